@@ -1,0 +1,136 @@
+// Fused attention: options, the short way (attention_forward, attention_backward), the
+// planned way (plan, run), explain, and merge of partial results. Meaning: docs/semantics.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewise/error.hpp"
+#include "tilewise/problem.hpp"
+#include "tilewise/tensor.hpp"
+
+namespace tilewise {
+
+/// Everything about an attention call that is not q, k, v or an output. An undefined
+/// TensorView means "not given". Shapes and dtypes are those of docs/semantics.md.
+struct AttentionOptions {
+  Layout layout = Layout::bshd;
+  Mask mask = Mask::none;
+  Alignment alignment = Alignment::bottom_right;
+  std::int64_t window_left = -1;        ///< keys visible to the left of the diagonal; -1: unbounded
+  std::int64_t window_right = -1;       ///< likewise to the right; must be <= 0 when causal
+  std::optional<double> softmax_scale;  ///< default 1/sqrt(head_dim)
+  double softcap = 0.0;                 ///< 0: off
+  double dropout_p = 0.0;               ///< in [0, 1), rounded to a multiple of 2^-16
+  std::uint64_t seed = 0;               ///< Philox seed and offset of dropout ...
+  std::uint64_t offset = 0;
+  TensorView seed_and_offset;  ///< ... or an int64 tensor [2] that the kernel reads
+  TensorView bias;             ///< broadcastable to [batch_size, num_heads_q, seqlen_q, seqlen_k]
+  TensorView alibi_slopes;     ///< f32 [num_heads_q] or [batch_size, num_heads_q]
+  TensorView sink;             ///< f32 [num_heads_q]
+  TensorView cu_seqlens_q;     ///< int32 [batch_size + 1]; requires layout thd
+  TensorView cu_seqlens_k;
+  std::optional<std::int64_t> max_seqlen_q;  ///< thd only; computed where cu_seqlens are readable
+  std::optional<std::int64_t> max_seqlen_k;
+  TensorView seqused_q;  ///< int32 [batch_size]
+  TensorView seqused_k;
+  TensorView leftpad_k;
+  bool deterministic = false;    ///< dq, dbias and dsink bit-reproducible too
+  bool batch_invariant = false;  ///< a sequence's result does not depend on the rest of the batch
+};
+
+struct ForwardArguments {
+  TensorView q, k, v;
+  TensorView out;          ///< written; q's shape with head_dim_v
+  TensorView softmax_lse;  ///< written when defined; f32 [batch_size, num_heads_q, seqlen_q] or [num_heads_q, total_q]
+  AttentionOptions options;
+};
+
+struct BackwardArguments {
+  TensorView dout;                       ///< gradient of out
+  TensorView dlse;                       ///< gradient of softmax_lse, or undefined
+  TensorView q, k, v, out, softmax_lse;  ///< as the forward pass took and wrote them
+  TensorView dq, dk, dv;                 ///< written; dtype of q; each may be undefined
+  TensorView dbias;                      ///< written when defined; bias' shape and dtype
+  TensorView dsink;                      ///< written when defined; f32 [num_heads_q]
+  AttentionOptions options;
+};
+
+/// How to choose among implementations. Empty fields follow the environment
+/// (TILEWISE_FORCE, TILEWISE_DISABLE).
+struct SelectOptions {
+  std::string implementation;  ///< the one to use, by name; "" lets the cost estimate decide
+};
+
+/// An immutable, thread-safe, cheap-to-copy decision for one Problem: implementation,
+/// schedule, workspace size.
+class Plan {
+ public:
+  [[nodiscard]] const Problem& problem() const noexcept;
+  [[nodiscard]] std::string_view implementation() const noexcept;
+  [[nodiscard]] std::string schedule() const;
+  [[nodiscard]] std::size_t workspace_size() const noexcept;  ///< bytes, to be aligned to 64
+
+  struct State;
+  explicit Plan(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
+  [[nodiscard]] const State& state() const noexcept { return *state_; }
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+/// The Problem that a call describes. Throws Error naming the first bad argument.
+[[nodiscard]] Problem describe(const ForwardArguments& arguments);
+[[nodiscard]] Problem describe(const BackwardArguments& arguments);
+
+/// Validates, selects and prepares. Plans are cached, so a known problem costs a lookup.
+[[nodiscard]] Plan plan(const Problem& problem, const SelectOptions& select = {});
+
+/// Executes a plan on tensors that describe to the plan's Problem (checked). `workspace`
+/// holds plan.workspace_size() bytes (null: allocated for the call). `stream` is the GPU
+/// stream; null on the CPU.
+void run(const Plan& plan, const ForwardArguments& arguments, void* workspace = nullptr, void* stream = nullptr);
+void run(const Plan& plan, const BackwardArguments& arguments, void* workspace = nullptr, void* stream = nullptr);
+
+/// Describe, plan and run in one call.
+void attention_forward(const ForwardArguments& arguments, const SelectOptions& select = {});
+void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {});
+
+/// One row of explain(): an implementation's verdict on a problem.
+struct ExplainRow {
+  std::string implementation;
+  bool accepted = false;
+  bool chosen = false;
+  double estimated_us = 0.0;  ///< of an accepted one
+  std::string reason;         ///< why refused, or the schedule of an accepted one
+};
+struct Explanation {
+  Problem problem;
+  std::vector<ExplainRow> rows;                 ///< in table order
+  [[nodiscard]] std::string to_string() const;  ///< a printable table
+};
+/// Walks the whole implementation table. Throws only where the problem itself is invalid.
+[[nodiscard]] Explanation explain(const Problem& problem, const SelectOptions& select = {});
+
+/// Merges partial results over disjoint keys, computed without the sink:
+/// outs[n] like `out`, lses[n] like `softmax_lse` (f32 [batch_size, num_heads_q, seqlen_q] for
+/// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 [num_heads_q]) joins here.
+/// `softmax_lse` may be undefined. Source: the usual log-sum-exp identity.
+void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
+           const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
+
+/// CPU threads of the calls that follow; 0 restores the default (TILEWISE_NUM_THREADS, else
+/// the processors this process may use). Results do not depend on it.
+void set_num_threads(int num_threads);
+[[nodiscard]] int get_num_threads();
+
+/// The library's version, "major.minor.patch".
+[[nodiscard]] std::string_view version() noexcept;
+
+}  // namespace tilewise

@@ -1,0 +1,84 @@
+// Problem: a pure value that says everything selection may depend on (shapes, dtypes,
+// layout, options) and nothing about memory. It prints as one line and parses back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise {
+
+enum class Operation : std::uint8_t { attention_forward, attention_backward };
+enum class Layout : std::uint8_t { bshd, sbhd, bhsd, thd };
+enum class Mask : std::uint8_t { none, causal };
+enum class Alignment : std::uint8_t { bottom_right, top_left };
+/// none; f32; query: the dtype of q; boolean: true = visible.
+enum class BiasKind : std::uint8_t { none, f32, query, boolean };
+/// none; per_head: [num_heads_q]; per_batch_head: [batch_size, num_heads_q].
+enum class AlibiKind : std::uint8_t { none, per_head, per_batch_head };
+
+/// Which dimensions a bias really has; a false one is broadcast (size 1 in the tensor).
+struct BiasDims {
+  bool batch = false, head = false, query = false, key = false;
+  friend bool operator==(const BiasDims&, const BiasDims&) = default;
+};
+
+/// A value: hashable, comparable, printable. Invariants are checked by validate(), not here.
+struct Problem {
+  Operation operation = Operation::attention_forward;
+  DType dtype = DType::f32;
+  DeviceType device = DeviceType::cpu;
+  Layout layout = Layout::bshd;
+
+  std::int64_t batch_size = 1;
+  std::int64_t seqlen_q = 0;  ///< thd: max_seqlen_q
+  std::int64_t seqlen_k = 0;  ///< thd: max_seqlen_k
+  std::int64_t total_q = 0;   ///< thd only, else 0
+  std::int64_t total_k = 0;
+  std::int64_t num_heads_q = 1;
+  std::int64_t num_heads_k = 1;
+  std::int64_t head_dim = 0;
+  std::int64_t head_dim_v = 0;
+
+  Mask mask = Mask::none;
+  Alignment alignment = Alignment::bottom_right;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  double softmax_scale = 0.0;  ///< the resolved value (1/sqrt(head_dim) by default)
+  double softcap = 0.0;
+  double dropout_p = 0.0;  ///< rounded to a multiple of 2^-16
+  bool seed_tensor = false;
+
+  BiasKind bias = BiasKind::none;
+  BiasDims bias_dims{};
+  AlibiKind alibi_slopes = AlibiKind::none;
+  bool sink = false;
+  bool seqused_q = false, seqused_k = false, leftpad_k = false;
+
+  bool softmax_lse = true;                                             ///< forward: the caller wants it
+  bool dlse = false;                                                   ///< backward: given
+  bool dq = true, dk = true, dv = true, dbias = false, dsink = false;  ///< backward: wanted
+  bool deterministic = false;
+  bool batch_invariant = false;
+
+  friend bool operator==(const Problem&, const Problem&) = default;
+};
+
+[[nodiscard]] std::size_t hash_value(const Problem& problem) noexcept;
+
+/// One line: the operation, then key=value in a fixed order, defaults left out, e.g.
+/// "attention_forward dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=32 num_heads_k=8
+/// head_dim=128 mask=causal". For thd the keys are max_seqlen_q, max_seqlen_k, total_q, total_k.
+[[nodiscard]] std::string to_string(const Problem& problem);
+
+/// Parses to_string()'s form (keys in any order). Throws Error(invalid_argument) that quotes
+/// the word it could not read. The result is validated.
+[[nodiscard]] Problem parse_problem(std::string_view text);
+
+/// Throws Error naming the first field that is out of range or contradicts another.
+void validate(const Problem& problem);
+
+}  // namespace tilewise

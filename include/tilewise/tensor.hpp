@@ -1,0 +1,64 @@
+// Element types, devices and TensorView, a non-owning strided view that converts to and
+// from DLPack's DLTensor. Strides count elements, as everywhere in Tilewise.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+struct DLTensor;
+
+namespace tilewise {
+
+enum class DType : std::uint8_t { none, f32, bf16, f16, f64, boolean, u8, i32, i64 };
+enum class DeviceType : std::uint8_t { cpu, cuda, hip };
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// Size of one element in bytes (0 for DType::none).
+[[nodiscard]] std::size_t size_of(DType dtype) noexcept;
+/// "f32", "bf16", ...: the names used in problem text and messages.
+[[nodiscard]] std::string_view to_string(DType dtype) noexcept;
+/// "cpu", "cuda" or "hip".
+[[nodiscard]] std::string_view to_string(DeviceType type) noexcept;
+
+inline constexpr int kMaxRank = 6;
+
+/// A borrowed tensor. A default-constructed view means "not given" (see defined()).
+/// `data` points at element [0, ..., 0]; it may be null where a dimension is 0.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::none;
+  Device device{};
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};  ///< in elements
+
+  TensorView() = default;
+  /// A row-major contiguous view.
+  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
+  /// A strided view; `strides` has as many entries as `shape`.
+  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             std::initializer_list<std::int64_t> strides, Device device = {});
+
+  [[nodiscard]] bool defined() const noexcept { return dtype != DType::none; }
+  [[nodiscard]] std::int64_t numel() const noexcept;
+};
+
+/// "f32[2, 128, 8, 64]": how a tensor appears in messages.
+[[nodiscard]] std::string describe(const TensorView& view);
+
+/// Reads a DLPack tensor (byte_offset applied, missing strides filled in). Throws Error
+/// (invalid_type / invalid_argument) naming `name` for a dtype, device or rank Tilewise does not know.
+[[nodiscard]] TensorView from_dlpack(const DLTensor& tensor, std::string_view name);
+/// Fills `tensor`, whose shape and strides point into `view`, which must outlive it.
+void to_dlpack(const TensorView& view, DLTensor* tensor);
+
+}  // namespace tilewise

@@ -1,0 +1,43 @@
+// Philox4x32-10 and Tilewise's dropout map: the draw of (seed, offset, batch, head, query,
+// key) is the same on every backend. Source: Salmon et al., SC 2011, and docs/semantics.md.
+#pragma once
+
+#include <stdint.h>
+
+namespace tilewise::device {
+
+struct PhiloxWords {
+  uint32_t word[4];
+};
+
+constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
+  constexpr uint32_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
+  constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{kMultiplier0} * counter.word[0];
+    const uint64_t product1 = uint64_t{kMultiplier1} * counter.word[2];
+    counter =
+        PhiloxWords{{static_cast<uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(product1),
+                     static_cast<uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(product0)}};
+    key0 += kWeyl0;
+    key1 += kWeyl1;
+  }
+  return counter;
+}
+
+/// The four words that decide keys 8g + 2t and 8g + 2t + 1 (g = 0..3, t = pair) of the
+/// 32-key group `key_group` for one query. Word g, low half first.
+constexpr PhiloxWords dropout_words(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t query,
+                                    uint32_t key_group, uint32_t pair) {
+  const PhiloxWords counter{{4 * key_group + pair, query, batch_head, static_cast<uint32_t>(offset)}};
+  return philox4x32_10(counter, static_cast<uint32_t>(seed),
+                       static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32));
+}
+
+/// The 16-bit draw of one position; it is dropped when the draw is below 65536 * dropout_p.
+constexpr uint32_t dropout_draw(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t query, uint32_t key) {
+  const PhiloxWords words = dropout_words(seed, offset, batch_head, query, key / 32, (key % 8) / 2);
+  return (words.word[(key % 32) / 8] >> (16 * (key % 2))) & 0xFFFFu;
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,54 @@
+// The CPU thread pool: parallel_for over independent tasks. Workers sleep between jobs, a
+// forked child makes its own pool, and every task runs in the default floating-point mode.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace tilewise::core {
+
+/// A borrowed callable void(task, worker); valid while the callable lives. Never allocates.
+class TaskRef {
+ public:
+  template <typename Callable>
+    requires(!std::is_same_v<std::remove_cvref_t<Callable>, TaskRef>)
+  TaskRef(Callable&& callable) noexcept  // NOLINT(google-explicit-constructor): a parameter type
+      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
+        call_([](void* object, std::int64_t task, int worker) {
+          (*static_cast<std::remove_reference_t<Callable>*>(object))(task, worker);
+        }) {}
+  void operator()(std::int64_t task, int worker) const { call_(object_, task, worker); }
+
+ private:
+  void* object_;
+  void (*call_)(void*, std::int64_t, int);
+};
+
+/// Runs fn(task, worker) for every task in [0, num_tasks), worker in [0, max_workers), in
+/// ascending order of start. The calling thread is worker 0; others join as they wake. A call
+/// made while the pool is busy (or from inside a task) runs all its tasks on its own thread.
+/// The first exception thrown by a task is rethrown here once all have stopped.
+void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn);
+
+/// As above with num_threads() workers.
+void parallel_for(std::int64_t num_tasks, TaskRef fn);
+
+/// The worker limit of the calling thread: a ScopedNumThreads, else set_num_threads(), else the default.
+[[nodiscard]] int num_threads();
+
+/// Overrides num_threads() on this thread for a scope (how the torch operators follow
+/// torch.get_num_threads()). 0: no override.
+class ScopedNumThreads {
+ public:
+  explicit ScopedNumThreads(int num_threads) noexcept;
+  ~ScopedNumThreads();
+  ScopedNumThreads(const ScopedNumThreads&) = delete;
+  ScopedNumThreads& operator=(const ScopedNumThreads&) = delete;
+
+ private:
+  int previous_;
+};
+
+}  // namespace tilewise::core

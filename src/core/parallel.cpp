@@ -70,22 +70,24 @@ class Pool {
   }
 
   void run(std::int64_t num_tasks, int max_workers, TaskRef fn) {
-    std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock()) return run_serially(num_tasks, fn);
+    if (busy_.exchange(true, std::memory_order_acquire)) return run_serially(num_tasks, fn);
     Job job{fn, num_tasks};
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       grow(max_workers - 1);
       job_ = &job;
+      ++generation_;
       vacancies_ = max_workers - 1;
       next_worker_ = 1;
     }
     wake_.notify_all();
     work(job, 0);
-    std::unique_lock<std::mutex> lock(mutex_);
-    vacancies_ = 0;
-    job_ = nullptr;
-    done_.wait(lock, [this] { return running_ == 0; });
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      vacancies_ = 0;
+      done_.wait(lock, [this] { return running_ == 0; });
+    }
+    busy_.store(false, std::memory_order_release);
     if (job.error) std::rethrow_exception(job.error);
   }
 
@@ -134,8 +136,10 @@ class Pool {
 
   void serve() {
     std::unique_lock<std::mutex> lock(mutex_);
+    std::uint64_t served = 0;  // a worker takes one seat of a job, not a second one
     for (;;) {
-      wake_.wait(lock, [this] { return vacancies_ > 0; });
+      wake_.wait(lock, [this, &served] { return vacancies_ > 0 && generation_ != served; });
+      served = generation_;
       --vacancies_;
       ++running_;
       const int worker = next_worker_++;
@@ -144,15 +148,14 @@ class Pool {
       work(job, worker);
       lock.lock();
       if (--running_ == 0) done_.notify_one();
-      // A worker that finished its share of this job must not take another seat of it.
-      if (job_ == &job) wake_.wait(lock, [this, &job] { return job_ != &job; });
     }
   }
 
-  std::mutex owner_;  // held by the thread whose job runs
-  std::mutex mutex_;  // guards everything below
+  std::atomic<bool> busy_{false};  // a job runs; its caller alone may clear this
+  std::mutex mutex_;               // guards everything below
   std::condition_variable wake_, done_;
   Job* job_ = nullptr;
+  std::uint64_t generation_ = 0;
   int size_ = 0, vacancies_ = 0, running_ = 0, next_worker_ = 1;
 };
 

@@ -1,0 +1,32 @@
+// Which instruction sets this processor and system offer, and why not the others.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tilewise::backends::cpu {
+
+/// Ordered: a cap (TILEWISE_CPU_ISA) allows itself and everything before it.
+enum class Isa : std::uint8_t { generic, avx2, avx512, avx512_bf16, amx_bf16, count_ };
+
+inline constexpr int kIsaCount = static_cast<int>(Isa::count_);
+
+/// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16".
+[[nodiscard]] std::string_view to_string(Isa isa) noexcept;
+
+struct IsaStatus {
+  Isa isa = Isa::generic;
+  bool available = false;
+  std::string reason;  ///< why not: what the processor lacks or the system refuses; empty when available
+};
+
+/// What the machine offers, TILEWISE_CPU_ISA aside. Detected once per process.
+[[nodiscard]] const std::array<IsaStatus, kIsaCount>& machine_isas();
+
+/// The machine's status with TILEWISE_CPU_ISA applied (read at each call). Throws Error
+/// where that variable names no instruction set.
+[[nodiscard]] IsaStatus isa_status(Isa isa);
+
+}  // namespace tilewise::backends::cpu

@@ -1,0 +1,61 @@
+// Checks an implementation against the reference on generated problems: one problem syntax
+// and one seed reproduce any failure. Shared by the tests and by `tilewise verify`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/features.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::verify {
+
+/// What random_problem() may draw.
+struct Filter {
+  /// Only problems with required_features(problem) ⊆ features. Leave out what is not wanted,
+  /// e.g. FeatureSet::all().minus({Feature::backward}).
+  core::FeatureSet features = core::FeatureSet::all();
+  /// Upper bound of cost(problem), so that the double reference stays quick.
+  double max_flops = 2e7;
+};
+
+/// Floating-point operations of the whole (unmasked) problem: 2 per multiply-add of its matrix products.
+[[nodiscard]] double cost(const Problem& problem);
+
+/// A valid Problem over the whole feature space, a pure function of (seed, filter).
+/// Throws Error(invalid_argument) where the filter leaves neither an operation nor a dtype.
+[[nodiscard]] Problem random_problem(std::uint64_t seed, const Filter& filter = {});
+
+/// How one output of an implementation compares with the reference.
+struct OutputReport {
+  std::string name;         ///< "out", "softmax_lse", "dq", ...
+  double max_error = 0.0;   ///< largest absolute difference
+  double max_ratio = 0.0;   ///< largest difference in units of its element's bound; <= 1 passes
+  double norm_ratio = 0.0;  ///< root mean square difference in units of its bound; <= 1 passes
+  std::string failure;      ///< one sentence with position and values; empty when it passes
+};
+
+enum class Status : std::uint8_t { passed, failed, refused };
+
+/// The verdict of check_implementation().
+struct Report {
+  Status status = Status::passed;
+  std::string message;    ///< failed: what and where; refused: the framework's reason; passed: empty
+  std::string reproduce;  ///< `tilewise verify --implementation X --seed N --problem "..."`
+  std::vector<OutputReport> outputs;
+
+  /// "ok", or message and reproduce line, as tests and the command line print it.
+  [[nodiscard]] std::string to_string() const;
+};
+
+/// Draws tensors for `problem` from `seed`, runs `implementation` and the reference on them and
+/// compares. Never throws for a wrong result; an Error of the implementation's run is a failure,
+/// a refusal by the framework is Status::refused. Throws Error for an invalid problem.
+[[nodiscard]] Report check_implementation(const Problem& problem, std::string_view implementation, std::uint64_t seed);
+
+/// The names of implementation_table(), in its order.
+[[nodiscard]] std::vector<std::string> implementation_names();
+
+}  // namespace tilewise::verify

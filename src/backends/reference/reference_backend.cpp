@@ -1,0 +1,59 @@
+// The reference's row of the dispatch table: accepts everything, promises nothing but correctness.
+#include "backends/reference/reference_backend.hpp"
+
+#include <memory>
+#include <string>
+
+#include "backends/reference/reference_math.hpp"
+
+namespace tilewise::backends {
+namespace {
+
+class ReferenceKernel final : public core::Kernel {
+ public:
+  explicit ReferenceKernel(const Problem& problem) : operation_(problem.operation), dtype_(problem.dtype) {}
+  [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
+  [[nodiscard]] std::string schedule() const override {
+    return operation_ == Operation::attention_forward ? "f64, one query row at a time"
+                                                      : "f64, one key head of one sequence at a time";
+  }
+  void launch(const device::AttentionParams& params, void*, void*) const override {
+    operation_ == Operation::attention_forward ? reference::forward(params, dtype_)
+                                               : reference::backward(params, dtype_);
+  }
+
+ private:
+  Operation operation_;
+  DType dtype_;
+};
+
+class ReferenceImplementation final : public core::Implementation {
+ public:
+  [[nodiscard]] std::string_view name() const noexcept override { return "reference"; }
+  [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
+  [[nodiscard]] core::FeatureSet supported() const noexcept override { return core::FeatureSet::all(); }
+
+  /// Multiply-adds of the whole rectangle at a scalar loop's rate. A large constant keeps it
+  /// behind every other implementation on small problems too.
+  [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
+    constexpr double kFlopsPerMicrosecond = 500.0, kConstant = 1000.0;
+    const auto dims = static_cast<double>(problem.head_dim + problem.head_dim_v);
+    const double pairs = static_cast<double>(problem.batch_size * problem.num_heads_q) *
+                         static_cast<double>(problem.seqlen_q) * static_cast<double>(problem.seqlen_k);
+    const double passes = problem.operation == Operation::attention_forward ? 1.0 : 2.5;
+    return core::Verdict::accept(kConstant + passes * 2.0 * pairs * dims / kFlopsPerMicrosecond);
+  }
+
+  [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {
+    return std::make_unique<ReferenceKernel>(problem);
+  }
+};
+
+}  // namespace
+
+const core::Implementation& reference_implementation() {
+  static const ReferenceImplementation implementation;
+  return implementation;
+}
+
+}  // namespace tilewise::backends

@@ -1,0 +1,83 @@
+// What the subcommands share on the terminal: aligned tables, a progress bar, and option
+// checks whose messages name the argument, the expectation and the value.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+namespace tilewise::tools {
+
+/// Exit statuses of the command.
+inline constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
+
+/// Rows of text in aligned columns, two spaces apart.
+class Table {
+ public:
+  /// A title beginning with '>' makes its column right-aligned.
+  Table(std::initializer_list<std::string_view> titles);
+  void add_row(std::vector<std::string> cells);
+  /// `indent` spaces stand before each line.
+  void print(std::ostream& stream, int indent = 0) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+  std::vector<bool> right_aligned_;
+};
+
+/// A bar on standard error, drawn only where that is a terminal, at most ten times a second.
+class Progress {
+ public:
+  explicit Progress(std::int64_t total);
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void update(std::int64_t done, std::string_view note = {});
+  /// Wipes the bar, so that other output starts on a clean line.
+  void clear();
+
+ private:
+  std::int64_t total_;
+  bool terminal_, drawn_ = false;
+  std::chrono::steady_clock::time_point next_draw_{};
+};
+
+/// "12.3", with as many decimals as make three digits.
+[[nodiscard]] std::string format_number(double value);
+/// "850 ns", "12.3 us", "4.56 ms", "7.89 s".
+[[nodiscard]] std::string format_seconds(double seconds);
+
+/// An option check: an integer in [low, high].
+[[nodiscard]] CLI::Validator integer_between(std::int64_t low,
+                                             std::int64_t high = std::numeric_limits<std::int64_t>::max());
+/// An option check: a number in [low, high]; infinities and NaN are refused.
+[[nodiscard]] CLI::Validator number_between(double low, double high = std::numeric_limits<double>::max());
+/// An option check: a number; the library says what is wrong with an unfit one.
+[[nodiscard]] CLI::Validator any_number();
+/// An option check: an integer from 0 to 2^64 - 1.
+[[nodiscard]] CLI::Validator unsigned_integer();
+/// An option check: one of these words.
+[[nodiscard]] CLI::Validator one_of(std::vector<std::string> words);
+
+/// Adds --threads; call set_num_threads() with it (0: the default).
+void add_threads_option(CLI::App& command, int& threads);
+/// Adds --implementation.
+void add_implementation_option(CLI::App& command, std::string& implementation);
+
+/// Splits words into problem texts: a word without '=' (an operation) begins a new one, so that
+/// quoting a problem on the command line is optional.
+[[nodiscard]] std::vector<std::string> join_problems(const std::vector<std::string>& words);
+/// As above where exactly one problem is meant. Throws Error otherwise.
+[[nodiscard]] std::string single_problem(const std::vector<std::string>& words);
+
+}  // namespace tilewise::tools

@@ -1,0 +1,197 @@
+// `tilewise doctor`: what this machine offers, what is in force, and what is wrong.
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "backends/cpu/cpu_features.hpp"
+#include "commands.hpp"
+#include "console.hpp"
+#include "core/implementation.hpp"
+#include "machine.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+
+namespace tilewise::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace cpu = backends::cpu;
+
+struct Variable {
+  std::string_view name, meaning;
+};
+constexpr std::array<Variable, 5> kVariables = {{
+    {"TILEWISE_FORCE", "use only these implementations"},
+    {"TILEWISE_DISABLE", "never use these implementations"},
+    {"TILEWISE_LOG", "dispatch: print each decision once"},
+    {"TILEWISE_NUM_THREADS", "CPU threads"},
+    {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
+}};
+
+/// The value of `compute`, or null with the error's sentence added to `problems`.
+Json checked(Json& problems, const std::function<Json()>& compute) {
+  try {
+    return compute();
+  } catch (const Error& error) {
+    if (std::ranges::find(problems, Json(error.what())) == problems.end()) problems.push_back(error.what());
+    return nullptr;
+  }
+}
+
+Json instruction_sets(Json& problems) {
+  Json list = Json::array();
+  for (const cpu::IsaStatus& machine : cpu::machine_isas()) {
+    Json entry{{"name", cpu::to_string(machine.isa)}, {"available", machine.available}, {"reason", machine.reason}};
+    const Json capped = checked(problems, [&machine] {
+      const cpu::IsaStatus status = cpu::isa_status(machine.isa);
+      return Json{{"available", status.available}, {"reason", status.reason}};
+    });
+    if (!capped.is_null()) entry.update(capped);
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+Json implementations() {
+  Json list = Json::array();
+  for (const core::Implementation* row : core::implementation_table()) {
+    using core::Feature;
+    const core::FeatureSet supported = row->supported();
+    Json can = Json::array();
+    for (const Feature feature : {Feature::forward, Feature::backward, Feature::f32, Feature::bf16, Feature::f16})
+      if (supported.contains(feature)) can.push_back(core::to_string(feature));
+    list.push_back({{"name", row->name()}, {"device", to_string(row->device())}, {"supports", std::move(can)}});
+  }
+  return list;
+}
+
+Json gpus() {
+  Json list = Json::array();
+  for (const GpuDevice& gpu : gpu_devices()) list.push_back({{"vendor", gpu.vendor}, {"address", gpu.address}});
+  return list;
+}
+
+Json libraries() {
+  const std::vector<std::vector<std::string>> wanted = {{"libcuda.so.1"},
+                                                        {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"},
+                                                        {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"},
+                                                        {"libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"}};
+  Json list = Json::array();
+  for (const auto& names : wanted) {
+    const LibraryStatus status = find_library(names);
+    list.push_back({{"name", status.name}, {"found", status.found}, {"detail", status.detail}});
+  }
+  return list;
+}
+
+Json environment(Json& problems) {
+  Json list = Json::array();
+  for (const Variable& variable : kVariables) {
+    const char* value = std::getenv(std::string(variable.name).c_str());
+    list.push_back(
+        {{"name", variable.name}, {"value", value ? Json(value) : Json(nullptr)}, {"meaning", variable.meaning}});
+  }
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+    if (!name.starts_with("TILEWISE_") || std::ranges::find(kVariables, name, &Variable::name) != kVariables.end())
+      continue;
+    problems.push_back(std::string(name) + ": must be a variable that Tilewise reads (got an unknown name)");
+  }
+  return list;
+}
+
+bool has_gpu_implementation() {
+  const auto table = core::implementation_table();
+  return std::ranges::any_of(table, [](const core::Implementation* row) { return row->device() != DeviceType::cpu; });
+}
+
+Json examine() {
+  Json problems = Json::array(), report;
+  report["version"] = version();
+  report["cpu"] = {{"name", processor_name()}, {"processors", allowed_processors()}, {"memory_bytes", memory_bytes()}};
+  report["instruction_sets"] = instruction_sets(problems);
+  report["num_threads"] = checked(problems, [] { return Json(get_num_threads()); });
+  report["implementations"] = implementations();
+  report["gpus"] = gpus();
+  report["libraries"] = libraries();
+  report["gpu_backends"] = has_gpu_implementation();
+  report["environment"] = environment(problems);
+  report["problems"] = std::move(problems);
+  return report;
+}
+
+std::string text(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+void print_machine(const Json& report) {
+  const Json& machine = report["cpu"];
+  constexpr double kGibibyte = 1024.0 * 1024.0 * 1024.0;
+  std::cout << "Tilewise " << text(report["version"]) << "\n\nDevices\n  cpu   " << text(machine["name"]) << ", "
+            << machine["processors"] << " processors allowed, "
+            << format_number(machine["memory_bytes"].get<double>() / kGibibyte) << " GiB memory\n";
+  for (const Json& gpu : report["gpus"]) {
+    std::cout << "  gpu   " << text(gpu["vendor"]) << " at PCI " << text(gpu["address"]) << '\n';
+  }
+  if (report["gpus"].empty()) std::cout << "  gpu   none of NVIDIA or AMD on the PCI bus\n";
+
+  std::cout << "\nInstruction sets\n";
+  Table sets({"name", "", "reason"});
+  for (const Json& set : report["instruction_sets"])
+    sets.add_row({text(set["name"]), set["available"].get<bool>() ? "available" : "missing", text(set["reason"])});
+  sets.print(std::cout, 2);
+}
+
+void print_software(const Json& report) {
+  std::cout << "\nCPU threads: " << (report["num_threads"].is_null() ? "unknown" : report["num_threads"].dump())
+            << "\n\nImplementations, in the order they are asked\n";
+  Table rows({"name", "device", "supports"});
+  for (const Json& row : report["implementations"]) {
+    std::string can;
+    for (const Json& feature : row["supports"]) can += (can.empty() ? "" : ", ") + text(feature);
+    rows.add_row({text(row["name"]), text(row["device"]), can});
+  }
+  rows.print(std::cout, 2);
+
+  std::cout << "\nGPU libraries" << (report["gpu_backends"].get<bool>() ? "" : " (GPU backends: not yet)") << '\n';
+  Table found({"name", "", "detail"});
+  for (const Json& library : report["libraries"])
+    found.add_row({text(library["name"]), library["found"].get<bool>() ? "found" : "missing", text(library["detail"])});
+  found.print(std::cout, 2);
+
+  std::cout << "\nEnvironment\n";
+  Table variables({"name", "value", "meaning"});
+  for (const Json& variable : report["environment"])
+    variables.add_row({text(variable["name"]), variable["value"].is_null() ? "(not set)" : text(variable["value"]),
+                       text(variable["meaning"])});
+  variables.print(std::cout, 2);
+}
+
+void run_doctor(bool json) {
+  const Json report = examine();
+  if (json) {
+    std::cout << report.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+  } else {
+    print_machine(report);
+    print_software(report);
+    std::cout << (report["problems"].empty() ? "\nNo problems found.\n" : "\nProblems\n");
+    for (const Json& problem : report["problems"]) std::cout << "  " << text(problem) << '\n';
+  }
+  if (!report["problems"].empty()) throw Failure{};
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& program) {
+  CLI::App& command = *program.add_subcommand("doctor", "Say what this machine offers and what is in force");
+  const auto json = std::make_shared<bool>(false);
+  command.add_flag("--json", *json, "print JSON");
+  command.callback([json] { run_doctor(*json); });
+}
+
+}  // namespace tilewise::tools

@@ -1,0 +1,74 @@
+// The `tilewise` command: hands over to a subcommand and turns what it throws into a message on
+// standard error and an exit status (0 done, 1 the task failed, 2 usage or bad input).
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "commands.hpp"
+#include "console.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+
+namespace {
+
+using namespace tilewise;
+using namespace tilewise::tools;
+
+constexpr const char* kFooter =
+    "PROBLEM is one line as Tilewise prints it, quoted or not: the operation, then key=value\n"
+    "with defaults left out, e.g.\n"
+    "  tilewise explain attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal\n"
+    "Exit status: 0 done, 1 the task failed, 2 usage or bad input.";
+
+int exit_status(ErrorCode code) {
+  return code == ErrorCode::invalid_argument || code == ErrorCode::invalid_type ? kExitUsage : kExitFailure;
+}
+
+int report(const std::exception& error, int status) {
+  std::cout.flush();
+  std::cerr << "tilewise: " << error.what() << '\n';
+  return status;
+}
+
+int run_command(int argc, char** argv) {
+  CLI::App program("Fused attention for CPUs and GPUs: what runs here, on your arrays, how right and how fast.",
+                   "tilewise");
+  program.set_version_flag("--version", "tilewise " + std::string(version()));
+  program.require_subcommand(1);
+  program.footer(kFooter);
+  add_doctor(program);
+  add_explain(program);
+  add_run(program);
+  add_verify(program);
+  add_bench(program);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return program.exit(success);
+  } catch (const CLI::ParseError& error) {
+    report(error, kExitUsage);
+    std::cerr << "Run tilewise --help, or tilewise SUBCOMMAND --help, for the options.\n";
+    return kExitUsage;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int status = run_command(argc, argv);
+    std::cout.flush();
+    if (!std::cout) throw Error(ErrorCode::runtime, "standard output: could not be written");
+    return status;
+  } catch (const Failure&) {
+    return kExitFailure;
+  } catch (const Error& error) {
+    return report(error, exit_status(error.code()));
+  } catch (const std::bad_alloc&) {
+    return report(Error(ErrorCode::runtime, "not enough memory"), kExitFailure);
+  } catch (const std::exception& error) {
+    return report(error, kExitFailure);
+  }
+}

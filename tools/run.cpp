@@ -1,0 +1,323 @@
+// `tilewise run`: attention on .npy files; with --dout the backward pass too.
+#include <array>
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "console.hpp"
+#include "npy.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+
+namespace tilewise::tools {
+namespace {
+
+/// Tensors that come from files, in the order of kInputs.
+enum Input : std::size_t {
+  kQ,
+  kK,
+  kV,
+  kBias,
+  kAlibiSlopes,
+  kSink,
+  kCuSeqlensQ,
+  kCuSeqlensK,
+  kSequsedQ,
+  kSequsedK,
+  kLeftpadK,
+  kSeedAndOffset,
+  kDout,
+  kDlse,
+  kInputCount
+};
+/// Tensors that are written to files, in the order of kOutputs.
+enum Output : std::size_t { kOut, kLse, kDq, kDk, kDv, kDbias, kDsink, kOutputCount };
+
+struct FileOption {
+  const char *name, *help;
+};
+constexpr std::array<FileOption, kInputCount> kInputs = {{
+    {"--q", "queries: f32, f16, or bf16 kept as uint16"},
+    {"--k", "keys"},
+    {"--v", "values"},
+    {"--bias", "added to the scores: f32 or the dtype of q; or bool, true = visible"},
+    {"--alibi-slopes", "f32 [num_heads_q] or [batch_size, num_heads_q]"},
+    {"--sink", "f32 [num_heads_q]: a logit that joins the denominator only"},
+    {"--cu-seqlens-q", "int32 [batch_size + 1]; needs --layout thd"},
+    {"--cu-seqlens-k", "int32 [batch_size + 1]; needs --layout thd"},
+    {"--seqused-q", "int32 [batch_size]: queries that count"},
+    {"--seqused-k", "int32 [batch_size]: keys that count"},
+    {"--leftpad-k", "int32 [batch_size]: keys before those that count"},
+    {"--seed-and-offset", "int64 [2]: the dropout's seed and offset, instead of --seed and --offset"},
+    {"--dout", "gradient of out: runs the backward pass too"},
+    {"--dlse", "gradient of the log-sum-exp"},
+}};
+constexpr std::array<FileOption, kOutputCount> kOutputs = {{
+    {"--out", "the result"},
+    {"--lse", "log-sum-exp of each row"},
+    {"--dq", "gradient of q; needs --dout"},
+    {"--dk", "gradient of k; needs --dout"},
+    {"--dv", "gradient of v; needs --dout"},
+    {"--dbias", "gradient of bias; needs --dout"},
+    {"--dsink", "gradient of sink; needs --dout"},
+}};
+
+struct Options {
+  std::vector<std::string> problem_words;
+  std::array<std::string, kInputCount> inputs;
+  std::array<std::string, kOutputCount> outputs;
+  std::string layout = "bshd", mask = "none", alignment = "bottom_right";
+  AttentionOptions attention;
+  std::string implementation;
+  int threads = 0;
+};
+
+using Arrays = std::array<Array, kInputCount>;
+
+const std::map<std::string, Layout>& layouts() {
+  static const std::map<std::string, Layout> names = {
+      {"bshd", Layout::bshd}, {"sbhd", Layout::sbhd}, {"bhsd", Layout::bhsd}, {"thd", Layout::thd}};
+  return names;
+}
+
+template <typename Map>
+std::vector<std::string> keys(const Map& map) {
+  std::vector<std::string> result;
+  for (const auto& entry : map) result.push_back(entry.first);
+  return result;
+}
+
+/// The options that a problem text states.
+AttentionOptions options_of(const Problem& problem) {
+  AttentionOptions options;
+  options.layout = problem.layout;
+  options.mask = problem.mask;
+  options.alignment = problem.alignment;
+  options.window_left = problem.window_left;
+  options.window_right = problem.window_right;
+  options.softmax_scale = problem.softmax_scale;
+  options.softcap = problem.softcap;
+  options.dropout_p = problem.dropout_p;
+  options.deterministic = problem.deterministic;
+  options.batch_invariant = problem.batch_invariant;
+  if (problem.layout == Layout::thd) {
+    options.max_seqlen_q = problem.seqlen_q;
+    options.max_seqlen_k = problem.seqlen_k;
+  }
+  return options;
+}
+
+AttentionOptions attention_options(const Options& given, const Arrays& inputs) {
+  AttentionOptions options;
+  if (given.problem_words.empty()) {
+    options = given.attention;
+    options.layout = layouts().at(given.layout);
+    options.mask = given.mask == "none" ? Mask::none : Mask::causal;
+    const bool top_left = given.alignment == "top_left" || given.mask == "causal_top_left";
+    options.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
+  } else {
+    options = options_of(parse_problem(single_problem(given.problem_words)));
+    options.seed = given.attention.seed;
+    options.offset = given.attention.offset;
+  }
+  options.bias = inputs[kBias].view();
+  options.alibi_slopes = inputs[kAlibiSlopes].view();
+  options.sink = inputs[kSink].view();
+  options.cu_seqlens_q = inputs[kCuSeqlensQ].view();
+  options.cu_seqlens_k = inputs[kCuSeqlensK].view();
+  options.seqused_q = inputs[kSequsedQ].view();
+  options.seqused_k = inputs[kSequsedK].view();
+  options.leftpad_k = inputs[kLeftpadK].view();
+  options.seed_and_offset = inputs[kSeedAndOffset].view();
+  return options;
+}
+
+/// A problem text must say what the arrays say; which results are wanted is the files' business.
+void check_stated_problem(const Options& given, const Problem& described) {
+  if (given.problem_words.empty()) return;
+  Problem stated = parse_problem(single_problem(given.problem_words));
+  stated.softmax_lse = described.softmax_lse;
+  stated.dq = described.dq;
+  stated.dk = described.dk;
+  stated.dv = described.dv;
+  stated.dbias = described.dbias;
+  stated.dsink = described.dsink;
+  if (stated == described) return;
+  throw Error(ErrorCode::invalid_argument, "PROBLEM: must agree with the files and --dout, which make '" +
+                                               to_string(described) + "' (got '" + to_string(stated) + "')");
+}
+
+Array zeros_like(const TensorView& view, const char* name) {
+  const auto rank = static_cast<std::size_t>(view.rank);
+  return Array(view.dtype, std::vector<std::int64_t>(view.shape.begin(), view.shape.begin() + rank), name);
+}
+
+/// Tensors of the wrong rank give an empty result here, since describe() tells what is wrong with them.
+Array make_out(const TensorView& q, const TensorView& v) {
+  TensorView out = q;
+  if (q.rank < 1 || v.rank < 1) return Array(q.dtype, {0}, "out");
+  out.shape[static_cast<std::size_t>(q.rank - 1)] = v.shape[static_cast<std::size_t>(v.rank - 1)];
+  return zeros_like(out, "out");
+}
+
+Array make_lse(const TensorView& q, Layout layout) {
+  const auto& s = q.shape;
+  if (q.rank != (layout == Layout::thd ? 3 : 4)) return Array(DType::f32, {0}, "lse");
+  switch (layout) {
+    case Layout::bshd:
+      return Array(DType::f32, {s[0], s[2], s[1]}, "lse");
+    case Layout::sbhd:
+      return Array(DType::f32, {s[1], s[2], s[0]}, "lse");
+    case Layout::bhsd:
+      return Array(DType::f32, {s[0], s[1], s[2]}, "lse");
+    case Layout::thd:
+      break;
+  }
+  return Array(DType::f32, {s[1], s[0]}, "lse");
+}
+
+void check_files(const Options& given) {
+  bool any_output = false;
+  for (std::size_t i = 0; i < kOutputCount; ++i) {
+    any_output = any_output || !given.outputs[i].empty();
+    if (i >= kDq && !given.outputs[i].empty() && given.inputs[kDout].empty()) {
+      throw Error(ErrorCode::invalid_argument, std::string(kOutputs[i].name) + ": needs --dout (got none)");
+    }
+  }
+  if (!any_output)
+    throw Error(ErrorCode::invalid_argument, "--out: must name a file to write, or another output (got none)");
+  if (given.inputs[kDout].empty() && !given.inputs[kDlse].empty()) {
+    throw Error(ErrorCode::invalid_argument, "--dlse: needs --dout (got none)");
+  }
+}
+
+void write_outputs(const Options& given, const std::array<Array, kOutputCount>& outputs) {
+  for (std::size_t i = 0; i < kOutputCount; ++i) {
+    if (given.outputs[i].empty()) continue;
+    write_npy(given.outputs[i], outputs[i].view());
+    std::cout << given.outputs[i] << ": " << describe(outputs[i].view()) << '\n';
+  }
+}
+
+void print_plan(const Plan& plan) {
+  std::cout << to_string(plan.problem()) << "\n  " << plan.implementation() << ", " << plan.schedule() << '\n';
+}
+
+void run_files(const Options& given) {
+  check_files(given);
+  Arrays inputs;
+  for (std::size_t i = 0; i < kInputCount; ++i)
+    if (!given.inputs[i].empty()) inputs[i] = read_npy(given.inputs[i]);
+  set_num_threads(given.threads);
+  const SelectOptions select{given.implementation};
+  const bool backward = inputs[kDout].defined();
+
+  std::array<Array, kOutputCount> outputs;
+  ForwardArguments forward;
+  forward.options = attention_options(given, inputs);
+  forward.q = inputs[kQ].view();
+  forward.k = inputs[kK].view();
+  forward.v = inputs[kV].view();
+  outputs[kOut] = make_out(forward.q, forward.v);
+  forward.out = outputs[kOut].view();
+  if (backward || !given.outputs[kLse].empty()) {
+    outputs[kLse] = make_lse(forward.q, forward.options.layout);
+    forward.softmax_lse = outputs[kLse].view();
+  }
+  const Problem forward_problem = describe(forward);
+  if (!backward) check_stated_problem(given, forward_problem);
+  BackwardArguments gradients;
+  if (backward) {
+    const std::array<Input, kOutputCount> likes = {kQ, kQ, kQ, kK, kV, kBias, kSink};
+    for (std::size_t i = kDq; i < kOutputCount; ++i)
+      if (!given.outputs[i].empty()) outputs[i] = zeros_like(inputs[likes[i]].view(), kOutputs[i].name);
+    gradients = {inputs[kDout].view(),
+                 inputs[kDlse].view(),
+                 forward.q,
+                 forward.k,
+                 forward.v,
+                 forward.out,
+                 forward.softmax_lse,
+                 outputs[kDq].view(),
+                 outputs[kDk].view(),
+                 outputs[kDv].view(),
+                 outputs[kDbias].view(),
+                 outputs[kDsink].view(),
+                 forward.options};
+    check_stated_problem(given, describe(gradients));
+  }
+  const Plan forward_plan = plan(forward_problem, select);
+  print_plan(forward_plan);
+  run(forward_plan, forward);
+  if (backward) {
+    const Plan backward_plan = plan(describe(gradients), select);
+    print_plan(backward_plan);
+    run(backward_plan, gradients);
+  }
+  write_outputs(given, outputs);
+}
+
+void add_files(CLI::App& command, Options& options) {
+  for (std::size_t i = 0; i < kInputCount; ++i) {
+    CLI::Option* option = command.add_option(kInputs[i].name, options.inputs[i], kInputs[i].help)
+                              ->type_name("FILE.npy")
+                              ->group(i <= kV     ? "Inputs"
+                                      : i < kDout ? "Inputs that go with options"
+                                                  : "Backward");
+    if (i <= kV) option->required();
+  }
+  for (std::size_t i = 0; i < kOutputCount; ++i)
+    command.add_option(kOutputs[i].name, options.outputs[i], kOutputs[i].help)
+        ->type_name("FILE.npy")
+        ->group(i < kDq ? "Outputs" : "Backward");
+}
+
+/// Options that a problem text states as well; the two exclude each other.
+void add_attention_options(CLI::App& command, Options& options, CLI::Option* problem) {
+  AttentionOptions& attention = options.attention;
+  const auto add = [&command, problem](const char* name, auto& target, const char* help, const CLI::Validator& check) {
+    command.add_option(name, target, help)->check(check)->excludes(problem)->group("Attention");
+  };
+  add("--layout", options.layout, "order of the dimensions (default: bshd)", one_of(keys(layouts())));
+  add("--mask", options.mask, "default: none", one_of({"none", "causal", "causal_top_left"}));
+  add("--alignment", options.alignment, "where the diagonal ends (default: bottom_right)",
+      one_of({"bottom_right", "top_left"}));
+  add("--window-left", attention.window_left, "keys visible left of the diagonal; -1: all", integer_between(-1));
+  add("--window-right", attention.window_right, "keys visible right of it; -1: all", integer_between(-1));
+  add("--softmax-scale", attention.softmax_scale, "default: 1/sqrt(head_dim)", any_number());
+  add("--softcap", attention.softcap, "0: off", any_number());
+  add("--dropout-p", attention.dropout_p, "in [0, 1)", any_number());
+  add("--max-seqlen-q", attention.max_seqlen_q, "layout thd; default: from --cu-seqlens-q", integer_between(0));
+  add("--max-seqlen-k", attention.max_seqlen_k, "layout thd; default: from --cu-seqlens-k", integer_between(0));
+  command.add_flag("--deterministic", attention.deterministic, "dq, dbias and dsink bit-reproducible too")
+      ->excludes(problem)
+      ->group("Attention");
+  command.add_flag("--batch-invariant", attention.batch_invariant, "no sequence depends on the rest of the batch")
+      ->excludes(problem)
+      ->group("Attention");
+  command.add_option("--seed", attention.seed, "of the dropout")->check(unsigned_integer())->group("Attention");
+  command.add_option("--offset", attention.offset, "of the dropout")->check(unsigned_integer())->group("Attention");
+}
+
+}  // namespace
+
+void add_run(CLI::App& program) {
+  CLI::App& command = *program.add_subcommand("run", "Compute attention on .npy files");
+  const auto options = std::make_shared<Options>();
+  CLI::Option* problem = command.add_option(
+      "PROBLEM", options->problem_words, "states the options, and is checked against the files (default: from both)");
+  add_files(command, *options);
+  add_attention_options(command, *options, problem);
+  add_implementation_option(command, options->implementation);
+  add_threads_option(command, options->threads);
+  command.footer(
+      "Example: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
+      "Shapes and meanings: docs/semantics.md.");
+  command.callback([options] { run_files(*options); });
+}
+
+}  // namespace tilewise::tools

@@ -2,14 +2,14 @@
 // from DLPack's DLTensor. Strides count elements, as everywhere in Tilewise.
 #pragma once
 
+#include <dlpack/dlpack.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <string_view>
-
-struct DLTensor;
 
 namespace tilewise {
 

@@ -1,0 +1,92 @@
+// DLTensor to TensorView and back.
+#include <dlpack/dlpack.h>
+
+#include <limits>
+
+#include "core/message.hpp"
+#include "tilewise/tensor.hpp"
+
+namespace tilewise {
+namespace {
+
+struct DTypePair {
+  DType dtype;
+  std::uint8_t code, bits;
+};
+constexpr std::array<DTypePair, 8> kDTypePairs{{{DType::f32, kDLFloat, 32},
+                                                {DType::bf16, kDLBfloat, 16},
+                                                {DType::f16, kDLFloat, 16},
+                                                {DType::f64, kDLFloat, 64},
+                                                {DType::boolean, kDLBool, 8},
+                                                {DType::u8, kDLUInt, 8},
+                                                {DType::i32, kDLInt, 32},
+                                                {DType::i64, kDLInt, 64}}};
+
+DType dtype_of(const DLDataType& type, std::string_view name) {
+  for (const DTypePair& pair : kDTypePairs) {
+    if (type.code == pair.code && type.bits == pair.bits && type.lanes == 1) return pair.dtype;
+  }
+  core::invalid_type(name, ": dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got DLPack code ",
+                     unsigned{type.code}, ", bits ", unsigned{type.bits}, ", lanes ", unsigned{type.lanes}, ")");
+}
+
+Device device_of(const DLDevice& device, std::string_view name) {
+  switch (static_cast<int>(device.device_type)) {
+    case kDLCPU:
+    case kDLCUDAHost:  // pinned memory of the host
+    case kDLROCMHost:
+      return {DeviceType::cpu, 0};
+    case kDLCUDA:
+    case kDLCUDAManaged:
+      return {DeviceType::cuda, device.device_id};
+    case kDLROCM:
+      return {DeviceType::hip, device.device_id};
+    default:
+      core::invalid_type(name, ": device must be cpu, cuda or hip (got DLPack device type ",
+                         static_cast<int>(device.device_type), ")");
+  }
+}
+
+}  // namespace
+
+TensorView from_dlpack(const DLTensor& tensor, std::string_view name) {
+  if (tensor.ndim < 0 || tensor.ndim > kMaxRank) {
+    core::invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", tensor.ndim, ")");
+  }
+  if (tensor.ndim > 0 && tensor.shape == nullptr) {
+    core::invalid_argument(name, ": shape must not be null (rank ", tensor.ndim, ")");
+  }
+  TensorView view;
+  view.dtype = dtype_of(tensor.dtype, name);
+  view.device = device_of(tensor.device, name);
+  view.rank = tensor.ndim;
+  std::int64_t contiguous = 1;
+  for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    const std::int64_t size = tensor.shape[axis];
+    if (size < 0) core::invalid_argument(name, ": shape[", axis, "] must be >= 0 (got ", size, ")");
+    view.shape[i] = size;
+    view.strides[i] = tensor.strides != nullptr ? tensor.strides[axis] : contiguous;
+    if (__builtin_mul_overflow(contiguous, size > 0 ? size : 1, &contiguous)) {
+      contiguous = std::numeric_limits<std::int64_t>::max();
+    }
+  }
+  view.data = tensor.data != nullptr ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
+  return view;
+}
+
+void to_dlpack(const TensorView& view, DLTensor* tensor) {
+  if (!view.defined()) core::invalid_argument("tensor: must be given (got an undefined view)");
+  for (const DTypePair& pair : kDTypePairs) {
+    if (view.dtype == pair.dtype) tensor->dtype = {pair.code, pair.bits, 1};
+  }
+  constexpr std::array<DLDeviceType, 3> kDevices{kDLCPU, kDLCUDA, kDLROCM};
+  tensor->data = view.data;
+  tensor->device = {kDevices[static_cast<std::size_t>(view.device.type)], view.device.index};
+  tensor->ndim = view.rank;
+  tensor->shape = const_cast<std::int64_t*>(view.shape.data());  // DLPack has no const; readers must not write
+  tensor->strides = const_cast<std::int64_t*>(view.strides.data());
+  tensor->byte_offset = 0;
+}
+
+}  // namespace tilewise

@@ -1,0 +1,64 @@
+// The printable walk of the implementation table.
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "core/problem_rules.hpp"
+#include "core/select.hpp"
+
+namespace tilewise {
+namespace {
+
+using Line = std::array<std::string, 4>;
+
+std::string estimate_text(const ExplainRow& row) {
+  if (!row.accepted) return "-";
+  std::array<char, 48> text;
+  std::snprintf(text.data(), text.size(), "%.1f us", row.estimated_us);
+  return text.data();
+}
+
+void pad(std::string& text, const std::string& cell, std::size_t width) {
+  text += cell;
+  text.append(width - cell.size() + 2, ' ');
+}
+
+}  // namespace
+
+Explanation explain(const Problem& problem, const SelectOptions& options) {
+  validate(problem);
+  Explanation explanation{core::canonical(problem), {}};
+  const core::Selection selection =
+      core::select(explanation.problem, core::overrides_of(options), core::implementation_table());
+  for (const core::Candidate& candidate : selection.candidates) {
+    const core::Verdict& verdict = candidate.verdict;
+    const bool chosen = static_cast<int>(explanation.rows.size()) == selection.chosen;
+    explanation.rows.push_back(
+        {std::string(candidate.implementation->name()), verdict.accepted, chosen, verdict.estimated_us,
+         verdict.accepted ? candidate.implementation->prepare(explanation.problem)->schedule() : verdict.reason});
+  }
+  return explanation;
+}
+
+std::string Explanation::to_string() const {
+  std::vector<Line> lines{{"implementation", "verdict", "estimate", "schedule or reason"}};
+  for (const ExplainRow& row : rows) {
+    lines.push_back({row.implementation,
+                     row.chosen     ? "chosen"
+                     : row.accepted ? "accepted"
+                                    : "refused",
+                     estimate_text(row), row.reason});
+  }
+  std::array<std::size_t, 3> widths{};
+  for (const Line& line : lines) {
+    for (std::size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
+  }
+  std::string text = tilewise::to_string(problem) + "\n";
+  for (const Line& line : lines) {
+    for (std::size_t i = 0; i < widths.size(); ++i) pad(text, line[i], widths[i]);
+    text += line.back() + "\n";
+  }
+  return text;
+}
+
+}  // namespace tilewise

@@ -1,0 +1,83 @@
+// Reading and checking the length tensors of a call whose memory the host can read.
+#include "core/lengths.hpp"
+
+#include <algorithm>
+
+#include "core/message.hpp"
+
+namespace tilewise::core {
+namespace {
+
+const std::int32_t* int32_data(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
+
+/// Rows of sequence b: from cu_seqlens where packed, else the tensor's own.
+class Rows {
+ public:
+  Rows(const TensorView& cu_seqlens, std::int64_t seqlen)
+      : cu_seqlens_(cu_seqlens.defined() ? int32_data(cu_seqlens) : nullptr), seqlen_(seqlen) {}
+  [[nodiscard]] std::int64_t operator[](std::int64_t b) const {
+    return cu_seqlens_ ? std::int64_t{cu_seqlens_[b + 1]} - cu_seqlens_[b] : seqlen_;
+  }
+
+ private:
+  const std::int32_t* cu_seqlens_;
+  std::int64_t seqlen_;
+};
+
+void check_within(const TensorView& lengths, std::string_view name, const Rows& rows, std::int64_t batch_size,
+                  std::string_view rows_name) {
+  if (!lengths.defined()) return;
+  const std::int32_t* values = int32_data(lengths);
+  for (std::int64_t b = 0; b < batch_size; ++b) {
+    if (values[b] < 0 || values[b] > rows[b]) {
+      invalid_argument(name, "[", b, "]: must be 0 to ", rows[b], ", the sequence's ", rows_name, " (got ", values[b],
+                       ")");
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t check_cu_seqlens(const TensorView& cu_seqlens, std::string_view name, std::int64_t total,
+                              std::optional<std::int64_t> max_seqlen, std::string_view max_name) {
+  const std::int32_t* values = int32_data(cu_seqlens);
+  const std::int64_t batch_size = cu_seqlens.shape[0] - 1;
+  if (values[0] != 0) invalid_argument(name, "[0]: must be 0 (got ", values[0], ")");
+  std::int64_t longest = 0;
+  for (std::int64_t b = 0; b < batch_size; ++b) {
+    const std::int64_t rows = std::int64_t{values[b + 1]} - values[b];
+    if (rows < 0) {
+      invalid_argument(name, "[", b + 1, "]: must be >= ", name, "[", b, "] = ", values[b], " (got ", values[b + 1],
+                       ")");
+    }
+    if (max_seqlen && rows > *max_seqlen) {
+      invalid_argument(max_name, ": must be >= every sequence's length (got ", *max_seqlen, ", but sequence ", b,
+                       " has ", rows, " rows)");
+    }
+    longest = std::max(longest, rows);
+  }
+  if (values[batch_size] > total) {
+    invalid_argument(name, "[", batch_size, "]: must be <= ", total, ", the rows of its tensor (got ",
+                     values[batch_size], ")");
+  }
+  return longest;
+}
+
+void check_used_lengths(const Call& call, const Problem& problem) {
+  const AttentionOptions& o = call.options;
+  const Rows rows_q(o.cu_seqlens_q, problem.seqlen_q), rows_k(o.cu_seqlens_k, problem.seqlen_k);
+  check_within(o.seqused_q, "seqused_q", rows_q, problem.batch_size, "query rows");
+  check_within(o.seqused_k, "seqused_k", rows_k, problem.batch_size, "key rows");
+  check_within(o.leftpad_k, "leftpad_k", rows_k, problem.batch_size, "key rows");
+  if (!o.seqused_k.defined() || !o.leftpad_k.defined()) return;
+  for (std::int64_t b = 0; b < problem.batch_size; ++b) {
+    const std::int64_t end = std::int64_t{int32_data(o.leftpad_k)[b]} + int32_data(o.seqused_k)[b];
+    if (end > rows_k[b]) {
+      invalid_argument("seqused_k[", b, "]: leftpad_k + seqused_k must be <= ", rows_k[b],
+                       ", the sequence's key rows (got ", int32_data(o.leftpad_k)[b], " + ", int32_data(o.seqused_k)[b],
+                       ")");
+    }
+  }
+}
+
+}  // namespace tilewise::core

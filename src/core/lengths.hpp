@@ -1,0 +1,20 @@
+// Reading and checking the length tensors of a call whose memory the host can read.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "core/call.hpp"
+
+namespace tilewise::core {
+
+/// The longest sequence of packed rows. Throws unless cu_seqlens starts at 0, never decreases,
+/// ends within `total`, and no sequence is longer than `max_seqlen` where that is given.
+[[nodiscard]] std::int64_t check_cu_seqlens(const TensorView& cu_seqlens, std::string_view name, std::int64_t total,
+                                            std::optional<std::int64_t> max_seqlen, std::string_view max_name);
+
+/// Throws unless 0 <= seqused, 0 <= leftpad and leftpad + seqused <= the length of each sequence.
+void check_used_lengths(const Call& call, const Problem& problem);
+
+}  // namespace tilewise::core

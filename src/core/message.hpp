@@ -1,0 +1,45 @@
+// Building error sentences: concat() prints its arguments one after another, and the fail
+// functions throw. They stand on the cold side of a check, so the good path builds no string.
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <concepts>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "tilewise/error.hpp"
+
+namespace tilewise::core {
+
+inline void append(std::string& text, std::string_view part) { text += part; }
+inline void append(std::string& text, char part) { text += part; }
+
+/// Integers, and doubles in the shortest form that reads back to the same value.
+template <typename Number>
+  requires(std::is_arithmetic_v<Number> && !std::same_as<Number, char> && !std::same_as<Number, bool>)
+void append(std::string& text, Number number) {
+  std::array<char, 32> buffer;
+  const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), number);
+  text.append(buffer.data(), result.ptr);
+}
+
+template <typename... Parts>
+[[nodiscard]] std::string concat(const Parts&... parts) {
+  std::string text;
+  (append(text, parts), ...);
+  return text;
+}
+
+template <typename... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void invalid_argument(const Parts&... parts) {
+  throw Error(ErrorCode::invalid_argument, concat(parts...));
+}
+
+template <typename... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void invalid_type(const Parts&... parts) {
+  throw Error(ErrorCode::invalid_type, concat(parts...));
+}
+
+}  // namespace tilewise::core

@@ -1,0 +1,58 @@
+// The names of enumerations in problem text, options and messages, and reading them back.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "core/message.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::core {
+
+/// Names of an enumeration in the order of its values.
+template <typename Enum>
+inline constexpr std::array<std::string_view, 0> kNamesOf{};
+template <>
+inline constexpr std::array<std::string_view, 2> kNamesOf<Operation>{"attention_forward", "attention_backward"};
+template <>
+inline constexpr std::array<std::string_view, 9> kNamesOf<DType>{"none", "f32", "bf16", "f16", "f64",
+                                                                 "bool", "u8",  "i32",  "i64"};
+template <>
+inline constexpr std::array<std::string_view, 3> kNamesOf<DeviceType>{"cpu", "cuda", "hip"};
+template <>
+inline constexpr std::array<std::string_view, 4> kNamesOf<Layout>{"bshd", "sbhd", "bhsd", "thd"};
+template <>
+inline constexpr std::array<std::string_view, 2> kNamesOf<Mask>{"none", "causal"};
+template <>
+inline constexpr std::array<std::string_view, 2> kNamesOf<Alignment>{"bottom_right", "top_left"};
+template <>
+inline constexpr std::array<std::string_view, 4> kNamesOf<BiasKind>{"none", "f32", "query", "bool"};
+template <>
+inline constexpr std::array<std::string_view, 3> kNamesOf<AlibiKind>{"none", "[h]", "[b,h]"};
+
+template <typename Enum>
+  requires(!kNamesOf<Enum>.empty())
+[[nodiscard]] constexpr std::string_view name_of(Enum value) {
+  return kNamesOf<Enum>[static_cast<std::size_t>(value)];
+}
+
+/// "none, causal": the choices, for messages.
+template <typename Enum>
+[[nodiscard]] std::string names_text() {
+  std::string text;
+  for (const std::string_view name : kNamesOf<Enum>) text += concat(text.empty() ? "" : ", ", name);
+  return text;
+}
+
+/// The value called `name`. Throws an Error that begins with `argument`.
+template <typename Enum>
+[[nodiscard]] Enum value_of(std::string_view argument, std::string_view name) {
+  constexpr auto& names = kNamesOf<Enum>;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) return static_cast<Enum>(i);
+  }
+  invalid_argument(argument, ": must be one of ", names_text<Enum>(), " (got '", name, "')");
+}
+
+}  // namespace tilewise::core

@@ -1,0 +1,112 @@
+// A described call to the plain parameters a kernel reads.
+#include <cmath>
+
+#include "core/call.hpp"
+#include "core/layout.hpp"
+#include "core/problem_rules.hpp"
+
+namespace tilewise::core {
+namespace {
+
+const std::int32_t* lengths(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
+
+device::BiasType bias_type(const Problem& p) {
+  switch (p.bias) {
+    case BiasKind::none:
+      break;
+    case BiasKind::f32:
+      return device::kBiasF32;
+    case BiasKind::query:
+      return p.dtype == DType::bf16 ? device::kBiasBf16 : device::kBiasF16;
+    case BiasKind::boolean:
+      return device::kBiasBool;
+  }
+  return device::kBiasNone;
+}
+
+/// Dimensions are aligned from the right; missing ones and those of size 1 get stride 0.
+device::BiasTensor bias_tensor(const TensorView& view) {
+  std::array<std::int64_t, 4> strides{};
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (size_at(view, axis) != 1) strides[static_cast<std::size_t>(axis + 4 - view.rank)] = stride_at(view, axis);
+  }
+  return {view.data, strides[0], strides[1], strides[2], strides[3]};
+}
+
+void set_options(const Call& call, const Problem& p, device::AttentionParams& params) {
+  const AttentionOptions& o = call.options;
+  params.cu_seqlens_q = lengths(o.cu_seqlens_q);
+  params.cu_seqlens_k = lengths(o.cu_seqlens_k);
+  params.seqused_q = lengths(o.seqused_q);
+  params.seqused_k = lengths(o.seqused_k);
+  params.leftpad_k = lengths(o.leftpad_k);
+  params.window_left = p.window_left;
+  params.window_right = folded_window_right(p);
+  params.top_left = p.alignment == Alignment::top_left;
+  params.softmax_scale = static_cast<float>(p.softmax_scale);
+  params.softcap = static_cast<float>(p.softcap);
+  params.bias_type = bias_type(p);
+  if (o.bias.defined()) params.bias = bias_tensor(o.bias);
+  if (o.alibi_slopes.defined()) {
+    params.alibi_slopes = static_cast<const float*>(o.alibi_slopes.data);
+    params.alibi_batch_stride = o.alibi_slopes.rank == 2 ? o.alibi_slopes.strides[0] : 0;
+    params.alibi_head_stride = stride_at(o.alibi_slopes, o.alibi_slopes.rank - 1);
+  }
+  params.sink = static_cast<const float*>(o.sink.data);
+  params.sink_stride = o.sink.strides[0];
+  params.deterministic = p.deterministic;
+  params.batch_invariant = p.batch_invariant;
+}
+
+void set_dropout(const AttentionOptions& o, const Problem& p, device::AttentionParams& params) {
+  params.dropout_threshold = static_cast<std::uint32_t>(p.dropout_p * 65536.0);  // exact: a multiple of 2^-16
+  params.dropout_scale = static_cast<float>(1.0 / (1.0 - p.dropout_p));
+  params.seed = o.seed;
+  params.offset = o.offset;
+  params.seed_and_offset = static_cast<const std::int64_t*>(o.seed_and_offset.data);
+  params.seed_and_offset_stride = o.seed_and_offset.strides[0];
+}
+
+void set_gradients(const Call& call, const Problem& p, device::AttentionParams& params) {
+  const Axes axes = axes_of(p.layout);
+  params.dout = tensor4(call.dout, axes);
+  params.dq = tensor4(call.dq, axes);
+  params.dk = tensor4(call.dk, axes);
+  params.dv = tensor4(call.dv, axes);
+  params.dlse = lse_tensor(call.dlse, p.layout == Layout::thd);
+  if (call.dbias.defined()) {
+    params.dbias = bias_tensor(call.dbias);
+    const std::array<std::int64_t, 4> shape{p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
+                                            p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1};
+    for (std::size_t i = 0; i < shape.size(); ++i) params.dbias_shape[i] = shape[i];
+  }
+  params.dsink = static_cast<float*>(call.dsink.data);
+  params.dsink_stride = call.dsink.strides[0];
+}
+
+}  // namespace
+
+device::AttentionParams make_params(const Call& call, const Problem& p) {
+  device::AttentionParams params{};
+  params.batch_size = p.batch_size;
+  params.seqlen_q = p.seqlen_q;
+  params.seqlen_k = p.seqlen_k;
+  params.num_heads_q = p.num_heads_q;
+  params.num_heads_k = p.num_heads_k;
+  params.head_dim = p.head_dim;
+  params.head_dim_v = p.head_dim_v;
+  params.total_q = p.total_q;
+  params.total_k = p.total_k;
+  const Axes axes = axes_of(p.layout);
+  params.q = tensor4(call.q, axes);
+  params.k = tensor4(call.k, axes);
+  params.v = tensor4(call.v, axes);
+  params.out = tensor4(call.out, axes);
+  params.softmax_lse = lse_tensor(call.softmax_lse, p.layout == Layout::thd);
+  set_options(call, p, params);
+  set_dropout(call.options, p, params);
+  if (call.backward()) set_gradients(call, p, params);
+  return params;
+}
+
+}  // namespace tilewise::core

@@ -1,0 +1,117 @@
+// Making plans, keeping them, and saying what was decided.
+#include "core/plan.hpp"
+
+#include <pthread.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/message.hpp"
+#include "core/problem_rules.hpp"
+
+namespace tilewise {
+namespace core {
+namespace {
+
+constexpr std::size_t kPlanCacheCapacity = 1024;
+
+/// The process's cache. Never destroyed: other threads may still run while main() returns.
+PlanCache& plan_cache() {
+  static PlanCache* const cache = [] {
+    auto* fresh = new PlanCache(kPlanCacheCapacity);
+    pthread_atfork([] { plan_cache().lock(); }, [] { plan_cache().unlock(); }, [] { plan_cache().unlock(); });
+    return fresh;
+  }();
+  return *cache;
+}
+
+[[noreturn]] void refuse(const Problem& problem, const Selection& selection) {
+  std::string message = concat("no implementation accepts ", to_string(problem));
+  for (const Candidate& candidate : selection.candidates) {
+    message += concat("\n  ", candidate.implementation->name(), ": ", candidate.verdict.reason);
+  }
+  throw Error(ErrorCode::unsupported, message);
+}
+
+/// TILEWISE_LOG=dispatch: one line for each decision.
+void log_decision(const Plan::State& plan, double estimated_us) {
+  const char* log = std::getenv("TILEWISE_LOG");
+  if (log == nullptr || *log == '\0') return;
+  if (std::string_view(log) != "dispatch") invalid_argument("TILEWISE_LOG: must be dispatch (got ", log, ")");
+  std::array<char, 32> estimate;
+  std::snprintf(estimate.data(), estimate.size(), "%.1f", estimated_us);
+  const std::string line = concat("tilewise: ", to_string(plan.problem), " -> ", plan.implementation->name(), " (",
+                                  plan.kernel->schedule(), "), estimated ", estimate.data(), " us\n");
+  std::fputs(line.c_str(), stderr);
+}
+
+}  // namespace
+
+std::size_t PlanCache::KeyHash::operator()(const Key& key) const noexcept {
+  const std::hash<std::string_view> hash;
+  std::size_t value = hash_value(*key.problem);
+  if (!key.force.empty()) value ^= 3 * hash(key.force);
+  if (!key.disable.empty()) value ^= 5 * hash(key.disable);
+  return value;
+}
+
+PlanState PlanCache::find(const Problem& problem, const Overrides& overrides) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const auto found = entries_.find(Key{&problem, overrides.force, overrides.disable});
+  if (found == entries_.end()) return nullptr;
+  order_.splice(order_.begin(), order_, found->second);
+  return found->second->plan;
+}
+
+PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  order_.push_front({std::move(plan), std::string(overrides.force), std::string(overrides.disable)});
+  const Entry& entry = order_.front();
+  const auto [place, fresh] = entries_.emplace(Key{&entry.plan->problem, entry.force, entry.disable}, order_.begin());
+  if (!fresh) {
+    order_.pop_front();
+    return place->second->plan;
+  }
+  PlanState inserted = entry.plan;
+  if (order_.size() > capacity_) {
+    const Entry& last = order_.back();
+    entries_.erase(Key{&last.plan->problem, last.force, last.disable});
+    order_.pop_back();
+  }
+  return inserted;
+}
+
+std::size_t PlanCache::size() const {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  return order_.size();
+}
+
+PlanState make_plan(const Problem& problem, const Overrides& overrides, std::span<const Implementation* const> table) {
+  validate(problem);
+  const Selection selection = select(problem, overrides, table);
+  if (selection.chosen < 0) refuse(problem, selection);
+  const Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
+  auto plan = std::make_shared<const Plan::State>(
+      Plan::State{problem, chosen.implementation, chosen.implementation->prepare(problem)});
+  log_decision(*plan, chosen.verdict.estimated_us);
+  return plan;
+}
+
+PlanState find_plan(const Problem& problem, const SelectOptions& select) {
+  const Overrides overrides = overrides_of(select);
+  if (PlanState known = plan_cache().find(problem, overrides)) return known;
+  return plan_cache().insert(make_plan(problem, overrides, implementation_table()), overrides);
+}
+
+}  // namespace core
+
+const Problem& Plan::problem() const noexcept { return state_->problem; }
+std::string_view Plan::implementation() const noexcept { return state_->implementation->name(); }
+std::string Plan::schedule() const { return state_->kernel->schedule(); }
+std::size_t Plan::workspace_size() const noexcept { return state_->kernel->workspace_size(); }
+
+Plan plan(const Problem& problem, const SelectOptions& select) {
+  return Plan(core::find_plan(core::canonical(problem), select));
+}
+
+}  // namespace tilewise

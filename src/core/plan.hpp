@@ -1,0 +1,75 @@
+// Plans and their cache.
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "core/implementation.hpp"
+#include "core/select.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise {
+
+struct Plan::State {
+  Problem problem;  ///< canonical
+  const core::Implementation* implementation;
+  std::unique_ptr<const core::Kernel> kernel;
+};
+
+namespace core {
+
+using PlanState = std::shared_ptr<const Plan::State>;
+
+/// The least recently used plan leaves when a new one needs room. Thread-safe.
+class PlanCache {
+ public:
+  explicit PlanCache(std::size_t capacity) : capacity_(capacity) {}
+
+  /// Null where not known.
+  [[nodiscard]] PlanState find(const Problem& problem, const Overrides& overrides);
+  /// Returns the plan that was there first, where two threads made the same one.
+  PlanState insert(PlanState plan, const Overrides& overrides);
+  [[nodiscard]] std::size_t size() const;
+
+  /// Around fork(), so that a child never finds the cache locked by a thread it does not have.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  struct Entry {
+    PlanState plan;
+    std::string force, disable;
+  };
+  /// Borrows from an Entry, or from the caller of find().
+  struct Key {
+    const Problem* problem;
+    std::string_view force, disable;
+    friend bool operator==(const Key& a, const Key& b) {
+      return *a.problem == *b.problem && a.force == b.force && a.disable == b.disable;
+    }
+  };
+  struct KeyHash {
+    std::size_t operator()(const Key& key) const noexcept;
+  };
+  using Order = std::list<Entry>;
+
+  std::size_t capacity_;
+  mutable std::mutex mutex_;
+  Order order_;  ///< most recently used first
+  std::unordered_map<Key, Order::iterator, KeyHash> entries_;
+};
+
+/// Validates, selects from the table and prepares; not cached. Throws Error(unsupported) that
+/// lists every refusal where nothing accepts the problem.
+[[nodiscard]] PlanState make_plan(const Problem& problem, const Overrides& overrides,
+                                  std::span<const Implementation* const> table);
+
+/// The cached plan of a canonical problem, made where it is not known yet.
+[[nodiscard]] PlanState find_plan(const Problem& problem, const SelectOptions& select);
+
+}  // namespace core
+}  // namespace tilewise

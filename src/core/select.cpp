@@ -1,0 +1,106 @@
+// Selection: overrides, device, features, then each implementation's own judgement.
+#include "core/select.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "core/message.hpp"
+
+namespace tilewise::core {
+namespace {
+
+std::string_view environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view{} : std::string_view{value};
+}
+
+/// Calls fn(entry) for each entry of a comma-separated list, blanks trimmed, until one returns true.
+template <typename Function>
+bool any_entry(std::string_view list, const Function& fn) {
+  while (!list.empty()) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    std::string_view entry = list.substr(0, comma);
+    list.remove_prefix(std::min(comma + 1, list.size()));
+    while (!entry.empty() && entry.front() == ' ') entry.remove_prefix(1);
+    while (!entry.empty() && entry.back() == ' ') entry.remove_suffix(1);
+    if (!entry.empty() && fn(entry)) return true;
+  }
+  return false;
+}
+
+/// Whether `name` matches `pattern`, in which `*` stands for any characters.
+bool matches(std::string_view name, std::string_view pattern) {
+  std::size_t n = 0, p = 0, star = std::string_view::npos, resume = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p, ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;  // let the last star swallow one more character
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  return std::all_of(pattern.begin() + static_cast<std::ptrdiff_t>(p), pattern.end(), [](char c) { return c == '*'; });
+}
+
+bool in_list(std::string_view name, std::string_view list) {
+  return any_entry(list, [name](std::string_view pattern) { return matches(name, pattern); });
+}
+
+/// A name that nothing in the table bears is a typing error, not a wish to be ignored.
+void check_names(std::string_view list, std::string_view source, std::span<const Implementation* const> table) {
+  any_entry(list, [&](std::string_view pattern) {
+    const bool known = std::any_of(table.begin(), table.end(),
+                                   [&](const Implementation* row) { return matches(row->name(), pattern); });
+    if (known || pattern == "*") return false;
+    std::string names;
+    for (const Implementation* row : table) names += concat(names.empty() ? "" : ", ", row->name());
+    invalid_argument(source, ": must name an implementation: ", names, " (got ", pattern, ")");
+  });
+}
+
+Verdict judge(const Implementation& row, const Problem& problem, const Overrides& overrides) {
+  if (!overrides.force.empty() && !in_list(row.name(), overrides.force)) {
+    return Verdict::refuse(concat(overrides.force_source, "=", overrides.force, " asks for another"));
+  }
+  if (in_list(row.name(), overrides.disable)) {
+    return Verdict::refuse(concat("disabled by TILEWISE_DISABLE=", overrides.disable));
+  }
+  if (row.device() != problem.device) {
+    return Verdict::refuse(
+        concat("runs on ", to_string(row.device()), ", the tensors are on ", to_string(problem.device)));
+  }
+  const FeatureSet missing = required_features(problem).minus(row.supported());
+  if (!missing.empty()) return Verdict::refuse(concat("does not support ", to_string(missing)));
+  return row.judge(problem);
+}
+
+}  // namespace
+
+Overrides overrides_of(const SelectOptions& select) {
+  if (!select.implementation.empty()) return {select.implementation, {}, "implementation"};
+  return {environment("TILEWISE_FORCE"), environment("TILEWISE_DISABLE"), "TILEWISE_FORCE"};
+}
+
+Selection select(const Problem& problem, const Overrides& overrides, std::span<const Implementation* const> table) {
+  check_names(overrides.force, overrides.force_source, table);
+  check_names(overrides.disable, "TILEWISE_DISABLE", table);
+  Selection selection;
+  std::optional<double> best;
+  for (const Implementation* row : table) {
+    selection.candidates.push_back({row, judge(*row, problem, overrides)});
+    const Verdict& verdict = selection.candidates.back().verdict;
+    if (verdict.accepted && (!best || verdict.estimated_us < *best)) {
+      best = verdict.estimated_us;
+      selection.chosen = static_cast<int>(selection.candidates.size()) - 1;
+    }
+  }
+  return selection;
+}
+
+}  // namespace tilewise::core

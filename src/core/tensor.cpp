@@ -1,0 +1,71 @@
+// Sizes of element types, and TensorView's constructors.
+#include "tilewise/tensor.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/message.hpp"
+#include "core/names.hpp"
+
+namespace tilewise {
+namespace {
+
+constexpr std::array<std::size_t, core::kNamesOf<DType>.size()> kSizes{0, 4, 2, 2, 8, 1, 1, 4, 8};
+
+int checked_rank(std::size_t rank) {
+  if (rank > std::size_t{kMaxRank}) core::invalid_argument("tensor: rank must be <= ", kMaxRank, " (got ", rank, ")");
+  return static_cast<int>(rank);
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) noexcept { return kSizes[static_cast<std::size_t>(dtype)]; }
+std::string_view to_string(DType dtype) noexcept { return core::name_of(dtype); }
+std::string_view to_string(DeviceType type) noexcept { return core::name_of(type); }
+
+TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_, Device device_)
+    : data(data_), dtype(dtype_), device(device_), rank(checked_rank(shape_.size())) {
+  std::copy(shape_.begin(), shape_.end(), shape.begin());
+  std::int64_t stride = 1;
+  for (int axis = rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    strides[i] = stride;
+    // An overflowing shape is reported by whoever checks the tensor's extent; here it only must not wrap.
+    if (__builtin_mul_overflow(stride, shape[i] > 0 ? shape[i] : 1, &stride)) {
+      stride = std::numeric_limits<std::int64_t>::max();
+    }
+  }
+}
+
+TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_,
+                       std::initializer_list<std::int64_t> strides_, Device device_)
+    : data(data_), dtype(dtype_), device(device_), rank(checked_rank(shape_.size())) {
+  if (shape_.size() != strides_.size()) {
+    core::invalid_argument("tensor: strides must have as many entries as shape (got ", strides_.size(), " and ",
+                           shape_.size(), ")");
+  }
+  std::copy(shape_.begin(), shape_.end(), shape.begin());
+  std::copy(strides_.begin(), strides_.end(), strides.begin());
+}
+
+std::int64_t TensorView::numel() const noexcept {
+  std::int64_t count = 1;
+  bool overflow = false;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
+    if (shape[i] == 0) return 0;
+    overflow |= __builtin_mul_overflow(count, shape[i], &count);
+  }
+  return overflow ? std::numeric_limits<std::int64_t>::max() : count;
+}
+
+std::string describe(const TensorView& view) {
+  std::string text{to_string(view.dtype)};
+  text += '[';
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (axis > 0) text += ", ";
+    core::append(text, view.shape[static_cast<std::size_t>(axis)]);
+  }
+  return text += ']';
+}
+
+}  // namespace tilewise

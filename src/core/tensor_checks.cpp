@@ -1,0 +1,132 @@
+// Checks of one tensor argument.
+#include "core/tensor_checks.hpp"
+
+#include <algorithm>
+
+#include "core/message.hpp"
+
+namespace tilewise::core {
+namespace {
+
+/// "cuda:1"; the CPU has no index.
+std::string device_name(Device device) {
+  return device.type == DeviceType::cpu ? "cpu" : concat(to_string(device.type), ":", device.index);
+}
+
+std::string list_text(const std::array<std::int64_t, kMaxRank>& values, int rank) {
+  std::string text = "[";
+  for (int axis = 0; axis < rank; ++axis) {
+    if (axis > 0) text += ", ";
+    append(text, values[static_cast<std::size_t>(axis)]);
+  }
+  return text += ']';
+}
+
+/// Adds the bytes between the first and the last element along one axis; true where 64 bits don't suffice.
+bool grow_reach(std::int64_t size, std::int64_t stride, std::int64_t element, std::int64_t& low, std::int64_t& high) {
+  std::int64_t reach = 0;
+  if (__builtin_mul_overflow(size - 1, stride, &reach) || __builtin_mul_overflow(reach, element, &reach)) return true;
+  std::int64_t& end = reach < 0 ? low : high;
+  return __builtin_add_overflow(end, reach, &end);
+}
+
+void check_extent(const TensorView& view, std::string_view name) {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  std::int64_t low = 0, high = 0, count = 1;
+  bool overflow = false;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    const std::int64_t size = size_at(view, axis);
+    if (size < 0) invalid_argument(name, ": shape[", axis, "] must be >= 0 (got ", size, ")");
+    if (size > 1) overflow |= grow_reach(size, stride_at(view, axis), element, low, high);
+    overflow |= __builtin_mul_overflow(count, size, &count);
+  }
+  // An empty tensor addresses nothing, whatever its other dimensions multiply to.
+  if (overflow && view.numel() > 0) {
+    invalid_argument(name, ": must span less than 2^63 bytes and elements (got shape ",
+                     list_text(view.shape, view.rank), ", strides ", list_text(view.strides, view.rank), ")");
+  }
+}
+
+}  // namespace
+
+Shape::Shape(std::initializer_list<Dim> list) : rank(static_cast<int>(list.size())) {
+  std::copy(list.begin(), list.end(), dims.begin());
+}
+
+Shape tensor_shape(Layout layout, Dim batch, Dim seq, Dim heads, Dim dim) {
+  const Axes axes = axes_of(layout);
+  Shape shape;
+  shape.rank = axes.rank();
+  if (axes.batch >= 0) shape.dims[static_cast<std::size_t>(axes.batch)] = batch;
+  shape.dims[static_cast<std::size_t>(axes.seq)] = seq;
+  shape.dims[static_cast<std::size_t>(axes.head)] = heads;
+  shape.dims[static_cast<std::size_t>(axes.dim)] = dim;
+  return shape;
+}
+
+void check_view(const TensorView& view, std::string_view name, Device device) {
+  if (!view.defined()) invalid_argument(name, ": must be given");
+  if (view.rank < 0 || view.rank > kMaxRank) {
+    invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", view.rank, ")");
+  }
+  if (view.device != device) {
+    invalid_type(name, ": must be on ", device_name(device), ", where q is (got ", device_name(view.device), ")");
+  }
+  check_extent(view, name);
+  if (view.data == nullptr && view.numel() > 0) {
+    invalid_argument(name, ": data must not be null (shape ", list_text(view.shape, view.rank), ")");
+  }
+  const std::size_t size = size_of(view.dtype);
+  const std::size_t misalignment = reinterpret_cast<std::uintptr_t>(view.data) % size;
+  if (misalignment != 0) {
+    invalid_argument(name, ": data must be aligned to its element of ", size, " bytes (got an address ", misalignment,
+                     " past one)");
+  }
+}
+
+void check_dtype(const TensorView& view, std::string_view name, DType expected) {
+  if (view.dtype != expected) {
+    invalid_type(name, ": dtype must be ", to_string(expected), " (got ", to_string(view.dtype), ")");
+  }
+}
+
+void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words) {
+  if (view.rank != expected) {
+    invalid_argument(name, ": rank must be ", expected, ", ", words, " (got ", view.rank, ", shape ",
+                     list_text(view.shape, view.rank), ")");
+  }
+}
+
+void check_shape(const TensorView& view, std::string_view name, const Shape& expected) {
+  bool same = view.rank == expected.rank;
+  for (std::size_t i = 0; same && i < static_cast<std::size_t>(expected.rank); ++i) {
+    same = view.shape[i] == expected.dims[i].size;
+  }
+  if (same) return;
+  std::string words = "[", sizes = "[";
+  for (std::size_t i = 0; i < static_cast<std::size_t>(expected.rank); ++i) {
+    if (i > 0) words += ", ", sizes += ", ";
+    append(words, expected.dims[i].name);
+    append(sizes, expected.dims[i].size);
+  }
+  invalid_argument(name, ": shape must be ", words, "] = ", sizes, "] (got ", list_text(view.shape, view.rank), ")");
+}
+
+void check_contiguous_last(const TensorView& view, std::string_view name) {
+  const int last = view.rank - 1;
+  if (size_at(view, last) > 1 && stride_at(view, last) != 1) {
+    invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last),
+                     ")");
+  }
+}
+
+void check_writable(const TensorView& view, std::string_view name) {
+  for (int axis = 0; axis < view.rank; ++axis) {
+    if (size_at(view, axis) > 1 && stride_at(view, axis) == 0) {
+      invalid_argument(name, ": an output must not be broadcast (got stride 0 in dimension ", axis, " of size ",
+                       size_at(view, axis), ")");
+    }
+  }
+}
+
+}  // namespace tilewise::core

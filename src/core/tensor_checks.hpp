@@ -1,0 +1,43 @@
+// Checks of one tensor argument. Each throws an Error that names the argument, what was
+// expected and what was given; the good path builds no string.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "core/layout.hpp"
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::core {
+
+/// One dimension of an expected shape, with its name for messages.
+struct Dim {
+  std::string_view name;
+  std::int64_t size;
+};
+
+/// An expected shape of up to four dimensions.
+struct Shape {
+  int rank = 0;
+  std::array<Dim, 4> dims{};
+
+  Shape() = default;
+  Shape(std::initializer_list<Dim> list);
+};
+
+/// The shape of a q-like tensor: [batch, seq, heads, dim] in the order of `layout`; thd has no batch.
+[[nodiscard]] Shape tensor_shape(Layout layout, Dim batch, Dim seq, Dim heads, Dim dim);
+
+/// Given, on `device`, and addressable: rank and sizes sane, data present and aligned to its dtype.
+void check_view(const TensorView& view, std::string_view name, Device device);
+void check_dtype(const TensorView& view, std::string_view name, DType expected);
+/// `words` names the dimensions, e.g. "[batch_size, seqlen_q, num_heads_q, head_dim]".
+void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words);
+void check_shape(const TensorView& view, std::string_view name, const Shape& expected);
+/// The last dimension has stride 1 (or at most one element).
+void check_contiguous_last(const TensorView& view, std::string_view name);
+/// Elements of an output must not share memory through a stride of 0.
+void check_writable(const TensorView& view, std::string_view name);
+
+}  // namespace tilewise::core

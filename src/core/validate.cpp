@@ -1,0 +1,146 @@
+// The limits of every field of a Problem and the fields that exclude each other.
+#include "core/validate.hpp"
+
+#include <cmath>
+#include <limits>
+
+#include "core/message.hpp"
+
+namespace tilewise {
+namespace core {
+namespace {
+
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxHeadDim = 576;
+constexpr std::int64_t kMaxHeadDimV = 512;
+
+void check_range(std::string_view field, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low) invalid_argument(field, " must be >= ", low, " (got ", value, ")");
+  if (value > high) invalid_argument(field, " must be <= ", high, " (got ", value, ")");
+}
+
+/// Elements times bytes of a tensor must stay below 2^63.
+void check_bytes(std::string_view field, std::initializer_list<std::int64_t> sizes) {
+  std::int64_t bytes = 1;
+  bool overflow = false;
+  for (const std::int64_t size : sizes) {
+    if (size == 0) return;
+    overflow |= __builtin_mul_overflow(bytes, size, &bytes);
+  }
+  if (overflow) invalid_argument(field, ": must have less than 2^63 bytes (got the product of its dimensions beyond)");
+}
+
+void validate_lengths(const Problem& p) {
+  if (p.layout == Layout::thd) {
+    check_range("max_seqlen_q:", p.seqlen_q, 0, kMaxInt32);
+    check_range("max_seqlen_k:", p.seqlen_k, 0, kMaxInt32);
+    check_range("q: total_q", p.total_q, 0, kMaxInt32);
+    check_range("k: total_k", p.total_k, 0, kMaxInt32);
+    return;
+  }
+  check_range("q: seqlen_q", p.seqlen_q, 0, kMaxInt32);
+  check_range("k: seqlen_k", p.seqlen_k, 0, kMaxInt32);
+  if (p.total_q != 0) invalid_argument("total_q: requires layout=thd (got ", p.total_q, ")");
+  if (p.total_k != 0) invalid_argument("total_k: requires layout=thd (got ", p.total_k, ")");
+}
+
+void validate_heads(const Problem& p) {
+  check_range("q: num_heads_q", p.num_heads_q, 1, kMaxInt32);
+  check_range("k: num_heads_k", p.num_heads_k, 1, kMaxInt32);
+  if (p.num_heads_q % p.num_heads_k != 0) {
+    invalid_argument("q: num_heads_q must be a multiple of num_heads_k (got ", p.num_heads_q, " and ", p.num_heads_k,
+                     ")");
+  }
+  // Both factors are below 2^31 here. Dropout counts (batch, head) pairs in 32 bits.
+  if (p.batch_size * p.num_heads_q > kMaxInt32) {
+    invalid_argument("q: batch_size * num_heads_q must be <= ", kMaxInt32, " (got ", p.batch_size, " * ", p.num_heads_q,
+                     ")");
+  }
+  check_range("q: head_dim", p.head_dim, 1, kMaxHeadDim);
+  check_range("v: head_dim_v", p.head_dim_v, 1, kMaxHeadDimV);
+}
+
+void validate_sizes(const Problem& p) {
+  const bool packed = p.layout == Layout::thd;
+  const auto element = static_cast<std::int64_t>(size_of(p.dtype));
+  const std::int64_t batch = packed ? 1 : p.batch_size;
+  const std::int64_t rows_q = packed ? p.total_q : p.seqlen_q, rows_k = packed ? p.total_k : p.seqlen_k;
+  check_bytes("q", {batch, rows_q, p.num_heads_q, p.head_dim, element});
+  check_bytes("k", {batch, rows_k, p.num_heads_k, p.head_dim, element});
+  check_bytes("v", {batch, rows_k, p.num_heads_k, p.head_dim_v, element});
+  check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v, element});
+  check_bytes("bias", {p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
+                       p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1, 4});
+}
+
+void validate_window(const Problem& p) {
+  const auto check = [](std::string_view name, std::int64_t window) {
+    if (window < -1 || window > kMaxInt32) {
+      invalid_argument(name, ": must be -1 (unbounded) or 0 to ", kMaxInt32, " (got ", window, ")");
+    }
+  };
+  check("window_left", p.window_left);
+  check("window_right", p.window_right);
+  if (p.mask == Mask::causal && p.window_right > 0) {
+    invalid_argument("window_right: must be <= 0 with mask=causal (got ", p.window_right, ")");
+  }
+}
+
+void validate_numbers(const Problem& p) {
+  // Kernels compute in f32: what they read must be finite there, and a softcap must not vanish.
+  constexpr double kMaxF32 = std::numeric_limits<float>::max(), kMinF32 = std::numeric_limits<float>::min();
+  if (!(std::abs(p.softmax_scale) <= kMaxF32)) {
+    invalid_argument("softmax_scale: must be finite in f32 (got ", p.softmax_scale, ")");
+  }
+  if (p.softcap != 0.0 && !(p.softcap >= kMinF32 && p.softcap <= kMaxF32)) {
+    invalid_argument("softcap: must be 0 (off), or positive and finite in f32 (got ", p.softcap, ")");
+  }
+  if (!(p.dropout_p >= 0.0 && p.dropout_p < 1.0)) {
+    invalid_argument("dropout_p: must be >= 0 and < 1 (got ", p.dropout_p, ")");
+  }
+}
+
+void validate_gradients(const Problem& p) {
+  if (p.operation == Operation::attention_forward) {
+    const auto refuse = [](bool given, std::string_view name) {
+      if (given) invalid_argument(name, ": belongs to attention_backward (got it in attention_forward)");
+    };
+    refuse(p.dlse, "dlse");
+    refuse(!p.dq, "dq");
+    refuse(!p.dk, "dk");
+    refuse(!p.dv, "dv");
+    refuse(p.dbias, "dbias");
+    refuse(p.dsink, "dsink");
+    return;
+  }
+  if (!p.softmax_lse) invalid_argument("softmax_lse: must be given in attention_backward");
+  if (p.dbias && p.bias == BiasKind::none) invalid_argument("dbias: requires bias (got none)");
+  if (p.dbias && p.bias == BiasKind::boolean) invalid_argument("dbias: a bool bias has no gradient (got bias=bool)");
+  if (p.dsink && !p.sink) invalid_argument("dsink: requires sink (got none)");
+  if (!(p.dq || p.dk || p.dv || p.dbias || p.dsink)) {
+    invalid_argument("dq: at least one of dq, dk, dv, dbias and dsink must be given (got none)");
+  }
+}
+
+}  // namespace
+
+void validate_dtype(DType dtype) {
+  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
+    invalid_type("q: dtype must be f32, bf16 or f16 (got ", to_string(dtype), ")");
+  }
+}
+
+}  // namespace core
+
+void validate(const Problem& problem) {
+  core::validate_dtype(problem.dtype);
+  core::check_range("q: batch_size", problem.batch_size, 0, core::kMaxInt32);
+  core::validate_lengths(problem);
+  core::validate_heads(problem);
+  core::validate_sizes(problem);
+  core::validate_window(problem);
+  core::validate_numbers(problem);
+  core::validate_gradients(problem);
+}
+
+}  // namespace tilewise

@@ -5,9 +5,7 @@
 #ifdef TILEWISE_HAS_CPU
 #include "backends/cpu/cpu_backend.hpp"
 #endif
-#ifdef TILEWISE_HAS_REFERENCE
 #include "backends/reference/reference_backend.hpp"
-#endif
 #include "core/implementation.hpp"
 
 namespace tilewise::core {
@@ -18,9 +16,7 @@ std::span<const Implementation* const> implementation_table() {
 #ifdef TILEWISE_HAS_CPU
     for (const Implementation* row : backends::cpu_implementations()) rows.push_back(row);
 #endif
-#ifdef TILEWISE_HAS_REFERENCE
     rows.push_back(&backends::reference_implementation());
-#endif
     return rows;
   }();
   return table;

@@ -1,0 +1,160 @@
+"""The libraries that can be measured: how each is found, what it refuses, and how it is called.
+
+A contender turns a case and its tensors into two functions: one to time and one that returns
+the results to judge. What is missing or can't run says so in one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tilewise
+from tilewise.bench.inputs import Inputs, has_torch, poisoned_like
+from tilewise.bench.shapes import Case
+
+
+class Unsupported(Exception):
+    """Why a contender can't run a case."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`call` is timed; `results` runs once and returns [out], or [dq, dk, dv] for a backward case."""
+
+    call: Callable[[], object]
+    results: Callable[[], list[Any]]
+
+
+class Contender(ABC):
+    """One library."""
+
+    name: str
+
+    @abstractmethod
+    def missing(self) -> str:
+        """Why it can't be measured here at all; empty where it can."""
+
+    @abstractmethod
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        """Everything outside the timed call. Raises Unsupported."""
+
+    def set_num_threads(self, threads: int) -> None:
+        """Makes the following calls use this many threads."""
+
+    def version(self) -> str:
+        """The installed version, "?" where it can't be told."""
+        try:
+            return importlib.metadata.version(self.name.replace("_", "-"))
+        except importlib.metadata.PackageNotFoundError:
+            return "?"
+
+
+class Tilewise(Contender):
+    """This library, through its public Python function."""
+
+    name = "tilewise"
+
+    def missing(self) -> str:
+        return ""
+
+    def version(self) -> str:
+        return str(tilewise.__version__)
+
+    def set_num_threads(self, threads: int) -> None:
+        tilewise.set_num_threads(threads)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        mask = "causal" if case.mask == "causal" else None
+
+        def attention(q: Any, k: Any, v: Any, out: Any = None) -> Any:
+            return tilewise.attention(q, k, v, mask=mask, layout=case.layout, out=out)
+
+        if case.operation == "backward":
+            return _backward_through_autograd(attention, inputs)
+        return Prepared(
+            call=lambda: attention(inputs.q, inputs.k, inputs.v),
+            results=lambda: [attention(inputs.q, inputs.k, inputs.v, out=poisoned_like(inputs.q))],
+        )
+
+
+class Torch(Contender):
+    """torch.nn.functional.scaled_dot_product_attention."""
+
+    name = "torch"
+
+    def missing(self) -> str:
+        return "" if has_torch() else "torch is not installed: not measured"
+
+    def set_num_threads(self, threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        import torch
+        from torch.nn.functional import scaled_dot_product_attention
+
+        shape = case.shape
+        options: dict[str, Any] = {"enable_gqa": True} if shape.num_heads_q != shape.num_heads_k else {}
+        # Its is_causal is aligned top-left; bottom-right needs a mask, but for one query, which sees every key.
+        if case.mask == "causal" and shape.seqlen_q == shape.seqlen_k:
+            options["is_causal"] = True
+        elif case.mask == "causal" and shape.seqlen_q > 1:
+            visible = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool)
+            options["attn_mask"] = visible.tril(diagonal=shape.seqlen_k - shape.seqlen_q)
+
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            if case.layout == "bhsd":
+                return scaled_dot_product_attention(q, k, v, **options)
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            return scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+
+        if case.operation == "backward":
+            return _backward_through_autograd(attention, inputs)
+
+        def forward() -> Any:
+            return attention(inputs.q, inputs.k, inputs.v)
+
+        return Prepared(call=forward, results=lambda: [forward()])
+
+
+class GpuOnly(Contender):
+    """A library without CPU kernels: named when it is absent, and when it is there but has no GPU to run on."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def missing(self) -> str:
+        if importlib.util.find_spec(self.name) is None:
+            return f"{self.name} is not installed: not measured"
+        return f"{self.name} {self.version()} is installed but has no CPU kernels: not measured on cpu"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        raise Unsupported(self.missing())
+
+
+RIVALS = ("torch", "flash_attn", "flashinfer")
+
+
+def make_rival(name: str) -> Contender:
+    """The contender of one of RIVALS."""
+    return Torch() if name == "torch" else GpuOnly(name)
+
+
+def _backward_through_autograd(attention: Callable[[Any, Any, Any], Any], inputs: Inputs) -> Prepared:
+    """Times the backward pass alone: the graph is built once and kept."""
+    import torch
+
+    leaves = tuple(tensor.detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v))
+    with torch.enable_grad():
+        out = attention(*leaves)
+
+    def backward() -> list[Any]:
+        return list(torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True))
+
+    return Prepared(call=backward, results=backward)

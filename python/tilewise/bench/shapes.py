@@ -1,0 +1,142 @@
+"""What is measured: shapes, cases (a shape with dtype, mask and pass), their work, and the default grid.
+
+Pure values and arithmetic; nothing here imports a tensor library.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Mask = Literal["none", "causal"]
+Pass = Literal["forward", "backward"]
+Layout = Literal["bshd", "bhsd"]
+
+BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2}
+DTYPES = tuple(BYTES_PER_ELEMENT)
+MASKS: tuple[Mask, ...] = ("none", "causal")
+LAYOUTS: tuple[Layout, ...] = ("bshd", "bhsd")
+
+# The five products of the backward pass against the two of the forward pass.
+BACKWARD_TO_FORWARD = 2.5
+
+_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?x(\d+)")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one attention call, named as in docs/semantics.md; head_dim_v equals head_dim."""
+
+    batch_size: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads_q: int
+    num_heads_k: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        seqlen = f"{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}/{self.seqlen_k}"
+        heads = (
+            f"{self.num_heads_q}" if self.num_heads_q == self.num_heads_k else f"{self.num_heads_q}/{self.num_heads_k}"
+        )
+        return f"{self.batch_size}x{seqlen}x{heads}x{self.head_dim}"
+
+    @staticmethod
+    def parse(text: str) -> Shape:
+        """Reads BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM, e.g. 1x1/8192x32/8x128.
+
+        Raises ValueError with the expectation and the text.
+        """
+        match = _SHAPE_PATTERN.fullmatch(text)
+        if match is None:
+            raise ValueError(f"must look like BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (got {text!r})")
+        batch_size, seqlen_q, seqlen_k, num_heads_q, num_heads_k, head_dim = (
+            int(part) if part else None for part in match.groups()
+        )
+        assert batch_size is not None and seqlen_q is not None and num_heads_q is not None and head_dim is not None
+        shape = Shape(
+            batch_size,
+            seqlen_q,
+            seqlen_q if seqlen_k is None else seqlen_k,
+            num_heads_q,
+            num_heads_q if num_heads_k is None else num_heads_k,
+            head_dim,
+        )
+        shape.check(text)
+        return shape
+
+    def check(self, text: str) -> None:
+        """Raises ValueError where the sizes make no attention problem worth timing."""
+        for name in ("batch_size", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_k", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1 (got {text!r})")
+        if self.num_heads_q % self.num_heads_k:
+            raise ValueError(
+                f"num_heads_q must be a multiple of num_heads_k (got {self.num_heads_q}/{self.num_heads_k} in {text!r})"
+            )
+        if self.seqlen_q > self.seqlen_k:  # causal rows without a key mean different things to different libraries
+            raise ValueError(f"seqlen_q must be <= seqlen_k (got {self.seqlen_q}/{self.seqlen_k} in {text!r})")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of a grid: what every library is asked to compute."""
+
+    shape: Shape
+    dtype: str
+    mask: Mask = "none"
+    operation: Pass = "forward"
+    layout: Layout = "bshd"
+    threads: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.shape} {self.dtype} {self.mask}"
+
+
+def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask) -> int:
+    """(query, key) pairs that count, bottom-right alignment."""
+    if mask == "none":
+        return seqlen_q * seqlen_k
+    if seqlen_q > seqlen_k:  # the first rows see nothing
+        return seqlen_k * (seqlen_k + 1) // 2
+    return seqlen_q * (seqlen_k - seqlen_q) + seqlen_q * (seqlen_q + 1) // 2
+
+
+def flops(case: Case) -> float:
+    """Multiplications and additions of the visible work: 4 * pairs * head_dim a head, 2.5 times that backward."""
+    shape = case.shape
+    pairs = visible_pairs(shape.seqlen_q, shape.seqlen_k, case.mask)
+    forward = 4.0 * shape.batch_size * shape.num_heads_q * pairs * shape.head_dim
+    return forward if case.operation == "forward" else BACKWARD_TO_FORWARD * forward
+
+
+def traffic_bytes(case: Case) -> int:
+    """Bytes that must move at least: each input read once and each output written once.
+
+    forward: q, k, v; out. backward: q, k, v, out, dout; dq, dk, dv. The fp32 LSE counts once in either.
+    """
+    shape = case.shape
+    element = BYTES_PER_ELEMENT[case.dtype]
+    query_like = shape.batch_size * shape.seqlen_q * shape.num_heads_q * shape.head_dim * element
+    key_like = shape.batch_size * shape.seqlen_k * shape.num_heads_k * shape.head_dim * element
+    lse = shape.batch_size * shape.seqlen_q * shape.num_heads_q * 4
+    if case.operation == "forward":
+        return 2 * query_like + 2 * key_like + lse
+    return 4 * query_like + 4 * key_like + lse
+
+
+def default_grid() -> list[Shape]:
+    """27 shapes: short, grouped heads, long, chunked prefill and decode, each at three head dims."""
+    rows = [
+        (8, 128, 128, 16, 16),
+        (4, 256, 256, 16, 16),
+        (2, 512, 512, 16, 16),
+        (2, 512, 512, 32, 8),
+        (1, 1024, 1024, 16, 2),
+        (1, 2048, 2048, 8, 8),
+        (1, 4096, 4096, 2, 2),
+        (1, 64, 4096, 16, 4),
+        (4, 1, 4096, 32, 8),
+    ]
+    return [Shape(*row, head_dim) for row in rows for head_dim in (64, 96, 128)]

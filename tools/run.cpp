@@ -2,13 +2,13 @@
 #include <array>
 #include <cstdint>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/names.hpp"
 #include "npy.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -78,17 +78,10 @@ struct Options {
 
 using Arrays = std::array<Array, kInputCount>;
 
-const std::map<std::string, Layout>& layouts() {
-  static const std::map<std::string, Layout> names = {
-      {"bshd", Layout::bshd}, {"sbhd", Layout::sbhd}, {"bhsd", Layout::bhsd}, {"thd", Layout::thd}};
-  return names;
-}
-
-template <typename Map>
-std::vector<std::string> keys(const Map& map) {
-  std::vector<std::string> result;
-  for (const auto& entry : map) result.push_back(entry.first);
-  return result;
+/// The names of an enumeration's values, for an option check.
+template <typename Enum>
+std::vector<std::string> names() {
+  return {core::kNamesOf<Enum>.begin(), core::kNamesOf<Enum>.end()};
 }
 
 /// The options that a problem text states.
@@ -115,10 +108,9 @@ AttentionOptions attention_options(const Options& given, const Arrays& inputs) {
   AttentionOptions options;
   if (given.problem_words.empty()) {
     options = given.attention;
-    options.layout = layouts().at(given.layout);
-    options.mask = given.mask == "none" ? Mask::none : Mask::causal;
-    const bool top_left = given.alignment == "top_left" || given.mask == "causal_top_left";
-    options.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
+    options.layout = core::value_of<Layout>("--layout", given.layout);
+    options.mask = core::value_of<Mask>("--mask", given.mask);
+    options.alignment = core::value_of<Alignment>("--alignment", given.alignment);
   } else {
     options = options_of(parse_problem(single_problem(given.problem_words)));
     options.seed = given.attention.seed;
@@ -282,10 +274,9 @@ void add_attention_options(CLI::App& command, Options& options, CLI::Option* pro
   const auto add = [&command, problem](const char* name, auto& target, const char* help, const CLI::Validator& check) {
     command.add_option(name, target, help)->check(check)->excludes(problem)->group("Attention");
   };
-  add("--layout", options.layout, "order of the dimensions (default: bshd)", one_of(keys(layouts())));
-  add("--mask", options.mask, "default: none", one_of({"none", "causal", "causal_top_left"}));
-  add("--alignment", options.alignment, "where the diagonal ends (default: bottom_right)",
-      one_of({"bottom_right", "top_left"}));
+  add("--layout", options.layout, "order of the dimensions (default: bshd)", one_of(names<Layout>()));
+  add("--mask", options.mask, "default: none", one_of(names<Mask>()));
+  add("--alignment", options.alignment, "where the diagonal ends (default: bottom_right)", one_of(names<Alignment>()));
   add("--window-left", attention.window_left, "keys visible left of the diagonal; -1: all", integer_between(-1));
   add("--window-right", attention.window_right, "keys visible right of it; -1: all", integer_between(-1));
   add("--softmax-scale", attention.softmax_scale, "default: 1/sqrt(head_dim)", any_number());

@@ -40,7 +40,7 @@ class Kernel {
 class Implementation {
  public:
   virtual ~Implementation() = default;
-  [[nodiscard]] virtual std::string_view name() const noexcept = 0;  ///< "cpu.avx512", ...
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;  ///< "cpu.avx512", ...: a string literal
   [[nodiscard]] virtual DeviceType device() const noexcept = 0;
   /// Everything this implementation honours. The framework refuses a Problem whose
   /// required_features() are not all in here and prints the difference.

@@ -32,6 +32,23 @@ template <typename... Parts>
   return text;
 }
 
+/// Foreign text for a message: cut, since whoever sends a megabyte need not get it back, and with
+/// every byte outside printable ASCII as \xNN, since a message is C text and must be valid UTF-8.
+[[nodiscard]] inline std::string quoted(std::string_view text) {
+  constexpr std::size_t kLongest = 60;
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string result = "'";
+  for (const char c : text.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7F) {
+      result += c;
+    } else {
+      result += concat("\\x", kHex[byte / 16], kHex[byte % 16]);
+    }
+  }
+  return result + (text.size() > kLongest ? "...'" : "'");
+}
+
 template <typename... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void invalid_argument(const Parts&... parts) {
   throw Error(ErrorCode::invalid_argument, concat(parts...));

@@ -52,7 +52,7 @@ template <typename Enum>
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (names[i] == name) return static_cast<Enum>(i);
   }
-  invalid_argument(argument, ": must be one of ", names_text<Enum>(), " (got '", name, "')");
+  invalid_argument(argument, ": must be one of ", names_text<Enum>(), " (got ", quoted(name), ")");
 }
 
 }  // namespace tilewise::core

@@ -88,12 +88,6 @@ void print(std::string& text, const BiasWord& bias) {
   }
 }
 
-/// Words in messages are cut: whoever sends a megabyte need not get it back.
-std::string quoted(std::string_view word) {
-  constexpr std::size_t kLongest = 60;
-  return word.size() <= kLongest ? concat("'", word, "'") : concat("'", word.substr(0, kLongest), "...'");
-}
-
 template <typename Number>
 void read_number(std::string_view key, std::string_view word, std::string_view expected, Number& value) {
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);

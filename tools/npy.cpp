@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 
+#include "core/message.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::tools {
@@ -37,24 +38,6 @@ constexpr std::array<DTypeName, 8> kDTypeNames = {{{"<f4", DType::f32},
                                                    {"|u1", DType::u8},
                                                    {"|b1", DType::boolean}}};
 
-/// Bytes from an unknown file, fit for a one-line message.
-std::string quoted(std::string_view text) {
-  constexpr std::size_t kLongest = 48;
-  std::string result = "'";
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7F) {
-      result += c;
-    } else {
-      constexpr std::string_view kHex = "0123456789abcdef";
-      result += "\\x";
-      result += kHex[byte / 16];
-      result += kHex[byte % 16];
-    }
-  }
-  return result + (text.size() > kLongest ? "...'" : "'");
-}
-
 [[noreturn]] void refuse(std::string_view name, std::string_view what, std::string_view expected,
                          const std::string& actual, ErrorCode code = ErrorCode::invalid_argument) {
   throw Error(code, std::string(name) + ": " + std::string(what) + " must be " + std::string(expected) + " (got " +
@@ -67,7 +50,7 @@ DType dtype_of(std::string_view descr, std::string_view name) {
     if (row.descr == descr) return row.dtype;
     known += (known.empty() ? "" : ", ") + std::string(row.descr);
   }
-  refuse(name, "dtype", "one of " + known + " (bf16 is kept as <u2)", quoted(descr), ErrorCode::invalid_type);
+  refuse(name, "dtype", "one of " + known + " (bf16 is kept as <u2)", core::quoted(descr), ErrorCode::invalid_type);
 }
 
 std::string_view descr_of(DType dtype) {
@@ -125,7 +108,7 @@ class HeaderParser {
         header.shape = shape();
         has_shape = true;
       } else {
-        refuse(name_, "header", "a dict with the keys descr, fortran_order and shape, each once", quoted(key));
+        refuse(name_, "header", "a dict with the keys descr, fortran_order and shape, each once", core::quoted(key));
       }
       if (!take(',')) {
         expect('}');
@@ -140,7 +123,7 @@ class HeaderParser {
 
  private:
   [[noreturn]] void fail(std::string_view expected) const {
-    refuse(name_, "header", expected, quoted(text_.substr(position_)) + " at byte " + std::to_string(position_));
+    refuse(name_, "header", expected, core::quoted(text_.substr(position_)) + " at byte " + std::to_string(position_));
   }
 
   void skip_space() {
@@ -199,7 +182,7 @@ class HeaderParser {
       position_ = static_cast<std::size_t>(stop - text_.data());
       result.push_back(extent);
       if (result.size() > static_cast<std::size_t>(kMaxRank)) {
-        refuse(name_, "rank", "<= " + std::to_string(kMaxRank), "more in shape " + quoted(text_));
+        refuse(name_, "rank", "<= " + std::to_string(kMaxRank), "more in shape " + core::quoted(text_));
       }
       if (!take(',')) {
         expect(')');
@@ -220,7 +203,7 @@ struct Prologue {
 
 Prologue read_prologue(std::string_view file, std::string_view name) {
   if (!file.starts_with(kMagic)) {
-    refuse(name, "the beginning of a .npy file", quoted(kMagic), quoted(file.substr(0, kMagic.size())));
+    refuse(name, "the beginning of a .npy file", core::quoted(kMagic), core::quoted(file.substr(0, kMagic.size())));
   }
   const auto byte = [file, name](std::size_t index) {
     if (index >= file.size()) {

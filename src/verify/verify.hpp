@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,22 @@ struct Report {
 
   /// "ok", or message and reproduce line, as tests and the command line print it.
   [[nodiscard]] std::string to_string() const;
+};
+
+/// Tensors for one problem with the reference's results on them, to check several implementations.
+class Checker {
+ public:
+  /// Throws Error for an invalid problem.
+  Checker(const Problem& problem, std::uint64_t seed);
+  ~Checker();
+  Checker(const Checker&) = delete;
+  Checker& operator=(const Checker&) = delete;
+
+  [[nodiscard]] Report check(std::string_view implementation) const;
+
+ private:
+  struct Expected;
+  std::unique_ptr<const Expected> expected_;
 };
 
 /// Draws tensors for `problem` from `seed`, runs `implementation` and the reference on them and

@@ -1,0 +1,100 @@
+// The tensors of one call, drawn from a seed for a Problem: random strides and placement, poison
+// wherever nothing may look, guarded outputs.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device/common/mask.h"
+#include "tilewise/attention.hpp"
+#include "verify/buffer.hpp"
+
+namespace tilewise::verify {
+
+/// One output with its guards. Its view has the dimensions [batch_size, seqlen, num_heads, dim]
+/// (packed: [total, num_heads, dim]) whatever the layout; softmax_lse, dbias and dsink their own.
+struct Output {
+  std::string name;
+  Buffer buffer;
+  int row_axis;       ///< -1: every element is written
+  std::int64_t rows;  ///< along row_axis; later rows belong to no sequence and stay untouched
+};
+
+/// The output of that name, or null.
+[[nodiscard]] const Output* find_output(const std::vector<Output>& outputs, std::string_view name);
+
+/// Everything a call reads, a pure function of (problem, seed). For a backward pass, out and
+/// softmax_lse come from the reference's forward pass, rounded to their dtypes.
+class CallTensors {
+ public:
+  CallTensors(const Problem& problem, std::uint64_t seed);
+
+  /// What describe() makes of the tensors: `problem` in canonical form.
+  [[nodiscard]] const Problem& problem() const { return problem_; }
+  /// May be changed by tests, within what the tensors allow.
+  AttentionOptions options;
+
+  /// Poisoned outputs of the problem's operation; placement drawn from `seed`.
+  [[nodiscard]] std::vector<Output> make_outputs(std::uint64_t seed) const;
+  /// Arguments that write into `outputs`, which must outlive them.
+  [[nodiscard]] ForwardArguments forward_arguments(const std::vector<Output>& outputs) const;
+  [[nodiscard]] BackwardArguments backward_arguments(const std::vector<Output>& outputs) const;
+
+  [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs) const;
+  /// Runs on a workspace full of NaN. Throws Error(runtime) where the kernel leaves its workspace.
+  void run(const Plan& plan, const std::vector<Output>& outputs) const;
+
+  /// Empty, or the name of an input that is not what it was after construction.
+  [[nodiscard]] std::string find_changed_input() const;
+  /// The part of sequence b that counts.
+  [[nodiscard]] device::Sequence sequence(std::int64_t b) const;
+
+ private:
+  enum class Side : std::uint8_t { query, key };
+  struct Input {
+    std::string name;
+    Buffer buffer;
+    std::vector<TensorView> views;  ///< may be several: packed qkv
+    std::uint64_t checksum = 0;
+  };
+
+  [[nodiscard]] bool packed() const { return problem_.layout == Layout::thd; }
+  [[nodiscard]] std::vector<std::int64_t> data_shape(Side side, std::int64_t heads, std::int64_t dim) const;
+  [[nodiscard]] std::vector<std::int64_t> lse_shape() const;
+  [[nodiscard]] std::vector<int> data_order() const;
+  [[nodiscard]] std::vector<std::int64_t> bias_shape() const;
+  [[nodiscard]] TensorView in_layout(const TensorView& view) const;
+  [[nodiscard]] TensorView output_view(const std::vector<Output>& outputs, std::string_view name) const;
+  [[nodiscard]] std::int64_t rows_of_sequences(Side side) const;
+  [[nodiscard]] std::vector<Output> make_forward_outputs(Random& rng, bool softmax_lse) const;
+  [[nodiscard]] Output data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim,
+                                   Random& rng) const;
+
+  TensorView add_input(std::string name, DType dtype, std::vector<std::int64_t> shape, const Placement& placement);
+  TensorView add_lengths(std::string name, const std::vector<std::int64_t>& values);
+  enum class Part : std::uint8_t { used, unused };
+  /// Stores draw(row within the part's sequence, its rows) in the rows of sequences that count (or don't).
+  template <typename Draw>
+  void fill_rows(const TensorView& view, Side side, Part part, Draw&& draw);
+  TensorView add_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim);
+  std::vector<std::int64_t> draw_cu_seqlens(std::int64_t longest, std::int64_t total);
+  void draw_lengths();
+  void draw_qkv();
+  void place_qkv();
+  void draw_bias();
+  [[nodiscard]] bool bias_used(std::span<const std::int64_t> position) const;
+  void draw_head_options();
+  void draw_seed();
+  void draw_gradients();
+
+  Problem problem_;
+  Random rng_;
+  device::AttentionParams lengths_{};  ///< what sequence() needs
+  std::deque<Input> inputs_;
+  TensorView q_, k_, v_, out_, softmax_lse_, dout_, dlse_;  ///< dimensions as in Output
+};
+
+}  // namespace tilewise::verify

@@ -1,0 +1,276 @@
+// What a call's inputs hold: lengths that fit the Problem, values in the rows that count, poison
+// everywhere else.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "verify/call_tensors.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// The forward pass of a backward problem.
+Problem forward_of(Problem p) {
+  p.operation = Operation::attention_forward;
+  p.dlse = p.dbias = p.dsink = p.deterministic = false;
+  p.dq = p.dk = p.dv = true;
+  return p;
+}
+
+/// NaN, infinity or the largest finite number: none of them may reach a result.
+std::uint64_t random_poison(DType dtype, Random& rng) {
+  const std::int64_t kind = rng.integer(0, 3);
+  if (kind <= 1) return poison_of(dtype);
+  if (dtype == DType::f32) return kind == 2 ? 0x7F800000u : 0x7F7FFFFFu;
+  if (dtype == DType::bf16) return kind == 2 ? 0x7F80u : 0x7F7Fu;
+  if (dtype == DType::f16) return kind == 2 ? 0x7C00u : 0x7BFFu;
+  return poison_of(dtype);
+}
+
+const std::int32_t* int32_data(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
+
+}  // namespace
+
+TensorView CallTensors::add_input(std::string name, DType dtype, std::vector<std::int64_t> shape,
+                                  const Placement& placement) {
+  inputs_.push_back({std::move(name), Buffer(dtype, std::move(shape), placement), {}});
+  Input& input = inputs_.back();
+  input.buffer.fill(random_poison(dtype, rng_));
+  input.views = {input.buffer.view()};
+  return input.buffer.view();
+}
+
+TensorView CallTensors::add_lengths(std::string name, const std::vector<std::int64_t>& values) {
+  const Placement placement{.order = {0}, .misalignment = rng_.integer(0, 1)};
+  const TensorView view = add_input(std::move(name), DType::i32, {static_cast<std::int64_t>(values.size())}, placement);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    store_at(view, static_cast<std::int64_t>(i), static_cast<double>(values[i]));
+  return view;
+}
+
+/// View: [batch, seq, head, ...], [batch, head, seq] or the packed forms, told apart by rank.
+template <typename Draw>
+void CallTensors::fill_rows(const TensorView& view, Side side, Part part, Draw&& draw) {
+  const bool is_lse = view.rank == (packed() ? 2 : 3);
+  const auto row_axis = static_cast<std::size_t>((packed() ? 0 : 1) + (is_lse ? 1 : 0));
+  for (std::int64_t b = 0; b < problem_.batch_size; ++b) {
+    const device::Sequence s = sequence(b);
+    const bool query = side == Side::query;
+    const std::int64_t start = query ? s.q_row : s.k_row - s.leftpad, all = query ? s.all_q : s.all_k;
+    const std::int64_t first = query ? 0 : s.leftpad, count = query ? s.seqlen_q : s.seqlen_k;
+    for (std::int64_t row = 0; row < all; ++row) {
+      const bool used = row >= first && row < first + count;
+      if (used != (part == Part::used)) continue;
+      TensorView slice = view;  // one row of one sequence
+      slice.shape[row_axis] = 1;
+      std::int64_t base = (start + row) * view.strides[row_axis];
+      if (!packed()) {
+        slice.shape[0] = 1;
+        base += b * view.strides[0];
+      }
+      for_each_element(slice, [&](std::span<const std::int64_t>, std::int64_t offset) {
+        store_at(view, base + offset, draw(row - first, count));
+      });
+    }
+  }
+}
+
+std::vector<std::int64_t> CallTensors::draw_cu_seqlens(std::int64_t longest, std::int64_t total) {
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(problem_.batch_size));
+  std::int64_t left = total;
+  const auto give = [&](std::int64_t& length, std::int64_t wish) {
+    const std::int64_t more = std::clamp<std::int64_t>(wish - length, 0, left);
+    length += more;
+    left -= more;
+  };
+  // One sequence is the longest where the total allows; the others are anything.
+  if (!lengths.empty()) give(lengths[static_cast<std::size_t>(rng_.integer(0, problem_.batch_size - 1))], longest);
+  for (std::int64_t& length : lengths)
+    if (length == 0 && !rng_.chance(0.15)) give(length, rng_.chance(0.2) ? 1 : rng_.integer(0, longest));
+  if (rng_.chance(0.7))
+    for (std::int64_t& length : lengths) give(length, longest);
+  std::vector<std::int64_t> cu_seqlens{0};
+  for (const std::int64_t length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
+  return cu_seqlens;
+}
+
+void CallTensors::draw_lengths() {
+  const Problem& p = problem_;
+  lengths_.batch_size = p.batch_size;
+  lengths_.seqlen_q = p.seqlen_q;
+  lengths_.seqlen_k = p.seqlen_k;
+  lengths_.total_q = p.total_q;
+  lengths_.total_k = p.total_k;
+  if (packed()) {
+    const std::vector<std::int64_t> cu_q = draw_cu_seqlens(p.seqlen_q, p.total_q);
+    const bool same = p.seqlen_q == p.seqlen_k && p.total_q == p.total_k && rng_.chance(0.5);
+    options.cu_seqlens_q = add_lengths("cu_seqlens_q", cu_q);
+    options.cu_seqlens_k = add_lengths("cu_seqlens_k", same ? cu_q : draw_cu_seqlens(p.seqlen_k, p.total_k));
+    options.max_seqlen_q = p.seqlen_q;
+    options.max_seqlen_k = p.seqlen_k;
+    lengths_.cu_seqlens_q = int32_data(options.cu_seqlens_q);
+    lengths_.cu_seqlens_k = int32_data(options.cu_seqlens_k);
+  }
+  std::vector<std::int64_t> used_q, used_k, leftpad;
+  const auto part_of = [this](std::int64_t length) {
+    return rng_.chance(0.2) ? length : rng_.chance(0.1) ? 0 : rng_.integer(0, length);
+  };
+  for (std::int64_t b = 0; b < p.batch_size; ++b) {
+    const device::Sequence s = sequence(b);
+    used_q.push_back(part_of(s.all_q));
+    leftpad.push_back(rng_.chance(0.5) ? rng_.integer(0, std::min<std::int64_t>(s.all_k, 9))
+                                       : rng_.integer(0, s.all_k));
+    used_k.push_back(part_of(p.leftpad_k ? s.all_k - leftpad.back() : s.all_k));
+  }
+  if (p.seqused_q) options.seqused_q = add_lengths("seqused_q", used_q);
+  if (p.seqused_k) options.seqused_k = add_lengths("seqused_k", used_k);
+  if (p.leftpad_k) options.leftpad_k = add_lengths("leftpad_k", leftpad);
+  lengths_.seqused_q = int32_data(options.seqused_q);
+  lengths_.seqused_k = int32_data(options.seqused_k);
+  lengths_.leftpad_k = int32_data(options.leftpad_k);
+}
+
+TensorView CallTensors::add_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim) {
+  return add_input(std::move(name), problem_.dtype, data_shape(side, heads, dim),
+                   random_placement(data_order(), true, rng_));
+}
+
+/// Own tensors, one packed qkv tensor, or v as the first columns of k.
+void CallTensors::place_qkv() {
+  const Problem& p = problem_;
+  const auto head_axis = static_cast<std::size_t>(packed() ? 1 : 2);
+  const auto slice = [&](TensorView view, std::int64_t head, std::int64_t heads, std::int64_t dim) {
+    view.data = static_cast<std::byte*>(view.data) +
+                static_cast<std::size_t>(head * view.strides[head_axis]) * size_of(view.dtype);
+    view.shape[head_axis] = heads;
+    view.shape[head_axis + 1] = dim;
+    return view;
+  };
+  const bool same_rows = p.seqlen_q == p.seqlen_k && p.total_q == p.total_k;
+  if (same_rows && rng_.chance(0.25)) {
+    const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+    const TensorView qkv = add_rows("qkv", Side::query, p.num_heads_q + 2 * p.num_heads_k, dim);
+    q_ = slice(qkv, 0, p.num_heads_q, p.head_dim);
+    k_ = slice(qkv, p.num_heads_q, p.num_heads_k, p.head_dim);
+    v_ = slice(qkv, p.num_heads_q + p.num_heads_k, p.num_heads_k, p.head_dim_v);
+    inputs_.back().views = {q_, k_, v_};
+    return;
+  }
+  q_ = add_rows("q", Side::query, p.num_heads_q, p.head_dim);
+  k_ = add_rows("k", Side::key, p.num_heads_k, p.head_dim);
+  const bool v_in_k = p.head_dim_v < p.head_dim && rng_.chance(0.3);
+  v_ = v_in_k ? slice(k_, 0, p.num_heads_k, p.head_dim_v) : add_rows("v", Side::key, p.num_heads_k, p.head_dim_v);
+}
+
+void CallTensors::draw_qkv() {
+  place_qkv();
+  const double size_q = rng_.pick({1.0, 1.0, 1.0, 0.1, 3.0});
+  // Scores that grow or shrink along the keys move the running maximum of an online softmax.
+  const double slope = rng_.chance(0.3) ? rng_.uniform(-2.0, 2.0) : 0.0;
+  const auto normal = [this](std::int64_t, std::int64_t) { return rng_.normal(); };
+  fill_rows(v_, Side::key, Part::used, normal);
+  fill_rows(q_, Side::query, Part::used, [&](std::int64_t, std::int64_t) { return size_q * rng_.normal(); });
+  fill_rows(k_, Side::key, Part::used, [&](std::int64_t row, std::int64_t rows) {
+    return rng_.normal() *
+           (1.0 + std::abs(slope) * static_cast<double>(slope > 0 ? row : rows - row) / static_cast<double>(rows));
+  });
+}
+
+/// Whether some sequence reads this element of the bias.
+bool CallTensors::bias_used(std::span<const std::int64_t> position) const {
+  const BiasDims& dims = problem_.bias_dims;
+  const std::int64_t first = dims.batch ? position[0] : 0, last = dims.batch ? position[0] : problem_.batch_size - 1;
+  for (std::int64_t b = first; b <= last; ++b) {
+    const device::Sequence s = sequence(b);
+    const bool query = dims.query ? position[2] < s.seqlen_q : s.seqlen_q > 0;
+    const bool key = dims.key ? position[3] >= s.leftpad && position[3] < s.leftpad + s.seqlen_k : s.seqlen_k > 0;
+    if (query && key) return true;
+  }
+  return false;
+}
+
+void CallTensors::draw_bias() {
+  if (problem_.bias == BiasKind::none) return;
+  const bool boolean = problem_.bias == BiasKind::boolean;
+  const DType dtype = boolean ? DType::boolean : problem_.bias == BiasKind::f32 ? DType::f32 : problem_.dtype;
+  const TensorView bias = add_input("bias", dtype, bias_shape(), random_placement({0, 1, 2, 3}, false, rng_));
+  const double hidden = rng_.pick({0.0, 0.1, 0.5, 0.95}), size = rng_.pick({1.0, 1.0, 5.0});
+  const bool hides_rows = rng_.chance(0.3);
+  const double hidden_value = boolean ? 0.0 : -kInfinity;
+  for_each_element(bias, [&](std::span<const std::int64_t> position, std::int64_t offset) {
+    if (!bias_used(position)) return;
+    const bool hide = rng_.chance(hidden) || (hides_rows && position[2] % 5 == 3);
+    store_at(bias, offset, hide ? hidden_value : boolean ? 1.0 : size * rng_.normal());
+  });
+  options.bias = bias;
+  while (options.bias.rank > 1 && options.bias.shape[0] == 1 &&
+         rng_.chance(0.3)) {  // leading dimensions may be left out
+    --options.bias.rank;
+    std::copy(options.bias.shape.begin() + 1, options.bias.shape.end(), options.bias.shape.begin());
+    std::copy(options.bias.strides.begin() + 1, options.bias.strides.end(), options.bias.strides.begin());
+  }
+}
+
+void CallTensors::draw_head_options() {
+  const Problem& p = problem_;
+  if (p.alibi_slopes != AlibiKind::none) {
+    const bool per_batch = p.alibi_slopes == AlibiKind::per_batch_head;
+    options.alibi_slopes =
+        per_batch ? add_input("alibi_slopes", DType::f32, {p.batch_size, p.num_heads_q},
+                              random_placement({0, 1}, false, rng_))
+                  : add_input("alibi_slopes", DType::f32, {p.num_heads_q}, random_placement({0}, false, rng_));
+    const double size = rng_.pick({0.01, 0.1, 1.0});
+    for_each_element(options.alibi_slopes, [&](std::span<const std::int64_t>, std::int64_t offset) {
+      store_at(options.alibi_slopes, offset, rng_.chance(0.1) ? 0.0 : size * rng_.uniform(-0.2, 1.0));
+    });
+  }
+  if (p.sink) {
+    options.sink = add_input("sink", DType::f32, {p.num_heads_q}, random_placement({0}, false, rng_));
+    for_each_element(options.sink, [&](std::span<const std::int64_t>, std::int64_t offset) {
+      store_at(options.sink, offset, 2.0 * rng_.normal());
+    });
+  }
+}
+
+void CallTensors::draw_seed() {
+  if (problem_.dropout_p == 0.0) return;
+  const std::uint64_t seed = rng_.next(), offset = rng_.next();
+  if (!problem_.seed_tensor) {
+    options.seed = seed;
+    options.offset = offset;
+    return;
+  }
+  options.seed_and_offset = add_input("seed_and_offset", DType::i64, {2}, random_placement({0}, false, rng_));
+  auto* data = static_cast<std::int64_t*>(options.seed_and_offset.data);
+  data[0] = static_cast<std::int64_t>(seed);
+  data[options.seed_and_offset.strides[0]] = static_cast<std::int64_t>(offset);
+}
+
+void CallTensors::draw_gradients() {
+  const Problem backward = problem_;
+  problem_ = forward_of(backward);
+  std::vector<Output> outputs = make_forward_outputs(rng_, true);
+  run(plan("reference", outputs), outputs);
+  problem_ = backward;
+  for (Output& output : outputs) {
+    // Nothing may look at the rows that don't count, though the forward pass wrote them.
+    fill_rows(output.buffer.view(), Side::query, Part::unused,
+              [](std::int64_t, std::int64_t) { return std::numeric_limits<double>::quiet_NaN(); });
+    (output.name == "out" ? out_ : softmax_lse_) = output.buffer.view();
+    inputs_.push_back({output.name, std::move(output.buffer), {}});
+    inputs_.back().views = {inputs_.back().buffer.view()};
+  }
+  const auto normal = [this](std::int64_t, std::int64_t) { return rng_.normal(); };
+  dout_ = add_rows("dout", Side::query, backward.num_heads_q, backward.head_dim_v);
+  fill_rows(dout_, Side::query, Part::used, normal);
+  if (!backward.dlse) return;
+  const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
+  dlse_ = add_input("dlse", DType::f32, lse_shape(), random_placement(order, false, rng_));
+  fill_rows(dlse_, Side::query, Part::used, normal);
+}
+
+}  // namespace tilewise::verify

@@ -1,0 +1,288 @@
+// The error model of error_bounds.hpp, evaluated in double along the reference's own formulas.
+#include "verify/error_bounds.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/reference/reference_math.hpp"
+#include "core/call.hpp"
+#include "core/parallel.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+using backends::reference::Head;
+using backends::reference::HeadContext;
+using backends::reference::kInfinity;
+using backends::reference::lse_index;
+using backends::reference::Rows;
+using device::AttentionParams;
+
+constexpr double kU = 0x1p-24;
+/// First-order bounds with typical constants: what stands between them and an alarm.
+constexpr double kSafety = 2.0;
+/// Flushed subnormals and weights below f32's range.
+constexpr double kTiny = 1e-30;
+
+/// What is summed for one element: errors in f32 (linear), the terms' magnitudes and squares.
+struct Sums {
+  double linear = 0.0, magnitude = 0.0, square = 0.0;
+  void add(double error, double term) {
+    linear += error;
+    magnitude += std::abs(term);
+    square += term * term;
+  }
+};
+
+/// A growing sum per element of one head's rows, and how many terms each row has.
+struct RowSums {
+  std::int64_t width;
+  std::vector<Sums> sums;
+  std::vector<std::int64_t> terms;
+  RowSums(std::int64_t rows, std::int64_t row_width)
+      : width(row_width), sums(static_cast<std::size_t>(rows * row_width)), terms(static_cast<std::size_t>(rows)) {}
+
+  /// Adds factor[d] times a coefficient with this absolute error.
+  void add(std::int64_t row, double error, double coefficient, const double* factor) {
+    Sums* s = sums.data() + row * width;
+    for (std::int64_t d = 0; d < width; ++d) s[d].add(error * std::abs(factor[d]), coefficient * factor[d]);
+    ++terms[static_cast<std::size_t>(row)];
+  }
+};
+
+class BoundsPass {
+ public:
+  BoundsPass(const AttentionParams& params, DType dtype, std::vector<ErrorBounds>& bounds)
+      : p_(params),
+        dtype_(dtype),
+        r_(dtype == DType::f32 ? 0.0 : unit_roundoff(dtype)),
+        r_tiny_(dtype == DType::f16 ? smallest_rounding(dtype) : 0.0),
+        bounds_(bounds) {}
+
+  void forward_head(std::int64_t b, std::int64_t h);
+  void backward_key_head(std::int64_t b, std::int64_t h_k);
+
+ private:
+  struct Weight {
+    double score, slope, score_error;  // score_error: of the whole, score_slope_error: of softcap's factor
+    double slope_error;
+    bool visible;
+  };
+
+  [[nodiscard]] ErrorBounds* find(std::string_view name) {
+    const auto found = std::find_if(bounds_.begin(), bounds_.end(), [&](const auto& b) { return b.output == name; });
+    return found == bounds_.end() ? nullptr : &*found;
+  }
+  [[nodiscard]] bool packed() const { return p_.cu_seqlens_q != nullptr; }
+  /// Row-major index of element 0 of a row of a [batch, seq, head, dim] output.
+  [[nodiscard]] std::size_t row_index(std::int64_t b, std::int64_t seqlen, std::int64_t row, std::int64_t h,
+                                      std::int64_t heads, std::int64_t dim) const {
+    return static_cast<std::size_t>((((packed() ? 0 : b) * seqlen + row) * heads + h) * dim);
+  }
+  [[nodiscard]] std::size_t lse_row_index(const HeadContext& c, std::int64_t i) const {
+    return static_cast<std::size_t>(packed() ? c.h * p_.total_q + c.sequence.q_row + i
+                                             : (c.b * p_.num_heads_q + c.h) * p_.seqlen_q + i);
+  }
+
+  void finish(ErrorBounds& bounds, std::size_t index, const Sums& sums, std::int64_t terms) const {
+    if (terms == 0) return;
+    const double base =
+        kSafety * (sums.linear + (2.0 + std::sqrt(static_cast<double>(terms))) * kU * sums.magnitude) + kTiny;
+    bounds.limit[index] = base + r_ * sums.magnitude;
+    bounds.sigma[index] = std::sqrt(base * base + r_ * r_ * sums.square);
+  }
+  void finish_rows(ErrorBounds* bounds, const RowSums& rows, std::int64_t b, std::int64_t seqlen, std::int64_t first,
+                   std::int64_t h, std::int64_t heads) const {
+    if (!bounds) return;
+    for (std::size_t row = 0; row < rows.terms.size(); ++row) {
+      const auto r = static_cast<std::int64_t>(row);
+      const std::size_t index = row_index(b, seqlen, first + r, h, heads, rows.width);
+      for (std::int64_t d = 0; d < rows.width; ++d) {
+        finish(*bounds, index + static_cast<std::size_t>(d), rows.sums[static_cast<std::size_t>(r * rows.width + d)],
+               rows.terms[row]);
+      }
+    }
+  }
+
+  [[nodiscard]] Weight weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
+                              const double* k) const;
+  void backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out, const double* dout,
+                    const Rows& k, const Rows& v, RowSums& dq, RowSums& dk, RowSums& dv);
+  void add_shared(std::string_view name, std::size_t index, double error, double term) {
+    ErrorBounds* bounds = find(name);
+    if (!bounds) return;
+    bounds->limit[index] += kSafety * (error + 8.0 * kU * std::abs(term)) + kTiny;
+    bounds->sigma[index] = bounds->limit[index];
+  }
+
+  const AttentionParams& p_;
+  DType dtype_;
+  double r_, r_tiny_;
+  std::vector<ErrorBounds>& bounds_;
+};
+
+double dot_magnitude(const double* a, const double* b, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t d = 0; d < n; ++d) sum += std::abs(a[d] * b[d]);
+  return sum;
+}
+
+double sum_error(std::int64_t terms) { return (4.0 + std::sqrt(static_cast<double>(terms))) * kU; }
+
+BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
+                                      const double* k) const {
+  const auto [score, slope] = c.score(i, j, q, k);
+  const double bias = c.bias(i, j);
+  if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
+  const double product_error =
+      sum_error(p_.head_dim) * std::abs(double{p_.softmax_scale}) * dot_magnitude(q, k, p_.head_dim);
+  const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
+  const double cap = double{p_.softcap};
+  const double slope_error =
+      cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * kU) + 2.0 * kU : 0.0;
+  const double capped = cap > 0 ? 8.0 * kU * std::min(cap, std::abs(score) + std::abs(bias)) : 0.0;
+  return {score, slope, product_error + capped + 6.0 * kU * added, slope_error, true};
+}
+
+void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
+  const HeadContext c(p_, b, h);
+  const device::Sequence& s = c.sequence;
+  const std::int64_t h_k = h / (p_.num_heads_q / p_.num_heads_k);
+  const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
+  const Rows k = Head(p_.k, dtype_, b, s.k_row, h_k, p_.head_dim).read_rows(s.seqlen_k);
+  const Rows v = Head(p_.v, dtype_, b, s.k_row, h_k, p_.head_dim_v).read_rows(s.seqlen_k);
+  std::vector<Weight> weights(static_cast<std::size_t>(s.seqlen_k));
+  RowSums out(s.seqlen_q, p_.head_dim_v);
+  std::vector<double> value(static_cast<std::size_t>(p_.head_dim_v));
+  for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
+    const device::KeyRange keys = c.keys(i);
+    double maximum = c.sink();
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      Weight& w = weights[static_cast<std::size_t>(j)] = weight(c, i, j, q[i], k[j]);
+      if (w.visible) maximum = std::max(maximum, w.score);
+    }
+    if (maximum == -kInfinity) continue;  // sees nothing: exact
+    const auto error_of = [&](double score, double score_error) {
+      return score_error + kU * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0);
+    };
+    std::int64_t terms = 1;
+    double sum = std::exp(c.sink() - maximum), sum_errors = sum == 0.0 ? 0.0 : sum * error_of(c.sink(), 0.0);
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      const Weight& w = weights[static_cast<std::size_t>(j)];
+      if (!w.visible) continue;
+      sum += std::exp(w.score - maximum);
+      sum_errors += std::exp(w.score - maximum) * error_of(w.score, w.score_error);
+      ++terms;
+    }
+    const double sum_relative = sum_errors / sum + sum_error(terms), lse = maximum + std::log(sum);
+    if (ErrorBounds* bounds = find("softmax_lse")) {
+      const std::size_t index = lse_row_index(c, i);
+      bounds->limit[index] = bounds->sigma[index] = kSafety * (sum_relative + kU * (2.0 + 3.0 * std::abs(lse))) + kTiny;
+    }
+    std::fill(value.begin(), value.end(), 0.0);
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      const Weight& w = weights[static_cast<std::size_t>(j)];
+      const double dropout = w.visible ? c.dropout(i, j) : 0.0;
+      if (dropout == 0.0) continue;
+      const double p = dropout * std::exp(w.score - lse);
+      out.add(i, p * error_of(w.score, w.score_error) + dropout * r_tiny_, p, v[j]);
+      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) value[static_cast<std::size_t>(d)] += p * v[j][d];
+    }
+    for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
+      out.sums[static_cast<std::size_t>(i * p_.head_dim_v + d)].linear +=
+          sum_relative * std::abs(value[static_cast<std::size_t>(d)]);
+    }
+  }
+  finish_rows(find("out"), out, b, p_.seqlen_q, s.q_row, h, p_.num_heads_q);
+}
+
+void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out,
+                              const double* dout, const Rows& k, const Rows& v, RowSums& dq, RowSums& dk, RowSums& dv) {
+  const double lse = p_.softmax_lse.data[lse_index(p_.softmax_lse, c, i)];
+  if (lse == -kInfinity) return;
+  const double dlse = p_.dlse.data ? p_.dlse.data[lse_index(p_.dlse, c, i)] : 0.0;
+  const double delta = backends::reference::dot(out, dout, p_.head_dim_v);
+  const double delta_error = sum_error(p_.head_dim_v) * dot_magnitude(out, dout, p_.head_dim_v) +
+                             2.0 * kU * (std::abs(dlse) + std::abs(delta));
+  const double scale = double{p_.softmax_scale};
+  const device::KeyRange keys = c.keys(i);
+  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+    const Weight w = weight(c, i, j, q, k[j]);
+    if (!w.visible) continue;
+    const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
+    const double p_error = w.score_error + kU * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0);  // relative
+    double dp = 0.0, dp_error = 0.0;
+    if (dropout != 0.0) {
+      dp = dropout * backends::reference::dot(dout, v[j], p_.head_dim_v);
+      dp_error = dropout * sum_error(p_.head_dim_v) * dot_magnitude(dout, v[j], p_.head_dim_v);
+      dv.add(j, dropout * (p * p_error + r_tiny_), p * dropout, dout);
+    }
+    const double ds = p * (dp - delta + dlse);
+    const double ds_error =
+        std::abs(ds) * (p_error + 4.0 * kU) + p * (dp_error + delta_error + 2.0 * kU * std::abs(dp));
+    if (p_.dbias.data) {
+      const std::int64_t position[4] = {c.b, c.h, i, c.sequence.leftpad + j};
+      std::int64_t index = 0;
+      for (int n = 0; n < 4; ++n) index = index * p_.dbias_shape[n] + (p_.dbias_shape[n] == 1 ? 0 : position[n]);
+      add_shared("dbias", static_cast<std::size_t>(index), ds_error, ds);
+    }
+    const double error = std::abs(scale) * (w.slope * ds_error + std::abs(ds) * w.slope_error + r_tiny_);
+    dq.add(i, error, scale * w.slope * ds, k[j]);
+    dk.add(j, error, scale * w.slope * ds, q);
+  }
+  if (p_.sink) {
+    const double p = std::exp(c.sink() - lse);
+    add_shared("dsink", static_cast<std::size_t>(c.h),
+               p * (delta_error + std::abs(dlse - delta) * kU * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0)),
+               p * (dlse - delta));
+  }
+}
+
+void BoundsPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
+  const device::Sequence s = device::sequence_of(p_, b);
+  const Rows k = Head(p_.k, dtype_, b, s.k_row, h_k, p_.head_dim).read_rows(s.seqlen_k);
+  const Rows v = Head(p_.v, dtype_, b, s.k_row, h_k, p_.head_dim_v).read_rows(s.seqlen_k);
+  RowSums dk(s.seqlen_k, p_.head_dim), dv(s.seqlen_k, p_.head_dim_v);
+  const std::int64_t group = p_.num_heads_q / p_.num_heads_k;
+  for (std::int64_t h = h_k * group; h < (h_k + 1) * group; ++h) {
+    const HeadContext c(p_, b, h);
+    const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
+    const Rows out = Head(p_.out, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
+    const Rows dout = Head(p_.dout, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
+    RowSums dq(s.seqlen_q, p_.head_dim);
+    for (std::int64_t i = 0; i < s.seqlen_q; ++i) backward_row(c, i, q[i], out[i], dout[i], k, v, dq, dk, dv);
+    finish_rows(find("dq"), dq, b, p_.seqlen_q, s.q_row, h, p_.num_heads_q);
+  }
+  finish_rows(find("dk"), dk, b, p_.seqlen_k, s.k_row, h_k, p_.num_heads_k);
+  finish_rows(find("dv"), dv, b, p_.seqlen_k, s.k_row, h_k, p_.num_heads_k);
+}
+
+}  // namespace
+
+double unit_roundoff(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : kU; }
+
+double smallest_rounding(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : kTiny; }
+
+std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected) {
+  const Problem& problem = tensors.problem();
+  const bool forward = problem.operation == Operation::attention_forward;
+  // The arguments must outlive the call made of them.
+  const ForwardArguments forward_arguments = tensors.forward_arguments(expected);
+  const BackwardArguments backward_arguments = tensors.backward_arguments(expected);
+  const AttentionParams params =
+      core::make_params(forward ? core::call_of(forward_arguments) : core::call_of(backward_arguments), problem);
+  std::vector<ErrorBounds> bounds;
+  for (const Output& output : expected) {
+    const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
+    bounds.push_back({output.name, zero, zero});
+  }
+  BoundsPass pass(params, problem.dtype, bounds);
+  const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;
+  const bool shared = params.dbias.data || params.dsink;
+  core::parallel_for(params.batch_size * heads, shared ? 1 : core::num_threads(), [&](std::int64_t task, int) {
+    forward ? pass.forward_head(task / heads, task % heads) : pass.backward_key_head(task / heads, task % heads);
+  });
+  return bounds;
+}
+
+}  // namespace tilewise::verify

@@ -1,0 +1,35 @@
+// How far from the reference a correct kernel may be, element by element.
+//
+// The model (first order; u = 2^-24, r = unit roundoff of the 16-bit dtype, 0 for f32):
+//   - a kernel computes scores, weights and every sum in f32. A score's error is a few u of the
+//     magnitudes it was summed from, growing with the square root of the number of terms;
+//   - a weight p and a score gradient ds is rounded once to the tensors' dtype before it enters a
+//     matrix product (r). Such roundings are independent;
+//   - outputs are rounded once to their dtype, and so are the reference's.
+// `limit` adds magnitudes (nothing may lie beyond); `sigma` adds the independent roundings in
+// quadrature and so predicts the root mean square, which shows lost precision that hides below
+// the limits. Where no term contributes both are 0: the result must be exact.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "verify/call_tensors.hpp"
+
+namespace tilewise::verify {
+
+/// Row-major over one output's view. The rounding of the output itself is not included.
+struct ErrorBounds {
+  std::string_view output;
+  std::vector<double> limit, sigma;
+};
+
+/// Bounds of every output of a call whose reference results are `expected`.
+[[nodiscard]] std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected);
+
+/// Largest relative error of one rounding to dtype, and the absolute one among subnormals.
+[[nodiscard]] double unit_roundoff(DType dtype);
+[[nodiscard]] double smallest_rounding(DType dtype);
+
+}  // namespace tilewise::verify

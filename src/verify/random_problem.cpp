@@ -1,0 +1,209 @@
+// Drawing valid Problems over the whole feature space, with a bias towards edges: lengths around
+// tile sizes, dimensions that divide nothing, options in combination.
+#include <algorithm>
+#include <cmath>
+
+#include "core/message.hpp"
+#include "core/problem_rules.hpp"
+#include "verify/random.hpp"
+#include "verify/verify.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+using core::Feature;
+
+class ProblemDraw {
+ public:
+  ProblemDraw(std::uint64_t seed, const Filter& filter) : rng_(seed), filter_(filter) {}
+
+  Problem draw() {
+    draw_operation();
+    draw_heads();
+    draw_lengths();
+    fit_cost();
+    draw_totals();
+    draw_mask();
+    draw_scores();
+    draw_bias();
+    draw_dropout();
+    draw_outputs();
+    return core::canonical(p_);
+  }
+
+ private:
+  /// True with a probability, where the filter allows the feature.
+  bool wanted(Feature feature, double probability) {
+    const bool drawn = rng_.chance(probability);  // drawn always: a filter changes as little as possible
+    return drawn && filter_.features.contains(feature);
+  }
+
+  void draw_operation() {
+    const bool forward = filter_.features.contains(Feature::forward);
+    const bool backward = filter_.features.contains(Feature::backward);
+    if (!forward && !backward) core::invalid_argument("filter: must leave forward or backward (got neither)");
+    p_.operation =
+        backward && (rng_.chance(0.5) || !forward) ? Operation::attention_backward : Operation::attention_forward;
+    if (!(filter_.features.contains(Feature::f32) || filter_.features.contains(Feature::bf16) ||
+          filter_.features.contains(Feature::f16))) {
+      core::invalid_argument("filter: must leave f32, bf16 or f16 (got none)");
+    }
+    do {
+      p_.dtype = rng_.pick({DType::f32, DType::bf16, DType::f16});
+    } while (!core::FeatureSet(filter_.features).contains(dtype_feature()));
+    p_.layout = rng_.pick({Layout::bshd, Layout::bshd, Layout::sbhd, Layout::bhsd});
+    if (wanted(Feature::packed, 0.3)) p_.layout = Layout::thd;
+  }
+
+  [[nodiscard]] Feature dtype_feature() const {
+    return p_.dtype == DType::f32 ? Feature::f32 : p_.dtype == DType::bf16 ? Feature::bf16 : Feature::f16;
+  }
+
+  std::int64_t draw_head_dim() {
+    if (rng_.chance(0.45)) return rng_.pick<std::int64_t>({32, 64, 64, 80, 96, 128, 128, 192, 256});
+    if (rng_.chance(0.5)) return rng_.integer(1, 70);
+    return rng_.pick<std::int64_t>(
+        {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 65, 72, 100, 127, 129, 160, 255, 257, 320, 511, 512, 513, 575, 576});
+  }
+
+  void draw_heads() {
+    p_.batch_size = rng_.pick<std::int64_t>({1, 1, 2, 2, 3, 5});
+    if (rng_.chance(0.01)) p_.batch_size = 0;
+    p_.num_heads_k = rng_.pick<std::int64_t>({1, 1, 2, 3, 4});
+    p_.num_heads_q = p_.num_heads_k;
+    if (wanted(Feature::gqa, 0.5)) p_.num_heads_q *= rng_.pick<std::int64_t>({2, 3, 4, 5, 8});
+    p_.head_dim = draw_head_dim();
+    p_.head_dim_v = p_.head_dim;
+    if (wanted(Feature::head_dim_v, 0.35)) p_.head_dim_v = std::min<std::int64_t>(draw_head_dim(), 512);
+    if (p_.head_dim_v > 512) {
+      p_.head_dim_v = 512;
+      if (!filter_.features.contains(Feature::head_dim_v)) p_.head_dim = 512;
+    }
+  }
+
+  std::int64_t draw_length() {
+    if (rng_.chance(0.03)) return 0;
+    if (rng_.chance(0.3)) return rng_.integer(1, 40);
+    if (rng_.chance(0.5)) return rng_.pick<std::int64_t>({1, 2, 3, 5, 8, 12}) * 32 + rng_.integer(-1, 1);
+    return rng_.integer(1, 700);
+  }
+
+  void draw_lengths() {
+    p_.seqlen_q = draw_length();
+    p_.seqlen_k = rng_.chance(0.4) ? p_.seqlen_q : draw_length();
+    if (rng_.chance(0.12)) {  // decoding
+      p_.seqlen_q = rng_.integer(1, 4);
+      p_.seqlen_k = rng_.integer(100, 5000);
+    }
+  }
+
+  /// Shrinks batch and heads first, then the longer length, keeping odd sizes odd.
+  void fit_cost() {
+    while (cost(p_) > filter_.max_flops) {
+      const std::int64_t group = p_.num_heads_q / p_.num_heads_k;
+      if (p_.batch_size > 2 && rng_.chance(0.7)) {
+        p_.batch_size -= 1;
+      } else if (p_.num_heads_q > 4 && rng_.chance(0.7)) {
+        p_.num_heads_k = std::max<std::int64_t>(1, p_.num_heads_k / 2);
+        p_.num_heads_q = p_.num_heads_k * (group > 4 ? group / 2 : group);
+      } else if (p_.seqlen_q > 1 || p_.seqlen_k > 1) {
+        std::int64_t& longer = p_.seqlen_q > p_.seqlen_k ? p_.seqlen_q : p_.seqlen_k;
+        const bool same = p_.seqlen_q == p_.seqlen_k;
+        longer = (2 * longer + 2) / 3;
+        if (same) p_.seqlen_q = p_.seqlen_k = longer;
+      } else if (p_.batch_size > 1 || p_.num_heads_q > 1) {
+        p_.batch_size = p_.num_heads_q = p_.num_heads_k = 1;
+      } else {
+        return;  // one position of one head: as small as it gets
+      }
+    }
+  }
+
+  void draw_totals() {
+    if (p_.layout != Layout::thd) return;
+    const auto total = [this](std::int64_t longest) {
+      const std::int64_t rows = p_.batch_size == 0 ? 0 : longest + rng_.integer(0, (p_.batch_size - 1) * longest);
+      return rows + (rng_.chance(0.5) ? rng_.integer(1, 5) : 0);
+    };
+    p_.total_q = total(p_.seqlen_q);
+    p_.total_k = p_.seqlen_q == p_.seqlen_k && rng_.chance(0.5) ? p_.total_q : total(p_.seqlen_k);
+  }
+
+  void draw_mask() {
+    const auto window = [this](std::int64_t length) {
+      return rng_.chance(0.3) ? rng_.integer(0, 3) : rng_.integer(0, std::max<std::int64_t>(1, length));
+    };
+    const bool right_allowed = filter_.features.contains(Feature::window_right);
+    if (right_allowed && rng_.chance(0.35)) {
+      p_.mask = Mask::causal;
+    } else if (wanted(Feature::window_right, 0.25)) {
+      p_.window_right = window(p_.seqlen_k);
+    }
+    if (wanted(Feature::window_left, 0.3)) p_.window_left = window(p_.seqlen_k);
+    if (wanted(Feature::top_left, 0.35)) p_.alignment = Alignment::top_left;
+    p_.seqused_q = wanted(Feature::seqused_q, 0.2);
+    p_.seqused_k = wanted(Feature::seqused_k, 0.25);
+    p_.leftpad_k = wanted(Feature::leftpad_k, 0.2);
+  }
+
+  void draw_scores() {
+    p_.softmax_scale = core::default_softmax_scale(p_.head_dim);
+    if (rng_.chance(0.2)) p_.softmax_scale *= rng_.uniform(0.1, 4.0);
+    if (wanted(Feature::scale_sign, 0.1)) p_.softmax_scale = rng_.chance(0.3) ? 0.0 : -p_.softmax_scale;
+    if (wanted(Feature::softcap, 0.2)) p_.softcap = rng_.pick({0.5, 2.0, 15.0, 50.0});
+    if (wanted(Feature::alibi, 0.2))
+      p_.alibi_slopes = rng_.chance(0.5) ? AlibiKind::per_head : AlibiKind::per_batch_head;
+    p_.sink = wanted(Feature::sink, 0.2);
+  }
+
+  void draw_bias() {
+    if (!wanted(Feature::bias, 0.35)) return;
+    p_.bias = p_.dtype != DType::f32 && rng_.chance(0.4) ? BiasKind::query : BiasKind::f32;
+    if (wanted(Feature::bias_boolean, 0.35)) p_.bias = BiasKind::boolean;
+    const auto has = [this](std::int64_t size) { return size != 1 && rng_.chance(0.6); };
+    p_.bias_dims = {has(p_.batch_size), has(p_.num_heads_q), has(p_.seqlen_q), has(p_.seqlen_k)};
+  }
+
+  void draw_dropout() {
+    if (!wanted(Feature::dropout, 0.2)) return;
+    // A scale of kept values up to 65536 would overflow f16.
+    p_.dropout_p =
+        p_.dtype != DType::f16 && rng_.chance(0.1) ? 65535.0 / 65536.0 : rng_.pick({0.1, 0.5, 0.9, 1.0 / 65536.0});
+    p_.seed_tensor = wanted(Feature::seed_tensor, 0.4);
+  }
+
+  void draw_outputs() {
+    p_.batch_invariant = wanted(Feature::batch_invariant, 0.1);
+    if (p_.operation == Operation::attention_forward) {
+      p_.softmax_lse = rng_.chance(0.7);
+      return;
+    }
+    p_.deterministic = wanted(Feature::deterministic, 0.3);
+    p_.dlse = wanted(Feature::dlse, 0.3);
+    p_.dbias = p_.bias != BiasKind::none && p_.bias != BiasKind::boolean && wanted(Feature::dbias, 0.7);
+    p_.dsink = p_.sink && wanted(Feature::dsink, 0.7);
+    if (rng_.chance(0.7)) return;
+    p_.dq = rng_.chance(0.5);
+    p_.dk = rng_.chance(0.5);
+    p_.dv = rng_.chance(0.5);
+    if (!(p_.dq || p_.dk || p_.dv || p_.dbias || p_.dsink)) p_.dq = true;
+  }
+
+  Random rng_;
+  const Filter& filter_;
+  Problem p_;
+};
+
+}  // namespace
+
+double cost(const Problem& p) {
+  const double pairs = static_cast<double>(p.batch_size) * static_cast<double>(p.num_heads_q) *
+                       static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k);
+  const bool forward = p.operation == Operation::attention_forward;
+  const auto dims = static_cast<double>(forward ? p.head_dim + p.head_dim_v : 3 * p.head_dim + 2 * p.head_dim_v);
+  return 2.0 * pairs * dims;
+}
+
+Problem random_problem(std::uint64_t seed, const Filter& filter) { return ProblemDraw(seed, filter).draw(); }
+
+}  // namespace tilewise::verify

@@ -1,0 +1,113 @@
+// Imports DLPack objects through nanobind and hands them to the core as TensorViews.
+#include "array.hpp"
+
+#include <dlpack/dlpack.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "tilewise/error.hpp"
+
+namespace tilewise::python {
+namespace {
+
+/// The Python type of `object` as people write it: "numpy.ndarray", "list".
+std::string type_name(const nb::object& object) {
+  const nb::handle type = object.type();
+  const auto module = nb::cast<std::string>(type.attr("__module__"));
+  const auto name = nb::cast<std::string>(type.attr("__qualname__"));
+  return module == "builtins" ? name : module + "." + name;
+}
+
+nb::ndarray<nb::ro> import(const nb::object& object, const std::string& name, bool writable) {
+  nb::ndarray<nb::ro> array;
+  if (!writable) {
+    if (nb::try_cast(object, array, false)) return array;
+    throw Error(
+        ErrorCode::invalid_type,
+        name + ": must be an array that supports DLPack with a dtype it can express (got " + type_name(object) + ")");
+  }
+  nb::ndarray<> writable_array;
+  if (!nb::try_cast(object, writable_array, false)) {
+    throw Error(ErrorCode::invalid_type,
+                name + ": must be a writable array that supports DLPack (got " + type_name(object) + ")");
+  }
+  return nb::ndarray<nb::ro>(writable_array);
+}
+
+DType dtype_named(const std::string& dtype, const std::string& name) {
+  for (const DType candidate : {DType::bf16, DType::f16}) {
+    if (to_string(candidate) == dtype) return candidate;
+  }
+  throw Error(ErrorCode::invalid_type, name + ": elements can be reinterpreted as bf16 or f16 (got " + dtype + ")");
+}
+
+DLTensor to_dltensor(const nb::ndarray<nb::ro>& array) {
+  DLTensor tensor{};
+  tensor.data = const_cast<void*>(array.data());
+  tensor.device = {static_cast<DLDeviceType>(array.device_type()), array.device_id()};
+  tensor.ndim = static_cast<int>(array.ndim());
+  tensor.dtype = {array.dtype().code, array.dtype().bits, array.dtype().lanes};
+  tensor.shape = const_cast<std::int64_t*>(array.shape_ptr());
+  tensor.strides = const_cast<std::int64_t*>(array.stride_ptr());
+  return tensor;
+}
+
+/// New memory as a DLPack object of no particular library; it lives as long as that object.
+nb::ndarray<nb::array_api> empty(const std::vector<std::size_t>& shape, const std::string& dtype) {
+  DLTensor tensor{};
+  TensorView view;
+  view.dtype = DType::none;
+  for (const DType candidate : {DType::f32, DType::bf16, DType::f16}) {
+    if (to_string(candidate) == dtype) view.dtype = candidate;
+  }
+  if (!view.defined()) {
+    throw Error(ErrorCode::invalid_type, "dtype: must be one of f32, bf16, f16 (got " + dtype + ")");
+  }
+  to_dlpack(view, &tensor);
+  std::size_t bytes = size_of(view.dtype);
+  for (const std::size_t size : shape) bytes *= size;
+  auto* memory = new std::byte[bytes];
+  const nb::capsule owner(memory, [](void* data) noexcept { delete[] static_cast<std::byte*>(data); });
+  const nb::dlpack::dtype element{tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
+  return nb::ndarray<nb::array_api>(memory, shape.size(), shape.data(), owner, nullptr, element);
+}
+
+}  // namespace
+
+Array::Array(nb::object object, const std::string& name, const std::string& dtype, bool writable)
+    : array_(import(object, name, writable)) {
+  DLTensor tensor = to_dltensor(array_);
+  if (!dtype.empty()) {
+    const DType reinterpreted = dtype_named(dtype, name);
+    if (tensor.dtype.bits != 8 * size_of(reinterpreted)) {
+      throw Error(ErrorCode::invalid_type, name + ": elements must have " + std::to_string(8 * size_of(reinterpreted)) +
+                                               " bits to be read as " + dtype + " (got " +
+                                               std::to_string(tensor.dtype.bits) + ")");
+    }
+    const auto code = static_cast<std::uint8_t>(reinterpreted == DType::bf16 ? kDLBfloat : kDLFloat);
+    tensor.dtype = {code, 16, 1};
+  }
+  view_ = from_dlpack(tensor, name);
+}
+
+void bind_array(nb::module_& module) {
+  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "Uninitialised memory as a DLPack array.");
+  nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
+      .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array"), nb::arg("name"),
+           nb::arg("dtype") = "", nb::arg("writable") = false,
+           "Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as \"bf16\" or \"f16\".")
+      .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })
+      .def_prop_ro("shape",
+                   [](const Array& array) {
+                     const auto begin = array.view().shape.begin();
+                     return std::vector<std::int64_t>(begin, begin + array.view().rank);
+                   })
+      .def("__repr__", [](const Array& array) { return describe(array.view()); });
+}
+
+}  // namespace tilewise::python

@@ -1,0 +1,35 @@
+// Array: any DLPack (or buffer) object seen as a TensorView, kept alive as long as the view.
+// The one place where Python arrays become what the core understands.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <string>
+#include <string_view>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::python {
+
+namespace nb = nanobind;
+
+class Array {
+ public:
+  /// `dtype` ("" or a name of DType) reinterprets the elements: NumPy has no bfloat16 of its
+  /// own, so such an array comes as uint16. Throws Error naming `name`.
+  Array(nb::object object, const std::string& name, const std::string& dtype, bool writable);
+
+  [[nodiscard]] const TensorView& view() const noexcept { return view_; }
+
+ private:
+  nb::ndarray<nb::ro> array_;
+  TensorView view_;
+};
+
+/// The view of an Array argument; undefined for None.
+[[nodiscard]] inline TensorView view_of(const Array* array) { return array == nullptr ? TensorView{} : array->view(); }
+
+void bind_array(nb::module_& module);
+
+}  // namespace tilewise::python

@@ -1,0 +1,100 @@
+// attention_forward, attention_backward and merge on Arrays. Outputs are allocated by the
+// caller, so that every array library gets its own kind back.
+#include "attention.hpp"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array.hpp"
+#include "core/parallel.hpp"
+#include "options.hpp"
+#include "outputs.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise::python {
+namespace {
+
+void forward(const Array& q, const Array& k, const Array& v, const Array& out, const Array* softmax_lse,
+             const Options& options, const std::string& implementation, int num_threads) {
+  const ForwardArguments arguments{q.view(), k.view(), v.view(), out.view(), view_of(softmax_lse), options.value};
+  const nb::gil_scoped_release release;
+  const core::ScopedNumThreads threads(num_threads);
+  attention_forward(arguments, {implementation});
+}
+
+/// The gradients that the caller wants; each may be None.
+void backward(const Array& dout, const Array* dlse, const Array& q, const Array& k, const Array& v, const Array& out,
+              const Array& softmax_lse, const Array* dq, const Array* dk, const Array* dv, const Array* dbias,
+              const Array* dsink, const Options& options, const std::string& implementation, int num_threads) {
+  BackwardArguments arguments;
+  arguments.dout = dout.view();
+  arguments.dlse = view_of(dlse);
+  arguments.q = q.view();
+  arguments.k = k.view();
+  arguments.v = v.view();
+  arguments.out = out.view();
+  arguments.softmax_lse = softmax_lse.view();
+  arguments.dq = view_of(dq);
+  arguments.dk = view_of(dk);
+  arguments.dv = view_of(dv);
+  arguments.dbias = view_of(dbias);
+  arguments.dsink = view_of(dsink);
+  arguments.options = options.value;
+  const nb::gil_scoped_release release;
+  const core::ScopedNumThreads threads(num_threads);
+  attention_backward(arguments, {implementation});
+}
+
+using Sizes = std::vector<std::int64_t>;
+
+Sizes sizes_of(const TensorView& view) { return Sizes(view.shape.begin(), view.shape.begin() + view.rank); }
+
+/// The shapes of out and softmax_lse. Checks the whole call, so that nothing is allocated for a
+/// wrong one.
+std::pair<Sizes, Sizes> output_shapes(const Array& q, const Array& k, const Array& v, const Options& options) {
+  ForwardArguments arguments{q.view(), k.view(), v.view(), {}, {}, options.value};
+  arguments.out = planned_out(arguments.q, arguments.v);
+  arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
+  validate(describe(arguments));
+  return {sizes_of(arguments.out), sizes_of(arguments.softmax_lse)};
+}
+
+std::vector<TensorView> views_of(const std::vector<const Array*>& arrays) {
+  std::vector<TensorView> views;
+  for (const Array* array : arrays) views.push_back(view_of(array));
+  return views;
+}
+
+void merge_partials(const std::vector<const Array*>& outs, const std::vector<const Array*>& lses, const Array* sink,
+                    const Array& out, const Array* softmax_lse, const std::string& layout, int num_threads) {
+  const std::vector<TensorView> out_views = views_of(outs), lse_views = views_of(lses);
+  const Layout chosen = layout_named(layout);
+  const nb::gil_scoped_release release;
+  const core::ScopedNumThreads threads(num_threads);
+  merge(out_views, lse_views, view_of(sink), out.view(), view_of(softmax_lse), chosen);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& module) {
+  const auto optional = [](const char* name) { return nb::arg(name).none(); };
+  module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
+             optional("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("num_threads") = 0,
+             "Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.");
+  module.def("output_shapes", &output_shapes, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
+             "Checks a forward call and returns the shapes of out and softmax_lse.");
+  module.def("attention_backward", &backward, nb::arg("dout"), optional("dlse"), nb::arg("q"), nb::arg("k"),
+             nb::arg("v"), nb::arg("out"), nb::arg("softmax_lse"), optional("dq"), optional("dk"), optional("dv"),
+             optional("dbias"), optional("dsink"), nb::arg("options"), nb::arg("implementation") = "",
+             nb::arg("num_threads") = 0, "Writes the gradients that are given.");
+  module.def("merge", &merge_partials, nb::arg("outs"), nb::arg("lses"), optional("sink"), nb::arg("out"),
+             optional("softmax_lse"), nb::arg("layout") = "bshd", nb::arg("num_threads") = 0,
+             "Writes the merge of partial results over disjoint keys.");
+}
+
+}  // namespace tilewise::python

@@ -1,0 +1,72 @@
+// explain() for Python: the walk over the implementation table as rows and as a printable table.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "array.hpp"
+#include "attention.hpp"
+#include "options.hpp"
+#include "outputs.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise::python {
+namespace {
+
+Explanation explain_forward(const Array& q, const Array& k, const Array& v, const Array* out, bool softmax_lse,
+                            const Options& options, const std::string& implementation) {
+  ForwardArguments arguments{q.view(), k.view(), v.view(), view_of(out), {}, options.value};
+  if (out == nullptr) arguments.out = planned_out(arguments.q, arguments.v);
+  if (softmax_lse) arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
+  return explain(describe(arguments), {implementation});
+}
+
+std::string row_text(const ExplainRow& row) {
+  std::string text = "ExplainRow(implementation='" + row.implementation + "', ";
+  text += row.accepted ? "accepted=True" : "accepted=False";
+  if (row.chosen) text += ", chosen=True";
+  return text + ", reason='" + row.reason + "')";
+}
+
+}  // namespace
+
+void bind_explain(nb::module_& module) {
+  nb::class_<ExplainRow>(module, "ExplainRow", "One implementation's verdict on a problem.")
+      .def_ro("implementation", &ExplainRow::implementation, "Its name, as the implementation= argument takes it.")
+      .def_ro("accepted", &ExplainRow::accepted)
+      .def_ro("chosen", &ExplainRow::chosen, "Whether a call would run it.")
+      .def_ro("estimated_us", &ExplainRow::estimated_us, "Estimated microseconds of an accepted one.")
+      .def_ro("reason", &ExplainRow::reason, "Why it is refused, or the schedule of an accepted one.")
+      .def("__repr__", &row_text);
+
+  nb::class_<Explanation>(module, "Explanation", "Every implementation's verdict on one problem; prints as a table.")
+      .def_prop_ro(
+          "problem", [](const Explanation& self) { return to_string(self.problem); },
+          "The problem as one line, which explain() and the command line read back.")
+      .def_prop_ro(
+          "rows", [](const Explanation& self) { return self.rows; }, "ExplainRow of every implementation, in order.")
+      .def_prop_ro(
+          "chosen",
+          [](const Explanation& self) -> std::optional<std::string> {
+            for (const ExplainRow& row : self.rows) {
+              if (row.chosen) return row.implementation;
+            }
+            return std::nullopt;
+          },
+          "The implementation that a call would run, or None.")
+      .def("__str__", &Explanation::to_string)
+      .def("__repr__", &Explanation::to_string);
+
+  module.def("explain_forward", &explain_forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out").none(),
+             nb::arg("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "");
+  module.def(
+      "explain_problem",
+      [](const std::string& problem, const std::string& implementation) {
+        return explain(parse_problem(problem), {implementation});
+      },
+      nb::arg("problem"), nb::arg("implementation") = "");
+}
+
+}  // namespace tilewise::python

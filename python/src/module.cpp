@@ -1,0 +1,50 @@
+// The extension module tilewise._core: tilewise over DLPack arrays, without any array library.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+
+#include "array.hpp"
+#include "attention.hpp"
+#include "options.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+#include "torch_operators.hpp"
+
+namespace {
+
+namespace nb = nanobind;
+
+PyObject* exception_type(tilewise::ErrorCode code) {
+  switch (code) {
+    case tilewise::ErrorCode::invalid_argument:
+      return PyExc_ValueError;
+    case tilewise::ErrorCode::invalid_type:
+      return PyExc_TypeError;
+    case tilewise::ErrorCode::unsupported:
+      return PyExc_NotImplementedError;
+    case tilewise::ErrorCode::runtime:
+      return PyExc_RuntimeError;
+  }
+  return PyExc_RuntimeError;
+}
+
+void translate(const std::exception_ptr& exception, void* /*payload*/) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const tilewise::Error& error) {
+    PyErr_SetString(exception_type(error.code()), error.what());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  nb::register_exception_translator(&translate);
+  tilewise::python::bind_array(module);
+  tilewise::python::bind_options(module);
+  tilewise::python::bind_attention(module);
+  tilewise::python::bind_explain(module);
+  tilewise::python::bind_torch_operators(module);
+  module.def("set_num_threads", &tilewise::set_num_threads, nb::arg("num_threads"));
+  module.def("get_num_threads", &tilewise::get_num_threads);
+  module.def("version", &tilewise::version);
+}

@@ -1,0 +1,136 @@
+// Turns keyword values into AttentionOptions. Ranges and combinations are the core's to judge;
+// only names and the mapping to fields live here.
+#include "options.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/message.hpp"
+
+namespace tilewise::python {
+namespace {
+
+template <typename Value>
+struct Named {
+  std::string_view name;
+  Value value;
+};
+
+template <typename Value, std::size_t kCount>
+Value find_named(const std::array<Named<Value>, kCount>& known, std::string_view argument, std::string_view name) {
+  std::string names;
+  for (const Named<Value>& entry : known) {
+    if (entry.name == name) return entry.value;
+    names += (names.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  core::invalid_argument(argument, ": must be one of ", names, " (got ", name, ")");
+}
+
+template <typename Value, std::size_t kCount>
+std::vector<std::string> names_of(const std::array<Named<Value>, kCount>& known) {
+  std::vector<std::string> names;
+  for (const Named<Value>& entry : known) names.emplace_back(entry.name);
+  return names;
+}
+
+constexpr std::array<Named<Layout>, 4> kLayouts{
+    {{"bshd", Layout::bshd}, {"sbhd", Layout::sbhd}, {"bhsd", Layout::bhsd}, {"thd", Layout::thd}}};
+
+constexpr std::array<Named<Alignment>, 2> kAlignments{
+    {{"bottom_right", Alignment::bottom_right}, {"top_left", Alignment::top_left}}};
+
+struct MaskAndAlignment {
+  Mask mask;
+  std::optional<Alignment> alignment;
+};
+constexpr std::array<Named<MaskAndAlignment>, 3> kMasks{{{"none", {Mask::none, {}}},
+                                                         {"causal", {Mask::causal, {}}},
+                                                         {"causal_top_left", {Mask::causal, Alignment::top_left}}}};
+
+/// Everything that is an array; each one optional.
+struct OptionArrays {
+  std::optional<Array> seed_and_offset, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
+      leftpad_k;
+};
+
+void take(std::optional<Array>& array, TensorView AttentionOptions::* field, Options* options) {
+  if (!array) return;
+  options->value.*field = array->view();
+  options->arrays.push_back(std::move(*array));
+}
+
+void take_all(OptionArrays arrays, Options* options) {
+  take(arrays.seed_and_offset, &AttentionOptions::seed_and_offset, options);
+  take(arrays.bias, &AttentionOptions::bias, options);
+  take(arrays.alibi_slopes, &AttentionOptions::alibi_slopes, options);
+  take(arrays.sink, &AttentionOptions::sink, options);
+  take(arrays.cu_seqlens_q, &AttentionOptions::cu_seqlens_q, options);
+  take(arrays.cu_seqlens_k, &AttentionOptions::cu_seqlens_k, options);
+  take(arrays.seqused_q, &AttentionOptions::seqused_q, options);
+  take(arrays.seqused_k, &AttentionOptions::seqused_k, options);
+  take(arrays.leftpad_k, &AttentionOptions::leftpad_k, options);
+}
+
+}  // namespace
+
+Layout layout_named(std::string_view name) { return find_named(kLayouts, "layout", name); }
+
+void set_mask(std::string_view mask, std::string_view alignment, AttentionOptions* options) {
+  const MaskAndAlignment chosen = find_named(kMasks, "mask", mask);
+  options->mask = chosen.mask;
+  options->alignment = chosen.alignment.value_or(find_named(kAlignments, "alignment", alignment));
+}
+
+void bind_options(nb::module_& module) {
+  module.def("layout_names", [] { return names_of(kLayouts); });
+  module.def("mask_names", [] { return names_of(kMasks); });
+  module.def("alignment_names", [] { return names_of(kAlignments); });
+  using OptionalArray = std::optional<Array>;
+  nb::class_<Options>(module, "AttentionOptions", "Everything about a call that is not q, k, v or an output.")
+      .def(
+          "__init__",
+          [](Options* self, const std::string& layout, const std::string& mask, const std::string& alignment,
+             std::int64_t window_left, std::int64_t window_right, std::optional<double> softmax_scale, double softcap,
+             double dropout_p, std::uint64_t seed, std::optional<std::int64_t> max_seqlen_q,
+             std::optional<std::int64_t> max_seqlen_k, bool deterministic, bool batch_invariant,
+             OptionalArray seed_and_offset, OptionalArray bias, OptionalArray alibi_slopes, OptionalArray sink,
+             OptionalArray cu_seqlens_q, OptionalArray cu_seqlens_k, OptionalArray seqused_q, OptionalArray seqused_k,
+             OptionalArray leftpad_k) {
+            Options options;
+            AttentionOptions& value = options.value;
+            value.layout = layout_named(layout);
+            set_mask(mask, alignment, &value);
+            value.window_left = window_left;
+            value.window_right = window_right;
+            value.softmax_scale = softmax_scale;
+            value.softcap = softcap;
+            value.dropout_p = dropout_p;
+            value.seed = seed;
+            value.max_seqlen_q = max_seqlen_q;
+            value.max_seqlen_k = max_seqlen_k;
+            value.deterministic = deterministic;
+            value.batch_invariant = batch_invariant;
+            take_all({std::move(seed_and_offset), std::move(bias), std::move(alibi_slopes), std::move(sink),
+                      std::move(cu_seqlens_q), std::move(cu_seqlens_k), std::move(seqused_q), std::move(seqused_k),
+                      std::move(leftpad_k)},
+                     &options);
+            new (self) Options(std::move(options));
+          },
+          nb::kw_only(), nb::arg("layout") = "bshd", nb::arg("mask") = "none", nb::arg("alignment") = "bottom_right",
+          nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softmax_scale") = nb::none(),
+          nb::arg("softcap") = 0.0, nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0,
+          nb::arg("max_seqlen_q") = nb::none(), nb::arg("max_seqlen_k") = nb::none(), nb::arg("deterministic") = false,
+          nb::arg("batch_invariant") = false, nb::arg("seed_and_offset") = nb::none(), nb::arg("bias") = nb::none(),
+          nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(),
+          nb::arg("cu_seqlens_k") = nb::none(), nb::arg("seqused_q") = nb::none(), nb::arg("seqused_k") = nb::none(),
+          nb::arg("leftpad_k") = nb::none());
+}
+
+}  // namespace tilewise::python

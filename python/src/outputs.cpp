@@ -1,0 +1,53 @@
+// Shapes of out and softmax_lse from those of q and v.
+#include "outputs.hpp"
+
+#include "core/layout.hpp"
+
+namespace tilewise::python {
+namespace {
+
+/// Where planned views point: describe() wants an address and never reads it.
+alignas(8) constexpr std::byte kNoMemory[8]{};
+
+}  // namespace
+
+TensorView contiguous(DType dtype, Device device, int rank, const std::array<std::int64_t, kMaxRank>& shape) {
+  TensorView view;
+  view.data = const_cast<std::byte*>(kNoMemory);
+  view.dtype = dtype;
+  view.device = device;
+  view.rank = rank;
+  view.shape = shape;
+  std::int64_t stride = 1;
+  for (std::size_t i = static_cast<std::size_t>(rank); i-- > 0;) {
+    view.strides[i] = stride;
+    if (__builtin_mul_overflow(stride, shape[i] > 0 ? shape[i] : 1, &stride)) stride = 1;  // describe() refuses it
+  }
+  return view;
+}
+
+bool is_huge(const TensorView& view) {
+  constexpr std::int64_t kManyElements = std::int64_t{1} << 28;
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(view.rank); ++i) {
+    if (__builtin_mul_overflow(count, view.shape[i], &count)) return true;
+  }
+  return count > kManyElements;
+}
+
+TensorView planned_out(const TensorView& q, const TensorView& v) {
+  std::array<std::int64_t, kMaxRank> shape = q.shape;
+  if (q.rank > 0 && v.rank > 0) {
+    shape[static_cast<std::size_t>(q.rank - 1)] = v.shape[static_cast<std::size_t>(v.rank - 1)];
+  }
+  return contiguous(q.dtype, q.device, q.rank, shape);
+}
+
+TensorView planned_lse(const TensorView& q, Layout layout) {
+  const core::Axes axes = core::axes_of(layout);
+  const std::int64_t heads = core::size_at(q, axes.head), rows = core::size_at(q, axes.seq);
+  if (axes.batch < 0) return contiguous(DType::f32, q.device, 2, {heads, rows});
+  return contiguous(DType::f32, q.device, 3, {core::size_at(q, axes.batch), heads, rows});
+}
+
+}  // namespace tilewise::python

@@ -1,0 +1,21 @@
+// What the outputs of a call will look like, before anything is allocated for them.
+#pragma once
+
+#include "tilewise/attention.hpp"
+
+namespace tilewise::python {
+
+/// A contiguous view of this shape on no memory of its own: enough for describe(), never run.
+[[nodiscard]] TensorView contiguous(DType dtype, Device device, int rank,
+                                    const std::array<std::int64_t, kMaxRank>& shape);
+
+/// Whether a view has so many elements that a mistake is likelier than a wish.
+[[nodiscard]] bool is_huge(const TensorView& view);
+
+/// q's shape with head_dim_v; where q or v has no dimension, whatever describe() will refuse.
+[[nodiscard]] TensorView planned_out(const TensorView& q, const TensorView& v);
+
+/// f32 [batch_size, num_heads_q, seqlen_q]; packed [num_heads_q, total_q].
+[[nodiscard]] TensorView planned_lse(const TensorView& q, Layout layout);
+
+}  // namespace tilewise::python

@@ -1,0 +1,264 @@
+// Schemas and kernels of the torch operators. A schema stands beside the code that reads its
+// arguments; the registration from Python takes the same text.
+#include "torch_operators.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/parallel.hpp"
+#include "options.hpp"
+#include "outputs.hpp"
+#include "tilewise/attention.hpp"
+#include "torch_shim.hpp"
+#include "torch_stack.hpp"
+
+namespace tilewise::python {
+namespace {
+
+namespace shim = torch_shim;
+
+/// The ABI these kernels are written for: torch 2.10, the first with torch_library_impl.
+constexpr std::uint64_t kTorchAbi = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);
+
+constexpr const char* kOptionsSchema =
+    "Tensor? bias=None, Tensor? sink=None, Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? leftpad_k=None, "
+    "Tensor? seed_and_offset=None, SymInt seed=0, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+    "str layout=\"bshd\", str mask=\"none\", str alignment=\"bottom_right\", SymInt window_left=-1, "
+    "SymInt window_right=-1, float? softmax_scale=None, float softcap=0.0, float dropout_p=0.0, "
+    "bool deterministic=False, bool batch_invariant=False, str implementation=\"\"";
+
+/// The options of a call in kOptionsSchema's order, owned until the kernel returns.
+struct TorchOptions {
+  shim::Tensor bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, seed_and_offset;
+  std::int64_t seed;
+  std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
+  shim::String layout, mask, alignment;
+  std::int64_t window_left, window_right;
+  std::optional<double> softmax_scale;
+  double softcap, dropout_p;
+  bool deterministic, batch_invariant;
+  shim::String implementation;
+
+  /// Braces evaluate in order, so this reads the stack as the schema lists it.
+  [[nodiscard]] static TorchOptions read(shim::StackReader& stack) {
+    return TorchOptions{stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.optional_tensor(),
+                        stack.integer(),
+                        stack.optional_integer(),
+                        stack.optional_integer(),
+                        stack.string(),
+                        stack.string(),
+                        stack.string(),
+                        stack.integer(),
+                        stack.integer(),
+                        stack.optional_number(),
+                        stack.number(),
+                        stack.number(),
+                        stack.boolean(),
+                        stack.boolean(),
+                        stack.string()};
+  }
+
+  [[nodiscard]] AttentionOptions options() const {
+    AttentionOptions value;
+    value.layout = layout_named(layout.view());
+    set_mask(mask.view(), alignment.view(), &value);
+    value.window_left = window_left;
+    value.window_right = window_right;
+    value.softmax_scale = softmax_scale;
+    value.softcap = softcap;
+    value.dropout_p = dropout_p;
+    value.seed = static_cast<std::uint64_t>(seed);
+    value.seed_and_offset = seed_and_offset.view("seed");
+    value.bias = bias.view("bias");
+    value.alibi_slopes = alibi_slopes.view("alibi_slopes");
+    value.sink = sink.view("sink");
+    value.cu_seqlens_q = cu_seqlens_q.view("cu_seqlens_q");
+    value.cu_seqlens_k = cu_seqlens_k.view("cu_seqlens_k");
+    value.max_seqlen_q = max_seqlen_q;
+    value.max_seqlen_k = max_seqlen_k;
+    value.seqused_q = seqused_q.view("seqused_q");
+    value.seqused_k = seqused_k.view("seqused_k");
+    value.leftpad_k = leftpad_k.view("leftpad_k");
+    value.deterministic = deterministic;
+    value.batch_invariant = batch_invariant;
+    return value;
+  }
+  [[nodiscard]] SelectOptions select() const { return {std::string(implementation.view())}; }
+};
+
+/// The last Error a kernel threw on this thread: torch turns every exception into a RuntimeError,
+/// and the Python wrapper turns that one back into the right type.
+std::optional<Error>& pending_error() {
+  thread_local std::optional<Error> error;
+  return error;
+}
+
+template <typename Body>
+void run_kernel(Body&& body) {
+  try {
+    std::uint32_t num_threads = 0;
+    shim::check(shim::api().get_num_threads(&num_threads), "get_num_threads");
+    const core::ScopedNumThreads threads(static_cast<int>(num_threads));
+    body();
+  } catch (const Error& error) {
+    pending_error() = error;
+    throw;
+  }
+}
+
+/// Allocates the outputs that are not given. A huge call is judged first, so that a wrong shape
+/// is reported as such and not as memory that torch could not find.
+void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tensor* lse) {
+  if (out != nullptr) arguments->out = planned_out(arguments->q, arguments->v);
+  arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
+  if (is_huge(arguments->out) || is_huge(arguments->softmax_lse)) static_cast<void>(describe(*arguments));
+  if (out != nullptr) {
+    *out = shim::Tensor::empty(arguments->out);
+    arguments->out = out->view("out");
+  }
+  *lse = shim::Tensor::empty(arguments->softmax_lse);
+  arguments->softmax_lse = lse->view("softmax_lse");
+}
+
+void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor();
+  const TorchOptions options = TorchOptions::read(reader);
+  shim::Tensor out, lse;
+  run_kernel([&] {
+    ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), {}, {}, options.options()};
+    allocate_outputs(&arguments, &out, &lse);
+    attention_forward(arguments, options.select());
+  });
+  stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
+  stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
+}
+
+void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor(), out = reader.tensor();
+  const TorchOptions options = TorchOptions::read(reader);
+  shim::Tensor lse;
+  run_kernel([&] {
+    ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), out.view("out"), {}, options.options()};
+    allocate_outputs(&arguments, nullptr, &lse);
+    attention_forward(arguments, options.select());
+  });
+  stack[0] = reinterpret_cast<std::uintptr_t>(lse.release());
+}
+
+/// A gradient shaped like `like` where wanted, an empty tensor otherwise.
+shim::Tensor gradient(const TensorView& like, bool wanted, const char* name, TensorView* view) {
+  if (wanted && !like.defined()) {
+    throw Error(ErrorCode::invalid_argument, std::string(name) + ": cannot be asked for without its input");
+  }
+  const DType dtype = like.defined() ? like.dtype : DType::f32;
+  shim::Tensor tensor = shim::Tensor::empty(wanted ? contiguous(dtype, like.device, like.rank, like.shape)
+                                                   : contiguous(dtype, like.device, 1, {0}));
+  if (wanted) *view = tensor.view(name);
+  return tensor;
+}
+
+void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const shim::Tensor dout = reader.tensor(), dlse = reader.optional_tensor(), q = reader.tensor(), k = reader.tensor(),
+                     v = reader.tensor(), out = reader.tensor(), lse = reader.tensor();
+  const bool need_dq = reader.boolean(), need_dk = reader.boolean(), need_dv = reader.boolean(),
+             need_dbias = reader.boolean(), need_dsink = reader.boolean();
+  const TorchOptions options = TorchOptions::read(reader);
+  std::array<shim::Tensor, 5> gradients;
+  run_kernel([&] {
+    BackwardArguments a;
+    a.dout = dout.view("dout");
+    a.dlse = dlse.view("dlse");
+    a.q = q.view("q");
+    a.k = k.view("k");
+    a.v = v.view("v");
+    a.out = out.view("out");
+    a.softmax_lse = lse.view("softmax_lse");
+    a.options = options.options();
+    gradients[0] = gradient(a.q, need_dq, "dq", &a.dq);
+    gradients[1] = gradient(a.k, need_dk, "dk", &a.dk);
+    gradients[2] = gradient(a.v, need_dv, "dv", &a.dv);
+    gradients[3] = gradient(a.options.bias, need_dbias, "dbias", &a.dbias);
+    gradients[4] = gradient(a.options.sink, need_dsink, "dsink", &a.dsink);
+    attention_backward(a, options.select());
+  });
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    stack[i] = reinterpret_cast<std::uintptr_t>(gradients[i].release());
+  }
+}
+
+struct Operator {
+  const char* name;
+  const char* arguments;  // before the options
+  const char* returns;
+  shim::BoxedKernel kernel;
+};
+constexpr std::array<Operator, 3> kOperators{{
+    {"attention_forward", "Tensor q, Tensor k, Tensor v", "(Tensor out, Tensor softmax_lse)", forward_kernel},
+    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", "Tensor", forward_out_kernel},
+    {"attention_backward",
+     "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+     "bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink",
+     "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
+}};
+
+std::string schema_of(const Operator& op) {
+  return std::string(op.name) + "(" + op.arguments + ", " + kOptionsSchema + ") -> " + op.returns;
+}
+
+/// Defines the operators and their CPU kernels in the torch whose libtorch_cpu is at `path`.
+/// Returns "" or why it cannot be done; then nothing has been defined.
+std::string register_torch_operators(const std::string& path) {
+  if (std::string reason = shim::load(path.c_str()); !reason.empty()) return reason;
+  const shim::Api& api = shim::api();
+  // The libraries live as long as the process: torch looks the kernels up in them.
+  shim::LibraryHandle definitions = nullptr, kernels = nullptr;
+  shim::check(api.library_init_fragment("tilewise", __FILE__, __LINE__, &definitions), "library_init_fragment");
+  shim::check(api.library_init_impl("tilewise", "CPU", __FILE__, __LINE__, &kernels), "library_init_impl");
+  for (const Operator& op : kOperators) {
+    shim::check(api.library_def(definitions, schema_of(op).c_str()), op.name);
+    shim::check(api.library_impl(kernels, op.name, op.kernel, kTorchAbi), op.name);
+  }
+  return {};
+}
+
+/// Rethrows the Error behind a torch exception with this message, if there is one.
+void rethrow_torch_error(const std::string& message) {
+  std::optional<Error> error;
+  error.swap(pending_error());
+  if (error && message.find(error->what()) != std::string::npos) throw *error;
+}
+
+}  // namespace
+
+void bind_torch_operators(nb::module_& module) {
+  module.def("register_torch_operators", &register_torch_operators, nb::arg("libtorch_path"),
+             "Registers the operators in the loaded libtorch; returns \"\" or why that cannot be done.");
+  module.def(
+      "torch_schemas",
+      [] {
+        std::vector<std::string> schemas;
+        for (const Operator& op : kOperators) schemas.push_back(schema_of(op));
+        return schemas;
+      },
+      "The schemas of the torch operators.");
+  module.def("rethrow_torch_error", &rethrow_torch_error, nb::arg("message"),
+             "Raises the error that a torch operator reported with this message; returns if there is none.");
+}
+
+}  // namespace tilewise::python

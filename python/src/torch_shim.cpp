@@ -1,0 +1,172 @@
+// Finds torch's C functions with dlsym and wraps tensor handles.
+#include "torch_shim.hpp"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+#include "core/message.hpp"
+
+namespace tilewise::python::torch_shim {
+namespace {
+
+Api g_api{};  // a cache of function addresses, written by load() alone
+
+/// Finds functions one after another and remembers the first that is missing.
+class Lookup {
+ public:
+  explicit Lookup(void* library) : library_(library) {}
+
+  template <typename Function>
+  void find(const char* name, Function** function, bool optional = false) {
+    *function = reinterpret_cast<Function*>(dlsym(library_, name));
+    if (*function == nullptr && !optional && missing_.empty()) missing_ = name;
+  }
+  /// The value of a function without arguments that returns one of torch's numbers.
+  std::int32_t number(const char* name) {
+    std::int32_t (*function)() = nullptr;
+    find(name, &function);
+    return function != nullptr ? function() : -1;
+  }
+  [[nodiscard]] const std::string& missing() const { return missing_; }
+
+ private:
+  void* library_;
+  std::string missing_;
+};
+
+void find_functions(Lookup& lookup, Api& api) {
+  lookup.find("aoti_torch_library_init_fragment", &api.library_init_fragment);
+  lookup.find("aoti_torch_library_init_impl", &api.library_init_impl);
+  lookup.find("aoti_torch_library_def", &api.library_def);
+  lookup.find("torch_library_impl", &api.library_impl);
+  lookup.find("aoti_torch_get_data_ptr", &api.get_data_ptr);
+  lookup.find("aoti_torch_get_dim", &api.get_dim);
+  lookup.find("aoti_torch_get_sizes", &api.get_sizes);
+  lookup.find("aoti_torch_get_strides", &api.get_strides);
+  lookup.find("aoti_torch_get_dtype", &api.get_dtype);
+  lookup.find("aoti_torch_get_device_type", &api.get_device_type);
+  lookup.find("aoti_torch_get_device_index", &api.get_device_index);
+  lookup.find("aoti_torch_empty_strided", &api.empty_strided);
+  lookup.find("aoti_torch_delete_tensor_object", &api.delete_tensor);
+  lookup.find("torch_string_length", &api.string_length);
+  lookup.find("torch_string_c_str", &api.string_data);
+  lookup.find("torch_delete_string", &api.delete_string);
+  lookup.find("torch_delete_stable_ivalue", &api.delete_ivalue, true);
+  lookup.find("torch_get_num_threads", &api.get_num_threads);
+}
+
+void find_numbers(Lookup& lookup, Api& api) {
+  const auto set = [&](DType dtype, const char* name) {
+    api.dtypes[static_cast<std::size_t>(dtype)] = lookup.number(name);
+  };
+  api.dtypes.fill(-1);
+  set(DType::f32, "aoti_torch_dtype_float32");
+  set(DType::bf16, "aoti_torch_dtype_bfloat16");
+  set(DType::f16, "aoti_torch_dtype_float16");
+  set(DType::f64, "aoti_torch_dtype_float64");
+  set(DType::boolean, "aoti_torch_dtype_bool");
+  set(DType::u8, "aoti_torch_dtype_uint8");
+  set(DType::i32, "aoti_torch_dtype_int32");
+  set(DType::i64, "aoti_torch_dtype_int64");
+  api.devices[static_cast<std::size_t>(DeviceType::cpu)] = lookup.number("aoti_torch_device_type_cpu");
+  api.devices[static_cast<std::size_t>(DeviceType::cuda)] = lookup.number("aoti_torch_device_type_cuda");
+}
+
+DType dtype_of(TensorHandle handle, const char* name) {
+  std::int32_t number = -1;
+  check(g_api.get_dtype(handle, &number), "get_dtype");
+  for (std::size_t i = 1; i < g_api.dtypes.size(); ++i) {
+    if (g_api.dtypes[i] == number) return static_cast<DType>(i);
+  }
+  core::invalid_type(name, ": dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got torch's number ",
+                     number, ")");
+}
+
+Device device_of(TensorHandle handle, const char* name) {
+  std::int32_t type = -1;
+  check(g_api.get_device_type(handle, &type), "get_device_type");
+  Device device;
+  if (type == g_api.devices[static_cast<std::size_t>(DeviceType::cpu)]) return device;
+  if (type != g_api.devices[static_cast<std::size_t>(DeviceType::cuda)]) {
+    core::invalid_type(name, ": device must be cpu or cuda (got torch's number ", type, ")");
+  }
+  device.type = DeviceType::cuda;
+  std::int32_t index = 0;
+  check(g_api.get_device_index(handle, &index), "get_device_index");
+  device.index = index;
+  return device;
+}
+
+}  // namespace
+
+std::string load(const char* path) {
+  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return std::string(path) + " is not loaded";
+  Lookup lookup(library);
+  Api api{};
+  find_functions(lookup, api);
+  find_numbers(lookup, api);
+  if (!lookup.missing().empty()) return std::string(path) + " has no " + lookup.missing();
+  g_api = api;
+  return {};
+}
+
+const Api& api() { return g_api; }
+
+void check(Status status, const char* what) {
+  if (status != 0) throw Error(ErrorCode::runtime, std::string("torch: ") + what + " failed");
+}
+
+Tensor& Tensor::operator=(Tensor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    handle_ = other.release();
+  }
+  return *this;
+}
+
+TensorHandle Tensor::release() noexcept { return std::exchange(handle_, nullptr); }
+
+void Tensor::reset() noexcept {
+  if (handle_ != nullptr) g_api.delete_tensor(handle_);
+  handle_ = nullptr;
+}
+
+Tensor Tensor::empty(const TensorView& like) {
+  std::array<std::int64_t, kMaxRank> strides{};
+  std::int64_t stride = 1;
+  for (int axis = like.rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    strides[i] = stride;
+    stride *= like.shape[i] > 0 ? like.shape[i] : 1;
+  }
+  TensorHandle handle = nullptr;
+  check(g_api.empty_strided(like.rank, like.shape.data(), strides.data(),
+                            g_api.dtypes[static_cast<std::size_t>(like.dtype)],
+                            g_api.devices[static_cast<std::size_t>(like.device.type)], like.device.index, &handle),
+        "allocating a tensor");
+  return Tensor(handle);
+}
+
+TensorView Tensor::view(const char* name) const {
+  TensorView view;
+  if (handle_ == nullptr) return view;
+  std::int64_t rank = 0;
+  std::int64_t *sizes = nullptr, *strides = nullptr;
+  check(g_api.get_dim(handle_, &rank), "get_dim");
+  if (rank > kMaxRank) core::invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", rank, ")");
+  check(g_api.get_sizes(handle_, &sizes), "get_sizes");
+  check(g_api.get_strides(handle_, &strides), "get_strides");
+  check(g_api.get_data_ptr(handle_, &view.data), "get_data_ptr");
+  view.dtype = dtype_of(handle_, name);
+  view.device = device_of(handle_, name);
+  view.rank = static_cast<int>(rank);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
+    view.shape[i] = sizes[i];
+    view.strides[i] = strides[i];
+  }
+  return view;
+}
+
+}  // namespace tilewise::python::torch_shim

@@ -1,0 +1,85 @@
+// torch's stable C interface, looked up at run time in the libtorch that the process has already
+// loaded: building needs no torch, and one binary serves every torch that has these symbols.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::python::torch_shim {
+
+// The types of torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h.
+struct AtenTensor;
+struct TorchLibrary;
+struct TorchString;
+using TensorHandle = AtenTensor*;
+using LibraryHandle = TorchLibrary*;
+using StringHandle = TorchString*;
+using StableIValue = std::uint64_t;
+using Status = std::int32_t;  // 0: success
+using BoxedKernel = void (*)(StableIValue* stack, std::uint64_t num_inputs, std::uint64_t num_outputs);
+
+/// The functions used here, and the numbers torch gives to dtypes and devices.
+struct Api {
+  Status (*library_init_fragment)(const char* name_space, const char* file, std::uint32_t line, LibraryHandle* library);
+  Status (*library_init_impl)(const char* name_space, const char* key, const char* file, std::uint32_t line,
+                              LibraryHandle* library);
+  Status (*library_def)(LibraryHandle library, const char* schema);
+  Status (*library_impl)(LibraryHandle library, const char* name, BoxedKernel kernel, std::uint64_t build_version);
+
+  Status (*get_data_ptr)(TensorHandle tensor, void** data);
+  Status (*get_dim)(TensorHandle tensor, std::int64_t* rank);
+  Status (*get_sizes)(TensorHandle tensor, std::int64_t** sizes);
+  Status (*get_strides)(TensorHandle tensor, std::int64_t** strides);
+  Status (*get_dtype)(TensorHandle tensor, std::int32_t* dtype);
+  Status (*get_device_type)(TensorHandle tensor, std::int32_t* type);
+  Status (*get_device_index)(TensorHandle tensor, std::int32_t* index);
+  Status (*empty_strided)(std::int64_t rank, const std::int64_t* sizes, const std::int64_t* strides, std::int32_t dtype,
+                          std::int32_t device_type, std::int32_t device_index, TensorHandle* tensor);
+  Status (*delete_tensor)(TensorHandle tensor);
+
+  Status (*string_length)(StringHandle string, std::size_t* length);
+  Status (*string_data)(StringHandle string, const char** data);
+  Status (*delete_string)(StringHandle string);
+  Status (*delete_ivalue)(StableIValue* value);  // null before torch 2.13, which freed with operator delete
+  Status (*get_num_threads)(std::uint32_t* num_threads);
+
+  std::array<std::int32_t, 9> dtypes;   // indexed by DType
+  std::array<std::int32_t, 2> devices;  // indexed by DeviceType: cpu, cuda (torch calls HIP so too)
+};
+
+/// Looks everything up in the loaded library at `path`. Returns "" or why that failed.
+[[nodiscard]] std::string load(const char* path);
+/// The loaded functions. Call only after load() returned "".
+[[nodiscard]] const Api& api();
+
+/// Throws Error(runtime) where `status` reports that `what` failed.
+void check(Status status, const char* what);
+
+/// An owned tensor handle; an empty one means "not given".
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(TensorHandle handle) noexcept : handle_(handle) {}
+  Tensor(Tensor&& other) noexcept : handle_(other.release()) {}
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(Tensor&& other) noexcept;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor() { reset(); }
+
+  /// A new uninitialised contiguous tensor with the shape, dtype and device of `like`.
+  [[nodiscard]] static Tensor empty(const TensorView& like);
+  /// The tensor as the core sees it; undefined for an empty handle. Throws Error naming `name`.
+  [[nodiscard]] TensorView view(const char* name) const;
+  [[nodiscard]] bool defined() const noexcept { return handle_ != nullptr; }
+  [[nodiscard]] TensorHandle release() noexcept;
+
+ private:
+  void reset() noexcept;
+  TensorHandle handle_ = nullptr;
+};
+
+}  // namespace tilewise::python::torch_shim

@@ -1,0 +1,23 @@
+# Tilewise: fused attention on NumPy arrays, torch tensors and anything else that speaks DLPack.
+# Importing it imports neither torch nor an array library beyond NumPy.
+"""Fused attention for CPUs and GPUs.
+
+``attention`` computes, ``explain`` shows which implementation would and why, ``merge`` joins
+partial results over disjoint keys. ``docs/semantics.md`` says what every argument means.
+"""
+
+from tilewise._attention import attention, explain, merge
+from tilewise._core import Explanation, ExplainRow, get_num_threads, set_num_threads, version
+
+__version__: str = version()
+
+__all__ = [
+    "ExplainRow",
+    "Explanation",
+    "__version__",
+    "attention",
+    "explain",
+    "get_num_threads",
+    "merge",
+    "set_num_threads",
+]

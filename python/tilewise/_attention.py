@@ -1,0 +1,205 @@
+# The public functions. Each brings its arguments to one form and hands over to the module of
+# the arrays' kind; torch is imported only where a torch tensor shows that it already is.
+"""attention, explain and merge."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, Union, overload
+
+from tilewise import _arrays, _core
+from tilewise._arguments import ARRAY_NAMES, LAYOUTS, flag, implementation_name, one_of, scalars
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tilewise._types import AttentionOptions
+
+ArrayT = TypeVar("ArrayT")
+
+_torch_backend: Optional[ModuleType] = None  # tilewise._torch once it is loaded, which sets this itself
+
+
+def _is_torch(array: Any) -> bool:
+    """Whether `array` is a torch tensor; torch need not be installed to ask."""
+    if _torch_backend is not None:
+        return isinstance(array, _torch_backend.Tensor)
+    return "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor)
+
+
+def _loaded_torch_backend() -> Any:
+    if _torch_backend is not None:
+        return _torch_backend
+    import tilewise._torch
+
+    return tilewise._torch
+
+
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: Literal[False] = ..., **options: Unpack[AttentionOptions]
+) -> ArrayT: ...
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool, **options: Unpack[AttentionOptions]
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]: ...
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = None,
+    alignment: Any = "bottom_right",
+    window: Any = (-1, -1),
+    softmax_scale: Any = None,
+    softcap: Any = 0.0,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    dropout_p: Any = 0.0,
+    seed: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    leftpad_k: Any = None,
+    layout: Any = "bshd",
+    return_lse: Any = False,
+    deterministic: Any = False,
+    batch_invariant: Any = False,
+    out: Any = None,
+    implementation: Any = None,
+) -> Any:
+    """Softmax attention: ``softmax(softmax_scale * q @ k.T + ...) @ v`` per head, without the score matrix.
+
+    Torch tensors have autograd (q, k, v, bias and sink), torch.compile, autocast and vmap. NumPy arrays
+    (bfloat16 through ml_dtypes) and DLPack CPU arrays return their own kind. docs/semantics.md is the
+    full definition.
+
+    Args:
+        q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16. Any strides with a contiguous
+            last dimension will do; nothing is copied.
+        k: [batch_size, seqlen_k, num_heads_k, head_dim], dtype of q. num_heads_k divides num_heads_q.
+        v: [batch_size, seqlen_k, num_heads_k, head_dim_v], dtype of q.
+        mask: None, "causal", or "causal_top_left", which is causal with alignment "top_left".
+        alignment: Where the diagonal of masks and windows stands when seqlen_q and seqlen_k differ.
+        window: Keys visible to the (left, right) of the diagonal; -1 is unbounded.
+        softmax_scale: Any finite number; None means 1/sqrt(head_dim).
+        softcap: Scores become softcap * tanh(score / softcap); 0 switches it off.
+        bias: Added to the scores: f32 or dtype of q, broadcastable to [batch_size, num_heads_q, seqlen_q,
+            seqlen_k]; or bool, where True is visible.
+        alibi_slopes: f32 [num_heads_q] or [batch_size, num_heads_q].
+        sink: f32 [num_heads_q], one logit per head that joins the softmax's denominator only.
+        dropout_p: Probability in [0, 1) of dropping a weight; kept ones grow by 1 / (1 - dropout_p).
+        seed: An integer or an int64 tensor [2] of seed and offset. None draws one with torch's generator;
+            other arrays must give it.
+        cu_seqlens_q, cu_seqlens_k: int32 [batch_size + 1] of layout "thd": where sequences start.
+        max_seqlen_q, max_seqlen_k: Longest sequence of layout "thd"; None computes it.
+        seqused_q, seqused_k: int32 [batch_size], how many rows of each sequence count.
+        leftpad_k: int32 [batch_size], how many keys to skip at the start of each sequence.
+        layout: Order of the dimensions: "bshd", "sbhd", "bhsd", or packed "thd" [total, num_heads, dim].
+        return_lse: Also return softmax_lse, f32 [batch_size, num_heads_q, seqlen_q], packed [num_heads_q,
+            total_q].
+        deterministic: Gradients of q, bias and sink are bit-reproducible too (k's and v's always are).
+        batch_invariant: A sequence's result does not depend on what else is in the batch.
+        out: Where to write; refused for inputs that require gradients.
+        implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
+
+    Returns:
+        out, shaped like q with head_dim_v as the last dimension and in q's dtype; or (out, softmax_lse).
+
+    Raises:
+        ValueError, TypeError: An argument is wrong; the message names it, what was expected and what came.
+        NotImplementedError: No implementation accepts the call; the message lists each one's reason.
+    """
+    values = scalars(
+        mask, alignment, window, softmax_scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, layout, deterministic,
+        batch_invariant, implementation,
+    )  # fmt: skip
+    flag("return_lse", return_lse)
+    arrays = (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+    if _is_torch(q):
+        return _loaded_torch_backend().attention(q, k, v, out, seed, arrays, values, return_lse)
+    return _arrays.attention(q, k, v, out, seed, arrays, values, return_lse)
+
+
+def _detached(array: Any) -> Any:
+    return array.detach() if _is_torch(array) else array
+
+
+@overload
+def explain(q: str, *, implementation: Optional[str] = ...) -> _core.Explanation: ...
+@overload
+def explain(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = ..., **options: Unpack[AttentionOptions]
+) -> _core.Explanation: ...
+def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Explanation:
+    """Every implementation's verdict on a forward call: accepted with an estimate, or refused with a reason.
+
+    Args:
+        q: As attention() takes it, with all its other arguments; or a problem as text, on its own or with
+            implementation=, such as "attention_backward dtype=bf16 seqlen_q=4096 num_heads_q=32 head_dim=128".
+
+    Returns:
+        An object that prints as a table; .rows holds the verdicts, .problem the problem as text.
+
+    Raises:
+        ValueError, TypeError: The call itself is wrong.
+    """
+    if isinstance(q, str):
+        return _explain_text(q, **options)
+    bound = inspect.signature(attention).bind(q, k, v, **options)
+    bound.apply_defaults()
+    given = {name: array.detach() if _is_torch(array) else array for name, array in bound.arguments.items()}
+    values = scalars(*(given[name] for name in inspect.signature(scalars).parameters))
+    values, seed_and_offset = _arrays.split_seed(values, 0 if given["seed"] is None else given["seed"])
+    arrays = tuple(given[name] for name in ARRAY_NAMES)
+    return _core.explain_forward(
+        *(_arrays.borrow(name, given[name]) for name in ("q", "k", "v")),
+        _arrays.borrow_optional("out", given["out"], writable=True),
+        flag("return_lse", given["return_lse"]),
+        _arrays.options_of(values, arrays, seed_and_offset),
+        values.implementation,
+    )
+
+
+def _explain_text(problem: str, implementation: Optional[str] = None) -> _core.Explanation:
+    return _core.explain_problem(problem, "" if implementation is None else implementation_name(implementation))
+
+
+def merge(
+    outs: Sequence[ArrayT], lses: Sequence[ArrayT], sink: Optional[ArrayT] = None, *, layout: str = "bshd"
+) -> tuple[ArrayT, ArrayT]:
+    """Joins partial results of the same queries over disjoint keys, each computed without the sink.
+
+    Args:
+        outs: Results of attention(); at least one.
+        lses: Their softmax_lse, in the same order.
+        sink: f32 [num_heads_q]; joins the denominator here, once.
+        layout: As attention() took it.
+
+    Returns:
+        (out, softmax_lse) as one call over all keys would give.
+
+    Raises:
+        ValueError, TypeError: An argument is wrong, or shapes don't fit.
+        NotImplementedError: A tensor requires gradients, which merge does not have.
+    """
+    one_of("layout", layout, LAYOUTS)
+    if not isinstance(outs, (list, tuple)) or not isinstance(lses, (list, tuple)):
+        wrong, value = ("outs", outs) if not isinstance(outs, (list, tuple)) else ("lses", lses)
+        raise TypeError(f"{wrong}: must be a list or tuple of arrays (got {type(value).__name__})")
+    if len(outs) == 0 or len(outs) != len(lses):
+        raise ValueError(f"lses: must have as many arrays as outs, at least one (got {len(outs)} and {len(lses)})")
+    if _is_torch(outs[0]):
+        return _loaded_torch_backend().merge(outs, lses, sink, layout)
+    return _arrays.merge(outs, lses, sink, layout)

@@ -1,0 +1,95 @@
+# Gradients: an autograd.Function for eager mode, where it costs a third of what registered
+# autograd does, and register_autograd for traced paths. Both end in gradients() below.
+"""Autograd of the torch operators."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from tilewise import _core
+from tilewise._torch import operators
+from tilewise._torch.operators import LIBRARY
+from tilewise._torch.options import NUM_TENSORS, Options
+
+_DOUBLE_BACKWARD = "attention: double backward is not supported; the gradients of attention have no gradient"
+_DETERMINISTIC = Options._fields.index("deterministic")
+
+# Skips the operators' registered autograd, as an autograd.Function has already taken its place.
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+
+
+def gradients(
+    dout: Optional[Tensor],
+    dlse: Optional[Tensor],
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    options: tuple[Any, ...],
+    needed: tuple[bool, ...],
+) -> tuple[Optional[Tensor], ...]:
+    """(dq, dk, dv, dbias, dsink), None where not needed. `saved`: q, k, v, out, softmax_lse."""
+    if dout is None:
+        dout = torch.zeros_like(saved[3])
+    elif dout.stride(-1) != 1:
+        dout = dout.contiguous()  # such as the expanded gradient of a sum
+    if torch.are_deterministic_algorithms_enabled() and not options[_DETERMINISTIC]:
+        options = (*options[:_DETERMINISTIC], True, *options[_DETERMINISTIC + 1 :])
+    results = operators.backward(dout, dlse, *saved, *needed, *options)
+    return tuple(result if wanted else None for result, wanted in zip(results, needed))
+
+
+class AttentionFunction(torch.autograd.Function):
+    """attention_forward with gradients for q, k, v, bias and sink."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Optional[Tensor],
+        sink: Optional[Tensor],
+        rest: tuple[Any, ...],
+    ) -> tuple[Tensor, Tensor]:
+        with below_autograd():
+            out, softmax_lse = operators.forward(q, k, v, bias, sink, *rest)
+        num_tensors = NUM_TENSORS - 2
+        ctx.save_for_backward(q, k, v, out, softmax_lse, bias, sink, *rest[:num_tensors])
+        ctx.scalars = rest[num_tensors:]
+        ctx.set_materialize_grads(False)
+        return out, softmax_lse
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Optional[Tensor]) -> Any:
+        tensors = ctx.saved_tensors
+        arguments = (*grad_outputs, tensors[:5], (*tensors[5:], *ctx.scalars), ctx.needs_input_grad[:5])
+        try:
+            if torch.is_grad_enabled():  # create_graph: the operator's own autograd refuses a second pass
+                return (*gradients(*arguments), None)
+            with below_autograd():
+                return (*gradients(*arguments), None)
+        except RuntimeError as error:
+            _core.rethrow_torch_error(str(error))
+            raise
+
+
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *options = inputs
+    ctx.save_for_backward(q, k, v, *output, *options[:NUM_TENSORS])
+    ctx.scalars = tuple(options[NUM_TENSORS:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+    tensors = ctx.saved_tensors
+    results = gradients(dout, dlse, tensors[:5], (*tensors[5:], *ctx.scalars), ctx.needs_input_grad[:5])
+    return (*results, *[None] * (len(Options._fields) - 2))
+
+
+def _refuse_double_backward(ctx: Any, *grad_outputs: Optional[Tensor]) -> None:
+    raise NotImplementedError(_DOUBLE_BACKWARD)
+
+
+torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_forward, lib=LIBRARY)
+torch.library.register_autograd("tilewise::attention_backward", _refuse_double_backward, lib=LIBRARY)

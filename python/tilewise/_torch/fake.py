@@ -1,0 +1,69 @@
+# Fake kernels: the shapes and dtypes of the operators' results, for tracing and for the meta
+# device. They repeat no rule of the core; a wrong call is refused when it runs.
+"""Fake kernels of the torch operators."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from tilewise._torch.operators import LIBRARY
+from tilewise._torch.options import Options
+
+
+def _check_devices(q: Tensor, others: dict[str, Optional[Tensor]]) -> None:
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != q.device:
+            raise TypeError(f"{name}: must be on {q.device}, where q is (got {tensor.device})")
+
+
+def _new_lse(q: Tensor, layout: str) -> Tensor:
+    if q.dim() != (3 if layout == "thd" else 4):
+        raise ValueError(f"q: rank must be {3 if layout == 'thd' else 4} with layout={layout} (got {q.dim()})")
+    order = {"bshd": (0, 2, 1), "sbhd": (1, 2, 0), "bhsd": (0, 1, 2), "thd": (1, 0)}[layout]
+    return q.new_empty([q.shape[axis] for axis in order], dtype=torch.float32)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    options = Options(*args, **kwargs)
+    _check_devices(q, {"k": k, "v": v, "bias": options.bias, "sink": options.sink})
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), _new_lse(q, options.layout)
+
+
+def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    options = Options(*args, **kwargs)
+    _check_devices(q, {"k": k, "v": v, "out": out, "bias": options.bias, "sink": options.sink})
+    return _new_lse(q, options.layout)
+
+
+def backward(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    need_dq: bool,
+    need_dk: bool,
+    need_dv: bool,
+    need_dbias: bool,
+    need_dsink: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, ...]:
+    options = Options(*args, **kwargs)
+    inputs = ((q, need_dq), (k, need_dk), (v, need_dv), (options.bias, need_dbias), (options.sink, need_dsink))
+    return tuple(
+        like.new_empty(like.shape) if needed and like is not None else q.new_empty(0) for like, needed in inputs
+    )
+
+
+for _name, _fake in (
+    ("attention_forward", forward),
+    ("attention_forward_out", forward_out),
+    ("attention_backward", backward),
+):
+    torch.library.register_fake(f"tilewise::{_name}", _fake, lib=LIBRARY)

@@ -1,0 +1,55 @@
+# tilewise::merge, the torch operator behind merge(). It runs once per partial result set and
+# has no gradient, so Python is fast enough for it.
+"""merge() for torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from tilewise import _core
+from tilewise._torch.operators import LIBRARY
+from tilewise._torch.python_kernels import borrow
+
+
+def _kernel(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
+    out = torch.empty_like(outs[0], memory_format=torch.contiguous_format)
+    lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
+    _core.merge(
+        [borrow(f"outs[{i}]", tensor) for i, tensor in enumerate(outs)],
+        [borrow(f"lses[{i}]", tensor) for i, tensor in enumerate(lses)],
+        None if sink is None else borrow("sink", sink),
+        borrow("out", out, writable=True),
+        borrow("softmax_lse", lse, writable=True),
+        layout,
+        torch.get_num_threads(),
+    )
+    return out, lse
+
+
+def _fake(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
+    contiguous = torch.contiguous_format
+    return torch.empty_like(outs[0], memory_format=contiguous), torch.empty_like(lses[0], memory_format=contiguous)
+
+
+LIBRARY.define("merge(Tensor[] outs, Tensor[] lses, Tensor? sink, str layout) -> (Tensor, Tensor)")
+LIBRARY.impl("merge", _kernel, "CPU")
+torch.library.register_fake("tilewise::merge", _fake, lib=LIBRARY)
+_merge: Any = torch.ops.tilewise.merge.default
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> tuple[Tensor, Tensor]:
+    """(out, softmax_lse); see tilewise.merge."""
+    given = {"sink": sink} if sink is not None else {}
+    for kind, tensors in (("outs", outs), ("lses", lses)):
+        given.update((f"{kind}[{i}]", tensor) for i, tensor in enumerate(tensors))
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: must be a torch tensor like outs[0] (got {type(tensor).__name__})")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"{name}: merge has no gradient; pass detached tensors or use torch.no_grad()")
+    out, lse = _merge(list(outs), list(lses), sink, layout)
+    return out, lse

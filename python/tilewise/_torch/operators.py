@@ -1,0 +1,46 @@
+# Registers tilewise::attention_forward, attention_forward_out and attention_backward: from C++
+# where torch has the symbols for it (torch 2.10 and newer), else from Python, same schemas.
+"""The torch operators. TILEWISE_TORCH_OPS=python asks for the Python registration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from tilewise import _core
+from tilewise._torch import python_kernels
+
+LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # lives as long as its registrations
+
+
+def _libtorch_path() -> str:
+    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+    return os.path.join(os.path.dirname(torch.__file__), "lib", name)
+
+
+def _register() -> str:
+    """Returns "c++", or "python" and in brackets why."""
+    asked = os.environ.get("TILEWISE_TORCH_OPS", "")
+    if asked not in ("", "c++", "python"):
+        raise ValueError(f"TILEWISE_TORCH_OPS: must be c++ or python (got {asked!r})")
+    reason = "TILEWISE_TORCH_OPS=python"
+    if asked != "python":
+        reason = _core.register_torch_operators(_libtorch_path())
+        if not reason:
+            return "c++"
+        if asked == "c++":
+            raise RuntimeError(f"TILEWISE_TORCH_OPS=c++: the torch operators can't be registered from C++: {reason}")
+    for schema in _core.torch_schemas():
+        name = LIBRARY.define(schema)
+        LIBRARY.impl(name, python_kernels.KERNELS[name], "CPU")
+    return f"python ({reason})"
+
+
+registered_by: str = _register()
+
+forward: Any = torch.ops.tilewise.attention_forward.default
+forward_out: Any = torch.ops.tilewise.attention_forward_out.default
+backward: Any = torch.ops.tilewise.attention_backward.default

@@ -1,0 +1,99 @@
+# The operators' kernels in Python, through DLPack: for a torch without the symbols that the C++
+# registration needs, and for comparing the two.
+"""CPU kernels of the torch operators in Python."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from tilewise import _core
+from tilewise._torch.options import NUM_TENSORS, Options
+
+
+def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
+    return _core.Array(tensor.detach(), name, "", writable)
+
+
+def _core_options(options: Options) -> _core.AttentionOptions:
+    values = options._asdict()
+    del values["implementation"]
+    values["seed"] %= 2**64
+    for name in Options._fields[:NUM_TENSORS]:
+        if values[name] is not None:
+            values[name] = borrow("seed" if name == "seed_and_offset" else name, values[name])
+    return _core.AttentionOptions(**values)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    options = Options(*args, **kwargs)
+    core_options = _core_options(options)
+    views = borrow("q", q), borrow("k", k), borrow("v", v)
+    out_shape, lse_shape = _core.output_shapes(*views, core_options)
+    out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=torch.float32)
+    outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
+    _core.attention_forward(*views, *outputs, core_options, options.implementation, torch.get_num_threads())
+    return out, lse
+
+
+def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    options = Options(*args, **kwargs)
+    core_options = _core_options(options)
+    views = borrow("q", q), borrow("k", k), borrow("v", v)
+    _, lse_shape = _core.output_shapes(*views, core_options)
+    lse = q.new_empty(lse_shape, dtype=torch.float32)
+    outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
+    _core.attention_forward(*views, *outputs, core_options, options.implementation, torch.get_num_threads())
+    return lse
+
+
+def backward(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    need_dq: bool,
+    need_dk: bool,
+    need_dv: bool,
+    need_dbias: bool,
+    need_dsink: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, ...]:
+    options = Options(*args, **kwargs)
+    gradients, views = [], []
+    for name, like, needed in (
+        ("dq", q, need_dq),
+        ("dk", k, need_dk),
+        ("dv", v, need_dv),
+        ("dbias", options.bias, need_dbias),
+        ("dsink", options.sink, need_dsink),
+    ):
+        if needed and like is None:
+            raise ValueError(f"{name}: cannot be asked for without its input")
+        gradient = like.new_empty(like.shape) if needed and like is not None else q.new_empty(0)
+        gradients.append(gradient)
+        views.append(borrow(name, gradient, True) if needed else None)
+    inputs = (borrow(n, t) for n, t in (("q", q), ("k", k), ("v", v), ("out", out), ("softmax_lse", softmax_lse)))
+    _core.attention_backward(
+        borrow("dout", dout),
+        None if dlse is None else borrow("dlse", dlse),
+        *inputs,
+        *views,
+        _core_options(options),
+        options.implementation,
+        torch.get_num_threads(),
+    )
+    return tuple(gradients)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "attention_forward": forward,
+    "attention_forward_out": forward_out,
+    "attention_backward": backward,
+}

@@ -193,11 +193,13 @@ Ceilings measure_ceilings(int num_threads, const CeilingOptions& options) {
 }
 
 std::string to_json(const Ceilings& ceilings) {
-  char numbers[320];
+  char numbers[512];
   std::snprintf(numbers, sizeof(numbers),
                 "{\"num_threads\": %d, \"fma_gflops\": %.6g, \"bf16_gflops\": %.6g, \"amx_gflops\": %.6g, "
+                "\"peak_gflops\": {\"f32\": %.6g, \"bf16\": %.6g, \"f16\": %.6g}, "
                 "\"read_gb_per_s\": %.6g, \"read_bytes\": %zu, \"notes\": ",
                 ceilings.num_threads, ceilings.fma_gflops, ceilings.bf16_gflops, ceilings.amx_gflops,
+                ceilings.peak_gflops(DType::f32), ceilings.peak_gflops(DType::bf16), ceilings.peak_gflops(DType::f16),
                 ceilings.read_gb_per_s, ceilings.read_bytes);
   return numbers + json_string(ceilings.notes) + "}";
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import tilewise
 from tilewise.bench.inputs import Inputs, has_torch, poisoned_like
-from tilewise.bench.shapes import Case
+from tilewise.bench.shapes import Case, problem_text
 
 
 class Unsupported(Exception):
@@ -46,6 +46,10 @@ class Contender(ABC):
     def set_num_threads(self, threads: int) -> None:
         """Makes the following calls use this many threads."""
 
+    def implementation(self, case: Case) -> str:
+        """Which of its kernels takes the case, where the library can tell."""
+        return ""
+
     def version(self) -> str:
         """The installed version, "?" where it can't be told."""
         try:
@@ -64,6 +68,9 @@ class Tilewise(Contender):
 
     def version(self) -> str:
         return str(tilewise.__version__)
+
+    def implementation(self, case: Case) -> str:
+        return tilewise.explain(problem_text(case)).chosen or ""
 
     def set_num_threads(self, threads: int) -> None:
         tilewise.set_num_threads(threads)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewise.bench import reference
-from tilewise.bench.contenders import Contender, Prepared, Unsupported
+from tilewise.bench.contenders import Contender, Unsupported
 from tilewise.bench.inputs import Inputs, make_inputs, to_reference
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.shapes import Case, flops, traffic_bytes
@@ -37,6 +38,7 @@ class Row:
 
     library: str
     version: str
+    implementation: str
     device: str
     threads: int
     operation: str
@@ -68,21 +70,26 @@ class Row:
         return self.status.startswith("failed")
 
 
-def run_case(case: Case, contenders: Sequence[Contender], settings: Settings) -> list[Row]:
-    """One row a contender, in their order."""
-    inputs = make_inputs(case, settings.seed)
-    expected = _reference(case, inputs) if settings.accuracy else []
+def run_case(case: Case, contenders: Sequence[Contender], settings: Settings, num_copies: int = 1) -> list[Row]:
+    """One row a contender, in their order.
+
+    Timed calls go round over `num_copies` sets of tensors: enough of them, and the caches never
+    hold what a call reads. The first set is the one whose results are judged.
+    """
+    copies = [make_inputs(case, settings.seed + copy) for copy in range(num_copies)]
+    expected = _reference(case, copies[0]) if settings.accuracy else []
     status: dict[str, str] = {}
     accuracy: dict[str, Accuracy] = {}
-    prepared: dict[str, Prepared] = {}
+    calls: dict[str, Callable[[], object]] = {}
     for contender in contenders:
         name = contender.name
         accuracy[name] = Accuracy(math.nan, math.nan)
         contender.set_num_threads(case.threads)
         try:
-            prepared[name] = contender.prepare(case, inputs)
+            prepared = [contender.prepare(case, inputs) for inputs in copies]
+            calls[name] = _round_robin([each.call for each in prepared])
             if settings.accuracy:
-                results = [to_reference(result, case.layout) for result in prepared[name].results()]
+                results = [to_reference(result, case.layout) for result in prepared[0].results()]
                 accuracy[name] = reference.compare(results, expected, case.dtype)
         except Unsupported as reason:
             status[name] = f"unsupported: {reason}"
@@ -93,8 +100,8 @@ def run_case(case: Case, contenders: Sequence[Contender], settings: Settings) ->
         else:
             problem = accuracy[name].problem
             status[name] = f"failed: {problem}" if problem else "ok"
-    calls = {name: prepared[name].call for name in prepared if status[name] == "ok"}
-    timings = measure(calls, settings.min_time, settings.num_samples)
+    sound = {name: call for name, call in calls.items() if status[name] == "ok"}
+    timings = measure(sound, settings.min_time, settings.num_samples)
     rows = []
     for contender in contenders:
         timing = timings.get(contender.name)
@@ -109,6 +116,13 @@ def ratio(rows: Sequence[Row], library: str, base: str = "tilewise") -> float:
     return medians.get(library, math.nan) / medians.get(base, math.nan)
 
 
+def _round_robin(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    if len(calls) == 1:
+        return calls[0]
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
 def _reference(case: Case, inputs: Inputs) -> list[reference.Array]:
     q, k, v, dout = (to_reference(tensor, case.layout) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
     causal = case.mask == "causal"
@@ -121,6 +135,7 @@ def _row(case: Case, contender: Contender, median: float, best: float, accuracy:
     return Row(
         library=contender.name,
         version=contender.version(),
+        implementation=contender.implementation(case),
         device="cpu",
         threads=case.threads,
         operation=case.operation,

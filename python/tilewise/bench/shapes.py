@@ -94,6 +94,16 @@ class Case:
         return f"{self.operation} {self.shape} {self.dtype} {self.mask}"
 
 
+def problem_text(case: Case) -> str:
+    """The case as one line that `tilewise explain` and `tilewise bench` read."""
+    shape = case.shape
+    return (
+        f"attention_{case.operation} dtype={case.dtype} layout={case.layout} batch_size={shape.batch_size}"
+        f" seqlen_q={shape.seqlen_q} seqlen_k={shape.seqlen_k} num_heads_q={shape.num_heads_q}"
+        f" num_heads_k={shape.num_heads_k} head_dim={shape.head_dim} mask={case.mask}"
+    )
+
+
 def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask) -> int:
     """(query, key) pairs that count, bottom-right alignment."""
     if mask == "none":

@@ -1,0 +1,60 @@
+"""What one call of the torch operator costs beside the arithmetic: a tiny problem, without and with gradients.
+
+Beside it torch's own scaled_dot_product_attention on the same tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import tilewise
+from tilewise.bench.timing import measure
+
+Call = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--min-time", type=float, default=0.5, help="seconds for each line (default: 0.5)")
+    options = parser.parse_args()
+    if options.min_time <= 0:
+        parser.error(f"argument --min-time: must be positive (got {options.min_time})")
+    torch.set_num_threads(1)
+    timings = measure({**tilewise_calls(), **torch_calls()}, options.min_time, num_samples=15)
+    for name, timing in timings.items():
+        print(f"{name:50s} {timing.median * 1e6:8.2f} us")
+
+
+def tilewise_calls() -> dict[str, Call]:
+    """[batch, seqlen, heads, head_dim] = [1, 1, 1, 8]."""
+    q, k, v, dout = (torch.randn(1, 1, 1, 8) for _ in range(4))
+    return {
+        "tilewise, no gradient": lambda: tilewise.attention(q, k, v),
+        **gradient_calls("tilewise", tilewise.attention, q, k, v, dout),
+    }
+
+
+def torch_calls() -> dict[str, Call]:
+    q, k, v, dout = (torch.randn(1, 1, 1, 8) for _ in range(4))
+    return {
+        "torch, no gradient": lambda: scaled_dot_product_attention(q, k, v),
+        **gradient_calls("torch", scaled_dot_product_attention, q, k, v, dout),
+    }
+
+
+def gradient_calls(name: str, attention: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> dict[str, Call]:
+    """The forward call that records a graph, alone and with the backward pass it records."""
+    q, k, v, dout = tensors
+    leaves = tuple(tensor.clone().requires_grad_() for tensor in (q, k, v))
+    return {
+        f"{name}, forward with gradient": lambda: attention(*leaves),
+        f"{name}, forward and backward": lambda: torch.autograd.grad(attention(*leaves), leaves, dout),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -9,15 +9,15 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <limits>
-#include <optional>
-#include <span>
 
 #include "core/message.hpp"
-#include "tilewise/error.hpp"
 
 namespace tilewise::tools {
 namespace {
+
+using core::concat;
+using core::invalid_argument;
+using core::quoted;
 
 static_assert(std::endian::native == std::endian::little, "the .npy reader copies little-endian elements as they are");
 
@@ -38,47 +38,19 @@ constexpr std::array<DTypeName, 8> kDTypeNames = {{{"<f4", DType::f32},
                                                    {"|u1", DType::u8},
                                                    {"|b1", DType::boolean}}};
 
-[[noreturn]] void refuse(std::string_view name, std::string_view what, std::string_view expected,
-                         const std::string& actual, ErrorCode code = ErrorCode::invalid_argument) {
-  throw Error(code, std::string(name) + ": " + std::string(what) + " must be " + std::string(expected) + " (got " +
-                        actual + ")");
-}
-
 DType dtype_of(std::string_view descr, std::string_view name) {
   std::string known;
   for (const DTypeName& row : kDTypeNames) {
     if (row.descr == descr) return row.dtype;
-    known += (known.empty() ? "" : ", ") + std::string(row.descr);
+    known += concat(row.descr, ", ");
   }
-  refuse(name, "dtype", "one of " + known + " (bf16 is kept as <u2)", core::quoted(descr), ErrorCode::invalid_type);
+  core::invalid_type(name, ": dtype must be one of ", known, "where <u2 holds bf16 (got ", quoted(descr), ")");
 }
 
 std::string_view descr_of(DType dtype) {
   const auto row = std::ranges::find(kDTypeNames, dtype, &DTypeName::dtype);
-  if (row == kDTypeNames.end()) {
-    throw Error(ErrorCode::invalid_type, ".npy: no element type for " + std::string(to_string(dtype)));
-  }
+  if (row == kDTypeNames.end()) core::invalid_type(".npy: has no element type for ", to_string(dtype));
   return row->descr;
-}
-
-/// Bytes of an array of this shape; nothing where a stride or the product leaves 63 bits.
-std::optional<std::size_t> bytes_of(std::span<const std::int64_t> shape, DType dtype) {
-  std::uint64_t bytes = size_of(dtype);
-  constexpr auto kLimit = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  for (const std::int64_t extent : shape) {
-    const auto factor = static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1));  // strides count 0 as 1
-    if (extent < 0 || bytes > kLimit / factor) return std::nullopt;
-    bytes *= factor;
-  }
-  return std::ranges::find(shape, 0) != shape.end() ? 0 : bytes;
-}
-
-std::string print_shape(std::span<const std::int64_t> shape) {
-  std::string text = "(";
-  for (const std::int64_t extent : shape) text += std::to_string(extent) + ", ";
-  if (shape.size() > 1) text.resize(text.size() - 2);
-  if (shape.size() == 1) text.pop_back();
-  return text + ")";
 }
 
 struct Header {
@@ -108,7 +80,8 @@ class HeaderParser {
         header.shape = shape();
         has_shape = true;
       } else {
-        refuse(name_, "header", "a dict with the keys descr, fortran_order and shape, each once", core::quoted(key));
+        invalid_argument(name_, ": header must have the keys descr, fortran_order and shape, each once (got ",
+                         quoted(key), ")");
       }
       if (!take(',')) {
         expect('}');
@@ -123,7 +96,8 @@ class HeaderParser {
 
  private:
   [[noreturn]] void fail(std::string_view expected) const {
-    refuse(name_, "header", expected, core::quoted(text_.substr(position_)) + " at byte " + std::to_string(position_));
+    invalid_argument(name_, ": header must be ", expected, " (got ", quoted(text_.substr(position_)), " at its byte ",
+                     position_, ")");
   }
 
   void skip_space() {
@@ -139,7 +113,7 @@ class HeaderParser {
   }
 
   void expect(char c) {
-    if (!take(c)) fail(std::string("a dict literal with '") + c + "' here");
+    if (!take(c)) fail(concat("a dict literal with '", c, "' here"));
   }
 
   std::string_view string() {
@@ -155,7 +129,7 @@ class HeaderParser {
   std::string_view descr() {
     skip_space();
     if (position_ < text_.size() && text_[position_] == '[') {
-      refuse(name_, "dtype", "a plain element type", "a structured one", ErrorCode::invalid_type);
+      core::invalid_type(name_, ": dtype must be a plain element type (got a structured one)");
     }
     return string();
   }
@@ -182,7 +156,7 @@ class HeaderParser {
       position_ = static_cast<std::size_t>(stop - text_.data());
       result.push_back(extent);
       if (result.size() > static_cast<std::size_t>(kMaxRank)) {
-        refuse(name_, "rank", "<= " + std::to_string(kMaxRank), "more in shape " + core::quoted(text_));
+        invalid_argument(name_, ": rank must be <= ", kMaxRank, " (got more in ", quoted(text_), ")");
       }
       if (!take(',')) {
         expect(')');
@@ -203,35 +177,35 @@ struct Prologue {
 
 Prologue read_prologue(std::string_view file, std::string_view name) {
   if (!file.starts_with(kMagic)) {
-    refuse(name, "the beginning of a .npy file", core::quoted(kMagic), core::quoted(file.substr(0, kMagic.size())));
+    invalid_argument(name, ": must begin with ", quoted(kMagic), " as .npy files do (got ",
+                     quoted(file.substr(0, kMagic.size())), ")");
   }
   const auto byte = [file, name](std::size_t index) {
     if (index >= file.size()) {
-      refuse(name, "a .npy file", "longer than its fixed-size beginning", std::to_string(file.size()) + " bytes");
+      invalid_argument(name, ": must be longer than the beginning of a .npy file (got ", file.size(), " bytes)");
     }
     return static_cast<std::size_t>(static_cast<unsigned char>(file[index]));
   };
   const std::size_t major = byte(6), minor = byte(7);
   if (major < 1 || major > 3 || minor != 0) {
-    refuse(name, "format version", "1.0, 2.0 or 3.0", std::to_string(major) + "." + std::to_string(minor));
+    invalid_argument(name, ": format version must be 1.0, 2.0 or 3.0 (got ", major, ".", minor, ")");
   }
   const std::size_t length_bytes = major == 1 ? 2 : 4;
   std::size_t size = 0;
   for (std::size_t i = 0; i < length_bytes; ++i) size |= byte(8 + i) << (8 * i);
   const std::size_t begin = 8 + length_bytes;
   if (size > kMaxHeaderSize) {
-    refuse(name, "header length", "<= " + std::to_string(kMaxHeaderSize) + " bytes", std::to_string(size));
+    invalid_argument(name, ": header length must be <= ", kMaxHeaderSize, " bytes (got ", size, ")");
   }
   if (size > file.size() - begin) {
-    refuse(name, "header", std::to_string(size) + " bytes long", std::to_string(file.size() - begin) + " bytes");
+    invalid_argument(name, ": header must be ", size, " bytes long (got ", file.size() - begin, ")");
   }
   return {begin, size};
 }
 
 /// Column-major elements in row-major order.
-std::vector<std::byte> to_row_major(const std::vector<std::byte>& source, std::span<const std::int64_t> shape,
-                                    std::size_t element) {
-  std::vector<std::byte> result(source.size());
+Bytes to_row_major(const Bytes& source, std::span<const std::int64_t> shape, std::size_t element) {
+  Bytes result(source.size());
   std::vector<std::int64_t> index(shape.size(), 0);
   for (std::size_t target = 0; target < result.size(); target += element) {
     std::int64_t from = 0;
@@ -245,62 +219,35 @@ std::vector<std::byte> to_row_major(const std::vector<std::byte>& source, std::s
   return result;
 }
 
-TensorView view_of(std::byte* data, DType dtype, std::span<const std::int64_t> shape) {
-  TensorView view;
-  view.data = data;
-  view.dtype = dtype;
-  view.rank = static_cast<int>(shape.size());
-  std::int64_t stride = 1;
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    view.shape[d] = shape[d];
-    view.strides[d] = stride;
-    stride *= std::max<std::int64_t>(shape[d], 1);
-  }
-  return view;
-}
-
 }  // namespace
 
-Array::Array(DType dtype, const std::vector<std::int64_t>& shape, std::string_view name) {
-  const std::optional<std::size_t> bytes = bytes_of(shape, dtype);
-  if (shape.size() > static_cast<std::size_t>(kMaxRank) || !bytes) {
-    refuse(name, "shape", "small enough for memory", print_shape(shape));
-  }
-  bytes_.resize(*bytes);
-  view_ = view_of(bytes_.data(), dtype, shape);
-}
-
-Array parse_npy(std::vector<std::byte> file, std::string_view name) {
+Array parse_npy(Bytes file, std::string_view name) {
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   const Prologue prologue = read_prologue(text, name);
+  const std::size_t begin = prologue.header_begin + prologue.header_size;
   const Header header = HeaderParser(text.substr(prologue.header_begin, prologue.header_size), name).parse();
-  const std::size_t begin = prologue.header_begin + prologue.header_size, present = file.size() - begin;
-  const std::optional<std::size_t> expected = bytes_of(header.shape, header.dtype);
-  if (!expected) refuse(name, "shape", "small enough for memory", print_shape(header.shape));
-  if (*expected != present) {
-    refuse(name, "data of shape " + print_shape(header.shape), std::to_string(*expected) + " bytes",
-           std::to_string(present));
-  }
-  file.erase(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(begin));  // so that elements are aligned
-
-  Array array;
-  array.bytes_ = header.fortran_order ? to_row_major(file, header.shape, size_of(header.dtype)) : std::move(file);
-  array.view_ = view_of(array.bytes_.data(), header.dtype, header.shape);
-  return array;
+  file.erase(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(begin));
+  Array array(header.dtype, header.shape, std::move(file), name);
+  if (!header.fortran_order) return array;
+  const auto* data = static_cast<const std::byte*>(array.view().data);
+  Bytes rows = to_row_major({data, data + array.size_bytes()}, header.shape, size_of(header.dtype));
+  return Array(header.dtype, header.shape, std::move(rows), name);
 }
 
 Array read_npy(const std::filesystem::path& path) {
   const std::string name = path.string();
   std::error_code status;
   const std::filesystem::file_status kind = std::filesystem::status(path, status);
-  if (std::filesystem::exists(kind) && !is_regular_file(kind) && !is_fifo(kind)) {
-    refuse(name, "the file", "a regular one or a pipe", is_directory(kind) ? "a directory" : "a device");
+  if (exists(kind) && !is_regular_file(kind) && !is_fifo(kind)) {
+    invalid_argument(name, ": must be a regular file or a pipe (got a ", is_directory(kind) ? "directory" : "device",
+                     ")");
   }
+  const auto refuse = [&name] { invalid_argument(name, ": must be readable (got '", std::strerror(errno), "')"); };
   errno = 0;
   std::ifstream stream(path, std::ios::binary);
-  if (!stream.is_open()) refuse(name, "the file", "readable", std::strerror(errno));
+  if (!stream.is_open()) refuse();
 
-  std::vector<std::byte> file;
+  Bytes file;
   constexpr std::size_t kChunk = std::size_t{1} << 20;
   if (const std::uintmax_t size = std::filesystem::file_size(path, status); !status) file.reserve(size + kChunk);
   while (stream) {
@@ -309,14 +256,13 @@ Array read_npy(const std::filesystem::path& path) {
     stream.read(reinterpret_cast<char*>(file.data() + before), kChunk);
     file.resize(before + static_cast<std::size_t>(stream.gcount()));
   }
-  if (stream.bad()) refuse(name, "the file", "readable", std::strerror(errno));
+  if (stream.bad()) refuse();
   return parse_npy(std::move(file), name);
 }
 
 void write_npy(const std::filesystem::path& path, const TensorView& view) {
-  const std::span<const std::int64_t> shape(view.shape.data(), static_cast<std::size_t>(view.rank));
-  std::string header = "{'descr': '" + std::string(descr_of(view.dtype)) +
-                       "', 'fortran_order': False, 'shape': " + print_shape(shape) + ", }";
+  std::string header = concat("{'descr': '", descr_of(view.dtype),
+                              "', 'fortran_order': False, 'shape': ", print_shape(shape_of(view)), ", }");
   constexpr std::size_t kPrologue = 10;
   while ((kPrologue + header.size() + 1) % kDataAlignment != 0) header += ' ';
   header += '\n';
@@ -328,7 +274,7 @@ void write_npy(const std::filesystem::path& path, const TensorView& view) {
                static_cast<std::streamsize>(static_cast<std::size_t>(view.numel()) * size_of(view.dtype)));
   stream.flush();
   if (!stream) {
-    throw Error(ErrorCode::runtime, path.string() + ": could not be written (" + std::strerror(errno) + ")");
+    throw Error(ErrorCode::runtime, concat(path.string(), ": could not be written (", std::strerror(errno), ")"));
   }
 }
 

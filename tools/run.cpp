@@ -8,6 +8,7 @@
 
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/layout.hpp"
 #include "core/names.hpp"
 #include "npy.hpp"
 #include "tilewise/attention.hpp"
@@ -143,33 +144,20 @@ void check_stated_problem(const Options& given, const Problem& described) {
                                                to_string(described) + "' (got '" + to_string(stated) + "')");
 }
 
-Array zeros_like(const TensorView& view, const char* name) {
-  const auto rank = static_cast<std::size_t>(view.rank);
-  return Array(view.dtype, std::vector<std::int64_t>(view.shape.begin(), view.shape.begin() + rank), name);
-}
-
 /// Tensors of the wrong rank give an empty result here, since describe() tells what is wrong with them.
 Array make_out(const TensorView& q, const TensorView& v) {
   TensorView out = q;
   if (q.rank < 1 || v.rank < 1) return Array(q.dtype, {0}, "out");
-  out.shape[static_cast<std::size_t>(q.rank - 1)] = v.shape[static_cast<std::size_t>(v.rank - 1)];
+  out.shape[static_cast<std::size_t>(q.rank - 1)] = core::size_at(v, v.rank - 1);
   return zeros_like(out, "out");
 }
 
 Array make_lse(const TensorView& q, Layout layout) {
-  const auto& s = q.shape;
-  if (q.rank != (layout == Layout::thd ? 3 : 4)) return Array(DType::f32, {0}, "lse");
-  switch (layout) {
-    case Layout::bshd:
-      return Array(DType::f32, {s[0], s[2], s[1]}, "lse");
-    case Layout::sbhd:
-      return Array(DType::f32, {s[1], s[2], s[0]}, "lse");
-    case Layout::bhsd:
-      return Array(DType::f32, {s[0], s[1], s[2]}, "lse");
-    case Layout::thd:
-      break;
-  }
-  return Array(DType::f32, {s[1], s[0]}, "lse");
+  const core::Axes axes = core::axes_of(layout);
+  if (q.rank != axes.rank()) return Array(DType::f32, {0}, "lse");
+  const std::int64_t seq = core::size_at(q, axes.seq), heads = core::size_at(q, axes.head);
+  if (layout == Layout::thd) return Array(DType::f32, {heads, seq}, "lse");
+  return Array(DType::f32, {core::size_at(q, axes.batch), heads, seq}, "lse");
 }
 
 void check_files(const Options& given) {

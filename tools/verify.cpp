@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backends/reference/reference_backend.hpp"
@@ -30,6 +31,8 @@ struct Options {
 };
 
 struct Tally {
+  explicit Tally(std::string name) : implementation(std::move(name)) {}
+
   std::string implementation;
   std::int64_t passed = 0, failed = 0, refused = 0;
   double largest_ratio = 0.0;
@@ -65,11 +68,11 @@ std::vector<Tally> make_tallies(const Options& options) {
       for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
       throw Error(ErrorCode::invalid_argument, "--implementation: must be one of " + known + " (got '" + name + "')");
     }
-    tallies.push_back({name});
+    tallies.emplace_back(name);
   }
   if (!tallies.empty()) return tallies;
   for (const std::string& name : names)
-    if (name != backends::reference_implementation().name()) tallies.push_back({name});
+    if (name != backends::reference_implementation().name()) tallies.emplace_back(name);
   return tallies;
 }
 

@@ -10,7 +10,7 @@
 using namespace tilewise;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  std::vector<std::byte> file(size);
+  tools::Bytes file(size);
   if (size) std::memcpy(file.data(), data, size);
   try {
     const tools::Array array = tools::parse_npy(std::move(file), "input.npy");

@@ -1,0 +1,182 @@
+// `tilewise bench`: time, GFLOP/s, GB/s, and the fraction of this machine's ceiling, which is
+// measured in the same run.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ceilings/ceilings.hpp"
+#include "commands.hpp"
+#include "console.hpp"
+#include "machine.hpp"
+#include "sample_call.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  std::vector<std::string> problem_words;
+  std::string implementation;
+  double min_time = 0.25;
+  bool no_ceilings = false, json = false;
+  int threads = 0;
+};
+
+struct Result {
+  Plan plan;
+  std::int64_t runs;
+  double median_seconds, best_seconds, flops, bytes;
+};
+
+/// Forward full and causal, backward, and decoding, in fp32 and bf16: shapes of today's models.
+std::vector<std::string> default_problems() {
+  std::vector<std::string> problems;
+  for (const std::string dtype : {"f32", "bf16"}) {
+    const std::string shape = " dtype=" + dtype + " seqlen_q=1024 num_heads_q=16 head_dim=";
+    for (const std::string rest : {"64", "64 mask=causal", "128", "128 mask=causal"})
+      problems.push_back("attention_forward" + shape + rest);
+    problems.push_back("attention_backward" + shape + "128 mask=causal");
+    problems.push_back("attention_forward dtype=" + dtype +
+                       " seqlen_q=1 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128");
+  }
+  return problems;
+}
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// Times single calls until `min_time` is spent, after one that warms caches and the thread pool up. Calls
+/// too short for the clock are timed in groups.
+Result measure(const Problem& problem, const Options& options) {
+  constexpr double kShortestSample = 20e-6;
+  constexpr std::size_t kFewestSamples = 3;
+  const SampleCall call(problem);
+  Result result{plan(call.problem(), SelectOptions{options.implementation}), 0, 0.0, 0.0, call.flops(), call.bytes()};
+  call.run(result.plan);
+  const Clock::time_point probe = Clock::now();
+  call.run(result.plan);
+  const double estimate = std::max(seconds_since(probe), 1e-9);
+  const auto group = std::max<std::int64_t>(1, static_cast<std::int64_t>(kShortestSample / estimate));
+
+  std::vector<double> samples;
+  const Clock::time_point begin = Clock::now();
+  while (samples.size() < kFewestSamples || seconds_since(begin) < options.min_time) {
+    const Clock::time_point start = Clock::now();
+    for (std::int64_t i = 0; i < group; ++i) call.run(result.plan);
+    samples.push_back(seconds_since(start) / static_cast<double>(group));
+  }
+  std::ranges::sort(samples);
+  result.runs = static_cast<std::int64_t>(samples.size()) * group;
+  result.median_seconds = samples[samples.size() / 2];
+  result.best_seconds = samples.front();
+  return result;
+}
+
+/// How near a call came to the least time the machine needs for its arithmetic or its traffic.
+struct CeilingFraction {
+  double fraction;
+  bool compute_bound;
+};
+std::optional<CeilingFraction> ceiling_fraction(const Result& result, const Ceilings& ceilings) {
+  const double peak = ceilings.peak_gflops(result.plan.problem().dtype) * 1e9;
+  const double bandwidth = ceilings.read_gb_per_s * 1e9;
+  if (peak <= 0.0 || bandwidth <= 0.0) return std::nullopt;
+  const double compute = result.flops / peak, traffic = result.bytes / bandwidth;
+  return CeilingFraction{std::max(compute, traffic) / result.median_seconds, compute >= traffic};
+}
+
+Json to_json(const Result& result, const std::optional<Ceilings>& ceilings) {
+  Json entry{{"problem", to_string(result.plan.problem())},
+             {"implementation", result.plan.implementation()},
+             {"schedule", result.plan.schedule()},
+             {"runs", result.runs},
+             {"seconds", result.median_seconds},
+             {"best_seconds", result.best_seconds},
+             {"flops", result.flops},
+             {"bytes", result.bytes},
+             {"gflops", result.flops / result.median_seconds * 1e-9},
+             {"gb_per_s", result.bytes / result.median_seconds * 1e-9}};
+  const auto fraction = ceilings ? ceiling_fraction(result, *ceilings) : std::nullopt;
+  entry["ceiling_fraction"] = fraction ? Json(fraction->fraction) : Json(nullptr);
+  entry["bound"] = fraction ? Json(fraction->compute_bound ? "compute" : "memory") : Json(nullptr);
+  return entry;
+}
+
+void print_json(const std::vector<Result>& results, const std::optional<Ceilings>& ceilings) {
+  Json report{{"version", version()}, {"cpu", processor_name()}, {"num_threads", get_num_threads()}};
+  report["ceilings"] = ceilings ? Json::parse(to_json(*ceilings)) : Json(nullptr);
+  report["results"] = Json::array();
+  for (const Result& result : results) report["results"].push_back(to_json(result, ceilings));
+  std::cout << report.dump(2) << '\n';
+}
+
+void print_table(const std::vector<Result>& results, const std::optional<Ceilings>& ceilings) {
+  std::cout << processor_name() << ", threads: " << get_num_threads() << '\n';
+  if (ceilings) {
+    std::cout << "Ceilings: fp32 " << format_number(ceilings->peak_gflops(DType::f32)) << " GFLOP/s, bf16 "
+              << format_number(ceilings->peak_gflops(DType::bf16)) << " GFLOP/s, memory reads "
+              << format_number(ceilings->read_gb_per_s) << " GB/s\n";
+  }
+  std::cout << '\n';
+  Table table({"implementation", ">time", ">GFLOP/s", ">GB/s", ">of ceiling", "bound", "problem"});
+  for (const Result& result : results) {
+    const auto fraction = ceilings ? ceiling_fraction(result, *ceilings) : std::nullopt;
+    table.add_row({std::string(result.plan.implementation()), format_seconds(result.median_seconds),
+                   format_number(result.flops / result.median_seconds * 1e-9),
+                   format_number(result.bytes / result.median_seconds * 1e-9),
+                   fraction ? format_number(fraction->fraction * 100.0) + "%" : "-",
+                   fraction ? (fraction->compute_bound ? "compute" : "memory") : "-",
+                   to_string(result.plan.problem())});
+  }
+  table.print(std::cout);
+}
+
+void run_bench(const Options& options) {
+  std::vector<Problem> problems;
+  for (const std::string& text :
+       options.problem_words.empty() ? default_problems() : join_problems(options.problem_words))
+    problems.push_back(parse_problem(text));
+  set_num_threads(options.threads);
+
+  const auto count = static_cast<std::int64_t>(problems.size());
+  Progress progress(count + 1);
+  progress.update(0, "ceilings");
+  std::optional<Ceilings> ceilings;
+  if (!options.no_ceilings) ceilings = measure_ceilings(get_num_threads());
+  std::vector<Result> results;
+  for (const Problem& problem : problems) {
+    progress.update(1 + static_cast<std::int64_t>(results.size()), to_string(problem));
+    results.push_back(measure(problem, options));
+  }
+  progress.clear();
+  options.json ? print_json(results, ceilings) : print_table(results, ceilings);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program) {
+  CLI::App& command = *program.add_subcommand("bench", "Measure problems beside this machine's ceilings");
+  const auto options = std::make_shared<Options>();
+  command.add_option("PROBLEM", options->problem_words, "problems (default: a small grid of common shapes)");
+  add_implementation_option(command, options->implementation);
+  add_threads_option(command, options->threads);
+  command.add_option("--min-time", options->min_time, "seconds spent on each problem")
+      ->check(number_between(0, 3600))
+      ->capture_default_str();
+  command.add_flag("--no-ceilings", options->no_ceilings, "do not measure the machine, which takes a second");
+  command.add_flag("--json", options->json, "print JSON");
+  command.footer(
+      "GFLOP/s counts the visible work, 2 per multiply-add; GB/s each input and output once; \"of ceiling\"\n"
+      "is the least time that arithmetic or memory reads would take, by the time it took (the median).");
+  command.callback([options] { run_bench(*options); });
+}
+
+}  // namespace tilewise::tools

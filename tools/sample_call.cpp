@@ -1,0 +1,199 @@
+// Draws the tensors of a sample call and counts its work.
+#include "sample_call.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/call.hpp"
+#include "core/half.hpp"
+#include "core/layout.hpp"
+#include "device/common/mask.h"
+
+namespace tilewise::tools {
+namespace {
+
+/// Uniform with mean 0 and variance 1: quick to draw, and scores stay in the usual range.
+float draw(std::uint64_t& state) {
+  constexpr float kHalfWidth = 1.7320508f;  // sqrt(3)
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  const auto bits = static_cast<std::uint32_t>(state >> 40);  // 24 bits
+  return (static_cast<float>(bits) * 0x1p-23f - 1.0f) * kHalfWidth;
+}
+
+void store(std::byte* target, DType dtype, float value) {
+  switch (dtype) {
+    case DType::bf16: {
+      const std::uint16_t bits = core::float_to_bf16(value);
+      std::memcpy(target, &bits, sizeof bits);
+      return;
+    }
+    case DType::f16: {
+      const std::uint16_t bits = core::float_to_f16(value);
+      std::memcpy(target, &bits, sizeof bits);
+      return;
+    }
+    case DType::boolean:
+      *target = std::byte{1};
+      return;
+    default:
+      std::memcpy(target, &value, sizeof value);
+  }
+}
+
+DType bias_dtype(const Problem& problem) {
+  if (problem.bias == BiasKind::boolean) return DType::boolean;
+  return problem.bias == BiasKind::query ? problem.dtype : DType::f32;
+}
+
+}  // namespace
+
+TensorView SampleCall::add(DType dtype, std::span<const std::int64_t> shape, std::string_view name) {
+  const Array& array = arrays_.emplace_back(dtype, shape, name);
+  bytes_ += static_cast<double>(array.size_bytes());
+  return array.view();
+}
+
+TensorView SampleCall::add_random(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name) {
+  const TensorView view = add(dtype, shape, name);
+  auto* data = static_cast<std::byte*>(view.data);
+  for (std::int64_t i = 0; i < view.numel(); ++i, data += size_of(dtype)) store(data, dtype, draw(random_));
+  return view;
+}
+
+TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random,
+                                std::string_view name) {
+  const Problem& p = problem_;
+  const core::Axes axes = core::axes_of(p.layout);
+  std::array<std::int64_t, 4> shape{};
+  const auto at = [&shape](int axis) -> std::int64_t& { return shape[static_cast<std::size_t>(axis)]; };
+  if (p.layout == Layout::thd) {
+    at(axes.seq) = query_side ? p.total_q : p.total_k;
+  } else {
+    at(axes.batch) = p.batch_size;
+    at(axes.seq) = query_side ? p.seqlen_q : p.seqlen_k;
+  }
+  at(axes.head) = heads;
+  at(axes.dim) = dim;
+  const TensorView view = add(p.dtype, std::span(shape).first(static_cast<std::size_t>(axes.rank())), name);
+  auto* data = static_cast<std::byte*>(view.data);
+  for (std::int64_t i = 0; random && i < view.numel(); ++i, data += size_of(p.dtype))
+    store(data, p.dtype, draw(random_));
+  return view;
+}
+
+TensorView SampleCall::add_lse(std::string_view name) {
+  const Problem& p = problem_;
+  if (p.layout == Layout::thd) return add(DType::f32, {p.num_heads_q, p.total_q}, name);
+  return add(DType::f32, {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
+}
+
+TensorView SampleCall::add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name) {
+  const TensorView view = add(DType::i32, {problem_.batch_size + 1}, name);
+  auto* values = static_cast<std::int32_t*>(view.data);
+  const std::int64_t length = std::min(longest, total / std::max<std::int64_t>(problem_.batch_size, 1));
+  for (std::int64_t b = 0; b <= problem_.batch_size; ++b) values[b] = static_cast<std::int32_t>(b * length);
+  return view;
+}
+
+TensorView SampleCall::add_lengths(std::int32_t length, std::string_view name) {
+  const TensorView view = add(DType::i32, {problem_.batch_size}, name);
+  std::fill_n(static_cast<std::int32_t*>(view.data), problem_.batch_size, length);
+  return view;
+}
+
+void SampleCall::make_options() {
+  const Problem& p = problem_;
+  AttentionOptions& o = forward_.options;
+  o.layout = p.layout;
+  o.mask = p.mask;
+  o.alignment = p.alignment;
+  o.window_left = p.window_left;
+  o.window_right = p.window_right;
+  o.softmax_scale = p.softmax_scale;
+  o.softcap = p.softcap;
+  o.dropout_p = p.dropout_p;
+  o.deterministic = p.deterministic;
+  o.batch_invariant = p.batch_invariant;
+  if (p.seed_tensor) o.seed_and_offset = add(DType::i64, {2}, "seed_and_offset");
+  if (p.bias != BiasKind::none) {
+    const BiasDims& d = p.bias_dims;
+    o.bias = add_random(
+        bias_dtype(p),
+        {d.batch ? p.batch_size : 1, d.head ? p.num_heads_q : 1, d.query ? p.seqlen_q : 1, d.key ? p.seqlen_k : 1},
+        "bias");
+  }
+  if (p.alibi_slopes == AlibiKind::per_head) o.alibi_slopes = add_random(DType::f32, {p.num_heads_q}, "alibi_slopes");
+  if (p.alibi_slopes == AlibiKind::per_batch_head)
+    o.alibi_slopes = add_random(DType::f32, {p.batch_size, p.num_heads_q}, "alibi_slopes");
+  if (p.sink) o.sink = add_random(DType::f32, {p.num_heads_q}, "sink");
+  std::int64_t used_q = p.seqlen_q, used_k = p.seqlen_k;
+  if (p.layout == Layout::thd) {
+    o.cu_seqlens_q = add_cu_seqlens(p.total_q, p.seqlen_q, "cu_seqlens_q");
+    o.cu_seqlens_k = add_cu_seqlens(p.total_k, p.seqlen_k, "cu_seqlens_k");
+    o.max_seqlen_q = p.seqlen_q;
+    o.max_seqlen_k = p.seqlen_k;
+    if (p.batch_size > 0) used_q = static_cast<const std::int32_t*>(o.cu_seqlens_q.data)[1];
+    if (p.batch_size > 0) used_k = static_cast<const std::int32_t*>(o.cu_seqlens_k.data)[1];
+  }
+  if (p.seqused_q) o.seqused_q = add_lengths(static_cast<std::int32_t>(used_q), "seqused_q");
+  if (p.seqused_k) o.seqused_k = add_lengths(static_cast<std::int32_t>(used_k), "seqused_k");
+  if (p.leftpad_k) o.leftpad_k = add_lengths(0, "leftpad_k");
+}
+
+SampleCall::SampleCall(const Problem& problem) : problem_(problem) {
+  const Problem& p = problem_;
+  forward_.q = add_data(true, p.num_heads_q, p.head_dim, true, "q");
+  forward_.k = add_data(false, p.num_heads_k, p.head_dim, true, "k");
+  forward_.v = add_data(false, p.num_heads_k, p.head_dim_v, true, "v");
+  forward_.out = add_data(true, p.num_heads_q, p.head_dim_v, false, "out");
+  if (p.softmax_lse) forward_.softmax_lse = add_lse("softmax_lse");
+  make_options();
+  if (p.operation == Operation::attention_backward) {
+    attention_forward(forward_);
+    make_gradients();
+  }
+  problem_ = p.operation == Operation::attention_forward ? describe(forward_) : describe(backward_);
+}
+
+void SampleCall::make_gradients() {
+  const Problem& p = problem_;
+  backward_.q = forward_.q;
+  backward_.k = forward_.k;
+  backward_.v = forward_.v;
+  backward_.out = forward_.out;
+  backward_.softmax_lse = forward_.softmax_lse;
+  backward_.options = forward_.options;
+  backward_.dout = add_data(true, p.num_heads_q, p.head_dim_v, true, "dout");
+  if (p.dlse) backward_.dlse = add_lse("dlse");
+  if (p.dq) backward_.dq = add_data(true, p.num_heads_q, p.head_dim, false, "dq");
+  if (p.dk) backward_.dk = add_data(false, p.num_heads_k, p.head_dim, false, "dk");
+  if (p.dv) backward_.dv = add_data(false, p.num_heads_k, p.head_dim_v, false, "dv");
+  if (p.dbias) backward_.dbias = add(forward_.options.bias.dtype, shape_of(forward_.options.bias), "dbias");
+  if (p.dsink) backward_.dsink = add(DType::f32, {p.num_heads_q}, "dsink");
+}
+
+void SampleCall::run(const Plan& plan) const {
+  if (problem_.operation == Operation::attention_forward) return tilewise::run(plan, forward_);
+  tilewise::run(plan, backward_);
+}
+
+double SampleCall::flops() const {
+  const Problem& p = problem_;
+  const bool backward = p.operation == Operation::attention_backward;
+  const device::AttentionParams params =
+      core::make_params(backward ? core::call_of(backward_) : core::call_of(forward_), problem_);
+  double pairs = 0.0;
+  for (std::int64_t b = 0; b < p.batch_size; ++b) {
+    const device::Sequence sequence = device::sequence_of(params, b);
+    const std::int64_t d = device::diagonal_offset(params, sequence);
+    for (std::int64_t i = 0; i < sequence.seqlen_q; ++i) {
+      const device::KeyRange keys = device::visible_keys(params, sequence, d, i);
+      pairs += static_cast<double>(keys.end - keys.begin);
+    }
+  }
+  const auto dim = static_cast<double>(p.head_dim), dim_v = static_cast<double>(p.head_dim_v);
+  const double products = backward ? 3.0 * dim + 2.0 * dim_v : dim + dim_v;
+  return 2.0 * pairs * static_cast<double>(p.num_heads_q) * products;
+}
+
+}  // namespace tilewise::tools

@@ -1,0 +1,55 @@
+// A call with plain contiguous tensors for any Problem, and how much work it is: what
+// `tilewise bench` measures.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <string_view>
+
+#include "array.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise::tools {
+
+/// Normalised random inputs; lengths use everything there is, packed sequences are of equal length.
+class SampleCall {
+ public:
+  /// For a backward problem this also runs the forward pass, whose results it needs.
+  explicit SampleCall(const Problem& problem);
+
+  /// Computes once with a plan of the problem that the tensors describe to.
+  void run(const Plan& plan) const;
+
+  /// What the tensors describe to: the constructor's problem, less dimensions of a bias that are 1 anyway.
+  [[nodiscard]] const Problem& problem() const noexcept { return problem_; }
+  /// Floating-point operations of the visible (query, key) pairs: 2 per multiply-add of the matrix
+  /// products, two of them forward and five backward. A bool bias counts as all true.
+  [[nodiscard]] double flops() const;
+  /// Bytes of all inputs and outputs, each once: the least that memory must move.
+  [[nodiscard]] double bytes() const noexcept { return bytes_; }
+
+ private:
+  TensorView add(DType dtype, std::span<const std::int64_t> shape, std::string_view name);
+  TensorView add(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name) {
+    return add(dtype, std::span(shape.begin(), shape.size()), name);
+  }
+  TensorView add_random(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name);
+  TensorView add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random, std::string_view name);
+  TensorView add_lse(std::string_view name);
+  TensorView add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name);
+  TensorView add_lengths(std::int32_t length, std::string_view name);
+  void make_options();
+  void make_gradients();
+
+  Problem problem_;
+  std::deque<Array> arrays_;
+  std::uint64_t random_ = 1;
+  double bytes_ = 0.0;
+  ForwardArguments forward_;
+  BackwardArguments backward_;
+};
+
+}  // namespace tilewise::tools

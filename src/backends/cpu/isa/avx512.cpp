@@ -1,0 +1,12 @@
+// Kernels for AVX-512 without bf16 products: every element type, computed in fp32.
+#include "backends/cpu/isa/kernel_set.h"
+#include "backends/cpu/isa/simd_avx512.h"
+
+namespace tilewise::backends::cpu {
+namespace {
+using Compute = ComputeF32<Avx512>;
+}
+
+const KernelSet kAvx512Kernels = make_kernel_set<For<Compute, float>, For<Compute, Bf16>, For<Compute, F16>>();
+
+}  // namespace tilewise::backends::cpu

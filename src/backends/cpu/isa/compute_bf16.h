@@ -1,0 +1,86 @@
+// Products of bf16 pairs with vdpbf16ps: one unit is two elements adjacent along the depth.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/math.h"
+#include "backends/cpu/isa/pack.h"
+#include "backends/cpu/isa/simd_avx512.h"
+
+namespace tilewise::backends::cpu {
+
+/// A type of its own, so that templates compiled with this set's flags have symbols of their own.
+struct Avx512Bf16 : Avx512 {};
+
+struct ComputeBf16 {
+  using V = Avx512Bf16;
+  using F = V::F;
+  static constexpr int kPair = 2;
+  static constexpr int kDepthUnits = 1;
+  static constexpr int kRowPadding = 0;
+  static constexpr int64_t kForwardKeys = 128;
+  static constexpr int64_t kForwardRows = 4 * V::kTileRows;
+  static constexpr int64_t kBackwardKeys = 128;
+  static constexpr int64_t kBackwardRows = 16 * V::kTileRows;
+  static constexpr int32_t kMaxRows = 32 * V::kTileRows;
+
+  /// What a task holds while it multiplies; nothing here (compare compute_amx.h).
+  struct Session {};
+
+  template <class In>
+  static constexpr Precision precision() {
+    return Precision::low;
+  }
+
+  TILEWISE_INLINE static F dot(F sum, F a, F b) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+
+  static void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b,
+                       int64_t panel_stride, float* c, int64_t ldc, bool accumulate) {
+    cpu::multiply<ComputeBf16>(rows, columns, depth, a, lda, b, panel_stride, c, ldc, accumulate);
+  }
+
+  TILEWISE_INLINE static F load_units(const Bf16* p) { return _mm512_castsi512_ps(_mm512_loadu_si512(p)); }
+
+  /// Elements [begin, begin + 32) of two adjacent rows, interleaved: columns of a B operand.
+  TILEWISE_INLINE static void load_paired(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,
+                                          int64_t begin, int64_t size) {
+    const F even = rows_left > 0 ? cpu::load_units<ComputeBf16>(row, begin, size) : V::zero();
+    const F odd = rows_left > 1 ? cpu::load_units<ComputeBf16>(row + stride, begin, size) : V::zero();
+    interleave(out, even, odd);
+  }
+
+  /// Columns [j, j + 32) of two adjacent depth rows of a B operand, from fp32; null: zeros.
+  TILEWISE_INLINE static void pair_columns(F (&out)[kPair], const float* even, const float* odd) {
+    interleave(out, even ? narrow(V::load(even), V::load(even + V::kLanes)) : V::zero(),
+               odd ? narrow(V::load(odd), V::load(odd + V::kLanes)) : V::zero());
+  }
+
+  TILEWISE_INLINE static void store_row(float* row, int64_t j, F x0, F x1) { V::store(row + j / 2, narrow(x0, x1)); }
+
+  TILEWISE_INLINE static void keep_row(float* units, const uint16_t* draws, uint32_t threshold) {
+    const __m512i d = _mm512_loadu_si512(draws);
+    const __mmask32 keep = _mm512_cmpge_epu16_mask(d, _mm512_set1_epi16(static_cast<short>(threshold)));
+    V::store(units, _mm512_castsi512_ps(_mm512_maskz_mov_epi16(keep, _mm512_castps_si512(V::load(units)))));
+  }
+
+ private:
+  /// 32 bf16 in order; the instruction's second operand fills the low half.
+  TILEWISE_INLINE static F narrow(F low, F high) { return reinterpret_cast<F>(_mm512_cvtne2ps_pbh(high, low)); }
+
+  TILEWISE_INLINE static void interleave(F (&out)[kPair], F even, F odd) {
+    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
+    out[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, interleave_index(0), b));
+    out[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, interleave_index(16), b));
+  }
+
+  /// Words first, first + 32, first + 1, first + 33, ...
+  TILEWISE_INLINE static __m512i interleave_index(int first) {
+    const __m512i low = _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                         _mm512_set1_epi32(first));
+    return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(32)), 16));
+  }
+};
+
+}  // namespace tilewise::backends::cpu

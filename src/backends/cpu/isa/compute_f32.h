@@ -1,0 +1,67 @@
+// Products of fp32 operands, whatever the element type of the tensors: one unit is one float.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/math.h"
+#include "backends/cpu/isa/pack.h"
+
+namespace tilewise::backends::cpu {
+
+template <class Simd>
+struct ComputeF32 {
+  using V = Simd;
+  using F = typename V::F;
+  static constexpr int kPair = 1;
+  static constexpr int kDepthUnits = 1;
+  static constexpr int kRowPadding = 0;
+  static constexpr int64_t kForwardKeys = 128;
+  static constexpr int64_t kForwardRows = 4 * V::kTileRows;
+  static constexpr int64_t kBackwardKeys = 128;
+  static constexpr int64_t kBackwardRows = 16 * V::kTileRows;
+  static constexpr int32_t kMaxRows = 32 * V::kTileRows;
+
+  /// What a task holds while it multiplies; nothing here (compare compute_amx.h).
+  struct Session {};
+
+  template <class In>
+  static constexpr Precision precision() {
+    return sizeof(In) == 4 ? Precision::full : Precision::low;
+  }
+
+  TILEWISE_INLINE static F dot(F sum, F a, F b) { return V::fma(a, b, sum); }
+
+  static void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b,
+                       int64_t panel_stride, float* c, int64_t ldc, bool accumulate) {
+    cpu::multiply<ComputeF32>(rows, columns, depth, a, lda, b, panel_stride, c, ldc, accumulate);
+  }
+
+  template <class In>
+  TILEWISE_INLINE static F load_units(const In* p) {
+    return V::load(p);
+  }
+
+  /// One row's elements [begin, begin + kLanes): columns of a B operand.
+  template <class In>
+  TILEWISE_INLINE static void load_paired(F (&out)[kPair], const In* row, int64_t, int64_t rows_left, int64_t begin,
+                                          int64_t size) {
+    out[0] = rows_left > 0 ? cpu::load_units<ComputeF32>(row, begin, size) : V::zero();
+  }
+
+  /// Columns [j, j + kLanes) of one depth row of a B operand, from fp32; null: zeros.
+  TILEWISE_INLINE static void pair_columns(F (&out)[kPair], const float* row, const float*) {
+    out[0] = row ? V::load(row) : V::zero();
+  }
+
+  /// Columns [j, j + 2 kLanes) of an A operand's row.
+  TILEWISE_INLINE static void store_row(float* row, int64_t j, F x0, F x1) {
+    V::store(row + j, x0);
+    V::store(row + j + V::kLanes, x1);
+  }
+
+  TILEWISE_INLINE static void keep_row(float* units, const uint16_t* draws, uint32_t threshold) {
+    V::store(units, V::select(V::at_least_u16(draws, threshold), V::load(units), V::zero()));
+  }
+};
+
+}  // namespace tilewise::backends::cpu

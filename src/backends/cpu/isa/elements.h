@@ -1,0 +1,19 @@
+// Element types as the CPU kernels see them, and the one attribute they need: everything
+// inline is forced inline, so that no instruction set's code can serve another's.
+#pragma once
+
+#include <stdint.h>
+
+#define TILEWISE_INLINE [[gnu::always_inline]] inline
+
+namespace tilewise::backends::cpu {
+
+/// Bit patterns; converted by the vector types' load and store.
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+}  // namespace tilewise::backends::cpu

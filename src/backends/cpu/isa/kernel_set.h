@@ -1,0 +1,68 @@
+// Builds the table of one instruction set's kernels.
+#pragma once
+
+#include "backends/cpu/isa/backward.h"
+#include "backends/cpu/isa/compute_f32.h"
+#include "backends/cpu/isa/decode.h"
+#include "backends/cpu/isa/forward.h"
+
+namespace tilewise::backends::cpu {
+
+template <class V, class In>
+float dot_rows(const void* a, const void* b, int64_t size) {
+  const In *x = static_cast<const In*>(a), *y = static_cast<const In*>(b);
+  typename V::F sum = V::zero();
+  int64_t i = 0;
+  for (; i + V::kLanes <= size; i += V::kLanes) sum = V::fma(V::load(x + i), V::load(y + i), sum);
+  if (i < size) {
+    In last_x[V::kLanes] = {}, last_y[V::kLanes] = {};
+    for (int64_t j = i; j < size; ++j) {
+      last_x[j - i] = x[j];
+      last_y[j - i] = y[j];
+    }
+    sum = V::fma(V::load(last_x), V::load(last_y), sum);
+  }
+  return V::reduce_add(sum);
+}
+
+template <class V, class In>
+void store_scaled_row(const float* from, int64_t size, float factor, void* to) {
+  store_scaled<V>(from, size, factor, static_cast<In*>(to));
+}
+
+/// One element type computed by C.
+template <class C, class In>
+struct For {
+  static constexpr void add_to(KernelSet& set, ElementIndex element) {
+    set.forward[element] = &Forward<C, In>::run;
+    set.forward_scratch[element] = &Forward<C, In>::scratch_bytes;
+    set.decode[element] = &Decode<C, In>::run;
+    set.decode_scratch[element] = &Decode<C, In>::scratch_bytes;
+    set.begin_keys[element] = &Backward<C, In>::begin_keys;
+    set.add_queries[element] = &Backward<C, In>::add_queries;
+    set.end_keys[element] = &Backward<C, In>::end_keys;
+    set.backward_scratch[element] = &Backward<C, In>::scratch_bytes;
+    set.dot[element] = &dot_rows<typename C::V, In>;
+    set.store_scaled[element] = &store_scaled_row<typename C::V, In>;
+    set.max_rows = Forward<C, In>::kMaxRows;
+    set.decode_max_rows = Decode<C, In>::kMaxRows;
+    set.backward_keys = Backward<C, In>::kBlockKeys;
+    set.backward_rows = Backward<C, In>::kBlockRows;
+  }
+};
+
+/// An element type left to another instruction set.
+struct NoElement {
+  static constexpr void add_to(KernelSet&, ElementIndex) {}
+};
+
+template <class F32, class Bfloat16, class Float16>
+consteval KernelSet make_kernel_set() {
+  KernelSet set{};
+  F32::add_to(set, kElementF32);
+  Bfloat16::add_to(set, kElementBf16);
+  Float16::add_to(set, kElementF16);
+  return set;
+}
+
+}  // namespace tilewise::backends::cpu

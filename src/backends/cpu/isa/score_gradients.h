@@ -1,0 +1,94 @@
+// One row of the backward pass between its products: scores to P, dO·V to dS.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/weigh.h"
+
+namespace tilewise::backends::cpu {
+
+template <class C, class In>
+struct ScoreGradients {
+  using V = typename C::V;
+  using F = typename V::F;
+  static constexpr Precision kPrecision = C::template precision<In>();
+
+  /// In: q·k in `p` and dout·v in `ds` over the span. Out: dropped (not yet scaled by 1/(1 - p))
+  /// probabilities and dS = P * (dP - delta) through softcap, exactly 0 where nothing is seen.
+  /// dS before softcap's factor is added to row.dbias, `offset` keys from the block's first.
+  static void row(const RowInfo& row, const ScoreParams& params, const KeySpan& span, float* p, float* ds,
+                  float* capped, uint16_t* draws, int64_t offset, int64_t dbias_key_stride) {
+    const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
+    const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
+    if (begin >= end) {
+      fill_zero(p, span.columns);
+      return fill_zero(ds, span.columns);
+    }
+    float factor = params.softmax_scale * kLog2E;
+    if (Scores<V>::modifies(params)) {
+      const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
+      Scores<V>::modify(p, span.columns, valid, span.key, row, params, params.softcap > 0.0f ? capped : nullptr);
+      factor = kLog2E;
+    }
+    const uint32_t threshold = params.dropout_threshold;
+    if (threshold) {
+      Dropout<V>::draw_row(draws, span.key, span.columns, row, params);
+      drop(p, ds, span.columns, row, factor, draws, params);
+    } else {
+      weigh(p, ds, span.columns, row, factor);
+    }
+    if (begin > 0 || end < span.columns) {
+      clear_outside(p, span.columns, begin, end);
+      clear_outside(ds, span.columns, begin, end);
+    }
+    if (row.dbias) add_dbias(row.dbias + offset * dbias_key_stride, dbias_key_stride, ds, begin, end);
+    if (params.softcap > 0.0f) through_softcap(ds, capped, span.columns, 1.0f / params.softcap);
+  }
+
+ private:
+  static void weigh(float* p, float* ds, int64_t columns, const RowInfo& row, float factor) {
+    const F scale = V::set1(factor), lse = V::set1(row.lse_log2), delta = V::set1(row.delta);
+    for (int64_t j = 0; j < columns; j += V::kLanes) {
+      const F weight = exp2<kPrecision, V>(V::fms(V::load(p + j), scale, lse));
+      V::store(p + j, weight);
+      V::store(ds + j, V::mul(weight, V::sub(V::load(ds + j), delta)));
+    }
+  }
+
+  static void drop(float* p, float* ds, int64_t columns, const RowInfo& row, float factor, const uint16_t* draws,
+                   const ScoreParams& params) {
+    const F scale = V::set1(factor), lse = V::set1(row.lse_log2), delta = V::set1(row.delta);
+    const F keep_scale = V::set1(params.dropout_scale);
+    for (int64_t j = 0; j < columns; j += V::kLanes) {
+      const auto keep = V::at_least_u16(draws + j, params.dropout_threshold);
+      const F weight = exp2<kPrecision, V>(V::fms(V::load(p + j), scale, lse));
+      const F dp = V::select(keep, V::mul(V::load(ds + j), keep_scale), V::zero());
+      V::store(p + j, V::select(keep, weight, V::zero()));
+      V::store(ds + j, V::mul(weight, V::sub(dp, delta)));
+    }
+  }
+
+  static void fill_zero(float* x, int64_t columns) {
+    for (int64_t j = 0; j < columns; j += V::kLanes) V::store(x + j, V::zero());
+  }
+
+  static void clear_outside(float* x, int64_t columns, int64_t begin, int64_t end) {
+    for (int64_t j = 0; j < begin; j += V::kLanes)
+      V::store(x + j, V::select(V::first(begin - j), V::zero(), V::load(x + j)));
+    for (int64_t j = end / V::kLanes * V::kLanes; j < columns; j += V::kLanes)
+      V::store(x + j, V::select(V::first(end - j), V::load(x + j), V::zero()));
+  }
+
+  static void add_dbias(float* dbias, int64_t key_stride, const float* ds, int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) dbias[j * key_stride] += ds[j];
+  }
+
+  static void through_softcap(float* ds, const float* capped, int64_t columns, float inverse) {
+    for (int64_t j = 0; j < columns; j += V::kLanes) {
+      const F t = V::mul(V::load(capped + j), V::set1(inverse));
+      V::store(ds + j, V::mul(V::load(ds + j), V::sub(V::set1(1.0f), V::mul(t, t))));
+    }
+  }
+};
+
+}  // namespace tilewise::backends::cpu

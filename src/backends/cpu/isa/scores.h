@@ -1,0 +1,99 @@
+// From q·k to masked scores in log2 units: scale, softcap, bias, ALiBi, and the edges of a
+// row's visible range. One row of one key block at a time.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/math.h"
+#include "backends/cpu/kernels.hpp"
+#include "device/common/params.h"
+
+namespace tilewise::backends::cpu {
+
+inline constexpr float kNegativeInfinity = -__builtin_inff();
+
+template <class V>
+struct Scores {
+  using F = typename V::F;
+
+  /// True where scores are more than softmax_scale * q·k.
+  TILEWISE_INLINE static bool modifies(const ScoreParams& p) {
+    return p.softcap > 0.0f || p.bias_type != device::kBiasNone || p.has_alibi;
+  }
+
+  /// Natural-unit scores of keys [key, key + count) in place; `capped`, where not null, keeps
+  /// the value between softcap and bias for the backward pass. count is whole vectors; keys
+  /// from `valid` on are never read from the bias.
+  static void modify(float* s, int64_t count, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p,
+                     float* capped) {
+    const F scale = V::set1(p.softmax_scale);
+    if (p.softcap > 0.0f) {
+      const F cap = V::set1(p.softcap), inverse = V::set1(p.softmax_scale / p.softcap);
+      for (int64_t j = 0; j < count; j += V::kLanes) {
+        const F x = V::mul(cap, tanh<V>(V::mul(V::load(s + j), inverse)));
+        V::store(s + j, x);
+        if (capped) V::store(capped + j, x);
+      }
+    } else {
+      for (int64_t j = 0; j < count; j += V::kLanes) V::store(s + j, V::mul(V::load(s + j), scale));
+    }
+    if (p.bias_type != device::kBiasNone) add_bias(s, valid, key, row, p);
+    if (p.has_alibi) {
+      const F slope = V::set1(-row.alibi_slope);
+      F distance = V::sub(V::iota(), V::set1(static_cast<float>(row.diagonal - key)));
+      for (int64_t j = 0; j < count; j += V::kLanes) {
+        V::store(s + j, V::fma(slope, V::abs(distance), V::load(s + j)));
+        distance = V::add(distance, V::set1(static_cast<float>(V::kLanes)));
+      }
+    }
+  }
+
+  static void multiply(float* s, int64_t count, float factor) {
+    for (int64_t j = 0; j < count; j += V::kLanes) V::store(s + j, V::mul(V::load(s + j), V::set1(factor)));
+  }
+
+  /// -infinity outside [begin, end) of a row of `count` scores.
+  static void mask(float* s, int64_t count, int64_t begin, int64_t end) {
+    const F hidden = V::set1(kNegativeInfinity);
+    for (int64_t j = 0; j < begin; j += V::kLanes)
+      V::store(s + j, V::select(V::first(begin - j), hidden, V::load(s + j)));
+    for (int64_t j = end / V::kLanes * V::kLanes; j < count; j += V::kLanes)
+      V::store(s + j, V::select(V::first(end - j), V::load(s + j), hidden));
+  }
+
+ private:
+  static void add_bias(float* s, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p) {
+    const int64_t step = p.bias_key_stride, first = key * step;
+    switch (p.bias_type) {
+      case device::kBiasF32:
+        return add_values(s, valid, static_cast<const float*>(row.bias) + first, step);
+      case device::kBiasBf16:
+        return add_values(s, valid, static_cast<const Bf16*>(row.bias) + first, step);
+      case device::kBiasF16:
+        return add_values(s, valid, static_cast<const F16*>(row.bias) + first, step);
+      default:
+        return hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first, step);
+    }
+  }
+
+  template <class T>
+  static void add_values(float* s, int64_t valid, const T* bias, int64_t step) {
+    int64_t j = 0;
+    if (step == 1)
+      for (; j + V::kLanes <= valid; j += V::kLanes) V::store(s + j, V::add(V::load(s + j), V::load(bias + j)));
+    while (j < valid) {  // strided, broadcast, or the last vector: gathered through a small buffer
+      T part[V::kLanes] = {};
+      const int64_t n = valid - j < V::kLanes ? valid - j : V::kLanes;
+      for (int64_t i = 0; i < n; ++i) part[i] = bias[(j + i) * step];
+      V::store(s + j, V::add(V::load(s + j), V::load(part)));
+      j += n;
+    }
+  }
+
+  static void hide_false(float* s, int64_t valid, const uint8_t* bias, int64_t step) {
+    for (int64_t j = 0; j < valid; ++j)
+      if (!bias[j * step]) s[j] = kNegativeInfinity;
+  }
+};
+
+}  // namespace tilewise::backends::cpu

@@ -1,0 +1,93 @@
+// Four floats in the compiler's own vector type: whatever machine there is, no intrinsics.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backends/cpu/isa/elements.h"
+#include "device/common/float16.h"
+
+namespace tilewise::backends::cpu {
+
+struct Generic {
+  using F [[gnu::vector_size(16)]] = float;
+  using I [[gnu::vector_size(16)]] = int32_t;
+  using M = I;  // -1 or 0
+  static constexpr int kLanes = 4;
+  static constexpr int kPanelVectors = 2;
+  static constexpr int kTileRows = 4;
+
+  TILEWISE_INLINE static F zero() { return F{}; }
+  TILEWISE_INLINE static F set1(float x) { return F{x, x, x, x}; }
+  TILEWISE_INLINE static F load(const float* p) {
+    F x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+  }
+  TILEWISE_INLINE static void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
+  TILEWISE_INLINE static M first(int64_t n) {
+    const int32_t count = static_cast<int32_t>(n >= kLanes ? kLanes : n <= 0 ? 0 : n);
+    return I{0, 1, 2, 3} < I{count, count, count, count};
+  }
+  TILEWISE_INLINE static F add(F a, F b) { return a + b; }
+  TILEWISE_INLINE static F sub(F a, F b) { return a - b; }
+  TILEWISE_INLINE static F mul(F a, F b) { return a * b; }
+  TILEWISE_INLINE static F div(F a, F b) { return a / b; }
+  TILEWISE_INLINE static F fma(F a, F b, F c) { return a * b + c; }
+  TILEWISE_INLINE static F fms(F a, F b, F c) { return a * b - c; }
+  TILEWISE_INLINE static F max(F a, F b) { return a > b ? a : b; }
+  TILEWISE_INLINE static F abs(F a) { return reinterpret_cast<F>(reinterpret_cast<I>(a) & 0x7FFFFFFF); }
+  TILEWISE_INLINE static M greater(F a, F b) { return a > b; }
+  TILEWISE_INLINE static F select(M m, F yes, F no) { return m ? yes : no; }
+  TILEWISE_INLINE static bool any(M m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
+  TILEWISE_INLINE static float reduce_add(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+  TILEWISE_INLINE static float reduce_max(F a) {
+    const float x = a[0] > a[2] ? a[0] : a[2], y = a[1] > a[3] ? a[1] : a[3];
+    return x > y ? x : y;
+  }
+  TILEWISE_INLINE static F iota() { return F{0, 1, 2, 3}; }
+  TILEWISE_INLINE static M at_least_u16(const uint16_t* draws, uint32_t threshold) {
+    const auto t = static_cast<int32_t>(threshold);
+    return I{draws[0], draws[1], draws[2], draws[3]} >= I{t, t, t, t};
+  }
+  /// To the nearest integer, for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits.
+  TILEWISE_INLINE static F round(F x) {
+    const F magic = set1(12582912.0f);
+    return (x + magic) - magic;
+  }
+  /// As simd_avx2.h: 2^-127 is 0. NaN stays NaN through the product, whatever its exponent became.
+  TILEWISE_INLINE static F scale_by_power(F x, F n) {
+    const F finite = n == n ? n : zero();
+    return x * reinterpret_cast<F>((__builtin_convertvector(finite, I) + 127) << 23);
+  }
+  static constexpr float kLowestExponent = -127.0f;
+
+  TILEWISE_INLINE static F load(const Bf16* p) {
+    return reinterpret_cast<F>(I{p[0].bits, p[1].bits, p[2].bits, p[3].bits} << 16);
+  }
+  TILEWISE_INLINE static F load(const F16* p) {
+    return F{device::f16_to_float(p[0].bits), device::f16_to_float(p[1].bits), device::f16_to_float(p[2].bits),
+             device::f16_to_float(p[3].bits)};
+  }
+  TILEWISE_INLINE static void store(Bf16* p, F x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; ++i) p[i].bits = device::float_to_bf16(x[i]);
+  }
+  TILEWISE_INLINE static void store(F16* p, F x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; ++i) p[i].bits = device::float_to_f16(x[i]);
+  }
+
+  TILEWISE_INLINE static F sum_each(F (&r)[kLanes]) {
+    return F{reduce_add(r[0]), reduce_add(r[1]), reduce_add(r[2]), reduce_add(r[3])};
+  }
+  TILEWISE_INLINE static void transpose(F (&r)[kLanes]) {
+    const F a = r[0], b = r[1], c = r[2], d = r[3];
+    r[0] = F{a[0], b[0], c[0], d[0]};
+    r[1] = F{a[1], b[1], c[1], d[1]};
+    r[2] = F{a[2], b[2], c[2], d[2]};
+    r[3] = F{a[3], b[3], c[3], d[3]};
+  }
+};
+
+}  // namespace tilewise::backends::cpu

@@ -1,0 +1,92 @@
+// The online softmax of one row. Its reference is set by the row's first block and moved only
+// when a score exceeds it by far: probabilities then lie in fp32's and bf16's exponent range
+// instead of [0, 1], and the accumulators are almost never rescaled.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/math.h"
+
+namespace tilewise::backends::cpu {
+
+/// A row's running state. sum is kept per lane and folded once at the end.
+template <class V>
+struct RowState {
+  alignas(64) float sum[V::kLanes];
+  float reference;  // log2 units; -infinity until a visible score was seen
+};
+
+template <class C, Precision kPrecision>
+struct Softmax {
+  using V = typename C::V;
+  using F = typename V::F;
+  // 2^30 times a sum of 2^31 terms stays below 2^127, and so does its product with |v| < 2^60.
+  static constexpr float kSlack = 30.0f;
+
+  TILEWISE_INLINE static float row_max(const float* s, int64_t count) {
+    F m = V::load(s);
+    for (int64_t j = V::kLanes; j < count; j += V::kLanes) m = V::max(m, V::load(s + j));
+    return V::reduce_max(m);
+  }
+
+  /// Turns scores (to be multiplied by `factor`; log2 units then) into unnormalised
+  /// probabilities: fp32 in place, and as an A operand in `p`. Returns what the accumulated
+  /// outputs must be multiplied by (1 nearly always).
+  static float update(float* s, int64_t count, float factor, RowState<V>& state, float* p) {
+    const F scale = V::set1(factor);
+    float rescale = 1.0f;
+    if (state.reference == kUnset) {
+      state.reference = scaled_max(s, count, scale);
+      if (state.reference == kUnset) {
+        clear(p, count);
+        return 1.0f;
+      }
+    } else {
+      F excess = V::fms(V::load(s), scale, V::set1(state.reference));
+      for (int64_t j = V::kLanes; j < count; j += V::kLanes)
+        excess = V::max(excess, V::fms(V::load(s + j), scale, V::set1(state.reference)));
+      if (V::any(V::greater(excess, V::set1(kSlack)))) {
+        const float moved = scaled_max(s, count, scale);
+        rescale = exp2_scalar(state.reference - moved);
+        state.reference = moved;
+        V::store(state.sum, V::mul(V::load(state.sum), V::set1(rescale)));
+      }
+    }
+    const F reference = V::set1(state.reference);
+    F sum = V::load(state.sum);
+    for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
+      const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, reference));
+      const F x1 = exp2<kPrecision, V>(V::fms(V::load(s + j + V::kLanes), scale, reference));
+      sum = V::add(sum, V::add(x0, x1));
+      C::store_row(p, j, x0, x1);
+    }
+    V::store(state.sum, sum);
+    return rescale;
+  }
+
+  static void clear(float* p, int64_t count) {
+    for (int64_t unit = 0; unit < count / C::kPair; unit += V::kLanes) V::store(p + unit, V::zero());
+  }
+
+  /// Zeroes the dropped probabilities of an A operand whose fp32 values are those of update().
+  static void drop(float* p, int64_t count, const uint16_t* draws, uint32_t threshold) {
+    for (int64_t j = 0; j < count; j += V::kLanes * C::kPair) C::keep_row(p + j / C::kPair, draws + j, threshold);
+  }
+
+ private:
+  static constexpr float kUnset = -__builtin_inff();
+
+  static float scaled_max(const float* s, int64_t count, F scale) {
+    F m = V::mul(V::load(s), scale);
+    for (int64_t j = V::kLanes; j < count; j += V::kLanes) m = V::max(m, V::mul(V::load(s + j), scale));
+    return V::reduce_max(m);
+  }
+
+  static float exp2_scalar(float x) {
+    alignas(64) float lanes[V::kLanes];
+    V::store(lanes, exp2<Precision::full, V>(V::set1(x)));
+    return lanes[0];
+  }
+};
+
+}  // namespace tilewise::backends::cpu

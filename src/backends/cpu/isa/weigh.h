@@ -1,0 +1,56 @@
+// One row of scores to one row of probabilities: what the forward kernels share.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/dropout.h"
+#include "backends/cpu/isa/scores.h"
+#include "backends/cpu/isa/softmax.h"
+
+namespace tilewise::backends::cpu {
+
+/// Keys [key, key + columns) of the sequence, of which the first `valid` exist. columns is a
+/// multiple of two vectors; key of 32.
+struct KeySpan {
+  int64_t key, columns, valid;
+};
+
+template <class C, class In>
+struct Weigh {
+  using V = typename C::V;
+  using RowSoftmax = Softmax<C, C::template precision<In>()>;
+
+  /// `scores` (q·k) are overwritten; `probabilities` become an A operand, dropout applied. Returns
+  /// what the row's accumulated outputs must be multiplied by.
+  static float row(const RowInfo& row, const ScoreParams& p, const KeySpan& span, float* scores, RowState<V>& state,
+                   float* probabilities, uint16_t* draws) {
+    const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
+    const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
+    if (begin >= end) {
+      RowSoftmax::clear(probabilities, span.columns);
+      return 1.0f;
+    }
+    float factor = p.softmax_scale * kLog2E;
+    const bool modified = Scores<V>::modifies(p);
+    if (modified) {
+      const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
+      Scores<V>::modify(scores, span.columns, valid, span.key, row, p, nullptr);
+      factor = kLog2E;
+    }
+    if (begin > 0 || end < span.columns) {
+      if (!modified) {  // scale first: -infinity must not meet a factor of 0 or less
+        Scores<V>::multiply(scores, span.columns, factor);
+        factor = 1.0f;
+      }
+      Scores<V>::mask(scores, span.columns, begin, end);
+    }
+    const float rescale = RowSoftmax::update(scores, span.columns, factor, state, probabilities);
+    if (p.dropout_threshold) {
+      Dropout<V>::draw_row(draws, span.key, span.columns, row, p);
+      RowSoftmax::drop(probabilities, span.columns, draws, p.dropout_threshold);
+    }
+    return rescale;
+  }
+};
+
+}  // namespace tilewise::backends::cpu

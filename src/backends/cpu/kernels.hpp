@@ -1,0 +1,108 @@
+// The contract between the host side of the CPU backend and its kernels: plain tasks in,
+// numbers out. One KernelSet per instruction set, compiled with that set's flags.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace tilewise::backends::cpu {
+
+/// How scores are changed between q·k and the softmax; common to every row of a call.
+struct ScoreParams {
+  float softmax_scale;
+  float softcap;      // 0: off
+  int32_t bias_type;  // device::BiasType
+  int64_t bias_key_stride;
+  bool has_alibi;
+  bool has_sink;
+  uint32_t dropout_threshold;  // 0: off
+  float dropout_scale;
+  uint64_t seed, offset;
+};
+
+/// One (query, head) of a tile. Keys count from the first used key of the sequence.
+struct RowInfo {
+  const void* q;
+  void* out;                   // element row, or null
+  float* lse;                  // or null
+  float* partial;              // split over keys: [head_dim_v] unnormalised outputs, then reference (log2) and sum
+  int32_t key_begin, key_end;  // visible by mask and window
+  const void* bias;            // at key 0
+  float alibi_slope;
+  int32_t diagonal;  // i + d: the key this query stands at
+  float sink;
+  uint32_t batch_head, query;  // dropout's coordinates
+  // Backward only.
+  float lse_log2;  // log-sum-exp of the row in log2 units; +infinity where it sees nothing
+  float delta;     // rowsum(out * dout) - dlse
+  float* dbias;    // fp32 accumulator at the key block's first key, or null
+};
+
+/// Rows that share one key head, and the part of its keys to visit.
+struct ForwardTile {
+  const RowInfo* rows;
+  int32_t num_rows;
+  const void *k, *v;           // at the first used key
+  int64_t k_stride, v_stride;  // between keys, in elements
+  int32_t seqlen_k;            // used keys
+  int32_t key_begin, key_end;  // union of the rows' ranges
+  int32_t head_dim, head_dim_v;
+  ScoreParams score;
+};
+
+/// One block of keys, kept in scratch while the rows that see it pass by. Gradients of k and v
+/// accumulate there in fp32.
+struct KeyBlock {
+  const void *k, *v;  // at the block's first key
+  int64_t k_stride, v_stride;
+  int32_t first_key, num_keys;  // num_keys <= KernelSet::backward_keys
+  int32_t head_dim, head_dim_v;
+  ScoreParams score;
+  bool wants_dk, wants_dv;
+};
+
+/// Consecutive queries of one head, at most KernelSet::backward_rows.
+struct QueryBlock {
+  const RowInfo* rows;
+  int32_t num_rows;
+  const void *q, *dout;
+  int64_t q_stride, dout_stride;
+  float* dq;  // fp32 accumulators, rows dq_stride apart (whole 16-float vectors), or null
+  int64_t dq_stride;
+  int64_t dbias_key_stride;  // 0: one sum a row
+};
+
+/// Element types of q, k, v in the order of the arrays below.
+enum ElementIndex : int { kElementF32 = 0, kElementBf16 = 1, kElementF16 = 2, kElementCount = 3 };
+
+using ForwardFn = void (*)(const ForwardTile& tile, void* scratch);
+using BeginKeysFn = void (*)(const KeyBlock& block, void* scratch);
+using AddQueriesFn = void (*)(const KeyBlock& block, const QueryBlock& queries, void* scratch);
+/// Writes dk and dv (rows of the tensors' dtype, null: not wanted).
+using EndKeysFn = void (*)(const KeyBlock& block, void* dk, int64_t dk_stride, void* dv, int64_t dv_stride,
+                           void* scratch);
+using DotFn = float (*)(const void* a, const void* b, int64_t size);
+using StoreScaledFn = void (*)(const float* from, int64_t size, float factor, void* to);
+using ScratchFn = size_t (*)(int32_t head_dim, int32_t head_dim_v);
+
+/// Everything one instruction set offers; null where a dtype is left to another set.
+struct KernelSet {
+  ForwardFn forward[kElementCount];
+  ForwardFn decode[kElementCount];
+  ScratchFn forward_scratch[kElementCount];
+  ScratchFn decode_scratch[kElementCount];
+  BeginKeysFn begin_keys[kElementCount];
+  AddQueriesFn add_queries[kElementCount];
+  EndKeysFn end_keys[kElementCount];
+  ScratchFn backward_scratch[kElementCount];
+  DotFn dot[kElementCount];                   // two rows of the element type
+  StoreScaledFn store_scaled[kElementCount];  // fp32 to a row of the element type
+  int32_t max_rows;                           // rows a forward tile may hold
+  int32_t decode_max_rows;                    // likewise for decode
+  int32_t backward_keys, backward_rows;
+};
+
+/// Defined by isa/<name>.cpp.
+extern const KernelSet kGenericKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxBf16Kernels;
+
+}  // namespace tilewise::backends::cpu

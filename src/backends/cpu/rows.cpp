@@ -1,0 +1,96 @@
+// Host-side pieces of the CPU kernels; see rows.hpp.
+#include "backends/cpu/rows.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "core/parallel.hpp"
+#include "tilewise/error.hpp"
+
+namespace tilewise::backends::cpu {
+namespace {
+
+constexpr std::size_t kScratchAlignment = 64;
+
+struct AlignedFree {
+  void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kScratchAlignment}); }
+};
+
+const void* offset_bias(const device::AttentionParams& p, std::int64_t elements) {
+  const std::int64_t size = p.bias_type == device::kBiasF32 ? 4 : p.bias_type == device::kBiasBool ? 1 : 2;
+  return static_cast<const std::byte*>(p.bias.data) + elements * size;
+}
+
+}  // namespace
+
+ElementIndex element_of(DType dtype) {
+  return dtype == DType::f32 ? kElementF32 : dtype == DType::bf16 ? kElementBf16 : kElementF16;
+}
+
+std::size_t element_size(ElementIndex element) { return element == kElementF32 ? 4 : 2; }
+
+ScoreParams make_score_params(const device::AttentionParams& p) {
+  ScoreParams s{};
+  s.softmax_scale = p.softmax_scale;
+  s.softcap = p.softcap;
+  s.bias_type = p.bias_type;
+  s.bias_key_stride = p.bias.key_stride;
+  s.has_alibi = p.alibi_slopes != nullptr;
+  s.has_sink = p.sink != nullptr;
+  s.dropout_threshold = p.dropout_threshold;
+  s.dropout_scale = p.dropout_scale;
+  s.seed = p.seed_and_offset ? static_cast<std::uint64_t>(p.seed_and_offset[0]) : p.seed;
+  s.offset = p.seed_and_offset ? static_cast<std::uint64_t>(p.seed_and_offset[p.seed_and_offset_stride]) : p.offset;
+  return s;
+}
+
+float* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch, std::int64_t i,
+                   std::int64_t head) {
+  if (!t.data) return nullptr;
+  return t.data + batch * t.batch_stride + head * t.head_stride + (sequence.q_row + i) * t.seq_stride;
+}
+
+RowInfo RowMaker::row(std::int64_t i, std::int64_t head, std::size_t element) const {
+  RowInfo r{};
+  r.q = row_address(p_.q, batch_, sequence_.q_row + i, head, element);
+  const device::KeyRange keys = device::visible_keys(p_, sequence_, diagonal_, i);
+  r.key_begin = static_cast<std::int32_t>(keys.begin);
+  r.key_end = static_cast<std::int32_t>(keys.end);
+  r.diagonal = static_cast<std::int32_t>(i + diagonal_);
+  r.batch_head = static_cast<std::uint32_t>(batch_ * p_.num_heads_q + head);
+  r.query = static_cast<std::uint32_t>(i);
+  if (p_.bias_type != device::kBiasNone) {
+    r.bias = offset_bias(p_, batch_ * p_.bias.batch_stride + head * p_.bias.head_stride + i * p_.bias.query_stride +
+                                 sequence_.leftpad * p_.bias.key_stride);
+  }
+  if (p_.alibi_slopes) r.alibi_slope = p_.alibi_slopes[batch_ * p_.alibi_batch_stride + head * p_.alibi_head_stride];
+  if (p_.sink) r.sink = p_.sink[head * p_.sink_stride];
+  return r;
+}
+
+void* thread_scratch(std::size_t bytes) {
+  thread_local std::unique_ptr<std::byte, AlignedFree> memory;
+  thread_local std::size_t size = 0;
+  if (size < bytes) {
+    memory.reset();
+    size = 0;
+    try {
+      memory.reset(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kScratchAlignment})));
+    } catch (const std::bad_alloc&) {
+      throw Error(ErrorCode::runtime, "scratch: could not allocate " + std::to_string(bytes) + " bytes for a CPU tile");
+    }
+    size = bytes;
+  }
+  return memory.get();
+}
+
+int workers_for(double flops) {
+  constexpr double kFlopsPerWorker = 2e6;
+  const double useful = std::max(1.0, flops / kFlopsPerWorker);
+  const int limit = core::num_threads();
+  return useful >= limit ? limit : static_cast<int>(useful);
+}
+
+}  // namespace tilewise::backends::cpu

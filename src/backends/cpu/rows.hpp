@@ -1,0 +1,60 @@
+// What the forward and backward kernels of this backend share on the host side: score
+// parameters, per-row descriptions, scratch, and how many workers a call deserves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels.hpp"
+#include "device/common/mask.h"
+#include "device/common/params.h"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::cpu {
+
+/// Position of a dtype in a KernelSet's arrays, and its size in bytes.
+[[nodiscard]] ElementIndex element_of(DType dtype);
+[[nodiscard]] std::size_t element_size(ElementIndex element);
+
+[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p);
+
+/// Address of row `row` (in memory rows) of head `head`.
+[[nodiscard]] inline const void* row_address(const device::Tensor4& t, std::int64_t batch, std::int64_t row,
+                                             std::int64_t head, std::size_t element) {
+  const std::int64_t offset = batch * t.batch_stride + row * t.seq_stride + head * t.head_stride;
+  return static_cast<const std::byte*>(t.data) + offset * static_cast<std::int64_t>(element);
+}
+[[nodiscard]] inline void* mutable_row_address(const device::Tensor4& t, std::int64_t batch, std::int64_t row,
+                                               std::int64_t head, std::size_t element) {
+  return const_cast<void*>(row_address(t, batch, row, head, element));
+}
+
+/// Where the forward pass writes (and the backward pass reads) the lse of used query i; null
+/// where softmax_lse is not given.
+[[nodiscard]] float* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch,
+                                 std::int64_t i, std::int64_t head);
+
+/// The part of a call that one (batch, head) shares: filled once, then asked for each query.
+class RowMaker {
+ public:
+  RowMaker(const device::AttentionParams& p, std::int64_t batch, const device::Sequence& sequence)
+      : p_(p), batch_(batch), sequence_(sequence), diagonal_(device::diagonal_offset(p, sequence)) {}
+
+  /// q, bias, ALiBi, sink, visible keys and dropout coordinates of query i (of the used part).
+  [[nodiscard]] RowInfo row(std::int64_t i, std::int64_t head, std::size_t element) const;
+
+ private:
+  const device::AttentionParams& p_;
+  std::int64_t batch_;
+  device::Sequence sequence_;
+  std::int64_t diagonal_;
+};
+
+/// At least `bytes` of 64-byte aligned memory of the calling thread, kept for its next task.
+/// Throws Error(runtime) where the system has no more.
+[[nodiscard]] void* thread_scratch(std::size_t bytes);
+
+/// Workers for `flops` of work: waking one costs about as much as 50 µs of arithmetic on one core.
+[[nodiscard]] int workers_for(double flops);
+
+}  // namespace tilewise::backends::cpu

@@ -165,11 +165,12 @@ void run_bench(const Options& options) {
 void add_bench(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("bench", "Measure problems beside this machine's ceilings");
   const auto options = std::make_shared<Options>();
-  command.add_option("PROBLEM", options->problem_words, "problems (default: a small grid of common shapes)");
+  command.add_option("PROBLEM", options->problem_words, "problems (default: a small grid of common shapes)")
+      ->option_text("...");
   add_implementation_option(command, options->implementation);
   add_threads_option(command, options->threads);
-  command.add_option("--min-time", options->min_time, "seconds spent on each problem")
-      ->check(number_between(0, 3600))
+  with_check(command.add_option("--min-time", options->min_time, "seconds spent on each problem"),
+             number_between(0, 3600))
       ->capture_default_str();
   command.add_flag("--no-ceilings", options->no_ceilings, "do not measure the machine, which takes a second");
   command.add_flag("--json", options->json, "print JSON");

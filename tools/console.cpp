@@ -148,14 +148,23 @@ CLI::Validator one_of(std::vector<std::string> words) {
       list, "one_of");
 }
 
+CLI::Option* with_check(CLI::Option* option, CLI::Validator check) {
+  option->type_name(check.get_description());
+  check.description("");
+  return option->check(check);
+}
+
 void add_threads_option(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "CPU threads (default: TILEWISE_NUM_THREADS, else the processors allowed)")
-      ->check(integer_between(1, 1024));
+  with_check(command.add_option("--threads", threads,
+                                "CPU threads (default: TILEWISE_NUM_THREADS, else the processors allowed)"),
+             integer_between(1, 1024));
 }
 
 void add_implementation_option(CLI::App& command, std::string& implementation) {
-  command.add_option("--implementation", implementation,
-                     "use this one, e.g. cpu.avx2 (default: the cheapest that accepts)");
+  command
+      .add_option("--implementation", implementation,
+                  "use this one, e.g. cpu.avx2 (default: the cheapest that accepts)")
+      ->type_name("NAME");
 }
 
 std::vector<std::string> join_problems(const std::vector<std::string>& words) {

@@ -69,6 +69,9 @@ class Progress {
 /// An option check: one of these words.
 [[nodiscard]] CLI::Validator one_of(std::vector<std::string> words);
 
+/// Attaches a check, whose description becomes the option's type in the help text.
+CLI::Option* with_check(CLI::Option* option, CLI::Validator check);
+
 /// Adds --threads; call set_num_threads() with it (0: the default).
 void add_threads_option(CLI::App& command, int& threads);
 /// Adds --implementation.

@@ -1,6 +1,7 @@
 // `tilewise doctor`: what this machine offers, what is in force, and what is wrong.
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "core/implementation.hpp"
+#include "core/plan.hpp"
 #include "machine.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -72,6 +74,18 @@ Json implementations() {
   return list;
 }
 
+/// What a common problem of each dtype would run on. Finds overrides that leave nothing or name nothing.
+Json choices(Json& problems) {
+  Json list = Json::object();
+  for (const std::string dtype : {"f32", "bf16", "f16"}) {
+    list[dtype] = checked(problems, [&dtype] {
+      const Problem problem = parse_problem("attention_forward dtype=" + dtype + " seqlen_q=64 head_dim=64");
+      return Json(plan(problem).implementation());
+    });
+  }
+  return list;
+}
+
 Json gpus() {
   Json list = Json::array();
   for (const GpuDevice& gpu : gpu_devices()) list.push_back({{"vendor", gpu.vendor}, {"address", gpu.address}});
@@ -119,6 +133,8 @@ Json examine() {
   report["instruction_sets"] = instruction_sets(problems);
   report["num_threads"] = checked(problems, [] { return Json(get_num_threads()); });
   report["implementations"] = implementations();
+  report["choices"] = choices(problems);
+  report["plan_cache"] = {{"place", "memory of each process"}, {"capacity", core::kPlanCacheCapacity}};
   report["gpus"] = gpus();
   report["libraries"] = libraries();
   report["gpu_backends"] = has_gpu_implementation();
@@ -157,6 +173,11 @@ void print_software(const Json& report) {
     rows.add_row({text(row["name"]), text(row["device"]), can});
   }
   rows.print(std::cout, 2);
+  std::cout << "  Chosen for a common problem:";
+  for (const auto& [dtype, name] : report["choices"].items())
+    std::cout << (dtype == "f32" ? " " : ", ") << dtype << ' ' << (name.is_null() ? "none" : text(name));
+  std::cout << "\n\nPlan cache: " << report["plan_cache"]["capacity"] << " plans, in the "
+            << text(report["plan_cache"]["place"]) << '\n';
 
   std::cout << "\nGPU libraries" << (report["gpu_backends"].get<bool>() ? "" : " (GPU backends: not yet)") << '\n';
   Table found({"name", "", "detail"});

@@ -9,10 +9,10 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "core/layout.hpp"
+#include "core/message.hpp"
 #include "core/names.hpp"
 #include "npy.hpp"
 #include "tilewise/attention.hpp"
-#include "tilewise/error.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -71,11 +71,13 @@ struct Options {
   std::vector<std::string> problem_words;
   std::array<std::string, kInputCount> inputs;
   std::array<std::string, kOutputCount> outputs;
-  std::string layout = "bshd", mask = "none", alignment = "bottom_right";
+  std::string layout = "bshd", mask = "none", alignment;
   AttentionOptions attention;
   std::string implementation;
   int threads = 0;
+  std::vector<const CLI::Option*> stated_by_problem;
 };
+constexpr const char* kCausalTopLeft = "causal_top_left";  // short for --mask causal --alignment top_left
 
 using Arrays = std::array<Array, kInputCount>;
 
@@ -110,8 +112,13 @@ AttentionOptions attention_options(const Options& given, const Arrays& inputs) {
   if (given.problem_words.empty()) {
     options = given.attention;
     options.layout = core::value_of<Layout>("--layout", given.layout);
-    options.mask = core::value_of<Mask>("--mask", given.mask);
-    options.alignment = core::value_of<Alignment>("--alignment", given.alignment);
+    const bool top_left = given.mask == kCausalTopLeft;
+    options.mask = top_left ? Mask::causal : core::value_of<Mask>("--mask", given.mask);
+    if (top_left) options.alignment = Alignment::top_left;
+    if (!given.alignment.empty()) options.alignment = core::value_of<Alignment>("--alignment", given.alignment);
+    if (top_left && options.alignment != Alignment::top_left) {
+      core::invalid_argument("--alignment: must be top_left with --mask causal_top_left (got ", given.alignment, ")");
+    }
   } else {
     options = options_of(parse_problem(single_problem(given.problem_words)));
     options.seed = given.attention.seed;
@@ -140,8 +147,8 @@ void check_stated_problem(const Options& given, const Problem& described) {
   stated.dbias = described.dbias;
   stated.dsink = described.dsink;
   if (stated == described) return;
-  throw Error(ErrorCode::invalid_argument, "PROBLEM: must agree with the files and --dout, which make '" +
-                                               to_string(described) + "' (got '" + to_string(stated) + "')");
+  core::invalid_argument("PROBLEM: must agree with the files and --dout, which make '", to_string(described),
+                         "' (got '", to_string(stated), "')");
 }
 
 /// Tensors of the wrong rank give an empty result here, since describe() tells what is wrong with them.
@@ -165,13 +172,12 @@ void check_files(const Options& given) {
   for (std::size_t i = 0; i < kOutputCount; ++i) {
     any_output = any_output || !given.outputs[i].empty();
     if (i >= kDq && !given.outputs[i].empty() && given.inputs[kDout].empty()) {
-      throw Error(ErrorCode::invalid_argument, std::string(kOutputs[i].name) + ": needs --dout (got none)");
+      core::invalid_argument(kOutputs[i].name, ": needs --dout (got none)");
     }
   }
-  if (!any_output)
-    throw Error(ErrorCode::invalid_argument, "--out: must name a file to write, or another output (got none)");
+  if (!any_output) core::invalid_argument("--out: must name a file to write, or another output (got none)");
   if (given.inputs[kDout].empty() && !given.inputs[kDlse].empty()) {
-    throw Error(ErrorCode::invalid_argument, "--dlse: needs --dout (got none)");
+    core::invalid_argument("--dlse: needs --dout (got none)");
   }
 }
 
@@ -256,30 +262,39 @@ void add_files(CLI::App& command, Options& options) {
         ->group(i < kDq ? "Outputs" : "Backward");
 }
 
-/// Options that a problem text states as well; the two exclude each other.
-void add_attention_options(CLI::App& command, Options& options, CLI::Option* problem) {
+/// Options that a problem text states as well, with which they exclude each other.
+void add_attention_options(CLI::App& command, Options& options) {
   AttentionOptions& attention = options.attention;
-  const auto add = [&command, problem](const char* name, auto& target, const char* help, const CLI::Validator& check) {
-    command.add_option(name, target, help)->check(check)->excludes(problem)->group("Attention");
+  const auto add = [&](const char* name, auto& target, const char* help, const CLI::Validator& check) {
+    options.stated_by_problem.push_back(
+        with_check(command.add_option(name, target, help), check)->group("Attention, where PROBLEM is not given"));
+  };
+  const auto add_flag = [&](const char* name, bool& target, const char* help) {
+    options.stated_by_problem.push_back(
+        command.add_flag(name, target, help)->group("Attention, where PROBLEM is not given"));
   };
   add("--layout", options.layout, "order of the dimensions (default: bshd)", one_of(names<Layout>()));
-  add("--mask", options.mask, "default: none", one_of(names<Mask>()));
-  add("--alignment", options.alignment, "where the diagonal ends (default: bottom_right)", one_of(names<Alignment>()));
+  std::vector<std::string> masks = names<Mask>();
+  masks.emplace_back(kCausalTopLeft);
+  add("--mask", options.mask, "default: none", one_of(masks));
+  add("--alignment", options.alignment, "default: bottom_right", one_of(names<Alignment>()));
   add("--window-left", attention.window_left, "keys visible left of the diagonal; -1: all", integer_between(-1));
   add("--window-right", attention.window_right, "keys visible right of it; -1: all", integer_between(-1));
   add("--softmax-scale", attention.softmax_scale, "default: 1/sqrt(head_dim)", any_number());
   add("--softcap", attention.softcap, "0: off", any_number());
   add("--dropout-p", attention.dropout_p, "in [0, 1)", any_number());
-  add("--max-seqlen-q", attention.max_seqlen_q, "layout thd; default: from --cu-seqlens-q", integer_between(0));
-  add("--max-seqlen-k", attention.max_seqlen_k, "layout thd; default: from --cu-seqlens-k", integer_between(0));
-  command.add_flag("--deterministic", attention.deterministic, "dq, dbias and dsink bit-reproducible too")
-      ->excludes(problem)
-      ->group("Attention");
-  command.add_flag("--batch-invariant", attention.batch_invariant, "no sequence depends on the rest of the batch")
-      ->excludes(problem)
-      ->group("Attention");
-  command.add_option("--seed", attention.seed, "of the dropout")->check(unsigned_integer())->group("Attention");
-  command.add_option("--offset", attention.offset, "of the dropout")->check(unsigned_integer())->group("Attention");
+  add("--max-seqlen-q", attention.max_seqlen_q, "layout thd; default: the longest", integer_between(0));
+  add("--max-seqlen-k", attention.max_seqlen_k, "layout thd; default: the longest", integer_between(0));
+  add_flag("--deterministic", attention.deterministic, "dq, dbias and dsink bit-reproducible too");
+  add_flag("--batch-invariant", attention.batch_invariant, "no sequence depends on the rest of the batch");
+  with_check(command.add_option("--seed", attention.seed, "seed of the dropout"), unsigned_integer());
+  with_check(command.add_option("--offset", attention.offset, "offset of the dropout"), unsigned_integer());
+}
+
+void check_problem_excludes_options(const Options& given) {
+  if (given.problem_words.empty()) return;
+  for (const CLI::Option* option : given.stated_by_problem)
+    if (option->count() > 0) core::invalid_argument(option->get_name(), ": excludes PROBLEM (got both)");
 }
 
 }  // namespace
@@ -287,16 +302,21 @@ void add_attention_options(CLI::App& command, Options& options, CLI::Option* pro
 void add_run(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("run", "Compute attention on .npy files");
   const auto options = std::make_shared<Options>();
-  CLI::Option* problem = command.add_option(
-      "PROBLEM", options->problem_words, "states the options, and is checked against the files (default: from both)");
+  command
+      .add_option("PROBLEM", options->problem_words,
+                  "states the options and must agree with the files (default: made of both)")
+      ->option_text("");
   add_files(command, *options);
-  add_attention_options(command, *options, problem);
+  add_attention_options(command, *options);
   add_implementation_option(command, options->implementation);
   add_threads_option(command, options->threads);
   command.footer(
       "Example: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
       "Shapes and meanings: docs/semantics.md.");
-  command.callback([options] { run_files(*options); });
+  command.callback([options] {
+    check_problem_excludes_options(*options);
+    run_files(*options);
+  });
 }
 
 }  // namespace tilewise::tools

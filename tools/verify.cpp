@@ -145,31 +145,34 @@ void add_verify(CLI::App& program) {
   CLI::App& command =
       *program.add_subcommand("verify", "Check implementations against the reference on random problems");
   const auto options = std::make_shared<Options>();
-  CLI::Option& count =
-      *command.add_option("--count", options->count, "problems to draw (default: 100; 1 with --problem)")
-           ->check(integer_between(1));
-  command.add_option("--seed", options->seed, "seed of the first problem and its tensors; the next ones count up")
-      ->check(unsigned_integer())
+  CLI::Option* count =
+      with_check(command.add_option("--count", options->count, "problems to draw (default: 100; 1 with --problem)"),
+                 integer_between(1));
+  with_check(
+      command.add_option("--seed", options->seed, "seed of the first problem and its tensors; the next ones count up"),
+      unsigned_integer())
       ->capture_default_str();
   command
       .add_option("--implementation", options->implementations,
                   "check these, comma-separated (default: all but the reference)")
-      ->delimiter(',');
-  command.add_option("--problem", options->problem_words, "check this problem instead of random ones");
-  command.add_option("--without", options->without, "features not to draw, comma-separated, e.g. backward,dropout")
-      ->delimiter(',');
-  command.add_option("--max-flops", options->max_flops, "size limit of the problems drawn")
-      ->check(number_between(1))
+      ->delimiter(',')
+      ->type_name("NAME,...");
+  command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
+      ->type_name("PROBLEM");
+  command.add_option("--without", options->without, "features not to draw, e.g. backward,dropout")
+      ->delimiter(',')
+      ->type_name("FEATURE,...");
+  with_check(command.add_option("--max-flops", options->max_flops, "size limit of the problems drawn"),
+             number_between(1))
       ->capture_default_str();
-  command
-      .add_option("--tolerance-scale", options->tolerance_scale,
-                  "fail above this fraction of the error bound; at most 1")
-      ->check(number_between(0, 1))
+  with_check(command.add_option("--tolerance-scale", options->tolerance_scale,
+                                "fail above this fraction of the error bound; at most 1"),
+             number_between(0, 1))
       ->capture_default_str();
   add_threads_option(command, options->threads);
   command.footer("Exit status 1 where a check fails or none was made.");
-  command.callback([options, &count] {
-    if (!options->problem_words.empty() && count.count() == 0) options->count = 1;
+  command.callback([options, count] {
+    if (!options->problem_words.empty() && count->count() == 0) options->count = 1;
     run_verify(*options);
   });
 }

@@ -13,8 +13,6 @@ namespace tilewise {
 namespace core {
 namespace {
 
-constexpr std::size_t kPlanCacheCapacity = 1024;
-
 /// The process's cache. Never destroyed: other threads may still run while main() returns.
 PlanCache& plan_cache() {
   static PlanCache* const cache = [] {
@@ -37,7 +35,7 @@ PlanCache& plan_cache() {
 void log_decision(const Plan::State& plan, double estimated_us) {
   const char* log = std::getenv("TILEWISE_LOG");
   if (log == nullptr || *log == '\0') return;
-  if (std::string_view(log) != "dispatch") invalid_argument("TILEWISE_LOG: must be dispatch (got ", log, ")");
+  if (std::string_view(log) != "dispatch") invalid_argument("TILEWISE_LOG: must be dispatch (got ", quoted(log), ")");
   std::array<char, 32> estimate;
   std::snprintf(estimate.data(), estimate.size(), "%.1f", estimated_us);
   const std::string line = concat("tilewise: ", to_string(plan.problem), " -> ", plan.implementation->name(), " (",

@@ -24,6 +24,9 @@ namespace core {
 
 using PlanState = std::shared_ptr<const Plan::State>;
 
+/// Plans that a process keeps.
+inline constexpr std::size_t kPlanCacheCapacity = 1024;
+
 /// The least recently used plan leaves when a new one needs room. Thread-safe.
 class PlanCache {
  public:

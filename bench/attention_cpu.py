@@ -15,12 +15,14 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import report
-from machine import Ceilings, describe_machine, find_ceilings_program, measure_ceilings, slug
+from machine import Ceilings, call_overhead, describe_machine, find_program, measure_ceilings, slug
+from overhead import measure_overhead
+
 from tilewise.bench.contenders import Tilewise, Torch
 from tilewise.bench.runner import Row, Settings, ratio, run_case
 from tilewise.bench.shapes import Case, Mask, Pass, Shape, traffic_bytes
@@ -75,6 +77,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=5, help="samples for each library and case (default: 5)")
     parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with the float64 reference")
     parser.add_argument("--no-decode", action="store_true", help="skip the decode step")
+    parser.add_argument("--no-overhead", action="store_true", help="skip the cost of a call")
     parser.add_argument(
         "--ceilings", type=Path, metavar="PROGRAM", help="tilewise-ceilings, where it isn't found by itself"
     )
@@ -102,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
         print("\n".join(case_label(case) for case in all_cases(options)))
         sys.exit(EXIT_OK)
     if options.from_json is None:
-        options.ceilings = options.ceilings or find_ceilings_program()
+        options.ceilings = options.ceilings or find_program("tilewise-ceilings")
         if options.ceilings is None or not options.ceilings.is_file():
             parser.error(
                 f"argument --ceilings: must be the tilewise-ceilings program, built first (got {options.ceilings})"
@@ -147,14 +150,31 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
         rows += show(run_case(case, contenders, settings))
     for threads in options.threads:  # again at the end: the clock may have changed meanwhile
         ceilings[threads] = ceilings[threads].best_of(measure_ceilings(options.ceilings, threads))
+    overhead: dict[str, Any] = {}
+    if not options.no_overhead:
+        program = find_program("tilewise-overhead")
+        overhead = {"cpp": call_overhead(program) if program else [], "torch_us": measure_overhead()}
     return {
         "machine": dataclasses.asdict(options.machine_info),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": shlex.join(["python", "bench/attention_cpu.py", *sys.argv[1:]]),
+        "command": published_command(sys.argv[1:]),
         "ceilings": [dataclasses.asdict(ceiling) for ceiling in ceilings.values()],
+        "overhead": overhead,
         "decode": [dataclasses.asdict(row) for row in decode],
         "rows": [dataclasses.asdict(row) for row in rows],
     }
+
+
+def published_command(arguments: Sequence[str]) -> str:
+    """The command as documentation shows it: without options that hold paths or names of this machine."""
+    local = re.compile(r"--(ceilings|output|plot|machine|write-docs)\b")
+    kept: list[str] = []
+    skip_value = False
+    for argument in arguments:
+        if not skip_value and not local.match(argument):
+            kept.append(argument)
+        skip_value = bool(local.match(argument)) and "=" not in argument and argument != "--write-docs"
+    return shlex.join(["python", "bench/attention_cpu.py", *kept])
 
 
 def run_decode(dtype: str, threads: int, ceilings: Ceilings, settings: Settings) -> list[Row]:
@@ -165,10 +185,11 @@ def run_decode(dtype: str, threads: int, ceilings: Ceilings, settings: Settings)
 
 
 def show(rows: list[Row]) -> list[Row]:
-    """One line of progress on standard error for each finished case."""
+    """One line of progress on standard error for each finished case; the best samples help on a busy machine."""
     speeds = ", ".join(f"{row.library} {row.median_us:.0f} us {row.gflops:.1f} GFLOP/s" for row in rows)
-    values = report.label(dataclasses.asdict(rows[0]))
-    print(f"{values}: {speeds}, ratio {ratio(rows, 'torch'):.2f}", file=sys.stderr, flush=True)
+    best = {row.library: row.best_us for row in rows}
+    ratios = f"ratio {ratio(rows, 'torch'):.2f}, of best samples {best['torch'] / best['tilewise']:.2f}"
+    print(f"{report.label(dataclasses.asdict(rows[0]))}: {speeds}, {ratios}", file=sys.stderr, flush=True)
     return rows
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy
 import torch
@@ -56,7 +57,7 @@ def describe_machine(name: str | None = None) -> Machine:
         or "none of " + ", ".join(_TELLING_FLAGS),
         last_level_cache=_L3_SIZE.read_text(encoding="ascii").strip() if _L3_SIZE.exists() else "unknown",
         memory=f"{memory_kib * 1024 / _GIB:.0f} GiB",
-        system=f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
+        system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}, {' '.join(platform.libc_ver())}",
         versions=(
             f"tilewise {tilewise.__version__}, torch {torch.__version__}, numpy {numpy.__version__},"
             f" Python {platform.python_version()}"
@@ -96,15 +97,15 @@ class Ceilings:
         return dataclasses.replace(self, **rates, peak_gflops=peaks)
 
 
-def find_ceilings_program() -> Path | None:
-    """tilewise-ceilings beside the imported package's build, in a build folder of this repository, or on PATH."""
+def find_program(name: str) -> Path | None:
+    """`name` in the build that the imported package comes from, in a build folder of this repository, or on PATH."""
     repository = Path(__file__).resolve().parent.parent
     package_build = Path(tilewise.__path__[0]).parent.parent  # <build>/python/tilewise
-    candidates = [package_build / "tilewise-ceilings", *sorted(repository.glob("build*/tilewise-ceilings"))]
+    candidates = [package_build / name, *sorted(repository.glob(f"build*/{name}"))]
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    on_path = shutil.which("tilewise-ceilings")
+    on_path = shutil.which(name)
     return Path(on_path) if on_path else None
 
 
@@ -113,6 +114,12 @@ def measure_ceilings(program: Path, threads: int) -> Ceilings:
     result = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True, timeout=120)
     (values,) = json.loads(result.stdout)
     return Ceilings(**values)
+
+
+def call_overhead(program: Path) -> list[dict[str, Any]]:
+    """What tilewise-overhead measures: nanoseconds of the parts of a C++ call, for each dtype."""
+    result = subprocess.run([program, "--json"], check=True, capture_output=True, text=True, timeout=120)
+    return cast("list[dict[str, Any]]", json.loads(result.stdout))
 
 
 def slug(name: str) -> str:

@@ -6,10 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "tilewise/attention.hpp"
@@ -20,6 +21,17 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kCallsPerSample = 2000, kSamples = 31;
 constexpr std::size_t kHeadDim = 8;
+constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
+
+struct Line {
+  std::string_view what;
+  double ns;
+};
+
+struct Measured {
+  std::string problem, implementation;
+  std::vector<Line> lines;
+};
 
 /// The median over samples of the mean time of one call, in nanoseconds.
 template <typename Call>
@@ -35,12 +47,7 @@ double median_ns(Call&& call) {
   return samples[kSamples / 2];
 }
 
-template <typename Call>
-void report(const char* name, Call&& call) {
-  std::printf("%-44s %8.0f ns\n", name, median_ns(std::forward<Call>(call)));
-}
-
-void measure(tilewise::DType dtype) {
+Measured measure(tilewise::DType dtype) {
   // Four tensors of eight elements; 4 bytes hold an element of any dtype here, and zeros are zeros in each.
   alignas(64) std::array<std::array<float, kHeadDim>, 4> storage{};
   const auto view = [&](std::size_t i) {
@@ -58,23 +65,57 @@ void measure(tilewise::DType dtype) {
   std::size_t space = workspace_storage.size();
   std::align(64, plan.workspace_size(), workspace, space);
 
-  std::printf("%s\n  implementation %.*s\n", tilewise::to_string(problem).c_str(),
-              static_cast<int>(plan.implementation().size()), plan.implementation().data());
-  report("  run(plan, arguments, workspace)", [&] { tilewise::run(plan, arguments, workspace); });
-  report("  run(plan, arguments)", [&] { tilewise::run(plan, arguments); });
-  report("  attention_forward(arguments), the short way", [&] { tilewise::attention_forward(arguments); });
-  report("  describe(arguments)", [&] { (void)tilewise::describe(arguments); });
-  report("  plan(problem), from the cache", [&] { (void)tilewise::plan(problem); });
+  return {tilewise::to_string(problem),
+          std::string(plan.implementation()),
+          {{"run(plan, arguments, workspace)", median_ns([&] { tilewise::run(plan, arguments, workspace); })},
+           {"run(plan, arguments)", median_ns([&] { tilewise::run(plan, arguments); })},
+           {"attention_forward(arguments)", median_ns([&] { tilewise::attention_forward(arguments); })},
+           {"describe(arguments)", median_ns([&] { (void)tilewise::describe(arguments); })},
+           {"plan(problem), known", median_ns([&] { (void)tilewise::plan(problem); })}}};
+}
+
+void print_text(const Measured& measured) {
+  std::printf("%s\n  by %s\n", measured.problem.c_str(), measured.implementation.c_str());
+  for (const Line& line : measured.lines)
+    std::printf("  %-34.*s %8.0f ns\n", static_cast<int>(line.what.size()), line.what.data(), line.ns);
+}
+
+/// None of the strings holds a character that JSON would escape.
+void print_json(const std::vector<Measured>& all) {
+  const char* separator = "[";
+  for (const Measured& measured : all) {
+    std::printf("%s{\"problem\": \"%s\", \"implementation\": \"%s\", \"ns\": {", separator, measured.problem.c_str(),
+                measured.implementation.c_str());
+    const char* comma = "";
+    for (const Line& line : measured.lines) {
+      std::printf("%s\"%.*s\": %.1f", comma, static_cast<int>(line.what.size()), line.what.data(), line.ns);
+      comma = ", ";
+    }
+    std::printf("}}");
+    separator = ",\n ";
+  }
+  std::printf("]\n");
 }
 
 }  // namespace
 
-int main() {
-  try {
-    for (const tilewise::DType dtype : {tilewise::DType::f32, tilewise::DType::bf16}) measure(dtype);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "overhead: %s\n", error.what());
-    return 1;
+int main(int argc, char** argv) {
+  const bool json = argc == 2 && std::strcmp(argv[1], "--json") == 0;
+  if (argc > 1 && !json) {
+    std::fprintf(stderr, "usage: tilewise-overhead [--json] (got '%s')\n", argv[1]);
+    return kExitUsage;
   }
-  return 0;
+  try {
+    std::vector<Measured> all;
+    for (const tilewise::DType dtype : {tilewise::DType::f32, tilewise::DType::bf16}) all.push_back(measure(dtype));
+    if (json) {
+      print_json(all);
+    } else {
+      for (const Measured& measured : all) print_text(measured);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tilewise-overhead: %s\n", error.what());
+    return kExitFailure;
+  }
+  return kExitOk;
 }

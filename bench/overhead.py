@@ -23,10 +23,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.min_time <= 0:
         parser.error(f"argument --min-time: must be positive (got {options.min_time})")
+    for name, microseconds in measure_overhead(options.min_time).items():
+        print(f"{name:40s} {microseconds:8.2f} us")
+
+
+def measure_overhead(min_time: float = 0.5) -> dict[str, float]:
+    """Median microseconds of each call, on one thread; `min_time` is in seconds, for each."""
     torch.set_num_threads(1)
-    timings = measure({**tilewise_calls(), **torch_calls()}, options.min_time, num_samples=15)
-    for name, timing in timings.items():
-        print(f"{name:50s} {timing.median * 1e6:8.2f} us")
+    timings = measure({**tilewise_calls(), **torch_calls()}, min_time, num_samples=15)
+    return {name: timing.median * 1e6 for name, timing in timings.items()}
 
 
 def tilewise_calls() -> dict[str, Call]:

@@ -37,6 +37,8 @@ def text(results: Json) -> str:
         ]
     if results["decode"]:
         parts += [decode_intro(results["decode"][0]), decode_table(results)]
+    if results["overhead"]:
+        parts += ["One call on one query, one key and head_dim 8:", overhead_table(results["overhead"])]
     for operation in distinct(results["rows"], "operation"):
         for dtype in distinct(results["rows"], "dtype"):
             rows = [row for row in results["rows"] if (row["operation"], row["dtype"]) == (operation, dtype)]
@@ -49,8 +51,8 @@ def text(results: Json) -> str:
 def machine_list(results: Json) -> str:
     machine = results["machine"]
     lines = [
-        f"processor: {machine['processor']}; {machine['instruction_sets']}; last-level cache {machine['last_level_cache']}",
-        f"memory: {machine['memory']}",
+        f"processor: {machine['processor']}; {machine['instruction_sets']}",
+        f"memory: {machine['memory']}, last-level cache {machine['last_level_cache']}",
         f"system: {machine['system']}",
         f"versions: {machine['versions']}",
         f"command: `{results['command']}` ({results['date']})",
@@ -136,6 +138,16 @@ def decode_table(results: Json) -> str:
             [ours["dtype"], str(ours["threads"]), *speeds, f"{torch['median_us']:.0f}", f"{torch['gb_per_s']:.1f}"]
         )
     return table(header, lines)
+
+
+def overhead_table(overhead: Json) -> str:
+    lines = [
+        [f"C++ {what}, {measured['implementation']}", f"{ns / 1000:.2f}"]
+        for measured in overhead["cpp"]
+        for what, ns in measured["ns"].items()
+    ]
+    lines += [[f"Python, {what}", f"{microseconds:.2f}"] for what, microseconds in overhead["torch_us"].items()]
+    return table(["call", "us"], lines)
 
 
 def grid_table(rows: Sequence[Json]) -> str:

@@ -11,7 +11,7 @@ import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import tilewise
 from tilewise.bench.inputs import Inputs, has_torch, poisoned_like
@@ -76,7 +76,7 @@ class Tilewise(Contender):
         tilewise.set_num_threads(threads)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        mask = "causal" if case.mask == "causal" else None
+        mask: Literal["causal"] | None = "causal" if case.mask == "causal" else None
 
         def attention(q: Any, k: Any, v: Any, out: Any = None) -> Any:
             return tilewise.attention(q, k, v, mask=mask, layout=case.layout, out=out)

@@ -211,7 +211,7 @@ def attention_mask(
 def _mask_arguments(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, sliding_window: int | None
 ) -> dict[str, Any]:
-    """Arguments of tilewise.attention for a mask as models pass it; query and key are [batch_size, heads, length, ...]."""
+    """Arguments of tilewise.attention for a mask as models pass it; query, key: [batch_size, heads, length, ...]."""
     q_length, kv_length = query.shape[2], key.shape[2]
     if mask is None:
         # As with "sdpa", one query is a decoding step on a full cache, and more of them start at the first key.

@@ -1,0 +1,63 @@
+# The commands of a working day. `make help` lists them; the README explains the first two.
+JOBS ?= $(shell nproc)
+BUILD := build
+VENV := .venv
+PY := $(VENV)/bin/python
+CCACHE := $(shell command -v ccache 2>/dev/null)
+LAUNCHER := $(if $(CCACHE),-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+CONFIGURE := cmake -G Ninja $(LAUNCHER) -DPython_EXECUTABLE=$(CURDIR)/$(PY) -DTILEWISE_BUILD_PYTHON=ON
+# The package in the build tree, and never the network: models come from installed packages.
+RUN := PYTHONPATH=$(CURDIR)/$(BUILD)/python HF_HUB_OFFLINE=1
+export JOBS
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test test-quick test-build bootstrap-dev asan fuzz format lint tidy bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## install what is missing, build the library, build/tilewise and the Python package
+	scripts/bootstrap.sh build
+	@test -e $(BUILD)/CMakeCache.txt || \
+	  $(CONFIGURE) -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DTILEWISE_BUILD_TESTS=OFF -DTILEWISE_BUILD_BENCH=OFF
+	cmake --build $(BUILD) -j $(JOBS)
+
+demo: ## generate text with a language model, once on Tilewise and once on torch's attention
+	scripts/bootstrap.sh demo
+	@$(MAKE) --no-print-directory build
+	$(RUN) $(PY) examples/demo/generate.py
+
+test: bootstrap-dev ## every test: C++, Python, linters, sanitizers, other processors, a short fuzz
+	scripts/test.sh all
+
+test-quick: bootstrap-dev ## the C++ and Python tests alone
+	scripts/test.sh quick
+
+test-build: bootstrap-dev
+	$(CONFIGURE) -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DTILEWISE_BUILD_TESTS=ON -DTILEWISE_BUILD_BENCH=ON
+	cmake --build $(BUILD) -j $(JOBS)
+
+bootstrap-dev:
+	@scripts/bootstrap.sh build demo dev
+
+asan: bootstrap-dev ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	scripts/test.sh sanitizers
+
+fuzz: bootstrap-dev ## fuzz the parsers; SECONDS_EACH=60 makes it longer
+	scripts/test.sh fuzz
+
+lint: bootstrap-dev ## formatting, ruff, mypy
+	scripts/lint.sh
+
+format: bootstrap-dev ## format everything in place
+	scripts/lint.sh --fix
+
+tidy: test-build ## clang-tidy over the library (needs clang-tidy)
+	git ls-files 'src/*.cpp' 'tools/*.cpp' | xargs -P $(JOBS) -n 1 $(or $(CLANG_TIDY),clang-tidy) -p $(BUILD) --quiet
+
+bench: test-build ## the speed table of docs/benchmarks.md
+	$(RUN) $(PY) -m tilewise.bench
+
+clean: ## remove build folders, the Python environment and caches
+	rm -rf build build-asan build-fuzz dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

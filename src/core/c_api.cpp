@@ -308,8 +308,9 @@ tilewise_status tilewise_merge(const DLTensor* const* outs, const DLTensor* cons
                                const DLTensor* sink, const DLTensor* out, const DLTensor* softmax_lse,
                                tilewise_layout layout) {
   return guarded([&] {
-    merge(views_of(outs, count, "outs"), views_of(lses, count, "lses"), view_of(sink, "sink"), view_of(out, "out"),
-          view_of(softmax_lse, "softmax_lse"), enum_of<Layout>(static_cast<std::int32_t>(layout), "layout"));
+    tilewise::merge(views_of(outs, count, "outs"), views_of(lses, count, "lses"), view_of(sink, "sink"),
+                    view_of(out, "out"), view_of(softmax_lse, "softmax_lse"),
+                    enum_of<Layout>(static_cast<std::int32_t>(layout), "layout"));
   });
 }
 

@@ -141,7 +141,10 @@ MergeShapes shapes_of(const TensorView& out, Layout layout) {
 }
 
 void check_out(const TensorView& out, Layout layout) {
-  check_view(out, "out", {});
+  if (out.defined() && out.device.type != DeviceType::cpu) {
+    invalid_type("out: must be on cpu (got ", to_string(out.device.type), ")");
+  }
+  check_view(out, "out", out.device, "out");
   if (out.dtype != DType::f32 && out.dtype != DType::bf16 && out.dtype != DType::f16) {
     invalid_type("out: dtype must be f32, bf16 or f16 (got ", to_string(out.dtype), ")");
   }
@@ -155,14 +158,14 @@ void check_out(const TensorView& out, Layout layout) {
 }
 
 void check_partial(const TensorView& partial, std::string_view name, const TensorView& out, const Shape& shape) {
-  check_view(partial, name, out.device);
+  check_view(partial, name, out.device, "out");
   if (partial.dtype != DType::f32) check_dtype(partial, name, out.dtype);
   check_shape(partial, name, shape);
   check_contiguous_last(partial, name);
 }
 
 void check_f32(const TensorView& view, std::string_view name, Device device, const Shape& shape) {
-  check_view(view, name, device);
+  check_view(view, name, device, "out");
   check_dtype(view, name, DType::f32);
   check_shape(view, name, shape);
 }

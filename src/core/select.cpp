@@ -60,7 +60,7 @@ void check_names(std::string_view list, std::string_view source, std::span<const
     if (known || pattern == "*") return false;
     std::string names;
     for (const Implementation* row : table) names += concat(names.empty() ? "" : ", ", row->name());
-    invalid_argument(source, ": must name an implementation: ", names, " (got ", pattern, ")");
+    invalid_argument(source, ": must name an implementation: ", names, " (got ", quoted(pattern), ")");
   });
 }
 

@@ -64,13 +64,14 @@ Shape tensor_shape(Layout layout, Dim batch, Dim seq, Dim heads, Dim dim) {
   return shape;
 }
 
-void check_view(const TensorView& view, std::string_view name, Device device) {
+void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor) {
   if (!view.defined()) invalid_argument(name, ": must be given");
   if (view.rank < 0 || view.rank > kMaxRank) {
     invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", view.rank, ")");
   }
   if (view.device != device) {
-    invalid_type(name, ": must be on ", device_name(device), ", where q is (got ", device_name(view.device), ")");
+    invalid_type(name, ": must be on ", device_name(device), ", where ", anchor, " is (got ", device_name(view.device),
+                 ")");
   }
   check_extent(view, name);
   if (view.data == nullptr && view.numel() > 0) {

@@ -30,7 +30,8 @@ struct Shape {
 [[nodiscard]] Shape tensor_shape(Layout layout, Dim batch, Dim seq, Dim heads, Dim dim);
 
 /// Given, on `device`, and addressable: rank and sizes sane, data present and aligned to its dtype.
-void check_view(const TensorView& view, std::string_view name, Device device);
+/// `anchor` is the argument whose device the others must share.
+void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor = "q");
 void check_dtype(const TensorView& view, std::string_view name, DType expected);
 /// `words` names the dimensions, e.g. "[batch_size, seqlen_q, num_heads_q, head_dim]".
 void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words);

@@ -20,14 +20,17 @@ void check_range(std::string_view field, std::int64_t value, std::int64_t low, s
 }
 
 /// Elements times bytes of a tensor must stay below 2^63.
-void check_bytes(std::string_view field, std::initializer_list<std::int64_t> sizes) {
-  std::int64_t bytes = 1;
+void check_bytes(std::string_view name, std::initializer_list<std::int64_t> sizes, std::size_t element) {
+  auto bytes = static_cast<std::int64_t>(element);
   bool overflow = false;
   for (const std::int64_t size : sizes) {
     if (size == 0) return;
     overflow |= __builtin_mul_overflow(bytes, size, &bytes);
   }
-  if (overflow) invalid_argument(field, ": must have less than 2^63 bytes (got the product of its dimensions beyond)");
+  if (!overflow) return;
+  std::string product;
+  for (const std::int64_t size : sizes) product += concat(product.empty() ? "" : " * ", size);
+  invalid_argument(name, ": must have less than 2^63 bytes (got ", product, " elements of ", element, " bytes)");
 }
 
 void validate_lengths(const Problem& p) {
@@ -62,15 +65,18 @@ void validate_heads(const Problem& p) {
 
 void validate_sizes(const Problem& p) {
   const bool packed = p.layout == Layout::thd;
-  const auto element = static_cast<std::int64_t>(size_of(p.dtype));
+  const std::size_t element = size_of(p.dtype);
   const std::int64_t batch = packed ? 1 : p.batch_size;
   const std::int64_t rows_q = packed ? p.total_q : p.seqlen_q, rows_k = packed ? p.total_k : p.seqlen_k;
-  check_bytes("q", {batch, rows_q, p.num_heads_q, p.head_dim, element});
-  check_bytes("k", {batch, rows_k, p.num_heads_k, p.head_dim, element});
-  check_bytes("v", {batch, rows_k, p.num_heads_k, p.head_dim_v, element});
-  check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v, element});
-  check_bytes("bias", {p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
-                       p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1, 4});
+  check_bytes("q", {batch, rows_q, p.num_heads_q, p.head_dim}, element);
+  check_bytes("k", {batch, rows_k, p.num_heads_k, p.head_dim}, element);
+  check_bytes("v", {batch, rows_k, p.num_heads_k, p.head_dim_v}, element);
+  check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v}, element);
+  check_bytes("softmax_lse", {batch, p.num_heads_q, rows_q}, sizeof(float));
+  check_bytes("bias",
+              {p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
+               p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1},
+              sizeof(float));
 }
 
 void validate_window(const Problem& p) {

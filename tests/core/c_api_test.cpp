@@ -1,0 +1,249 @@
+// The C interface: results, statuses, sentences, versions of the options, and bad input.
+#include <algorithm>
+#include <limits>
+#include <thread>
+
+#include "support.hpp"
+#include "tilewise/tilewise.h"
+
+namespace tilewise {
+namespace {
+
+using test::SmallCall;
+
+/// A SmallCall through C's eyes.
+class CApi : public testing::Test {
+ protected:
+  CApi() {
+    EXPECT_EQ(tilewise_attention_options_init(&options_, sizeof options_), TILEWISE_OK);
+    forward_ = {dl(call_.forward.q), dl(call_.forward.k), dl(call_.forward.v), dl(call_.forward.out),
+                dl(call_.forward.softmax_lse)};
+    const BackwardArguments& b = call_.backward;
+    backward_ = {dl(b.dout),        nullptr,  dl(b.q),  dl(b.k),  dl(b.v), dl(b.out),
+                 dl(b.softmax_lse), dl(b.dq), dl(b.dk), dl(b.dv), nullptr, nullptr};
+  }
+
+  const DLTensor* dl(const TensorView& view) {
+    tensors_.push_back(std::make_unique<Tensor>(Tensor{view, {}}));
+    to_dlpack(tensors_.back()->view, &tensors_.back()->dl);
+    return &tensors_.back()->dl;
+  }
+
+  /// The call failed with this status and sentence.
+  static void expect(tilewise_status expected, const std::string& sentence, tilewise_status status) {
+    EXPECT_EQ(status, expected);
+    EXPECT_EQ(tilewise_last_error(), sentence);
+  }
+
+  SmallCall call_;
+  tilewise_attention_options options_;
+  tilewise_forward_tensors forward_;
+  tilewise_backward_tensors backward_;
+
+ private:
+  /// A DLTensor's shape points into its view.
+  struct Tensor {
+    TensorView view;
+    DLTensor dl;
+  };
+  std::vector<std::unique_ptr<Tensor>> tensors_;
+};
+
+std::string take(char* text) {
+  std::string copy = text;
+  tilewise_free_text(text);
+  return copy;
+}
+
+TEST_F(CApi, ComputesWhatTheCppInterfaceComputes) {
+  const auto fill = [](const TensorView& view) {
+    for (std::int64_t i = 0; i < view.numel(); ++i) static_cast<float*>(view.data)[i] = static_cast<float>(i % 7) - 3;
+  };
+  fill(call_.forward.q), fill(call_.forward.k), fill(call_.forward.v), fill(call_.backward.dout);
+  const auto copy = [](const TensorView& view) {
+    const auto* data = static_cast<const float*>(view.data);
+    return std::vector<float>(data, data + view.numel());
+  };
+  attention_forward(call_.forward);
+  attention_backward(call_.backward);
+  const std::vector<float> out = copy(call_.forward.out), dq = copy(call_.backward.dq);
+  std::fill_n(static_cast<float*>(call_.forward.out.data), call_.forward.out.numel(), 99.0f);
+  std::fill_n(static_cast<float*>(call_.backward.dq.data), call_.backward.dq.numel(), 99.0f);
+  ASSERT_EQ(tilewise_attention_forward(&forward_, nullptr), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(copy(call_.forward.out), out);
+  ASSERT_EQ(tilewise_attention_backward(&backward_, &options_), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(copy(call_.backward.dq), dq);
+}
+
+TEST_F(CApi, EveryOptionArrives) {
+  options_.mask = TILEWISE_MASK_CAUSAL;
+  options_.alignment = TILEWISE_ALIGNMENT_TOP_LEFT;
+  options_.has_softmax_scale = 1;
+  options_.softmax_scale = -2;
+  options_.softcap = 3;
+  options_.window_left = 4;
+  options_.dropout_p = 0.5;
+  options_.seed_and_offset = dl(call_.tensor({2}, DType::i64));
+  options_.bias = dl(call_.tensor({3, 5}));
+  options_.alibi_slopes = dl(call_.tensor({4}));
+  options_.sink = dl(call_.tensor({4}));
+  options_.seqused_q = dl(call_.lengths({1, 2}));
+  options_.seqused_k = dl(call_.lengths({1, 2}));
+  options_.leftpad_k = dl(call_.lengths({1, 2}));
+  options_.deterministic = options_.batch_invariant = 1;
+  char* text = nullptr;
+  ASSERT_EQ(tilewise_describe_backward(&backward_, &options_, &text), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(take(text),
+            "attention_backward batch_size=2 seqlen_q=3 seqlen_k=5 num_heads_q=4 num_heads_k=2 head_dim=8 head_dim_v=6 "
+            "mask=causal alignment=top_left window_left=4 softmax_scale=-2 softcap=3 bias=f32[1,1,q,k] "
+            "alibi_slopes=[h] sink=1 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1 deterministic=1 "
+            "batch_invariant=1");
+}
+
+TEST_F(CApi, PackedOptionsArrive) {
+  SmallCall packed = SmallCall::packed();
+  const tilewise_forward_tensors tensors{dl(packed.forward.q), dl(packed.forward.k), dl(packed.forward.v),
+                                         dl(packed.forward.out), nullptr};
+  options_.layout = TILEWISE_LAYOUT_THD;
+  options_.cu_seqlens_q = dl(packed.forward.options.cu_seqlens_q);
+  options_.cu_seqlens_k = dl(packed.forward.options.cu_seqlens_k);
+  options_.max_seqlen_q = 9;
+  char* text = nullptr;
+  ASSERT_EQ(tilewise_describe_forward(&tensors, &options_, &text), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(take(text),
+            "attention_forward layout=thd batch_size=2 max_seqlen_q=9 max_seqlen_k=4 total_q=3 total_k=5 num_heads_q=4 "
+            "num_heads_k=2 head_dim=8 head_dim_v=6 softmax_lse=0");
+}
+
+TEST_F(CApi, Plans) {
+  options_.implementation = "reference";
+  tilewise_plan* plan = nullptr;
+  ASSERT_EQ(tilewise_plan_forward(&forward_, &options_, &plan), TILEWISE_OK) << tilewise_last_error();
+  const char* name = nullptr;
+  EXPECT_EQ(tilewise_plan_implementation(plan, &name), TILEWISE_OK);
+  EXPECT_STREQ(name, "reference");
+  std::size_t size = 1;
+  EXPECT_EQ(tilewise_plan_workspace_size(plan, &size), TILEWISE_OK);
+  EXPECT_EQ(tilewise_plan_run_forward(plan, &forward_, &options_, nullptr, nullptr), TILEWISE_OK);
+  EXPECT_EQ(tilewise_plan_run_backward(plan, &backward_, &options_, nullptr, nullptr), TILEWISE_INVALID_ARGUMENT);
+  tilewise_plan_destroy(plan);
+
+  ASSERT_EQ(tilewise_plan_backward(&backward_, &options_, &plan), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(tilewise_plan_run_backward(plan, &backward_, &options_, nullptr, nullptr), TILEWISE_OK);
+  tilewise_plan_destroy(plan);
+
+  ASSERT_EQ(tilewise_plan_problem("attention_forward seqlen_q=4 head_dim=8", nullptr, &plan), TILEWISE_OK);
+  tilewise_plan_destroy(plan);
+  tilewise_plan_destroy(nullptr);
+}
+
+TEST_F(CApi, Texts) {
+  char* text = nullptr;
+  ASSERT_EQ(tilewise_parse_problem("attention_forward head_dim=8 window_right=0 seqlen_q=4", &text), TILEWISE_OK);
+  EXPECT_EQ(take(text), "attention_forward seqlen_q=4 head_dim=8 mask=causal");
+  ASSERT_EQ(tilewise_explain("attention_forward seqlen_q=4 head_dim=8", "reference", &text), TILEWISE_OK);
+  EXPECT_NE(take(text).find("reference"), std::string::npos);
+  tilewise_free_text(nullptr);
+  expect(TILEWISE_INVALID_ARGUMENT, "head_dim: must be given (got no such word)",
+         tilewise_parse_problem("attention_forward seqlen_q=4", &text));
+  expect(TILEWISE_INVALID_ARGUMENT, "problem: must not be null", tilewise_parse_problem(nullptr, &text));
+  expect(TILEWISE_INVALID_ARGUMENT, "normal_form: must not be null", tilewise_parse_problem("", nullptr));
+  expect(TILEWISE_INVALID_ARGUMENT, "table: must not be null", tilewise_explain("", nullptr, nullptr));
+  EXPECT_EQ(tilewise_version(), version());
+}
+
+TEST_F(CApi, StatusesTellTheKindOfMistake) {
+  options_.window_left = -7;
+  expect(TILEWISE_INVALID_ARGUMENT, "window_left: must be -1 (unbounded) or 0 to 2147483647 (got -7)",
+         tilewise_attention_forward(&forward_, &options_));
+  options_.window_left = -1;
+  options_.sink = dl(call_.tensor({4}, DType::f16));
+  expect(TILEWISE_INVALID_TYPE, "sink: dtype must be f32 (got f16)", tilewise_attention_forward(&forward_, &options_));
+  options_.sink = nullptr;
+  tilewise_plan* plan = nullptr;
+  EXPECT_EQ(tilewise_plan_problem("attention_forward device=hip seqlen_q=4 head_dim=8", nullptr, &plan),
+            TILEWISE_UNSUPPORTED);
+  EXPECT_EQ(plan, nullptr);
+  options_.implementation = "quick";
+  EXPECT_EQ(tilewise_attention_forward(&forward_, &options_), TILEWISE_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(tilewise_last_error()).find("implementation: must name an implementation: "), 0u);
+}
+
+TEST_F(CApi, NullPointers) {
+  expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null", tilewise_attention_forward(nullptr, &options_));
+  expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null", tilewise_attention_backward(nullptr, nullptr));
+  forward_.k = nullptr;
+  expect(TILEWISE_INVALID_ARGUMENT, "k: must be given", tilewise_attention_forward(&forward_, &options_));
+  expect(TILEWISE_INVALID_ARGUMENT, "options: must not be null", tilewise_attention_options_init(nullptr, 8));
+  expect(TILEWISE_INVALID_ARGUMENT, "plan: must not be null", tilewise_plan_forward(&forward_, &options_, nullptr));
+  expect(TILEWISE_INVALID_ARGUMENT, "plan: must not be null",
+         tilewise_plan_run_forward(nullptr, &forward_, &options_, nullptr, nullptr));
+  std::size_t size = 0;
+  expect(TILEWISE_INVALID_ARGUMENT, "plan: must not be null", tilewise_plan_workspace_size(nullptr, &size));
+  expect(TILEWISE_INVALID_ARGUMENT, "num_threads: must not be null", tilewise_get_num_threads(nullptr));
+}
+
+TEST_F(CApi, EnumerationsAreChecked) {
+  options_.layout = 4;
+  expect(TILEWISE_INVALID_ARGUMENT, "layout: must be 0 to 3, one of bshd, sbhd, bhsd, thd (got 4)",
+         tilewise_attention_forward(&forward_, &options_));
+  options_.layout = 0;
+  options_.mask = -1;
+  expect(TILEWISE_INVALID_ARGUMENT, "mask: must be 0 to 1, one of none, causal (got -1)",
+         tilewise_attention_forward(&forward_, &options_));
+  options_.mask = 0;
+  options_.alignment = 2;
+  expect(TILEWISE_INVALID_ARGUMENT, "alignment: must be 0 to 1, one of bottom_right, top_left (got 2)",
+         tilewise_attention_forward(&forward_, &options_));
+}
+
+TEST_F(CApi, StructSizesAreChecked) {
+  const std::string known = std::to_string(sizeof options_);
+  const std::string sentence =
+      "options: struct_size must be " + known + " to " + known + ", as tilewise_attention_options_init() sets it (got ";
+  expect(TILEWISE_INVALID_ARGUMENT, sentence + "8)", tilewise_attention_options_init(&options_, 8));
+  tilewise_attention_options raw{};
+  expect(TILEWISE_INVALID_ARGUMENT, sentence + "0)", tilewise_attention_forward(&forward_, &raw));
+  raw.struct_size = sizeof raw + 8;
+  expect(TILEWISE_INVALID_ARGUMENT, sentence + std::to_string(sizeof raw + 8) + ")",
+         tilewise_attention_forward(&forward_, &raw));
+}
+
+TEST_F(CApi, Merge) {
+  float a[2] = {1, 2}, b[2] = {3, 4}, zero = 0, out[2] = {};
+  const DLTensor* outs[] = {dl(TensorView(a, DType::f32, {1, 1, 1, 2})), dl(TensorView(b, DType::f32, {1, 1, 1, 2}))};
+  const DLTensor* lses[] = {dl(TensorView(&zero, DType::f32, {1, 1, 1})), dl(TensorView(&zero, DType::f32, {1, 1, 1}))};
+  const DLTensor* result = dl(TensorView(out, DType::f32, {1, 1, 1, 2}));
+  ASSERT_EQ(tilewise_merge(outs, lses, 2, nullptr, result, nullptr, TILEWISE_LAYOUT_BSHD), TILEWISE_OK);
+  EXPECT_FLOAT_EQ(out[0], 2.0f);
+  EXPECT_FLOAT_EQ(out[1], 3.0f);
+  expect(TILEWISE_INVALID_ARGUMENT, "outs: must hold at least one partial result (got none)",
+         tilewise_merge(nullptr, nullptr, 0, nullptr, result, nullptr, TILEWISE_LAYOUT_BSHD));
+  expect(TILEWISE_INVALID_ARGUMENT, "outs: must not be null",
+         tilewise_merge(nullptr, lses, 2, nullptr, result, nullptr, TILEWISE_LAYOUT_BSHD));
+  lses[1] = nullptr;
+  expect(TILEWISE_INVALID_ARGUMENT, "lses[1]: must not be null",
+         tilewise_merge(outs, lses, 2, nullptr, result, nullptr, TILEWISE_LAYOUT_BSHD));
+}
+
+TEST_F(CApi, Threads) {
+  int before = 0, after = 0;
+  ASSERT_EQ(tilewise_get_num_threads(&before), TILEWISE_OK);
+  EXPECT_EQ(tilewise_set_num_threads(3), TILEWISE_OK);
+  EXPECT_EQ(tilewise_get_num_threads(&after), TILEWISE_OK);
+  EXPECT_EQ(after, 3);
+  EXPECT_EQ(tilewise_set_num_threads(0), TILEWISE_OK);
+  EXPECT_EQ(tilewise_get_num_threads(&after), TILEWISE_OK);
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(tilewise_set_num_threads(-1), TILEWISE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tilewise_last_error()).find("-1"), std::string::npos);
+}
+
+TEST_F(CApi, ErrorsBelongToTheirThread) {
+  (void)tilewise_attention_forward(nullptr, nullptr);
+  std::thread([] { EXPECT_STREQ(tilewise_last_error(), ""); }).join();
+  EXPECT_STREQ(tilewise_last_error(), "tensors: must not be null");
+}
+
+}  // namespace
+}  // namespace tilewise

@@ -1,0 +1,114 @@
+// TensorView and DLPack: conversions both ways and what is refused.
+#include <dlpack/dlpack.h>
+
+#include <limits>
+
+#include "support.hpp"
+
+namespace tilewise {
+namespace {
+
+using test::expect_error;
+using test::expect_invalid;
+
+/// Points into itself, so it stays where it is.
+struct Raw {
+  Raw() = default;
+  Raw(const Raw&) = delete;
+  Raw& operator=(const Raw&) = delete;
+  std::int64_t shape[3] = {2, 3, 4};
+  std::int64_t strides[3] = {24, 4, 1};
+  float data[48] = {};
+  DLTensor tensor{data, {kDLCPU, 0}, 3, {kDLFloat, 32, 1}, shape, strides, 0};
+};
+
+TEST(DLPack, ReadsStridesAndOffset) {
+  Raw raw;
+  raw.tensor.byte_offset = 8;
+  const TensorView view = from_dlpack(raw.tensor, "q");
+  EXPECT_EQ(view.data, raw.data + 2);
+  EXPECT_EQ(view.dtype, DType::f32);
+  EXPECT_EQ(view.rank, 3);
+  EXPECT_EQ(view.strides[0], 24);
+  EXPECT_EQ(describe(view), "f32[2, 3, 4]");
+}
+
+TEST(DLPack, FillsInMissingStrides) {
+  Raw raw;
+  raw.tensor.strides = nullptr;
+  const TensorView view = from_dlpack(raw.tensor, "q");
+  EXPECT_EQ(view.strides[0], 12);
+  EXPECT_EQ(view.strides[1], 4);
+  EXPECT_EQ(view.strides[2], 1);
+}
+
+TEST(DLPack, EveryDtypeAndDeviceGoesBothWays) {
+  for (const DType dtype :
+       {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::u8, DType::i32, DType::i64}) {
+    for (const Device device : {Device{DeviceType::cpu, 0}, Device{DeviceType::cuda, 1}, Device{DeviceType::hip, 2}}) {
+      double data[8] = {};
+      const TensorView view(data, dtype, {2, 2}, {4, 1}, device);
+      DLTensor tensor;
+      to_dlpack(view, &tensor);
+      const TensorView back = from_dlpack(tensor, "x");
+      EXPECT_EQ(back.dtype, dtype);
+      EXPECT_EQ(back.device, device);
+      EXPECT_EQ(back.data, view.data);
+      EXPECT_EQ(back.shape, view.shape);
+      EXPECT_EQ(back.strides, view.strides);
+    }
+  }
+}
+
+TEST(DLPack, RefusesWhatItDoesNotKnow) {
+  Raw raw;
+  raw.tensor.dtype = {kDLComplex, 64, 1};
+  expect_error(ErrorCode::invalid_type,
+               "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got DLPack code 5, bits 64, lanes 1)",
+               [&] { (void)from_dlpack(raw.tensor, "k"); });
+  raw.tensor.dtype = {kDLFloat, 32, 4};
+  expect_error(ErrorCode::invalid_type,
+               "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got DLPack code 2, bits 32, lanes 4)",
+               [&] { (void)from_dlpack(raw.tensor, "k"); });
+  raw.tensor.dtype.lanes = 1;
+  raw.tensor.device.device_type = kDLMetal;
+  expect_error(ErrorCode::invalid_type, "v: device must be cpu, cuda or hip (got DLPack device type 8)",
+               [&] { (void)from_dlpack(raw.tensor, "v"); });
+}
+
+TEST(DLPack, RefusesBrokenShapes) {
+  Raw raw;
+  raw.tensor.ndim = 7;
+  expect_invalid("q: rank must be 0 to 6 (got 7)", [&] { (void)from_dlpack(raw.tensor, "q"); });
+  raw.tensor.ndim = -1;
+  expect_invalid("q: rank must be 0 to 6 (got -1)", [&] { (void)from_dlpack(raw.tensor, "q"); });
+  raw.tensor.ndim = 3;
+  raw.shape[1] = -2;
+  expect_invalid("q: shape[1] must be >= 0 (got -2)", [&] { (void)from_dlpack(raw.tensor, "q"); });
+  raw.tensor.shape = nullptr;
+  expect_invalid("q: shape must not be null (rank 3)", [&] { (void)from_dlpack(raw.tensor, "q"); });
+  expect_invalid("tensor: must be given (got an undefined view)", [&] { to_dlpack(TensorView{}, &raw.tensor); });
+}
+
+TEST(DLPack, OverflowingShapesDoNotWrap) {
+  Raw raw;
+  raw.tensor.strides = nullptr;
+  for (std::int64_t& size : raw.shape) size = std::int64_t{1} << 40;
+  const TensorView view = from_dlpack(raw.tensor, "q");
+  EXPECT_EQ(view.numel(), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(view.strides[0], std::numeric_limits<std::int64_t>::max());
+}
+
+TEST(TensorView, Constructors) {
+  float data[4] = {};
+  EXPECT_FALSE(TensorView{}.defined());
+  EXPECT_EQ(TensorView(data, DType::f32, {2, 2}).strides[0], 2);
+  EXPECT_EQ(TensorView(data, DType::f32, {}).numel(), 1);
+  EXPECT_EQ(TensorView(data, DType::f32, {2, 0, 3}).numel(), 0);
+  expect_invalid("tensor: rank must be <= 6 (got 7)", [&] { TensorView(data, DType::f32, {1, 1, 1, 1, 1, 1, 1}); });
+  expect_invalid("tensor: strides must have as many entries as shape (got 1 and 2)",
+                 [&] { TensorView(data, DType::f32, {2, 2}, {1}); });
+}
+
+}  // namespace
+}  // namespace tilewise

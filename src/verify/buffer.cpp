@@ -146,4 +146,11 @@ void store_at(const TensorView& view, std::int64_t offset, double value) {
   std::memcpy(static_cast<std::byte*>(view.data) + offset * size, &bits, static_cast<std::size_t>(size));
 }
 
+TensorView without_leading(TensorView view, int dimensions) {
+  view.rank -= dimensions;
+  std::copy(view.shape.begin() + dimensions, view.shape.end(), view.shape.begin());
+  std::copy(view.strides.begin() + dimensions, view.strides.end(), view.strides.begin());
+  return view;
+}
+
 }  // namespace tilewise::verify

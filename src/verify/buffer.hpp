@@ -57,6 +57,9 @@ class Buffer {
 /// Rounds to the view's dtype.
 void store_at(const TensorView& view, std::int64_t offset, double value);
 
+/// The same tensor without its first dimensions, which have size 1.
+[[nodiscard]] TensorView without_leading(TensorView view, int dimensions);
+
 /// Calls visit(position, offset) for every element in row-major order.
 template <typename Visit>
 void for_each_element(const TensorView& view, Visit&& visit) {

@@ -90,7 +90,8 @@ std::vector<std::int64_t> CallTensors::draw_cu_seqlens(std::int64_t longest, std
   // One sequence is the longest where the total allows; the others are anything.
   if (!lengths.empty()) give(lengths[static_cast<std::size_t>(rng_.integer(0, problem_.batch_size - 1))], longest);
   for (std::int64_t& length : lengths)
-    if (length == 0 && !rng_.chance(0.15)) give(length, rng_.chance(0.2) ? 1 : rng_.integer(0, longest));
+    if (length == 0 && !rng_.chance(0.15))
+      give(length, rng_.chance(0.2) ? std::min<std::int64_t>(1, longest) : rng_.integer(0, longest));
   if (rng_.chance(0.7))
     for (std::int64_t& length : lengths) give(length, longest);
   std::vector<std::int64_t> cu_seqlens{0};
@@ -207,12 +208,8 @@ void CallTensors::draw_bias() {
     store_at(bias, offset, hide ? hidden_value : boolean ? 1.0 : size * rng_.normal());
   });
   options.bias = bias;
-  while (options.bias.rank > 1 && options.bias.shape[0] == 1 &&
-         rng_.chance(0.3)) {  // leading dimensions may be left out
-    --options.bias.rank;
-    std::copy(options.bias.shape.begin() + 1, options.bias.shape.end(), options.bias.shape.begin());
-    std::copy(options.bias.strides.begin() + 1, options.bias.strides.end(), options.bias.strides.begin());
-  }
+  while (options.bias.rank > 1 && options.bias.shape[0] == 1 && rng_.chance(0.3))  // leading ones may be left out
+    options.bias = without_leading(options.bias, 1);
 }
 
 void CallTensors::draw_head_options() {

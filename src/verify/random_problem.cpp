@@ -109,7 +109,7 @@ class ProblemDraw {
       } else if (p_.seqlen_q > 1 || p_.seqlen_k > 1) {
         std::int64_t& longer = p_.seqlen_q > p_.seqlen_k ? p_.seqlen_q : p_.seqlen_k;
         const bool same = p_.seqlen_q == p_.seqlen_k;
-        longer = (2 * longer + 2) / 3;
+        longer = 2 * longer / 3;
         if (same) p_.seqlen_q = p_.seqlen_k = longer;
       } else if (p_.batch_size > 1 || p_.num_heads_q > 1) {
         p_.batch_size = p_.num_heads_q = p_.num_heads_k = 1;

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/call.hpp"
-#include "core/half.hpp"
+#include "device/common/float16.h"
 #include "core/layout.hpp"
 #include "device/common/mask.h"
 
@@ -23,12 +23,12 @@ float draw(std::uint64_t& state) {
 void store(std::byte* target, DType dtype, float value) {
   switch (dtype) {
     case DType::bf16: {
-      const std::uint16_t bits = core::float_to_bf16(value);
+      const std::uint16_t bits = device::float_to_bf16(value);
       std::memcpy(target, &bits, sizeof bits);
       return;
     }
     case DType::f16: {
-      const std::uint16_t bits = core::float_to_f16(value);
+      const std::uint16_t bits = device::float_to_f16(value);
       std::memcpy(target, &bits, sizeof bits);
       return;
     }

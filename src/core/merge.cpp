@@ -7,10 +7,10 @@
 #include <span>
 #include <vector>
 
-#include "core/half.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_checks.hpp"
+#include "device/common/float16.h"
 #include "tilewise/attention.hpp"
 
 namespace tilewise {
@@ -38,8 +38,8 @@ void add_scaled(double* sum, const std::byte* row, std::int64_t dim, double weig
 
 void add_scaled(double* sum, const std::byte* row, DType dtype, std::int64_t dim, double weight) {
   if (dtype == DType::f32) return add_scaled<float>(sum, row, dim, weight, [](float value) { return value; });
-  if (dtype == DType::bf16) return add_scaled<std::uint16_t>(sum, row, dim, weight, bf16_to_float);
-  add_scaled<std::uint16_t>(sum, row, dim, weight, f16_to_float);
+  if (dtype == DType::bf16) return add_scaled<std::uint16_t>(sum, row, dim, weight, device::bf16_to_float);
+  add_scaled<std::uint16_t>(sum, row, dim, weight, device::f16_to_float);
 }
 
 template <typename Element, typename Convert>
@@ -52,8 +52,8 @@ void store(std::byte* row, const double* values, std::int64_t dim, Convert conve
 
 void store(std::byte* row, DType dtype, const double* values, std::int64_t dim) {
   if (dtype == DType::f32) return store<float>(row, values, dim, [](float value) { return value; });
-  if (dtype == DType::bf16) return store<std::uint16_t>(row, values, dim, float_to_bf16);
-  store<std::uint16_t>(row, values, dim, float_to_f16);
+  if (dtype == DType::bf16) return store<std::uint16_t>(row, values, dim, device::float_to_bf16);
+  store<std::uint16_t>(row, values, dim, device::float_to_f16);
 }
 
 struct Partial {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <random>
 
-#include "core/half.hpp"
+#include "device/common/float16.h"
 #include "support.hpp"
 
 namespace tilewise {
@@ -205,7 +205,7 @@ TEST(Merge, AgreesWithTheWholeInEveryLayout) {
 
 TEST(Merge, HalfPrecision) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    const auto narrow = dtype == DType::bf16 ? core::float_to_bf16 : core::float_to_f16;
+    const auto narrow = dtype == DType::bf16 ? device::float_to_bf16 : device::float_to_f16;
     std::uint16_t a[2] = {narrow(1.0f), narrow(2.0f)}, result[2] = {};
     Pair pair;
     // One partial in the dtype of out, the other in f32.

@@ -1,5 +1,5 @@
 // Conversions of bf16 and f16: every value both ways, and rounding between neighbours.
-#include "core/half.hpp"
+#include "device/common/float16.h"
 
 #include <gtest/gtest.h>
 
@@ -7,10 +7,10 @@
 #include <limits>
 #include <random>
 
-namespace tilewise::core {
+namespace tilewise::device {
 namespace {
 
-TEST(Half, EveryValueComesBack) {
+TEST(Float16, EveryValueComesBack) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);
     const float f16 = f16_to_float(half), bf16 = bf16_to_float(half);
@@ -27,7 +27,7 @@ TEST(Half, EveryValueComesBack) {
   }
 }
 
-TEST(Half, KnownValues) {
+TEST(Float16, KnownValues) {
   EXPECT_EQ(f16_to_float(0x3C00), 1.0f);
   EXPECT_EQ(f16_to_float(0x7BFF), 65504.0f);
   EXPECT_EQ(f16_to_float(0x0001), 0x1p-24f);
@@ -39,7 +39,7 @@ TEST(Half, KnownValues) {
   EXPECT_EQ(float_to_bf16(std::numeric_limits<float>::max()), 0x7F80);
 }
 
-TEST(Half, RoundsToNearestEven) {
+TEST(Float16, RoundsToNearestEven) {
   std::mt19937 engine(1);
   std::uniform_real_distribution<float> exponent(-26.0f, 15.9f);
   for (int i = 0; i < 200000; ++i) {
@@ -56,4 +56,4 @@ TEST(Half, RoundsToNearestEven) {
 }
 
 }  // namespace
-}  // namespace tilewise::core
+}  // namespace tilewise::device

@@ -39,6 +39,7 @@ QUICK_SEQLENS = (256, 1024)
 MASKS: tuple[Mask, ...] = ("none", "causal")
 PASSES: tuple[Pass, ...] = ("forward", "backward")
 DTYPES = ("bf16", "f32")
+FULL_DEFAULTS = {"threads": [1, 2], "min_time": 0.5, "samples": 5}
 DECODE_SHAPE = Shape(batch_size=1, seqlen_q=1, seqlen_k=8192, num_heads_q=32, num_heads_k=8, head_dim=128)
 
 EXIT_OK, EXIT_FAILURE = 0, 1
@@ -67,14 +68,14 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int_list, default=[1, 2], metavar="COUNTS", help="default: 1,2")
+    parser.add_argument("--threads", type=int_list, metavar="COUNTS", help="default: 1,2; with --quick 1")
     parser.add_argument("--dtypes", type=subset_of(DTYPES), default=list(DTYPES), help="default: bf16,f32")
     parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
     parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches (see --list)")
     parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
-    parser.add_argument("--quick", action="store_true", help="seqlen up to 1024, one thread, 3 short samples")
-    parser.add_argument("--min-time", type=float, default=0.5, help="seconds for each library and case (default: 0.5)")
-    parser.add_argument("--samples", type=int, default=5, help="samples for each library and case (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="seqlen up to 1024, short samples: too rough to publish")
+    parser.add_argument("--min-time", type=float, help="seconds for each library and case (default: 0.5; quick 0.05)")
+    parser.add_argument("--samples", type=int, help="samples for each library and case (default: 5; quick 3)")
     parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with the float64 reference")
     parser.add_argument("--no-decode", action="store_true", help="skip the decode step")
     parser.add_argument("--no-overhead", action="store_true", help="skip the cost of a call")
@@ -93,8 +94,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="default: docs/benchmarks_cpu.png")
     options = parser.parse_args()
-    if options.quick:
-        options.threads, options.min_time, options.samples = [1], 0.05, 3
+    defaults = {"threads": [1], "min_time": 0.05, "samples": 3} if options.quick else FULL_DEFAULTS
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     if options.min_time <= 0 or options.samples < 1:
         parser.error(f"--min-time and --samples: must be positive (got {options.min_time} and {options.samples})")
     if options.from_json is not None and not options.from_json.is_file():

@@ -226,7 +226,7 @@ def plot(results: Json, file: Path) -> None:
             rows = [row for row in results["rows"] if (row["operation"], row["dtype"], row["threads"]) == key]
             draw_panel(axes[i][j], rows, peaks[dtype])
             axes[i][j].set_title(f"{operation}, {dtype}, {threads} thread{'s' if threads > 1 else ''}")
-    axes[0][0].legend(loc="upper left", fontsize="small")
+    axes[0][0].legend(loc="upper right", ncols=3, fontsize="small")
     figure.suptitle(results["machine"]["name"])
     figure.tight_layout()
     figure.savefig(file, dpi=110)
@@ -242,4 +242,5 @@ def draw_panel(axis: Any, rows: Sequence[Json], peak: float) -> None:
     axis.axhline(peak, color="#c0392b", linewidth=1, linestyle="--", label="measured peak")
     names = [f"d{p['torch']['head_dim']}\n{p['torch']['seqlen_q']}\n{mask_name(p['torch'])}" for p in groups]
     axis.set_xticks(list(positions), names, fontsize=7)
+    axis.set_ylim(top=1.25 * max(peak, axis.get_ylim()[1]))  # room for the legend
     axis.set_ylabel("GFLOP/s")

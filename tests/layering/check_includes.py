@@ -1,0 +1,81 @@
+"""Checks the direction of includes that docs/architecture.md draws.
+
+include <- core <- jit <- backends <- (verify, python, tools); device includes only device, and the
+host includes nothing of it but device/common/. The library itself needs the standard library,
+the system and DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIXES = {".h", ".hpp", ".c", ".cpp"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+# Headers of the system that the library may use; those of the C++ library have neither dot nor slash.
+SYSTEM = re.compile(r"[a-z0-9_]+|(std\w+|[a-z]+intrin|cpuid|dlfcn|pthread|sched|unistd)\.h|(sys|asm|linux)/\w+\.h")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A folder, the quoted includes its files may have (besides files beside them) and the angled ones."""
+
+    folder: str
+    quoted: re.Pattern[str]
+    angled: re.Pattern[str]
+
+
+def layer(folder: str, *prefixes: str, angled: re.Pattern[str] = SYSTEM) -> Layer:
+    return Layer(folder, re.compile("|".join(re.escape(prefix) for prefix in prefixes) or "(?!)"), angled)
+
+
+WITH_DLPACK = re.compile(rf"dlpack/dlpack\.h|{SYSTEM.pattern}")
+ANYTHING = re.compile(".+")
+CORE = ("tilewise/", "core/", "device/common/")
+TOP = (*CORE, "jit/", "backends/", "verify/", "ceilings/")
+# A file belongs to the first layer whose folder holds it.
+LAYERS = (
+    layer("include/tilewise", "tilewise/", angled=WITH_DLPACK),
+    layer("src/device", "device/", angled=re.compile(r"stdint\.h")),
+    layer("src/core", *CORE, angled=WITH_DLPACK),
+    layer("src/jit", *CORE, "jit/"),
+    layer("src/backends/reference", *CORE, "jit/", "backends/reference/"),
+    layer("src/backends/cpu", *CORE, "jit/", "backends/cpu/"),
+    layer("src/backends", *CORE, "jit/", "backends/"),
+    layer("src/verify", *CORE, "jit/", "backends/", "verify/"),
+    layer("python/src", *TOP, angled=ANYTHING),
+    layer("tools", *TOP, angled=ANYTHING),
+)
+
+
+def violations(root: Path, path: Path) -> list[str]:
+    relative = path.relative_to(root)
+    own = next((layer for layer in LAYERS if relative.is_relative_to(layer.folder)), None)
+    if own is None:
+        return []
+    found = []
+    for match in INCLUDE.finditer(path.read_text()):
+        kind, name = match.groups()
+        if kind == '"':
+            beside = (path.parent / name).resolve()
+            fine = own.quoted.match(name) or (beside.exists() and beside.is_relative_to((root / own.folder).resolve()))
+        else:
+            fine = own.angled.fullmatch(name)
+        if not fine:
+            found.append(f"{relative}: {own.folder} must not include {match.group(0).split('include')[1].strip()}")
+    return found
+
+
+def main() -> int:
+    root = Path(sys.argv[1]).resolve()
+    files = sorted(path for layer in LAYERS for path in (root / layer.folder).rglob("*") if path.suffix in SUFFIXES)
+    if not files:
+        print(f"no sources under {root}")
+        return 1
+    found = [line for path in dict.fromkeys(files) for line in violations(root, path)]
+    print("\n".join(found) if found else f"{len(dict.fromkeys(files))} files keep the direction of includes")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

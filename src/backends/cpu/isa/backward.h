@@ -49,7 +49,7 @@ class Backward {
       begin = from < begin ? from : begin;
       end = to > end ? to : end;
     }
-    begin = begin < 0 ? 0 : begin / kPanel<V> * kPanel<V>;
+    begin = begin < 0 ? 0 : begin / kSpanKeys<V> * kSpanKeys<V>;
     end = round_up(end < b.num_keys ? end : b.num_keys, 2 * V::kLanes);
     if (begin >= end) return;
     pack_queries(b, t, w);

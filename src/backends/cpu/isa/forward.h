@@ -78,7 +78,7 @@ class Forward {
         begin = b < begin ? b : begin;
         end = e > end ? e : end;
       }
-      begin = begin < 0 ? 0 : begin / kPanel<V> * kPanel<V>;
+      begin = begin < 0 ? 0 : begin / kSpanKeys<V> * kSpanKeys<V>;
       end = round_up(end < keys ? end : keys, 2 * V::kLanes);
       if (begin >= end) continue;
       const int64_t columns = end - begin;

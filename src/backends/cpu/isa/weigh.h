@@ -4,13 +4,18 @@
 #include <stdint.h>
 
 #include "backends/cpu/isa/dropout.h"
+#include "backends/cpu/isa/gemm.h"
 #include "backends/cpu/isa/scores.h"
 #include "backends/cpu/isa/softmax.h"
 
 namespace tilewise::backends::cpu {
 
+/// Where a span may start: at a panel, and at a group of the dropout map's 32 keys.
+template <class V>
+inline constexpr int64_t kSpanKeys = kPanel<V> > 32 ? kPanel<V> : 32;
+
 /// Keys [key, key + columns) of the sequence, of which the first `valid` exist. columns is a
-/// multiple of two vectors; key of 32.
+/// multiple of two vectors; key of kSpanKeys.
 struct KeySpan {
   int64_t key, columns, valid;
 };

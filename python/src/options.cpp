@@ -17,42 +17,12 @@
 namespace tilewise::python {
 namespace {
 
-template <typename Value>
-struct Named {
+struct NamedLayout {
   std::string_view name;
-  Value value;
+  Layout layout;
 };
-
-template <typename Value, std::size_t kCount>
-Value find_named(const std::array<Named<Value>, kCount>& known, std::string_view argument, std::string_view name) {
-  std::string names;
-  for (const Named<Value>& entry : known) {
-    if (entry.name == name) return entry.value;
-    names += (names.empty() ? "" : ", ") + std::string(entry.name);
-  }
-  core::invalid_argument(argument, ": must be one of ", names, " (got ", name, ")");
-}
-
-template <typename Value, std::size_t kCount>
-std::vector<std::string> names_of(const std::array<Named<Value>, kCount>& known) {
-  std::vector<std::string> names;
-  for (const Named<Value>& entry : known) names.emplace_back(entry.name);
-  return names;
-}
-
-constexpr std::array<Named<Layout>, 4> kLayouts{
+constexpr std::array<NamedLayout, 4> kLayouts{
     {{"bshd", Layout::bshd}, {"sbhd", Layout::sbhd}, {"bhsd", Layout::bhsd}, {"thd", Layout::thd}}};
-
-constexpr std::array<Named<Alignment>, 2> kAlignments{
-    {{"bottom_right", Alignment::bottom_right}, {"top_left", Alignment::top_left}}};
-
-struct MaskAndAlignment {
-  Mask mask;
-  std::optional<Alignment> alignment;
-};
-constexpr std::array<Named<MaskAndAlignment>, 3> kMasks{{{"none", {Mask::none, {}}},
-                                                         {"causal", {Mask::causal, {}}},
-                                                         {"causal_top_left", {Mask::causal, Alignment::top_left}}}};
 
 /// Everything that is an array; each one optional.
 struct OptionArrays {
@@ -80,33 +50,36 @@ void take_all(OptionArrays arrays, Options* options) {
 
 }  // namespace
 
-Layout layout_named(std::string_view name) { return find_named(kLayouts, "layout", name); }
-
-void set_mask(std::string_view mask, std::string_view alignment, AttentionOptions* options) {
-  const MaskAndAlignment chosen = find_named(kMasks, "mask", mask);
-  options->mask = chosen.mask;
-  options->alignment = chosen.alignment.value_or(find_named(kAlignments, "alignment", alignment));
+Layout layout_named(std::string_view name) {
+  std::string names;
+  for (const NamedLayout& known : kLayouts) {
+    if (known.name == name) return known.layout;
+    names += (names.empty() ? "" : ", ") + std::string(known.name);
+  }
+  core::invalid_argument("layout: must be one of ", names, " (got ", name, ")");
 }
 
 void bind_options(nb::module_& module) {
-  module.def("layout_names", [] { return names_of(kLayouts); });
-  module.def("mask_names", [] { return names_of(kMasks); });
-  module.def("alignment_names", [] { return names_of(kAlignments); });
+  module.def("layout_names", [] {
+    std::vector<std::string> names;
+    for (const NamedLayout& known : kLayouts) names.emplace_back(known.name);
+    return names;
+  });
   using OptionalArray = std::optional<Array>;
   nb::class_<Options>(module, "AttentionOptions", "Everything about a call that is not q, k, v or an output.")
       .def(
           "__init__",
-          [](Options* self, const std::string& layout, const std::string& mask, const std::string& alignment,
-             std::int64_t window_left, std::int64_t window_right, std::optional<double> softmax_scale, double softcap,
-             double dropout_p, std::uint64_t seed, std::optional<std::int64_t> max_seqlen_q,
-             std::optional<std::int64_t> max_seqlen_k, bool deterministic, bool batch_invariant,
-             OptionalArray seed_and_offset, OptionalArray bias, OptionalArray alibi_slopes, OptionalArray sink,
-             OptionalArray cu_seqlens_q, OptionalArray cu_seqlens_k, OptionalArray seqused_q, OptionalArray seqused_k,
-             OptionalArray leftpad_k) {
+          [](Options* self, const std::string& layout, bool causal, bool top_left, std::int64_t window_left,
+             std::int64_t window_right, std::optional<double> softmax_scale, double softcap, double dropout_p,
+             std::uint64_t seed, std::optional<std::int64_t> max_seqlen_q, std::optional<std::int64_t> max_seqlen_k,
+             bool deterministic, bool batch_invariant, OptionalArray seed_and_offset, OptionalArray bias,
+             OptionalArray alibi_slopes, OptionalArray sink, OptionalArray cu_seqlens_q, OptionalArray cu_seqlens_k,
+             OptionalArray seqused_q, OptionalArray seqused_k, OptionalArray leftpad_k) {
             Options options;
             AttentionOptions& value = options.value;
             value.layout = layout_named(layout);
-            set_mask(mask, alignment, &value);
+            value.mask = causal ? Mask::causal : Mask::none;
+            value.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
             value.window_left = window_left;
             value.window_right = window_right;
             value.softmax_scale = softmax_scale;
@@ -123,7 +96,7 @@ void bind_options(nb::module_& module) {
                      &options);
             new (self) Options(std::move(options));
           },
-          nb::kw_only(), nb::arg("layout") = "bshd", nb::arg("mask") = "none", nb::arg("alignment") = "bottom_right",
+          nb::kw_only(), nb::arg("layout") = "bshd", nb::arg("causal") = false, nb::arg("top_left") = false,
           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softmax_scale") = nb::none(),
           nb::arg("softcap") = 0.0, nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0,
           nb::arg("max_seqlen_q") = nb::none(), nb::arg("max_seqlen_k") = nb::none(), nb::arg("deterministic") = false,

@@ -1,5 +1,5 @@
 // Options: AttentionOptions from Python values, with the arrays it borrows kept alive; and the
-// names of layouts, masks and alignments, which the torch operators share.
+// names of layouts, which the torch operators share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -12,10 +12,8 @@
 
 namespace tilewise::python {
 
-/// The values called by these names; they throw Error listing the known ones. A mask is "none",
-/// "causal" or "causal_top_left", and the last one also sets the alignment.
+/// The layout called `name`; throws Error listing the known ones.
 [[nodiscard]] Layout layout_named(std::string_view name);
-void set_mask(std::string_view mask, std::string_view alignment, AttentionOptions* options);
 
 struct Options {
   AttentionOptions value;

@@ -24,57 +24,45 @@ namespace shim = torch_shim;
 /// The ABI these kernels are written for: torch 2.10, the first with torch_library_impl.
 constexpr std::uint64_t kTorchAbi = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);
 
+/// The usual options come first: torch's cost of a call grows with every argument passed.
 constexpr const char* kOptionsSchema =
-    "Tensor? bias=None, Tensor? sink=None, Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? leftpad_k=None, "
-    "Tensor? seed_and_offset=None, SymInt seed=0, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-    "str layout=\"bshd\", str mask=\"none\", str alignment=\"bottom_right\", SymInt window_left=-1, "
-    "SymInt window_right=-1, float? softmax_scale=None, float softcap=0.0, float dropout_p=0.0, "
-    "bool deterministic=False, bool batch_invariant=False, str implementation=\"\"";
+    "bool causal=False, float? softmax_scale=None, str layout=\"bshd\", Tensor? bias=None, Tensor? sink=None, "
+    "Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
+    "Tensor? seqused_k=None, Tensor? leftpad_k=None, Tensor? seed_and_offset=None, SymInt seed=0, "
+    "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, bool top_left=False, SymInt window_left=-1, "
+    "SymInt window_right=-1, float softcap=0.0, float dropout_p=0.0, bool deterministic=False, "
+    "bool batch_invariant=False, str? implementation=None";
 
 /// The options of a call in kOptionsSchema's order, owned until the kernel returns.
 struct TorchOptions {
+  bool causal;
+  std::optional<double> softmax_scale;
+  shim::String layout;
   shim::Tensor bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, seed_and_offset;
   std::int64_t seed;
   std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
-  shim::String layout, mask, alignment;
+  bool top_left;
   std::int64_t window_left, window_right;
-  std::optional<double> softmax_scale;
   double softcap, dropout_p;
   bool deterministic, batch_invariant;
   shim::String implementation;
 
   /// Braces evaluate in order, so this reads the stack as the schema lists it.
   [[nodiscard]] static TorchOptions read(shim::StackReader& stack) {
-    return TorchOptions{stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.optional_tensor(),
-                        stack.integer(),
-                        stack.optional_integer(),
-                        stack.optional_integer(),
-                        stack.string(),
-                        stack.string(),
-                        stack.string(),
-                        stack.integer(),
-                        stack.integer(),
-                        stack.optional_number(),
-                        stack.number(),
-                        stack.number(),
-                        stack.boolean(),
-                        stack.boolean(),
-                        stack.string()};
+    return TorchOptions{
+        stack.boolean(),         stack.optional_number(),  stack.string(),           stack.optional_tensor(),
+        stack.optional_tensor(), stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(),
+        stack.optional_tensor(), stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(),
+        stack.integer(),         stack.optional_integer(), stack.optional_integer(), stack.boolean(),
+        stack.integer(),         stack.integer(),          stack.number(),           stack.number(),
+        stack.boolean(),         stack.boolean(),          stack.optional_string()};
   }
 
   [[nodiscard]] AttentionOptions options() const {
     AttentionOptions value;
     value.layout = layout_named(layout.view());
-    set_mask(mask.view(), alignment.view(), &value);
+    value.mask = causal ? Mask::causal : Mask::none;
+    value.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
     value.window_left = window_left;
     value.window_right = window_right;
     value.softmax_scale = softmax_scale;

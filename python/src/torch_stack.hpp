@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <new>
 #include <optional>
-#include <string>
+#include <string_view>
 
 #include "torch_shim.hpp"
 
 namespace tilewise::python::torch_shim {
 
-/// A string handle and its characters, freed together.
+/// A string handle and its characters, freed together; an empty handle is an empty string.
 class String {
  public:
   explicit String(StringHandle handle) noexcept : handle_(handle) {}
@@ -24,6 +24,7 @@ class String {
     if (handle_ != nullptr) api().delete_string(handle_);
   }
   [[nodiscard]] std::string_view view() const {
+    if (handle_ == nullptr) return {};
     const char* data = nullptr;
     std::size_t length = 0;
     check(api().string_data(handle_, &data), "string_data");
@@ -56,6 +57,10 @@ class StackReader {
   }
   [[nodiscard]] bool boolean() noexcept { return (*next_++ & 0xFF) != 0; }
   [[nodiscard]] String string() noexcept { return String(pointer<TorchString>(*next_++)); }
+  [[nodiscard]] String optional_string() noexcept {
+    const std::optional<StableIValue> value = optional();
+    return String(value ? pointer<TorchString>(*value) : nullptr);
+  }
 
  private:
   template <typename Type>

@@ -5,45 +5,63 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from tilewise import _core
 
-LAYOUTS: tuple[str, ...] = tuple(_core.layout_names())
-MASKS: tuple[str, ...] = tuple(_core.mask_names())
-ALIGNMENTS: tuple[str, ...] = tuple(_core.alignment_names())
+LAYOUTS: dict[str, str] = {name: name for name in _core.layout_names()}
+ALIGNMENTS: dict[str, bool] = {"bottom_right": False, "top_left": True}  # value: top_left
+MASKS: dict[Optional[str], tuple[bool, bool]] = {  # value: causal, and whether that sets top_left
+    None: (False, False),
+    "causal": (True, False),
+    "causal_top_left": (True, True),
+}
 
-# The optional arrays (seed apart), in the order of the torch operators' schema.
-ARRAY_NAMES = (
-    "bias", "sink", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k",
-)  # fmt: skip
+
+class Options(NamedTuple):
+    """Everything about a call but q, k, v and the outputs, in the order of the torch operators' schema.
+
+    First the HEAD that most calls are content with, then ARRAYS, each of them optional, then the TAIL.
+    """
+
+    causal: bool = False
+    softmax_scale: Optional[float] = None
+    layout: str = "bshd"
+    bias: Any = None
+    sink: Any = None
+    alibi_slopes: Any = None
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    seqused_q: Any = None
+    seqused_k: Any = None
+    leftpad_k: Any = None
+    seed_and_offset: Any = None
+    seed: int = 0
+    max_seqlen_q: Optional[int] = None
+    max_seqlen_k: Optional[int] = None
+    top_left: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    deterministic: bool = False
+    batch_invariant: bool = False
+    implementation: Optional[str] = None
 
 
-class Scalars(NamedTuple):
-    """Every option of a call that is not an array, in the order of the torch operators' schema."""
-
-    seed: int
-    max_seqlen_q: Optional[int]
-    max_seqlen_k: Optional[int]
-    layout: str
-    mask: str
-    alignment: str
-    window_left: int
-    window_right: int
-    softmax_scale: Optional[float]
-    softcap: float
-    dropout_p: float
-    deterministic: bool
-    batch_invariant: bool
-    implementation: str
+HEAD = slice(0, 3)
+ARRAYS = slice(3, 12)
+TAIL = slice(12, None)
+ARRAY_NAMES = Options._fields[3:11]  # the optional arrays of attention(), seed apart
+NO_ARRAYS = (None,) * len(ARRAY_NAMES)
+DEFAULT_TAIL: tuple[Any, ...] = Options()[TAIL]
+DROPOUT_IN_TAIL = Options._fields[TAIL].index("dropout_p")
 
 
 def number(name: str, value: Any) -> float:
     """`value` as a float; TypeError where it is no number."""
-    if isinstance(value, (float, int)):
-        return float(value)
-    if hasattr(value, "__float__"):
+    if isinstance(value, (float, int)) or hasattr(value, "__float__"):
         return float(value)
     raise TypeError(f"{name}: must be a number (got {type(value).__name__})")
 
@@ -57,7 +75,7 @@ def integer(name: str, value: Any) -> int:
             raise TypeError(f"{name}: must be an integer (got {type(value).__name__})") from None
     if not -(2**63) <= value < 2**63:
         raise ValueError(f"{name}: must fit in 64 bits (got {value})")
-    return int(value)
+    return value
 
 
 def flag(name: str, value: Any) -> bool:
@@ -67,13 +85,24 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def one_of(name: str, value: Any, known: Sequence[str]) -> str:
-    """`value` if it is a known name; TypeError or ValueError otherwise."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: must be one of {', '.join(known)} (got {type(value).__name__})")
+def named(name: str, value: Any, known: Mapping[Any, Any]) -> Any:
+    """What `known` holds under `value`; TypeError or ValueError where that is no known name."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}: must be one of {_listed(known)} (got {type(value).__name__})")
     if value not in known:
-        raise ValueError(f"{name}: must be one of {', '.join(known)} (got {value!r})")
-    return value
+        raise ValueError(f"{name}: must be one of {_listed(known)} (got {value!r})")
+    return known[value]
+
+
+def _listed(known: Mapping[Any, Any]) -> str:
+    return ", ".join(repr(name) for name in known)
+
+
+def implementation_name(implementation: Any) -> Optional[str]:
+    """The name of an implementation or None; the core knows which exist."""
+    if implementation is not None and not isinstance(implementation, str):
+        raise TypeError(f"implementation: must be a name or None (got {type(implementation).__name__})")
+    return implementation
 
 
 def window_pair(window: Any) -> tuple[int, int]:
@@ -86,7 +115,7 @@ def window_pair(window: Any) -> tuple[int, int]:
 
 
 def seed_value(seed: Any) -> int:
-    """An integer seed in torch.manual_seed's range, as the 64 bits that two's complement gives it."""
+    """An integer seed in torch.manual_seed's range, folded into 64 signed bits."""
     try:
         value = operator.index(seed)
     except TypeError:
@@ -97,7 +126,7 @@ def seed_value(seed: Any) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def scalars(
+def head_and_tail(
     mask: Any,
     alignment: Any,
     window: Any,
@@ -110,29 +139,56 @@ def scalars(
     deterministic: Any,
     batch_invariant: Any,
     implementation: Any,
-) -> Scalars:
-    """Checks types and names. The defaults are told by identity, so the usual call stays cheap."""
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """HEAD and TAIL of the call's Options. A tail of defaults is DEFAULT_TAIL itself."""
+    rest = (
+        alignment, window, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
+        implementation,
+    )  # fmt: skip
+    if softmax_scale is not None:
+        softmax_scale = number("softmax_scale", softmax_scale)
+    try:  # the usual call, at a tenth of the cost
+        causal, mask_is_top_left = MASKS[mask]
+        if rest == _DEFAULT_REST and not mask_is_top_left:
+            return (causal, softmax_scale, LAYOUTS[layout]), DEFAULT_TAIL
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        pass  # something is no name or no number: the careful way says what
+    causal, mask_is_top_left = named("mask", mask, MASKS)
+    head = (causal, softmax_scale, named("layout", layout, LAYOUTS))
+    return head, _tail(mask_is_top_left, *rest)
+
+
+_DEFAULT_REST = ("bottom_right", (-1, -1), 0.0, 0.0, None, None, False, False, None)
+
+
+def _tail(
+    mask_is_top_left: bool,
+    alignment: Any,
+    window: Any,
+    softcap: Any,
+    dropout_p: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    deterministic: Any,
+    batch_invariant: Any,
+    implementation: Any,
+) -> tuple[Any, ...]:
     left, right = window_pair(window)
-    return Scalars(
+    return (
         0,
         None if max_seqlen_q is None else integer("max_seqlen_q", max_seqlen_q),
         None if max_seqlen_k is None else integer("max_seqlen_k", max_seqlen_k),
-        layout if layout == "bshd" else one_of("layout", layout, LAYOUTS),
-        "none" if mask is None else one_of("mask", mask, MASKS),
-        alignment if alignment == "bottom_right" else one_of("alignment", alignment, ALIGNMENTS),
+        named("alignment", alignment, ALIGNMENTS) or mask_is_top_left,
         left,
         right,
-        None if softmax_scale is None else number("softmax_scale", softmax_scale),
         number("softcap", softcap),
         number("dropout_p", dropout_p),
         flag("deterministic", deterministic),
         flag("batch_invariant", batch_invariant),
-        "" if implementation is None else implementation_name(implementation),
+        implementation_name(implementation),
     )
 
 
-def implementation_name(implementation: Any) -> str:
-    """The name of an implementation; the core knows which exist."""
-    if not isinstance(implementation, str):
-        raise TypeError(f"implementation: must be a name or None (got {type(implementation).__name__})")
-    return implementation
+def with_seed(tail: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+    """TAIL with an integer seed, which is its first field."""
+    return (seed, *tail[1:])

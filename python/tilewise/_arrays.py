@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tilewise import _core
-from tilewise._arguments import ARRAY_NAMES, Scalars, seed_value
+from tilewise._arguments import ARRAY_NAMES, DROPOUT_IN_TAIL, Options, seed_value, with_seed
 
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
@@ -37,40 +37,39 @@ def empty_like_kind(like: Any, shape: Sequence[int], dtype: str) -> tuple[Any, _
     return array, borrow("out", memory, writable=True)
 
 
-def options_of(scalars: Scalars, arrays: Sequence[Any], seed_and_offset: Any) -> _core.AttentionOptions:
-    """The core's options; `arrays` are the optional arrays in ARRAY_NAMES' order."""
-    borrowed = {name: borrow_optional(name, array) for name, array in zip(ARRAY_NAMES, arrays)}
-    values = scalars._asdict()
+def core_options(options: Options) -> _core.AttentionOptions:
+    """The core's options, with the arrays borrowed."""
+    values = options._asdict()
     del values["implementation"]
     values["seed"] %= 2**64
-    return _core.AttentionOptions(**values, **borrowed, seed_and_offset=borrow_optional("seed", seed_and_offset))
+    for name in (*ARRAY_NAMES, "seed_and_offset"):
+        values[name] = borrow_optional("seed" if name == "seed_and_offset" else name, values[name])
+    return _core.AttentionOptions(**values)
 
 
-def split_seed(scalars: Scalars, seed: Any) -> tuple[Scalars, Any]:
-    """An integer seed into the scalars, an array [2] of seed and offset beside them."""
+def call_options(head: Any, arrays: Any, tail: Any, seed: Any) -> Options:
+    """Options of a call on arrays that cannot draw a seed themselves."""
     if seed is None:
-        if scalars.dropout_p != 0.0:
+        if tail[DROPOUT_IN_TAIL] != 0.0:
             raise ValueError("seed: must be given with dropout on arrays that are not torch tensors (got None)")
-        return scalars, None
-    if hasattr(seed, "__dlpack__") and getattr(seed, "shape", ()) != ():
-        return scalars, seed
-    return scalars._replace(seed=seed_value(seed)), None
+    elif hasattr(seed, "__dlpack__") and getattr(seed, "shape", ()) != ():
+        return Options(*head, *arrays, seed, *tail)
+    else:
+        tail = with_seed(tail, seed_value(seed))
+    return Options(*head, *arrays, None, *tail)
 
 
-def attention(
-    q: Any, k: Any, v: Any, out: Any, seed: Any, arrays: Sequence[Any], scalars: Scalars, return_lse: bool
-) -> Any:
+def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bool) -> Any:
     """out, or (out, softmax_lse) where asked for."""
-    scalars, seed_and_offset = split_seed(scalars, seed)
-    options = options_of(scalars, arrays, seed_and_offset)
+    borrowed = core_options(options)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
-    out_shape, lse_shape = _core.output_shapes(*views, options)
+    out_shape, lse_shape = _core.output_shapes(*views, borrowed)
     if out is None:
         out, out_view = empty_like_kind(q, out_shape, views[0].dtype)
     else:
         out_view = borrow("out", out, writable=True)
     lse, lse_view = empty_like_kind(q, lse_shape, "f32") if return_lse else (None, None)
-    _core.attention_forward(*views, out_view, lse_view, options, scalars.implementation)
+    _core.attention_forward(*views, out_view, lse_view, borrowed, options.implementation or "")
     return (out, lse) if return_lse else out
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, Union, overload
 
 from tilewise import _arrays, _core
-from tilewise._arguments import ARRAY_NAMES, LAYOUTS, flag, implementation_name, one_of, scalars
+from tilewise._arguments import ARRAY_NAMES, LAYOUTS, NO_ARRAYS, flag, head_and_tail, implementation_name, named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -20,22 +19,21 @@ if TYPE_CHECKING:
 
 ArrayT = TypeVar("ArrayT")
 
-_torch_backend: Optional[ModuleType] = None  # tilewise._torch once it is loaded, which sets this itself
+_torch_backend: Any = None  # tilewise._torch once it is loaded, which sets this itself
 
 
-def _is_torch(array: Any) -> bool:
-    """Whether `array` is a torch tensor; torch need not be installed to ask."""
-    if _torch_backend is not None:
-        return isinstance(array, _torch_backend.Tensor)
-    return "torch" in sys.modules and isinstance(array, sys.modules["torch"].Tensor)
-
-
-def _loaded_torch_backend() -> Any:
-    if _torch_backend is not None:
-        return _torch_backend
+def _load_torch_backend() -> Any:
+    """tilewise._torch if the program has imported torch, else None: then no array can be a tensor."""
+    if "torch" not in sys.modules:
+        return None
     import tilewise._torch
 
     return tilewise._torch
+
+
+def _is_torch(array: Any) -> bool:
+    backend = _torch_backend or _load_torch_backend()
+    return backend is not None and isinstance(array, backend.Tensor)
 
 
 @overload
@@ -121,19 +119,20 @@ def attention(
         ValueError, TypeError: An argument is wrong; the message names it, what was expected and what came.
         NotImplementedError: No implementation accepts the call; the message lists each one's reason.
     """
-    values = scalars(
+    head, tail = head_and_tail(
         mask, alignment, window, softmax_scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, layout, deterministic,
         batch_invariant, implementation,
     )  # fmt: skip
-    flag("return_lse", return_lse)
-    arrays = (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
-    if _is_torch(q):
-        return _loaded_torch_backend().attention(q, k, v, out, seed, arrays, values, return_lse)
-    return _arrays.attention(q, k, v, out, seed, arrays, values, return_lse)
-
-
-def _detached(array: Any) -> Any:
-    return array.detach() if _is_torch(array) else array
+    if return_lse is not False:
+        flag("return_lse", return_lse)
+    if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
+        arrays = NO_ARRAYS
+    else:
+        arrays = (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+    backend = _torch_backend or _load_torch_backend()
+    if backend is not None and isinstance(q, backend.Tensor):
+        return backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
+    return _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse)
 
 
 @overload
@@ -160,20 +159,20 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
     bound = inspect.signature(attention).bind(q, k, v, **options)
     bound.apply_defaults()
     given = {name: array.detach() if _is_torch(array) else array for name, array in bound.arguments.items()}
-    values = scalars(*(given[name] for name in inspect.signature(scalars).parameters))
-    values, seed_and_offset = _arrays.split_seed(values, 0 if given["seed"] is None else given["seed"])
-    arrays = tuple(given[name] for name in ARRAY_NAMES)
+    head, tail = head_and_tail(*(given[name] for name in inspect.signature(head_and_tail).parameters))
+    seed = 0 if given["seed"] is None else given["seed"]
+    call = _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
     return _core.explain_forward(
         *(_arrays.borrow(name, given[name]) for name in ("q", "k", "v")),
         _arrays.borrow_optional("out", given["out"], writable=True),
         flag("return_lse", given["return_lse"]),
-        _arrays.options_of(values, arrays, seed_and_offset),
-        values.implementation,
+        _arrays.core_options(call),
+        call.implementation or "",
     )
 
 
 def _explain_text(problem: str, implementation: Optional[str] = None) -> _core.Explanation:
-    return _core.explain_problem(problem, "" if implementation is None else implementation_name(implementation))
+    return _core.explain_problem(problem, implementation_name(implementation) or "")
 
 
 def merge(
@@ -194,12 +193,12 @@ def merge(
         ValueError, TypeError: An argument is wrong, or shapes don't fit.
         NotImplementedError: A tensor requires gradients, which merge does not have.
     """
-    one_of("layout", layout, LAYOUTS)
+    named("layout", layout, LAYOUTS)
     if not isinstance(outs, (list, tuple)) or not isinstance(lses, (list, tuple)):
         wrong, value = ("outs", outs) if not isinstance(outs, (list, tuple)) else ("lses", lses)
         raise TypeError(f"{wrong}: must be a list or tuple of arrays (got {type(value).__name__})")
     if len(outs) == 0 or len(outs) != len(lses):
         raise ValueError(f"lses: must have as many arrays as outs, at least one (got {len(outs)} and {len(lses)})")
     if _is_torch(outs[0]):
-        return _loaded_torch_backend().merge(outs, lses, sink, layout)
+        return _load_torch_backend().merge(outs, lses, sink, layout)
     return _arrays.merge(outs, lses, sink, layout)

@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
+from tilewise._arguments import Options
 from tilewise._torch import operators
 from tilewise._torch.operators import LIBRARY
 
@@ -25,9 +26,11 @@ def cast(
 
 
 def _kernel(operator: Any, device_type: str, key: Any) -> Callable[..., Any]:
-    def run(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, *args: Any) -> Any:
+    def run(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Any:
+        options = Options(*args)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return operator(*cast(q, k, v, bias, torch.get_autocast_dtype(device_type)), *args)
+            q, k, v, bias = cast(q, k, v, options.bias, torch.get_autocast_dtype(device_type))
+            return operator(q, k, v, *options._replace(bias=bias))
 
     return run
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
+from tilewise._arguments import ARRAYS, HEAD, TAIL, Options
 from tilewise._torch import operators
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.options import NUM_TENSORS, Options
 
 _DOUBLE_BACKWARD = "attention: double backward is not supported; the gradients of attention have no gradient"
-_DETERMINISTIC = Options._fields.index("deterministic")
+_BIAS = Options._fields.index("bias")  # sink is next
 
 # Skips the operators' registered autograd, as an autograd.Function has already taken its place.
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd
@@ -33,14 +33,18 @@ def gradients(
         dout = torch.zeros_like(saved[3])
     elif dout.stride(-1) != 1:
         dout = dout.contiguous()  # such as the expanded gradient of a sum
-    if torch.are_deterministic_algorithms_enabled() and not options[_DETERMINISTIC]:
-        options = (*options[:_DETERMINISTIC], True, *options[_DETERMINISTIC + 1 :])
+    if torch.are_deterministic_algorithms_enabled():
+        options = Options(*options)._replace(deterministic=True)
     results = operators.backward(dout, dlse, *saved, *needed, *options)
     return tuple(result if wanted else None for result, wanted in zip(results, needed))
 
 
 class AttentionFunction(torch.autograd.Function):
-    """attention_forward with gradients for q, k, v, bias and sink."""
+    """attention_forward with gradients for q, k, v, bias and sink.
+
+    `options` are those of the operator, bias and sink among them, or its HEAD where the rest are defaults.
+    Returns out, or (out, softmax_lse) where asked for.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -50,41 +54,49 @@ class AttentionFunction(torch.autograd.Function):
         v: Tensor,
         bias: Optional[Tensor],
         sink: Optional[Tensor],
-        rest: tuple[Any, ...],
-    ) -> tuple[Tensor, Tensor]:
+        options: tuple[Any, ...],
+        return_lse: bool,
+    ) -> Any:
         with below_autograd():
-            out, softmax_lse = operators.forward(q, k, v, bias, sink, *rest)
-        num_tensors = NUM_TENSORS - 2
-        ctx.save_for_backward(q, k, v, out, softmax_lse, bias, sink, *rest[:num_tensors])
-        ctx.scalars = rest[num_tensors:]
+            out, softmax_lse = operators.forward(q, k, v, *options)
+        ctx.save_for_backward(q, k, v, out, softmax_lse, *options[ARRAYS])
+        ctx.scalars = options[HEAD], options[TAIL]
         ctx.set_materialize_grads(False)
-        return out, softmax_lse
+        return (out, softmax_lse) if return_lse else out
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Optional[Tensor]) -> Any:
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:  # type: ignore[override]
+        head, tail = ctx.scalars
         tensors = ctx.saved_tensors
-        arguments = (*grad_outputs, tensors[:5], (*tensors[5:], *ctx.scalars), ctx.needs_input_grad[:5])
+        arguments = (dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), ctx.needs_input_grad[:5])
         try:
             if torch.is_grad_enabled():  # create_graph: the operator's own autograd refuses a second pass
-                return (*gradients(*arguments), None)
+                return (*gradients(*arguments), None, None)
             with below_autograd():
-                return (*gradients(*arguments), None)
+                return (*gradients(*arguments), None, None)
         except RuntimeError as error:
             _core.rethrow_torch_error(str(error))
             raise
 
 
+# AttentionFunction.apply without its preparations for functorch transforms, under which it is never called.
+apply: Any = super(torch.autograd.Function, AttentionFunction).apply
+
+
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *options = inputs
-    ctx.save_for_backward(q, k, v, *output, *options[:NUM_TENSORS])
-    ctx.scalars = tuple(options[NUM_TENSORS:])
+    ctx.save_for_backward(q, k, v, *output, *options[ARRAYS])
+    ctx.scalars = options[HEAD], options[TAIL]
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+    head, tail = ctx.scalars
     tensors = ctx.saved_tensors
-    results = gradients(dout, dlse, tensors[:5], (*tensors[5:], *ctx.scalars), ctx.needs_input_grad[:5])
-    return (*results, *[None] * (len(Options._fields) - 2))
+    needs = ctx.needs_input_grad
+    needed = (*needs[:3], *needs[3 + _BIAS : 5 + _BIAS])
+    dq, dk, dv, dbias, dsink = gradients(dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), needed)
+    return (dq, dk, dv, *[None] * _BIAS, dbias, dsink, *[None] * (len(Options._fields) - _BIAS - 2))
 
 
 def _refuse_double_backward(ctx: Any, *grad_outputs: Optional[Tensor]) -> None:

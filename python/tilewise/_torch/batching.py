@@ -9,9 +9,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from tilewise._arguments import Options
 from tilewise._torch import operators
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.options import Options
 
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1, "bhsd": 0}
 
@@ -69,7 +69,7 @@ def _forward(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
     if not _folds(options, option_dims):
         return _slice_wise(operators.forward, info.batch_size, dims, (*args[:3], *options))
     axis = _BATCH_AXIS[options.layout]
-    batch_size = args[0].select(in_dims[0], 0).shape[axis] if in_dims[0] is not None else args[0].shape[axis]
+    batch_size = (args[0] if in_dims[0] is None else args[0].select(in_dims[0], 0)).shape[axis]
     fold = _Fold(info.batch_size, batch_size)
     q, k, v = (fold.into(tensor, dim, axis) for tensor, dim in zip(args[:3], in_dims[:3]))
     slopes_dim = option_dims.alibi_slopes

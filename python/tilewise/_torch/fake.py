@@ -9,8 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from tilewise._arguments import Options
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.options import Options
 
 
 def _check_devices(q: Tensor, others: dict[str, Optional[Tensor]]) -> None:

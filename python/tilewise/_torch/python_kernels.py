@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._torch.options import NUM_TENSORS, Options
+from tilewise._arguments import ARRAYS, HEAD, TAIL, Options
+from tilewise._arrays import core_options
 
 
 def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
@@ -18,13 +19,8 @@ def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
 
 
 def _core_options(options: Options) -> _core.AttentionOptions:
-    values = options._asdict()
-    del values["implementation"]
-    values["seed"] %= 2**64
-    for name in Options._fields[:NUM_TENSORS]:
-        if values[name] is not None:
-            values[name] = borrow("seed" if name == "seed_and_offset" else name, values[name])
-    return _core.AttentionOptions(**values)
+    arrays = (None if tensor is None else tensor.detach() for tensor in options[ARRAYS])
+    return core_options(Options(*options[HEAD], *arrays, *options[TAIL]))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -34,7 +30,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     out_shape, lse_shape = _core.output_shapes(*views, core_options)
     out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=torch.float32)
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
-    _core.attention_forward(*views, *outputs, core_options, options.implementation, torch.get_num_threads())
+    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", torch.get_num_threads())
     return out, lse
 
 
@@ -45,7 +41,7 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     _, lse_shape = _core.output_shapes(*views, core_options)
     lse = q.new_empty(lse_shape, dtype=torch.float32)
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
-    _core.attention_forward(*views, *outputs, core_options, options.implementation, torch.get_num_threads())
+    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", torch.get_num_threads())
     return lse
 
 
@@ -86,7 +82,7 @@ def backward(
         *inputs,
         *views,
         _core_options(options),
-        options.implementation,
+        options.implementation or "",
         torch.get_num_threads(),
     )
     return tuple(gradients)

@@ -54,7 +54,7 @@ void explain_problem(const Options& options) {
 void add_explain(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("explain", "Say which implementation computes a problem, and why");
   const auto options = std::make_shared<Options>();
-  command.add_option("PROBLEM", options->words, "the problem, as one line of text")->required()->option_text("");
+  command.add_option("PROBLEM", options->words, "the problem, as one line of text")->required()->option_text("...");
   add_implementation_option(command, options->implementation);
   command.add_flag("--json", options->json, "print JSON");
   command.callback([options] { explain_problem(*options); });

@@ -31,6 +31,17 @@ int report(const std::exception& error, int status) {
   return status;
 }
 
+/// CLI11 only says that a subcommand is required where the first word is none.
+void check_subcommand(const CLI::App& program, const char* word) {
+  if (!word || *word == '-') return;
+  std::string known;
+  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == word) return;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  throw Error(ErrorCode::invalid_argument, "SUBCOMMAND: must be one of " + known + " (got '" + word + "')");
+}
+
 int run_command(int argc, char** argv) {
   CLI::App program("Fused attention for CPUs and GPUs: what runs here, on your arrays, how right and how fast.",
                    "tilewise");
@@ -42,6 +53,7 @@ int run_command(int argc, char** argv) {
   add_run(program);
   add_verify(program);
   add_bench(program);
+  check_subcommand(program, argc > 1 ? argv[1] : nullptr);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

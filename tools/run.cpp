@@ -305,7 +305,7 @@ void add_run(CLI::App& program) {
   command
       .add_option("PROBLEM", options->problem_words,
                   "states the options and must agree with the files (default: made of both)")
-      ->option_text("");
+      ->option_text("...");
   add_files(command, *options);
   add_attention_options(command, *options);
   add_implementation_option(command, options->implementation);

@@ -156,11 +156,13 @@ void add_verify(CLI::App& program) {
       .add_option("--implementation", options->implementations,
                   "check these, comma-separated (default: all but the reference)")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->type_name("NAME,...");
   command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
       ->type_name("PROBLEM");
   command.add_option("--without", options->without, "features not to draw, e.g. backward,dropout")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->type_name("FEATURE,...");
   with_check(command.add_option("--max-flops", options->max_flops, "size limit of the problems drawn"),
              number_between(1))

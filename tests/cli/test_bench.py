@@ -1,0 +1,91 @@
+"""`tilewise bench`: the table, the JSON and the counting of work. Times themselves are not judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+QUICK = ["--min-time", "0.001", "--no-ceilings"]
+
+
+def bench(tilewise, *problems: str) -> list[dict]:
+    return json.loads(tilewise("bench", *problems, *QUICK, "--json").stdout)["results"]
+
+
+def test_table(tilewise):
+    text = tilewise("bench", "attention_forward seqlen_q=64 head_dim=32", *QUICK).stdout
+    for word in [
+        "implementation",
+        "time",
+        "GFLOP/s",
+        "GB/s",
+        "of ceiling",
+        "attention_forward seqlen_q=64 head_dim=32",
+    ]:
+        assert word in text
+
+
+def test_several_problems(tilewise):
+    problems = ["attention_forward seqlen_q=16 head_dim=8", "attention_backward dtype=bf16 seqlen_q=16 head_dim=8"]
+    assert [row["problem"] for row in bench(tilewise, *problems)] == problems
+    assert bench(tilewise, *" ".join(problems).split())[1]["problem"] == problems[1]
+
+
+def test_rates_follow_from_the_work(tilewise):
+    (row,) = bench(tilewise, "attention_forward batch_size=2 seqlen_q=48 num_heads_q=3 head_dim=32")
+    assert row["seconds"] >= row["best_seconds"] > 0
+    assert row["runs"] >= 3
+    assert row["gflops"] == pytest.approx(row["flops"] / row["seconds"] * 1e-9)
+    assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] * 1e-9)
+    assert row["bytes"] == 4 * 2 * 48 * 3 * (4 * 32 + 1)  # q, k, v, out and the log-sum-exp
+    assert row["ceiling_fraction"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "pairs"),
+    [
+        ("", 6 * 10),
+        (" mask=causal", sum(range(5, 11))),
+        (" mask=causal alignment=top_left", sum(range(1, 7))),
+        (" window_left=0 window_right=0", 6),
+        (" num_heads_k=1 bias=f32[1,h,1,k] alibi_slopes=[h] sink=1 seqused_k=1 leftpad_k=1 dropout_p=0.5", 6 * 10),
+    ],
+)
+def test_visible_work_is_counted(tilewise, options, pairs):
+    shape = f"seqlen_q=6 seqlen_k=10 num_heads_q=2 head_dim=16{options}"
+    forward, backward = bench(tilewise, f"attention_forward {shape}", f"attention_backward {shape}")
+    assert forward["flops"] == 4 * 2 * pairs * 16
+    assert backward["flops"] == 2.5 * forward["flops"]
+
+
+def test_packed_sequences_share_the_total(tilewise):
+    text = "layout=thd batch_size=4 max_seqlen_q=8 max_seqlen_k=8 total_q=16 total_k=16 head_dim=16"
+    (row,) = bench(tilewise, f"attention_forward {text}")
+    assert row["flops"] == 4 * 4 * (4 * 4) * 16
+
+
+def test_ceilings_are_measured_in_the_same_run(tilewise):
+    words = ["bench", "attention_forward dtype=bf16 seqlen_q=64 head_dim=64", "--min-time", "0.01", "--threads", "1"]
+    report = json.loads(tilewise(*words, "--json").stdout)
+    assert report["num_threads"] == 1
+    assert report["ceilings"]["read_gb_per_s"] > 0
+    (row,) = report["results"]
+    assert row["ceiling_fraction"] > 0
+    assert row["bound"] in ("compute", "memory")
+
+
+def test_default_grid(tilewise):
+    results = bench(tilewise)
+    problems = [row["problem"] for row in results]
+    assert len(problems) == len(set(problems)) == 12
+    for word in ["attention_forward", "attention_backward", "dtype=bf16", "mask=causal", "seqlen_q=1 "]:
+        assert any(word in problem for problem in problems), word
+
+
+def test_forced_implementation(tilewise):
+    text = "attention_forward seqlen_q=16 head_dim=8"
+    done = tilewise("bench", text, *QUICK, "--json", "--implementation", "reference")
+    assert json.loads(done.stdout)["results"][0]["implementation"] == "reference"
+    refused = tilewise("bench", text, *QUICK, "--implementation", "cpu.avx2", status=1, TILEWISE_CPU_ISA="generic")
+    assert "TILEWISE_CPU_ISA" in refused.stderr

@@ -1,0 +1,53 @@
+"""`tilewise doctor`: the report in both forms, and what it says about a bad environment."""
+
+from __future__ import annotations
+
+import json
+
+ISAS = ["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16"]
+
+
+def test_text_report(tilewise):
+    text = tilewise("doctor").stdout
+    for word in ["Devices", "Instruction sets", "CPU threads", "Implementations", "GPU libraries", "libcuda.so.1"]:
+        assert word in text
+    for word in [*ISAS, "TILEWISE_FORCE", "Plan cache", "reference", "No problems found."]:
+        assert word in text
+
+
+def test_json_report(tilewise):
+    report = json.loads(tilewise("doctor", "--json").stdout)
+    assert [isa["name"] for isa in report["instruction_sets"]] == ISAS
+    for isa in report["instruction_sets"]:
+        assert isa["available"] == (isa["reason"] == "")
+    assert report["instruction_sets"][0]["available"]
+    assert report["num_threads"] >= 1
+    assert report["cpu"]["processors"] >= 1
+    assert report["cpu"]["memory_bytes"] > 0
+    assert report["implementations"][-1]["name"] == "reference"
+    assert report["gpu_backends"] is False
+    assert report["problems"] == []
+    for library in report["libraries"]:
+        assert library["detail"], library["name"]
+
+
+def test_environment_in_force(tilewise):
+    report = json.loads(tilewise("doctor", "--json", TILEWISE_CPU_ISA="generic", TILEWISE_NUM_THREADS="3").stdout)
+    assert report["num_threads"] == 3
+    available = [isa["name"] for isa in report["instruction_sets"] if isa["available"]]
+    assert available == ["generic"]
+    assert "TILEWISE_CPU_ISA=generic" in report["instruction_sets"][1]["reason"]
+    assert {"TILEWISE_CPU_ISA": "generic", "TILEWISE_NUM_THREADS": "3"}.items() <= {
+        variable["name"]: variable["value"] for variable in report["environment"]
+    }.items()
+
+
+def test_bad_environment_is_a_problem(tilewise):
+    bad = {"TILEWISE_CPU_ISA": "sse9", "TILEWISE_NUM_THREADS": "many", "TILEWISE_TYPO": "1"}
+    text = tilewise("doctor", status=1, **bad).stdout
+    report = json.loads(tilewise("doctor", "--json", status=1, **bad).stdout)
+    assert len(report["problems"]) == 3
+    for variable in bad:
+        assert sum(variable in problem for problem in report["problems"]) == 1
+        assert variable in text
+    assert report["num_threads"] is None

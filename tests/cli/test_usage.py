@@ -1,0 +1,87 @@
+"""The command as a whole: help, version, exit statuses, and messages that name what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench"]
+PROBLEM = "attention_forward seqlen_q=16 head_dim=8"
+
+
+def test_version(tilewise):
+    assert re.fullmatch(r"tilewise \d+\.\d+\.\d+\n", tilewise("--version").stdout)
+
+
+def test_help_lists_the_subcommands(tilewise):
+    text = tilewise("--help").stdout
+    for name in SUBCOMMANDS:
+        assert re.search(rf"^\s+{name}\s+\S", text, re.MULTILINE), name
+    assert "Exit status" in text
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_help_of_each_subcommand(tilewise, name):
+    text = tilewise(name, "--help").stdout
+    assert "Usage: " in text
+    assert "--help" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["subcommand"]),
+        (["paint"], ["SUBCOMMAND", "doctor", "paint"]),
+        (["doctor", "--colour"], ["--colour"]),
+        (["explain"], ["PROBLEM"]),
+        (["explain", "paint"], ["operation", "paint"]),
+        (["explain", PROBLEM, PROBLEM], ["PROBLEM", "one problem", "2"]),
+        (["explain", "attention_forward seqlen_q=16 head_dim=8 colour=blue"], ["colour"]),
+        (["explain", "attention_forward seqlen_q=16 head_dim=640"], ["head_dim", "<= 576", "640"]),
+        (["explain", "attention_forward seqlen_q=x head_dim=64"], ["seqlen_q", "x"]),
+        (["explain", "attention_forward seqlen_q=8 head_dim=64 mask=causal window_right=3"], ["window_right", "3"]),
+        (["explain", "attention_forward seqlen_q=8 head_dim=64 num_heads_q=6 num_heads_k=4"], ["num_heads", "6", "4"]),
+        (["explain", "attention_forward seqlen_q=8 head_dim=64 dropout_p=1"], ["dropout_p", "< 1"]),
+        (["explain", "attention_forward seqlen_q=8 head_dim=64 softmax_scale=nan"], ["softmax_scale", "nan"]),
+        (
+            ["explain", "attention_forward seqlen_q=99999999999999999999 head_dim=64"],
+            ["seqlen_q", "99999999999999999999"],
+        ),
+        (["explain", PROBLEM, "--implementation", "cpu.abacus"], ["implementation", "cpu.abacus"]),
+        (["verify", "--count", "0"], ["--count", ">= 1", "0"]),
+        (["verify", "--count", "many"], ["--count", "integer", "many"]),
+        (["verify", "--seed", "-1"], ["--seed", "integer", "-1"]),
+        (["verify", "--threads", "0"], ["--threads", "1 to 1024", "0"]),
+        (["verify", "--implementation", "cpu.abacus"], ["--implementation", "cpu.abacus", "reference"]),
+        (["verify", "--without", "colour"], ["--without", "softcap", "colour"]),
+        (["verify", "--tolerance-scale", "2"], ["--tolerance-scale", "<= 1", "2"]),
+        (["verify", "--problem", "paint"], ["paint"]),
+        (["verify", "--without", "forward,backward"], ["forward"]),
+        (["bench", "paint"], ["paint"]),
+        (["bench", "--min-time", "-1"], ["--min-time", "-1"]),
+        (["bench", "--threads", "1.5"], ["--threads", "integer", "1.5"]),
+        (["run", "--q", "q.npy"], ["--k"]),
+    ],
+)
+def test_bad_usage(tilewise, arguments, words):
+    done = tilewise(*arguments, status=2)
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TILEWISE_CPU_ISA", "sse9"),
+        ("TILEWISE_NUM_THREADS", "-3"),
+        ("TILEWISE_FORCE", "cpu.abacus"),
+        ("TILEWISE_DISABLE", "cpu.abacus"),
+        ("TILEWISE_LOG", "everything"),
+    ],
+)
+def test_bad_environment(tilewise, variable, value):
+    done = tilewise("bench", PROBLEM, "--min-time", "0.001", "--no-ceilings", status=2, **{variable: value})
+    assert variable in done.stderr
+    assert value in done.stderr

@@ -1,0 +1,94 @@
+"""`tilewise verify`: it passes, it counts, and a failure's line reproduces it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+PROBLEM = "attention_forward seqlen_q=33 seqlen_k=47 num_heads_q=2 head_dim=24 mask=causal"
+
+
+def summary(text: str) -> dict[str, list[int]]:
+    """implementation -> [passed, failed, refused] of the final table."""
+    lines = text[text.index("implementation ") :].splitlines()[1:]
+    rows = [line.split() for line in lines if re.match(r"\S+\s+\d+\s+\d+\s+\d+", line)]
+    return {row[0]: [int(word) for word in row[1:4]] for row in rows}
+
+
+def test_random_problems_pass(tilewise):
+    done = tilewise("verify", "--count", "12", "--seed", "5", "--max-flops", "1e6")
+    rows = summary(done.stdout)
+    assert "reference" not in rows
+    assert "cpu.generic" in rows
+    for passed, failed, refused in rows.values():
+        assert failed == 0
+        assert passed + refused == 12
+    assert rows["cpu.generic"][0] > 0
+    assert done.stderr == ""  # no progress bar where there is no terminal
+
+
+def test_runs_are_reproducible(tilewise):
+    arguments = ["verify", "--count", "6", "--seed", "9", "--max-flops", "1e6", "--implementation", "cpu.generic"]
+    assert tilewise(*arguments).stdout == tilewise(*arguments, "--threads", "2").stdout
+
+
+def test_one_problem(tilewise):
+    done = tilewise("verify", "--problem", PROBLEM, "--implementation", "cpu.generic,reference")
+    assert summary(done.stdout) == {"cpu.generic": [1, 0, 0], "reference": [1, 0, 0]}
+
+
+def test_seeds_count_up(tilewise):
+    done = tilewise("verify", "--problem", PROBLEM, "--count", "3", "--implementation", "cpu.generic")
+    assert summary(done.stdout) == {"cpu.generic": [3, 0, 0]}
+
+
+def test_a_failure_reproduces(tilewise):
+    """Bounds scaled to nothing fail wherever rounding shows; the printed line fails alike."""
+    arguments = ["--count", "4", "--seed", "3", "--max-flops", "1e6", "--implementation", "cpu.generic"]
+    text = tilewise("verify", *arguments, "--tolerance-scale", "0", status=1).stdout
+    lines = re.findall(r"^.*(tilewise verify .*)$", text, re.MULTILINE)
+    assert lines
+    words = shlex.split(lines[0])[1:]
+    assert {"--implementation", "--seed", "--problem", "--tolerance-scale"} <= set(words)
+    again = tilewise(*words, status=1).stdout
+    assert lines[0] in again
+    without = words[: words.index("--tolerance-scale")]
+    tilewise(*without)
+
+
+def test_nothing_checked_is_a_failure(tilewise):
+    done = tilewise(
+        "verify",
+        "--count",
+        "2",
+        "--implementation",
+        "cpu.avx2",
+        "--max-flops",
+        "1e5",
+        status=1,
+        TILEWISE_CPU_ISA="generic",
+    )
+    assert "Nothing was checked" in done.stdout
+    assert "TILEWISE_CPU_ISA" in done.stdout
+
+
+def test_features_can_be_left_out(tilewise):
+    done = tilewise(
+        "verify",
+        "--count",
+        "8",
+        "--seed",
+        "3",
+        "--max-flops",
+        "1e5",
+        "--tolerance-scale",
+        "0",
+        status=1,
+        *["--implementation", "cpu.generic", "--without", "backward,softcap,bf16,f16"],
+    )
+    problems = re.findall(r"--problem \"([^\"]*)\"", done.stdout)
+    assert problems
+    for problem in problems:
+        assert problem.startswith("attention_forward")
+        assert "softcap" not in problem
+        assert "f16" not in problem

@@ -11,6 +11,17 @@
 
 namespace tilewise::verify {
 
+namespace {
+
+/// The implementation's own reason, out of the whole walk.
+std::string refusal(const Problem& problem, std::string_view implementation) {
+  for (const ExplainRow& row : explain(problem, {std::string(implementation)}).rows)
+    if (row.implementation == implementation) return row.reason;
+  return "not in the table";
+}
+
+}  // namespace
+
 struct Checker::Expected {
   std::uint64_t seed;
   CallTensors tensors;
@@ -41,7 +52,7 @@ Report Checker::check(std::string_view implementation) const {
   } catch (const Error& error) {
     const bool refused = report.status != Status::failed && error.code() == ErrorCode::unsupported;
     report.status = refused ? Status::refused : Status::failed;
-    report.message = error.what();
+    report.message = refused ? refusal(tensors.problem(), implementation) : error.what();
     return report;
   } catch (const std::exception& error) {
     report.status = Status::failed;

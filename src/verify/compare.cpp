@@ -11,8 +11,8 @@
 namespace tilewise::verify {
 namespace {
 
-/// The root mean square error may be this many times what the model predicts, over at least so many elements.
-constexpr double kNormSlack = 1.5;
+/// The root mean square error may be so many times what the model predicts, counted over at least so many elements.
+constexpr double kNormSlack = 1.25;
 constexpr std::int64_t kNormElements = 64;
 
 std::string number(double value) {

@@ -83,8 +83,10 @@ def attention(
             if needs_grad:
                 raise ValueError("out: cannot be given with inputs that require gradients")
             lse = operators.forward_out(q, k, v, out, *options)
-        elif _compiling() or _transforming():
+        elif _compiling():
             out, lse = operators.forward(q, k, v, *options)
+        elif _transforming():
+            out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
         elif needs_grad:
             return autograd.apply(q, k, v, bias, sink, options, return_lse)
         else:

@@ -1,5 +1,5 @@
 # Gradients: an autograd.Function for eager mode, where it costs a third of what registered
-# autograd does, and register_autograd for traced paths. Both end in gradients() below.
+# autograd does, register_autograd for traced paths, and functions for torch.func's transforms.
 """Autograd of the torch operators."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewise import _core
 from tilewise._arguments import ARRAYS, HEAD, TAIL, Options
-from tilewise._torch import operators
+from tilewise._torch import batching, operators
 from tilewise._torch.operators import LIBRARY
 
 _DOUBLE_BACKWARD = "attention: double backward is not supported; the gradients of attention have no gradient"
@@ -27,6 +27,7 @@ def gradients(
     saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     options: tuple[Any, ...],
     needed: tuple[bool, ...],
+    operator: Any = operators.backward,
 ) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not needed. `saved`: q, k, v, out, softmax_lse."""
     if dout is None:
@@ -35,7 +36,7 @@ def gradients(
         dout = dout.contiguous()  # such as the expanded gradient of a sum
     if torch.are_deterministic_algorithms_enabled():
         options = Options(*options)._replace(deterministic=True)
-    results = operators.backward(dout, dlse, *saved, *needed, *options)
+    results = operator(dout, dlse, *saved, *needed, *options)
     return tuple(result if wanted else None for result, wanted in zip(results, needed))
 
 
@@ -90,17 +91,50 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+def _backward(
+    ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], operator: Any = operators.backward
+) -> tuple[Optional[Tensor], ...]:
     head, tail = ctx.scalars
     tensors = ctx.saved_tensors
-    needs = ctx.needs_input_grad
+    # Arguments that equal their defaults may be missing from the call that torch recorded.
+    needs = (*ctx.needs_input_grad, *[False] * len(Options._fields))
     needed = (*needs[:3], *needs[3 + _BIAS : 5 + _BIAS])
-    dq, dk, dv, dbias, dsink = gradients(dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), needed)
+    dq, dk, dv, dbias, dsink = gradients(dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), needed, operator)
     return (dq, dk, dv, *[None] * _BIAS, dbias, dsink, *[None] * (len(Options._fields) - _BIAS - 2))
 
 
 def _refuse_double_backward(ctx: Any, *grad_outputs: Optional[Tensor]) -> None:
     raise NotImplementedError(_DOUBLE_BACKWARD)
+
+
+class TransformedAttention(torch.autograd.Function):
+    """attention_forward under torch.func's transforms, which refuse registered autograd."""
+
+    forward = staticmethod(operators.forward)
+    setup_context = staticmethod(_setup_forward)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:  # type: ignore[override]
+        return _backward(ctx, dout, dlse, TransformedGradients.apply)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
+        return batching.forward(TransformedAttention.apply, info, in_dims, *args)
+
+
+class TransformedGradients(torch.autograd.Function):
+    """attention_backward under torch.func's transforms."""
+
+    forward = staticmethod(operators.backward)
+    backward = staticmethod(_refuse_double_backward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
+        return batching.backward(TransformedGradients.apply, info, in_dims, *args)
 
 
 torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_forward, lib=LIBRARY)

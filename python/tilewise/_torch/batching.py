@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
@@ -18,9 +19,10 @@ _BATCH_AXIS = {"bshd": 0, "sbhd": 1, "bhsd": 0}
 
 def _slice_wise(operator: Any, size: int, dims: tuple[Optional[int], ...], args: tuple[Any, ...]) -> Any:
     """Runs the operator on every slice and stacks the results along a new first dimension."""
-    results = []
-    for index in range(size):
-        results.append(operator(*(arg if dim is None else arg.select(dim, index) for arg, dim in zip(args, dims))))
+    results = [
+        operator(*(arg if dim is None else arg.select(dim, index) for arg, dim in zip(args, dims)))
+        for index in range(size)
+    ]
     stacked = tuple(torch.stack(tensors) for tensors in zip(*results))
     return stacked, tuple(0 for _ in stacked)
 
@@ -62,12 +64,12 @@ def _folds(options: Options, dims: Options) -> bool:
     return options.layout != "thd" and options.dropout_p == 0.0 and dims.sink is None
 
 
-def _forward(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
+def forward(operator: Any, info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
     options = Options(*args[3:])
     dims = (*in_dims, *[None] * (3 + len(Options._fields) - len(in_dims)))
     option_dims = Options(*dims[3:])  # type: ignore[arg-type]
     if not _folds(options, option_dims):
-        return _slice_wise(operators.forward, info.batch_size, dims, (*args[:3], *options))
+        return _slice_wise(operator, info.batch_size, dims, (*args[:3], *options))
     axis = _BATCH_AXIS[options.layout]
     batch_size = (args[0] if in_dims[0] is None else args[0].select(in_dims[0], 0)).shape[axis]
     fold = _Fold(info.batch_size, batch_size)
@@ -80,15 +82,17 @@ def _forward(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
         seqused_k=fold.lengths(options.seqused_k, option_dims.seqused_k),  # type: ignore[arg-type]
         leftpad_k=fold.lengths(options.leftpad_k, option_dims.leftpad_k),  # type: ignore[arg-type]
     )
-    out, lse = operators.forward(q, k, v, *options)
+    out, lse = operator(q, k, v, *options)
     sizes = (info.batch_size, batch_size)
     return (out.unflatten(axis, sizes), lse.unflatten(0, sizes)), (axis, 0)
 
 
-def _backward(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
+def backward(operator: Any, info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
     dims = (*in_dims, *[None] * (len(args) - len(in_dims)))
-    return _slice_wise(operators.backward, info.batch_size, dims, args)
+    return _slice_wise(operator, info.batch_size, dims, args)
 
 
-torch.library.register_vmap("tilewise::attention_forward", _forward, lib=LIBRARY)
-torch.library.register_vmap("tilewise::attention_backward", _backward, lib=LIBRARY)
+torch.library.register_vmap("tilewise::attention_forward", functools.partial(forward, operators.forward), lib=LIBRARY)
+torch.library.register_vmap(
+    "tilewise::attention_backward", functools.partial(backward, operators.backward), lib=LIBRARY
+)

@@ -11,8 +11,8 @@ import sys
 from collections import defaultdict
 
 INSTRUCTION_SET_OBJECT = re.compile(r"(avx|amx)\w*\.cpp\.o")
-# "libtilewise.a:avx2.cpp.o:0000000000000000 W _ZN..."
-LINE = re.compile(r".*:([^:]+\.o):\s*[0-9a-f]* ([WVu]) (.+)$")
+# "libtilewise.a:avx2.cpp.o:0000000000000000 W _ZN..."; weak data (V) holds no instructions.
+LINE = re.compile(r".*:([^:]+\.o):\s*[0-9a-f]* W (.+)$")
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     owners: defaultdict[str, set[str]] = defaultdict(set)
     for line in listing.splitlines():
         if match := LINE.match(line):
-            owners[match.group(3)].add(match.group(1))
+            owners[match.group(2)].add(match.group(1))
     special = {name for names in owners.values() for name in names if INSTRUCTION_SET_OBJECT.fullmatch(name)}
     if not special:
         print(f"{archive}: no object of an instruction set defines anything weakly")

@@ -10,6 +10,15 @@ namespace tilewise::backends::cpu {
 
 struct AmxBf16 : Avx512 {};
 
+/// The processor's format. A constant, since the compiler takes ldtilecfg to read 8 bytes only.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(TileConfig) == 64);
+inline constexpr TileConfig kTileConfig;
+
 struct ComputeAmx : ComputeBf16 {
   using V = AmxBf16;
   static constexpr int kDepthUnits = 16;
@@ -18,18 +27,10 @@ struct ComputeAmx : ComputeBf16 {
   static constexpr int32_t kMaxRows = 192;
   static constexpr int64_t kBackwardRows = 96;
 
-  /// Configures all eight tiles as 16 rows of 64 bytes, and gives them back.
+  /// Holds the tiles configured, all eight as 16 rows of 64 bytes, and gives them back.
   class Session {
    public:
-    TILEWISE_INLINE Session() {
-      alignas(64) uint8_t config[64] = {};
-      config[0] = 1;  // palette
-      for (int tile = 0; tile < 8; ++tile) {
-        config[16 + 2 * tile] = 64;  // bytes a row, 16 bits each
-        config[48 + tile] = 16;      // rows
-      }
-      _tile_loadconfig(config);
-    }
+    TILEWISE_INLINE Session() { _tile_loadconfig(&kTileConfig); }
     TILEWISE_INLINE ~Session() { _tile_release(); }
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
@@ -37,6 +38,7 @@ struct ComputeAmx : ComputeBf16 {
 
   static void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b,
                        int64_t panel_stride, float* c, int64_t ldc, bool accumulate) {
+    settle_memory();
     for (int64_t column = 0; column < columns; column += kPanel<V>, b += panel_stride) {
       const int64_t width = columns - column < kPanel<V> ? columns - column : kPanel<V>;
       for (int64_t r = 0; r < rows; r += 32) {
@@ -51,9 +53,13 @@ struct ComputeAmx : ComputeBf16 {
         }
       }
     }
+    settle_memory();
   }
 
  private:
+  /// Tile loads and stores don't tell the compiler which memory they touch.
+  TILEWISE_INLINE static void settle_memory() { __asm__ volatile("" ::: "memory"); }
+
   /// 32 x 32: tiles 0 to 3 accumulate, 4 and 5 hold A, 6 and 7 hold B.
   TILEWISE_INLINE static void multiply_2x2(const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
                                            int64_t depth, bool accumulate) {

@@ -1,5 +1,5 @@
 // The online softmax of one row. Its reference is set by the row's first block and moved only
-// when a score exceeds it by far: probabilities then lie in fp32's and bf16's exponent range
+// when the sum says that a score exceeded it by far: probabilities then lie in fp32's and bf16's exponent range
 // instead of [0, 1], and the accumulators are almost never rescaled.
 #pragma once
 
@@ -20,48 +20,26 @@ template <class C, Precision kPrecision>
 struct Softmax {
   using V = typename C::V;
   using F = typename V::F;
-  // 2^30 times a sum of 2^31 terms stays below 2^127, and so does its product with |v| < 2^60.
-  static constexpr float kSlack = 30.0f;
-
-  TILEWISE_INLINE static float row_max(const float* s, int64_t count) {
-    F m = V::load(s);
-    for (int64_t j = V::kLanes; j < count; j += V::kLanes) m = V::max(m, V::load(s + j));
-    return V::reduce_max(m);
-  }
+  // A lane's sum past 2^40 moves the reference: what it sums then starts from 1 again. Far below
+  // fp32's 2^127 even times |v| of 2^60, and far above what ordinary scores reach.
+  static constexpr float kLargestSum = 0x1p40f;
 
   /// Turns scores (to be multiplied by `factor`; log2 units then) into unnormalised
   /// probabilities: fp32 in place, and as an A operand in `p`. Returns what the accumulated
   /// outputs must be multiplied by (1 nearly always).
   static float update(float* s, int64_t count, float factor, RowState<V>& state, float* p) {
     const F scale = V::set1(factor);
-    float rescale = 1.0f;
     if (state.reference == kUnset) {
       state.reference = scaled_max(s, count, scale);
       if (state.reference == kUnset) {
         clear(p, count);
         return 1.0f;
       }
-    } else {
-      F excess = V::fms(V::load(s), scale, V::set1(state.reference));
-      for (int64_t j = V::kLanes; j < count; j += V::kLanes)
-        excess = V::max(excess, V::fms(V::load(s + j), scale, V::set1(state.reference)));
-      if (V::any(V::greater(excess, V::set1(kSlack)))) {
-        const float moved = scaled_max(s, count, scale);
-        rescale = exp2_scalar(state.reference - moved);
-        state.reference = moved;
-        V::store(state.sum, V::mul(V::load(state.sum), V::set1(rescale)));
-      }
     }
-    const F reference = V::set1(state.reference);
-    F sum = V::load(state.sum);
-    for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
-      const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, reference));
-      const F x1 = exp2<kPrecision, V>(V::fms(V::load(s + j + V::kLanes), scale, reference));
-      sum = V::add(sum, V::add(x0, x1));
-      C::store_row(p, j, x0, x1);
-    }
+    const F before = V::load(state.sum);
+    const F sum = exponentiate(s, count, scale, state.reference, before, p);
     V::store(state.sum, sum);
-    return rescale;
+    return V::any(V::greater(sum, V::set1(kLargestSum))) ? move_reference(s, count, scale, state, before, p) : 1.0f;
   }
 
   static void clear(float* p, int64_t count) {
@@ -75,6 +53,28 @@ struct Softmax {
 
  private:
   static constexpr float kUnset = -__builtin_inff();
+
+  /// p = 2^(s * scale - reference); returns `sum` with them added, lane by lane.
+  TILEWISE_INLINE static F exponentiate(const float* s, int64_t count, F scale, float reference, F sum, float* p) {
+    const F bias = V::set1(reference);
+    for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
+      const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, bias));
+      const F x1 = exp2<kPrecision, V>(V::fms(V::load(s + j + V::kLanes), scale, bias));
+      sum = V::add(sum, V::add(x0, x1));
+      C::store_row(p, j, x0, x1);
+    }
+    return sum;
+  }
+
+  /// The rare way: this block again, from its own largest score. Returns the outputs' rescale.
+  [[gnu::noinline]] static float move_reference(const float* s, int64_t count, F scale, RowState<V>& state, F before,
+                                                float* p) {
+    const float moved = scaled_max(s, count, scale);
+    const float rescale = exp2_scalar(state.reference - moved);
+    state.reference = moved;
+    V::store(state.sum, exponentiate(s, count, scale, moved, V::mul(before, V::set1(rescale)), p));
+    return rescale;
+  }
 
   static float scaled_max(const float* s, int64_t count, F scale) {
     F m = V::mul(V::load(s), scale);

@@ -1,0 +1,201 @@
+// The checks themselves: generated problems cover the feature space and are valid, and every kind
+// of fault in an output is found.
+#include "verify/verify.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "verify/call_tensors.hpp"
+#include "verify/compare.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+TEST(RandomProblems, AreValidAndReproduceFromSeedAndText) {
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    const Filter filter{.max_flops = 1e5};
+    const Problem problem = random_problem(seed, filter);
+    EXPECT_EQ(problem, random_problem(seed, filter));
+    ASSERT_NO_THROW(validate(problem)) << to_string(problem);
+    EXPECT_EQ(parse_problem(to_string(problem)), problem) << to_string(problem);
+    EXPECT_LE(cost(problem), std::max(filter.max_flops, 2.0 * 5 * 576)) << to_string(problem);
+    EXPECT_EQ(CallTensors(problem, seed).problem(), problem) << to_string(problem);
+  }
+}
+
+TEST(RandomProblems, DrawEveryFeatureAndItsAbsence) {
+  core::FeatureSet with, without;
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    const core::FeatureSet features = core::required_features(random_problem(seed));
+    for (int i = 0; i < static_cast<int>(core::Feature::count_); ++i) {
+      const auto feature = static_cast<core::Feature>(i);
+      features.contains(feature) ? with.insert(feature) : without.insert(feature);
+    }
+  }
+  EXPECT_EQ(core::to_string(core::FeatureSet::all().minus(with)), "");
+  EXPECT_EQ(core::to_string(core::FeatureSet::all().minus(without)), "");
+}
+
+TEST(RandomProblems, KeepToTheFilter) {
+  for (int i = 0; i < static_cast<int>(core::Feature::count_); ++i) {
+    const auto left_out = static_cast<core::Feature>(i);
+    const Filter filter{.features = core::FeatureSet::all().minus({left_out}), .max_flops = 1e5};
+    for (std::uint64_t seed = 0; seed < 60; ++seed) {
+      const Problem problem = random_problem(seed, filter);
+      ASSERT_FALSE(core::required_features(problem).contains(left_out)) << to_string(problem);
+    }
+  }
+  EXPECT_THROW((void)random_problem(1, {.features = {core::Feature::f32}}), Error);
+  EXPECT_THROW((void)random_problem(1, {.features = {core::Feature::forward}}), Error);
+}
+
+TEST(RandomTensors, DependOnTheSeedAlone) {
+  const Problem problem = random_problem(12, {.max_flops = 1e5});
+  const CallTensors a(problem, 5), b(problem, 5), c(problem, 6);
+  const std::vector<Output> out_a = a.make_outputs(1), out_b = b.make_outputs(2), out_c = c.make_outputs(1);
+  for (const auto& [tensors, outputs] : {std::pair{&a, &out_a}, {&b, &out_b}, {&c, &out_c}})
+    tensors->run(tensors->plan("reference", *outputs), *outputs);
+  EXPECT_EQ(find_bit_difference(out_a[0], out_b[0]), "");
+  EXPECT_NE(find_bit_difference(out_a[0], out_c[0]), "");
+}
+
+TEST(Check, TheReferenceAgreesWithItself) {
+  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+    const Report report = check_implementation(random_problem(seed, {.max_flops = 1e5}), "reference", seed);
+    EXPECT_EQ(report.to_string(), "ok");
+  }
+}
+
+TEST(Check, NamesARefusalAndTheCommandThatReproduces) {
+  const Problem problem = parse_problem("attention_forward seqlen_q=4 head_dim=8");
+  const Report report = check_implementation(problem, "reference", 7);
+  EXPECT_EQ(
+      report.reproduce,
+      "tilewise verify --implementation reference --seed 7 --problem \"attention_forward seqlen_q=4 head_dim=8\"");
+  EXPECT_EQ(check_implementation(problem, "no_such_name", 7).status, Status::failed);
+}
+
+/// Results of the reference on one problem, to be damaged.
+class FaultFinding : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    problem_ = parse_problem(GetParam());
+    tensors_ = std::make_unique<CallTensors>(problem_, 3);
+    for (auto* outputs : {&expected_, &got_}) {
+      *outputs = tensors_->make_outputs(outputs == &expected_ ? 1 : 2);
+      tensors_->run(tensors_->plan("reference", *outputs), *outputs);
+    }
+    bounds_ = error_bounds(*tensors_, expected_);
+  }
+  /// The failure found in each output after damage(view) was done to it.
+  template <typename Damage>
+  void expect_failure(const std::string& part, Damage&& damage) {
+    for (std::size_t i = 0; i < got_.size(); ++i) {
+      ASSERT_EQ(compare(got_[i], expected_[i], bounds_[i]).failure, "");
+      const TensorView view = got_[i].buffer.view();
+      std::vector<std::uint64_t> kept;
+      for_each_element(view, [&](auto, std::int64_t offset) { kept.push_back(bits_at(view, offset)); });
+      damage(view);
+      const std::string failure = compare(got_[i], expected_[i], bounds_[i]).failure;
+      EXPECT_NE(failure.find(part), std::string::npos) << got_[i].name << ": " << failure;
+      std::size_t n = 0;
+      for_each_element(view, [&](auto, std::int64_t offset) { write_bits(view, offset, kept[n++]); });
+    }
+  }
+  static void write_bits(const TensorView& view, std::int64_t offset, std::uint64_t bits) {
+    const std::size_t size = size_of(view.dtype);
+    std::memcpy(static_cast<std::byte*>(view.data) + static_cast<std::size_t>(offset) * size, &bits, size);
+  }
+
+  Problem problem_;
+  std::unique_ptr<CallTensors> tensors_;
+  std::vector<Output> expected_, got_;
+  std::vector<ErrorBounds> bounds_;
+};
+
+TEST_P(FaultFinding, AnElementNeverWritten) {
+  expect_failure("never written", [](const TensorView& view) { write_bits(view, 0, poison_of(view.dtype)); });
+}
+
+TEST_P(FaultFinding, NanAndInfinity) {
+  expect_failure("got nan",
+                 [](const TensorView& view) { store_at(view, 0, std::numeric_limits<double>::quiet_NaN()); });
+  expect_failure("got -inf", [](const TensorView& view) { store_at(view, 0, -HUGE_VAL); });
+}
+
+TEST_P(FaultFinding, AWriteBehindTheTensor) {
+  expect_failure("memory outside", [](const TensorView& view) {
+    std::int64_t last = 0;
+    for (int axis = 0; axis < view.rank; ++axis)
+      last += (view.shape[static_cast<std::size_t>(axis)] - 1) * view.strides[static_cast<std::size_t>(axis)];
+    write_bits(view, last + 1, 0);
+  });
+  // The guard stays damaged for the next output only where outputs share memory, which they don't.
+}
+
+TEST_P(FaultFinding, OneElementOffByATwentieth) {
+  expect_failure("times the bound", [](const TensorView& view) {
+    double largest = 0.0;
+    std::int64_t where = 0;
+    for_each_element(view, [&](auto, std::int64_t offset) {
+      if (std::abs(value_at(view, offset)) <= largest) return;
+      largest = std::abs(value_at(view, offset));
+      where = offset;
+    });
+    store_at(view, where, 1.05 * value_at(view, where));
+  });
+}
+
+TEST_P(FaultFinding, TwoRowsExchanged) {
+  expect_failure("beyond", [](const TensorView& view) {
+    std::vector<double> values;
+    for_each_element(view, [&](auto, std::int64_t offset) { values.push_back(value_at(view, offset)); });
+    for_each_element(view, [&](auto, std::int64_t offset) {
+      store_at(view, offset, values.back());
+      values.pop_back();
+    });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Verify, FaultFinding,
+    testing::Values("attention_forward seqlen_q=20 seqlen_k=30 num_heads_q=2 head_dim=16 mask=causal",
+                    "attention_forward dtype=bf16 seqlen_q=20 num_heads_q=2 head_dim=16",
+                    "attention_forward dtype=f16 seqlen_q=20 num_heads_q=2 head_dim=16 dropout_p=0.5",
+                    "attention_backward seqlen_q=20 num_heads_q=3 head_dim=16 sink=1 bias=f32[1,h,q,k] dbias=1 dsink=1",
+                    "attention_backward dtype=bf16 seqlen_q=20 num_heads_q=2 head_dim=16 softcap=2"));
+
+TEST(Compare, LostPrecisionShowsInTheNorm) {
+  // Every element errs by a unit or two in the last place of bf16: none beyond its bound.
+  const Problem problem =
+      parse_problem("attention_forward dtype=bf16 seqlen_q=64 seqlen_k=200 num_heads_q=2 head_dim=32");
+  const CallTensors tensors(problem, 3);
+  const std::vector<Output> expected = tensors.make_outputs(1), got = tensors.make_outputs(1);
+  for (const auto* outputs : {&expected, &got}) tensors.run(tensors.plan("reference", *outputs), *outputs);
+  const TensorView view = got[0].buffer.view();
+  for_each_element(view, [&](auto, std::int64_t offset) {
+    const double value = value_at(view, offset);
+    store_at(view, offset, value + std::copysign(0x1.4p-7, value) * std::abs(value));
+  });
+  const OutputReport report = compare(got[0], expected[0], error_bounds(tensors, expected)[0]);
+  EXPECT_NE(report.failure.find("root mean square"), std::string::npos) << report.failure;
+}
+
+TEST(Compare, RowsOfNoSequenceMustStayUntouched) {
+  const Problem problem =
+      parse_problem("attention_forward layout=thd max_seqlen_q=4 total_q=9 max_seqlen_k=4 total_k=4 head_dim=8");
+  const CallTensors tensors(problem, 3);
+  const std::vector<Output> expected = tensors.make_outputs(1), got = tensors.make_outputs(2);
+  for (const auto* outputs : {&expected, &got}) tensors.run(tensors.plan("reference", *outputs), *outputs);
+  const std::vector<ErrorBounds> bounds = error_bounds(tensors, expected);
+  EXPECT_EQ(compare(got[0], expected[0], bounds[0]).failure, "");
+  const TensorView view = got[0].buffer.view();
+  store_at(view, 8 * view.strides[0], 0.0);
+  EXPECT_NE(compare(got[0], expected[0], bounds[0]).failure.find("belongs to no sequence"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tilewise::verify

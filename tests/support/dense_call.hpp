@@ -1,0 +1,146 @@
+// A small dense call that owns its tensors, for tests that say what every number is: closed
+// forms, finite differences, flipped options.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tilewise/attention.hpp"
+#include "verify/buffer.hpp"
+#include "verify/random.hpp"
+
+namespace tilewise::test {
+
+/// A row-major tensor with its memory. Copies of its view stay valid while it lives.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(DType dtype, std::vector<std::int64_t> shape)
+      : buffer_(std::make_shared<verify::Buffer>(dtype, shape, verify::Placement{.order = natural_order(shape)})) {}
+
+  [[nodiscard]] TensorView view() const { return buffer_ ? buffer_->view() : TensorView{}; }
+  [[nodiscard]] double get(std::initializer_list<std::int64_t> position) const {
+    return verify::value_at(view(), verify::offset_of(view(), {position.begin(), position.size()}));
+  }
+  void set(std::initializer_list<std::int64_t> position, double value) {
+    verify::store_at(view(), verify::offset_of(view(), {position.begin(), position.size()}), value);
+  }
+  /// Calls value(position) for every element and stores it.
+  template <typename Value>
+  void fill_with(Value&& value) {
+    verify::for_each_element(view(), [&](std::span<const std::int64_t> position, std::int64_t offset) {
+      verify::store_at(view(), offset, value(position));
+    });
+  }
+  void fill(double value) {
+    fill_with([value](auto) { return value; });
+  }
+  /// Every element, row-major.
+  [[nodiscard]] std::vector<double> values() const {
+    std::vector<double> all;
+    verify::for_each_element(view(),
+                             [&](auto, std::int64_t offset) { all.push_back(verify::value_at(view(), offset)); });
+    return all;
+  }
+  /// Elements count in row-major order.
+  [[nodiscard]] std::int64_t size() const { return view().numel(); }
+  [[nodiscard]] double at(std::int64_t index) const { return verify::value_at(view(), index); }
+  void set_at(std::int64_t index, double value) { verify::store_at(view(), index, value); }
+
+ private:
+  static std::vector<int> natural_order(const std::vector<std::int64_t>& shape) {
+    std::vector<int> order;
+    for (std::size_t i = 0; i < shape.size(); ++i) order.push_back(static_cast<int>(i));
+    return order;
+  }
+  std::shared_ptr<verify::Buffer> buffer_;
+};
+
+struct Sizes {
+  std::int64_t batch = 1, seqlen_q = 4, seqlen_k = 4, heads_q = 1, heads_k = 1, dim = 4, dim_v = 4;
+  DType dtype = DType::f32;
+};
+
+/// Layout bshd. Inputs are drawn from a seed; outputs hold NaN until written.
+class DenseCall {
+ public:
+  explicit DenseCall(const Sizes& sizes, std::uint64_t seed = 1) : sizes(sizes), rng_(seed) {
+    const Sizes& s = sizes;
+    q = normal(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim});
+    k = normal(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim});
+    v = normal(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim_v});
+    out = Tensor(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim_v});
+    lse = Tensor(DType::f32, {s.batch, s.heads_q, s.seqlen_q});
+  }
+
+  Sizes sizes;
+  Tensor q, k, v, out, lse;
+  Tensor dout, dlse, dq, dk, dv, dbias, dsink;
+  Tensor bias, alibi_slopes, sink, seqused_q, seqused_k, leftpad_k;
+  AttentionOptions options;
+
+  /// Standard normal values.
+  Tensor normal(DType dtype, std::vector<std::int64_t> shape) {
+    Tensor tensor(dtype, std::move(shape));
+    tensor.fill_with([&](auto) { return rng_.normal(); });
+    return tensor;
+  }
+  static Tensor lengths(const std::vector<std::int64_t>& values) {
+    Tensor tensor(DType::i32, {static_cast<std::int64_t>(values.size())});
+    for (std::size_t i = 0; i < values.size(); ++i)
+      tensor.set_at(static_cast<std::int64_t>(i), static_cast<double>(values[i]));
+    return tensor;
+  }
+
+  /// Draws dout (and dlse) and makes room for every gradient the call has.
+  void prepare_backward(bool with_dlse = false) {
+    const Sizes& s = sizes;
+    dout = normal(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim_v});
+    if (with_dlse) dlse = normal(DType::f32, {s.batch, s.heads_q, s.seqlen_q});
+    dq = Tensor(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim});
+    dk = Tensor(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim});
+    dv = Tensor(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim_v});
+    const TensorView b = bias.view();
+    if (b.defined() && b.dtype != DType::boolean) dbias = Tensor(b.dtype, {b.shape.begin(), b.shape.begin() + b.rank});
+    if (sink.view().defined()) dsink = Tensor(DType::f32, {s.heads_q});
+  }
+
+  [[nodiscard]] ForwardArguments forward_arguments() const {
+    return {q.view(), k.view(), v.view(), out.view(), lse.view(), all_options()};
+  }
+  [[nodiscard]] BackwardArguments backward_arguments() const {
+    BackwardArguments a;
+    a.dout = dout.view(), a.dlse = dlse.view();
+    a.q = q.view(), a.k = k.view(), a.v = v.view(), a.out = out.view(), a.softmax_lse = lse.view();
+    a.dq = dq.view(), a.dk = dk.view(), a.dv = dv.view(), a.dbias = dbias.view(), a.dsink = dsink.view();
+    a.options = all_options();
+    return a;
+  }
+  void forward(std::string_view implementation = "reference") {
+    attention_forward(forward_arguments(), {std::string(implementation)});
+  }
+  void backward(std::string_view implementation = "reference") {
+    attention_backward(backward_arguments(), {std::string(implementation)});
+  }
+
+ private:
+  [[nodiscard]] AttentionOptions all_options() const {
+    AttentionOptions all = options;
+    all.bias = bias.view();
+    all.alibi_slopes = alibi_slopes.view();
+    all.sink = sink.view();
+    all.seqused_q = seqused_q.view();
+    all.seqused_k = seqused_k.view();
+    all.leftpad_k = leftpad_k.view();
+    return all;
+  }
+  verify::Random rng_;
+};
+
+}  // namespace tilewise::test

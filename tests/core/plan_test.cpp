@@ -1,7 +1,12 @@
 // Plans: making, caching, refusing, explaining and logging.
 #include "core/plan.hpp"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <thread>
 
 #include "support.hpp"
@@ -119,6 +124,25 @@ TEST(Plan, FollowsTheEnvironmentAndTheCall) {
     }
   });
   EXPECT_EQ(plan(problem_of(79), {"reference"}).implementation(), "reference");  // the call stands above
+}
+
+TEST(Plan, TheCacheSurvivesAForkUnderLoad) {
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    for (std::int64_t i = 0; !stop; ++i) (void)plan(problem_of(i % 50));
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);  // a deadlocked child ends by the signal
+      _exit(plan(problem_of(7)).problem() == problem_of(7) ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  }
+  stop = true;
+  other.join();
 }
 
 TEST(Plan, RefusesBadProblems) {

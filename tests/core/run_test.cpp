@@ -1,9 +1,29 @@
 // Running: the plan must fit the tensors, the workspace must be aligned, and no call allocates
 // once it is known.
 #include <array>
+#include <cstdlib>
+#include <new>
 
 #include "core/plan.hpp"
 #include "support.hpp"
+
+namespace {
+thread_local int allocations = 0;
+
+void* count_and_allocate(std::size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+}  // namespace
+
+// This program counts what it allocates. The aligned forms (workspaces) stay the library's.
+void* operator new(std::size_t size) { return count_and_allocate(size); }
+void* operator new[](std::size_t size) { return count_and_allocate(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace tilewise {
 namespace {
@@ -63,6 +83,19 @@ TEST(Run, KeepsItsWorkspaceForTheNextCall) {
   const void* first = launch.workspace;
   run(plan, call.forward);
   EXPECT_EQ(launch.workspace, first);
+}
+
+TEST(Run, AllocatesNothingOnceKnown) {
+  for (SmallCall call : {SmallCall(), SmallCall::packed()}) {
+    Launch launch;
+    const Plan plan = recording_plan(describe(call.forward), launch, 4096);
+    run(plan, call.forward);
+    (void)core::find_plan(plan.problem(), {});
+    const int before = allocations;
+    run(plan, call.forward);
+    (void)core::find_plan(describe(call.forward), {});
+    EXPECT_EQ(allocations, before);
+  }
 }
 
 TEST(Run, TakesTheCallersWorkspace) {

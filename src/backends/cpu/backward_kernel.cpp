@@ -20,7 +20,7 @@
 namespace tilewise::backends::cpu {
 namespace {
 
-constexpr std::int64_t kWantedTasks = 32;  // below this, the keys of a head are shared out
+constexpr std::int64_t kWantedTasks = 16;  // below this, the keys of a head are shared out
 constexpr std::int64_t kMaxParts = 8;
 constexpr std::int64_t kRowPadding = 16;  // rows a kernel may scribble on past a head's dq
 

@@ -41,9 +41,10 @@ struct ComputeAmx : ComputeBf16 {
     settle_memory();
     for (int64_t column = 0; column < columns; column += kPanel<V>, b += panel_stride) {
       const int64_t width = columns - column < kPanel<V> ? columns - column : kPanel<V>;
-      for (int64_t r = 0; r < rows; r += 32) {
-        const float* a_rows = a + r * lda;
-        for (int64_t j = 0; j < width; j += 32) {
+      // 32 columns of B stay in the first-level cache while all rows pass.
+      for (int64_t j = 0; j < width; j += 32) {
+        for (int64_t r = 0; r < rows; r += 32) {
+          const float* a_rows = a + r * lda;
           float* to = c + r * ldc + column + j;
           if (rows - r > 16 && width - j > 16)
             multiply_2x2(a_rows, lda, b + j, to, ldc, depth, accumulate);

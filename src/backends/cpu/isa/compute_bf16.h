@@ -20,7 +20,7 @@ struct ComputeBf16 {
   static constexpr int kRowPadding = 0;
   static constexpr int64_t kForwardKeys = 128;
   static constexpr int64_t kForwardRows = 4 * V::kTileRows;
-  static constexpr int64_t kBackwardKeys = 128;
+  static constexpr int64_t kBackwardKeys = 256;
   static constexpr int64_t kBackwardRows = 16 * V::kTileRows;
   static constexpr int32_t kMaxRows = 32 * V::kTileRows;
 

@@ -53,7 +53,8 @@ DLTensor to_dltensor(const nb::ndarray<nb::ro>& array) {
   tensor.ndim = static_cast<int>(array.ndim());
   tensor.dtype = {array.dtype().code, array.dtype().bits, array.dtype().lanes};
   tensor.shape = const_cast<std::int64_t*>(array.shape_ptr());
-  tensor.strides = const_cast<std::int64_t*>(array.stride_ptr());
+  // The strides of an array without elements mean nothing, and some exporters fill in zeros.
+  tensor.strides = array.size() == 0 ? nullptr : const_cast<std::int64_t*>(array.stride_ptr());
   return tensor;
 }
 

@@ -139,8 +139,8 @@ def head_and_tail(
     deterministic: Any,
     batch_invariant: Any,
     implementation: Any,
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """HEAD and TAIL of the call's Options. A tail of defaults is DEFAULT_TAIL itself."""
+) -> tuple[tuple[Any, ...], Optional[tuple[Any, ...]]]:
+    """HEAD and TAIL of the call's Options; None stands for a TAIL of defaults."""
     rest = (
         alignment, window, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
         implementation,
@@ -150,7 +150,7 @@ def head_and_tail(
     try:  # the usual call, at a tenth of the cost
         causal, mask_is_top_left = MASKS[mask]
         if rest == _DEFAULT_REST and not mask_is_top_left:
-            return (causal, softmax_scale, LAYOUTS[layout]), DEFAULT_TAIL
+            return (causal, softmax_scale, LAYOUTS[layout]), None
     except (KeyError, TypeError, ValueError, RuntimeError):
         pass  # something is no name or no number: the careful way says what
     causal, mask_is_top_left = named("mask", mask, MASKS)

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tilewise import _core
-from tilewise._arguments import ARRAY_NAMES, DROPOUT_IN_TAIL, Options, seed_value, with_seed
+from tilewise._arguments import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, NO_ARRAYS, Options, seed_value, with_seed
 
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
@@ -48,7 +48,8 @@ def core_options(options: Options) -> _core.AttentionOptions:
 
 
 def call_options(head: Any, arrays: Any, tail: Any, seed: Any) -> Options:
-    """Options of a call on arrays that cannot draw a seed themselves."""
+    """Options of a call on arrays that cannot draw a seed themselves; arrays and tail may be None as defaults."""
+    arrays, tail = arrays or NO_ARRAYS, tail or DEFAULT_TAIL
     if seed is None:
         if tail[DROPOUT_IN_TAIL] != 0.0:
             raise ValueError("seed: must be given with dropout on arrays that are not torch tensors (got None)")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, Union, overload
 
 from tilewise import _arrays, _core
-from tilewise._arguments import ARRAY_NAMES, LAYOUTS, NO_ARRAYS, flag, head_and_tail, implementation_name, named
+from tilewise._arguments import ARRAY_NAMES, LAYOUTS, flag, head_and_tail, implementation_name, named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 ArrayT = TypeVar("ArrayT")
 
-_torch_backend: Any = None  # tilewise._torch once it is loaded, which sets this itself
+_torch_backend: Any = None  # tilewise._torch, from the first eager call with torch loaded on
 
 
 def _load_torch_backend() -> Any:
     """tilewise._torch if the program has imported torch, else None: then no array can be a tensor."""
-    if "torch" not in sys.modules:
+    global _torch_backend
+    if sys.modules.get("torch") is None:
         return None
     import tilewise._torch
 
+    if not tilewise._torch.compiling():  # a compiler that looks on guards this global, so it must stay
+        _torch_backend = tilewise._torch
     return tilewise._torch
 
 
@@ -126,7 +129,7 @@ def attention(
     if return_lse is not False:
         flag("return_lse", return_lse)
     if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
-        arrays = NO_ARRAYS
+        arrays = None
     else:
         arrays = (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
     backend = _torch_backend or _load_torch_backend()

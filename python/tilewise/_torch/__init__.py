@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
-from tilewise import _attention, _core
+from tilewise import _core
 from tilewise._arguments import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, NO_ARRAYS, seed_value, with_seed
 from tilewise._torch import autocast, autograd, batching, fake, operators  # noqa: F401 (they register rules)
 from tilewise._torch.merging import merge as merge
@@ -19,7 +18,7 @@ from tilewise._torch.operators import registered_by as registered_by
 
 # Looked up once: a call of a few microseconds notices every attribute of torch.
 _autocast_enabled = torch.is_autocast_enabled
-_compiling = torch.compiler.is_compiling
+compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
 
@@ -52,22 +51,25 @@ def attention(
     out: Any,
     seed: Any,
     head: tuple[Any, ...],
-    arrays: tuple[Any, ...],
-    tail: tuple[Any, ...],
+    arrays: Optional[tuple[Any, ...]],
+    tail: Optional[tuple[Any, ...]],
     return_lse: bool,
 ) -> Any:
-    """out, or (out, softmax_lse); see tilewise.attention. `arrays` are in ARRAY_NAMES' order."""
+    """out, or (out, softmax_lse); see tilewise.attention.
+
+    `arrays` are in ARRAY_NAMES' order, or None where there is none; a tail of None has its defaults.
+    """
     bias = sink = None
     options = head
-    if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or arrays is not NO_ARRAYS or out is not None:
-        _check_tensors(k, v, out, arrays)
-    device_type = "cpu" if q.is_cpu else q.device.type
+    if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or arrays is not None or out is not None:
+        _check_tensors(k, v, out, arrays or NO_ARRAYS)
+    device_type = "cuda" if q.is_cuda else "cpu"
     if _autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        q, k, v, bias = autocast.cast(q, k, v, arrays[0], dtype)
-        if bias is not None:
-            arrays = (bias, *arrays[1:])
-    if tail is not DEFAULT_TAIL or arrays is not NO_ARRAYS or seed is not None:
+        arrays = arrays or NO_ARRAYS
+        q, k, v, bias = autocast.cast(q, k, v, arrays[0], torch.get_autocast_dtype(device_type))
+        arrays = (bias, *arrays[1:])
+    if tail is not None or arrays is not None or seed is not None:
+        arrays, tail = arrays or NO_ARRAYS, tail or DEFAULT_TAIL
         bias, sink = arrays[:2]
         seed_and_offset, tail = _seeded(q, seed, tail)
         options = (*head, *arrays, seed_and_offset, *tail)
@@ -83,7 +85,7 @@ def attention(
             if needs_grad:
                 raise ValueError("out: cannot be given with inputs that require gradients")
             lse = operators.forward_out(q, k, v, out, *options)
-        elif _compiling():
+        elif compiling():
             out, lse = operators.forward(q, k, v, *options)
         elif _transforming():
             out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
@@ -96,6 +98,3 @@ def attention(
         _core.rethrow_torch_error(str(error))
         raise
     return (out, lse) if return_lse else out
-
-
-_attention._torch_backend = sys.modules[__name__]

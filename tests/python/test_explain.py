@@ -1,0 +1,82 @@
+# tilewise.explain: rows, the printed table, and problems as text.
+"""explain()."""
+
+import numpy as np
+import pytest
+import torch
+
+import tilewise
+
+
+def _qkv(dtype=torch.float32):
+    return [torch.randn(2, 128, heads, 64, dtype=dtype) for heads in (8, 2, 2)]
+
+
+def test_rows_and_table():
+    explanation = tilewise.explain(*_qkv(), mask="causal", softcap=30.0, return_lse=True)
+    names = [row.implementation for row in explanation.rows]
+    assert "reference" in names
+    assert len(set(names)) == len(names)
+    chosen = [row for row in explanation.rows if row.chosen]
+    assert [row.implementation for row in chosen] == [explanation.chosen]
+    assert chosen[0].accepted
+    assert chosen[0].estimated_us == min(row.estimated_us for row in explanation.rows if row.accepted)
+    assert all(row.reason for row in explanation.rows if not row.accepted)
+    text = str(explanation)
+    assert text == repr(explanation)
+    for row in explanation.rows:
+        assert row.implementation in text
+        assert row.reason in text
+        assert row.implementation in repr(row)
+
+
+def test_problem_text():
+    explanation = tilewise.explain(*_qkv(torch.bfloat16), mask="causal", return_lse=True)
+    assert explanation.problem == (
+        "attention_forward dtype=bf16 batch_size=2 seqlen_q=128 num_heads_q=8 num_heads_k=2 head_dim=64 mask=causal"
+    )
+    assert tilewise.explain(explanation.problem).problem == explanation.problem
+    assert "softmax_lse=0" in tilewise.explain(*_qkv()).problem
+
+
+def test_text_of_a_backward_pass():
+    explanation = tilewise.explain("attention_backward dtype=f32 seqlen_q=64 num_heads_q=2 head_dim=32")
+    assert explanation.problem.startswith("attention_backward ")
+    assert explanation.chosen is not None
+
+
+def test_a_named_implementation():
+    explanation = tilewise.explain(*_qkv(), implementation="reference")
+    assert explanation.chosen == "reference"
+    assert tilewise.explain("attention_forward seqlen_q=8 head_dim=8", implementation="reference").chosen == "reference"
+    with pytest.raises(ValueError, match="no_such_thing"):
+        tilewise.explain(*_qkv(), implementation="no_such_thing")
+
+
+def test_all_kinds_of_arrays_explain_alike():
+    tensors = _qkv()
+    arrays = [tensor.numpy() for tensor in tensors]
+    options = {"window": (16, 0), "dropout_p": 0.1, "layout": "bshd"}
+    from_torch = tilewise.explain(*[tensor.requires_grad_() for tensor in tensors], **options)
+    assert from_torch.problem == tilewise.explain(*arrays, seed=3, **options).problem
+    seeded = tilewise.explain(*arrays, seed=np.array([1, 2]), **options)
+    assert "seed_tensor=1" in seeded.problem
+
+
+def test_out_is_part_of_the_call():
+    q, k, v = _qkv()
+    assert tilewise.explain(q, k, v, out=torch.empty_like(q)).chosen
+    with pytest.raises(ValueError, match="out: shape must be"):
+        tilewise.explain(q, k, v, out=torch.empty(1, 2, 3, 4))
+
+
+def test_bad_calls_raise():
+    q, k, v = _qkv()
+    with pytest.raises(ValueError, match="softcap: "):
+        tilewise.explain(q, k, v, softcap=-1.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such_option'"):
+        tilewise.explain(q, k, v, no_such_option=1)
+    with pytest.raises(ValueError, match="colour"):
+        tilewise.explain("attention_forward seqlen_q=8 head_dim=8 colour=green")
+    with pytest.raises(TypeError, match="q: must be an array"):
+        tilewise.explain(3, k, v)

@@ -12,10 +12,10 @@ import pytest
 Completed = subprocess.CompletedProcess[str]
 
 
-def clean_environment(**changes: str) -> dict[str, str]:
-    """The environment without TILEWISE_ variables, then `changes`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TILEWISE_")}
-    return kept | changes
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The environment without the variables that Tilewise reads."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TILEWISE_")}
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +27,12 @@ def command() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tilewise(command: Path) -> Callable[..., Completed]:
-    """tilewise(*arguments, status=0, **environment): runs the command and checks its exit status."""
+def tilewise(command: Path, environment: dict[str, str]) -> Callable[..., Completed]:
+    """tilewise(*arguments, status=0, **variables): runs the command and checks its exit status."""
 
-    def run(*arguments: str | Path, status: int = 0, **environment: str) -> Completed:
+    def run(*arguments: str | Path, status: int = 0, **variables: str) -> Completed:
         done = subprocess.run(
-            [command, *arguments], capture_output=True, text=True, timeout=120, env=clean_environment(**environment)
+            [command, *arguments], capture_output=True, text=True, timeout=120, env=environment | variables
         )
         assert done.returncode == status, f"{arguments}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,12 @@ def test_bad_environment(tilewise, variable, value):
     done = tilewise("bench", PROBLEM, "--min-time", "0.001", "--no-ceilings", status=2, **{variable: value})
     assert variable in done.stderr
     assert value in done.stderr
+
+
+def test_a_full_disk_is_a_failure(command, environment):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [command, "doctor"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environment
+        )
+    assert done.returncode == 1
+    assert "standard output" in done.stderr

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import shlex
+import subprocess
 
 PROBLEM = "attention_forward seqlen_q=33 seqlen_k=47 num_heads_q=2 head_dim=24 mask=causal"
 
@@ -92,3 +95,17 @@ def test_features_can_be_left_out(tilewise):
         assert problem.startswith("attention_forward")
         assert "softcap" not in problem
         assert "f16" not in problem
+
+
+def test_progress_bar_on_a_terminal(command, environment):
+    """Standard error is a terminal: the bar is drawn there, wiped in the end, and kept out of the output."""
+    terminal, side = pty.openpty()
+    words = [command, "verify", "--count", "40", "--max-flops", "1e6", "--implementation", "cpu.generic"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=side, text=True, timeout=120, env=environment)
+    os.close(side)
+    drawn = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert done.returncode == 0
+    assert re.search(r"\r\x1b\[K\[[#.]{30}\] \d+/40 cpu\.generic: 0 failed", drawn)
+    assert drawn.endswith("\r\x1b[K")
+    assert "\r" not in done.stdout

@@ -99,7 +99,7 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
 void bind_array(nb::module_& module) {
   module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "Uninitialised memory as a DLPack array.");
   nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
-      .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array"), nb::arg("name"),
+      .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(), nb::arg("name"),
            nb::arg("dtype") = "", nb::arg("writable") = false,
            "Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as \"bf16\" or \"f16\".")
       .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })

@@ -7,7 +7,7 @@ partial results over disjoint keys. ``docs/semantics.md`` says what every argume
 """
 
 from tilewise._attention import attention, explain, merge
-from tilewise._core import Explanation, ExplainRow, get_num_threads, set_num_threads, version
+from tilewise._core import ExplainRow, Explanation, get_num_threads, set_num_threads, version
 
 __version__: str = version()
 

@@ -55,7 +55,8 @@ ARRAYS = slice(3, 12)
 TAIL = slice(12, None)
 ARRAY_NAMES = Options._fields[3:11]  # the optional arrays of attention(), seed apart
 NO_ARRAYS = (None,) * len(ARRAY_NAMES)
-DEFAULT_TAIL: tuple[Any, ...] = Options()[TAIL]
+_DEFAULTS: tuple[Any, ...] = Options()
+DEFAULT_TAIL = _DEFAULTS[TAIL]
 DROPOUT_IN_TAIL = Options._fields[TAIL].index("dropout_p")
 
 
@@ -68,14 +69,13 @@ def number(name: str, value: Any) -> float:
 
 def integer(name: str, value: Any) -> int:
     """`value` as an int; TypeError where it is no integer, ValueError beyond 64 bits."""
-    if not isinstance(value, int):
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name}: must be an integer (got {type(value).__name__})") from None
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{name}: must fit in 64 bits (got {value})")
-    return value
+    try:
+        index: int = value if isinstance(value, int) else operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: must be an integer (got {type(value).__name__})") from None
+    if not -(2**63) <= index < 2**63:
+        raise ValueError(f"{name}: must fit in 64 bits (got {index})")
+    return index
 
 
 def flag(name: str, value: Any) -> bool:

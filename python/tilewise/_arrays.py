@@ -54,10 +54,10 @@ def call_options(head: Any, arrays: Any, tail: Any, seed: Any) -> Options:
         if tail[DROPOUT_IN_TAIL] != 0.0:
             raise ValueError("seed: must be given with dropout on arrays that are not torch tensors (got None)")
     elif hasattr(seed, "__dlpack__") and getattr(seed, "shape", ()) != ():
-        return Options(*head, *arrays, seed, *tail)
+        return Options._make((*head, *arrays, seed, *tail))
     else:
         tail = with_seed(tail, seed_value(seed))
-    return Options(*head, *arrays, None, *tail)
+    return Options._make((*head, *arrays, None, *tail))
 
 
 def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bool) -> Any:

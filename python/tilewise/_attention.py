@@ -166,7 +166,9 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
     seed = 0 if given["seed"] is None else given["seed"]
     call = _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
     return _core.explain_forward(
-        *(_arrays.borrow(name, given[name]) for name in ("q", "k", "v")),
+        _arrays.borrow("q", given["q"]),
+        _arrays.borrow("k", given["k"]),
+        _arrays.borrow("v", given["v"]),
         _arrays.borrow_optional("out", given["out"], writable=True),
         flag("return_lse", given["return_lse"]),
         _arrays.core_options(call),
@@ -202,6 +204,6 @@ def merge(
         raise TypeError(f"{wrong}: must be a list or tuple of arrays (got {type(value).__name__})")
     if len(outs) == 0 or len(outs) != len(lses):
         raise ValueError(f"lses: must have as many arrays as outs, at least one (got {len(outs)} and {len(lses)})")
-    if _is_torch(outs[0]):
-        return _load_torch_backend().merge(outs, lses, sink, layout)
-    return _arrays.merge(outs, lses, sink, layout)
+    merge_kind = _load_torch_backend().merge if _is_torch(outs[0]) else _arrays.merge
+    merged: tuple[ArrayT, ArrayT] = merge_kind(outs, lses, sink, layout)
+    return merged

@@ -48,7 +48,7 @@ class AttentionFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: Tensor,
         k: Tensor,
@@ -66,7 +66,7 @@ class AttentionFunction(torch.autograd.Function):
         return (out, softmax_lse) if return_lse else out
 
     @staticmethod
-    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
         head, tail = ctx.scalars
         tensors = ctx.saved_tensors
         arguments = (dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), ctx.needs_input_grad[:5])
@@ -114,7 +114,7 @@ class TransformedAttention(torch.autograd.Function):
     setup_context = staticmethod(_setup_forward)
 
     @staticmethod
-    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
         return _backward(ctx, dout, dlse, TransformedGradients.apply)
 
     @staticmethod

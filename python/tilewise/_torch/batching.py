@@ -17,10 +17,15 @@ from tilewise._torch.operators import LIBRARY
 _BATCH_AXIS = {"bshd": 0, "sbhd": 1, "bhsd": 0}
 
 
+def _contiguous_rows(tensor: Tensor) -> Tensor:
+    """The tensor with a contiguous last dimension, which moving the mapped one may have undone."""
+    return tensor if tensor.dim() == 0 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _slice_wise(operator: Any, size: int, dims: tuple[Optional[int], ...], args: tuple[Any, ...]) -> Any:
     """Runs the operator on every slice and stacks the results along a new first dimension."""
     results = [
-        operator(*(arg if dim is None else arg.select(dim, index) for arg, dim in zip(args, dims)))
+        operator(*(arg if dim is None else _contiguous_rows(arg.select(dim, index)) for arg, dim in zip(args, dims)))
         for index in range(size)
     ]
     stacked = tuple(torch.stack(tensors) for tensors in zip(*results))
@@ -41,7 +46,7 @@ class _Fold:
             tensor = tensor.unsqueeze(axis).expand(shape)
         else:
             tensor = tensor.movedim(dim, axis)
-        return tensor.flatten(axis, axis + 1)
+        return _contiguous_rows(tensor.flatten(axis, axis + 1))
 
     def lengths(self, tensor: Optional[Tensor], dim: Optional[int]) -> Optional[Tensor]:
         return None if tensor is None else self.into(tensor, dim, 0)
@@ -60,27 +65,22 @@ class _Fold:
         return self.into(tensor, None, 0)
 
 
-def _folds(options: Options, dims: Options) -> bool:
-    return options.layout != "thd" and options.dropout_p == 0.0 and dims.sink is None
-
-
 def forward(operator: Any, info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
     options = Options(*args[3:])
     dims = (*in_dims, *[None] * (3 + len(Options._fields) - len(in_dims)))
-    option_dims = Options(*dims[3:])  # type: ignore[arg-type]
-    if not _folds(options, option_dims):
+    dim_of = dict(zip(Options._fields, dims[3:]))
+    if options.layout == "thd" or options.dropout_p != 0.0 or dim_of["sink"] is not None:
         return _slice_wise(operator, info.batch_size, dims, (*args[:3], *options))
     axis = _BATCH_AXIS[options.layout]
-    batch_size = (args[0] if in_dims[0] is None else args[0].select(in_dims[0], 0)).shape[axis]
+    batch_size = (args[0] if dims[0] is None else args[0].select(dims[0], 0)).shape[axis]
     fold = _Fold(info.batch_size, batch_size)
-    q, k, v = (fold.into(tensor, dim, axis) for tensor, dim in zip(args[:3], in_dims[:3]))
-    slopes_dim = option_dims.alibi_slopes
+    q, k, v = (fold.into(tensor, dim, axis) for tensor, dim in zip(args[:3], dims))
     options = options._replace(
-        bias=fold.broadcast(options.bias, option_dims.bias, 4),  # type: ignore[arg-type]
-        alibi_slopes=fold.broadcast(options.alibi_slopes, slopes_dim, 2),  # type: ignore[arg-type]
-        seqused_q=fold.lengths(options.seqused_q, option_dims.seqused_q),  # type: ignore[arg-type]
-        seqused_k=fold.lengths(options.seqused_k, option_dims.seqused_k),  # type: ignore[arg-type]
-        leftpad_k=fold.lengths(options.leftpad_k, option_dims.leftpad_k),  # type: ignore[arg-type]
+        bias=fold.broadcast(options.bias, dim_of["bias"], 4),
+        alibi_slopes=fold.broadcast(options.alibi_slopes, dim_of["alibi_slopes"], 2),
+        seqused_q=fold.lengths(options.seqused_q, dim_of["seqused_q"]),
+        seqused_k=fold.lengths(options.seqused_k, dim_of["seqused_k"]),
+        leftpad_k=fold.lengths(options.leftpad_k, dim_of["leftpad_k"]),
     )
     out, lse = operator(q, k, v, *options)
     sizes = (info.batch_size, batch_size)

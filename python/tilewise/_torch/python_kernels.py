@@ -19,8 +19,9 @@ def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
 
 
 def _core_options(options: Options) -> _core.AttentionOptions:
-    arrays = (None if tensor is None else tensor.detach() for tensor in options[ARRAYS])
-    return core_options(Options(*options[HEAD], *arrays, *options[TAIL]))
+    values: tuple[Any, ...] = options
+    arrays = (None if tensor is None else tensor.detach() for tensor in values[ARRAYS])
+    return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -75,12 +76,19 @@ def backward(
         gradient = like.new_empty(like.shape) if needed and like is not None else q.new_empty(0)
         gradients.append(gradient)
         views.append(borrow(name, gradient, True) if needed else None)
-    inputs = (borrow(n, t) for n, t in (("q", q), ("k", k), ("v", v), ("out", out), ("softmax_lse", softmax_lse)))
     _core.attention_backward(
         borrow("dout", dout),
         None if dlse is None else borrow("dlse", dlse),
-        *inputs,
-        *views,
+        borrow("q", q),
+        borrow("k", k),
+        borrow("v", v),
+        borrow("out", out),
+        borrow("softmax_lse", softmax_lse),
+        views[0],
+        views[1],
+        views[2],
+        views[3],
+        views[4],
         _core_options(options),
         options.implementation or "",
         torch.get_num_threads(),

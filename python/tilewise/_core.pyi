@@ -1,0 +1,169 @@
+# The extension module tilewise._core, as nanobind.stubgen writes it (see tests/python/test_typing.py).
+from collections.abc import Sequence
+from typing import Any
+
+def empty(shape: Sequence[int], dtype: str) -> Any:
+    """Uninitialised memory as a DLPack array."""
+
+class Array:
+    """A borrowed DLPack array, as the core sees it."""
+
+    def __init__(self, array: object | None, name: str, dtype: str = "", writable: bool = False) -> None:
+        """
+        Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as "bf16" or "f16".
+        """
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    def __repr__(self) -> str: ...
+
+def layout_names() -> list[str]: ...
+
+class AttentionOptions:
+    """Everything about a call that is not q, k, v or an output."""
+
+    def __init__(
+        self,
+        *,
+        layout: str = "bshd",
+        causal: bool = False,
+        top_left: bool = False,
+        window_left: int = -1,
+        window_right: int = -1,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        dropout_p: float = 0.0,
+        seed: int = 0,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None,
+        deterministic: bool = False,
+        batch_invariant: bool = False,
+        seed_and_offset: Array | None = None,
+        bias: Array | None = None,
+        alibi_slopes: Array | None = None,
+        sink: Array | None = None,
+        cu_seqlens_q: Array | None = None,
+        cu_seqlens_k: Array | None = None,
+        seqused_q: Array | None = None,
+        seqused_k: Array | None = None,
+        leftpad_k: Array | None = None,
+    ) -> None: ...
+
+def attention_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    softmax_lse: Array | None,
+    options: AttentionOptions,
+    implementation: str = "",
+    num_threads: int = 0,
+) -> None:
+    """
+    Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.
+    """
+
+def output_shapes(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[list[int], list[int]]:
+    """Checks a forward call and returns the shapes of out and softmax_lse."""
+
+def attention_backward(
+    dout: Array,
+    dlse: Array | None,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    softmax_lse: Array,
+    dq: Array | None,
+    dk: Array | None,
+    dv: Array | None,
+    dbias: Array | None,
+    dsink: Array | None,
+    options: AttentionOptions,
+    implementation: str = "",
+    num_threads: int = 0,
+) -> None:
+    """Writes the gradients that are given."""
+
+def merge(
+    outs: Sequence[Array],
+    lses: Sequence[Array],
+    sink: Array | None,
+    out: Array,
+    softmax_lse: Array | None,
+    layout: str = "bshd",
+    num_threads: int = 0,
+) -> None:
+    """Writes the merge of partial results over disjoint keys."""
+
+class ExplainRow:
+    """One implementation's verdict on a problem."""
+
+    @property
+    def implementation(self) -> str:
+        """Its name, as the implementation= argument takes it."""
+
+    @property
+    def accepted(self) -> bool: ...
+    @property
+    def chosen(self) -> bool:
+        """Whether a call would run it."""
+
+    @property
+    def estimated_us(self) -> float:
+        """Estimated microseconds of an accepted one."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is refused, or the schedule of an accepted one."""
+
+    def __repr__(self) -> str: ...
+
+class Explanation:
+    """Every implementation's verdict on one problem; prints as a table."""
+
+    @property
+    def problem(self) -> str:
+        """
+        The problem as one line, which explain() and the command line read back.
+        """
+
+    @property
+    def rows(self) -> list[ExplainRow]:
+        """ExplainRow of every implementation, in order."""
+
+    @property
+    def chosen(self) -> str | None:
+        """The implementation that a call would run, or None."""
+
+    def __str__(self) -> str: ...
+    def __repr__(self) -> str: ...
+
+def explain_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    softmax_lse: bool,
+    options: AttentionOptions,
+    implementation: str = "",
+) -> Explanation: ...
+def explain_problem(problem: str, implementation: str = "") -> Explanation: ...
+def register_torch_operators(libtorch_path: str) -> str:
+    """
+    Registers the operators in the loaded libtorch; returns "" or why that cannot be done.
+    """
+
+def torch_schemas() -> list[str]:
+    """The schemas of the torch operators."""
+
+def rethrow_torch_error(message: str) -> None:
+    """
+    Raises the error that a torch operator reported with this message; returns if there is none.
+    """
+
+def set_num_threads(num_threads: int) -> None: ...
+def get_num_threads() -> int: ...
+def version() -> str: ...

@@ -12,6 +12,8 @@
 extern "C" {
 #endif
 
+/* NOLINTBEGIN(readability-identifier-naming): C names carry their library's. */
+
 typedef enum tilewise_status {
   TILEWISE_OK = 0,
   TILEWISE_INVALID_ARGUMENT = 1, /* a value is out of range or contradicts another */
@@ -142,6 +144,8 @@ tilewise_status tilewise_get_num_threads(int* num_threads);
 const char* tilewise_last_error(void);
 /* "major.minor.patch" */
 const char* tilewise_version(void);
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #ifdef __cplusplus
 } /* extern "C" */

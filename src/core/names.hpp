@@ -48,9 +48,8 @@ template <typename Enum>
 /// The value called `name`. Throws an Error that begins with `argument`.
 template <typename Enum>
 [[nodiscard]] Enum value_of(std::string_view argument, std::string_view name) {
-  constexpr auto& names = kNamesOf<Enum>;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (names[i] == name) return static_cast<Enum>(i);
+  for (std::size_t i = 0; i < kNamesOf<Enum>.size(); ++i) {
+    if (kNamesOf<Enum>[i] == name) return static_cast<Enum>(i);
   }
   invalid_argument(argument, ": must be one of ", names_text<Enum>(), " (got ", quoted(name), ")");
 }

@@ -23,9 +23,9 @@ std::size_t size_of(DType dtype) noexcept { return kSizes[static_cast<std::size_
 std::string_view to_string(DType dtype) noexcept { return core::name_of(dtype); }
 std::string_view to_string(DeviceType type) noexcept { return core::name_of(type); }
 
-TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_, Device device_)
-    : data(data_), dtype(dtype_), device(device_), rank(checked_rank(shape_.size())) {
-  std::copy(shape_.begin(), shape_.end(), shape.begin());
+TensorView::TensorView(void* memory, DType element, std::initializer_list<std::int64_t> sizes, Device where)
+    : data(memory), dtype(element), device(where), rank(checked_rank(sizes.size())) {
+  std::copy(sizes.begin(), sizes.end(), shape.begin());
   std::int64_t stride = 1;
   for (int axis = rank - 1; axis >= 0; --axis) {
     const auto i = static_cast<std::size_t>(axis);
@@ -37,15 +37,15 @@ TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int
   }
 }
 
-TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> shape_,
-                       std::initializer_list<std::int64_t> strides_, Device device_)
-    : data(data_), dtype(dtype_), device(device_), rank(checked_rank(shape_.size())) {
-  if (shape_.size() != strides_.size()) {
-    core::invalid_argument("tensor: strides must have as many entries as shape (got ", strides_.size(), " and ",
-                           shape_.size(), ")");
+TensorView::TensorView(void* memory, DType element, std::initializer_list<std::int64_t> sizes,
+                       std::initializer_list<std::int64_t> steps, Device where)
+    : data(memory), dtype(element), device(where), rank(checked_rank(sizes.size())) {
+  if (sizes.size() != steps.size()) {
+    core::invalid_argument("tensor: strides must have as many entries as shape (got ", steps.size(), " and ",
+                           sizes.size(), ")");
   }
-  std::copy(shape_.begin(), shape_.end(), shape.begin());
-  std::copy(strides_.begin(), strides_.end(), strides.begin());
+  std::copy(sizes.begin(), sizes.end(), shape.begin());
+  std::copy(steps.begin(), steps.end(), strides.begin());
 }
 
 std::int64_t TensorView::numel() const noexcept {

@@ -1,0 +1,200 @@
+// No option is ever silently ignored: flipping any one of them changes the result, or is refused.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "../support/dense_call.hpp"
+#include "implementation_test.hpp"
+
+namespace tilewise::test {
+namespace {
+
+using Change = std::function<void(DenseCall&)>;
+
+struct Flip {
+  const char* name;
+  Change flip;
+  Change base = [](DenseCall&) {};  ///< what must stand before the flip can show
+};
+
+Change set_bias(DType dtype, std::vector<std::int64_t> shape) {
+  return [dtype, shape](DenseCall& call) {
+    const DType stored = dtype == DType::none ? call.sizes.dtype : dtype;
+    call.bias = Tensor(stored, shape);
+    call.bias.fill_with([&](std::span<const std::int64_t> p) {
+      const auto code = static_cast<double>((3 * p[0] + 5 * p[1] + 7 * p[2] + 11 * p[3]) % 4);
+      return stored == DType::boolean ? (code > 0 ? 1.0 : 0.0) : code - 1.0;
+    });
+  };
+}
+void causal(DenseCall& call) { call.options.mask = Mask::causal; }
+void dropout(DenseCall& call) {
+  call.options.dropout_p = 0.5;
+  call.options.seed = 11;
+  call.options.offset = 12;
+}
+void sink(DenseCall& call) {
+  call.sink = Tensor(DType::f32, {call.sizes.heads_q});
+  call.sink.fill(1.0);
+}
+
+/// Sizes: batch 2, seqlen_q 20, seqlen_k 24, heads 4 on 2, head_dim 16, head_dim_v 16.
+std::vector<Flip> flips() {
+  static const std::int64_t seed_and_offset[2] = {99, 12};
+  return {
+      {"mask=causal", causal},
+      {"alignment under causal", [](DenseCall& c) { c.options.alignment = Alignment::top_left; }, causal},
+      {"alignment under a window", [](DenseCall& c) { c.options.alignment = Alignment::top_left; },
+       [](DenseCall& c) { c.options.window_left = 3; }},
+      {"alignment under alibi", [](DenseCall& c) { c.options.alignment = Alignment::top_left; },
+       [](DenseCall& c) {
+         c.alibi_slopes = Tensor(DType::f32, {4});
+         c.alibi_slopes.fill(0.5);
+       }},
+      {"window_left", [](DenseCall& c) { c.options.window_left = 5; }},
+      {"window_right", [](DenseCall& c) { c.options.window_right = 2; }},
+      {"window_left by one", [](DenseCall& c) { c.options.window_left = 6; },
+       [](DenseCall& c) { c.options.window_left = 5; }},
+      {"window_left under causal", [](DenseCall& c) { c.options.window_left = 5; }, causal},
+      {"softmax_scale", [](DenseCall& c) { c.options.softmax_scale = 0.3; }},
+      {"softmax_scale=0", [](DenseCall& c) { c.options.softmax_scale = 0.0; }},
+      {"softmax_scale's sign", [](DenseCall& c) { c.options.softmax_scale = -0.25; },
+       [](DenseCall& c) { c.options.softmax_scale = 0.25; }},
+      {"softcap", [](DenseCall& c) { c.options.softcap = 1.0; }},
+      {"dropout_p", dropout},
+      {"dropout_p's value", [](DenseCall& c) { c.options.dropout_p = 0.25; }, dropout},
+      {"seed", [](DenseCall& c) { c.options.seed += std::uint64_t{1} << 40; }, dropout},
+      {"offset", [](DenseCall& c) { c.options.offset += 1; }, dropout},
+      {"offset's high half", [](DenseCall& c) { c.options.offset += std::uint64_t{1} << 40; }, dropout},
+      {"seed_and_offset",
+       [](DenseCall& c) {
+         c.options.seed = c.options.offset = 0;
+         c.options.seed_and_offset = TensorView(const_cast<std::int64_t*>(seed_and_offset), DType::i64, {2});
+       },
+       dropout},
+      {"bias f32", set_bias(DType::f32, {2, 4, 20, 24})},
+      {"bias of q's dtype", set_bias(DType::none, {2, 4, 20, 24})},
+      {"bias bool", set_bias(DType::boolean, {2, 4, 20, 24})},
+      {"bias per batch", set_bias(DType::f32, {2, 1, 1, 24}), set_bias(DType::f32, {1, 1, 1, 24})},
+      {"bias per head", set_bias(DType::f32, {1, 4, 1, 24}), set_bias(DType::f32, {1, 1, 1, 24})},
+      {"bias per query", set_bias(DType::f32, {1, 1, 20, 24}), set_bias(DType::f32, {1, 1, 1, 24})},
+      {"bias per key", set_bias(DType::f32, {1, 1, 20, 24}), set_bias(DType::f32, {1, 1, 20, 1})},
+      {"alibi_slopes",
+       [](DenseCall& c) {
+         c.alibi_slopes = Tensor(DType::f32, {4});
+         c.alibi_slopes.fill(0.5);
+       }},
+      {"alibi_slopes per batch",
+       [](DenseCall& c) {
+         c.alibi_slopes = Tensor(DType::f32, {2, 4});
+         c.alibi_slopes.fill_with([](std::span<const std::int64_t> p) { return 0.5 + static_cast<double>(p[0]); });
+       },
+       [](DenseCall& c) {
+         c.alibi_slopes = Tensor(DType::f32, {4});
+         c.alibi_slopes.fill(0.5);
+       }},
+      {"sink", sink},
+      {"sink's value", [](DenseCall& c) { c.sink.set({3}, 2.0); }, sink},
+      {"seqused_q", [](DenseCall& c) { c.seqused_q = DenseCall::lengths({20, 13}); }},
+      {"seqused_k", [](DenseCall& c) { c.seqused_k = DenseCall::lengths({24, 13}); }},
+      {"leftpad_k", [](DenseCall& c) { c.leftpad_k = DenseCall::lengths({0, 3}); }},
+      {"leftpad_k beside seqused_k", [](DenseCall& c) { c.leftpad_k = DenseCall::lengths({0, 3}); },
+       [](DenseCall& c) { c.seqused_k = DenseCall::lengths({20, 13}); }},
+  };
+}
+
+std::string differing(const Tensor& a, const Tensor& b) {
+  // NaN never compares equal, which would hide a kernel that writes nothing.
+  for (const Tensor* t : {&a, &b})
+    for (const double value : t->values())
+      if (std::isnan(value)) return "nan";
+  return a.values() == b.values() ? "" : "different";
+}
+
+class Metamorphic : public ImplementationTest {
+ protected:
+  static DenseCall base_call(DType dtype) {
+    return DenseCall({.batch = 2,
+                      .seqlen_q = 20,
+                      .seqlen_k = 24,
+                      .heads_q = 4,
+                      .heads_k = 2,
+                      .dim = 16,
+                      .dim_v = 16,
+                      .dtype = dtype});
+  }
+  /// False where the framework refuses, with a reason.
+  bool run(DenseCall& call, bool backward) {
+    try {
+      call.forward(backward ? "reference" : GetParam());
+      if (!backward) return true;
+      call.prepare_backward();
+      call.backward(GetParam());
+      return true;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+      return false;
+    }
+  }
+};
+
+TEST_P(Metamorphic, ForwardHonoursEveryOption) {
+  for (const DType dtype : dtypes()) {
+    for (const Flip& flip : flips()) {
+      DenseCall before = base_call(dtype), after = base_call(dtype);
+      flip.base(before), flip.base(after);
+      flip.flip(after);
+      if (!run(before, false) || !run(after, false)) continue;
+      EXPECT_EQ(differing(before.out, after.out), "different") << to_string(dtype) << ", " << flip.name;
+    }
+  }
+}
+
+TEST_P(Metamorphic, BackwardHonoursEveryOption) {
+  for (const DType dtype : dtypes()) {
+    for (const Flip& flip : flips()) {
+      DenseCall before = base_call(dtype), after = base_call(dtype);
+      flip.base(before), flip.base(after);
+      flip.flip(after);
+      if (!run(before, true) || !run(after, true)) continue;
+      const std::string where = std::string(to_string(dtype)) + ", " + flip.name;
+      // Without scores there are no gradients of q and k; elsewhere all three show the option.
+      EXPECT_EQ(differing(before.dq, after.dq), "different") << where;
+      EXPECT_EQ(differing(before.dk, after.dk), "different") << where;
+      EXPECT_EQ(differing(before.dv, after.dv), "different") << where;
+    }
+  }
+}
+
+TEST_P(Metamorphic, BackwardHonoursDlse) {
+  for (const DType dtype : dtypes()) {
+    DenseCall without = base_call(dtype), with = base_call(dtype);
+    sink(without), sink(with);
+    if (!run(without, true) || !run(with, true)) continue;
+    with.dlse = with.normal(DType::f32, {2, 4, 20});
+    with.backward(GetParam());
+    EXPECT_EQ(differing(without.dq, with.dq), "different");
+    EXPECT_EQ(differing(without.dk, with.dk), "different");
+    EXPECT_EQ(differing(without.dsink, with.dsink), "different");
+    EXPECT_EQ(differing(without.dv, with.dv), "");
+  }
+}
+
+TEST_P(Metamorphic, LayoutsAreHonoured) {
+  // The same memory read as bshd and as bhsd: sizes agree, meanings differ.
+  for (const DType dtype : dtypes()) {
+    const auto make = [dtype] {
+      return DenseCall({.batch = 2, .seqlen_q = 6, .seqlen_k = 6, .heads_q = 6, .heads_k = 6, .dtype = dtype});
+    };
+    DenseCall bshd = make(), bhsd = make();
+    bhsd.options.layout = Layout::bhsd;
+    if (!run(bshd, false) || !run(bhsd, false)) continue;
+    EXPECT_EQ(differing(bshd.out, bhsd.out), "different");
+  }
+}
+
+TILEWISE_FOR_EVERY_IMPLEMENTATION(Metamorphic);
+
+}  // namespace
+}  // namespace tilewise::test

@@ -40,9 +40,8 @@ nb::ndarray<nb::ro> import(const nb::object& object, const std::string& name, bo
 }
 
 DType dtype_named(const std::string& dtype, const std::string& name) {
-  for (const DType candidate : {DType::bf16, DType::f16}) {
-    if (to_string(candidate) == dtype) return candidate;
-  }
+  if (dtype == to_string(DType::bf16)) return DType::bf16;
+  if (dtype == to_string(DType::f16)) return DType::f16;
   throw Error(ErrorCode::invalid_type, name + ": elements can be reinterpreted as bf16 or f16 (got " + dtype + ")");
 }
 
@@ -99,8 +98,8 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
 void bind_array(nb::module_& module) {
   module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "Uninitialised memory as a DLPack array.");
   nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
-      .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(), nb::arg("name"),
-           nb::arg("dtype") = "", nb::arg("writable") = false,
+      .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(),
+           nb::arg("name"), nb::arg("dtype") = "", nb::arg("writable") = false,
            "Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as \"bf16\" or \"f16\".")
       .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })
       .def_prop_ro("shape",

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "core/names.hpp"
 #include "core/parallel.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
@@ -73,7 +74,7 @@ std::vector<TensorView> views_of(const std::vector<const Array*>& arrays) {
 void merge_partials(const std::vector<const Array*>& outs, const std::vector<const Array*>& lses, const Array* sink,
                     const Array& out, const Array* softmax_lse, const std::string& layout, int num_threads) {
   const std::vector<TensorView> out_views = views_of(outs), lse_views = views_of(lses);
-  const Layout chosen = layout_named(layout);
+  const Layout chosen = core::value_of<Layout>("layout", layout);
   const nb::gil_scoped_release release;
   const core::ScopedNumThreads threads(num_threads);
   merge(out_views, lse_views, view_of(sink), out.view(), view_of(softmax_lse), chosen);

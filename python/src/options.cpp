@@ -6,23 +6,15 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/message.hpp"
+#include "core/names.hpp"
 
 namespace tilewise::python {
 namespace {
-
-struct NamedLayout {
-  std::string_view name;
-  Layout layout;
-};
-constexpr std::array<NamedLayout, 4> kLayouts{
-    {{"bshd", Layout::bshd}, {"sbhd", Layout::sbhd}, {"bhsd", Layout::bhsd}, {"thd", Layout::thd}}};
 
 /// Everything that is an array; each one optional.
 struct OptionArrays {
@@ -50,21 +42,9 @@ void take_all(OptionArrays arrays, Options* options) {
 
 }  // namespace
 
-Layout layout_named(std::string_view name) {
-  std::string names;
-  for (const NamedLayout& known : kLayouts) {
-    if (known.name == name) return known.layout;
-    names += (names.empty() ? "" : ", ") + std::string(known.name);
-  }
-  core::invalid_argument("layout: must be one of ", names, " (got ", name, ")");
-}
-
 void bind_options(nb::module_& module) {
-  module.def("layout_names", [] {
-    std::vector<std::string> names;
-    for (const NamedLayout& known : kLayouts) names.emplace_back(known.name);
-    return names;
-  });
+  module.def("layout_names",
+             [] { return std::vector<std::string>(core::kNamesOf<Layout>.begin(), core::kNamesOf<Layout>.end()); });
   using OptionalArray = std::optional<Array>;
   nb::class_<Options>(module, "AttentionOptions", "Everything about a call that is not q, k, v or an output.")
       .def(
@@ -77,7 +57,7 @@ void bind_options(nb::module_& module) {
              OptionalArray seqused_q, OptionalArray seqused_k, OptionalArray leftpad_k) {
             Options options;
             AttentionOptions& value = options.value;
-            value.layout = layout_named(layout);
+            value.layout = core::value_of<Layout>("layout", layout);
             value.mask = causal ? Mask::causal : Mask::none;
             value.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
             value.window_left = window_left;

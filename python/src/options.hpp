@@ -1,19 +1,14 @@
-// Options: AttentionOptions from Python values, with the arrays it borrows kept alive; and the
-// names of layouts, which the torch operators share.
+// Options: AttentionOptions from Python values, with the arrays it borrows kept alive.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
-#include <string_view>
 #include <vector>
 
 #include "array.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::python {
-
-/// The layout called `name`; throws Error listing the known ones.
-[[nodiscard]] Layout layout_named(std::string_view name);
 
 struct Options {
   AttentionOptions value;

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "core/names.hpp"
 #include "core/parallel.hpp"
-#include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
 #include "torch_shim.hpp"
@@ -19,6 +19,7 @@
 namespace tilewise::python {
 namespace {
 
+namespace nb = nanobind;
 namespace shim = torch_shim;
 
 /// The ABI these kernels are written for: torch 2.10, the first with torch_library_impl.
@@ -60,7 +61,7 @@ struct TorchOptions {
 
   [[nodiscard]] AttentionOptions options() const {
     AttentionOptions value;
-    value.layout = layout_named(layout.view());
+    value.layout = core::value_of<Layout>("layout", layout.view());
     value.mask = causal ? Mask::causal : Mask::none;
     value.alignment = top_left ? Alignment::top_left : Alignment::bottom_right;
     value.window_left = window_left;

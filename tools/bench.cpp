@@ -53,28 +53,29 @@ std::vector<std::string> default_problems() {
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-/// Times single calls until `min_time` is spent, after one that warms caches and the thread pool up. Calls
-/// too short for the clock are timed in groups.
+/// Times single calls until `min_time` is spent, and at least one, after one that warms caches and the
+/// thread pool up. Calls too short for the clock are timed in groups.
 Result measure(const Problem& problem, const Options& options) {
   constexpr double kShortestSample = 20e-6;
-  constexpr std::size_t kFewestSamples = 3;
   const SampleCall call(problem);
   Result result{plan(call.problem(), SelectOptions{options.implementation}), 0, 0.0, 0.0, call.flops(), call.bytes()};
   call.run(result.plan);
-  const Clock::time_point probe = Clock::now();
-  call.run(result.plan);
-  const double estimate = std::max(seconds_since(probe), 1e-9);
-  const auto group = std::max<std::int64_t>(1, static_cast<std::int64_t>(kShortestSample / estimate));
 
   std::vector<double> samples;
+  std::int64_t group = 1;
   const Clock::time_point begin = Clock::now();
-  while (samples.size() < kFewestSamples || seconds_since(begin) < options.min_time) {
+  do {
     const Clock::time_point start = Clock::now();
     for (std::int64_t i = 0; i < group; ++i) call.run(result.plan);
-    samples.push_back(seconds_since(start) / static_cast<double>(group));
-  }
+    const double elapsed = seconds_since(start);
+    if (elapsed < kShortestSample) {
+      group *= 2;
+      continue;
+    }
+    samples.push_back(elapsed / static_cast<double>(group));
+    result.runs += group;
+  } while (samples.empty() || seconds_since(begin) < options.min_time);
   std::ranges::sort(samples);
-  result.runs = static_cast<std::int64_t>(samples.size()) * group;
   result.median_seconds = samples[samples.size() / 2];
   result.best_seconds = samples.front();
   return result;

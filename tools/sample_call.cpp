@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "core/call.hpp"
-#include "device/common/float16.h"
 #include "core/layout.hpp"
+#include "device/common/float16.h"
 #include "device/common/mask.h"
 
 namespace tilewise::tools {

@@ -35,7 +35,7 @@ def test_several_problems(tilewise):
 def test_rates_follow_from_the_work(tilewise):
     (row,) = bench(tilewise, "attention_forward batch_size=2 seqlen_q=48 num_heads_q=3 head_dim=32")
     assert row["seconds"] >= row["best_seconds"] > 0
-    assert row["runs"] >= 3
+    assert row["runs"] >= 1
     assert row["gflops"] == pytest.approx(row["flops"] / row["seconds"] * 1e-9)
     assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] * 1e-9)
     assert row["bytes"] == 4 * 2 * 48 * 3 * (4 * 32 + 1)  # q, k, v, out and the log-sum-exp

@@ -23,7 +23,7 @@ class Source {
   Value take() {
     Value value{};
     const std::size_t count = sizeof value < size_ ? sizeof value : size_;
-    std::memcpy(&value, data_, count);
+    if (count > 0) std::memcpy(&value, data_, count);
     data_ += count;
     size_ -= count;
     return value;

@@ -69,7 +69,6 @@ missing_build_packages() {
 
 missing_dev_packages() {
   has_header gtest/gtest.h || echo libgtest-dev
-  has_header benchmark/benchmark.h || echo libbenchmark-dev
   has qemu-x86_64 || has qemu-x86_64-static || echo qemu-user
 }
 

@@ -44,14 +44,15 @@ summary() {
 }
 
 cpp_tests() { ctest --test-dir build --output-on-failure --no-tests=error -j "$JOBS" "$@"; }
-python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 tests/python tests/cli; }
+# Folder by folder: two of them may have files of one name.
+python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 "tests/$1"; }
 
 sanitizers() {
   local launcher=()
   if command -v ccache >/dev/null; then
     launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
-  cmake --preset asan -G Ninja "${launcher[@]}" -DTILEWISE_BUILD_BENCH=OFF >/dev/null &&
+  cmake --preset asan -G Ninja "${launcher[@]}" -DTILEWISE_BUILD_BENCH=OFF -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null &&
     cmake --build build-asan -j "$JOBS" &&
     ctest --test-dir build-asan --output-on-failure --no-tests=error -j "$JOBS" -L "$SANITIZED_FOLDERS"
 }
@@ -69,7 +70,9 @@ case ${1:-} in
   all)
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests
-      step "Python tests" python_tests
+      step "Python tests" python_tests python
+      step "command tests" python_tests cli
+      step "document tests" python_tests documents
       step "lint" scripts/lint.sh
       step "sanitizers" sanitizers
       step "fuzz" fuzz
@@ -78,7 +81,8 @@ case ${1:-} in
   quick)
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests -LE 'qemu|consumer'
-      step "Python tests" python_tests
+      step "Python tests" python_tests python
+      step "command tests" python_tests cli
     fi
     ;;
   sanitizers) step "sanitizers" sanitizers ;;

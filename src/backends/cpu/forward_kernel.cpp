@@ -17,7 +17,8 @@ namespace tilewise::backends::cpu {
 namespace {
 
 constexpr std::int64_t kKeysPerSplit = 1024;
-constexpr std::int64_t kRowCapacity = 256;  // no KernelSet takes more rows a tile
+constexpr std::int64_t kFewestQueries = 24;  // packing a key block for fewer costs more than it saves
+constexpr std::int64_t kRowCapacity = 256;   // no KernelSet takes more rows a tile
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -30,7 +31,7 @@ class ForwardKernel final : public core::Kernel {
         run_(schedule_.decode ? kernels.decode[element_] : kernels.forward[element_]),
         scratch_((schedule_.decode ? kernels.decode_scratch : kernels.forward_scratch)[element_](
             static_cast<std::int32_t>(problem.head_dim), static_cast<std::int32_t>(problem.head_dim_v))),
-        splits_(problem, schedule_.max_splits) {
+        splits_(problem, schedule_.merges ? schedule_.max_splits : 0) {
     const double visible = static_cast<double>(problem.batch_size * problem.num_heads_q) *
                            static_cast<double>(problem.seqlen_q) * static_cast<double>(problem.seqlen_k);
     flops_ = 2.0 * visible * static_cast<double>(problem.head_dim + problem.head_dim_v);
@@ -49,24 +50,34 @@ class ForwardKernel final : public core::Kernel {
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
     const std::int64_t group = p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1);
     const std::int64_t head_tiles = p.num_heads_k * ceil_div(group, schedule_.heads_per_tile);
-    const std::int64_t query_tiles = std::max<std::int64_t>(1, ceil_div(p.seqlen_q, schedule_.queries_per_tile));
     const std::int64_t heads = p.batch_size * head_tiles;
     const ScoreParams score = make_score_params(p);
     const int workers = workers_for(flops_);
+    const std::int64_t queries = queries_a_task(heads, p.seqlen_q, workers);
+    const std::int64_t query_tiles = std::max<std::int64_t>(1, ceil_div(p.seqlen_q, queries));
     // Later query tiles see more keys under a causal mask: they start first.
     core::parallel_for(query_tiles * heads * schedule_.max_splits, workers, [&](std::int64_t task, int) {
       const std::int64_t split = task % schedule_.max_splits;
       const std::int64_t head = task / schedule_.max_splits % heads;
       const std::int64_t query = query_tiles - 1 - task / schedule_.max_splits / heads;
-      run_tile(p, score, workspace, Tile{head / head_tiles, head % head_tiles, query, split});
+      run_tile(p, score, workspace, Tile{head / head_tiles, head % head_tiles, query * queries, queries, split});
     });
-    if (schedule_.max_splits > 1) splits_.merge(p, score, element_, workspace, workers);
+    if (schedule_.merges) splits_.merge(p, score, element_, workspace, workers);
   }
 
  private:
   struct Tile {
-    std::int64_t batch, head_tile, query_tile, split;
+    std::int64_t batch, head_tile, first_query, num_queries, split;
   };
+
+  /// Smaller tiles than the schedule's where they would leave workers idle. A row's result does
+  /// not depend on its tile: blocks of keys start at fixed places.
+  [[nodiscard]] std::int64_t queries_a_task(std::int64_t heads, std::int64_t seqlen_q, int workers) const {
+    std::int64_t queries = schedule_.queries_per_tile;
+    while (!schedule_.decode && queries >= 2 * kFewestQueries && heads * ceil_div(seqlen_q, queries) < 2 * workers)
+      queries = ceil_div(queries, 2);
+    return queries;
+  }
 
   void run_tile(const device::AttentionParams& p, const ScoreParams& score, void* workspace, const Tile& at) const {
     const std::int64_t group = p.num_heads_q / p.num_heads_k;
@@ -75,9 +86,9 @@ class ForwardKernel final : public core::Kernel {
     const std::int64_t first_head = head_k * group + at.head_tile % tiles_a_key_head * schedule_.heads_per_tile;
     const std::int64_t num_heads = std::min(schedule_.heads_per_tile, (head_k + 1) * group - first_head);
     const device::Sequence s = device::sequence_of(p, at.batch);
-    if (at.query_tile == 0 && at.split == 0) clear_unused(p, s, at.batch, first_head, num_heads);
-    const std::int64_t first_query = at.query_tile * schedule_.queries_per_tile;
-    const std::int64_t num_queries = std::min(schedule_.queries_per_tile, s.seqlen_q - first_query);
+    if (at.first_query == 0 && at.split == 0) clear_unused(p, s, at.batch, first_head, num_heads);
+    const std::int64_t first_query = at.first_query;
+    const std::int64_t num_queries = std::min(at.num_queries, s.seqlen_q - first_query);
     if (num_queries <= 0) return;
 
     std::array<RowInfo, kRowCapacity> rows;
@@ -101,8 +112,7 @@ class ForwardKernel final : public core::Kernel {
         row.out =
             mutable_row_address(p.out, at.batch, s.q_row + first_query + i, first_head + h, element_size(element_));
         row.lse = lse_address(p.softmax_lse, s, at.batch, first_query + i, first_head + h);
-        if (schedule_.max_splits > 1)
-          row.partial = splits_.row(workspace, at.batch, first_head + h, first_query + i, at.split);
+        if (schedule_.merges) row.partial = splits_.row(workspace, at.batch, first_head + h, first_query + i, at.split);
         if (row.key_begin >= row.key_end) continue;
         tile.key_begin = std::min(tile.key_begin, row.key_begin);
         tile.key_end = std::max(tile.key_end, row.key_end);
@@ -146,12 +156,15 @@ ForwardSchedule schedule_forward(const Problem& problem, const KernelSet& kernel
   const std::int64_t group =
       std::max<std::int64_t>(problem.num_heads_q / std::max<std::int64_t>(problem.num_heads_k, 1), 1);
   const std::int64_t most_rows = std::min<std::int64_t>(kernels.max_rows, kRowCapacity);
-  if (seqlen_q * std::min(group, std::int64_t{kernels.decode_max_rows}) <= kernels.decode_max_rows) {
+  // Which kernel a sequence gets must not depend on the longest one of its batch.
+  const bool may_decode = !(problem.batch_invariant && problem.layout == Layout::thd);
+  if (may_decode && seqlen_q * std::min(group, std::int64_t{kernels.decode_max_rows}) <= kernels.decode_max_rows) {
     schedule.decode = true;
     schedule.queries_per_tile = seqlen_q;
     schedule.heads_per_tile = std::min(group, kernels.decode_max_rows / seqlen_q);
     schedule.keys_per_split = kKeysPerSplit;
     schedule.max_splits = std::max<std::int64_t>(1, ceil_div(problem.seqlen_k, kKeysPerSplit));
+    schedule.merges = schedule.max_splits > 1 || problem.batch_invariant;
     return schedule;
   }
   schedule.heads_per_tile = std::clamp<std::int64_t>(most_rows / seqlen_q, 1, group);

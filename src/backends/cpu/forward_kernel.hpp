@@ -16,6 +16,7 @@ struct ForwardSchedule {
   std::int64_t queries_per_tile = 1;
   std::int64_t keys_per_split = 0;  // 0: not split
   std::int64_t max_splits = 1;
+  bool merges = false;  // through partial results, even of a single split
 };
 
 [[nodiscard]] ForwardSchedule schedule_forward(const Problem& problem, const KernelSet& kernels);

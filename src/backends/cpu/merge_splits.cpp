@@ -67,7 +67,6 @@ Splits::Splits(const Problem& problem, std::int64_t max_splits)
       max_splits_(max_splits) {}
 
 std::size_t Splits::workspace_size() const noexcept {
-  if (max_splits_ <= 1) return 0;
   return static_cast<std::size_t>(batch_size_ * num_heads_ * seqlen_q_ * max_splits_ * (head_dim_v_ + 2)) *
          sizeof(float);
 }

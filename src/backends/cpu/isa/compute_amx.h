@@ -23,9 +23,10 @@ struct ComputeAmx : ComputeBf16 {
   using V = AmxBf16;
   static constexpr int kDepthUnits = 16;
   static constexpr int kRowPadding = 16;
+  static constexpr int64_t kForwardKeys = 256;
   static constexpr int64_t kForwardRows = 32;
-  static constexpr int32_t kMaxRows = 192;
-  static constexpr int64_t kBackwardRows = 96;
+  static constexpr int32_t kMaxRows = 256;
+  static constexpr int64_t kBackwardRows = 192;
 
   /// Holds the tiles configured, all eight as 16 rows of 64 bytes, and gives them back.
   class Session {

@@ -22,7 +22,7 @@ struct ComputeBf16 {
   static constexpr int64_t kForwardRows = 4 * V::kTileRows;
   static constexpr int64_t kBackwardKeys = 256;
   static constexpr int64_t kBackwardRows = 16 * V::kTileRows;
-  static constexpr int32_t kMaxRows = 32 * V::kTileRows;
+  static constexpr int32_t kMaxRows = 256;
 
   /// What a task holds while it multiplies; nothing here (compare compute_amx.h).
   struct Session {};

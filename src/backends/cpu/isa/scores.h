@@ -52,9 +52,9 @@ struct Scores {
     for (int64_t j = 0; j < count; j += V::kLanes) V::store(s + j, V::mul(V::load(s + j), V::set1(factor)));
   }
 
-  /// -infinity outside [begin, end) of a row of `count` scores.
-  static void mask(float* s, int64_t count, int64_t begin, int64_t end) {
-    const F hidden = V::set1(kNegativeInfinity);
+  /// `hiding` outside [begin, end) of a row of `count` scores.
+  static void mask(float* s, int64_t count, int64_t begin, int64_t end, float hiding) {
+    const F hidden = V::set1(hiding);
     for (int64_t j = 0; j < begin; j += V::kLanes)
       V::store(s + j, V::select(V::first(begin - j), hidden, V::load(s + j)));
     for (int64_t j = end / V::kLanes * V::kLanes; j < count; j += V::kLanes)

@@ -52,10 +52,11 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(d, _mm256_set1_epi32(static_cast<int>(threshold) - 1)));
   }
   TILEWISE_INLINE static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x in [0.5, 2) times 2^n for integral n in [-127, 127]; -127 gives 0. Through integers: AVX2
-  /// has no scalef. NaN in x survives the product.
+  /// x in [0.5, 2) times 2^n for integral n >= -127; -127 gives 0, 128 and more infinity. Through
+  /// integers: AVX2 has no scalef. NaN in x survives the product.
   TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const I exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    const I bounded = _mm256_cvtps_epi32(_mm256_min_ps(n, _mm256_set1_ps(128.0f)));
+    const I exponent = _mm256_add_epi32(bounded, _mm256_set1_epi32(127));
     return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
   }
   static constexpr float kLowestExponent = -127.0f;

@@ -50,14 +50,15 @@ struct Generic {
     const auto t = static_cast<int32_t>(threshold);
     return I{draws[0], draws[1], draws[2], draws[3]} >= I{t, t, t, t};
   }
-  /// To the nearest integer, for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits.
+  /// To the nearest integer for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits. Larger x are
+  /// far from any power of two that matters.
   TILEWISE_INLINE static F round(F x) {
     const F magic = set1(12582912.0f);
     return (x + magic) - magic;
   }
-  /// As simd_avx2.h: 2^-127 is 0. NaN stays NaN through the product, whatever its exponent became.
+  /// As simd_avx2.h: 2^-127 is 0, 2^128 infinity. NaN stays NaN through the product.
   TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const F finite = n == n ? n : zero();
+    const F finite = n < set1(128.0f) ? n : set1(128.0f);
     return x * reinterpret_cast<F>((__builtin_convertvector(finite, I) + 127) << 23);
   }
   static constexpr float kLowestExponent = -127.0f;

@@ -42,13 +42,14 @@ struct Weigh {
       Scores<V>::modify(scores, span.columns, valid, span.key, row, p, nullptr);
       factor = kLog2E;
     }
-    if (begin > 0 || end < span.columns) {
-      if (!modified) {  // scale first: -infinity must not meet a factor of 0 or less
-        Scores<V>::multiply(scores, span.columns, factor);
-        factor = 1.0f;
-      }
-      Scores<V>::mask(scores, span.columns, begin, end);
+    if (factor == 0.0f) {  // the one factor that can't turn an infinity into "hidden"
+      Scores<V>::multiply(scores, span.columns, factor);
+      factor = 1.0f;
     }
+    // Hidden scores become -infinity with the factor's product. A row is rounded alike whether or
+    // not its span reaches past what it sees, so results don't depend on the rows beside it.
+    if (begin > 0 || end < span.columns)
+      Scores<V>::mask(scores, span.columns, begin, end, factor > 0.0f ? kNegativeInfinity : -kNegativeInfinity);
     const float rescale = RowSoftmax::update(scores, span.columns, factor, state, probabilities);
     if (p.dropout_threshold) {
       Dropout<V>::draw_row(draws, span.key, span.columns, row, p);

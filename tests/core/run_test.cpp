@@ -86,7 +86,7 @@ TEST(Run, KeepsItsWorkspaceForTheNextCall) {
 }
 
 TEST(Run, AllocatesNothingOnceKnown) {
-  for (SmallCall call : {SmallCall(), SmallCall::packed()}) {
+  for (const SmallCall& call : {SmallCall(), SmallCall::packed()}) {
     Launch launch;
     const Plan plan = recording_plan(describe(call.forward), launch, 4096);
     run(plan, call.forward);

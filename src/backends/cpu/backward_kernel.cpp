@@ -46,9 +46,7 @@ class BackwardKernel final : public core::Kernel {
         wants_dq_(problem.dq),
         kernel_scratch_(kernels.backward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                            static_cast<std::int32_t>(problem.head_dim_v))) {
-    flops_ = 5.0 * static_cast<double>(problem.batch_size * problem.num_heads_q) *
-             static_cast<double>(problem.seqlen_q) * static_cast<double>(problem.seqlen_k) *
-             static_cast<double>(problem.head_dim + problem.head_dim_v);
+    flops_ = 2.5 * forward_flops(problem);
   }
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override {

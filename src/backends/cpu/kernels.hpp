@@ -76,6 +76,16 @@ struct QueryBlock {
 enum ElementIndex : int { kElementF32 = 0, kElementBf16 = 1, kElementF16 = 2, kElementCount = 3 };
 
 using ForwardFn = void (*)(const ForwardTile& tile, void* scratch);
+/// What a decode call reads key after key, so that it can be fetched ahead: the rows of k and v of
+/// all its tiles, adjacent in memory.
+struct KeyStream {
+  const void *k, *v;           // at key 0
+  int64_t k_stride, v_stride;  // between keys, in bytes
+  int64_t k_bytes, v_bytes;    // of one key
+};
+
+/// Tiles of the same sequence and key range, one a key head. Scratch: decode_scratch() bytes each.
+using DecodeFn = void (*)(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, void* scratch);
 using BeginKeysFn = void (*)(const KeyBlock& block, void* scratch);
 using AddQueriesFn = void (*)(const KeyBlock& block, const QueryBlock& queries, void* scratch);
 /// Writes dk and dv (rows of the tensors' dtype, null: not wanted).
@@ -88,7 +98,7 @@ using ScratchFn = size_t (*)(int32_t head_dim, int32_t head_dim_v);
 /// Everything one instruction set offers; null where a dtype is left to another set.
 struct KernelSet {
   ForwardFn forward[kElementCount];
-  ForwardFn decode[kElementCount];
+  DecodeFn decode[kElementCount];
   ScratchFn forward_scratch[kElementCount];
   ScratchFn decode_scratch[kElementCount];
   BeginKeysFn begin_keys[kElementCount];
@@ -98,7 +108,8 @@ struct KernelSet {
   DotFn dot[kElementCount];                   // two rows of the element type
   StoreScaledFn store_scaled[kElementCount];  // fp32 to a row of the element type
   int32_t max_rows;                           // rows a forward tile may hold
-  int32_t decode_max_rows;                    // likewise for decode
+  int32_t decode_max_rows;                    // likewise for a decode tile
+  int32_t decode_keys;                        // keys a decode call visits head by head before it goes on
   int32_t backward_keys, backward_rows;
 };
 

@@ -31,6 +31,16 @@ ElementIndex element_of(DType dtype) {
 
 std::size_t element_size(ElementIndex element) { return element == kElementF32 ? 4 : 2; }
 
+std::int64_t group_of(const Problem& problem) {
+  return problem.num_heads_k > 0 ? std::max<std::int64_t>(problem.num_heads_q / problem.num_heads_k, 1) : 1;
+}
+
+double forward_flops(const Problem& problem) {
+  const auto f = [](std::int64_t n) { return static_cast<double>(n); };
+  return 2.0 * f(problem.batch_size) * f(problem.num_heads_q) * f(problem.seqlen_q) * f(problem.seqlen_k) *
+         f(problem.head_dim + problem.head_dim_v);
+}
+
 ScoreParams make_score_params(const device::AttentionParams& p) {
   ScoreParams s{};
   s.softmax_scale = p.softmax_scale;

@@ -16,6 +16,12 @@ namespace tilewise::backends::cpu {
 [[nodiscard]] ElementIndex element_of(DType dtype);
 [[nodiscard]] std::size_t element_size(ElementIndex element);
 
+/// Query heads a key head, at least 1.
+[[nodiscard]] std::int64_t group_of(const Problem& problem);
+
+/// Multiply-adds of the forward pass without a mask, times 2.
+[[nodiscard]] double forward_flops(const Problem& problem);
+
 [[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p);
 
 /// Address of row `row` (in memory rows) of head `head`.

@@ -11,35 +11,102 @@
 
 namespace tilewise::backends::cpu {
 
+/// Requests the next block's rows of k and v while this one is computed, a few lines at a time
+/// and in address order: the hardware sees strided heads only and would fetch too late.
+class Fetcher {
+ public:
+  static constexpr int64_t kStep = 256;  // bytes a step requests
+
+  TILEWISE_INLINE Fetcher(const KeyStream& s, int64_t key, int64_t end)
+      : at_(static_cast<const char*>(s.k) + key * s.k_stride),
+        stream_(s),
+        key_(key),
+        rows_(end > key ? end - key : 0),
+        left_(rows_),
+        bytes_(s.k_bytes),
+        stride_(s.k_stride) {}
+
+  TILEWISE_INLINE void advance(int64_t steps) {
+    for (; steps > 0 && left_ > 0; --steps) {
+#pragma GCC unroll 4
+      for (int64_t b = 0; b < kStep; b += 64) __builtin_prefetch(at_ + offset_ + b, 0, 2);
+      offset_ += kStep;
+      if (offset_ < bytes_) continue;
+      offset_ = 0;
+      at_ += stride_;
+      if (--left_ == 0 && !values_) {
+        values_ = true;
+        at_ = static_cast<const char*>(stream_.v) + key_ * stream_.v_stride;
+        left_ = rows_;
+        bytes_ = stream_.v_bytes;
+        stride_ = stream_.v_stride;
+      }
+    }
+  }
+
+ private:
+  const char* at_;
+  const KeyStream& stream_;
+  int64_t key_, rows_, left_, bytes_, stride_, offset_ = 0;
+  bool values_ = false;
+};
+
 template <class C, class In>
 class Decode {
   using V = typename C::V;
   using F = typename V::F;
-  static constexpr int64_t kKeys = 128;  // keys between the two products
-  static constexpr int64_t kAhead = 16;  // keys fetched before they are needed
-  static constexpr int64_t kChunk = 4;   // output vectors held in registers: times 4 rows, 16 accumulators
-  static constexpr int64_t kLineBytes = 64;
+  static constexpr int64_t kKeys = C::kPair == 2 ? 64 : 32;  // a block of 8 heads of 128 dims: 256 KiB
+  static constexpr int64_t kElements = int64_t{V::kLanes} * C::kPair;
+  static constexpr int64_t kChunk = 4;  // output vectors held in registers: times 4 rows, 16 accumulators
 
  public:
-  static constexpr int32_t kMaxRows = 16;
+  static constexpr int32_t kMaxRows = 16, kBlockKeys = kKeys;
 
   static size_t scratch_bytes(int32_t head_dim, int32_t head_dim_v) {
     return Scratch(nullptr, head_dim, head_dim_v).bytes;
   }
 
-  static void run(const ForwardTile& t, void* scratch) {
-    const Scratch w(scratch, t.head_dim, t.head_dim_v);
-    for (int32_t r = 0; r < t.num_rows; ++r) {
-      pack_row<C>(static_cast<const In*>(t.rows[r].q), t.head_dim, w.q + r * w.ldq);
-      V::store(w.states[r].sum, V::zero());
-      w.states[r].reference = kNegativeInfinity;
+  static void run(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, void* scratch) {
+    const size_t bytes = scratch_bytes(tiles->head_dim, tiles->head_dim_v);
+    for (int32_t n = 0; n < num_tiles; ++n) {
+      const ForwardTile& t = tiles[n];
+      const Scratch w(static_cast<char*>(scratch) + n * bytes, t.head_dim, t.head_dim_v);
+      for (int32_t r = 0; r < t.num_rows; ++r) {
+        pack_row<C>(static_cast<const In*>(t.rows[r].q), t.head_dim, w.q + r * w.ldq);
+        V::store(w.states[r].sum, V::zero());
+        w.states[r].reference = kNegativeInfinity;
+      }
+      __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(float));
     }
-    __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(float));
-    for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) visit_block(t, w, key);
-    write_output<V, In>(t, w.out, w.ldo, w.states);
+    const bool whole = tiles->head_dim % kElements == 0 && tiles->head_dim_v % (kChunk * V::kLanes) == 0;
+    // Steps of the fetcher that each of the 2 kKeys visits of a tile (keys, then values) owes.
+    const int64_t steps = kKeys * ((stream.k_bytes + stream.v_bytes) / Fetcher::kStep + 2);
+    const int64_t share = (steps / num_tiles + 2 * kKeys - 1) / (2 * kKeys);
+    const int64_t end = tiles->key_end;
+    for (int64_t key = tiles->key_begin / kKeys * kKeys; key < end; key += kKeys) {
+      Fetcher fetcher(stream, key + kKeys, key + 2 * kKeys < end ? key + 2 * kKeys : end);
+      for (int32_t n = 0; n < num_tiles; ++n) {
+        const Scratch w(static_cast<char*>(scratch) + n * bytes, tiles[n].head_dim, tiles[n].head_dim_v);
+        if (whole)
+          visit_block<true>(tiles[n], w, key, fetcher, share);
+        else
+          visit_block<false>(tiles[n], w, key, fetcher, share);
+      }
+    }
+    for (int32_t n = 0; n < num_tiles; ++n) {
+      const Scratch w(static_cast<char*>(scratch) + n * bytes, tiles[n].head_dim, tiles[n].head_dim_v);
+      write_output<V, In>(tiles[n], w.out, w.ldo, w.states);
+    }
   }
 
  private:
+  /// load_units, without its check where every vector is whole.
+  template <bool kWhole>
+  TILEWISE_INLINE static F load_row(const In* row, int64_t begin, int64_t size) {
+    if constexpr (kWhole) return C::load_units(row + begin);
+    return load_units<C>(row, begin, size);
+  }
+
   struct Scratch {
     int64_t ldq, ldo;
     float *q, *scores, *probabilities, *out;
@@ -62,20 +129,21 @@ class Decode {
     }
   };
 
-  static void visit_block(const ForwardTile& t, const Scratch& w, int64_t key) {
+  template <bool kWhole>
+  static void visit_block(const ForwardTile& t, const Scratch& w, int64_t key, Fetcher& fetcher, int64_t share) {
     const int64_t begin = t.key_begin > key ? t.key_begin - key : 0;
     const int64_t end = t.key_end - key < kKeys ? t.key_end - key : kKeys;
     const int64_t columns = round_up(end, 2 * V::kLanes);
     for (int32_t r = 0; r < t.num_rows;) {
       const int32_t left = t.num_rows - r;
       if (left >= 4) {
-        score_rows<4>(t, w, r, key, begin, end);
+        score_rows<4, kWhole>(t, w, r, key, begin, end, fetcher, share);
         r += 4;
       } else if (left >= 2) {
-        score_rows<2>(t, w, r, key, begin, end);
+        score_rows<2, kWhole>(t, w, r, key, begin, end, fetcher, share);
         r += 2;
       } else {
-        score_rows<1>(t, w, r, key, begin, end);
+        score_rows<1, kWhole>(t, w, r, key, begin, end, fetcher, share);
         r += 1;
       }
     }
@@ -90,39 +158,34 @@ class Decode {
     for (int32_t r = 0; r < t.num_rows; r += 4) {
       switch (t.num_rows - r) {
         case 1:
-          add_values<1>(t, w, r, key, first, last, end);
+          add_values<1, kWhole>(t, w, r, key, first, last, end, fetcher, share);
           break;
         case 2:
-          add_values<2>(t, w, r, key, first, last, end);
+          add_values<2, kWhole>(t, w, r, key, first, last, end, fetcher, share);
           break;
         case 3:
-          add_values<3>(t, w, r, key, first, last, end);
+          add_values<3, kWhole>(t, w, r, key, first, last, end, fetcher, share);
           break;
         default:
-          add_values<4>(t, w, r, key, first, last, end);
+          add_values<4, kWhole>(t, w, r, key, first, last, end, fetcher, share);
           break;
       }
     }
   }
 
-  TILEWISE_INLINE static void fetch(const In* row, int64_t size) {
-    const char* line = reinterpret_cast<const char*>(row);
-    for (int64_t b = 0; b < size * static_cast<int64_t>(sizeof(In)); b += kLineBytes) __builtin_prefetch(line + b);
-  }
-
   /// Scores of kRows rows against keys [begin, end) of the block; a vector of results at a time.
-  template <int kRows>
-  static void score_rows(const ForwardTile& t, const Scratch& w, int32_t r, int64_t key, int64_t begin, int64_t end) {
+  template <int kRows, bool kWhole>
+  static void score_rows(const ForwardTile& t, const Scratch& w, int32_t r, int64_t key, int64_t begin, int64_t end,
+                         Fetcher& fetcher, int64_t share) {
     constexpr int kColumns = V::kLanes / kRows;
     const In* k = static_cast<const In*>(t.k);
     const float* q = w.q + r * w.ldq;
     for (int64_t j = begin / kColumns * kColumns; j < end; j += kColumns) {
       const In* rows[kColumns];
-      for (int c = 0; c < kColumns; ++c) {
-        const int64_t wanted = key + j + c, ahead = wanted + kAhead;
-        rows[c] = k + (wanted < t.seqlen_k ? wanted : t.seqlen_k - 1) * t.k_stride;
-        if (ahead < t.key_end) fetch(k + ahead * t.k_stride, t.head_dim);
-      }
+#pragma GCC unroll 16
+      for (int c = 0; c < kColumns; ++c)
+        rows[c] = k + (key + j + c < t.seqlen_k ? key + j + c : t.seqlen_k - 1) * t.k_stride;
+      if (r == 0) fetcher.advance(share * kColumns);
       F acc[V::kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < V::kLanes; ++i) acc[i] = V::zero();
@@ -132,7 +195,7 @@ class Decode {
         for (int i = 0; i < kRows; ++i) row[i] = V::load(q + i * w.ldq + unit);
 #pragma GCC unroll 16
         for (int c = 0; c < kColumns; ++c) {
-          const F units = load_units<C>(rows[c], unit * C::kPair, t.head_dim);
+          const F units = load_row<kWhole>(rows[c], unit * C::kPair, t.head_dim);
 #pragma GCC unroll 4
           for (int i = 0; i < kRows; ++i) acc[i * kColumns + c] = C::dot(acc[i * kColumns + c], row[i], units);
         }
@@ -145,16 +208,16 @@ class Decode {
   }
 
   /// out += probabilities · v for kRows rows and the block's depth units [first, last).
-  template <int kRows>
+  template <int kRows, bool kWhole>
   static void add_values(const ForwardTile& t, const Scratch& w, int32_t r, int64_t key, int64_t first, int64_t last,
-                         int64_t end) {
+                         int64_t end, Fetcher& fetcher, int64_t share) {
     constexpr int64_t kWidth = kChunk * V::kLanes;
     const In* v = static_cast<const In*>(t.v) + key * t.v_stride;
     const float* p = w.probabilities + r * (kKeys / C::kPair);
     for (int64_t column = 0; column < t.head_dim_v; column += kWidth) {
       F acc[kRows][kChunk];
       float* out = w.out + r * w.ldo + column;
-      const int64_t loads = (t.head_dim_v - column + V::kLanes * C::kPair - 1) / (V::kLanes * C::kPair);
+      const int64_t loads = kWhole ? kChunk / C::kPair : (t.head_dim_v - column + kElements - 1) / kElements;
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 4
@@ -162,15 +225,12 @@ class Decode {
           acc[i][c] = c / C::kPair < loads ? V::load(out + i * w.ldo + c * V::kLanes) : V::zero();
       for (int64_t unit = first; unit < last; ++unit) {
         const In* row = v + unit * C::kPair * t.v_stride;
-        if (column == 0)
-          for (int i = 0; i < C::kPair; ++i)
-            if (key + unit * C::kPair + i + kAhead < t.key_end) fetch(row + (kAhead + i) * t.v_stride, t.head_dim_v);
+        if (column == 0 && r == 0) fetcher.advance(share * C::kPair);
         F values[kChunk / C::kPair][C::kPair] = {};
 #pragma GCC unroll 4
         for (int c = 0; c < kChunk / C::kPair; ++c) {
-          if (c < loads)
-            C::load_paired(values[c], row, t.v_stride, end - unit * C::kPair, column + c * C::kPair * V::kLanes,
-                           t.head_dim_v);
+          const int64_t at = column + c * kElements, size = kWhole ? at + kElements : t.head_dim_v;
+          if (c < loads) C::load_paired(values[c], row, t.v_stride, end - unit * C::kPair, at, size);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {

@@ -46,6 +46,7 @@ struct For {
     set.store_scaled[element] = &store_scaled_row<typename C::V, In>;
     set.max_rows = Forward<C, In>::kMaxRows;
     set.decode_max_rows = Decode<C, In>::kMaxRows;
+    set.decode_keys = Decode<C, In>::kBlockKeys;
     set.backward_keys = Backward<C, In>::kBlockKeys;
     set.backward_rows = Backward<C, In>::kBlockRows;
   }

@@ -1,0 +1,58 @@
+// Forward tiles from a call; see tile_maker.hpp.
+#include "backends/cpu/tile_maker.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace tilewise::backends::cpu {
+
+ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowInfo* rows) const {
+  const std::size_t size = element_size(element_);
+  ForwardTile tile{};
+  tile.rows = rows;
+  tile.num_rows = static_cast<std::int32_t>(which.num_heads * which.num_queries);
+  tile.score = score_;
+  tile.head_dim = static_cast<std::int32_t>(p_.head_dim);
+  tile.head_dim_v = static_cast<std::int32_t>(p_.head_dim_v);
+  tile.seqlen_k = static_cast<std::int32_t>(sequence_.seqlen_k);
+  tile.k = row_address(p_.k, batch_, sequence_.k_row, which.head_k, size);
+  tile.v = row_address(p_.v, batch_, sequence_.k_row, which.head_k, size);
+  tile.k_stride = p_.k.seq_stride;
+  tile.v_stride = p_.v.seq_stride;
+  tile.key_begin = std::numeric_limits<std::int32_t>::max();
+  for (std::int64_t h = 0; h < which.num_heads; ++h) {
+    for (std::int64_t n = 0; n < which.num_queries; ++n) {
+      const std::int64_t i = which.first_query + n, head = which.first_head + h;
+      RowInfo& row = *rows++;
+      row = maker_.row(i, head, size);
+      row.out = mutable_row_address(p_.out, batch_, sequence_.q_row + i, head, size);
+      row.lse = lse_address(p_.softmax_lse, sequence_, batch_, i, head);
+      if (split.splits) row.partial = split.splits->row(split.workspace, batch_, head, i, split.index);
+      if (row.key_begin >= row.key_end) continue;
+      tile.key_begin = std::min(tile.key_begin, row.key_begin);
+      tile.key_end = std::max(tile.key_end, row.key_end);
+    }
+  }
+  if (split.keys > 0) {
+    const std::int64_t begin = split.index * split.keys;
+    tile.key_begin = static_cast<std::int32_t>(std::max<std::int64_t>(tile.key_begin, begin));
+    tile.key_end = static_cast<std::int32_t>(std::min<std::int64_t>(tile.key_end, begin + split.keys));
+  }
+  if (tile.key_begin > tile.key_end) tile.key_begin = tile.key_end = 0;
+  return tile;
+}
+
+void TileMaker::clear_unused(std::int64_t first_head, std::int64_t num_heads) const {
+  const std::size_t size = element_size(element_);
+  for (std::int64_t h = first_head; h < first_head + num_heads; ++h) {
+    for (std::int64_t i = sequence_.seqlen_q; i < sequence_.all_q; ++i) {
+      void* out = mutable_row_address(p_.out, batch_, sequence_.q_row + i, h, size);
+      std::memset(out, 0, static_cast<std::size_t>(p_.head_dim_v) * size);
+      if (float* lse = lse_address(p_.softmax_lse, sequence_, batch_, i, h))
+        *lse = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+}  // namespace tilewise::backends::cpu

@@ -3,8 +3,12 @@
 """tilewise::attention_* as torch operators."""
 
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cases import assert_close, draw, lengths
@@ -88,6 +92,74 @@ def test_meta_device_gives_shapes():
     q, k = torch.empty(2, 7, 4, 16, device="meta"), torch.empty(2, 11, 2, 16, device="meta")
     out, lse = tilewise.attention(q, k, k, return_lse=True)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((2, 7, 4, 16), torch.float32, (2, 4, 7), torch.float32)
+
+
+def test_fake_tensors():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode():
+        q, k = torch.empty(2, 7, 4, 16, requires_grad=True), torch.empty(2, 11, 2, 16)
+        out = tilewise.attention(q, k, k, mask="causal")
+        (dq,) = torch.autograd.grad(out.sum(), q)
+    assert isinstance(out, FakeTensor)
+    assert dq.shape == q.shape
+
+
+def test_inference_mode():
+    (q, k, v), _ = draw("plain")
+    expected = tilewise.attention(q, k, v)
+    with torch.inference_mode():
+        out = tilewise.attention(q, k, v)
+        assert out.is_inference()
+        assert torch.equal(tilewise.attention(q * 1, k, v), expected)
+    assert torch.equal(out, expected)
+
+
+def test_the_profiler_sees_the_operator():
+    (q, k, v), _ = draw("plain")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        tilewise.attention(q, k, v)
+    assert "tilewise::attention_forward" in {event.key for event in profile.key_averages()}
+
+
+# --- threads ---
+
+
+def test_threads_follow_torch():
+    code = """
+import os, torch, tilewise
+def threads():
+    return len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)
+q = torch.randn(1, 512, 4, 64)
+tilewise.attention(q[:, :8], q[:, :8], q[:, :8])
+start = threads()
+tilewise.attention(q, q, q)
+one = threads()
+torch.set_num_threads(3)
+tilewise.attention(q, q, q)
+print(one - start, threads() - start, tilewise.get_num_threads())
+"""
+    environment = {**os.environ, "TILEWISE_NUM_THREADS": "5"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert result.stdout.split() == ["0", "2", "5"], result.stdout + result.stderr
+
+
+def test_concurrent_callers_get_their_own_results():
+    torch.manual_seed(0)
+    inputs = [[torch.randn(1, 96 + 8 * i, 2, 32) for _ in range(3)] for i in range(4)]
+    expected = [tilewise.attention(*qkv, mask="causal") for qkv in inputs]
+
+    def work(i):
+        arrays = [tensor.numpy() for tensor in inputs[i]]
+        return all(
+            torch.equal(tilewise.attention(*inputs[i], mask="causal"), expected[i])
+            and np.array_equal(tilewise.attention(*arrays, mask="causal"), expected[i].numpy())
+            for _ in range(20)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
 
 
 # --- autograd ---

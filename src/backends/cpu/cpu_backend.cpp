@@ -80,7 +80,8 @@ std::span<const core::Implementation* const> cpu_implementations() {
   using cpu::CpuImplementation, cpu::Isa;
 #if defined(__x86_64__)
   static const CpuImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels, 800.0});
-  static const CpuImplementation avx512_bf16({Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, 180.0});
+  static const CpuImplementation avx512_bf16(
+      {Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, cpu::bf16_dot_is_fast() ? 180.0 : 95.0});
   static const CpuImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels, 100.0});
   static const CpuImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels, 90.0});
   static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels, 30.0});

@@ -145,6 +145,16 @@ const std::array<IsaStatus, kIsaCount>& machine_isas() {
   return status;
 }
 
+bool bf16_dot_is_fast() noexcept {
+#if defined(__x86_64__)
+  constexpr unsigned kIntelEbx = 0x756e6547;  // "Genu"
+  static const bool fast = cpuid(0, 0).ebx != kIntelEbx;
+  return fast;
+#else
+  return false;
+#endif
+}
+
 IsaStatus isa_status(Isa isa) {
   const Isa cap = isa_cap();
   if (isa > cap) return {isa, false, "TILEWISE_CPU_ISA=" + std::string(to_string(cap)) + " caps the choice"};

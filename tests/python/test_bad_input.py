@@ -249,6 +249,12 @@ BAD = {
     ),
     "max_type": (PACKED, _packed(max_seqlen_q=3.5), TypeError, r"max_seqlen_q: must be an integer \(got float\)"),
     "implementation": (DENSE, {"implementation": "magic"}, ValueError, r"implementation.*magic"),
+    "implementation_refuses": (
+        DENSE,
+        {"implementation": "cpu.amx_bf16"},
+        NotImplementedError,
+        r"no implementation accepts attention_forward .*[\s\S]*cpu.amx_bf16: does not support f32",
+    ),
     "implementation_type": (
         DENSE,
         {"implementation": 7},

@@ -20,12 +20,15 @@
 namespace tilewise::python {
 namespace {
 
+/// `fresh_out`: out was allocated for this call, as softmax_lse and all gradients always are.
 void forward(const Array& q, const Array& k, const Array& v, const Array& out, const Array* softmax_lse,
-             const Options& options, const std::string& implementation, int num_threads) {
+             const Options& options, const std::string& implementation, int num_threads, bool fresh_out) {
   const ForwardArguments arguments{q.view(), k.view(), v.view(), out.view(), view_of(softmax_lse), options.value};
   const nb::gil_scoped_release release;
   const core::ScopedNumThreads threads(num_threads);
   attention_forward(arguments, {implementation});
+  if (fresh_out) clear_rest(arguments.out, arguments.options.cu_seqlens_q);
+  clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
 }
 
 /// The gradients that the caller wants; each may be None.
@@ -49,6 +52,9 @@ void backward(const Array& dout, const Array* dlse, const Array& q, const Array&
   const nb::gil_scoped_release release;
   const core::ScopedNumThreads threads(num_threads);
   attention_backward(arguments, {implementation});
+  clear_rest(arguments.dq, arguments.options.cu_seqlens_q);
+  clear_rest(arguments.dk, arguments.options.cu_seqlens_k);
+  clear_rest(arguments.dv, arguments.options.cu_seqlens_k);
 }
 
 using Sizes = std::vector<std::int64_t>;
@@ -86,7 +92,9 @@ void bind_attention(nb::module_& module) {
   const auto optional = [](const char* name) { return nb::arg(name).none(); };
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
              optional("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("num_threads") = 0,
-             "Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.");
+             nb::arg("fresh_out") = true,
+             "Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.\n\n"
+             "fresh_out: rows of out that belong to no packed sequence become 0 too.");
   module.def("output_shapes", &output_shapes, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
              "Checks a forward call and returns the shapes of out and softmax_lse.");
   module.def("attention_backward", &backward, nb::arg("dout"), optional("dlse"), nb::arg("q"), nb::arg("k"),

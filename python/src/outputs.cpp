@@ -1,6 +1,10 @@
 // Shapes of out and softmax_lse from those of q and v.
 #include "outputs.hpp"
 
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
 #include "core/layout.hpp"
 
 namespace tilewise::python {
@@ -8,6 +12,12 @@ namespace {
 
 /// Where planned views point: describe() wants an address and never reads it.
 alignas(8) constexpr std::byte kNoMemory[8]{};
+
+/// Rows that belong to sequences; all of them where that is not known.
+std::int64_t owned_rows(const TensorView& cu_seqlens, std::int64_t total) {
+  if (!cu_seqlens.defined() || cu_seqlens.device.type != DeviceType::cpu) return total;
+  return static_cast<const std::int32_t*>(cu_seqlens.data)[cu_seqlens.shape[0] - 1];
+}
 
 }  // namespace
 
@@ -48,6 +58,23 @@ TensorView planned_lse(const TensorView& q, Layout layout) {
   const std::int64_t heads = core::size_at(q, axes.head), rows = core::size_at(q, axes.seq);
   if (axes.batch < 0) return contiguous(DType::f32, q.device, 2, {heads, rows});
   return contiguous(DType::f32, q.device, 3, {core::size_at(q, axes.batch), heads, rows});
+}
+
+void clear_rest(const TensorView& rows, const TensorView& cu_seqlens) {
+  if (!rows.defined()) return;
+  const auto row_bytes = static_cast<std::size_t>(rows.strides[0]) * size_of(rows.dtype);
+  const std::int64_t owned = owned_rows(cu_seqlens, rows.shape[0]);
+  const auto first = static_cast<std::size_t>(owned), rest = static_cast<std::size_t>(rows.shape[0] - owned);
+  if (rest > 0) std::memset(static_cast<std::byte*>(rows.data) + first * row_bytes, 0, rest * row_bytes);
+}
+
+void clear_rest_of_lse(const TensorView& softmax_lse, const TensorView& cu_seqlens) {
+  if (!softmax_lse.defined() || !cu_seqlens.defined()) return;
+  const std::int64_t total = softmax_lse.shape[1], owned = owned_rows(cu_seqlens, total);
+  for (std::int64_t head = 0; head < softmax_lse.shape[0]; ++head) {
+    float* row = static_cast<float*>(softmax_lse.data) + head * softmax_lse.strides[0];
+    std::fill(row + owned, row + total, -std::numeric_limits<float>::infinity());
+  }
 }
 
 }  // namespace tilewise::python

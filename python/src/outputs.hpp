@@ -18,4 +18,10 @@ namespace tilewise::python {
 /// f32 [batch_size, num_heads_q, seqlen_q]; packed [num_heads_q, total_q].
 [[nodiscard]] TensorView planned_lse(const TensorView& q, Layout layout);
 
+/// After a pass that wrote freshly allocated outputs: gives the packed rows that belong to no
+/// sequence the values of unused rows, 0 and -inf, instead of what the memory held. An undefined
+/// view is skipped, and so is everything where `cu_seqlens` is undefined or not readable here.
+void clear_rest(const TensorView& rows, const TensorView& cu_seqlens);
+void clear_rest_of_lse(const TensorView& softmax_lse, const TensorView& cu_seqlens);
+
 }  // namespace tilewise::python

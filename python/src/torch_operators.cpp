@@ -25,6 +25,9 @@ namespace shim = torch_shim;
 /// The ABI these kernels are written for: torch 2.10, the first with torch_library_impl.
 constexpr std::uint64_t kTorchAbi = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);
 
+/// What torch says where a registration comes from (no __FILE__: that is the builder's machine).
+constexpr const char* kOrigin = "tilewise/torch_operators.cpp";
+
 /// The usual options come first: torch's cost of a call grows with every argument passed.
 constexpr const char* kOptionsSchema =
     "bool causal=False, float? softmax_scale=None, str layout=\"bshd\", Tensor? bias=None, Tensor? sink=None, "
@@ -131,6 +134,8 @@ void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std
     ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), {}, {}, options.options()};
     allocate_outputs(&arguments, &out, &lse);
     attention_forward(arguments, options.select());
+    clear_rest(arguments.out, arguments.options.cu_seqlens_q);
+    clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
   stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
@@ -145,6 +150,7 @@ void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/,
     ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), out.view("out"), {}, options.options()};
     allocate_outputs(&arguments, nullptr, &lse);
     attention_forward(arguments, options.select());
+    clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(lse.release());
 }
@@ -185,6 +191,9 @@ void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, st
     gradients[3] = gradient(a.options.bias, need_dbias, "dbias", &a.dbias);
     gradients[4] = gradient(a.options.sink, need_dsink, "dsink", &a.dsink);
     attention_backward(a, options.select());
+    clear_rest(a.dq, a.options.cu_seqlens_q);
+    clear_rest(a.dk, a.options.cu_seqlens_k);
+    clear_rest(a.dv, a.options.cu_seqlens_k);
   });
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     stack[i] = reinterpret_cast<std::uintptr_t>(gradients[i].release());
@@ -217,8 +226,8 @@ std::string register_torch_operators(const std::string& path) {
   const shim::Api& api = shim::api();
   // The libraries live as long as the process: torch looks the kernels up in them.
   shim::LibraryHandle definitions = nullptr, kernels = nullptr;
-  shim::check(api.library_init_fragment("tilewise", __FILE__, __LINE__, &definitions), "library_init_fragment");
-  shim::check(api.library_init_impl("tilewise", "CPU", __FILE__, __LINE__, &kernels), "library_init_impl");
+  shim::check(api.library_init_fragment("tilewise", kOrigin, __LINE__, &definitions), "library_init_fragment");
+  shim::check(api.library_init_impl("tilewise", "CPU", kOrigin, __LINE__, &kernels), "library_init_impl");
   for (const Operator& op : kOperators) {
     shim::check(api.library_def(definitions, schema_of(op).c_str()), op.name);
     shim::check(api.library_impl(kernels, op.name, op.kernel, kTorchAbi), op.name);

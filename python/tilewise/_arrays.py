@@ -65,12 +65,13 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
     borrowed = core_options(options)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     out_shape, lse_shape = _core.output_shapes(*views, borrowed)
-    if out is None:
+    fresh_out = out is None
+    if fresh_out:
         out, out_view = empty_like_kind(q, out_shape, views[0].dtype)
     else:
         out_view = borrow("out", out, writable=True)
     lse, lse_view = empty_like_kind(q, lse_shape, "f32") if return_lse else (None, None)
-    _core.attention_forward(*views, out_view, lse_view, borrowed, options.implementation or "")
+    _core.attention_forward(*views, out_view, lse_view, borrowed, options.implementation or "", fresh_out=fresh_out)
     return (out, lse) if return_lse else out
 
 

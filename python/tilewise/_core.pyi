@@ -60,9 +60,12 @@ def attention_forward(
     options: AttentionOptions,
     implementation: str = "",
     num_threads: int = 0,
+    fresh_out: bool = True,
 ) -> None:
     """
     Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.
+
+    fresh_out: rows of out that belong to no packed sequence become 0 too.
     """
 
 def output_shapes(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[list[int], list[int]]:

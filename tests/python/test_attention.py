@@ -96,13 +96,27 @@ def test_packed(mask, dtype, explicit_max):
     out, lse = tilewise.attention(*leaves, layout="thd", return_lse=True, **options)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact_out, exact_lse = packed(Call(mask=mask), *exact_leaves, cu_q, cu_k)
-    assert_close(out[:14], exact_out[:14], TOLERANCE[dtype])
-    assert_close(lse[:, :14], exact_lse[:, :14], TOLERANCE[dtype], "softmax_lse")
+    exact_lse = torch.cat([exact_lse[:, :14], torch.full((4, 1), -torch.inf)], 1)  # the row of no sequence
+    assert_close(out, exact_out, TOLERANCE[dtype])
+    assert_close(lse, exact_lse, TOLERANCE[dtype], "softmax_lse")
     dout = torch.randn_like(out)
     gradients = torch.autograd.grad(out, leaves, dout)
     exact = torch.autograd.grad(exact_out, exact_leaves, dout.double())
-    for name, gradient, expected, used in zip(("dq", "dk", "dv"), gradients, exact, (14, 21, 21)):
-        assert_close(gradient[:used], expected[:used], 2 * TOLERANCE[dtype], name)
+    for name, gradient, expected in zip(("dq", "dk", "dv"), gradients, exact):
+        assert_close(gradient, expected, 2 * TOLERANCE[dtype], name)
+
+
+def test_packed_rows_of_no_sequence():
+    q, k = torch.randn(6, 2, 8), torch.randn(9, 2, 8)
+    options = {"layout": "thd", "cu_seqlens_q": lengths(0, 4), "cu_seqlens_k": lengths(0, 9), "return_lse": True}
+    out = torch.full((6, 2, 8), 7.0)
+    _, lse = tilewise.attention(q, k, k, out=out, **options)
+    assert torch.equal(out[4:], torch.full((2, 2, 8), 7.0))  # a given output keeps them
+    assert torch.equal(lse[:, 4:], torch.full((2, 2), -torch.inf))
+    arrays = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    fresh, fresh_lse = tilewise.attention(q.numpy(), k.numpy(), k.numpy(), **arrays)
+    assert not fresh[4:].any()
+    assert np.array_equal(fresh_lse, lse.numpy())
 
 
 def test_packed_with_used_lengths_and_bias():

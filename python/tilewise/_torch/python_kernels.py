@@ -42,7 +42,8 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     _, lse_shape = _core.output_shapes(*views, core_options)
     lse = q.new_empty(lse_shape, dtype=torch.float32)
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
-    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", torch.get_num_threads())
+    threads = torch.get_num_threads()
+    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, fresh_out=False)
     return lse
 
 

@@ -73,6 +73,7 @@ case ${1:-} in
       step "Python tests" python_tests python
       step "command tests" python_tests cli
       step "document tests" python_tests documents
+      step "wheel" python_tests package
       step "lint" scripts/lint.sh
       step "sanitizers" sanitizers
       step "fuzz" fuzz

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -86,6 +86,15 @@ def make_batch(padding: str, length: int = 13, batch_size: int = 3) -> dict[str,
         elif padding == "holes":
             visible[row, 3 : 3 + row] = 0
     return {"input_ids": ids * visible, "attention_mask": visible}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and two busy pools lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

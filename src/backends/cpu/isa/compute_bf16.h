@@ -46,9 +46,25 @@ struct ComputeBf16 {
   /// Elements [begin, begin + 32) of two adjacent rows, interleaved: columns of a B operand.
   TILEWISE_INLINE static void load_paired(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,
                                           int64_t begin, int64_t size) {
+    load_shuffled(out, row, stride, rows_left, begin, size);
+    order_columns(out[0], out[1]);
+  }
+
+  /// The same with columns in the order two cheap shuffles leave them: 0-3, 8-11, 16-19, 24-27 and
+  /// the others. order_columns() puts that right; a sum over rows may wait for its end.
+  TILEWISE_INLINE static void load_shuffled(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,
+                                            int64_t begin, int64_t size) {
     const F even = rows_left > 0 ? cpu::load_units<ComputeBf16>(row, begin, size) : V::zero();
     const F odd = rows_left > 1 ? cpu::load_units<ComputeBf16>(row + stride, begin, size) : V::zero();
-    interleave(out, even, odd);
+    shuffle(out, even, odd);
+  }
+
+  /// Orders 32 floats of shuffled columns.
+  TILEWISE_INLINE static void order_row(float* columns) {
+    F low = V::load(columns), high = V::load(columns + V::kLanes);
+    order_columns(low, high);
+    V::store(columns, low);
+    V::store(columns + V::kLanes, high);
   }
 
   /// Columns [j, j + 32) of two adjacent depth rows of a B operand, from fp32; null: zeros.
@@ -70,16 +86,23 @@ struct ComputeBf16 {
   TILEWISE_INLINE static F narrow(F low, F high) { return reinterpret_cast<F>(_mm512_cvtne2ps_pbh(high, low)); }
 
   TILEWISE_INLINE static void interleave(F (&out)[kPair], F even, F odd) {
-    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
-    out[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, interleave_index(0), b));
-    out[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, interleave_index(16), b));
+    shuffle(out, even, odd);
+    order_columns(out[0], out[1]);
   }
 
-  /// Words first, first + 32, first + 1, first + 33, ...
-  TILEWISE_INLINE static __m512i interleave_index(int first) {
-    const __m512i low = _mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                         _mm512_set1_epi32(first));
-    return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(32)), 16));
+  TILEWISE_INLINE static void shuffle(F (&out)[kPair], F even, F odd) {
+    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
+    out[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(a, b));
+    out[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(a, b));
+  }
+
+  /// Quarters alternate between the two vectors.
+  TILEWISE_INLINE static void order_columns(F& low, F& high) {
+    const __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high);
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    low = _mm512_castsi512_ps(_mm512_permutex2var_epi64(a, first, b));
+    high = _mm512_castsi512_ps(_mm512_permutex2var_epi64(a, second, b));
   }
 };
 

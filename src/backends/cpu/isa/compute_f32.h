@@ -48,6 +48,14 @@ struct ComputeF32 {
     out[0] = rows_left > 0 ? cpu::load_units<ComputeF32>(row, begin, size) : V::zero();
   }
 
+  /// compute_bf16.h's cheaper order of columns; here there is but one.
+  template <class In>
+  TILEWISE_INLINE static void load_shuffled(F (&out)[kPair], const In* row, int64_t stride, int64_t rows_left,
+                                            int64_t begin, int64_t size) {
+    load_paired(out, row, stride, rows_left, begin, size);
+  }
+  TILEWISE_INLINE static void order_row(float*) {}
+
   /// Columns [j, j + kLanes) of one depth row of a B operand, from fp32; null: zeros.
   TILEWISE_INLINE static void pair_columns(F (&out)[kPair], const float* row, const float*) {
     out[0] = row ? V::load(row) : V::zero();

@@ -95,6 +95,7 @@ class Decode {
     }
     for (int32_t n = 0; n < num_tiles; ++n) {
       const Scratch w(static_cast<char*>(scratch) + n * bytes, tiles[n].head_dim, tiles[n].head_dim_v);
+      for (int64_t column = 0; column < tiles[n].num_rows * w.ldo; column += kElements) C::order_row(w.out + column);
       write_output<V, In>(tiles[n], w.out, w.ldo, w.states);
     }
   }
@@ -230,7 +231,7 @@ class Decode {
 #pragma GCC unroll 4
         for (int c = 0; c < kChunk / C::kPair; ++c) {
           const int64_t at = column + c * kElements, size = kWhole ? at + kElements : t.head_dim_v;
-          if (c < loads) C::load_paired(values[c], row, t.v_stride, end - unit * C::kPair, at, size);
+          if (c < loads) C::load_shuffled(values[c], row, t.v_stride, end - unit * C::kPair, at, size);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {

@@ -80,6 +80,7 @@ class CallTensors {
   template <typename Draw>
   void fill_rows(const TensorView& view, Side side, Part part, Draw&& draw);
   TensorView add_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim);
+  TensorView add_shared_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim);
   std::vector<std::int64_t> draw_cu_seqlens(std::int64_t longest, std::int64_t total);
   void draw_lengths();
   void draw_qkv();

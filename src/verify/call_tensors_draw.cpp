@@ -140,6 +140,21 @@ TensorView CallTensors::add_rows(std::string name, Side side, std::int64_t heads
                    random_placement(data_order(), true, rng_));
 }
 
+/// As add_rows(); now and then all sequences or all heads read the same memory (stride 0).
+TensorView CallTensors::add_shared_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim) {
+  const bool whole = side == Side::query ? !problem_.seqused_q : !problem_.seqused_k && !problem_.leftpad_k;
+  const int axis = packed() ? 1 : whole && rng_.chance(0.5) ? 0 : 2;  // sequences share only what they all use
+  std::vector<std::int64_t> shape = data_shape(side, heads, dim);
+  std::int64_t& size = shape[static_cast<std::size_t>(axis)];
+  if (size < 2 || !rng_.chance(0.1)) return add_rows(std::move(name), side, heads, dim);
+  const std::int64_t copies = std::exchange(size, 1);
+  TensorView view =
+      add_input(std::move(name), problem_.dtype, std::move(shape), random_placement(data_order(), true, rng_));
+  view.shape[static_cast<std::size_t>(axis)] = copies;
+  view.strides[static_cast<std::size_t>(axis)] = 0;
+  return view;
+}
+
 /// Own tensors, one packed qkv tensor, or v as the first columns of k.
 void CallTensors::place_qkv() {
   const Problem& p = problem_;
@@ -161,10 +176,11 @@ void CallTensors::place_qkv() {
     inputs_.back().views = {q_, k_, v_};
     return;
   }
-  q_ = add_rows("q", Side::query, p.num_heads_q, p.head_dim);
-  k_ = add_rows("k", Side::key, p.num_heads_k, p.head_dim);
+  q_ = add_shared_rows("q", Side::query, p.num_heads_q, p.head_dim);
+  k_ = add_shared_rows("k", Side::key, p.num_heads_k, p.head_dim);
   const bool v_in_k = p.head_dim_v < p.head_dim && rng_.chance(0.3);
-  v_ = v_in_k ? slice(k_, 0, p.num_heads_k, p.head_dim_v) : add_rows("v", Side::key, p.num_heads_k, p.head_dim_v);
+  v_ =
+      v_in_k ? slice(k_, 0, p.num_heads_k, p.head_dim_v) : add_shared_rows("v", Side::key, p.num_heads_k, p.head_dim_v);
 }
 
 void CallTensors::draw_qkv() {
@@ -262,7 +278,7 @@ void CallTensors::draw_gradients() {
     inputs_.back().views = {inputs_.back().buffer.view()};
   }
   const auto normal = [this](std::int64_t, std::int64_t) { return rng_.normal(); };
-  dout_ = add_rows("dout", Side::query, backward.num_heads_q, backward.head_dim_v);
+  dout_ = add_shared_rows("dout", Side::query, backward.num_heads_q, backward.head_dim_v);
   fill_rows(dout_, Side::query, Part::used, normal);
   if (!backward.dlse) return;
   const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};

@@ -20,7 +20,9 @@ using device::AttentionParams;
 
 constexpr double kU = 0x1p-24;
 /// First-order bounds with typical constants: what stands between them and an alarm.
-constexpr double kSafety = 2.0;
+constexpr double kSafety = 1.25;
+/// An exponential that is rounded to 8 or 11 bits anyway may be off by this part of that rounding.
+constexpr double kExpPart = 0.01;
 /// Flushed subnormals and weights below f32's range.
 constexpr double kTiny = 1e-30;
 
@@ -163,7 +165,7 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     }
     if (maximum == -kInfinity) continue;  // sees nothing: exact
     const auto error_of = [&](double score, double score_error) {
-      return score_error + kU * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0);
+      return score_error + kU * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0) + kExpPart * r_;
     };
     std::int64_t terms = 1;
     double sum = std::exp(c.sink() - maximum), sum_errors = sum == 0.0 ? 0.0 : sum * error_of(c.sink(), 0.0);
@@ -210,7 +212,8 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     const Weight w = weight(c, i, j, q, k[j]);
     if (!w.visible) continue;
     const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
-    const double p_error = w.score_error + kU * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0);  // relative
+    // Relative to p.
+    const double p_error = w.score_error + kU * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0) + kExpPart * r_;
     double dp = 0.0, dp_error = 0.0;
     if (dropout != 0.0) {
       dp = dropout * backends::reference::dot(dout, v[j], p_.head_dim_v);
@@ -233,7 +236,8 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
   if (p_.sink) {
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
-               p * (delta_error + std::abs(dlse - delta) * kU * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0)),
+               p * (delta_error + std::abs(dlse - delta) *
+                                      (kU * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0) + kExpPart * r_)),
                p * (dlse - delta));
   }
 }

@@ -2,7 +2,8 @@
 //
 // The model (first order; u = 2^-24, r = unit roundoff of the 16-bit dtype, 0 for f32):
 //   - a kernel computes scores, weights and every sum in f32. A score's error is a few u of the
-//     magnitudes it was summed from, growing with the square root of the number of terms;
+//     magnitudes it was summed from, growing with the square root of the number of terms. Where
+//     weights are 16-bit operands their exponential may be coarser, by a hundredth of r;
 //   - a weight p and a score gradient ds is rounded once to the tensors' dtype before it enters a
 //     matrix product (r). Such roundings are independent;
 //   - outputs are rounded once to their dtype, and so are the reference's.

@@ -19,6 +19,10 @@ fail() {
   printf 'bootstrap: %s\n' "$*" >&2
   exit 1
 }
+usage() {
+  printf 'bootstrap: LEVEL: must be build, demo or dev (%s)\n' "$1" >&2
+  exit 2
+}
 has() { command -v "$1" >/dev/null 2>&1; }
 has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 
@@ -129,10 +133,10 @@ pip_install() {
 }
 
 main() {
-  [[ $# -gt 0 ]] || fail "LEVEL: must be build, demo or dev (got nothing)"
+  [[ $# -gt 0 ]] || usage "got nothing"
   local level
   for level in "$@"; do
-    case $level in build | demo | dev) ;; *) fail "LEVEL: must be build, demo or dev (got '$level')" ;; esac
+    case $level in build | demo | dev) ;; *) usage "got '$level'" ;; esac
   done
 
   local packages

@@ -117,12 +117,8 @@ void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tens
   if (out != nullptr) arguments->out = planned_out(arguments->q, arguments->v);
   arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
   if (is_huge(arguments->out) || is_huge(arguments->softmax_lse)) static_cast<void>(describe(*arguments));
-  if (out != nullptr) {
-    *out = shim::Tensor::empty(arguments->out);
-    arguments->out = out->view("out");
-  }
-  *lse = shim::Tensor::empty(arguments->softmax_lse);
-  arguments->softmax_lse = lse->view("softmax_lse");
+  if (out != nullptr) *out = shim::Tensor::empty(&arguments->out);
+  *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }
 
 void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -155,16 +151,17 @@ void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/,
   stack[0] = reinterpret_cast<std::uintptr_t>(lse.release());
 }
 
-/// A gradient shaped like `like` where wanted, an empty tensor otherwise.
-shim::Tensor gradient(const TensorView& like, bool wanted, const char* name, TensorView* view) {
-  if (wanted && !like.defined()) {
+/// A gradient shaped like `like` where wanted, otherwise a tensor [0] of q's kind.
+shim::Tensor gradient(const TensorView& q, const TensorView& like, bool wanted, const char* name, TensorView* view) {
+  if (!wanted) {
+    TensorView nothing = contiguous(q.dtype, q.device, 1, {0});
+    return shim::Tensor::empty(&nothing);
+  }
+  if (!like.defined()) {
     throw Error(ErrorCode::invalid_argument, std::string(name) + ": cannot be asked for without its input");
   }
-  const DType dtype = like.defined() ? like.dtype : DType::f32;
-  shim::Tensor tensor = shim::Tensor::empty(wanted ? contiguous(dtype, like.device, like.rank, like.shape)
-                                                   : contiguous(dtype, like.device, 1, {0}));
-  if (wanted) *view = tensor.view(name);
-  return tensor;
+  *view = contiguous(like.dtype, like.device, like.rank, like.shape);
+  return shim::Tensor::empty(view);
 }
 
 void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -185,11 +182,11 @@ void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, st
     a.out = out.view("out");
     a.softmax_lse = lse.view("softmax_lse");
     a.options = options.options();
-    gradients[0] = gradient(a.q, need_dq, "dq", &a.dq);
-    gradients[1] = gradient(a.k, need_dk, "dk", &a.dk);
-    gradients[2] = gradient(a.v, need_dv, "dv", &a.dv);
-    gradients[3] = gradient(a.options.bias, need_dbias, "dbias", &a.dbias);
-    gradients[4] = gradient(a.options.sink, need_dsink, "dsink", &a.dsink);
+    gradients[0] = gradient(a.q, a.q, need_dq, "dq", &a.dq);
+    gradients[1] = gradient(a.q, a.k, need_dk, "dk", &a.dk);
+    gradients[2] = gradient(a.q, a.v, need_dv, "dv", &a.dv);
+    gradients[3] = gradient(a.q, a.options.bias, need_dbias, "dbias", &a.dbias);
+    gradients[4] = gradient(a.q, a.options.sink, need_dsink, "dsink", &a.dsink);
     attention_backward(a, options.select());
     clear_rest(a.dq, a.options.cu_seqlens_q);
     clear_rest(a.dk, a.options.cu_seqlens_k);

@@ -133,20 +133,15 @@ void Tensor::reset() noexcept {
   handle_ = nullptr;
 }
 
-Tensor Tensor::empty(const TensorView& like) {
-  std::array<std::int64_t, kMaxRank> strides{};
-  std::int64_t stride = 1;
-  for (int axis = like.rank - 1; axis >= 0; --axis) {
-    const auto i = static_cast<std::size_t>(axis);
-    strides[i] = stride;
-    stride *= like.shape[i] > 0 ? like.shape[i] : 1;
-  }
+Tensor Tensor::empty(TensorView* view) {
   TensorHandle handle = nullptr;
-  check(g_api.empty_strided(like.rank, like.shape.data(), strides.data(),
-                            g_api.dtypes[static_cast<std::size_t>(like.dtype)],
-                            g_api.devices[static_cast<std::size_t>(like.device.type)], like.device.index, &handle),
+  check(g_api.empty_strided(view->rank, view->shape.data(), view->strides.data(),
+                            g_api.dtypes[static_cast<std::size_t>(view->dtype)],
+                            g_api.devices[static_cast<std::size_t>(view->device.type)], view->device.index, &handle),
         "allocating a tensor");
-  return Tensor(handle);
+  Tensor tensor(handle);
+  check(g_api.get_data_ptr(handle, &view->data), "get_data_ptr");
+  return tensor;
 }
 
 TensorView Tensor::view(const char* name) const {

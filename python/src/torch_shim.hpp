@@ -70,8 +70,8 @@ class Tensor {
   Tensor& operator=(const Tensor&) = delete;
   ~Tensor() { reset(); }
 
-  /// A new uninitialised contiguous tensor with the shape, dtype and device of `like`.
-  [[nodiscard]] static Tensor empty(const TensorView& like);
+  /// A new uninitialised tensor with the shape, strides, dtype and device of `view`, which then points into it.
+  [[nodiscard]] static Tensor empty(TensorView* view);
   /// The tensor as the core sees it; undefined for an empty handle. Throws Error naming `name`.
   [[nodiscard]] TensorView view(const char* name) const;
   [[nodiscard]] bool defined() const noexcept { return handle_ != nullptr; }

@@ -67,10 +67,11 @@ def test_opcheck_forward_out():
     torch.library.opcheck(operators.forward_out, (*tensors, out, *options_with(causal=True)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["plain", "bias_head", "sink"])
-def test_opcheck_backward(name):
+def test_opcheck_backward(name, dtype):
     tensors, options = _opcheck_inputs(name)
-    tensors = [tensor.detach() for tensor in tensors]
+    tensors = [tensor.detach().to(dtype) for tensor in tensors]
     with torch.no_grad():
         out, lse = operators.forward(*tensors, *options)
         bias = None if options.bias is None else options.bias.detach()

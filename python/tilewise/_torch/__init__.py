@@ -93,7 +93,7 @@ def attention(
             return autograd.apply(q, k, v, bias, sink, options, return_lse)
         else:
             with autograd.below_autograd():
-                out, lse = operators.forward(q, k, v, *options)
+                out, lse = operators.eager_forward(q, k, v, *options)
     except RuntimeError as error:
         _core.rethrow_torch_error(str(error))
         raise

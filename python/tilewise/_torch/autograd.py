@@ -59,7 +59,7 @@ class AttentionFunction(torch.autograd.Function):
         return_lse: bool,
     ) -> Any:
         with below_autograd():
-            out, softmax_lse = operators.forward(q, k, v, *options)
+            out, softmax_lse = operators.eager_forward(q, k, v, *options)
         ctx.save_for_backward(q, k, v, out, softmax_lse, *options[ARRAYS])
         ctx.scalars = options[HEAD], options[TAIL]
         ctx.set_materialize_grads(False)

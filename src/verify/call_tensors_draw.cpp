@@ -56,7 +56,7 @@ TensorView CallTensors::add_lengths(std::string name, const std::vector<std::int
 template <typename Draw>
 void CallTensors::fill_rows(const TensorView& view, Side side, Part part, Draw&& draw) {
   const bool is_lse = view.rank == (packed() ? 2 : 3);
-  const auto row_axis = static_cast<std::size_t>((packed() ? 0 : 1) + (is_lse ? 1 : 0));
+  const std::size_t row_axis = std::size_t{!packed()} + std::size_t{is_lse};
   for (std::int64_t b = 0; b < problem_.batch_size; ++b) {
     const device::Sequence s = sequence(b);
     const bool query = side == Side::query;

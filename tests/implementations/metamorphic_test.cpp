@@ -18,7 +18,7 @@ struct Flip {
   Change base = [](DenseCall&) {};  ///< what must stand before the flip can show
 };
 
-Change set_bias(DType dtype, std::vector<std::int64_t> shape) {
+Change set_bias(DType dtype, const std::vector<std::int64_t>& shape) {
   return [dtype, shape](DenseCall& call) {
     const DType stored = dtype == DType::none ? call.sizes.dtype : dtype;
     call.bias = Tensor(stored, shape);

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tilewise/attention.hpp"
@@ -21,7 +21,7 @@ namespace tilewise::test {
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(DType dtype, std::vector<std::int64_t> shape)
+  Tensor(DType dtype, const std::vector<std::int64_t>& shape)
       : buffer_(std::make_shared<verify::Buffer>(dtype, shape, verify::Placement{.order = natural_order(shape)})) {}
 
   [[nodiscard]] TensorView view() const { return buffer_ ? buffer_->view() : TensorView{}; }
@@ -44,6 +44,7 @@ class Tensor {
   /// Every element, row-major.
   [[nodiscard]] std::vector<double> values() const {
     std::vector<double> all;
+    all.reserve(static_cast<std::size_t>(size()));
     verify::for_each_element(view(),
                              [&](auto, std::int64_t offset) { all.push_back(verify::value_at(view(), offset)); });
     return all;
@@ -55,8 +56,8 @@ class Tensor {
 
  private:
   static std::vector<int> natural_order(const std::vector<std::int64_t>& shape) {
-    std::vector<int> order;
-    for (std::size_t i = 0; i < shape.size(); ++i) order.push_back(static_cast<int>(i));
+    std::vector<int> order(shape.size());
+    std::iota(order.begin(), order.end(), 0);
     return order;
   }
   std::shared_ptr<verify::Buffer> buffer_;
@@ -86,8 +87,8 @@ class DenseCall {
   AttentionOptions options;
 
   /// Standard normal values.
-  Tensor normal(DType dtype, std::vector<std::int64_t> shape) {
-    Tensor tensor(dtype, std::move(shape));
+  Tensor normal(DType dtype, const std::vector<std::int64_t>& shape) {
+    Tensor tensor(dtype, shape);
     tensor.fill_with([&](auto) { return rng_.normal(); });
     return tensor;
   }

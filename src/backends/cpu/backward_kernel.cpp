@@ -42,7 +42,9 @@ class BackwardKernel final : public core::Kernel {
         element_(element_of(problem.dtype)),
         parts_(key_parts(problem, kernels.backward_keys)),
         dq_stride_(ceil_div(problem.head_dim, 16) * 16),
-        dq_rows_(problem.batch_size * problem.num_heads_q * (problem.seqlen_q + kRowPadding)),
+        dq_rows_((problem.layout == Layout::thd ? problem.total_q : problem.batch_size * problem.seqlen_q) +
+                 problem.batch_size * kRowPadding),
+        num_heads_(problem.num_heads_q),
         wants_dq_(problem.dq),
         kernel_scratch_(kernels.backward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                            static_cast<std::int32_t>(problem.head_dim_v))) {
@@ -51,7 +53,7 @@ class BackwardKernel final : public core::Kernel {
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override {
     if (parts_ == 1 || !wants_dq_) return 0;
-    return static_cast<std::size_t>(parts_ * dq_rows_ * dq_stride_) * sizeof(float);
+    return static_cast<std::size_t>(parts_ * num_heads_ * dq_rows_ * dq_stride_) * sizeof(float);
   }
 
   [[nodiscard]] std::string schedule() const override {
@@ -124,10 +126,12 @@ class BackwardKernel final : public core::Kernel {
         rows.store_dq(own_dq + (h * (s.seqlen_q + kRowPadding) + i) * dq_stride_, i, head_k * group + h);
   }
 
-  /// dq of one part, [part][batch][head][query][dq_stride].
+  /// dq of one part, [part][head][row][dq_stride]; the rows of all sequences follow each other, each
+  /// sequence's with its padding.
   [[nodiscard]] float* part_dq(float* workspace, const device::AttentionParams& p, std::int64_t batch,
                                std::int64_t head, std::int64_t part) const {
-    return workspace + ((part * p.batch_size + batch) * p.num_heads_q + head) * (p.seqlen_q + kRowPadding) * dq_stride_;
+    const std::int64_t first = p.cu_seqlens_q ? device::sequence_of(p, batch).q_row : batch * p.seqlen_q;
+    return workspace + ((part * num_heads_ + head) * dq_rows_ + first + batch * kRowPadding) * dq_stride_;
   }
 
   void sum_parts(const device::AttentionParams& p, float* workspace, std::int64_t batch, std::int64_t head) const {
@@ -145,7 +149,8 @@ class BackwardKernel final : public core::Kernel {
   ElementIndex element_;
   std::int64_t parts_;
   std::int64_t dq_stride_;
-  std::int64_t dq_rows_;
+  std::int64_t dq_rows_;  // of one head: all sequences and their padding
+  std::int64_t num_heads_;
   bool wants_dq_;
   std::size_t kernel_scratch_;
   double flops_ = 0.0;

@@ -15,7 +15,7 @@ namespace tilewise::backends::cpu {
 /// and in address order: the hardware sees strided heads only and would fetch too late.
 class Fetcher {
  public:
-  static constexpr int64_t kStep = 256;  // bytes a step requests
+  static constexpr int64_t kLine = 64;
 
   TILEWISE_INLINE Fetcher(const KeyStream& s, int64_t key, int64_t end)
       : at_(static_cast<const char*>(s.k) + key * s.k_stride),
@@ -26,11 +26,10 @@ class Fetcher {
         bytes_(s.k_bytes),
         stride_(s.k_stride) {}
 
-  TILEWISE_INLINE void advance(int64_t steps) {
-    for (; steps > 0 && left_ > 0; --steps) {
-#pragma GCC unroll 4
-      for (int64_t b = 0; b < kStep; b += 64) __builtin_prefetch(at_ + offset_ + b, 0, 2);
-      offset_ += kStep;
+  TILEWISE_INLINE void advance(int64_t lines) {
+    for (; lines > 0 && left_ > 0; --lines) {
+      __builtin_prefetch(at_ + offset_, 0, 2);
+      offset_ += kLine;
       if (offset_ < bytes_) continue;
       offset_ = 0;
       at_ += stride_;
@@ -79,9 +78,11 @@ class Decode {
       __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(float));
     }
     const bool whole = tiles->head_dim % kElements == 0 && tiles->head_dim_v % (kChunk * V::kLanes) == 0;
-    // Steps of the fetcher that each of the 2 kKeys visits of a tile (keys, then values) owes.
-    const int64_t steps = kKeys * ((stream.k_bytes + stream.v_bytes) / Fetcher::kStep + 2);
-    const int64_t share = (steps / num_tiles + 2 * kKeys - 1) / (2 * kKeys);
+    // Lines the fetcher owes in each of the 2 kKeys visits of a tile (keys, then values), evenly: a
+    // core has some two dozen misses in flight, and a burst beyond them only waits.
+    const int64_t lines = kKeys * ((stream.k_bytes + Fetcher::kLine - 1) / Fetcher::kLine +
+                                   (stream.v_bytes + Fetcher::kLine - 1) / Fetcher::kLine);
+    const int64_t visits = 2 * kKeys * num_tiles, share = (lines + visits - 1) / visits;
     const int64_t end = tiles->key_end;
     for (int64_t key = tiles->key_begin / kKeys * kKeys; key < end; key += kKeys) {
       Fetcher fetcher(stream, key + kKeys, key + 2 * kKeys < end ? key + 2 * kKeys : end);
@@ -181,16 +182,17 @@ class Decode {
     constexpr int kColumns = V::kLanes / kRows;
     const In* k = static_cast<const In*>(t.k);
     const float* q = w.q + r * w.ldq;
+    const int64_t ahead = (share * kColumns * V::kLanes + w.ldq - 1) / w.ldq;
     for (int64_t j = begin / kColumns * kColumns; j < end; j += kColumns) {
       const In* rows[kColumns];
 #pragma GCC unroll 16
       for (int c = 0; c < kColumns; ++c)
         rows[c] = k + (key + j + c < t.seqlen_k ? key + j + c : t.seqlen_k - 1) * t.k_stride;
-      if (r == 0) fetcher.advance(share * kColumns);
       F acc[V::kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < V::kLanes; ++i) acc[i] = V::zero();
       for (int64_t unit = 0; unit < w.ldq; unit += V::kLanes) {
+        if (r == 0) fetcher.advance(ahead);
         F row[kRows];
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) row[i] = V::load(q + i * w.ldq + unit);
@@ -215,6 +217,7 @@ class Decode {
     constexpr int64_t kWidth = kChunk * V::kLanes;
     const In* v = static_cast<const In*>(t.v) + key * t.v_stride;
     const float* p = w.probabilities + r * (kKeys / C::kPair);
+    const int64_t ahead = (share * C::kPair * kWidth + t.head_dim_v - 1) / t.head_dim_v;
     for (int64_t column = 0; column < t.head_dim_v; column += kWidth) {
       F acc[kRows][kChunk];
       float* out = w.out + r * w.ldo + column;
@@ -226,7 +229,7 @@ class Decode {
           acc[i][c] = c / C::kPair < loads ? V::load(out + i * w.ldo + c * V::kLanes) : V::zero();
       for (int64_t unit = first; unit < last; ++unit) {
         const In* row = v + unit * C::kPair * t.v_stride;
-        if (column == 0 && r == 0) fetcher.advance(share * C::kPair);
+        if (r == 0) fetcher.advance(ahead);
         F values[kChunk / C::kPair][C::kPair] = {};
 #pragma GCC unroll 4
         for (int c = 0; c < kChunk / C::kPair; ++c) {

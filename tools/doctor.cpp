@@ -29,12 +29,13 @@ namespace cpu = backends::cpu;
 struct Variable {
   std::string_view name, meaning;
 };
-constexpr std::array<Variable, 5> kVariables = {{
+constexpr std::array<Variable, 6> kVariables = {{
     {"TILEWISE_FORCE", "use only these implementations"},
     {"TILEWISE_DISABLE", "never use these implementations"},
     {"TILEWISE_LOG", "dispatch: print each decision once"},
     {"TILEWISE_NUM_THREADS", "CPU threads"},
     {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
+    {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
 }};
 
 /// The value of `compute`, or null with the error's sentence added to `problems`.

@@ -325,6 +325,5 @@ tilewise_status tilewise_get_num_threads(int* num_threads) {
 const char* tilewise_last_error(void) { return last_error().c_str(); }
 
 const char* tilewise_version(void) {
-  static const std::string text{version()};
-  return text.c_str();
+  return version().data();  // a literal: it ends in a zero
 }

@@ -57,12 +57,11 @@ class DefaultFloatMode {
 
 class Pool {
  public:
-  /// The process's pool. Never destroyed: workers may outlive main()'s statics.
+  /// The process's pool. Never destroyed: workers may outlive main()'s statics. A fork's child
+  /// forgets it, having none of its threads, and makes its own.
   static Pool& instance() {
     Pool* pool = current().load(std::memory_order_acquire);
     if (pool) return *pool;
-    static std::once_flag fork_handler;
-    std::call_once(fork_handler, [] { pthread_atfork(nullptr, nullptr, [] { current().store(nullptr); }); });
     Pool* fresh = new Pool;
     if (current().compare_exchange_strong(pool, fresh)) return *fresh;
     delete fresh;
@@ -91,6 +90,8 @@ class Pool {
     if (job.error) std::rethrow_exception(job.error);
   }
 
+  static void forget() { current().store(nullptr); }
+
   static void run_serially(std::int64_t num_tasks, TaskRef fn) {
     const DefaultFloatMode mode;
     for (std::int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
@@ -106,7 +107,7 @@ class Pool {
   };
 
   static std::atomic<Pool*>& current() {
-    static std::atomic<Pool*> pool{nullptr};
+    static constinit std::atomic<Pool*> pool{nullptr};
     return pool;
   }
 
@@ -159,6 +160,9 @@ class Pool {
   int size_ = 0, vacancies_ = 0, running_ = 0, next_worker_ = 1;
 };
 
+/// At load, not at first use: a fork() beside that first use would find it half registered.
+[[maybe_unused]] const int kForkHandler = pthread_atfork(nullptr, nullptr, [] { Pool::forget(); });
+
 int default_num_threads() {
   if (const char* text = std::getenv("TILEWISE_NUM_THREADS"); text && *text) {
     int value = 0;
@@ -177,7 +181,7 @@ int default_num_threads() {
 
 /// 0: the default, looked up once.
 std::atomic<int>& chosen_num_threads() {
-  static std::atomic<int> value{0};
+  static constinit std::atomic<int> value{0};
   return value;
 }
 
@@ -191,8 +195,10 @@ int& scoped_num_threads() {
 int num_threads() {
   if (const int scoped = scoped_num_threads(); scoped > 0) return scoped;
   if (const int chosen = chosen_num_threads().load(std::memory_order_relaxed); chosen > 0) return chosen;
-  static const int fallback = default_num_threads();
-  return fallback;
+  static constinit std::atomic<int> fallback{0};  // looked up once; two threads at once find the same
+  int known = fallback.load(std::memory_order_relaxed);
+  if (known == 0) fallback.store(known = default_num_threads(), std::memory_order_relaxed);
+  return known;
 }
 
 ScopedNumThreads::ScopedNumThreads(int num_threads) noexcept : previous_(scoped_num_threads()) {

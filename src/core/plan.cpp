@@ -23,6 +23,13 @@ PlanCache& plan_cache() {
   return *cache;
 }
 
+/// Made while the library loads. Made on first use, a fork() beside that first use would leave a
+/// child waiting for ever on a static that no thread of its own is making.
+[[maybe_unused]] const auto kMadeAtLoad = [] {
+  (void)plan_cache();
+  return implementation_table();
+}();
+
 [[noreturn]] void refuse(const Problem& problem, const Selection& selection) {
   std::string message = concat("no implementation accepts ", to_string(problem));
   for (const Candidate& candidate : selection.candidates) {

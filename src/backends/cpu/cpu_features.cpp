@@ -145,6 +145,11 @@ const std::array<IsaStatus, kIsaCount>& machine_isas() {
   return status;
 }
 
+namespace {
+/// Found while the library loads: see kMadeAtLoad in core/plan.cpp.
+[[maybe_unused]] const auto& kFoundAtLoad = machine_isas();
+}  // namespace
+
 bool bf16_dot_is_fast() noexcept {
 #if defined(__x86_64__)
   constexpr unsigned kIntelEbx = 0x756e6547;  // "Genu"

@@ -1,0 +1,79 @@
+// Opens libcuda and libamdhip64, each once, and fills their tables.
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "jit/cuda_driver.hpp"
+#include "jit/hip_driver.hpp"
+#include "jit/published.hpp"
+
+namespace tilewise::jit {
+namespace {
+
+template <typename Table>
+struct Opened {
+  Table table;
+  std::string reason, path;
+};
+
+template <typename Table>
+Opened<Table> open_driver(const std::vector<std::string>& names, std::vector<FunctionEntry> (*entries)(Table&)) {
+  Opened<Table> opened;
+  void* library = open_library(names, opened.reason);
+  if (!library) return opened;
+  opened.path = library_path(library, names.front());
+  opened.reason = look_up_functions(library, opened.path, entries(opened.table));
+  return opened;
+}
+
+std::vector<FunctionEntry> cuda_entries(CudaDriver& table) {
+  return {TILEWISE_CUDA_FUNCTIONS(TILEWISE_FUNCTION_ENTRY)};
+}
+std::vector<FunctionEntry> hip_entries(HipDriver& table) { return {TILEWISE_HIP_FUNCTIONS(TILEWISE_FUNCTION_ENTRY)}; }
+
+constinit Published<Opened<CudaDriver>> g_cuda;
+constinit Published<Opened<HipDriver>> g_hip;
+
+const Opened<CudaDriver>& opened_cuda() {
+  return g_cuda.get([] { return open_driver<CudaDriver>({"libcuda.so.1"}, cuda_entries); });
+}
+
+const Opened<HipDriver>& opened_hip() {
+  return g_hip.get([] {
+    return open_driver<HipDriver>({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"},
+                                  hip_entries);
+  });
+}
+
+}  // namespace
+
+const CudaDriver* cuda_driver() { return opened_cuda().reason.empty() ? &opened_cuda().table : nullptr; }
+std::string cuda_driver_reason() { return opened_cuda().reason; }
+std::string cuda_driver_path() { return opened_cuda().path; }
+
+int cuda_driver_version() {
+  int version = 0;
+  const CudaDriver* driver = cuda_driver();
+  return driver && driver->cuDriverGetVersion(&version) == cuda::kSuccess ? version : 0;
+}
+
+const HipDriver* hip_driver() { return opened_hip().reason.empty() ? &opened_hip().table : nullptr; }
+std::string hip_driver_reason() { return opened_hip().reason; }
+std::string hip_driver_path() { return opened_hip().path; }
+
+std::string hip_architecture(const HipDriver& driver, int device, hip::Result& error) {
+  // The properties begin with the marketing name (256 bytes) in every version and hold "gfx942:sramecc+:xnack-"
+  // somewhere behind it. They are under 1.5 KiB so far; the runtime writes no more than it knows of.
+  constexpr std::size_t kNameBytes = 256, kRoom = 16384;
+  alignas(16) std::array<char, kRoom> properties{};
+  error = driver.hipGetDeviceProperties(properties.data(), device);
+  if (error != hip::kSuccess) return {};
+  const std::string_view text(properties.data() + kNameBytes, kRoom - kNameBytes);
+  const std::size_t start = text.find("gfx");
+  if (start == std::string_view::npos) return {};
+  const std::string_view name = text.substr(start);
+  return std::string(name.substr(0, std::min(name.find('\0'), name.find(':'))));
+}
+
+}  // namespace tilewise::jit

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "params.h"
+#include "device/common/params.h"
 
 namespace tilewise::device {
 

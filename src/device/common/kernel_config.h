@@ -1,0 +1,52 @@
+// What a portable kernel is specialised on: a small value that the host chooses and prints and the
+// kernel takes as a template argument. No lengths, batch, heads or strides stand in it.
+#pragma once
+
+#include <stdint.h>
+
+#include "device/common/params.h"
+
+namespace tilewise::device {
+
+enum ElementType : int32_t { kBf16 = 0, kF16 = 1 };
+
+/// Matrix instructions by family; each has its ops_*.h.
+enum Machine : int32_t { kSm80 = 0, kCdna = 1, kRdna = 2 };
+
+/// A block of `waves` waves owns waves * rows_per_wave rows (queries, or keys in the backward pass
+/// for dk and dv) and streams the other side in tiles of tile_cols.
+struct KernelConfig {
+  int32_t element = kBf16;
+  int32_t head_dim = 64, head_dim_v = 64;  // padded to multiples of 32
+  int32_t waves = 4, rows_per_wave = 16, tile_cols = 64, stages = 1;
+  bool rows_in_registers = false;  // the block's own operand (Q, or K and V), else it stays in shared memory
+  bool vector_rows = true;         // rows start on 16 bytes and head dims are multiples of 8
+  bool exact_dims = true;          // head dims equal their padded values
+  bool plain_scale = true;         // scores are softmax_scale * q.k with a positive scale, nothing else
+  bool ranged = false;             // a causal mask or a window
+  bool softcap = false, alibi = false, sink = false, dropout = false;
+  int32_t bias_type = kBiasNone;
+  bool packed_heads = false;  // rows of a block are (query, head of the group) pairs
+  bool split = false;         // keys are split over blocks, a second kernel merges
+
+  friend constexpr bool operator==(const KernelConfig&, const KernelConfig&) = default;
+};
+
+/// Of a launch: how the grid is cut, and the workspace. Pointers are null where a kernel has no use for them.
+struct GridParams {
+  int32_t num_tiles;   // row tiles of a (batch, head)
+  int32_t num_splits;  // parts of the streamed side
+  int32_t heads;       // heads the grid runs over
+  int32_t reserved;
+  float* partial_out;  // [split, batch, head, query, head_dim_v], softmax divided by its sum
+  float* partial_lse;  // [split, batch, head, query], natural logarithm
+  float* delta;        // [batch, head, query]: rowsum(out * dout) - dlse
+};
+
+/// The one parameter of every portable kernel.
+struct KernelParams {
+  AttentionParams call;
+  GridParams grid;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,96 @@
+// Which rows a block works on: (query, head) pairs of one sequence, where they lie in memory, and
+// which keys they see.
+#pragma once
+
+#include "device/common/kernel_config.h"
+#include "device/common/mask.h"
+#include "device/portable/loader.h"
+
+namespace tilewise::device {
+
+/// A block's place in the grid: row tiles run fastest, so that neighbours share keys in the cache,
+/// and the last tile first, since under a causal mask it has the most keys.
+struct GridPlace {
+  int32_t tile, split, head, batch;
+};
+
+template <class Machine>
+TILEWISE_INLINE GridPlace grid_place(const GridParams& grid) {
+  const int block = Machine::block();
+  const int of_head = block / grid.num_tiles, of_batch = of_head / grid.num_splits;
+  return {grid.num_tiles - 1 - block % grid.num_tiles, of_head % grid.num_splits, of_batch % grid.heads,
+          of_batch / grid.heads};
+}
+
+/// Rows of a block. Without packed heads row r is query r of `first_head`; with them it is query
+/// r / group of head first_head + r % group.
+template <KernelConfig C>
+struct BlockRows {
+  int32_t batch, first_head, group;
+  int32_t first_row;   // of the block
+  int32_t used_rows;   // rows of used queries
+  int32_t total_rows;  // rows of all queries in memory
+
+  TILEWISE_INLINE BlockRows(const AttentionParams& p, const Sequence& s, const GridPlace& place, int32_t block_rows)
+      : batch(place.batch), group(static_cast<int32_t>(p.num_heads_q / p.num_heads_k)) {
+    const int32_t a_query = C.packed_heads ? group : 1;
+    first_head = C.packed_heads ? place.head * group : place.head;
+    first_row = place.tile * block_rows;
+    used_rows = static_cast<int32_t>(s.seqlen_q) * a_query;
+    total_rows = static_cast<int32_t>(s.all_q) * a_query;
+  }
+
+  TILEWISE_INLINE int32_t query(int32_t row) const { return C.packed_heads ? row / group : row; }
+  TILEWISE_INLINE int32_t head(int32_t row) const { return C.packed_heads ? first_head + row % group : first_head; }
+  TILEWISE_INLINE int32_t head_k() const { return first_head / group; }
+};
+
+/// First element of the tensor's row of query i, in a sequence whose queries start at s.q_row.
+TILEWISE_INLINE int64_t row_offset(const Tensor4& t, const Sequence& s, int64_t batch, int64_t i, int64_t head) {
+  return batch * t.batch_stride + (s.q_row + i) * t.seq_stride + head * t.head_stride;
+}
+
+TILEWISE_INLINE RowSource key_source(const Tensor4& t, const Sequence& s, int64_t batch, int64_t head, int64_t cols) {
+  const int64_t offset = batch * t.batch_stride + s.k_row * t.seq_stride + head * t.head_stride;
+  return {static_cast<const uint16_t*>(t.data) + offset, t.seq_stride, static_cast<int32_t>(s.seqlen_k),
+          static_cast<int32_t>(cols)};
+}
+
+/// Where the lse of used query i stands. Packed lse counts rows over all sequences.
+TILEWISE_INLINE int64_t lse_offset(const LseTensor& t, const Sequence& s, int64_t batch, int64_t i, int64_t head) {
+  return batch * t.batch_stride + head * t.head_stride + (s.q_row + i) * t.seq_stride;
+}
+
+/// Copies the block's rows of q (or dout) into a tile: rows past the end repeat the last one.
+template <class Ops, KernelConfig C, class Tile>
+TILEWISE_INLINE void load_block_rows(Tile& tile, const Tensor4& from, int64_t cols, const BlockRows<C>& rows,
+                                     const Sequence& s) {
+  using Machine = typename Ops::Machine;
+  constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Tile::kCols / kChunk;
+  const auto* data = static_cast<const uint16_t*>(from.data);
+  for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+    const int row = unit / kRowChunks, chunk = unit % kRowChunks;
+    const int32_t r = minimum(rows.first_row + row, rows.used_rows - 1);
+    const uint16_t* address = data + row_offset(from, s, rows.batch, rows.query(r), rows.head(r));
+    copy_chunk<Ops, C>(tile.chunk(row, chunk), address, chunk * kChunk, static_cast<int>(cols));
+  }
+}
+
+/// Keys that the rows [first, last] of a block see between them, and those that all of them see.
+struct BlockKeys {
+  int32_t begin, end;          // any row
+  int32_t all_begin, all_end;  // every row; empty where all_end <= all_begin
+};
+
+template <KernelConfig C>
+TILEWISE_INLINE BlockKeys block_keys(const AttentionParams& p, const Sequence& s, int32_t first_query,
+                                     int32_t last_query) {
+  const auto all = static_cast<int32_t>(s.seqlen_k);
+  if constexpr (!C.ranged) return {0, all, 0, all};
+  const int64_t d = diagonal_offset(p, s);
+  const KeyRange first = visible_keys(p, s, d, first_query), last = visible_keys(p, s, d, last_query);
+  return {static_cast<int32_t>(first.begin), static_cast<int32_t>(last.end), static_cast<int32_t>(last.begin),
+          static_cast<int32_t>(first.end)};
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,239 @@
+// The forward kernel: a block owns rows of queries and streams tiles of keys and values past them,
+// with an online softmax. Every machine runs this body; what differs stands in its ops_*.h.
+#pragma once
+
+#include "device/portable/block_rows.h"
+#include "device/portable/dropout.h"
+#include "device/portable/loader.h"
+#include "device/portable/scores.h"
+#include "device/portable/softmax.h"
+#include "device/portable/store_rows.h"
+
+namespace tilewise::device {
+
+/// Shared memory of the forward kernel.
+template <class Ops, KernelConfig C>
+struct ForwardShared {
+  static constexpr int kBlockRows = C.waves * C.rows_per_wave;
+  using KeyTile = StreamTile<C.tile_cols, C.head_dim, kForMultiply, Ops::kTransposedCopies>;
+  using ValueTile = StreamTile<C.tile_cols, C.head_dim_v, kForAccumulate, Ops::kTransposedCopies>;
+  using RowTile = SharedTile<kBlockRows, C.head_dim>;
+  using OutTile = SharedTile<kBlockRows, C.head_dim_v>;
+  struct Stage {
+    KeyTile keys;
+    ValueTile values;
+  };
+  /// Rows that stay here have their own place; rows that move to registers pass through the stages'.
+  struct Streams {
+    typename OptionalTile<!C.rows_in_registers, RowTile>::Type rows;
+    Stage stage[C.stages];
+  };
+  union {
+    Streams streams;
+    RowTile rows;
+    OutTile out;
+  };
+};
+
+template <class Ops, KernelConfig C>
+class ForwardKernel {
+  using Machine = typename Ops::Machine;
+  using Layout = typename Ops::Layout;
+  using Shared = ForwardShared<Ops, C>;
+  using Scores = typename Ops::template Accumulators<C.rows_per_wave, C.tile_cols>;
+  using Out = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim_v>;
+  using Queries = typename Ops::template RowOperand<C.rows_per_wave, C.head_dim>;
+  using Softmax = OnlineSoftmax<Machine, Layout, Scores::kSlots>;
+
+ public:
+  TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
+    const GridPlace place = grid_place<Machine>(params.grid);
+    const Sequence sequence = sequence_of(params.call, place.batch);
+    const BlockRows<C> rows(params.call, sequence, place, Shared::kBlockRows);
+    if (rows.first_row >= rows.total_rows) return;
+    ForwardKernel kernel(params, shared, sequence, rows, place.split);
+    kernel.visit_keys();
+    kernel.finish();
+  }
+
+ private:
+  TILEWISE_INLINE ForwardKernel(const KernelParams& params, Shared& shared, const Sequence& sequence,
+                                const BlockRows<C>& rows, int32_t split)
+      : params_(params), p_(params.call), shared_(shared), sequence_(sequence), rows_(rows), split_(split) {
+    lane_ = Machine::lane();
+    wave_row_ = Machine::wave() * C.rows_per_wave;
+    out_.clear();
+    softmax_.clear();
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const int32_t row = minimum(rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot), rows_.used_rows - 1);
+      row_scores_[slot] = row_score<C>(p_, sequence_, rows_.batch, rows_.head(row), rows_.query(row));
+    }
+    if constexpr (C.dropout) seed_ = dropout_seed(p_);
+  }
+
+  /// Tiles [begin, end) of the keys, of which [full_begin, full_end) need no mask.
+  struct Tiles {
+    int32_t begin, end, full_begin, full_end;
+  };
+
+  TILEWISE_INLINE Tiles tiles() const {
+    if (rows_.first_row >= rows_.used_rows) return {0, 0, 0, 0};
+    const int32_t last_row = minimum(rows_.first_row + Shared::kBlockRows, rows_.used_rows) - 1;
+    const BlockKeys keys = block_keys<C>(p_, sequence_, rows_.query(rows_.first_row), rows_.query(last_row));
+    Tiles t{keys.begin / C.tile_cols, ceil_div(keys.end, C.tile_cols), ceil_div(keys.all_begin, C.tile_cols),
+            keys.all_end / C.tile_cols};
+    if (keys.end <= keys.begin) t.end = t.begin;
+    if constexpr (C.split) {
+      const int32_t each = ceil_div(t.end - t.begin, params_.grid.num_splits);
+      const int32_t begin = minimum(t.begin + each * split_, t.end);
+      t.end = minimum(begin + each, t.end);
+      t.begin = begin;
+    }
+    t.full_begin = minimum(maximum(t.full_begin, t.begin), t.end);
+    t.full_end = maximum(minimum(t.full_end, t.end), t.full_begin);
+    return t;
+  }
+
+  TILEWISE_INLINE void visit_keys() {
+    const Tiles t = tiles();
+    if (t.begin >= t.end) return;
+    const int32_t head_k = rows_.head_k();
+    keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
+    values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
+    if constexpr (C.rows_in_registers) {
+      load_block_rows<Ops, C>(shared_.rows, p_.q, p_.head_dim, rows_, sequence_);
+      Ops::finish_copies();
+      Machine::barrier();
+      Ops::load_rows(queries_, shared_.rows, wave_row_);
+      Machine::barrier();
+    } else {
+      load_block_rows<Ops, C>(shared_.streams.rows, p_.q, p_.head_dim, rows_, sequence_);
+    }
+    start(t.begin);
+    for (int32_t tile = t.begin;;) {
+      while (tile >= t.full_begin && tile < t.full_end) step<false>(tile++, t);
+      if (tile >= t.end) break;
+      step<true>(tile++, t);
+    }
+  }
+
+  TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+
+  TILEWISE_INLINE void start(int32_t tile) {
+    key_loader_.start(stage(tile).keys, keys_, tile * C.tile_cols);
+    value_loader_.start(stage(tile).values, values_, tile * C.tile_cols);
+  }
+
+  /// One tile of keys: scores, softmax, and their sum of values. The next tile is under way meanwhile.
+  template <bool kMasked>
+  TILEWISE_INLINE void step(int32_t tile, const Tiles& t) {
+    typename Shared::Stage& current = stage(tile);
+    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
+    Ops::finish_copies();
+    key_loader_.finish(current.keys);
+    value_loader_.finish(current.values);
+    Machine::barrier();
+    if (tile + 1 < t.end) start(tile + 1);
+
+    Scores scores;
+    scores.clear();
+    if constexpr (C.rows_in_registers) {
+      Ops::template multiply<C.element>(scores, queries_, current.keys.for_multiply());
+    } else {
+      Ops::template multiply<C.element>(scores, shared_.streams.rows, wave_row_, current.keys.for_multiply());
+    }
+    const int32_t first_key = tile * C.tile_cols;
+    adjust_scores<Machine, C, kMasked>(scores, p_, row_scores_, first_key);
+    softmax_.update(scores, out_, C.plain_scale ? p_.softmax_scale * kLog2E : 1.0f);
+    if constexpr (C.dropout) {
+      for_each_draw<Machine>(scores, p_, seed_, row_scores_, first_key,
+                             [](int, int, auto&& x, bool kept) { x = kept ? x : 0.0f; });
+    }
+    Ops::template accumulate<C.element>(out_, Ops::template to_operand<C.element>(scores),
+                                        current.values.for_accumulate());
+  }
+
+  /// Divides by the sum, joins the sink, and writes out and lse.
+  TILEWISE_INLINE void finish() {
+    softmax_.reduce_sum();
+    typename Out::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const int32_t row = rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
+      const bool used = row < rows_.used_rows, seen = softmax_.reference[slot] != -kInfinity;
+      float reference = softmax_.reference[slot], sum = softmax_.sum[slot], weight = 1.0f;
+      if constexpr (C.sink && !C.split) {
+        const float sink = p_.sink[rows_.head(minimum(row, rows_.total_rows - 1)) * p_.sink_stride] * kLog2E;
+        const float moved = maximum(reference, sink);
+        weight = seen ? Machine::exp2(reference - moved) : 0.0f;
+        sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
+        reference = moved;
+      }
+      const float lse = used && reference != -kInfinity ? (reference + Machine::log2(sum)) * kLn2 : -kInfinity;
+      factor[slot] = used && seen ? weight / sum : 0.0f;
+      if constexpr (C.dropout) factor[slot] *= p_.dropout_scale;
+      if (row < rows_.total_rows && owns_row(slot)) store_lse(row, lse);
+    }
+    out_.scale_rows(factor);
+    if constexpr (C.split) {
+      store_partial();
+    } else {
+      Machine::barrier();  // the last tile was read by all: its place takes the output
+      store_rows<Ops, C>(shared_.out, out_, wave_row_);
+      write_rows();
+    }
+  }
+
+  /// One of the lanes that hold parts of a row.
+  TILEWISE_INLINE bool owns_row(int slot) const { return (lane_ & Layout::kRowMask) == 0 || slot < 0; }
+
+  TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
+    const int64_t i = rows_.query(row), head = rows_.head(row);
+    if constexpr (C.split) {
+      const int64_t of_split = (static_cast<int64_t>(split_) * p_.batch_size + rows_.batch) * p_.num_heads_q + head;
+      Machine::store_global(params_.grid.partial_lse + of_split * p_.seqlen_q + i, lse);
+    } else if (p_.softmax_lse.data) {
+      Machine::store_global(p_.softmax_lse.data + lse_offset(p_.softmax_lse, sequence_, rows_.batch, i, head), lse);
+    }
+  }
+
+  TILEWISE_INLINE void store_partial() {
+    out_.for_each(lane_, [&](int slot, int col, auto&& x) {
+      const int32_t row = rows_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
+      if (row >= rows_.total_rows || col >= p_.head_dim_v) return;
+      const int64_t of_split =
+          (static_cast<int64_t>(split_) * p_.batch_size + rows_.batch) * p_.num_heads_q + rows_.head(row);
+      const int64_t place = (of_split * p_.seqlen_q + rows_.query(row)) * p_.head_dim_v + col;
+      Machine::store_global(params_.grid.partial_out + place, static_cast<float>(x));
+    });
+  }
+
+  TILEWISE_INLINE void write_rows() {
+    Machine::wave_sync();
+    copy_rows_out<Ops, C>(shared_.out, wave_row_, C.rows_per_wave, p_.head_dim_v, [&](int row) -> uint16_t* {
+      const int32_t r = rows_.first_row + row;
+      if (r >= rows_.total_rows) return nullptr;
+      return static_cast<uint16_t*>(p_.out.data) +
+             row_offset(p_.out, sequence_, rows_.batch, rows_.query(r), rows_.head(r));
+    });
+  }
+
+  const KernelParams& params_;
+  const AttentionParams& p_;
+  Shared& shared_;
+  Sequence sequence_;
+  BlockRows<C> rows_;
+  int32_t split_;
+  int lane_, wave_row_;
+  RowSource keys_, values_;
+  TileLoader<Ops, C, typename Shared::KeyTile> key_loader_;
+  TileLoader<Ops, C, typename Shared::ValueTile> value_loader_;
+  Queries queries_;
+  RowScore row_scores_[Scores::kSlots];
+  DropoutSeed seed_;
+  Softmax softmax_;
+  Out out_;
+};
+
+}  // namespace tilewise::device

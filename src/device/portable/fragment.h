@@ -1,0 +1,86 @@
+// Fragments: accumulators of Rows x Cols that a wave holds in registers, and one value a row beside
+// them. Rows are always the wave's own side, columns the streamed side, whatever the instruction.
+#pragma once
+
+#include "device/portable/layout.h"
+#include "device/portable/platform.h"
+
+namespace tilewise::device {
+
+/// One float for each row a lane holds a part of.
+template <int kSlots>
+struct RowValues {
+  float value[kSlots];
+  TILEWISE_INLINE float& operator[](int slot) { return value[slot]; }
+  TILEWISE_INLINE const float& operator[](int slot) const { return value[slot]; }
+  TILEWISE_INLINE void fill(float x) {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) value[slot] = x;
+  }
+};
+
+template <class Layout_, class Accumulator, int Rows, int Cols>
+struct Fragment {
+  using Layout = Layout_;
+  static_assert(Rows % Layout::kRows == 0 && Cols % Layout::kCols == 0, "a fragment is whole instructions");
+  static constexpr int kRowTiles = Rows / Layout::kRows, kColTiles = Cols / Layout::kCols;
+  static constexpr int kSlots = kRowTiles * Layout::kRowSlots;
+  using PerRow = RowValues<kSlots>;
+
+  Accumulator tile[kRowTiles][kColTiles];
+
+  TILEWISE_INLINE void clear() {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < Layout::kRegisters; ++i) tile[r][c][i] = 0.0f;
+      }
+    }
+  }
+
+  /// Row of the fragment behind a slot of this lane.
+  TILEWISE_INLINE static int row_of_slot(int lane, int slot) {
+    const int within = slot % Layout::kRowSlots;
+    int first = 0;  // the first register of the slot
+    TILEWISE_UNROLL
+    for (int i = Layout::kRegisters - 1; i >= 0; --i) first = Layout::slot(i) == within ? i : first;
+    return slot / Layout::kRowSlots * Layout::kRows + Layout::place(lane, first).row;
+  }
+
+  /// visit(slot, column, value&) for each element this lane holds.
+  template <class Visit>
+  TILEWISE_INLINE void for_each(int lane, const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < Layout::kRegisters; ++i) {
+          visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col, tile[r][c][i]);
+        }
+      }
+    }
+  }
+
+  /// Multiplies each row by its factor.
+  TILEWISE_INLINE void scale_rows(const PerRow& factor) {
+    for_each(0, [&](int slot, int, auto&& x) { x = x * factor[slot]; });
+  }
+};
+
+/// Combines the parts of each row that different lanes hold.
+template <class Machine, class Layout, int kSlots, class Combine>
+TILEWISE_INLINE void reduce_rows(RowValues<kSlots>& values, const Combine& combine) {
+  TILEWISE_UNROLL
+  for (int bit = 1; bit < Layout::kLanes; bit *= 2) {
+    if ((Layout::kRowMask & bit) == 0) continue;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      values[slot] = combine(values[slot], Machine::shuffle_xor(values[slot], bit));
+    }
+  }
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,131 @@
+// Tile operations on mma.sync (NVIDIA, sm_80 and newer): scores come with queries as rows, and an
+// accumulator's registers are, pair by pair, the next product's left operand.
+#pragma once
+
+#include "device/portable/fragment.h"
+#include "device/portable/machine_sm80_types.h"
+#include "device/portable/stream_tile.h"
+
+namespace tilewise::device {
+
+template <class Machine_>
+struct Sm80Ops {
+  using Machine = Machine_;
+  using Layout = Sm80Layout;
+  static constexpr bool kAsyncCopies = true;
+  static constexpr bool kTransposedCopies = false;
+
+  /// Waits for this lane's copies under way; a barrier then makes them visible to all.
+  TILEWISE_INLINE static void finish_copies() { Machine::template wait_copies<0>(); }
+
+  template <int Rows, int Cols>
+  using Accumulators = Fragment<Layout, Sm80Accumulator, Rows, Cols>;
+
+  /// A left operand in registers: 16 x 16 elements in 4 words.
+  template <int Rows, int Depth>
+  struct RowOperand {
+    uint32_t word[Rows / 16][Depth / 16][4];
+  };
+
+  /// Reads the operand of rows [first_row, first_row + Rows) of a tile.
+  template <int Rows, int Depth, class Tile>
+  TILEWISE_INLINE static void load_rows(RowOperand<Rows, Depth>& to, const Tile& tile, int first_row) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      TILEWISE_UNROLL
+      for (int k = 0; k < Depth / 16; ++k) load_left(to.word[r][k], tile, first_row + 16 * r, k);
+    }
+  }
+
+  /// scores += rows * tile^T, the rows held in registers.
+  template <int kElement, int Rows, int Cols, int Depth, class Tile>
+  TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowOperand<Rows, Depth>& rows,
+                                       const Tile& tile) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 16; ++k) {
+      uint32_t left[Rows / 16][4];
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) left[r][i] = rows.word[r][k][i];
+      }
+      multiply_step<kElement>(scores, left, tile, k);
+    }
+  }
+
+  /// scores += rows * tile^T, the rows read from shared memory as they are needed.
+  template <int kElement, int Rows, int Cols, class RowTile, class Tile>
+  TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
+                                       const Tile& tile) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Tile::kCols / 16; ++k) {
+      uint32_t left[Rows / 16][4];
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) load_left(left[r], rows, first_row + 16 * r, k);
+      multiply_step<kElement>(scores, left, tile, k);
+    }
+  }
+
+  /// Rounds accumulators to elements, as the left operand of accumulate().
+  template <int kElement, int Rows, int Cols>
+  TILEWISE_INLINE static RowOperand<Rows, Cols> to_operand(const Accumulators<Rows, Cols>& from) {
+    RowOperand<Rows, Cols> to;
+    TILEWISE_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      TILEWISE_UNROLL
+      for (int k = 0; k < Cols / 16; ++k) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const Sm80Accumulator& tile = from.tile[r][2 * k + i / 2];
+          to.word[r][k][i] = Machine::template pack<kElement>(tile[2 * (i % 2)], tile[2 * (i % 2) + 1]);
+        }
+      }
+    }
+    return to;
+  }
+
+  /// out += weights * tile; the tile's rows are the weights' columns.
+  template <int kElement, int Rows, int Cols, int Depth, class Tile>
+  TILEWISE_INLINE static void accumulate(Accumulators<Rows, Depth>& out, const RowOperand<Rows, Cols>& weights,
+                                         const Tile& tile) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    TILEWISE_UNROLL
+    for (int k = 0; k < Cols / 16; ++k) {
+      TILEWISE_UNROLL
+      for (int d = 0; d < Depth / 16; ++d) {
+        uint32_t right[4];
+        Machine::load_matrices_transposed(right, tile.chunk(16 * k + 8 * (matrix % 2) + lane % 8, 2 * d + matrix / 2));
+        TILEWISE_UNROLL
+        for (int r = 0; r < Rows / 16; ++r) {
+          Machine::template mma<kElement>(out.tile[r][2 * d], weights.word[r][k], right[0], right[1]);
+          Machine::template mma<kElement>(out.tile[r][2 * d + 1], weights.word[r][k], right[2], right[3]);
+        }
+      }
+    }
+  }
+
+ private:
+  template <class Tile>
+  TILEWISE_INLINE static void load_left(uint32_t (&to)[4], const Tile& tile, int first_row, int k) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    Machine::load_matrices(to, tile.chunk(first_row + 8 * (matrix % 2) + lane % 8, 2 * k + matrix / 2));
+  }
+
+  template <int kElement, int Rows, int Cols, class Tile>
+  TILEWISE_INLINE static void multiply_step(Accumulators<Rows, Cols>& scores, const uint32_t (&left)[Rows / 16][4],
+                                            const Tile& tile, int k) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    TILEWISE_UNROLL
+    for (int c = 0; c < Cols / 16; ++c) {
+      uint32_t right[4];
+      Machine::load_matrices(right, tile.chunk(16 * c + 8 * (matrix / 2) + lane % 8, 2 * k + matrix % 2));
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) {
+        Machine::template mma<kElement>(scores.tile[r][2 * c], left[r], right[0], right[1]);
+        Machine::template mma<kElement>(scores.tile[r][2 * c + 1], left[r], right[2], right[3]);
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::device

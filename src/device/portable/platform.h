@@ -1,0 +1,50 @@
+// What differs between the compilers of device code: NVRTC, clang for AMD, and the host's compiler
+// that builds the emulation. Nothing here needs a toolkit's header.
+#pragma once
+
+#include <stdint.h>
+
+#define TILEWISE_INLINE __attribute__((always_inline)) inline
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__) || defined(__clang__)
+#define TILEWISE_UNROLL _Pragma("unroll")
+#else
+#define TILEWISE_UNROLL
+#endif
+
+namespace tilewise::device {
+
+/// 16 bytes that move as one.
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+struct alignas(8) HalfChunk {
+  uint32_t word[2];
+};
+
+template <class T, class U>
+struct IsSame {
+  static constexpr bool value = false;
+};
+template <class T>
+struct IsSame<T, T> {
+  static constexpr bool value = true;
+};
+
+template <class T>
+TILEWISE_INLINE constexpr T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+TILEWISE_INLINE constexpr T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+TILEWISE_INLINE constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+inline constexpr float kLog2E = 1.44269504088896340736f;
+inline constexpr float kLn2 = 0.69314718055994530942f;
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000u);
+
+}  // namespace tilewise::device

@@ -1,0 +1,111 @@
+// What happens to scores between the product and the softmax: scale, softcap, bias, ALiBi, masks,
+// and dropout after it. One copy for the forward and the backward pass.
+#pragma once
+
+#include "device/common/float16.h"
+#include "device/common/kernel_config.h"
+#include "device/common/philox.h"
+#include "device/portable/block_rows.h"
+#include "device/portable/fragment.h"
+
+namespace tilewise::device {
+
+/// What the scores of one row depend on. Kernels that need less leave the rest to the optimiser.
+struct RowScore {
+  int32_t query, diagonal;     // i, and i + d: the key it stands at
+  int32_t key_begin, key_end;  // visible
+  uint32_t batch_head;
+  float slope;
+  int64_t bias;  // offset of its bias at key 0 (left padding included)
+};
+
+template <KernelConfig C>
+TILEWISE_INLINE RowScore row_score(const AttentionParams& p, const Sequence& s, int64_t batch, int64_t head,
+                                   int64_t i) {
+  RowScore row{};
+  const int64_t d = diagonal_offset(p, s);
+  row.query = static_cast<int32_t>(i);
+  row.diagonal = static_cast<int32_t>(i + d);
+  row.key_end = static_cast<int32_t>(s.seqlen_k);
+  if constexpr (C.ranged) {
+    const KeyRange range = visible_keys(p, s, d, i);
+    row.key_begin = static_cast<int32_t>(range.begin);
+    row.key_end = static_cast<int32_t>(range.end);
+  }
+  row.batch_head = static_cast<uint32_t>(batch * p.num_heads_q + head);
+  if constexpr (C.alibi) row.slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride];
+  if constexpr (C.bias_type != kBiasNone) {
+    row.bias = batch * p.bias.batch_stride + head * p.bias.head_stride + i * p.bias.query_stride +
+               s.leftpad * p.bias.key_stride;
+  }
+  return row;
+}
+
+template <class Machine>
+TILEWISE_INLINE float tanh_of(float x) {
+  const float e = Machine::exp2(x * (2.0f * kLog2E));
+  return 1.0f - 2.0f * Machine::reciprocal(e + 1.0f);
+}
+
+/// A bias value at an offset; a hidden position of a boolean bias is -infinity.
+template <class Machine, KernelConfig C>
+TILEWISE_INLINE float load_bias(const AttentionParams& p, int64_t offset) {
+  if constexpr (C.bias_type == kBiasF32) return Machine::load_global(static_cast<const float*>(p.bias.data) + offset);
+  if constexpr (C.bias_type == kBiasBool) {
+    return Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset) ? 0.0f : -kInfinity;
+  }
+  if constexpr (C.bias_type == kBiasBf16) {
+    return bf16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
+  }
+  if constexpr (C.bias_type == kBiasF16) {
+    return f16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
+  }
+  return 0.0f;
+}
+
+/// A score in units of log2, from the plain product. `capped`: the score after the cap, before the
+/// bias, divided by softcap (the backward pass needs it).
+template <class Machine, KernelConfig C>
+TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, int32_t key, float product,
+                                 float* capped = nullptr) {
+  float x = product * p.softmax_scale;
+  if constexpr (C.softcap) {
+    const float t = tanh_of<Machine>(x / p.softcap);
+    if (capped) *capped = t;
+    x = p.softcap * t;
+  }
+  if constexpr (C.bias_type != kBiasNone) {
+    // A key past the end has no bias to read; its score is masked away.
+    const int32_t inside = key < row.key_end ? key : row.key_end - 1;
+    if (row.key_end > row.key_begin) x += load_bias<Machine, C>(p, row.bias + inside * p.bias.key_stride);
+  }
+  if constexpr (C.alibi) {
+    const int32_t distance = row.diagonal - key;
+    x -= row.slope * static_cast<float>(distance < 0 ? -distance : distance);
+  }
+  return x * kLog2E;
+}
+
+/// Applies the options that C names, and hides what the row does not see where kMasked.
+template <class Machine, KernelConfig C, bool kMasked, class Scores>
+TILEWISE_INLINE void adjust_scores(Scores& scores, const AttentionParams& p, const RowScore (&rows)[Scores::kSlots],
+                                   int32_t first_key) {
+  if constexpr (C.plain_scale && !kMasked) return;
+  scores.for_each(Machine::lane(), [&](int slot, int col, auto&& x) {
+    const int32_t key = first_key + col;
+    if constexpr (!C.plain_scale) x = full_score<Machine, C>(p, rows[slot], key, x);
+    if constexpr (kMasked) x = key >= rows[slot].key_begin && key < rows[slot].key_end ? x : -kInfinity;
+  });
+}
+
+/// The two halves of a call's seed and offset, read from memory where they live there.
+struct DropoutSeed {
+  uint64_t seed, offset;
+};
+TILEWISE_INLINE DropoutSeed dropout_seed(const AttentionParams& p) {
+  if (!p.seed_and_offset) return {p.seed, p.offset};
+  return {static_cast<uint64_t>(p.seed_and_offset[0]),
+          static_cast<uint64_t>(p.seed_and_offset[p.seed_and_offset_stride])};
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,67 @@
+// The online softmax of a block's rows, in units of log2. The reference of a row moves only when a
+// score passes it by kSlack: weights stay below 2^8, exact in fp32 sums and far inside f16's range.
+#pragma once
+
+#include "device/portable/fragment.h"
+
+namespace tilewise::device {
+
+template <class Machine, class Layout, int kSlots>
+struct OnlineSoftmax {
+  static constexpr float kSlack = 8.0f;
+  RowValues<kSlots> reference;  // -infinity until a key was seen
+  RowValues<kSlots> sum;        // this lane's part
+
+  TILEWISE_INLINE void clear() {
+    reference.fill(-kInfinity);
+    sum.fill(0.0f);
+  }
+
+  /// Turns scores into weights: exp2(score * scale - reference). Rescales `out` where needed.
+  template <class Scores, class Out>
+  TILEWISE_INLINE void update(Scores& scores, Out& out, float scale) {
+    RowValues<kSlots> highest;
+    highest.fill(-kInfinity);
+    scores.for_each(0, [&](int slot, int, auto&& x) { highest[slot] = maximum(highest[slot], x); });
+    bool far = false;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      highest[slot] *= scale;
+      far |= highest[slot] > reference[slot] + kSlack;
+    }
+    if (Machine::any(far)) move_reference(highest, out);
+    RowValues<kSlots> base;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) base[slot] = finite_reference(slot);
+    scores.for_each(0, [&](int slot, int, auto&& x) {
+      const float weight = Machine::exp2(x * scale - base[slot]);
+      sum[slot] += weight;
+      x = weight;
+    });
+  }
+
+  TILEWISE_INLINE float finite_reference(int slot) const {
+    return reference[slot] == -kInfinity ? 0.0f : reference[slot];
+  }
+
+  TILEWISE_INLINE void reduce_sum() {
+    reduce_rows<Machine, Layout>(sum, [](float a, float b) { return a + b; });
+  }
+
+ private:
+  template <class Out>
+  TILEWISE_INLINE void move_reference(RowValues<kSlots>& highest, Out& out) {
+    reduce_rows<Machine, Layout>(highest, [](float a, float b) { return maximum(a, b); });
+    typename Out::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const float moved = maximum(reference[slot], highest[slot]);
+      factor[slot] = reference[slot] == -kInfinity ? 0.0f : Machine::exp2(reference[slot] - moved);
+      reference[slot] = moved;
+      sum[slot] *= factor[slot];
+    }
+    out.scale_rows(factor);
+  }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,87 @@
+// What AMD's GPUs have in common: the compiler's builtins in small named wrappers. A kernel's only
+// inputs are the workgroup id, the work-item id and its arguments.
+#pragma once
+
+#include "device/common/kernel_config.h"
+#include "device/portable/platform.h"
+
+namespace tilewise::device {
+
+template <int kLanes_>
+struct AmdMachine {
+  static constexpr int kLanes = kLanes_;
+
+  TILEWISE_INLINE static int thread() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
+  TILEWISE_INLINE static int lane() { return thread() % kLanes; }
+  /// The same value in every lane, and known to be so.
+  TILEWISE_INLINE static int wave() { return __builtin_amdgcn_readfirstlane(thread() / kLanes); }
+  TILEWISE_INLINE static int block() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
+
+  /// Orders shared memory alone: loads of global memory stay under way across it.
+  TILEWISE_INLINE static void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+  }
+  TILEWISE_INLINE static void wave_sync() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+  }
+
+  template <class T>
+  TILEWISE_INLINE static T load_global(const T* from) {
+    return *from;
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_global(T* to, T value) {
+    *to = value;
+  }
+  template <class T>
+  TILEWISE_INLINE static T load_shared(const void* from) {
+    return *static_cast<const T*>(from);
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_shared(void* to, T value) {
+    *static_cast<T*>(to) = value;
+  }
+
+  TILEWISE_INLINE static float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+  TILEWISE_INLINE static float log2(float x) { return __builtin_amdgcn_logf(x); }
+  TILEWISE_INLINE static float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+
+  /// Two floats as two 16-bit elements, rounded to nearest even, the first one low.
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack(float low, float high) {
+    using Floats = float __attribute__((ext_vector_type(2)));
+    if constexpr (kElement == kBf16) {
+      using Elements = __bf16 __attribute__((ext_vector_type(2)));
+      return __builtin_bit_cast(uint32_t, __builtin_convertvector((Floats{low, high}), Elements));
+    } else {
+      using Elements = _Float16 __attribute__((ext_vector_type(2)));
+      return __builtin_bit_cast(uint32_t, __builtin_convertvector((Floats{low, high}), Elements));
+    }
+  }
+
+  /// The same to nearest with ties away from zero where that is faster, for operands of products.
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack_nearest(float low, float high) {
+#if !defined(__gfx950__)
+    if constexpr (kElement == kBf16) {
+      return high_halves(__builtin_bit_cast(uint32_t, low) + 0x8000u, __builtin_bit_cast(uint32_t, high) + 0x8000u);
+    }
+#endif
+    return pack<kElement>(low, high);
+  }
+
+  /// Four bytes out of eight: those of `a` are numbers 0 to 3, those of `b` 4 to 7; the selector names
+  /// them, the lowest first.
+  TILEWISE_INLINE static uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+    return __builtin_amdgcn_perm(b, a, selector);
+  }
+  /// The lower, or upper, 16 bits of two words, those of the first one low.
+  TILEWISE_INLINE static uint32_t low_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x05040100u); }
+  TILEWISE_INLINE static uint32_t high_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x07060302u); }
+};
+
+}  // namespace tilewise::device

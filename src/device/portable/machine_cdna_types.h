@@ -1,0 +1,20 @@
+// Register types of AMD's MFMA instructions, shared by the machine and its emulation.
+#pragma once
+
+#include "device/portable/platform.h"
+
+namespace tilewise::device {
+
+/// Accumulator of v_mfma_f32_32x32x*: 16 of 32 x 32 floats a lane. One vector value, so that the
+/// compiler keeps it in adjacent registers.
+struct CdnaAccumulator {
+  typedef float Vector __attribute__((vector_size(64)));
+  Vector value;
+  TILEWISE_INLINE float& operator[](int i) { return reinterpret_cast<float*>(&value)[i]; }
+  TILEWISE_INLINE const float& operator[](int i) const { return reinterpret_cast<const float*>(&value)[i]; }
+};
+
+/// Eight 16-bit elements of one row: half of the contraction of a 32x32x16 product.
+typedef uint32_t CdnaOperand __attribute__((vector_size(16)));
+
+}  // namespace tilewise::device

@@ -46,77 +46,152 @@ TILEWISE_INLINE void copy_chunk(uint16_t* to, const uint16_t* row, int col, int 
 
 /// Streams tiles of a tensor: start() for the next one while the current one is computed on,
 /// finish() once its place is free; then a barrier.
-template <class Ops, KernelConfig C, class Tile>
+template <class Ops, KernelConfig C, class Tile, bool kAsync = Ops::kAsyncCopies>
 class TileLoader {
   using Machine = typename Ops::Machine;
   static constexpr int kThreads = C.waves * Machine::kLanes;
   static constexpr int kRowChunks = Tile::kDepth / kChunk;
-  static constexpr bool kBlocks = Tile::kHasColumns;  // work in blocks of 4 rows, to transpose them
-  static constexpr int kBlockRows = kBlocks ? 4 : 1;
-  static constexpr int kUnits = Tile::kCols / kBlockRows * kRowChunks;
-  static constexpr int kSteps = ceil_div(kUnits, kThreads);
+  static constexpr int kUnits = Tile::kCols * kRowChunks;
 
  public:
   TILEWISE_INLINE void start(Tile& tile, const RowSource& source, int first_row) {
-    for_each_chunk([&](int step, int part, int row, int chunk) {
+    TILEWISE_UNROLL
+    for (int step = 0; step < ceil_div(kUnits, kThreads); ++step) {
+      const int unit = Machine::thread() + step * kThreads, row = unit / kRowChunks, chunk = unit % kRowChunks;
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
       const int64_t from = minimum(first_row + row, source.rows - 1);
-      const uint16_t* address = source.data + from * source.stride;
-      if constexpr (Ops::kAsyncCopies) {
-        copy_chunk<Ops, C>(tile.rows.chunk(row, chunk), address, chunk * kChunk, source.cols);
-      } else {
-        held_[step][part] = load_chunk<Machine, C>(address, chunk * kChunk, source.cols);
+      copy_chunk<Ops, C>(tile.rows.chunk(row, chunk), source.data + from * source.stride, chunk * kChunk, source.cols);
+    }
+    Machine::commit_copies();
+  }
+  TILEWISE_INLINE void finish(Tile&) {}
+};
+
+/// A run of elements of one row that a lane moves at once.
+template <int kElements>
+struct RunOf {
+  using Type = Chunk;
+};
+template <>
+struct RunOf<4> {
+  using Type = HalfChunk;
+};
+
+/// Through registers. Rows past the end are zeros where the machine has windows.
+template <class Ops, KernelConfig C, class Tile>
+class TileLoader<Ops, C, Tile, false> {
+  using Machine = typename Ops::Machine;
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  static constexpr int kBlockRows = Tile::kHasColumns ? 4 : 1;  // blocks of 4 rows, to transpose them
+  // Shorter runs where longer ones would leave lanes idle.
+  static constexpr int kRun = Tile::kHasColumns && Tile::kCols * Tile::kDepth / (4 * kChunk) < kThreads ? 4 : kChunk;
+  using Run = typename RunOf<kRun>::Type;
+  static constexpr int kRowRuns = Tile::kDepth / kRun;
+  static constexpr int kBlocks = Tile::kCols / kBlockRows;
+  static constexpr int kUnits = kBlocks * kRowRuns;
+  static constexpr int kSteps = ceil_div(kUnits, kThreads);
+  static constexpr int64_t kNearStride = 1 << 22;  // 256 rows within 2 GB
+
+ public:
+  TILEWISE_INLINE void start(Tile&, const RowSource& source, int first_row) {
+    if constexpr (requires { typename Machine::Window; }) {
+      if (static_cast<uint64_t>(source.stride) < kNearStride) {
+        hold_from_window(source, first_row);
+        return;
       }
+    }
+    for_each_run([&](int step, int part, int row, int col) {
+      const int64_t from = minimum(first_row + row, source.rows - 1);
+      held_[step][part] = load_run(source.data + from * source.stride, col, source.cols);
     });
-    if constexpr (Ops::kAsyncCopies) Machine::commit_copies();
   }
 
   TILEWISE_INLINE void finish(Tile& tile) {
-    if constexpr (!Ops::kAsyncCopies) {
-      if constexpr (Tile::kHasRows) {
-        for_each_chunk([&](int step, int part, int row, int chunk) {
-          Machine::store_shared(tile.rows.chunk(row, chunk), held_[step][part]);
-        });
-      }
-      if constexpr (Tile::kHasColumns) store_columns(tile);
+    if constexpr (Tile::kHasRows) {
+      for_each_run([&](int step, int part, int row, int col) {
+        Machine::store_shared(tile.rows.chunk(row, col / kChunk) + col % kChunk, held_[step][part]);
+      });
     }
+    if constexpr (Tile::kHasColumns) store_columns(tile);
   }
 
  private:
   template <class Visit>
   TILEWISE_INLINE static void for_each_unit(const Visit& visit) {
-    const int thread = Machine::thread();
     TILEWISE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      const int unit = thread + step * kThreads;
-      if (kUnits % kThreads == 0 || unit < kUnits) visit(step, unit / kRowChunks * kBlockRows, unit % kRowChunks);
+      const int unit = Machine::thread() + step * kThreads;
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      visit(step, unit / kRowRuns * kBlockRows, unit % kRowRuns * kRun);
     }
   }
 
   template <class Visit>
-  TILEWISE_INLINE static void for_each_chunk(const Visit& visit) {
-    for_each_unit([&](int step, int row, int chunk) {
+  TILEWISE_INLINE static void for_each_run(const Visit& visit) {
+    for_each_unit([&](int step, int row, int col) {
       TILEWISE_UNROLL
-      for (int part = 0; part < kBlockRows; ++part) visit(step, part, row + part, chunk);
+      for (int part = 0; part < kBlockRows; ++part) visit(step, part, row + part, col);
     });
   }
 
-  /// A block of 4 rows x 8 columns leaves as 8 rows of 4: two rows' elements pair up in a word.
-  TILEWISE_INLINE void store_columns(Tile& tile) {
-    for_each_unit([&](int step, int row, int chunk) {
+  TILEWISE_INLINE static Run load_run(const uint16_t* row, int col, int cols) {
+    Run run{};
+    if constexpr (C.vector_rows) {
+      if (C.exact_dims || col < cols) run = Machine::load_global(reinterpret_cast<const Run*>(row + col));
+    } else {
       TILEWISE_UNROLL
-      for (int pair = 0; pair < kChunk / 2; ++pair) {
+      for (int i = 0; i < kRun; ++i) {
+        const uint32_t element = col + i < cols ? Machine::load_global(row + col + i) : uint16_t{0};
+        run.word[i / 2] |= element << (16 * (i % 2));
+      }
+    }
+    return run;
+  }
+
+  /// The window ends with the last row, so that a lane's offsets are the same for every tile.
+  TILEWISE_INLINE void hold_from_window(const RowSource& source, int first_row) {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    const int64_t bytes = 2 * ((source.rows - 1 - first_row) * source.stride + source.cols);
+    const auto window =
+        Machine::window(source.data + first_row * source.stride, static_cast<uint32_t>(minimum(bytes, kMost)));
+    for_each_run([&](int step, int part, int row, int col) {
+      const uint32_t offset = 2 * (static_cast<uint32_t>(row) * static_cast<uint32_t>(source.stride));
+      held_[step][part] = load_run_at(window, offset, col, source.cols);
+    });
+  }
+
+  template <class Window>
+  TILEWISE_INLINE static Run load_run_at(const Window& window, uint32_t offset, int col, int cols) {
+    constexpr uint32_t kNowhere = 1u << 31;
+    const auto at = [&](int i) { return col + i < cols ? offset + 2 * static_cast<uint32_t>(col + i) : kNowhere; };
+    if constexpr (C.vector_rows) {
+      return Machine::template load_window<Run>(window, C.exact_dims ? offset + 2 * static_cast<uint32_t>(col) : at(0));
+    } else {
+      Run run{};
+      TILEWISE_UNROLL
+      for (int i = 0; i < kRun; ++i) {
+        run.word[i / 2] |= uint32_t{Machine::template load_window<uint16_t>(window, at(i))} << (16 * (i % 2));
+      }
+      return run;
+    }
+  }
+
+  /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
+  TILEWISE_INLINE void store_columns(Tile& tile) {
+    for_each_unit([&](int step, int row, int col) {
+      TILEWISE_UNROLL
+      for (int pair = 0; pair < kRun / 2; ++pair) {
         const uint32_t w0 = held_[step][0].word[pair], w1 = held_[step][1].word[pair];
         const uint32_t w2 = held_[step][2].word[pair], w3 = held_[step][3].word[pair];
         const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
         const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
-        const int depth = chunk * kChunk + 2 * pair;
-        Machine::store_shared(Ops::transposed_place(tile.columns, depth, row), even);
-        Machine::store_shared(Ops::transposed_place(tile.columns, depth + 1, row), odd);
+        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
+        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
       }
     });
   }
 
-  Chunk held_[Ops::kAsyncCopies ? 1 : kSteps][kBlockRows];
+  Run held_[kSteps][kBlockRows];
 };
 
 }  // namespace tilewise::device

@@ -37,6 +37,31 @@ struct AmdMachine {
   TILEWISE_INLINE static void store_global(T* to, T value) {
     *to = value;
   }
+  /// A stretch of global memory, the same in every lane. Reads at byte offsets past its end give zeros.
+  struct Window {
+    __amdgpu_buffer_rsrc_t resource;
+  };
+  TILEWISE_INLINE static Window window(const void* start, uint32_t bytes) {
+#if defined(__GFX9__)
+    constexpr int kRaw = 0x00027000;  // 32-bit data, not a structured buffer
+#else
+    constexpr int kRaw = 0x31004000;  // the same, bounds checked by byte
+#endif
+    return {__builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(start), 0, bytes, kRaw)};
+  }
+  template <class T>
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+    static_assert(sizeof(T) == 16 || sizeof(T) == 8 || sizeof(T) == 2);
+    const int at = static_cast<int>(offset);
+    if constexpr (sizeof(T) == 16) {
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b128(from.resource, at, 0, 0));
+    } else if constexpr (sizeof(T) == 8) {
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b64(from.resource, at, 0, 0));
+    } else {
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(from.resource, at, 0, 0));
+    }
+  }
+
   template <class T>
   TILEWISE_INLINE static T load_shared(const void* from) {
     return *static_cast<const T*>(from);

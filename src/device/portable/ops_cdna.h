@@ -121,7 +121,7 @@ struct CdnaOps {
   template <class Tile>
   TILEWISE_INLINE static CdnaOperand load_operand(const Tile& tile, int first_row, int k) {
     const int lane = Machine::lane();
-    return Machine::template load_shared<CdnaOperand>(tile.chunk(first_row + lane % 32, 2 * k + lane / 32));
+    return Machine::template load_shared<CdnaOperand>(tile.chunk(first_row, lane % 32, 2 * k, lane / 32));
   }
 };
 

@@ -123,9 +123,9 @@ struct RdnaOps {
  private:
   template <class Tile>
   TILEWISE_INLINE static RdnaOperand load_operand(const Tile& tile, int first_row, int k) {
-    const int row = first_row + Machine::lane() % 16;
-    const Chunk low = Machine::template load_shared<Chunk>(tile.chunk(row, 2 * k));
-    const Chunk high = Machine::template load_shared<Chunk>(tile.chunk(row, 2 * k + 1));
+    const int row = Machine::lane() % 16;
+    const Chunk low = Machine::template load_shared<Chunk>(tile.chunk(first_row, row, 2 * k, 0));
+    const Chunk high = Machine::template load_shared<Chunk>(tile.chunk(first_row, row, 2 * k, 1));
     return RdnaOperand{low.word[0],  low.word[1],  low.word[2],  low.word[3],
                        high.word[0], high.word[1], high.word[2], high.word[3]};
   }

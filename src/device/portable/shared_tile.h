@@ -18,12 +18,28 @@ struct SharedTile {
 
   /// Element offset of a chunk.
   TILEWISE_INLINE static constexpr int offset(int row, int chunk) {
-    const int turn = kSpread ? row ^ (row >> 3) : row;
-    const int place = Cols % 64 == 0 ? chunk ^ (turn & 7) : chunk ^ ((turn >> 1) & 3);
-    return row * Cols + place * kChunk;
+    return row * Cols + ((chunk & ~kTurns) + ((chunk & kTurns) ^ turn(row))) * kChunk;
+  }
+  /// The same of chunk base_chunk + chunk in row base_row + row, where neither sum carries and the bases
+  /// are known to the compiler: the lanes' part takes few different values, the rest is immediate.
+  TILEWISE_INLINE static constexpr int offset(int base_row, int row, int base_chunk, int chunk) {
+    const int fixed = base_row * Cols + (base_chunk & ~kTurns) * kChunk;
+    const int lanes = row * Cols + (chunk ^ turn(row)) * kChunk;
+    return fixed + (lanes ^ (((base_chunk & kTurns) ^ turn(base_row)) * kChunk));
   }
   TILEWISE_INLINE const uint16_t* chunk(int row, int index) const { return data + offset(row, index); }
   TILEWISE_INLINE uint16_t* chunk(int row, int index) { return data + offset(row, index); }
+  TILEWISE_INLINE const uint16_t* chunk(int base_row, int row, int base_chunk, int index) const {
+    return data + offset(base_row, row, base_chunk, index);
+  }
+
+ private:
+  static constexpr int kTurns = Cols % 64 == 0 ? 7 : 3;
+  /// What the chunks of a row are turned by. Linear over exclusive or.
+  TILEWISE_INLINE static constexpr int turn(int row) {
+    const int spread = kSpread ? row ^ (row >> 3) : row;
+    return Cols % 64 == 0 ? spread & 7 : (spread >> 1) & 3;
+  }
 };
 
 }  // namespace tilewise::device

@@ -89,18 +89,20 @@ class Plan {
 [[nodiscard]] Problem describe(const ForwardArguments& arguments);
 [[nodiscard]] Problem describe(const BackwardArguments& arguments);
 
-/// Validates, selects and prepares. Plans are cached, so a known problem costs a lookup.
+/// Validates, selects and prepares, on a GPU for the calling thread's current device. Plans are cached, so a
+/// known problem costs a lookup.
 [[nodiscard]] Plan plan(const Problem& problem, const SelectOptions& select = {});
 
 /// Executes a plan on tensors that describe to the plan's Problem (checked). `workspace`
-/// holds plan.workspace_size() bytes (null: allocated for the call). `stream` is the GPU
-/// stream; null on the CPU.
+/// holds plan.workspace_size() bytes (null: as attention_forward() finds it). `stream` is the GPU
+/// stream (a CUstream or hipStream_t; null is the legacy default stream); null on the CPU.
 void run(const Plan& plan, const ForwardArguments& arguments, void* workspace = nullptr, void* stream = nullptr);
 void run(const Plan& plan, const BackwardArguments& arguments, void* workspace = nullptr, void* stream = nullptr);
 
-/// Describe, plan and run in one call.
-void attention_forward(const ForwardArguments& arguments, const SelectOptions& select = {});
-void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {});
+/// Describe, plan and run in one call. On a GPU the workspace is memory that the calling thread keeps for the
+/// device and stream; inside a capture it must be there already, from the same call before.
+void attention_forward(const ForwardArguments& arguments, const SelectOptions& select = {}, void* stream = nullptr);
+void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {}, void* stream = nullptr);
 
 /// One row of explain(): an implementation's verdict on a problem.
 struct ExplainRow {

@@ -63,6 +63,7 @@ struct Problem {
   bool dq = true, dk = true, dv = true, dbias = false, dsink = false;  ///< backward: wanted
   bool deterministic = false;
   bool batch_invariant = false;
+  bool unaligned = false;  ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
 
   friend bool operator==(const Problem&, const Problem&) = default;
 };

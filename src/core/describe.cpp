@@ -29,6 +29,7 @@ class Describer {
     describe_head_options();
     describe_used_lengths();
     if (call_.backward()) describe_gradients();
+    describe_alignment();
     return canonical(p_);
   }
 
@@ -230,6 +231,14 @@ class Describer {
     if (!p_.dsink) return;
     check_typed(call_.dsink, "dsink", DType::f32, {{"num_heads_q", p_.num_heads_q}});
     check_writable(call_.dsink, "dsink");
+  }
+
+  /// Kernels of other devices move rows 16 bytes at a time where they may.
+  void describe_alignment() {
+    if (device_.type == DeviceType::cpu) return;
+    for (const TensorView* view : {&call_.q, &call_.k, &call_.v, &call_.out, &call_.dout, &call_.dq, &call_.dk, &call_.dv}) {
+      p_.unaligned |= view->defined() && !rows_start_on_16_bytes(*view);
+    }
   }
 
   void check_dbias() const {

@@ -63,6 +63,7 @@ Problem canonical(Problem p) {
   p.dropout_p = rounded_dropout(p.dropout_p);
   if (p.dropout_p == 0.0) p.seed_tensor = false;
   normalise_bias(p);
+  if (p.device == DeviceType::cpu) p.unaligned = false;
   if (p.operation == Operation::attention_forward) p.deterministic = false;  // the forward pass always is
   return p;
 }
@@ -74,7 +75,7 @@ std::size_t hash_value(const Problem& p) noexcept {
   hash.add_packed(8, p.operation, p.dtype, p.device, p.layout, p.mask, p.alignment, p.bias, p.alibi_slopes);
   hash.add_packed(1, p.seed_tensor, p.bias_dims.batch, p.bias_dims.head, p.bias_dims.query, p.bias_dims.key, p.sink,
                   p.seqused_q, p.seqused_k, p.leftpad_k, p.softmax_lse, p.dlse, p.dq, p.dk, p.dv, p.dbias, p.dsink,
-                  p.deterministic, p.batch_invariant);
+                  p.deterministic, p.batch_invariant, p.unaligned);
   for (const std::int64_t value : {p.batch_size, p.seqlen_q, p.seqlen_k, p.total_q, p.total_k, p.num_heads_q,
                                    p.num_heads_k, p.head_dim, p.head_dim_v, p.window_left, p.window_right}) {
     hash.add(value);

@@ -69,6 +69,7 @@ void for_each_field(Problem& p, Visit&& visit) {
   visit("dsink", p.dsink, fresh.dsink);
   visit("deterministic", p.deterministic, fresh.deterministic);
   visit("batch_invariant", p.batch_invariant, fresh.batch_invariant);
+  visit("unaligned", p.unaligned, fresh.unaligned);
 }
 
 void print(std::string& text, std::int64_t value) { append(text, value); }

@@ -121,6 +121,17 @@ void check_contiguous_last(const TensorView& view, std::string_view name) {
   }
 }
 
+bool rows_start_on_16_bytes(const TensorView& view) {
+  constexpr std::int64_t kBytes = 16;
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  if (reinterpret_cast<std::uintptr_t>(view.data) % kBytes != 0) return false;
+  for (int axis = 0; axis + 1 < view.rank; ++axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    if (view.shape[a] > 1 && view.strides[a] * size % kBytes != 0) return false;
+  }
+  return true;
+}
+
 void check_writable(const TensorView& view, std::string_view name) {
   for (int axis = 0; axis < view.rank; ++axis) {
     if (size_at(view, axis) > 1 && stride_at(view, axis) == 0) {

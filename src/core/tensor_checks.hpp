@@ -38,6 +38,8 @@ void check_rank(const TensorView& view, std::string_view name, int expected, std
 void check_shape(const TensorView& view, std::string_view name, const Shape& expected);
 /// The last dimension has stride 1 (or at most one element).
 void check_contiguous_last(const TensorView& view, std::string_view name);
+/// Whether every row (along the last dimension) starts on 16 bytes.
+[[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view);
 /// Elements of an output must not share memory through a stride of 0.
 void check_writable(const TensorView& view, std::string_view name);
 

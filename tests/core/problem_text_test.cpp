@@ -123,6 +123,7 @@ class RandomProblem {
     p.sink = maybe();
     p.seqused_q = maybe(), p.seqused_k = maybe(), p.leftpad_k = maybe();
     p.deterministic = maybe(), p.batch_invariant = maybe();
+    p.unaligned = p.device != DeviceType::cpu && maybe();
     p.operation == Operation::attention_forward ? choose_forward(p) : choose_backward(p);
     return p;
   }

@@ -74,6 +74,9 @@ struct Lowering {
 /// extern "C" kernel. kHost: for the emulation of `machine` instead of the device.
 [[nodiscard]] jit::KernelSource make_source(const KernelKey& key, device::Machine machine, bool host);
 
+/// "forward", ...: a kernel's name in messages and tables.
+[[nodiscard]] std::string kernel_name(KernelKind kind);
+
 /// Grid parameters with their workspace pointers, of a workspace aligned to 256 bytes.
 [[nodiscard]] device::GridParams place_workspace(const device::GridParams& grid, const WorkspaceParts& parts,
                                                  void* workspace);

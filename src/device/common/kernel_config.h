@@ -26,8 +26,9 @@ struct KernelConfig {
   bool ranged = false;             // a causal mask or a window
   bool softcap = false, alibi = false, sink = false, dropout = false;
   int32_t bias_type = kBiasNone;
-  bool packed_heads = false;  // rows of a block are (query, head of the group) pairs
-  bool split = false;         // keys are split over blocks, a second kernel merges
+  bool packed_heads = false;              // rows of a block are (query, head of the group) pairs
+  bool split = false;                     // keys are split over blocks, a second kernel merges
+  bool wants_dk = true, wants_dv = true;  // what a key gradient kernel adds up
 
   friend constexpr bool operator==(const KernelConfig&, const KernelConfig&) = default;
 };

@@ -4,7 +4,7 @@
 
 #include "device/portable/block_rows.h"
 #include "device/portable/dropout.h"
-#include "device/portable/loader.h"
+#include "device/portable/own_rows.h"
 #include "device/portable/scores.h"
 #include "device/portable/softmax.h"
 #include "device/portable/store_rows.h"
@@ -24,8 +24,7 @@ struct ForwardShared {
     ValueTile values;
   };
   /// Rows that stay here have their own place; rows that move to registers pass through the stages'.
-  struct Streams {
-    typename OptionalTile<!C.rows_in_registers, RowTile>::Type rows;
+  struct Streams : RowsPart<!C.rows_in_registers, RowTile> {
     Stage stage[C.stages];
   };
   union {
@@ -42,8 +41,7 @@ class ForwardKernel {
   using Shared = ForwardShared<Ops, C>;
   using Scores = typename Ops::template Accumulators<C.rows_per_wave, C.tile_cols>;
   using Out = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim_v>;
-  using Queries = typename Ops::template RowOperand<C.rows_per_wave, C.head_dim>;
-  using Softmax = OnlineSoftmax<Machine, Layout, Scores::kSlots>;
+  using Softmax = OnlineSoftmax<Machine, Scores>;
 
  public:
   TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
@@ -101,15 +99,8 @@ class ForwardKernel {
     const int32_t head_k = rows_.head_k();
     keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
     values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
-    if constexpr (C.rows_in_registers) {
-      load_block_rows<Ops, C>(shared_.rows, p_.q, p_.head_dim, rows_, sequence_);
-      Ops::finish_copies();
-      Machine::barrier();
-      Ops::load_rows(queries_, shared_.rows, wave_row_);
-      Machine::barrier();
-    } else {
-      load_block_rows<Ops, C>(shared_.streams.rows, p_.q, p_.head_dim, rows_, sequence_);
-    }
+    queries_.load(row_tile(), wave_row_,
+                  [&](auto& tile) { load_block_rows<Ops, C>(tile, p_.q, p_.head_dim, rows_, sequence_); });
     start(t.begin);
     for (int32_t tile = t.begin;;) {
       while (tile >= t.full_begin && tile < t.full_end) step<false>(tile++, t);
@@ -118,6 +109,13 @@ class ForwardKernel {
     }
   }
 
+  TILEWISE_INLINE typename Shared::RowTile& row_tile() {
+    if constexpr (C.rows_in_registers) {
+      return shared_.rows;
+    } else {
+      return shared_.streams.rows;
+    }
+  }
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
 
   TILEWISE_INLINE void start(int32_t tile) {
@@ -138,11 +136,7 @@ class ForwardKernel {
 
     Scores scores;
     scores.clear();
-    if constexpr (C.rows_in_registers) {
-      Ops::template multiply<C.element>(scores, queries_, current.keys.for_multiply());
-    } else {
-      Ops::template multiply<C.element>(scores, shared_.streams.rows, wave_row_, current.keys.for_multiply());
-    }
+    queries_.multiply(scores, row_tile(), wave_row_, current.keys.for_multiply());
     const int32_t first_key = tile * C.tile_cols;
     adjust_scores<Machine, C, kMasked>(scores, p_, row_scores_, first_key);
     softmax_.update(scores, out_, C.plain_scale ? p_.softmax_scale * kLog2E : 1.0f);
@@ -229,7 +223,7 @@ class ForwardKernel {
   RowSource keys_, values_;
   TileLoader<Ops, C, typename Shared::KeyTile> key_loader_;
   TileLoader<Ops, C, typename Shared::ValueTile> value_loader_;
-  Queries queries_;
+  OwnRows<Ops, C, C.head_dim> queries_;
   RowScore row_scores_[Scores::kSlots];
   DropoutSeed seed_;
   Softmax softmax_;

@@ -19,6 +19,17 @@ struct RowValues {
   }
 };
 
+struct NoPair {};
+template <class Accumulator>
+struct PairOf {
+  using Type = NoPair;
+};
+template <class Accumulator>
+  requires requires { typename Accumulator::Pair; }
+struct PairOf<Accumulator> {
+  using Type = typename Accumulator::Pair;
+};
+
 template <class Layout_, class Accumulator, int Rows, int Cols>
 struct Fragment {
   using Layout = Layout_;
@@ -26,6 +37,9 @@ struct Fragment {
   static constexpr int kRowTiles = Rows / Layout::kRows, kColTiles = Cols / Layout::kCols;
   static constexpr int kSlots = kRowTiles * Layout::kRowSlots;
   using PerRow = RowValues<kSlots>;
+  /// Whether the machine computes with two adjacent registers at once, and the type of such.
+  using Pair = typename PairOf<Accumulator>::Type;
+  static constexpr bool kPacked = !IsSame<Pair, NoPair>::value;
 
   Accumulator tile[kRowTiles][kColTiles];
 
@@ -59,6 +73,37 @@ struct Fragment {
         TILEWISE_UNROLL
         for (int i = 0; i < Layout::kRegisters; ++i) {
           visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col, tile[r][c][i]);
+        }
+      }
+    }
+  }
+
+  /// visit(slot, column, value&, other&) for each element of two fragments of one shape.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_pair(Fragment& other, int lane, const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < Layout::kRegisters; ++i) {
+          visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col, tile[r][c][i],
+                other.tile[r][c][i]);
+        }
+      }
+    }
+  }
+
+  /// visit(slot, pair&) for each pair of adjacent registers; where kPacked.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_packed(const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < Layout::kRegisters; i += 2) {
+          visit(r * Layout::kRowSlots + Layout::slot(i), tile[r][c].pair(i));
         }
       }
     }

@@ -10,32 +10,38 @@ namespace tilewise::device {
 /// What a tile is used for; bits.
 enum TileUse : int { kForMultiply = 1, kForAccumulate = 2, kForBoth = 3 };
 
-struct NoTile {};
-
+/// A member that takes no room where it is not wanted.
 template <bool kWanted, class Tile>
-struct OptionalTile {
-  using Type = NoTile;
-};
+struct RowsPart {};
 template <class Tile>
-struct OptionalTile<true, Tile> {
-  using Type = Tile;
+struct RowsPart<true, Tile> {
+  Tile rows;
+};
+template <bool kWanted, class Tile>
+struct ColumnsPart {};
+template <class Tile>
+struct ColumnsPart<true, Tile> {
+  Tile columns;
 };
 
-/// Cols x Depth elements. kTransposedCopies: the machine's trait of that name.
-template <int Cols, int Depth, int kUse, bool kTransposedCopies>
-struct StreamTile {
-  static constexpr int kCols = Cols, kDepth = Depth;
-  static constexpr bool kHasRows = !kTransposedCopies || (kUse & kForMultiply) != 0;
-  static constexpr bool kHasColumns = kTransposedCopies && (kUse & kForAccumulate) != 0;
-  typename OptionalTile<kHasRows, SharedTile<Cols, Depth>>::Type rows;
-  typename OptionalTile<kHasColumns, SharedTile<Depth, Cols, true>>::Type columns;
+/// What a stream tile of a machine consists of. kTransposedCopies: the machine's trait of that name.
+constexpr bool has_rows(int use, bool transposed_copies) { return !transposed_copies || (use & kForMultiply) != 0; }
+constexpr bool has_columns(int use, bool transposed_copies) { return transposed_copies && (use & kForAccumulate) != 0; }
 
-  TILEWISE_INLINE const auto& for_multiply() const { return rows; }
+/// Cols x Depth elements.
+template <int Cols, int Depth, int kUse, bool kTransposedCopies>
+struct StreamTile : RowsPart<has_rows(kUse, kTransposedCopies), SharedTile<Cols, Depth>>,
+                    ColumnsPart<has_columns(kUse, kTransposedCopies), SharedTile<Depth, Cols, true>> {
+  static constexpr int kCols = Cols, kDepth = Depth;
+  static constexpr bool kHasRows = has_rows(kUse, kTransposedCopies);
+  static constexpr bool kHasColumns = has_columns(kUse, kTransposedCopies);
+
+  TILEWISE_INLINE const auto& for_multiply() const { return this->rows; }
   TILEWISE_INLINE const auto& for_accumulate() const {
     if constexpr (kTransposedCopies) {
-      return columns;
+      return this->columns;
     } else {
-      return rows;
+      return this->rows;
     }
   }
 };

@@ -1,0 +1,209 @@
+// Which kernels a problem takes; see lowering.hpp.
+#include "backends/portable/lowering.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "backends/portable/schedule.hpp"
+#include "core/message.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using core::concat, core::Feature, core::FeatureSet;
+
+constexpr std::int64_t kMostHeadDim = 256;  // accumulators of more do not fit a lane's registers
+constexpr std::int64_t kWorkspaceAlignment = 256;
+constexpr std::int64_t kFewestTilesASplit = 4;  // below, merging costs more than idle multiprocessors
+constexpr std::int64_t kMostSplits = 128;
+constexpr std::int64_t kFewQueries = 64;  // rows of one tile may then come from several heads
+constexpr double kLaunchUs = 2.5;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+class Lowerer {
+ public:
+  Lowerer(const Problem& problem, const DeviceTraits& traits) : p_(problem), traits_(traits) {}
+
+  Lowering lower() {
+    if (p_.operation == Operation::attention_forward) {
+      lower_forward();
+    } else {
+      lower_backward();
+    }
+    result_.estimated_us = estimate_us();
+    return std::move(result_);
+  }
+
+ private:
+  [[nodiscard]] std::int64_t group() const { return p_.num_heads_q / std::max<std::int64_t>(p_.num_heads_k, 1); }
+  [[nodiscard]] std::int64_t rows_in_memory_k() const { return p_.seqlen_k; }
+
+  void add(KernelKind kind, const device::KernelConfig& config, std::int64_t tiles, std::int64_t splits,
+           std::int64_t heads, std::int64_t batches) {
+    const std::int64_t blocks = tiles * splits * heads * batches;
+    if (blocks == 0) return;
+    Launch launch;
+    launch.key = {kind, config};
+    launch.blocks = static_cast<std::uint32_t>(blocks);
+    launch.threads = static_cast<std::uint32_t>(config.waves) * lanes(traits_.machine);
+    launch.shared_bytes = shared_bytes(kind, config, traits_.machine);
+    launch.grid.num_tiles = static_cast<std::int32_t>(tiles);
+    launch.grid.num_splits = static_cast<std::int32_t>(splits);
+    launch.grid.heads = static_cast<std::int32_t>(heads);
+    result_.launches.push_back(launch);
+  }
+
+  std::int64_t reserve(std::int64_t bytes) {
+    const auto offset = static_cast<std::int64_t>(result_.workspace.size);
+    result_.workspace.size += static_cast<std::size_t>(ceil_div(bytes, kWorkspaceAlignment) * kWorkspaceAlignment);
+    return offset;
+  }
+
+  /// Splits over keys where tiles of rows alone would leave multiprocessors idle.
+  [[nodiscard]] std::int64_t splits_for(std::int64_t blocks, std::int32_t tile_cols) const {
+    if (p_.batch_invariant) return 1;
+    const std::int64_t tiles = ceil_div(p_.seqlen_k, tile_cols);
+    const std::int64_t wanted = ceil_div(2LL * traits_.multiprocessors, std::max<std::int64_t>(blocks, 1));
+    return std::clamp<std::int64_t>(std::min(wanted, tiles / kFewestTilesASplit), 1, kMostSplits);
+  }
+
+  void lower_forward() {
+    device::KernelConfig config = configure(KernelKind::forward, p_, traits_);
+    config.packed_heads = group() > 1 && p_.seqlen_q <= kFewQueries;
+    const std::int64_t rows = p_.seqlen_q * (config.packed_heads ? group() : 1);
+    const std::int64_t heads = config.packed_heads ? p_.num_heads_k : p_.num_heads_q;
+    const std::int64_t tiles = ceil_div(rows, std::int64_t{config.waves} * config.rows_per_wave);
+    const std::int64_t splits = splits_for(tiles * heads * p_.batch_size, config.tile_cols);
+    config.split = splits > 1;
+    if (config.split) config.sink = false;
+    add(KernelKind::forward, config, tiles, splits, heads, p_.batch_size);
+    if (config.split) add_merge(splits);
+    result_.schedule =
+        concat(config.waves * config.rows_per_wave, "x", config.tile_cols, " tiles, ", config.waves, " waves, ",
+               config.stages, config.stages == 1 ? " stage" : " stages", config.packed_heads ? ", heads packed" : "",
+               splits > 1 ? concat(", ", splits, " splits") : std::string());
+  }
+
+  void add_merge(std::int64_t splits) {
+    const std::int64_t rows = splits * p_.batch_size * p_.num_heads_q * p_.seqlen_q;
+    result_.workspace.partial_out = reserve(4 * rows * p_.head_dim_v);
+    result_.workspace.partial_lse = reserve(4 * rows);
+    const device::KernelConfig config = configure(KernelKind::merge_splits, p_, traits_);
+    add(KernelKind::merge_splits, config, ceil_div(p_.seqlen_q, config.waves), 1, p_.num_heads_q, p_.batch_size);
+    if (!result_.launches.empty()) result_.launches.back().grid.num_splits = static_cast<std::int32_t>(splits);
+  }
+
+  void lower_backward() {
+    result_.workspace.delta = reserve(4 * p_.batch_size * p_.num_heads_q * p_.seqlen_q);
+    const device::KernelConfig rows = configure(KernelKind::row_delta, p_, traits_);
+    add(KernelKind::row_delta, rows, ceil_div(p_.seqlen_q, rows.waves), 1, p_.num_heads_q, p_.batch_size);
+    if (p_.dk || p_.dv) add_key_gradients();
+    if (p_.dq) {
+      const device::KernelConfig config = configure(KernelKind::query_gradient, p_, traits_);
+      add(KernelKind::query_gradient, config, row_tiles(p_.seqlen_q, config), 1, p_.num_heads_q, p_.batch_size);
+      describe(KernelKind::query_gradient, config);
+    }
+    if (p_.dbias) add_bias_gradient();
+    if (p_.dsink) {
+      const device::KernelConfig config = configure(KernelKind::sink_gradient, p_, traits_);
+      add(KernelKind::sink_gradient, config, 1, 1, p_.num_heads_q, 1);
+    }
+  }
+
+  /// Accumulators of dk and dv together pass a lane's registers beyond head_dim 128: then one after
+  /// the other.
+  void add_key_gradients() {
+    device::KernelConfig config = configure(KernelKind::key_gradient, p_, traits_);
+    const bool apart = config.head_dim + config.head_dim_v > 2 * 128;
+    const auto launch = [&](bool dk, bool dv) {
+      config.wants_dk = dk;
+      config.wants_dv = dv;
+      add(KernelKind::key_gradient, config, row_tiles(rows_in_memory_k(), config), 1, p_.num_heads_k, p_.batch_size);
+    };
+    if (apart && p_.dk && p_.dv) {
+      launch(true, false);
+      launch(false, true);
+    } else {
+      launch(p_.dk, p_.dv);
+    }
+    describe(KernelKind::key_gradient, config);
+  }
+
+  void add_bias_gradient() {
+    const device::KernelConfig config = configure(KernelKind::bias_gradient, p_, traits_);
+    const auto dim = [](bool own, std::int64_t size) { return own ? size : std::int64_t{1}; };
+    const std::int64_t queries = p_.bias_dims.query ? row_tiles(p_.seqlen_q, config) : 1;
+    const std::int64_t keys = p_.bias_dims.key ? ceil_div(p_.seqlen_k, config.tile_cols) : 1;
+    add(KernelKind::bias_gradient, config, queries * keys, 1, dim(p_.bias_dims.head, p_.num_heads_q),
+        dim(p_.bias_dims.batch, p_.batch_size));
+  }
+
+  [[nodiscard]] static std::int64_t row_tiles(std::int64_t rows, const device::KernelConfig& config) {
+    return ceil_div(rows, std::int64_t{config.waves} * config.rows_per_wave);
+  }
+
+  void describe(KernelKind kind, const device::KernelConfig& config) {
+    result_.schedule += concat(result_.schedule.empty() ? "" : "; ", kernel_name(kind), " ",
+                               config.waves * config.rows_per_wave, "x", config.tile_cols, " tiles");
+  }
+
+  [[nodiscard]] double estimate_us() const {
+    const auto f = [](std::int64_t n) { return static_cast<double>(n); };
+    double keys = f(p_.seqlen_k);  // visible to a row, on average
+    if (p_.mask == Mask::causal) keys -= 0.5 * std::min(f(p_.seqlen_q), f(p_.seqlen_k));
+    if (p_.window_left >= 0) keys = std::min(keys, f(p_.window_left + std::max<std::int64_t>(p_.window_right, 0) + 1));
+    const double queries = p_.layout == Layout::thd ? f(p_.total_q) : f(p_.batch_size) * f(p_.seqlen_q);
+    const double products = p_.operation == Operation::attention_backward ? 3.5 : 1.0;  // dq and dk, dv recompute
+    const double flops = 2.0 * queries * f(p_.num_heads_q) * keys * f(p_.head_dim + p_.head_dim_v) * products;
+    const double rows_k = p_.layout == Layout::thd ? f(p_.total_k) : f(p_.batch_size) * f(p_.seqlen_k);
+    const double bytes = 2.0 * rows_k * f(p_.num_heads_k) * f(p_.head_dim + p_.head_dim_v);
+    const double launches = kLaunchUs * static_cast<double>(result_.launches.size());
+    return launches + 1e-3 * std::max(flops / traits_.gflops, bytes / traits_.gigabytes_per_second);
+  }
+
+  const Problem& p_;
+  const DeviceTraits& traits_;
+  Lowering result_;
+};
+
+/// Why one kernel can't serve, or empty.
+std::string kernel_refusal(const Launch& launch, const DeviceTraits& traits) {
+  if (fits(launch.key.kind, launch.key.config, traits)) return {};
+  return concat(kernel_name(launch.key.kind), " needs ", launch.shared_bytes, " bytes of shared memory a block, ",
+                traits.architecture, " has ", traits.shared_bytes);
+}
+
+}  // namespace
+
+core::FeatureSet portable_features() { return FeatureSet::all().minus({Feature::f32}); }
+
+std::string portable_refusal(const Problem& problem, const DeviceTraits& traits) {
+  if (problem.head_dim > kMostHeadDim || problem.head_dim_v > kMostHeadDim) {
+    return concat("head_dim and head_dim_v must be <= ", kMostHeadDim, " (got ", problem.head_dim, " and ",
+                  problem.head_dim_v, ")");
+  }
+  const std::int64_t longest = std::max(
+      problem.seqlen_q * (problem.num_heads_q / std::max<std::int64_t>(problem.num_heads_k, 1)), problem.seqlen_k);
+  constexpr std::int64_t kLongest = std::int64_t{1} << 29;
+  if (longest > kLongest) return concat("rows of a sequence must be <= 2^29 (got ", longest, ")");
+  for (const Launch& launch : lower(problem, traits).launches) {
+    if (std::string reason = kernel_refusal(launch, traits); !reason.empty()) return reason;
+  }
+  return {};
+}
+
+Lowering lower(const Problem& problem, const DeviceTraits& traits) { return Lowerer(problem, traits).lower(); }
+
+device::GridParams place_workspace(const device::GridParams& grid, const WorkspaceParts& parts, void* workspace) {
+  device::GridParams placed = grid;
+  const auto at = [workspace](std::int64_t offset) {
+    return offset < 0 ? nullptr : reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + offset);
+  };
+  placed.partial_out = at(parts.partial_out);
+  placed.partial_lse = at(parts.partial_lse);
+  placed.delta = at(parts.delta);
+  return placed;
+}
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,183 @@
+// Tile sizes; see schedule.hpp.
+#include "backends/portable/schedule.hpp"
+
+#include <algorithm>
+
+namespace tilewise::backends::portable {
+namespace {
+
+using device::KernelConfig;
+
+constexpr std::int32_t kDimStep = 32;
+
+std::int64_t group_of(const Problem& p) { return p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1); }
+
+device::BiasType bias_type_of(const Problem& p) {
+  switch (p.bias) {
+    case BiasKind::none:
+      return device::kBiasNone;
+    case BiasKind::f32:
+      return device::kBiasF32;
+    case BiasKind::boolean:
+      return device::kBiasBool;
+    case BiasKind::query:
+      return p.dtype == DType::bf16 ? device::kBiasBf16 : device::kBiasF16;
+  }
+  return device::kBiasNone;
+}
+
+bool is_ranged(const Problem& p) { return p.mask != Mask::none || p.window_left >= 0 || p.window_right >= 0; }
+
+/// What kernels that see scores are specialised on.
+KernelConfig score_config(const Problem& p) {
+  KernelConfig c;
+  c.element = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
+  c.head_dim = padded_dim(p.head_dim);
+  c.head_dim_v = padded_dim(p.head_dim_v);
+  c.vector_rows = !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0;
+  c.exact_dims = c.vector_rows && c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
+  c.ranged = is_ranged(p);
+  c.softcap = p.softcap > 0.0;
+  c.alibi = p.alibi_slopes != AlibiKind::none;
+  c.bias_type = bias_type_of(p);
+  c.dropout = p.dropout_p > 0.0;
+  c.plain_scale = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
+  return c;
+}
+
+void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
+  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int64_t rows = p.seqlen_q * group_of(p);
+  switch (machine) {
+    case device::kSm80:
+      c.stages = 2;
+      c.waves = 4;
+      c.rows_per_wave = dim <= 128 ? 32 : 16;
+      c.rows_in_registers = dim <= 64;
+      if (rows <= 16) {
+        c.rows_per_wave = 16;
+        c.waves = 1;
+      } else if (p.seqlen_q <= 64) {
+        c.rows_per_wave = 16;
+      }
+      break;
+    case device::kCdna:
+      c.waves = rows <= 32 ? 1 : 4;
+      c.rows_per_wave = 32;
+      c.rows_in_registers = true;
+      c.tile_cols = dim <= 128 ? 64 : 32;
+      break;
+    case device::kRdna:
+      c.waves = rows <= 16 ? 1 : 4;
+      c.rows_per_wave = 16;
+      c.rows_in_registers = dim <= 128;
+      c.tile_cols = dim <= 128 ? 64 : 32;
+      break;
+  }
+}
+
+void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
+  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  c.stages = machine == device::kSm80 ? 2 : 1;
+  c.rows_per_wave = machine == device::kCdna ? 32 : 16;
+  c.rows_in_registers = machine == device::kCdna && dim <= 128;
+  c.waves = machine == device::kSm80 ? 8 : 4;
+  c.tile_cols = machine == device::kSm80 && dim <= 128 ? 64 : 32;
+  if (kind == KernelKind::bias_gradient) {
+    c.stages = 1;
+    c.waves = 4;
+    c.rows_in_registers = false;
+  }
+}
+
+/// Reduces a configuration step by step until a block fits, or can't get smaller.
+void shrink_to_fit(KernelKind kind, KernelConfig& c, const DeviceTraits& traits) {
+  while (!fits(kind, c, traits)) {
+    if (c.tile_cols > 32) {
+      c.tile_cols /= 2;
+    } else if (c.waves > 1 && c.waves * c.rows_per_wave > 32) {
+      c.waves /= 2;
+    } else {
+      return;
+    }
+  }
+}
+
+/// Fields that a kernel does not read take their defaults, so that problems share it.
+KernelConfig row_config(const Problem& p) {
+  KernelConfig c;
+  c.element = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
+  c.vector_rows = !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0;
+  c.exact_dims = false;
+  c.waves = 4;
+  return c;
+}
+
+}  // namespace
+
+std::int32_t padded_dim(std::int64_t dim) {
+  return static_cast<std::int32_t>((dim + kDimStep - 1) / kDimStep * kDimStep);
+}
+
+KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTraits& traits) {
+  KernelConfig c;
+  switch (kind) {
+    case KernelKind::forward:
+      c = score_config(problem);
+      c.sink = problem.sink;
+      shape_forward(c, problem, traits.machine);
+      break;
+    case KernelKind::query_gradient:
+    case KernelKind::key_gradient:
+    case KernelKind::bias_gradient:
+      c = score_config(problem);
+      shape_gradient(c, kind, traits.machine);
+      break;
+    case KernelKind::merge_splits:
+      c = row_config(problem);
+      c.sink = problem.sink;
+      break;
+    case KernelKind::row_delta:
+    case KernelKind::sink_gradient:
+      c = row_config(problem);
+      break;
+  }
+  shrink_to_fit(kind, c, traits);
+  return c;
+}
+
+bool fits(KernelKind kind, const KernelConfig& config, const DeviceTraits& traits) {
+  return shared_bytes(kind, config, traits.machine) <= traits.shared_bytes;
+}
+
+std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machine machine) {
+  const bool transposes = machine != device::kSm80;
+  const auto tile = [](std::int32_t rows, std::int32_t cols) { return 2 * rows * cols; };
+  // A stream tile that both products read is kept twice where the machine can't read it transposed.
+  const std::int32_t copies = transposes ? 2 : 1, rows = c.waves * c.rows_per_wave;
+  const std::int32_t keys = tile(c.tile_cols, c.head_dim), values = tile(c.tile_cols, c.head_dim_v);
+  const std::int32_t own = tile(rows, c.head_dim), own_v = tile(rows, c.head_dim_v);
+  const auto whole_lines = [](std::int32_t bytes) { return (bytes + 127) / 128 * 128; };
+  const auto size = [](std::int32_t bytes) { return static_cast<std::uint32_t>(bytes); };
+  switch (kind) {
+    case KernelKind::forward:
+      return size(std::max({(c.rows_in_registers ? 0 : own) + c.stages * (keys + values), own, own_v}));
+    case KernelKind::query_gradient:
+      return size(
+          std::max({(c.rows_in_registers ? 0 : own + own_v) + c.stages * (copies * keys + values), own, own_v}));
+    case KernelKind::key_gradient: {
+      const std::int32_t stage = whole_lines(copies * (keys + values) + 2 * 4 * c.tile_cols);
+      return size(std::max({(c.rows_in_registers ? 0 : own + own_v) + c.stages * stage, own, own_v}));
+    }
+    case KernelKind::bias_gradient:
+      return size(std::max({own + own_v + keys + values, 4 * rows * c.tile_cols}));
+    case KernelKind::sink_gradient:
+      return size(4 * c.waves) * lanes(machine);
+    case KernelKind::merge_splits:
+    case KernelKind::row_delta:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace tilewise::backends::portable

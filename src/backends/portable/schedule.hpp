@@ -1,0 +1,23 @@
+// Tile sizes of the portable kernels: pure functions of the problem and the device.
+#pragma once
+
+#include "backends/portable/lowering.hpp"
+
+namespace tilewise::backends::portable {
+
+/// head_dim as kernels see it: the next multiple of 32.
+[[nodiscard]] std::int32_t padded_dim(std::int64_t dim);
+
+/// The configuration of a kernel for a problem, everything but packed_heads and split decided.
+[[nodiscard]] device::KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTraits& traits);
+
+/// The largest head dims that fit the device's shared memory; see portable_refusal().
+[[nodiscard]] bool fits(KernelKind kind, const device::KernelConfig& config, const DeviceTraits& traits);
+
+/// Shared memory of a block; the generated stub asserts it against the kernel's own struct.
+[[nodiscard]] std::uint32_t shared_bytes(KernelKind kind, const device::KernelConfig& config, device::Machine machine);
+
+/// Lanes of a wave.
+[[nodiscard]] constexpr std::uint32_t lanes(device::Machine machine) { return machine == device::kCdna ? 64 : 32; }
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,47 @@
+// The element-wise part of the backward pass: from products to weights and score gradients. Rows may
+// be queries (for dq and dbias) or keys (for dk and dv); the caller says which element is which.
+#pragma once
+
+#include "device/portable/scores.h"
+
+namespace tilewise::device {
+
+/// What a query brings to the gradients.
+struct QueryStatistics {
+  float lse;    // in units of log2; +infinity where it sees nothing, so that its weights are zero
+  float delta;  // rowsum(out * dout) - dlse
+};
+
+template <class Machine>
+TILEWISE_INLINE QueryStatistics load_statistics(const AttentionParams& p, const GridParams& grid, const Sequence& s,
+                                                int64_t batch, int64_t head, int64_t i) {
+  if (i >= s.seqlen_q) return {kInfinity, 0.0f};
+  const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head));
+  const float delta = Machine::load_global(grid.delta + (batch * p.num_heads_q + head) * p.seqlen_q + i);
+  return {lse == -kInfinity ? kInfinity : lse * kLog2E, delta};
+}
+
+/// Keys minus diagonal that are visible: [low, high].
+struct VisibleBand {
+  int32_t low, high;
+};
+TILEWISE_INLINE VisibleBand visible_band(const AttentionParams& p) {
+  constexpr int64_t kFar = 0x3FFFFFFF;
+  return {static_cast<int32_t>(p.window_left < 0 ? -kFar : -minimum<int64_t>(p.window_left, kFar)),
+          static_cast<int32_t>(p.window_right < 0 ? kFar : minimum<int64_t>(p.window_right, kFar))};
+}
+
+/// The weight before dropout of one position, from the product q.k. `slope_of_cap`: what softcap's
+/// derivative multiplies (1 without softcap).
+template <class Machine, KernelConfig C>
+TILEWISE_INLINE float weight_of(const AttentionParams& p, const RowScore& row, int32_t key, float product, float lse,
+                                float& slope_of_cap) {
+  slope_of_cap = 1.0f;
+  if constexpr (C.plain_scale) return Machine::exp2(product * (p.softmax_scale * kLog2E) - lse);
+  float capped = 0.0f;
+  const float score = full_score<Machine, C>(p, row, key, product, &capped);
+  if constexpr (C.softcap) slope_of_cap = 1.0f - capped * capped;
+  return Machine::exp2(score - lse);
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,279 @@
+// dk and dv: a block owns rows of keys and values and streams queries and their gradients past them,
+// head after head of the group, so that dk and dv have one owner and one order of summation.
+#pragma once
+
+#include "device/portable/dropout.h"
+#include "device/portable/gradients.h"
+#include "device/portable/own_rows.h"
+#include "device/portable/store_rows.h"
+
+namespace tilewise::device {
+
+template <class Ops, KernelConfig C>
+struct KeyGradientShared {
+  static constexpr int kBlockRows = C.waves * C.rows_per_wave;
+  using QueryTile = StreamTile<C.tile_cols, C.head_dim, kForBoth, Ops::kTransposedCopies>;
+  using DoutTile = StreamTile<C.tile_cols, C.head_dim_v, kForBoth, Ops::kTransposedCopies>;
+  struct Stage {
+    QueryTile queries;
+    DoutTile douts;
+    float lse[C.tile_cols];
+    float delta[C.tile_cols];
+  };
+  using KeyRows = SharedTile<kBlockRows, C.head_dim>;
+  using ValueRows = SharedTile<kBlockRows, C.head_dim_v>;
+  struct Rows {
+    KeyRows keys;
+    ValueRows values;
+  };
+  /// Rows that stay here have their own place; rows that move to registers pass through the stages'.
+  struct Streams : RowsPart<!C.rows_in_registers, Rows> {
+    Stage stage[C.stages];
+  };
+  union {
+    Streams streams;
+    KeyRows keys;
+    ValueRows values;
+  };
+
+  TILEWISE_INLINE KeyRows& key_rows() {
+    if constexpr (C.rows_in_registers) {
+      return keys;
+    } else {
+      return streams.rows.keys;
+    }
+  }
+  TILEWISE_INLINE ValueRows& value_rows() {
+    if constexpr (C.rows_in_registers) {
+      return values;
+    } else {
+      return streams.rows.values;
+    }
+  }
+};
+
+template <class Ops, KernelConfig C>
+class KeyGradientKernel {
+  using Machine = typename Ops::Machine;
+  using Shared = KeyGradientShared<Ops, C>;
+  using Scores = typename Ops::template Accumulators<C.rows_per_wave, C.tile_cols>;
+  using KeySums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim>;
+  using ValueSums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim_v>;
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  static_assert(kThreads >= C.tile_cols, "a thread brings the statistics of one query");
+
+ public:
+  TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
+    const GridPlace place = grid_place<Machine>(params.grid);
+    const Sequence sequence = sequence_of(params.call, place.batch);
+    if (static_cast<int64_t>(place.tile) * Shared::kBlockRows >= sequence.all_k) return;
+    KeyGradientKernel kernel(params, shared, sequence, place);
+    kernel.visit_queries();
+    kernel.finish();
+  }
+
+ private:
+  TILEWISE_INLINE KeyGradientKernel(const KernelParams& params, Shared& shared, const Sequence& sequence,
+                                    const GridPlace& place)
+      : p_(params.call), grid_(params.grid), shared_(shared), sequence_(sequence), place_(place) {
+    lane_ = Machine::lane();
+    wave_row_ = Machine::wave() * C.rows_per_wave;
+    // Rows are counted in memory, so that left padding is written too; keys count from the used part.
+    first_key_ = place.tile * Shared::kBlockRows - static_cast<int32_t>(sequence.leftpad);
+    diagonal_ = static_cast<int32_t>(diagonal_offset(p_, sequence));
+    group_ = static_cast<int32_t>(p_.num_heads_q / p_.num_heads_k);
+    band_ = visible_band(p_);
+    dk_.clear();
+    dv_.clear();
+    if constexpr (C.dropout) seed_ = dropout_seed(p_);
+  }
+
+  /// Query tiles [begin, end), of which [full_begin, full_end) are visible to every key of the block.
+  struct Tiles {
+    int32_t begin, end, full_begin, full_end;
+    TILEWISE_INLINE int32_t count() const { return end - begin; }
+  };
+
+  TILEWISE_INLINE Tiles tiles() const {
+    const auto seqlen_q = static_cast<int32_t>(sequence_.seqlen_q), seqlen_k = static_cast<int32_t>(sequence_.seqlen_k);
+    const int32_t first = maximum(first_key_, 0), last = minimum(first_key_ + Shared::kBlockRows, seqlen_k) - 1;
+    if (first > last || seqlen_q == 0) return {0, 0, 0, 0};
+    int32_t begin = 0, end = seqlen_q, all_begin = 0, all_end = seqlen_q;
+    if constexpr (C.ranged) {
+      begin = clamp_query(first - diagonal_ - band_.high);
+      end = clamp_query(last - diagonal_ - band_.low + 1);
+      all_begin = clamp_query(last - diagonal_ - band_.high);
+      all_end = clamp_query(first - diagonal_ - band_.low + 1);
+    }
+    if (begin >= end) return {0, 0, 0, 0};
+    return {begin / C.tile_cols, ceil_div(end, C.tile_cols), ceil_div(all_begin, C.tile_cols), all_end / C.tile_cols};
+  }
+
+  TILEWISE_INLINE int32_t clamp_query(int32_t i) const {
+    return maximum(0, minimum(i, static_cast<int32_t>(sequence_.seqlen_q)));
+  }
+
+  TILEWISE_INLINE void visit_queries() {
+    const Tiles t = tiles();
+    const int32_t steps = t.count() * group_;
+    if (steps == 0) return;
+    keys_.load(shared_.key_rows(), wave_row_, [&](auto& tile) { load_own_rows(tile, p_.k, p_.head_dim); });
+    if constexpr (C.wants_dk) {
+      values_.load(shared_.value_rows(), wave_row_, [&](auto& tile) { load_own_rows(tile, p_.v, p_.head_dim_v); });
+    }
+    start(0, t);
+    for (int32_t step = 0; step < steps; ++step) {
+      const int32_t tile = t.begin + step % t.count();
+      if (C.ranged && (tile < t.full_begin || tile >= t.full_end)) {
+        visit<true>(step, steps, t);
+      } else {
+        visit<false>(step, steps, t);
+      }
+    }
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE void load_own_rows(Tile& tile, const Tensor4& from, int64_t cols) {
+    const RowSource source = key_source(from, sequence_, place_.batch, place_.head, cols);
+    constexpr int kRowChunks = Tile::kCols / kChunk;
+    for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+      const int row = unit / kRowChunks, chunk = unit % kRowChunks;
+      const int64_t key = maximum(0, minimum(first_key_ + row, source.rows - 1));
+      copy_chunk<Ops, C>(tile.chunk(row, chunk), source.data + key * source.stride, chunk * kChunk, source.cols);
+    }
+  }
+
+  TILEWISE_INLINE typename Shared::Stage& stage(int32_t step) { return shared_.streams.stage[step % C.stages]; }
+  TILEWISE_INLINE int32_t head_of(int32_t step, const Tiles& t) const {
+    return place_.head * group_ + step / t.count();
+  }
+
+  TILEWISE_INLINE RowSource query_source(const Tensor4& t, int32_t head, int64_t cols) const {
+    return {static_cast<const uint16_t*>(t.data) + row_offset(t, sequence_, place_.batch, 0, head), t.seq_stride,
+            static_cast<int32_t>(sequence_.seqlen_q), static_cast<int32_t>(cols)};
+  }
+
+  TILEWISE_INLINE void start(int32_t step, const Tiles& t) {
+    const int32_t head = head_of(step, t), first = (t.begin + step % t.count()) * C.tile_cols;
+    query_loader_.start(stage(step).queries, query_source(p_.q, head, p_.head_dim), first);
+    dout_loader_.start(stage(step).douts, query_source(p_.dout, head, p_.head_dim_v), first);
+    const int thread = Machine::thread();
+    if (thread < C.tile_cols) {
+      statistics_ = load_statistics<Machine>(p_, grid_, sequence_, place_.batch, head, first + thread);
+    }
+  }
+
+  TILEWISE_INLINE void finish_stage(int32_t step) {
+    typename Shared::Stage& current = stage(step);
+    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
+    Ops::finish_copies();
+    query_loader_.finish(current.queries);
+    dout_loader_.finish(current.douts);
+    const int thread = Machine::thread();
+    if (thread < C.tile_cols) {
+      Machine::store_shared(&current.lse[thread], statistics_.lse);
+      Machine::store_shared(&current.delta[thread], statistics_.delta);
+    }
+    Machine::barrier();
+  }
+
+  template <bool kMasked>
+  TILEWISE_INLINE void visit(int32_t step, int32_t steps, const Tiles& t) {
+    finish_stage(step);
+    if (step + 1 < steps) start(step + 1, t);
+    const typename Shared::Stage& current = stage(step);
+    const int32_t head = head_of(step, t), first_query = (t.begin + step % t.count()) * C.tile_cols;
+
+    Scores scores, gradients;
+    scores.clear();
+    gradients.clear();
+    keys_.multiply(scores, shared_.key_rows(), wave_row_, current.queries.for_multiply());
+    if constexpr (C.wants_dk) {
+      values_.multiply(gradients, shared_.value_rows(), wave_row_, current.douts.for_multiply());
+    }
+    const RowScore of_head = row_score<C>(p_, sequence_, place_.batch, head, 0);
+    const int lane = lane_;
+    scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
+      const int32_t key = first_key_ + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query + col;
+      RowScore row = of_head;
+      row.query = query;
+      row.diagonal = query + diagonal_;
+      if constexpr (C.bias_type != kBiasNone) {
+        row.bias += minimum<int64_t>(query, sequence_.seqlen_q - 1) * p_.bias.query_stride;
+      }
+      float slope = 1.0f;
+      float weight = weight_of<Machine, C>(p_, row, maximum(key, 0), score,
+                                           Machine::template load_shared<float>(&current.lse[col]), slope);
+      if constexpr (kMasked) {
+        const int32_t distance = key - row.diagonal;
+        weight = distance >= band_.low && distance <= band_.high ? weight : 0.0f;
+      }
+      float kept = weight;
+      if constexpr (C.dropout) {
+        const bool keep = keeps(p_, seed_, of_head.batch_head, query, key);
+        kept = keep ? weight * p_.dropout_scale : 0.0f;
+        gradient = keep ? gradient * p_.dropout_scale : 0.0f;
+      }
+      gradient = weight * (gradient - Machine::template load_shared<float>(&current.delta[col])) * slope;
+      score = kept;
+    });
+    if constexpr (C.wants_dv) {
+      Ops::template accumulate<C.element>(dv_, Ops::template to_operand<C.element>(scores),
+                                          current.douts.for_accumulate());
+    }
+    if constexpr (C.wants_dk) {
+      Ops::template accumulate<C.element>(dk_, Ops::template to_operand<C.element>(gradients),
+                                          current.queries.for_accumulate());
+    }
+  }
+
+  /// The outputs take the stages' place, one after the other.
+  TILEWISE_INLINE void finish() {
+    if constexpr (C.wants_dk) write(shared_.keys, dk_, p_.softmax_scale, p_.dk, p_.head_dim);
+    if constexpr (C.wants_dv) write(shared_.values, dv_, 1.0f, p_.dv, p_.head_dim_v);
+  }
+
+  TILEWISE_INLINE bool used(int row) const {
+    return first_key_ + row >= 0 && first_key_ + row < static_cast<int32_t>(sequence_.seqlen_k);
+  }
+
+  template <class Tile, class Sums>
+  TILEWISE_INLINE void write(Tile& tile, Sums& sums, float scale, const Tensor4& to, int64_t cols) {
+    if (!to.data) return;
+    typename Sums::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Sums::kSlots; ++slot) {
+      factor[slot] = used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
+    }
+    sums.scale_rows(factor);
+    Machine::barrier();  // what stood here was read by all
+    store_rows<Ops, C>(tile, sums, wave_row_);
+    Machine::wave_sync();
+    copy_rows_out<Ops, C>(tile, wave_row_, C.rows_per_wave, cols, [&](int row) -> uint16_t* {
+      const int64_t in_memory = first_key_ + row + sequence_.leftpad;
+      if (in_memory >= sequence_.all_k) return nullptr;
+      const int64_t place = place_.batch * to.batch_stride + (sequence_.k_row + first_key_ + row) * to.seq_stride +
+                            place_.head * to.head_stride;
+      return static_cast<uint16_t*>(to.data) + place;
+    });
+  }
+
+  const AttentionParams& p_;
+  const GridParams& grid_;
+  Shared& shared_;
+  Sequence sequence_;
+  GridPlace place_;
+  int lane_, wave_row_;
+  int32_t first_key_, diagonal_, group_;
+  VisibleBand band_;
+  TileLoader<Ops, C, typename Shared::QueryTile> query_loader_;
+  TileLoader<Ops, C, typename Shared::DoutTile> dout_loader_;
+  OwnRows<Ops, C, C.head_dim> keys_;
+  OwnRows<Ops, C, C.head_dim_v> values_;
+  QueryStatistics statistics_;
+  DropoutSeed seed_;
+  KeySums dk_;
+  ValueSums dv_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,183 @@
+// dq: a block owns rows of queries (and of dout) and streams keys and values past them. It has one
+// owner and one order of summation, so dq is reproducible without atomics.
+#pragma once
+
+#include "device/portable/dropout.h"
+#include "device/portable/gradients.h"
+#include "device/portable/own_rows.h"
+#include "device/portable/store_rows.h"
+
+namespace tilewise::device {
+
+template <class Ops, KernelConfig C>
+struct QueryGradientShared {
+  static constexpr int kBlockRows = C.waves * C.rows_per_wave;
+  using KeyTile = StreamTile<C.tile_cols, C.head_dim, kForBoth, Ops::kTransposedCopies>;
+  using ValueTile = StreamTile<C.tile_cols, C.head_dim_v, kForMultiply, Ops::kTransposedCopies>;
+  struct Stage {
+    KeyTile keys;
+    ValueTile values;
+  };
+  using QueryRows = SharedTile<kBlockRows, C.head_dim>;
+  using DoutRows = SharedTile<kBlockRows, C.head_dim_v>;
+  struct Rows {
+    QueryRows queries;
+    DoutRows douts;
+  };
+  /// Rows that stay here have their own place; rows that move to registers pass through the stages'.
+  struct Streams : RowsPart<!C.rows_in_registers, Rows> {
+    Stage stage[C.stages];
+  };
+  union {
+    Streams streams;
+    QueryRows queries;
+    DoutRows douts;
+  };
+
+  TILEWISE_INLINE QueryRows& query_rows() {
+    if constexpr (C.rows_in_registers) {
+      return queries;
+    } else {
+      return streams.rows.queries;
+    }
+  }
+  TILEWISE_INLINE DoutRows& dout_rows() {
+    if constexpr (C.rows_in_registers) {
+      return douts;
+    } else {
+      return streams.rows.douts;
+    }
+  }
+};
+
+template <class Ops, KernelConfig C>
+class QueryGradientKernel {
+  using Machine = typename Ops::Machine;
+  using Shared = QueryGradientShared<Ops, C>;
+  using Scores = typename Ops::template Accumulators<C.rows_per_wave, C.tile_cols>;
+  using Out = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim>;
+
+ public:
+  TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
+    const GridPlace place = grid_place<Machine>(params.grid);
+    const Sequence sequence = sequence_of(params.call, place.batch);
+    const BlockRows<C> rows(params.call, sequence, place, Shared::kBlockRows);
+    if (rows.first_row >= rows.total_rows) return;
+    QueryGradientKernel kernel(params, shared, sequence, rows);
+    kernel.visit_keys();
+    kernel.finish();
+  }
+
+ private:
+  TILEWISE_INLINE QueryGradientKernel(const KernelParams& params, Shared& shared, const Sequence& sequence,
+                                      const BlockRows<C>& rows)
+      : p_(params.call), shared_(shared), sequence_(sequence), rows_(rows) {
+    lane_ = Machine::lane();
+    wave_row_ = Machine::wave() * C.rows_per_wave;
+    out_.clear();
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const int32_t row = rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
+      const int32_t query = maximum(minimum(row, rows_.used_rows - 1), 0);
+      row_scores_[slot] = row_score<C>(p_, sequence_, rows_.batch, rows_.first_head, query);
+      statistics_[slot] = load_statistics<Machine>(p_, params.grid, sequence_, rows_.batch, rows_.first_head, row);
+    }
+    if constexpr (C.dropout) seed_ = dropout_seed(p_);
+  }
+
+  TILEWISE_INLINE void visit_keys() {
+    if (rows_.first_row >= rows_.used_rows) return;
+    const int32_t last = minimum(rows_.first_row + Shared::kBlockRows, rows_.used_rows) - 1;
+    const BlockKeys seen = block_keys<C>(p_, sequence_, rows_.first_row, last);
+    if (seen.end <= seen.begin) return;
+    const int32_t begin = seen.begin / C.tile_cols, end = ceil_div(seen.end, C.tile_cols);
+    const int32_t full_begin = ceil_div(seen.all_begin, C.tile_cols), full_end = seen.all_end / C.tile_cols;
+    keys_ = key_source(p_.k, sequence_, rows_.batch, rows_.head_k(), p_.head_dim);
+    values_ = key_source(p_.v, sequence_, rows_.batch, rows_.head_k(), p_.head_dim_v);
+    queries_.load(shared_.query_rows(), wave_row_,
+                  [&](auto& tile) { load_block_rows<Ops, C>(tile, p_.q, p_.head_dim, rows_, sequence_); });
+    douts_.load(shared_.dout_rows(), wave_row_,
+                [&](auto& tile) { load_block_rows<Ops, C>(tile, p_.dout, p_.head_dim_v, rows_, sequence_); });
+    start(begin);
+    for (int32_t tile = begin;;) {
+      while (tile >= full_begin && tile < full_end) step<false>(tile++, end);
+      if (tile >= end) break;
+      step<true>(tile++, end);
+    }
+  }
+
+  TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+
+  TILEWISE_INLINE void start(int32_t tile) {
+    key_loader_.start(stage(tile).keys, keys_, tile * C.tile_cols);
+    value_loader_.start(stage(tile).values, values_, tile * C.tile_cols);
+  }
+
+  template <bool kMasked>
+  TILEWISE_INLINE void step(int32_t tile, int32_t end) {
+    typename Shared::Stage& current = stage(tile);
+    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
+    Ops::finish_copies();
+    key_loader_.finish(current.keys);
+    value_loader_.finish(current.values);
+    Machine::barrier();
+    if (tile + 1 < end) start(tile + 1);
+
+    Scores scores, gradients;
+    scores.clear();
+    gradients.clear();
+    queries_.multiply(scores, shared_.query_rows(), wave_row_, current.keys.for_multiply());
+    douts_.multiply(gradients, shared_.dout_rows(), wave_row_, current.values.for_multiply());
+    const int32_t first_key = tile * C.tile_cols;
+    if constexpr (C.dropout) {
+      for_each_draw<Machine>(gradients, p_, seed_, row_scores_, first_key,
+                             [&](int, int, auto&& x, bool kept) { x = kept ? x * p_.dropout_scale : 0.0f; });
+    }
+    scores.for_each_pair(gradients, lane_, [&](int slot, int col, auto&& score, auto&& gradient) {
+      const int32_t key = first_key + col;
+      float slope = 1.0f;
+      float weight = weight_of<Machine, C>(p_, row_scores_[slot], key, score, statistics_[slot].lse, slope);
+      if constexpr (kMasked) {
+        weight = key >= row_scores_[slot].key_begin && key < row_scores_[slot].key_end ? weight : 0.0f;
+      }
+      score = weight * (gradient - statistics_[slot].delta) * slope;
+    });
+    Ops::template accumulate<C.element>(out_, Ops::template to_operand<C.element>(scores),
+                                        current.keys.for_accumulate());
+  }
+
+  TILEWISE_INLINE void finish() {
+    typename Out::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      const int32_t row = rows_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
+      factor[slot] = row < rows_.used_rows ? p_.softmax_scale : 0.0f;
+    }
+    out_.scale_rows(factor);
+    Machine::barrier();  // the last tile was read by all: its place takes the output
+    store_rows<Ops, C>(shared_.queries, out_, wave_row_);
+    Machine::wave_sync();
+    copy_rows_out<Ops, C>(shared_.queries, wave_row_, C.rows_per_wave, p_.head_dim, [&](int row) -> uint16_t* {
+      const int32_t r = rows_.first_row + row;
+      if (r >= rows_.total_rows) return nullptr;
+      return static_cast<uint16_t*>(p_.dq.data) + row_offset(p_.dq, sequence_, rows_.batch, r, rows_.first_head);
+    });
+  }
+
+  const AttentionParams& p_;
+  Shared& shared_;
+  Sequence sequence_;
+  BlockRows<C> rows_;
+  int lane_, wave_row_;
+  RowSource keys_, values_;
+  TileLoader<Ops, C, typename Shared::KeyTile> key_loader_;
+  TileLoader<Ops, C, typename Shared::ValueTile> value_loader_;
+  OwnRows<Ops, C, C.head_dim> queries_;
+  OwnRows<Ops, C, C.head_dim_v> douts_;
+  RowScore row_scores_[Scores::kSlots];
+  QueryStatistics statistics_[Scores::kSlots];
+  DropoutSeed seed_;
+  Out out_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,88 @@
+// delta = rowsum(out * dout) - dlse of every used query, once for the whole backward pass. A wave
+// takes a row at a time.
+#pragma once
+
+#include "device/portable/block_rows.h"
+
+namespace tilewise::device {
+
+template <class Machine, KernelConfig C>
+TILEWISE_INLINE float element_to_float(uint32_t bits) {
+  return C.element == kBf16 ? bf16_to_float(static_cast<uint16_t>(bits)) : f16_to_float(static_cast<uint16_t>(bits));
+}
+
+/// a . b of two rows, the same in every lane.
+template <class Machine, KernelConfig C>
+TILEWISE_INLINE float row_dot(const uint16_t* a, const uint16_t* b, int32_t cols) {
+  float sum = 0.0f;
+  for (int32_t col = Machine::lane() * kChunk; col < cols; col += Machine::kLanes * kChunk) {
+    const Chunk x = load_chunk<Machine, C>(a, col, cols), y = load_chunk<Machine, C>(b, col, cols);
+    TILEWISE_UNROLL
+    for (int i = 0; i < kChunk; ++i) {
+      const int shift = 16 * (i % 2);
+      sum += element_to_float<Machine, C>(x.word[i / 2] >> shift & 0xFFFFu) *
+             element_to_float<Machine, C>(y.word[i / 2] >> shift & 0xFFFFu);
+    }
+  }
+  TILEWISE_UNROLL
+  for (int bit = 1; bit < Machine::kLanes; bit *= 2) sum += Machine::shuffle_xor(sum, bit);
+  return sum;
+}
+
+template <class Machine, KernelConfig C>
+struct RowDeltaKernel {
+  TILEWISE_INLINE static void run(const KernelParams& params) {
+    const AttentionParams& p = params.call;
+    const GridPlace place = grid_place<Machine>(params.grid);
+    const Sequence s = sequence_of(p, place.batch);
+    const int64_t i = static_cast<int64_t>(place.tile) * C.waves + Machine::wave();
+    if (i >= s.seqlen_q) return;
+    const auto* out = static_cast<const uint16_t*>(p.out.data) + row_offset(p.out, s, place.batch, i, place.head);
+    const auto* dout = static_cast<const uint16_t*>(p.dout.data) + row_offset(p.dout, s, place.batch, i, place.head);
+    float delta = row_dot<Machine, C>(out, dout, static_cast<int32_t>(p.head_dim_v));
+    if (p.dlse.data) delta -= Machine::load_global(p.dlse.data + lse_offset(p.dlse, s, place.batch, i, place.head));
+    if (Machine::lane() != 0) return;
+    const int64_t row = (static_cast<int64_t>(place.batch) * p.num_heads_q + place.head) * p.seqlen_q + i;
+    Machine::store_global(params.grid.delta + row, delta);
+  }
+};
+
+/// dsink = -sum over rows of exp(sink - lse) * delta; one block a head, in a fixed order.
+template <class Machine, KernelConfig C>
+struct SinkGradientKernel {
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  struct Shared {
+    float part[kThreads];
+  };
+
+  TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
+    const AttentionParams& p = params.call;
+    const int64_t head = Machine::block();
+    const float sink = Machine::load_global(p.sink + head * p.sink_stride);
+    float sum = 0.0f;
+    for (int64_t b = 0; b < p.batch_size; ++b) {
+      const Sequence s = sequence_of(p, b);
+      for (int64_t i = Machine::thread(); i < s.seqlen_q; i += kThreads) {
+        const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, b, i, head));
+        const float delta = Machine::load_global(params.grid.delta + (b * p.num_heads_q + head) * p.seqlen_q + i);
+        if (lse != -kInfinity) sum -= Machine::exp2((sink - lse) * kLog2E) * delta;
+      }
+    }
+    Machine::store_shared(&shared.part[Machine::thread()], sum);
+    Machine::barrier();
+    for (int half = kThreads / 2; half > 0; half /= 2) {
+      const int thread = Machine::thread();
+      if (thread < half) {
+        Machine::store_shared(&shared.part[thread],
+                              Machine::template load_shared<float>(&shared.part[thread]) +
+                                  Machine::template load_shared<float>(&shared.part[thread + half]));
+      }
+      Machine::barrier();
+    }
+    if (Machine::thread() == 0) {
+      Machine::store_global(p.dsink + head * p.dsink_stride, Machine::template load_shared<float>(&shared.part[0]));
+    }
+  }
+};
+
+}  // namespace tilewise::device

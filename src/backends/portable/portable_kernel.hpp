@@ -4,18 +4,13 @@
 
 #include <memory>
 
+#include "backends/portable/kernel_memo.hpp"
 #include "backends/portable/lowering.hpp"
 #include "core/implementation.hpp"
 #include "jit/compiled_kernel.hpp"
 #include "jit/target.hpp"
 
 namespace tilewise::backends::portable {
-
-/// A kernel loaded on one device; opaque to everyone but its Runtime.
-class LoadedKernel {
- public:
-  virtual ~LoadedKernel() = default;
-};
 
 /// A device that runs portable kernels: one GPU, or an emulation. Thread-safe.
 class Runtime {
@@ -30,6 +25,12 @@ class Runtime {
   /// Enqueues; no allocation, no synchronisation.
   virtual void launch(const LoadedKernel& kernel, const Launch& launch, const device::KernelParams& params,
                       void* stream) const = 0;
+
+  /// What make_portable_kernel() has loaded here.
+  [[nodiscard]] KernelMemo& memo() const noexcept { return memo_; }
+
+ private:
+  mutable KernelMemo memo_;
 };
 
 /// Compiles or finds every kernel of the problem and loads it. `runtime` outlives the kernel.

@@ -1,0 +1,15 @@
+// The CUDA backend: portable kernels on NVIDIA GPUs of compute capability 8.0 and newer.
+#pragma once
+
+#include <span>
+
+#include "core/device.hpp"
+#include "core/implementation.hpp"
+
+namespace tilewise::backends {
+
+/// "cuda.sm80".
+[[nodiscard]] std::span<const core::Implementation* const> cuda_implementations();
+[[nodiscard]] const core::DeviceSystem& cuda_system();
+
+}  // namespace tilewise::backends

@@ -1,0 +1,15 @@
+// The HIP backend: portable kernels on AMD GPUs, with MFMA (CDNA) and WMMA (RDNA 3).
+#pragma once
+
+#include <span>
+
+#include "core/device.hpp"
+#include "core/implementation.hpp"
+
+namespace tilewise::backends {
+
+/// "hip.cdna" and "hip.rdna".
+[[nodiscard]] std::span<const core::Implementation* const> hip_implementations();
+[[nodiscard]] const core::DeviceSystem& hip_system();
+
+}  // namespace tilewise::backends

@@ -1,0 +1,32 @@
+// The device that a thread plans for.
+#include "core/device.hpp"
+
+namespace tilewise::core {
+namespace {
+
+const DeviceScope*& innermost() {
+  thread_local const DeviceScope* scope = nullptr;
+  return scope;
+}
+
+}  // namespace
+
+DeviceScope::DeviceScope(Device device, void* stream) : device_(device), stream_(stream), outer_(innermost()) {
+  innermost() = this;
+}
+
+DeviceScope::~DeviceScope() { innermost() = outer_; }
+
+int planning_device(DeviceType type) {
+  if (type == DeviceType::cpu) return 0;
+  const DeviceScope* scope = innermost();
+  return scope != nullptr && scope->device_.type == type ? scope->device_.index : device_system(type)->current_device();
+}
+
+bool planning_in_capture() {
+  const DeviceScope* scope = innermost();
+  if (scope == nullptr || scope->device_.type == DeviceType::cpu) return false;
+  return device_system(scope->device_.type)->is_capturing(scope->device_.index, scope->stream_);
+}
+
+}  // namespace tilewise::core

@@ -1,0 +1,54 @@
+// What the framework itself asks of a kind of GPU: which device a call means, whether its stream is
+// being captured, memory for workspaces, copies for checks. Backends provide it.
+#pragma once
+
+#include <cstddef>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::core {
+
+/// A kind of GPU. Stateless to its callers and thread-safe; every function but current_device() throws
+/// Error(runtime) with the driver's own name of what went wrong.
+class DeviceSystem {
+ public:
+  virtual ~DeviceSystem() = default;
+  /// The device of the calling thread's context; 0 where it has none or there is no driver.
+  [[nodiscard]] virtual int current_device() const noexcept = 0;
+  /// Devices there are; 0 without a driver.
+  [[nodiscard]] virtual int device_count() const noexcept = 0;
+  [[nodiscard]] virtual bool is_capturing(int device, void* stream) const = 0;
+  [[nodiscard]] virtual void* allocate(int device, std::size_t bytes) const = 0;
+  virtual void free(int device, void* memory) const noexcept = 0;
+  /// Copies wait for what the stream holds and are complete on return.
+  virtual void copy_to_device(int device, void* target, const void* source, std::size_t bytes, void* stream) const = 0;
+  virtual void copy_to_host(int device, void* target, const void* source, std::size_t bytes, void* stream) const = 0;
+  virtual void synchronize(int device, void* stream) const = 0;
+};
+
+/// Null for the CPU. Defined by src/backends/table.cpp, the one place that knows every backend.
+[[nodiscard]] const DeviceSystem* device_system(DeviceType type);
+
+/// While it lives, this thread plans for `device`, and on a GPU for work on `stream`. A Problem says only the
+/// kind of device; plans are kept for each device of that kind.
+class DeviceScope {
+ public:
+  DeviceScope(Device device, void* stream);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  friend int planning_device(DeviceType type);
+  friend bool planning_in_capture();
+  Device device_;
+  void* stream_;
+  const DeviceScope* outer_;
+};
+
+/// Index of the device to plan for: the innermost scope's, else that of the thread's context. 0 on the CPU.
+[[nodiscard]] int planning_device(DeviceType type);
+/// Whether the innermost scope's stream is being captured, so that nothing may be compiled, loaded or allocated.
+[[nodiscard]] bool planning_in_capture();
+
+}  // namespace tilewise::core

@@ -1,6 +1,7 @@
 // Opens libcuda and libamdhip64, each once, and fills their tables.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string_view>
 #include <vector>
 
@@ -35,13 +36,21 @@ std::vector<FunctionEntry> hip_entries(HipDriver& table) { return {TILEWISE_HIP_
 constinit Published<Opened<CudaDriver>> g_cuda;
 constinit Published<Opened<HipDriver>> g_hip;
 
+/// The library that a variable names, in place of the usual ones.
+std::vector<std::string> library_names(const char* variable, std::vector<std::string> usual) {
+  const char* asked = std::getenv(variable);
+  return asked != nullptr && *asked != '\0' ? std::vector<std::string>{asked} : usual;
+}
+
 const Opened<CudaDriver>& opened_cuda() {
-  return g_cuda.get([] { return open_driver<CudaDriver>({"libcuda.so.1"}, cuda_entries); });
+  return g_cuda.get(
+      [] { return open_driver<CudaDriver>(library_names("TILEWISE_CUDA_DRIVER", {"libcuda.so.1"}), cuda_entries); });
 }
 
 const Opened<HipDriver>& opened_hip() {
   return g_hip.get([] {
-    return open_driver<HipDriver>({"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"},
+    return open_driver<HipDriver>(library_names("TILEWISE_HIP_DRIVER", {"libamdhip64.so.7", "libamdhip64.so.6",
+                                                                        "libamdhip64.so.5", "libamdhip64.so"}),
                                   hip_entries);
   });
 }

@@ -20,6 +20,7 @@ class HostModule {
 
  private:
   void* handle_;
+  int file_;  // open as long as the library is: the loader tells libraries apart by the name /proc/self/fd/N
 };
 
 }  // namespace tilewise::jit

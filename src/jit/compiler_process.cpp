@@ -1,0 +1,100 @@
+// Talks to tilewise-compiler, the program in which NVRTC and hipRTC run.
+#include <cstdint>
+
+#include "core/message.hpp"
+#include "jit/compiler_steps.hpp"
+#include "jit/complete_source.hpp"
+#include "jit/files.hpp"
+#include "jit/search_paths.hpp"
+
+namespace tilewise::jit {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kProgram = "tilewise-compiler";
+
+/// Neither NVRTC nor hipRTC has this header, and the device headers need no other.
+constexpr std::string_view kStandardIntegers = R"(#pragma once
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long uint64_t;
+typedef long intptr_t;
+typedef unsigned long uintptr_t;
+)";
+
+std::vector<std::string> options_for(const Compiler& compiler, const Target& target) {
+  if (compiler.kind == CompilerKind::nvrtc) {
+    return {"--gpu-architecture=" + target.architecture, "--std=c++20", "-default-device", "--ptxas-options=-v"};
+  }
+  return {"--offload-arch=" + target.architecture, "-std=c++20", "-O3"};
+}
+
+}  // namespace
+
+fs::path find_compiler_process(std::string& reason) {
+  if (const std::string named = environment_variable("TILEWISE_COMPILER"); !named.empty()) {
+    const fs::path program = find_program(named);
+    if (program.empty())
+      reason = core::concat("TILEWISE_COMPILER: must name a program (got ", core::quoted(named), ")");
+    return program;
+  }
+  const fs::path own = own_folder();
+  std::vector<fs::path> places{own};  // the wheel's package, a build folder's root
+  for (fs::path folder = own; folder.has_relative_path() && places.size() < 12; folder = folder.parent_path()) {
+    places.push_back(folder / "libexec" / "tilewise");
+    std::error_code error;
+    if (fs::exists(folder / "CMakeCache.txt", error)) places.push_back(folder);
+  }
+  for (const fs::path& place : places) {
+    if (fs::path program = find_program((place / kProgram).string()); !program.empty()) return program;
+  }
+  fs::path program = find_program(kProgram);
+  if (program.empty()) {
+    reason = core::concat(kProgram, " not found beside the library (", own.string(),
+                          "), in its libexec/tilewise or in PATH; TILEWISE_COMPILER names it");
+  }
+  return program;
+}
+
+CompilerReply ask_compiler_process(const CompilerRequest& request, double limit_seconds) {
+  CompilerReply reply;
+  const fs::path program = find_compiler_process(reply.error);
+  if (program.empty()) return reply;
+  const std::vector<std::byte> message = request.encode();
+  const ChildResult result =
+      run_child({program.string()}, {reinterpret_cast<const char*>(message.data()), message.size()}, {}, limit_seconds);
+  const bool understood = result.succeeded() && reply.decode(as_bytes(result.output));
+  if (!understood) {
+    reply = {};
+    reply.error = core::concat(request.interface, " ", result.succeeded() ? "process gave no answer" : result.ending());
+  }
+  if (!result.errors.empty()) reply.log += (reply.log.empty() ? "" : "\n") + result.errors;
+  return reply;
+}
+
+std::string stub_name(TargetKind kind) {
+  return kind == TargetKind::cuda ? "stub.cu" : kind == TargetKind::hip ? "stub.hip" : "stub.cpp";
+}
+
+Compilation compile_at_run_time(const Compiler& compiler, const Target& target, const KernelSource& source) {
+  CompilerRequest request;
+  request.interface = compiler.kind == CompilerKind::nvrtc ? "nvrtc" : "hiprtc";
+  request.library = compiler.path;
+  request.name = stub_name(target.kind);
+  request.source = source.stub;
+  request.headers.emplace_back("stdint.h", kStandardIntegers);
+  for (const DeviceSource* header : reachable_headers(source.stub)) {
+    request.headers.emplace_back(header->path, header->text);
+  }
+  request.options = options_for(compiler, target);
+  request.options.insert(request.options.end(), source.options.begin(), source.options.end());
+  CompilerReply reply = ask_compiler_process(request, compile_timeout());
+  return {std::move(reply.error), std::move(reply.log), std::move(reply.image)};
+}
+
+}  // namespace tilewise::jit

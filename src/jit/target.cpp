@@ -1,0 +1,54 @@
+// The list of architectures, and reading their names.
+#include "jit/target.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "core/message.hpp"
+
+namespace tilewise::jit {
+namespace {
+
+struct Known {
+  TargetKind kind;
+  std::string_view architecture;
+};
+constexpr std::array<Known, 20> kKnown = {{
+    {TargetKind::cuda, "sm_80"},  {TargetKind::cuda, "sm_86"},  {TargetKind::cuda, "sm_87"},
+    {TargetKind::cuda, "sm_89"},  {TargetKind::cuda, "sm_90"},  {TargetKind::cuda, "sm_90a"},
+    {TargetKind::cuda, "sm_100"}, {TargetKind::cuda, "sm_103"}, {TargetKind::cuda, "sm_110"},
+    {TargetKind::cuda, "sm_120"}, {TargetKind::cuda, "sm_121"}, {TargetKind::hip, "gfx90a"},
+    {TargetKind::hip, "gfx942"},  {TargetKind::hip, "gfx950"},  {TargetKind::hip, "gfx1100"},
+    {TargetKind::hip, "gfx1101"}, {TargetKind::hip, "gfx1102"}, {TargetKind::hip, "gfx1103"},
+    {TargetKind::hip, "gfx1151"}, {TargetKind::host, "host"},
+}};
+
+}  // namespace
+
+Target parse_target(std::string_view text) {
+  const auto found = std::ranges::find(kKnown, text, &Known::architecture);
+  if (found != kKnown.end()) return {found->kind, std::string(found->architecture)};
+  std::string list;
+  for (const Known& known : kKnown) list += core::concat(list.empty() ? "" : ", ", known.architecture);
+  core::invalid_argument("target: must be one of ", list, " (got ", core::quoted(text), ")");
+}
+
+std::vector<std::string> known_architectures() {
+  std::vector<std::string> names;
+  for (const Known& known : kKnown) names.emplace_back(known.architecture);
+  return names;
+}
+
+std::string to_string(const Target& target) {
+  switch (target.kind) {
+    case TargetKind::cuda:
+      return "CUDA " + target.architecture;
+    case TargetKind::hip:
+      return "HIP " + target.architecture;
+    case TargetKind::host:
+      break;
+  }
+  return "the host";
+}
+
+}  // namespace tilewise::jit

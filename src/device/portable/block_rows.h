@@ -18,8 +18,8 @@ template <class Machine>
 TILEWISE_INLINE GridPlace grid_place(const GridParams& grid) {
   const int block = Machine::block();
   const int of_head = block / grid.num_tiles, of_batch = of_head / grid.num_splits;
-  return {grid.num_tiles - 1 - block % grid.num_tiles, of_head % grid.num_splits, of_batch % grid.heads,
-          of_batch / grid.heads};
+  return {uniform<Machine>(grid.num_tiles - 1 - block % grid.num_tiles), uniform<Machine>(of_head % grid.num_splits),
+          uniform<Machine>(of_batch % grid.heads), uniform<Machine>(of_batch / grid.heads)};
 }
 
 /// Rows of a block. Without packed heads row r is query r of `first_head`; with them it is query

@@ -96,7 +96,7 @@ class ForwardKernel {
   TILEWISE_INLINE void visit_keys() {
     const Tiles t = tiles();
     if (t.begin >= t.end) return;
-    const int32_t head_k = rows_.head_k();
+    const int32_t head_k = uniform<Machine>(rows_.head_k());
     keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
     values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
     queries_.load(row_tile(), wave_row_,

@@ -90,17 +90,20 @@ class TileLoader<Ops, C, Tile, false> {
   static constexpr int kBlocks = Tile::kCols / kBlockRows;
   static constexpr int kUnits = kBlocks * kRowRuns;
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
-  static constexpr int64_t kNearStride = 1 << 22;  // 256 rows within 2 GB
+  static constexpr bool kWindows = requires { typename Machine::Window; };
+  static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kCols - 1;  // a tile within 2 GB
 
  public:
   TILEWISE_INLINE void start(Tile&, const RowSource& source, int first_row) {
-    if constexpr (requires { typename Machine::Window; }) {
-      if (static_cast<uint64_t>(source.stride) < kNearStride) {
+    int thread = Machine::thread();
+    if constexpr (kWindows) {
+      if (static_cast<uint64_t>(source.stride) <= kNearStride) {
         hold_from_window(source, first_row);
         return;
       }
+      thread = Machine::not_hoisted(thread);
     }
-    for_each_run([&](int step, int part, int row, int col) {
+    for_each_run(thread, [&](int step, int part, int row, int col) {
       const int64_t from = minimum(first_row + row, source.rows - 1);
       held_[step][part] = load_run(source.data + from * source.stride, col, source.cols);
     });
@@ -108,7 +111,7 @@ class TileLoader<Ops, C, Tile, false> {
 
   TILEWISE_INLINE void finish(Tile& tile) {
     if constexpr (Tile::kHasRows) {
-      for_each_run([&](int step, int part, int row, int col) {
+      for_each_run(Machine::thread(), [&](int step, int part, int row, int col) {
         Machine::store_shared(tile.rows.chunk(row, col / kChunk) + col % kChunk, held_[step][part]);
       });
     }
@@ -117,18 +120,18 @@ class TileLoader<Ops, C, Tile, false> {
 
  private:
   template <class Visit>
-  TILEWISE_INLINE static void for_each_unit(const Visit& visit) {
+  TILEWISE_INLINE static void for_each_unit(int thread, const Visit& visit) {
     TILEWISE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      const int unit = Machine::thread() + step * kThreads;
+      const int unit = thread + step * kThreads;
       if (kUnits % kThreads != 0 && unit >= kUnits) break;
       visit(step, unit / kRowRuns * kBlockRows, unit % kRowRuns * kRun);
     }
   }
 
   template <class Visit>
-  TILEWISE_INLINE static void for_each_run(const Visit& visit) {
-    for_each_unit([&](int step, int row, int col) {
+  TILEWISE_INLINE static void for_each_run(int thread, const Visit& visit) {
+    for_each_unit(thread, [&](int step, int row, int col) {
       TILEWISE_UNROLL
       for (int part = 0; part < kBlockRows; ++part) visit(step, part, row + part, col);
     });
@@ -154,7 +157,7 @@ class TileLoader<Ops, C, Tile, false> {
     const int64_t bytes = 2 * ((source.rows - 1 - first_row) * source.stride + source.cols);
     const auto window =
         Machine::window(source.data + first_row * source.stride, static_cast<uint32_t>(minimum(bytes, kMost)));
-    for_each_run([&](int step, int part, int row, int col) {
+    for_each_run(Machine::thread(), [&](int step, int part, int row, int col) {
       const uint32_t offset = 2 * (static_cast<uint32_t>(row) * static_cast<uint32_t>(source.stride));
       held_[step][part] = load_run_at(window, offset, col, source.cols);
     });
@@ -178,7 +181,7 @@ class TileLoader<Ops, C, Tile, false> {
 
   /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
   TILEWISE_INLINE void store_columns(Tile& tile) {
-    for_each_unit([&](int step, int row, int col) {
+    for_each_unit(Machine::thread(), [&](int step, int row, int col) {
       TILEWISE_UNROLL
       for (int pair = 0; pair < kRun / 2; ++pair) {
         const uint32_t w0 = held_[step][0].word[pair], w1 = held_[step][1].word[pair];

@@ -14,8 +14,11 @@ struct AmdMachine {
   TILEWISE_INLINE static int thread() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
   TILEWISE_INLINE static int lane() { return thread() % kLanes; }
   /// The same value in every lane, and known to be so.
-  TILEWISE_INLINE static int wave() { return __builtin_amdgcn_readfirstlane(thread() / kLanes); }
+  TILEWISE_INLINE static int wave() { return uniform(thread() / kLanes); }
   TILEWISE_INLINE static int block() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
+
+  /// Tells the compiler what it may fail to see: that every lane has the same value.
+  TILEWISE_INLINE static int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
 
   /// Orders shared memory alone: loads of global memory stay under way across it.
   TILEWISE_INLINE static void barrier() {
@@ -47,7 +50,11 @@ struct AmdMachine {
 #else
     constexpr int kRaw = 0x31004000;  // the same, bounds checked by byte
 #endif
-    return {__builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(start), 0, bytes, kRaw)};
+    const auto address = __builtin_bit_cast(uint64_t, start);
+    const auto low = static_cast<uint32_t>(uniform(static_cast<int>(address)));
+    const auto high = static_cast<uint32_t>(uniform(static_cast<int>(address >> 32)));
+    auto* const uniform_start = __builtin_bit_cast(void*, uint64_t{high} << 32 | low);
+    return {__builtin_amdgcn_make_buffer_rsrc(uniform_start, 0, uniform(static_cast<int>(bytes)), kRaw)};
   }
   template <class T>
   TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
@@ -60,6 +67,14 @@ struct AmdMachine {
     } else {
       return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(from.resource, at, 0, 0));
     }
+  }
+
+  /// The value (not negative) itself, but computed anew where it stands in a loop: for rare paths, whose addresses
+  /// would otherwise occupy registers all along.
+  TILEWISE_INLINE static int not_hoisted(int value) {
+    asm volatile("" : "+v"(value));
+    __builtin_assume(value >= 0);
+    return value;
   }
 
   template <class T>

@@ -43,6 +43,25 @@ TILEWISE_INLINE constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
+/// A value that is the same in every lane, made known as such where the machine has a way to.
+template <class Machine>
+TILEWISE_INLINE int32_t uniform(int32_t value) {
+  if constexpr (requires { Machine::uniform(value); }) {
+    return Machine::uniform(value);
+  } else {
+    return value;
+  }
+}
+
+/// The greater one, or the one that is a number.
+TILEWISE_INLINE float higher(float a, float b) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return fmaxf(a, b);
+#else
+  return __builtin_fmaxf(a, b);
+#endif
+}
+
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000u);

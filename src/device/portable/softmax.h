@@ -6,23 +6,28 @@
 
 namespace tilewise::device {
 
-template <class Machine, class Layout, int kSlots>
-struct OnlineSoftmax {
+template <class Machine, class Scores>
+class OnlineSoftmax {
+  static constexpr int kSlots = Scores::kSlots;
+  static constexpr bool kPacked = Scores::kPacked;
   static constexpr float kSlack = 8.0f;
+
+ public:
   RowValues<kSlots> reference;  // -infinity until a key was seen
   RowValues<kSlots> sum;        // this lane's part
 
   TILEWISE_INLINE void clear() {
     reference.fill(-kInfinity);
     sum.fill(0.0f);
+    if constexpr (kPacked) sums_.clear();
   }
 
   /// Turns scores into weights: exp2(score * scale - reference). Rescales `out` where needed.
-  template <class Scores, class Out>
+  template <class Out>
   TILEWISE_INLINE void update(Scores& scores, Out& out, float scale) {
     RowValues<kSlots> highest;
     highest.fill(-kInfinity);
-    scores.for_each(0, [&](int slot, int, auto&& x) { highest[slot] = maximum(highest[slot], x); });
+    scores.for_each(0, [&](int slot, int, auto&& x) { highest[slot] = higher(highest[slot], x); });
     bool far = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -33,11 +38,20 @@ struct OnlineSoftmax {
     RowValues<kSlots> base;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) base[slot] = finite_reference(slot);
-    scores.for_each(0, [&](int slot, int, auto&& x) {
-      const float weight = Machine::exp2(x * scale - base[slot]);
-      sum[slot] += weight;
-      x = weight;
-    });
+    if constexpr (kPacked) {
+      scores.for_each_packed([&](int slot, auto& x) {
+        const auto exponent = x * scale - base[slot];
+        x[0] = Machine::exp2(exponent[0]);
+        x[1] = Machine::exp2(exponent[1]);
+        sums_.value[slot] += x;
+      });
+    } else {
+      scores.for_each(0, [&](int slot, int, auto&& x) {
+        const float weight = Machine::exp2(x * scale - base[slot]);
+        sum[slot] += weight;
+        x = weight;
+      });
+    }
   }
 
   TILEWISE_INLINE float finite_reference(int slot) const {
@@ -45,23 +59,41 @@ struct OnlineSoftmax {
   }
 
   TILEWISE_INLINE void reduce_sum() {
-    reduce_rows<Machine, Layout>(sum, [](float a, float b) { return a + b; });
+    if constexpr (kPacked) {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) sum[slot] = sums_.value[slot][0] + sums_.value[slot][1];
+    }
+    reduce_rows<Machine, typename Scores::Layout>(sum, [](float a, float b) { return a + b; });
   }
 
  private:
   template <class Out>
   TILEWISE_INLINE void move_reference(RowValues<kSlots>& highest, Out& out) {
-    reduce_rows<Machine, Layout>(highest, [](float a, float b) { return maximum(a, b); });
+    reduce_rows<Machine, typename Scores::Layout>(highest, [](float a, float b) { return maximum(a, b); });
     typename Out::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       const float moved = maximum(reference[slot], highest[slot]);
       factor[slot] = reference[slot] == -kInfinity ? 0.0f : Machine::exp2(reference[slot] - moved);
       reference[slot] = moved;
-      sum[slot] *= factor[slot];
+      if constexpr (kPacked) {
+        sums_.value[slot] *= factor[slot];
+      } else {
+        sum[slot] *= factor[slot];
+      }
     }
     out.scale_rows(factor);
   }
+
+  /// Parts of the sums where registers are added in pairs.
+  struct Pairs {
+    typename Scores::Pair value[kSlots];
+    TILEWISE_INLINE void clear() {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) value[slot] = typename Scores::Pair{};
+    }
+  };
+  Pairs sums_;
 };
 
 }  // namespace tilewise::device

@@ -1,0 +1,14 @@
+// The emulation's rows of the dispatch table: portable kernels' own source on the CPU, lane by lane, with
+// the register layouts of each machine. For tests and for reading results where no GPU is.
+#pragma once
+
+#include <span>
+
+#include "core/implementation.hpp"
+
+namespace tilewise::backends {
+
+/// "emulation.sm80", "emulation.cdna", "emulation.rdna": chosen only where a call asks by name.
+[[nodiscard]] std::span<const core::Implementation* const> emulation_implementations();
+
+}  // namespace tilewise::backends

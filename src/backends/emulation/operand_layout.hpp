@@ -1,0 +1,60 @@
+// Which element of an operand each lane's registers hold, one constexpr table a matrix instruction; the
+// accumulators' tables stand in device/portable/layout.h. Tested against the vendors' published layouts.
+#pragma once
+
+#include "device/portable/layout.h"
+
+namespace tilewise::backends::emulation {
+
+/// `index` is a row of A (M x K) or a column of B (K x N).
+struct OperandPlace {
+  int index, k;
+};
+struct ProductPlace {
+  int m, n;
+};
+
+/// mma.sync.aligned.m16n8k16.row.col of 16-bit elements.
+struct MmaM16N8K16 {
+  static constexpr int kLanes = 32, kM = 16, kN = 8, kK = 16, kWordsA = 4, kWordsB = 2;
+  static constexpr int kAccumulators = device::Sm80Layout::kRegisters;
+  static constexpr OperandPlace a(int lane, int word, int half) {
+    return {lane / 4 + 8 * (word % 2), 2 * (lane % 4) + half + 8 * (word / 2)};
+  }
+  static constexpr OperandPlace b(int lane, int word, int half) { return {lane / 4, 2 * (lane % 4) + half + 8 * word}; }
+  static constexpr ProductPlace d(int lane, int i) {
+    const device::Place place = device::Sm80Layout::place(lane, i);
+    return {place.row, place.col};
+  }
+};
+
+/// Two v_mfma_f32_32x32x8 of 16-bit elements after another, words 0-1 and 2-3. gfx950's 32x32x16 numbers
+/// k otherwise (8 * (lane / 32) + 2 * word + half), for A and B alike: the sum is the same.
+struct Mfma32x32x16 {
+  static constexpr int kLanes = 64, kM = 32, kN = 32, kK = 16, kWordsA = 4, kWordsB = 4;
+  static constexpr int kAccumulators = device::CdnaLayout::kRegisters;
+  static constexpr OperandPlace a(int lane, int word, int half) {
+    return {lane % 32, 8 * (word / 2) + 4 * (lane / 32) + 2 * (word % 2) + half};
+  }
+  static constexpr OperandPlace b(int lane, int word, int half) { return a(lane, word, half); }
+  /// Kernels see the product transposed: its columns are their rows.
+  static constexpr ProductPlace d(int lane, int i) {
+    const device::Place place = device::CdnaLayout::place(lane, i);
+    return {place.col, place.row};
+  }
+};
+
+/// v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: lanes 16 to 31 repeat the operands of 0 to 15.
+struct Wmma16x16x16 {
+  static constexpr int kLanes = 32, kM = 16, kN = 16, kK = 16, kWordsA = 8, kWordsB = 8;
+  static constexpr int kAccumulators = device::RdnaLayout::kRegisters;
+  static constexpr OperandPlace a(int lane, int word, int half) { return {lane % 16, 2 * word + half}; }
+  static constexpr OperandPlace b(int lane, int word, int half) { return a(lane, word, half); }
+  /// Seen transposed, as above.
+  static constexpr ProductPlace d(int lane, int i) {
+    const device::Place place = device::RdnaLayout::place(lane, i);
+    return {place.col, place.row};
+  }
+};
+
+}  // namespace tilewise::backends::emulation

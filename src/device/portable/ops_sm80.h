@@ -16,7 +16,10 @@ struct Sm80Ops {
   static constexpr bool kTransposedCopies = false;
 
   /// Waits for this lane's copies under way; a barrier then makes them visible to all.
-  TILEWISE_INLINE static void finish_copies() { Machine::template wait_copies<0>(); }
+  TILEWISE_INLINE static void finish_copies() {
+    Machine::commit_copies();  // of copies outside a loader, which belong to no group yet
+    Machine::template wait_copies<0>();
+  }
 
   template <int Rows, int Cols>
   using Accumulators = Fragment<Layout, Sm80Accumulator, Rows, Cols>;

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -18,7 +17,8 @@ namespace tilewise::jit {
 class PackedValue {
  public:
   using Array = std::vector<PackedValue>;
-  using Map = std::vector<std::pair<PackedValue, PackedValue>>;
+  struct Pair;  // no std::pair, which must not be named while its parts are incomplete
+  using Map = std::vector<Pair>;
   /// Nil, booleans and binary data, which nothing here asks for, are monostate.
   std::variant<std::monostate, std::int64_t, double, std::string, Array, Map> value;
 
@@ -27,6 +27,10 @@ class PackedValue {
   [[nodiscard]] std::optional<std::int64_t> integer() const;
   [[nodiscard]] std::optional<std::string_view> text() const;
   [[nodiscard]] const Array* array() const { return std::get_if<Array>(&value); }
+};
+
+struct PackedValue::Pair {
+  PackedValue key, value;
 };
 
 /// The one value that `bytes` hold; none where they hold anything else or nest deeper than 32.

@@ -61,19 +61,11 @@ TILEWISE_INLINE int64_t lse_offset(const LseTensor& t, const Sequence& s, int64_
   return batch * t.batch_stride + head * t.head_stride + (s.q_row + i) * t.seq_stride;
 }
 
-/// Copies the block's rows of q (or dout) into a tile: rows past the end repeat the last one.
-template <class Ops, KernelConfig C, class Tile>
-TILEWISE_INLINE void load_block_rows(Tile& tile, const Tensor4& from, int64_t cols, const BlockRows<C>& rows,
-                                     const Sequence& s) {
-  using Machine = typename Ops::Machine;
-  constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Tile::kCols / kChunk;
-  const auto* data = static_cast<const uint16_t*>(from.data);
-  for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
-    const int row = unit / kRowChunks, chunk = unit % kRowChunks;
-    const int32_t r = minimum(rows.first_row + row, rows.used_rows - 1);
-    const uint16_t* address = data + row_offset(from, s, rows.batch, rows.query(r), rows.head(r));
-    copy_chunk<Ops, C>(tile.chunk(row, chunk), address, chunk * kChunk, static_cast<int>(cols));
-  }
+/// Where row `row` of the block stands in q (or dout); rows past the end repeat the last one.
+template <KernelConfig C>
+TILEWISE_INLINE const uint16_t* address_of_row(const Tensor4& t, const BlockRows<C>& rows, const Sequence& s, int row) {
+  const int32_t r = minimum(rows.first_row + row, rows.used_rows - 1);
+  return static_cast<const uint16_t*>(t.data) + row_offset(t, s, rows.batch, rows.query(r), rows.head(r));
 }
 
 /// Keys that the rows [first, last] of a block see between them, and those that all of them see.

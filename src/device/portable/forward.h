@@ -17,8 +17,8 @@ struct ForwardShared {
   static constexpr int kBlockRows = C.waves * C.rows_per_wave;
   using KeyTile = StreamTile<C.tile_cols, C.head_dim, kForMultiply, Ops::kTransposedCopies>;
   using ValueTile = StreamTile<C.tile_cols, C.head_dim_v, kForAccumulate, Ops::kTransposedCopies>;
-  using RowTile = SharedTile<kBlockRows, C.head_dim>;
-  using OutTile = SharedTile<kBlockRows, C.head_dim_v>;
+  using RowTile = typename OwnRows<Ops, C, C.head_dim>::Tile;
+  using Out = OutTile<typename Ops::Layout, kBlockRows, C.head_dim_v>;
   struct Stage {
     KeyTile keys;
     ValueTile values;
@@ -30,7 +30,7 @@ struct ForwardShared {
   union {
     Streams streams;
     RowTile rows;
-    OutTile out;
+    Out out;
   };
 };
 
@@ -99,8 +99,8 @@ class ForwardKernel {
     const int32_t head_k = uniform<Machine>(rows_.head_k());
     keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
     values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
-    queries_.load(row_tile(), wave_row_,
-                  [&](auto& tile) { load_block_rows<Ops, C>(tile, p_.q, p_.head_dim, rows_, sequence_); });
+    queries_.load(row_tile(), wave_row_, p_.head_dim,
+                  [&](int row) { return address_of_row(p_.q, rows_, sequence_, row); });
     start(t.begin);
     for (int32_t tile = t.begin;;) {
       while (tile >= t.full_begin && tile < t.full_end) step<false>(tile++, t);
@@ -173,9 +173,7 @@ class ForwardKernel {
     if constexpr (C.split) {
       store_partial();
     } else {
-      Machine::barrier();  // the last tile was read by all: its place takes the output
-      store_rows<Ops, C>(shared_.out, out_, wave_row_);
-      write_rows();
+      write_out();
     }
   }
 
@@ -203,9 +201,8 @@ class ForwardKernel {
     });
   }
 
-  TILEWISE_INLINE void write_rows() {
-    Machine::wave_sync();
-    copy_rows_out<Ops, C>(shared_.out, wave_row_, C.rows_per_wave, p_.head_dim_v, [&](int row) -> uint16_t* {
+  TILEWISE_INLINE void write_out() {
+    write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim_v, [&](int row) -> uint16_t* {
       const int32_t r = rows_.first_row + row;
       if (r >= rows_.total_rows) return nullptr;
       return static_cast<uint16_t*>(p_.out.data) +

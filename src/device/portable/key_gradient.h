@@ -20,8 +20,10 @@ struct KeyGradientShared {
     float lse[C.tile_cols];
     float delta[C.tile_cols];
   };
-  using KeyRows = SharedTile<kBlockRows, C.head_dim>;
-  using ValueRows = SharedTile<kBlockRows, C.head_dim_v>;
+  using KeyRows = typename OwnRows<Ops, C, C.head_dim>::Tile;
+  using ValueRows = typename OwnRows<Ops, C, C.head_dim_v>::Tile;
+  using KeyOut = OutTile<typename Ops::Layout, kBlockRows, C.head_dim>;
+  using ValueOut = OutTile<typename Ops::Layout, kBlockRows, C.head_dim_v>;
   struct Rows {
     KeyRows keys;
     ValueRows values;
@@ -34,6 +36,8 @@ struct KeyGradientShared {
     Streams streams;
     KeyRows keys;
     ValueRows values;
+    KeyOut key_out;
+    ValueOut value_out;
   };
 
   TILEWISE_INLINE KeyRows& key_rows() {
@@ -117,9 +121,9 @@ class KeyGradientKernel {
     const Tiles t = tiles();
     const int32_t steps = t.count() * group_;
     if (steps == 0) return;
-    keys_.load(shared_.key_rows(), wave_row_, [&](auto& tile) { load_own_rows(tile, p_.k, p_.head_dim); });
+    keys_.load(shared_.key_rows(), wave_row_, p_.head_dim, [&](int row) { return address_of_key(p_.k, row); });
     if constexpr (C.wants_dk) {
-      values_.load(shared_.value_rows(), wave_row_, [&](auto& tile) { load_own_rows(tile, p_.v, p_.head_dim_v); });
+      values_.load(shared_.value_rows(), wave_row_, p_.head_dim_v, [&](int row) { return address_of_key(p_.v, row); });
     }
     start(0, t);
     for (int32_t step = 0; step < steps; ++step) {
@@ -132,15 +136,11 @@ class KeyGradientKernel {
     }
   }
 
-  template <class Tile>
-  TILEWISE_INLINE void load_own_rows(Tile& tile, const Tensor4& from, int64_t cols) {
-    const RowSource source = key_source(from, sequence_, place_.batch, place_.head, cols);
-    constexpr int kRowChunks = Tile::kCols / kChunk;
-    for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
-      const int row = unit / kRowChunks, chunk = unit % kRowChunks;
-      const int64_t key = maximum(0, minimum(first_key_ + row, source.rows - 1));
-      copy_chunk<Ops, C>(tile.chunk(row, chunk), source.data + key * source.stride, chunk * kChunk, source.cols);
-    }
+  /// Where row `row` of the block stands in k (or v); rows past either end repeat the last one there.
+  TILEWISE_INLINE const uint16_t* address_of_key(const Tensor4& t, int row) const {
+    const RowSource source = key_source(t, sequence_, place_.batch, place_.head, 0);
+    const int64_t key = maximum(0, minimum(first_key_ + row, source.rows - 1));
+    return source.data + key * source.stride;
   }
 
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t step) { return shared_.streams.stage[step % C.stages]; }
@@ -229,8 +229,8 @@ class KeyGradientKernel {
 
   /// The outputs take the stages' place, one after the other.
   TILEWISE_INLINE void finish() {
-    if constexpr (C.wants_dk) write(shared_.keys, dk_, p_.softmax_scale, p_.dk, p_.head_dim);
-    if constexpr (C.wants_dv) write(shared_.values, dv_, 1.0f, p_.dv, p_.head_dim_v);
+    if constexpr (C.wants_dk) write(shared_.key_out, dk_, p_.softmax_scale, p_.dk, p_.head_dim);
+    if constexpr (C.wants_dv) write(shared_.value_out, dv_, 1.0f, p_.dv, p_.head_dim_v);
   }
 
   TILEWISE_INLINE bool used(int row) const {
@@ -246,10 +246,7 @@ class KeyGradientKernel {
       factor[slot] = used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
     }
     sums.scale_rows(factor);
-    Machine::barrier();  // what stood here was read by all
-    store_rows<Ops, C>(tile, sums, wave_row_);
-    Machine::wave_sync();
-    copy_rows_out<Ops, C>(tile, wave_row_, C.rows_per_wave, cols, [&](int row) -> uint16_t* {
+    write_rows<Ops, C>(tile, sums, wave_row_, cols, [&](int row) -> uint16_t* {
       const int64_t in_memory = first_key_ + row + sequence_.leftpad;
       if (in_memory >= sequence_.all_k) return nullptr;
       const int64_t place = place_.batch * to.batch_stride + (sequence_.k_row + first_key_ + row) * to.seq_stride +

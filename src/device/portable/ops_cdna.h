@@ -14,6 +14,7 @@ struct CdnaOps {
   using Layout = CdnaLayout;
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
+  static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
 
   TILEWISE_INLINE static void finish_copies() {}
 
@@ -26,13 +27,16 @@ struct CdnaOps {
     CdnaOperand step[Rows / 32][Depth / 16];
   };
 
-  /// Reads the operand of rows [first_row, first_row + Rows) of a tile.
-  template <int Rows, int Depth, class Tile>
-  TILEWISE_INLINE static void load_rows(RowOperand<Rows, Depth>& to, const Tile& tile, int first_row) {
+  /// Fills an operand from global memory: load(row, chunk) brings 8 elements of a row of the wave.
+  template <int Rows, int Depth, class Load>
+  TILEWISE_INLINE static void gather_rows(RowOperand<Rows, Depth>& to, const Load& load) {
+    const int lane = Machine::lane();
     TILEWISE_UNROLL
     for (int r = 0; r < Rows / 32; ++r) {
       TILEWISE_UNROLL
-      for (int k = 0; k < Depth / 16; ++k) to.step[r][k] = load_operand(tile, first_row + 32 * r, k);
+      for (int k = 0; k < Depth / 16; ++k) {
+        to.step[r][k] = __builtin_bit_cast(CdnaOperand, load(32 * r + lane % 32, 2 * k + lane / 32));
+      }
     }
   }
 

@@ -14,6 +14,7 @@ struct RdnaOps {
   using Layout = RdnaLayout;
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
+  static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
 
   TILEWISE_INLINE static void finish_copies() {}
 
@@ -26,13 +27,16 @@ struct RdnaOps {
     RdnaOperand step[Rows / 16][Depth / 16];
   };
 
-  /// Reads the operand of rows [first_row, first_row + Rows) of a tile.
-  template <int Rows, int Depth, class Tile>
-  TILEWISE_INLINE static void load_rows(RowOperand<Rows, Depth>& to, const Tile& tile, int first_row) {
+  /// Fills an operand from global memory: load(row, chunk) brings 8 elements of a row of the wave.
+  template <int Rows, int Depth, class Load>
+  TILEWISE_INLINE static void gather_rows(RowOperand<Rows, Depth>& to, const Load& load) {
+    const int lane = Machine::lane();
     TILEWISE_UNROLL
     for (int r = 0; r < Rows / 16; ++r) {
       TILEWISE_UNROLL
-      for (int k = 0; k < Depth / 16; ++k) to.step[r][k] = load_operand(tile, first_row + 16 * r, k);
+      for (int k = 0; k < Depth / 16; ++k) {
+        to.step[r][k] = join(load(16 * r + lane % 16, 2 * k), load(16 * r + lane % 16, 2 * k + 1));
+      }
     }
   }
 
@@ -126,6 +130,9 @@ struct RdnaOps {
     const int row = Machine::lane() % 16;
     const Chunk low = Machine::template load_shared<Chunk>(tile.chunk(first_row, row, 2 * k, 0));
     const Chunk high = Machine::template load_shared<Chunk>(tile.chunk(first_row, row, 2 * k, 1));
+    return join(low, high);
+  }
+  TILEWISE_INLINE static RdnaOperand join(const Chunk& low, const Chunk& high) {
     return RdnaOperand{low.word[0],  low.word[1],  low.word[2],  low.word[3],
                        high.word[0], high.word[1], high.word[2], high.word[3]};
   }

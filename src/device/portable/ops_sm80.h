@@ -14,6 +14,7 @@ struct Sm80Ops {
   using Layout = Sm80Layout;
   static constexpr bool kAsyncCopies = true;
   static constexpr bool kTransposedCopies = false;
+  static constexpr bool kDirectRows = false;
 
   /// Waits for this lane's copies under way; a barrier then makes them visible to all.
   TILEWISE_INLINE static void finish_copies() {

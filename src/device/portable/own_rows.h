@@ -9,20 +9,42 @@ template <class Ops, KernelConfig C, int Depth>
 class OwnRows {
   using Machine = typename Ops::Machine;
   static constexpr int kBlockRows = C.waves * C.rows_per_wave;
+  static constexpr bool kDirect = C.rows_in_registers && Ops::kDirectRows;
+
+  template <bool kFirst, class First, class Second>
+  struct Choose {
+    using Type = First;
+  };
+  template <class First, class Second>
+  struct Choose<false, First, Second> {
+    using Type = Second;
+  };
+  struct Nothing {};
 
  public:
-  using Tile = SharedTile<kBlockRows, Depth>;
+  /// What the rows need of shared memory; empty where they come straight to registers.
+  using Tile = typename Choose<kDirect, Nothing, SharedTile<kBlockRows, Depth>>::Type;
 
-  /// fill(tile) starts copying the block's rows. Rows that move to registers need two barriers; rows
-  /// that stay are ready after the first barrier of the caller.
-  template <class Fill>
-  TILEWISE_INLINE void load(Tile& tile, int wave_row, const Fill& fill) {
-    fill(tile);
-    if constexpr (C.rows_in_registers) {
-      Ops::finish_copies();
-      Machine::barrier();
-      Ops::load_rows(held_, tile, wave_row);
-      Machine::barrier();
+  /// Starts bringing the block's rows, which lie at address(row). Rows that move to registers through
+  /// shared memory need two barriers; rows that stay are ready after the first barrier of the caller.
+  template <class Address>
+  TILEWISE_INLINE void load(Tile& tile, int wave_row, int64_t cols, const Address& address) {
+    if constexpr (kDirect) {
+      Ops::gather_rows(held_, [&](int row, int chunk) {
+        return load_chunk<Machine, C>(address(wave_row + row), chunk * kChunk, static_cast<int>(cols));
+      });
+    } else {
+      constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Depth / kChunk;
+      for (int unit = Machine::thread(); unit < kBlockRows * kRowChunks; unit += kThreads) {
+        const int row = unit / kRowChunks, chunk = unit % kRowChunks;
+        copy_chunk<Ops, C>(tile.chunk(row, chunk), address(row), chunk * kChunk, static_cast<int>(cols));
+      }
+      if constexpr (C.rows_in_registers) {
+        Ops::finish_copies();
+        Machine::barrier();
+        Ops::load_rows(held_, tile, wave_row);
+        Machine::barrier();
+      }
     }
   }
 
@@ -37,17 +59,8 @@ class OwnRows {
   }
 
  private:
-  struct Nothing {};
-  template <bool kHeld, class Operand>
-  struct Choose {
-    using Type = Nothing;
-  };
-  template <class Operand>
-  struct Choose<true, Operand> {
-    using Type = Operand;
-  };
   using Operand = typename Ops::template RowOperand<C.rows_per_wave, Depth>;
-  typename Choose<C.rows_in_registers, Operand>::Type held_;
+  typename Choose<C.rows_in_registers, Operand, Nothing>::Type held_;
 };
 
 }  // namespace tilewise::device

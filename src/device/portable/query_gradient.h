@@ -18,8 +18,9 @@ struct QueryGradientShared {
     KeyTile keys;
     ValueTile values;
   };
-  using QueryRows = SharedTile<kBlockRows, C.head_dim>;
-  using DoutRows = SharedTile<kBlockRows, C.head_dim_v>;
+  using QueryRows = typename OwnRows<Ops, C, C.head_dim>::Tile;
+  using DoutRows = typename OwnRows<Ops, C, C.head_dim_v>::Tile;
+  using Out = OutTile<typename Ops::Layout, kBlockRows, C.head_dim>;
   struct Rows {
     QueryRows queries;
     DoutRows douts;
@@ -32,6 +33,7 @@ struct QueryGradientShared {
     Streams streams;
     QueryRows queries;
     DoutRows douts;
+    Out out;
   };
 
   TILEWISE_INLINE QueryRows& query_rows() {
@@ -92,12 +94,13 @@ class QueryGradientKernel {
     if (seen.end <= seen.begin) return;
     const int32_t begin = seen.begin / C.tile_cols, end = ceil_div(seen.end, C.tile_cols);
     const int32_t full_begin = ceil_div(seen.all_begin, C.tile_cols), full_end = seen.all_end / C.tile_cols;
-    keys_ = key_source(p_.k, sequence_, rows_.batch, rows_.head_k(), p_.head_dim);
-    values_ = key_source(p_.v, sequence_, rows_.batch, rows_.head_k(), p_.head_dim_v);
-    queries_.load(shared_.query_rows(), wave_row_,
-                  [&](auto& tile) { load_block_rows<Ops, C>(tile, p_.q, p_.head_dim, rows_, sequence_); });
-    douts_.load(shared_.dout_rows(), wave_row_,
-                [&](auto& tile) { load_block_rows<Ops, C>(tile, p_.dout, p_.head_dim_v, rows_, sequence_); });
+    const int32_t head_k = uniform<Machine>(rows_.head_k());
+    keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
+    values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
+    queries_.load(shared_.query_rows(), wave_row_, p_.head_dim,
+                  [&](int row) { return address_of_row(p_.q, rows_, sequence_, row); });
+    douts_.load(shared_.dout_rows(), wave_row_, p_.head_dim_v,
+                [&](int row) { return address_of_row(p_.dout, rows_, sequence_, row); });
     start(begin);
     for (int32_t tile = begin;;) {
       while (tile >= full_begin && tile < full_end) step<false>(tile++, end);
@@ -154,10 +157,7 @@ class QueryGradientKernel {
       factor[slot] = row < rows_.used_rows ? p_.softmax_scale : 0.0f;
     }
     out_.scale_rows(factor);
-    Machine::barrier();  // the last tile was read by all: its place takes the output
-    store_rows<Ops, C>(shared_.queries, out_, wave_row_);
-    Machine::wave_sync();
-    copy_rows_out<Ops, C>(shared_.queries, wave_row_, C.rows_per_wave, p_.head_dim, [&](int row) -> uint16_t* {
+    write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim, [&](int row) -> uint16_t* {
       const int32_t r = rows_.first_row + row;
       if (r >= rows_.total_rows) return nullptr;
       return static_cast<uint16_t*>(p_.dq.data) + row_offset(p_.dq, sequence_, rows_.batch, r, rows_.first_head);

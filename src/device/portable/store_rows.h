@@ -1,5 +1,5 @@
-// From accumulators to rows in global memory, by way of shared memory: a wave writes its rows as
-// elements into a tile, then each lane stores 16 bytes of a row.
+// From accumulators to rows in global memory. Where a lane holds 4 adjacent columns it stores them
+// itself; else a wave writes its rows into a shared tile, from which each lane stores 16 bytes of a row.
 #pragma once
 
 #include "device/common/kernel_config.h"
@@ -57,6 +57,63 @@ TILEWISE_INLINE void copy_rows_out(const Tile& tile, int wave_row, int count, in
         }
       }
     }
+  }
+}
+
+/// Whether a lane stores its part of a row itself.
+template <class Layout>
+inline constexpr bool kStoresDirectly = Layout::place(0, 3).col == Layout::place(0, 0).col + 3;
+
+/// The tile that write_rows() passes rows through; nothing where it needs none.
+template <class Layout, int Rows, int Cols>
+struct OutTile : SharedTile<Rows, Cols> {};
+template <class Layout, int Rows, int Cols>
+  requires kStoresDirectly<Layout>
+struct OutTile<Layout, Rows, Cols> {};
+
+template <class Ops, KernelConfig C, class Out, class Address>
+TILEWISE_INLINE void store_runs(const Out& out, int wave_row, int64_t cols, const Address& address) {
+  using Machine = typename Ops::Machine;
+  using Layout = typename Out::Layout;
+  const int lane = Machine::lane();
+  TILEWISE_UNROLL
+  for (int r = 0; r < Out::kRowTiles; ++r) {
+    uint16_t* const row = address(wave_row + r * Layout::kRows + Layout::place(lane, 0).row);
+    if (!row) continue;
+    TILEWISE_UNROLL
+    for (int c = 0; c < Out::kColTiles; ++c) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < Layout::kRegisters; i += 4) {
+        const int col = c * Layout::kCols + Layout::place(lane, i).col;
+        const auto& tile = out.tile[r][c];
+        const HalfChunk run{{Machine::template pack<C.element>(tile[i], tile[i + 1]),
+                             Machine::template pack<C.element>(tile[i + 2], tile[i + 3])}};
+        if constexpr (C.vector_rows) {
+          if (C.exact_dims || col < cols) Machine::store_global(reinterpret_cast<HalfChunk*>(row + col), run);
+        } else {
+          TILEWISE_UNROLL
+          for (int j = 0; j < 4; ++j) {
+            if (col + j < cols) {
+              Machine::store_global(row + col + j, static_cast<uint16_t>(run.word[j / 2] >> (16 * (j % 2))));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Rounds the wave's accumulators and stores them where address(row) says, or nowhere where that is
+/// null. The tile's place may have been read by all before.
+template <class Ops, KernelConfig C, class Tile, class Out, class Address>
+TILEWISE_INLINE void write_rows(Tile& tile, const Out& out, int wave_row, int64_t cols, const Address& address) {
+  if constexpr (kStoresDirectly<typename Out::Layout>) {
+    store_runs<Ops, C>(out, wave_row, cols, address);
+  } else {
+    Ops::Machine::barrier();  // what stood here was read by all
+    store_rows<Ops, C>(tile, out, wave_row);
+    Ops::Machine::wave_sync();
+    copy_rows_out<Ops, C>(tile, wave_row, C.rows_per_wave, cols, address);
   }
 }
 

@@ -5,11 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <utility>
 #include <vector>
 
+#include "core/device.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::python {
@@ -57,11 +59,32 @@ DLTensor to_dltensor(const nb::ndarray<nb::ro>& array) {
   return tensor;
 }
 
-/// New memory as a DLPack object of no particular library; it lives as long as that object.
-nb::ndarray<nb::array_api> empty(const std::vector<std::size_t>& shape, const std::string& dtype) {
+/// Memory of a new array, where its device is.
+struct Memory {
+  Device device;
+  void* data;
+
+  Memory(Device where, std::size_t bytes)
+      : device(where),
+        data(where.type == DeviceType::cpu ? new std::byte[bytes]
+                                           : core::device_system(where.type)->allocate(where.index, bytes)) {}
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() {
+    if (device.type == DeviceType::cpu) {
+      delete[] static_cast<std::byte*>(data);
+    } else {
+      core::device_system(device.type)->free(device.index, data);
+    }
+  }
+};
+
+/// New memory as a DLPack object of no particular library; it lives as long as that object. It is where `like` is.
+nb::ndarray<nb::array_api> empty(const std::vector<std::size_t>& shape, const std::string& dtype, const Array* like) {
   DLTensor tensor{};
   TensorView view;
   view.dtype = DType::none;
+  if (like != nullptr) view.device = like->view().device;
   for (const DType candidate : {DType::f32, DType::bf16, DType::f16}) {
     if (to_string(candidate) == dtype) view.dtype = candidate;
   }
@@ -71,10 +94,11 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::size_t>& shape, const st
   to_dlpack(view, &tensor);
   std::size_t bytes = size_of(view.dtype);
   for (const std::size_t size : shape) bytes *= size;
-  auto* memory = new std::byte[bytes];
-  const nb::capsule owner(memory, [](void* data) noexcept { delete[] static_cast<std::byte*>(data); });
+  auto* memory = new Memory(view.device, std::max<std::size_t>(bytes, 1));
+  const nb::capsule owner(memory, [](void* data) noexcept { delete static_cast<Memory*>(data); });
   const nb::dlpack::dtype element{tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
-  return nb::ndarray<nb::array_api>(memory, shape.size(), shape.data(), owner, nullptr, element);
+  return nb::ndarray<nb::array_api>(memory->data, shape.size(), shape.data(), owner, nullptr, element,
+                                    static_cast<int>(tensor.device.device_type), tensor.device.device_id);
 }
 
 }  // namespace
@@ -96,12 +120,14 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
 }
 
 void bind_array(nb::module_& module) {
-  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "Uninitialised memory as a DLPack array.");
+  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("like") = nb::none(),
+             "Uninitialised memory as a DLPack array, on the device of `like` (None: the CPU).");
   nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
       .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(),
            nb::arg("name"), nb::arg("dtype") = "", nb::arg("writable") = false,
            "Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as \"bf16\" or \"f16\".")
       .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })
+      .def_prop_ro("device", [](const Array& array) { return std::string(to_string(array.view().device.type)); })
       .def_prop_ro("shape",
                    [](const Array& array) {
                      const auto begin = array.view().shape.begin();

@@ -2,17 +2,22 @@
 // caller, so that every array library gets its own kind back.
 #include "attention.hpp"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "array.hpp"
+#include "core/device.hpp"
 #include "core/names.hpp"
 #include "core/parallel.hpp"
+#include "core/run.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -20,13 +25,18 @@
 namespace tilewise::python {
 namespace {
 
+void* stream_pointer(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
+
 /// `fresh_out`: out was allocated for this call, as softmax_lse and all gradients always are.
 void forward(const Array& q, const Array& k, const Array& v, const Array& out, const Array* softmax_lse,
-             const Options& options, const std::string& implementation, int num_threads, bool fresh_out) {
+             const Options& options, const std::string& implementation, int num_threads, bool fresh_out,
+             std::uintptr_t stream) {
   const ForwardArguments arguments{q.view(), k.view(), v.view(), out.view(), view_of(softmax_lse), options.value};
   const nb::gil_scoped_release release;
   const core::ScopedNumThreads threads(num_threads);
-  attention_forward(arguments, {implementation});
+  if (fresh_out) clear_before(arguments.out, arguments.options.cu_seqlens_q, stream_pointer(stream));
+  clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream_pointer(stream));
+  attention_forward(arguments, {implementation}, stream_pointer(stream));
   if (fresh_out) clear_rest(arguments.out, arguments.options.cu_seqlens_q);
   clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
 }
@@ -34,7 +44,8 @@ void forward(const Array& q, const Array& k, const Array& v, const Array& out, c
 /// The gradients that the caller wants; each may be None.
 void backward(const Array& dout, const Array* dlse, const Array& q, const Array& k, const Array& v, const Array& out,
               const Array& softmax_lse, const Array* dq, const Array* dk, const Array* dv, const Array* dbias,
-              const Array* dsink, const Options& options, const std::string& implementation, int num_threads) {
+              const Array* dsink, const Options& options, const std::string& implementation, int num_threads,
+              std::uintptr_t stream) {
   BackwardArguments arguments;
   arguments.dout = dout.view();
   arguments.dlse = view_of(dlse);
@@ -51,7 +62,10 @@ void backward(const Array& dout, const Array* dlse, const Array& q, const Array&
   arguments.options = options.value;
   const nb::gil_scoped_release release;
   const core::ScopedNumThreads threads(num_threads);
-  attention_backward(arguments, {implementation});
+  clear_before(arguments.dq, arguments.options.cu_seqlens_q, stream_pointer(stream));
+  clear_before(arguments.dk, arguments.options.cu_seqlens_k, stream_pointer(stream));
+  clear_before(arguments.dv, arguments.options.cu_seqlens_k, stream_pointer(stream));
+  attention_backward(arguments, {implementation}, stream_pointer(stream));
   clear_rest(arguments.dq, arguments.options.cu_seqlens_q);
   clear_rest(arguments.dk, arguments.options.cu_seqlens_k);
   clear_rest(arguments.dv, arguments.options.cu_seqlens_k);
@@ -71,6 +85,44 @@ std::pair<Sizes, Sizes> output_shapes(const Array& q, const Array& k, const Arra
   return {sizes_of(arguments.out), sizes_of(arguments.softmax_lse)};
 }
 
+TensorView planned_like(const TensorView& view, bool wanted) {
+  return wanted && view.defined() ? contiguous(view.dtype, view.device, view.rank, view.shape) : TensorView{};
+}
+
+/// Makes the plans that a call and its backward pass (for the gradients that are wanted: q, k, v, bias, sink) will
+/// find, and loads their kernels.
+void warm_up(const Array& q, const Array& k, const Array& v, const Array* out, bool softmax_lse,
+             const std::array<bool, 5>& gradients, const Options& options, const std::string& implementation) {
+  ForwardArguments forward{q.view(), k.view(), v.view(), view_of(out), {}, options.value};
+  if (out == nullptr) forward.out = planned_out(forward.q, forward.v);
+  if (softmax_lse) forward.softmax_lse = planned_lse(forward.q, options.value.layout);
+  BackwardArguments backward;
+  backward.q = forward.q;
+  backward.k = forward.k;
+  backward.v = forward.v;
+  backward.out = forward.out;
+  backward.dout = planned_like(forward.out, true);
+  backward.softmax_lse = forward.softmax_lse;
+  backward.dq = planned_like(forward.q, gradients[0]);
+  backward.dk = planned_like(forward.k, gradients[1]);
+  backward.dv = planned_like(forward.v, gradients[2]);
+  backward.dbias = planned_like(options.value.bias, gradients[3]);
+  backward.dsink = planned_like(options.value.sink, gradients[4]);
+  backward.options = options.value;
+  const nb::gil_scoped_release release;
+  core::prepare_call(core::call_of(forward), {implementation});
+  const bool any = std::find(gradients.begin(), gradients.end(), true) != gradients.end();
+  if (any) core::prepare_call(core::call_of(backward), {implementation});
+}
+
+/// Waits for a GPU's stream; returns at once for an array on the CPU.
+void synchronize(const Array& array, std::uintptr_t stream) {
+  const Device device = array.view().device;
+  const nb::gil_scoped_release release;
+  if (device.type != DeviceType::cpu)
+    core::device_system(device.type)->synchronize(device.index, stream_pointer(stream));
+}
+
 std::vector<TensorView> views_of(const std::vector<const Array*>& arrays) {
   std::vector<TensorView> views;
   for (const Array* array : arrays) views.push_back(view_of(array));
@@ -83,7 +135,7 @@ void merge_partials(const std::vector<const Array*>& outs, const std::vector<con
   const Layout chosen = core::value_of<Layout>("layout", layout);
   const nb::gil_scoped_release release;
   const core::ScopedNumThreads threads(num_threads);
-  merge(out_views, lse_views, view_of(sink), out.view(), view_of(softmax_lse), chosen);
+  tilewise::merge(out_views, lse_views, view_of(sink), out.view(), view_of(softmax_lse), chosen);
 }
 
 }  // namespace
@@ -92,15 +144,20 @@ void bind_attention(nb::module_& module) {
   const auto optional = [](const char* name) { return nb::arg(name).none(); };
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
              optional("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("num_threads") = 0,
-             nb::arg("fresh_out") = true,
+             nb::arg("fresh_out") = true, nb::arg("stream") = 0,
              "Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.\n\n"
-             "fresh_out: rows of out that belong to no packed sequence become 0 too.");
+             "fresh_out: rows of out that belong to no packed sequence become 0 too. stream: a GPU's, as a number.");
+  module.def("warm_up", &warm_up, nb::arg("q"), nb::arg("k"), nb::arg("v"), optional("out"), nb::arg("softmax_lse"),
+             nb::arg("gradients"), nb::arg("options"), nb::arg("implementation") = "",
+             "Makes the plans of a call and loads their kernels. gradients: those wanted of q, k, v, bias and sink.");
+  module.def("synchronize", &synchronize, nb::arg("array"), nb::arg("stream") = 0,
+             "Waits for what a GPU's stream holds; on the CPU there is nothing to wait for.");
   module.def("output_shapes", &output_shapes, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
              "Checks a forward call and returns the shapes of out and softmax_lse.");
   module.def("attention_backward", &backward, nb::arg("dout"), optional("dlse"), nb::arg("q"), nb::arg("k"),
              nb::arg("v"), nb::arg("out"), nb::arg("softmax_lse"), optional("dq"), optional("dk"), optional("dv"),
              optional("dbias"), optional("dsink"), nb::arg("options"), nb::arg("implementation") = "",
-             nb::arg("num_threads") = 0, "Writes the gradients that are given.");
+             nb::arg("num_threads") = 0, nb::arg("stream") = 0, "Writes the gradients that are given.");
   module.def("merge", &merge_partials, nb::arg("outs"), nb::arg("lses"), optional("sink"), nb::arg("out"),
              optional("softmax_lse"), nb::arg("layout") = "bshd", nb::arg("num_threads") = 0,
              "Writes the merge of partial results over disjoint keys.");

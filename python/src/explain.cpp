@@ -8,6 +8,7 @@
 
 #include "array.hpp"
 #include "attention.hpp"
+#include "core/device.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -20,6 +21,7 @@ Explanation explain_forward(const Array& q, const Array& k, const Array& v, cons
   ForwardArguments arguments{q.view(), k.view(), v.view(), view_of(out), {}, options.value};
   if (out == nullptr) arguments.out = planned_out(arguments.q, arguments.v);
   if (softmax_lse) arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
+  const core::DeviceScope scope(arguments.q.device, nullptr);
   return explain(describe(arguments), {implementation});
 }
 

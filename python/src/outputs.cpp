@@ -2,16 +2,19 @@
 #include "outputs.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
+#include "core/device.hpp"
 #include "core/layout.hpp"
 
 namespace tilewise::python {
 namespace {
 
-/// Where planned views point: describe() wants an address and never reads it.
-alignas(8) constexpr std::byte kNoMemory[8]{};
+/// Where planned views point: describe() wants an address, aligned as real memory is, and never reads it.
+alignas(16) constexpr std::byte kNoMemory[16]{};
 
 /// Rows that belong to sequences; all of them where that is not known.
 std::int64_t owned_rows(const TensorView& cu_seqlens, std::int64_t total) {
@@ -75,6 +78,29 @@ void clear_rest_of_lse(const TensorView& softmax_lse, const TensorView& cu_seqle
     float* row = static_cast<float*>(softmax_lse.data) + head * softmax_lse.strides[0];
     std::fill(row + owned, row + total, -std::numeric_limits<float>::infinity());
   }
+}
+
+namespace {
+
+/// Fills a contiguous tensor on a GPU with one 32-bit pattern, or with zeros whatever its size.
+void fill_on_device(const TensorView& view, std::uint32_t word, void* stream) {
+  const std::size_t bytes = static_cast<std::size_t>(view.numel()) * size_of(view.dtype);
+  core::device_system(view.device.type)->fill(view.device.index, view.data, word, bytes, stream);
+}
+
+bool packed_on_device(const TensorView& view, const TensorView& cu_seqlens) {
+  return view.defined() && cu_seqlens.defined() && view.device.type != DeviceType::cpu;
+}
+
+}  // namespace
+
+void clear_before(const TensorView& rows, const TensorView& cu_seqlens, void* stream) {
+  if (packed_on_device(rows, cu_seqlens)) fill_on_device(rows, 0, stream);
+}
+
+void clear_lse_before(const TensorView& softmax_lse, const TensorView& cu_seqlens, void* stream) {
+  constexpr auto kMinusInfinity = std::bit_cast<std::uint32_t>(-std::numeric_limits<float>::infinity());
+  if (packed_on_device(softmax_lse, cu_seqlens)) fill_on_device(softmax_lse, kMinusInfinity, stream);
 }
 
 }  // namespace tilewise::python

@@ -24,4 +24,9 @@ namespace tilewise::python {
 void clear_rest(const TensorView& rows, const TensorView& cu_seqlens);
 void clear_rest_of_lse(const TensorView& softmax_lse, const TensorView& cu_seqlens);
 
+/// The same on a GPU, where the host does not know which rows these are: before the pass, on its stream, gives every
+/// row of a packed output its unused value. Skips undefined views, calls that are not packed, and the CPU.
+void clear_before(const TensorView& rows, const TensorView& cu_seqlens, void* stream);
+void clear_lse_before(const TensorView& softmax_lse, const TensorView& cu_seqlens, void* stream);
+
 }  // namespace tilewise::python

@@ -11,6 +11,7 @@
 
 #include "core/names.hpp"
 #include "core/parallel.hpp"
+#include "core/run.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
 #include "torch_shim.hpp"
@@ -111,6 +112,33 @@ void run_kernel(Body&& body) {
   }
 }
 
+/// Scratch memory from torch's allocator, which reuses it in the order of the current stream: it may go back as soon
+/// as the kernels are enqueued, and belongs to a graph that captures them.
+class TorchWorkspace final : public core::WorkspaceSource {
+ public:
+  explicit TorchWorkspace(Device device) : device_(device) {}
+  [[nodiscard]] void* allocate(std::size_t bytes) override {
+    TensorView view = contiguous(DType::u8, device_, 1, {static_cast<std::int64_t>(bytes)});
+    try {
+      memory_ = shim::Tensor::empty(&view);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::runtime, "workspace: could not allocate " + std::to_string(bytes) + " bytes on the GPU (" +
+                                          error.what() + ")");
+    }
+    return view.data;
+  }
+
+ private:
+  Device device_;
+  shim::Tensor memory_;
+};
+
+template <typename Arguments>
+void run_on_current_stream(const Arguments& arguments, const SelectOptions& select, void* stream) {
+  TorchWorkspace workspace(arguments.q.device);
+  core::run_call(core::call_of(arguments), select, stream, &workspace);
+}
+
 /// Allocates the outputs that are not given. A huge call is judged first, so that a wrong shape
 /// is reported as such and not as memory that torch could not find.
 void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tensor* lse) {
@@ -129,7 +157,10 @@ void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std
   run_kernel([&] {
     ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), {}, {}, options.options()};
     allocate_outputs(&arguments, &out, &lse);
-    attention_forward(arguments, options.select());
+    void* stream = shim::current_stream(arguments.q.device);
+    clear_before(arguments.out, arguments.options.cu_seqlens_q, stream);
+    clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream);
+    run_on_current_stream(arguments, options.select(), stream);
     clear_rest(arguments.out, arguments.options.cu_seqlens_q);
     clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
   });
@@ -145,7 +176,9 @@ void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/,
   run_kernel([&] {
     ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), out.view("out"), {}, options.options()};
     allocate_outputs(&arguments, nullptr, &lse);
-    attention_forward(arguments, options.select());
+    void* stream = shim::current_stream(arguments.q.device);
+    clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream);
+    run_on_current_stream(arguments, options.select(), stream);
     clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(lse.release());
@@ -187,7 +220,11 @@ void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, st
     gradients[2] = gradient(a.q, a.v, need_dv, "dv", &a.dv);
     gradients[3] = gradient(a.q, a.options.bias, need_dbias, "dbias", &a.dbias);
     gradients[4] = gradient(a.q, a.options.sink, need_dsink, "dsink", &a.dsink);
-    attention_backward(a, options.select());
+    void* stream = shim::current_stream(a.q.device);
+    clear_before(a.dq, a.options.cu_seqlens_q, stream);
+    clear_before(a.dk, a.options.cu_seqlens_k, stream);
+    clear_before(a.dv, a.options.cu_seqlens_k, stream);
+    run_on_current_stream(a, options.select(), stream);
     clear_rest(a.dq, a.options.cu_seqlens_q);
     clear_rest(a.dk, a.options.cu_seqlens_k);
     clear_rest(a.dv, a.options.cu_seqlens_k);
@@ -216,18 +253,21 @@ std::string schema_of(const Operator& op) {
   return std::string(op.name) + "(" + op.arguments + ", " + kOptionsSchema + ") -> " + op.returns;
 }
 
-/// Defines the operators and their CPU kernels in the torch whose libtorch_cpu is at `path`.
-/// Returns "" or why it cannot be done; then nothing has been defined.
+/// Defines the operators and their kernels, for the CPU and where torch has it for the GPU, in the torch whose
+/// libtorch_cpu is at `path`. Returns "" or why it cannot be done; then nothing has been defined.
 std::string register_torch_operators(const std::string& path) {
-  if (std::string reason = shim::load(path.c_str()); !reason.empty()) return reason;
+  if (std::string reason = shim::load(path); !reason.empty()) return reason;
   const shim::Api& api = shim::api();
   // The libraries live as long as the process: torch looks the kernels up in them.
-  shim::LibraryHandle definitions = nullptr, kernels = nullptr;
+  shim::LibraryHandle definitions = nullptr;
   shim::check(api.library_init_fragment("tilewise", kOrigin, __LINE__, &definitions), "library_init_fragment");
-  shim::check(api.library_init_impl("tilewise", "CPU", kOrigin, __LINE__, &kernels), "library_init_impl");
-  for (const Operator& op : kOperators) {
-    shim::check(api.library_def(definitions, schema_of(op).c_str()), op.name);
-    shim::check(api.library_impl(kernels, op.name, op.kernel, kTorchAbi), op.name);
+  for (const Operator& op : kOperators) shim::check(api.library_def(definitions, schema_of(op).c_str()), op.name);
+  for (const char* key : {"CPU", "CUDA"}) {  // a ROCm build of torch calls its GPU CUDA too
+    if (std::string_view(key) == "CUDA" && api.get_current_stream == nullptr) continue;
+    shim::LibraryHandle kernels = nullptr;
+    shim::check(api.library_init_impl("tilewise", key, kOrigin, __LINE__, &kernels), "library_init_impl");
+    for (const Operator& op : kOperators)
+      shim::check(api.library_impl(kernels, op.name, op.kernel, kTorchAbi), op.name);
   }
   return {};
 }

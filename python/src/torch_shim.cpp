@@ -69,8 +69,21 @@ void find_numbers(Lookup& lookup, Api& api) {
   set(DType::u8, "aoti_torch_dtype_uint8");
   set(DType::i32, "aoti_torch_dtype_int32");
   set(DType::i64, "aoti_torch_dtype_int64");
+  api.devices.fill(-1);
   api.devices[static_cast<std::size_t>(DeviceType::cpu)] = lookup.number("aoti_torch_device_type_cpu");
-  api.devices[static_cast<std::size_t>(DeviceType::cuda)] = lookup.number("aoti_torch_device_type_cuda");
+  api.devices[static_cast<std::size_t>(api.gpu)] = lookup.number("aoti_torch_device_type_cuda");
+}
+
+/// torch's library of CUDA or HIP, which lies beside its CPU library. A build of torch has at most one of them.
+void find_gpu(const std::string& cpu_library, Api& api) {
+  const std::string folder = cpu_library.substr(0, cpu_library.rfind('/') + 1);
+  for (const auto& [type, name] :
+       {std::pair{DeviceType::cuda, "libtorch_cuda.so"}, {DeviceType::hip, "libtorch_hip.so"}}) {
+    void* library = dlopen((folder + name).c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) continue;
+    Lookup(library).find("aoti_torch_get_current_cuda_stream", &api.get_current_stream, true);
+    api.gpu = type;
+  }
 }
 
 DType dtype_of(TensorHandle handle, const char* name) {
@@ -88,10 +101,10 @@ Device device_of(TensorHandle handle, const char* name) {
   check(g_api.get_device_type(handle, &type), "get_device_type");
   Device device;
   if (type == g_api.devices[static_cast<std::size_t>(DeviceType::cpu)]) return device;
-  if (type != g_api.devices[static_cast<std::size_t>(DeviceType::cuda)]) {
+  if (type != g_api.devices[static_cast<std::size_t>(g_api.gpu)]) {
     core::invalid_type(name, ": device must be cpu or cuda (got torch's number ", type, ")");
   }
-  device.type = DeviceType::cuda;
+  device.type = g_api.gpu;
   std::int32_t index = 0;
   check(g_api.get_device_index(handle, &index), "get_device_index");
   device.index = index;
@@ -100,19 +113,27 @@ Device device_of(TensorHandle handle, const char* name) {
 
 }  // namespace
 
-std::string load(const char* path) {
-  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) return std::string(path) + " is not loaded";
+std::string load(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return path + " is not loaded";
   Lookup lookup(library);
   Api api{};
+  api.gpu = DeviceType::cuda;
   find_functions(lookup, api);
+  find_gpu(path, api);
   find_numbers(lookup, api);
-  if (!lookup.missing().empty()) return std::string(path) + " has no " + lookup.missing();
+  if (!lookup.missing().empty()) return path + " has no " + lookup.missing();
   g_api = api;
   return {};
 }
 
 const Api& api() { return g_api; }
+
+void* current_stream(Device device) {
+  void* stream = nullptr;
+  if (device.type != DeviceType::cpu) check(g_api.get_current_stream(device.index, &stream), "get_current_cuda_stream");
+  return stream;
+}
 
 void check(Status status, const char* what) {
   if (status != 0) throw Error(ErrorCode::runtime, std::string("torch: ") + what + " failed");

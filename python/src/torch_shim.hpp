@@ -46,15 +46,21 @@ struct Api {
   Status (*delete_string)(StringHandle string);
   Status (*delete_ivalue)(StableIValue* value);  // null before torch 2.13, which freed with operator delete
   Status (*get_num_threads)(std::uint32_t* num_threads);
+  Status (*get_current_stream)(std::int32_t device_index, void** stream);  // null without a GPU library
 
   std::array<std::int32_t, 9> dtypes;   // indexed by DType
-  std::array<std::int32_t, 2> devices;  // indexed by DeviceType: cpu, cuda (torch calls HIP so too)
+  std::array<std::int32_t, 3> devices;  // indexed by DeviceType; torch calls HIP "cuda" too, and has one of the two
+  DeviceType gpu;                       // which of the two that is
 };
 
-/// Looks everything up in the loaded library at `path`. Returns "" or why that failed.
-[[nodiscard]] std::string load(const char* path);
+/// Looks everything up in the loaded library at `path` and in the GPU library beside it, if that is loaded too.
+/// Returns "" or why that failed.
+[[nodiscard]] std::string load(const std::string& path);
 /// The loaded functions. Call only after load() returned "".
 [[nodiscard]] const Api& api();
+
+/// The stream that torch's calls on a GPU go to; null on the CPU.
+[[nodiscard]] void* current_stream(Device device);
 
 /// Throws Error(runtime) where `status` reports that `what` failed.
 void check(Status status, const char* what);

@@ -2,11 +2,11 @@
 # Importing it imports neither torch nor an array library beyond NumPy.
 """Fused attention for CPUs and GPUs.
 
-``attention`` computes, ``explain`` shows which implementation would and why, ``merge`` joins
-partial results over disjoint keys. ``docs/semantics.md`` says what every argument means.
+``attention`` computes, ``explain`` shows which implementation would and why, ``warmup`` prepares a
+call without running it, ``merge`` joins partial results over disjoint keys. ``docs/semantics.md`` says what every argument means.
 """
 
-from tilewise._attention import attention, explain, merge
+from tilewise._attention import attention, explain, merge, warmup
 from tilewise._core import ExplainRow, Explanation, get_num_threads, set_num_threads, version
 
 __version__: str = version()
@@ -20,4 +20,5 @@ __all__ = [
     "get_num_threads",
     "merge",
     "set_num_threads",
+    "warmup",
 ]

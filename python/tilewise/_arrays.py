@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -24,17 +25,40 @@ def borrow_optional(name: str, array: Any, writable: bool = False) -> Optional[_
     return None if array is None else borrow(name, array, writable)
 
 
-def empty_like_kind(like: Any, shape: Sequence[int], dtype: str) -> tuple[Any, _core.Array]:
-    """A new array of `like`'s kind and the core's writable view of it. dtype: "f32" or that of `like`, ""."""
+def empty_like_kind(
+    like: Any, shape: Sequence[int], dtype: str, view: Optional[_core.Array] = None
+) -> tuple[Any, _core.Array]:
+    """A new array of `like`'s kind and the core's writable view of it. dtype: "f32" or that of `like`, "".
+
+    `view`: of `like`, whose device the new array shares; None for the CPU.
+    """
     if isinstance(like, np.ndarray):
         array = np.empty(shape, np.float32 if dtype == "f32" else like.dtype)
         return array, borrow("out", array, writable=True)
-    memory = _core.empty(list(shape), dtype)
-    if hasattr(like, "__array_namespace__"):
-        array = like.__array_namespace__().from_dlpack(memory)
+    memory = _core.empty(list(shape), dtype, view)
+    library = _library(like)
+    if library is not None:
+        array = library.from_dlpack(memory)
     else:
-        array = memory if dtype == "bf16" else np.from_dlpack(memory)
+        array = memory if dtype == "bf16" or (view is not None and view.device != "cpu") else np.from_dlpack(memory)
     return array, borrow("out", memory, writable=True)
+
+
+def _library(array: Any) -> Any:
+    """The module whose from_dlpack makes arrays of this kind; None where there is none."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    package = sys.modules.get(type(array).__module__.partition(".")[0])
+    return package if hasattr(package, "from_dlpack") else None
+
+
+def _cupy_stream(array: Any) -> Optional[int]:
+    """The current stream of a CuPy array's library; None for other arrays, which say nothing of streams."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(array, cupy.ndarray):
+        return None
+    stream: int = cupy.cuda.get_current_stream().ptr
+    return stream
 
 
 def core_options(options: Options) -> _core.AttentionOptions:
@@ -67,11 +91,16 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
     out_shape, lse_shape = _core.output_shapes(*views, borrowed)
     fresh_out = out is None
     if fresh_out:
-        out, out_view = empty_like_kind(q, out_shape, views[0].dtype)
+        out, out_view = empty_like_kind(q, out_shape, views[0].dtype, views[0])
     else:
         out_view = borrow("out", out, writable=True)
-    lse, lse_view = empty_like_kind(q, lse_shape, "f32") if return_lse else (None, None)
-    _core.attention_forward(*views, out_view, lse_view, borrowed, options.implementation or "", fresh_out=fresh_out)
+    lse, lse_view = empty_like_kind(q, lse_shape, "f32", views[0]) if return_lse else (None, None)
+    stream = _cupy_stream(q)
+    _core.attention_forward(
+        *views, out_view, lse_view, borrowed, options.implementation or "", fresh_out=fresh_out, stream=stream or 0
+    )
+    if stream is None:  # whoever reads the result on another stream finds it there
+        _core.synchronize(out_view)
     return (out, lse) if return_lse else out
 
 

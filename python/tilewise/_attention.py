@@ -1,6 +1,6 @@
 # The public functions. Each brings its arguments to one form and hands over to the module of
 # the arrays' kind; torch is imported only where a torch tensor shows that it already is.
-"""attention, explain and merge."""
+"""attention, explain, warmup and merge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, Union, overload
 
 from tilewise import _arrays, _core
-from tilewise._arguments import ARRAY_NAMES, LAYOUTS, flag, head_and_tail, implementation_name, named
+from tilewise._arguments import ARRAY_NAMES, LAYOUTS, Options, flag, head_and_tail, implementation_name, named
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -159,12 +159,7 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
     """
     if isinstance(q, str):
         return _explain_text(q, **options)
-    bound = inspect.signature(attention).bind(q, k, v, **options)
-    bound.apply_defaults()
-    given = {name: array.detach() if _is_torch(array) else array for name, array in bound.arguments.items()}
-    head, tail = head_and_tail(*(given[name] for name in inspect.signature(head_and_tail).parameters))
-    seed = 0 if given["seed"] is None else given["seed"]
-    call = _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
+    given, call = _bound_call(q, k, v, options)
     return _core.explain_forward(
         _arrays.borrow("q", given["q"]),
         _arrays.borrow("k", given["k"]),
@@ -174,6 +169,48 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
         _arrays.core_options(call),
         call.implementation or "",
     )
+
+
+def warmup(q: ArrayT, k: ArrayT, v: ArrayT, **options: Any) -> None:
+    """Makes the plan of a call and loads its kernels, compiling them where that is needed, without running it.
+
+    A GPU's stream can only capture kernels that are loaded, so this comes before a capture of calls that have not
+    run yet. Where q, k, v, bias or sink require gradients, the backward pass is prepared too, for contiguous
+    gradients of out.
+
+    Args:
+        q, k, v: As attention() takes them, with all its other arguments; their elements are not read.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: As attention() would.
+        RuntimeError: A kernel could not be compiled or loaded; the message is the compiler's or the driver's.
+    """
+    wanted = tuple(
+        _is_torch(array) and array.requires_grad for array in (q, k, v, options.get("bias"), options.get("sink"))
+    )
+    given, call = _bound_call(q, k, v, options)
+    _core.warm_up(
+        _arrays.borrow("q", given["q"]),
+        _arrays.borrow("k", given["k"]),
+        _arrays.borrow("v", given["v"]),
+        _arrays.borrow_optional("out", given["out"], writable=True),
+        _is_torch(q) or flag("return_lse", given["return_lse"]),  # the torch operators always write softmax_lse
+        wanted,
+        _arrays.core_options(call),
+        call.implementation or "",
+    )
+
+
+def _bound_call(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
+    """All of attention()'s arguments by name, tensors detached, and the Options they make."""
+    bound = inspect.signature(attention).bind(q, k, v, **options)
+    bound.apply_defaults()
+    given = {name: array.detach() if _is_torch(array) else array for name, array in bound.arguments.items()}
+    head, tail = head_and_tail(*(given[name] for name in inspect.signature(head_and_tail).parameters))
+    seed = given["seed"]
+    if seed is None:  # torch's operators get a drawn one, as a tensor where q is
+        seed = q.new_empty(2, dtype=sys.modules["torch"].int64) if _is_torch(q) and q.is_cuda else 0
+    return given, _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
 
 
 def _explain_text(problem: str, implementation: Optional[str] = None) -> _core.Explanation:

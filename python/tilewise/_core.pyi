@@ -2,8 +2,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-def empty(shape: Sequence[int], dtype: str) -> Any:
-    """Uninitialised memory as a DLPack array."""
+def empty(shape: Sequence[int], dtype: str, like: Array | None = None) -> Any:
+    """
+    Uninitialised memory as a DLPack array, on the device of `like` (None: the CPU).
+    """
 
 class Array:
     """A borrowed DLPack array, as the core sees it."""
@@ -15,6 +17,8 @@ class Array:
 
     @property
     def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
     @property
     def shape(self) -> list[int]: ...
     def __repr__(self) -> str: ...
@@ -61,11 +65,31 @@ def attention_forward(
     implementation: str = "",
     num_threads: int = 0,
     fresh_out: bool = True,
+    stream: int = 0,
 ) -> None:
     """
     Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.
 
-    fresh_out: rows of out that belong to no packed sequence become 0 too.
+    fresh_out: rows of out that belong to no packed sequence become 0 too. stream: a GPU's, as a number.
+    """
+
+def warm_up(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array | None,
+    softmax_lse: bool,
+    gradients: Sequence[bool],
+    options: AttentionOptions,
+    implementation: str = "",
+) -> None:
+    """
+    Makes the plans of a call and loads their kernels. gradients: those wanted of q, k, v, bias and sink.
+    """
+
+def synchronize(array: Array, stream: int = 0) -> None:
+    """
+    Waits for what a GPU's stream holds; on the CPU there is nothing to wait for.
     """
 
 def output_shapes(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[list[int], list[int]]:
@@ -87,6 +111,7 @@ def attention_backward(
     options: AttentionOptions,
     implementation: str = "",
     num_threads: int = 0,
+    stream: int = 0,
 ) -> None:
     """Writes the gradients that are given."""
 

@@ -3,7 +3,11 @@
 #include <vector>
 
 #include "backends/cpu/cpu_backend.hpp"
+#include "backends/cuda/cuda_backend.hpp"
+#include "backends/emulation/emulation_backend.hpp"
+#include "backends/hip/hip_backend.hpp"
 #include "backends/reference/reference_backend.hpp"
+#include "core/device.hpp"
 #include "core/implementation.hpp"
 
 namespace tilewise::core {
@@ -11,11 +15,27 @@ namespace tilewise::core {
 std::span<const Implementation* const> implementation_table() {
   static const std::vector<const Implementation*> table = [] {
     std::vector<const Implementation*> rows;
-    for (const Implementation* row : backends::cpu_implementations()) rows.push_back(row);
+    for (const auto& backend :
+         {backends::cuda_implementations(), backends::hip_implementations(), backends::cpu_implementations()}) {
+      rows.insert(rows.end(), backend.begin(), backend.end());
+    }
     rows.push_back(&backends::reference_implementation());
+    for (const Implementation* row : backends::emulation_implementations()) rows.push_back(row);
     return rows;
   }();
   return table;
+}
+
+const DeviceSystem* device_system(DeviceType type) {
+  switch (type) {
+    case DeviceType::cpu:
+      break;
+    case DeviceType::cuda:
+      return &backends::cuda_system();
+    case DeviceType::hip:
+      return &backends::hip_system();
+  }
+  return nullptr;
 }
 
 }  // namespace tilewise::core

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "tilewise/tensor.hpp"
 
@@ -23,6 +24,8 @@ class DeviceSystem {
   /// Copies wait for what the stream holds and are complete on return.
   virtual void copy_to_device(int device, void* target, const void* source, std::size_t bytes, void* stream) const = 0;
   virtual void copy_to_host(int device, void* target, const void* source, std::size_t bytes, void* stream) const = 0;
+  /// Enqueues: repeats `word` over `bytes`, a multiple of 4 unless the word is 0.
+  virtual void fill(int device, void* memory, std::uint32_t word, std::size_t bytes, void* stream) const = 0;
   virtual void synchronize(int device, void* stream) const = 0;
 };
 

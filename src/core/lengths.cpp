@@ -1,8 +1,12 @@
-// Reading and checking the length tensors of a call whose memory the host can read.
+// Reading and checking the length tensors of a call: those the host can read always, those of a GPU on request.
 #include "core/lengths.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <vector>
 
+#include "core/device.hpp"
 #include "core/message.hpp"
 
 namespace tilewise::core {
@@ -78,6 +82,60 @@ void check_used_lengths(const Call& call, const Problem& problem) {
                        ")");
     }
   }
+}
+
+namespace {
+
+bool checks_requested() {
+  const char* value = std::getenv("TILEWISE_CHECK");
+  if (value == nullptr || *value == '\0' || std::string_view(value) == "0") return false;
+  if (std::string_view(value) != "1") invalid_argument("TILEWISE_CHECK: must be 0 or 1 (got ", quoted(value), ")");
+  return true;
+}
+
+/// A copy of a call's length tensors that the host can read.
+class HostLengths {
+ public:
+  HostLengths(const AttentionOptions& options, void* stream) : options_(options), stream_(stream) {
+    for (TensorView* view : {&options_.cu_seqlens_q, &options_.cu_seqlens_k, &options_.seqused_q, &options_.seqused_k,
+                             &options_.leftpad_k}) {
+      if (view->defined() && view->numel() > 0) fetch(*view);
+    }
+  }
+  [[nodiscard]] const AttentionOptions& options() const { return options_; }
+
+ private:
+  void fetch(TensorView& view) {
+    std::vector<std::int32_t>& copy = copies_[used_++];
+    copy.resize(static_cast<std::size_t>(view.numel()));
+    device_system(view.device.type)
+        ->copy_to_host(view.device.index, copy.data(), view.data, copy.size() * sizeof(std::int32_t), stream_);
+    view.data = copy.data();
+    view.device = {};
+  }
+
+  AttentionOptions options_;
+  void* stream_;
+  std::array<std::vector<std::int32_t>, 5> copies_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace
+
+void check_device_lengths(const Call& call, const Problem& problem, void* stream) {
+  if (!checks_requested()) return;
+  if (device_system(problem.device)->is_capturing(call.q.device.index, stream)) {
+    invalid_argument("TILEWISE_CHECK: must not be 1 while a stream is captured, since lengths can't be read then");
+  }
+  const HostLengths host(call.options, stream);
+  const AttentionOptions& o = host.options();
+  if (problem.layout == Layout::thd) {
+    (void)check_cu_seqlens(o.cu_seqlens_q, "cu_seqlens_q", problem.total_q, problem.seqlen_q, "max_seqlen_q");
+    (void)check_cu_seqlens(o.cu_seqlens_k, "cu_seqlens_k", problem.total_k, problem.seqlen_k, "max_seqlen_k");
+  }
+  const Call readable{call.operation, call.q,  call.k,  call.v,  call.out,   call.softmax_lse, call.dout,
+                      call.dlse,      call.dq, call.dk, call.dv, call.dbias, call.dsink,       o};
+  check_used_lengths(readable, problem);
 }
 
 }  // namespace tilewise::core

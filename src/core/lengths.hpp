@@ -1,4 +1,4 @@
-// Reading and checking the length tensors of a call whose memory the host can read.
+// Reading and checking the length tensors of a call: those the host can read always, those of a GPU on request.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,9 @@ namespace tilewise::core {
 
 /// Throws unless 0 <= seqused, 0 <= leftpad and leftpad + seqused <= the length of each sequence.
 void check_used_lengths(const Call& call, const Problem& problem);
+
+/// With TILEWISE_CHECK=1 copies the length tensors of a call on a GPU to the host, waiting for `stream`, and
+/// throws what the checks above throw. Kernels clamp lengths anyway, so without it nothing is read.
+void check_device_lengths(const Call& call, const Problem& problem, void* stream);
 
 }  // namespace tilewise::core

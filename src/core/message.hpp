@@ -22,7 +22,7 @@ template <typename Number>
 void append(std::string& text, Number number) {
   std::array<char, 32> buffer;
   const auto result = std::to_chars(buffer.data(), buffer.data() + buffer.size(), number);
-  text.append(buffer.data(), result.ptr);
+  text += std::string_view(buffer.data(), static_cast<std::size_t>(result.ptr - buffer.data()));
 }
 
 template <typename... Parts>

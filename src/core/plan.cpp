@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "core/device.hpp"
 #include "core/message.hpp"
 #include "core/problem_rules.hpp"
 
@@ -27,6 +28,7 @@ PlanCache& plan_cache() {
 /// child waiting for ever on a static that no thread of its own is making.
 [[maybe_unused]] const auto kMadeAtLoad = [] {
   (void)plan_cache();
+  for (const DeviceType type : {DeviceType::cuda, DeviceType::hip}) (void)device_system(type);
   return implementation_table();
 }();
 
@@ -57,12 +59,13 @@ std::size_t PlanCache::KeyHash::operator()(const Key& key) const noexcept {
   std::size_t value = hash_value(*key.problem);
   if (!key.force.empty()) value ^= 3 * hash(key.force);
   if (!key.disable.empty()) value ^= 5 * hash(key.disable);
+  value += static_cast<std::size_t>(key.device_index);
   return value;
 }
 
-PlanState PlanCache::find(const Problem& problem, const Overrides& overrides) {
+PlanState PlanCache::find(const Problem& problem, const Overrides& overrides, int device_index) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  const auto found = entries_.find(Key{&problem, overrides.force, overrides.disable});
+  const auto found = entries_.find(Key{&problem, overrides.force, overrides.disable, device_index});
   if (found == entries_.end()) return nullptr;
   order_.splice(order_.begin(), order_, found->second);
   return found->second->plan;
@@ -72,7 +75,8 @@ PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
   const std::lock_guard<std::mutex> guard(mutex_);
   order_.push_front({std::move(plan), std::string(overrides.force), std::string(overrides.disable)});
   const Entry& entry = order_.front();
-  const auto [place, fresh] = entries_.emplace(Key{&entry.plan->problem, entry.force, entry.disable}, order_.begin());
+  const auto [place, fresh] =
+      entries_.emplace(Key{&entry.plan->problem, entry.force, entry.disable, entry.plan->device_index}, order_.begin());
   if (!fresh) {
     order_.pop_front();
     return place->second->plan;
@@ -80,7 +84,7 @@ PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
   PlanState inserted = entry.plan;
   if (order_.size() > capacity_) {
     const Entry& last = order_.back();
-    entries_.erase(Key{&last.plan->problem, last.force, last.disable});
+    entries_.erase(Key{&last.plan->problem, last.force, last.disable, last.plan->device_index});
     order_.pop_back();
   }
   return inserted;
@@ -96,15 +100,15 @@ PlanState make_plan(const Problem& problem, const Overrides& overrides, std::spa
   const Selection selection = select(problem, overrides, table);
   if (selection.chosen < 0) refuse(problem, selection);
   const Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
-  auto plan = std::make_shared<const Plan::State>(
-      Plan::State{problem, chosen.implementation, chosen.implementation->prepare(problem)});
+  auto plan = std::make_shared<const Plan::State>(Plan::State{
+      problem, chosen.implementation, chosen.implementation->prepare(problem), planning_device(problem.device)});
   log_decision(*plan, chosen.verdict.estimated_us);
   return plan;
 }
 
 PlanState find_plan(const Problem& problem, const SelectOptions& select) {
   const Overrides overrides = overrides_of(select);
-  if (PlanState known = plan_cache().find(problem, overrides)) return known;
+  if (PlanState known = plan_cache().find(problem, overrides, planning_device(problem.device))) return known;
   return plan_cache().insert(make_plan(problem, overrides, implementation_table()), overrides);
 }
 

@@ -18,6 +18,7 @@ struct Plan::State {
   Problem problem;  ///< canonical
   const core::Implementation* implementation;
   std::unique_ptr<const core::Kernel> kernel;
+  int device_index = 0;  ///< of the problem's kind of device; 0 on the CPU
 };
 
 namespace core {
@@ -33,7 +34,7 @@ class PlanCache {
   explicit PlanCache(std::size_t capacity) : capacity_(capacity) {}
 
   /// Null where not known.
-  [[nodiscard]] PlanState find(const Problem& problem, const Overrides& overrides);
+  [[nodiscard]] PlanState find(const Problem& problem, const Overrides& overrides, int device_index = 0);
   /// Returns the plan that was there first, where two threads made the same one.
   PlanState insert(PlanState plan, const Overrides& overrides);
   [[nodiscard]] std::size_t size() const;
@@ -51,8 +52,10 @@ class PlanCache {
   struct Key {
     const Problem* problem;
     std::string_view force, disable;
+    int device_index;
     friend bool operator==(const Key& a, const Key& b) {
-      return *a.problem == *b.problem && a.force == b.force && a.disable == b.disable;
+      return *a.problem == *b.problem && a.force == b.force && a.disable == b.disable &&
+             a.device_index == b.device_index;
     }
   };
   struct KeyHash {
@@ -66,12 +69,12 @@ class PlanCache {
   std::unordered_map<Key, Order::iterator, KeyHash> entries_;
 };
 
-/// Validates, selects from the table and prepares; not cached. Throws Error(unsupported) that
+/// Validates, selects from the table and prepares for planning_device(); not cached. Throws Error(unsupported) that
 /// lists every refusal where nothing accepts the problem.
 [[nodiscard]] PlanState make_plan(const Problem& problem, const Overrides& overrides,
                                   std::span<const Implementation* const> table);
 
-/// The cached plan of a canonical problem, made where it is not known yet.
+/// The cached plan of a canonical problem on planning_device(), made where it is not known yet.
 [[nodiscard]] PlanState find_plan(const Problem& problem, const SelectOptions& select);
 
 }  // namespace core

@@ -1,7 +1,11 @@
 // Running a plan on tensors, and the short way that finds the plan first.
+#include "core/run.hpp"
+
 #include <new>
 
-#include "core/call.hpp"
+#include "core/device.hpp"
+#include "core/device_workspace.hpp"
+#include "core/lengths.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
 
@@ -54,16 +58,26 @@ class ScratchMemory {
   Buffer buffer_;
 };
 
-void launch(const Call& call, const Plan::State& plan, void* workspace, void* stream) {
-  if (stream != nullptr && plan.problem.device == DeviceType::cpu) {
-    invalid_argument("stream: must be null on the cpu (got one)");
-  }
+/// Scratch memory of a call on a GPU: the caller's, the source's, or the thread's own; null where none is needed.
+void* device_workspace(const Call& call, const Plan::State& plan, void* stream, WorkspaceSource* source) {
+  const std::size_t size = plan.kernel->workspace_size();
+  if (size == 0) return nullptr;
+  return source != nullptr ? source->allocate(size) : kept_workspace(call.q.device, stream, size);
+}
+
+void launch(const Call& call, const Plan::State& plan, void* workspace, void* stream, WorkspaceSource* source) {
+  const bool on_cpu = plan.problem.device == DeviceType::cpu;
+  if (stream != nullptr && on_cpu) invalid_argument("stream: must be null on the cpu (got one)");
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
     invalid_argument("workspace: must be aligned to ", kWorkspaceAlignment, " bytes (got an address ",
                      reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment, " past it)");
   }
   const device::AttentionParams params = make_params(call, plan.problem);
-  if (workspace != nullptr) return plan.kernel->launch(params, workspace, stream);
+  if (!on_cpu) {
+    check_device_lengths(call, plan.problem, stream);
+    if (workspace == nullptr) workspace = device_workspace(call, plan, stream, source);
+  }
+  if (workspace != nullptr || !on_cpu) return plan.kernel->launch(params, workspace, stream);
   const ScratchMemory scratch(plan.kernel->workspace_size());
   plan.kernel->launch(params, scratch.data(), stream);
 }
@@ -75,14 +89,25 @@ void run_planned(const Plan& plan, const Call& call, void* workspace, void* stre
     invalid_argument("plan: must be for the tensors' problem, ", to_string(problem), " (got a plan for ",
                      to_string(plan.problem()), ")");
   }
-  launch(call, plan.state(), workspace, stream);
-}
-
-void run_directly(const Call& call, const SelectOptions& select) {
-  launch(call, *find_plan(describe(call), select), nullptr, nullptr);
+  if (problem.device != DeviceType::cpu && call.q.device.index != plan.state().device_index) {
+    invalid_argument("plan: must be for the tensors' device, ", to_string(problem.device), ":", call.q.device.index,
+                     " (got a plan for ", to_string(problem.device), ":", plan.state().device_index, ")");
+  }
+  launch(call, plan.state(), workspace, stream, nullptr);
 }
 
 }  // namespace
+
+void run_call(const Call& call, const SelectOptions& select, void* stream, WorkspaceSource* workspace) {
+  const DeviceScope scope(call.q.device, stream);
+  launch(call, *find_plan(describe(call), select), nullptr, stream, workspace);
+}
+
+void prepare_call(const Call& call, const SelectOptions& select) {
+  const DeviceScope scope(call.q.device, nullptr);
+  (void)find_plan(describe(call), select);
+}
+
 }  // namespace core
 
 void run(const Plan& plan, const ForwardArguments& arguments, void* workspace, void* stream) {
@@ -93,12 +118,12 @@ void run(const Plan& plan, const BackwardArguments& arguments, void* workspace, 
   core::run_planned(plan, core::call_of(arguments), workspace, stream);
 }
 
-void attention_forward(const ForwardArguments& arguments, const SelectOptions& select) {
-  core::run_directly(core::call_of(arguments), select);
+void attention_forward(const ForwardArguments& arguments, const SelectOptions& select, void* stream) {
+  core::run_call(core::call_of(arguments), select, stream, nullptr);
 }
 
-void attention_backward(const BackwardArguments& arguments, const SelectOptions& select) {
-  core::run_directly(core::call_of(arguments), select);
+void attention_backward(const BackwardArguments& arguments, const SelectOptions& select, void* stream) {
+  core::run_call(core::call_of(arguments), select, stream, nullptr);
 }
 
 }  // namespace tilewise

@@ -117,6 +117,8 @@ static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
     cuda::Result(void* destination, cuda::DevicePointer source, std::size_t bytes, cuda::Stream stream))              \
   X(cuMemsetD8Async, "cuMemsetD8Async", true,                                                                         \
     cuda::Result(cuda::DevicePointer destination, unsigned char value, std::size_t bytes, cuda::Stream stream))       \
+  X(cuMemsetD32Async, "cuMemsetD32Async", true,                                                                       \
+    cuda::Result(cuda::DevicePointer destination, unsigned value, std::size_t words, cuda::Stream stream))            \
   X(cuPointerGetAttribute, "cuPointerGetAttribute", true,                                                             \
     cuda::Result(void* value, cuda::PointerAttribute attribute, cuda::DevicePointer pointer))                         \
   X(cuEventCreate, "cuEventCreate", true, cuda::Result(cuda::Event* event, unsigned flags))                           \

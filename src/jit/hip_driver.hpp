@@ -90,6 +90,8 @@ inline void* const kLaunchEnd = reinterpret_cast<void*>(3);
     hip::Result(void* destination, hip::DevicePointer source, std::size_t bytes, hip::Stream stream))                 \
   X(hipMemsetD8Async, "hipMemsetD8Async", true,                                                                       \
     hip::Result(hip::DevicePointer destination, unsigned char value, std::size_t bytes, hip::Stream stream))          \
+  X(hipMemsetD32Async, "hipMemsetD32Async", true,                                                                     \
+    hip::Result(hip::DevicePointer destination, int value, std::size_t words, hip::Stream stream))                    \
   X(hipPointerGetAttribute, "hipPointerGetAttribute", false,                                                          \
     hip::Result(void* value, hip::PointerAttribute attribute, hip::DevicePointer pointer))                            \
   X(hipEventCreateWithFlags, "hipEventCreateWithFlags", true, hip::Result(hip::Event* event, unsigned flags))         \

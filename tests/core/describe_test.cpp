@@ -306,7 +306,7 @@ TEST(Describe, OtherDevicesNeedMaxSeqlen) {
   f.options.max_seqlen_k = 4;
   EXPECT_EQ(to_string(describe(f)),
             "attention_forward device=cuda layout=thd batch_size=2 max_seqlen_q=2 max_seqlen_k=4 total_q=3 total_k=5 "
-            "num_heads_q=4 num_heads_k=2 head_dim=8 head_dim_v=6");
+            "num_heads_q=4 num_heads_k=2 head_dim=8 head_dim_v=6 unaligned=1");
 }
 
 }  // namespace

@@ -30,6 +30,23 @@ def _kernel(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layo
     return out, lse
 
 
+def _kernel_on_gpu(
+    outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str
+) -> tuple[Tensor, Tensor]:
+    """The same sum in torch's own operations: small beside the attention it follows, and it can be captured."""
+    weights = torch.stack(lses)  # [n, batch_size, num_heads_q, seqlen_q]; packed [n, num_heads_q, total_q]
+    own_sink = None if sink is None else sink.reshape(-1, 1).expand_as(lses[0])
+    everything = weights if own_sink is None else torch.cat((weights, own_sink.unsqueeze(0)))
+    lse = torch.logsumexp(everything, 0)
+    # A row that saw nothing has lse -inf, weight 0 and out 0.
+    weights = torch.where(torch.isneginf(lse), 0.0, torch.exp(weights - lse))
+    order = {"bshd": (0, 1, 3, 2), "sbhd": (0, 3, 1, 2), "bhsd": (0, 1, 2, 3), "thd": (0, 2, 1)}[layout]
+    stacked = torch.stack(outs).float()
+    scaled = weights.permute(order).unsqueeze(-1) * stacked
+    scaled = torch.where(weights.permute(order).unsqueeze(-1) == 0.0, 0.0, scaled)
+    return scaled.sum(0).to(outs[0].dtype), lse
+
+
 def _fake(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
     contiguous = torch.contiguous_format
     return torch.empty_like(outs[0], memory_format=contiguous), torch.empty_like(lses[0], memory_format=contiguous)
@@ -37,6 +54,7 @@ def _fake(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout
 
 LIBRARY.define("merge(Tensor[] outs, Tensor[] lses, Tensor? sink, str layout) -> (Tensor, Tensor)")
 LIBRARY.impl("merge", _kernel, "CPU")
+LIBRARY.impl("merge", _kernel_on_gpu, "CUDA")
 torch.library.register_fake("tilewise::merge", _fake, lib=LIBRARY)
 _merge: Any = torch.ops.tilewise.merge.default
 

@@ -35,7 +35,8 @@ def _register() -> str:
             raise RuntimeError(f"TILEWISE_TORCH_OPS=c++: the torch operators can't be registered from C++: {reason}")
     for schema in _core.torch_schemas():
         name = LIBRARY.define(schema)
-        LIBRARY.impl(name, python_kernels.KERNELS[name], "CPU")
+        for key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
+            LIBRARY.impl(name, python_kernels.KERNELS[name], key)
     return f"python ({reason})"
 
 

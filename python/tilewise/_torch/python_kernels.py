@@ -1,6 +1,6 @@
 # The operators' kernels in Python, through DLPack: for a torch without the symbols that the C++
 # registration needs, and for comparing the two.
-"""CPU kernels of the torch operators in Python."""
+"""Kernels of the torch operators in Python, for the CPU and for GPUs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def _core_options(options: Options) -> _core.AttentionOptions:
     return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])))
 
 
+def _stream(q: Tensor) -> int:
+    """torch's current stream on q's GPU as a number; 0 on the CPU."""
+    return torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     options = Options(*args, **kwargs)
     core_options = _core_options(options)
@@ -31,7 +36,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     out_shape, lse_shape = _core.output_shapes(*views, core_options)
     out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=torch.float32)
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
-    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", torch.get_num_threads())
+    threads = torch.get_num_threads()
+    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=_stream(q))
     return out, lse
 
 
@@ -43,7 +49,9 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     lse = q.new_empty(lse_shape, dtype=torch.float32)
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
-    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, fresh_out=False)
+    _core.attention_forward(
+        *views, *outputs, core_options, options.implementation or "", threads, fresh_out=False, stream=_stream(q)
+    )
     return lse
 
 
@@ -93,6 +101,7 @@ def backward(
         _core_options(options),
         options.implementation or "",
         torch.get_num_threads(),
+        _stream(q),
     )
     return tuple(gradients)
 

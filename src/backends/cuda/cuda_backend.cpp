@@ -87,6 +87,21 @@ class CudaSystem final : public core::DeviceSystem {
     check(gpu.driver(), gpu.driver().cuStreamSynchronize(static_cast<cu::Stream>(stream)), "cuStreamSynchronize");
   }
 
+  void fill(int device, void* memory, std::uint32_t word, std::size_t bytes, void* stream) const override {
+    if (bytes == 0) return;
+    const Gpu& gpu = required_gpu(device);
+    const ContextScope context(gpu);
+    const auto target = address_of(memory);
+    if (word == 0) {
+      check(gpu.driver(), gpu.driver().cuMemsetD8Async(target, 0, bytes, static_cast<cu::Stream>(stream)),
+            "cuMemsetD8Async");
+    } else {
+      check(gpu.driver(),
+            gpu.driver().cuMemsetD32Async(target, word, bytes / sizeof word, static_cast<cu::Stream>(stream)),
+            "cuMemsetD32Async");
+    }
+  }
+
   void synchronize(int device, void* stream) const override {
     const Gpu& gpu = required_gpu(device);
     const ContextScope context(gpu);

@@ -83,6 +83,20 @@ class HipSystem final : public core::DeviceSystem {
     check(driver, driver.hipStreamSynchronize(static_cast<amd::Stream>(stream)), "hipStreamSynchronize");
   }
 
+  void fill(int device, void* memory, std::uint32_t word, std::size_t bytes, void* stream) const override {
+    if (bytes == 0) return;
+    const jit::HipDriver& driver = required_runtime(device).driver();
+    const CurrentDevice current(driver, device);
+    if (word == 0) {
+      check(driver, driver.hipMemsetD8Async(memory, 0, bytes, static_cast<amd::Stream>(stream)), "hipMemsetD8Async");
+    } else {
+      check(driver,
+            driver.hipMemsetD32Async(memory, static_cast<int>(word), bytes / sizeof word,
+                                     static_cast<amd::Stream>(stream)),
+            "hipMemsetD32Async");
+    }
+  }
+
   void synchronize(int device, void* stream) const override {
     const jit::HipDriver& driver = required_runtime(device).driver();
     const CurrentDevice current(driver, device);

@@ -156,18 +156,22 @@ std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machi
   // A stream tile that both products read is kept twice where the machine can't read it transposed.
   const std::int32_t copies = transposes ? 2 : 1, rows = c.waves * c.rows_per_wave;
   const std::int32_t keys = tile(c.tile_cols, c.head_dim), values = tile(c.tile_cols, c.head_dim_v);
+  // A block's own rows and its output pass through shared memory, or not: kDirectRows, kStoresDirectly.
   const std::int32_t own = tile(rows, c.head_dim), own_v = tile(rows, c.head_dim_v);
+  const std::int32_t kept = c.rows_in_registers ? 0 : 1, passing = c.rows_in_registers && !transposes ? 1 : 0;
+  const std::int32_t leaving = machine == device::kCdna ? 0 : 1;
   const auto whole_lines = [](std::int32_t bytes) { return (bytes + 127) / 128 * 128; };
   const auto size = [](std::int32_t bytes) { return static_cast<std::uint32_t>(bytes); };
   switch (kind) {
     case KernelKind::forward:
-      return size(std::max({(c.rows_in_registers ? 0 : own) + c.stages * (keys + values), own, own_v}));
+      return size(std::max({kept * own + c.stages * (keys + values), passing * own, leaving * own_v}));
     case KernelKind::query_gradient:
-      return size(
-          std::max({(c.rows_in_registers ? 0 : own + own_v) + c.stages * (copies * keys + values), own, own_v}));
+      return size(std::max(
+          {kept * (own + own_v) + c.stages * (copies * keys + values), passing * own, passing * own_v, leaving * own}));
     case KernelKind::key_gradient: {
       const std::int32_t stage = whole_lines(copies * (keys + values) + 2 * 4 * c.tile_cols);
-      return size(std::max({(c.rows_in_registers ? 0 : own + own_v) + c.stages * stage, own, own_v}));
+      return size(std::max(
+          {kept * (own + own_v) + c.stages * stage, passing * own, passing * own_v, leaving * own, leaving * own_v}));
     }
     case KernelKind::bias_gradient:
       return size(std::max({own + own_v + keys + values, 4 * rows * c.tile_cols}));

@@ -11,7 +11,7 @@ RUN := PYTHONPATH=$(CURDIR)/$(BUILD)/python HF_HUB_OFFLINE=1
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick test-build bootstrap-dev asan fuzz format lint tidy bench clean
+.PHONY: help build demo test test-quick test-gpu test-build bootstrap-dev asan fuzz format lint tidy bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: bootstrap-dev ## every test: C++, Python, linters, sanitizers, other proce
 
 test-quick: bootstrap-dev ## the C++ and Python tests alone
 	scripts/test.sh quick
+
+test-gpu: ## the GPU tests, on whatever GPU is here (PYTHON=... names another Python that has torch)
+	scripts/test_gpu.sh
 
 test-build: bootstrap-dev
 	$(CONFIGURE) -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DTILEWISE_BUILD_TESTS=ON

@@ -3,7 +3,8 @@
 """Fused attention for CPUs and GPUs.
 
 ``attention`` computes, ``explain`` shows which implementation would and why, ``warmup`` prepares a
-call without running it, ``merge`` joins partial results over disjoint keys. ``docs/semantics.md`` says what every argument means.
+call without running it, ``merge`` joins partial results over disjoint keys.
+``docs/semantics.md`` says what every argument means.
 """
 
 from tilewise._attention import attention, explain, merge, warmup

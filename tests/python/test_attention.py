@@ -8,48 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import CASES, TOLERANCE, assert_close, draw, in_float64, lengths, to_layout
+from cases import CASES, TOLERANCE, assert_close, draw, lengths, to_layout
+from checking import check
 from formulas import Call, dense, dropout_keep, packed, philox4x32_10
 
 import tilewise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-DIFFERENTIABLE = ("bias", "sink")
-
-
-def _leaves(tensors, options):
-    """Fresh leaves of q, k, v and the differentiable options, and the options holding them."""
-    options = dict(options)
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
-    for name in DIFFERENTIABLE:
-        if name in options and options[name].dtype != torch.bool:
-            options[name] = options[name].detach().clone().requires_grad_()
-            leaves.append(options[name])
-    return leaves, options
-
-
-def _check(tensors, options, run, tolerance):
-    """Compares out, lse and all gradients of run(q, k, v, **options) with the formulas."""
-    leaves, given = _leaves(tensors, options)
-    out, lse = run(*leaves[:3], **given)
-    exact_leaves, exact_options = _leaves([tensor.double() for tensor in tensors], in_float64(options))
-    exact_out, exact_lse = dense(Call(**exact_options), *exact_leaves[:3])
-    assert_close(out, exact_out, tolerance)
-    assert_close(lse, exact_lse, max(tolerance / 4, 2e-5), "softmax_lse")
-    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
-    dlse = torch.where(torch.isfinite(exact_lse), dlse, 0.0).float()
-    gradients = torch.autograd.grad((out, lse), leaves, (dout, dlse))
-    exact = torch.autograd.grad((exact_out, exact_lse), exact_leaves, (dout.double(), dlse.double()))
-    names = ["dq", "dk", "dv", *(f"d{name}" for name in DIFFERENTIABLE if given.get(name) is not None)]
-    for name, gradient, expected in zip(names, gradients, exact):
-        assert_close(gradient, expected, 2 * tolerance, name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_against_formulas(name, dtype):
     tensors, options = draw(name, dtype)
-    _check(tensors, options, lambda *qkv, **o: tilewise.attention(*qkv, return_lse=True, **o), TOLERANCE[dtype])
+    check(tensors, options, lambda *qkv, **o: tilewise.attention(*qkv, return_lse=True, **o), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("layout", ["sbhd", "bhsd"])
@@ -61,7 +33,7 @@ def test_layouts(name, layout):
         return to_layout(out, layout), lse
 
     tensors, options = draw(name)
-    _check(tensors, options, run, TOLERANCE[torch.float32])
+    check(tensors, options, run, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("name", ["causal", "bias", "dropout", "everything"])
@@ -70,13 +42,13 @@ def test_reference_implementation(name):
         return tilewise.attention(*qkv, return_lse=True, implementation="reference", **options)
 
     tensors, options = draw(name)
-    _check(tensors, options, run, TOLERANCE[torch.float32])
+    check(tensors, options, run, TOLERANCE[torch.float32])
 
 
 def test_half_precision_bias():
     (q, k, v), options = draw("bias", torch.bfloat16)
     options["bias"] = options["bias"].bfloat16()
-    _check([q, k, v], options, lambda *a, **o: tilewise.attention(*a, return_lse=True, **o), TOLERANCE[q.dtype])
+    check([q, k, v], options, lambda *a, **o: tilewise.attention(*a, return_lse=True, **o), TOLERANCE[q.dtype])
 
 
 # --- packed sequences ---

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Builds what the GPU tests need and runs them on this machine's GPU: the Python tests (pytest) and, where CLI11 and
+# nlohmann_json are found, the command's random problems and feature table. Goes on after a failed step and ends
+# with a summary; the exit status is 0 only when every step passed.
+#
+# usage: scripts/test_gpu.sh [smoke]     smoke: build and run a few calls, nothing else
+# environment: PYTHON (has torch, pytest and nanobind; .venv/bin/python or python3), BUILD (build folder; build-gpu),
+#   JOBS (processors), VERIFY_COUNT (random problems; 300), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
+#   PYTEST_ARGS (such as "-k decode")
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+readonly JOBS=${JOBS:-$(nproc)} BUILD=${BUILD:-build-gpu}
+if [[ -z ${PYTHON:-} ]]; then
+  if [[ -x .venv/bin/python ]]; then PYTHON=$PWD/.venv/bin/python; else PYTHON=$(command -v python3); fi
+fi
+readonly LOGS=$BUILD/test-logs
+export PYTHONPATH=$PWD/$BUILD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export TILEWISE_CACHE_DIR=${TILEWISE_CACHE_DIR:-$PWD/$BUILD/kernels}
+
+names=() results=() seconds=() closings=()
+
+# step NAME COMMAND...: runs it, shows and keeps its output, remembers how it went.
+step() {
+  local name=$1 start=$SECONDS log result=passed
+  shift
+  mkdir -p "$LOGS"
+  log=$LOGS/${name// /-}.log
+  printf '\n== %s\n' "$name"
+  "$@" 2>&1 | tee "$log"
+  [[ ${PIPESTATUS[0]} -eq 0 ]] || result=FAILED
+  names+=("$name") results+=("$result") seconds+=($((SECONDS - start))) closings+=("$(grep -v '^ *$' "$log" | tail -n 1 | cut -c 1-110)")
+  [[ $result == passed ]]
+}
+
+summary() {
+  local failed=0 i
+  printf '\n== summary\n'
+  for i in "${!names[@]}"; do
+    printf '%-7s %-18s %4d s  %s\n' "${results[i]}" "${names[i]}" "${seconds[i]}" "${closings[i]}"
+    [[ ${results[i]} == passed ]] || failed=$((failed + 1))
+  done
+  printf '%d passed, %d failed\n' $((${#names[@]} - failed)) "$failed"
+  [[ $failed -eq 0 ]]
+}
+
+configure() {
+  local launcher=()
+  if command -v ccache >/dev/null; then
+    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  cmake -S . -B "$BUILD" -G Ninja -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" -DPython_EXECUTABLE="$PYTHON" \
+    -DTILEWISE_BUILD_PYTHON=ON -DTILEWISE_BUILD_TESTS=OFF -DTILEWISE_BUILD_BENCH=OFF -DTILEWISE_INSTALL=OFF \
+    -DTILEWISE_BUILD_TOOLS="$1" >"$LOGS/configure.log" 2>&1
+}
+
+build() {
+  local command="the command included"
+  if ! configure ON; then
+    grep -q 'needs CLI11' "$LOGS/configure.log" && configure OFF || { tail -n 20 "$LOGS/configure.log"; return 1; }
+    command="the command left out: CLI11 and nlohmann_json are not both found"
+  fi
+  cmake --build "$BUILD" -j "$JOBS" >"$LOGS/build.log" 2>&1 || { grep -A 8 -E 'error|FAILED' "$LOGS/build.log" | head -n 60; return 1; }
+  echo "built in $BUILD, $command"
+}
+
+machine() {
+  { nvidia-smi -L || rocm-smi --showproductname; } 2>/dev/null
+  "$PYTHON" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPUs")'
+  if [[ -x $BUILD/tilewise ]]; then "$BUILD/tilewise" doctor | grep -A 12 'GPU' || true; fi
+}
+
+python_tests() {
+  local workers=()
+  if "$PYTHON" -c 'import xdist' 2>/dev/null; then workers=(-n "$((JOBS < 8 ? JOBS : 8))" --dist worksteal); fi
+  # shellcheck disable=SC2086  # PYTEST_ARGS is a list
+  "$PYTHON" -m pytest -q -p no:cacheprovider --durations=5 -r f --tb=short "${workers[@]}" -m "not huge" tests/gpu ${PYTEST_ARGS:-}
+}
+
+# pytest's short summary holds one line a failure: repeated here, grouped by what they say.
+failures_by_message() {
+  grep -hE '^(FAILED|ERROR) ' "$LOGS"/pytest*.log 2>/dev/null | sed -E 's/^[^ ]+ [^ ]+( - )?//' | cut -c 1-160 |
+    sed -E 's/[0-9]+(\.[0-9e-]+)?/N/g' | sort | uniq -c | sort -rn | head -n 25
+}
+
+mkdir -p "$LOGS"
+step build build || { summary; exit 1; }
+step machine machine
+step smoke "$PYTHON" tests/gpu/smoke.py
+if [[ ${1:-} != smoke ]]; then
+  step pytest python_tests || { echo "-- failures by message"; failures_by_message; }
+  step pytest-huge "$PYTHON" -m pytest -q -p no:cacheprovider -r f --tb=short -m huge tests/gpu
+  if [[ -x $BUILD/tilewise ]]; then
+    step verify "$BUILD/tilewise" verify --gpu --without f32 --count "${VERIFY_COUNT:-300}" --max-flops 2e6
+    step report "$BUILD/tilewise" verify --report
+  fi
+fi
+summary

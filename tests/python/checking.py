@@ -1,0 +1,38 @@
+# Results and gradients of a call against the float64 formulas, whatever device the call runs on.
+"""Shared by the tests of results on the CPU (here) and on GPUs (tests/gpu)."""
+
+from typing import Any, Callable
+
+import torch
+from cases import assert_close, in_float64
+from formulas import Call, dense
+
+DIFFERENTIABLE = ("bias", "sink")
+
+
+def leaves_of(tensors: list[torch.Tensor], options: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Fresh leaves of q, k, v and the differentiable options, and the options holding them."""
+    options = dict(options)
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    for name in DIFFERENTIABLE:
+        if name in options and options[name].dtype != torch.bool:
+            options[name] = options[name].detach().clone().requires_grad_()
+            leaves.append(options[name])
+    return leaves, options
+
+
+def check(tensors: list[torch.Tensor], options: dict[str, Any], run: Callable[..., Any], tolerance: float) -> None:
+    """Compares out, lse and all gradients of run(q, k, v, **options) with the formulas. All tensors are on the CPU."""
+    leaves, given = leaves_of(tensors, options)
+    out, lse = run(*leaves[:3], **given)
+    exact_leaves, exact_options = leaves_of([tensor.double() for tensor in tensors], in_float64(options))
+    exact_out, exact_lse = dense(Call(**exact_options), *exact_leaves[:3])
+    assert_close(out, exact_out, tolerance)
+    assert_close(lse, exact_lse, max(tolerance / 4, 2e-5), "softmax_lse")
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    dlse = torch.where(torch.isfinite(exact_lse), dlse, 0.0).float()
+    gradients = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+    exact = torch.autograd.grad((exact_out, exact_lse), exact_leaves, (dout.double(), dlse.double()))
+    names = ["dq", "dk", "dv", *(f"d{name}" for name in DIFFERENTIABLE if given.get(name) is not None)]
+    for name, gradient, expected in zip(names, gradients, exact):
+        assert_close(gradient, expected, 2 * tolerance, name)

@@ -97,7 +97,9 @@ class Lowerer {
   void lower_backward() {
     result_.workspace.delta = reserve(4 * p_.batch_size * p_.num_heads_q * p_.seqlen_q);
     const device::KernelConfig rows = configure(KernelKind::row_delta, p_, traits_);
-    add(KernelKind::row_delta, rows, ceil_div(p_.seqlen_q, rows.waves), 1, p_.num_heads_q, p_.batch_size);
+    const auto wave = static_cast<std::int32_t>(lanes(traits_.machine));
+    const std::int32_t a_block = rows.waves * wave / device::lanes_a_delta_row(rows, wave);
+    add(KernelKind::row_delta, rows, ceil_div(p_.seqlen_q, a_block), 1, p_.num_heads_q, p_.batch_size);
     if (p_.dk || p_.dv) add_key_gradients();
     if (p_.dq) {
       const device::KernelConfig config = configure(KernelKind::query_gradient, p_, traits_);

@@ -57,6 +57,7 @@ std::string config_text(const device::KernelConfig& c) {
   flag("vector_rows", c.vector_rows);
   flag("exact_dims", c.exact_dims);
   flag("plain_scale", c.plain_scale);
+  flag("lengths", c.lengths);
   flag("ranged", c.ranged);
   flag("softcap", c.softcap);
   flag("alibi", c.alibi);

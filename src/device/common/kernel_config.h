@@ -23,6 +23,7 @@ struct KernelConfig {
   bool vector_rows = true;         // rows start on 16 bytes and head dims are multiples of 8
   bool exact_dims = true;          // head dims equal their padded values
   bool plain_scale = true;         // scores are softmax_scale * q.k with a positive scale, nothing else
+  bool lengths = false;            // cu_seqlens, seqused or leftpad_k are given
   bool ranged = false;             // a causal mask or a window
   bool softcap = false, alibi = false, sink = false, dropout = false;
   int32_t bias_type = kBiasNone;
@@ -32,6 +33,13 @@ struct KernelConfig {
 
   friend constexpr bool operator==(const KernelConfig&, const KernelConfig&) = default;
 };
+
+/// Lanes that share a row of the row_delta kernel: as many as its 16-byte chunks need, up to a wave.
+constexpr int32_t lanes_a_delta_row(const KernelConfig& config, int32_t wave_lanes) {
+  int32_t lanes = 1;
+  while (lanes < wave_lanes && lanes * 8 < config.head_dim_v) lanes *= 2;
+  return lanes;
+}
 
 /// Of a launch: how the grid is cut, and the workspace. Pointers are null where a kernel has no use for them.
 struct GridParams {

@@ -72,7 +72,7 @@ class BiasGradientKernel {
     const Span batches = span_of(batch_, p_.dbias_shape[0], p_.batch_size);
     const Span heads = span_of(head_, p_.dbias_shape[1], p_.num_heads_q);
     for (int64_t b = batches.begin; b < batches.end; ++b) {
-      const Sequence s = sequence_of(p_, b);
+      const Sequence s = sequence_at<C>(p_, b);
       if (s.seqlen_q == 0 || s.seqlen_k == 0) continue;
       for (int64_t h = heads.begin; h < heads.end; ++h) visit_head(s, b, h);
     }
@@ -106,7 +106,7 @@ class BiasGradientKernel {
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t i = first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
-      rows[slot] = row_score<C>(p_, s, batch, head, minimum<int64_t>(i, s.seqlen_q - 1));
+      rows[slot] = row_score<C>(p_, s, batch, head, i);
       statistics[slot] = load_statistics<Machine>(p_, grid_, s, batch, head, i);
     }
     if constexpr (C.dropout) {
@@ -115,11 +115,13 @@ class BiasGradientKernel {
         x = kept ? x * p_.dropout_scale : 0.0f;
       });
     }
+    const VisibleBand band = visible_band(p_, s);
     scores.for_each_pair(gradients, lane_, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key + col;
       float slope = 1.0f;
-      const float weight = weight_of<Machine, C>(p_, rows[slot], maximum(key, 0), score, statistics[slot].lse, slope);
-      const bool visible = key >= rows[slot].key_begin && key < rows[slot].key_end && key >= 0;
+      const float weight =
+          weight_of<Machine, C>(p_, rows[slot], band.seqlen_k, maximum(key, 0), score, statistics[slot].lse, slope);
+      const bool visible = key >= 0 && is_visible<C>(band, rows[slot].diagonal, key);
       score = visible ? weight * (gradient - statistics[slot].delta) : 0.0f;
     });
     sums_.for_each_pair(scores, lane_, [](int, int, auto&& sum, auto&& x) { sum += x; });

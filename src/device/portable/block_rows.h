@@ -22,6 +22,14 @@ TILEWISE_INLINE GridPlace grid_place(const GridParams& grid) {
           uniform<Machine>(of_batch % grid.heads), uniform<Machine>(of_batch / grid.heads)};
 }
 
+/// The sequence a block works on. Without lengths everything is known to be the same in all lanes,
+/// which spares the loops a dozen registers.
+template <KernelConfig C>
+TILEWISE_INLINE Sequence sequence_at(const AttentionParams& p, int64_t batch) {
+  if constexpr (C.lengths) return sequence_of(p, batch);
+  return {0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k, 0};
+}
+
 /// Rows of a block. Without packed heads row r is query r of `first_head`; with them it is query
 /// r / group of head first_head + r % group.
 template <KernelConfig C>

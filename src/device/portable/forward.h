@@ -46,7 +46,7 @@ class ForwardKernel {
  public:
   TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
     const GridPlace place = grid_place<Machine>(params.grid);
-    const Sequence sequence = sequence_of(params.call, place.batch);
+    const Sequence sequence = sequence_at<C>(params.call, place.batch);
     const BlockRows<C> rows(params.call, sequence, place, Shared::kBlockRows);
     if (rows.first_row >= rows.total_rows) return;
     ForwardKernel kernel(params, shared, sequence, rows, place.split);
@@ -64,9 +64,10 @@ class ForwardKernel {
     softmax_.clear();
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
-      const int32_t row = minimum(rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot), rows_.used_rows - 1);
+      const int32_t row = rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
       row_scores_[slot] = row_score<C>(p_, sequence_, rows_.batch, rows_.head(row), rows_.query(row));
     }
+    band_ = visible_band(p_, sequence_);
     if constexpr (C.dropout) seed_ = dropout_seed(p_);
   }
 
@@ -138,7 +139,7 @@ class ForwardKernel {
     scores.clear();
     queries_.multiply(scores, row_tile(), wave_row_, current.keys.for_multiply());
     const int32_t first_key = tile * C.tile_cols;
-    adjust_scores<Machine, C, kMasked>(scores, p_, row_scores_, first_key);
+    adjust_scores<Machine, C, kMasked>(scores, p_, row_scores_, band_, first_key);
     softmax_.update(scores, out_, C.plain_scale ? p_.softmax_scale * kLog2E : 1.0f);
     if constexpr (C.dropout) {
       for_each_draw<Machine>(scores, p_, seed_, row_scores_, first_key,
@@ -222,6 +223,7 @@ class ForwardKernel {
   TileLoader<Ops, C, typename Shared::ValueTile> value_loader_;
   OwnRows<Ops, C, C.head_dim> queries_;
   RowScore row_scores_[Scores::kSlots];
+  VisibleBand band_;
   DropoutSeed seed_;
   Softmax softmax_;
   Out out_;

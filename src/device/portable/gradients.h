@@ -21,25 +21,15 @@ TILEWISE_INLINE QueryStatistics load_statistics(const AttentionParams& p, const 
   return {lse == -kInfinity ? kInfinity : lse * kLog2E, delta};
 }
 
-/// Keys minus diagonal that are visible: [low, high].
-struct VisibleBand {
-  int32_t low, high;
-};
-TILEWISE_INLINE VisibleBand visible_band(const AttentionParams& p) {
-  constexpr int64_t kFar = 0x3FFFFFFF;
-  return {static_cast<int32_t>(p.window_left < 0 ? -kFar : -minimum<int64_t>(p.window_left, kFar)),
-          static_cast<int32_t>(p.window_right < 0 ? kFar : minimum<int64_t>(p.window_right, kFar))};
-}
-
 /// The weight before dropout of one position, from the product q.k. `slope_of_cap`: what softcap's
 /// derivative multiplies (1 without softcap).
 template <class Machine, KernelConfig C>
-TILEWISE_INLINE float weight_of(const AttentionParams& p, const RowScore& row, int32_t key, float product, float lse,
-                                float& slope_of_cap) {
+TILEWISE_INLINE float weight_of(const AttentionParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
+                                float product, float lse, float& slope_of_cap) {
   slope_of_cap = 1.0f;
   if constexpr (C.plain_scale) return Machine::exp2(product * (p.softmax_scale * kLog2E) - lse);
   float capped = 0.0f;
-  const float score = full_score<Machine, C>(p, row, key, product, &capped);
+  const float score = full_score<Machine, C>(p, row, seqlen_k, key, product, &capped);
   if constexpr (C.softcap) slope_of_cap = 1.0f - capped * capped;
   return Machine::exp2(score - lse);
 }

@@ -17,8 +17,7 @@ struct KeyGradientShared {
   struct Stage {
     QueryTile queries;
     DoutTile douts;
-    float lse[C.tile_cols];
-    float delta[C.tile_cols];
+    QueryStatistics statistics[C.tile_cols];
   };
   using KeyRows = typename OwnRows<Ops, C, C.head_dim>::Tile;
   using ValueRows = typename OwnRows<Ops, C, C.head_dim_v>::Tile;
@@ -69,7 +68,7 @@ class KeyGradientKernel {
  public:
   TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
     const GridPlace place = grid_place<Machine>(params.grid);
-    const Sequence sequence = sequence_of(params.call, place.batch);
+    const Sequence sequence = sequence_at<C>(params.call, place.batch);
     if (static_cast<int64_t>(place.tile) * Shared::kBlockRows >= sequence.all_k) return;
     KeyGradientKernel kernel(params, shared, sequence, place);
     kernel.visit_queries();
@@ -86,7 +85,7 @@ class KeyGradientKernel {
     first_key_ = place.tile * Shared::kBlockRows - static_cast<int32_t>(sequence.leftpad);
     diagonal_ = static_cast<int32_t>(diagonal_offset(p_, sequence));
     group_ = static_cast<int32_t>(p_.num_heads_q / p_.num_heads_k);
-    band_ = visible_band(p_);
+    band_ = visible_band(p_, sequence);
     dk_.clear();
     dv_.clear();
     if constexpr (C.dropout) seed_ = dropout_seed(p_);
@@ -171,10 +170,18 @@ class KeyGradientKernel {
     dout_loader_.finish(current.douts);
     const int thread = Machine::thread();
     if (thread < C.tile_cols) {
-      Machine::store_shared(&current.lse[thread], statistics_.lse);
-      Machine::store_shared(&current.delta[thread], statistics_.delta);
+      Machine::store_shared(&current.statistics[thread], statistics_);
     }
     Machine::barrier();
+  }
+
+  /// Two neighbours come with one load, which lanes that hold both columns share.
+  struct alignas(16) TwoStatistics {
+    QueryStatistics even, odd;
+  };
+  TILEWISE_INLINE static QueryStatistics statistics_of(const typename Shared::Stage& stage, int col) {
+    const auto two = Machine::template load_shared<TwoStatistics>(&stage.statistics[col & ~1]);
+    return col & 1 ? two.odd : two.even;
   }
 
   template <bool kMasked>
@@ -199,11 +206,11 @@ class KeyGradientKernel {
       row.query = query;
       row.diagonal = query + diagonal_;
       if constexpr (C.bias_type != kBiasNone) {
-        row.bias += minimum<int64_t>(query, sequence_.seqlen_q - 1) * p_.bias.query_stride;
+        row.bias += minimum<int64_t>(query, sequence_.seqlen_q - 1) * p_.bias.query_stride;  // of_head is query 0's
       }
       float slope = 1.0f;
-      float weight = weight_of<Machine, C>(p_, row, maximum(key, 0), score,
-                                           Machine::template load_shared<float>(&current.lse[col]), slope);
+      const QueryStatistics of_query = statistics_of(current, col);
+      float weight = weight_of<Machine, C>(p_, row, band_.seqlen_k, maximum(key, 0), score, of_query.lse, slope);
       if constexpr (kMasked) {
         const int32_t distance = key - row.diagonal;
         weight = distance >= band_.low && distance <= band_.high ? weight : 0.0f;
@@ -214,7 +221,7 @@ class KeyGradientKernel {
         kept = keep ? weight * p_.dropout_scale : 0.0f;
         gradient = keep ? gradient * p_.dropout_scale : 0.0f;
       }
-      gradient = weight * (gradient - Machine::template load_shared<float>(&current.delta[col])) * slope;
+      gradient = weight * (gradient - of_query.delta) * slope;
       score = kept;
     });
     if constexpr (C.wants_dv) {

@@ -14,6 +14,12 @@ struct Sm80Machine {
   /// The same value in every lane, and known to be so.
   TILEWISE_INLINE static int wave() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0); }
   TILEWISE_INLINE static int block() { return static_cast<int>(blockIdx.x); }
+  /// The same value, recomputed where it is used: what derives from it stays out of the registers that
+  /// live through a loop.
+  TILEWISE_INLINE static int not_hoisted(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+  }
   TILEWISE_INLINE static void barrier() { __syncthreads(); }
   TILEWISE_INLINE static void wave_sync() { __syncwarp(); }
   TILEWISE_INLINE static bool any(bool value) { return __any_sync(~0u, value); }

@@ -12,7 +12,7 @@ struct MergeSplitsKernel {
     const AttentionParams& p = params.call;
     const GridParams& grid = params.grid;
     const GridPlace place = grid_place<Machine>(one_split(grid));
-    const Sequence s = sequence_of(p, place.batch);
+    const Sequence s = sequence_at<C>(p, place.batch);
     const int64_t i = static_cast<int64_t>(place.tile) * C.waves + Machine::wave();
     if (i >= s.all_q) return;
     const int64_t heads = p.batch_size * p.num_heads_q;

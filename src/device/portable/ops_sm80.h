@@ -37,7 +37,7 @@ struct Sm80Ops {
     TILEWISE_UNROLL
     for (int r = 0; r < Rows / 16; ++r) {
       TILEWISE_UNROLL
-      for (int k = 0; k < Depth / 16; ++k) load_left(to.word[r][k], tile, first_row + 16 * r, k);
+      for (int k = 0; k < Depth / 16; ++k) load_left(to.word[r][k], tile, first_row, r, k);
     }
   }
 
@@ -65,7 +65,7 @@ struct Sm80Ops {
     for (int k = 0; k < Tile::kCols / 16; ++k) {
       uint32_t left[Rows / 16][4];
       TILEWISE_UNROLL
-      for (int r = 0; r < Rows / 16; ++r) load_left(left[r], rows, first_row + 16 * r, k);
+      for (int r = 0; r < Rows / 16; ++r) load_left(left[r], rows, first_row, r, k);
       multiply_step<kElement>(scores, left, tile, k);
     }
   }
@@ -98,7 +98,7 @@ struct Sm80Ops {
       TILEWISE_UNROLL
       for (int d = 0; d < Depth / 16; ++d) {
         uint32_t right[4];
-        Machine::load_matrices_transposed(right, tile.chunk(16 * k + 8 * (matrix % 2) + lane % 8, 2 * d + matrix / 2));
+        Machine::load_matrices_transposed(right, tile.chunk(16 * k, 8 * (matrix % 2) + lane % 8, 2 * d, matrix / 2));
         TILEWISE_UNROLL
         for (int r = 0; r < Rows / 16; ++r) {
           Machine::template mma<kElement>(out.tile[r][2 * d], weights.word[r][k], right[0], right[1]);
@@ -110,9 +110,9 @@ struct Sm80Ops {
 
  private:
   template <class Tile>
-  TILEWISE_INLINE static void load_left(uint32_t (&to)[4], const Tile& tile, int first_row, int k) {
+  TILEWISE_INLINE static void load_left(uint32_t (&to)[4], const Tile& tile, int first_row, int r, int k) {
     const int lane = Machine::lane(), matrix = lane / 8;
-    Machine::load_matrices(to, tile.chunk(first_row + 8 * (matrix % 2) + lane % 8, 2 * k + matrix / 2));
+    Machine::load_matrices(to, tile.chunk(16 * r, first_row + 8 * (matrix % 2) + lane % 8, 2 * k, matrix / 2));
   }
 
   template <int kElement, int Rows, int Cols, class Tile>
@@ -122,7 +122,7 @@ struct Sm80Ops {
     TILEWISE_UNROLL
     for (int c = 0; c < Cols / 16; ++c) {
       uint32_t right[4];
-      Machine::load_matrices(right, tile.chunk(16 * c + 8 * (matrix / 2) + lane % 8, 2 * k + matrix % 2));
+      Machine::load_matrices(right, tile.chunk(16 * c, 8 * (matrix / 2) + lane % 8, 2 * k, matrix % 2));
       TILEWISE_UNROLL
       for (int r = 0; r < Rows / 16; ++r) {
         Machine::template mma<kElement>(scores.tile[r][2 * c], left[r], right[0], right[1]);

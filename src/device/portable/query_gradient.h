@@ -62,7 +62,7 @@ class QueryGradientKernel {
  public:
   TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
     const GridPlace place = grid_place<Machine>(params.grid);
-    const Sequence sequence = sequence_of(params.call, place.batch);
+    const Sequence sequence = sequence_at<C>(params.call, place.batch);
     const BlockRows<C> rows(params.call, sequence, place, Shared::kBlockRows);
     if (rows.first_row >= rows.total_rows) return;
     QueryGradientKernel kernel(params, shared, sequence, rows);
@@ -80,10 +80,10 @@ class QueryGradientKernel {
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t row = rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
-      const int32_t query = maximum(minimum(row, rows_.used_rows - 1), 0);
-      row_scores_[slot] = row_score<C>(p_, sequence_, rows_.batch, rows_.first_head, query);
+      row_scores_[slot] = row_score<C>(p_, sequence_, rows_.batch, rows_.first_head, row);
       statistics_[slot] = load_statistics<Machine>(p_, params.grid, sequence_, rows_.batch, rows_.first_head, row);
     }
+    band_ = visible_band(p_, sequence_);
     if constexpr (C.dropout) seed_ = dropout_seed(p_);
   }
 
@@ -139,9 +139,10 @@ class QueryGradientKernel {
     scores.for_each_pair(gradients, lane_, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key + col;
       float slope = 1.0f;
-      float weight = weight_of<Machine, C>(p_, row_scores_[slot], key, score, statistics_[slot].lse, slope);
+      float weight =
+          weight_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, score, statistics_[slot].lse, slope);
       if constexpr (kMasked) {
-        weight = key >= row_scores_[slot].key_begin && key < row_scores_[slot].key_end ? weight : 0.0f;
+        weight = is_visible<C>(band_, row_scores_[slot].diagonal, key) ? weight : 0.0f;
       }
       score = weight * (gradient - statistics_[slot].delta) * slope;
     });
@@ -176,6 +177,7 @@ class QueryGradientKernel {
   OwnRows<Ops, C, C.head_dim_v> douts_;
   RowScore row_scores_[Scores::kSlots];
   QueryStatistics statistics_[Scores::kSlots];
+  VisibleBand band_;
   DropoutSeed seed_;
   Out out_;
 };

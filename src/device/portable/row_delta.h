@@ -1,5 +1,5 @@
-// delta = rowsum(out * dout) - dlse of every used query, once for the whole backward pass. A wave
-// takes a row at a time.
+// delta = rowsum(out * dout) - dlse of every used query, once for the whole backward pass. A few
+// lanes share a row.
 #pragma once
 
 #include "device/portable/block_rows.h"
@@ -11,11 +11,11 @@ TILEWISE_INLINE float element_to_float(uint32_t bits) {
   return C.element == kBf16 ? bf16_to_float(static_cast<uint16_t>(bits)) : f16_to_float(static_cast<uint16_t>(bits));
 }
 
-/// a . b of two rows, the same in every lane.
+/// This lane's part of a . b.
 template <class Machine, KernelConfig C>
-TILEWISE_INLINE float row_dot(const uint16_t* a, const uint16_t* b, int32_t cols) {
+TILEWISE_INLINE float partial_dot(const uint16_t* a, const uint16_t* b, int first_col, int step, int32_t cols) {
   float sum = 0.0f;
-  for (int32_t col = Machine::lane() * kChunk; col < cols; col += Machine::kLanes * kChunk) {
+  for (int32_t col = first_col; col < cols; col += step) {
     const Chunk x = load_chunk<Machine, C>(a, col, cols), y = load_chunk<Machine, C>(b, col, cols);
     TILEWISE_UNROLL
     for (int i = 0; i < kChunk; ++i) {
@@ -24,26 +24,32 @@ TILEWISE_INLINE float row_dot(const uint16_t* a, const uint16_t* b, int32_t cols
              element_to_float<Machine, C>(y.word[i / 2] >> shift & 0xFFFFu);
     }
   }
-  TILEWISE_UNROLL
-  for (int bit = 1; bit < Machine::kLanes; bit *= 2) sum += Machine::shuffle_xor(sum, bit);
   return sum;
 }
 
 template <class Machine, KernelConfig C>
 struct RowDeltaKernel {
+  static constexpr int kLanesARow = lanes_a_delta_row(C, Machine::kLanes),
+                       kBlockRows = C.waves * Machine::kLanes / kLanesARow;
+
   TILEWISE_INLINE static void run(const KernelParams& params) {
     const AttentionParams& p = params.call;
     const GridPlace place = grid_place<Machine>(params.grid);
-    const Sequence s = sequence_of(p, place.batch);
-    const int64_t i = static_cast<int64_t>(place.tile) * C.waves + Machine::wave();
-    if (i >= s.seqlen_q) return;
+    const Sequence s = sequence_at<C>(p, place.batch);
+    const int part = Machine::thread() % kLanesARow;
+    const int64_t row = static_cast<int64_t>(place.tile) * kBlockRows + Machine::thread() / kLanesARow;
+    const int64_t i = minimum<int64_t>(row, s.seqlen_q - 1);  // shuffles need every lane
+    if (s.seqlen_q == 0) return;
     const auto* out = static_cast<const uint16_t*>(p.out.data) + row_offset(p.out, s, place.batch, i, place.head);
     const auto* dout = static_cast<const uint16_t*>(p.dout.data) + row_offset(p.dout, s, place.batch, i, place.head);
-    float delta = row_dot<Machine, C>(out, dout, static_cast<int32_t>(p.head_dim_v));
+    float delta =
+        partial_dot<Machine, C>(out, dout, part * kChunk, kLanesARow * kChunk, static_cast<int32_t>(p.head_dim_v));
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < kLanesARow; bit *= 2) delta += Machine::shuffle_xor(delta, bit);
+    if (part != 0 || row >= s.seqlen_q) return;
     if (p.dlse.data) delta -= Machine::load_global(p.dlse.data + lse_offset(p.dlse, s, place.batch, i, place.head));
-    if (Machine::lane() != 0) return;
-    const int64_t row = (static_cast<int64_t>(place.batch) * p.num_heads_q + place.head) * p.seqlen_q + i;
-    Machine::store_global(params.grid.delta + row, delta);
+    const int64_t to = (static_cast<int64_t>(place.batch) * p.num_heads_q + place.head) * p.seqlen_q + i;
+    Machine::store_global(params.grid.delta + to, delta);
   }
 };
 
@@ -61,7 +67,7 @@ struct SinkGradientKernel {
     const float sink = Machine::load_global(p.sink + head * p.sink_stride);
     float sum = 0.0f;
     for (int64_t b = 0; b < p.batch_size; ++b) {
-      const Sequence s = sequence_of(p, b);
+      const Sequence s = sequence_at<C>(p, b);
       for (int64_t i = Machine::thread(); i < s.seqlen_q; i += kThreads) {
         const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, b, i, head));
         const float delta = Machine::load_global(params.grid.delta + (b * p.num_heads_q + head) * p.seqlen_q + i);

@@ -10,33 +10,47 @@
 
 namespace tilewise::device {
 
+/// Which keys of a sequence its queries see: keys minus diagonal in [low, high], below seqlen_k. The
+/// same for every row, so that a row costs one register.
+struct VisibleBand {
+  int32_t low, high, seqlen_k;
+};
+TILEWISE_INLINE VisibleBand visible_band(const AttentionParams& p, const Sequence& s) {
+  constexpr int64_t kFar = 0x3FFFFFFF;
+  return {static_cast<int32_t>(p.window_left < 0 ? -kFar : -minimum<int64_t>(p.window_left, kFar)),
+          static_cast<int32_t>(p.window_right < 0 ? kFar : minimum<int64_t>(p.window_right, kFar)),
+          static_cast<int32_t>(s.seqlen_k)};
+}
+
+/// `diagonal`: the key that the query stands at.
+template <KernelConfig C>
+TILEWISE_INLINE bool is_visible(const VisibleBand& band, int32_t diagonal, int32_t key) {
+  if constexpr (!C.ranged) return key < band.seqlen_k;
+  const int32_t distance = key - diagonal;
+  return key < band.seqlen_k && distance >= band.low && distance <= band.high;
+}
+
 /// What the scores of one row depend on. Kernels that need less leave the rest to the optimiser.
 struct RowScore {
-  int32_t query, diagonal;     // i, and i + d: the key it stands at
-  int32_t key_begin, key_end;  // visible
+  int32_t query, diagonal;  // i, and i + d: the key it stands at
   uint32_t batch_head;
   float slope;
   int64_t bias;  // offset of its bias at key 0 (left padding included)
 };
 
+/// Rows past the end are as good as any: what they compute is not stored, so that a lane's rows stay
+/// one register plus constants.
 template <KernelConfig C>
 TILEWISE_INLINE RowScore row_score(const AttentionParams& p, const Sequence& s, int64_t batch, int64_t head,
                                    int64_t i) {
   RowScore row{};
-  const int64_t d = diagonal_offset(p, s);
   row.query = static_cast<int32_t>(i);
-  row.diagonal = static_cast<int32_t>(i + d);
-  row.key_end = static_cast<int32_t>(s.seqlen_k);
-  if constexpr (C.ranged) {
-    const KeyRange range = visible_keys(p, s, d, i);
-    row.key_begin = static_cast<int32_t>(range.begin);
-    row.key_end = static_cast<int32_t>(range.end);
-  }
+  row.diagonal = static_cast<int32_t>(i + diagonal_offset(p, s));
   row.batch_head = static_cast<uint32_t>(batch * p.num_heads_q + head);
   if constexpr (C.alibi) row.slope = p.alibi_slopes[batch * p.alibi_batch_stride + head * p.alibi_head_stride];
   if constexpr (C.bias_type != kBiasNone) {
-    row.bias = batch * p.bias.batch_stride + head * p.bias.head_stride + i * p.bias.query_stride +
-               s.leftpad * p.bias.key_stride;
+    row.bias = batch * p.bias.batch_stride + head * p.bias.head_stride +
+               minimum<int64_t>(i, s.seqlen_q - 1) * p.bias.query_stride + s.leftpad * p.bias.key_stride;
   }
   return row;
 }
@@ -66,8 +80,8 @@ TILEWISE_INLINE float load_bias(const AttentionParams& p, int64_t offset) {
 /// A score in units of log2, from the plain product. `capped`: the score after the cap, before the
 /// bias, divided by softcap (the backward pass needs it).
 template <class Machine, KernelConfig C>
-TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, int32_t key, float product,
-                                 float* capped = nullptr) {
+TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
+                                 float product, float* capped = nullptr) {
   float x = product * p.softmax_scale;
   if constexpr (C.softcap) {
     const float t = tanh_of<Machine>(x / p.softcap);
@@ -76,8 +90,8 @@ TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, 
   }
   if constexpr (C.bias_type != kBiasNone) {
     // A key past the end has no bias to read; its score is masked away.
-    const int32_t inside = key < row.key_end ? key : row.key_end - 1;
-    if (row.key_end > row.key_begin) x += load_bias<Machine, C>(p, row.bias + inside * p.bias.key_stride);
+    const int64_t inside = minimum(key, seqlen_k - 1);
+    x += load_bias<Machine, C>(p, row.bias + inside * p.bias.key_stride);
   }
   if constexpr (C.alibi) {
     const int32_t distance = row.diagonal - key;
@@ -89,12 +103,14 @@ TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, 
 /// Applies the options that C names, and hides what the row does not see where kMasked.
 template <class Machine, KernelConfig C, bool kMasked, class Scores>
 TILEWISE_INLINE void adjust_scores(Scores& scores, const AttentionParams& p, const RowScore (&rows)[Scores::kSlots],
-                                   int32_t first_key) {
+                                   const VisibleBand& band, int32_t first_key) {
   if constexpr (C.plain_scale && !kMasked) return;
-  scores.for_each(Machine::lane(), [&](int slot, int col, auto&& x) {
+  // Masked tiles are few: their columns must not live through the other tiles' loop.
+  const int lane = kMasked ? Machine::not_hoisted(Machine::lane()) : Machine::lane();
+  scores.for_each(lane, [&](int slot, int col, auto&& x) {
     const int32_t key = first_key + col;
-    if constexpr (!C.plain_scale) x = full_score<Machine, C>(p, rows[slot], key, x);
-    if constexpr (kMasked) x = key >= rows[slot].key_begin && key < rows[slot].key_end ? x : -kInfinity;
+    if constexpr (!C.plain_scale) x = full_score<Machine, C>(p, rows[slot], band.seqlen_k, key, x);
+    if constexpr (kMasked) x = is_visible<C>(band, rows[slot].diagonal, key) ? x : -kInfinity;
   });
 }
 

@@ -103,10 +103,14 @@ class ForwardKernel {
     queries_.load(row_tile(), wave_row_, p_.head_dim,
                   [&](int row) { return address_of_row(p_.q, rows_, sequence_, row); });
     start(t.begin);
-    for (int32_t tile = t.begin;;) {
-      while (tile >= t.full_begin && tile < t.full_end) step<false>(tile++, t);
-      if (tile >= t.end) break;
-      step<true>(tile++, t);
+    if constexpr (Ops::kOneLoop) {
+      for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, t, tile < t.full_begin || tile >= t.full_end);
+    } else {
+      for (int32_t tile = t.begin;;) {
+        while (tile >= t.full_begin && tile < t.full_end) step(tile++, t, false);
+        if (tile >= t.end) break;
+        step(tile++, t, true);
+      }
     }
   }
 
@@ -125,8 +129,7 @@ class ForwardKernel {
   }
 
   /// One tile of keys: scores, softmax, and their sum of values. The next tile is under way meanwhile.
-  template <bool kMasked>
-  TILEWISE_INLINE void step(int32_t tile, const Tiles& t) {
+  TILEWISE_INLINE void step(int32_t tile, const Tiles& t, bool masked) {
     typename Shared::Stage& current = stage(tile);
     if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
     Ops::finish_copies();
@@ -139,8 +142,12 @@ class ForwardKernel {
     scores.clear();
     queries_.multiply(scores, row_tile(), wave_row_, current.keys.for_multiply());
     const int32_t first_key = tile * C.tile_cols;
-    adjust_scores<Machine, C, kMasked>(scores, p_, row_scores_, band_, first_key);
-    softmax_.update(scores, out_, C.plain_scale ? p_.softmax_scale * kLog2E : 1.0f);
+    if (masked) {
+      adjust_scores<Machine, C, true>(scores, p_, row_scores_, band_, first_key);
+    } else {
+      adjust_scores<Machine, C, false>(scores, p_, row_scores_, band_, first_key);
+    }
+    softmax_.update(scores, out_, C.plain_scale ? uniform<Machine>(p_.softmax_scale * kLog2E) : 1.0f);
     if constexpr (C.dropout) {
       for_each_draw<Machine>(scores, p_, seed_, row_scores_, first_key,
                              [](int, int, auto&& x, bool kept) { x = kept ? x : 0.0f; });

@@ -115,53 +115,61 @@ class TileLoader<Ops, C, Tile, false> {
   static constexpr int kRun = Tile::kHasColumns && Tile::kCols * Tile::kDepth / (4 * kChunk) < kThreads ? 4 : kChunk;
   using Run = typename RunOf<kRun>::Type;
   static constexpr int kRowRuns = Tile::kDepth / kRun;
-  static constexpr int kBlocks = Tile::kCols / kBlockRows;
-  static constexpr int kUnits = kBlocks * kRowRuns;
+  static constexpr int kUnits = Tile::kCols / kBlockRows * kRowRuns;
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
   static constexpr bool kWindows = requires { typename Machine::Window; };
   static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kCols - 1;  // a tile within 2 GB
+  /// Every lane keeps its columns and moves down by whole rows from step to step.
+  static constexpr bool kEvenSteps = kThreads % kRowRuns == 0 && (kThreads / kRowRuns & (kThreads / kRowRuns - 1)) == 0;
+  static constexpr int kRowsAStep = kThreads / kRowRuns * kBlockRows;
 
  public:
   TILEWISE_INLINE void start(Tile&, const RowSource& source, int first_row) {
     int thread = Machine::thread();
     if constexpr (kWindows) {
       if (static_cast<uint64_t>(source.stride) <= kNearStride) {
-        hold_from_window(source, first_row);
+        hold_from_windows(source, first_row);
         return;
       }
       thread = Machine::not_hoisted(thread);
     }
-    for_each_run(thread, [&](int step, int part, int row, int col) {
-      const int64_t from = minimum(first_row + row, source.rows - 1);
+    for_each_run(thread, [&](int step, int part, int all_row, int row, int col) {
+      const int64_t from = minimum(first_row + all_row + row, source.rows - 1);
       held_[step][part] = load_run(source.data + from * source.stride, col, source.cols);
     });
   }
 
   TILEWISE_INLINE void finish(Tile& tile) {
     if constexpr (Tile::kHasRows) {
-      for_each_run(Machine::thread(), [&](int step, int part, int row, int col) {
-        Machine::store_shared(tile.rows.chunk(row, col / kChunk) + col % kChunk, held_[step][part]);
+      for_each_run(Machine::thread(), [&](int step, int part, int all_row, int row, int col) {
+        Machine::store_shared(tile.rows.chunk(all_row, row, 0, col / kChunk) + col % kChunk, held_[step][part]);
       });
     }
     if constexpr (Tile::kHasColumns) store_columns(tile);
   }
 
  private:
+  /// visit(step, all_row, row, col) for each block of rows: its first row is all_row + row, of which
+  /// every lane has the same all_row.
   template <class Visit>
   TILEWISE_INLINE static void for_each_unit(int thread, const Visit& visit) {
     TILEWISE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int unit = thread + step * kThreads;
       if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      visit(step, unit / kRowRuns * kBlockRows, unit % kRowRuns * kRun);
+      if constexpr (kEvenSteps) {
+        visit(step, step * kRowsAStep, thread / kRowRuns * kBlockRows, thread % kRowRuns * kRun);
+      } else {
+        visit(step, 0, unit / kRowRuns * kBlockRows, unit % kRowRuns * kRun);
+      }
     }
   }
 
   template <class Visit>
   TILEWISE_INLINE static void for_each_run(int thread, const Visit& visit) {
-    for_each_unit(thread, [&](int step, int row, int col) {
+    for_each_unit(thread, [&](int step, int all_row, int row, int col) {
       TILEWISE_UNROLL
-      for (int part = 0; part < kBlockRows; ++part) visit(step, part, row + part, col);
+      for (int part = 0; part < kBlockRows; ++part) visit(step, part, all_row + part, row, col);
     });
   }
 
@@ -179,15 +187,18 @@ class TileLoader<Ops, C, Tile, false> {
     return run;
   }
 
-  /// The window ends with the last row, so that a lane's offsets are the same for every tile.
-  TILEWISE_INLINE void hold_from_window(const RowSource& source, int first_row) {
+  /// A window for each row that lanes have in common, ending with the last row: a lane's offset is the
+  /// same in all of them and for every tile.
+  TILEWISE_INLINE void hold_from_windows(const RowSource& source, int first_row) {
     constexpr int64_t kMost = int64_t{1} << 31;
-    const int64_t bytes = 2 * ((source.rows - 1 - first_row) * source.stride + source.cols);
-    const auto window =
-        Machine::window(source.data + first_row * source.stride, static_cast<uint32_t>(minimum(bytes, kMost)));
-    for_each_run(Machine::thread(), [&](int step, int part, int row, int col) {
-      const uint32_t offset = 2 * (static_cast<uint32_t>(row) * static_cast<uint32_t>(source.stride));
-      held_[step][part] = load_run_at(window, offset, col, source.cols);
+    const auto stride = static_cast<uint32_t>(source.stride);
+    const auto* start = reinterpret_cast<const uint8_t*>(source.data + first_row * source.stride);
+    const int64_t all = 2 * ((source.rows - 1 - first_row) * source.stride + source.cols);
+    const auto bytes = static_cast<uint32_t>(minimum(all, kMost));
+    for_each_run(Machine::thread(), [&](int step, int part, int all_row, int row, int col) {
+      const uint32_t skip = 2 * static_cast<uint32_t>(all_row) * stride;
+      const auto window = Machine::window(start + skip, bytes - minimum(bytes, skip));
+      held_[step][part] = load_run_at(window, 2 * static_cast<uint32_t>(row) * stride, col, source.cols);
     });
   }
 
@@ -209,15 +220,15 @@ class TileLoader<Ops, C, Tile, false> {
 
   /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
   TILEWISE_INLINE void store_columns(Tile& tile) {
-    for_each_unit(Machine::thread(), [&](int step, int row, int col) {
+    for_each_unit(Machine::thread(), [&](int step, int all_row, int row, int col) {
       TILEWISE_UNROLL
       for (int pair = 0; pair < kRun / 2; ++pair) {
         const uint32_t w0 = held_[step][0].word[pair], w1 = held_[step][1].word[pair];
         const uint32_t w2 = held_[step][2].word[pair], w3 = held_[step][3].word[pair];
         const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
         const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
-        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
-        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
+        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, all_row + row), even);
+        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, all_row + row), odd);
       }
     });
   }

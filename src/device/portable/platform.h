@@ -53,6 +53,11 @@ TILEWISE_INLINE int32_t uniform(int32_t value) {
   }
 }
 
+template <class Machine>
+TILEWISE_INLINE float uniform(float value) {
+  return __builtin_bit_cast(float, uniform<Machine>(__builtin_bit_cast(int32_t, value)));
+}
+
 /// The greater one, or the one that is a number.
 TILEWISE_INLINE float higher(float a, float b) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

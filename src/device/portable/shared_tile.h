@@ -29,6 +29,9 @@ struct SharedTile {
   }
   TILEWISE_INLINE const uint16_t* chunk(int row, int index) const { return data + offset(row, index); }
   TILEWISE_INLINE uint16_t* chunk(int row, int index) { return data + offset(row, index); }
+  TILEWISE_INLINE uint16_t* chunk(int base_row, int row, int base_chunk, int index) {
+    return data + offset(base_row, row, base_chunk, index);
+  }
   TILEWISE_INLINE const uint16_t* chunk(int base_row, int row, int base_chunk, int index) const {
     return data + offset(base_row, row, base_chunk, index);
   }

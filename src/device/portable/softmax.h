@@ -6,11 +6,38 @@
 
 namespace tilewise::device {
 
+/// What follows from a row's reference: the product that would move it, and what exponents subtract.
+/// Kept where a lane has few rows and counts instructions, worked out where it counts registers.
+template <int kSlots, bool kKept>
+struct Bounds {
+  static constexpr float kSlack = 8.0f;
+  TILEWISE_INLINE void clear() {}
+  TILEWISE_INLINE void move(float, int, float) {}
+  TILEWISE_INLINE bool passed(float product, float reference, int, float scale) const {
+    return product * scale > reference + kSlack;
+  }
+  TILEWISE_INLINE float base(float reference, int) const { return reference == -kInfinity ? 0.0f : reference; }
+};
+
+template <int kSlots>
+struct Bounds<kSlots, true> {
+  RowValues<kSlots> limits, bases;
+  TILEWISE_INLINE void clear() {
+    limits.fill(-kInfinity);
+    bases.fill(0.0f);
+  }
+  TILEWISE_INLINE void move(float reference, int slot, float scale) {
+    limits[slot] = (reference + Bounds<kSlots, false>::kSlack) / scale;
+    bases[slot] = Bounds<kSlots, false>().base(reference, slot);
+  }
+  TILEWISE_INLINE bool passed(float product, float, int slot, float) const { return product > limits[slot]; }
+  TILEWISE_INLINE float base(float, int slot) const { return bases[slot]; }
+};
+
 template <class Machine, class Scores>
 class OnlineSoftmax {
   static constexpr int kSlots = Scores::kSlots;
   static constexpr bool kPacked = Scores::kPacked;
-  static constexpr float kSlack = 8.0f;
 
  public:
   RowValues<kSlots> reference;  // -infinity until a key was seen
@@ -20,6 +47,7 @@ class OnlineSoftmax {
     reference.fill(-kInfinity);
     sum.fill(0.0f);
     if constexpr (kPacked) sums_.clear();
+    bounds_.clear();
   }
 
   /// Turns scores into weights: exp2(score * scale - reference). Rescales `out` where needed.
@@ -30,14 +58,11 @@ class OnlineSoftmax {
     scores.for_each(0, [&](int slot, int, auto&& x) { highest[slot] = higher(highest[slot], x); });
     bool far = false;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      highest[slot] *= scale;
-      far |= highest[slot] > reference[slot] + kSlack;
-    }
-    if (Machine::any(far)) move_reference(highest, out);
+    for (int slot = 0; slot < kSlots; ++slot) far |= bounds_.passed(highest[slot], reference[slot], slot, scale);
+    if (Machine::any(far)) move_reference(highest, out, scale);
     RowValues<kSlots> base;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) base[slot] = finite_reference(slot);
+    for (int slot = 0; slot < kSlots; ++slot) base[slot] = bounds_.base(reference[slot], slot);
     if constexpr (kPacked) {
       scores.for_each_packed([&](int slot, auto& x) {
         const auto exponent = x * scale - base[slot];
@@ -54,10 +79,6 @@ class OnlineSoftmax {
     }
   }
 
-  TILEWISE_INLINE float finite_reference(int slot) const {
-    return reference[slot] == -kInfinity ? 0.0f : reference[slot];
-  }
-
   TILEWISE_INLINE void reduce_sum() {
     if constexpr (kPacked) {
       TILEWISE_UNROLL
@@ -68,14 +89,15 @@ class OnlineSoftmax {
 
  private:
   template <class Out>
-  TILEWISE_INLINE void move_reference(RowValues<kSlots>& highest, Out& out) {
+  TILEWISE_INLINE void move_reference(RowValues<kSlots>& highest, Out& out, float scale) {
     reduce_rows<Machine, typename Scores::Layout>(highest, [](float a, float b) { return maximum(a, b); });
     typename Out::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const float moved = maximum(reference[slot], highest[slot]);
+      const float moved = maximum(reference[slot], highest[slot] * scale);
       factor[slot] = reference[slot] == -kInfinity ? 0.0f : Machine::exp2(reference[slot] - moved);
       reference[slot] = moved;
+      bounds_.move(moved, slot, scale);
       if constexpr (kPacked) {
         sums_.value[slot] *= factor[slot];
       } else {
@@ -94,6 +116,7 @@ class OnlineSoftmax {
     }
   };
   Pairs sums_;
+  Bounds<kSlots, kPacked> bounds_;
 };
 
 }  // namespace tilewise::device

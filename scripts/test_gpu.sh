@@ -60,7 +60,7 @@ build() {
     grep -q 'needs CLI11' "$LOGS/configure.log" && configure OFF || { tail -n 20 "$LOGS/configure.log"; return 1; }
     command="the command left out: CLI11 and nlohmann_json are not both found"
   fi
-  cmake --build "$BUILD" -j "$JOBS" >"$LOGS/build.log" 2>&1 || { grep -A 8 -E 'error|FAILED' "$LOGS/build.log" | head -n 60; return 1; }
+  cmake --build "$BUILD" -j "$JOBS" >"$LOGS/cmake-build.log" 2>&1 || { grep -A 8 -E 'error|FAILED' "$LOGS/cmake-build.log" | head -n 60; return 1; }
   echo "built in $BUILD, $command"
 }
 

@@ -61,6 +61,9 @@ def _backward(shapes, options) -> str:
 
 
 def main() -> int:
+    if not torch.cuda.is_available():
+        print(f"torch {torch.__version__} sees no GPU")
+        return 1
     q, k, v = qkv((2, 128, 4, 64))
     print(tilewise.explain(q, k, v))
     fine = [_try(f"forward, {name}", lambda case=case: _forward(*case)) for name, case in FORWARD.items()]

@@ -1,0 +1,344 @@
+// The CUDA backend against a driver that only records: devices, plans, loads, launches, captures, workspaces,
+// errors. Kernels come from a bundle of made-up machine code, so no compiler is needed.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backends/cuda/cuda_runtime.hpp"
+#include "core/device.hpp"
+#include "core/device_workspace.hpp"
+#include "core/run.hpp"
+#include "fake_cuda.hpp"
+#include "jit/bundle.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+
+namespace tilewise {
+namespace {
+
+namespace portable = backends::portable;
+
+constexpr int kTooOld = 2;
+
+/// The fake's functions, out of the very library that the backend opens.
+template <typename Function>
+Function* fake(const char* name) {
+  void* library = dlopen(TILEWISE_FAKE_CUDA, RTLD_NOW);
+  return reinterpret_cast<Function*>(dlsym(library, name));
+}
+
+fake::State& state() {
+  static fake::State* const known = fake<fake::State*()>("fake_cuda_state")();
+  return *known;
+}
+
+/// A forward call on "device" memory.
+class GpuCall {
+ public:
+  explicit GpuCall(std::int64_t seqlen_q = 100, std::int64_t seqlen_k = 100, int device = 0, int heads = 4)
+      : device_{DeviceType::cuda, device} {
+    arguments.q = tensor({1, seqlen_q, heads, 64});
+    arguments.k = tensor({1, seqlen_k, heads, 64});
+    arguments.v = tensor({1, seqlen_k, heads, 64});
+    arguments.out = tensor({1, seqlen_q, heads, 64});
+  }
+
+  TensorView tensor(std::initializer_list<std::int64_t> shape, DType dtype = DType::bf16) {
+    TensorView view(nullptr, dtype, shape, device_);
+    const std::size_t bytes = static_cast<std::size_t>(view.numel()) * size_of(dtype);
+    memory_.emplace_back(bytes + 16);
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.back().data());
+    view.data = memory_.back().data() + (16 - address % 16) % 16;
+    return view;
+  }
+  TensorView lengths(std::initializer_list<std::int32_t> values) {
+    const TensorView view = tensor({static_cast<std::int64_t>(values.size())}, DType::i32);
+    std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data));
+    return view;
+  }
+
+  ForwardArguments arguments;
+
+ private:
+  Device device_;
+  std::deque<std::vector<std::byte>> memory_;
+};
+
+/// Of a kernel that only one test uses, so that it is not loaded before.
+GpuCall with_softcap() {
+  GpuCall call;
+  call.arguments.options.softcap = 3.0;
+  return call;
+}
+
+/// Made-up machine code for every kernel that a problem needs on devices 0 and 1.
+void add_to_bundle(const Problem& problem, std::vector<jit::BundleEntry>& entries) {
+  for (const int device : {0, 1}) {
+    std::string reason;
+    const backends::cuda::CudaRuntime* runtime = backends::cuda::find_runtime(device, reason);
+    ASSERT_NE(runtime, nullptr) << reason;
+    for (const portable::Launch& launch : portable::lower(problem, runtime->traits()).launches) {
+      const jit::KernelSource source = portable::make_source(launch.key, device::kSm80, false);
+      jit::CompiledKernel kernel;
+      kernel.image = {std::byte{1}, std::byte{2}};
+      kernel.symbol = source.symbol;
+      kernel.resources.registers = 168;
+      kernel.resources.spill_bytes = 24;
+      entries.push_back({runtime->target(), jit::source_hash(runtime->target(), source), kernel});
+    }
+  }
+}
+
+class CudaBackend : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    std::vector<jit::BundleEntry> entries;
+    add_to_bundle(describe(GpuCall().arguments), entries);
+    add_to_bundle(describe(GpuCall(1, 20000).arguments), entries);
+    add_to_bundle(describe(with_softcap().arguments), entries);
+    const std::string path = std::filesystem::temp_directory_path() / ("tilewise_fake_" + std::to_string(getpid()));
+    jit::write_bundle(path, entries);
+    jit::load_bundle(path);
+    std::filesystem::remove(path);
+  }
+  void SetUp() override {
+    state() = {};
+    fake<void(int)>("fake_cuda_make_current")(-1);
+  }
+  /// Every push was popped.
+  void TearDown() override { EXPECT_EQ(fake<int()>("fake_cuda_current")(), -1); }
+};
+
+template <typename Call>
+std::string error_of(ErrorCode code, Call&& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+void* stream(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
+
+TEST_F(CudaBackend, LaunchesWhatTheCallDescribes) {
+  GpuCall call;
+  attention_forward(call.arguments, {}, stream(77));
+  ASSERT_EQ(state().launches.size(), 1u);
+  const fake::LaunchRecord& launch = state().launches[0];
+  EXPECT_EQ(launch.device, 0);
+  EXPECT_EQ(launch.stream, stream(77));
+  EXPECT_EQ(launch.params.call.q.data, call.arguments.q.data);
+  EXPECT_EQ(launch.params.call.out.data, call.arguments.out.data);
+  EXPECT_EQ(launch.params.call.seqlen_k, 100);
+  EXPECT_EQ(launch.blocks, static_cast<std::uint32_t>(launch.params.grid.num_tiles) * 4);
+  if (!state().loads.empty() && launch.shared_bytes > 48 << 10) {
+    EXPECT_EQ(state().shared_limits, std::vector{launch.shared_bytes});
+  }
+  EXPECT_EQ(state().allocations, 0u);
+}
+
+TEST_F(CudaBackend, LoadsAKernelOnceForEachDevice) {
+  for (const int device : {0, 1, 0, 1}) {
+    GpuCall call(100, 100, device), other_lengths(77, 91, device);
+    attention_forward(call.arguments);
+    attention_forward(other_lengths.arguments);
+    EXPECT_EQ(state().launches.back().device, device);
+  }
+  EXPECT_LE(state().loads.size(), 2u);  // none where a test before has loaded them
+  for (const int device : state().loads) EXPECT_EQ(std::count(state().loads.begin(), state().loads.end(), device), 1);
+}
+
+TEST_F(CudaBackend, PlansBelongToADevice) {
+  GpuCall first, second(100, 100, 1);
+  const Plan planned = plan(describe(first.arguments));
+  EXPECT_EQ(planned.implementation(), "cuda.sm80");
+  run(planned, first.arguments, nullptr, stream(1));
+  EXPECT_EQ(state().launches.size(), 1u);
+  EXPECT_EQ(error_of(ErrorCode::invalid_argument, [&] { run(planned, second.arguments); }),
+            "plan: must be for the tensors' device, cuda:1 (got a plan for cuda:0)");
+  fake<void(int)>("fake_cuda_make_current")(1);
+  run(plan(describe(second.arguments)), second.arguments);  // plan() follows the thread's context
+  EXPECT_EQ(state().launches.back().device, 1);
+  fake<void(int)>("fake_cuda_make_current")(-1);
+}
+
+TEST_F(CudaBackend, KeepsTheThreadsContext) {
+  fake<void(int)>("fake_cuda_make_current")(1);
+  GpuCall call;
+  attention_forward(call.arguments);
+  EXPECT_EQ(state().launches.back().device, 0);
+  EXPECT_EQ(fake<int()>("fake_cuda_current")(), 1);
+  fake<void(int)>("fake_cuda_make_current")(-1);
+}
+
+TEST_F(CudaBackend, ShowsWhatAKernelCosts) {
+  const Plan planned = plan(describe(GpuCall().arguments));
+  EXPECT_NE(planned.schedule().find("; 168 registers, "), std::string::npos) << planned.schedule();
+  EXPECT_NE(planned.schedule().find(" bytes shared, 24 bytes spilled"), std::string::npos) << planned.schedule();
+}
+
+TEST_F(CudaBackend, KeepsAWorkspaceForEachStream) {
+  std::thread([] {  // a thread of its own starts without any
+    GpuCall call(1, 20000);
+    attention_forward(call.arguments, {}, stream(1));
+    attention_forward(call.arguments, {}, stream(1));
+    EXPECT_EQ(state().allocations, 1u);
+    ASSERT_EQ(state().launches.size(), 4u) << "splits and their merge";
+    const device::GridParams first = state().launches[0].params.grid, merge = state().launches[1].params.grid;
+    EXPECT_NE(first.partial_out, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first.partial_out) % 256, 0u);
+    EXPECT_EQ(first.partial_out, merge.partial_out);
+    attention_forward(call.arguments, {}, stream(2));
+    EXPECT_EQ(state().allocations, 2u);
+    EXPECT_NE(state().launches[4].params.grid.partial_out, first.partial_out);
+  })
+      .join();
+  EXPECT_EQ(state().frees, 2u);
+}
+
+TEST_F(CudaBackend, TakesTheCallersWorkspace) {
+  GpuCall call(1, 20000);
+  const Plan planned = plan(describe(call.arguments));
+  ASSERT_GT(planned.workspace_size(), 0u);
+  std::vector<std::byte> memory(planned.workspace_size() + 64);
+  auto* aligned = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
+  run(planned, call.arguments, aligned, stream(1));
+  EXPECT_EQ(state().allocations, 0u);
+  const auto* partial = reinterpret_cast<const std::byte*>(state().launches[0].params.grid.partial_out);
+  EXPECT_GE(partial, aligned);
+  EXPECT_LT(partial, aligned + planned.workspace_size());
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(partial) % 256, 0u);
+}
+
+TEST_F(CudaBackend, CapturesWhatIsWarm) {
+  std::thread([] {
+    GpuCall call(1, 2000), known_kernel_new_plan(93, 95);
+    attention_forward(call.arguments, {}, stream(1));
+    attention_forward(GpuCall().arguments, {}, stream(1));
+    const std::size_t loads = state().loads.size();
+    state().capture_status = 1;
+    attention_forward(call.arguments, {}, stream(1));
+    attention_forward(known_kernel_new_plan.arguments, {}, stream(1));
+    EXPECT_EQ(state().allocations, 1u);
+    EXPECT_EQ(state().loads.size(), loads);
+    state().capture_status = 0;
+    // The graph may be replayed at any time, so its block outlives growth and the thread.
+    GpuCall larger(1, 20000);
+    attention_forward(larger.arguments, {}, stream(1));
+    EXPECT_EQ(state().allocations, 2u);
+    EXPECT_EQ(state().frees, 0u);
+  }).join();
+  EXPECT_EQ(state().frees, 1u);
+}
+
+TEST_F(CudaBackend, RefusesWhatACaptureCantHave) {
+  std::thread([] {
+    GpuCall split(1, 20000), cold = with_softcap();
+    state().capture_status = 1;
+    const std::string kernel = error_of(ErrorCode::runtime, [&] { attention_forward(cold.arguments, {}, stream(1)); });
+    EXPECT_NE(kernel.find("is not loaded yet); call tilewise.warmup with the same arguments before the capture"),
+              std::string::npos)
+        << kernel;
+    state().capture_status = 0;
+    core::prepare_call(core::call_of(split.arguments), {});
+    EXPECT_TRUE(state().launches.empty());
+    state().capture_status = 1;
+    const std::string workspace =
+        error_of(ErrorCode::runtime, [&] { attention_forward(split.arguments, {}, stream(1)); });
+    EXPECT_EQ(workspace.substr(0, 26), "workspace: can't allocate ") << workspace;
+    EXPECT_NE(workspace.find("while the stream is captured"), std::string::npos) << workspace;
+  }).join();
+  state().capture_status = 0;
+}
+
+TEST_F(CudaBackend, NamesWhatTheDriverSays) {
+  std::thread([] {
+    GpuCall call(1, 20000);
+    state().largest_allocation = 1000;
+    const std::string memory = error_of(ErrorCode::runtime, [&] { attention_forward(call.arguments, {}, stream(5)); });
+    EXPECT_EQ(memory.substr(0, 29), "workspace: could not allocate") << memory;
+    EXPECT_NE(memory.find("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (as the driver puts it)"), std::string::npos) << memory;
+  }).join();
+  GpuCall call;
+  state().launch_result = 400;
+  EXPECT_EQ(error_of(ErrorCode::invalid_argument, [&] { attention_forward(call.arguments, {}, stream(5)); }),
+            "stream: must be a stream of cuda:0, where the tensors are (got one that cuLaunchKernel refuses: "
+            "CUDA_ERROR_INVALID_HANDLE (as the driver puts it))");
+  state().launch_result = 719;
+  const std::string launch = error_of(ErrorCode::runtime, [&] { attention_forward(call.arguments); });
+  EXPECT_EQ(launch.substr(0, 39), "cuLaunchKernel: CUDA_ERROR_OF_SOME_KIND") << launch;
+}
+
+TEST_F(CudaBackend, RefusesDevicesByName) {
+  GpuCall old(100, 100, kTooOld), missing(100, 100, 9), mixed;
+  const std::string too_old = error_of(ErrorCode::unsupported, [&] { attention_forward(old.arguments); });
+  EXPECT_NE(too_old.find("cuda.sm80: cuda:2: compute capability must be >= 8.0 (got 7.5)"), std::string::npos)
+      << too_old;
+  const std::string none = error_of(ErrorCode::unsupported, [&] { attention_forward(missing.arguments); });
+  EXPECT_NE(none.find("cuda.sm80: cuda:9: must be one of the 3 CUDA devices here"), std::string::npos) << none;
+  mixed.arguments.k.device.index = 1;
+  EXPECT_EQ(error_of(ErrorCode::invalid_type, [&] { attention_forward(mixed.arguments); }),
+            "k: must be on cuda:0, where q is (got cuda:1)");
+}
+
+TEST_F(CudaBackend, ReadsLengthsOnlyWhenAsked) {
+  GpuCall call;
+  call.arguments.options.seqused_k = call.lengths({101});
+  Problem problem = describe(call.arguments);
+  std::vector<jit::BundleEntry> entries;
+  add_to_bundle(problem, entries);
+  const std::string path = std::filesystem::temp_directory_path() / ("tilewise_lengths_" + std::to_string(getpid()));
+  jit::write_bundle(path, entries);
+  jit::load_bundle(path);
+  std::filesystem::remove(path);
+  attention_forward(call.arguments);
+  EXPECT_EQ(state().launches.size(), 1u);
+  setenv("TILEWISE_CHECK", "1", 1);
+  EXPECT_EQ(error_of(ErrorCode::invalid_argument, [&] { attention_forward(call.arguments); }),
+            "seqused_k[0]: must be 0 to 100, the sequence's key rows (got 101)");
+  state().capture_status = 1;
+  EXPECT_EQ(error_of(ErrorCode::invalid_argument, [&] { attention_forward(call.arguments, {}, stream(1)); }),
+            "TILEWISE_CHECK: must not be 1 while a stream is captured, since lengths can't be read then");
+  state().capture_status = 0;
+  *static_cast<std::int32_t*>(call.arguments.options.seqused_k.data) = 100;
+  attention_forward(call.arguments);
+  EXPECT_EQ(state().launches.size(), 2u);
+  setenv("TILEWISE_CHECK", "perhaps", 1);
+  EXPECT_EQ(error_of(ErrorCode::invalid_argument, [&] { attention_forward(call.arguments); }),
+            "TILEWISE_CHECK: must be 0 or 1 (got 'perhaps')");
+  unsetenv("TILEWISE_CHECK");
+}
+
+TEST(CudaBackendAlone, WithoutADevice) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, where no device is open yet
+  EXPECT_EXIT(
+      {
+        setenv("FAKE_CUDA_EMPTY", "1", 1);
+        const Explanation explained =
+            explain(parse_problem("attention_forward device=cuda dtype=bf16 seqlen_q=8 head_dim=64"));
+        const std::string& reason = explained.rows.front().reason;
+        const bool right = reason == "CUDA has no device here (cuInit: CUDA_ERROR_NO_DEVICE (as the driver puts it))";
+        if (!right) fprintf(stderr, "%s\n", reason.c_str());
+        std::_Exit(right ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace tilewise
+
+int main(int argc, char** argv) {
+  setenv("TILEWISE_CUDA_DRIVER", TILEWISE_FAKE_CUDA, 1);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -16,5 +16,6 @@ void add_explain(CLI::App& program);
 void add_run(CLI::App& program);
 void add_verify(CLI::App& program);
 void add_bench(CLI::App& program);
+void add_cache(CLI::App& program);
 
 }  // namespace tilewise::tools

@@ -16,6 +16,10 @@
 #include "console.hpp"
 #include "core/implementation.hpp"
 #include "core/plan.hpp"
+#include "jit/cuda_driver.hpp"
+#include "jit/disk_cache.hpp"
+#include "jit/hip_driver.hpp"
+#include "jit/kernel_cache.hpp"
 #include "machine.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -29,13 +33,26 @@ namespace cpu = backends::cpu;
 struct Variable {
   std::string_view name, meaning;
 };
-constexpr std::array<Variable, 6> kVariables = {{
+constexpr std::array<Variable, 19> kVariables = {{
     {"TILEWISE_FORCE", "use only these implementations"},
     {"TILEWISE_DISABLE", "never use these implementations"},
     {"TILEWISE_LOG", "dispatch: print each decision once"},
     {"TILEWISE_NUM_THREADS", "CPU threads"},
     {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
     {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
+    {"TILEWISE_CACHE_DIR", "folder of compiled kernels"},
+    {"TILEWISE_CACHE_SIZE_MB", "how large that folder may become"},
+    {"TILEWISE_BUNDLE", "files of kernels compiled ahead of time, separated by ':'"},
+    {"TILEWISE_COMPILE_TIMEOUT", "seconds that one compilation may take"},
+    {"TILEWISE_KEEP_SOURCE", "1: keep what compilers are given and say"},
+    {"TILEWISE_COMPILER", "the program in which NVRTC and hipRTC run"},
+    {"TILEWISE_NVRTC", "NVRTC, or the folder with it"},
+    {"TILEWISE_CLANG", "clang for AMD GPUs; none: hipRTC"},
+    {"TILEWISE_HIPRTC", "hipRTC, or the folder with it"},
+    {"TILEWISE_CXX", "C++ compiler for emulated kernels"},
+    {"TILEWISE_CUDA_DRIVER", "library to open in place of libcuda.so.1"},
+    {"TILEWISE_HIP_DRIVER", "library to open in place of libamdhip64"},
+    {"TILEWISE_CHECK", "1: read lengths that lie in a GPU's memory, and check them"},
 }};
 
 /// The value of `compute`, or null with the error's sentence added to `problems`.
@@ -93,17 +110,31 @@ Json gpus() {
   return list;
 }
 
-Json libraries() {
-  const std::vector<std::vector<std::string>> wanted = {{"libcuda.so.1"},
-                                                        {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"},
-                                                        {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"},
-                                                        {"libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"}};
-  Json list = Json::array();
-  for (const auto& names : wanted) {
-    const LibraryStatus status = find_library(names);
-    list.push_back({{"name", status.name}, {"found", status.found}, {"detail", status.detail}});
-  }
-  return list;
+Json library(std::string_view name, const std::string& path, const std::string& reason) {
+  return {{"name", name}, {"found", reason.empty()}, {"detail", reason.empty() ? path : reason}};
+}
+
+Json compiler(std::string_view name, std::string_view architecture, Json& problems) {
+  const jit::Target target = jit::parse_target(architecture);
+  std::string found;
+  const Json reason = checked(problems, [&target, &found] {
+    found = jit::compiler_name(target);
+    return Json(jit::compiler_reason(target));
+  });
+  return library(name, found, reason.is_null() ? "see the problems below" : reason.get<std::string>());
+}
+
+/// The drivers, and a compiler for each kind of target.
+Json libraries(Json& problems) {
+  return {library("libcuda.so.1", jit::cuda_driver_path(), jit::cuda_driver_reason()),
+          library("libamdhip64.so", jit::hip_driver_path(), jit::hip_driver_reason()),
+          compiler("compiler for NVIDIA", "sm_80", problems), compiler("compiler for AMD", "gfx942", problems),
+          compiler("compiler for emulation", "host", problems)};
+}
+
+Json kernel_cache(Json& problems) {
+  const Json limit = checked(problems, [] { return Json(jit::cache_size_limit()); });
+  return {{"folder", jit::cache_folder().string()}, {"limit_bytes", limit}, {"reason", jit::cache_folder_reason()}};
 }
 
 Json environment(Json& problems) {
@@ -122,11 +153,6 @@ Json environment(Json& problems) {
   return list;
 }
 
-bool has_gpu_implementation() {
-  const auto table = core::implementation_table();
-  return std::ranges::any_of(table, [](const core::Implementation* row) { return row->device() != DeviceType::cpu; });
-}
-
 Json examine() {
   Json problems = Json::array(), report;
   report["version"] = version();
@@ -137,8 +163,8 @@ Json examine() {
   report["choices"] = choices(problems);
   report["plan_cache"] = {{"place", "memory of each process"}, {"capacity", core::kPlanCacheCapacity}};
   report["gpus"] = gpus();
-  report["libraries"] = libraries();
-  report["gpu_backends"] = has_gpu_implementation();
+  report["libraries"] = libraries(problems);
+  report["kernel_cache"] = kernel_cache(problems);
   report["environment"] = environment(problems);
   report["problems"] = std::move(problems);
   return report;
@@ -179,8 +205,12 @@ void print_software(const Json& report) {
     std::cout << (dtype == "f32" ? " " : ", ") << dtype << ' ' << (name.is_null() ? "none" : text(name));
   std::cout << "\n\nPlan cache: " << report["plan_cache"]["capacity"] << " plans, in the "
             << text(report["plan_cache"]["place"]) << '\n';
+  const Json& kernels = report["kernel_cache"];
+  const bool writable = kernels["reason"].get<std::string>().empty();
+  std::cout << "Kernel cache: " << (writable ? kernels["folder"] : kernels["reason"]).get<std::string>()
+            << (writable ? "\n" : " (nothing is kept)\n");
 
-  std::cout << "\nGPU libraries" << (report["gpu_backends"].get<bool>() ? "" : " (GPU backends: not yet)") << '\n';
+  std::cout << "\nGPU libraries and compilers\n";
   Table found({"name", "", "detail"});
   for (const Json& library : report["libraries"])
     found.add_row({text(library["name"]), library["found"].get<bool>() ? "found" : "missing", text(library["detail"])});

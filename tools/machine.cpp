@@ -1,7 +1,6 @@
-// Asks the processor (cpuid), the system (sysconf, /sys) and the dynamic loader.
+// Asks the processor (cpuid) and the system (sysconf, /sys).
 #include "machine.hpp"
 
-#include <dlfcn.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -13,9 +12,6 @@
 #include <system_error>
 #include <thread>
 
-#if defined(__GLIBC__)
-#include <link.h>
-#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -28,16 +24,6 @@ std::string first_line(const std::filesystem::path& path) {
   std::string line;
   std::getline(stream, line);
   return line;
-}
-
-std::string path_of(void* library, const std::string& name) {
-#if defined(__GLIBC__)
-  link_map* map = nullptr;
-  if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map && *map->l_name) return map->l_name;
-#else
-  static_cast<void>(library);
-#endif
-  return name;
 }
 
 }  // namespace
@@ -83,21 +69,6 @@ std::vector<GpuDevice> gpu_devices() {
   }
   std::ranges::sort(devices, {}, &GpuDevice::address);
   return devices;
-}
-
-LibraryStatus find_library(const std::vector<std::string>& names) {
-  LibraryStatus result{names.front(), false, {}};
-  for (const std::string& name : names) {
-    void* library = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL);
-    if (library) {
-      result = {name, true, path_of(library, name)};
-      dlclose(library);
-      return result;
-    }
-    const char* reason = dlerror();
-    if (result.detail.empty()) result.detail = reason ? reason : "not found";
-  }
-  return result;
 }
 
 }  // namespace tilewise::tools

@@ -1,5 +1,5 @@
 // What `tilewise doctor` and the benchmarks say about the machine: processor, memory, GPUs on
-// the PCI bus, and which driver libraries can be opened.
+// the PCI bus.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,5 @@ struct GpuDevice {
   std::string address;  ///< e.g. "0000:19:00.0"
 };
 [[nodiscard]] std::vector<GpuDevice> gpu_devices();
-
-struct LibraryStatus {
-  std::string name;
-  bool found = false;
-  std::string detail;  ///< the path it was opened from, or the loader's message
-};
-/// Opens and closes the first of `names` that the loader finds.
-[[nodiscard]] LibraryStatus find_library(const std::vector<std::string>& names);
 
 }  // namespace tilewise::tools

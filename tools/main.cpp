@@ -31,15 +31,16 @@ int report(const std::exception& error, int status) {
   return status;
 }
 
-/// CLI11 only says that a subcommand is required where the first word is none.
-void check_subcommand(const CLI::App& program, const char* word) {
-  if (!word || *word == '-') return;
+/// CLI11 only says that a subcommand is required where the first word is none. `words` end with null.
+void check_subcommand(const CLI::App& program, const char* const* words) {
+  if (!*words || **words == '-') return;
   std::string known;
   for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
-    if (command->get_name() == word) return;
+    if (command->get_name() == *words) return check_subcommand(*command, words + 1);
     known += (known.empty() ? "" : ", ") + command->get_name();
   }
-  throw Error(ErrorCode::invalid_argument, "SUBCOMMAND: must be one of " + known + " (got '" + word + "')");
+  if (known.empty()) return;
+  throw Error(ErrorCode::invalid_argument, "SUBCOMMAND: must be one of " + known + " (got '" + *words + "')");
 }
 
 int run_command(int argc, char** argv) {
@@ -53,7 +54,8 @@ int run_command(int argc, char** argv) {
   add_run(program);
   add_verify(program);
   add_bench(program);
-  check_subcommand(program, argc > 1 ? argv[1] : nullptr);
+  add_cache(program);
+  if (argc > 1) check_subcommand(program, argv + 1);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

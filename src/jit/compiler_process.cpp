@@ -1,5 +1,6 @@
 // Talks to tilewise-compiler, the program in which NVRTC and hipRTC run.
-#include <cstdint>
+#include <string>
+#include <utility>
 
 #include "core/message.hpp"
 #include "jit/compiler_steps.hpp"
@@ -13,19 +14,25 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kProgram = "tilewise-compiler";
 
-/// Neither NVRTC nor hipRTC has this header, and the device headers need no other.
-constexpr std::string_view kStandardIntegers = R"(#pragma once
-typedef signed char int8_t;
-typedef short int16_t;
-typedef int int32_t;
-typedef long int64_t;
-typedef unsigned char uint8_t;
-typedef unsigned short uint16_t;
-typedef unsigned int uint32_t;
-typedef unsigned long uint64_t;
-typedef long intptr_t;
-typedef unsigned long uintptr_t;
-)";
+/// Neither NVRTC nor hipRTC has <stdint.h>, and the device headers need no other. hipRTC before ROCm 7 declares these
+/// names by itself, with 64 bits as long long; elsewhere they are what they are on the host.
+std::string standard_integers(CompilerKind kind) {
+  const std::string wide = kind == CompilerKind::hiprtc ? "long long" : "long";
+  std::string text = "#pragma once\n";
+  for (const auto& [name, type] : {std::pair<std::string, std::string>{"int8_t", "signed char"},
+                                   {"int16_t", "short"},
+                                   {"int32_t", "int"},
+                                   {"int64_t", wide},
+                                   {"uint8_t", "unsigned char"},
+                                   {"uint16_t", "unsigned short"},
+                                   {"uint32_t", "unsigned int"},
+                                   {"uint64_t", "unsigned " + wide},
+                                   {"intptr_t", "long"},
+                                   {"uintptr_t", "unsigned long"}}) {
+    text += "typedef " + type + " " + name + ";\n";
+  }
+  return text;
+}
 
 std::vector<std::string> options_for(const Compiler& compiler, const Target& target) {
   if (compiler.kind == CompilerKind::nvrtc) {
@@ -87,7 +94,7 @@ Compilation compile_at_run_time(const Compiler& compiler, const Target& target, 
   request.library = compiler.path;
   request.name = stub_name(target.kind);
   request.source = source.stub;
-  request.headers.emplace_back("stdint.h", kStandardIntegers);
+  request.headers.emplace_back("stdint.h", standard_integers(compiler.kind));
   for (const DeviceSource* header : reachable_headers(source.stub)) {
     request.headers.emplace_back(header->path, header->text);
   }

@@ -15,12 +15,17 @@ void* open_library(std::span<const std::string> names, std::string& reason) {
   for (const std::string& name : names) {
     if (void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return library;
   }
-  reason.clear();
+  std::string absent, others;
   for (const std::string& name : names) {
     if (void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-    const char* message = dlerror();
-    reason += (reason.empty() ? "" : "; ") + (message ? std::string(message) : name + ": not found");
+    const char* text = dlerror();
+    const std::string message = text ? text : name + ": no reason given";
+    const bool is_absent = message.starts_with(name + ": cannot open shared object file: No such file");
+    std::string& list = is_absent ? absent : others;
+    list += (list.empty() ? "" : is_absent ? ", " : "; ") + (is_absent ? name : message);
   }
+  if (!absent.empty()) absent += ": not found by the loader";
+  reason = others + (others.empty() || absent.empty() ? "" : "; ") + absent;
   return nullptr;
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench"]
+SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench", "cache"]
 PROBLEM = "attention_forward seqlen_q=16 head_dim=8"
 
 
@@ -51,6 +51,8 @@ def test_help_of_each_subcommand(tilewise, name):
             ["seqlen_q", "99999999999999999999"],
         ),
         (["explain", PROBLEM, "--implementation", "cpu.abacus"], ["implementation", "cpu.abacus"]),
+        (["cache"], ["subcommand"]),
+        (["cache", "paint"], ["SUBCOMMAND", "list, clear", "paint"]),
         (["verify", "--count", "0"], ["--count", ">= 1", "0"]),
         (["verify", "--count", "many"], ["--count", "integer", "many"]),
         (["verify", "--seed", "-1"], ["--seed", "integer", "-1"]),

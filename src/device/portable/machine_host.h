@@ -21,6 +21,7 @@ struct HostMachine {
   TILEWISE_INLINE static int lane() { return host_block->thread % kLanes; }
   TILEWISE_INLINE static int wave() { return host_block->thread / kLanes; }
   TILEWISE_INLINE static int block() { return host_block->block; }
+  TILEWISE_INLINE static int not_hoisted(int value) { return value; }
   TILEWISE_INLINE static void barrier() { host_block->barrier(); }
   TILEWISE_INLINE static void wave_sync() { host_block->wave_sync(); }
   TILEWISE_INLINE static bool any(bool value) { return host_block->any(value); }
@@ -91,7 +92,6 @@ struct HostSm80Machine : HostMachine<32> {
 template <int kWaveLanes>
 struct HostAmdMachine : HostMachine<kWaveLanes> {
   TILEWISE_INLINE static int uniform(int value) { return value; }
-  TILEWISE_INLINE static int not_hoisted(int value) { return value; }
 
   /// As on the device, each word past the end reads as zeros.
   struct Window {

@@ -175,9 +175,10 @@ void HipRuntime::launch(const portable::LoadedKernel& kernel, const portable::La
   std::size_t bytes = sizeof params;
   std::array<void*, 5> extra{amd::kLaunchBuffer, const_cast<device::KernelParams*>(&params), amd::kLaunchBufferSize,
                              &bytes, amd::kLaunchEnd};
+  constexpr unsigned kDynamicShared = 0;  // the stub's shared memory is static: the code object asks for it
   const amd::Result result =
       driver_.hipModuleLaunchKernel(static_cast<const Module&>(kernel).function(), launch.blocks, 1, 1, launch.threads,
-                                    1, 1, launch.shared_bytes, static_cast<amd::Stream>(stream), nullptr, extra.data());
+                                    1, 1, kDynamicShared, static_cast<amd::Stream>(stream), nullptr, extra.data());
   if (result != amd::kSuccess) fail_launch(*this, result, launch);
 }
 

@@ -5,7 +5,8 @@
 # usage: scripts/bootstrap.sh LEVEL...
 #   build  what `make build` needs: compiler, CMake, Ninja, CLI11, nlohmann-json, .venv with nanobind and torch
 #   demo   the language model of `make demo`
-#   dev    what `make test` needs besides: GoogleTest, qemu-user, clang for fuzzing (optional), pytest, linters
+#   dev    what `make test` needs besides: GoogleTest, qemu-user, pytest, linters; optional: clang for fuzzing, clang and
+#          lld to compile kernels for AMD GPUs
 #
 # environment: PYTHON (python3) makes .venv; TILEWISE_TORCH replaces the pinned torch requirement.
 set -euo pipefail
@@ -89,12 +90,28 @@ find_fuzzing_clang() {
   return 1
 }
 
-install_optional() {
-  if ! has ccache; then
-    { can_install && apt_knows ccache && say "installing ccache" && apt_install ccache; } ||
-      say "ccache is not to be had; builds just take longer"
-  fi
-  [[ " $* " == *" dev "* ]] || return 0
+# A clang that compiles for every AMD GPU of ours, with its linker.
+has_amd_clang() {
+  local version
+  for version in 22 21 20 19; do
+    has "clang++-$version" && has "ld.lld-$version" && return 0
+  done
+  return 1
+}
+
+install_amd_clang() {
+  has_amd_clang && return 0
+  local version
+  for version in 22 21 20 19; do
+    if can_install && apt_knows "clang-$version" && apt_knows "lld-$version"; then
+      say "installing clang-$version and lld-$version for AMD GPUs"
+      apt_install "clang-$version" "lld-$version" && return 0
+    fi
+  done
+  say "no clang of 19 or newer with lld is to be had; the tests skip kernels for AMD GPUs"
+}
+
+install_fuzzing_clang() {
   find_fuzzing_clang >/dev/null && return 0
   local version
   for version in 22 19 16 14; do
@@ -104,6 +121,16 @@ install_optional() {
     fi
   done
   say "no clang with libFuzzer is to be had; the tests replay the corpus but do not fuzz"
+}
+
+install_optional() {
+  if ! has ccache; then
+    { can_install && apt_knows ccache && say "installing ccache" && apt_install ccache; } ||
+      say "ccache is not to be had; builds just take longer"
+  fi
+  [[ " $* " == *" dev "* ]] || return 0
+  install_fuzzing_clang
+  install_amd_clang
 }
 
 check_versions() {

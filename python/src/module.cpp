@@ -1,9 +1,14 @@
 // The extension module tilewise._core: tilewise over DLPack arrays, without any array library.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+
+#include <string>
+#include <vector>
 
 #include "array.hpp"
 #include "attention.hpp"
+#include "jit/search_paths.hpp"
 #include "options.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -35,10 +40,21 @@ void translate(const std::exception_ptr& exception, void* /*payload*/) {
   }
 }
 
+/// NVRTC often comes as a Python package; only the interpreter knows all places of packages.
+void tell_package_folders() {
+  std::vector<std::string> folders;
+  for (const nb::handle entry : nb::module_::import_("sys").attr("path")) {
+    std::string folder;
+    if (nb::try_cast(entry, folder) && folder.ends_with("-packages")) folders.push_back(folder);
+  }
+  tilewise::jit::add_package_folders(folders);
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
   nb::register_exception_translator(&translate);
+  tell_package_folders();
   tilewise::python::bind_array(module);
   tilewise::python::bind_options(module);
   tilewise::python::bind_attention(module);

@@ -51,8 +51,9 @@ fs::path find_compiler_process(std::string& reason) {
     return program;
   }
   const fs::path own = own_folder();
-  std::vector<fs::path> places{own};  // the wheel's package, a build folder's root
-  for (fs::path folder = own; folder.has_relative_path() && places.size() < 12; folder = folder.parent_path()) {
+  std::vector<fs::path> places{own};  // a wheel's package, a build folder's root
+  for (const fs::path& packages : package_folders()) places.push_back(packages / "tilewise");  // for its command
+  for (fs::path folder = own; folder.has_relative_path(); folder = folder.parent_path()) {
     places.push_back(folder / "libexec" / "tilewise");
     std::error_code error;
     if (fs::exists(folder / "CMakeCache.txt", error)) places.push_back(folder);

@@ -84,3 +84,14 @@ def test_carries_the_command(unpacked: Path) -> None:
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d+\.\d+\.\d+", done.stdout)
+
+
+def test_carries_the_compiler_process(wheel: Path, unpacked: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        mode = archive.getinfo("tilewise/tilewise-compiler").external_attr >> 16
+    assert mode & stat.S_IXUSR, oct(mode)
+    program = unpacked / "tilewise" / "tilewise-compiler"
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    done = subprocess.run([program], input=b"", capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"TWR1"), "its answer to a request that is none"

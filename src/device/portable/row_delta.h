@@ -2,6 +2,7 @@
 // lanes share a row.
 #pragma once
 
+#include "device/common/float16.h"
 #include "device/portable/block_rows.h"
 
 namespace tilewise::device {

@@ -10,9 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "backends/emulation/emulation_backend.hpp"
 #include "backends/reference/reference_backend.hpp"
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/implementation.hpp"
+#include "report.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 #include "verify/verify.hpp"
@@ -28,6 +31,7 @@ struct Options {
   double tolerance_scale = 1.0;
   double max_flops = verify::Filter{}.max_flops;
   int threads = 0;
+  bool gpu = false, report = false;
 };
 
 struct Tally {
@@ -58,7 +62,7 @@ verify::Filter make_filter(const Options& options) {
   return filter;
 }
 
-/// The asked-for implementations, or everything but the reference.
+/// The asked-for implementations, or everything but the reference and emulations, or everything on GPUs.
 std::vector<Tally> make_tallies(const Options& options) {
   const std::vector<std::string> names = verify::implementation_names();
   std::vector<Tally> tallies;
@@ -71,8 +75,11 @@ std::vector<Tally> make_tallies(const Options& options) {
     tallies.emplace_back(name);
   }
   if (!tallies.empty()) return tallies;
-  for (const std::string& name : names)
-    if (name != backends::reference_implementation().name()) tallies.emplace_back(name);
+  for (const core::Implementation* row : core::implementation_table()) {
+    const bool on_gpu = row->device() != DeviceType::cpu;
+    const bool swept = row != &backends::reference_implementation() && !backends::is_emulation(row->name());
+    if (options.gpu ? on_gpu : swept) tallies.emplace_back(std::string(row->name()));
+  }
   return tallies;
 }
 
@@ -154,7 +161,7 @@ void add_verify(CLI::App& program) {
       ->capture_default_str();
   command
       .add_option("--implementation", options->implementations,
-                  "check these, comma-separated (default: all but the reference)")
+                  "check these, comma-separated (default: all but the reference and emulations)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,...");
@@ -171,9 +178,19 @@ void add_verify(CLI::App& program) {
                                 "fail above this fraction of the error bound; at most 1"),
              number_between(0, 1))
       ->capture_default_str();
+  CLI::Option* gpu = command.add_flag("--gpu", options->gpu, "check the implementations of GPUs alone");
+  gpu->excludes(command.get_option("--implementation"));
+  command
+      .add_flag("--report", options->report,
+                "the whole feature table on whatever GPU is here, each row in a process of its own")
+      ->excludes(gpu);
   add_threads_option(command, options->threads);
   command.footer("Exit status 1 where a check fails or none was made.");
   command.callback([options, count] {
+    if (options->report) {
+      if (!print_feature_report()) throw Failure{};
+      return;
+    }
     if (!options->problem_words.empty() && count->count() == 0) options->count = 1;
     run_verify(*options);
   });

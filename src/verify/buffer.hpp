@@ -37,6 +37,9 @@ class Buffer {
   /// Fills everything, the surroundings included, with one bit pattern.
   void fill(std::uint64_t bits);
 
+  /// Everything, the surroundings included.
+  [[nodiscard]] std::span<std::byte> bytes() const { return {const_cast<std::byte*>(bytes_.data()), bytes_.size()}; }
+
   /// Compares everything with the pattern of the last fill(), skipping the elements of `views`.
   /// Empty, or a sentence that says which byte changed.
   [[nodiscard]] std::string find_stray_write(std::span<const TensorView> views) const;

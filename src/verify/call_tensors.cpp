@@ -221,6 +221,12 @@ void CallTensors::run(const Plan& plan, const std::vector<Output>& outputs) cons
   }
 }
 
+std::vector<std::span<std::byte>> CallTensors::input_memory() const {
+  std::vector<std::span<std::byte>> memory;
+  for (const Input& input : inputs_) memory.push_back(input.buffer.bytes());
+  return memory;
+}
+
 std::string CallTensors::find_changed_input() const {
   for (const Input& input : inputs_) {
     if (checksum_of(input.buffer.view()) != input.checksum || !input.buffer.find_stray_write(input.views).empty())

@@ -44,6 +44,8 @@ class CallTensors {
   [[nodiscard]] BackwardArguments backward_arguments(const std::vector<Output>& outputs) const;
 
   [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs) const;
+  /// The memory of every input.
+  [[nodiscard]] std::vector<std::span<std::byte>> input_memory() const;
   /// Runs on a workspace full of NaN. Throws Error(runtime) where the kernel leaves its workspace.
   void run(const Plan& plan, const std::vector<Output>& outputs) const;
 

@@ -6,6 +6,7 @@
 #include "tilewise/error.hpp"
 #include "verify/call_tensors.hpp"
 #include "verify/compare.hpp"
+#include "verify/device_run.hpp"
 #include "verify/error_bounds.hpp"
 #include "verify/verify.hpp"
 
@@ -13,8 +14,16 @@ namespace tilewise::verify {
 
 namespace {
 
+/// Where an implementation runs; the CPU for a name that is not in the table.
+DeviceType device_of(std::string_view implementation) {
+  for (const core::Implementation* row : core::implementation_table())
+    if (row->name() == implementation) return row->device();
+  return DeviceType::cpu;
+}
+
 /// The implementation's own reason, out of the whole walk.
-std::string refusal(const Problem& problem, std::string_view implementation) {
+std::string refusal(Problem problem, std::string_view implementation) {
+  problem.device = device_of(implementation);
   for (const ExplainRow& row : explain(problem, {std::string(implementation)}).rows)
     if (row.implementation == implementation) return row.reason;
   return "not in the table";
@@ -46,9 +55,15 @@ Report Checker::check(std::string_view implementation) const {
   // Other strides than the reference's.
   const std::vector<Output> outputs = tensors.make_outputs(~expected_->seed);
   try {
-    const Plan plan = tensors.plan(implementation, outputs);
-    report.status = Status::failed;  // until shown otherwise
-    tensors.run(plan, outputs);
+    if (const DeviceType device = device_of(implementation); device == DeviceType::cpu) {
+      const Plan plan = tensors.plan(implementation, outputs);
+      report.status = Status::failed;  // until shown otherwise
+      tensors.run(plan, outputs);
+    } else {
+      const DeviceRun run(tensors, outputs, implementation, {device, 0});
+      report.status = Status::failed;
+      run.run();
+    }
   } catch (const Error& error) {
     const bool refused = report.status != Status::failed && error.code() == ErrorCode::unsupported;
     report.status = refused ? Status::refused : Status::failed;

@@ -113,3 +113,14 @@ def test_progress_bar_on_a_terminal(command, environment):
     assert re.search(r"\r\x1b\[K\[[#.]{30}\] \d+/40 cpu\.generic: 0 failed", drawn)
     assert drawn.endswith("\r\x1b[K")
     assert "\r" not in done.stdout
+
+
+def test_report_without_a_gpu(tilewise):
+    nowhere = {"TILEWISE_CUDA_DRIVER": "/nowhere/libcuda.so", "TILEWISE_HIP_DRIVER": "/nowhere/libamdhip64.so"}
+    report = tilewise("verify", "--report", status=1, **nowhere).stdout
+    assert "cuda.sm80: not here: /nowhere/libcuda.so: " in report
+    assert "hip.rdna: not here: /nowhere/libamdhip64.so: " in report
+    assert report.endswith("No GPU that Tilewise can use is here.\n")
+    checked = tilewise("verify", "--gpu", "--count", "1", status=1, **nowhere).stdout
+    assert re.search(r"cuda\.sm80 +0 +0 +1 +-  /nowhere/libcuda\.so", checked)
+    assert "Nothing was checked" in checked

@@ -20,6 +20,7 @@
 #include "jit/bundle.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
+#include "verify/verify.hpp"
 
 namespace tilewise {
 namespace {
@@ -317,6 +318,22 @@ TEST_F(CudaBackend, ReadsLengthsOnlyWhenAsked) {
   EXPECT_EQ(error_of(ErrorCode::invalid_argument, [&] { attention_forward(call.arguments); }),
             "TILEWISE_CHECK: must be 0 or 1 (got 'perhaps')");
   unsetenv("TILEWISE_CHECK");
+}
+
+/// The fake computes nothing, so every output must be found unwritten, and everything else untouched.
+TEST_F(CudaBackend, VerifyRunsOnCopies) {
+  Problem problem = describe(GpuCall().arguments);
+  problem.device = DeviceType::cpu;
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    const verify::Report report = verify::check_implementation(problem, "cuda.sm80", seed);
+    if (report.status == verify::Status::refused) continue;  // rows that start anywhere: a kernel outside the bundle
+    EXPECT_NE(report.message.find("never written; 25600 such elements of 25600"), std::string::npos) << report.message;
+    EXPECT_EQ(state().launches.size(), 1u);
+    EXPECT_EQ(state().launches[0].params.call.seqlen_q, 100);
+    EXPECT_EQ(state().allocations, state().frees);
+    return;
+  }
+  FAIL() << "every seed was refused";
 }
 
 TEST(CudaBackendAlone, WithoutADevice) {

@@ -1,0 +1,148 @@
+// Mirrors host memory on a device.
+#include "verify/device_run.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "core/device.hpp"
+#include "core/message.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+/// Device memory of one size, freed at the end.
+class DeviceMemory {
+ public:
+  DeviceMemory(Device device, std::size_t bytes)
+      : device_(device),
+        system_(*core::device_system(device.type)),
+        memory_(static_cast<std::byte*>(system_.allocate(device.index, bytes))) {}
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : device_(other.device_), system_(other.system_), memory_(std::exchange(other.memory_, nullptr)) {}
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(DeviceMemory&&) = delete;
+  ~DeviceMemory() {
+    if (memory_ != nullptr) system_.free(device_.index, memory_);
+  }
+
+  [[nodiscard]] std::byte* data() const { return memory_; }
+  void write(std::byte* target, std::span<const std::byte> source) const {
+    system_.copy_to_device(device_.index, target, source.data(), source.size(), nullptr);
+  }
+  void read(std::span<std::byte> target, const std::byte* source) const {
+    system_.copy_to_host(device_.index, target.data(), source, target.size(), nullptr);
+  }
+
+ private:
+  Device device_;
+  const core::DeviceSystem& system_;
+  std::byte* memory_;
+};
+
+/// A block of host memory on the device, as far from a boundary there as here, so that alignments agree.
+class Mirror {
+ public:
+  Mirror(Device device, std::span<std::byte> host)
+      : host_(host),
+        memory_(device, host.size() + kBoundary),
+        place_(memory_.data() + skew(host.data(), memory_.data())) {
+    memory_.write(place_, host_);
+  }
+  [[nodiscard]] bool holds(const void* address) const {
+    const auto* byte = static_cast<const std::byte*>(address);
+    return byte >= host_.data() && byte < host_.data() + host_.size();
+  }
+  [[nodiscard]] void* on_device(const void* address) const {
+    return place_ + (static_cast<const std::byte*>(address) - host_.data());
+  }
+  void copy_back() const { memory_.read(host_, place_); }
+
+ private:
+  static constexpr std::uintptr_t kBoundary = 256;
+  static std::uintptr_t skew(const std::byte* host, const std::byte* device) {
+    return (reinterpret_cast<std::uintptr_t>(host) - reinterpret_cast<std::uintptr_t>(device)) % kBoundary;
+  }
+
+  std::span<std::byte> host_;
+  DeviceMemory memory_;
+  std::byte* place_;
+};
+
+template <typename Visit>
+void visit_options(AttentionOptions& o, const Visit& visit) {
+  for (TensorView* view : {&o.seed_and_offset, &o.bias, &o.alibi_slopes, &o.sink, &o.cu_seqlens_q, &o.cu_seqlens_k,
+                           &o.seqused_q, &o.seqused_k, &o.leftpad_k}) {
+    if (view->defined()) visit(*view);
+  }
+}
+
+template <typename Visit>
+void visit_tensors(ForwardArguments& a, const Visit& visit) {
+  for (TensorView* view : {&a.q, &a.k, &a.v, &a.out, &a.softmax_lse}) {
+    if (view->defined()) visit(*view);
+  }
+  visit_options(a.options, visit);
+}
+
+template <typename Visit>
+void visit_tensors(BackwardArguments& a, const Visit& visit) {
+  for (TensorView* view :
+       {&a.dout, &a.dlse, &a.q, &a.k, &a.v, &a.out, &a.softmax_lse, &a.dq, &a.dk, &a.dv, &a.dbias, &a.dsink}) {
+    if (view->defined()) visit(*view);
+  }
+  visit_options(a.options, visit);
+}
+
+template <typename Arguments>
+Plan plan_on(Arguments& arguments, Device device, std::string_view implementation) {
+  visit_tensors(arguments, [device](TensorView& view) { view.device = device; });
+  const core::DeviceScope scope(device, nullptr);
+  return plan(describe(arguments), SelectOptions{std::string(implementation)});
+}
+
+template <typename Arguments>
+void run_on(const Plan& plan, Arguments arguments, const std::vector<Mirror>& mirrors, Device device) {
+  visit_tensors(arguments, [&mirrors](TensorView& view) {
+    const auto mirror = std::ranges::find_if(mirrors, [&](const Mirror& m) { return m.holds(view.data); });
+    if (mirror != mirrors.end()) view.data = mirror->on_device(view.data);
+  });
+  constexpr std::size_t kCanary = 256;
+  std::vector<std::byte> content(plan.workspace_size() + kCanary, std::byte{0xFF});
+  const DeviceMemory workspace(device, content.size());
+  workspace.write(workspace.data(), content);
+  run(plan, arguments, workspace.data());
+  workspace.read(content, workspace.data());  // waits for the kernels
+  if (std::any_of(content.end() - kCanary, content.end(), [](std::byte b) { return b != std::byte{0xFF}; })) {
+    throw Error(ErrorCode::runtime, core::concat("workspace: written past its ", plan.workspace_size(), " bytes"));
+  }
+}
+
+}  // namespace
+
+DeviceRun::DeviceRun(const CallTensors& tensors, const std::vector<Output>& outputs, std::string_view implementation,
+                     Device device)
+    : forward_(tensors.problem().operation == Operation::attention_forward ? tensors.forward_arguments(outputs)
+                                                                           : ForwardArguments{}),
+      backward_(tensors.problem().operation == Operation::attention_backward ? tensors.backward_arguments(outputs)
+                                                                             : BackwardArguments{}),
+      memory_(tensors.input_memory()),
+      device_(device),
+      plan_(forward_.q.defined() ? plan_on(forward_, device, implementation)
+                                 : plan_on(backward_, device, implementation)) {
+  for (const Output& output : outputs) memory_.push_back(output.buffer.bytes());
+}
+
+void DeviceRun::run() const {
+  std::vector<Mirror> mirrors;
+  for (const std::span<std::byte> host : memory_) mirrors.emplace_back(device_, host);
+  if (forward_.q.defined()) {
+    run_on(plan_, forward_, mirrors, device_);
+  } else {
+    run_on(plan_, backward_, mirrors, device_);
+  }
+  for (const Mirror& mirror : mirrors) mirror.copy_back();
+}
+
+}  // namespace tilewise::verify

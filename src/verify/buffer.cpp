@@ -37,6 +37,12 @@ Placement random_placement(std::vector<int> natural_order, bool last_contiguous,
   return placement;
 }
 
+Placement with_aligned_rows(Placement placement, DType dtype) {
+  placement.granule = 16 / static_cast<std::int64_t>(size_of(dtype));
+  placement.misalignment -= placement.misalignment % placement.granule;
+  return placement;
+}
+
 std::uint64_t poison_of(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -62,6 +68,7 @@ Buffer::Buffer(DType dtype, std::vector<std::int64_t> shape, const Placement& pl
     // Padding differs from axis to axis, and odd sizes misalign rows.
     const std::int64_t pad = placement.padding == 0 ? 0 : placement.padding + static_cast<std::int64_t>(*axis);
     stride = stride * std::max<std::int64_t>(1, shape[static_cast<std::size_t>(*axis)]) + pad;
+    stride = (stride + placement.granule - 1) / placement.granule * placement.granule;
   }
   elements_ = stride + placement.misalignment;
   bytes_.resize(static_cast<std::size_t>(elements_) * size_of(dtype) + 2 * kGuardBytes + kAlignment);

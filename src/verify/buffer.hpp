@@ -19,11 +19,14 @@ struct Placement {
   std::vector<int> order;         ///< axes from the outermost to the innermost in memory
   std::int64_t padding = 0;       ///< up to so many unused elements after each dimension's extent
   bool strided_last = false;      ///< the innermost axis may have stride 2
+  std::int64_t granule = 1;       ///< strides but the innermost are multiples of it
   std::int64_t misalignment = 0;  ///< elements between a 64-byte boundary and the first one
 };
 
 /// Natural order and no padding, or anything a caller may hand in; `last_contiguous` as for q, k and v.
 [[nodiscard]] Placement random_placement(std::vector<int> natural_order, bool last_contiguous, Random& rng);
+/// The same with rows that start on 16 bytes, as the fast paths of GPU kernels want them.
+[[nodiscard]] Placement with_aligned_rows(Placement placement, DType dtype);
 
 /// What lies where nothing was stored. Quiet NaNs with an unusual payload for floats.
 [[nodiscard]] std::uint64_t poison_of(DType dtype);

@@ -53,7 +53,8 @@ const Output* find_output(const std::vector<Output>& outputs, std::string_view n
   return found == outputs.end() ? nullptr : &*found;
 }
 
-CallTensors::CallTensors(const Problem& problem, std::uint64_t seed) : problem_(problem), rng_(seed) {
+CallTensors::CallTensors(const Problem& problem, std::uint64_t seed)
+    : problem_(problem), rng_(seed), aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
   validate(problem);
   draw_lengths();
   draw_qkv();
@@ -107,6 +108,11 @@ std::vector<int> CallTensors::data_order() const {
   }
 }
 
+Placement CallTensors::data_placement(Random& rng) const {
+  Placement placement = random_placement(data_order(), true, rng);
+  return aligned_ ? with_aligned_rows(std::move(placement), problem_.dtype) : placement;
+}
+
 TensorView CallTensors::in_layout(const TensorView& view) const {
   if (!view.defined()) return view;
   const core::Axes from = core::axes_of(packed() ? Layout::thd : Layout::bshd);
@@ -132,9 +138,8 @@ std::int64_t CallTensors::rows_of_sequences(Side side) const {
 }
 
 Output CallTensors::data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim, Random& rng) const {
-  return {std::move(name),
-          Buffer(problem_.dtype, data_shape(side, heads, dim), random_placement(data_order(), true, rng)),
-          packed() ? 0 : 1, rows_of_sequences(side)};
+  return {std::move(name), Buffer(problem_.dtype, data_shape(side, heads, dim), data_placement(rng)), packed() ? 0 : 1,
+          rows_of_sequences(side)};
 }
 
 std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_lse) const {

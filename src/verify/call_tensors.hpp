@@ -67,6 +67,7 @@ class CallTensors {
   [[nodiscard]] std::vector<std::int64_t> data_shape(Side side, std::int64_t heads, std::int64_t dim) const;
   [[nodiscard]] std::vector<std::int64_t> lse_shape() const;
   [[nodiscard]] std::vector<int> data_order() const;
+  [[nodiscard]] Placement data_placement(Random& rng) const;
   [[nodiscard]] std::vector<std::int64_t> bias_shape() const;
   [[nodiscard]] TensorView in_layout(const TensorView& view) const;
   [[nodiscard]] TensorView output_view(const std::vector<Output>& outputs, std::string_view name) const;
@@ -95,6 +96,7 @@ class CallTensors {
 
   Problem problem_;
   Random rng_;
+  bool aligned_;  ///< rows of q, k, v and what is like them start on 16 bytes, where packing lets them
   device::AttentionParams lengths_{};  ///< what sequence() needs
   std::deque<Input> inputs_;
   TensorView q_, k_, v_, out_, softmax_lse_, dout_, dlse_;  ///< dimensions as in Output

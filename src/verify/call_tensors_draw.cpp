@@ -136,8 +136,7 @@ void CallTensors::draw_lengths() {
 }
 
 TensorView CallTensors::add_rows(std::string name, Side side, std::int64_t heads, std::int64_t dim) {
-  return add_input(std::move(name), problem_.dtype, data_shape(side, heads, dim),
-                   random_placement(data_order(), true, rng_));
+  return add_input(std::move(name), problem_.dtype, data_shape(side, heads, dim), data_placement(rng_));
 }
 
 /// As add_rows(); now and then all sequences or all heads read the same memory (stride 0).
@@ -148,8 +147,7 @@ TensorView CallTensors::add_shared_rows(std::string name, Side side, std::int64_
   std::int64_t& size = shape[static_cast<std::size_t>(axis)];
   if (size < 2 || !rng_.chance(0.1)) return add_rows(std::move(name), side, heads, dim);
   const std::int64_t copies = std::exchange(size, 1);
-  TensorView view =
-      add_input(std::move(name), problem_.dtype, std::move(shape), random_placement(data_order(), true, rng_));
+  TensorView view = add_input(std::move(name), problem_.dtype, std::move(shape), data_placement(rng_));
   view.shape[static_cast<std::size_t>(axis)] = copies;
   view.strides[static_cast<std::size_t>(axis)] = 0;
   return view;

@@ -21,12 +21,13 @@ DeviceType device_of(std::string_view implementation) {
   return DeviceType::cpu;
 }
 
-/// The implementation's own reason, out of the whole walk.
-std::string refusal(Problem problem, std::string_view implementation) {
-  problem.device = device_of(implementation);
-  for (const ExplainRow& row : explain(problem, {std::string(implementation)}).rows)
-    if (row.implementation == implementation) return row.reason;
-  return "not in the table";
+/// The implementation's own reason, out of the refusal's walk: "\n  name: reason".
+std::string refusal(const std::string& walk, std::string_view implementation) {
+  const std::string label = core::concat("\n  ", implementation, ": ");
+  const std::size_t start = walk.find(label);
+  if (start == std::string::npos) return walk;
+  const std::size_t reason = start + label.size();
+  return walk.substr(reason, walk.find('\n', reason) - reason);
 }
 
 }  // namespace
@@ -67,7 +68,7 @@ Report Checker::check(std::string_view implementation) const {
   } catch (const Error& error) {
     const bool refused = report.status != Status::failed && error.code() == ErrorCode::unsupported;
     report.status = refused ? Status::refused : Status::failed;
-    report.message = refused ? refusal(tensors.problem(), implementation) : error.what();
+    report.message = refused ? refusal(error.what(), implementation) : error.what();
     return report;
   } catch (const std::exception& error) {
     report.status = Status::failed;

@@ -17,5 +17,6 @@ void add_run(CLI::App& program);
 void add_verify(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_cache(CLI::App& program);
+void add_compile(CLI::App& program);
 
 }  // namespace tilewise::tools

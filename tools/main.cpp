@@ -55,6 +55,7 @@ int run_command(int argc, char** argv) {
   add_verify(program);
   add_bench(program);
   add_cache(program);
+  add_compile(program);
   if (argc > 1) check_subcommand(program, argv + 1);
   try {
     program.parse(argc, argv);

@@ -25,6 +25,7 @@ class GpuImplementation final : public core::Implementation {
   [[nodiscard]] std::string_view name() const noexcept override { return name_; }
   [[nodiscard]] DeviceType device() const noexcept override { return device_; }
   [[nodiscard]] core::FeatureSet supported() const noexcept override { return portable_features(); }
+  [[nodiscard]] device::Machine machine() const noexcept { return machine_; }
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override;
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override;
 

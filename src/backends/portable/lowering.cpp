@@ -12,8 +12,7 @@ namespace {
 
 using core::concat, core::Feature, core::FeatureSet;
 
-constexpr std::int64_t kMostHeadDim = 256;  // accumulators of more do not fit a lane's registers
-constexpr std::int64_t kWorkspaceAlignment = 256;
+constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
 constexpr std::int64_t kFewestTilesASplit = 4;  // below, merging costs more than idle multiprocessors
 constexpr std::int64_t kMostSplits = 128;
 constexpr std::int64_t kFewQueries = 64;  // rows of one tile may then come from several heads
@@ -56,7 +55,8 @@ class Lowerer {
 
   std::int64_t reserve(std::int64_t bytes) {
     const auto offset = static_cast<std::int64_t>(result_.workspace.size);
-    result_.workspace.size += static_cast<std::size_t>(ceil_div(bytes, kWorkspaceAlignment) * kWorkspaceAlignment);
+    constexpr auto kAlignment = static_cast<std::int64_t>(kWorkspaceAlignment);
+    result_.workspace.size += static_cast<std::size_t>(ceil_div(bytes, kAlignment) * kAlignment);
     return offset;
   }
 

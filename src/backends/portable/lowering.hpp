@@ -48,6 +48,9 @@ struct Launch {
   device::GridParams grid{};  ///< pointers are still null: place_workspace() sets them
 };
 
+/// Of the workspace and each of its parts, in bytes.
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
 /// Offsets into the workspace, in bytes; -1 where a part is not needed.
 struct WorkspaceParts {
   std::int64_t partial_out = -1, partial_lse = -1, delta = -1;
@@ -77,7 +80,7 @@ struct Lowering {
 /// "forward", ...: a kernel's name in messages and tables.
 [[nodiscard]] std::string kernel_name(KernelKind kind);
 
-/// Grid parameters with their workspace pointers, of a workspace aligned to 256 bytes.
+/// Grid parameters with their workspace pointers, of a workspace aligned to kWorkspaceAlignment.
 [[nodiscard]] device::GridParams place_workspace(const device::GridParams& grid, const WorkspaceParts& parts,
                                                  void* workspace);
 

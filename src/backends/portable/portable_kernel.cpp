@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/portable/schedule.hpp"
 #include "core/device.hpp"
 #include "core/message.hpp"
 #include "jit/kernel_cache.hpp"
@@ -20,8 +21,8 @@ namespace {
 
 using Compiled = std::shared_ptr<const jit::CompiledKernel>;
 
-/// place_workspace() wants 256 bytes where core promises 64.
-constexpr std::size_t kWorkspaceAlignment = 256, kCoreAlignment = 64;
+/// What core promises of a workspace, less than place_workspace() wants.
+constexpr std::size_t kCoreAlignment = 64;
 
 /// A kernel to be compiled or found. Backward passes have several, which compile side by side.
 struct Wanted {
@@ -84,11 +85,11 @@ void load_unknown_kernels(const Lowering& lowering, const Runtime& runtime) {
   }
 }
 
-std::string resources_text(const Launch& launch, const jit::KernelResources& r) {
+std::string resources_text(const Launch& launch, device::Machine machine, const jit::KernelResources& r) {
   std::string text = core::concat(r.registers, " registers");
   if (r.accumulation_registers > 0) core::append(text, core::concat(" + ", r.accumulation_registers, " accumulation"));
-  core::append(text, core::concat(", ", launch.shared_bytes + static_cast<std::uint32_t>(r.static_shared_bytes),
-                                  " bytes shared"));
+  const auto declared = static_cast<std::uint32_t>(r.static_shared_bytes);
+  core::append(text, core::concat(", ", declared + dynamic_shared_bytes(launch.key, machine), " bytes shared"));
   if (r.spill_bytes > 0) core::append(text, core::concat(", ", r.spill_bytes, " bytes spilled"));
   if (r.scratch_bytes > 0) core::append(text, core::concat(", ", r.scratch_bytes, " bytes scratch"));
   return text;
@@ -115,7 +116,7 @@ class PortableKernel final : public core::Kernel {
     if (runtime_.target().kind == jit::TargetKind::host) return text;
     for (std::size_t i = 0; i < kernels_.size(); ++i) {
       core::append(text, kernels_.size() > 1 ? core::concat("; kernel ", i + 1, ": ") : std::string("; "));
-      core::append(text, resources_text(lowering_.launches[i], kernels_[i]->resources));
+      core::append(text, resources_text(lowering_.launches[i], runtime_.traits().machine, kernels_[i]->resources));
     }
     return text;
   }

@@ -173,6 +173,10 @@ bool fits(KernelKind kind, const KernelConfig& config, const DeviceTraits& trait
   return shared_bytes(kind, config, traits.machine) <= traits.shared_bytes;
 }
 
+std::uint32_t dynamic_shared_bytes(const KernelKey& key, device::Machine machine) {
+  return machine == device::kSm80 ? shared_bytes(key.kind, key.config, machine) : 0;
+}
+
 std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machine machine) {
   const bool transposes = machine != device::kSm80;
   const auto tile = [](std::int32_t rows, std::int32_t cols) { return 2 * rows * cols; };

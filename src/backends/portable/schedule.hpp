@@ -17,6 +17,9 @@ namespace tilewise::backends::portable {
 /// Shared memory of a block; the generated stub asserts it against the kernel's own struct.
 [[nodiscard]] std::uint32_t shared_bytes(KernelKind kind, const device::KernelConfig& config, device::Machine machine);
 
+/// The part of it that a launch asks the driver for: AMD's stubs declare theirs, so that it stands in the code object.
+[[nodiscard]] std::uint32_t dynamic_shared_bytes(const KernelKey& key, device::Machine machine);
+
 /// Lanes of a wave.
 [[nodiscard]] constexpr std::uint32_t lanes(device::Machine machine) { return machine == device::kCdna ? 64 : 32; }
 

@@ -103,15 +103,8 @@ class ForwardKernel {
     queries_.load(row_tile(), wave_row_, p_.head_dim,
                   [&](int row) { return address_of_row(p_.q, rows_, sequence_, row); });
     start(t.begin);
-    if constexpr (Ops::kOneLoop) {
-      for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, t, tile < t.full_begin || tile >= t.full_end);
-    } else {
-      for (int32_t tile = t.begin;;) {
-        while (tile >= t.full_begin && tile < t.full_end) step(tile++, t, false);
-        if (tile >= t.end) break;
-        step(tile++, t, true);
-      }
-    }
+    // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
+    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, t, tile < t.full_begin || tile >= t.full_end);
   }
 
   TILEWISE_INLINE typename Shared::RowTile& row_tile() {
@@ -122,6 +115,9 @@ class ForwardKernel {
     }
   }
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+
+  /// Tiles that wait in registers are asked for once the scores have left theirs, where those are few.
+  static constexpr bool kLateStart = !Ops::kAsyncCopies && C.head_dim + C.head_dim_v > 448;
 
   TILEWISE_INLINE void start(int32_t tile) {
     key_loader_.start(stage(tile).keys, keys_, tile * C.tile_cols);
@@ -136,7 +132,7 @@ class ForwardKernel {
     key_loader_.finish(current.keys);
     value_loader_.finish(current.values);
     Machine::barrier();
-    if (tile + 1 < t.end) start(tile + 1);
+    if (!kLateStart && tile + 1 < t.end) start(tile + 1);
 
     Scores scores;
     scores.clear();
@@ -152,8 +148,9 @@ class ForwardKernel {
       for_each_draw<Machine>(scores, p_, seed_, row_scores_, first_key,
                              [](int, int, auto&& x, bool kept) { x = kept ? x : 0.0f; });
     }
-    Ops::template accumulate<C.element>(out_, Ops::template to_operand<C.element>(scores),
-                                        current.values.for_accumulate());
+    const auto weights = Ops::template to_operand<C.element>(scores);
+    if (kLateStart && tile + 1 < t.end) start(tile + 1);
+    Ops::template accumulate<C.element>(out_, weights, current.values.for_accumulate());
   }
 
   /// Divides by the sum, joins the sink, and writes out and lse.

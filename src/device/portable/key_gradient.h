@@ -127,11 +127,7 @@ class KeyGradientKernel {
     start(0, t);
     for (int32_t step = 0; step < steps; ++step) {
       const int32_t tile = t.begin + step % t.count();
-      if (C.ranged && (tile < t.full_begin || tile >= t.full_end)) {
-        visit<true>(step, steps, t);
-      } else {
-        visit<false>(step, steps, t);
-      }
+      visit(step, steps, t, C.ranged && (tile < t.full_begin || tile >= t.full_end));
     }
   }
 
@@ -184,8 +180,7 @@ class KeyGradientKernel {
     return col & 1 ? two.odd : two.even;
   }
 
-  template <bool kMasked>
-  TILEWISE_INLINE void visit(int32_t step, int32_t steps, const Tiles& t) {
+  TILEWISE_INLINE void visit(int32_t step, int32_t steps, const Tiles& t, bool masked) {
     finish_stage(step);
     if (step + 1 < steps) start(step + 1, t);
     const typename Shared::Stage& current = stage(step);
@@ -198,8 +193,27 @@ class KeyGradientKernel {
     if constexpr (C.wants_dk) {
       values_.multiply(gradients, shared_.value_rows(), wave_row_, current.douts.for_multiply());
     }
+    if (masked) {
+      score_gradients<true>(scores, gradients, current, head, first_query);
+    } else {
+      score_gradients<false>(scores, gradients, current, head, first_query);
+    }
+    if constexpr (C.wants_dv) {
+      Ops::template accumulate<C.element>(dv_, Ops::template to_operand<C.element>(scores),
+                                          current.douts.for_accumulate());
+    }
+    if constexpr (C.wants_dk) {
+      Ops::template accumulate<C.element>(dk_, Ops::template to_operand<C.element>(gradients),
+                                          current.queries.for_accumulate());
+    }
+  }
+
+  /// Turns products into weights (for dv) and score gradients (for dk), each in its place.
+  template <bool kMasked>
+  TILEWISE_INLINE void score_gradients(Scores& scores, Scores& gradients, const typename Shared::Stage& current,
+                                       int32_t head, int32_t first_query) {
     const RowScore of_head = row_score<C>(p_, sequence_, place_.batch, head, 0);
-    const int lane = lane_;
+    const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key_ + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query + col;
       RowScore row = of_head;
@@ -224,14 +238,6 @@ class KeyGradientKernel {
       gradient = weight * (gradient - of_query.delta) * slope;
       score = kept;
     });
-    if constexpr (C.wants_dv) {
-      Ops::template accumulate<C.element>(dv_, Ops::template to_operand<C.element>(scores),
-                                          current.douts.for_accumulate());
-    }
-    if constexpr (C.wants_dk) {
-      Ops::template accumulate<C.element>(dk_, Ops::template to_operand<C.element>(gradients),
-                                          current.queries.for_accumulate());
-    }
   }
 
   /// The outputs take the stages' place, one after the other.

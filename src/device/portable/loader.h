@@ -67,18 +67,20 @@ class TileLoader {
  private:
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
   /// Every lane keeps its columns and moves down by whole rows from step to step.
-  static constexpr bool kEvenSteps = kUnits % kThreads == 0 && kThreads % kRowChunks == 0;
+  static constexpr bool kEvenSteps =
+      kUnits % kThreads == 0 && kThreads % kRowChunks == 0 && (kRowChunks & (kRowChunks - 1)) == 0;
 
   /// One 64-bit addition a chunk: a fifth of the loop's other work at head_dim 128 otherwise.
   TILEWISE_INLINE static void start_inside(Tile& tile, const RowSource& source, int first_row) {
     constexpr int kRowsAStep = kThreads / kRowChunks;
-    const int thread = Machine::not_hoisted(Machine::thread());
-    const int row = thread / kRowChunks, chunk = thread % kRowChunks;
+    // Unsigned, so that quotient and remainder are a shift and a mask.
+    const auto thread = static_cast<uint32_t>(Machine::not_hoisted(Machine::thread()));
+    const auto row = static_cast<int>(thread / kRowChunks), chunk = static_cast<int>(thread % kRowChunks);
     const int64_t step_stride = kRowsAStep * source.stride;
     const uint16_t* from = source.data + (first_row + row) * source.stride;
     TILEWISE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      copy_chunk<Ops, C>(tile.rows.chunk(row + step * kRowsAStep, chunk), from, chunk * kChunk, source.cols);
+      copy_chunk<Ops, C>(tile.rows.chunk(step * kRowsAStep, row, 0, chunk), from, chunk * kChunk, source.cols);
       from += step_stride;
     }
   }
@@ -105,7 +107,7 @@ struct RunOf<4> {
   using Type = HalfChunk;
 };
 
-/// Through registers. Rows past the end are zeros where the machine has windows.
+/// Through registers, from the machine's windows. Rows past the end are zeros.
 template <class Ops, KernelConfig C, class Tile>
 class TileLoader<Ops, C, Tile, false> {
   using Machine = typename Ops::Machine;
@@ -117,42 +119,38 @@ class TileLoader<Ops, C, Tile, false> {
   static constexpr int kRowRuns = Tile::kDepth / kRun;
   static constexpr int kUnits = Tile::kCols / kBlockRows * kRowRuns;
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
-  static constexpr bool kWindows = requires { typename Machine::Window; };
   static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kCols - 1;  // a tile within 2 GB
+  /// Whether registers are few: then addresses are worked out for each tile.
+  static constexpr bool kTight = C.head_dim + C.head_dim_v > 448;
   /// Every lane keeps its columns and moves down by whole rows from step to step.
   static constexpr bool kEvenSteps = kThreads % kRowRuns == 0 && (kThreads / kRowRuns & (kThreads / kRowRuns - 1)) == 0;
-  static constexpr int kRowsAStep = kThreads / kRowRuns * kBlockRows;
+  static constexpr int kRowsAStep = kEvenSteps ? kThreads / kRowRuns * kBlockRows : Tile::kCols;
 
  public:
   TILEWISE_INLINE void start(Tile&, const RowSource& source, int first_row) {
-    int thread = Machine::thread();
-    if constexpr (kWindows) {
-      if (static_cast<uint64_t>(source.stride) <= kNearStride) {
-        hold_from_windows(source, first_row);
-        return;
-      }
-      thread = Machine::not_hoisted(thread);
-    }
-    for_each_run(thread, [&](int step, int part, int all_row, int row, int col) {
-      const int64_t from = minimum(first_row + all_row + row, source.rows - 1);
-      held_[step][part] = load_run(source.data + from * source.stride, col, source.cols);
-    });
+    source_ = source;
+    first_row_ = first_row;
+    hold();
   }
 
   TILEWISE_INLINE void finish(Tile& tile) {
-    if constexpr (Tile::kHasRows) {
-      for_each_run(Machine::thread(), [&](int step, int part, int all_row, int row, int col) {
-        Machine::store_shared(tile.rows.chunk(all_row, row, 0, col / kChunk) + col % kChunk, held_[step][part]);
-      });
-    }
-    if constexpr (Tile::kHasColumns) store_columns(tile);
+    const int thread = kTight ? Machine::not_hoisted(Machine::thread()) : Machine::thread();
+    for_each_block(thread,
+                   [&](int step, int all_row, int row, int col) { store(tile, held_[step], all_row, row, col); });
+    if (!is_near()) copy_far(tile);
   }
 
  private:
+  struct Block {
+    Run row[kBlockRows];
+  };
+
+  TILEWISE_INLINE bool is_near() const { return static_cast<uint64_t>(source_.stride) <= kNearStride; }
+
   /// visit(step, all_row, row, col) for each block of rows: its first row is all_row + row, of which
   /// every lane has the same all_row.
   template <class Visit>
-  TILEWISE_INLINE static void for_each_unit(int thread, const Visit& visit) {
+  TILEWISE_INLINE static void for_each_block(int thread, const Visit& visit) {
     TILEWISE_UNROLL
     for (int step = 0; step < kSteps; ++step) {
       const int unit = thread + step * kThreads;
@@ -165,45 +163,48 @@ class TileLoader<Ops, C, Tile, false> {
     }
   }
 
-  template <class Visit>
-  TILEWISE_INLINE static void for_each_run(int thread, const Visit& visit) {
-    for_each_unit(thread, [&](int step, int all_row, int row, int col) {
-      TILEWISE_UNROLL
-      for (int part = 0; part < kBlockRows; ++part) visit(step, part, all_row + part, row, col);
-    });
-  }
-
-  TILEWISE_INLINE static Run load_run(const uint16_t* row, int col, int cols) {
-    Run run{};
-    if constexpr (C.vector_rows) {
-      if (C.exact_dims || col < cols) run = Machine::load_global(reinterpret_cast<const Run*>(row + col));
-    } else {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kRun; ++i) {
-        const uint32_t element = col + i < cols ? Machine::load_global(row + col + i) : uint16_t{0};
-        run.word[i / 2] |= element << (16 * (i % 2));
-      }
-    }
-    return run;
-  }
-
   /// A window for each row that lanes have in common, ending with the last row: a lane's offset is the
   /// same in all of them and for every tile.
-  TILEWISE_INLINE void hold_from_windows(const RowSource& source, int first_row) {
-    constexpr int64_t kMost = int64_t{1} << 31;
-    const auto stride = static_cast<uint32_t>(source.stride);
-    const auto* start = reinterpret_cast<const uint8_t*>(source.data + first_row * source.stride);
-    const int64_t all = 2 * ((source.rows - 1 - first_row) * source.stride + source.cols);
-    const auto bytes = static_cast<uint32_t>(minimum(all, kMost));
-    for_each_run(Machine::thread(), [&](int step, int part, int all_row, int row, int col) {
-      const uint32_t skip = 2 * static_cast<uint32_t>(all_row) * stride;
-      const auto window = Machine::window(start + skip, bytes - minimum(bytes, skip));
-      held_[step][part] = load_run_at(window, 2 * static_cast<uint32_t>(row) * stride, col, source.cols);
+  TILEWISE_INLINE void hold() {
+    constexpr uint32_t kMost = 0x7FFFFFF0u;
+    const auto stride = static_cast<uint32_t>(source_.stride);
+    const auto* start = reinterpret_cast<const uint8_t*>(source_.data + first_row_ * source_.stride);
+    const auto all = static_cast<uint64_t>(2 * ((source_.rows - 1 - first_row_) * source_.stride + source_.cols));
+    const uint32_t most = all >> 31 ? kMost : static_cast<uint32_t>(all);
+    const auto bytes = static_cast<int32_t>(is_near() ? most : 0);
+    for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
+      TILEWISE_UNROLL
+      for (int part = 0; part < kBlockRows; ++part) {
+        const uint32_t skip = 2 * static_cast<uint32_t>(all_row + part) * stride;
+        const int32_t left = maximum(bytes - static_cast<int32_t>(skip), 0);
+        const auto window = Machine::window(start + skip, static_cast<uint32_t>(left));
+        held_[step].row[part] = load_run(window, 2 * static_cast<uint32_t>(row) * stride, col, source_.cols);
+      }
     });
+  }
+
+  /// Of a tile that spans 2 GB or more hold() read nothing. It is copied once its place is free, with a
+  /// window for each row, which the lanes of that row read: slow, but it costs other tiles no register.
+  TILEWISE_INLINE void copy_far(Tile& tile) {
+    TILEWISE_NO_UNROLL
+    for (int this_row = 0; this_row < kRowsAStep; this_row += kBlockRows) {
+      for_each_block(Machine::not_hoisted(Machine::thread()), [&](int, int all_row, int row, int col) {
+        if (row != this_row) return;
+        Block block;
+        TILEWISE_UNROLL
+        for (int part = 0; part < kBlockRows; ++part) {
+          const int from = first_row_ + all_row + part + this_row;
+          const int cols = from < source_.rows ? source_.cols : 0;
+          const auto window = Machine::window(source_.data + from * source_.stride, 2 * static_cast<uint32_t>(cols));
+          block.row[part] = load_run(window, 0, col, source_.cols);
+        }
+        store(tile, block, all_row, row, col);
+      });
+    }
   }
 
   template <class Window>
-  TILEWISE_INLINE static Run load_run_at(const Window& window, uint32_t offset, int col, int cols) {
+  TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols) {
     constexpr uint32_t kNowhere = 1u << 31;
     const auto at = [&](int i) { return col + i < cols ? offset + 2 * static_cast<uint32_t>(col + i) : kNowhere; };
     if constexpr (C.vector_rows) {
@@ -218,22 +219,32 @@ class TileLoader<Ops, C, Tile, false> {
     }
   }
 
-  /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
-  TILEWISE_INLINE void store_columns(Tile& tile) {
-    for_each_unit(Machine::thread(), [&](int step, int all_row, int row, int col) {
+  TILEWISE_INLINE static void store(Tile& tile, const Block& block, int all_row, int row, int col) {
+    if constexpr (Tile::kHasRows) {
       TILEWISE_UNROLL
-      for (int pair = 0; pair < kRun / 2; ++pair) {
-        const uint32_t w0 = held_[step][0].word[pair], w1 = held_[step][1].word[pair];
-        const uint32_t w2 = held_[step][2].word[pair], w3 = held_[step][3].word[pair];
-        const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
-        const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
-        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, all_row + row), even);
-        Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, all_row + row), odd);
+      for (int part = 0; part < kBlockRows; ++part) {
+        Machine::store_shared(tile.rows.chunk(all_row + part, row, 0, col / kChunk) + col % kChunk, block.row[part]);
       }
-    });
+    }
+    if constexpr (Tile::kHasColumns) store_columns(tile, block, all_row + row, col);
   }
 
-  Run held_[kSteps][kBlockRows];
+  /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
+  TILEWISE_INLINE static void store_columns(Tile& tile, const Block& block, int row, int col) {
+    TILEWISE_UNROLL
+    for (int pair = 0; pair < kRun / 2; ++pair) {
+      const uint32_t w0 = block.row[0].word[pair], w1 = block.row[1].word[pair];
+      const uint32_t w2 = block.row[2].word[pair], w3 = block.row[3].word[pair];
+      const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
+      const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
+      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
+      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
+    }
+  }
+
+  RowSource source_;
+  int first_row_;
+  Block held_[kSteps];
 };
 
 }  // namespace tilewise::device

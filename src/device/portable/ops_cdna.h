@@ -15,7 +15,6 @@ struct CdnaOps {
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
   static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
-  static constexpr bool kOneLoop = true;     // whether to mask is a branch of one loop: two loops' registers don't fit
 
   TILEWISE_INLINE static void finish_copies() {}
 

@@ -15,7 +15,6 @@ struct Sm80Ops {
   static constexpr bool kAsyncCopies = true;
   static constexpr bool kTransposedCopies = false;
   static constexpr bool kDirectRows = false;
-  static constexpr bool kOneLoop = false;
 
   /// Waits for this lane's copies under way; a barrier then makes them visible to all.
   TILEWISE_INLINE static void finish_copies() {

@@ -7,8 +7,10 @@
 #define TILEWISE_INLINE __attribute__((always_inline)) inline
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__) || defined(__clang__)
 #define TILEWISE_UNROLL _Pragma("unroll")
+#define TILEWISE_NO_UNROLL _Pragma("unroll 1")
 #else
 #define TILEWISE_UNROLL
+#define TILEWISE_NO_UNROLL
 #endif
 
 namespace tilewise::device {

@@ -102,11 +102,7 @@ class QueryGradientKernel {
     douts_.load(shared_.dout_rows(), wave_row_, p_.head_dim_v,
                 [&](int row) { return address_of_row(p_.dout, rows_, sequence_, row); });
     start(begin);
-    for (int32_t tile = begin;;) {
-      while (tile >= full_begin && tile < full_end) step<false>(tile++, end);
-      if (tile >= end) break;
-      step<true>(tile++, end);
-    }
+    for (int32_t tile = begin; tile < end; ++tile) step(tile, end, tile < full_begin || tile >= full_end);
   }
 
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
@@ -116,8 +112,7 @@ class QueryGradientKernel {
     value_loader_.start(stage(tile).values, values_, tile * C.tile_cols);
   }
 
-  template <bool kMasked>
-  TILEWISE_INLINE void step(int32_t tile, int32_t end) {
+  TILEWISE_INLINE void step(int32_t tile, int32_t end, bool masked) {
     typename Shared::Stage& current = stage(tile);
     if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
     Ops::finish_copies();
@@ -136,18 +131,27 @@ class QueryGradientKernel {
       for_each_draw<Machine>(gradients, p_, seed_, row_scores_, first_key,
                              [&](int, int, auto&& x, bool kept) { x = kept ? x * p_.dropout_scale : 0.0f; });
     }
-    scores.for_each_pair(gradients, lane_, [&](int slot, int col, auto&& score, auto&& gradient) {
+    if (masked) {
+      score_gradients<true>(scores, gradients, first_key);
+    } else {
+      score_gradients<false>(scores, gradients, first_key);
+    }
+    Ops::template accumulate<C.element>(out_, Ops::template to_operand<C.element>(scores),
+                                        current.keys.for_accumulate());
+  }
+
+  /// Turns products into what dq sums up, in the place of the scores.
+  template <bool kMasked>
+  TILEWISE_INLINE void score_gradients(Scores& scores, Scores& gradients, int32_t first_key) {
+    const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
+    scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key + col;
       float slope = 1.0f;
       float weight =
           weight_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, score, statistics_[slot].lse, slope);
-      if constexpr (kMasked) {
-        weight = is_visible<C>(band_, row_scores_[slot].diagonal, key) ? weight : 0.0f;
-      }
+      if constexpr (kMasked) weight = is_visible<C>(band_, row_scores_[slot].diagonal, key) ? weight : 0.0f;
       score = weight * (gradient - statistics_[slot].delta) * slope;
     });
-    Ops::template accumulate<C.element>(out_, Ops::template to_operand<C.element>(scores),
-                                        current.keys.for_accumulate());
   }
 
   TILEWISE_INLINE void finish() {

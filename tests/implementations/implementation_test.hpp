@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/emulation/emulation_backend.hpp"
 #include "core/implementation.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/verify.hpp"
@@ -54,9 +55,16 @@ class ImplementationTest : public testing::TestWithParam<std::string> {
   }
 };
 
-/// The table without the reference, for suites that compare with it at length.
-inline std::vector<std::string> names_but_reference() {
+/// The table without the emulations: tests/emulation draws problems of few kernels for them.
+inline std::vector<std::string> names_but_emulations() {
   std::vector<std::string> names = verify::implementation_names();
+  std::erase_if(names, [](const std::string& name) { return backends::is_emulation(name); });
+  return names;
+}
+
+/// The same without the reference, for suites that compare with it at length.
+inline std::vector<std::string> names_but_reference() {
+  std::vector<std::string> names = names_but_emulations();
   std::erase(names, "reference");
   return names;
 }
@@ -70,9 +78,9 @@ inline std::string test_name(const testing::TestParamInfo<std::string>& info) {
 
 }  // namespace tilewise::test
 
-/// Instantiates a suite over the whole table, or all of it but the reference.
-#define TILEWISE_FOR_EVERY_IMPLEMENTATION(suite)                                                        \
-  INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::verify::implementation_names()), \
+/// Instantiates a suite over the table (emulations aside), or all of it but the reference.
+#define TILEWISE_FOR_EVERY_IMPLEMENTATION(suite)                                                      \
+  INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::test::names_but_emulations()), \
                            ::tilewise::test::test_name)
 #define TILEWISE_FOR_EVERY_OTHER_IMPLEMENTATION(suite)                                               \
   INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::test::names_but_reference()), \

@@ -30,6 +30,7 @@ def layer(folder: str, *prefixes: str, angled: re.Pattern[str] = SYSTEM) -> Laye
 
 
 WITH_DLPACK = re.compile(rf"dlpack/dlpack\.h|{SYSTEM.pattern}")
+WITH_FIBERS = re.compile(rf"ucontext\.h|sanitizer/\w+\.h|{SYSTEM.pattern}")
 ANYTHING = re.compile(".+")
 CORE = ("tilewise/", "core/", "device/common/")
 TOP = (*CORE, "jit/", "backends/", "verify/", "ceilings/")
@@ -41,6 +42,7 @@ LAYERS = (
     layer("src/jit", *CORE, "jit/"),
     layer("src/backends/reference", *CORE, "jit/", "backends/reference/"),
     layer("src/backends/cpu", *CORE, "jit/", "backends/cpu/"),
+    layer("src/backends/emulation", *CORE, "jit/", "backends/", "device/portable/", angled=WITH_FIBERS),
     layer("src/backends", *CORE, "jit/", "backends/"),
     layer("src/verify", *CORE, "jit/", "backends/", "verify/"),
     layer("python/src", *TOP, angled=ANYTHING),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "core/implementation.hpp"
 
@@ -10,5 +11,9 @@ namespace tilewise::backends {
 
 /// "emulation.sm80", "emulation.cdna", "emulation.rdna": chosen only where a call asks by name.
 [[nodiscard]] std::span<const core::Implementation* const> emulation_implementations();
+
+/// Whether an implementation's name is an emulation's: sweeps over all implementations leave these out, since each
+/// kernel takes a second to compile.
+[[nodiscard]] constexpr bool is_emulation(std::string_view name) { return name.starts_with("emulation."); }
 
 }  // namespace tilewise::backends

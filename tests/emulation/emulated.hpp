@@ -1,0 +1,39 @@
+// Small kernels written against the emulated machines, run without a compiler at run time.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "backends/emulation/emulator.hpp"
+#include "device/portable/machine_host.h"
+#include "tilewise/error.hpp"
+
+namespace tilewise::test {
+
+/// What went wrong, or empty. `memory`: what the kernel may touch.
+inline std::string fault_of(const device::HostKernel* kernel, int threads, int blocks = 1, std::uint64_t seed = 0,
+                            const device::KernelParams& params = {},
+                            const backends::emulation::GlobalMemory& memory = {}) {
+  try {
+    backends::emulation::run_grid(*kernel, {"test", blocks, threads}, params, memory, seed);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::runtime);
+    return error.what();
+  }
+  return {};
+}
+
+/// A kernel of `body(params, shared)`, a lambda without captures.
+template <class Machine, class Shared, class Body>
+std::string fault_of_body(int threads, Body body, std::uint64_t seed = 0) {
+  return fault_of(device::host_kernel<Machine, Shared>(body), threads, 1, seed);
+}
+
+inline testing::AssertionResult contains(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "'" << part << "' is not in: " << (text.empty() ? "(no fault)" : text);
+}
+
+}  // namespace tilewise::test

@@ -1,0 +1,176 @@
+// The layout tables of matrix instructions against the vendors' published ones, written down here in the
+// direction those give them, and each instruction's arithmetic on the registers of a wave.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "backends/emulation/matrix_unit.hpp"
+#include "backends/emulation/operand_layout.hpp"
+#include "device/common/float16.h"
+#include "verify/random.hpp"
+
+namespace tilewise::test {
+namespace {
+
+using namespace backends::emulation;
+
+// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": element i of a lane's registers,
+// two to a word.
+TEST(Layout, MmaM16N8K16IsThatOfThePtxManual) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const int group = lane >> 2, in_group = lane % 4;
+    for (int i = 0; i < 8; ++i) {
+      const OperandPlace a = MmaM16N8K16::a(lane, i / 2, i % 2);
+      EXPECT_EQ(a.index, (i < 2) || (i >= 4 && i < 6) ? group : group + 8);
+      EXPECT_EQ(a.k, i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const OperandPlace b = MmaM16N8K16::b(lane, i / 2, i % 2);
+      EXPECT_EQ(b.k, i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8);
+      EXPECT_EQ(b.index, group);
+      const ProductPlace d = MmaM16N8K16::d(lane, i);
+      EXPECT_EQ(d.m, i < 2 ? group : group + 8);
+      EXPECT_EQ(d.n, in_group * 2 + (i & 1));
+    }
+  }
+}
+
+// AMD's matrix instruction calculator, v_mfma_f32_32x32x8f16 and v_mfma_f32_32x32x8bf16_1k: where A[i][k], B[k][j] and
+// D[i][j] live. The second instruction of a pair continues at k = 8 and word 2.
+TEST(Layout, Mfma32x32x8IsThatOfAmdsCalculator) {
+  for (int k = 0; k < 16; ++k) {
+    const int instruction = k / 8, within = k % 8;
+    const int word = 2 * instruction + within / 2 % 2, half = within % 2;
+    for (int i = 0; i < 32; ++i) {
+      const int lane = 32 * (within / 4) + i;
+      EXPECT_EQ(Mfma32x32x16::a(lane, word, half).index, i);
+      EXPECT_EQ(Mfma32x32x16::a(lane, word, half).k, k);
+      EXPECT_EQ(Mfma32x32x16::b(lane, word, half).index, i);
+      EXPECT_EQ(Mfma32x32x16::b(lane, word, half).k, k);
+    }
+  }
+  for (int i = 0; i < 32; ++i) {
+    for (int j = 0; j < 32; ++j) {
+      const int gpr = 4 * (i / 8) + i % 4, lane = 32 * (i / 4 % 2) + j;
+      EXPECT_EQ(Mfma32x32x16::d(lane, gpr).m, i);
+      EXPECT_EQ(Mfma32x32x16::d(lane, gpr).n, j);
+    }
+  }
+}
+
+// The RDNA3 instruction set manual and AMD's WMMA guide for waves of 32: lane l holds row (column) l % 16 of A (B), k
+// rising through its registers, both halves of the wave the same; D[2v + l / 16][l % 16] is element v.
+TEST(Layout, Wmma16x16x16IsThatOfAmdsManual) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int k = 0; k < 16; ++k) {
+      EXPECT_EQ(Wmma16x16x16::a(lane, k / 2, k % 2).index, lane % 16);
+      EXPECT_EQ(Wmma16x16x16::a(lane, k / 2, k % 2).k, k);
+      EXPECT_EQ(Wmma16x16x16::b(lane, k / 2, k % 2).index, lane % 16);
+      EXPECT_EQ(Wmma16x16x16::b(lane, k / 2, k % 2).k, k);
+    }
+    for (int v = 0; v < 8; ++v) {
+      EXPECT_EQ(Wmma16x16x16::d(lane, v).m, v * 2 + lane / 16);
+      EXPECT_EQ(Wmma16x16x16::d(lane, v).n, lane % 16);
+    }
+  }
+}
+
+/// Every slot of a row is one row, whatever the lane, and lanes that share rows differ in kRowMask alone.
+template <class Layout>
+void check_slots() {
+  for (int lane = 0; lane < Layout::kLanes; ++lane) {
+    for (int i = 0; i < Layout::kRegisters; ++i) {
+      for (int j = 0; j < Layout::kRegisters; ++j) {
+        const bool same_row = Layout::place(lane, i).row == Layout::place(lane, j).row;
+        EXPECT_EQ(same_row, Layout::slot(i) == Layout::slot(j));
+      }
+      for (int other = 0; other < Layout::kLanes; ++other) {
+        const bool same_row = Layout::place(lane, i).row == Layout::place(other, i).row;
+        EXPECT_EQ(same_row, ((lane ^ other) & ~Layout::kRowMask) == 0) << "lanes " << lane << " and " << other;
+      }
+    }
+  }
+}
+
+TEST(Layout, SlotsAndRowMasksFollowFromTheTables) {
+  check_slots<device::Sm80Layout>();
+  check_slots<device::CdnaLayout>();
+  check_slots<device::RdnaLayout>();
+}
+
+/// A wave's registers for given A (M x K) and B (K x N), found by searching the tables.
+template <class I>
+void check_product(device::HostMatrix matrix, std::int32_t element) {
+  verify::Random random(7);
+  float a[I::kM][I::kK], b[I::kK][I::kN];
+  const auto draw = [&] { return static_cast<float>(random.integer(-8, 8)); };  // exact in both types
+  for (auto& row : a)
+    for (float& x : row) x = draw();
+  for (auto& row : b)
+    for (float& x : row) x = draw();
+  const auto bits = [&](float x) -> std::uint32_t {
+    return element == device::kBf16 ? device::float_to_bf16(x) : device::float_to_f16(x);
+  };
+  std::uint32_t words_a[I::kLanes][I::kWordsA] = {}, words_b[I::kLanes][I::kWordsB] = {};
+  float d[I::kLanes][I::kAccumulators];
+  std::array<MultiplyArguments, I::kLanes> arguments;
+  std::vector<const MultiplyArguments*> lanes;
+  for (int lane = 0; lane < I::kLanes; ++lane) {
+    for (int half = 0; half < 2; ++half) {
+      for (int word = 0; word < I::kWordsA; ++word) {
+        const OperandPlace p = I::a(lane, word, half);
+        words_a[lane][word] |= bits(a[p.index][p.k]) << (16 * half);
+      }
+      for (int word = 0; word < I::kWordsB; ++word) {
+        const OperandPlace p = I::b(lane, word, half);
+        words_b[lane][word] |= bits(b[p.k][p.index]) << (16 * half);
+      }
+    }
+    for (int i = 0; i < I::kAccumulators; ++i) d[lane][i] = static_cast<float>(lane + i);
+    arguments[static_cast<std::size_t>(lane)] = {matrix, element, d[lane], words_a[lane], words_b[lane]};
+    lanes.push_back(&arguments[static_cast<std::size_t>(lane)]);
+  }
+  ASSERT_EQ(multiply(lanes), "");
+  for (int lane = 0; lane < I::kLanes; ++lane) {
+    for (int i = 0; i < I::kAccumulators; ++i) {
+      const ProductPlace p = I::d(lane, i);
+      float expected = static_cast<float>(lane + i);
+      for (int k = 0; k < I::kK; ++k) expected += a[p.m][k] * b[k][p.n];
+      EXPECT_EQ(d[lane][i], expected) << "lane " << lane << ", register " << i;
+    }
+  }
+}
+
+TEST(MatrixUnit, MultipliesEveryInstructionInBothTypes) {
+  for (const std::int32_t element : {device::kBf16, device::kF16}) {
+    check_product<MmaM16N8K16>(device::HostMatrix::kMmaM16N8K16, element);
+    check_product<Mfma32x32x16>(device::HostMatrix::kMfma32x32x16, element);
+    check_product<Wmma16x16x16>(device::HostMatrix::kWmma16x16x16, element);
+  }
+}
+
+// PTX ISA, ldmatrix: lane l gets row l / 4, elements 2 (l % 4) and the next; with .trans, of the transposed matrix.
+TEST(MatrixUnit, DistributesMatricesAsLdmatrix) {
+  std::uint16_t rows[32][8];
+  for (int r = 0; r < 32; ++r)
+    for (int c = 0; c < 8; ++c) rows[r][c] = static_cast<std::uint16_t>(100 * r + c);
+  std::uint32_t registers[32][4];
+  std::array<std::uint32_t*, 32> to;
+  for (std::size_t lane = 0; lane < 32; ++lane) to[lane] = registers[lane];
+  for (const bool transposed : {false, true}) {
+    distribute_matrices(rows, transposed, to);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int m = 0; m < 4; ++m) {
+        for (int half = 0; half < 2; ++half) {
+          const int outer = lane / 4, inner = 2 * (lane % 4) + half;
+          const int row = transposed ? inner : outer, col = transposed ? outer : inner;
+          EXPECT_EQ(registers[lane][m] >> (16 * half) & 0xFFFFu, static_cast<unsigned>(100 * (8 * m + row) + col));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::test

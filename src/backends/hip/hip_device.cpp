@@ -122,7 +122,8 @@ class Module final : public portable::LoadedKernel {
 std::string error_text(const jit::HipDriver& driver, amd::Result result) {
   const char *name = driver.hipGetErrorName(result), *words = driver.hipGetErrorString(result);
   if (name == nullptr) return core::concat("error ", result);
-  return words == nullptr ? std::string(name) : core::concat(name, " (", words, ")");
+  if (words == nullptr || std::string_view(words) == name) return name;  // old runtimes have no more to say
+  return core::concat(name, " (", words, ")");
 }
 
 void check(const jit::HipDriver& driver, amd::Result result, std::string_view function) {

@@ -1,0 +1,176 @@
+// The HIP backend against a runtime that only records, and, where Debian's libamdhip64 or another is installed,
+// against the real one on a machine without its devices.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "backends/hip/hip_device.hpp"
+#include "fake_hip.hpp"
+#include "jit/bundle.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+
+namespace tilewise {
+namespace {
+
+namespace portable = backends::portable;
+
+fake::HipState& state() {
+  static auto* const known =
+      reinterpret_cast<fake::HipState* (*)()>(dlsym(dlopen(TILEWISE_FAKE_HIP, RTLD_NOW), "fake_hip_state"))();
+  return *known;
+}
+
+/// A forward call on "device" memory.
+class HipCall {
+ public:
+  explicit HipCall(int device) : device_{DeviceType::hip, device} {
+    arguments.q = tensor();
+    arguments.k = tensor();
+    arguments.v = tensor();
+    arguments.out = tensor();
+  }
+  ForwardArguments arguments;
+
+ private:
+  TensorView tensor() {
+    memory_.emplace_back(100 * 4 * 64 + 8);
+    const auto skew = reinterpret_cast<std::uintptr_t>(memory_.back().data()) % 16 / 2;
+    return TensorView(memory_.back().data() + (8 - skew) % 8, DType::f16, {1, 100, 4, 64}, device_);
+  }
+  Device device_;
+  std::deque<std::vector<std::uint16_t>> memory_;
+};
+
+class HipBackend : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    std::vector<jit::BundleEntry> entries;
+    for (const int device : {0, 1}) {
+      std::string reason;
+      const backends::hip::HipRuntime* runtime = backends::hip::find_runtime(device, reason);
+      ASSERT_NE(runtime, nullptr) << reason;
+      const Problem problem = describe(HipCall(device).arguments);
+      for (const portable::Launch& launch : portable::lower(problem, runtime->traits()).launches) {
+        const jit::KernelSource source = portable::make_source(launch.key, runtime->traits().machine, false);
+        jit::CompiledKernel kernel;
+        kernel.image = {std::byte{1}};
+        kernel.symbol = source.symbol;
+        kernel.resources.registers = 120;
+        kernel.resources.accumulation_registers = 64;
+        entries.push_back({runtime->target(), jit::source_hash(runtime->target(), source), kernel});
+      }
+    }
+    const std::string path = std::filesystem::temp_directory_path() / ("tilewise_fake_hip_" + std::to_string(getpid()));
+    jit::write_bundle(path, entries);
+    jit::load_bundle(path);
+    std::filesystem::remove(path);
+  }
+  void SetUp() override { state() = {}; }
+};
+
+std::string refusal_of(const Explanation& explained, std::string_view implementation) {
+  for (const ExplainRow& row : explained.rows) {
+    if (row.implementation == implementation) return row.reason;
+  }
+  return "not in the table";
+}
+
+TEST_F(HipBackend, LaunchesOnEachFamily) {
+  for (const int device : {0, 1}) {
+    HipCall call(device);
+    attention_forward(call.arguments, {}, reinterpret_cast<void*>(9));
+    ASSERT_FALSE(state().launches.empty());
+    const fake::HipLaunch& launch = state().launches.back();
+    EXPECT_EQ(launch.device, device);
+    EXPECT_EQ(launch.threads % (device == 0 ? 64 : 32), 0u);
+    EXPECT_EQ(launch.stream, reinterpret_cast<void*>(9));
+    EXPECT_EQ(launch.params.call.v.data, call.arguments.v.data);
+    EXPECT_EQ(state().current, 0) << "the thread's device is left as it was";
+  }
+}
+
+TEST_F(HipBackend, ChoosesTheFamilyOfTheDevice) {
+  state().current = 1;
+  const Plan planned = plan(describe(HipCall(1).arguments));
+  EXPECT_EQ(planned.implementation(), "hip.rdna");
+  EXPECT_NE(planned.schedule().find("120 registers + 64 accumulation"), std::string::npos) << planned.schedule();
+  EXPECT_EQ(refusal_of(explain(describe(HipCall(1).arguments)), "hip.cdna"),
+            "the GPU must be one of AMD's CDNA (got gfx1100)");
+}
+
+TEST_F(HipBackend, RefusesAnUnknownArchitecture) {
+  try {
+    attention_forward(HipCall(2).arguments);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("hip.cdna: hip:2: the GPU must be one of gfx90a, gfx942, gfx950, gfx1100, "
+                        "gfx1101, gfx1102, gfx1151 (got gfx1030)"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(HipBackend, NamesWhatTheRuntimeSays) {
+  HipCall call(0);
+  state().launch_result = 400;
+  try {
+    attention_forward(call.arguments);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "stream: must be a stream of hip:0, where the tensors are (got one that hipModuleLaunchKernel "
+                 "refuses: hipErrorInvalidHandle (as the runtime puts it))");
+  }
+}
+
+const std::string kProblem = "attention_forward device=hip dtype=bf16 seqlen_q=8 head_dim=64";
+
+/// In a process of its own, where no runtime is open yet. Exits with 0 if the reason begins and ends as expected.
+void expect_refusal(const char* variable, const char* value, const std::string& beginning) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        setenv(variable, value, 1);
+        const std::string reason = refusal_of(explain(parse_problem(kProblem)), "hip.cdna");
+        if (!reason.starts_with(beginning)) fprintf(stderr, "%s\n", reason.c_str());
+        std::_Exit(reason.starts_with(beginning) ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST(HipBackendAlone, WithoutADevice) {
+  expect_refusal("FAKE_HIP_EMPTY", "1", "HIP has no device here (hipInit: hipErrorNoDevice)");
+}
+
+TEST(HipBackendAlone, WithoutALibrary) {
+  expect_refusal("TILEWISE_HIP_DRIVER", "/nowhere/libamdhip64.so", "/nowhere/libamdhip64.so: ");
+}
+
+/// Every function of the table is in the real library, and a machine without its devices is refused in its words.
+TEST(HipBackendAlone, RealLibrary) {
+  const char* named = std::getenv("TILEWISE_TEST_AMDHIP");
+  std::string path = named != nullptr ? named : "";
+  for (const char* candidate : {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"}) {
+    if (path.empty() && dlopen(candidate, RTLD_LAZY) != nullptr) path = candidate;
+  }
+  if (path.empty()) GTEST_SKIP() << "libamdhip64 is not installed; TILEWISE_TEST_AMDHIP names one elsewhere";
+  if (std::filesystem::exists("/dev/kfd")) GTEST_SKIP() << "an AMD GPU is here";
+  expect_refusal("TILEWISE_HIP_DRIVER", path.c_str(), "HIP has no device here (hipInit: hipError");
+}
+
+}  // namespace
+}  // namespace tilewise
+
+int main(int argc, char** argv) {
+  setenv("TILEWISE_HIP_DRIVER", TILEWISE_FAKE_HIP, 1);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

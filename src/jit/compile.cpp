@@ -1,10 +1,12 @@
 // One compilation from source to kernel: the folder the compiler works in, its command, and the message where it fails.
 #include "jit/compiler.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <iterator>
 #include <memory>
 
 #include "core/message.hpp"
@@ -92,16 +94,8 @@ KernelResources resources_of(const Target& target, const KernelSource& source, C
 
 std::vector<std::string> command_for(const Compiler& compiler, const Target& target, const KernelSource& source) {
   std::vector<std::string> command{compiler.path};
-  if (compiler.kind == CompilerKind::clang) {
-    for (const char* option : {"-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib",
-                               "-ffreestanding", "-nostdlibinc", "-O3", "-std=c++20", "-mcode-object-version=5"}) {
-      command.emplace_back(option);
-    }
-    command.push_back("--offload-arch=" + target.architecture);
-  } else {
-    for (const char* option : {"-std=c++20", "-O1", "-fPIC", "-shared"}) command.emplace_back(option);
-  }
-  command.insert(command.end(), source.options.begin(), source.options.end());
+  std::ranges::copy(usual_options(compiler, target), std::back_inserter(command));
+  std::ranges::copy(source.options, std::back_inserter(command));
   for (const std::string& word :
        {std::string("-I."), stub_name(target.kind), std::string("-o"), std::string(kOutputName)}) {
     command.push_back(word);
@@ -110,6 +104,28 @@ std::vector<std::string> command_for(const Compiler& compiler, const Target& tar
 }
 
 }  // namespace
+
+std::vector<std::string> usual_options(const Compiler& compiler, const Target& target) {
+  switch (compiler.kind) {
+    case CompilerKind::nvrtc:
+      return {"--gpu-architecture=" + target.architecture, "--std=c++20", "-default-device", "--ptxas-options=-v"};
+    case CompilerKind::hiprtc:
+      return {"--offload-arch=" + target.architecture, "-std=c++20", "-O3"};
+    case CompilerKind::clang:
+      return {"-x",        "hip",        "--offload-device-only",   "--no-gpu-bundle-output",
+              "-nogpuinc", "-nogpulib",  "-ffreestanding",          "-nostdlibinc",
+              "-O3",       "-std=c++20", "-mcode-object-version=5", "--offload-arch=" + target.architecture};
+    case CompilerKind::host:
+      break;
+  }
+  return {"-std=c++20", "-O1", "-fPIC", "-shared"};
+}
+
+std::string recipe(const Compiler& compiler, const Target& target) {
+  std::string text = compiler.name + '\n' + compiler.version + '\n';
+  for (const std::string& option : usual_options(compiler, target)) text += option + '\n';
+  return text + standard_integers(compiler.kind);
+}
 
 double compile_timeout() {
   constexpr double kDefault = 120, kShortest = 0.1, kLongest = 86400;

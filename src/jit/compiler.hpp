@@ -15,7 +15,7 @@ enum class CompilerKind { nvrtc, clang, hiprtc, host };
 struct Compiler {
   CompilerKind kind = CompilerKind::host;
   std::string name;     ///< "nvrtc 13.0", "clang 22.1"
-  std::string version;  ///< all that is known of it: part of a kernel's key
+  std::string version;  ///< all that is known of it
   std::string path;     ///< program, or the library that the compiler process opens
 };
 
@@ -26,6 +26,9 @@ struct CompilerSearch {
 
 /// Looks anew, which takes milliseconds. Never throws for what it finds or not.
 [[nodiscard]] CompilerSearch find_compiler(TargetKind kind);
+
+/// All that shapes the compiler's output besides the source: part of a kernel's key on disk.
+[[nodiscard]] std::string recipe(const Compiler& compiler, const Target& target);
 
 /// TILEWISE_COMPILE_TIMEOUT in seconds, default 120. Throws Error for what is no number in [0.1, 86400].
 [[nodiscard]] double compile_timeout();

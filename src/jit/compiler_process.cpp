@@ -14,33 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kProgram = "tilewise-compiler";
 
-/// Neither NVRTC nor hipRTC has <stdint.h>, and the device headers need no other. hipRTC before ROCm 7 declares these
-/// names by itself, with 64 bits as long long; elsewhere they are what they are on the host.
-std::string standard_integers(CompilerKind kind) {
-  const std::string wide = kind == CompilerKind::hiprtc ? "long long" : "long";
-  std::string text = "#pragma once\n";
-  for (const auto& [name, type] : {std::pair<std::string, std::string>{"int8_t", "signed char"},
-                                   {"int16_t", "short"},
-                                   {"int32_t", "int"},
-                                   {"int64_t", wide},
-                                   {"uint8_t", "unsigned char"},
-                                   {"uint16_t", "unsigned short"},
-                                   {"uint32_t", "unsigned int"},
-                                   {"uint64_t", "unsigned " + wide},
-                                   {"intptr_t", "long"},
-                                   {"uintptr_t", "unsigned long"}}) {
-    text += "typedef " + type + " " + name + ";\n";
-  }
-  return text;
-}
-
-std::vector<std::string> options_for(const Compiler& compiler, const Target& target) {
-  if (compiler.kind == CompilerKind::nvrtc) {
-    return {"--gpu-architecture=" + target.architecture, "--std=c++20", "-default-device", "--ptxas-options=-v"};
-  }
-  return {"--offload-arch=" + target.architecture, "-std=c++20", "-O3"};
-}
-
 }  // namespace
 
 fs::path find_compiler_process(std::string& reason) {
@@ -85,6 +58,26 @@ CompilerReply ask_compiler_process(const CompilerRequest& request, double limit_
   return reply;
 }
 
+std::string standard_integers(CompilerKind kind) {
+  // Neither NVRTC nor hipRTC has <stdint.h>, and the device headers need no other. hipRTC before ROCm 7 declares these
+  // names by itself, with 64 bits as long long; elsewhere they are what they are on the host.
+  const std::string wide = kind == CompilerKind::hiprtc ? "long long" : "long";
+  std::string text = "#pragma once\n";
+  for (const auto& [name, type] : {std::pair<std::string, std::string>{"int8_t", "signed char"},
+                                   {"int16_t", "short"},
+                                   {"int32_t", "int"},
+                                   {"int64_t", wide},
+                                   {"uint8_t", "unsigned char"},
+                                   {"uint16_t", "unsigned short"},
+                                   {"uint32_t", "unsigned int"},
+                                   {"uint64_t", "unsigned " + wide},
+                                   {"intptr_t", "long"},
+                                   {"uintptr_t", "unsigned long"}}) {
+    text += "typedef " + type + " " + name + ";\n";
+  }
+  return text;
+}
+
 std::string stub_name(TargetKind kind) {
   return kind == TargetKind::cuda ? "stub.cu" : kind == TargetKind::hip ? "stub.hip" : "stub.cpp";
 }
@@ -99,7 +92,7 @@ Compilation compile_at_run_time(const Compiler& compiler, const Target& target, 
   for (const DeviceSource* header : reachable_headers(source.stub)) {
     request.headers.emplace_back(header->path, header->text);
   }
-  request.options = options_for(compiler, target);
+  request.options = usual_options(compiler, target);
   request.options.insert(request.options.end(), source.options.begin(), source.options.end());
   CompilerReply reply = ask_compiler_process(request, compile_timeout());
   return {std::move(reply.error), std::move(reply.log), std::move(reply.image)};

@@ -2,7 +2,7 @@
 // answers kept on disk: opening NVRTC takes 40 to 120 ms, a clang's --version 20 ms.
 #include <algorithm>
 #include <cstdlib>
-#include <tuple>
+#include <utility>
 
 #include "core/message.hpp"
 #include "jit/compiler_steps.hpp"
@@ -16,11 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr double kVersionLimitSeconds = 20;
-
-struct Version {
-  int major = 0, minor = 0;
-  auto operator<=>(const Version&) const = default;
-};
 
 std::string to_string(Version version) { return core::concat(version.major, ".", version.minor); }
 
@@ -111,6 +106,17 @@ CompilerSearch none(std::string reason) { return {std::nullopt, std::move(reason
 
 }  // namespace
 
+std::optional<std::size_t> choose_nvrtc(std::span<const Version> versions, Version driver) {
+  const bool any_fits = driver == Version{};
+  const auto rank = [&](Version version) { return std::pair(any_fits || version <= driver, version); };
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < versions.size(); ++i) {
+    const bool refused = versions[i] == Version{} || (!any_fits && versions[i].major > driver.major);
+    if (!refused && (!best || rank(versions[i]) > rank(versions[*best]))) best = i;
+  }
+  return best;
+}
+
 CompilerSearch find_nvrtc() {
   constexpr const char* kPrefix = "libnvrtc.so";
   std::string reason;
@@ -123,27 +129,22 @@ CompilerSearch find_nvrtc() {
     return none(core::concat("NVRTC (", kPrefix, ") not found in ", joined(folders),
                              "; pip install nvidia-cuda-nvrtc brings it, TILEWISE_NVRTC names one"));
   }
-  // A driver runs the machine code of its own major version's compilers, whatever their minor version; the newest that
-  // the driver knows whole comes first, then the newest of its major version. Without a driver, the newest.
-  const int driver_number = cuda_driver_version();
-  const Version driver{driver_number / 1000, driver_number % 1000 / 10};
-  std::optional<Compiler> best;
-  std::tuple<bool, Version> best_rank;
+  std::vector<Version> versions;
   for (const fs::path& library : libraries) {
-    const Version version = parse_version(ask_library_version("nvrtc", library, reason));
-    if (version == Version{}) continue;
-    if (driver_number != 0 && version.major > driver.major) {
-      reason += core::concat(reason.empty() ? "" : "; ", library.string(), ": NVRTC ", to_string(version),
-                             " is newer than the driver, which knows CUDA ", to_string(driver));
-      continue;
-    }
-    const std::tuple rank(driver_number == 0 || version <= driver, version);
-    if (best && rank <= best_rank) continue;
-    best_rank = rank;
-    const std::string name = "nvrtc " + to_string(version);
-    best = {CompilerKind::nvrtc, name, name, library.string()};
+    versions.push_back(parse_version(ask_library_version("nvrtc", library, reason)));
   }
-  return best ? CompilerSearch{best, {}} : none(reason);
+  const int number = cuda_driver_version();
+  const Version driver{number / 1000, number % 1000 / 10};
+  if (const auto chosen = choose_nvrtc(versions, driver)) {
+    const std::string name = "nvrtc " + to_string(versions[*chosen]);
+    return {Compiler{CompilerKind::nvrtc, name, name, libraries[*chosen].string()}, {}};
+  }
+  for (std::size_t i = 0; i < libraries.size(); ++i) {
+    if (versions[i] == Version{}) continue;
+    reason += core::concat(reason.empty() ? "" : "; ", libraries[i].string(), ": NVRTC ", to_string(versions[i]),
+                           " is newer than the driver, which knows CUDA ", to_string(driver));
+  }
+  return none(reason);
 }
 
 CompilerSearch find_clang() {

@@ -141,13 +141,12 @@ KernelPointer find_in_bundles(const std::string& hash, std::string& faults) {
   return nullptr;
 }
 
-std::string disk_key(const Compiler& compiler, const std::string& hash) {
+std::string disk_key(const Compiler& compiler, const Target& target, const std::string& hash) {
   Sha256 key;
   key.update_field("tilewise kernel");
   key.update_field(std::to_string(kKernelFileVersion));
   key.update_field(hash);
-  key.update_field(compiler.name);
-  key.update_field(compiler.version);
+  key.update_field(recipe(compiler, target));
   return to_hex(key.finish());
 }
 
@@ -179,7 +178,7 @@ KernelPointer produce(const Target& target, const KernelSource& source, bool may
     throw Error(ErrorCode::unsupported,
                 core::concat(source.symbol, ": no compiler for ", to_string(target), ": ", search.reason, faults));
   }
-  const std::string key = disk_key(*search.compiler, hash);
+  const std::string key = disk_key(*search.compiler, target, hash);
   if (KernelPointer kernel = find_on_disk(key)) return kernel;
   return may_compile ? compile_once(*search.compiler, target, source, hash, key) : nullptr;
 }

@@ -12,7 +12,7 @@
 
 namespace tilewise::jit {
 
-/// Raised whenever the layout below or what a compiler is told changes.
+/// Raised whenever the layout of the file changes.
 inline constexpr unsigned kKernelFileVersion = 1;
 
 struct KernelFile {

@@ -1,6 +1,6 @@
 // NVRTC and hipRTC in their process: a stand-in that aborts, hangs and fails; and the real ones where they are
 // installed.
-#include "jit/compiler.hpp"
+#include "jit/compiler_steps.hpp"
 #include "jit/search_paths.hpp"
 #include "support.hpp"
 
@@ -90,6 +90,22 @@ TEST_F(RuntimeCompilers, LibrariesAreFoundInAFolder) {
   write(folder() / "libnvrtc-builtins.so.12.3", "never opened by the stand-in, and no library");
   set_variable("TILEWISE_NVRTC", folder().string());
   EXPECT_EQ(compiler_name(parse_target("sm_90a")), "nvrtc 12.3");
+}
+
+TEST(ChooseNvrtc, GoesByTheDriver) {
+  using Versions = std::vector<Version>;
+  const auto chosen = [](const Versions& versions, Version driver) {
+    const auto index = choose_nvrtc(versions, driver);
+    return index ? versions[*index] : Version{};
+  };
+  const Versions all{{12, 9}, {13, 5}, {13, 0}, {14, 1}, {}};
+  EXPECT_EQ(chosen(all, {}), (Version{14, 1})) << "no driver to please";
+  EXPECT_EQ(chosen(all, {13, 0}), (Version{13, 0})) << "known whole";
+  EXPECT_EQ(chosen(all, {13, 2}), (Version{13, 0}));
+  EXPECT_EQ(chosen({{13, 5}, {13, 3}, {14, 1}}, {13, 0}), (Version{13, 5})) << "of its major version";
+  EXPECT_EQ(chosen({{13, 5}, {14, 1}}, {12, 9}), Version{}) << "newer than the driver";
+  EXPECT_EQ(chosen({{}}, {}), Version{}) << "one that did not tell its version";
+  EXPECT_EQ(choose_nvrtc(Versions{{13, 0}, {13, 0}}, {13, 0}), 0U) << "the one found first";
 }
 
 /// A kernel in the device headers' own style: standard integers, templates and constant functions without annotations.

@@ -86,26 +86,28 @@ typedef struct tilewise_backward_tensors {
   const DLTensor *dq, *dk, *dv, *dbias, *dsink;  /* written */
 } tilewise_backward_tensors;
 
-/* One call: describes, finds the cached plan and runs it. options may be NULL: all defaults. */
+/* One call: describes, finds the cached plan and runs it, on a GPU on the legacy default stream.
+ * options may be NULL: all defaults. */
 tilewise_status tilewise_attention_forward(const tilewise_forward_tensors* tensors,
                                            const tilewise_attention_options* options);
 tilewise_status tilewise_attention_backward(const tilewise_backward_tensors* tensors,
                                             const tilewise_attention_options* options);
 
 /* A plan decides everything that does not depend on the data: implementation, schedule,
- * workspace. Immutable; any number of threads may run it at once. */
+ * workspace; on a GPU for one device. Immutable; any number of threads may run it at once. */
 typedef struct tilewise_plan tilewise_plan;
 
 tilewise_status tilewise_plan_forward(const tilewise_forward_tensors* tensors,
                                       const tilewise_attention_options* options, tilewise_plan** plan);
 tilewise_status tilewise_plan_backward(const tilewise_backward_tensors* tensors,
                                        const tilewise_attention_options* options, tilewise_plan** plan);
-/* From problem text; implementation may be NULL. */
+/* From problem text, on a GPU for the thread's current device; implementation may be NULL. */
 tilewise_status tilewise_plan_problem(const char* problem, const char* implementation, tilewise_plan** plan);
 
 /* The tensors and options must describe the plan's problem; options->implementation was read
  * when planning and is not read again. workspace: at least tilewise_plan_workspace_size() bytes
- * aligned to 64, or NULL. stream: NULL on the CPU. */
+ * aligned to 64 on the tensors' device, or NULL: memory that the thread keeps. stream: NULL on the
+ * CPU; on a GPU a CUstream or hipStream_t, where NULL is the legacy default stream. */
 tilewise_status tilewise_plan_run_forward(const tilewise_plan* plan, const tilewise_forward_tensors* tensors,
                                           const tilewise_attention_options* options, void* workspace, void* stream);
 tilewise_status tilewise_plan_run_backward(const tilewise_plan* plan, const tilewise_backward_tensors* tensors,

@@ -185,9 +185,8 @@ def warmup(q: ArrayT, k: ArrayT, v: ArrayT, **options: Any) -> None:
         ValueError, TypeError, NotImplementedError: As attention() would.
         RuntimeError: A kernel could not be compiled or loaded; the message is the compiler's or the driver's.
     """
-    wanted = tuple(
-        _is_torch(array) and array.requires_grad for array in (q, k, v, options.get("bias"), options.get("sink"))
-    )
+    differentiable: tuple[Any, ...] = (q, k, v, options.get("bias"), options.get("sink"))
+    wanted = [_is_torch(array) and array.requires_grad for array in differentiable]
     given, call = _bound_call(q, k, v, options)
     _core.warm_up(
         _arrays.borrow("q", given["q"]),

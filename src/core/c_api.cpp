@@ -4,6 +4,7 @@
 #include <new>
 #include <vector>
 
+#include "core/device.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "tilewise/attention.hpp"
@@ -180,7 +181,9 @@ tilewise_status plan_call(const Tensors* tensors, const tilewise_attention_optio
   return guarded([&] {
     required(result, "plan");
     const tilewise_attention_options options = complete(given);
-    *result = new tilewise_plan{plan(describe(arguments_of(tensors, options)), select_of(options.implementation))};
+    const auto arguments = arguments_of(tensors, options);
+    const core::DeviceScope scope(arguments.q.device, nullptr);
+    *result = new tilewise_plan{plan(describe(arguments), select_of(options.implementation))};
   });
 }
 

@@ -1,0 +1,50 @@
+# tilewise.warmup: the checks of a call without the call, on every kind of array.
+"""warmup()."""
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, assert_close, draw
+
+import tilewise
+from tilewise._torch.merging import _kernel_on_gpu
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case(name):
+    tensors, options = draw(name)
+    assert tilewise.warmup(*[tensor.requires_grad_() for tensor in tensors], **options) is None
+
+
+def test_says_what_the_call_would_say():
+    q = torch.randn(1, 4, 2, 8)
+    with pytest.raises(TypeError, match=r"k: dtype must be f32 \(got bf16\)"):
+        tilewise.warmup(q, q.bfloat16(), q)
+    with pytest.raises(TypeError, match="soft_cap"):
+        tilewise.warmup(q, q, q, soft_cap=3.0)
+    with pytest.raises(NotImplementedError, match="cuda.sm80: runs on cuda, the tensors are on cpu"):
+        tilewise.warmup(q.clone().requires_grad_(), q, q, implementation="cuda.sm80")
+
+
+def test_writes_nothing():
+    q = np.ones((1, 4, 2, 8), np.float32)
+    out = np.full_like(q, 7.0)
+    tilewise.warmup(q, q, q, out=out, mask="causal")
+    assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "thd"])
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_merge_as_gpus_do_it(layout, with_sink):
+    """The kernel for GPUs is made of torch's own operations, so it runs here too."""
+    shape = {"bshd": (2, 5, 3, 4), "sbhd": (5, 2, 3, 4), "bhsd": (2, 3, 5, 4), "thd": (5, 3, 4)}[layout]
+    lse_shape = (3, 5) if layout == "thd" else (2, 3, 5)
+    outs = [torch.randn(shape) for _ in range(3)]
+    lses = [torch.randn(lse_shape) for _ in range(3)]
+    for lse in lses:
+        lse[..., 1] = -torch.inf  # a row that saw nothing, whatever its out holds
+    sink = torch.randn(3) if with_sink else None
+    merged = _kernel_on_gpu(outs, lses, sink, layout)
+    expected = tilewise.merge(outs, lses, sink, layout=layout)
+    assert_close(merged[0], expected[0], 1e-6)
+    assert_close(merged[1], expected[1], 1e-6, "softmax_lse")

@@ -5,12 +5,12 @@
 #
 # usage: scripts/test_gpu.sh [smoke]     smoke: build and run a few calls, nothing else
 # environment: PYTHON (has torch, pytest and nanobind; .venv/bin/python or python3), BUILD (build folder; build-gpu),
-#   JOBS (processors), VERIFY_COUNT (random problems; 300), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
+#   JOBS (processors), VERIFY_COUNT (random problems; 200), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
 #   PYTEST_ARGS (such as "-k decode")
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-readonly JOBS=${JOBS:-$(nproc)} BUILD=${BUILD:-build-gpu}
+readonly JOBS=${JOBS:-$(nproc)} BUILD=${BUILD:-build-gpu} VERIFY_COUNT=${VERIFY_COUNT:-200}
 if [[ -z ${PYTHON:-} ]]; then
   if [[ -x .venv/bin/python ]]; then PYTHON=$PWD/.venv/bin/python; else PYTHON=$(command -v python3); fi
 fi
@@ -72,9 +72,26 @@ machine() {
 
 python_tests() {
   local workers=()
-  if "$PYTHON" -c 'import xdist' 2>/dev/null; then workers=(-n "$((JOBS < 8 ? JOBS : 8))" --dist worksteal); fi
+  if "$PYTHON" -c 'import xdist' 2>/dev/null; then workers=(-n "$((JOBS < 16 ? JOBS : 16))" --dist worksteal); fi
   # shellcheck disable=SC2086  # PYTEST_ARGS is a list
   "$PYTHON" -m pytest -q -p no:cacheprovider --durations=5 -r f --tb=short "${workers[@]}" -m "not huge" tests/gpu ${PYTEST_ARGS:-}
+}
+
+# Random problems in as many processes as there are processors, since nearly every one compiles kernels of its own.
+random_problems() {
+  local shard shards=$JOBS count=$(((VERIFY_COUNT + JOBS - 1) / JOBS)) status=0 workers=()
+  for ((shard = 0; shard < shards; ++shard)); do
+    "$BUILD/tilewise" verify --gpu --without f32 --max-flops 2e6 --seed $((1 + shard * 1000)) --count "$count" \
+      >"$LOGS/verify-$shard.log" 2>&1 &
+    workers+=($!)
+  done
+  for shard in "${!workers[@]}"; do
+    wait "${workers[shard]}" || { status=1; grep -q '^implementation ' "$LOGS/verify-$shard.log" || tail -n 3 "$LOGS/verify-$shard.log"; }
+  done
+  cat "$LOGS"/verify-[0-9]*.log | grep -A 1 '^FAILED' | grep -v '^--' | cut -c 1-400 | head -n 60
+  cat "$LOGS"/verify-[0-9]*.log | awk '/^(cuda|hip)\./ && $2 + $3 > 0 { p[$1] += $2; f[$1] += $3; r[$1] += $4; if ($5 > e[$1]) e[$1] = $5 }
+    END { for (n in p) printf "%s: %d passed, %d failed, %d refused; largest error %s of its bound\n", n, p[n], f[n], r[n], e[n] }'
+  return $status
 }
 
 # pytest's short summary holds one line a failure: repeated here, grouped by what they say.
@@ -91,7 +108,7 @@ if [[ ${1:-} != smoke ]]; then
   step pytest python_tests || { echo "-- failures by message"; failures_by_message; }
   step pytest-huge "$PYTHON" -m pytest -q -p no:cacheprovider -r f --tb=short -m huge tests/gpu
   if [[ -x $BUILD/tilewise ]]; then
-    step verify "$BUILD/tilewise" verify --gpu --without f32 --count "${VERIFY_COUNT:-300}" --max-flops 2e6
+    step verify random_problems
     step report "$BUILD/tilewise" verify --report
   fi
 fi

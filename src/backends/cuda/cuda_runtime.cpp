@@ -24,6 +24,9 @@ class Module final : public portable::LoadedKernel {
     check(driver, driver.cuModuleLoadData(&module_, kernel.image.data()), "cuModuleLoadData");
     try {
       check(driver, driver.cuModuleGetFunction(&function_, module_, kernel.symbol.c_str()), "cuModuleGetFunction");
+      // Asking a kernel anything loads it now, where the driver would else wait for its first launch.
+      int local_bytes = 0;
+      check(driver, driver.cuFuncGetAttribute(&local_bytes, cu::kFunctionLocalBytes, function_), "cuFuncGetAttribute");
       if (shared_bytes > kPlainSharedBytes) {
         check(driver,
               driver.cuFuncSetAttribute(function_, cu::kFunctionMaxDynamicSharedBytes, static_cast<int>(shared_bytes)),

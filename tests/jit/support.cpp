@@ -24,6 +24,7 @@ JitTest::JitTest() {
   }
   set_variable("TILEWISE_CACHE_DIR", cache().string());
   set_variable("TILEWISE_COMPILER", COMPILER_PROCESS);
+  set_variable("TMPDIR", folder().string());  // what a killed compilation leaves goes with the test's own folder
   forget_kernels();
 }
 

@@ -3,7 +3,8 @@
 # nlohmann_json are found, the command's random problems and feature table. Goes on after a failed step and ends
 # with a summary; the exit status is 0 only when every step passed.
 #
-# usage: scripts/test_gpu.sh [smoke]     smoke: build and run a few calls, nothing else
+# usage: scripts/test_gpu.sh [smoke | sanitize]     smoke: build and run a few calls, nothing else; sanitize: a few
+#   problems under compute-sanitizer's memcheck and racecheck
 # environment: PYTHON (has torch, pytest and nanobind; .venv/bin/python or python3), BUILD (build folder; build-gpu),
 #   JOBS (processors), VERIFY_COUNT (random problems; 200), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
 #   PYTEST_ARGS (such as "-k decode")
@@ -94,6 +95,28 @@ random_problems() {
   return $status
 }
 
+# Small problems that take every kernel. Other tools' exit status is theirs; 9 is the sanitizer's.
+readonly SANITIZED=(
+  "attention_forward dtype=bf16 batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal"
+  "attention_forward dtype=f16 seqlen_q=1 seqlen_k=3000 num_heads_q=4 num_heads_k=2 head_dim=128 sink=1"
+  "attention_forward dtype=bf16 layout=thd batch_size=3 max_seqlen_q=40 max_seqlen_k=70 total_q=90 total_k=150 num_heads_q=2 num_heads_k=1 head_dim=33 seqused_k=1 dropout_p=0.25"
+  "attention_backward dtype=bf16 batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal bias=f32[1,h,q,k] dbias=1 sink=1 dsink=1"
+  "attention_backward dtype=f16 layout=thd batch_size=3 max_seqlen_q=40 max_seqlen_k=70 total_q=90 total_k=150 num_heads_q=2 num_heads_k=1 head_dim=40 softcap=3 dlse=1"
+  "attention_backward dtype=bf16 seqlen_q=70 seqlen_k=90 num_heads_q=2 num_heads_k=2 head_dim=256 deterministic=1"
+)
+sanitize() {
+  local problem status=0 log=$LOGS/sanitizer.out
+  for problem in "${SANITIZED[@]}"; do
+    "$BUILD/tilewise" verify --gpu --count 2 --problem "$problem" >/dev/null 2>&1  # compiles beforehand
+    compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$BUILD/tilewise" verify --gpu --count 2 --problem "$problem" >"$log" 2>&1
+    case $? in
+      0) echo "clean: $problem" ;;
+      *) status=1; echo "NOT CLEAN: $problem"; grep '^=========' "$log" | head -n 25; grep -A 1 '^FAILED' "$log" | cut -c 1-300 ;;
+    esac
+  done
+  return $status
+}
+
 # pytest's short summary holds one line a failure: repeated here, grouped by what they say.
 failures_by_message() {
   grep -hE '^(FAILED|ERROR) ' "$LOGS"/pytest*.log 2>/dev/null | sed -E 's/^[^ ]+ [^ ]+( - )?//' | cut -c 1-160 |
@@ -103,6 +126,12 @@ failures_by_message() {
 mkdir -p "$LOGS"
 step build build || { summary; exit 1; }
 step machine machine
+if [[ ${1:-} == sanitize ]]; then
+  step memcheck sanitize memcheck
+  step racecheck sanitize racecheck
+  summary
+  exit
+fi
 step smoke "$PYTHON" tests/gpu/smoke.py
 if [[ ${1:-} != smoke ]]; then
   step pytest python_tests || { echo "-- failures by message"; failures_by_message; }

@@ -236,7 +236,8 @@ class Describer {
   /// Kernels of other devices move rows 16 bytes at a time where they may.
   void describe_alignment() {
     if (device_.type == DeviceType::cpu) return;
-    for (const TensorView* view : {&call_.q, &call_.k, &call_.v, &call_.out, &call_.dout, &call_.dq, &call_.dk, &call_.dv}) {
+    for (const TensorView* view :
+         {&call_.q, &call_.k, &call_.v, &call_.out, &call_.dout, &call_.dq, &call_.dk, &call_.dv}) {
       p_.unaligned |= view->defined() && !rows_start_on_16_bytes(*view);
     }
   }

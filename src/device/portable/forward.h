@@ -117,7 +117,7 @@ class ForwardKernel {
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
 
   /// Tiles that wait in registers are asked for once the scores have left theirs, where those are few.
-  static constexpr bool kLateStart = !Ops::kAsyncCopies && C.head_dim + C.head_dim_v > 448;
+  static constexpr bool kLateStart = C.head_dim + C.head_dim_v > Ops::kRoomyDims;
 
   TILEWISE_INLINE void start(int32_t tile) {
     key_loader_.start(stage(tile).keys, keys_, tile * C.tile_cols);
@@ -174,7 +174,7 @@ class ForwardKernel {
       if constexpr (C.dropout) factor[slot] *= p_.dropout_scale;
       if (row < rows_.total_rows && owns_row(slot)) store_lse(row, lse);
     }
-    out_.scale_rows(factor);
+    out_.scale_or_clear_rows(factor);
     if constexpr (C.split) {
       store_partial();
     } else {

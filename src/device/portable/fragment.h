@@ -109,6 +109,11 @@ struct Fragment {
     }
   }
 
+  /// Multiplies each row by its factor; a factor of 0 clears it, whatever it held.
+  TILEWISE_INLINE void scale_or_clear_rows(const PerRow& factor) {
+    for_each(0, [&](int slot, int, auto&& x) { x = factor[slot] == 0.0f ? 0.0f : x * factor[slot]; });
+  }
+
   /// Multiplies each row by its factor.
   TILEWISE_INLINE void scale_rows(const PerRow& factor) {
     for_each(0, [&](int slot, int, auto&& x) { x = x * factor[slot]; });

@@ -12,8 +12,10 @@ namespace tilewise::device {
 template <class Ops, KernelConfig C>
 struct KeyGradientShared {
   static constexpr int kBlockRows = C.waves * C.rows_per_wave;
-  using QueryTile = StreamTile<C.tile_cols, C.head_dim, kForBoth, Ops::kTransposedCopies>;
-  using DoutTile = StreamTile<C.tile_cols, C.head_dim_v, kForBoth, Ops::kTransposedCopies>;
+  static constexpr int kQueryUse = C.wants_dk ? kForBoth : kForMultiply;
+  static constexpr int kDoutUse = !C.wants_dk ? kForAccumulate : C.wants_dv ? kForBoth : kForMultiply;
+  using QueryTile = StreamTile<C.tile_cols, C.head_dim, kQueryUse, Ops::kTransposedCopies>;
+  using DoutTile = StreamTile<C.tile_cols, C.head_dim_v, kDoutUse, Ops::kTransposedCopies>;
   struct Stage {
     QueryTile queries;
     DoutTile douts;
@@ -258,7 +260,7 @@ class KeyGradientKernel {
     for (int slot = 0; slot < Sums::kSlots; ++slot) {
       factor[slot] = used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
     }
-    sums.scale_rows(factor);
+    sums.scale_or_clear_rows(factor);
     write_rows<Ops, C>(tile, sums, wave_row_, cols, [&](int row) -> uint16_t* {
       const int64_t in_memory = first_key_ + row + sequence_.leftpad;
       if (in_memory >= sequence_.all_k) return nullptr;

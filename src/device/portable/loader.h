@@ -120,8 +120,10 @@ class TileLoader<Ops, C, Tile, false> {
   static constexpr int kUnits = Tile::kCols / kBlockRows * kRowRuns;
   static constexpr int kSteps = ceil_div(kUnits, kThreads);
   static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kCols - 1;  // a tile within 2 GB
-  /// Whether registers are few: then addresses are worked out for each tile.
-  static constexpr bool kTight = C.head_dim + C.head_dim_v > 448;
+  /// Where registers are few, addresses are worked out for each tile, and one that would fill 16 of
+  /// them and more is not asked for ahead of time.
+  static constexpr bool kTight = C.head_dim + C.head_dim_v > Ops::kRoomyDims;
+  static constexpr bool kAtOnce = kTight && kSteps * kBlockRows * sizeof(Run) > Ops::kMostHeldBytes;
   /// Every lane keeps its columns and moves down by whole rows from step to step.
   static constexpr bool kEvenSteps = kThreads % kRowRuns == 0 && (kThreads / kRowRuns & (kThreads / kRowRuns - 1)) == 0;
   static constexpr int kRowsAStep = kEvenSteps ? kThreads / kRowRuns * kBlockRows : Tile::kCols;
@@ -130,10 +132,11 @@ class TileLoader<Ops, C, Tile, false> {
   TILEWISE_INLINE void start(Tile&, const RowSource& source, int first_row) {
     source_ = source;
     first_row_ = first_row;
-    hold();
+    if constexpr (!kAtOnce) hold();
   }
 
   TILEWISE_INLINE void finish(Tile& tile) {
+    if constexpr (kAtOnce) hold();
     const int thread = kTight ? Machine::not_hoisted(Machine::thread()) : Machine::thread();
     for_each_block(thread,
                    [&](int step, int all_row, int row, int col) { store(tile, held_[step], all_row, row, col); });

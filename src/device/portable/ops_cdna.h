@@ -15,6 +15,8 @@ struct CdnaOps {
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
   static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
+  static constexpr int kRoomyDims = 448;     // head_dim + head_dim_v beyond which registers are few
+  static constexpr int kMostHeldBytes = 64;  // of a tile on its way, a lane, where registers are few
 
   TILEWISE_INLINE static void finish_copies() {}
 

@@ -15,6 +15,8 @@ struct RdnaOps {
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
   static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
+  static constexpr int kRoomyDims = 192;     // head_dim + head_dim_v beyond which registers are few
+  static constexpr int kMostHeldBytes = 32;  // of a tile on its way, a lane, where registers are few
 
   TILEWISE_INLINE static void finish_copies() {}
 
@@ -44,11 +46,13 @@ struct RdnaOps {
   template <int kElement, int Rows, int Cols, int Depth, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowOperand<Rows, Depth>& rows,
                                        const Tile& tile) {
+    const int lane = product_lane<(Tile::kCols > 128)>();
     TILEWISE_UNROLL
     for (int k = 0; k < Depth / 16; ++k) {
+      keep_order<Machine>();
       TILEWISE_UNROLL
       for (int c = 0; c < Cols / 16; ++c) {
-        const RdnaOperand keys = load_operand(tile, 16 * c, k);
+        const RdnaOperand keys = load_operand(tile, lane, 16 * c, k);
         TILEWISE_UNROLL
         for (int r = 0; r < Rows / 16; ++r) {
           Machine::template mma_16x16x16<kElement>(scores.tile[r][c], keys, rows.step[r][k]);
@@ -61,14 +65,16 @@ struct RdnaOps {
   template <int kElement, int Rows, int Cols, class RowTile, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
                                        const Tile& tile) {
+    const int lane = product_lane<(Tile::kCols > 128)>();
     TILEWISE_UNROLL
     for (int k = 0; k < Tile::kCols / 16; ++k) {
+      keep_order<Machine>();
       RdnaOperand own[Rows / 16];
       TILEWISE_UNROLL
-      for (int r = 0; r < Rows / 16; ++r) own[r] = load_operand(rows, first_row + 16 * r, k);
+      for (int r = 0; r < Rows / 16; ++r) own[r] = load_operand(rows, lane, first_row + 16 * r, k);
       TILEWISE_UNROLL
       for (int c = 0; c < Cols / 16; ++c) {
-        const RdnaOperand keys = load_operand(tile, 16 * c, k);
+        const RdnaOperand keys = load_operand(tile, lane, 16 * c, k);
         TILEWISE_UNROLL
         for (int r = 0; r < Rows / 16; ++r) {
           Machine::template mma_16x16x16<kElement>(scores.tile[r][c], keys, own[r]);
@@ -105,11 +111,13 @@ struct RdnaOps {
   template <int kElement, int Rows, int Cols, int Depth, class Tile>
   TILEWISE_INLINE static void accumulate(Accumulators<Rows, Depth>& out, const RowOperand<Rows, Cols>& weights,
                                          const Tile& tile) {
+    const int lane = product_lane<(Depth >= 128)>();
     TILEWISE_UNROLL
     for (int k = 0; k < Cols / 16; ++k) {
       TILEWISE_UNROLL
       for (int d = 0; d < Depth / 16; ++d) {
-        const RdnaOperand values = load_operand(tile, 16 * d, k);
+        if (d % 4 == 0) keep_order<Machine>();
+        const RdnaOperand values = load_operand(tile, lane, 16 * d, k);
         TILEWISE_UNROLL
         for (int r = 0; r < Rows / 16; ++r) {
           Machine::template mma_16x16x16<kElement>(out.tile[r][d], values, weights.step[r][k]);
@@ -125,9 +133,15 @@ struct RdnaOps {
   }
 
  private:
+  /// kTight: the addresses that follow are worked out for each product instead of staying in registers.
+  template <bool kTight>
+  TILEWISE_INLINE static int product_lane() {
+    return kTight ? Machine::not_hoisted(Machine::lane()) : Machine::lane();
+  }
+
   template <class Tile>
-  TILEWISE_INLINE static RdnaOperand load_operand(const Tile& tile, int first_row, int k) {
-    const int row = Machine::lane() % 16;
+  TILEWISE_INLINE static RdnaOperand load_operand(const Tile& tile, int lane, int first_row, int k) {
+    const int row = lane % 16;
     const Chunk low = Machine::template load_shared<Chunk>(tile.chunk(first_row, row, 2 * k, 0));
     const Chunk high = Machine::template load_shared<Chunk>(tile.chunk(first_row, row, 2 * k, 1));
     return join(low, high);

@@ -15,6 +15,7 @@ struct Sm80Ops {
   static constexpr bool kAsyncCopies = true;
   static constexpr bool kTransposedCopies = false;
   static constexpr bool kDirectRows = false;
+  static constexpr int kRoomyDims = 1 << 20;  // tiles on their way take no registers
 
   /// Waits for this lane's copies under way; a barrier then makes them visible to all.
   TILEWISE_INLINE static void finish_copies() {

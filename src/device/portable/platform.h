@@ -60,6 +60,12 @@ TILEWISE_INLINE float uniform(float value) {
   return __builtin_bit_cast(float, uniform<Machine>(__builtin_bit_cast(int32_t, value)));
 }
 
+/// Keeps instructions on their side of it, where the machine has a way to.
+template <class Machine>
+TILEWISE_INLINE void keep_order() {
+  if constexpr (requires { Machine::keep_order(); }) Machine::keep_order();
+}
+
 /// The greater one, or the one that is a number.
 TILEWISE_INLINE float higher(float a, float b) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

@@ -161,7 +161,7 @@ class QueryGradientKernel {
       const int32_t row = rows_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
       factor[slot] = row < rows_.used_rows ? p_.softmax_scale : 0.0f;
     }
-    out_.scale_rows(factor);
+    out_.scale_or_clear_rows(factor);
     write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim, [&](int row) -> uint16_t* {
       const int32_t r = rows_.first_row + row;
       if (r >= rows_.total_rows) return nullptr;

@@ -69,9 +69,9 @@ def test_packed_needs_the_longest_sequence():
 
 
 LIES = {
-    "beyond": ([0, 5, 900_000_000], "cu_seqlens_k"),
+    "beyond": ([0, 5, 900_000_000], "max_seqlen_k"),
     "negative": ([0, -7, 30], "cu_seqlens_k"),
-    "falling": ([0, 25, 10], "cu_seqlens_k"),
+    "falling": ([0, 15, 10], "cu_seqlens_k"),
     "far": ([2_000_000_000, -2_000_000_000, 2_147_483_647], "cu_seqlens_k"),
 }
 

@@ -113,11 +113,9 @@ class Lowerer {
     }
   }
 
-  /// Accumulators of dk and dv together pass a lane's registers beyond head_dim 128: then one after
-  /// the other.
   void add_key_gradients() {
     device::KernelConfig config = configure(KernelKind::key_gradient, p_, traits_);
-    const bool apart = config.head_dim + config.head_dim_v > 2 * 128;
+    const bool apart = !config.wants_dv;
     const auto launch = [&](bool dk, bool dv) {
       config.wants_dk = dk;
       config.wants_dv = dv;

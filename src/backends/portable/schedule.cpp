@@ -68,16 +68,18 @@ void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
       }
       break;
     case device::kCdna:
-      c.waves = rows <= 32 ? 1 : 4;
+      // Eight waves share the copying of a tile, and their 256 registers leave room for two a SIMD.
+      c.waves = rows <= 32 ? 1 : rows <= 512 ? 4 : 8;
       c.rows_per_wave = 32;
       c.rows_in_registers = true;
-      c.tile_cols = dim <= 128 ? 64 : 32;
+      c.tile_cols = dim <= 128 && c.waves > 1 ? 64 : 32;
       break;
     case device::kRdna:
-      c.waves = rows <= 16 ? 1 : 4;
+      // Beyond head_dim 64 the rows' operand, twice in a wave, would fill the registers.
+      c.waves = rows <= 16 ? 1 : dim > 64 && dim <= 128 && rows > 128 ? 8 : 4;
       c.rows_per_wave = 16;
-      c.rows_in_registers = dim <= 128;
-      c.tile_cols = dim <= 128 ? 64 : 32;
+      c.rows_in_registers = dim <= 64;
+      c.tile_cols = 32;
       break;
   }
 }
@@ -98,7 +100,7 @@ void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   c.stages = machine == device::kSm80 ? 2 : 1;
   c.rows_per_wave = machine == device::kCdna ? 32 : 16;
-  c.rows_in_registers = machine == device::kCdna && dim <= 128;
+  c.rows_in_registers = machine == device::kCdna;
   c.waves = 4;
   c.tile_cols = machine == device::kSm80 && dim <= 128 ? 64 : 32;
   if (machine == device::kSm80) shape_sm80_gradient(c, kind, dim);
@@ -114,7 +116,7 @@ void shrink_to_fit(KernelKind kind, KernelConfig& c, const DeviceTraits& traits)
   while (!fits(kind, c, traits)) {
     if (c.tile_cols > 32) {
       c.tile_cols /= 2;
-    } else if (c.waves > 1 && c.waves * c.rows_per_wave > 32) {
+    } else if (c.waves > 1) {
       c.waves /= 2;
     } else {
       return;
@@ -152,6 +154,9 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
     case KernelKind::bias_gradient:
       c = score_config(problem);
       shape_gradient(c, kind, traits.machine);
+      // Accumulators of dk and dv together pass a lane's registers beyond head_dim 128: then one after
+      // the other, dk being the larger kernel.
+      if (kind == KernelKind::key_gradient) c.wants_dv = c.head_dim + c.head_dim_v <= 2 * 128;
       break;
     case KernelKind::merge_splits:
       c = row_config(problem);
@@ -196,7 +201,10 @@ std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machi
       return size(std::max(
           {kept * (own + own_v) + c.stages * (copies * keys + values), passing * own, passing * own_v, leaving * own}));
     case KernelKind::key_gradient: {
-      const std::int32_t stage = whole_lines(copies * (keys + values) + 2 * 4 * c.tile_cols);
+      // A second copy serves accumulation alone: queries' for dk, douts' for dv.
+      const std::int32_t queries = keys * (transposes && c.wants_dk ? 2 : 1);
+      const std::int32_t douts = values * (transposes && c.wants_dk && c.wants_dv ? 2 : 1);
+      const std::int32_t stage = whole_lines(queries + douts + 2 * 4 * c.tile_cols);
       return size(std::max(
           {kept * (own + own_v) + c.stages * stage, passing * own, passing * own_v, leaving * own, leaving * own_v}));
     }

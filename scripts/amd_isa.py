@@ -65,16 +65,12 @@ using Shared = {KERNELS[kernel]}Shared<{ops}, kConfig>;
 using Kernel = {KERNELS[kernel]}Kernel<{ops}, kConfig>;
 }}
 #pragma clang force_cuda_host_device end
-extern "C" __attribute__((global, amdgpu_flat_work_group_size({threads}, {threads}){waves_attribute(target)})) void
+extern "C" __attribute__((global, amdgpu_flat_work_group_size({threads}, {threads}))) void
 kernel(tilewise::device::KernelParams params) {{
   static __attribute__((shared)) tilewise::device::Shared shared;
   tilewise::device::Kernel::run(params, shared);
 }}
 """
-
-
-def waves_attribute(target: str) -> str:
-    return ", amdgpu_waves_per_eu(2)" if is_cdna(target) else ""
 
 
 def config_fields() -> str:

@@ -7,7 +7,6 @@
 #include "backends/emulation/emulation_backend.hpp"
 #include "backends/hip/hip_backend.hpp"
 #include "backends/reference/reference_backend.hpp"
-#include "core/device.hpp"
 #include "core/implementation.hpp"
 
 namespace tilewise::core {
@@ -24,18 +23,6 @@ std::span<const Implementation* const> implementation_table() {
     return rows;
   }();
   return table;
-}
-
-const DeviceSystem* device_system(DeviceType type) {
-  switch (type) {
-    case DeviceType::cpu:
-      break;
-    case DeviceType::cuda:
-      return &backends::cuda_system();
-    case DeviceType::hip:
-      return &backends::hip_system();
-  }
-  return nullptr;
 }
 
 }  // namespace tilewise::core

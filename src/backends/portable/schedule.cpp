@@ -116,6 +116,10 @@ void shrink_to_fit(KernelKind kind, KernelConfig& c, const DeviceTraits& traits)
   while (!fits(kind, c, traits)) {
     if (c.tile_cols > 32) {
       c.tile_cols /= 2;
+    } else if (c.waves > 1 && c.waves * c.rows_per_wave > 32) {
+      c.waves /= 2;
+    } else if (kind == KernelKind::key_gradient && traits.machine == device::kRdna && c.tile_cols > 16) {
+      c.tile_cols = 16;
     } else if (c.waves > 1) {
       c.waves /= 2;
     } else {

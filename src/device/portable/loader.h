@@ -124,6 +124,7 @@ class TileLoader<Ops, C, Tile, false> {
   /// them and more is not asked for ahead of time.
   static constexpr bool kTight = C.head_dim + C.head_dim_v > Ops::kRoomyDims;
   static constexpr bool kAtOnce = kTight && kSteps * kBlockRows * sizeof(Run) > Ops::kMostHeldBytes;
+  static constexpr int kStepsAtOnce = 64 / (kBlockRows * static_cast<int>(sizeof(Run)));
   /// Every lane keeps its columns and moves down by whole rows from step to step.
   static constexpr bool kEvenSteps = kThreads % kRowRuns == 0 && (kThreads / kRowRuns & (kThreads / kRowRuns - 1)) == 0;
   static constexpr int kRowsAStep = kEvenSteps ? kThreads / kRowRuns * kBlockRows : Tile::kCols;
@@ -132,14 +133,25 @@ class TileLoader<Ops, C, Tile, false> {
   TILEWISE_INLINE void start(Tile&, const RowSource& source, int first_row) {
     source_ = source;
     first_row_ = first_row;
-    if constexpr (!kAtOnce) hold();
+    if constexpr (!kAtOnce) {
+      const NearTile near_tile = near();
+      for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
+        held_[step] = load_block(near_tile, all_row, row, col);
+      });
+    }
   }
 
   TILEWISE_INLINE void finish(Tile& tile) {
-    if constexpr (kAtOnce) hold();
+    const NearTile near_tile = near();
     const int thread = kTight ? Machine::not_hoisted(Machine::thread()) : Machine::thread();
-    for_each_block(thread,
-                   [&](int step, int all_row, int row, int col) { store(tile, held_[step], all_row, row, col); });
+    for_each_block(thread, [&](int step, int all_row, int row, int col) {
+      if constexpr (kAtOnce) {
+        if (step % kStepsAtOnce == 0) keep_order<Machine>();
+        store(tile, load_block(near_tile, all_row, row, col), all_row, row, col);
+      } else {
+        store(tile, held_[step], all_row, row, col);
+      }
+    });
     if (!is_near()) copy_far(tile);
   }
 
@@ -166,27 +178,38 @@ class TileLoader<Ops, C, Tile, false> {
     }
   }
 
-  /// A window for each row that lanes have in common, ending with the last row: a lane's offset is the
-  /// same in all of them and for every tile.
-  TILEWISE_INLINE void hold() {
+  /// Where a tile starts, and the bytes from there to the end of the last row.
+  struct NearTile {
+    const uint8_t* start;
+    uint32_t stride;
+    int32_t bytes;
+  };
+
+  /// Nothing of a tile that is far.
+  TILEWISE_INLINE NearTile near() const {
     constexpr uint32_t kMost = 0x7FFFFFF0u;
-    const auto stride = static_cast<uint32_t>(source_.stride);
     const auto* start = reinterpret_cast<const uint8_t*>(source_.data + first_row_ * source_.stride);
+    if (!is_near()) return {start, 0, 0};
     const auto all = static_cast<uint64_t>(2 * ((source_.rows - 1 - first_row_) * source_.stride + source_.cols));
-    const uint32_t most = all >> 31 ? kMost : static_cast<uint32_t>(all);
-    const auto bytes = static_cast<int32_t>(is_near() ? most : 0);
-    for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
-      TILEWISE_UNROLL
-      for (int part = 0; part < kBlockRows; ++part) {
-        const uint32_t skip = 2 * static_cast<uint32_t>(all_row + part) * stride;
-        const int32_t left = maximum(bytes - static_cast<int32_t>(skip), 0);
-        const auto window = Machine::window(start + skip, static_cast<uint32_t>(left));
-        held_[step].row[part] = load_run(window, 2 * static_cast<uint32_t>(row) * stride, col, source_.cols);
-      }
-    });
+    return {start, static_cast<uint32_t>(source_.stride),
+            static_cast<int32_t>(all >> 31 ? kMost : static_cast<uint32_t>(all))};
   }
 
-  /// Of a tile that spans 2 GB or more hold() read nothing. It is copied once its place is free, with a
+  /// A window for each row that lanes have in common, ending with the last row: a lane's offset is the
+  /// same in all of them and for every tile.
+  TILEWISE_INLINE Block load_block(const NearTile& tile, int all_row, int row, int col) const {
+    Block block;
+    TILEWISE_UNROLL
+    for (int part = 0; part < kBlockRows; ++part) {
+      const uint32_t skip = 2 * static_cast<uint32_t>(all_row + part) * tile.stride;
+      const int32_t left = maximum(tile.bytes - static_cast<int32_t>(skip), 0);
+      const auto window = Machine::window(tile.start + skip, static_cast<uint32_t>(left));
+      block.row[part] = load_run(window, 2 * static_cast<uint32_t>(row) * tile.stride, col, source_.cols);
+    }
+    return block;
+  }
+
+  /// Of a tile that spans 2 GB or more load_block() read nothing. It is copied once its place is free, with a
   /// window for each row, which the lanes of that row read: slow, but it costs other tiles no register.
   TILEWISE_INLINE void copy_far(Tile& tile) {
     TILEWISE_NO_UNROLL
@@ -247,7 +270,7 @@ class TileLoader<Ops, C, Tile, false> {
 
   RowSource source_;
   int first_row_;
-  Block held_[kSteps];
+  Block held_[kAtOnce ? 1 : kSteps];
 };
 
 }  // namespace tilewise::device

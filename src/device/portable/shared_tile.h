@@ -8,11 +8,11 @@ namespace tilewise::device {
 
 inline constexpr int kChunk = 8;  // elements of 16 bytes
 
-/// Rows x Cols elements, row after row. Cols is a multiple of 32. Writers that walk down columns 8
+/// Rows x Cols elements, row after row. Cols is 16 or a multiple of 32. Writers that walk down columns 8
 /// rows apart (transposing copies) set kSpread, which also turns the swizzle every 8 rows.
 template <int Rows, int Cols, bool kSpread = false>
 struct SharedTile {
-  static_assert(Cols % 32 == 0, "a row is whole half lines of 64 bytes");
+  static_assert(Cols == 16 || Cols % 32 == 0, "a row is whole half lines of 64 bytes, or half of one");
   static constexpr int kRows = Rows, kCols = Cols;
   alignas(128) uint16_t data[Rows * Cols];
 
@@ -37,11 +37,11 @@ struct SharedTile {
   }
 
  private:
-  static constexpr int kTurns = Cols % 64 == 0 ? 7 : 3;
+  static constexpr int kTurns = Cols % 64 == 0 ? 7 : Cols % 32 == 0 ? 3 : 1;
   /// What the chunks of a row are turned by. Linear over exclusive or.
   TILEWISE_INLINE static constexpr int turn(int row) {
     const int spread = kSpread ? row ^ (row >> 3) : row;
-    return Cols % 64 == 0 ? spread & 7 : (spread >> 1) & 3;
+    return Cols % 64 == 0 ? spread & 7 : Cols % 32 == 0 ? (spread >> 1) & 3 : (spread >> 2) & 1;
   }
 };
 

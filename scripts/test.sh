@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 readonly JOBS=${JOBS:-$(nproc)}
 readonly LOGS=build/test-logs
-readonly SANITIZED_FOLDERS='^(core|jit|layering|reference|implementations|cpu|cli|fuzz)$'
+readonly SANITIZED_FOLDERS='^(core|jit|layering|reference|implementations|emulation|cpu|cli|fuzz)$'
 export PYTHONPATH=$PWD/build/python HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_WAIT_POLICY=passive  # torch's threads sleep rather than spin: tests wait more than they compute
 

@@ -33,7 +33,7 @@ namespace cpu = backends::cpu;
 struct Variable {
   std::string_view name, meaning;
 };
-constexpr std::array<Variable, 19> kVariables = {{
+constexpr std::array<Variable, 20> kVariables = {{
     {"TILEWISE_FORCE", "use only these implementations"},
     {"TILEWISE_DISABLE", "never use these implementations"},
     {"TILEWISE_LOG", "dispatch: print each decision once"},
@@ -50,6 +50,7 @@ constexpr std::array<Variable, 19> kVariables = {{
     {"TILEWISE_CLANG", "clang for AMD GPUs; none: hipRTC"},
     {"TILEWISE_HIPRTC", "hipRTC, or the folder with it"},
     {"TILEWISE_CXX", "C++ compiler for emulated kernels"},
+    {"TILEWISE_EMULATION_SEED", "order in which emulated lanes advance"},
     {"TILEWISE_CUDA_DRIVER", "library to open in place of libcuda.so.1"},
     {"TILEWISE_HIP_DRIVER", "library to open in place of libamdhip64"},
     {"TILEWISE_CHECK", "1: read lengths that lie in a GPU's memory, and check them"},

@@ -11,15 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
-import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import report
+from command_line import int_list, published_command, regex, subset_of
 from machine import Ceilings, call_overhead, describe_machine, find_program, measure_ceilings, slug
 from overhead import measure_overhead
 
@@ -160,24 +159,12 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": dataclasses.asdict(options.machine_info),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": published_command(sys.argv[1:]),
+        "command": published_command("attention_cpu.py", sys.argv[1:]),
         "ceilings": [dataclasses.asdict(ceiling) for ceiling in ceilings.values()],
         "overhead": overhead,
         "decode": [dataclasses.asdict(row) for row in decode],
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-
-
-def published_command(arguments: Sequence[str]) -> str:
-    """The command as documentation shows it: without options that hold paths or names of this machine."""
-    local = re.compile(r"--(ceilings|output|plot|machine|write-docs)\b")
-    kept: list[str] = []
-    skip_value = False
-    for argument in arguments:
-        if not skip_value and not local.match(argument):
-            kept.append(argument)
-        skip_value = bool(local.match(argument)) and "=" not in argument and argument != "--write-docs"
-    return shlex.join(["python", "bench/attention_cpu.py", *kept])
 
 
 def run_decode(dtype: str, threads: int, ceilings: Ceilings, settings: Settings) -> list[Row]:
@@ -194,30 +181,6 @@ def show(rows: list[Row]) -> list[Row]:
     ratios = f"ratio {ratio(rows, 'torch'):.2f}, of best samples {best['torch'] / best['tilewise']:.2f}"
     print(f"{report.label(dataclasses.asdict(rows[0]))}: {speeds}, {ratios}", file=sys.stderr, flush=True)
     return rows
-
-
-def int_list(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise argparse.ArgumentTypeError(f"must be comma-separated integers >= 1 (got {text!r})")
-    return [int(part) for part in parts]
-
-
-def subset_of(names: tuple[str, ...]) -> Any:
-    def parse(text: str) -> list[str]:
-        parts = text.split(",")
-        if not set(parts) <= set(names):
-            raise argparse.ArgumentTypeError(f"must be some of {','.join(names)} (got {text!r})")
-        return parts
-
-    return parse
-
-
-def regex(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"must be a regular expression (got {text!r}: {error})") from error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 // What one forward call costs beside the arithmetic, in C++: the tiniest problem (one query,
 // one key, head_dim 8) by a ready plan and by the short way, and the parts of that way.
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -10,41 +8,23 @@
 #include <exception>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "overhead_report.hpp"
 #include "tilewise/attention.hpp"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using tilewise::bench::Measured;
 
 constexpr int kCallsPerSample = 2000, kSamples = 31;
 constexpr std::size_t kHeadDim = 8;
 constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
 
-struct Line {
-  std::string_view what;
-  double ns;
-};
-
-struct Measured {
-  std::string problem, implementation;
-  std::vector<Line> lines;
-};
-
 /// The median over samples of the mean time of one call, in nanoseconds.
 template <typename Call>
 double median_ns(Call&& call) {
-  for (int i = 0; i < kCallsPerSample; ++i) call();  // warm-up
-  std::array<double, kSamples> samples;
-  for (double& sample : samples) {
-    const Clock::time_point start = Clock::now();
-    for (int i = 0; i < kCallsPerSample; ++i) call();
-    sample = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kCallsPerSample;
-  }
-  std::nth_element(samples.begin(), samples.begin() + kSamples / 2, samples.end());
-  return samples[kSamples / 2];
+  return tilewise::bench::median_ns(kSamples, kCallsPerSample, call, [] {});
 }
 
 Measured measure(tilewise::DType dtype) {
@@ -74,29 +54,6 @@ Measured measure(tilewise::DType dtype) {
            {"plan(problem), known", median_ns([&] { (void)tilewise::plan(problem); })}}};
 }
 
-void print_text(const Measured& measured) {
-  std::printf("%s\n  by %s\n", measured.problem.c_str(), measured.implementation.c_str());
-  for (const Line& line : measured.lines)
-    std::printf("  %-34.*s %8.0f ns\n", static_cast<int>(line.what.size()), line.what.data(), line.ns);
-}
-
-/// None of the strings holds a character that JSON would escape.
-void print_json(const std::vector<Measured>& all) {
-  const char* separator = "[";
-  for (const Measured& measured : all) {
-    std::printf("%s{\"problem\": \"%s\", \"implementation\": \"%s\", \"ns\": {", separator, measured.problem.c_str(),
-                measured.implementation.c_str());
-    const char* comma = "";
-    for (const Line& line : measured.lines) {
-      std::printf("%s\"%.*s\": %.1f", comma, static_cast<int>(line.what.size()), line.what.data(), line.ns);
-      comma = ", ";
-    }
-    std::printf("}}");
-    separator = ",\n ";
-  }
-  std::printf("]\n");
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -109,9 +66,9 @@ int main(int argc, char** argv) {
     std::vector<Measured> all;
     for (const tilewise::DType dtype : {tilewise::DType::f32, tilewise::DType::bf16}) all.push_back(measure(dtype));
     if (json) {
-      print_json(all);
+      tilewise::bench::print_json(all);
     } else {
-      for (const Measured& measured : all) print_text(measured);
+      for (const Measured& measured : all) tilewise::bench::print_text(measured);
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "tilewise-overhead: %s\n", error.what());

@@ -192,18 +192,26 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write_section(docs: Path, results: Json, plot_file: Path) -> None:
     """Replaces the section of this machine in `docs`, or adds it after the others."""
     name = results["machine"]["name"]
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     picture = f"![Forward and backward speed beside torch on {name}]({plot_file.name})"
-    section = f"{begin}\n### {name}\n\n{text(results)}\n\n{picture}\n{end}"
+    replace_section(docs, name, f"{text(results)}\n\n{picture}", END_OF_MACHINES)
+
+
+def replace_section(docs: Path, name: str, body: str, end_of_sections: str) -> None:
+    """Puts the section `name` in the place of the one between its marks, or before the line `end_of_sections`.
+
+    Raises ValueError where `docs` has neither.
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    section = f"{begin}\n### {name}\n\n{body}\n{end}"
     document = docs.read_text(encoding="utf-8")
     if begin in document:
         before, _, rest = document.partition(begin)
         _, _, after = rest.partition(end)
         document = before + section + after
     else:
-        before, marker, after = document.partition(END_OF_MACHINES)
+        before, marker, after = document.partition(end_of_sections)
         if not marker:
-            raise ValueError(f"{docs}: must contain the line {END_OF_MACHINES!r}")
+            raise ValueError(f"{docs}: must contain the line {end_of_sections!r}")
         document = f"{before}{section}\n\n{marker}{after}"
     docs.write_text(document, encoding="utf-8")
 

@@ -93,9 +93,9 @@ def test_plot(bench_module, tmp_path):
 
 
 def test_published_command_holds_no_paths(bench_module):
-    command = bench_module("attention_cpu").published_command
+    command = bench_module("command_line").published_command
     arguments = ["--threads", "1", "--ceilings", "/a/b", "--output=/c", "--machine", "M", "--write-docs", "--quick"]
-    assert command(arguments) == "python bench/attention_cpu.py --threads 1 --quick"
+    assert command("attention_cpu.py", arguments) == "python bench/attention_cpu.py --threads 1 --quick"
 
 
 def test_ceilings_program(bench_module):

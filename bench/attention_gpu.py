@@ -1,0 +1,329 @@
+"""Attention on a GPU beside torch's FlashAttention-2, in one process, forward and backward, bf16.
+
+The headline table: hidden size 2048, batch x seqlen = 16384, head_dim {64, 128, 256} x seqlen {512 .. 16384} x
+{full, causal}; decode steps against the memory's bandwidth; one case for each option; and what a call costs. Results
+go to bench/results/ as JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gpu_report
+import torch
+from command_line import int_list, published_command, regex, subset_of
+from gpu_cases import (
+    HEAD_DIMS,
+    HIDDEN_SIZE,
+    NUM_TOKENS,
+    OPTION_HEAD_DIM,
+    OPTION_SEQLEN,
+    QUICK_SEQLENS,
+    SEQLENS,
+    GpuCase,
+    decode_cases,
+    flops,
+    grid_cases,
+    option_cases,
+    traffic_bytes,
+)
+from gpu_contenders import (
+    Contender,
+    Inputs,
+    Prepared,
+    Tensors,
+    Tilewise,
+    TorchFlash,
+    UnsupportedError,
+    make_inputs,
+    prepare,
+    prepare_graph,
+)
+from gpu_machine import cpu_count, describe_gpu, l2_bytes, measure_ceilings
+from gpu_reference import Exact, exact_heads, judge
+from gpu_timing import clock_of, measure
+from machine import slug
+from overhead_gpu import measure_overhead
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tilewise.bench.reference import Accuracy
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "bench" / "results"
+DOCS = REPOSITORY / "docs" / "benchmarks.md"
+PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
+PASSES = ("forward", "backward")
+KINDS = ("grid", "decode", "options")
+SECONDS, QUICK_SECONDS = 0.2, 0.04  # for each library, case and pass
+LIMIT, QUICK_LIMIT = 200.0, 45.0  # of all of them; past it, samples get as few as they can
+
+EXIT_OK, EXIT_FAILURE = 0, 1
+
+Json = dict[str, Any]
+
+
+def main() -> int:
+    options = parse_arguments()
+    if options.from_json is not None:
+        results = json.loads(options.from_json.read_text(encoding="utf-8"))
+    else:
+        results = measure_all(options)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(gpu_report.text(results))
+    if options.from_json is None:
+        print(f"\nwritten: {options.json}")
+    if options.write_docs:
+        picture = gpu_report.plot(results, options.plot)
+        gpu_report.write_section(DOCS, results, options.plot if picture else None)
+        print(f"written: {DOCS}" + (f", {options.plot}" if picture else "; no plot, as matplotlib is missing"))
+    failures = [row for row in results["rows"] if row["status"].startswith("failed")]
+    for row in failures:
+        print(f"{row['library']}: {row['label']}: {row['status']}", file=sys.stderr)
+    return EXIT_FAILURE if failures else EXIT_OK
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" only tries the benchmark itself')
+    parser.add_argument("--implementation", metavar="NAME", help="Tilewise's, such as cuda.sm80 (default: its choice)")
+    parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
+    parser.add_argument("--kinds", type=subset_of(KINDS), default=list(KINDS), help="default: grid,decode,options")
+    parser.add_argument("--head-dims", type=int_list, default=list(HEAD_DIMS), help="default: 64,128,256")
+    parser.add_argument("--seqlens", type=int_list, help="default: 512 .. 16384; with --quick 512,4096")
+    parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="batch x seqlen (default: 16384)")
+    parser.add_argument("--hidden", type=int, default=HIDDEN_SIZE, help="heads x head_dim (default: 2048)")
+    parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches (see --list)")
+    parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes and samples: too rough to publish")
+    parser.add_argument("--seconds", type=float, help="for each library, case and pass (default: 0.2; quick 0.04)")
+    parser.add_argument("--limit", type=float, help="seconds for all cases together (default: 200; quick 45)")
+    parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with the float64 formulas")
+    parser.add_argument("--no-overhead", action="store_true", help="skip compilation and the cost of a call")
+    parser.add_argument("--machine", metavar="NAME", help="title of this machine's section (default: the GPU's name)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
+    parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write the section in docs/benchmarks.md and the plot"
+    )
+    parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="default: docs/benchmarks_gpu.png")
+    options = parser.parse_args(arguments)
+    check_arguments(parser, options)
+    if options.list:
+        print("\n".join(case.label(operation) for case, operation in wanted_passes(options)))
+        sys.exit(EXIT_OK)
+    if options.from_json is None:
+        if options.device != "cpu" and not torch.cuda.is_available():
+            parser.error(f"argument --device: must be one torch can use (got {options.device!r}, without a CUDA GPU)")
+        options.machine_info = describe_gpu(options.device, options.machine)
+        options.json = options.json or RESULTS / f"attention_gpu_{slug(options.machine_info.name)}.json"
+    return options
+
+
+def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Fills in the defaults that --quick decides and judges each argument."""
+    options.seqlens = options.seqlens or list(QUICK_SEQLENS if options.quick else SEQLENS)
+    if options.seconds is None:
+        options.seconds = QUICK_SECONDS if options.quick else SECONDS
+    if options.limit is None:
+        options.limit = QUICK_LIMIT if options.quick else LIMIT
+    if not (options.seconds > 0 and options.limit > 0):
+        parser.error(f"--seconds and --limit: must be positive (got {options.seconds} and {options.limit})")
+    for seqlen in options.seqlens:
+        if options.tokens % seqlen:
+            parser.error(f"argument --seqlens: must divide --tokens {options.tokens} (got {seqlen})")
+    for head_dim in options.head_dims:
+        if options.hidden % head_dim:
+            parser.error(f"argument --head-dims: must divide --hidden {options.hidden} (got {head_dim})")
+    if options.from_json is not None and not options.from_json.is_file():
+        parser.error(f"argument --from-json: must be a file (got {str(options.from_json)!r})")
+    if options.quick and options.write_docs:
+        parser.error("argument --write-docs: must not be given with --quick, whose figures are too rough to publish")
+
+
+def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:
+    """In the order they are measured."""
+    passes, hidden, tokens = tuple(options.passes), options.hidden, options.tokens
+    if "grid" in options.kinds:
+        yield from grid_cases(options.head_dims, options.seqlens, passes, hidden, tokens)
+    if "options" in options.kinds:
+        seqlen, head_dim = min(OPTION_SEQLEN, tokens), min(OPTION_HEAD_DIM, hidden)
+        yield from option_cases(passes, seqlen, head_dim, hidden, tokens)
+    if "decode" in options.kinds and "forward" in passes:
+        small = options.device == "cpu"
+        yield from decode_cases((1, 2), (64,)) if small else decode_cases()
+
+
+def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, str]]:
+    for case in all_cases(options):
+        for operation in case.passes:
+            if options.filter is None or options.filter.search(case.label(operation)):
+                yield case, operation
+
+
+def measure_all(options: argparse.Namespace) -> Json:
+    """Everything the report needs, as plain JSON values."""
+    tilewise, torch_flash = Tilewise(options.implementation), TorchFlash()
+    wanted: dict[GpuCase, list[str]] = {}
+    for case, operation in wanted_passes(options):
+        wanted.setdefault(case, []).append(operation)
+    seconds_compiling = compile_all(tilewise, list(wanted), options.device)
+    ceilings = measure_ceilings(options.device)
+    end = time.monotonic() + options.limit
+    rows: list[Json] = []
+    left = sum(len(operations) for operations in wanted.values())
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        for case, operations in wanted.items():
+            # A case takes about thrice the time of its samples: two libraries, and references and warm-up.
+            budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 3))
+            rows += measure_case(case, operations, [tilewise, torch_flash], options, budget)
+            left -= len(operations)
+    ceilings = ceilings.best_of(measure_ceilings(options.device))
+    return {
+        "machine": dataclasses.asdict(options.machine_info),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": published_command("attention_gpu.py", sys.argv[1:]),
+        "ceilings": dataclasses.asdict(ceilings),
+        "compiled_ahead": {"seconds": seconds_compiling, "cpus": cpu_count()},
+        "overhead": {} if options.no_overhead else measure_overhead(options.device, quick=options.quick),
+        "rows": rows,
+    }
+
+
+def compile_all(tilewise: Tilewise, cases: Sequence[GpuCase], device: str) -> float:
+    """Compiles every kernel that the cases need, in parallel. Returns the seconds it took."""
+
+    def compile_one(case: GpuCase) -> None:
+        # Failures return when the case itself is measured, and are told there.
+        try:
+            tilewise.warm_up(case, make_inputs(case, device, seed=None))
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            print(f"not compiled ahead: {case.label('')}: {error}", file=sys.stderr)
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        list(pool.map(compile_one, cases))
+    return time.monotonic() - start
+
+
+def measure_case(
+    case: GpuCase,
+    operations: Sequence[str],
+    contenders: Sequence[Contender],
+    options: argparse.Namespace,
+    budget: float,
+) -> list[Json]:
+    """One row for each library and pass; inputs and reference are shared by all of them."""
+    copies = [make_inputs(case, options.device)]
+    if case.in_graph:  # as many as exceed the cache fourfold
+        count = max(2, math.ceil(4 * l2_bytes(options.device) / traffic_bytes(case, "forward")))
+        copies += [make_inputs(case, options.device, seed) for seed in range(1, count)]
+    exact = [] if options.no_accuracy else exact_heads(case, copies[0])
+    rows: list[Json] = []
+    for operation in operations:
+        rows += show(measure_pass(case, operation, contenders, copies, exact, options, budget))
+    return rows
+
+
+def measure_pass(
+    case: GpuCase,
+    operation: str,
+    contenders: Sequence[Contender],
+    copies: list[Inputs],
+    exact: Sequence[Exact],
+    options: argparse.Namespace,
+    budget: float,
+) -> list[Json]:
+    """Judges each library's results, then times those that are sound, turn by turn."""
+    status: dict[str, str] = {}
+    prepared: dict[str, Prepared] = {}
+    accuracy: dict[str, Accuracy] = {}
+    for contender in contenders:
+        name = contender.name
+        try:
+            prepared[name] = prepare_any(contender, case, operation, copies)
+            accuracy[name] = judge(case, poisoned(prepared[name]), exact)
+            status[name] = f"failed: {accuracy[name].problem}" if accuracy[name].problem else "ok"
+        except (UnsupportedError, NotImplementedError) as reason:
+            status[name] = f"unsupported: {reason}"
+        except (RuntimeError, ValueError, TypeError) as error:  # one library's failure must not end the table
+            refused = "No available kernel" in str(error)  # torch's refusal
+            status[name] = f"unsupported: {error}" if refused else f"failed: {type(error).__name__}: {error}"
+    sound = {name: each.call for name, each in prepared.items() if status[name] == "ok"}
+    timings = measure(sound, clock_of(options.device), budget)
+    rows = []
+    for contender in contenders:
+        name = contender.name
+        implementation = contender.chosen(case, operation, copies[0]) if status[name] == "ok" else ""
+        timing = timings.get(name)
+        seconds = [value / prepared[name].calls for value in (timing.median, timing.best)] if timing else []
+        rows.append(make_row(case, operation, name, implementation, seconds, accuracy.get(name), status[name]))
+    return rows
+
+
+def prepare_any(contender: Contender, case: GpuCase, operation: str, copies: list[Inputs]) -> Prepared:
+    return prepare_graph(contender, case, copies) if case.in_graph else prepare(contender, case, operation, copies[0])
+
+
+def poisoned(prepared: Prepared) -> Tensors:
+    """Results written over NaN: the allocator gives freed blocks of a size to the next tensors of that size."""
+    for result in prepared.results():
+        result.fill_(math.nan)
+    return prepared.results()
+
+
+def make_row(
+    case: GpuCase,
+    operation: str,
+    library: str,
+    implementation: str,
+    seconds: Sequence[float],
+    accuracy: Accuracy | None,
+    status: str,
+) -> Json:
+    """One measurement: `seconds` are the median's and the best sample's; none where it was not timed."""
+    median, best = seconds or (None, None)
+    errors = {"max_abs_err": accuracy.max_abs_err, "rel_l2_err": accuracy.rel_l2_err} if accuracy else {}
+    return {
+        "library": library,
+        "implementation": implementation,
+        "label": case.label(operation),
+        "kind": case.kind,
+        "operation": operation,
+        "mask": case.mask,
+        **dataclasses.asdict(case.shape),
+        "median_us": median and median * 1e6,
+        "best_us": best and best * 1e6,
+        "tflops": median and flops(case, operation) / median / 1e12,
+        "gb_per_s": median and traffic_bytes(case, operation) / median / 1e9,
+        **{name: None if math.isnan(error) else error for name, error in errors.items()},
+        "status": status,
+    }
+
+
+def show(rows: list[Json]) -> list[Json]:
+    """One line of progress on standard error for each finished pass."""
+    speeds = [
+        f"{row['library']} {row['median_us']:.0f} us {row['tflops']:.1f} TFLOP/s" if row["median_us"] else row["status"]
+        for row in rows
+    ]
+    ratio = gpu_report.ratio_of(rows)
+    print(
+        f"{rows[0]['label']}: {', '.join(speeds)}" + (f", ratio {ratio:.2f}" if ratio else ""),
+        file=sys.stderr,
+        flush=True,
+    )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

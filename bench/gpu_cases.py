@@ -1,0 +1,136 @@
+"""What attention_gpu.py measures: the grid of the headline table, decode steps, and one case for each option.
+
+Pure values and arithmetic; nothing here imports a tensor library.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewise.bench.shapes import BACKWARD_TO_FORWARD, Pass, Shape, visible_pairs
+
+BYTES_PER_ELEMENT = 2  # all cases are bf16
+HIDDEN_SIZE = 2048  # num_heads = HIDDEN_SIZE / head_dim
+NUM_TOKENS = 16384  # batch_size = NUM_TOKENS / seqlen
+HEAD_DIMS = (64, 128, 256)
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+QUICK_SEQLENS = (512, 4096)
+DECODE_BATCHES, DECODE_KEYS = (1, 64), (4096, 16384)
+OPTION_SEQLEN, OPTION_HEAD_DIM = 4096, 128
+WINDOW_LEFT = 1024
+SHORTEST, LONGEST = 64, 4096  # of packed sequences
+
+
+@dataclass(frozen=True)
+class GpuCase:
+    """One call and what both libraries are asked for. `shape` of a packed one: batch_size sequences, the longest."""
+
+    kind: str  # "grid", "decode" or an option's name
+    shape: Shape
+    passes: tuple[Pass, ...]
+    causal: bool = False
+    window_left: int = -1
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    lengths: tuple[int, ...] = ()  # of packed sequences
+
+    @property
+    def mask(self) -> str:
+        return "causal" if self.causal else "full"
+
+    @property
+    def in_graph(self) -> bool:
+        """Short calls: timed by replays of a CUDA graph, on memory that the caches don't hold."""
+        return self.kind == "decode"
+
+    def label(self, operation: str) -> str:
+        """What --filter matches: "forward grid d128 s4096 causal b4 h16"."""
+        shape = self.shape
+        seqlen = f"s{shape.seqlen_q}" if shape.seqlen_q == shape.seqlen_k else f"s{shape.seqlen_q}/{shape.seqlen_k}"
+        heads = f"h{shape.num_heads_q}" if shape.num_heads_q == shape.num_heads_k else ""
+        heads = heads or f"h{shape.num_heads_q}/{shape.num_heads_k}"
+        return f"{operation} {self.kind} d{shape.head_dim} {seqlen} {self.mask} b{shape.batch_size} {heads}"
+
+
+def grid_cases(
+    head_dims: Sequence[int] = HEAD_DIMS,
+    seqlens: Sequence[int] = SEQLENS,
+    passes: tuple[Pass, ...] = ("forward", "backward"),
+    hidden_size: int = HIDDEN_SIZE,
+    num_tokens: int = NUM_TOKENS,
+) -> Iterator[GpuCase]:
+    """head_dim x mask x seqlen at a fixed hidden size and number of tokens, as FlashAttention's papers have it."""
+    for head_dim in head_dims:
+        for causal in (False, True):
+            for seqlen in seqlens:
+                heads = hidden_size // head_dim
+                shape = Shape(num_tokens // seqlen, seqlen, seqlen, heads, heads, head_dim)
+                yield GpuCase("grid", shape, passes, causal)
+
+
+def decode_cases(batches: Sequence[int] = DECODE_BATCHES, keys: Sequence[int] = DECODE_KEYS) -> Iterator[GpuCase]:
+    """One query, 32 query heads on 8 key heads."""
+    for batch_size in batches:
+        for seqlen_k in keys:
+            yield GpuCase("decode", Shape(batch_size, 1, seqlen_k, 32, 8, OPTION_HEAD_DIM), ("forward",))
+
+
+def option_cases(
+    passes: tuple[Pass, ...] = ("forward", "backward"),
+    seqlen: int = OPTION_SEQLEN,
+    head_dim: int = OPTION_HEAD_DIM,
+    hidden_size: int = HIDDEN_SIZE,
+    num_tokens: int = NUM_TOKENS,
+) -> Iterator[GpuCase]:
+    """Every option alone, causal, at one shape of the grid."""
+    heads, batch_size = hidden_size // head_dim, num_tokens // seqlen
+    shape = Shape(batch_size, seqlen, seqlen, heads, heads, head_dim)
+    grouped = Shape(batch_size, seqlen, seqlen, heads, max(1, heads // 4), head_dim)
+    yield GpuCase("GQA", grouped, passes, causal=True)
+    yield GpuCase("window", shape, passes, causal=True, window_left=min(WINDOW_LEFT, seqlen // 4))
+    yield GpuCase("softcap", shape, passes, causal=True, softcap=30.0)
+    yield GpuCase("dropout", shape, passes, causal=True, dropout_p=0.1)
+    lengths = packed_lengths(num_tokens, min(LONGEST, seqlen))
+    packed = Shape(len(lengths), max(lengths), max(lengths), heads, heads, head_dim)
+    yield GpuCase("packed", packed, passes, causal=True, lengths=lengths)
+
+
+def packed_lengths(num_tokens: int, longest: int, seed: int = 0) -> tuple[int, ...]:
+    """Random lengths from SHORTEST (less where there are fewer tokens) to `longest`, num_tokens in all."""
+    generator, lengths, left = random.Random(seed), [], num_tokens
+    while left > 0:
+        lengths.append(min(left, generator.randint(min(SHORTEST, longest), longest)))
+        left -= lengths[-1]
+    return tuple(lengths)
+
+
+def pairs(case: GpuCase) -> float:
+    """(query, key) pairs of one head that count, over the whole batch: seqlen² in full, half of it causal.
+
+    A window is counted pair by pair; a decode step sees every key.
+    """
+    shape = case.shape
+    if case.window_left >= 0:
+        hidden = max(0, shape.seqlen_q - case.window_left - 1)  # queries with keys beyond the window's reach
+        seen = visible_pairs(shape.seqlen_q, shape.seqlen_k, "causal") - hidden * (hidden + 1) // 2
+        return float(shape.batch_size * seen)
+    squares = sum(length**2 for length in case.lengths) or shape.batch_size * shape.seqlen_q * shape.seqlen_k
+    return squares / 2 if case.causal else float(squares)
+
+
+def flops(case: GpuCase, operation: str) -> float:
+    """4 * pairs * head_dim a head, 2.5 times that backward."""
+    forward = 4.0 * case.shape.num_heads_q * pairs(case) * case.shape.head_dim
+    return forward if operation == "forward" else BACKWARD_TO_FORWARD * forward
+
+
+def traffic_bytes(case: GpuCase, operation: str) -> int:
+    """The least bytes that memory moves: q, k, v; out, and backward dout; dq, dk, dv; the LSE in fp32."""
+    shape = case.shape
+    queries = sum(case.lengths) or shape.batch_size * shape.seqlen_q
+    keys = sum(case.lengths) or shape.batch_size * shape.seqlen_k
+    times = 2 if operation == "forward" else 4
+    elements = times * shape.head_dim * (queries * shape.num_heads_q + keys * shape.num_heads_k)
+    return BYTES_PER_ELEMENT * elements + 4 * queries * shape.num_heads_q

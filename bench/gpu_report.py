@@ -1,0 +1,241 @@
+"""Turns the results of attention_gpu.py into Markdown tables, a section of docs/benchmarks.md and a plot.
+
+Works from the JSON alone, so that a run on another machine can be reported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from report import distinct, replace_section, table
+
+from tilewise.bench.timing import geometric_mean
+
+Json = dict[str, Any]
+
+END_OF_MACHINES = "<!-- attention_gpu.py adds new machines above this line -->"
+
+
+def text(results: Json) -> str:
+    """The whole report as Markdown, for the terminal and for the documentation."""
+    grid = of_kind(results, "grid")
+    parts = [machine_list(results)]
+    parts += [f"TFLOP/s, {operation}:\n\n{grid_table(rows)}" for operation, rows in by_pass(grid) if rows]
+    if decode := of_kind(results, "decode"):
+        parts += [decode_intro(decode[0]), decode_table(decode, results["ceilings"]["copy_gb_per_s"])]
+    if options := [row for row in results["rows"] if row["kind"] not in ("grid", "decode")]:
+        parts += [options_intro(options[0]), options_table(options)]
+    if results["overhead"]:
+        parts += overhead_parts(results["overhead"])
+    if grid:
+        parts += ["Time of torch divided by time of Tilewise:", summary_table(grid)]
+    if failed := [row for row in results["rows"] if row["status"].startswith("failed")]:
+        parts.append("\n".join(f"- {row['library']}, {row['label']}: {row['status']}" for row in failed))
+    return "\n\n".join(parts)
+
+
+def machine_list(results: Json) -> str:
+    machine, ceilings, ahead = results["machine"], results["ceilings"], results["compiled_ahead"]
+    kernels = ", ".join(name for name in distinct(results["rows"], "implementation") if name)
+    lines = [
+        f"GPU: {machine['gpu']}; driver {machine['driver']}",
+        f"host: {machine['host']}",
+        f"versions: {machine['versions']}; Tilewise ran {kernels or 'nothing'}",
+        f"ceilings in the same run: bf16 matrix product {ceilings['matmul_tflops']:.0f} TFLOP/s,"
+        f" copy {ceilings['copy_gb_per_s']:.0f} GB/s (read and written)",
+        f"all kernels of the run ready after {ahead['seconds']:.0f} s on {ahead['cpus']} processors",
+        f"command: `{results['command']}` ({results['date']})",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def of_kind(results: Json, kind: str) -> list[Json]:
+    return [row for row in results["rows"] if row["kind"] == kind]
+
+
+def by_pass(rows: Sequence[Json]) -> Iterable[tuple[str, list[Json]]]:
+    for operation in distinct(rows, "operation"):
+        yield operation, [row for row in rows if row["operation"] == operation]
+
+
+def pairs(rows: Sequence[Json]) -> list[dict[str, Json]]:
+    """{"tilewise": row, "torch": row} of every case, in their order."""
+    groups: dict[str, dict[str, Json]] = {}
+    for row in rows:
+        groups.setdefault(row["label"], {})[row["library"]] = row
+    return list(groups.values())
+
+
+def ratio_of(rows: Iterable[Json]) -> Optional[float]:
+    """How many times faster Tilewise is than torch in one case; None where not both were right."""
+    times = {row["library"]: row["median_us"] for row in rows if row["status"] == "ok"}
+    return times["torch"] / times["tilewise"] if len(times) == 2 else None
+
+
+def number(value: Optional[float], digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def error(row: Json) -> str:
+    """Relative, in the L2 norm."""
+    value = row.get("rel_l2_err")
+    return "-" if value is None else f"{value:.1e}"
+
+
+def grid_table(rows: Sequence[Json]) -> str:
+    """A line for each shape: both libraries, their ratio, both errors."""
+    header = ["head_dim", "mask", "seqlen", "torch", "Tilewise", "ratio", "error of torch", "error of Tilewise"]
+    lines = []
+    for pair in pairs(rows):
+        ours, theirs = pair["tilewise"], pair["torch"]
+        speeds = [number(theirs["tflops"]), number(ours["tflops"]), number(ratio_of(pair.values()), 2)]
+        place = [str(ours["head_dim"]), ours["mask"], str(ours["seqlen_q"])]
+        lines.append([*place, *speeds, error(theirs), error(ours)])
+    return table(header, lines)
+
+
+def summary_table(rows: Sequence[Json]) -> str:
+    """Geometric mean and least ratio of each pass, of each head_dim and of all."""
+    header = ["pass", "head_dim", "geometric mean", "least", "at"]
+    lines: list[list[str]] = []
+    for operation, passed in by_pass(rows):
+        head_dims = distinct(passed, "head_dim")
+        for chosen in [*([head_dim] for head_dim in head_dims), head_dims][: None if len(head_dims) > 1 else 1]:
+            ratios = {
+                pair["tilewise"]["label"]: value
+                for pair in pairs([row for row in passed if row["head_dim"] in chosen])
+                if (value := ratio_of(pair.values())) is not None
+            }
+            if ratios:
+                least = min(ratios, key=lambda label: ratios[label])
+                mean, place = geometric_mean(list(ratios.values())), " ".join(least.split()[2:5])
+                names = ", ".join(map(str, chosen))
+                lines.append([operation, names, f"{mean:.2f}", f"{ratios[least]:.2f}", place])
+    return table(header, lines)
+
+
+def decode_intro(row: Json) -> str:
+    return (
+        f"Decode: one query, {row['num_heads_q']} query heads on {row['num_heads_k']} key heads, head_dim"
+        f" {row['head_dim']}, by replays of a CUDA graph over more keys than the cache holds:"
+    )
+
+
+def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
+    header = ["batch", "keys", "torch us", "Tilewise us", "ratio", "Tilewise GB/s", "of the copy"]
+    lines = []
+    for pair in pairs(rows):
+        ours, theirs = pair["tilewise"], pair["torch"]
+        share = "-" if ours["gb_per_s"] is None else f"{100 * ours['gb_per_s'] / copy_gb_per_s:.0f}%"
+        times = [number(theirs["median_us"], 1), number(ours["median_us"], 1), number(ratio_of(pair.values()), 2)]
+        lines.append([str(ours["batch_size"]), str(ours["seqlen_k"]), *times, number(ours["gb_per_s"]), share])
+    return table(header, lines)
+
+
+def options_intro(row: Json) -> str:
+    return f"Options, each alone with a causal mask, head_dim {row['head_dim']}, TFLOP/s of the visible work:"
+
+
+def options_table(rows: Sequence[Json]) -> str:
+    header = ["option", "pass", "batch", "seqlen", "heads", "torch", "Tilewise", "ratio", "error of Tilewise"]
+    lines = []
+    for pair in pairs(rows):
+        ours, theirs = pair["tilewise"], pair["torch"]
+        heads = distinct([{"n": str(ours["num_heads_q"])}, {"n": str(ours["num_heads_k"])}], "n")
+        seqlen = f"up to {ours['seqlen_q']}" if ours["kind"] == "packed" else str(ours["seqlen_q"])
+        place = [ours["kind"], ours["operation"], str(ours["batch_size"]), seqlen, " on ".join(heads)]
+        speeds = [number(theirs["tflops"]), number(ours["tflops"]), number(ratio_of(pair.values()), 2)]
+        lines.append([*place, *speeds, error(ours)])
+    return table(header, lines)
+
+
+def overhead_parts(overhead: Json) -> list[str]:
+    """Tables of what overhead_gpu.py measured; a part that it could not measure is left out."""
+    parts: list[str] = []
+    if first := overhead.get("first_calls"):
+        header = [
+            "head_dim",
+            "forward compiled, s",
+            "backward compiled, s",
+            "forward loaded, ms",
+            "backward loaded, ms",
+        ]
+        lines = [
+            [
+                str(each["head_dim"]),
+                *(f"{each['cold_s'][name]:.2f}" for name in ("forward", "backward")),
+                *(f"{1e3 * each['cached_s'][name]:.1f}" for name in ("forward", "backward")),
+            ]
+            for each in first
+        ]
+        cpus = first[0]["cpus"]
+        parts += [
+            f"First call of a kernel on {cpus} processors, compiled, and loaded from the disk cache by a new process:"
+        ]
+        parts += [table(header, lines)]
+    lines = [
+        [f"C++ {what}, {entry['problem'].split()[0]}, {entry['implementation']}", f"{ns / 1e3:.2f}"]
+        for entry in overhead.get("cpp", [])
+        for what, ns in entry["ns"].items()
+    ]
+    lines += [[what, f"{microseconds:.2f}"] for what, microseconds in overhead.get("calls_us", {}).items()]
+    if lines:
+        parts += ["Host time of one call on a tiny problem:", table(["call", "us"], lines)]
+    return parts
+
+
+def write_section(docs: Path, results: Json, plot_file: Optional[Path]) -> None:
+    """Replaces the section of this GPU in `docs`, or adds it after the others."""
+    name = results["machine"]["name"]
+    picture = f"\n\n![Speed beside torch's FlashAttention-2 on {name}]({plot_file.name})" if plot_file else ""
+    replace_section(docs, name, text(results) + picture, END_OF_MACHINES)
+
+
+def plot(results: Json, file: Path) -> bool:
+    """TFLOP/s of both libraries over seqlen, a panel for each pass and head_dim. False without matplotlib or data."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return False
+    rows = of_kind(results, "grid")
+    if not rows:
+        return False
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    passes, head_dims = distinct(rows, "operation"), distinct(rows, "head_dim")
+    size = (4.2 * len(head_dims), 3.2 * len(passes))
+    figure, axes = pyplot.subplots(len(passes), len(head_dims), figsize=size, squeeze=False, sharey="row")
+    for i, operation in enumerate(passes):
+        for j, head_dim in enumerate(head_dims):
+            chosen = [row for row in rows if (row["operation"], row["head_dim"]) == (operation, head_dim)]
+            draw_panel(axes[i][j], chosen)
+            axes[i][j].set_title(f"{operation}, head_dim {head_dim}", fontsize="medium")
+        axes[i][0].set_ylabel("TFLOP/s")
+    axes[0][0].legend(fontsize="small")
+    figure.suptitle(f"{results['machine']['name']}, bf16")
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+    return True
+
+
+def draw_panel(axis: Any, rows: Sequence[Json]) -> None:
+    for library, name, color in (
+        ("torch", "FlashAttention-2 of torch", "#909090"),
+        ("tilewise", "Tilewise", "#2a6fbb"),
+    ):
+        for mask, style in (("full", "-"), ("causal", "--")):
+            points = [
+                (row["seqlen_q"], row["tflops"])
+                for row in rows
+                if (row["library"], row["mask"]) == (library, mask) and row["tflops"] is not None
+            ]
+            axis.plot(*zip(*points) if points else ((), ()), style, marker=".", color=color, label=f"{name}, {mask}")
+    axis.set_xscale("log", base=2)
+    seqlens = distinct(rows, "seqlen_q")
+    axis.set_xticks(seqlens, [f"{seqlen // 1024}k" if seqlen >= 1024 else str(seqlen) for seqlen in seqlens])
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)

@@ -1,0 +1,93 @@
+"""Fair timing of several functions on a GPU: interleaved samples between events, medians.
+
+On the CPU, where only the logic of the benchmark is tried, a host clock takes the events' place.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from tilewise.bench.timing import Timing
+
+MIN_SAMPLES, MAX_SAMPLES = 5, 200
+WARMUP_CALLS = 3
+
+
+class Clock(Protocol):
+    """Marks moments in the order of the device's work."""
+
+    def mark(self) -> Any: ...
+    def wait(self) -> None: ...
+    def seconds(self, first: Any, second: Any) -> float: ...
+
+
+class EventClock:
+    """CUDA events on the current stream."""
+
+    def mark(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.synchronize()
+
+    def seconds(self, first: Any, second: Any) -> float:
+        return float(first.elapsed_time(second)) / 1e3
+
+
+class HostClock:
+    """For work that is done when its call returns."""
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def wait(self) -> None:
+        pass
+
+    def seconds(self, first: float, second: float) -> float:
+        return second - first
+
+
+def clock_of(device: str) -> Clock:
+    return HostClock() if device == "cpu" else EventClock()
+
+
+def measure(calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: float) -> dict[str, Timing]:
+    """Times one call at a time, turn by turn, for about `seconds` for each function."""
+    for call in calls.values():
+        for _ in range(WARMUP_CALLS):
+            call()
+    once = {name: _timed(call, clock) for name, call in calls.items()}
+    clock.wait()
+    longest = max((clock.seconds(*marks) for marks in once.values()), default=0.0)
+    rounds = max(MIN_SAMPLES, min(MAX_SAMPLES, int(seconds / max(longest, 1e-7))))
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
+    names = list(calls)
+    gc_was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for call in calls.values():  # work for the device, while the host runs ahead of it
+            call()
+        for turn in range(rounds):
+            first = turn % len(names) if names else 0
+            for name in names[first:] + names[:first]:
+                marks[name].append(_timed(calls[name], clock))
+        clock.wait()
+    finally:
+        if gc_was_enabled:
+            gc.enable()
+    return {name: Timing(tuple(clock.seconds(*pair) for pair in pairs)) for name, pairs in marks.items()}
+
+
+def _timed(call: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
+    first = clock.mark()
+    call()
+    return first, clock.mark()

@@ -1,0 +1,166 @@
+// What one planned call on a GPU costs the host, in C++: a tiny problem by a ready plan and by the short way,
+// forward and backward, and what a plan costs, known or new, whose kernel is loaded.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/device.hpp"
+#include "overhead_report.hpp"
+#include "tilewise/attention.hpp"
+
+namespace {
+
+using tilewise::bench::Line;
+using tilewise::bench::Measured;
+
+constexpr int kCallsPerSample = 100, kSamples = 31;  // calls: well within the depth of a stream's queue
+constexpr int kNewPlans = 101, kWarmUpPlans = 10;
+constexpr std::int64_t kSeqlen = 16, kHeadDim = 64, kSeqlenStep = 128, kManyHeads = 16, kManyRows = 4096;
+constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
+
+/// Zeroed device memory that lives as long as this does.
+class DeviceMemory {
+ public:
+  DeviceMemory(tilewise::Device device, std::size_t bytes)
+      : device_(device),
+        system_(*tilewise::core::device_system(device.type)),
+        data_(system_.allocate(device.index, bytes)) {
+    system_.fill(device.index, data_, 0, bytes, nullptr);
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  ~DeviceMemory() { system_.free(device_.index, data_); }
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  tilewise::Device device_;
+  const tilewise::core::DeviceSystem& system_;
+  void* data_;
+};
+
+/// Tensors of one call; bf16 but for the LSE.
+class Tensors {
+ public:
+  explicit Tensors(tilewise::Device device) : device_(device) {}
+  tilewise::TensorView data() { return add(tilewise::DType::bf16, {1, kSeqlen, 1, kHeadDim}); }
+  tilewise::TensorView lse() { return add(tilewise::DType::f32, {1, 1, kSeqlen}); }
+  [[nodiscard]] void* workspace(std::size_t bytes) {
+    return bytes == 0 ? nullptr : memory_.emplace_back(device_, bytes).data();
+  }
+
+ private:
+  tilewise::TensorView add(tilewise::DType dtype, std::initializer_list<std::int64_t> shape) {
+    tilewise::TensorView view(nullptr, dtype, shape, device_);
+    view.data = memory_.emplace_back(device_, static_cast<std::size_t>(view.numel()) * size_of(dtype)).data();
+    return view;
+  }
+
+  tilewise::Device device_;
+  std::deque<DeviceMemory> memory_;
+};
+
+template <typename Arguments>
+void short_way(const Arguments& arguments) {
+  if constexpr (std::is_same_v<Arguments, tilewise::ForwardArguments>) {
+    tilewise::attention_forward(arguments);
+  } else {
+    tilewise::attention_backward(arguments);
+  }
+}
+
+/// Nanoseconds of plan() for problems that differ from any before in their seqlen alone, so that their kernel is the
+/// one that the first plans have loaded.
+double new_plan_ns(tilewise::Problem problem) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> samples;
+  problem.num_heads_q = problem.num_heads_k = kManyHeads;
+  for (int i = 0; i < kWarmUpPlans + kNewPlans; ++i) {
+    problem.seqlen_q = problem.seqlen_k = kManyRows + i * kSeqlenStep;
+    const Clock::time_point start = Clock::now();
+    const tilewise::Plan plan = tilewise::plan(problem);
+    const double ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+    if (i >= kWarmUpPlans) samples.push_back(ns);
+  }
+  return tilewise::bench::median(std::move(samples));
+}
+
+template <typename Arguments>
+Measured measure(const Arguments& arguments, Tensors& tensors, tilewise::Device device) {
+  const tilewise::core::DeviceScope scope(device, nullptr);
+  const tilewise::Problem problem = tilewise::describe(arguments);
+  const tilewise::Plan plan = tilewise::plan(problem);
+  void* workspace = tensors.workspace(plan.workspace_size());
+  const auto wait = [device] { tilewise::core::device_system(device.type)->synchronize(device.index, nullptr); };
+  const auto time = [&wait](auto&& call) { return tilewise::bench::median_ns(kSamples, kCallsPerSample, call, wait); };
+  Measured measured{tilewise::to_string(problem),
+                    std::string(plan.implementation()),
+                    {{"run(plan, arguments, workspace)", time([&] { tilewise::run(plan, arguments, workspace); })},
+                     {"run(plan, arguments)", time([&] { tilewise::run(plan, arguments); })},
+                     {"short call", time([&] { short_way(arguments); })},
+                     {"describe(arguments)", time([&] { (void)tilewise::describe(arguments); })},
+                     {"plan(problem), known", time([&] { (void)tilewise::plan(problem); })},
+                     {"plan(problem), new on a known kernel", new_plan_ns(problem)}}};
+  wait();
+  return measured;
+}
+
+std::vector<Measured> measure_all(tilewise::Device device) {
+  Tensors tensors(device);
+  tilewise::ForwardArguments forward;
+  forward.q = tensors.data();
+  forward.k = tensors.data();
+  forward.v = tensors.data();
+  forward.out = tensors.data();
+  forward.softmax_lse = tensors.lse();
+  tilewise::BackwardArguments backward;
+  backward.q = forward.q;
+  backward.k = forward.k;
+  backward.v = forward.v;
+  backward.out = forward.out;
+  backward.softmax_lse = forward.softmax_lse;
+  backward.dout = tensors.data();
+  backward.dq = tensors.data();
+  backward.dk = tensors.data();
+  backward.dv = tensors.data();
+  return {measure(forward, tensors, device), measure(backward, tensors, device)};
+}
+
+/// The first kind of GPU that this machine has. Throws Error (runtime) where there is none.
+tilewise::Device find_device() {
+  for (const tilewise::DeviceType type : {tilewise::DeviceType::cuda, tilewise::DeviceType::hip}) {
+    const tilewise::core::DeviceSystem* system = tilewise::core::device_system(type);
+    if (system != nullptr && system->device_count() > 0) return {type, 0};
+  }
+  throw tilewise::Error(tilewise::ErrorCode::runtime, "this machine has no GPU that a driver lists");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool json = argc == 2 && std::strcmp(argv[1], "--json") == 0;
+  if (argc > 1 && !json) {
+    std::fprintf(stderr, "usage: tilewise-overhead-gpu [--json] (got '%s')\n", argv[1]);
+    return kExitUsage;
+  }
+  try {
+    const std::vector<Measured> all = measure_all(find_device());
+    if (json) {
+      tilewise::bench::print_json(all);
+    } else {
+      for (const Measured& measured : all) tilewise::bench::print_text(measured);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "tilewise-overhead-gpu: %s\n", error.what());
+    return kExitFailure;
+  }
+  return kExitOk;
+}

@@ -1,0 +1,196 @@
+"""What a call on a GPU costs beside the kernel: compiling it, loading it, planning it, and the host's part of a call.
+
+First calls are measured in processes of their own with a fresh kernel cache, on two processors where there are more;
+host times by bursts of launches on a tiny problem, the device being waited for between bursts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from command_line import int_list
+from machine import call_overhead, find_program
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import tilewise
+
+Json = dict[str, Any]
+Call = Callable[[], object]
+
+HEAD_DIMS = (64, 128, 256)
+QUICK_HEAD_DIMS = (128,)
+COMPILE_CPUS = 2
+LOADS = 3  # processes that load the compiled kernels; their median counts
+BURST, BURSTS = 100, 31  # calls: well within the depth of a stream's queue
+CALLS_IN_GRAPH = 20
+CHILD_SECONDS = 240
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" only tries the benchmark itself')
+    parser.add_argument("--head-dims", type=int_list, help="of the kernels compiled (default: 64,128,256)")
+    parser.add_argument("--quick", action="store_true", help="one head_dim, fewer samples: too rough to publish")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--first-call", type=int, metavar="HEAD_DIM", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"argument --device: must be one torch can use (got {options.device!r}, without a CUDA GPU)")
+    if options.first_call is not None:
+        print(json.dumps(time_first_calls(options.device, options.first_call)))
+        return 0
+    results = measure_overhead(options.device, options.quick, options.head_dims)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    from gpu_report import overhead_parts
+
+    print("\n\n".join(overhead_parts(results)))
+    return 0
+
+
+def measure_overhead(device: str, quick: bool = False, head_dims: Sequence[int] | None = None) -> Json:
+    """All of it, as plain JSON values. Without the program tilewise-overhead-gpu its lines are left out."""
+    chosen = head_dims or (QUICK_HEAD_DIMS if quick else HEAD_DIMS)
+    program = find_program("tilewise-overhead-gpu") if device != "cpu" else None
+    if program is None and device != "cpu":
+        print("tilewise-overhead-gpu is not built (TILEWISE_BUILD_BENCH=ON): C++ lines are left out", file=sys.stderr)
+    bursts = 5 if quick else BURSTS
+    return {
+        "first_calls": [first_calls(device, head_dim, 1 if quick else LOADS) for head_dim in chosen],
+        "cpp": call_overhead(program) if program else [],
+        "calls_us": {**host_times(device, bursts), **graph_times(device, bursts)},
+    }
+
+
+def first_calls(device: str, head_dim: int, loads: int = LOADS) -> Json:
+    """Seconds until the kernels of a call are ready: with nothing in the cache, then by new processes from it."""
+    with tempfile.TemporaryDirectory() as folder:
+        cold = run_child(device, head_dim, folder)
+        cached = [run_child(device, head_dim, folder) for _ in range(loads)]
+    return {
+        "head_dim": head_dim,
+        "cpus": cold["cpus"],
+        "cold_s": cold["seconds"],
+        "cached_s": {name: statistics.median(run["seconds"][name] for run in cached) for name in cold["seconds"]},
+    }
+
+
+def run_child(device: str, head_dim: int, cache_folder: str) -> Json:
+    """time_first_calls() in a process of its own. Raises RuntimeError with its words where it fails."""
+    # The driver's own cache of compiled PTX must not help; Tilewise's is the one that is measured.
+    environment = {**os.environ, "TILEWISE_CACHE_DIR": cache_folder, "CUDA_CACHE_DISABLE": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--device", device, "--first-call", str(head_dim)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(command[1:])}: exit status {result.returncode}\n{result.stderr[-2000:]}")
+    timed: Json = json.loads(result.stdout.strip().splitlines()[-1])
+    return timed
+
+
+def time_first_calls(device: str, head_dim: int) -> Json:
+    """Seconds of this process's first preparation of a forward kernel, then of a backward pass, bf16 and causal."""
+    cpus = sorted(os.sched_getaffinity(0))[:COMPILE_CPUS]
+    os.sched_setaffinity(0, cpus)
+    q, k, v = (torch.zeros(1, 1024, 16, head_dim, device=device, dtype=torch.bfloat16) for _ in range(3))
+    synchronize(device)  # the context is torch's to make
+    tiny = torch.zeros(1, 1, 1, 8)
+    tilewise.attention(tiny, tiny, tiny)  # imports and registers the torch operators, on the CPU
+    seconds = {}
+    for name in ("forward", "backward"):
+        leaves = [tensor.requires_grad_(name == "backward") for tensor in (q, k, v)]
+        start = time.perf_counter()
+        tilewise.warmup(*leaves, mask="causal")
+        seconds[name] = time.perf_counter() - start
+    return {"cpus": len(cpus), "seconds": seconds}
+
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def host_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
+    """Median microseconds of host time of each call, of Tilewise and of torch on the same tensors."""
+    shape = (1, 16, 1, 64)
+    q, k, v, dout = (torch.randn(shape, device=device, dtype=torch.float32).bfloat16() for _ in range(4))
+    calls = {
+        "Tilewise, torch operator, no gradient": lambda: tilewise.attention(q, k, v),
+        **gradient_calls("Tilewise, torch operator", tilewise.attention, (q, k, v), dout),
+    }
+    # One head, so that the same memory is [batch, heads, seqlen, head_dim] too.
+    views = tuple(tensor.transpose(1, 2) for tensor in (q, k, v))
+    calls["torch, no gradient"] = lambda: scaled_dot_product_attention(*views)
+    calls.update(gradient_calls("torch", scaled_dot_product_attention, views, dout.transpose(1, 2)))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return {name: host_time(call, device, bursts) for name, call in calls.items()}
+
+
+def gradient_calls(
+    name: str, attention: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], dout: torch.Tensor
+) -> dict[str, Call]:
+    """The forward call that records a graph, alone and with the backward pass it records."""
+    leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
+    return {
+        f"{name}, forward with gradient": lambda: attention(*leaves),
+        f"{name}, forward and backward": lambda: torch.autograd.grad(attention(*leaves), leaves, dout),
+    }
+
+
+def host_time(call: Call, device: str, bursts: int) -> float:
+    """Median over bursts of the microseconds of one call, without the wait for the device after each burst."""
+    samples = []
+    gc_was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(bursts + 2):
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(BURST):
+                call()
+            samples.append((time.perf_counter() - start) / BURST)
+    finally:
+        if gc_was_enabled:
+            gc.enable()
+    synchronize(device)
+    return 1e6 * statistics.median(samples[2:])  # the first ones warm up
+
+
+def graph_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
+    """Host time of replaying a CUDA graph of one call, and the device's time of each call in a graph of many."""
+    if device == "cpu":
+        return {}
+    q, k, v = (torch.randn(1, 16, 1, 64, device=device, dtype=torch.float32).bfloat16() for _ in range(3))
+    tilewise.warmup(q, k, v)
+    single, many = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    for graph, count in ((single, 1), (many, CALLS_IN_GRAPH)):
+        with torch.cuda.graph(graph):
+            for _ in range(count):
+                tilewise.attention(q, k, v)
+    whole = []
+    for _ in range(bursts + 2):
+        start = time.perf_counter()
+        for _ in range(10):
+            many.replay()
+        torch.cuda.synchronize()
+        whole.append((time.perf_counter() - start) / (10 * CALLS_IN_GRAPH))
+    return {
+        "CUDA graph of one Tilewise call, host's part of a replay": host_time(single.replay, device, bursts),
+        f"CUDA graph of {CALLS_IN_GRAPH} Tilewise calls, whole time of each": 1e6 * statistics.median(whole[2:]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

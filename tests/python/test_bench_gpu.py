@@ -1,0 +1,331 @@
+"""attention_gpu.py and overhead_gpu.py: arithmetic, arguments, tables, a tiny run on the CPU. No timing is judged."""
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
+pytest.importorskip("torch")
+
+
+@pytest.fixture
+def bench_module(monkeypatch):
+    """Imports a module of bench/, which is no package."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module
+
+
+def run_script(script, *arguments, timeout=120):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TILEWISE_NUM_THREADS": "1"}
+    command = [sys.executable, str(BENCH / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+def cells(text, *start):
+    """The cells of the one table line that starts with `start`."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    (line,) = (line for line in lines if tuple(line[: len(start)]) == start)
+    return line
+
+
+# --- arithmetic against values counted by hand ---
+
+
+def test_grid_is_the_headline_tables(bench_module):
+    cases = list(bench_module("gpu_cases").grid_cases())
+    assert len(cases) == 3 * 2 * 6
+    for case in cases:
+        assert case.shape.num_heads_q * case.shape.head_dim == 2048
+        assert case.shape.batch_size * case.shape.seqlen_q == 16384
+
+
+def test_flops_and_bytes(bench_module):
+    cases, shapes = bench_module("gpu_cases"), importlib.import_module("tilewise.bench.shapes")
+    full = cases.GpuCase("grid", shapes.Shape(2, 8, 8, 4, 4, 16), ("forward", "backward"))
+    assert cases.flops(full, "forward") == 4 * 2 * 4 * 64 * 16
+    assert cases.flops(full, "backward") == 2.5 * cases.flops(full, "forward")
+    causal = dataclasses.replace(full, causal=True)
+    assert cases.flops(causal, "forward") == cases.flops(full, "forward") / 2
+    # q, k, v and out are 2 * 8 * 4 * 16 elements of two bytes, the LSE 2 * 8 * 4 of four.
+    assert cases.traffic_bytes(full, "forward") == 4 * 1024 * 2 + 64 * 4
+    assert cases.traffic_bytes(full, "backward") == 8 * 1024 * 2 + 64 * 4
+    decode = cases.GpuCase("decode", shapes.Shape(3, 1, 10, 8, 2, 16), ("forward",))
+    assert cases.pairs(decode) == 3 * 10
+    assert cases.traffic_bytes(decode, "forward") == 2 * (2 * 3 * 8 * 16 + 2 * 3 * 10 * 2 * 16) + 4 * 3 * 8
+
+
+@pytest.mark.parametrize(("window_left", "seen"), [(0, 5), (1, 9), (2, 12), (4, 15), (9, 15)])
+def test_pairs_of_a_window(bench_module, window_left, seen):
+    cases, shapes = bench_module("gpu_cases"), importlib.import_module("tilewise.bench.shapes")
+    shape = shapes.Shape(2, 5, 5, 1, 1, 8)
+    case = cases.GpuCase("window", shape, ("forward",), causal=True, window_left=window_left)
+    assert cases.pairs(case) == 2 * seen  # five queries see 1, 2, 3 ... keys, at most window_left + 1
+
+
+def test_packed_lengths(bench_module):
+    cases = bench_module("gpu_cases")
+    for num_tokens, longest in ((16384, 4096), (64, 64), (10, 3)):
+        lengths = cases.packed_lengths(num_tokens, longest)
+        assert sum(lengths) == num_tokens
+        assert 1 <= min(lengths) <= max(lengths) <= longest
+    (packed,) = (case for case in cases.option_cases() if case.kind == "packed")
+    assert cases.pairs(packed) == sum(length**2 for length in packed.lengths) / 2
+
+
+# --- timing with a clock that counts calls instead of seconds ---
+
+
+class CountingClock:
+    def __init__(self):
+        self.now = 0.0
+
+    def mark(self):
+        return self.now
+
+    def wait(self):
+        pass
+
+    def seconds(self, first, second):
+        return second - first
+
+
+def test_samples_alternate_and_fill_the_time(bench_module):
+    timing, clock, order = bench_module("gpu_timing"), CountingClock(), []
+
+    def call(name, seconds):
+        order.append(name)
+        clock.now += seconds
+
+    calls = {"a": lambda: call("a", 0.001), "b": lambda: call("b", 0.002)}
+    timings = timing.measure(calls, clock, seconds=0.02)
+    assert {name: len(each.samples) for name, each in timings.items()} == {"a": 10, "b": 10}
+    assert timings["a"].median == pytest.approx(0.001)
+    assert timings["b"].best == pytest.approx(0.002)
+    timed = order[-20:]
+    assert timed[:4] == ["a", "b", "b", "a"]
+    assert timed.count("a") == timed.count("b") == 10
+    assert len(timing.measure(calls, clock, seconds=0.0)["a"].samples) == timing.MIN_SAMPLES
+    assert len(timing.measure(calls, clock, seconds=1e9)["a"].samples) == timing.MAX_SAMPLES
+    assert timing.measure({}, clock, 1.0) == {}
+
+
+# --- the reference, against dense formulas and autograd ---
+
+
+@pytest.mark.parametrize(
+    "option", [{}, {"causal": True}, {"causal": True, "window_left": 3}, {"softcap": 1.5}], ids=str
+)
+def test_reference(bench_module, option, monkeypatch):
+    torch = importlib.import_module("torch")
+    cases, contenders = bench_module("gpu_cases"), bench_module("gpu_contenders")
+    reference, shapes = bench_module("gpu_reference"), importlib.import_module("tilewise.bench.shapes")
+    monkeypatch.setattr(reference, "_BLOCK_ROWS", 5)  # a last block that is not full
+    case = cases.GpuCase("x", shapes.Shape(2, 12, 12, 4, 2, 8), ("forward", "backward"), **option)
+    inputs = contenders.make_inputs(case, "cpu")
+    leaves = [tensor.double().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
+    q, k, v = (tensor.transpose(1, 2) for tensor in leaves)
+    scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5
+    if case.softcap:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    i, j = torch.arange(12)[:, None], torch.arange(12)[None, :]
+    hidden = (case.causal & (j > i)) | ((case.window_left >= 0) & (j < i - case.window_left))
+    out = (scores.masked_fill(hidden, -torch.inf).softmax(3) @ v.repeat_interleave(2, 1)).transpose(1, 2)
+    gradients = torch.autograd.grad(out, leaves, inputs.dout.double())
+    exact = reference.exact_heads(case, inputs)
+    assert [(heads.sequence, heads.key_head) for heads in exact] == [(0, 0), (1, 1)]
+    for results in ((out.detach(),), gradients):
+        accuracy = reference.judge(case, results, exact)
+        assert accuracy.problem == ""
+        assert accuracy.rel_l2_err < 1e-12
+    wrong = (gradients[0], gradients[1], gradients[2].clone())
+    wrong[2][1, :, 1] *= 1.1  # dv of the last head
+    assert "exceeds" in reference.judge(case, wrong, exact).problem
+    wrong[2][0, 3, 1, 0] = torch.nan  # a head that has no reference
+    assert "NaN" in reference.judge(case, wrong, exact).problem
+
+
+# --- the scripts ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "value"),
+    [
+        (["--seqlens", "100"], "--seqlens", "100"),
+        (["--seqlens", "x"], "--seqlens", "'x'"),
+        (["--head-dims", "96"], "--head-dims", "96"),
+        (["--passes", "sideways"], "--passes", "'sideways'"),
+        (["--kinds", "prefill"], "--kinds", "'prefill'"),
+        (["--filter", "("], "--filter", "'('"),
+        (["--seconds", "0"], "--seconds", "0.0"),
+        (["--limit", "nan"], "--limit", "nan"),
+        (["--from-json", "/nonexistent.json"], "--from-json", "'/nonexistent.json'"),
+        (["--quick", "--write-docs"], "--write-docs", "--quick"),
+    ],
+)
+def test_bad_arguments_are_named(bench_module, arguments, argument, value, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        bench_module("attention_gpu").parse_arguments(["--device", "cpu", *arguments])
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert argument in message
+    assert "must" in message
+    assert value in message
+
+
+def test_tiny_run_and_its_report(tmp_path):
+    file = tmp_path / "results" / "tiny.json"
+    result = run_script("attention_gpu.py", *TINY, "--seconds", "0.001", "--json", file, "--no-overhead")
+    assert result.returncode == 0, result.stderr
+    results = json.loads(file.read_text())
+    rows = {(row["library"], row["label"]): row for row in results["rows"]}
+    # Grid: two seqlens, two masks; five options; two passes of each; two decode steps; two libraries.
+    assert len(rows) == len(results["rows"]) == 2 * (2 * (4 + 5) + 2)
+    for (library, label), row in rows.items():
+        if library == "tilewise":
+            assert row["status"] == "ok", label
+            assert row["implementation"].startswith("cpu.")
+            assert row["median_us"] >= row["best_us"] > 0
+            assert (row["rel_l2_err"] is None) == (row["kind"] == "dropout")
+        elif row["kind"] in ("window", "softcap", "packed", "dropout"):
+            assert row["status"].startswith("unsupported"), label
+            assert row["median_us"] is None
+        else:
+            assert row["status"] == "ok", label
+            assert 0 < row["rel_l2_err"] < 2e-2
+    again = run_script("attention_gpu.py", "--from-json", file)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() == result.stdout.partition("\nwritten:")[0].strip()
+    assert str(tmp_path) not in again.stdout
+
+
+def test_filter_and_list(bench_module, capsys):
+    def listed(*arguments):
+        with pytest.raises(SystemExit) as exit_info:
+            bench_module("attention_gpu").parse_arguments(["--list", *arguments])
+        assert exit_info.value.code == 0
+        return capsys.readouterr().out.splitlines()
+
+    backward = listed("--filter", "backward grid d128 .* causal")
+    assert len(backward) == 6
+    assert backward[0] == "backward grid d128 s512 causal b32 h16"
+    assert len(listed("--quick", "--kinds", "grid")) == 24
+
+
+def test_overhead_on_the_cpu(bench_module, monkeypatch):
+    overhead = bench_module("overhead_gpu")
+    monkeypatch.setattr(overhead, "BURST", 2)
+    measured = overhead.measure_overhead("cpu", quick=True, head_dims=[16])
+    (first,) = measured["first_calls"]
+    assert first["head_dim"] == 16
+    assert first["cpus"] in (1, 2)
+    assert set(first["cold_s"]) == set(first["cached_s"]) == {"forward", "backward"}
+    assert len(measured["calls_us"]) == 6
+    assert all(microseconds > 0 for microseconds in measured["calls_us"].values())
+    tables = bench_module("gpu_report").overhead_parts(json.loads(json.dumps(measured)))
+    assert cells(tables[-1], "Tilewise, torch operator, no gradient")
+    assert cells(tables[1], "16")
+
+
+def test_a_failed_first_call_is_told(bench_module, tmp_path):
+    with pytest.raises(RuntimeError, match="exit status"):
+        bench_module("overhead_gpu").run_child("no such device", 16, str(tmp_path))
+
+
+# --- the report from results made by hand ---
+
+
+def sample_results():
+    """Tilewise twice as fast as torch forward, and once half as fast; wrong in one case; decode at half the copy."""
+
+    def row(library, median_us, kind="grid", operation="forward", seqlen=512, **other):
+        shape = {"batch_size": 1, "seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_q": 16, "num_heads_k": 16}
+        name = f"{operation} {kind} d128 s{seqlen} causal b1 h16"
+        values = {"library": library, "implementation": "cuda.x" if library == "tilewise" else "", "label": name}
+        values.update(kind=kind, operation=operation, mask="causal", head_dim=128, **shape)
+        values.update(median_us=median_us, best_us=median_us, tflops=300.0, gb_per_s=2000.0, rel_l2_err=1e-3)
+        return {**values, "max_abs_err": 1e-2, "status": "ok", **other}
+
+    wrong = {"status": "failed: wrong", "tflops": None}
+    return {
+        "machine": {"name": "Sample", "gpu": "gpu", "driver": "driver", "host": "host", "versions": "versions"},
+        "date": "2000-01-01",
+        "command": "python bench/attention_gpu.py",
+        "ceilings": {"matmul_tflops": 700.0, "copy_gb_per_s": 4000.0},
+        "compiled_ahead": {"seconds": 12.0, "cpus": 16},
+        "overhead": {
+            "first_calls": [
+                {
+                    "head_dim": 128,
+                    "cpus": 2,
+                    "cold_s": {"forward": 3.25, "backward": 7.5},
+                    "cached_s": {"forward": 0.025, "backward": 0.0125},
+                }
+            ],
+            "cpp": [{"problem": "attention_forward x=1", "implementation": "cuda.x", "ns": {"run": 2500.0}}],
+            "calls_us": {"Tilewise": 7.25},
+        },
+        "rows": [
+            *(row("tilewise", 10.0), row("torch", 20.0)),
+            *(row("tilewise", 20.0, seqlen=1024), row("torch", 10.0, seqlen=1024)),
+            *(row("tilewise", None, seqlen=2048, **wrong), row("torch", 10.0, seqlen=2048)),
+            *(row("tilewise", 10.0, "decode", num_heads_k=4), row("torch", 15.0, "decode", num_heads_k=4)),
+            *(
+                row("tilewise", 10.0, "softcap"),
+                row("torch", None, "softcap", **{**wrong, "status": "unsupported: no"}),
+            ),
+        ],
+    }
+
+
+def test_report(bench_module):
+    text = bench_module("gpu_report").text(sample_results())
+    assert cells(text, "128", "causal", "512")[3:] == ["300", "300", "2.00", "1.0e-03", "1.0e-03"]
+    assert cells(text, "128", "causal", "2048")[4:6] == ["-", "-"]
+    assert cells(text, "forward", "128")[2:] == ["1.00", "0.50", "d128 s1024 causal"]
+    assert cells(text, "1", "512")[2:] == ["15.0", "10.0", "1.50", "2000", "50%"]
+    assert cells(text, "softcap")[5:8] == ["-", "300", "-"]
+    assert cells(text, "128", "3.25")[2:] == ["7.50", "25.0", "12.5"]
+    assert cells(text, "C++ run, attention_forward, cuda.x")[1:] == ["2.50"]
+    assert "failed: wrong" in text
+    assert "unsupported" not in text
+
+
+def test_section_of_the_documentation(bench_module, tmp_path):
+    report = bench_module("gpu_report")
+    docs = tmp_path / "benchmarks.md"
+    docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
+    for plot_file in (None, tmp_path / "plot.png"):
+        report.write_section(docs, sample_results(), plot_file)
+    document = docs.read_text()
+    assert document.count("### Sample") == document.count("(plot.png)") == 1
+    assert document.startswith("before")
+    assert document.endswith("after\n")
+
+
+def test_documentation_has_a_place_for_sections(bench_module):
+    docs = (BENCH.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert docs.count(bench_module("gpu_report").END_OF_MACHINES) == 1
+
+
+def test_plot(bench_module, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plot.png"
+    assert bench_module("gpu_report").plot(sample_results(), file)
+    assert file.read_bytes()[:4] == b"\x89PNG"
+    assert not bench_module("gpu_report").plot({**sample_results(), "rows": []}, file)
+
+
+def test_a_machine_without_a_gpu_is_told(bench_module, capsys):
+    if importlib.import_module("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit) as exit_info:
+        bench_module("attention_gpu").parse_arguments([])
+    assert exit_info.value.code == 2
+    assert "--device: must be one torch can use (got 'cuda'" in capsys.readouterr().err

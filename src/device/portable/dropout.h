@@ -6,52 +6,58 @@
 
 namespace tilewise::device {
 
-/// Queries are the fragment's rows: whether registers i and j of two column tiles share a call.
-template <class Layout>
-TILEWISE_INLINE constexpr bool share_words(int ci, int i, int cj, int j) {
-  if (Layout::slot(i) != Layout::slot(j)) return false;
-  const int a = ci * Layout::kCols + Layout::place(0, i).col, b = cj * Layout::kCols + Layout::place(0, j).col;
-  return a / 32 == b / 32 && a % 8 / 2 == b % 8 / 2;
-}
+/// The elements of a lane in one row of tiles, in sets that share a Philox call: those of one slot,
+/// group of 32 columns and pair of columns in 8. Element c * kRegisters + i is register i of tile c.
+template <class Scores>
+struct DrawSets {
+  using Layout = typename Scores::Layout;
+  static constexpr int kElements = Scores::kColTiles * Layout::kRegisters, kMost = 8;
+  int count = 0, size[kElements] = {}, member[kElements][kMost] = {};
 
-/// keep(slot, column, value&, kept) for each element, in the fragment's order.
+  static constexpr int tile(int element) { return element / Layout::kRegisters; }
+  static constexpr int slot(int element) { return Layout::slot(element % Layout::kRegisters); }
+  static constexpr int col(int lane, int element) {
+    return tile(element) * Layout::kCols + Layout::place(lane, element % Layout::kRegisters).col;
+  }
+  static constexpr bool share_words(int i, int j) {
+    const int a = col(0, i), b = col(0, j);
+    return slot(i) == slot(j) && a / 32 == b / 32 && a % 8 / 2 == b % 8 / 2;
+  }
+
+  constexpr DrawSets() {
+    for (int element = 0; element < kElements; ++element) {
+      int set = 0;
+      while (set < count && !share_words(member[set][0], element)) ++set;
+      if (set == count) ++count;
+      member[set][size[set]++] = element;
+    }
+  }
+};
+
+/// apply(slot, column, value&, kept) for each element. A table of sets, since the compiler does not
+/// unroll a search for them, and what it has not unrolled indexes registers, that is memory.
 template <class Machine, class Scores, class Apply>
 TILEWISE_INLINE void for_each_draw(Scores& scores, const AttentionParams& p, const DropoutSeed& seed,
                                    const RowScore (&rows)[Scores::kSlots], int32_t first_key, const Apply& apply) {
   using Layout = typename Scores::Layout;
+  using Sets = DrawSets<Scores>;
+  static constexpr Sets kSets;
   const int lane = Machine::lane();
   TILEWISE_UNROLL
   for (int r = 0; r < Scores::kRowTiles; ++r) {
     TILEWISE_UNROLL
-    for (int c = 0; c < Scores::kColTiles; ++c) {
+    for (int set = 0; set < kSets.count; ++set) {
+      const int first = kSets.member[set][0], slot = r * Layout::kRowSlots + Sets::slot(first);
+      const auto key = static_cast<uint32_t>(first_key + Sets::col(lane, first));
+      const PhiloxWords words = dropout_words(seed.seed, seed.offset, rows[slot].batch_head,
+                                              static_cast<uint32_t>(rows[slot].query), key / 32, key % 8 / 2);
       TILEWISE_UNROLL
-      for (int i = 0; i < Layout::kRegisters; ++i) {
-        // The first element of a set draws for all of it.
-        bool first = true;
-        TILEWISE_UNROLL
-        for (int cj = 0; cj <= c; ++cj) {
-          TILEWISE_UNROLL
-          for (int j = 0; j < Layout::kRegisters; ++j) {
-            if ((cj < c || j < i) && share_words<Layout>(cj, j, c, i)) first = false;
-          }
-        }
-        if (!first) continue;
-        const int slot = r * Layout::kRowSlots + Layout::slot(i);
-        const int32_t key = first_key + c * Layout::kCols + Layout::place(lane, i).col;
-        const PhiloxWords words =
-            dropout_words(seed.seed, seed.offset, rows[slot].batch_head, static_cast<uint32_t>(rows[slot].query),
-                          static_cast<uint32_t>(key) / 32, static_cast<uint32_t>(key) % 8 / 2);
-        TILEWISE_UNROLL
-        for (int cj = c; cj < Scores::kColTiles; ++cj) {
-          TILEWISE_UNROLL
-          for (int j = 0; j < Layout::kRegisters; ++j) {
-            if (!share_words<Layout>(c, i, cj, j)) continue;
-            const int col = cj * Layout::kCols + Layout::place(lane, j).col;
-            const int word = (cj * Layout::kCols + Layout::place(0, j).col) % 32 / 8;  // the same in every lane
-            const uint32_t draw = (words.word[word] >> (16 * (col % 2))) & 0xFFFFu;
-            apply(slot, col, scores.tile[r][cj][j], draw >= p.dropout_threshold);
-          }
-        }
+      for (int m = 0; m < kSets.size[set]; ++m) {
+        const int element = kSets.member[set][m], col = Sets::col(lane, element);
+        const int word = Sets::col(0, element) % 32 / 8;  // the same in every lane
+        const uint32_t draw = (words.word[word] >> (16 * (col % 2))) & 0xFFFFu;
+        apply(slot, col, scores.tile[r][Sets::tile(element)][element % Layout::kRegisters],
+              draw >= p.dropout_threshold);
       }
     }
   }

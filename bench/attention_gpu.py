@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -76,9 +77,12 @@ def main() -> int:
     if options.from_json is not None:
         results = json.loads(options.from_json.read_text(encoding="utf-8"))
     else:
-        results = measure_all(options)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        results = empty_results(options)
+        try:
+            measure_all(options, results)
+        finally:  # what was measured before a failure is kept
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(gpu_report.text(results))
     if options.from_json is None:
         print(f"\nwritten: {options.json}")
@@ -89,7 +93,9 @@ def main() -> int:
     failures = [row for row in results["rows"] if row["status"].startswith("failed")]
     for row in failures:
         print(f"{row['library']}: {row['label']}: {row['status']}", file=sys.stderr)
-    return EXIT_FAILURE if failures else EXIT_OK
+    if problem := results["overhead"].get("failed"):
+        print(f"cost of a call: {problem}", file=sys.stderr)
+    return EXIT_FAILURE if failures or problem else EXIT_OK
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -170,37 +176,45 @@ def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, str]]:
                 yield case, operation
 
 
-def measure_all(options: argparse.Namespace) -> Json:
-    """Everything the report needs, as plain JSON values."""
-    tilewise, torch_flash = Tilewise(options.implementation), TorchFlash()
-    wanted: dict[GpuCase, list[str]] = {}
-    for case, operation in wanted_passes(options):
-        wanted.setdefault(case, []).append(operation)
-    seconds_compiling = compile_all(tilewise, list(wanted), options.device)
-    ceilings = measure_ceilings(options.device)
-    end = time.monotonic() + options.limit
-    rows: list[Json] = []
-    left = sum(len(operations) for operations in wanted.values())
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        for case, operations in wanted.items():
-            # A case takes about thrice the time of its samples: two libraries, and references and warm-up.
-            budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 3))
-            rows += measure_case(case, operations, [tilewise, torch_flash], options, budget)
-            left -= len(operations)
-    ceilings = ceilings.best_of(measure_ceilings(options.device))
+def empty_results(options: argparse.Namespace) -> Json:
+    """What measure_all() fills, as plain JSON values: everything the report needs."""
     return {
         "machine": dataclasses.asdict(options.machine_info),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": published_command("attention_gpu.py", sys.argv[1:]),
-        "ceilings": dataclasses.asdict(ceilings),
-        "compiled_ahead": {"seconds": seconds_compiling, "cpus": cpu_count()},
-        "overhead": {} if options.no_overhead else measure_overhead(options.device, quick=options.quick),
-        "rows": rows,
+        "ceilings": {},
+        "compiled_ahead": {},
+        "overhead": {},
+        "rows": [],
     }
 
 
-def compile_all(tilewise: Tilewise, cases: Sequence[GpuCase], device: str) -> float:
-    """Compiles every kernel that the cases need, in parallel. Returns the seconds it took."""
+def measure_all(options: argparse.Namespace, results: Json) -> None:
+    contenders: list[Contender] = [Tilewise(options.implementation), TorchFlash()]
+    wanted: dict[GpuCase, list[str]] = {}
+    for case, operation in wanted_passes(options):
+        wanted.setdefault(case, []).append(operation)
+    ceilings = measure_ceilings(options.device)
+    results["ceilings"] = dataclasses.asdict(ceilings)
+    results["compiled_ahead"] = compile_all(contenders[0], list(wanted), options.device)
+    end = time.monotonic() + options.limit
+    left = sum(len(operations) for operations in wanted.values())
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        for case, operations in wanted.items():
+            # A pass takes about thrice the time of one library's samples: two libraries, warm-up and reference.
+            budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 3))
+            results["rows"] += measure_case(case, operations, contenders, options, budget)
+            left -= len(operations)
+    results["ceilings"] = dataclasses.asdict(ceilings.best_of(measure_ceilings(options.device)))
+    if not options.no_overhead:
+        try:
+            results["overhead"] = measure_overhead(options.device, quick=options.quick)
+        except (RuntimeError, subprocess.SubprocessError) as error:  # the tables are worth more than a clean end
+            results["overhead"] = {"failed": f"{type(error).__name__}: {error}"}
+
+
+def compile_all(tilewise: Contender, cases: Sequence[GpuCase], device: str) -> Json:
+    """Compiles every kernel that the cases need, in parallel; how long that took on how many processors."""
 
     def compile_one(case: GpuCase) -> None:
         # Failures return when the case itself is measured, and are told there.
@@ -212,7 +226,7 @@ def compile_all(tilewise: Tilewise, cases: Sequence[GpuCase], device: str) -> fl
     start = time.monotonic()
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(compile_one, cases))
-    return time.monotonic() - start
+    return {"seconds": time.monotonic() - start, "cpus": cpu_count()}
 
 
 def measure_case(
@@ -313,7 +327,7 @@ def make_row(
 def show(rows: list[Json]) -> list[Json]:
     """One line of progress on standard error for each finished pass."""
     speeds = [
-        f"{row['library']} {row['median_us']:.0f} us {row['tflops']:.1f} TFLOP/s" if row["median_us"] else row["status"]
+        f"{row['library']} {row['median_us']:.1f} us {row['tflops']:.1f} TFLOP/s" if row["median_us"] else row["status"]
         for row in rows
     ]
     ratio = gpu_report.ratio_of(rows)

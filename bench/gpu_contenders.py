@@ -109,6 +109,9 @@ class TorchFlash:
     def chosen(self, case: GpuCase, operation: str, inputs: Inputs) -> str:
         return ""
 
+    def warm_up(self, case: GpuCase, inputs: Inputs) -> None:
+        """Its kernels are compiled already."""
+
     def views(self, case: GpuCase, tensors: Tensors) -> Tensors:
         if self._beneath(case):
             return tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 import shutil
@@ -97,7 +96,3 @@ def measure_ceilings(device: str) -> GpuCeilings:
 def l2_bytes(device: str) -> int:
     """Size of the last-level cache that inputs must exceed to be read from memory."""
     return 0 if device == "cpu" else int(torch.cuda.get_device_properties(device).L2_cache_size)
-
-
-def as_json(machine: GpuMachine, ceilings: GpuCeilings) -> dict[str, object]:
-    return {"machine": dataclasses.asdict(machine), "ceilings": dataclasses.asdict(ceilings)}

@@ -153,6 +153,8 @@ def options_table(rows: Sequence[Json]) -> str:
 
 def overhead_parts(overhead: Json) -> list[str]:
     """Tables of what overhead_gpu.py measured; a part that it could not measure is left out."""
+    if problem := overhead.get("failed"):
+        return [f"The cost of a call could not be measured: {problem}"]
     parts: list[str] = []
     if first := overhead.get("first_calls"):
         header = [

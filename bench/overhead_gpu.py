@@ -131,7 +131,7 @@ def host_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
         **gradient_calls("Tilewise, torch operator", tilewise.attention, (q, k, v), dout),
     }
     # One head, so that the same memory is [batch, heads, seqlen, head_dim] too.
-    views = tuple(tensor.transpose(1, 2) for tensor in (q, k, v))
+    views = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     calls["torch, no gradient"] = lambda: scaled_dot_product_attention(*views)
     calls.update(gradient_calls("torch", scaled_dot_product_attention, views, dout.transpose(1, 2)))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

@@ -233,6 +233,53 @@ def test_overhead_on_the_cpu(bench_module, monkeypatch):
     assert cells(tables[1], "16")
 
 
+def test_overhead_program(bench_module):
+    program = bench_module("machine").find_program("tilewise-overhead-gpu")
+    if program is None:
+        pytest.skip("tilewise-overhead-gpu is not built")
+    assert subprocess.run([program, "--yaml"], capture_output=True).returncode == 2
+    done = subprocess.run([program, "--json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        assert "this machine has no GPU" in done.stderr
+        return
+    measured = json.loads(done.stdout)
+    assert [entry["problem"].split()[0] for entry in measured] == ["attention_forward", "attention_backward"]
+    assert all(ns > 0 for entry in measured for ns in entry["ns"].values())
+
+
+def run_with(script, monkeypatch, name, file):
+    """main() of attention_gpu.py on a tiny grid, its function `name` raising after it has been called twice."""
+    function, calls = getattr(script, name), []
+
+    def fail_late(*arguments, **options):
+        calls.append(name)
+        if len(calls) > 2 or name == "measure_overhead":
+            raise RuntimeError("the device is lost")
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(script, name, fail_late)
+    arguments = [*TINY, "--kinds", "grid", "--passes", "forward", "--seconds", "0.001", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["attention_gpu.py", *arguments])
+    return script.main()
+
+
+def test_what_was_measured_before_a_failure_is_kept(bench_module, monkeypatch, tmp_path):
+    file = tmp_path / "kept.json"
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        run_with(bench_module("attention_gpu"), monkeypatch, "measure_case", file)
+    kept = json.loads(file.read_text())
+    assert len(kept["rows"]) == 2 * 2
+    assert "TFLOP/s, forward" in bench_module("gpu_report").text(kept)
+
+
+def test_failing_overhead_leaves_the_tables(bench_module, monkeypatch, tmp_path, capsys):
+    assert run_with(bench_module("attention_gpu"), monkeypatch, "measure_overhead", tmp_path / "kept.json") == 1
+    printed = capsys.readouterr()
+    assert "TFLOP/s, forward" in printed.out
+    assert "could not be measured: RuntimeError: the device is lost" in printed.out
+    assert "cost of a call: RuntimeError: the device is lost" in printed.err
+
+
 def test_a_failed_first_call_is_told(bench_module, tmp_path):
     with pytest.raises(RuntimeError, match="exit status"):
         bench_module("overhead_gpu").run_child("no such device", 16, str(tmp_path))

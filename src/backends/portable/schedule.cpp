@@ -68,8 +68,9 @@ void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
       }
       break;
     case device::kCdna:
-      // Eight waves share the copying of a tile, and their 256 registers leave room for two a SIMD.
-      c.waves = rows <= 32 ? 1 : rows <= 512 ? 4 : 8;
+      // Eight waves share the copying of a tile, and two a SIMD have 256 registers each: too few for what
+      // bias, ALiBi or dropout add beyond head_dim 160.
+      c.waves = rows <= 32 ? 1 : rows <= 512 || (dim > 160 && (c.dropout || !c.plain_scale)) ? 4 : 8;
       c.rows_per_wave = 32;
       c.rows_in_registers = true;
       c.tile_cols = dim <= 128 && c.waves > 1 ? 64 : 32;
@@ -104,11 +105,19 @@ void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
   c.waves = 4;
   c.tile_cols = machine == device::kSm80 && dim <= 128 ? 64 : 32;
   if (machine == device::kSm80) shape_sm80_gradient(c, kind, dim);
+  if (machine == device::kRdna && kind == KernelKind::key_gradient) c.tile_cols = 16;
   if (kind == KernelKind::bias_gradient) {
     c.stages = 1;
     c.waves = 4;
     c.rows_in_registers = false;
   }
+}
+
+/// Whether accumulators of dk and dv together would pass a lane's registers: then one kernel after the
+/// other, dk's being the larger one.
+bool adds_up_apart(const KernelConfig& c, device::Machine machine) {
+  const bool featured = c.dropout || !c.plain_scale;
+  return c.head_dim + c.head_dim_v > (machine == device::kRdna && featured ? 128 : 256);
 }
 
 /// Reduces a configuration step by step until a block fits, or can't get smaller.
@@ -118,8 +127,6 @@ void shrink_to_fit(KernelKind kind, KernelConfig& c, const DeviceTraits& traits)
       c.tile_cols /= 2;
     } else if (c.waves > 1 && c.waves * c.rows_per_wave > 32) {
       c.waves /= 2;
-    } else if (kind == KernelKind::key_gradient && traits.machine == device::kRdna && c.tile_cols > 16) {
-      c.tile_cols = 16;
     } else if (c.waves > 1) {
       c.waves /= 2;
     } else {
@@ -158,9 +165,7 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
     case KernelKind::bias_gradient:
       c = score_config(problem);
       shape_gradient(c, kind, traits.machine);
-      // Accumulators of dk and dv together pass a lane's registers beyond head_dim 128: then one after
-      // the other, dk being the larger kernel.
-      if (kind == KernelKind::key_gradient) c.wants_dv = c.head_dim + c.head_dim_v <= 2 * 128;
+      if (kind == KernelKind::key_gradient) c.wants_dv = !adds_up_apart(c, traits.machine);
       break;
     case KernelKind::merge_splits:
       c = row_config(problem);

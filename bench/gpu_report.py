@@ -192,7 +192,8 @@ def write_section(docs: Path, results: Json, plot_file: Optional[Path]) -> None:
     """Replaces the section of this GPU in `docs`, or adds it after the others."""
     name = results["machine"]["name"]
     picture = f"\n\n![Speed beside torch's FlashAttention-2 on {name}]({plot_file.name})" if plot_file else ""
-    replace_section(docs, name, text(results) + picture, END_OF_MACHINES)
+    # A key of its own: attention_cpu.py may have a section of the same name.
+    replace_section(docs, f"GPU {name}", f"### {name}\n\n{text(results)}{picture}", END_OF_MACHINES)
 
 
 def plot(results: Json, file: Path) -> bool:

@@ -193,16 +193,16 @@ def write_section(docs: Path, results: Json, plot_file: Path) -> None:
     """Replaces the section of this machine in `docs`, or adds it after the others."""
     name = results["machine"]["name"]
     picture = f"![Forward and backward speed beside torch on {name}]({plot_file.name})"
-    replace_section(docs, name, f"{text(results)}\n\n{picture}", END_OF_MACHINES)
+    replace_section(docs, name, f"### {name}\n\n{text(results)}\n\n{picture}", END_OF_MACHINES)
 
 
-def replace_section(docs: Path, name: str, body: str, end_of_sections: str) -> None:
-    """Puts the section `name` in the place of the one between its marks, or before the line `end_of_sections`.
+def replace_section(docs: Path, key: str, body: str, end_of_sections: str) -> None:
+    """Puts `body` in the place of the section between the marks of `key`, or before the line `end_of_sections`.
 
     Raises ValueError where `docs` has neither.
     """
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    section = f"{begin}\n### {name}\n\n{body}\n{end}"
+    begin, end = f"<!-- begin {key} -->", f"<!-- end {key} -->"
+    section = f"{begin}\n{body}\n{end}"
     document = docs.read_text(encoding="utf-8")
     if begin in document:
         before, _, rest = document.partition(begin)

@@ -347,11 +347,13 @@ def test_report(bench_module):
 def test_section_of_the_documentation(bench_module, tmp_path):
     report = bench_module("gpu_report")
     docs = tmp_path / "benchmarks.md"
-    docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
+    processors = "<!-- begin Sample -->\n### Sample\nof a processor\n<!-- end Sample -->"
+    docs.write_text(f"before\n\n{processors}\n\n{report.END_OF_MACHINES}\nafter\n")
     for plot_file in (None, tmp_path / "plot.png"):
         report.write_section(docs, sample_results(), plot_file)
     document = docs.read_text()
-    assert document.count("### Sample") == document.count("(plot.png)") == 1
+    assert document.count("### Sample") == 2
+    assert document.count("(plot.png)") == document.count(processors) == 1
     assert document.startswith("before")
     assert document.endswith("after\n")
 

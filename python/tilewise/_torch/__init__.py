@@ -19,6 +19,7 @@ from tilewise._torch.operators import registered_by as registered_by
 # Looked up once: a call of a few microseconds notices every attribute of torch.
 _autocast_enabled = torch.is_autocast_enabled
 compiling = torch.compiler.is_compiling
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _grad_enabled = torch.is_grad_enabled
 _transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
 
@@ -63,8 +64,8 @@ def attention(
     options = head
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or arrays is not None or out is not None:
         _check_tensors(k, v, out, arrays or NO_ARRAYS)
-    device_type = "cuda" if q.is_cuda else "cpu"
-    if _autocast_enabled(device_type):
+    traced = compiling()
+    if (traced or _any_autocast()) and _autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
         arrays = arrays or NO_ARRAYS
         q, k, v, bias = autocast.cast(q, k, v, arrays[0], torch.get_autocast_dtype(device_type))
         arrays = (bias, *arrays[1:])
@@ -85,15 +86,14 @@ def attention(
             if needs_grad:
                 raise ValueError("out: cannot be given with inputs that require gradients")
             lse = operators.forward_out(q, k, v, out, *options)
-        elif compiling():
+        elif traced:
             out, lse = operators.forward(q, k, v, *options)
         elif _transforming():
             out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
         elif needs_grad:
             return autograd.apply(q, k, v, bias, sink, options, return_lse)
         else:
-            with autograd.below_autograd():
-                out, lse = operators.eager_forward(q, k, v, *options)
+            out, lse = autograd.eager_forward(q, k, v, options)
     except RuntimeError as error:
         _core.rethrow_torch_error(str(error))
         raise

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../support/dense_call.hpp"
+#include "core/call.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::portable {
@@ -110,6 +112,40 @@ TEST(ContiguousParams, HaveTheStridesOfEachLayout) {
   EXPECT_EQ(packed.dbias_shape[1], 4);
   EXPECT_EQ(packed.total_k, 11);
   EXPECT_EQ(packed.q.data, nullptr);
+}
+
+/// Every value but addresses is what Tilewise itself passes for a call with contiguous tensors.
+template <typename Arguments>
+void expect_values_of(const Arguments& arguments) {
+  const core::Call call = core::call_of(arguments);
+  const Problem problem = core::describe(call);
+  const KernelParams real{core::make_params(call, problem), {}}, told{contiguous_params(problem), {}};
+  for (const ParameterField& field : parameter_fields()) {
+    EXPECT_EQ(field.value_in(told), field.value_in(real)) << field.name << " of " << to_string(problem);
+  }
+}
+
+TEST(ContiguousParams, AreThoseOfACall) {
+  test::DenseCall call({.batch = 2, .seqlen_q = 5, .seqlen_k = 7, .heads_q = 4, .heads_k = 2, .dim = 8, .dim_v = 6});
+  expect_values_of(call.forward_arguments());
+  call.prepare_backward();
+  expect_values_of(call.backward_arguments());
+
+  call.options.mask = Mask::causal;
+  call.options.alignment = Alignment::top_left;
+  call.options.window_left = 3;
+  call.options.softcap = 20.0;
+  call.options.softmax_scale = 0.5;
+  call.options.dropout_p = 0.25;
+  call.bias = call.normal(DType::f32, {2, 1, 5, 7});
+  call.alibi_slopes = call.normal(DType::f32, {2, 4});
+  call.sink = call.normal(DType::f32, {4});
+  call.seqused_q = test::DenseCall::lengths({5, 4});
+  call.seqused_k = test::DenseCall::lengths({6, 5});
+  call.leftpad_k = test::DenseCall::lengths({1, 0});
+  expect_values_of(call.forward_arguments());
+  call.prepare_backward(true);
+  expect_values_of(call.backward_arguments());
 }
 
 }  // namespace

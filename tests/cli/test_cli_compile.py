@@ -1,0 +1,216 @@
+"""`tilewise compile`: code objects with launch.json, bundles that need no compiler, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FORWARD = "attention_forward dtype=bf16 seqlen_q=128 num_heads_q=4 head_dim=64"
+DECODE = "attention_forward dtype=bf16 seqlen_q=1 seqlen_k=8192 num_heads_q=4 head_dim=64"
+BACKWARD = "attention_backward dtype=bf16 seqlen_q=128 num_heads_q=4 head_dim=64"
+# As on a machine where no compiler for GPUs is installed.
+NO_COMPILER = {"TILEWISE_NVRTC": "/nowhere", "TILEWISE_CLANG": "none", "TILEWISE_HIPRTC": "/nowhere"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def compile_(tilewise, cache):
+    """compile_(target, *arguments, **variables): skips where the target has no compiler."""
+
+    def run(target: str, *arguments: str | Path, **variables: str):
+        # NVRTC is a package of this Python's environment.
+        variables = {"TILEWISE_CACHE_DIR": str(cache), "VIRTUAL_ENV": sys.prefix} | variables
+        report = json.loads(tilewise("doctor", "--json", **variables).stdout)
+        vendor = "NVIDIA" if target.startswith("sm_") else "AMD"
+        (library,) = [row for row in report["libraries"] if row["name"] == f"compiler for {vendor}"]
+        if not library["found"]:
+            pytest.skip(library["detail"])
+        return tilewise("compile", "--target", target, *arguments, **variables)
+
+    return run
+
+
+def read_launches(folder: Path) -> dict:
+    return json.loads((folder / "launch.json").read_text())
+
+
+def architecture_of(path: Path) -> int:
+    """e_machine of an ELF file: 190 is CUDA, 224 AMD."""
+    image = path.read_bytes()
+    assert image[:4] == b"\x7fELF"
+    return int.from_bytes(image[18:20], "little")
+
+
+@pytest.mark.parametrize(("target", "suffix", "machine"), [("sm_90a", "cubin", 190), ("gfx1102", "hsaco", 224)])
+def test_folder_holds_what_a_driver_needs(compile_, tmp_path, target, suffix, machine):
+    text = compile_(target, "--problem", FORWARD, "--out", tmp_path).stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"forward.{suffix}", "launch.json"]
+    assert architecture_of(tmp_path / f"forward.{suffix}") == machine
+    report = read_launches(tmp_path)
+    assert report["target"] == target
+    assert report["device"]["multiprocessors"] > 0
+    (kernel,) = report["kernels"]
+    assert kernel["file"] == f"forward.{suffix}"
+    assert kernel["symbol"].encode() in (tmp_path / kernel["file"]).read_bytes()
+    assert kernel["registers"] > 0
+    assert kernel["scratch_bytes"] >= 0
+    assert kernel["symbol"] in kernel["source"]
+    row = next(line.split() for line in text.splitlines() if line.startswith("forward."))
+    shared = kernel["static_shared_bytes"] + report["problems"][0]["launches"][0]["dynamic_shared_bytes"]
+    assert row[1:5] == [
+        str(report["problems"][0]["launches"][0]["block"][0]),
+        str(kernel["registers"]),
+        str(shared),
+        str(kernel["spill_bytes"]),
+    ]
+    assert re.search(rf"^1 kernel of 1 problem for \w+ {target} in .*, written to {tmp_path}$", text, re.MULTILINE)
+
+
+def test_parameters_can_be_packed(compile_, tmp_path):
+    compile_("gfx942", "--problem", DECODE, "--out", tmp_path)
+    report = read_launches(tmp_path)
+    block = report["parameters"]
+    fields = {field["name"]: field for field in block["fields"]}
+    assert max(field["offset"] + field["size"] for field in block["fields"]) == block["size"]
+    assert fields["call.q.data"]["type"] == "void*"
+    (problem,) = report["problems"]
+    assert "device=hip" in problem["problem"]
+    values = problem["values_of_contiguous_tensors"]
+    pointers = {name for name, field in fields.items() if field["type"].endswith("*")}
+    of_grid = {name for name in fields if name.startswith("grid.")}
+    assert set(values) == set(fields) - pointers - of_grid
+    assert values["call.seqlen_k"] == 8192
+    assert values["call.k.seq_stride"] == 4 * 64
+    assert values["call.softmax_scale"] == pytest.approx(64**-0.5)
+    forward, merge = problem["launches"]
+    assert forward["file"] == "forward.hsaco"
+    assert merge["file"] == "merge_splits.hsaco"
+    splits = forward["values"]["grid.num_splits"]
+    assert splits > 1
+    assert merge["values"]["grid.num_splits"] == splits
+    assert forward["grid"][0] == 4 * splits
+    workspace = problem["workspace"]
+    assert set(workspace["offsets"]) == {"grid.partial_out", "grid.partial_lse"} <= pointers
+    assert all(offset % workspace["alignment"] == 0 for offset in workspace["offsets"].values())
+    assert workspace["size"] >= 4 * splits * 4 * (64 + 1)
+
+
+def test_problems_share_kernels(compile_, tmp_path):
+    listed = tmp_path / "problems.txt"
+    listed.write_text(f"# what a model needs\n{FORWARD}\n\n{FORWARD} batch_size=9  # of the same kernel\n{BACKWARD}\n")
+    folder = tmp_path / "out"
+    # Words need no quotes.
+    text = compile_("gfx942", "--problems", listed, "--problem", *DECODE.split(), "--out", folder).stdout
+    report = read_launches(folder)
+    operations = [problem["problem"].split()[0] for problem in report["problems"]]
+    assert operations == ["attention_forward", "attention_forward", "attention_forward", "attention_backward"]
+    files = [[launch["file"] for launch in problem["launches"]] for problem in report["problems"]]
+    assert files[1] == files[2]
+    assert files[3] == ["row_delta.hsaco", "key_gradient.hsaco", "query_gradient.hsaco"]
+    names = [kernel["file"] for kernel in report["kernels"]]
+    assert len(set(names)) == len(names) == len(list(folder.iterdir())) - 1
+    assert {name for launches in files for name in launches} == set(names)
+    assert f"{len(names)} kernels of 4 problems" in text
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx950"])
+def test_bundles_need_no_compiler(compile_, tilewise, tmp_path, target):
+    bundle = tmp_path / "kernels.bundle"
+    assert f"bundled in {bundle}" in compile_(target, "--problem", FORWARD, "--bundle", bundle).stdout
+    elsewhere = NO_COMPILER | {"TILEWISE_CACHE_DIR": str(tmp_path / "empty"), "TILEWISE_BUNDLE": str(bundle)}
+    text = tilewise("compile", "--target", target, "--problem", FORWARD, "--out", tmp_path, **elsewhere).stdout
+    assert next(line for line in text.splitlines() if line.startswith("forward.")).endswith("kept")
+    done = tilewise("compile", "--target", target, "--problem", FORWARD, "mask=causal", status=1, **elsewhere)
+    assert "no compiler for" in done.stderr
+
+
+def test_without_a_place_the_cache_is_filled(compile_, tilewise, cache):
+    compile_("gfx942", "--problem", FORWARD)
+    kernels = json.loads(tilewise("cache", "list", "--json", TILEWISE_CACHE_DIR=str(cache)).stdout)["kernels"]
+    assert ("gfx942", "tilewise_forward") in [(kernel["architecture"], kernel["symbol"]) for kernel in kernels]
+    assert "kept" in compile_("gfx942", "--problem", FORWARD).stdout
+
+
+def test_fewer_multiprocessors_have_fewer_splits(compile_, tmp_path):
+    compile_("gfx942", "--problem", DECODE, "--out", tmp_path / "all")
+    compile_("gfx942", "--problem", DECODE, "--out", tmp_path / "few", "--multiprocessors", "8")
+    many, few = (
+        read_launches(tmp_path / name)["problems"][0]["launches"][0]["values"]["grid.num_splits"]
+        for name in ["all", "few"]
+    )
+    assert 1 < few < many
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["--target", "sm_75", "--problem", FORWARD], 2, ["target: must be one of sm_80, ", "gfx1151 (got 'sm_75')"]),
+        (["--target", "host", "--problem", FORWARD], 2, ["target: must be one of sm_80, "]),
+        (["--target", "sm_80"], 2, ["PROBLEM: must be given with --problem or --problems (got none)"]),
+        (["--problem", FORWARD], 2, ["--target is required"]),
+        (["--target", "sm_80", "--problem", FORWARD + " device=hip"], 2, ["device: must be cuda for sm_80 (got hip)"]),
+        (["--target", "gfx942", "--problem", FORWARD + " device=cpu"], 2, ["device: must be hip for gfx942 (got cpu)"]),
+        (["--target", "sm_80", "--problem", "attention_forward head_dim=64"], 2, ["seqlen_q: must be given"]),
+        (["--target", "sm_80", "--problems", "/nowhere"], 2, ["--problems: /nowhere can't be read"]),
+        (
+            ["--target", "sm_80", "--problem", FORWARD, "--implementation", "hip.cdna"],
+            2,
+            ["implementation: must be one of those for sm_80: cuda.sm80 (got 'hip.cdna')"],
+        ),
+        (
+            ["--target", "gfx942", "--problem", FORWARD.replace("bf16", "f32")],
+            1,
+            ["hip.cdna refuses attention_forward device=hip seqlen_q=128", "does not support f32"],
+        ),
+        (
+            ["--target", "gfx942", "--problem", FORWARD.replace("head_dim=64", "head_dim=300")],
+            1,
+            ["on gfx942: head_dim and head_dim_v must be <= 256 (got 300 and 300)"],
+        ),
+        (["--target", "sm_80", "--problem", FORWARD], 1, ["no compiler for CUDA sm_80", "nvidia-cuda-nvrtc"]),
+        (["--target", "gfx90a", "--problem", FORWARD], 1, ["no compiler for HIP gfx90a", "TILEWISE_HIPRTC"]),
+    ],
+)
+def test_errors(tilewise, tmp_path, arguments, status, words):
+    done = tilewise("compile", *arguments, status=status, TILEWISE_CACHE_DIR=str(tmp_path), **NO_COMPILER)
+    assert done.stdout == ""
+    for part in words:
+        assert part in done.stderr
+
+
+def test_errors_name_the_line(tilewise, tmp_path):
+    listed = tmp_path / "problems.txt"
+    listed.write_text(f"{FORWARD}\n{FORWARD} colour=red\n")
+    done = tilewise("compile", "--target", "sm_80", "--problems", listed, status=2)
+    assert f"{listed}:2: problem: unknown key (got 'colour')" in done.stderr
+
+
+def test_unwritable_places(compile_, tilewise, cache, tmp_path):
+    compile_("gfx942", "--problem", FORWARD)  # or skips
+    (tmp_path / "file").write_text("")
+    for option in ["--out", "--bundle"]:
+        place = tmp_path / "file" / "below"
+        arguments = ["--target", "gfx942", "--problem", FORWARD, option, place]
+        done = tilewise("compile", *arguments, status=1, TILEWISE_CACHE_DIR=str(cache))
+        assert str(place) in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("llvm-readelf-22"), reason="llvm-readelf-22 is not installed")
+def test_amd_kernels_need_nothing_but_their_parameters(compile_, tmp_path):
+    """No implicit arguments: the kernarg segment is the parameter block."""
+    compile_("gfx942", "--problem", BACKWARD, "--out", tmp_path)
+    size = read_launches(tmp_path)["parameters"]["size"]
+    for path in tmp_path.glob("*.hsaco"):
+        notes = subprocess.run(["llvm-readelf-22", "--notes", path], capture_output=True, text=True, check=True).stdout
+        assert f".kernarg_segment_size: {size}" in notes
+        assert "hidden_" not in notes

@@ -1,5 +1,8 @@
-"""Compiles portable kernels for AMD GPUs that need not be here and reports what limits them: registers, scratch,
-shared memory, waves a SIMD, and how the main loop's instructions keep the matrix and the vector unit busy."""
+"""Compiles kernels for AMD GPUs that need not be here and reports what limits them: registers, scratch, shared memory,
+waves a SIMD, and how the main loop's instructions keep the matrix and the vector unit busy.
+
+Without --kernel, the kernels that `tilewise compile` makes of a list of problems; with it, one kernel of the
+configuration that --set gives."""
 
 from __future__ import annotations
 
@@ -10,87 +13,80 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
-HEADERS = {"forward": "forward.h", "query_gradient": "query_gradient.h", "key_gradient": "key_gradient.h"}
+ROOT = Path(__file__).resolve().parent.parent
 KERNELS = {"forward": "Forward", "query_gradient": "QueryGradient", "key_gradient": "KeyGradient"}
+TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1102", "gfx1151")
+SHAPE = "dtype=bf16 seqlen_q=8192 num_heads_q=16"
+PROBLEMS = tuple(
+    f"attention_{operation} {SHAPE} head_dim={head_dim}{mask}"
+    for operation, masks in (("forward", ("", " mask=causal")), ("backward", ("", " mask=causal")))
+    for head_dim in (64, 128, 256)
+    for mask in masks
+)
 
 # Of one SIMD: 16-bit FLOPs of its matrix unit a cycle, and the cycles that a wave's vector or transcendental
 # instruction holds it (AMD's instruction set manuals and peak rates).
 MATRIX_FLOPS = {"gfx90a": 256, "gfx942": 512, "gfx950": 1024, "gfx11": 256}
 VECTOR_CYCLES = {"gfx9": 4, "gfx11": 1}
 TRANSCENDENTAL_CYCLES = {"gfx90a": 16, "gfx942": 16, "gfx950": 8, "gfx11": 4}
-SHARED_BYTES = {"gfx950": 160 << 10, "gfx": 64 << 10}  # of a compute unit, or half a work group processor
+# Registers of a lane that a SIMD's waves share, the step they are given out in, and the most waves.
+REGISTERS = {"gfx9": (512, 8, 8), "gfx1102": (1024, 16, 16), "gfx11": (1536, 24, 16)}
+# Shared memory of the 4 SIMDs that a block may run on: a compute unit, or a work group processor.
+SHARED_BYTES = {"gfx950": 160 << 10, "gfx9": 64 << 10, "gfx11": 128 << 10}
 
 
-def of_target(table: dict[str, int], target: str) -> int:
+def of_target(table: dict, target: str):  # type: ignore[type-arg, no-untyped-def]
     return next(value for prefix, value in table.items() if target.startswith(prefix))
 
 
-def is_cdna(target: str) -> bool:
-    return target.startswith("gfx9")
+def tool(name: str) -> str:
+    """A program of LLVM, whatever its version's suffix."""
+    found = next((path for suffix in ("-22", "-21", "-20", "-19", "") if (path := shutil.which(name + suffix))), None)
+    return found or sys.exit(f"{name} of LLVM 19 or newer is needed")
 
 
-# What the schedule gives long sequences; options of the command line come on top.
-def preset(kernel: str, target: str, head_dim: int) -> dict[str, str]:
-    cdna = is_cdna(target)
-    config = {"head_dim": str(head_dim), "head_dim_v": str(head_dim), "rows_per_wave": "32" if cdna else "16"}
-    if kernel == "forward":
-        config |= {"waves": "8" if cdna else "4", "tile_cols": "32" if head_dim > 128 else "64"}
-        config |= {"rows_in_registers": "true" if cdna or head_dim <= 128 else "false"}
-    else:
-        config |= {"waves": "4", "tile_cols": "32"}
-        config |= {"rows_in_registers": "true" if cdna and head_dim <= 128 else "false"}
-    return config
-
-
-def stub(kernel: str, target: str, config: dict[str, str]) -> str:
-    """One kernel as the library generates it."""
-    machine = "cdna" if is_cdna(target) else "rdna"
-    ops = f"{machine.capitalize()}Ops<{machine.capitalize()}Machine>"
-    threads = int(config["waves"]) * (64 if is_cdna(target) else 32)
-    order = re.findall(r"(\w+) = [^,;]+[,;]", config_fields())
-    fields = ", ".join(f".{name} = {config[name]}" for name in order if name in config)
-    if unknown := set(config) - set(order):
-        sys.exit(f"KernelConfig has no field {', '.join(sorted(unknown))}")
-    return f"""#pragma clang force_cuda_host_device begin
-#include "device/portable/machine_{machine}.h"
-#include "device/portable/ops_{machine}.h"
-#include "device/portable/{HEADERS[kernel]}"
-namespace tilewise::device {{
-inline constexpr KernelConfig kConfig{{{fields}}};
-using Shared = {KERNELS[kernel]}Shared<{ops}, kConfig>;
-using Kernel = {KERNELS[kernel]}Kernel<{ops}, kConfig>;
-}}
-#pragma clang force_cuda_host_device end
-extern "C" __attribute__((global, amdgpu_flat_work_group_size({threads}, {threads}))) void
-kernel(tilewise::device::KernelParams params) {{
-  static __attribute__((shared)) tilewise::device::Shared shared;
-  tilewise::device::Kernel::run(params, shared);
-}}
-"""
-
-
-def config_fields() -> str:
-    text = (SOURCE / "device/common/kernel_config.h").read_text()
-    return text[text.index("struct KernelConfig {") : text.index("friend constexpr")]
-
-
-def compile_stub(source: str, target: str, clang: str, options: list[str]) -> str:
-    """The assembly of a stub."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.hip"
-        path.write_text(source)
-        command = [clang, "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib"]
-        command += [f"--offload-arch={target}", "-O3", "-std=c++20", "-mcode-object-version=5", f"-I{SOURCE}"]
-        done = subprocess.run(
-            [*command, *options, "-S", "-o", "-", str(path)], capture_output=True, text=True, check=False
-        )
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(done.stderr)
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+@dataclass
+class CodeObject:
+    """A compiled kernel: its notes, and an instruction, a branch's target and a label a line."""
+
+    path: Path
+    target: str
+    notes: str = ""
+    names: list[str] = field(default_factory=list)
+    jumps: list[str] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.notes = run([tool("llvm-readobj"), "--notes", str(self.path)])
+        options = ["-d", "--symbolize-operands", "--no-show-raw-insn", "--no-leading-addr"]
+        for i, line in enumerate(run([tool("llvm-objdump"), *options, str(self.path)]).splitlines()):
+            name = jump = ""
+            if m := re.match(r"<?([\w$.]+)>?:", line):
+                self.labels[m.group(1)] = i
+            elif m := re.match(r"\s+([a-z]\w+)(?:\s+<?([\w$.]+)>?)?", line):
+                name = m.group(1)
+                jump = (m.group(2) or "") if "branch" in name else ""
+            self.names.append(name)
+            self.jumps.append(jump)
+
+    def resource(self, name: str) -> int:
+        match = re.search(rf"\.{name}:\s+(\d+)", self.notes)
+        return int(match.group(1)) if match else 0
+
+    def symbol(self) -> str:
+        match = re.search(r"\.name:\s+tilewise_(\w+)", self.notes)
+        return match.group(1) if match else "?"
 
 
 def instruction_kind(name: str) -> str:
@@ -98,138 +94,160 @@ def instruction_kind(name: str) -> str:
         return "matrix"
     if re.match(r"v_(exp|rcp|log|sqrt|rsq|sin|cos)_", name):
         return "transcendental"
-    if name.startswith(("v_", "ds_")):
-        return "vector" if name.startswith("v_") else "lds"
-    if re.match(r"(buffer|global|flat|scratch)_", name):
-        return name.split("_")[0]
-    return "wait" if re.match(r"s_(wait|barrier|nop|setprio|sched|delay)", name) else "scalar"
+    # Two vector operations that one instruction carries count once: so does the cycle they take.
+    return {"v_": "vector", "ds": "lds"}.get(name[:2], "other")
+
+
+def is_matrix(name: str) -> bool:
+    return instruction_kind(name) == "matrix"
+
+
+def main_loop(code: CodeObject) -> tuple[int, int]:
+    """First and last line of the innermost loop with the most matrix instructions."""
+    loops = [(code.labels[jump], i) for i, jump in enumerate(code.jumps) if code.labels.get(jump, i) < i]
+    loops = [(a, b) for a, b in loops if any(map(is_matrix, code.names[a:b]))]
+    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)]
+    if not inner:
+        sys.exit(f"{code.path}: no loop with matrix instructions")
+    return max(inner, key=lambda loop: sum(map(is_matrix, code.names[loop[0] : loop[1]])))
 
 
 @dataclass
-class Loop:
-    """The innermost loop with the most matrix instructions."""
+class Mix:
+    """Instructions of a loop, and the cycles that they hold the matrix and the vector unit."""
 
     count: Counter[str] = field(default_factory=Counter)
     matrix_cycles: float = 0.0
     vector_cycles: int = 0
-    skippable: int = 0  # instructions in blocks without matrix instructions that a forward branch may skip
 
 
-def innermost_loops(lines: list[str]) -> list[tuple[int, int, list[str], list[str]]]:
-    """(first line, last line, instruction and branch target of each line) of the loops with matrix instructions."""
-    labels = {m.group(1): i for i, line in enumerate(lines) if (m := re.match(r"(\.?[\w$.]+):", line))}
-    names, targets = [""] * len(lines), [""] * len(lines)
-    for i, line in enumerate(lines):
-        if m := re.match(r"\s+([a-z]\w+)(?:\s+(\.?[\w$.]+))?", line):
-            names[i] = m.group(1)
-            targets[i] = (m.group(2) or "") if "branch" in names[i] else ""
-    matrix = [instruction_kind(name) == "matrix" for name in names]
-    loops = [
-        (labels[t], i) for i, t in enumerate(targets) if t in labels and labels[t] < i and any(matrix[labels[t] : i])
-    ]
-    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)]
-    found = []
-    for a, b in inner:
-        jumps = [str(labels.get(t, "")) for t in targets[a : b + 1]]
-        found.append((a, b, names[a : b + 1], jumps))
-    return sorted(found, key=lambda loop: -sum(instruction_kind(n) == "matrix" for n in loop[2]))
-
-
-def measure_loop(first: int, names: list[str], jumps: list[str], target: str) -> Loop:
-    loop, skipped = Loop(), set()
-    for i, jump in enumerate(jumps):
-        end = int(jump) - first if jump else -1
-        inside = i < end < len(names) and names[i] != "s_branch"
-        if inside and not any(instruction_kind(n) == "matrix" for n in names[i:end]):
+def mix_of(code: CodeObject) -> Mix:
+    """Blocks without matrix instructions that a forward branch may skip are left out."""
+    first, last = main_loop(code)
+    skipped: set[int] = set()
+    for i in range(first, last):
+        end = code.labels.get(code.jumps[i], -1)
+        if i < end <= last and code.names[i] != "s_branch" and not any(map(is_matrix, code.names[i:end])):
             skipped |= set(range(i + 1, end))
-    for i, name in enumerate(names):
-        if not name:
-            continue
-        if i in skipped:
-            loop.skippable += 1
-            continue
-        loop.count[instruction_kind(name)] += 1
+    mix = Mix()
+    for name in (code.names[i] for i in range(first, last + 1) if i not in skipped):
+        mix.count[instruction_kind(name)] += 1
         if m := re.search(r"(?:mfma|wmma)_\w*?_(\d+)x(\d+)x(\d+)", name):
             m_size, n_size, k_size = map(int, m.groups())
-            loop.matrix_cycles += 2 * m_size * n_size * k_size / of_target(MATRIX_FLOPS, target)
-    loop.vector_cycles = of_target(VECTOR_CYCLES, target) * loop.count["vector"]
-    loop.vector_cycles += of_target(TRANSCENDENTAL_CYCLES, target) * loop.count["transcendental"]
-    return loop
+            mix.matrix_cycles += 2 * m_size * n_size * k_size / of_target(MATRIX_FLOPS, code.target)
+    mix.vector_cycles = of_target(VECTOR_CYCLES, code.target) * mix.count["vector"]
+    mix.vector_cycles += of_target(TRANSCENDENTAL_CYCLES, code.target) * mix.count["transcendental"]
+    return mix
 
 
-def resource(assembly: str, name: str) -> int:
-    match = re.search(rf"^; {name}: (\d+)", assembly, re.MULTILINE)
-    return int(match.group(1)) if match else 0
+def waves_a_simd(code: CodeObject) -> str:
+    """Waves of one SIMD when whole blocks fill its compute unit, and what limits them."""
+    waves = code.resource("max_flat_workgroup_size") // code.resource("wavefront_size")
+    registers, step, most = of_target(REGISTERS, code.target)
+    of_registers = min(most, registers // (-(-code.resource("vgpr_count") // step) * step))
+    blocks = {"registers": 4 * of_registers // waves}
+    blocks["LDS"] = of_target(SHARED_BYTES, code.target) // max(code.resource("group_segment_fixed_size"), 1)
+    limit = min(blocks, key=lambda name: blocks[name])
+    return f"{blocks[limit] * waves / 4:g} ({limit})"
 
 
-def waves_a_simd(assembly: str, target: str, config: dict[str, str]) -> tuple[int, str]:
-    """Waves of one SIMD, and what limits them."""
-    by_registers = resource(assembly, "Occupancy")
-    blocks = of_target(SHARED_BYTES, target) // max(resource(assembly, "LDSByteSize"), 1)
-    simds = 4 if is_cdna(target) else 2
-    by_shared = max(blocks, 1) * int(config["waves"]) // simds
-    return min(by_registers, by_shared), "registers" if by_registers <= by_shared else "LDS"
+COLUMNS = ("target", "kernel", "registers", "scratch", "LDS bytes", "waves a SIMD", "matrix instructions")
+HEADING = (*COLUMNS, "matrix cycles", "vector cycles", "vector/matrix", "lds/matrix")
 
 
-def report(kernel: str, target: str, config: dict[str, str], assembly: str) -> str:
-    """A row of the table in docs/benchmarks.md."""
-    lines = assembly.splitlines()
-    loops = innermost_loops(lines)
-    if not loops:
-        sys.exit(f"{kernel} for {target}: no loop with matrix instructions")
-    first, _, names, jumps = loops[0]
-    loop = measure_loop(first, names, jumps, target)
-    waves, limit = waves_a_simd(assembly, target, config)
-    registers = resource(assembly, "TotalNumVgprs") or resource(assembly, "NumVgprs")
-    shape = "x".join(config[name] for name in ("waves", "rows_per_wave", "tile_cols"))
-    element = {"0": "bf16", "1": "fp16"}[config.get("element", "0")]
-    mask = "causal" if config.get("ranged") == "true" else "full"
-    ratio, lds = loop.vector_cycles / loop.matrix_cycles, loop.count["lds"] / loop.count["matrix"]
-    return (
-        f"| {target} | {kernel} | {config['head_dim']} | {element} | {mask} | {shape} | {registers} "
-        f"| {resource(assembly, 'ScratchSize')} | {resource(assembly, 'LDSByteSize')} | {waves} ({limit}) "
-        f"| {loop.count['matrix']} | {loop.matrix_cycles:.0f} | {loop.vector_cycles} | {ratio:.2f} | {lds:.2f} |"
-    )
+def row(name: str, code: CodeObject) -> tuple[str, ...]:
+    mix = mix_of(code)
+    resources = ("vgpr_count", "private_segment_fixed_size", "group_segment_fixed_size")
+    numbers = [str(code.resource(resource)) for resource in resources]
+    ratios = (mix.vector_cycles / mix.matrix_cycles, mix.count["lds"] / mix.count["matrix"])
+    cycles = (f"{mix.count['matrix']}", f"{mix.matrix_cycles:.0f}", f"{mix.vector_cycles}")
+    return (code.target, name, *numbers, waves_a_simd(code), *cycles, *(f"{ratio:.2f}" for ratio in ratios))
 
 
-HEADING = (
-    "| target | kernel | head_dim | element | mask | waves×rows×keys | registers | scratch | LDS bytes | waves a SIMD "
-    "| matrix instructions | matrix cycles | vector cycles | vector/matrix | lds/matrix |\n" + "|---" * 15 + "|"
-)
+def of_problems(targets: list[str], problems: list[str], tilewise: Path, folder: Path) -> Iterator[tuple[str, ...]]:
+    for target in targets:
+        for number, problem in enumerate(problems):
+            out = folder / f"{target}-{number}"
+            run([str(tilewise), "compile", "--target", target, "--out", str(out), "--problem", problem])
+            words = [word for word in problem.split()[1:] if word not in SHAPE.split()]
+            for path in sorted(out.glob("*.hsaco")):
+                code = CodeObject(path, target)
+                if code.symbol() in KERNELS:
+                    yield row(f"{path.stem} {' '.join(words)}", code)
+
+
+def of_configuration(target: str, kernel: str, config: dict[str, str], folder: Path) -> tuple[str, ...]:
+    """One kernel of a configuration, in a stub like those that the library generates."""
+    text = (ROOT / "src/device/common/kernel_config.h").read_text()
+    known = re.findall(r"(\w+) = [^,;]+[,;]", text[text.index("struct KernelConfig {") : text.index("friend")])
+    if unknown := set(config) - set(known):
+        sys.exit(f"KernelConfig has no field {', '.join(sorted(unknown))}")
+    fields = ", ".join(f".{name} = {config[name]}" for name in known if name in config)
+    machine, lanes = ("cdna", 64) if target.startswith("gfx9") else ("rdna", 32)
+    ops, threads = f"{machine.capitalize()}Ops<{machine.capitalize()}Machine>", int(config["waves"]) * lanes
+    stub = f"""#pragma clang force_cuda_host_device begin
+#include "device/portable/machine_{machine}.h"
+#include "device/portable/ops_{machine}.h"
+#include "device/portable/{kernel}.h"
+namespace tilewise::device {{
+inline constexpr KernelConfig kConfig{{{fields}}};
+using Shared = {KERNELS[kernel]}Shared<{ops}, kConfig>;
+using Kernel = {KERNELS[kernel]}Kernel<{ops}, kConfig>;
+}}
+#pragma clang force_cuda_host_device end
+extern "C" __attribute__((global, amdgpu_flat_work_group_size({threads}, {threads}))) void
+tilewise_{kernel}(const tilewise::device::KernelParams params) {{
+  static __attribute__((shared)) tilewise::device::Shared shared;
+  tilewise::device::Kernel::run(params, shared);
+}}
+"""
+    source, out = folder / "kernel.hip", folder / f"{kernel}-{target}.hsaco"
+    source.write_text(stub)
+    options = ["-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-O3"]
+    options += ["-std=c++20", "-mcode-object-version=5", f"--offload-arch={target}", f"-I{ROOT / 'src'}"]
+    run([tool("clang++"), *options, "-o", str(out), str(source)])
+    return row(" ".join([kernel, *(f"{name}={value}" for name, value in config.items())]), CodeObject(out, target))
+
+
+def markdown(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def write_table(document: Path, lines: list[str]) -> None:
+    """Replaces what stands between this script's marks."""
+    begin, end = "<!-- begin amd_isa.py -->\n", "<!-- end amd_isa.py -->"
+    text = document.read_text()
+    if begin not in text or end not in text:
+        sys.exit(f"{document} has no {begin.strip()} and {end}")
+    before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
+    document.write_text(before + "\n".join(lines) + "\n" + after)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", nargs="+", default=["gfx90a", "gfx942", "gfx950", "gfx1102"])
-    parser.add_argument("--kernel", nargs="+", choices=sorted(HEADERS), default=["forward"])
-    parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 128, 256])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", nargs="+", default=list(TARGETS))
+    parser.add_argument("--problem", nargs="+", default=list(PROBLEMS), help="problems, each one line of text")
+    parser.add_argument("--tilewise", type=Path, default=ROOT / "build/tilewise", help="the command")
+    parser.add_argument("--kernel", choices=sorted(KERNELS), help="compile this one by --set, not problems")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of KernelConfig")
-    parser.add_argument("--clang", default=shutil.which("clang++-22") or "clang++", help="clang 19 or newer")
-    parser.add_argument("--clang-option", nargs="*", default=[], help="more options for the compiler")
-    parser.add_argument("--assembly", type=Path, help="folder that keeps the assembly")
-    parser.add_argument("--isa-mix", type=Path, help="a script to run on each assembly, with its target")
+    parser.add_argument("--keep", type=Path, help="folder that keeps the code objects")
+    parser.add_argument("--write", type=Path, help="put the table into this document")
     arguments = parser.parse_args()
-    changes = dict(item.split("=", 1) for item in arguments.set)
-    print(HEADING)
-    for target in arguments.target:
-        for kernel in arguments.kernel:
-            for head_dim in arguments.head_dim:
-                config = preset(kernel, target, head_dim) | changes
-                assembly = compile_stub(stub(kernel, target, config), target, arguments.clang, arguments.clang_option)
-                print(report(kernel, target, config, assembly), flush=True)
-                keep(arguments, f"{kernel}-{target}-{head_dim}.s", target, assembly)
-
-
-def keep(arguments: argparse.Namespace, name: str, target: str, assembly: str) -> None:
-    folder = arguments.assembly
-    if folder:
+    lines = [markdown(HEADING), markdown(("---",) * 2 + ("---:",) * (len(HEADING) - 2))]
+    print("\n".join(lines))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(assembly)
-    if arguments.isa_mix:
-        with tempfile.NamedTemporaryFile("w", suffix=f"-{name}") as file:
-            file.write(assembly)
-            file.flush()
-            subprocess.run([sys.executable, str(arguments.isa_mix), file.name, target], check=True)
+        if arguments.kernel:
+            config = {"waves": "4"} | dict(item.split("=", 1) for item in arguments.set)
+            rows = (of_configuration(target, arguments.kernel, config, folder) for target in arguments.target)
+        else:
+            rows = of_problems(arguments.target, arguments.problem, arguments.tilewise, folder)
+        for cells in rows:
+            lines.append(markdown(cells))
+            print(lines[-1], flush=True)
+    if arguments.write:
+        write_table(arguments.write, lines)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ TEST_F(HipBackend, RefusesAnUnknownArchitecture) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what())
                   .find("hip.cdna: hip:2: the GPU must be one of gfx90a, gfx942, gfx950, gfx1100, "
-                        "gfx1101, gfx1102, gfx1151 (got gfx1030)"),
+                        "gfx1101, gfx1102, gfx1103, gfx1151 (got gfx1030)"),
               std::string::npos)
         << error.what();
   }

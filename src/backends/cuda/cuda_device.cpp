@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "backends/portable/architectures.hpp"
 #include "core/message.hpp"
 #include "jit/published.hpp"
 #include "tilewise/error.hpp"
@@ -57,12 +58,6 @@ Opened open_device(const jit::CudaDriver& functions, int index) {
   }
 }
 
-/// Multiply-adds of half precision that a multiprocessor's matrix units do in a cycle, as the vendor gives them:
-/// 1024 on data center parts of 8.0 (twice that from 9.0 on, which mma.sync does not reach), 512 on others.
-double matrix_rate(int compute_capability) {
-  return compute_capability == 80 || compute_capability >= 90 ? 1024.0 : 512.0;
-}
-
 }  // namespace
 
 std::string error_text(const jit::CudaDriver& driver, cu::Result result) {
@@ -87,11 +82,11 @@ Gpu::Gpu(const jit::CudaDriver& driver, int index) : driver_(driver), index_(ind
   traits_.architecture = core::concat("sm_", compute_capability_, compute_capability_ == 90 ? "a" : "");
   traits_.multiprocessors = attribute(cu::kMultiprocessorCount, device);
   traits_.shared_bytes = static_cast<std::size_t>(attribute(cu::kMaxSharedMemoryPerBlockOptin, device));
-  // Two thirds of the matrix units' rate and 25 GB/s for each multiprocessor: what attention reaches, roughly.
-  constexpr double kSustained = 0.66, kGigabytesPerMultiprocessor = 25.0;
-  const double gigahertz = attribute(cu::kClockRateKilohertz, device) * 1e-6;
-  traits_.gflops = kSustained * 2.0 * matrix_rate(compute_capability_) * gigahertz * traits_.multiprocessors;
-  traits_.gigabytes_per_second = kGigabytesPerMultiprocessor * traits_.multiprocessors;
+  // A GPU newer than the table is taken for one of its consumer parts.
+  constexpr double kUnknownRate = 512.0, kGigahertz = 1e-6;  // of a kilohertz
+  const portable::Architecture* known = portable::find_architecture(traits_.architecture);
+  portable::set_rates(traits_, known != nullptr ? known->matrix_rate : kUnknownRate,
+                      attribute(cu::kClockRateKilohertz, device) * kGigahertz);
   // Never released: streams and memory of other libraries live in it, and threads may run while main() returns.
   check(driver, driver.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain");
 }

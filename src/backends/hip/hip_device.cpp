@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 
+#include "backends/portable/architectures.hpp"
 #include "core/message.hpp"
 #include "jit/published.hpp"
 #include "tilewise/error.hpp"
@@ -14,29 +15,11 @@ namespace {
 
 namespace amd = jit::hip;
 
-/// Architectures with matrix instructions that the kernels know, and multiply-adds of half precision that a compute
-/// unit does in a cycle (from the vendor's peak rates).
-struct Architecture {
-  std::string_view name;
-  device::Machine machine;
-  double rate;
-};
-constexpr std::array<Architecture, 7> kArchitectures{{{"gfx90a", device::kCdna, 512},
-                                                      {"gfx942", device::kCdna, 1024},
-                                                      {"gfx950", device::kCdna, 2048},
-                                                      {"gfx1100", device::kRdna, 256},
-                                                      {"gfx1101", device::kRdna, 256},
-                                                      {"gfx1102", device::kRdna, 256},
-                                                      {"gfx1151", device::kRdna, 256}}};
-
-const Architecture& architecture_named(std::string_view name) {
-  const auto* found = std::ranges::find(kArchitectures, name, &Architecture::name);
-  if (found != kArchitectures.end()) return *found;
-  std::string known;
-  for (const Architecture& architecture : kArchitectures) {
-    core::append(known, core::concat(known.empty() ? "" : ", ", architecture.name));
-  }
-  throw Error(ErrorCode::unsupported, core::concat("the GPU must be one of ", known, " (got ", name, ")"));
+const portable::Architecture& architecture_named(std::string_view name) {
+  const portable::Architecture* found = portable::find_architecture(name);
+  if (found != nullptr && portable::device_of(*found) == DeviceType::hip) return *found;
+  throw Error(ErrorCode::unsupported, core::concat("the GPU must be one of ",
+                                                   portable::architecture_names(DeviceType::hip), " (got ", name, ")"));
 }
 
 struct Driver {
@@ -147,15 +130,12 @@ HipRuntime::HipRuntime(const jit::HipDriver& driver, int index) : driver_(driver
   amd::Result error = amd::kSuccess;
   traits_.architecture = jit::hip_architecture(driver, index, error);
   check(driver, error, "hipGetDeviceProperties");
-  const Architecture& architecture = architecture_named(traits_.architecture);
+  const portable::Architecture& architecture = architecture_named(traits_.architecture);
   traits_.machine = architecture.machine;
   traits_.multiprocessors = attribute(amd::kMultiprocessorCount);
   traits_.shared_bytes = static_cast<std::size_t>(attribute(amd::kMaxSharedMemoryPerBlock));
-  // Half of the matrix units' rate and 12 GB/s for each compute unit: what attention reaches, roughly.
-  constexpr double kSustained = 0.5, kGigabytesPerUnit = 12.0;
-  const double gigahertz = attribute(amd::kClockRateKilohertz) * 1e-6;
-  traits_.gflops = kSustained * 2.0 * architecture.rate * gigahertz * traits_.multiprocessors;
-  traits_.gigabytes_per_second = kGigabytesPerUnit * traits_.multiprocessors;
+  constexpr double kGigahertz = 1e-6;  // of a kilohertz
+  portable::set_rates(traits_, architecture.matrix_rate, attribute(amd::kClockRateKilohertz) * kGigahertz);
   target_ = {jit::TargetKind::hip, traits_.architecture};
 }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
 
 #include "core/message.hpp"
 
@@ -51,11 +50,16 @@ const Architecture* find_architecture(std::string_view name) {
 
 const Architecture& named_architecture(std::string_view name) {
   if (const Architecture* found = find_architecture(name)) return *found;
+  core::invalid_argument("target: must be one of ", architecture_names(DeviceType::cuda), ", ",
+                         architecture_names(DeviceType::hip), " (got ", core::quoted(name), ")");
+}
+
+std::string architecture_names(DeviceType type) {
   std::string names;
   for (const Architecture& known : kArchitectures) {
-    core::append(names, core::concat(names.empty() ? "" : ", ", known.name));
+    if (device_of(known) == type) core::append(names, core::concat(names.empty() ? "" : ", ", known.name));
   }
-  core::invalid_argument("target: must be one of ", names, " (got ", core::quoted(name), ")");
+  return names;
 }
 
 DeviceType device_of(const Architecture& architecture) {

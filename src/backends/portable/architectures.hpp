@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 #include "backends/portable/lowering.hpp"
@@ -24,6 +25,9 @@ struct Architecture {
 [[nodiscard]] const Architecture* find_architecture(std::string_view name);
 /// Throws Error (invalid_argument), which lists the names there are.
 [[nodiscard]] const Architecture& named_architecture(std::string_view name);
+
+/// "gfx90a, gfx942, ...": those of a kind of device, for messages.
+[[nodiscard]] std::string architecture_names(DeviceType type);
 
 /// The kind of device that has this architecture.
 [[nodiscard]] DeviceType device_of(const Architecture& architecture);

@@ -1,87 +1,48 @@
 // Lowers a problem, finds or compiles each kernel it needs, and launches them in order.
 #include "backends/portable/portable_kernel.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
+#include "backends/portable/compile_ahead.hpp"
 #include "backends/portable/schedule.hpp"
 #include "core/device.hpp"
 #include "core/message.hpp"
-#include "jit/kernel_cache.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
 
-using Compiled = std::shared_ptr<const jit::CompiledKernel>;
-
 /// What core promises of a workspace, less than place_workspace() wants.
 constexpr std::size_t kCoreAlignment = 64;
 
-/// A kernel to be compiled or found. Backward passes have several, which compile side by side.
-struct Wanted {
-  KernelKey key;
-  std::uint32_t shared_bytes = 0;
-  jit::KernelSource source;
-  Compiled compiled;
-  std::exception_ptr error;
-};
-
-std::vector<Wanted> unknown_kernels(const Lowering& lowering, const Runtime& runtime) {
-  std::vector<Wanted> wanted;
+/// What is not loaded yet. Backward passes have several kernels, which compile side by side.
+std::vector<KernelBuild> unknown_kernels(const Lowering& lowering, const Runtime& runtime) {
+  Lowering unknown;
   for (const Launch& launch : lowering.launches) {
-    if (runtime.memo().find(launch.key, launch.shared_bytes) != nullptr) continue;
-    Wanted* same = nullptr;
-    for (Wanted& other : wanted) {
-      if (other.key == launch.key) same = &other;
-    }
-    if (same != nullptr) {
-      same->shared_bytes = std::max(same->shared_bytes, launch.shared_bytes);
-      continue;
-    }
-    const bool host = runtime.target().kind == jit::TargetKind::host;
-    wanted.push_back(
-        {launch.key, launch.shared_bytes, make_source(launch.key, runtime.traits().machine, host), {}, {}});
+    if (runtime.memo().find(launch.key, launch.shared_bytes) == nullptr) unknown.launches.push_back(launch);
   }
-  return wanted;
-}
-
-void compile(std::vector<Wanted>& wanted, const jit::Target& target) {
-  const auto compile_one = [&target](Wanted& kernel) {
-    try {
-      kernel.compiled = jit::find_or_compile(target, kernel.source);
-    } catch (...) {
-      kernel.error = std::current_exception();
-    }
-  };
-  std::vector<std::jthread> threads;
-  for (std::size_t i = 1; i < wanted.size(); ++i) threads.emplace_back(compile_one, std::ref(wanted[i]));
-  compile_one(wanted.front());
-  threads.clear();  // joins
-  for (const Wanted& kernel : wanted) {
-    if (kernel.error) std::rethrow_exception(kernel.error);
-  }
+  std::vector<KernelBuild> builds;
+  add_builds(unknown, runtime.traits(), runtime.target(), builds);
+  return builds;
 }
 
 void load_unknown_kernels(const Lowering& lowering, const Runtime& runtime) {
-  std::vector<Wanted> wanted = unknown_kernels(lowering, runtime);
-  if (wanted.empty()) return;
+  std::vector<KernelBuild> builds = unknown_kernels(lowering, runtime);
+  if (builds.empty()) return;
   if (core::planning_in_capture()) {
     throw Error(ErrorCode::runtime,
                 core::concat("stream: must not be captured while a kernel is used for the first time (",
-                             wanted.front().source.symbol, " for ", jit::to_string(runtime.target()),
+                             builds.front().source.symbol, " for ", jit::to_string(runtime.target()),
                              " is not loaded yet); call tilewise.warmup with the same arguments before the capture"));
   }
-  compile(wanted, runtime.target());
-  for (Wanted& kernel : wanted) {
-    runtime.memo().insert({kernel.key, kernel.shared_bytes, runtime.load(*kernel.compiled, kernel.shared_bytes),
-                           kernel.compiled->resources});
+  compile_ahead(builds);
+  for (const KernelBuild& build : builds) {
+    if (build.error) std::rethrow_exception(build.error);
+    const std::uint32_t bytes = shared_bytes(build.key.kind, build.key.config, runtime.traits().machine);
+    runtime.memo().insert({build.key, bytes, runtime.load(*build.compiled, bytes), build.compiled->resources});
   }
 }
 

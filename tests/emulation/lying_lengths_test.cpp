@@ -1,0 +1,80 @@
+// Lengths in device memory that lie: kernels clamp them, so no lane touches memory outside the tensors. The
+// emulation's own checks say whether one does.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/call.hpp"
+#include "core/implementation.hpp"
+#include "verify/call_tensors.hpp"
+
+namespace tilewise::test {
+namespace {
+
+[[maybe_unused]] const int kCacheSet = setenv("TILEWISE_CACHE_DIR", TILEWISE_TEST_CACHE_DIR, 1);
+
+constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(),
+                       kLeast = std::numeric_limits<std::int32_t>::min();
+
+/// What stands where cu_seqlens (4 entries), seqused and leftpad (3 entries) were, after they were checked.
+struct Lie {
+  const char* name;
+  std::array<std::int32_t, 4> starts;
+  std::array<std::int32_t, 3> counts;
+};
+constexpr std::array<Lie, 4> kLies = {{
+    {"far beyond the end", {0, 1000, 100000, kMost}, {kMost, 1000, 5}},
+    {"negative", {-1, -2, kLeast, -100}, {-1, kLeast, -7}},
+    {"falling", {90, 60, 30, 0}, {50, 40, 30}},
+    {"one beyond", {1, 41, 71, 101}, {41, 31, 31}},
+}};
+
+class LyingLengths : public testing::TestWithParam<std::string> {
+ protected:
+  static void check(const std::string& text) {
+    const Problem wanted = parse_problem(text);
+    const bool backward = wanted.operation == Operation::attention_backward;
+    for (const Lie& lie : kLies) {
+      const verify::CallTensors tensors(wanted, 1);
+      const std::vector<verify::Output> outputs = tensors.make_outputs(2);
+      const ForwardArguments forward = backward ? ForwardArguments{} : tensors.forward_arguments(outputs);
+      const BackwardArguments gradients = backward ? tensors.backward_arguments(outputs) : BackwardArguments{};
+      const core::Call call = backward ? core::call_of(gradients) : core::call_of(forward);
+      const Problem problem = core::describe(call);
+      const device::AttentionParams params = core::make_params(call, problem);
+      for (const std::int32_t* starts : {params.cu_seqlens_q, params.cu_seqlens_k})
+        if (starts) std::ranges::copy(lie.starts, const_cast<std::int32_t*>(starts));
+      for (const std::int32_t* counts : {params.seqused_q, params.seqused_k, params.leftpad_k})
+        if (counts) std::ranges::copy(lie.counts, const_cast<std::int32_t*>(counts));
+      const auto table = core::implementation_table();
+      const auto row = std::ranges::find(table, GetParam(), &core::Implementation::name);
+      ASSERT_NE(row, table.end());
+      const auto kernel = (*row)->prepare(problem);
+      std::vector<std::max_align_t> workspace(kernel->workspace_size() / sizeof(std::max_align_t) + 16);
+      void* aligned = workspace.data();
+      std::size_t room = workspace.size() * sizeof(std::max_align_t);
+      EXPECT_NO_THROW(kernel->launch(params, std::align(64, kernel->workspace_size(), aligned, room), nullptr))
+          << lie.name << ": " << text;
+    }
+  }
+};
+
+TEST_P(LyingLengths, LeadNoLaneOutsideTheTensors) {
+  constexpr const char* kPacked = " layout=thd batch_size=3 max_seqlen_q=60 max_seqlen_k=70 total_q=100 total_k=100";
+  constexpr const char* kOptions =
+      " num_heads_q=2 num_heads_k=1 head_dim=23 seqused_q=1 seqused_k=1 leftpad_k=1 mask=causal bias=f32[b,h,q,k]";
+  check(std::string("attention_forward dtype=bf16") + kPacked + kOptions);
+  check(std::string("attention_backward dtype=bf16 dbias=1") + kPacked + kOptions);
+}
+
+INSTANTIATE_TEST_SUITE_P(Machines, LyingLengths, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
+                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+
+}  // namespace
+}  // namespace tilewise::test

@@ -1,8 +1,8 @@
 // The forward kernel on emulated machines, right and with faults planted in it: each one must be caught,
 // by the checks or by the result.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <span>
 
 #include "../support/dense_call.hpp"
 #include "core/call.hpp"
@@ -16,6 +16,75 @@ namespace tilewise::test {
 namespace {
 
 using namespace device;
+
+/// The one fault of the run under way. Chosen at run time, so that a kernel is compiled once for all of them.
+enum class Fault {
+  none,
+  no_barrier,
+  one_barrier_less,
+  no_wait,
+  short_wait,
+  transposed_values,
+  transposed_left,
+  swapped_operands,
+  no_exchange,
+  short_copies,
+};
+Fault g_fault = Fault::none;
+std::array<int, 1024> g_barriers;  // that each thread came to
+
+template <class Machine>
+struct Faulty : Machine {
+  static void barrier() {
+    constexpr int kLeftOut = 3;  // one between tiles
+    if (g_fault == Fault::no_barrier) return;
+    if (g_fault == Fault::one_barrier_less && g_barriers[static_cast<std::size_t>(Machine::thread())]++ == kLeftOut)
+      return;
+    Machine::barrier();
+  }
+};
+
+struct FaultySm80 : Faulty<HostSm80Machine> {
+  template <int kPending>
+  static void wait_copies() {
+    if (g_fault == Fault::no_wait) return;
+    // The values' copies stay under way: the last group but one, after an empty one.
+    if (g_fault == Fault::short_wait) return HostSm80Machine::wait_copies<kPending + 2>();
+    HostSm80Machine::wait_copies<kPending>();
+  }
+  static void copy_async(void* to, const void* from, bool valid) {
+    if (g_fault == Fault::short_copies && thread() % 4 == 3) return;  // the last chunk of each row
+    HostSm80Machine::copy_async(to, from, valid);
+  }
+  static void load_matrices_transposed(uint32_t (&to)[4], const void* row) {
+    if (g_fault == Fault::transposed_values) return load_matrices(to, row);
+    HostSm80Machine::load_matrices_transposed(to, row);
+  }
+  template <int kElement>
+  static void mma(Sm80Accumulator& d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t transposed[4] = {a[0], a[2], a[1], a[3]};
+    HostSm80Machine::mma<kElement>(d, g_fault == Fault::transposed_left ? transposed : a, b0, b1);
+  }
+};
+
+struct FaultyCdna : Faulty<HostCdnaMachine> {
+  template <int kElement>
+  static void mma_32x32x16(CdnaAccumulator& d, CdnaOperand a, CdnaOperand b) {
+    if (g_fault == Fault::swapped_operands) return HostCdnaMachine::mma_32x32x16<kElement>(d, b, a);
+    HostCdnaMachine::mma_32x32x16<kElement>(d, a, b);
+  }
+};
+
+struct FaultyRdna : Faulty<HostRdnaMachine> {
+  template <int kElement>
+  static void mma_16x16x16(RdnaAccumulator& d, RdnaOperand a, RdnaOperand b) {
+    if (g_fault == Fault::swapped_operands) return HostRdnaMachine::mma_16x16x16<kElement>(d, b, a);
+    HostRdnaMachine::mma_16x16x16<kElement>(d, a, b);
+  }
+  static uint32_t swap_halves(uint32_t word) {
+    return g_fault == Fault::no_exchange ? word : HostRdnaMachine::swap_halves(word);
+  }
+};
 
 constexpr KernelConfig kSm80Config{
     .head_dim = 32, .head_dim_v = 32, .waves = 2, .rows_per_wave = 16, .tile_cols = 32, .stages = 2, .ranged = true};
@@ -47,15 +116,15 @@ class ForwardCall {
     params.call = core::make_params(described, core::describe(described));
   }
 
-  /// What went wrong in the run, or empty.
+  /// What went wrong in a run on the machine of `Ops` with that fault, or empty.
   template <class Ops, KernelConfig C>
-  std::string run(std::uint64_t seed = 0) {
+  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
     memory = backends::emulation::memory_of(params);
-    return run_within<Ops, C>(seed);
+    return run_within<Ops, C>(fault, seed);
   }
   /// The same where `memory` stays what it was.
   template <class Ops, KernelConfig C>
-  std::string run_within(std::uint64_t seed = 0) {
+  std::string run_within(Fault fault = Fault::none, std::uint64_t seed = 0) {
     using Shared = ForwardShared<Ops, C>;
     constexpr int kRows = C.waves * C.rows_per_wave;
     params.grid.num_tiles = static_cast<std::int32_t>((params.call.seqlen_q + kRows - 1) / kRows);
@@ -63,6 +132,8 @@ class ForwardCall {
     params.grid.heads = static_cast<std::int32_t>(params.call.num_heads_q);
     const HostKernel* kernel = host_kernel<typename Ops::Machine, Shared>(
         [](const KernelParams& p, Shared& shared) { ForwardKernel<Ops, C>::run(p, shared); });
+    g_fault = fault;
+    g_barriers.fill(0);
     return fault_of(kernel, C.waves * Ops::Machine::kLanes,
                     static_cast<int>(params.grid.num_tiles * params.call.num_heads_q), seed, params, memory);
   }
@@ -85,156 +156,101 @@ class ForwardCall {
 /// Values of some units, rounded to bf16 twice on their way.
 constexpr double kFine = 0.03, kWrong = 0.3;
 
-template <template <class> class Ops, class Machine, KernelConfig C>
-void check_correct() {
+struct OnSm80 {
+  using Ops = Sm80Ops<FaultySm80>;
+  static constexpr KernelConfig kConfig = kSm80Config;
+};
+struct OnCdna {
+  using Ops = CdnaOps<FaultyCdna>;
+  static constexpr KernelConfig kConfig = kCdnaConfig;
+};
+struct OnRdna {
+  using Ops = RdnaOps<FaultyRdna>;
+  static constexpr KernelConfig kConfig = kRdnaConfig;
+};
+
+template <class On>
+class EmulatedForward : public testing::Test {
+ protected:
+  static std::string fault_of_run(ForwardCall&& call, Fault fault) {
+    return call.run<typename On::Ops, On::kConfig>(fault);
+  }
+  /// Nothing is wrong but the result.
+  static double error_of_run(Fault fault) {
+    ForwardCall call;
+    EXPECT_EQ((call.run<typename On::Ops, On::kConfig>(fault)), "");
+    return call.error();
+  }
+  /// The kernel is told one row more than the tensors have.
+  static std::string fault_of_one_more(std::int64_t AttentionParams::* length) {
+    ForwardCall call;
+    call.memory = backends::emulation::memory_of(call.params);
+    call.params.call.*length += 1;
+    return call.run_within<typename On::Ops, On::kConfig>();
+  }
+};
+using Machines = testing::Types<OnSm80, OnCdna, OnRdna>;
+TYPED_TEST_SUITE(EmulatedForward, Machines);
+
+TYPED_TEST(EmulatedForward, IsRightInAnyOrder) {
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    ForwardCall forward;
-    EXPECT_EQ((forward.run<Ops<Machine>, C>(seed)), "");
-    EXPECT_LT(forward.error(), kFine);
+    ForwardCall call;
+    EXPECT_EQ((call.run<typename TypeParam::Ops, TypeParam::kConfig>(Fault::none, seed)), "");
+    EXPECT_LT(call.error(), kFine);
   }
 }
 
-TEST(EmulatedForward, IsRightOnEveryMachineInAnyOrder) {
-  check_correct<Sm80Ops, HostSm80Machine, kSm80Config>();
-  check_correct<CdnaOps, HostCdnaMachine, kCdnaConfig>();
-  check_correct<RdnaOps, HostRdnaMachine, kRdnaConfig>();
+TYPED_TEST(EmulatedForward, AMissingBarrierIsCaught) {
+  EXPECT_TRUE(contains(this->fault_of_run(ForwardCall(), Fault::no_barrier), "of shared memory"));
 }
 
-template <class Machine>
-struct WithoutBarrier : Machine {
-  static void barrier() {}
-};
-
-TEST(PlantedFault, AMissingBarrierIsCaught) {
-  EXPECT_TRUE(contains((ForwardCall().run<Sm80Ops<WithoutBarrier<HostSm80Machine>>, kSm80Config>()), "shared memory"));
-  EXPECT_TRUE(contains((ForwardCall().run<CdnaOps<WithoutBarrier<HostCdnaMachine>>, kCdnaConfig>()), "shared memory"));
-  EXPECT_TRUE(contains((ForwardCall().run<RdnaOps<WithoutBarrier<HostRdnaMachine>>, kRdnaConfig>()), "shared memory"));
+TYPED_TEST(EmulatedForward, OneBarrierLessThanNeededIsCaught) {
+  // One block: each thread counts its own barriers.
+  const Sizes sizes{.seqlen_q = 16, .seqlen_k = 400, .dim = 32, .dim_v = 32, .dtype = DType::bf16};
+  EXPECT_TRUE(contains(this->fault_of_run(ForwardCall(sizes), Fault::one_barrier_less), "of shared memory"));
 }
 
-/// Leaves out the kth barrier of each lane: one of those between tiles.
-template <class Machine>
-struct WithoutOneBarrier : Machine {
-  static inline thread_local int count[1024];
-  static constexpr int kLeftOut = 3;
-  static void barrier() {
-    if (count[Machine::thread()]++ != kLeftOut) Machine::barrier();
-  }
-};
-
-TEST(PlantedFault, OneBarrierLessThanNeededIsCaught) {
-  set_num_threads(1);  // one thread runs all blocks: the counters are its own
-  const auto fault = []<class Ops, KernelConfig C>() {
-    std::ranges::fill(Ops::Machine::count, 0);
-    return ForwardCall({.seqlen_q = 16, .seqlen_k = 400, .dim = 32, .dim_v = 32, .dtype = DType::bf16})
-        .template run<Ops, C>();
-  };
-  EXPECT_TRUE(
-      contains((fault.operator()<Sm80Ops<WithoutOneBarrier<HostSm80Machine>>, kSm80Config>()), "shared memory"));
-  EXPECT_TRUE(
-      contains((fault.operator()<CdnaOps<WithoutOneBarrier<HostCdnaMachine>>, kCdnaConfig>()), "shared memory"));
-  EXPECT_TRUE(
-      contains((fault.operator()<RdnaOps<WithoutOneBarrier<HostRdnaMachine>>, kRdnaConfig>()), "shared memory"));
-  set_num_threads(0);
+TYPED_TEST(EmulatedForward, AnOffByOneInAPartialTileIsCaught) {
+  EXPECT_TRUE(contains(this->fault_of_one_more(&AttentionParams::seqlen_k), "which ends at byte"));
+  EXPECT_TRUE(contains(this->fault_of_one_more(&AttentionParams::seqlen_q), "which ends at byte"));
 }
 
-struct WithoutWait : HostSm80Machine {
-  template <int kPending>
-  static void wait_copies() {}
-};
-/// Leaves the values' copies under way: the last group but one.
-struct WithShortWait : HostSm80Machine {
-  template <int kPending>
-  static void wait_copies() {
-    HostSm80Machine::wait_copies<kPending + 2>();
-  }
-};
+TYPED_TEST(EmulatedForward, AnOffByOneInTheMaskIsCaughtByTheResult) {
+  ForwardCall call;
+  call.params.call.window_right += 1;
+  EXPECT_EQ((call.run<typename TypeParam::Ops, TypeParam::kConfig>()), "");
+  EXPECT_GT(call.error(), kWrong);
+}
 
-TEST(PlantedFault, AMissingWaitForACopyIsCaught) {
+using EmulatedOnSm80 = EmulatedForward<OnSm80>;
+using EmulatedOnCdna = EmulatedForward<OnCdna>;
+using EmulatedOnRdna = EmulatedForward<OnRdna>;
+
+TEST_F(EmulatedOnSm80, AMissingWaitForACopyIsCaught) {
   const std::string late = "an asynchronous copy is under way that was not waited for";
-  EXPECT_TRUE(contains((ForwardCall().run<Sm80Ops<WithoutWait>, kSm80Config>()), late));
-  EXPECT_TRUE(contains((ForwardCall().run<Sm80Ops<WithShortWait>, kSm80Config>()), late));
+  EXPECT_TRUE(contains(fault_of_run(ForwardCall(), Fault::no_wait), late));
+  EXPECT_TRUE(contains(fault_of_run(ForwardCall(), Fault::short_wait), late));
 }
 
-struct WithTransposedValues : HostSm80Machine {
-  static void load_matrices_transposed(uint32_t (&to)[4], const void* row) { load_matrices(to, row); }
-};
-struct WithTransposedLeft : HostSm80Machine {
-  template <int kElement>
-  static void mma(Sm80Accumulator& d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    const uint32_t swapped[4] = {a[0], a[2], a[1], a[3]};
-    HostSm80Machine::mma<kElement>(d, swapped, b0, b1);
-  }
-};
-struct WithSwappedOperands : HostCdnaMachine {
-  template <int kElement>
-  static void mma_32x32x16(CdnaAccumulator& d, CdnaOperand a, CdnaOperand b) {
-    HostCdnaMachine::mma_32x32x16<kElement>(d, b, a);
-  }
-};
-struct WithSwappedRdnaOperands : HostRdnaMachine {
-  template <int kElement>
-  static void mma_16x16x16(RdnaAccumulator& d, RdnaOperand a, RdnaOperand b) {
-    HostRdnaMachine::mma_16x16x16<kElement>(d, b, a);
-  }
-};
-
-TEST(PlantedFault, ATransposedFragmentIsCaughtByItsResult) {
-  const auto error = []<class Ops, KernelConfig C>() {
-    ForwardCall forward;
-    EXPECT_EQ((forward.run<Ops, C>()), "");
-    return forward.error();
-  };
-  EXPECT_GT((error.operator()<Sm80Ops<WithTransposedValues>, kSm80Config>()), kWrong);
-  EXPECT_GT((error.operator()<Sm80Ops<WithTransposedLeft>, kSm80Config>()), kWrong);
-  EXPECT_GT((error.operator()<CdnaOps<WithSwappedOperands>, kCdnaConfig>()), kWrong);
-  EXPECT_GT((error.operator()<RdnaOps<WithSwappedRdnaOperands>, kRdnaConfig>()), kWrong);
+TEST_F(EmulatedOnSm80, ATransposedFragmentIsCaughtByTheResult) {
+  EXPECT_GT(error_of_run(Fault::transposed_values), kWrong);
+  EXPECT_GT(error_of_run(Fault::transposed_left), kWrong);
+}
+TEST_F(EmulatedOnCdna, ATransposedFragmentIsCaughtByTheResult) {
+  EXPECT_GT(error_of_run(Fault::swapped_operands), kWrong);
+}
+TEST_F(EmulatedOnRdna, ATransposedFragmentIsCaughtByTheResult) {
+  EXPECT_GT(error_of_run(Fault::swapped_operands), kWrong);
 }
 
-/// WMMA reads each operand from both halves of a wave: an exchange forgotten leaves them apart.
-struct WithoutSwap : HostRdnaMachine {
-  static uint32_t swap_halves(uint32_t word) { return word; }
-};
-
-TEST(PlantedFault, OperandsThatDoNotRepeatAreCaught) {
-  EXPECT_TRUE(contains((ForwardCall().run<RdnaOps<WithoutSwap>, kRdnaConfig>()), "differs between lane"));
-}
-
-/// The kernel is told one key, or one query, more than the tensors have.
-template <class Ops, KernelConfig C>
-void check_off_by_one() {
-  const auto fault = [](std::int64_t AttentionParams::* length) {
-    ForwardCall forward;
-    forward.memory = backends::emulation::memory_of(forward.params);
-    forward.params.call.*length += 1;
-    return forward.run_within<Ops, C>();
-  };
-  EXPECT_TRUE(contains(fault(&AttentionParams::seqlen_k), "which ends at byte"));
-  EXPECT_TRUE(contains(fault(&AttentionParams::seqlen_q), "which ends at byte"));
-}
-
-TEST(PlantedFault, AnOffByOneInAPartialTileIsCaught) {
-  check_off_by_one<Sm80Ops<HostSm80Machine>, kSm80Config>();
-  check_off_by_one<CdnaOps<HostCdnaMachine>, kCdnaConfig>();
-  check_off_by_one<RdnaOps<HostRdnaMachine>, kRdnaConfig>();
-}
-
-TEST(PlantedFault, AnOffByOneInTheMaskIsCaughtByItsResult) {
-  ForwardCall forward;
-  forward.params.call.window_right += 1;
-  EXPECT_EQ((forward.run<Sm80Ops<HostSm80Machine>, kSm80Config>()), "");
-  EXPECT_GT(forward.error(), kWrong);
-}
-
-/// Forgets the last chunk of each row of 32 elements.
-struct WithShortCopies : HostSm80Machine {
-  static void copy_async(void* to, const void* from, bool valid) {
-    if (thread() % 4 != 3) HostSm80Machine::copy_async(to, from, valid);
-  }
-};
-
-TEST(PlantedFault, AReadOfUnwrittenSharedMemoryIsCaught) {
-  EXPECT_TRUE(contains((ForwardCall().run<Sm80Ops<WithShortCopies>, kSm80Config>()),
+TEST_F(EmulatedOnSm80, AReadOfUnwrittenSharedMemoryIsCaught) {
+  EXPECT_TRUE(contains(fault_of_run(ForwardCall(), Fault::short_copies),
                        "of shared memory, which nobody wrote since the block began"));
+}
+
+// WMMA reads each operand from both halves of a wave: without the exchange they differ.
+TEST_F(EmulatedOnRdna, OperandsThatDoNotRepeatAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run(ForwardCall(), Fault::no_exchange), "differs between lane"));
 }
 
 }  // namespace

@@ -34,32 +34,36 @@ struct DrawSets {
   }
 };
 
-/// apply(slot, column, value&, kept) for each element. A table of sets, since the compiler does not
-/// unroll a search for them, and what it has not unrolled indexes registers, that is memory.
+/// Read in constant expressions only: NVRTC leaves a table that a kernel indexes at run time unwritten.
+template <class Scores>
+struct DrawTable {
+  static constexpr DrawSets<Scores> kSets{};
+};
+
+/// apply(slot, column, value&, kept) for each element.
 template <class Machine, class Scores, class Apply>
 TILEWISE_INLINE void for_each_draw(Scores& scores, const AttentionParams& p, const DropoutSeed& seed,
                                    const RowScore (&rows)[Scores::kSlots], int32_t first_key, const Apply& apply) {
   using Layout = typename Scores::Layout;
   using Sets = DrawSets<Scores>;
-  static constexpr Sets kSets;
   const int lane = Machine::lane();
   TILEWISE_UNROLL
   for (int r = 0; r < Scores::kRowTiles; ++r) {
-    TILEWISE_UNROLL
-    for (int set = 0; set < kSets.count; ++set) {
-      const int first = kSets.member[set][0], slot = r * Layout::kRowSlots + Sets::slot(first);
-      const auto key = static_cast<uint32_t>(first_key + Sets::col(lane, first));
+    for_each_index<0, DrawTable<Scores>::kSets.count>([&](auto set) {
+      constexpr int kSet = decltype(set)::value, kFirst = DrawTable<Scores>::kSets.member[kSet][0];
+      const int slot = r * Layout::kRowSlots + Sets::slot(kFirst);
+      const auto key = static_cast<uint32_t>(first_key + Sets::col(lane, kFirst));
       const PhiloxWords words = dropout_words(seed.seed, seed.offset, rows[slot].batch_head,
                                               static_cast<uint32_t>(rows[slot].query), key / 32, key % 8 / 2);
-      TILEWISE_UNROLL
-      for (int m = 0; m < kSets.size[set]; ++m) {
-        const int element = kSets.member[set][m], col = Sets::col(lane, element);
-        const int word = Sets::col(0, element) % 32 / 8;  // the same in every lane
-        const uint32_t draw = (words.word[word] >> (16 * (col % 2))) & 0xFFFFu;
-        apply(slot, col, scores.tile[r][Sets::tile(element)][element % Layout::kRegisters],
+      for_each_index<0, DrawTable<Scores>::kSets.size[kSet]>([&](auto member) {
+        constexpr int kElement = DrawTable<Scores>::kSets.member[kSet][decltype(member)::value];
+        constexpr int kWord = Sets::col(0, kElement) % 32 / 8;  // the same in every lane
+        const int col = Sets::col(lane, kElement);
+        const uint32_t draw = (words.word[kWord] >> (16 * (col % 2))) & 0xFFFFu;
+        apply(slot, col, scores.tile[r][Sets::tile(kElement)][kElement % Layout::kRegisters],
               draw >= p.dropout_threshold);
-      }
-    }
+      });
+    });
   }
 }
 

@@ -52,7 +52,11 @@ struct Sm80Machine {
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  TILEWISE_INLINE static float reciprocal(float x) { return __frcp_rn(x); }
+  TILEWISE_INLINE static float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
 
   /// Two floats as two 16-bit elements, rounded to nearest even, the first one low.
   template <int kElement>

@@ -75,6 +75,24 @@ TILEWISE_INLINE float higher(float a, float b) {
 #endif
 }
 
+template <int kValue>
+struct Index {
+  static constexpr int value = kValue;
+};
+
+/// visit(Index<i>) for i in [kBegin, kEnd): a loop whose counter is a constant, whatever the compiler
+/// would have unrolled.
+template <int kBegin, int kEnd, class Visit>
+TILEWISE_INLINE void for_each_index(const Visit& visit) {
+  if constexpr (kEnd - kBegin == 1) {
+    visit(Index<kBegin>{});
+  } else if constexpr (kBegin < kEnd) {
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
+    for_each_index<kBegin, kMiddle>(visit);
+    for_each_index<kMiddle, kEnd>(visit);
+  }
+}
+
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000u);

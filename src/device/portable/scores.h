@@ -84,7 +84,7 @@ TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, 
                                  float product, float* capped = nullptr) {
   float x = product * p.softmax_scale;
   if constexpr (C.softcap) {
-    const float t = tanh_of<Machine>(x / p.softcap);
+    const float t = tanh_of<Machine>(x * Machine::reciprocal(p.softcap));
     if (capped) *capped = t;
     x = p.softcap * t;
   }

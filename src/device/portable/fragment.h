@@ -109,6 +109,23 @@ struct Fragment {
     }
   }
 
+  /// visit(slot, column, pair&, other&) for each pair of adjacent registers of two fragments of one shape;
+  /// the column is the first one's. Where kPacked.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_packed(Fragment& other, int lane, const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < Layout::kRegisters; i += 2) {
+          visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col,
+                tile[r][c].pair(i), other.tile[r][c].pair(i));
+        }
+      }
+    }
+  }
+
   /// Multiplies each row by its factor; a factor of 0 clears it, whatever it held.
   TILEWISE_INLINE void scale_or_clear_rows(const PerRow& factor) {
     for_each(0, [&](int slot, int, auto&& x) { x = factor[slot] == 0.0f ? 0.0f : x * factor[slot]; });

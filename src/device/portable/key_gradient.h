@@ -9,6 +9,11 @@
 
 namespace tilewise::device {
 
+/// Of two neighbouring queries, which a lane that holds both columns brings with one load.
+struct alignas(16) TwoStatistics {
+  float lse[2], delta[2];
+};
+
 template <class Ops, KernelConfig C>
 struct KeyGradientShared {
   static constexpr int kBlockRows = C.waves * C.rows_per_wave;
@@ -19,7 +24,7 @@ struct KeyGradientShared {
   struct Stage {
     QueryTile queries;
     DoutTile douts;
-    QueryStatistics statistics[C.tile_cols];
+    TwoStatistics statistics[C.tile_cols / 2];
   };
   using KeyRows = typename OwnRows<Ops, C, C.head_dim>::Tile;
   using ValueRows = typename OwnRows<Ops, C, C.head_dim_v>::Tile;
@@ -126,12 +131,20 @@ class KeyGradientKernel {
     if constexpr (C.wants_dk) {
       values_.load(shared_.value_rows(), wave_row_, p_.head_dim_v, [&](int row) { return address_of_key(p_.v, row); });
     }
-    start(0, t);
-    for (int32_t step = 0; step < steps; ++step) {
-      const int32_t tile = t.begin + step % t.count();
-      visit(step, steps, t, C.ranged && (tile < t.full_begin || tile >= t.full_end));
+    Position at{0, t.begin, place_.head * group_};
+    start(at);
+    while (at.step < steps) {
+      const Position next = at.tile + 1 < t.end ? Position{at.step + 1, at.tile + 1, at.head}
+                                                : Position{at.step + 1, t.begin, at.head + 1};
+      visit(at, next, next.step < steps, C.ranged && (at.tile < t.full_begin || at.tile >= t.full_end));
+      at = next;
     }
   }
+
+  /// A tile of queries of one head, and how many came before it.
+  struct Position {
+    int32_t step, tile, head;
+  };
 
   /// Where row `row` of the block stands in k (or v); rows past either end repeat the last one there.
   TILEWISE_INLINE const uint16_t* address_of_key(const Tensor4& t, int row) const {
@@ -141,22 +154,18 @@ class KeyGradientKernel {
   }
 
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t step) { return shared_.streams.stage[step % C.stages]; }
-  TILEWISE_INLINE int32_t head_of(int32_t step, const Tiles& t) const {
-    return place_.head * group_ + step / t.count();
-  }
-
   TILEWISE_INLINE RowSource query_source(const Tensor4& t, int32_t head, int64_t cols) const {
     return {static_cast<const uint16_t*>(t.data) + row_offset(t, sequence_, place_.batch, 0, head), t.seq_stride,
             static_cast<int32_t>(sequence_.seqlen_q), static_cast<int32_t>(cols)};
   }
 
-  TILEWISE_INLINE void start(int32_t step, const Tiles& t) {
-    const int32_t head = head_of(step, t), first = (t.begin + step % t.count()) * C.tile_cols;
-    query_loader_.start(stage(step).queries, query_source(p_.q, head, p_.head_dim), first);
-    dout_loader_.start(stage(step).douts, query_source(p_.dout, head, p_.head_dim_v), first);
+  TILEWISE_INLINE void start(const Position& at) {
+    const int32_t first = at.tile * C.tile_cols;
+    query_loader_.start(stage(at.step).queries, query_source(p_.q, at.head, p_.head_dim), first);
+    dout_loader_.start(stage(at.step).douts, query_source(p_.dout, at.head, p_.head_dim_v), first);
     const int thread = Machine::thread();
     if (thread < C.tile_cols) {
-      statistics_ = load_statistics<Machine>(p_, grid_, sequence_, place_.batch, head, first + thread);
+      statistics_ = load_statistics<Machine>(p_, grid_, sequence_, place_.batch, at.head, first + thread);
     }
   }
 
@@ -168,25 +177,22 @@ class KeyGradientKernel {
     dout_loader_.finish(current.douts);
     const int thread = Machine::thread();
     if (thread < C.tile_cols) {
-      Machine::store_shared(&current.statistics[thread], statistics_);
+      TwoStatistics& two = current.statistics[thread / 2];
+      Machine::store_shared(&two.lse[thread % 2], statistics_.lse);
+      Machine::store_shared(&two.delta[thread % 2], statistics_.delta);
     }
     Machine::barrier();
   }
 
-  /// Two neighbours come with one load, which lanes that hold both columns share.
-  struct alignas(16) TwoStatistics {
-    QueryStatistics even, odd;
-  };
-  TILEWISE_INLINE static QueryStatistics statistics_of(const typename Shared::Stage& stage, int col) {
-    const auto two = Machine::template load_shared<TwoStatistics>(&stage.statistics[col & ~1]);
-    return col & 1 ? two.odd : two.even;
+  TILEWISE_INLINE static TwoStatistics statistics_of(const typename Shared::Stage& stage, int col) {
+    return Machine::template load_shared<TwoStatistics>(&stage.statistics[col / 2]);
   }
 
-  TILEWISE_INLINE void visit(int32_t step, int32_t steps, const Tiles& t, bool masked) {
-    finish_stage(step);
-    if (step + 1 < steps) start(step + 1, t);
-    const typename Shared::Stage& current = stage(step);
-    const int32_t head = head_of(step, t), first_query = (t.begin + step % t.count()) * C.tile_cols;
+  TILEWISE_INLINE void visit(const Position& at, const Position& next, bool more, bool masked) {
+    finish_stage(at.step);
+    if (more) start(next);
+    const typename Shared::Stage& current = stage(at.step);
+    const int32_t first_query = at.tile * C.tile_cols;
 
     Scores scores, gradients;
     scores.clear();
@@ -195,10 +201,13 @@ class KeyGradientKernel {
     if constexpr (C.wants_dk) {
       values_.multiply(gradients, shared_.value_rows(), wave_row_, current.douts.for_multiply());
     }
-    if (masked) {
-      score_gradients<true>(scores, gradients, current, head, first_query);
+    if constexpr (C.plain_scale && !C.dropout && Scores::kPacked) {
+      plain_gradients(scores, gradients, current);
+      if (masked) hide(scores, gradients, first_query);
+    } else if (masked) {
+      score_gradients<true>(scores, gradients, current, at.head, first_query);
     } else {
-      score_gradients<false>(scores, gradients, current, head, first_query);
+      score_gradients<false>(scores, gradients, current, at.head, first_query);
     }
     if constexpr (C.wants_dv) {
       Ops::template accumulate<C.element>(dv_, Ops::template to_operand<C.element>(scores),
@@ -225,7 +234,9 @@ class KeyGradientKernel {
         row.bias += minimum<int64_t>(query, sequence_.seqlen_q - 1) * p_.bias.query_stride;  // of_head is query 0's
       }
       float slope = 1.0f;
-      const QueryStatistics of_query = statistics_of(current, col);
+      const TwoStatistics two = statistics_of(current, col);
+      const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
+      const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
       float weight = weight_of<Machine, C>(p_, row, band_.seqlen_k, maximum(key, 0), score, of_query.lse, slope);
       if constexpr (kMasked) {
         const int32_t distance = key - row.diagonal;
@@ -239,6 +250,30 @@ class KeyGradientKernel {
       }
       gradient = weight * (gradient - of_query.delta) * slope;
       score = kept;
+    });
+  }
+
+  /// The same without options, two elements at a time.
+  TILEWISE_INLINE void plain_gradients(Scores& scores, Scores& gradients, const typename Shared::Stage& current) {
+    const float scale = p_.softmax_scale * kLog2E;
+    scores.for_each_packed(gradients, lane_, [&](int, int col, auto& score, auto& gradient) {
+      const TwoStatistics two = statistics_of(current, col);
+      const typename Scores::Pair lse{two.lse[0], two.lse[1]}, delta{two.delta[0], two.delta[1]};
+      const auto exponent = score * scale - lse;
+      score[0] = Machine::exp2(exponent[0]);
+      score[1] = Machine::exp2(exponent[1]);
+      gradient = score * (gradient - delta);
+    });
+  }
+
+  TILEWISE_INLINE void hide(Scores& scores, Scores& gradients, int32_t first_query) {
+    const int lane = Machine::not_hoisted(lane_);
+    scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
+      const int32_t key = first_key_ + wave_row_ + Scores::row_of_slot(lane, slot);
+      const int32_t distance = key - (first_query + col + diagonal_);
+      const bool visible = distance >= band_.low && distance <= band_.high;
+      score = visible ? score : 0.0f;
+      gradient = visible ? gradient : 0.0f;
     });
   }
 

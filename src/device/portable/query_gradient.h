@@ -131,7 +131,10 @@ class QueryGradientKernel {
       for_each_draw<Machine>(gradients, p_, seed_, row_scores_, first_key,
                              [&](int, int, auto&& x, bool kept) { x = kept ? x * p_.dropout_scale : 0.0f; });
     }
-    if (masked) {
+    if constexpr (C.plain_scale && Scores::kPacked) {
+      plain_gradients(scores, gradients);
+      if (masked) hide(scores, first_key);
+    } else if (masked) {
       score_gradients<true>(scores, gradients, first_key);
     } else {
       score_gradients<false>(scores, gradients, first_key);
@@ -151,6 +154,23 @@ class QueryGradientKernel {
           weight_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, score, statistics_[slot].lse, slope);
       if constexpr (kMasked) weight = is_visible<C>(band_, row_scores_[slot].diagonal, key) ? weight : 0.0f;
       score = weight * (gradient - statistics_[slot].delta) * slope;
+    });
+  }
+
+  /// The same without options, two elements at a time.
+  TILEWISE_INLINE void plain_gradients(Scores& scores, Scores& gradients) {
+    const float scale = p_.softmax_scale * kLog2E;
+    scores.for_each_packed(gradients, lane_, [&](int slot, int, auto& score, auto& gradient) {
+      auto weight = score * scale - statistics_[slot].lse;
+      weight[0] = Machine::exp2(weight[0]);
+      weight[1] = Machine::exp2(weight[1]);
+      score = weight * (gradient - statistics_[slot].delta);
+    });
+  }
+
+  TILEWISE_INLINE void hide(Scores& scores, int32_t first_key) {
+    scores.for_each(Machine::not_hoisted(lane_), [&](int slot, int col, auto&& score) {
+      score = is_visible<C>(band_, row_scores_[slot].diagonal, first_key + col) ? score : 0.0f;
     });
   }
 

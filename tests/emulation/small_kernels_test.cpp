@@ -3,6 +3,7 @@
 #include <set>
 #include <vector>
 
+#include "core/parallel.hpp"
 #include "emulated.hpp"
 
 namespace tilewise::test {
@@ -237,6 +238,37 @@ TEST(GlobalMemory, OnlyTensorsAreThere) {
   EXPECT_TRUE(contains(check(0, 2, true), "writes 2 bytes at byte 0 of q, which is an input"));
   EXPECT_TRUE(contains(check(4, 16), "not aligned"));
   EXPECT_TRUE(contains(memory.check(reinterpret_cast<char*>(data) + 1, 2, false), "not aligned"));
+}
+
+TEST(GlobalMemory, AWordHasOneWriterInALaunch) {
+  static float data[64];
+  const core::ScopedNumThreads one_thread(1);  // block 0 comes first
+  const auto fault = [](auto body) {
+    backends::emulation::GlobalMemory memory;
+    memory.add("out", data, 4, {}, 64, true);
+    memory.track_writers();
+    const device::HostKernel* kernel = device::host_kernel<M, NoShared>(body);
+    return fault_of(kernel, 32, 2, 0, {}, memory);
+  };
+  using P = KernelParams;
+  using N = NoShared;
+  EXPECT_EQ(fault([](const P&, N&) {
+              float* own = data + 32 * M::block() + M::lane();
+              M::store_global(own, 1.0f);
+              M::store_global(own, M::load_global(own) + 1.0f);
+              M::barrier();
+              M::load_global(data + 32 * M::block() + 31 - M::lane());
+            }),
+            "");
+  EXPECT_TRUE(
+      contains(fault([](const P&, N&) { M::store_global(data + M::lane(), 1.0f); }), "wrote in the same launch"));
+  EXPECT_TRUE(contains(fault([](const P&, N&) { M::store_global(data + 32 * M::block() + M::lane() / 2, 1.0f); }),
+                       "of out, which thread"));
+  EXPECT_TRUE(contains(fault([](const P&, N&) {
+                         if (M::block() == 0) M::store_global(data + M::lane(), 1.0f);
+                         if (M::block() == 1) M::store_global(data + 32 + M::lane(), M::load_global(data + M::lane()));
+                       }),
+                       "of block 0 wrote in the same launch"));
 }
 
 TEST(GlobalMemory, StridesOfEitherSignAndBroadcasts) {

@@ -290,12 +290,12 @@ void BlockEmulator::multiply(device::HostMatrix matrix, std::int32_t element, fl
 }
 
 void BlockEmulator::load_global(void* to, const void* from, std::int32_t bytes) {
-  check(memory_.check(from, static_cast<std::size_t>(bytes), false));
+  check(memory_.access(from, static_cast<std::size_t>(bytes), false, global_accessor()));
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 void BlockEmulator::store_global(void* to, const void* from, std::int32_t bytes) {
-  check(memory_.check(to, static_cast<std::size_t>(bytes), true));
+  check(memory_.access(to, static_cast<std::size_t>(bytes), true, global_accessor()));
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
@@ -308,7 +308,7 @@ void BlockEmulator::store_shared(void* to, const void* from, std::int32_t bytes)
 }
 
 void BlockEmulator::copy_async(void* to, const void* from, bool valid) {
-  if (valid) check(memory_.check(from, sizeof(device::Chunk), false));
+  if (valid) check(memory_.access(from, sizeof(device::Chunk), false, global_accessor()));
   check(shared_.begin_copy(accessor(), to, sizeof(device::Chunk)));
   Lane& lane = self();
   lane.copies.push_back({to, valid ? from : nullptr, lane.copy_group, false});

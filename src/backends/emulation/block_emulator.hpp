@@ -78,6 +78,9 @@ class BlockEmulator final : public device::HostBlock {
   static void run_lane(void* lane);
   [[nodiscard]] Lane& self() { return lanes_[static_cast<std::size_t>(thread)]; }
   [[nodiscard]] Accessor accessor(bool whole_wave = false) const { return {thread, thread / wave_lanes_, whole_wave}; }
+  [[nodiscard]] GlobalAccessor global_accessor() const {
+    return {block, thread, static_cast<std::int32_t>(lanes_.size())};
+  }
   [[nodiscard]] std::span<Lane> wave_of(const Lane& lane);
 
   /// Joins a collective of this lane's wave (or of the block) and returns when it is done.

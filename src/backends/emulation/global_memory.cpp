@@ -2,6 +2,7 @@
 #include "backends/emulation/global_memory.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
@@ -32,8 +33,11 @@ void GlobalMemory::add(std::string_view name, const void* data, std::size_t elem
     nested = nested && dim->stride >= inside;
     inside = (dim->extent - 1) * dim->stride + inside;
   }
-  Region region{std::string(name), static_cast<std::uintptr_t>(begin), static_cast<std::uintptr_t>(end), {}, 0,
-                writable};
+  Region region;
+  region.name = name;
+  region.begin = static_cast<std::uintptr_t>(begin);
+  region.end = static_cast<std::uintptr_t>(end);
+  region.writable = writable;
   region.row_bytes = nested ? static_cast<std::size_t>(row * element) : region.end - region.begin;
   if (nested) region.outer = std::move(outer);
   regions_.push_back(std::move(region));
@@ -46,12 +50,48 @@ bool GlobalMemory::Region::holds(std::uintptr_t address, std::size_t bytes) cons
   return static_cast<std::size_t>(offset) + bytes <= row_bytes;
 }
 
+void GlobalMemory::track_writers() {
+  for (Region& region : regions_) {
+    if (!region.writable) continue;
+    // calloc's zeros take no memory until they are touched.
+    const std::size_t cells = (region.end - region.begin + 1) / 2;
+    void* zeros = std::calloc(cells, sizeof(std::atomic<std::uint32_t>));
+    if (zeros == nullptr) throw Error(ErrorCode::runtime, concat("emulation: no memory to watch ", region.name));
+    region.writers.reset(static_cast<std::atomic<std::uint32_t>*>(zeros), [](auto* p) { std::free(p); });
+  }
+}
+
+const GlobalMemory::Region* GlobalMemory::find(std::uintptr_t address, std::size_t bytes, bool write) const {
+  if (address % bytes != 0) return nullptr;
+  const auto found = std::ranges::find_if(
+      regions_, [&](const Region& region) { return (region.writable || !write) && region.holds(address, bytes); });
+  return found == regions_.end() ? nullptr : &*found;
+}
+
 std::string GlobalMemory::check(const void* address, std::size_t bytes, bool write) const {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
-  const bool fine = at % bytes == 0 && std::ranges::any_of(regions_, [&](const Region& region) {
-                      return (region.writable || !write) && region.holds(at, bytes);
-                    });
-  return fine ? std::string{} : fault(at, bytes, write);
+  return find(at, bytes, write) != nullptr ? std::string{} : fault(at, bytes, write);
+}
+
+std::string GlobalMemory::access(const void* address, std::size_t bytes, bool write, const GlobalAccessor& who) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  const Region* region = find(at, bytes, write);
+  if (region == nullptr) return fault(at, bytes, write);
+  if (!region->writers) return {};
+  const auto threads = static_cast<std::uint32_t>(who.threads);
+  const std::uint32_t own =
+      static_cast<std::uint32_t>(who.block) * threads + static_cast<std::uint32_t>(who.thread) + 1;
+  for (std::uintptr_t byte = at; byte < at + bytes; byte += 2) {
+    std::atomic<std::uint32_t>& writer = region->writers[(byte - region->begin) / 2];
+    const std::uint32_t other =
+        write ? writer.exchange(own, std::memory_order_relaxed) : writer.load(std::memory_order_relaxed);
+    if (other == 0 || other == own) continue;
+    const std::uint32_t block = (other - 1) / threads;
+    if (!write && block == static_cast<std::uint32_t>(who.block)) continue;
+    return concat(write ? "writes" : "reads", " byte ", byte - region->begin, " of ", region->name, ", which thread ",
+                  (other - 1) % threads, " of block ", block, " wrote in the same launch");
+  }
+  return {};
 }
 
 /// Names the region that the address misses least.
@@ -154,6 +194,8 @@ GlobalMemory memory_of(const device::KernelParams& params) {
   add_lengths(memory, p);
   add_options(memory, p);
   add_workspace(memory, p, params.grid);
+  // Sequences may overlap where lengths in device memory lie.
+  if (p.cu_seqlens_q == nullptr && p.cu_seqlens_k == nullptr) memory.track_writers();
   return memory;
 }
 

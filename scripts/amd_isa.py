@@ -242,7 +242,7 @@ def main() -> None:
             config = {"waves": "4"} | dict(item.split("=", 1) for item in arguments.set)
             rows = (of_configuration(target, arguments.kernel, config, folder) for target in arguments.target)
         else:
-            rows = of_problems(arguments.target, arguments.problem, arguments.tilewise, folder)
+            rows = of_problems(arguments.target, arguments.problem, arguments.tilewise.resolve(), folder)
         for cells in rows:
             lines.append(markdown(cells))
             print(lines[-1], flush=True)

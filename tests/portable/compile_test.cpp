@@ -103,7 +103,7 @@ std::vector<Target> representative_kernels() {
        {{causal(forward + d128)},
         {plain(forward + d256)},
         {causal(backward + d128)},
-        {every_option(forward + d64), 128}}},
+        {every_option(forward + d64)}}},
       {"gfx90a", {{causal(forward_f16 + d128)}, {every_option(forward_f16 + d64)}, {causal(backward_f16 + d128)}}},
       {"gfx942",
        {{plain(forward + d64)},
@@ -120,7 +120,7 @@ std::vector<Target> representative_kernels() {
         {causal(forward + d128)},
         {plain(forward + d256)},
         {plain(backward + d64)},
-        {causal(backward + d128), 32}}},
+        {causal(backward + d128)}}},
   };
 }
 

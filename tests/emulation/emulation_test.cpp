@@ -85,6 +85,25 @@ TEST_P(Emulation, TheSeedOfTheOrderChangesNoBit) {
   unsetenv("TILEWISE_EMULATION_SEED");
 }
 
+/// Scores far apart, so that the softmax's references move often, in some rows and not in others.
+TEST_P(Emulation, ARowsBitsDoNotDependOnItsNeighbours) {
+  Sizes sizes{
+      .seqlen_q = 90, .seqlen_k = 300, .heads_q = 4, .heads_k = 2, .dim = 64, .dim_v = 64, .dtype = DType::bf16};
+  DenseCall all(sizes), alone((sizes.seqlen_q = 1, sizes));
+  alone.k = all.k, alone.v = all.v;
+  for (DenseCall* call : {&all, &alone}) call->options.softmax_scale = 4.0, call->options.batch_invariant = true;
+  all.forward(GetParam());
+  for (const std::int64_t row : {0, 37, 89}) {
+    alone.q.fill_with([&](auto p) { return all.q.get({0, row, p[2], p[3]}); });
+    alone.forward(GetParam());
+    for (std::int64_t head = 0; head < 4; ++head) {
+      EXPECT_EQ(alone.lse.get({0, head, 0}), all.lse.get({0, head, row}));
+      for (std::int64_t col = 0; col < 64; ++col)
+        EXPECT_EQ(alone.out.get({0, 0, head, col}), all.out.get({0, row, head, col}));
+    }
+  }
+}
+
 ExplainRow row_of(const Problem& problem, const std::string& name, const std::string& asked_for) {
   for (const ExplainRow& row : explain(problem, {asked_for}).rows)
     if (row.implementation == name) return row;

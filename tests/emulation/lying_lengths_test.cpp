@@ -28,10 +28,11 @@ struct Lie {
   std::array<std::int32_t, 4> starts;
   std::array<std::int32_t, 3> counts;
 };
-constexpr std::array<Lie, 4> kLies = {{
+constexpr std::array<Lie, 5> kLies = {{
     {"far beyond the end", {0, 1000, 100000, kMost}, {kMost, 1000, 5}},
     {"negative", {-1, -2, kLeast, -100}, {-1, kLeast, -7}},
     {"falling", {90, 60, 30, 0}, {50, 40, 30}},
+    {"everything to everyone", {0, 100, 0, 100}, {kMost, kMost, kMost}},
     {"one beyond", {1, 41, 71, 101}, {41, 31, 31}},
 }};
 

@@ -14,8 +14,7 @@ using core::concat, core::Feature, core::FeatureSet;
 
 constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
 constexpr std::int64_t kFewestTilesASplit = 4;  // below, merging costs more than idle multiprocessors
-constexpr std::int64_t kMostSplits = 128;
-constexpr std::int64_t kFewQueries = 64;  // rows of one tile may then come from several heads
+constexpr std::int64_t kFewQueries = 64;        // rows of one tile may then come from several heads
 constexpr double kLaunchUs = 2.5;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -65,7 +64,7 @@ class Lowerer {
     if (p_.batch_invariant) return 1;
     const std::int64_t tiles = ceil_div(p_.seqlen_k, tile_cols);
     const std::int64_t wanted = ceil_div(2LL * traits_.multiprocessors, std::max<std::int64_t>(blocks, 1));
-    return std::clamp<std::int64_t>(std::min(wanted, tiles / kFewestTilesASplit), 1, kMostSplits);
+    return std::clamp<std::int64_t>(std::min(wanted, tiles / kFewestTilesASplit), 1, device::kMostSplits);
   }
 
   void lower_forward() {
@@ -114,6 +113,12 @@ class Lowerer {
   }
 
   void add_key_gradients() {
+    if (pairs_key_gradients(p_, traits_)) {
+      constexpr KernelKind kKind = KernelKind::paired_key_gradient;
+      const device::KernelConfig config = configure(kKind, p_, traits_);
+      add(kKind, config, ceil_div(p_.seqlen_k, block_rows(kKind, config)), 1, p_.num_heads_k, p_.batch_size);
+      return describe(kKind, config);
+    }
     device::KernelConfig config = configure(KernelKind::key_gradient, p_, traits_);
     const bool apart = !config.wants_dv;
     const auto launch = [&](bool dk, bool dv) {
@@ -144,8 +149,8 @@ class Lowerer {
   }
 
   void describe(KernelKind kind, const device::KernelConfig& config) {
-    result_.schedule += concat(result_.schedule.empty() ? "" : "; ", kernel_name(kind), " ",
-                               config.waves * config.rows_per_wave, "x", config.tile_cols, " tiles");
+    result_.schedule += concat(result_.schedule.empty() ? "" : "; ", kernel_name(kind), " ", block_rows(kind, config),
+                               "x", config.tile_cols, " tiles");
   }
 
   [[nodiscard]] double estimate_us() const {

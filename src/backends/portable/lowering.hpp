@@ -30,6 +30,7 @@ enum class KernelKind : std::uint8_t {
   row_delta,
   query_gradient,
   key_gradient,
+  paired_key_gradient,
   bias_gradient,
   sink_gradient,
 };

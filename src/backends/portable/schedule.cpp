@@ -48,6 +48,9 @@ KernelConfig score_config(const Problem& p) {
   return c;
 }
 
+/// Whether scores need more than their scale, which costs registers.
+bool is_featured(const KernelConfig& c) { return c.dropout || !c.plain_scale; }
+
 void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const std::int64_t rows = p.seqlen_q * group_of(p);
@@ -68,9 +71,10 @@ void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
       }
       break;
     case device::kCdna:
-      // Eight waves share the copying of a tile, and two a SIMD have 256 registers each: too few for what
-      // bias, ALiBi or dropout add beyond head_dim 160.
-      c.waves = rows <= 32 ? 1 : rows <= 512 || (dim > 160 && (c.dropout || !c.plain_scale)) ? 4 : 8;
+      // Eight waves share the copying of a tile where it is large enough, and two a SIMD have 256
+      // registers each: too few for what bias, ALiBi or dropout add beyond head_dim 160.
+      c.waves = rows <= 512 || dim <= 64 || (dim > 160 && is_featured(c)) ? 4 : 8;
+      if (rows <= 32) c.waves = 1;
       c.rows_per_wave = 32;
       c.rows_in_registers = true;
       c.tile_cols = dim <= 128 && c.waves > 1 ? 64 : 32;
@@ -97,6 +101,14 @@ void shape_sm80_gradient(KernelConfig& c, KernelKind kind, std::int32_t dim) {
   c.tile_cols = wide == (dim <= 64) ? 64 : 32;
 }
 
+/// Waves in pairs, one for dk and one for dv; two blocks of 4 waves share a multiprocessor.
+void shape_paired_gradient(KernelConfig& c) {
+  c.stages = 2;
+  c.waves = 4;
+  c.rows_per_wave = 16;
+  c.tile_cols = 32;
+}
+
 void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   c.stages = machine == device::kSm80 ? 2 : 1;
@@ -105,7 +117,7 @@ void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
   c.waves = 4;
   c.tile_cols = machine == device::kSm80 && dim <= 128 ? 64 : 32;
   if (machine == device::kSm80) shape_sm80_gradient(c, kind, dim);
-  if (machine == device::kRdna && kind == KernelKind::key_gradient) c.tile_cols = 16;
+  if (machine == device::kRdna && kind == KernelKind::key_gradient && (dim > 64 || is_featured(c))) c.tile_cols = 16;
   if (kind == KernelKind::bias_gradient) {
     c.stages = 1;
     c.waves = 4;
@@ -116,8 +128,7 @@ void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
 /// Whether accumulators of dk and dv together would pass a lane's registers: then one kernel after the
 /// other, dk's being the larger one.
 bool adds_up_apart(const KernelConfig& c, device::Machine machine) {
-  const bool featured = c.dropout || !c.plain_scale;
-  return c.head_dim + c.head_dim_v > (machine == device::kRdna && featured ? 128 : 256);
+  return c.head_dim + c.head_dim_v > (machine == device::kRdna && is_featured(c) ? 128 : 256);
 }
 
 /// Reduces a configuration step by step until a block fits, or can't get smaller.
@@ -167,6 +178,10 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
       shape_gradient(c, kind, traits.machine);
       if (kind == KernelKind::key_gradient) c.wants_dv = !adds_up_apart(c, traits.machine);
       break;
+    case KernelKind::paired_key_gradient:
+      c = score_config(problem);
+      shape_paired_gradient(c);
+      break;
     case KernelKind::merge_splits:
       c = row_config(problem);
       c.sink = problem.sink;
@@ -181,6 +196,15 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
   }
   shrink_to_fit(kind, c, traits);
   return c;
+}
+
+bool pairs_key_gradients(const Problem& p, const DeviceTraits& traits) {
+  if (traits.machine != device::kSm80 || !p.dk || !p.dv || p.softcap > 0.0) return false;
+  const std::int32_t dim = padded_dim(p.head_dim);
+  // Up to head_dim 128 one wave holds both, and the exchange costs more than it saves (H200: 0.7 to 1.0 times
+  // as fast at head_dim 64 and 128, 1.25 times at 256, where dk and dv else need a kernel each).
+  if (dim != padded_dim(p.head_dim_v) || dim <= 128) return false;
+  return fits(KernelKind::paired_key_gradient, configure(KernelKind::paired_key_gradient, p, traits), traits);
 }
 
 bool fits(KernelKind kind, const KernelConfig& config, const DeviceTraits& traits) {
@@ -217,11 +241,17 @@ std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machi
       return size(std::max(
           {kept * (own + own_v) + c.stages * stage, passing * own, passing * own_v, leaving * own, leaving * own_v}));
     }
+    case KernelKind::paired_key_gradient: {
+      const std::int32_t stage = whole_lines(keys + values + 2 * 4 * c.tile_cols);
+      const std::int32_t handed_over = rows / 2 * c.tile_cols * (4 + 2);  // products in fp32, weights as elements
+      return size(own + c.stages * stage + handed_over);
+    }
     case KernelKind::bias_gradient:
       return size(std::max({own + own_v + keys + values, 4 * rows * c.tile_cols}));
     case KernelKind::sink_gradient:
       return size(4 * c.waves) * lanes(machine);
     case KernelKind::merge_splits:
+      return size(4 * c.waves * device::kMostSplits);
     case KernelKind::row_delta:
       return 0;
   }

@@ -14,6 +14,15 @@ namespace tilewise::backends::portable {
 /// The largest head dims that fit the device's shared memory; see portable_refusal().
 [[nodiscard]] bool fits(KernelKind kind, const device::KernelConfig& config, const DeviceTraits& traits);
 
+/// Whether dk and dv come from pairs of waves, each with one of them: where both are wanted and have
+/// one shape. Twice the rows then fit a wave's registers.
+[[nodiscard]] bool pairs_key_gradients(const Problem& problem, const DeviceTraits& traits);
+
+/// Rows that a block of a kernel owns.
+[[nodiscard]] constexpr std::int32_t block_rows(KernelKind kind, const device::KernelConfig& config) {
+  return config.waves * config.rows_per_wave / (kind == KernelKind::paired_key_gradient ? 2 : 1);
+}
+
 /// Shared memory of a block; the generated stub asserts it against the kernel's own struct.
 [[nodiscard]] std::uint32_t shared_bytes(KernelKind kind, const device::KernelConfig& config, device::Machine machine);
 

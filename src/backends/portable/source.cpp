@@ -16,12 +16,15 @@ struct Body {
 };
 
 /// In the order of KernelKind.
-constexpr std::array<Body, 7> kBodies{{
+constexpr std::array<Body, 8> kBodies{{
     {"forward", "forward.h", "ForwardKernel<Ops, kConfig>", "ForwardShared<Ops, kConfig>"},
-    {"merge_splits", "merge_splits.h", "MergeSplitsKernel<Ops::Machine, kConfig>", ""},
+    {"merge_splits", "merge_splits.h", "MergeSplitsKernel<Ops::Machine, kConfig>",
+     "MergeSplitsKernel<Ops::Machine, kConfig>::Shared"},
     {"row_delta", "row_delta.h", "RowDeltaKernel<Ops::Machine, kConfig>", ""},
     {"query_gradient", "query_gradient.h", "QueryGradientKernel<Ops, kConfig>", "QueryGradientShared<Ops, kConfig>"},
     {"key_gradient", "key_gradient.h", "KeyGradientKernel<Ops, kConfig>", "KeyGradientShared<Ops, kConfig>"},
+    {"paired_key_gradient", "paired_key_gradient.h", "PairedKeyGradientKernel<Ops, kConfig>",
+     "PairedKeyGradientShared<Ops, kConfig>"},
     {"bias_gradient", "bias_gradient.h", "BiasGradientKernel<Ops, kConfig>", "BiasGradientShared<Ops, kConfig>"},
     {"sink_gradient", "row_delta.h", "SinkGradientKernel<Ops::Machine, kConfig>",
      "SinkGradientKernel<Ops::Machine, kConfig>::Shared"},

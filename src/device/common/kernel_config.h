@@ -34,6 +34,9 @@ struct KernelConfig {
   friend constexpr bool operator==(const KernelConfig&, const KernelConfig&) = default;
 };
 
+/// Parts that the keys of a row may be split into.
+inline constexpr int32_t kMostSplits = 128;
+
 /// Lanes that share a row of the row_delta kernel: as many as its 16-byte chunks need, up to a wave.
 constexpr int32_t lanes_a_delta_row(const KernelConfig& config, int32_t wave_lanes) {
   int32_t lanes = 1;

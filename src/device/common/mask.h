@@ -19,16 +19,17 @@ constexpr int64_t clamp_to(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-/// Lengths are clamped to the tensors, so a bad value can't lead a kernel outside them.
+/// Lengths are clamped to the tensors and to the maxima that size grids, biases and workspaces, so a bad value
+/// can't lead a kernel outside them.
 constexpr Sequence sequence_of(const AttentionParams& p, int64_t b) {
   Sequence s{0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k, 0};
   if (p.cu_seqlens_q) {
     s.q_row = clamp_to(p.cu_seqlens_q[b], 0, p.total_q);
-    s.all_q = clamp_to(p.cu_seqlens_q[b + 1] - s.q_row, 0, p.total_q - s.q_row);
+    s.all_q = clamp_to(p.cu_seqlens_q[b + 1] - s.q_row, 0, clamp_to(p.total_q - s.q_row, 0, p.seqlen_q));
   }
   if (p.cu_seqlens_k) {
     s.k_row = clamp_to(p.cu_seqlens_k[b], 0, p.total_k);
-    s.all_k = clamp_to(p.cu_seqlens_k[b + 1] - s.k_row, 0, p.total_k - s.k_row);
+    s.all_k = clamp_to(p.cu_seqlens_k[b + 1] - s.k_row, 0, clamp_to(p.total_k - s.k_row, 0, p.seqlen_k));
   }
   if (p.leftpad_k) s.leftpad = clamp_to(p.leftpad_k[b], 0, s.all_k);
   s.k_row += s.leftpad;

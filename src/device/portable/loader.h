@@ -162,6 +162,23 @@ class TileLoader<Ops, C, Tile, false> {
 
   TILEWISE_INLINE bool is_near() const { return static_cast<uint64_t>(source_.stride) <= kNearStride; }
 
+  /// Which block of rows, and which run of columns in it.
+  struct Unit {
+    int block, run;
+  };
+  /// Sixteen lanes copy neighbouring runs. Of blocks to transpose the next sixteen copy the one whose
+  /// columns fill the same chunks: the two halves of a chunk lie in different banks.
+  TILEWISE_INLINE static constexpr Unit unit_of(int unit) {
+    if constexpr (kBlockRows == 1 || kRowRuns % 16 != 0 || (kEvenSteps && kThreads / kRowRuns % 4 != 0)) {
+      return {unit / kRowRuns, unit % kRowRuns};
+    } else {
+      constexpr int kSixteens = kRowRuns / 16;
+      const int mate = unit / 16 % 2, rest = unit / 32, pair = rest / kSixteens;
+      const int first = Ops::kChunkMates == 2 ? pair / 2 * 4 + pair % 2 : 2 * pair;
+      return {first + Ops::kChunkMates * mate, unit % 16 + rest % kSixteens * 16};
+    }
+  }
+
   /// visit(step, all_row, row, col) for each block of rows: its first row is all_row + row, of which
   /// every lane has the same all_row.
   template <class Visit>
@@ -170,11 +187,8 @@ class TileLoader<Ops, C, Tile, false> {
     for (int step = 0; step < kSteps; ++step) {
       const int unit = thread + step * kThreads;
       if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      if constexpr (kEvenSteps) {
-        visit(step, step * kRowsAStep, thread / kRowRuns * kBlockRows, thread % kRowRuns * kRun);
-      } else {
-        visit(step, 0, unit / kRowRuns * kBlockRows, unit % kRowRuns * kRun);
-      }
+      const Unit place = unit_of(kEvenSteps ? thread : unit);
+      visit(step, kEvenSteps ? step * kRowsAStep : 0, place.block * kBlockRows, place.run * kRun);
     }
   }
 

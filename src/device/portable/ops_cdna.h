@@ -15,6 +15,7 @@ struct CdnaOps {
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
   static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
+  static constexpr int kChunkMates = 2;      // how many blocks of 4 keys apart are those of a transposed chunk
   static constexpr int kRoomyDims = 448;     // head_dim + head_dim_v beyond which registers are few
   static constexpr int kMostHeldBytes = 64;  // of a tile on its way, a lane, where registers are few
 

@@ -94,7 +94,9 @@ class OnlineSoftmax {
     typename Out::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const float moved = maximum(reference[slot], highest[slot] * scale);
+      // Rows that are near keep theirs, so that a row's bits don't depend on the rows beside it.
+      const bool far = bounds_.passed(highest[slot], reference[slot], slot, scale);
+      const float moved = far ? highest[slot] * scale : reference[slot];
       factor[slot] = reference[slot] == -kInfinity ? 0.0f : Machine::exp2(reference[slot] - moved);
       reference[slot] = moved;
       bounds_.move(moved, slot, scale);

@@ -1,0 +1,77 @@
+// The keys that a block of the backward pass owns: where they lie, and which queries see them.
+#pragma once
+
+#include "device/portable/block_rows.h"
+#include "device/portable/scores.h"
+
+namespace tilewise::device {
+
+template <KernelConfig C>
+struct KeyBlock {
+  const AttentionParams& p;
+  Sequence sequence;
+  GridPlace place;
+  int32_t first_key;  // of the block; rows are counted in memory, keys from the used part: may be negative
+  int32_t diagonal, group;
+  VisibleBand band;
+
+  TILEWISE_INLINE KeyBlock(const AttentionParams& params, const Sequence& s, const GridPlace& at, int32_t block_rows)
+      : p(params),
+        sequence(s),
+        place(at),
+        first_key(at.tile * block_rows - static_cast<int32_t>(s.leftpad)),
+        diagonal(static_cast<int32_t>(diagonal_offset(params, s))),
+        group(static_cast<int32_t>(params.num_heads_q / params.num_heads_k)),
+        band(visible_band(params, s)) {}
+
+  /// Query tiles [begin, end), of which [full_begin, full_end) are visible to every key of the block.
+  struct Tiles {
+    int32_t begin, end, full_begin, full_end;
+    TILEWISE_INLINE int32_t count() const { return end - begin; }
+  };
+
+  TILEWISE_INLINE Tiles tiles(int32_t block_rows) const {
+    const auto seqlen_q = static_cast<int32_t>(sequence.seqlen_q), seqlen_k = static_cast<int32_t>(sequence.seqlen_k);
+    const int32_t first = maximum(first_key, 0), last = minimum(first_key + block_rows, seqlen_k) - 1;
+    if (first > last || seqlen_q == 0) return {0, 0, 0, 0};
+    int32_t begin = 0, end = seqlen_q, all_begin = 0, all_end = seqlen_q;
+    if constexpr (C.ranged) {
+      begin = clamp_query(first - diagonal - band.high);
+      end = clamp_query(last - diagonal - band.low + 1);
+      all_begin = clamp_query(last - diagonal - band.high);
+      all_end = clamp_query(first - diagonal - band.low + 1);
+    }
+    if (begin >= end) return {0, 0, 0, 0};
+    return {begin / C.tile_cols, ceil_div(end, C.tile_cols), ceil_div(all_begin, C.tile_cols), all_end / C.tile_cols};
+  }
+
+  TILEWISE_INLINE int32_t clamp_query(int32_t i) const {
+    return maximum(0, minimum(i, static_cast<int32_t>(sequence.seqlen_q)));
+  }
+
+  /// Where row `row` of the block stands in k (or v); rows past either end repeat the last one there.
+  TILEWISE_INLINE const uint16_t* address_of_key(const Tensor4& t, int row) const {
+    const RowSource source = key_source(t, sequence, place.batch, place.head, 0);
+    const int64_t key = maximum(0, minimum(first_key + row, source.rows - 1));
+    return source.data + key * source.stride;
+  }
+
+  TILEWISE_INLINE RowSource query_source(const Tensor4& t, int32_t head, int64_t cols) const {
+    return {static_cast<const uint16_t*>(t.data) + row_offset(t, sequence, place.batch, 0, head), t.seq_stride,
+            static_cast<int32_t>(sequence.seqlen_q), static_cast<int32_t>(cols)};
+  }
+
+  TILEWISE_INLINE bool used(int row) const {
+    return first_key + row >= 0 && first_key + row < static_cast<int32_t>(sequence.seqlen_k);
+  }
+
+  /// Where row `row` of the block goes in dk (or dv), null past the sequence.
+  TILEWISE_INLINE uint16_t* address_of_gradient(const Tensor4& to, int row) const {
+    if (first_key + row + sequence.leftpad >= sequence.all_k) return nullptr;
+    const int64_t at = place.batch * to.batch_stride + (sequence.k_row + first_key + row) * to.seq_stride +
+                       place.head * to.head_stride;
+    return static_cast<uint16_t*>(to.data) + at;
+  }
+};
+
+}  // namespace tilewise::device

@@ -13,7 +13,7 @@ namespace {
 using core::concat, core::Feature, core::FeatureSet;
 
 constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
-constexpr std::int64_t kFewestTilesASplit = 4;  // below, merging costs more than idle multiprocessors
+constexpr std::int64_t kFewestTilesASplit = 2;  // below, merging costs more than idle multiprocessors
 constexpr std::int64_t kFewQueries = 64;        // rows of one tile may then come from several heads
 constexpr double kLaunchUs = 2.5;
 

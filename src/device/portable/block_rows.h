@@ -14,9 +14,23 @@ struct GridPlace {
   int32_t tile, split, head, batch;
 };
 
+/// Blocks of a batch entry in an order that follows the machine's caches. GPUs of several dies, each with
+/// a cache of its own, deal blocks out to them in turn: each die takes a run of neighbours instead, so
+/// that the keys of a head pass through one cache and not through all.
+template <class Machine>
+TILEWISE_INLINE int block_in_order(const GridParams& grid) {
+  const int block = Machine::block();
+  if constexpr (requires { Machine::kDies; }) {
+    const int entry = grid.num_tiles * grid.num_splits * grid.heads, of_die = entry / Machine::kDies;
+    const int i = block % entry;
+    if (i < of_die * Machine::kDies) return block - i + i % Machine::kDies * of_die + i / Machine::kDies;
+  }
+  return block;
+}
+
 template <class Machine>
 TILEWISE_INLINE GridPlace grid_place(const GridParams& grid) {
-  const int block = Machine::block();
+  const int block = uniform<Machine>(block_in_order<Machine>(grid));
   const int of_head = block / grid.num_tiles, of_batch = of_head / grid.num_splits;
   return {uniform<Machine>(grid.num_tiles - 1 - block % grid.num_tiles), uniform<Machine>(of_head % grid.num_splits),
           uniform<Machine>(of_batch % grid.heads), uniform<Machine>(of_batch / grid.heads)};

@@ -7,6 +7,9 @@
 namespace tilewise::device {
 
 struct CdnaMachine : AmdMachine<64> {
+#if defined(__gfx942__) || defined(__gfx950__)
+  static constexpr int kDies = 8;
+#endif
   TILEWISE_INLINE static bool any(bool value) { return __builtin_amdgcn_ballot_w64(value) != 0; }
   TILEWISE_INLINE static float shuffle_xor(float value, int mask) {
     const int from = 4 * (lane() ^ mask);  // a byte address

@@ -139,6 +139,7 @@ struct HostAmdMachine : HostMachine<kWaveLanes> {
 
 /// Stands in for CdnaMachine.
 struct HostCdnaMachine : HostAmdMachine<64> {
+  static constexpr int kDies = 8;
   template <int kElement>
   TILEWISE_INLINE static void mma_32x32x16(CdnaAccumulator& d, CdnaOperand a, CdnaOperand b) {
     host_block->multiply(HostMatrix::kMfma32x32x16, kElement, &d[0], reinterpret_cast<const uint32_t*>(&a),

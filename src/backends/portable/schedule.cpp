@@ -80,10 +80,11 @@ void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
       c.tile_cols = dim <= 128 && c.waves > 1 ? 64 : 32;
       break;
     case device::kRdna:
-      // Beyond head_dim 64 the rows' operand, twice in a wave, would fill the registers.
-      c.waves = rows <= 16 ? 1 : dim > 64 && dim <= 128 && rows > 128 ? 8 : 4;
-      c.rows_per_wave = 16;
-      c.rows_in_registers = dim <= 64;
+      // 32 rows a wave halve the reads of shared memory; beyond head_dim 64, or with more to do for a
+      // score, they don't fit the registers, nor do 16 rows' own operand beyond 128.
+      c.waves = rows <= 16 ? 1 : 4;
+      c.rows_per_wave = dim <= 64 && rows > 64 && !is_featured(c) ? 32 : 16;
+      c.rows_in_registers = dim <= 128;
       c.tile_cols = 32;
       break;
   }

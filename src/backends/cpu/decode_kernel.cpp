@@ -51,7 +51,8 @@ class DecodeKernel final : public core::Kernel {
       const std::int64_t first = task % head_tasks * together, split = task / head_tasks % num_splits_;
       const TileMaker maker(p, score, element_, task / head_tasks / num_splits_);
       run_heads(p, maker, first, std::min(first + together, p.num_heads_k),
-                TileSplit{merges_ ? &splits_ : nullptr, workspace, split, num_splits_ > 1 ? kKeysPerSplit : 0});
+                TileSplit{merges_ ? &splits_ : nullptr, workspace, split, num_splits_ > 1 ? kKeysPerSplit : 0},
+                workers == 1 && head_tasks == 1);
     });
     if (merges_) splits_.merge(p, score, element_, workspace, workers);
   }
@@ -69,8 +70,9 @@ class DecodeKernel final : public core::Kernel {
     return together;
   }
 
+  /// `in_order`: the keys after this split's are the next that this thread reads.
   void run_heads(const device::AttentionParams& p, const TileMaker& maker, std::int64_t first, std::int64_t last,
-                 const TileSplit& split) const {
+                 const TileSplit& split, bool in_order) const {
     const std::int64_t group = p.num_heads_q / p.num_heads_k;
     if (split.index == 0) maker.clear_unused(first * group, (last - first) * group);
     const std::int64_t num_queries = maker.sequence().seqlen_q;
@@ -90,7 +92,8 @@ class DecodeKernel final : public core::Kernel {
                              p.k.seq_stride * size,
                              p.v.seq_stride * size,
                              ((last - first - 1) * p.k.head_stride + p.head_dim) * size,
-                             ((last - first - 1) * p.v.head_stride + p.head_dim_v) * size};
+                             ((last - first - 1) * p.v.head_stride + p.head_dim_v) * size,
+                             in_order ? tiles[0].seqlen_k : tiles[0].key_end};
       const auto count = static_cast<std::int32_t>(last - first);
       run_(tiles.data(), count, stream, thread_scratch(scratch_ * static_cast<std::size_t>(count)));
     }

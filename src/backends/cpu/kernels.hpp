@@ -82,6 +82,7 @@ struct KeyStream {
   const void *k, *v;           // at key 0
   int64_t k_stride, v_stride;  // between keys, in bytes
   int64_t k_bytes, v_bytes;    // of one key
+  int64_t end;                 // keys before it are fetched ahead, beyond the tiles' own too: the next call reads them
 };
 
 /// Tiles of the same sequence and key range, one a key head. Scratch: decode_scratch() bytes each.

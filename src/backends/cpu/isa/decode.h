@@ -85,7 +85,7 @@ class Decode {
     const int64_t visits = 2 * kKeys * num_tiles, share = (lines + visits - 1) / visits;
     const int64_t end = tiles->key_end;
     for (int64_t key = tiles->key_begin / kKeys * kKeys; key < end; key += kKeys) {
-      Fetcher fetcher(stream, key + kKeys, key + 2 * kKeys < end ? key + 2 * kKeys : end);
+      Fetcher fetcher(stream, key + kKeys, key + 2 * kKeys < stream.end ? key + 2 * kKeys : stream.end);
       for (int32_t n = 0; n < num_tiles; ++n) {
         const Scratch w(static_cast<char*>(scratch) + n * bytes, tiles[n].head_dim, tiles[n].head_dim_v);
         if (whole)

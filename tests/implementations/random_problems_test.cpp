@@ -1,5 +1,8 @@
 // Generated problems over everything an implementation declares. A failure prints the command
 // that repeats it; `tilewise verify` runs longer than a test may.
+#include <algorithm>
+#include <cstdlib>
+
 #include "implementation_test.hpp"
 
 namespace tilewise::test {
@@ -7,8 +10,10 @@ namespace {
 
 class RandomProblems : public ImplementationTest {
  protected:
-  /// Checks `count` problems of one pass.
+  /// Checks `count` problems of one pass, or TILEWISE_TEST_PERCENT of them where that is set.
   void check(core::Feature other_pass, int count, double max_flops) {
+    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
+      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
     const verify::Filter filter{implementation().supported().minus({other_pass}), max_flops};
     const std::uint64_t first = seed_base() + (other_pass == core::Feature::forward ? 50000u : 0u);
     int failures = 0;

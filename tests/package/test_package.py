@@ -37,6 +37,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-build-isolation",
         "--no-deps",
         "--no-index",
+        # The flags of `make test-build`, whose objects ccache then has.
+        "--config-settings=cmake.define.TILEWISE_WERROR=ON",
         "-w",
         folder,
         ROOT,

@@ -22,7 +22,7 @@ def test_says_what_the_call_would_say():
         tilewise.warmup(q, q.bfloat16(), q)
     with pytest.raises(TypeError, match="soft_cap"):
         tilewise.warmup(q, q, q, soft_cap=3.0)
-    with pytest.raises(NotImplementedError, match="cuda.sm80: runs on cuda, the tensors are on cpu"):
+    with pytest.raises(NotImplementedError, match=r"cuda\.sm80: runs on cuda, the tensors are on cpu"):
         tilewise.warmup(q.clone().requires_grad_(), q, q, implementation="cuda.sm80")
 
 

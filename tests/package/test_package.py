@@ -43,8 +43,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         ROOT,
     ]
-    ccache = {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache"} if shutil.which("ccache") else {}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=os.environ | ccache)
+    # CMake's own choice of compiler, not that of whoever built Python: ccache tells them apart by name.
+    environment = {"CC": "cc", "CXX": "c++"} | os.environ
+    if shutil.which("ccache"):
+        environment["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("tilewise-*.whl")
     return built

@@ -6,8 +6,26 @@
 
 namespace tilewise::device {
 
+/// Query tiles [begin, end) that keys of a block see, of which [full_begin, full_end) all of them see.
+struct QueryTiles {
+  int32_t begin, end, full_begin, full_end;
+  TILEWISE_INLINE int32_t count() const { return end - begin; }
+  TILEWISE_INLINE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
+};
+
+/// A tile of queries of one head, and how many came before it.
+struct QueryPosition {
+  int32_t step, tile, head;
+  /// The next tile of the head, or the next head's first. Counted, since a division a step costs more.
+  TILEWISE_INLINE QueryPosition next(const QueryTiles& t) const {
+    return tile + 1 < t.end ? QueryPosition{step + 1, tile + 1, head} : QueryPosition{step + 1, t.begin, head + 1};
+  }
+};
+
 template <KernelConfig C>
 struct KeyBlock {
+  using Tiles = QueryTiles;
+
   const AttentionParams& p;
   Sequence sequence;
   GridPlace place;
@@ -24,11 +42,7 @@ struct KeyBlock {
         group(static_cast<int32_t>(params.num_heads_q / params.num_heads_k)),
         band(visible_band(params, s)) {}
 
-  /// Query tiles [begin, end), of which [full_begin, full_end) are visible to every key of the block.
-  struct Tiles {
-    int32_t begin, end, full_begin, full_end;
-    TILEWISE_INLINE int32_t count() const { return end - begin; }
-  };
+  TILEWISE_INLINE QueryPosition first_position(const Tiles& t) const { return {0, t.begin, place.head * group}; }
 
   TILEWISE_INLINE Tiles tiles(int32_t block_rows) const {
     const auto seqlen_q = static_cast<int32_t>(sequence.seqlen_q), seqlen_k = static_cast<int32_t>(sequence.seqlen_k);

@@ -4,6 +4,7 @@
 
 #include "device/portable/dropout.h"
 #include "device/portable/gradients.h"
+#include "device/portable/key_block.h"
 #include "device/portable/own_rows.h"
 #include "device/portable/store_rows.h"
 
@@ -69,6 +70,8 @@ class KeyGradientKernel {
   using Scores = typename Ops::template Accumulators<C.rows_per_wave, C.tile_cols>;
   using KeySums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim>;
   using ValueSums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim_v>;
+  using Block = KeyBlock<C>;
+  using Position = QueryPosition;
   static constexpr int kThreads = C.waves * Machine::kLanes;
   static_assert(kThreads >= C.tile_cols, "a thread brings the statistics of one query");
 
@@ -77,95 +80,47 @@ class KeyGradientKernel {
     const GridPlace place = grid_place<Machine>(params.grid);
     const Sequence sequence = sequence_at<C>(params.call, place.batch);
     if (static_cast<int64_t>(place.tile) * Shared::kBlockRows >= sequence.all_k) return;
-    KeyGradientKernel kernel(params, shared, sequence, place);
+    KeyGradientKernel kernel(params, shared, Block(params.call, sequence, place, Shared::kBlockRows));
     kernel.visit_queries();
     kernel.finish();
   }
 
  private:
-  TILEWISE_INLINE KeyGradientKernel(const KernelParams& params, Shared& shared, const Sequence& sequence,
-                                    const GridPlace& place)
-      : p_(params.call), grid_(params.grid), shared_(shared), sequence_(sequence), place_(place) {
+  TILEWISE_INLINE KeyGradientKernel(const KernelParams& params, Shared& shared, const Block& block)
+      : p_(params.call), grid_(params.grid), shared_(shared), block_(block) {
     lane_ = Machine::lane();
     wave_row_ = Machine::wave() * C.rows_per_wave;
-    // Rows are counted in memory, so that left padding is written too; keys count from the used part.
-    first_key_ = place.tile * Shared::kBlockRows - static_cast<int32_t>(sequence.leftpad);
-    diagonal_ = static_cast<int32_t>(diagonal_offset(p_, sequence));
-    group_ = static_cast<int32_t>(p_.num_heads_q / p_.num_heads_k);
-    band_ = visible_band(p_, sequence);
     dk_.clear();
     dv_.clear();
     if constexpr (C.dropout) seed_ = dropout_seed(p_);
   }
 
-  /// Query tiles [begin, end), of which [full_begin, full_end) are visible to every key of the block.
-  struct Tiles {
-    int32_t begin, end, full_begin, full_end;
-    TILEWISE_INLINE int32_t count() const { return end - begin; }
-  };
-
-  TILEWISE_INLINE Tiles tiles() const {
-    const auto seqlen_q = static_cast<int32_t>(sequence_.seqlen_q), seqlen_k = static_cast<int32_t>(sequence_.seqlen_k);
-    const int32_t first = maximum(first_key_, 0), last = minimum(first_key_ + Shared::kBlockRows, seqlen_k) - 1;
-    if (first > last || seqlen_q == 0) return {0, 0, 0, 0};
-    int32_t begin = 0, end = seqlen_q, all_begin = 0, all_end = seqlen_q;
-    if constexpr (C.ranged) {
-      begin = clamp_query(first - diagonal_ - band_.high);
-      end = clamp_query(last - diagonal_ - band_.low + 1);
-      all_begin = clamp_query(last - diagonal_ - band_.high);
-      all_end = clamp_query(first - diagonal_ - band_.low + 1);
-    }
-    if (begin >= end) return {0, 0, 0, 0};
-    return {begin / C.tile_cols, ceil_div(end, C.tile_cols), ceil_div(all_begin, C.tile_cols), all_end / C.tile_cols};
-  }
-
-  TILEWISE_INLINE int32_t clamp_query(int32_t i) const {
-    return maximum(0, minimum(i, static_cast<int32_t>(sequence_.seqlen_q)));
-  }
-
   TILEWISE_INLINE void visit_queries() {
-    const Tiles t = tiles();
-    const int32_t steps = t.count() * group_;
+    const typename Block::Tiles t = block_.tiles(Shared::kBlockRows);
+    const int32_t steps = t.count() * block_.group;
     if (steps == 0) return;
-    keys_.load(shared_.key_rows(), wave_row_, p_.head_dim, [&](int row) { return address_of_key(p_.k, row); });
+    keys_.load(shared_.key_rows(), wave_row_, p_.head_dim, [&](int row) { return block_.address_of_key(p_.k, row); });
     if constexpr (C.wants_dk) {
-      values_.load(shared_.value_rows(), wave_row_, p_.head_dim_v, [&](int row) { return address_of_key(p_.v, row); });
+      values_.load(shared_.value_rows(), wave_row_, p_.head_dim_v,
+                   [&](int row) { return block_.address_of_key(p_.v, row); });
     }
-    Position at{0, t.begin, place_.head * group_};
+    Position at = block_.first_position(t);
     start(at);
     while (at.step < steps) {
-      const Position next = at.tile + 1 < t.end ? Position{at.step + 1, at.tile + 1, at.head}
-                                                : Position{at.step + 1, t.begin, at.head + 1};
-      visit(at, next, next.step < steps, C.ranged && (at.tile < t.full_begin || at.tile >= t.full_end));
+      const Position next = at.next(t);
+      visit(at, next, next.step < steps, C.ranged && !t.is_full(at.tile));
       at = next;
     }
   }
 
-  /// A tile of queries of one head, and how many came before it.
-  struct Position {
-    int32_t step, tile, head;
-  };
-
-  /// Where row `row` of the block stands in k (or v); rows past either end repeat the last one there.
-  TILEWISE_INLINE const uint16_t* address_of_key(const Tensor4& t, int row) const {
-    const RowSource source = key_source(t, sequence_, place_.batch, place_.head, 0);
-    const int64_t key = maximum(0, minimum(first_key_ + row, source.rows - 1));
-    return source.data + key * source.stride;
-  }
-
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t step) { return shared_.streams.stage[step % C.stages]; }
-  TILEWISE_INLINE RowSource query_source(const Tensor4& t, int32_t head, int64_t cols) const {
-    return {static_cast<const uint16_t*>(t.data) + row_offset(t, sequence_, place_.batch, 0, head), t.seq_stride,
-            static_cast<int32_t>(sequence_.seqlen_q), static_cast<int32_t>(cols)};
-  }
-
   TILEWISE_INLINE void start(const Position& at) {
     const int32_t first = at.tile * C.tile_cols;
-    query_loader_.start(stage(at.step).queries, query_source(p_.q, at.head, p_.head_dim), first);
-    dout_loader_.start(stage(at.step).douts, query_source(p_.dout, at.head, p_.head_dim_v), first);
+    query_loader_.start(stage(at.step).queries, block_.query_source(p_.q, at.head, p_.head_dim), first);
+    dout_loader_.start(stage(at.step).douts, block_.query_source(p_.dout, at.head, p_.head_dim_v), first);
     const int thread = Machine::thread();
     if (thread < C.tile_cols) {
-      statistics_ = load_statistics<Machine>(p_, grid_, sequence_, place_.batch, at.head, first + thread);
+      statistics_ = load_statistics<Machine>(p_, grid_, block_.sequence, block_.place.batch, at.head, first + thread);
     }
   }
 
@@ -223,24 +178,25 @@ class KeyGradientKernel {
   template <bool kMasked>
   TILEWISE_INLINE void score_gradients(Scores& scores, Scores& gradients, const typename Shared::Stage& current,
                                        int32_t head, int32_t first_query) {
-    const RowScore of_head = row_score<C>(p_, sequence_, place_.batch, head, 0);
+    const RowScore of_head = row_score<C>(p_, block_.sequence, block_.place.batch, head, 0);
     const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
-      const int32_t key = first_key_ + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query + col;
+      const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query + col;
       RowScore row = of_head;
       row.query = query;
-      row.diagonal = query + diagonal_;
+      row.diagonal = query + block_.diagonal;
       if constexpr (C.bias_type != kBiasNone) {
-        row.bias += minimum<int64_t>(query, sequence_.seqlen_q - 1) * p_.bias.query_stride;  // of_head is query 0's
+        row.bias +=
+            minimum<int64_t>(query, block_.sequence.seqlen_q - 1) * p_.bias.query_stride;  // of_head is query 0's
       }
       float slope = 1.0f;
       const TwoStatistics two = statistics_of(current, col);
       const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
       const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
-      float weight = weight_of<Machine, C>(p_, row, band_.seqlen_k, maximum(key, 0), score, of_query.lse, slope);
+      float weight = weight_of<Machine, C>(p_, row, block_.band.seqlen_k, maximum(key, 0), score, of_query.lse, slope);
       if constexpr (kMasked) {
         const int32_t distance = key - row.diagonal;
-        weight = distance >= band_.low && distance <= band_.high ? weight : 0.0f;
+        weight = distance >= block_.band.low && distance <= block_.band.high ? weight : 0.0f;
       }
       float kept = weight;
       if constexpr (C.dropout) {
@@ -269,9 +225,9 @@ class KeyGradientKernel {
   TILEWISE_INLINE void hide(Scores& scores, Scores& gradients, int32_t first_query) {
     const int lane = Machine::not_hoisted(lane_);
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
-      const int32_t key = first_key_ + wave_row_ + Scores::row_of_slot(lane, slot);
-      const int32_t distance = key - (first_query + col + diagonal_);
-      const bool visible = distance >= band_.low && distance <= band_.high;
+      const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot);
+      const int32_t distance = key - (first_query + col + block_.diagonal);
+      const bool visible = distance >= block_.band.low && distance <= block_.band.high;
       score = visible ? score : 0.0f;
       gradient = visible ? gradient : 0.0f;
     });
@@ -283,36 +239,24 @@ class KeyGradientKernel {
     if constexpr (C.wants_dv) write(shared_.value_out, dv_, 1.0f, p_.dv, p_.head_dim_v);
   }
 
-  TILEWISE_INLINE bool used(int row) const {
-    return first_key_ + row >= 0 && first_key_ + row < static_cast<int32_t>(sequence_.seqlen_k);
-  }
-
   template <class Tile, class Sums>
   TILEWISE_INLINE void write(Tile& tile, Sums& sums, float scale, const Tensor4& to, int64_t cols) {
     if (!to.data) return;
     typename Sums::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < Sums::kSlots; ++slot) {
-      factor[slot] = used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
+      factor[slot] = block_.used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
     }
     sums.scale_or_clear_rows(factor);
-    write_rows<Ops, C>(tile, sums, wave_row_, cols, [&](int row) -> uint16_t* {
-      const int64_t in_memory = first_key_ + row + sequence_.leftpad;
-      if (in_memory >= sequence_.all_k) return nullptr;
-      const int64_t place = place_.batch * to.batch_stride + (sequence_.k_row + first_key_ + row) * to.seq_stride +
-                            place_.head * to.head_stride;
-      return static_cast<uint16_t*>(to.data) + place;
-    });
+    write_rows<Ops, C>(tile, sums, wave_row_, cols,
+                       [&](int row) -> uint16_t* { return block_.address_of_gradient(to, row); });
   }
 
   const AttentionParams& p_;
   const GridParams& grid_;
   Shared& shared_;
-  Sequence sequence_;
-  GridPlace place_;
+  Block block_;
   int lane_, wave_row_;
-  int32_t first_key_, diagonal_, group_;
-  VisibleBand band_;
   TileLoader<Ops, C, typename Shared::QueryTile> query_loader_;
   TileLoader<Ops, C, typename Shared::DoutTile> dout_loader_;
   OwnRows<Ops, C, C.head_dim> keys_;

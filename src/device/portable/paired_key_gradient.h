@@ -79,10 +79,12 @@ class PairedKeyGradientKernel {
     if (steps == 0) return;
     load_own(shared_.streams.own[0], p_.k, p_.head_dim);
     load_own(shared_.streams.own[1], p_.v, p_.head_dim_v);
-    start(0, t);
-    for (int32_t step = 0; step < steps; ++step) {
-      const int32_t tile = t.begin + step % t.count();
-      visit(step, steps, t, C.ranged && (tile < t.full_begin || tile >= t.full_end));
+    QueryPosition at = block_.first_position(t);
+    start(at);
+    while (at.step < steps) {
+      const QueryPosition next = at.next(t);
+      visit(at, next, next.step < steps, C.ranged && !t.is_full(at.tile));
+      at = next;
     }
   }
 
@@ -96,14 +98,11 @@ class PairedKeyGradientKernel {
   }
 
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t step) { return shared_.streams.stage[step % C.stages]; }
-  TILEWISE_INLINE int32_t head_of(int32_t step, const typename Block::Tiles& t) const {
-    return block_.place.head * block_.group + step / t.count();
-  }
 
-  TILEWISE_INLINE void start(int32_t step, const typename Block::Tiles& t) {
-    const int32_t head = head_of(step, t), first = (t.begin + step % t.count()) * C.tile_cols;
-    query_loader_.start(stage(step).tiles[0], block_.query_source(p_.q, head, p_.head_dim), first);
-    dout_loader_.start(stage(step).tiles[1], block_.query_source(p_.dout, head, p_.head_dim_v), first);
+  TILEWISE_INLINE void start(const QueryPosition& at) {
+    const int32_t head = at.head, first = at.tile * C.tile_cols;
+    query_loader_.start(stage(at.step).tiles[0], block_.query_source(p_.q, head, p_.head_dim), first);
+    dout_loader_.start(stage(at.step).tiles[1], block_.query_source(p_.dout, head, p_.head_dim_v), first);
     const int thread = Machine::thread();
     if (thread < C.tile_cols) {
       statistics_ = load_statistics<Machine>(p_, grid_, block_.sequence, block_.place.batch, head, first + thread);
@@ -121,11 +120,11 @@ class PairedKeyGradientKernel {
     Machine::barrier();
   }
 
-  TILEWISE_INLINE void visit(int32_t step, int32_t steps, const typename Block::Tiles& t, bool masked) {
-    finish_stage(step);
-    if (step + 1 < steps) start(step + 1, t);
-    const typename Shared::Stage& current = stage(step);
-    const int32_t head = head_of(step, t), first_query = (t.begin + step % t.count()) * C.tile_cols;
+  TILEWISE_INLINE void visit(const QueryPosition& at, const QueryPosition& next, bool more, bool masked) {
+    finish_stage(at.step);
+    if (more) start(next);
+    const typename Shared::Stage& current = stage(at.step);
+    const int32_t head = at.head, first_query = at.tile * C.tile_cols;
     typename Shared::Exchange& exchange = shared_.streams.exchange[pair_];
 
     Scores scores;

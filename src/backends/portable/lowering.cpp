@@ -35,7 +35,6 @@ class Lowerer {
 
  private:
   [[nodiscard]] std::int64_t group() const { return p_.num_heads_q / std::max<std::int64_t>(p_.num_heads_k, 1); }
-  [[nodiscard]] std::int64_t rows_in_memory_k() const { return p_.seqlen_k; }
 
   void add(KernelKind kind, const device::KernelConfig& config, std::int64_t tiles, std::int64_t splits,
            std::int64_t heads, std::int64_t batches) {
@@ -72,14 +71,14 @@ class Lowerer {
     config.packed_heads = group() > 1 && p_.seqlen_q <= kFewQueries;
     const std::int64_t rows = p_.seqlen_q * (config.packed_heads ? group() : 1);
     const std::int64_t heads = config.packed_heads ? p_.num_heads_k : p_.num_heads_q;
-    const std::int64_t tiles = ceil_div(rows, std::int64_t{config.waves} * config.rows_per_wave);
+    const std::int64_t tiles = row_tiles(KernelKind::forward, config, rows);
     const std::int64_t splits = splits_for(tiles * heads * p_.batch_size, config.tile_cols);
     config.split = splits > 1;
     if (config.split) config.sink = false;
     add(KernelKind::forward, config, tiles, splits, heads, p_.batch_size);
     if (config.split) add_merge(splits);
     result_.schedule =
-        concat(config.waves * config.rows_per_wave, "x", config.tile_cols, " tiles, ", config.waves, " waves, ",
+        concat(block_rows(KernelKind::forward, config), "x", config.tile_cols, " tiles, ", config.waves, " waves, ",
                config.stages, config.stages == 1 ? " stage" : " stages", config.packed_heads ? ", heads packed" : "",
                splits > 1 ? concat(", ", splits, " splits") : std::string());
   }
@@ -102,7 +101,8 @@ class Lowerer {
     if (p_.dk || p_.dv) add_key_gradients();
     if (p_.dq) {
       const device::KernelConfig config = configure(KernelKind::query_gradient, p_, traits_);
-      add(KernelKind::query_gradient, config, row_tiles(p_.seqlen_q, config), 1, p_.num_heads_q, p_.batch_size);
+      add(KernelKind::query_gradient, config, row_tiles(KernelKind::query_gradient, config, p_.seqlen_q), 1,
+          p_.num_heads_q, p_.batch_size);
       describe(KernelKind::query_gradient, config);
     }
     if (p_.dbias) add_bias_gradient();
@@ -116,7 +116,7 @@ class Lowerer {
     if (pairs_key_gradients(p_, traits_)) {
       constexpr KernelKind kKind = KernelKind::paired_key_gradient;
       const device::KernelConfig config = configure(kKind, p_, traits_);
-      add(kKind, config, ceil_div(p_.seqlen_k, block_rows(kKind, config)), 1, p_.num_heads_k, p_.batch_size);
+      add(kKind, config, row_tiles(kKind, config, p_.seqlen_k), 1, p_.num_heads_k, p_.batch_size);
       return describe(kKind, config);
     }
     device::KernelConfig config = configure(KernelKind::key_gradient, p_, traits_);
@@ -124,7 +124,8 @@ class Lowerer {
     const auto launch = [&](bool dk, bool dv) {
       config.wants_dk = dk;
       config.wants_dv = dv;
-      add(KernelKind::key_gradient, config, row_tiles(rows_in_memory_k(), config), 1, p_.num_heads_k, p_.batch_size);
+      add(KernelKind::key_gradient, config, row_tiles(KernelKind::key_gradient, config, p_.seqlen_k), 1, p_.num_heads_k,
+          p_.batch_size);
     };
     if (apart && p_.dk && p_.dv) {
       launch(true, false);
@@ -138,14 +139,14 @@ class Lowerer {
   void add_bias_gradient() {
     const device::KernelConfig config = configure(KernelKind::bias_gradient, p_, traits_);
     const auto dim = [](bool own, std::int64_t size) { return own ? size : std::int64_t{1}; };
-    const std::int64_t queries = p_.bias_dims.query ? row_tiles(p_.seqlen_q, config) : 1;
+    const std::int64_t queries = p_.bias_dims.query ? row_tiles(KernelKind::bias_gradient, config, p_.seqlen_q) : 1;
     const std::int64_t keys = p_.bias_dims.key ? ceil_div(p_.seqlen_k, config.tile_cols) : 1;
     add(KernelKind::bias_gradient, config, queries * keys, 1, dim(p_.bias_dims.head, p_.num_heads_q),
         dim(p_.bias_dims.batch, p_.batch_size));
   }
 
-  [[nodiscard]] static std::int64_t row_tiles(std::int64_t rows, const device::KernelConfig& config) {
-    return ceil_div(rows, std::int64_t{config.waves} * config.rows_per_wave);
+  [[nodiscard]] static std::int64_t row_tiles(KernelKind kind, const device::KernelConfig& config, std::int64_t rows) {
+    return ceil_div(rows, block_rows(kind, config));
   }
 
   void describe(KernelKind kind, const device::KernelConfig& config) {

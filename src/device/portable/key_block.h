@@ -75,6 +75,17 @@ struct KeyBlock {
             static_cast<int32_t>(sequence.seqlen_q), static_cast<int32_t>(cols)};
   }
 
+  /// What the scores of a query depend on, from what those of its head's query 0 do.
+  TILEWISE_INLINE RowScore query_score(const RowScore& of_head, int32_t query) const {
+    RowScore row = of_head;
+    row.query = query;
+    row.diagonal = query + diagonal;
+    if constexpr (C.bias_type != kBiasNone) {
+      row.bias += minimum<int64_t>(query, sequence.seqlen_q - 1) * p.bias.query_stride;
+    }
+    return row;
+  }
+
   TILEWISE_INLINE bool used(int row) const {
     return first_key + row >= 0 && first_key + row < static_cast<int32_t>(sequence.seqlen_k);
   }

@@ -182,22 +182,13 @@ class KeyGradientKernel {
     const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query + col;
-      RowScore row = of_head;
-      row.query = query;
-      row.diagonal = query + block_.diagonal;
-      if constexpr (C.bias_type != kBiasNone) {
-        row.bias +=
-            minimum<int64_t>(query, block_.sequence.seqlen_q - 1) * p_.bias.query_stride;  // of_head is query 0's
-      }
+      const RowScore row = block_.query_score(of_head, query);
       float slope = 1.0f;
       const TwoStatistics two = statistics_of(current, col);
       const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
       const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
       float weight = weight_of<Machine, C>(p_, row, block_.band.seqlen_k, maximum(key, 0), score, of_query.lse, slope);
-      if constexpr (kMasked) {
-        const int32_t distance = key - row.diagonal;
-        weight = distance >= block_.band.low && distance <= block_.band.high ? weight : 0.0f;
-      }
+      if constexpr (kMasked) weight = block_.band.holds(key - row.diagonal) ? weight : 0.0f;
       float kept = weight;
       if constexpr (C.dropout) {
         const bool keep = keeps(p_, seed_, of_head.batch_head, query, key);
@@ -226,8 +217,7 @@ class KeyGradientKernel {
     const int lane = Machine::not_hoisted(lane_);
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot);
-      const int32_t distance = key - (first_query + col + block_.diagonal);
-      const bool visible = distance >= block_.band.low && distance <= block_.band.high;
+      const bool visible = block_.band.holds(key - (first_query + col + block_.diagonal));
       score = visible ? score : 0.0f;
       gradient = visible ? gradient : 0.0f;
     });

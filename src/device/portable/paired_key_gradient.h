@@ -154,16 +154,6 @@ class PairedKeyGradientKernel {
     uint32_t bits[ceil_div(Shared::kValues, 32)];
   };
 
-  TILEWISE_INLINE RowScore query_score(const RowScore& of_head, int32_t query) const {
-    RowScore row = of_head;
-    row.query = query;
-    row.diagonal = query + block_.diagonal;
-    if constexpr (C.bias_type != kBiasNone) {
-      row.bias += minimum<int64_t>(query, block_.sequence.seqlen_q - 1) * p_.bias.query_stride;
-    }
-    return row;
-  }
-
   /// Two neighbours come with one load, which lanes that hold both columns share.
   struct alignas(16) TwoQueries {
     QueryStatistics even, odd;
@@ -184,7 +174,7 @@ class PairedKeyGradientKernel {
     int element = 0;
     scores.for_each(lane_, [&](int slot, int col, auto&& x) {
       const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane_, slot), query = first_query + col;
-      const RowScore row = query_score(of_head, query);
+      const RowScore row = block_.query_score(of_head, query);
       float slope = 1.0f;
       x = weight_of<Machine, C>(p_, row, block_.band.seqlen_k, maximum(key, 0), x, statistics_of(current, col).lse,
                                 slope);
@@ -201,8 +191,7 @@ class PairedKeyGradientKernel {
     const int lane = Machine::not_hoisted(lane_);
     scores.for_each(lane, [&](int slot, int col, auto&& x) {
       const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot);
-      const int32_t distance = key - (first_query + col + block_.diagonal);
-      x = distance >= block_.band.low && distance <= block_.band.high ? x : 0.0f;
+      x = block_.band.holds(key - (first_query + col + block_.diagonal)) ? x : 0.0f;
     });
   }
 

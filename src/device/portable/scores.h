@@ -14,6 +14,7 @@ namespace tilewise::device {
 /// same for every row, so that a row costs one register.
 struct VisibleBand {
   int32_t low, high, seqlen_k;
+  TILEWISE_INLINE bool holds(int32_t distance) const { return distance >= low && distance <= high; }
 };
 TILEWISE_INLINE VisibleBand visible_band(const AttentionParams& p, const Sequence& s) {
   constexpr int64_t kFar = 0x3FFFFFFF;
@@ -26,8 +27,7 @@ TILEWISE_INLINE VisibleBand visible_band(const AttentionParams& p, const Sequenc
 template <KernelConfig C>
 TILEWISE_INLINE bool is_visible(const VisibleBand& band, int32_t diagonal, int32_t key) {
   if constexpr (!C.ranged) return key < band.seqlen_k;
-  const int32_t distance = key - diagonal;
-  return key < band.seqlen_k && distance >= band.low && distance <= band.high;
+  return key < band.seqlen_k && band.holds(key - diagonal);
 }
 
 /// What the scores of one row depend on. Kernels that need less leave the rest to the optimiser.

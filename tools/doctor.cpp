@@ -127,8 +127,8 @@ Json compiler(std::string_view name, std::string_view architecture, Json& proble
 
 /// The drivers, and a compiler for each kind of target.
 Json libraries(Json& problems) {
-  return {library("libcuda.so.1", jit::cuda_driver_path(), jit::cuda_driver_reason()),
-          library("libamdhip64.so", jit::hip_driver_path(), jit::hip_driver_reason()),
+  return {library("libcuda.so.1", jit::cuda_driver().path, jit::cuda_driver().reason),
+          library("libamdhip64.so", jit::hip_driver().path, jit::hip_driver().reason),
           compiler("compiler for NVIDIA", "sm_80", problems), compiler("compiler for AMD", "gfx942", problems),
           compiler("compiler for emulation", "host", problems)};
 }

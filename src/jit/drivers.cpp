@@ -13,14 +13,8 @@ namespace tilewise::jit {
 namespace {
 
 template <typename Table>
-struct Opened {
-  Table table;
-  std::string reason, path;
-};
-
-template <typename Table>
-Opened<Table> open_driver(const std::vector<std::string>& names, std::vector<FunctionEntry> (*entries)(Table&)) {
-  Opened<Table> opened;
+OpenedDriver<Table> open_driver(const std::vector<std::string>& names, std::vector<FunctionEntry> (*entries)(Table&)) {
+  OpenedDriver<Table> opened;
   void* library = open_library(names, opened.reason);
   if (!library) return opened;
   opened.path = library_path(library, names.front());
@@ -33,8 +27,8 @@ std::vector<FunctionEntry> cuda_entries(CudaDriver& table) {
 }
 std::vector<FunctionEntry> hip_entries(HipDriver& table) { return {TILEWISE_HIP_FUNCTIONS(TILEWISE_FUNCTION_ENTRY)}; }
 
-constinit Published<Opened<CudaDriver>> g_cuda;
-constinit Published<Opened<HipDriver>> g_hip;
+constinit Published<OpenedDriver<CudaDriver>> g_cuda;
+constinit Published<OpenedDriver<HipDriver>> g_hip;
 
 /// The library that a variable names, in place of the usual ones.
 std::vector<std::string> library_names(const char* variable, std::vector<std::string> usual) {
@@ -42,34 +36,26 @@ std::vector<std::string> library_names(const char* variable, std::vector<std::st
   return asked != nullptr && *asked != '\0' ? std::vector<std::string>{asked} : usual;
 }
 
-const Opened<CudaDriver>& opened_cuda() {
+}  // namespace
+
+const OpenedDriver<CudaDriver>& cuda_driver() {
   return g_cuda.get(
       [] { return open_driver<CudaDriver>(library_names("TILEWISE_CUDA_DRIVER", {"libcuda.so.1"}), cuda_entries); });
 }
 
-const Opened<HipDriver>& opened_hip() {
+int cuda_driver_version() {
+  int version = 0;
+  const CudaDriver* driver = cuda_driver().functions();
+  return driver && driver->cuDriverGetVersion(&version) == cuda::kSuccess ? version : 0;
+}
+
+const OpenedDriver<HipDriver>& hip_driver() {
   return g_hip.get([] {
     return open_driver<HipDriver>(library_names("TILEWISE_HIP_DRIVER", {"libamdhip64.so.7", "libamdhip64.so.6",
                                                                         "libamdhip64.so.5", "libamdhip64.so"}),
                                   hip_entries);
   });
 }
-
-}  // namespace
-
-const CudaDriver* cuda_driver() { return opened_cuda().reason.empty() ? &opened_cuda().table : nullptr; }
-std::string cuda_driver_reason() { return opened_cuda().reason; }
-std::string cuda_driver_path() { return opened_cuda().path; }
-
-int cuda_driver_version() {
-  int version = 0;
-  const CudaDriver* driver = cuda_driver();
-  return driver && driver->cuDriverGetVersion(&version) == cuda::kSuccess ? version : 0;
-}
-
-const HipDriver* hip_driver() { return opened_hip().reason.empty() ? &opened_hip().table : nullptr; }
-std::string hip_driver_reason() { return opened_hip().reason; }
-std::string hip_driver_path() { return opened_hip().path; }
 
 std::string hip_architecture(const HipDriver& driver, int device, hip::Result& error) {
   // The properties begin with the marketing name (256 bytes) in every version and hold "gfx942:sramecc+:xnack-"

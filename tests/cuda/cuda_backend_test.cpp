@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "backends/cuda/cuda_runtime.hpp"
+#include "backends/cuda/cuda_backend.hpp"
 #include "core/device.hpp"
 #include "core/device_workspace.hpp"
 #include "core/run.hpp"
@@ -83,9 +83,8 @@ GpuCall with_softcap() {
 /// Made-up machine code for every kernel that a problem needs on devices 0 and 1.
 void add_to_bundle(const Problem& problem, std::vector<jit::BundleEntry>& entries) {
   for (const int device : {0, 1}) {
-    std::string reason;
-    const backends::cuda::CudaRuntime* runtime = backends::cuda::find_runtime(device, reason);
-    ASSERT_NE(runtime, nullptr) << reason;
+    const auto [refusal, runtime] = backends::cuda_status(device);
+    ASSERT_NE(runtime, nullptr) << refusal;
     for (const portable::Launch& launch : portable::lower(problem, runtime->traits()).launches) {
       const jit::KernelSource source = portable::make_source(launch.key, device::kSm80, false);
       jit::CompiledKernel kernel;

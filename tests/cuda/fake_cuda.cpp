@@ -50,9 +50,6 @@ cu::Result cuInit(unsigned) { return count() == 0 ? cu::kErrorNoDevice : cu::kSu
 cu::Result cuDriverGetVersion(int* version) { return *version = 13000, cu::kSuccess; }
 cu::Result cuDeviceGetCount(int* devices) { return *devices = count(), cu::kSuccess; }
 cu::Result cuDeviceGet(cu::DeviceId* device, int ordinal) { return *device = ordinal, cu::kSuccess; }
-cu::Result cuDeviceGetName(char* name, int length, cu::DeviceId) {
-  return std::strncpy(name, "Fake", static_cast<std::size_t>(length)), cu::kSuccess;
-}
 
 cu::Result cuDeviceGetAttribute(int* value, cu::DeviceAttribute attribute, cu::DeviceId device) {
   const int capability = kComputeCapabilities[static_cast<std::size_t>(device)];
@@ -75,13 +72,9 @@ cu::Result cuDeviceGetAttribute(int* value, cu::DeviceAttribute attribute, cu::D
 cu::Result cuDevicePrimaryCtxRetain(cu::Context* context, cu::DeviceId device) {
   return *context = reinterpret_cast<cu::Context>(&g_contexts[device]), cu::kSuccess;
 }
-cu::Result cuDevicePrimaryCtxRelease(cu::DeviceId) { return cu::kSuccess; }
 cu::Result cuCtxGetCurrent(cu::Context* context) {
   return *context = has_context() ? reinterpret_cast<cu::Context>(&g_contexts[t_current.back()]) : nullptr,
          cu::kSuccess;
-}
-cu::Result cuCtxSetCurrent(cu::Context context) {
-  return fake_cuda_make_current(context ? device_of(context, g_contexts) : -1), cu::kSuccess;
 }
 cu::Result cuCtxPushCurrent_v2(cu::Context context) {
   return t_current.push_back(device_of(context, g_contexts)), cu::kSuccess;
@@ -129,8 +122,6 @@ cu::Result cuStreamIsCapturing(cu::Stream, cu::CaptureStatus* status) {
   return *status = static_cast<cu::CaptureStatus>(g_state.capture_status), cu::kSuccess;
 }
 cu::Result cuStreamSynchronize(cu::Stream) { return has_context() ? cu::kSuccess : kNoContext; }
-cu::Result cuStreamCreate(cu::Stream*, unsigned) { return cu::kErrorInvalidValue; }
-cu::Result cuStreamDestroy_v2(cu::Stream) { return cu::kSuccess; }
 
 cu::Result cuMemAlloc_v2(cu::DevicePointer* pointer, std::size_t bytes) {
   if (!has_context()) return kNoContext;
@@ -145,20 +136,11 @@ cu::Result cuMemFree_v2(cu::DevicePointer pointer) {
   ++g_state.frees;
   return std::free(memory(pointer)), cu::kSuccess;
 }
-cu::Result cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
-  return *free_bytes = *total_bytes = std::size_t{1} << 30, cu::kSuccess;
-}
-cu::Result cuMemcpyHtoD_v2(cu::DevicePointer target, const void* source, std::size_t bytes) {
+cu::Result cuMemcpyHtoDAsync_v2(cu::DevicePointer target, const void* source, std::size_t bytes, cu::Stream) {
   return std::memcpy(memory(target), source, bytes), cu::kSuccess;
 }
-cu::Result cuMemcpyDtoH_v2(void* target, cu::DevicePointer source, std::size_t bytes) {
-  return std::memcpy(target, memory(source), bytes), cu::kSuccess;
-}
-cu::Result cuMemcpyHtoDAsync_v2(cu::DevicePointer target, const void* source, std::size_t bytes, cu::Stream) {
-  return cuMemcpyHtoD_v2(target, source, bytes);
-}
 cu::Result cuMemcpyDtoHAsync_v2(void* target, cu::DevicePointer source, std::size_t bytes, cu::Stream) {
-  return cuMemcpyDtoH_v2(target, source, bytes);
+  return std::memcpy(target, memory(source), bytes), cu::kSuccess;
 }
 cu::Result cuMemsetD8Async(cu::DevicePointer target, unsigned char value, std::size_t bytes, cu::Stream) {
   return std::memset(memory(target), value, bytes), cu::kSuccess;
@@ -167,13 +149,6 @@ cu::Result cuMemsetD32Async(cu::DevicePointer target, unsigned value, std::size_
   for (std::size_t i = 0; i < words; ++i) static_cast<unsigned*>(memory(target))[i] = value;
   return cu::kSuccess;
 }
-cu::Result cuPointerGetAttribute(void*, cu::PointerAttribute, cu::DevicePointer) { return cu::kErrorInvalidValue; }
-
-cu::Result cuEventCreate(cu::Event*, unsigned) { return cu::kErrorInvalidValue; }
-cu::Result cuEventRecord(cu::Event, cu::Stream) { return cu::kErrorInvalidValue; }
-cu::Result cuEventSynchronize(cu::Event) { return cu::kErrorInvalidValue; }
-cu::Result cuEventElapsedTime(float*, cu::Event, cu::Event) { return cu::kErrorInvalidValue; }
-cu::Result cuEventDestroy_v2(cu::Event) { return cu::kSuccess; }
 
 cu::Result cuGetErrorName(cu::Result error, const char** name) {
   *name = error == cu::kErrorOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
@@ -184,8 +159,5 @@ cu::Result cuGetErrorName(cu::Result error, const char** name) {
   return cu::kSuccess;
 }
 cu::Result cuGetErrorString(cu::Result, const char** text) { return *text = "as the driver puts it", cu::kSuccess; }
-cu::Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, cu::Function, int, std::size_t) {
-  return *blocks = 1, cu::kSuccess;
-}
 
 }  // extern "C"

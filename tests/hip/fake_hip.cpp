@@ -21,14 +21,9 @@ HipState* fake_hip_state() { return &g_state; }
 extern "C" {
 
 amd::Result hipInit(unsigned) { return std::getenv("FAKE_HIP_EMPTY") ? amd::kErrorNoDevice : amd::kSuccess; }
-amd::Result hipDriverGetVersion(int* version) { return *version = 60000000, amd::kSuccess; }
-amd::Result hipRuntimeGetVersion(int* version) { return *version = 60000000, amd::kSuccess; }
 amd::Result hipGetDeviceCount(int* count) { return *count = static_cast<int>(kArchitectures.size()), amd::kSuccess; }
 amd::Result hipGetDevice(int* device) { return *device = g_state.current, amd::kSuccess; }
 amd::Result hipSetDevice(int device) { return g_state.current = device, amd::kSuccess; }
-amd::Result hipDeviceGetName(char* name, int length, int) {
-  return std::strncpy(name, "Fake", static_cast<std::size_t>(length)), amd::kSuccess;
-}
 amd::Result hipDeviceGetAttribute(int* value, amd::DeviceAttribute attribute, int) {
   *value = attribute == amd::kMultiprocessorCount       ? 304
            : attribute == amd::kMaxSharedMemoryPerBlock ? 65536
@@ -53,7 +48,6 @@ amd::Result hipModuleUnload(amd::Module) { return amd::kSuccess; }
 amd::Result hipModuleGetFunction(amd::Function* function, amd::Module module, const char*) {
   return *function = reinterpret_cast<amd::Function>(module), amd::kSuccess;
 }
-amd::Result hipFuncGetAttribute(int* value, amd::FunctionAttribute, amd::Function) { return *value = 0, amd::kSuccess; }
 amd::Result hipModuleLaunchKernel(amd::Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                   unsigned block_y, unsigned block_z, unsigned dynamic_shared_bytes, amd::Stream stream,
                                   void** parameters, void** extra) {
@@ -69,26 +63,15 @@ amd::Result hipModuleLaunchKernel(amd::Function, unsigned grid_x, unsigned grid_
 }
 
 amd::Result hipStreamSynchronize(amd::Stream) { return amd::kSuccess; }
-amd::Result hipStreamCreateWithFlags(amd::Stream*, unsigned) { return amd::kErrorInvalidValue; }
-amd::Result hipStreamDestroy(amd::Stream) { return amd::kSuccess; }
 amd::Result hipMalloc(void** pointer, std::size_t bytes) {
   return *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256), amd::kSuccess;
 }
 amd::Result hipFree(void* pointer) { return std::free(pointer), amd::kSuccess; }
-amd::Result hipMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
-  return *free_bytes = *total_bytes = std::size_t{1} << 30, amd::kSuccess;
-}
-amd::Result hipMemcpyHtoD(void* target, const void* source, std::size_t bytes) {
-  return std::memcpy(target, source, bytes), amd::kSuccess;
-}
-amd::Result hipMemcpyDtoH(void* target, void* source, std::size_t bytes) {
-  return std::memcpy(target, source, bytes), amd::kSuccess;
-}
 amd::Result hipMemcpyHtoDAsync(void* target, const void* source, std::size_t bytes, amd::Stream) {
-  return hipMemcpyHtoD(target, source, bytes);
+  return std::memcpy(target, source, bytes), amd::kSuccess;
 }
 amd::Result hipMemcpyDtoHAsync(void* target, void* source, std::size_t bytes, amd::Stream) {
-  return hipMemcpyDtoH(target, source, bytes);
+  return std::memcpy(target, source, bytes), amd::kSuccess;
 }
 amd::Result hipMemsetD8Async(void* target, unsigned char value, std::size_t bytes, amd::Stream) {
   return std::memset(target, value, bytes), amd::kSuccess;
@@ -97,19 +80,11 @@ amd::Result hipMemsetD32Async(void* target, int value, std::size_t words, amd::S
   for (std::size_t i = 0; i < words; ++i) static_cast<int*>(target)[i] = value;
   return amd::kSuccess;
 }
-amd::Result hipEventCreateWithFlags(amd::Event*, unsigned) { return amd::kErrorInvalidValue; }
-amd::Result hipEventRecord(amd::Event, amd::Stream) { return amd::kErrorInvalidValue; }
-amd::Result hipEventSynchronize(amd::Event) { return amd::kErrorInvalidValue; }
-amd::Result hipEventElapsedTime(float*, amd::Event, amd::Event) { return amd::kErrorInvalidValue; }
-amd::Result hipEventDestroy(amd::Event) { return amd::kSuccess; }
 const char* hipGetErrorName(amd::Result error) {
   return error == amd::kErrorNoDevice ? "hipErrorNoDevice" : error == 400 ? "hipErrorInvalidHandle" : "hipErrorUnknown";
 }
 const char* hipGetErrorString(amd::Result error) {
   return error == amd::kErrorNoDevice ? "hipErrorNoDevice" : "as the runtime puts it";
-}
-amd::Result hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, amd::Function, int, std::size_t) {
-  return *blocks = 1, amd::kSuccess;
 }
 
 }  // extern "C"

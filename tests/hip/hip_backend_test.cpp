@@ -4,13 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "backends/hip/hip_device.hpp"
+#include "backends/hip/hip_backend.hpp"
+#include "core/device.hpp"
 #include "fake_hip.hpp"
 #include "jit/bundle.hpp"
 #include "tilewise/attention.hpp"
@@ -53,9 +55,8 @@ class HipBackend : public testing::Test {
   static void SetUpTestSuite() {
     std::vector<jit::BundleEntry> entries;
     for (const int device : {0, 1}) {
-      std::string reason;
-      const backends::hip::HipRuntime* runtime = backends::hip::find_runtime(device, reason);
-      ASSERT_NE(runtime, nullptr) << reason;
+      const auto [refusal, runtime] = backends::hip_status(device);
+      ASSERT_NE(runtime, nullptr) << refusal;
       const Problem problem = describe(HipCall(device).arguments);
       for (const portable::Launch& launch : portable::lower(problem, runtime->traits()).launches) {
         const jit::KernelSource source = portable::make_source(launch.key, runtime->traits().machine, false);
@@ -129,6 +130,22 @@ TEST_F(HipBackend, NamesWhatTheRuntimeSays) {
                  "stream: must be a stream of hip:0, where the tensors are (got one that hipModuleLaunchKernel "
                  "refuses: hipErrorInvalidHandle (as the runtime puts it))");
   }
+}
+
+/// The last device is one that no kernel is for.
+TEST_F(HipBackend, UsesTheMemoryOfAnyDevice) {
+  const core::DeviceSystem& system = backends::hip_system();
+  const std::array<std::uint32_t, 3> source{1, 2, 3};
+  std::array<std::uint32_t, 3> copy{};
+  auto* memory = static_cast<std::uint32_t*>(system.allocate(2, sizeof source));
+  system.copy_to_device(2, memory, source.data(), sizeof source, nullptr);
+  system.fill(2, memory + 1, 7, sizeof *memory, nullptr);
+  system.fill(2, memory + 2, 0, 1, nullptr);
+  system.copy_to_host(2, copy.data(), memory, sizeof copy, nullptr);
+  EXPECT_EQ(copy, (std::array<std::uint32_t, 3>{1, 7, 0}));
+  EXPECT_FALSE(system.is_capturing(2, nullptr)) << "the fake is older than graphs";
+  system.free(2, memory);
+  EXPECT_EQ(state().current, 0);
 }
 
 const std::string kProblem = "attention_forward device=hip dtype=bf16 seqlen_q=8 head_dim=64";

@@ -59,14 +59,16 @@ TEST(OpenLibrary, TellsWhatTheLoaderSaid) {
 }
 
 TEST(Drivers, AreThereOrTellWhyNot) {
-  EXPECT_EQ(cuda_driver() == nullptr, !cuda_driver_reason().empty());
-  EXPECT_EQ(hip_driver() == nullptr, !hip_driver_reason().empty());
-  if (!cuda_driver()) {
-    EXPECT_NE(cuda_driver_reason().find("libcuda.so.1"), std::string::npos) << cuda_driver_reason();
+  if (cuda_driver().functions()) {
+    EXPECT_FALSE(cuda_driver().path.empty());
+  } else {
+    EXPECT_NE(cuda_driver().reason.find("libcuda.so.1"), std::string::npos) << cuda_driver().reason;
     EXPECT_EQ(cuda_driver_version(), 0);
   }
-  if (!hip_driver()) {
-    EXPECT_NE(hip_driver_reason().find("libamdhip64"), std::string::npos) << hip_driver_reason();
+  if (hip_driver().functions()) {
+    EXPECT_FALSE(hip_driver().path.empty());
+  } else {
+    EXPECT_NE(hip_driver().reason.find("libamdhip64"), std::string::npos) << hip_driver().reason;
   }
 }
 

@@ -1,125 +1,146 @@
-// The rows and the system functions of CUDA.
+// What CUDA does its own way (contexts, dynamic shared memory, capabilities), and its rows and system functions.
 #include "backends/cuda/cuda_backend.hpp"
 
 #include <array>
-#include <string>
+#include <cstdint>
 
-#include "backends/cuda/cuda_runtime.hpp"
-#include "backends/portable/gpu_implementation.hpp"
-#include "core/message.hpp"
-#include "tilewise/error.hpp"
+#include "backends/portable/gpu_system.hpp"
+#include "jit/cuda_driver.hpp"
 
 namespace tilewise::backends {
-namespace cuda {
 namespace {
 
 namespace cu = jit::cuda;
+using portable::DriverFunction;
 
-portable::GpuStatus status_of(int index) {
-  portable::GpuStatus status;
-  status.runtime = find_runtime(index, status.refusal);
-  return status;
-}
+/// The oldest GPU whose matrix instructions the kernels use, as 10 * major + minor.
+constexpr int kMinComputeCapability = 80;
+/// Dynamic shared memory that a kernel may have without asking for more.
+constexpr std::uint32_t kPlainSharedBytes = 48 << 10;
 
-cu::DevicePointer address_of(const void* memory) { return reinterpret_cast<cu::DevicePointer>(memory); }
+struct CudaApi {
+  using Table = jit::CudaDriver;
+  using Driver = portable::GpuDriver<CudaApi>;
+  using Pointer = cu::DevicePointer;
+  using Home = cu::Context;  ///< the GPU's primary context
 
-class CudaSystem final : public core::DeviceSystem {
- public:
-  [[nodiscard]] int current_device() const noexcept override {
-    std::string reason;
-    const jit::CudaDriver* driver = ready_driver(reason);
+  static constexpr std::string_view kTitle = "CUDA";
+  static constexpr DeviceType kDevice = DeviceType::cuda;
+  static constexpr jit::TargetKind kTarget = jit::TargetKind::cuda;
+  static constexpr auto kMultiprocessors = cu::kMultiprocessorCount, kClockRateKilohertz = cu::kClockRateKilohertz,
+                        kSharedBytes = cu::kMaxSharedMemoryPerBlockOptin;
+
+  static constexpr DriverFunction kInit{&Table::cuInit, "cuInit"};
+  static constexpr DriverFunction kCountDevices{&Table::cuDeviceGetCount, "cuDeviceGetCount"};
+  static constexpr DriverFunction kGetDevice{&Table::cuDeviceGet, "cuDeviceGet"};
+  static constexpr DriverFunction kGetAttribute{&Table::cuDeviceGetAttribute, "cuDeviceGetAttribute"};
+  static constexpr DriverFunction kRetainContext{&Table::cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"};
+  static constexpr DriverFunction kGetContext{&Table::cuCtxGetCurrent, "cuCtxGetCurrent"};
+  static constexpr DriverFunction kPushContext{&Table::cuCtxPushCurrent, "cuCtxPushCurrent"};
+  static constexpr DriverFunction kPopContext{&Table::cuCtxPopCurrent, "cuCtxPopCurrent"};
+  static constexpr DriverFunction kCurrentDevice{&Table::cuCtxGetDevice, "cuCtxGetDevice"};
+  static constexpr DriverFunction kLoadModule{&Table::cuModuleLoadData, "cuModuleLoadData"};
+  static constexpr DriverFunction kUnloadModule{&Table::cuModuleUnload, "cuModuleUnload"};
+  static constexpr DriverFunction kGetFunction{&Table::cuModuleGetFunction, "cuModuleGetFunction"};
+  static constexpr DriverFunction kGetFunctionAttribute{&Table::cuFuncGetAttribute, "cuFuncGetAttribute"};
+  static constexpr DriverFunction kSetFunctionAttribute{&Table::cuFuncSetAttribute, "cuFuncSetAttribute"};
+  static constexpr DriverFunction kLaunch{&Table::cuLaunchKernel, "cuLaunchKernel"};
+  static constexpr DriverFunction kIsCapturing{&Table::cuStreamIsCapturing, "cuStreamIsCapturing"};
+  static constexpr DriverFunction kSynchronize{&Table::cuStreamSynchronize, "cuStreamSynchronize"};
+  static constexpr DriverFunction kAllocate{&Table::cuMemAlloc, "cuMemAlloc"};
+  static constexpr DriverFunction kFree{&Table::cuMemFree, "cuMemFree"};
+  static constexpr DriverFunction kCopyToDevice{&Table::cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync"};
+  static constexpr DriverFunction kCopyToHost{&Table::cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync"};
+  static constexpr DriverFunction kFillBytes{&Table::cuMemsetD8Async, "cuMemsetD8Async"};
+  static constexpr DriverFunction kFillWords{&Table::cuMemsetD32Async, "cuMemsetD32Async"};
+
+  /// Makes a context the thread's own while it lives, unless it is already.
+  class Scope {
+   public:
+    Scope(const Driver& driver, Home context) : driver_(driver) {
+      cu::Context current = nullptr;
+      driver.call(kGetContext, &current);
+      if (current == context) return;
+      driver.call(kPushContext, context);
+      pushed_ = true;
+    }
+    ~Scope() {
+      cu::Context popped = nullptr;
+      if (pushed_) driver_.ask(kPopContext, &popped);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const Driver& driver_;
+    bool pushed_ = false;
+  };
+
+  static const jit::OpenedDriver<Table>& opened() { return jit::cuda_driver(); }
+  static void name_error(const Table& table, cu::Result result, const char*& name, const char*& words) {
+    if (table.cuGetErrorName(result, &name) != cu::kSuccess) name = nullptr;
+    if (table.cuGetErrorString(result, &words) != cu::kSuccess) words = nullptr;
+  }
+
+  static cu::DeviceId device_id(const Driver& driver, int index) {
     cu::DeviceId device = 0;
-    return driver != nullptr && driver->cuCtxGetDevice(&device) == cu::kSuccess ? device : 0;
+    driver.call(kGetDevice, &device, index);
+    return device;
   }
-  [[nodiscard]] int device_count() const noexcept override { return cuda::device_count(); }
-
-  [[nodiscard]] bool is_capturing(int device, void* stream) const override {
-    const Gpu& gpu = required_gpu(device);
-    const ContextScope context(gpu);
-    cu::CaptureStatus status = cu::kCaptureNone;
-    const cu::Result result = gpu.driver().cuStreamIsCapturing(static_cast<cu::Stream>(stream), &status);
-    // Asking the legacy stream beside a capture is itself an error, and says as much.
-    if (stream == nullptr && result != cu::kSuccess) return true;
-    check(gpu.driver(), result, "cuStreamIsCapturing");
-    return status != cu::kCaptureNone;
+  static portable::GpuIdentity identify(const Driver& driver, cu::DeviceId device);
+  static Home home(const Driver& driver, cu::DeviceId device) {
+    // Never released: streams and memory of other libraries live in it, and threads may run while main() returns.
+    cu::Context context = nullptr;
+    driver.call(kRetainContext, &context, device);
+    return context;
   }
 
-  [[nodiscard]] void* allocate(int device, std::size_t bytes) const override {
-    const Gpu& gpu = required_gpu(device);
-    const ContextScope context(gpu);
-    cu::DevicePointer pointer = 0;
-    const cu::Result result = gpu.driver().cuMemAlloc(&pointer, bytes);
-    if (result != cu::kSuccess) {
-      throw Error(ErrorCode::runtime, core::concat("could not allocate ", bytes, " bytes on cuda:", device,
-                                                   " (cuMemAlloc: ", error_text(gpu.driver(), result), ")"));
-    }
-    return reinterpret_cast<void*>(pointer);
-  }
-
-  void free(int device, void* memory) const noexcept override {
-    std::string reason;
-    const Gpu* gpu = find_gpu(device, reason);
-    if (gpu == nullptr || memory == nullptr) return;
-    try {
-      const ContextScope context(*gpu);
-      gpu->driver().cuMemFree(address_of(memory));
-    } catch (const Error&) {  // the driver is shutting down, and its memory with it
+  static void prepare(const Driver& driver, cu::Function function, std::uint32_t shared_bytes) {
+    // Asking a kernel anything loads it now, where the driver would else wait for its first launch.
+    int local_bytes = 0;
+    driver.call(kGetFunctionAttribute, &local_bytes, cu::kFunctionLocalBytes, function);
+    if (shared_bytes > kPlainSharedBytes) {
+      driver.call(kSetFunctionAttribute, function, cu::kFunctionMaxDynamicSharedBytes, static_cast<int>(shared_bytes));
     }
   }
-
-  void copy_to_device(int device, void* target, const void* source, std::size_t bytes, void* stream) const override {
-    if (bytes == 0) return;
-    const Gpu& gpu = required_gpu(device);
-    const ContextScope context(gpu);
-    check(gpu.driver(),
-          gpu.driver().cuMemcpyHtoDAsync(address_of(target), source, bytes, static_cast<cu::Stream>(stream)),
-          "cuMemcpyHtoDAsync");
-    check(gpu.driver(), gpu.driver().cuStreamSynchronize(static_cast<cu::Stream>(stream)), "cuStreamSynchronize");
-  }
-
-  void copy_to_host(int device, void* target, const void* source, std::size_t bytes, void* stream) const override {
-    if (bytes == 0) return;
-    const Gpu& gpu = required_gpu(device);
-    const ContextScope context(gpu);
-    check(gpu.driver(),
-          gpu.driver().cuMemcpyDtoHAsync(target, address_of(source), bytes, static_cast<cu::Stream>(stream)),
-          "cuMemcpyDtoHAsync");
-    check(gpu.driver(), gpu.driver().cuStreamSynchronize(static_cast<cu::Stream>(stream)), "cuStreamSynchronize");
-  }
-
-  void fill(int device, void* memory, std::uint32_t word, std::size_t bytes, void* stream) const override {
-    if (bytes == 0) return;
-    const Gpu& gpu = required_gpu(device);
-    const ContextScope context(gpu);
-    const auto target = address_of(memory);
-    if (word == 0) {
-      check(gpu.driver(), gpu.driver().cuMemsetD8Async(target, 0, bytes, static_cast<cu::Stream>(stream)),
-            "cuMemsetD8Async");
-    } else {
-      check(gpu.driver(),
-            gpu.driver().cuMemsetD32Async(target, word, bytes / sizeof word, static_cast<cu::Stream>(stream)),
-            "cuMemsetD32Async");
-    }
-  }
-
-  void synchronize(int device, void* stream) const override {
-    const Gpu& gpu = required_gpu(device);
-    const ContextScope context(gpu);
-    check(gpu.driver(), gpu.driver().cuStreamSynchronize(static_cast<cu::Stream>(stream)), "cuStreamSynchronize");
+  static cu::Result launch(const Driver& driver, cu::Function function, const portable::Launch& launch,
+                           const device::KernelParams& params, cu::Stream stream) {
+    std::array<void*, 1> parameters{const_cast<device::KernelParams*>(&params)};
+    return driver.ask(kLaunch, function, launch.blocks, 1u, 1u, launch.threads, 1u, 1u, launch.shared_bytes, stream,
+                      parameters.data(), nullptr);
   }
 };
 
+portable::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId device) {
+  int major = 0, minor = 0;
+  driver.call(kGetAttribute, &major, cu::kComputeCapabilityMajor, device);
+  driver.call(kGetAttribute, &minor, cu::kComputeCapabilityMinor, device);
+  const int capability = 10 * major + minor;
+  portable::GpuIdentity identity;
+  identity.machine = device::kSm80;
+  identity.architecture = core::concat("sm_", capability, capability == 90 ? "a" : "");
+  // A GPU newer than the table is taken for one of its consumer parts.
+  constexpr double kUnknownRate = 512.0;
+  const portable::Architecture* known = portable::find_architecture(identity.architecture);
+  identity.matrix_rate = known != nullptr ? known->matrix_rate : kUnknownRate;
+  if (capability < kMinComputeCapability) {
+    identity.refusal = core::concat("compute capability must be >= 8.0 (got ", major, ".", minor, ")");
+  }
+  return identity;
+}
+
 }  // namespace
-}  // namespace cuda
+
+portable::GpuStatus cuda_status(int index) { return portable::gpu_status<CudaApi>(index); }
 
 std::span<const core::Implementation* const> cuda_implementations() {
-  static const portable::GpuImplementation sm80("cuda.sm80", DeviceType::cuda, device::kSm80, cuda::status_of);
+  static const portable::GpuImplementation sm80("cuda.sm80", DeviceType::cuda, device::kSm80, cuda_status);
   static const std::array<const core::Implementation*, 1> table = {&sm80};
   return table;
 }
 
 const core::DeviceSystem& cuda_system() {
-  static const cuda::CudaSystem system;
+  static const portable::GpuSystem<CudaApi> system;
   return system;
 }
 

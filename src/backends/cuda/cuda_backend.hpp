@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "backends/portable/gpu_implementation.hpp"
 #include "core/device.hpp"
 #include "core/implementation.hpp"
 
@@ -11,5 +12,7 @@ namespace tilewise::backends {
 /// "cuda.sm80".
 [[nodiscard]] std::span<const core::Implementation* const> cuda_implementations();
 [[nodiscard]] const core::DeviceSystem& cuda_system();
+/// The device of that index, opened on first use.
+[[nodiscard]] portable::GpuStatus cuda_status(int index);
 
 }  // namespace tilewise::backends

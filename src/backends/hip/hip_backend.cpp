@@ -1,121 +1,120 @@
-// The rows and the system functions of HIP.
+// What HIP does its own way (a thread's device, kernel arguments, architectures), and its rows and system functions.
 #include "backends/hip/hip_backend.hpp"
 
 #include <array>
-#include <string>
+#include <cstdint>
 
-#include "backends/hip/hip_device.hpp"
-#include "backends/portable/gpu_implementation.hpp"
-#include "core/message.hpp"
-#include "tilewise/error.hpp"
+#include "backends/portable/gpu_system.hpp"
+#include "jit/hip_driver.hpp"
 
 namespace tilewise::backends {
-namespace hip {
 namespace {
 
 namespace amd = jit::hip;
+using portable::DriverFunction;
 
-portable::GpuStatus status_of(int index) {
-  portable::GpuStatus status;
-  status.runtime = find_runtime(index, status.refusal);
-  return status;
-}
+struct HipApi {
+  using Table = jit::HipDriver;
+  using Driver = portable::GpuDriver<HipApi>;
+  using Pointer = amd::DevicePointer;
+  using Home = int;  ///< the GPU's index
 
-const HipRuntime& required_runtime(int index) {
-  std::string reason;
-  if (const HipRuntime* runtime = find_runtime(index, reason)) return *runtime;
-  throw Error(ErrorCode::runtime, reason);
-}
+  static constexpr std::string_view kTitle = "HIP";
+  static constexpr DeviceType kDevice = DeviceType::hip;
+  static constexpr jit::TargetKind kTarget = jit::TargetKind::hip;
+  static constexpr auto kMultiprocessors = amd::kMultiprocessorCount, kClockRateKilohertz = amd::kClockRateKilohertz,
+                        kSharedBytes = amd::kMaxSharedMemoryPerBlock;
 
-class HipSystem final : public core::DeviceSystem {
- public:
-  [[nodiscard]] int current_device() const noexcept override {
-    std::string reason;
-    const jit::HipDriver* driver = ready_driver(reason);
-    int device = 0;
-    return driver != nullptr && driver->hipGetDevice(&device) == amd::kSuccess ? device : 0;
-  }
-  [[nodiscard]] int device_count() const noexcept override { return hip::device_count(); }
+  static constexpr DriverFunction kInit{&Table::hipInit, "hipInit"};
+  static constexpr DriverFunction kCountDevices{&Table::hipGetDeviceCount, "hipGetDeviceCount"};
+  static constexpr DriverFunction kGetAttribute{&Table::hipDeviceGetAttribute, "hipDeviceGetAttribute"};
+  static constexpr DriverFunction kCurrentDevice{&Table::hipGetDevice, "hipGetDevice"};
+  static constexpr DriverFunction kSetDevice{&Table::hipSetDevice, "hipSetDevice"};
+  static constexpr DriverFunction kLoadModule{&Table::hipModuleLoadData, "hipModuleLoadData"};
+  static constexpr DriverFunction kUnloadModule{&Table::hipModuleUnload, "hipModuleUnload"};
+  static constexpr DriverFunction kGetFunction{&Table::hipModuleGetFunction, "hipModuleGetFunction"};
+  static constexpr DriverFunction kLaunch{&Table::hipModuleLaunchKernel, "hipModuleLaunchKernel"};
+  static constexpr DriverFunction kIsCapturing{&Table::hipStreamIsCapturing, "hipStreamIsCapturing"};
+  static constexpr DriverFunction kSynchronize{&Table::hipStreamSynchronize, "hipStreamSynchronize"};
+  static constexpr DriverFunction kAllocate{&Table::hipMalloc, "hipMalloc"};
+  static constexpr DriverFunction kFree{&Table::hipFree, "hipFree"};
+  static constexpr DriverFunction kCopyToDevice{&Table::hipMemcpyHtoDAsync, "hipMemcpyHtoDAsync"};
+  static constexpr DriverFunction kCopyToHost{&Table::hipMemcpyDtoHAsync, "hipMemcpyDtoHAsync"};
+  static constexpr DriverFunction kFillBytes{&Table::hipMemsetD8Async, "hipMemsetD8Async"};
+  static constexpr DriverFunction kFillWords{&Table::hipMemsetD32Async, "hipMemsetD32Async"};
 
-  [[nodiscard]] bool is_capturing(int device, void* stream) const override {
-    const jit::HipDriver& driver = required_runtime(device).driver();
-    if (driver.hipStreamIsCapturing == nullptr) return false;  // older than graphs
-    amd::CaptureStatus status = amd::kCaptureNone;
-    const amd::Result result = driver.hipStreamIsCapturing(static_cast<amd::Stream>(stream), &status);
-    // Asking the legacy stream beside a capture is itself an error, and says as much.
-    if (stream == nullptr && result != amd::kSuccess) return true;
-    check(driver, result, "hipStreamIsCapturing");
-    return status != amd::kCaptureNone;
-  }
-
-  [[nodiscard]] void* allocate(int device, std::size_t bytes) const override {
-    const jit::HipDriver& driver = required_runtime(device).driver();
-    const CurrentDevice current(driver, device);
-    void* memory = nullptr;
-    const amd::Result result = driver.hipMalloc(&memory, bytes);
-    if (result != amd::kSuccess) {
-      throw Error(ErrorCode::runtime, core::concat("could not allocate ", bytes, " bytes on hip:", device,
-                                                   " (hipMalloc: ", error_text(driver, result), ")"));
+  /// Makes a device the thread's current one while it lives.
+  class Scope {
+   public:
+    Scope(const Driver& driver, Home device) : driver_(driver) {
+      driver.call(kCurrentDevice, &outer_);
+      if (outer_ == device) return;
+      driver.call(kSetDevice, device);
+      changed_ = true;
     }
-    return memory;
-  }
-
-  void free(int device, void* memory) const noexcept override {
-    std::string reason;
-    if (const HipRuntime* runtime = find_runtime(device, reason)) runtime->driver().hipFree(memory);
-  }
-
-  void copy_to_device(int device, void* target, const void* source, std::size_t bytes, void* stream) const override {
-    if (bytes == 0) return;
-    const jit::HipDriver& driver = required_runtime(device).driver();
-    const CurrentDevice current(driver, device);
-    check(driver, driver.hipMemcpyHtoDAsync(target, source, bytes, static_cast<amd::Stream>(stream)),
-          "hipMemcpyHtoDAsync");
-    check(driver, driver.hipStreamSynchronize(static_cast<amd::Stream>(stream)), "hipStreamSynchronize");
-  }
-
-  void copy_to_host(int device, void* target, const void* source, std::size_t bytes, void* stream) const override {
-    if (bytes == 0) return;
-    const jit::HipDriver& driver = required_runtime(device).driver();
-    const CurrentDevice current(driver, device);
-    check(driver, driver.hipMemcpyDtoHAsync(target, const_cast<void*>(source), bytes, static_cast<amd::Stream>(stream)),
-          "hipMemcpyDtoHAsync");
-    check(driver, driver.hipStreamSynchronize(static_cast<amd::Stream>(stream)), "hipStreamSynchronize");
-  }
-
-  void fill(int device, void* memory, std::uint32_t word, std::size_t bytes, void* stream) const override {
-    if (bytes == 0) return;
-    const jit::HipDriver& driver = required_runtime(device).driver();
-    const CurrentDevice current(driver, device);
-    if (word == 0) {
-      check(driver, driver.hipMemsetD8Async(memory, 0, bytes, static_cast<amd::Stream>(stream)), "hipMemsetD8Async");
-    } else {
-      check(driver,
-            driver.hipMemsetD32Async(memory, static_cast<int>(word), bytes / sizeof word,
-                                     static_cast<amd::Stream>(stream)),
-            "hipMemsetD32Async");
+    ~Scope() {
+      if (changed_) driver_.ask(kSetDevice, outer_);
     }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const Driver& driver_;
+    int outer_ = 0;
+    bool changed_ = false;
+  };
+
+  static const jit::OpenedDriver<Table>& opened() { return jit::hip_driver(); }
+  static void name_error(const Table& table, amd::Result result, const char*& name, const char*& words) {
+    name = table.hipGetErrorName(result);
+    words = table.hipGetErrorString(result);
   }
 
-  void synchronize(int device, void* stream) const override {
-    const jit::HipDriver& driver = required_runtime(device).driver();
-    const CurrentDevice current(driver, device);
-    check(driver, driver.hipStreamSynchronize(static_cast<amd::Stream>(stream)), "hipStreamSynchronize");
+  static int device_id(const Driver&, int index) { return index; }
+  static portable::GpuIdentity identify(const Driver& driver, int device);
+  static Home home(const Driver&, int device) { return device; }
+
+  static void prepare(const Driver&, amd::Function, std::uint32_t /*shared_bytes*/) {}
+  static amd::Result launch(const Driver& driver, amd::Function function, const portable::Launch& launch,
+                            const device::KernelParams& params, amd::Stream stream) {
+    std::size_t bytes = sizeof params;
+    std::array<void*, 5> extra{amd::kLaunchBuffer, const_cast<device::KernelParams*>(&params), amd::kLaunchBufferSize,
+                               &bytes, amd::kLaunchEnd};
+    constexpr unsigned kDynamicShared = 0;  // the stub's shared memory is static: the code object asks for it
+    return driver.ask(kLaunch, function, launch.blocks, 1u, 1u, launch.threads, 1u, 1u, kDynamicShared, stream, nullptr,
+                      extra.data());
   }
 };
 
+portable::GpuIdentity HipApi::identify(const Driver& driver, int device) {
+  portable::GpuIdentity identity;
+  amd::Result error = amd::kSuccess;
+  identity.architecture = jit::hip_architecture(driver.table(), device, error);
+  driver.check(error, "hipGetDeviceProperties");
+  const portable::Architecture* known = portable::find_architecture(identity.architecture);
+  if (known != nullptr && portable::device_of(*known) == DeviceType::hip) {
+    identity.machine = known->machine;
+    identity.matrix_rate = known->matrix_rate;
+  } else {
+    identity.refusal = core::concat("the GPU must be one of ", portable::architecture_names(DeviceType::hip), " (got ",
+                                    identity.architecture, ")");
+  }
+  return identity;
+}
+
 }  // namespace
-}  // namespace hip
+
+portable::GpuStatus hip_status(int index) { return portable::gpu_status<HipApi>(index); }
 
 std::span<const core::Implementation* const> hip_implementations() {
-  static const portable::GpuImplementation cdna("hip.cdna", DeviceType::hip, device::kCdna, hip::status_of);
-  static const portable::GpuImplementation rdna("hip.rdna", DeviceType::hip, device::kRdna, hip::status_of);
+  static const portable::GpuImplementation cdna("hip.cdna", DeviceType::hip, device::kCdna, hip_status);
+  static const portable::GpuImplementation rdna("hip.rdna", DeviceType::hip, device::kRdna, hip_status);
   static const std::array<const core::Implementation*, 2> table = {&cdna, &rdna};
   return table;
 }
 
 const core::DeviceSystem& hip_system() {
-  static const hip::HipSystem system;
+  static const portable::GpuSystem<HipApi> system;
   return system;
 }
 

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "backends/portable/gpu_implementation.hpp"
 #include "core/device.hpp"
 #include "core/implementation.hpp"
 
@@ -11,5 +12,7 @@ namespace tilewise::backends {
 /// "hip.cdna" and "hip.rdna".
 [[nodiscard]] std::span<const core::Implementation* const> hip_implementations();
 [[nodiscard]] const core::DeviceSystem& hip_system();
+/// The device of that index, opened on first use.
+[[nodiscard]] portable::GpuStatus hip_status(int index);
 
 }  // namespace tilewise::backends

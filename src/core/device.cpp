@@ -1,6 +1,8 @@
 // The device that a thread plans for.
 #include "core/device.hpp"
 
+#include "core/message.hpp"
+
 namespace tilewise::core {
 namespace {
 
@@ -10,6 +12,10 @@ const DeviceScope*& innermost() {
 }
 
 }  // namespace
+
+std::string device_name(Device device) {
+  return device.type == DeviceType::cpu ? "cpu" : concat(to_string(device.type), ":", device.index);
+}
 
 DeviceScope::DeviceScope(Device device, void* stream) : device_(device), stream_(stream), outer_(innermost()) {
   innermost() = this;

@@ -4,10 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
+
+/// "cuda:1"; the CPU has no index.
+[[nodiscard]] std::string device_name(Device device);
 
 /// A kind of GPU. Stateless to its callers and thread-safe; every function but current_device() throws
 /// Error(runtime) with the driver's own name of what went wrong.

@@ -90,8 +90,8 @@ void run_planned(const Plan& plan, const Call& call, void* workspace, void* stre
                      to_string(plan.problem()), ")");
   }
   if (problem.device != DeviceType::cpu && call.q.device.index != plan.state().device_index) {
-    invalid_argument("plan: must be for the tensors' device, ", to_string(problem.device), ":", call.q.device.index,
-                     " (got a plan for ", to_string(problem.device), ":", plan.state().device_index, ")");
+    invalid_argument("plan: must be for the tensors' device, ", device_name(call.q.device), " (got a plan for ",
+                     device_name({problem.device, plan.state().device_index}), ")");
   }
   launch(call, plan.state(), workspace, stream, nullptr);
 }

@@ -3,15 +3,11 @@
 
 #include <algorithm>
 
+#include "core/device.hpp"
 #include "core/message.hpp"
 
 namespace tilewise::core {
 namespace {
-
-/// "cuda:1"; the CPU has no index.
-std::string device_name(Device device) {
-  return device.type == DeviceType::cpu ? "cpu" : concat(to_string(device.type), ":", device.index);
-}
 
 std::string list_text(const std::array<std::int64_t, kMaxRank>& values, int rank) {
   std::string text = "[";

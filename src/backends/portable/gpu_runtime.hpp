@@ -10,6 +10,7 @@
 #include "backends/portable/gpu_driver.hpp"
 #include "backends/portable/gpu_implementation.hpp"
 #include "backends/portable/portable_kernel.hpp"
+#include "core/device.hpp"
 
 namespace tilewise::backends::portable {
 
@@ -53,12 +54,8 @@ class Gpu final : public Runtime {
 };
 
 template <typename Api>
-[[nodiscard]] std::string gpu_name(int index) {
-  return core::concat(to_string(Api::kDevice), ":", index);
-}
-
-template <typename Api>
-Gpu<Api>::Gpu(const GpuDriver<Api>& driver, int index) : driver_(driver), name_(gpu_name<Api>(index)) {
+Gpu<Api>::Gpu(const GpuDriver<Api>& driver, int index)
+    : driver_(driver), name_(core::device_name({Api::kDevice, index})) {
   const int id = Api::device_id(driver, index);
   const auto attribute = [&driver, id](auto which) {
     int value = 0;
@@ -158,15 +155,15 @@ template <typename Api>
     return nullptr;
   }
   if (index < 0 || index >= ready.devices) {
-    reason =
-        core::concat(gpu_name<Api>(index), ": must be one of the ", ready.devices, " ", Api::kTitle, " devices here");
+    reason = core::concat(core::device_name({Api::kDevice, index}), ": must be one of the ", ready.devices, " ",
+                          Api::kTitle, " devices here");
     return nullptr;
   }
   const OpenedGpu<Api>& opened = g_gpus<Api>[static_cast<std::size_t>(index)].get([&ready, index]() -> OpenedGpu<Api> {
     try {
       return {std::make_unique<const Gpu<Api>>(*ready.driver, index), {}};
     } catch (const Error& error) {
-      return {nullptr, core::concat(gpu_name<Api>(index), ": ", error.what())};
+      return {nullptr, core::concat(core::device_name({Api::kDevice, index}), ": ", error.what())};
     }
   });
   if (opened.gpu == nullptr) reason = opened.reason;

@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "core/device.hpp"
+#include "core/device_memory.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::python {
@@ -60,23 +62,20 @@ DLTensor to_dltensor(const nb::ndarray<nb::ro>& array) {
 }
 
 /// Memory of a new array, where its device is.
-struct Memory {
-  Device device;
-  void* data;
-
-  Memory(Device where, std::size_t bytes)
-      : device(where),
-        data(where.type == DeviceType::cpu ? new std::byte[bytes]
-                                           : core::device_system(where.type)->allocate(where.index, bytes)) {}
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() {
-    if (device.type == DeviceType::cpu) {
-      delete[] static_cast<std::byte*>(data);
+class Memory {
+ public:
+  Memory(Device where, std::size_t bytes) {
+    if (where.type == DeviceType::cpu) {
+      host_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
     } else {
-      core::device_system(device.type)->free(device.index, data);
+      device_.emplace(where, bytes);
     }
   }
+  [[nodiscard]] void* data() const { return device_ ? device_->data() : host_.get(); }
+
+ private:
+  std::unique_ptr<std::byte[]> host_;
+  std::optional<core::DeviceMemory> device_;
 };
 
 /// New memory as a DLPack object of no particular library; it lives as long as that object. It is where `like` is.
@@ -97,7 +96,7 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::size_t>& shape, const st
   auto* memory = new Memory(view.device, std::max<std::size_t>(bytes, 1));
   const nb::capsule owner(memory, [](void* data) noexcept { delete static_cast<Memory*>(data); });
   const nb::dlpack::dtype element{tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
-  return nb::ndarray<nb::array_api>(memory->data, shape.size(), shape.data(), owner, nullptr, element,
+  return nb::ndarray<nb::array_api>(memory->data(), shape.size(), shape.data(), owner, nullptr, element,
                                     static_cast<int>(tensor.device.device_type), tensor.device.device_id);
 }
 

@@ -3,43 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "core/device.hpp"
+#include "core/device_memory.hpp"
 #include "core/message.hpp"
 
 namespace tilewise::verify {
 namespace {
-
-/// Device memory of one size, freed at the end.
-class DeviceMemory {
- public:
-  DeviceMemory(Device device, std::size_t bytes)
-      : device_(device),
-        system_(*core::device_system(device.type)),
-        memory_(static_cast<std::byte*>(system_.allocate(device.index, bytes))) {}
-  DeviceMemory(DeviceMemory&& other) noexcept
-      : device_(other.device_), system_(other.system_), memory_(std::exchange(other.memory_, nullptr)) {}
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(DeviceMemory&&) = delete;
-  ~DeviceMemory() {
-    if (memory_ != nullptr) system_.free(device_.index, memory_);
-  }
-
-  [[nodiscard]] std::byte* data() const { return memory_; }
-  void write(std::byte* target, std::span<const std::byte> source) const {
-    system_.copy_to_device(device_.index, target, source.data(), source.size(), nullptr);
-  }
-  void read(std::span<std::byte> target, const std::byte* source) const {
-    system_.copy_to_host(device_.index, target.data(), source, target.size(), nullptr);
-  }
-
- private:
-  Device device_;
-  const core::DeviceSystem& system_;
-  std::byte* memory_;
-};
 
 /// A block of host memory on the device, as far from a boundary there as here, so that alignments agree.
 class Mirror {
@@ -66,7 +36,7 @@ class Mirror {
   }
 
   std::span<std::byte> host_;
-  DeviceMemory memory_;
+  core::DeviceMemory memory_;
   std::byte* place_;
 };
 
@@ -110,7 +80,7 @@ void run_on(const Plan& plan, Arguments arguments, const std::vector<Mirror>& mi
   });
   constexpr std::size_t kCanary = 256;
   std::vector<std::byte> content(plan.workspace_size() + kCanary, std::byte{0xFF});
-  const DeviceMemory workspace(device, content.size());
+  const core::DeviceMemory workspace(device, content.size());
   workspace.write(workspace.data(), content);
   run(plan, arguments, workspace.data());
   workspace.read(content, workspace.data());  // waits for the kernels

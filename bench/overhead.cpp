@@ -3,10 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <exception>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,7 +16,6 @@ using tilewise::bench::Measured;
 
 constexpr int kCallsPerSample = 2000, kSamples = 31;
 constexpr std::size_t kHeadDim = 8;
-constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
 
 /// The median over samples of the mean time of one call, in nanoseconds.
 template <typename Call>
@@ -57,22 +53,7 @@ Measured measure(tilewise::DType dtype) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool json = argc == 2 && std::strcmp(argv[1], "--json") == 0;
-  if (argc > 1 && !json) {
-    std::fprintf(stderr, "usage: tilewise-overhead [--json] (got '%s')\n", argv[1]);
-    return kExitUsage;
-  }
-  try {
-    std::vector<Measured> all;
-    for (const tilewise::DType dtype : {tilewise::DType::f32, tilewise::DType::bf16}) all.push_back(measure(dtype));
-    if (json) {
-      tilewise::bench::print_json(all);
-    } else {
-      for (const Measured& measured : all) tilewise::bench::print_text(measured);
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "tilewise-overhead: %s\n", error.what());
-    return kExitFailure;
-  }
-  return kExitOk;
+  return tilewise::bench::run_program("tilewise-overhead", argc, argv, [] {
+    return std::vector{measure(tilewise::DType::f32), measure(tilewise::DType::bf16)};
+  });
 }

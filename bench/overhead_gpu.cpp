@@ -3,10 +3,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <deque>
-#include <exception>
 #include <initializer_list>
 #include <string>
 #include <type_traits>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/device_memory.hpp"
 #include "overhead_report.hpp"
 #include "tilewise/attention.hpp"
 
@@ -25,27 +24,6 @@ using tilewise::bench::Measured;
 constexpr int kCallsPerSample = 100, kSamples = 31;  // calls: well within the depth of a stream's queue
 constexpr int kNewPlans = 101, kWarmUpPlans = 10;
 constexpr std::int64_t kSeqlen = 16, kHeadDim = 64, kSeqlenStep = 128, kManyHeads = 16, kManyRows = 4096;
-constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
-
-/// Zeroed device memory that lives as long as this does.
-class DeviceMemory {
- public:
-  DeviceMemory(tilewise::Device device, std::size_t bytes)
-      : device_(device),
-        system_(*tilewise::core::device_system(device.type)),
-        data_(system_.allocate(device.index, bytes)) {
-    system_.fill(device.index, data_, 0, bytes, nullptr);
-  }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  ~DeviceMemory() { system_.free(device_.index, data_); }
-  [[nodiscard]] void* data() const { return data_; }
-
- private:
-  tilewise::Device device_;
-  const tilewise::core::DeviceSystem& system_;
-  void* data_;
-};
 
 /// Tensors of one call; bf16 but for the LSE.
 class Tensors {
@@ -53,19 +31,22 @@ class Tensors {
   explicit Tensors(tilewise::Device device) : device_(device) {}
   tilewise::TensorView data() { return add(tilewise::DType::bf16, {1, kSeqlen, 1, kHeadDim}); }
   tilewise::TensorView lse() { return add(tilewise::DType::f32, {1, 1, kSeqlen}); }
-  [[nodiscard]] void* workspace(std::size_t bytes) {
-    return bytes == 0 ? nullptr : memory_.emplace_back(device_, bytes).data();
-  }
+  [[nodiscard]] void* workspace(std::size_t bytes) { return bytes == 0 ? nullptr : zeros(bytes); }
 
  private:
   tilewise::TensorView add(tilewise::DType dtype, std::initializer_list<std::int64_t> shape) {
     tilewise::TensorView view(nullptr, dtype, shape, device_);
-    view.data = memory_.emplace_back(device_, static_cast<std::size_t>(view.numel()) * size_of(dtype)).data();
+    view.data = zeros(static_cast<std::size_t>(view.numel()) * size_of(dtype));
     return view;
+  }
+  void* zeros(std::size_t bytes) {
+    void* data = memory_.emplace_back(device_, bytes).data();
+    tilewise::core::device_system(device_.type)->fill(device_.index, data, 0, bytes, nullptr);
+    return data;
   }
 
   tilewise::Device device_;
-  std::deque<DeviceMemory> memory_;
+  std::deque<tilewise::core::DeviceMemory> memory_;
 };
 
 template <typename Arguments>
@@ -146,21 +127,5 @@ tilewise::Device find_device() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool json = argc == 2 && std::strcmp(argv[1], "--json") == 0;
-  if (argc > 1 && !json) {
-    std::fprintf(stderr, "usage: tilewise-overhead-gpu [--json] (got '%s')\n", argv[1]);
-    return kExitUsage;
-  }
-  try {
-    const std::vector<Measured> all = measure_all(find_device());
-    if (json) {
-      tilewise::bench::print_json(all);
-    } else {
-      for (const Measured& measured : all) tilewise::bench::print_text(measured);
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "tilewise-overhead-gpu: %s\n", error.what());
-    return kExitFailure;
-  }
-  return kExitOk;
+  return tilewise::bench::run_program("tilewise-overhead-gpu", argc, argv, [] { return measure_all(find_device()); });
 }

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <cstring>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -65,6 +67,29 @@ inline void print_json(const std::vector<Measured>& all) {
     separator = ",\n ";
   }
   std::printf("]\n");
+}
+
+/// The program's main(): prints what `measure` returns, as JSON where --json is its argument.
+template <typename Measure>
+int run_program(const char* name, int argc, char** argv, Measure&& measure) {
+  constexpr int kExitOk = 0, kExitFailure = 1, kExitUsage = 2;
+  const bool json = argc == 2 && std::strcmp(argv[1], "--json") == 0;
+  if (argc > 1 && !json) {
+    std::fprintf(stderr, "usage: %s [--json] (got '%s')\n", name, argv[1]);
+    return kExitUsage;
+  }
+  try {
+    const std::vector<Measured> all = measure();
+    if (json) {
+      print_json(all);
+    } else {
+      for (const Measured& measured : all) print_text(measured);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return kExitFailure;
+  }
+  return kExitOk;
 }
 
 }  // namespace tilewise::bench

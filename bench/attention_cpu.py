@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -18,17 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import report
-from command_line import int_list, published_command, regex, subset_of
-from machine import Ceilings, call_overhead, describe_machine, find_program, measure_ceilings, slug
+from command_line import (
+    DOCS,
+    EXIT_FAILURE,
+    EXIT_OK,
+    REPOSITORY,
+    check_report,
+    count,
+    fill_in,
+    int_list,
+    positive,
+    published_command,
+    read_results,
+    report_parser,
+    results_file,
+    subset_of,
+    write_results,
+)
+from machine import Ceilings, call_overhead, describe_machine, find_program, measure_ceilings
 from overhead import measure_overhead
 
 from tilewise.bench.contenders import Tilewise, Torch
 from tilewise.bench.runner import Row, Settings, ratio, run_case
-from tilewise.bench.shapes import Case, Mask, Pass, Shape, traffic_bytes
+from tilewise.bench.shapes import Case, Mask, Shape, traffic_bytes
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "bench" / "results"
-DOCS = REPOSITORY / "docs" / "benchmarks.md"
 PLOT = REPOSITORY / "docs" / "benchmarks_cpu.png"
 
 NUM_HEADS = 16
@@ -36,25 +48,22 @@ HEAD_DIMS = (64, 128)
 SEQLENS = (256, 1024, 4096)
 QUICK_SEQLENS = (256, 1024)
 MASKS: tuple[Mask, ...] = ("none", "causal")
-PASSES: tuple[Pass, ...] = ("forward", "backward")
 DTYPES = ("bf16", "f32")
+QUICK_DEFAULTS = {"threads": [1], "min_time": 0.05, "samples": 3}
 FULL_DEFAULTS = {"threads": [1, 2], "min_time": 0.5, "samples": 5}
 DECODE_SHAPE = Shape(batch_size=1, seqlen_q=1, seqlen_k=8192, num_heads_q=32, num_heads_k=8, head_dim=128)
-
-EXIT_OK, EXIT_FAILURE = 0, 1
 
 
 def main() -> int:
     options = parse_arguments()
     if options.from_json is not None:
-        results = json.loads(options.from_json.read_text(encoding="utf-8"))
+        results = read_results(options.from_json)
     else:
         results = measure_all(options)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, results)
     print(report.text(results))
     if options.from_json is None:
-        print(f"\nwritten: {options.output}")
+        print(f"\nwritten: {options.json}")
     if options.write_docs:
         report.plot(results, options.plot)
         report.write_section(DOCS, results, options.plot)
@@ -66,43 +75,20 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__.split("\n")[0], "the processor's name", PLOT)
     parser.add_argument("--threads", type=int_list, metavar="COUNTS", help="default: 1,2; with --quick 1")
     parser.add_argument("--dtypes", type=subset_of(DTYPES), default=list(DTYPES), help="default: bf16,f32")
-    parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
-    parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches (see --list)")
-    parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
-    parser.add_argument("--quick", action="store_true", help="seqlen up to 1024, short samples: too rough to publish")
-    parser.add_argument("--min-time", type=float, help="seconds for each library and case (default: 0.5; quick 0.05)")
-    parser.add_argument("--samples", type=int, help="samples for each library and case (default: 5; quick 3)")
-    parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with the float64 reference")
+    parser.add_argument(
+        "--min-time", type=positive, help="seconds for each library and case (default: 0.5; quick 0.05)"
+    )
+    parser.add_argument("--samples", type=count, help="samples for each library and case (default: 5; quick 3)")
     parser.add_argument("--no-decode", action="store_true", help="skip the decode step")
-    parser.add_argument("--no-overhead", action="store_true", help="skip the cost of a call")
     parser.add_argument(
         "--ceilings", type=Path, metavar="PROGRAM", help="tilewise-ceilings, where it isn't found by itself"
     )
-    parser.add_argument(
-        "--machine", metavar="NAME", help="title of this machine's section (default: the processor's name)"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON results (default: in bench/results)")
-    parser.add_argument(
-        "--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run's results"
-    )
-    parser.add_argument(
-        "--write-docs", action="store_true", help="write the section in docs/benchmarks.md and the plot"
-    )
-    parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="default: docs/benchmarks_cpu.png")
     options = parser.parse_args()
-    defaults = {"threads": [1], "min_time": 0.05, "samples": 3} if options.quick else FULL_DEFAULTS
-    for name, value in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    if options.min_time <= 0 or options.samples < 1:
-        parser.error(f"--min-time and --samples: must be positive (got {options.min_time} and {options.samples})")
-    if options.from_json is not None and not options.from_json.is_file():
-        parser.error(f"argument --from-json: must be a file (got {str(options.from_json)!r})")
-    if options.quick and options.write_docs:
-        parser.error("argument --write-docs: must not be given with --quick, whose figures are too rough to publish")
+    check_report(parser, options)
+    fill_in(options, QUICK_DEFAULTS if options.quick else FULL_DEFAULTS)
     if options.list:
         print("\n".join(case_label(case) for case in all_cases(options)))
         sys.exit(EXIT_OK)
@@ -113,7 +99,7 @@ def parse_arguments() -> argparse.Namespace:
                 f"argument --ceilings: must be the tilewise-ceilings program, built first (got {options.ceilings})"
             )
         options.machine_info = describe_machine(options.machine)
-        options.output = options.output or RESULTS / f"attention_cpu_{slug(options.machine_info.name)}.json"
+        options.json = options.json or results_file("attention_cpu", options.machine_info.name)
     return options
 
 

@@ -9,19 +9,31 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import gpu_report
-import torch
-from command_line import int_list, published_command, regex, subset_of
+from command_line import (
+    DOCS,
+    EXIT_FAILURE,
+    EXIT_OK,
+    REPOSITORY,
+    check_report,
+    fill_in,
+    int_list,
+    positive,
+    published_command,
+    read_results,
+    report_parser,
+    results_file,
+    subset_of,
+    write_results,
+)
 from gpu_cases import (
     HEAD_DIMS,
     HIDDEN_SIZE,
@@ -49,25 +61,19 @@ from gpu_contenders import (
     prepare,
     prepare_graph,
 )
-from gpu_machine import cpu_count, describe_gpu, l2_bytes, measure_ceilings
+from gpu_machine import add_device, check_device, cpu_count, describe_gpu, l2_bytes, measure_ceilings
 from gpu_reference import Exact, exact_heads, judge
 from gpu_timing import clock_of, measure
-from machine import slug
 from overhead_gpu import measure_overhead
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.reference import Accuracy
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "bench" / "results"
-DOCS = REPOSITORY / "docs" / "benchmarks.md"
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
-PASSES = ("forward", "backward")
 KINDS = ("grid", "decode", "options")
-SECONDS, QUICK_SECONDS = 0.2, 0.04  # for each library, case and pass
-LIMIT, QUICK_LIMIT = 200.0, 45.0  # of all of them; past it, samples get as few as they can
-
-EXIT_OK, EXIT_FAILURE = 0, 1
+# Seconds for each library, case and pass; and of all of them, past which samples get as few as they can.
+FULL_DEFAULTS = {"seqlens": list(SEQLENS), "seconds": 0.2, "limit": 200.0}
+QUICK_DEFAULTS = {"seqlens": list(QUICK_SEQLENS), "seconds": 0.04, "limit": 45.0}
 
 Json = dict[str, Any]
 
@@ -75,14 +81,13 @@ Json = dict[str, Any]
 def main() -> int:
     options = parse_arguments()
     if options.from_json is not None:
-        results = json.loads(options.from_json.read_text(encoding="utf-8"))
+        results = read_results(options.from_json)
     else:
         results = empty_results(options)
         try:
             measure_all(options, results)
         finally:  # what was measured before a failure is kept
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_results(options.json, results)
     print(gpu_report.text(results))
     if options.from_json is None:
         print(f"\nwritten: {options.json}")
@@ -99,61 +104,37 @@ def main() -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" only tries the benchmark itself')
+    parser = report_parser(__doc__.split("\n")[0], "the GPU's name", PLOT)
+    add_device(parser)
     parser.add_argument("--implementation", metavar="NAME", help="Tilewise's, such as cuda.sm80 (default: its choice)")
-    parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
     parser.add_argument("--kinds", type=subset_of(KINDS), default=list(KINDS), help="default: grid,decode,options")
     parser.add_argument("--head-dims", type=int_list, default=list(HEAD_DIMS), help="default: 64,128,256")
     parser.add_argument("--seqlens", type=int_list, help="default: 512 .. 16384; with --quick 512,4096")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="batch x seqlen (default: 16384)")
     parser.add_argument("--hidden", type=int, default=HIDDEN_SIZE, help="heads x head_dim (default: 2048)")
-    parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches (see --list)")
-    parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
-    parser.add_argument("--quick", action="store_true", help="fewer shapes and samples: too rough to publish")
-    parser.add_argument("--seconds", type=float, help="for each library, case and pass (default: 0.2; quick 0.04)")
-    parser.add_argument("--limit", type=float, help="seconds for all cases together (default: 200; quick 45)")
-    parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with the float64 formulas")
-    parser.add_argument("--no-overhead", action="store_true", help="skip compilation and the cost of a call")
-    parser.add_argument("--machine", metavar="NAME", help="title of this machine's section (default: the GPU's name)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
-    parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
-    parser.add_argument(
-        "--write-docs", action="store_true", help="write the section in docs/benchmarks.md and the plot"
-    )
-    parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="default: docs/benchmarks_gpu.png")
+    parser.add_argument("--seconds", type=positive, help="for each library, case and pass (default: 0.2; quick 0.04)")
+    parser.add_argument("--limit", type=positive, help="seconds for all cases together (default: 200; quick 45)")
     options = parser.parse_args(arguments)
-    check_arguments(parser, options)
+    check_report(parser, options)
+    fill_in(options, QUICK_DEFAULTS if options.quick else FULL_DEFAULTS)
+    check_shapes(parser, options)
     if options.list:
         print("\n".join(case.label(operation) for case, operation in wanted_passes(options)))
         sys.exit(EXIT_OK)
     if options.from_json is None:
-        if options.device != "cpu" and not torch.cuda.is_available():
-            parser.error(f"argument --device: must be one torch can use (got {options.device!r}, without a CUDA GPU)")
+        check_device(parser, options)
         options.machine_info = describe_gpu(options.device, options.machine)
-        options.json = options.json or RESULTS / f"attention_gpu_{slug(options.machine_info.name)}.json"
+        options.json = options.json or results_file("attention_gpu", options.machine_info.name)
     return options
 
 
-def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Fills in the defaults that --quick decides and judges each argument."""
-    options.seqlens = options.seqlens or list(QUICK_SEQLENS if options.quick else SEQLENS)
-    if options.seconds is None:
-        options.seconds = QUICK_SECONDS if options.quick else SECONDS
-    if options.limit is None:
-        options.limit = QUICK_LIMIT if options.quick else LIMIT
-    if not (options.seconds > 0 and options.limit > 0):
-        parser.error(f"--seconds and --limit: must be positive (got {options.seconds} and {options.limit})")
+def check_shapes(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for seqlen in options.seqlens:
         if options.tokens % seqlen:
             parser.error(f"argument --seqlens: must divide --tokens {options.tokens} (got {seqlen})")
     for head_dim in options.head_dims:
         if options.hidden % head_dim:
             parser.error(f"argument --head-dims: must divide --hidden {options.hidden} (got {head_dim})")
-    if options.from_json is not None and not options.from_json.is_file():
-        parser.error(f"argument --from-json: must be a file (got {str(options.from_json)!r})")
-    if options.quick and options.write_docs:
-        parser.error("argument --write-docs: must not be given with --quick, whose figures are too rough to publish")
 
 
 def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:

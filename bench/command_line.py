@@ -1,15 +1,77 @@
-"""Argument types and the printed command, shared by the benchmarks' scripts."""
+"""Arguments of the benchmarks' scripts, the command they publish and the file their results go to."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+EXIT_OK, EXIT_FAILURE = 0, 1
+PASSES = ("forward", "backward")
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCS = REPOSITORY / "docs" / "benchmarks.md"
+
 # Options that hold paths or names of this machine: no part of a published command.
-_LOCAL = re.compile(r"--(ceilings|output|json|plot|machine|write-docs)\b")
+_LOCAL = re.compile(r"--(ceilings|json|plot|machine|write-docs)\b")
+
+
+def report_parser(description: str, machine: str, plot: Path) -> argparse.ArgumentParser:
+    """The arguments of every script that measures beside torch and reports it.
+
+    `machine` says what the name of a machine's section is by default, `plot` where the picture goes.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
+    parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches (see --list)")
+    parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes, short samples: too rough to publish")
+    parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with float64")
+    parser.add_argument("--no-overhead", action="store_true", help="skip the cost of a call")
+    parser.add_argument("--machine", metavar="NAME", help=f"title of this machine's section (default: {machine})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
+    parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="write the section in docs/benchmarks.md and the plot"
+    )
+    default = plot.relative_to(REPOSITORY)
+    parser.add_argument("--plot", type=Path, default=plot, metavar="FILE", help=f"default: {default}")
+    return parser
+
+
+def check_report(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Judges what report_parser() added."""
+    if options.from_json is not None and not options.from_json.is_file():
+        parser.error(f"argument --from-json: must be a file (got {str(options.from_json)!r})")
+    if options.quick and options.write_docs:
+        parser.error("argument --write-docs: must not be given with --quick, whose figures are too rough to publish")
+
+
+def fill_in(options: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
+    """Sets what was not given."""
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+
+
+def results_file(script: str, machine: str) -> Path:
+    """Where the results of `script` on a machine of that name go by default."""
+    slug = re.sub(r"[^a-z0-9]+", "_", machine.lower()).strip("_")
+    return REPOSITORY / "bench" / "results" / f"{script}_{slug}.json"
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return results
+
+
+def write_results(file: Path, results: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def published_command(script: str, arguments: Sequence[str]) -> str:
@@ -28,6 +90,22 @@ def int_list(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise argparse.ArgumentTypeError(f"must be comma-separated integers >= 1 (got {text!r})")
     return [int(part) for part in parts]
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"must be a positive number (got {text!r})")
+    return value
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1 (got {text!r})")
+    return int(text)
 
 
 def subset_of(names: tuple[str, ...]) -> Any:

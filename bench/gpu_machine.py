@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -41,6 +42,15 @@ class GpuCeilings:
 
     def best_of(self, other: GpuCeilings) -> GpuCeilings:
         return GpuCeilings(max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s))
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" only tries the benchmark itself')
+
+
+def check_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"argument --device: must be one torch can use (got {options.device!r}, without a CUDA GPU)")
 
 
 def describe_gpu(device: str, name: str | None = None) -> GpuMachine:

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -120,8 +119,3 @@ def call_overhead(program: Path) -> list[dict[str, Any]]:
     """What tilewise-overhead measures: nanoseconds of the parts of a C++ call, for each dtype."""
     result = subprocess.run([program, "--json"], check=True, capture_output=True, text=True, timeout=120)
     return cast("list[dict[str, Any]]", json.loads(result.stdout))
-
-
-def slug(name: str) -> str:
-    """A file name's worth of a machine's name."""
-    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from command_line import positive
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
@@ -19,10 +20,8 @@ Call = Callable[[], object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--min-time", type=float, default=1.0, help="seconds for each line (default: 1)")
+    parser.add_argument("--min-time", type=positive, default=1.0, help="seconds for each line (default: 1)")
     options = parser.parse_args()
-    if options.min_time <= 0:
-        parser.error(f"argument --min-time: must be positive (got {options.min_time})")
     for name, microseconds in measure_overhead(options.min_time).items():
         print(f"{name:40s} {microseconds:8.2f} us")
 

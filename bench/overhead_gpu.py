@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import int_list
+from command_line import int_list, write_results
+from gpu_machine import add_device, check_device
 from machine import call_overhead, find_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -41,20 +42,19 @@ CHILD_SECONDS = 240
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cuda", help='default: cuda; "cpu" only tries the benchmark itself')
+    add_device(parser)
     parser.add_argument("--head-dims", type=int_list, help="of the kernels compiled (default: 64,128,256)")
     parser.add_argument("--quick", action="store_true", help="one head_dim, fewer samples: too rough to publish")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--first-call", type=int, metavar="HEAD_DIM", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"argument --device: must be one torch can use (got {options.device!r}, without a CUDA GPU)")
+    check_device(parser, options)
     if options.first_call is not None:
         print(json.dumps(time_first_calls(options.device, options.first_call)))
         return 0
     results = measure_overhead(options.device, options.quick, options.head_dims)
     if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(options.json, results)
     from gpu_report import overhead_parts
 
     print("\n\n".join(overhead_parts(results)))

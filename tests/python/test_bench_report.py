@@ -94,7 +94,7 @@ def test_plot(bench_module, tmp_path):
 
 def test_published_command_holds_no_paths(bench_module):
     command = bench_module("command_line").published_command
-    arguments = ["--threads", "1", "--ceilings", "/a/b", "--output=/c", "--machine", "M", "--write-docs", "--quick"]
+    arguments = ["--threads", "1", "--ceilings", "/a/b", "--json=/c", "--machine", "M", "--write-docs", "--quick"]
     assert command("attention_cpu.py", arguments) == "python bench/attention_cpu.py --threads 1 --quick"
 
 

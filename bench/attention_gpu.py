@@ -65,6 +65,7 @@ from gpu_machine import add_device, check_device, cpu_count, describe_gpu, l2_by
 from gpu_reference import Exact, exact_heads, judge
 from gpu_timing import clock_of, measure
 from overhead_gpu import measure_overhead
+from report import ratio_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.reference import Accuracy
@@ -311,7 +312,7 @@ def show(rows: list[Json]) -> list[Json]:
         f"{row['library']} {row['median_us']:.1f} us {row['tflops']:.1f} TFLOP/s" if row["median_us"] else row["status"]
         for row in rows
     ]
-    ratio = gpu_report.ratio_of(rows)
+    ratio = ratio_of(rows)
     print(
         f"{rows[0]['label']}: {', '.join(speeds)}" + (f", ratio {ratio:.2f}" if ratio else ""),
         file=sys.stderr,

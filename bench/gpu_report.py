@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from report import distinct, replace_section, table
+from report import distinct, group_by_label, ratio_of, replace_section, table
 
 from tilewise.bench.timing import geometric_mean
 
@@ -61,17 +61,7 @@ def by_pass(rows: Sequence[Json]) -> Iterable[tuple[str, list[Json]]]:
 
 
 def pairs(rows: Sequence[Json]) -> list[dict[str, Json]]:
-    """{"tilewise": row, "torch": row} of every case, in their order."""
-    groups: dict[str, dict[str, Json]] = {}
-    for row in rows:
-        groups.setdefault(row["label"], {})[row["library"]] = row
-    return list(groups.values())
-
-
-def ratio_of(rows: Iterable[Json]) -> Optional[float]:
-    """How many times faster Tilewise is than torch in one case; None where not both were right."""
-    times = {row["library"]: row["median_us"] for row in rows if row["status"] == "ok"}
-    return times["torch"] / times["tilewise"] if len(times) == 2 else None
+    return list(group_by_label(rows).values())
 
 
 def number(value: Optional[float], digits: int = 0) -> str:

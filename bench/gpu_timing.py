@@ -5,12 +5,11 @@ On the CPU, where only the logic of the benchmark is tried, a host clock takes t
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tilewise.bench.timing import Timing
+from tilewise.bench.timing import Timing, turn_by_turn
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 200
 WARMUP_CALLS = 3
@@ -70,20 +69,11 @@ def measure(calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: fl
     longest = max((clock.seconds(*marks) for marks in once.values()), default=0.0)
     rounds = max(MIN_SAMPLES, min(MAX_SAMPLES, int(seconds / max(longest, 1e-7))))
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in calls}
-    names = list(calls)
-    gc_was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        for call in calls.values():  # work for the device, while the host runs ahead of it
-            call()
-        for turn in range(rounds):
-            first = turn % len(names) if names else 0
-            for name in names[first:] + names[:first]:
-                marks[name].append(_timed(calls[name], clock))
-        clock.wait()
-    finally:
-        if gc_was_enabled:
-            gc.enable()
+    for call in calls.values():  # work for the device, while the host runs ahead of it
+        call()
+    for name in turn_by_turn(list(calls), rounds):
+        marks[name].append(_timed(calls[name], clock))
+    clock.wait()
     return {name: Timing(tuple(clock.seconds(*pair) for pair in pairs)) for name, pairs in marks.items()}
 
 

@@ -5,9 +5,9 @@ Works from the JSON alone, so that a run on another machine can be reported here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from tilewise.bench.timing import geometric_mean
 
@@ -18,7 +18,9 @@ END_OF_MACHINES = "<!-- attention_cpu.py adds new machines above this line -->"
 
 
 def label(row: Json) -> str:
-    """A case in one line, what --filter matches: "forward bf16 d128 s4096 causal t1"."""
+    """A case in one line, what --filter matches: "forward bf16 d128 s4096 causal t1". The GPU's rows hold theirs."""
+    if "label" in row:
+        return str(row["label"])
     seqlen = f"s{row['seqlen_q']}" if row["seqlen_q"] == row["seqlen_k"] else f"s{row['seqlen_q']}/{row['seqlen_k']}"
     return f"{row['operation']} {row['dtype']} d{row['head_dim']} {seqlen} {mask_name(row)} t{row['threads']}"
 
@@ -111,11 +113,14 @@ def summary_line(results: Json, operation: str, dtype: str, thread_counts: Seque
 
 def ratios_by_label(rows: Sequence[Json]) -> dict[str, float]:
     """How many times faster Tilewise is than torch, for each case that both computed rightly."""
-    times: dict[str, dict[str, float]] = {}
-    for row in rows:
-        if row["status"] == "ok":
-            times.setdefault(label(row), {})[row["library"]] = row["median_us"]
-    return {name: pair["torch"] / pair["tilewise"] for name, pair in times.items() if len(pair) == 2}
+    ratios = {name: ratio_of(pair.values()) for name, pair in group_by_label(rows).items()}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def ratio_of(rows: Iterable[Json]) -> Optional[float]:
+    """How many times faster Tilewise is than torch in one case; None where not both were right."""
+    times = {row["library"]: row["median_us"] for row in rows if row["status"] == "ok"}
+    return times["torch"] / times["tilewise"] if len(times) == 2 else None
 
 
 def decode_intro(row: Json) -> str:
@@ -165,7 +170,8 @@ def grid_table(rows: Sequence[Json]) -> str:
     return table(header, [[*case, *cells] for case, cells in lines.items()])
 
 
-def group_by_label(rows: Sequence[Json]) -> dict[str, dict[str, Json]]:
+def group_by_label(rows: Iterable[Json]) -> dict[str, dict[str, Json]]:
+    """{"tilewise": row, "torch": row} of every case, in their order."""
     groups: dict[str, dict[str, Json]] = {}
     for row in rows:
         groups.setdefault(label(row), {})[row["library"]] = row

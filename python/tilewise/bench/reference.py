@@ -63,7 +63,7 @@ def compare(results: list[Array], references: list[Array], dtype: str) -> Accura
             return Accuracy(math.nan, math.nan, f"shape {result.shape} instead of {reference.shape}")
         bad = int(np.count_nonzero(~np.isfinite(result)))
         if bad:
-            return Accuracy(math.nan, math.nan, f"{bad} of {result.size} values are NaN, infinite or never written")
+            return unwritten(bad, result.size)
         difference = result - reference
         max_abs_err = max(max_abs_err, float(np.abs(difference).max(initial=0.0)))
         norm = float(np.linalg.norm(reference))
@@ -72,6 +72,11 @@ def compare(results: list[Array], references: list[Array], dtype: str) -> Accura
         problem = f"relative L2 error {rel_l2_err:.2g} exceeds {REL_L2_LIMITS[dtype]:.0e} for {dtype}"
         return Accuracy(max_abs_err, rel_l2_err, problem)
     return Accuracy(max_abs_err, rel_l2_err)
+
+
+def unwritten(bad: int, size: int) -> Accuracy:
+    """Of a result that has `bad` values that aren't finite."""
+    return Accuracy(math.nan, math.nan, f"{bad} of {size} values are NaN, infinite or never written")
 
 
 def _blocks(q: Array, k: Array) -> list[tuple[int, int, int, slice]]:

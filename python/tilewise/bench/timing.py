@@ -10,7 +10,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 # Long enough for another library's spinning worker threads to fall asleep before the next one is timed.
@@ -44,18 +44,22 @@ def measure(
     """
     repeats = {name: _repeats(call, min_time / num_samples) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    for name in turn_by_turn(list(calls), num_samples):
+        samples[name].append(_sample(calls[name], *repeats[name]))
+    return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+
+def turn_by_turn(names: Sequence[str], rounds: int) -> Iterator[str]:
+    """Every name once a round, each round from another one on, while garbage collection is off."""
     gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
-        for turn in range(num_samples):
+        for turn in range(rounds):
             first = turn % len(names) if names else 0
-            for name in names[first:] + names[:first]:
-                samples[name].append(_sample(calls[name], *repeats[name]))
+            yield from (*names[first:], *names[:first])
     finally:
         if gc_was_enabled:
             gc.enable()
-    return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -38,6 +38,10 @@ constexpr const char* kOptionsSchema =
     "SymInt window_right=-1, float softcap=0.0, float dropout_p=0.0, bool deterministic=False, "
     "bool batch_invariant=False, str? implementation=None";
 
+/// All that most calls give. torch looks each argument that a call leaves out up by its name, at some 60 ns, so these
+/// calls have schemas of their own. `layout` counts in the order of layout_names().
+constexpr const char* kPlainSchema = "bool causal, float? softmax_scale, int layout";
+
 /// The options of a call in kOptionsSchema's order, owned until the kernel returns.
 struct TorchOptions {
   bool causal;
@@ -139,14 +143,14 @@ void run_on_current_stream(const Arguments& arguments, const SelectOptions& sele
   core::run_call(core::call_of(arguments), select, stream, &workspace);
 }
 
-/// Allocates the outputs that are not given. A huge call is judged first, so that a wrong shape
+/// Allocates the outputs that are asked for. A huge call is judged first, so that a wrong shape
 /// is reported as such and not as memory that torch could not find.
 void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tensor* lse) {
   if (out != nullptr) arguments->out = planned_out(arguments->q, arguments->v);
-  arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
+  if (lse != nullptr) arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
   if (is_huge(arguments->out) || is_huge(arguments->softmax_lse)) static_cast<void>(describe(*arguments));
   if (out != nullptr) *out = shim::Tensor::empty(&arguments->out);
-  *lse = shim::Tensor::empty(&arguments->softmax_lse);
+  if (lse != nullptr) *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }
 
 void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -166,6 +170,30 @@ void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
   stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
+}
+
+/// The options in kPlainSchema.
+AttentionOptions plain_options(shim::StackReader& stack) {
+  AttentionOptions options;
+  options.mask = stack.boolean() ? Mask::causal : Mask::none;
+  options.softmax_scale = stack.optional_number();
+  options.layout = core::value_at<Layout>("layout", stack.integer());
+  return options;
+}
+
+/// `with_lse`: the caller keeps the logsumexp, for a backward pass or for itself.
+template <bool with_lse>
+void plain_forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor();
+  shim::Tensor out, lse;
+  run_kernel([&] {
+    ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), {}, {}, plain_options(reader)};
+    allocate_outputs(&arguments, &out, with_lse ? &lse : nullptr);
+    run_on_current_stream(arguments, {}, shim::current_stream(arguments.q.device));
+  });
+  stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
+  if (with_lse) stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
 }
 
 void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -237,20 +265,26 @@ void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, st
 struct Operator {
   const char* name;
   const char* arguments;  // before the options
+  const char* options;
   const char* returns;
   shim::BoxedKernel kernel;
 };
-constexpr std::array<Operator, 3> kOperators{{
-    {"attention_forward", "Tensor q, Tensor k, Tensor v", "(Tensor out, Tensor softmax_lse)", forward_kernel},
-    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", "Tensor", forward_out_kernel},
+constexpr std::array<Operator, 5> kOperators{{
+    {"attention_forward", "Tensor q, Tensor k, Tensor v", kOptionsSchema, "(Tensor out, Tensor softmax_lse)",
+     forward_kernel},
+    {"attention_forward.plain", "Tensor q, Tensor k, Tensor v", kPlainSchema, "Tensor", plain_forward_kernel<false>},
+    {"attention_forward.plain_lse", "Tensor q, Tensor k, Tensor v", kPlainSchema, "(Tensor out, Tensor softmax_lse)",
+     plain_forward_kernel<true>},
+    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", kOptionsSchema, "Tensor",
+     forward_out_kernel},
     {"attention_backward",
      "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
      "bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink",
-     "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
+     kOptionsSchema, "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
 }};
 
 std::string schema_of(const Operator& op) {
-  return std::string(op.name) + "(" + op.arguments + ", " + kOptionsSchema + ") -> " + op.returns;
+  return std::string(op.name) + "(" + op.arguments + ", " + op.options + ") -> " + op.returns;
 }
 
 /// Defines the operators and their kernels, for the CPU and where torch has it for the GPU, in the torch whose

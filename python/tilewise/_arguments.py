@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, Optional
 
 from tilewise import _core
 
-LAYOUTS: dict[str, str] = {name: name for name in _core.layout_names()}
+LAYOUT_NAMES = tuple(_core.layout_names())
+LAYOUTS: dict[str, str] = {name: name for name in LAYOUT_NAMES}
+LAYOUT_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(LAYOUT_NAMES)}
 ALIGNMENTS: dict[str, bool] = {"bottom_right": False, "top_left": True}  # value: top_left
 MASKS: dict[Optional[str], tuple[bool, bool]] = {  # value: causal, and whether that sets top_left
     None: (False, False),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -52,6 +53,16 @@ template <typename Enum>
     if (kNamesOf<Enum>[i] == name) return static_cast<Enum>(i);
   }
   invalid_argument(argument, ": must be one of ", names_text<Enum>(), " (got ", quoted(name), ")");
+}
+
+/// The value at `index` in the order of kNamesOf. Throws an Error that begins with `argument`.
+template <typename Enum>
+[[nodiscard]] Enum value_at(std::string_view argument, std::int64_t index) {
+  constexpr auto kCount = static_cast<std::int64_t>(kNamesOf<Enum>.size());
+  if (index < 0 || index >= kCount) {
+    invalid_argument(argument, ": must be 0 to ", kCount - 1, ", one of ", names_text<Enum>(), " (got ", index, ")");
+  }
+  return static_cast<Enum>(index);
 }
 
 }  // namespace tilewise::core

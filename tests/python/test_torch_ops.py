@@ -2,6 +2,7 @@
 # test_torch_registration.py runs this file a second time with the operators registered from Python.
 """tilewise::attention_* as torch operators."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from cases import assert_close, draw, lengths
 from torch_support import Recorder, assert_same, gradients, options_with
 
 import tilewise
-from tilewise._arguments import Options
+from tilewise._arguments import LAYOUT_NUMBERS, Options
 from tilewise._torch import autograd, operators
 
 
@@ -53,6 +54,12 @@ def test_opcheck_forward(name):
 def test_opcheck_forward_of_a_short_call():
     tensors, _ = _opcheck_inputs("plain")
     torch.library.opcheck(operators.forward, (*tensors, True, 0.5, "bshd"))
+
+
+@pytest.mark.parametrize("operator", [operators.plain, operators.plain_lse], ids=str)
+def test_opcheck_plain(operator):
+    tensors, _ = draw("plain")
+    torch.library.opcheck(operator, (*tensors, True, 0.5, LAYOUT_NUMBERS["bshd"]))
 
 
 def test_opcheck_forward_packed():
@@ -121,6 +128,42 @@ def test_the_profiler_sees_the_operator():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         tilewise.attention(q, k, v)
     assert "tilewise::attention_forward" in {event.key for event in profile.key_averages()}
+
+
+# --- the overloads for calls without rarer options ---
+
+
+@pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd"])
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"softmax_scale": 0.3}], ids=str)
+def test_plain_calls_compute_the_same(layout, options):
+    q, k, v = torch.randn(3, 5, 4, 16), torch.randn(3, 5, 4, 16), torch.randn(3, 5, 4, 8)
+
+    def run(*tensors, **more):
+        return tilewise.attention(*tensors, layout=layout, **options, **more)
+
+    with Recorder() as recorder:
+        out = run(q, k, v)
+    assert set(recorder.calls) == {operators.plain}
+    full = run(q, k, v, return_lse=True, seed=0)  # a seed without dropout changes nothing but the way
+    for return_lse in (False, True):
+        results, grads = gradients(functools.partial(run, return_lse=return_lse), q, k, v)
+        expected, expected_grads = gradients(functools.partial(run, return_lse=return_lse, seed=0), q, k, v)
+        assert_same((*results, *grads), (*expected, *expected_grads), 0.0)
+    assert_same((out, *run(q, k, v, return_lse=True)), (full[0], *full), 0.0)
+
+
+def test_rarer_calls_take_the_operator_with_all_options():
+    (q, k, v), _ = draw("plain")
+    for options in ({"softcap": 2.0}, {"seed": 3}, {"sink": torch.zeros(4)}, {"mask": "causal_top_left"}):
+        with Recorder() as recorder:
+            tilewise.attention(q, k, v, **options)
+        assert set(recorder.calls) == {operators.forward}, options
+
+
+def test_layout_number_is_checked():
+    (q, k, v), _ = draw("plain")
+    with pytest.raises((RuntimeError, IndexError), match=r"layout: must be 0 to 3, one of bshd, .* \(got 4\)|range"):
+        operators.plain(q, k, v, False, None, 4)
 
 
 # --- threads ---

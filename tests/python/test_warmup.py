@@ -1,6 +1,8 @@
 # tilewise.warmup: the checks of a call without the call, on every kind of array.
 """warmup()."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,30 @@ def test_writes_nothing():
     out = np.full_like(q, 7.0)
     tilewise.warmup(q, q, q, out=out, mask="causal")
     assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mask": "causal"}, {"softcap": 2.0}, {"return_lse": True}, {"seed": 1}, {"bias": None}],
+    ids=str,
+)
+def test_makes_the_plans_that_the_call_finds(options, requires_grad, capfd, monkeypatch):
+    monkeypatch.setenv("TILEWISE_LOG", "dispatch")
+    seqlen = next(_new_seqlens)
+    q, k, v = (torch.randn(1, size, 2, 8, requires_grad=requires_grad) for size in (4, seqlen, seqlen))
+    if "bias" in options:
+        options = {"bias": torch.zeros(4, seqlen)}
+    tilewise.warmup(q, k, v, **options)
+    assert "-> cpu." in capfd.readouterr().err
+    out = tilewise.attention(q, k, v, **options)
+    if requires_grad:
+        out = out[0] if isinstance(out, tuple) else out
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    assert capfd.readouterr().err == ""
+
+
+_new_seqlens = itertools.count(1000)  # of problems that no other test has planned
 
 
 @pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "thd"])

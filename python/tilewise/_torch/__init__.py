@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, NO_ARRAYS, seed_value, with_seed
+from tilewise._arguments import (
+    ARRAY_NAMES,
+    DEFAULT_TAIL,
+    DROPOUT_IN_TAIL,
+    LAYOUT_NUMBERS,
+    NO_ARRAYS,
+    seed_value,
+    with_seed,
+)
 from tilewise._torch import autocast, autograd, batching, fake, operators  # noqa: F401 (they register rules)
 from tilewise._torch.merging import merge as merge
 from tilewise._torch.operators import registered_by as registered_by
@@ -19,9 +27,12 @@ from tilewise._torch.operators import registered_by as registered_by
 # Looked up once: a call of a few microseconds notices every attribute of torch.
 _autocast_enabled = torch.is_autocast_enabled
 compiling = torch.compiler.is_compiling
-_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _grad_enabled = torch.is_grad_enabled
-_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
+_apply_plain = autograd.apply_plain
+_eager_plain = operators.eager_plain
+_eager_plain_lse = operators.eager_plain_lse
+transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
 
 
 def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
@@ -45,6 +56,27 @@ def _seeded(q: Tensor, seed: Any, tail: tuple[Any, ...]) -> tuple[Optional[Tenso
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device), tail
 
 
+def plain_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    softmax_scale: Optional[float],
+    layout: int,
+    return_lse: bool,
+) -> Any:
+    """out, or (out, softmax_lse), of a call with no other options where no compiler or transform looks on."""
+    try:
+        if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _apply_plain(q, k, v, (causal, softmax_scale, layout), return_lse)
+        if return_lse:
+            return _eager_plain_lse(q, k, v, causal, softmax_scale, layout)
+        return _eager_plain(q, k, v, causal, softmax_scale, layout)
+    except RuntimeError as error:
+        _core.rethrow_torch_error(str(error))
+        raise
+
+
 def attention(
     q: Tensor,
     k: Any,
@@ -60,15 +92,18 @@ def attention(
 
     `arrays` are in ARRAY_NAMES' order, or None where there is none; a tail of None has its defaults.
     """
-    bias = sink = None
-    options = head
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or arrays is not None or out is not None:
         _check_tensors(k, v, out, arrays or NO_ARRAYS)
     traced = compiling()
-    if (traced or _any_autocast()) and _autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
-        arrays = arrays or NO_ARRAYS
-        q, k, v, bias = autocast.cast(q, k, v, arrays[0], torch.get_autocast_dtype(device_type))
-        arrays = (bias, *arrays[1:])
+    if (traced or any_autocast()) and _autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        bias = None if arrays is None else arrays[0]
+        q, k, v, bias = autocast.cast(q, k, v, bias, torch.get_autocast_dtype(device_type))
+        arrays = None if arrays is None else (bias, *arrays[1:])
+    if not traced and not transforming() and arrays is tail is seed is out is None:
+        causal, softmax_scale, layout = head
+        return plain_attention(q, k, v, causal, softmax_scale, LAYOUT_NUMBERS[layout], return_lse)
+    bias = sink = None
+    options = head
     if tail is not None or arrays is not None or seed is not None:
         arrays, tail = arrays or NO_ARRAYS, tail or DEFAULT_TAIL
         bias, sink = arrays[:2]
@@ -88,7 +123,7 @@ def attention(
             lse = operators.forward_out(q, k, v, out, *options)
         elif traced:
             out, lse = operators.forward(q, k, v, *options)
-        elif _transforming():
+        elif transforming():
             out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
         elif needs_grad:
             return autograd.apply(q, k, v, bias, sink, options, return_lse)

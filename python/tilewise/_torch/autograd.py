@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, TAIL, Options
+from tilewise._arguments import ARRAYS, HEAD, LAYOUT_NAMES, TAIL, Options
 from tilewise._torch import batching, operators
 from tilewise._torch.operators import LIBRARY
 
 _DOUBLE_BACKWARD = "attention: double backward is not supported; the gradients of attention have no gradient"
-_DEFAULT_HEAD: tuple[Any, ...] = tuple(Options())[HEAD]
+_OTHER_DEFAULTS: tuple[Any, ...] = tuple(Options())[HEAD.stop :]
 _BIAS = Options._fields.index("bias")  # sink is next
 
 # Skips the operators' registered autograd, as an autograd.Function has already taken its place.
@@ -23,17 +23,15 @@ below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 
 def eager_forward(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> Any:
-    """(out, softmax_lse) without a graph. Options that torch fills in itself cost a call half a microsecond less."""
+    """(out, softmax_lse) without a graph."""
     with below_autograd():
-        if options == _DEFAULT_HEAD:
-            return operators.eager_forward(q, k, v)
         return operators.eager_forward(q, k, v, *options)
 
 
 def gradients(
     dout: Optional[Tensor],
     dlse: Optional[Tensor],
-    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    saved: tuple[Tensor, ...],
     options: tuple[Any, ...],
     needed: tuple[bool, ...],
     operator: Any = operators.backward,
@@ -52,8 +50,7 @@ def gradients(
 class AttentionFunction(torch.autograd.Function):
     """attention_forward with gradients for q, k, v, bias and sink.
 
-    `options` are those of the operator, bias and sink among them, or its HEAD where the rest are defaults.
-    Returns out, or (out, softmax_lse) where asked for.
+    `options` are those of the operator, bias and sink among them. Returns out, or (out, softmax_lse) where asked for.
     """
 
     @staticmethod
@@ -77,19 +74,57 @@ class AttentionFunction(torch.autograd.Function):
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
         head, tail = ctx.scalars
         tensors = ctx.saved_tensors
-        arguments = (dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), ctx.needs_input_grad[:5])
-        try:
-            if torch.is_grad_enabled():  # create_graph: the operator's own autograd refuses a second pass
-                return (*gradients(*arguments), None, None)
-            with below_autograd():
-                return (*gradients(*arguments), None, None)
-        except RuntimeError as error:
-            _core.rethrow_torch_error(str(error))
-            raise
+        options = (*head, *tensors[5:], *tail)
+        return (*eager_gradients(dout, dlse, tensors[:5], options, ctx.needs_input_grad[:5]), None, None)
 
 
-# AttentionFunction.apply without its preparations for functorch transforms, under which it is never called.
+class PlainAttention(torch.autograd.Function):
+    """AttentionFunction where the options are a HEAD: it hands torch less, which costs a call a microsecond less.
+
+    The layout is a number here, as the operator takes it.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, head: tuple[bool, Optional[float], int], return_lse: bool
+    ) -> Any:
+        out, softmax_lse = operators.eager_plain_lse(q, k, v, *head)
+        ctx.save_for_backward(q, k, v, out, softmax_lse)
+        ctx.head = head
+        if not return_lse:
+            return out
+        ctx.set_materialize_grads(False)
+        return out, softmax_lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
+        causal, softmax_scale, layout = ctx.head
+        options = (causal, softmax_scale, LAYOUT_NAMES[layout], *_OTHER_DEFAULTS)
+        needed = (*ctx.needs_input_grad[:3], False, False)
+        return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None)
+
+
+def eager_gradients(
+    dout: Optional[Tensor],
+    dlse: Optional[Tensor],
+    saved: tuple[Tensor, ...],
+    options: tuple[Any, ...],
+    needed: tuple[bool, ...],
+) -> tuple[Optional[Tensor], ...]:
+    """gradients() from an autograd.Function's backward pass, with errors of their right types."""
+    try:
+        if torch.is_grad_enabled():  # create_graph: the operator's own autograd refuses a second pass
+            return gradients(dout, dlse, saved, options, needed)
+        with below_autograd():
+            return gradients(dout, dlse, saved, options, needed)
+    except RuntimeError as error:
+        _core.rethrow_torch_error(str(error))
+        raise
+
+
+# The Functions' apply() without its preparations for functorch transforms, under which they are never called.
 apply: Any = super(torch.autograd.Function, AttentionFunction).apply
+apply_plain: Any = super(torch.autograd.Function, PlainAttention).apply
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options
+from tilewise._arguments import LAYOUT_NAMES, Options
 from tilewise._torch.operators import LIBRARY
 
 
@@ -30,6 +30,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     options = Options(*args, **kwargs)
     _check_devices(q, {"k": k, "v": v, "bias": options.bias, "sink": options.sink})
     return q.new_empty((*q.shape[:-1], v.shape[-1])), _new_lse(q, options.layout)
+
+
+def plain_lse(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float], layout: int
+) -> tuple[Tensor, Tensor]:
+    return forward(q, k, v, layout=LAYOUT_NAMES[layout])
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return plain_lse(q, k, v, *args, **kwargs)[0]
 
 
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -63,6 +73,8 @@ def backward(
 
 for _name, _fake in (
     ("attention_forward", forward),
+    ("attention_forward.plain", plain),
+    ("attention_forward.plain_lse", plain_lse),
     ("attention_forward_out", forward_out),
     ("attention_backward", backward),
 ):

@@ -1,5 +1,5 @@
-# Registers tilewise::attention_forward, attention_forward_out and attention_backward: from C++
-# where torch has the symbols for it (torch 2.10 and newer), else from Python, same schemas.
+# Registers tilewise::attention_forward with its overloads, attention_forward_out and attention_backward:
+# from C++ where torch has the symbols for it (torch 2.10 and newer), else from Python, same schemas.
 """The torch operators. TILEWISE_TORCH_OPS=python asks for the Python registration."""
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _register() -> str:
         if asked == "c++":
             raise RuntimeError(f"TILEWISE_TORCH_OPS=c++: the torch operators can't be registered from C++: {reason}")
     for schema in _core.torch_schemas():
-        name = LIBRARY.define(schema)
+        LIBRARY.define(schema)
+        name = schema.split("(")[0]
         for key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
             LIBRARY.impl(name, python_kernels.KERNELS[name], key)
     return f"python ({reason})"
@@ -47,3 +48,12 @@ forward_out: Any = torch.ops.tilewise.attention_forward_out.default
 backward: Any = torch.ops.tilewise.attention_backward.default
 
 eager_forward: Any = getattr(forward, "_op", forward)  # what calling `forward` calls, one Python frame less
+
+# Overloads of `forward` for calls without other options. They have no autograd, not even torch's own layer that would
+# say so: torch goes straight to their kernels, and who calls them looks after gradients.
+for _name in ("plain", "plain_lse"):
+    LIBRARY.impl(f"attention_forward.{_name}", torch.library.fallthrough_kernel, "Autograd")
+plain: Any = torch.ops.tilewise.attention_forward.plain
+plain_lse: Any = torch.ops.tilewise.attention_forward.plain_lse
+eager_plain: Any = getattr(plain, "_op", plain)
+eager_plain_lse: Any = getattr(plain_lse, "_op", plain_lse)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, TAIL, Options
+from tilewise._arguments import ARRAYS, HEAD, LAYOUT_NAMES, TAIL, Options
 from tilewise._arrays import core_options
 
 
@@ -39,6 +39,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     threads = torch.get_num_threads()
     _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=_stream(q))
     return out, lse
+
+
+def plain_lse(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float], layout: int
+) -> tuple[Tensor, Tensor]:
+    return forward(q, k, v, causal, softmax_scale, LAYOUT_NAMES[layout])
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float], layout: int) -> Tensor:
+    return plain_lse(q, k, v, causal, softmax_scale, layout)[0]
 
 
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -108,6 +118,8 @@ def backward(
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "attention_forward": forward,
+    "attention_forward.plain": plain,
+    "attention_forward.plain_lse": plain_lse,
     "attention_forward_out": forward_out,
     "attention_backward": backward,
 }

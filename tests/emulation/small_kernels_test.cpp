@@ -271,6 +271,34 @@ TEST(GlobalMemory, AWordHasOneWriterInALaunch) {
                        "of block 0 wrote in the same launch"));
 }
 
+TEST(GlobalMemory, LanesOfAnyBlockAddToAWord) {
+  alignas(16) static float data[8];
+  const auto fault = [](auto body) {
+    std::fill(std::begin(data), std::end(data), 0.0f);
+    backends::emulation::GlobalMemory memory;
+    memory.add("query_sums", data, 4, {}, 8, true);
+    memory.track_writers();
+    const device::HostKernel* kernel = device::host_kernel<M, NoShared>(body);
+    return fault_of(kernel, 32, 2, 0, {}, memory);
+  };
+  using P = KernelParams;
+  using N = NoShared;
+  EXPECT_EQ(fault([](const P&, N&) { M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f}); }), "");
+  EXPECT_EQ(data[0], 64.0f);
+  EXPECT_EQ(data[3], 256.0f);
+  EXPECT_TRUE(contains(fault([](const P&, N&) {
+                         M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f});
+                         M::load_global(data + 1);
+                       }),
+                       "reads byte 4 of query_sums, to which lanes add in the same launch"));
+  EXPECT_TRUE(contains(fault([](const P&, N&) {
+                         if (M::thread() == 3) M::store_global(data, 1.0f);
+                         M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f});
+                       }),
+                       "of query_sums"));
+  EXPECT_TRUE(contains(fault([](const P&, N&) { M::add_global(data + 1, {1.0f, 2.0f, 3.0f, 4.0f}); }), "not aligned"));
+}
+
 TEST(GlobalMemory, StridesOfEitherSignAndBroadcasts) {
   std::vector<float> data(24);
   backends::emulation::GlobalMemory memory;

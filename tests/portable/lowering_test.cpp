@@ -75,7 +75,7 @@ TEST(Lowering, IsPure) {
   }
 }
 
-enum class Changes { key, parameters };
+enum class Changes { key, parameters, either };
 
 struct Option {
   std::string_view with, without;
@@ -109,7 +109,9 @@ void expect_changes(std::string_view architecture, std::string_view problem, std
     if (option.changes == Changes::key) {
       EXPECT_NE(with.keys, without.keys) << words;
     } else {
-      EXPECT_EQ(with.keys, without.keys) << words;
+      if (option.changes == Changes::parameters) {
+        EXPECT_EQ(with.keys, without.keys) << words;
+      }
       EXPECT_NE(with.parameters, without.parameters) << words;
     }
   }
@@ -147,7 +149,7 @@ constexpr Option kForwardOptions[] = {
     {"seqused_q=1", "", Changes::key},
     {"seqused_k=1", "", Changes::key},
     {"leftpad_k=1", "", Changes::key},
-    {"batch_invariant=1", "", Changes::parameters},
+    {"batch_invariant=1", "", Changes::either},
 };
 
 TEST(Lowering, EveryOptionCounts) {
@@ -179,7 +181,7 @@ TEST(Lowering, OptionsOfOnePassCount) {
       {"dv=0", "", Changes::key},
       {"bias=f32[1,h,q,k] dbias=1", "bias=f32[1,h,q,k]", Changes::key},
       {"sink=1 dsink=1", "sink=1", Changes::key},
-      {"deterministic=1", "", Changes::parameters},
+      {"deterministic=1", "", Changes::either},
   };
   for (const std::string_view architecture : kMachines) {
     expect_changes(architecture, "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=64 head_dim=128",
@@ -187,6 +189,24 @@ TEST(Lowering, OptionsOfOnePassCount) {
     expect_changes(architecture, "attention_backward dtype=bf16 seqlen_q=4096 num_heads_q=64 head_dim=128",
                    kBackwardOnly);
   }
+}
+
+/// Sums in no fixed order serve only those who asked for neither kind of reproducible dq.
+TEST(Lowering, QuerySumsAreAddedWhereOrderIsFree) {
+  const auto adds = [](std::string_view architecture, std::string_view options) {
+    const Lowering backward = lowered(architecture, concat(kBackward, " seqlen_q=4096 num_heads_q=8 ", options));
+    const bool own_kernel = std::ranges::any_of(
+        backward.launches, [](const Launch& launch) { return launch.key.kind == KernelKind::query_gradient; });
+    const bool sums = backward.workspace.query_sums >= 0;
+    EXPECT_NE(own_kernel, sums) << architecture << " " << options;
+    return sums;
+  };
+  EXPECT_TRUE(adds("sm_90a", ""));
+  EXPECT_TRUE(adds("sm_80", "softcap=30"));
+  for (const std::string_view reproducible : {"deterministic=1", "batch_invariant=1"}) {
+    EXPECT_FALSE(adds("sm_90a", reproducible));
+  }
+  for (const std::string_view architecture : {"gfx942", "gfx1100"}) EXPECT_FALSE(adds(architecture, ""));
 }
 
 TEST(Lowering, FewQueriesAreSplit) {

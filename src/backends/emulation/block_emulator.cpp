@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -290,13 +291,18 @@ void BlockEmulator::multiply(device::HostMatrix matrix, std::int32_t element, fl
 }
 
 void BlockEmulator::load_global(void* to, const void* from, std::int32_t bytes) {
-  check(memory_.access(from, static_cast<std::size_t>(bytes), false, global_accessor()));
+  check(memory_.access(from, static_cast<std::size_t>(bytes), GlobalAccess::read, global_accessor()));
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
 void BlockEmulator::store_global(void* to, const void* from, std::int32_t bytes) {
-  check(memory_.access(to, static_cast<std::size_t>(bytes), true, global_accessor()));
+  check(memory_.access(to, static_cast<std::size_t>(bytes), GlobalAccess::write, global_accessor()));
   std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+void BlockEmulator::add_global(float* to, const float (&x)[4]) {
+  check(memory_.access(to, sizeof(x), GlobalAccess::add, global_accessor()));
+  for (int i = 0; i < 4; ++i) std::atomic_ref<float>(to[i]).fetch_add(x[i], std::memory_order_relaxed);
 }
 
 void BlockEmulator::load_shared(void* to, const void* from, std::int32_t bytes) {
@@ -308,7 +314,7 @@ void BlockEmulator::store_shared(void* to, const void* from, std::int32_t bytes)
 }
 
 void BlockEmulator::copy_async(void* to, const void* from, bool valid) {
-  if (valid) check(memory_.access(from, sizeof(device::Chunk), false, global_accessor()));
+  if (valid) check(memory_.access(from, sizeof(device::Chunk), GlobalAccess::read, global_accessor()));
   check(shared_.begin_copy(accessor(), to, sizeof(device::Chunk)));
   Lane& lane = self();
   lane.copies.push_back({to, valid ? from : nullptr, lane.copy_group, false});

@@ -12,6 +12,13 @@ namespace tilewise::backends::emulation {
 
 using core::concat;
 
+namespace {
+
+/// In the place of the number of one writing lane.
+constexpr std::uint32_t kManyAdders = std::numeric_limits<std::uint32_t>::max();
+
+}  // namespace
+
 void GlobalMemory::add(std::string_view name, const void* data, std::size_t element_bytes, std::vector<Dimension> outer,
                        std::int64_t row, bool writable) {
   if (data == nullptr || row <= 0) return;
@@ -73,23 +80,26 @@ std::string GlobalMemory::check(const void* address, std::size_t bytes, bool wri
   return find(at, bytes, write) != nullptr ? std::string{} : fault(at, bytes, write);
 }
 
-std::string GlobalMemory::access(const void* address, std::size_t bytes, bool write, const GlobalAccessor& who) const {
+std::string GlobalMemory::access(const void* address, std::size_t bytes, GlobalAccess what,
+                                 const GlobalAccessor& who) const {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
+  const bool write = what != GlobalAccess::read;
   const Region* region = find(at, bytes, write);
   if (region == nullptr) return fault(at, bytes, write);
   if (!region->writers) return {};
   const auto threads = static_cast<std::uint32_t>(who.threads);
-  const std::uint32_t own =
-      static_cast<std::uint32_t>(who.block) * threads + static_cast<std::uint32_t>(who.thread) + 1;
+  const std::uint32_t lane = static_cast<std::uint32_t>(who.block) * threads + static_cast<std::uint32_t>(who.thread);
+  const std::uint32_t own = what == GlobalAccess::add ? kManyAdders : lane + 1;
   for (std::uintptr_t byte = at; byte < at + bytes; byte += 2) {
     std::atomic<std::uint32_t>& writer = region->writers[(byte - region->begin) / 2];
     const std::uint32_t other =
         write ? writer.exchange(own, std::memory_order_relaxed) : writer.load(std::memory_order_relaxed);
     if (other == 0 || other == own) continue;
+    const std::string place = concat(write ? "writes" : "reads", " byte ", byte - region->begin, " of ", region->name);
+    if (other == kManyAdders) return concat(place, ", to which lanes add in the same launch");
     const std::uint32_t block = (other - 1) / threads;
     if (!write && block == static_cast<std::uint32_t>(who.block)) continue;
-    return concat(write ? "writes" : "reads", " byte ", byte - region->begin, " of ", region->name, ", which thread ",
-                  (other - 1) % threads, " of block ", block, " wrote in the same launch");
+    return concat(place, ", which thread ", (other - 1) % threads, " of block ", block, " wrote in the same launch");
   }
   return {};
 }
@@ -170,6 +180,8 @@ void add_workspace(GlobalMemory& memory, const AttentionParams& p, const device:
   memory.add("partial_out", grid.partial_out, sizeof(float), {}, split_rows * p.head_dim_v, true);
   memory.add("partial_lse", grid.partial_lse, sizeof(float), {}, split_rows, true);
   memory.add("delta", grid.delta, sizeof(float), {}, rows, true);
+  memory.add("query_sums", grid.query_sums, sizeof(float), {}, p.batch_size * p.num_heads_q * grid.query_sums_a_head,
+             true);
 }
 
 }  // namespace

@@ -24,6 +24,9 @@ struct GlobalAccessor {
   std::int32_t block, thread, threads;  ///< threads of each block
 };
 
+/// Lanes of any blocks may add to one place in a launch, if nobody reads or stores to it.
+enum class GlobalAccess : std::uint8_t { read, write, add };
+
 class GlobalMemory {
  public:
   /// Dimensions outside the innermost one, which is `row` adjacent elements. Null data is no region.
@@ -37,7 +40,8 @@ class GlobalMemory {
   /// Empty, or what is wrong with an access: "reads 16 bytes ... past the end of k".
   [[nodiscard]] std::string check(const void* address, std::size_t bytes, bool write) const;
   /// The same of one lane. Thread-safe.
-  [[nodiscard]] std::string access(const void* address, std::size_t bytes, bool write, const GlobalAccessor& who) const;
+  [[nodiscard]] std::string access(const void* address, std::size_t bytes, GlobalAccess what,
+                                   const GlobalAccessor& who) const;
 
  private:
   struct Region {
@@ -46,7 +50,7 @@ class GlobalMemory {
     std::vector<Dimension> outer;  ///< in bytes, widest stride first; empty: every byte between begin and end
     std::size_t row_bytes = 0;
     bool writable = false;
-    std::shared_ptr<std::atomic<std::uint32_t>[]> writers;  ///< of each two bytes: 1 + number of the lane, 0 for none
+    std::shared_ptr<std::atomic<std::uint32_t>[]> writers;  ///< of each two bytes: 1 + the lane, 0: nobody
 
     [[nodiscard]] bool holds(std::uintptr_t address, std::size_t bytes) const;
   };

@@ -48,6 +48,7 @@ class Lowerer {
     launch.grid.num_tiles = static_cast<std::int32_t>(tiles);
     launch.grid.num_splits = static_cast<std::int32_t>(splits);
     launch.grid.heads = static_cast<std::int32_t>(heads);
+    launch.grid.query_sums_a_head = query_sums_a_head_;
     result_.launches.push_back(launch);
   }
 
@@ -97,9 +98,19 @@ class Lowerer {
     const device::KernelConfig rows = configure(KernelKind::row_delta, p_, traits_);
     const auto wave = static_cast<std::int32_t>(lanes(traits_.machine));
     const std::int32_t a_block = rows.waves * wave / device::lanes_a_delta_row(rows, wave);
+    const bool fuses = fuses_gradients(p_, traits_), fuses_dq = fuses && adds_query_sums(p_);
+    if (fuses_dq) reserve_query_sums();
     add(KernelKind::row_delta, rows, ceil_div(p_.seqlen_q, a_block), 1, p_.num_heads_q, p_.batch_size);
-    if (p_.dk || p_.dv) add_key_gradients();
-    if (p_.dq) {
+    if (fuses) {
+      add_fused_gradients();
+    } else if (p_.dk || p_.dv) {
+      add_key_gradients();
+    }
+    if (fuses_dq) {
+      const device::KernelConfig config = configure(KernelKind::store_query_sums, p_, traits_);
+      add(KernelKind::store_query_sums, config, row_tiles(KernelKind::store_query_sums, config, p_.seqlen_q), 1,
+          p_.num_heads_q, p_.batch_size);
+    } else if (p_.dq) {
       const device::KernelConfig config = configure(KernelKind::query_gradient, p_, traits_);
       add(KernelKind::query_gradient, config, row_tiles(KernelKind::query_gradient, config, p_.seqlen_q), 1,
           p_.num_heads_q, p_.batch_size);
@@ -112,13 +123,22 @@ class Lowerer {
     }
   }
 
+  /// Every launch from here on knows of them, the one that clears them too.
+  void reserve_query_sums() {
+    const device::KernelConfig config = configure(KernelKind::store_query_sums, p_, traits_);
+    query_sums_a_head_ =
+        row_tiles(KernelKind::store_query_sums, config, p_.seqlen_q) * config.tile_cols * config.head_dim;
+    result_.workspace.query_sums = reserve(4 * p_.batch_size * p_.num_heads_q * query_sums_a_head_);
+  }
+
+  void add_fused_gradients() {
+    constexpr KernelKind kKind = KernelKind::fused_gradient;
+    const device::KernelConfig config = configure(kKind, p_, traits_);
+    add(kKind, config, row_tiles(kKind, config, p_.seqlen_k), 1, p_.num_heads_k, p_.batch_size);
+    describe(kKind, config);
+  }
+
   void add_key_gradients() {
-    if (pairs_key_gradients(p_, traits_)) {
-      constexpr KernelKind kKind = KernelKind::paired_key_gradient;
-      const device::KernelConfig config = configure(kKind, p_, traits_);
-      add(kKind, config, row_tiles(kKind, config, p_.seqlen_k), 1, p_.num_heads_k, p_.batch_size);
-      return describe(kKind, config);
-    }
     device::KernelConfig config = configure(KernelKind::key_gradient, p_, traits_);
     const bool apart = !config.wants_dv;
     const auto launch = [&](bool dk, bool dv) {
@@ -154,13 +174,16 @@ class Lowerer {
                                "x", config.tile_cols, " tiles");
   }
 
+  /// In units of the forward pass's two: five, or seven where dq has a kernel of its own and recomputes two.
+  [[nodiscard]] double products_backward() const { return result_.workspace.query_sums >= 0 ? 2.5 : 3.5; }
+
   [[nodiscard]] double estimate_us() const {
     const auto f = [](std::int64_t n) { return static_cast<double>(n); };
     double keys = f(p_.seqlen_k);  // visible to a row, on average
     if (p_.mask == Mask::causal) keys -= 0.5 * std::min(f(p_.seqlen_q), f(p_.seqlen_k));
     if (p_.window_left >= 0) keys = std::min(keys, f(p_.window_left + std::max<std::int64_t>(p_.window_right, 0) + 1));
     const double queries = p_.layout == Layout::thd ? f(p_.total_q) : f(p_.batch_size) * f(p_.seqlen_q);
-    const double products = p_.operation == Operation::attention_backward ? 3.5 : 1.0;  // dq and dk, dv recompute
+    const double products = p_.operation == Operation::attention_backward ? products_backward() : 1.0;
     const double flops = 2.0 * queries * f(p_.num_heads_q) * keys * f(p_.head_dim + p_.head_dim_v) * products;
     const double rows_k = p_.layout == Layout::thd ? f(p_.total_k) : f(p_.batch_size) * f(p_.seqlen_k);
     const double bytes = 2.0 * rows_k * f(p_.num_heads_k) * f(p_.head_dim + p_.head_dim_v);
@@ -171,6 +194,7 @@ class Lowerer {
   const Problem& p_;
   const DeviceTraits& traits_;
   Lowering result_;
+  std::int64_t query_sums_a_head_ = 0;
 };
 
 /// Why one kernel can't serve, or empty.
@@ -209,6 +233,7 @@ device::GridParams place_workspace(const device::GridParams& grid, const Workspa
   placed.partial_out = at(parts.partial_out);
   placed.partial_lse = at(parts.partial_lse);
   placed.delta = at(parts.delta);
+  placed.query_sums = at(parts.query_sums);
   return placed;
 }
 

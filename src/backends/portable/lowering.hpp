@@ -30,7 +30,8 @@ enum class KernelKind : std::uint8_t {
   row_delta,
   query_gradient,
   key_gradient,
-  paired_key_gradient,
+  fused_gradient,
+  store_query_sums,
   bias_gradient,
   sink_gradient,
 };
@@ -54,7 +55,7 @@ inline constexpr std::size_t kWorkspaceAlignment = 256;
 
 /// Offsets into the workspace, in bytes; -1 where a part is not needed.
 struct WorkspaceParts {
-  std::int64_t partial_out = -1, partial_lse = -1, delta = -1;
+  std::int64_t partial_out = -1, partial_lse = -1, delta = -1, query_sums = -1;
   std::size_t size = 0;
 };
 

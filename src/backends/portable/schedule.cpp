@@ -2,6 +2,8 @@
 #include "backends/portable/schedule.hpp"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 namespace tilewise::backends::portable {
 namespace {
@@ -102,12 +104,46 @@ void shape_sm80_gradient(KernelConfig& c, KernelKind kind, std::int32_t dim) {
   c.tile_cols = wide == (dim <= 64) ? 64 : 32;
 }
 
-/// Waves in pairs, one for dk and one for dv; two blocks of 4 waves share a multiprocessor.
-void shape_paired_gradient(KernelConfig& c) {
-  c.stages = 2;
-  c.waves = 4;
-  c.rows_per_wave = 16;
-  c.tile_cols = 32;
+struct FusedShape {
+  std::int32_t waves, wave_cols, tile_cols, stages;
+};
+
+/// Largest first. dk and dv of 32 keys and a part of the columns fit a wave's registers: half of them up to
+/// head_dim 128, a quarter beyond.
+constexpr std::array<FusedShape, 4> kFusedNarrow{{{8, 2, 128, 2}, {8, 2, 64, 2}, {4, 2, 64, 2}, {4, 2, 32, 2}}};
+constexpr std::array<FusedShape, 4> kFusedMiddle{{{8, 2, 64, 2}, {8, 2, 32, 2}, {4, 2, 64, 2}, {4, 2, 32, 2}}};
+constexpr std::array<FusedShape, 2> kFusedWide{{{8, 4, 64, 2}, {8, 4, 64, 1}}};
+
+/// Registers that a wave lacks for the first shapes of a list: dropout's draws and a bias pass them by some hundred
+/// bytes a lane at head_dim 64, everything together at 128.
+std::span<const FusedShape> fused_shapes(const KernelConfig& c) {
+  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const bool has_bias = c.bias_type != device::kBiasNone;
+  if (dim <= 64) return std::span(kFusedNarrow).subspan(c.dropout || has_bias ? 1 : 0);
+  if (dim <= 128) return std::span(kFusedMiddle).subspan(c.dropout && has_bias && c.lengths ? 1 : 0);
+  return kFusedWide;
+}
+
+/// Head dims as the waves' parts need them: whole units of 16 columns for each part of dk, dv and dq.
+void pad_for_parts(KernelConfig& c) {
+  const std::int32_t unit = std::max(kDimStep, 16 * std::max(c.wave_cols, 16 * c.waves / c.tile_cols));
+  c.head_dim = (c.head_dim + unit - 1) / unit * unit;
+  c.head_dim_v = (c.head_dim_v + unit - 1) / unit * unit;
+}
+
+void shape_fused_gradient(KernelConfig& c, const DeviceTraits& traits) {
+  const KernelConfig unshaped = c;
+  for (const FusedShape& shape : fused_shapes(c)) {
+    c = unshaped;
+    c.rows_per_wave = 32;
+    c.waves = shape.waves;
+    c.wave_cols = shape.wave_cols;
+    c.tile_cols = shape.tile_cols;
+    c.stages = shape.stages;
+    pad_for_parts(c);
+    c.exact_dims = c.exact_dims && c.head_dim == unshaped.head_dim && c.head_dim_v == unshaped.head_dim_v;
+    if (fits(KernelKind::fused_gradient, c, traits)) return;
+  }
 }
 
 void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
@@ -122,6 +158,8 @@ void shape_gradient(KernelConfig& c, KernelKind kind, device::Machine machine) {
   if (kind == KernelKind::bias_gradient) {
     c.stages = 1;
     c.waves = 4;
+    c.rows_per_wave = std::min(c.rows_per_wave, machine == device::kSm80 ? 16 : c.rows_per_wave);
+    c.tile_cols = std::min(c.tile_cols, 32);  // its sums are a third fragment beside scores and gradients
     c.rows_in_registers = false;
   }
 }
@@ -179,10 +217,21 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
       shape_gradient(c, kind, traits.machine);
       if (kind == KernelKind::key_gradient) c.wants_dv = !adds_up_apart(c, traits.machine);
       break;
-    case KernelKind::paired_key_gradient:
+    case KernelKind::fused_gradient:
       c = score_config(problem);
-      shape_paired_gradient(c);
-      break;
+      shape_fused_gradient(c, traits);
+      c.wants_dk = problem.dk;
+      c.wants_dv = problem.dv;
+      c.wants_dq = adds_query_sums(problem);
+      return c;
+    case KernelKind::store_query_sums: {
+      const KernelConfig fused = configure(KernelKind::fused_gradient, problem, traits);
+      c = row_config(problem);
+      c.waves = fused.waves;
+      c.tile_cols = fused.tile_cols;
+      c.head_dim = fused.head_dim;
+      return c;
+    }
     case KernelKind::merge_splits:
       c = row_config(problem);
       c.sink = problem.sink;
@@ -199,14 +248,12 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
   return c;
 }
 
-bool pairs_key_gradients(const Problem& p, const DeviceTraits& traits) {
-  if (traits.machine != device::kSm80 || !p.dk || !p.dv || p.softcap > 0.0) return false;
-  const std::int32_t dim = padded_dim(p.head_dim);
-  // Up to head_dim 128 one wave holds both, and the exchange costs more than it saves (H200: 0.7 to 1.0 times
-  // as fast at head_dim 64 and 128, 1.25 times at 256, where dk and dv else need a kernel each).
-  if (dim != padded_dim(p.head_dim_v) || dim <= 128) return false;
-  return fits(KernelKind::paired_key_gradient, configure(KernelKind::paired_key_gradient, p, traits), traits);
+bool fuses_gradients(const Problem& p, const DeviceTraits& traits) {
+  if (traits.machine != device::kSm80 || !(p.dk || p.dv)) return false;
+  return fits(KernelKind::fused_gradient, configure(KernelKind::fused_gradient, p, traits), traits);
 }
+
+bool adds_query_sums(const Problem& p) { return p.dq && !p.deterministic && !p.batch_invariant; }
 
 bool fits(KernelKind kind, const KernelConfig& config, const DeviceTraits& traits) {
   return shared_bytes(kind, config, traits.machine) <= traits.shared_bytes;
@@ -242,11 +289,13 @@ std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machi
       return size(std::max(
           {kept * (own + own_v) + c.stages * stage, passing * own, passing * own_v, leaving * own, leaving * own_v}));
     }
-    case KernelKind::paired_key_gradient: {
-      const std::int32_t stage = whole_lines(keys + values + 2 * 4 * c.tile_cols);
-      const std::int32_t handed_over = rows / 2 * c.tile_cols * (4 + 2);  // products in fp32, weights as elements
-      return size(own + c.stages * stage + handed_over);
+    case KernelKind::fused_gradient: {
+      const std::int32_t stage = whole_lines(keys + values + 2 * 4 * c.tile_cols), owned = rows / c.wave_cols;
+      const std::int32_t handed_over = 2 * tile(owned, c.tile_cols);  // weights and score gradients
+      return size((own + own_v) / c.wave_cols + c.stages * stage + handed_over);
     }
+    case KernelKind::store_query_sums:
+      return size(tile(c.tile_cols, c.head_dim));
     case KernelKind::bias_gradient:
       return size(std::max({own + own_v + keys + values, 4 * rows * c.tile_cols}));
     case KernelKind::sink_gradient:

@@ -14,13 +14,17 @@ namespace tilewise::backends::portable {
 /// The largest head dims that fit the device's shared memory; see portable_refusal().
 [[nodiscard]] bool fits(KernelKind kind, const device::KernelConfig& config, const DeviceTraits& traits);
 
-/// Whether dk and dv come from pairs of waves, each with one of them: where both are wanted and have
-/// one shape. Twice the rows then fit a wave's registers.
-[[nodiscard]] bool pairs_key_gradients(const Problem& problem, const DeviceTraits& traits);
+/// Whether one kernel computes dk and dv, whose waves share their products: where the machine reads tiles
+/// both ways and a block fits.
+[[nodiscard]] bool fuses_gradients(const Problem& problem, const DeviceTraits& traits);
+
+/// Whether that kernel also adds up dq, in no fixed order: where the problem lets it.
+[[nodiscard]] bool adds_query_sums(const Problem& problem);
 
 /// Rows that a block of a kernel owns.
 [[nodiscard]] constexpr std::int32_t block_rows(KernelKind kind, const device::KernelConfig& config) {
-  return config.waves * config.rows_per_wave / (kind == KernelKind::paired_key_gradient ? 2 : 1);
+  return kind == KernelKind::store_query_sums ? config.tile_cols
+                                              : config.waves / config.wave_cols * config.rows_per_wave;
 }
 
 /// Shared memory of a block; the generated stub asserts it against the kernel's own struct.

@@ -16,15 +16,16 @@ struct Body {
 };
 
 /// In the order of KernelKind.
-constexpr std::array<Body, 8> kBodies{{
+constexpr std::array<Body, 9> kBodies{{
     {"forward", "forward.h", "ForwardKernel<Ops, kConfig>", "ForwardShared<Ops, kConfig>"},
     {"merge_splits", "merge_splits.h", "MergeSplitsKernel<Ops::Machine, kConfig>",
      "MergeSplitsKernel<Ops::Machine, kConfig>::Shared"},
     {"row_delta", "row_delta.h", "RowDeltaKernel<Ops::Machine, kConfig>", ""},
     {"query_gradient", "query_gradient.h", "QueryGradientKernel<Ops, kConfig>", "QueryGradientShared<Ops, kConfig>"},
     {"key_gradient", "key_gradient.h", "KeyGradientKernel<Ops, kConfig>", "KeyGradientShared<Ops, kConfig>"},
-    {"paired_key_gradient", "paired_key_gradient.h", "PairedKeyGradientKernel<Ops, kConfig>",
-     "PairedKeyGradientShared<Ops, kConfig>"},
+    {"fused_gradient", "fused_gradient.h", "FusedGradientKernel<Ops, kConfig>", "FusedGradientShared<Ops, kConfig>"},
+    {"store_query_sums", "query_sums.h", "StoreQuerySumsKernel<Ops, kConfig>",
+     "StoreQuerySumsKernel<Ops, kConfig>::Shared"},
     {"bias_gradient", "bias_gradient.h", "BiasGradientKernel<Ops, kConfig>", "BiasGradientShared<Ops, kConfig>"},
     {"sink_gradient", "row_delta.h", "SinkGradientKernel<Ops::Machine, kConfig>",
      "SinkGradientKernel<Ops::Machine, kConfig>::Shared"},
@@ -56,6 +57,7 @@ std::string config_text(const device::KernelConfig& c) {
   field("rows_per_wave", c.rows_per_wave);
   field("tile_cols", c.tile_cols);
   field("stages", c.stages);
+  field("wave_cols", c.wave_cols);
   flag("rows_in_registers", c.rows_in_registers);
   flag("vector_rows", c.vector_rows);
   flag("exact_dims", c.exact_dims);
@@ -71,6 +73,7 @@ std::string config_text(const device::KernelConfig& c) {
   flag("split", c.split);
   flag("wants_dk", c.wants_dk);
   flag("wants_dv", c.wants_dv);
+  flag("wants_dq", c.wants_dq);
   return text + "};\n";
 }
 

@@ -13,12 +13,13 @@ enum ElementType : int32_t { kBf16 = 0, kF16 = 1 };
 /// Matrix instructions by family; each has its ops_*.h.
 enum Machine : int32_t { kSm80 = 0, kCdna = 1, kRdna = 2 };
 
-/// A block of `waves` waves owns waves * rows_per_wave rows (queries, or keys in the backward pass
-/// for dk and dv) and streams the other side in tiles of tile_cols.
+/// A block of `waves` waves owns waves / wave_cols * rows_per_wave rows (queries, or keys in the backward
+/// pass for dk and dv) and streams the other side in tiles of tile_cols.
 struct KernelConfig {
   int32_t element = kBf16;
   int32_t head_dim = 64, head_dim_v = 64;  // padded to multiples of 32
   int32_t waves = 4, rows_per_wave = 16, tile_cols = 64, stages = 1;
+  int32_t wave_cols = 1;           // waves that share rows, each with a part of the columns; a power of 2
   bool rows_in_registers = false;  // the block's own operand (Q, or K and V), else it stays in shared memory
   bool vector_rows = true;         // rows start on 16 bytes and head dims are multiples of 8
   bool exact_dims = true;          // head dims equal their padded values
@@ -30,6 +31,7 @@ struct KernelConfig {
   bool packed_heads = false;              // rows of a block are (query, head of the group) pairs
   bool split = false;                     // keys are split over blocks, a second kernel merges
   bool wants_dk = true, wants_dv = true;  // what a key gradient kernel adds up
+  bool wants_dq = false;                  // and whether it adds to dq
 
   friend constexpr bool operator==(const KernelConfig&, const KernelConfig&) = default;
 };
@@ -44,6 +46,13 @@ constexpr int32_t lanes_a_delta_row(const KernelConfig& config, int32_t wave_lan
   return lanes;
 }
 
+/// Rows of a query tile that a wave sums up for dq in the fused backward pass: 32 where its share of the
+/// columns is then whole units of 16.
+constexpr int32_t query_sum_rows(const KernelConfig& config) {
+  const int32_t parts = 32 * config.waves / config.tile_cols;
+  return parts >= 1 && config.head_dim % (16 * parts) == 0 ? 32 : 16;
+}
+
 /// Of a launch: how the grid is cut, and the workspace. Pointers are null where a kernel has no use for them.
 struct GridParams {
   int32_t num_tiles;   // row tiles of a (batch, head)
@@ -53,6 +62,8 @@ struct GridParams {
   float* partial_out;  // [split, batch, head, query, head_dim_v], softmax divided by its sum
   float* partial_lse;  // [split, batch, head, query], natural logarithm
   float* delta;        // [batch, head, query]: rowsum(out * dout) - dlse
+  float* query_sums;   // [batch, head, query_sums_a_head], dq before its scale; see query_sums.h
+  int64_t query_sums_a_head;
 };
 
 /// The one parameter of every portable kernel.

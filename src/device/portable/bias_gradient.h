@@ -110,13 +110,13 @@ class BiasGradientKernel {
       statistics[slot] = load_statistics<Machine>(p_, grid_, s, batch, head, i);
     }
     if constexpr (C.dropout) {
-      gradients.for_each(lane_, [&](int slot, int col, auto&& x) {
+      gradients.for_each(Machine::not_hoisted(lane_), [&](int slot, int col, auto&& x) {
         const bool kept = keeps(p_, seed_, rows[slot].batch_head, rows[slot].query, first_key + col);
         x = kept ? x * p_.dropout_scale : 0.0f;
       });
     }
     const VisibleBand band = visible_band(p_, s);
-    scores.for_each_pair(gradients, lane_, [&](int slot, int col, auto&& score, auto&& gradient) {
+    scores.for_each_pair(gradients, Machine::not_hoisted(lane_), [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key + col;
       float slope = 1.0f;
       const float weight =

@@ -6,22 +6,45 @@
 
 namespace tilewise::device {
 
-/// The elements of a lane in one row of tiles, in sets that share a Philox call: those of one slot,
-/// group of 32 columns and pair of columns in 8. Element c * kRegisters + i is register i of tile c.
-template <class Scores>
+enum DrawSide : int { kQueriesAreRows, kKeysAreRows };
+
+/// A lane's elements in sets that share a Philox call. Element (r * kColTiles + c) * kRegisters + i is register
+/// i of tile [r][c]. Rows, or columns, of the fragment begin with a group of 32 keys.
+template <class Scores, DrawSide kSide>
 struct DrawSets {
   using Layout = typename Scores::Layout;
-  static constexpr int kElements = Scores::kColTiles * Layout::kRegisters, kMost = 8;
+  static constexpr int kElements = Scores::kRowTiles * Scores::kColTiles * Layout::kRegisters, kMost = 8;
   int count = 0, size[kElements] = {}, member[kElements][kMost] = {};
 
-  static constexpr int tile(int element) { return element / Layout::kRegisters; }
-  static constexpr int slot(int element) { return Layout::slot(element % Layout::kRegisters); }
-  static constexpr int col(int lane, int element) {
-    return tile(element) * Layout::kCols + Layout::place(lane, element % Layout::kRegisters).col;
+  static constexpr int reg(int element) { return element % Layout::kRegisters; }
+  static constexpr int col_tile(int element) { return element / Layout::kRegisters % Scores::kColTiles; }
+  static constexpr int row_tile(int element) { return element / Layout::kRegisters / Scores::kColTiles; }
+  static constexpr int slot(int element) { return row_tile(element) * Layout::kRowSlots + Layout::slot(reg(element)); }
+  TILEWISE_INLINE static constexpr int row(int lane, int element) {
+    return row_tile(element) * Layout::kRows + Layout::place(lane, reg(element)).row;
+  }
+  TILEWISE_INLINE static constexpr int col(int lane, int element) {
+    return col_tile(element) * Layout::kCols + Layout::place(lane, reg(element)).col;
+  }
+  TILEWISE_INLINE static constexpr int key(int lane, int element) {
+    return kSide == kKeysAreRows ? row(lane, element) : col(lane, element);
+  }
+  TILEWISE_INLINE static constexpr int query(int lane, int element) {
+    return kSide == kKeysAreRows ? col(lane, element) : row(lane, element);
   }
   static constexpr bool share_words(int i, int j) {
-    const int a = col(0, i), b = col(0, j);
-    return slot(i) == slot(j) && a / 32 == b / 32 && a % 8 / 2 == b % 8 / 2;
+    const int a = key(0, i), b = key(0, j);
+    return query(0, i) == query(0, j) && a / 32 == b / 32 && a % 8 / 2 == b % 8 / 2;
+  }
+
+  /// Whether an element's word is the same in every lane, which for_each_member() takes for granted.
+  static constexpr bool has_fixed_words() {
+    for (int element = 0; element < kElements; ++element) {
+      for (int lane = 1; lane < Layout::kLanes; ++lane) {
+        if (key(lane, element) % 32 / 8 != key(0, element) % 32 / 8) return false;
+      }
+    }
+    return true;
   }
 
   constexpr DrawSets() {
@@ -35,36 +58,79 @@ struct DrawSets {
 };
 
 /// Read in constant expressions only: NVRTC leaves a table that a kernel indexes at run time unwritten.
-template <class Scores>
+template <class Sets_>
 struct DrawTable {
-  static constexpr DrawSets<Scores> kSets{};
+  using Sets = Sets_;
+  static constexpr Sets kSets{};
 };
 
-/// apply(slot, column, value&, kept) for each element.
+/// apply(Index<set>) for each set.
+template <class Table, class Apply>
+TILEWISE_INLINE void for_each_set(const Apply& apply) {
+  for_each_index<0, Table::kSets.count>(apply);
+}
+
+/// apply(Index<element>, draw) for each element of a set, whose words these are.
+template <class Table, int kSet, class Apply>
+TILEWISE_INLINE void for_each_member(int lane, const PhiloxWords& words, const Apply& apply) {
+  for_each_index<0, Table::kSets.size[kSet]>([&](auto member) {
+    constexpr int kElement = Table::kSets.member[kSet][decltype(member)::value];
+    constexpr int kWord = Table::Sets::key(0, kElement) % 32 / 8;
+    const int half = Table::Sets::key(lane, kElement) % 2;
+    apply(Index<kElement>{}, words.word[kWord] >> (16 * half) & 0xFFFFu);
+  });
+}
+
+/// apply(slot, column, value&, kept) for each element, where rows are queries.
 template <class Machine, class Scores, class Apply>
 TILEWISE_INLINE void for_each_draw(Scores& scores, const AttentionParams& p, const DropoutSeed& seed,
                                    const RowScore (&rows)[Scores::kSlots], int32_t first_key, const Apply& apply) {
-  using Layout = typename Scores::Layout;
-  using Sets = DrawSets<Scores>;
+  using Sets = DrawSets<Scores, kQueriesAreRows>;
+  using Table = DrawTable<Sets>;
+  static_assert(Sets::has_fixed_words());
   const int lane = Machine::lane();
-  TILEWISE_UNROLL
-  for (int r = 0; r < Scores::kRowTiles; ++r) {
-    for_each_index<0, DrawTable<Scores>::kSets.count>([&](auto set) {
-      constexpr int kSet = decltype(set)::value, kFirst = DrawTable<Scores>::kSets.member[kSet][0];
-      const int slot = r * Layout::kRowSlots + Sets::slot(kFirst);
-      const auto key = static_cast<uint32_t>(first_key + Sets::col(lane, kFirst));
-      const PhiloxWords words = dropout_words(seed.seed, seed.offset, rows[slot].batch_head,
-                                              static_cast<uint32_t>(rows[slot].query), key / 32, key % 8 / 2);
-      for_each_index<0, DrawTable<Scores>::kSets.size[kSet]>([&](auto member) {
-        constexpr int kElement = DrawTable<Scores>::kSets.member[kSet][decltype(member)::value];
-        constexpr int kWord = Sets::col(0, kElement) % 32 / 8;  // the same in every lane
-        const int col = Sets::col(lane, kElement);
-        const uint32_t draw = (words.word[kWord] >> (16 * (col % 2))) & 0xFFFFu;
-        apply(slot, col, scores.tile[r][Sets::tile(kElement)][kElement % Layout::kRegisters],
-              draw >= p.dropout_threshold);
-      });
+  for_each_set<Table>([&](auto set) {
+    constexpr int kSet = decltype(set)::value, kFirst = Table::kSets.member[kSet][0];
+    const RowScore& row = rows[Sets::slot(kFirst)];
+    const auto key = static_cast<uint32_t>(first_key + Sets::key(lane, kFirst));
+    const PhiloxWords words =
+        dropout_words(seed.seed, seed.offset, row.batch_head, static_cast<uint32_t>(row.query), key / 32, key % 8 / 2);
+    for_each_member<Table, kSet>(lane, words, [&](auto element, uint32_t draw) {
+      constexpr int kElement = decltype(element)::value;
+      apply(Sets::slot(kElement), Sets::col(lane, kElement),
+            scores.tile[Sets::row_tile(kElement)][Sets::col_tile(kElement)][Sets::reg(kElement)],
+            draw >= p.dropout_threshold);
     });
+  });
+}
+
+/// A bit for each element of a lane.
+template <int kElements>
+struct KeptBits {
+  uint32_t bits[ceil_div(kElements, 32)] = {};
+  TILEWISE_INLINE void set(int element, bool kept) {
+    bits[element / 32] |= static_cast<uint32_t>(kept) << (element % 32);
   }
+  TILEWISE_INLINE bool holds(int element) const { return (bits[element / 32] >> (element % 32) & 1u) != 0; }
+};
+
+/// Which elements survive, where rows are keys and begin with a group of 32 of them.
+template <class Machine, class Scores>
+TILEWISE_INLINE void draw_kept(KeptBits<DrawSets<Scores, kKeysAreRows>::kElements>& kept, const AttentionParams& p,
+                               const DropoutSeed& seed, uint32_t batch_head, int32_t first_query, int32_t first_key) {
+  using Sets = DrawSets<Scores, kKeysAreRows>;
+  using Table = DrawTable<Sets>;
+  static_assert(Sets::has_fixed_words());
+  const int lane = Machine::lane();
+  for_each_set<Table>([&](auto set) {
+    constexpr int kSet = decltype(set)::value, kFirst = Table::kSets.member[kSet][0];
+    const auto key = static_cast<uint32_t>(first_key + Sets::key(lane, kFirst));
+    const auto query = static_cast<uint32_t>(first_query + Sets::query(lane, kFirst));
+    const PhiloxWords words = dropout_words(seed.seed, seed.offset, batch_head, query, key / 32, key % 8 / 2);
+    for_each_member<Table, kSet>(lane, words, [&](auto element, uint32_t draw) {
+      kept.set(decltype(element)::value, draw >= p.dropout_threshold);
+    });
+  });
 }
 
 /// Whether one position survives, for fragments whose neighbours in a lane differ in the query. The

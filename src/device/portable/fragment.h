@@ -30,6 +30,19 @@ struct PairOf<Accumulator> {
   using Type = typename Accumulator::Pair;
 };
 
+/// The columns of a wave where kParts (a power of 2) waves share rows: units of 16, dealt out in turn.
+template <int kParts>
+struct ColumnPart {
+  int index;
+  /// Column of the whole that column `col` of the part is; 16 divides their distances.
+  TILEWISE_INLINE constexpr int whole(int col) const { return (col / 16 * kParts + index) * 16 + col % 16; }
+};
+template <>
+struct ColumnPart<1> {
+  int index;
+  TILEWISE_INLINE static constexpr int whole(int col) { return col; }
+};
+
 template <class Layout_, class Accumulator, int Rows, int Cols>
 struct Fragment {
   using Layout = Layout_;

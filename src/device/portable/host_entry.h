@@ -24,6 +24,7 @@ class HostBlock {
 
   virtual void load_global(void* to, const void* from, int32_t bytes) = 0;
   virtual void store_global(void* to, const void* from, int32_t bytes) = 0;
+  virtual void add_global(float* to, const float (&x)[4]) = 0;
   virtual void load_shared(void* to, const void* from, int32_t bytes) = 0;
   virtual void store_shared(void* to, const void* from, int32_t bytes) = 0;
 

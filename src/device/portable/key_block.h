@@ -86,8 +86,13 @@ struct KeyBlock {
     return row;
   }
 
-  TILEWISE_INLINE bool used(int row) const {
-    return first_key + row >= 0 && first_key + row < static_cast<int32_t>(sequence.seqlen_k);
+  TILEWISE_INLINE bool used(int row) const { return is_used(first_key + row); }
+  TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < band.seqlen_k; }
+
+  /// Whether a query sees a key. Rows of dk and dv that are no keys are not stored, whatever they sum up.
+  TILEWISE_INLINE bool sees(int32_t query, int32_t key) const {
+    if (C.wants_dq && !is_used(key)) return false;
+    return !C.ranged || band.holds(key - (query + diagonal));
   }
 
   /// Where row `row` of the block goes in dk (or dv), null past the sequence.

@@ -67,6 +67,7 @@ struct HostMachine {
 
 /// Stands in for Sm80Machine.
 struct HostSm80Machine : HostMachine<32> {
+  TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) { host_block->add_global(to, x); }
   TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
     host_block->copy_async(to, from, valid);
   }

@@ -32,13 +32,15 @@ struct Sm80Ops {
     uint32_t word[Rows / 16][Depth / 16][4];
   };
 
-  /// Reads the operand of rows [first_row, first_row + Rows) of a tile.
+  /// Reads the operand of rows [first_row, first_row + Rows) and columns [first_col, first_col + Depth) of a
+  /// tile. First rows and columns are multiples of what follows them, here and below.
   template <int Rows, int Depth, class Tile>
-  TILEWISE_INLINE static void load_rows(RowOperand<Rows, Depth>& to, const Tile& tile, int first_row) {
+  TILEWISE_INLINE static void load_rows(RowOperand<Rows, Depth>& to, const Tile& tile, int first_row,
+                                        int first_col = 0) {
     TILEWISE_UNROLL
     for (int r = 0; r < Rows / 16; ++r) {
       TILEWISE_UNROLL
-      for (int k = 0; k < Depth / 16; ++k) load_left(to.word[r][k], tile, first_row, r, k);
+      for (int k = 0; k < Depth / 16; ++k) load_left(to.word[r][k], tile, first_row, first_col, r, k);
     }
   }
 
@@ -58,16 +60,17 @@ struct Sm80Ops {
     }
   }
 
-  /// scores += rows * tile^T, the rows read from shared memory as they are needed.
+  /// scores += rows * tile^T, the rows read from shared memory as they are needed. Of the tile's rows
+  /// [first_col, first_col + Cols) take part.
   template <int kElement, int Rows, int Cols, class RowTile, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
-                                       const Tile& tile) {
+                                       const Tile& tile, int first_col = 0) {
     TILEWISE_UNROLL
     for (int k = 0; k < Tile::kCols / 16; ++k) {
       uint32_t left[Rows / 16][4];
       TILEWISE_UNROLL
-      for (int r = 0; r < Rows / 16; ++r) load_left(left[r], rows, first_row, r, k);
-      multiply_step<kElement>(scores, left, tile, k);
+      for (int r = 0; r < Rows / 16; ++r) load_left(left[r], rows, first_row, 0, r, k);
+      multiply_step<kElement>(scores, left, tile, k, first_col);
     }
   }
 
@@ -105,45 +108,75 @@ struct Sm80Ops {
     return to;
   }
 
-  /// out += weights * tile; the tile's rows are the weights' columns.
-  template <int kElement, int Rows, int Cols, int Depth, class Tile>
+  /// out += weights * tile; the tile's rows from first_row on are the weights' columns. Where waves share
+  /// the rows of `out`, each has a part of its columns.
+  template <int kElement, int Rows, int Cols, int Depth, class Tile, int kParts = 1>
   TILEWISE_INLINE static void accumulate(Accumulators<Rows, Depth>& out, const RowOperand<Rows, Cols>& weights,
-                                         const Tile& tile) {
-    const int lane = Machine::lane(), matrix = lane / 8;
+                                         const Tile& tile, int first_row = 0, ColumnPart<kParts> part = {0}) {
     TILEWISE_UNROLL
     for (int k = 0; k < Cols / 16; ++k) {
+      accumulate_step<kElement>(
+          out, [&](int r) -> const uint32_t (&)[4] { return weights.word[r][k]; }, tile, first_row, k, part);
+    }
+  }
+
+  /// out += weights^T * tile: rows of both tiles meet, and columns [first_row, first_row + Rows) of the weights
+  /// are rows of `out`.
+  template <int kElement, int Rows, int Depth, class Weights, class Tile, int kParts>
+  TILEWISE_INLINE static void accumulate_transposed(Accumulators<Rows, Depth>& out, const Weights& weights,
+                                                    int first_row, const Tile& tile, ColumnPart<kParts> part) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    TILEWISE_UNROLL
+    for (int k = 0; k < Weights::kRows / 16; ++k) {
+      uint32_t left[Rows / 16][4];
       TILEWISE_UNROLL
-      for (int d = 0; d < Depth / 16; ++d) {
-        uint32_t right[4];
-        Machine::load_matrices_transposed(right, tile.chunk(16 * k, 8 * (matrix % 2) + lane % 8, 2 * d, matrix / 2));
-        TILEWISE_UNROLL
-        for (int r = 0; r < Rows / 16; ++r) {
-          Machine::template mma<kElement>(out.tile[r][2 * d], weights.word[r][k], right[0], right[1]);
-          Machine::template mma<kElement>(out.tile[r][2 * d + 1], weights.word[r][k], right[2], right[3]);
-        }
+      for (int r = 0; r < Rows / 16; ++r) {
+        Machine::load_matrices_transposed(
+            left[r], weights.chunk(16 * k, 8 * (matrix / 2) + lane % 8, 2 * r, first_row / kChunk + matrix % 2));
       }
+      accumulate_step<kElement>(out, [&](int r) -> const uint32_t (&)[4] { return left[r]; }, tile, 0, k, part);
     }
   }
 
  private:
   template <class Tile>
-  TILEWISE_INLINE static void load_left(uint32_t (&to)[4], const Tile& tile, int first_row, int r, int k) {
+  TILEWISE_INLINE static void load_left(uint32_t (&to)[4], const Tile& tile, int first_row, int first_col, int r,
+                                        int k) {
     const int lane = Machine::lane(), matrix = lane / 8;
-    Machine::load_matrices(to, tile.chunk(16 * r, first_row + 8 * (matrix % 2) + lane % 8, 2 * k, matrix / 2));
+    Machine::load_matrices(
+        to, tile.chunk(16 * r, first_row + 8 * (matrix % 2) + lane % 8, 2 * k, first_col / kChunk + matrix / 2));
   }
 
   template <int kElement, int Rows, int Cols, class Tile>
   TILEWISE_INLINE static void multiply_step(Accumulators<Rows, Cols>& scores, const uint32_t (&left)[Rows / 16][4],
-                                            const Tile& tile, int k) {
+                                            const Tile& tile, int k, int first_col = 0) {
     const int lane = Machine::lane(), matrix = lane / 8;
     TILEWISE_UNROLL
     for (int c = 0; c < Cols / 16; ++c) {
       uint32_t right[4];
-      Machine::load_matrices(right, tile.chunk(16 * c, 8 * (matrix / 2) + lane % 8, 2 * k, matrix % 2));
+      Machine::load_matrices(right, tile.chunk(16 * c, first_col + 8 * (matrix / 2) + lane % 8, 2 * k, matrix % 2));
       TILEWISE_UNROLL
       for (int r = 0; r < Rows / 16; ++r) {
         Machine::template mma<kElement>(scores.tile[r][2 * c], left[r], right[0], right[1]);
         Machine::template mma<kElement>(scores.tile[r][2 * c + 1], left[r], right[2], right[3]);
+      }
+    }
+  }
+
+  /// One step of 16 along the products' sum. left(r): the operand of row tile r.
+  template <int kElement, int Rows, int Depth, class Left, class Tile, int kParts>
+  TILEWISE_INLINE static void accumulate_step(Accumulators<Rows, Depth>& out, const Left& left, const Tile& tile,
+                                              int first_row, int k, ColumnPart<kParts> part) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    TILEWISE_UNROLL
+    for (int d = 0; d < Depth / 16; ++d) {
+      uint32_t right[4];
+      Machine::load_matrices_transposed(right, tile.chunk(16 * k, first_row + 8 * (matrix % 2) + lane % 8,
+                                                          2 * kParts * d, 2 * part.index + matrix / 2));
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) {
+        Machine::template mma<kElement>(out.tile[r][2 * d], left(r), right[0], right[1]);
+        Machine::template mma<kElement>(out.tile[r][2 * d + 1], left(r), right[2], right[3]);
       }
     }
   }

@@ -1,5 +1,5 @@
-// delta = rowsum(out * dout) - dlse of every used query, once for the whole backward pass. A few
-// lanes share a row.
+// What the backward pass begins with: delta = rowsum(out * dout) - dlse of every used query, of which a few
+// lanes share a row, and zeros where dq will be summed up; and dsink, which follows from delta.
 #pragma once
 
 #include "device/common/float16.h"
@@ -29,13 +29,15 @@ TILEWISE_INLINE float partial_dot(const uint16_t* a, const uint16_t* b, int firs
 }
 
 template <class Machine, KernelConfig C>
-struct RowDeltaKernel {
+class RowDeltaKernel {
   static constexpr int kLanesARow = lanes_a_delta_row(C, Machine::kLanes),
                        kBlockRows = C.waves * Machine::kLanes / kLanesARow;
 
+ public:
   TILEWISE_INLINE static void run(const KernelParams& params) {
     const AttentionParams& p = params.call;
     const GridPlace place = grid_place<Machine>(params.grid);
+    if (params.grid.query_sums) clear_query_sums(params, place);
     const Sequence s = sequence_at<C>(p, place.batch);
     const int part = Machine::thread() % kLanesARow;
     const int64_t row = static_cast<int64_t>(place.tile) * kBlockRows + Machine::thread() / kLanesARow;
@@ -51,6 +53,19 @@ struct RowDeltaKernel {
     if (p.dlse.data) delta -= Machine::load_global(p.dlse.data + lse_offset(p.dlse, s, place.batch, i, place.head));
     const int64_t to = (static_cast<int64_t>(place.batch) * p.num_heads_q + place.head) * p.seqlen_q + i;
     Machine::store_global(params.grid.delta + to, delta);
+  }
+
+ private:
+  /// Each block of a head clears its share of what the head's dq is summed up in.
+  TILEWISE_INLINE static void clear_query_sums(const KernelParams& params, const GridPlace& place) {
+    const GridParams& grid = params.grid;
+    const int64_t head = static_cast<int64_t>(place.batch) * params.call.num_heads_q + place.head;
+    auto* const chunks = reinterpret_cast<Chunk*>(grid.query_sums + head * grid.query_sums_a_head);
+    const int64_t all = grid.query_sums_a_head / 4, share = ceil_div<int64_t>(all, grid.num_tiles);
+    const int64_t end = minimum<int64_t>(all, (place.tile + 1) * share);
+    for (int64_t i = place.tile * share + Machine::thread(); i < end; i += C.waves * Machine::kLanes) {
+      Machine::store_global(chunks + i, Chunk{{0, 0, 0, 0}});
+    }
   }
 };
 

@@ -14,7 +14,10 @@ namespace tilewise::device {
 /// same for every row, so that a row costs one register.
 struct VisibleBand {
   int32_t low, high, seqlen_k;
-  TILEWISE_INLINE bool holds(int32_t distance) const { return distance >= low && distance <= high; }
+  /// One comparison: distances below `low` wrap around to large numbers.
+  TILEWISE_INLINE bool holds(int32_t distance) const {
+    return static_cast<uint32_t>(distance - low) <= static_cast<uint32_t>(high - low);
+  }
 };
 TILEWISE_INLINE VisibleBand visible_band(const AttentionParams& p, const Sequence& s) {
   constexpr int64_t kFar = 0x3FFFFFFF;

@@ -3,14 +3,16 @@
 #pragma once
 
 #include "device/common/kernel_config.h"
+#include "device/portable/fragment.h"
 #include "device/portable/shared_tile.h"
 
 namespace tilewise::device {
 
-/// Rounds the wave's accumulators into rows [wave_row, ...) of a tile. Adjacent columns of a lane
-/// leave together.
-template <class Ops, KernelConfig C, class Tile, class Out>
-TILEWISE_INLINE void store_rows(Tile& tile, const Out& out, int wave_row) {
+/// Rounds the wave's accumulators into rows [wave_row, ...) of a tile, from first_col on or into the wave's part
+/// of its columns. Adjacent columns of a lane leave together.
+template <class Ops, KernelConfig C, class Tile, class Out, int kParts = 1>
+TILEWISE_INLINE void store_rows(Tile& tile, const Out& out, int wave_row, int first_col = 0,
+                                ColumnPart<kParts> part = {0}) {
   using Machine = typename Ops::Machine;
   using Layout = typename Out::Layout;
   constexpr bool kPairs = Layout::place(0, 1).col == Layout::place(0, 0).col + 1;
@@ -23,7 +25,8 @@ TILEWISE_INLINE void store_rows(Tile& tile, const Out& out, int wave_row) {
       TILEWISE_UNROLL
       for (int i = 0; i < Layout::kRegisters; i += kRun) {
         const Place place = Layout::place(lane, i);
-        const int row = wave_row + r * Layout::kRows + place.row, col = c * Layout::kCols + place.col;
+        const int row = wave_row + r * Layout::kRows + place.row;
+        const int col = first_col + part.whole(c * Layout::kCols + place.col);
         uint16_t* to = tile.chunk(row, col / kChunk) + col % kChunk;
         const uint32_t packed = Machine::template pack<C.element>(out.tile[r][c][i], out.tile[r][c][i + kRun - 1]);
         if constexpr (kPairs) {
@@ -115,6 +118,19 @@ TILEWISE_INLINE void write_rows(Tile& tile, const Out& out, int wave_row, int64_
     Ops::Machine::wave_sync();
     copy_rows_out<Ops, C>(tile, wave_row, C.rows_per_wave, cols, address);
   }
+}
+
+/// The same of a block whose waves share rows, each having a part of the columns: kTileRows rows, which the
+/// waves store in equal shares.
+template <class Ops, KernelConfig C, int kTileRows, class Tile, class Out, int kParts, class Address>
+TILEWISE_INLINE void write_part_rows(Tile& tile, const Out& out, int wave_row, ColumnPart<kParts> part, int64_t cols,
+                                     const Address& address) {
+  using Machine = typename Ops::Machine;
+  constexpr int kShare = kTileRows / C.waves;
+  Machine::barrier();  // what stood here was read by all
+  store_rows<Ops, C>(tile, out, wave_row, 0, part);
+  Machine::barrier();
+  copy_rows_out<Ops, C>(tile, Machine::wave() * kShare, kShare, cols, address);
 }
 
 }  // namespace tilewise::device

@@ -1,0 +1,179 @@
+// dk, dv and, where wanted, dq in one pass: a block owns keys and streams queries past them. Waves stand in a
+// grid: down the keys, and across the queries of a tile (or the columns of dk and dv). They hand each
+// other weights and score gradients through shared memory, which halves what each reads of the tiles;
+// dq's products add up in global memory (query_sums.h), in no fixed order.
+#pragma once
+
+#include "device/portable/query_stream.h"
+#include "device/portable/query_sums.h"
+#include "device/portable/score_gradients.h"
+#include "device/portable/store_rows.h"
+
+namespace tilewise::device {
+
+template <class Ops, KernelConfig C>
+struct FusedGradientShared {
+  static_assert(!Ops::kTransposedCopies, "keys and score gradients are read both ways");
+  static constexpr int kWaveRows = C.waves / C.wave_cols, kBlockRows = kWaveRows * C.rows_per_wave;
+  using Stage = QueryStage<Ops, C, kForBoth, kForBoth>;
+  using Weights = SharedTile<kBlockRows, C.tile_cols>;
+  struct Streams {
+    SharedTile<kBlockRows, C.head_dim> keys;
+    SharedTile<kBlockRows, C.head_dim_v> values;
+    Stage stage[C.stages];
+    Weights weights, gradients;  // of the tile at hand, rounded
+  };
+  union {
+    Streams streams;
+    OutTile<typename Ops::Layout, kBlockRows, C.head_dim> key_out;
+    OutTile<typename Ops::Layout, kBlockRows, C.head_dim_v> value_out;
+  };
+};
+
+template <class Ops, KernelConfig C>
+class FusedGradientKernel {
+  using Machine = typename Ops::Machine;
+  using Shared = FusedGradientShared<Ops, C>;
+  static constexpr int kCols = C.tile_cols / C.wave_cols;  // of a wave's scores
+  using Scores = typename Ops::template Accumulators<C.rows_per_wave, kCols>;
+  using Operand = typename Ops::template RowOperand<C.rows_per_wave, kCols>;
+  using KeySums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim / C.wave_cols>;
+  using ValueSums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim_v / C.wave_cols>;
+  using Part = ColumnPart<C.wave_cols>;
+  using QuerySums = QuerySumsLayout<Ops, C>;
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  static constexpr bool kWantsGradients = C.wants_dk || C.wants_dq;  // of scores; dv needs the weights alone
+
+ public:
+  TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
+    GridPlace place = grid_place<Machine>(params.grid);
+    place.tile = params.grid.num_tiles - 1 - place.tile;  // the first keys have the most queries under a causal mask
+    const Sequence sequence = sequence_at<C>(params.call, place.batch);
+    if (static_cast<int64_t>(place.tile) * Shared::kBlockRows >= sequence.all_k) return;
+    FusedGradientKernel kernel(params, shared, KeyBlock<C>(params.call, sequence, place, Shared::kBlockRows));
+    kernel.visit_queries();
+    kernel.finish();
+  }
+
+ private:
+  TILEWISE_INLINE FusedGradientKernel(const KernelParams& params, Shared& shared, const KeyBlock<C>& block)
+      : p_(params.call),
+        grid_(params.grid),
+        shared_(shared),
+        block_(block),
+        lane_(Machine::lane()),
+        wave_(Machine::wave()),
+        wave_row_(wave_ % Shared::kWaveRows * C.rows_per_wave),
+        part_{wave_ / Shared::kWaveRows} {
+    if constexpr (C.dropout) seed_ = dropout_seed(p_);
+    dk_.clear();
+    dv_.clear();
+  }
+
+  TILEWISE_INLINE void visit_queries() {
+    const QueryTiles tiles = block_.tiles(Shared::kBlockRows);
+    if (tiles.count() == 0) return;
+    load_own(shared_.streams.keys, p_.k, p_.head_dim);
+    if constexpr (kWantsGradients) load_own(shared_.streams.values, p_.v, p_.head_dim_v);
+    // Keys past the end repeat the last one: dq must not see them; their rows of dk and dv are not stored.
+    const bool partial = C.wants_dq && !(block_.used(0) && block_.used(Shared::kBlockRows - 1));
+    stream_.walk(
+        shared_.streams.stage, block_, grid_, tiles,
+        [&](const auto& current, const QueryPosition& at, bool masked) { visit(current, at, masked || partial); });
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE void load_own(Tile& tile, const Tensor4& from, int64_t cols) {
+    constexpr int kRowChunks = Tile::kCols / kChunk;
+    for (int unit = Machine::thread(); unit < Shared::kBlockRows * kRowChunks; unit += kThreads) {
+      const int row = unit / kRowChunks, chunk = unit % kRowChunks;
+      copy_chunk<Ops, C>(tile.chunk(row, chunk), block_.address_of_key(from, row), chunk * kChunk,
+                         static_cast<int>(cols));
+    }
+  }
+
+  TILEWISE_INLINE void visit(const typename Shared::Stage& current, const QueryPosition& at, bool masked) {
+    const auto& queries = current.queries.for_multiply();
+    const auto& douts = current.douts.for_multiply();
+    auto& streams = shared_.streams;
+    Scores scores, gradients;
+    scores.clear();
+    gradients.clear();
+    Ops::template multiply<C.element>(scores, streams.keys, wave_row_, queries, first_col());
+    if constexpr (kWantsGradients) {
+      Ops::template multiply<C.element>(gradients, streams.values, wave_row_, douts, first_col());
+    }
+    ScoreGradients<Ops, C, Scores>(block_, seed_, wave_row_, first_col())
+        .compute(scores, gradients, current, at, masked);
+    if constexpr (C.wants_dv) store_rows<Ops, C>(streams.weights, scores, wave_row_, first_col());
+    if constexpr (kWantsGradients) store_rows<Ops, C>(streams.gradients, gradients, wave_row_, first_col());
+    // What the wave has in registers needs no barrier: the others' turn comes while it multiplies.
+    if constexpr (C.wants_dv) add(dv_, Ops::template to_operand<C.element>(scores), douts, part_.index);
+    if constexpr (C.wants_dk) add(dk_, Ops::template to_operand<C.element>(gradients), queries, part_.index);
+    Machine::barrier();
+    if constexpr (C.wants_dv) add_others(dv_, streams.weights, douts);
+    if constexpr (C.wants_dk) add_others(dk_, streams.gradients, queries);
+    if constexpr (C.wants_dq) add_query_sums(at);
+  }
+
+  TILEWISE_INLINE int first_col() const { return part_.index * kCols; }
+
+  /// sums += operand * tile, the operand being that of the waves that stand `at` across.
+  template <class Sums, class Tile>
+  TILEWISE_INLINE void add(Sums& sums, const Operand& operand, const Tile& tile, int at) {
+    Ops::template accumulate<C.element>(sums, operand, tile, at * kCols, part_);
+  }
+
+  template <class Sums, class Tile>
+  TILEWISE_INLINE void add_others(Sums& sums, const typename Shared::Weights& weights, const Tile& tile) {
+    TILEWISE_UNROLL
+    for (int turn = 1; turn < C.wave_cols; ++turn) {
+      const int other = part_.index ^ turn;
+      Operand operand;
+      Ops::load_rows(operand, weights, wave_row_, other * kCols);
+      add(sums, operand, tile, other);
+    }
+  }
+
+  TILEWISE_INLINE void add_query_sums(const QueryPosition& at) {
+    typename QuerySums::Sums sums;
+    sums.clear();
+    Ops::template accumulate_transposed<C.element>(sums, shared_.streams.gradients, QuerySums::first_row(wave_),
+                                                   shared_.streams.keys, QuerySums::part(wave_));
+    float* const to =
+        QuerySums::of_lane(p_, grid_, block_.place.batch, at.head, at.tile, wave_, Machine::not_hoisted(lane_));
+    QuerySums::for_each_four(sums, [&](int offset, float (&four)[4]) { Machine::add_global(to + offset, four); });
+  }
+
+  /// The outputs take the stages' place, one after the other.
+  TILEWISE_INLINE void finish() {
+    if constexpr (C.wants_dk) write(shared_.key_out, dk_, p_.softmax_scale, p_.dk, p_.head_dim);
+    if constexpr (C.wants_dv) write(shared_.value_out, dv_, 1.0f, p_.dv, p_.head_dim_v);
+  }
+
+  template <class Tile, class Sums>
+  TILEWISE_INLINE void write(Tile& tile, Sums& sums, float scale, const Tensor4& to, int64_t cols) {
+    typename Sums::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Sums::kSlots; ++slot) {
+      factor[slot] = block_.used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
+    }
+    sums.scale_or_clear_rows(factor);
+    write_part_rows<Ops, C, Shared::kBlockRows>(tile, sums, wave_row_, part_, cols, [&](int row) -> uint16_t* {
+      return to.data ? block_.address_of_gradient(to, row) : nullptr;
+    });
+  }
+
+  const AttentionParams& p_;
+  const GridParams& grid_;
+  Shared& shared_;
+  KeyBlock<C> block_;
+  int lane_, wave_, wave_row_;
+  Part part_;  // across: of the tile's queries, and of the columns of dk and dv
+  DropoutSeed seed_;
+  QueryStream<Ops, C, typename Shared::Stage> stream_;
+  KeySums dk_;
+  ValueSums dv_;
+};
+
+}  // namespace tilewise::device

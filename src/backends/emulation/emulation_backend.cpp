@@ -9,10 +9,10 @@
 #include <string>
 
 #include "backends/emulation/emulator.hpp"
+#include "backends/portable/gpu_implementation.hpp"
 #include "backends/portable/portable_kernel.hpp"
 #include "core/message.hpp"
 #include "jit/host_module.hpp"
-#include "jit/kernel_cache.hpp"
 
 namespace tilewise::backends {
 namespace emulation {
@@ -72,8 +72,7 @@ class EmulatedCall final : public core::Kernel {
       : problem_(problem), runtime_(runtime), lowering_(portable::lower(problem, runtime.traits())) {}
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override {
-    constexpr std::size_t kRoomToAlign = 256;
-    return lowering_.workspace.size == 0 ? 0 : lowering_.workspace.size + kRoomToAlign;
+    return lowering_.workspace.size == 0 ? 0 : lowering_.workspace.size + portable::kWorkspaceAlignment;
   }
   [[nodiscard]] std::string schedule() const override { return lowering_.schedule; }
 
@@ -102,10 +101,7 @@ class EmulationImplementation final : public core::Implementation {
   [[nodiscard]] core::FeatureSet supported() const noexcept override { return portable::portable_features(); }
 
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
-    if (std::string reason = portable::portable_refusal(problem, runtime_.traits()); !reason.empty()) {
-      return core::Verdict::refuse(std::move(reason));
-    }
-    if (std::string reason = jit::compiler_reason(runtime_.target()); !reason.empty() && needs_compiler(problem)) {
+    if (std::string reason = portable::runtime_refusal(problem, runtime_); !reason.empty()) {
       return core::Verdict::refuse(std::move(reason));
     }
     constexpr double kNeverByItself = 1e18;  // 30,000 years: any other row that accepts is better
@@ -117,16 +113,6 @@ class EmulationImplementation final : public core::Implementation {
   }
 
  private:
-  /// Without a compiler a kernel may still be loaded already, or lie in a bundle or in the cache.
-  [[nodiscard]] bool needs_compiler(const Problem& problem) const {
-    for (const portable::Launch& launch : portable::lower(problem, runtime_.traits()).launches) {
-      if (runtime_.memo().find(launch.key, launch.shared_bytes) != nullptr) continue;
-      const jit::KernelSource source = portable::make_source(launch.key, runtime_.traits().machine, true);
-      if (jit::find_compiled(runtime_.target(), source) == nullptr) return true;
-    }
-    return false;
-  }
-
   std::string_view name_;
   EmulationRuntime runtime_;
 };

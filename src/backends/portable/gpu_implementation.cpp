@@ -14,15 +14,20 @@ namespace {
 /// Indexed by device::Machine.
 constexpr std::array<std::string_view, 3> kFamilies{"NVIDIA's", "AMD's CDNA", "AMD's RDNA"};
 
-/// Without a compiler a kernel may still be loaded already, or lie in a bundle or in the cache.
-bool needs_compiler(const Lowering& lowering, const Runtime& runtime) {
-  return std::any_of(lowering.launches.begin(), lowering.launches.end(), [&](const Launch& launch) {
-    return runtime.memo().find(launch.key, launch.shared_bytes) == nullptr &&
-           jit::find_compiled(runtime.target(), make_source(launch.key, runtime.traits().machine, false)) == nullptr;
-  });
-}
-
 }  // namespace
+
+std::string runtime_refusal(const Problem& problem, const Runtime& runtime) {
+  if (std::string reason = portable_refusal(problem, runtime.traits()); !reason.empty()) return reason;
+  std::string reason = jit::compiler_reason(runtime.target());
+  if (reason.empty()) return reason;
+  const Lowering lowering = lower(problem, runtime.traits());
+  const bool host = runtime.target().kind == jit::TargetKind::host;
+  const bool all_there = std::ranges::all_of(lowering.launches, [&](const Launch& launch) {
+    return runtime.memo().find(launch.key, launch.shared_bytes) != nullptr ||
+           jit::find_compiled(runtime.target(), make_source(launch.key, runtime.traits().machine, host)) != nullptr;
+  });
+  return all_there ? std::string() : reason;
+}
 
 core::Verdict GpuImplementation::judge(const Problem& problem) const {
   const GpuStatus status = status_(core::planning_device(device_));
@@ -32,15 +37,10 @@ core::Verdict GpuImplementation::judge(const Problem& problem) const {
     return core::Verdict::refuse(core::concat("the GPU must be one of ", kFamilies[static_cast<std::size_t>(machine_)],
                                               " (got ", traits.architecture, ")"));
   }
-  if (std::string reason = portable_refusal(problem, traits); !reason.empty()) {
+  if (std::string reason = runtime_refusal(problem, *status.runtime); !reason.empty()) {
     return core::Verdict::refuse(std::move(reason));
   }
-  const Lowering lowering = lower(problem, traits);
-  if (std::string reason = jit::compiler_reason(status.runtime->target());
-      !reason.empty() && needs_compiler(lowering, *status.runtime)) {
-    return core::Verdict::refuse(std::move(reason));
-  }
-  return core::Verdict::accept(lowering.estimated_us);
+  return core::Verdict::accept(lower(problem, traits).estimated_us);
 }
 
 std::unique_ptr<const core::Kernel> GpuImplementation::prepare(const Problem& problem) const {

@@ -9,6 +9,10 @@
 
 namespace tilewise::backends::portable {
 
+/// Empty, or why the portable kernels can't serve a problem whose features they have on this runtime. Without a
+/// compiler a kernel may still be loaded already, or lie in a bundle or in the cache.
+[[nodiscard]] std::string runtime_refusal(const Problem& problem, const Runtime& runtime);
+
 /// One GPU as a backend found it: its runtime, or why there is none.
 struct GpuStatus {
   std::string refusal;

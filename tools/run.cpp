@@ -11,6 +11,7 @@
 #include "core/layout.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
+#include "core/problem_rules.hpp"
 #include "npy.hpp"
 #include "tilewise/attention.hpp"
 
@@ -87,26 +88,6 @@ std::vector<std::string> names() {
   return {core::kNamesOf<Enum>.begin(), core::kNamesOf<Enum>.end()};
 }
 
-/// The options that a problem text states.
-AttentionOptions options_of(const Problem& problem) {
-  AttentionOptions options;
-  options.layout = problem.layout;
-  options.mask = problem.mask;
-  options.alignment = problem.alignment;
-  options.window_left = problem.window_left;
-  options.window_right = problem.window_right;
-  options.softmax_scale = problem.softmax_scale;
-  options.softcap = problem.softcap;
-  options.dropout_p = problem.dropout_p;
-  options.deterministic = problem.deterministic;
-  options.batch_invariant = problem.batch_invariant;
-  if (problem.layout == Layout::thd) {
-    options.max_seqlen_q = problem.seqlen_q;
-    options.max_seqlen_k = problem.seqlen_k;
-  }
-  return options;
-}
-
 AttentionOptions attention_options(const Options& given, const Arrays& inputs) {
   AttentionOptions options;
   if (given.problem_words.empty()) {
@@ -120,7 +101,7 @@ AttentionOptions attention_options(const Options& given, const Arrays& inputs) {
       core::invalid_argument("--alignment: must be top_left with --mask causal_top_left (got ", given.alignment, ")");
     }
   } else {
-    options = options_of(parse_problem(single_problem(given.problem_words)));
+    options = core::stated_options(parse_problem(single_problem(given.problem_words)));
     options.seed = given.attention.seed;
     options.offset = given.attention.offset;
   }

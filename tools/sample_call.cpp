@@ -6,6 +6,7 @@
 
 #include "core/call.hpp"
 #include "core/layout.hpp"
+#include "core/problem_rules.hpp"
 #include "device/common/float16.h"
 #include "device/common/mask.h"
 
@@ -104,23 +105,11 @@ TensorView SampleCall::add_lengths(std::int32_t length, std::string_view name) {
 void SampleCall::make_options() {
   const Problem& p = problem_;
   AttentionOptions& o = forward_.options;
-  o.layout = p.layout;
-  o.mask = p.mask;
-  o.alignment = p.alignment;
-  o.window_left = p.window_left;
-  o.window_right = p.window_right;
-  o.softmax_scale = p.softmax_scale;
-  o.softcap = p.softcap;
-  o.dropout_p = p.dropout_p;
-  o.deterministic = p.deterministic;
-  o.batch_invariant = p.batch_invariant;
+  o = core::stated_options(p);
   if (p.seed_tensor) o.seed_and_offset = add(DType::i64, {2}, "seed_and_offset");
   if (p.bias != BiasKind::none) {
-    const BiasDims& d = p.bias_dims;
-    o.bias = add_random(
-        bias_dtype(p),
-        {d.batch ? p.batch_size : 1, d.head ? p.num_heads_q : 1, d.query ? p.seqlen_q : 1, d.key ? p.seqlen_k : 1},
-        "bias");
+    const auto [batch, heads, queries, keys] = core::bias_shape(p);
+    o.bias = add_random(bias_dtype(p), {batch, heads, queries, keys}, "bias");
   }
   if (p.alibi_slopes == AlibiKind::per_head) o.alibi_slopes = add_random(DType::f32, {p.num_heads_q}, "alibi_slopes");
   if (p.alibi_slopes == AlibiKind::per_batch_head)
@@ -130,8 +119,6 @@ void SampleCall::make_options() {
   if (p.layout == Layout::thd) {
     o.cu_seqlens_q = add_cu_seqlens(p.total_q, p.seqlen_q, "cu_seqlens_q");
     o.cu_seqlens_k = add_cu_seqlens(p.total_k, p.seqlen_k, "cu_seqlens_k");
-    o.max_seqlen_q = p.seqlen_q;
-    o.max_seqlen_k = p.seqlen_k;
     if (p.batch_size > 0) used_q = static_cast<const std::int32_t*>(o.cu_seqlens_q.data)[1];
     if (p.batch_size > 0) used_k = static_cast<const std::int32_t*>(o.cu_seqlens_k.data)[1];
   }

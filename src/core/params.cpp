@@ -1,4 +1,5 @@
 // A described call to the plain parameters a kernel reads.
+#include <algorithm>
 #include <cmath>
 
 #include "core/call.hpp"
@@ -76,9 +77,7 @@ void set_gradients(const Call& call, const Problem& p, device::AttentionParams& 
   params.dlse = lse_tensor(call.dlse, p.layout == Layout::thd);
   if (call.dbias.defined()) {
     params.dbias = bias_tensor(call.dbias);
-    const std::array<std::int64_t, 4> shape{p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
-                                            p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1};
-    for (std::size_t i = 0; i < shape.size(); ++i) params.dbias_shape[i] = shape[i];
+    std::ranges::copy(bias_shape(p), params.dbias_shape);
   }
   params.dsink = static_cast<float*>(call.dsink.data);
   params.dsink_stride = call.dsink.strides[0];

@@ -54,6 +54,25 @@ void normalise_bias(Problem& p) {
 
 }  // namespace
 
+AttentionOptions stated_options(const Problem& p) {
+  AttentionOptions options;
+  options.layout = p.layout;
+  options.mask = p.mask;
+  options.alignment = p.alignment;
+  options.window_left = p.window_left;
+  options.window_right = p.window_right;
+  options.softmax_scale = p.softmax_scale;
+  options.softcap = p.softcap;
+  options.dropout_p = p.dropout_p;
+  options.deterministic = p.deterministic;
+  options.batch_invariant = p.batch_invariant;
+  if (p.layout == Layout::thd) {
+    options.max_seqlen_q = p.seqlen_q;
+    options.max_seqlen_k = p.seqlen_k;
+  }
+  return options;
+}
+
 Problem canonical(Problem p) {
   if (p.window_right == 0) {
     p.mask = Mask::causal;

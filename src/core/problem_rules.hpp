@@ -1,10 +1,12 @@
-// Pure rules about a Problem that more than one file needs: defaults, the one normal form,
-// and how the causal mask folds into the window.
+// Pure rules about a Problem that more than one file needs: defaults, the one normal form, the options and
+// the shape it states, and how the causal mask folds into the window.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 
+#include "tilewise/attention.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::core {
@@ -18,6 +20,15 @@ namespace tilewise::core {
 [[nodiscard]] constexpr std::int64_t folded_window_right(const Problem& problem) {
   return problem.mask == Mask::causal ? 0 : problem.window_right;
 }
+
+/// [batch, heads, queries, keys] of the bias and of its gradient: 1 where it is broadcast.
+[[nodiscard]] constexpr std::array<std::int64_t, 4> bias_shape(const Problem& p) {
+  return {p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
+          p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1};
+}
+
+/// The options that a problem states: all but seed, offset and tensors.
+[[nodiscard]] AttentionOptions stated_options(const Problem& problem);
 
 /// The one form of all Problems that mean the same computation, so that they compare and hash
 /// equal: a window ending on the diagonal is Mask::causal, dropout_p is rounded to a multiple of

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/message.hpp"
+#include "core/problem_rules.hpp"
 
 namespace tilewise {
 namespace core {
@@ -73,10 +74,8 @@ void validate_sizes(const Problem& p) {
   check_bytes("v", {batch, rows_k, p.num_heads_k, p.head_dim_v}, element);
   check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v}, element);
   check_bytes("softmax_lse", {batch, p.num_heads_q, rows_q}, sizeof(float));
-  check_bytes("bias",
-              {p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
-               p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1},
-              sizeof(float));
+  const auto [bias_batch, bias_heads, bias_rows, bias_keys] = bias_shape(p);
+  check_bytes("bias", {bias_batch, bias_heads, bias_rows, bias_keys}, sizeof(float));
 }
 
 void validate_window(const Problem& p) {

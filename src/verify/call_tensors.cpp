@@ -11,6 +11,7 @@
 
 #include "core/layout.hpp"
 #include "core/message.hpp"
+#include "core/problem_rules.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -56,21 +57,12 @@ const Output* find_output(const std::vector<Output>& outputs, std::string_view n
 CallTensors::CallTensors(const Problem& problem, std::uint64_t seed)
     : problem_(problem), rng_(seed), aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
   validate(problem);
+  options = core::stated_options(problem);
   draw_lengths();
   draw_qkv();
   draw_bias();
   draw_head_options();
   draw_seed();
-  options.layout = problem.layout;
-  options.mask = problem.mask;
-  options.alignment = problem.alignment;
-  options.window_left = problem.window_left;
-  options.window_right = problem.window_right;
-  options.softmax_scale = problem.softmax_scale;
-  options.softcap = problem.softcap;
-  options.dropout_p = problem.dropout_p;
-  options.deterministic = problem.deterministic;
-  options.batch_invariant = problem.batch_invariant;
   if (problem.operation == Operation::attention_backward) draw_gradients();
   for (Input& input : inputs_) input.checksum = checksum_of(input.buffer.view());
   const std::vector<Output> outputs = make_outputs(0);
@@ -90,22 +82,14 @@ std::vector<std::int64_t> CallTensors::lse_shape() const {
 }
 
 std::vector<std::int64_t> CallTensors::bias_shape() const {
-  const BiasDims& dims = problem_.bias_dims;
-  return {dims.batch ? problem_.batch_size : 1, dims.head ? problem_.num_heads_q : 1,
-          dims.query ? problem_.seqlen_q : 1, dims.key ? problem_.seqlen_k : 1};
+  const auto shape = core::bias_shape(problem_);
+  return {shape.begin(), shape.end()};
 }
 
 std::vector<int> CallTensors::data_order() const {
-  switch (problem_.layout) {
-    case Layout::sbhd:
-      return {1, 0, 2, 3};
-    case Layout::bhsd:
-      return {0, 2, 1, 3};
-    case Layout::thd:
-      return {0, 1, 2};
-    default:
-      return {0, 1, 2, 3};
-  }
+  const core::Axes axes = core::axes_of(problem_.layout);  // each of these orders is its own inverse
+  if (packed()) return {axes.seq, axes.head, axes.dim};
+  return {axes.batch, axes.seq, axes.head, axes.dim};
 }
 
 Placement CallTensors::data_placement(Random& rng) const {

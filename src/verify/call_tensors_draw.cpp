@@ -111,8 +111,6 @@ void CallTensors::draw_lengths() {
     const bool same = p.seqlen_q == p.seqlen_k && p.total_q == p.total_k && rng_.chance(0.5);
     options.cu_seqlens_q = add_lengths("cu_seqlens_q", cu_q);
     options.cu_seqlens_k = add_lengths("cu_seqlens_k", same ? cu_q : draw_cu_seqlens(p.seqlen_k, p.total_k));
-    options.max_seqlen_q = p.seqlen_q;
-    options.max_seqlen_k = p.seqlen_k;
     lengths_.cu_seqlens_q = int32_data(options.cu_seqlens_q);
     lengths_.cu_seqlens_k = int32_data(options.cu_seqlens_k);
   }

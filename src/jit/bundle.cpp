@@ -1,23 +1,21 @@
-// Layout: 8 bytes of magic, version, SHA-256 of the index, the index (source hash and size of each kernel), the kernels
-// as kernel_file.hpp encodes them, each with a checksum of its own.
+// Layout: the index (source hash and size of each kernel) as a sealed block, the kernels as kernel_file.hpp encodes
+// them, each with a checksum of its own.
 #include "jit/bundle.hpp"
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/message.hpp"
 #include "jit/bundle_file.hpp"
 #include "jit/byte_stream.hpp"
 #include "jit/files.hpp"
-#include "jit/hash.hpp"
 #include "jit/kernel_cache.hpp"
 #include "jit/kernel_file.hpp"
+#include "jit/sealed_block.hpp"
 
 namespace tilewise::jit {
 namespace {
 
-constexpr std::string_view kMagic = "TWBUNDLE";
-constexpr std::uint32_t kVersion = 1;
+constexpr Seal kSeal{"TWBUNDLE", 1, "a bundle"};
 
 }  // namespace
 
@@ -35,10 +33,7 @@ void write_bundle(const std::string& path, std::span<const BundleEntry> entries)
     kernels.raw(kernel);
   }
   ByteWriter file;
-  file.raw(as_bytes(kMagic));
-  file.number(kVersion);
-  file.raw(sha256(index.result()));
-  file.bytes(index.result());
+  write_sealed(file, kSeal, index.result());
   file.raw(kernels.result());
   if (const std::string reason = write_file_atomically(path, file.result()); !reason.empty()) {
     throw Error(ErrorCode::runtime, core::concat("bundle: ", reason));
@@ -51,15 +46,10 @@ Bundle::Bundle(const std::string& path) {
   if (!bytes) refuse("can't be read");
   bytes_ = std::move(*bytes);
   ByteReader reader(bytes_);
-  const auto magic = reader.raw(kMagic.size());
-  const auto version = reader.number<std::uint32_t>();
-  const auto digest = reader.raw(sizeof(Digest));
-  const auto index = reader.bytes();
-  if (!std::ranges::equal(magic, as_bytes(kMagic))) refuse("not a bundle of Tilewise");
-  if (version != kVersion) refuse(core::concat("of format ", version, ", not ", kVersion));
-  if (!reader.ok()) refuse("cut off");
-  if (!std::ranges::equal(sha256(index), digest)) refuse("altered (its checksum differs)");
-  ByteReader rows(index);
+  std::string fault;
+  const auto index = read_sealed(reader, kSeal, fault);
+  if (!index) refuse(fault);
+  ByteReader rows(*index);
   for (auto count = rows.number<std::uint64_t>(); count > 0 && rows.ok(); --count) {
     std::string hash = rows.text();
     const auto kernel = reader.raw(rows.number<std::uint64_t>());

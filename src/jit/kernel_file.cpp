@@ -1,18 +1,16 @@
-// Layout: 8 bytes of magic, version, SHA-256 of the payload, its size, the payload.
+// Layout: a sealed block (sealed_block.hpp) and nothing behind it.
 #include "jit/kernel_file.hpp"
 
-#include <algorithm>
 #include <cstdint>
 
-#include "core/message.hpp"
 #include "jit/byte_stream.hpp"
-#include "jit/files.hpp"
-#include "jit/hash.hpp"
+#include "jit/sealed_block.hpp"
+#include "tilewise/error.hpp"
 
 namespace tilewise::jit {
 namespace {
 
-constexpr std::string_view kMagic = "TWKERNEL";
+constexpr Seal kSeal{"TWKERNEL", kKernelFileVersion, "a kernel"};
 
 std::vector<std::byte> encode_payload(const KernelFile& file) {
   ByteWriter writer;
@@ -54,32 +52,19 @@ KernelFile decode_payload(ByteReader& reader) {
 }  // namespace
 
 std::vector<std::byte> encode(const KernelFile& file) {
-  const std::vector<std::byte> payload = encode_payload(file);
   ByteWriter writer;
-  writer.raw(as_bytes(kMagic));
-  writer.number<std::uint32_t>(kKernelFileVersion);
-  writer.raw(sha256(payload));
-  writer.bytes(payload);
+  write_sealed(writer, kSeal, encode_payload(file));
   return writer.result();
 }
 
 std::optional<KernelFile> decode(std::span<const std::byte> bytes, std::string& fault) {
   ByteReader reader(bytes);
-  const auto magic = reader.raw(kMagic.size());
-  const auto version = reader.number<std::uint32_t>();
-  const auto digest = reader.raw(sizeof(Digest));
-  const auto payload = reader.bytes();
-  if (!std::ranges::equal(magic, as_bytes(kMagic))) {
-    fault = "not a kernel of Tilewise";
-  } else if (version != kKernelFileVersion) {
-    fault = core::concat("of format ", version, ", not ", kKernelFileVersion);
-  } else if (!reader.complete()) {
-    fault = "cut off";
-  } else if (!std::ranges::equal(sha256(payload), digest)) {
-    fault = "altered (its checksum differs)";
-  } else {
+  const auto payload = read_sealed(reader, kSeal, fault);
+  if (payload && !reader.complete()) {
+    fault = "longer than it says";
+  } else if (payload) {
     try {
-      ByteReader fields(payload);
+      ByteReader fields(*payload);
       KernelFile file = decode_payload(fields);
       if (fields.complete()) return file;
       fault = "malformed";

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 import torch
 from cases import assert_close
+from checking import Exporter
 from gpu_support import dense64, qkv
 
 import tilewise
@@ -131,22 +132,9 @@ def test_explain_shows_what_a_kernel_costs():
     assert rows["reference"].reason == "runs on cpu, the tensors are on cuda"
 
 
-class OnlyDlpack:
-    """An array of no library that Tilewise knows, over a torch tensor's memory."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-
 def test_dlpack_objects():
     q, k, v = _small()
-    out = tilewise.attention(*map(OnlyDlpack, (q, k, v)), mask="causal")
+    out = tilewise.attention(*map(Exporter, (q, k, v)), mask="causal")
     assert_close(torch.from_dlpack(out), dense64(q, k, v, causal=True)[0], 2e-2)
 
 

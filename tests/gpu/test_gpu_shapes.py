@@ -4,6 +4,7 @@
 import pytest
 import torch
 from cases import assert_close
+from checking import check_gradients
 from gpu_support import dense64, qkv
 
 import tilewise
@@ -17,13 +18,8 @@ def _compare(q, k, v, causal=False, window_left=-1, backward=True, tolerance=2e-
     exact_out, exact_lse = dense64(*exact_leaves, causal, window_left)
     assert_close(out, exact_out, tolerance)
     assert_close(lse, exact_lse, tolerance / 4, "softmax_lse")
-    if not backward:
-        return
-    dout = torch.randn_like(out)
-    gradients = torch.autograd.grad(out, leaves, dout)
-    exact = torch.autograd.grad(exact_out, exact_leaves, dout.double())
-    for name, gradient, expected in zip(("dq", "dk", "dv"), gradients, exact):
-        assert_close(gradient, expected, 2 * tolerance, name)
+    if backward:
+        check_gradients(out, leaves, exact_out, exact_leaves, tolerance)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -21,6 +21,30 @@ def leaves_of(tensors: list[torch.Tensor], options: dict[str, Any]) -> tuple[lis
     return leaves, options
 
 
+def check_gradients(
+    out: torch.Tensor, leaves: Any, exact_out: torch.Tensor, exact_leaves: Any, tolerance: float
+) -> None:
+    """Compares dq, dk and dv of a random dout; `tolerance` is that of out."""
+    dout = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, leaves, dout)
+    exact = torch.autograd.grad(exact_out, exact_leaves, dout.double())
+    for name, gradient, expected in zip(("dq", "dk", "dv"), gradients, exact):
+        assert_close(gradient, expected, 2 * tolerance, name)
+
+
+class Exporter:
+    """An array of no library that Tilewise knows: a DLPack producer, over a torch tensor's memory, and nothing else."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
 def check(tensors: list[torch.Tensor], options: dict[str, Any], run: Callable[..., Any], tolerance: float) -> None:
     """Compares out, lse and all gradients of run(q, k, v, **options) with the formulas. All tensors are on the CPU."""
     leaves, given = leaves_of(tensors, options)

@@ -6,33 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from bench_support import BENCH, assert_refused, cells
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
 pytest.importorskip("torch")
-
-
-@pytest.fixture
-def bench_module(monkeypatch):
-    """Imports a module of bench/, which is no package."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module
 
 
 def run_script(script, *arguments, timeout=120):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TILEWISE_NUM_THREADS": "1"}
     command = [sys.executable, str(BENCH / script), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
-
-
-def cells(text, *start):
-    """The cells of the one table line that starts with `start`."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    (line,) = (line for line in lines if tuple(line[: len(start)]) == start)
-    return line
 
 
 # --- arithmetic against values counted by hand ---
@@ -170,13 +155,8 @@ def test_reference(bench_module, option, monkeypatch):
     ],
 )
 def test_bad_arguments_are_named(bench_module, arguments, argument, value, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        bench_module("attention_gpu").parse_arguments(["--device", "cpu", *arguments])
-    assert exit_info.value.code == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert argument in message
-    assert "must" in message
-    assert value in message
+    parse = bench_module("attention_gpu").parse_arguments
+    assert_refused(lambda: parse(["--device", "cpu", *arguments]), capsys, argument, value)
 
 
 def test_tiny_run_and_its_report(tmp_path):

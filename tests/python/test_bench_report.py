@@ -1,21 +1,10 @@
 """The scripts of bench/: the report they write and the programs they ask. No timing is judged."""
 
-import importlib
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
-
-@pytest.fixture
-def bench_module(monkeypatch):
-    """Imports a module of bench/, which is no package."""
-    pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module
+from bench_support import cells
 
 
 def sample_results():
@@ -45,13 +34,6 @@ def sample_results():
             row("torch", 256, 256, 10.0, mask="causal"),
         ],
     }
-
-
-def cells(text, *start):
-    """The cells of the one table line that starts with `start`."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    (line,) = (line for line in lines if tuple(line[: len(start)]) == start)
-    return line
 
 
 def test_report(bench_module):

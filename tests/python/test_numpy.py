@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, TOLERANCE, assert_close, draw
+from checking import Exporter
 
 import tilewise
 
@@ -87,19 +88,6 @@ def test_merge():
     assert type(out) is np.ndarray
     assert_close(torch.from_numpy(out), torch.from_numpy(expected), 1e-5)
     assert_close(torch.from_numpy(lse), torch.from_numpy(expected_lse), 1e-5)
-
-
-class Exporter:
-    """A DLPack producer and nothing else."""
-
-    def __init__(self, tensor):
-        self._tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self._tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self._tensor.__dlpack_device__()
 
 
 class Namespaced(Exporter):

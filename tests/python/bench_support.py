@@ -1,0 +1,26 @@
+# Where the scripts of bench/ are, their tables, and their refusals.
+"""Shared by the tests of the benchmarks."""
+
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def cells(text, *start):
+    """The cells of the one table line that starts with `start`."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    (line,) = (line for line in lines if tuple(line[: len(start)]) == start)
+    return line
+
+
+def assert_refused(parse, capsys, argument, value):
+    """parse() ends the program with a last line that names the argument, the expectation and the value."""
+    with pytest.raises(SystemExit) as exit_info:
+        parse()
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert argument in message
+    assert "must" in message
+    assert value in message

@@ -38,9 +38,9 @@ constexpr const char* kOptionsSchema =
     "SymInt window_right=-1, float softcap=0.0, float dropout_p=0.0, bool deterministic=False, "
     "bool batch_invariant=False, str? implementation=None";
 
-/// All that most calls give. torch looks each argument that a call leaves out up by its name, at some 60 ns, so these
-/// calls have schemas of their own. `layout` counts in the order of layout_names().
-constexpr const char* kPlainSchema = "bool causal, float? softmax_scale, int layout";
+/// All that most calls give. torch takes some 100 ns to pass an argument and 60 ns to look up the name of one that is
+/// left out, so these calls have schemas of their own. `form` is 2 * layout, in the order of layout_names(), + causal.
+constexpr const char* kPlainSchema = "int form=0, float? softmax_scale=None";
 
 /// The options of a call in kOptionsSchema's order, owned until the kernel returns.
 struct TorchOptions {
@@ -175,9 +175,10 @@ void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std
 /// The options in kPlainSchema.
 AttentionOptions plain_options(shim::StackReader& stack) {
   AttentionOptions options;
-  options.mask = stack.boolean() ? Mask::causal : Mask::none;
+  const std::int64_t form = stack.integer();
+  options.mask = form & 1 ? Mask::causal : Mask::none;
+  options.layout = core::value_at<Layout>("layout", form >> 1);
   options.softmax_scale = stack.optional_number();
-  options.layout = core::value_at<Layout>("layout", stack.integer());
   return options;
 }
 

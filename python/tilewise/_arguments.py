@@ -12,12 +12,19 @@ from tilewise import _core
 
 LAYOUT_NAMES = tuple(_core.layout_names())
 LAYOUTS: dict[str, str] = {name: name for name in LAYOUT_NAMES}
-LAYOUT_NUMBERS: dict[str, int] = {name: number for number, name in enumerate(LAYOUT_NAMES)}
 ALIGNMENTS: dict[str, bool] = {"bottom_right": False, "top_left": True}  # value: top_left
 MASKS: dict[Optional[str], tuple[bool, bool]] = {  # value: causal, and whether that sets top_left
     None: (False, False),
     "causal": (True, False),
     "causal_top_left": (True, True),
+}
+
+# What the operators for calls without rarer options take instead of mask and layout: 2 * layout + causal.
+FORMS: dict[tuple[Optional[str], str], int] = {
+    (mask, layout): 2 * number + causal
+    for mask, (causal, top_left) in MASKS.items()
+    if not top_left
+    for number, layout in enumerate(LAYOUT_NAMES)
 }
 
 
@@ -60,6 +67,11 @@ NO_ARRAYS = (None,) * len(ARRAY_NAMES)
 _DEFAULTS: tuple[Any, ...] = Options()
 DEFAULT_TAIL = _DEFAULTS[TAIL]
 DROPOUT_IN_TAIL = Options._fields[TAIL].index("dropout_p")
+
+
+def form_parts(form: int) -> tuple[bool, str]:
+    """(causal, layout) of one of the FORMS."""
+    return bool(form & 1), LAYOUT_NAMES[form >> 1]
 
 
 def number(name: str, value: Any) -> float:

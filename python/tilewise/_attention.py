@@ -14,9 +14,8 @@ from tilewise import _arrays, _core
 from tilewise._arguments import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
-    LAYOUT_NUMBERS,
+    FORMS,
     LAYOUTS,
-    MASKS,
     TAIL,
     Options,
     flag,
@@ -81,19 +80,16 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
             and (return_lse is False or return_lse is True)
         ):
             try:
-                causal, layout_number = _USUAL_MASKS[mask], LAYOUT_NUMBERS[layout]
+                form = FORMS[mask, layout]
             except (KeyError, TypeError):  # not such a mask, or no name: the careful way sees to it
                 pass
             else:
                 if softmax_scale is not None:
                     softmax_scale = number("softmax_scale", softmax_scale)
-                return torch.plain_attention(q, k, v, causal, softmax_scale, layout_number, return_lse)
+                return torch.plain_attention(q, k, v, form, softmax_scale, return_lse)
         return careful(q, k, v, mask=mask, softmax_scale=softmax_scale, layout=layout, return_lse=return_lse, **options)
 
     return attention
-
-
-_USUAL_MASKS: dict[Optional[str], bool] = {name: causal for name, (causal, top_left) in MASKS.items() if not top_left}
 
 
 @overload

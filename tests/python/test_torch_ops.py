@@ -16,7 +16,7 @@ from cases import assert_close, draw, lengths
 from torch_support import Recorder, assert_same, gradients, options_with
 
 import tilewise
-from tilewise._arguments import LAYOUT_NUMBERS, Options
+from tilewise._arguments import FORMS, Options
 from tilewise._torch import autograd, operators
 
 
@@ -59,7 +59,7 @@ def test_opcheck_forward_of_a_short_call():
 @pytest.mark.parametrize("operator", [operators.plain, operators.plain_lse], ids=str)
 def test_opcheck_plain(operator):
     tensors, _ = draw("plain")
-    torch.library.opcheck(operator, (*tensors, True, 0.5, LAYOUT_NUMBERS["bshd"]))
+    torch.library.opcheck(operator, (*tensors, FORMS["causal", "bshd"], 0.5))
 
 
 def test_opcheck_forward_packed():
@@ -163,7 +163,7 @@ def test_rarer_calls_take_the_operator_with_all_options():
 def test_layout_number_is_checked():
     (q, k, v), _ = draw("plain")
     with pytest.raises((RuntimeError, IndexError), match=r"layout: must be 0 to 3, one of bshd, .* \(got 4\)|range"):
-        operators.plain(q, k, v, False, None, 4)
+        operators.plain(q, k, v, 8)
 
 
 # --- threads ---

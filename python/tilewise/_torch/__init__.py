@@ -15,7 +15,7 @@ from tilewise._arguments import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
     DROPOUT_IN_TAIL,
-    LAYOUT_NUMBERS,
+    FORMS,
     NO_ARRAYS,
     seed_value,
     with_seed,
@@ -60,18 +60,19 @@ def plain_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    causal: bool,
+    form: int,
     softmax_scale: Optional[float],
-    layout: int,
     return_lse: bool,
 ) -> Any:
     """out, or (out, softmax_lse), of a call with no other options where no compiler or transform looks on."""
     try:
         if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return _apply_plain(q, k, v, (causal, softmax_scale, layout), return_lse)
+            return _apply_plain(q, k, v, form, softmax_scale, return_lse)
         if return_lse:
-            return _eager_plain_lse(q, k, v, causal, softmax_scale, layout)
-        return _eager_plain(q, k, v, causal, softmax_scale, layout)
+            return _eager_plain_lse(q, k, v, form, softmax_scale)
+        if softmax_scale is None:  # an argument less
+            return _eager_plain(q, k, v, form)
+        return _eager_plain(q, k, v, form, softmax_scale)
     except RuntimeError as error:
         _core.rethrow_torch_error(str(error))
         raise
@@ -101,7 +102,7 @@ def attention(
         arrays = None if arrays is None else (bias, *arrays[1:])
     if not traced and not transforming() and arrays is tail is seed is out is None:
         causal, softmax_scale, layout = head
-        return plain_attention(q, k, v, causal, softmax_scale, LAYOUT_NUMBERS[layout], return_lse)
+        return plain_attention(q, k, v, FORMS["causal" if causal else None, layout], softmax_scale, return_lse)
     bias = sink = None
     options = head
     if tail is not None or arrays is not None or seed is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, LAYOUT_NAMES, TAIL, Options
+from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
 from tilewise._torch import batching, operators
 from tilewise._torch.operators import LIBRARY
 
@@ -79,18 +79,15 @@ class AttentionFunction(torch.autograd.Function):
 
 
 class PlainAttention(torch.autograd.Function):
-    """AttentionFunction where the options are a HEAD: it hands torch less, which costs a call a microsecond less.
-
-    The layout is a number here, as the operator takes it.
-    """
+    """AttentionFunction where the options are a HEAD: it hands torch less, which costs a call a microsecond less."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, head: tuple[bool, Optional[float], int], return_lse: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, form: int, softmax_scale: Optional[float], return_lse: bool
     ) -> Any:
-        out, softmax_lse = operators.eager_plain_lse(q, k, v, *head)
+        out, softmax_lse = operators.eager_plain_lse(q, k, v, form, softmax_scale)
         ctx.save_for_backward(q, k, v, out, softmax_lse)
-        ctx.head = head
+        ctx.scalars = form, softmax_scale
         if not return_lse:
             return out
         ctx.set_materialize_grads(False)
@@ -98,10 +95,11 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-        causal, softmax_scale, layout = ctx.head
-        options = (causal, softmax_scale, LAYOUT_NAMES[layout], *_OTHER_DEFAULTS)
+        form, softmax_scale = ctx.scalars
+        causal, layout = form_parts(form)
+        options = (causal, softmax_scale, layout, *_OTHER_DEFAULTS)
         needed = (*ctx.needs_input_grad[:3], False, False)
-        return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None)
+        return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None, None)
 
 
 def eager_gradients(

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import LAYOUT_NAMES, Options
+from tilewise._arguments import Options, form_parts
 from tilewise._torch.operators import LIBRARY
 
 
@@ -33,9 +33,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
 
 
 def plain_lse(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float], layout: int
+    q: Tensor, k: Tensor, v: Tensor, form: int = 0, softmax_scale: Optional[float] = None
 ) -> tuple[Tensor, Tensor]:
-    return forward(q, k, v, layout=LAYOUT_NAMES[layout])
+    return forward(q, k, v, layout=form_parts(form)[1])
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, LAYOUT_NAMES, TAIL, Options
+from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
 from tilewise._arrays import core_options
 
 
@@ -42,13 +42,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
 
 
 def plain_lse(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float], layout: int
+    q: Tensor, k: Tensor, v: Tensor, form: int = 0, softmax_scale: Optional[float] = None
 ) -> tuple[Tensor, Tensor]:
-    return forward(q, k, v, causal, softmax_scale, LAYOUT_NAMES[layout])
+    causal, layout = form_parts(form)
+    return forward(q, k, v, causal, softmax_scale, layout)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: Optional[float], layout: int) -> Tensor:
-    return plain_lse(q, k, v, causal, softmax_scale, layout)[0]
+def plain(q: Tensor, k: Tensor, v: Tensor, form: int = 0, softmax_scale: Optional[float] = None) -> Tensor:
+    return plain_lse(q, k, v, form, softmax_scale)[0]
 
 
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:

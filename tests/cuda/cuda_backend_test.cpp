@@ -2,22 +2,19 @@
 // errors. Kernels come from a bundle of made-up machine code, so no compiler is needed.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <deque>
-#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "../support/gpu_call.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "core/device.hpp"
 #include "core/device_workspace.hpp"
 #include "core/run.hpp"
 #include "fake_cuda.hpp"
-#include "jit/bundle.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 #include "verify/verify.hpp"
@@ -25,14 +22,12 @@
 namespace tilewise {
 namespace {
 
-namespace portable = backends::portable;
-
 constexpr int kTooOld = 2;
 
 /// The fake's functions, out of the very library that the backend opens.
 template <typename Function>
 Function* fake(const char* name) {
-  void* library = dlopen(TILEWISE_FAKE_CUDA, RTLD_NOW);
+  void* library = dlopen(TILEWISE_FAKE_DRIVER, RTLD_NOW);
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
@@ -42,35 +37,10 @@ fake::State& state() {
 }
 
 /// A forward call on "device" memory.
-class GpuCall {
+class GpuCall : public test::GpuCall {
  public:
-  explicit GpuCall(std::int64_t seqlen_q = 100, std::int64_t seqlen_k = 100, int device = 0, int heads = 4)
-      : device_{DeviceType::cuda, device} {
-    arguments.q = tensor({1, seqlen_q, heads, 64});
-    arguments.k = tensor({1, seqlen_k, heads, 64});
-    arguments.v = tensor({1, seqlen_k, heads, 64});
-    arguments.out = tensor({1, seqlen_q, heads, 64});
-  }
-
-  TensorView tensor(std::initializer_list<std::int64_t> shape, DType dtype = DType::bf16) {
-    TensorView view(nullptr, dtype, shape, device_);
-    const std::size_t bytes = static_cast<std::size_t>(view.numel()) * size_of(dtype);
-    memory_.emplace_back(bytes + 16);
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_.back().data());
-    view.data = memory_.back().data() + (16 - address % 16) % 16;
-    return view;
-  }
-  TensorView lengths(std::initializer_list<std::int32_t> values) {
-    const TensorView view = tensor({static_cast<std::int64_t>(values.size())}, DType::i32);
-    std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data));
-    return view;
-  }
-
-  ForwardArguments arguments;
-
- private:
-  Device device_;
-  std::deque<std::vector<std::byte>> memory_;
+  explicit GpuCall(std::int64_t seqlen_q = 100, std::int64_t seqlen_k = 100, int device = 0)
+      : test::GpuCall({DeviceType::cuda, device}, DType::bf16, seqlen_q, seqlen_k) {}
 };
 
 /// Of a kernel that only one test uses, so that it is not loaded before.
@@ -80,34 +50,25 @@ GpuCall with_softcap() {
   return call;
 }
 
-/// Made-up machine code for every kernel that a problem needs on devices 0 and 1.
-void add_to_bundle(const Problem& problem, std::vector<jit::BundleEntry>& entries) {
+/// Made-up machine code for every kernel that the problems need on devices 0 and 1.
+void make_up_kernels(std::initializer_list<Problem> problems) {
+  test::MadeUpKernels kernels;
+  jit::KernelResources resources;
+  resources.registers = 168;
+  resources.spill_bytes = 24;
   for (const int device : {0, 1}) {
     const auto [refusal, runtime] = backends::cuda_status(device);
     ASSERT_NE(runtime, nullptr) << refusal;
-    for (const portable::Launch& launch : portable::lower(problem, runtime->traits()).launches) {
-      const jit::KernelSource source = portable::make_source(launch.key, device::kSm80, false);
-      jit::CompiledKernel kernel;
-      kernel.image = {std::byte{1}, std::byte{2}};
-      kernel.symbol = source.symbol;
-      kernel.resources.registers = 168;
-      kernel.resources.spill_bytes = 24;
-      entries.push_back({runtime->target(), jit::source_hash(runtime->target(), source), kernel});
-    }
+    for (const Problem& problem : problems) kernels.add(problem, *runtime, resources);
   }
+  kernels.load();
 }
 
 class CudaBackend : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    std::vector<jit::BundleEntry> entries;
-    add_to_bundle(describe(GpuCall().arguments), entries);
-    add_to_bundle(describe(GpuCall(1, 20000).arguments), entries);
-    add_to_bundle(describe(with_softcap().arguments), entries);
-    const std::string path = std::filesystem::temp_directory_path() / ("tilewise_fake_" + std::to_string(getpid()));
-    jit::write_bundle(path, entries);
-    jit::load_bundle(path);
-    std::filesystem::remove(path);
+    make_up_kernels(
+        {describe(GpuCall().arguments), describe(GpuCall(1, 20000).arguments), describe(with_softcap().arguments)});
   }
   void SetUp() override {
     state() = {};
@@ -294,13 +255,7 @@ TEST_F(CudaBackend, RefusesDevicesByName) {
 TEST_F(CudaBackend, ReadsLengthsOnlyWhenAsked) {
   GpuCall call;
   call.arguments.options.seqused_k = call.lengths({101});
-  Problem problem = describe(call.arguments);
-  std::vector<jit::BundleEntry> entries;
-  add_to_bundle(problem, entries);
-  const std::string path = std::filesystem::temp_directory_path() / ("tilewise_lengths_" + std::to_string(getpid()));
-  jit::write_bundle(path, entries);
-  jit::load_bundle(path);
-  std::filesystem::remove(path);
+  make_up_kernels({describe(call.arguments)});
   attention_forward(call.arguments);
   EXPECT_EQ(state().launches.size(), 1u);
   setenv("TILEWISE_CHECK", "1", 1);
@@ -358,7 +313,7 @@ TEST(CudaBackendAlone, WithoutADevice) {
 }  // namespace tilewise
 
 int main(int argc, char** argv) {
-  setenv("TILEWISE_CUDA_DRIVER", TILEWISE_FAKE_CUDA, 1);
+  setenv("TILEWISE_CUDA_DRIVER", TILEWISE_FAKE_DRIVER, 1);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -2,76 +2,48 @@
 // against the real one on a machine without its devices.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstdlib>
-#include <deque>
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "../support/gpu_call.hpp"
 #include "backends/hip/hip_backend.hpp"
 #include "core/device.hpp"
 #include "fake_hip.hpp"
-#include "jit/bundle.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise {
 namespace {
 
-namespace portable = backends::portable;
-
 fake::HipState& state() {
   static auto* const known =
-      reinterpret_cast<fake::HipState* (*)()>(dlsym(dlopen(TILEWISE_FAKE_HIP, RTLD_NOW), "fake_hip_state"))();
+      reinterpret_cast<fake::HipState* (*)()>(dlsym(dlopen(TILEWISE_FAKE_DRIVER, RTLD_NOW), "fake_hip_state"))();
   return *known;
 }
 
 /// A forward call on "device" memory.
-class HipCall {
+class HipCall : public test::GpuCall {
  public:
-  explicit HipCall(int device) : device_{DeviceType::hip, device} {
-    arguments.q = tensor();
-    arguments.k = tensor();
-    arguments.v = tensor();
-    arguments.out = tensor();
-  }
-  ForwardArguments arguments;
-
- private:
-  TensorView tensor() {
-    memory_.emplace_back(100 * 4 * 64 + 8);
-    const auto skew = reinterpret_cast<std::uintptr_t>(memory_.back().data()) % 16 / 2;
-    return TensorView(memory_.back().data() + (8 - skew) % 8, DType::f16, {1, 100, 4, 64}, device_);
-  }
-  Device device_;
-  std::deque<std::vector<std::uint16_t>> memory_;
+  explicit HipCall(int device) : test::GpuCall({DeviceType::hip, device}, DType::f16) {}
 };
 
 class HipBackend : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    std::vector<jit::BundleEntry> entries;
+    test::MadeUpKernels kernels;
+    jit::KernelResources resources;
+    resources.registers = 120;
+    resources.accumulation_registers = 64;
     for (const int device : {0, 1}) {
       const auto [refusal, runtime] = backends::hip_status(device);
       ASSERT_NE(runtime, nullptr) << refusal;
-      const Problem problem = describe(HipCall(device).arguments);
-      for (const portable::Launch& launch : portable::lower(problem, runtime->traits()).launches) {
-        const jit::KernelSource source = portable::make_source(launch.key, runtime->traits().machine, false);
-        jit::CompiledKernel kernel;
-        kernel.image = {std::byte{1}};
-        kernel.symbol = source.symbol;
-        kernel.resources.registers = 120;
-        kernel.resources.accumulation_registers = 64;
-        entries.push_back({runtime->target(), jit::source_hash(runtime->target(), source), kernel});
-      }
+      kernels.add(describe(HipCall(device).arguments), *runtime, resources);
     }
-    const std::string path = std::filesystem::temp_directory_path() / ("tilewise_fake_hip_" + std::to_string(getpid()));
-    jit::write_bundle(path, entries);
-    jit::load_bundle(path);
-    std::filesystem::remove(path);
+    kernels.load();
   }
   void SetUp() override { state() = {}; }
 };
@@ -187,7 +159,7 @@ TEST(HipBackendAlone, RealLibrary) {
 }  // namespace tilewise
 
 int main(int argc, char** argv) {
-  setenv("TILEWISE_HIP_DRIVER", TILEWISE_FAKE_HIP, 1);
+  setenv("TILEWISE_HIP_DRIVER", TILEWISE_FAKE_DRIVER, 1);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

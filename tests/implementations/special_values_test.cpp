@@ -60,22 +60,17 @@ class SpecialValues : public ImplementationTest {
 TEST_P(SpecialValues, ASequenceOfNanReachesNoOther) {
   for (const DType dtype : dtypes()) {
     for (const std::int64_t seqlen_q : {1, 70}) {
-      DenseCall clean({.batch = 3,
-                       .seqlen_q = seqlen_q,
-                       .seqlen_k = 90,
-                       .heads_q = 4,
-                       .heads_k = 2,
-                       .dim = 24,
-                       .dim_v = 40,
-                       .dtype = dtype});
-      DenseCall dirty({.batch = 3,
-                       .seqlen_q = seqlen_q,
-                       .seqlen_k = 90,
-                       .heads_q = 4,
-                       .heads_k = 2,
-                       .dim = 24,
-                       .dim_v = 40,
-                       .dtype = dtype});
+      const auto make_call = [&] {
+        return DenseCall({.batch = 3,
+                          .seqlen_q = seqlen_q,
+                          .seqlen_k = 90,
+                          .heads_q = 4,
+                          .heads_k = 2,
+                          .dim = 24,
+                          .dim_v = 40,
+                          .dtype = dtype});
+      };
+      DenseCall clean = make_call(), dirty = make_call();
       for (Tensor* tensor : {&dirty.q, &dirty.k, &dirty.v}) {
         const Tensor& from = tensor == &dirty.q ? clean.q : tensor == &dirty.k ? clean.k : clean.v;
         const double value = tensor == &dirty.v ? kInfinity : kNan;

@@ -53,6 +53,9 @@ KernelConfig score_config(const Problem& p) {
 /// Whether scores need more than their scale, which costs registers.
 bool is_featured(const KernelConfig& c) { return c.dropout || !c.plain_scale; }
 
+/// Whether they need draws and a bias, which costs most.
+bool is_crowded(const KernelConfig& c) { return c.dropout && c.bias_type != device::kBiasNone; }
+
 void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const std::int64_t rows = p.seqlen_q * group_of(p);
@@ -74,8 +77,8 @@ void shape_forward(KernelConfig& c, const Problem& p, device::Machine machine) {
       break;
     case device::kCdna:
       // Eight waves share the copying of a tile where it is large enough, and two a SIMD have 256
-      // registers each: too few for what bias, ALiBi or dropout add beyond head_dim 160.
-      c.waves = rows <= 512 || dim <= 64 || (dim > 160 && is_featured(c)) ? 4 : 8;
+      // registers each: too few for what bias, ALiBi or dropout add beyond head_dim 160, or all of them beyond 96.
+      c.waves = rows <= 512 || dim <= 64 || (dim > 160 && is_featured(c)) || (dim > 96 && is_crowded(c)) ? 4 : 8;
       if (rows <= 32) c.waves = 1;
       c.rows_per_wave = 32;
       c.rows_in_registers = true;
@@ -120,7 +123,7 @@ std::span<const FusedShape> fused_shapes(const KernelConfig& c) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const bool has_bias = c.bias_type != device::kBiasNone;
   if (dim <= 64) return std::span(kFusedNarrow).subspan(c.dropout || has_bias ? 1 : 0);
-  if (dim <= 128) return std::span(kFusedMiddle).subspan(c.dropout && has_bias && c.lengths ? 1 : 0);
+  if (dim <= 128) return std::span(kFusedMiddle).subspan(is_crowded(c) && c.lengths ? 1 : 0);
   return kFusedWide;
 }
 

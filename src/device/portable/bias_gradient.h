@@ -151,6 +151,7 @@ class BiasGradientKernel {
   template <class Tile>
   TILEWISE_INLINE void load_tile(Tile& tile, const RowSource& source, int32_t first_row) {
     constexpr int kRowChunks = Tile::kCols / kChunk;
+    keep_order<Machine>();  // what passes through registers is one tile at a time
     for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
       const int row = unit / kRowChunks, chunk = unit % kRowChunks;
       const int64_t from = maximum(0, minimum(first_row + row, source.rows - 1));

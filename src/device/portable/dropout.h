@@ -107,7 +107,8 @@ TILEWISE_INLINE void for_each_draw(Scores& scores, const AttentionParams& p, con
 /// A bit for each element of a lane.
 template <int kElements>
 struct KeptBits {
-  uint32_t bits[ceil_div(kElements, 32)] = {};
+  static constexpr int kWords = ceil_div(kElements, 32);
+  uint32_t bits[kWords] = {};
   TILEWISE_INLINE void set(int element, bool kept) {
     bits[element / 32] |= static_cast<uint32_t>(kept) << (element % 32);
   }

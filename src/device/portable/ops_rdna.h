@@ -66,7 +66,7 @@ struct RdnaOps {
   template <int kElement, int Rows, int Cols, class RowTile, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
                                        const Tile& tile) {
-    const int lane = product_lane<(Tile::kCols > 128)>();
+    const int lane = product_lane<(Tile::kCols >= 64)>();
     TILEWISE_UNROLL
     for (int k = 0; k < Tile::kCols / 16; ++k) {
       keep_order<Machine>();

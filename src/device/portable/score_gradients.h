@@ -97,11 +97,17 @@ class ScoreGradients {
         return draw_kept<Machine, Scores>(kept, block_.p, seed_, batch_head, first_query, first_key);
       }
     }
-    for_each_index<0, Sets::kElements>([&](auto index) {
-      constexpr int kElement = decltype(index)::value;
-      kept.set(kElement, keeps(block_.p, seed_, batch_head, first_query + Sets::col(lane_, kElement),
-                               first_key + Sets::row(lane_, kElement)));
-    });
+    // A loop: side by side some hundred multiplications pass the registers.
+    TILEWISE_UNROLL
+    for (int word = 0; word < kept.kWords; ++word) {
+      TILEWISE_NO_UNROLL
+      for (int bit = 0; bit < minimum(32, Sets::kElements - 32 * word); ++bit) {
+        const int element = 32 * word + bit;
+        const bool keep = keeps(block_.p, seed_, batch_head, first_query + Sets::col(lane_, element),
+                                first_key + Sets::row(lane_, element));
+        kept.bits[word] |= static_cast<uint32_t>(keep) << bit;
+      }
+    }
   }
 
   const KeyBlock<C>& block_;

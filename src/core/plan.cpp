@@ -106,8 +106,7 @@ PlanState make_plan(const Problem& problem, const Overrides& overrides, std::spa
   return plan;
 }
 
-PlanState find_plan(const Problem& problem, const SelectOptions& select) {
-  const Overrides overrides = overrides_of(select);
+PlanState find_plan(const Problem& problem, const Overrides& overrides) {
   if (PlanState known = plan_cache().find(problem, overrides, planning_device(problem.device))) return known;
   return plan_cache().insert(make_plan(problem, overrides, implementation_table()), overrides);
 }
@@ -120,7 +119,7 @@ std::string Plan::schedule() const { return state_->kernel->schedule(); }
 std::size_t Plan::workspace_size() const noexcept { return state_->kernel->workspace_size(); }
 
 Plan plan(const Problem& problem, const SelectOptions& select) {
-  return Plan(core::find_plan(core::canonical(problem), select));
+  return Plan(core::find_plan(core::canonical(problem), core::overrides_of(select)));
 }
 
 }  // namespace tilewise

@@ -75,7 +75,7 @@ class PlanCache {
                                   std::span<const Implementation* const> table);
 
 /// The cached plan of a canonical problem on planning_device(), made where it is not known yet.
-[[nodiscard]] PlanState find_plan(const Problem& problem, const SelectOptions& select);
+[[nodiscard]] PlanState find_plan(const Problem& problem, const Overrides& overrides);
 
 }  // namespace core
 }  // namespace tilewise

@@ -8,6 +8,7 @@
 #include "core/lengths.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
+#include "core/recent_plan.hpp"
 
 namespace tilewise {
 namespace core {
@@ -96,16 +97,25 @@ void run_planned(const Plan& plan, const Call& call, void* workspace, void* stre
   launch(call, plan.state(), workspace, stream, nullptr);
 }
 
+PlanState plan_of(const Call& call, const SelectOptions& select) {
+  const Overrides overrides = overrides_of(select);
+  RecentPlan& recent = recent_plan(call.operation);
+  if (PlanState plan = recent.find(call, overrides)) return plan;
+  PlanState plan = find_plan(describe(call), overrides);
+  recent.remember(call, overrides, plan);
+  return plan;
+}
+
 }  // namespace
 
 void run_call(const Call& call, const SelectOptions& select, void* stream, WorkspaceSource* workspace) {
   const DeviceScope scope(call.q.device, stream);
-  launch(call, *find_plan(describe(call), select), nullptr, stream, workspace);
+  launch(call, *plan_of(call, select), nullptr, stream, workspace);
 }
 
 void prepare_call(const Call& call, const SelectOptions& select) {
   const DeviceScope scope(call.q.device, nullptr);
-  (void)find_plan(describe(call), select);
+  (void)find_plan(describe(call), overrides_of(select));
 }
 
 }  // namespace core

@@ -1,8 +1,9 @@
 // Selection: overrides, device, features, then each implementation's own judgement.
 #include "core/select.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 
 #include "core/message.hpp"
@@ -10,9 +11,17 @@
 namespace tilewise::core {
 namespace {
 
-std::string_view environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view{} : std::string_view{value};
+/// Both variables in one pass over the environment, which every call makes: getenv() would pass twice.
+Overrides overrides_of_environment() {
+  constexpr std::string_view kForce = "TILEWISE_FORCE=", kDisable = "TILEWISE_DISABLE=";
+  Overrides overrides{{}, {}, kForce.substr(0, kForce.size() - 1)};
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    if (**entry != kForce.front()) continue;
+    const std::string_view variable = *entry;
+    if (variable.starts_with(kForce)) overrides.force = variable.substr(kForce.size());
+    if (variable.starts_with(kDisable)) overrides.disable = variable.substr(kDisable.size());
+  }
+  return overrides;
 }
 
 /// Calls fn(entry) for each entry of a comma-separated list, blanks trimmed, until one returns true.
@@ -84,7 +93,7 @@ Verdict judge(const Implementation& row, const Problem& problem, const Overrides
 
 Overrides overrides_of(const SelectOptions& select) {
   if (!select.implementation.empty()) return {select.implementation, {}, "implementation"};
-  return {environment("TILEWISE_FORCE"), environment("TILEWISE_DISABLE"), "TILEWISE_FORCE"};
+  return overrides_of_environment();
 }
 
 Selection select(const Problem& problem, const Overrides& overrides, std::span<const Implementation* const> table) {

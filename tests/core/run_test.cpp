@@ -90,10 +90,10 @@ TEST(Run, AllocatesNothingOnceKnown) {
     Launch launch;
     const Plan plan = recording_plan(describe(call.forward), launch, 4096);
     run(plan, call.forward);
-    (void)core::find_plan(plan.problem(), {});
+    (void)core::find_plan(plan.problem(), core::Overrides{});
     const int before = allocations;
     run(plan, call.forward);
-    (void)core::find_plan(describe(call.forward), {});
+    (void)core::find_plan(describe(call.forward), core::Overrides{});
     EXPECT_EQ(allocations, before);
   }
 }

@@ -1,0 +1,151 @@
+// The remembered plan serves exactly the calls that describe to its Problem: every change of a call that matters, of
+// tensors, options or overrides, must not find it.
+#include "core/recent_plan.hpp"
+
+#include <functional>
+#include <vector>
+
+#include "support.hpp"
+
+namespace tilewise {
+namespace {
+
+using test::SmallCall;
+
+core::PlanState plan_for(const Problem& problem) {
+  return std::make_shared<const Plan::State>(Plan::State{problem, nullptr, nullptr});
+}
+
+class Remembered : public ::testing::Test {
+ protected:
+  Remembered() {
+    recent_.remember(core::call_of(call_.forward), overrides_, forward_plan_);
+    recent_backward_.remember(core::call_of(call_.backward), overrides_, backward_plan_);
+  }
+
+  [[nodiscard]] core::PlanState find(const ForwardArguments& forward) const {
+    return recent_.find(core::call_of(forward), overrides_);
+  }
+  [[nodiscard]] core::PlanState find(const BackwardArguments& backward) const {
+    return recent_backward_.find(core::call_of(backward), overrides_);
+  }
+
+  SmallCall call_;
+  core::Overrides overrides_;
+  core::PlanState forward_plan_ = plan_for(describe(call_.forward)),
+                  backward_plan_ = plan_for(describe(call_.backward));
+  core::RecentPlan recent_, recent_backward_;
+};
+
+TEST_F(Remembered, ServesTheSameKindOfTensorsElsewhere) {
+  EXPECT_EQ(find(call_.forward), forward_plan_);
+  EXPECT_EQ(find(call_.backward), backward_plan_);
+  const SmallCall other;
+  EXPECT_EQ(find(other.forward), forward_plan_);
+  EXPECT_EQ(find(other.backward), backward_plan_);
+  ForwardArguments seeded = call_.forward;
+  seeded.options.seed = 7, seeded.options.offset = 9;  // the kernel's parameters alone
+  EXPECT_EQ(find(seeded), forward_plan_);
+}
+
+TEST_F(Remembered, EveryOptionMatters) {
+  using Change = std::function<void(AttentionOptions&)>;
+  const TensorView row = call_.tensor({4}, DType::f32), lengths = call_.lengths({1, 1}),
+                   seed = call_.tensor({2}, DType::i64);
+  const std::vector<Change> changes{
+      [](auto& o) { o.layout = Layout::sbhd; },
+      [](auto& o) { o.mask = Mask::causal; },
+      [](auto& o) { o.alignment = Alignment::top_left; },
+      [](auto& o) { o.window_left = 1; },
+      [](auto& o) { o.window_right = 1; },
+      [](auto& o) { o.softmax_scale = 0.25; },
+      [](auto& o) { o.softcap = 2.0; },
+      [](auto& o) { o.dropout_p = 0.5; },
+      [&](auto& o) { o.seed_and_offset = seed; },
+      [&](auto& o) { o.bias = row; },
+      [&](auto& o) { o.alibi_slopes = row; },
+      [&](auto& o) { o.sink = row; },
+      [&](auto& o) { o.cu_seqlens_q = lengths; },
+      [&](auto& o) { o.cu_seqlens_k = lengths; },
+      [](auto& o) { o.max_seqlen_q = 3; },
+      [](auto& o) { o.max_seqlen_k = 5; },
+      [&](auto& o) { o.seqused_q = lengths; },
+      [&](auto& o) { o.seqused_k = lengths; },
+      [&](auto& o) { o.leftpad_k = lengths; },
+      [](auto& o) { o.deterministic = true; },
+      [](auto& o) { o.batch_invariant = true; },
+  };
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    ForwardArguments forward = call_.forward;
+    changes[i](forward.options);
+    EXPECT_EQ(find(forward), nullptr) << "change " << i;
+    BackwardArguments backward = call_.backward;
+    changes[i](backward.options);
+    EXPECT_EQ(find(backward), nullptr) << "change " << i;
+  }
+}
+
+TEST_F(Remembered, EveryTensorMatters) {
+  using Change = std::function<void(TensorView&)>;
+  const std::vector<Change> changes{
+      [](TensorView& view) { view = {}; },
+      [](TensorView& view) { view.data = nullptr; },
+      [](TensorView& view) { view.data = static_cast<std::byte*>(view.data) + 8; },
+      [](TensorView& view) { view.dtype = DType::bf16; },
+      [](TensorView& view) { view.device.type = DeviceType::cuda; },
+      [](TensorView& view) { view.device.index = 1; },
+      [](TensorView& view) { --view.rank; },
+      [](TensorView& view) { --view.shape[0]; },
+      [](TensorView& view) { --view.shape[static_cast<std::size_t>(view.rank) - 1]; },
+      [](TensorView& view) { ++view.strides[0]; },
+      [](TensorView& view) { ++view.strides[static_cast<std::size_t>(view.rank) - 1]; },
+  };
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    for (TensorView ForwardArguments::* tensor : {&ForwardArguments::q, &ForwardArguments::k, &ForwardArguments::v,
+                                                  &ForwardArguments::out, &ForwardArguments::softmax_lse}) {
+      ForwardArguments forward = call_.forward;
+      changes[i](forward.*tensor);
+      EXPECT_EQ(find(forward), nullptr) << "change " << i;
+    }
+    for (TensorView BackwardArguments::* tensor :
+         {&BackwardArguments::dout, &BackwardArguments::dlse, &BackwardArguments::q, &BackwardArguments::k,
+          &BackwardArguments::v, &BackwardArguments::out, &BackwardArguments::softmax_lse, &BackwardArguments::dq,
+          &BackwardArguments::dk, &BackwardArguments::dv}) {
+      BackwardArguments backward = call_.backward;
+      if (!(backward.*tensor).defined()) backward.*tensor = call_.backward.softmax_lse;
+      const bool given = (call_.backward.*tensor).defined();
+      if (given) changes[i](backward.*tensor);
+      EXPECT_EQ(find(backward), nullptr) << "change " << i;
+    }
+  }
+  BackwardArguments more = call_.backward;
+  more.dbias = more.softmax_lse;
+  EXPECT_EQ(find(more), nullptr);
+  more = call_.backward;
+  more.dsink = more.softmax_lse;
+  EXPECT_EQ(find(more), nullptr);
+}
+
+TEST_F(Remembered, OverridesMatter) {
+  const core::Call call = core::call_of(call_.forward);
+  EXPECT_EQ(recent_.find(call, {"reference", {}, "implementation"}), nullptr);
+  EXPECT_EQ(recent_.find(call, {{}, "cpu.*", "TILEWISE_FORCE"}), nullptr);
+  recent_.remember(call, {"reference", {}, "implementation"}, backward_plan_);
+  EXPECT_EQ(recent_.find(call, {"reference", {}, "implementation"}), backward_plan_);
+  EXPECT_EQ(recent_.find(call, {}), nullptr);
+}
+
+TEST_F(Remembered, CallsWithOtherTensorsAreNotRemembered) {
+  SmallCall packed = SmallCall::packed();
+  recent_.remember(core::call_of(packed.forward), overrides_, plan_for(describe(packed.forward)));
+  EXPECT_EQ(find(packed.forward), nullptr);
+  EXPECT_EQ(find(call_.forward), forward_plan_);
+}
+
+TEST(RecentPlan, KnowsNothingAtFirst) {
+  const SmallCall call;
+  EXPECT_EQ(core::RecentPlan().find(core::call_of(call.forward), {}), nullptr);
+}
+
+}  // namespace
+}  // namespace tilewise

@@ -60,10 +60,11 @@ class Lowerer {
   }
 
   /// Splits over keys where tiles of rows alone would leave multiprocessors idle.
-  [[nodiscard]] std::int64_t splits_for(std::int64_t blocks, std::int32_t tile_cols) const {
+  [[nodiscard]] std::int64_t splits_for(std::int64_t blocks, const device::KernelConfig& config) const {
     if (p_.batch_invariant) return 1;
-    const std::int64_t tiles = ceil_div(p_.seqlen_k, tile_cols);
-    const std::int64_t wanted = ceil_div(2LL * traits_.multiprocessors, std::max<std::int64_t>(blocks, 1));
+    const std::int64_t tiles = ceil_div(p_.seqlen_k, config.tile_cols);
+    const std::int64_t at_once = std::int64_t{blocks_at_once(config)} * traits_.multiprocessors;
+    const std::int64_t wanted = ceil_div(at_once, std::max<std::int64_t>(blocks, 1));
     return std::clamp<std::int64_t>(std::min(wanted, tiles / kFewestTilesASplit), 1, device::kMostSplits);
   }
 
@@ -73,7 +74,7 @@ class Lowerer {
     const std::int64_t rows = p_.seqlen_q * (config.packed_heads ? group() : 1);
     const std::int64_t heads = config.packed_heads ? p_.num_heads_k : p_.num_heads_q;
     const std::int64_t tiles = row_tiles(KernelKind::forward, config, rows);
-    const std::int64_t splits = splits_for(tiles * heads * p_.batch_size, config.tile_cols);
+    const std::int64_t splits = splits_for(tiles * heads * p_.batch_size, config);
     config.split = splits > 1;
     if (config.split) config.sink = false;
     add(KernelKind::forward, config, tiles, splits, heads, p_.batch_size);
@@ -89,7 +90,7 @@ class Lowerer {
     result_.workspace.partial_out = reserve(4 * rows * p_.head_dim_v);
     result_.workspace.partial_lse = reserve(4 * rows);
     const device::KernelConfig config = configure(KernelKind::merge_splits, p_, traits_);
-    add(KernelKind::merge_splits, config, ceil_div(p_.seqlen_q, config.waves), 1, p_.num_heads_q, p_.batch_size);
+    add(KernelKind::merge_splits, config, p_.seqlen_q, 1, p_.num_heads_q, p_.batch_size);
     if (!result_.launches.empty()) result_.launches.back().grid.num_splits = static_cast<std::int32_t>(splits);
   }
 

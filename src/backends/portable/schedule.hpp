@@ -27,6 +27,11 @@ namespace tilewise::backends::portable {
                                               : config.waves / config.wave_cols * config.rows_per_wave;
 }
 
+/// Blocks that keys are split into for each multiprocessor, at most: more of the smallest.
+[[nodiscard]] constexpr int blocks_at_once(const device::KernelConfig& config) {
+  return config.waves == 1 && config.tile_cols <= 32 ? 4 : 2;
+}
+
 /// Shared memory of a block; the generated stub asserts it against the kernel's own struct.
 [[nodiscard]] std::uint32_t shared_bytes(KernelKind kind, const device::KernelConfig& config, device::Machine machine);
 

@@ -90,21 +90,25 @@ TILEWISE_INLINE const uint16_t* address_of_row(const Tensor4& t, const BlockRows
   return static_cast<const uint16_t*>(t.data) + row_offset(t, s, rows.batch, rows.query(r), rows.head(r));
 }
 
-/// Keys that the rows [first, last] of a block see between them, and those that all of them see.
-struct BlockKeys {
-  int32_t begin, end;          // any row
-  int32_t all_begin, all_end;  // every row; empty where all_end <= all_begin
+/// Tiles [begin, end) of the keys that some row of a block sees, of which every row sees
+/// [full_begin, full_end) whole.
+struct KeyTiles {
+  int32_t begin, end, full_begin, full_end;
+  TILEWISE_INLINE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
 };
 
+/// Of the queries [first, last], both used.
 template <KernelConfig C>
-TILEWISE_INLINE BlockKeys block_keys(const AttentionParams& p, const Sequence& s, int32_t first_query,
-                                     int32_t last_query) {
-  const auto all = static_cast<int32_t>(s.seqlen_k);
-  if constexpr (!C.ranged) return {0, all, 0, all};
+TILEWISE_INLINE KeyTiles key_tiles(const AttentionParams& p, const Sequence& s, int32_t first, int32_t last) {
+  const auto tiles = [](int64_t begin, int64_t end, int64_t full_begin, int64_t full_end) {
+    const auto down = [](int64_t key) { return static_cast<int32_t>(key) / C.tile_cols; };
+    const auto up = [](int64_t key) { return ceil_div(static_cast<int32_t>(key), C.tile_cols); };
+    return KeyTiles{down(begin), begin < end ? up(end) : down(begin), up(full_begin), down(full_end)};
+  };
+  if constexpr (!C.ranged) return tiles(0, s.seqlen_k, 0, s.seqlen_k);
   const int64_t d = diagonal_offset(p, s);
-  const KeyRange first = visible_keys(p, s, d, first_query), last = visible_keys(p, s, d, last_query);
-  return {static_cast<int32_t>(first.begin), static_cast<int32_t>(last.end), static_cast<int32_t>(last.begin),
-          static_cast<int32_t>(first.end)};
+  const KeyRange of_first = visible_keys(p, s, d, first), of_last = visible_keys(p, s, d, last);
+  return tiles(of_first.begin, of_last.end, of_last.begin, of_first.end);
 }
 
 }  // namespace tilewise::device

@@ -4,6 +4,7 @@
 
 #include "device/portable/block_rows.h"
 #include "device/portable/dropout.h"
+#include "device/portable/key_stream.h"
 #include "device/portable/own_rows.h"
 #include "device/portable/scores.h"
 #include "device/portable/softmax.h"
@@ -15,14 +16,9 @@ namespace tilewise::device {
 template <class Ops, KernelConfig C>
 struct ForwardShared {
   static constexpr int kBlockRows = C.waves * C.rows_per_wave;
-  using KeyTile = StreamTile<C.tile_cols, C.head_dim, kForMultiply, Ops::kTransposedCopies>;
-  using ValueTile = StreamTile<C.tile_cols, C.head_dim_v, kForAccumulate, Ops::kTransposedCopies>;
+  using Stage = KeyStage<Ops, C, kForMultiply, kForAccumulate>;
   using RowTile = typename OwnRows<Ops, C, C.head_dim>::Tile;
   using Out = OutTile<typename Ops::Layout, kBlockRows, C.head_dim_v>;
-  struct Stage {
-    KeyTile keys;
-    ValueTile values;
-  };
   /// Rows that stay here have their own place; rows that move to registers pass through the stages'.
   struct Streams : RowsPart<!C.rows_in_registers, RowTile> {
     Stage stage[C.stages];
@@ -71,18 +67,11 @@ class ForwardKernel {
     if constexpr (C.dropout) seed_ = dropout_seed(p_);
   }
 
-  /// Tiles [begin, end) of the keys, of which [full_begin, full_end) need no mask.
-  struct Tiles {
-    int32_t begin, end, full_begin, full_end;
-  };
-
-  TILEWISE_INLINE Tiles tiles() const {
+  /// Of this block's part of the keys.
+  TILEWISE_INLINE KeyTiles tiles() const {
     if (rows_.first_row >= rows_.used_rows) return {0, 0, 0, 0};
     const int32_t last_row = minimum(rows_.first_row + Shared::kBlockRows, rows_.used_rows) - 1;
-    const BlockKeys keys = block_keys<C>(p_, sequence_, rows_.query(rows_.first_row), rows_.query(last_row));
-    Tiles t{keys.begin / C.tile_cols, ceil_div(keys.end, C.tile_cols), ceil_div(keys.all_begin, C.tile_cols),
-            keys.all_end / C.tile_cols};
-    if (keys.end <= keys.begin) t.end = t.begin;
+    KeyTiles t = key_tiles<C>(p_, sequence_, rows_.query(rows_.first_row), rows_.query(last_row));
     if constexpr (C.split) {
       const int32_t each = ceil_div(t.end - t.begin, params_.grid.num_splits);
       const int32_t begin = minimum(t.begin + each * split_, t.end);
@@ -95,16 +84,14 @@ class ForwardKernel {
   }
 
   TILEWISE_INLINE void visit_keys() {
-    const Tiles t = tiles();
+    const KeyTiles t = tiles();
     if (t.begin >= t.end) return;
-    const int32_t head_k = uniform<Machine>(rows_.head_k());
-    keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
-    values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
+    stream_.open(p_, sequence_, rows_.batch, uniform<Machine>(rows_.head_k()));
     queries_.load(row_tile(), wave_row_, p_.head_dim,
                   [&](int row) { return address_of_row(p_.q, rows_, sequence_, row); });
-    start(t.begin);
+    stream_.start(stage(t.begin), t.begin);
     // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
-    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, t, tile < t.full_begin || tile >= t.full_end);
+    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
   }
 
   TILEWISE_INLINE typename Shared::RowTile& row_tile() {
@@ -119,20 +106,11 @@ class ForwardKernel {
   /// Tiles that wait in registers are asked for once the scores have left theirs, where those are few.
   static constexpr bool kLateStart = C.head_dim + C.head_dim_v > Ops::kRoomyDims;
 
-  TILEWISE_INLINE void start(int32_t tile) {
-    key_loader_.start(stage(tile).keys, keys_, tile * C.tile_cols);
-    value_loader_.start(stage(tile).values, values_, tile * C.tile_cols);
-  }
-
   /// One tile of keys: scores, softmax, and their sum of values. The next tile is under way meanwhile.
-  TILEWISE_INLINE void step(int32_t tile, const Tiles& t, bool masked) {
+  TILEWISE_INLINE void step(int32_t tile, bool more, bool masked) {
     typename Shared::Stage& current = stage(tile);
-    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
-    Ops::finish_copies();
-    key_loader_.finish(current.keys);
-    value_loader_.finish(current.values);
-    Machine::barrier();
-    if (!kLateStart && tile + 1 < t.end) start(tile + 1);
+    stream_.finish(current);
+    if (!kLateStart && more) stream_.start(stage(tile + 1), tile + 1);
 
     Scores scores;
     scores.clear();
@@ -149,7 +127,7 @@ class ForwardKernel {
                              [](int, int, auto&& x, bool kept) { x = kept ? x : 0.0f; });
     }
     const auto weights = Ops::template to_operand<C.element>(scores);
-    if (kLateStart && tile + 1 < t.end) start(tile + 1);
+    if (kLateStart && more) stream_.start(stage(tile + 1), tile + 1);
     Ops::template accumulate<C.element>(out_, weights, current.values.for_accumulate());
   }
 
@@ -222,9 +200,7 @@ class ForwardKernel {
   BlockRows<C> rows_;
   int32_t split_;
   int lane_, wave_row_;
-  RowSource keys_, values_;
-  TileLoader<Ops, C, typename Shared::KeyTile> key_loader_;
-  TileLoader<Ops, C, typename Shared::ValueTile> value_loader_;
+  KeyStream<Ops, C, typename Shared::Stage> stream_;
   OwnRows<Ops, C, C.head_dim> queries_;
   RowScore row_scores_[Scores::kSlots];
   VisibleBand band_;

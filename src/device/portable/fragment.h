@@ -57,14 +57,7 @@ struct Fragment {
   Accumulator tile[kRowTiles][kColTiles];
 
   TILEWISE_INLINE void clear() {
-    TILEWISE_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < Layout::kRegisters; ++i) tile[r][c][i] = 0.0f;
-      }
-    }
+    for_each(0, [](int, int, auto&& x) { x = 0.0f; });
   }
 
   /// Row of the fragment behind a slot of this lane.
@@ -79,64 +72,29 @@ struct Fragment {
   /// visit(slot, column, value&) for each element this lane holds.
   template <class Visit>
   TILEWISE_INLINE void for_each(int lane, const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < Layout::kRegisters; ++i) {
-          visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col, tile[r][c][i]);
-        }
-      }
-    }
+    walk<1>(lane, [&](int r, int c, int i, int slot, int col) { visit(slot, col, tile[r][c][i]); });
   }
 
   /// visit(slot, column, value&, other&) for each element of two fragments of one shape.
   template <class Visit>
   TILEWISE_INLINE void for_each_pair(Fragment& other, int lane, const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < Layout::kRegisters; ++i) {
-          visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col, tile[r][c][i],
-                other.tile[r][c][i]);
-        }
-      }
-    }
+    walk<1>(lane,
+            [&](int r, int c, int i, int slot, int col) { visit(slot, col, tile[r][c][i], other.tile[r][c][i]); });
   }
 
   /// visit(slot, pair&) for each pair of adjacent registers; where kPacked.
   template <class Visit>
   TILEWISE_INLINE void for_each_packed(const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < Layout::kRegisters; i += 2) {
-          visit(r * Layout::kRowSlots + Layout::slot(i), tile[r][c].pair(i));
-        }
-      }
-    }
+    walk<2>(0, [&](int r, int c, int i, int slot, int) { visit(slot, tile[r][c].pair(i)); });
   }
 
   /// visit(slot, column, pair&, other&) for each pair of adjacent registers of two fragments of one shape;
   /// the column is the first one's. Where kPacked.
   template <class Visit>
   TILEWISE_INLINE void for_each_packed(Fragment& other, int lane, const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int r = 0; r < kRowTiles; ++r) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColTiles; ++c) {
-        TILEWISE_UNROLL
-        for (int i = 0; i < Layout::kRegisters; i += 2) {
-          visit(r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col,
-                tile[r][c].pair(i), other.tile[r][c].pair(i));
-        }
-      }
-    }
+    walk<2>(lane, [&](int r, int c, int i, int slot, int col) {
+      visit(slot, col, tile[r][c].pair(i), other.tile[r][c].pair(i));
+    });
   }
 
   /// Multiplies each row by its factor; a factor of 0 clears it, whatever it held.
@@ -147,6 +105,22 @@ struct Fragment {
   /// Multiplies each row by its factor.
   TILEWISE_INLINE void scale_rows(const PerRow& factor) {
     for_each(0, [&](int slot, int, auto&& x) { x = x * factor[slot]; });
+  }
+
+ private:
+  /// visit(row tile, column tile, register, slot, column) for every kStep-th register.
+  template <int kStep, class Visit>
+  TILEWISE_INLINE static void walk(int lane, const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < Layout::kRegisters; i += kStep) {
+          visit(r, c, i, r * Layout::kRowSlots + Layout::slot(i), c * Layout::kCols + Layout::place(lane, i).col);
+        }
+      }
+    }
   }
 };
 

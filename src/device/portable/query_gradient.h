@@ -4,6 +4,7 @@
 
 #include "device/portable/dropout.h"
 #include "device/portable/gradients.h"
+#include "device/portable/key_stream.h"
 #include "device/portable/own_rows.h"
 #include "device/portable/store_rows.h"
 
@@ -12,12 +13,7 @@ namespace tilewise::device {
 template <class Ops, KernelConfig C>
 struct QueryGradientShared {
   static constexpr int kBlockRows = C.waves * C.rows_per_wave;
-  using KeyTile = StreamTile<C.tile_cols, C.head_dim, kForBoth, Ops::kTransposedCopies>;
-  using ValueTile = StreamTile<C.tile_cols, C.head_dim_v, kForMultiply, Ops::kTransposedCopies>;
-  struct Stage {
-    KeyTile keys;
-    ValueTile values;
-  };
+  using Stage = KeyStage<Ops, C, kForBoth, kForMultiply>;
   using QueryRows = typename OwnRows<Ops, C, C.head_dim>::Tile;
   using DoutRows = typename OwnRows<Ops, C, C.head_dim_v>::Tile;
   using Out = OutTile<typename Ops::Layout, kBlockRows, C.head_dim>;
@@ -90,36 +86,23 @@ class QueryGradientKernel {
   TILEWISE_INLINE void visit_keys() {
     if (rows_.first_row >= rows_.used_rows) return;
     const int32_t last = minimum(rows_.first_row + Shared::kBlockRows, rows_.used_rows) - 1;
-    const BlockKeys seen = block_keys<C>(p_, sequence_, rows_.first_row, last);
-    if (seen.end <= seen.begin) return;
-    const int32_t begin = seen.begin / C.tile_cols, end = ceil_div(seen.end, C.tile_cols);
-    const int32_t full_begin = ceil_div(seen.all_begin, C.tile_cols), full_end = seen.all_end / C.tile_cols;
-    const int32_t head_k = uniform<Machine>(rows_.head_k());
-    keys_ = key_source(p_.k, sequence_, rows_.batch, head_k, p_.head_dim);
-    values_ = key_source(p_.v, sequence_, rows_.batch, head_k, p_.head_dim_v);
+    const KeyTiles t = key_tiles<C>(p_, sequence_, rows_.first_row, last);
+    if (t.begin >= t.end) return;
+    stream_.open(p_, sequence_, rows_.batch, uniform<Machine>(rows_.head_k()));
     queries_.load(shared_.query_rows(), wave_row_, p_.head_dim,
                   [&](int row) { return address_of_row(p_.q, rows_, sequence_, row); });
     douts_.load(shared_.dout_rows(), wave_row_, p_.head_dim_v,
                 [&](int row) { return address_of_row(p_.dout, rows_, sequence_, row); });
-    start(begin);
-    for (int32_t tile = begin; tile < end; ++tile) step(tile, end, tile < full_begin || tile >= full_end);
+    stream_.start(stage(t.begin), t.begin);
+    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
   }
 
   TILEWISE_INLINE typename Shared::Stage& stage(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
 
-  TILEWISE_INLINE void start(int32_t tile) {
-    key_loader_.start(stage(tile).keys, keys_, tile * C.tile_cols);
-    value_loader_.start(stage(tile).values, values_, tile * C.tile_cols);
-  }
-
-  TILEWISE_INLINE void step(int32_t tile, int32_t end, bool masked) {
+  TILEWISE_INLINE void step(int32_t tile, bool more, bool masked) {
     typename Shared::Stage& current = stage(tile);
-    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
-    Ops::finish_copies();
-    key_loader_.finish(current.keys);
-    value_loader_.finish(current.values);
-    Machine::barrier();
-    if (tile + 1 < end) start(tile + 1);
+    stream_.finish(current);
+    if (more) stream_.start(stage(tile + 1), tile + 1);
 
     Scores scores, gradients;
     scores.clear();
@@ -194,9 +177,7 @@ class QueryGradientKernel {
   Sequence sequence_;
   BlockRows<C> rows_;
   int lane_, wave_row_;
-  RowSource keys_, values_;
-  TileLoader<Ops, C, typename Shared::KeyTile> key_loader_;
-  TileLoader<Ops, C, typename Shared::ValueTile> value_loader_;
+  KeyStream<Ops, C, typename Shared::Stage> stream_;
   OwnRows<Ops, C, C.head_dim> queries_;
   OwnRows<Ops, C, C.head_dim_v> douts_;
   RowScore row_scores_[Scores::kSlots];

@@ -226,66 +226,114 @@ shim::Tensor gradient(const TensorView& q, const TensorView& like, bool wanted, 
   return shim::Tensor::empty(view);
 }
 
+/// The tensors of a backward call, in the order of its schemas, owned until the kernel returns.
+struct BackwardTensors {
+  shim::Tensor dout, dlse, q, k, v, out, softmax_lse;
+
+  [[nodiscard]] static BackwardTensors read(shim::StackReader& stack) {
+    return {stack.tensor(), stack.optional_tensor(), stack.tensor(), stack.tensor(),
+            stack.tensor(), stack.tensor(),          stack.tensor()};
+  }
+  [[nodiscard]] BackwardArguments arguments(AttentionOptions options) const {
+    return {dout.view("dout"),
+            dlse.view("dlse"),
+            q.view("q"),
+            k.view("k"),
+            v.view("v"),
+            out.view("out"),
+            softmax_lse.view("softmax_lse"),
+            {},
+            {},
+            {},
+            {},
+            {},
+            options};
+  }
+};
+
+/// dq, dk, dv, dbias and dsink; the plain operator has the first three.
+using Needed = std::array<bool, 5>;
+using Gradients = std::array<shim::Tensor, 5>;
+constexpr std::size_t kPlainGradients = 3;
+
+void give(Gradients& gradients, std::uint64_t count, shim::StableIValue* stack) {
+  for (std::size_t i = 0; i < count; ++i) stack[i] = reinterpret_cast<std::uintptr_t>(gradients[i].release());
+}
+
+/// Allocates the first `count` gradients and computes those that are needed.
+Gradients run_backward(BackwardArguments a, const Needed& needed, std::size_t count, const SelectOptions& select) {
+  Gradients gradients;
+  gradients[0] = gradient(a.q, a.q, needed[0], "dq", &a.dq);
+  gradients[1] = gradient(a.q, a.k, needed[1], "dk", &a.dk);
+  gradients[2] = gradient(a.q, a.v, needed[2], "dv", &a.dv);
+  if (count > kPlainGradients) {
+    gradients[3] = gradient(a.q, a.options.bias, needed[3], "dbias", &a.dbias);
+    gradients[4] = gradient(a.q, a.options.sink, needed[4], "dsink", &a.dsink);
+  }
+  void* stream = shim::current_stream(a.q.device);
+  clear_before(a.dq, a.options.cu_seqlens_q, stream);
+  clear_before(a.dk, a.options.cu_seqlens_k, stream);
+  clear_before(a.dv, a.options.cu_seqlens_k, stream);
+  run_on_current_stream(a, select, stream);
+  clear_rest(a.dq, a.options.cu_seqlens_q);
+  clear_rest(a.dk, a.options.cu_seqlens_k);
+  clear_rest(a.dv, a.options.cu_seqlens_k);
+  return gradients;
+}
+
 void backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
-  const shim::Tensor dout = reader.tensor(), dlse = reader.optional_tensor(), q = reader.tensor(), k = reader.tensor(),
-                     v = reader.tensor(), out = reader.tensor(), lse = reader.tensor();
-  const bool need_dq = reader.boolean(), need_dk = reader.boolean(), need_dv = reader.boolean(),
-             need_dbias = reader.boolean(), need_dsink = reader.boolean();
+  const BackwardTensors tensors = BackwardTensors::read(reader);
+  const Needed needed{reader.boolean(), reader.boolean(), reader.boolean(), reader.boolean(), reader.boolean()};
   const TorchOptions options = TorchOptions::read(reader);
-  std::array<shim::Tensor, 5> gradients;
+  Gradients gradients;
   run_kernel([&] {
-    BackwardArguments a;
-    a.dout = dout.view("dout");
-    a.dlse = dlse.view("dlse");
-    a.q = q.view("q");
-    a.k = k.view("k");
-    a.v = v.view("v");
-    a.out = out.view("out");
-    a.softmax_lse = lse.view("softmax_lse");
-    a.options = options.options();
-    gradients[0] = gradient(a.q, a.q, need_dq, "dq", &a.dq);
-    gradients[1] = gradient(a.q, a.k, need_dk, "dk", &a.dk);
-    gradients[2] = gradient(a.q, a.v, need_dv, "dv", &a.dv);
-    gradients[3] = gradient(a.q, a.options.bias, need_dbias, "dbias", &a.dbias);
-    gradients[4] = gradient(a.q, a.options.sink, need_dsink, "dsink", &a.dsink);
-    void* stream = shim::current_stream(a.q.device);
-    clear_before(a.dq, a.options.cu_seqlens_q, stream);
-    clear_before(a.dk, a.options.cu_seqlens_k, stream);
-    clear_before(a.dv, a.options.cu_seqlens_k, stream);
-    run_on_current_stream(a, options.select(), stream);
-    clear_rest(a.dq, a.options.cu_seqlens_q);
-    clear_rest(a.dk, a.options.cu_seqlens_k);
-    clear_rest(a.dv, a.options.cu_seqlens_k);
+    gradients = run_backward(tensors.arguments(options.options()), needed, gradients.size(), options.select());
   });
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    stack[i] = reinterpret_cast<std::uintptr_t>(gradients[i].release());
-  }
+  give(gradients, gradients.size(), stack);
 }
+
+/// `needed`: 1 for dq, 2 for dk and 4 for dv, added up.
+void plain_backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const BackwardTensors tensors = BackwardTensors::read(reader);
+  const std::int64_t needed = reader.integer();
+  Gradients gradients;
+  run_kernel([&] {
+    gradients = run_backward(tensors.arguments(plain_options(reader)),
+                             {(needed & 1) != 0, (needed & 2) != 0, (needed & 4) != 0}, kPlainGradients, {});
+  });
+  give(gradients, kPlainGradients, stack);
+}
+
+constexpr const char* kForwardTensors = "Tensor q, Tensor k, Tensor v";
+constexpr const char* kBackwardTensors =
+    "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse";
 
 struct Operator {
   const char* name;
-  const char* arguments;  // before the options
+  const char* tensors;
+  const char* needed;  // "", or which gradients are
   const char* options;
   const char* returns;
   shim::BoxedKernel kernel;
 };
-constexpr std::array<Operator, 5> kOperators{{
-    {"attention_forward", "Tensor q, Tensor k, Tensor v", kOptionsSchema, "(Tensor out, Tensor softmax_lse)",
-     forward_kernel},
-    {"attention_forward.plain", "Tensor q, Tensor k, Tensor v", kPlainSchema, "Tensor", plain_forward_kernel<false>},
-    {"attention_forward.plain_lse", "Tensor q, Tensor k, Tensor v", kPlainSchema, "(Tensor out, Tensor softmax_lse)",
+constexpr std::array<Operator, 6> kOperators{{
+    {"attention_forward", kForwardTensors, "", kOptionsSchema, "(Tensor out, Tensor softmax_lse)", forward_kernel},
+    {"attention_forward.plain", kForwardTensors, "", kPlainSchema, "Tensor", plain_forward_kernel<false>},
+    {"attention_forward.plain_lse", kForwardTensors, "", kPlainSchema, "(Tensor out, Tensor softmax_lse)",
      plain_forward_kernel<true>},
-    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", kOptionsSchema, "Tensor",
+    {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", "", kOptionsSchema, "Tensor",
      forward_out_kernel},
-    {"attention_backward",
-     "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-     "bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink",
-     kOptionsSchema, "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
+    {"attention_backward", kBackwardTensors,
+     ", bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink", kOptionsSchema,
+     "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
+    {"attention_backward.plain", kBackwardTensors, ", int needed", kPlainSchema, "(Tensor, Tensor, Tensor)",
+     plain_backward_kernel},
 }};
 
 std::string schema_of(const Operator& op) {
-  return std::string(op.name) + "(" + op.arguments + ", " + op.options + ") -> " + op.returns;
+  return std::string(op.name) + "(" + op.tensors + op.needed + ", " + op.options + ") -> " + op.returns;
 }
 
 /// Defines the operators and their kernels, for the CPU and where torch has it for the GPU, in the torch whose

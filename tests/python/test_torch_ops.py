@@ -62,6 +62,14 @@ def test_opcheck_plain(operator):
     torch.library.opcheck(operator, (*tensors, FORMS["causal", "bshd"], 0.5))
 
 
+@pytest.mark.parametrize("needed", range(1, 8))
+def test_opcheck_plain_backward(needed):
+    tensors, _ = draw("plain")
+    out, lse = operators.forward(*tensors, True, 0.5)
+    arguments = (torch.randn_like(out), torch.randn_like(lse), *tensors, out, lse, needed)
+    torch.library.opcheck(operators.plain_backward, (*arguments, FORMS["causal", "bshd"], 0.5))
+
+
 def test_opcheck_forward_packed():
     q, k, v = torch.randn(9, 4, 8), torch.randn(11, 2, 8), torch.randn(11, 2, 8)
     options = options_with(layout="thd", cu_seqlens_q=lengths(0, 4, 9), cu_seqlens_k=lengths(0, 7, 11), max_seqlen_q=6)
@@ -150,6 +158,24 @@ def test_plain_calls_compute_the_same(layout, options):
         expected, expected_grads = gradients(functools.partial(run, return_lse=return_lse, seed=0), q, k, v)
         assert_same((*results, *grads), (*expected, *expected_grads), 0.0)
     assert_same((out, *run(q, k, v, return_lse=True)), (full[0], *full), 0.0)
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "qv"])
+@pytest.mark.parametrize("through", ["out", "softmax_lse"])
+def test_plain_gradients_are_those_wanted(wanted, through):
+    (q, k, v), _ = draw("plain")
+
+    def grads(**more):
+        leaves = {name: tensor.clone().requires_grad_(name in wanted) for name, tensor in zip("qkv", (q, k, v))}
+        out, lse = tilewise.attention(*leaves.values(), return_lse=True, **more)
+        with Recorder() as recorder:
+            (out if through == "out" else lse).square().sum().backward()
+        assert (operators.plain_backward in recorder.calls) == (not more)
+        return [leaf.grad for leaf in leaves.values()]
+
+    for actual, expected, name in zip(grads(), grads(seed=0), "qkv"):
+        assert (actual is None) == (expected is None) == (name not in wanted)
+        assert actual is None or torch.equal(actual, expected)
 
 
 def test_rarer_calls_take_the_operator_with_all_options():
@@ -274,6 +300,8 @@ def test_deterministic_algorithms_reach_the_kernel():
         out = tilewise.attention(q, k, v, **options)
         with Recorder() as recorder:
             out.sum().backward()
+        if operators.plain_backward in recorder.calls:  # which has no such argument
+            return False
         arguments = recorder.calls[operators.backward]
         return Options(*arguments[12:]).deterministic
 

@@ -28,6 +28,13 @@ def eager_forward(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> 
         return operators.eager_forward(q, k, v, *options)
 
 
+def _dense_rows(dout: Optional[Tensor], out: Tensor) -> Tensor:
+    """The gradient of `out` as the kernels read it; None stands for zeros."""
+    if dout is None:
+        return torch.zeros_like(out)
+    return dout if dout.stride(-1) == 1 else dout.contiguous()  # such as the expanded gradient of a sum
+
+
 def gradients(
     dout: Optional[Tensor],
     dlse: Optional[Tensor],
@@ -37,10 +44,7 @@ def gradients(
     operator: Any = operators.backward,
 ) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not needed. `saved`: q, k, v, out, softmax_lse."""
-    if dout is None:
-        dout = torch.zeros_like(saved[3])
-    elif dout.stride(-1) != 1:
-        dout = dout.contiguous()  # such as the expanded gradient of a sum
+    dout = _dense_rows(dout, saved[3])
     if torch.are_deterministic_algorithms_enabled():
         options = Options(*options)._replace(deterministic=True)
     results = operator(dout, dlse, *saved, *needed, *options)
@@ -96,10 +100,22 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
         form, softmax_scale = ctx.scalars
-        causal, layout = form_parts(form)
-        options = (causal, softmax_scale, layout, *_OTHER_DEFAULTS)
-        needed = (*ctx.needs_input_grad[:3], False, False)
-        return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None, None)
+        need_dq, need_dk, need_dv, *_ = ctx.needs_input_grad
+        if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled():
+            causal, layout = form_parts(form)
+            options = (causal, softmax_scale, layout, *_OTHER_DEFAULTS)
+            needed = (need_dq, need_dk, need_dv, False, False)
+            return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None, None)
+        q, k, v, out, softmax_lse = ctx.saved_tensors
+        try:
+            dq, dk, dv = operators.eager_plain_backward(
+                _dense_rows(dout, out), dlse, q, k, v, out, softmax_lse,
+                need_dq + 2 * need_dk + 4 * need_dv, form, softmax_scale,
+            )  # fmt: skip
+        except RuntimeError as error:
+            _core.rethrow_torch_error(str(error))
+            raise
+        return dq if need_dq else None, dk if need_dk else None, dv if need_dv else None, None, None, None
 
 
 def eager_gradients(

@@ -49,11 +49,13 @@ backward: Any = torch.ops.tilewise.attention_backward.default
 
 eager_forward: Any = getattr(forward, "_op", forward)  # what calling `forward` calls, one Python frame less
 
-# Overloads of `forward` for calls without other options. They have no autograd, not even torch's own layer that would
-# say so: torch goes straight to their kernels, and who calls them looks after gradients.
-for _name in ("plain", "plain_lse"):
-    LIBRARY.impl(f"attention_forward.{_name}", torch.library.fallthrough_kernel, "Autograd")
+# Overloads for calls without other options. They have no autograd, not even torch's own layer that would say so:
+# torch goes straight to their kernels, and who calls them looks after gradients.
+for _name in ("attention_forward.plain", "attention_forward.plain_lse", "attention_backward.plain"):
+    LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 plain: Any = torch.ops.tilewise.attention_forward.plain
 plain_lse: Any = torch.ops.tilewise.attention_forward.plain_lse
+plain_backward: Any = torch.ops.tilewise.attention_backward.plain
 eager_plain: Any = getattr(plain, "_op", plain)
 eager_plain_lse: Any = getattr(plain_lse, "_op", plain_lse)
+eager_plain_backward: Any = getattr(plain_backward, "_op", plain_backward)

@@ -117,10 +117,28 @@ def backward(
     return tuple(gradients)
 
 
+def plain_backward(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    needed: int,
+    form: int = 0,
+    softmax_scale: Optional[float] = None,
+) -> tuple[Tensor, ...]:
+    causal, layout = form_parts(form)
+    needs = (bool(needed & 1), bool(needed & 2), bool(needed & 4), False, False)
+    return backward(dout, dlse, q, k, v, out, softmax_lse, *needs, causal, softmax_scale, layout)[:3]
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "attention_forward": forward,
     "attention_forward.plain": plain,
     "attention_forward.plain_lse": plain_lse,
     "attention_forward_out": forward_out,
     "attention_backward": backward,
+    "attention_backward.plain": plain_backward,
 }

@@ -78,4 +78,9 @@ RecentPlan& recent_plan(Operation operation) {
   return plans[static_cast<std::size_t>(operation)];
 }
 
+RecentPlan& recent_given_plan(Operation operation) {
+  thread_local std::array<RecentPlan, 2> plans;
+  return plans[static_cast<std::size_t>(operation)];
+}
+
 }  // namespace tilewise::core

@@ -25,7 +25,8 @@ class RecentPlan {
   std::string force_, disable_;
 };
 
-/// This thread's, of calls that are `operation`.
+/// This thread's of calls that are `operation`, and of those that came with a plan.
 [[nodiscard]] RecentPlan& recent_plan(Operation operation);
+[[nodiscard]] RecentPlan& recent_given_plan(Operation operation);
 
 }  // namespace tilewise::core

@@ -8,7 +8,7 @@
 namespace tilewise::backends::portable {
 namespace {
 
-using device::KernelConfig;
+using device::is_crowded, device::KernelConfig;
 
 constexpr std::int32_t kDimStep = 32;
 
@@ -52,9 +52,6 @@ KernelConfig score_config(const Problem& p) {
 
 /// Whether scores need more than their scale, which costs registers.
 bool is_featured(const KernelConfig& c) { return c.dropout || !c.plain_scale; }
-
-/// Whether they need draws and a bias, which costs most.
-bool is_crowded(const KernelConfig& c) { return c.dropout && c.bias_type != device::kBiasNone; }
 
 /// Whether a wave for each key head and batch entry leaves multiprocessors idle, so that keys are split.
 bool has_few_blocks(const Problem& p, const DeviceTraits& traits) {

@@ -36,6 +36,9 @@ struct KernelConfig {
   friend constexpr bool operator==(const KernelConfig&, const KernelConfig&) = default;
 };
 
+/// Whether scores need draws and a bias: what costs most registers.
+constexpr bool is_crowded(const KernelConfig& config) { return config.dropout && config.bias_type != kBiasNone; }
+
 /// Parts that the keys of a row may be split into.
 inline constexpr int32_t kMostSplits = 128;
 

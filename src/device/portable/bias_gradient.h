@@ -99,8 +99,8 @@ class BiasGradientKernel {
     scores.clear();
     gradients.clear();
     const auto& streams = shared_.streams;
-    Ops::template multiply<C.element>(scores, streams.queries, wave_row_, streams.keys.for_multiply());
-    Ops::template multiply<C.element>(gradients, streams.douts, wave_row_, streams.values.for_multiply());
+    Ops::template multiply<C.element, true>(scores, streams.queries, wave_row_, streams.keys.for_multiply());
+    Ops::template multiply<C.element, true>(gradients, streams.douts, wave_row_, streams.values.for_multiply());
     RowScore rows[Scores::kSlots];
     QueryStatistics statistics[Scores::kSlots];
     TILEWISE_UNROLL

@@ -61,7 +61,7 @@ struct CdnaOps {
   }
 
   /// scores += rows * tile^T, the rows read from shared memory as they are needed.
-  template <int kElement, int Rows, int Cols, class RowTile, class Tile>
+  template <int kElement, bool kTight = false, int Rows, int Cols, class RowTile, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
                                        const Tile& tile) {
     TILEWISE_UNROLL

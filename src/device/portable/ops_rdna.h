@@ -62,11 +62,11 @@ struct RdnaOps {
     }
   }
 
-  /// scores += rows * tile^T, the rows read from shared memory as they are needed.
-  template <int kElement, int Rows, int Cols, class RowTile, class Tile>
+  /// scores += rows * tile^T, the rows read from shared memory as they are needed. kTight: registers are scarce.
+  template <int kElement, bool kTight = false, int Rows, int Cols, class RowTile, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
                                        const Tile& tile) {
-    const int lane = product_lane<(Tile::kCols >= 64)>();
+    const int lane = product_lane<(kTight || Tile::kCols > 128)>();
     TILEWISE_UNROLL
     for (int k = 0; k < Tile::kCols / 16; ++k) {
       keep_order<Machine>();

@@ -62,7 +62,7 @@ struct Sm80Ops {
 
   /// scores += rows * tile^T, the rows read from shared memory as they are needed. Of the tile's rows
   /// [first_col, first_col + Cols) take part.
-  template <int kElement, int Rows, int Cols, class RowTile, class Tile>
+  template <int kElement, bool kTight = false, int Rows, int Cols, class RowTile, class Tile>
   TILEWISE_INLINE static void multiply(Accumulators<Rows, Cols>& scores, const RowTile& rows, int first_row,
                                        const Tile& tile, int first_col = 0) {
     TILEWISE_UNROLL

@@ -54,7 +54,7 @@ class OwnRows {
     if constexpr (C.rows_in_registers) {
       Ops::template multiply<C.element>(scores, held_, other);
     } else {
-      Ops::template multiply<C.element>(scores, tile, wave_row, other);
+      Ops::template multiply<C.element, is_crowded(C)>(scores, tile, wave_row, other);
     }
   }
 

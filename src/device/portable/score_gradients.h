@@ -65,8 +65,7 @@ class ScoreGradients {
     KeptBits<Sets::kElements> kept;
     if constexpr (C.dropout) draw(kept, of_head.batch_head, first_query);
     // With everything at once, what derives from the lane is worked out tile by tile, else it passes the registers.
-    constexpr bool kCrowded = C.dropout && C.bias_type != kBiasNone;
-    const int lane = kCrowded ? Machine::not_hoisted(lane_) : lane_;
+    const int lane = is_crowded(C) ? Machine::not_hoisted(lane_) : lane_;
     int element = 0;
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query + col;

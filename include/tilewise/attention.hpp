@@ -80,6 +80,7 @@ class Plan {
   struct State;
   explicit Plan(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
   [[nodiscard]] const State& state() const noexcept { return *state_; }
+  [[nodiscard]] const std::shared_ptr<const State>& shared_state() const noexcept { return state_; }
 
  private:
   std::shared_ptr<const State> state_;

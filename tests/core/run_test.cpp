@@ -127,6 +127,25 @@ TEST(Run, ThePlanMustBeForTheseTensors) {
   EXPECT_EQ(launch.count, 0);
 }
 
+TEST(Run, ChecksACallThatDiffersFromTheLast) {
+  SmallCall call, other;
+  Launch launch, other_launch;
+  const Plan plan = recording_plan(describe(call.forward), launch, 0);
+  other.forward.options.mask = Mask::causal;
+  const Plan other_plan = recording_plan(describe(other.forward), other_launch, 0);
+  for (int round = 1; round < 3; ++round) {
+    run(plan, call.forward);
+    EXPECT_THROW(run(other_plan, call.forward), Error);
+    EXPECT_THROW(run(plan, other.forward), Error);
+    run(plan, call.forward);
+    run(other_plan, other.forward);
+    EXPECT_EQ(launch.count, 2 * round);
+    EXPECT_EQ(other_launch.count, round);
+  }
+  call.forward.out.strides[1] = 0;
+  EXPECT_THROW(run(plan, call.forward), Error);
+}
+
 TEST(Run, ChecksTheTensorsAgain) {
   SmallCall call;
   Launch launch;

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import gpu_report
@@ -53,22 +53,24 @@ from gpu_contenders import (
     Contender,
     Inputs,
     Prepared,
-    Tensors,
     Tilewise,
     TorchFlash,
-    UnsupportedError,
     make_inputs,
     prepare,
     prepare_graph,
 )
-from gpu_machine import add_device, check_device, cpu_count, describe_gpu, l2_bytes, measure_ceilings
+from gpu_machine import add_device, check_device, describe_gpu
 from gpu_reference import Exact, exact_heads, judge
-from gpu_timing import clock_of, measure
 from overhead_gpu import measure_overhead
 from report import ratio_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tilewise.bench.compile_ahead import compile_all
+from tilewise.bench.contenders import Unsupported, written_over_nan
+from tilewise.bench.device_timing import clock_of, measure
+from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes, measure_ceilings
 from tilewise.bench.reference import Accuracy
+from tilewise.bench.shapes import Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
 KINDS = ("grid", "decode", "options")
@@ -178,7 +180,7 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
         wanted.setdefault(case, []).append(operation)
     ceilings = measure_ceilings(options.device)
     results["ceilings"] = dataclasses.asdict(ceilings)
-    results["compiled_ahead"] = compile_all(contenders[0], list(wanted), options.device)
+    results["compiled_ahead"] = compile_cases(contenders[0], list(wanted), options.device)
     end = time.monotonic() + options.limit
     left = sum(len(operations) for operations in wanted.values())
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -195,20 +197,16 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
             results["overhead"] = {"failed": f"{type(error).__name__}: {error}"}
 
 
-def compile_all(tilewise: Contender, cases: Sequence[GpuCase], device: str) -> Json:
+def compile_cases(tilewise: Contender, cases: Sequence[GpuCase], device: str) -> Json:
     """Compiles every kernel that the cases need, in parallel; how long that took on how many processors."""
 
     def compile_one(case: GpuCase) -> None:
-        # Failures return when the case itself is measured, and are told there.
-        try:
-            tilewise.warm_up(case, make_inputs(case, device, seed=None))
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            print(f"not compiled ahead: {case.label('')}: {error}", file=sys.stderr)
+        tilewise.warm_up(case, make_inputs(case, device, seed=None))
 
-    start = time.monotonic()
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        list(pool.map(compile_one, cases))
-    return {"seconds": time.monotonic() - start, "cpus": cpu_count()}
+    compiled = compile_all([(case.label(""), partial(compile_one, case)) for case in cases])
+    for label, message in compiled.failures:
+        print(f"not compiled ahead: {label}: {message}", file=sys.stderr)
+    return {"seconds": compiled.seconds, "cpus": compiled.cpus}
 
 
 def measure_case(
@@ -220,8 +218,8 @@ def measure_case(
 ) -> list[Json]:
     """One row for each library and pass; inputs and reference are shared by all of them."""
     copies = [make_inputs(case, options.device)]
-    if case.in_graph:  # as many as exceed the cache fourfold
-        count = max(2, math.ceil(4 * l2_bytes(options.device) / traffic_bytes(case, "forward")))
+    if case.in_graph:  # as many as leave nothing of each other in the cache
+        count = max(2, math.ceil(CACHE_FACTOR * l2_bytes(options.device) / traffic_bytes(case, "forward")))
         copies += [make_inputs(case, options.device, seed) for seed in range(1, count)]
     exact = [] if options.no_accuracy else exact_heads(case, copies[0])
     rows: list[Json] = []
@@ -247,9 +245,9 @@ def measure_pass(
         name = contender.name
         try:
             prepared[name] = prepare_any(contender, case, operation, copies)
-            accuracy[name] = judge(case, poisoned(prepared[name]), exact)
+            accuracy[name] = judge(case, written_over_nan(prepared[name]), exact)
             status[name] = f"failed: {accuracy[name].problem}" if accuracy[name].problem else "ok"
-        except (UnsupportedError, NotImplementedError) as reason:
+        except (Unsupported, NotImplementedError) as reason:
             status[name] = f"unsupported: {reason}"
         except (RuntimeError, ValueError, TypeError) as error:  # one library's failure must not end the table
             refused = "No available kernel" in str(error)  # torch's refusal
@@ -266,15 +264,8 @@ def measure_pass(
     return rows
 
 
-def prepare_any(contender: Contender, case: GpuCase, operation: str, copies: list[Inputs]) -> Prepared:
+def prepare_any(contender: Contender, case: GpuCase, operation: Pass, copies: list[Inputs]) -> Prepared:
     return prepare_graph(contender, case, copies) if case.in_graph else prepare(contender, case, operation, copies[0])
-
-
-def poisoned(prepared: Prepared) -> Tensors:
-    """Results written over NaN: the allocator gives freed blocks of a size to the next tensors of that size."""
-    for result in prepared.results():
-        result.fill_(math.nan)
-    return prepared.results()
 
 
 def make_row(

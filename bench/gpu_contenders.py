@@ -15,22 +15,17 @@ from gpu_cases import GpuCase
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
+from tilewise.bench import contenders, inputs
+from tilewise.bench.contenders import Unsupported
+from tilewise.bench.shapes import Pass
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-class UnsupportedError(Exception):
-    """The library has no such option; the message says which."""
-
-
 @dataclass(frozen=True)
-class Inputs:
+class Inputs(inputs.Inputs):
     """q, k, v and the gradient of out, bf16; cu_seqlens is int32 and there only for packed sequences."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
     cu_seqlens: torch.Tensor | None = None
 
 
@@ -119,11 +114,11 @@ class TorchFlash:
 
     def attention(self, case: GpuCase, inputs: Inputs) -> Callable[..., torch.Tensor]:
         if case.softcap:
-            raise UnsupportedError("torch has no softcap")
+            raise Unsupported("torch has no softcap")
         shape, cu_seqlens = case.shape, inputs.cu_seqlens
         if self._beneath(case):
             if not inputs.q.is_cuda:
-                raise UnsupportedError("torch has windows and packed sequences on CUDA devices alone")
+                raise Unsupported("torch has windows and packed sequences on CUDA devices alone")
             flash, lengths = torch.ops.aten._flash_attention_forward, (shape.seqlen_q, shape.seqlen_k)
             window = {"window_size_left": case.window_left, "window_size_right": 0} if case.window_left >= 0 else {}
 
@@ -146,33 +141,17 @@ Contender = Tilewise | TorchFlash
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(contenders.Prepared):
     """`call` runs one pass `calls` times; `results` returns what it computes, in the layout of Inputs."""
 
-    call: Callable[[], object]
-    results: Callable[[], Tensors]
     calls: int = 1
 
 
-def prepare(contender: Contender, case: GpuCase, operation: str, inputs: Inputs) -> Prepared:
+def prepare(contender: Contender, case: GpuCase, operation: Pass, inputs: Inputs) -> Prepared:
     """One pass through autograd's own functions; backward alone is timed, its graph being kept."""
-    attention = contender.attention(case, inputs)
-    q, k, v, dout = contender.views(case, (inputs.q, inputs.k, inputs.v, inputs.dout))
-    if operation == "forward":
-
-        def forward() -> torch.Tensor:
-            with torch.no_grad():
-                return attention(q, k, v)
-
-        return Prepared(forward, lambda: contender.views(case, (forward(),)))
-    leaves = tuple(tensor.detach().requires_grad_() for tensor in (q, k, v))
-    with torch.enable_grad():
-        out = attention(*leaves)
-
-    def backward() -> Tensors:
-        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
-
-    return Prepared(backward, lambda: contender.views(case, backward()))
+    views = Inputs(*contender.views(case, (inputs.q, inputs.k, inputs.v, inputs.dout)))
+    prepared = contenders.through_autograd(contender.attention(case, inputs), operation, views)
+    return Prepared(prepared.call, lambda: contender.views(case, tuple(prepared.results())))
 
 
 def prepare_graph(contender: Contender, case: GpuCase, copies: list[Inputs]) -> Prepared:

@@ -1,25 +1,19 @@
-"""What the figures of attention_gpu.py were measured on, and the GPU's ceilings through torch."""
+"""What the figures of attention_gpu.py were measured on, and the argument that names the device."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from gpu_timing import clock_of, measure
 from machine import describe_machine
 
 import tilewise
 
 _GIB = 2**30
-_CEILING_SECONDS = 0.3
-_MATMUL_SIZE = 8192
-_COPY_BYTES = 2**32  # many times any last-level cache
 
 
 @dataclass(frozen=True)
@@ -31,17 +25,6 @@ class GpuMachine:
     driver: str
     host: str
     versions: str
-
-
-@dataclass(frozen=True)
-class GpuCeilings:
-    """Rates that torch reaches; the copy counts bytes read and written."""
-
-    matmul_tflops: float
-    copy_gb_per_s: float
-
-    def best_of(self, other: GpuCeilings) -> GpuCeilings:
-        return GpuCeilings(max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s))
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -78,31 +61,3 @@ def driver_version() -> str:
     command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30)
     return result.stdout.strip().splitlines()[0] if result.returncode == 0 and result.stdout.strip() else "unknown"
-
-
-def cpu_count() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def measure_ceilings(device: str) -> GpuCeilings:
-    """A large bf16 matrix product and a large copy, on random data; on the CPU small ones."""
-    small = device == "cpu"
-    size, copied = (256, 2**20) if small else (_MATMUL_SIZE, _COPY_BYTES // 2)
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    product = torch.empty_like(a)
-    source = torch.randint(0, 127, (copied,), device=device, dtype=torch.int8)
-    target = torch.empty_like(source)
-    calls: dict[str, Callable[[], object]] = {
-        "matmul": lambda: torch.mm(a, b, out=product),
-        "copy": lambda: target.copy_(source),
-    }
-    timings = {}
-    for name, call in calls.items():  # apart, so that the product does not lower the clocks of the copy
-        timings.update(measure({name: call}, clock_of(device), 0.01 if small else _CEILING_SECONDS))
-    return GpuCeilings(2 * size**3 / timings["matmul"].median / 1e12, 2 * copied / timings["copy"].median / 1e9)
-
-
-def l2_bytes(device: str) -> int:
-    """Size of the last-level cache that inputs must exceed to be read from memory."""
-    return 0 if device == "cpu" else int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -1,7 +1,4 @@
-"""What both libraries' results on a GPU are compared with: float64 formulas on a few heads, on that GPU.
-
-A block of query rows at a time, so that long sequences fit. Shares no code with what it judges.
-"""
+"""What both libraries' results on a GPU are compared with: float64 formulas on a few heads, on that GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ from gpu_cases import GpuCase
 from gpu_contenders import Inputs, Tensors
 
 from tilewise.bench import reference
+from tilewise.bench.device_reference import Scoring, exact_head
 from tilewise.bench.reference import Accuracy
-
-_BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -69,37 +65,8 @@ def _sequence(case: GpuCase, tensor: torch.Tensor, index: int) -> torch.Tensor:
 
 def _exact(case: GpuCase, inputs: Inputs, sequence: int, key_head: int) -> Exact:
     group = _group(case, key_head)
-    q, dout = (_sequence(case, tensor, sequence)[:, group].double() for tensor in (inputs.q, inputs.dout))
-    k, v = (_sequence(case, tensor, sequence)[:, key_head].double() for tensor in (inputs.k, inputs.v))
-    scale, out, dq = 1.0 / math.sqrt(q.shape[2]), torch.empty_like(q), torch.empty_like(q)
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    for start in range(0, q.shape[0], _BLOCK_ROWS):
-        rows = slice(start, min(start + _BLOCK_ROWS, q.shape[0]))
-        for head in range(q.shape[1]):
-            p, slope = _probabilities(case, scale * (q[rows, head] @ k.T), start, q.shape[0])
-            out[rows, head] = p @ v
-            if "backward" not in case.passes:
-                continue
-            dp = dout[rows, head] @ v.T
-            ds = scale * slope * p * (dp - (p * dp).sum(dim=1, keepdim=True))
-            dq[rows, head] = ds @ k
-            dk += ds.T @ q[rows, head]
-            dv += p.T @ dout[rows, head]
+    q, dout = (_sequence(case, tensor, sequence)[:, group] for tensor in (inputs.q, inputs.dout))
+    k, v = (_sequence(case, tensor, sequence)[:, key_head] for tensor in (inputs.k, inputs.v))
+    scoring = Scoring(case.causal, case.window_left, case.softcap)
+    out, dq, dk, dv = exact_head(q, k, v, dout, scoring, "backward" in case.passes)
     return Exact(sequence, key_head, out, (dq, dk[:, None], dv[:, None]))
-
-
-def _probabilities(
-    case: GpuCase, scores: torch.Tensor, first_row: int, seqlen_q: int
-) -> tuple[torch.Tensor, torch.Tensor | float]:
-    """The weights of a block of rows, and the softcap's derivative; bottom-right alignment."""
-    slope: torch.Tensor | float = 1.0
-    if case.softcap:
-        squashed = torch.tanh(scores / case.softcap)
-        scores, slope = case.softcap * squashed, 1.0 - squashed**2
-    keys = torch.arange(scores.shape[1], device=scores.device)[None, :]
-    diagonal = torch.arange(scores.shape[0], device=scores.device)[:, None] + first_row + scores.shape[1] - seqlen_q
-    if case.causal:
-        scores = scores.masked_fill(keys > diagonal, -math.inf)
-    if case.window_left >= 0:
-        scores = scores.masked_fill(keys < diagonal - case.window_left, -math.inf)
-    return torch.softmax(scores, dim=1), slope

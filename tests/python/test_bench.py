@@ -204,7 +204,7 @@ def test_wrong_results_fail_and_refusals_do_not():
         (["--min-time", "-1"], "--min-time", "'-1'"),
         (["--min-time", "nan"], "--min-time", "'nan'"),
         (["--seed", "x"], "--seed", "'x'"),
-        (["--device", "cuda"], "--device", "'cuda'"),
+        (["--device", "rocm"], "--device", "'rocm'"),
         (["--csv", "/nonexistent/file.csv"], "--csv", "'/nonexistent/file.csv'"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_bad_argument_leaves_the_csv_file_alone(tmp_path):
     file = tmp_path / "kept.csv"
     file.write_text("kept")
     with pytest.raises(SystemExit):
-        cli.main(["--csv", str(file), "--device", "cuda"])
+        cli.main(["--csv", str(file), "--device", "rocm"])
     assert file.read_text() == "kept"
 
 

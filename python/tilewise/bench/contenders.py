@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import tilewise
-from tilewise.bench.inputs import Inputs, has_torch, poisoned_like
-from tilewise.bench.shapes import Case, problem_text
+from tilewise.bench.inputs import Inputs, has_torch, make_inputs, poisoned_like
+from tilewise.bench.shapes import Case, Pass, problem_text
 
 
 class Unsupported(Exception):
@@ -27,7 +28,7 @@ class Prepared:
     """`call` is timed; `results` runs once and returns [out], or [dq, dk, dv] for a backward case."""
 
     call: Callable[[], object]
-    results: Callable[[], list[Any]]
+    results: Callable[[], Sequence[Any]]
 
 
 class Contender(ABC):
@@ -75,18 +76,24 @@ class Tilewise(Contender):
     def set_num_threads(self, threads: int) -> None:
         tilewise.set_num_threads(threads)
 
+    def warm_up(self, case: Case) -> None:
+        """Compiles and loads what a case of torch tensors needs."""
+        inputs = make_inputs(case, seed=None)
+        leaves = (inputs.q, inputs.k, inputs.v)
+        if case.operation == "backward":
+            leaves = tuple(tensor.requires_grad_() for tensor in leaves)
+        tilewise.warmup(*leaves, mask=_mask(case), layout=case.layout)
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        mask: Literal["causal"] | None = "causal" if case.mask == "causal" else None
+        mask = _mask(case)
 
         def attention(q: Any, k: Any, v: Any, out: Any = None) -> Any:
             return tilewise.attention(q, k, v, mask=mask, layout=case.layout, out=out)
 
-        if case.operation == "backward":
-            return _backward_through_autograd(attention, inputs)
-        return Prepared(
-            call=lambda: attention(inputs.q, inputs.k, inputs.v),
-            results=lambda: [attention(inputs.q, inputs.k, inputs.v, out=poisoned_like(inputs.q))],
-        )
+        prepared = through_autograd(attention, case.operation, inputs)
+        if case.operation == "backward" or case.device != "cpu":  # see written_over_nan() for the latter
+            return prepared
+        return Prepared(prepared.call, lambda: [attention(inputs.q, inputs.k, inputs.v, out=poisoned_like(inputs.q))])
 
 
 class Torch(Contender):
@@ -103,7 +110,6 @@ class Torch(Contender):
         torch.set_num_threads(threads)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        import torch
         from torch.nn.functional import scaled_dot_product_attention
 
         shape = case.shape
@@ -112,8 +118,7 @@ class Torch(Contender):
         if case.mask == "causal" and shape.seqlen_q == shape.seqlen_k:
             options["is_causal"] = True
         elif case.mask == "causal" and shape.seqlen_q > 1:
-            visible = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool)
-            options["attn_mask"] = visible.tril(diagonal=shape.seqlen_k - shape.seqlen_q)
+            options["attn_mask"] = self.bottom_right_mask(case)
 
         def attention(q: Any, k: Any, v: Any) -> Any:
             if case.layout == "bhsd":
@@ -121,13 +126,15 @@ class Torch(Contender):
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             return scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
-        if case.operation == "backward":
-            return _backward_through_autograd(attention, inputs)
+        return through_autograd(attention, case.operation, inputs)
 
-        def forward() -> Any:
-            return attention(inputs.q, inputs.k, inputs.v)
+    def bottom_right_mask(self, case: Case) -> Any:
+        """What attn_mask takes for a causal mask of fewer queries than keys."""
+        import torch
 
-        return Prepared(call=forward, results=lambda: [forward()])
+        shape = case.shape
+        visible = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool, device=case.torch_device)
+        return visible.tril(diagonal=shape.seqlen_k - shape.seqlen_q)
 
 
 class GpuOnly(Contender):
@@ -137,31 +144,58 @@ class GpuOnly(Contender):
         self.name = name
 
     def missing(self) -> str:
-        if importlib.util.find_spec(self.name) is None:
-            return f"{self.name} is not installed: not measured"
-        return f"{self.name} {self.version()} is installed but has no CPU kernels: not measured on cpu"
+        return not_installed(self.name) or (
+            f"{self.name} {self.version()} is installed but has no CPU kernels: not measured on cpu"
+        )
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         raise Unsupported(self.missing())
+
+
+def not_installed(name: str) -> str:
+    """That a package is missing; empty where it is not."""
+    return f"{name} is not installed: not measured" if importlib.util.find_spec(name) is None else ""
 
 
 RIVALS = ("torch", "flash_attn", "flashinfer")
 
 
 def make_rival(name: str) -> Contender:
-    """The contender of one of RIVALS."""
+    """The contender of one of RIVALS on the CPU."""
     return Torch() if name == "torch" else GpuOnly(name)
 
 
-def _backward_through_autograd(attention: Callable[[Any, Any, Any], Any], inputs: Inputs) -> Prepared:
-    """Times the backward pass alone: the graph is built once and kept."""
+def through_autograd(attention: Callable[[Any, Any, Any], Any], operation: Pass, inputs: Inputs) -> Prepared:
+    """The forward pass without gradients, or the backward pass alone: its graph is built once and kept."""
+    q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.dout
+    if operation == "forward":
+
+        def forward() -> list[Any]:
+            return [attention(q, k, v)]
+
+        return Prepared(forward, forward)
     import torch
 
-    leaves = tuple(tensor.detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v))
+    leaves = tuple(tensor.detach().requires_grad_() for tensor in (q, k, v))
     with torch.enable_grad():
         out = attention(*leaves)
 
     def backward() -> list[Any]:
-        return list(torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True))
+        return list(torch.autograd.grad(out, leaves, dout, retain_graph=True))
 
-    return Prepared(call=backward, results=backward)
+    return Prepared(backward, backward)
+
+
+def written_over_nan(prepared: Prepared) -> Sequence[Any]:
+    """The results of torch tensors, written over NaN, so that what a kernel forgets to write stays visible.
+
+    For libraries that don't all take the tensor to write to: torch's allocator on a GPU gives freed blocks of
+    a size to the next tensors of that size.
+    """
+    for result in prepared.results():
+        result.fill_(math.nan)
+    return prepared.results()
+
+
+def _mask(case: Case) -> Literal["causal"] | None:
+    return "causal" if case.mask == "causal" else None

@@ -33,8 +33,11 @@ class Inputs:
     dout: Any
 
 
-def make_inputs(case: Case, seed: int = 0) -> Inputs:
-    """Standard normal values, contiguous in the case's layout."""
+def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
+    """Standard normal values, contiguous in the case's layout, on its device.
+
+    With None for the seed, torch tensors that nothing has been written to.
+    """
     shape = case.shape
     generator = np.random.default_rng(seed)
 
@@ -42,7 +45,9 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         sizes = (shape.batch_size, seqlen, num_heads, shape.head_dim)
         if case.layout == "bhsd":
             sizes = (sizes[0], sizes[2], sizes[1], sizes[3])
-        return _native(generator.standard_normal(sizes, dtype=np.float32), case.dtype)
+        if seed is None:
+            return _uninitialised(sizes, case)
+        return _native(generator.standard_normal(sizes, dtype=np.float32), case)
 
     query_side, key_side = (shape.seqlen_q, shape.num_heads_q), (shape.seqlen_k, shape.num_heads_k)
     return Inputs(q=draw(*query_side), k=draw(*key_side), v=draw(*key_side), dout=draw(*query_side))
@@ -64,9 +69,15 @@ def to_reference(tensor: Any, layout: str) -> Array:
     return values.swapaxes(1, 2) if layout == "bshd" else values
 
 
-def _native(values: np.ndarray[Any, np.dtype[np.float32]], dtype: str) -> Any:
+def _native(values: np.ndarray[Any, np.dtype[np.float32]], case: Case) -> Any:
     if not has_torch():
-        return values.astype(NUMPY_DTYPES[dtype])
+        return values.astype(NUMPY_DTYPES[case.dtype])
     import torch
 
-    return torch.from_numpy(values).to(getattr(torch, TORCH_DTYPES[dtype]))
+    return torch.from_numpy(values).to(case.torch_device, getattr(torch, TORCH_DTYPES[case.dtype]))
+
+
+def _uninitialised(sizes: tuple[int, ...], case: Case) -> Any:
+    import torch
+
+    return torch.empty(sizes, device=case.torch_device, dtype=getattr(torch, TORCH_DTYPES[case.dtype]))

@@ -9,37 +9,54 @@ import csv
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewise.bench import reference
-from tilewise.bench.contenders import Contender, Unsupported
+from tilewise.bench import device_timing, reference
+from tilewise.bench.contenders import Contender, Unsupported, written_over_nan
+from tilewise.bench.device_reference import Scoring, exact_attention
+from tilewise.bench.device_timing import clock_of
+from tilewise.bench.gpu import CacheFlush, GpuCeilings
 from tilewise.bench.inputs import Inputs, make_inputs, to_reference
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.shapes import Case, flops, traffic_bytes
-from tilewise.bench.timing import measure
+from tilewise.bench.timing import Timing, measure
+
+# Times calls by name; what it does before and between them is its own affair.
+Timer = Callable[[Mapping[str, Callable[[], object]]], Mapping[str, Timing]]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. `min_time` is in seconds, for each contender and case."""
+    """How to measure. `min_time` is in seconds, for each contender and case.
+
+    `timer`: None takes `num_samples` samples by the host's clock, which is right for the CPU alone.
+    `ceilings`: of the GPU, where they are known; `gpu`: its name, for the rows.
+    """
 
     min_time: float = 0.2
     num_samples: int = 5
     accuracy: bool = True
     seed: int = 0
+    timer: Timer | None = None
+    ceilings: GpuCeilings | None = None
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; the field names are the CSV's columns. Times in microseconds, NaN where not measured."""
+    """One measurement; the field names are the CSV's columns. Times in microseconds, NaN where not measured.
+
+    `of_ceiling` is the least time that the GPU's ceilings allow for the work, by the median time.
+    """
 
     library: str
     version: str
     implementation: str
     device: str
+    gpu: str
     threads: int
     operation: str
     dtype: str
@@ -55,6 +72,7 @@ class Row:
     best_us: float
     gflops: float
     gb_per_s: float
+    of_ceiling: float
     max_abs_err: float
     rel_l2_err: float
     status: str
@@ -70,12 +88,19 @@ class Row:
         return self.status.startswith("failed")
 
 
-def run_case(case: Case, contenders: Sequence[Contender], settings: Settings, num_copies: int = 1) -> list[Row]:
+def run_case(
+    case: Case,
+    contenders: Sequence[Contender],
+    settings: Settings,
+    num_copies: int = 1,
+    on_step: Callable[[str], object] = lambda step: None,
+) -> list[Row]:
     """One row a contender, in their order.
 
     Timed calls go round over `num_copies` sets of tensors: enough of them, and the caches never
-    hold what a call reads. The first set is the one whose results are judged.
+    hold what a call reads. The first set is the one whose results are judged. `on_step` hears what is being done.
     """
+    on_step("reference")
     copies = [make_inputs(case, settings.seed + copy) for copy in range(num_copies)]
     expected = _reference(case, copies[0]) if settings.accuracy else []
     status: dict[str, str] = {}
@@ -85,11 +110,13 @@ def run_case(case: Case, contenders: Sequence[Contender], settings: Settings, nu
         name = contender.name
         accuracy[name] = Accuracy(math.nan, math.nan)
         contender.set_num_threads(case.threads)
+        on_step(f"preparing {name}")  # which may compile: in a first call, ahead of all timed ones
         try:
             prepared = [contender.prepare(case, inputs) for inputs in copies]
             calls[name] = _round_robin([each.call for each in prepared])
             if settings.accuracy:
-                results = [to_reference(result, case.layout) for result in prepared[0].results()]
+                judged = prepared[0].results() if case.device == "cpu" else written_over_nan(prepared[0])
+                results = [to_reference(result, case.layout) for result in judged]
                 accuracy[name] = reference.compare(results, expected, case.dtype)
         except Unsupported as reason:
             status[name] = f"unsupported: {reason}"
@@ -101,13 +128,26 @@ def run_case(case: Case, contenders: Sequence[Contender], settings: Settings, nu
             problem = accuracy[name].problem
             status[name] = f"failed: {problem}" if problem else "ok"
     sound = {name: call for name, call in calls.items() if status[name] == "ok"}
-    timings = measure(sound, settings.min_time, settings.num_samples)
-    rows = []
-    for contender in contenders:
-        timing = timings.get(contender.name)
-        median, best = (timing.median, timing.best) if timing else (math.nan, math.nan)
-        rows.append(_row(case, contender, median, best, accuracy[contender.name], status[contender.name]))
-    return rows
+    on_step("timing")
+    if settings.timer is not None:
+        timings = settings.timer(sound)
+    else:
+        timings = measure(sound, settings.min_time, settings.num_samples)
+    return [
+        _row(case, contender, timings.get(contender.name), accuracy[contender.name], status[contender.name], settings)
+        for contender in contenders
+    ]
+
+
+def gpu_settings(settings: Settings, device: str = "cuda") -> Settings:
+    """`settings` for the GPU that torch calls `device`: events instead of the host's clock, and caches flushed
+    before each timed call."""
+    flush, clock = CacheFlush(device), clock_of(device)
+
+    def timer(calls: Mapping[str, Callable[[], object]]) -> Mapping[str, Timing]:
+        return device_timing.measure(calls, clock, settings.min_time, flush)
+
+    return dataclasses.replace(settings, timer=timer)
 
 
 def ratio(rows: Sequence[Row], library: str, base: str = "tilewise") -> float:
@@ -124,6 +164,8 @@ def _round_robin(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 
 
 def _reference(case: Case, inputs: Inputs) -> list[reference.Array]:
+    if case.device != "cpu":  # float64 takes seconds on a host, milliseconds on a GPU
+        return _reference_on_gpu(case, inputs)
     q, k, v, dout = (to_reference(tensor, case.layout) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
     causal = case.mask == "causal"
     if case.operation == "forward":
@@ -131,12 +173,26 @@ def _reference(case: Case, inputs: Inputs) -> list[reference.Array]:
     return list(reference.attention_backward(q, k, v, dout, causal=causal))
 
 
-def _row(case: Case, contender: Contender, median: float, best: float, accuracy: Accuracy, status: str) -> Row:
+def _reference_on_gpu(case: Case, inputs: Inputs) -> list[reference.Array]:
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.dout)
+    if case.layout == "bhsd":
+        tensors = tuple(tensor.transpose(1, 2) for tensor in tensors)
+    exact = exact_attention(*tensors, Scoring(case.mask == "causal"), case.operation == "backward")
+    return [to_reference(tensor, "bshd") for tensor in exact]
+
+
+def _row(
+    case: Case, contender: Contender, timing: Timing | None, accuracy: Accuracy, status: str, settings: Settings
+) -> Row:
+    median, best = (timing.median, timing.best) if timing else (math.nan, math.nan)
+    work, traffic = flops(case), traffic_bytes(case)
+    least = settings.ceilings.least_seconds(work, traffic) if settings.ceilings else math.nan
     return Row(
         library=contender.name,
         version=contender.version(),
-        implementation=contender.implementation(case),
-        device="cpu",
+        implementation="" if status.startswith("unsupported") else contender.implementation(case),
+        device=case.device,
+        gpu=settings.gpu,
         threads=case.threads,
         operation=case.operation,
         dtype=case.dtype,
@@ -145,8 +201,9 @@ def _row(case: Case, contender: Contender, median: float, best: float, accuracy:
         **dataclasses.asdict(case.shape),
         median_us=median * 1e6,
         best_us=best * 1e6,
-        gflops=flops(case) / median / 1e9,
-        gb_per_s=traffic_bytes(case) / median / 1e9,
+        gflops=work / median / 1e9,
+        gb_per_s=traffic / median / 1e9,
+        of_ceiling=least / median,
         max_abs_err=accuracy.max_abs_err,
         rel_l2_err=accuracy.rel_l2_err,
         status=status,

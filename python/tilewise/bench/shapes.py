@@ -89,6 +89,12 @@ class Case:
     operation: Pass = "forward"
     layout: Layout = "bshd"
     threads: int = 1
+    device: str = "cpu"  # or a kind of GPU, "cuda" or "hip"
+
+    @property
+    def torch_device(self) -> str:
+        """What torch calls the device: AMD's GPUs too are "cuda"."""
+        return "cpu" if self.device == "cpu" else "cuda"
 
     def __str__(self) -> str:
         return f"{self.operation} {self.shape} {self.dtype} {self.mask}"
@@ -98,9 +104,9 @@ def problem_text(case: Case) -> str:
     """The case as one line that `tilewise explain` and `tilewise bench` read."""
     shape = case.shape
     return (
-        f"attention_{case.operation} dtype={case.dtype} layout={case.layout} batch_size={shape.batch_size}"
-        f" seqlen_q={shape.seqlen_q} seqlen_k={shape.seqlen_k} num_heads_q={shape.num_heads_q}"
-        f" num_heads_k={shape.num_heads_k} head_dim={shape.head_dim} mask={case.mask}"
+        f"attention_{case.operation} device={case.device} dtype={case.dtype} layout={case.layout}"
+        f" batch_size={shape.batch_size} seqlen_q={shape.seqlen_q} seqlen_k={shape.seqlen_k}"
+        f" num_heads_q={shape.num_heads_q} num_heads_k={shape.num_heads_k} head_dim={shape.head_dim} mask={case.mask}"
     )
 
 

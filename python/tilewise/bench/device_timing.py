@@ -1,6 +1,6 @@
 """Fair timing of several functions on a GPU: interleaved samples between events, medians.
 
-On the CPU, where only the logic of the benchmark is tried, a host clock takes the events' place.
+On the CPU, where only the logic of a benchmark is tried, a host clock takes the events' place.
 """
 
 from __future__ import annotations
@@ -56,15 +56,24 @@ class HostClock:
 
 
 def clock_of(device: str) -> Clock:
+    """Of "cpu", or of any GPU."""
     return HostClock() if device == "cpu" else EventClock()
 
 
-def measure(calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: float) -> dict[str, Timing]:
-    """Times one call at a time, turn by turn, for about `seconds` for each function."""
+def measure(
+    calls: Mapping[str, Callable[[], object]],
+    clock: Clock,
+    seconds: float,
+    before_each: Callable[[], object] = lambda: None,
+) -> dict[str, Timing]:
+    """Times one call at a time, turn by turn, for about `seconds` for each function.
+
+    `before_each` runs untimed ahead of every timed call: a CacheFlush, where the data would stay in the cache.
+    """
     for call in calls.values():
         for _ in range(WARMUP_CALLS):
             call()
-    once = {name: _timed(call, clock) for name, call in calls.items()}
+    once = {name: _timed(call, clock, before_each) for name, call in calls.items()}
     clock.wait()
     longest = max((clock.seconds(*marks) for marks in once.values()), default=0.0)
     rounds = max(MIN_SAMPLES, min(MAX_SAMPLES, int(seconds / max(longest, 1e-7))))
@@ -72,12 +81,13 @@ def measure(calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: fl
     for call in calls.values():  # work for the device, while the host runs ahead of it
         call()
     for name in turn_by_turn(list(calls), rounds):
-        marks[name].append(_timed(calls[name], clock))
+        marks[name].append(_timed(calls[name], clock, before_each))
     clock.wait()
     return {name: Timing(tuple(clock.seconds(*pair) for pair in pairs)) for name, pairs in marks.items()}
 
 
-def _timed(call: Callable[[], object], clock: Clock) -> tuple[Any, Any]:
+def _timed(call: Callable[[], object], clock: Clock, before: Callable[[], object]) -> tuple[Any, Any]:
+    before()
     first = clock.mark()
     call()
     return first, clock.mark()

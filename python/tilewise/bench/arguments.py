@@ -1,0 +1,183 @@
+"""Arguments of `python -m tilewise.bench`, and the cases they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from tilewise.bench.contenders import RIVALS
+from tilewise.bench.gpu import gpu_kind, refusal
+from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
+from tilewise.bench.runner import CsvFile
+from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid
+
+T = TypeVar("T")
+
+DEVICES = ("cpu", "cuda")
+GPU_DTYPES = ["bf16", "f16"]
+
+
+def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespace:
+    """The options, all checked; leaves the program with status 2 where one is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tilewise.bench", description=description)
+    _add_what(parser)
+    _add_how(parser)
+    options = parser.parse_args(arguments)
+    if options.backward and not has_torch():
+        parser.error("argument --backward: needs torch's autograd (torch is not installed)")
+    if options.device == "cpu":
+        options.dtypes = options.dtypes or _cpu_dtypes()
+        options.threads = options.threads or [1]
+    else:
+        _settle_gpu(parser, options)
+    if options.csv is not None:  # opened last, so that another bad argument leaves the file alone
+        try:
+            options.csv = CsvFile(Path(options.csv))
+        except OSError as error:
+            parser.error(f"argument --csv: must be a file that can be written (got {options.csv!r}: {error.strerror})")
+    return options
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    """The libraries and the cases."""
+    parser.add_argument(
+        "--compare",
+        type=_list_of(_one_of(RIVALS)),
+        default=list(RIVALS),
+        metavar="LIBRARIES",
+        help=f"comma-separated, of {', '.join(RIVALS)} (default: all; what is missing is named and left out)",
+    )
+    parser.add_argument(
+        "--shapes",
+        type=_list_of(Shape.parse),
+        default=default_grid(),
+        metavar="SHAPES",
+        help="comma-separated BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (default: a grid of 27)",
+    )
+    parser.add_argument(
+        "--dtypes",
+        type=_list_of(_dtype),
+        metavar="DTYPES",
+        help=f"comma-separated, of {', '.join(DTYPES)} (default: {','.join(_cpu_dtypes())};"
+        f" with --device cuda {','.join(GPU_DTYPES)})",
+    )
+    parser.add_argument(
+        "--masks",
+        type=_list_of(_one_of(MASKS)),
+        default=list(MASKS),
+        metavar="MASKS",
+        help="comma-separated, of none, causal (default: both)",
+    )
+    parser.add_argument("--layout", type=_one_of(LAYOUTS), default="bshd", help="memory layout: bshd (default) or bhsd")
+    parser.add_argument("--backward", action="store_true", help="time the backward pass instead of the forward one")
+
+
+def _add_how(parser: argparse.ArgumentParser) -> None:
+    """The device, the time to spend and what becomes of the results."""
+    parser.add_argument(
+        "--device",
+        type=_one_of(DEVICES),
+        default="cpu",
+        help="cpu (default), or cuda: the GPU that torch calls so, AMD's too",
+    )
+    parser.add_argument(
+        "--threads",
+        type=_list_of(_thread_count),
+        metavar="COUNTS",
+        help="comma-separated numbers of CPU threads, the same for every library (default: 1)",
+    )
+    parser.add_argument(
+        "--min-time",
+        type=_positive_seconds,
+        default=0.2,
+        metavar="SECONDS",
+        help="time each library on each case for at least about this long (default: 0.2)",
+    )
+    parser.add_argument("--no-accuracy", action="store_true", help="skip the float64 reference and the error columns")
+    parser.add_argument("--seed", type=_seed, default=0, help="of the random tensors (default: 0)")
+    parser.add_argument("--csv", metavar="FILE", help="also write every measurement as CSV")
+
+
+def _settle_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses what there is no GPU for, and fills the defaults in. `options.device` becomes Tilewise's name for it."""
+    kind = gpu_kind()
+    if reason := refusal(kind):
+        parser.error(
+            f"argument --device: must be cpu where there is no GPU to measure on (got {options.device!r}: {reason})"
+        )
+    if options.threads is not None:
+        parser.error(f"argument --threads: must be left out with --device cuda (got {options.threads})")
+    options.device, options.threads = kind, [1]
+    options.dtypes = options.dtypes or list(GPU_DTYPES)
+    for dtype in options.dtypes:
+        if reason := refusal(kind, dtype):
+            parser.error(f"argument --dtypes: must be of those that run on the GPU (got {dtype!r}: {reason})")
+
+
+def _cpu_dtypes() -> list[str]:
+    return ["bf16", "f32"] if has_torch() else list(NUMPY_DTYPES)
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """Everything that is to be measured, in this order."""
+    return [
+        Case(shape, dtype, mask, "backward" if options.backward else "forward", options.layout, threads, options.device)
+        for threads in options.threads
+        for dtype in options.dtypes
+        for mask in options.masks
+        for shape in options.shapes
+    ]
+
+
+def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def parse_list(text: str) -> list[T]:
+        try:
+            values = [parse(part.strip()) for part in text.split(",") if part.strip()]
+        except ValueError as error:  # argparse would hide a ValueError's sentence
+            raise argparse.ArgumentTypeError(str(error)) from error
+        if not values:
+            raise argparse.ArgumentTypeError(f"must name at least one value (got {text!r})")
+        return values
+
+    return parse_list
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)} (got {text!r})")
+        return text
+
+    return parse
+
+
+def _dtype(text: str) -> str:
+    name = _one_of(DTYPES)(text)
+    if not has_torch() and name not in NUMPY_DTYPES:
+        raise argparse.ArgumentTypeError(f"{name} needs torch, which is not installed (got {text!r})")
+    return name
+
+
+def _thread_count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"must be an integer in [1, 1024] (got {text!r})")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0 (got {text!r})")
+    return int(text)
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= 3600.0:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds in (0, 3600] (got {text!r})")
+    return value

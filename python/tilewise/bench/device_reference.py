@@ -1,0 +1,88 @@
+"""The float64 attention of reference.py on torch tensors, on whatever device they are: a GPU's own reference.
+
+A block of query rows at a time, so that long sequences fit. Shares no code with what it judges.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BLOCK_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What the reference knows besides q, k and v; bottom-right alignment, scale 1/sqrt(head_dim)."""
+
+    causal: bool = False
+    window_left: int = -1
+    softcap: float = 0.0
+
+
+def exact_attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scoring: Scoring, gradients: bool) -> list[Tensor]:
+    """[out], or [dq, dk, dv] for `gradients`, float64 and shaped like q, k and v: [batch, seqlen, heads, head_dim]."""
+    import torch
+
+    like = (q, k, v) if gradients else (q,)
+    results = [torch.empty_like(tensor, dtype=torch.float64) for tensor in like]
+    group = q.shape[2] // k.shape[2]
+    for b in range(q.shape[0]):
+        for h in range(k.shape[2]):
+            heads = slice(h * group, (h + 1) * group)
+            out, dq, dk, dv = exact_head(q[b, :, heads], k[b, :, h], v[b, :, h], dout[b, :, heads], scoring, gradients)
+            if gradients:
+                results[0][b, :, heads], results[1][b, :, h], results[2][b, :, h] = dq, dk, dv
+            else:
+                results[0][b, :, heads] = out
+    return results
+
+
+def exact_head(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scoring: Scoring, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """float64 out, dq, dk and dv of one key head: k, v [seqlen_k, head_dim], and q, dout [seqlen_q, heads, head_dim].
+
+    Without `gradients` the last three are not computed.
+    """
+    import torch
+
+    q, k, v, dout = q.double(), k.double(), v.double(), dout.double()
+    scale, out, dq = 1.0 / math.sqrt(q.shape[2]), torch.empty_like(q), torch.empty_like(q)
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    for start in range(0, q.shape[0], _BLOCK_ROWS):
+        rows = slice(start, min(start + _BLOCK_ROWS, q.shape[0]))
+        for head in range(q.shape[1]):
+            p, slope = _probabilities(scale * (q[rows, head] @ k.T), scoring, start, q.shape[0])
+            out[rows, head] = p @ v
+            if not gradients:
+                continue
+            dp = dout[rows, head] @ v.T
+            ds = scale * slope * p * (dp - (p * dp).sum(dim=1, keepdim=True))
+            dq[rows, head] = ds @ k
+            dk += ds.T @ q[rows, head]
+            dv += p.T @ dout[rows, head]
+    return out, dq, dk, dv
+
+
+def _probabilities(
+    scores: Tensor, scoring: Scoring, first_row: int, seqlen_q: int
+) -> tuple[Tensor, Union[Tensor, float]]:
+    """The weights of a block of rows, and the softcap's derivative."""
+    import torch
+
+    slope: Union[Tensor, float] = 1.0
+    if scoring.softcap:
+        squashed = torch.tanh(scores / scoring.softcap)
+        scores, slope = scoring.softcap * squashed, 1.0 - squashed**2
+    keys = torch.arange(scores.shape[1], device=scores.device)[None, :]
+    diagonal = torch.arange(scores.shape[0], device=scores.device)[:, None] + first_row + scores.shape[1] - seqlen_q
+    if scoring.causal:
+        scores = scores.masked_fill(keys > diagonal, -math.inf)
+    if scoring.window_left >= 0:
+        scores = scores.masked_fill(keys < diagonal - scoring.window_left, -math.inf)
+    return torch.softmax(scores, dim=1), slope

@@ -1,0 +1,118 @@
+"""The GPU that is measured: whether there is one, what it is called, its cache and what it can do at most.
+
+torch's word for it is "cuda" on AMD too, Tilewise's is "hip" there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tilewise
+from tilewise.bench.device_timing import clock_of, measure
+from tilewise.bench.inputs import has_torch
+
+# A buffer this many times as large as a cache leaves nothing else in it.
+CACHE_FACTOR = 4
+# Of that buffer: twice the 256 MiB of memory-side cache that MI300 has beyond what it calls L2.
+_LEAST_FLUSHED_BYTES = 2**29
+
+_CEILING_SECONDS = 0.3
+_MATMUL_SIZE = 8192
+_COPY_BYTES = 2**32  # many times any last-level cache
+
+
+def gpu_kind() -> str:
+    """Tilewise's name for the kind of GPU that torch is built for: "cuda" or "hip"."""
+    if not has_torch():
+        return "cuda"
+    import torch
+
+    return "hip" if torch.version.hip else "cuda"
+
+
+def refusal(kind: str, dtype: str = "bf16") -> str:
+    """Why nothing can be measured on such a GPU, in Tilewise's own words or torch's; empty where it can."""
+    rows = tilewise.explain(f"attention_forward device={kind} dtype={dtype} seqlen_q=64 head_dim=64").rows
+    if not any(row.accepted for row in rows):
+        elsewhere = "the tensors are on"  # of implementations for other devices
+        return "; ".join(f"{row.implementation}: {row.reason}" for row in rows if elsewhere not in row.reason)
+    if not has_torch():
+        return "torch is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
+
+
+def gpu_name() -> str:
+    """Of torch's current device."""
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def l2_bytes(device: str) -> int:
+    """Size of the last-level cache that inputs must exceed to be read from memory; 0 for "cpu"."""
+    if device == "cpu":
+        return 0
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+class CacheFlush:
+    """Evicts everything from the device's caches when called, by reading.
+
+    A written buffer would leave dirty lines, whose way to memory then counts as the next call's traffic. The few
+    hundred microseconds it takes also let the host enqueue the next call before the device is free, so that
+    only the device's own time falls between the events.
+    """
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        num_bytes = max(CACHE_FACTOR * l2_bytes(device), _LEAST_FLUSHED_BYTES)
+        self._buffer = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
+        self._sum = torch.empty((), dtype=torch.float32, device=device)
+
+    def __call__(self) -> None:
+        import torch
+
+        torch.sum(self._buffer, dim=0, out=self._sum)
+
+
+@dataclass(frozen=True)
+class GpuCeilings:
+    """Rates that torch reaches; the copy counts bytes read and written."""
+
+    matmul_tflops: float
+    copy_gb_per_s: float
+
+    def best_of(self, other: GpuCeilings) -> GpuCeilings:
+        """The higher of each rate: interference only ever lowers a measurement."""
+        return GpuCeilings(max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s))
+
+    def least_seconds(self, flops: float, num_bytes: float) -> float:
+        """The time that this much arithmetic or this much traffic takes at least, whichever is longer."""
+        return max(flops / (self.matmul_tflops * 1e12), num_bytes / (self.copy_gb_per_s * 1e9))
+
+
+def measure_ceilings(device: str) -> GpuCeilings:
+    """A large bf16 matrix product and a large copy, on random data; on the CPU small ones."""
+    import torch
+
+    small = device == "cpu"
+    size, copied = (256, 2**20) if small else (_MATMUL_SIZE, _COPY_BYTES // 2)
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+    source = torch.randint(0, 127, (copied,), device=device, dtype=torch.int8)
+    target = torch.empty_like(source)
+    calls: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: torch.mm(a, b, out=product),
+        "copy": lambda: target.copy_(source),
+    }
+    timings = {}
+    for name, call in calls.items():  # apart, so that the product does not lower the clocks of the copy
+        timings.update(measure({name: call}, clock_of(device), 0.01 if small else _CEILING_SECONDS))
+    return GpuCeilings(2 * size**3 / timings["matmul"].median / 1e12, 2 * copied / timings["copy"].median / 1e9)

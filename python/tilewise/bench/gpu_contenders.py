@@ -1,0 +1,206 @@
+"""The libraries as they are measured on a GPU: torch's kernels by preference, flash_attn, flashinfer.
+
+None of them is imported unless it is asked for and installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from abc import abstractmethod
+from typing import Any
+
+from tilewise.bench.contenders import Contender, Prepared, Torch, Unsupported, not_installed, through_autograd
+from tilewise.bench.inputs import Inputs
+from tilewise.bench.shapes import Case
+
+# Of torch.nn.attention.SDPBackend, by preference: FlashAttention-2 is what torch is measured for, and the others
+# take what it refuses.
+TORCH_BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+
+FLASHINFER_WORKSPACE_BYTES = 2**27  # what its documentation recommends
+FLASHINFER_PAGE_SIZE = 16
+FLASHINFER_TENSOR_CORE_GROUP = 4  # query heads on a key head from which its documentation recommends them
+
+
+class TorchOnGpu(Torch):
+    """scaled_dot_product_attention, by the first of TORCH_BACKENDS that takes the case."""
+
+    def __init__(self) -> None:
+        self._backends: dict[Case, str] = {}
+
+    def implementation(self, case: Case) -> str:
+        return self._backends.get(case, "")
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        for name in TORCH_BACKENDS:
+            with sdpa_kernel(getattr(SDPBackend, name)), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they say why a backend refuses, which the next one makes up for
+                try:
+                    prepared = super().prepare(case, inputs)
+                    prepared.call()
+                except RuntimeError:  # its refusal; cuDNN's own errors are of that kind too
+                    if name == TORCH_BACKENDS[-1]:
+                        raise
+                    continue
+            self._backends[case] = name.lower()
+            return Prepared(_under(name, prepared.call), _under(name, prepared.results))
+        raise AssertionError("unreachable: the last backend returns or raises")
+
+    def bottom_right_mask(self, case: Case) -> Any:
+        """A mask that torch knows by name goes to FlashAttention too, which takes no tensor."""
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(case.shape.seqlen_q, case.shape.seqlen_k)
+
+
+def _under(backend: str, call: Any) -> Any:
+    """`call` with that backend alone allowed."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def wrapped() -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return call()
+
+    return wrapped
+
+
+class Installed(Contender):
+    """A library that is measured where it can be imported and has the function."""
+
+    function: str
+
+    def missing(self) -> str:
+        if reason := not_installed(self.name):
+            return reason
+        try:
+            found = hasattr(importlib.import_module(self.name), self.function)
+        except Exception as error:  # an extension built for another torch raises whatever it likes
+            return f"{self.name} {self.version()} can't be imported ({error}): not measured"
+        return "" if found else f"{self.name} {self.version()} has no {self.function}: not measured"
+
+    @abstractmethod
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared: ...
+
+
+class FlashAttn(Installed):
+    """flash_attn.flash_attn_func, whose causal mask is aligned bottom-right."""
+
+    name = "flash_attn"
+    function = "flash_attn_func"
+
+    def implementation(self, case: Case) -> str:
+        return self.function
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        flash_attn_func = importlib.import_module(self.name).flash_attn_func
+        causal = case.mask == "causal"
+
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            if case.layout == "bshd":
+                return flash_attn_func(q, k, v, causal=causal)
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
+
+        return through_autograd(attention, case.operation, inputs)
+
+
+class FlashInfer(Installed):
+    """flashinfer's wrappers for a batch: decoding from pages, prefill of sequences of one length.
+
+    plan() is outside the timed call, as an inference engine calls it once for all layers.
+    """
+
+    name = "flashinfer"
+    function = "BatchPrefillWithRaggedKVCacheWrapper"
+
+    def __init__(self) -> None:
+        self._workspace: Any = None
+
+    def version(self) -> str:
+        return str(getattr(importlib.import_module(self.name), "__version__", "?"))
+
+    def implementation(self, case: Case) -> str:
+        return "paged decode" if _decodes(case) else "ragged prefill"
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if case.operation == "backward":
+            raise Unsupported("flashinfer has no backward pass")
+        if case.layout != "bshd":
+            raise Unsupported(f"flashinfer takes batches in layout bshd alone (got {case.layout})")
+        attention = self._decode(case, inputs) if _decodes(case) else self._prefill(case, inputs)
+        return through_autograd(attention, "forward", inputs)
+
+    def _prefill(self, case: Case, inputs: Inputs) -> Any:
+        shape = case.shape
+        wrapper = importlib.import_module(self.name).BatchPrefillWithRaggedKVCacheWrapper(self._space(inputs), "NHD")
+        wrapper.plan(
+            _starts(shape.batch_size, shape.seqlen_q, inputs),
+            _starts(shape.batch_size, shape.seqlen_k, inputs),
+            shape.num_heads_q,
+            shape.num_heads_k,
+            shape.head_dim,
+            causal=case.mask == "causal",
+            q_data_type=inputs.q.dtype,
+            kv_data_type=inputs.k.dtype,
+        )
+
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            return wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).view(q.shape)
+
+        return attention
+
+    def _decode(self, case: Case, inputs: Inputs) -> Any:
+        """One query a sequence. The cache's pages are those of k and v in their order, so nothing is copied."""
+        import torch
+
+        shape, device = case.shape, inputs.q.device
+        pages = shape.seqlen_k // FLASHINFER_PAGE_SIZE
+        wrapper = importlib.import_module(self.name).BatchDecodeWithPagedKVCacheWrapper(
+            self._space(inputs),
+            "NHD",
+            use_tensor_cores=shape.num_heads_q // shape.num_heads_k >= FLASHINFER_TENSOR_CORE_GROUP,
+        )
+        wrapper.plan(
+            _starts(shape.batch_size, pages, inputs),
+            torch.arange(shape.batch_size * pages, device=device, dtype=torch.int32),
+            torch.full((shape.batch_size,), FLASHINFER_PAGE_SIZE, device=device, dtype=torch.int32),
+            shape.num_heads_q,
+            shape.num_heads_k,
+            shape.head_dim,
+            FLASHINFER_PAGE_SIZE,
+            q_data_type=inputs.q.dtype,
+            kv_data_type=inputs.k.dtype,
+        )
+        paged = (shape.batch_size * pages, FLASHINFER_PAGE_SIZE, shape.num_heads_k, shape.head_dim)
+
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            return wrapper.run(q.flatten(0, 1), (k.view(paged), v.view(paged))).view(q.shape)
+
+        return attention
+
+    def _space(self, inputs: Inputs) -> Any:
+        import torch
+
+        if self._workspace is None:
+            self._workspace = torch.zeros(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
+        return self._workspace
+
+
+def _decodes(case: Case) -> bool:
+    return case.shape.seqlen_q == 1 and case.shape.seqlen_k % FLASHINFER_PAGE_SIZE == 0
+
+
+def _starts(batch_size: int, length: int, inputs: Inputs) -> Any:
+    """Where sequences of one length start, and the end of the last."""
+    import torch
+
+    return torch.arange(0, (batch_size + 1) * length, length, device=inputs.q.device, dtype=torch.int32)
+
+
+def make_gpu_rival(name: str) -> Contender:
+    """The contender of one of contenders.RIVALS on a GPU."""
+    makers: dict[str, type[Contender]] = {"torch": TorchOnGpu, "flash_attn": FlashAttn, "flashinfer": FlashInfer}
+    return makers[name]()

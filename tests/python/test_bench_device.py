@@ -1,0 +1,438 @@
+"""python -m tilewise.bench --device cuda, as far as it goes without a GPU: on CPU tensors, with clocks that count and
+with stand-ins for the libraries. tests/gpu/test_gpu_bench.py runs the whole of it."""
+
+import csv
+import dataclasses
+import math
+import sys
+import threading
+import types
+
+import pytest
+from bench_support import assert_refused
+
+import tilewise
+from tilewise.bench import arguments, cli, gpu, gpu_contenders, reference, runner
+from tilewise.bench.compile_ahead import compile_all
+from tilewise.bench.contenders import RIVALS, Prepared, Tilewise, Unsupported, written_over_nan
+from tilewise.bench.device_reference import Scoring, exact_attention
+from tilewise.bench.device_timing import MAX_SAMPLES, MIN_SAMPLES, measure
+from tilewise.bench.inputs import make_inputs, to_reference
+from tilewise.bench.runner import CSV_COLUMNS, CsvFile, Settings, run_case
+from tilewise.bench.shapes import Case, Shape, problem_text
+from tilewise.bench.timing import Timing
+
+torch = pytest.importorskip("torch")
+
+CHUNK = Shape(batch_size=2, seqlen_q=5, seqlen_k=12, num_heads_q=4, num_heads_k=2, head_dim=8)
+DECODE = Shape(batch_size=2, seqlen_q=1, seqlen_k=32, num_heads_q=8, num_heads_k=2, head_dim=16)
+
+
+# --- arguments ---
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """A GPU that takes bf16 and f16, as far as the arguments are concerned."""
+    refuse = {"bf16": "", "f16": "", "f32": "cuda.x: does not support f32"}
+    monkeypatch.setattr(arguments, "gpu_kind", lambda: "cuda")
+    monkeypatch.setattr(arguments, "refusal", lambda kind, dtype="bf16": refuse[dtype])
+
+
+def test_without_a_gpu_tilewise_says_why(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    reason = gpu.refusal("cuda")
+    rows = {row.implementation: row.reason for row in tilewise.explain(problem_text(on_cuda(CHUNK))).rows}
+    assert f"cuda.sm80: {rows['cuda.sm80']}" in reason or "sees no GPU" in reason
+    assert "the tensors are on" not in reason
+    assert_refused(lambda: cli.main(["--device", "cuda"]), capsys, "--device", f"(got 'cuda': {reason})")
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_defaults_on_a_gpu():
+    options = arguments.parse(["--device", "cuda"], "")
+    cases = arguments.cases_of(options)
+    assert len(cases) == 27 * 2 * 2
+    assert {case.dtype for case in cases} == {"bf16", "f16"}
+    assert {(case.device, case.torch_device, case.threads) for case in cases} == {("cuda", "cuda", 1)}
+    assert options.compare == list(RIVALS)
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    ("given", "argument", "value"),
+    [
+        (["--dtypes", "bf16,f32"], "--dtypes", "(got 'f32': cuda.x: does not support f32)"),
+        (["--threads", "2"], "--threads", "(got [2])"),
+    ],
+)
+def test_what_a_gpu_does_not_take_is_refused(given, argument, value, capsys):
+    assert_refused(lambda: arguments.parse(["--device", "cuda", *given], ""), capsys, argument, value)
+
+
+def test_f32_is_refused_in_tilewises_words():
+    assert "cuda.sm80: does not support f32" in gpu.refusal("cuda", "f32")
+    assert "hip.cdna: does not support f32" in gpu.refusal("hip", "f32")
+
+
+def on_cuda(shape, **options):
+    return Case(shape, "bf16", device="cuda", **options)
+
+
+def test_problem_text_names_the_device():
+    assert tilewise.explain(problem_text(on_cuda(CHUNK))).problem.split()[1] == "device=cuda"
+    assert Case(CHUNK, "bf16", device="hip").torch_device == "cuda"
+
+
+# --- timing, with a clock that counts calls instead of seconds ---
+
+
+class CountingClock:
+    def __init__(self):
+        self.now = 0.0
+
+    def mark(self):
+        return self.now
+
+    def wait(self):
+        pass
+
+    def seconds(self, first, second):
+        return second - first
+
+
+def test_samples_alternate_and_fill_the_time():
+    clock, order = CountingClock(), []
+
+    def call(name, seconds):
+        order.append(name)
+        clock.now += seconds
+
+    calls = {"a": lambda: call("a", 0.001), "b": lambda: call("b", 0.002)}
+    timings = measure(calls, clock, seconds=0.02)
+    assert {name: len(each.samples) for name, each in timings.items()} == {"a": 10, "b": 10}
+    assert timings["a"].median == pytest.approx(0.001)
+    assert timings["b"].best == pytest.approx(0.002)
+    timed = order[-20:]
+    assert timed[:4] == ["a", "b", "b", "a"]
+    assert timed.count("a") == timed.count("b") == 10
+    assert len(measure(calls, clock, seconds=0.0)["a"].samples) == MIN_SAMPLES
+    assert len(measure(calls, clock, seconds=1e9)["a"].samples) == MAX_SAMPLES
+    assert measure({}, clock, 1.0) == {}
+
+
+def test_flushes_precede_every_sample_and_are_not_timed():
+    clock, order = CountingClock(), []
+
+    def flush():
+        order.append("flush")
+        clock.now += 100.0
+
+    def compiles_first():
+        clock.now += 0.001 if "call" in order else 1000.0
+        order.append("call")
+
+    timings = measure({"a": compiles_first}, clock, 0.005, flush)
+    assert timings["a"].samples == pytest.approx([0.001] * MIN_SAMPLES)
+    assert order[-2 * MIN_SAMPLES :] == ["flush", "call"] * MIN_SAMPLES
+
+
+def test_settings_for_a_gpu_flush_its_cache(monkeypatch):
+    flushed = []
+
+    class Flush(gpu.CacheFlush):
+        def __call__(self):
+            super().__call__()
+            flushed.append(self._buffer.nbytes)
+
+    monkeypatch.setattr(gpu, "_LEAST_FLUSHED_BYTES", 4096)
+    monkeypatch.setattr(runner, "CacheFlush", Flush)
+    settings = runner.gpu_settings(Settings(min_time=1e-6), "cpu")
+    timings = settings.timer({"a": lambda: None})
+    assert len(timings["a"].samples) >= MIN_SAMPLES
+    assert len(flushed) == len(timings["a"].samples) + 1
+    assert set(flushed) == {4096}
+
+
+def test_ceilings():
+    ceilings = gpu.GpuCeilings(matmul_tflops=100.0, copy_gb_per_s=2000.0)
+    assert ceilings.least_seconds(flops=1e12, num_bytes=1e9) == pytest.approx(0.01)
+    assert ceilings.least_seconds(flops=1e9, num_bytes=1e9) == pytest.approx(5e-4)
+    measured = gpu.measure_ceilings("cpu")
+    assert measured.matmul_tflops > 0
+    assert measured.copy_gb_per_s > 0
+
+
+# --- compiling ahead ---
+
+
+def test_compile_all_keeps_failures_and_tells_every_label():
+    told, threads = [], set()
+
+    def work():
+        threads.add(threading.get_ident())
+
+    def fail():
+        raise RuntimeError("no compiler")
+
+    compiled = compile_all([("a", work), ("b", fail), ("c", work)], told.append)
+    assert sorted(told) == ["a", "b", "c"]
+    assert compiled.failures == (("b", "RuntimeError: no compiler"),)
+    assert threading.get_ident() not in threads
+    assert compiled.cpus >= 1
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_tilewise_warms_up_without_reading_tensors(operation):
+    Tilewise().warm_up(Case(CHUNK, "bf16", "causal", operation))
+    with pytest.raises(ValueError, match="head_dim must be"):
+        Tilewise().warm_up(Case(dataclasses.replace(CHUNK, head_dim=4096), "bf16", "causal", operation))
+
+
+# --- the reference on a device, against the one in NumPy ---
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_device_reference(causal, gradients, monkeypatch):
+    monkeypatch.setattr("tilewise.bench.device_reference._BLOCK_ROWS", 3)
+    inputs = make_inputs(Case(CHUNK, "f32"))
+    tensors = (inputs.q, inputs.k, inputs.v, inputs.dout)
+    exact = [to_reference(t, "bshd") for t in exact_attention(*tensors, Scoring(causal), gradients)]
+    q, k, v, dout = (to_reference(tensor, "bshd") for tensor in tensors)
+    if gradients:
+        expected = list(reference.attention_backward(q, k, v, dout, causal=causal))
+    else:
+        expected = [reference.attention_forward(q, k, v, causal=causal)]
+    accuracy = reference.compare(exact, expected, "f32")
+    assert accuracy.problem == ""
+    assert accuracy.rel_l2_err < 1e-12
+
+
+# --- the libraries ---
+
+
+def torch_attention(q, k, v, causal):
+    """bshd, bottom-right: what the stand-ins below compute."""
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (tensor.transpose(1, 2).float() for tensor in (q, k, v))
+    scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) / math.sqrt(q.shape[3])
+    if causal:
+        visible = torch.ones(scores.shape[2:], dtype=torch.bool).tril(scores.shape[3] - scores.shape[2])
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return (scores.softmax(3) @ v.repeat_interleave(group, 1)).transpose(1, 2)
+
+
+class FakePrefill:
+    def __init__(self, workspace, layout):
+        assert (layout, workspace.dtype) == ("NHD", torch.uint8)
+
+    def plan(self, starts_q, starts_k, heads_q, heads_k, head_dim, *, causal, q_data_type, kv_data_type):
+        assert starts_q.dtype == starts_k.dtype == torch.int32
+        self.batch_size, self.causal = len(starts_q) - 1, causal
+        self.totals, self.heads = (int(starts_q[-1]), int(starts_k[-1])), (heads_q, heads_k, head_dim)
+
+    def run(self, q, k, v):
+        assert (q.shape[0], k.shape[0]) == self.totals
+        assert (q.shape[1], k.shape[1], q.shape[2]) == self.heads
+        q, k, v = (tensor.unflatten(0, (self.batch_size, -1)) for tensor in (q, k, v))
+        return torch_attention(q, k, v, self.causal).to(q.dtype).flatten(0, 1).contiguous()
+
+
+class FakeDecode:
+    def __init__(self, workspace, layout, use_tensor_cores):
+        assert use_tensor_cores
+
+    def plan(self, starts, pages, last, heads_q, heads_k, head_dim, page_size, *, q_data_type, kv_data_type):
+        self.batch_size = len(starts) - 1
+        assert pages.tolist() == list(range(int(starts[-1])))
+        assert last.tolist() == [page_size] * self.batch_size
+        self.page = (page_size, heads_k, head_dim)
+
+    def run(self, q, cache):
+        assert cache[0].shape[1:] == self.page
+        k, v = (pages.flatten(0, 1).unflatten(0, (self.batch_size, -1)) for pages in cache)
+        return torch_attention(q[:, None], k, v, False).to(q.dtype)[:, 0].contiguous()
+
+
+@pytest.fixture
+def fake_libraries(monkeypatch):
+    """flash_attn and flashinfer with the signatures that are called, computing by torch on the CPU."""
+    flash_attn, flashinfer = types.ModuleType("flash_attn"), types.ModuleType("flashinfer")
+    flash_attn.flash_attn_func = lambda q, k, v, *, causal: torch_attention(q, k, v, causal).to(q.dtype)
+    flashinfer.BatchPrefillWithRaggedKVCacheWrapper = FakePrefill
+    flashinfer.BatchDecodeWithPagedKVCacheWrapper = FakeDecode
+    flashinfer.__version__ = "1.2.3"
+    for module in (flash_attn, flashinfer):
+        module.__spec__ = types.SimpleNamespace(name=module.__name__)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(gpu_contenders, "FLASHINFER_WORKSPACE_BYTES", 64)
+    return flash_attn, flashinfer
+
+
+def counting_timer(calls):
+    """Two samples of every call, of which each takes as many microseconds as the name has letters."""
+    return {name: Timing((len(name) * 1e-6,) * 2) for name, call in calls.items() if call() is not None}
+
+
+def run_all(case, **options):
+    """The rows of Tilewise and of every library as on a GPU, by library."""
+    contenders = [Tilewise(), *(gpu_contenders.make_gpu_rival(name) for name in RIVALS)]
+    assert [contender.missing() for contender in contenders] == [""] * 4
+    settings = Settings(timer=counting_timer, ceilings=gpu.GpuCeilings(1.0, 1000.0), gpu="a GPU")
+    rows = run_case(case, contenders, dataclasses.replace(settings, **options))
+    tilewise.set_num_threads(0)
+    return {row.library: row for row in rows}
+
+
+@pytest.mark.usefixtures("fake_libraries")
+@pytest.mark.parametrize("shape", [CHUNK, DECODE, Shape(1, 16, 16, 2, 2, 8)], ids=str)
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_every_library_forward(shape, mask, layout):
+    rows = run_all(Case(shape, "bf16", mask, layout=layout))
+    for name in ("tilewise", "torch", "flash_attn"):
+        assert rows[name].ok, rows[name]
+        assert rows[name].implementation
+        assert rows[name].median_us == pytest.approx(len(name))
+    assert rows["torch"].implementation.upper() in gpu_contenders.TORCH_BACKENDS
+    flashinfer = rows["flashinfer"]
+    if layout == "bhsd":
+        assert flashinfer.status == "unsupported: flashinfer takes batches in layout bshd alone (got bhsd)"
+        assert flashinfer.implementation == ""
+    else:
+        assert flashinfer.ok, flashinfer
+        assert flashinfer.version == "1.2.3"
+        assert flashinfer.implementation == ("paged decode" if shape == DECODE else "ragged prefill")
+
+
+@pytest.mark.usefixtures("fake_libraries")
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_every_library_backward(mask):
+    rows = run_all(Case(CHUNK, "bf16", mask, "backward"))
+    for name in ("tilewise", "torch", "flash_attn"):
+        assert rows[name].ok, rows[name]
+    assert rows["flashinfer"].status == "unsupported: flashinfer has no backward pass"
+
+
+@pytest.mark.usefixtures("fake_libraries")
+def test_rows_say_what_they_were_measured_on(tmp_path):
+    row = run_all(Case(Shape(1, 16, 16, 2, 2, 8), "bf16"))["torch"]
+    assert row.gpu == "a GPU"
+    # 4 * 2 heads * 256 pairs * 8 flops by 1 TFLOP/s, which is longer than the traffic takes; 5 us.
+    assert row.of_ceiling == pytest.approx(16384 / 1e12 / 5e-6)
+    file = CsvFile(tmp_path / "rows.csv")
+    file.write([row])
+    file.close()
+    with (tmp_path / "rows.csv").open(newline="") as stream:
+        (written,) = csv.DictReader(stream)
+    assert tuple(written) == CSV_COLUMNS
+    assert written["gpu"] == "a GPU"
+
+
+def test_torchs_next_backend_takes_what_the_first_refuses(monkeypatch):
+    case, asked = Case(CHUNK, "bf16"), []
+
+    real = gpu_contenders.Torch.prepare
+
+    def prepare(self, case, inputs):
+        asked.append([backend.name for backend in torch.nn.attention._cur_sdpa_kernel_backends()])
+        if "FLASH_ATTENTION" in asked[-1]:
+            raise RuntimeError("No available kernel. Aborting execution.")
+        return real(self, case, inputs)
+
+    monkeypatch.setattr(gpu_contenders.Torch, "prepare", prepare)
+    contender = gpu_contenders.TorchOnGpu()
+    prepared = contender.prepare(case, make_inputs(case))
+    assert asked[0] == ["FLASH_ATTENTION"]
+    assert len(asked) >= 2
+    assert contender.implementation(case) == asked[-1][0].lower() != "flash_attention"
+    assert prepared.results()[0].shape == (2, 5, 4, 8)
+
+
+def test_what_is_missing_is_told(monkeypatch, fake_libraries):
+    flash_attn, _ = fake_libraries
+    del flash_attn.flash_attn_func  # as in a package that has its later generation alone
+    assert "has no flash_attn_func: not measured" in gpu_contenders.make_gpu_rival("flash_attn").missing()
+    monkeypatch.delitem(sys.modules, "flashinfer")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert gpu_contenders.make_gpu_rival("flashinfer").missing() == "flashinfer is not installed: not measured"
+
+
+def test_a_broken_package_is_told(tmp_path, monkeypatch):
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: x')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    missing = gpu_contenders.make_gpu_rival("flash_attn").missing()
+    assert missing.endswith("can't be imported (undefined symbol: x): not measured")
+
+
+def test_unwritten_results_stay_nan():
+    kept = torch.ones(4)
+
+    def results():
+        kept[:3] = 1.0  # forgets the last
+        return [kept]
+
+    (written,) = written_over_nan(Prepared(results, results))
+    assert written.isnan().tolist() == [False, False, False, True]
+
+
+# --- the command's own functions ---
+
+
+class Refusing(Tilewise):
+    name = "refusing"
+
+    def prepare(self, case, inputs):
+        raise Unsupported("not today")
+
+
+@pytest.mark.usefixtures("fake_libraries")
+def test_compiling_and_measuring_as_on_a_gpu(monkeypatch, capsys, tmp_path):
+    """main() with the GPU replaced by the CPU: arguments, compilation, ceilings, table, CSV."""
+    pytest.importorskip("rich")
+    file, real = tmp_path / "rows.csv", arguments.cases_of
+    monkeypatch.setattr(arguments, "gpu_kind", lambda: "cuda")
+    monkeypatch.setattr(arguments, "refusal", lambda kind, dtype="bf16": "")
+    on_cpu = {"device": "cpu"}
+    monkeypatch.setattr(cli, "cases_of", lambda options: [dataclasses.replace(c, **on_cpu) for c in real(options)])
+    monkeypatch.setattr(cli, "gpu_name", lambda: "a GPU")
+    monkeypatch.setattr(cli, "measure_ceilings", lambda device: gpu.GpuCeilings(1.0, 1000.0))
+    monkeypatch.setattr(cli, "gpu_settings", lambda settings: dataclasses.replace(settings, timer=counting_timer))
+    status = cli.main(["--device", "cuda", "--shapes", f"{CHUNK},{DECODE}", "--dtypes", "bf16", "--csv", str(file)])
+    tilewise.set_num_threads(0)
+    printed = capsys.readouterr()
+    assert status == 0, printed
+    assert "kernels of 4 cases compiled or loaded in" in printed.err
+    assert "0 failed" in printed.err
+    assert "a GPU: torch reaches 1 TFLOP/s in a bf16 matrix product and 1000 GB/s in a copy" in printed.out
+    for word in ("of ceiling", "paged decode", "ragged prefill", "flash_attn_func", "geometric mean of 2"):
+        assert word in printed.out
+    with file.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 2 * 2 * 4
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_table_of_a_gpu(capsys):
+    console = pytest.importorskip("rich.console").Console(width=140)
+    case = on_cuda(CHUNK)
+    accuracy = reference.Accuracy(1e-3, 2e-3)
+    settings = Settings(ceilings=gpu.GpuCeilings(1.0, 1000.0))
+    ours, theirs = Tilewise(), Refusing()
+    rows = [
+        runner._row(case, ours, Timing((1e-6,)), accuracy, "ok", settings),
+        runner._row(case, theirs, None, reference.Accuracy(math.nan, math.nan), "unsupported: not today", settings),
+    ]
+    cli.print_table(console, [rows])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    header = next(line for line in lines if "shape" in line)
+    assert "TFLOP/s" in header
+    assert "threads" not in header
+    row = next(line for line in lines if "tilewise" in line)
+    # 4 * 2 * 4 heads * 60 pairs * 8 flops and twice 640 + 768 bytes + an LSE of 160, in 1 us at 1 TFLOP/s.
+    assert row[:4] == ["2x5/12x4/2x8", "bf16", "none", "tilewise"]
+    assert row[-6:] == ["1", "0.0154", "2.98", "2%", "1.0e-03", "2.0e-03"]
+    assert next(line for line in lines if "refusing" in line)[1:] == ["-", "-", "-", "-", "nan", "nan", "-"]

@@ -108,7 +108,7 @@ class PlainAttention(torch.autograd.Function):
             return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None, None)
         q, k, v, out, softmax_lse = ctx.saved_tensors
         try:
-            dq, dk, dv = operators.eager_plain_backward(
+            dq, dk, dv = operators.plain_backward(
                 _dense_rows(dout, out), dlse, q, k, v, out, softmax_lse,
                 need_dq + 2 * need_dk + 4 * need_dv, form, softmax_scale,
             )  # fmt: skip

@@ -58,4 +58,3 @@ plain_lse: Any = torch.ops.tilewise.attention_forward.plain_lse
 plain_backward: Any = torch.ops.tilewise.attention_backward.plain
 eager_plain: Any = getattr(plain, "_op", plain)
 eager_plain_lse: Any = getattr(plain_lse, "_op", plain_lse)
-eager_plain_backward: Any = getattr(plain_backward, "_op", plain_backward)

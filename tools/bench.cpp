@@ -1,5 +1,5 @@
 // `tilewise bench`: time, GFLOP/s, GB/s, and the fraction of this machine's ceiling, which is
-// measured in the same run.
+// measured in the same run. On the CPU alone: python -m tilewise.bench times GPUs, by their events.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -8,14 +8,18 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ceilings/ceilings.hpp"
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/implementation.hpp"
+#include "core/message.hpp"
 #include "machine.hpp"
 #include "sample_call.hpp"
 #include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -140,11 +144,29 @@ void print_table(const std::vector<Result>& results, const std::optional<Ceiling
   table.print(std::cout);
 }
 
-void run_bench(const Options& options) {
+/// Throws Error(unsupported) unless `device` is the CPU: calls are timed by the host's clock, and the ceilings
+/// are the processor's.
+void require_cpu(std::string_view argument, DeviceType device, std::string_view value) {
+  if (device == DeviceType::cpu) return;
+  throw Error(ErrorCode::unsupported,
+              core::concat(argument, ": must be of the CPU (got ", value,
+                           "); on a GPU, measure with `python -m tilewise.bench --device cuda`"));
+}
+
+std::vector<Problem> problems_of(const Options& options) {
+  for (const core::Implementation* row : core::implementation_table())
+    if (row->name() == options.implementation) require_cpu("--implementation", row->device(), row->name());
   std::vector<Problem> problems;
   for (const std::string& text :
-       options.problem_words.empty() ? default_problems() : join_problems(options.problem_words))
+       options.problem_words.empty() ? default_problems() : join_problems(options.problem_words)) {
     problems.push_back(parse_problem(text));
+    require_cpu("device", problems.back().device, to_string(problems.back().device));
+  }
+  return problems;
+}
+
+void run_bench(const Options& options) {
+  const std::vector<Problem> problems = problems_of(options);
   set_num_threads(options.threads);
 
   const auto count = static_cast<std::int64_t>(problems.size());
@@ -164,7 +186,7 @@ void run_bench(const Options& options) {
 }  // namespace
 
 void add_bench(CLI::App& program) {
-  CLI::App& command = *program.add_subcommand("bench", "Measure problems beside this machine's ceilings");
+  CLI::App& command = *program.add_subcommand("bench", "Measure problems on the CPU, beside its ceilings");
   const auto options = std::make_shared<Options>();
   command.add_option("PROBLEM", options->problem_words, "problems (default: a small grid of common shapes)")
       ->option_text("...");
@@ -177,7 +199,8 @@ void add_bench(CLI::App& program) {
   command.add_flag("--json", options->json, "print JSON");
   command.footer(
       "GFLOP/s counts the visible work, 2 per multiply-add; GB/s each input and output once; \"of ceiling\"\n"
-      "is the least time that arithmetic or memory reads would take, by the time it took (the median).");
+      "is the least time that arithmetic or memory reads would take, by the time it took (the median).\n"
+      "GPUs are measured by python -m tilewise.bench --device cuda.");
   command.callback([options] { run_bench(*options); });
 }
 

@@ -89,3 +89,16 @@ def test_forced_implementation(tilewise):
     assert json.loads(done.stdout)["results"][0]["implementation"] == "reference"
     refused = tilewise("bench", text, *QUICK, "--implementation", "cpu.avx2", status=1, TILEWISE_CPU_ISA="generic")
     assert "TILEWISE_CPU_ISA" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["attention_forward device=cuda dtype=bf16 seqlen_q=16 head_dim=64"], "device: must be of the CPU (got cuda)"),
+        (["--implementation", "hip.cdna"], "--implementation: must be of the CPU (got hip.cdna)"),
+    ],
+)
+def test_gpus_are_measured_elsewhere(tilewise, words, message):
+    refused = tilewise("bench", *words, *QUICK, status=1)
+    assert message in refused.stderr
+    assert "python -m tilewise.bench --device cuda" in refused.stderr

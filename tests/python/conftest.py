@@ -12,3 +12,18 @@ def bench_module(monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(BENCH))
     return importlib.import_module
+
+
+@pytest.fixture
+def fake_libraries(monkeypatch):
+    """flash_attn and flashinfer as bench_stand_ins.py has them."""
+    pytest.importorskip("torch")
+    return importlib.import_module("bench_stand_ins").replace_libraries(monkeypatch)
+
+
+@pytest.fixture
+def cpu_as_cuda(monkeypatch):
+    """The benchmark's cases of "cuda" get tensors of the CPU: everything but the device itself is as on a GPU."""
+    monkeypatch.setattr("tilewise.bench.shapes.Case.torch_device", "cpu")
+    yield
+    importlib.import_module("tilewise").set_num_threads(0)

@@ -4,29 +4,22 @@ with stand-ins for the libraries. tests/gpu/test_gpu_bench.py runs the whole of 
 import csv
 import dataclasses
 import math
-import sys
 import threading
-import types
 
 import pytest
+from bench_stand_ins import CHUNK, DECODE, counting_timer, on_cuda, torch
 from bench_support import assert_refused
 
 import tilewise
-from tilewise.bench import arguments, cli, gpu, gpu_contenders, reference, runner
+from tilewise.bench import arguments, cli, gpu, reference, runner
 from tilewise.bench.compile_ahead import compile_all
-from tilewise.bench.contenders import RIVALS, Prepared, Tilewise, Unsupported, written_over_nan
+from tilewise.bench.contenders import RIVALS, Tilewise, Unsupported
 from tilewise.bench.device_reference import Scoring, exact_attention
 from tilewise.bench.device_timing import MAX_SAMPLES, MIN_SAMPLES, measure
 from tilewise.bench.inputs import make_inputs, to_reference
-from tilewise.bench.runner import CSV_COLUMNS, CsvFile, Settings, run_case
-from tilewise.bench.shapes import Case, Shape, problem_text
+from tilewise.bench.runner import Settings
+from tilewise.bench.shapes import Case, problem_text
 from tilewise.bench.timing import Timing
-
-torch = pytest.importorskip("torch")
-
-CHUNK = Shape(batch_size=2, seqlen_q=5, seqlen_k=12, num_heads_q=4, num_heads_k=2, head_dim=8)
-DECODE = Shape(batch_size=2, seqlen_q=1, seqlen_k=32, num_heads_q=8, num_heads_k=2, head_dim=16)
-
 
 # --- arguments ---
 
@@ -74,10 +67,6 @@ def test_what_a_gpu_does_not_take_is_refused(given, argument, value, capsys):
 def test_f32_is_refused_in_tilewises_words():
     assert "cuda.sm80: does not support f32" in gpu.refusal("cuda", "f32")
     assert "hip.cdna: does not support f32" in gpu.refusal("hip", "f32")
-
-
-def on_cuda(shape, **options):
-    return Case(shape, "bf16", device="cuda", **options)
 
 
 def test_problem_text_names_the_device():
@@ -210,175 +199,6 @@ def test_device_reference(causal, gradients, monkeypatch):
     assert accuracy.rel_l2_err < 1e-12
 
 
-# --- the libraries ---
-
-
-def torch_attention(q, k, v, causal):
-    """bshd, bottom-right: what the stand-ins below compute."""
-    group = q.shape[2] // k.shape[2]
-    q, k, v = (tensor.transpose(1, 2).float() for tensor in (q, k, v))
-    scores = q @ k.repeat_interleave(group, 1).transpose(2, 3) / math.sqrt(q.shape[3])
-    if causal:
-        visible = torch.ones(scores.shape[2:], dtype=torch.bool).tril(scores.shape[3] - scores.shape[2])
-        scores = scores.masked_fill(~visible, -torch.inf)
-    return (scores.softmax(3) @ v.repeat_interleave(group, 1)).transpose(1, 2)
-
-
-class FakePrefill:
-    def __init__(self, workspace, layout):
-        assert (layout, workspace.dtype) == ("NHD", torch.uint8)
-
-    def plan(self, starts_q, starts_k, heads_q, heads_k, head_dim, *, causal, q_data_type, kv_data_type):
-        assert starts_q.dtype == starts_k.dtype == torch.int32
-        self.batch_size, self.causal = len(starts_q) - 1, causal
-        self.totals, self.heads = (int(starts_q[-1]), int(starts_k[-1])), (heads_q, heads_k, head_dim)
-
-    def run(self, q, k, v):
-        assert (q.shape[0], k.shape[0]) == self.totals
-        assert (q.shape[1], k.shape[1], q.shape[2]) == self.heads
-        q, k, v = (tensor.unflatten(0, (self.batch_size, -1)) for tensor in (q, k, v))
-        return torch_attention(q, k, v, self.causal).to(q.dtype).flatten(0, 1).contiguous()
-
-
-class FakeDecode:
-    def __init__(self, workspace, layout, use_tensor_cores):
-        assert use_tensor_cores
-
-    def plan(self, starts, pages, last, heads_q, heads_k, head_dim, page_size, *, q_data_type, kv_data_type):
-        self.batch_size = len(starts) - 1
-        assert pages.tolist() == list(range(int(starts[-1])))
-        assert last.tolist() == [page_size] * self.batch_size
-        self.page = (page_size, heads_k, head_dim)
-
-    def run(self, q, cache):
-        assert cache[0].shape[1:] == self.page
-        k, v = (pages.flatten(0, 1).unflatten(0, (self.batch_size, -1)) for pages in cache)
-        return torch_attention(q[:, None], k, v, False).to(q.dtype)[:, 0].contiguous()
-
-
-@pytest.fixture
-def fake_libraries(monkeypatch):
-    """flash_attn and flashinfer with the signatures that are called, computing by torch on the CPU."""
-    flash_attn, flashinfer = types.ModuleType("flash_attn"), types.ModuleType("flashinfer")
-    flash_attn.flash_attn_func = lambda q, k, v, *, causal: torch_attention(q, k, v, causal).to(q.dtype)
-    flashinfer.BatchPrefillWithRaggedKVCacheWrapper = FakePrefill
-    flashinfer.BatchDecodeWithPagedKVCacheWrapper = FakeDecode
-    flashinfer.__version__ = "1.2.3"
-    for module in (flash_attn, flashinfer):
-        module.__spec__ = types.SimpleNamespace(name=module.__name__)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(gpu_contenders, "FLASHINFER_WORKSPACE_BYTES", 64)
-    return flash_attn, flashinfer
-
-
-def counting_timer(calls):
-    """Two samples of every call, of which each takes as many microseconds as the name has letters."""
-    return {name: Timing((len(name) * 1e-6,) * 2) for name, call in calls.items() if call() is not None}
-
-
-def run_all(case, **options):
-    """The rows of Tilewise and of every library as on a GPU, by library."""
-    contenders = [Tilewise(), *(gpu_contenders.make_gpu_rival(name) for name in RIVALS)]
-    assert [contender.missing() for contender in contenders] == [""] * 4
-    settings = Settings(timer=counting_timer, ceilings=gpu.GpuCeilings(1.0, 1000.0), gpu="a GPU")
-    rows = run_case(case, contenders, dataclasses.replace(settings, **options))
-    tilewise.set_num_threads(0)
-    return {row.library: row for row in rows}
-
-
-@pytest.mark.usefixtures("fake_libraries")
-@pytest.mark.parametrize("shape", [CHUNK, DECODE, Shape(1, 16, 16, 2, 2, 8)], ids=str)
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_every_library_forward(shape, mask, layout):
-    rows = run_all(Case(shape, "bf16", mask, layout=layout))
-    for name in ("tilewise", "torch", "flash_attn"):
-        assert rows[name].ok, rows[name]
-        assert rows[name].implementation
-        assert rows[name].median_us == pytest.approx(len(name))
-    assert rows["torch"].implementation.upper() in gpu_contenders.TORCH_BACKENDS
-    flashinfer = rows["flashinfer"]
-    if layout == "bhsd":
-        assert flashinfer.status == "unsupported: flashinfer takes batches in layout bshd alone (got bhsd)"
-        assert flashinfer.implementation == ""
-    else:
-        assert flashinfer.ok, flashinfer
-        assert flashinfer.version == "1.2.3"
-        assert flashinfer.implementation == ("paged decode" if shape == DECODE else "ragged prefill")
-
-
-@pytest.mark.usefixtures("fake_libraries")
-@pytest.mark.parametrize("mask", ["none", "causal"])
-def test_every_library_backward(mask):
-    rows = run_all(Case(CHUNK, "bf16", mask, "backward"))
-    for name in ("tilewise", "torch", "flash_attn"):
-        assert rows[name].ok, rows[name]
-    assert rows["flashinfer"].status == "unsupported: flashinfer has no backward pass"
-
-
-@pytest.mark.usefixtures("fake_libraries")
-def test_rows_say_what_they_were_measured_on(tmp_path):
-    row = run_all(Case(Shape(1, 16, 16, 2, 2, 8), "bf16"))["torch"]
-    assert row.gpu == "a GPU"
-    # 4 * 2 heads * 256 pairs * 8 flops by 1 TFLOP/s, which is longer than the traffic takes; 5 us.
-    assert row.of_ceiling == pytest.approx(16384 / 1e12 / 5e-6)
-    file = CsvFile(tmp_path / "rows.csv")
-    file.write([row])
-    file.close()
-    with (tmp_path / "rows.csv").open(newline="") as stream:
-        (written,) = csv.DictReader(stream)
-    assert tuple(written) == CSV_COLUMNS
-    assert written["gpu"] == "a GPU"
-
-
-def test_torchs_next_backend_takes_what_the_first_refuses(monkeypatch):
-    case, asked = Case(CHUNK, "bf16"), []
-
-    real = gpu_contenders.Torch.prepare
-
-    def prepare(self, case, inputs):
-        asked.append([backend.name for backend in torch.nn.attention._cur_sdpa_kernel_backends()])
-        if "FLASH_ATTENTION" in asked[-1]:
-            raise RuntimeError("No available kernel. Aborting execution.")
-        return real(self, case, inputs)
-
-    monkeypatch.setattr(gpu_contenders.Torch, "prepare", prepare)
-    contender = gpu_contenders.TorchOnGpu()
-    prepared = contender.prepare(case, make_inputs(case))
-    assert asked[0] == ["FLASH_ATTENTION"]
-    assert len(asked) >= 2
-    assert contender.implementation(case) == asked[-1][0].lower() != "flash_attention"
-    assert prepared.results()[0].shape == (2, 5, 4, 8)
-
-
-def test_what_is_missing_is_told(monkeypatch, fake_libraries):
-    flash_attn, _ = fake_libraries
-    del flash_attn.flash_attn_func  # as in a package that has its later generation alone
-    assert "has no flash_attn_func: not measured" in gpu_contenders.make_gpu_rival("flash_attn").missing()
-    monkeypatch.delitem(sys.modules, "flashinfer")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert gpu_contenders.make_gpu_rival("flashinfer").missing() == "flashinfer is not installed: not measured"
-
-
-def test_a_broken_package_is_told(tmp_path, monkeypatch):
-    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: x')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
-    missing = gpu_contenders.make_gpu_rival("flash_attn").missing()
-    assert missing.endswith("can't be imported (undefined symbol: x): not measured")
-
-
-def test_unwritten_results_stay_nan():
-    kept = torch.ones(4)
-
-    def results():
-        kept[:3] = 1.0  # forgets the last
-        return [kept]
-
-    (written,) = written_over_nan(Prepared(results, results))
-    assert written.isnan().tolist() == [False, False, False, True]
-
-
 # --- the command's own functions ---
 
 
@@ -389,20 +209,15 @@ class Refusing(Tilewise):
         raise Unsupported("not today")
 
 
-@pytest.mark.usefixtures("fake_libraries")
+@pytest.mark.usefixtures("fake_libraries", "cpu_as_cuda", "one_gpu")
 def test_compiling_and_measuring_as_on_a_gpu(monkeypatch, capsys, tmp_path):
-    """main() with the GPU replaced by the CPU: arguments, compilation, ceilings, table, CSV."""
+    """main() on tensors of the CPU: arguments, ceilings, compilation, judgement, table, CSV."""
     pytest.importorskip("rich")
-    file, real = tmp_path / "rows.csv", arguments.cases_of
-    monkeypatch.setattr(arguments, "gpu_kind", lambda: "cuda")
-    monkeypatch.setattr(arguments, "refusal", lambda kind, dtype="bf16": "")
-    on_cpu = {"device": "cpu"}
-    monkeypatch.setattr(cli, "cases_of", lambda options: [dataclasses.replace(c, **on_cpu) for c in real(options)])
+    file = tmp_path / "rows.csv"
     monkeypatch.setattr(cli, "gpu_name", lambda: "a GPU")
     monkeypatch.setattr(cli, "measure_ceilings", lambda device: gpu.GpuCeilings(1.0, 1000.0))
     monkeypatch.setattr(cli, "gpu_settings", lambda settings: dataclasses.replace(settings, timer=counting_timer))
     status = cli.main(["--device", "cuda", "--shapes", f"{CHUNK},{DECODE}", "--dtypes", "bf16", "--csv", str(file)])
-    tilewise.set_num_threads(0)
     printed = capsys.readouterr()
     assert status == 0, printed
     assert "kernels of 4 cases compiled or loaded in" in printed.err

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = cases_of(options)
     settings = Settings(min_time=options.min_time, accuracy=not options.no_accuracy, seed=options.seed)
     if options.device != "cpu":
-        compile_kernels(tilewise, cases, messages)
         settings = _on_gpu(settings, console, messages)
+        compile_kernels(tilewise, cases, messages)
     measured = measure_all(cases, contenders, settings, options.csv, messages)
     print_table(console, measured)
     print_summary(console, measured)

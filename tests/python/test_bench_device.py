@@ -232,7 +232,7 @@ def test_compiling_and_measuring_as_on_a_gpu(monkeypatch, capsys, tmp_path):
 
 
 def test_table_of_a_gpu(capsys):
-    console = pytest.importorskip("rich.console").Console(width=140)
+    console = pytest.importorskip("rich.console").Console(width=60)  # too narrow: nothing may be cut short
     case = on_cuda(CHUNK)
     accuracy = reference.Accuracy(1e-3, 2e-3)
     settings = Settings(ceilings=gpu.GpuCeilings(1.0, 1000.0))

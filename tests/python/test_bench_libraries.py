@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import weakref
 
 import pytest
 from bench_stand_ins import CHUNK, DECODE, SQUARE, counting_timer, on_cuda, torch
@@ -112,3 +113,17 @@ def test_unwritten_results_stay_nan():
 
     (written,) = written_over_nan(Prepared(results, results))
     assert written.isnan().tolist() == [False, False, False, True]
+
+
+def test_nan_is_written_where_the_next_results_go():
+    """An allocator gives a block out again only once nothing holds it."""
+    lent = []
+
+    def results():
+        assert all(tensor() is None for tensor in lent)
+        tensors = [torch.ones(4), torch.ones(4)]
+        lent.extend(weakref.ref(tensor) for tensor in tensors)
+        return tensors
+
+    assert len(written_over_nan(Prepared(results, results))) == 2
+    assert len(lent) == 4

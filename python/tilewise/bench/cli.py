@@ -24,8 +24,6 @@ from tilewise.bench.runner import Row, Settings, gpu_settings, run_case
 from tilewise.bench.shapes import Case
 from tilewise.bench.tables import print_summary, print_table, shape_of
 
-PLAIN_WIDTH = 140  # columns of a table that goes into a file or a pipe
-
 EXIT_OK, EXIT_FAILURE = 0, 1  # argparse exits with 2 for usage
 
 
@@ -38,8 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("tilewise.bench: needs rich (pip install rich)", file=sys.stderr)
         return EXIT_FAILURE
     console, messages = Console(), Console(stderr=True)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
     tilewise = Tilewise()
     contenders = [tilewise, *_rivals(options, messages)]
     cases = cases_of(options)

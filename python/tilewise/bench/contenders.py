@@ -192,9 +192,13 @@ def written_over_nan(prepared: Prepared) -> Sequence[Any]:
     For libraries that don't all take the tensor to write to: torch's allocator on a GPU gives freed blocks of
     a size to the next tensors of that size.
     """
-    for result in prepared.results():
-        result.fill_(math.nan)
+    _poison(prepared.results())  # in a function of its own, after which nothing holds the blocks
     return prepared.results()
+
+
+def _poison(results: Sequence[Any]) -> None:
+    for result in results:
+        result.fill_(math.nan)
 
 
 def _mask(case: Case) -> Literal["causal"] | None:

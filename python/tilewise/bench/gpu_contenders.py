@@ -5,9 +5,11 @@ None of them is imported unless it is asked for and installed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from tilewise.bench.contenders import Contender, Prepared, Torch, Unsupported, not_installed, through_autograd
@@ -33,21 +35,29 @@ class TorchOnGpu(Torch):
         return self._backends.get(case, "")
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+        *preferred, last = TORCH_BACKENDS
+        for backend in preferred:
+            with contextlib.suppress(RuntimeError):  # torch's refusal; cuDNN's own errors are of that kind too
+                return self._prepare_by(backend, case, inputs)
+        return self._prepare_by(last, case, inputs)
 
-        for name in TORCH_BACKENDS:
-            with sdpa_kernel(getattr(SDPBackend, name)), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they say why a backend refuses, which the next one makes up for
-                try:
-                    prepared = super().prepare(case, inputs)
-                    prepared.call()
-                except RuntimeError:  # its refusal; cuDNN's own errors are of that kind too
-                    if name == TORCH_BACKENDS[-1]:
-                        raise
-                    continue
-            self._backends[case] = name.lower()
-            return Prepared(_under(name, prepared.call), _under(name, prepared.results))
-        raise AssertionError("unreachable: the last backend returns or raises")
+    def _prepare_by(self, backend: str, case: Case, inputs: Inputs) -> Prepared:
+        """With that backend alone allowed. Raises RuntimeError where it refuses."""
+        with _only(backend), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they say why it refuses, which the next one makes up for
+            prepared = super().prepare(case, inputs)
+            prepared.call()
+        self._backends[case] = backend.lower()
+
+        def call() -> Any:
+            with _only(backend):
+                return prepared.call()
+
+        def results() -> Sequence[Any]:
+            with _only(backend):
+                return prepared.results()
+
+        return Prepared(call, results)
 
     def bottom_right_mask(self, case: Case) -> Any:
         """A mask that torch knows by name goes to FlashAttention too, which takes no tensor."""
@@ -56,15 +66,10 @@ class TorchOnGpu(Torch):
         return causal_lower_right(case.shape.seqlen_q, case.shape.seqlen_k)
 
 
-def _under(backend: str, call: Any) -> Any:
-    """`call` with that backend alone allowed."""
+def _only(backend: str) -> contextlib.AbstractContextManager[Any]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def wrapped() -> Any:
-        with sdpa_kernel(getattr(SDPBackend, backend)):
-            return call()
-
-    return wrapped
+    return sdpa_kernel(getattr(SDPBackend, backend))
 
 
 class Installed(Contender):

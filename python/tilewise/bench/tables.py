@@ -10,6 +10,7 @@ from tilewise.bench.runner import Row, ratio
 from tilewise.bench.shapes import Shape
 from tilewise.bench.timing import geometric_mean
 
+_ANY_WIDTH = 1000
 _RATIO = "ratio: time of the other library / time of tilewise"
 
 
@@ -21,6 +22,7 @@ def shape_of(row: Row) -> Shape:
 def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
     """One line a row, the rows of a case below each other; TFLOP/s and no threads where all ran on a GPU."""
     from rich import box
+    from rich.measure import Measurement
     from rich.table import Table
 
     on_gpu = all(row.device != "cpu" for rows in measured for row in rows)
@@ -49,6 +51,9 @@ def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
                 *(f"{row.max_abs_err:.1e}", f"{row.rel_l2_err:.1e}"),
                 "" if row.library == "tilewise" else _number(ratio(rows, row.library)),
             )
+    # As wide as it must be, on a narrow terminal too: a line that folds is better than a number cut short.
+    unbounded = console.options.update(width=_ANY_WIDTH)
+    console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
     console.print(table)
 
 

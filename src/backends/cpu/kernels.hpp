@@ -85,7 +85,7 @@ struct KeyStream {
   int64_t end;                 // keys before it are fetched ahead, beyond the tiles' own too: the next call reads them
 };
 
-/// Tiles of the same sequence and key range, one a key head. Scratch: decode_scratch() bytes each.
+/// Tiles of the same sequence and key range with as many rows, one a key head. Scratch: decode_scratch() bytes each.
 using DecodeFn = void (*)(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, void* scratch);
 using BeginKeysFn = void (*)(const KeyBlock& block, void* scratch);
 using AddQueriesFn = void (*)(const KeyBlock& block, const QueryBlock& queries, void* scratch);
@@ -110,7 +110,7 @@ struct KernelSet {
   StoreScaledFn store_scaled[kElementCount];  // fp32 to a row of the element type
   int32_t max_rows;                           // rows a forward tile may hold
   int32_t decode_max_rows;                    // likewise for a decode tile
-  int32_t decode_keys;                        // keys a decode call visits head by head before it goes on
+  int32_t decode_keys;                        // keys of all heads that a decode call visits before their values
   int32_t backward_keys, backward_rows;
 };
 

@@ -1,0 +1,73 @@
+// Requests for the rows of k or v that a decode call reads next, paced by its own work.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/isa/elements.h"
+
+namespace tilewise::backends::cpu {
+
+/// Requests a block of rows while another one is computed, a line at a time and evenly over the
+/// steps of that work: a core whose two dozen miss buffers are taken forgets a request, and the load
+/// that then misses stalls for hundreds of cycles. Hence each line is requested again a little later,
+/// which costs next to nothing once it is there. Two halves of the block are requested side by side:
+/// memory answers two streams sooner than one.
+class FetchAhead {
+ public:
+  /// Of `end` rows of `bytes` bytes, `stride` bytes apart.
+  TILEWISE_INLINE FetchAhead(const void* rows, int64_t stride, int64_t bytes, int64_t end)
+      : rows_(static_cast<const char*>(rows)),
+        end_(end),
+        stride_(stride),
+        row_lines_((bytes + kLine - 1) / kLine),
+        adjacent_(stride == bytes),
+        again_(adjacent_ ? kAgain * kLine : (kAgain + row_lines_ - 1) / row_lines_ * stride) {}
+
+  /// Starts on rows [first, first + count), as far as there are, to be through after `steps` steps.
+  TILEWISE_INLINE void start(int64_t first, int64_t count, int64_t steps) {
+    const int64_t rows = end_ - first < count ? end_ - first : count;
+    const int64_t half_rows = rows > 0 ? (rows + 1) / 2 : 0, lines = half_rows * row_lines_;
+    row_ = line_ = rows_ + first * stride_;
+    half_ = half_rows * stride_;
+    rows_left_ = adjacent_ ? 1 : half_rows;  // adjacent rows are one
+    lines_left_ = adjacent_ ? lines : row_lines_;
+    wait_ = lines > 0 ? 1 : kNever;
+    period_ = lines > 0 && steps > lines ? steps / lines : 1;
+    burst_ = (lines + steps - 1) / steps;
+  }
+
+  TILEWISE_INLINE void step() {
+    if (--wait_ > 0) return;
+    wait_ = period_;
+    for (int64_t n = burst_; n > 0; --n) {
+      request(line_);
+      request(line_ - again_);
+      line_ += kLine;
+      if (--lines_left_ > 0) continue;
+      row_ += stride_;
+      line_ = row_;
+      lines_left_ = row_lines_;
+      if (--rows_left_ > 0) continue;
+      wait_ = kNever;
+      return;
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64, kNever = INT64_MAX;
+  static constexpr int64_t kAgain = 32;  // lines between the two requests of one
+
+  TILEWISE_INLINE void request(const char* line) const {
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + half_, 0, 2);
+  }
+
+  const char* rows_;
+  int64_t end_, stride_, row_lines_;
+  bool adjacent_;
+  int64_t again_;
+  const char *row_ = nullptr, *line_ = nullptr;
+  int64_t half_ = 0, rows_left_ = 0, lines_left_ = 0, wait_ = 0, period_ = 0, burst_ = 0;
+};
+
+}  // namespace tilewise::backends::cpu

@@ -214,7 +214,7 @@ def test_compiling_and_measuring_as_on_a_gpu(monkeypatch, capsys, tmp_path):
     """main() on tensors of the CPU: arguments, ceilings, compilation, judgement, table, CSV."""
     pytest.importorskip("rich")
     file = tmp_path / "rows.csv"
-    monkeypatch.setattr(cli, "gpu_name", lambda: "a GPU")
+    monkeypatch.setattr(cli, "gpu_name", lambda: "a GPU [80 GB]")
     monkeypatch.setattr(cli, "measure_ceilings", lambda device: gpu.GpuCeilings(1.0, 1000.0))
     monkeypatch.setattr(cli, "gpu_settings", lambda settings: dataclasses.replace(settings, timer=counting_timer))
     status = cli.main(["--device", "cuda", "--shapes", f"{CHUNK},{DECODE}", "--dtypes", "bf16", "--csv", str(file)])
@@ -222,7 +222,7 @@ def test_compiling_and_measuring_as_on_a_gpu(monkeypatch, capsys, tmp_path):
     assert status == 0, printed
     assert "kernels of 4 cases compiled or loaded in" in printed.err
     assert "0 failed" in printed.err
-    assert "a GPU: torch reaches 1 TFLOP/s in a bf16 matrix product and 1000 GB/s in a copy" in printed.out
+    assert "a GPU [80 GB]: torch reaches 1 TFLOP/s in a bf16 matrix product and 1000 GB/s in a copy" in printed.out
     for word in ("of ceiling", "paged decode", "ragged prefill", "flash_attn_func", "geometric mean of 2"):
         assert word in printed.out
     with file.open(newline="") as stream:

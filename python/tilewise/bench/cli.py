@@ -47,11 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_table(console, measured)
     print_summary(console, measured)
     for row in (row for rows in measured for row in rows if not row.ok):
-        messages.print(
-            f"{row.library}: {row.operation} {shape_of(row)} {row.dtype} {row.mask}: {row.status}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _say(messages, f"{row.library}: {row.operation} {shape_of(row)} {row.dtype} {row.mask}: {row.status}")
     return EXIT_FAILURE if any(row.failed for rows in measured for row in rows) else EXIT_OK
 
 
@@ -62,7 +58,7 @@ def _rivals(options: argparse.Namespace, messages: Any) -> list[Contender]:
         rival = make_rival(name) if options.device == "cpu" else make_gpu_rival(name)
         reason = rival.missing()
         if reason:
-            messages.print(reason, highlight=False, soft_wrap=True)
+            _say(messages, reason)
         else:
             rivals.append(rival)
     return rivals
@@ -74,11 +70,10 @@ def compile_kernels(tilewise: Tilewise, cases: Sequence[Case], messages: Any) ->
     with progress_bar(messages, len(jobs)) as step:
         step("compiling", 0)
         compiled = compile_all(jobs, lambda label: step(f"compiling: {label}", 1))
-    messages.print(
+    _say(
+        messages,
         f"kernels of {len(cases)} cases compiled or loaded in {compiled.seconds:.1f} s on {compiled.cpus} processors,"
         f" {len(compiled.failures)} failed",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
@@ -88,7 +83,7 @@ def _on_gpu(settings: Settings, console: Any, messages: Any) -> Settings:
     try:
         ceilings = measure_ceilings("cuda")
     except RuntimeError as error:  # such as too little memory for the copy: the table can do without
-        messages.print(f"ceilings not measured: {error}", highlight=False, soft_wrap=True)
+        _say(messages, f"ceilings not measured: {error}")
         ceilings = None
     rates = (
         f": torch reaches {ceilings.matmul_tflops:.0f} TFLOP/s in a bf16 matrix product and"
@@ -96,7 +91,7 @@ def _on_gpu(settings: Settings, console: Any, messages: Any) -> Settings:
         if ceilings
         else ""
     )
-    console.print(f"{name}{rates}", highlight=False, soft_wrap=True)
+    _say(console, f"{name}{rates}")
     return gpu_settings(dataclasses.replace(settings, ceilings=ceilings, gpu=name))
 
 
@@ -121,3 +116,8 @@ def measure_all(
 
 def _tell(step: Step, case: Case, doing: str) -> None:
     step(f"{case}: {doing}", 0)
+
+
+def _say(console: Any, text: str) -> None:
+    """A line as it is: what is in brackets in others' messages is no markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

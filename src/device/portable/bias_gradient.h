@@ -101,6 +101,8 @@ class BiasGradientKernel {
     const auto& streams = shared_.streams;
     Ops::template multiply<C.element, true>(scores, streams.queries, wave_row_, streams.keys.for_multiply());
     Ops::template multiply<C.element, true>(gradients, streams.douts, wave_row_, streams.values.for_multiply());
+    scores.for_each_tile([](auto& tile) { compute_by_here<Machine>(tile); });
+    gradients.for_each_tile([](auto& tile) { compute_by_here<Machine>(tile); });
     RowScore rows[Scores::kSlots];
     QueryStatistics statistics[Scores::kSlots];
     TILEWISE_UNROLL
@@ -151,8 +153,8 @@ class BiasGradientKernel {
   template <class Tile>
   TILEWISE_INLINE void load_tile(Tile& tile, const RowSource& source, int32_t first_row) {
     constexpr int kRowChunks = Tile::kCols / kChunk;
-    keep_order<Machine>();  // what passes through registers is one tile at a time
-    for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+    keep_order<Machine>();  // what passes through registers is one tile at a time, and so are addresses
+    for (int unit = Machine::not_hoisted(Machine::thread()); unit < Tile::kRows * kRowChunks; unit += kThreads) {
       const int row = unit / kRowChunks, chunk = unit % kRowChunks;
       const int64_t from = maximum(0, minimum(first_row + row, source.rows - 1));
       copy_chunk<Ops, C>(tile.chunk(row, chunk), source.data + from * source.stride, chunk * kChunk, source.cols);

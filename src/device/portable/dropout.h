@@ -122,7 +122,7 @@ TILEWISE_INLINE void draw_kept(KeptBits<DrawSets<Scores, kKeysAreRows>::kElement
   using Sets = DrawSets<Scores, kKeysAreRows>;
   using Table = DrawTable<Sets>;
   static_assert(Sets::has_fixed_words());
-  const int lane = Machine::lane();
+  const int lane = Machine::not_hoisted(Machine::lane());
   for_each_set<Table>([&](auto set) {
     constexpr int kSet = decltype(set)::value, kFirst = Table::kSets.member[kSet][0];
     const auto key = static_cast<uint32_t>(first_key + Sets::key(lane, kFirst));

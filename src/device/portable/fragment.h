@@ -69,6 +69,16 @@ struct Fragment {
     return slot / Layout::kRowSlots * Layout::kRows + Layout::place(lane, first).row;
   }
 
+  /// visit(accumulator&) for each of them.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_tile(const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) visit(tile[r][c]);
+    }
+  }
+
   /// visit(slot, column, value&) for each element this lane holds.
   template <class Visit>
   TILEWISE_INLINE void for_each(int lane, const Visit& visit) {

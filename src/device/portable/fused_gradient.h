@@ -103,8 +103,8 @@ class FusedGradientKernel {
     if constexpr (kWantsGradients) {
       Ops::template multiply<C.element>(gradients, streams.values, wave_row_, douts, first_col());
     }
-    ScoreGradients<Ops, C, Scores>(block_, seed_, wave_row_, first_col())
-        .compute(scores, gradients, current, at, masked);
+    const ScoreGradients<Ops, C, Scores> of_tile(block_, seed_, at, wave_row_, first_col());
+    of_tile.compute(scores, gradients, current, masked);
     if constexpr (C.wants_dv) store_rows<Ops, C>(streams.weights, scores, wave_row_, first_col());
     if constexpr (kWantsGradients) store_rows<Ops, C>(streams.gradients, gradients, wave_row_, first_col());
     // What the wave has in registers needs no barrier: the others' turn comes while it multiplies.

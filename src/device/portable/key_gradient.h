@@ -96,6 +96,7 @@ class KeyGradientKernel {
   }
 
   TILEWISE_INLINE void visit(const typename Shared::Stage& current, const QueryPosition& at, bool masked) {
+    const ScoreGradients<Ops, C, Scores> of_tile(block_, seed_, at, wave_row_, 0);
     Scores scores, gradients;
     scores.clear();
     gradients.clear();
@@ -103,7 +104,7 @@ class KeyGradientKernel {
     if constexpr (C.wants_dk) {
       values_.multiply(gradients, shared_.value_rows(), wave_row_, current.douts.for_multiply());
     }
-    ScoreGradients<Ops, C, Scores>(block_, seed_, wave_row_, 0).compute(scores, gradients, current, at, masked);
+    of_tile.compute(scores, gradients, current, masked);
     if constexpr (C.wants_dv) {
       Ops::template accumulate<C.element>(dv_, Ops::template to_operand<C.element>(scores),
                                           current.douts.for_accumulate());

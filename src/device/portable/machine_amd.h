@@ -80,6 +80,11 @@ struct AmdMachine {
   /// Instructions stay on their side of it: bounds how many loads the compiler asks for ahead.
   TILEWISE_INLINE static void keep_order() { __builtin_amdgcn_sched_barrier(0); }
 
+  template <class Accumulator>
+  TILEWISE_INLINE static void compute_by_here(Accumulator& x) {
+    asm volatile("" : "+v"(x.value));
+  }
+
   template <class T>
   TILEWISE_INLINE static T load_shared(const void* from) {
     return *static_cast<const T*>(from);

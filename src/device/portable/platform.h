@@ -66,6 +66,13 @@ TILEWISE_INLINE void keep_order() {
   if constexpr (requires { Machine::keep_order(); }) Machine::keep_order();
 }
 
+/// Has the value computed by here, where the machine has a way to: products that a branch later uses are moved
+/// behind it otherwise, while their operands wait in registers.
+template <class Machine, class Value>
+TILEWISE_INLINE void compute_by_here(Value& value) {
+  if constexpr (requires { Machine::compute_by_here(value); }) Machine::compute_by_here(value);
+}
+
 /// The greater one, or the one that is a number.
 TILEWISE_INLINE float higher(float a, float b) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

@@ -89,7 +89,18 @@ class Decode {
     const In* first;
     int64_t stride, size;  // between rows; of one
     int64_t count, exist;  // to visit; there before the end of the sequence
+    int64_t next;          // bytes from a row to the one that its turn comes to next, 0: not to be requested
+
+    /// What was requested and forgotten would stall for hundreds of cycles when it is read: requested
+    /// once more, a head ahead, it costs less than a cycle a line.
+    TILEWISE_INLINE void request(const In* at) const {
+      if (next != 0) __builtin_prefetch(reinterpret_cast<const char*>(at) + next, 0, 2);
+    }
   };
+
+  TILEWISE_INLINE static int64_t distance(const void* from, const void* to) {
+    return static_cast<const char*>(to) - static_cast<const char*>(from);
+  }
 
   template <bool kWhole>
   static void visit_keys(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
@@ -100,15 +111,26 @@ class Decode {
     const int64_t steps = num_tiles * quads * (key_steps + value_steps);
     Fetchers fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end},
                    {stream.v, stream.v_stride, stream.v_bytes, stream.end}};
+    // After the last head's keys come the first one's values, and after those the next block's keys.
+    const int32_t last = num_tiles - 1;
+    const bool alike = t.k_stride == t.v_stride;
+    const int64_t from_keys = alike ? distance(tiles[last].k, t.v) : 0;
+    const int64_t from_values = alike ? distance(tiles[last].v, t.k) + kKeys * stream.k_stride : 0;
     for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
       const int64_t begin = t.key_begin > key ? t.key_begin - key : 0;
       const int64_t end = t.key_end - key < kKeys ? t.key_end - key : kKeys;
       fetch.k.start(key + kKeys, kKeys, steps);
       fetch.v.start(key + kValuesAhead, kKeys, steps);
       // Head after head, but all keys before all values: a block of either is read from one place.
-      for (int32_t n = 0; n < num_tiles; ++n) score_block<kWhole>(tiles[n], w, n * t.num_rows, key, begin, end, fetch);
+      for (int32_t n = 0; n < num_tiles; ++n) {
+        const int64_t next = n < last ? distance(tiles[n].k, tiles[n + 1].k) : from_keys;
+        score_block<kWhole>(tiles[n], w, n * t.num_rows, key, begin, end, next, fetch);
+      }
       for (int32_t n = 0; n < num_tiles; ++n) weigh_rows(tiles[n], w, n * t.num_rows, key, end);
-      for (int32_t n = 0; n < num_tiles; ++n) add_block<kWhole>(tiles[n], w, n * t.num_rows, key, begin, end, fetch);
+      for (int32_t n = 0; n < num_tiles; ++n) {
+        const int64_t next = n < last ? distance(tiles[n].v, tiles[n + 1].v) : from_values;
+        add_block<kWhole>(tiles[n], w, n * t.num_rows, key, begin, end, next, fetch);
+      }
     }
   }
 
@@ -124,11 +146,15 @@ class Decode {
 
   template <bool kWhole>
   TILEWISE_INLINE static void score_block(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key,
-                                          int64_t begin, int64_t end, Fetchers& fetch) {
+                                          int64_t begin, int64_t end, int64_t next, Fetchers& fetch) {
     const int64_t j = begin / kColumns * kColumns;
-    const Rows k{static_cast<const In*>(t.k) + (key + j) * t.k_stride, t.k_stride, t.head_dim, end - j,
-                 t.seqlen_k - key - j};
-    for (int64_t r = 0; r < t.num_rows; r += kQuad) {
+    Rows k{static_cast<const In*>(t.k) + (key + j) * t.k_stride,
+           t.k_stride,
+           t.head_dim,
+           end - j,
+           t.seqlen_k - key - j,
+           next};
+    for (int64_t r = 0; r < t.num_rows; r += kQuad, k.next = 0) {
       const float* q = w.q + (first + r) * w.ldq;
       float* scores = w.scores + (first + r) * kKeys + j;
       switch (t.num_rows - r) {
@@ -174,6 +200,7 @@ class Decode {
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
           const F units = load_row<kWhole>(rows[c], unit * C::kPair, k.size);
+          if (unit / V::kLanes % kPace == 0) k.request(rows[c] + unit * C::kPair);
 #pragma GCC unroll 4
           for (int i = 0; i < kRows; ++i) acc[i * kColumns + c] = C::dot(acc[i * kColumns + c], row[i], units);
         }
@@ -188,10 +215,10 @@ class Decode {
 
   template <bool kWhole>
   TILEWISE_INLINE static void add_block(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key,
-                                        int64_t begin, int64_t end, Fetchers& fetch) {
+                                        int64_t begin, int64_t end, int64_t next, Fetchers& fetch) {
     const int64_t j = begin / C::kPair * C::kPair;
-    const Rows v{static_cast<const In*>(t.v) + (key + j) * t.v_stride, t.v_stride, t.head_dim_v, end - j, end - j};
-    for (int64_t r = 0; r < t.num_rows; r += kQuad) {
+    Rows v{static_cast<const In*>(t.v) + (key + j) * t.v_stride, t.v_stride, t.head_dim_v, end - j, end - j, next};
+    for (int64_t r = 0; r < t.num_rows; r += kQuad, v.next = 0) {
       const float* p = w.probabilities + (first + r) * (kKeys / C::kPair) + j / C::kPair;
       float* out = w.out + (first + r) * w.ldo;
       switch (t.num_rows - r) {
@@ -230,6 +257,8 @@ class Decode {
         for (int c = 0; c < kChunk / C::kPair; ++c) {
           const int64_t at = column + c * kElements, size = kWhole ? at + kElements : v.size;
           if (c < loads) C::load_shuffled(values[c], row, v.stride, v.exist - key, at, size);
+          if (c % kPace == 0)
+            for (int i = 0; i < C::kPair; ++i) v.request(row + i * v.stride + at);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {

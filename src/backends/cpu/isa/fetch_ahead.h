@@ -8,10 +8,8 @@
 namespace tilewise::backends::cpu {
 
 /// Requests a block of rows while another one is computed, a line at a time and evenly over the
-/// steps of that work: a core whose two dozen miss buffers are taken forgets a request, and the load
-/// that then misses stalls for hundreds of cycles. Hence each line is requested again a little later,
-/// which costs next to nothing once it is there. Two halves of the block are requested side by side:
-/// memory answers two streams sooner than one.
+/// steps of that work: a core whose two dozen miss buffers are taken forgets a request. Two halves of
+/// the block are requested side by side, for memory answers two streams sooner than one.
 class FetchAhead {
  public:
   /// Of `end` rows of `bytes` bytes, `stride` bytes apart.
@@ -20,8 +18,7 @@ class FetchAhead {
         end_(end),
         stride_(stride),
         row_lines_((bytes + kLine - 1) / kLine),
-        adjacent_(stride == bytes),
-        again_(adjacent_ ? kAgain * kLine : (kAgain + row_lines_ - 1) / row_lines_ * stride) {}
+        adjacent_(stride == bytes) {}
 
   /// Starts on rows [first, first + count), as far as there are, to be through after `steps` steps.
   TILEWISE_INLINE void start(int64_t first, int64_t count, int64_t steps) {
@@ -40,8 +37,8 @@ class FetchAhead {
     if (--wait_ > 0) return;
     wait_ = period_;
     for (int64_t n = burst_; n > 0; --n) {
-      request(line_);
-      request(line_ - again_);
+      __builtin_prefetch(line_, 0, 2);
+      __builtin_prefetch(line_ + half_, 0, 2);
       line_ += kLine;
       if (--lines_left_ > 0) continue;
       row_ += stride_;
@@ -55,17 +52,10 @@ class FetchAhead {
 
  private:
   static constexpr int64_t kLine = 64, kNever = INT64_MAX;
-  static constexpr int64_t kAgain = 32;  // lines between the two requests of one
-
-  TILEWISE_INLINE void request(const char* line) const {
-    __builtin_prefetch(line, 0, 2);
-    __builtin_prefetch(line + half_, 0, 2);
-  }
 
   const char* rows_;
   int64_t end_, stride_, row_lines_;
   bool adjacent_;
-  int64_t again_;
   const char *row_ = nullptr, *line_ = nullptr;
   int64_t half_ = 0, rows_left_ = 0, lines_left_ = 0, wait_ = 0, period_ = 0, burst_ = 0;
 };

@@ -16,6 +16,8 @@ constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not f
 constexpr std::int64_t kFewestTilesASplit = 2;  // below, merging costs more than idle multiprocessors
 constexpr std::int64_t kFewQueries = 64;        // rows of one tile may then come from several heads
 constexpr double kLaunchUs = 2.5;
+constexpr double kTileLatencyUs = 2.0;  // of a tile of keys in a block whose products take less (H200)
+constexpr double kMergeUs = 5.0;        // launch and latency of the merge
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -59,13 +61,36 @@ class Lowerer {
     return offset;
   }
 
-  /// Splits over keys where tiles of rows alone would leave multiprocessors idle.
+  /// Splits over keys where tiles of rows alone would leave multiprocessors idle: as many as make the shortest of
+  /// what the forward kernel and the merge of its parts are thought to take.
   [[nodiscard]] std::int64_t splits_for(std::int64_t blocks, const device::KernelConfig& config) const {
-    if (p_.batch_invariant) return 1;
     const std::int64_t tiles = ceil_div(p_.seqlen_k, config.tile_cols);
-    const std::int64_t at_once = std::int64_t{blocks_at_once(config)} * traits_.multiprocessors;
-    const std::int64_t wanted = ceil_div(at_once, std::max<std::int64_t>(blocks, 1));
-    return std::clamp<std::int64_t>(std::min(wanted, tiles / kFewestTilesASplit), 1, device::kMostSplits);
+    const std::int64_t enough = traits_.multiprocessors * std::int64_t{blocks_at_once(config)};
+    if (p_.batch_invariant || blocks == 0 || blocks >= enough) return 1;
+    std::int64_t best = 1;
+    double least = split_us(1, blocks, tiles, config);
+    for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles / kFewestTilesASplit, device::kMostSplits);
+         ++splits) {
+      const double us = split_us(splits, blocks, tiles, config);
+      if (us < least) least = us, best = splits;
+    }
+    return best;
+  }
+
+  [[nodiscard]] double split_us(std::int64_t splits, std::int64_t blocks, std::int64_t tiles,
+                                const device::KernelConfig& config) const {
+    const std::int64_t all = blocks * splits;
+    const std::int64_t at_once = std::min<std::int64_t>(ceil_div(all, traits_.multiprocessors), blocks_at_once(config));
+    const std::int64_t rounds = ceil_div(all, at_once * traits_.multiprocessors);
+    const double flops = 2.0 * block_rows(KernelKind::forward, config) * config.tile_cols *
+                         static_cast<double>(config.head_dim + config.head_dim_v);
+    const double rate = traits_.gflops / traits_.multiprocessors / static_cast<double>(at_once);
+    const double tile_us = std::max(kTileLatencyUs, 1e-3 * flops / rate);
+    const double forward_us = static_cast<double>(rounds * ceil_div(tiles, splits)) * tile_us;
+    if (splits == 1) return forward_us;
+    const double rows = static_cast<double>(p_.batch_size * p_.num_heads_q * p_.seqlen_q);
+    const double bytes = 8.0 * static_cast<double>(splits) * rows * static_cast<double>(p_.head_dim_v);  // and back
+    return forward_us + kMergeUs + 1e-3 * bytes / traits_.gigabytes_per_second;
   }
 
   void lower_forward() {
@@ -90,7 +115,8 @@ class Lowerer {
     result_.workspace.partial_out = reserve(4 * rows * p_.head_dim_v);
     result_.workspace.partial_lse = reserve(4 * rows);
     const device::KernelConfig config = configure(KernelKind::merge_splits, p_, traits_);
-    add(KernelKind::merge_splits, config, p_.seqlen_q, 1, p_.num_heads_q, p_.batch_size);
+    const std::int64_t rows_a_block = splits > device::kRowSplits ? 1 : config.waves;
+    add(KernelKind::merge_splits, config, ceil_div(p_.seqlen_q, rows_a_block), 1, p_.num_heads_q, p_.batch_size);
     if (!result_.launches.empty()) result_.launches.back().grid.num_splits = static_cast<std::int32_t>(splits);
   }
 

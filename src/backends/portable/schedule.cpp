@@ -311,7 +311,7 @@ std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machi
       return size(4 * c.waves) * lanes(machine);
     case KernelKind::merge_splits:
       // Weights of the splits, and the waves' parts of 4 columns a lane.
-      return size(4 * device::kMostSplits) + size(4 * 4 * c.waves) * lanes(machine);
+      return size(4 * c.waves * device::kMostSplits) + size(4 * 4 * c.waves) * lanes(machine);
     case KernelKind::row_delta:
       return 0;
   }

@@ -42,6 +42,9 @@ constexpr bool is_crowded(const KernelConfig& config) { return config.dropout &&
 /// Parts that the keys of a row may be split into.
 inline constexpr int32_t kMostSplits = 128;
 
+/// Up to so many of them are merged by one wave a row, all read at once; more by a block a row.
+inline constexpr int32_t kRowSplits = 8;
+
 /// Lanes that share a row of the row_delta kernel: as many as its 16-byte chunks need, up to a wave.
 constexpr int32_t lanes_a_delta_row(const KernelConfig& config, int32_t wave_lanes) {
   int32_t lanes = 1;

@@ -174,13 +174,14 @@ class ForwardKernel {
   }
 
   TILEWISE_INLINE void store_partial() {
-    out_.for_each(lane_, [&](int slot, int col, auto&& x) {
+    constexpr int kRun = C.vector_rows ? kAdjacentColumns<Layout> : 1;
+    out_.template for_each_run<kRun>(lane_, [&](int slot, int col, const FloatRun<kRun>& run) {
       const int32_t row = rows_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
       if (row >= rows_.total_rows || col >= p_.head_dim_v) return;
       const int64_t of_split =
           (static_cast<int64_t>(split_) * p_.batch_size + rows_.batch) * p_.num_heads_q + rows_.head(row);
       const int64_t place = (of_split * p_.seqlen_q + rows_.query(row)) * p_.head_dim_v + col;
-      Machine::store_global(params_.grid.partial_out + place, static_cast<float>(x));
+      Machine::store_global(reinterpret_cast<FloatRun<kRun>*>(params_.grid.partial_out + place), run);
     });
   }
 

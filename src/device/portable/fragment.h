@@ -19,6 +19,18 @@ struct RowValues {
   }
 };
 
+/// Floats that move as one.
+template <int kRun>
+struct alignas(4 * kRun) FloatRun {
+  float value[kRun];
+};
+
+/// Adjacent columns that adjacent registers of a lane hold.
+template <class Layout>
+inline constexpr int kAdjacentColumns = Layout::place(0, 3).col == Layout::place(0, 0).col + 3   ? 4
+                                        : Layout::place(0, 1).col == Layout::place(0, 0).col + 1 ? 2
+                                                                                                 : 1;
+
 struct NoPair {};
 template <class Accumulator>
 struct PairOf {
@@ -90,6 +102,17 @@ struct Fragment {
   TILEWISE_INLINE void for_each_pair(Fragment& other, int lane, const Visit& visit) {
     walk<1>(lane,
             [&](int r, int c, int i, int slot, int col) { visit(slot, col, tile[r][c][i], other.tile[r][c][i]); });
+  }
+
+  /// visit(slot, first column, FloatRun<kRun>) for each run of adjacent registers.
+  template <int kRun, class Visit>
+  TILEWISE_INLINE void for_each_run(int lane, const Visit& visit) const {
+    walk<kRun>(lane, [&](int r, int c, int i, int slot, int col) {
+      FloatRun<kRun> run;
+      TILEWISE_UNROLL
+      for (int j = 0; j < kRun; ++j) run.value[j] = tile[r][c][i + j];
+      visit(slot, col, run);
+    });
   }
 
   /// visit(slot, pair&) for each pair of adjacent registers; where kPacked.

@@ -1,6 +1,6 @@
 // Merges the partial results of blocks that each saw a part of the keys: out and lse alone decide,
-// and the sink joins here, once. A block takes a row, each of its waves a part of the splits: what a
-// lane reads is under way at once, since a call of few rows waits for memory and nothing else.
+// and the sink joins here, once. What a lane reads is under way at once, since a call of few rows waits for
+// memory and nothing else: of many splits each wave of a block takes a part.
 #pragma once
 
 #include "device/portable/block_rows.h"
@@ -9,12 +9,11 @@ namespace tilewise::device {
 
 template <class Machine, KernelConfig C>
 class MergeSplitsKernel {
-  static constexpr int kThreads = C.waves * Machine::kLanes;
   static constexpr int kLaneCols = 4, kCols = kLaneCols * Machine::kLanes;  // of a pass
 
  public:
   struct Shared {
-    float weights[kMostSplits];
+    float weights[C.waves][kMostSplits];
     float parts[C.waves][kCols];
   };
 
@@ -23,32 +22,37 @@ class MergeSplitsKernel {
     const GridParams& grid = params.grid;
     const GridPlace place = grid_place<Machine>(one_split(grid));
     const Sequence s = sequence_at<C>(p, place.batch);
-    const int64_t i = place.tile;
-    if (i >= s.all_q) return;
+    const Team team(grid.num_splits);
+    // Lanes without a row of their own do the last one's, and store nothing: barriers need them all.
+    const int64_t own = static_cast<int64_t>(place.tile) * (C.waves / team.waves) + team.number;
+    const int64_t i = minimum<int64_t>(own, s.all_q - 1);
+    if (s.all_q == 0) return;
     const int64_t rows = p.batch_size * p.num_heads_q * p.seqlen_q;
     const int64_t row = (static_cast<int64_t>(place.batch) * p.num_heads_q + place.head) * p.seqlen_q + i;
     const bool used = i < s.seqlen_q;
 
-    const Totals totals = weigh(p, grid, rows, row, place.head, used, shared.weights);
+    float* const weights = shared.weights[team.first_wave];
+    const Totals totals = weigh(p, grid, rows, row, place.head, used, weights, team.wave == 0);
     Machine::barrier();
     auto* out = static_cast<uint16_t*>(p.out.data) + row_offset(p.out, s, place.batch, i, place.head);
     const float inverse = totals.sum > 0.0f ? 1.0f / totals.sum : 0.0f;
     for (int32_t first_col = 0; first_col < p.head_dim_v; first_col += kCols) {
-      add_splits(shared, grid, used, rows * p.head_dim_v, row * p.head_dim_v + first_col,
-                 static_cast<int32_t>(p.head_dim_v) - first_col);
+      const auto cols = minimum(kCols, static_cast<int32_t>(p.head_dim_v) - first_col);
+      add_splits(shared.parts[Machine::wave()], weights, grid, used ? team : Team{}, rows * p.head_dim_v,
+                 row * p.head_dim_v + first_col, cols);
       Machine::barrier();
-      for (int col = Machine::thread(); col < minimum<int64_t>(kCols, p.head_dim_v - first_col); col += kThreads) {
+      for (int col = team.wave * Machine::kLanes + Machine::lane(); own == i && col < cols;
+           col += team.waves * Machine::kLanes) {
         float sum = 0.0f;
-        TILEWISE_UNROLL
-        for (int wave = 0; wave < C.waves; ++wave) {
-          sum += Machine::template load_shared<float>(&shared.parts[wave][col]);
+        for (int wave = 0; wave < team.waves; ++wave) {
+          sum += Machine::template load_shared<float>(&shared.parts[team.first_wave + wave][col]);
         }
         const auto element = static_cast<uint16_t>(Machine::template pack<C.element>(sum * inverse, 0.0f));
         Machine::store_global(out + first_col + col, element);
       }
       Machine::barrier();  // the parts were read by all
     }
-    if (Machine::thread() == 0 && p.softmax_lse.data) {
+    if (own == i && team.wave == 0 && Machine::lane() == 0 && p.softmax_lse.data) {
       const bool seen = used && totals.highest != -kInfinity;
       const float lse = seen ? totals.highest + Machine::log2(totals.sum) * kLn2 : -kInfinity;
       Machine::store_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, i, place.head), lse);
@@ -56,13 +60,26 @@ class MergeSplitsKernel {
   }
 
  private:
+  /// The waves that share a row: all of a block where splits are many, else one.
+  struct Team {
+    int splits = 0, waves = 1, number = 0, wave = 0, first_wave = 0;
+    TILEWISE_INLINE Team() = default;
+    TILEWISE_INLINE explicit Team(int num_splits) : splits(num_splits) {
+      const int own = Machine::wave();
+      waves = num_splits > kRowSplits ? C.waves : 1;
+      number = own / waves;
+      wave = own % waves;
+      first_wave = own - wave;
+    }
+  };
+
   struct Totals {
     float highest, sum;
   };
 
   /// Each lane weighs some splits: their loads run side by side. Every wave does, and has the totals.
   TILEWISE_INLINE static Totals weigh(const AttentionParams& p, const GridParams& grid, int64_t rows, int64_t row,
-                                      int32_t head, bool used, float* weights) {
+                                      int32_t head, bool used, float* weights, bool stores) {
     constexpr int kEach = kMostSplits / Machine::kLanes;
     float lse[kEach], highest = -kInfinity;
     TILEWISE_UNROLL
@@ -82,7 +99,7 @@ class MergeSplitsKernel {
     TILEWISE_UNROLL
     for (int j = 0; j < kEach; ++j) {
       const float weight = Machine::exp2((lse[j] - base) * kLog2E);
-      if (Machine::wave() == 0) Machine::store_shared(&weights[Machine::lane() + j * Machine::kLanes], weight);
+      if (stores) Machine::store_shared(&weights[Machine::lane() + j * Machine::kLanes], weight);
       sum += weight;
     }
     TILEWISE_UNROLL
@@ -92,34 +109,31 @@ class MergeSplitsKernel {
   }
 
   /// This wave's part of the weighted sums of `cols` columns. A split that saw nothing has written zeros.
-  TILEWISE_INLINE static void add_splits(Shared& shared, const GridParams& grid, bool used, int64_t values,
-                                         int64_t place, int32_t cols) {
-    constexpr int kAtOnce = 8;
-    const int lane = Machine::lane(), wave = Machine::wave();
+  TILEWISE_INLINE static void add_splits(float* part, const float* weights, const GridParams& grid, const Team& team,
+                                         int64_t values, int64_t place, int32_t cols) {
+    const int lane = Machine::lane();
     float sums[kLaneCols] = {};
-    for (int first = wave; used && first < grid.num_splits; first += kAtOnce * C.waves) {
-      float part[kAtOnce][kLaneCols];
+    for (int first = team.wave; first < team.splits; first += kRowSplits * team.waves) {
+      float read[kRowSplits][kLaneCols];
       TILEWISE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int split = minimum(first + j * C.waves, grid.num_splits - 1);
+      for (int j = 0; j < kRowSplits; ++j) {
+        const int split = minimum(first + j * team.waves, team.splits - 1);
         TILEWISE_UNROLL
         for (int c = 0; c < kLaneCols; ++c) {
           const int col = minimum(lane + c * Machine::kLanes, cols - 1);
-          part[j][c] = Machine::load_global(grid.partial_out + split * values + place + col);
+          read[j][c] = Machine::load_global(grid.partial_out + split * values + place + col);
         }
       }
       TILEWISE_UNROLL
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int split = first + j * C.waves;
-        const float weight = Machine::template load_shared<float>(&shared.weights[minimum(split, kMostSplits - 1)]);
+      for (int j = 0; j < kRowSplits; ++j) {
+        const int split = first + j * team.waves;
+        const float weight = Machine::template load_shared<float>(&weights[minimum(split, kMostSplits - 1)]);
         TILEWISE_UNROLL
-        for (int c = 0; c < kLaneCols; ++c) sums[c] += split < grid.num_splits ? weight * part[j][c] : 0.0f;
+        for (int c = 0; c < kLaneCols; ++c) sums[c] += split < team.splits ? weight * read[j][c] : 0.0f;
       }
     }
     TILEWISE_UNROLL
-    for (int c = 0; c < kLaneCols; ++c) {
-      Machine::store_shared(&shared.parts[wave][lane + c * Machine::kLanes], sums[c]);
-    }
+    for (int c = 0; c < kLaneCols; ++c) Machine::store_shared(&part[lane + c * Machine::kLanes], sums[c]);
   }
 
   /// The grid of this kernel has a block for rows, not for splits.

@@ -15,7 +15,7 @@ TILEWISE_INLINE void store_rows(Tile& tile, const Out& out, int wave_row, int fi
                                 ColumnPart<kParts> part = {0}) {
   using Machine = typename Ops::Machine;
   using Layout = typename Out::Layout;
-  constexpr bool kPairs = Layout::place(0, 1).col == Layout::place(0, 0).col + 1;
+  constexpr bool kPairs = kAdjacentColumns<Layout> > 1;
   constexpr int kRun = kPairs ? 2 : 1;
   const int lane = Machine::lane();
   TILEWISE_UNROLL
@@ -65,7 +65,7 @@ TILEWISE_INLINE void copy_rows_out(const Tile& tile, int wave_row, int count, in
 
 /// Whether a lane stores its part of a row itself.
 template <class Layout>
-inline constexpr bool kStoresDirectly = Layout::place(0, 3).col == Layout::place(0, 0).col + 3;
+inline constexpr bool kStoresDirectly = kAdjacentColumns<Layout> == 4;
 
 /// The tile that write_rows() passes rows through; nothing where it needs none.
 template <class Layout, int Rows, int Cols>

@@ -103,6 +103,7 @@ readonly SANITIZED=(
   "attention_backward dtype=bf16 batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal bias=f32[1,h,q,k] dbias=1 sink=1 dsink=1"
   "attention_backward dtype=f16 layout=thd batch_size=3 max_seqlen_q=40 max_seqlen_k=70 total_q=90 total_k=150 num_heads_q=2 num_heads_k=1 head_dim=40 softcap=3 dlse=1"
   "attention_backward dtype=bf16 seqlen_q=70 seqlen_k=90 num_heads_q=2 num_heads_k=2 head_dim=256 deterministic=1"
+  "attention_backward dtype=bf16 seqlen_q=700 seqlen_k=90 num_heads_q=4 num_heads_k=1 head_dim=128 mask=causal dropout_p=0.1"
 )
 sanitize() {
   local problem status=0 log=$LOGS/sanitizer.out

@@ -13,8 +13,8 @@ namespace {
 
 using device::AttentionParams, device::GridParams, device::KernelParams;
 
-static_assert(sizeof(KernelParams) == 736 && alignof(KernelParams) == 8);
-static_assert(sizeof(AttentionParams) == 680 && sizeof(GridParams) == 56);
+static_assert(sizeof(KernelParams) == 752 && alignof(KernelParams) == 8);
+static_assert(sizeof(AttentionParams) == 680 && sizeof(GridParams) == 72);
 
 const ParameterField& field_named(const std::vector<ParameterField>& fields, std::string_view name) {
   const auto found = std::ranges::find(fields, name, &ParameterField::name);

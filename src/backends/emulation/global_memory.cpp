@@ -180,6 +180,8 @@ void add_workspace(GlobalMemory& memory, const AttentionParams& p, const device:
   memory.add("partial_out", grid.partial_out, sizeof(float), {}, split_rows * p.head_dim_v, true);
   memory.add("partial_lse", grid.partial_lse, sizeof(float), {}, split_rows, true);
   memory.add("delta", grid.delta, sizeof(float), {}, rows, true);
+  const std::int64_t key_parts = std::int64_t{grid.num_tiles} * grid.key_splits * grid.heads * p.batch_size;
+  memory.add("key_sums", grid.key_sums, sizeof(float), {}, key_parts * grid.key_sums_a_block, true);
   memory.add("query_sums", grid.query_sums, sizeof(float), {}, p.batch_size * p.num_heads_q * grid.query_sums_a_head,
              true);
 }

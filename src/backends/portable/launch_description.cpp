@@ -49,9 +49,9 @@ struct Description {};
       X(dropout_threshold), X(dropout_scale), X(seed), X(offset), X(seed_and_offset), X(seed_and_offset_stride),    \
       X(dout), X(dq), X(dk), X(dv), X(dlse), X(dbias), X(dbias_shape), X(dsink), X(dsink_stride), X(deterministic), \
       X(batch_invariant)
-#define TILEWISE_GRID_PARAMS(X)                                                                                \
-  X(num_tiles), X(num_splits), X(heads), X(reserved), X(partial_out), X(partial_lse), X(delta), X(query_sums), \
-      X(query_sums_a_head)
+#define TILEWISE_GRID_PARAMS(X)                                                                                  \
+  X(num_tiles), X(num_splits), X(heads), X(key_splits), X(partial_out), X(partial_lse), X(delta), X(query_sums), \
+      X(query_sums_a_head), X(key_sums), X(key_sums_a_block)
 #define TILEWISE_KERNEL_PARAMS(X) X(call), X(grid)
 
 TILEWISE_DESCRIBE(Tensor4, TILEWISE_TENSOR4);

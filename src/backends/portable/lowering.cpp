@@ -14,10 +14,12 @@ using core::concat, core::Feature, core::FeatureSet;
 
 constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
 constexpr std::int64_t kFewestTilesASplit = 2;  // below, merging costs more than idle multiprocessors
+constexpr std::int64_t kFewestStepsASplit = 4;  // likewise of tiles of queries, for dk and dv
 constexpr std::int64_t kFewQueries = 64;        // rows of one tile may then come from several heads
 constexpr double kLaunchUs = 2.5;
-constexpr double kTileLatencyUs = 2.0;  // of a tile of keys in a block whose products take less (H200)
-constexpr double kMergeUs = 5.0;        // launch and latency of the merge
+constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
+constexpr double kMergeUs = 6.0;                        // launch and latency of the merge
+constexpr double kMergeBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -51,6 +53,8 @@ class Lowerer {
     launch.grid.num_splits = static_cast<std::int32_t>(splits);
     launch.grid.heads = static_cast<std::int32_t>(heads);
     launch.grid.query_sums_a_head = query_sums_a_head_;
+    launch.grid.key_splits = static_cast<std::int32_t>(key_splits_);
+    launch.grid.key_sums_a_block = key_sums_a_block_;
     result_.launches.push_back(launch);
   }
 
@@ -85,11 +89,11 @@ class Lowerer {
     const double flops = 2.0 * block_rows(KernelKind::forward, config) * config.tile_cols *
                          static_cast<double>(config.head_dim + config.head_dim_v);
     const double rate = traits_.gflops / traits_.multiprocessors / static_cast<double>(at_once);
-    const double tile_us = std::max(kTileLatencyUs, 1e-3 * flops / rate);
+    const double tile_us = (config.waves == 1 ? kLoneWaveTileUs : kTileUs) + 1e-3 * flops / rate;
     const double forward_us = static_cast<double>(rounds * ceil_div(tiles, splits)) * tile_us;
     if (splits == 1) return forward_us;
     const double rows = static_cast<double>(p_.batch_size * p_.num_heads_q * p_.seqlen_q);
-    const double bytes = 8.0 * static_cast<double>(splits) * rows * static_cast<double>(p_.head_dim_v);  // and back
+    const double bytes = kMergeBytes * static_cast<double>(splits) * rows * static_cast<double>(p_.head_dim_v);
     return forward_us + kMergeUs + 1e-3 * bytes / traits_.gigabytes_per_second;
   }
 
@@ -160,9 +164,31 @@ class Lowerer {
 
   void add_fused_gradients() {
     constexpr KernelKind kKind = KernelKind::fused_gradient;
-    const device::KernelConfig config = configure(kKind, p_, traits_);
-    add(kKind, config, row_tiles(kKind, config, p_.seqlen_k), 1, p_.num_heads_k, p_.batch_size);
+    device::KernelConfig config = configure(kKind, p_, traits_);
+    const std::int64_t tiles = row_tiles(kKind, config, p_.seqlen_k), blocks = tiles * p_.num_heads_k * p_.batch_size;
+    const std::int64_t splits = query_splits(blocks, config);
+    config.split = splits > 1;
+    if (config.split) {
+      key_splits_ = splits;
+      key_sums_a_block_ = std::int64_t{block_rows(kKind, config)} * (config.head_dim + config.head_dim_v);
+      result_.workspace.key_sums = reserve(4 * blocks * splits * key_sums_a_block_);
+    }
+    add(kKind, config, tiles, splits, p_.num_heads_k, p_.batch_size);
     describe(kKind, config);
+    if (!config.split) return;
+    core::append(result_.schedule, concat(", ", splits, " splits"));
+    constexpr KernelKind kStore = KernelKind::store_key_sums;
+    constexpr std::int64_t kSides = 2;  // dk and dv
+    add(kStore, configure(kStore, p_, traits_), tiles, kSides, p_.num_heads_k, p_.batch_size);
+    key_splits_ = 0;  // what follows has none
+  }
+
+  /// Parts that the queries of a block of keys come in, where blocks are few: one block fills a multiprocessor.
+  [[nodiscard]] std::int64_t query_splits(std::int64_t blocks, const device::KernelConfig& config) const {
+    if (p_.batch_invariant || blocks == 0) return 1;
+    const std::int64_t steps = ceil_div(p_.seqlen_q, config.tile_cols) * group();
+    const std::int64_t most = std::min<std::int64_t>(steps / kFewestStepsASplit, device::kMostSplits);
+    return std::clamp<std::int64_t>(traits_.multiprocessors / blocks, 1, std::max<std::int64_t>(most, 1));
   }
 
   void add_key_gradients() {
@@ -221,7 +247,7 @@ class Lowerer {
   const Problem& p_;
   const DeviceTraits& traits_;
   Lowering result_;
-  std::int64_t query_sums_a_head_ = 0;
+  std::int64_t query_sums_a_head_ = 0, key_splits_ = 0, key_sums_a_block_ = 0;
 };
 
 /// Why one kernel can't serve, or empty.
@@ -261,6 +287,7 @@ device::GridParams place_workspace(const device::GridParams& grid, const Workspa
   placed.partial_lse = at(parts.partial_lse);
   placed.delta = at(parts.delta);
   placed.query_sums = at(parts.query_sums);
+  placed.key_sums = at(parts.key_sums);
   return placed;
 }
 

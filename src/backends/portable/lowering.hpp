@@ -32,6 +32,7 @@ enum class KernelKind : std::uint8_t {
   key_gradient,
   fused_gradient,
   store_query_sums,
+  store_key_sums,
   bias_gradient,
   sink_gradient,
 };
@@ -55,7 +56,7 @@ inline constexpr std::size_t kWorkspaceAlignment = 256;
 
 /// Offsets into the workspace, in bytes; -1 where a part is not needed.
 struct WorkspaceParts {
-  std::int64_t partial_out = -1, partial_lse = -1, delta = -1, query_sums = -1;
+  std::int64_t partial_out = -1, partial_lse = -1, delta = -1, query_sums = -1, key_sums = -1;
   std::size_t size = 0;
 };
 

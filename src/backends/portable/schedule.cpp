@@ -233,6 +233,16 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
       c.wants_dv = problem.dv;
       c.wants_dq = adds_query_sums(problem);
       return c;
+    case KernelKind::store_key_sums: {
+      const KernelConfig fused = configure(KernelKind::fused_gradient, problem, traits);
+      c = row_config(problem);
+      c.waves = fused.waves;
+      c.wave_cols = fused.wave_cols;
+      c.rows_per_wave = fused.rows_per_wave;
+      c.head_dim = fused.head_dim;
+      c.head_dim_v = fused.head_dim_v;
+      return c;
+    }
     case KernelKind::store_query_sums: {
       const KernelConfig fused = configure(KernelKind::fused_gradient, problem, traits);
       c = row_config(problem);
@@ -303,6 +313,8 @@ std::uint32_t shared_bytes(KernelKind kind, const KernelConfig& c, device::Machi
       const std::int32_t handed_over = 2 * tile(owned, c.tile_cols);  // weights and score gradients
       return size((own + own_v) / c.wave_cols + c.stages * stage + handed_over);
     }
+    case KernelKind::store_key_sums:
+      return size(std::max(own, own_v) / c.wave_cols);
     case KernelKind::store_query_sums:
       return size(tile(c.tile_cols, c.head_dim));
     case KernelKind::bias_gradient:

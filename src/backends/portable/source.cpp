@@ -16,7 +16,7 @@ struct Body {
 };
 
 /// In the order of KernelKind.
-constexpr std::array<Body, 9> kBodies{{
+constexpr std::array<Body, 10> kBodies{{
     {"forward", "forward.h", "ForwardKernel<Ops, kConfig>", "ForwardShared<Ops, kConfig>"},
     {"merge_splits", "merge_splits.h", "MergeSplitsKernel<Ops::Machine, kConfig>",
      "MergeSplitsKernel<Ops::Machine, kConfig>::Shared"},
@@ -26,6 +26,7 @@ constexpr std::array<Body, 9> kBodies{{
     {"fused_gradient", "fused_gradient.h", "FusedGradientKernel<Ops, kConfig>", "FusedGradientShared<Ops, kConfig>"},
     {"store_query_sums", "query_sums.h", "StoreQuerySumsKernel<Ops, kConfig>",
      "StoreQuerySumsKernel<Ops, kConfig>::Shared"},
+    {"store_key_sums", "key_sums.h", "StoreKeySumsKernel<Ops, kConfig>", "StoreKeySumsKernel<Ops, kConfig>::Shared"},
     {"bias_gradient", "bias_gradient.h", "BiasGradientKernel<Ops, kConfig>", "BiasGradientShared<Ops, kConfig>"},
     {"sink_gradient", "row_delta.h", "SinkGradientKernel<Ops::Machine, kConfig>",
      "SinkGradientKernel<Ops::Machine, kConfig>::Shared"},

@@ -29,7 +29,7 @@ struct KernelConfig {
   bool softcap = false, alibi = false, sink = false, dropout = false;
   int32_t bias_type = kBiasNone;
   bool packed_heads = false;              // rows of a block are (query, head of the group) pairs
-  bool split = false;                     // keys are split over blocks, a second kernel merges
+  bool split = false;                     // the streamed side is split over blocks, a second kernel merges
   bool wants_dk = true, wants_dv = true;  // what a key gradient kernel adds up
   bool wants_dq = false;                  // and whether it adds to dq
 
@@ -64,12 +64,14 @@ struct GridParams {
   int32_t num_tiles;   // row tiles of a (batch, head)
   int32_t num_splits;  // parts of the streamed side
   int32_t heads;       // heads the grid runs over
-  int32_t reserved;
+  int32_t key_splits;  // parts that dk and dv add up to
   float* partial_out;  // [split, batch, head, query, head_dim_v], softmax divided by its sum
   float* partial_lse;  // [split, batch, head, query], natural logarithm
   float* delta;        // [batch, head, query]: rowsum(out * dout) - dlse
   float* query_sums;   // [batch, head, query_sums_a_head], dq before its scale; see query_sums.h
   int64_t query_sums_a_head;
+  float* key_sums;  // [batch, key head, key tile, key_splits, key_sums_a_block]; see key_sums.h
+  int64_t key_sums_a_block;
 };
 
 /// The one parameter of every portable kernel.

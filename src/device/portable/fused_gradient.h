@@ -4,6 +4,7 @@
 // dq's products add up in global memory (query_sums.h), in no fixed order.
 #pragma once
 
+#include "device/portable/key_sums.h"
 #include "device/portable/query_stream.h"
 #include "device/portable/query_sums.h"
 #include "device/portable/score_gradients.h"
@@ -14,7 +15,7 @@ namespace tilewise::device {
 template <class Ops, KernelConfig C>
 struct FusedGradientShared {
   static_assert(!Ops::kTransposedCopies, "keys and score gradients are read both ways");
-  static constexpr int kWaveRows = C.waves / C.wave_cols, kBlockRows = kWaveRows * C.rows_per_wave;
+  static constexpr int kBlockRows = KeySumsLayout<Ops, C>::kBlockRows;
   using Stage = QueryStage<Ops, C, kForBoth, kForBoth>;
   using Weights = SharedTile<kBlockRows, C.tile_cols>;
   struct Streams {
@@ -37,9 +38,9 @@ class FusedGradientKernel {
   static constexpr int kCols = C.tile_cols / C.wave_cols;  // of a wave's scores
   using Scores = typename Ops::template Accumulators<C.rows_per_wave, kCols>;
   using Operand = typename Ops::template RowOperand<C.rows_per_wave, kCols>;
-  using KeySums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim / C.wave_cols>;
-  using ValueSums = typename Ops::template Accumulators<C.rows_per_wave, C.head_dim_v / C.wave_cols>;
-  using Part = ColumnPart<C.wave_cols>;
+  using Layout = KeySumsLayout<Ops, C>;
+  using KeySums = typename Layout::template Sums<kKeySide>;
+  using ValueSums = typename Layout::template Sums<kValueSide>;
   using QuerySums = QuerySumsLayout<Ops, C>;
   static constexpr int kThreads = C.waves * Machine::kLanes;
   static constexpr bool kWantsGradients = C.wants_dk || C.wants_dq;  // of scores; dv needs the weights alone
@@ -63,8 +64,8 @@ class FusedGradientKernel {
         block_(block),
         lane_(Machine::lane()),
         wave_(Machine::wave()),
-        wave_row_(wave_ % Shared::kWaveRows * C.rows_per_wave),
-        part_{wave_ / Shared::kWaveRows} {
+        wave_row_(Layout::first_row(wave_)),
+        part_(Layout::part(wave_)) {
     if constexpr (C.dropout) seed_ = dropout_seed(p_);
     dk_.clear();
     dv_.clear();
@@ -72,13 +73,19 @@ class FusedGradientKernel {
 
   TILEWISE_INLINE void visit_queries() {
     const QueryTiles tiles = block_.tiles(Shared::kBlockRows);
-    if (tiles.count() == 0) return;
+    int32_t begin = 0, end = block_.steps(tiles);
+    if constexpr (C.split) {
+      const int32_t share = ceil_div(end, grid_.num_splits);
+      begin = minimum(share * block_.place.split, end);
+      end = minimum(begin + share, end);
+    }
+    if (begin >= end) return;
     load_own(shared_.streams.keys, p_.k, p_.head_dim);
     if constexpr (kWantsGradients) load_own(shared_.streams.values, p_.v, p_.head_dim_v);
     // Keys past the end repeat the last one: dq must not see them; their rows of dk and dv are not stored.
     const bool partial = C.wants_dq && !(block_.used(0) && block_.used(Shared::kBlockRows - 1));
     stream_.walk(
-        shared_.streams.stage, block_, grid_, tiles,
+        shared_.streams.stage, block_, grid_, tiles, begin, end,
         [&](const auto& current, const QueryPosition& at, bool masked) { visit(current, at, masked || partial); });
   }
 
@@ -142,13 +149,25 @@ class FusedGradientKernel {
                                                    shared_.streams.keys, QuerySums::part(wave_));
     float* const to =
         QuerySums::of_lane(p_, grid_, block_.place.batch, at.head, at.tile, wave_, Machine::not_hoisted(lane_));
-    QuerySums::for_each_four(sums, [&](int offset, float (&four)[4]) { Machine::add_global(to + offset, four); });
+    LaneSums<typename QuerySums::Sums>::for_each_four(
+        sums, [&](int offset, float (&four)[4]) { Machine::add_global(to + offset, four); });
   }
 
-  /// The outputs take the stages' place, one after the other.
+  /// The outputs take the stages' place, one after the other; parts of them go as they are.
   TILEWISE_INLINE void finish() {
-    if constexpr (C.wants_dk) write(shared_.key_out, dk_, p_.softmax_scale, p_.dk, p_.head_dim);
-    if constexpr (C.wants_dv) write(shared_.value_out, dv_, 1.0f, p_.dv, p_.head_dim_v);
+    if constexpr (C.split) {
+      if constexpr (C.wants_dk) store_part<kKeySide>(dk_);
+      if constexpr (C.wants_dv) store_part<kValueSide>(dv_);
+    } else {
+      if constexpr (C.wants_dk) write(shared_.key_out, dk_, p_.softmax_scale, p_.dk, p_.head_dim);
+      if constexpr (C.wants_dv) write(shared_.value_out, dv_, 1.0f, p_.dv, p_.head_dim_v);
+    }
+  }
+
+  template <KeySide kSide, class Sums>
+  TILEWISE_INLINE void store_part(Sums& sums) {
+    LaneSums<Sums>::template store<Machine>(
+        sums, Layout::template of_lane<kSide>(grid_, block_.place, block_.place.split, wave_, lane_));
   }
 
   template <class Tile, class Sums>
@@ -169,7 +188,7 @@ class FusedGradientKernel {
   Shared& shared_;
   KeyBlock<C> block_;
   int lane_, wave_, wave_row_;
-  Part part_;  // across: of the tile's queries, and of the columns of dk and dv
+  typename Layout::Part part_;  // across: of the tile's queries, and of the columns of dk and dv
   DropoutSeed seed_;
   QueryStream<Ops, C, typename Shared::Stage> stream_;
   KeySums dk_;

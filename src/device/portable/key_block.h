@@ -42,7 +42,12 @@ struct KeyBlock {
         group(static_cast<int32_t>(params.num_heads_q / params.num_heads_k)),
         band(visible_band(params, s)) {}
 
-  TILEWISE_INLINE QueryPosition first_position(const Tiles& t) const { return {0, t.begin, place.head * group}; }
+  /// Tiles of all heads of the group.
+  TILEWISE_INLINE int32_t steps(const Tiles& t) const { return t.count() * group; }
+  TILEWISE_INLINE QueryPosition position(const Tiles& t, int32_t step) const {
+    if (step == 0) return {0, t.begin, place.head * group};
+    return {step, t.begin + step % t.count(), place.head * group + step / t.count()};
+  }
 
   TILEWISE_INLINE Tiles tiles(int32_t block_rows) const {
     const auto seqlen_q = static_cast<int32_t>(sequence.seqlen_q), seqlen_k = static_cast<int32_t>(sequence.seqlen_k);

@@ -91,7 +91,7 @@ class KeyGradientKernel {
       values_.load(shared_.value_rows(), wave_row_, p_.head_dim_v,
                    [&](int row) { return block_.address_of_key(p_.v, row); });
     }
-    stream_.walk(shared_.streams.stage, block_, grid_, tiles,
+    stream_.walk(shared_.streams.stage, block_, grid_, tiles, 0, block_.steps(tiles),
                  [&](const auto& current, const QueryPosition& at, bool masked) { visit(current, at, masked); });
   }
 

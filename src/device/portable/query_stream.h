@@ -32,23 +32,22 @@ class QueryStream {
   static_assert(C.waves * Machine::kLanes >= C.tile_cols, "a thread brings the statistics of one query");
 
  public:
-  /// visit(tile's stage, its place, masked) for every tile that the block's keys see. `stages`: C.stages of
-  /// them, through which tiles pass in turn.
+  /// visit(tile's stage, its place, masked) for tiles [begin, end) of those that the block's keys see, counted over
+  /// the heads of the group. `stages`: C.stages of them, through which tiles pass in turn.
   template <class Visit>
   TILEWISE_INLINE void walk(Stage* stages, const KeyBlock<C>& block, const GridParams& grid, const QueryTiles& tiles,
-                            const Visit& visit) {
+                            int32_t begin, int32_t end, const Visit& visit) {
     // Copies under way write where a lone stage is being read.
     constexpr bool kAhead = C.stages > 1 || !Ops::kAsyncCopies;
-    const int32_t steps = tiles.count() * block.group;
-    QueryPosition at = block.first_position(tiles);
-    start(stages[0], block, grid, at);
-    while (at.step < steps) {
+    QueryPosition at = block.position(tiles, begin);
+    start(stages[begin % C.stages], block, grid, at);
+    while (at.step < end) {
       const QueryPosition next = at.next(tiles);
       Stage& current = stages[at.step % C.stages];
       finish(current);
-      if (kAhead && next.step < steps) start(stages[next.step % C.stages], block, grid, next);
+      if (kAhead && next.step < end) start(stages[next.step % C.stages], block, grid, next);
       visit(current, at, C.ranged && !tiles.is_full(at.tile));
-      if (!kAhead && next.step < steps) {
+      if (!kAhead && next.step < end) {
         Machine::barrier();  // the tile was read by all
         start(current, block, grid, next);
       }

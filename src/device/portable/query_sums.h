@@ -1,8 +1,9 @@
-// Where the products that make up dq are added up: fp32 in the workspace, in the order in which lanes hold
-// them, so that a wave adds 512 bytes in a row; and the kernel that rounds the sums into dq.
+// Where the products that make up dq are added up, fp32 in the workspace, and the kernel that rounds the
+// sums into dq.
 #pragma once
 
 #include "device/portable/block_rows.h"
+#include "device/portable/lane_sums.h"
 #include "device/portable/store_rows.h"
 
 namespace tilewise::device {
@@ -14,30 +15,15 @@ struct QuerySumsLayout {
   static_assert(C.waves % kWaveRows == 0 && C.head_dim % (16 * kParts) == 0, "waves have equal shares");
   using Sums = typename Ops::template Accumulators<kRows, C.head_dim / kParts>;
   using Part = ColumnPart<kParts>;
-  static constexpr int kLanes = Ops::Machine::kLanes;
-  static_assert(Sums::Layout::kRegisters == 4, "a lane's registers of a tile are 16 bytes");
 
   TILEWISE_INLINE static int first_row(int wave) { return wave % kWaveRows * kRows; }
   TILEWISE_INLINE static Part part(int wave) { return {wave / kWaveRows}; }
 
-  /// What a lane has of a tile starts here; its next 4 floats stand 4 * kLanes further on.
+  /// The first float that a lane has of a tile.
   TILEWISE_INLINE static float* of_lane(const AttentionParams& p, const GridParams& grid, int64_t batch, int64_t head,
                                         int64_t tile, int wave, int lane) {
-    constexpr int kWave = kRows * C.head_dim / kParts;
     return grid.query_sums + (batch * p.num_heads_q + head) * grid.query_sums_a_head +
-           tile * (C.tile_cols * C.head_dim) + wave * kWave + lane * 4;
-  }
-
-  /// visit(offset from of_lane(), the 4 registers there).
-  template <class Visit>
-  TILEWISE_INLINE static void for_each_four(Sums& sums, const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int r = 0; r < Sums::kRowTiles; ++r) {
-      TILEWISE_UNROLL
-      for (int c = 0; c < Sums::kColTiles; ++c) {
-        visit((r * Sums::kColTiles + c) * 4 * kLanes, sums.tile[r][c].value);
-      }
-    }
+           tile * (C.tile_cols * C.head_dim) + wave * LaneSums<Sums>::kFloats + lane * 4;
   }
 };
 
@@ -61,11 +47,8 @@ class StoreQuerySumsKernel {
     const int wave = Machine::wave(), lane = Machine::lane();
     const float* const from = Layout::of_lane(p, params.grid, place.batch, place.head, place.tile, wave, lane);
     Sums sums;
-    Layout::for_each_four(sums, [&](int offset, float (&four)[4]) {
-      const Chunk chunk = Machine::load_global(reinterpret_cast<const Chunk*>(from + offset));
-      TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) four[i] = __builtin_bit_cast(float, chunk.word[i]);
-    });
+    sums.clear();
+    LaneSums<Sums>::template add<Machine>(sums, from);
     typename Sums::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < Sums::kSlots; ++slot) {

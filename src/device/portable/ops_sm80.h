@@ -74,22 +74,6 @@ struct Sm80Ops {
     }
   }
 
-  /// visit(Chunk&) for the words of an operand, 16 bytes at a time.
-  template <int Rows, int Depth, class Visit>
-  TILEWISE_INLINE static void for_each_chunk(RowOperand<Rows, Depth>& operand, const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int r = 0; r < Rows / 16; ++r) {
-      TILEWISE_UNROLL
-      for (int k = 0; k < Depth / 16; ++k) {
-        uint32_t (&word)[4] = operand.word[r][k];
-        Chunk chunk{{word[0], word[1], word[2], word[3]}};
-        visit(chunk);
-        TILEWISE_UNROLL
-        for (int i = 0; i < 4; ++i) word[i] = chunk.word[i];
-      }
-    }
-  }
-
   /// Rounds accumulators to elements, as the left operand of accumulate().
   template <int kElement, int Rows, int Cols>
   TILEWISE_INLINE static RowOperand<Rows, Cols> to_operand(const Accumulators<Rows, Cols>& from) {

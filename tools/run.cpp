@@ -1,9 +1,11 @@
 // `tilewise run`: attention on .npy files; with --dout the backward pass too.
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "commands.hpp"
@@ -148,6 +150,22 @@ Array make_lse(const TensorView& q, Layout layout) {
   return Array(DType::f32, {core::size_at(q, axes.batch), heads, seq}, "lse");
 }
 
+/// Two results in one file would leave the later one alone.
+void check_outputs_differ(const Options& given) {
+  const auto same_file = [](const std::string& a, const std::string& b) {
+    namespace fs = std::filesystem;
+    return fs::weakly_canonical(fs::absolute(a)) == fs::weakly_canonical(fs::absolute(b));
+  };
+  for (std::size_t i = 0; i < kOutputCount; ++i) {
+    if (given.outputs[i].empty()) continue;
+    for (std::size_t other = 0; other < i; ++other) {
+      if (given.outputs[other].empty() || !same_file(given.outputs[i], given.outputs[other])) continue;
+      core::invalid_argument(kOutputs[i].name, ": must name another file than ", kOutputs[other].name, " (got '",
+                             given.outputs[i], "')");
+    }
+  }
+}
+
 void check_files(const Options& given) {
   bool any_output = false;
   for (std::size_t i = 0; i < kOutputCount; ++i) {
@@ -160,6 +178,10 @@ void check_files(const Options& given) {
   if (given.inputs[kDout].empty() && !given.inputs[kDlse].empty()) {
     core::invalid_argument("--dlse: needs --dout (got none)");
   }
+  for (const auto& [gradient, input] : {std::pair{kDbias, kBias}, std::pair{kDsink, kSink}})
+    if (!given.outputs[gradient].empty() && given.inputs[input].empty())
+      core::invalid_argument(kOutputs[gradient].name, ": needs ", kInputs[input].name, " (got none)");
+  check_outputs_differ(given);
 }
 
 void write_outputs(const Options& given, const std::array<Array, kOutputCount>& outputs) {

@@ -274,7 +274,14 @@ def test_empty_sequences(run):
         ({}, ["--dq", "dq.npy"], ["--dq", "--dout"]),
         ({"dlse": np.zeros((2, 4, 7), np.float32)}, [], ["--dlse", "--dout"]),
         ({"dout": np.zeros((2, 7, 4, 5), np.float32)}, ["--dq", "dq.npy"], ["dout", "5"]),
-        ({"dout": np.zeros((2, 7, 4, 6), np.float32)}, ["--dsink", "dsink.npy"], ["sink"]),
+        ({"dout": np.zeros((2, 7, 4, 6), np.float32)}, ["--dbias", "dbias.npy"], ["--dbias: needs --bias"]),
+        ({"dout": np.zeros((2, 7, 4, 6), np.float32)}, ["--dsink", "dsink.npy"], ["--dsink: needs --sink"]),
+        ({}, ["--lse", "out.npy"], ["--lse: must name another file than --out", "out.npy"]),
+        (
+            {"dout": np.zeros((2, 7, 4, 6), np.float32)},
+            ["--dk", "dk.npy", "--dv", "../{folder}/dk.npy"],
+            ["--dv: must name another file than --dk", "dk.npy"],
+        ),
         ({}, ["--implementation", "cpu.abacus"], ["cpu.abacus"]),
         ({}, ["--mask", "causal", "attention_forward seqlen_q=7 head_dim=8"], ["--mask", "PROBLEM"]),
         ({}, ["attention_forward seqlen_q=7 head_dim=8"], ["PROBLEM", "batch_size=2"]),
@@ -285,7 +292,9 @@ def test_bad_input(tilewise, tmp_path, changes, arguments, words):
     for name, array in (draw() | changes).items():
         np.save(tmp_path / f"{name}.npy", array)
         files += [f"--{name.replace('_', '-')}", tmp_path / f"{name}.npy"]
-    arguments = [str(tmp_path / word) if word.endswith(".npy") else word for word in arguments]
+    arguments = [
+        str(tmp_path / word.format(folder=tmp_path.name)) if word.endswith(".npy") else word for word in arguments
+    ]
     done = tilewise("run", *files, "--out", tmp_path / "out.npy", *arguments, status=2)
     assert done.stderr.startswith("tilewise: ")
     for word in words:

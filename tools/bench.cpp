@@ -19,7 +19,6 @@
 #include "machine.hpp"
 #include "sample_call.hpp"
 #include "tilewise/attention.hpp"
-#include "tilewise/error.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -144,13 +143,12 @@ void print_table(const std::vector<Result>& results, const std::optional<Ceiling
   table.print(std::cout);
 }
 
-/// Throws Error(unsupported) unless `device` is the CPU: calls are timed by the host's clock, and the ceilings
+/// Throws Error(invalid_argument) unless `device` is the CPU: calls are timed by the host's clock, and the ceilings
 /// are the processor's.
 void require_cpu(std::string_view argument, DeviceType device, std::string_view value) {
   if (device == DeviceType::cpu) return;
-  throw Error(ErrorCode::unsupported,
-              core::concat(argument, ": must be of the CPU (got ", value,
-                           "); on a GPU, measure with `python -m tilewise.bench --device cuda`"));
+  core::invalid_argument(argument, ": must be of the CPU (got ", value,
+                         "); on a GPU, measure with `python -m tilewise.bench --device cuda`");
 }
 
 std::vector<Problem> problems_of(const Options& options) {

@@ -99,6 +99,6 @@ def test_forced_implementation(tilewise):
     ],
 )
 def test_gpus_are_measured_elsewhere(tilewise, words, message):
-    refused = tilewise("bench", *words, *QUICK, status=1)
+    refused = tilewise("bench", *words, *QUICK, status=2)
     assert message in refused.stderr
     assert "python -m tilewise.bench --device cuda" in refused.stderr

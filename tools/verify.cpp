@@ -180,10 +180,12 @@ void add_verify(CLI::App& program) {
       ->capture_default_str();
   CLI::Option* gpu = command.add_flag("--gpu", options->gpu, "check the implementations of GPUs alone");
   gpu->excludes(command.get_option("--implementation"));
-  command
-      .add_flag("--report", options->report,
-                "the whole feature table on whatever GPU is here, each row in a process of its own")
-      ->excludes(gpu);
+  CLI::Option* report = command.add_flag(
+      "--report", options->report, "the whole feature table on whatever GPU is here, each row in a process of its own");
+  report->excludes(gpu);
+  for (const char* name :
+       {"--count", "--seed", "--implementation", "--problem", "--without", "--max-flops", "--tolerance-scale"})
+    report->excludes(command.get_option(name));
   add_threads_option(command, options->threads);
   command.footer("Exit status 1 where a check fails or none was made.");
   command.callback([options, count] {

@@ -1,14 +1,17 @@
 // `tilewise cache`: the compiled kernels on disk, listed and cleared.
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/message.hpp"
 #include "jit/disk_cache.hpp"
 
 namespace tilewise::tools {
@@ -53,7 +56,18 @@ Json to_json(const std::vector<jit::CachedKernel>& kernels) {
   return {{"folder", jit::cache_folder().string()}, {"limit_bytes", jit::cache_size_limit()}, {"kernels", list}};
 }
 
+/// Refuses a bad TILEWISE_CACHE_SIZE_MB or a file in the folder's place before anything is said of the kernels.
+void check_cache() {
+  static_cast<void>(jit::cache_size_limit());
+  const std::filesystem::path folder = jit::cache_folder();
+  std::error_code error;
+  if (std::filesystem::exists(folder, error) && !std::filesystem::is_directory(folder, error)) {
+    core::invalid_argument("TILEWISE_CACHE_DIR: must be a folder (got the file '", folder.string(), "')");
+  }
+}
+
 void list_kernels(bool json) {
+  check_cache();
   const std::vector<jit::CachedKernel> kernels = jit::list_disk_cache();
   if (json) {
     std::cout << to_json(kernels).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';

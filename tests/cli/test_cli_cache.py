@@ -37,9 +37,20 @@ def test_list_and_clear(tilewise, tmp_path):
 
 
 def test_bad_limit(tilewise, tmp_path):
+    fill(tmp_path)
     done = tilewise("cache", "list", status=2, TILEWISE_CACHE_DIR=str(tmp_path), TILEWISE_CACHE_SIZE_MB="much")
     assert "TILEWISE_CACHE_SIZE_MB: must be an integer" in done.stderr
     assert "'much'" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_file_is_no_folder(tilewise, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for words in [["list"], ["list", "--json"]]:
+        done = tilewise("cache", *words, status=2, TILEWISE_CACHE_DIR=str(file))
+        assert f"TILEWISE_CACHE_DIR: must be a folder (got the file '{file}')" in done.stderr
+        assert done.stdout == ""
 
 
 def test_doctor_speaks_of_the_cache(tilewise, tmp_path):

@@ -4,6 +4,7 @@
 #include "core/call.hpp"
 #include "core/lengths.hpp"
 #include "core/message.hpp"
+#include "core/names.hpp"
 #include "core/problem_rules.hpp"
 #include "core/tensor_checks.hpp"
 #include "core/validate.hpp"
@@ -19,7 +20,7 @@ class Describer {
 
   Problem describe() {
     p_.operation = call_.operation;
-    p_.layout = options_.layout;
+    p_.layout = value_at<Layout>("layout", static_cast<std::int64_t>(options_.layout));
     p_.device = device_.type;
     describe_qkv();
     packed() ? describe_packed_lengths() : refuse_packed_options();
@@ -141,8 +142,8 @@ class Describer {
   }
 
   void describe_scalars() {
-    p_.mask = options_.mask;
-    p_.alignment = options_.alignment;
+    p_.mask = value_at<Mask>("mask", static_cast<std::int64_t>(options_.mask));
+    p_.alignment = value_at<Alignment>("alignment", static_cast<std::int64_t>(options_.alignment));
     p_.window_left = options_.window_left;
     p_.window_right = options_.window_right;
     p_.softmax_scale = options_.softmax_scale ? *options_.softmax_scale : default_softmax_scale(p_.head_dim);

@@ -38,6 +38,12 @@ template <typename Enum>
   return kNamesOf<Enum>[static_cast<std::size_t>(value)];
 }
 
+/// Whether a number that came as the enumeration is one of its values.
+template <typename Enum>
+[[nodiscard]] constexpr bool is_named(Enum value) {
+  return static_cast<std::size_t>(value) < kNamesOf<Enum>.size();
+}
+
 /// "none, causal": the choices, for messages.
 template <typename Enum>
 [[nodiscard]] std::string names_text() {

@@ -5,6 +5,7 @@
 
 #include "core/device.hpp"
 #include "core/message.hpp"
+#include "core/names.hpp"
 
 namespace tilewise::core {
 namespace {
@@ -65,6 +66,8 @@ void check_view(const TensorView& view, std::string_view name, Device device, st
   if (view.rank < 0 || view.rank > kMaxRank) {
     invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", view.rank, ")");
   }
+  if (!is_named(view.dtype))
+    invalid_type(name, ": dtype is no known one (got number ", static_cast<int>(view.dtype), ")");
   if (view.device != device) {
     invalid_type(name, ": must be on ", device_name(device), ", where ", anchor, " is (got ", device_name(view.device),
                  ")");

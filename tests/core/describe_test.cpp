@@ -19,6 +19,19 @@ TEST(Describe, DenseCall) {
             "head_dim_v=6");
 }
 
+TEST(Describe, NumbersThatAreNoChoice) {
+  SmallCall call;
+  ForwardArguments wrong = call.forward;
+  const auto describe_wrong = [&wrong] { static_cast<void>(describe(wrong)); };
+  wrong.options.mask = static_cast<Mask>(77);
+  expect_invalid("mask: must be 0 to 1, one of none, causal (got 77)", describe_wrong);
+  wrong.options.layout = static_cast<Layout>(77);
+  expect_invalid("layout: must be 0 to 3, one of bshd, sbhd, bhsd, thd (got 77)", describe_wrong);
+  wrong = call.forward;
+  wrong.k.dtype = static_cast<DType>(77);
+  expect_error(ErrorCode::invalid_type, "k: dtype is no known one (got number 77)", describe_wrong);
+}
+
 TEST(Describe, PackedCall) {
   SmallCall call = SmallCall::packed();
   const std::string shapes =

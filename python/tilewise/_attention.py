@@ -188,6 +188,8 @@ def attention(
     backend = _torch_backend or _load_torch_backend()
     if backend is not None and isinstance(q, backend.Tensor):
         return backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
+    if backend is not None and hasattr(q, "__dlpack__") and isinstance(k, backend.Tensor):
+        raise TypeError(f"q: must be a torch tensor as k is (got {type(q).__name__})")
     return _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse)
 
 

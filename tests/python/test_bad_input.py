@@ -342,8 +342,13 @@ def test_devices_must_agree():
     q, k, v = DENSE
     with pytest.raises(TypeError, match=r"k: must be on (cpu|meta)"):
         tilewise.attention(q, k.to("meta"), v)
-    with pytest.raises(TypeError, match=r"bias: must be on"):
-        tilewise.attention(q, k, v, bias=torch.zeros(6, 9, device="meta"))
+    lengths, seed = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    options = {"bias": torch.zeros(6, 9), "alibi_slopes": torch.zeros(4), "seqused_k": lengths, "seed": seed}
+    for name, tensor in options.items():
+        with pytest.raises(TypeError, match=rf"{name}: must be on"):
+            tilewise.attention(q, k, v, dropout_p=0.5, **{name: tensor.to("meta")})
+    with pytest.raises(TypeError, match=r"q: must be a torch tensor as k is \(got ndarray\)"):
+        tilewise.attention(q.numpy(), k, v)
 
 
 @pytest.mark.parametrize(

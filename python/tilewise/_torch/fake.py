@@ -13,10 +13,12 @@ from tilewise._arguments import Options, form_parts
 from tilewise._torch.operators import LIBRARY
 
 
-def _check_devices(q: Tensor, others: dict[str, Optional[Tensor]]) -> None:
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != q.device:
-            raise TypeError(f"{name}: must be on {q.device}, where q is (got {tensor.device})")
+def _check_devices(q: Tensor, options: Options, **others: Tensor) -> None:
+    """A call with one tensor on the meta device ends here, whatever the others are on."""
+    for name, tensor in (*others.items(), *zip(Options._fields, options)):
+        if isinstance(tensor, Tensor) and tensor.device != q.device:
+            argument = "seed" if name == "seed_and_offset" else name
+            raise TypeError(f"{argument}: must be on {q.device}, where q is (got {tensor.device})")
 
 
 def _new_lse(q: Tensor, layout: str) -> Tensor:
@@ -28,7 +30,7 @@ def _new_lse(q: Tensor, layout: str) -> Tensor:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     options = Options(*args, **kwargs)
-    _check_devices(q, {"k": k, "v": v, "bias": options.bias, "sink": options.sink})
+    _check_devices(q, options, k=k, v=v)
     return q.new_empty((*q.shape[:-1], v.shape[-1])), _new_lse(q, options.layout)
 
 
@@ -44,7 +46,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     options = Options(*args, **kwargs)
-    _check_devices(q, {"k": k, "v": v, "out": out, "bias": options.bias, "sink": options.sink})
+    _check_devices(q, options, k=k, v=v, out=out)
     return _new_lse(q, options.layout)
 
 
@@ -65,6 +67,7 @@ def backward(
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
     options = Options(*args, **kwargs)
+    _check_devices(q, options, dout=dout, k=k, v=v, out=out, softmax_lse=softmax_lse)
     inputs = ((q, need_dq), (k, need_dk), (v, need_dv), (options.bias, need_dbias), (options.sink, need_dsink))
     return tuple(
         like.new_empty(like.shape) if needed and like is not None else q.new_empty(0) for like, needed in inputs

@@ -48,6 +48,10 @@ def _kernel_on_gpu(
 
 
 def _fake(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
+    for i, (out, lse) in enumerate(zip(outs, lses)):
+        for name, tensor in ((f"outs[{i}]", out), (f"lses[{i}]", lse), ("sink", sink)):
+            if tensor is not None and tensor.device != outs[0].device:
+                raise TypeError(f"{name}: must be on {outs[0].device}, where outs[0] is (got {tensor.device})")
     contiguous = torch.contiguous_format
     return torch.empty_like(outs[0], memory_format=contiguous), torch.empty_like(lses[0], memory_format=contiguous)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import tilewise
 from tilewise.bench.contenders import RIVALS
 from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
 from tilewise.bench.runner import CsvFile
-from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid
+from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid, problem_text, traffic_bytes
 
 T = TypeVar("T")
 
@@ -33,6 +35,7 @@ def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespa
         options.threads = options.threads or [1]
     else:
         _settle_gpu(parser, options)
+    _check_cases(parser, options)
     if options.csv is not None:  # opened last, so that another bad argument leaves the file alone
         try:
             options.csv = CsvFile(Path(options.csv))
@@ -117,6 +120,22 @@ def _settle_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
             parser.error(f"argument --dtypes: must be of those that run on the GPU (got {dtype!r}: {reason})")
 
 
+def _check_cases(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses sizes that Tilewise refuses, in its own words, and those whose tensors this machine has no room for."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # for a GPU too: the tensors are drawn here
+    for case in cases_of(options):
+        shape = str(case.shape)
+        try:
+            tilewise.explain(problem_text(case))
+        except (ValueError, NotImplementedError) as error:
+            parser.error(f"argument --shapes: must be of sizes that Tilewise takes (got {shape!r}: {error})")
+        if (needed := traffic_bytes(case)) > memory:
+            parser.error(
+                f"argument --shapes: must fit the {memory / 1e9:.0f} GB of memory here"
+                f" (got {shape!r}: {needed / 1e9:.0f} GB of tensors in {case.dtype})"
+            )
+
+
 def _cpu_dtypes() -> list[str]:
     return ["bf16", "f32"] if has_torch() else list(NUMPY_DTYPES)
 
@@ -140,7 +159,7 @@ def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
             raise argparse.ArgumentTypeError(str(error)) from error
         if not values:
             raise argparse.ArgumentTypeError(f"must name at least one value (got {text!r})")
-        return values
+        return list(dict.fromkeys(values))  # what is named twice counts once
 
     return parse_list
 

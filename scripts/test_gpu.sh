@@ -124,6 +124,10 @@ failures_by_message() {
     sed -E 's/[0-9]+(\.[0-9e-]+)?/N/g' | sort | uniq -c | sort -rn | head -n 25
 }
 
+if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  echo "test_gpu: torch sees no GPU here (or is not installed for $PYTHON): nothing to test" >&2
+  exit 1
+fi
 mkdir -p "$LOGS"
 step build build || { summary; exit 1; }
 step machine machine

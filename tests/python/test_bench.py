@@ -10,7 +10,7 @@ import pytest
 from bench_support import assert_refused
 
 import tilewise
-from tilewise.bench import cli, contenders, reference
+from tilewise.bench import arguments, cli, contenders, reference
 from tilewise.bench.runner import CSV_COLUMNS, Settings, ratio, run_case
 from tilewise.bench.shapes import Case, Shape, default_grid, flops, problem_text, traffic_bytes, visible_pairs
 from tilewise.bench.timing import Timing, geometric_mean, measure
@@ -196,6 +196,13 @@ def test_wrong_results_fail_and_refusals_do_not():
         (["--shapes", "1x0x1x4"], "--shapes", "'1x0x1x4'"),
         (["--shapes", "1x4/2x1x4"], "--shapes", "4/2"),
         (["--shapes", ","], "--shapes", "','"),
+        (["--shapes", "1x16x2x9999"], "--shapes", "'1x16x2x9999': q: head_dim"),
+        (["--shapes", "1x8x2x16,1x99999999999x1x8"], "--shapes", "'1x99999999999x1x8'"),
+        (
+            ["--shapes", "1x999999999x1x512", "--dtypes", "f16"],
+            "--shapes",
+            "'1x999999999x1x512': 4100 GB of tensors",  # q, k, v and out of 1024 GB each, and the LSE
+        ),
         (["--dtypes", "f64"], "--dtypes", "'f64'"),
         (["--masks", "diagonal"], "--masks", "'diagonal'"),
         (["--layout", "thd"], "--layout", "'thd'"),
@@ -210,6 +217,25 @@ def test_wrong_results_fail_and_refusals_do_not():
 )
 def test_bad_arguments_are_named(arguments, argument, value, capsys):
     assert_refused(lambda: cli.main(arguments), capsys, argument, value)
+
+
+def test_what_is_named_twice_counts_once():
+    words = [
+        "--compare",
+        "torch,torch",
+        "--dtypes",
+        "f32, f32",
+        "--masks",
+        "causal,causal",
+        "--shapes",
+        "1x8x2x16,1x8x2x16",
+    ]
+    options = arguments.parse([*words, "--threads", "2,1,2"], "")
+    assert options.compare == ["torch"]
+    assert [(case.dtype, case.mask, case.threads) for case in arguments.cases_of(options)] == [
+        ("f32", "causal", 2),
+        ("f32", "causal", 1),
+    ]
 
 
 def test_a_bad_argument_leaves_the_csv_file_alone(tmp_path):

@@ -65,6 +65,8 @@ struct BlockRows {
   TILEWISE_INLINE int32_t query(int32_t row) const { return C.packed_heads ? row / group : row; }
   TILEWISE_INLINE int32_t head(int32_t row) const { return C.packed_heads ? first_head + row % group : first_head; }
   TILEWISE_INLINE int32_t head_k() const { return first_head / group; }
+  /// Whether row `row` of the block is one of a used query.
+  TILEWISE_INLINE bool is_used(int row) const { return first_row + row < used_rows; }
 };
 
 /// First element of the tensor's row of query i, in a sequence whose queries start at s.q_row.
@@ -90,20 +92,29 @@ TILEWISE_INLINE const uint16_t* address_of_row(const Tensor4& t, const BlockRows
   return static_cast<const uint16_t*>(t.data) + row_offset(t, s, rows.batch, rows.query(r), rows.head(r));
 }
 
-/// Tiles [begin, end) of the keys that some row of a block sees, of which every row sees
-/// [full_begin, full_end) whole.
-struct KeyTiles {
+/// Where row `row` of the block goes in out (or dq), null past the sequence.
+template <KernelConfig C>
+TILEWISE_INLINE uint16_t* address_of_result(const Tensor4& t, const BlockRows<C>& rows, const Sequence& s, int row) {
+  const int32_t r = rows.first_row + row;
+  if (r >= rows.total_rows) return nullptr;
+  return static_cast<uint16_t*>(t.data) + row_offset(t, s, rows.batch, rows.query(r), rows.head(r));
+}
+
+/// Tiles [begin, end) of the streamed side, of which [full_begin, full_end) are visible whole: every row of the
+/// block sees, or is seen by, every column.
+struct StreamedTiles {
   int32_t begin, end, full_begin, full_end;
+  TILEWISE_INLINE int32_t count() const { return end - begin; }
   TILEWISE_INLINE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
 };
 
-/// Of the queries [first, last], both used.
+/// Of the keys that queries [first, last] see; both are used.
 template <KernelConfig C>
-TILEWISE_INLINE KeyTiles key_tiles(const AttentionParams& p, const Sequence& s, int32_t first, int32_t last) {
+TILEWISE_INLINE StreamedTiles key_tiles(const AttentionParams& p, const Sequence& s, int32_t first, int32_t last) {
   const auto tiles = [](int64_t begin, int64_t end, int64_t full_begin, int64_t full_end) {
     const auto down = [](int64_t key) { return static_cast<int32_t>(key) / C.tile_cols; };
     const auto up = [](int64_t key) { return ceil_div(static_cast<int32_t>(key), C.tile_cols); };
-    return KeyTiles{down(begin), begin < end ? up(end) : down(begin), up(full_begin), down(full_end)};
+    return StreamedTiles{down(begin), begin < end ? up(end) : down(begin), up(full_begin), down(full_end)};
   };
   if constexpr (!C.ranged) return tiles(0, s.seqlen_k, 0, s.seqlen_k);
   const int64_t d = diagonal_offset(p, s);

@@ -68,10 +68,10 @@ class ForwardKernel {
   }
 
   /// Of this block's part of the keys.
-  TILEWISE_INLINE KeyTiles tiles() const {
+  TILEWISE_INLINE StreamedTiles tiles() const {
     if (rows_.first_row >= rows_.used_rows) return {0, 0, 0, 0};
     const int32_t last_row = minimum(rows_.first_row + Shared::kBlockRows, rows_.used_rows) - 1;
-    KeyTiles t = key_tiles<C>(p_, sequence_, rows_.query(rows_.first_row), rows_.query(last_row));
+    StreamedTiles t = key_tiles<C>(p_, sequence_, rows_.query(rows_.first_row), rows_.query(last_row));
     if constexpr (C.split) {
       const int32_t each = ceil_div(t.end - t.begin, params_.grid.num_splits);
       const int32_t begin = minimum(t.begin + each * split_, t.end);
@@ -84,7 +84,7 @@ class ForwardKernel {
   }
 
   TILEWISE_INLINE void visit_keys() {
-    const KeyTiles t = tiles();
+    const StreamedTiles t = tiles();
     if (t.begin >= t.end) return;
     stream_.open(p_, sequence_, rows_.batch, uniform<Machine>(rows_.head_k()));
     queries_.load(row_tile(), wave_row_, p_.head_dim,
@@ -186,12 +186,8 @@ class ForwardKernel {
   }
 
   TILEWISE_INLINE void write_out() {
-    write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim_v, [&](int row) -> uint16_t* {
-      const int32_t r = rows_.first_row + row;
-      if (r >= rows_.total_rows) return nullptr;
-      return static_cast<uint16_t*>(p_.out.data) +
-             row_offset(p_.out, sequence_, rows_.batch, rows_.query(r), rows_.head(r));
-    });
+    write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim_v,
+                       [&](int row) { return address_of_result(p_.out, rows_, sequence_, row); });
   }
 
   const KernelParams& params_;

@@ -42,7 +42,6 @@ class FusedGradientKernel {
   using KeySums = typename Layout::template Sums<kKeySide>;
   using ValueSums = typename Layout::template Sums<kValueSide>;
   using QuerySums = QuerySumsLayout<Ops, C>;
-  static constexpr int kThreads = C.waves * Machine::kLanes;
   static constexpr bool kWantsGradients = C.wants_dk || C.wants_dq;  // of scores; dv needs the weights alone
 
  public:
@@ -72,7 +71,7 @@ class FusedGradientKernel {
   }
 
   TILEWISE_INLINE void visit_queries() {
-    const QueryTiles tiles = block_.tiles(Shared::kBlockRows);
+    const StreamedTiles tiles = block_.tiles(Shared::kBlockRows);
     int32_t begin = 0, end = block_.steps(tiles);
     if constexpr (C.split) {
       const int32_t share = ceil_div(end, grid_.num_splits);
@@ -80,23 +79,16 @@ class FusedGradientKernel {
       end = minimum(begin + share, end);
     }
     if (begin >= end) return;
-    load_own(shared_.streams.keys, p_.k, p_.head_dim);
-    if constexpr (kWantsGradients) load_own(shared_.streams.values, p_.v, p_.head_dim_v);
+    copy_rows<Ops, C>(shared_.streams.keys, p_.head_dim, [&](int row) { return block_.address_of_key(p_.k, row); });
+    if constexpr (kWantsGradients) {
+      copy_rows<Ops, C>(shared_.streams.values, p_.head_dim_v,
+                        [&](int row) { return block_.address_of_key(p_.v, row); });
+    }
     // Keys past the end repeat the last one: dq must not see them; their rows of dk and dv are not stored.
     const bool partial = C.wants_dq && !(block_.used(0) && block_.used(Shared::kBlockRows - 1));
     stream_.walk(
         shared_.streams.stage, block_, grid_, tiles, begin, end,
         [&](const auto& current, const QueryPosition& at, bool masked) { visit(current, at, masked || partial); });
-  }
-
-  template <class Tile>
-  TILEWISE_INLINE void load_own(Tile& tile, const Tensor4& from, int64_t cols) {
-    constexpr int kRowChunks = Tile::kCols / kChunk;
-    for (int unit = Machine::thread(); unit < Shared::kBlockRows * kRowChunks; unit += kThreads) {
-      const int row = unit / kRowChunks, chunk = unit % kRowChunks;
-      copy_chunk<Ops, C>(tile.chunk(row, chunk), block_.address_of_key(from, row), chunk * kChunk,
-                         static_cast<int>(cols));
-    }
   }
 
   TILEWISE_INLINE void visit(const typename Shared::Stage& current, const QueryPosition& at, bool masked) {
@@ -172,12 +164,7 @@ class FusedGradientKernel {
 
   template <class Tile, class Sums>
   TILEWISE_INLINE void write(Tile& tile, Sums& sums, float scale, const Tensor4& to, int64_t cols) {
-    typename Sums::PerRow factor;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < Sums::kSlots; ++slot) {
-      factor[slot] = block_.used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
-    }
-    sums.scale_or_clear_rows(factor);
+    sums.scale_used_rows(lane_, scale, [&](int row) { return block_.used(wave_row_ + row); });
     write_part_rows<Ops, C, Shared::kBlockRows>(tile, sums, wave_row_, part_, cols, [&](int row) -> uint16_t* {
       return to.data ? block_.address_of_gradient(to, row) : nullptr;
     });

@@ -6,26 +6,17 @@
 
 namespace tilewise::device {
 
-/// Query tiles [begin, end) that keys of a block see, of which [full_begin, full_end) all of them see.
-struct QueryTiles {
-  int32_t begin, end, full_begin, full_end;
-  TILEWISE_INLINE int32_t count() const { return end - begin; }
-  TILEWISE_INLINE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
-};
-
 /// A tile of queries of one head, and how many came before it.
 struct QueryPosition {
   int32_t step, tile, head;
   /// The next tile of the head, or the next head's first. Counted, since a division a step costs more.
-  TILEWISE_INLINE QueryPosition next(const QueryTiles& t) const {
+  TILEWISE_INLINE QueryPosition next(const StreamedTiles& t) const {
     return tile + 1 < t.end ? QueryPosition{step + 1, tile + 1, head} : QueryPosition{step + 1, t.begin, head + 1};
   }
 };
 
 template <KernelConfig C>
 struct KeyBlock {
-  using Tiles = QueryTiles;
-
   const AttentionParams& p;
   Sequence sequence;
   GridPlace place;
@@ -42,14 +33,14 @@ struct KeyBlock {
         group(static_cast<int32_t>(params.num_heads_q / params.num_heads_k)),
         band(visible_band(params, s)) {}
 
-  /// Tiles of all heads of the group.
-  TILEWISE_INLINE int32_t steps(const Tiles& t) const { return t.count() * group; }
-  TILEWISE_INLINE QueryPosition position(const Tiles& t, int32_t step) const {
+  /// StreamedTiles of all heads of the group.
+  TILEWISE_INLINE int32_t steps(const StreamedTiles& t) const { return t.count() * group; }
+  TILEWISE_INLINE QueryPosition position(const StreamedTiles& t, int32_t step) const {
     if (step == 0) return {0, t.begin, place.head * group};
     return {step, t.begin + step % t.count(), place.head * group + step / t.count()};
   }
 
-  TILEWISE_INLINE Tiles tiles(int32_t block_rows) const {
+  TILEWISE_INLINE StreamedTiles tiles(int32_t block_rows) const {
     const auto seqlen_q = static_cast<int32_t>(sequence.seqlen_q), seqlen_k = static_cast<int32_t>(sequence.seqlen_k);
     const int32_t first = maximum(first_key, 0), last = minimum(first_key + block_rows, seqlen_k) - 1;
     if (first > last || seqlen_q == 0) return {0, 0, 0, 0};

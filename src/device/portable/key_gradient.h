@@ -84,7 +84,7 @@ class KeyGradientKernel {
   }
 
   TILEWISE_INLINE void visit_queries() {
-    const QueryTiles tiles = block_.tiles(Shared::kBlockRows);
+    const StreamedTiles tiles = block_.tiles(Shared::kBlockRows);
     if (tiles.count() == 0) return;
     keys_.load(shared_.key_rows(), wave_row_, p_.head_dim, [&](int row) { return block_.address_of_key(p_.k, row); });
     if constexpr (C.wants_dk) {
@@ -124,12 +124,7 @@ class KeyGradientKernel {
   template <class Tile, class Sums>
   TILEWISE_INLINE void write(Tile& tile, Sums& sums, float scale, const Tensor4& to, int64_t cols) {
     if (!to.data) return;
-    typename Sums::PerRow factor;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < Sums::kSlots; ++slot) {
-      factor[slot] = block_.used(wave_row_ + Sums::row_of_slot(lane_, slot)) ? scale : 0.0f;
-    }
-    sums.scale_or_clear_rows(factor);
+    sums.scale_used_rows(lane_, scale, [&](int row) { return block_.used(wave_row_ + row); });
     write_rows<Ops, C>(tile, sums, wave_row_, cols,
                        [&](int row) -> uint16_t* { return block_.address_of_gradient(to, row); });
   }

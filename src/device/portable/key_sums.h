@@ -70,12 +70,7 @@ class StoreKeySumsKernel {
       LaneSums<Sums>::template add<Machine>(sums,
                                             Layout::template of_lane<kSide>(grid, block.place, split, wave, lane));
     }
-    typename Sums::PerRow factor;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < Sums::kSlots; ++slot) {
-      factor[slot] = block.used(Layout::first_row(wave) + Sums::row_of_slot(lane, slot)) ? scale : 0.0f;
-    }
-    sums.scale_or_clear_rows(factor);
+    sums.scale_used_rows(lane, scale, [&](int row) { return block.used(Layout::first_row(wave) + row); });
     write_part_rows<Ops, C, Layout::kBlockRows>(
         tile, sums, Layout::first_row(wave), Layout::part(wave), cols,
         [&](int row) -> uint16_t* { return block.address_of_gradient(to, row); });

@@ -44,6 +44,17 @@ TILEWISE_INLINE void copy_chunk(uint16_t* to, const uint16_t* row, int col, int 
   }
 }
 
+/// Copies row r of a tile from address(r), each row's columns past `cols` zeros, or starts to.
+template <class Ops, KernelConfig C, class Tile, class Address>
+TILEWISE_INLINE void copy_rows(Tile& tile, int64_t cols, const Address& address) {
+  using Machine = typename Ops::Machine;
+  constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Tile::kCols / kChunk;
+  for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+    const int row = unit / kRowChunks, chunk = unit % kRowChunks;
+    copy_chunk<Ops, C>(tile.chunk(row, chunk), address(row), chunk * kChunk, static_cast<int>(cols));
+  }
+}
+
 /// Streams tiles of a tensor: start() for the next one while the current one is computed on,
 /// finish() once its place is free; then a barrier.
 template <class Ops, KernelConfig C, class Tile, bool kAsync = Ops::kAsyncCopies>

@@ -34,11 +34,7 @@ class OwnRows {
         return load_chunk<Machine, C>(address(wave_row + row), chunk * kChunk, static_cast<int>(cols));
       });
     } else {
-      constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Depth / kChunk;
-      for (int unit = Machine::thread(); unit < kBlockRows * kRowChunks; unit += kThreads) {
-        const int row = unit / kRowChunks, chunk = unit % kRowChunks;
-        copy_chunk<Ops, C>(tile.chunk(row, chunk), address(row), chunk * kChunk, static_cast<int>(cols));
-      }
+      copy_rows<Ops, C>(tile, cols, address);
       if constexpr (C.rows_in_registers) {
         Ops::finish_copies();
         Machine::barrier();

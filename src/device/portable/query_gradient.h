@@ -86,7 +86,7 @@ class QueryGradientKernel {
   TILEWISE_INLINE void visit_keys() {
     if (rows_.first_row >= rows_.used_rows) return;
     const int32_t last = minimum(rows_.first_row + Shared::kBlockRows, rows_.used_rows) - 1;
-    const KeyTiles t = key_tiles<C>(p_, sequence_, rows_.first_row, last);
+    const StreamedTiles t = key_tiles<C>(p_, sequence_, rows_.first_row, last);
     if (t.begin >= t.end) return;
     stream_.open(p_, sequence_, rows_.batch, uniform<Machine>(rows_.head_k()));
     queries_.load(shared_.query_rows(), wave_row_, p_.head_dim,
@@ -158,18 +158,9 @@ class QueryGradientKernel {
   }
 
   TILEWISE_INLINE void finish() {
-    typename Out::PerRow factor;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < Out::kSlots; ++slot) {
-      const int32_t row = rows_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
-      factor[slot] = row < rows_.used_rows ? p_.softmax_scale : 0.0f;
-    }
-    out_.scale_or_clear_rows(factor);
-    write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim, [&](int row) -> uint16_t* {
-      const int32_t r = rows_.first_row + row;
-      if (r >= rows_.total_rows) return nullptr;
-      return static_cast<uint16_t*>(p_.dq.data) + row_offset(p_.dq, sequence_, rows_.batch, r, rows_.first_head);
-    });
+    out_.scale_used_rows(lane_, p_.softmax_scale, [&](int row) { return rows_.is_used(wave_row_ + row); });
+    write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim,
+                       [&](int row) { return address_of_result(p_.dq, rows_, sequence_, row); });
   }
 
   const AttentionParams& p_;

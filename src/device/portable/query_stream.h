@@ -35,7 +35,7 @@ class QueryStream {
   /// visit(tile's stage, its place, masked) for tiles [begin, end) of those that the block's keys see, counted over
   /// the heads of the group. `stages`: C.stages of them, through which tiles pass in turn.
   template <class Visit>
-  TILEWISE_INLINE void walk(Stage* stages, const KeyBlock<C>& block, const GridParams& grid, const QueryTiles& tiles,
+  TILEWISE_INLINE void walk(Stage* stages, const KeyBlock<C>& block, const GridParams& grid, const StreamedTiles& tiles,
                             int32_t begin, int32_t end, const Visit& visit) {
     // Copies under way write where a lone stage is being read.
     constexpr bool kAhead = C.stages > 1 || !Ops::kAsyncCopies;

@@ -49,19 +49,9 @@ class StoreQuerySumsKernel {
     Sums sums;
     sums.clear();
     LaneSums<Sums>::template add<Machine>(sums, from);
-    typename Sums::PerRow factor;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < Sums::kSlots; ++slot) {
-      const int32_t row = rows.first_row + Layout::first_row(wave) + Sums::row_of_slot(lane, slot);
-      factor[slot] = row < rows.used_rows ? p.softmax_scale : 0.0f;
-    }
-    sums.scale_or_clear_rows(factor);
-    write_part_rows<Ops, C, C.tile_cols>(
-        shared.out, sums, Layout::first_row(wave), Layout::part(wave), p.head_dim, [&](int row) -> uint16_t* {
-          const int32_t r = rows.first_row + row;
-          if (r >= rows.total_rows) return nullptr;
-          return static_cast<uint16_t*>(p.dq.data) + row_offset(p.dq, sequence, rows.batch, r, rows.first_head);
-        });
+    sums.scale_used_rows(lane, p.softmax_scale, [&](int row) { return rows.is_used(Layout::first_row(wave) + row); });
+    write_part_rows<Ops, C, C.tile_cols>(shared.out, sums, Layout::first_row(wave), Layout::part(wave), p.head_dim,
+                                         [&](int row) { return address_of_result(p.dq, rows, sequence, row); });
   }
 };
 

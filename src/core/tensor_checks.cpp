@@ -73,7 +73,8 @@ void check_view(const TensorView& view, std::string_view name, Device device, st
                  ")");
   }
   check_extent(view, name);
-  if (view.data == nullptr && view.numel() > 0) {
+  if (view.numel() == 0) return;  // nothing is read or written, wherever it points
+  if (view.data == nullptr) {
     invalid_argument(name, ": data must not be null (shape ", list_text(view.shape, view.rank), ")");
   }
   const std::size_t size = size_of(view.dtype);
@@ -114,7 +115,7 @@ void check_shape(const TensorView& view, std::string_view name, const Shape& exp
 
 void check_contiguous_last(const TensorView& view, std::string_view name) {
   const int last = view.rank - 1;
-  if (size_at(view, last) > 1 && stride_at(view, last) != 1) {
+  if (size_at(view, last) > 1 && stride_at(view, last) != 1 && view.numel() > 0) {
     invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last),
                      ")");
   }
@@ -133,7 +134,7 @@ bool rows_start_on_16_bytes(const TensorView& view) {
 
 void check_writable(const TensorView& view, std::string_view name) {
   for (int axis = 0; axis < view.rank; ++axis) {
-    if (size_at(view, axis) > 1 && stride_at(view, axis) == 0) {
+    if (size_at(view, axis) > 1 && stride_at(view, axis) == 0 && view.numel() > 0) {
       invalid_argument(name, ": an output must not be broadcast (got stride 0 in dimension ", axis, " of size ",
                        size_at(view, axis), ")");
     }

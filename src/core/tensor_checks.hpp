@@ -1,5 +1,6 @@
 // Checks of one tensor argument. Each throws an Error that names the argument, what was
-// expected and what was given; the good path builds no string.
+// expected and what was given; the good path builds no string. A tensor without elements may have
+// any strides and any address.
 #pragma once
 
 #include <array>

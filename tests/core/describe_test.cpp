@@ -1,5 +1,6 @@
 // describe(): the Problem of a call in every layout, and the sentence for each bad argument.
 #include <limits>
+#include <utility>
 
 #include "support.hpp"
 
@@ -119,6 +120,24 @@ TEST(Describe, StridesThatAreAllowed) {
   call.forward.q.shape[3] = call.forward.k.shape[3] = 1;  // one element: its stride is never used
   call.forward.q.strides[3] = 99;
   EXPECT_NO_THROW((void)describe(call.forward));
+}
+
+TEST(Describe, StridesOfEmptyTensorsMeanNothing) {
+  for (const bool no_batch : {true, false}) {  // else no queries
+    SmallCall call;
+    BackwardArguments& b = call.backward;
+    std::vector<TensorView*> empty{&b.q, &b.out, &b.dout, &b.dq};
+    if (no_batch) empty.insert(empty.end(), {&b.k, &b.v, &b.dk, &b.dv});
+    for (TensorView* view : empty) {
+      view->shape[no_batch ? 0 : 1] = 0;
+      view->strides = {0, 3, 0, 0};
+      view->data = static_cast<char*>(view->data) + 1;
+    }
+    b.softmax_lse.shape[no_batch ? 0 : 2] = 0;
+    const Problem problem = describe(b);
+    EXPECT_EQ(no_batch ? problem.batch_size : problem.seqlen_q, 0);
+    EXPECT_NO_THROW(attention_backward(b));
+  }
 }
 
 struct BadCall {

@@ -1,12 +1,17 @@
 // The `tilewise` command: hands over to a subcommand and turns what it throws into a message on
 // standard error and an exit status (0 done, 1 the task failed, 2 usage or bad input).
+#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <new>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/spelling.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 
@@ -43,6 +48,31 @@ void check_subcommand(const CLI::App& program, const char* const* words) {
   throw Error(ErrorCode::invalid_argument, "SUBCOMMAND: must be one of " + known + " (got '" + *words + "')");
 }
 
+/// The sentence about the first option that the subcommand in use does not have, or "".
+std::string unknown_option(const CLI::App& program) {
+  const CLI::App* command = &program;
+  std::string name = program.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    name += " " + command->get_name();
+  }
+  std::vector<std::string_view> known;
+  for (const CLI::Option* option : command->get_options()) {
+    for (const std::string& spelling : option->get_lnames()) known.push_back(spelling);
+  }
+  const std::vector<std::string> words = program.remaining(true);
+  const auto found = std::ranges::find_if(words, [](const std::string& word) { return word.starts_with("--"); });
+  if (found == words.end()) return {};
+  const std::string option = found->substr(0, found->find('='));
+  std::string sentence = option + ": must be an option of `" + name + "`";
+  const auto [key, value, other] = core::meaning_of(std::string_view(option).substr(2), known);
+  if (key.empty()) return sentence;
+  sentence += "; did you mean --" + std::string(key);
+  if (!value.empty()) sentence += " " + std::string(value);
+  if (!other.empty()) sentence += " and --" + std::string(other);
+  return sentence + "?";
+}
+
 int run_command(int argc, char** argv) {
   CLI::App program("Fused attention for CPUs and GPUs: what runs here, on your arrays, how right and how fast.",
                    "tilewise");
@@ -62,7 +92,9 @@ int run_command(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return program.exit(success);
   } catch (const CLI::ParseError& error) {
-    report(error, kExitUsage);
+    // A mistyped option may be the one that is missed, so it comes first.
+    const std::string unknown = unknown_option(program);
+    unknown.empty() ? report(error, kExitUsage) : report(std::runtime_error(unknown), kExitUsage);
     std::cerr << "Run tilewise --help, or tilewise SUBCOMMAND --help, for the options.\n";
     return kExitUsage;
   }

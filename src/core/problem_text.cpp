@@ -1,4 +1,5 @@
 // Problem to one line and back. One list of fields serves both ways.
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <optional>
@@ -7,6 +8,7 @@
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "core/problem_rules.hpp"
+#include "core/spelling.hpp"
 
 namespace tilewise {
 namespace core {
@@ -160,9 +162,8 @@ class Words {
     return std::nullopt;
   }
 
-  void expect_none_left() const {
-    if (!words_.empty()) invalid_argument("problem: unknown key (got ", quoted(words_.front().key), ")");
-  }
+  /// The first key that nobody took, or "".
+  [[nodiscard]] std::string_view left() const { return words_.empty() ? std::string_view() : words_.front().key; }
 
  private:
   static std::string_view next(std::string_view& text) {
@@ -200,6 +201,27 @@ class Words {
   std::vector<Word> words_;
 };
 
+/// The keys of problems with p's layout.
+std::vector<std::string_view> keys_of(Problem p) {
+  std::vector<std::string_view> keys;
+  for_each_field(p, [&keys](std::string_view key, const auto&, const auto&) { keys.push_back(key); });
+  return keys;
+}
+
+[[noreturn]] void refuse_key(std::string_view key, const Problem& problem) {
+  Problem packed;
+  packed.layout = Layout::thd;
+  const std::vector<std::string_view> keys = keys_of(problem), packed_keys = keys_of(packed);
+  if (std::ranges::find(packed_keys, key) != packed_keys.end()) {  // and not among `keys`
+    invalid_argument(key, ": requires layout=thd (got layout=", name_of(problem.layout), ")");
+  }
+  const auto [meant, value, other] = meaning_of(key, keys);
+  std::string advice = meant.empty() ? "" : concat("; did you mean ", meant);
+  if (!value.empty()) advice += concat('=', value);
+  if (!other.empty()) advice += concat(" and ", other);
+  invalid_argument("problem: unknown key", advice, advice.empty() ? "" : "?", " (got ", quoted(key), ")");
+}
+
 }  // namespace
 }  // namespace core
 
@@ -218,15 +240,18 @@ Problem parse_problem(std::string_view text) {
   core::Words words(text);
   Problem problem;
   problem.operation = core::value_of<Operation>("operation", words.operation());
-  core::for_each_field(problem, [&words](std::string_view key, auto& field, const auto& by_default) {
+  std::string_view missing;
+  core::for_each_field(problem, [&](std::string_view key, auto& field, const auto& by_default) {
     if (const auto word = words.take(key)) return core::read(key, *word, field);
     if constexpr (std::is_assignable_v<decltype(field), decltype(by_default)>) {
       field = by_default;
-    } else {
-      core::invalid_argument(key, ": must be given (got no such word)");
+    } else if (missing.empty()) {
+      missing = key;
     }
   });
-  words.expect_none_left();
+  // A key that is mistyped first: it may be the one that is missing.
+  if (!words.left().empty()) core::refuse_key(words.left(), problem);
+  if (!missing.empty()) core::invalid_argument(missing, ": must be given (got no such word)");
   validate(problem);
   return core::canonical(problem);
 }

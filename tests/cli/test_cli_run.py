@@ -285,6 +285,13 @@ def test_empty_sequences(run):
         ({}, ["--implementation", "cpu.abacus"], ["cpu.abacus"]),
         ({}, ["--mask", "causal", "attention_forward seqlen_q=7 head_dim=8"], ["--mask", "PROBLEM"]),
         ({}, ["attention_forward seqlen_q=7 head_dim=8"], ["PROBLEM", "batch_size=2"]),
+        ({}, ["attention_forward seqlenq=7 head_dim=8"], ["unknown key; did you mean seqlen_q? (got 'seqlenq')"]),
+        ({"k": np.zeros((2, 4, 3, 8), np.float32), "v": np.zeros((2, 4, 3, 8), np.float32)}, [], ["4 and 3)\n"]),
+        (
+            {name: np.zeros((2, 2, seqlen, 8), np.float32) for name, seqlen in (("q", 7), ("k", 4), ("v", 4))},
+            [],
+            ["got 7 and 4); q, k and v fit layout=bhsd"],
+        ),
     ],
 )
 def test_bad_input(tilewise, tmp_path, changes, arguments, words):

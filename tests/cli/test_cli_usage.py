@@ -72,7 +72,26 @@ def test_help_of_each_subcommand(tilewise, name):
         (["bench", "paint"], ["paint"]),
         (["bench", "--min-time", "-1"], ["--min-time", "-1"]),
         (["bench", "--threads", "1.5"], ["--threads", "integer", "1.5"]),
-        (["run", "--q", "q.npy"], ["--k"]),
+        (["run", "--q", "q.npy"], ["--k is required"]),
+        (["run", "--sofcap", "3"], ["--sofcap: must be an option of `tilewise run`; did you mean --softcap?"]),
+        (["run", "--is-causal"], ["--is-causal: must be an option", "did you mean --mask causal?"]),
+        (["run", "--window_size=3"], ["--window_size: ", "did you mean --window-left and --window-right?"]),
+        (["run", "--scale", "0.5"], ["--scale: ", "did you mean --softmax-scale?"]),
+        (["explain", PROBLEM, "--implementaton", "reference"], ["did you mean --implementation?"]),
+        (["cache", "list", "--jsno"], ["`tilewise cache list`; did you mean --json?"]),
+        (
+            ["explain", "attention_forward seqlenq=16 head_dim=8"],
+            ["unknown key; did you mean seqlen_q? (got 'seqlenq')"],
+        ),
+        (["explain", "attention_forward", "causal=1"], ["unknown key; did you mean mask=causal? (got 'causal')"]),
+        (
+            ["verify", "--problem", "attention_forward seqlen_q=16 headdim=8"],
+            ["did you mean head_dim? (got 'headdim')"],
+        ),
+        (
+            ["compile", "--target", "sm_90", "--problem", "attention_forward seqlenq=16 head_dim=8"],
+            ["did you mean seqlen_q? (got 'seqlenq')"],
+        ),
     ],
 )
 def test_bad_usage(tilewise, arguments, words):

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "core/call.hpp"
+#include "core/layout_advice.hpp"
 #include "core/lengths.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
@@ -80,6 +81,17 @@ class Describer {
   }
 
   void describe_qkv() {
+    try {
+      check_qkv();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid_argument) throw;
+      const std::string advice = layout_advice(p_.layout, call_.q, call_.k, call_.v, options_.cu_seqlens_q.defined());
+      if (advice.empty()) throw;
+      throw Error(error.code(), error.what() + advice);
+    }
+  }
+
+  void check_qkv() {
     const Axes axes = axes_of(p_.layout);
     p_.dtype = call_.q.dtype;
     if (call_.q.defined()) validate_dtype(p_.dtype);
@@ -95,6 +107,7 @@ class Describer {
     p_.batch_size = packed() ? 0 : size_at(call_.q, axes.batch);
     check_shape(call_.k, "k", key_shape(head_dim()));
     check_shape(call_.v, "v", key_shape(head_dim_v()));
+    validate_head_counts(p_);
   }
 
   void describe_packed_lengths() {

@@ -49,12 +49,7 @@ void validate_lengths(const Problem& p) {
 }
 
 void validate_heads(const Problem& p) {
-  check_range("q: num_heads_q", p.num_heads_q, 1, kMaxInt32);
-  check_range("k: num_heads_k", p.num_heads_k, 1, kMaxInt32);
-  if (p.num_heads_q % p.num_heads_k != 0) {
-    invalid_argument("q: num_heads_q must be a multiple of num_heads_k (got ", p.num_heads_q, " and ", p.num_heads_k,
-                     ")");
-  }
+  validate_head_counts(p);
   // Both factors are below 2^31 here. Dropout counts (batch, head) pairs in 32 bits.
   if (p.batch_size * p.num_heads_q > kMaxInt32) {
     invalid_argument("q: batch_size * num_heads_q must be <= ", kMaxInt32, " (got ", p.batch_size, " * ", p.num_heads_q,
@@ -128,6 +123,15 @@ void validate_gradients(const Problem& p) {
 }
 
 }  // namespace
+
+void validate_head_counts(const Problem& p) {
+  check_range("q: num_heads_q", p.num_heads_q, 1, kMaxInt32);
+  check_range("k: num_heads_k", p.num_heads_k, 1, kMaxInt32);
+  if (p.num_heads_q % p.num_heads_k != 0) {
+    invalid_argument("q: num_heads_q must be a multiple of num_heads_k (got ", p.num_heads_q, " and ", p.num_heads_k,
+                     ")");
+  }
+}
 
 void validate_dtype(DType dtype) {
   if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {

@@ -1,4 +1,4 @@
-// The part of validate() that describe() needs before it has a whole Problem.
+// The parts of validate() that describe() needs before it has a whole Problem.
 #pragma once
 
 #include "tilewise/problem.hpp"
@@ -7,5 +7,7 @@ namespace tilewise::core {
 
 /// Throws unless `dtype` is one that attention computes in: f32, bf16 or f16.
 void validate_dtype(DType dtype);
+/// Throws unless there are heads, and as many query heads as the key heads serve.
+void validate_head_counts(const Problem& problem);
 
 }  // namespace tilewise::core

@@ -198,6 +198,47 @@ INSTANTIATE_TEST_SUITE_P(
                   c.forward.q.strides = {0, 0, 0, 1};
                 }}));
 
+/// A call whose q, k and v have these shapes in layout bshd, and an output that is not looked at.
+template <std::int64_t... q, std::int64_t... k>
+void reshape(SmallCall& c, std::integer_sequence<std::int64_t, q...>, std::integer_sequence<std::int64_t, k...>) {
+  c.forward.q = c.tensor({q...});
+  c.forward.k = c.forward.v = c.tensor({k...});
+}
+
+template <std::int64_t... sizes>
+using Sizes = std::integer_sequence<std::int64_t, sizes...>;
+
+INSTANTIATE_TEST_SUITE_P(
+    OtherLayouts, DescribeForward,
+    testing::Values(
+        BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 10 and 7); q, k and v fit layout=bhsd",
+                [](SmallCall& c) { reshape(c, Sizes<2, 8, 10, 16>{}, Sizes<2, 4, 7, 16>{}); }},
+        BadCall{"k: shape must be [batch_size, seqlen_k, num_heads_k, head_dim] = [10, 2, 4, 16] (got [7, 2, 4, 16]); "
+                "q, k and v fit layout=sbhd",
+                [](SmallCall& c) { reshape(c, Sizes<10, 2, 8, 16>{}, Sizes<7, 2, 4, 16>{}); }},
+        BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 8 and 16); q, k and v fit layout=bshd",
+                [](SmallCall& c) {
+                  reshape(c, Sizes<2, 8, 16, 4>{}, Sizes<2, 16, 8, 4>{});
+                  c.forward.options.layout = Layout::bhsd;
+                }},
+        BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 6 and 4); q, k and v fit layout=bhsd",
+                [](SmallCall& c) { reshape(c, Sizes<2, 2, 6, 16>{}, Sizes<2, 2, 4, 16>{}); }},
+        BadCall{"q: rank must be 4, four dimensions (got 3, shape [6, 4, 8]); q, k and v fit layout=thd",
+                [](SmallCall& c) {
+                  reshape(c, Sizes<6, 4, 8>{}, Sizes<9, 2, 8>{});
+                  c.forward.options.cu_seqlens_q = c.lengths({0, 6});
+                }},
+        BadCall{"q: rank must be 3, [total, heads, dim] (got 4, shape [2, 6, 4, 8]); q, k and v fit layout=bshd",
+                [](SmallCall& c) {
+                  reshape(c, Sizes<2, 6, 4, 8>{}, Sizes<2, 9, 2, 8>{});
+                  c.forward.options.layout = Layout::thd;
+                }},
+        // Nothing to say where no layout fits.
+        BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 4 and 3)",
+                [](SmallCall& c) { reshape(c, Sizes<2, 6, 4, 8>{}, Sizes<2, 9, 3, 8>{}); }},
+        BadCall{"q: rank must be 4, four dimensions (got 3, shape [6, 4, 8])",
+                [](SmallCall& c) { reshape(c, Sizes<6, 4, 8>{}, Sizes<9, 2, 8>{}); }}));
+
 INSTANTIATE_TEST_SUITE_P(
     Options, DescribeForward,
     testing::Values(

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/message.hpp"
+#include "core/tensor_checks.hpp"
 
 namespace tilewise::python::torch_shim {
 namespace {
@@ -23,9 +24,9 @@ class Lookup {
     if (*function == nullptr && !optional && missing_.empty()) missing_ = name;
   }
   /// The value of a function without arguments that returns one of torch's numbers.
-  std::int32_t number(const char* name) {
+  std::int32_t number(const char* name, bool optional = false) {
     std::int32_t (*function)() = nullptr;
-    find(name, &function);
+    find(name, &function, optional);
     return function != nullptr ? function() : -1;
   }
   [[nodiscard]] const std::string& missing() const { return missing_; }
@@ -69,6 +70,9 @@ void find_numbers(Lookup& lookup, Api& api) {
   set(DType::u8, "aoti_torch_dtype_uint8");
   set(DType::i32, "aoti_torch_dtype_int32");
   set(DType::i64, "aoti_torch_dtype_int64");
+  for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
+    api.other_dtypes[i] = lookup.number((std::string("aoti_torch_dtype_") + kOtherDtypes[i]).c_str(), true);
+  }
   api.devices.fill(-1);
   api.devices[static_cast<std::size_t>(DeviceType::cpu)] = lookup.number("aoti_torch_device_type_cpu");
   api.devices[static_cast<std::size_t>(api.gpu)] = lookup.number("aoti_torch_device_type_cuda");
@@ -92,8 +96,10 @@ DType dtype_of(TensorHandle handle, const char* name) {
   for (std::size_t i = 1; i < g_api.dtypes.size(); ++i) {
     if (g_api.dtypes[i] == number) return static_cast<DType>(i);
   }
-  core::invalid_type(name, ": dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got torch's number ",
-                     number, ")");
+  for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
+    if (g_api.other_dtypes[i] == number) core::refuse_dtype(name, kOtherDtypes[i]);
+  }
+  core::refuse_dtype(name, core::concat("torch's number ", number));
 }
 
 Device device_of(TensorHandle handle, const char* name) {

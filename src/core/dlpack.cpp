@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/message.hpp"
+#include "core/tensor_checks.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise {
@@ -22,12 +23,39 @@ constexpr std::array<DTypePair, 8> kDTypePairs{{{DType::f32, kDLFloat, 32},
                                                 {DType::i32, kDLInt, 32},
                                                 {DType::i64, kDLInt, 64}}};
 
+/// What DLPack's codes stand for, in their order. A number of bits follows the first seven.
+constexpr std::array<std::string_view, 18> kCodeNames{"i",
+                                                      "u",
+                                                      "f",
+                                                      "opaque",
+                                                      "bf",
+                                                      "complex",
+                                                      "bool",
+                                                      "float8_e3m4",
+                                                      "float8_e4m3",
+                                                      "float8_e4m3b11fnuz",
+                                                      "float8_e4m3fn",
+                                                      "float8_e4m3fnuz",
+                                                      "float8_e5m2",
+                                                      "float8_e5m2fnuz",
+                                                      "float8_e8m0fnu",
+                                                      "float6_e2m3fn",
+                                                      "float6_e3m2fn",
+                                                      "float4_e2m1fn"};
+
+/// "complex64", "i16", "float8_e4m3fn", "f32 in 4 lanes": any DLPack type for a message.
+std::string type_text(const DLDataType& type) {
+  std::string text = type.code < kCodeNames.size() ? std::string(kCodeNames[type.code])
+                                                   : core::concat("DLPack code ", unsigned{type.code}, ", bits ");
+  if (type.code <= kDLBool || type.code >= kCodeNames.size()) core::append(text, unsigned{type.bits});
+  return type.lanes == 1 ? text : core::concat(text, " in ", unsigned{type.lanes}, " lanes");
+}
+
 DType dtype_of(const DLDataType& type, std::string_view name) {
   for (const DTypePair& pair : kDTypePairs) {
     if (type.code == pair.code && type.bits == pair.bits && type.lanes == 1) return pair.dtype;
   }
-  core::invalid_type(name, ": dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got DLPack code ",
-                     unsigned{type.code}, ", bits ", unsigned{type.bits}, ", lanes ", unsigned{type.lanes}, ")");
+  core::refuse_dtype(name, type_text(type));
 }
 
 Device device_of(const DLDevice& device, std::string_view name) {

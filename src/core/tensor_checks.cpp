@@ -85,6 +85,14 @@ void check_view(const TensorView& view, std::string_view name, Device device, st
   }
 }
 
+void refuse_dtype(std::string_view name, std::string_view got) {
+  std::string known;
+  for (const std::string_view dtype : kNamesOf<DType>) {
+    if (dtype != name_of(DType::none)) known += concat(known.empty() ? "" : ", ", dtype);
+  }
+  invalid_type(name, ": dtype must be one of ", known, " (got ", got, ")");
+}
+
 void check_dtype(const TensorView& view, std::string_view name, DType expected) {
   if (view.dtype != expected) {
     invalid_type(name, ": dtype must be ", to_string(expected), " (got ", to_string(view.dtype), ")");

@@ -33,6 +33,8 @@ struct Shape {
 /// Given, on `device`, and addressable: rank and sizes sane, data present and aligned to its dtype.
 /// `anchor` is the argument whose device the others must share.
 void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor = "q");
+/// Throws because no tensor may have the dtype that is called `got`, which DType does not know.
+[[noreturn]] void refuse_dtype(std::string_view name, std::string_view got);
 void check_dtype(const TensorView& view, std::string_view name, DType expected);
 /// `words` names the dimensions, e.g. "[batch_size, seqlen_q, num_heads_q, head_dim]".
 void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words);

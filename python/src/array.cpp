@@ -19,12 +19,9 @@
 namespace tilewise::python {
 namespace {
 
-/// The Python type of `object` as people write it: "numpy.ndarray", "list".
-std::string type_name(const nb::object& object) {
-  const nb::handle type = object.type();
-  const auto module = nb::cast<std::string>(type.attr("__module__"));
-  const auto name = nb::cast<std::string>(type.attr("__qualname__"));
-  return module == "builtins" ? name : module + "." + name;
+/// What `object` is, for a message.
+std::string described(const nb::object& object) {
+  return nb::cast<std::string>(nb::module_::import_("tilewise._kinds").attr("described")(object));
 }
 
 nb::ndarray<nb::ro> import(const nb::object& object, const std::string& name, bool writable) {
@@ -33,12 +30,12 @@ nb::ndarray<nb::ro> import(const nb::object& object, const std::string& name, bo
     if (nb::try_cast(object, array, false)) return array;
     throw Error(
         ErrorCode::invalid_type,
-        name + ": must be an array that supports DLPack with a dtype it can express (got " + type_name(object) + ")");
+        name + ": must be an array that supports DLPack with a dtype it can express (got " + described(object) + ")");
   }
   nb::ndarray<> writable_array;
   if (!nb::try_cast(object, writable_array, false)) {
     throw Error(ErrorCode::invalid_type,
-                name + ": must be a writable array that supports DLPack (got " + type_name(object) + ")");
+                name + ": must be a writable array that supports DLPack (got " + described(object) + ")");
   }
   return nb::ndarray<nb::ro>(writable_array);
 }

@@ -2,12 +2,15 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "array.hpp"
 #include "attention.hpp"
+#include "core/spelling.hpp"
 #include "jit/search_paths.hpp"
 #include "options.hpp"
 #include "tilewise/attention.hpp"
@@ -50,6 +53,11 @@ void tell_package_folders() {
   tilewise::jit::add_package_folders(folders);
 }
 
+std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
+  const std::vector<std::string_view> views(known.begin(), known.end());
+  return std::string(tilewise::core::nearest_word(word, views));
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
@@ -60,6 +68,8 @@ NB_MODULE(_core, module) {
   tilewise::python::bind_attention(module);
   tilewise::python::bind_explain(module);
   tilewise::python::bind_torch_operators(module);
+  module.def("nearest_word", &nearest_word, nb::arg("word"), nb::arg("known"),
+             "The one of `known` that a mistyped word was probably meant to be, or \"\".");
   module.def("set_num_threads", &tilewise::set_num_threads, nb::arg("num_threads"));
   module.def("get_num_threads", &tilewise::get_num_threads);
   module.def("version", &tilewise::version);

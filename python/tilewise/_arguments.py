@@ -8,6 +8,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
+
 from tilewise import _core
 
 LAYOUT_NAMES = tuple(_core.layout_names())
@@ -74,38 +76,66 @@ def form_parts(form: int) -> tuple[bool, str]:
     return bool(form & 1), LAYOUT_NAMES[form >> 1]
 
 
+def _is_bool(value: Any) -> bool:
+    """Whether `value` is a truth value, from whatever library: those count as numbers, but are not meant as such."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
 def number(name: str, value: Any) -> float:
-    """`value` as a float; TypeError where it is no number."""
-    if isinstance(value, (float, int)) or hasattr(value, "__float__"):
-        return float(value)
+    """`value` as a float; TypeError where it is no real number."""
+    if type(value) is float:
+        return value
+    imaginary = isinstance(value, (complex, np.complexfloating))  # NumPy's would be cut to their real parts
+    if (isinstance(value, (float, int)) or hasattr(value, "__float__")) and not (imaginary or _is_bool(value)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass  # such as an array of more than one
     raise TypeError(f"{name}: must be a number (got {type(value).__name__})")
 
 
 def integer(name: str, value: Any) -> int:
     """`value` as an int; TypeError where it is no integer, ValueError beyond 64 bits."""
-    try:
-        index: int = value if isinstance(value, int) else operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: must be an integer (got {type(value).__name__})") from None
+    index = _index(name, value, "an integer")
     if not -(2**63) <= index < 2**63:
         raise ValueError(f"{name}: must fit in 64 bits (got {index})")
     return index
 
 
+def _index(name: str, value: Any, expected: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        if not _is_bool(value):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name}: must be {expected} (got {type(value).__name__})")
+
+
 def flag(name: str, value: Any) -> bool:
-    """`value` if it is a bool; TypeError otherwise."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: must be True or False (got {type(value).__name__})")
-    return value
+    """`value` as a bool if it is one, NumPy's own too; TypeError otherwise."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: must be True or False (got {type(value).__name__})")
 
 
-def named(name: str, value: Any, known: Mapping[Any, Any]) -> Any:
-    """What `known` holds under `value`; TypeError or ValueError where that is no known name."""
+def named(name: str, value: Any, known: Mapping[Any, Any], advice: str = "") -> Any:
+    """What `known` holds under `value`; TypeError or ValueError, with `advice`, where that is no known name."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name}: must be one of {_listed(known)} (got {type(value).__name__})")
+        raise TypeError(f"{name}: must be one of {_listed(known)}{advice} (got {type(value).__name__})")
     if value not in known:
-        raise ValueError(f"{name}: must be one of {_listed(known)} (got {value!r})")
+        raise ValueError(f"{name}: must be one of {_listed(known)}{advice} (got {value!r})")
     return known[value]
+
+
+def _mask_advice(mask: Any) -> str:
+    """What to say to a `mask` that came as other libraries take it."""
+    if _is_bool(mask) and not getattr(mask, "shape", ()):
+        return '; "causal" stands for True and None for False'
+    if hasattr(mask, "shape") or isinstance(mask, (list, tuple)):
+        return "; an array is given as bias=, bool (true = visible) or numbers added to the scores"
+    return ""
 
 
 def _listed(known: Mapping[Any, Any]) -> str:
@@ -123,6 +153,8 @@ def window_pair(window: Any) -> tuple[int, int]:
     """(left, right) of a window; -1 stands for unbounded."""
     if not isinstance(window, (tuple, list)):
         raise TypeError(f"window: must be a pair (left, right) of integers (got {type(window).__name__})")
+    if any(side is None for side in window):
+        raise TypeError("window: must be a pair (left, right) of integers, -1 for unbounded (got None)")
     if len(window) != 2:
         raise ValueError(f"window: must be a pair (left, right) of integers (got {len(window)} values)")
     return integer("window[0]", window[0]), integer("window[1]", window[1])
@@ -130,11 +162,7 @@ def window_pair(window: Any) -> tuple[int, int]:
 
 def seed_value(seed: Any) -> int:
     """An integer seed in torch.manual_seed's range, folded into 64 signed bits."""
-    try:
-        value = operator.index(seed)
-    except TypeError:
-        expected = "an integer or an int64 tensor [2] of seed and offset"
-        raise TypeError(f"seed: must be {expected} (got {type(seed).__name__})") from None
+    value = _index("seed", seed, "an integer or an int64 tensor [2] of seed and offset")
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"seed: must be at least -2**63 and less than 2**64 (got {value})")
     return value - 2**64 if value >= 2**63 else value
@@ -163,11 +191,13 @@ def head_and_tail(
         softmax_scale = number("softmax_scale", softmax_scale)
     try:  # the usual call, at a tenth of the cost
         causal, mask_is_top_left = MASKS[mask]
-        if rest == _DEFAULT_REST and not mask_is_top_left:
+        flags_are_bools = deterministic is False and batch_invariant is False
+        numbers_are_bools = softcap is False or dropout_p is False
+        if rest == _DEFAULT_REST and flags_are_bools and not (numbers_are_bools or mask_is_top_left):
             return (causal, softmax_scale, LAYOUTS[layout]), None
     except (KeyError, TypeError, ValueError, RuntimeError):
         pass  # something is no name or no number: the careful way says what
-    causal, mask_is_top_left = named("mask", mask, MASKS)
+    causal, mask_is_top_left = named("mask", mask, MASKS, _mask_advice(mask))
     head = (causal, softmax_scale, named("layout", layout, LAYOUTS))
     return head, _tail(mask_is_top_left, *rest)
 

@@ -12,11 +12,14 @@ import numpy as np
 
 from tilewise import _core
 from tilewise._arguments import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, NO_ARRAYS, Options, seed_value, with_seed
+from tilewise._kinds import type_name
 
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
     """A view of `array` for the core; TypeError naming `name` where it cannot be had."""
-    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: must not be masked, the mask would be ignored (got {type_name(array)})")
+    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16" and array.dtype.isnative:
         return _core.Array(array.view(np.uint16), name, "bf16", writable)
     return _core.Array(array, name, "", writable)
 

@@ -24,6 +24,8 @@ from tilewise._arguments import (
     named,
     number,
 )
+from tilewise._keywords import check_keywords, keywords_of, with_known_keywords
+from tilewise._kinds import form
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,7 +55,11 @@ def _is_torch(array: Any) -> bool:
 
 
 def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
-    """attention() with a short way, at a third of the cost, for eager calls on torch tensors without rarer options."""
+    """attention() with a short way, at a third of the cost, for eager calls on torch tensors without rarer options.
+
+    It answers unknown keywords too, for `careful`.
+    """
+    known = keywords_of(careful)
 
     @functools.wraps(careful)
     def attention(
@@ -87,6 +93,7 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
                 if softmax_scale is not None:
                     softmax_scale = number("softmax_scale", softmax_scale)
                 return torch.plain_attention(q, k, v, form, softmax_scale, return_lse)
+        check_keywords("attention", options, known)
         return careful(q, k, v, mask=mask, softmax_scale=softmax_scale, layout=layout, return_lse=return_lse, **options)
 
     return attention
@@ -180,7 +187,7 @@ def attention(
         mask, alignment, window, softmax_scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, layout, deterministic,
         batch_invariant, implementation,
     )  # fmt: skip
-    flag("return_lse", return_lse)
+    return_lse = flag("return_lse", return_lse)
     if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
         arrays = None
     else:
@@ -189,7 +196,8 @@ def attention(
     if backend is not None and isinstance(q, backend.Tensor):
         return backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
     if backend is not None and hasattr(q, "__dlpack__") and isinstance(k, backend.Tensor):
-        raise TypeError(f"q: must be a torch tensor as k is (got {type(q).__name__})")
+        got = "; ".join(filter(None, (type(q).__name__, form(q))))
+        raise TypeError(f"q: must be a torch tensor as k is (got {got})")
     return _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse)
 
 
@@ -213,8 +221,9 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
         ValueError, TypeError: The call itself is wrong.
     """
     if isinstance(q, str):
-        return _explain_text(q, **options)
-    given, call = _bound_call(q, k, v, options)
+        arrays = {name: array for name, array in (("k", k), ("v", v)) if array is not None}
+        return _explain_text(q, {**arrays, **options})
+    given, call = _bound_call("explain", q, k, v, options)
     return _core.explain_forward(
         _arrays.borrow("q", given["q"]),
         _arrays.borrow("k", given["k"]),
@@ -226,7 +235,7 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
     )
 
 
-def warmup(q: ArrayT, k: ArrayT, v: ArrayT, **options: Any) -> None:
+def warmup(q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> None:
     """Makes the plan of a call and loads its kernels, compiling them where that is needed, without running it.
 
     A GPU's stream can only capture kernels that are loaded, so this comes before a capture of calls that have not
@@ -242,7 +251,7 @@ def warmup(q: ArrayT, k: ArrayT, v: ArrayT, **options: Any) -> None:
     """
     differentiable: tuple[Any, ...] = (q, k, v, options.get("bias"), options.get("sink"))
     wanted = [_is_torch(array) and array.requires_grad for array in differentiable]
-    given, call = _bound_call(q, k, v, options)
+    given, call = _bound_call("warmup", q, k, v, {"return_lse": return_lse, **options})
     _core.warm_up(
         _arrays.borrow("q", given["q"]),
         _arrays.borrow("k", given["k"]),
@@ -261,8 +270,9 @@ def _is_plain(given: dict[str, Any], call: Options) -> bool:
     return all(other is None for other in others) and call[TAIL] == DEFAULT_TAIL
 
 
-def _bound_call(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
-    """All of attention()'s arguments by name, tensors detached, and the Options they make."""
+def _bound_call(function: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:
+    """All of attention()'s arguments by name, as `function` got them, tensors detached, and the Options they make."""
+    check_keywords(function, options, keywords_of(attention))
     bound = inspect.signature(attention).bind(q, k, v, **options)
     bound.apply_defaults()
     given = {name: array.detach() if _is_torch(array) else array for name, array in bound.arguments.items()}
@@ -273,10 +283,15 @@ def _bound_call(q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[dict[s
     return given, _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
 
 
-def _explain_text(problem: str, implementation: Optional[str] = None) -> _core.Explanation:
-    return _core.explain_problem(problem, implementation_name(implementation) or "")
+def _explain_text(problem: str, others: dict[str, Any]) -> _core.Explanation:
+    check_keywords("explain", others, keywords_of(attention))
+    for name, value in others.items():
+        if name != "implementation":
+            raise TypeError(f"{name}: must not be given beside a problem as text (got {type(value).__name__})")
+    return _core.explain_problem(problem, implementation_name(others.get("implementation")) or "")
 
 
+@with_known_keywords
 def merge(
     outs: Sequence[ArrayT], lses: Sequence[ArrayT], sink: Optional[ArrayT] = None, *, layout: str = "bshd"
 ) -> tuple[ArrayT, ArrayT]:

@@ -192,6 +192,11 @@ def rethrow_torch_error(message: str) -> None:
     Raises the error that a torch operator reported with this message; returns if there is none.
     """
 
+def nearest_word(word: str, known: Sequence[str]) -> str:
+    """
+    The one of `known` that a mistyped word was probably meant to be, or "".
+    """
+
 def set_num_threads(num_threads: int) -> None: ...
 def get_num_threads() -> int: ...
 def version() -> str: ...

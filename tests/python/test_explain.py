@@ -80,3 +80,12 @@ def test_bad_calls_raise():
         tilewise.explain("attention_forward seqlen_q=8 head_dim=8 colour=green")
     with pytest.raises(TypeError, match="q: must be an array"):
         tilewise.explain(3, k, v)
+
+
+def test_a_text_says_it_all():
+    text, (_, k, v) = "attention_forward seqlen_q=8 head_dim=8", _qkv()
+    for options, given in (({"mask": "causal"}, "mask"), ({"k": k}, "k"), ({"v": v}, "v"), ({"out": None}, "out")):
+        with pytest.raises(TypeError, match=f"{given}: must not be given beside a problem as text"):
+            tilewise.explain(text, **options)
+    with pytest.raises(TypeError, match=r"explain\(\) got an unexpected keyword argument 'is_causal'"):
+        tilewise.explain(text, is_causal=True)

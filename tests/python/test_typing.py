@@ -20,6 +20,8 @@ SAMPLE = Path(__file__).with_name("typing_sample.py")
 MISTAKES = {
     "mask": ('mask="causal"', 'mask="diagonal"', "mask"),
     "unknown_option": ("softcap=30.0", "soft_cap=30.0", "soft_cap"),
+    "keyword_of_torch": ('mask="causal"', "is_causal=True", "is_causal"),
+    "option_of_warmup": ('warmup(q, q, q, mask="causal")', "warmup(q, q, q, is_causal=True)", "is_causal"),
     "window": ("window=(128, -1)", "window=128", "window"),
     "layout": ('layout="bhsd"', 'layout="hbsd"', "layout"),
     "lse_without_return_lse": (", return_lse=True)", ")", "returning any"),

@@ -27,6 +27,8 @@ def torch_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 
 def explained(q: Array) -> list[str]:
+    tilewise.warmup(q, q, q, mask="causal")
+    tilewise.warmup(q, q, q, return_lse=True)
     explanation = tilewise.explain(q, q, q, layout="bhsd", implementation="reference")
     reveal_type(explanation.chosen)  # str | None
     print(explanation, tilewise.explain("attention_forward seqlen_q=8 head_dim=8").problem, tilewise.__version__)

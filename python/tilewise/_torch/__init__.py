@@ -10,7 +10,6 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from tilewise import _core
 from tilewise._arguments import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
@@ -20,7 +19,9 @@ from tilewise._arguments import (
     seed_value,
     with_seed,
 )
+from tilewise._kinds import form
 from tilewise._torch import autocast, autograd, batching, fake, operators  # noqa: F401 (they register rules)
+from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge
 from tilewise._torch.operators import registered_by as registered_by
 
@@ -39,7 +40,8 @@ def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
     for name, value in (("k", k), ("v", v), ("out", out), *zip(ARRAY_NAMES, arrays)):
         if not isinstance(value, Tensor) and (value is not None or name in ("k", "v")):
             kind = type(value)
-            raise TypeError(f"{name}: must be a torch tensor like q (got {kind.__module__}.{kind.__qualname__})")
+            got = "; ".join(filter(None, (f"{kind.__module__}.{kind.__qualname__}", form(value))))
+            raise TypeError(f"{name}: must be a torch tensor like q (got {got})")
     slopes = arrays[ARRAY_NAMES.index("alibi_slopes")]
     if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError("alibi_slopes: has no gradient; pass alibi_slopes.detach()")
@@ -74,7 +76,7 @@ def plain_attention(
             return _eager_plain(q, k, v, form)
         return _eager_plain(q, k, v, form, softmax_scale)
     except RuntimeError as error:
-        _core.rethrow_torch_error(str(error))
+        raise_known(error, q=q, k=k, v=v)
         raise
 
 
@@ -131,6 +133,6 @@ def attention(
         else:
             out, lse = autograd.eager_forward(q, k, v, options)
     except RuntimeError as error:
-        _core.rethrow_torch_error(str(error))
+        raise_known(error, q=q, k=k, v=v, out=out, **dict(zip(ARRAY_NAMES, arrays or ())))
         raise
     return (out, lse) if return_lse else out

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
+from tilewise._torch.errors import raise_known
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.python_kernels import borrow
 
@@ -73,5 +74,9 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> t
             raise TypeError(f"{name}: must be a torch tensor like outs[0] (got {type(tensor).__name__})")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(f"{name}: merge has no gradient; pass detached tensors or use torch.no_grad()")
-    out, lse = _merge(list(outs), list(lses), sink, layout)
+    try:
+        out, lse = _merge(list(outs), list(lses), sink, layout)
+    except RuntimeError as error:
+        raise_known(error, **given)
+        raise
     return out, lse

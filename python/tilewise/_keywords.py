@@ -1,0 +1,116 @@
+# What to say to a keyword argument that a function does not have: users bring those of torch,
+# flash_attn, xformers, flashinfer, JAX and transformers, and mistype ours.
+"""Unknown keyword arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NoReturn, TypeVar
+
+from tilewise import _core
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+_ARRAY_MASK = "use bias=, bool (true = visible) or numbers added to the scores"
+_CAUSAL = 'use mask="causal", aligned bottom right, or mask="causal_top_left"'
+_DROPOUT = "use dropout_p="
+_IMPLEMENTATION = "use implementation="
+_LAYOUT = 'use layout="bshd", "sbhd", "bhsd" or "thd"'
+_LSE = "there are no attention probabilities to return; return_lse=True returns softmax_lse"
+_NO_PAGES = "paged caches are not supported yet"
+_SCALE = "use softmax_scale="
+_SEED = "use seed="
+_SINK = "use sink="
+_SOFTCAP = "use softcap="
+_WINDOW = "use window=(left, right), -1 for unbounded"
+
+# spelling: what to do instead. The names before a "=" are the arguments to use.
+ADVICE: dict[str, str] = {
+    "attention_dropout": _DROPOUT,
+    "attention_mask": _ARRAY_MASK,
+    "attention_sink": _SINK,
+    "attn_bias": _ARRAY_MASK + '; mask="causal" for a causal one, cu_seqlens_q= and cu_seqlens_k= for blocks',
+    "attn_mask": _ARRAY_MASK,
+    "backend": _IMPLEMENTATION,
+    "block_mask": 'use mask="causal", window= or a bool bias= (true = visible)',
+    "block_table": _NO_PAGES,
+    "causal": _CAUSAL,
+    "cu_seqlens": "use cu_seqlens_q= and cu_seqlens_k=",
+    "custom_mask": _ARRAY_MASK,
+    "dropout": _DROPOUT,
+    "dropout_rate": _DROPOUT,
+    "enable_gqa": "leave it out: num_heads_k may be any divisor of num_heads_q",
+    "generator": _SEED,
+    "is_causal": 'use mask="causal"; torch aligns top left, mask="causal_top_left", where lengths differ',
+    "is_training": "leave it out: dropout_p=0.0 turns dropout off",
+    "key_padding_mask": "use seqused_k=, leftpad_k= for padding in front, or a bool bias= (true = visible)",
+    "key_value_seq_lengths": "use seqused_k=",
+    "kv_layout": _LAYOUT,
+    "learnable_sink": _SINK,
+    "local_window_size": _WINDOW,
+    "logits_soft_cap": _SOFTCAP,
+    "max_length_k": "use max_seqlen_k=",
+    "max_length_q": "use max_seqlen_q=",
+    "max_seqlen": "use max_seqlen_q= and max_seqlen_k=",
+    "need_weights": _LSE,
+    "num_splits": "leave it out: keys are split by estimated cost",
+    "op": _IMPLEMENTATION,
+    "p": _DROPOUT,
+    "page_table": _NO_PAGES,
+    "qkv_format": _LAYOUT,
+    "query_seq_lengths": "use seqused_q=",
+    "return_attn_probs": _LSE,
+    "return_softmax_lse": "use return_lse=",
+    "s_aux": _SINK,
+    "scale": _SCALE,
+    "scaling": _SCALE,
+    "score_mod": "use bias=, alibi_slopes= or softcap=",
+    "sinks": _SINK,
+    "sliding_window": "use window=(sliding_window - 1, 0)",
+    "sm_scale": _SCALE,
+    "training": "leave it out: dropout_p=0.0 turns dropout off",
+    "window_left": _WINDOW,
+    "window_right": _WINDOW,
+    "window_size": _WINDOW,
+}
+
+
+def advised_arguments(advice: str) -> set[str]:
+    """The arguments that an advice names."""
+    return set(re.findall(r"\b([a-z]\w*)=", advice))
+
+
+def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names that `function` takes as keywords."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds)
+
+
+def check_keywords(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """TypeError for the first name of `given` that is not `known`."""
+    for name in given:
+        if name not in known:
+            _refuse(function, name, known)
+
+
+def _refuse(function: str, name: str, known: Collection[str]) -> NoReturn:
+    advice = ADVICE.get(name, "")
+    if not advice or not advised_arguments(advice) <= set(known):
+        near = _core.nearest_word(name, list(known))
+        advice = f"did you mean {near}=?" if near else f"it takes {', '.join(known)}"
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {advice}")  # Python's words, and advice
+
+
+def with_known_keywords(function: FunctionT) -> FunctionT:
+    """`function`, which answers unknown keywords as all of them do."""
+    known = keywords_of(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        check_keywords(function.__name__, options, known)
+        return function(*args, **options)
+
+    return checked  # type: ignore[return-value]

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tilewise/cxx20.hpp"
+
 namespace tilewise {
 
 /// What kind of mistake an Error reports. The values are those of tilewise_status in tilewise.h.

@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "tilewise/cxx20.hpp"
+
 namespace tilewise {
 
 enum class DType : std::uint8_t { none, f32, bf16, f16, f64, boolean, u8, i32, i64 };

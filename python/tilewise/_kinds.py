@@ -41,10 +41,8 @@ def form(value: Any) -> str:
     if getattr(value, "is_nested", False) is True:
         return f"a nested tensor of layout {layout}"
     if layout.startswith("torch.") and layout != "torch.strided":
-        return f"its layout is {layout}"
-    if getattr(value, "is_quantized", False) is True:
-        return "it is quantized"
-    return ""
+        return f"a tensor of layout {layout}"
+    return "a quantized tensor" if getattr(value, "is_quantized", False) is True else ""
 
 
 def _refusal(value: Any) -> str:

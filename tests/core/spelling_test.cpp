@@ -8,9 +8,9 @@
 namespace tilewise::core {
 namespace {
 
-constexpr std::array<std::string_view, 12> kWords{"batch_size", "seqlen_q", "seqlen_k",    "num_heads_q",
+constexpr std::array<std::string_view, 12> kWords{"batch_size",  "seqlen_q", "seqlen_k",      "num_heads_q",
                                                   "num_heads_k", "head_dim", "softmax_scale", "softcap",
-                                                  "sink",       "mask",     "window-left", "window-right"};
+                                                  "sink",        "mask",     "window-left",   "window-right"};
 
 TEST(Spelling, TakesTheNearestWord) {
   const auto expect = [](std::string_view word, std::string_view meant) {

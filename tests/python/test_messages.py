@@ -203,17 +203,17 @@ def _nested(layout):
 @pytest.mark.parametrize(
     ("make", "pattern"),
     [
-        (lambda: Q.to_sparse(), "layout is torch.sparse_coo"),
-        (lambda: Q[0, 0].to_sparse_csr(), "layout is torch.sparse_csr"),
-        (lambda: Q.to_mkldnn(), "layout is torch._mkldnn"),
+        (lambda: Q.to_sparse(), "a tensor of layout torch.sparse_coo"),
+        (lambda: Q[0, 0].to_sparse_csr(), "a tensor of layout torch.sparse_csr"),
+        (lambda: Q.to_mkldnn(), "a tensor of layout torch._mkldnn"),
         (lambda: _nested(torch.strided), "a nested tensor of layout torch.strided"),
-        (lambda: torch.quantize_per_tensor(Q, 1.0, 0, torch.quint8), "it is quantized"),
+        (lambda: torch.quantize_per_tensor(Q, 1.0, 0, torch.quint8), "a quantized tensor"),
     ],
     ids=["sparse", "csr", "mkldnn", "nested", "quantized"],
 )
 def test_tensors_that_are_not_dense(make, pattern):
     tensor = make()
-    got = rf"must be a dense tensor \(got torch.Tensor of dtype .*{pattern}"
+    got = rf"must be a dense tensor( like q)? \(got {pattern}\)"
     _refused("q: " + got, tensor, K, K)
     _refused("k: " + got, Q, tensor, K)
     _refused("q: " + got, tensor, K, K, window=(3, -1))

@@ -45,6 +45,7 @@ struct AttentionOptions {
   bool batch_invariant = false;  ///< a sequence's result does not depend on the rest of the batch
 };
 
+/// What is written must share no element with what is read, with another output or with itself.
 struct ForwardArguments {
   TensorView q, k, v;
   TensorView out;          ///< written; q's shape with head_dim_v
@@ -124,7 +125,7 @@ struct Explanation {
 /// Merges partial results over disjoint keys, computed without the sink:
 /// outs[n] like `out`, lses[n] like `softmax_lse` (f32 [batch_size, num_heads_q, seqlen_q] for
 /// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 [num_heads_q]) joins here.
-/// `softmax_lse` may be undefined. Source: the usual log-sum-exp identity.
+/// `softmax_lse` may be undefined. Neither output may overlap a partial. Source: the usual log-sum-exp identity.
 void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
            const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
 

@@ -81,7 +81,7 @@ std::pair<Sizes, Sizes> output_shapes(const Array& q, const Array& k, const Arra
   ForwardArguments arguments{q.view(), k.view(), v.view(), {}, {}, options.value};
   arguments.out = planned_out(arguments.q, arguments.v);
   arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
-  validate(describe(arguments));
+  validate(core::describe(core::call_of(arguments)));
   return {sizes_of(arguments.out), sizes_of(arguments.softmax_lse)};
 }
 
@@ -111,6 +111,7 @@ void warm_up(const Array& q, const Array& k, const Array& v, const Array* out, b
   backward.options = options.value;
   const nb::gil_scoped_release release;
   core::prepare_call(core::call_of(forward), {implementation});
+  if (out != nullptr) check_given_out(forward);
   const bool any = std::find(gradients.begin(), gradients.end(), true) != gradients.end();
   if (any) core::prepare_call(core::call_of(backward), {implementation});
 }

@@ -8,6 +8,7 @@
 
 #include "array.hpp"
 #include "attention.hpp"
+#include "core/call.hpp"
 #include "core/device.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
@@ -22,7 +23,9 @@ Explanation explain_forward(const Array& q, const Array& k, const Array& v, cons
   if (out == nullptr) arguments.out = planned_out(arguments.q, arguments.v);
   if (softmax_lse) arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
   const core::DeviceScope scope(arguments.q.device, nullptr);
-  return explain(describe(arguments), {implementation});
+  const Problem problem = core::describe(core::call_of(arguments));
+  if (out != nullptr) check_given_out(arguments);
+  return explain(problem, {implementation});
 }
 
 std::string row_text(const ExplainRow& row) {

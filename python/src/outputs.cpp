@@ -7,8 +7,10 @@
 #include <cstring>
 #include <limits>
 
+#include "core/call.hpp"
 #include "core/device.hpp"
 #include "core/layout.hpp"
+#include "core/overlap.hpp"
 
 namespace tilewise::python {
 namespace {
@@ -61,6 +63,11 @@ TensorView planned_lse(const TensorView& q, Layout layout) {
   const std::int64_t heads = core::size_at(q, axes.head), rows = core::size_at(q, axes.seq);
   if (axes.batch < 0) return contiguous(DType::f32, q.device, 2, {heads, rows});
   return contiguous(DType::f32, q.device, 3, {core::size_at(q, axes.batch), heads, rows});
+}
+
+void check_given_out(ForwardArguments arguments) {
+  arguments.softmax_lse = {};
+  core::check_apart(core::call_of(arguments), nullptr, 0);
 }
 
 void clear_rest(const TensorView& rows, const TensorView& cu_seqlens) {

@@ -18,6 +18,10 @@ namespace tilewise::python {
 /// f32 [batch_size, num_heads_q, seqlen_q]; packed [num_heads_q, total_q].
 [[nodiscard]] TensorView planned_lse(const TensorView& q, Layout layout);
 
+/// Of a call that is described but not run: its `out`, which the caller gave, must not overlap an input. Its
+/// softmax_lse, which has no memory, is left out.
+void check_given_out(ForwardArguments arguments);
+
 /// After a pass that wrote freshly allocated outputs: gives the packed rows that belong to no
 /// sequence the values of unused rows, 0 and -inf, instead of what the memory held. An undefined
 /// view is skipped, and so is everything where `cu_seqlens` is undefined or not readable here.

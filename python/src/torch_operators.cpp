@@ -148,7 +148,8 @@ void run_on_current_stream(const Arguments& arguments, const SelectOptions& sele
 void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tensor* lse) {
   if (out != nullptr) arguments->out = planned_out(arguments->q, arguments->v);
   if (lse != nullptr) arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
-  if (is_huge(arguments->out) || is_huge(arguments->softmax_lse)) static_cast<void>(describe(*arguments));
+  if (is_huge(arguments->out) || is_huge(arguments->softmax_lse))
+    static_cast<void>(core::describe(core::call_of(*arguments)));
   if (out != nullptr) *out = shim::Tensor::empty(&arguments->out);
   if (lse != nullptr) *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }

@@ -21,7 +21,8 @@ struct Call {
 [[nodiscard]] Call call_of(const BackwardArguments& arguments);
 
 /// The canonical Problem of a call. Checks every tensor (given, dtype, device, shape, strides,
-/// data) and, on the CPU, the values of the length tensors. Allocates only to report an error.
+/// data) and, on the CPU, the values of the length tensors. Allocates only to report an error. Whether tensors share
+/// memory is check_apart()'s to say, on every run: the Problem does not depend on it.
 [[nodiscard]] Problem describe(const Call& call);
 
 /// The kernel's parameters for a call that describes to `problem`.

@@ -6,6 +6,7 @@
 #include "core/lengths.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
+#include "core/overlap.hpp"
 #include "core/problem_rules.hpp"
 #include "core/tensor_checks.hpp"
 #include "core/validate.hpp"
@@ -317,7 +318,18 @@ Problem describe(const Call& call) { return Describer(call).describe(); }
 
 }  // namespace core
 
-Problem describe(const ForwardArguments& arguments) { return core::describe(core::call_of(arguments)); }
-Problem describe(const BackwardArguments& arguments) { return core::describe(core::call_of(arguments)); }
+namespace {
+
+/// Unlike core::describe(), which plans that have no memory yet go by, this tells everything that is wrong with a call.
+Problem describe_whole(const core::Call& call) {
+  Problem problem = core::describe(call);
+  core::check_apart(call, nullptr, 0);
+  return problem;
+}
+
+}  // namespace
+
+Problem describe(const ForwardArguments& arguments) { return describe_whole(core::call_of(arguments)); }
+Problem describe(const BackwardArguments& arguments) { return describe_whole(core::call_of(arguments)); }
 
 }  // namespace tilewise

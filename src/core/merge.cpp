@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/message.hpp"
+#include "core/overlap.hpp"
 #include "core/parallel.hpp"
 #include "core/tensor_checks.hpp"
 #include "device/common/float16.h"
@@ -92,7 +93,6 @@ class Merger {
   }
 
  private:
-  /// The row is summed aside and stored last, so `out` may be one of the partials.
   void merge_row(std::int64_t b, std::int64_t h, std::int64_t s) const {
     const double sink =
         sink_.defined() ? double{static_cast<const float*>(sink_.data)[h * sink_.strides[0]]} : -kInfinity;
@@ -170,6 +170,18 @@ void check_f32(const TensorView& view, std::string_view name, Device device, con
   check_shape(view, name, shape);
 }
 
+void check_memory(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
+                  const TensorView& out, const TensorView& softmax_lse) {
+  const std::array<NamedTensor, 2> outputs{{{"out", out}, {"softmax_lse", softmax_lse}}};
+  const NamedTensor last[] = {{"sink", sink}};
+  check_apart(outputs, last);
+  for (std::size_t n = 0; n < outs.size(); ++n) {
+    const std::string out_name = concat("outs[", n, "]"), lse_name = concat("lses[", n, "]");
+    const std::array<NamedTensor, 2> partial{{{out_name, outs[n]}, {lse_name, lses[n]}}};
+    check_apart(outputs, partial);
+  }
+}
+
 }  // namespace
 }  // namespace core
 
@@ -192,6 +204,7 @@ void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, c
     core::check_f32(softmax_lse, "softmax_lse", out.device, shapes.lse);
     core::check_writable(softmax_lse, "softmax_lse");
   }
+  core::check_memory(outs, lses, sink, out, softmax_lse);
   core::Merger(outs, lses, sink, out, softmax_lse, layout).run();
 }
 

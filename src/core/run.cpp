@@ -7,6 +7,7 @@
 #include "core/device_workspace.hpp"
 #include "core/lengths.hpp"
 #include "core/message.hpp"
+#include "core/overlap.hpp"
 #include "core/plan.hpp"
 #include "core/recent_plan.hpp"
 
@@ -73,6 +74,7 @@ void launch(const Call& call, const Plan::State& plan, void* workspace, void* st
     invalid_argument("workspace: must be aligned to ", kWorkspaceAlignment, " bytes (got an address ",
                      reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment, " past it)");
   }
+  check_apart(call, workspace, plan.kernel->workspace_size());
   const device::AttentionParams params = make_params(call, plan.problem);
   if (!on_cpu) {
     check_device_lengths(call, plan.problem, stream);

@@ -43,7 +43,7 @@ void check_shape(const TensorView& view, std::string_view name, const Shape& exp
 void check_contiguous_last(const TensorView& view, std::string_view name);
 /// Whether every row (along the last dimension) starts on 16 bytes.
 [[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view);
-/// Elements of an output must not share memory through a stride of 0.
+/// Elements of an output must not share memory, be it through a stride of 0 or through rows that overlap.
 void check_writable(const TensorView& view, std::string_view name);
 
 }  // namespace tilewise::core

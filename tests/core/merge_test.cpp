@@ -98,12 +98,23 @@ TEST(Merge, NaNStaysVisible) {
   EXPECT_TRUE(std::isnan(pair.lse.values[0]));
 }
 
-TEST(Merge, MayWriteOverAPartial) {
+TEST(Merge, RefusesOutputsThatOverlapSomething) {
   Pair pair;
   const TensorView outs[] = {pair.out_a.view, pair.out_b.view}, lses[] = {pair.lse_a.view, pair.lse_b.view};
-  tilewise::merge(outs, lses, {}, pair.out_a.view, pair.lse_a.view);
-  EXPECT_NEAR(pair.out_a.values[0], 3.0, kTiny);
-  EXPECT_NEAR(pair.lse_a.values[0], std::log(2.0), kTiny);
+  const auto merged_into = [&](const TensorView& out, const TensorView& lse) {
+    return [&, out, lse] { tilewise::merge(outs, lses, {}, out, lse); };
+  };
+  expect_invalid(
+      "out: must not overlap outs[1] in memory (got f32[1, 1, 1, 2] that starts 0 bytes from f32[1, 1, 1, 2])",
+      merged_into(pair.out_b.view, pair.lse.view));
+  expect_invalid(
+      "softmax_lse: must not overlap lses[0] in memory (got f32[1, 1, 1] that starts 0 bytes from f32[1, 1, 1])",
+      merged_into(pair.out.view, pair.lse_a.view));
+  TensorView lse = pair.lse.view;
+  lse.data = pair.out.view.data;
+  expect_invalid(
+      "out: must not overlap softmax_lse in memory (got f32[1, 1, 1, 2] that starts 0 bytes from f32[1, 1, 1])",
+      merged_into(pair.out.view, lse));
 }
 
 /// Random scores of every row over 30 keys, cut into three parts: out and lse of each part and of

@@ -124,7 +124,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto dtype = static_cast<DType>(1 + source.below(3));
   const std::array<TensorView*, 12> tensors = {&b.q,    &b.k,  &b.v,  &b.out, &b.softmax_lse, &b.dout,
                                                &b.dlse, &b.dq, &b.dk, &b.dv,  &b.dbias,       &b.dsink};
-  for (TensorView* tensor : tensors) *tensor = source.below(4) ? good_tensor(source, dtype, 2, 4) : any_tensor(source);
+  std::uintptr_t far = 0;
+  for (TensorView* tensor : tensors) {
+    *tensor = source.below(4) ? good_tensor(source, dtype, 2, 4) : any_tensor(source);
+    far += std::uintptr_t{1} << 40;  // mostly apart, as tensors are, at addresses that nobody reads
+    if (tensor->data != nullptr && source.below(8) > 0) tensor->data = reinterpret_cast<void*>(far);
+  }
   ForwardArguments f{b.q, b.k, b.v, b.out, b.softmax_lse, b.options};
   if (source.flag()) f.softmax_lse = TensorView(memory.data(), DType::f32, {2, 2, source.below(8)});
   try {

@@ -156,7 +156,7 @@ CLI::Option* with_check(CLI::Option* option, CLI::Validator check) {
 
 void add_threads_option(CLI::App& command, int& threads) {
   with_check(command.add_option("--threads", threads,
-                                "CPU threads (default: TILEWISE_NUM_THREADS, else the processors allowed)"),
+                                "CPU threads (default: the processors allowed); at most TILEWISE_NUM_THREADS"),
              integer_between(1, 1024));
 }
 

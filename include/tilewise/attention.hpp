@@ -129,9 +129,10 @@ struct Explanation {
 void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
            const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
 
-/// CPU threads of the calls that follow; 0 restores the default (TILEWISE_NUM_THREADS, else
-/// the processors this process may use). Results do not depend on it.
+/// CPU threads of the calls that follow; 0 restores the default, the processors this process may use. Never more
+/// than TILEWISE_NUM_THREADS. Results do not depend on it.
 void set_num_threads(int num_threads);
+/// What the next call uses at most. Throws Error where TILEWISE_NUM_THREADS is no number of threads.
 [[nodiscard]] int get_num_threads();
 
 /// The library's version, "major.minor.patch".

@@ -138,7 +138,8 @@ tilewise_status tilewise_merge(const DLTensor* const* outs, const DLTensor* cons
                                const DLTensor* sink, const DLTensor* out, const DLTensor* softmax_lse,
                                tilewise_layout layout);
 
-/* CPU threads of the calls that follow; 0 restores the default. Results do not depend on it. */
+/* CPU threads of the calls that follow; 0 restores the default, the processors this process may use. Never more than
+ * TILEWISE_NUM_THREADS, and get says what the next call uses at most. Results do not depend on it. */
 tilewise_status tilewise_set_num_threads(int num_threads);
 tilewise_status tilewise_get_num_threads(int* num_threads);
 

@@ -29,11 +29,11 @@ void* stream_pointer(std::uintptr_t stream) { return reinterpret_cast<void*>(str
 
 /// `fresh_out`: out was allocated for this call, as softmax_lse and all gradients always are.
 void forward(const Array& q, const Array& k, const Array& v, const Array& out, const Array* softmax_lse,
-             const Options& options, const std::string& implementation, int num_threads, bool fresh_out,
+             const Options& options, const std::string& implementation, int torch_threads, bool fresh_out,
              std::uintptr_t stream) {
   const ForwardArguments arguments{q.view(), k.view(), v.view(), out.view(), view_of(softmax_lse), options.value};
   const nb::gil_scoped_release release;
-  const core::ScopedNumThreads threads(num_threads);
+  const core::FrameworkThreads threads(torch_threads);
   if (fresh_out) clear_before(arguments.out, arguments.options.cu_seqlens_q, stream_pointer(stream));
   clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream_pointer(stream));
   attention_forward(arguments, {implementation}, stream_pointer(stream));
@@ -44,7 +44,7 @@ void forward(const Array& q, const Array& k, const Array& v, const Array& out, c
 /// The gradients that the caller wants; each may be None.
 void backward(const Array& dout, const Array* dlse, const Array& q, const Array& k, const Array& v, const Array& out,
               const Array& softmax_lse, const Array* dq, const Array* dk, const Array* dv, const Array* dbias,
-              const Array* dsink, const Options& options, const std::string& implementation, int num_threads,
+              const Array* dsink, const Options& options, const std::string& implementation, int torch_threads,
               std::uintptr_t stream) {
   BackwardArguments arguments;
   arguments.dout = dout.view();
@@ -61,7 +61,7 @@ void backward(const Array& dout, const Array* dlse, const Array& q, const Array&
   arguments.dsink = view_of(dsink);
   arguments.options = options.value;
   const nb::gil_scoped_release release;
-  const core::ScopedNumThreads threads(num_threads);
+  const core::FrameworkThreads threads(torch_threads);
   clear_before(arguments.dq, arguments.options.cu_seqlens_q, stream_pointer(stream));
   clear_before(arguments.dk, arguments.options.cu_seqlens_k, stream_pointer(stream));
   clear_before(arguments.dv, arguments.options.cu_seqlens_k, stream_pointer(stream));
@@ -131,11 +131,11 @@ std::vector<TensorView> views_of(const std::vector<const Array*>& arrays) {
 }
 
 void merge_partials(const std::vector<const Array*>& outs, const std::vector<const Array*>& lses, const Array* sink,
-                    const Array& out, const Array* softmax_lse, const std::string& layout, int num_threads) {
+                    const Array& out, const Array* softmax_lse, const std::string& layout, int torch_threads) {
   const std::vector<TensorView> out_views = views_of(outs), lse_views = views_of(lses);
   const Layout chosen = core::value_of<Layout>("layout", layout);
   const nb::gil_scoped_release release;
-  const core::ScopedNumThreads threads(num_threads);
+  const core::FrameworkThreads threads(torch_threads);
   tilewise::merge(out_views, lse_views, view_of(sink), out.view(), view_of(softmax_lse), chosen);
 }
 
@@ -144,9 +144,9 @@ void merge_partials(const std::vector<const Array*>& outs, const std::vector<con
 void bind_attention(nb::module_& module) {
   const auto optional = [](const char* name) { return nb::arg(name).none(); };
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"),
-             optional("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("num_threads") = 0,
+             optional("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("torch_threads") = 0,
              nb::arg("fresh_out") = true, nb::arg("stream") = 0,
-             "Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.\n\n"
+             "Writes out and, where given, softmax_lse. torch_threads: torch.get_num_threads(), or 0 without torch.\n\n"
              "fresh_out: rows of out that belong to no packed sequence become 0 too. stream: a GPU's, as a number.");
   module.def("warm_up", &warm_up, nb::arg("q"), nb::arg("k"), nb::arg("v"), optional("out"), nb::arg("softmax_lse"),
              nb::arg("gradients"), nb::arg("options"), nb::arg("implementation") = "",
@@ -158,9 +158,9 @@ void bind_attention(nb::module_& module) {
   module.def("attention_backward", &backward, nb::arg("dout"), optional("dlse"), nb::arg("q"), nb::arg("k"),
              nb::arg("v"), nb::arg("out"), nb::arg("softmax_lse"), optional("dq"), optional("dk"), optional("dv"),
              optional("dbias"), optional("dsink"), nb::arg("options"), nb::arg("implementation") = "",
-             nb::arg("num_threads") = 0, nb::arg("stream") = 0, "Writes the gradients that are given.");
+             nb::arg("torch_threads") = 0, nb::arg("stream") = 0, "Writes the gradients that are given.");
   module.def("merge", &merge_partials, nb::arg("outs"), nb::arg("lses"), optional("sink"), nb::arg("out"),
-             optional("softmax_lse"), nb::arg("layout") = "bshd", nb::arg("num_threads") = 0,
+             optional("softmax_lse"), nb::arg("layout") = "bshd", nb::arg("torch_threads") = 0,
              "Writes the merge of partial results over disjoint keys.");
 }
 

@@ -10,6 +10,7 @@
 
 #include "array.hpp"
 #include "attention.hpp"
+#include "core/num_threads.hpp"
 #include "core/spelling.hpp"
 #include "jit/search_paths.hpp"
 #include "options.hpp"
@@ -58,6 +59,11 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
   return std::string(tilewise::core::nearest_word(word, views));
 }
 
+int get_num_threads(int torch_threads) {
+  const tilewise::core::FrameworkThreads threads(torch_threads);
+  return tilewise::core::num_threads();
+}
+
 }  // namespace
 
 NB_MODULE(_core, module) {
@@ -70,7 +76,8 @@ NB_MODULE(_core, module) {
   tilewise::python::bind_torch_operators(module);
   module.def("nearest_word", &nearest_word, nb::arg("word"), nb::arg("known"),
              "The one of `known` that a mistyped word was probably meant to be, or \"\".");
-  module.def("set_num_threads", &tilewise::set_num_threads, nb::arg("num_threads"));
-  module.def("get_num_threads", &tilewise::get_num_threads);
+  module.def("set_num_threads", &tilewise::core::set_num_threads, nb::arg("num_threads"), nb::arg("torch_threads"),
+             "torch_threads: torch.get_num_threads(), or 0 without torch.");
+  module.def("get_num_threads", &get_num_threads, nb::arg("torch_threads"));
   module.def("version", &tilewise::version);
 }

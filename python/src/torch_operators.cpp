@@ -108,7 +108,7 @@ void run_kernel(Body&& body) {
   try {
     std::uint32_t num_threads = 0;
     shim::check(shim::api().get_num_threads(&num_threads), "get_num_threads");
-    const core::ScopedNumThreads threads(static_cast<int>(num_threads));
+    const core::FrameworkThreads threads(static_cast<int>(num_threads));
     body();
   } catch (const Error& error) {
     pending_error() = error;

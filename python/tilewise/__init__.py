@@ -8,7 +8,8 @@ call without running it, ``merge`` joins partial results over disjoint keys.
 """
 
 from tilewise._attention import attention, explain, merge, warmup
-from tilewise._core import ExplainRow, Explanation, get_num_threads, set_num_threads, version
+from tilewise._core import ExplainRow, Explanation, version
+from tilewise._threads import get_num_threads, set_num_threads
 
 __version__: str = version()
 

@@ -13,6 +13,7 @@ import numpy as np
 from tilewise import _core
 from tilewise._arguments import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, NO_ARRAYS, Options, seed_value, with_seed
 from tilewise._kinds import type_name
+from tilewise._threads import torch_threads
 
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
@@ -100,7 +101,7 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
     lse, lse_view = empty_like_kind(q, lse_shape, "f32", views[0]) if return_lse else (None, None)
     stream = _cupy_stream(q)
     _core.attention_forward(
-        *views, out_view, lse_view, borrowed, options.implementation or "", fresh_out=fresh_out, stream=stream or 0
+        *views, out_view, lse_view, borrowed, options.implementation or "", torch_threads(), fresh_out, stream or 0
     )
     if stream is None:  # whoever reads the result on another stream finds it there
         _core.synchronize(out_view)
@@ -113,5 +114,5 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> t
     lse_views = [borrow(f"lses[{i}]", array) for i, array in enumerate(lses)]
     out, out_view = empty_like_kind(outs[0], out_views[0].shape, out_views[0].dtype)
     lse, lse_view = empty_like_kind(outs[0], lse_views[0].shape, "f32")
-    _core.merge(out_views, lse_views, borrow_optional("sink", sink), out_view, lse_view, layout)
+    _core.merge(out_views, lse_views, borrow_optional("sink", sink), out_view, lse_view, layout, torch_threads())
     return out, lse

@@ -63,12 +63,12 @@ def attention_forward(
     softmax_lse: Array | None,
     options: AttentionOptions,
     implementation: str = "",
-    num_threads: int = 0,
+    torch_threads: int = 0,
     fresh_out: bool = True,
     stream: int = 0,
 ) -> None:
     """
-    Writes out and, where given, softmax_lse. num_threads 0: as set_num_threads() says.
+    Writes out and, where given, softmax_lse. torch_threads: torch.get_num_threads(), or 0 without torch.
 
     fresh_out: rows of out that belong to no packed sequence become 0 too. stream: a GPU's, as a number.
     """
@@ -110,7 +110,7 @@ def attention_backward(
     dsink: Array | None,
     options: AttentionOptions,
     implementation: str = "",
-    num_threads: int = 0,
+    torch_threads: int = 0,
     stream: int = 0,
 ) -> None:
     """Writes the gradients that are given."""
@@ -122,7 +122,7 @@ def merge(
     out: Array,
     softmax_lse: Array | None,
     layout: str = "bshd",
-    num_threads: int = 0,
+    torch_threads: int = 0,
 ) -> None:
     """Writes the merge of partial results over disjoint keys."""
 
@@ -197,6 +197,8 @@ def nearest_word(word: str, known: Sequence[str]) -> str:
     The one of `known` that a mistyped word was probably meant to be, or "".
     """
 
-def set_num_threads(num_threads: int) -> None: ...
-def get_num_threads() -> int: ...
+def set_num_threads(num_threads: int, torch_threads: int) -> None:
+    """torch_threads: torch.get_num_threads(), or 0 without torch."""
+
+def get_num_threads(torch_threads: int) -> int: ...
 def version() -> str: ...

@@ -2,17 +2,12 @@
 #include "core/parallel.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <condition_variable>
-#include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <mutex>
-#include <string>
 #include <system_error>
 #include <thread>
 
@@ -22,14 +17,8 @@
 #include <cfenv>
 #endif
 
-#include "tilewise/attention.hpp"
-#include "tilewise/error.hpp"
-
-namespace tilewise {
-namespace core {
+namespace tilewise::core {
 namespace {
-
-constexpr int kMaxThreads = 1024;
 
 /// Round to nearest with denormals kept, whatever the caller or another library had set.
 class DefaultFloatMode {
@@ -163,49 +152,7 @@ class Pool {
 /// At load, not at first use: a fork() beside that first use would find it half registered.
 [[maybe_unused]] const int kForkHandler = pthread_atfork(nullptr, nullptr, [] { Pool::forget(); });
 
-int default_num_threads() {
-  if (const char* text = std::getenv("TILEWISE_NUM_THREADS"); text && *text) {
-    int value = 0;
-    const char* end = text + std::strlen(text);
-    const auto [stop, status] = std::from_chars(text, end, value);
-    if (status != std::errc{} || stop != end || value < 1 || value > kMaxThreads) {
-      throw Error(ErrorCode::invalid_argument, "TILEWISE_NUM_THREADS: must be an integer from 1 to " +
-                                                   std::to_string(kMaxThreads) + " (got '" + text + "')");
-    }
-    return value;
-  }
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
-/// 0: the default, looked up once.
-std::atomic<int>& chosen_num_threads() {
-  static constinit std::atomic<int> value{0};
-  return value;
-}
-
-int& scoped_num_threads() {
-  thread_local int value = 0;
-  return value;
-}
-
 }  // namespace
-
-int num_threads() {
-  if (const int scoped = scoped_num_threads(); scoped > 0) return scoped;
-  if (const int chosen = chosen_num_threads().load(std::memory_order_relaxed); chosen > 0) return chosen;
-  static constinit std::atomic<int> fallback{0};  // looked up once; two threads at once find the same
-  int known = fallback.load(std::memory_order_relaxed);
-  if (known == 0) fallback.store(known = default_num_threads(), std::memory_order_relaxed);
-  return known;
-}
-
-ScopedNumThreads::ScopedNumThreads(int num_threads) noexcept : previous_(scoped_num_threads()) {
-  scoped_num_threads() = std::clamp(num_threads, 0, kMaxThreads);
-}
-
-ScopedNumThreads::~ScopedNumThreads() { scoped_num_threads() = previous_; }
 
 void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn) {
   if (max_workers <= 1 || num_tasks <= 1) return Pool::run_serially(num_tasks, fn);
@@ -215,16 +162,4 @@ void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn) {
 
 void parallel_for(std::int64_t num_tasks, TaskRef fn) { parallel_for(num_tasks, num_threads(), fn); }
 
-}  // namespace core
-
-void set_num_threads(int num_threads) {
-  if (num_threads < 0 || num_threads > core::kMaxThreads) {
-    throw Error(ErrorCode::invalid_argument, "num_threads: must be from 0 to " + std::to_string(core::kMaxThreads) +
-                                                 " (got " + std::to_string(num_threads) + ")");
-  }
-  core::chosen_num_threads().store(num_threads, std::memory_order_relaxed);
-}
-
-int get_num_threads() { return core::num_threads(); }
-
-}  // namespace tilewise
+}  // namespace tilewise::core

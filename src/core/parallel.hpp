@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/num_threads.hpp"
+
 namespace tilewise::core {
 
 /// A borrowed callable void(task, worker); valid while the callable lives. Never allocates.
@@ -34,21 +36,5 @@ void parallel_for(std::int64_t num_tasks, int max_workers, TaskRef fn);
 
 /// As above with num_threads() workers.
 void parallel_for(std::int64_t num_tasks, TaskRef fn);
-
-/// The worker limit of the calling thread: a ScopedNumThreads, else set_num_threads(), else the default.
-[[nodiscard]] int num_threads();
-
-/// Overrides num_threads() on this thread for a scope (how the torch operators follow
-/// torch.get_num_threads()). 0: no override.
-class ScopedNumThreads {
- public:
-  explicit ScopedNumThreads(int num_threads) noexcept;
-  ~ScopedNumThreads();
-  ScopedNumThreads(const ScopedNumThreads&) = delete;
-  ScopedNumThreads& operator=(const ScopedNumThreads&) = delete;
-
- private:
-  int previous_;
-};
 
 }  // namespace tilewise::core

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -86,6 +87,11 @@ def number(name: str, value: Any) -> float:
     if type(value) is float:
         return value
     imaginary = isinstance(value, (complex, np.complexfloating))  # NumPy's would be cut to their real parts
+    if hasattr(value, "requires_grad") and "torch" in sys.modules:  # a tensor, whose derivatives would be lost
+        from tilewise._torch.refusals import refuse_gradient, refuse_tangents
+
+        refuse_gradient(name, value)
+        refuse_tangents([(name, value)])
     if (isinstance(value, (float, int)) or hasattr(value, "__float__")) and not (imaginary or _is_bool(value)):
         try:
             return float(value)

@@ -20,9 +20,19 @@ def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
     """A view of `array` for the core; TypeError naming `name` where it cannot be had."""
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: must not be masked, the mask would be ignored (got {type_name(array)})")
+    if writable:
+        _refuse_immutable(name, array)
     if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16" and array.dtype.isnative:
         return _core.Array(array.view(np.uint16), name, "bf16", writable)
     return _core.Array(array, name, "", writable)
+
+
+def _refuse_immutable(name: str, array: Any) -> None:
+    """Some libraries' arrays never change, which they do not say through DLPack."""
+    for library, kind in (("jax", "Array"), ("tensorflow", "Tensor")):
+        immutable = getattr(sys.modules.get(library), kind, None)
+        if immutable is not None and isinstance(array, immutable):
+            raise TypeError(f"{name}: must be a writable array (got {library}.{kind}, which is immutable)")
 
 
 def borrow_optional(name: str, array: Any, writable: bool = False) -> Optional[_core.Array]:

@@ -9,6 +9,7 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as _forward_ad
 
 from tilewise._arguments import (
     ARRAY_NAMES,
@@ -24,6 +25,7 @@ from tilewise._torch import autocast, autograd, batching, fake, operators  # noq
 from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge
 from tilewise._torch.operators import registered_by as registered_by
+from tilewise._torch.refusals import refuse_gradient, refuse_tangents
 
 # Looked up once: a call of a few microseconds notices every attribute of torch.
 _autocast_enabled = torch.is_autocast_enabled
@@ -42,9 +44,9 @@ def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
             kind = type(value)
             got = "; ".join(filter(None, (f"{kind.__module__}.{kind.__qualname__}", form(value))))
             raise TypeError(f"{name}: must be a torch tensor like q (got {got})")
-    slopes = arrays[ARRAY_NAMES.index("alibi_slopes")]
-    if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError("alibi_slopes: has no gradient; pass alibi_slopes.detach()")
+    refuse_gradient("alibi_slopes", arrays[ARRAY_NAMES.index("alibi_slopes")])
+    if _forward_ad._current_level >= 0:
+        refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
 
 
 def _seeded(q: Tensor, seed: Any, tail: tuple[Any, ...]) -> tuple[Optional[Tensor], tuple[Any, ...]]:
@@ -67,6 +69,8 @@ def plain_attention(
     return_lse: bool,
 ) -> Any:
     """out, or (out, softmax_lse), of a call with no other options where no compiler or transform looks on."""
+    if _forward_ad._current_level >= 0:
+        refuse_tangents((("q", q), ("k", k), ("v", v)))
     try:
         if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             return _apply_plain(q, k, v, form, softmax_scale, return_lse)
@@ -105,6 +109,8 @@ def attention(
     if not traced and not transforming() and arrays is tail is seed is out is None:
         causal, softmax_scale, layout = head
         return plain_attention(q, k, v, FORMS["causal" if causal else None, layout], softmax_scale, return_lse)
+    if _forward_ad._current_level >= 0 and not traced:
+        refuse_tangents((("q", q), ("k", k), ("v", v)))
     bias = sink = None
     options = head
     if tail is not None or arrays is not None or seed is not None:
@@ -123,7 +129,7 @@ def attention(
         if out is not None:
             if needs_grad:
                 raise ValueError("out: cannot be given with inputs that require gradients")
-            lse = operators.forward_out(q, k, v, out, *options)
+            lse = autograd.eager_forward_out(q, k, v, out, options, traced)
         elif traced:
             out, lse = operators.forward(q, k, v, *options)
         elif transforming():

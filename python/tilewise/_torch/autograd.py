@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tilewise import _core
 from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
-from tilewise._torch import batching, operators
+from tilewise._torch import batching, merging, operators  # noqa: F401 (merging defines its operator)
 from tilewise._torch.operators import LIBRARY
+from tilewise._torch.refusals import refuse_gradient, refuse_tangents
 
 _DOUBLE_BACKWARD = "attention: double backward is not supported; the gradients of attention have no gradient"
 _OTHER_DEFAULTS: tuple[Any, ...] = tuple(Options())[HEAD.stop :]
@@ -26,6 +27,16 @@ def eager_forward(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> 
     """(out, softmax_lse) without a graph."""
     with below_autograd():
         return operators.eager_forward(q, k, v, *options)
+
+
+def eager_forward_out(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, options: tuple[Any, ...], traced: bool = False
+) -> Any:
+    """softmax_lse; `out` is written. The caller has refused what requires gradients."""
+    if traced:
+        return operators.forward_out(q, k, v, out, *options)
+    with below_autograd():
+        return operators.forward_out(q, k, v, out, *options)
 
 
 def _dense_rows(dout: Optional[Tensor], out: Tensor) -> Tensor:
@@ -44,6 +55,7 @@ def gradients(
     operator: Any = operators.backward,
 ) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not needed. `saved`: q, k, v, out, softmax_lse."""
+    refuse_tangents((("dout", dout), ("dlse", dlse)))
     dout = _dense_rows(dout, saved[3])
     if torch.are_deterministic_algorithms_enabled():
         options = Options(*options)._replace(deterministic=True)
@@ -99,6 +111,7 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
+        refuse_tangents((("dout", dout), ("dlse", dlse)))
         form, softmax_scale = ctx.scalars
         need_dq, need_dk, need_dv, *_ = ctx.needs_input_grad
         if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled():
@@ -194,5 +207,46 @@ class TransformedGradients(torch.autograd.Function):
         return batching.backward(TransformedGradients.apply, info, in_dims, *args)
 
 
-torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_forward, lib=LIBRARY)
-torch.library.register_autograd("tilewise::attention_backward", _refuse_double_backward, lib=LIBRARY)
+class _RefusingTangents:
+    """Stands in for LIBRARY where torch registers the autograd that it makes of backward functions: that one drops
+    the tangents of dual tensors unless a gradient is wanted too."""
+
+    @staticmethod
+    def impl(name: str, kernel: Any, key: str, *, with_keyset: bool) -> None:
+        def refusing(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            refuse_tangents(_named_tensors(name, args, kwargs))
+            return kernel(keyset, *args, **kwargs)
+
+        LIBRARY.impl(name, refusing, key, with_keyset=with_keyset)
+
+
+def _named_tensors(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """(argument, tensor) of an operator's call, the elements of lists with their index."""
+    schema = getattr(torch.ops.tilewise, name).default._schema
+    for argument, value in (*zip((argument.name for argument in schema.arguments), args), *kwargs.items()):
+        if isinstance(value, (list, tuple)):
+            yield from ((f"{argument}[{i}]", element) for i, element in enumerate(value))
+        else:
+            yield argument, value
+
+
+def refuse_autograd(name: str) -> None:
+    """Makes the operator raise for tensors that require gradients and for dual ones."""
+    operator = getattr(torch.ops.tilewise, name).default
+
+    def refusing(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        for argument, value in _named_tensors(name, args, kwargs):
+            if isinstance(value, Tensor):
+                refuse_gradient(argument, value)
+                refuse_tangents([(argument, value)])
+        with below_autograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    LIBRARY.impl(name, refusing, "Autograd", with_keyset=True)
+
+
+_library: Any = _RefusingTangents
+torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_forward, lib=_library)
+torch.library.register_autograd("tilewise::attention_backward", _refuse_double_backward, lib=_library)
+for _name in ("attention_forward_out", "merge"):
+    refuse_autograd(_name)

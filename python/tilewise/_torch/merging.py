@@ -14,6 +14,7 @@ from tilewise import _core
 from tilewise._torch.errors import raise_known
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.python_kernels import borrow
+from tilewise._torch.refusals import refuse_tangents
 
 
 def _kernel(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
@@ -74,6 +75,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> t
             raise TypeError(f"{name}: must be a torch tensor like outs[0] (got {type(tensor).__name__})")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(f"{name}: merge has no gradient; pass detached tensors or use torch.no_grad()")
+    refuse_tangents(given.items())
     try:
         out, lse = _merge(list(outs), list(lses), sink, layout)
     except RuntimeError as error:

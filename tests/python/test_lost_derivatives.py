@@ -1,0 +1,116 @@
+# Derivatives that attention does not have: dual tensors of forward-mode AD and options that require gradients are
+# refused on every way to the operators, never dropped. And arrays that must not change are not written.
+"""Refusal of what would be lost silently."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from checking import Exporter
+from torch.autograd import forward_ad
+
+import tilewise
+
+REFUSED = "must be no dual tensor, since attention does not support forward AD"
+
+
+def _qkv(requires_grad=False):
+    return [torch.randn(1, 8, 2, 16, requires_grad=requires_grad) for _ in range(3)]
+
+
+def _dual(*shape):
+    return forward_ad.make_dual(torch.randn(shape or (1, 8, 2, 16)), torch.randn(shape or (1, 8, 2, 16)))
+
+
+LSE = torch.zeros(1, 2, 8)
+CALLS = {
+    "plain": ("q", lambda q, k, v: tilewise.attention(_dual(), k, v)),
+    "plain_v": ("v", lambda q, k, v: tilewise.attention(q, k, _dual(), return_lse=True)),
+    "options": ("k", lambda q, k, v: tilewise.attention(q, _dual(), v, softcap=3.0)),
+    "bias": ("bias", lambda q, k, v: tilewise.attention(q, k, v, bias=_dual(8, 8))),
+    "sink": ("sink", lambda q, k, v: tilewise.attention(q, k, v, sink=_dual(2))),
+    "alibi_slopes": ("alibi_slopes", lambda q, k, v: tilewise.attention(q, k, v, alibi_slopes=_dual(2))),
+    "softmax_scale": ("softmax_scale", lambda q, k, v: tilewise.attention(q, k, v, softmax_scale=_dual(1)[0])),
+    "out": ("out", lambda q, k, v: tilewise.attention(q, k, v, out=_dual())),
+    "with_out": ("q", lambda q, k, v: tilewise.attention(_dual(), k, v, out=torch.empty_like(q))),
+    "merge": (r"lses\[0\]", lambda q, k, v: tilewise.merge([q], [_dual(1, 2, 8)])),
+    "compiled": ("q", lambda q, k, v: torch.compile(tilewise.attention, backend="eager")(_dual(), k, v)),
+    "operator": ("k", lambda q, k, v: torch.ops.tilewise.attention_forward(q, _dual(), v)),
+    "operator_out": ("q", lambda q, k, v: torch.ops.tilewise.attention_forward_out(_dual(), k, v, torch.empty_like(q))),
+    "operator_merge": (r"outs\[0\]", lambda q, k, v: torch.ops.tilewise.merge([_dual()], [LSE], None, "bshd")),
+    "operator_backward": (
+        "dout",
+        lambda *qkv: torch.ops.tilewise.attention_backward(_dual(), None, *qkv, qkv[0], LSE, *[True] * 3, False, False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("no_grad", [False, True], ids=["grad", "no_grad"])  # no_grad does not stop forward AD
+@pytest.mark.parametrize("name", CALLS)
+def test_dual_tensors(name, no_grad):
+    argument, call = CALLS[name]
+    with forward_ad.dual_level(), torch.set_grad_enabled(not no_grad):
+        with pytest.raises(NotImplementedError, match=f"{argument}: {REFUSED}"):
+            call(*_qkv())
+        tilewise.attention(*_qkv())  # others are welcome inside a dual level
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=["plain", "options"])
+def test_dual_gradients(options):
+    qkv = _qkv(requires_grad=True)
+    out = tilewise.attention(*qkv, **options)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"dout: {REFUSED}"):
+        torch.autograd.grad(out, qkv, _dual())
+
+
+@pytest.mark.parametrize("transform", [torch.func.hessian, torch.func.jacfwd])
+def test_forward_transforms(transform):
+    q, k, v = _qkv()
+    with pytest.raises(NotImplementedError, match="forward"):
+        transform(lambda x: tilewise.attention(x, k, v).sum())(q)
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "softcap", "dropout_p", "alibi_slopes"])
+@pytest.mark.parametrize("other", [{}, {"window": (3, 3)}], ids=["alone", "with_others"])
+def test_options_without_gradient(name, other):
+    q, k, v = _qkv()
+    value = torch.tensor(0.3) if name != "alibi_slopes" else torch.zeros(2)
+    options = {**other, "seed": 1}
+    expected = tilewise.attention(q, k, v, **options, **{name: value})
+    value.requires_grad_()
+    with pytest.raises(NotImplementedError, match=rf"{name}: has no gradient; pass {name}.detach\(\)"):
+        tilewise.attention(q, k, v, **options, **{name: value})
+    with torch.no_grad():
+        assert torch.equal(tilewise.attention(q, k, v, **options, **{name: value}), expected)
+
+
+def test_operators_without_gradient():
+    q, k, v = _qkv()
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="q: has no gradient"):
+        torch.ops.tilewise.attention_forward_out(q, k, v, torch.empty_like(k))
+    with pytest.raises(NotImplementedError, match=r"outs\[0\]: has no gradient"):
+        torch.ops.tilewise.merge([q], [LSE], None, "bshd")
+
+
+@pytest.mark.parametrize(("library", "kind"), [("jax", "Array"), ("tensorflow", "Tensor")])
+def test_out_of_an_immutable_array(monkeypatch, library, kind):
+    """Neither library is needed: a class of the name that is asked for exports memory as theirs do."""
+    immutable = type(kind, (Exporter,), {})
+    monkeypatch.setitem(sys.modules, library, types.SimpleNamespace(**{kind: immutable}))
+    q = np.ones((1, 8, 2, 16), np.float32)
+    memory = np.zeros_like(q)
+    with pytest.raises(TypeError, match=rf"out: must be a writable array \(got {library}.{kind}, which is immutable\)"):
+        tilewise.attention(q, q, q, out=immutable(memory))
+    assert not memory.any()
+
+
+def test_out_of_jax():
+    jax = pytest.importorskip("jax")
+    q = jax.numpy.ones((1, 8, 2, 16))
+    out = jax.numpy.zeros((1, 8, 2, 16))
+    with pytest.raises(TypeError, match=r"out: must be a writable array \(got jax.Array"):
+        tilewise.attention(q, q, q, out=out)
+    assert not out.any()

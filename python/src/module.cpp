@@ -12,6 +12,7 @@
 #include "attention.hpp"
 #include "core/num_threads.hpp"
 #include "core/spelling.hpp"
+#include "interrupts.hpp"
 #include "jit/search_paths.hpp"
 #include "options.hpp"
 #include "tilewise/attention.hpp"
@@ -69,6 +70,7 @@ int get_num_threads(int torch_threads) {
 NB_MODULE(_core, module) {
   nb::register_exception_translator(&translate);
   tell_package_folders();
+  tilewise::python::answer_signals();
   tilewise::python::bind_array(module);
   tilewise::python::bind_options(module);
   tilewise::python::bind_attention(module);

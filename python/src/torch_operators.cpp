@@ -12,6 +12,7 @@
 #include "core/names.hpp"
 #include "core/parallel.hpp"
 #include "core/run.hpp"
+#include "interrupts.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
 #include "torch_shim.hpp"
@@ -137,10 +138,15 @@ class TorchWorkspace final : public core::WorkspaceSource {
   shim::Tensor memory_;
 };
 
+/// Interrupted, it returns early all the same: the outputs hold anything, and Python raises before it can use them.
 template <typename Arguments>
 void run_on_current_stream(const Arguments& arguments, const SelectOptions& select, void* stream) {
   TorchWorkspace workspace(arguments.q.device);
-  core::run_call(core::call_of(arguments), select, stream, &workspace);
+  try {
+    core::run_call(core::call_of(arguments), select, stream, &workspace);
+  } catch (const nb::python_error& interruption) {  // torch would make a RuntimeError of it
+    raise_on_return(interruption);
+  }
 }
 
 /// Allocates the outputs that are asked for. A huge call is judged first, so that a wrong shape

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "core/overlap.hpp"
 #include "core/parallel.hpp"
@@ -85,6 +86,8 @@ class Merger {
   void run() const {
     const std::int64_t blocks = (seqlen_ + kRowsPerTask - 1) / kRowsPerTask;
     if (batch_size_ == 0 || blocks == 0) return;
+    const double elements = static_cast<double>(batch_size_ * num_heads_) * static_cast<double>(seqlen_ * dim_);
+    const Interruptible interruptible(1e-3 * elements * static_cast<double>(partials_.size()) / num_threads());
     parallel_for(batch_size_ * num_heads_ * blocks, [&](std::int64_t task, int) {
       const std::int64_t b = task / blocks / num_heads_, h = task / blocks % num_heads_;
       const std::int64_t begin = task % blocks * kRowsPerTask, end = std::min(begin + kRowsPerTask, seqlen_);

@@ -198,9 +198,8 @@ void check_apart(std::span<const NamedTensor> outputs, std::span<const NamedTens
 
 void check_apart(const Call& c, void* workspace, std::size_t workspace_size) {
   const bool backward = c.backward();
-  const TensorView scratch = workspace == nullptr
-                                 ? TensorView{}
-                                 : TensorView(workspace, DType::u8, {static_cast<std::int64_t>(workspace_size)});
+  TensorView scratch;
+  if (workspace != nullptr) scratch = TensorView(workspace, DType::u8, {static_cast<std::int64_t>(workspace_size)});
   const AttentionOptions& o = c.options;
   const std::array<NamedTensor, 2> results{{{"out", c.out}, {"softmax_lse", c.softmax_lse}}};
   const std::array<NamedTensor, kMostOutputs> outputs{

@@ -100,8 +100,9 @@ PlanState make_plan(const Problem& problem, const Overrides& overrides, std::spa
   const Selection selection = select(problem, overrides, table);
   if (selection.chosen < 0) refuse(problem, selection);
   const Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
-  auto plan = std::make_shared<const Plan::State>(Plan::State{
-      problem, chosen.implementation, chosen.implementation->prepare(problem), planning_device(problem.device)});
+  auto plan = std::make_shared<const Plan::State>(
+      Plan::State{problem, chosen.implementation, chosen.implementation->prepare(problem),
+                  planning_device(problem.device), chosen.verdict.estimated_us});
   log_decision(*plan, chosen.verdict.estimated_us);
   return plan;
 }

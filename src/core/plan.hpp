@@ -18,7 +18,8 @@ struct Plan::State {
   Problem problem;  ///< canonical
   const core::Implementation* implementation;
   std::unique_ptr<const core::Kernel> kernel;
-  int device_index = 0;  ///< of the problem's kind of device; 0 on the CPU
+  int device_index = 0;       ///< of the problem's kind of device; 0 on the CPU
+  double estimated_us = 0.0;  ///< by the implementation, on one CPU thread where it is the CPU's
 };
 
 namespace core {

@@ -5,6 +5,7 @@
 
 #include "core/device.hpp"
 #include "core/device_workspace.hpp"
+#include "core/interrupt.hpp"
 #include "core/lengths.hpp"
 #include "core/message.hpp"
 #include "core/num_threads.hpp"
@@ -70,7 +71,8 @@ void* device_workspace(const Call& call, const Plan::State& plan, void* stream, 
 
 void launch(const Call& call, const Plan::State& plan, void* workspace, void* stream, WorkspaceSource* source) {
   const bool on_cpu = plan.problem.device == DeviceType::cpu;
-  if (on_cpu) (void)num_threads();  // a bad TILEWISE_NUM_THREADS is an error of calls that need no threads too
+  // A bad TILEWISE_NUM_THREADS is an error of calls that need no threads too.
+  const Interruptible interruptible(on_cpu ? plan.estimated_us / num_threads() : 0.0);
   if (stream != nullptr && on_cpu) invalid_argument("stream: must be null on the cpu (got one)");
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
     invalid_argument("workspace: must be aligned to ", kWorkspaceAlignment, " bytes (got an address ",

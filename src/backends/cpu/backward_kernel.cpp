@@ -102,13 +102,17 @@ class BackwardKernel final : public core::Kernel {
       if (p.dq.data) {
         float* dq = owns_dq ? own_dq + h * (s.seqlen_q + kRowPadding) * dq_stride_
                             : part_dq(workspace, p, batch, head_k * group + h, part);
-        std::memset(dq, 0, static_cast<std::size_t>(s.seqlen_q * dq_stride_) * sizeof(float));
+        for (std::int64_t i = 0; i < s.seqlen_q && !core::abandoned(); i += kRowsBetweenQuestions) {
+          const std::int64_t count = std::min(kRowsBetweenQuestions, s.seqlen_q - i);
+          std::memset(dq + i * dq_stride_, 0, static_cast<std::size_t>(count * dq_stride_) * sizeof(float));
+        }
       }
     }
     const std::int64_t block_keys = kernels_.backward_keys;
     const std::int64_t part_keys = ceil_div(ceil_div(s.seqlen_k, block_keys), parts_) * block_keys;
     const std::int64_t last = std::min(s.seqlen_k, (part + 1) * part_keys);
     for (std::int64_t key = part * part_keys; key < last; key += block_keys) {
+      if (core::abandoned()) return;
       const KeyBlock block = rows.key_block(score, head_k, key, std::min(block_keys, last - key));
       kernels_.begin_keys[element_](block, scratch);
       for (std::int64_t h = 0; h < group; ++h) {
@@ -140,7 +144,10 @@ class BackwardKernel final : public core::Kernel {
     float* total = part_dq(workspace, p, batch, head, 0);
     for (std::int64_t part = 1; part < parts_; ++part) {
       const float* more = part_dq(workspace, p, batch, head, part);
-      for (std::int64_t i = 0; i < s.seqlen_q * dq_stride_; ++i) total[i] += more[i];
+      for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
+        if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
+        for (std::int64_t n = i * dq_stride_; n < (i + 1) * dq_stride_; ++n) total[n] += more[n];
+      }
     }
     for (std::int64_t i = 0; i < s.seqlen_q; ++i) rows.store_dq(total + i * dq_stride_, i, head);
   }

@@ -93,6 +93,7 @@ class DbiasPass {
       kernels_.begin_keys[element_](block, patch.scratch);
       sums.first = patch.sums + (patch.all_keys ? 0 : key + s.leftpad - patch.column_begin + step);
       for (std::int64_t i = patch.row_begin; i < last_query; i += kernels_.backward_rows) {
+        if (core::abandoned()) return;
         const std::int64_t count = std::min<std::int64_t>(kernels_.backward_rows, last_query - i);
         rows.statistics(head, i, count, patch.lse, patch.delta);
         rows.add_block(block, head, i, count, patch.lse, patch.delta, nullptr, 0, sums, patch.scratch);
@@ -143,6 +144,7 @@ void accumulate_dsink(const device::AttentionParams& p, const KernelSet& kernels
       const device::Sequence s = device::sequence_of(p, b);
       const GradientRows rows(p, kernels, element, b, s);
       for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
+        if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
         float lse_log2 = 0.0f, delta = 0.0f;
         rows.statistics(head, i, 1, &lse_log2, &delta);
         const double lse = *lse_address(p.softmax_lse, s, b, i, head);

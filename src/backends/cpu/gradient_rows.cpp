@@ -7,6 +7,8 @@
 #include <cstring>
 #include <limits>
 
+#include "core/parallel.hpp"
+
 namespace tilewise::backends::cpu {
 
 constexpr float kLog2E = 1.44269504088896340736f;
@@ -15,6 +17,7 @@ void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_
                               float* delta) const {
   const std::size_t size = element_size(element_);
   for (std::int64_t i = 0; i < count; ++i) {
+    if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
     const std::int64_t row = sequence_.q_row + first + i;
     const float lse = *lse_address(p_.softmax_lse, sequence_, batch_, first + i, head);
     lse_log2[i] = std::isinf(lse) && lse < 0.0f ? std::numeric_limits<float>::infinity() : lse * kLog2E;
@@ -45,6 +48,7 @@ KeyBlock GradientRows::key_block(const ScoreParams& score, std::int64_t head_k, 
 void GradientRows::add_queries(const KeyBlock& block, std::int64_t head, const float* lse_log2, const float* delta,
                                float* dq, std::int64_t dq_stride, void* scratch) const {
   for (std::int64_t first = 0; first < sequence_.seqlen_q; first += kernels_.backward_rows) {
+    if (core::abandoned()) return;
     const std::int64_t count = std::min<std::int64_t>(kernels_.backward_rows, sequence_.seqlen_q - first);
     add_block(block, head, first, count, lse_log2 + first, delta + first, dq ? dq + first * dq_stride : nullptr,
               dq_stride, DbiasSums{}, scratch);

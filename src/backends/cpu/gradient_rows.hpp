@@ -9,7 +9,8 @@
 
 namespace tilewise::backends::cpu {
 
-inline constexpr std::int64_t kMaxBackwardRows = 256;  // no KernelSet takes larger query blocks
+inline constexpr std::int64_t kMaxBackwardRows = 256;       // no KernelSet takes larger query blocks
+inline constexpr std::int64_t kRowsBetweenQuestions = 256;  // whether a job is abandoned, where rows cost little
 
 /// Where dbias accumulates while a block is visited; see bias_gradient.hpp.
 struct DbiasSums {

@@ -48,6 +48,7 @@ struct ForwardTile {
   int32_t key_begin, key_end;  // union of the rows' ranges
   int32_t head_dim, head_dim_v;
   ScoreParams score;
+  bool (*abandoned)() noexcept;  // asked between blocks of keys: whether nobody wants the result any more
 };
 
 /// One block of keys, kept in scratch while the rows that see it pass by. Gradients of k and v

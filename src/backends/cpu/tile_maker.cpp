@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "core/parallel.hpp"
+
 namespace tilewise::backends::cpu {
 
 ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowInfo* rows) const {
@@ -13,6 +15,7 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
   tile.rows = rows;
   tile.num_rows = static_cast<std::int32_t>(which.num_heads * which.num_queries);
   tile.score = score_;
+  tile.abandoned = &core::abandoned;
   tile.head_dim = static_cast<std::int32_t>(p_.head_dim);
   tile.head_dim_v = static_cast<std::int32_t>(p_.head_dim_v);
   tile.seqlen_k = static_cast<std::int32_t>(sequence_.seqlen_k);

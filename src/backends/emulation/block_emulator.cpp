@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/message.hpp"
+#include "core/parallel.hpp"
 
 namespace tilewise::backends::emulation {
 
@@ -116,7 +117,7 @@ std::uint32_t BlockEmulator::random(std::uint32_t below) {
 }
 
 Fiber& BlockEmulator::next_fiber() {
-  if (runnable_.empty()) return main_;  // every lane has ended
+  if (runnable_.empty() || core::abandoned()) return main_;  // every lane has ended, or nobody waits for them
   std::int32_t& chosen = runnable_[random(static_cast<std::uint32_t>(runnable_.size()))];
   thread = chosen;
   chosen = runnable_.back();

@@ -39,6 +39,7 @@ void backward_row(const HeadContext& context, std::int64_t i, const double* q, c
   const double delta = dot(out, dout, p.head_dim_v);
   const device::KeyRange keys = context.keys(i);
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+    if (abandoned_at(j)) return;
     const Score score = context.score(i, j, q, k[j]);
     if (score.value == -kInfinity) continue;
     const double weight = std::exp(score.value - lse), dropout = context.dropout(i, j);
@@ -60,7 +61,7 @@ void backward_row(const HeadContext& context, std::int64_t i, const double* q, c
 /// Writes the rows of a sequence: zero outside [first, first + used.size()).
 void write_padded(const Head& head, std::int64_t all, std::int64_t first, std::int64_t count, const Rows& used) {
   const std::vector<double> zero(static_cast<std::size_t>(used.width));
-  for (std::int64_t row = 0; row < all; ++row) {
+  for (std::int64_t row = 0; row < all && !abandoned_at(row); ++row) {
     const bool inside = row >= first && row < first + count;
     head.write(row, inside ? used[row - first] : zero.data());
   }
@@ -74,13 +75,13 @@ void backward_key_head(const device::AttentionParams& p, DType dtype, std::int64
   Rows dk(s.seqlen_k, p.head_dim), dv(s.seqlen_k, p.head_dim_v);
 
   const std::int64_t group = p.num_heads_q / p.num_heads_k;
-  for (std::int64_t h = h_k * group; h < (h_k + 1) * group; ++h) {
+  for (std::int64_t h = h_k * group; h < (h_k + 1) * group && !core::abandoned(); ++h) {
     const HeadContext context(p, b, h);
     const Rows q = Head(p.q, dtype, b, s.q_row, h, p.head_dim).read_rows(s.seqlen_q);
     const Rows out = Head(p.out, dtype, b, s.q_row, h, p.head_dim_v).read_rows(s.seqlen_q);
     const Rows dout = Head(p.dout, dtype, b, s.q_row, h, p.head_dim_v).read_rows(s.seqlen_q);
     Rows dq(s.seqlen_q, p.head_dim);
-    for (std::int64_t i = 0; i < s.seqlen_q; ++i)
+    for (std::int64_t i = 0; i < s.seqlen_q && !core::abandoned(); ++i)
       backward_row(context, i, q[i], out[i], dout[i], k, v, dq[i], dk, dv, sums);
     if (p.dq.data) write_padded(Head(p.dq, dtype, b, s.q_row, h, p.head_dim), s.all_q, 0, s.seqlen_q, dq);
   }
@@ -94,7 +95,7 @@ void write_dbias(const device::AttentionParams& p, DType dtype, SharedSums& sums
   const DType bias_dtype = p.bias_type == device::kBiasF32 ? DType::f32 : dtype;
   for (std::int64_t b = 0; b < shape[0]; ++b)
     for (std::int64_t h = 0; h < shape[1]; ++h)
-      for (std::int64_t i = 0; i < shape[2]; ++i)
+      for (std::int64_t i = 0; i < shape[2] && !core::abandoned(); ++i)
         for (std::int64_t j = 0; j < shape[3]; ++j)
           store(bias_dtype, p.dbias.data,
                 b * p.dbias.batch_stride + h * p.dbias.head_stride + i * p.dbias.query_stride + j * p.dbias.key_stride,

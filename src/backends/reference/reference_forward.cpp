@@ -35,16 +35,19 @@ void forward_head(const device::AttentionParams& p, DType dtype, std::int64_t b,
 
   std::vector<double> q_row(static_cast<std::size_t>(p.head_dim)), out_row(static_cast<std::size_t>(p.head_dim_v));
   std::vector<double> weights(static_cast<std::size_t>(s.seqlen_k));
-  for (std::int64_t i = 0; i < s.all_q; ++i) {
+  for (std::int64_t i = 0; i < s.all_q && !core::abandoned(); ++i) {
     double lse = -kInfinity;
     std::fill(out_row.begin(), out_row.end(), 0.0);
     if (i < s.seqlen_q) {
       q.read(i, q_row.data());
       const device::KeyRange keys = context.keys(i);
-      for (std::int64_t j = keys.begin; j < keys.end; ++j)
+      for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        if (abandoned_at(j)) return;
         weights[static_cast<std::size_t>(j)] = context.score(i, j, q_row.data(), k[j]).value;
+      }
       lse = softmax(weights, keys, context.sink());
       for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+        if (abandoned_at(j)) return;
         const double weight = weights[static_cast<std::size_t>(j)] * context.dropout(i, j);
         if (weight == 0.0) continue;  // hidden or dropped: whatever v holds there
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) out_row[static_cast<std::size_t>(d)] += weight * v[j][d];

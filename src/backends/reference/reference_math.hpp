@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/parallel.hpp"
 #include "device/common/float16.h"
 #include "device/common/mask.h"
 #include "device/common/params.h"
@@ -42,6 +43,9 @@ inline void store(DType dtype, void* data, std::int64_t index, double value) {
   }
 }
 
+/// Whether the job is abandoned, asked every so many rows or keys.
+inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::abandoned(); }
+
 /// Rows [0, count) of one head, `width` doubles each.
 struct Rows {
   std::int64_t width;
@@ -69,7 +73,7 @@ struct Head {
   }
   [[nodiscard]] Rows read_rows(std::int64_t count) const {
     Rows rows(count, width);
-    for (std::int64_t i = 0; i < count; ++i) read(i, rows[i]);
+    for (std::int64_t i = 0; i < count && !abandoned_at(i); ++i) read(i, rows[i]);
     return rows;
   }
 };

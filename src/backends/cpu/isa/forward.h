@@ -35,7 +35,10 @@ class Forward {
       w.states[r].reference = kNegativeInfinity;
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(float));
-    for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) visit_block(t, w, key);
+    for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
+      if (t.abandoned()) return;
+      visit_block(t, w, key);
+    }
     write_output<V, In>(t, w.out, w.ldo, w.states);
   }
 

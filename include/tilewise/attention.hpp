@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tilewise/error.hpp"
+#include "tilewise/export.h"
 #include "tilewise/problem.hpp"
 #include "tilewise/tensor.hpp"
 
@@ -73,10 +74,10 @@ struct SelectOptions {
 /// schedule, workspace size.
 class Plan {
  public:
-  [[nodiscard]] const Problem& problem() const noexcept;
-  [[nodiscard]] std::string_view implementation() const noexcept;
-  [[nodiscard]] std::string schedule() const;
-  [[nodiscard]] std::size_t workspace_size() const noexcept;  ///< bytes, to be aligned to 64
+  [[nodiscard]] TILEWISE_EXPORT const Problem& problem() const noexcept;
+  [[nodiscard]] TILEWISE_EXPORT std::string_view implementation() const noexcept;
+  [[nodiscard]] TILEWISE_EXPORT std::string schedule() const;
+  [[nodiscard]] TILEWISE_EXPORT std::size_t workspace_size() const noexcept;  ///< bytes, to be aligned to 64
 
   struct State;
   explicit Plan(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
@@ -88,23 +89,27 @@ class Plan {
 };
 
 /// The Problem that a call describes. Throws Error naming the first bad argument.
-[[nodiscard]] Problem describe(const ForwardArguments& arguments);
-[[nodiscard]] Problem describe(const BackwardArguments& arguments);
+[[nodiscard]] TILEWISE_EXPORT Problem describe(const ForwardArguments& arguments);
+[[nodiscard]] TILEWISE_EXPORT Problem describe(const BackwardArguments& arguments);
 
 /// Validates, selects and prepares, on a GPU for the calling thread's current device. Plans are cached, so a
 /// known problem costs a lookup.
-[[nodiscard]] Plan plan(const Problem& problem, const SelectOptions& select = {});
+[[nodiscard]] TILEWISE_EXPORT Plan plan(const Problem& problem, const SelectOptions& select = {});
 
 /// Executes a plan on tensors that describe to the plan's Problem (checked). `workspace`
 /// holds plan.workspace_size() bytes (null: as attention_forward() finds it). `stream` is the GPU
 /// stream (a CUstream or hipStream_t; null is the legacy default stream); null on the CPU.
-void run(const Plan& plan, const ForwardArguments& arguments, void* workspace = nullptr, void* stream = nullptr);
-void run(const Plan& plan, const BackwardArguments& arguments, void* workspace = nullptr, void* stream = nullptr);
+TILEWISE_EXPORT void run(const Plan& plan, const ForwardArguments& arguments, void* workspace = nullptr,
+                         void* stream = nullptr);
+TILEWISE_EXPORT void run(const Plan& plan, const BackwardArguments& arguments, void* workspace = nullptr,
+                         void* stream = nullptr);
 
 /// Describe, plan and run in one call. On a GPU the workspace is memory that the calling thread keeps for the
 /// device and stream; inside a capture it must be there already, from the same call before.
-void attention_forward(const ForwardArguments& arguments, const SelectOptions& select = {}, void* stream = nullptr);
-void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {}, void* stream = nullptr);
+TILEWISE_EXPORT void attention_forward(const ForwardArguments& arguments, const SelectOptions& select = {},
+                                       void* stream = nullptr);
+TILEWISE_EXPORT void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {},
+                                        void* stream = nullptr);
 
 /// One row of explain(): an implementation's verdict on a problem.
 struct ExplainRow {
@@ -116,26 +121,26 @@ struct ExplainRow {
 };
 struct Explanation {
   Problem problem;
-  std::vector<ExplainRow> rows;                 ///< in table order
-  [[nodiscard]] std::string to_string() const;  ///< a printable table
+  std::vector<ExplainRow> rows;                                 ///< in table order
+  [[nodiscard]] TILEWISE_EXPORT std::string to_string() const;  ///< a printable table
 };
 /// Walks the whole implementation table. Throws only where the problem itself is invalid.
-[[nodiscard]] Explanation explain(const Problem& problem, const SelectOptions& select = {});
+[[nodiscard]] TILEWISE_EXPORT Explanation explain(const Problem& problem, const SelectOptions& select = {});
 
 /// Merges partial results over disjoint keys, computed without the sink:
 /// outs[n] like `out`, lses[n] like `softmax_lse` (f32 [batch_size, num_heads_q, seqlen_q] for
 /// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 [num_heads_q]) joins here.
 /// `softmax_lse` may be undefined. Neither output may overlap a partial. Source: the usual log-sum-exp identity.
-void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
-           const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
+TILEWISE_EXPORT void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
+                           const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
 
 /// CPU threads of the calls that follow; 0 restores the default, the processors this process may use. Never more
 /// than TILEWISE_NUM_THREADS. Results do not depend on it.
-void set_num_threads(int num_threads);
+TILEWISE_EXPORT void set_num_threads(int num_threads);
 /// What the next call uses at most. Throws Error where TILEWISE_NUM_THREADS is no number of threads.
-[[nodiscard]] int get_num_threads();
+[[nodiscard]] TILEWISE_EXPORT int get_num_threads();
 
 /// The library's version, "major.minor.patch".
-[[nodiscard]] std::string_view version() noexcept;
+[[nodiscard]] TILEWISE_EXPORT std::string_view version() noexcept;
 
 }  // namespace tilewise

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tilewise/cxx20.hpp"
+#include "tilewise/export.h"
 
 namespace tilewise {
 
@@ -17,7 +18,7 @@ enum class ErrorCode : int {
   runtime = 4,           ///< the system failed (memory, driver); Python: RuntimeError
 };
 
-class Error : public std::runtime_error {
+class TILEWISE_EXPORT Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   [[nodiscard]] ErrorCode code() const noexcept { return code_; }

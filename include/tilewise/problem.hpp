@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "tilewise/export.h"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise {
@@ -68,18 +69,18 @@ struct Problem {
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
-[[nodiscard]] std::size_t hash_value(const Problem& problem) noexcept;
+[[nodiscard]] TILEWISE_EXPORT std::size_t hash_value(const Problem& problem) noexcept;
 
 /// One line: the operation, then key=value in a fixed order, defaults left out, e.g.
 /// "attention_forward dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=32 num_heads_k=8
 /// head_dim=128 mask=causal". For thd the keys are max_seqlen_q, max_seqlen_k, total_q, total_k.
-[[nodiscard]] std::string to_string(const Problem& problem);
+[[nodiscard]] TILEWISE_EXPORT std::string to_string(const Problem& problem);
 
 /// Parses to_string()'s form (keys in any order). Throws Error(invalid_argument) that quotes
 /// the word it could not read. The result is validated.
-[[nodiscard]] Problem parse_problem(std::string_view text);
+[[nodiscard]] TILEWISE_EXPORT Problem parse_problem(std::string_view text);
 
 /// Throws Error naming the first field that is out of range or contradicts another.
-void validate(const Problem& problem);
+TILEWISE_EXPORT void validate(const Problem& problem);
 
 }  // namespace tilewise

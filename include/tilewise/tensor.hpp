@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "tilewise/cxx20.hpp"
+#include "tilewise/export.h"
 
 namespace tilewise {
 
@@ -25,11 +26,11 @@ struct Device {
 };
 
 /// Size of one element in bytes (0 for DType::none).
-[[nodiscard]] std::size_t size_of(DType dtype) noexcept;
+[[nodiscard]] TILEWISE_EXPORT std::size_t size_of(DType dtype) noexcept;
 /// "f32", "bf16", ...: the names used in problem text and messages.
-[[nodiscard]] std::string_view to_string(DType dtype) noexcept;
+[[nodiscard]] TILEWISE_EXPORT std::string_view to_string(DType dtype) noexcept;
 /// "cpu", "cuda" or "hip".
-[[nodiscard]] std::string_view to_string(DeviceType type) noexcept;
+[[nodiscard]] TILEWISE_EXPORT std::string_view to_string(DeviceType type) noexcept;
 
 inline constexpr int kMaxRank = 6;
 
@@ -45,22 +46,22 @@ struct TensorView {
 
   TensorView() = default;
   /// A row-major contiguous view.
-  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
+  TILEWISE_EXPORT TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
   /// A strided view; `strides` has as many entries as `shape`.
-  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
-             std::initializer_list<std::int64_t> strides, Device device = {});
+  TILEWISE_EXPORT TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                             std::initializer_list<std::int64_t> strides, Device device = {});
 
   [[nodiscard]] bool defined() const noexcept { return dtype != DType::none; }
-  [[nodiscard]] std::int64_t numel() const noexcept;
+  [[nodiscard]] TILEWISE_EXPORT std::int64_t numel() const noexcept;
 };
 
 /// "f32[2, 128, 8, 64]": how a tensor appears in messages.
-[[nodiscard]] std::string describe(const TensorView& view);
+[[nodiscard]] TILEWISE_EXPORT std::string describe(const TensorView& view);
 
 /// Reads a DLPack tensor (byte_offset applied, missing strides filled in). Throws Error
 /// (invalid_type / invalid_argument) naming `name` for a dtype, device or rank Tilewise does not know.
-[[nodiscard]] TensorView from_dlpack(const DLTensor& tensor, std::string_view name);
+[[nodiscard]] TILEWISE_EXPORT TensorView from_dlpack(const DLTensor& tensor, std::string_view name);
 /// Fills `tensor`, whose shape and strides point into `view`, which must outlive it.
-void to_dlpack(const TensorView& view, DLTensor* tensor);
+TILEWISE_EXPORT void to_dlpack(const TensorView& view, DLTensor* tensor);
 
 }  // namespace tilewise

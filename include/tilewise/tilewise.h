@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tilewise/export.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -70,7 +72,8 @@ typedef struct tilewise_attention_options {
 } tilewise_attention_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_attention_options). */
-tilewise_status tilewise_attention_options_init(tilewise_attention_options* options, size_t struct_size);
+TILEWISE_EXPORT tilewise_status tilewise_attention_options_init(tilewise_attention_options* options,
+                                                                size_t struct_size);
 
 /* Tensors of a forward pass. softmax_lse (f32) may be NULL. */
 typedef struct tilewise_forward_tensors {
@@ -88,65 +91,70 @@ typedef struct tilewise_backward_tensors {
 
 /* One call: describes, finds the cached plan and runs it, on a GPU on the legacy default stream.
  * options may be NULL: all defaults. */
-tilewise_status tilewise_attention_forward(const tilewise_forward_tensors* tensors,
-                                           const tilewise_attention_options* options);
-tilewise_status tilewise_attention_backward(const tilewise_backward_tensors* tensors,
-                                            const tilewise_attention_options* options);
+TILEWISE_EXPORT tilewise_status tilewise_attention_forward(const tilewise_forward_tensors* tensors,
+                                                           const tilewise_attention_options* options);
+TILEWISE_EXPORT tilewise_status tilewise_attention_backward(const tilewise_backward_tensors* tensors,
+                                                            const tilewise_attention_options* options);
 
 /* A plan decides everything that does not depend on the data: implementation, schedule,
  * workspace; on a GPU for one device. Immutable; any number of threads may run it at once. */
 typedef struct tilewise_plan tilewise_plan;
 
-tilewise_status tilewise_plan_forward(const tilewise_forward_tensors* tensors,
-                                      const tilewise_attention_options* options, tilewise_plan** plan);
-tilewise_status tilewise_plan_backward(const tilewise_backward_tensors* tensors,
-                                       const tilewise_attention_options* options, tilewise_plan** plan);
+TILEWISE_EXPORT tilewise_status tilewise_plan_forward(const tilewise_forward_tensors* tensors,
+                                                      const tilewise_attention_options* options, tilewise_plan** plan);
+TILEWISE_EXPORT tilewise_status tilewise_plan_backward(const tilewise_backward_tensors* tensors,
+                                                       const tilewise_attention_options* options, tilewise_plan** plan);
 /* From problem text, on a GPU for the thread's current device; implementation may be NULL. */
-tilewise_status tilewise_plan_problem(const char* problem, const char* implementation, tilewise_plan** plan);
+TILEWISE_EXPORT tilewise_status tilewise_plan_problem(const char* problem, const char* implementation,
+                                                      tilewise_plan** plan);
 
 /* The tensors and options must describe the plan's problem; options->implementation was read
  * when planning and is not read again. workspace: at least tilewise_plan_workspace_size() bytes
  * aligned to 64 on the tensors' device, or NULL: memory that the thread keeps. stream: NULL on the
  * CPU; on a GPU a CUstream or hipStream_t, where NULL is the legacy default stream. */
-tilewise_status tilewise_plan_run_forward(const tilewise_plan* plan, const tilewise_forward_tensors* tensors,
-                                          const tilewise_attention_options* options, void* workspace, void* stream);
-tilewise_status tilewise_plan_run_backward(const tilewise_plan* plan, const tilewise_backward_tensors* tensors,
-                                           const tilewise_attention_options* options, void* workspace, void* stream);
-tilewise_status tilewise_plan_workspace_size(const tilewise_plan* plan, size_t* size);
+TILEWISE_EXPORT tilewise_status tilewise_plan_run_forward(const tilewise_plan* plan,
+                                                          const tilewise_forward_tensors* tensors,
+                                                          const tilewise_attention_options* options, void* workspace,
+                                                          void* stream);
+TILEWISE_EXPORT tilewise_status tilewise_plan_run_backward(const tilewise_plan* plan,
+                                                           const tilewise_backward_tensors* tensors,
+                                                           const tilewise_attention_options* options, void* workspace,
+                                                           void* stream);
+TILEWISE_EXPORT tilewise_status tilewise_plan_workspace_size(const tilewise_plan* plan, size_t* size);
 /* The chosen implementation's name; lives as long as the program. */
-tilewise_status tilewise_plan_implementation(const tilewise_plan* plan, const char** name);
+TILEWISE_EXPORT tilewise_status tilewise_plan_implementation(const tilewise_plan* plan, const char** name);
 /* NULL is allowed. */
-void tilewise_plan_destroy(tilewise_plan* plan);
+TILEWISE_EXPORT void tilewise_plan_destroy(tilewise_plan* plan);
 
 /* Texts below are allocated for the caller, who returns them to tilewise_free_text(). */
 
 /* The problem that tensors and options describe, as one line. */
-tilewise_status tilewise_describe_forward(const tilewise_forward_tensors* tensors,
-                                          const tilewise_attention_options* options, char** problem);
-tilewise_status tilewise_describe_backward(const tilewise_backward_tensors* tensors,
-                                           const tilewise_attention_options* options, char** problem);
+TILEWISE_EXPORT tilewise_status tilewise_describe_forward(const tilewise_forward_tensors* tensors,
+                                                          const tilewise_attention_options* options, char** problem);
+TILEWISE_EXPORT tilewise_status tilewise_describe_backward(const tilewise_backward_tensors* tensors,
+                                                           const tilewise_attention_options* options, char** problem);
 /* Parses and validates problem text and returns its normal form. */
-tilewise_status tilewise_parse_problem(const char* problem, char** normal_form);
+TILEWISE_EXPORT tilewise_status tilewise_parse_problem(const char* problem, char** normal_form);
 /* A table of every implementation with its verdict, estimate and reason. */
-tilewise_status tilewise_explain(const char* problem, const char* implementation, char** table);
+TILEWISE_EXPORT tilewise_status tilewise_explain(const char* problem, const char* implementation, char** table);
 /* NULL is allowed. */
-void tilewise_free_text(char* text);
+TILEWISE_EXPORT void tilewise_free_text(char* text);
 
 /* Merges `count` partial results over disjoint keys, computed without the sink. sink and
  * softmax_lse may be NULL. */
-tilewise_status tilewise_merge(const DLTensor* const* outs, const DLTensor* const* lses, size_t count,
-                               const DLTensor* sink, const DLTensor* out, const DLTensor* softmax_lse,
-                               tilewise_layout layout);
+TILEWISE_EXPORT tilewise_status tilewise_merge(const DLTensor* const* outs, const DLTensor* const* lses, size_t count,
+                                               const DLTensor* sink, const DLTensor* out, const DLTensor* softmax_lse,
+                                               tilewise_layout layout);
 
 /* CPU threads of the calls that follow; 0 restores the default, the processors this process may use. Never more than
  * TILEWISE_NUM_THREADS, and get says what the next call uses at most. Results do not depend on it. */
-tilewise_status tilewise_set_num_threads(int num_threads);
-tilewise_status tilewise_get_num_threads(int* num_threads);
+TILEWISE_EXPORT tilewise_status tilewise_set_num_threads(int num_threads);
+TILEWISE_EXPORT tilewise_status tilewise_get_num_threads(int* num_threads);
 
 /* The sentence of this thread's last failure ("" where there was none); valid until the next one. */
-const char* tilewise_last_error(void);
+TILEWISE_EXPORT const char* tilewise_last_error(void);
 /* "major.minor.patch" */
-const char* tilewise_version(void);
+TILEWISE_EXPORT const char* tilewise_version(void);
 
 /* NOLINTEND(readability-identifier-naming) */
 

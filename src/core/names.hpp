@@ -11,9 +11,10 @@
 
 namespace tilewise::core {
 
-/// Names of an enumeration in the order of its values.
+/// Names of an enumeration in the order of its values. (GCC exports specializations unless the template says
+/// otherwise.)
 template <typename Enum>
-inline constexpr std::array<std::string_view, 0> kNamesOf{};
+[[gnu::visibility("hidden")]] inline constexpr std::array<std::string_view, 0> kNamesOf{};
 template <>
 inline constexpr std::array<std::string_view, 2> kNamesOf<Operation>{"attention_forward", "attention_backward"};
 template <>

@@ -23,6 +23,7 @@ struct CudaApi {
   using Driver = portable::GpuDriver<CudaApi>;
   using Pointer = cu::DevicePointer;
   using Home = cu::Context;  ///< the GPU's primary context
+  using FillWord = unsigned int;
 
   static constexpr std::string_view kTitle = "CUDA";
   static constexpr DeviceType kDevice = DeviceType::cuda;

@@ -10,21 +10,26 @@
 
 #include "core/message.hpp"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
+// As <sanitizer/...> has them, which not every compiler brings along. Called under AddressSanitizer alone.
+extern "C" {
+void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, std::size_t bytes);
+void __sanitizer_finish_switch_fiber(void* fake_stack, const void** old_bottom, std::size_t* old_bytes);
+void __asan_unpoison_memory_region(const volatile void* memory, std::size_t bytes);
+}
 
 namespace tilewise::backends::emulation {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__)
+// GCC defines a macro, clang before 22 a feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TILEWISE_ADDRESS_SANITIZER
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(TILEWISE_ADDRESS_SANITIZER)
 constexpr bool kTellSanitizer = true;
 #else
 constexpr bool kTellSanitizer = false;
-void __sanitizer_start_switch_fiber(void**, const void*, std::size_t) {}
-void __sanitizer_finish_switch_fiber(void*, const void**, std::size_t*) {}
-void __asan_unpoison_memory_region(void const volatile*, std::size_t) {}
 #endif
 
 }  // namespace

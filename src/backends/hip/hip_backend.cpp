@@ -18,6 +18,7 @@ struct HipApi {
   using Driver = portable::GpuDriver<HipApi>;
   using Pointer = amd::DevicePointer;
   using Home = int;  ///< the GPU's index
+  using FillWord = int;
 
   static constexpr std::string_view kTitle = "HIP";
   static constexpr DeviceType kDevice = DeviceType::hip;

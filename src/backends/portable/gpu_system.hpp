@@ -78,7 +78,8 @@ class GpuSystem final : public core::DeviceSystem {
       constexpr unsigned char kZero = 0;
       gpu.driver().call(Api::kFillBytes, address_of(memory), kZero, bytes, stream_of(stream));
     } else {
-      gpu.driver().call(Api::kFillWords, address_of(memory), word, bytes / sizeof word, stream_of(stream));
+      gpu.driver().call(Api::kFillWords, address_of(memory), static_cast<typename Api::FillWord>(word),
+                        bytes / sizeof word, stream_of(stream));
     }
   }
 

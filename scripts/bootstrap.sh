@@ -5,8 +5,8 @@
 # usage: scripts/bootstrap.sh LEVEL...
 #   build  what `make build` needs: compiler, CMake, Ninja, CLI11, nlohmann-json, .venv with nanobind and torch
 #   demo   the language model of `make demo`
-#   dev    what `make test` needs besides: GoogleTest, qemu-user, pytest, linters; optional: clang for fuzzing, clang and
-#          lld to compile kernels for AMD GPUs
+#   dev    what `make test` needs besides: GoogleTest, qemu-user, pkg-config, pytest, linters; optional: clang for
+#          fuzzing, clang and lld to compile kernels for AMD GPUs, zsh, fish and mandoc for what the command writes
 #
 # environment: PYTHON (python3) makes .venv; TILEWISE_TORCH replaces the pinned torch requirement.
 set -euo pipefail
@@ -75,6 +75,7 @@ missing_build_packages() {
 missing_dev_packages() {
   has_header gtest/gtest.h || echo libgtest-dev
   has qemu-x86_64 || has qemu-x86_64-static || echo qemu-user
+  has pkg-config || echo pkg-config
 }
 
 # A clang whose runtime has libFuzzer, newest first; prints the C++ compiler's name.
@@ -123,6 +124,16 @@ install_fuzzing_clang() {
   say "no clang with libFuzzer is to be had; the tests replay the corpus but do not fuzz"
 }
 
+# The tests skip a shell that is not here.
+install_readers() {
+  local program
+  for program in zsh fish mandoc; do
+    has "$program" && continue
+    { can_install && apt_knows "$program" && say "installing $program" && apt_install "$program"; } ||
+      say "$program is not to be had; the tests skip it"
+  done
+}
+
 install_optional() {
   if ! has ccache; then
     { can_install && apt_knows ccache && say "installing ccache" && apt_install ccache; } ||
@@ -131,6 +142,7 @@ install_optional() {
   [[ " $* " == *" dev "* ]] || return 0
   install_fuzzing_clang
   install_amd_clang
+  install_readers
 }
 
 check_versions() {

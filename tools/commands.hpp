@@ -18,5 +18,7 @@ void add_verify(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_cache(CLI::App& program);
 void add_compile(CLI::App& program);
+void add_completion(CLI::App& program);
+void add_manual(CLI::App& program);
 
 }  // namespace tilewise::tools

@@ -213,10 +213,12 @@ void add_compile(CLI::App& program) {
       .add_option("--implementation", options->implementation,
                   "use this one, e.g. cuda.sm80 (default: the first that the target has)")
       ->type_name("NAME");
-  command.add_option("--out", options->folder, "write each kernel's code object and launch.json into this folder")
-      ->type_name("DIR");
-  command.add_option("--bundle", options->bundle, "write a bundle, which TILEWISE_BUNDLE loads without a compiler")
-      ->type_name("FILE");
+  with_check(
+      command.add_option("--out", options->folder, "write each kernel's code object and launch.json into this folder"),
+      path_to_write("DIR"));
+  with_check(
+      command.add_option("--bundle", options->bundle, "write a bundle, which TILEWISE_BUNDLE loads without a compiler"),
+      path_to_write("FILE"));
   with_check(command.add_option("--multiprocessors", options->multiprocessors,
                                 "schedule for as many (default: those of a common GPU of the target)"),
              integer_between(1, 65536));

@@ -148,6 +148,12 @@ CLI::Validator one_of(std::vector<std::string> words) {
       list, "one_of");
 }
 
+CLI::Validator path_to_write(const std::string& type) {
+  return CLI::Validator(
+      [](const std::string& text) { return text == "-" ? expected("a name, and ./- is one", text) : std::string(); },
+      type, "path_to_write");
+}
+
 CLI::Option* with_check(CLI::Option* option, CLI::Validator check) {
   option->type_name(check.get_description());
   check.description("");

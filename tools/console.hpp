@@ -68,6 +68,8 @@ class Progress {
 [[nodiscard]] CLI::Validator unsigned_integer();
 /// An option check: one of these words.
 [[nodiscard]] CLI::Validator one_of(std::vector<std::string> words);
+/// An option check: a name to write to, which "-" is not; `type` is shown as the option's.
+[[nodiscard]] CLI::Validator path_to_write(const std::string& type);
 
 /// Attaches a check, whose description becomes the option's type in the help text.
 CLI::Option* with_check(CLI::Option* option, CLI::Validator check);

@@ -86,6 +86,8 @@ int run_command(int argc, char** argv) {
   add_bench(program);
   add_cache(program);
   add_compile(program);
+  add_completion(program);
+  add_manual(program);
   if (argc > 1) check_subcommand(program, argv + 1);
   try {
     program.parse(argc, argv);

@@ -219,6 +219,26 @@ Bytes to_row_major(const Bytes& source, std::span<const std::int64_t> shape, std
   return result;
 }
 
+[[noreturn]] void refuse_unreadable(std::string_view name) {
+  invalid_argument(name, ": must be readable (got '", std::strerror(errno), "')");
+}
+
+/// Up to its end, with room made once where `expected` says how much there is.
+Bytes read_all(std::istream& stream, std::string_view name, std::uintmax_t expected) {
+  Bytes file;
+  constexpr std::size_t kChunk = std::size_t{1} << 20;
+  file.reserve(expected + kChunk);
+  errno = 0;
+  while (stream) {
+    const std::size_t before = file.size();
+    file.resize(before + kChunk);
+    stream.read(reinterpret_cast<char*>(file.data() + before), kChunk);
+    file.resize(before + static_cast<std::size_t>(stream.gcount()));
+  }
+  if (stream.bad()) refuse_unreadable(name);
+  return file;
+}
+
 }  // namespace
 
 Array parse_npy(Bytes file, std::string_view name) {
@@ -234,6 +254,8 @@ Array parse_npy(Bytes file, std::string_view name) {
   return Array(header.dtype, header.shape, std::move(rows), name);
 }
 
+Array read_npy(std::istream& stream, std::string_view name) { return parse_npy(read_all(stream, name, 0), name); }
+
 Array read_npy(const std::filesystem::path& path) {
   const std::string name = path.string();
   std::error_code status;
@@ -242,37 +264,29 @@ Array read_npy(const std::filesystem::path& path) {
     invalid_argument(name, ": must be a regular file or a pipe (got a ", is_directory(kind) ? "directory" : "device",
                      ")");
   }
-  const auto refuse = [&name] { invalid_argument(name, ": must be readable (got '", std::strerror(errno), "')"); };
   errno = 0;
   std::ifstream stream(path, std::ios::binary);
-  if (!stream.is_open()) refuse();
-
-  Bytes file;
-  constexpr std::size_t kChunk = std::size_t{1} << 20;
-  if (const std::uintmax_t size = std::filesystem::file_size(path, status); !status) file.reserve(size + kChunk);
-  while (stream) {
-    const std::size_t before = file.size();
-    file.resize(before + kChunk);
-    stream.read(reinterpret_cast<char*>(file.data() + before), kChunk);
-    file.resize(before + static_cast<std::size_t>(stream.gcount()));
-  }
-  if (stream.bad()) refuse();
-  return parse_npy(std::move(file), name);
+  if (!stream.is_open()) refuse_unreadable(name);
+  const std::uintmax_t size = std::filesystem::file_size(path, status);
+  return parse_npy(read_all(stream, name, status ? 0 : size), name);
 }
 
-void write_npy(const std::filesystem::path& path, const TensorView& view) {
+void write_npy(std::ostream& stream, const TensorView& view) {
   std::string header = concat("{'descr': '", descr_of(view.dtype),
                               "', 'fortran_order': False, 'shape': ", print_shape(shape_of(view)), ", }");
   constexpr std::size_t kPrologue = 10;
   while ((kPrologue + header.size() + 1) % kDataAlignment != 0) header += ' ';
   header += '\n';
-
-  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
   stream << kMagic << '\x01' << '\0' << static_cast<char>(header.size() & 0xFF) << static_cast<char>(header.size() >> 8)
          << header;
   stream.write(static_cast<const char*>(view.data),
                static_cast<std::streamsize>(static_cast<std::size_t>(view.numel()) * size_of(view.dtype)));
   stream.flush();
+}
+
+void write_npy(const std::filesystem::path& path, const TensorView& view) {
+  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+  write_npy(stream, view);
   if (!stream) {
     throw Error(ErrorCode::runtime, concat(path.string(), ": could not be written (", std::strerror(errno), ")"));
   }

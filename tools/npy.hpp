@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <iosfwd>
 #include <string_view>
 
 #include "array.hpp"
@@ -16,9 +17,13 @@ namespace tilewise::tools {
 
 /// parse_npy() of a file. Throws Error naming the file, also where it can't be read.
 [[nodiscard]] Array read_npy(const std::filesystem::path& path);
+/// parse_npy() of all that a stream has.
+[[nodiscard]] Array read_npy(std::istream& stream, std::string_view name);
 
 /// Writes a row-major contiguous view as .npy version 1.0; bf16 becomes uint16. Throws Error
 /// (runtime) where the file can't be written.
 void write_npy(const std::filesystem::path& path, const TensorView& view);
+/// The same to a stream, whose state tells whether it could be written.
+void write_npy(std::ostream& stream, const TensorView& view);
 
 }  // namespace tilewise::tools

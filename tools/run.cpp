@@ -1,4 +1,7 @@
 // `tilewise run`: attention on .npy files; with --dout the backward pass too.
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -82,6 +85,9 @@ struct Options {
 };
 constexpr const char* kCausalTopLeft = "causal_top_left";  // short for --mask causal --alignment top_left
 
+/// Instead of a file's name: standard input for one input, standard output for one result.
+constexpr const char* kStandardStream = "-";
+
 using Arrays = std::array<Array, kInputCount>;
 
 /// The names of an enumeration's values, for an option check.
@@ -154,6 +160,7 @@ Array make_lse(const TensorView& q, Layout layout) {
 void check_outputs_differ(const Options& given) {
   const auto same_file = [](const std::string& a, const std::string& b) {
     namespace fs = std::filesystem;
+    if (a == kStandardStream || b == kStandardStream) return a == b;
     return fs::weakly_canonical(fs::absolute(a)) == fs::weakly_canonical(fs::absolute(b));
   };
   for (std::size_t i = 0; i < kOutputCount; ++i) {
@@ -162,6 +169,23 @@ void check_outputs_differ(const Options& given) {
       if (given.outputs[other].empty() || !same_file(given.outputs[i], given.outputs[other])) continue;
       core::invalid_argument(kOutputs[i].name, ": must name another file than ", kOutputs[other].name, " (got '",
                              given.outputs[i], "')");
+    }
+  }
+}
+
+/// An array is no text, and only one can be read from a stream.
+void check_standard_streams(const Options& given) {
+  const char* reader = nullptr;
+  for (std::size_t i = 0; i < kInputCount; ++i) {
+    if (given.inputs[i] != kStandardStream) continue;
+    const char* name = kInputs[i].name;
+    if (reader) core::invalid_argument(name, ": must name a file where ", reader, " is standard input (got '-')");
+    if (isatty(STDIN_FILENO) == 1) core::invalid_argument(name, ": must be a file or a pipe (got '-', a terminal)");
+    reader = name;
+  }
+  for (std::size_t i = 0; i < kOutputCount; ++i) {
+    if (given.outputs[i] == kStandardStream && isatty(STDOUT_FILENO) == 1) {
+      core::invalid_argument(kOutputs[i].name, ": must be a file or a pipe (got '-', a terminal)");
     }
   }
 }
@@ -182,25 +206,40 @@ void check_files(const Options& given) {
     if (!given.outputs[gradient].empty() && given.inputs[input].empty())
       core::invalid_argument(kOutputs[gradient].name, ": needs ", kInputs[input].name, " (got none)");
   check_outputs_differ(given);
+  check_standard_streams(given);
+}
+
+Array read_input(const std::string& name) {
+  return name == kStandardStream ? read_npy(std::cin, "standard input") : read_npy(name);
+}
+
+/// Where what is said of the call goes: not among an array's bytes.
+std::ostream& report(const Options& given) {
+  const bool taken = std::ranges::find(given.outputs, kStandardStream) != given.outputs.end();
+  return taken ? std::cerr : std::cout;
 }
 
 void write_outputs(const Options& given, const std::array<Array, kOutputCount>& outputs) {
   for (std::size_t i = 0; i < kOutputCount; ++i) {
     if (given.outputs[i].empty()) continue;
-    write_npy(given.outputs[i], outputs[i].view());
-    std::cout << given.outputs[i] << ": " << describe(outputs[i].view()) << '\n';
+    if (given.outputs[i] == kStandardStream) {
+      write_npy(std::cout, outputs[i].view());  // main() sees to a failure
+    } else {
+      write_npy(given.outputs[i], outputs[i].view());
+    }
+    report(given) << given.outputs[i] << ": " << describe(outputs[i].view()) << '\n';
   }
 }
 
-void print_plan(const Plan& plan) {
-  std::cout << to_string(plan.problem()) << "\n  " << plan.implementation() << ", " << plan.schedule() << '\n';
+void print_plan(std::ostream& stream, const Plan& plan) {
+  stream << to_string(plan.problem()) << "\n  " << plan.implementation() << ", " << plan.schedule() << '\n';
 }
 
 void run_files(const Options& given) {
   check_files(given);
   Arrays inputs;
   for (std::size_t i = 0; i < kInputCount; ++i)
-    if (!given.inputs[i].empty()) inputs[i] = read_npy(given.inputs[i]);
+    if (!given.inputs[i].empty()) inputs[i] = read_input(given.inputs[i]);
   set_num_threads(given.threads);
   const SelectOptions select{given.implementation};
   const bool backward = inputs[kDout].defined();
@@ -240,11 +279,11 @@ void run_files(const Options& given) {
     check_stated_problem(given, describe(gradients));
   }
   const Plan forward_plan = plan(forward_problem, select);
-  print_plan(forward_plan);
+  print_plan(report(given), forward_plan);
   run(forward_plan, forward);
   if (backward) {
     const Plan backward_plan = plan(describe(gradients), select);
-    print_plan(backward_plan);
+    print_plan(report(given), backward_plan);
     run(backward_plan, gradients);
   }
   write_outputs(given, outputs);
@@ -315,7 +354,8 @@ void add_run(CLI::App& program) {
   add_threads_option(command, options->threads);
   command.footer(
       "Example: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
-      "Shapes and meanings: docs/semantics.md.");
+      "One FILE.npy that is read and one that is written may be -, standard input and output; messages then go to\n"
+      "standard error. Shapes and meanings: semantics.md, which is installed with the documents.");
   command.callback([options] {
     check_problem_excludes_options(*options);
     run_files(*options);

@@ -162,6 +162,8 @@ def test_fewer_multiprocessors_have_fewer_splits(compile_, tmp_path):
         (["--target", "sm_80", "--problem", FORWARD + " device=hip"], 2, ["device: must be cuda for sm_80 (got hip)"]),
         (["--target", "gfx942", "--problem", FORWARD + " device=cpu"], 2, ["device: must be hip for gfx942 (got cpu)"]),
         (["--target", "sm_80", "--problem", "attention_forward head_dim=64"], 2, ["seqlen_q: must be given"]),
+        (["--target", "sm_80", "--out", "-"], 2, ["--out: must be a name, and ./- is one (got '-')"]),
+        (["--target", "sm_80", "--bundle", "-"], 2, ["--bundle: must be a name, and ./- is one (got '-')"]),
         (["--target", "sm_80", "--problems", "/nowhere"], 2, ["--problems: /nowhere can't be read"]),
         (
             ["--target", "sm_80", "--problem", FORWARD, "--implementation", "hip.cdna"],

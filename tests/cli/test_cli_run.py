@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pty
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -317,3 +321,99 @@ def test_no_output_is_an_error(tilewise, tmp_path):
     assert "--out" in tilewise("run", *words, status=2).stderr
     done = tilewise("run", *words, "--out", tmp_path / "missing" / "out.npy", status=1)
     assert "could not be written" in done.stderr
+
+
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    """`run` and its inputs, saved."""
+    result = ["run"]
+    for name, array in draw().items():
+        np.save(tmp_path / f"{name}.npy", array)
+        result += [f"--{name}", str(tmp_path / f"{name}.npy")]
+    return result
+
+
+def test_a_dash_writes_to_standard_output(command, environment, words, tmp_path):
+    done = subprocess.run(
+        [command, *words, "--out", "-", "--lse", tmp_path / "lse.npy"],
+        capture_output=True,
+        timeout=60,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    want_out, want_lse, _ = attention(**draw())
+    stream = io.BytesIO(done.stdout)
+    np.testing.assert_allclose(np.load(stream), want_out, rtol=2e-5, atol=2e-5)
+    assert stream.read() == b"", "nothing but the array"
+    np.testing.assert_allclose(np.load(tmp_path / "lse.npy"), want_lse, rtol=2e-5, atol=2e-5)
+    assert b"attention_forward" in done.stderr
+    assert b"-: f32[2, 7, 4, 6]" in done.stderr
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_dash_reads_from_standard_input(command, environment, words, tmp_path):
+    piped = (tmp_path / "q.npy").read_bytes()
+    words[words.index("--q") + 1] = "-"
+    done = subprocess.run(
+        [command, *words, "--out", "-"], input=piped, capture_output=True, timeout=60, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(io.BytesIO(done.stdout)), attention(**draw())[0], rtol=2e-5, atol=2e-5)
+
+
+def test_a_broken_array_on_standard_input(command, environment, words):
+    words[words.index("--q") + 1] = "-"
+    done = subprocess.run(
+        [command, *words, "--out", "-"], input=b"no array", capture_output=True, timeout=60, env=environment
+    )
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"tilewise: standard input: must begin with")
+
+
+def test_a_terminal_gets_no_array(command, environment, words):
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [command, *words, "--out", "-"],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            env=environment,
+        )
+        assert done.returncode == 2
+        assert done.stderr == b"tilewise: --out: must be a file or a pipe (got '-', a terminal)\n"
+        words[words.index("--k") + 1] = "-"
+        done = subprocess.run(
+            [command, *words, "--out", "-"], stdin=theirs, capture_output=True, timeout=60, env=environment
+        )
+        assert done.returncode == 2
+        assert done.stderr == b"tilewise: --k: must be a file or a pipe (got '-', a terminal)\n"
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_full_standard_output_is_a_failure(command, environment, words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [command, *words, "--out", "-"], stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment
+        )
+    assert done.returncode == 1
+    assert b"standard output: could not be written" in done.stderr
+
+
+def test_one_dash_for_input_and_one_for_output(tilewise, words):
+    twice = tilewise(*words, "--out", "-", "--lse", "-", status=2)
+    assert twice.stdout == ""
+    assert "--lse: must name another file than --out (got '-')" in twice.stderr
+    words[words.index("--k") + 1] = words[words.index("--v") + 1] = "-"
+    twice = tilewise(*words, "--out", "-", status=2)
+    assert "--v: must name a file where --k is standard input (got '-')" in twice.stderr
+
+
+def test_a_file_can_have_the_name_of_a_dash(command, environment, words, tmp_path):
+    subprocess.run([command, *words, "--out", "./-"], check=True, timeout=60, env=environment, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "-"), attention(**draw())[0], rtol=2e-5, atol=2e-5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench", "cache"]
+SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench", "cache", "compile", "completion", "manual"]
 PROBLEM = "attention_forward seqlen_q=16 head_dim=8"
 
 

@@ -4,14 +4,20 @@
 
 ``attention`` computes, ``explain`` shows which implementation would and why, ``warmup`` prepares a
 call without running it, ``merge`` joins partial results over disjoint keys.
-``docs/semantics.md`` says what every argument means.
+``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
+import inspect
+
+from tilewise import semantics
 from tilewise._attention import attention, explain, merge, warmup
 from tilewise._core import ExplainRow, Explanation, version
 from tilewise._threads import get_num_threads, set_num_threads
 
 __version__: str = version()
+
+if attention.__doc__:  # python -OO has none
+    attention.__doc__ = f"{inspect.cleandoc(attention.__doc__)}\n\n{semantics.__doc__}"
 
 __all__ = [
     "ExplainRow",
@@ -21,6 +27,7 @@ __all__ = [
     "explain",
     "get_num_threads",
     "merge",
+    "semantics",
     "set_num_threads",
     "warmup",
 ]

@@ -144,8 +144,8 @@ def attention(
     """Softmax attention: ``softmax(softmax_scale * q @ k.T + ...) @ v`` per head, without the score matrix.
 
     Torch tensors have autograd (q, k, v, bias and sink), torch.compile, autocast and vmap. NumPy arrays
-    (bfloat16 through ml_dtypes) and DLPack CPU arrays return their own kind. docs/semantics.md is the
-    full definition.
+    (bfloat16 through ml_dtypes) and DLPack CPU arrays return their own kind. The full definition,
+    ``tilewise.semantics``, follows below.
 
     Args:
         q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16. Any strides with a contiguous

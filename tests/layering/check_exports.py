@@ -14,7 +14,9 @@ from pathlib import Path
 
 SCOPE = re.compile(r"(?:namespace|class|struct)\s+(?:TILEWISE_EXPORT\s+)?([\w:]+)[^()]*")
 EXPORTED_CLASS = re.compile(r"(?:class|struct)\s+TILEWISE_EXPORT\s+(\w+)")
-NO_DECLARATION = re.compile(r"(?:using|typedef|friend|template|enum|namespace)\b|.*=\s*(?:default|delete)$", re.DOTALL)
+NO_DECLARATION = re.compile(
+    r"(?:using|typedef|friend|template|enum|namespace|static_assert)\b|.*=\s*(?:default|delete)$", re.DOTALL
+)
 
 
 def statements(text: str) -> list[tuple[str, str]]:

@@ -2,8 +2,9 @@
 # Importing it imports neither torch nor an array library beyond NumPy.
 """Fused attention for CPUs and GPUs.
 
-``attention`` computes, ``explain`` shows which implementation would and why, ``warmup`` prepares a
-call without running it, ``merge`` joins partial results over disjoint keys.
+``attention`` computes, ``attention_backward`` its gradients where no autograd does, ``explain`` shows
+which implementation would and why, ``warmup`` prepares a call without running it, ``merge`` joins
+partial results over disjoint keys.
 ``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
@@ -11,6 +12,7 @@ import inspect
 
 from tilewise import semantics
 from tilewise._attention import attention, explain, merge, warmup
+from tilewise._backward import AttentionGradients, attention_backward
 from tilewise._core import ExplainRow, Explanation, version
 from tilewise._threads import get_num_threads, set_num_threads
 
@@ -20,10 +22,12 @@ if attention.__doc__:  # python -OO has none
     attention.__doc__ = f"{inspect.cleandoc(attention.__doc__)}\n\n{semantics.__doc__}"
 
 __all__ = [
+    "AttentionGradients",
     "ExplainRow",
     "Explanation",
     "__version__",
     "attention",
+    "attention_backward",
     "explain",
     "get_num_threads",
     "merge",

@@ -22,6 +22,8 @@ MASKS: dict[Optional[str], tuple[bool, bool]] = {  # value: causal, and whether 
     "causal_top_left": (True, True),
 }
 
+GRADIENTS: dict[str, int] = {name: place for place, name in enumerate(("dq", "dk", "dv", "dbias", "dsink"))}
+
 # What the operators for calls without rarer options take instead of mask and layout: 2 * layout + causal.
 FORMS: dict[tuple[Optional[str], str], int] = {
     (mask, layout): 2 * number + causal
@@ -242,3 +244,18 @@ def _tail(
 def with_seed(tail: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     """TAIL with an integer seed, which is its first field."""
     return (seed, *tail[1:])
+
+
+def wanted_gradients(gradients: Any, options: Options, bias_is_bool: bool) -> tuple[bool, ...]:
+    """Which of the GRADIENTS a backward pass computes; None: all that there are."""
+    if gradients is None:
+        return True, True, True, options.bias is not None and not bias_is_bool, options.sink is not None
+    if not isinstance(gradients, (tuple, list)):
+        raise TypeError(f"gradients: must be a tuple or list of names (got {type(gradients).__name__})")
+    places = [named(f"gradients[{i}]", name, GRADIENTS) for i, name in enumerate(gradients)]
+    if not places:
+        raise ValueError(f"gradients: must name at least one of {_listed(GRADIENTS)} (got none)")
+    for name, value in (("bias", options.bias), ("sink", options.sink)):
+        if value is None and GRADIENTS[f"d{name}"] in places:
+            raise ValueError(f"gradients: 'd{name}' requires {name} (got None)")
+    return tuple(place in places for place in GRADIENTS.values())

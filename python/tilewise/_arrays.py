@@ -11,7 +11,16 @@ from typing import Any, Optional
 import numpy as np
 
 from tilewise import _core
-from tilewise._arguments import ARRAY_NAMES, DEFAULT_TAIL, DROPOUT_IN_TAIL, NO_ARRAYS, Options, seed_value, with_seed
+from tilewise._arguments import (
+    ARRAY_NAMES,
+    DEFAULT_TAIL,
+    DROPOUT_IN_TAIL,
+    NO_ARRAYS,
+    Options,
+    seed_value,
+    wanted_gradients,
+    with_seed,
+)
 from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
@@ -39,23 +48,31 @@ def borrow_optional(name: str, array: Any, writable: bool = False) -> Optional[_
     return None if array is None else borrow(name, array, writable)
 
 
-def empty_like_kind(
+def empty_for(
     like: Any, shape: Sequence[int], dtype: str, view: Optional[_core.Array] = None
 ) -> tuple[Any, _core.Array]:
-    """A new array of `like`'s kind and the core's writable view of it. dtype: "f32" or that of `like`, "".
+    """Memory of a new array of `like`'s kind and the core's writable view of it. dtype: "f32" or that of `like`.
 
-    `view`: of `like`, whose device the new array shares; None for the CPU.
+    `view`: of `like`, whose device the new array shares; None for the CPU. once_written() makes the memory an array.
     """
     if isinstance(like, np.ndarray):
-        array = np.empty(shape, np.float32 if dtype == "f32" else like.dtype)
-        return array, borrow("out", array, writable=True)
-    memory = _core.empty(list(shape), dtype, view)
+        memory = np.empty(shape, np.float32 if dtype == "f32" else like.dtype)
+    else:
+        memory = _core.empty(list(shape), dtype, view)
+    return memory, borrow("out", memory, writable=True)
+
+
+def once_written(like: Any, memory: Any, view: _core.Array) -> Any:
+    """What empty_for() gave for `like` as an array of its kind.
+
+    Not before it is written: a library may copy what it imports, or take it for unchangeable.
+    """
+    if isinstance(like, np.ndarray):
+        return memory
     library = _library(like)
     if library is not None:
-        array = library.from_dlpack(memory)
-    else:
-        array = memory if dtype == "bf16" or (view is not None and view.device != "cpu") else np.from_dlpack(memory)
-    return array, borrow("out", memory, writable=True)
+        return library.from_dlpack(memory)
+    return memory if view.dtype == "bf16" or view.device != "cpu" else np.from_dlpack(memory)
 
 
 def _library(array: Any) -> Any:
@@ -66,7 +83,7 @@ def _library(array: Any) -> Any:
     return package if hasattr(package, "from_dlpack") else None
 
 
-def _cupy_stream(array: Any) -> Optional[int]:
+def cupy_stream(array: Any) -> Optional[int]:
     """The current stream of a CuPy array's library; None for other arrays, which say nothing of streams."""
     cupy = sys.modules.get("cupy")
     if cupy is None or not isinstance(array, cupy.ndarray):
@@ -105,24 +122,54 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
     out_shape, lse_shape = _core.output_shapes(*views, borrowed)
     fresh_out = out is None
     if fresh_out:
-        out, out_view = empty_like_kind(q, out_shape, views[0].dtype, views[0])
+        memory, out_view = empty_for(q, out_shape, views[0].dtype, views[0])
     else:
         out_view = borrow("out", out, writable=True)
-    lse, lse_view = empty_like_kind(q, lse_shape, "f32", views[0]) if return_lse else (None, None)
-    stream = _cupy_stream(q)
+    lse_view: Optional[_core.Array] = None
+    if return_lse:
+        lse, lse_view = empty_for(q, lse_shape, "f32", views[0])
+    stream = cupy_stream(q)
     _core.attention_forward(
         *views, out_view, lse_view, borrowed, options.implementation or "", torch_threads(), fresh_out, stream or 0
     )
     if stream is None:  # whoever reads the result on another stream finds it there
         _core.synchronize(out_view)
-    return (out, lse) if return_lse else out
+    if fresh_out:
+        out = once_written(q, memory, out_view)
+    return out if lse_view is None else (out, once_written(q, lse, lse_view))
+
+
+def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options) -> list[Any]:
+    """(dq, dk, dv, dbias, dsink), None where not wanted. `tensors`: dout, dlse, q, k, v, out, softmax_lse by name."""
+    borrowed = core_options(options)
+    views: dict[str, Any] = {
+        name: borrow_optional(name, array) if name == "dlse" else borrow(name, array) for name, array in tensors.items()
+    }
+    _core.output_shapes(views["q"], views["k"], views["v"], borrowed)  # for its checks, before anything is allocated
+    inputs = {"dq": tensors["q"], "dk": tensors["k"], "dv": tensors["v"], "dbias": options.bias, "dsink": options.sink}
+    likes = {name: borrow_optional(name, array) for name, array in inputs.items()}
+    wanted = wanted_gradients(gradients, options, likes["dbias"] is not None and likes["dbias"].dtype == "bool")
+    memories: dict[str, Any] = {}
+    outputs: dict[str, Any] = dict.fromkeys(inputs)
+    for (name, like), want in zip(likes.items(), wanted):
+        if want and like is not None:
+            memories[name], outputs[name] = empty_for(inputs[name], like.shape, like.dtype, like)
+    stream = cupy_stream(tensors["q"])
+    _core.attention_backward(
+        **views, **outputs, options=borrowed, implementation=options.implementation or "", stream=stream or 0
+    )
+    if stream is None:
+        _core.synchronize(views["q"])
+    return [
+        once_written(inputs[name], memories[name], view) if name in memories else None for name, view in outputs.items()
+    ]
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> tuple[Any, Any]:
     """(out, softmax_lse) of partial results."""
     out_views = [borrow(f"outs[{i}]", array) for i, array in enumerate(outs)]
     lse_views = [borrow(f"lses[{i}]", array) for i, array in enumerate(lses)]
-    out, out_view = empty_like_kind(outs[0], out_views[0].shape, out_views[0].dtype)
-    lse, lse_view = empty_like_kind(outs[0], lse_views[0].shape, "f32")
+    out, out_view = empty_for(outs[0], out_views[0].shape, out_views[0].dtype)
+    lse, lse_view = empty_for(outs[0], lse_views[0].shape, "f32")
     _core.merge(out_views, lse_views, borrow_optional("sink", sink), out_view, lse_view, layout, torch_threads())
-    return out, lse
+    return once_written(outs[0], out, out_view), once_written(outs[0], lse, lse_view)

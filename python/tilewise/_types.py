@@ -8,6 +8,7 @@ from typing import Any, Literal, Optional, TypedDict, Union
 Mask = Optional[Literal["causal", "causal_top_left"]]
 Alignment = Literal["bottom_right", "top_left"]
 Layout = Literal["bshd", "sbhd", "bhsd", "thd"]
+Gradient = Literal["dq", "dk", "dv", "dbias", "dsink"]
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -45,6 +45,17 @@ class Exporter:
         return self._tensor.__dlpack_device__()
 
 
+class Namespaced(Exporter):
+    """A DLPack producer that belongs to an array library, one that copies what it imports."""
+
+    def __array_namespace__(self) -> Any:
+        return Namespaced
+
+    @staticmethod
+    def from_dlpack(memory: Any) -> "Namespaced":
+        return Namespaced(torch.from_dlpack(memory).clone())
+
+
 def check(tensors: list[torch.Tensor], options: dict[str, Any], run: Callable[..., Any], tolerance: float) -> None:
     """Compares out, lse and all gradients of run(q, k, v, **options) with the formulas. All tensors are on the CPU."""
     leaves, given = leaves_of(tensors, options)

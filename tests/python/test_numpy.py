@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, TOLERANCE, assert_close, draw
-from checking import Exporter
+from checking import Exporter, Namespaced
 
 import tilewise
 
@@ -88,17 +88,6 @@ def test_merge():
     assert type(out) is np.ndarray
     assert_close(torch.from_numpy(out), torch.from_numpy(expected), 1e-5)
     assert_close(torch.from_numpy(lse), torch.from_numpy(expected_lse), 1e-5)
-
-
-class Namespaced(Exporter):
-    """A DLPack producer that belongs to an array library."""
-
-    def __array_namespace__(self):
-        return Namespaced
-
-    @staticmethod
-    def from_dlpack(memory):
-        return Namespaced(torch.from_dlpack(memory))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

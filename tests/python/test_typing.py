@@ -25,6 +25,8 @@ MISTAKES = {
     "window": ("window=(128, -1)", "window=128", "window"),
     "layout": ('layout="bhsd"', 'layout="hbsd"', "layout"),
     "lse_without_return_lse": (", return_lse=True)", ")", "returning any"),
+    "gradients": ('gradients=("dq", "dk")', 'gradients=("dq", "dw")', "gradients"),
+    "backward_mask": ('"causal_top_left")', '"diagonal")', "mask"),
     "num_threads": ("set_num_threads(tilewise.get_num_threads())", 'set_num_threads("2")', "set_num_threads"),
 }
 

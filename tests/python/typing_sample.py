@@ -26,6 +26,13 @@ def torch_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     return merged
 
 
+def gradients(dout: Array, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    out, lse = tilewise.attention(q, k, v, return_lse=True)
+    result = tilewise.attention_backward(dout, q, k, v, out, lse, gradients=("dq", "dk"), mask="causal_top_left")
+    reveal_type(result)  # tuple[Any, Any, Any, Any, Any, fallback=tilewise._backward.AttentionGradients]
+    return result.dq, result.dk
+
+
 def explained(q: Array) -> list[str]:
     tilewise.warmup(q, q, q, mask="causal")
     tilewise.warmup(q, q, q, return_lse=True)

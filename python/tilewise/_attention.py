@@ -81,6 +81,7 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
             and not torch.any_autocast()
             and not torch.transforming()
             and isinstance(q, torch.Tensor)
+            and not q.is_nested
             and isinstance(k, torch.Tensor)
             and isinstance(v, torch.Tensor)
             and (return_lse is False or return_lse is True)
@@ -144,8 +145,14 @@ def attention(
     """Softmax attention: ``softmax(softmax_scale * q @ k.T + ...) @ v`` per head, without the score matrix.
 
     Torch tensors have autograd (q, k, v, bias and sink), torch.compile, autocast and vmap. NumPy arrays
-    (bfloat16 through ml_dtypes) and DLPack CPU arrays return their own kind. The full definition,
+    (bfloat16 through ml_dtypes) and DLPack arrays return their own kind. The full definition,
     ``tilewise.semantics``, follows below.
+
+    Jagged tensors of torch.nested, [batch_size, *seqlen, num_heads, head_dim], or with layout "bhsd"
+    [batch_size, num_heads, *seqlen, head_dim], are computed on where they lie. out has q's own offsets (and
+    lengths, which take the place of seqused), so that q + out works; k and v may have others. softmax_lse is
+    that of layout "thd" over q.values(): [num_heads_q, total_q]. max_seqlen_q and max_seqlen_k, which a bias goes
+    by, are those that torch keeps, else computed, which on a GPU waits for it once, as lengths do at every call.
 
     Args:
         q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16. Any strides with a contiguous
@@ -279,8 +286,12 @@ def _bound_call(function: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     head, tail = head_and_tail(*(given[name] for name in inspect.signature(head_and_tail).parameters))
     seed = given["seed"]
     if seed is None:  # torch's operators get a drawn one, as a tensor where q is
-        seed = q.new_empty(2, dtype=sys.modules["torch"].int64) if _is_torch(q) and q.is_cuda else 0
-    return given, _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
+        torch: Any = sys.modules.get("torch")
+        seed = torch.empty(2, dtype=torch.int64, device=q.device) if _is_torch(q) and q.is_cuda else 0
+    call = _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
+    if _is_torch(q) and q.is_nested:
+        call = _load_torch_backend().jagged.unwrap(given, call)
+    return given, call
 
 
 def _explain_text(problem: str, others: dict[str, Any]) -> _core.Explanation:

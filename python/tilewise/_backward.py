@@ -64,7 +64,8 @@ def attention_backward(
     """Gradients of attention() from what it took and gave, without the score matrix.
 
     NumPy arrays (bfloat16 through ml_dtypes) and DLPack arrays, on the CPU or a GPU, give new arrays of their own
-    kind. Torch tensors work too, and their gradients have no graph; attention() itself has autograd for them.
+    kind. Torch tensors work too, jagged ones included, and their gradients have no graph; attention() itself has
+    autograd for them.
 
     Args:
         dout: Gradient of out, in its shape and dtype; any strides with a contiguous last dimension will do.

@@ -21,7 +21,7 @@ from tilewise._arguments import (
     with_seed,
 )
 from tilewise._kinds import form
-from tilewise._torch import autocast, autograd, batching, fake, operators  # noqa: F401 (they register rules)
+from tilewise._torch import autocast, autograd, batching, fake, jagged, operators  # noqa: F401 (they register rules)
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge
@@ -100,6 +100,8 @@ def attention(
 
     `arrays` are in ARRAY_NAMES' order, or None where there is none; a tail of None has its defaults.
     """
+    if q.is_nested:
+        return jagged.attention(attention, q, k, v, out, seed, head, arrays, tail, return_lse)
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)) or arrays is not None or out is not None:
         _check_tensors(k, v, out, arrays or NO_ARRAYS)
     traced = compiling()

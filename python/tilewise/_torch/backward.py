@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from tilewise._arguments import ARRAY_NAMES, Options, wanted_gradients
-from tilewise._torch import operators
+from tilewise._torch import jagged, operators
 from tilewise._torch.errors import raise_known
 
 
 def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not wanted. `tensors`: dout, dlse, q, k, v, out, softmax_lse by name."""
+    if tensors["q"].is_nested:
+        return jagged.attention_backward(attention_backward, tensors, gradients, options)
     for name, value in (*tensors.items(), *zip(ARRAY_NAMES, (getattr(options, name) for name in ARRAY_NAMES))):
         if not isinstance(value, Tensor) and (value is not None or (name in tensors and name != "dlse")):
             kind = type(value)

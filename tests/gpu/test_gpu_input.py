@@ -138,6 +138,18 @@ def test_dlpack_objects():
     assert_close(torch.from_dlpack(out), dense64(q, k, v, causal=True)[0], 2e-2)
 
 
+def test_attention_backward_of_dlpack_objects():
+    q, k, v = _small()
+    leaves = [tensor.requires_grad_() for tensor in (q.clone(), k.clone(), v.clone())]
+    out, lse = tilewise.attention(*leaves, mask="causal", return_lse=True, deterministic=True)
+    dout = torch.randn_like(out)
+    expected = torch.autograd.grad(out, leaves, dout)
+    arrays = map(Exporter, (dout, q, k, v, out.detach(), lse.detach()))
+    result = tilewise.attention_backward(*arrays, mask="causal", deterministic=True)
+    for gradient, wanted in zip(result[:3], expected):
+        assert torch.equal(torch.from_dlpack(gradient), wanted)
+
+
 def test_cupy():
     cupy = pytest.importorskip("cupy")
     q, k, v = (cupy.random.standard_normal((1, 50, 2, 64), dtype=cupy.float32).astype(cupy.float16) for _ in range(3))

@@ -8,7 +8,7 @@ import torch
 from cases import TOLERANCE, assert_close, lengths
 from torch.nested import nested_tensor_from_jagged
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_support import assert_same
+from torch_support import assert_same, gradients
 
 import tilewise
 
@@ -116,6 +116,36 @@ def test_heads_before_the_jagged_dimension():
     stored = [nested_tensor_from_jagged(each, leaf.offsets(), jagged_dim=2) for each, leaf in zip(stored, leaves)]
     out = tilewise.attention(*stored, layout="bhsd")
     assert torch.equal(out.transpose(1, 2).values(), expected.values())
+
+
+def test_in_a_layer_of_a_model():
+    """Chunks of one projection, which lie beside each other in its rows, against torch on each sequence."""
+    torch.manual_seed(0)
+    x = _jagged(torch.tensor(OFFSETS_Q), 1, 32).flatten(2)
+    weight = torch.randn(96, 32) / 6
+
+    def jagged(weight):
+        q, k, v = (part.unflatten(-1, (4, 8)) for part in torch.nn.functional.linear(x, weight).chunk(3, -1))
+        return (x + tilewise.attention(q, k, v, mask="causal").flatten(2)).values()
+
+    def each(weight):
+        outs = []
+        for part in x.unbind():
+            q, k, v = (heads.unflatten(-1, (4, 8)).transpose(0, 1) for heads in (part @ weight.T).chunk(3, -1))
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            outs.append(part + out.transpose(0, 1).flatten(1))
+        return torch.cat(outs)
+
+    assert_same(*(tuple(sum(gradients(function, weight), ())) for function in (jagged, each)), 1e-4)
+
+
+def test_inference_mode_and_an_empty_batch():
+    q, k, v = _qkv()
+    expected = tilewise.attention(q, k, v)
+    with torch.inference_mode():
+        assert torch.equal(tilewise.attention(q, k, v).values(), expected.values())
+    nothing = nested_tensor_from_jagged(torch.randn(0, 2, 8), torch.tensor([0]))
+    assert tilewise.attention(nothing, nothing, nothing).shape == nothing.shape
 
 
 class Copies(TorchDispatchMode):

@@ -90,7 +90,7 @@ def _place(side: str, tensor: Any, dim: int, options: dict[str, Any]) -> Rows:
     if lengths is None:
         first = 0
         if max_seqlen is None and (tensor.is_cuda or tensor._max_seqlen_tensor is not None):
-            max_seqlen = tensor._get_max_seqlen()  # torch keeps it once it is known
+            max_seqlen = tensor._get_max_seqlen() if tensor.shape[0] > 0 else 0  # torch keeps it once it is known
     else:  # sequences with gaps between them, the first one anywhere
         _refuse_given(f"seqused_{side}", options[f"seqused_{side}"], f"the lengths of {side} take its place")
         if side == "k":

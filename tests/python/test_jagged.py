@@ -153,7 +153,8 @@ class Copies(TorchDispatchMode):
 
     def __init__(self, tensors):
         super().__init__()
-        self.known = {tensor.values().untyped_storage().data_ptr() for tensor in tensors}
+        dense = (tensor.values() if tensor.is_nested else tensor for tensor in tensors)
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in dense}
         self.addresses, self.largest = [], 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -163,7 +164,8 @@ class Copies(TorchDispatchMode):
                 continue
             address = tensor.untyped_storage().data_ptr()
             if func.namespace == "tilewise":
-                self.addresses = [tensor.data_ptr() for tensor in args[:3]]
+                first = 2 if "backward" in func.name() else 0
+                self.addresses = [tensor.data_ptr() for tensor in args[first : first + 3]]
                 self.known.add(address)
             elif address not in self.known:
                 self.largest = max(self.largest, tensor.numel())
@@ -182,6 +184,16 @@ def test_nothing_is_copied(layout, with_lengths):
         tilewise.attention(*given, layout=layout)
     assert copies.addresses == addresses
     assert copies.largest == len(offsets)  # as int32
+    out, lse = tilewise.attention(*(tensor.requires_grad_() for tensor in given), layout=layout, return_lse=True)
+    dout = out.detach().clone()
+    with Copies([*tensors, out, lse, dout]) as copies:
+        out.backward(dout)
+    assert copies.addresses == addresses
+    assert copies.largest <= len(offsets)  # those saved
+    with Copies([*tensors, out, lse, dout]) as copies:
+        tilewise.attention_backward(dout, *given, out, lse, layout=layout)
+    assert copies.addresses == addresses
+    assert copies.largest == len(offsets)
 
 
 @pytest.mark.parametrize("starts", [[0, 0, 0], [1, 0, 2]])

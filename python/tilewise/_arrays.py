@@ -156,7 +156,12 @@ def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options
             memories[name], outputs[name] = empty_for(inputs[name], like.shape, like.dtype, like)
     stream = cupy_stream(tensors["q"])
     _core.attention_backward(
-        **views, **outputs, options=borrowed, implementation=options.implementation or "", stream=stream or 0
+        **views,
+        **outputs,
+        options=borrowed,
+        implementation=options.implementation or "",
+        torch_threads=torch_threads(),
+        stream=stream or 0,
     )
     if stream is None:
         _core.synchronize(views["q"])

@@ -99,8 +99,13 @@ class Merger {
   void merge_row(std::int64_t b, std::int64_t h, std::int64_t s) const {
     const double sink =
         sink_.defined() ? double{static_cast<const float*>(sink_.data)[h * sink_.strides[0]]} : -kInfinity;
-    double largest = sink;
-    for (const Partial& p : partials_) largest = std::max(largest, double{lse_at(p.lse, b, h, s)});
+    double largest = sink;  // of those that are numbers; a NaN reaches `total` and stays
+    bool seen = false;
+    for (const Partial& p : partials_) {
+      const double lse = lse_at(p.lse, b, h, s);
+      seen |= lse != -kInfinity;
+      largest = std::max(largest, lse);
+    }
     std::array<double, kMaxHeadDimV> sum;
     std::fill_n(sum.begin(), dim_, 0.0);
     double total = sink == -kInfinity ? 0.0 : std::exp(sink - largest);
@@ -111,13 +116,13 @@ class Merger {
       total += weight;
       add_scaled(sum.data(), row_of(*p.view, p.out, b, s, h), p.view->dtype, dim_, weight);
     }
-    // A row that saw nothing at all has out 0 and lse -inf; NaN in a partial's lse reaches total and stays.
-    if (total != 0.0) {
+    // A row that saw nothing at all has out 0, and as its lse the sink's logit, whatever number that is.
+    if (seen) {
       for (std::int64_t i = 0; i < dim_; ++i) sum[static_cast<std::size_t>(i)] /= total;
     }
     store(row_of(out_, out4_, b, s, h), out_.dtype, sum.data(), dim_);
     if (lse_.data != nullptr) {
-      lse_at(lse_, b, h, s) = static_cast<float>(total == 0.0 ? -kInfinity : largest + std::log(total));
+      lse_at(lse_, b, h, s) = static_cast<float>(seen ? largest + std::log(total) : sink);
     }
   }
 

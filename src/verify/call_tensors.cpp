@@ -54,8 +54,12 @@ const Output* find_output(const std::vector<Output>& outputs, std::string_view n
   return found == outputs.end() ? nullptr : &*found;
 }
 
-CallTensors::CallTensors(const Problem& problem, std::uint64_t seed)
-    : problem_(problem), rng_(seed), aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
+CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values values)
+    : problem_(problem),
+      values_(values),
+      rng_(seed),
+      special_rng_(seed + 0x5EC1A150u),
+      aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
   validate(problem);
   options = core::stated_options(problem);
   draw_lengths();
@@ -63,6 +67,7 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed)
   draw_bias();
   draw_head_options();
   draw_seed();
+  if (values == Values::special) plant_special_values();
   if (problem.operation == Operation::attention_backward) draw_gradients();
   for (Input& input : inputs_) input.checksum = checksum_of(input.buffer.view());
   const std::vector<Output> outputs = make_outputs(0);

@@ -26,14 +26,18 @@ struct Output {
 /// The output of that name, or null.
 [[nodiscard]] const Output* find_output(const std::vector<Output>& outputs, std::string_view name);
 
-/// Everything a call reads, a pure function of (problem, seed). For a backward pass, out and
+/// What the used parts of inputs hold: ordinary numbers, or a few NaN and infinities among them.
+enum class Values : std::uint8_t { ordinary, special };
+
+/// Everything a call reads, a pure function of (problem, seed, values). For a backward pass, out and
 /// softmax_lse come from the reference's forward pass, rounded to their dtypes.
 class CallTensors {
  public:
-  CallTensors(const Problem& problem, std::uint64_t seed);
+  CallTensors(const Problem& problem, std::uint64_t seed, Values values = Values::ordinary);
 
   /// What describe() makes of the tensors: `problem` in canonical form.
   [[nodiscard]] const Problem& problem() const { return problem_; }
+  [[nodiscard]] Values values() const { return values_; }
   /// May be changed by tests, within what the tensors allow.
   AttentionOptions options;
 
@@ -93,9 +97,17 @@ class CallTensors {
   void draw_head_options();
   void draw_seed();
   void draw_gradients();
+  /// Puts up to three special values into tensors that are defined, of those that the passes have in common or of the
+  /// backward pass's own.
+  void plant_special_values();
+  void plant_special_gradients();
+  void plant_in_rows(const TensorView& view, Side side);
+  void plant_in_bias();
 
   Problem problem_;
+  Values values_;
   Random rng_;
+  Random special_rng_;  ///< of its own, so that all else is as without special values
   bool aligned_;  ///< rows of q, k, v and what is like them start on 16 bytes, where packing lets them
   device::AttentionParams lengths_{};  ///< what sequence() needs
   std::deque<Input> inputs_;

@@ -276,10 +276,12 @@ void CallTensors::draw_gradients() {
   const auto normal = [this](std::int64_t, std::int64_t) { return rng_.normal(); };
   dout_ = add_shared_rows("dout", Side::query, backward.num_heads_q, backward.head_dim_v);
   fill_rows(dout_, Side::query, Part::used, normal);
-  if (!backward.dlse) return;
-  const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
-  dlse_ = add_input("dlse", DType::f32, lse_shape(), random_placement(order, false, rng_));
-  fill_rows(dlse_, Side::query, Part::used, normal);
+  if (backward.dlse) {
+    const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
+    dlse_ = add_input("dlse", DType::f32, lse_shape(), random_placement(order, false, rng_));
+    fill_rows(dlse_, Side::query, Part::used, normal);
+  }
+  if (values_ == Values::special) plant_special_gradients();
 }
 
 }  // namespace tilewise::verify

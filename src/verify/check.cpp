@@ -8,6 +8,7 @@
 #include "verify/compare.hpp"
 #include "verify/device_run.hpp"
 #include "verify/error_bounds.hpp"
+#include "verify/reach.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::verify {
@@ -39,9 +40,12 @@ struct Checker::Expected {
   std::vector<ErrorBounds> bounds;
 
   Expected(const Problem& problem, std::uint64_t tensor_seed)
-      : seed(tensor_seed), tensors(problem, tensor_seed), outputs(tensors.make_outputs(tensor_seed)) {
+      : seed(tensor_seed),
+        tensors(problem, tensor_seed, draws_special_values(tensor_seed) ? Values::special : Values::ordinary),
+        outputs(tensors.make_outputs(tensor_seed)) {
     tensors.run(tensors.plan("reference", outputs), outputs);
     bounds = error_bounds(tensors, outputs);
+    if (tensors.values() == Values::special) mark_reach(tensors, outputs, bounds);
   }
 };
 

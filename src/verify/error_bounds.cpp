@@ -136,8 +136,9 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
   const auto [score, slope] = c.score(i, j, q, k);
   const double bias = c.bias(i, j);
   if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
+  const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
   const double product_error =
-      sum_error(p_.head_dim) * std::abs(double{p_.softmax_scale}) * dot_magnitude(q, k, p_.head_dim);
+      std::isfinite(magnitude) ? sum_error(p_.head_dim) * std::abs(double{p_.softmax_scale}) * magnitude : 0.0;
   const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
   const double cap = double{p_.softcap};
   const double slope_error =
@@ -233,7 +234,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     dq.add(i, error, scale * w.slope * ds, k[j]);
     dk.add(j, error, scale * w.slope * ds, q);
   }
-  if (p_.sink) {
+  if (c.sink() != -kInfinity) {
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
                p * (delta_error + std::abs(dlse - delta) *
@@ -278,7 +279,7 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
   std::vector<ErrorBounds> bounds;
   for (const Output& output : expected) {
     const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
-    bounds.push_back({output.name, zero, zero});
+    bounds.push_back({output.name, zero, zero, {}});
   }
   BoundsPass pass(params, problem.dtype, bounds);
   const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;

@@ -91,11 +91,43 @@ TEST(Merge, ExtremeValuesNeitherOverflowNorVanish) {
 }
 
 TEST(Merge, NaNStaysVisible) {
+  for (const float other : {0.0f, -kInfinity, kInfinity, kNan}) {
+    for (const bool first : {false, true}) {
+      for (const bool with_sink : {false, true}) {
+        Pair pair;
+        (first ? pair.lse_a : pair.lse_b).values[0] = kNan;
+        (first ? pair.lse_b : pair.lse_a).values[0] = other;
+        pair.merge(with_sink);
+        EXPECT_TRUE(std::isnan(pair.out.values[0])) << other;
+        EXPECT_TRUE(std::isnan(pair.lse.values[0])) << other;
+      }
+    }
+  }
+}
+
+TEST(Merge, AValuesNaNStaysInItsColumn) {
   Pair pair;
-  pair.lse_b.values[0] = kNan;
+  pair.out_b.values = {kNan, 6.0f};
+  pair.out_b.view.data = pair.out_b.values.data();
+  pair.lse_b.values[0] = -200.0f;  // its weight underflows in fp32
   pair.merge();
   EXPECT_TRUE(std::isnan(pair.out.values[0]));
-  EXPECT_TRUE(std::isnan(pair.lse.values[0]));
+  EXPECT_EQ(pair.out.values[1], 2.0f);
+  EXPECT_EQ(pair.lse.values[0], 0.0f);
+}
+
+TEST(Merge, ASinkThatIsNoNumber) {
+  for (const float sink : {kNan, kInfinity}) {
+    Pair pair;
+    pair.sink.values[0] = sink;
+    pair.merge(true);
+    EXPECT_TRUE(std::isnan(pair.out.values[0]));
+    EXPECT_FALSE(std::isfinite(pair.lse.values[0]));
+    pair.lse_a.values[0] = pair.lse_b.values[0] = -kInfinity;  // sees nothing
+    pair.merge(true);
+    EXPECT_EQ(pair.out.values[0], 0.0f);
+    EXPECT_FALSE(std::isfinite(pair.lse.values[0]));
+  }
 }
 
 TEST(Merge, RefusesOutputsThatOverlapSomething) {

@@ -97,6 +97,9 @@ void GradientRows::finish_keys(const KeyBlock& block, std::int64_t head_k, std::
 }
 
 void GradientRows::store_dq(const float* sums, std::int64_t query, std::int64_t head) const {
+  // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
+  if (*lse_address(p_.softmax_lse, sequence_, batch_, query, head) == -std::numeric_limits<float>::infinity())
+    return clear_row(p_.dq, sequence_.q_row + query, head, p_.head_dim);
   kernels_.store_scaled[element_](
       sums, p_.head_dim, p_.softmax_scale,
       mutable_row_address(p_.dq, batch_, sequence_.q_row + query, head, element_size(element_)));

@@ -36,13 +36,15 @@ struct Merged {
   Merged(const float* parts, std::int64_t num_splits, std::int64_t head_dim_v, const float* sink, float dropout_scale) {
     const std::int64_t stride = head_dim_v + 2;
     float reference = sink ? *sink * kLog2E : kNothingSeen;
+    bool seen = false;
     for (std::int64_t n = 0; n < num_splits; ++n) {
       const float part = parts[n * stride + head_dim_v];
-      if (part > reference || std::isnan(part)) reference = part;
+      seen |= part != kNothingSeen;
+      if (part > reference) reference = part;
     }
     std::fill_n(out.begin(), head_dim_v, 0.0f);
-    lse = kNothingSeen;
-    if (reference == kNothingSeen) return;
+    lse = sink ? *sink : kNothingSeen;
+    if (!seen) return;
     float sum = sink ? std::exp2(*sink * kLog2E - reference) : 0.0f;
     for (std::int64_t n = 0; n < num_splits; ++n) {
       const float* part = parts + n * stride;

@@ -41,7 +41,7 @@ void backward_row(const HeadContext& context, std::int64_t i, const double* q, c
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     if (abandoned_at(j)) return;
     const Score score = context.score(i, j, q, k[j]);
-    if (score.value == -kInfinity) continue;
+    if (!score.visible()) continue;
     const double weight = std::exp(score.value - lse), dropout = context.dropout(i, j);
     double dp = 0.0;
     if (dropout != 0.0) {

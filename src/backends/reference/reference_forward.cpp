@@ -9,19 +9,24 @@
 namespace tilewise::backends::reference {
 namespace {
 
-/// Turns the scores s[keys] into softmax weights, in place, and returns the row's log-sum-exp.
-/// Positions at -inf are not visible; a row that sees nothing gets weights 0 and the sink (or -inf).
-double softmax(std::vector<double>& s, device::KeyRange keys, double sink) {
+/// A visible key and its score, then its softmax weight.
+struct VisibleKey {
+  std::int64_t key;
+  double weight;
+};
+
+/// Turns scores into softmax weights, in place, and returns the row's log-sum-exp: the sink's logit (or -inf) where
+/// nothing is visible. The largest score may be any that is a number: a NaN or +inf makes the sum a NaN.
+double softmax(std::vector<VisibleKey>& visible, double sink) {
+  if (visible.empty()) return sink;
   double maximum = sink;
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) maximum = std::max(maximum, s[static_cast<std::size_t>(j)]);
+  for (const VisibleKey& k : visible) maximum = std::max(maximum, k.weight);
   double sum = sink == -kInfinity ? 0.0 : std::exp(sink - maximum);
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-    double& p = s[static_cast<std::size_t>(j)];
-    p = p == -kInfinity ? 0.0 : std::exp(p - maximum);
-    sum += p;
+  for (VisibleKey& k : visible) {
+    k.weight = std::exp(k.weight - maximum);
+    sum += k.weight;
   }
-  if (sum == 0.0) return sink;
-  for (std::int64_t j = keys.begin; j < keys.end; ++j) s[static_cast<std::size_t>(j)] /= sum;
+  for (VisibleKey& k : visible) k.weight /= sum;
   return maximum + std::log(sum);
 }
 
@@ -34,23 +39,29 @@ void forward_head(const device::AttentionParams& p, DType dtype, std::int64_t b,
   const Head q(p.q, dtype, b, s.q_row, h, p.head_dim), out(p.out, dtype, b, s.q_row, h, p.head_dim_v);
 
   std::vector<double> q_row(static_cast<std::size_t>(p.head_dim)), out_row(static_cast<std::size_t>(p.head_dim_v));
-  std::vector<double> weights(static_cast<std::size_t>(s.seqlen_k));
+  std::vector<VisibleKey> visible;
   for (std::int64_t i = 0; i < s.all_q && !core::abandoned(); ++i) {
     double lse = -kInfinity;
     std::fill(out_row.begin(), out_row.end(), 0.0);
     if (i < s.seqlen_q) {
       q.read(i, q_row.data());
       const device::KeyRange keys = context.keys(i);
+      visible.clear();
       for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         if (abandoned_at(j)) return;
-        weights[static_cast<std::size_t>(j)] = context.score(i, j, q_row.data(), k[j]).value;
+        const Score score = context.score(i, j, q_row.data(), k[j]);
+        if (score.visible()) visible.push_back({j, score.value});
       }
-      lse = softmax(weights, keys, context.sink());
-      for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-        if (abandoned_at(j)) return;
-        const double weight = weights[static_cast<std::size_t>(j)] * context.dropout(i, j);
-        if (weight == 0.0) continue;  // hidden or dropped: whatever v holds there
-        for (std::int64_t d = 0; d < p.head_dim_v; ++d) out_row[static_cast<std::size_t>(d)] += weight * v[j][d];
+      lse = softmax(visible, context.sink());
+      // A NaN shows even where every position is dropped.
+      if (std::isnan(lse) && !visible.empty()) std::fill(out_row.begin(), out_row.end(), lse);
+      for (const VisibleKey& seen : visible) {
+        if (abandoned_at(seen.key)) return;
+        const double dropout = context.dropout(i, seen.key);
+        if (dropout == 0.0) continue;  // whatever v holds there
+        // A weight that underflows counts: 0 times NaN or infinity is NaN.
+        const double weight = seen.weight * dropout;
+        for (std::int64_t d = 0; d < p.head_dim_v; ++d) out_row[static_cast<std::size_t>(d)] += weight * v[seen.key][d];
       }
     }
     out.write(i, out_row.data());

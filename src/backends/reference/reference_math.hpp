@@ -87,6 +87,8 @@ inline double dot(const double* a, const double* b, std::int64_t n) {
 /// s[i, j], and its derivative by the score before softcap. The value is -inf where bias hides j.
 struct Score {
   double value, slope;
+  /// Of those that mask and window leave: a NaN is seen.
+  [[nodiscard]] bool visible() const { return value != -kInfinity; }
 };
 
 /// One query head of one sequence: what the score and the dropout mask depend on besides q and k.
@@ -121,13 +123,15 @@ struct HeadContext {
   }
 
   [[nodiscard]] Score score(std::int64_t i, std::int64_t j, const double* q, const double* k) const {
+    const double bias_value = bias(i, j);
+    if (p.bias_type == device::kBiasBool && bias_value != 0.0) return {-kInfinity, 1.0};  // before any number is looked at
     double s = double{p.softmax_scale} * dot(q, k, p.head_dim), slope = 1.0;
     if (p.softcap > 0) {
       const double t = std::tanh(s / double{p.softcap});
       s = double{p.softcap} * t;
       slope = 1.0 - t * t;
     }
-    s += bias(i, j);
+    s += bias_value;
     if (p.alibi_slopes) {
       const float alibi = p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride];
       s -= double{alibi} * static_cast<double>(std::llabs(i + diagonal - j));

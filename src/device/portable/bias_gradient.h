@@ -120,11 +120,12 @@ class BiasGradientKernel {
     const VisibleBand band = visible_band(p_, s);
     scores.for_each_pair(gradients, Machine::not_hoisted(lane_), [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key + col;
-      float slope = 1.0f;
-      const float weight =
-          weight_of<Machine, C>(p_, rows[slot], band.seqlen_k, maximum(key, 0), score, statistics[slot].lse, slope);
-      const bool visible = key >= 0 && is_visible<C>(band, rows[slot].diagonal, key);
-      score = visible ? weight * (gradient - statistics[slot].delta) : 0.0f;
+      const ScoreWeight of_score =
+          weight_of<Machine, C>(p_, rows[slot], band.seqlen_k, maximum(key, 0), score, statistics[slot].lse);
+      // Rows without weight, of queries past the end too, may still have gradients of NaN.
+      const bool visible = key >= 0 && is_visible<C>(band, rows[slot].diagonal, key) && !of_score.hidden &&
+                           statistics[slot].lse != kInfinity;
+      score = visible ? of_score.weight * (gradient - statistics[slot].delta) : 0.0f;
     });
     sums_.for_each_pair(scores, lane_, [](int, int, auto&& sum, auto&& x) { sum += x; });
     Machine::barrier();  // the patch was read by all

@@ -65,8 +65,6 @@ struct BlockRows {
   TILEWISE_INLINE int32_t query(int32_t row) const { return C.packed_heads ? row / group : row; }
   TILEWISE_INLINE int32_t head(int32_t row) const { return C.packed_heads ? first_head + row % group : first_head; }
   TILEWISE_INLINE int32_t head_k() const { return first_head / group; }
-  /// Whether row `row` of the block is one of a used query.
-  TILEWISE_INLINE bool is_used(int row) const { return first_row + row < used_rows; }
 };
 
 /// First element of the tensor's row of query i, in a sequence whose queries start at s.q_row.
@@ -83,6 +81,14 @@ TILEWISE_INLINE RowSource key_source(const Tensor4& t, const Sequence& s, int64_
 /// Where the lse of used query i stands. Packed lse counts rows over all sequences.
 TILEWISE_INLINE int64_t lse_offset(const LseTensor& t, const Sequence& s, int64_t batch, int64_t i, int64_t head) {
   return batch * t.batch_stride + head * t.head_stride + (s.q_row + i) * t.seq_stride;
+}
+
+/// Of the backward pass: whether query i is used and sees a key, or the sink.
+template <class Machine>
+TILEWISE_INLINE bool sees_something(const AttentionParams& p, const Sequence& s, int64_t batch, int64_t head,
+                                    int64_t i) {
+  if (i >= s.seqlen_q) return false;
+  return Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head)) != -kInfinity;
 }
 
 /// Where row `row` of the block stands in q (or dout); rows past the end repeat the last one.

@@ -131,14 +131,15 @@ class ForwardKernel {
     Ops::template accumulate<C.element>(out_, weights, current.values.for_accumulate());
   }
 
-  /// Divides by the sum, joins the sink, and writes out and lse.
+  /// Divides by the sum, joins the sink, and writes out and lse. The largest score of a row that sees something has
+  /// weight 1, and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
   TILEWISE_INLINE void finish() {
     softmax_.reduce_sum();
     typename Out::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t row = rows_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
-      const bool used = row < rows_.used_rows, seen = softmax_.reference[slot] != -kInfinity;
+      const bool used = row < rows_.used_rows, seen = softmax_.sum[slot] != 0.0f;
       float reference = softmax_.reference[slot], sum = softmax_.sum[slot], weight = 1.0f;
       if constexpr (C.sink && !C.split) {
         const float sink = p_.sink[rows_.head(minimum(row, rows_.total_rows - 1)) * p_.sink_stride] * kLog2E;
@@ -147,8 +148,10 @@ class ForwardKernel {
         sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
         reference = moved;
       }
-      const float lse = used && reference != -kInfinity ? (reference + Machine::log2(sum)) * kLn2 : -kInfinity;
+      const float lse = used ? (reference + Machine::log2(sum)) * kLn2 : -kInfinity;
       factor[slot] = used && seen ? weight / sum : 0.0f;
+      // A sink that takes all leaves a row its NaN.
+      if constexpr (C.sink && !C.split) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       if constexpr (C.dropout) factor[slot] *= p_.dropout_scale;
       if (row < rows_.total_rows && owns_row(slot)) store_lse(row, lse);
     }

@@ -135,13 +135,14 @@ struct Fragment {
     for_each(0, [&](int slot, int, auto&& x) { x = factor[slot] == 0.0f ? 0.0f : x * factor[slot]; });
   }
 
-  /// Multiplies the rows where used(row of the fragment) by `scale` and clears the others, whatever they held.
+  /// Multiplies the rows where used(row of the fragment) by `scale`, which may be 0 and leaves a NaN one, and clears
+  /// the others, whatever they held.
   template <class Used>
   TILEWISE_INLINE void scale_used_rows(int lane, float scale, const Used& used) {
-    PerRow factor;
+    bool is_used[kSlots];
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) factor[slot] = used(row_of_slot(lane, slot)) ? scale : 0.0f;
-    scale_or_clear_rows(factor);
+    for (int slot = 0; slot < kSlots; ++slot) is_used[slot] = used(row_of_slot(lane, slot));
+    for_each(0, [&](int slot, int, auto&& x) { x = is_used[slot] ? x * scale : 0.0f; });
   }
 
   /// Multiplies each row by its factor.

@@ -18,20 +18,25 @@ TILEWISE_INLINE QueryStatistics load_statistics(const AttentionParams& p, const 
   if (i >= s.seqlen_q) return {kInfinity, 0.0f};
   const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head));
   const float delta = Machine::load_global(grid.delta + (batch * p.num_heads_q + head) * p.seqlen_q + i);
-  return {lse == -kInfinity ? kInfinity : lse * kLog2E, delta};
+  return {lse == -kInfinity ? kInfinity : with_plain_nan<Machine>(lse * kLog2E), with_plain_nan<Machine>(delta)};
 }
 
-/// The weight before dropout of one position, from the product q.k. `slope_of_cap`: what softcap's
-/// derivative multiplies (1 without softcap).
+/// The weight before dropout of one position.
+struct ScoreWeight {
+  float weight;
+  float slope;  // what softcap's derivative multiplies (1 without softcap)
+  bool hidden;  // by a bias: no gradient comes from here, whatever it is computed from
+};
+
+/// From the product q.k.
 template <class Machine, KernelConfig C>
-TILEWISE_INLINE float weight_of(const AttentionParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
-                                float product, float lse, float& slope_of_cap) {
-  slope_of_cap = 1.0f;
-  if constexpr (C.plain_scale) return Machine::exp2(product * (p.softmax_scale * kLog2E) - lse);
+TILEWISE_INLINE ScoreWeight weight_of(const AttentionParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
+                                      float product, float lse) {
+  if constexpr (C.plain_scale) return {Machine::exp2(product * (p.softmax_scale * kLog2E) - lse), 1.0f, false};
   float capped = 0.0f;
   const float score = full_score<Machine, C>(p, row, seqlen_k, key, product, &capped);
-  if constexpr (C.softcap) slope_of_cap = 1.0f - capped * capped;
-  return Machine::exp2(score - lse);
+  const float slope = C.softcap ? 1.0f - capped * capped : 1.0f;
+  return {Machine::exp2(score - lse), slope, C.bias_type != kBiasNone && score == -kInfinity};
 }
 
 }  // namespace tilewise::device

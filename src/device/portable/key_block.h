@@ -85,10 +85,11 @@ struct KeyBlock {
   TILEWISE_INLINE bool used(int row) const { return is_used(first_key + row); }
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < band.seqlen_k; }
 
-  /// Whether a query sees a key. Rows of dk and dv that are no keys are not stored, whatever they sum up.
+  /// Whether a query sees a key. Rows of dk and dv that are no keys are not stored, whatever they sum up; queries past
+  /// the end have no weight, but 0 times a NaN is one.
   TILEWISE_INLINE bool sees(int32_t query, int32_t key) const {
     if (C.wants_dq && !is_used(key)) return false;
-    return !C.ranged || band.holds(key - (query + diagonal));
+    return !C.ranged || (query < sequence.seqlen_q && band.holds(key - (query + diagonal)));
   }
 
   /// Where row `row` of the block goes in dk (or dv), null past the sequence.

@@ -10,6 +10,7 @@ namespace tilewise::device {
 template <int kLanes_>
 struct AmdMachine {
   static constexpr int kLanes = kLanes_;
+  static constexpr bool kRoundsByAdding = true;  // pack_nearest()
 
   TILEWISE_INLINE static int thread() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
   TILEWISE_INLINE static int lane() { return thread() % kLanes; }

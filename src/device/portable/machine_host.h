@@ -92,6 +92,7 @@ struct HostSm80Machine : HostMachine<32> {
 /// What AMD's machines add: windows, byte permutes, and the faster rounding of machine_amd.h.
 template <int kWaveLanes>
 struct HostAmdMachine : HostMachine<kWaveLanes> {
+  static constexpr bool kRoundsByAdding = true;
   TILEWISE_INLINE static int uniform(int value) { return value; }
 
   /// As on the device, each word past the end reads as zeros.

@@ -35,7 +35,7 @@ class MergeSplitsKernel {
     const Totals totals = weigh(p, grid, rows, row, place.head, used, weights, team.wave == 0);
     Machine::barrier();
     auto* out = static_cast<uint16_t*>(p.out.data) + row_offset(p.out, s, place.batch, i, place.head);
-    const float inverse = totals.sum > 0.0f ? 1.0f / totals.sum : 0.0f;
+    const float inverse = totals.seen ? 1.0f / totals.sum : 0.0f;
     for (int32_t first_col = 0; first_col < p.head_dim_v; first_col += kCols) {
       const auto cols = minimum(kCols, static_cast<int32_t>(p.head_dim_v) - first_col);
       add_splits(shared.parts[Machine::wave()], weights, grid, used ? team : Team{}, rows * p.head_dim_v,
@@ -53,8 +53,7 @@ class MergeSplitsKernel {
       Machine::barrier();  // the parts were read by all
     }
     if (own == i && team.wave == 0 && Machine::lane() == 0 && p.softmax_lse.data) {
-      const bool seen = used && totals.highest != -kInfinity;
-      const float lse = seen ? totals.highest + Machine::log2(totals.sum) * kLn2 : -kInfinity;
+      const float lse = used ? totals.highest + Machine::log2(totals.sum) * kLn2 : -kInfinity;
       Machine::store_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, i, place.head), lse);
     }
   }
@@ -73,8 +72,11 @@ class MergeSplitsKernel {
     }
   };
 
+  /// The highest lse that is a number, and the sum of weights, a NaN where any lse is one. `seen`: by a split whose
+  /// lse is a number; what splits of NaN have written is NaN whatever it is multiplied by.
   struct Totals {
     float highest, sum;
+    bool seen;
   };
 
   /// Each lane weighs some splits: their loads run side by side. Every wave does, and has the totals.
@@ -93,6 +95,7 @@ class MergeSplitsKernel {
     for (int bit = 1; bit < Machine::kLanes; bit *= 2) highest = maximum(highest, Machine::shuffle_xor(highest, bit));
     float sink = -kInfinity;
     if constexpr (C.sink) sink = used ? Machine::load_global(p.sink + head * p.sink_stride) : sink;
+    const bool seen = highest != -kInfinity;
     highest = maximum(highest, sink);
     const float base = highest == -kInfinity ? 0.0f : highest;
     float sum = 0.0f;
@@ -105,7 +108,7 @@ class MergeSplitsKernel {
     TILEWISE_UNROLL
     for (int bit = 1; bit < Machine::kLanes; bit *= 2) sum += Machine::shuffle_xor(sum, bit);
     if (sink != -kInfinity) sum += Machine::exp2((sink - base) * kLog2E);
-    return {highest, sum};
+    return {highest, sum, seen};
   }
 
   /// This wave's part of the weighted sums of `cols` columns. A split that saw nothing has written zeros.

@@ -103,5 +103,17 @@ TILEWISE_INLINE void for_each_index(const Visit& visit) {
 inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000u);
+inline constexpr float kLeastNormal = 0x1p-126f;
+
+/// A NaN with the highest payload bits alone, where the machine rounds by adding to the bits: a full payload would
+/// carry into the sign and leave a number.
+template <class Machine>
+TILEWISE_INLINE float with_plain_nan(float x) {
+  if constexpr (requires { Machine::kRoundsByAdding; }) {
+    return x != x ? __builtin_bit_cast(float, 0x7FC00000u) : x;
+  } else {
+    return x;
+  }
+}
 
 }  // namespace tilewise::device

@@ -132,11 +132,11 @@ class QueryGradientKernel {
     const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = first_key + col;
-      float slope = 1.0f;
-      float weight =
-          weight_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, score, statistics_[slot].lse, slope);
-      if constexpr (kMasked) weight = is_visible<C>(band_, row_scores_[slot].diagonal, key) ? weight : 0.0f;
-      score = weight * (gradient - statistics_[slot].delta) * slope;
+      const ScoreWeight of_score =
+          weight_of<Machine, C>(p_, row_scores_[slot], band_.seqlen_k, key, score, statistics_[slot].lse);
+      bool hidden = of_score.hidden;
+      if constexpr (kMasked) hidden |= !is_visible<C>(band_, row_scores_[slot].diagonal, key);
+      score = hidden ? 0.0f : of_score.weight * (gradient - statistics_[slot].delta) * of_score.slope;
     });
   }
 
@@ -158,7 +158,10 @@ class QueryGradientKernel {
   }
 
   TILEWISE_INLINE void finish() {
-    out_.scale_used_rows(lane_, p_.softmax_scale, [&](int row) { return rows_.is_used(wave_row_ + row); });
+    // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
+    out_.scale_used_rows(lane_, p_.softmax_scale, [&](int row) {
+      return sees_something<Machine>(p_, sequence_, rows_.batch, rows_.first_head, rows_.first_row + wave_row_ + row);
+    });
     write_rows<Ops, C>(shared_.out, out_, wave_row_, p_.head_dim,
                        [&](int row) { return address_of_result(p_.dq, rows_, sequence_, row); });
   }

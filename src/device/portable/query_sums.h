@@ -49,7 +49,11 @@ class StoreQuerySumsKernel {
     Sums sums;
     sums.clear();
     LaneSums<Sums>::template add<Machine>(sums, from);
-    sums.scale_used_rows(lane, p.softmax_scale, [&](int row) { return rows.is_used(Layout::first_row(wave) + row); });
+    // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
+    sums.scale_used_rows(lane, p.softmax_scale, [&](int row) {
+      return sees_something<Machine>(p, sequence, place.batch, place.head,
+                                     rows.first_row + Layout::first_row(wave) + row);
+    });
     write_part_rows<Ops, C, C.tile_cols>(shared.out, sums, Layout::first_row(wave), Layout::part(wave), p.head_dim,
                                          [&](int row) { return address_of_result(p.dq, rows, sequence, row); });
   }

@@ -72,19 +72,20 @@ class ScoreGradients {
     scores.for_each_pair(gradients, lane, [&](int slot, int col, auto&& score, auto&& gradient) {
       const int32_t key = block_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query() + col;
       const RowScore row = block_.query_score(of_head, query);
-      float slope = 1.0f;
       const TwoStatistics two = stage.two_statistics(first_col_ + col);
       const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
       const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
-      float weight = weight_of<Machine, C>(p, row, block_.band.seqlen_k, maximum(key, 0), score, of_query.lse, slope);
+      const ScoreWeight of_score =
+          weight_of<Machine, C>(p, row, block_.band.seqlen_k, maximum(key, 0), score, of_query.lse);
+      const float weight = of_score.weight;
       float after_dropout = weight;
       if constexpr (C.dropout) {
         const bool keep = kept_.holds(element++);
         after_dropout = keep ? weight * p.dropout_scale : 0.0f;
         gradient = keep ? gradient * p.dropout_scale : 0.0f;
       }
-      gradient = weight * (gradient - of_query.delta) * slope;
-      score = after_dropout;
+      gradient = of_score.hidden ? 0.0f : weight * (gradient - of_query.delta) * of_score.slope;
+      score = of_score.hidden ? 0.0f : after_dropout;
     });
   }
 

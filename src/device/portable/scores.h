@@ -64,20 +64,22 @@ TILEWISE_INLINE float tanh_of(float x) {
   return 1.0f - 2.0f * Machine::reciprocal(e + 1.0f);
 }
 
-/// A bias value at an offset; a hidden position of a boolean bias is -infinity.
+/// A score with the bias at an offset. Where a boolean bias hides the position, whatever the score is: -infinity.
 template <class Machine, KernelConfig C>
-TILEWISE_INLINE float load_bias(const AttentionParams& p, int64_t offset) {
-  if constexpr (C.bias_type == kBiasF32) return Machine::load_global(static_cast<const float*>(p.bias.data) + offset);
+TILEWISE_INLINE float add_bias(float score, const AttentionParams& p, int64_t offset) {
+  if constexpr (C.bias_type == kBiasF32) {
+    return score + with_plain_nan<Machine>(Machine::load_global(static_cast<const float*>(p.bias.data) + offset));
+  }
   if constexpr (C.bias_type == kBiasBool) {
-    return Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset) ? 0.0f : -kInfinity;
+    return Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset) ? score : -kInfinity;
   }
   if constexpr (C.bias_type == kBiasBf16) {
-    return bf16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
+    return score + bf16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
   }
   if constexpr (C.bias_type == kBiasF16) {
-    return f16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
+    return score + f16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
   }
-  return 0.0f;
+  return score;
 }
 
 /// A score in units of log2, from the plain product. `capped`: the score after the cap, before the
@@ -94,7 +96,7 @@ TILEWISE_INLINE float full_score(const AttentionParams& p, const RowScore& row, 
   if constexpr (C.bias_type != kBiasNone) {
     // A key past the end has no bias to read; its score is masked away.
     const int64_t inside = minimum(key, seqlen_k - 1);
-    x += load_bias<Machine, C>(p, row.bias + inside * p.bias.key_stride);
+    x = add_bias<Machine, C>(x, p, row.bias + inside * p.bias.key_stride);
   }
   if constexpr (C.alibi) {
     const int32_t distance = row.diagonal - key;

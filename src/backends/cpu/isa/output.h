@@ -22,6 +22,11 @@ void store_scaled(const float* from, int64_t count, float factor, T* to) {
   for (int64_t j = i; j < count; ++j) to[j] = part[j - i];
 }
 
+template <class T>
+void store_zeros(int64_t count, T* to) {
+  __builtin_memset(to, 0, static_cast<size_t>(count) * sizeof(T));
+}
+
 /// The row's sum and its sink brought to one reference; reference -infinity: nothing visible.
 struct RowTotal {
   float reference, sum, factor;  // outputs times factor are normalised
@@ -32,9 +37,10 @@ RowTotal total_of(float reference, float sum, bool has_sink, float sink) {
   const bool seen = reference != -__builtin_inff();
   if (!has_sink) return {reference, sum, seen && sum != 0.0f ? 1.0f / sum : 0.0f};
   const float sink_log2 = sink * kLog2E;
-  if (!seen || sink_log2 > reference) {
-    const float scale = seen ? __builtin_exp2f(reference - sink_log2) : 0.0f;
-    const float total = sum * scale + 1.0f;
+  if (!seen) return {sink_log2, 1.0f, 0.0f};
+  if (sink_log2 > reference) {
+    const float scale = __builtin_exp2f(reference - sink_log2);
+    const float total = sum * scale + __builtin_exp2f(sink_log2 - sink_log2);  // 1, or NaN of an infinite sink
     return {sink_log2, total, scale / total};
   }
   const float total = sum + __builtin_exp2f(sink_log2 - reference);
@@ -61,7 +67,11 @@ void write_output(const ForwardTile& t, const float* out, int64_t ldo, const Row
     }
     const RowTotal total = total_of<V>(states[r].reference, sum, t.score.has_sink, row.sink);
     const float factor = t.score.dropout_threshold ? total.factor * t.score.dropout_scale : total.factor;
-    store_scaled<V>(out + r * ldo, t.head_dim_v, factor, static_cast<In*>(row.out));
+    // What a row that sees nothing has summed up may be NaN: of hidden values, times 0.
+    if (states[r].reference == -__builtin_inff())
+      store_zeros(t.head_dim_v, static_cast<In*>(row.out));
+    else
+      store_scaled<V>(out + r * ldo, t.head_dim_v, factor, static_cast<In*>(row.out));
     if (row.lse) *row.lse = natural_lse<V>(total);
   }
 }

@@ -30,12 +30,13 @@ struct ScoreGradients {
       Scores<V>::modify(p, span.columns, valid, span.key, row, params, params.softcap > 0.0f ? capped : nullptr);
       factor = kLog2E;
     }
-    const uint32_t threshold = params.dropout_threshold;
-    if (threshold) {
+    const bool hides = params.bias_type != device::kBiasNone;
+    if (params.dropout_threshold) {
       Dropout<V>::draw_row(draws, span.key, span.columns, row, params);
-      drop(p, ds, span.columns, row, factor, draws, params);
+      hides ? drop<true>(p, ds, span.columns, row, factor, draws, params)
+            : drop<false>(p, ds, span.columns, row, factor, draws, params);
     } else {
-      weigh(p, ds, span.columns, row, factor);
+      hides ? weigh<true>(p, ds, span.columns, row, factor) : weigh<false>(p, ds, span.columns, row, factor);
     }
     if (begin > 0 || end < span.columns) {
       clear_outside(p, span.columns, begin, end);
@@ -46,25 +47,34 @@ struct ScoreGradients {
   }
 
  private:
+  /// Where a bias may hide, x becomes 0 at scores of -infinity, whatever the row's statistics are.
+  template <bool kHides>
+  TILEWISE_INLINE static F unless_hidden(F score, F x) {
+    if constexpr (!kHides) return x;
+    return V::select(V::greater(V::set1(-__FLT_MAX__), score), V::zero(), x);
+  }
+
+  template <bool kHides>
   static void weigh(float* p, float* ds, int64_t columns, const RowInfo& row, float factor) {
     const F scale = V::set1(factor), lse = V::set1(row.lse_log2), delta = V::set1(row.delta);
     for (int64_t j = 0; j < columns; j += V::kLanes) {
-      const F weight = exp2<kPrecision, V>(V::fms(V::load(p + j), scale, lse));
-      V::store(p + j, weight);
-      V::store(ds + j, V::mul(weight, V::sub(V::load(ds + j), delta)));
+      const F score = V::load(p + j), weight = exp2<kPrecision, V>(V::fms(score, scale, lse));
+      V::store(p + j, unless_hidden<kHides>(score, weight));
+      V::store(ds + j, unless_hidden<kHides>(score, V::mul(weight, V::sub(V::load(ds + j), delta))));
     }
   }
 
+  template <bool kHides>
   static void drop(float* p, float* ds, int64_t columns, const RowInfo& row, float factor, const uint16_t* draws,
                    const ScoreParams& params) {
     const F scale = V::set1(factor), lse = V::set1(row.lse_log2), delta = V::set1(row.delta);
     const F keep_scale = V::set1(params.dropout_scale);
     for (int64_t j = 0; j < columns; j += V::kLanes) {
       const auto keep = V::at_least_u16(draws + j, params.dropout_threshold);
-      const F weight = exp2<kPrecision, V>(V::fms(V::load(p + j), scale, lse));
+      const F score = V::load(p + j), weight = exp2<kPrecision, V>(V::fms(score, scale, lse));
       const F dp = V::select(keep, V::mul(V::load(ds + j), keep_scale), V::zero());
-      V::store(p + j, V::select(keep, weight, V::zero()));
-      V::store(ds + j, V::mul(weight, V::sub(dp, delta)));
+      V::store(p + j, V::select(keep, unless_hidden<kHides>(score, weight), V::zero()));
+      V::store(ds + j, unless_hidden<kHides>(score, V::mul(weight, V::sub(dp, delta))));
     }
   }
 
@@ -86,7 +96,9 @@ struct ScoreGradients {
   static void through_softcap(float* ds, const float* capped, int64_t columns, float inverse) {
     for (int64_t j = 0; j < columns; j += V::kLanes) {
       const F t = V::mul(V::load(capped + j), V::set1(inverse));
-      V::store(ds + j, V::mul(V::load(ds + j), V::sub(V::set1(1.0f), V::mul(t, t))));
+      // A NaN here is a 0: where it is seen, ds is a NaN already, and elsewhere ds must stay 0.
+      const F slope = V::max(V::sub(V::set1(1.0f), V::mul(t, t)), V::zero());
+      V::store(ds + j, V::mul(V::load(ds + j), slope));
     }
   }
 };

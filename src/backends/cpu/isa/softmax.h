@@ -32,8 +32,11 @@ struct Softmax {
     if (state.reference == kUnset) {
       state.reference = scaled_max(s, count, scale);
       if (state.reference == kUnset) {
-        clear(p, count);
-        return 1.0f;
+        if (all_hidden(s, count, scale)) {
+          clear(p, count);
+          return 1.0f;
+        }
+        state.reference = 0.0f;  // NaN alone: seen, and every sum and output becomes one
       }
     }
     const F before = V::load(state.sum);
@@ -76,10 +79,19 @@ struct Softmax {
     return rescale;
   }
 
+  /// The largest score that is a number, -infinity where there is none: max returns its second operand where one
+  /// is NaN. A NaN needs no reference, it reaches the sum.
   static float scaled_max(const float* s, int64_t count, F scale) {
-    F m = V::mul(V::load(s), scale);
-    for (int64_t j = V::kLanes; j < count; j += V::kLanes) m = V::max(m, V::mul(V::load(s + j), scale));
+    F m = V::set1(kUnset);
+    for (int64_t j = 0; j < count; j += V::kLanes) m = V::max(V::mul(V::load(s + j), scale), m);
     return V::reduce_max(m);
+  }
+
+  /// Of a block without a number: whether it is without a NaN too.
+  [[gnu::noinline]] static bool all_hidden(const float* s, int64_t count, F scale) {
+    F sum = V::zero();
+    for (int64_t j = 0; j < count; j += V::kLanes) sum = V::add(sum, V::mul(V::load(s + j), scale));
+    return V::reduce_add(sum) == kUnset;
   }
 
   static float exp2_scalar(float x) {

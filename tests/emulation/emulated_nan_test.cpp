@@ -111,8 +111,12 @@ TEST_P(EmulatedNotANumber, ShowsAtEveryLength) {
 TEST_P(EmulatedNotANumber, ShowsWhereKeysAreSplit) {
   for (const double sink : {-kInfinity, 0.5, 300.0}) {
     for (const std::int64_t place : {0, 130, 699}) {
-      DenseCall call({.batch = 4, .seqlen_k = 700, .dim = 64, .dim_v = 64, .dtype = DType::bf16});
+      DenseCall call({.batch = 4, .seqlen_q = 1, .seqlen_k = 700, .dim = 64, .dim_v = 64, .dtype = DType::bf16});
       call.sink = Tensor(DType::f32, {1});
+      call.sink.fill(kNan);
+      call.forward(GetParam());
+      for (const double out : call.out.values()) ASSERT_TRUE(std::isnan(out));
+      for (const double lse : call.lse.values()) ASSERT_TRUE(std::isnan(lse));
       call.sink.fill(sink);
       call.q.set({0, 0, 0, 1}, kNan);
       call.k.set({1, place, 0, 1}, kNan);
@@ -127,6 +131,63 @@ TEST_P(EmulatedNotANumber, ShowsWhereKeysAreSplit) {
       call.forward(GetParam());
       for (const double out : call.out.values()) ASSERT_EQ(out, 0.0);
       for (const double lse : call.lse.values()) ASSERT_EQ(lse, sink);
+    }
+  }
+}
+
+TEST_P(EmulatedNotANumber, AFalseBiasHidesIt) {
+  DenseCall call({.seqlen_q = 70, .seqlen_k = 90, .dim = 64, .dim_v = 64, .dtype = DType::bf16});
+  call.bias = Tensor(DType::boolean, {1, 1, 1, 90});
+  call.bias.fill_with([](std::span<const std::int64_t> p) { return p[3] % 9 == 4 ? 0.0 : 1.0; });
+  for (const std::int64_t key : {4, 67}) call.k.set({0, key, 0, 2}, key == 4 ? kNan : kInfinity);
+  call.forward(GetParam());
+  for (const double value : call.lse.values()) ASSERT_TRUE(std::isfinite(value));
+  for (const double value : call.out.values()) ASSERT_TRUE(std::isfinite(value));
+  call.prepare_backward();
+  call.backward(GetParam());
+  for (const std::int64_t key : {4, 67}) {
+    for (std::int64_t d = 0; d < 64; ++d) {
+      ASSERT_EQ(call.dk.get({0, key, 0, d}), 0.0);
+      ASSERT_EQ(call.dv.get({0, key, 0, d}), 0.0);
+    }
+  }
+  // The hidden key's own column may reach dq, no other.
+  for (std::int64_t i = 0; i < 70; ++i) ASSERT_TRUE(std::isfinite(call.dq.get({0, i, 0, 3})));
+}
+
+TEST_P(EmulatedNotANumber, StaysOutOfRowsThatSeeNothing) {
+  DenseCall call({.seqlen_q = 100, .seqlen_k = 40, .dim = 64, .dim_v = 64, .dtype = DType::bf16});
+  call.options.mask = Mask::causal;  // 60 rows see nothing
+  call.prepare_backward();
+  for (Tensor* tensor : {&call.q, &call.k, &call.v, &call.dout}) tensor->fill(kNan);
+  call.forward(GetParam());
+  call.backward(GetParam());
+  for (std::int64_t i = 0; i < 100; ++i) {
+    ASSERT_TRUE(i < 60 ? call.lse.get({0, 0, i}) == -kInfinity : std::isnan(call.lse.get({0, 0, i}))) << i;
+    for (const Tensor* tensor : {&call.out, &call.dq}) {
+      for (std::int64_t d = 0; d < 64; ++d) {
+        const double value = tensor->get({0, i, 0, d});
+        ASSERT_TRUE(i < 60 ? value == 0.0 : std::isnan(value)) << i << ": " << value;
+      }
+    }
+  }
+}
+
+/// Tiles repeat the last query: past the end it would see keys that no query does.
+TEST_P(EmulatedNotANumber, StaysInAKeyThatNoQuerySees) {
+  DenseCall call({.seqlen_q = 70, .seqlen_k = 90, .dim = 64, .dim_v = 64, .dtype = DType::bf16});
+  call.options.mask = Mask::causal, call.options.alignment = Alignment::top_left;  // not the last 20 keys
+  for (std::int64_t d = 0; d < 64; ++d) {
+    call.k.set({0, 80, 0, d}, kNan);
+    call.v.set({0, 82, 0, d}, kNan);
+  }
+  call.prepare_backward();
+  call.forward();
+  call.backward(GetParam());
+  for (std::int64_t key = 70; key < 90; ++key) {
+    for (std::int64_t d = 0; d < 64; ++d) {
+      ASSERT_EQ(call.dk.get({0, key, 0, d}), 0.0) << key;
+      ASSERT_EQ(call.dv.get({0, key, 0, d}), 0.0) << key;
     }
   }
 }

@@ -108,7 +108,7 @@ class CallTensors {
   Values values_;
   Random rng_;
   Random special_rng_;  ///< of its own, so that all else is as without special values
-  bool aligned_;  ///< rows of q, k, v and what is like them start on 16 bytes, where packing lets them
+  bool aligned_;        ///< rows of q, k, v and what is like them start on 16 bytes, where packing lets them
   device::AttentionParams lengths_{};  ///< what sequence() needs
   std::deque<Input> inputs_;
   TensorView q_, k_, v_, out_, softmax_lse_, dout_, dlse_;  ///< dimensions as in Output

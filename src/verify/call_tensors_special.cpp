@@ -34,8 +34,7 @@ void CallTensors::plant_in_rows(const TensorView& view, Side side) {
   std::int64_t offset = 0;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
     const bool is_batch = !packed() && axis == 0;
-    const std::int64_t index =
-        axis == row_axis ? row : is_batch ? b : special_rng_.integer(0, view.shape[axis] - 1);
+    const std::int64_t index = axis == row_axis ? row : is_batch ? b : special_rng_.integer(0, view.shape[axis] - 1);
     offset += index * view.strides[axis];
   }
   store_at(view, offset, special_value(special_rng_));

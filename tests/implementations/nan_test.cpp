@@ -36,7 +36,7 @@ class NotANumber : public ImplementationTest {
     if (!backward) return;
     call.out = reference.out, call.lse = reference.lse;
     reference = call;
-    for (Tensor DenseCall::*t : {&DenseCall::dq, &DenseCall::dk, &DenseCall::dv, &DenseCall::dbias, &DenseCall::dsink})
+    for (Tensor DenseCall::* t : {&DenseCall::dq, &DenseCall::dk, &DenseCall::dv, &DenseCall::dbias, &DenseCall::dsink})
       if ((call.*t).view().defined()) reference.*t = like(call.*t);
     reference.backward();
     call.backward(GetParam());
@@ -51,7 +51,9 @@ class NotANumber : public ImplementationTest {
     return {view.dtype, {view.shape.begin(), view.shape.begin() + view.rank}};
   }
   /// Of consecutive lengths each has another value in another place.
-  static double value_of(std::int64_t length) { return length % 3 == 0 ? kNan : length % 3 == 1 ? kInfinity : -kInfinity; }
+  static double value_of(std::int64_t length) {
+    return length % 3 == 0 ? kNan : length % 3 == 1 ? kInfinity : -kInfinity;
+  }
   static std::int64_t place_of(std::int64_t length, std::int64_t turn) {
     return (length + turn) % 4 == 0 ? 0 : (length + turn) % 4 == 1 ? length - 1 : (length + turn) * 7 % length;
   }

@@ -10,6 +10,7 @@
 
 #include "verify/call_tensors.hpp"
 #include "verify/compare.hpp"
+#include "verify/reach.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -182,6 +183,102 @@ TEST(Compare, LostPrecisionShowsInTheNorm) {
   });
   const OutputReport report = compare(got[0], expected[0], error_bounds(tensors, expected)[0]);
   EXPECT_NE(report.failure.find("root mean square"), std::string::npos) << report.failure;
+}
+
+/// A call with special values whose results hold some, for classes to be exchanged in.
+class ClassOfNumber : public testing::Test {
+ protected:
+  void draw(const char* problem, std::uint64_t seed) {
+    tensors_ = std::make_unique<CallTensors>(parse_problem(problem), seed, Values::special);
+    expected_ = tensors_->make_outputs(1), got_ = tensors_->make_outputs(1);
+    for (const auto* outputs : {&expected_, &got_}) tensors_->run(tensors_->plan("reference", *outputs), *outputs);
+    bounds_ = error_bounds(*tensors_, expected_);
+    mark_reach(*tensors_, expected_, bounds_);
+  }
+  /// What is found where the first element of output `n` that is one of `from` becomes `to`; "-" where there is none.
+  template <typename From>
+  std::string failure_of(std::size_t n, From&& from, double to) {
+    const TensorView view = got_[n].buffer.view();
+    std::size_t index = 0;
+    std::string failure = "-";
+    for_each_element(view, [&](auto, std::int64_t offset) {
+      const double value = value_at(view, offset);
+      const bool wanted = failure == "-" && from(value, bounds_[n].reach[index++]);
+      if (!wanted) return;
+      store_at(view, offset, to);
+      failure = compare(got_[n], expected_[n], bounds_[n]).failure;
+      store_at(view, offset, value);
+    });
+    return failure;
+  }
+
+  std::unique_ptr<CallTensors> tensors_;
+  std::vector<Output> expected_, got_;
+  std::vector<ErrorBounds> bounds_;
+};
+
+TEST_F(ClassOfNumber, IsTheReferences) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const auto is_finite = [](double x, Reach reach) { return std::isfinite(x) && reach == Reach::none; };
+  const auto is_reached = [](double x, Reach reach) { return std::isfinite(x) && reach == Reach::may; };
+  const auto is_nan = [](double x, Reach) { return std::isnan(x); };
+  const auto is_nan_of_scores = [](double, Reach reach) { return reach == Reach::must_nan; };
+  const auto is_nan_of_values = [](double x, Reach reach) { return !std::isfinite(x) && reach != Reach::must_nan; };
+  const auto is_nothing = [](double x, Reach) { return x == -HUGE_VAL; };
+  const auto unlike = [](const std::string& failure) { return failure.find("the reference") != std::string::npos; };
+  int found[6] = {};
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    draw("attention_forward batch_size=2 seqlen_q=30 seqlen_k=20 num_heads_q=2 head_dim=8 mask=causal softmax_lse=1",
+         seed);
+    ASSERT_EQ(compare(got_[0], expected_[0], bounds_[0]).failure, "");
+    const auto expect = [&](int what, bool fails, const std::string& failure) {
+      if (failure == "-") return;
+      ++found[what];
+      EXPECT_EQ(unlike(failure), fails) << what << ", seed " << seed << ": " << failure;
+    };
+    expect(0, true, failure_of(0, is_finite, kNan));
+    expect(1, false, failure_of(0, is_reached, HUGE_VAL));
+    expect(2, true, failure_of(0, is_nan, 0.0));
+    expect(3, true, failure_of(0, is_nan_of_scores, HUGE_VAL));
+    expect(4, false, failure_of(0, is_nan_of_values, -HUGE_VAL));
+    expect(5, true, failure_of(1, is_nothing, kNan));
+    expect(5, true, failure_of(1, is_nan, -HUGE_VAL));
+  }
+  for (const int count : found) EXPECT_GT(count, 0);
+}
+
+TEST(SpecialValues, AreDrawnForOneSeedInFour) {
+  int special = 0;
+  for (std::uint64_t seed = 0; seed < 4000; ++seed) special += draws_special_values(seed);
+  EXPECT_NEAR(special, 1000, 100);
+}
+
+/// In all inputs, and everything else as without them.
+TEST(SpecialValues, StandInEveryInput) {
+  const Problem problem = parse_problem(
+      "attention_backward dtype=bf16 layout=thd batch_size=3 max_seqlen_q=20 total_q=40 max_seqlen_k=30 total_k=60 "
+      "num_heads_q=2 head_dim=8 head_dim_v=4 bias=f32[b,h,q,k] sink=1 dbias=1 dsink=1 dlse=1");
+  int with[7] = {};
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const CallTensors special(problem, seed, Values::special), ordinary(problem, seed);
+    const std::vector<Output> outputs = special.make_outputs(1);
+    const auto views = [&](const CallTensors& tensors) {
+      const BackwardArguments a = tensors.backward_arguments(outputs);
+      return std::vector<TensorView>{a.q, a.k, a.v, a.options.bias, a.options.sink, a.dout, a.dlse};
+    };
+    const std::vector<TensorView> a = views(special), b = views(ordinary);
+    for (std::size_t n = 0; n < a.size(); ++n) {
+      int changed = 0;
+      for_each_element(a[n], [&](auto position, std::int64_t offset) {
+        if (bits_at(a[n], offset) == bits_at(b[n], offset_of(b[n], position))) return;
+        ++changed;
+        EXPECT_FALSE(std::isfinite(value_at(a[n], offset)));
+      });
+      EXPECT_LE(changed, 6);  // three, which two heads may share
+      with[n] += changed > 0;
+    }
+  }
+  for (const int count : with) EXPECT_GT(count, 5);
 }
 
 TEST(Compare, RowsOfNoSequenceMustStayUntouched) {

@@ -124,7 +124,8 @@ struct HeadContext {
 
   [[nodiscard]] Score score(std::int64_t i, std::int64_t j, const double* q, const double* k) const {
     const double bias_value = bias(i, j);
-    if (p.bias_type == device::kBiasBool && bias_value != 0.0) return {-kInfinity, 1.0};  // before any number is looked at
+    if (p.bias_type == device::kBiasBool && bias_value != 0.0)
+      return {-kInfinity, 1.0};  // before any number is looked at
     double s = double{p.softmax_scale} * dot(q, k, p.head_dim), slope = 1.0;
     if (p.softcap > 0) {
       const double t = std::tanh(s / double{p.softcap});

@@ -1,0 +1,147 @@
+"""The attention function that models call through transformers' attention interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import tilewise
+from tilewise.transformers.masks import LazyMask
+from tilewise.transformers.support import NAME
+
+__all__ = ["attention_forward"]
+
+# Keywords that change what attention computes and that the hook cannot honour, with the reason.
+_REFUSED_KEYWORDS = {
+    "block_indices": "block-sparse selection is not supported",
+    "block_table": "paged caches are not supported yet",
+    "cache": "the paged cache of continuous batching is not supported yet",
+    "head_mask": "masking whole heads is not supported",
+    "indices": "sparse key selection is not supported",
+    "layer_head_mask": "masking whole heads is not supported",
+    "output_attentions": "the attention weights are never stored",
+    "seq_idx": "sequence indices are not supported; pass cu_seq_lens_q and cu_seq_lens_k or position_ids",
+    "sinks": "sinks of each position are not supported (s_aux, one sink of each head, is)",
+}
+
+
+def _mask_arguments(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, sliding_window: int | None
+) -> dict[str, Any]:
+    """Arguments of tilewise.attention for a mask as models pass it; query, key: [batch_size, heads, length, ...]."""
+    q_length, kv_length = query.shape[2], key.shape[2]
+    if mask is None:
+        # As with "sdpa", one query is a decoding step on a full cache, and more of them start at the first key.
+        arguments: dict[str, Any] = {"alignment": "bottom_right" if q_length == 1 else "top_left"}
+        if causal and q_length > 1:
+            arguments["mask"] = "causal"
+        if sliding_window is not None:
+            left = sliding_window - 1
+            arguments["window"] = (left, -1 if causal else left)
+        return arguments
+    if mask.ndim != 4 or mask.shape[-2] not in (1, q_length) or mask.shape[-1] not in (1, kv_length):
+        raise ValueError(
+            f"attention_mask: expected [batch_size, heads, {q_length}, {kv_length}] or sizes of 1 "
+            f"(got {list(mask.shape)})"
+        )
+    if isinstance(mask, LazyMask):
+        return mask.arguments
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(f"attention_mask: dtype must be bool (true = visible) or floating (added) (got {mask.dtype})")
+    return {"bias": mask if mask.dtype in (torch.bool, torch.float32) else mask.to(query.dtype)}
+
+
+def _add_position_bias(arguments: dict[str, Any], position_bias: torch.Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Joins a learned bias, e.g. T5's relative positions, to the mask. It keeps its gradient."""
+    bias = position_bias if position_bias.dtype == torch.float32 else position_bias.to(dtype)
+    mask = arguments.get("bias")
+    if mask is not None:
+        bias = torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask.to(bias.dtype)
+    return {**arguments, "bias": bias}
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """[batch_size, heads, length, head_dim] seen as [batch_size, length, heads, head_dim], without a copy as a rule."""
+    return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).transpose(1, 2)
+
+
+def _packed_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any], **lengths: Any
+) -> torch.Tensor:
+    """Attention over sequences packed into one row.
+
+    query: [1, heads, total, head_dim]. Returns [1, total, heads, head_dim_v].
+    """
+    if query.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q: packed sequences lie in a batch of 1 (got a batch of {query.shape[0]})")
+    q, k, v = _rows(query)[0], _rows(key)[0], _rows(value)[0]
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if lengths[name] is None:
+            raise ValueError(f"cu_seq_lens_{name[-1]}: cu_seq_lens_q and cu_seq_lens_k go together (got None)")
+        lengths[name] = lengths[name].to(torch.int32)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        lengths[name] = None if lengths[name] is None else int(lengths[name])
+    out: torch.Tensor = tilewise.attention(q, k, v, layout="thd", **arguments, **lengths)
+    return out.unsqueeze(0)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    deterministic: bool | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface.
+
+    query: [batch_size, num_heads_q, q_length, head_dim]; key, value: [batch_size, num_heads_k, kv_length, ...],
+    shared heads as they are. attention_mask: from attention_mask(), or any 4D boolean (true = visible) or
+    additive mask; None: causal where the module (or is_causal) says so. Returns ([batch_size, q_length,
+    num_heads_q, head_dim_v], None). Raises NotImplementedError for keywords it cannot honour.
+    """
+    for name, reason in _REFUSED_KEYWORDS.items():
+        if kwargs.get(name) is not None and kwargs[name] is not False:
+            raise NotImplementedError(f"{name}: {reason} by attn_implementation={NAME!r}")
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+
+    arguments = _mask_arguments(query, key, attention_mask, is_causal, sliding_window)
+    if position_bias is not None:
+        arguments = _add_position_bias(arguments, position_bias, query.dtype)
+    arguments = {
+        **arguments,
+        "softmax_scale": scaling,
+        "softcap": 0.0 if softcap is None else softcap,
+        "sink": None if s_aux is None else s_aux.flatten().float(),
+        "dropout_p": dropout,
+        "deterministic": bool(deterministic),
+    }
+    # A mask already separates packed sequences; without one their boundaries do.
+    if attention_mask is None and (cu_seq_lens_q is not None or cu_seq_lens_k is not None):
+        out = _packed_attention(
+            query,
+            key,
+            value,
+            arguments,
+            cu_seqlens_q=cu_seq_lens_q,
+            cu_seqlens_k=cu_seq_lens_k,
+            max_seqlen_q=max_length_q,
+            max_seqlen_k=max_length_k,
+        )
+    else:
+        out = tilewise.attention(_rows(query), _rows(key), _rows(value), **arguments)
+    return out, None

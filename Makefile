@@ -13,7 +13,7 @@ RUN := PYTHONPATH=$(CURDIR)/$(BUILD)/python HF_HUB_OFFLINE=1
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-quick test-gpu test-build bootstrap-dev asan fuzz format lint tidy bench clean
+.PHONY: help build demo matrix test test-quick test-gpu test-build bootstrap-dev asan fuzz format lint tidy bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ test-build: bootstrap-dev
 
 bootstrap-dev:
 	@scripts/bootstrap.sh build demo dev
+
+matrix: test-build ## every model type of transformers against "eager"; writes docs/transformers.md
+	cd tests/python && PYTHONPATH=$(CURDIR)/$(BUILD)/python:. $(CURDIR)/$(PY) -m transformers_matrix --jobs $(JOBS) \
+	  --write $(CURDIR)/docs/transformers.md
 
 asan: bootstrap-dev ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	scripts/test.sh sanitizers

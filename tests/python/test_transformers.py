@@ -255,8 +255,9 @@ def test_usual_masks_are_native() -> None:
 def test_foreign_mask_functions_become_arrays() -> None:
     chunked = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
     mask = hook.attention_mask(batch_size=2, q_length=7, kv_length=7, mask_function=chunked)
-    assert not isinstance(mask, hook.LazyMask)
-    assert torch.equal(mask, masking_utils.sdpa_mask(2, 7, 7, mask_function=chunked, allow_is_causal_skip=False))
+    assert isinstance(mask, hook.LazyMask) and mask.arguments.keys() == {"bias"}
+    expected = masking_utils.sdpa_mask(2, 7, 7, mask_function=chunked, allow_is_causal_skip=False)
+    assert torch.equal(mask.arguments["bias"], expected) and torch.equal(mask, expected)
     asked_for = hook.attention_mask(batch_size=2, q_length=7, kv_length=7, allow_is_causal_skip=False)
     assert not isinstance(asked_for, hook.LazyMask)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.utils.output_capturing import _active_collector
 
 import tilewise
 from tilewise.transformers.masks import LazyMask
@@ -113,9 +114,13 @@ def attention_forward(
     additive mask; None: causal where the module (or is_causal) says so. Returns ([batch_size, q_length,
     num_heads_q, head_dim_v], None). Raises NotImplementedError for keywords it cannot honour.
     """
+    if not torch.compiler.is_compiling() and any("attentions" in name for name in _active_collector.get() or ()):
+        kwargs["output_attentions"] = True  # asked of the model, which need not pass it on
     for name, reason in _REFUSED_KEYWORDS.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise NotImplementedError(f"{name}: {reason} by attn_implementation={NAME!r}")
+            raise NotImplementedError(
+                f"{name}: {reason} by attn_implementation={NAME!r} (passed by {type(module).__name__})"
+            )
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
+
+from tilewise.transformers.support import NAME
 
 __all__ = ["LazyMask", "attention_mask"]
 
@@ -102,24 +104,47 @@ def _native_arguments(
     return arguments
 
 
+# What a mask of true (visible) and false may be asked: parts of it, and logic. Anything else reads it as numbers.
+_LOGIC = frozenset((
+    *("all", "any", "equal", "sum", "where", "masked_fill", "gather", "index", "index_select"),
+    *("bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor"),
+    *("logical_and", "logical_not", "logical_or", "logical_xor"),
+    *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "as_strided", "clone", "copy_", "detach", "expand"),
+    *("narrow", "permute", "repeat", "reshape", "select", "slice", "split", "squeeze", "t", "transpose", "unbind"),
+    *("unsqueeze", "view"),
+))  # fmt: skip
+
+
 class LazyMask(torch.Tensor):
     """A boolean mask [batch_size, 1, q_length, kv_length] that is only built if someone computes with it.
 
-    `arguments` hold what it means to tilewise.attention. A model that slices or combines the mask
-    gets ordinary tensors; writing into it is refused.
+    `arguments` hold what it means to tilewise.attention. Parts of it and logic with it are masks again. A
+    model (`owner`) that adds it to scores, as it would an "eager" mask, or writes into it, is refused.
     """
 
     arguments: dict[str, Any]
+    owner: str
     _build: Callable[[], torch.Tensor]
 
     @staticmethod
     def __new__(
-        cls, shape: tuple[int, ...], device: torch.device, arguments: dict[str, Any], build: Callable[[], torch.Tensor]
+        cls,
+        shape: tuple[int, ...],
+        device: torch.device,
+        arguments: dict[str, Any],
+        build: Callable[[], torch.Tensor],
+        owner: str = "the model",
     ) -> LazyMask:
         mask: LazyMask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask.arguments = arguments
+        mask.owner = owner
         mask._build = functools.cache(build)
         return mask
+
+    @classmethod
+    def of(cls, array: torch.Tensor, owner: str) -> LazyMask:
+        """A mask that is an array already."""
+        return cls(tuple(array.shape), array.device, {"bias": array}, lambda: array, owner)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyMask(shape={tuple(self.shape)}, arguments={self.arguments})"
@@ -128,10 +153,26 @@ class LazyMask(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function._schema.is_mutable:
-            raise NotImplementedError(f"attention_mask: {function} writes into a mask shared by all layers; clone it")
+        owner = next((x.owner for x in tree_leaves((args, kwargs)) if isinstance(x, LazyMask)), "the model")
+        name = function.overloadpacket.__name__
+        if function._schema.is_mutable and (name != "copy_" or isinstance(args[0], LazyMask)):
+            raise NotImplementedError(
+                f"attention_mask: {owner} writes into a mask shared by all layers ({name}), "
+                f"which attn_implementation={NAME!r} cannot serve; clone it"
+            )
         dense_args, dense_kwargs = tree_map_only(LazyMask, lambda mask: mask._build(), (args, kwargs or {}))
-        return function(*dense_args, **dense_kwargs)
+        result = function(*dense_args, **dense_kwargs)
+        numbers = name == "_to_copy" and result.dtype != torch.bool
+        if name not in _LOGIC or numbers:
+            raise NotImplementedError(
+                f"attention_mask: {owner} reads the mask as numbers ({name}), and attn_implementation={NAME!r} gives "
+                'true for visible; load it with "eager"'
+            )
+
+        def again(part: torch.Tensor) -> torch.Tensor:
+            return cls.of(part, owner) if part.dtype == torch.bool and part.ndim > 1 else part
+
+        return tree_map_only(torch.Tensor, again, result)
 
 
 def attention_mask(
@@ -148,12 +189,12 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """transformers' mask interface: a LazyMask where Tilewise has a name for the mask, else a boolean array.
+    """transformers' mask interface: a LazyMask, in Tilewise's own words where it has a name for the mask.
 
-    attention_mask is the padding, bool [batch_size, kv_length]. Under torch.compile, and where the
-    caller asks for an array (neither skip allowed), the result is that of "sdpa".
+    attention_mask is the padding, bool [batch_size, kv_length]. Where the caller asks for an array (neither
+    skip allowed) the result is that of "sdpa"; under torch.compile it is None or, as under "eager", floating.
     """
-    array: Callable[..., torch.Tensor] = functools.partial(
+    array: Callable[..., Any] = functools.partial(
         masking_utils.sdpa_mask,
         batch_size=batch_size,
         q_length=q_length,
@@ -166,9 +207,16 @@ def attention_mask(
         device=device,
         **kwargs,
     )
-    tracing = is_tracing(attention_mask) or is_tracing(q_offset)
-    if tracing or not (allow_is_causal_skip or allow_is_bidirectional_skip):
-        return array(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
+    skips = {"allow_is_causal_skip": allow_is_causal_skip, "allow_is_bidirectional_skip": allow_is_bidirectional_skip}
+    if is_tracing(attention_mask) or is_tracing(q_offset):
+        # Nothing watches over a mask in a graph, so it is of the kind that every model reads rightly.
+        mask: torch.Tensor | None = array(**skips)
+        dtype = kwargs.get("dtype") or torch.float32
+        return None if mask is None else torch.where(mask, mask.new_zeros((), dtype=dtype), torch.finfo(dtype).min)
+    if not any(skips.values()):
+        asked_for: torch.Tensor = array(**skips)
+        return asked_for
+    owner = str(getattr(kwargs.get("config"), "model_type", None) or "the model")
 
     build = functools.partial(array, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -177,9 +225,9 @@ def attention_mask(
         runs = _padding_runs(padding, kv_length, kv_offset)
     band = None if use_vmap else _band_of(mask_function)
     if band is None or runs is None:
-        return build()
+        return LazyMask.of(build(), owner)
     device = torch.device(device)
     arguments = _native_arguments(band, int(q_offset) - kv_offset, q_length, kv_length, *runs, device)
     if arguments is None:
-        return build()
-    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build)
+        return LazyMask.of(build(), owner)
+    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build, owner)

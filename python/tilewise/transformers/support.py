@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -102,7 +102,8 @@ class _Reader:
             self.names.update(code.co_names)
             self.parts = self.parts or not _BUILDERS.isdisjoint(code.co_names)
             self.multiplies = self.multiplies or any(
-                step.argrepr in ("@", "@=") or step.opname == "BINARY_MATRIX_MULTIPLY" for step in dis.get_instructions(code)
+                step.argrepr in ("@", "@=") or step.opname == "BINARY_MATRIX_MULTIPLY"
+                for step in dis.get_instructions(code)
             )
             for name in code.co_names:
                 self._follow(name, function.__globals__.get(name))
@@ -123,10 +124,23 @@ class _Reader:
 
     @property
     def computes_scores(self) -> bool:
+        """Whether it, with the modules that it builds, multiplies and then normalizes."""
         if self.names & _TORCH_ATTENTION:
             return True
-        products = self.multiplies or bool(self.names & _PRODUCTS)
-        return products and any("softmax" in name.lower() for name in self.names)
+        return self.normalizes and (self.products or any(_read(module).products for module in self.modules))
+
+    @property
+    def normalizes(self) -> bool:
+        return any("softmax" in name.lower() for name in self.names)
+
+    @property
+    def products(self) -> bool:
+        return self.multiplies or not self.names.isdisjoint(_PRODUCTS)
+
+
+@functools.cache
+def _read(cls: type) -> _Reader:
+    return _Reader(cls)
 
 
 @functools.cache
@@ -137,7 +151,7 @@ def find_attention(model_class: type) -> Attention:
     waiting, seen = [model_class], {model_class}
     while waiting:
         cls = waiting.pop()
-        reader = _Reader(cls)
+        reader = _read(cls)
         found.tables += reader.tables
         found.parts = found.parts or reader.parts
         if reader.interface:
@@ -192,7 +206,7 @@ def install() -> None:
     ) -> str:
         if requested_attention == NAME:
             check(type(self))
-        return resolve(self, requested_attention, is_init_check)
+        return str(resolve(self, requested_attention, is_init_check))
 
     @functools.wraps(switch)
     def set_attn_implementation(

@@ -22,11 +22,11 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
+import torch
+import transformers
 
-from transformers_matrix import table  # noqa: E402
-from transformers_matrix.checks import Verdict, examine, kind_of, model_types  # noqa: E402
+from transformers_matrix import table
+from transformers_matrix.checks import Verdict, examine, kind_of, model_types
 
 SECONDS_EACH = 120
 MEMORY_EACH = 16 << 30

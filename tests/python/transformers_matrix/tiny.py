@@ -1,4 +1,4 @@
-"""Tiny configurations of transformers' model types: the registry's own defaults, shrunk by the names of their fields."""
+"""Tiny configurations of transformers' model types: their own defaults, shrunk by the names of the fields."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ NUMBERS: tuple[tuple[int, tuple[str, ...]], ...] = (
     )),
     (4, (
         "index_topk", "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_mel_bins_factor",
-        "num_latents", "rotary_dim", "qk_rope_head_dim", "mem_tokens", "num_queries",
+        "num_latents", "rotary_dim", "mem_tokens", "num_queries",
     )),
     (HEAD_DIM, (
         "attention_head_dim", "attention_head_size", "d_head", "d_kv", "dim_head", "head_dim", "key_dim", "kv_channels",
-        "linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "qk_nope_head_dim", "swa_head_dim",
-        "v_head_dim", "global_head_dim", "attention_key_dim", "head_size", "mamba_head_dim", "index_head_dim",
-        "patch_size",
+        "linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "qk_nope_head_dim", "qk_rope_head_dim",
+        "swa_head_dim", "v_head_dim",
+        "global_head_dim", "attention_key_dim", "head_size", "mamba_head_dim", "index_head_dim",
+        "patch_size", "mamba_n_heads", "mamba_num_heads", "linear_num_key_heads", "linear_num_value_heads",
     )),
     (16, (
-        "kv_lora_rank", "mamba_d_state", "num_mel_bins", "q_lora_rank", "ssm_state_size", "state_size", "time_step_rank",
-        "chunk_size", "mamba_chunk_size",
+        "kv_lora_rank", "mamba_d_state", "num_mel_bins", "q_lora_rank", "ssm_state_size", "state_size",
+        "time_step_rank", "chunk_size", "mamba_chunk_size",
     )),
     (128, ("max_position_embeddings", "n_ctx", "n_positions", "max_source_positions", "max_target_positions",
           "max_seq_len", "seq_length", "max_sequence_length", "max_2d_position_embeddings", "max_seq_length")),
@@ -67,7 +68,14 @@ NUMBERS: tuple[tuple[int, tuple[str, ...]], ...] = (
 BY_NAME = {name: number for number, names in NUMBERS for name in names}
 
 # Fields of a few types that need a value of their own; "text_config.num_layers" reaches into a part.
-SPECIAL: dict[str, dict[str, Any]] = {}
+SPECIAL: dict[str, dict[str, Any]] = {
+    "autoformer": {"prediction_length": 4},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "informer": {"prediction_length": 4},
+    "mamba2": {"expand": 1},
+    "time_series_transformer": {"prediction_length": 4},
+}
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 2,
           "cls_token_id": 1, "mask_token_id": 3, "unk_token_id": 3}  # fmt: skip
@@ -77,7 +85,7 @@ def _shrunk(name: str, value: Any) -> Any:
     """The tiny value of a field, or the value itself."""
     if isinstance(value, bool):
         return value
-    if "drop" in name and isinstance(value, (int, float)) or name in ("layerdrop", "layerdrop_rate"):
+    if ("drop" in name and isinstance(value, (int, float))) or name in ("layerdrop", "layerdrop_rate"):
         return 0.0 if not isinstance(value, int) or name.endswith(("dropout", "pdrop", "_rate")) else value
     if name in ("mask_time_prob", "mask_feature_prob"):
         return 0.0
@@ -90,7 +98,23 @@ def _shrunk(name: str, value: Any) -> Any:
 
 def _values(config: Any) -> dict[str, Any]:
     """The fields of the class with this configuration's values."""
-    return {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
+
+    def value(name: str) -> Any:
+        try:
+            return getattr(config, name, None)
+        except Exception:  # it differs from layer to layer
+            return None
+
+    return {field.name: value(field.name) for field in dataclasses.fields(config)}
+
+
+def _rope(parameters: dict[str, Any]) -> dict[str, Any] | None:
+    """Rotary parameters whose sections (of time, height and width) fit the tiny head; None: as they are."""
+    sections = parameters.get("mrope_section")
+    if not isinstance(sections, (list, tuple)) or len(sections) != 3:
+        return None
+    total = int(HEAD_DIM * parameters.get("partial_rotary_factor", 1.0)) // 2
+    return {**parameters, "mrope_section": [total - 2 * (total // 4), total // 4, total // 4]}
 
 
 def tiny_arguments(config: Any) -> dict[str, Any]:
@@ -104,6 +128,10 @@ def tiny_arguments(config: Any) -> dict[str, Any]:
     for name, value in values.items():
         if name not in arguments and value is not None and (small := _shrunk(name, value)) != value:
             arguments[name] = small
+    unset = {"head_dim": HEAD_DIM, "num_key_value_heads": HEADS}
+    arguments.update({name: value for name, value in unset.items() if name in values and values[name] is None})
+    if isinstance(values.get("rope_parameters"), dict) and (rope := _rope(values["rope_parameters"])):
+        arguments["rope_parameters"] = rope
     kinds = getattr(config, "layer_types", None)
     if isinstance(kinds, (list, tuple)) and kinds and isinstance(kinds[0], str):
         each = list(dict.fromkeys(kinds))

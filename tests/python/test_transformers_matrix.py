@@ -35,14 +35,14 @@ REFUSED = {
     "nystromformer": "NystromformerSelfAttention", "canine": "CanineSelfAttention", "tapas": "TapasSelfAttention",
     "longformer": "LongformerSelfAttention", "big_bird": "BigBird", "megatron-bert": "MegatronBertSelfAttention",
     "led": "LEDEncoderSelfAttention", "falcon": "FALCON_ATTENTION_CLASSES", "gpt_neo": "GPT_NEO_ATTENTION_CLASSES",
-    "gptj": "GPTJ_ATTENTION_CLASSES", "swin": "SwinSelfAttention", "deepseek_v4": "reads the mask as numbers",
+    "gptj": "GPTJ_ATTENTION_CLASSES", "deepseek_v4": "reads the mask as numbers",
     "deepseek_v32": "indices",
 }  # fmt: skip
 # One of each way to attend: GQA, encoders, cross attention, learned biases, windows, chunks, softcap, sinks,
 # MLA, experts, layers of several types, vision, text with images.
 PASSED = (
     "bart", "bert", "clip", "deepseek_v3", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "jamba", "llama", "llama4_text",
-    "modernbert", "opt", "qwen3_moe", "t5", "vit", "zamba2",
+    "modernbert", "opt", "qwen3_moe", "t5", "vit",
 )  # fmt: skip
 
 

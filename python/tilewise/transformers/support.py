@@ -190,6 +190,17 @@ def _configurations(model: PreTrainedModel) -> list[Any]:
     return list(found.values())
 
 
+def _requests(config: Any, request: str | dict[str, Any] | None) -> dict[int, Any]:
+    """The implementation that set_attn_implementation(request) asks for each configuration, by its id."""
+    found = {id(config): request.get("", config._attn_implementation) if isinstance(request, dict) else request}
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            wanted = request.get(name, part._attn_implementation) if isinstance(request, dict) else request
+            found.update(_requests(part, wanted))
+    return found
+
+
 def install() -> None:
     """Has transformers ask check() whenever a model is built with NAME or switched to it. Again is harmless.
 
@@ -213,12 +224,11 @@ def install() -> None:
         self: PreTrainedModel, attn_implementation: str | dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         # transformers only warns, and goes on, for models that it cannot switch.
-        if attn_implementation == NAME:
-            for module in self.modules():
-                if isinstance(module, PreTrainedModel):
-                    check(type(module))
-        elif isinstance(attn_implementation, dict) and attn_implementation.get("") == NAME:
-            check(type(self))
+        requests = _requests(self.config, attn_implementation)
+        models = [module for module in self.modules() if isinstance(module, PreTrainedModel)]
+        for model in models:
+            if requests.get(id(model.config), requests[id(self.config)]) == NAME:
+                check(type(model))
         before = [(config, config._attn_implementation_internal) for config in _configurations(self)]
         try:
             switch(self, attn_implementation, *args, **kwargs)

@@ -72,6 +72,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "informer": {"prediction_length": 4},
     "mamba2": {"expand": 1},
     "time_series_transformer": {"prediction_length": 4},
@@ -89,6 +90,8 @@ def _shrunk(name: str, value: Any) -> Any:
         return 0.0 if not isinstance(value, int) or name.endswith(("dropout", "pdrop", "_rate")) else value
     if name in ("mask_time_prob", "mask_feature_prob"):
         return 0.0
+    if name == "image_size" and isinstance(value, (list, tuple)):
+        return [IMAGE] * len(value)
     if isinstance(value, int) and name in BY_NAME:
         return min(value, BY_NAME[name])
     if isinstance(value, int) and name in TOKENS:
@@ -130,6 +133,8 @@ def tiny_arguments(config: Any) -> dict[str, Any]:
             arguments[name] = small
     unset = {"head_dim": HEAD_DIM, "num_key_value_heads": HEADS}
     arguments.update({name: value for name, value in unset.items() if name in values and values[name] is None})
+    if "kv_lora_rank" in values and "num_key_value_heads" in values:
+        arguments["num_key_value_heads"] = HEADS  # latent attention expands to every head
     if isinstance(values.get("rope_parameters"), dict) and (rope := _rope(values["rope_parameters"])):
         arguments["rope_parameters"] = rope
     kinds = getattr(config, "layer_types", None)

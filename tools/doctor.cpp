@@ -86,7 +86,8 @@ Json implementations() {
     using core::Feature;
     const core::FeatureSet supported = row->supported();
     Json can = Json::array();
-    for (const Feature feature : {Feature::forward, Feature::backward, Feature::f32, Feature::bf16, Feature::f16})
+    for (const Feature feature :
+         {Feature::forward, Feature::backward, Feature::f32, Feature::bf16, Feature::f16, Feature::f64})
       if (supported.contains(feature)) can.push_back(core::to_string(feature));
     list.push_back({{"name", row->name()}, {"device", to_string(row->device())}, {"supports", std::move(can)}});
   }

@@ -30,7 +30,7 @@ constexpr std::string_view kHeadDim = "head_dim=64";
 constexpr std::string_view kPacked =
     "layout=thd batch_size=3 max_seqlen_q=70 max_seqlen_k=150 total_q=160 total_k=300 num_heads_q=4 num_heads_k=2";
 
-constexpr std::array<FeatureRow, 33> kRows{{
+constexpr std::array<FeatureRow, 35> kRows{{
     {"bf16", "dtype=bf16"},
     {"f16", "dtype=f16"},
     {"layout sbhd", "layout=sbhd"},
@@ -55,7 +55,9 @@ constexpr std::array<FeatureRow, 33> kRows{{
     {"dbias", "bias=f32[1,h,q,k] dbias=1", false},
     {"alibi", "alibi_slopes=[h] mask=causal"},
     {"sink", "sink=1"},
+    {"sink of q's dtype", "sink=query"},
     {"dsink", "sink=1 dsink=1", false},
+    {"dsink of q's dtype", "sink=query dsink=1", false},
     {"dropout", "dropout_p=0.25"},
     {"dropout, seed tensor", "dropout_p=0.25 seed_tensor=1"},
     {"seqused, leftpad", "seqused_q=1 seqused_k=1 leftpad_k=1"},

@@ -48,12 +48,12 @@ struct FileOption {
   const char *name, *help;
 };
 constexpr std::array<FileOption, kInputCount> kInputs = {{
-    {"--q", "queries: f32, f16, or bf16 kept as uint16"},
+    {"--q", "queries: f32, f16, f64, or bf16 kept as uint16"},
     {"--k", "keys"},
     {"--v", "values"},
     {"--bias", "added to the scores: f32 or the dtype of q; or bool, true = visible"},
-    {"--alibi-slopes", "f32 [num_heads_q] or [batch_size, num_heads_q]"},
-    {"--sink", "f32 [num_heads_q]: a logit that joins the denominator only"},
+    {"--alibi-slopes", "f32 (f64 where q is) [num_heads_q] or [batch_size, num_heads_q]"},
+    {"--sink", "f32 or the dtype of q, [num_heads_q]: a logit that joins the denominator only"},
     {"--cu-seqlens-q", "int32 [batch_size + 1]; needs --layout thd"},
     {"--cu-seqlens-k", "int32 [batch_size + 1]; needs --layout thd"},
     {"--seqused-q", "int32 [batch_size]: queries that count"},
@@ -150,10 +150,11 @@ Array make_out(const TensorView& q, const TensorView& v) {
 
 Array make_lse(const TensorView& q, Layout layout) {
   const core::Axes axes = core::axes_of(layout);
-  if (q.rank != axes.rank()) return Array(DType::f32, {0}, "lse");
+  const DType dtype = core::statistics_dtype(q.dtype);
+  if (q.rank != axes.rank()) return Array(dtype, {0}, "lse");
   const std::int64_t seq = core::size_at(q, axes.seq), heads = core::size_at(q, axes.head);
-  if (layout == Layout::thd) return Array(DType::f32, {heads, seq}, "lse");
-  return Array(DType::f32, {core::size_at(q, axes.batch), heads, seq}, "lse");
+  if (layout == Layout::thd) return Array(dtype, {heads, seq}, "lse");
+  return Array(dtype, {core::size_at(q, axes.batch), heads, seq}, "lse");
 }
 
 /// Two results in one file would leave the later one alone.

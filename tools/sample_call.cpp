@@ -33,17 +33,17 @@ void store(std::byte* target, DType dtype, float value) {
       std::memcpy(target, &bits, sizeof bits);
       return;
     }
+    case DType::f64: {
+      const double wide = value;
+      std::memcpy(target, &wide, sizeof wide);
+      return;
+    }
     case DType::boolean:
       *target = std::byte{1};
       return;
     default:
       std::memcpy(target, &value, sizeof value);
   }
-}
-
-DType bias_dtype(const Problem& problem) {
-  if (problem.bias == BiasKind::boolean) return DType::boolean;
-  return problem.bias == BiasKind::query ? problem.dtype : DType::f32;
 }
 
 }  // namespace
@@ -84,8 +84,8 @@ TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_
 
 TensorView SampleCall::add_lse(std::string_view name) {
   const Problem& p = problem_;
-  if (p.layout == Layout::thd) return add(DType::f32, {p.num_heads_q, p.total_q}, name);
-  return add(DType::f32, {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
+  if (p.layout == Layout::thd) return add(core::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
+  return add(core::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
 }
 
 TensorView SampleCall::add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name) {
@@ -109,12 +109,13 @@ void SampleCall::make_options() {
   if (p.seed_tensor) o.seed_and_offset = add(DType::i64, {2}, "seed_and_offset");
   if (p.bias != BiasKind::none) {
     const auto [batch, heads, queries, keys] = core::bias_shape(p);
-    o.bias = add_random(bias_dtype(p), {batch, heads, queries, keys}, "bias");
+    o.bias = add_random(core::bias_dtype(p), {batch, heads, queries, keys}, "bias");
   }
-  if (p.alibi_slopes == AlibiKind::per_head) o.alibi_slopes = add_random(DType::f32, {p.num_heads_q}, "alibi_slopes");
+  if (p.alibi_slopes == AlibiKind::per_head)
+    o.alibi_slopes = add_random(core::statistics_dtype(p.dtype), {p.num_heads_q}, "alibi_slopes");
   if (p.alibi_slopes == AlibiKind::per_batch_head)
-    o.alibi_slopes = add_random(DType::f32, {p.batch_size, p.num_heads_q}, "alibi_slopes");
-  if (p.sink) o.sink = add_random(DType::f32, {p.num_heads_q}, "sink");
+    o.alibi_slopes = add_random(core::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
+  if (p.sink != SinkKind::none) o.sink = add_random(core::sink_dtype(p), {p.num_heads_q}, "sink");
   std::int64_t used_q = p.seqlen_q, used_k = p.seqlen_k;
   if (p.layout == Layout::thd) {
     o.cu_seqlens_q = add_cu_seqlens(p.total_q, p.seqlen_q, "cu_seqlens_q");
@@ -156,7 +157,7 @@ void SampleCall::make_gradients() {
   if (p.dk) backward_.dk = add_data(false, p.num_heads_k, p.head_dim, false, "dk");
   if (p.dv) backward_.dv = add_data(false, p.num_heads_k, p.head_dim_v, false, "dv");
   if (p.dbias) backward_.dbias = add(forward_.options.bias.dtype, shape_of(forward_.options.bias), "dbias");
-  if (p.dsink) backward_.dsink = add(DType::f32, {p.num_heads_q}, "dsink");
+  if (p.dsink) backward_.dsink = add(core::sink_dtype(p), {p.num_heads_q}, "dsink");
 }
 
 void SampleCall::run(const Plan& plan) const {

@@ -33,8 +33,8 @@ struct AttentionOptions {
   std::uint64_t offset = 0;
   TensorView seed_and_offset;  ///< ... or an int64 tensor [2] that the kernel reads
   TensorView bias;             ///< broadcastable to [batch_size, num_heads_q, seqlen_q, seqlen_k]
-  TensorView alibi_slopes;     ///< f32 [num_heads_q] or [batch_size, num_heads_q]
-  TensorView sink;             ///< f32 [num_heads_q]
+  TensorView alibi_slopes;     ///< f32 (f64 where q is) [num_heads_q] or [batch_size, num_heads_q]
+  TensorView sink;             ///< f32 or the dtype of q, [num_heads_q]
   TensorView cu_seqlens_q;     ///< int32 [batch_size + 1]; requires layout thd
   TensorView cu_seqlens_k;
   std::optional<std::int64_t> max_seqlen_q;  ///< thd only; computed where cu_seqlens are readable
@@ -50,7 +50,8 @@ struct AttentionOptions {
 struct ForwardArguments {
   TensorView q, k, v;
   TensorView out;          ///< written; q's shape with head_dim_v
-  TensorView softmax_lse;  ///< written when defined; f32 [batch_size, num_heads_q, seqlen_q] or [num_heads_q, total_q]
+  TensorView softmax_lse;  ///< written when defined; f32 (f64 where q is) [batch_size, num_heads_q, seqlen_q] or
+                           ///< [num_heads_q, total_q]
   AttentionOptions options;
 };
 
@@ -60,7 +61,7 @@ struct BackwardArguments {
   TensorView q, k, v, out, softmax_lse;  ///< as the forward pass took and wrote them
   TensorView dq, dk, dv;                 ///< written; dtype of q; each may be undefined
   TensorView dbias;                      ///< written when defined; bias' shape and dtype
-  TensorView dsink;                      ///< written when defined; f32 [num_heads_q]
+  TensorView dsink;                      ///< written when defined; sink's shape and dtype
   AttentionOptions options;
 };
 
@@ -128,8 +129,8 @@ struct Explanation {
 [[nodiscard]] TILEWISE_EXPORT Explanation explain(const Problem& problem, const SelectOptions& select = {});
 
 /// Merges partial results over disjoint keys, computed without the sink:
-/// outs[n] like `out`, lses[n] like `softmax_lse` (f32 [batch_size, num_heads_q, seqlen_q] for
-/// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 [num_heads_q]) joins here.
+/// outs[n] like `out`, lses[n] like `softmax_lse` (f32, or f64 where out is: [batch_size, num_heads_q, seqlen_q] for
+/// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 or the dtype of out, [num_heads_q]) joins here.
 /// `softmax_lse` may be undefined. Neither output may overlap a partial. Source: the usual log-sum-exp identity.
 TILEWISE_EXPORT void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
                            const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);

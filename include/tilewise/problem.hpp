@@ -18,6 +18,8 @@ enum class Mask : std::uint8_t { none, causal };
 enum class Alignment : std::uint8_t { bottom_right, top_left };
 /// none; f32; query: the dtype of q; boolean: true = visible.
 enum class BiasKind : std::uint8_t { none, f32, query, boolean };
+/// none; f32; query: the dtype of q.
+enum class SinkKind : std::uint8_t { none, f32, query };
 /// none; per_head: [num_heads_q]; per_batch_head: [batch_size, num_heads_q].
 enum class AlibiKind : std::uint8_t { none, per_head, per_batch_head };
 
@@ -56,7 +58,7 @@ struct Problem {
   BiasKind bias = BiasKind::none;
   BiasDims bias_dims{};
   AlibiKind alibi_slopes = AlibiKind::none;
-  bool sink = false;
+  SinkKind sink = SinkKind::none;
   bool seqused_q = false, seqused_k = false, leftpad_k = false;
 
   bool softmax_lse = true;                                             ///< forward: the caller wants it

@@ -59,8 +59,8 @@ typedef struct tilewise_attention_options {
   uint64_t seed, offset;
   const DLTensor* seed_and_offset; /* int64 [2], instead of seed and offset */
   const DLTensor* bias;            /* broadcastable to [batch_size, num_heads_q, seqlen_q, seqlen_k] */
-  const DLTensor* alibi_slopes;    /* f32 [num_heads_q] or [batch_size, num_heads_q] */
-  const DLTensor* sink;            /* f32 [num_heads_q] */
+  const DLTensor* alibi_slopes;    /* f32 (f64 where q is) [num_heads_q] or [batch_size, num_heads_q] */
+  const DLTensor* sink;            /* f32 or the dtype of q, [num_heads_q] */
   const DLTensor* cu_seqlens_q;    /* int32 [batch_size + 1], with TILEWISE_LAYOUT_THD */
   const DLTensor* cu_seqlens_k;
   int64_t max_seqlen_q; /* -1: computed; only with TILEWISE_LAYOUT_THD */
@@ -75,7 +75,7 @@ typedef struct tilewise_attention_options {
 TILEWISE_EXPORT tilewise_status tilewise_attention_options_init(tilewise_attention_options* options,
                                                                 size_t struct_size);
 
-/* Tensors of a forward pass. softmax_lse (f32) may be NULL. */
+/* Tensors of a forward pass. softmax_lse (f32, or f64 where q is) may be NULL. */
 typedef struct tilewise_forward_tensors {
   const DLTensor *q, *k, *v;
   const DLTensor* out;         /* written */

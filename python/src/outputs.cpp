@@ -1,7 +1,6 @@
 // Shapes of out and softmax_lse from those of q and v.
 #include "outputs.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -9,8 +8,10 @@
 
 #include "core/call.hpp"
 #include "core/device.hpp"
+#include "core/elements.hpp"
 #include "core/layout.hpp"
 #include "core/overlap.hpp"
+#include "core/problem_rules.hpp"
 
 namespace tilewise::python {
 namespace {
@@ -61,8 +62,9 @@ TensorView planned_out(const TensorView& q, const TensorView& v) {
 TensorView planned_lse(const TensorView& q, Layout layout) {
   const core::Axes axes = core::axes_of(layout);
   const std::int64_t heads = core::size_at(q, axes.head), rows = core::size_at(q, axes.seq);
-  if (axes.batch < 0) return contiguous(DType::f32, q.device, 2, {heads, rows});
-  return contiguous(DType::f32, q.device, 3, {core::size_at(q, axes.batch), heads, rows});
+  const DType dtype = core::statistics_dtype(q.dtype);
+  if (axes.batch < 0) return contiguous(dtype, q.device, 2, {heads, rows});
+  return contiguous(dtype, q.device, 3, {core::size_at(q, axes.batch), heads, rows});
 }
 
 void check_given_out(ForwardArguments arguments) {
@@ -82,8 +84,10 @@ void clear_rest_of_lse(const TensorView& softmax_lse, const TensorView& cu_seqle
   if (!softmax_lse.defined() || !cu_seqlens.defined()) return;
   const std::int64_t total = softmax_lse.shape[1], owned = owned_rows(cu_seqlens, total);
   for (std::int64_t head = 0; head < softmax_lse.shape[0]; ++head) {
-    float* row = static_cast<float*>(softmax_lse.data) + head * softmax_lse.strides[0];
-    std::fill(row + owned, row + total, -std::numeric_limits<float>::infinity());
+    for (std::int64_t row = owned; row < total; ++row) {
+      core::store_element(softmax_lse.dtype, softmax_lse.data, head * softmax_lse.strides[0] + row,
+                          -std::numeric_limits<double>::infinity());
+    }
   }
 }
 

@@ -15,7 +15,7 @@ namespace tilewise::python {
 /// q's shape with head_dim_v; where q or v has no dimension, whatever describe() will refuse.
 [[nodiscard]] TensorView planned_out(const TensorView& q, const TensorView& v);
 
-/// f32 [batch_size, num_heads_q, seqlen_q]; packed [num_heads_q, total_q].
+/// f32, or f64 where q is: [batch_size, num_heads_q, seqlen_q]; packed [num_heads_q, total_q].
 [[nodiscard]] TensorView planned_lse(const TensorView& q, Layout layout);
 
 /// Of a call that is described but not run: its `out`, which the caller gave, must not overlap an input. Its

@@ -51,12 +51,12 @@ def borrow_optional(name: str, array: Any, writable: bool = False) -> Optional[_
 def empty_for(
     like: Any, shape: Sequence[int], dtype: str, view: Optional[_core.Array] = None
 ) -> tuple[Any, _core.Array]:
-    """Memory of a new array of `like`'s kind and the core's writable view of it. dtype: "f32" or that of `like`.
+    """Memory of a new array of `like`'s kind and the core's writable view of it. dtype: "f32", "f64" or that of `like`.
 
     `view`: of `like`, whose device the new array shares; None for the CPU. once_written() makes the memory an array.
     """
     if isinstance(like, np.ndarray):
-        memory = np.empty(shape, np.float32 if dtype == "f32" else like.dtype)
+        memory = np.empty(shape, {"f32": np.float32, "f64": np.float64}.get(dtype, like.dtype))
     else:
         memory = _core.empty(list(shape), dtype, view)
     return memory, borrow("out", memory, writable=True)
@@ -73,6 +73,11 @@ def once_written(like: Any, memory: Any, view: _core.Array) -> Any:
     if library is not None:
         return library.from_dlpack(memory)
     return memory if view.dtype == "bf16" or view.device != "cpu" else np.from_dlpack(memory)
+
+
+def lse_dtype(q: _core.Array) -> str:
+    """The dtype of softmax_lse beside this q (or out)."""
+    return "f64" if q.dtype == "f64" else "f32"
 
 
 def _library(array: Any) -> Any:
@@ -127,7 +132,7 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
         out_view = borrow("out", out, writable=True)
     lse_view: Optional[_core.Array] = None
     if return_lse:
-        lse, lse_view = empty_for(q, lse_shape, "f32", views[0])
+        lse, lse_view = empty_for(q, lse_shape, lse_dtype(views[0]), views[0])
     stream = cupy_stream(q)
     _core.attention_forward(
         *views, out_view, lse_view, borrowed, options.implementation or "", torch_threads(), fresh_out, stream or 0
@@ -175,6 +180,6 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> t
     out_views = [borrow(f"outs[{i}]", array) for i, array in enumerate(outs)]
     lse_views = [borrow(f"lses[{i}]", array) for i, array in enumerate(lses)]
     out, out_view = empty_for(outs[0], out_views[0].shape, out_views[0].dtype)
-    lse, lse_view = empty_for(outs[0], lse_views[0].shape, "f32")
+    lse, lse_view = empty_for(outs[0], lse_views[0].shape, lse_dtype(out_views[0]))
     _core.merge(out_views, lse_views, borrow_optional("sink", sink), out_view, lse_view, layout, torch_threads())
     return once_written(outs[0], out, out_view), once_written(outs[0], lse, lse_view)

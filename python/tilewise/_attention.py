@@ -155,8 +155,8 @@ def attention(
     by, are those that torch keeps, else computed, which on a GPU waits for it once, as lengths do at every call.
 
     Args:
-        q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16. Any strides with a contiguous
-            last dimension will do; nothing is copied.
+        q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16; on the CPU f64 too. Any strides
+            with a contiguous last dimension will do; nothing is copied.
         k: [batch_size, seqlen_k, num_heads_k, head_dim], dtype of q. num_heads_k divides num_heads_q.
         v: [batch_size, seqlen_k, num_heads_k, head_dim_v], dtype of q.
         mask: None, "causal", or "causal_top_left", which is causal with alignment "top_left".
@@ -166,8 +166,8 @@ def attention(
         softcap: Scores become softcap * tanh(score / softcap); 0 switches it off.
         bias: Added to the scores: f32 or dtype of q, broadcastable to [batch_size, num_heads_q, seqlen_q,
             seqlen_k]; or bool, where True is visible.
-        alibi_slopes: f32 [num_heads_q] or [batch_size, num_heads_q].
-        sink: f32 [num_heads_q], one logit per head that joins the softmax's denominator only.
+        alibi_slopes: f32 (f64 where q is) [num_heads_q] or [batch_size, num_heads_q].
+        sink: f32 or dtype of q, [num_heads_q], one logit per head that joins the softmax's denominator only.
         dropout_p: Probability in [0, 1) of dropping a weight; kept ones grow by 1 / (1 - dropout_p).
         seed: An integer or an int64 tensor [2] of seed and offset. None draws one with torch's generator;
             other arrays must give it.
@@ -176,8 +176,8 @@ def attention(
         seqused_q, seqused_k: int32 [batch_size], how many rows of each sequence count.
         leftpad_k: int32 [batch_size], how many keys to skip at the start of each sequence.
         layout: Order of the dimensions: "bshd", "sbhd", "bhsd", or packed "thd" [total, num_heads, dim].
-        return_lse: Also return softmax_lse, f32 [batch_size, num_heads_q, seqlen_q], packed [num_heads_q,
-            total_q].
+        return_lse: Also return softmax_lse, f32 (f64 where q is) [batch_size, num_heads_q, seqlen_q], packed
+            [num_heads_q, total_q].
         deterministic: Gradients of q, bias and sink are bit-reproducible too (k's and v's always are).
         batch_invariant: A sequence's result does not depend on what else is in the batch.
         out: Where to write; refused for inputs that require gradients.
@@ -311,7 +311,7 @@ def merge(
     Args:
         outs: Results of attention(); at least one.
         lses: Their softmax_lse, in the same order.
-        sink: f32 [num_heads_q]; joins the denominator here, once.
+        sink: f32 or dtype of the outs, [num_heads_q]; joins the denominator here, once.
         layout: As attention() took it.
 
     Returns:

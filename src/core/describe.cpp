@@ -67,7 +67,7 @@ class Describer {
   }
   void check_lse(const TensorView& view, std::string_view name) const {
     const Dim heads{"num_heads_q", p_.num_heads_q};
-    check_typed(view, name, DType::f32,
+    check_typed(view, name, statistics_dtype(p_.dtype),
                 packed() ? Shape{heads, {"total_q", p_.total_q}}
                          : Shape{{"batch_size", p_.batch_size}, heads, {"seqlen_q", p_.seqlen_q}});
   }
@@ -212,11 +212,20 @@ class Describer {
     if (const TensorView& slopes = options_.alibi_slopes; slopes.defined()) {
       const bool per_batch = slopes.rank == 2;
       p_.alibi_slopes = per_batch ? AlibiKind::per_batch_head : AlibiKind::per_head;
-      check_typed(slopes, "alibi_slopes", DType::f32,
+      check_typed(slopes, "alibi_slopes", statistics_dtype(p_.dtype),
                   per_batch ? Shape{{"batch_size", p_.batch_size}, heads} : Shape{heads});
     }
-    p_.sink = options_.sink.defined();
-    if (p_.sink) check_typed(options_.sink, "sink", DType::f32, {heads});
+    if (options_.sink.defined()) describe_sink({heads});
+  }
+
+  void describe_sink(const Shape& shape) {
+    const TensorView& sink = options_.sink;
+    check_view(sink, "sink", device_);
+    if (sink.dtype != DType::f32 && sink.dtype != p_.dtype) {
+      invalid_type("sink: dtype must be f32 or that of q, ", to_string(p_.dtype), " (got ", to_string(sink.dtype), ")");
+    }
+    p_.sink = sink.dtype == DType::f32 ? SinkKind::f32 : SinkKind::query;
+    check_shape(sink, "sink", shape);
   }
 
   void describe_used_lengths() {
@@ -244,7 +253,8 @@ class Describer {
     if (p_.dbias) check_dbias();
     p_.dsink = call_.dsink.defined();
     if (!p_.dsink) return;
-    check_typed(call_.dsink, "dsink", DType::f32, {{"num_heads_q", p_.num_heads_q}});
+    if (p_.sink == SinkKind::none) return;  // validate() explains
+    check_typed(call_.dsink, "dsink", sink_dtype(p_), {{"num_heads_q", p_.num_heads_q}});
     check_writable(call_.dsink, "dsink");
   }
 

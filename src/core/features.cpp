@@ -9,22 +9,23 @@ namespace tilewise::core {
 namespace {
 
 constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::count_)> kNames{
-    "forward",       "backward",       "f32",       "bf16",        "f16",
-    "gqa",           "head_dim_v",     "packed",    "window_left", "window_right",
-    "top_left",      "scale_sign",     "softcap",   "bias",        "bias_boolean",
-    "dbias",         "alibi",          "sink",      "dsink",       "dropout",
-    "seed_tensor",   "seqused_q",      "seqused_k", "leftpad_k",   "dlse",
-    "deterministic", "batch_invariant"};
+    "forward",     "backward",     "f32",         "bf16",         "f16",      "f64",           "gqa",
+    "head_dim_v",  "packed",       "window_left", "window_right", "top_left", "scale_sign",    "softcap",
+    "bias",        "bias_boolean", "dbias",       "alibi",        "sink",     "dsink",         "dropout",
+    "seed_tensor", "seqused_q",    "seqused_k",   "leftpad_k",    "dlse",     "deterministic", "batch_invariant"};
 static_assert(!kNames.back().empty());
-
-Feature dtype_feature(DType dtype) {
-  return dtype == DType::bf16 ? Feature::bf16 : dtype == DType::f16 ? Feature::f16 : Feature::f32;
-}
 
 }  // namespace
 
+Feature feature_of(DType dtype) {
+  return dtype == DType::bf16  ? Feature::bf16
+         : dtype == DType::f16 ? Feature::f16
+         : dtype == DType::f64 ? Feature::f64
+                               : Feature::f32;
+}
+
 FeatureSet required_features(const Problem& p) {
-  FeatureSet set{dtype_feature(p.dtype)};
+  FeatureSet set{feature_of(p.dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);
   };
@@ -43,7 +44,7 @@ FeatureSet required_features(const Problem& p) {
   need(Feature::bias_boolean, p.bias == BiasKind::boolean);
   need(Feature::dbias, p.dbias);
   need(Feature::alibi, p.alibi_slopes != AlibiKind::none);
-  need(Feature::sink, p.sink);
+  need(Feature::sink, p.sink != SinkKind::none);
   need(Feature::dsink, p.dsink);
   need(Feature::dropout, p.dropout_p > 0.0);
   need(Feature::seed_tensor, p.seed_tensor);

@@ -17,6 +17,7 @@ enum class Feature : std::uint8_t {
   f32,
   bf16,
   f16,
+  f64,
   gqa,           ///< num_heads_q != num_heads_k
   head_dim_v,    ///< head_dim_v != head_dim
   packed,        ///< layout thd with cu_seqlens
@@ -71,6 +72,9 @@ class FeatureSet {
 
 /// What a Problem asks of an implementation: a pure function, the only copy of this rule.
 [[nodiscard]] FeatureSet required_features(const Problem& problem);
+
+/// The feature of an element type of q.
+[[nodiscard]] Feature feature_of(DType dtype);
 
 /// "window_left, softcap": for refusal reasons.
 [[nodiscard]] std::string to_string(FeatureSet features);

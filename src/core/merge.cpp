@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "core/interrupt.hpp"
+#include "core/elements.hpp"
 #include "core/message.hpp"
 #include "core/overlap.hpp"
 #include "core/parallel.hpp"
+#include "core/problem_rules.hpp"
 #include "core/tensor_checks.hpp"
 #include "device/common/float16.h"
 #include "tilewise/attention.hpp"
@@ -40,6 +42,7 @@ void add_scaled(double* sum, const std::byte* row, std::int64_t dim, double weig
 
 void add_scaled(double* sum, const std::byte* row, DType dtype, std::int64_t dim, double weight) {
   if (dtype == DType::f32) return add_scaled<float>(sum, row, dim, weight, [](float value) { return value; });
+  if (dtype == DType::f64) return add_scaled<double>(sum, row, dim, weight, [](double value) { return value; });
   if (dtype == DType::bf16) return add_scaled<std::uint16_t>(sum, row, dim, weight, device::bf16_to_float);
   add_scaled<std::uint16_t>(sum, row, dim, weight, device::f16_to_float);
 }
@@ -47,15 +50,18 @@ void add_scaled(double* sum, const std::byte* row, DType dtype, std::int64_t dim
 template <typename Element, typename Convert>
 void store(std::byte* row, const double* values, std::int64_t dim, Convert convert) {
   for (std::int64_t i = 0; i < dim; ++i) {
-    const Element element = convert(static_cast<float>(values[i]));
+    const Element element = convert(values[i]);
     std::memcpy(row + i * std::int64_t{sizeof(Element)}, &element, sizeof(Element));
   }
 }
 
 void store(std::byte* row, DType dtype, const double* values, std::int64_t dim) {
-  if (dtype == DType::f32) return store<float>(row, values, dim, [](float value) { return value; });
-  if (dtype == DType::bf16) return store<std::uint16_t>(row, values, dim, device::float_to_bf16);
-  store<std::uint16_t>(row, values, dim, device::float_to_f16);
+  const auto f32 = [](double value) { return static_cast<float>(value); };
+  if (dtype == DType::f32) return store<float>(row, values, dim, f32);
+  if (dtype == DType::f64) return store<double>(row, values, dim, [](double value) { return value; });
+  if (dtype == DType::bf16)
+    return store<std::uint16_t>(row, values, dim, [f32](double value) { return device::float_to_bf16(f32(value)); });
+  store<std::uint16_t>(row, values, dim, [f32](double value) { return device::float_to_f16(f32(value)); });
 }
 
 struct Partial {
@@ -64,8 +70,8 @@ struct Partial {
   device::LseTensor lse;
 };
 
-float& lse_at(const device::LseTensor& t, std::int64_t b, std::int64_t h, std::int64_t s) {
-  return t.data[b * t.batch_stride + h * t.head_stride + s * t.seq_stride];
+std::int64_t lse_offset(const device::LseTensor& t, std::int64_t b, std::int64_t h, std::int64_t s) {
+  return b * t.batch_stride + h * t.head_stride + s * t.seq_stride;
 }
 
 class Merger {
@@ -97,12 +103,11 @@ class Merger {
 
  private:
   void merge_row(std::int64_t b, std::int64_t h, std::int64_t s) const {
-    const double sink =
-        sink_.defined() ? double{static_cast<const float*>(sink_.data)[h * sink_.strides[0]]} : -kInfinity;
+    const double sink = sink_.defined() ? load_element(sink_.dtype, sink_.data, h * sink_.strides[0]) : -kInfinity;
     double largest = sink;  // of those that are numbers; a NaN reaches `total` and stays
     bool seen = false;
     for (const Partial& p : partials_) {
-      const double lse = lse_at(p.lse, b, h, s);
+      const double lse = lse_of(p, b, h, s);
       seen |= lse != -kInfinity;
       largest = std::max(largest, lse);
     }
@@ -110,7 +115,7 @@ class Merger {
     std::fill_n(sum.begin(), dim_, 0.0);
     double total = sink == -kInfinity ? 0.0 : std::exp(sink - largest);
     for (const Partial& p : partials_) {
-      const double lse = lse_at(p.lse, b, h, s);
+      const double lse = lse_of(p, b, h, s);
       if (lse == -kInfinity) continue;
       const double weight = std::exp(lse - largest);
       total += weight;
@@ -122,8 +127,13 @@ class Merger {
     }
     store(row_of(out_, out4_, b, s, h), out_.dtype, sum.data(), dim_);
     if (lse_.data != nullptr) {
-      lse_at(lse_, b, h, s) = static_cast<float>(seen ? largest + std::log(total) : sink);
+      store_element(statistics_dtype(out_.dtype), lse_.data, lse_offset(lse_, b, h, s),
+                    seen ? largest + std::log(total) : sink);
     }
+  }
+
+  [[nodiscard]] double lse_of(const Partial& p, std::int64_t b, std::int64_t h, std::int64_t s) const {
+    return load_element(statistics_dtype(out_.dtype), p.lse.data, lse_offset(p.lse, b, h, s));
   }
 
   const TensorView& sink_;
@@ -153,8 +163,8 @@ void check_out(const TensorView& out, Layout layout) {
     invalid_type("out: must be on cpu (got ", to_string(out.device.type), ")");
   }
   check_view(out, "out", out.device, "out");
-  if (out.dtype != DType::f32 && out.dtype != DType::bf16 && out.dtype != DType::f16) {
-    invalid_type("out: dtype must be f32, bf16 or f16 (got ", to_string(out.dtype), ")");
+  if (!is_element_type(out.dtype)) {
+    invalid_type("out: dtype must be f32, bf16, f16 or f64 (got ", to_string(out.dtype), ")");
   }
   check_rank(out, "out", axes_of(layout).rank(), layout == Layout::thd ? "[total, heads, dim]" : "four dimensions");
   check_contiguous_last(out, "out");
@@ -167,15 +177,21 @@ void check_out(const TensorView& out, Layout layout) {
 
 void check_partial(const TensorView& partial, std::string_view name, const TensorView& out, const Shape& shape) {
   check_view(partial, name, out.device, "out");
-  if (partial.dtype != DType::f32) check_dtype(partial, name, out.dtype);
+  if (partial.dtype != statistics_dtype(out.dtype)) check_dtype(partial, name, out.dtype);
   check_shape(partial, name, shape);
   check_contiguous_last(partial, name);
 }
 
-void check_f32(const TensorView& view, std::string_view name, Device device, const Shape& shape) {
-  check_view(view, name, device, "out");
-  check_dtype(view, name, DType::f32);
+void check_lse(const TensorView& view, std::string_view name, const TensorView& out, const Shape& shape) {
+  check_view(view, name, out.device, "out");
+  check_dtype(view, name, statistics_dtype(out.dtype));
   check_shape(view, name, shape);
+}
+
+void check_sink(const TensorView& sink, const TensorView& out, const Shape& shape) {
+  check_view(sink, "sink", out.device, "out");
+  if (sink.dtype != out.dtype) check_dtype(sink, "sink", DType::f32);
+  check_shape(sink, "sink", shape);
 }
 
 void check_memory(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
@@ -203,13 +219,13 @@ void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, c
   const core::MergeShapes shapes = core::shapes_of(out, layout);
   for (std::size_t n = 0; n < outs.size(); ++n) {
     core::check_partial(outs[n], core::concat("outs[", n, "]"), out, shapes.out);
-    core::check_f32(lses[n], core::concat("lses[", n, "]"), out.device, shapes.lse);
+    core::check_lse(lses[n], core::concat("lses[", n, "]"), out, shapes.lse);
   }
   if (sink.defined()) {
-    core::check_f32(sink, "sink", out.device, {{"num_heads_q", core::size_at(out, core::axes_of(layout).head)}});
+    core::check_sink(sink, out, {{"num_heads_q", core::size_at(out, core::axes_of(layout).head)}});
   }
   if (softmax_lse.defined()) {
-    core::check_f32(softmax_lse, "softmax_lse", out.device, shapes.lse);
+    core::check_lse(softmax_lse, "softmax_lse", out, shapes.lse);
     core::check_writable(softmax_lse, "softmax_lse");
   }
   core::check_memory(outs, lses, sink, out, softmax_lse);

@@ -31,6 +31,8 @@ inline constexpr std::array<std::string_view, 2> kNamesOf<Alignment>{"bottom_rig
 template <>
 inline constexpr std::array<std::string_view, 4> kNamesOf<BiasKind>{"none", "f32", "query", "bool"};
 template <>
+inline constexpr std::array<std::string_view, 3> kNamesOf<SinkKind>{"0", "1", "query"};
+template <>
 inline constexpr std::array<std::string_view, 3> kNamesOf<AlibiKind>{"none", "[h]", "[b,h]"};
 
 template <typename Enum>

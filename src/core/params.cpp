@@ -11,18 +11,20 @@ namespace {
 
 const std::int32_t* lengths(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
 
-device::BiasType bias_type(const Problem& p) {
-  switch (p.bias) {
-    case BiasKind::none:
-      break;
-    case BiasKind::f32:
-      return device::kBiasF32;
-    case BiasKind::query:
-      return p.dtype == DType::bf16 ? device::kBiasBf16 : device::kBiasF16;
-    case BiasKind::boolean:
+/// Of the values of a bias or a sink.
+device::BiasType value_type(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return device::kBiasBf16;
+    case DType::f16:
+      return device::kBiasF16;
+    case DType::f64:
+      return device::kBiasF64;
+    case DType::boolean:
       return device::kBiasBool;
+    default:
+      return device::kBiasF32;
   }
-  return device::kBiasNone;
 }
 
 /// Dimensions are aligned from the right; missing ones and those of size 1 get stride 0.
@@ -44,16 +46,19 @@ void set_options(const Call& call, const Problem& p, device::AttentionParams& pa
   params.window_left = p.window_left;
   params.window_right = folded_window_right(p);
   params.top_left = p.alignment == Alignment::top_left;
-  params.softmax_scale = static_cast<float>(p.softmax_scale);
-  params.softcap = static_cast<float>(p.softcap);
-  params.bias_type = bias_type(p);
+  const ScoreFactors factors = score_factors(p);
+  params.softmax_scale = static_cast<float>(factors.softmax_scale);
+  params.softcap = static_cast<float>(factors.softcap);
+  params.dropout_scale = static_cast<float>(factors.dropout_scale);
+  params.bias_type = p.bias == BiasKind::none ? device::kBiasNone : value_type(bias_dtype(p));
   if (o.bias.defined()) params.bias = bias_tensor(o.bias);
   if (o.alibi_slopes.defined()) {
     params.alibi_slopes = static_cast<const float*>(o.alibi_slopes.data);
     params.alibi_batch_stride = o.alibi_slopes.rank == 2 ? o.alibi_slopes.strides[0] : 0;
     params.alibi_head_stride = stride_at(o.alibi_slopes, o.alibi_slopes.rank - 1);
   }
-  params.sink = static_cast<const float*>(o.sink.data);
+  params.sink_type = p.sink == SinkKind::none ? device::kBiasNone : value_type(sink_dtype(p));
+  params.sink = o.sink.data;
   params.sink_stride = o.sink.strides[0];
   params.deterministic = p.deterministic;
   params.batch_invariant = p.batch_invariant;
@@ -61,7 +66,6 @@ void set_options(const Call& call, const Problem& p, device::AttentionParams& pa
 
 void set_dropout(const AttentionOptions& o, const Problem& p, device::AttentionParams& params) {
   params.dropout_threshold = static_cast<std::uint32_t>(p.dropout_p * 65536.0);  // exact: a multiple of 2^-16
-  params.dropout_scale = static_cast<float>(1.0 / (1.0 - p.dropout_p));
   params.seed = o.seed;
   params.offset = o.offset;
   params.seed_and_offset = static_cast<const std::int64_t*>(o.seed_and_offset.data);
@@ -79,7 +83,7 @@ void set_gradients(const Call& call, const Problem& p, device::AttentionParams& 
     params.dbias = bias_tensor(call.dbias);
     std::ranges::copy(bias_shape(p), params.dbias_shape);
   }
-  params.dsink = static_cast<float*>(call.dsink.data);
+  params.dsink = call.dsink.data;
   params.dsink_stride = call.dsink.strides[0];
 }
 

@@ -42,9 +42,15 @@ bool diagonal_matters(const Problem& p) {
   return p.mask != Mask::none || p.window_left != -1 || p.window_right != -1 || p.alibi_slopes != AlibiKind::none;
 }
 
-/// A dimension of size 1 is broadcast, and a bias of q's dtype is just f32 where q is.
+/// A bias or sink of q's dtype is just f32 where q is.
+void normalise_kinds(Problem& p) {
+  if (p.dtype != DType::f32) return;
+  if (p.bias == BiasKind::query) p.bias = BiasKind::f32;
+  if (p.sink == SinkKind::query) p.sink = SinkKind::f32;
+}
+
+/// A dimension of size 1 is broadcast.
 void normalise_bias(Problem& p) {
-  if (p.bias == BiasKind::query && p.dtype == DType::f32) p.bias = BiasKind::f32;
   const bool given = p.bias != BiasKind::none;
   p.bias_dims.batch &= given && p.batch_size != 1;
   p.bias_dims.head &= given && p.num_heads_q != 1;
@@ -81,6 +87,7 @@ Problem canonical(Problem p) {
   if (!diagonal_matters(p)) p.alignment = Alignment::bottom_right;
   p.dropout_p = rounded_dropout(p.dropout_p);
   if (p.dropout_p == 0.0) p.seed_tensor = false;
+  normalise_kinds(p);
   normalise_bias(p);
   if (p.device == DeviceType::cpu) p.unaligned = false;
   if (p.operation == Operation::attention_forward) p.deterministic = false;  // the forward pass always is
@@ -92,9 +99,10 @@ Problem canonical(Problem p) {
 std::size_t hash_value(const Problem& p) noexcept {
   core::Hasher hash;
   hash.add_packed(8, p.operation, p.dtype, p.device, p.layout, p.mask, p.alignment, p.bias, p.alibi_slopes);
-  hash.add_packed(1, p.seed_tensor, p.bias_dims.batch, p.bias_dims.head, p.bias_dims.query, p.bias_dims.key, p.sink,
-                  p.seqused_q, p.seqused_k, p.leftpad_k, p.softmax_lse, p.dlse, p.dq, p.dk, p.dv, p.dbias, p.dsink,
-                  p.deterministic, p.batch_invariant, p.unaligned);
+  hash.add_packed(1, p.seed_tensor, p.bias_dims.batch, p.bias_dims.head, p.bias_dims.query, p.bias_dims.key,
+                  p.sink != SinkKind::none, p.sink == SinkKind::query, p.seqused_q, p.seqused_k, p.leftpad_k,
+                  p.softmax_lse, p.dlse, p.dq, p.dk, p.dv, p.dbias, p.dsink, p.deterministic, p.batch_invariant,
+                  p.unaligned);
   for (const std::int64_t value : {p.batch_size, p.seqlen_q, p.seqlen_k, p.total_q, p.total_k, p.num_heads_q,
                                    p.num_heads_k, p.head_dim, p.head_dim_v, p.window_left, p.window_right}) {
     hash.add(value);

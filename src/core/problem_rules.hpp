@@ -27,6 +27,34 @@ namespace tilewise::core {
           p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1};
 }
 
+/// Whether q, k and v may have this element type.
+[[nodiscard]] constexpr bool is_element_type(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
+}
+
+/// Element type of softmax_lse, dlse and alibi_slopes.
+[[nodiscard]] constexpr DType statistics_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+/// Element type of a bias and of its gradient, where there is one.
+[[nodiscard]] constexpr DType bias_dtype(const Problem& p) {
+  return p.bias == BiasKind::boolean ? DType::boolean : p.bias == BiasKind::query ? p.dtype : DType::f32;
+}
+
+/// Element type of a sink and of its gradient, where there is one.
+[[nodiscard]] constexpr DType sink_dtype(const Problem& p) { return p.sink == SinkKind::query ? p.dtype : DType::f32; }
+
+/// The factors that kernels compute with: rounded to f32, unless q is f64.
+struct ScoreFactors {
+  double softmax_scale, softcap;
+  double dropout_scale;  ///< 1 / (1 - dropout_p)
+};
+[[nodiscard]] constexpr ScoreFactors score_factors(const Problem& p) {
+  const auto rounded = [&p](double value) {
+    return p.dtype == DType::f64 ? value : static_cast<double>(static_cast<float>(value));
+  };
+  return {rounded(p.softmax_scale), rounded(p.softcap), rounded(1.0 / (1.0 - p.dropout_p))};
+}
+
 /// The options that a problem states: all but seed, offset and tensors.
 [[nodiscard]] AttentionOptions stated_options(const Problem& problem);
 

@@ -68,9 +68,9 @@ void validate_sizes(const Problem& p) {
   check_bytes("k", {batch, rows_k, p.num_heads_k, p.head_dim}, element);
   check_bytes("v", {batch, rows_k, p.num_heads_k, p.head_dim_v}, element);
   check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v}, element);
-  check_bytes("softmax_lse", {batch, p.num_heads_q, rows_q}, sizeof(float));
+  check_bytes("softmax_lse", {batch, p.num_heads_q, rows_q}, size_of(statistics_dtype(p.dtype)));
   const auto [bias_batch, bias_heads, bias_rows, bias_keys] = bias_shape(p);
-  check_bytes("bias", {bias_batch, bias_heads, bias_rows, bias_keys}, sizeof(float));
+  check_bytes("bias", {bias_batch, bias_heads, bias_rows, bias_keys}, size_of(bias_dtype(p)));
 }
 
 void validate_window(const Problem& p) {
@@ -87,13 +87,17 @@ void validate_window(const Problem& p) {
 }
 
 void validate_numbers(const Problem& p) {
-  // Kernels compute in f32: what they read must be finite there, and a softcap must not vanish.
-  constexpr double kMaxF32 = std::numeric_limits<float>::max(), kMinF32 = std::numeric_limits<float>::min();
-  if (!(std::abs(p.softmax_scale) <= kMaxF32)) {
-    invalid_argument("softmax_scale: must be finite in f32 (got ", p.softmax_scale, ")");
+  // What kernels compute in: what they read must be finite there, and a softcap must not vanish.
+  const DType computed = statistics_dtype(p.dtype);
+  const bool wide = computed == DType::f64;
+  const double largest = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  const double smallest = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+  if (!(std::abs(p.softmax_scale) <= largest)) {
+    invalid_argument("softmax_scale: must be finite in ", to_string(computed), " (got ", p.softmax_scale, ")");
   }
-  if (p.softcap != 0.0 && !(p.softcap >= kMinF32 && p.softcap <= kMaxF32)) {
-    invalid_argument("softcap: must be 0 (off), or positive and finite in f32 (got ", p.softcap, ")");
+  if (p.softcap != 0.0 && !(p.softcap >= smallest && p.softcap <= largest)) {
+    invalid_argument("softcap: must be 0 (off), or positive and finite in ", to_string(computed), " (got ", p.softcap,
+                     ")");
   }
   if (!(p.dropout_p >= 0.0 && p.dropout_p < 1.0)) {
     invalid_argument("dropout_p: must be >= 0 and < 1 (got ", p.dropout_p, ")");
@@ -116,7 +120,7 @@ void validate_gradients(const Problem& p) {
   if (!p.softmax_lse) invalid_argument("softmax_lse: must be given in attention_backward");
   if (p.dbias && p.bias == BiasKind::none) invalid_argument("dbias: requires bias (got none)");
   if (p.dbias && p.bias == BiasKind::boolean) invalid_argument("dbias: a bool bias has no gradient (got bias=bool)");
-  if (p.dsink && !p.sink) invalid_argument("dsink: requires sink (got none)");
+  if (p.dsink && p.sink == SinkKind::none) invalid_argument("dsink: requires sink (got none)");
   if (!(p.dq || p.dk || p.dv || p.dbias || p.dsink)) {
     invalid_argument("dq: at least one of dq, dk, dv, dbias and dsink must be given (got none)");
   }
@@ -134,8 +138,8 @@ void validate_head_counts(const Problem& p) {
 }
 
 void validate_dtype(DType dtype) {
-  if (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::f16) {
-    invalid_type("q: dtype must be f32, bf16 or f16 (got ", to_string(dtype), ")");
+  if (!is_element_type(dtype)) {
+    invalid_type("q: dtype must be f32, bf16, f16 or f64 (got ", to_string(dtype), ")");
   }
 }
 

@@ -51,6 +51,8 @@ std::uint64_t poison_of(DType dtype) {
       return 0xFFE5u;
     case DType::f16:
       return 0xFEA5u;
+    case DType::f64:
+      return 0xFFF8A5A5A5A5A5A5u;
     case DType::boolean:
       return 1;
     default:
@@ -129,6 +131,8 @@ double value_at(const TensorView& view, std::int64_t offset) {
       return device::f16_to_float(static_cast<std::uint16_t>(bits));
     case DType::i32:
       return static_cast<std::int32_t>(bits);
+    case DType::f64:
+      return __builtin_bit_cast(double, bits);
     default:
       return static_cast<double>(static_cast<std::int64_t>(bits));
   }
@@ -145,6 +149,9 @@ void store_at(const TensorView& view, std::int64_t offset, double value) {
       break;
     case DType::f16:
       bits = device::float_to_f16(static_cast<float>(value));
+      break;
+    case DType::f64:
+      bits = __builtin_bit_cast(std::uint64_t, value);
       break;
     default:
       bits = static_cast<std::uint64_t>(static_cast<std::int64_t>(value));

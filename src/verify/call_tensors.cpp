@@ -136,7 +136,8 @@ std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_
   outputs.push_back(data_output("out", Side::query, problem_.num_heads_q, problem_.head_dim_v, rng));
   if (!softmax_lse) return outputs;
   const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
-  outputs.push_back({"softmax_lse", Buffer(DType::f32, lse_shape(), random_placement(order, false, rng)),
+  outputs.push_back({"softmax_lse",
+                     Buffer(core::statistics_dtype(problem_.dtype), lse_shape(), random_placement(order, false, rng)),
                      packed() ? 1 : 2, rows_of_sequences(Side::query)});
   return outputs;
 }
@@ -149,12 +150,13 @@ std::vector<Output> CallTensors::make_outputs(std::uint64_t seed) const {
   if (p.dq) outputs.push_back(data_output("dq", Side::query, p.num_heads_q, p.head_dim, rng));
   if (p.dk) outputs.push_back(data_output("dk", Side::key, p.num_heads_k, p.head_dim, rng));
   if (p.dv) outputs.push_back(data_output("dv", Side::key, p.num_heads_k, p.head_dim_v, rng));
-  const DType bias_dtype = p.bias == BiasKind::f32 ? DType::f32 : p.dtype;
   if (p.dbias) {
-    outputs.push_back({"dbias", Buffer(bias_dtype, bias_shape(), random_placement({0, 1, 2, 3}, false, rng)), -1, 0});
+    outputs.push_back(
+        {"dbias", Buffer(core::bias_dtype(p), bias_shape(), random_placement({0, 1, 2, 3}, false, rng)), -1, 0});
   }
   if (p.dsink) {
-    outputs.push_back({"dsink", Buffer(DType::f32, {p.num_heads_q}, random_placement({0}, false, rng)), -1, 0});
+    outputs.push_back(
+        {"dsink", Buffer(core::sink_dtype(p), {p.num_heads_q}, random_placement({0}, false, rng)), -1, 0});
   }
   return outputs;
 }

@@ -14,17 +14,19 @@ namespace {
 using backends::reference::Head;
 using backends::reference::HeadContext;
 using backends::reference::kInfinity;
-using backends::reference::lse_index;
+using backends::reference::load_lse;
+using backends::reference::Numbers;
 using backends::reference::Rows;
 using device::AttentionParams;
 
-constexpr double kU = 0x1p-24;
 /// First-order bounds with typical constants: what stands between them and an alarm.
 constexpr double kSafety = 1.25;
 /// An exponential that is rounded to 8 or 11 bits anyway may be off by this part of that rounding.
 constexpr double kExpPart = 0.01;
-/// Flushed subnormals and weights below f32's range.
-constexpr double kTiny = 1e-30;
+
+/// Of what a kernel computes in: its unit roundoff, and what flushed subnormals and weights below its range lose.
+double working_roundoff(DType dtype) { return dtype == DType::f64 ? 0x1p-53 : 0x1p-24; }
+double working_tiny(DType dtype) { return dtype == DType::f64 ? 1e-290 : 1e-30; }
 
 /// What is summed for one element: errors in f32 (linear), the terms' magnitudes and squares.
 struct Sums {
@@ -52,13 +54,18 @@ struct RowSums {
   }
 };
 
+bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
 class BoundsPass {
  public:
-  BoundsPass(const AttentionParams& params, DType dtype, std::vector<ErrorBounds>& bounds)
+  BoundsPass(const AttentionParams& params, const Problem& problem, std::vector<ErrorBounds>& bounds)
       : p_(params),
-        dtype_(dtype),
-        r_(dtype == DType::f32 ? 0.0 : unit_roundoff(dtype)),
-        r_tiny_(dtype == DType::f16 ? smallest_rounding(dtype) : 0.0),
+        numbers_(problem),
+        dtype_(problem.dtype),
+        u_(working_roundoff(dtype_)),
+        tiny_(working_tiny(dtype_)),
+        r_(is_half(dtype_) ? unit_roundoff(dtype_) : 0.0),
+        r_tiny_(dtype_ == DType::f16 ? smallest_rounding(dtype_) : 0.0),
         bounds_(bounds) {}
 
   void forward_head(std::int64_t b, std::int64_t h);
@@ -89,7 +96,7 @@ class BoundsPass {
   void finish(ErrorBounds& bounds, std::size_t index, const Sums& sums, std::int64_t terms) const {
     if (terms == 0) return;
     const double base =
-        kSafety * (sums.linear + (2.0 + std::sqrt(static_cast<double>(terms))) * kU * sums.magnitude) + kTiny;
+        kSafety * (sums.linear + (2.0 + std::sqrt(static_cast<double>(terms))) * u_ * sums.magnitude) + tiny_;
     bounds.limit[index] = base + r_ * sums.magnitude;
     bounds.sigma[index] = std::sqrt(base * base + r_ * r_ * sums.square);
   }
@@ -106,6 +113,9 @@ class BoundsPass {
     }
   }
 
+  [[nodiscard]] double sum_error(std::int64_t terms) const {
+    return (4.0 + std::sqrt(static_cast<double>(terms))) * u_;
+  }
   [[nodiscard]] Weight weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                               const double* k) const;
   void backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out, const double* dout,
@@ -113,13 +123,15 @@ class BoundsPass {
   void add_shared(std::string_view name, std::size_t index, double error, double term) {
     ErrorBounds* bounds = find(name);
     if (!bounds) return;
-    bounds->limit[index] += kSafety * (error + 8.0 * kU * std::abs(term)) + kTiny;
+    bounds->limit[index] += kSafety * (error + 8.0 * u_ * std::abs(term)) + tiny_;
     bounds->sigma[index] = bounds->limit[index];
   }
 
   const AttentionParams& p_;
+  Numbers numbers_;
   DType dtype_;
-  double r_, r_tiny_;
+  double u_, tiny_;    // of what kernels compute in
+  double r_, r_tiny_;  // of 16-bit operands
   std::vector<ErrorBounds>& bounds_;
 };
 
@@ -129,8 +141,6 @@ double dot_magnitude(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
-double sum_error(std::int64_t terms) { return (4.0 + std::sqrt(static_cast<double>(terms))) * kU; }
-
 BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                                       const double* k) const {
   const auto [score, slope] = c.score(i, j, q, k);
@@ -138,17 +148,17 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
   if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
   const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
   const double product_error =
-      std::isfinite(magnitude) ? sum_error(p_.head_dim) * std::abs(double{p_.softmax_scale}) * magnitude : 0.0;
+      std::isfinite(magnitude) ? sum_error(p_.head_dim) * std::abs(numbers_.factors.softmax_scale) * magnitude : 0.0;
   const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
-  const double cap = double{p_.softcap};
+  const double cap = numbers_.factors.softcap;
   const double slope_error =
-      cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * kU) + 2.0 * kU : 0.0;
-  const double capped = cap > 0 ? 8.0 * kU * std::min(cap, std::abs(score) + std::abs(bias)) : 0.0;
-  return {score, slope, product_error + capped + 6.0 * kU * added, slope_error, true};
+      cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * u_) + 2.0 * u_ : 0.0;
+  const double capped = cap > 0 ? 8.0 * u_ * std::min(cap, std::abs(score) + std::abs(bias)) : 0.0;
+  return {score, slope, product_error + capped + 6.0 * u_ * added, slope_error, true};
 }
 
 void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
-  const HeadContext c(p_, b, h);
+  const HeadContext c(p_, numbers_, b, h);
   const device::Sequence& s = c.sequence;
   const std::int64_t h_k = h / (p_.num_heads_q / p_.num_heads_k);
   const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
@@ -166,7 +176,7 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     }
     if (maximum == -kInfinity) continue;  // sees nothing: exact
     const auto error_of = [&](double score, double score_error) {
-      return score_error + kU * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0) + kExpPart * r_;
+      return score_error + u_ * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0) + kExpPart * r_;
     };
     std::int64_t terms = 1;
     double sum = std::exp(c.sink() - maximum), sum_errors = sum == 0.0 ? 0.0 : sum * error_of(c.sink(), 0.0);
@@ -180,7 +190,7 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     const double sum_relative = sum_errors / sum + sum_error(terms), lse = maximum + std::log(sum);
     if (ErrorBounds* bounds = find("softmax_lse")) {
       const std::size_t index = lse_row_index(c, i);
-      bounds->limit[index] = bounds->sigma[index] = kSafety * (sum_relative + kU * (2.0 + 3.0 * std::abs(lse))) + kTiny;
+      bounds->limit[index] = bounds->sigma[index] = kSafety * (sum_relative + u_ * (2.0 + 3.0 * std::abs(lse))) + tiny_;
     }
     std::fill(value.begin(), value.end(), 0.0);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
@@ -201,20 +211,20 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
 
 void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out,
                               const double* dout, const Rows& k, const Rows& v, RowSums& dq, RowSums& dk, RowSums& dv) {
-  const double lse = p_.softmax_lse.data[lse_index(p_.softmax_lse, c, i)];
+  const double lse = load_lse(p_.softmax_lse, c, i);
   if (lse == -kInfinity) return;
-  const double dlse = p_.dlse.data ? p_.dlse.data[lse_index(p_.dlse, c, i)] : 0.0;
+  const double dlse = p_.dlse.data ? load_lse(p_.dlse, c, i) : 0.0;
   const double delta = backends::reference::dot(out, dout, p_.head_dim_v);
   const double delta_error = sum_error(p_.head_dim_v) * dot_magnitude(out, dout, p_.head_dim_v) +
-                             2.0 * kU * (std::abs(dlse) + std::abs(delta));
-  const double scale = double{p_.softmax_scale};
+                             2.0 * u_ * (std::abs(dlse) + std::abs(delta));
+  const double scale = numbers_.factors.softmax_scale;
   const device::KeyRange keys = c.keys(i);
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     const Weight w = weight(c, i, j, q, k[j]);
     if (!w.visible) continue;
     const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
     // Relative to p.
-    const double p_error = w.score_error + kU * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0) + kExpPart * r_;
+    const double p_error = w.score_error + u_ * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0) + kExpPart * r_;
     double dp = 0.0, dp_error = 0.0;
     if (dropout != 0.0) {
       dp = dropout * backends::reference::dot(dout, v[j], p_.head_dim_v);
@@ -223,7 +233,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     }
     const double ds = p * (dp - delta + dlse);
     const double ds_error =
-        std::abs(ds) * (p_error + 4.0 * kU) + p * (dp_error + delta_error + 2.0 * kU * std::abs(dp));
+        std::abs(ds) * (p_error + 4.0 * u_) + p * (dp_error + delta_error + 2.0 * u_ * std::abs(dp));
     if (p_.dbias.data) {
       const std::int64_t position[4] = {c.b, c.h, i, c.sequence.leftpad + j};
       std::int64_t index = 0;
@@ -238,7 +248,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
                p * (delta_error + std::abs(dlse - delta) *
-                                      (kU * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0) + kExpPart * r_)),
+                                      (u_ * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0) + kExpPart * r_)),
                p * (dlse - delta));
   }
 }
@@ -250,7 +260,7 @@ void BoundsPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
   RowSums dk(s.seqlen_k, p_.head_dim), dv(s.seqlen_k, p_.head_dim_v);
   const std::int64_t group = p_.num_heads_q / p_.num_heads_k;
   for (std::int64_t h = h_k * group; h < (h_k + 1) * group; ++h) {
-    const HeadContext c(p_, b, h);
+    const HeadContext c(p_, numbers_, b, h);
     const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
     const Rows out = Head(p_.out, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
     const Rows dout = Head(p_.dout, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
@@ -264,9 +274,11 @@ void BoundsPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
 
 }  // namespace
 
-double unit_roundoff(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : kU; }
+double unit_roundoff(DType dtype) {
+  return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : working_roundoff(dtype);
+}
 
-double smallest_rounding(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : kTiny; }
+double smallest_rounding(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : working_tiny(dtype); }
 
 std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected) {
   const Problem& problem = tensors.problem();
@@ -281,7 +293,7 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
     const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
     bounds.push_back({output.name, zero, zero, {}});
   }
-  BoundsPass pass(params, problem.dtype, bounds);
+  BoundsPass pass(params, problem, bounds);
   const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;
   const bool shared = params.dbias.data || params.dsink;
   core::parallel_for(params.batch_size * heads, shared ? 1 : core::num_threads(), [&](std::int64_t task, int) {

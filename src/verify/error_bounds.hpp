@@ -1,7 +1,7 @@
 // How far from the reference a correct kernel may be, element by element.
 //
-// The model (first order; u = 2^-24, r = unit roundoff of the 16-bit dtype, 0 for f32):
-//   - a kernel computes scores, weights and every sum in f32. A score's error is a few u of the
+// The model (first order; u = 2^-24, for f64 2^-53; r = unit roundoff of a 16-bit dtype, else 0):
+//   - a kernel computes scores, weights and every sum in f32, or in f64 where q is. A score's error is a few u of the
 //     magnitudes it was summed from, growing with the square root of the number of terms. Where
 //     weights are 16-bit operands their exponential may be coarser, by a hundredth of r;
 //   - a weight p and a score gradient ds is rounded once to the tensors' dtype before it enters a

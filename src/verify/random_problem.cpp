@@ -45,18 +45,14 @@ class ProblemDraw {
     p_.operation =
         backward && (rng_.chance(0.5) || !forward) ? Operation::attention_backward : Operation::attention_forward;
     if (!(filter_.features.contains(Feature::f32) || filter_.features.contains(Feature::bf16) ||
-          filter_.features.contains(Feature::f16))) {
-      core::invalid_argument("filter: must leave f32, bf16 or f16 (got none)");
+          filter_.features.contains(Feature::f16) || filter_.features.contains(Feature::f64))) {
+      core::invalid_argument("filter: must leave f32, bf16, f16 or f64 (got none)");
     }
     do {
-      p_.dtype = rng_.pick({DType::f32, DType::bf16, DType::f16});
-    } while (!core::FeatureSet(filter_.features).contains(dtype_feature()));
+      p_.dtype = rng_.pick({DType::f32, DType::bf16, DType::f16, DType::f64});
+    } while (!filter_.features.contains(core::feature_of(p_.dtype)));
     p_.layout = rng_.pick({Layout::bshd, Layout::bshd, Layout::sbhd, Layout::bhsd});
     if (wanted(Feature::packed, 0.3)) p_.layout = Layout::thd;
-  }
-
-  [[nodiscard]] Feature dtype_feature() const {
-    return p_.dtype == DType::f32 ? Feature::f32 : p_.dtype == DType::bf16 ? Feature::bf16 : Feature::f16;
   }
 
   std::int64_t draw_head_dim() {
@@ -153,7 +149,7 @@ class ProblemDraw {
     if (wanted(Feature::softcap, 0.2)) p_.softcap = rng_.pick({0.5, 2.0, 15.0, 50.0});
     if (wanted(Feature::alibi, 0.2))
       p_.alibi_slopes = rng_.chance(0.5) ? AlibiKind::per_head : AlibiKind::per_batch_head;
-    p_.sink = wanted(Feature::sink, 0.2);
+    if (wanted(Feature::sink, 0.2)) p_.sink = rng_.chance(0.5) ? SinkKind::f32 : SinkKind::query;
   }
 
   void draw_bias() {
@@ -181,7 +177,7 @@ class ProblemDraw {
     p_.deterministic = wanted(Feature::deterministic, 0.3);
     p_.dlse = wanted(Feature::dlse, 0.3);
     p_.dbias = p_.bias != BiasKind::none && p_.bias != BiasKind::boolean && wanted(Feature::dbias, 0.7);
-    p_.dsink = p_.sink && wanted(Feature::dsink, 0.7);
+    p_.dsink = p_.sink != SinkKind::none && wanted(Feature::dsink, 0.7);
     if (rng_.chance(0.7)) return;
     p_.dq = rng_.chance(0.5);
     p_.dk = rng_.chance(0.5);

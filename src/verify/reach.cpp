@@ -13,7 +13,8 @@ namespace {
 using backends::reference::Head;
 using backends::reference::HeadContext;
 using backends::reference::kInfinity;
-using backends::reference::lse_index;
+using backends::reference::load_lse;
+using backends::reference::Numbers;
 using backends::reference::Rows;
 using backends::reference::Score;
 using device::AttentionParams;
@@ -32,8 +33,8 @@ std::vector<bool> special_rows(const Rows& rows, std::int64_t count) {
 
 class ReachPass {
  public:
-  ReachPass(const AttentionParams& params, DType dtype, std::vector<ErrorBounds>& bounds)
-      : p_(params), dtype_(dtype), bounds_(bounds) {
+  ReachPass(const AttentionParams& params, const Problem& problem, std::vector<ErrorBounds>& bounds)
+      : p_(params), numbers_(problem), dtype_(problem.dtype), bounds_(bounds) {
     for (ErrorBounds& b : bounds_) b.reach.assign(b.limit.size(), Reach::none);
   }
 
@@ -44,7 +45,7 @@ class ReachPass {
   /// How a position counts.
   enum class Sight : std::uint8_t { seen, dropped, hidden, hidden_by_product };
 
-  [[nodiscard]] Sight sight(const HeadContext& c, std::int64_t i, std::int64_t j, const Score& score) const {
+  [[nodiscard]] Sight sight(const HeadContext& c, std::int64_t i, std::int64_t j, const Score<double>& score) const {
     const device::KeyRange keys = c.keys(i);
     if (j < keys.begin || j >= keys.end) return Sight::hidden;
     if (!score.visible()) return p_.bias_type == device::kBiasNone ? Sight::hidden_by_product : Sight::hidden;
@@ -69,12 +70,13 @@ class ReachPass {
   void backward_position(const BackwardRow& row, std::int64_t j);
 
   const AttentionParams& p_;
+  Numbers numbers_;
   DType dtype_;
   std::vector<ErrorBounds>& bounds_;
 };
 
 void ReachPass::forward_head(std::int64_t b, std::int64_t h) {
-  const HeadContext c(p_, b, h);
+  const HeadContext c(p_, numbers_, b, h);
   const device::Sequence& s = c.sequence;
   const std::int64_t h_k = h / (p_.num_heads_q / p_.num_heads_k);
   const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
@@ -85,7 +87,7 @@ void ReachPass::forward_head(std::int64_t b, std::int64_t h) {
     Reach* const out = row_of("out", b, p_.seqlen_q, s.q_row + i, h, p_.num_heads_q, p_.head_dim_v);
     bool sees = false, nan = false;
     for (std::int64_t j = 0; j < s.seqlen_k; ++j) {
-      const Score score = c.score(i, j, q[i], k[j]);
+      const Score<double> score = c.score(i, j, q[i], k[j]);
       const Sight how = sight(c, i, j, score);
       if (how == Sight::seen || how == Sight::dropped) {
         sees = true;
@@ -135,13 +137,13 @@ void ReachPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
   const std::vector<bool> special_k = special_rows(k, s.seqlen_k), special_v = special_rows(v, s.seqlen_k);
   const std::int64_t group = p_.num_heads_q / p_.num_heads_k;
   for (std::int64_t h = h_k * group; h < (h_k + 1) * group; ++h) {
-    const HeadContext c(p_, b, h);
+    const HeadContext c(p_, numbers_, b, h);
     const Rows q = Head(p_.q, dtype_, b, s.q_row, h, p_.head_dim).read_rows(s.seqlen_q);
     const Rows out = Head(p_.out, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
     const Rows dout = Head(p_.dout, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
     for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
-      const double lse = p_.softmax_lse.data[lse_index(p_.softmax_lse, c, i)];
-      const double dlse = p_.dlse.data ? p_.dlse.data[lse_index(p_.dlse, c, i)] : 0.0;
+      const double lse = load_lse(p_.softmax_lse, c, i);
+      const double dlse = p_.dlse.data ? load_lse(p_.dlse, c, i) : 0.0;
       const bool special = !all_finite(q[i], p_.head_dim) || !all_finite(dout[i], p_.head_dim_v) ||
                            !all_finite(out[i], p_.head_dim_v) || !std::isfinite(lse) || !std::isfinite(dlse);
       const BackwardRow row{c, i, h_k, q[i], dout[i], k, v, lse == -kInfinity, special};
@@ -163,7 +165,7 @@ void mark_reach(const CallTensors& tensors, const std::vector<Output>& expected,
   const BackwardArguments backward_arguments = tensors.backward_arguments(expected);
   const AttentionParams params =
       core::make_params(forward ? core::call_of(forward_arguments) : core::call_of(backward_arguments), problem);
-  ReachPass pass(params, problem.dtype, bounds);
+  ReachPass pass(params, problem, bounds);
   for (std::int64_t b = 0; b < params.batch_size; ++b) {
     if (forward) {
       for (std::int64_t h = 0; h < params.num_heads_q; ++h) pass.forward_head(b, h);

@@ -126,6 +126,24 @@ def test_half_precisions(run):
     np.testing.assert_allclose(from_bf16(out), want, atol=2e-2)
 
 
+def test_double_precision(run):
+    arrays = {name: array.astype(np.float64) for name, array in draw().items()}
+    out, lse = run(arrays)
+    want_out, want_lse, _ = attention(**arrays)
+    assert out.dtype == lse.dtype == np.float64
+    np.testing.assert_allclose(out, want_out, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(lse, want_lse, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_sink_in_the_dtype_of_q(run, dtype):
+    arrays = {name: array.astype(dtype) for name, array in draw().items()}
+    sink = np.linspace(-1, 1, 4).astype(dtype)
+    (out,) = run(arrays | {"sink": sink}, outputs=("out",))
+    want = attention(**arrays, sink=sink.astype(np.float64))[0]
+    np.testing.assert_allclose(out, want, atol=1e-14 if dtype is np.float64 else 2e-3)
+
+
 @pytest.mark.parametrize(("layout", "axes"), [("sbhd", (1, 0, 2, 3)), ("bhsd", (0, 2, 1, 3))])
 def test_layouts(run, layout, axes):
     arrays = draw()
@@ -242,7 +260,9 @@ def test_empty_sequences(run):
         ({"q": np.zeros((2, 7, 4), np.float32)}, [], ["q: rank", "3"]),
         ({"q": np.zeros(4, np.float32)}, [], ["q: rank", "1"]),
         ({"q": np.float32(4)}, [], ["q: rank", "0"]),
-        ({"q": np.zeros((2, 7, 4, 8))}, [], ["q: dtype", "f64"]),
+        ({"q": np.zeros((2, 7, 4, 8))}, [], ["k: dtype", "f64", "f32"]),
+        ({"q": np.zeros((2, 7, 4, 8), np.int32)}, [], ["q: dtype", "f64", "i32"]),
+        ({"sink": np.zeros(4)}, [], ["sink: dtype", "f32", "f64"]),
         ({"k": np.zeros((2, 11, 2, 8), np.float16)}, [], ["k: dtype", "f32", "f16"]),
         ({"k": np.zeros((2, 11, 3, 8), np.float32)}, [], ["k", "3"]),
         ({"k": np.zeros((1, 11, 2, 8), np.float32)}, [], ["k", "batch_size", "1"]),

@@ -287,7 +287,7 @@ TEST_P(DescribeForwardType, NamesTheArgument) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, DescribeForwardType,
-    testing::Values(BadCall{"q: dtype must be f32, bf16 or f16 (got i32)",
+    testing::Values(BadCall{"q: dtype must be f32, bf16, f16 or f64 (got i32)",
                             [](SmallCall& c) { c.forward.q.dtype = DType::i32; }},
                     BadCall{"k: dtype must be f32 (got bf16)", [](SmallCall& c) { c.forward.k.dtype = DType::bf16; }},
                     BadCall{"out: dtype must be f32 (got f64)", [](SmallCall& c) { c.forward.out.dtype = DType::f64; }},
@@ -299,12 +299,45 @@ INSTANTIATE_TEST_SUITE_P(
                             [](SmallCall& c) { c.forward.q.device = {DeviceType::cuda, 0}; }},
                     BadCall{"bias: dtype must be f32, bool or that of q, f32 (got bf16)",
                             [](SmallCall& c) { c.forward.options.bias = c.tensor({3, 5}, DType::bf16); }},
-                    BadCall{"sink: dtype must be f32 (got f16)",
+                    BadCall{"sink: dtype must be f32 or that of q, f32 (got f16)",
                             [](SmallCall& c) { c.forward.options.sink = c.tensor({4}, DType::f16); }},
                     BadCall{"seqused_q: dtype must be i32 (got i64)",
                             [](SmallCall& c) { c.forward.options.seqused_q = c.tensor({2}, DType::i64); }},
                     BadCall{"seed_and_offset: dtype must be i64 (got i32)",
                             [](SmallCall& c) { c.forward.options.seed_and_offset = c.lengths({1, 2}); }}));
+
+TEST(Describe, F64CarriesItsStatisticsInF64) {
+  SmallCall call;
+  ForwardArguments& f = call.forward;
+  for (TensorView* view : {&f.q, &f.k, &f.v, &f.out}) view->dtype = DType::f64;
+  expect_error(ErrorCode::invalid_type, "softmax_lse: dtype must be f64 (got f32)", [&] { (void)describe(f); });
+  f.softmax_lse.dtype = DType::f64;
+  f.options.alibi_slopes = call.tensor({4}, DType::f32);
+  expect_error(ErrorCode::invalid_type, "alibi_slopes: dtype must be f64 (got f32)", [&] { (void)describe(f); });
+  f.options.alibi_slopes.dtype = DType::f64;
+  f.options.bias = call.tensor({3, 5}, DType::f64);
+  f.options.sink = call.tensor({4}, DType::f64);
+  EXPECT_EQ(to_string(describe(f)),
+            "attention_forward dtype=f64 batch_size=2 seqlen_q=3 seqlen_k=5 num_heads_q=4 num_heads_k=2 head_dim=8 "
+            "head_dim_v=6 bias=query[1,1,q,k] alibi_slopes=[h] sink=query");
+  f.options.bias.dtype = f.options.sink.dtype = DType::f32;  // widened as for every other dtype
+  EXPECT_EQ(describe(f).bias, BiasKind::f32);
+  EXPECT_EQ(describe(f).sink, SinkKind::f32);
+}
+
+TEST(Describe, SinkAndItsGradientShareADtype) {
+  SmallCall call;
+  BackwardArguments& b = call.backward;
+  for (TensorView* view : {&b.q, &b.k, &b.v, &b.out, &b.dout, &b.dq, &b.dk, &b.dv}) view->dtype = DType::bf16;
+  b.options.sink = call.tensor({4}, DType::bf16);
+  b.dsink = call.tensor({4}, DType::f32);
+  expect_error(ErrorCode::invalid_type, "dsink: dtype must be bf16 (got f32)", [&] { (void)describe(b); });
+  b.dsink.dtype = DType::bf16;
+  EXPECT_EQ(describe(b).sink, SinkKind::query);
+  b.options.sink.dtype = DType::f16;
+  expect_error(ErrorCode::invalid_type, "sink: dtype must be f32 or that of q, bf16 (got f16)",
+               [&] { (void)describe(b); });
+}
 
 class DescribePacked : public testing::TestWithParam<BadCall> {};
 

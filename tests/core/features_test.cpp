@@ -21,6 +21,7 @@ TEST(Features, PlainProblemsNeedTheirOperationAndDtype) {
   EXPECT_EQ(features_of(""), (FeatureSet{Feature::forward, Feature::f32}));
   EXPECT_EQ(features_of("dtype=bf16"), (FeatureSet{Feature::forward, Feature::bf16}));
   EXPECT_EQ(backward_features_of("dtype=f16"), (FeatureSet{Feature::backward, Feature::f16}));
+  EXPECT_EQ(features_of("dtype=f64"), (FeatureSet{Feature::forward, Feature::f64}));
 }
 
 TEST(Features, EachOptionAddsItsFeatures) {
@@ -41,6 +42,7 @@ TEST(Features, EachOptionAddsItsFeatures) {
   EXPECT_EQ(added("alibi_slopes=[h]"), "alibi");
   EXPECT_EQ(added("alibi_slopes=[b,h] alignment=top_left"), "top_left, alibi");
   EXPECT_EQ(added("sink=1"), "sink");
+  EXPECT_EQ(added("sink=query"), "sink");
   EXPECT_EQ(added("dropout_p=0.5"), "dropout");
   EXPECT_EQ(added("dropout_p=0.5 seed_tensor=1"), "dropout, seed_tensor");
   EXPECT_EQ(added("seqused_q=1 seqused_k=1 leftpad_k=1"), "seqused_q, seqused_k, leftpad_k");
@@ -71,7 +73,7 @@ TEST(Features, EveryFeatureIsReachableAndNamed) {
   missing =
       missing.minus(backward_features_of("dtype=bf16 bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1 dlse=1 "
                                          "deterministic=1"));
-  missing = missing.minus(backward_features_of("dtype=f16"));
+  missing = missing.minus(backward_features_of("dtype=f16")).minus(features_of("dtype=f64"));
   EXPECT_TRUE(missing.empty()) << to_string(missing);
   for (int i = 0; i < static_cast<int>(Feature::count_); ++i) EXPECT_FALSE(to_string(static_cast<Feature>(i)).empty());
 }

@@ -46,6 +46,36 @@ TEST(Merge, WeighsByTheDenominators) {
   EXPECT_NEAR(pair.lse.values[0], std::log(4.0), kTiny);
 }
 
+TEST(Merge, F64SumsInF64) {
+  double out_a = 1.0 / 3.0, out_b = 3.0, lse_a = 0.1, lse_b = 0.1 + 1e-9, sink = 0.25, out = 0.0, lse = 0.0;
+  const TensorView outs[] = {{&out_a, DType::f64, {1, 1, 1, 1}}, {&out_b, DType::f64, {1, 1, 1, 1}}};
+  const TensorView lses[] = {{&lse_a, DType::f64, {1, 1, 1}}, {&lse_b, DType::f64, {1, 1, 1}}};
+  const TensorView to{&out, DType::f64, {1, 1, 1, 1}}, lse_to{&lse, DType::f64, {1, 1, 1}};
+  merge(outs, lses, {&sink, DType::f64, {1}}, to, lse_to);
+  const double total = std::exp(lse_a) + std::exp(lse_b) + std::exp(sink);
+  EXPECT_NEAR(out, (out_a * std::exp(lse_a) + out_b * std::exp(lse_b)) / total, 1e-15);
+  EXPECT_NEAR(lse, std::log(total), 1e-15);
+  float narrow = 0.0f;
+  expect_error(ErrorCode::invalid_type, "softmax_lse: dtype must be f64 (got f32)",
+               [&] { merge(outs, lses, {}, to, {&narrow, DType::f32, {1, 1, 1}}); });
+  const TensorView narrow_lses[] = {lses[0], {&narrow, DType::f32, {1, 1, 1}}};
+  expect_error(ErrorCode::invalid_type, "lses[1]: dtype must be f64 (got f32)",
+               [&] { merge(outs, narrow_lses, {}, to, lse_to); });
+  const TensorView narrow_outs[] = {outs[0], {&narrow, DType::f32, {1, 1, 1, 1}}};
+  expect_error(ErrorCode::invalid_type, "outs[1]: dtype must be f64 (got f32)",
+               [&] { merge(narrow_outs, lses, {}, to, lse_to); });
+}
+
+TEST(Merge, TheSinkMayHaveTheDtypeOfOut) {
+  Pair pair;
+  std::uint16_t out[2] = {0, 0}, sink = device::float_to_bf16(2.0f);
+  const TensorView outs[] = {pair.out_a.view, pair.out_b.view}, lses[] = {pair.lse_a.view, pair.lse_b.view};
+  merge(outs, lses, {&sink, DType::bf16, {1}}, {out, DType::bf16, {1, 1, 1, 2}}, pair.lse.view);
+  EXPECT_NEAR(pair.lse.values[0], std::log(2.0 + std::exp(2.0)), kTiny);
+  expect_error(ErrorCode::invalid_type, "sink: dtype must be f32 (got bf16)",
+               [&] { merge(outs, lses, {&sink, DType::bf16, {1}}, pair.out.view, pair.lse.view); });
+}
+
 TEST(Merge, TheSinkJoinsTheDenominator) {
   Pair pair;
   pair.sink.values[0] = std::log(2.0f);
@@ -300,7 +330,7 @@ TEST(Merge, BadArguments) {
   const TensorView half_outs[] = {TensorView(half, DType::f16, {1, 1, 1, 2}), pair.out_b.view};
   expect_error(ErrorCode::invalid_type, "outs[0]: dtype must be f32 (got f16)",
                [&] { tilewise::merge(half_outs, lses, {}, out, lse); });
-  expect_error(ErrorCode::invalid_type, "out: dtype must be f32, bf16 or f16 (got i32)", [&] {
+  expect_error(ErrorCode::invalid_type, "out: dtype must be f32, bf16, f16 or f64 (got i32)", [&] {
     tilewise::merge(outs, lses, {}, TensorView(pair.out.values.data(), DType::i32, {1, 1, 1, 2}), lse);
   });
 }

@@ -122,6 +122,7 @@ TEST(Params, HeadOptionsAndLengths) {
   EXPECT_EQ(params.alibi_head_stride, 1);
   EXPECT_EQ(params.sink, o.sink.data);
   EXPECT_EQ(params.sink_stride, 1);
+  EXPECT_EQ(params.sink_type, device::kBiasF32);
   EXPECT_EQ(params.seqused_q[1], 2);
   EXPECT_EQ(params.seqused_k, nullptr);
   EXPECT_EQ(params.leftpad_k[1], 3);
@@ -131,6 +132,26 @@ TEST(Params, HeadOptionsAndLengths) {
   params = params_of(call.forward);
   EXPECT_EQ(params.alibi_batch_stride, 0);
   EXPECT_EQ(params.alibi_head_stride, 1);
+}
+
+TEST(Params, SinkAndBiasSayTheirTypes) {
+  SmallCall call;
+  ForwardArguments& f = call.forward;
+  const auto types = [&](DType dtype) {
+    for (TensorView* view : {&f.q, &f.k, &f.v, &f.out}) view->dtype = dtype;
+    f.softmax_lse = {};
+    f.options.bias = call.tensor({3, 5}, dtype);
+    f.options.sink = call.tensor({4}, dtype);
+    const device::AttentionParams params = params_of(f);
+    EXPECT_EQ(params.bias_type, params.sink_type);
+    return params.sink_type;
+  };
+  EXPECT_EQ(types(DType::f32), device::kBiasF32);
+  EXPECT_EQ(types(DType::bf16), device::kBiasBf16);
+  EXPECT_EQ(types(DType::f16), device::kBiasF16);
+  EXPECT_EQ(types(DType::f64), device::kBiasF64);
+  f.options.sink = {};
+  EXPECT_EQ(params_of(f).sink_type, device::kBiasNone);
 }
 
 TEST(Params, Gradients) {

@@ -10,6 +10,18 @@ namespace {
 
 using test::expect_invalid;
 
+TEST(ProblemText, SinkSaysItsDtype) {
+  const std::string shape = " seqlen_q=4 head_dim=8";
+  for (const char* options :
+       {"dtype=bf16 sink=1", "dtype=bf16 sink=query", "dtype=f64 sink=1", "dtype=f64 sink=query"}) {
+    const Problem problem = parse_problem("attention_forward" + shape + " " + options);
+    EXPECT_EQ(parse_problem(to_string(problem)), problem) << options;
+    EXPECT_EQ(problem.sink, std::string_view(options).ends_with("query") ? SinkKind::query : SinkKind::f32);
+  }
+  EXPECT_EQ(to_string(parse_problem("attention_forward" + shape + " sink=query")),
+            "attention_forward" + shape + " sink=1");  // q's dtype is f32
+}
+
 TEST(ProblemText, PrintsTheExampleOfTheInterface) {
   Problem problem;
   problem.dtype = DType::bf16;
@@ -120,7 +132,7 @@ class RandomProblem {
     p.bias = pick<BiasKind>(4);
     p.bias_dims = {maybe(), maybe(), maybe(), maybe()};
     p.alibi_slopes = pick<AlibiKind>(3);
-    p.sink = maybe();
+    p.sink = pick<SinkKind>(3);
     p.seqused_q = maybe(), p.seqused_k = maybe(), p.leftpad_k = maybe();
     p.deterministic = maybe(), p.batch_invariant = maybe();
     p.unaligned = p.device != DeviceType::cpu && maybe();
@@ -133,7 +145,7 @@ class RandomProblem {
   void choose_backward(Problem& p) {
     p.dlse = maybe(), p.dk = maybe(), p.dv = maybe();
     p.dbias = p.bias != BiasKind::none && p.bias != BiasKind::boolean && maybe();
-    p.dsink = p.sink && maybe();
+    p.dsink = p.sink != SinkKind::none && maybe();
     p.dq = !(p.dk || p.dv || p.dbias || p.dsink) || maybe();
   }
   bool maybe() { return integer(0, 1) == 1; }
@@ -225,7 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "problem: unknown key; did you mean max_seqlen_q? (got 'seqlen_q')"},
         BadText{"attention_forward colour=red", "problem: unknown key (got 'colour')"},
         BadText{"attention_forward seqlen_q=4 head_dim=8 softcap=big", "softcap: must be a number (got 'big')"},
-        BadText{"attention_forward seqlen_q=4 head_dim=8 sink=yes", "sink: must be 0 or 1 (got 'yes')"},
+        BadText{"attention_forward seqlen_q=4 head_dim=8 sink=yes", "sink: must be one of 0, 1, query (got 'yes')"},
         BadText{"attention_forward seqlen_q=4 head_dim=8 mask=lower",
                 "mask: must be one of none, causal (got 'lower')"},
         BadText{"attention_forward layout=dsbh", "layout: must be one of bshd, sbhd, bhsd, thd (got 'dsbh')"},

@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadProblem{"dbias: belongs to attention_backward (got it in attention_forward)",
                    [](Problem& p) { p.dbias = true; }},
         BadProblem{"dsink: belongs to attention_backward (got it in attention_forward)",
-                   [](Problem& p) { p.sink = p.dsink = true; }}));
+                   [](Problem& p) { p.sink = SinkKind::f32, p.dsink = true; }}));
 
 class ValidateBackward : public testing::TestWithParam<BadProblem> {};
 
@@ -135,8 +135,19 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Validate, WrongDtypeIsATypeError) {
   Problem problem = valid_problem();
-  problem.dtype = DType::f64;
-  expect_error(ErrorCode::invalid_type, "q: dtype must be f32, bf16 or f16 (got f64)", [&] { validate(problem); });
+  problem.dtype = DType::i32;
+  expect_error(ErrorCode::invalid_type, "q: dtype must be f32, bf16, f16 or f64 (got i32)", [&] { validate(problem); });
+}
+
+TEST(Validate, NumbersAreThoseOfWhatIsComputedIn) {
+  const std::string shape = "attention_forward seqlen_q=4 head_dim=8 dtype=";
+  expect_invalid("softmax_scale: must be finite in f32 (got 1e+39)",
+                 [&] { (void)parse_problem(shape + "f32 softmax_scale=1e39"); });
+  expect_invalid("softcap: must be 0 (off), or positive and finite in f32 (got 1e-40)",
+                 [&] { (void)parse_problem(shape + "bf16 softcap=1e-40"); });
+  EXPECT_EQ(parse_problem(shape + "f64 softmax_scale=1e39 softcap=1e-40").softcap, 1e-40);
+  expect_invalid("softcap: must be 0 (off), or positive and finite in f64 (got -1)",
+                 [&] { (void)parse_problem(shape + "f64 softcap=-1"); });
 }
 
 TEST(Validate, AcceptsTheEdges) {

@@ -52,7 +52,7 @@ TEST_P(Emulation, Backward) { check("attention_backward dtype=bf16 head_dim=23 h
 TEST_P(Emulation, BackwardWithEveryOption) {
   check(
       "attention_backward dtype=f16 head_dim=32 window_left=30 window_right=9 softcap=5 "
-      "bias=query[1,h,q,k] dbias=1 sink=1 dsink=1 dropout_p=0.25 dlse=1",
+      "bias=query[1,h,q,k] dbias=1 sink=query dsink=1 dropout_p=0.25 dlse=1",
       2, 90);
 }
 

@@ -45,6 +45,8 @@ constexpr std::string_view kBothPasses[] = {
     "seqlen_q=33 head_dim=16 softmax_scale=-10 softcap=3",
     "seqlen_q=33 head_dim=16 softcap=0.01",
     "seqlen_q=33 head_dim=16 softcap=10000",
+    "seqlen_q=1 seqlen_k=3000 num_heads_q=4 num_heads_k=2 head_dim=33 head_dim_v=17 sink=query softcap=3",
+    "seqlen_q=33 seqlen_k=40 num_heads_q=4 num_heads_k=2 head_dim=32 sink=query",
     "seqlen_q=33 seqlen_k=70 num_heads_q=4 head_dim=16 alibi_slopes=[h] mask=causal",
     "batch_size=3 seqlen_q=33 seqlen_k=20 num_heads_q=2 head_dim=16 alibi_slopes=[b,h] alignment=top_left",
     // Heads.
@@ -76,6 +78,9 @@ constexpr std::string_view kBackwardOnly[] = {
     "seqlen_q=50 seqlen_k=70 num_heads_q=2 head_dim=32 dk=0 dv=0",
     "seqlen_q=50 seqlen_k=70 num_heads_q=2 head_dim=32 dq=0 dv=0",
     "seqlen_q=50 seqlen_k=70 num_heads_q=2 head_dim=32 dq=0 dk=0",
+    "batch_size=2 seqlen_q=50 seqlen_k=700 num_heads_q=2 head_dim=32 dlse=1 sink=query dsink=1 softcap=2 "
+    "bias=query[1,h,1,k] dbias=1",
+    "batch_size=2 seqlen_q=50 seqlen_k=70 num_heads_q=4 num_heads_k=2 head_dim=32 sink=query dsink=1",
     "batch_size=2 seqlen_q=50 seqlen_k=70 num_heads_q=4 num_heads_k=2 head_dim=32 dlse=1 sink=1 dsink=1 mask=causal",
     "batch_size=2 seqlen_q=50 seqlen_k=3 num_heads_q=2 head_dim=32 dlse=1 sink=1 dsink=1 mask=causal dq=0 dk=0 dv=0",
     "batch_size=2 seqlen_q=50 seqlen_k=70 num_heads_q=4 num_heads_k=2 head_dim=32 bias=f32[b,h,q,k] dbias=1",

@@ -137,7 +137,7 @@ TEST_P(Environment, ElementOffsetsBeyondTwoToThe31) {
       const std::size_t far_lse = far == 0 ? 0 : far == 1 ? 2 : 1;
       FarTensor q(call.q, far), k(call.k, far), v(call.v, far), dout(call.dout, far), dlse(call.dlse, far_lse);
       FarTensor bias(call.bias, far + 1);  // head, query, key
-      Tensor empty_out(dtype, {2, 4, 2, 16}), empty_k(dtype, {2, 3, 2, 16}), empty_lse(DType::f32, {2, 2, 4});
+      Tensor empty_out(dtype, {2, 4, 2, 16}), empty_k(dtype, {2, 3, 2, 16}), empty_lse(call.statistics(), {2, 2, 4});
       FarTensor out(empty_out, far), lse(empty_lse, far_lse), dq(empty_out, far), dk(empty_k, far), dv(empty_k, far);
       FarTensor dbias(Tensor(DType::f32, {2, 2, 4, 3}), far + 1);
       for (const FarTensor* t : {&q, &k, &v, &dout, &dlse, &bias, &out, &lse, &dq, &dk, &dv, &dbias})

@@ -25,7 +25,8 @@ inline std::vector<DType> dtypes_of(const core::Implementation& implementation) 
   std::vector<DType> dtypes;
   for (const auto& [dtype, feature] : {std::pair{DType::f32, core::Feature::f32},
                                        {DType::bf16, core::Feature::bf16},
-                                       {DType::f16, core::Feature::f16}})
+                                       {DType::f16, core::Feature::f16},
+                                       {DType::f64, core::Feature::f64}})
     if (implementation.supported().contains(feature)) dtypes.push_back(dtype);
   return dtypes;
 }

@@ -49,7 +49,7 @@ std::vector<Flip> flips() {
        [](DenseCall& c) { c.options.window_left = 3; }},
       {"alignment under alibi", [](DenseCall& c) { c.options.alignment = Alignment::top_left; },
        [](DenseCall& c) {
-         c.alibi_slopes = Tensor(DType::f32, {4});
+         c.alibi_slopes = Tensor(c.statistics(), {4});
          c.alibi_slopes.fill(0.5);
        }},
       {"window_left", [](DenseCall& c) { c.options.window_left = 5; }},
@@ -82,19 +82,24 @@ std::vector<Flip> flips() {
       {"bias per key", set_bias(DType::f32, {1, 1, 20, 24}), set_bias(DType::f32, {1, 1, 20, 1})},
       {"alibi_slopes",
        [](DenseCall& c) {
-         c.alibi_slopes = Tensor(DType::f32, {4});
+         c.alibi_slopes = Tensor(c.statistics(), {4});
          c.alibi_slopes.fill(0.5);
        }},
       {"alibi_slopes per batch",
        [](DenseCall& c) {
-         c.alibi_slopes = Tensor(DType::f32, {2, 4});
+         c.alibi_slopes = Tensor(c.statistics(), {2, 4});
          c.alibi_slopes.fill_with([](std::span<const std::int64_t> p) { return 0.5 + static_cast<double>(p[0]); });
        },
        [](DenseCall& c) {
-         c.alibi_slopes = Tensor(DType::f32, {4});
+         c.alibi_slopes = Tensor(c.statistics(), {4});
          c.alibi_slopes.fill(0.5);
        }},
       {"sink", sink},
+      {"sink of q's dtype",
+       [](DenseCall& c) {
+         c.sink = Tensor(c.sizes.dtype, {4});
+         c.sink.fill(1.0);
+       }},
       {"sink's value", [](DenseCall& c) { c.sink.set({3}, 2.0); }, sink},
       {"seqused_q", [](DenseCall& c) { c.seqused_q = DenseCall::lengths({20, 13}); }},
       {"seqused_k", [](DenseCall& c) { c.seqused_k = DenseCall::lengths({24, 13}); }},
@@ -172,7 +177,7 @@ TEST_P(Metamorphic, BackwardHonoursDlse) {
     DenseCall without = base_call(dtype), with = base_call(dtype);
     sink(without), sink(with);
     if (!run(without, true) || !run(with, true)) continue;
-    with.dlse = with.normal(DType::f32, {2, 4, 20});
+    with.dlse = with.normal(with.statistics(), {2, 4, 20});
     with.backward(GetParam());
     EXPECT_EQ(differing(without.dq, with.dq), "different");
     EXPECT_EQ(differing(without.dk, with.dk), "different");

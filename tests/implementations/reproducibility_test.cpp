@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "../support/dense_call.hpp"
+#include "core/problem_rules.hpp"
 #include "implementation_test.hpp"
 #include "verify/call_tensors.hpp"
 #include "verify/compare.hpp"
@@ -105,8 +106,8 @@ class BatchInvariance : public ImplementationTest {
     p.k = Tensor(dtype, {total_k, kHeadsK, kDim}), p.dk = Tensor(dtype, {total_k, kHeadsK, kDim});
     p.v = Tensor(dtype, {total_k, kHeadsK, kDimV}), p.dv = Tensor(dtype, {total_k, kHeadsK, kDimV});
     p.out = Tensor(dtype, {total_q, kHeadsQ, kDimV}), p.dout = Tensor(dtype, {total_q, kHeadsQ, kDimV});
-    p.lse = Tensor(DType::f32, {kHeadsQ, total_q});
-    p.slopes = Tensor(DType::f32, {kHeadsQ});
+    p.lse = Tensor(core::statistics_dtype(dtype), {kHeadsQ, total_q});
+    p.slopes = Tensor(core::statistics_dtype(dtype), {kHeadsQ});
     p.slopes.fill(0.03);
     p.options.layout = Layout::thd;
     p.options.cu_seqlens_q = p.cu_q.view();

@@ -22,7 +22,7 @@ class SpecialValues : public ImplementationTest {
   void expect_like_reference(DenseCall call, bool backward = true) {
     DenseCall reference = call;
     reference.out = Tensor(call.sizes.dtype, shape_of(call.out));
-    reference.lse = Tensor(DType::f32, shape_of(call.lse));
+    reference.lse = Tensor(call.statistics(), shape_of(call.lse));
     reference.forward();
     call.forward(GetParam());
     expect_close(call.out, reference.out, "out");
@@ -159,7 +159,7 @@ TEST_P(SpecialValues, ScoresThatFallByHundredsFromTileToTile) {
 TEST_P(SpecialValues, ExtremeAlibiSlopes) {
   for (const DType dtype : dtypes()) {
     DenseCall call({.seqlen_q = 60, .seqlen_k = 300, .heads_q = 2, .heads_k = 1, .dtype = dtype});
-    call.alibi_slopes = Tensor(DType::f32, {2});
+    call.alibi_slopes = Tensor(call.statistics(), {2});
     call.alibi_slopes.set({0}, 100.0);  // the diagonal alone
     call.alibi_slopes.set({1}, -10.0);  // the farthest key alone
     expect_like_reference(call);

@@ -77,7 +77,7 @@ std::string causal(std::string_view words) { return concat(words, " seqlen_q=409
 std::string every_option(std::string_view words) {
   return concat(words,
                 " layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256 softcap=30 alibi_slopes=[h] "
-                "bias=query[b,h,q,k] sink=1 dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1");
+                "bias=query[b,h,q,k] sink=query dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1");
 }
 
 /// Each machine has every kernel, head_dim 64, 128 and 256, both dtypes, plain, causal and with every option; what one

@@ -13,8 +13,8 @@ namespace {
 
 using device::AttentionParams, device::GridParams, device::KernelParams;
 
-static_assert(sizeof(KernelParams) == 752 && alignof(KernelParams) == 8);
-static_assert(sizeof(AttentionParams) == 680 && sizeof(GridParams) == 72);
+static_assert(sizeof(KernelParams) == 760 && alignof(KernelParams) == 8);
+static_assert(sizeof(AttentionParams) == 688 && sizeof(GridParams) == 72);
 
 const ParameterField& field_named(const std::vector<ParameterField>& fields, std::string_view name) {
   const auto found = std::ranges::find(fields, name, &ParameterField::name);
@@ -50,15 +50,17 @@ TEST(ParameterFields, StandWhereTheStructHasThem) {
       {"call.top_left", "int32_t", 288},
       {"call.softmax_scale", "float", 292},
       {"call.bias_type", "int32_t", 300},
-      {"call.bias.key_stride", "int64_t", 336},
-      {"call.alibi_slopes", "const float*", 344},
-      {"call.dropout_threshold", "uint32_t", 384},
-      {"call.seed", "uint64_t", 392},
-      {"call.seed_and_offset", "const int64_t*", 408},
-      {"call.dout.data", "void*", 424},
-      {"call.dbias_shape[3]", "int64_t", 648},
-      {"call.dsink", "float*", 656},
-      {"call.batch_invariant", "int32_t", 676},
+      {"call.sink_type", "int32_t", 304},
+      {"call.bias.key_stride", "int64_t", 344},
+      {"call.alibi_slopes", "const float*", 352},
+      {"call.sink", "const void*", 376},
+      {"call.dropout_threshold", "uint32_t", 392},
+      {"call.seed", "uint64_t", 400},
+      {"call.seed_and_offset", "const int64_t*", 416},
+      {"call.dout.data", "void*", 432},
+      {"call.dbias_shape[3]", "int64_t", 656},
+      {"call.dsink", "void*", 664},
+      {"call.batch_invariant", "int32_t", 684},
       {"grid.num_tiles", "int32_t", offsetof(KernelParams, grid)},
       {"grid.partial_out", "float*", offsetof(KernelParams, grid) + offsetof(GridParams, partial_out)},
       {"grid.delta", "float*", offsetof(KernelParams, grid) + offsetof(GridParams, delta)},

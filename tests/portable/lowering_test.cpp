@@ -175,7 +175,9 @@ TEST(Lowering, EveryOptionCounts) {
 }
 
 TEST(Lowering, OptionsOfOnePassCount) {
-  constexpr Option kForwardOnly[] = {{"sink=1", "", Changes::key}, {"softmax_lse=0", "", Changes::parameters}};
+  constexpr Option kForwardOnly[] = {{"sink=1", "", Changes::key},
+                                     {"sink=query", "sink=1", Changes::parameters},
+                                     {"softmax_lse=0", "", Changes::parameters}};
   constexpr Option kBackwardOnly[] = {
       {"dlse=1", "", Changes::parameters},
       {"dq=0", "", Changes::key},
@@ -183,6 +185,7 @@ TEST(Lowering, OptionsOfOnePassCount) {
       {"dv=0", "", Changes::key},
       {"bias=f32[1,h,q,k] dbias=1", "bias=f32[1,h,q,k]", Changes::key},
       {"sink=1 dsink=1", "sink=1", Changes::key},
+      {"sink=query dsink=1", "sink=1 dsink=1", Changes::parameters},
       {"deterministic=1", "", Changes::either},
   };
   for (const std::string_view architecture : kMachines) {

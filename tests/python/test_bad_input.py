@@ -71,7 +71,6 @@ BAD = {
         ValueError,
         r"head_dim_v must be <= 512 \(got 513\)",
     ),
-    "q_dtype": ([tensor.double() for tensor in DENSE], {}, TypeError, r"q: dtype must be.*f32.*got f64"),
     "q_integers": ([tensor.int() for tensor in DENSE], {}, TypeError, r"q: dtype must be.*got i32"),
     "k_dtype": ((_q(), _kv(dtype=torch.float16), _kv()), {}, TypeError, r"k: dtype must be f32 \(got f16\)"),
     "v_dtype": ((_q(), _kv(), _kv(dtype=torch.float16)), {}, TypeError, r"v: dtype must be f32 \(got f16\)"),
@@ -182,7 +181,7 @@ BAD = {
         DENSE,
         {"sink": torch.zeros(4, dtype=torch.float64)},
         TypeError,
-        r"sink: dtype must be f32 \(got f64\)",
+        r"sink: dtype must be f32 or that of q, f32 \(got f64\)",
     ),
     "seqused_dtype": (
         DENSE,

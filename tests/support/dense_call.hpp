@@ -77,7 +77,7 @@ class DenseCall {
     k = normal(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim});
     v = normal(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim_v});
     out = Tensor(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim_v});
-    lse = Tensor(DType::f32, {s.batch, s.heads_q, s.seqlen_q});
+    lse = Tensor(statistics(), {s.batch, s.heads_q, s.seqlen_q});
   }
 
   Sizes sizes;
@@ -85,6 +85,9 @@ class DenseCall {
   Tensor dout, dlse, dq, dk, dv, dbias, dsink;
   Tensor bias, alibi_slopes, sink, seqused_q, seqused_k, leftpad_k;
   AttentionOptions options;
+
+  /// Element type of softmax_lse, dlse and alibi_slopes.
+  [[nodiscard]] DType statistics() const { return sizes.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
   /// Standard normal values.
   Tensor normal(DType dtype, const std::vector<std::int64_t>& shape) {
@@ -103,13 +106,13 @@ class DenseCall {
   void prepare_backward(bool with_dlse = false) {
     const Sizes& s = sizes;
     dout = normal(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim_v});
-    if (with_dlse) dlse = normal(DType::f32, {s.batch, s.heads_q, s.seqlen_q});
+    if (with_dlse) dlse = normal(statistics(), {s.batch, s.heads_q, s.seqlen_q});
     dq = Tensor(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.dim});
     dk = Tensor(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim});
     dv = Tensor(s.dtype, {s.batch, s.seqlen_k, s.heads_k, s.dim_v});
     const TensorView b = bias.view();
     if (b.defined() && b.dtype != DType::boolean) dbias = Tensor(b.dtype, {b.shape.begin(), b.shape.begin() + b.rank});
-    if (sink.view().defined()) dsink = Tensor(DType::f32, {s.heads_q});
+    if (sink.view().defined()) dsink = Tensor(sink.view().dtype, {s.heads_q});
   }
 
   [[nodiscard]] ForwardArguments forward_arguments() const {

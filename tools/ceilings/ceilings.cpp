@@ -160,6 +160,7 @@ std::string json_string(const std::string& text) {
 }  // namespace
 
 double Ceilings::peak_gflops(DType dtype) const noexcept {
+  if (dtype == DType::f64) return fma_gflops / 2.0;  // a vector holds half as many
   return dtype == DType::bf16 ? std::max({fma_gflops, bf16_gflops, amx_gflops}) : fma_gflops;
 }
 

@@ -21,7 +21,7 @@ struct Ceilings {
   std::string notes;           ///< which instructions were timed, and why others were not
 
   /// The rate that bounds attention in `dtype`: f32 and f16 (widened to f32) by fma_gflops,
-  /// bf16 by the fastest of the three.
+  /// f64 by half of it, bf16 by the fastest of the three.
   [[nodiscard]] double peak_gflops(DType dtype) const noexcept;
 };
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tilewise._arguments import Options, form_parts
 from tilewise._torch.operators import LIBRARY
+from tilewise._torch.python_kernels import lse_dtype
 
 
 def _check_devices(q: Tensor, options: Options, **others: Tensor) -> None:
@@ -25,7 +26,7 @@ def _new_lse(q: Tensor, layout: str) -> Tensor:
     if q.dim() != (3 if layout == "thd" else 4):
         raise ValueError(f"q: rank must be {3 if layout == 'thd' else 4} with layout={layout} (got {q.dim()})")
     order = {"bshd": (0, 2, 1), "sbhd": (1, 2, 0), "bhsd": (0, 1, 2), "thd": (1, 0)}[layout]
-    return q.new_empty([q.shape[axis] for axis in order], dtype=torch.float32)
+    return q.new_empty([q.shape[axis] for axis in order], dtype=lse_dtype(q))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ def _kernel_on_gpu(
     # A row that saw nothing has lse -inf, weight 0 and out 0.
     weights = torch.where(torch.isneginf(lse), 0.0, torch.exp(weights - lse))
     order = {"bshd": (0, 1, 3, 2), "sbhd": (0, 3, 1, 2), "bhsd": (0, 1, 2, 3), "thd": (0, 2, 1)}[layout]
-    stacked = torch.stack(outs).float()
+    stacked = torch.stack(outs).to(lse.dtype)
     scaled = weights.permute(order).unsqueeze(-1) * stacked
     scaled = torch.where(weights.permute(order).unsqueeze(-1) == 0.0, 0.0, scaled)
     return scaled.sum(0).to(outs[0].dtype), lse

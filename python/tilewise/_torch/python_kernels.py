@@ -14,6 +14,11 @@ from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
 from tilewise._arrays import core_options
 
 
+def lse_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of softmax_lse beside this q."""
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
 def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
     return _core.Array(tensor.detach(), name, "", writable)
 
@@ -34,7 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     core_options = _core_options(options)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     out_shape, lse_shape = _core.output_shapes(*views, core_options)
-    out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=torch.float32)
+    out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=lse_dtype(q))
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
     _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=_stream(q))
@@ -57,7 +62,7 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     core_options = _core_options(options)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     _, lse_shape = _core.output_shapes(*views, core_options)
-    lse = q.new_empty(lse_shape, dtype=torch.float32)
+    lse = q.new_empty(lse_shape, dtype=lse_dtype(q))
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
     _core.attention_forward(

@@ -1,7 +1,7 @@
 // The backward pass on the CPU; see backward_kernel.hpp.
 //
 // One task owns a key head of one sequence (or a part of its keys) and walks its key blocks;
-// dk and dv are complete when a block's queries have passed. dq accumulates in fp32: in the
+// dk and dv are complete when a block's queries have passed. dq accumulates in the kernels' Reals: in the
 // task's own scratch where it owns all keys, else one copy a part, summed in order at the end.
 #include "backends/cpu/backward_kernel.hpp"
 
@@ -35,11 +35,18 @@ std::int64_t key_parts(const Problem& p, std::int64_t block_keys) {
   return std::clamp<std::int64_t>(ceil_div(p.seqlen_k, 2 * block_keys), 1, wanted);
 }
 
+template <typename Real>
+void add(void* sum, const void* more, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) static_cast<Real*>(sum)[i] += static_cast<const Real*>(more)[i];
+}
+
 class BackwardKernel final : public core::Kernel {
  public:
   BackwardKernel(const Problem& problem, const KernelSet& kernels)
       : kernels_(kernels),
         element_(element_of(problem.dtype)),
+        factors_(core::score_factors(problem)),
+        real_(real_size(element_)),
         parts_(key_parts(problem, kernels.backward_keys)),
         dq_stride_(ceil_div(problem.head_dim, 16) * 16),
         dq_rows_((problem.layout == Layout::thd ? problem.total_q : problem.batch_size * problem.seqlen_q) +
@@ -53,7 +60,7 @@ class BackwardKernel final : public core::Kernel {
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override {
     if (parts_ == 1 || !wants_dq_) return 0;
-    return static_cast<std::size_t>(parts_ * num_heads_ * dq_rows_ * dq_stride_) * sizeof(float);
+    return static_cast<std::size_t>(parts_ * num_heads_ * dq_rows_ * dq_stride_) * real_;
   }
 
   [[nodiscard]] std::string schedule() const override {
@@ -62,18 +69,18 @@ class BackwardKernel final : public core::Kernel {
   }
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
-    const ScoreParams score = make_score_params(p);
+    const ScoreParams score = make_score_params(p, factors_);
     const int workers = workers_for(flops_);
     const std::int64_t heads = p.batch_size * p.num_heads_k;
     if (p.dq.data || p.dk.data || p.dv.data) {
       core::parallel_for(heads * parts_, workers, [&](std::int64_t task, int) {
         const std::int64_t part = task / heads, head = task % heads;
-        run_head(p, score, static_cast<float*>(workspace), head / p.num_heads_k, head % p.num_heads_k, part);
+        run_head(p, score, workspace, head / p.num_heads_k, head % p.num_heads_k, part);
       });
     }
     if (parts_ > 1 && p.dq.data) {
       core::parallel_for(p.batch_size * p.num_heads_q, workers, [&](std::int64_t task, int) {
-        sum_parts(p, static_cast<float*>(workspace), task / p.num_heads_q, task % p.num_heads_q);
+        sum_parts(p, workspace, task / p.num_heads_q, task % p.num_heads_q);
       });
     }
     if (p.dbias.data) accumulate_dbias(p, score, kernels_, element_, kernel_scratch_, workers);
@@ -81,7 +88,7 @@ class BackwardKernel final : public core::Kernel {
   }
 
  private:
-  void run_head(const device::AttentionParams& p, const ScoreParams& score, float* workspace, std::int64_t batch,
+  void run_head(const device::AttentionParams& p, const ScoreParams& score, void* workspace, std::int64_t batch,
                 std::int64_t head_k, std::int64_t part) const {
     const device::Sequence s = device::sequence_of(p, batch);
     const std::int64_t group = p.num_heads_q / p.num_heads_k;
@@ -91,20 +98,23 @@ class BackwardKernel final : public core::Kernel {
     // Scratch: the kernel's own, then the rows' statistics, then dq where the task owns it.
     const std::int64_t statistics = group * s.seqlen_q;
     const bool owns_dq = p.dq.data && parts_ == 1;
-    const std::size_t floats = static_cast<std::size_t>(
-        2 * ceil_div(statistics, 16) * 16 + (owns_dq ? group * (s.seqlen_q + kRowPadding) * dq_stride_ : 0));
-    auto* scratch = static_cast<std::byte*>(thread_scratch(kernel_scratch_ + floats * sizeof(float)));
-    auto* lse = reinterpret_cast<float*>(scratch + kernel_scratch_);
-    float* delta = lse + ceil_div(statistics, 16) * 16;
-    float* own_dq = delta + ceil_div(statistics, 16) * 16;
+    const std::int64_t rows_kept = ceil_div(statistics, 16) * 16, head_dq = (s.seqlen_q + kRowPadding) * dq_stride_;
+    const std::size_t bytes = static_cast<std::size_t>(2 * rows_kept) * sizeof(double) +
+                              static_cast<std::size_t>(owns_dq ? group * head_dq : 0) * real_;
+    auto* scratch = static_cast<std::byte*>(thread_scratch(kernel_scratch_ + bytes));
+    auto* lse = reinterpret_cast<double*>(scratch + kernel_scratch_);
+    double* delta = lse + rows_kept;
+    double* own_dq = delta + rows_kept;
+    const auto dq_of = [&](std::int64_t h) {
+      return owns_dq ? advance(own_dq, h * head_dq, real_) : part_dq(workspace, p, batch, head_k * group + h, part);
+    };
     for (std::int64_t h = 0; h < group; ++h) {
       rows.statistics(head_k * group + h, 0, s.seqlen_q, lse + h * s.seqlen_q, delta + h * s.seqlen_q);
       if (p.dq.data) {
-        float* dq = owns_dq ? own_dq + h * (s.seqlen_q + kRowPadding) * dq_stride_
-                            : part_dq(workspace, p, batch, head_k * group + h, part);
+        void* dq = dq_of(h);
         for (std::int64_t i = 0; i < s.seqlen_q && !core::abandoned(); i += kRowsBetweenQuestions) {
           const std::int64_t count = std::min(kRowsBetweenQuestions, s.seqlen_q - i);
-          std::memset(dq + i * dq_stride_, 0, static_cast<std::size_t>(count * dq_stride_) * sizeof(float));
+          std::memset(advance(dq, i * dq_stride_, real_), 0, static_cast<std::size_t>(count * dq_stride_) * real_);
         }
       }
     }
@@ -116,44 +126,47 @@ class BackwardKernel final : public core::Kernel {
       const KeyBlock block = rows.key_block(score, head_k, key, std::min(block_keys, last - key));
       kernels_.begin_keys[element_](block, scratch);
       for (std::int64_t h = 0; h < group; ++h) {
-        const std::int64_t head = head_k * group + h;
-        float* dq = !p.dq.data ? nullptr
-                    : owns_dq  ? own_dq + h * (s.seqlen_q + kRowPadding) * dq_stride_
-                               : part_dq(workspace, p, batch, head, part);
-        rows.add_queries(block, head, lse + h * s.seqlen_q, delta + h * s.seqlen_q, dq, dq_stride_, scratch);
+        rows.add_queries(block, head_k * group + h, lse + h * s.seqlen_q, delta + h * s.seqlen_q,
+                         p.dq.data ? dq_of(h) : nullptr, dq_stride_, scratch);
       }
       rows.finish_keys(block, head_k, key, scratch);
     }
     if (!owns_dq) return;
     for (std::int64_t h = 0; h < group; ++h)
       for (std::int64_t i = 0; i < s.seqlen_q; ++i)
-        rows.store_dq(own_dq + (h * (s.seqlen_q + kRowPadding) + i) * dq_stride_, i, head_k * group + h);
+        rows.store_dq(advance(dq_of(h), i * dq_stride_, real_), i, head_k * group + h, factors_.softmax_scale);
   }
 
   /// dq of one part, [part][head][row][dq_stride]; the rows of all sequences follow each other, each
   /// sequence's with its padding.
-  [[nodiscard]] float* part_dq(float* workspace, const device::AttentionParams& p, std::int64_t batch,
-                               std::int64_t head, std::int64_t part) const {
+  [[nodiscard]] void* part_dq(void* workspace, const device::AttentionParams& p, std::int64_t batch, std::int64_t head,
+                              std::int64_t part) const {
     const std::int64_t first = p.cu_seqlens_q ? device::sequence_of(p, batch).q_row : batch * p.seqlen_q;
-    return workspace + ((part * num_heads_ + head) * dq_rows_ + first + batch * kRowPadding) * dq_stride_;
+    const std::int64_t row = (part * num_heads_ + head) * dq_rows_ + first + batch * kRowPadding;
+    return advance(workspace, row * dq_stride_, real_);
   }
 
-  void sum_parts(const device::AttentionParams& p, float* workspace, std::int64_t batch, std::int64_t head) const {
+  void sum_parts(const device::AttentionParams& p, void* workspace, std::int64_t batch, std::int64_t head) const {
     const device::Sequence s = device::sequence_of(p, batch);
     const GradientRows rows(p, kernels_, element_, batch, s);
-    float* total = part_dq(workspace, p, batch, head, 0);
+    void* total = part_dq(workspace, p, batch, head, 0);
     for (std::int64_t part = 1; part < parts_; ++part) {
-      const float* more = part_dq(workspace, p, batch, head, part);
+      const void* more = part_dq(workspace, p, batch, head, part);
       for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
         if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
-        for (std::int64_t n = i * dq_stride_; n < (i + 1) * dq_stride_; ++n) total[n] += more[n];
+        void* sums = advance(total, i * dq_stride_, real_);
+        const void* row = advance(more, i * dq_stride_, real_);
+        real_of(element_) == DType::f64 ? add<double>(sums, row, dq_stride_) : add<float>(sums, row, dq_stride_);
       }
     }
-    for (std::int64_t i = 0; i < s.seqlen_q; ++i) rows.store_dq(total + i * dq_stride_, i, head);
+    for (std::int64_t i = 0; i < s.seqlen_q; ++i)
+      rows.store_dq(advance(total, i * dq_stride_, real_), i, head, factors_.softmax_scale);
   }
 
   const KernelSet& kernels_;
   ElementIndex element_;
+  core::ScoreFactors factors_;
+  std::size_t real_;  // bytes of a Real
   std::int64_t parts_;
   std::int64_t dq_stride_;
   std::int64_t dq_rows_;  // of one head: all sequences and their padding

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "backends/cpu/gradient_rows.hpp"
+#include "core/elements.hpp"
 #include "core/parallel.hpp"
 
 namespace tilewise::backends::cpu {
@@ -43,7 +44,8 @@ class DbiasPass {
     std::int64_t row_begin, row_end, column_begin, column_end;  // of dbias; [0, 1) where broadcast
     bool all_queries, all_keys;
     std::byte* scratch;
-    float *lse, *delta, *sums;
+    double *lse, *delta;
+    void* sums;  // Reals
     std::int64_t stride;
   };
 
@@ -67,12 +69,13 @@ class DbiasPass {
     patch.column_end = std::min(p_.dbias_shape[3], patch.column_begin + kernels_.backward_keys);
     patch.stride = patch.all_keys ? 1 : 3 * std::int64_t{kernels_.backward_keys};
     const std::int64_t sums = (patch.row_end - patch.row_begin) * patch.stride;
-    const auto floats = static_cast<std::size_t>(2 * kMaxBackwardRows + sums);
-    patch.scratch = static_cast<std::byte*>(thread_scratch(kernel_scratch_ + floats * sizeof(float)));
-    patch.lse = reinterpret_cast<float*>(patch.scratch + kernel_scratch_);
+    const std::size_t sum_bytes = static_cast<std::size_t>(sums) * real_size(element_);
+    constexpr std::size_t kRowBytes = 2 * kMaxBackwardRows * sizeof(double);
+    patch.scratch = static_cast<std::byte*>(thread_scratch(kernel_scratch_ + kRowBytes + sum_bytes));
+    patch.lse = reinterpret_cast<double*>(patch.scratch + kernel_scratch_);
     patch.delta = patch.lse + kMaxBackwardRows;
     patch.sums = patch.delta + kMaxBackwardRows;
-    std::memset(patch.sums, 0, static_cast<std::size_t>(sums) * sizeof(float));
+    std::memset(patch.sums, 0, sum_bytes);
     return patch;
   }
 
@@ -91,7 +94,8 @@ class DbiasPass {
       KeyBlock block = rows.key_block(score_, head_k, key, std::min(step, s.seqlen_k - key));
       block.wants_dk = block.wants_dv = false;
       kernels_.begin_keys[element_](block, patch.scratch);
-      sums.first = patch.sums + (patch.all_keys ? 0 : key + s.leftpad - patch.column_begin + step);
+      sums.first =
+          advance(patch.sums, patch.all_keys ? 0 : key + s.leftpad - patch.column_begin + step, real_size(element_));
       for (std::int64_t i = patch.row_begin; i < last_query; i += kernels_.backward_rows) {
         if (core::abandoned()) return;
         const std::int64_t count = std::min<std::int64_t>(kernels_.backward_rows, last_query - i);
@@ -102,20 +106,13 @@ class DbiasPass {
   }
 
   void store(const Patch& patch) const {
-    const bool is_float = p_.bias_type == device::kBiasF32;
-    const ElementIndex element = is_float ? kElementF32 : element_;
-    const StoreScaledFn convert = is_float ? nullptr : kernels_.store_scaled[element_];
+    const DType real = real_of(element_), dtype = core::dtype_of(p_.bias_type);
     for (std::int64_t i = patch.row_begin; i < patch.row_end; ++i) {
-      const float* from =
-          patch.sums + (i - patch.row_begin) * patch.stride + (patch.all_keys ? 0 : kernels_.backward_keys);
+      std::int64_t from = (i - patch.row_begin) * patch.stride + (patch.all_keys ? 0 : kernels_.backward_keys);
       for (std::int64_t j = patch.column_begin; j < patch.column_end; ++j, ++from) {
         const std::int64_t at = patch.batch_begin * p_.dbias.batch_stride + patch.head_begin * p_.dbias.head_stride +
                                 i * p_.dbias.query_stride + j * p_.dbias.key_stride;
-        void* to = static_cast<std::byte*>(p_.dbias.data) + at * static_cast<std::int64_t>(element_size(element));
-        if (is_float)
-          *static_cast<float*>(to) = *from;
-        else
-          convert(from, 1, 1.0f, to);
+        core::store_element(dtype, p_.dbias.data, at, core::load_element(real, patch.sums, from));
       }
     }
   }
@@ -138,21 +135,21 @@ void accumulate_dbias(const device::AttentionParams& p, const ScoreParams& score
 
 void accumulate_dsink(const device::AttentionParams& p, const KernelSet& kernels, ElementIndex element, int workers) {
   core::parallel_for(p.num_heads_q, workers, [&](std::int64_t head, int) {
-    const double sink = p.sink[head * p.sink_stride];
+    const double sink = sink_of(p, head);
     double sum = 0.0;
     for (std::int64_t b = 0; b < p.batch_size; ++b) {
       const device::Sequence s = device::sequence_of(p, b);
       const GradientRows rows(p, kernels, element, b, s);
       for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
         if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
-        float lse_log2 = 0.0f, delta = 0.0f;
+        double lse_log2 = 0.0, delta = 0.0;
         rows.statistics(head, i, 1, &lse_log2, &delta);
-        const double lse = *lse_address(p.softmax_lse, s, b, i, head);
+        const double lse = core::load_element(real_of(element), lse_address(p.softmax_lse, s, b, i, head, element), 0);
         if (std::isinf(lse) && lse < 0.0) continue;
-        sum -= std::exp(sink - lse) * static_cast<double>(delta);
+        sum -= std::exp(sink - lse) * delta;
       }
     }
-    p.dsink[head * p.dsink_stride] = static_cast<float>(sum);
+    core::store_element(core::dtype_of(p.sink_type), p.dsink, head * p.dsink_stride, sum);
   });
 }
 

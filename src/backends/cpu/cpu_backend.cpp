@@ -29,6 +29,7 @@ core::FeatureSet features_of(const KernelSet& kernels) {
   if (!kernels.forward[kElementF32]) set = set.minus({core::Feature::f32});
   if (!kernels.forward[kElementBf16]) set = set.minus({core::Feature::bf16});
   if (!kernels.forward[kElementF16]) set = set.minus({core::Feature::f16});
+  if (!kernels.forward[kElementF64]) set = set.minus({core::Feature::f64});
   return set;
 }
 
@@ -61,7 +62,8 @@ class CpuImplementation final : public core::Implementation {
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
     const IsaStatus status = isa_status(traits_.isa);
     if (!status.available) return core::Verdict::refuse(status.reason);
-    return core::Verdict::accept(estimate_us(problem, traits_.gflops));
+    const double share = problem.dtype == DType::f64 ? 0.5 : 1.0;  // half as many numbers in a vector
+    return core::Verdict::accept(estimate_us(problem, share * traits_.gflops));
   }
 
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {

@@ -21,6 +21,7 @@ class DecodeKernel final : public core::Kernel {
  public:
   DecodeKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
+        factors_(core::score_factors(problem)),
         run_(kernels.decode[element_]),
         scratch_(kernels.decode_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                   static_cast<std::int32_t>(problem.head_dim_v))),
@@ -43,7 +44,7 @@ class DecodeKernel final : public core::Kernel {
   }
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
-    const ScoreParams score = make_score_params(p);
+    const ScoreParams score = make_score_params(p, factors_);
     const int workers = workers_for(flops_);
     const std::int64_t together = key_heads_a_task(p, workers);
     const std::int64_t head_tasks = ceil_div(p.num_heads_k, together);
@@ -100,6 +101,7 @@ class DecodeKernel final : public core::Kernel {
   }
 
   ElementIndex element_;
+  core::ScoreFactors factors_;
   DecodeFn run_;
   std::size_t scratch_;
   double flops_;

@@ -20,6 +20,7 @@ class ForwardKernel final : public core::Kernel {
  public:
   ForwardKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
+        factors_(core::score_factors(problem)),
         run_(kernels.forward[element_]),
         scratch_(kernels.forward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                    static_cast<std::int32_t>(problem.head_dim_v))),
@@ -40,7 +41,7 @@ class ForwardKernel final : public core::Kernel {
     const std::int64_t group = p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1);
     const std::int64_t tiles_a_key_head = ceil_div(group, heads_per_tile_);
     const std::int64_t heads = p.batch_size * p.num_heads_k * tiles_a_key_head;
-    const ScoreParams score = make_score_params(p);
+    const ScoreParams score = make_score_params(p, factors_);
     const int workers = workers_for(flops_);
     const std::int64_t queries = queries_a_task(heads, p.seqlen_q, workers);
     const std::int64_t query_tiles = std::max<std::int64_t>(1, ceil_div(p.seqlen_q, queries));
@@ -73,6 +74,7 @@ class ForwardKernel final : public core::Kernel {
   }
 
   ElementIndex element_;
+  core::ScoreFactors factors_;
   ForwardFn run_;
   std::size_t scratch_;
   double flops_;

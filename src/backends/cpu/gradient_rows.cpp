@@ -7,23 +7,27 @@
 #include <cstring>
 #include <limits>
 
+#include "core/elements.hpp"
 #include "core/parallel.hpp"
 
 namespace tilewise::backends::cpu {
 
-constexpr float kLog2E = 1.44269504088896340736f;
+constexpr double kLog2E = 1.44269504088896340736;
 
-void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_t count, float* lse_log2,
-                              float* delta) const {
+void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse_log2,
+                              double* delta) const {
   const std::size_t size = element_size(element_);
+  const DType real = real_of(element_);
   for (std::int64_t i = 0; i < count; ++i) {
     if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
     const std::int64_t row = sequence_.q_row + first + i;
-    const float lse = *lse_address(p_.softmax_lse, sequence_, batch_, first + i, head);
-    lse_log2[i] = std::isinf(lse) && lse < 0.0f ? std::numeric_limits<float>::infinity() : lse * kLog2E;
+    const void* address = lse_address(p_.softmax_lse, sequence_, batch_, first + i, head, element_);
+    const double lse = core::load_element(real, address, 0);
+    lse_log2[i] = std::isinf(lse) && lse < 0.0 ? std::numeric_limits<double>::infinity() : lse * kLog2E;
     delta[i] = kernels_.dot[element_](row_address(p_.out, batch_, row, head, size),
                                       row_address(p_.dout, batch_, row, head, size), p_.head_dim_v);
-    if (const float* dlse = lse_address(p_.dlse, sequence_, batch_, first + i, head)) delta[i] -= *dlse;
+    if (const void* dlse = lse_address(p_.dlse, sequence_, batch_, first + i, head, element_))
+      delta[i] -= core::load_element(real, dlse, 0);
   }
 }
 
@@ -45,18 +49,18 @@ KeyBlock GradientRows::key_block(const ScoreParams& score, std::int64_t head_k, 
   return block;
 }
 
-void GradientRows::add_queries(const KeyBlock& block, std::int64_t head, const float* lse_log2, const float* delta,
-                               float* dq, std::int64_t dq_stride, void* scratch) const {
+void GradientRows::add_queries(const KeyBlock& block, std::int64_t head, const double* lse_log2, const double* delta,
+                               void* dq, std::int64_t dq_stride, void* scratch) const {
   for (std::int64_t first = 0; first < sequence_.seqlen_q; first += kernels_.backward_rows) {
     if (core::abandoned()) return;
     const std::int64_t count = std::min<std::int64_t>(kernels_.backward_rows, sequence_.seqlen_q - first);
-    add_block(block, head, first, count, lse_log2 + first, delta + first, dq ? dq + first * dq_stride : nullptr,
-              dq_stride, DbiasSums{}, scratch);
+    add_block(block, head, first, count, lse_log2 + first, delta + first,
+              dq ? advance(dq, first * dq_stride, real_size(element_)) : nullptr, dq_stride, DbiasSums{}, scratch);
   }
 }
 
 void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count,
-                             const float* lse_log2, const float* delta, float* dq, std::int64_t dq_stride,
+                             const double* lse_log2, const double* delta, void* dq, std::int64_t dq_stride,
                              const DbiasSums& dbias, void* scratch) const {
   // A row's range of keys moves with the row, so the first and the last one bound the block's.
   const std::int64_t d = device::diagonal_offset(p_, sequence_);
@@ -67,11 +71,11 @@ void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int6
   std::array<RowInfo, kMaxBackwardRows> rows;
   for (std::int64_t i = 0; i < count; ++i) {
     RowInfo& row = rows[static_cast<std::size_t>(i)];
-    row = maker_.row(first + i, head, size);
+    row = maker_.row(first + i, head);
     row.lse_log2 = lse_log2[i];
     row.delta = delta[i];
     if (!dbias.first) continue;
-    row.dbias = dbias.first + i * dbias.query_stride;
+    row.dbias = advance(dbias.first, i * dbias.query_stride, real_size(element_));
     row.key_begin = std::max(row.key_begin, static_cast<std::int32_t>(dbias.key_begin));
     row.key_end = std::min(row.key_end, static_cast<std::int32_t>(dbias.key_end));
   }
@@ -96,12 +100,13 @@ void GradientRows::finish_keys(const KeyBlock& block, std::int64_t head_k, std::
       p_.dv.data ? mutable_row_address(p_.dv, batch_, row, head_k, size) : nullptr, p_.dv.seq_stride, scratch);
 }
 
-void GradientRows::store_dq(const float* sums, std::int64_t query, std::int64_t head) const {
+void GradientRows::store_dq(const void* sums, std::int64_t query, std::int64_t head, double softmax_scale) const {
   // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
-  if (*lse_address(p_.softmax_lse, sequence_, batch_, query, head) == -std::numeric_limits<float>::infinity())
+  const void* lse = lse_address(p_.softmax_lse, sequence_, batch_, query, head, element_);
+  if (core::load_element(real_of(element_), lse, 0) == -std::numeric_limits<double>::infinity())
     return clear_row(p_.dq, sequence_.q_row + query, head, p_.head_dim);
   kernels_.store_scaled[element_](
-      sums, p_.head_dim, p_.softmax_scale,
+      sums, p_.head_dim, softmax_scale,
       mutable_row_address(p_.dq, batch_, sequence_.q_row + query, head, element_size(element_)));
 }
 

@@ -14,7 +14,7 @@ inline constexpr std::int64_t kRowsBetweenQuestions = 256;  // whether a job is 
 
 /// Where dbias accumulates while a block is visited; see bias_gradient.hpp.
 struct DbiasSums {
-  float* first = nullptr;  // at the block's first query and first key
+  void* first = nullptr;  // Reals; at the block's first query and first key
   std::int64_t query_stride = 0, key_stride = 0;
   std::int64_t key_begin = 0, key_end = 0;  // keys that count
 };
@@ -23,26 +23,31 @@ class GradientRows {
  public:
   GradientRows(const device::AttentionParams& p, const KernelSet& kernels, ElementIndex element, std::int64_t batch,
                const device::Sequence& sequence)
-      : p_(p), kernels_(kernels), element_(element), batch_(batch), sequence_(sequence), maker_(p, batch, sequence) {}
+      : p_(p),
+        kernels_(kernels),
+        element_(element),
+        batch_(batch),
+        sequence_(sequence),
+        maker_(p, element, batch, sequence) {}
 
   /// lse (log2 units, +infinity where nothing is seen) and rowsum(out * dout) - dlse of queries
   /// [first, first + count) of a head.
-  void statistics(std::int64_t head, std::int64_t first, std::int64_t count, float* lse_log2, float* delta) const;
+  void statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse_log2, double* delta) const;
 
   [[nodiscard]] KeyBlock key_block(const ScoreParams& score, std::int64_t head_k, std::int64_t key,
                                    std::int64_t num_keys) const;
 
-  /// Passes the queries of a head that see the block, a query block at a time. `dq` may be null.
-  void add_queries(const KeyBlock& block, std::int64_t head, const float* lse_log2, const float* delta, float* dq,
+  /// Passes the queries of a head that see the block, a query block at a time. `dq`, Reals, may be null.
+  void add_queries(const KeyBlock& block, std::int64_t head, const double* lse_log2, const double* delta, void* dq,
                    std::int64_t dq_stride, void* scratch) const;
 
   /// One query block, queries [first, first + count).
   void add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count,
-                 const float* lse_log2, const float* delta, float* dq, std::int64_t dq_stride, const DbiasSums& dbias,
+                 const double* lse_log2, const double* delta, void* dq, std::int64_t dq_stride, const DbiasSums& dbias,
                  void* scratch) const;
 
   void finish_keys(const KeyBlock& block, std::int64_t head_k, std::int64_t key, void* scratch) const;
-  void store_dq(const float* sums, std::int64_t query, std::int64_t head) const;
+  void store_dq(const void* sums, std::int64_t query, std::int64_t head, double softmax_scale) const;
 
   /// Zeroes dq, dk and dv of the sequence's rows outside its used part.
   void clear_unused(std::int64_t head_k, std::int64_t group) const;

@@ -7,35 +7,38 @@
 
 namespace tilewise::backends::cpu {
 
+// `Real` below is what a kernel computes in: fp32, and fp64 where the elements are. Scalars are doubles,
+// which hold either; arrays of Real are void*.
+
 /// How scores are changed between q·k and the softmax; common to every row of a call.
 struct ScoreParams {
-  float softmax_scale;
-  float softcap;      // 0: off
+  double softmax_scale;
+  double softcap;     // 0: off
   int32_t bias_type;  // device::BiasType
   int64_t bias_key_stride;
   bool has_alibi;
   bool has_sink;
   uint32_t dropout_threshold;  // 0: off
-  float dropout_scale;
+  double dropout_scale;
   uint64_t seed, offset;
 };
 
 /// One (query, head) of a tile. Keys count from the first used key of the sequence.
 struct RowInfo {
   const void* q;
-  void* out;                   // element row, or null
-  float* lse;                  // or null
-  float* partial;              // split over keys: [head_dim_v] unnormalised outputs, then reference (log2) and sum
+  void* out;      // element row, or null
+  void* lse;      // Real, or null
+  void* partial;  // Reals; split over keys: [head_dim_v] unnormalised outputs, then reference (log2) and sum
   int32_t key_begin, key_end;  // visible by mask and window
   const void* bias;            // at key 0
-  float alibi_slope;
+  double alibi_slope;
   int32_t diagonal;  // i + d: the key this query stands at
-  float sink;
+  double sink;
   uint32_t batch_head, query;  // dropout's coordinates
   // Backward only.
-  float lse_log2;  // log-sum-exp of the row in log2 units; +infinity where it sees nothing
-  float delta;     // rowsum(out * dout) - dlse
-  float* dbias;    // fp32 accumulator at the key block's first key, or null
+  double lse_log2;  // log-sum-exp of the row in log2 units; +infinity where it sees nothing
+  double delta;     // rowsum(out * dout) - dlse
+  void* dbias;      // accumulator, Reals, at the key block's first key, or null
 };
 
 /// Rows that share one key head, and the part of its keys to visit.
@@ -52,7 +55,7 @@ struct ForwardTile {
 };
 
 /// One block of keys, kept in scratch while the rows that see it pass by. Gradients of k and v
-/// accumulate there in fp32.
+/// accumulate there as Reals.
 struct KeyBlock {
   const void *k, *v;  // at the block's first key
   int64_t k_stride, v_stride;
@@ -68,13 +71,13 @@ struct QueryBlock {
   int32_t num_rows;
   const void *q, *dout;
   int64_t q_stride, dout_stride;
-  float* dq;  // fp32 accumulators, rows dq_stride apart (whole 16-float vectors), or null
+  void* dq;  // accumulators, rows dq_stride Reals apart (whole vectors of 16), or null
   int64_t dq_stride;
   int64_t dbias_key_stride;  // 0: one sum a row
 };
 
 /// Element types of q, k, v in the order of the arrays below.
-enum ElementIndex : int { kElementF32 = 0, kElementBf16 = 1, kElementF16 = 2, kElementCount = 3 };
+enum ElementIndex : int { kElementF32 = 0, kElementBf16 = 1, kElementF16 = 2, kElementF64 = 3, kElementCount = 4 };
 
 using ForwardFn = void (*)(const ForwardTile& tile, void* scratch);
 /// What a decode call reads key after key, so that it can be fetched ahead: the rows of k and v of
@@ -93,8 +96,8 @@ using AddQueriesFn = void (*)(const KeyBlock& block, const QueryBlock& queries, 
 /// Writes dk and dv (rows of the tensors' dtype, null: not wanted).
 using EndKeysFn = void (*)(const KeyBlock& block, void* dk, int64_t dk_stride, void* dv, int64_t dv_stride,
                            void* scratch);
-using DotFn = float (*)(const void* a, const void* b, int64_t size);
-using StoreScaledFn = void (*)(const float* from, int64_t size, float factor, void* to);
+using DotFn = double (*)(const void* a, const void* b, int64_t size);
+using StoreScaledFn = void (*)(const void* from, int64_t size, double factor, void* to);
 using ScratchFn = size_t (*)(int32_t head_dim, int32_t head_dim_v);
 
 /// Everything one instruction set offers; null where a dtype is left to another set.
@@ -108,7 +111,7 @@ struct KernelSet {
   EndKeysFn end_keys[kElementCount];
   ScratchFn backward_scratch[kElementCount];
   DotFn dot[kElementCount];                   // two rows of the element type
-  StoreScaledFn store_scaled[kElementCount];  // fp32 to a row of the element type
+  StoreScaledFn store_scaled[kElementCount];  // Reals to a row of the element type
   int32_t max_rows;                           // rows a forward tile may hold
   int32_t decode_max_rows;                    // likewise for a decode tile
   int32_t decode_keys;                        // keys of all heads that a decode call visits before their values

@@ -2,10 +2,13 @@
 #include "backends/cpu/rows.hpp"
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <memory>
 #include <new>
 #include <string>
 
+#include "core/elements.hpp"
 #include "core/parallel.hpp"
 #include "tilewise/error.hpp"
 
@@ -14,22 +17,31 @@ namespace {
 
 constexpr std::size_t kScratchAlignment = 64;
 
+/// In the order of ElementIndex.
+constexpr std::array<DType, kElementCount> kDTypes{DType::f32, DType::bf16, DType::f16, DType::f64};
+
 struct AlignedFree {
   void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kScratchAlignment}); }
 };
 
 const void* offset_bias(const device::AttentionParams& p, std::int64_t elements) {
-  const std::int64_t size = p.bias_type == device::kBiasF32 ? 4 : p.bias_type == device::kBiasBool ? 1 : 2;
+  const auto size = static_cast<std::int64_t>(size_of(core::dtype_of(p.bias_type)));
   return static_cast<const std::byte*>(p.bias.data) + elements * size;
 }
 
 }  // namespace
 
 ElementIndex element_of(DType dtype) {
-  return dtype == DType::f32 ? kElementF32 : dtype == DType::bf16 ? kElementBf16 : kElementF16;
+  return static_cast<ElementIndex>(std::find(kDTypes.begin(), kDTypes.end(), dtype) - kDTypes.begin());
 }
 
-std::size_t element_size(ElementIndex element) { return element == kElementF32 ? 4 : 2; }
+DType dtype_of(ElementIndex element) { return kDTypes[element]; }
+
+std::size_t element_size(ElementIndex element) { return size_of(dtype_of(element)); }
+
+DType real_of(ElementIndex element) { return element == kElementF64 ? DType::f64 : DType::f32; }
+
+std::size_t real_size(ElementIndex element) { return size_of(real_of(element)); }
 
 std::int64_t group_of(const Problem& problem) {
   return problem.num_heads_k > 0 ? std::max<std::int64_t>(problem.num_heads_q / problem.num_heads_k, 1) : 1;
@@ -41,30 +53,36 @@ double forward_flops(const Problem& problem) {
          f(problem.head_dim + problem.head_dim_v);
 }
 
-ScoreParams make_score_params(const device::AttentionParams& p) {
+ScoreParams make_score_params(const device::AttentionParams& p, const core::ScoreFactors& factors) {
   ScoreParams s{};
-  s.softmax_scale = p.softmax_scale;
-  s.softcap = p.softcap;
+  s.softmax_scale = factors.softmax_scale;
+  s.softcap = factors.softcap;
   s.bias_type = p.bias_type;
   s.bias_key_stride = p.bias.key_stride;
   s.has_alibi = p.alibi_slopes != nullptr;
   s.has_sink = p.sink != nullptr;
   s.dropout_threshold = p.dropout_threshold;
-  s.dropout_scale = p.dropout_scale;
+  s.dropout_scale = factors.dropout_scale;
   s.seed = p.seed_and_offset ? static_cast<std::uint64_t>(p.seed_and_offset[0]) : p.seed;
   s.offset = p.seed_and_offset ? static_cast<std::uint64_t>(p.seed_and_offset[p.seed_and_offset_stride]) : p.offset;
   return s;
 }
 
-float* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch, std::int64_t i,
-                   std::int64_t head) {
-  if (!t.data) return nullptr;
-  return t.data + batch * t.batch_stride + head * t.head_stride + (sequence.q_row + i) * t.seq_stride;
+double sink_of(const device::AttentionParams& p, std::int64_t head) {
+  if (!p.sink) return -std::numeric_limits<double>::infinity();
+  return core::load_element(core::dtype_of(p.sink_type), p.sink, head * p.sink_stride);
 }
 
-RowInfo RowMaker::row(std::int64_t i, std::int64_t head, std::size_t element) const {
+void* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch, std::int64_t i,
+                  std::int64_t head, ElementIndex element) {
+  if (!t.data) return nullptr;
+  const std::int64_t at = batch * t.batch_stride + head * t.head_stride + (sequence.q_row + i) * t.seq_stride;
+  return advance(t.data, at, real_size(element));
+}
+
+RowInfo RowMaker::row(std::int64_t i, std::int64_t head) const {
   RowInfo r{};
-  r.q = row_address(p_.q, batch_, sequence_.q_row + i, head, element);
+  r.q = row_address(p_.q, batch_, sequence_.q_row + i, head, element_size(element_));
   const device::KeyRange keys = device::visible_keys(p_, sequence_, diagonal_, i);
   r.key_begin = static_cast<std::int32_t>(keys.begin);
   r.key_end = static_cast<std::int32_t>(keys.end);
@@ -75,8 +93,11 @@ RowInfo RowMaker::row(std::int64_t i, std::int64_t head, std::size_t element) co
     r.bias = offset_bias(p_, batch_ * p_.bias.batch_stride + head * p_.bias.head_stride + i * p_.bias.query_stride +
                                  sequence_.leftpad * p_.bias.key_stride);
   }
-  if (p_.alibi_slopes) r.alibi_slope = p_.alibi_slopes[batch_ * p_.alibi_batch_stride + head * p_.alibi_head_stride];
-  if (p_.sink) r.sink = p_.sink[head * p_.sink_stride];
+  if (p_.alibi_slopes) {
+    const std::int64_t at = batch_ * p_.alibi_batch_stride + head * p_.alibi_head_stride;
+    r.alibi_slope = core::load_element(real_of(element_), p_.alibi_slopes, at);
+  }
+  r.sink = sink_of(p_, head);
   return r;
 }
 

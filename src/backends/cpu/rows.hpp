@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/cpu/kernels.hpp"
+#include "core/problem_rules.hpp"
 #include "device/common/mask.h"
 #include "device/common/params.h"
 #include "tilewise/problem.hpp"
@@ -14,7 +15,17 @@ namespace tilewise::backends::cpu {
 
 /// Position of a dtype in a KernelSet's arrays, and its size in bytes.
 [[nodiscard]] ElementIndex element_of(DType dtype);
+[[nodiscard]] DType dtype_of(ElementIndex element);
 [[nodiscard]] std::size_t element_size(ElementIndex element);
+
+/// What the kernels of an element type compute in (kernels.hpp's Real), and its size in bytes.
+[[nodiscard]] DType real_of(ElementIndex element);
+[[nodiscard]] std::size_t real_size(ElementIndex element);
+
+/// `count` numbers of `size` bytes further.
+[[nodiscard]] inline void* advance(void* from, std::int64_t count, std::size_t size) {
+  return static_cast<std::byte*>(from) + count * static_cast<std::int64_t>(size);
+}
 
 /// Query heads a key head, at least 1.
 [[nodiscard]] std::int64_t group_of(const Problem& problem);
@@ -22,7 +33,10 @@ namespace tilewise::backends::cpu {
 /// Multiply-adds of the forward pass without a mask, times 2.
 [[nodiscard]] double forward_flops(const Problem& problem);
 
-[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p);
+[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p, const core::ScoreFactors& factors);
+
+/// -infinity where there is none.
+[[nodiscard]] double sink_of(const device::AttentionParams& p, std::int64_t head);
 
 /// Address of row `row` (in memory rows) of head `head`.
 [[nodiscard]] inline const void* row_address(const device::Tensor4& t, std::int64_t batch, std::int64_t row,
@@ -37,20 +51,21 @@ namespace tilewise::backends::cpu {
 
 /// Where the forward pass writes (and the backward pass reads) the lse of used query i; null
 /// where softmax_lse is not given.
-[[nodiscard]] float* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch,
-                                 std::int64_t i, std::int64_t head);
+[[nodiscard]] void* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch,
+                                std::int64_t i, std::int64_t head, ElementIndex element);
 
 /// The part of a call that one (batch, head) shares: filled once, then asked for each query.
 class RowMaker {
  public:
-  RowMaker(const device::AttentionParams& p, std::int64_t batch, const device::Sequence& sequence)
-      : p_(p), batch_(batch), sequence_(sequence), diagonal_(device::diagonal_offset(p, sequence)) {}
+  RowMaker(const device::AttentionParams& p, ElementIndex element, std::int64_t batch, const device::Sequence& sequence)
+      : p_(p), element_(element), batch_(batch), sequence_(sequence), diagonal_(device::diagonal_offset(p, sequence)) {}
 
   /// q, bias, ALiBi, sink, visible keys and dropout coordinates of query i (of the used part).
-  [[nodiscard]] RowInfo row(std::int64_t i, std::int64_t head, std::size_t element) const;
+  [[nodiscard]] RowInfo row(std::int64_t i, std::int64_t head) const;
 
  private:
   const device::AttentionParams& p_;
+  ElementIndex element_;
   std::int64_t batch_;
   device::Sequence sequence_;
   std::int64_t diagonal_;

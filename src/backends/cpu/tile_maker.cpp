@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/parallel.hpp"
+#include "core/elements.hpp"
 
 namespace tilewise::backends::cpu {
 
@@ -28,9 +29,9 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
     for (std::int64_t n = 0; n < which.num_queries; ++n) {
       const std::int64_t i = which.first_query + n, head = which.first_head + h;
       RowInfo& row = *rows++;
-      row = maker_.row(i, head, size);
+      row = maker_.row(i, head);
       row.out = mutable_row_address(p_.out, batch_, sequence_.q_row + i, head, size);
-      row.lse = lse_address(p_.softmax_lse, sequence_, batch_, i, head);
+      row.lse = lse_address(p_.softmax_lse, sequence_, batch_, i, head, element_);
       if (split.splits) row.partial = split.splits->row(split.workspace, batch_, head, i, split.index);
       if (row.key_begin >= row.key_end) continue;
       tile.key_begin = std::min(tile.key_begin, row.key_begin);
@@ -52,8 +53,8 @@ void TileMaker::clear_unused(std::int64_t first_head, std::int64_t num_heads) co
     for (std::int64_t i = sequence_.seqlen_q; i < sequence_.all_q; ++i) {
       void* out = mutable_row_address(p_.out, batch_, sequence_.q_row + i, h, size);
       std::memset(out, 0, static_cast<std::size_t>(p_.head_dim_v) * size);
-      if (float* lse = lse_address(p_.softmax_lse, sequence_, batch_, i, h))
-        *lse = -std::numeric_limits<float>::infinity();
+      if (void* lse = lse_address(p_.softmax_lse, sequence_, batch_, i, h, element_))
+        core::store_element(real_of(element_), lse, 0, -std::numeric_limits<double>::infinity());
     }
   }
 }

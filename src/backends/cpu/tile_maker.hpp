@@ -30,7 +30,7 @@ class TileMaker {
         element_(element),
         batch_(batch),
         sequence_(device::sequence_of(p, batch)),
-        maker_(p, batch, sequence_) {}
+        maker_(p, element, batch, sequence_) {}
 
   [[nodiscard]] const device::Sequence& sequence() const { return sequence_; }
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/elements.hpp"
 #include "core/message.hpp"
 
 namespace tilewise::backends::emulation {
@@ -154,7 +155,8 @@ void add_lse(GlobalMemory& memory, const char* name, const device::LseTensor& t,
 }
 
 void add_options(GlobalMemory& memory, const AttentionParams& p) {
-  const std::size_t bias_bytes = p.bias_type == device::kBiasF32 ? 4 : p.bias_type == device::kBiasBool ? 1 : 2;
+  const auto bytes_of = [](std::int32_t type) { return size_of(core::dtype_of(type)); };
+  const std::size_t bias_bytes = bytes_of(p.bias_type), sink_bytes = bytes_of(p.sink_type);
   memory.add("bias", p.bias.data, bias_bytes,
              {{p.batch_size, p.bias.batch_stride},
               {p.num_heads_q, p.bias.head_stride},
@@ -169,8 +171,8 @@ void add_options(GlobalMemory& memory, const AttentionParams& p) {
              1, true);
   memory.add("alibi_slopes", p.alibi_slopes, sizeof(float),
              {{p.batch_size, p.alibi_batch_stride}, {p.num_heads_q, p.alibi_head_stride}}, 1, false);
-  memory.add("sink", p.sink, sizeof(float), {{p.num_heads_q, p.sink_stride}}, 1, false);
-  memory.add("dsink", p.dsink, sizeof(float), {{p.num_heads_q, p.dsink_stride}}, 1, true);
+  memory.add("sink", p.sink, sink_bytes, {{p.num_heads_q, p.sink_stride}}, 1, false);
+  memory.add("dsink", p.dsink, sink_bytes, {{p.num_heads_q, p.dsink_stride}}, 1, true);
   memory.add("seed_and_offset", p.seed_and_offset, sizeof(std::int64_t), {{2, p.seed_and_offset_stride}}, 1, false);
 }
 

@@ -9,6 +9,7 @@
 #include "core/call.hpp"
 #include "core/layout.hpp"
 #include "core/message.hpp"
+#include "core/problem_rules.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
@@ -41,14 +42,14 @@ struct Description {};
 #define TILEWISE_TENSOR4(X) X(data), X(batch_stride), X(seq_stride), X(head_stride)
 #define TILEWISE_LSE_TENSOR(X) X(data), X(batch_stride), X(head_stride), X(seq_stride)
 #define TILEWISE_BIAS_TENSOR(X) X(data), X(batch_stride), X(head_stride), X(query_stride), X(key_stride)
-#define TILEWISE_ATTENTION_PARAMS(X)                                                                                \
-  X(batch_size), X(seqlen_q), X(seqlen_k), X(num_heads_q), X(num_heads_k), X(head_dim), X(head_dim_v), X(total_q),  \
-      X(total_k), X(q), X(k), X(v), X(out), X(softmax_lse), X(cu_seqlens_q), X(cu_seqlens_k), X(seqused_q),         \
-      X(seqused_k), X(leftpad_k), X(window_left), X(window_right), X(top_left), X(softmax_scale), X(softcap),       \
-      X(bias_type), X(bias), X(alibi_slopes), X(alibi_batch_stride), X(alibi_head_stride), X(sink), X(sink_stride), \
-      X(dropout_threshold), X(dropout_scale), X(seed), X(offset), X(seed_and_offset), X(seed_and_offset_stride),    \
-      X(dout), X(dq), X(dk), X(dv), X(dlse), X(dbias), X(dbias_shape), X(dsink), X(dsink_stride), X(deterministic), \
-      X(batch_invariant)
+#define TILEWISE_ATTENTION_PARAMS(X)                                                                               \
+  X(batch_size), X(seqlen_q), X(seqlen_k), X(num_heads_q), X(num_heads_k), X(head_dim), X(head_dim_v), X(total_q), \
+      X(total_k), X(q), X(k), X(v), X(out), X(softmax_lse), X(cu_seqlens_q), X(cu_seqlens_k), X(seqused_q),        \
+      X(seqused_k), X(leftpad_k), X(window_left), X(window_right), X(top_left), X(softmax_scale), X(softcap),      \
+      X(bias_type), X(sink_type), X(bias), X(alibi_slopes), X(alibi_batch_stride), X(alibi_head_stride), X(sink),  \
+      X(sink_stride), X(dropout_threshold), X(dropout_scale), X(seed), X(offset), X(seed_and_offset),              \
+      X(seed_and_offset_stride), X(dout), X(dq), X(dk), X(dv), X(dlse), X(dbias), X(dbias_shape), X(dsink),        \
+      X(dsink_stride), X(deterministic), X(batch_invariant)
 #define TILEWISE_GRID_PARAMS(X)                                                                                  \
   X(num_tiles), X(num_splits), X(heads), X(key_splits), X(partial_out), X(partial_lse), X(delta), X(query_sums), \
       X(query_sums_a_head), X(key_sums), X(key_sums_a_block)
@@ -137,12 +138,9 @@ class ContiguousCall {
     return {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q, p_.seqlen_q}};
   }
   [[nodiscard]] TensorView bias() const {
-    const DType dtype = p_.bias == BiasKind::boolean ? DType::boolean
-                        : p_.bias == BiasKind::query ? p_.dtype
-                                                     : DType::f32;
     const auto size = [](bool own, std::int64_t whole) { return own ? whole : std::int64_t{1}; };
     return {nullptr,
-            dtype,
+            core::bias_dtype(p_),
             {size(p_.bias_dims.batch, p_.batch_size), size(p_.bias_dims.head, p_.num_heads_q),
              size(p_.bias_dims.query, p_.seqlen_q), size(p_.bias_dims.key, p_.seqlen_k)}};
   }
@@ -154,7 +152,7 @@ class ContiguousCall {
     if (p_.alibi_slopes == AlibiKind::per_batch_head) {
       options.alibi_slopes = {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q}};
     }
-    if (p_.sink) options.sink = {nullptr, DType::f32, {p_.num_heads_q}};
+    if (p_.sink != SinkKind::none) options.sink = {nullptr, core::sink_dtype(p_), {p_.num_heads_q}};
     if (p_.seed_tensor) options.seed_and_offset = {nullptr, DType::i64, {2}};
   }
 

@@ -259,7 +259,7 @@ std::string kernel_refusal(const Launch& launch, const DeviceTraits& traits) {
 
 }  // namespace
 
-core::FeatureSet portable_features() { return FeatureSet::all().minus({Feature::f32}); }
+core::FeatureSet portable_features() { return FeatureSet::all().minus({Feature::f32, Feature::f64}); }
 
 std::string portable_refusal(const Problem& problem, const DeviceTraits& traits) {
   if (problem.head_dim > kMostHeadDim || problem.head_dim_v > kMostHeadDim) {

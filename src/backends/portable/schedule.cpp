@@ -216,7 +216,7 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
   switch (kind) {
     case KernelKind::forward:
       c = score_config(problem);
-      c.sink = problem.sink;
+      c.sink = problem.sink != SinkKind::none;
       shape_forward(c, problem, traits);
       break;
     case KernelKind::query_gradient:
@@ -253,7 +253,7 @@ KernelConfig configure(KernelKind kind, const Problem& problem, const DeviceTrai
     }
     case KernelKind::merge_splits:
       c = row_config(problem);
-      c.sink = problem.sink;
+      c.sink = problem.sink != SinkKind::none;
       break;
     case KernelKind::row_delta:
       c = row_config(problem);

@@ -11,20 +11,20 @@ namespace {
 
 class ReferenceKernel final : public core::Kernel {
  public:
-  explicit ReferenceKernel(const Problem& problem) : operation_(problem.operation), dtype_(problem.dtype) {}
+  explicit ReferenceKernel(const Problem& problem) : operation_(problem.operation), numbers_(problem) {}
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
   [[nodiscard]] std::string schedule() const override {
     return operation_ == Operation::attention_forward ? "f64, one query row at a time"
                                                       : "f64, one key head of one sequence at a time";
   }
   void launch(const device::AttentionParams& params, void*, void*) const override {
-    operation_ == Operation::attention_forward ? reference::forward(params, dtype_)
-                                               : reference::backward(params, dtype_);
+    operation_ == Operation::attention_forward ? reference::forward(params, numbers_)
+                                               : reference::backward(params, numbers_);
   }
 
  private:
   Operation operation_;
-  DType dtype_;
+  reference::Numbers numbers_;
 };
 
 class ReferenceImplementation final : public core::Implementation {

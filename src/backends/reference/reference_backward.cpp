@@ -11,8 +11,9 @@ namespace tilewise::backends::reference {
 namespace {
 
 /// Sums that several sequences or heads share: dbias in its own shape, dsink per (sequence, head).
+template <typename Real>
 struct SharedSums {
-  std::vector<double> dbias, dsink;
+  std::vector<Real> dbias, dsink;
 
   explicit SharedSums(const device::AttentionParams& p) {
     if (p.dbias.data) {
@@ -21,7 +22,7 @@ struct SharedSums {
     dsink.resize(static_cast<std::size_t>(p.batch_size * p.num_heads_q));
   }
 
-  double& dbias_at(const device::AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  Real& dbias_at(const device::AttentionParams& p, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
     const std::int64_t position[4] = {b, h, i, j};
     std::int64_t index = 0;
     for (int n = 0; n < 4; ++n) index = index * p.dbias_shape[n] + (p.dbias_shape[n] == 1 ? 0 : position[n]);
@@ -30,57 +31,62 @@ struct SharedSums {
 };
 
 /// Adds one query row's part to dq_row, dk, dv and the shared sums.
+template <typename Real>
 void backward_row(const HeadContext& context, std::int64_t i, const double* q, const double* out, const double* dout,
-                  const Rows& k, const Rows& v, double* dq, Rows& dk, Rows& dv, SharedSums& sums) {
+                  const Rows& k, const Rows& v, Real* dq, RowsOf<Real>& dk, RowsOf<Real>& dv, SharedSums<Real>& sums) {
   const device::AttentionParams& p = context.p;
-  const double lse = p.softmax_lse.data[lse_index(p.softmax_lse, context, i)];
+  const double lse = load_lse(p.softmax_lse, context, i);
   if (lse == -kInfinity) return;  // the row saw nothing
-  const double dlse = p.dlse.data ? p.dlse.data[lse_index(p.dlse, context, i)] : 0.0;
-  const double delta = dot(out, dout, p.head_dim_v);
+  const double dlse = p.dlse.data ? load_lse(p.dlse, context, i) : 0.0;
+  const Real delta = dot<Real>(out, dout, p.head_dim_v);
   const device::KeyRange keys = context.keys(i);
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
     if (abandoned_at(j)) return;
-    const Score score = context.score(i, j, q, k[j]);
+    const Score<Real> score = context.score<Real>(i, j, q, k[j]);
     if (!score.visible()) continue;
-    const double weight = std::exp(score.value - lse), dropout = context.dropout(i, j);
-    double dp = 0.0;
-    if (dropout != 0.0) {
-      dp = dropout * dot(dout, v[j], p.head_dim_v);
+    const Real weight = std::exp(score.value - lse), dropout = context.dropout(i, j);
+    Real dp = 0;
+    if (dropout != 0) {
+      dp = dropout * dot<Real>(dout, v[j], p.head_dim_v);
       for (std::int64_t d = 0; d < p.head_dim_v; ++d) dv[j][d] += weight * dropout * dout[d];
     }
-    const double ds = weight * (dp - delta + dlse);
+    const Real ds = weight * (dp - delta + dlse);
     if (p.dbias.data) sums.dbias_at(p, context.b, context.h, i, context.sequence.leftpad + j) += ds;
-    const double ds_scaled = double{p.softmax_scale} * score.slope * ds;
+    const Real ds_scaled = context.numbers.factors.softmax_scale * score.slope * ds;
     for (std::int64_t d = 0; d < p.head_dim; ++d) dq[d] += ds_scaled * k[j][d];
     for (std::int64_t d = 0; d < p.head_dim; ++d) dk[j][d] += ds_scaled * q[d];
   }
   sums.dsink[static_cast<std::size_t>(context.b * p.num_heads_q + context.h)] +=
-      std::exp(context.sink() - lse) * (dlse - delta);
+      std::exp(Real{context.sink()} - lse) * (dlse - delta);
 }
 
 /// Writes the rows of a sequence: zero outside [first, first + used.size()).
-void write_padded(const Head& head, std::int64_t all, std::int64_t first, std::int64_t count, const Rows& used) {
-  const std::vector<double> zero(static_cast<std::size_t>(used.width));
+template <typename Real>
+void write_padded(const Head& head, std::int64_t all, std::int64_t first, std::int64_t count,
+                  const RowsOf<Real>& used) {
+  const std::vector<Real> zero(static_cast<std::size_t>(used.width));
   for (std::int64_t row = 0; row < all && !abandoned_at(row); ++row) {
     const bool inside = row >= first && row < first + count;
     head.write(row, inside ? used[row - first] : zero.data());
   }
 }
 
-void backward_key_head(const device::AttentionParams& p, DType dtype, std::int64_t b, std::int64_t h_k,
-                       SharedSums& sums) {
+template <typename Real>
+void backward_key_head(const device::AttentionParams& p, const Numbers& numbers, std::int64_t b, std::int64_t h_k,
+                       SharedSums<Real>& sums) {
+  const DType dtype = numbers.dtype;
   const device::Sequence s = device::sequence_of(p, b);
   const Rows k = Head(p.k, dtype, b, s.k_row, h_k, p.head_dim).read_rows(s.seqlen_k);
   const Rows v = Head(p.v, dtype, b, s.k_row, h_k, p.head_dim_v).read_rows(s.seqlen_k);
-  Rows dk(s.seqlen_k, p.head_dim), dv(s.seqlen_k, p.head_dim_v);
+  RowsOf<Real> dk(s.seqlen_k, p.head_dim), dv(s.seqlen_k, p.head_dim_v);
 
   const std::int64_t group = p.num_heads_q / p.num_heads_k;
   for (std::int64_t h = h_k * group; h < (h_k + 1) * group && !core::abandoned(); ++h) {
-    const HeadContext context(p, b, h);
+    const HeadContext context(p, numbers, b, h);
     const Rows q = Head(p.q, dtype, b, s.q_row, h, p.head_dim).read_rows(s.seqlen_q);
     const Rows out = Head(p.out, dtype, b, s.q_row, h, p.head_dim_v).read_rows(s.seqlen_q);
     const Rows dout = Head(p.dout, dtype, b, s.q_row, h, p.head_dim_v).read_rows(s.seqlen_q);
-    Rows dq(s.seqlen_q, p.head_dim);
+    RowsOf<Real> dq(s.seqlen_q, p.head_dim);
     for (std::int64_t i = 0; i < s.seqlen_q && !core::abandoned(); ++i)
       backward_row(context, i, q[i], out[i], dout[i], k, v, dq[i], dk, dv, sums);
     if (p.dq.data) write_padded(Head(p.dq, dtype, b, s.q_row, h, p.head_dim), s.all_q, 0, s.seqlen_q, dq);
@@ -90,42 +96,49 @@ void backward_key_head(const device::AttentionParams& p, DType dtype, std::int64
   if (p.dv.data) write_padded(Head(p.dv, dtype, b, first, h_k, p.head_dim_v), s.all_k, s.leftpad, s.seqlen_k, dv);
 }
 
-void write_dbias(const device::AttentionParams& p, DType dtype, SharedSums& sums) {
+template <typename Real>
+void write_dbias(const device::AttentionParams& p, SharedSums<Real>& sums) {
   const std::int64_t* shape = p.dbias_shape;
-  const DType bias_dtype = p.bias_type == device::kBiasF32 ? DType::f32 : dtype;
   for (std::int64_t b = 0; b < shape[0]; ++b)
     for (std::int64_t h = 0; h < shape[1]; ++h)
       for (std::int64_t i = 0; i < shape[2] && !core::abandoned(); ++i)
         for (std::int64_t j = 0; j < shape[3]; ++j)
-          store(bias_dtype, p.dbias.data,
-                b * p.dbias.batch_stride + h * p.dbias.head_stride + i * p.dbias.query_stride + j * p.dbias.key_stride,
-                sums.dbias_at(p, b, h, i, j));
+          store_element(
+              core::dtype_of(p.bias_type), p.dbias.data,
+              b * p.dbias.batch_stride + h * p.dbias.head_stride + i * p.dbias.query_stride + j * p.dbias.key_stride,
+              static_cast<double>(sums.dbias_at(p, b, h, i, j)));
 }
 
-void write_dsink(const device::AttentionParams& p, const SharedSums& sums) {
+template <typename Real>
+void write_dsink(const device::AttentionParams& p, const SharedSums<Real>& sums) {
   for (std::int64_t h = 0; h < p.num_heads_q; ++h) {
-    double sum = 0.0;
+    Real sum = 0;
     for (std::int64_t b = 0; b < p.batch_size; ++b) sum += sums.dsink[static_cast<std::size_t>(b * p.num_heads_q + h)];
-    p.dsink[h * p.dsink_stride] = static_cast<float>(sum);
+    store_element(core::dtype_of(p.sink_type), p.dsink, h * p.dsink_stride, static_cast<double>(sum));
   }
 }
 
-}  // namespace
-
-void backward(const device::AttentionParams& params, DType dtype) {
-  SharedSums sums(params);
+template <typename Real>
+void backward_in(const device::AttentionParams& params, const Numbers& numbers) {
+  SharedSums<Real> sums(params);
   // Sequences or heads that share elements of dbias take turns, in order.
   const bool shared =
       params.dbias.data && (params.dbias_shape[0] != params.batch_size || params.dbias_shape[1] != params.num_heads_q);
   core::parallel_for(params.batch_size * params.num_heads_k, shared ? 1 : core::num_threads(),
                      [&](std::int64_t task, int) {
-                       backward_key_head(params, dtype, task / params.num_heads_k, task % params.num_heads_k, sums);
+                       backward_key_head(params, numbers, task / params.num_heads_k, task % params.num_heads_k, sums);
                      });
   // The closing sums too run in the pool's floating-point mode.
   core::parallel_for(1, 1, [&](std::int64_t, int) {
-    if (params.dbias.data) write_dbias(params, dtype, sums);
+    if (params.dbias.data) write_dbias(params, sums);
     if (params.dsink) write_dsink(params, sums);
   });
+}
+
+}  // namespace
+
+void backward(const device::AttentionParams& params, const Numbers& numbers) {
+  numbers.dtype == DType::f64 ? backward_in<long double>(params, numbers) : backward_in<double>(params, numbers);
 }
 
 }  // namespace tilewise::backends::reference

@@ -10,70 +10,78 @@ namespace tilewise::backends::reference {
 namespace {
 
 /// A visible key and its score, then its softmax weight.
+template <typename Real>
 struct VisibleKey {
   std::int64_t key;
-  double weight;
+  Real weight;
 };
 
 /// Turns scores into softmax weights, in place, and returns the row's log-sum-exp: the sink's logit (or -inf) where
 /// nothing is visible. The largest score may be any that is a number: a NaN or +inf makes the sum a NaN.
-double softmax(std::vector<VisibleKey>& visible, double sink) {
+template <typename Real>
+Real softmax(std::vector<VisibleKey<Real>>& visible, Real sink) {
   if (visible.empty()) return sink;
-  double maximum = sink;
-  for (const VisibleKey& k : visible) maximum = std::max(maximum, k.weight);
-  double sum = sink == -kInfinity ? 0.0 : std::exp(sink - maximum);
-  for (VisibleKey& k : visible) {
+  Real maximum = sink;
+  for (const VisibleKey<Real>& k : visible) maximum = std::max(maximum, k.weight);
+  Real sum = sink == -kInfinity ? 0 : std::exp(sink - maximum);
+  for (VisibleKey<Real>& k : visible) {
     k.weight = std::exp(k.weight - maximum);
     sum += k.weight;
   }
-  for (VisibleKey& k : visible) k.weight /= sum;
+  for (VisibleKey<Real>& k : visible) k.weight /= sum;
   return maximum + std::log(sum);
 }
 
-void forward_head(const device::AttentionParams& p, DType dtype, std::int64_t b, std::int64_t h) {
-  const HeadContext context(p, b, h);
+template <typename Real>
+void forward_head(const device::AttentionParams& p, const Numbers& numbers, std::int64_t b, std::int64_t h) {
+  const HeadContext context(p, numbers, b, h);
+  const DType dtype = numbers.dtype;
   const device::Sequence& s = context.sequence;
   const std::int64_t h_k = h / (p.num_heads_q / p.num_heads_k);
   const Rows k = Head(p.k, dtype, b, s.k_row, h_k, p.head_dim).read_rows(s.seqlen_k);
   const Rows v = Head(p.v, dtype, b, s.k_row, h_k, p.head_dim_v).read_rows(s.seqlen_k);
   const Head q(p.q, dtype, b, s.q_row, h, p.head_dim), out(p.out, dtype, b, s.q_row, h, p.head_dim_v);
 
-  std::vector<double> q_row(static_cast<std::size_t>(p.head_dim)), out_row(static_cast<std::size_t>(p.head_dim_v));
-  std::vector<VisibleKey> visible;
+  std::vector<double> q_row(static_cast<std::size_t>(p.head_dim));
+  std::vector<Real> out_row(static_cast<std::size_t>(p.head_dim_v));
+  std::vector<VisibleKey<Real>> visible;
   for (std::int64_t i = 0; i < s.all_q && !core::abandoned(); ++i) {
-    double lse = -kInfinity;
-    std::fill(out_row.begin(), out_row.end(), 0.0);
+    Real lse = -kInfinity;
+    std::fill(out_row.begin(), out_row.end(), Real{0});
     if (i < s.seqlen_q) {
       q.read(i, q_row.data());
       const device::KeyRange keys = context.keys(i);
       visible.clear();
       for (std::int64_t j = keys.begin; j < keys.end; ++j) {
         if (abandoned_at(j)) return;
-        const Score score = context.score(i, j, q_row.data(), k[j]);
+        const Score<Real> score = context.score<Real>(i, j, q_row.data(), k[j]);
         if (score.visible()) visible.push_back({j, score.value});
       }
-      lse = softmax(visible, context.sink());
+      lse = softmax(visible, Real{context.sink()});
       // A NaN shows even where every position is dropped.
       if (std::isnan(lse) && !visible.empty()) std::fill(out_row.begin(), out_row.end(), lse);
-      for (const VisibleKey& seen : visible) {
+      for (const VisibleKey<Real>& seen : visible) {
         if (abandoned_at(seen.key)) return;
         const double dropout = context.dropout(i, seen.key);
         if (dropout == 0.0) continue;  // whatever v holds there
         // A weight that underflows counts: 0 times NaN or infinity is NaN.
-        const double weight = seen.weight * dropout;
+        const Real weight = seen.weight * dropout;
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) out_row[static_cast<std::size_t>(d)] += weight * v[seen.key][d];
       }
     }
     out.write(i, out_row.data());
-    if (p.softmax_lse.data) p.softmax_lse.data[lse_index(p.softmax_lse, context, i)] = static_cast<float>(lse);
+    if (p.softmax_lse.data)
+      store_element(numbers.statistics, p.softmax_lse.data, lse_index(p.softmax_lse, context, i),
+                    static_cast<double>(lse));
   }
 }
 
 }  // namespace
 
-void forward(const device::AttentionParams& params, DType dtype) {
+void forward(const device::AttentionParams& params, const Numbers& numbers) {
+  const auto head = numbers.dtype == DType::f64 ? &forward_head<long double> : &forward_head<double>;
   core::parallel_for(params.batch_size * params.num_heads_q, [&](std::int64_t task, int) {
-    forward_head(params, dtype, task / params.num_heads_q, task % params.num_heads_q);
+    head(params, numbers, task / params.num_heads_q, task % params.num_heads_q);
   });
 }
 

@@ -1,4 +1,5 @@
-// What both passes of the reference share: rows of any dtype as doubles, and the score s[i, j].
+// What both passes of the reference share: rows of any dtype as doubles, and the score s[i, j]. `Real` is what
+// is computed in: double, and long double where results are f64.
 #pragma once
 
 #include <cmath>
@@ -6,8 +7,9 @@
 #include <limits>
 #include <vector>
 
+#include "core/elements.hpp"
 #include "core/parallel.hpp"
-#include "device/common/float16.h"
+#include "core/problem_rules.hpp"
 #include "device/common/mask.h"
 #include "device/common/params.h"
 #include "device/common/philox.h"
@@ -17,44 +19,32 @@ namespace tilewise::backends::reference {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-inline double load(DType dtype, const void* data, std::int64_t index) {
-  switch (dtype) {
-    case DType::bf16:
-      return device::bf16_to_float(static_cast<const std::uint16_t*>(data)[index]);
-    case DType::f16:
-      return device::f16_to_float(static_cast<const std::uint16_t*>(data)[index]);
-    default:
-      return static_cast<const float*>(data)[index];
-  }
-}
-
-/// Rounds to f32 first and then to nearest even again where dtype is narrower.
-inline void store(DType dtype, void* data, std::int64_t index, double value) {
-  const auto rounded = static_cast<float>(value);
-  switch (dtype) {
-    case DType::bf16:
-      static_cast<std::uint16_t*>(data)[index] = device::float_to_bf16(rounded);
-      break;
-    case DType::f16:
-      static_cast<std::uint16_t*>(data)[index] = device::float_to_f16(rounded);
-      break;
-    default:
-      static_cast<float*>(data)[index] = rounded;
-  }
-}
+using core::load_element, core::store_element;
 
 /// Whether the job is abandoned, asked every so many rows or keys.
 inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::abandoned(); }
 
-/// Rows [0, count) of one head, `width` doubles each.
-struct Rows {
-  std::int64_t width;
-  std::vector<double> values;
-  Rows(std::int64_t count, std::int64_t row_width)
-      : width(row_width), values(static_cast<std::size_t>(count * row_width)) {}
-  double* operator[](std::int64_t row) { return values.data() + row * width; }
-  const double* operator[](std::int64_t row) const { return values.data() + row * width; }
+/// Element types of a call, and the factors of its scores.
+struct Numbers {
+  DType dtype, statistics;
+  core::ScoreFactors factors;
+  explicit Numbers(const Problem& problem)
+      : dtype(problem.dtype),
+        statistics(core::statistics_dtype(problem.dtype)),
+        factors(core::score_factors(problem)) {}
 };
+
+/// Rows [0, count) of one head, `width` numbers each.
+template <typename Real>
+struct RowsOf {
+  std::int64_t width;
+  std::vector<Real> values;
+  RowsOf(std::int64_t count, std::int64_t row_width)
+      : width(row_width), values(static_cast<std::size_t>(count * row_width)) {}
+  Real* operator[](std::int64_t row) { return values.data() + row * width; }
+  const Real* operator[](std::int64_t row) const { return values.data() + row * width; }
+};
+using Rows = RowsOf<double>;
 
 /// One head of a [batch, seq, head, dim] tensor, whose rows count from `first_row`.
 struct Head {
@@ -66,10 +56,13 @@ struct Head {
       : tensor(t), dtype(type), offset(b * t.batch_stride + first_row * t.seq_stride + h * t.head_stride), width(dim) {}
 
   void read(std::int64_t row, double* to) const {
-    for (std::int64_t d = 0; d < width; ++d) to[d] = load(dtype, tensor.data, offset + row * tensor.seq_stride + d);
+    for (std::int64_t d = 0; d < width; ++d)
+      to[d] = load_element(dtype, tensor.data, offset + row * tensor.seq_stride + d);
   }
-  void write(std::int64_t row, const double* from) const {
-    for (std::int64_t d = 0; d < width; ++d) store(dtype, tensor.data, offset + row * tensor.seq_stride + d, from[d]);
+  template <typename Real>
+  void write(std::int64_t row, const Real* from) const {
+    for (std::int64_t d = 0; d < width; ++d)
+      store_element(dtype, tensor.data, offset + row * tensor.seq_stride + d, static_cast<double>(from[d]));
   }
   [[nodiscard]] Rows read_rows(std::int64_t count) const {
     Rows rows(count, width);
@@ -78,15 +71,17 @@ struct Head {
   }
 };
 
-inline double dot(const double* a, const double* b, std::int64_t n) {
-  double sum = 0.0;
-  for (std::int64_t d = 0; d < n; ++d) sum += a[d] * b[d];
+template <typename Real = double>
+Real dot(const double* a, const double* b, std::int64_t n) {
+  Real sum = 0;
+  for (std::int64_t d = 0; d < n; ++d) sum += Real{a[d]} * b[d];
   return sum;
 }
 
 /// s[i, j], and its derivative by the score before softcap. The value is -inf where bias hides j.
+template <typename Real>
 struct Score {
-  double value, slope;
+  Real value, slope;
   /// Of those that mask and window leave: a NaN is seen.
   [[nodiscard]] bool visible() const { return value != -kInfinity; }
 };
@@ -94,11 +89,12 @@ struct Score {
 /// One query head of one sequence: what the score and the dropout mask depend on besides q and k.
 struct HeadContext {
   const device::AttentionParams& p;
+  const Numbers& numbers;
   device::Sequence sequence;
   std::int64_t b, h, diagonal;
 
-  HeadContext(const device::AttentionParams& params, std::int64_t batch, std::int64_t head)
-      : p(params), sequence(device::sequence_of(params, batch)), b(batch), h(head) {
+  HeadContext(const device::AttentionParams& params, const Numbers& of_call, std::int64_t batch, std::int64_t head)
+      : p(params), numbers(of_call), sequence(device::sequence_of(params, batch)), b(batch), h(head) {
     diagonal = device::diagonal_offset(p, sequence);
   }
 
@@ -108,40 +104,35 @@ struct HeadContext {
     const device::BiasTensor& t = p.bias;
     const std::int64_t index =
         b * t.batch_stride + h * t.head_stride + i * t.query_stride + (sequence.leftpad + j) * t.key_stride;
-    switch (p.bias_type) {
-      case device::kBiasF32:
-        return load(DType::f32, t.data, index);
-      case device::kBiasBf16:
-        return load(DType::bf16, t.data, index);
-      case device::kBiasF16:
-        return load(DType::f16, t.data, index);
-      case device::kBiasBool:
-        return static_cast<const std::uint8_t*>(t.data)[index] ? 0.0 : -kInfinity;
-      default:
-        return 0.0;
-    }
+    if (p.bias_type == device::kBiasNone) return 0.0;
+    if (p.bias_type == device::kBiasBool) return static_cast<const std::uint8_t*>(t.data)[index] ? 0.0 : -kInfinity;
+    return load_element(core::dtype_of(p.bias_type), t.data, index);
   }
 
-  [[nodiscard]] Score score(std::int64_t i, std::int64_t j, const double* q, const double* k) const {
+  template <typename Real = double>
+  [[nodiscard]] Score<Real> score(std::int64_t i, std::int64_t j, const double* q, const double* k) const {
     const double bias_value = bias(i, j);
     if (p.bias_type == device::kBiasBool && bias_value != 0.0)
-      return {-kInfinity, 1.0};  // before any number is looked at
-    double s = double{p.softmax_scale} * dot(q, k, p.head_dim), slope = 1.0;
-    if (p.softcap > 0) {
-      const double t = std::tanh(s / double{p.softcap});
-      s = double{p.softcap} * t;
-      slope = 1.0 - t * t;
+      return {-kInfinity, 1};  // before any number is looked at
+    const Real cap = numbers.factors.softcap;
+    Real s = numbers.factors.softmax_scale * dot<Real>(q, k, p.head_dim), slope = 1;
+    if (cap > 0) {
+      const Real t = std::tanh(s / cap);
+      s = cap * t;
+      slope = 1 - t * t;
     }
     s += bias_value;
     if (p.alibi_slopes) {
-      const float alibi = p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride];
-      s -= double{alibi} * static_cast<double>(std::llabs(i + diagonal - j));
+      const std::int64_t at = b * p.alibi_batch_stride + h * p.alibi_head_stride;
+      s -= Real{load_element(numbers.statistics, p.alibi_slopes, at)} * static_cast<Real>(std::llabs(i + diagonal - j));
     }
     return {s, slope};
   }
 
   /// -inf where there is no sink.
-  [[nodiscard]] double sink() const { return p.sink ? double{p.sink[h * p.sink_stride]} : -kInfinity; }
+  [[nodiscard]] double sink() const {
+    return p.sink ? load_element(core::dtype_of(p.sink_type), p.sink, h * p.sink_stride) : -kInfinity;
+  }
 
   /// 0 where position (i, j) is dropped, else the scale of kept values.
   [[nodiscard]] double dropout(std::int64_t i, std::int64_t j) const {
@@ -160,7 +151,12 @@ inline std::int64_t lse_index(const device::LseTensor& t, const HeadContext& c, 
   return c.b * t.batch_stride + c.h * t.head_stride + (c.sequence.q_row + i) * t.seq_stride;
 }
 
-void forward(const device::AttentionParams& params, DType dtype);
-void backward(const device::AttentionParams& params, DType dtype);
+/// Row i of the used queries in softmax_lse or dlse.
+inline double load_lse(const device::LseTensor& t, const HeadContext& c, std::int64_t i) {
+  return load_element(c.numbers.statistics, t.data, lse_index(t, c, i));
+}
+
+void forward(const device::AttentionParams& params, const Numbers& numbers);
+void backward(const device::AttentionParams& params, const Numbers& numbers);
 
 }  // namespace tilewise::backends::reference

@@ -13,14 +13,15 @@ struct Tensor4 {
   int64_t batch_stride, seq_stride, head_stride;
 };
 
-/// fp32 [batch, head, seq] (packed: [head, total], batch_stride 0).
+/// fp32 [batch, head, seq] (packed: [head, total], batch_stride 0). Where q is f64, which CPUs alone
+/// take, `data` is a double*, and so is AttentionParams::alibi_slopes.
 struct LseTensor {
   float* data;
   int64_t batch_stride, head_stride, seq_stride;
 };
 
-/// Element types of a bias as the kernel reads them.
-enum BiasType : int32_t { kBiasNone = 0, kBiasF32 = 1, kBiasBf16 = 2, kBiasF16 = 3, kBiasBool = 4 };
+/// Element types of a bias or a sink as the kernel reads them.
+enum BiasType : int32_t { kBiasNone = 0, kBiasF32 = 1, kBiasBf16 = 2, kBiasF16 = 3, kBiasBool = 4, kBiasF64 = 5 };
 
 /// Bias or its gradient; a broadcast dimension has stride 0.
 struct BiasTensor {
@@ -43,11 +44,11 @@ struct AttentionParams {
   int32_t top_left;                   // alignment: 1 top-left, 0 bottom-right
   float softmax_scale, softcap;       // softcap 0: off
 
-  int32_t bias_type;
+  int32_t bias_type, sink_type;
   BiasTensor bias;
   const float* alibi_slopes;  // null: off
   int64_t alibi_batch_stride, alibi_head_stride;
-  const float* sink;  // null: off
+  const void* sink;  // null: off
   int64_t sink_stride;
 
   uint32_t dropout_threshold;  // 65536 * dropout_p; 0: off
@@ -61,7 +62,7 @@ struct AttentionParams {
   LseTensor dlse;
   BiasTensor dbias;
   int64_t dbias_shape[4];  // its own dimensions (1 where broadcast)
-  float* dsink;
+  void* dsink;             // of sink_type
   int64_t dsink_stride;
   int32_t deterministic, batch_invariant;
 };

@@ -7,6 +7,7 @@
 #include "device/portable/key_stream.h"
 #include "device/portable/own_rows.h"
 #include "device/portable/scores.h"
+#include "device/portable/sink.h"
 #include "device/portable/softmax.h"
 #include "device/portable/store_rows.h"
 
@@ -142,7 +143,7 @@ class ForwardKernel {
       const bool used = row < rows_.used_rows, seen = softmax_.sum[slot] != 0.0f;
       float reference = softmax_.reference[slot], sum = softmax_.sum[slot], weight = 1.0f;
       if constexpr (C.sink && !C.split) {
-        const float sink = p_.sink[rows_.head(minimum(row, rows_.total_rows - 1)) * p_.sink_stride] * kLog2E;
+        const float sink = load_sink<Machine, C>(p_, rows_.head(minimum(row, rows_.total_rows - 1))) * kLog2E;
         const float moved = maximum(reference, sink);
         weight = seen ? Machine::exp2(reference - moved) : 0.0f;
         sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));

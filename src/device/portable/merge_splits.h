@@ -3,7 +3,7 @@
 // memory and nothing else: of many splits each wave of a block takes a part.
 #pragma once
 
-#include "device/portable/block_rows.h"
+#include "device/portable/sink.h"
 
 namespace tilewise::device {
 
@@ -94,7 +94,7 @@ class MergeSplitsKernel {
     TILEWISE_UNROLL
     for (int bit = 1; bit < Machine::kLanes; bit *= 2) highest = maximum(highest, Machine::shuffle_xor(highest, bit));
     float sink = -kInfinity;
-    if constexpr (C.sink) sink = used ? Machine::load_global(p.sink + head * p.sink_stride) : sink;
+    if constexpr (C.sink) sink = used ? load_sink<Machine, C>(p, head) : sink;
     const bool seen = highest != -kInfinity;
     highest = maximum(highest, sink);
     const float base = highest == -kInfinity ? 0.0f : highest;

@@ -2,15 +2,9 @@
 // lanes share a row, and zeros where dq will be summed up; and dsink, which follows from delta.
 #pragma once
 
-#include "device/common/float16.h"
-#include "device/portable/block_rows.h"
+#include "device/portable/sink.h"
 
 namespace tilewise::device {
-
-template <class Machine, KernelConfig C>
-TILEWISE_INLINE float element_to_float(uint32_t bits) {
-  return C.element == kBf16 ? bf16_to_float(static_cast<uint16_t>(bits)) : f16_to_float(static_cast<uint16_t>(bits));
-}
 
 /// This lane's part of a . b.
 template <class Machine, KernelConfig C>
@@ -21,8 +15,8 @@ TILEWISE_INLINE float partial_dot(const uint16_t* a, const uint16_t* b, int firs
     TILEWISE_UNROLL
     for (int i = 0; i < kChunk; ++i) {
       const int shift = 16 * (i % 2);
-      sum += element_to_float<Machine, C>(x.word[i / 2] >> shift & 0xFFFFu) *
-             element_to_float<Machine, C>(y.word[i / 2] >> shift & 0xFFFFu);
+      sum +=
+          element_to_float<C>(x.word[i / 2] >> shift & 0xFFFFu) * element_to_float<C>(y.word[i / 2] >> shift & 0xFFFFu);
     }
   }
   return sum;
@@ -80,7 +74,7 @@ struct SinkGradientKernel {
   TILEWISE_INLINE static void run(const KernelParams& params, Shared& shared) {
     const AttentionParams& p = params.call;
     const int64_t head = Machine::block();
-    const float sink = Machine::load_global(p.sink + head * p.sink_stride);
+    const float sink = load_sink<Machine, C>(p, head);
     float sum = 0.0f;
     for (int64_t b = 0; b < p.batch_size; ++b) {
       const Sequence s = sequence_at<C>(p, b);
@@ -102,7 +96,7 @@ struct SinkGradientKernel {
       Machine::barrier();
     }
     if (Machine::thread() == 0) {
-      Machine::store_global(p.dsink + head * p.dsink_stride, Machine::template load_shared<float>(&shared.part[0]));
+      store_dsink<Machine, C>(p, head, Machine::template load_shared<float>(&shared.part[0]));
     }
   }
 };

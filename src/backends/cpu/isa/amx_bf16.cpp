@@ -4,6 +4,6 @@
 
 namespace tilewise::backends::cpu {
 
-const KernelSet kAmxBf16Kernels = make_kernel_set<NoElement, For<ComputeAmx, Bf16>, NoElement>();
+const KernelSet kAmxBf16Kernels = make_kernel_set<NoElement, For<ComputeAmx, Bf16>, NoElement, NoElement>();
 
 }  // namespace tilewise::backends::cpu

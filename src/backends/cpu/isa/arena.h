@@ -1,4 +1,4 @@
-// Carves aligned float arrays out of one scratch block; the same code measures and carves.
+// Carves aligned arrays of Reals out of one scratch block; the same code measures and carves.
 #pragma once
 
 #include <stddef.h>
@@ -10,13 +10,15 @@ namespace tilewise::backends::cpu {
 
 template <class V>
 class Arena {
+  using Real = typename V::Real;
+
  public:
   TILEWISE_INLINE explicit Arena(void* base) : base_(static_cast<unsigned char*>(base)) {}
 
-  /// `count` floats, 64-byte aligned.
-  TILEWISE_INLINE float* floats(int64_t count) {
-    float* p = base_ ? reinterpret_cast<float*>(base_ + used_) : nullptr;
-    used_ += (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+  /// `count` Reals, 64-byte aligned.
+  TILEWISE_INLINE Real* reals(int64_t count) {
+    Real* p = base_ ? reinterpret_cast<Real*>(base_ + used_) : nullptr;
+    used_ += (static_cast<size_t>(count) * sizeof(Real) + 63) / 64 * 64;
     return p;
   }
   [[nodiscard]] TILEWISE_INLINE size_t used() const { return used_; }

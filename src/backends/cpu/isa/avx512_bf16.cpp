@@ -4,6 +4,6 @@
 
 namespace tilewise::backends::cpu {
 
-const KernelSet kAvx512Bf16Kernels = make_kernel_set<NoElement, For<ComputeBf16, Bf16>, NoElement>();
+const KernelSet kAvx512Bf16Kernels = make_kernel_set<NoElement, For<ComputeBf16, Bf16>, NoElement, NoElement>();
 
 }  // namespace tilewise::backends::cpu

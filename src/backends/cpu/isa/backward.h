@@ -16,6 +16,7 @@ template <class C, class In>
 class Backward {
   using V = typename C::V;
   using F = typename V::F;
+  using Real = typename V::Real;
   static constexpr int64_t kKeys = C::kBackwardKeys;
   static constexpr int64_t kRows = C::kBackwardRows;
   static constexpr int64_t kGroup = C::kForwardRows;  // rows whose scores stay in the first-level cache
@@ -35,8 +36,8 @@ class Backward {
     pack_transposed<C>(k, b.k_stride, b.num_keys, b.head_dim, w.k_columns);
     pack_transposed<C>(static_cast<const In*>(b.v), b.v_stride, b.num_keys, b.head_dim_v, w.v_columns);
     pack_paired<C>(k, b.k_stride, b.num_keys, b.head_dim, w.k_rows);
-    if (b.wants_dk) __builtin_memset(w.dk, 0, static_cast<size_t>(w.dim * kKeys) * sizeof(float));
-    if (b.wants_dv) __builtin_memset(w.dv, 0, static_cast<size_t>(w.dim_v * kKeys) * sizeof(float));
+    if (b.wants_dk) __builtin_memset(w.dk, 0, static_cast<size_t>(w.dim * kKeys) * sizeof(Real));
+    if (b.wants_dv) __builtin_memset(w.dv, 0, static_cast<size_t>(w.dim_v * kKeys) * sizeof(Real));
   }
 
   static void add_queries(const KeyBlock& b, const QueryBlock& t, void* scratch) {
@@ -59,20 +60,22 @@ class Backward {
 
   static void end_keys(const KeyBlock& b, void* dk, int64_t dk_stride, void* dv, int64_t dv_stride, void* scratch) {
     const Scratch w(scratch, b.head_dim, b.head_dim_v);
-    if (dk) store_transposed(w.dk, b.num_keys, b.head_dim, b.score.softmax_scale, static_cast<In*>(dk), dk_stride, w);
-    const float scale = b.score.dropout_threshold ? b.score.dropout_scale : 1.0f;
+    if (dk)
+      store_transposed(w.dk, b.num_keys, b.head_dim, static_cast<Real>(b.score.softmax_scale), static_cast<In*>(dk),
+                       dk_stride, w);
+    const auto scale = static_cast<Real>(b.score.dropout_threshold ? b.score.dropout_scale : 1.0);
     if (dv) store_transposed(w.dv, b.num_keys, b.head_dim_v, scale, static_cast<In*>(dv), dv_stride, w);
   }
 
  private:
   struct Scratch {
     int64_t ldq, ldo, ldt, dim, dim_v;
-    float *k_columns, *v_columns, *k_rows;       // B operands: k and v transposed, k as it is
-    float *q, *dout, *q_flipped, *dout_flipped;  // A operands
-    float *scores, *dp, *capped;                 // one group, fp32
-    float *p_columns, *ds_columns, *ds_rows;     // B, B and A operands of one query block
-    float *dk, *dv;                              // transposed accumulators
-    float* gradient_rows;                        // kLanes finished rows on their way out
+    Real *k_columns, *v_columns, *k_rows;       // B operands: k and v transposed, k as it is
+    Real *q, *dout, *q_flipped, *dout_flipped;  // A operands
+    Real *scores, *dp, *capped;                 // one group, Reals
+    Real *p_columns, *ds_columns, *ds_rows;     // B, B and A operands of one query block
+    Real *dk, *dv;                              // transposed accumulators
+    Real* gradient_rows;                        // kLanes finished rows on their way out
     uint16_t* draws;
     size_t bytes;
 
@@ -83,23 +86,23 @@ class Backward {
       ldt = round_up(depth_units<C>(kRows), V::kLanes);
       dim = round_up(head_dim, kElements);
       dim_v = round_up(head_dim_v, kElements);
-      k_columns = arena.floats(kKeys * depth_units<C>(head_dim));
-      v_columns = arena.floats(kKeys * depth_units<C>(head_dim_v));
-      k_rows = arena.floats(round_up(head_dim, kPanel<V>) * depth_units<C>(kKeys));
-      q = arena.floats((kRows + C::kRowPadding) * ldq);
-      dout = arena.floats((kRows + C::kRowPadding) * ldo);
-      q_flipped = arena.floats((dim + C::kRowPadding) * ldt);
-      dout_flipped = arena.floats((dim_v + C::kRowPadding) * ldt);
-      scores = arena.floats((kGroup + C::kRowPadding) * kKeys);
-      dp = arena.floats((kGroup + C::kRowPadding) * kKeys);
-      capped = arena.floats(kKeys);
-      p_columns = arena.floats(kKeys * depth_units<C>(kRows));
-      ds_columns = arena.floats(kKeys * depth_units<C>(kRows));
-      ds_rows = arena.floats((kRows + C::kRowPadding) * kKeys / C::kPair);
-      dk = arena.floats((dim + C::kRowPadding) * kKeys);
-      dv = arena.floats((dim_v + C::kRowPadding) * kKeys);
-      gradient_rows = arena.floats(V::kLanes * (dim > dim_v ? dim : dim_v));
-      draws = reinterpret_cast<uint16_t*>(arena.floats(round_up(kKeys, Dropout<V>::kKeys) / 2));
+      k_columns = arena.reals(kKeys * depth_units<C>(head_dim));
+      v_columns = arena.reals(kKeys * depth_units<C>(head_dim_v));
+      k_rows = arena.reals(round_up(head_dim, kPanel<V>) * depth_units<C>(kKeys));
+      q = arena.reals((kRows + C::kRowPadding) * ldq);
+      dout = arena.reals((kRows + C::kRowPadding) * ldo);
+      q_flipped = arena.reals((dim + C::kRowPadding) * ldt);
+      dout_flipped = arena.reals((dim_v + C::kRowPadding) * ldt);
+      scores = arena.reals((kGroup + C::kRowPadding) * kKeys);
+      dp = arena.reals((kGroup + C::kRowPadding) * kKeys);
+      capped = arena.reals(kKeys);
+      p_columns = arena.reals(kKeys * depth_units<C>(kRows));
+      ds_columns = arena.reals(kKeys * depth_units<C>(kRows));
+      ds_rows = arena.reals((kRows + C::kRowPadding) * kKeys / C::kPair);
+      dk = arena.reals((dim + C::kRowPadding) * kKeys);
+      dv = arena.reals((dim_v + C::kRowPadding) * kKeys);
+      gradient_rows = arena.reals(V::kLanes * (dim > dim_v ? dim : dim_v));
+      draws = reinterpret_cast<uint16_t*>(arena.reals(round_up(kKeys, Dropout<V>::kKeys) / 2));
       bytes = arena.used();
     }
   };
@@ -114,7 +117,7 @@ class Backward {
     if (b.wants_dv) pack_flipped<C>(dout, t.dout_stride, t.num_rows, b.head_dim_v, w.dout_flipped, w.ldt);
   }
 
-  /// P and dS of rows [first, first + kGroup), in fp32 and then as operands.
+  /// P and dS of rows [first, first + kGroup), as Reals and then as operands.
   static void score_group(const KeyBlock& b, const QueryBlock& t, const Scratch& w, int32_t first, int64_t begin,
                           int64_t end) {
     const int64_t rows = t.num_rows - first < kGroup ? t.num_rows - first : kGroup, columns = end - begin;
@@ -126,7 +129,7 @@ class Backward {
     const KeySpan span{b.first_key + begin, columns, b.num_keys - begin};
     for (int64_t r = 0; r < rows; ++r) {
       const RowInfo& row = t.rows[first + r];
-      float *p = w.scores + r * kKeys, *ds = w.dp + r * kKeys;
+      Real *p = w.scores + r * kKeys, *ds = w.dp + r * kKeys;
       ScoreGradients<C, In>::row(row, b.score, span, p, ds, w.capped, w.draws, begin, t.dbias_key_stride);
     }
     // The depth of the products over rows is padded with zeros after the last group.
@@ -149,7 +152,7 @@ class Backward {
     }
   }
 
-  TILEWISE_INLINE static void store_pair(const float* from, int64_t r, int64_t rows, float* to) {
+  TILEWISE_INLINE static void store_pair(const Real* from, int64_t r, int64_t rows, Real* to) {
     F pair[C::kPair];
     C::pair_columns(pair, r < rows ? from + r * kKeys : nullptr, r + 1 < rows ? from + (r + 1) * kKeys : nullptr);
 #pragma GCC unroll 2
@@ -160,7 +163,7 @@ class Backward {
   static void pack_rows(const Scratch& w, int64_t first, int64_t rows, int64_t begin, int64_t columns) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t j = 0; j < columns; j += 2 * V::kLanes) {
-        const float* ds = w.dp + r * kKeys + j;
+        const Real* ds = w.dp + r * kKeys + j;
         C::store_row(w.ds_rows + (first + r) * (kKeys / C::kPair), begin + j, V::load(ds), V::load(ds + V::kLanes));
       }
     }
@@ -179,13 +182,13 @@ class Backward {
     const int64_t depth = depth_units<C>(b.num_keys), from = begin / C::kPair;
     const int64_t to = end / C::kPair < depth ? end / C::kPair : depth;
     C::multiply(t.num_rows, b.head_dim, to - from, w.ds_rows + from, kKeys / C::kPair, w.k_rows + from * kPanel<V>,
-                kPanel<V> * depth, t.dq, t.dq_stride, true);
+                kPanel<V> * depth, static_cast<Real*>(t.dq), t.dq_stride, true);
   }
 
   /// Rows of a transposed accumulator [size][kKeys] to rows of the caller's gradient.
-  static void store_transposed(const float* from, int64_t count, int64_t size, float factor, In* to, int64_t stride,
+  static void store_transposed(const Real* from, int64_t count, int64_t size, Real factor, In* to, int64_t stride,
                                const Scratch& w) {
-    float* rows = w.gradient_rows;
+    Real* rows = w.gradient_rows;
     const int64_t ld = round_up(size, V::kLanes);
     for (int64_t key = 0; key < count; key += V::kLanes) {
       for (int64_t d = 0; d < size; d += V::kLanes) {

@@ -16,6 +16,7 @@ template <class C, class In>
 class Decode {
   using V = typename C::V;
   using F = typename V::F;
+  using Real = typename V::Real;
   static constexpr int64_t kKeys = 32;  // a block of 8 heads of 128 dims: 128 KiB in bf16
   static constexpr int64_t kElements = int64_t{V::kLanes} * C::kPair;
   static constexpr int64_t kQuad = 4;                     // rows computed together
@@ -40,7 +41,7 @@ class Decode {
       V::store(w.states[n].sum, V::zero());
       w.states[n].reference = kNegativeInfinity;
     }
-    __builtin_memset(w.out, 0, static_cast<size_t>(num_tiles * rows * w.ldo) * sizeof(float));
+    __builtin_memset(w.out, 0, static_cast<size_t>(num_tiles * rows * w.ldo) * sizeof(Real));
     if (tiles->head_dim % kElements == 0 && tiles->head_dim_v % kWidth == 0)
       visit_keys<true>(tiles, num_tiles, stream, w);
     else
@@ -54,7 +55,7 @@ class Decode {
   /// Of all tiles: rows one after the other.
   struct Scratch {
     int64_t ldq, ldo;
-    float *q, *scores, *probabilities, *out;
+    Real *q, *scores, *probabilities, *out;
     RowState<V>* states;
     uint16_t* draws;
     size_t bytes;
@@ -63,13 +64,13 @@ class Decode {
       Arena<V> arena(base);
       ldq = round_up(depth_units<C>(head_dim), V::kLanes);
       ldo = round_up(head_dim_v, kElements);
-      q = arena.floats(rows * ldq);
-      scores = arena.floats(rows * kKeys);
-      probabilities = arena.floats(rows * kKeys / C::kPair);
-      out = arena.floats(rows * ldo);
-      states = reinterpret_cast<RowState<V>*>(
-          arena.floats(rows * static_cast<int64_t>(sizeof(RowState<V>) / sizeof(float))));
-      draws = reinterpret_cast<uint16_t*>(arena.floats(round_up(kKeys, Dropout<V>::kKeys) / 2));
+      q = arena.reals(rows * ldq);
+      scores = arena.reals(rows * kKeys);
+      probabilities = arena.reals(rows * kKeys / C::kPair);
+      out = arena.reals(rows * ldo);
+      states =
+          reinterpret_cast<RowState<V>*>(arena.reals(rows * static_cast<int64_t>(sizeof(RowState<V>) / sizeof(Real))));
+      draws = reinterpret_cast<uint16_t*>(arena.reals(round_up(kKeys, Dropout<V>::kKeys) / 2));
       bytes = arena.used();
     }
   };
@@ -138,8 +139,8 @@ class Decode {
     const KeySpan span{key, round_up(end, 2 * V::kLanes), t.seqlen_k - key};
     for (int32_t r = 0; r < t.num_rows; ++r) {
       const int64_t row = first + r;
-      const float rescale = Weigh<C, In>::row(t.rows[r], t.score, span, w.scores + row * kKeys, w.states[row],
-                                              w.probabilities + row * (kKeys / C::kPair), w.draws);
+      const Real rescale = Weigh<C, In>::row(t.rows[r], t.score, span, w.scores + row * kKeys, w.states[row],
+                                             w.probabilities + row * (kKeys / C::kPair), w.draws);
       if (rescale != 1.0f) Scores<V>::multiply(w.out + row * w.ldo, w.ldo, rescale);
     }
   }
@@ -155,8 +156,8 @@ class Decode {
            t.seqlen_k - key - j,
            next};
     for (int64_t r = 0; r < t.num_rows; r += kQuad, k.next = 0) {
-      const float* q = w.q + (first + r) * w.ldq;
-      float* scores = w.scores + (first + r) * kKeys + j;
+      const Real* q = w.q + (first + r) * w.ldq;
+      Real* scores = w.scores + (first + r) * kKeys + j;
       switch (t.num_rows - r) {
         case 1:
           score_rows<1, kWhole>(k, q, w.ldq, scores, fetch);
@@ -184,7 +185,7 @@ class Decode {
   /// Scores of kRows rows against the keys of a block, a vector of results at a time. Not inlined: its
   /// accumulators need all registers.
   template <int kRows, bool kWhole>
-  [[gnu::noinline]] static void score_rows(const Rows& k, const float* q, int64_t ldq, float* scores, Fetchers& fetch) {
+  [[gnu::noinline]] static void score_rows(const Rows& k, const Real* q, int64_t ldq, Real* scores, Fetchers& fetch) {
     for (int64_t j = 0; j < k.count; j += kColumns) {
       const In* rows[kColumns];
 #pragma GCC unroll 4
@@ -205,11 +206,11 @@ class Decode {
           for (int i = 0; i < kRows; ++i) acc[i * kColumns + c] = C::dot(acc[i * kColumns + c], row[i], units);
         }
       }
-      alignas(64) float sums[V::kLanes];
+      alignas(64) Real sums[V::kLanes];
       V::store(sums, V::sum_each(acc));
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
-        __builtin_memcpy(scores + i * kKeys + j, sums + i * kColumns, kColumns * sizeof(float));
+        __builtin_memcpy(scores + i * kKeys + j, sums + i * kColumns, kColumns * sizeof(Real));
     }
   }
 
@@ -219,8 +220,8 @@ class Decode {
     const int64_t j = begin / C::kPair * C::kPair;
     Rows v{static_cast<const In*>(t.v) + (key + j) * t.v_stride, t.v_stride, t.head_dim_v, end - j, end - j, next};
     for (int64_t r = 0; r < t.num_rows; r += kQuad, v.next = 0) {
-      const float* p = w.probabilities + (first + r) * (kKeys / C::kPair) + j / C::kPair;
-      float* out = w.out + (first + r) * w.ldo;
+      const Real* p = w.probabilities + (first + r) * (kKeys / C::kPair) + j / C::kPair;
+      Real* out = w.out + (first + r) * w.ldo;
       switch (t.num_rows - r) {
         case 1:
           add_values<1, kWhole>(v, p, out, w.ldo, fetch);
@@ -240,7 +241,7 @@ class Decode {
 
   /// out += probabilities · v for kRows rows and the values of a block.
   template <int kRows, bool kWhole>
-  [[gnu::noinline]] static void add_values(const Rows& v, const float* p, float* out, int64_t ldo, Fetchers& fetch) {
+  [[gnu::noinline]] static void add_values(const Rows& v, const Real* p, Real* out, int64_t ldo, Fetchers& fetch) {
     for (int64_t column = 0; column < v.size; column += kWidth, out += kWidth) {
       F acc[kRows][kChunk];
       const int64_t loads = kWhole ? kChunk / C::kPair : (v.size - column + kElements - 1) / kElements;

@@ -15,6 +15,7 @@ namespace tilewise::backends::cpu {
 template <class C, class In>
 class Forward {
   using V = typename C::V;
+  using Real = typename V::Real;
   static constexpr int64_t kKeys = C::kForwardKeys;   // keys of a block: whole panels
   static constexpr int64_t kGroup = C::kForwardRows;  // rows between the two products
   static_assert(kKeys % kPanel<V> == 0 && kKeys % 32 == 0);
@@ -34,7 +35,7 @@ class Forward {
       V::store(w.states[r].sum, V::zero());
       w.states[r].reference = kNegativeInfinity;
     }
-    __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(float));
+    __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(Real));
     for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
       if (t.abandoned()) return;
       visit_block(t, w, key);
@@ -45,7 +46,7 @@ class Forward {
  private:
   struct Scratch {
     int64_t ldq, ldo;
-    float *q, *k, *v, *scores, *probabilities, *out;
+    Real *q, *k, *v, *scores, *probabilities, *out;
     RowState<V>* states;
     uint16_t* draws;
     size_t bytes;
@@ -54,15 +55,15 @@ class Forward {
       Arena<V> arena(base);
       ldq = round_up(depth_units<C>(head_dim), V::kLanes);
       ldo = round_up(head_dim_v, 2 * V::kLanes);
-      q = arena.floats((kMaxRows + C::kRowPadding) * ldq);
-      k = arena.floats(kKeys * depth_units<C>(head_dim));
-      v = arena.floats(round_up(head_dim_v, kPanel<V>) * kKeys / C::kPair);
-      scores = arena.floats((kGroup + C::kRowPadding) * kKeys);
-      probabilities = arena.floats((kGroup + C::kRowPadding) * kKeys / C::kPair);
-      out = arena.floats((kMaxRows + C::kRowPadding) * ldo);
+      q = arena.reals((kMaxRows + C::kRowPadding) * ldq);
+      k = arena.reals(kKeys * depth_units<C>(head_dim));
+      v = arena.reals(round_up(head_dim_v, kPanel<V>) * kKeys / C::kPair);
+      scores = arena.reals((kGroup + C::kRowPadding) * kKeys);
+      probabilities = arena.reals((kGroup + C::kRowPadding) * kKeys / C::kPair);
+      out = arena.reals((kMaxRows + C::kRowPadding) * ldo);
       states = reinterpret_cast<RowState<V>*>(
-          arena.floats(kMaxRows * static_cast<int64_t>(sizeof(RowState<V>) / sizeof(float))));
-      draws = reinterpret_cast<uint16_t*>(arena.floats(round_up(kKeys, Dropout<V>::kKeys) / 2));
+          arena.reals(kMaxRows * static_cast<int64_t>(sizeof(RowState<V>) / sizeof(Real))));
+      draws = reinterpret_cast<uint16_t*>(arena.reals(round_up(kKeys, Dropout<V>::kKeys) / 2));
       bytes = arena.used();
     }
   };
@@ -89,8 +90,8 @@ class Forward {
                   w.scores, kKeys, false);
       for (int32_t r = 0; r < rows; ++r) {
         const KeySpan span{key + begin, columns, keys - begin};
-        const float rescale = Weigh<C, In>::row(t.rows[first + r], t.score, span, w.scores + r * kKeys,
-                                                w.states[first + r], w.probabilities + r * (kKeys / C::kPair), w.draws);
+        const Real rescale = Weigh<C, In>::row(t.rows[first + r], t.score, span, w.scores + r * kKeys,
+                                               w.states[first + r], w.probabilities + r * (kKeys / C::kPair), w.draws);
         if (rescale != 1.0f) Scores<V>::multiply(w.out + (first + r) * w.ldo, w.ldo, rescale);
       }
       const int64_t last = begin / C::kPair + columns / C::kPair;

@@ -1,8 +1,8 @@
 // C (+)= A · B on small packed operands: the only matrix product of the CPU backend.
 //
-// Operands are counted in 32-bit units: a float, or a pair of bf16 adjacent along the depth.
+// Operands are counted in units: a Real (float or double), or a pair of bf16 adjacent along the depth.
 // A is row-major [rows][depth]; B lies in panels of kPanel columns, [panel][depth][kPanel]; C is
-// row-major fp32. Scores, outputs and all five products of the backward pass have this shape.
+// row-major Reals. Scores, outputs and all five products of the backward pass have this shape.
 #pragma once
 
 #include <stdint.h>
@@ -15,9 +15,14 @@ namespace tilewise::backends::cpu {
 template <class V>
 inline constexpr int kPanel = V::kPanelVectors * V::kLanes;
 
+/// What a Compute computes in.
+template <class C>
+using RealOf = typename C::V::Real;
+
 /// kRows x kVectors accumulators held in registers over the whole depth.
 template <class C, int kRows, int kVectors>
-void multiply_tile(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t depth, bool accumulate) {
+void multiply_tile(const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C>* c, int64_t ldc, int64_t depth,
+                   bool accumulate) {
   using V = typename C::V;
   typename V::F acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -42,8 +47,8 @@ void multiply_tile(const float* a, int64_t lda, const float* b, float* c, int64_
 }
 
 template <class C, int kVectors>
-void multiply_panel(int64_t rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t depth,
-                    bool accumulate) {
+void multiply_panel(int64_t rows, const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C>* c, int64_t ldc,
+                    int64_t depth, bool accumulate) {
   constexpr int kRows = C::V::kTileRows;
   static_assert(kRows == 6 || kRows == 4);
   int64_t r = 0;
@@ -70,8 +75,8 @@ void multiply_panel(int64_t rows, const float* a, int64_t lda, const float* b, f
 /// `columns` is rounded up to whole vectors: C must have room for them. Panels are
 /// `panel_stride` units apart and stay in the first-level cache while all rows pass.
 template <class C>
-void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b,
-              int64_t panel_stride, float* c, int64_t ldc, bool accumulate) {
+void multiply(int64_t rows, int64_t columns, int64_t depth, const RealOf<C>* a, int64_t lda, const RealOf<C>* b,
+              int64_t panel_stride, RealOf<C>* c, int64_t ldc, bool accumulate) {
   using V = typename C::V;
   for (int64_t column = 0; column < columns; column += kPanel<V>, b += panel_stride, c += kPanel<V>) {
     const int64_t vectors = (columns - column + V::kLanes - 1) / V::kLanes;

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "backends/cpu/isa/backward.h"
-#include "backends/cpu/isa/compute_f32.h"
+#include "backends/cpu/isa/compute_real.h"
 #include "backends/cpu/isa/decode.h"
 #include "backends/cpu/isa/forward.h"
 
 namespace tilewise::backends::cpu {
 
 template <class V, class In>
-float dot_rows(const void* a, const void* b, int64_t size) {
+double dot_rows(const void* a, const void* b, int64_t size) {
   const In *x = static_cast<const In*>(a), *y = static_cast<const In*>(b);
   typename V::F sum = V::zero();
   int64_t i = 0;
@@ -26,8 +26,9 @@ float dot_rows(const void* a, const void* b, int64_t size) {
 }
 
 template <class V, class In>
-void store_scaled_row(const float* from, int64_t size, float factor, void* to) {
-  store_scaled<V>(from, size, factor, static_cast<In*>(to));
+void store_scaled_row(const void* from, int64_t size, double factor, void* to) {
+  using Real = typename V::Real;
+  store_scaled<V>(static_cast<const Real*>(from), size, static_cast<Real>(factor), static_cast<In*>(to));
 }
 
 /// One element type computed by C.
@@ -57,12 +58,13 @@ struct NoElement {
   static constexpr void add_to(KernelSet&, ElementIndex) {}
 };
 
-template <class F32, class Bfloat16, class Float16>
+template <class F32, class Bfloat16, class Float16, class F64>
 consteval KernelSet make_kernel_set() {
   KernelSet set{};
   F32::add_to(set, kElementF32);
   Bfloat16::add_to(set, kElementBf16);
   Float16::add_to(set, kElementF16);
+  F64::add_to(set, kElementF64);
   return set;
 }
 

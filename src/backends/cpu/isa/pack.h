@@ -31,7 +31,7 @@ TILEWISE_INLINE constexpr int64_t depth_units(int64_t size) {
 
 /// A row as an A operand: out[depth_units(size) rounded up to whole vectors].
 template <class C, class In>
-void pack_row(const In* row, int64_t size, float* out) {
+void pack_row(const In* row, int64_t size, RealOf<C>* out) {
   using V = typename C::V;
   for (int64_t unit = 0; unit < depth_units<C>(size); unit += V::kLanes)
     V::store(out + unit, load_units<C>(row, unit * C::kPair, size));
@@ -40,11 +40,11 @@ void pack_row(const In* row, int64_t size, float* out) {
 /// Rows [0, count) of `size` elements as a B operand whose columns are the rows and whose depth
 /// is the elements: [panel][depth_units(size)][kPanel]. Columns up to a whole panel are zeroed.
 template <class C, class In>
-void pack_transposed(const In* rows, int64_t stride, int64_t count, int64_t size, float* out) {
+void pack_transposed(const In* rows, int64_t stride, int64_t count, int64_t size, RealOf<C>* out) {
   using V = typename C::V;
   const int64_t depth = depth_units<C>(size);
   for (int64_t column = 0; column < round_up(count, kPanel<V>); column += V::kLanes) {
-    float* panel = out + column / kPanel<V> * depth * kPanel<V> + column % kPanel<V>;
+    RealOf<C>* panel = out + column / kPanel<V> * depth * kPanel<V> + column % kPanel<V>;
     for (int64_t unit = 0; unit < depth; unit += V::kLanes) {
       typename V::F block[V::kLanes];
 #pragma GCC unroll 16
@@ -60,11 +60,11 @@ void pack_transposed(const In* rows, int64_t stride, int64_t count, int64_t size
 /// Rows [0, count) of `size` elements as a B operand whose depth is the rows and whose columns
 /// are the elements: [panel][depth_units(count)][kPanel].
 template <class C, class In>
-void pack_paired(const In* rows, int64_t stride, int64_t count, int64_t size, float* out) {
+void pack_paired(const In* rows, int64_t stride, int64_t count, int64_t size, RealOf<C>* out) {
   using V = typename C::V;
   const int64_t depth = depth_units<C>(count);
   for (int64_t column = 0; column < size; column += kPanel<V>) {
-    float* panel = out + column / kPanel<V> * depth * kPanel<V>;
+    RealOf<C>* panel = out + column / kPanel<V> * depth * kPanel<V>;
     for (int64_t unit = 0; unit < depth; ++unit, panel += kPanel<V>) {
       const int64_t row = unit * C::kPair;
       for (int64_t c = 0; c < kPanel<V> && column + c < size; c += int64_t{V::kLanes} * C::kPair) {
@@ -79,7 +79,7 @@ void pack_paired(const In* rows, int64_t stride, int64_t count, int64_t size, fl
 /// Rows [0, count) of `size` elements, transposed: an A operand whose rows are the elements and
 /// whose depth is the rows, out[size rounded up to kLanes * kPair][ld].
 template <class C, class In>
-void pack_flipped(const In* rows, int64_t stride, int64_t count, int64_t size, float* out, int64_t ld) {
+void pack_flipped(const In* rows, int64_t stride, int64_t count, int64_t size, RealOf<C>* out, int64_t ld) {
   using V = typename C::V;
   constexpr int64_t kElements = int64_t{V::kLanes} * C::kPair;
   for (int64_t unit = 0; unit < depth_units<C>(count); unit += V::kLanes) {

@@ -11,24 +11,26 @@ template <class C, class In>
 struct ScoreGradients {
   using V = typename C::V;
   using F = typename V::F;
+  using Real = typename V::Real;
+  static constexpr Real kLowest = sizeof(Real) == sizeof(double) ? -__DBL_MAX__ : -__FLT_MAX__;
   static constexpr Precision kPrecision = C::template precision<In>();
 
   /// In: q·k in `p` and dout·v in `ds` over the span. Out: dropped (not yet scaled by 1/(1 - p))
   /// probabilities and dS = P * (dP - delta) through softcap, exactly 0 where nothing is seen.
   /// dS before softcap's factor is added to row.dbias, `offset` keys from the block's first.
-  static void row(const RowInfo& row, const ScoreParams& params, const KeySpan& span, float* p, float* ds,
-                  float* capped, uint16_t* draws, int64_t offset, int64_t dbias_key_stride) {
+  static void row(const RowInfo& row, const ScoreParams& params, const KeySpan& span, Real* p, Real* ds, Real* capped,
+                  uint16_t* draws, int64_t offset, int64_t dbias_key_stride) {
     const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
     const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
     if (begin >= end) {
       fill_zero(p, span.columns);
       return fill_zero(ds, span.columns);
     }
-    float factor = params.softmax_scale * kLog2E;
+    Real factor = static_cast<Real>(params.softmax_scale) * kLog2E<Real>;
     if (Scores<V>::modifies(params)) {
       const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
-      Scores<V>::modify(p, span.columns, valid, span.key, row, params, params.softcap > 0.0f ? capped : nullptr);
-      factor = kLog2E;
+      Scores<V>::modify(p, span.columns, valid, span.key, row, params, params.softcap > 0.0 ? capped : nullptr);
+      factor = kLog2E<Real>;
     }
     const bool hides = params.bias_type != device::kBiasNone;
     if (params.dropout_threshold) {
@@ -42,8 +44,9 @@ struct ScoreGradients {
       clear_outside(p, span.columns, begin, end);
       clear_outside(ds, span.columns, begin, end);
     }
-    if (row.dbias) add_dbias(row.dbias + offset * dbias_key_stride, dbias_key_stride, ds, begin, end);
-    if (params.softcap > 0.0f) through_softcap(ds, capped, span.columns, 1.0f / params.softcap);
+    if (row.dbias)
+      add_dbias(static_cast<Real*>(row.dbias) + offset * dbias_key_stride, dbias_key_stride, ds, begin, end);
+    if (params.softcap > 0.0) through_softcap(ds, capped, span.columns, static_cast<Real>(1.0 / params.softcap));
   }
 
  private:
@@ -51,12 +54,13 @@ struct ScoreGradients {
   template <bool kHides>
   TILEWISE_INLINE static F unless_hidden(F score, F x) {
     if constexpr (!kHides) return x;
-    return V::select(V::greater(V::set1(-__FLT_MAX__), score), V::zero(), x);
+    return V::select(V::greater(V::set1(kLowest), score), V::zero(), x);
   }
 
   template <bool kHides>
-  static void weigh(float* p, float* ds, int64_t columns, const RowInfo& row, float factor) {
-    const F scale = V::set1(factor), lse = V::set1(row.lse_log2), delta = V::set1(row.delta);
+  static void weigh(Real* p, Real* ds, int64_t columns, const RowInfo& row, Real factor) {
+    const F scale = V::set1(factor), lse = V::set1(static_cast<Real>(row.lse_log2));
+    const F delta = V::set1(static_cast<Real>(row.delta));
     for (int64_t j = 0; j < columns; j += V::kLanes) {
       const F score = V::load(p + j), weight = exp2<kPrecision, V>(V::fms(score, scale, lse));
       V::store(p + j, unless_hidden<kHides>(score, weight));
@@ -65,10 +69,11 @@ struct ScoreGradients {
   }
 
   template <bool kHides>
-  static void drop(float* p, float* ds, int64_t columns, const RowInfo& row, float factor, const uint16_t* draws,
+  static void drop(Real* p, Real* ds, int64_t columns, const RowInfo& row, Real factor, const uint16_t* draws,
                    const ScoreParams& params) {
-    const F scale = V::set1(factor), lse = V::set1(row.lse_log2), delta = V::set1(row.delta);
-    const F keep_scale = V::set1(params.dropout_scale);
+    const F scale = V::set1(factor), lse = V::set1(static_cast<Real>(row.lse_log2));
+    const F delta = V::set1(static_cast<Real>(row.delta));
+    const F keep_scale = V::set1(static_cast<Real>(params.dropout_scale));
     for (int64_t j = 0; j < columns; j += V::kLanes) {
       const auto keep = V::at_least_u16(draws + j, params.dropout_threshold);
       const F score = V::load(p + j), weight = exp2<kPrecision, V>(V::fms(score, scale, lse));
@@ -78,22 +83,22 @@ struct ScoreGradients {
     }
   }
 
-  static void fill_zero(float* x, int64_t columns) {
+  static void fill_zero(Real* x, int64_t columns) {
     for (int64_t j = 0; j < columns; j += V::kLanes) V::store(x + j, V::zero());
   }
 
-  static void clear_outside(float* x, int64_t columns, int64_t begin, int64_t end) {
+  static void clear_outside(Real* x, int64_t columns, int64_t begin, int64_t end) {
     for (int64_t j = 0; j < begin; j += V::kLanes)
       V::store(x + j, V::select(V::first(begin - j), V::zero(), V::load(x + j)));
     for (int64_t j = end / V::kLanes * V::kLanes; j < columns; j += V::kLanes)
       V::store(x + j, V::select(V::first(end - j), V::load(x + j), V::zero()));
   }
 
-  static void add_dbias(float* dbias, int64_t key_stride, const float* ds, int64_t begin, int64_t end) {
+  static void add_dbias(Real* dbias, int64_t key_stride, const Real* ds, int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) dbias[j * key_stride] += ds[j];
   }
 
-  static void through_softcap(float* ds, const float* capped, int64_t columns, float inverse) {
+  static void through_softcap(Real* ds, const Real* capped, int64_t columns, Real inverse) {
     for (int64_t j = 0; j < columns; j += V::kLanes) {
       const F t = V::mul(V::load(capped + j), V::set1(inverse));
       // A NaN here is a 0: where it is seen, ds is a NaN already, and elsewhere ds must stay 0.

@@ -14,21 +14,23 @@ inline constexpr float kNegativeInfinity = -__builtin_inff();
 
 template <class V>
 struct Scores {
+  using Real = typename V::Real;
   using F = typename V::F;
 
   /// True where scores are more than softmax_scale * q·k.
   TILEWISE_INLINE static bool modifies(const ScoreParams& p) {
-    return p.softcap > 0.0f || p.bias_type != device::kBiasNone || p.has_alibi;
+    return p.softcap > 0.0 || p.bias_type != device::kBiasNone || p.has_alibi;
   }
 
   /// Natural-unit scores of keys [key, key + count) in place; `capped`, where not null, keeps
   /// the value between softcap and bias for the backward pass. count is whole vectors; keys
   /// from `valid` on are never read from the bias.
-  static void modify(float* s, int64_t count, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p,
-                     float* capped) {
-    const F scale = V::set1(p.softmax_scale);
-    if (p.softcap > 0.0f) {
-      const F cap = V::set1(p.softcap), inverse = V::set1(p.softmax_scale / p.softcap);
+  static void modify(Real* s, int64_t count, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p,
+                     Real* capped) {
+    const F scale = V::set1(static_cast<Real>(p.softmax_scale));
+    if (p.softcap > 0.0) {
+      const F cap = V::set1(static_cast<Real>(p.softcap));
+      const F inverse = V::set1(static_cast<Real>(p.softmax_scale / p.softcap));
       for (int64_t j = 0; j < count; j += V::kLanes) {
         const F x = V::mul(cap, tanh<V>(V::mul(V::load(s + j), inverse)));
         V::store(s + j, x);
@@ -39,21 +41,21 @@ struct Scores {
     }
     if (p.bias_type != device::kBiasNone) add_bias(s, valid, key, row, p);
     if (p.has_alibi) {
-      const F slope = V::set1(-row.alibi_slope);
-      F distance = V::sub(V::iota(), V::set1(static_cast<float>(row.diagonal - key)));
+      const F slope = V::set1(static_cast<Real>(-row.alibi_slope));
+      F distance = V::sub(V::iota(), V::set1(static_cast<Real>(row.diagonal - key)));
       for (int64_t j = 0; j < count; j += V::kLanes) {
         V::store(s + j, V::fma(slope, V::abs(distance), V::load(s + j)));
-        distance = V::add(distance, V::set1(static_cast<float>(V::kLanes)));
+        distance = V::add(distance, V::set1(static_cast<Real>(V::kLanes)));
       }
     }
   }
 
-  static void multiply(float* s, int64_t count, float factor) {
+  static void multiply(Real* s, int64_t count, Real factor) {
     for (int64_t j = 0; j < count; j += V::kLanes) V::store(s + j, V::mul(V::load(s + j), V::set1(factor)));
   }
 
   /// `hiding` outside [begin, end) of a row of `count` scores.
-  static void mask(float* s, int64_t count, int64_t begin, int64_t end, float hiding) {
+  static void mask(Real* s, int64_t count, int64_t begin, int64_t end, Real hiding) {
     const F hidden = V::set1(hiding);
     for (int64_t j = 0; j < begin; j += V::kLanes)
       V::store(s + j, V::select(V::first(begin - j), hidden, V::load(s + j)));
@@ -62,22 +64,23 @@ struct Scores {
   }
 
  private:
-  static void add_bias(float* s, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p) {
+  static void add_bias(Real* s, int64_t valid, int64_t key, const RowInfo& row, const ScoreParams& p) {
     const int64_t step = p.bias_key_stride, first = key * step;
-    switch (p.bias_type) {
-      case device::kBiasF32:
-        return add_values(s, valid, static_cast<const float*>(row.bias) + first, step);
-      case device::kBiasBf16:
-        return add_values(s, valid, static_cast<const Bf16*>(row.bias) + first, step);
-      case device::kBiasF16:
-        return add_values(s, valid, static_cast<const F16*>(row.bias) + first, step);
-      default:
-        return hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first, step);
+    if (p.bias_type == device::kBiasBool)
+      return hide_false(s, valid, static_cast<const uint8_t*>(row.bias) + first, step);
+    if (p.bias_type == device::kBiasF32) return add_values(s, valid, static_cast<const float*>(row.bias) + first, step);
+    // Else it is q's type.
+    if constexpr (sizeof(Real) == sizeof(double)) {
+      add_values(s, valid, static_cast<const double*>(row.bias) + first, step);
+    } else if (p.bias_type == device::kBiasBf16) {
+      add_values(s, valid, static_cast<const Bf16*>(row.bias) + first, step);
+    } else {
+      add_values(s, valid, static_cast<const F16*>(row.bias) + first, step);
     }
   }
 
   template <class T>
-  static void add_values(float* s, int64_t valid, const T* bias, int64_t step) {
+  static void add_values(Real* s, int64_t valid, const T* bias, int64_t step) {
     int64_t j = 0;
     if (step == 1)
       for (; j + V::kLanes <= valid; j += V::kLanes) V::store(s + j, V::add(V::load(s + j), V::load(bias + j)));
@@ -90,7 +93,7 @@ struct Scores {
     }
   }
 
-  static void hide_false(float* s, int64_t valid, const uint8_t* bias, int64_t step) {
+  static void hide_false(Real* s, int64_t valid, const uint8_t* bias, int64_t step) {
     for (int64_t j = 0; j < valid; ++j)
       if (!bias[j * step]) s[j] = kNegativeInfinity;
   }

@@ -13,6 +13,7 @@ struct Avx2 {
   using F = __m256;
   using I = __m256i;
   using M = __m256;  // all bits of a lane, or none
+  using Real = float;
   static constexpr int kLanes = 8;
   static constexpr int kPanelVectors = 2;  // 6 x 2 accumulators + 2 + 1 of 16 registers
   static constexpr int kTileRows = 6;

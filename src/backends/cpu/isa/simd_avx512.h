@@ -14,6 +14,7 @@ struct Avx512 {
   using F = __m512;   // floats
   using I = __m512i;  // 32-bit words
   using M = __mmask16;
+  using Real = float;
   static constexpr int kLanes = 16;
   static constexpr int kPanelVectors = 4;  // 6 x 4 accumulators + 4 + 1 of 32 registers
   static constexpr int kTileRows = 6;

@@ -13,6 +13,7 @@ struct Generic {
   using F [[gnu::vector_size(16)]] = float;
   using I [[gnu::vector_size(16)]] = int32_t;
   using M = I;  // -1 or 0
+  using Real = float;
   static constexpr int kLanes = 4;
   static constexpr int kPanelVectors = 2;
   static constexpr int kTileRows = 4;

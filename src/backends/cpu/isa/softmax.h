@@ -12,22 +12,24 @@ namespace tilewise::backends::cpu {
 /// A row's running state. sum is kept per lane and folded once at the end.
 template <class V>
 struct RowState {
-  alignas(64) float sum[V::kLanes];
-  float reference;  // log2 units; -infinity until a visible score was seen
+  using Real = typename V::Real;
+  alignas(64) Real sum[V::kLanes];
+  Real reference;  // log2 units; -infinity until a visible score was seen
 };
 
 template <class C, Precision kPrecision>
 struct Softmax {
   using V = typename C::V;
   using F = typename V::F;
+  using Real = typename V::Real;
   // A lane's sum past 2^40 moves the reference: what it sums then starts from 1 again. Far below
   // fp32's 2^127 even times |v| of 2^60, and far above what ordinary scores reach.
   static constexpr float kLargestSum = 0x1p40f;
 
   /// Turns scores (to be multiplied by `factor`; log2 units then) into unnormalised
-  /// probabilities: fp32 in place, and as an A operand in `p`. Returns what the accumulated
+  /// probabilities: Reals in place, and as an A operand in `p`. Returns what the accumulated
   /// outputs must be multiplied by (1 nearly always).
-  static float update(float* s, int64_t count, float factor, RowState<V>& state, float* p) {
+  static Real update(Real* s, int64_t count, Real factor, RowState<V>& state, Real* p) {
     const F scale = V::set1(factor);
     if (state.reference == kUnset) {
       state.reference = scaled_max(s, count, scale);
@@ -45,12 +47,12 @@ struct Softmax {
     return V::any(V::greater(sum, V::set1(kLargestSum))) ? move_reference(s, count, scale, state, before, p) : 1.0f;
   }
 
-  static void clear(float* p, int64_t count) {
+  static void clear(Real* p, int64_t count) {
     for (int64_t unit = 0; unit < count / C::kPair; unit += V::kLanes) V::store(p + unit, V::zero());
   }
 
   /// Zeroes the dropped probabilities of an A operand whose fp32 values are those of update().
-  static void drop(float* p, int64_t count, const uint16_t* draws, uint32_t threshold) {
+  static void drop(Real* p, int64_t count, const uint16_t* draws, uint32_t threshold) {
     for (int64_t j = 0; j < count; j += V::kLanes * C::kPair) C::keep_row(p + j / C::kPair, draws + j, threshold);
   }
 
@@ -58,7 +60,7 @@ struct Softmax {
   static constexpr float kUnset = -__builtin_inff();
 
   /// p = 2^(s * scale - reference); returns `sum` with them added, lane by lane.
-  TILEWISE_INLINE static F exponentiate(const float* s, int64_t count, F scale, float reference, F sum, float* p) {
+  TILEWISE_INLINE static F exponentiate(const Real* s, int64_t count, F scale, Real reference, F sum, Real* p) {
     const F bias = V::set1(reference);
     for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
       const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, bias));
@@ -70,10 +72,10 @@ struct Softmax {
   }
 
   /// The rare way: this block again, from its own largest score. Returns the outputs' rescale.
-  [[gnu::noinline]] static float move_reference(const float* s, int64_t count, F scale, RowState<V>& state, F before,
-                                                float* p) {
-    const float moved = scaled_max(s, count, scale);
-    const float rescale = exp2_scalar(state.reference - moved);
+  [[gnu::noinline]] static Real move_reference(const Real* s, int64_t count, F scale, RowState<V>& state, F before,
+                                               Real* p) {
+    const Real moved = scaled_max(s, count, scale);
+    const Real rescale = exp2_scalar(state.reference - moved);
     state.reference = moved;
     V::store(state.sum, exponentiate(s, count, scale, moved, V::mul(before, V::set1(rescale)), p));
     return rescale;
@@ -81,22 +83,22 @@ struct Softmax {
 
   /// The largest score that is a number, -infinity where there is none: max returns its second operand where one
   /// is NaN. A NaN needs no reference, it reaches the sum.
-  static float scaled_max(const float* s, int64_t count, F scale) {
+  static Real scaled_max(const Real* s, int64_t count, F scale) {
     F m = V::set1(kUnset);
     for (int64_t j = 0; j < count; j += V::kLanes) m = V::max(V::mul(V::load(s + j), scale), m);
     return V::reduce_max(m);
   }
 
   /// Of a block without a number: whether it is without a NaN too.
-  [[gnu::noinline]] static bool all_hidden(const float* s, int64_t count, F scale) {
+  [[gnu::noinline]] static bool all_hidden(const Real* s, int64_t count, F scale) {
     F sum = V::zero();
     for (int64_t j = 0; j < count; j += V::kLanes) sum = V::add(sum, V::mul(V::load(s + j), scale));
     return V::reduce_add(sum) == kUnset;
   }
 
-  static float exp2_scalar(float x) {
-    alignas(64) float lanes[V::kLanes];
-    V::store(lanes, exp2<Precision::full, V>(V::set1(x)));
+  static Real exp2_scalar(Real x) {
+    alignas(64) Real lanes[V::kLanes];
+    V::store(lanes, exp2<best_precision<V>(), V>(V::set1(x)));
     return lanes[0];
   }
 };

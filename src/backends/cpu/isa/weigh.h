@@ -23,24 +23,25 @@ struct KeySpan {
 template <class C, class In>
 struct Weigh {
   using V = typename C::V;
+  using Real = typename V::Real;
   using RowSoftmax = Softmax<C, C::template precision<In>()>;
 
   /// `scores` (q·k) are overwritten; `probabilities` become an A operand, dropout applied. Returns
   /// what the row's accumulated outputs must be multiplied by.
-  static float row(const RowInfo& row, const ScoreParams& p, const KeySpan& span, float* scores, RowState<V>& state,
-                   float* probabilities, uint16_t* draws) {
+  static Real row(const RowInfo& row, const ScoreParams& p, const KeySpan& span, Real* scores, RowState<V>& state,
+                  Real* probabilities, uint16_t* draws) {
     const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
     const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
     if (begin >= end) {
       RowSoftmax::clear(probabilities, span.columns);
       return 1.0f;
     }
-    float factor = p.softmax_scale * kLog2E;
+    Real factor = static_cast<Real>(p.softmax_scale) * kLog2E<Real>;
     const bool modified = Scores<V>::modifies(p);
     if (modified) {
       const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
       Scores<V>::modify(scores, span.columns, valid, span.key, row, p, nullptr);
-      factor = kLog2E;
+      factor = kLog2E<Real>;
     }
     if (factor == 0.0f) {  // the one factor that can't turn an infinity into "hidden"
       Scores<V>::multiply(scores, span.columns, factor);
@@ -50,7 +51,7 @@ struct Weigh {
     // not its span reaches past what it sees, so results don't depend on the rows beside it.
     if (begin > 0 || end < span.columns)
       Scores<V>::mask(scores, span.columns, begin, end, factor > 0.0f ? kNegativeInfinity : -kNegativeInfinity);
-    const float rescale = RowSoftmax::update(scores, span.columns, factor, state, probabilities);
+    const Real rescale = RowSoftmax::update(scores, span.columns, factor, state, probabilities);
     if (p.dropout_threshold) {
       Dropout<V>::draw_row(draws, span.key, span.columns, row, p);
       RowSoftmax::drop(probabilities, span.columns, draws, p.dropout_threshold);

@@ -1,4 +1,4 @@
-// Products of fp32 operands, whatever the element type of the tensors: one unit is one float.
+// Products of operands in the vectors' own Reals, whatever the element type of the tensors: one unit is one Real.
 #pragma once
 
 #include <stdint.h>
@@ -9,9 +9,10 @@
 namespace tilewise::backends::cpu {
 
 template <class Simd>
-struct ComputeF32 {
+struct ComputeReal {
   using V = Simd;
   using F = typename V::F;
+  using Real = typename V::Real;
   static constexpr int kPair = 1;
   static constexpr int kDepthUnits = 1;
   static constexpr int kRowPadding = 0;
@@ -26,14 +27,14 @@ struct ComputeF32 {
 
   template <class In>
   static constexpr Precision precision() {
-    return sizeof(In) == 4 ? Precision::full : Precision::low;
+    return sizeof(In) == 2 ? Precision::low : best_precision<V>();
   }
 
   TILEWISE_INLINE static F dot(F sum, F a, F b) { return V::fma(a, b, sum); }
 
-  static void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t lda, const float* b,
-                       int64_t panel_stride, float* c, int64_t ldc, bool accumulate) {
-    cpu::multiply<ComputeF32>(rows, columns, depth, a, lda, b, panel_stride, c, ldc, accumulate);
+  static void multiply(int64_t rows, int64_t columns, int64_t depth, const Real* a, int64_t lda, const Real* b,
+                       int64_t panel_stride, Real* c, int64_t ldc, bool accumulate) {
+    cpu::multiply<ComputeReal>(rows, columns, depth, a, lda, b, panel_stride, c, ldc, accumulate);
   }
 
   template <class In>
@@ -45,7 +46,7 @@ struct ComputeF32 {
   template <class In>
   TILEWISE_INLINE static void load_paired(F (&out)[kPair], const In* row, int64_t, int64_t rows_left, int64_t begin,
                                           int64_t size) {
-    out[0] = rows_left > 0 ? cpu::load_units<ComputeF32>(row, begin, size) : V::zero();
+    out[0] = rows_left > 0 ? cpu::load_units<ComputeReal>(row, begin, size) : V::zero();
   }
 
   /// compute_bf16.h's cheaper order of columns; here there is but one.
@@ -54,20 +55,20 @@ struct ComputeF32 {
                                             int64_t begin, int64_t size) {
     load_paired(out, row, stride, rows_left, begin, size);
   }
-  TILEWISE_INLINE static void order_row(float*) {}
+  TILEWISE_INLINE static void order_row(Real*) {}
 
-  /// Columns [j, j + kLanes) of one depth row of a B operand, from fp32; null: zeros.
-  TILEWISE_INLINE static void pair_columns(F (&out)[kPair], const float* row, const float*) {
+  /// Columns [j, j + kLanes) of one depth row of a B operand, from Reals; null: zeros.
+  TILEWISE_INLINE static void pair_columns(F (&out)[kPair], const Real* row, const Real*) {
     out[0] = row ? V::load(row) : V::zero();
   }
 
   /// Columns [j, j + 2 kLanes) of an A operand's row.
-  TILEWISE_INLINE static void store_row(float* row, int64_t j, F x0, F x1) {
+  TILEWISE_INLINE static void store_row(Real* row, int64_t j, F x0, F x1) {
     V::store(row + j, x0);
     V::store(row + j + V::kLanes, x1);
   }
 
-  TILEWISE_INLINE static void keep_row(float* units, const uint16_t* draws, uint32_t threshold) {
+  TILEWISE_INLINE static void keep_row(Real* units, const uint16_t* draws, uint32_t threshold) {
     V::store(units, V::select(V::at_least_u16(draws, threshold), V::load(units), V::zero()));
   }
 };

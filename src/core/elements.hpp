@@ -1,0 +1,61 @@
+// One element of any floating-point dtype as a double and back: for sinks, log-sum-exps and whatever
+// else is read one by one.
+#pragma once
+
+#include <cstdint>
+
+#include "device/common/float16.h"
+#include "device/common/params.h"
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::core {
+
+/// Of the values of a bias or a sink; boolean for kBiasBool.
+[[nodiscard]] constexpr DType dtype_of(std::int32_t type) {
+  switch (type) {
+    case device::kBiasF32:
+      return DType::f32;
+    case device::kBiasBf16:
+      return DType::bf16;
+    case device::kBiasF16:
+      return DType::f16;
+    case device::kBiasBool:
+      return DType::boolean;
+    case device::kBiasF64:
+      return DType::f64;
+    default:
+      return DType::none;
+  }
+}
+
+[[nodiscard]] inline double load_element(DType dtype, const void* data, std::int64_t index) {
+  switch (dtype) {
+    case DType::bf16:
+      return device::bf16_to_float(static_cast<const std::uint16_t*>(data)[index]);
+    case DType::f16:
+      return device::f16_to_float(static_cast<const std::uint16_t*>(data)[index]);
+    case DType::f64:
+      return static_cast<const double*>(data)[index];
+    default:
+      return static_cast<const float*>(data)[index];
+  }
+}
+
+/// Rounds to f32 first and then to nearest even again where dtype is narrower.
+inline void store_element(DType dtype, void* data, std::int64_t index, double value) {
+  switch (dtype) {
+    case DType::bf16:
+      static_cast<std::uint16_t*>(data)[index] = device::float_to_bf16(static_cast<float>(value));
+      break;
+    case DType::f16:
+      static_cast<std::uint16_t*>(data)[index] = device::float_to_f16(static_cast<float>(value));
+      break;
+    case DType::f64:
+      static_cast<double*>(data)[index] = value;
+      break;
+    default:
+      static_cast<float*>(data)[index] = static_cast<float>(value);
+  }
+}
+
+}  // namespace tilewise::core

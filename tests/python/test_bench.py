@@ -203,7 +203,7 @@ def test_wrong_results_fail_and_refusals_do_not():
             "--shapes",
             "'1x999999999x1x512': 4100 GB of tensors",  # q, k, v and out of 1024 GB each, and the LSE
         ),
-        (["--dtypes", "f64"], "--dtypes", "'f64'"),
+        (["--dtypes", "f8"], "--dtypes", "'f8'"),
         (["--masks", "diagonal"], "--masks", "'diagonal'"),
         (["--layout", "thd"], "--layout", "'thd'"),
         (["--threads", "0"], "--threads", "'0'"),

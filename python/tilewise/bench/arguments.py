@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import tilewise
-from tilewise.bench.contenders import RIVALS
+from tilewise.bench.contenders import CPU_RIVALS, RIVALS
 from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
 from tilewise.bench.runner import CsvFile
@@ -48,10 +48,11 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     """The libraries and the cases."""
     parser.add_argument(
         "--compare",
-        type=_list_of(_one_of(RIVALS)),
+        type=_list_of(_one_of(CPU_RIVALS)),
         default=list(RIVALS),
         metavar="LIBRARIES",
-        help=f"comma-separated, of {', '.join(RIVALS)} (default: all; what is missing is named and left out)",
+        help=f"comma-separated, of {', '.join(CPU_RIVALS)} (default: {','.join(RIVALS)}; what is missing is named"
+        " and left out)",
     )
     parser.add_argument(
         "--shapes",
@@ -114,6 +115,9 @@ def _settle_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     if options.threads is not None:
         parser.error(f"argument --threads: must be left out with --device cuda (got {options.threads})")
     options.device, options.threads = kind, [1]
+    for name in options.compare:
+        if name not in RIVALS:
+            parser.error(f"argument --compare: must be of {', '.join(RIVALS)} with --device cuda (got {name!r})")
     options.dtypes = options.dtypes or list(GPU_DTYPES)
     for dtype in options.dtypes:
         if reason := refusal(kind, dtype):
@@ -137,7 +141,7 @@ def _check_cases(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 
 def _cpu_dtypes() -> list[str]:
-    return ["bf16", "f32"] if has_torch() else list(NUMPY_DTYPES)
+    return ["bf16", "f32"] if has_torch() else ["f32", "f16"]
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:

@@ -137,6 +137,31 @@ class Torch(Contender):
         return visible.tril(diagonal=shape.seqlen_k - shape.seqlen_q)
 
 
+class TorchMath(Torch):
+    """The same by its math path: products and a softmax one after the other, the scores stored between them."""
+
+    name = "torch_math"
+
+    def version(self) -> str:
+        return Torch().version()
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.MATH):  # for the graph of a backward case
+            prepared = super().prepare(case, inputs)
+
+        def call() -> object:
+            with sdpa_kernel(SDPBackend.MATH):
+                return prepared.call()
+
+        def results() -> Sequence[Any]:
+            with sdpa_kernel(SDPBackend.MATH):
+                return prepared.results()
+
+        return Prepared(call, results)
+
+
 class GpuOnly(Contender):
     """A library without CPU kernels: named when it is absent, and when it is there but has no GPU to run on."""
 
@@ -158,10 +183,13 @@ def not_installed(name: str) -> str:
 
 
 RIVALS = ("torch", "flash_attn", "flashinfer")
+CPU_RIVALS = (*RIVALS, "torch_math")
 
 
 def make_rival(name: str) -> Contender:
-    """The contender of one of RIVALS on the CPU."""
+    """The contender of one of CPU_RIVALS on the CPU."""
+    if name == "torch_math":
+        return TorchMath()
     return Torch() if name == "torch" else GpuOnly(name)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from tilewise.bench.reference import Array
 from tilewise.bench.shapes import Case
 
-TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
-NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16}  # NumPy has no bf16
+TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}  # NumPy has no bf16
 
 
 def has_torch() -> bool:

@@ -13,7 +13,7 @@ Mask = Literal["none", "causal"]
 Pass = Literal["forward", "backward"]
 Layout = Literal["bshd", "bhsd"]
 
-BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2}
+BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
 DTYPES = tuple(BYTES_PER_ELEMENT)
 MASKS: tuple[Mask, ...] = ("none", "causal")
 LAYOUTS: tuple[Layout, ...] = ("bshd", "bhsd")

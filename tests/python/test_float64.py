@@ -177,3 +177,14 @@ def test_numpy_sink_of_qs_dtype():
     sink = options["sink"].half()
     out = tilewise.attention(q.numpy(), k.numpy(), v.numpy(), sink=sink.numpy())
     np.testing.assert_array_equal(out, tilewise.attention(q, k, v, sink=sink).numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_sinks_of_a_model_keep_their_precision(dtype):
+    transformers = pytest.importorskip("tilewise.transformers")
+    (q, k, v), options = draw("sink", dtype)
+    sink = (options["sink"].double() + 1e-9).to(dtype)  # no f32
+    inputs = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    out, _ = transformers.attention_forward(torch.nn.Module(), *inputs, None, is_causal=True, s_aux=sink)
+    # transformers aligns causal masks top-left.
+    assert torch.equal(out, tilewise.attention(q, k, v, mask="causal_top_left", sink=sink))

@@ -87,6 +87,12 @@ def _packed_attention(
     return out.unsqueeze(0)
 
 
+def _sink(s_aux: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A model's sinks, one a head, in a dtype that goes with queries of `dtype`. They keep their gradient."""
+    sink = s_aux.flatten()
+    return sink if sink.dtype == dtype else sink.float()
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -131,7 +137,7 @@ def attention_forward(
         **arguments,
         "softmax_scale": scaling,
         "softcap": 0.0 if softcap is None else softcap,
-        "sink": None if s_aux is None else s_aux.flatten().float(),
+        "sink": None if s_aux is None else _sink(s_aux, query.dtype),
         "dropout_p": dropout,
         "deterministic": bool(deterministic),
     }

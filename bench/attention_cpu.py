@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from overhead import measure_overhead
 
 from tilewise.bench.contenders import Tilewise, Torch
 from tilewise.bench.runner import Row, Settings, ratio, run_case
-from tilewise.bench.shapes import Case, Mask, Shape, traffic_bytes
+from tilewise.bench.shapes import Case, Mask, Pass, Shape, traffic_bytes
 
 PLOT = REPOSITORY / "docs" / "benchmarks_cpu.png"
 
@@ -105,17 +105,32 @@ def parse_arguments() -> argparse.Namespace:
 
 def all_cases(options: argparse.Namespace) -> Iterator[Case]:
     """In the order they are measured."""
-    for threads in options.threads:
-        for operation in options.passes:
-            for dtype in options.dtypes:
+    seqlens = QUICK_SEQLENS if options.quick else SEQLENS
+    for case in grid_cases(options.threads, options.passes, options.dtypes, seqlens):
+        if options.filter is None or options.filter.search(case_label(case)):
+            yield case
+
+
+def grid_cases(
+    thread_counts: Sequence[int],
+    passes: Sequence[Pass],
+    dtypes: Sequence[str] = DTYPES,
+    seqlens: Sequence[int] = SEQLENS,
+) -> Iterator[Case]:
+    """The headline table's."""
+    for threads in thread_counts:
+        for operation in passes:
+            for dtype in dtypes:
                 for head_dim in HEAD_DIMS:
-                    for seqlen in QUICK_SEQLENS if options.quick else SEQLENS:
+                    for seqlen in seqlens:
                         for mask in MASKS:
                             shape = Shape(1, seqlen, seqlen, NUM_HEADS, NUM_HEADS, head_dim)
                             # bhsd is what torch is fastest in; Tilewise takes any.
-                            case = Case(shape, dtype, mask, operation, "bhsd", threads)
-                            if options.filter is None or options.filter.search(case_label(case)):
-                                yield case
+                            yield Case(shape, dtype, mask, operation, "bhsd", threads)
+
+
+def decode_case(dtype: str, threads: int) -> Case:
+    return Case(DECODE_SHAPE, dtype, "none", "forward", "bshd", threads)
 
 
 def case_label(case: Case) -> str:
@@ -155,7 +170,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
 
 def run_decode(dtype: str, threads: int, ceilings: Ceilings, settings: Settings) -> list[Row]:
     """One decode step over as many KV caches as the ceiling's buffer is large, so that each is read from memory."""
-    case = Case(DECODE_SHAPE, dtype, "none", "forward", "bshd", threads)
+    case = decode_case(dtype, threads)
     num_copies = max(2, -(-ceilings.read_bytes // traffic_bytes(case)))
     return run_case(case, [Tilewise(), Torch()], settings, num_copies)
 

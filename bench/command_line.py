@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs" / "benchmarks.md"
 
 # Options that hold paths or names of this machine: no part of a published command.
-_LOCAL = re.compile(r"--(ceilings|json|plot|machine|write-docs)\b")
+_LOCAL = re.compile(r"--(ceilings|csv|json|plot|machine|write-docs)\b")
 
 
 def report_parser(description: str, machine: str, plot: Path) -> argparse.ArgumentParser:

@@ -74,10 +74,14 @@ class Tilewise:
 
     def chosen(self, case: GpuCase, operation: str, inputs: Inputs) -> str:
         """The implementation's name."""
+        return str(self.explanation(case, operation, inputs).chosen)
+
+    def explanation(self, case: GpuCase, operation: str, inputs: Inputs) -> tilewise.Explanation:
+        """Every implementation's verdict on one pass of the case."""
         options = self.options(case, inputs)
         forward = tilewise.explain(inputs.q, inputs.k, inputs.v, return_lse=True, **options)
         problem = forward.problem.replace("attention_forward", f"attention_{operation}", 1)
-        return str(tilewise.explain(problem, implementation=self.implementation).chosen)
+        return tilewise.explain(problem, implementation=self.implementation)
 
     def warm_up(self, case: GpuCase, inputs: Inputs) -> None:
         """Compiles what the case needs; the tensors' elements are not read."""

@@ -20,6 +20,8 @@ using Context = struct ContextState*;
 enum DeviceAttribute : int {
   kClockRateKilohertz = 13,
   kMultiprocessorCount = 16,
+  kMemoryClockRateKilohertz = 36,
+  kMemoryBusWidthBits = 37,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
   kMaxSharedMemoryPerBlockOptin = 97,

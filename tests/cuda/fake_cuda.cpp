@@ -64,6 +64,10 @@ cu::Result cuDeviceGetAttribute(int* value, cu::DeviceAttribute attribute, cu::D
       return *value = 227 << 10, cu::kSuccess;
     case cu::kClockRateKilohertz:
       return *value = 1980000, cu::kSuccess;
+    case cu::kMemoryClockRateKilohertz:
+      return *value = 3201000, cu::kSuccess;
+    case cu::kMemoryBusWidthBits:
+      return *value = 6144, cu::kSuccess;
     default:
       return cu::kErrorInvalidValue;
   }

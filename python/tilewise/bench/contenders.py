@@ -75,6 +75,10 @@ class Tilewise(Contender):
 
     def set_num_threads(self, threads: int) -> None:
         tilewise.set_num_threads(threads)
+        if has_torch():  # whose tensors' calls take torch's number
+            import torch
+
+            torch.set_num_threads(threads)
 
     def warm_up(self, case: Case) -> None:
         """Compiles and loads what a case of torch tensors needs."""

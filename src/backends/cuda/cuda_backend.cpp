@@ -112,6 +112,16 @@ struct CudaApi {
   }
 };
 
+/// As its driver tells; some don't, where the memory is the host's.
+double memory_gigabytes_per_second(const CudaApi::Driver& driver, cu::DeviceId device, double otherwise) {
+  int kilohertz = 0, bits = 0;
+  const bool told =
+      driver.ask(CudaApi::kGetAttribute, &kilohertz, cu::kMemoryClockRateKilohertz, device) == cu::kSuccess &&
+      driver.ask(CudaApi::kGetAttribute, &bits, cu::kMemoryBusWidthBits, device) == cu::kSuccess;
+  constexpr double kTransfersACycle = 2.0, kBitsAByte = 8.0, kGigahertz = 1e-6;
+  return told && kilohertz > 0 && bits > 0 ? kTransfersACycle * kilohertz * kGigahertz * bits / kBitsAByte : otherwise;
+}
+
 portable::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId device) {
   int major = 0, minor = 0;
   driver.call(kGetAttribute, &major, cu::kComputeCapabilityMajor, device);
@@ -121,9 +131,11 @@ portable::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId devic
   identity.machine = device::kSm80;
   identity.architecture = core::concat("sm_", capability, capability == 90 ? "a" : "");
   // A GPU newer than the table is taken for one of its consumer parts.
-  constexpr double kUnknownRate = 512.0;
+  constexpr double kUnknownRate = 512.0, kUnknownBandwidth = 500.0;
   const portable::Architecture* known = portable::find_architecture(identity.architecture);
   identity.matrix_rate = known != nullptr ? known->matrix_rate : kUnknownRate;
+  identity.memory_gigabytes_per_second = memory_gigabytes_per_second(
+      driver, device, known != nullptr ? known->memory_gigabytes_per_second : kUnknownBandwidth);
   if (capability < kMinComputeCapability) {
     identity.refusal = core::concat("compute capability must be >= 8.0 (got ", major, ".", minor, ")");
   }

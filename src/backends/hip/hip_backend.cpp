@@ -96,6 +96,7 @@ portable::GpuIdentity HipApi::identify(const Driver& driver, int device) {
   if (known != nullptr && portable::device_of(*known) == DeviceType::hip) {
     identity.machine = known->machine;
     identity.matrix_rate = known->matrix_rate;
+    identity.memory_gigabytes_per_second = known->memory_gigabytes_per_second;
   } else {
     identity.refusal = core::concat("the GPU must be one of ", portable::architecture_names(DeviceType::hip), " (got ",
                                     identity.architecture, ")");

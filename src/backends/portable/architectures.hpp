@@ -19,6 +19,7 @@ struct Architecture {
   std::size_t shared_bytes;  ///< most that a block may have
   double gigahertz;          ///< peak clock of that product
   double matrix_rate;        ///< multiply-adds of half precision that a multiprocessor does in a cycle
+  double memory_gigabytes_per_second;
 };
 
 /// Null where portable kernels don't run on it.
@@ -32,8 +33,8 @@ struct Architecture {
 /// The kind of device that has this architecture.
 [[nodiscard]] DeviceType device_of(const Architecture& architecture);
 
-/// Sets the rates of the cost estimate from the traits' multiprocessors and these two.
-void set_rates(DeviceTraits& traits, double matrix_rate, double gigahertz);
+/// Sets what schedules and the cost estimate go by from the traits' multiprocessors and these three.
+void set_rates(DeviceTraits& traits, double matrix_rate, double gigahertz, double memory_gigabytes_per_second);
 
 /// Traits of the product that the table speaks of.
 [[nodiscard]] DeviceTraits traits_of(const Architecture& architecture);

@@ -18,8 +18,8 @@ namespace tilewise::backends::portable {
 struct GpuIdentity {
   device::Machine machine = device::kSm80;
   std::string architecture;
-  double matrix_rate = 0.0;  ///< as in Architecture
-  std::string refusal;       ///< why the kernels can't run on it; empty where they can
+  double matrix_rate = 0.0, memory_gigabytes_per_second = 0.0;  ///< as in Architecture
+  std::string refusal;  ///< why the kernels can't run on it; empty where they can
 };
 
 /// A GPU of this process. Portable kernels run on it unless it has a refusal(); its memory can be used in any case.
@@ -68,7 +68,8 @@ Gpu<Api>::Gpu(const GpuDriver<Api>& driver, int index)
   traits_.multiprocessors = attribute(Api::kMultiprocessors);
   traits_.shared_bytes = static_cast<std::size_t>(attribute(Api::kSharedBytes));
   constexpr double kGigahertz = 1e-6;  // of a kilohertz
-  set_rates(traits_, identity.matrix_rate, attribute(Api::kClockRateKilohertz) * kGigahertz);
+  set_rates(traits_, identity.matrix_rate, attribute(Api::kClockRateKilohertz) * kGigahertz,
+            identity.memory_gigabytes_per_second);
   target_ = {Api::kTarget, identity.architecture};
   if (!identity.refusal.empty()) refusal_ = core::concat(name_, ": ", identity.refusal);
   home_ = Api::home(driver, id);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "backends/portable/estimate.hpp"
 #include "backends/portable/schedule.hpp"
 #include "core/message.hpp"
 
@@ -12,11 +13,10 @@ namespace {
 
 using core::concat, core::Feature, core::FeatureSet;
 
-constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
-constexpr std::int64_t kFewestTilesASplit = 2;  // below, merging costs more than idle multiprocessors
-constexpr std::int64_t kFewestStepsASplit = 4;  // likewise of tiles of queries, for dk and dv
-constexpr std::int64_t kFewQueries = 64;        // rows of one tile may then come from several heads
-constexpr double kLaunchUs = 2.5;
+constexpr std::int64_t kMostHeadDim = 256;              // accumulators of more do not fit a lane's registers
+constexpr std::int64_t kFewestTilesASplit = 2;          // below, merging costs more than idle multiprocessors
+constexpr std::int64_t kFewestStepsASplit = 4;          // likewise of tiles of queries, for dk and dv
+constexpr std::int64_t kFewQueries = 64;                // rows of one tile may then come from several heads
 constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
 constexpr double kMergeUs = 6.0;                        // launch and latency of the merge
 constexpr double kMergeBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
@@ -33,7 +33,7 @@ class Lowerer {
     } else {
       lower_backward();
     }
-    result_.estimated_us = estimate_us();
+    result_.estimated_us = estimate_us(p_, traits_, result_.launches);
     return std::move(result_);
   }
 
@@ -225,23 +225,6 @@ class Lowerer {
   void describe(KernelKind kind, const device::KernelConfig& config) {
     result_.schedule += concat(result_.schedule.empty() ? "" : "; ", kernel_name(kind), " ", block_rows(kind, config),
                                "x", config.tile_cols, " tiles");
-  }
-
-  /// In units of the forward pass's two: five, or seven where dq has a kernel of its own and recomputes two.
-  [[nodiscard]] double products_backward() const { return result_.workspace.query_sums >= 0 ? 2.5 : 3.5; }
-
-  [[nodiscard]] double estimate_us() const {
-    const auto f = [](std::int64_t n) { return static_cast<double>(n); };
-    double keys = f(p_.seqlen_k);  // visible to a row, on average
-    if (p_.mask == Mask::causal) keys -= 0.5 * std::min(f(p_.seqlen_q), f(p_.seqlen_k));
-    if (p_.window_left >= 0) keys = std::min(keys, f(p_.window_left + std::max<std::int64_t>(p_.window_right, 0) + 1));
-    const double queries = p_.layout == Layout::thd ? f(p_.total_q) : f(p_.batch_size) * f(p_.seqlen_q);
-    const double products = p_.operation == Operation::attention_backward ? products_backward() : 1.0;
-    const double flops = 2.0 * queries * f(p_.num_heads_q) * keys * f(p_.head_dim + p_.head_dim_v) * products;
-    const double rows_k = p_.layout == Layout::thd ? f(p_.total_k) : f(p_.batch_size) * f(p_.seqlen_k);
-    const double bytes = 2.0 * rows_k * f(p_.num_heads_k) * f(p_.head_dim + p_.head_dim_v);
-    const double launches = kLaunchUs * static_cast<double>(result_.launches.size());
-    return launches + 1e-3 * std::max(flops / traits_.gflops, bytes / traits_.gigabytes_per_second);
   }
 
   const Problem& p_;

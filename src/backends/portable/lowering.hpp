@@ -20,7 +20,8 @@ struct DeviceTraits {
   std::string architecture;  ///< "sm_90a", "gfx942"; "host" for an emulation
   int multiprocessors = 1;
   std::size_t shared_bytes = 48 << 10;              ///< a block may have
-  double gflops = 1.0, gigabytes_per_second = 1.0;  ///< sustained by these kernels, for the cost estimate
+  double gflops = 1.0, gigabytes_per_second = 1.0;  ///< sustained by these kernels, the latter out of caches too
+  double memory_gigabytes_per_second = 1.0;         ///< the memory's own bandwidth, for the cost estimate
 };
 
 /// The bodies under src/device/portable, one kernel symbol each.
@@ -63,8 +64,8 @@ struct WorkspaceParts {
 struct Lowering {
   std::vector<Launch> launches;
   WorkspaceParts workspace;
-  std::string schedule;  ///< one line for explain()
-  double estimated_us = 0.0;
+  std::string schedule;       ///< one line for explain()
+  double estimated_us = 0.0;  ///< see estimate.hpp
 };
 
 /// What portable kernels honour, for every machine.

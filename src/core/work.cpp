@@ -1,0 +1,69 @@
+// Sums over bands of a rectangle, in closed form; see work.hpp.
+#include "core/work.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/problem_rules.hpp"
+
+namespace tilewise::core {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Row i of the rectangle sees columns [i + first, i + last].
+struct Band {
+  double rows, cols, first, last;
+};
+
+double as_double(std::int64_t n) { return static_cast<double>(n); }
+
+Band band_of(const Problem& p) {
+  const Extent extent = typical_extent(p);
+  const double diagonal = p.alignment == Alignment::bottom_right ? extent.seqlen_k - extent.seqlen_q : 0.0;
+  const std::int64_t left = p.window_left, right = folded_window_right(p);
+  return {extent.seqlen_q, extent.seqlen_k, left < 0 ? -kInfinity : diagonal - as_double(left),
+          right < 0 ? kInfinity : diagonal + as_double(right)};
+}
+
+/// The sum of clamp(i + shift, 0, most) over i in [0, rows).
+double sum_of_clamped(double rows, double shift, double most) {
+  const double begin = std::clamp(-shift, 0.0, rows);      // zero before
+  const double end = std::clamp(most - shift, 0.0, rows);  // `most` from here on
+  const double rising = end > begin ? (end - begin) * (0.5 * (begin + end - 1.0) + shift) : 0.0;
+  return rising + (rows - end) * most;
+}
+
+/// Columns from the first to the last that a block of rows sees, on average.
+double columns_seen(const Band& band, double block) {
+  if (band.rows <= 0.0) return 0.0;
+  const double reach = 0.5 * (std::clamp(block, 1.0, band.rows) - 1.0);  // of a block beyond its middle
+  const double before = sum_of_clamped(band.rows, band.first - reach, band.cols);
+  const double until = sum_of_clamped(band.rows, band.last + reach + 1.0, band.cols);
+  return std::max(until - before, 0.0) / band.rows;
+}
+
+}  // namespace
+
+Extent typical_extent(const Problem& p) {
+  if (p.layout != Layout::thd) {
+    return {as_double(p.seqlen_q), as_double(p.seqlen_k), as_double(p.batch_size * p.seqlen_q),
+            as_double(p.batch_size * p.seqlen_k)};
+  }
+  // The mean length, each sequence counted as often as it has rows: the mean itself where all are equally long, two
+  // thirds of the longest where lengths are spread evenly up to it.
+  const auto typical = [&p](std::int64_t total, std::int64_t longest) {
+    const double mean = as_double(total) / as_double(std::max<std::int64_t>(p.batch_size, 1));
+    return mean + std::max(as_double(longest) - mean, 0.0) / 3.0;
+  };
+  return {typical(p.total_q, p.seqlen_q), typical(p.total_k, p.seqlen_k), as_double(p.total_q), as_double(p.total_k)};
+}
+
+double keys_seen(const Problem& problem, double block) { return columns_seen(band_of(problem), block); }
+
+double queries_seen(const Problem& problem, double block) {
+  const Band band = band_of(problem);
+  return columns_seen({band.cols, band.rows, -band.last, -band.first}, block);
+}
+
+}  // namespace tilewise::core

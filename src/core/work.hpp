@@ -1,0 +1,23 @@
+// How much of its rectangle a Problem computes, as far as the Problem tells: what cost estimates count. Masks and
+// windows are exact; of packed sequences only their sum and the longest are known.
+#pragma once
+
+#include "tilewise/problem.hpp"
+
+namespace tilewise::core {
+
+/// Lengths of the sequences that a call has on average, and of all of them together.
+struct Extent {
+  double seqlen_q = 0.0, seqlen_k = 0.0;
+  double total_q = 0.0, total_k = 0.0;
+};
+
+[[nodiscard]] Extent typical_extent(const Problem& problem);
+
+/// Keys between the first and the last one that a block of consecutive queries sees, on average over such blocks.
+/// With block 1 the keys a query sees.
+[[nodiscard]] double keys_seen(const Problem& problem, double block = 1.0);
+/// Likewise queries that see any of a block of keys.
+[[nodiscard]] double queries_seen(const Problem& problem, double block = 1.0);
+
+}  // namespace tilewise::core

@@ -10,6 +10,7 @@
 #include "attention.hpp"
 #include "core/call.hpp"
 #include "core/device.hpp"
+#include "core/num_threads.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -18,11 +19,12 @@ namespace tilewise::python {
 namespace {
 
 Explanation explain_forward(const Array& q, const Array& k, const Array& v, const Array* out, bool softmax_lse,
-                            const Options& options, const std::string& implementation) {
+                            const Options& options, const std::string& implementation, int torch_threads) {
   ForwardArguments arguments{q.view(), k.view(), v.view(), view_of(out), {}, options.value};
   if (out == nullptr) arguments.out = planned_out(arguments.q, arguments.v);
   if (softmax_lse) arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
   const core::DeviceScope scope(arguments.q.device, nullptr);
+  const core::FrameworkThreads threads(torch_threads);
   const Problem problem = core::describe(core::call_of(arguments));
   if (out != nullptr) check_given_out(arguments);
   return explain(problem, {implementation});
@@ -65,13 +67,14 @@ void bind_explain(nb::module_& module) {
       .def("__repr__", &Explanation::to_string);
 
   module.def("explain_forward", &explain_forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out").none(),
-             nb::arg("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "");
+             nb::arg("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("torch_threads") = 0);
   module.def(
       "explain_problem",
-      [](const std::string& problem, const std::string& implementation) {
+      [](const std::string& problem, const std::string& implementation, int torch_threads) {
+        const core::FrameworkThreads threads(torch_threads);
         return explain(parse_problem(problem), {implementation});
       },
-      nb::arg("problem"), nb::arg("implementation") = "");
+      nb::arg("problem"), nb::arg("implementation") = "", nb::arg("torch_threads") = 0);
 }
 
 }  // namespace tilewise::python

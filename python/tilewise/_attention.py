@@ -26,6 +26,7 @@ from tilewise._arguments import (
 )
 from tilewise._keywords import check_keywords, keywords_of, with_known_keywords
 from tilewise._kinds import form
+from tilewise._threads import torch_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -217,6 +218,8 @@ def explain(
 def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Explanation:
     """Every implementation's verdict on a forward call: accepted with an estimate, or refused with a reason.
 
+    Estimates on the CPU are those of as many threads as the call would use, get_num_threads().
+
     Args:
         q: As attention() takes it, with all its other arguments; or a problem as text, on its own or with
             implementation=, such as "attention_backward dtype=bf16 seqlen_q=4096 num_heads_q=32 head_dim=128".
@@ -239,6 +242,7 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
         flag("return_lse", given["return_lse"]),
         _arrays.core_options(call),
         call.implementation or "",
+        torch_threads(),
     )
 
 
@@ -299,7 +303,7 @@ def _explain_text(problem: str, others: dict[str, Any]) -> _core.Explanation:
     for name, value in others.items():
         if name != "implementation":
             raise TypeError(f"{name}: must not be given beside a problem as text (got {type(value).__name__})")
-    return _core.explain_problem(problem, implementation_name(others.get("implementation")) or "")
+    return _core.explain_problem(problem, implementation_name(others.get("implementation")) or "", torch_threads())
 
 
 @with_known_keywords

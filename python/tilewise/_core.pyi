@@ -177,8 +177,9 @@ def explain_forward(
     softmax_lse: bool,
     options: AttentionOptions,
     implementation: str = "",
+    torch_threads: int = 0,
 ) -> Explanation: ...
-def explain_problem(problem: str, implementation: str = "") -> Explanation: ...
+def explain_problem(problem: str, implementation: str = "", torch_threads: int = 0) -> Explanation: ...
 def register_torch_operators(libtorch_path: str) -> str:
     """
     Registers the operators in the loaded libtorch; returns "" or why that cannot be done.

@@ -1,8 +1,8 @@
 // The printable walk of the implementation table.
 #include <algorithm>
 #include <array>
-#include <cstdio>
 
+#include "core/duration.hpp"
 #include "core/problem_rules.hpp"
 #include "core/select.hpp"
 
@@ -10,13 +10,6 @@ namespace tilewise {
 namespace {
 
 using Line = std::array<std::string, 4>;
-
-std::string estimate_text(const ExplainRow& row) {
-  if (!row.accepted) return "-";
-  std::array<char, 48> text;
-  std::snprintf(text.data(), text.size(), "%.1f us", row.estimated_us);
-  return text.data();
-}
 
 void pad(std::string& text, const std::string& cell, std::size_t width) {
   text += cell;
@@ -47,7 +40,7 @@ std::string Explanation::to_string() const {
                      row.chosen     ? "chosen"
                      : row.accepted ? "accepted"
                                     : "refused",
-                     estimate_text(row), row.reason});
+                     row.accepted ? core::duration_text(row.estimated_us) : "-", row.reason});
   }
   std::array<std::size_t, 3> widths{};
   for (const Line& line : lines) {

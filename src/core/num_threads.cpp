@@ -88,6 +88,8 @@ int num_threads() {
   return std::min(wanted, looked_up_once<environment_limit>());
 }
 
+int num_cores() { return looked_up_once<processors>(); }
+
 void set_num_threads(int num_threads, int framework) {
   if (num_threads < 0 || num_threads > kMaxThreads) {
     invalid_argument("num_threads: must be from 0 to ", kMaxThreads, " (got ", num_threads, ")");

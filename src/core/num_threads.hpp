@@ -8,6 +8,9 @@ namespace tilewise::core {
 /// number of threads.
 [[nodiscard]] int num_threads();
 
+/// Processors that this process may run on.
+[[nodiscard]] int num_cores();
+
 /// set_num_threads() in a process whose framework gives `framework` threads (0: there is none, or not yet). The choice
 /// holds until the framework gives another number, which each thread notices on its own; one made before there was a
 /// framework holds against the first number seen.

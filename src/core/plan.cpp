@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "core/device.hpp"
+#include "core/duration.hpp"
 #include "core/message.hpp"
 #include "core/problem_rules.hpp"
 
@@ -45,10 +46,8 @@ void log_decision(const Plan::State& plan, double estimated_us) {
   const char* log = std::getenv("TILEWISE_LOG");
   if (log == nullptr || *log == '\0') return;
   if (std::string_view(log) != "dispatch") invalid_argument("TILEWISE_LOG: must be dispatch (got ", quoted(log), ")");
-  std::array<char, 32> estimate;
-  std::snprintf(estimate.data(), estimate.size(), "%.1f", estimated_us);
   const std::string line = concat("tilewise: ", to_string(plan.problem), " -> ", plan.implementation->name(), " (",
-                                  plan.kernel->schedule(), "), estimated ", estimate.data(), " us\n");
+                                  plan.kernel->schedule(), "), estimated ", duration_text(estimated_us), "\n");
   std::fputs(line.c_str(), stderr);
 }
 

@@ -66,4 +66,14 @@ double queries_seen(const Problem& problem, double block) {
   return columns_seen({band.cols, band.rows, -band.last, -band.first}, block);
 }
 
+double scalar_us(const Problem& p, const ScalarCosts& costs) {
+  const Extent extent = typical_extent(p);
+  const double heads = as_double(p.num_heads_q), dims = as_double(p.head_dim + p.head_dim_v);
+  const double rows = extent.total_q * heads + extent.total_k * as_double(p.num_heads_k);
+  const double scores = extent.total_q * heads * keys_seen(p);
+  const double passes = p.operation == Operation::attention_forward ? 1.0 : 2.5;
+  return costs.call + rows * (costs.row + dims * costs.row_element) +
+         passes * scores * (costs.score + 2.0 * dims * costs.flop);
+}
+
 }  // namespace tilewise::core

@@ -20,4 +20,11 @@ struct Extent {
 /// Likewise queries that see any of a block of keys.
 [[nodiscard]] double queries_seen(const Problem& problem, double block = 1.0);
 
+/// Microseconds of an implementation that computes one score after the other.
+struct ScalarCosts {
+  double call = 0.0, row = 0.0, row_element = 0.0, score = 0.0, flop = 0.0;
+};
+
+[[nodiscard]] double scalar_us(const Problem& problem, const ScalarCosts& costs);
+
 }  // namespace tilewise::core

@@ -199,10 +199,10 @@ TEST(Explain, PrintsATable) {
                                  {"reference", true, false, 56789.0, "f64"}}};
   EXPECT_EQ(explanation.to_string(),
             "attention_forward seqlen_q=80 head_dim=64\n"
-            "implementation  verdict   estimate    schedule or reason\n"
-            "cpu.fast        chosen    12.3 us     64x32 tiles\n"
-            "cuda.any        refused   -           runs on cuda, the tensors are on cpu\n"
-            "reference       accepted  56789.0 us  f64\n");
+            "implementation  verdict   estimate  schedule or reason\n"
+            "cpu.fast        chosen    12.3 us   64x32 tiles\n"
+            "cuda.any        refused   -         runs on cuda, the tensors are on cpu\n"
+            "reference       accepted  56.8 ms   f64\n");
 }
 
 TEST(Explain, GoesOnWhereNothingAccepts) {

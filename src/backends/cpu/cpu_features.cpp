@@ -150,13 +150,15 @@ namespace {
 [[maybe_unused]] const auto& kFoundAtLoad = machine_isas();
 }  // namespace
 
-bool bf16_dot_is_fast() noexcept {
+Processor this_processor() noexcept {
 #if defined(__x86_64__)
   constexpr unsigned kIntelEbx = 0x756e6547;  // "Genu"
-  static const bool fast = cpuid(0, 0).ebx != kIntelEbx;
-  return fast;
+  const unsigned signature = cpuid(1, 0).eax, base = (signature >> 8) & 0xFu;
+  const unsigned extended = base == 0xFu ? (signature >> 20) & 0xFFu : 0u;
+  const bool intel = cpuid(0, 0).ebx == kIntelEbx;
+  return {intel ? Processor::Vendor::intel : Processor::Vendor::other, static_cast<int>(base + extended)};
 #else
-  return false;
+  return {};
 #endif
 }
 

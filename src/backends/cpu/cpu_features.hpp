@@ -25,9 +25,15 @@ struct IsaStatus {
 /// What the machine offers, TILEWISE_CPU_ISA aside. Detected once per process.
 [[nodiscard]] const std::array<IsaStatus, kIsaCount>& machine_isas();
 
-/// True where vdpbf16ps runs at the rate of fp32's multiply-add (AMD). Intel's cores take twice as
-/// long, which leaves it no faster than fp32 products: 120 GFLOP/s beside 234 on Emerald Rapids.
-[[nodiscard]] bool bf16_dot_is_fast() noexcept;
+/// What the table of cost estimates tells processors apart by.
+struct Processor {
+  enum class Vendor : std::uint8_t { intel, other };
+  Vendor vendor = Vendor::other;
+  int family = 0;  ///< as cpuid counts them, extended family included; 0 where there is no cpuid
+};
+
+/// This machine's.
+[[nodiscard]] Processor this_processor() noexcept;
 
 /// The machine's status with TILEWISE_CPU_ISA applied (read at each call). Throws Error
 /// where that variable names no instruction set.

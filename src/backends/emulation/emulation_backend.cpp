@@ -12,6 +12,7 @@
 #include "backends/portable/gpu_implementation.hpp"
 #include "backends/portable/portable_kernel.hpp"
 #include "core/message.hpp"
+#include "core/work.hpp"
 #include "jit/host_module.hpp"
 
 namespace tilewise::backends {
@@ -104,8 +105,10 @@ class EmulationImplementation final : public core::Implementation {
     if (std::string reason = portable::runtime_refusal(problem, runtime_); !reason.empty()) {
       return core::Verdict::refuse(std::move(reason));
     }
-    constexpr double kNeverByItself = 1e18;  // 30,000 years: any other row that accepts is better
-    return core::Verdict::accept(kNeverByItself);
+    // The order of magnitude on one thread, compilation aside. Each cost is above the reference's, which accepts
+    // whatever an emulation does: none is chosen by itself.
+    constexpr core::ScalarCosts kCosts{1000.0, 5.0, 0.1, 0.1, 1.0 / 400.0};
+    return core::Verdict::accept(core::scalar_us(problem, kCosts));
   }
 
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {

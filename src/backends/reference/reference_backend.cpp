@@ -5,6 +5,7 @@
 #include <string>
 
 #include "backends/reference/reference_math.hpp"
+#include "core/work.hpp"
 
 namespace tilewise::backends {
 namespace {
@@ -33,15 +34,10 @@ class ReferenceImplementation final : public core::Implementation {
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
   [[nodiscard]] core::FeatureSet supported() const noexcept override { return core::FeatureSet::all(); }
 
-  /// Multiply-adds of the whole rectangle at a scalar loop's rate. A large constant keeps it
-  /// behind every other implementation on small problems too.
+  /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
-    constexpr double kFlopsPerMicrosecond = 500.0, kConstant = 1000.0;
-    const auto dims = static_cast<double>(problem.head_dim + problem.head_dim_v);
-    const double pairs = static_cast<double>(problem.batch_size * problem.num_heads_q) *
-                         static_cast<double>(problem.seqlen_q) * static_cast<double>(problem.seqlen_k);
-    const double passes = problem.operation == Operation::attention_forward ? 1.0 : 2.5;
-    return core::Verdict::accept(kConstant + passes * 2.0 * pairs * dims / kFlopsPerMicrosecond);
+    constexpr core::ScalarCosts kCosts{20.0, 1.0, 0.02, 0.02, 1.0 / 1500.0};
+    return core::Verdict::accept(core::scalar_us(problem, kCosts));
   }
 
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {

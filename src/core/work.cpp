@@ -2,6 +2,7 @@
 #include "core/work.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "core/problem_rules.hpp"
@@ -26,22 +27,33 @@ Band band_of(const Problem& p) {
           right < 0 ? kInfinity : diagonal + as_double(right)};
 }
 
-/// The sum of clamp(i + shift, 0, most) over i in [0, rows).
-double sum_of_clamped(double rows, double shift, double most) {
-  const double begin = std::clamp(-shift, 0.0, rows);      // zero before
-  const double end = std::clamp(most - shift, 0.0, rows);  // `most` from here on
+/// The sum of clamp(i + shift, 0, most) over the whole numbers i in [0, count).
+double sum_of_clamped(double count, double shift, double most) {
+  const double begin = std::clamp(std::ceil(-shift), 0.0, count);      // zero before
+  const double end = std::clamp(std::ceil(most - shift), 0.0, count);  // `most` from here on
   const double rising = end > begin ? (end - begin) * (0.5 * (begin + end - 1.0) + shift) : 0.0;
-  return rising + (rows - end) * most;
+  return rising + (count - end) * most;
 }
 
 /// Columns from the first to the last that a block of rows sees, on average.
 double columns_seen(const Band& band, double block) {
   if (band.rows <= 0.0) return 0.0;
-  const double reach = 0.5 * (std::clamp(block, 1.0, band.rows) - 1.0);  // of a block beyond its middle
-  const double before = sum_of_clamped(band.rows, band.first - reach, band.cols);
-  const double until = sum_of_clamped(band.rows, band.last + reach + 1.0, band.cols);
-  return std::max(until - before, 0.0) / band.rows;
+  const double size = std::clamp(block, 1.0, band.rows), count = std::ceil(band.rows / size);
+  const double before = sum_of_clamped(count, band.first / size, band.cols / size);
+  const double until = sum_of_clamped(count, band.last / size + 1.0, band.cols / size);
+  return std::max(until - before, 0.0) * size / count;
 }
+
+/// Of the blocks, the one that sees most: bounded by the band's width and by what its ends leave.
+double most_columns_seen(const Band& band, double block) {
+  if (band.rows <= 0.0) return 0.0;
+  const double until = std::clamp(band.rows + band.last, 0.0, band.cols);  // by the last row
+  const double from = std::clamp(band.first, 0.0, band.cols);              // by the first one
+  const double width = band.last - band.first + std::clamp(block, 1.0, band.rows);
+  return std::max(0.0, std::min({until, band.cols - from, width}));
+}
+
+Band transposed(const Band& band) { return {band.cols, band.rows, -band.last, -band.first}; }
 
 }  // namespace
 
@@ -61,9 +73,12 @@ Extent typical_extent(const Problem& p) {
 
 double keys_seen(const Problem& problem, double block) { return columns_seen(band_of(problem), block); }
 
-double queries_seen(const Problem& problem, double block) {
-  const Band band = band_of(problem);
-  return columns_seen({band.cols, band.rows, -band.last, -band.first}, block);
+double queries_seen(const Problem& problem, double block) { return columns_seen(transposed(band_of(problem)), block); }
+
+double most_keys_seen(const Problem& problem, double block) { return most_columns_seen(band_of(problem), block); }
+
+double most_queries_seen(const Problem& problem, double block) {
+  return most_columns_seen(transposed(band_of(problem)), block);
 }
 
 double scalar_us(const Problem& p, const ScalarCosts& costs) {

@@ -20,6 +20,10 @@ struct Extent {
 /// Likewise queries that see any of a block of keys.
 [[nodiscard]] double queries_seen(const Problem& problem, double block = 1.0);
 
+/// The most that any of those blocks sees, or a little more where a band leaves the rectangle.
+[[nodiscard]] double most_keys_seen(const Problem& problem, double block = 1.0);
+[[nodiscard]] double most_queries_seen(const Problem& problem, double block = 1.0);
+
 /// Microseconds of an implementation that computes one score after the other.
 struct ScalarCosts {
   double call = 0.0, row = 0.0, row_element = 0.0, score = 0.0, flop = 0.0;

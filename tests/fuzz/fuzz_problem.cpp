@@ -1,5 +1,6 @@
 // Fuzzes problem text: whatever parse_problem() accepts must be valid, print, parse back to
 // the same value and be explained; everything else must be an Error.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -28,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   expect(!explanation.rows.empty(), "every implementation has a row");
   for (const ExplainRow& row : explanation.rows) {
     expect(row.accepted || !row.reason.empty(), "a refusal has a reason");
-    expect(!row.accepted || row.estimated_us >= 0.0, "an estimate is a time");
+    expect(!row.accepted || (row.estimated_us > 0.0 && std::isfinite(row.estimated_us)), "an estimate is a time");
   }
   expect(!explanation.to_string().empty(), "an explanation prints");
   return 0;

@@ -1,6 +1,9 @@
 # tilewise.explain: rows, the printed table, and problems as text.
 """explain()."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +71,40 @@ def test_out_is_part_of_the_call():
     assert tilewise.explain(q, k, v, out=torch.empty_like(q)).chosen
     with pytest.raises(ValueError, match="out: shape must be"):
         tilewise.explain(q, k, v, out=torch.empty(1, 2, 3, 4))
+
+
+def test_estimates_are_printed_in_units_of_their_size():
+    text = str(tilewise.explain("attention_forward dtype=bf16 seqlen_q=8192 num_heads_q=16 head_dim=128"))
+    rows = [line.split() for line in text.splitlines()[2:] if " accepted " in line or " chosen " in line]
+    assert len(rows) >= 2
+    for row in rows:
+        assert re.fullmatch(r"\d{1,3}(\.\d{1,2})?", row[2]), row
+        assert row[3] in ("us", "ms", "s", "min", "h"), row
+
+
+def _chosen_us(*arguments, **options):
+    explanation = tilewise.explain(*arguments, **options)
+    return next(row.estimated_us for row in explanation.rows if row.chosen)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_estimates_go_by_the_threads_of_the_call():
+    tensors = [torch.empty(1, 4096, 16, 64) for _ in range(3)]
+    arrays = [tensor.numpy() for tensor in tensors]
+    of_torch, own = torch.get_num_threads(), tilewise.get_num_threads()
+    try:
+        times = {}
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            tilewise.set_num_threads(3 - threads)
+            times[threads] = _chosen_us(*tensors)
+            assert _chosen_us(*arrays) == _chosen_us(tilewise.explain(*arrays).problem)
+        assert 1.8 < times[1] / times[2] <= 2.0
+        tilewise.set_num_threads(1)
+        assert _chosen_us(*arrays) == times[1]
+    finally:
+        torch.set_num_threads(of_torch)
+        tilewise.set_num_threads(own)
 
 
 def test_bad_calls_raise():

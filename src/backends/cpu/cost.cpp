@@ -30,17 +30,16 @@ constexpr double kRowsTogether = 24.0;                   // that see a span of k
 constexpr double kSpanKeys = 32.0;                       // that a span is widened by, on average
 constexpr double kDepthUnit = 16.0, kColumnUnit = 32.0;  // what head dims are padded to
 constexpr double kPartKeys = 512.0, kKeysASplit = 1024.0, kBackwardTasks = 16.0;
-constexpr double kFlopsAWorker = 2e6;
+constexpr double kWorkerNs = 5e3;  // of the fastest instruction set: about as much work as workers_for() asks for
 
 double f(std::int64_t n) { return static_cast<double>(n); }
 double padded(std::int64_t n, double unit) { return std::ceil(f(n) / unit) * unit; }
 
 /// The part of a call that one core works through, and what is shared out.
 struct Cost {
-  double core_ns = 0.0;       // divided among the threads
-  double bytes = 0.0;         // read from memory
-  double tasks = 1.0;         // that it can be cut into
-  double worker_flops = 0.0;  // by which workers_for() counts threads
+  double core_ns = 0.0;  // divided among the threads
+  double bytes = 0.0;    // read from memory
+  double tasks = 1.0;    // that it can be cut into
 };
 
 class Model {
@@ -99,7 +98,6 @@ class Model {
                                visits * dims() * (kPackedNs + widening_ns()));
     cost.bytes = key_bytes();
     cost.tasks = rows_q() / kRowsTogether;
-    cost.worker_flops = forward_flops(p_);
     return cost;
   }
 
@@ -110,7 +108,6 @@ class Model {
                    seen * rows_k() * dims() * widening_ns();
     cost.bytes = seen * key_bytes();
     cost.tasks = heads() * std::max(1.0, extent_.seqlen_k / kKeysASplit);
-    cost.worker_flops = forward_flops(p_);
     return cost;
   }
 
@@ -123,7 +120,6 @@ class Model {
     if (p_.dbias) cost.core_ns += rows_q() * keys_paid(kernels_.backward_rows) * (products_ns() + kPasses * score_ns());
     cost.bytes = key_bytes();
     cost.tasks = std::max(heads(), std::min(kBackwardTasks, heads() * std::max(1.0, extent_.seqlen_k / kPartKeys)));
-    cost.worker_flops = kProducts * forward_flops(p_);
     return cost;
   }
 
@@ -158,10 +154,14 @@ CpuTraits traits_of(const Processor& processor) {
 }
 
 double estimate_us(const Problem& problem, Isa isa, const KernelSet& kernels, const CpuTraits& traits, int threads) {
-  const Cost cost = Model(problem, kernels, traits.rates[static_cast<std::size_t>(isa)], traits).cost();
-  // As many threads as workers_for() says, but without its steps, at which more work would seem to take less time.
+  const auto cost_of = [&](Isa set) {
+    return Model(problem, kernels, traits.rates[static_cast<std::size_t>(set)], traits).cost();
+  };
+  const Cost cost = cost_of(isa);
+  // Like workers_for(), but without its steps, at which more work would seem to take less time: judged by the set that
+  // spends least on arithmetic, so that whatever grows takes no other set less time either.
   const double limit = std::max(1.0, std::min(static_cast<double>(threads), cost.tasks));
-  const double workers = std::clamp(cost.worker_flops / kFlopsAWorker, 1.0, limit);
+  const double workers = std::clamp(cost_of(Isa::amx_bf16).core_ns / kWorkerNs, 1.0, limit);
   const double gigabytes = std::min(std::max(traits.core_gigabytes, traits.share_gigabytes * workers), kMostGigabytes);
   const double ns = kCallNs + cost.core_ns / workers + cost.bytes / gigabytes + kWakeNs * (1.0 - 1.0 / workers);
   return 1e-3 * ns;

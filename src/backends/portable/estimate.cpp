@@ -15,12 +15,12 @@ namespace {
 using device::KernelConfig;
 
 constexpr double kLaunchUs = 2.5;
-// Before its first tile and after its last one a block waits for memory.
-constexpr double kBlockUs = 2.0;
+// Until the first blocks have something to compute, and the last results are in memory.
+constexpr double kStartUs = 4.1, kStreamStartUs = 1.5;
 // Of a tile that no other block's arithmetic hides, beside its products.
-constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;
+constexpr double kTileUs = 0.2, kLoneWaveDimUs = 0.015;  // the latter for each of head_dim, and 32 keys
 // Blocks that share a multiprocessor, of one wave or more.
-constexpr double kBlocksAtOnce = 2.0, kLoneWavesAtOnce = 4.0;
+constexpr double kBlocksAtOnce = 2.0, kLoneWavesAtOnce = 5.0;
 constexpr double kLoneWaveParts = 4.0;  // of a multiprocessor's matrix units, of which a wave uses one
 
 // Work in multiply-adds of the sustained rate (DeviceTraits::gflops), times 2.
@@ -33,9 +33,11 @@ constexpr double kFusedFlop = 1.10, kFusedWideFlop = 1.42, kApartFlop = 1.3;
 constexpr double kFusedBlockUs = 2.2, kFusedRowUs = 3.2e-4;
 constexpr double kGradientScore = 20.0, kGradientFeatures = 2.0;
 
-constexpr double kOfMemoryRate = 0.82;  // that streaming reaches of the bandwidth
-constexpr double kOfBlocksRate = 0.45;  // and blocks that load and store their own rows
-constexpr double kMergeUs = 3.5;        // latency of a merge, whose parts come from the cache
+constexpr double kOfMemoryRate = 0.82;                // that streaming reaches of the bandwidth
+constexpr double kOfBlocksRate = 0.45;                // and blocks that load and store their own rows
+constexpr double kMergeUs = 1.6, kMergeBytes = 12.0;  // of a merge: its latency, and what a float costs
+constexpr double kAddBytes = 14.7;                    // that a float costs where many blocks add to the same one
+constexpr double kAloneOwn = 1.25;                    // of a block's own rows, where no other block's tiles hide them
 constexpr double kFloat = 4.0, kHalf = 2.0;
 
 double f(std::int64_t n) { return static_cast<double>(n); }
@@ -61,15 +63,16 @@ class Estimator {
       case KernelKind::bias_gradient:
         return bias_gradient_us(launch);
       case KernelKind::merge_splits:
-        return kMergeUs + stream_us(kFloat * f(launch.grid.num_splits) * rows_q() * f(p_.head_dim_v));
+        return kMergeUs + merged_us(f(launch.grid.num_splits));
       case KernelKind::row_delta:
-        return stream_us(2.0 * kHalf * rows_q() * f(p_.head_dim_v) + (sums_queries(launch) ? query_sum_bytes() : 0.0));
+        return kStreamStartUs +
+               stream_us(2.0 * kHalf * rows_q() * f(p_.head_dim_v) + (sums_queries(launch) ? query_sum_bytes() : 0.0));
       case KernelKind::store_query_sums:
-        return stream_us(query_sum_bytes() + kHalf * rows_q() * f(p_.head_dim));
+        return kStreamStartUs + stream_us(query_sum_bytes() + kHalf * rows_q() * f(p_.head_dim));
       case KernelKind::store_key_sums:
-        return stream_us((kFloat * f(launch.grid.key_splits) + kHalf) * rows_k() * dims());
+        return kStreamStartUs + stream_us((kFloat * f(launch.grid.key_splits) + kHalf) * rows_k() * dims());
       case KernelKind::sink_gradient:
-        return kBlockUs + stream_us(2.0 * kFloat * rows_q());
+        return kStartUs + stream_us(2.0 * kFloat * rows_q());
     }
     return 0.0;
   }
@@ -117,9 +120,14 @@ class Estimator {
     const double tile_us = b.flops / flops_a_us_, share = b.count / traits_.multiprocessors;
     const bool even = b.tiles >= b.longest;  // then the last round is as long as the others
     const double busy_us = (even ? std::ceil(share) : share) * (b.tiles * tile_us + b.own_us);
-    const double rounds = std::max(1.0, share / b.at_once);
-    const double alone_us = rounds * b.tiles * (b.tile_us + b.parts * tile_us) + kBlockUs;
+    const double tiles = std::max(b.longest, share / b.at_once * b.tiles);
+    const double alone_us = tiles * (b.tile_us + b.parts * tile_us) + kAloneOwn * b.own_us;
     return std::max(busy_us, alone_us);
+  }
+
+  /// Parts come from the cache, a float at a time.
+  [[nodiscard]] double merged_us(double splits) const {
+    return 1e-3 * kMergeBytes * splits * rows_q() * f(p_.head_dim_v) / traits_.gigabytes_per_second;
   }
 
   [[nodiscard]] double forward_us(const Launch& launch) const {
@@ -129,18 +137,29 @@ class Estimator {
     const double flop = c.rows_per_wave >= 32 ? kWideRows : kNarrowRows;
     Blocks b;
     b.count = used_blocks(launch, extent_.total_q, p_.seqlen_q);
-    b.longest = std::ceil(extent_.seqlen_k / splits / c.tile_cols);
-    b.tiles = tiles_of(core::keys_seen(p_, queries) / splits, c.tile_cols, b.longest);
+    set_tiles(b, core::keys_seen(p_, queries) / splits, core::most_keys_seen(p_, queries) / splits, c.tile_cols, 1.0);
     b.flops = rows * c.tile_cols * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c));
     b.own_us = own_us(kHalf * rows * (c.head_dim + c.head_dim_v));
-    if (c.waves == 1) b.tile_us = kLoneWaveTileUs, b.at_once = kLoneWavesAtOnce, b.parts = kLoneWaveParts;
+    if (c.waves == 1) {
+      b.tile_us = kLoneWaveDimUs * 0.5 * (c.head_dim + c.head_dim_v) * c.tile_cols / 32.0;
+      b.at_once = kLoneWavesAtOnce;
+      b.parts = kLoneWaveParts;
+    }
     const double seen = core::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
-    return std::max(blocks_us(b), stream_us(kHalf * dims() * (rows_q() + rows_k() * std::min(seen, 1.0))));
+    return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (rows_q() + rows_k() * std::min(seen, 1.0))));
   }
 
-  /// Whole tiles where nothing is hidden; a band's blocks begin and end anywhere.
-  [[nodiscard]] static double tiles_of(double columns, std::int32_t tile_cols, double longest) {
-    return std::min(longest, columns / tile_cols >= longest - 1.0 ? longest : columns / tile_cols);
+  /// Tiles over what a block sees on average and at most: whole ones where all see as much; a band's begin anywhere.
+  static void set_tiles(Blocks& b, double seen, double most, std::int32_t tile_cols, double parts) {
+    b.longest = std::ceil(most / tile_cols) * parts;
+    b.tiles = seen < most ? std::min(b.longest, std::max(seen / tile_cols, 1.0) * parts) : b.longest;
+  }
+
+  /// Blocks of keys add whole tiles to the sums of dq: where a head has few tiles, all to the same ones at once.
+  [[nodiscard]] double added_us(const Blocks& b, const KernelConfig& c) const {
+    const double tiles_a_head = std::max(1.0, std::ceil(extent_.seqlen_q / c.tile_cols));
+    const double floats = b.count * b.tiles * c.tile_cols * c.head_dim;
+    return 1e-3 * kAddBytes * floats / tiles_a_head / traits_.gigabytes_per_second;
   }
 
   [[nodiscard]] double key_gradient_us(const Launch& launch) const {
@@ -152,13 +171,12 @@ class Estimator {
     const double products = 2.0 + (c.wants_dk ? 1.0 : 0.0) + (c.wants_dv ? 1.0 : 0.0) + (c.wants_dq ? 1.0 : 0.0);
     Blocks b;
     b.count = used_blocks(launch, extent_.total_k, p_.seqlen_k);
-    b.longest = std::ceil(extent_.seqlen_q / c.tile_cols) * group() / splits;
-    b.tiles = std::min(b.longest, core::queries_seen(p_, rows) / c.tile_cols * group() / splits);
+    set_tiles(b, core::queries_seen(p_, rows), core::most_queries_seen(p_, rows), c.tile_cols, group() / splits);
     b.flops = rows * c.tile_cols *
               (flop * products * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
     b.own_us = kFusedBlockUs + kFusedRowUs * rows * dim;
     const double bytes = kHalf * dims() * (2.0 * rows_k() + rows_q()) + (c.wants_dq ? query_sum_bytes() : 0.0);
-    return std::max(blocks_us(b), stream_us(bytes));
+    return kStartUs + std::max({blocks_us(b), stream_us(bytes), c.wants_dq ? added_us(b, c) : 0.0});
   }
 
   [[nodiscard]] double query_gradient_us(const Launch& launch) const {
@@ -166,12 +184,11 @@ class Estimator {
     const double rows = block_rows(launch.key.kind, c);
     Blocks b;
     b.count = used_blocks(launch, extent_.total_q, p_.seqlen_q);
-    b.longest = std::ceil(extent_.seqlen_k / c.tile_cols);
-    b.tiles = std::min(b.longest, core::keys_seen(p_, rows) / c.tile_cols);
+    set_tiles(b, core::keys_seen(p_, rows), core::most_keys_seen(p_, rows), c.tile_cols, 1.0);
     b.flops = rows * c.tile_cols *
               (kApartFlop * 3.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
     b.own_us = own_us(kHalf * rows * (2.0 * c.head_dim + c.head_dim_v));
-    return std::max(blocks_us(b), stream_us(kHalf * dims() * (1.5 * rows_q() + rows_k())));
+    return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (1.5 * rows_q() + rows_k())));
   }
 
   /// Recomputes two products for every score, block by block of the bias.
@@ -184,7 +201,7 @@ class Estimator {
     b.tiles = b.longest = std::max(1.0, scores / tile / std::max(b.count, 1.0));
     b.flops =
         tile * (kApartFlop * 2.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
-    return blocks_us(b);
+    return kStartUs + blocks_us(b);
   }
 
   const Problem& p_;

@@ -6,7 +6,7 @@
 
 namespace tilewise::backends {
 
-/// "reference". Accepts every valid problem on the CPU, at an estimate no other one exceeds.
+/// "reference". Accepts every valid problem on the CPU, at an estimate above that of whatever is faster.
 [[nodiscard]] const core::Implementation& reference_implementation();
 
 }  // namespace tilewise::backends

@@ -18,9 +18,9 @@ constexpr double kLaunchUs = 2.5;
 // Until the first blocks have something to compute, and the last results are in memory.
 constexpr double kStartUs = 4.1, kStreamStartUs = 1.5;
 // Of a tile that no other block's arithmetic hides, beside its products.
-constexpr double kTileUs = 0.2, kLoneWaveDimUs = 0.015;  // the latter for each of head_dim, and 32 keys
+constexpr double kTileUs = 0.2, kLoneWaveDimUs = 0.015;  // the latter for each of head_dim
 // Blocks that share a multiprocessor, of one wave or more.
-constexpr double kBlocksAtOnce = 2.0, kLoneWavesAtOnce = 5.0;
+constexpr double kBlocksAtOnce = 2.0, kLoneWavesAtOnce = 4.0;
 constexpr double kLoneWaveParts = 4.0;  // of a multiprocessor's matrix units, of which a wave uses one
 
 // Work in multiply-adds of the sustained rate (DeviceTraits::gflops), times 2.
@@ -141,7 +141,7 @@ class Estimator {
     b.flops = rows * c.tile_cols * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c));
     b.own_us = own_us(kHalf * rows * (c.head_dim + c.head_dim_v));
     if (c.waves == 1) {
-      b.tile_us = kLoneWaveDimUs * 0.5 * (c.head_dim + c.head_dim_v) * c.tile_cols / 32.0;
+      b.tile_us = kLoneWaveDimUs * 0.5 * (c.head_dim + c.head_dim_v);
       b.at_once = kLoneWavesAtOnce;
       b.parts = kLoneWaveParts;
     }

@@ -58,9 +58,12 @@ def main() -> int:
     if options.from_csv is not None:
         estimates = read_csv(options.from_csv)
     else:
-        estimates = list(measure_all(options))
-        if options.csv is not None:
-            write_csv(options.csv, estimates)
+        estimates = []
+        try:
+            estimates.extend(measure_all(options))
+        finally:  # what was measured before a failure is kept
+            if options.csv is not None:
+                write_csv(options.csv, estimates)
     print(text(estimates))
     if options.write_docs:
         machine = estimates[0].machine

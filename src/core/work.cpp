@@ -59,8 +59,8 @@ Band transposed(const Band& band) { return {band.cols, band.rows, -band.last, -b
 
 Extent typical_extent(const Problem& p) {
   if (p.layout != Layout::thd) {
-    return {as_double(p.seqlen_q), as_double(p.seqlen_k), as_double(p.batch_size * p.seqlen_q),
-            as_double(p.batch_size * p.seqlen_k)};
+    return {as_double(p.seqlen_q), as_double(p.seqlen_k), as_double(p.batch_size) * as_double(p.seqlen_q),
+            as_double(p.batch_size) * as_double(p.seqlen_k)};
   }
   // The mean length, each sequence counted as often as it has rows: the mean itself where all are equally long, two
   // thirds of the longest where lengths are spread evenly up to it.

@@ -63,7 +63,7 @@ class Model {
   [[nodiscard]] double rows_k() const { return extent_.total_k * f(p_.num_heads_k); }
   [[nodiscard]] double dims() const { return f(p_.head_dim + p_.head_dim_v); }
   [[nodiscard]] double key_bytes() const { return rows_k() * dims() * static_cast<double>(size_of(p_.dtype)); }
-  [[nodiscard]] double heads() const { return f(p_.batch_size * p_.num_heads_k); }
+  [[nodiscard]] double heads() const { return f(p_.batch_size) * f(p_.num_heads_k); }
 
   /// One product of scores and one of their weights, for one score.
   [[nodiscard]] double products_ns() const {

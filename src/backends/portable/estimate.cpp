@@ -101,7 +101,7 @@ class Estimator {
 
   /// The blocks that a launch has for the sequences as they are: packed ones have fewer rows than the longest.
   [[nodiscard]] double used_blocks(const Launch& launch, double total, std::int64_t longest) const {
-    const double most = f(p_.batch_size * longest);
+    const double most = f(p_.batch_size) * f(longest);
     return f(launch.blocks) * (most > 0.0 ? std::min(1.0, total / most) : 1.0);
   }
 

@@ -216,7 +216,7 @@ double estimate_us(const Problem& problem, const DeviceTraits& traits, const std
   const Estimator estimator(problem, traits);
   double us = 0.0;
   for (const Launch& launch : launches) us += kLaunchUs + estimator.launch_us(launch);
-  return us;
+  return std::max(us, kLaunchUs);  // a call that launches nothing takes a moment too
 }
 
 }  // namespace tilewise::backends::portable

@@ -153,7 +153,8 @@ def read_csv(file: Path) -> list[Estimate]:
 def text(estimates: Sequence[Estimate]) -> str:
     """The whole report as Markdown, for the terminal and for the documentation."""
     kernels = ", ".join(dict.fromkeys(estimate.implementation for estimate in estimates))
-    parts = [f"Command: {estimates[0].command}; Tilewise ran {kernels}.", summary_table(estimates)]
+    commands = ", ".join(dict.fromkeys(estimate.command for estimate in estimates))
+    parts = [f"By {commands}; Tilewise ran {kernels}.", summary_table(estimates)]
     for bench in dict.fromkeys(estimate.bench for estimate in estimates):
         parts += [f"Estimate by measured time, {bench}:", ratio_table([e for e in estimates if e.bench == bench])]
     return "\n\n".join(parts)

@@ -91,25 +91,28 @@ find_fuzzing_clang() {
   return 1
 }
 
-# A clang that compiles for every AMD GPU of ours, with its linker.
-has_amd_clang() {
+# has_clang_and_lld VERSION...: any of them.
+has_clang_and_lld() {
   local version
-  for version in 22 21 20 19; do
+  for version in "$@"; do
     has "clang++-$version" && has "ld.lld-$version" && return 0
   done
   return 1
 }
 
+# A clang that compiles for AMD GPUs, with its linker: gfx950 needs 20. What apt knew when the machine was made may be
+# older than what there is.
 install_amd_clang() {
-  has_amd_clang && return 0
+  has_clang_and_lld 22 21 20 && return 0
   local version
+  if can_install && ! apt_knows clang-22; then apt_update || say "apt-get update failed"; fi
   for version in 22 21 20 19; do
     if can_install && apt_knows "clang-$version" && apt_knows "lld-$version"; then
       say "installing clang-$version and lld-$version for AMD GPUs"
       apt_install "clang-$version" "lld-$version" && return 0
     fi
   done
-  say "no clang of 19 or newer with lld is to be had; the tests skip kernels for AMD GPUs"
+  has_clang_and_lld 19 || say "no clang of 19 or newer with lld is to be had; the tests skip kernels for AMD GPUs"
 }
 
 install_fuzzing_clang() {

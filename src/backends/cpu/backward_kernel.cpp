@@ -151,7 +151,7 @@ class BackwardKernel final : public core::Kernel {
     const GradientRows rows(p, kernels_, element_, batch, s);
     void* total = part_dq(workspace, p, batch, head, 0);
     for (std::int64_t part = 1; part < parts_; ++part) {
-      const void* more = part_dq(workspace, p, batch, head, part);
+      void* more = part_dq(workspace, p, batch, head, part);
       for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
         if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
         void* sums = advance(total, i * dq_stride_, real_);

@@ -3,7 +3,7 @@
 #include <set>
 #include <vector>
 
-#include "core/parallel.hpp"
+#include "core/num_threads.hpp"
 #include "emulated.hpp"
 
 namespace tilewise::test {
@@ -242,7 +242,7 @@ TEST(GlobalMemory, OnlyTensorsAreThere) {
 
 TEST(GlobalMemory, AWordHasOneWriterInALaunch) {
   static float data[64];
-  const core::ScopedNumThreads one_thread(1);  // block 0 comes first
+  const core::FrameworkThreads one_thread(1);  // block 0 comes first
   const auto fault = [](auto body) {
     backends::emulation::GlobalMemory memory;
     memory.add("out", data, 4, {}, 64, true);

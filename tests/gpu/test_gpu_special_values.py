@@ -23,7 +23,7 @@ def _run(
     device: str, tensors: list[torch.Tensor], dout: Optional[torch.Tensor], **options: Any
 ) -> dict[str, torch.Tensor]:
     """Results and, given dout, gradients, on the CPU; by the reference where the device is the CPU."""
-    leaves = [tensor.to(device).requires_grad_() for tensor in tensors]
+    leaves = [tensor.detach().to(device).requires_grad_() for tensor in tensors]
     given = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
     if device == "cpu":
         given["implementation"] = "reference"

@@ -32,15 +32,13 @@ float attend(const device::AttentionParams& p, const device::Sequence& s, device
     for (std::int64_t d = 0; d < p.head_dim; ++d) score += q[d] * k[d];
     score *= p.softmax_scale;
     if (score == -kInfinity) continue;  // not visible, by definition
-    float weight = 1.0f;
     if (score > maximum) {
       const float shrink = std::exp(maximum - score);
       for (std::int64_t d = 0; d < p.head_dim_v; ++d) acc[d] *= shrink;
       sum *= shrink;
       maximum = score;
-    } else {
-      weight = std::exp(score - maximum);
     }
+    const float weight = std::exp(score - maximum);  // 1 for the largest; NaN of NaN and of +inf, which must show
     sum += weight;
     for (std::int64_t d = 0; d < p.head_dim_v; ++d) acc[d] += weight * v[d];
   }

@@ -307,14 +307,13 @@ INSTANTIATE_TEST_SUITE_P(
                             [](SmallCall& c) { c.forward.options.seed_and_offset = c.lengths({1, 2}); }}));
 
 TEST(Describe, F64CarriesItsStatisticsInF64) {
-  SmallCall call;
+  SmallCall call(DType::f64);
   ForwardArguments& f = call.forward;
-  for (TensorView* view : {&f.q, &f.k, &f.v, &f.out}) view->dtype = DType::f64;
   expect_error(ErrorCode::invalid_type, "softmax_lse: dtype must be f64 (got f32)", [&] { (void)describe(f); });
-  f.softmax_lse.dtype = DType::f64;
+  f.softmax_lse = call.tensor({2, 4, 3}, DType::f64);
   f.options.alibi_slopes = call.tensor({4}, DType::f32);
   expect_error(ErrorCode::invalid_type, "alibi_slopes: dtype must be f64 (got f32)", [&] { (void)describe(f); });
-  f.options.alibi_slopes.dtype = DType::f64;
+  f.options.alibi_slopes = call.tensor({4}, DType::f64);
   f.options.bias = call.tensor({3, 5}, DType::f64);
   f.options.sink = call.tensor({4}, DType::f64);
   EXPECT_EQ(to_string(describe(f)),

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "core/interrupt.hpp"
 #include "core/elements.hpp"
+#include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "core/overlap.hpp"
 #include "core/parallel.hpp"

@@ -74,7 +74,12 @@ def test_holds_the_package_and_nothing_of_the_repository(wheel: Path) -> None:
         names = set(archive.namelist())
     top = {name.split("/")[0] for name in names}
     assert all(re.fullmatch(r"tilewise(-[\d.]+\.(dist-info|data))?", name) for name in top), top
-    assert {"tilewise/__init__.py", "tilewise/py.typed", "tilewise/_core.pyi", "tilewise/transformers.py"} <= names
+    assert {
+        "tilewise/__init__.py",
+        "tilewise/py.typed",
+        "tilewise/_core.pyi",
+        "tilewise/transformers/__init__.py",
+    } <= names
 
 
 def test_carries_the_licences_of_all_within(unpacked: Path) -> None:

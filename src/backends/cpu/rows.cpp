@@ -35,7 +35,7 @@ ElementIndex element_of(DType dtype) {
   return static_cast<ElementIndex>(std::find(kDTypes.begin(), kDTypes.end(), dtype) - kDTypes.begin());
 }
 
-DType dtype_of(ElementIndex element) { return kDTypes[element]; }
+DType dtype_of(ElementIndex element) { return kDTypes[static_cast<std::size_t>(element)]; }
 
 std::size_t element_size(ElementIndex element) { return size_of(dtype_of(element)); }
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "core/parallel.hpp"
 #include "core/elements.hpp"
+#include "core/parallel.hpp"
 
 namespace tilewise::backends::cpu {
 

@@ -12,7 +12,7 @@ struct ScoreGradients {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
-  static constexpr Real kLowest = sizeof(Real) == sizeof(double) ? -__DBL_MAX__ : -__FLT_MAX__;
+  static constexpr auto kLowest = static_cast<Real>(sizeof(Real) == sizeof(double) ? -__DBL_MAX__ : -__FLT_MAX__);
   static constexpr Precision kPrecision = C::template precision<In>();
 
   /// In: q·k in `p` and dout·v in `ds` over the span. Out: dropped (not yet scaled by 1/(1 - p))

@@ -14,9 +14,9 @@
 #include "ceilings/ceilings.hpp"
 #include "commands.hpp"
 #include "console.hpp"
-#include "core/implementation.hpp"
 #include "core/message.hpp"
 #include "machine.hpp"
+#include "operations/attention/attention.hpp"
 #include "sample_call.hpp"
 #include "tilewise/attention.hpp"
 
@@ -90,7 +90,7 @@ struct CeilingFraction {
   bool compute_bound;
 };
 std::optional<CeilingFraction> ceiling_fraction(const Result& result, const Ceilings& ceilings) {
-  const double peak = ceilings.peak_gflops(result.plan.problem().dtype) * 1e9;
+  const double peak = ceilings.peak_gflops(result.plan.problem().get<AttentionProblem>().dtype) * 1e9;
   const double bandwidth = ceilings.read_gb_per_s * 1e9;
   if (peak <= 0.0 || bandwidth <= 0.0) return std::nullopt;
   const double compute = result.flops / peak, traffic = result.bytes / bandwidth;

@@ -86,9 +86,11 @@ Problem read_problem(const std::string& text, const portable::Architecture& arch
 
 LoweredProblem lower_problem(const Problem& problem, const core::Implementation& implementation,
                              const portable::DeviceTraits& traits) {
-  const core::FeatureSet missing = core::required_features(problem).minus(implementation.supported());
+  using operations::attention::FeatureSet;
+  const FeatureSet supported = operations::attention::features_of(implementation);
+  const FeatureSet missing = operations::attention::required_features(problem).minus(supported);
   const std::string reason = missing.empty() ? portable::portable_refusal(problem, traits)
-                                             : core::concat("does not support ", core::to_string(missing));
+                                             : core::concat("does not support ", to_string(missing));
   if (!reason.empty()) {
     throw Error(ErrorCode::unsupported, core::concat(implementation.name(), " refuses ", to_string(problem), " on ",
                                                      traits.architecture, ": ", reason));

@@ -14,13 +14,13 @@
 #include "backends/cpu/cpu_features.hpp"
 #include "commands.hpp"
 #include "console.hpp"
-#include "core/implementation.hpp"
 #include "core/plan.hpp"
 #include "jit/cuda_driver.hpp"
 #include "jit/disk_cache.hpp"
 #include "jit/hip_driver.hpp"
 #include "jit/kernel_cache.hpp"
 #include "machine.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 
@@ -83,12 +83,12 @@ Json instruction_sets(Json& problems) {
 Json implementations() {
   Json list = Json::array();
   for (const core::Implementation* row : core::implementation_table()) {
-    using core::Feature;
-    const core::FeatureSet supported = row->supported();
+    using operations::attention::Feature;
+    const auto supported = operations::attention::features_of(*row);
     Json can = Json::array();
     for (const Feature feature :
          {Feature::forward, Feature::backward, Feature::f32, Feature::bf16, Feature::f16, Feature::f64})
-      if (supported.contains(feature)) can.push_back(core::to_string(feature));
+      if (supported.contains(feature)) can.push_back(to_string(feature));
     list.push_back({{"name", row->name()}, {"device", to_string(row->device())}, {"supports", std::move(can)}});
   }
   return list;

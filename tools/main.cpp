@@ -11,7 +11,7 @@
 
 #include "commands.hpp"
 #include "console.hpp"
-#include "core/spelling.hpp"
+#include "operations/attention/foreign_words.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 
@@ -65,7 +65,7 @@ std::string unknown_option(const CLI::App& program) {
   if (found == words.end()) return {};
   const std::string option = found->substr(0, found->find('='));
   std::string sentence = option + ": must be an option of `" + name + "`";
-  const auto [key, value, other] = core::meaning_of(std::string_view(option).substr(2), known);
+  const auto [key, value, other] = operations::attention::meaning_of(std::string_view(option).substr(2), known);
   if (key.empty()) return sentence;
   sentence += "; did you mean --" + std::string(key);
   if (!value.empty()) sentence += " " + std::string(value);

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "console.hpp"
-#include "core/implementation.hpp"
 #include "jit/child_process.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -139,7 +139,7 @@ std::vector<std::string> present_implementations() {
     if (row->device() == DeviceType::cpu) continue;
     Problem problem = parse_problem("attention_forward dtype=bf16 seqlen_q=64 head_dim=64");
     problem.device = row->device();
-    const core::Verdict verdict = row->judge(problem);
+    const core::Verdict verdict = row->judge_problem(problem);
     if (verdict.accepted) {
       names.emplace_back(row->name());
     } else {

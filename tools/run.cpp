@@ -13,11 +13,11 @@
 
 #include "commands.hpp"
 #include "console.hpp"
-#include "core/layout.hpp"
 #include "core/message.hpp"
-#include "core/names.hpp"
-#include "core/problem_rules.hpp"
 #include "npy.hpp"
+#include "operations/attention/names.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/layout.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -109,7 +109,7 @@ AttentionOptions attention_options(const Options& given, const Arrays& inputs) {
       core::invalid_argument("--alignment: must be top_left with --mask causal_top_left (got ", given.alignment, ")");
     }
   } else {
-    options = core::stated_options(parse_problem(single_problem(given.problem_words)));
+    options = operations::attention::stated_options(parse_problem(single_problem(given.problem_words)));
     options.seed = given.attention.seed;
     options.offset = given.attention.offset;
   }
@@ -149,8 +149,8 @@ Array make_out(const TensorView& q, const TensorView& v) {
 }
 
 Array make_lse(const TensorView& q, Layout layout) {
-  const core::Axes axes = core::axes_of(layout);
-  const DType dtype = core::statistics_dtype(q.dtype);
+  const operations::Axes axes = operations::axes_of(layout);
+  const DType dtype = operations::statistics_dtype(q.dtype);
   if (q.rank != axes.rank()) return Array(dtype, {0}, "lse");
   const std::int64_t seq = core::size_at(q, axes.seq), heads = core::size_at(q, axes.head);
   if (layout == Layout::thd) return Array(dtype, {heads, seq}, "lse");

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/call.hpp"
-#include "core/layout.hpp"
-#include "core/problem_rules.hpp"
 #include "device/common/float16.h"
 #include "device/common/mask.h"
+#include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/layout.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -64,7 +64,7 @@ TensorView SampleCall::add_random(DType dtype, std::initializer_list<std::int64_
 TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random,
                                 std::string_view name) {
   const Problem& p = problem_;
-  const core::Axes axes = core::axes_of(p.layout);
+  const operations::Axes axes = operations::axes_of(p.layout);
   std::array<std::int64_t, 4> shape{};
   const auto at = [&shape](int axis) -> std::int64_t& { return shape[static_cast<std::size_t>(axis)]; };
   if (p.layout == Layout::thd) {
@@ -84,8 +84,9 @@ TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_
 
 TensorView SampleCall::add_lse(std::string_view name) {
   const Problem& p = problem_;
-  if (p.layout == Layout::thd) return add(core::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
-  return add(core::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
+  if (p.layout == Layout::thd)
+    return add(operations::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
+  return add(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
 }
 
 TensorView SampleCall::add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name) {
@@ -105,17 +106,18 @@ TensorView SampleCall::add_lengths(std::int32_t length, std::string_view name) {
 void SampleCall::make_options() {
   const Problem& p = problem_;
   AttentionOptions& o = forward_.options;
-  o = core::stated_options(p);
+  o = operations::attention::stated_options(p);
   if (p.seed_tensor) o.seed_and_offset = add(DType::i64, {2}, "seed_and_offset");
   if (p.bias != BiasKind::none) {
-    const auto [batch, heads, queries, keys] = core::bias_shape(p);
-    o.bias = add_random(core::bias_dtype(p), {batch, heads, queries, keys}, "bias");
+    const auto [batch, heads, queries, keys] = operations::attention::bias_shape(p);
+    o.bias = add_random(operations::attention::bias_dtype(p), {batch, heads, queries, keys}, "bias");
   }
   if (p.alibi_slopes == AlibiKind::per_head)
-    o.alibi_slopes = add_random(core::statistics_dtype(p.dtype), {p.num_heads_q}, "alibi_slopes");
+    o.alibi_slopes = add_random(operations::statistics_dtype(p.dtype), {p.num_heads_q}, "alibi_slopes");
   if (p.alibi_slopes == AlibiKind::per_batch_head)
-    o.alibi_slopes = add_random(core::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
-  if (p.sink != SinkKind::none) o.sink = add_random(core::sink_dtype(p), {p.num_heads_q}, "sink");
+    o.alibi_slopes =
+        add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
+  if (p.sink != SinkKind::none) o.sink = add_random(operations::attention::sink_dtype(p), {p.num_heads_q}, "sink");
   std::int64_t used_q = p.seqlen_q, used_k = p.seqlen_k;
   if (p.layout == Layout::thd) {
     o.cu_seqlens_q = add_cu_seqlens(p.total_q, p.seqlen_q, "cu_seqlens_q");
@@ -157,7 +159,7 @@ void SampleCall::make_gradients() {
   if (p.dk) backward_.dk = add_data(false, p.num_heads_k, p.head_dim, false, "dk");
   if (p.dv) backward_.dv = add_data(false, p.num_heads_k, p.head_dim_v, false, "dv");
   if (p.dbias) backward_.dbias = add(forward_.options.bias.dtype, shape_of(forward_.options.bias), "dbias");
-  if (p.dsink) backward_.dsink = add(core::sink_dtype(p), {p.num_heads_q}, "dsink");
+  if (p.dsink) backward_.dsink = add(operations::attention::sink_dtype(p), {p.num_heads_q}, "dsink");
 }
 
 void SampleCall::run(const Plan& plan) const {
@@ -168,8 +170,8 @@ void SampleCall::run(const Plan& plan) const {
 double SampleCall::flops() const {
   const Problem& p = problem_;
   const bool backward = p.operation == Operation::attention_backward;
-  const device::AttentionParams params =
-      core::make_params(backward ? core::call_of(backward_) : core::call_of(forward_), problem_);
+  const device::AttentionParams params = operations::attention::make_params(
+      backward ? operations::attention::call_of(backward_) : operations::attention::call_of(forward_), problem_);
   double pairs = 0.0;
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     const device::Sequence sequence = device::sequence_of(params, b);

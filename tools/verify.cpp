@@ -14,7 +14,7 @@
 #include "backends/reference/reference_backend.hpp"
 #include "commands.hpp"
 #include "console.hpp"
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
 #include "report.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -43,12 +43,12 @@ struct Tally {
   std::string refusal;  // the first one
 };
 
-core::Feature feature_named(const std::string& name) {
+operations::attention::Feature feature_named(const std::string& name) {
   std::string known;
-  for (int i = 0; i < static_cast<int>(core::Feature::count_); ++i) {
-    const auto feature = static_cast<core::Feature>(i);
-    if (core::to_string(feature) == name) return feature;
-    known += (i ? ", " : "") + std::string(core::to_string(feature));
+  for (int i = 0; i < static_cast<int>(operations::attention::Feature::count_); ++i) {
+    const auto feature = static_cast<operations::attention::Feature>(i);
+    if (operations::attention::to_string(feature) == name) return feature;
+    known += (i ? ", " : "") + std::string(operations::attention::to_string(feature));
   }
   throw Error(ErrorCode::invalid_argument, "--without: must be of " + known + " (got '" + name + "')");
 }
@@ -56,7 +56,7 @@ core::Feature feature_named(const std::string& name) {
 verify::Filter make_filter(const Options& options) {
   verify::Filter filter;
   filter.max_flops = options.max_flops;
-  core::FeatureSet unwanted;
+  operations::attention::FeatureSet unwanted;
   for (const std::string& name : options.without) unwanted.insert(feature_named(name));
   filter.features = filter.features.minus(unwanted);
   return filter;
@@ -118,7 +118,7 @@ void print_summary(std::span<const Tally> tallies) {
 
 void run_verify(const Options& options) {
   const bool given = !options.problem_words.empty();
-  const Problem problem = given ? parse_problem(single_problem(options.problem_words)) : Problem{};
+  const Problem problem = given ? Problem(parse_problem(single_problem(options.problem_words))) : Problem{};
   const verify::Filter filter = make_filter(options);
   std::vector<Tally> tallies = make_tallies(options);
   set_num_threads(options.threads);

@@ -9,6 +9,7 @@
 
 #include "core/parallel.hpp"
 #include "device/common/mask.h"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::examples {
 namespace {
@@ -61,7 +62,7 @@ void attend_head(const device::AttentionParams& p, std::int64_t b, std::int64_t 
 }
 
 /// What prepare() decides from the Problem lives here: tile sizes, splits, workspace. The skeleton has none.
-class SkeletonKernel final : public core::Kernel {
+class SkeletonKernel final : public operations::attention::Kernel {
  public:
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
   [[nodiscard]] std::string schedule() const override { return "one query row at a time"; }
@@ -74,14 +75,14 @@ class SkeletonKernel final : public core::Kernel {
 
 // ---- 2. The row of the table: what is honoured, and what it costs ---------------------------
 
-class SkeletonImplementation final : public core::Implementation {
+class SkeletonImplementation final : public operations::attention::Implementation {
  public:
   [[nodiscard]] std::string_view name() const noexcept override { return "example.skeleton"; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
 
   /// The only place that says so. A problem that needs anything else never reaches judge().
-  [[nodiscard]] core::FeatureSet supported() const noexcept override {
-    using enum core::Feature;
+  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override {
+    using enum operations::attention::Feature;
     return {forward,  f32,        gqa,       head_dim_v, packed,    window_left,   window_right,
             top_left, scale_sign, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant};
   }

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "backends/reference/reference_backend.hpp"
+#include "operations/attention/attention.hpp"
 #include "skeleton_backend.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/verify.hpp"
@@ -23,7 +24,8 @@ namespace tilewise {
 namespace {
 
 TEST(Skeleton, AgreesWithTheReference) {
-  const core::FeatureSet supported = examples::skeleton_implementation().supported();
+  const operations::attention::FeatureSet supported =
+      operations::attention::features_of(examples::skeleton_implementation());
   int passed = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const Problem problem = verify::random_problem(seed, {.features = supported, .max_flops = 1e6});

@@ -1,18 +1,14 @@
-// Fused attention: options, the short way (attention_forward, attention_backward), the
-// planned way (plan, run), explain, and merge of partial results. Meaning: docs/semantics.md.
+// Fused attention: options, tensors, the short way (attention_forward, attention_backward) and the
+// planned way (describe, plan, run), and merge of partial results. Meaning: docs/semantics.md.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "tilewise/error.hpp"
 #include "tilewise/export.h"
+#include "tilewise/plan.hpp"
 #include "tilewise/problem.hpp"
 #include "tilewise/tensor.hpp"
 
@@ -65,39 +61,11 @@ struct BackwardArguments {
   AttentionOptions options;
 };
 
-/// How to choose among implementations. Empty fields follow the environment
-/// (TILEWISE_FORCE, TILEWISE_DISABLE).
-struct SelectOptions {
-  std::string implementation;  ///< the one to use, by name; "" lets the cost estimate decide
-};
+/// The problem that a call describes. Throws Error naming the first bad argument.
+[[nodiscard]] TILEWISE_EXPORT AttentionProblem describe(const ForwardArguments& arguments);
+[[nodiscard]] TILEWISE_EXPORT AttentionProblem describe(const BackwardArguments& arguments);
 
-/// An immutable, thread-safe, cheap-to-copy decision for one Problem: implementation,
-/// schedule, workspace size.
-class Plan {
- public:
-  [[nodiscard]] TILEWISE_EXPORT const Problem& problem() const noexcept;
-  [[nodiscard]] TILEWISE_EXPORT std::string_view implementation() const noexcept;
-  [[nodiscard]] TILEWISE_EXPORT std::string schedule() const;
-  [[nodiscard]] TILEWISE_EXPORT std::size_t workspace_size() const noexcept;  ///< bytes, to be aligned to 64
-
-  struct State;
-  explicit Plan(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
-  [[nodiscard]] const State& state() const noexcept { return *state_; }
-  [[nodiscard]] const std::shared_ptr<const State>& shared_state() const noexcept { return state_; }
-
- private:
-  std::shared_ptr<const State> state_;
-};
-
-/// The Problem that a call describes. Throws Error naming the first bad argument.
-[[nodiscard]] TILEWISE_EXPORT Problem describe(const ForwardArguments& arguments);
-[[nodiscard]] TILEWISE_EXPORT Problem describe(const BackwardArguments& arguments);
-
-/// Validates, selects and prepares, on a GPU for the calling thread's current device. Plans are cached, so a
-/// known problem costs a lookup.
-[[nodiscard]] TILEWISE_EXPORT Plan plan(const Problem& problem, const SelectOptions& select = {});
-
-/// Executes a plan on tensors that describe to the plan's Problem (checked). `workspace`
+/// Executes a plan on tensors that describe to the plan's problem (checked). `workspace`
 /// holds plan.workspace_size() bytes (null: as attention_forward() finds it). `stream` is the GPU
 /// stream (a CUstream or hipStream_t; null is the legacy default stream); null on the CPU.
 TILEWISE_EXPORT void run(const Plan& plan, const ForwardArguments& arguments, void* workspace = nullptr,
@@ -112,36 +80,11 @@ TILEWISE_EXPORT void attention_forward(const ForwardArguments& arguments, const 
 TILEWISE_EXPORT void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {},
                                         void* stream = nullptr);
 
-/// One row of explain(): an implementation's verdict on a problem.
-struct ExplainRow {
-  std::string implementation;
-  bool accepted = false;
-  bool chosen = false;
-  double estimated_us = 0.0;  ///< of an accepted one
-  std::string reason;         ///< why refused, or the schedule of an accepted one
-};
-struct Explanation {
-  Problem problem;
-  std::vector<ExplainRow> rows;                                 ///< in table order
-  [[nodiscard]] TILEWISE_EXPORT std::string to_string() const;  ///< a printable table
-};
-/// Walks the whole implementation table. Throws only where the problem itself is invalid.
-[[nodiscard]] TILEWISE_EXPORT Explanation explain(const Problem& problem, const SelectOptions& select = {});
-
 /// Merges partial results over disjoint keys, computed without the sink:
 /// outs[n] like `out`, lses[n] like `softmax_lse` (f32, or f64 where out is: [batch_size, num_heads_q, seqlen_q] for
 /// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 or the dtype of out, [num_heads_q]) joins here.
 /// `softmax_lse` may be undefined. Neither output may overlap a partial. Source: the usual log-sum-exp identity.
 TILEWISE_EXPORT void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
                            const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
-
-/// CPU threads of the calls that follow; 0 restores the default, the processors this process may use. Never more
-/// than TILEWISE_NUM_THREADS. Results do not depend on it.
-TILEWISE_EXPORT void set_num_threads(int num_threads);
-/// What the next call uses at most. Throws Error where TILEWISE_NUM_THREADS is no number of threads.
-[[nodiscard]] TILEWISE_EXPORT int get_num_threads();
-
-/// The library's version, "major.minor.patch".
-[[nodiscard]] TILEWISE_EXPORT std::string_view version() noexcept;
 
 }  // namespace tilewise

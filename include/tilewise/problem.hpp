@@ -1,19 +1,19 @@
-// Problem: a pure value that says everything selection may depend on (shapes, dtypes,
+// AttentionProblem: a pure value that says everything selection may depend on (shapes, dtypes,
 // layout, options) and nothing about memory. It prints as one line and parses back.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
+#include "tilewise/any_problem.hpp"
 #include "tilewise/export.h"
+#include "tilewise/layout.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise {
 
 enum class Operation : std::uint8_t { attention_forward, attention_backward };
-enum class Layout : std::uint8_t { bshd, sbhd, bhsd, thd };
 enum class Mask : std::uint8_t { none, causal };
 enum class Alignment : std::uint8_t { bottom_right, top_left };
 /// none; f32; query: the dtype of q; boolean: true = visible.
@@ -30,7 +30,7 @@ struct BiasDims {
 };
 
 /// A value: hashable, comparable, printable. Invariants are checked by validate(), not here.
-struct Problem {
+struct AttentionProblem {
   Operation operation = Operation::attention_forward;
   DType dtype = DType::f32;
   DeviceType device = DeviceType::cpu;
@@ -68,21 +68,20 @@ struct Problem {
   bool batch_invariant = false;
   bool unaligned = false;  ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
 
-  friend bool operator==(const Problem&, const Problem&) = default;
+  friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 
-[[nodiscard]] TILEWISE_EXPORT std::size_t hash_value(const Problem& problem) noexcept;
+/// Attention was the first operation: its problem keeps the short name too.
+using Problem = AttentionProblem;
 
-/// One line: the operation, then key=value in a fixed order, defaults left out, e.g.
-/// "attention_forward dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=32 num_heads_k=8
+[[nodiscard]] TILEWISE_EXPORT const core::OperationInterface& operation_of(const AttentionProblem* tag) noexcept;
+
+[[nodiscard]] TILEWISE_EXPORT std::size_t hash_value(const AttentionProblem& problem) noexcept;
+
+/// E.g. "attention_forward dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=32 num_heads_k=8
 /// head_dim=128 mask=causal". For thd the keys are max_seqlen_q, max_seqlen_k, total_q, total_k.
-[[nodiscard]] TILEWISE_EXPORT std::string to_string(const Problem& problem);
+[[nodiscard]] TILEWISE_EXPORT std::string to_string(const AttentionProblem& problem);
 
-/// Parses to_string()'s form (keys in any order). Throws Error(invalid_argument) that quotes
-/// the word it could not read. The result is validated.
-[[nodiscard]] TILEWISE_EXPORT Problem parse_problem(std::string_view text);
-
-/// Throws Error naming the first field that is out of range or contradicts another.
-TILEWISE_EXPORT void validate(const Problem& problem);
+TILEWISE_EXPORT void validate(const AttentionProblem& problem);
 
 }  // namespace tilewise

@@ -15,9 +15,10 @@
 
 #include "array.hpp"
 #include "core/device.hpp"
-#include "core/names.hpp"
 #include "core/parallel.hpp"
 #include "core/run.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/names.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -81,7 +82,7 @@ std::pair<Sizes, Sizes> output_shapes(const Array& q, const Array& k, const Arra
   ForwardArguments arguments{q.view(), k.view(), v.view(), {}, {}, options.value};
   arguments.out = planned_out(arguments.q, arguments.v);
   arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
-  validate(core::describe(core::call_of(arguments)));
+  validate(operations::attention::describe(operations::attention::call_of(arguments)));
   return {sizes_of(arguments.out), sizes_of(arguments.softmax_lse)};
 }
 
@@ -110,10 +111,10 @@ void warm_up(const Array& q, const Array& k, const Array& v, const Array* out, b
   backward.dsink = planned_like(options.value.sink, gradients[4]);
   backward.options = options.value;
   const nb::gil_scoped_release release;
-  core::prepare_call(core::call_of(forward), {implementation});
+  operations::attention::prepare_call(operations::attention::call_of(forward), {implementation});
   if (out != nullptr) check_given_out(forward);
   const bool any = std::find(gradients.begin(), gradients.end(), true) != gradients.end();
-  if (any) core::prepare_call(core::call_of(backward), {implementation});
+  if (any) operations::attention::prepare_call(operations::attention::call_of(backward), {implementation});
 }
 
 /// Waits for a GPU's stream; returns at once for an array on the CPU.

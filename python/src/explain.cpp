@@ -8,9 +8,9 @@
 
 #include "array.hpp"
 #include "attention.hpp"
-#include "core/call.hpp"
 #include "core/device.hpp"
 #include "core/num_threads.hpp"
+#include "operations/attention/call.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -25,7 +25,7 @@ Explanation explain_forward(const Array& q, const Array& k, const Array& v, cons
   if (softmax_lse) arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
   const core::DeviceScope scope(arguments.q.device, nullptr);
   const core::FrameworkThreads threads(torch_threads);
-  const Problem problem = core::describe(core::call_of(arguments));
+  const Problem problem = operations::attention::describe(operations::attention::call_of(arguments));
   if (out != nullptr) check_given_out(arguments);
   return explain(problem, {implementation});
 }

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/names.hpp"
+#include "operations/attention/names.hpp"
 
 namespace tilewise::python {
 namespace {

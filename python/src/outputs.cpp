@@ -6,12 +6,12 @@
 #include <cstring>
 #include <limits>
 
-#include "core/call.hpp"
 #include "core/device.hpp"
-#include "core/elements.hpp"
-#include "core/layout.hpp"
 #include "core/overlap.hpp"
-#include "core/problem_rules.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/elements.hpp"
+#include "operations/layout.hpp"
 
 namespace tilewise::python {
 namespace {
@@ -60,16 +60,16 @@ TensorView planned_out(const TensorView& q, const TensorView& v) {
 }
 
 TensorView planned_lse(const TensorView& q, Layout layout) {
-  const core::Axes axes = core::axes_of(layout);
+  const operations::Axes axes = operations::axes_of(layout);
   const std::int64_t heads = core::size_at(q, axes.head), rows = core::size_at(q, axes.seq);
-  const DType dtype = core::statistics_dtype(q.dtype);
+  const DType dtype = operations::statistics_dtype(q.dtype);
   if (axes.batch < 0) return contiguous(dtype, q.device, 2, {heads, rows});
   return contiguous(dtype, q.device, 3, {core::size_at(q, axes.batch), heads, rows});
 }
 
 void check_given_out(ForwardArguments arguments) {
   arguments.softmax_lse = {};
-  core::check_apart(core::call_of(arguments), nullptr, 0);
+  core::check_call_apart<operations::Attention>(operations::attention::call_of(arguments), nullptr, 0);
 }
 
 void clear_rest(const TensorView& rows, const TensorView& cu_seqlens) {
@@ -85,8 +85,8 @@ void clear_rest_of_lse(const TensorView& softmax_lse, const TensorView& cu_seqle
   const std::int64_t total = softmax_lse.shape[1], owned = owned_rows(cu_seqlens, total);
   for (std::int64_t head = 0; head < softmax_lse.shape[0]; ++head) {
     for (std::int64_t row = owned; row < total; ++row) {
-      core::store_element(softmax_lse.dtype, softmax_lse.data, head * softmax_lse.strides[0] + row,
-                          -std::numeric_limits<double>::infinity());
+      operations::store_element(softmax_lse.dtype, softmax_lse.data, head * softmax_lse.strides[0] + row,
+                                -std::numeric_limits<double>::infinity());
     }
   }
 }

@@ -9,10 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "core/names.hpp"
 #include "core/parallel.hpp"
 #include "core/run.hpp"
 #include "interrupts.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/names.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
 #include "torch_shim.hpp"
@@ -143,7 +144,7 @@ template <typename Arguments>
 void run_on_current_stream(const Arguments& arguments, const SelectOptions& select, void* stream) {
   TorchWorkspace workspace(arguments.q.device);
   try {
-    core::run_call(core::call_of(arguments), select, stream, &workspace);
+    operations::attention::run_call(operations::attention::call_of(arguments), select, stream, &workspace);
   } catch (const nb::python_error& interruption) {  // torch would make a RuntimeError of it
     raise_on_return(interruption);
   }
@@ -155,7 +156,7 @@ void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tens
   if (out != nullptr) arguments->out = planned_out(arguments->q, arguments->v);
   if (lse != nullptr) arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
   if (is_huge(arguments->out) || is_huge(arguments->softmax_lse))
-    static_cast<void>(core::describe(core::call_of(*arguments)));
+    static_cast<void>(operations::attention::describe(operations::attention::call_of(*arguments)));
   if (out != nullptr) *out = shim::Tensor::empty(&arguments->out);
   if (lse != nullptr) *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }

@@ -3,7 +3,6 @@
 #include <array>
 
 #include "core/duration.hpp"
-#include "core/problem_rules.hpp"
 #include "core/select.hpp"
 
 namespace tilewise {
@@ -18,9 +17,9 @@ void pad(std::string& text, const std::string& cell, std::size_t width) {
 
 }  // namespace
 
-Explanation explain(const Problem& problem, const SelectOptions& options) {
+Explanation explain(const AnyProblem& problem, const SelectOptions& options) {
   validate(problem);
-  Explanation explanation{core::canonical(problem), {}};
+  Explanation explanation{problem.operation().canonical(problem.value()), {}};
   const core::Selection selection =
       core::select(explanation.problem, core::overrides_of(options), core::implementation_table());
   for (const core::Candidate& candidate : selection.candidates) {
@@ -28,7 +27,8 @@ Explanation explain(const Problem& problem, const SelectOptions& options) {
     const bool chosen = static_cast<int>(explanation.rows.size()) == selection.chosen;
     explanation.rows.push_back(
         {std::string(candidate.implementation->name()), verdict.accepted, chosen, verdict.estimated_us,
-         verdict.accepted ? candidate.implementation->prepare(explanation.problem)->schedule() : verdict.reason});
+         verdict.accepted ? candidate.implementation->prepare_problem(explanation.problem)->schedule()
+                          : verdict.reason});
   }
   return explanation;
 }

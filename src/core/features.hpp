@@ -1,83 +1,57 @@
 // The feature-set rule: an implementation declares what it honours, the framework checks
 // required(problem) ⊆ supported. A new option is a new bit, so old kernels refuse it.
+// What a bit means is its operation's to say.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 
-#include "tilewise/problem.hpp"
-
 namespace tilewise::core {
 
-enum class Feature : std::uint8_t {
-  forward,
-  backward,
-  f32,
-  bf16,
-  f16,
-  f64,
-  gqa,           ///< num_heads_q != num_heads_k
-  head_dim_v,    ///< head_dim_v != head_dim
-  packed,        ///< layout thd with cu_seqlens
-  window_left,   ///< window_left >= 0
-  window_right,  ///< window_right >= 0, causal included
-  top_left,
-  scale_sign,  ///< softmax_scale <= 0
-  softcap,
-  bias,
-  bias_boolean,
-  dbias,
-  alibi,
-  sink,
-  dsink,
-  dropout,
-  seed_tensor,
-  seqused_q,
-  seqused_k,
-  leftpad_k,
-  dlse,
-  deterministic,
-  batch_invariant,
-  count_
-};
+/// Features of an operation that the framework does not know, one bit each.
+using FeatureBits = std::uint64_t;
 
-/// A set of Features, small enough to pass by value.
-class FeatureSet {
+/// A set of an operation's features, small enough to pass by value. `Feature` ends with count_.
+template <typename Feature>
+class FeatureSetOf {
  public:
-  constexpr FeatureSet() = default;
-  constexpr FeatureSet(std::initializer_list<Feature> features) {
+  constexpr FeatureSetOf() = default;
+  constexpr FeatureSetOf(std::initializer_list<Feature> features) {
     for (const Feature f : features) bits_ |= bit(f);
   }
-  [[nodiscard]] static constexpr FeatureSet all() {
-    FeatureSet set;
-    set.bits_ = bit(Feature::count_) - 1;
+  /// Every feature there is: for drawing problems and for tests. No implementation declares it.
+  [[nodiscard]] static constexpr FeatureSetOf all() { return from_bits(bit(Feature::count_) - 1); }
+  [[nodiscard]] static constexpr FeatureSetOf from_bits(FeatureBits bits) {
+    FeatureSetOf set;
+    set.bits_ = bits;
     return set;
   }
+  [[nodiscard]] constexpr FeatureBits bits() const { return bits_; }
   constexpr void insert(Feature f) { bits_ |= bit(f); }
   [[nodiscard]] constexpr bool contains(Feature f) const { return (bits_ & bit(f)) != 0; }
   [[nodiscard]] constexpr bool empty() const { return bits_ == 0; }
-  [[nodiscard]] constexpr FeatureSet minus(FeatureSet other) const {
-    FeatureSet set;
-    set.bits_ = bits_ & ~other.bits_;
-    return set;
-  }
-  friend constexpr bool operator==(FeatureSet, FeatureSet) = default;
+  [[nodiscard]] constexpr FeatureSetOf minus(FeatureSetOf other) const { return from_bits(bits_ & ~other.bits_); }
+  friend constexpr bool operator==(FeatureSetOf, FeatureSetOf) = default;
 
  private:
-  [[nodiscard]] static constexpr std::uint64_t bit(Feature f) { return std::uint64_t{1} << static_cast<unsigned>(f); }
-  std::uint64_t bits_ = 0;
+  static_assert(static_cast<unsigned>(Feature::count_) < 64);
+  [[nodiscard]] static constexpr FeatureBits bit(Feature f) { return FeatureBits{1} << static_cast<unsigned>(f); }
+  FeatureBits bits_ = 0;
 };
 
-/// What a Problem asks of an implementation: a pure function, the only copy of this rule.
-[[nodiscard]] FeatureSet required_features(const Problem& problem);
-
-/// The feature of an element type of q.
-[[nodiscard]] Feature feature_of(DType dtype);
-
-/// "window_left, softcap": for refusal reasons.
-[[nodiscard]] std::string to_string(FeatureSet features);
-[[nodiscard]] std::string_view to_string(Feature feature);
+/// "window_left, softcap": the names of the bits that are set, for refusal reasons.
+[[nodiscard]] inline std::string features_text(FeatureBits bits, std::span<const std::string_view> names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if ((bits >> i & 1) == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += names[i];
+  }
+  return text;
+}
 
 }  // namespace tilewise::core

@@ -1,4 +1,4 @@
-// What a backend offers to the framework: an Implementation judges Problems by a declared
+// What a backend offers to the framework: an Implementation judges problems of one operation by a declared
 // feature set and prepares a Kernel, which launches on plain parameters.
 #pragma once
 
@@ -8,9 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/features.hpp"
-#include "device/common/params.h"
-#include "tilewise/problem.hpp"
+#include "core/operation.hpp"
 
 namespace tilewise::core {
 
@@ -32,23 +30,59 @@ class Kernel {
   [[nodiscard]] virtual std::size_t workspace_size() const noexcept = 0;
   /// Tile sizes, splits: one line for explain() and logs.
   [[nodiscard]] virtual std::string schedule() const = 0;
-  /// Computes. The tensors behind `params` match the Problem the kernel was prepared for.
-  virtual void launch(const device::AttentionParams& params, void* workspace, void* stream) const = 0;
+  /// Computes. `params` points at the operation's parameters, whose tensors match the problem that the kernel was
+  /// prepared for.
+  virtual void launch_on(const void* params, void* workspace, void* stream) const = 0;
 };
 
-/// One row of the dispatch table. Stateless; lives for the whole program.
+/// A kernel of an operation whose parameters are Params.
+template <typename Params>
+class KernelOf : public Kernel {
+ public:
+  virtual void launch(const Params& params, void* workspace, void* stream) const = 0;
+  void launch_on(const void* params, void* workspace, void* stream) const final {
+    launch(*static_cast<const Params*>(params), workspace, stream);
+  }
+};
+
+/// One row of the dispatch table, for one operation. Stateless; lives for the whole program.
 class Implementation {
  public:
   virtual ~Implementation() = default;
-  [[nodiscard]] virtual std::string_view name() const noexcept = 0;  ///< "cpu.avx512", ...: a string literal
+  /// "cpu.avx512", ...: a string literal. Rows of several operations may share it.
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+  [[nodiscard]] virtual const OperationInterface& operation() const noexcept = 0;
   [[nodiscard]] virtual DeviceType device() const noexcept = 0;
-  /// Everything this implementation honours. The framework refuses a Problem whose
+  /// Everything this implementation honours. The framework refuses a problem whose
   /// required_features() are not all in here and prints the difference.
-  [[nodiscard]] virtual FeatureSet supported() const noexcept = 0;
+  [[nodiscard]] virtual FeatureBits supported_features() const noexcept = 0;
   /// Called for problems whose features and device fit: machine checks, limits, cost.
+  [[nodiscard]] virtual Verdict judge_problem(const ProblemView& problem) const = 0;
+  /// Called for problems that were accepted.
+  [[nodiscard]] virtual std::unique_ptr<const Kernel> prepare_problem(const ProblemView& problem) const = 0;
+};
+
+/// The same with an operation's own types.
+template <typename Traits>
+class ImplementationOf : public Implementation {
+ public:
+  using Problem = typename Traits::Problem;
+
+  [[nodiscard]] virtual FeatureSetOf<typename Traits::Feature> supported() const noexcept = 0;
   [[nodiscard]] virtual Verdict judge(const Problem& problem) const = 0;
-  /// Called for problems that judge() accepted.
   [[nodiscard]] virtual std::unique_ptr<const Kernel> prepare(const Problem& problem) const = 0;
+
+  [[nodiscard]] const OperationInterface& operation() const noexcept final {
+    constexpr const Problem* kTag = nullptr;
+    return operation_of(kTag);
+  }
+  [[nodiscard]] FeatureBits supported_features() const noexcept final { return supported().bits(); }
+  [[nodiscard]] Verdict judge_problem(const ProblemView& problem) const final {
+    return judge(problem.template as<Problem>());
+  }
+  [[nodiscard]] std::unique_ptr<const Kernel> prepare_problem(const ProblemView& problem) const final {
+    return prepare(problem.template as<Problem>());
+  }
 };
 
 /// The ordered table, best first; equal estimates go to the earlier row. Defined by

@@ -6,8 +6,8 @@
 namespace tilewise::core {
 namespace {
 
-/// From here on handing a call to other threads, some 20 µs, is nothing beside it. Estimates of slow calls (small
-/// heads, dropout) may be ten times too short.
+/// From here on handing a call to other threads, some 20 µs, is nothing beside it. Estimates of slow calls (narrow
+/// rows, dropout) may be ten times too short.
 constexpr double kLongCallUs = 10'000.0;
 
 std::atomic<const InterruptSource*>& current_source() {

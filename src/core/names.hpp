@@ -1,4 +1,4 @@
-// The names of enumerations in problem text, options and messages, and reading them back.
+// The names of enumerations in problem text, options and messages, and reading them back. Operations add theirs.
 #pragma once
 
 #include <array>
@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "core/message.hpp"
-#include "tilewise/problem.hpp"
+#include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
 
@@ -16,27 +16,12 @@ namespace tilewise::core {
 template <typename Enum>
 [[gnu::visibility("hidden")]] inline constexpr std::array<std::string_view, 0> kNamesOf{};
 template <>
-inline constexpr std::array<std::string_view, 2> kNamesOf<Operation>{"attention_forward", "attention_backward"};
-template <>
 inline constexpr std::array<std::string_view, 9> kNamesOf<DType>{"none", "f32", "bf16", "f16", "f64",
                                                                  "bool", "u8",  "i32",  "i64"};
 template <>
 inline constexpr std::array<std::string_view, 3> kNamesOf<DeviceType>{"cpu", "cuda", "hip"};
-template <>
-inline constexpr std::array<std::string_view, 4> kNamesOf<Layout>{"bshd", "sbhd", "bhsd", "thd"};
-template <>
-inline constexpr std::array<std::string_view, 2> kNamesOf<Mask>{"none", "causal"};
-template <>
-inline constexpr std::array<std::string_view, 2> kNamesOf<Alignment>{"bottom_right", "top_left"};
-template <>
-inline constexpr std::array<std::string_view, 4> kNamesOf<BiasKind>{"none", "f32", "query", "bool"};
-template <>
-inline constexpr std::array<std::string_view, 3> kNamesOf<SinkKind>{"0", "1", "query"};
-template <>
-inline constexpr std::array<std::string_view, 3> kNamesOf<AlibiKind>{"none", "[h]", "[b,h]"};
 
 template <typename Enum>
-  requires(!kNamesOf<Enum>.empty())
 [[nodiscard]] constexpr std::string_view name_of(Enum value) {
   return kNamesOf<Enum>[static_cast<std::size_t>(value)];
 }

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "core/message.hpp"
-#include "tilewise/attention.hpp"
+#include "tilewise/plan.hpp"
 
 namespace tilewise {
 namespace core {

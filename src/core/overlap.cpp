@@ -114,10 +114,10 @@ Range range_of(const TensorView& view) {
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void refuse(const NamedTensor& output, const NamedTensor& other) {
-  const auto from = reinterpret_cast<std::intptr_t>(other.view.data);
-  invalid_argument(output.name, ": must not overlap ", other.name, " in memory (got ", describe(output.view),
-                   " that starts ", reinterpret_cast<std::intptr_t>(output.view.data) - from, " bytes from ",
-                   describe(other.view), ")");
+  const auto from = reinterpret_cast<std::intptr_t>(other.view->data);
+  invalid_argument(output.name, ": must not overlap ", other.name, " in memory (got ", describe(*output.view),
+                   " that starts ", reinterpret_cast<std::intptr_t>(output.view->data) - from, " bytes from ",
+                   describe(*other.view), ")");
 }
 
 /// Tensors that may share memory with the next ones, as ranges.
@@ -125,20 +125,20 @@ template <std::size_t capacity>
 class Apart {
  public:
   void add_output(const NamedTensor& output) {
-    if (!output.view.defined()) return;
-    const Range range = range_of(output.view);
+    if (!output.view->defined()) return;
+    const Range range = range_of(*output.view);
     check(output, range, count_);
     outputs_[count_] = &output;
     ranges_[count_++] = range;
   }
   void add_input(const NamedTensor& input) const {
-    if (input.view.defined()) check(input, range_of(input.view), count_);
+    if (input.view->defined()) check(input, range_of(*input.view), count_);
   }
 
  private:
   void check(const NamedTensor& other, const Range& range, std::size_t count) const {
     for (std::size_t i = 0; i < count; ++i) {
-      if (ranges_[i].meets(range) && share_memory(outputs_[i]->view, other.view)) refuse(*outputs_[i], other);
+      if (ranges_[i].meets(range) && share_memory(*outputs_[i]->view, *other.view)) refuse(*outputs_[i], other);
     }
   }
 
@@ -146,8 +146,6 @@ class Apart {
   std::array<Range, capacity> ranges_;
   std::size_t count_ = 0;
 };
-
-constexpr std::size_t kMostOutputs = 6;  // those of a backward pass, and the workspace
 
 }  // namespace
 
@@ -191,39 +189,9 @@ bool overlaps_itself(const TensorView& view) {
 }
 
 void check_apart(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
-  Apart<kMostOutputs> apart;
+  Apart<kMostTensors> apart;
   for (const NamedTensor& output : outputs) apart.add_output(output);
   for (const NamedTensor& input : inputs) apart.add_input(input);
-}
-
-void check_apart(const Call& c, void* workspace, std::size_t workspace_size) {
-  const bool backward = c.backward();
-  TensorView scratch;
-  if (workspace != nullptr) scratch = TensorView(workspace, DType::u8, {static_cast<std::int64_t>(workspace_size)});
-  const AttentionOptions& o = c.options;
-  const std::array<NamedTensor, 2> results{{{"out", c.out}, {"softmax_lse", c.softmax_lse}}};
-  const std::array<NamedTensor, kMostOutputs> outputs{
-      {{"dq", c.dq}, {"dk", c.dk}, {"dv", c.dv}, {"dbias", c.dbias}, {"dsink", c.dsink}, {"workspace", scratch}}};
-  const std::array<NamedTensor, 5> inputs{{{"q", c.q}, {"k", c.k}, {"v", c.v}, {"dout", c.dout}, {"dlse", c.dlse}}};
-  const std::array<NamedTensor, 9> options{{{"seed_and_offset", o.seed_and_offset},
-                                            {"bias", o.bias},
-                                            {"alibi_slopes", o.alibi_slopes},
-                                            {"sink", o.sink},
-                                            {"cu_seqlens_q", o.cu_seqlens_q},
-                                            {"cu_seqlens_k", o.cu_seqlens_k},
-                                            {"seqused_q", o.seqused_q},
-                                            {"seqused_k", o.seqused_k},
-                                            {"leftpad_k", o.leftpad_k}}};
-  Apart<kMostOutputs + 2> apart;
-  if (!backward) {
-    for (const NamedTensor& output : results) apart.add_output(output);
-  }
-  for (const NamedTensor& output : outputs) apart.add_output(output);
-  for (const NamedTensor& input : inputs) apart.add_input(input);
-  if (backward) {
-    for (const NamedTensor& input : results) apart.add_input(input);
-  }
-  for (const NamedTensor& option : options) apart.add_input(option);
 }
 
 }  // namespace tilewise::core

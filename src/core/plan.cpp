@@ -9,7 +9,6 @@
 #include "core/device.hpp"
 #include "core/duration.hpp"
 #include "core/message.hpp"
-#include "core/problem_rules.hpp"
 
 namespace tilewise {
 namespace core {
@@ -30,10 +29,11 @@ PlanCache& plan_cache() {
 [[maybe_unused]] const auto kMadeAtLoad = [] {
   (void)plan_cache();
   for (const DeviceType type : {DeviceType::cuda, DeviceType::hip}) (void)device_system(type);
+  (void)operation_table();
   return implementation_table();
 }();
 
-[[noreturn]] void refuse(const Problem& problem, const Selection& selection) {
+[[noreturn]] void refuse(const AnyProblem& problem, const Selection& selection) {
   std::string message = concat("no implementation accepts ", to_string(problem));
   for (const Candidate& candidate : selection.candidates) {
     message += concat("\n  ", candidate.implementation->name(), ": ", candidate.verdict.reason);
@@ -55,16 +55,16 @@ void log_decision(const Plan::State& plan, double estimated_us) {
 
 std::size_t PlanCache::KeyHash::operator()(const Key& key) const noexcept {
   const std::hash<std::string_view> hash;
-  std::size_t value = hash_value(*key.problem);
+  std::size_t value = key.problem.operation->hash(key.problem.value);
   if (!key.force.empty()) value ^= 3 * hash(key.force);
   if (!key.disable.empty()) value ^= 5 * hash(key.disable);
   value += static_cast<std::size_t>(key.device_index);
   return value;
 }
 
-PlanState PlanCache::find(const Problem& problem, const Overrides& overrides, int device_index) {
+PlanState PlanCache::find(const ProblemView& problem, const Overrides& overrides, int device_index) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  const auto found = entries_.find(Key{&problem, overrides.force, overrides.disable, device_index});
+  const auto found = entries_.find(Key{problem, overrides.force, overrides.disable, device_index});
   if (found == entries_.end()) return nullptr;
   order_.splice(order_.begin(), order_, found->second);
   return found->second->plan;
@@ -75,7 +75,7 @@ PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
   order_.push_front({std::move(plan), std::string(overrides.force), std::string(overrides.disable)});
   const Entry& entry = order_.front();
   const auto [place, fresh] =
-      entries_.emplace(Key{&entry.plan->problem, entry.force, entry.disable, entry.plan->device_index}, order_.begin());
+      entries_.emplace(Key{entry.plan->problem, entry.force, entry.disable, entry.plan->device_index}, order_.begin());
   if (!fresh) {
     order_.pop_front();
     return place->second->plan;
@@ -83,7 +83,7 @@ PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
   PlanState inserted = entry.plan;
   if (order_.size() > capacity_) {
     const Entry& last = order_.back();
-    entries_.erase(Key{&last.plan->problem, last.force, last.disable, last.plan->device_index});
+    entries_.erase(Key{last.plan->problem, last.force, last.disable, last.plan->device_index});
     order_.pop_back();
   }
   return inserted;
@@ -94,32 +94,34 @@ std::size_t PlanCache::size() const {
   return order_.size();
 }
 
-PlanState make_plan(const Problem& problem, const Overrides& overrides, std::span<const Implementation* const> table) {
+PlanState make_plan(const AnyProblem& problem, const Overrides& overrides,
+                    std::span<const Implementation* const> table) {
   validate(problem);
   const Selection selection = select(problem, overrides, table);
   if (selection.chosen < 0) refuse(problem, selection);
   const Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
   auto plan = std::make_shared<const Plan::State>(
-      Plan::State{problem, chosen.implementation, chosen.implementation->prepare(problem),
-                  planning_device(problem.device), chosen.verdict.estimated_us});
+      Plan::State{problem, chosen.implementation, chosen.implementation->prepare_problem(problem),
+                  planning_device(problem.device()), chosen.verdict.estimated_us});
   log_decision(*plan, chosen.verdict.estimated_us);
   return plan;
 }
 
-PlanState find_plan(const Problem& problem, const Overrides& overrides) {
-  if (PlanState known = plan_cache().find(problem, overrides, planning_device(problem.device))) return known;
-  return plan_cache().insert(make_plan(problem, overrides, implementation_table()), overrides);
+PlanState find_plan(const ProblemView& problem, const Overrides& overrides) {
+  if (PlanState known = plan_cache().find(problem, overrides, planning_device(problem.device()))) return known;
+  return plan_cache().insert(make_plan(problem.operation->canonical(problem.value), overrides, implementation_table()),
+                             overrides);
 }
 
 }  // namespace core
 
-const Problem& Plan::problem() const noexcept { return state_->problem; }
+const AnyProblem& Plan::problem() const noexcept { return state_->problem; }
 std::string_view Plan::implementation() const noexcept { return state_->implementation->name(); }
 std::string Plan::schedule() const { return state_->kernel->schedule(); }
 std::size_t Plan::workspace_size() const noexcept { return state_->kernel->workspace_size(); }
 
-Plan plan(const Problem& problem, const SelectOptions& select) {
-  return Plan(core::find_plan(core::canonical(problem), core::overrides_of(select)));
+Plan plan(const AnyProblem& problem, const SelectOptions& select) {
+  return Plan(core::find_plan(problem.operation().canonical(problem.value()), core::overrides_of(select)));
 }
 
 }  // namespace tilewise

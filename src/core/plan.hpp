@@ -10,12 +10,12 @@
 
 #include "core/implementation.hpp"
 #include "core/select.hpp"
-#include "tilewise/attention.hpp"
+#include "tilewise/plan.hpp"
 
 namespace tilewise {
 
 struct Plan::State {
-  Problem problem;  ///< canonical
+  AnyProblem problem;  ///< canonical
   const core::Implementation* implementation;
   std::unique_ptr<const core::Kernel> kernel;
   int device_index = 0;       ///< of the problem's kind of device; 0 on the CPU
@@ -35,7 +35,7 @@ class PlanCache {
   explicit PlanCache(std::size_t capacity) : capacity_(capacity) {}
 
   /// Null where not known.
-  [[nodiscard]] PlanState find(const Problem& problem, const Overrides& overrides, int device_index = 0);
+  [[nodiscard]] PlanState find(const ProblemView& problem, const Overrides& overrides, int device_index = 0);
   /// Returns the plan that was there first, where two threads made the same one.
   PlanState insert(PlanState plan, const Overrides& overrides);
   [[nodiscard]] std::size_t size() const;
@@ -51,12 +51,11 @@ class PlanCache {
   };
   /// Borrows from an Entry, or from the caller of find().
   struct Key {
-    const Problem* problem;
+    ProblemView problem;
     std::string_view force, disable;
     int device_index;
     friend bool operator==(const Key& a, const Key& b) {
-      return *a.problem == *b.problem && a.force == b.force && a.disable == b.disable &&
-             a.device_index == b.device_index;
+      return a.problem == b.problem && a.force == b.force && a.disable == b.disable && a.device_index == b.device_index;
     }
   };
   struct KeyHash {
@@ -72,11 +71,11 @@ class PlanCache {
 
 /// Validates, selects from the table and prepares for planning_device(); not cached. Throws Error(unsupported) that
 /// lists every refusal where nothing accepts the problem.
-[[nodiscard]] PlanState make_plan(const Problem& problem, const Overrides& overrides,
+[[nodiscard]] PlanState make_plan(const AnyProblem& problem, const Overrides& overrides,
                                   std::span<const Implementation* const> table);
 
-/// The cached plan of a canonical problem on planning_device(), made where it is not known yet.
-[[nodiscard]] PlanState find_plan(const Problem& problem, const Overrides& overrides);
+/// The cached plan of a problem in normal form on planning_device(), made where it is not known yet.
+[[nodiscard]] PlanState find_plan(const ProblemView& problem, const Overrides& overrides);
 
 }  // namespace core
 }  // namespace tilewise

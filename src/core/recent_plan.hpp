@@ -5,28 +5,48 @@
 #include <array>
 #include <string>
 
-#include "core/call.hpp"
 #include "core/plan.hpp"
 
 namespace tilewise::core {
 
-/// Remembers one call that has no tensors but the usual ones; others are not worth comparing.
+/// Whether describe() sees no difference between two tensors: everything but the address, and of that its alignment.
+[[nodiscard]] bool same_kind(const TensorView& a, const TensorView& b);
+
+/// Remembers one call. LastCall is the operation's: is_like(call), and remember(call), which may decline.
+template <typename LastCall>
 class RecentPlan {
  public:
-  /// The plan of the remembered call where `call` describes to the same Problem on the same device; else null.
-  [[nodiscard]] PlanState find(const Call& call, const Overrides& overrides) const;
-  /// Remembers that `plan` serves `call`, if it is such a call.
-  void remember(const Call& call, const Overrides& overrides, const PlanState& plan);
+  /// The plan of the remembered call where `call` describes to the same problem on the same device; else null.
+  template <typename Call>
+  [[nodiscard]] PlanState find(const Call& call, const Overrides& overrides) const {
+    if (plan_ == nullptr || !last_.is_like(call)) return nullptr;
+    return overrides.force == force_ && overrides.disable == disable_ ? plan_ : nullptr;
+  }
+  /// Remembers that `plan` serves `call`, if it is a call worth remembering.
+  template <typename Call>
+  void remember(const Call& call, const Overrides& overrides, const PlanState& plan) {
+    if (!last_.remember(call)) return;
+    force_ = overrides.force;
+    disable_ = overrides.disable;
+    plan_ = plan;
+  }
 
  private:
   PlanState plan_;  ///< null: nothing is remembered
-  std::array<TensorView, 10> tensors_;
-  AttentionOptions options_;
+  LastCall last_;
   std::string force_, disable_;
 };
 
-/// This thread's of calls that are `operation`, and of those that came with a plan.
-[[nodiscard]] RecentPlan& recent_plan(Operation operation);
-[[nodiscard]] RecentPlan& recent_given_plan(Operation operation);
+/// This thread's, of each kind of call that an operation has, and of those that came with a plan.
+template <typename Traits>
+[[nodiscard]] RecentPlan<typename Traits::LastCall>& recent_plan(std::size_t kind) {
+  thread_local std::array<RecentPlan<typename Traits::LastCall>, Traits::kProblemNames.size()> plans;
+  return plans[kind];
+}
+template <typename Traits>
+[[nodiscard]] RecentPlan<typename Traits::LastCall>& recent_given_plan(std::size_t kind) {
+  thread_local std::array<RecentPlan<typename Traits::LastCall>, Traits::kProblemNames.size()> plans;
+  return plans[kind];
+}
 
 }  // namespace tilewise::core

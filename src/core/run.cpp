@@ -1,20 +1,15 @@
-// Running a plan on tensors, and the short way that finds the plan first.
+// Launching a plan with scratch memory from wherever it comes.
 #include "core/run.hpp"
 
+#include <cstdint>
+#include <memory>
 #include <new>
 
-#include "core/device.hpp"
 #include "core/device_workspace.hpp"
 #include "core/interrupt.hpp"
-#include "core/lengths.hpp"
-#include "core/message.hpp"
 #include "core/num_threads.hpp"
-#include "core/overlap.hpp"
-#include "core/plan.hpp"
-#include "core/recent_plan.hpp"
 
-namespace tilewise {
-namespace core {
+namespace tilewise::core {
 namespace {
 
 constexpr std::size_t kWorkspaceAlignment = 64;
@@ -62,93 +57,45 @@ class ScratchMemory {
   Buffer buffer_;
 };
 
-/// Scratch memory of a call on a GPU: the caller's, the source's, or the thread's own; null where none is needed.
-void* device_workspace(const Call& call, const Plan::State& plan, void* stream, WorkspaceSource* source) {
+/// Scratch memory of a call on a GPU: the source's, or the thread's own; null where none is needed.
+void* device_workspace(const Plan::State& plan, const LaunchSite& site) {
   const std::size_t size = plan.kernel->workspace_size();
   if (size == 0) return nullptr;
-  return source != nullptr ? source->allocate(size) : kept_workspace(call.q.device, stream, size);
-}
-
-void launch(const Call& call, const Plan::State& plan, void* workspace, void* stream, WorkspaceSource* source) {
-  const bool on_cpu = plan.problem.device == DeviceType::cpu;
-  // A bad TILEWISE_NUM_THREADS is an error of calls that need no threads too.
-  const Interruptible interruptible(on_cpu ? plan.estimated_us / num_threads() : 0.0);
-  if (stream != nullptr && on_cpu) invalid_argument("stream: must be null on the cpu (got one)");
-  if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
-    invalid_argument("workspace: must be aligned to ", kWorkspaceAlignment, " bytes (got an address ",
-                     reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment, " past it)");
-  }
-  check_apart(call, workspace, plan.kernel->workspace_size());
-  const device::AttentionParams params = make_params(call, plan.problem);
-  if (!on_cpu) {
-    check_device_lengths(call, plan.problem, stream);
-    if (workspace == nullptr) workspace = device_workspace(call, plan, stream, source);
-  }
-  if (workspace != nullptr || !on_cpu) return plan.kernel->launch(params, workspace, stream);
-  const ScratchMemory scratch(plan.kernel->workspace_size());
-  plan.kernel->launch(params, scratch.data(), stream);
-}
-
-/// Throws unless the call describes to the plan's problem on the plan's device.
-void check_plan(const Plan& plan, const Call& call) {
-  const Problem problem = describe(call);
-  if (problem != plan.problem()) {
-    validate(problem);
-    invalid_argument("plan: must be for the tensors' problem, ", to_string(problem), " (got a plan for ",
-                     to_string(plan.problem()), ")");
-  }
-  if (problem.device != DeviceType::cpu && call.q.device.index != plan.state().device_index) {
-    invalid_argument("plan: must be for the tensors' device, ", device_name(call.q.device), " (got a plan for ",
-                     device_name({problem.device, plan.state().device_index}), ")");
-  }
-}
-
-void run_planned(const Plan& plan, const Call& call, void* workspace, void* stream) {
-  RecentPlan& recent = recent_given_plan(call.operation);
-  if (recent.find(call, {}) != plan.shared_state()) {
-    check_plan(plan, call);
-    recent.remember(call, {}, plan.shared_state());
-  }
-  launch(call, plan.state(), workspace, stream, nullptr);
-}
-
-PlanState plan_of(const Call& call, const SelectOptions& select) {
-  const Overrides overrides = overrides_of(select);
-  RecentPlan& recent = recent_plan(call.operation);
-  if (PlanState plan = recent.find(call, overrides)) return plan;
-  PlanState plan = find_plan(describe(call), overrides);
-  recent.remember(call, overrides, plan);
-  return plan;
+  return site.source != nullptr ? site.source->allocate(size) : kept_workspace(site.device, site.stream, size);
 }
 
 }  // namespace
 
-void run_call(const Call& call, const SelectOptions& select, void* stream, WorkspaceSource* workspace) {
-  const DeviceScope scope(call.q.device, stream);
-  launch(call, *plan_of(call, select), nullptr, stream, workspace);
+void check_site(const LaunchSite& site, DeviceType device) {
+  if (site.stream != nullptr && device == DeviceType::cpu) {
+    invalid_argument("stream: must be null on the cpu (got one)");
+  }
+  if (const auto past = reinterpret_cast<std::uintptr_t>(site.workspace) % kWorkspaceAlignment; past != 0) {
+    invalid_argument("workspace: must be aligned to ", kWorkspaceAlignment, " bytes (got an address ", past,
+                     " past it)");
+  }
 }
 
-void prepare_call(const Call& call, const SelectOptions& select) {
-  const DeviceScope scope(call.q.device, nullptr);
-  (void)find_plan(describe(call), overrides_of(select));
+void launch(const Plan::State& plan, const void* params, const LaunchSite& site) {
+  const bool on_cpu = site.device.type == DeviceType::cpu;
+  // A bad TILEWISE_NUM_THREADS is an error of calls that need no threads too.
+  const Interruptible interruptible(on_cpu ? plan.estimated_us / num_threads() : 0.0);
+  if (site.workspace != nullptr) return plan.kernel->launch_on(params, site.workspace, site.stream);
+  if (!on_cpu) return plan.kernel->launch_on(params, device_workspace(plan, site), site.stream);
+  const ScratchMemory scratch(plan.kernel->workspace_size());
+  plan.kernel->launch_on(params, scratch.data(), nullptr);
 }
 
-}  // namespace core
-
-void run(const Plan& plan, const ForwardArguments& arguments, void* workspace, void* stream) {
-  core::run_planned(plan, core::call_of(arguments), workspace, stream);
+void refuse_plan(const Plan& plan, const ProblemView& described) {
+  described.operation->validate(described.value);
+  invalid_argument("plan: must be for the tensors' problem, ", described.operation->text(described.value),
+                   " (got a plan for ", to_string(plan.problem()), ")");
 }
 
-void run(const Plan& plan, const BackwardArguments& arguments, void* workspace, void* stream) {
-  core::run_planned(plan, core::call_of(arguments), workspace, stream);
+void check_plan_device(const Plan& plan, Device device) {
+  if (device.type == DeviceType::cpu || device.index == plan.state().device_index) return;
+  invalid_argument("plan: must be for the tensors' device, ", device_name(device), " (got a plan for ",
+                   device_name({device.type, plan.state().device_index}), ")");
 }
 
-void attention_forward(const ForwardArguments& arguments, const SelectOptions& select, void* stream) {
-  core::run_call(core::call_of(arguments), select, stream, nullptr);
-}
-
-void attention_backward(const BackwardArguments& arguments, const SelectOptions& select, void* stream) {
-  core::run_call(core::call_of(arguments), select, stream, nullptr);
-}
-
-}  // namespace tilewise
+}  // namespace tilewise::core

@@ -73,20 +73,21 @@ void check_names(std::string_view list, std::string_view source, std::span<const
   });
 }
 
-Verdict judge(const Implementation& row, const Problem& problem, const Overrides& overrides) {
+Verdict judge(const Implementation& row, const ProblemView& problem, const Overrides& overrides) {
   if (!overrides.force.empty() && !in_list(row.name(), overrides.force)) {
     return Verdict::refuse(concat(overrides.force_source, "=", overrides.force, " asks for another"));
   }
   if (in_list(row.name(), overrides.disable)) {
     return Verdict::refuse(concat("disabled by TILEWISE_DISABLE=", overrides.disable));
   }
-  if (row.device() != problem.device) {
-    return Verdict::refuse(
-        concat("runs on ", to_string(row.device()), ", the tensors are on ", to_string(problem.device)));
+  if (const DeviceType device = problem.device(); row.device() != device) {
+    return Verdict::refuse(concat("runs on ", to_string(row.device()), ", the tensors are on ", to_string(device)));
   }
-  const FeatureSet missing = required_features(problem).minus(row.supported());
-  if (!missing.empty()) return Verdict::refuse(concat("does not support ", to_string(missing)));
-  return row.judge(problem);
+  const FeatureBits missing = problem.operation->required_features(problem.value) & ~row.supported_features();
+  if (missing != 0) {
+    return Verdict::refuse(concat("does not support ", features_text(missing, problem.operation->feature_names())));
+  }
+  return row.judge_problem(problem);
 }
 
 }  // namespace
@@ -96,12 +97,13 @@ Overrides overrides_of(const SelectOptions& select) {
   return overrides_of_environment();
 }
 
-Selection select(const Problem& problem, const Overrides& overrides, std::span<const Implementation* const> table) {
+Selection select(const ProblemView& problem, const Overrides& overrides, std::span<const Implementation* const> table) {
   check_names(overrides.force, overrides.force_source, table);
   check_names(overrides.disable, "TILEWISE_DISABLE", table);
   Selection selection;
   std::optional<double> best;
   for (const Implementation* row : table) {
+    if (&row->operation() != problem.operation) continue;
     selection.candidates.push_back({row, judge(*row, problem, overrides)});
     const Verdict& verdict = selection.candidates.back().verdict;
     if (verdict.accepted && (!best || verdict.estimated_us < *best)) {

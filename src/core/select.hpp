@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/implementation.hpp"
-#include "tilewise/attention.hpp"
+#include "tilewise/plan.hpp"
 
 namespace tilewise::core {
 
@@ -29,7 +29,7 @@ struct Candidate {
   Verdict verdict;
 };
 
-/// The whole walk, in table order. `chosen` indexes `candidates`, or is -1.
+/// The whole walk over the rows of the problem's operation, in table order. `chosen` indexes `candidates`, or is -1.
 struct Selection {
   std::vector<Candidate> candidates;
   int chosen = -1;
@@ -37,7 +37,7 @@ struct Selection {
 
 /// `problem` is valid and canonical. Throws where an override names an implementation that is
 /// not in the table.
-[[nodiscard]] Selection select(const Problem& problem, const Overrides& overrides,
+[[nodiscard]] Selection select(const ProblemView& problem, const Overrides& overrides,
                                std::span<const Implementation* const> table);
 
 }  // namespace tilewise::core

@@ -1,8 +1,7 @@
-// Distances between words, and the keys that users of other libraries bring.
+// Distances between words.
 #include "core/spelling.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -14,15 +13,6 @@ namespace {
 
 /// Nothing that is known is longer; a longer word only costs time.
 constexpr std::size_t kLongest = 40;
-
-/// Letters and digits alone, in lower case.
-std::string plain(std::string_view word) {
-  std::string letters;
-  for (const char c : word) {
-    if (c != '_' && c != '-') letters += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  }
-  return letters;
-}
 
 /// Letters to insert, drop, replace or swap with their neighbour until `a` is `b`.
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -48,35 +38,22 @@ bool has_parts(std::string_view known, std::string_view word) {
   return whole.find(parts) != std::string::npos;
 }
 
-struct Foreign {
-  std::string_view word;
-  Meaning meaning;
-};
-/// Spellings of other libraries that resemble nothing here, or the wrong thing.
-constexpr std::array kForeign{Foreign{"causal", {"mask", "causal", ""}},
-                              Foreign{"is_causal", {"mask", "causal", ""}},
-                              Foreign{"sm_scale", {"softmax_scale", "", ""}},
-                              Foreign{"lse", {"softmax_lse", "", ""}},
-                              Foreign{"return_lse", {"softmax_lse", "", ""}},
-                              Foreign{"window", {"window_left", "", "window_right"}},
-                              Foreign{"window_size", {"window_left", "", "window_right"}},
-                              Foreign{"sliding_window", {"window_left", "", "window_right"}}};
-
-/// `key` as `known` spells it, or "".
-std::string_view same_word(std::string_view key, std::span<const std::string_view> known) {
-  const auto same = [letters = plain(key)](std::string_view other) { return plain(other) == letters; };
-  const auto found = std::ranges::find_if(known, same);
-  return found == known.end() ? std::string_view() : *found;
-}
-
 }  // namespace
 
+std::string plain_letters(std::string_view word) {
+  std::string letters;
+  for (const char c : word) {
+    if (c != '_' && c != '-') letters += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  }
+  return letters;
+}
+
 std::string_view nearest_word(std::string_view word, std::span<const std::string_view> known) {
-  const std::string letters = plain(word.substr(0, kLongest));
+  const std::string letters = plain_letters(word.substr(0, kLongest));
   std::string_view best;
   std::size_t least = kLongest;
   for (const std::string_view candidate : known) {
-    const std::string other = plain(candidate);
+    const std::string other = plain_letters(candidate);
     const std::size_t apart = distance(letters, other);
     if (apart <= std::max(letters.size(), other.size()) / 3 && apart < least) {
       least = apart;
@@ -86,16 +63,6 @@ std::string_view nearest_word(std::string_view word, std::span<const std::string
   if (!best.empty() || letters.empty() || word.size() > kLongest) return best;
   const auto part = std::ranges::find_if(known, [word](std::string_view other) { return has_parts(other, word); });
   return part == known.end() ? std::string_view() : *part;
-}
-
-Meaning meaning_of(std::string_view word, std::span<const std::string_view> known) {
-  const std::string letters = plain(word.substr(0, kLongest));
-  for (const auto& [foreign, meaning] : kForeign) {
-    if (plain(foreign) != letters) continue;
-    const Meaning found{same_word(meaning.key, known), meaning.value, same_word(meaning.other, known)};
-    if (!found.key.empty()) return found;
-  }
-  return {nearest_word(word, known), "", ""};
 }
 
 }  // namespace tilewise::core

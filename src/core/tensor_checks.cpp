@@ -51,17 +51,6 @@ Shape::Shape(std::initializer_list<Dim> list) : rank(static_cast<int>(list.size(
   std::copy(list.begin(), list.end(), dims.begin());
 }
 
-Shape tensor_shape(Layout layout, Dim batch, Dim seq, Dim heads, Dim dim) {
-  const Axes axes = axes_of(layout);
-  Shape shape;
-  shape.rank = axes.rank();
-  if (axes.batch >= 0) shape.dims[static_cast<std::size_t>(axes.batch)] = batch;
-  shape.dims[static_cast<std::size_t>(axes.seq)] = seq;
-  shape.dims[static_cast<std::size_t>(axes.head)] = heads;
-  shape.dims[static_cast<std::size_t>(axes.dim)] = dim;
-  return shape;
-}
-
 void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor) {
   if (!view.defined()) invalid_argument(name, ": must be given");
   if (view.rank < 0 || view.rank > kMaxRank) {

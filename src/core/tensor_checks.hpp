@@ -7,10 +7,19 @@
 #include <cstdint>
 #include <string_view>
 
-#include "core/layout.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
+
+[[nodiscard]] inline std::int64_t size_at(const TensorView& view, int axis) {
+  return view.shape[static_cast<std::size_t>(axis)];
+}
+[[nodiscard]] inline std::int64_t stride_at(const TensorView& view, int axis) {
+  return view.strides[static_cast<std::size_t>(axis)];
+}
+
+/// What a call does with a tensor.
+enum class Access : std::uint8_t { read, write, mutate };
 
 /// One dimension of an expected shape, with its name for messages.
 struct Dim {
@@ -27,16 +36,13 @@ struct Shape {
   Shape(std::initializer_list<Dim> list);
 };
 
-/// The shape of a q-like tensor: [batch, seq, heads, dim] in the order of `layout`; thd has no batch.
-[[nodiscard]] Shape tensor_shape(Layout layout, Dim batch, Dim seq, Dim heads, Dim dim);
-
 /// Given, on `device`, and addressable: rank and sizes sane, data present and aligned to its dtype.
 /// `anchor` is the argument whose device the others must share.
-void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor = "q");
+void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor);
 /// Throws because no tensor may have the dtype that is called `got`, which DType does not know.
 [[noreturn]] void refuse_dtype(std::string_view name, std::string_view got);
 void check_dtype(const TensorView& view, std::string_view name, DType expected);
-/// `words` names the dimensions, e.g. "[batch_size, seqlen_q, num_heads_q, head_dim]".
+/// `words` names the dimensions, e.g. "[rows, columns]".
 void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words);
 void check_shape(const TensorView& view, std::string_view name, const Shape& expected);
 /// The last dimension has stride 1 (or at most one element).

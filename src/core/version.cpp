@@ -1,5 +1,5 @@
 // The library's version; the number stands in the top-level CMakeLists.txt alone.
-#include "tilewise/attention.hpp"
+#include "tilewise/plan.hpp"
 
 namespace tilewise {
 

@@ -9,9 +9,9 @@
 #include <new>
 #include <utility>
 
-#include "core/layout.hpp"
 #include "core/message.hpp"
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/layout.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -61,7 +61,7 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values valu
       special_rng_(seed + 0x5EC1A150u),
       aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
   validate(problem);
-  options = core::stated_options(problem);
+  options = operations::attention::stated_options(problem);
   draw_lengths();
   draw_qkv();
   draw_bias();
@@ -87,12 +87,12 @@ std::vector<std::int64_t> CallTensors::lse_shape() const {
 }
 
 std::vector<std::int64_t> CallTensors::bias_shape() const {
-  const auto shape = core::bias_shape(problem_);
+  const auto shape = operations::attention::bias_shape(problem_);
   return {shape.begin(), shape.end()};
 }
 
 std::vector<int> CallTensors::data_order() const {
-  const core::Axes axes = core::axes_of(problem_.layout);  // each of these orders is its own inverse
+  const operations::Axes axes = operations::axes_of(problem_.layout);  // each of these orders is its own inverse
   if (packed()) return {axes.seq, axes.head, axes.dim};
   return {axes.batch, axes.seq, axes.head, axes.dim};
 }
@@ -104,8 +104,8 @@ Placement CallTensors::data_placement(Random& rng) const {
 
 TensorView CallTensors::in_layout(const TensorView& view) const {
   if (!view.defined()) return view;
-  const core::Axes from = core::axes_of(packed() ? Layout::thd : Layout::bshd);
-  const core::Axes to = core::axes_of(problem_.layout);
+  const operations::Axes from = operations::axes_of(packed() ? Layout::thd : Layout::bshd);
+  const operations::Axes to = operations::axes_of(problem_.layout);
   TensorView result = view;
   const auto move = [&](int source, int target) {
     if (target < 0) return;
@@ -137,7 +137,8 @@ std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_
   if (!softmax_lse) return outputs;
   const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
   outputs.push_back({"softmax_lse",
-                     Buffer(core::statistics_dtype(problem_.dtype), lse_shape(), random_placement(order, false, rng)),
+                     Buffer(operations::statistics_dtype(problem_.dtype), lse_shape(),
+                            random_placement(order, false, rng)),
                      packed() ? 1 : 2, rows_of_sequences(Side::query)});
   return outputs;
 }
@@ -152,11 +153,14 @@ std::vector<Output> CallTensors::make_outputs(std::uint64_t seed) const {
   if (p.dv) outputs.push_back(data_output("dv", Side::key, p.num_heads_k, p.head_dim_v, rng));
   if (p.dbias) {
     outputs.push_back(
-        {"dbias", Buffer(core::bias_dtype(p), bias_shape(), random_placement({0, 1, 2, 3}, false, rng)), -1, 0});
+        {"dbias",
+         Buffer(operations::attention::bias_dtype(p), bias_shape(), random_placement({0, 1, 2, 3}, false, rng)), -1,
+         0});
   }
   if (p.dsink) {
-    outputs.push_back(
-        {"dsink", Buffer(core::sink_dtype(p), {p.num_heads_q}, random_placement({0}, false, rng)), -1, 0});
+    outputs.push_back({"dsink",
+                       Buffer(operations::attention::sink_dtype(p), {p.num_heads_q}, random_placement({0}, false, rng)),
+                       -1, 0});
   }
   return outputs;
 }

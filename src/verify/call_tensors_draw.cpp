@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
 #include "verify/call_tensors.hpp"
 
 namespace tilewise::verify {
@@ -211,8 +211,8 @@ bool CallTensors::bias_used(std::span<const std::int64_t> position) const {
 void CallTensors::draw_bias() {
   if (problem_.bias == BiasKind::none) return;
   const bool boolean = problem_.bias == BiasKind::boolean;
-  const TensorView bias =
-      add_input("bias", core::bias_dtype(problem_), bias_shape(), random_placement({0, 1, 2, 3}, false, rng_));
+  const TensorView bias = add_input("bias", operations::attention::bias_dtype(problem_), bias_shape(),
+                                    random_placement({0, 1, 2, 3}, false, rng_));
   const double hidden = rng_.pick({0.0, 0.1, 0.5, 0.95}), size = rng_.pick({1.0, 1.0, 5.0});
   const bool hides_rows = rng_.chance(0.3);
   const double hidden_value = boolean ? 0.0 : -kInfinity;
@@ -230,7 +230,7 @@ void CallTensors::draw_head_options() {
   const Problem& p = problem_;
   if (p.alibi_slopes != AlibiKind::none) {
     const bool per_batch = p.alibi_slopes == AlibiKind::per_batch_head;
-    const DType dtype = core::statistics_dtype(p.dtype);
+    const DType dtype = operations::statistics_dtype(p.dtype);
     options.alibi_slopes =
         per_batch
             ? add_input("alibi_slopes", dtype, {p.batch_size, p.num_heads_q}, random_placement({0, 1}, false, rng_))
@@ -241,7 +241,8 @@ void CallTensors::draw_head_options() {
     });
   }
   if (p.sink != SinkKind::none) {
-    options.sink = add_input("sink", core::sink_dtype(p), {p.num_heads_q}, random_placement({0}, false, rng_));
+    options.sink =
+        add_input("sink", operations::attention::sink_dtype(p), {p.num_heads_q}, random_placement({0}, false, rng_));
     for_each_element(options.sink, [&](std::span<const std::int64_t>, std::int64_t offset) {
       store_at(options.sink, offset, 2.0 * rng_.normal());
     });
@@ -281,8 +282,8 @@ void CallTensors::draw_gradients() {
   fill_rows(dout_, Side::query, Part::used, normal);
   if (backward.dlse) {
     const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
-    dlse_ =
-        add_input("dlse", core::statistics_dtype(backward.dtype), lse_shape(), random_placement(order, false, rng_));
+    dlse_ = add_input("dlse", operations::statistics_dtype(backward.dtype), lse_shape(),
+                      random_placement(order, false, rng_));
     fill_rows(dlse_, Side::query, Part::used, normal);
   }
   if (values_ == Values::special) plant_special_gradients();

@@ -1,8 +1,8 @@
 // One problem, one seed: the reference's results once, then any implementation against them.
 #include <exception>
 
-#include "core/implementation.hpp"
 #include "core/message.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/error.hpp"
 #include "verify/call_tensors.hpp"
 #include "verify/compare.hpp"

@@ -7,6 +7,7 @@
 #include "core/device.hpp"
 #include "core/device_memory.hpp"
 #include "core/message.hpp"
+#include "operations/attention/tensors.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -40,29 +41,12 @@ class Mirror {
   std::byte* place_;
 };
 
-template <typename Visit>
-void visit_options(AttentionOptions& o, const Visit& visit) {
-  for (TensorView* view : {&o.seed_and_offset, &o.bias, &o.alibi_slopes, &o.sink, &o.cu_seqlens_q, &o.cu_seqlens_k,
-                           &o.seqused_q, &o.seqused_k, &o.leftpad_k}) {
-    if (view->defined()) visit(*view);
-  }
-}
-
-template <typename Visit>
-void visit_tensors(ForwardArguments& a, const Visit& visit) {
-  for (TensorView* view : {&a.q, &a.k, &a.v, &a.out, &a.softmax_lse}) {
-    if (view->defined()) visit(*view);
-  }
-  visit_options(a.options, visit);
-}
-
-template <typename Visit>
-void visit_tensors(BackwardArguments& a, const Visit& visit) {
-  for (TensorView* view :
-       {&a.dout, &a.dlse, &a.q, &a.k, &a.v, &a.out, &a.softmax_lse, &a.dq, &a.dk, &a.dv, &a.dbias, &a.dsink}) {
-    if (view->defined()) visit(*view);
-  }
-  visit_options(a.options, visit);
+/// Calls visit(view) for every tensor that is given.
+template <typename Arguments, typename Visit>
+void visit_tensors(Arguments& arguments, const Visit& visit) {
+  operations::attention::change_each_tensor(arguments, [&visit](TensorView& view) {
+    if (view.defined()) visit(view);
+  });
 }
 
 template <typename Arguments>

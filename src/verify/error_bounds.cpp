@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "backends/reference/reference_math.hpp"
-#include "core/call.hpp"
 #include "core/parallel.hpp"
+#include "operations/attention/call.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -286,8 +286,9 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
   // The arguments must outlive the call made of them.
   const ForwardArguments forward_arguments = tensors.forward_arguments(expected);
   const BackwardArguments backward_arguments = tensors.backward_arguments(expected);
-  const AttentionParams params =
-      core::make_params(forward ? core::call_of(forward_arguments) : core::call_of(backward_arguments), problem);
+  const AttentionParams params = operations::attention::make_params(
+      forward ? operations::attention::call_of(forward_arguments) : operations::attention::call_of(backward_arguments),
+      problem);
   std::vector<ErrorBounds> bounds;
   for (const Output& output : expected) {
     const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));

@@ -4,14 +4,14 @@
 #include <cmath>
 
 #include "core/message.hpp"
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
 #include "verify/random.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::verify {
 namespace {
 
-using core::Feature;
+using operations::attention::Feature;
 
 class ProblemDraw {
  public:
@@ -28,7 +28,7 @@ class ProblemDraw {
     draw_bias();
     draw_dropout();
     draw_outputs();
-    return core::canonical(p_);
+    return operations::attention::canonical(p_);
   }
 
  private:
@@ -50,7 +50,7 @@ class ProblemDraw {
     }
     do {
       p_.dtype = rng_.pick({DType::f32, DType::bf16, DType::f16, DType::f64});
-    } while (!filter_.features.contains(core::feature_of(p_.dtype)));
+    } while (!filter_.features.contains(operations::attention::feature_of(p_.dtype)));
     p_.layout = rng_.pick({Layout::bshd, Layout::bshd, Layout::sbhd, Layout::bhsd});
     if (wanted(Feature::packed, 0.3)) p_.layout = Layout::thd;
   }
@@ -143,7 +143,7 @@ class ProblemDraw {
   }
 
   void draw_scores() {
-    p_.softmax_scale = core::default_softmax_scale(p_.head_dim);
+    p_.softmax_scale = operations::attention::default_softmax_scale(p_.head_dim);
     if (rng_.chance(0.2)) p_.softmax_scale *= rng_.uniform(0.1, 4.0);
     if (wanted(Feature::scale_sign, 0.1)) p_.softmax_scale = rng_.chance(0.3) ? 0.0 : -p_.softmax_scale;
     if (wanted(Feature::softcap, 0.2)) p_.softcap = rng_.pick({0.5, 2.0, 15.0, 50.0});

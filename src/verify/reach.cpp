@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "backends/reference/reference_math.hpp"
-#include "core/call.hpp"
+#include "operations/attention/call.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -163,8 +163,9 @@ void mark_reach(const CallTensors& tensors, const std::vector<Output>& expected,
   // The arguments must outlive the call made of them.
   const ForwardArguments forward_arguments = tensors.forward_arguments(expected);
   const BackwardArguments backward_arguments = tensors.backward_arguments(expected);
-  const AttentionParams params =
-      core::make_params(forward ? core::call_of(forward_arguments) : core::call_of(backward_arguments), problem);
+  const AttentionParams params = operations::attention::make_params(
+      forward ? operations::attention::call_of(forward_arguments) : operations::attention::call_of(backward_arguments),
+      problem);
   ReachPass pass(params, problem, bounds);
   for (std::int64_t b = 0; b < params.batch_size; ++b) {
     if (forward) {

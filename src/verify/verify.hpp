@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/features.hpp"
+#include "operations/attention/features.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::verify {
@@ -17,7 +17,7 @@ namespace tilewise::verify {
 struct Filter {
   /// Only problems with required_features(problem) ⊆ features. Leave out what is not wanted,
   /// e.g. FeatureSet::all().minus({Feature::backward}).
-  core::FeatureSet features = core::FeatureSet::all();
+  operations::attention::FeatureSet features = operations::attention::FeatureSet::all();
   /// Upper bound of cost(problem), so that the double reference stays quick.
   double max_flops = 2e7;
 };

@@ -1,14 +1,14 @@
 // The feature rule: each option asks for its own feature and nothing else.
-#include "core/features.hpp"
+#include "operations/attention/features.hpp"
 
 #include "support.hpp"
 
 namespace tilewise {
 namespace {
 
-using core::Feature;
-using core::FeatureSet;
-using core::required_features;
+using operations::attention::Feature;
+using operations::attention::FeatureSet;
+using operations::attention::required_features;
 
 FeatureSet features_of(const std::string& options) {
   return required_features(parse_problem("attention_forward seqlen_q=16 num_heads_q=4 head_dim=64 " + options));

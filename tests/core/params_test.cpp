@@ -1,5 +1,5 @@
 // Kernel parameters: every layout seen as [batch, seq, head, dim], folded masks, biases.
-#include "core/call.hpp"
+#include "operations/attention/call.hpp"
 #include "support.hpp"
 
 namespace tilewise {
@@ -8,12 +8,12 @@ namespace {
 using test::SmallCall;
 
 device::AttentionParams params_of(const ForwardArguments& arguments) {
-  const core::Call call = core::call_of(arguments);
-  return core::make_params(call, core::describe(call));
+  const operations::attention::Call call = operations::attention::call_of(arguments);
+  return operations::attention::make_params(call, operations::attention::describe(call));
 }
 device::AttentionParams params_of(const BackwardArguments& arguments) {
-  const core::Call call = core::call_of(arguments);
-  return core::make_params(call, core::describe(call));
+  const operations::attention::Call call = operations::attention::call_of(arguments);
+  return operations::attention::make_params(call, operations::attention::describe(call));
 }
 
 void expect_strides(const device::Tensor4& tensor, std::int64_t batch, std::int64_t seq, std::int64_t head) {

@@ -14,9 +14,9 @@
 namespace tilewise {
 namespace {
 
-using core::FeatureSet;
 using core::PlanCache;
 using core::PlanState;
+using operations::attention::FeatureSet;
 using test::expect_error;
 using test::expect_invalid;
 using test::FakeImplementation;
@@ -73,7 +73,7 @@ TEST_F(PlanCacheTest, ManyThreadsAtOnce) {
         const std::int64_t seqlen = (i * 7 + t) % 9;
         PlanState plan = cache.find(problem_of(seqlen), {});
         if (!plan) plan = cache.insert(make(seqlen), {});
-        EXPECT_EQ(plan->problem.seqlen_q, seqlen);
+        EXPECT_EQ(plan->problem.get<AttentionProblem>().seqlen_q, seqlen);
       }
     });
   }
@@ -90,7 +90,7 @@ TEST_F(PlanCacheTest, PlansKnowTheirKernel) {
 }
 
 TEST_F(PlanCacheTest, RefusalsAreListed) {
-  FakeImplementation picky("picky", FeatureSet{core::Feature::forward}, 1.0);
+  FakeImplementation picky("picky", FeatureSet{operations::attention::Feature::forward}, 1.0);
   fake_.reason = "not today";
   const std::array<const core::Implementation*, 2> table{&fake_, &picky};
   expect_error(ErrorCode::unsupported,

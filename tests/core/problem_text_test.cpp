@@ -2,7 +2,7 @@
 #include <cmath>
 #include <random>
 
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
 #include "support.hpp"
 
 namespace tilewise {
@@ -59,7 +59,10 @@ TEST(ProblemText, NamesPackedLengths) {
   EXPECT_EQ(problem.total_q, 11);
   EXPECT_EQ(problem.total_k, 20);
   EXPECT_EQ(to_string(problem), text);
-  EXPECT_EQ(parse_problem("attention_forward layout=thd batch_size=3 max_seqlen_q=9 head_dim=64").total_k, 27);
+  EXPECT_EQ(parse_problem("attention_forward layout=thd batch_size=3 max_seqlen_q=9 head_dim=64")
+                .get<AttentionProblem>()
+                .total_k,
+            27);
 }
 
 TEST(ProblemText, ReadsCausalTopLeft) {
@@ -97,7 +100,7 @@ TEST(ProblemText, TheDiagonalMattersToWindowsAndAlibi) {
   const Problem plain = parse_problem("attention_forward seqlen_q=4 head_dim=8");
   for (const char* option : {"mask=causal", "window_left=2", "window_right=2", "alibi_slopes=[h]"}) {
     const std::string text = std::string("attention_forward seqlen_q=4 head_dim=8 alignment=top_left ") + option;
-    EXPECT_EQ(parse_problem(text).alignment, Alignment::top_left) << option;
+    EXPECT_EQ(parse_problem(text).get<AttentionProblem>().alignment, Alignment::top_left) << option;
     EXPECT_NE(parse_problem(text), plain);
   }
 }
@@ -125,7 +128,7 @@ class RandomProblem {
     p.alignment = pick<Alignment>(2);
     if (maybe()) p.window_left = integer(-1, 300);
     if (maybe() && p.mask == Mask::none) p.window_right = integer(-1, 300);
-    p.softmax_scale = maybe() ? real(-2, 2) : core::default_softmax_scale(p.head_dim);
+    p.softmax_scale = maybe() ? real(-2, 2) : operations::attention::default_softmax_scale(p.head_dim);
     if (maybe()) p.softcap = real(0.01, 50);
     if (maybe()) p.dropout_p = real(0, 0.9999999);
     p.seed_tensor = maybe();
@@ -165,10 +168,10 @@ TEST(ProblemText, RoundTripsRandomProblems) {
   for (int i = 0; i < 20000; ++i) {
     const Problem raw = random();
     ASSERT_NO_THROW(validate(raw)) << to_string(raw);
-    const Problem problem = core::canonical(raw);
+    const Problem problem = operations::attention::canonical(raw);
     const std::string text = to_string(problem);
     ASSERT_NO_THROW(validate(problem)) << text;
-    ASSERT_EQ(core::canonical(problem), problem) << text;
+    ASSERT_EQ(operations::attention::canonical(problem), problem) << text;
     const Problem parsed = parse_problem(text);
     ASSERT_EQ(parsed, problem) << text;
     ASSERT_EQ(hash_value(parsed), hash_value(problem)) << text;

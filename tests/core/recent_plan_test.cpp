@@ -2,6 +2,8 @@
 // tensors, options or overrides, must not find it.
 #include "core/recent_plan.hpp"
 
+#include "operations/attention/attention.hpp"
+
 #include <functional>
 #include <vector>
 
@@ -19,22 +21,22 @@ core::PlanState plan_for(const Problem& problem) {
 class Remembered : public ::testing::Test {
  protected:
   Remembered() {
-    recent_.remember(core::call_of(call_.forward), overrides_, forward_plan_);
-    recent_backward_.remember(core::call_of(call_.backward), overrides_, backward_plan_);
+    recent_.remember(operations::attention::call_of(call_.forward), overrides_, forward_plan_);
+    recent_backward_.remember(operations::attention::call_of(call_.backward), overrides_, backward_plan_);
   }
 
   [[nodiscard]] core::PlanState find(const ForwardArguments& forward) const {
-    return recent_.find(core::call_of(forward), overrides_);
+    return recent_.find(operations::attention::call_of(forward), overrides_);
   }
   [[nodiscard]] core::PlanState find(const BackwardArguments& backward) const {
-    return recent_backward_.find(core::call_of(backward), overrides_);
+    return recent_backward_.find(operations::attention::call_of(backward), overrides_);
   }
 
   SmallCall call_;
   core::Overrides overrides_;
   core::PlanState forward_plan_ = plan_for(describe(call_.forward)),
                   backward_plan_ = plan_for(describe(call_.backward));
-  core::RecentPlan recent_, recent_backward_;
+  core::RecentPlan<operations::attention::LastCall> recent_, recent_backward_;
 };
 
 TEST_F(Remembered, ServesTheSameKindOfTensorsElsewhere) {
@@ -127,7 +129,7 @@ TEST_F(Remembered, EveryTensorMatters) {
 }
 
 TEST_F(Remembered, OverridesMatter) {
-  const core::Call call = core::call_of(call_.forward);
+  const operations::attention::Call call = operations::attention::call_of(call_.forward);
   EXPECT_EQ(recent_.find(call, {"reference", {}, "implementation"}), nullptr);
   EXPECT_EQ(recent_.find(call, {{}, "cpu.*", "TILEWISE_FORCE"}), nullptr);
   recent_.remember(call, {"reference", {}, "implementation"}, backward_plan_);
@@ -137,14 +139,15 @@ TEST_F(Remembered, OverridesMatter) {
 
 TEST_F(Remembered, CallsWithOtherTensorsAreNotRemembered) {
   SmallCall packed = SmallCall::packed();
-  recent_.remember(core::call_of(packed.forward), overrides_, plan_for(describe(packed.forward)));
+  recent_.remember(operations::attention::call_of(packed.forward), overrides_, plan_for(describe(packed.forward)));
   EXPECT_EQ(find(packed.forward), nullptr);
   EXPECT_EQ(find(call_.forward), forward_plan_);
 }
 
 TEST(RecentPlan, KnowsNothingAtFirst) {
   const SmallCall call;
-  EXPECT_EQ(core::RecentPlan().find(core::call_of(call.forward), {}), nullptr);
+  EXPECT_EQ(core::RecentPlan<operations::attention::LastCall>().find(operations::attention::call_of(call.forward), {}),
+            nullptr);
 }
 
 }  // namespace

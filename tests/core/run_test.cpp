@@ -5,6 +5,7 @@
 #include <new>
 
 #include "core/plan.hpp"
+#include "operations/attention/attention.hpp"
 #include "support.hpp"
 
 namespace {
@@ -38,7 +39,7 @@ struct Launch {
   void* workspace = nullptr;
 };
 
-class RecordingKernel : public core::Kernel {
+class RecordingKernel : public operations::attention::Kernel {
  public:
   RecordingKernel(Launch& launch, std::size_t workspace_size) : launch_(launch), workspace_size_(workspace_size) {}
   std::size_t workspace_size() const noexcept override { return workspace_size_; }
@@ -56,7 +57,7 @@ class RecordingKernel : public core::Kernel {
 };
 
 Plan recording_plan(const Problem& problem, Launch& launch, std::size_t workspace_size) {
-  static const test::FakeImplementation fake("fake", core::FeatureSet::all(), 1.0);
+  static const test::FakeImplementation fake("fake", operations::attention::FeatureSet::all(), 1.0);
   return Plan(std::make_shared<const Plan::State>(
       Plan::State{problem, &fake, std::make_unique<RecordingKernel>(launch, workspace_size)}));
 }

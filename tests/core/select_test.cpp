@@ -8,10 +8,10 @@
 namespace tilewise {
 namespace {
 
-using core::Feature;
-using core::FeatureSet;
 using core::Overrides;
 using core::Selection;
+using operations::attention::Feature;
+using operations::attention::FeatureSet;
 using test::expect_invalid;
 using test::FakeImplementation;
 using test::ScopedEnvironment;

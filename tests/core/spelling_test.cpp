@@ -5,6 +5,8 @@
 
 #include <array>
 
+#include "operations/attention/foreign_words.hpp"
+
 namespace tilewise::core {
 namespace {
 
@@ -39,6 +41,7 @@ TEST(Spelling, LeavesOtherWordsAlone) {
 }
 
 TEST(Spelling, KnowsWordsOfOtherLibraries) {
+  using operations::attention::Meaning, operations::attention::meaning_of;
   const auto expect = [](std::string_view word, const Meaning& expected) {
     const Meaning meaning = meaning_of(word, kWords);
     EXPECT_EQ(meaning.key, expected.key) << word;

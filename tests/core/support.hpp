@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::test {
@@ -94,7 +94,7 @@ class SmallCall {
   std::vector<std::vector<double>> buffers_;
 };
 
-class FakeKernel : public core::Kernel {
+class FakeKernel : public operations::attention::Kernel {
  public:
   explicit FakeKernel(std::string schedule, std::size_t workspace_size = 0)
       : schedule_(std::move(schedule)), workspace_size_(workspace_size) {}
@@ -108,14 +108,14 @@ class FakeKernel : public core::Kernel {
 };
 
 /// Accepts what its features allow at a fixed estimate, unless it has a reason not to.
-class FakeImplementation : public core::Implementation {
+class FakeImplementation : public operations::attention::Implementation {
  public:
-  FakeImplementation(std::string_view name, core::FeatureSet supported, double estimated_us,
+  FakeImplementation(std::string_view name, operations::attention::FeatureSet supported, double estimated_us,
                      DeviceType device = DeviceType::cpu)
       : name_(name), supported_(supported), estimated_us_(estimated_us), device_(device) {}
   std::string_view name() const noexcept override { return name_; }
   DeviceType device() const noexcept override { return device_; }
-  core::FeatureSet supported() const noexcept override { return supported_; }
+  operations::attention::FeatureSet supported() const noexcept override { return supported_; }
   core::Verdict judge(const Problem&) const override {
     return reason.empty() ? core::Verdict::accept(estimated_us_) : core::Verdict::refuse(reason);
   }
@@ -129,7 +129,7 @@ class FakeImplementation : public core::Implementation {
 
  private:
   std::string_view name_;
-  core::FeatureSet supported_;
+  operations::attention::FeatureSet supported_;
   double estimated_us_;
   DeviceType device_;
 };

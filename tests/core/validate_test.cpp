@@ -145,7 +145,7 @@ TEST(Validate, NumbersAreThoseOfWhatIsComputedIn) {
                  [&] { (void)parse_problem(shape + "f32 softmax_scale=1e39"); });
   expect_invalid("softcap: must be 0 (off), or positive and finite in f32 (got 1e-40)",
                  [&] { (void)parse_problem(shape + "bf16 softcap=1e-40"); });
-  EXPECT_EQ(parse_problem(shape + "f64 softmax_scale=1e39 softcap=1e-40").softcap, 1e-40);
+  EXPECT_EQ(parse_problem(shape + "f64 softmax_scale=1e39 softcap=1e-40").get<AttentionProblem>().softcap, 1e-40);
   expect_invalid("softcap: must be 0 (off), or positive and finite in f64 (got -1)",
                  [&] { (void)parse_problem(shape + "f64 softcap=-1"); });
 }

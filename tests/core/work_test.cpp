@@ -1,14 +1,14 @@
 // The closed forms that cost estimates count with, against loops over every query and key.
-#include "core/work.hpp"
+#include "operations/attention/work.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 namespace {
 
 constexpr const char* kBands[] = {"",
@@ -92,4 +92,4 @@ TEST(Work, NothingIsNothing) {
 }
 
 }  // namespace
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

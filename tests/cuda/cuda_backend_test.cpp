@@ -15,6 +15,7 @@
 #include "core/device_workspace.hpp"
 #include "core/run.hpp"
 #include "fake_cuda.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 #include "verify/verify.hpp"
@@ -211,7 +212,7 @@ TEST_F(CudaBackend, RefusesWhatACaptureCantHave) {
               std::string::npos)
         << kernel;
     state().capture_status = 0;
-    core::prepare_call(core::call_of(split.arguments), {});
+    operations::attention::prepare_call(operations::attention::call_of(split.arguments), {});
     EXPECT_TRUE(state().launches.empty());
     state().capture_status = 1;
     const std::string workspace =

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "core/call.hpp"
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/call.hpp"
 #include "verify/call_tensors.hpp"
 
 namespace tilewise::test {
@@ -46,9 +46,10 @@ class LyingLengths : public testing::TestWithParam<std::string> {
       const std::vector<verify::Output> outputs = tensors.make_outputs(2);
       const ForwardArguments forward = backward ? ForwardArguments{} : tensors.forward_arguments(outputs);
       const BackwardArguments gradients = backward ? tensors.backward_arguments(outputs) : BackwardArguments{};
-      const core::Call call = backward ? core::call_of(gradients) : core::call_of(forward);
-      const Problem problem = core::describe(call);
-      const device::AttentionParams params = core::make_params(call, problem);
+      const operations::attention::Call call =
+          backward ? operations::attention::call_of(gradients) : operations::attention::call_of(forward);
+      const Problem problem = operations::attention::describe(call);
+      const device::AttentionParams params = operations::attention::make_params(call, problem);
       for (const std::int32_t* starts : {params.cu_seqlens_q, params.cu_seqlens_k})
         if (starts) std::ranges::copy(lie.starts, const_cast<std::int32_t*>(starts));
       for (const std::int32_t* counts : {params.seqused_q, params.seqused_k, params.leftpad_k})
@@ -56,11 +57,11 @@ class LyingLengths : public testing::TestWithParam<std::string> {
       const auto table = core::implementation_table();
       const auto row = std::ranges::find(table, GetParam(), &core::Implementation::name);
       ASSERT_NE(row, table.end());
-      const auto kernel = (*row)->prepare(problem);
+      const auto kernel = (*row)->prepare_problem(problem);
       std::vector<std::max_align_t> workspace(kernel->workspace_size() / sizeof(std::max_align_t) + 16);
       void* aligned = workspace.data();
       std::size_t room = workspace.size() * sizeof(std::max_align_t);
-      EXPECT_NO_THROW(kernel->launch(params, std::align(64, kernel->workspace_size(), aligned, room), nullptr))
+      EXPECT_NO_THROW(kernel->launch_on(&params, std::align(64, kernel->workspace_size(), aligned, room), nullptr))
           << lie.name << ": " << text;
     }
   }

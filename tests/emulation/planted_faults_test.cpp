@@ -5,12 +5,12 @@
 #include <cmath>
 
 #include "../support/dense_call.hpp"
-#include "core/call.hpp"
 #include "device/portable/forward.h"
 #include "device/portable/ops_cdna.h"
 #include "device/portable/ops_rdna.h"
 #include "device/portable/ops_sm80.h"
 #include "emulated.hpp"
+#include "operations/attention/call.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -112,8 +112,8 @@ class ForwardCall {
     expected.options.mask = call.options.mask = Mask::causal;
     expected.forward();
     const ForwardArguments arguments = call.forward_arguments();
-    const core::Call described = core::call_of(arguments);
-    params.call = core::make_params(described, core::describe(described));
+    const operations::attention::Call described = operations::attention::call_of(arguments);
+    params.call = operations::attention::make_params(described, operations::attention::describe(described));
   }
 
   /// What went wrong in a run on the machine of `Ops` with that fault, or empty.

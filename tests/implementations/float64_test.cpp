@@ -11,7 +11,7 @@ class Float64 : public ImplementationTest {
  protected:
   void SetUp() override {
     ImplementationTest::SetUp();
-    if (!IsSkipped() && !implementation().supported().contains(core::Feature::f64)) GTEST_SKIP() << "no f64";
+    if (!IsSkipped() && !supported_features().contains(operations::attention::Feature::f64)) GTEST_SKIP() << "no f64";
   }
 
   /// Runs the call and its twin by the reference, forward and backward.
@@ -110,7 +110,7 @@ TEST(Float64Claims, AreTheReferencesAndTheCpus) {
   for (const core::Implementation* row : core::implementation_table()) {
     const std::string name(row->name());
     const bool claims = name == "reference" || name == "cpu.generic" || name == "cpu.avx2" || name == "cpu.avx512";
-    EXPECT_EQ(row->supported().contains(core::Feature::f64), claims) << name;
+    EXPECT_EQ(operations::attention::features_of(*row).contains(operations::attention::Feature::f64), claims) << name;
   }
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backends/emulation/emulation_backend.hpp"
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/verify.hpp"
 
@@ -23,11 +23,11 @@ inline const core::Implementation& implementation_named(const std::string& name)
 /// The dtypes of q, k and v that an implementation declares.
 inline std::vector<DType> dtypes_of(const core::Implementation& implementation) {
   std::vector<DType> dtypes;
-  for (const auto& [dtype, feature] : {std::pair{DType::f32, core::Feature::f32},
-                                       {DType::bf16, core::Feature::bf16},
-                                       {DType::f16, core::Feature::f16},
-                                       {DType::f64, core::Feature::f64}})
-    if (implementation.supported().contains(feature)) dtypes.push_back(dtype);
+  for (const auto& [dtype, feature] : {std::pair{DType::f32, operations::attention::Feature::f32},
+                                       {DType::bf16, operations::attention::Feature::bf16},
+                                       {DType::f16, operations::attention::Feature::f16},
+                                       {DType::f64, operations::attention::Feature::f64}})
+    if (operations::attention::features_of(implementation).contains(feature)) dtypes.push_back(dtype);
   return dtypes;
 }
 
@@ -49,6 +49,9 @@ class ImplementationTest : public testing::TestWithParam<std::string> {
 
   [[nodiscard]] const core::Implementation& implementation() const { return implementation_named(GetParam()); }
   [[nodiscard]] std::vector<DType> dtypes() const { return dtypes_of(implementation()); }
+  [[nodiscard]] operations::attention::FeatureSet supported_features() const {
+    return operations::attention::features_of(implementation());
+  }
   /// Different seeds for different implementations: more problems seen.
   [[nodiscard]] std::uint64_t seed_base() const {
     const std::vector<std::string> names = verify::implementation_names();

@@ -267,7 +267,7 @@ TEST_P(NotANumber, SurvivesEveryScale) {
 }
 
 TEST_P(NotANumber, IsDrawnAndCompared) {
-  const verify::Filter filter{implementation().supported(), 2e5};
+  const verify::Filter filter{supported_features(), 2e5};
   int checked = 0;
   for (std::uint64_t seed = seed_base() + 900'000u; checked < 60; ++seed) {
     if (!verify::draws_special_values(seed)) continue;

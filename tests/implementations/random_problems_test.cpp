@@ -11,11 +11,11 @@ namespace {
 class RandomProblems : public ImplementationTest {
  protected:
   /// Checks `count` problems of one pass, or TILEWISE_TEST_PERCENT of them where that is set.
-  void check(core::Feature other_pass, int count, double max_flops) {
+  void check(operations::attention::Feature other_pass, int count, double max_flops) {
     if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
       count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
-    const verify::Filter filter{implementation().supported().minus({other_pass}), max_flops};
-    const std::uint64_t first = seed_base() + (other_pass == core::Feature::forward ? 50000u : 0u);
+    const verify::Filter filter{supported_features().minus({other_pass}), max_flops};
+    const std::uint64_t first = seed_base() + (other_pass == operations::attention::Feature::forward ? 50000u : 0u);
     int failures = 0;
     for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(count) && failures < 5; ++seed) {
       const verify::Report report =
@@ -28,10 +28,10 @@ class RandomProblems : public ImplementationTest {
   }
 };
 
-TEST_P(RandomProblems, Forward) { check(core::Feature::backward, 250, 2e6); }
-TEST_P(RandomProblems, Backward) { check(core::Feature::forward, 200, 3e6); }
-TEST_P(RandomProblems, LargeForward) { check(core::Feature::backward, 5, 6e7); }
-TEST_P(RandomProblems, LargeBackward) { check(core::Feature::forward, 5, 1e8); }
+TEST_P(RandomProblems, Forward) { check(operations::attention::Feature::backward, 250, 2e6); }
+TEST_P(RandomProblems, Backward) { check(operations::attention::Feature::forward, 200, 3e6); }
+TEST_P(RandomProblems, LargeForward) { check(operations::attention::Feature::backward, 5, 6e7); }
+TEST_P(RandomProblems, LargeBackward) { check(operations::attention::Feature::forward, 5, 1e8); }
 
 TILEWISE_FOR_EVERY_IMPLEMENTATION(RandomProblems);
 

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "../support/dense_call.hpp"
-#include "core/problem_rules.hpp"
 #include "implementation_test.hpp"
+#include "operations/attention/rules.hpp"
 #include "verify/call_tensors.hpp"
 #include "verify/compare.hpp"
 
@@ -41,7 +41,7 @@ class Reproducibility : public ImplementationTest {
   }
   /// A problem of this implementation, large enough for several threads.
   [[nodiscard]] Problem draw(std::uint64_t seed) const {
-    return verify::random_problem(seed, {.features = implementation().supported(), .max_flops = 4e7});
+    return verify::random_problem(seed, {.features = supported_features(), .max_flops = 4e7});
   }
 };
 
@@ -106,8 +106,8 @@ class BatchInvariance : public ImplementationTest {
     p.k = Tensor(dtype, {total_k, kHeadsK, kDim}), p.dk = Tensor(dtype, {total_k, kHeadsK, kDim});
     p.v = Tensor(dtype, {total_k, kHeadsK, kDimV}), p.dv = Tensor(dtype, {total_k, kHeadsK, kDimV});
     p.out = Tensor(dtype, {total_q, kHeadsQ, kDimV}), p.dout = Tensor(dtype, {total_q, kHeadsQ, kDimV});
-    p.lse = Tensor(core::statistics_dtype(dtype), {kHeadsQ, total_q});
-    p.slopes = Tensor(core::statistics_dtype(dtype), {kHeadsQ});
+    p.lse = Tensor(operations::statistics_dtype(dtype), {kHeadsQ, total_q});
+    p.slopes = Tensor(operations::statistics_dtype(dtype), {kHeadsQ});
     p.slopes.fill(0.03);
     p.options.layout = Layout::thd;
     p.options.cu_seqlens_q = p.cu_q.view();

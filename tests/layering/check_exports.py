@@ -53,7 +53,7 @@ def declared(folder: Path) -> tuple[Counter[str], set[str]]:
     for header in sorted(folder.rglob("*.h*")):
         text = header.read_text(encoding="utf-8")
         for scope, statement in statements(text):
-            name = re.match(r"[^(]*?(\w+)\s*\(", statement)
+            name = re.match(r"[^(]*?(\w+|operator==)\s*\(", statement)
             if name and not NO_DECLARATION.match(statement):
                 functions[f"{scope}::{name.group(1)}".removeprefix("::")] += 1
         classes.update(f"tilewise::{name}" for name in EXPORTED_CLASS.findall(text))

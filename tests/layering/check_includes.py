@@ -1,8 +1,9 @@
 """Checks the direction of includes that docs/architecture.md draws.
 
-include <- core <- jit <- backends <- (verify, python, tools); device includes only device, and the
-host includes nothing of it but device/common/. The library itself needs the standard library,
-the system and DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
+include <- core <- operations <- backends <- (verify, python, tools), and jit beside operations; an operation
+includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. device
+includes only device, and the host includes nothing of it but device/common/. The library itself needs the standard
+library, the system and DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
 """
 
 import re
@@ -35,19 +36,31 @@ def layer(folder: str, *prefixes: str, angled: re.Pattern[str] = SYSTEM) -> Laye
 WITH_DLPACK = re.compile(rf"dlpack/dlpack\.h|{SYSTEM.pattern}")
 WITH_FIBERS = re.compile(rf"ucontext\.h|sanitizer/\w+\.h|{SYSTEM.pattern}")
 ANYTHING = re.compile(".+")
-CORE = ("tilewise/", "core/", "device/common/")
-TOP = (*CORE, "jit/", "backends/", "verify/", "ceilings/")
+CORE = ("tilewise/", "core/")
+SHARED = (*CORE, "device/common/")
+OPERATIONS = (*SHARED, "operations/")
+TOP = (*OPERATIONS, "jit/", "backends/", "verify/", "ceilings/")
+# Words of operations, which the framework must not speak of.
+FOREIGN_TO_CORE = re.compile(
+    r"attention|\bheads?\b|num_heads|sequences?\b|seqlen|\bmask(s|ed)?\b|softmax", re.IGNORECASE
+)
+OPERATION_NAMES = ("attention", "merge")
 # A file belongs to the first layer whose folder holds it.
 LAYERS = (
     layer("include/tilewise", "tilewise/", angled=WITH_DLPACK),
     layer("src/device", "device/", angled=re.compile(r"stdint\.h")),
     layer("src/core", *CORE, angled=WITH_DLPACK),
-    layer("src/jit", *CORE, "jit/"),
-    layer("src/backends/reference", *CORE, "jit/", "backends/reference/"),
-    layer("src/backends/cpu", *CORE, "jit/", "backends/cpu/"),
-    layer("src/backends/emulation", *CORE, "jit/", "backends/", "device/portable/", angled=WITH_FIBERS),
-    layer("src/backends", *CORE, "jit/", "backends/"),
-    layer("src/verify", *CORE, "jit/", "backends/", "verify/"),
+    *(
+        layer(f"src/operations/{name}", *SHARED, f"operations/{name}/", "operations/layout.hpp", "operations/elements.hpp")
+        for name in OPERATION_NAMES
+    ),
+    layer("src/operations", *OPERATIONS),
+    layer("src/jit", *SHARED, "jit/"),
+    layer("src/backends/reference", *OPERATIONS, "jit/", "backends/reference/"),
+    layer("src/backends/cpu", *OPERATIONS, "jit/", "backends/cpu/"),
+    layer("src/backends/emulation", *OPERATIONS, "jit/", "backends/", "device/portable/", angled=WITH_FIBERS),
+    layer("src/backends", *OPERATIONS, "jit/", "backends/"),
+    layer("src/verify", *OPERATIONS, "jit/", "backends/", "verify/"),
     layer("python/src", *TOP, angled=ANYTHING),
     layer("tools", *TOP, angled=ANYTHING),
 )
@@ -58,8 +71,13 @@ def violations(root: Path, path: Path) -> list[str]:
     own = next((layer for layer in LAYERS if relative.is_relative_to(layer.folder)), None)
     if own is None:
         return []
+    text = path.read_text()
     found = []
-    for match in INCLUDE.finditer(path.read_text()):
+    if own.folder == "src/core":
+        found = [
+            f"{relative}: {own.folder} must not speak of '{word.group(0)}'" for word in FOREIGN_TO_CORE.finditer(text)
+        ]
+    for match in INCLUDE.finditer(text):
         kind, name = match.groups()
         if kind == '"':
             beside = (path.parent / name).resolve()

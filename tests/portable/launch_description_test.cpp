@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "../support/dense_call.hpp"
-#include "core/call.hpp"
+#include "operations/attention/call.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::portable {
@@ -119,9 +119,9 @@ TEST(ContiguousParams, HaveTheStridesOfEachLayout) {
 /// Every value but addresses is what Tilewise itself passes for a call with contiguous tensors.
 template <typename Arguments>
 void expect_values_of(const Arguments& arguments) {
-  const core::Call call = core::call_of(arguments);
-  const Problem problem = core::describe(call);
-  const KernelParams real{core::make_params(call, problem), {}}, told{contiguous_params(problem), {}};
+  const operations::attention::Call call = operations::attention::call_of(arguments);
+  const Problem problem = operations::attention::describe(call);
+  const KernelParams real{operations::attention::make_params(call, problem), {}}, told{contiguous_params(problem), {}};
   for (const ParameterField& field : parameter_fields()) {
     EXPECT_EQ(field.value_in(told), field.value_in(real)) << field.name << " of " << to_string(problem);
   }

@@ -28,29 +28,29 @@ TEST(RandomProblems, AreValidAndReproduceFromSeedAndText) {
 }
 
 TEST(RandomProblems, DrawEveryFeatureAndItsAbsence) {
-  core::FeatureSet with, without;
+  operations::attention::FeatureSet with, without;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
-    const core::FeatureSet features = core::required_features(random_problem(seed));
-    for (int i = 0; i < static_cast<int>(core::Feature::count_); ++i) {
-      const auto feature = static_cast<core::Feature>(i);
+    const operations::attention::FeatureSet features = operations::attention::required_features(random_problem(seed));
+    for (int i = 0; i < static_cast<int>(operations::attention::Feature::count_); ++i) {
+      const auto feature = static_cast<operations::attention::Feature>(i);
       features.contains(feature) ? with.insert(feature) : without.insert(feature);
     }
   }
-  EXPECT_EQ(core::to_string(core::FeatureSet::all().minus(with)), "");
-  EXPECT_EQ(core::to_string(core::FeatureSet::all().minus(without)), "");
+  EXPECT_EQ(operations::attention::to_string(operations::attention::FeatureSet::all().minus(with)), "");
+  EXPECT_EQ(operations::attention::to_string(operations::attention::FeatureSet::all().minus(without)), "");
 }
 
 TEST(RandomProblems, KeepToTheFilter) {
-  for (int i = 0; i < static_cast<int>(core::Feature::count_); ++i) {
-    const auto left_out = static_cast<core::Feature>(i);
-    const Filter filter{.features = core::FeatureSet::all().minus({left_out}), .max_flops = 1e5};
+  for (int i = 0; i < static_cast<int>(operations::attention::Feature::count_); ++i) {
+    const auto left_out = static_cast<operations::attention::Feature>(i);
+    const Filter filter{.features = operations::attention::FeatureSet::all().minus({left_out}), .max_flops = 1e5};
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
       const Problem problem = random_problem(seed, filter);
-      ASSERT_FALSE(core::required_features(problem).contains(left_out)) << to_string(problem);
+      ASSERT_FALSE(operations::attention::required_features(problem).contains(left_out)) << to_string(problem);
     }
   }
-  EXPECT_THROW((void)random_problem(1, {.features = {core::Feature::f32}}), Error);
-  EXPECT_THROW((void)random_problem(1, {.features = {core::Feature::forward}}), Error);
+  EXPECT_THROW((void)random_problem(1, {.features = {operations::attention::Feature::f32}}), Error);
+  EXPECT_THROW((void)random_problem(1, {.features = {operations::attention::Feature::forward}}), Error);
 }
 
 TEST(RandomTensors, DependOnTheSeedAlone) {

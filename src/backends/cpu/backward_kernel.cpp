@@ -16,6 +16,7 @@
 #include "backends/cpu/gradient_rows.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/parallel.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -40,12 +41,12 @@ void add(void* sum, const void* more, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) static_cast<Real*>(sum)[i] += static_cast<const Real*>(more)[i];
 }
 
-class BackwardKernel final : public core::Kernel {
+class BackwardKernel final : public operations::attention::Kernel {
  public:
   BackwardKernel(const Problem& problem, const KernelSet& kernels)
       : kernels_(kernels),
         element_(element_of(problem.dtype)),
-        factors_(core::score_factors(problem)),
+        factors_(operations::attention::score_factors(problem)),
         real_(real_size(element_)),
         parts_(key_parts(problem, kernels.backward_keys)),
         dq_stride_(ceil_div(problem.head_dim, 16) * 16),
@@ -165,7 +166,7 @@ class BackwardKernel final : public core::Kernel {
 
   const KernelSet& kernels_;
   ElementIndex element_;
-  core::ScoreFactors factors_;
+  operations::attention::ScoreFactors factors_;
   std::size_t real_;  // bytes of a Real
   std::int64_t parts_;
   std::int64_t dq_stride_;

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "backends/cpu/kernels.hpp"
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::cpu {
 

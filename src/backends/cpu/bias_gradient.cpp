@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "backends/cpu/gradient_rows.hpp"
-#include "core/elements.hpp"
 #include "core/parallel.hpp"
+#include "operations/elements.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -106,13 +106,13 @@ class DbiasPass {
   }
 
   void store(const Patch& patch) const {
-    const DType real = real_of(element_), dtype = core::dtype_of(p_.bias_type);
+    const DType real = real_of(element_), dtype = operations::dtype_of(p_.bias_type);
     for (std::int64_t i = patch.row_begin; i < patch.row_end; ++i) {
       std::int64_t from = (i - patch.row_begin) * patch.stride + (patch.all_keys ? 0 : kernels_.backward_keys);
       for (std::int64_t j = patch.column_begin; j < patch.column_end; ++j, ++from) {
         const std::int64_t at = patch.batch_begin * p_.dbias.batch_stride + patch.head_begin * p_.dbias.head_stride +
                                 i * p_.dbias.query_stride + j * p_.dbias.key_stride;
-        core::store_element(dtype, p_.dbias.data, at, core::load_element(real, patch.sums, from));
+        operations::store_element(dtype, p_.dbias.data, at, operations::load_element(real, patch.sums, from));
       }
     }
   }
@@ -144,12 +144,13 @@ void accumulate_dsink(const device::AttentionParams& p, const KernelSet& kernels
         if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
         double lse_log2 = 0.0, delta = 0.0;
         rows.statistics(head, i, 1, &lse_log2, &delta);
-        const double lse = core::load_element(real_of(element), lse_address(p.softmax_lse, s, b, i, head, element), 0);
+        const double lse =
+            operations::load_element(real_of(element), lse_address(p.softmax_lse, s, b, i, head, element), 0);
         if (std::isinf(lse) && lse < 0.0) continue;
         sum -= std::exp(sink - lse) * delta;
       }
     }
-    core::store_element(core::dtype_of(p.sink_type), p.dsink, head * p.dsink_stride, sum);
+    operations::store_element(operations::dtype_of(p.sink_type), p.dsink, head * p.dsink_stride, sum);
   });
 }
 

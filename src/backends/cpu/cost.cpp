@@ -7,7 +7,7 @@
 
 #include "backends/cpu/decode_kernel.hpp"
 #include "backends/cpu/rows.hpp"
-#include "core/work.hpp"
+#include "operations/attention/work.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -50,7 +50,7 @@ class Model {
         rates_(rates),
         cycle_ns_(1.0 / traits.gigahertz),
         fresh_gigabytes_(traits.fresh_gigabytes),
-        extent_(core::typical_extent(p)) {}
+        extent_(operations::attention::typical_extent(p)) {}
 
   [[nodiscard]] Cost cost() const {
     if (p_.operation == Operation::attention_backward) return backward();
@@ -85,14 +85,16 @@ class Model {
   }
   /// Keys that each row of a group pays for.
   [[nodiscard]] double keys_paid(double rows) const {
-    return std::min(core::keys_seen(p_, rows) + kSpanKeys, padded(static_cast<std::int64_t>(extent_.seqlen_k), 16.0));
+    return std::min(operations::attention::keys_seen(p_, rows) + kSpanKeys,
+                    padded(static_cast<std::int64_t>(extent_.seqlen_k), 16.0));
   }
 
   [[nodiscard]] Cost forward() const {
     const double rows = kernels_.max_rows, seqlen_q = std::max(extent_.seqlen_q, 1.0);
     const double heads_a_tile = std::clamp(std::floor(rows / seqlen_q), 1.0, group());
     const double queries_a_tile = std::min(seqlen_q, rows / heads_a_tile);
-    const double visits = core::keys_seen(p_, queries_a_tile) / (queries_a_tile * heads_a_tile);  // for each row
+    const double visits =
+        operations::attention::keys_seen(p_, queries_a_tile) / (queries_a_tile * heads_a_tile);  // for each row
     Cost cost;
     cost.core_ns = rows_q() * (kRowNs + keys_paid(kRowsTogether) * (products_ns() + score_ns()) +
                                visits * dims() * (kPackedNs + widening_ns()));
@@ -102,10 +104,12 @@ class Model {
   }
 
   [[nodiscard]] Cost decode() const {
-    const double seen = core::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
+    const double seen =
+        operations::attention::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
     Cost cost;
-    cost.core_ns = rows_q() * (kRowNs + core::keys_seen(p_) * (kDecodeFlop * products_ns() + score_ns())) +
-                   seen * rows_k() * dims() * widening_ns();
+    cost.core_ns =
+        rows_q() * (kRowNs + operations::attention::keys_seen(p_) * (kDecodeFlop * products_ns() + score_ns())) +
+        seen * rows_k() * dims() * widening_ns();
     cost.bytes = seen * key_bytes();
     cost.tasks = heads() * std::max(1.0, extent_.seqlen_k / kKeysASplit);
     return cost;
@@ -127,7 +131,7 @@ class Model {
   const KernelSet& kernels_;
   const IsaRates& rates_;
   double cycle_ns_, fresh_gigabytes_;
-  core::Extent extent_;
+  operations::attention::Extent extent_;
 };
 
 }  // namespace

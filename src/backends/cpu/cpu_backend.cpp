@@ -11,6 +11,7 @@
 #include "backends/cpu/cpu_features.hpp"
 #include "backends/cpu/forward_kernel.hpp"
 #include "core/num_threads.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends {
 namespace cpu {
@@ -22,22 +23,24 @@ struct IsaTraits {
   const KernelSet* kernels;
 };
 
-core::FeatureSet features_of(const KernelSet& kernels) {
-  core::FeatureSet set = core::FeatureSet::all();
-  if (!kernels.forward[kElementF32]) set = set.minus({core::Feature::f32});
-  if (!kernels.forward[kElementBf16]) set = set.minus({core::Feature::bf16});
-  if (!kernels.forward[kElementF16]) set = set.minus({core::Feature::f16});
-  if (!kernels.forward[kElementF64]) set = set.minus({core::Feature::f64});
+operations::attention::FeatureSet features_of(const KernelSet& kernels) {
+  operations::attention::FeatureSet set = operations::attention::FeatureSet::all();
+  if (!kernels.forward[kElementF32]) set = set.minus({operations::attention::Feature::f32});
+  if (!kernels.forward[kElementBf16]) set = set.minus({operations::attention::Feature::bf16});
+  if (!kernels.forward[kElementF16]) set = set.minus({operations::attention::Feature::f16});
+  if (!kernels.forward[kElementF64]) set = set.minus({operations::attention::Feature::f64});
   return set;
 }
 
-class CpuImplementation final : public core::Implementation {
+class CpuImplementation final : public operations::attention::Implementation {
  public:
   CpuImplementation(const IsaTraits& traits, const CpuTraits& cpu) : traits_(traits), cpu_(cpu) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return traits_.name; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
-  [[nodiscard]] core::FeatureSet supported() const noexcept override { return features_of(*traits_.kernels); }
+  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override {
+    return features_of(*traits_.kernels);
+  }
 
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
     const IsaStatus status = isa_status(traits_.isa);

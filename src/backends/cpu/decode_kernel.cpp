@@ -7,6 +7,7 @@
 
 #include "backends/cpu/tile_maker.hpp"
 #include "core/parallel.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -17,11 +18,11 @@ constexpr std::int64_t kMaxTiles = 16;           // key heads visited together
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-class DecodeKernel final : public core::Kernel {
+class DecodeKernel final : public operations::attention::Kernel {
  public:
   DecodeKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
-        factors_(core::score_factors(problem)),
+        factors_(operations::attention::score_factors(problem)),
         run_(kernels.decode[element_]),
         scratch_(kernels.decode_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                   static_cast<std::int32_t>(problem.head_dim_v))),
@@ -101,7 +102,7 @@ class DecodeKernel final : public core::Kernel {
   }
 
   ElementIndex element_;
-  core::ScoreFactors factors_;
+  operations::attention::ScoreFactors factors_;
   DecodeFn run_;
   std::size_t scratch_;
   double flops_;

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "backends/cpu/kernels.hpp"
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::cpu {
 

@@ -8,6 +8,7 @@
 #include "backends/cpu/decode_kernel.hpp"
 #include "backends/cpu/tile_maker.hpp"
 #include "core/parallel.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -16,11 +17,11 @@ constexpr std::int64_t kFewestQueries = 24;  // packing a key block for fewer co
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-class ForwardKernel final : public core::Kernel {
+class ForwardKernel final : public operations::attention::Kernel {
  public:
   ForwardKernel(const Problem& problem, const KernelSet& kernels)
       : element_(element_of(problem.dtype)),
-        factors_(core::score_factors(problem)),
+        factors_(operations::attention::score_factors(problem)),
         run_(kernels.forward[element_]),
         scratch_(kernels.forward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                    static_cast<std::int32_t>(problem.head_dim_v))),
@@ -74,7 +75,7 @@ class ForwardKernel final : public core::Kernel {
   }
 
   ElementIndex element_;
-  core::ScoreFactors factors_;
+  operations::attention::ScoreFactors factors_;
   ForwardFn run_;
   std::size_t scratch_;
   double flops_;

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <limits>
 
-#include "core/elements.hpp"
 #include "core/parallel.hpp"
+#include "operations/elements.hpp"
 
 namespace tilewise::backends::cpu {
 
@@ -22,12 +22,12 @@ void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_
     if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
     const std::int64_t row = sequence_.q_row + first + i;
     const void* address = lse_address(p_.softmax_lse, sequence_, batch_, first + i, head, element_);
-    const double lse = core::load_element(real, address, 0);
+    const double lse = operations::load_element(real, address, 0);
     lse_log2[i] = std::isinf(lse) && lse < 0.0 ? std::numeric_limits<double>::infinity() : lse * kLog2E;
     delta[i] = kernels_.dot[element_](row_address(p_.out, batch_, row, head, size),
                                       row_address(p_.dout, batch_, row, head, size), p_.head_dim_v);
     if (const void* dlse = lse_address(p_.dlse, sequence_, batch_, first + i, head, element_))
-      delta[i] -= core::load_element(real, dlse, 0);
+      delta[i] -= operations::load_element(real, dlse, 0);
   }
 }
 
@@ -103,7 +103,7 @@ void GradientRows::finish_keys(const KeyBlock& block, std::int64_t head_k, std::
 void GradientRows::store_dq(const void* sums, std::int64_t query, std::int64_t head, double softmax_scale) const {
   // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
   const void* lse = lse_address(p_.softmax_lse, sequence_, batch_, query, head, element_);
-  if (core::load_element(real_of(element_), lse, 0) == -std::numeric_limits<double>::infinity())
+  if (operations::load_element(real_of(element_), lse, 0) == -std::numeric_limits<double>::infinity())
     return clear_row(p_.dq, sequence_.q_row + query, head, p_.head_dim);
   kernels_.store_scaled[element_](
       sums, p_.head_dim, softmax_scale,

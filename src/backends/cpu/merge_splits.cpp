@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "backends/cpu/rows.hpp"
-#include "core/elements.hpp"
 #include "core/parallel.hpp"
+#include "operations/elements.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -93,7 +93,7 @@ void Splits::merge_head(const device::AttentionParams& p, const ScoreParams& sco
     const Merged<Real> merged(parts, max_splits_, head_dim_v_, sink, dropout_scale);
     void* out = mutable_row_address(p.out, batch, s.q_row + i, head, element_size(element));
     for (std::int64_t d = 0; d < head_dim_v_; ++d)
-      core::store_element(dtype, out, d, double{merged.out[static_cast<std::size_t>(d)]});
+      operations::store_element(dtype, out, d, double{merged.out[static_cast<std::size_t>(d)]});
     if (void* lse = lse_address(p.softmax_lse, s, batch, i, head, element)) *static_cast<Real*>(lse) = merged.lse;
   }
 }

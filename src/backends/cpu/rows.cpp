@@ -8,8 +8,8 @@
 #include <new>
 #include <string>
 
-#include "core/elements.hpp"
 #include "core/parallel.hpp"
+#include "operations/elements.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::backends::cpu {
@@ -25,7 +25,7 @@ struct AlignedFree {
 };
 
 const void* offset_bias(const device::AttentionParams& p, std::int64_t elements) {
-  const auto size = static_cast<std::int64_t>(size_of(core::dtype_of(p.bias_type)));
+  const auto size = static_cast<std::int64_t>(size_of(operations::dtype_of(p.bias_type)));
   return static_cast<const std::byte*>(p.bias.data) + elements * size;
 }
 
@@ -53,7 +53,7 @@ double forward_flops(const Problem& problem) {
          f(problem.head_dim + problem.head_dim_v);
 }
 
-ScoreParams make_score_params(const device::AttentionParams& p, const core::ScoreFactors& factors) {
+ScoreParams make_score_params(const device::AttentionParams& p, const operations::attention::ScoreFactors& factors) {
   ScoreParams s{};
   s.softmax_scale = factors.softmax_scale;
   s.softcap = factors.softcap;
@@ -70,7 +70,7 @@ ScoreParams make_score_params(const device::AttentionParams& p, const core::Scor
 
 double sink_of(const device::AttentionParams& p, std::int64_t head) {
   if (!p.sink) return -std::numeric_limits<double>::infinity();
-  return core::load_element(core::dtype_of(p.sink_type), p.sink, head * p.sink_stride);
+  return operations::load_element(operations::dtype_of(p.sink_type), p.sink, head * p.sink_stride);
 }
 
 void* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch, std::int64_t i,
@@ -95,7 +95,7 @@ RowInfo RowMaker::row(std::int64_t i, std::int64_t head) const {
   }
   if (p_.alibi_slopes) {
     const std::int64_t at = batch_ * p_.alibi_batch_stride + head * p_.alibi_head_stride;
-    r.alibi_slope = core::load_element(real_of(element_), p_.alibi_slopes, at);
+    r.alibi_slope = operations::load_element(real_of(element_), p_.alibi_slopes, at);
   }
   r.sink = sink_of(p_, head);
   return r;

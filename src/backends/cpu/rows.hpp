@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "backends/cpu/kernels.hpp"
-#include "core/problem_rules.hpp"
 #include "device/common/mask.h"
 #include "device/common/params.h"
+#include "operations/attention/rules.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends::cpu {
@@ -33,7 +33,8 @@ namespace tilewise::backends::cpu {
 /// Multiply-adds of the forward pass without a mask, times 2.
 [[nodiscard]] double forward_flops(const Problem& problem);
 
-[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p, const core::ScoreFactors& factors);
+[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p,
+                                            const operations::attention::ScoreFactors& factors);
 
 /// -infinity where there is none.
 [[nodiscard]] double sink_of(const device::AttentionParams& p, std::int64_t head);

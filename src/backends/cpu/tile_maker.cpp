@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "core/elements.hpp"
 #include "core/parallel.hpp"
+#include "operations/elements.hpp"
 
 namespace tilewise::backends::cpu {
 
@@ -54,7 +54,7 @@ void TileMaker::clear_unused(std::int64_t first_head, std::int64_t num_heads) co
       void* out = mutable_row_address(p_.out, batch_, sequence_.q_row + i, h, size);
       std::memset(out, 0, static_cast<std::size_t>(p_.head_dim_v) * size);
       if (void* lse = lse_address(p_.softmax_lse, sequence_, batch_, i, h, element_))
-        core::store_element(real_of(element_), lse, 0, -std::numeric_limits<double>::infinity());
+        operations::store_element(real_of(element_), lse, 0, -std::numeric_limits<double>::infinity());
     }
   }
 }

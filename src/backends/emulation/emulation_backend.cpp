@@ -12,8 +12,9 @@
 #include "backends/portable/gpu_implementation.hpp"
 #include "backends/portable/portable_kernel.hpp"
 #include "core/message.hpp"
-#include "core/work.hpp"
 #include "jit/host_module.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/work.hpp"
 
 namespace tilewise::backends {
 namespace emulation {
@@ -67,7 +68,7 @@ bool rows_start_on_16_bytes(const device::Tensor4& t) {
 
 /// Kernels are compiled by the first launch that needs them: explain() asks every row for its schedule, and a
 /// Problem of the CPU says nothing of alignment, for which there are two kinds of them.
-class EmulatedCall final : public core::Kernel {
+class EmulatedCall final : public operations::attention::Kernel {
  public:
   EmulatedCall(const Problem& problem, const EmulationRuntime& runtime)
       : problem_(problem), runtime_(runtime), lowering_(portable::lower(problem, runtime.traits())) {}
@@ -84,7 +85,7 @@ class EmulatedCall final : public core::Kernel {
                                                         &params.dout, &params.dq, &params.dk, &params.dv};
     Problem problem = problem_;
     problem.unaligned = !std::ranges::all_of(tensors, [](const auto* t) { return rows_start_on_16_bytes(*t); });
-    portable::make_portable_kernel(problem, runtime_)->launch(params, workspace, stream);
+    portable::make_portable_kernel(problem, runtime_)->launch_on(&params, workspace, stream);
   }
 
  private:
@@ -93,13 +94,15 @@ class EmulatedCall final : public core::Kernel {
   portable::Lowering lowering_;
 };
 
-class EmulationImplementation final : public core::Implementation {
+class EmulationImplementation final : public operations::attention::Implementation {
  public:
   EmulationImplementation(std::string_view name, const DeviceTraits& traits) : name_(name), runtime_(name, traits) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return name_; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
-  [[nodiscard]] core::FeatureSet supported() const noexcept override { return portable::portable_features(); }
+  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override {
+    return portable::portable_features();
+  }
 
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
     if (std::string reason = portable::runtime_refusal(problem, runtime_); !reason.empty()) {
@@ -107,8 +110,8 @@ class EmulationImplementation final : public core::Implementation {
     }
     // The order of magnitude on one thread, compilation aside. Each cost is above the reference's, which accepts
     // whatever an emulation does: none is chosen by itself.
-    constexpr core::ScalarCosts kCosts{1000.0, 5.0, 0.1, 0.1, 1.0 / 400.0};
-    return core::Verdict::accept(core::scalar_us(problem, kCosts));
+    constexpr operations::attention::ScalarCosts kCosts{1000.0, 5.0, 0.1, 0.1, 1.0 / 400.0};
+    return core::Verdict::accept(operations::attention::scalar_us(problem, kCosts));
   }
 
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include "core/elements.hpp"
 #include "core/message.hpp"
+#include "operations/elements.hpp"
 
 namespace tilewise::backends::emulation {
 
@@ -155,7 +155,7 @@ void add_lse(GlobalMemory& memory, const char* name, const device::LseTensor& t,
 }
 
 void add_options(GlobalMemory& memory, const AttentionParams& p) {
-  const auto bytes_of = [](std::int32_t type) { return size_of(core::dtype_of(type)); };
+  const auto bytes_of = [](std::int32_t type) { return size_of(operations::dtype_of(type)); };
   const std::size_t bias_bytes = bytes_of(p.bias_type), sink_bytes = bytes_of(p.sink_type);
   memory.add("bias", p.bias.data, bias_bytes,
              {{p.batch_size, p.bias.batch_stride},

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "backends/portable/schedule.hpp"
-#include "core/work.hpp"
+#include "operations/attention/work.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
@@ -47,7 +47,7 @@ class Estimator {
   Estimator(const Problem& p, const DeviceTraits& traits)
       : p_(p),
         traits_(traits),
-        extent_(core::typical_extent(p)),
+        extent_(operations::attention::typical_extent(p)),
         flops_a_us_(1e3 * traits.gflops / traits.multiprocessors),
         bytes_a_us_(1e3 * traits.memory_gigabytes_per_second) {}
 
@@ -137,7 +137,8 @@ class Estimator {
     const double flop = c.rows_per_wave >= 32 ? kWideRows : kNarrowRows;
     Blocks b;
     b.count = used_blocks(launch, extent_.total_q, p_.seqlen_q);
-    set_tiles(b, core::keys_seen(p_, queries) / splits, core::most_keys_seen(p_, queries) / splits, c.tile_cols, 1.0);
+    set_tiles(b, operations::attention::keys_seen(p_, queries) / splits,
+              operations::attention::most_keys_seen(p_, queries) / splits, c.tile_cols, 1.0);
     b.flops = rows * c.tile_cols * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c));
     b.own_us = own_us(kHalf * rows * (c.head_dim + c.head_dim_v));
     if (c.waves == 1) {
@@ -145,7 +146,8 @@ class Estimator {
       b.at_once = kLoneWavesAtOnce;
       b.parts = kLoneWaveParts;
     }
-    const double seen = core::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
+    const double seen =
+        operations::attention::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
     return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (rows_q() + rows_k() * std::min(seen, 1.0))));
   }
 
@@ -171,7 +173,8 @@ class Estimator {
     const double products = 2.0 + (c.wants_dk ? 1.0 : 0.0) + (c.wants_dv ? 1.0 : 0.0) + (c.wants_dq ? 1.0 : 0.0);
     Blocks b;
     b.count = used_blocks(launch, extent_.total_k, p_.seqlen_k);
-    set_tiles(b, core::queries_seen(p_, rows), core::most_queries_seen(p_, rows), c.tile_cols, group() / splits);
+    set_tiles(b, operations::attention::queries_seen(p_, rows), operations::attention::most_queries_seen(p_, rows),
+              c.tile_cols, group() / splits);
     b.flops = rows * c.tile_cols *
               (flop * products * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
     b.own_us = kFusedBlockUs + kFusedRowUs * rows * dim;
@@ -184,7 +187,8 @@ class Estimator {
     const double rows = block_rows(launch.key.kind, c);
     Blocks b;
     b.count = used_blocks(launch, extent_.total_q, p_.seqlen_q);
-    set_tiles(b, core::keys_seen(p_, rows), core::most_keys_seen(p_, rows), c.tile_cols, 1.0);
+    set_tiles(b, operations::attention::keys_seen(p_, rows), operations::attention::most_keys_seen(p_, rows),
+              c.tile_cols, 1.0);
     b.flops = rows * c.tile_cols *
               (kApartFlop * 3.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
     b.own_us = own_us(kHalf * rows * (2.0 * c.head_dim + c.head_dim_v));
@@ -197,7 +201,7 @@ class Estimator {
     const double rows = block_rows(launch.key.kind, c);
     Blocks b;
     b.count = f(launch.blocks);
-    const double tile = rows * c.tile_cols, scores = rows_q() * core::keys_seen(p_, rows);
+    const double tile = rows * c.tile_cols, scores = rows_q() * operations::attention::keys_seen(p_, rows);
     b.tiles = b.longest = std::max(1.0, scores / tile / std::max(b.count, 1.0));
     b.flops =
         tile * (kApartFlop * 2.0 * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
@@ -206,7 +210,7 @@ class Estimator {
 
   const Problem& p_;
   const DeviceTraits& traits_;
-  core::Extent extent_;
+  operations::attention::Extent extent_;
   double flops_a_us_, bytes_a_us_;  // of one multiprocessor; of the device
 };
 

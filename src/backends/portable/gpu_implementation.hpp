@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "backends/portable/portable_kernel.hpp"
-#include "core/implementation.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::portable {
 
@@ -19,7 +19,7 @@ struct GpuStatus {
   const Runtime* runtime = nullptr;
 };
 
-class GpuImplementation final : public core::Implementation {
+class GpuImplementation final : public operations::attention::Implementation {
  public:
   /// `status` answers for a device's index, whether there is such a device or not.
   GpuImplementation(std::string_view name, DeviceType device, device::Machine machine,
@@ -28,7 +28,7 @@ class GpuImplementation final : public core::Implementation {
 
   [[nodiscard]] std::string_view name() const noexcept override { return name_; }
   [[nodiscard]] DeviceType device() const noexcept override { return device_; }
-  [[nodiscard]] core::FeatureSet supported() const noexcept override { return portable_features(); }
+  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override { return portable_features(); }
   [[nodiscard]] device::Machine machine() const noexcept { return machine_; }
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override;
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override;

@@ -6,10 +6,10 @@
 #include <tuple>
 #include <type_traits>
 
-#include "core/call.hpp"
-#include "core/layout.hpp"
 #include "core/message.hpp"
-#include "core/problem_rules.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/layout.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
@@ -116,7 +116,8 @@ class ContiguousCall {
 
   [[nodiscard]] AttentionParams params() const {
     const bool backward = p_.operation == Operation::attention_backward;
-    return core::make_params(backward ? core::call_of(backward_) : core::call_of(forward_), p_);
+    return operations::attention::make_params(
+        backward ? operations::attention::call_of(backward_) : operations::attention::call_of(forward_), p_);
   }
 
  private:
@@ -140,7 +141,7 @@ class ContiguousCall {
   [[nodiscard]] TensorView bias() const {
     const auto size = [](bool own, std::int64_t whole) { return own ? whole : std::int64_t{1}; };
     return {nullptr,
-            core::bias_dtype(p_),
+            operations::attention::bias_dtype(p_),
             {size(p_.bias_dims.batch, p_.batch_size), size(p_.bias_dims.head, p_.num_heads_q),
              size(p_.bias_dims.query, p_.seqlen_q), size(p_.bias_dims.key, p_.seqlen_k)}};
   }
@@ -152,7 +153,7 @@ class ContiguousCall {
     if (p_.alibi_slopes == AlibiKind::per_batch_head) {
       options.alibi_slopes = {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q}};
     }
-    if (p_.sink != SinkKind::none) options.sink = {nullptr, core::sink_dtype(p_), {p_.num_heads_q}};
+    if (p_.sink != SinkKind::none) options.sink = {nullptr, operations::attention::sink_dtype(p_), {p_.num_heads_q}};
     if (p_.seed_tensor) options.seed_and_offset = {nullptr, DType::i64, {2}};
   }
 

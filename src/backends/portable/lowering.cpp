@@ -11,7 +11,7 @@
 namespace tilewise::backends::portable {
 namespace {
 
-using core::concat, core::Feature, core::FeatureSet;
+using core::concat, operations::attention::Feature, operations::attention::FeatureSet;
 
 constexpr std::int64_t kMostHeadDim = 256;              // accumulators of more do not fit a lane's registers
 constexpr std::int64_t kFewestTilesASplit = 2;          // below, merging costs more than idle multiprocessors
@@ -242,7 +242,7 @@ std::string kernel_refusal(const Launch& launch, const DeviceTraits& traits) {
 
 }  // namespace
 
-core::FeatureSet portable_features() { return FeatureSet::all().minus({Feature::f32, Feature::f64}); }
+operations::attention::FeatureSet portable_features() { return FeatureSet::all().minus({Feature::f32, Feature::f64}); }
 
 std::string portable_refusal(const Problem& problem, const DeviceTraits& traits) {
   if (problem.head_dim > kMostHeadDim || problem.head_dim_v > kMostHeadDim) {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "core/features.hpp"
 #include "device/common/kernel_config.h"
 #include "jit/kernel_source.hpp"
+#include "operations/attention/features.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends::portable {
@@ -69,7 +69,7 @@ struct Lowering {
 };
 
 /// What portable kernels honour, for every machine.
-[[nodiscard]] core::FeatureSet portable_features();
+[[nodiscard]] operations::attention::FeatureSet portable_features();
 
 /// Empty, or why the portable kernels can't serve a problem whose features they have.
 [[nodiscard]] std::string portable_refusal(const Problem& problem, const DeviceTraits& traits);

@@ -10,6 +10,7 @@
 #include "backends/portable/schedule.hpp"
 #include "core/device.hpp"
 #include "core/message.hpp"
+#include "operations/attention/attention.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::backends::portable {
@@ -56,7 +57,7 @@ std::string resources_text(const Launch& launch, device::Machine machine, const 
   return text;
 }
 
-class PortableKernel final : public core::Kernel {
+class PortableKernel final : public operations::attention::Kernel {
  public:
   PortableKernel(const Problem& problem, const Runtime& runtime)
       : runtime_(runtime), lowering_(lower(problem, runtime.traits())) {

@@ -6,9 +6,9 @@
 
 #include "backends/portable/kernel_memo.hpp"
 #include "backends/portable/lowering.hpp"
-#include "core/implementation.hpp"
 #include "jit/compiled_kernel.hpp"
 #include "jit/target.hpp"
+#include "operations/attention/attention.hpp"
 
 namespace tilewise::backends::portable {
 

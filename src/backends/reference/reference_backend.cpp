@@ -5,12 +5,13 @@
 #include <string>
 
 #include "backends/reference/reference_math.hpp"
-#include "core/work.hpp"
+#include "operations/attention/attention.hpp"
+#include "operations/attention/work.hpp"
 
 namespace tilewise::backends {
 namespace {
 
-class ReferenceKernel final : public core::Kernel {
+class ReferenceKernel final : public operations::attention::Kernel {
  public:
   explicit ReferenceKernel(const Problem& problem) : operation_(problem.operation), numbers_(problem) {}
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
@@ -28,16 +29,18 @@ class ReferenceKernel final : public core::Kernel {
   reference::Numbers numbers_;
 };
 
-class ReferenceImplementation final : public core::Implementation {
+class ReferenceImplementation final : public operations::attention::Implementation {
  public:
   [[nodiscard]] std::string_view name() const noexcept override { return "reference"; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
-  [[nodiscard]] core::FeatureSet supported() const noexcept override { return core::FeatureSet::all(); }
+  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override {
+    return operations::attention::FeatureSet::all();
+  }
 
   /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.
   [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
-    constexpr core::ScalarCosts kCosts{20.0, 1.0, 0.02, 0.02, 1.0 / 1500.0};
-    return core::Verdict::accept(core::scalar_us(problem, kCosts));
+    constexpr operations::attention::ScalarCosts kCosts{20.0, 1.0, 0.02, 0.02, 1.0 / 1500.0};
+    return core::Verdict::accept(operations::attention::scalar_us(problem, kCosts));
   }
 
   [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {

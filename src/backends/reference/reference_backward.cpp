@@ -104,7 +104,7 @@ void write_dbias(const device::AttentionParams& p, SharedSums<Real>& sums) {
       for (std::int64_t i = 0; i < shape[2] && !core::abandoned(); ++i)
         for (std::int64_t j = 0; j < shape[3]; ++j)
           store_element(
-              core::dtype_of(p.bias_type), p.dbias.data,
+              operations::dtype_of(p.bias_type), p.dbias.data,
               b * p.dbias.batch_stride + h * p.dbias.head_stride + i * p.dbias.query_stride + j * p.dbias.key_stride,
               static_cast<double>(sums.dbias_at(p, b, h, i, j)));
 }
@@ -114,7 +114,7 @@ void write_dsink(const device::AttentionParams& p, const SharedSums<Real>& sums)
   for (std::int64_t h = 0; h < p.num_heads_q; ++h) {
     Real sum = 0;
     for (std::int64_t b = 0; b < p.batch_size; ++b) sum += sums.dsink[static_cast<std::size_t>(b * p.num_heads_q + h)];
-    store_element(core::dtype_of(p.sink_type), p.dsink, h * p.dsink_stride, static_cast<double>(sum));
+    store_element(operations::dtype_of(p.sink_type), p.dsink, h * p.dsink_stride, static_cast<double>(sum));
   }
 }
 

@@ -7,19 +7,19 @@
 #include <limits>
 #include <vector>
 
-#include "core/elements.hpp"
 #include "core/parallel.hpp"
-#include "core/problem_rules.hpp"
 #include "device/common/mask.h"
 #include "device/common/params.h"
 #include "device/common/philox.h"
+#include "operations/attention/rules.hpp"
+#include "operations/elements.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::backends::reference {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-using core::load_element, core::store_element;
+using operations::load_element, operations::store_element;
 
 /// Whether the job is abandoned, asked every so many rows or keys.
 inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::abandoned(); }
@@ -27,11 +27,11 @@ inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::
 /// Element types of a call, and the factors of its scores.
 struct Numbers {
   DType dtype, statistics;
-  core::ScoreFactors factors;
+  operations::attention::ScoreFactors factors;
   explicit Numbers(const Problem& problem)
       : dtype(problem.dtype),
-        statistics(core::statistics_dtype(problem.dtype)),
-        factors(core::score_factors(problem)) {}
+        statistics(operations::statistics_dtype(problem.dtype)),
+        factors(operations::attention::score_factors(problem)) {}
 };
 
 /// Rows [0, count) of one head, `width` numbers each.
@@ -106,7 +106,7 @@ struct HeadContext {
         b * t.batch_stride + h * t.head_stride + i * t.query_stride + (sequence.leftpad + j) * t.key_stride;
     if (p.bias_type == device::kBiasNone) return 0.0;
     if (p.bias_type == device::kBiasBool) return static_cast<const std::uint8_t*>(t.data)[index] ? 0.0 : -kInfinity;
-    return load_element(core::dtype_of(p.bias_type), t.data, index);
+    return load_element(operations::dtype_of(p.bias_type), t.data, index);
   }
 
   template <typename Real = double>
@@ -131,7 +131,7 @@ struct HeadContext {
 
   /// -inf where there is no sink.
   [[nodiscard]] double sink() const {
-    return p.sink ? load_element(core::dtype_of(p.sink_type), p.sink, h * p.sink_stride) : -kInfinity;
+    return p.sink ? load_element(operations::dtype_of(p.sink_type), p.sink, h * p.sink_stride) : -kInfinity;
   }
 
   /// 0 where position (i, j) is dropped, else the scale of kept values.

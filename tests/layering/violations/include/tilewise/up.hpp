@@ -1,2 +1,2 @@
 // Breaks a rule on purpose: tests/layering checks that check_includes.py sees it.
-#include "core/call.hpp"
+#include "operations/attention/call.hpp"

@@ -1,13 +1,13 @@
 // Sums over bands of a rectangle, in closed form; see work.hpp.
-#include "core/work.hpp"
+#include "operations/attention/work.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -19,7 +19,7 @@ struct Band {
 
 double as_double(std::int64_t n) { return static_cast<double>(n); }
 
-Band band_of(const Problem& p) {
+Band band_of(const AttentionProblem& p) {
   const Extent extent = typical_extent(p);
   const double diagonal = p.alignment == Alignment::bottom_right ? extent.seqlen_k - extent.seqlen_q : 0.0;
   const std::int64_t left = p.window_left, right = folded_window_right(p);
@@ -57,7 +57,7 @@ Band transposed(const Band& band) { return {band.cols, band.rows, -band.last, -b
 
 }  // namespace
 
-Extent typical_extent(const Problem& p) {
+Extent typical_extent(const AttentionProblem& p) {
   if (p.layout != Layout::thd) {
     return {as_double(p.seqlen_q), as_double(p.seqlen_k), as_double(p.batch_size) * as_double(p.seqlen_q),
             as_double(p.batch_size) * as_double(p.seqlen_k)};
@@ -71,17 +71,21 @@ Extent typical_extent(const Problem& p) {
   return {typical(p.total_q, p.seqlen_q), typical(p.total_k, p.seqlen_k), as_double(p.total_q), as_double(p.total_k)};
 }
 
-double keys_seen(const Problem& problem, double block) { return columns_seen(band_of(problem), block); }
+double keys_seen(const AttentionProblem& problem, double block) { return columns_seen(band_of(problem), block); }
 
-double queries_seen(const Problem& problem, double block) { return columns_seen(transposed(band_of(problem)), block); }
+double queries_seen(const AttentionProblem& problem, double block) {
+  return columns_seen(transposed(band_of(problem)), block);
+}
 
-double most_keys_seen(const Problem& problem, double block) { return most_columns_seen(band_of(problem), block); }
+double most_keys_seen(const AttentionProblem& problem, double block) {
+  return most_columns_seen(band_of(problem), block);
+}
 
-double most_queries_seen(const Problem& problem, double block) {
+double most_queries_seen(const AttentionProblem& problem, double block) {
   return most_columns_seen(transposed(band_of(problem)), block);
 }
 
-double scalar_us(const Problem& p, const ScalarCosts& costs) {
+double scalar_us(const AttentionProblem& p, const ScalarCosts& costs) {
   const Extent extent = typical_extent(p);
   const double heads = as_double(p.num_heads_q), dims = as_double(p.head_dim + p.head_dim_v);
   const double rows = extent.total_q * heads + extent.total_k * as_double(p.num_heads_k);
@@ -91,4 +95,4 @@ double scalar_us(const Problem& p, const ScalarCosts& costs) {
          passes * scores * (costs.score + 2.0 * dims * costs.flop);
 }
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

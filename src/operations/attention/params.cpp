@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/call.hpp"
-#include "core/layout.hpp"
-#include "core/problem_rules.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/layout.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 namespace {
+
+using namespace core;  // checks of tensors, and the errors they throw
 
 const std::int32_t* lengths(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
 
@@ -36,7 +38,7 @@ device::BiasTensor bias_tensor(const TensorView& view) {
   return {view.data, strides[0], strides[1], strides[2], strides[3]};
 }
 
-void set_options(const Call& call, const Problem& p, device::AttentionParams& params) {
+void set_options(const Call& call, const AttentionProblem& p, device::AttentionParams& params) {
   const AttentionOptions& o = call.options;
   params.cu_seqlens_q = lengths(o.cu_seqlens_q);
   params.cu_seqlens_k = lengths(o.cu_seqlens_k);
@@ -64,7 +66,7 @@ void set_options(const Call& call, const Problem& p, device::AttentionParams& pa
   params.batch_invariant = p.batch_invariant;
 }
 
-void set_dropout(const AttentionOptions& o, const Problem& p, device::AttentionParams& params) {
+void set_dropout(const AttentionOptions& o, const AttentionProblem& p, device::AttentionParams& params) {
   params.dropout_threshold = static_cast<std::uint32_t>(p.dropout_p * 65536.0);  // exact: a multiple of 2^-16
   params.seed = o.seed;
   params.offset = o.offset;
@@ -72,7 +74,7 @@ void set_dropout(const AttentionOptions& o, const Problem& p, device::AttentionP
   params.seed_and_offset_stride = o.seed_and_offset.strides[0];
 }
 
-void set_gradients(const Call& call, const Problem& p, device::AttentionParams& params) {
+void set_gradients(const Call& call, const AttentionProblem& p, device::AttentionParams& params) {
   const Axes axes = axes_of(p.layout);
   params.dout = tensor4(call.dout, axes);
   params.dq = tensor4(call.dq, axes);
@@ -89,7 +91,7 @@ void set_gradients(const Call& call, const Problem& p, device::AttentionParams& 
 
 }  // namespace
 
-device::AttentionParams make_params(const Call& call, const Problem& p) {
+device::AttentionParams make_params(const Call& call, const AttentionProblem& p) {
   device::AttentionParams params{};
   params.batch_size = p.batch_size;
   params.seqlen_q = p.seqlen_q;
@@ -112,4 +114,4 @@ device::AttentionParams make_params(const Call& call, const Problem& p) {
   return params;
 }
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

@@ -1,26 +1,28 @@
 // Tensors and options to a Problem: which shapes, dtypes, strides and devices a call may have.
 #include <optional>
 
-#include "core/call.hpp"
-#include "core/layout_advice.hpp"
-#include "core/lengths.hpp"
 #include "core/message.hpp"
-#include "core/names.hpp"
-#include "core/overlap.hpp"
-#include "core/problem_rules.hpp"
-#include "core/tensor_checks.hpp"
-#include "core/validate.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/attention/layout_advice.hpp"
+#include "operations/attention/lengths.hpp"
+#include "operations/attention/names.hpp"
+#include "operations/attention/rules.hpp"
+#include "operations/attention/validate.hpp"
+#include "operations/layout.hpp"
 
-namespace tilewise {
-namespace core {
+namespace tilewise::operations::attention {
 namespace {
+
+using namespace core;  // checks of tensors, and the errors they throw
+
+constexpr std::string_view kAnchor = "q";  // its device is the call's
 
 /// Fills a Problem from a call, one group of tensors after another.
 class Describer {
  public:
   explicit Describer(const Call& call) : call_(call), options_(call.options), device_(call.q.device) {}
 
-  Problem describe() {
+  AttentionProblem describe() {
     p_.operation = call_.operation;
     p_.layout = value_at<Layout>("layout", static_cast<std::int64_t>(options_.layout));
     p_.device = device_.type;
@@ -52,7 +54,7 @@ class Describer {
   [[nodiscard]] Dim head_dim_v() const { return {"head_dim_v", p_.head_dim_v}; }
 
   void check_data(const TensorView& view, std::string_view name) const {
-    check_view(view, name, device_);
+    check_view(view, name, device_, kAnchor);
     check_dtype(view, name, p_.dtype);
     check_rank(view, name, axes_of(p_.layout).rank(), packed() ? "[total, heads, dim]" : "four dimensions");
     check_contiguous_last(view, name);
@@ -72,7 +74,7 @@ class Describer {
                          : Shape{{"batch_size", p_.batch_size}, heads, {"seqlen_q", p_.seqlen_q}});
   }
   void check_typed(const TensorView& view, std::string_view name, DType dtype, const Shape& shape) const {
-    check_view(view, name, device_);
+    check_view(view, name, device_, kAnchor);
     check_dtype(view, name, dtype);
     check_shape(view, name, shape);
   }
@@ -177,7 +179,7 @@ class Describer {
   void describe_bias() {
     const TensorView& bias = options_.bias;
     if (!bias.defined()) return;
-    check_view(bias, "bias", device_);
+    check_view(bias, "bias", device_, kAnchor);
     if (bias.dtype == DType::f32) {
       p_.bias = BiasKind::f32;
     } else if (bias.dtype == p_.dtype) {
@@ -220,7 +222,7 @@ class Describer {
 
   void describe_sink(const Shape& shape) {
     const TensorView& sink = options_.sink;
-    check_view(sink, "sink", device_);
+    check_view(sink, "sink", device_, kAnchor);
     if (sink.dtype != DType::f32 && sink.dtype != p_.dtype) {
       invalid_type("sink: dtype must be f32 or that of q, ", to_string(p_.dtype), " (got ", to_string(sink.dtype), ")");
     }
@@ -282,7 +284,7 @@ class Describer {
   const Call& call_;
   const AttentionOptions& options_;
   Device device_;
-  Problem p_;
+  AttentionProblem p_;
 };
 
 const TensorView kNotGiven;
@@ -324,22 +326,6 @@ Call call_of(const BackwardArguments& a) {
           a.options};
 }
 
-Problem describe(const Call& call) { return Describer(call).describe(); }
+AttentionProblem describe(const Call& call) { return Describer(call).describe(); }
 
-}  // namespace core
-
-namespace {
-
-/// Unlike core::describe(), which plans that have no memory yet go by, this tells everything that is wrong with a call.
-Problem describe_whole(const core::Call& call) {
-  Problem problem = core::describe(call);
-  core::check_apart(call, nullptr, 0);
-  return problem;
-}
-
-}  // namespace
-
-Problem describe(const ForwardArguments& arguments) { return describe_whole(core::call_of(arguments)); }
-Problem describe(const BackwardArguments& arguments) { return describe_whole(core::call_of(arguments)); }
-
-}  // namespace tilewise
+}  // namespace tilewise::operations::attention

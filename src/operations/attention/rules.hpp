@@ -1,4 +1,4 @@
-// Pure rules about a Problem that more than one file needs: defaults, the one normal form, the options and
+// Pure rules about an attention problem that more than one file needs: defaults, the one normal form, the options and
 // the shape it states, and how the causal mask folds into the window.
 #pragma once
 
@@ -6,10 +6,11 @@
 #include <cmath>
 #include <cstdint>
 
+#include "operations/elements.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/problem.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 
 /// 1/sqrt(head_dim).
 [[nodiscard]] inline double default_softmax_scale(std::int64_t head_dim) {
@@ -17,23 +18,15 @@ namespace tilewise::core {
 }
 
 /// window_right with the causal mask folded in; -1: unbounded.
-[[nodiscard]] constexpr std::int64_t folded_window_right(const Problem& problem) {
+[[nodiscard]] constexpr std::int64_t folded_window_right(const AttentionProblem& problem) {
   return problem.mask == Mask::causal ? 0 : problem.window_right;
 }
 
 /// [batch, heads, queries, keys] of the bias and of its gradient: 1 where it is broadcast.
-[[nodiscard]] constexpr std::array<std::int64_t, 4> bias_shape(const Problem& p) {
+[[nodiscard]] constexpr std::array<std::int64_t, 4> bias_shape(const AttentionProblem& p) {
   return {p.bias_dims.batch ? p.batch_size : 1, p.bias_dims.head ? p.num_heads_q : 1,
           p.bias_dims.query ? p.seqlen_q : 1, p.bias_dims.key ? p.seqlen_k : 1};
 }
-
-/// Whether q, k and v may have this element type.
-[[nodiscard]] constexpr bool is_element_type(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
-}
-
-/// Element type of softmax_lse, dlse and alibi_slopes.
-[[nodiscard]] constexpr DType statistics_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// Element type of a bias and of its gradient, where there is one.
 [[nodiscard]] constexpr DType bias_dtype(const Problem& p) {
@@ -56,12 +49,12 @@ struct ScoreFactors {
 }
 
 /// The options that a problem states: all but seed, offset and tensors.
-[[nodiscard]] AttentionOptions stated_options(const Problem& problem);
+[[nodiscard]] AttentionOptions stated_options(const AttentionProblem& problem);
 
 /// The one form of all Problems that mean the same computation, so that they compare and hash
 /// equal: a window ending on the diagonal is Mask::causal, dropout_p is rounded to a multiple of
 /// 2^-16, and whatever cannot matter takes its default (the alignment without mask, window or
 /// ALiBi; a seed tensor without dropout). Values that validate() rejects are left alone.
-[[nodiscard]] Problem canonical(Problem problem);
+[[nodiscard]] AttentionProblem canonical(AttentionProblem problem);
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

@@ -1,15 +1,16 @@
 // The limits of every field of a Problem and the fields that exclude each other.
-#include "core/validate.hpp"
+#include "operations/attention/validate.hpp"
 
 #include <cmath>
 #include <limits>
 
 #include "core/message.hpp"
-#include "core/problem_rules.hpp"
+#include "operations/attention/rules.hpp"
 
-namespace tilewise {
-namespace core {
+namespace tilewise::operations::attention {
 namespace {
+
+using core::concat, core::invalid_argument, core::invalid_type;
 
 constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxHeadDim = 576;
@@ -34,7 +35,7 @@ void check_bytes(std::string_view name, std::initializer_list<std::int64_t> size
   invalid_argument(name, ": must have less than 2^63 bytes (got ", product, " elements of ", element, " bytes)");
 }
 
-void validate_lengths(const Problem& p) {
+void validate_lengths(const AttentionProblem& p) {
   if (p.layout == Layout::thd) {
     check_range("max_seqlen_q:", p.seqlen_q, 0, kMaxInt32);
     check_range("max_seqlen_k:", p.seqlen_k, 0, kMaxInt32);
@@ -48,7 +49,7 @@ void validate_lengths(const Problem& p) {
   if (p.total_k != 0) invalid_argument("total_k: requires layout=thd (got ", p.total_k, ")");
 }
 
-void validate_heads(const Problem& p) {
+void validate_heads(const AttentionProblem& p) {
   validate_head_counts(p);
   // Both factors are below 2^31 here. Dropout counts (batch, head) pairs in 32 bits.
   if (p.batch_size * p.num_heads_q > kMaxInt32) {
@@ -59,7 +60,7 @@ void validate_heads(const Problem& p) {
   check_range("v: head_dim_v", p.head_dim_v, 1, kMaxHeadDimV);
 }
 
-void validate_sizes(const Problem& p) {
+void validate_sizes(const AttentionProblem& p) {
   const bool packed = p.layout == Layout::thd;
   const std::size_t element = size_of(p.dtype);
   const std::int64_t batch = packed ? 1 : p.batch_size;
@@ -73,7 +74,7 @@ void validate_sizes(const Problem& p) {
   check_bytes("bias", {bias_batch, bias_heads, bias_rows, bias_keys}, size_of(bias_dtype(p)));
 }
 
-void validate_window(const Problem& p) {
+void validate_window(const AttentionProblem& p) {
   const auto check = [](std::string_view name, std::int64_t window) {
     if (window < -1 || window > kMaxInt32) {
       invalid_argument(name, ": must be -1 (unbounded) or 0 to ", kMaxInt32, " (got ", window, ")");
@@ -86,7 +87,7 @@ void validate_window(const Problem& p) {
   }
 }
 
-void validate_numbers(const Problem& p) {
+void validate_numbers(const AttentionProblem& p) {
   // What kernels compute in: what they read must be finite there, and a softcap must not vanish.
   const DType computed = statistics_dtype(p.dtype);
   const bool wide = computed == DType::f64;
@@ -104,7 +105,7 @@ void validate_numbers(const Problem& p) {
   }
 }
 
-void validate_gradients(const Problem& p) {
+void validate_gradients(const AttentionProblem& p) {
   if (p.operation == Operation::attention_forward) {
     const auto refuse = [](bool given, std::string_view name) {
       if (given) invalid_argument(name, ": belongs to attention_backward (got it in attention_forward)");
@@ -128,7 +129,7 @@ void validate_gradients(const Problem& p) {
 
 }  // namespace
 
-void validate_head_counts(const Problem& p) {
+void validate_head_counts(const AttentionProblem& p) {
   check_range("q: num_heads_q", p.num_heads_q, 1, kMaxInt32);
   check_range("k: num_heads_k", p.num_heads_k, 1, kMaxInt32);
   if (p.num_heads_q % p.num_heads_k != 0) {
@@ -143,17 +144,15 @@ void validate_dtype(DType dtype) {
   }
 }
 
-}  // namespace core
-
-void validate(const Problem& problem) {
-  core::validate_dtype(problem.dtype);
-  core::check_range("q: batch_size", problem.batch_size, 0, core::kMaxInt32);
-  core::validate_lengths(problem);
-  core::validate_heads(problem);
-  core::validate_sizes(problem);
-  core::validate_window(problem);
-  core::validate_numbers(problem);
-  core::validate_gradients(problem);
+void validate(const AttentionProblem& problem) {
+  validate_dtype(problem.dtype);
+  check_range("q: batch_size", problem.batch_size, 0, kMaxInt32);
+  validate_lengths(problem);
+  validate_heads(problem);
+  validate_sizes(problem);
+  validate_window(problem);
+  validate_numbers(problem);
+  validate_gradients(problem);
 }
 
-}  // namespace tilewise
+}  // namespace tilewise::operations::attention

@@ -1,11 +1,12 @@
 // Which layouts the shapes of q, k and v allow.
-#include "core/layout_advice.hpp"
+#include "operations/attention/layout_advice.hpp"
 
-#include "core/layout.hpp"
-#include "core/names.hpp"
+#include "operations/layout.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 namespace {
+
+using namespace core;
 
 /// Whether the shapes agree with each other in this layout, the numbers of heads above all.
 bool fits(Layout layout, const TensorView& q, const TensorView& k, const TensorView& v) {
@@ -34,4 +35,4 @@ std::string layout_advice(Layout given, const TensorView& q, const TensorView& k
   return possible.empty() ? possible : "; q, k and v fit layout=" + possible;
 }
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

@@ -5,7 +5,7 @@
 #include "device/common/params.h"
 #include "tilewise/attention.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 
 /// Borrows from the arguments it was made of. Tensors of the other pass are undefined.
 struct Call {
@@ -22,10 +22,10 @@ struct Call {
 
 /// The canonical Problem of a call. Checks every tensor (given, dtype, device, shape, strides,
 /// data) and, on the CPU, the values of the length tensors. Allocates only to report an error. Whether tensors share
-/// memory is check_apart()'s to say, on every run: the Problem does not depend on it.
-[[nodiscard]] Problem describe(const Call& call);
+/// memory is checked on every run: the problem does not depend on it.
+[[nodiscard]] AttentionProblem describe(const Call& call);
 
 /// The kernel's parameters for a call that describes to `problem`.
-[[nodiscard]] device::AttentionParams make_params(const Call& call, const Problem& problem);
+[[nodiscard]] device::AttentionParams make_params(const Call& call, const AttentionProblem& problem);
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

@@ -8,7 +8,15 @@
 #include "device/common/params.h"
 #include "tilewise/tensor.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations {
+
+/// Whether q, k and v may have this element type.
+[[nodiscard]] constexpr bool is_element_type(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
+}
+
+/// Element type of softmax_lse, dlse and alibi_slopes.
+[[nodiscard]] constexpr DType statistics_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// Of the values of a bias or a sink; boolean for kBiasBool.
 [[nodiscard]] constexpr DType dtype_of(std::int32_t type) {
@@ -58,4 +66,4 @@ inline void store_element(DType dtype, void* data, std::int64_t index, double va
   }
 }
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations

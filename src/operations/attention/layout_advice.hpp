@@ -6,11 +6,11 @@
 #include "tilewise/problem.hpp"
 #include "tilewise/tensor.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 
 /// "; q, k and v fit layout=bhsd" where the shapes of q, k and v make the given layout impossible and another one
 /// possible, else "". `with_cu_seqlens`: the call has what layout=thd wants.
 [[nodiscard]] std::string layout_advice(Layout given, const TensorView& q, const TensorView& k, const TensorView& v,
                                         bool with_cu_seqlens);
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

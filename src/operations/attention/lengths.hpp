@@ -5,9 +5,9 @@
 #include <optional>
 #include <string_view>
 
-#include "core/call.hpp"
+#include "operations/attention/call.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 
 /// The longest sequence of packed rows. Throws unless cu_seqlens starts at 0, never decreases,
 /// ends within `total`, and no sequence is longer than `max_seqlen` where that is given.
@@ -15,10 +15,10 @@ namespace tilewise::core {
                                             std::optional<std::int64_t> max_seqlen, std::string_view max_name);
 
 /// Throws unless 0 <= seqused, 0 <= leftpad and leftpad + seqused <= the length of each sequence.
-void check_used_lengths(const Call& call, const Problem& problem);
+void check_used_lengths(const Call& call, const AttentionProblem& problem);
 
 /// With TILEWISE_CHECK=1 copies the length tensors of a call on a GPU to the host, waiting for `stream`, and
 /// throws what the checks above throw. Kernels clamp lengths anyway, so without it nothing is read.
-void check_device_lengths(const Call& call, const Problem& problem, void* stream);
+void check_device_lengths(const Call& call, const AttentionProblem& problem, void* stream);
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

@@ -7,19 +7,20 @@
 #include <span>
 #include <vector>
 
-#include "core/elements.hpp"
 #include "core/interrupt.hpp"
 #include "core/message.hpp"
 #include "core/overlap.hpp"
 #include "core/parallel.hpp"
-#include "core/problem_rules.hpp"
-#include "core/tensor_checks.hpp"
 #include "device/common/float16.h"
+#include "operations/elements.hpp"
+#include "operations/layout.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise {
-namespace core {
+namespace operations::merge {
 namespace {
+
+using namespace core;  // checks of tensors, and the errors they throw
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kMaxHeadDimV = 512;
@@ -207,7 +208,7 @@ void check_memory(std::span<const TensorView> outs, std::span<const TensorView> 
 }
 
 }  // namespace
-}  // namespace core
+}  // namespace operations::merge
 
 void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
            const TensorView& out, const TensorView& softmax_lse, Layout layout) {
@@ -215,21 +216,21 @@ void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, c
   if (outs.size() != lses.size()) {
     core::invalid_argument("lses: must have as many entries as outs, ", outs.size(), " (got ", lses.size(), ")");
   }
-  core::check_out(out, layout);
-  const core::MergeShapes shapes = core::shapes_of(out, layout);
+  operations::merge::check_out(out, layout);
+  const operations::merge::MergeShapes shapes = operations::merge::shapes_of(out, layout);
   for (std::size_t n = 0; n < outs.size(); ++n) {
-    core::check_partial(outs[n], core::concat("outs[", n, "]"), out, shapes.out);
-    core::check_lse(lses[n], core::concat("lses[", n, "]"), out, shapes.lse);
+    operations::merge::check_partial(outs[n], core::concat("outs[", n, "]"), out, shapes.out);
+    operations::merge::check_lse(lses[n], core::concat("lses[", n, "]"), out, shapes.lse);
   }
   if (sink.defined()) {
-    core::check_sink(sink, out, {{"num_heads_q", core::size_at(out, core::axes_of(layout).head)}});
+    operations::merge::check_sink(sink, out, {{"num_heads_q", core::size_at(out, operations::axes_of(layout).head)}});
   }
   if (softmax_lse.defined()) {
-    core::check_lse(softmax_lse, "softmax_lse", out, shapes.lse);
+    operations::merge::check_lse(softmax_lse, "softmax_lse", out, shapes.lse);
     core::check_writable(softmax_lse, "softmax_lse");
   }
-  core::check_memory(outs, lses, sink, out, softmax_lse);
-  core::Merger(outs, lses, sink, out, softmax_lse, layout).run();
+  operations::merge::check_memory(outs, lses, sink, out, softmax_lse);
+  operations::merge::Merger(outs, lses, sink, out, softmax_lse, layout).run();
 }
 
 }  // namespace tilewise

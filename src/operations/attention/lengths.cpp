@@ -1,5 +1,5 @@
 // Reading and checking the length tensors of a call: those the host can read always, those of a GPU on request.
-#include "core/lengths.hpp"
+#include "operations/attention/lengths.hpp"
 
 #include <algorithm>
 #include <array>
@@ -9,8 +9,10 @@
 #include "core/device.hpp"
 #include "core/message.hpp"
 
-namespace tilewise::core {
+namespace tilewise::operations::attention {
 namespace {
+
+using namespace core;  // checks of tensors, and the errors they throw
 
 const std::int32_t* int32_data(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
 
@@ -67,7 +69,7 @@ std::int64_t check_cu_seqlens(const TensorView& cu_seqlens, std::string_view nam
   return longest;
 }
 
-void check_used_lengths(const Call& call, const Problem& problem) {
+void check_used_lengths(const Call& call, const AttentionProblem& problem) {
   const AttentionOptions& o = call.options;
   const Rows rows_q(o.cu_seqlens_q, problem.seqlen_q), rows_k(o.cu_seqlens_k, problem.seqlen_k);
   check_within(o.seqused_q, "seqused_q", rows_q, problem.batch_size, "query rows");
@@ -122,7 +124,7 @@ class HostLengths {
 
 }  // namespace
 
-void check_device_lengths(const Call& call, const Problem& problem, void* stream) {
+void check_device_lengths(const Call& call, const AttentionProblem& problem, void* stream) {
   const bool any = problem.layout == Layout::thd || problem.seqused_q || problem.seqused_k || problem.leftpad_k;
   if (!any || !checks_requested()) return;
   if (device_system(problem.device)->is_capturing(call.q.device.index, stream)) {
@@ -139,4 +141,4 @@ void check_device_lengths(const Call& call, const Problem& problem, void* stream
   check_used_lengths(readable, problem);
 }
 
-}  // namespace tilewise::core
+}  // namespace tilewise::operations::attention

@@ -1,0 +1,46 @@
+// AnyProblem, through the interface of whatever operation it belongs to.
+#include "core/operation.hpp"
+
+#include "core/message.hpp"
+
+namespace tilewise {
+namespace core {
+namespace {
+
+const OperationInterface& operation_named(std::string_view name) {
+  std::string names;
+  for (const OperationInterface* operation : operation_table()) {
+    for (const std::string_view known : operation->problem_names()) {
+      if (known == name) return *operation;
+      names += concat(names.empty() ? "" : ", ", known);
+    }
+  }
+  invalid_argument("operation: must be one of ", names, " (got ", quoted(name), ")");
+}
+
+}  // namespace
+
+void refuse_operation(const OperationInterface& actual, const OperationInterface& expected) {
+  invalid_type("problem: must be one of ", expected.name(), " (got one of ", actual.name(), ")");
+}
+
+}  // namespace core
+
+DeviceType AnyProblem::device() const noexcept { return operation_->device(value_.get()); }
+
+bool operator==(const AnyProblem& a, const AnyProblem& b) noexcept {
+  return core::ProblemView(a) == core::ProblemView(b);
+}
+
+std::size_t hash_value(const AnyProblem& problem) noexcept { return problem.operation().hash(problem.value()); }
+
+std::string to_string(const AnyProblem& problem) { return problem.operation().text(problem.value()); }
+
+AnyProblem parse_problem(std::string_view text) {
+  core::Words words(text);
+  return core::operation_named(words.operation()).parse(words);
+}
+
+void validate(const AnyProblem& problem) { problem.operation().validate(problem.value()); }
+
+}  // namespace tilewise

@@ -1,0 +1,23 @@
+// The names of attention's enumerations in problem text, options and messages.
+#pragma once
+
+#include "core/names.hpp"
+#include "operations/layout.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::core {
+
+template <>
+inline constexpr std::array<std::string_view, 2> kNamesOf<Operation>{"attention_forward", "attention_backward"};
+template <>
+inline constexpr std::array<std::string_view, 2> kNamesOf<Mask>{"none", "causal"};
+template <>
+inline constexpr std::array<std::string_view, 2> kNamesOf<Alignment>{"bottom_right", "top_left"};
+template <>
+inline constexpr std::array<std::string_view, 4> kNamesOf<BiasKind>{"none", "f32", "query", "bool"};
+template <>
+inline constexpr std::array<std::string_view, 3> kNamesOf<SinkKind>{"0", "1", "query"};
+template <>
+inline constexpr std::array<std::string_view, 3> kNamesOf<AlibiKind>{"none", "[h]", "[b,h]"};
+
+}  // namespace tilewise::core

@@ -1,0 +1,16 @@
+// The limits of an attention problem.
+#pragma once
+
+#include "tilewise/problem.hpp"
+
+namespace tilewise::operations::attention {
+
+/// Throws unless `dtype` is one that attention computes in: f32, bf16, f16 or f64.
+void validate_dtype(DType dtype);
+/// Throws unless there are heads, and as many query heads as the key heads serve.
+void validate_head_counts(const AttentionProblem& problem);
+
+/// As tilewise::validate().
+void validate(const AttentionProblem& problem);
+
+}  // namespace tilewise::operations::attention

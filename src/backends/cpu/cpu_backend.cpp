@@ -24,11 +24,15 @@ struct IsaTraits {
 };
 
 operations::attention::FeatureSet features_of(const KernelSet& kernels) {
-  operations::attention::FeatureSet set = operations::attention::FeatureSet::all();
-  if (!kernels.forward[kElementF32]) set = set.minus({operations::attention::Feature::f32});
-  if (!kernels.forward[kElementBf16]) set = set.minus({operations::attention::Feature::bf16});
-  if (!kernels.forward[kElementF16]) set = set.minus({operations::attention::Feature::f16});
-  if (!kernels.forward[kElementF64]) set = set.minus({operations::attention::Feature::f64});
+  using enum operations::attention::Feature;
+  operations::attention::FeatureSet set{
+      forward,    backward,    gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,
+      scale_sign, softcap,     bias,      bias_boolean, dbias,     alibi,       sink,          dsink,
+      dropout,    seed_tensor, seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant};
+  if (kernels.forward[kElementF32]) set.insert(f32);
+  if (kernels.forward[kElementBf16]) set.insert(bf16);
+  if (kernels.forward[kElementF16]) set.insert(f16);
+  if (kernels.forward[kElementF64]) set.insert(f64);
   return set;
 }
 

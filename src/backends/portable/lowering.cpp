@@ -242,7 +242,15 @@ std::string kernel_refusal(const Launch& launch, const DeviceTraits& traits) {
 
 }  // namespace
 
-operations::attention::FeatureSet portable_features() { return FeatureSet::all().minus({Feature::f32, Feature::f64}); }
+operations::attention::FeatureSet portable_features() {
+  using enum operations::attention::Feature;
+  return {bf16,           f16,       forward,     backward,     gqa,
+          head_dim_v,     packed,    window_left, window_right, top_left,
+          scale_sign,     softcap,   bias,        bias_boolean, dbias,
+          alibi,          sink,      dsink,       dropout,      seed_tensor,
+          seqused_q,      seqused_k, leftpad_k,   dlse,         deterministic,
+          batch_invariant};
+}
 
 std::string portable_refusal(const Problem& problem, const DeviceTraits& traits) {
   if (problem.head_dim > kMostHeadDim || problem.head_dim_v > kMostHeadDim) {

@@ -34,7 +34,11 @@ class ReferenceImplementation final : public operations::attention::Implementati
   [[nodiscard]] std::string_view name() const noexcept override { return "reference"; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
   [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override {
-    return operations::attention::FeatureSet::all();
+    using enum operations::attention::Feature;
+    return {f32,         bf16,         f16,         f64,          forward,  backward,      gqa,
+            head_dim_v,  packed,       window_left, window_right, top_left, scale_sign,    softcap,
+            bias,        bias_boolean, dbias,       alibi,        sink,     dsink,         dropout,
+            seed_tensor, seqused_q,    seqused_k,   leftpad_k,    dlse,     deterministic, batch_invariant};
   }
 
   /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.

@@ -84,8 +84,7 @@ TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_
 
 TensorView SampleCall::add_lse(std::string_view name) {
   const Problem& p = problem_;
-  if (p.layout == Layout::thd)
-    return add(operations::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
+  if (p.layout == Layout::thd) return add(operations::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
   return add(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
 }
 
@@ -115,8 +114,7 @@ void SampleCall::make_options() {
   if (p.alibi_slopes == AlibiKind::per_head)
     o.alibi_slopes = add_random(operations::statistics_dtype(p.dtype), {p.num_heads_q}, "alibi_slopes");
   if (p.alibi_slopes == AlibiKind::per_batch_head)
-    o.alibi_slopes =
-        add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
+    o.alibi_slopes = add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
   if (p.sink != SinkKind::none) o.sink = add_random(operations::attention::sink_dtype(p), {p.num_heads_q}, "sink");
   std::int64_t used_q = p.seqlen_q, used_k = p.seqlen_k;
   if (p.layout == Layout::thd) {

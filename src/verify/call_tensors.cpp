@@ -136,10 +136,10 @@ std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_
   outputs.push_back(data_output("out", Side::query, problem_.num_heads_q, problem_.head_dim_v, rng));
   if (!softmax_lse) return outputs;
   const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
-  outputs.push_back({"softmax_lse",
-                     Buffer(operations::statistics_dtype(problem_.dtype), lse_shape(),
-                            random_placement(order, false, rng)),
-                     packed() ? 1 : 2, rows_of_sequences(Side::query)});
+  outputs.push_back(
+      {"softmax_lse",
+       Buffer(operations::statistics_dtype(problem_.dtype), lse_shape(), random_placement(order, false, rng)),
+       packed() ? 1 : 2, rows_of_sequences(Side::query)});
   return outputs;
 }
 

@@ -70,9 +70,7 @@ using Implementation = core::ImplementationOf<Attention>;
 inline void run_call(const Call& call, const SelectOptions& select, void* stream, core::WorkspaceSource* workspace) {
   core::run_call<Attention>(call, select, stream, workspace);
 }
-inline void prepare_call(const Call& call, const SelectOptions& select) {
-  core::prepare_call<Attention>(call, select);
-}
+inline void prepare_call(const Call& call, const SelectOptions& select) { core::prepare_call<Attention>(call, select); }
 
 }  // namespace attention
 }  // namespace tilewise::operations

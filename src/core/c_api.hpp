@@ -51,15 +51,6 @@ inline TensorView view_of(const DLTensor* tensor, std::string_view name) {
   return tensor == nullptr ? TensorView{} : from_dlpack(*tensor, name);
 }
 
-template <typename Enum>
-Enum enum_of(std::int32_t value, std::string_view name) {
-  const auto count = static_cast<std::int32_t>(kNamesOf<Enum>.size());
-  if (value < 0 || value >= count) {
-    invalid_argument(name, ": must be 0 to ", count - 1, ", one of ", names_text<Enum>(), " (got ", value, ")");
-  }
-  return static_cast<Enum>(value);
-}
-
 /// Null stands for no choice.
 inline SelectOptions select_of(const char* implementation) { return {implementation == nullptr ? "" : implementation}; }
 

@@ -53,9 +53,9 @@ tilewise_attention_options complete(const tilewise_attention_options* given) {
 
 AttentionOptions options_of(const tilewise_attention_options& c) {
   AttentionOptions options;
-  options.layout = enum_of<Layout>(c.layout, "layout");
-  options.mask = enum_of<Mask>(c.mask, "mask");
-  options.alignment = enum_of<Alignment>(c.alignment, "alignment");
+  options.layout = core::value_at<Layout>("layout", c.layout);
+  options.mask = core::value_at<Mask>("mask", c.mask);
+  options.alignment = core::value_at<Alignment>("alignment", c.alignment);
   options.window_left = c.window_left;
   options.window_right = c.window_right;
   if (c.has_softmax_scale != 0) options.softmax_scale = c.softmax_scale;

@@ -12,6 +12,6 @@ tilewise_status tilewise_merge(const DLTensor* const* outs, const DLTensor* cons
   return guarded([&] {
     tilewise::merge(views_of(outs, count, "outs"), views_of(lses, count, "lses"), view_of(sink, "sink"),
                     view_of(out, "out"), view_of(softmax_lse, "softmax_lse"),
-                    enum_of<Layout>(static_cast<std::int32_t>(layout), "layout"));
+                    core::value_at<Layout>("layout", static_cast<std::int32_t>(layout)));
   });
 }

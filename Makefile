@@ -13,7 +13,8 @@ RUN := PYTHONPATH=$(CURDIR)/$(BUILD)/python HF_HUB_OFFLINE=1
 export JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo matrix test test-quick test-gpu test-build bootstrap-dev asan fuzz format lint tidy bench clean
+.PHONY: help build demo matrix test test-quick test-compile test-gpu test-build bootstrap-dev asan fuzz format lint tidy \
+  bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +35,9 @@ test: bootstrap-dev ## every test: C++, Python, linters, sanitizers, other proce
 
 test-quick: bootstrap-dev ## the C++ and Python tests alone
 	scripts/test.sh quick
+
+test-compile: test-build ## every GPU kernel keeps to its registers: long at first (TARGET=gfx942: there alone)
+	$(BUILD)/tests/portable/test_portable_sweep $(if $(TARGET),--gtest_filter='*/$(TARGET)')
 
 test-gpu: ## the GPU tests, on whatever GPU is here (PYTHON=... names another Python that has torch)
 	scripts/test_gpu.sh

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = {"forward": "Forward", "query_gradient": "QueryGradient", "key_gradient": "KeyGradient"}
+KERNELS = {"forward": "Forward", "bwd_dq": "BwdDq", "bwd_dkdv": "BwdDkdv"}
 TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1102", "gfx1151")
 SHAPE = "dtype=bf16 seqlen_q=8192 num_heads_q=16"
 PROBLEMS = tuple(
@@ -178,26 +178,25 @@ def of_problems(targets: list[str], problems: list[str], tilewise: Path, folder:
 
 def of_configuration(target: str, kernel: str, config: dict[str, str], folder: Path) -> tuple[str, ...]:
     """One kernel of a configuration, in a stub like those that the library generates."""
-    text = (ROOT / "src/device/common/kernel_config.h").read_text()
-    known = re.findall(r"(\w+) = [^,;]+[,;]", text[text.index("struct KernelConfig {") : text.index("friend")])
-    if unknown := set(config) - set(known):
-        sys.exit(f"KernelConfig has no field {', '.join(sorted(unknown))}")
-    fields = ", ".join(f".{name} = {config[name]}" for name in known if name in config)
+    name = KERNELS[kernel]
+    known = set(re.findall(r'visit\("(\w+)"', (ROOT / "src/device/attention/config.h").read_text()))
+    if unknown := set(config) - known:
+        sys.exit(f"{name}Config has no field {', '.join(sorted(unknown))}")
+    fields = " ".join(f"c.{field} = {value};" for field, value in config.items())
     machine, lanes = ("cdna", 64) if target.startswith("gfx9") else ("rdna", 32)
     ops, threads = f"{machine.capitalize()}Ops<{machine.capitalize()}Machine>", int(config["waves"]) * lanes
     stub = f"""#pragma clang force_cuda_host_device begin
-#include "device/portable/machine_{machine}.h"
-#include "device/portable/ops_{machine}.h"
-#include "device/portable/{kernel}.h"
+#include "device/tile/machine_{machine}.h"
+#include "device/tile/ops_{machine}.h"
+#include "device/attention/{kernel}.h"
 namespace tilewise::device {{
-inline constexpr KernelConfig kConfig{{{fields}}};
-using Shared = {KERNELS[kernel]}Shared<{ops}, kConfig>;
-using Kernel = {KERNELS[kernel]}Kernel<{ops}, kConfig>;
+inline constexpr {name}Config kConfig = [] {{ {name}Config c; {fields} return c; }}();
+using Kernel = {name}<{ops}, kConfig>;
 }}
 #pragma clang force_cuda_host_device end
 extern "C" __attribute__((global, amdgpu_flat_work_group_size({threads}, {threads}))) void
-tilewise_{kernel}(const tilewise::device::KernelParams params) {{
-  static __attribute__((shared)) tilewise::device::Shared shared;
+tilewise_{kernel}(const tilewise::device::{name}Params params) {{
+  static __attribute__((shared)) tilewise::device::Kernel::Shared shared;
   tilewise::device::Kernel::run(params, shared);
 }}
 """

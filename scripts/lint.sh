@@ -16,17 +16,27 @@ if [[ ${1:-} == --fix ]]; then
   exit
 fi
 
-status=0
+# check NAME COMMAND...: starts it; finish waits for all of them and says how each went.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+names=() processes=()
 check() {
-  local name=$1
-  shift
-  if "$@"; then echo "lint: $name passed"; else
-    echo "lint: $name failed"
-    status=1
-  fi
+  names+=("$1")
+  "${@:2}" >"$logs/${#names[@]}" 2>&1 &
+  processes+=($!)
+}
+finish() {
+  local i status=0 result
+  for i in "${!names[@]}"; do
+    result=passed
+    wait "${processes[i]}" || result=failed status=1
+    cat "$logs/$((i + 1))"
+    echo "lint: ${names[i]} $result"
+  done
+  return $status
 }
 check clang-format "$BIN/clang-format" --dry-run -Werror "${sources[@]}"
 check "ruff check" "$BIN/ruff" check --quiet .
 check "ruff format" "$BIN/ruff" format --quiet --check .
 check mypy "$BIN/mypy"
-exit $status
+finish

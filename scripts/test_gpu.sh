@@ -7,7 +7,8 @@
 #   problems under compute-sanitizer's memcheck and racecheck
 # environment: PYTHON (has torch, pytest and nanobind; .venv/bin/python or python3), BUILD (build folder; build-gpu),
 #   JOBS (processors), VERIFY_COUNT (random problems; 200), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
-#   PYTEST_ARGS (such as "-k decode")
+#   PYTEST_ARGS (such as "-k decode"), SUITES (a build's tests/implementations/test_implementations, made where
+#   GoogleTest is: its samples for GPUs run too)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -95,6 +96,9 @@ random_problems() {
   return $status
 }
 
+# Metamorphic, special-value, corner-case and reproducibility suites, on rows of GPUs.
+suites() { "$SUITES" --gtest_brief=1 --gtest_filter='Compiled/*/cuda_*:Compiled/*/hip_*'; }
+
 # Small problems that take every kernel. Other tools' exit status is theirs; 9 is the sanitizer's.
 readonly SANITIZED=(
   "attention_forward dtype=bf16 batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal"
@@ -141,6 +145,7 @@ step smoke "$PYTHON" tests/gpu/smoke.py
 if [[ ${1:-} != smoke ]]; then
   step pytest python_tests || { echo "-- failures by message"; failures_by_message; }
   step pytest-huge "$PYTHON" -m pytest -q -p no:cacheprovider -r f --tb=short -m huge tests/gpu
+  if [[ -x ${SUITES:-} ]]; then step suites suites; fi
   if [[ -x $BUILD/tilewise ]]; then
     step verify random_problems
     step report "$BUILD/tilewise" verify --report

@@ -1,4 +1,4 @@
-# tilewise_add_pytest(name LABEL label [TIMEOUT seconds]): runs pytest on the calling folder against this build's
+# tilewise_add_pytest(name LABEL label [TIMEOUT seconds] [COST seconds]): runs pytest on the calling folder against this build's
 # `tilewise` command. Left out, with a word, where no Python with pytest and NumPy is found.
 if(NOT DEFINED TILEWISE_TEST_PYTHON)
   if(DEFINED Python_EXECUTABLE)
@@ -14,7 +14,7 @@ if(NOT DEFINED TILEWISE_TEST_PYTHON)
 endif()
 
 function(tilewise_add_pytest name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LABEL;TIMEOUT;COST" "")
   if(NOT TARGET tilewise_cli OR NOT TILEWISE_TEST_PYTHON)
     message(STATUS "Test ${name} is left out: it needs the tilewise command and a Python with pytest and NumPy")
     return()
@@ -23,5 +23,6 @@ function(tilewise_add_pytest name)
   set_tests_properties(${name} PROPERTIES
     LABELS ${arg_LABEL}
     TIMEOUT ${arg_TIMEOUT}
+    COST ${arg_COST}
     ENVIRONMENT "TILEWISE_CLI=$<TARGET_FILE:tilewise_cli>;PYTHONDONTWRITEBYTECODE=1")
 endfunction()

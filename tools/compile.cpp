@@ -9,12 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "backends/portable/architectures.hpp"
-#include "backends/portable/gpu_implementation.hpp"
-#include "backends/portable/schedule.hpp"
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/implementation.hpp"
 #include "core/message.hpp"
+#include "gpu/ahead_of_time.hpp"
+#include "gpu/architectures.hpp"
+#include "gpu/lowered_kernel.hpp"
 #include "jit/bundle.hpp"
 #include "jit/kernel_cache.hpp"
 #include "launch_json.hpp"
@@ -24,7 +25,6 @@ namespace tilewise::tools {
 namespace {
 
 namespace fs = std::filesystem;
-namespace portable = backends::portable;
 
 struct Options {
   std::string target, implementation, problems_file, folder, bundle;
@@ -37,14 +37,23 @@ struct ProblemText {
   std::string text, place;
 };
 
-/// The row of the dispatch table whose kernels run on the architecture. Throws Error for another implementation.
-const core::Implementation& find_implementation(const portable::Architecture& architecture, const std::string& name) {
+/// A row of the dispatch table that compiles ahead of time.
+struct Row {
+  const core::Implementation* implementation;
+  const gpu::AheadOfTime* kernels;
+};
+
+/// The row that serves the problem's operation on the architecture: the first, or the one of that name. Throws Error
+/// where there is none.
+Row find_row(const AnyProblem& problem, const gpu::Architecture& architecture, const std::string& name) {
+  const core::DeviceDescription device = gpu::describe(architecture);
   std::string names;
   for (const core::Implementation* row : core::implementation_table()) {
-    const auto* gpu = dynamic_cast<const portable::GpuImplementation*>(row);
-    if (gpu == nullptr || gpu->machine() != architecture.machine) continue;
-    if (name.empty() || name == gpu->name()) return *gpu;
-    core::append(names, core::concat(names.empty() ? "" : ", ", gpu->name()));
+    const auto* kernels = dynamic_cast<const gpu::AheadOfTime*>(row);
+    if (kernels == nullptr || &row->operation() != &problem.operation()) continue;
+    if (row->device() != device.device.type || !gpu::has_family(device, kernels->family())) continue;
+    if (name.empty() || name == row->name()) return {row, kernels};
+    core::append(names, core::concat(names.empty() ? "" : ", ", row->name()));
   }
   core::invalid_argument("implementation: must be one of those for ", architecture.name, ": ", names, " (got ",
                          core::quoted(name), ")");
@@ -74,37 +83,47 @@ bool names_device(const std::string& text) {
 }
 
 /// The device follows from the target where the text leaves it out.
-Problem read_problem(const std::string& text, const portable::Architecture& architecture) {
-  const std::string_view device = to_string(portable::device_of(architecture));
-  const Problem problem = parse_problem(names_device(text) ? text : core::concat(text, " device=", device));
-  if (problem.device != portable::device_of(architecture)) {
-    core::invalid_argument("device: must be ", device, " for ", architecture.name, " (got ", to_string(problem.device),
-                           ")");
+AnyProblem read_problem(const std::string& text, const gpu::Architecture& architecture) {
+  const std::string_view device = to_string(gpu::device_of(architecture));
+  AnyProblem problem = parse_problem(names_device(text) ? text : core::concat(text, " device=", device));
+  if (problem.device() != gpu::device_of(architecture)) {
+    core::invalid_argument("device: must be ", device, " for ", architecture.name, " (got ",
+                           to_string(problem.device()), ")");
   }
   return problem;
 }
 
-LoweredProblem lower_problem(const Problem& problem, const core::Implementation& implementation,
-                             const portable::DeviceTraits& traits) {
-  using operations::attention::FeatureSet;
-  const FeatureSet supported = operations::attention::features_of(implementation);
-  const FeatureSet missing = operations::attention::required_features(problem).minus(supported);
-  const std::string reason = missing.empty() ? portable::portable_refusal(problem, traits)
-                                             : core::concat("does not support ", to_string(missing));
-  if (!reason.empty()) {
+LoweredProblem lower_problem(const AnyProblem& problem, const Row& row, const core::DeviceDescription& device) {
+  const core::Implementation& implementation = *row.implementation;
+  const core::OperationInterface& operation = problem.operation();
+  const core::FeatureBits missing = operation.required_features(problem.value()) & ~implementation.supported_features();
+  const core::Verdict verdict =
+      missing == 0 ? implementation.judge_problem(problem, device)
+                   : core::Verdict::refuse(
+                         core::concat("does not support ", core::features_text(missing, operation.feature_names())));
+  if (!verdict.accepted()) {
     throw Error(ErrorCode::unsupported, core::concat(implementation.name(), " refuses ", to_string(problem), " on ",
-                                                     traits.architecture, ": ", reason));
+                                                     device.architecture, ": ", verdict.reason));
   }
-  return {problem, portable::lower(problem, traits)};
+  return {problem, dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel).lowering(),
+          row.kernels->contiguous_call(problem)};
 }
 
-std::vector<LoweredProblem> lower_problems(const Options& options, const portable::Architecture& architecture,
-                                           const core::Implementation& implementation,
-                                           const portable::DeviceTraits& traits) {
-  std::vector<LoweredProblem> lowered;
+/// What is asked for, lowered, and the implementation that serves it.
+struct Lowered {
+  std::string_view implementation;
+  std::vector<LoweredProblem> problems;
+};
+
+Lowered lower_problems(const Options& options, const gpu::Architecture& architecture,
+                       const core::DeviceDescription& device) {
+  Lowered lowered;
   for (const ProblemText& given : given_problems(options)) {
     try {
-      lowered.push_back(lower_problem(read_problem(given.text, architecture), implementation, traits));
+      const AnyProblem problem = read_problem(given.text, architecture);
+      const Row row = find_row(problem, architecture, options.implementation);
+      lowered.implementation = row.implementation->name();
+      lowered.problems.push_back(lower_problem(problem, row, device));
     } catch (const Error& error) {
       throw Error(error.code(), given.place + error.what());
     }
@@ -113,13 +132,12 @@ std::vector<LoweredProblem> lower_problems(const Options& options, const portabl
 }
 
 /// Every kernel of the problems, compiled. Throws the first error there was.
-std::vector<portable::KernelBuild> compile_kernels(std::span<const LoweredProblem> problems,
-                                                   const portable::DeviceTraits& traits, const jit::Target& target) {
-  std::vector<portable::KernelBuild> builds;
-  for (const LoweredProblem& problem : problems) portable::add_builds(problem.lowering, traits, target, builds);
+std::vector<gpu::KernelBuild> compile_kernels(std::span<const LoweredProblem> problems, const jit::Target& target) {
+  std::vector<gpu::KernelBuild> builds;
+  for (const LoweredProblem& problem : problems) gpu::add_builds(problem.lowering.launches(), target, builds);
   Progress progress(static_cast<std::int64_t>(builds.size()));
-  portable::compile_ahead(builds, [&](std::size_t done) { progress.update(static_cast<std::int64_t>(done)); });
-  for (const portable::KernelBuild& build : builds) {
+  gpu::compile_ahead(builds, [&](std::size_t done) { progress.update(static_cast<std::int64_t>(done)); });
+  for (const gpu::KernelBuild& build : builds) {
     if (build.error) std::rethrow_exception(build.error);
   }
   return builds;
@@ -147,23 +165,23 @@ void write_folder(const fs::path& folder, std::span<const NamedKernel> kernels,
   write_file(folder / "launch.json", text.data(), text.size());
 }
 
-void write_bundle_file(const std::string& path, std::span<const portable::KernelBuild> builds) {
+void write_bundle_file(const std::string& path, std::span<const gpu::KernelBuild> builds) {
   std::vector<jit::BundleEntry> entries;
-  for (const portable::KernelBuild& build : builds) {
+  for (const gpu::KernelBuild& build : builds) {
     entries.push_back({build.target, jit::source_hash(build.target, build.source), *build.compiled});
   }
   jit::write_bundle(path, entries);
 }
 
-void print_table(std::span<const NamedKernel> kernels, device::Machine machine) {
+void print_table(std::span<const NamedKernel> kernels) {
   Table table({"kernel", ">threads", ">registers", ">shared", ">spilled", ">scratch", ">seconds"});
   for (const NamedKernel& kernel : kernels) {
     const jit::CompiledKernel& compiled = *kernel.build->compiled;
     const jit::KernelResources& used = compiled.resources;
     std::string registers = std::to_string(used.registers);
     if (used.accumulation_registers > 0) registers += "+" + std::to_string(used.accumulation_registers);
-    const std::uint32_t shared = static_cast<std::uint32_t>(used.static_shared_bytes) +
-                                 portable::dynamic_shared_bytes(kernel.build->key, machine);
+    const std::uint32_t shared =
+        static_cast<std::uint32_t>(used.static_shared_bytes) + kernel.build->key.dynamic_shared_bytes();
     table.add_row({kernel.file, std::to_string(used.max_threads), registers, std::to_string(shared),
                    std::to_string(used.spill_bytes), std::to_string(used.scratch_bytes),
                    compiled.compile_seconds > 0 ? format_number(compiled.compile_seconds) : "kept"});
@@ -177,20 +195,19 @@ std::string counted(std::size_t count, std::string_view thing) {
 
 void compile_problems(const Options& options) {
   const auto begin = std::chrono::steady_clock::now();
-  const portable::Architecture& architecture = portable::named_architecture(options.target);
+  const gpu::Architecture& architecture = gpu::named_architecture(options.target);
   const jit::Target target = jit::parse_target(architecture.name);
-  const core::Implementation& implementation = find_implementation(architecture, options.implementation);
-  portable::DeviceTraits traits = portable::traits_of(architecture);
-  if (options.multiprocessors > 0) traits.multiprocessors = options.multiprocessors;
-  const std::vector<LoweredProblem> problems = lower_problems(options, architecture, implementation, traits);
-  const std::vector<portable::KernelBuild> builds = compile_kernels(problems, traits, target);
+  core::DeviceDescription device = gpu::describe(architecture);
+  if (options.multiprocessors > 0) device.multiprocessors = options.multiprocessors;
+  const auto [implementation, problems] = lower_problems(options, architecture, device);
+  const std::vector<gpu::KernelBuild> builds = compile_kernels(problems, target);
   const std::vector<NamedKernel> kernels = name_kernels(builds);
   if (!options.folder.empty()) {
-    write_folder(options.folder, kernels, launch_json(implementation.name(), traits, kernels, problems));
+    write_folder(options.folder, kernels, launch_json(implementation, device, kernels, problems));
   }
   if (!options.bundle.empty()) write_bundle_file(options.bundle, builds);
 
-  if (!kernels.empty()) print_table(kernels, architecture.machine);
+  if (!kernels.empty()) print_table(kernels);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
   std::cout << counted(kernels.size(), "kernel") << " of " << counted(problems.size(), "problem") << " for "
             << jit::to_string(target) << " in " << format_seconds(passed.count());

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -81,15 +82,20 @@ Json instruction_sets(Json& problems) {
 }
 
 Json implementations() {
+  constexpr std::array<std::string_view, 6> kTold{"forward", "backward", "f32", "bf16", "f16", "f64"};
   Json list = Json::array();
   for (const core::Implementation* row : core::implementation_table()) {
-    using operations::attention::Feature;
-    const auto supported = operations::attention::features_of(*row);
+    const std::span<const std::string_view> names = row->operation().feature_names();
     Json can = Json::array();
-    for (const Feature feature :
-         {Feature::forward, Feature::backward, Feature::f32, Feature::bf16, Feature::f16, Feature::f64})
-      if (supported.contains(feature)) can.push_back(to_string(feature));
-    list.push_back({{"name", row->name()}, {"device", to_string(row->device())}, {"supports", std::move(can)}});
+    for (const std::string_view feature : kTold) {
+      const auto found = std::ranges::find(names, feature);
+      if (found != names.end() && (row->supported_features() >> (found - names.begin()) & 1) != 0)
+        can.push_back(feature);
+    }
+    list.push_back({{"name", row->name()},
+                    {"operation", row->operation().name()},
+                    {"device", to_string(row->device())},
+                    {"supports", std::move(can)}});
   }
   return list;
 }
@@ -195,11 +201,11 @@ void print_machine(const Json& report) {
 void print_software(const Json& report) {
   std::cout << "\nCPU threads: " << (report["num_threads"].is_null() ? "unknown" : report["num_threads"].dump())
             << "\n\nImplementations, in the order they are asked\n";
-  Table rows({"name", "device", "supports"});
+  Table rows({"name", "operation", "device", "supports"});
   for (const Json& row : report["implementations"]) {
     std::string can;
     for (const Json& feature : row["supports"]) can += (can.empty() ? "" : ", ") + text(feature);
-    rows.add_row({text(row["name"]), text(row["device"]), can});
+    rows.add_row({text(row["name"]), text(row["operation"]), text(row["device"]), can});
   }
   rows.print(std::cout, 2);
   std::cout << "  Chosen for a common problem:";

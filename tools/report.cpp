@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "console.hpp"
+#include "core/device.hpp"
 #include "jit/child_process.hpp"
 #include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
@@ -136,11 +137,14 @@ void run_task(Task& task, const std::string& program) {
 std::vector<std::string> present_implementations() {
   std::vector<std::string> names;
   for (const core::Implementation* row : core::implementation_table()) {
-    if (row->device() == DeviceType::cpu) continue;
-    Problem problem = parse_problem("attention_forward dtype=bf16 seqlen_q=64 head_dim=64");
+    Problem problem;
+    if (row->device() == DeviceType::cpu || &row->operation() != &operation_of(&problem)) continue;
+    problem = parse_problem("attention_forward dtype=bf16 seqlen_q=64 head_dim=64");
     problem.device = row->device();
-    const core::Verdict verdict = row->judge_problem(problem);
-    if (verdict.accepted) {
+    const core::DeviceDescription device = core::describe_device(row->device());
+    const core::Verdict verdict =
+        device.refusal.empty() ? row->judge_problem(problem, device) : core::Verdict::refuse(device.refusal);
+    if (verdict.accepted()) {
       names.emplace_back(row->name());
     } else {
       std::cout << row->name() << ": not here: " << verdict.reason << '\n';

@@ -1,4 +1,4 @@
-// `tilewise run`: attention on .npy files; with --dout the backward pass too.
+// `tilewise run`: attention on .npy files, or with --outs merge; with --dout the backward pass too.
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "operations/attention/names.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/layout.hpp"
+#include "run_merge.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -48,9 +49,9 @@ struct FileOption {
   const char *name, *help;
 };
 constexpr std::array<FileOption, kInputCount> kInputs = {{
-    {"--q", "queries: f32, f16, f64, or bf16 kept as uint16"},
-    {"--k", "keys"},
-    {"--v", "values"},
+    {"--q", "queries: f32, f16, f64, or bf16 kept as uint16; required but with --outs"},
+    {"--k", "keys; likewise"},
+    {"--v", "values; likewise"},
     {"--bias", "added to the scores: f32 or the dtype of q; or bool, true = visible"},
     {"--alibi-slopes", "f32 (f64 where q is) [num_heads_q] or [batch_size, num_heads_q]"},
     {"--sink", "f32 or the dtype of q, [num_heads_q]: a logit that joins the denominator only"},
@@ -77,6 +78,7 @@ struct Options {
   std::vector<std::string> problem_words;
   std::array<std::string, kInputCount> inputs;
   std::array<std::string, kOutputCount> outputs;
+  MergeFiles merge;
   std::string layout = "bshd", mask = "none", alignment;
   AttentionOptions attention;
   std::string implementation;
@@ -292,12 +294,11 @@ void run_files(const Options& given) {
 
 void add_files(CLI::App& command, Options& options) {
   for (std::size_t i = 0; i < kInputCount; ++i) {
-    CLI::Option* option = command.add_option(kInputs[i].name, options.inputs[i], kInputs[i].help)
-                              ->type_name("FILE.npy")
-                              ->group(i <= kV     ? "Inputs"
-                                      : i < kDout ? "Inputs that go with options"
-                                                  : "Backward");
-    if (i <= kV) option->required();
+    command.add_option(kInputs[i].name, options.inputs[i], kInputs[i].help)
+        ->type_name("FILE.npy")
+        ->group(i <= kV     ? "Inputs"
+                : i < kDout ? "Inputs that go with options"
+                            : "Backward");
   }
   for (std::size_t i = 0; i < kOutputCount; ++i)
     command.add_option(kOutputs[i].name, options.outputs[i], kOutputs[i].help)
@@ -334,6 +335,35 @@ void add_attention_options(CLI::App& command, Options& options) {
   with_check(command.add_option("--offset", attention.offset, "offset of the dropout"), unsigned_integer());
 }
 
+/// What merge takes of the options that both operations have; the others exclude --outs.
+void run_merge_files(const Options& given) {
+  for (std::size_t i = 0; i < kInputCount; ++i) {
+    if (i == kSink || i == kDout || i == kDlse || given.inputs[i].empty()) continue;
+    core::invalid_argument("--outs: excludes ", kInputs[i].name, " (got both)");
+  }
+  for (const std::size_t i : {kDq, kDk, kDv, kDbias}) {
+    if (!given.outputs[i].empty()) core::invalid_argument("--outs: excludes ", kOutputs[i].name, " (got both)");
+  }
+  for (const CLI::Option* option : given.stated_by_problem) {
+    if (option->count() > 0 && option->get_name() != "--layout")
+      core::invalid_argument("--outs: excludes ", option->get_name(), " (got both)");
+  }
+  run_merge({given.merge, given.inputs[kSink], given.inputs[kDout], given.inputs[kDlse], given.outputs[kOut],
+             given.outputs[kLse], given.outputs[kDsink], given.problem_words, given.layout, given.implementation,
+             given.threads});
+}
+
+void run_given(const Options& given) {
+  const MergeFiles& merge = given.merge;
+  if (!merge.outs.empty()) return run_merge_files(given);
+  for (const auto& [files, name] :
+       {std::pair{&merge.lses, "--lses"}, {&merge.douts, "--douts"}, {&merge.dlses, "--dlses"}})
+    if (!files->empty()) core::invalid_argument(name, ": needs --outs (got none)");
+  for (const std::size_t i : {kQ, kK, kV})
+    if (given.inputs[i].empty()) core::invalid_argument(kInputs[i].name, " is required");
+  run_files(given);
+}
+
 void check_problem_excludes_options(const Options& given) {
   if (given.problem_words.empty()) return;
   for (const CLI::Option* option : given.stated_by_problem)
@@ -343,23 +373,25 @@ void check_problem_excludes_options(const Options& given) {
 }  // namespace
 
 void add_run(CLI::App& program) {
-  CLI::App& command = *program.add_subcommand("run", "Compute attention on .npy files");
+  CLI::App& command = *program.add_subcommand("run", "Compute attention, or merge, on .npy files");
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->problem_words,
                   "states the options and must agree with the files (default: made of both)")
       ->option_text("...");
   add_files(command, *options);
+  add_merge_files(command, options->merge);
   add_attention_options(command, *options);
   add_implementation_option(command, options->implementation);
   add_threads_option(command, options->threads);
   command.footer(
-      "Example: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
+      "Examples: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
+      "tilewise run --outs a.npy,b.npy --lses lse_a.npy,lse_b.npy --sink sink.npy --out out.npy\n"
       "One FILE.npy that is read and one that is written may be -, standard input and output; messages then go to\n"
       "standard error. Shapes and meanings: semantics.md, which is installed with the documents.");
   command.callback([options] {
     check_problem_excludes_options(*options);
-    run_files(*options);
+    run_given(*options);
   });
 }
 

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,10 +16,11 @@
 #include "backends/reference/reference_backend.hpp"
 #include "commands.hpp"
 #include "console.hpp"
-#include "operations/attention/attention.hpp"
+#include "core/select.hpp"
 #include "report.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
+#include "verify/verifier.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::tools {
@@ -28,8 +31,9 @@ struct Options {
   std::uint64_t seed = 1;
   std::vector<std::string> implementations, without;
   std::vector<std::string> problem_words;
+  std::string operation;
   double tolerance_scale = 1.0;
-  double max_flops = verify::Filter{}.max_flops;
+  double max_flops = verify::Limits{}.max_flops;
   int threads = 0;
   bool gpu = false, report = false;
 };
@@ -40,26 +44,55 @@ struct Tally {
   std::string implementation;
   std::int64_t passed = 0, failed = 0, refused = 0;
   double largest_ratio = 0.0;
-  std::string refusal;  // the first one
+  std::string refusal;  // the first one that says more than kComputesNo
 };
 
-operations::attention::Feature feature_named(const std::string& name) {
-  std::string known;
-  for (int i = 0; i < static_cast<int>(operations::attention::Feature::count_); ++i) {
-    const auto feature = static_cast<operations::attention::Feature>(i);
-    if (operations::attention::to_string(feature) == name) return feature;
-    known += (i ? ", " : "") + std::string(operations::attention::to_string(feature));
-  }
-  throw Error(ErrorCode::invalid_argument, "--without: must be of " + known + " (got '" + name + "')");
+/// Why an implementation refuses the problems of an operation that it has no row for.
+constexpr std::string_view kComputesNo = "computes no ";
+
+bool has_row(const core::OperationInterface& operation, const Tally& tally) {
+  return core::find_row(core::implementation_table(), operation, tally.implementation) != nullptr;
 }
 
-verify::Filter make_filter(const Options& options) {
-  verify::Filter filter;
-  filter.max_flops = options.max_flops;
-  operations::attention::FeatureSet unwanted;
-  for (const std::string& name : options.without) unwanted.insert(feature_named(name));
-  filter.features = filter.features.minus(unwanted);
-  return filter;
+/// The operations to draw problems of: the one that is named, or all that any of the implementations computes.
+std::vector<const verify::Verifier*> drawn_operations(const Options& options, std::span<const Tally> tallies) {
+  std::vector<const verify::Verifier*> drawn;
+  for (const verify::Verifier* verifier : verify::verifiers()) {
+    const core::OperationInterface& operation = verifier->operation();
+    const bool computed =
+        std::ranges::any_of(tallies, [&operation](const Tally& tally) { return has_row(operation, tally); });
+    if (options.operation.empty() ? computed : operation.name() == options.operation) drawn.push_back(verifier);
+  }
+  return drawn;
+}
+
+std::vector<std::string> operation_names() {
+  std::vector<std::string> names;
+  for (const core::OperationInterface* operation : core::operation_table()) names.emplace_back(operation->name());
+  return names;
+}
+
+/// The limits of each operation that is drawn. A feature to leave out is one of any of them.
+std::vector<verify::Limits> make_limits(const Options& options, std::span<const verify::Verifier* const> drawn) {
+  std::vector<verify::Limits> limits(drawn.size(), verify::Limits{.max_flops = options.max_flops});
+  std::vector<std::string_view> known;
+  for (const verify::Verifier* verifier : drawn) {
+    for (const std::string_view name : verifier->operation().feature_names())
+      if (std::ranges::find(known, name) == known.end()) known.push_back(name);
+  }
+  for (const std::string& name : options.without) {
+    if (std::ranges::find(known, name) == known.end()) {
+      std::string list;
+      for (const std::string_view feature : known) list += (list.empty() ? "" : ", ") + std::string(feature);
+      throw Error(ErrorCode::invalid_argument, "--without: must be of " + list + " (got '" + name + "')");
+    }
+    for (std::size_t i = 0; i < drawn.size(); ++i) {
+      const std::span<const std::string_view> names = drawn[i]->operation().feature_names();
+      const auto found = std::ranges::find(names, name);
+      if (found != names.end()) limits[i].features &= ~(core::FeatureBits{1} << (found - names.begin()));
+    }
+  }
+  return limits;
 }
 
 /// The asked-for implementations, or everything but the reference and emulations, or everything on GPUs.
@@ -77,8 +110,10 @@ std::vector<Tally> make_tallies(const Options& options) {
   if (!tallies.empty()) return tallies;
   for (const core::Implementation* row : core::implementation_table()) {
     const bool on_gpu = row->device() != DeviceType::cpu;
-    const bool swept = row != &backends::reference_implementation() && !backends::is_emulation(row->name());
-    if (options.gpu ? on_gpu : swept) tallies.emplace_back(std::string(row->name()));
+    const bool swept =
+        row->name() != backends::reference_implementation().name() && !backends::is_emulation(row->name());
+    const bool known = std::ranges::find(tallies, row->name(), &Tally::implementation) != tallies.end();
+    if (!known && (options.gpu ? on_gpu : swept)) tallies.emplace_back(std::string(row->name()));
   }
   return tallies;
 }
@@ -103,7 +138,9 @@ void count(Tally& tally, const verify::Report& report) {
   tally.largest_ratio = std::max(tally.largest_ratio, largest_ratio(report));
   if (report.status == verify::Status::passed) ++tally.passed;
   if (report.status == verify::Status::failed) ++tally.failed;
-  if (report.status == verify::Status::refused && ++tally.refused == 1) tally.refusal = report.message;
+  if (report.status != verify::Status::refused) return;
+  ++tally.refused;
+  if (tally.refusal.empty() || tally.refusal.starts_with(kComputesNo)) tally.refusal = report.message;
 }
 
 void print_summary(std::span<const Tally> tallies) {
@@ -116,21 +153,32 @@ void print_summary(std::span<const Tally> tallies) {
   table.print(std::cout);
 }
 
+/// One without a row for the problem's operation refuses it.
+verify::Report check(const AnyProblem& problem, const Tally& tally, std::uint64_t seed) {
+  if (has_row(problem.operation(), tally)) return verify::check_implementation(problem, tally.implementation, seed);
+  verify::Report report;
+  report.status = verify::Status::refused;
+  report.message = std::string(kComputesNo) + std::string(problem.operation().name());
+  return report;
+}
+
 void run_verify(const Options& options) {
-  const bool given = !options.problem_words.empty();
-  const Problem problem = given ? Problem(parse_problem(single_problem(options.problem_words))) : Problem{};
-  const verify::Filter filter = make_filter(options);
+  std::optional<AnyProblem> given;
+  if (!options.problem_words.empty()) given = parse_problem(single_problem(options.problem_words));
   std::vector<Tally> tallies = make_tallies(options);
+  const std::vector<const verify::Verifier*> drawn = drawn_operations(options, tallies);
+  const std::vector<verify::Limits> limits = make_limits(options, drawn);
   set_num_threads(options.threads);
 
   Progress progress(options.count);
   std::int64_t checks = 0, failures = 0;
   for (std::int64_t i = 0; i < options.count; ++i) {
     const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(i);
-    const Problem drawn = given ? problem : verify::random_problem(seed, filter);
+    const std::size_t turn = seed % drawn.size();
+    const AnyProblem problem = given ? *given : drawn[turn]->random_problem(seed, limits[turn]);
     for (Tally& tally : tallies) {
       progress.update(i, tally.implementation + ": " + std::to_string(failures) + " failed");
-      verify::Report report = verify::check_implementation(drawn, tally.implementation, seed);
+      verify::Report report = check(problem, tally, seed);
       apply_tolerance_scale(report, options.tolerance_scale);
       count(tally, report);
       if (report.status != verify::Status::refused) ++checks;
@@ -159,14 +207,18 @@ void add_verify(CLI::App& program) {
       command.add_option("--seed", options->seed, "seed of the first problem and its tensors; the next ones count up"),
       unsigned_integer())
       ->capture_default_str();
+  CLI::Option* operation = with_check(
+      command.add_option("--operation", options->operation, "draw problems of this one (default: of all, in turn)"),
+      one_of(operation_names()));
+  operation->excludes(
+      command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
+          ->type_name("PROBLEM"));
   command
       .add_option("--implementation", options->implementations,
                   "check these, comma-separated (default: all but the reference and emulations)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("NAME,...");
-  command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
-      ->type_name("PROBLEM");
   command.add_option("--without", options->without, "features not to draw, e.g. backward,dropout")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -183,8 +235,8 @@ void add_verify(CLI::App& program) {
   CLI::Option* report = command.add_flag(
       "--report", options->report, "the whole feature table on whatever GPU is here, each row in a process of its own");
   report->excludes(gpu);
-  for (const char* name :
-       {"--count", "--seed", "--implementation", "--problem", "--without", "--max-flops", "--tolerance-scale"})
+  for (const char* name : {"--count", "--seed", "--operation", "--implementation", "--problem", "--without",
+                           "--max-flops", "--tolerance-scale"})
     report->excludes(command.get_option(name));
   add_threads_option(command, options->threads);
   command.footer("Exit status 1 where a check fails or none was made.");

@@ -3,7 +3,7 @@
     tilewise compile --target sm_90a --out kernels --problem attention_forward dtype=f16 seqlen_q=256 head_dim=64
     python examples/bare_driver/launch.py kernels
 
-Takes a forward problem in f16 and layout bshd without options, and compares with NumPy in float64.
+Takes a forward or a backward problem in f16 and layout bshd without options, and compares with NumPy in float64.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Driver:
         target, source = ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(address)
         self.call("hipMemcpyDtoH" if self.hip else "cuMemcpyDtoH_v2", target, source, ctypes.c_size_t(array.nbytes))
 
+    def clear(self, address: int, size: int) -> None:
+        name = "hipMemset" if self.hip else "cuMemsetD8_v2"
+        self.call(name, ctypes.c_void_p(address), 0, ctypes.c_size_t(size))
+
     def launch(self, function: ctypes.c_void_p, launch: dict[str, Any], block: bytes) -> None:
         parameter = ctypes.create_string_buffer(block, len(block))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(parameter))
@@ -90,49 +94,86 @@ def pack(parameters: dict[str, Any], values: dict[str, Any]) -> bytes:
     return bytes(block)
 
 
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
-    """Of bshd arrays, in float64."""
-    group = q.shape[2] // k.shape[2]
-    q, k, v = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
-    scores = scale * q @ np.repeat(k, group, 1).transpose(0, 1, 3, 2)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    out: np.ndarray = weights / weights.sum(-1, keepdims=True) @ np.repeat(v, group, 1)
-    return out.transpose(0, 2, 1, 3)
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, scale: float) -> dict[str, np.ndarray]:
+    """Results and gradients of bshd arrays, in float64, softmax_lse as [batch_size, num_heads_q, seqlen_q]."""
+    batch_size, _, num_heads_k, _ = k.shape
+    group = q.shape[2] // num_heads_k
+    q, k, v, dout = (x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v, dout))
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    scores = scale * q @ k.transpose(0, 1, 3, 2)
+    softmax_lse = np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)) + scores.max(-1)
+    p = np.exp(scores - softmax_lse[..., None])
+    out = p @ v
+    dp = dout @ v.transpose(0, 1, 3, 2)
+    ds = p * (dp - (out * dout).sum(-1, keepdims=True))
+    results = {"out": out, "dq": scale * ds @ k}
+    for name, gradient in {"dk": scale * ds.swapaxes(2, 3) @ q, "dv": p.swapaxes(2, 3) @ dout}.items():
+        results[name] = gradient.reshape(batch_size, num_heads_k, group, *gradient.shape[2:]).sum(2)
+    return {name: array.transpose(0, 2, 1, 3) for name, array in results.items()} | {"softmax_lse": softmax_lse}
+
+
+def make_arrays(size: dict[str, int], scale: float, backward: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The problem's tensors by name, those that it writes full of NaN, and what these should become."""
+    rng = np.random.default_rng(0)
+    shape_q = (size["batch_size"], size["seqlen_q"], size["num_heads_q"], size["head_dim"])
+    shape_k = (size["batch_size"], size["seqlen_k"], size["num_heads_k"], size["head_dim"])
+    shape_v, shape_out = (*shape_k[:3], size["head_dim_v"]), (*shape_q[:3], size["head_dim_v"])
+    q, k, v, dout = (rng.standard_normal(s).astype(np.float16) for s in (shape_q, shape_k, shape_v, shape_out))
+    expected = attention(q, k, v, dout, scale)
+    arrays = {"q": q, "k": k, "v": v}
+    if backward:
+        out, softmax_lse = expected.pop("out").astype(np.float16), expected.pop("softmax_lse").astype(np.float32)
+        arrays |= {"dout": dout, "out": out, "softmax_lse": softmax_lse}
+    else:
+        expected = {name: expected[name] for name in ("out", "softmax_lse")}
+    for name, array in expected.items():
+        arrays[name] = np.full(array.shape, np.nan, np.float32 if name == "softmax_lse" else np.float16)
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}, expected
+
+
+def run_steps(driver: Driver, folder: Path, report: dict[str, Any], addresses: dict[str, int]) -> int:
+    """Everything that launch.json lists for its first problem, in order; the number of launches."""
+    problem = report["problems"][0]
+    kernels = {kernel["file"]: kernel for kernel in report["kernels"]}
+    workspace = driver.allocate(max(problem["workspace"]["size"], 1))  # drivers align to 256 bytes
+    for step in problem["steps"]:
+        if "clear" in step:
+            driver.clear(workspace + step["offset"], step["bytes"])
+            continue
+        values = dict(step["values_of_contiguous_tensors"])
+        values |= {field: addresses.get(name, 0) for field, name in step["pointers"]["tensors"].items()}
+        values |= {field: workspace + offset for field, offset in step["pointers"]["workspace"].items()}
+        function = driver.load(folder / step["file"], step["symbol"], step["dynamic_shared_bytes"])
+        driver.launch(function, step, pack(kernels[step["file"]]["parameters"], values))
+    return sum("file" in step for step in problem["steps"])
 
 
 def run(folder: Path, library: str | None) -> None:
     report = json.loads((folder / "launch.json").read_text())
     problem = report["problems"][0]
-    values = dict(problem["values_of_contiguous_tensors"])
-    words = set(problem["problem"].split())
-    if not {"attention_forward", "dtype=f16"} <= words or values["call.window_right"] != -1:
-        sys.exit(f"PROBLEM: must be attention_forward in f16 without options (got {problem['problem']})")
+    operation, *words = problem["problem"].split()
+    sizes = {word.partition("=")[0] for word in words} - {"device", "dtype"}
+    plain = {"batch_size", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_k", "head_dim", "head_dim_v"}
+    known = operation in ("attention_forward", "attention_backward")
+    if not known or "dtype=f16" not in words or not sizes <= plain:
+        sys.exit(f"PROBLEM: must be attention in f16 without options (got {problem['problem']})")
     hip = report["target"].startswith("gfx")
     driver = Driver(library or ("libamdhip64.so" if hip else "libcuda.so.1"), hip)
 
-    size = {name.removeprefix("call."): value for name, value in values.items()}
-    rng = np.random.default_rng(0)
-    shape_q = (size["batch_size"], size["seqlen_q"], size["num_heads_q"], size["head_dim"])
-    shape_k = (size["batch_size"], size["seqlen_k"], size["num_heads_k"], size["head_dim"])
-    q, k, v = (
-        rng.standard_normal(shape).astype(np.float16)
-        for shape in (shape_q, shape_k, (*shape_k[:3], size["head_dim_v"]))
-    )
-    out = np.full((*shape_q[:3], size["head_dim_v"]), np.nan, np.float16)
-    softmax_lse = np.zeros((size["batch_size"], size["num_heads_q"], size["seqlen_q"]), np.float32)
-    for name, array in {"q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}.items():
-        values[f"call.{name}.data"] = driver.upload(array)
-    workspace = problem["workspace"]
-    if workspace["size"]:
-        base = driver.allocate(workspace["size"])  # drivers align to 256 bytes
-        values |= {name: base + offset for name, offset in workspace["offsets"].items()}
-    for launch in problem["launches"]:
-        function = driver.load(folder / launch["file"], launch["symbol"], launch["dynamic_shared_bytes"])
-        driver.launch(function, launch, pack(report["parameters"], values | launch["values"]))
-    driver.download(values["call.out.data"], out)
-    error = np.abs(out - attention(q, k, v, values["call.softmax_scale"])).max()
-    print(f"largest error of {len(problem['launches'])} launches: {error:.2e}")
-    if not error < 1e-2:
+    given = dict(word.split("=") for word in words)
+    size = {name: int(given.get(name, 1)) for name in ("batch_size", "num_heads_q", "seqlen_q", "head_dim")}
+    for name, default in {"seqlen_k": "seqlen_q", "num_heads_k": "num_heads_q", "head_dim_v": "head_dim"}.items():
+        size[name] = int(given.get(name, size[default]))
+    arrays, expected = make_arrays(size, size["head_dim"] ** -0.5, operation == "attention_backward")
+    addresses = {name: driver.upload(array) for name, array in arrays.items()}
+    launches = run_steps(driver, folder, report, addresses)
+    largest = 0.0
+    for name, array in expected.items():
+        driver.download(addresses[name], arrays[name])
+        error = np.abs(arrays[name] - array).max() / max(1.0, np.abs(array).max())
+        largest = max(largest, float("inf") if np.isnan(error) else float(error))
+    print(f"largest error of {launches} launches: {largest:.2e}")
+    if not largest < 1e-2:
         sys.exit("that is too much")
 
 

@@ -61,7 +61,7 @@ void attend_head(const device::AttentionParams& p, std::int64_t b, std::int64_t 
   }
 }
 
-/// What prepare() decides from the Problem lives here: tile sizes, splits, workspace. The skeleton has none.
+/// What judge() decides from the Problem lives here: tile sizes, splits, workspace. The skeleton has none.
 class SkeletonKernel final : public operations::attention::Kernel {
  public:
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
@@ -88,7 +88,7 @@ class SkeletonImplementation final : public operations::attention::Implementatio
   }
 
   /// Limits that are no features (sizes, alignment, what this machine has) refuse here, with a reason.
-  [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
+  [[nodiscard]] core::Verdict judge(const Problem& problem, const core::DeviceDescription&) const override {
     constexpr std::int64_t kMaxHeadDim = 256;
     if (problem.head_dim > kMaxHeadDim) {
       return core::Verdict::refuse("head_dim must be <= 256 (got " + std::to_string(problem.head_dim) + ")");
@@ -97,11 +97,7 @@ class SkeletonImplementation final : public operations::attention::Implementatio
     const double pairs = static_cast<double>(problem.batch_size * problem.num_heads_q) *
                          static_cast<double>(problem.seqlen_q) * static_cast<double>(problem.seqlen_k);
     const double flops = 2.0 * pairs * static_cast<double>(problem.head_dim + problem.head_dim_v);
-    return core::Verdict::accept(1.0 + flops / kFlopsPerMicrosecond);
-  }
-
-  [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem&) const override {
-    return std::make_unique<SkeletonKernel>();
+    return core::Verdict::accept(1.0 + flops / kFlopsPerMicrosecond, std::make_unique<SkeletonKernel>());
   }
 };
 

@@ -1,13 +1,13 @@
 // Fused attention: options, tensors, the short way (attention_forward, attention_backward) and the
-// planned way (describe, plan, run), and merge of partial results. Meaning: docs/semantics.md.
+// planned way (describe, plan, run). Partial results join in merge.hpp. Meaning: docs/semantics.md.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
 
 #include "tilewise/error.hpp"
 #include "tilewise/export.h"
+#include "tilewise/merge.hpp"
 #include "tilewise/plan.hpp"
 #include "tilewise/problem.hpp"
 #include "tilewise/tensor.hpp"
@@ -79,12 +79,5 @@ TILEWISE_EXPORT void attention_forward(const ForwardArguments& arguments, const 
                                        void* stream = nullptr);
 TILEWISE_EXPORT void attention_backward(const BackwardArguments& arguments, const SelectOptions& select = {},
                                         void* stream = nullptr);
-
-/// Merges partial results over disjoint keys, computed without the sink:
-/// outs[n] like `out`, lses[n] like `softmax_lse` (f32, or f64 where out is: [batch_size, num_heads_q, seqlen_q] for
-/// bshd, [num_heads_q, total_q] for thd). A defined `sink` (f32 or the dtype of out, [num_heads_q]) joins here.
-/// `softmax_lse` may be undefined. Neither output may overlap a partial. Source: the usual log-sum-exp identity.
-TILEWISE_EXPORT void merge(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& sink,
-                           const TensorView& out, const TensorView& softmax_lse, Layout layout = Layout::bshd);
 
 }  // namespace tilewise

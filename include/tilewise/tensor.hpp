@@ -16,7 +16,7 @@
 
 namespace tilewise {
 
-enum class DType : std::uint8_t { none, f32, bf16, f16, f64, boolean, u8, i32, i64 };
+enum class DType : std::uint8_t { none, f32, bf16, f16, f64, boolean, u8, i32, i64, fp8_e4m3 };
 enum class DeviceType : std::uint8_t { cpu, cuda, hip };
 
 struct Device {

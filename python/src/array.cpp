@@ -43,7 +43,9 @@ nb::ndarray<nb::ro> import(const nb::object& object, const std::string& name, bo
 DType dtype_named(const std::string& dtype, const std::string& name) {
   if (dtype == to_string(DType::bf16)) return DType::bf16;
   if (dtype == to_string(DType::f16)) return DType::f16;
-  throw Error(ErrorCode::invalid_type, name + ": elements can be reinterpreted as bf16 or f16 (got " + dtype + ")");
+  if (dtype == to_string(DType::fp8_e4m3)) return DType::fp8_e4m3;
+  throw Error(ErrorCode::invalid_type,
+              name + ": elements can be reinterpreted as bf16, f16 or fp8_e4m3 (got " + dtype + ")");
 }
 
 DLTensor to_dltensor(const nb::ndarray<nb::ro>& array) {
@@ -109,8 +111,10 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
                                                " bits to be read as " + dtype + " (got " +
                                                std::to_string(tensor.dtype.bits) + ")");
     }
-    const auto code = static_cast<std::uint8_t>(reinterpreted == DType::bf16 ? kDLBfloat : kDLFloat);
-    tensor.dtype = {code, 16, 1};
+    const auto code = static_cast<std::uint8_t>(reinterpreted == DType::fp8_e4m3 ? kDLFloat8_e4m3fn
+                                                : reinterpreted == DType::bf16   ? kDLBfloat
+                                                                                 : kDLFloat);
+    tensor.dtype = {code, tensor.dtype.bits, 1};
   }
   view_ = from_dlpack(tensor, name);
 }
@@ -121,7 +125,8 @@ void bind_array(nb::module_& module) {
   nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
       .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(),
            nb::arg("name"), nb::arg("dtype") = "", nb::arg("writable") = false,
-           "Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as \"bf16\" or \"f16\".")
+           "Imports `array`; `name` appears in messages. `dtype` reinterprets elements as \"bf16\", \"f16\" or "
+           "\"fp8_e4m3\".")
       .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })
       .def_prop_ro("device", [](const Array& array) { return std::string(to_string(array.view().device.type)); })
       .def_prop_ro("shape",

@@ -1,4 +1,4 @@
-// attention_forward, attention_backward and merge on Arrays. Outputs are allocated by the
+// attention_forward and attention_backward on Arrays. Outputs are allocated by the
 // caller, so that every array library gets its own kind back.
 #include "attention.hpp"
 
@@ -125,21 +125,6 @@ void synchronize(const Array& array, std::uintptr_t stream) {
     core::device_system(device.type)->synchronize(device.index, stream_pointer(stream));
 }
 
-std::vector<TensorView> views_of(const std::vector<const Array*>& arrays) {
-  std::vector<TensorView> views;
-  for (const Array* array : arrays) views.push_back(view_of(array));
-  return views;
-}
-
-void merge_partials(const std::vector<const Array*>& outs, const std::vector<const Array*>& lses, const Array* sink,
-                    const Array& out, const Array* softmax_lse, const std::string& layout, int torch_threads) {
-  const std::vector<TensorView> out_views = views_of(outs), lse_views = views_of(lses);
-  const Layout chosen = core::value_of<Layout>("layout", layout);
-  const nb::gil_scoped_release release;
-  const core::FrameworkThreads threads(torch_threads);
-  tilewise::merge(out_views, lse_views, view_of(sink), out.view(), view_of(softmax_lse), chosen);
-}
-
 }  // namespace
 
 void bind_attention(nb::module_& module) {
@@ -160,9 +145,6 @@ void bind_attention(nb::module_& module) {
              nb::arg("v"), nb::arg("out"), nb::arg("softmax_lse"), optional("dq"), optional("dk"), optional("dv"),
              optional("dbias"), optional("dsink"), nb::arg("options"), nb::arg("implementation") = "",
              nb::arg("torch_threads") = 0, nb::arg("stream") = 0, "Writes the gradients that are given.");
-  module.def("merge", &merge_partials, nb::arg("outs"), nb::arg("lses"), optional("sink"), nb::arg("out"),
-             optional("softmax_lse"), nb::arg("layout") = "bshd", nb::arg("torch_threads") = 0,
-             "Writes the merge of partial results over disjoint keys.");
 }
 
 }  // namespace tilewise::python

@@ -1,8 +1,11 @@
 // explain() for Python: the walk over the implementation table as rows and as a printable table.
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -11,6 +14,7 @@
 #include "core/device.hpp"
 #include "core/num_threads.hpp"
 #include "operations/attention/call.hpp"
+#include "operations/list.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -35,6 +39,22 @@ std::string row_text(const ExplainRow& row) {
   text += row.accepted ? "accepted=True" : "accepted=False";
   if (row.chosen) text += ", chosen=True";
   return text + ", reason='" + row.reason + "')";
+}
+
+/// The keys of problem texts by operation, those of packed problems among them.
+std::map<std::string, std::vector<std::string>> problem_fields() {
+  std::map<std::string, std::vector<std::string>> fields;
+  operations::All::for_each([&fields]<typename Traits> {
+    std::vector<std::string>& keys = fields[std::string(Traits::kName)];
+    for (const Layout layout : {Layout::bshd, Layout::thd}) {
+      typename Traits::Problem problem;
+      problem.layout = layout;
+      Traits::for_each_field(problem, [&keys](std::string_view key, const auto&, const auto&) {
+        if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.emplace_back(key);
+      });
+    }
+  });
+  return fields;
 }
 
 }  // namespace
@@ -66,6 +86,7 @@ void bind_explain(nb::module_& module) {
       .def("__str__", &Explanation::to_string)
       .def("__repr__", &Explanation::to_string);
 
+  module.def("problem_fields", &problem_fields, "The keys of problem texts, by operation.");
   module.def("explain_forward", &explain_forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out").none(),
              nb::arg("softmax_lse"), nb::arg("options"), nb::arg("implementation") = "", nb::arg("torch_threads") = 0);
   module.def(

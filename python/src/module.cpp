@@ -14,6 +14,8 @@
 #include "core/spelling.hpp"
 #include "interrupts.hpp"
 #include "jit/search_paths.hpp"
+#include "kv_cache.hpp"
+#include "merge.hpp"
 #include "options.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -74,6 +76,8 @@ NB_MODULE(_core, module) {
   tilewise::python::bind_array(module);
   tilewise::python::bind_options(module);
   tilewise::python::bind_attention(module);
+  tilewise::python::bind_kv_cache(module);
+  tilewise::python::bind_merge(module);
   tilewise::python::bind_explain(module);
   tilewise::python::bind_torch_operators(module);
   module.def("nearest_word", &nearest_word, nb::arg("word"), nb::arg("known"),

@@ -70,6 +70,7 @@ void find_numbers(Lookup& lookup, Api& api) {
   set(DType::u8, "aoti_torch_dtype_uint8");
   set(DType::i32, "aoti_torch_dtype_int32");
   set(DType::i64, "aoti_torch_dtype_int64");
+  set(DType::fp8_e4m3, "aoti_torch_dtype_float8_e4m3fn");
   for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
     api.other_dtypes[i] = lookup.number((std::string("aoti_torch_dtype_") + kOtherDtypes[i]).c_str(), true);
   }

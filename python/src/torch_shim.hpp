@@ -23,10 +23,9 @@ using Status = std::int32_t;  // 0: success
 using BoxedKernel = void (*)(StableIValue* stack, std::uint64_t num_inputs, std::uint64_t num_outputs);
 
 /// dtypes that no tensor may have, by torch's names, for messages.
-inline constexpr std::array kOtherDtypes{"int8",           "int16",           "uint16",          "uint32",
-                                         "uint64",         "complex32",       "complex64",       "complex128",
-                                         "float8_e4m3fn",  "float8_e5m2",     "float8_e4m3fnuz", "float8_e5m2fnuz",
-                                         "float8_e8m0fnu", "float4_e2m1fn_x2"};
+inline constexpr std::array kOtherDtypes{
+    "int8",       "int16",       "uint16",          "uint32",          "uint64",         "complex32",       "complex64",
+    "complex128", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"};
 
 /// The functions used here, and the numbers torch gives to dtypes and devices.
 struct Api {
@@ -54,7 +53,7 @@ struct Api {
   Status (*get_num_threads)(std::uint32_t* num_threads);
   Status (*get_current_stream)(std::int32_t device_index, void** stream);  // null without a GPU library
 
-  std::array<std::int32_t, 9> dtypes;  // indexed by DType
+  std::array<std::int32_t, 10> dtypes;  // indexed by DType
   std::array<std::int32_t, kOtherDtypes.size()> other_dtypes;
   std::array<std::int32_t, 3> devices;  // indexed by DeviceType; torch calls HIP "cuda" too, and has one of the two
   DeviceType gpu;                       // which of the two that is

@@ -4,16 +4,19 @@
 
 ``attention`` computes, ``attention_backward`` its gradients where no autograd does, ``explain`` shows
 which implementation would and why, ``warmup`` prepares a call without running it, ``merge`` joins
-partial results over disjoint keys.
+partial results over disjoint keys, ``kv_cache_attention`` and ``append_kv`` are a serving engine's step
+over caches of keys and values.
 ``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
 import inspect
 
 from tilewise import semantics
-from tilewise._attention import attention, explain, merge, warmup
+from tilewise._attention import attention, explain, warmup
 from tilewise._backward import AttentionGradients, attention_backward
 from tilewise._core import ExplainRow, Explanation, version
+from tilewise._kv_cache import append_kv, kv_cache_attention
+from tilewise._merge import merge
 from tilewise._threads import get_num_threads, set_num_threads
 
 __version__: str = version()
@@ -26,10 +29,12 @@ __all__ = [
     "ExplainRow",
     "Explanation",
     "__version__",
+    "append_kv",
     "attention",
     "attention_backward",
     "explain",
     "get_num_threads",
+    "kv_cache_attention",
     "merge",
     "semantics",
     "set_num_threads",

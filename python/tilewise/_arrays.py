@@ -34,6 +34,8 @@ def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
         _refuse_immutable(name, array)
     if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16" and array.dtype.isnative:
         return _core.Array(array.view(np.uint16), name, "bf16", writable)
+    if isinstance(array, np.ndarray) and array.dtype.name == "float8_e4m3fn":
+        return _core.Array(array.view(np.uint8), name, "fp8_e4m3", writable)
     return _core.Array(array, name, "", writable)
 
 
@@ -176,11 +178,39 @@ def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options
     ]
 
 
-def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> tuple[Any, Any]:
-    """(out, softmax_lse) of partial results."""
-    out_views = [borrow(f"outs[{i}]", array) for i, array in enumerate(outs)]
-    lse_views = [borrow(f"lses[{i}]", array) for i, array in enumerate(lses)]
-    out, out_view = empty_for(outs[0], out_views[0].shape, out_views[0].dtype)
-    lse, lse_view = empty_for(outs[0], lse_views[0].shape, lse_dtype(out_views[0]))
-    _core.merge(out_views, lse_views, borrow_optional("sink", sink), out_view, lse_view, layout, torch_threads())
-    return once_written(outs[0], out, out_view), once_written(outs[0], lse, lse_view)
+def merge(
+    outs: Sequence[Any],
+    lses: Sequence[Any],
+    sink: Any,
+    layout: str,
+    out: Any,
+    return_lse: bool,
+    implementation: Optional[str],
+) -> tuple[Any, Any]:
+    """(out, softmax_lse) of partial results, softmax_lse None where not asked for."""
+    stacked = len(outs) == 1 and len(outs[0].shape) == (4 if layout == "thd" else 5)
+    names = (("outs", "lses") if stacked else (f"outs[{i}]", f"lses[{i}]") for i in range(len(outs)))
+    out_views, lse_views = [], []
+    for (out_name, lse_name), part, statistics in zip(names, outs, lses):
+        out_views.append(borrow(out_name, part))
+        lse_views.append(borrow(lse_name, statistics))
+    first, own = outs[0], int(stacked)  # dimensions of the stack
+    fresh = out is None
+    if fresh:
+        out, out_view = empty_for(first, out_views[0].shape[own:], out_views[0].dtype, out_views[0])
+    else:
+        out_view = borrow("out", out, writable=True)
+    lse, lse_view = None, None
+    if return_lse:
+        lse, lse_view = empty_for(first, lse_views[0].shape[own:], lse_dtype(out_view), out_views[0])
+    stream = cupy_stream(first)
+    sink_view = borrow_optional("sink", sink)
+    _core.merge(
+        out_views, lse_views, sink_view, out_view, lse_view, layout, implementation or "", torch_threads(), stream or 0
+    )
+    if stream is None:
+        _core.synchronize(out_view)
+    return (
+        once_written(first, out, out_view) if fresh else out,
+        None if lse_view is None else once_written(first, lse, lse_view),
+    )

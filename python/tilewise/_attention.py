@@ -1,13 +1,13 @@
 # The public functions. Each brings its arguments to one form and hands over to the module of
 # the arrays' kind; torch is imported only where a torch tensor shows that it already is.
-"""attention, explain, warmup and merge."""
+"""attention, explain and warmup."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, Union, overload
 
 from tilewise import _arrays, _core
@@ -15,16 +15,14 @@ from tilewise._arguments import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
     FORMS,
-    LAYOUTS,
     TAIL,
     Options,
     flag,
     head_and_tail,
     implementation_name,
-    named,
     number,
 )
-from tilewise._keywords import check_keywords, keywords_of, with_known_keywords
+from tilewise._keywords import check_keywords, keywords_of
 from tilewise._kinds import form
 from tilewise._threads import torch_threads
 
@@ -304,33 +302,3 @@ def _explain_text(problem: str, others: dict[str, Any]) -> _core.Explanation:
         if name != "implementation":
             raise TypeError(f"{name}: must not be given beside a problem as text (got {type(value).__name__})")
     return _core.explain_problem(problem, implementation_name(others.get("implementation")) or "", torch_threads())
-
-
-@with_known_keywords
-def merge(
-    outs: Sequence[ArrayT], lses: Sequence[ArrayT], sink: Optional[ArrayT] = None, *, layout: str = "bshd"
-) -> tuple[ArrayT, ArrayT]:
-    """Joins partial results of the same queries over disjoint keys, each computed without the sink.
-
-    Args:
-        outs: Results of attention(); at least one.
-        lses: Their softmax_lse, in the same order.
-        sink: f32 or dtype of the outs, [num_heads_q]; joins the denominator here, once.
-        layout: As attention() took it.
-
-    Returns:
-        (out, softmax_lse) as one call over all keys would give.
-
-    Raises:
-        ValueError, TypeError: An argument is wrong, or shapes don't fit.
-        NotImplementedError: A tensor requires gradients, which merge does not have.
-    """
-    named("layout", layout, LAYOUTS)
-    if not isinstance(outs, (list, tuple)) or not isinstance(lses, (list, tuple)):
-        wrong, value = ("outs", outs) if not isinstance(outs, (list, tuple)) else ("lses", lses)
-        raise TypeError(f"{wrong}: must be a list or tuple of arrays (got {type(value).__name__})")
-    if len(outs) == 0 or len(outs) != len(lses):
-        raise ValueError(f"lses: must have as many arrays as outs, at least one (got {len(outs)} and {len(lses)})")
-    merge_kind = _load_torch_backend().merge if _is_torch(outs[0]) else _arrays.merge
-    merged: tuple[ArrayT, ArrayT] = merge_kind(outs, lses, sink, layout)
-    return merged

@@ -12,7 +12,7 @@ class Array:
 
     def __init__(self, array: object | None, name: str, dtype: str = "", writable: bool = False) -> None:
         """
-        Imports `array`; `name` appears in messages. `dtype` reinterprets 16-bit elements as "bf16" or "f16".
+        Imports `array`; `name` appears in messages. `dtype` reinterprets elements as "bf16", "f16" or "fp8_e4m3".
         """
 
     @property
@@ -115,6 +115,73 @@ def attention_backward(
 ) -> None:
     """Writes the gradients that are given."""
 
+class KvCacheOptions:
+    """Everything about a step that is not q, a cache, k, v or out."""
+
+    def __init__(
+        self,
+        *,
+        rotary_interleaved: bool = False,
+        rotary_offset: int = 0,
+        cache_seqlen: int | None = None,
+        max_seqlen_q: int | None = None,
+        max_seqlen_k_new: int | None = None,
+        head_dim_v: int | None = None,
+        k_scale_value: float | None = None,
+        v_scale_value: float | None = None,
+        causal: bool = False,
+        window_left: int = -1,
+        window_right: int = -1,
+        softmax_scale: float | None = None,
+        softcap: float = 0.0,
+        num_splits: int = 0,
+        batch_invariant: bool = False,
+        rotary_cos: Array | None = None,
+        rotary_sin: Array | None = None,
+        rotary_seqlens: Array | None = None,
+        cache_seqlens: Array | None = None,
+        cache_batch_idx: Array | None = None,
+        cache_leftpad: Array | None = None,
+        block_table: Array | None = None,
+        slots: Array | None = None,
+        cu_seqlens_q: Array | None = None,
+        cu_seqlens_k_new: Array | None = None,
+        k_scale: Array | None = None,
+        v_scale: Array | None = None,
+        alibi_slopes: Array | None = None,
+        sink: Array | None = None,
+    ) -> None: ...
+
+def kv_cache_attention(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array | None,
+    k: Array | None,
+    v: Array | None,
+    out: Array,
+    softmax_lse: Array | None,
+    options: KvCacheOptions,
+    implementation: str = "",
+    torch_threads: int = 0,
+    fresh_out: bool = True,
+    stream: int = 0,
+) -> None:
+    """
+    Appends k and v to the caches, where given, and writes out and softmax_lse.
+    """
+
+def append_kv(
+    k_cache: Array,
+    v_cache: Array | None,
+    k: Array,
+    v: Array | None,
+    options: KvCacheOptions,
+    implementation: str = "",
+    torch_threads: int = 0,
+    stream: int = 0,
+) -> None:
+    """Appends k and v to the caches."""
+
 def merge(
     outs: Sequence[Array],
     lses: Sequence[Array],
@@ -122,9 +189,31 @@ def merge(
     out: Array,
     softmax_lse: Array | None,
     layout: str = "bshd",
+    implementation: str = "",
     torch_threads: int = 0,
+    stream: int = 0,
 ) -> None:
-    """Writes the merge of partial results over disjoint keys."""
+    """
+    Writes the merge of partial results over disjoint keys: lists of them, or one stacked array in each list.
+    """
+
+def merge_backward(
+    dout: Array,
+    dlse: Array | None,
+    outs: Sequence[Array],
+    lses: Sequence[Array],
+    sink: Array | None,
+    douts: Sequence[Array],
+    dlses: Sequence[Array],
+    dsink: Array | None,
+    layout: str = "bshd",
+    implementation: str = "",
+    torch_threads: int = 0,
+    stream: int = 0,
+) -> None:
+    """
+    Writes the gradients of merge that are given; an empty list is not wanted.
+    """
 
 class ExplainRow:
     """One implementation's verdict on a problem."""
@@ -168,6 +257,9 @@ class Explanation:
 
     def __str__(self) -> str: ...
     def __repr__(self) -> str: ...
+
+def problem_fields() -> dict[str, list[str]]:
+    """The keys of problem texts, by operation."""
 
 def explain_forward(
     q: Array,

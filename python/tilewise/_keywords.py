@@ -20,7 +20,7 @@ _DROPOUT = "use dropout_p="
 _IMPLEMENTATION = "use implementation="
 _LAYOUT = 'use layout="bshd", "sbhd", "bhsd" or "thd"'
 _LSE = "there are no attention probabilities to return; return_lse=True returns softmax_lse"
-_NO_PAGES = "paged caches are not supported yet"
+_PAGES = "kv_cache_attention() attends over pages, which its block_table names"
 _SCALE = "use softmax_scale="
 _SEED = "use seed="
 _SINK = "use sink="
@@ -36,7 +36,7 @@ ADVICE: dict[str, str] = {
     "attn_mask": _ARRAY_MASK,
     "backend": _IMPLEMENTATION,
     "block_mask": 'use mask="causal", window= or a bool bias= (true = visible)',
-    "block_table": _NO_PAGES,
+    "block_table": _PAGES,
     "causal": _CAUSAL,
     "cu_seqlens": "use cu_seqlens_q= and cu_seqlens_k=",
     "custom_mask": _ARRAY_MASK,
@@ -59,7 +59,7 @@ ADVICE: dict[str, str] = {
     "num_splits": "leave it out: keys are split by estimated cost",
     "op": _IMPLEMENTATION,
     "p": _DROPOUT,
-    "page_table": _NO_PAGES,
+    "page_table": _PAGES,
     "qkv_format": _LAYOUT,
     "query_seq_lengths": "use seqused_q=",
     "return_attn_probs": _LSE,

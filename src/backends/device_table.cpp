@@ -1,4 +1,5 @@
 // What serves each kind of device. Not in table.cpp: a program may bring a table of its own and keep the devices.
+#include "backends/cpu/cpu_backend.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "backends/hip/hip_backend.hpp"
 #include "core/device.hpp"
@@ -16,5 +17,7 @@ const DeviceSystem* device_system(DeviceType type) {
   }
   return nullptr;
 }
+
+DeviceDescription describe_cpu() { return backends::describe_cpu(); }
 
 }  // namespace tilewise::core

@@ -29,6 +29,10 @@ int planning_device(DeviceType type) {
   return scope != nullptr && scope->device_.type == type ? scope->device_.index : device_system(type)->current_device();
 }
 
+DeviceDescription describe_device(DeviceType type) {
+  return type == DeviceType::cpu ? describe_cpu() : device_system(type)->describe(planning_device(type));
+}
+
 bool planning_in_capture() {
   const DeviceScope* scope = innermost();
   if (scope == nullptr || scope->device_.type == DeviceType::cpu) return false;

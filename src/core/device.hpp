@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/device_description.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
@@ -22,6 +23,8 @@ class DeviceSystem {
   [[nodiscard]] virtual int current_device() const noexcept = 0;
   /// Devices there are; 0 without a driver.
   [[nodiscard]] virtual int device_count() const noexcept = 0;
+  /// Throws nothing: where there is no such device or it can't be opened, its refusal() says so.
+  [[nodiscard]] virtual DeviceDescription describe(int device) const = 0;
   [[nodiscard]] virtual bool is_capturing(int device, void* stream) const = 0;
   [[nodiscard]] virtual void* allocate(int device, std::size_t bytes) const = 0;
   virtual void free(int device, void* memory) const noexcept = 0;
@@ -35,6 +38,9 @@ class DeviceSystem {
 
 /// Null for the CPU. Defined by src/backends/table.cpp, the one place that knows every backend.
 [[nodiscard]] const DeviceSystem* device_system(DeviceType type);
+
+/// Of this machine's CPU, as the environment limits it. Throws Error where a variable makes no sense. Defined as above.
+[[nodiscard]] DeviceDescription describe_cpu();
 
 /// While it lives, this thread plans for `device`, and on a GPU for work on `stream`. A Problem says only the
 /// kind of device; plans are kept for each device of that kind.
@@ -55,6 +61,8 @@ class DeviceScope {
 
 /// Index of the device to plan for: the innermost scope's, else that of the thread's context. 0 on the CPU.
 [[nodiscard]] int planning_device(DeviceType type);
+/// What is known of that device.
+[[nodiscard]] DeviceDescription describe_device(DeviceType type);
 /// Whether the innermost scope's stream is being captured, so that nothing may be compiled, loaded or allocated.
 [[nodiscard]] bool planning_in_capture();
 

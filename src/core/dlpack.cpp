@@ -14,14 +14,15 @@ struct DTypePair {
   DType dtype;
   std::uint8_t code, bits;
 };
-constexpr std::array<DTypePair, 8> kDTypePairs{{{DType::f32, kDLFloat, 32},
+constexpr std::array<DTypePair, 9> kDTypePairs{{{DType::f32, kDLFloat, 32},
                                                 {DType::bf16, kDLBfloat, 16},
                                                 {DType::f16, kDLFloat, 16},
                                                 {DType::f64, kDLFloat, 64},
                                                 {DType::boolean, kDLBool, 8},
                                                 {DType::u8, kDLUInt, 8},
                                                 {DType::i32, kDLInt, 32},
-                                                {DType::i64, kDLInt, 64}}};
+                                                {DType::i64, kDLInt, 64},
+                                                {DType::fp8_e4m3, kDLFloat8_e4m3fn, 8}}};
 
 /// What DLPack's codes stand for, in their order. A number of bits follows the first seven.
 constexpr std::array<std::string_view, 18> kCodeNames{"i",

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/device.hpp"
 #include "core/duration.hpp"
 #include "core/select.hpp"
 
@@ -21,14 +22,14 @@ Explanation explain(const AnyProblem& problem, const SelectOptions& options) {
   validate(problem);
   Explanation explanation{problem.operation().canonical(problem.value()), {}};
   const core::Selection selection =
-      core::select(explanation.problem, core::overrides_of(options), core::implementation_table());
+      core::select(explanation.problem, core::overrides_of(options),
+                   core::describe_device(explanation.problem.device()), core::implementation_table());
   for (const core::Candidate& candidate : selection.candidates) {
     const core::Verdict& verdict = candidate.verdict;
     const bool chosen = static_cast<int>(explanation.rows.size()) == selection.chosen;
-    explanation.rows.push_back(
-        {std::string(candidate.implementation->name()), verdict.accepted, chosen, verdict.estimated_us,
-         verdict.accepted ? candidate.implementation->prepare_problem(explanation.problem)->schedule()
-                          : verdict.reason});
+    explanation.rows.push_back({std::string(candidate.implementation->name()), verdict.accepted(), chosen,
+                                verdict.estimated_us,
+                                verdict.accepted() ? verdict.kernel->schedule() : verdict.reason});
   }
   return explanation;
 }

@@ -1,5 +1,5 @@
 // What a backend offers to the framework: an Implementation judges problems of one operation by a declared
-// feature set and prepares a Kernel, which launches on plain parameters.
+// feature set and answers with a Kernel, which once loaded launches on plain parameters.
 #pragma once
 
 #include <cstddef>
@@ -8,31 +8,39 @@
 #include <string>
 #include <string_view>
 
+#include "core/device_description.hpp"
 #include "core/operation.hpp"
 
 namespace tilewise::core {
 
-/// Accept{estimated time} or Refuse{reason}.
-struct Verdict {
-  bool accepted = false;
-  double estimated_us = 0.0;
-  std::string reason;  ///< why refused; empty when accepted
-
-  [[nodiscard]] static Verdict accept(double estimated_us) { return {true, estimated_us, {}}; }
-  [[nodiscard]] static Verdict refuse(std::string reason) { return {false, 0.0, std::move(reason)}; }
-};
-
-/// A prepared kernel with its schedule. Immutable and thread-safe.
+/// What runs a problem, with its schedule: one kernel, or a list of steps over one workspace. Immutable and thread-safe
+/// once it is loaded.
 class Kernel {
  public:
   virtual ~Kernel() = default;
+  /// Why load() is bound to fail, as far as can be told without compiling or loading anything; else empty.
+  [[nodiscard]] virtual std::string obstacle() const { return {}; }
+  /// Compiles and loads what launches need. Called once, before the first of them. Throws Error.
+  virtual void load() {}
   /// Bytes of scratch launch() needs, aligned to 64.
   [[nodiscard]] virtual std::size_t workspace_size() const noexcept = 0;
-  /// Tile sizes, splits: one line for explain() and logs.
+  /// Tile sizes, splits, and what loading has found out: one line for explain() and logs.
   [[nodiscard]] virtual std::string schedule() const = 0;
-  /// Computes. `params` points at the operation's parameters, whose tensors match the problem that the kernel was
-  /// prepared for.
+  /// Computes. `params` points at the operation's parameters, whose tensors match the problem that the kernel is for.
   virtual void launch_on(const void* params, void* workspace, void* stream) const = 0;
+};
+
+/// Accept{kernel, estimated time} or Refuse{reason}.
+struct Verdict {
+  std::unique_ptr<Kernel> kernel;  ///< not loaded; null where refused
+  double estimated_us = 0.0;
+  std::string reason;  ///< why refused; empty when accepted
+
+  [[nodiscard]] static Verdict accept(double estimated_us, std::unique_ptr<Kernel> kernel) {
+    return {std::move(kernel), estimated_us, {}};
+  }
+  [[nodiscard]] static Verdict refuse(std::string reason) { return {nullptr, 0.0, std::move(reason)}; }
+  [[nodiscard]] bool accepted() const noexcept { return kernel != nullptr; }
 };
 
 /// A kernel of an operation whose parameters are Params.
@@ -56,10 +64,9 @@ class Implementation {
   /// Everything this implementation honours. The framework refuses a problem whose
   /// required_features() are not all in here and prints the difference.
   [[nodiscard]] virtual FeatureBits supported_features() const noexcept = 0;
-  /// Called for problems whose features and device fit: machine checks, limits, cost.
-  [[nodiscard]] virtual Verdict judge_problem(const ProblemView& problem) const = 0;
-  /// Called for problems that were accepted.
-  [[nodiscard]] virtual std::unique_ptr<const Kernel> prepare_problem(const ProblemView& problem) const = 0;
+  /// Called for problems whose features and kind of device fit: limits, schedule, cost. A pure function: equal problems
+  /// and descriptions get equal answers, whether there is such a device here or not.
+  [[nodiscard]] virtual Verdict judge_problem(const ProblemView& problem, const DeviceDescription& device) const = 0;
 };
 
 /// The same with an operation's own types.
@@ -69,19 +76,15 @@ class ImplementationOf : public Implementation {
   using Problem = typename Traits::Problem;
 
   [[nodiscard]] virtual FeatureSetOf<typename Traits::Feature> supported() const noexcept = 0;
-  [[nodiscard]] virtual Verdict judge(const Problem& problem) const = 0;
-  [[nodiscard]] virtual std::unique_ptr<const Kernel> prepare(const Problem& problem) const = 0;
+  [[nodiscard]] virtual Verdict judge(const Problem& problem, const DeviceDescription& device) const = 0;
 
   [[nodiscard]] const OperationInterface& operation() const noexcept final {
     constexpr const Problem* kTag = nullptr;
     return operation_of(kTag);
   }
   [[nodiscard]] FeatureBits supported_features() const noexcept final { return supported().bits(); }
-  [[nodiscard]] Verdict judge_problem(const ProblemView& problem) const final {
-    return judge(problem.template as<Problem>());
-  }
-  [[nodiscard]] std::unique_ptr<const Kernel> prepare_problem(const ProblemView& problem) const final {
-    return prepare(problem.template as<Problem>());
+  [[nodiscard]] Verdict judge_problem(const ProblemView& problem, const DeviceDescription& device) const final {
+    return judge(problem.template as<Problem>(), device);
   }
 };
 

@@ -16,8 +16,8 @@ namespace tilewise::core {
 template <typename Enum>
 [[gnu::visibility("hidden")]] inline constexpr std::array<std::string_view, 0> kNamesOf{};
 template <>
-inline constexpr std::array<std::string_view, 9> kNamesOf<DType>{"none", "f32", "bf16", "f16", "f64",
-                                                                 "bool", "u8",  "i32",  "i64"};
+inline constexpr std::array<std::string_view, 10> kNamesOf<DType>{"none", "f32", "bf16", "f16", "f64",
+                                                                  "bool", "u8",  "i32",  "i64", "fp8_e4m3"};
 template <>
 inline constexpr std::array<std::string_view, 3> kNamesOf<DeviceType>{"cpu", "cuda", "hip"};
 

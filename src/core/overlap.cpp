@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "core/message.hpp"
 
@@ -102,6 +104,7 @@ struct Range {
 };
 
 Range range_of(const TensorView& view) {
+  if (!view.defined()) return {};
   std::uint64_t low = 0, high = 1;  // in elements; unsigned, since the strides of an empty tensor may be anything
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
     if (view.shape[axis] == 0) return {};
@@ -120,32 +123,47 @@ Range range_of(const TensorView& view) {
                    describe(*other.view), ")");
 }
 
-/// Tensors that may share memory with the next ones, as ranges.
-template <std::size_t capacity>
-class Apart {
- public:
-  void add_output(const NamedTensor& output) {
-    if (!output.view->defined()) return;
-    const Range range = range_of(*output.view);
-    check(output, range, count_);
-    outputs_[count_] = &output;
-    ranges_[count_++] = range;
-  }
-  void add_input(const NamedTensor& input) const {
-    if (input.view->defined()) check(input, range_of(*input.view), count_);
-  }
+void check_pair(const NamedTensor& output, const Range& range, const NamedTensor& other, const Range& other_range) {
+  if (range.meets(other_range) && share_memory(*output.view, *other.view)) refuse(output, other);
+}
 
- private:
-  void check(const NamedTensor& other, const Range& range, std::size_t count) const {
-    for (std::size_t i = 0; i < count; ++i) {
-      if (ranges_[i].meets(range) && share_memory(*outputs_[i]->view, *other.view)) refuse(*outputs_[i], other);
+/// Compares each output with all tensors before it: quick for few.
+void check_few(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
+  std::array<Range, kMostTensors> ranges;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    ranges[i] = range_of(*outputs[i].view);
+    for (std::size_t other = 0; other < i; ++other) check_pair(outputs[other], ranges[other], outputs[i], ranges[i]);
+  }
+  for (const NamedTensor& input : inputs) {
+    const Range range = range_of(*input.view);
+    for (std::size_t i = 0; i < outputs.size(); ++i) check_pair(outputs[i], ranges[i], input, range);
+  }
+}
+
+/// In the order of addresses, so that only neighbours are compared.
+void check_many(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
+  struct Placed {
+    Range range;
+    const NamedTensor* tensor;
+    bool written;
+    std::size_t position;  // among the tensors handed in: equal addresses keep their order
+  };
+  std::vector<Placed> placed;
+  placed.reserve(outputs.size() + inputs.size());
+  for (const NamedTensor& output : outputs) placed.push_back({range_of(*output.view), &output, true, placed.size()});
+  for (const NamedTensor& input : inputs) placed.push_back({range_of(*input.view), &input, false, placed.size()});
+  std::erase_if(placed, [](const Placed& p) { return p.range.begin == p.range.end; });
+  std::ranges::sort(placed, {}, [](const Placed& p) { return std::pair(p.range.begin, p.position); });
+  std::vector<const Placed*> open;  // ranges that have begun and not ended
+  for (const Placed& next : placed) {
+    std::erase_if(open, [&next](const Placed* p) { return p->range.end <= next.range.begin; });
+    for (const Placed* before : open) {
+      if (before->written) check_pair(*before->tensor, before->range, *next.tensor, next.range);
+      if (next.written && !before->written) check_pair(*next.tensor, next.range, *before->tensor, before->range);
     }
+    open.push_back(&next);
   }
-
-  std::array<const NamedTensor*, capacity> outputs_;
-  std::array<Range, capacity> ranges_;
-  std::size_t count_ = 0;
-};
+}
 
 }  // namespace
 
@@ -189,9 +207,8 @@ bool overlaps_itself(const TensorView& view) {
 }
 
 void check_apart(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
-  Apart<kMostTensors> apart;
-  for (const NamedTensor& output : outputs) apart.add_output(output);
-  for (const NamedTensor& input : inputs) apart.add_input(input);
+  if (outputs.size() <= kMostTensors && inputs.size() <= 2 * kMostTensors) return check_few(outputs, inputs);
+  check_many(outputs, inputs);
 }
 
 }  // namespace tilewise::core

@@ -5,13 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <span>
-#include <string_view>
+#include <vector>
 
 #include "core/tensor_checks.hpp"
 
 namespace tilewise::core {
 
-/// Of a call, on either side.
+/// Of most calls, on either side: checking them allocates nothing.
 inline constexpr std::size_t kMostTensors = 32;
 
 /// Whether some byte belongs to both tensors. Views of sizes and strides so odd that this cannot be told in a
@@ -23,34 +23,52 @@ inline constexpr std::size_t kMostTensors = 32;
 
 /// A tensor and the argument that it is. Borrows the view.
 struct NamedTensor {
-  std::string_view name;
+  ArgumentName name;
   const TensorView* view = nullptr;
 
   NamedTensor() = default;
-  NamedTensor(std::string_view argument, const TensorView& tensor) : name(argument), view(&tensor) {}
+  NamedTensor(const ArgumentName& argument, const TensorView& tensor) : name(argument), view(&tensor) {}
+};
+
+/// Any number of them, without memory of its own up to kMostTensors.
+class TensorList {
+ public:
+  void add(const ArgumentName& name, const TensorView& view) {
+    if (count_ < kMostTensors) {
+      few_[count_++] = {name, view};
+      return;
+    }
+    if (many_.empty()) many_.assign(few_.begin(), few_.end());
+    many_.emplace_back(name, view);
+  }
+  [[nodiscard]] std::span<const NamedTensor> tensors() const {
+    return many_.empty() ? std::span(few_).first(count_) : std::span(many_);
+  }
+
+ private:
+  std::array<NamedTensor, kMostTensors> few_;
+  std::vector<NamedTensor> many_;  ///< all of them, once they are more than fit
+  std::size_t count_ = 0;
 };
 
 /// Throws an Error that names both where an output shares memory with an input or another output. Undefined tensors
 /// and those without elements share nothing. That an output does not overlap itself is check_writable()'s.
-/// At most kMostTensors outputs.
 void check_apart(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs);
 
 /// The same for everything that a call reads and writes, and for `workspace_size` bytes of scratch memory that the
 /// caller gave (null: none). Every run makes this check, so it costs a comparison of ranges for each pair.
 template <typename Traits>
 void check_call_apart(const typename Traits::Call& call, void* workspace, std::size_t workspace_size) {
-  std::array<NamedTensor, kMostTensors> outputs, inputs;
-  std::size_t num_outputs = 0, num_inputs = 0;
-  Traits::for_each_tensor(call, [&](std::string_view name, const TensorView& view, Access access) {
-    if (!view.defined()) return;
-    (access == Access::read ? inputs[num_inputs++] : outputs[num_outputs++]) = {name, view};
+  TensorList outputs, inputs;
+  Traits::for_each_tensor(call, [&](const ArgumentName& name, const TensorView& view, Access access) {
+    if (view.defined()) (access == Access::read ? inputs : outputs).add(name, view);
   });
   TensorView scratch;
   if (workspace != nullptr) {
     scratch = TensorView(workspace, DType::u8, {static_cast<std::int64_t>(workspace_size)});
-    outputs[num_outputs++] = {"workspace", scratch};
+    outputs.add("workspace", scratch);
   }
-  check_apart(std::span(outputs).first(num_outputs), std::span(inputs).first(num_inputs));
+  check_apart(outputs.tensors(), inputs.tensors());
 }
 
 }  // namespace tilewise::core

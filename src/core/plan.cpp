@@ -56,15 +56,15 @@ void log_decision(const Plan::State& plan, double estimated_us) {
 std::size_t PlanCache::KeyHash::operator()(const Key& key) const noexcept {
   const std::hash<std::string_view> hash;
   std::size_t value = key.problem.operation->hash(key.problem.value);
-  if (!key.force.empty()) value ^= 3 * hash(key.force);
-  if (!key.disable.empty()) value ^= 5 * hash(key.disable);
+  if (!key.overrides.force.empty()) value ^= 3 * hash(key.overrides.force);
+  if (!key.overrides.disable.empty()) value ^= 5 * hash(key.overrides.disable);
   value += static_cast<std::size_t>(key.device_index);
   return value;
 }
 
 PlanState PlanCache::find(const ProblemView& problem, const Overrides& overrides, int device_index) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  const auto found = entries_.find(Key{problem, overrides.force, overrides.disable, device_index});
+  const auto found = entries_.find(Key{problem, overrides, device_index});
   if (found == entries_.end()) return nullptr;
   order_.splice(order_.begin(), order_, found->second);
   return found->second->plan;
@@ -72,10 +72,11 @@ PlanState PlanCache::find(const ProblemView& problem, const Overrides& overrides
 
 PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  order_.push_front({std::move(plan), std::string(overrides.force), std::string(overrides.disable)});
+  order_.push_front(
+      {std::move(plan), std::string(overrides.force), std::string(overrides.disable), overrides.force_source});
   const Entry& entry = order_.front();
   const auto [place, fresh] =
-      entries_.emplace(Key{entry.plan->problem, entry.force, entry.disable, entry.plan->device_index}, order_.begin());
+      entries_.emplace(Key{entry.plan->problem, entry.overrides(), entry.plan->device_index}, order_.begin());
   if (!fresh) {
     order_.pop_front();
     return place->second->plan;
@@ -83,7 +84,7 @@ PlanState PlanCache::insert(PlanState plan, const Overrides& overrides) {
   PlanState inserted = entry.plan;
   if (order_.size() > capacity_) {
     const Entry& last = order_.back();
-    entries_.erase(Key{last.plan->problem, last.force, last.disable, last.plan->device_index});
+    entries_.erase(Key{last.plan->problem, last.overrides(), last.plan->device_index});
     order_.pop_back();
   }
   return inserted;
@@ -97,12 +98,14 @@ std::size_t PlanCache::size() const {
 PlanState make_plan(const AnyProblem& problem, const Overrides& overrides,
                     std::span<const Implementation* const> table) {
   validate(problem);
-  const Selection selection = select(problem, overrides, table);
+  const DeviceDescription device = describe_device(problem.device());
+  Selection selection = select(problem, overrides, device, table);
   if (selection.chosen < 0) refuse(problem, selection);
-  const Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
-  auto plan = std::make_shared<const Plan::State>(
-      Plan::State{problem, chosen.implementation, chosen.implementation->prepare_problem(problem),
-                  planning_device(problem.device()), chosen.verdict.estimated_us});
+  Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
+  chosen.verdict.kernel->load();
+  auto plan =
+      std::make_shared<const Plan::State>(Plan::State{problem, chosen.implementation, std::move(chosen.verdict.kernel),
+                                                      device.device.index, chosen.verdict.estimated_us});
   log_decision(*plan, chosen.verdict.estimated_us);
   return plan;
 }

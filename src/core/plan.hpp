@@ -48,14 +48,17 @@ class PlanCache {
   struct Entry {
     PlanState plan;
     std::string force, disable;
+    std::string_view force_source;
+
+    [[nodiscard]] Overrides overrides() const { return {force, disable, force_source}; }
   };
   /// Borrows from an Entry, or from the caller of find().
   struct Key {
     ProblemView problem;
-    std::string_view force, disable;
+    Overrides overrides;
     int device_index;
     friend bool operator==(const Key& a, const Key& b) {
-      return a.problem == b.problem && a.force == b.force && a.disable == b.disable && a.device_index == b.device_index;
+      return a.problem == b.problem && a.overrides == b.overrides && a.device_index == b.device_index;
     }
   };
   struct KeyHash {

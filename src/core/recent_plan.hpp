@@ -20,7 +20,7 @@ class RecentPlan {
   template <typename Call>
   [[nodiscard]] PlanState find(const Call& call, const Overrides& overrides) const {
     if (plan_ == nullptr || !last_.is_like(call)) return nullptr;
-    return overrides.force == force_ && overrides.disable == disable_ ? plan_ : nullptr;
+    return overrides == Overrides{force_, disable_, force_source_} ? plan_ : nullptr;
   }
   /// Remembers that `plan` serves `call`, if it is a call worth remembering.
   template <typename Call>
@@ -28,6 +28,7 @@ class RecentPlan {
     if (!last_.remember(call)) return;
     force_ = overrides.force;
     disable_ = overrides.disable;
+    force_source_ = overrides.force_source;
     plan_ = plan;
   }
 
@@ -35,6 +36,7 @@ class RecentPlan {
   PlanState plan_;  ///< null: nothing is remembered
   LastCall last_;
   std::string force_, disable_;
+  std::string_view force_source_;
 };
 
 /// This thread's, of each kind of call that an operation has, and of those that came with a plan.

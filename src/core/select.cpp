@@ -14,7 +14,7 @@ namespace {
 /// Both variables in one pass over the environment, which every call makes: getenv() would pass twice.
 Overrides overrides_of_environment() {
   constexpr std::string_view kForce = "TILEWISE_FORCE=", kDisable = "TILEWISE_DISABLE=";
-  Overrides overrides{{}, {}, kForce.substr(0, kForce.size() - 1)};
+  Overrides overrides{{}, {}, kForceVariable};
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     if (**entry != kForce.front()) continue;
     const std::string_view variable = *entry;
@@ -61,19 +61,37 @@ bool in_list(std::string_view name, std::string_view list) {
   return any_entry(list, [name](std::string_view pattern) { return matches(name, pattern); });
 }
 
-/// A name that nothing in the table bears is a typing error, not a wish to be ignored.
-void check_names(std::string_view list, std::string_view source, std::span<const Implementation* const> table) {
+bool names_any(std::string_view pattern, std::span<const std::string_view> names) {
+  return std::ranges::any_of(names, [pattern](std::string_view name) { return matches(name, pattern); });
+}
+
+/// A name that no row bears is a typing error, not a wish to be ignored.
+void check_names(std::string_view list, std::string_view source, std::string_view kind,
+                 std::span<const std::string_view> names) {
   any_entry(list, [&](std::string_view pattern) {
-    const bool known = std::any_of(table.begin(), table.end(),
-                                   [&](const Implementation* row) { return matches(row->name(), pattern); });
-    if (known || pattern == "*") return false;
-    std::string names;
-    for (const Implementation* row : table) names += concat(names.empty() ? "" : ", ", row->name());
-    invalid_argument(source, ": must name an implementation: ", names, " (got ", quoted(pattern), ")");
+    if (pattern == "*" || names_any(pattern, names)) return false;
+    std::string known;
+    for (const std::string_view name : names) known += concat(known.empty() ? "" : ", ", name);
+    invalid_argument(source, ": must name an implementation", kind, ": ", known, " (got ", quoted(pattern), ")");
   });
 }
 
-Verdict judge(const Implementation& row, const ProblemView& problem, const Overrides& overrides) {
+/// What the overrides say to this operation. Throws where they name what is not there.
+Overrides overrides_for(const OperationInterface& operation, Overrides overrides,
+                        std::span<const Implementation* const> table) {
+  const std::vector<std::string_view> all = row_names(table), own = row_names(table, &operation);
+  check_names(overrides.force, overrides.force_source, "", all);
+  check_names(overrides.disable, "TILEWISE_DISABLE", "", all);
+  if (overrides.force_source != kForceVariable) {
+    check_names(overrides.force, overrides.force_source, concat(" of ", operation.name()), own);
+  } else if (!any_entry(overrides.force, [&own](std::string_view pattern) { return names_any(pattern, own); })) {
+    overrides.force = {};
+  }
+  return overrides;
+}
+
+Verdict judge(const Implementation& row, const ProblemView& problem, const Overrides& overrides,
+              const DeviceDescription& description) {
   if (!overrides.force.empty() && !in_list(row.name(), overrides.force)) {
     return Verdict::refuse(concat(overrides.force_source, "=", overrides.force, " asks for another"));
   }
@@ -87,7 +105,11 @@ Verdict judge(const Implementation& row, const ProblemView& problem, const Overr
   if (missing != 0) {
     return Verdict::refuse(concat("does not support ", features_text(missing, problem.operation->feature_names())));
   }
-  return row.judge_problem(problem);
+  if (!description.refusal.empty()) return Verdict::refuse(description.refusal);
+  Verdict verdict = row.judge_problem(problem, description);
+  if (!verdict.accepted()) return verdict;
+  std::string obstacle = verdict.kernel->obstacle();
+  return obstacle.empty() ? std::move(verdict) : Verdict::refuse(std::move(obstacle));
 }
 
 }  // namespace
@@ -97,16 +119,34 @@ Overrides overrides_of(const SelectOptions& select) {
   return overrides_of_environment();
 }
 
-Selection select(const ProblemView& problem, const Overrides& overrides, std::span<const Implementation* const> table) {
-  check_names(overrides.force, overrides.force_source, table);
-  check_names(overrides.disable, "TILEWISE_DISABLE", table);
+std::vector<std::string_view> row_names(std::span<const Implementation* const> table,
+                                        const OperationInterface* operation) {
+  std::vector<std::string_view> names;
+  for (const Implementation* row : table) {
+    if (operation != nullptr && &row->operation() != operation) continue;
+    if (std::ranges::find(names, row->name()) == names.end()) names.push_back(row->name());
+  }
+  return names;
+}
+
+const Implementation* find_row(std::span<const Implementation* const> table, const OperationInterface& operation,
+                               std::string_view name) {
+  const auto row = std::ranges::find_if(table, [&](const Implementation* candidate) {
+    return &candidate->operation() == &operation && candidate->name() == name;
+  });
+  return row == table.end() ? nullptr : *row;
+}
+
+Selection select(const ProblemView& problem, const Overrides& given, const DeviceDescription& device,
+                 std::span<const Implementation* const> table) {
+  const Overrides overrides = overrides_for(*problem.operation, given, table);
   Selection selection;
   std::optional<double> best;
   for (const Implementation* row : table) {
     if (&row->operation() != problem.operation) continue;
-    selection.candidates.push_back({row, judge(*row, problem, overrides)});
+    selection.candidates.push_back({row, judge(*row, problem, overrides, device)});
     const Verdict& verdict = selection.candidates.back().verdict;
-    if (verdict.accepted && (!best || verdict.estimated_us < *best)) {
+    if (verdict.accepted() && (!best || verdict.estimated_us < *best)) {
       best = verdict.estimated_us;
       selection.chosen = static_cast<int>(selection.candidates.size()) - 1;
     }

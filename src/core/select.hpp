@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,12 +14,20 @@ namespace tilewise::core {
 
 /// Which implementations may be chosen: comma-separated names, in which `*` stands for any
 /// characters. Empty: no restriction. Borrows from the options or the environment.
+///
+/// `force` of the environment speaks to every call of the program: operations of which it names no row go their own
+/// way. That of a call must name a row of the call's operation.
 struct Overrides {
   std::string_view force, disable;
-  std::string_view force_source;  ///< "TILEWISE_FORCE" or "implementation", for messages
+  std::string_view force_source;  ///< kForceVariable or "implementation": a literal
 
-  friend bool operator==(const Overrides&, const Overrides&) = default;
+  /// Whether they choose alike.
+  friend bool operator==(const Overrides& a, const Overrides& b) {
+    return a.force == b.force && a.disable == b.disable && (a.force.empty() || a.force_source == b.force_source);
+  }
 };
+
+inline constexpr std::string_view kForceVariable = "TILEWISE_FORCE";
 
 /// An implementation named in `select` stands above the environment; without one
 /// TILEWISE_FORCE and TILEWISE_DISABLE count.
@@ -35,9 +44,17 @@ struct Selection {
   int chosen = -1;
 };
 
+/// The names of a table's rows in its order, each once: of one operation, or of all of them (null).
+[[nodiscard]] std::vector<std::string_view> row_names(std::span<const Implementation* const> table,
+                                                      const OperationInterface* operation = nullptr);
+
+/// The row of that operation and name; null where there is none.
+[[nodiscard]] const Implementation* find_row(std::span<const Implementation* const> table,
+                                             const OperationInterface& operation, std::string_view name);
+
 /// `problem` is valid and canonical. Throws where an override names an implementation that is
-/// not in the table.
-[[nodiscard]] Selection select(const ProblemView& problem, const Overrides& overrides,
+/// not in the table. Loads nothing.
+[[nodiscard]] Selection select(const ProblemView& problem, const Overrides& overrides, const DeviceDescription& device,
                                std::span<const Implementation* const> table);
 
 }  // namespace tilewise::core

@@ -10,7 +10,7 @@
 namespace tilewise {
 namespace {
 
-constexpr std::array<std::size_t, core::kNamesOf<DType>.size()> kSizes{0, 4, 2, 2, 8, 1, 1, 4, 8};
+constexpr std::array<std::size_t, core::kNamesOf<DType>.size()> kSizes{0, 4, 2, 2, 8, 1, 1, 4, 8, 1};
 
 int checked_rank(std::size_t rank) {
   if (rank > std::size_t{kMaxRank}) core::invalid_argument("tensor: rank must be <= ", kMaxRank, " (got ", rank, ")");

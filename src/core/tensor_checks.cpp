@@ -28,7 +28,7 @@ bool grow_reach(std::int64_t size, std::int64_t stride, std::int64_t element, st
   return __builtin_add_overflow(end, reach, &end);
 }
 
-void check_extent(const TensorView& view, std::string_view name) {
+void check_extent(const TensorView& view, const ArgumentName& name) {
   const auto element = static_cast<std::int64_t>(size_of(view.dtype));
   std::int64_t low = 0, high = 0, count = 1;
   bool overflow = false;
@@ -51,7 +51,7 @@ Shape::Shape(std::initializer_list<Dim> list) : rank(static_cast<int>(list.size(
   std::copy(list.begin(), list.end(), dims.begin());
 }
 
-void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor) {
+void check_view(const TensorView& view, const ArgumentName& name, Device device, std::string_view anchor) {
   if (!view.defined()) invalid_argument(name, ": must be given");
   if (view.rank < 0 || view.rank > kMaxRank) {
     invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", view.rank, ")");
@@ -75,7 +75,7 @@ void check_view(const TensorView& view, std::string_view name, Device device, st
   }
 }
 
-void refuse_dtype(std::string_view name, std::string_view got) {
+void refuse_dtype(const ArgumentName& name, std::string_view got) {
   std::string known;
   for (const std::string_view dtype : kNamesOf<DType>) {
     if (dtype != name_of(DType::none)) known += concat(known.empty() ? "" : ", ", dtype);
@@ -83,20 +83,20 @@ void refuse_dtype(std::string_view name, std::string_view got) {
   invalid_type(name, ": dtype must be one of ", known, " (got ", got, ")");
 }
 
-void check_dtype(const TensorView& view, std::string_view name, DType expected) {
+void check_dtype(const TensorView& view, const ArgumentName& name, DType expected) {
   if (view.dtype != expected) {
     invalid_type(name, ": dtype must be ", to_string(expected), " (got ", to_string(view.dtype), ")");
   }
 }
 
-void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words) {
+void check_rank(const TensorView& view, const ArgumentName& name, int expected, std::string_view words) {
   if (view.rank != expected) {
     invalid_argument(name, ": rank must be ", expected, ", ", words, " (got ", view.rank, ", shape ",
                      list_text(view.shape, view.rank), ")");
   }
 }
 
-void check_shape(const TensorView& view, std::string_view name, const Shape& expected) {
+void check_shape(const TensorView& view, const ArgumentName& name, const Shape& expected) {
   bool same = view.rank == expected.rank;
   for (std::size_t i = 0; same && i < static_cast<std::size_t>(expected.rank); ++i) {
     same = view.shape[i] == expected.dims[i].size;
@@ -111,7 +111,7 @@ void check_shape(const TensorView& view, std::string_view name, const Shape& exp
   invalid_argument(name, ": shape must be ", words, "] = ", sizes, "] (got ", list_text(view.shape, view.rank), ")");
 }
 
-void check_contiguous_last(const TensorView& view, std::string_view name) {
+void check_contiguous_last(const TensorView& view, const ArgumentName& name) {
   const int last = view.rank - 1;
   if (size_at(view, last) > 1 && stride_at(view, last) != 1 && view.numel() > 0) {
     invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last),
@@ -130,7 +130,7 @@ bool rows_start_on_16_bytes(const TensorView& view) {
   return true;
 }
 
-void check_writable(const TensorView& view, std::string_view name) {
+void check_writable(const TensorView& view, const ArgumentName& name) {
   if (!overlaps_itself(view)) return;
   for (int axis = 0; axis < view.rank; ++axis) {
     if (size_at(view, axis) > 1 && stride_at(view, axis) == 0 && view.numel() > 0) {

@@ -4,9 +4,12 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
+#include "core/message.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
@@ -21,16 +24,34 @@ namespace tilewise::core {
 /// What a call does with a tensor.
 enum class Access : std::uint8_t { read, write, mutate };
 
+/// An argument as messages call it: "q", or one of many tensors with the same role, "outs[3]". Borrows the role.
+struct ArgumentName {
+  std::string_view role;
+  std::int64_t index = -1;  ///< -1: the only one
+
+  ArgumentName() = default;
+  template <std::convertible_to<std::string_view> Text>
+  ArgumentName(const Text& text) : role(text) {}  // NOLINT(google-explicit-constructor): most arguments are one word
+  ArgumentName(std::string_view of, std::size_t n) : role(of), index(static_cast<std::int64_t>(n)) {}
+};
+
+/// No conversions to it here: all that is text would do.
+template <std::same_as<ArgumentName> Name>
+void append(std::string& text, const Name& name) {
+  text += name.role;
+  if (name.index >= 0) text += concat('[', name.index, ']');
+}
+
 /// One dimension of an expected shape, with its name for messages.
 struct Dim {
   std::string_view name;
   std::int64_t size;
 };
 
-/// An expected shape of up to four dimensions.
+/// An expected shape.
 struct Shape {
   int rank = 0;
-  std::array<Dim, 4> dims{};
+  std::array<Dim, kMaxRank> dims{};
 
   Shape() = default;
   Shape(std::initializer_list<Dim> list);
@@ -38,18 +59,18 @@ struct Shape {
 
 /// Given, on `device`, and addressable: rank and sizes sane, data present and aligned to its dtype.
 /// `anchor` is the argument whose device the others must share.
-void check_view(const TensorView& view, std::string_view name, Device device, std::string_view anchor);
+void check_view(const TensorView& view, const ArgumentName& name, Device device, std::string_view anchor);
 /// Throws because no tensor may have the dtype that is called `got`, which DType does not know.
-[[noreturn]] void refuse_dtype(std::string_view name, std::string_view got);
-void check_dtype(const TensorView& view, std::string_view name, DType expected);
+[[noreturn]] void refuse_dtype(const ArgumentName& name, std::string_view got);
+void check_dtype(const TensorView& view, const ArgumentName& name, DType expected);
 /// `words` names the dimensions, e.g. "[rows, columns]".
-void check_rank(const TensorView& view, std::string_view name, int expected, std::string_view words);
-void check_shape(const TensorView& view, std::string_view name, const Shape& expected);
+void check_rank(const TensorView& view, const ArgumentName& name, int expected, std::string_view words);
+void check_shape(const TensorView& view, const ArgumentName& name, const Shape& expected);
 /// The last dimension has stride 1 (or at most one element).
-void check_contiguous_last(const TensorView& view, std::string_view name);
+void check_contiguous_last(const TensorView& view, const ArgumentName& name);
 /// Whether every row (along the last dimension) starts on 16 bytes.
 [[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view);
 /// Elements of an output must not share memory, be it through a stride of 0 or through rows that overlap.
-void check_writable(const TensorView& view, std::string_view name);
+void check_writable(const TensorView& view, const ArgumentName& name);
 
 }  // namespace tilewise::core

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "jit/dynamic_library.hpp"
@@ -28,6 +29,32 @@ enum DeviceAttribute : int {
 };
 
 enum FunctionAttribute : int { kFunctionLocalBytes = 3, kFunctionMaxDynamicSharedBytes = 8 };
+
+enum LaunchAttributeId : int { kClusterDimension = 4, kProgrammaticStreamSerialization = 6 };
+struct LaunchAttribute {
+  LaunchAttributeId id;
+  char padding[4];
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+    int allowed;
+  } value;
+};
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, dynamic_shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+// Of tensor maps.
+enum TensorMapType : int { kTensorMapU8 = 0, kTensorMapF16 = 6, kTensorMapF32 = 7, kTensorMapBf16 = 9 };
+enum TensorMapInterleave : int { kInterleaveNone = 0 };
+enum TensorMapSwizzle : int { kSwizzleNone = 0, kSwizzle32 = 1, kSwizzle64 = 2, kSwizzle128 = 3 };
+enum TensorMapPromotion : int { kPromote256 = 3 };
+enum TensorMapOutside : int { kOutsideIsZero = 0 };
 
 }  // namespace cuda
 
@@ -57,6 +84,13 @@ enum FunctionAttribute : int { kFunctionLocalBytes = 3, kFunctionMaxDynamicShare
     cuda::Result(cuda::Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
                  unsigned block_y, unsigned block_z, unsigned dynamic_shared_bytes, cuda::Stream stream,              \
                  void** parameters, void** extra))                                                                    \
+  X(cuLaunchKernelEx, "cuLaunchKernelEx", false,                                                                      \
+    cuda::Result(const cuda::LaunchConfig* config, cuda::Function function, void** parameters, void** extra))         \
+  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled", false,                                                          \
+    cuda::Result(void* map, cuda::TensorMapType type, unsigned rank, void* address, const std::uint64_t* dims,        \
+                 const std::uint64_t* strides, const unsigned* box, const unsigned* element_strides,                  \
+                 cuda::TensorMapInterleave interleave, cuda::TensorMapSwizzle swizzle,                                \
+                 cuda::TensorMapPromotion promotion, cuda::TensorMapOutside outside))                                 \
   X(cuStreamIsCapturing, "cuStreamIsCapturing", true, cuda::Result(cuda::Stream stream, cuda::CaptureStatus* status)) \
   X(cuStreamSynchronize, "cuStreamSynchronize", true, cuda::Result(cuda::Stream stream))                              \
   X(cuMemAlloc, "cuMemAlloc_v2", true, cuda::Result(cuda::DevicePointer* pointer, std::size_t bytes))                 \

@@ -27,6 +27,9 @@ bool write_all(int file, std::span<const std::byte> bytes) {
   return true;
 }
 
+/// The name that the loader knows the module by.
+std::string path_of(int file) { return core::concat("/proc/self/fd/", file); }
+
 }  // namespace
 
 HostModule::HostModule(std::span<const std::byte> image)
@@ -35,7 +38,7 @@ HostModule::HostModule(std::span<const std::byte> image)
   if (file_ < 0 || !write_all(file_, image)) {
     error = std::strerror(errno);
   } else {
-    handle_ = dlopen(core::concat("/proc/self/fd/", file_).c_str(), RTLD_NOW | RTLD_LOCAL);
+    handle_ = dlopen(path_of(file_).c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle_) error = dlerror();
   }
   if (handle_) return;
@@ -45,7 +48,13 @@ HostModule::HostModule(std::span<const std::byte> image)
 
 HostModule::~HostModule() {
   dlclose(handle_);
-  close(file_);
+  // The loader keeps modules with unique symbols, and would take the next file of this number for this module.
+  void* kept = dlopen(path_of(file_).c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (kept == nullptr) {
+    close(file_);
+  } else {
+    dlclose(kept);
+  }
 }
 
 void* HostModule::find(const std::string& symbol) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "device/common/float16.h"
+#include "device/common/float8.h"
 #include "device/common/params.h"
 #include "tilewise/tensor.hpp"
 
@@ -44,6 +45,8 @@ namespace tilewise::operations {
       return device::f16_to_float(static_cast<const std::uint16_t*>(data)[index]);
     case DType::f64:
       return static_cast<const double*>(data)[index];
+    case DType::fp8_e4m3:
+      return device::e4m3_to_float(static_cast<const std::uint8_t*>(data)[index]);
     default:
       return static_cast<const float*>(data)[index];
   }
@@ -60,6 +63,9 @@ inline void store_element(DType dtype, void* data, std::int64_t index, double va
       break;
     case DType::f64:
       static_cast<double*>(data)[index] = value;
+      break;
+    case DType::fp8_e4m3:
+      static_cast<std::uint8_t*>(data)[index] = device::float_to_e4m3(static_cast<float>(value));
       break;
     default:
       static_cast<float*>(data)[index] = static_cast<float>(value);

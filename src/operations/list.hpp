@@ -3,6 +3,8 @@
 #pragma once
 
 #include "operations/attention/attention.hpp"
+#include "operations/kv_cache/kv_cache.hpp"
+#include "operations/merge/merge.hpp"
 
 namespace tilewise::operations {
 
@@ -16,6 +18,6 @@ struct List {
   static constexpr std::size_t kSize = sizeof...(Traits);
 };
 
-using All = List<Attention>;
+using All = List<Attention, KvCache, Merge>;
 
 }  // namespace tilewise::operations

@@ -9,57 +9,34 @@
 #include <new>
 #include <utility>
 
+#include "core/device.hpp"
 #include "core/message.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/tensors.hpp"
 #include "operations/layout.hpp"
+#include "verify/error_bounds.hpp"
+#include "verify/reach.hpp"
+#include "verify/verify.hpp"
 
 namespace tilewise::verify {
 namespace {
 
-std::uint64_t checksum_of(const TensorView& view) {
-  std::uint64_t sum = 0xCBF29CE484222325u;
-  for_each_element(view, [&](std::span<const std::int64_t>, std::int64_t offset) {
-    sum = (sum ^ bits_at(view, offset)) * 0x100000001B3u;
-  });
-  return sum;
-}
-
-/// Scratch memory with a canary behind it.
-class Workspace {
- public:
-  explicit Workspace(std::size_t size) : size_(size), bytes_(static_cast<std::byte*>(allocate(size))) {
-    std::memset(bytes_.get(), 0xFF, size + kCanary);
-  }
-  [[nodiscard]] void* data() const { return bytes_.get(); }
-  [[nodiscard]] bool overrun() const {
-    return std::any_of(bytes_.get() + size_, bytes_.get() + size_ + kCanary,
-                       [](std::byte b) { return b != std::byte{0xFF}; });
-  }
-
- private:
-  static constexpr std::size_t kCanary = 256;
-  static constexpr std::align_val_t kAlignment{64};
-  static void* allocate(std::size_t size) { return ::operator new(size + kCanary, kAlignment); }
-  struct Free {
-    void operator()(std::byte* bytes) const { ::operator delete(bytes, kAlignment); }
+auto change_defined(const Change& change) {
+  return [&change](TensorView& view) {
+    if (view.defined()) change(view);
   };
-  std::size_t size_;
-  std::unique_ptr<std::byte[], Free> bytes_;
-};
+}
 
 }  // namespace
 
-const Output* find_output(const std::vector<Output>& outputs, std::string_view name) {
-  const auto found = std::find_if(outputs.begin(), outputs.end(), [&](const Output& o) { return o.name == name; });
-  return found == outputs.end() ? nullptr : &*found;
-}
+bool draws_aligned_rows(std::uint64_t seed) { return Random(seed + 0x9E3779B9u).chance(0.5); }
 
 CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values values)
     : problem_(problem),
       values_(values),
       rng_(seed),
       special_rng_(seed + 0x5EC1A150u),
-      aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
+      aligned_(draws_aligned_rows(seed)) {
   validate(problem);
   options = operations::attention::stated_options(problem);
   draw_lengths();
@@ -69,7 +46,7 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values valu
   draw_seed();
   if (values == Values::special) plant_special_values();
   if (problem.operation == Operation::attention_backward) draw_gradients();
-  for (Input& input : inputs_) input.checksum = checksum_of(input.buffer.view());
+  seal_inputs();
   const std::vector<Output> outputs = make_outputs(0);
   problem_ = problem.operation == Operation::attention_forward ? describe(forward_arguments(outputs))
                                                                : describe(backward_arguments(outputs));
@@ -202,37 +179,29 @@ BackwardArguments CallTensors::backward_arguments(const std::vector<Output>& out
   return arguments;
 }
 
-Plan CallTensors::plan(std::string_view implementation, const std::vector<Output>& outputs) const {
-  const SelectOptions select{std::string(implementation)};
-  return problem_.operation == Operation::attention_forward
-             ? tilewise::plan(describe(forward_arguments(outputs)), select)
-             : tilewise::plan(describe(backward_arguments(outputs)), select);
+Plan CallTensors::plan(std::string_view implementation, const std::vector<Output>& outputs,
+                       const Change& change) const {
+  const auto planned = [&](auto arguments) {
+    operations::attention::change_each_tensor(arguments, change_defined(change));
+    const core::DeviceScope scope(arguments.q.device, nullptr);
+    return tilewise::plan(describe(arguments), SelectOptions{std::string(implementation)});
+  };
+  return forward() ? planned(forward_arguments(outputs)) : planned(backward_arguments(outputs));
 }
 
-void CallTensors::run(const Plan& plan, const std::vector<Output>& outputs) const {
-  const Workspace workspace(plan.workspace_size());
-  if (problem_.operation == Operation::attention_forward) {
-    tilewise::run(plan, forward_arguments(outputs), workspace.data());
-  } else {
-    tilewise::run(plan, backward_arguments(outputs), workspace.data());
-  }
-  if (workspace.overrun()) {
-    throw Error(ErrorCode::runtime, core::concat("workspace: written past its ", plan.workspace_size(), " bytes"));
-  }
+void CallTensors::launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
+                         const Change& change) const {
+  const auto launched = [&](auto arguments) {
+    operations::attention::change_each_tensor(arguments, change_defined(change));
+    tilewise::run(plan, arguments, workspace);
+  };
+  forward() ? launched(forward_arguments(outputs)) : launched(backward_arguments(outputs));
 }
 
-std::vector<std::span<std::byte>> CallTensors::input_memory() const {
-  std::vector<std::span<std::byte>> memory;
-  for (const Input& input : inputs_) memory.push_back(input.buffer.bytes());
-  return memory;
-}
-
-std::string CallTensors::find_changed_input() const {
-  for (const Input& input : inputs_) {
-    if (checksum_of(input.buffer.view()) != input.checksum || !input.buffer.find_stray_write(input.views).empty())
-      return input.name;
-  }
-  return {};
+std::vector<ErrorBounds> CallTensors::bounds(const std::vector<Output>& expected) const {
+  std::vector<ErrorBounds> bounds = error_bounds(*this, expected);
+  if (values_ == Values::special) mark_reach(*this, expected, bounds);
+  return bounds;
 }
 
 }  // namespace tilewise::verify

@@ -1,37 +1,23 @@
-// The tensors of one call, drawn from a seed for a Problem: random strides and placement, poison
+// The tensors of one attention call, drawn from a seed for a Problem: random strides and placement, poison
 // wherever nothing may look, guarded outputs.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "device/common/mask.h"
 #include "tilewise/attention.hpp"
-#include "verify/buffer.hpp"
+#include "verify/drawn_call.hpp"
 
 namespace tilewise::verify {
 
-/// One output with its guards. Its view has the dimensions [batch_size, seqlen, num_heads, dim]
-/// (packed: [total, num_heads, dim]) whatever the layout; softmax_lse, dbias and dsink their own.
-struct Output {
-  std::string name;
-  Buffer buffer;
-  int row_axis;       ///< -1: every element is written
-  std::int64_t rows;  ///< along row_axis; later rows belong to no sequence and stay untouched
-};
-
-/// The output of that name, or null.
-[[nodiscard]] const Output* find_output(const std::vector<Output>& outputs, std::string_view name);
-
-/// What the used parts of inputs hold: ordinary numbers, or a few NaN and infinities among them.
-enum class Values : std::uint8_t { ordinary, special };
-
 /// Everything a call reads, a pure function of (problem, seed, values). For a backward pass, out and
-/// softmax_lse come from the reference's forward pass, rounded to their dtypes.
-class CallTensors {
+/// softmax_lse come from the reference's forward pass, rounded to their dtypes. An output's view has the dimensions
+/// [batch_size, seqlen, num_heads, dim] (packed: [total, num_heads, dim]) whatever the layout; softmax_lse, dbias and
+/// dsink their own.
+class CallTensors final : public DrawnCall {
  public:
   CallTensors(const Problem& problem, std::uint64_t seed, Values values = Values::ordinary);
 
@@ -41,32 +27,24 @@ class CallTensors {
   /// May be changed by tests, within what the tensors allow.
   AttentionOptions options;
 
-  /// Poisoned outputs of the problem's operation; placement drawn from `seed`.
-  [[nodiscard]] std::vector<Output> make_outputs(std::uint64_t seed) const;
+  [[nodiscard]] AnyProblem any_problem() const override { return problem_; }
+  [[nodiscard]] std::vector<Output> make_outputs(std::uint64_t seed) const override;
   /// Arguments that write into `outputs`, which must outlive them.
   [[nodiscard]] ForwardArguments forward_arguments(const std::vector<Output>& outputs) const;
   [[nodiscard]] BackwardArguments backward_arguments(const std::vector<Output>& outputs) const;
 
-  [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs) const;
-  /// The memory of every input.
-  [[nodiscard]] std::vector<std::span<std::byte>> input_memory() const;
-  /// Runs on a workspace full of NaN. Throws Error(runtime) where the kernel leaves its workspace.
-  void run(const Plan& plan, const std::vector<Output>& outputs) const;
-
-  /// Empty, or the name of an input that is not what it was after construction.
-  [[nodiscard]] std::string find_changed_input() const;
+  using DrawnCall::plan;
+  [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs,
+                          const Change& change) const override;
+  void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
+              const Change& change) const override;
+  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const override;
   /// The part of sequence b that counts.
   [[nodiscard]] device::Sequence sequence(std::int64_t b) const;
 
  private:
   enum class Side : std::uint8_t { query, key };
-  struct Input {
-    std::string name;
-    Buffer buffer;
-    std::vector<TensorView> views;  ///< may be several: packed qkv
-    std::uint64_t checksum = 0;
-  };
-
+  [[nodiscard]] bool forward() const { return problem_.operation == Operation::attention_forward; }
   [[nodiscard]] bool packed() const { return problem_.layout == Layout::thd; }
   [[nodiscard]] std::vector<std::int64_t> data_shape(Side side, std::int64_t heads, std::int64_t dim) const;
   [[nodiscard]] std::vector<std::int64_t> lse_shape() const;
@@ -109,8 +87,7 @@ class CallTensors {
   Random rng_;
   Random special_rng_;  ///< of its own, so that all else is as without special values
   bool aligned_;        ///< rows of q, k, v and what is like them start on 16 bytes, where packing lets them
-  device::AttentionParams lengths_{};  ///< what sequence() needs
-  std::deque<Input> inputs_;
+  device::AttentionParams lengths_{};                       ///< what sequence() needs
   TensorView q_, k_, v_, out_, softmax_lse_, dout_, dlse_;  ///< dimensions as in Output
 };
 

@@ -22,28 +22,13 @@ Problem forward_of(Problem p) {
   return p;
 }
 
-/// NaN, infinity or the largest finite number: none of them may reach a result.
-std::uint64_t random_poison(DType dtype, Random& rng) {
-  const std::int64_t kind = rng.integer(0, 3);
-  if (kind <= 1) return poison_of(dtype);
-  if (dtype == DType::f32) return kind == 2 ? 0x7F800000u : 0x7F7FFFFFu;
-  if (dtype == DType::bf16) return kind == 2 ? 0x7F80u : 0x7F7Fu;
-  if (dtype == DType::f16) return kind == 2 ? 0x7C00u : 0x7BFFu;
-  if (dtype == DType::f64) return kind == 2 ? 0x7FF0000000000000u : 0x7FEFFFFFFFFFFFFFu;
-  return poison_of(dtype);
-}
-
 const std::int32_t* int32_data(const TensorView& view) { return static_cast<const std::int32_t*>(view.data); }
 
 }  // namespace
 
 TensorView CallTensors::add_input(std::string name, DType dtype, std::vector<std::int64_t> shape,
                                   const Placement& placement) {
-  inputs_.push_back({std::move(name), Buffer(dtype, std::move(shape), placement), {}});
-  Input& input = inputs_.back();
-  input.buffer.fill(random_poison(dtype, rng_));
-  input.views = {input.buffer.view()};
-  return input.buffer.view();
+  return add_poisoned(std::move(name), dtype, std::move(shape), placement, rng_).buffer.view();
 }
 
 TensorView CallTensors::add_lengths(std::string name, const std::vector<std::int64_t>& values) {

@@ -7,18 +7,6 @@
 #include "verify/call_tensors.hpp"
 
 namespace tilewise::verify {
-namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// NaN half of the time, now and then one whose payload has every bit.
-double special_value(Random& rng) {
-  return rng.pick({std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN(),
-                   std::bit_cast<double>(std::uint64_t{0x7FFFFFFFFFFFFFFFu}), kInfinity, -kInfinity, kInfinity});
-}
-
-}  // namespace
-
 bool draws_special_values(std::uint64_t seed) { return Random(seed + 0x51ECu).chance(0.25); }
 
 void CallTensors::plant_in_rows(const TensorView& view, Side side) {

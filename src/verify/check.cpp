@@ -2,13 +2,11 @@
 #include <exception>
 
 #include "core/message.hpp"
-#include "operations/attention/attention.hpp"
+#include "core/select.hpp"
 #include "tilewise/error.hpp"
-#include "verify/call_tensors.hpp"
 #include "verify/compare.hpp"
 #include "verify/device_run.hpp"
-#include "verify/error_bounds.hpp"
-#include "verify/reach.hpp"
+#include "verify/verifier.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::verify {
@@ -16,10 +14,9 @@ namespace tilewise::verify {
 namespace {
 
 /// Where an implementation runs; the CPU for a name that is not in the table.
-DeviceType device_of(std::string_view implementation) {
-  for (const core::Implementation* row : core::implementation_table())
-    if (row->name() == implementation) return row->device();
-  return DeviceType::cpu;
+DeviceType device_of(const core::OperationInterface& operation, std::string_view implementation) {
+  const core::Implementation* row = core::find_row(core::implementation_table(), operation, implementation);
+  return row == nullptr ? DeviceType::cpu : row->device();
 }
 
 /// The implementation's own reason, out of the refusal's walk: "\n  name: reason".
@@ -35,37 +32,39 @@ std::string refusal(const std::string& walk, std::string_view implementation) {
 
 struct Checker::Expected {
   std::uint64_t seed;
-  CallTensors tensors;
+  std::unique_ptr<const DrawnCall> call;
   std::vector<Output> outputs;
   std::vector<ErrorBounds> bounds;
 
-  Expected(const Problem& problem, std::uint64_t tensor_seed)
+  Expected(const AnyProblem& problem, std::uint64_t tensor_seed)
       : seed(tensor_seed),
-        tensors(problem, tensor_seed, draws_special_values(tensor_seed) ? Values::special : Values::ordinary),
-        outputs(tensors.make_outputs(tensor_seed)) {
-    tensors.run(tensors.plan("reference", outputs), outputs);
-    bounds = error_bounds(tensors, outputs);
-    if (tensors.values() == Values::special) mark_reach(tensors, outputs, bounds);
+        call(verifier_of(problem.operation())
+                 .draw(problem, tensor_seed, draws_special_values(tensor_seed) ? Values::special : Values::ordinary)),
+        outputs(call->make_outputs(tensor_seed)) {
+    call->run(call->plan("reference", outputs), outputs);
+    bounds = call->bounds(outputs);
   }
 };
 
-Checker::Checker(const Problem& problem, std::uint64_t seed) : expected_(std::make_unique<Expected>(problem, seed)) {}
+Checker::Checker(const AnyProblem& problem, std::uint64_t seed)
+    : expected_(std::make_unique<Expected>(problem, seed)) {}
 Checker::~Checker() = default;
 
 Report Checker::check(std::string_view implementation) const {
-  const CallTensors& tensors = expected_->tensors;
+  const DrawnCall& call = *expected_->call;
   Report report;
   report.reproduce = core::concat("tilewise verify --implementation ", implementation, " --seed ", expected_->seed,
-                                  " --problem \"", to_string(tensors.problem()), "\"");
+                                  " --problem \"", to_string(call.any_problem()), "\"");
   // Other strides than the reference's.
-  const std::vector<Output> outputs = tensors.make_outputs(~expected_->seed);
+  const std::vector<Output> outputs = call.make_outputs(~expected_->seed);
   try {
-    if (const DeviceType device = device_of(implementation); device == DeviceType::cpu) {
-      const Plan plan = tensors.plan(implementation, outputs);
+    if (const DeviceType device = device_of(call.any_problem().operation(), implementation);
+        device == DeviceType::cpu) {
+      const Plan plan = call.plan(implementation, outputs);
       report.status = Status::failed;  // until shown otherwise
-      tensors.run(plan, outputs);
+      call.run(plan, outputs);
     } else {
-      const DeviceRun run(tensors, outputs, implementation, {device, 0});
+      const DeviceRun run(call, outputs, implementation, {device, 0});
       report.status = Status::failed;
       run.run();
     }
@@ -83,7 +82,7 @@ Report Checker::check(std::string_view implementation) const {
     report.outputs.push_back(compare(outputs[i], expected_->outputs[i], expected_->bounds[i]));
     if (report.message.empty()) report.message = report.outputs.back().failure;
   }
-  if (const std::string input = tensors.find_changed_input(); report.message.empty() && !input.empty())
+  if (const std::string input = call.find_changed_input(); report.message.empty() && !input.empty())
     report.message = core::concat(input, ": an input was written to");
   report.status = report.message.empty() ? Status::passed : Status::failed;
   return report;
@@ -100,14 +99,13 @@ std::string Report::to_string() const {
   }
 }
 
-Report check_implementation(const Problem& problem, std::string_view implementation, std::uint64_t seed) {
+Report check_implementation(const AnyProblem& problem, std::string_view implementation, std::uint64_t seed) {
   return Checker(problem, seed).check(implementation);
 }
 
 std::vector<std::string> implementation_names() {
-  std::vector<std::string> names;
-  for (const core::Implementation* row : core::implementation_table()) names.emplace_back(row->name());
-  return names;
+  const std::vector<std::string_view> names = core::row_names(core::implementation_table());
+  return {names.begin(), names.end()};
 }
 
 }  // namespace tilewise::verify

@@ -85,15 +85,15 @@ class Comparison {
     const double ratio = limit > 0 ? error / limit : HUGE_VAL;
     if (ratio <= report_.max_ratio) return;
     report_.max_ratio = ratio;
-    worst_ = core::concat(describe_position(got_.name, position), ": got ", number(got), ", the reference ",
-                          number(expected),
-                          limit > 0 ? core::concat(" (", number(ratio), " times the bound ", number(limit), ")")
-                                    : std::string(" (must be exact)"));
+    worst_ =
+        core::concat(describe_position(got_, position), ": got ", number(got), ", the reference ", number(expected),
+                     limit > 0 ? core::concat(" (", number(ratio), " times the bound ", number(limit), ")")
+                               : std::string(" (must be exact)"));
   }
 
   void fail(std::span<const std::int64_t> position, std::string_view what) {
     ++failures_;
-    if (failures_ == 1) first_ = core::concat(describe_position(got_.name, position), ": ", what);
+    if (failures_ == 1) first_ = core::concat(describe_position(got_, position), ": ", what);
   }
 
   void finish() {
@@ -119,14 +119,18 @@ class Comparison {
 
 }  // namespace
 
-std::string describe_position(std::string_view output, std::span<const std::int64_t> position) {
+std::string describe_position(const Output& output, std::span<const std::int64_t> position) {
   static constexpr std::array<std::string_view, 4> kData{"batch", "row", "head", "dim"};
   static constexpr std::array<std::string_view, 4> kLse{"", "batch", "head", "row"};
   static constexpr std::array<std::string_view, 4> kBias{"batch", "head", "query", "key"};
   static constexpr std::array<std::string_view, 4> kSink{"", "", "", "head"};
-  const bool lse = output == "softmax_lse";
-  const auto& names = lse ? kLse : output == "dbias" ? kBias : output == "dsink" ? kSink : kData;
-  std::string text = core::concat(output, "[");
+  const bool lse = output.name == "softmax_lse";
+  std::span<const std::string_view> names = lse                      ? kLse
+                                            : output.name == "dbias" ? kBias
+                                            : output.name == "dsink" ? kSink
+                                                                     : kData;
+  if (!output.axes.empty()) names = output.axes;
+  std::string text = core::concat(output.name, "[");
   for (std::size_t i = 0; i < position.size(); ++i) {
     if (i > 0) text += ", ";
     text += core::concat(names[names.size() - position.size() + i], " ", position[i]);
@@ -143,7 +147,7 @@ std::string find_bit_difference(const Output& a, const Output& b) {
     const std::int64_t other = offset_of(view_b, position);
     if (bits_at(view_a, offset) == bits_at(view_b, other)) return;
     if (count++ > 0) return;
-    difference = core::concat(describe_position(a.name, position), ": ", number(value_at(view_a, offset)), " and ",
+    difference = core::concat(describe_position(a, position), ": ", number(value_at(view_a, offset)), " and ",
                               number(value_at(view_b, other)));
   });
   if (count > 0) difference += core::concat("; ", count, " elements differ");

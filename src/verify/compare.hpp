@@ -16,7 +16,7 @@ namespace tilewise::verify {
 [[nodiscard]] OutputReport compare(const Output& got, const Output& expected, const ErrorBounds& bounds);
 
 /// "out[batch 0, row 3, head 1, dim 7]".
-[[nodiscard]] std::string describe_position(std::string_view output, std::span<const std::int64_t> position);
+[[nodiscard]] std::string describe_position(const Output& output, std::span<const std::int64_t> position);
 
 /// Empty where both hold the same bits in every row that belongs to a sequence, else the first difference.
 [[nodiscard]] std::string find_bit_difference(const Output& a, const Output& b);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "core/device.hpp"
 #include "core/device_memory.hpp"
@@ -41,60 +42,77 @@ class Mirror {
   std::byte* place_;
 };
 
-/// Calls visit(view) for every tensor that is given.
-template <typename Arguments, typename Visit>
-void visit_tensors(Arguments& arguments, const Visit& visit) {
-  operations::attention::change_each_tensor(arguments, [&visit](TensorView& view) {
-    if (view.defined()) visit(view);
+constexpr std::size_t kCanary = 256;
+
+std::vector<std::span<std::byte>> all_memory(const DrawnCall& call, const std::vector<Output>& outputs) {
+  std::vector<std::span<std::byte>> memory = call.input_memory();
+  for (const Output& output : outputs) memory.push_back(output.buffer.bytes());
+  return memory;
+}
+
+template <typename Arguments>
+void change_given(Arguments& arguments, const Change& change) {
+  operations::attention::change_each_tensor(arguments, [&change](TensorView& view) {
+    if (view.defined()) change(view);
   });
 }
 
 template <typename Arguments>
-Plan plan_on(Arguments& arguments, Device device, std::string_view implementation) {
-  visit_tensors(arguments, [device](TensorView& view) { view.device = device; });
+Plan plan_on(Arguments arguments, Device device, std::string_view implementation) {
+  change_given(arguments, [device](TensorView& view) { view.device = device; });
   const core::DeviceScope scope(device, nullptr);
   return plan(describe(arguments), SelectOptions{std::string(implementation)});
 }
 
 template <typename Arguments>
-void run_on(const Plan& plan, Arguments arguments, const std::vector<Mirror>& mirrors, Device device) {
-  visit_tensors(arguments, [&mirrors](TensorView& view) {
-    const auto mirror = std::ranges::find_if(mirrors, [&](const Mirror& m) { return m.holds(view.data); });
-    if (mirror != mirrors.end()) view.data = mirror->on_device(view.data);
-  });
-  constexpr std::size_t kCanary = 256;
-  std::vector<std::byte> content(plan.workspace_size() + kCanary, std::byte{0xFF});
-  const core::DeviceMemory workspace(device, content.size());
-  workspace.write(workspace.data(), content);
-  run(plan, arguments, workspace.data());
-  workspace.read(content, workspace.data());  // waits for the kernels
-  if (std::any_of(content.end() - kCanary, content.end(), [](std::byte b) { return b != std::byte{0xFF}; })) {
-    throw Error(ErrorCode::runtime, core::concat("workspace: written past its ", plan.workspace_size(), " bytes"));
-  }
+auto launch_of(Arguments arguments) {
+  return [arguments = std::move(arguments)](const Plan& plan, void* workspace, const Change& change) {
+    Arguments changed = arguments;
+    change_given(changed, change);
+    run(plan, changed, workspace);
+  };
 }
 
 }  // namespace
 
-DeviceRun::DeviceRun(const CallTensors& tensors, const std::vector<Output>& outputs, std::string_view implementation,
+DeviceRun::DeviceRun(const DrawnCall& call, const std::vector<Output>& outputs, std::string_view implementation,
                      Device device)
-    : forward_(tensors.problem().operation == Operation::attention_forward ? tensors.forward_arguments(outputs)
-                                                                           : ForwardArguments{}),
-      backward_(tensors.problem().operation == Operation::attention_backward ? tensors.backward_arguments(outputs)
-                                                                             : BackwardArguments{}),
-      memory_(tensors.input_memory()),
+    : memory_(all_memory(call, outputs)),
       device_(device),
-      plan_(forward_.q.defined() ? plan_on(forward_, device, implementation)
-                                 : plan_on(backward_, device, implementation)) {
-  for (const Output& output : outputs) memory_.push_back(output.buffer.bytes());
-}
+      plan_(call.plan(implementation, outputs, [device](TensorView& view) { view.device = device; })),
+      launch_([&call, &outputs](const Plan& plan, void* workspace, const Change& change) {
+        call.launch(plan, outputs, workspace, change);
+      }) {}
+
+DeviceRun::DeviceRun(ForwardArguments arguments, std::vector<std::span<std::byte>> memory,
+                     std::string_view implementation, Device device)
+    : memory_(std::move(memory)),
+      device_(device),
+      plan_(plan_on(arguments, device, implementation)),
+      launch_(launch_of(std::move(arguments))) {}
+
+DeviceRun::DeviceRun(BackwardArguments arguments, std::vector<std::span<std::byte>> memory,
+                     std::string_view implementation, Device device)
+    : memory_(std::move(memory)),
+      device_(device),
+      plan_(plan_on(arguments, device, implementation)),
+      launch_(launch_of(std::move(arguments))) {}
 
 void DeviceRun::run() const {
   std::vector<Mirror> mirrors;
   for (const std::span<std::byte> host : memory_) mirrors.emplace_back(device_, host);
-  if (forward_.q.defined()) {
-    run_on(plan_, forward_, mirrors, device_);
-  } else {
-    run_on(plan_, backward_, mirrors, device_);
+  const auto move = [&](TensorView& view) {
+    view.device = device_;
+    const auto mirror = std::ranges::find_if(mirrors, [&](const Mirror& m) { return m.holds(view.data); });
+    if (mirror != mirrors.end()) view.data = mirror->on_device(view.data);
+  };
+  std::vector<std::byte> content(plan_.workspace_size() + kCanary, std::byte{0xFF});
+  const core::DeviceMemory workspace(device_, content.size());
+  workspace.write(workspace.data(), content);
+  launch_(plan_, workspace.data(), move);
+  workspace.read(content, workspace.data());  // waits for the kernels
+  if (std::any_of(content.end() - kCanary, content.end(), [](std::byte b) { return b != std::byte{0xFF}; })) {
+    throw Error(ErrorCode::runtime, core::concat("workspace: written past its ", plan_.workspace_size(), " bytes"));
   }
   for (const Mirror& mirror : mirrors) mirror.copy_back();
 }

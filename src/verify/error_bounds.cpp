@@ -296,7 +296,7 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
   }
   BoundsPass pass(params, problem, bounds);
   const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;
-  const bool shared = params.dbias.data || params.dsink;
+  const bool shared = params.dbias.data || params.dsink.data;
   core::parallel_for(params.batch_size * heads, shared ? 1 : core::num_threads(), [&](std::int64_t task, int) {
     forward ? pass.forward_head(task / heads, task % heads) : pass.backward_key_head(task / heads, task % heads);
   });

@@ -20,20 +20,6 @@
 
 namespace tilewise::verify {
 
-/// What else an element may be than the reference's class of number (finite or not).
-enum class Reach : std::uint8_t {
-  none,
-  may,      ///< non-finite, though the reference's is finite: 0 times a NaN or infinity where nothing is seen
-  must_nan  ///< NaN, where else any non-finite one will do
-};
-
-/// Row-major over one output's view. The rounding of the output itself is not included.
-struct ErrorBounds {
-  std::string_view output;
-  std::vector<double> limit, sigma;
-  std::vector<Reach> reach;  ///< empty: none everywhere
-};
-
 /// Bounds of every output of a call whose reference results are `expected`.
 [[nodiscard]] std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected);
 

@@ -13,7 +13,7 @@
 
 namespace tilewise::verify {
 
-/// What random_problem() may draw.
+/// What random_problem() may draw of attention; see verifier.hpp for other operations.
 struct Filter {
   /// Only problems with required_features(problem) ⊆ features. Leave out what is not wanted,
   /// e.g. FeatureSet::all().minus({Feature::backward}).
@@ -25,12 +25,16 @@ struct Filter {
 /// Floating-point operations of the whole (unmasked) problem: 2 per multiply-add of its matrix products.
 [[nodiscard]] double cost(const Problem& problem);
 
-/// A valid Problem over the whole feature space, a pure function of (seed, filter).
+/// A valid attention problem over the whole feature space, a pure function of (seed, filter).
 /// Throws Error(invalid_argument) where the filter leaves neither an operation nor a dtype.
 [[nodiscard]] Problem random_problem(std::uint64_t seed, const Filter& filter = {});
 
 /// Whether check_implementation() puts NaN and infinities among the inputs of this seed: for one seed in four.
 [[nodiscard]] bool draws_special_values(std::uint64_t seed);
+
+/// Whether it starts all rows of q, k, v and what is like them on 16 bytes, where the layout lets it: for every other
+/// seed. The others may, and GPU kernels for rows that don't are others.
+[[nodiscard]] bool draws_aligned_rows(std::uint64_t seed);
 
 /// How one output of an implementation compares with the reference.
 struct OutputReport {
@@ -58,7 +62,7 @@ struct Report {
 class Checker {
  public:
   /// Throws Error for an invalid problem.
-  Checker(const Problem& problem, std::uint64_t seed);
+  Checker(const AnyProblem& problem, std::uint64_t seed);
   ~Checker();
   Checker(const Checker&) = delete;
   Checker& operator=(const Checker&) = delete;
@@ -73,9 +77,10 @@ class Checker {
 /// Draws tensors for `problem` from `seed`, runs `implementation` and the reference on them and
 /// compares. Never throws for a wrong result; an Error of the implementation's run is a failure,
 /// a refusal by the framework is Status::refused. Throws Error for an invalid problem.
-[[nodiscard]] Report check_implementation(const Problem& problem, std::string_view implementation, std::uint64_t seed);
+[[nodiscard]] Report check_implementation(const AnyProblem& problem, std::string_view implementation,
+                                          std::uint64_t seed);
 
-/// The names of implementation_table(), in its order.
+/// The names of implementation_table() in its order, each once.
 [[nodiscard]] std::vector<std::string> implementation_names();
 
 }  // namespace tilewise::verify

@@ -67,9 +67,10 @@ def test_folder_holds_what_a_driver_needs(compile_, tmp_path, target, suffix, ma
     assert kernel["scratch_bytes"] >= 0
     assert kernel["symbol"] in kernel["source"]
     row = next(line.split() for line in text.splitlines() if line.startswith("forward."))
-    shared = kernel["static_shared_bytes"] + report["problems"][0]["launches"][0]["dynamic_shared_bytes"]
+    (step,) = report["problems"][0]["steps"]
+    shared = kernel["static_shared_bytes"] + step["dynamic_shared_bytes"]
     assert row[1:5] == [
-        str(report["problems"][0]["launches"][0]["block"][0]),
+        str(step["block"][0]),
         str(kernel["registers"]),
         str(shared),
         str(kernel["spill_bytes"]),
@@ -77,33 +78,82 @@ def test_folder_holds_what_a_driver_needs(compile_, tmp_path, target, suffix, ma
     assert re.search(rf"^1 kernel of 1 problem for \w+ {target} in .*, written to {tmp_path}$", text, re.MULTILINE)
 
 
+def check_pointers(report: dict) -> None:
+    """Every pointer of every block is a tensor or has its place in the workspace; every other field its value."""
+    parameters = {kernel["file"]: kernel["parameters"] for kernel in report["kernels"]}
+    for problem in report["problems"]:
+        workspace = problem["workspace"]
+        for step in problem["steps"]:
+            block = parameters[step["file"]]
+            fields = {field["name"]: field for field in block["fields"]}
+            assert max(field["offset"] + field["size"] for field in block["fields"]) == block["size"]
+            pointers = {name for name, field in fields.items() if field["type"].endswith("*")}
+            assert set(step["values_of_contiguous_tensors"]) == set(fields) - pointers
+            tensors, places = step["pointers"]["tensors"], step["pointers"]["workspace"]
+            assert set(tensors) | set(places) <= pointers
+            assert set(tensors).isdisjoint(places)
+            for offset in places.values():
+                assert offset % workspace["alignment"] == 0
+                assert offset < workspace["size"]
+                assert offset in [part["offset"] for part in workspace["parts"]]
+
+
+def test_merge_can_be_packed(compile_, tmp_path):
+    words = "parts=20 batch_size=2 seqlen_q=8 num_heads_q=4 head_dim_v=64 sink=f32"
+    problems = [f"merge {words}", f"merge_backward {words} dsink=1 dlse=1", f"merge {words} stacked=1"]
+    compile_("gfx942", *(word for problem in problems for word in ("--problem", problem)), "--out", tmp_path)
+    report = read_launches(tmp_path)
+    check_pointers(report)
+    listed, backward, stacked = report["problems"]
+    tensors = [set(step["pointers"]["tensors"].values()) for step in listed["steps"]]
+    assert {"outs[0]", "lses[15]"} <= tensors[0]
+    assert {"outs[16]", "lses[19]", "out", "sink"} <= tensors[1]
+    assert [step["file"].partition(".")[0].rstrip("_0123456789") for step in backward["steps"]] == [
+        *["merge_bwd_preprocess"] * 2, *["merge_bwd"] * 2, "merge_bwd_dsink",
+    ]  # fmt: skip
+    (step,) = stacked["steps"]
+    assert {"outs", "lses"} <= set(step["pointers"]["tensors"].values())
+    assert step["values_of_contiguous_tensors"]["range.rows_stride"] == 2 * 8 * 4 * 64
+
+
 def test_parameters_can_be_packed(compile_, tmp_path):
     compile_("gfx942", "--problem", DECODE, "--out", tmp_path)
     report = read_launches(tmp_path)
-    block = report["parameters"]
-    fields = {field["name"]: field for field in block["fields"]}
-    assert max(field["offset"] + field["size"] for field in block["fields"]) == block["size"]
-    assert fields["call.q.data"]["type"] == "void*"
+    check_pointers(report)
     (problem,) = report["problems"]
     assert "device=hip" in problem["problem"]
-    values = problem["values_of_contiguous_tensors"]
-    pointers = {name for name, field in fields.items() if field["type"].endswith("*")}
-    of_grid = {name for name in fields if name.startswith("grid.")}
-    assert set(values) == set(fields) - pointers - of_grid
-    assert values["call.seqlen_k"] == 8192
-    assert values["call.k.seq_stride"] == 4 * 64
-    assert values["call.softmax_scale"] == pytest.approx(64**-0.5)
-    forward, merge = problem["launches"]
+    forward, combine = problem["steps"]
     assert forward["file"] == "forward.hsaco"
-    assert merge["file"] == "merge_splits.hsaco"
-    splits = forward["values"]["grid.num_splits"]
+    assert combine["file"] == "combine.hsaco"
+    values = forward["values_of_contiguous_tensors"]
+    assert values["shape.seqlen_k"] == 8192
+    assert values["k.seq_stride"] == 4 * 64
+    assert values["score.softmax_scale"] == pytest.approx(64**-0.5)
+    splits = values["grid.num_splits"]
     assert splits > 1
-    assert merge["values"]["grid.num_splits"] == splits
-    assert forward["grid"][0] == 4 * splits
-    workspace = problem["workspace"]
-    assert set(workspace["offsets"]) == {"grid.partial_out", "grid.partial_lse"} <= pointers
-    assert all(offset % workspace["alignment"] == 0 for offset in workspace["offsets"].values())
-    assert workspace["size"] >= 4 * splits * 4 * (64 + 1)
+    assert combine["values_of_contiguous_tensors"]["num_splits"] == splits
+    assert forward["grid"] == [4 * splits, 1, 1]
+    assert forward["cluster"] == [1, 1, 1]
+    assert forward["pointers"]["workspace"] == combine["pointers"]["workspace"]
+    assert set(forward["pointers"]["workspace"]) == {"out_accum", "lse_accum"}
+    assert forward["pointers"]["tensors"]["q.data"] == "q"
+    assert problem["workspace"]["size"] >= 4 * splits * 4 * (64 + 1)
+
+
+def test_backward_places_every_sum(compile_, tmp_path):
+    """Few keys: queries are split, so that every part of the workspace is there."""
+    text = "attention_backward dtype=bf16 seqlen_q=2048 seqlen_k=64 num_heads_q=4 head_dim=64"
+    compile_("sm_90a", "--problem", text, "--out", tmp_path)
+    report = read_launches(tmp_path)
+    check_pointers(report)
+    (problem,) = report["problems"]
+    steps = {step["symbol"].removeprefix("tilewise_"): step["pointers"]["workspace"] for step in problem["steps"]}
+    assert set(steps["bwd_preprocess"]) == {"delta", "dq_accum"}
+    assert set(steps["bwd"]) == {"delta", "dq_accum", "dk_accum", "dv_accum"}
+    assert set(steps["bwd_convert_dkdv"]) == {"dk_accum", "dv_accum"}
+    assert set(steps["bwd_convert_dq"]) == {"dq_accum"}
+    for places in steps.values():
+        assert places.items() <= steps["bwd"].items()
 
 
 def test_problems_share_kernels(compile_, tmp_path):
@@ -115,9 +165,9 @@ def test_problems_share_kernels(compile_, tmp_path):
     report = read_launches(folder)
     operations = [problem["problem"].split()[0] for problem in report["problems"]]
     assert operations == ["attention_forward", "attention_forward", "attention_forward", "attention_backward"]
-    files = [[launch["file"] for launch in problem["launches"]] for problem in report["problems"]]
+    files = [[step["file"] for step in problem["steps"]] for problem in report["problems"]]
     assert files[1] == files[2]
-    assert files[3] == ["row_delta.hsaco", "key_gradient.hsaco", "query_gradient.hsaco"]
+    assert files[3] == ["bwd_preprocess.hsaco", "bwd_dkdv.hsaco", "bwd_dq.hsaco"]
     names = [kernel["file"] for kernel in report["kernels"]]
     assert len(set(names)) == len(names) == len(list(folder.iterdir())) - 1
     assert {name for launches in files for name in launches} == set(names)
@@ -146,7 +196,7 @@ def test_fewer_multiprocessors_have_fewer_splits(compile_, tmp_path):
     compile_("gfx942", "--problem", DECODE, "--out", tmp_path / "all")
     compile_("gfx942", "--problem", DECODE, "--out", tmp_path / "few", "--multiprocessors", "8")
     many, few = (
-        read_launches(tmp_path / name)["problems"][0]["launches"][0]["values"]["grid.num_splits"]
+        read_launches(tmp_path / name)["problems"][0]["steps"][0]["values_of_contiguous_tensors"]["grid.num_splits"]
         for name in ["all", "few"]
     )
     assert 1 < few < many

@@ -88,7 +88,7 @@ def test_features_can_be_left_out(tilewise):
         "--tolerance-scale",
         "0",
         status=1,
-        *["--implementation", "cpu.generic", "--without", "backward,softcap,bf16,f16"],
+        *["--operation", "attention", "--implementation", "cpu.generic", "--without", "backward,softcap,bf16,f16"],
     )
     problems = re.findall(r"--problem \"([^\"]*)\"", done.stdout)
     assert problems
@@ -96,6 +96,28 @@ def test_features_can_be_left_out(tilewise):
         assert problem.startswith("attention_forward")
         assert "softcap" not in problem
         assert "f16" not in problem
+
+
+def test_each_operation_has_its_turn(tilewise):
+    """Without --operation problems of all are drawn; an implementation without a row of one refuses it."""
+    rows = summary(tilewise("verify", "--count", "9", "--max-flops", "1e5").stdout)
+    assert rows["cpu.generic"] == [9, 0, 0]
+    assert rows["cpu.avx2"][2] >= 3  # merge's turns: every third
+    done = tilewise("verify", "--operation", "merge", "--count", "20", "--max-flops", "1e5", "--tolerance-scale", "0",
+                    "--implementation", "cpu.generic", "--without", "backward,f16", status=1)  # fmt: skip
+    problems = re.findall(r"--problem \"([^\"]*)\"", done.stdout)
+    assert problems
+    assert all(problem.startswith("merge ") and "dtype=f16" not in problem for problem in problems)
+    one = tilewise("verify", "--problem", "merge seqlen_q=5 head_dim_v=9", "--implementation", "cpu.avx2", status=1)
+    assert "computes no merge" in one.stdout
+
+
+def test_bad_operations(tilewise):
+    error = tilewise("verify", "--operation", "conv", status=2).stderr
+    assert "attention" in error and "merge" in error and "'conv'" in error
+    error = tilewise("verify", "--operation", "merge", "--without", "softcap", status=2).stderr
+    assert "--without: must be of forward, backward," in error
+    assert "f32_parts" in error
 
 
 def test_progress_bar_on_a_terminal(command, environment):

@@ -227,6 +227,37 @@ TEST_F(CApi, Merge) {
          tilewise_merge(outs, lses, 2, nullptr, result, nullptr, TILEWISE_LAYOUT_BSHD));
 }
 
+TEST_F(CApi, MergeBackward) {
+  float a[2] = {1, 2}, b[2] = {3, 4}, zero = 0, dout[2] = {1, 1}, da[2] = {}, db[2] = {}, dlse[2] = {};
+  const auto rows = [](float* data) { return TensorView(data, DType::f32, {1, 1, 1, 2}); };
+  const auto lse = [](float* data) { return TensorView(data, DType::f32, {1, 1, 1}); };
+  const DLTensor *outs[] = {dl(rows(a)), dl(rows(b))}, *lses[] = {dl(lse(&zero)), dl(lse(&zero))};
+  const DLTensor *douts[] = {dl(rows(da)), dl(rows(db))}, *dlses[] = {dl(lse(dlse)), dl(lse(dlse + 1))};
+  tilewise_merge_backward_tensors tensors{};
+  tensors.dout = dl(rows(dout));
+  tensors.outs = outs;
+  tensors.lses = lses;
+  tensors.count = 2;
+  tensors.douts = douts;
+  tensors.dlses = dlses;
+  ASSERT_EQ(tilewise_merge_backward(&tensors, TILEWISE_LAYOUT_BSHD), TILEWISE_OK);
+  EXPECT_FLOAT_EQ(da[0], 0.5f);
+  EXPECT_FLOAT_EQ(db[1], 0.5f);
+  EXPECT_FLOAT_EQ(dlse[0], 0.5f * (3.0f - 5.0f));  // weight times (its dot - their mean)
+  EXPECT_FLOAT_EQ(dlse[1], 0.5f * (7.0f - 5.0f));
+  tensors.douts = tensors.dlses = nullptr;
+  expect(TILEWISE_INVALID_ARGUMENT, "douts: at least one of douts, dlses and dsink must be given (got none)",
+         tilewise_merge_backward(&tensors, TILEWISE_LAYOUT_BSHD));
+  expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null",
+         tilewise_merge_backward(nullptr, TILEWISE_LAYOUT_BSHD));
+  // One tensor of all parts.
+  float all[4] = {1, 2, 3, 4}, none[2] = {}, out[2] = {};
+  const DLTensor* stacked[] = {dl(TensorView(all, DType::f32, {2, 1, 1, 1, 2}))};
+  const DLTensor* statistics[] = {dl(TensorView(none, DType::f32, {2, 1, 1, 1}))};
+  ASSERT_EQ(tilewise_merge(stacked, statistics, 1, nullptr, dl(rows(out)), nullptr, TILEWISE_LAYOUT_BSHD), TILEWISE_OK);
+  EXPECT_FLOAT_EQ(out[0], 2.0f);
+}
+
 TEST_F(CApi, Threads) {
   int before = 0, after = 0;
   ASSERT_EQ(tilewise_get_num_threads(&before), TILEWISE_OK);

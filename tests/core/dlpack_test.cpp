@@ -43,8 +43,8 @@ TEST(DLPack, FillsInMissingStrides) {
 }
 
 TEST(DLPack, EveryDtypeAndDeviceGoesBothWays) {
-  for (const DType dtype :
-       {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::u8, DType::i32, DType::i64}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::u8, DType::i32,
+                            DType::i64, DType::fp8_e4m3}) {
     for (const Device device : {Device{DeviceType::cpu, 0}, Device{DeviceType::cuda, 1}, Device{DeviceType::hip, 2}}) {
       double data[8] = {};
       const TensorView view(data, dtype, {2, 2}, {4, 1}, device);
@@ -65,13 +65,13 @@ TEST(DLPack, RefusesWhatItDoesNotKnow) {
   const auto expect_dtype = [&raw](DLDataType dtype, const std::string& got) {
     raw.tensor.dtype = dtype;
     expect_error(ErrorCode::invalid_type,
-                 "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64 (got " + got + ")",
+                 "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64, fp8_e4m3 (got " + got + ")",
                  [&] { (void)from_dlpack(raw.tensor, "k"); });
   };
   expect_dtype({kDLComplex, 64, 1}, "complex64");
   expect_dtype({kDLInt, 16, 1}, "i16");
   expect_dtype({kDLUInt, 16, 1}, "u16");
-  expect_dtype({kDLFloat8_e4m3fn, 8, 1}, "float8_e4m3fn");
+  expect_dtype({kDLFloat8_e4m3fnuz, 8, 1}, "float8_e4m3fnuz");
   expect_dtype({kDLFloat4_e2m1fn, 4, 2}, "float4_e2m1fn in 2 lanes");
   expect_dtype({kDLFloat, 32, 4}, "f32 in 4 lanes");
   expect_dtype({200, 16, 1}, "DLPack code 200, bits 16");

@@ -319,7 +319,7 @@ TEST(Merge, BadArguments) {
                  [&] { tilewise::merge(outs, bad_lses, {}, out, lse); });
   expect_invalid("sink: shape must be [num_heads_q] = [1] (got [2])",
                  [&] { tilewise::merge(outs, lses, TensorView(pair.out.values.data(), DType::f32, {2}), out, lse); });
-  expect_error(ErrorCode::invalid_type, "out: must be on cpu (got cuda)", [&] {
+  expect_error(ErrorCode::invalid_type, "outs[0]: must be on cuda:0, where out is (got cpu)", [&] {
     tilewise::merge(outs, lses, {}, TensorView(pair.out.values.data(), DType::f32, {1, 1, 1, 2}, {DeviceType::cuda, 0}),
                     lse);
   });

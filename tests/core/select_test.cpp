@@ -2,7 +2,9 @@
 #include "core/select.hpp"
 
 #include <array>
+#include <memory>
 
+#include "operations/merge/merge.hpp"
 #include "support.hpp"
 
 namespace tilewise {
@@ -21,7 +23,7 @@ class Select : public testing::Test {
   [[nodiscard]] Selection select(const std::string& options = "", Overrides overrides = {}) const {
     const Problem problem = parse_problem("attention_forward seqlen_q=16 head_dim=64 " + options);
     const std::array<const core::Implementation*, 4> table{&fast_, &gpu_, &general_, &twin_};
-    return core::select(problem, overrides, table);
+    return core::select(problem, overrides, {}, table);
   }
   [[nodiscard]] static std::string chosen(const Selection& selection) {
     if (selection.chosen < 0) return "none";
@@ -42,7 +44,7 @@ TEST_F(Select, TheCheapestAcceptedWins) {
   EXPECT_EQ(chosen(selection), "cpu.fast");
   EXPECT_EQ(selection.candidates.size(), 4u);
   EXPECT_EQ(reason(selection, 1), "runs on cuda, the tensors are on cpu");
-  EXPECT_TRUE(selection.candidates[2].verdict.accepted);
+  EXPECT_TRUE(selection.candidates[2].verdict.accepted());
 }
 
 TEST_F(Select, MissingFeaturesRefuseByName) {
@@ -55,6 +57,22 @@ TEST_F(Select, ItsOwnReasonRefuses) {
   fast_.reason = "this core has no such instruction";
   EXPECT_EQ(reason(select(), 0), "this core has no such instruction");
   EXPECT_EQ(chosen(select()), "cpu.general");
+}
+
+/// What can't be loaded is refused before it is chosen, and nothing is loaded to find out.
+TEST_F(Select, AnObstacleRefuses) {
+  fast_.obstacle = "no compiler is here";
+  EXPECT_EQ(reason(select(), 0), "no compiler is here");
+  EXPECT_EQ(chosen(select()), "cpu.general");
+  EXPECT_EQ(fast_.loaded + general_.loaded, 0);
+}
+
+TEST_F(Select, ADeviceThatIsNotThereRefuses) {
+  const std::array<const core::Implementation*, 1> table{&gpu_};
+  core::DeviceDescription missing;
+  missing.refusal = "cuda:7: must be one of the 2 CUDA devices here";
+  const Problem problem = parse_problem("attention_forward seqlen_q=16 head_dim=64 device=cuda");
+  EXPECT_EQ(reason(core::select(problem, {}, missing, table), 0), missing.refusal);
 }
 
 TEST_F(Select, TheDeviceIsWhereTheTensorsAre) {
@@ -82,6 +100,71 @@ TEST_F(Select, UnknownNamesAreErrors) {
   expect_invalid("TILEWISE_FORCE" + names, [this] { (void)select("", {"slow", "", "TILEWISE_FORCE"}); });
   expect_invalid("implementation" + names, [this] { (void)select("", {"slow", "", "implementation"}); });
   expect_invalid("TILEWISE_DISABLE" + names, [this] { (void)select("", {"", "cpu.fast,slow", ""}); });
+}
+
+/// A table of two operations: attention's rows, and merge's on the CPU.
+class SelectAmongOperations : public testing::Test {
+ protected:
+  class FakeMerge final : public operations::merge::Implementation {
+   public:
+    [[nodiscard]] std::string_view name() const noexcept override { return "cpu.plain"; }
+    [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
+    [[nodiscard]] operations::merge::FeatureSet supported() const noexcept override {
+      return operations::merge::FeatureSet::all();
+    }
+    [[nodiscard]] core::Verdict judge(const MergeProblem&, const core::DeviceDescription&) const override {
+      return core::Verdict::accept(1.0, std::make_unique<test::FakeKernel>("", loaded_, ""));
+    }
+
+   private:
+    mutable int loaded_ = 0;
+  };
+
+  [[nodiscard]] Selection select(std::string_view text, Overrides overrides) const {
+    const std::array<const core::Implementation*, 3> table{&fast_, &plain_, &merge_};
+    return core::select(parse_problem(text), overrides, {}, table);
+  }
+  static constexpr std::string_view kMerge = "merge seqlen_q=4 head_dim_v=8";
+  static constexpr std::string_view kAttention = "attention_forward seqlen_q=4 head_dim=8";
+
+  FakeImplementation fast_{"cpu.fast", FeatureSet::all(), 1.0}, plain_{"cpu.plain", FeatureSet::all(), 2.0};
+  FakeMerge merge_;
+};
+
+TEST_F(SelectAmongOperations, EachSeesItsOwnRows) {
+  EXPECT_EQ(select(kMerge, {}).candidates.size(), 1u);
+  EXPECT_EQ(select(kAttention, {}).candidates.size(), 2u);
+}
+
+TEST_F(SelectAmongOperations, TheEnvironmentForcesThoseOperationsWhoseRowsItNames) {
+  EXPECT_EQ(select(kMerge, {"cpu.fast", "", core::kForceVariable}).chosen, 0);
+  EXPECT_EQ(select(kAttention, {"cpu.plain", "", core::kForceVariable}).chosen, 1);
+  EXPECT_EQ(select(kMerge, {"cpu.plain", "cpu.plain", core::kForceVariable}).chosen, -1);
+  EXPECT_EQ(select(kMerge, {"", "cpu.fast", core::kForceVariable}).chosen, 0);
+}
+
+TEST_F(SelectAmongOperations, ACallMustNameARowOfItsOperation) {
+  expect_invalid("implementation: must name an implementation of merge: cpu.plain (got 'cpu.fast')",
+                 [this] { (void)select(kMerge, {"cpu.fast", "", "implementation"}); });
+  expect_invalid("TILEWISE_FORCE: must name an implementation: cpu.fast, cpu.plain (got 'slow')",
+                 [this] { (void)select(kMerge, {"slow", "", core::kForceVariable}); });
+}
+
+/// The same words from both places are different wishes, also to what is remembered.
+TEST(Overrides, OfTheEnvironmentAndOfACallAreKeptApart) {
+  const AnyProblem problem = parse_problem("merge seqlen_q=4 head_dim_v=8");
+  {
+    const ScopedEnvironment force("TILEWISE_FORCE", "cpu.avx2");
+    EXPECT_EQ(plan(problem).implementation(), "cpu.generic");
+  }
+  try {
+    (void)plan(problem, {"cpu.avx2"});
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    const std::string_view words = error.what();
+    EXPECT_TRUE(words.starts_with("implementation: must name an implementation of merge: ")) << words;
+    EXPECT_TRUE(words.ends_with(" (got 'cpu.avx2')")) << words;
+  }
 }
 
 TEST(Overrides, ComeFromTheEnvironmentUnlessTheCallNamesOne) {

@@ -98,13 +98,21 @@ class FakeKernel : public operations::attention::Kernel {
  public:
   explicit FakeKernel(std::string schedule, std::size_t workspace_size = 0)
       : schedule_(std::move(schedule)), workspace_size_(workspace_size) {}
+  /// Counts its loading.
+  FakeKernel(std::string schedule, int& loaded, std::string obstacle)
+      : schedule_(std::move(schedule)), obstacle_(std::move(obstacle)), loaded_(&loaded) {}
+  std::string obstacle() const override { return obstacle_; }
+  void load() override {
+    if (loaded_ != nullptr) ++*loaded_;
+  }
   std::size_t workspace_size() const noexcept override { return workspace_size_; }
   std::string schedule() const override { return schedule_; }
   void launch(const device::AttentionParams&, void*, void*) const override {}
 
  private:
-  std::string schedule_;
-  std::size_t workspace_size_;
+  std::string schedule_, obstacle_;
+  std::size_t workspace_size_ = 0;
+  int* loaded_ = nullptr;
 };
 
 /// Accepts what its features allow at a fixed estimate, unless it has a reason not to.
@@ -116,16 +124,15 @@ class FakeImplementation : public operations::attention::Implementation {
   std::string_view name() const noexcept override { return name_; }
   DeviceType device() const noexcept override { return device_; }
   operations::attention::FeatureSet supported() const noexcept override { return supported_; }
-  core::Verdict judge(const Problem&) const override {
-    return reason.empty() ? core::Verdict::accept(estimated_us_) : core::Verdict::refuse(reason);
-  }
-  std::unique_ptr<const core::Kernel> prepare(const Problem&) const override {
-    ++prepared;
-    return std::make_unique<FakeKernel>("schedule of " + std::string(name_));
+  core::Verdict judge(const Problem&, const core::DeviceDescription&) const override {
+    if (!reason.empty()) return core::Verdict::refuse(reason);
+    return core::Verdict::accept(estimated_us_,
+                                 std::make_unique<FakeKernel>("schedule of " + std::string(name_), loaded, obstacle));
   }
 
-  std::string reason;
-  mutable int prepared = 0;
+  std::string reason;      ///< to refuse every problem
+  std::string obstacle;    ///< of every kernel
+  mutable int loaded = 0;  ///< kernels
 
  private:
   std::string_view name_;

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <thread>
@@ -15,6 +17,8 @@
 #include "core/device_workspace.hpp"
 #include "core/run.hpp"
 #include "fake_cuda.hpp"
+#include "gpu/tensor_map.hpp"
+#include "jit/cuda_driver.hpp"
 #include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
@@ -58,9 +62,8 @@ void make_up_kernels(std::initializer_list<Problem> problems) {
   resources.registers = 168;
   resources.spill_bytes = 24;
   for (const int device : {0, 1}) {
-    const auto [refusal, runtime] = backends::cuda_status(device);
-    ASSERT_NE(runtime, nullptr) << refusal;
-    for (const Problem& problem : problems) kernels.add(problem, *runtime, resources);
+    const gpu::Runtime& runtime = backends::cuda_runtime(device);
+    for (const Problem& problem : problems) kernels.add(problem, runtime, resources);
   }
   kernels.load();
 }
@@ -99,10 +102,11 @@ TEST_F(CudaBackend, LaunchesWhatTheCallDescribes) {
   const fake::LaunchRecord& launch = state().launches[0];
   EXPECT_EQ(launch.device, 0);
   EXPECT_EQ(launch.stream, stream(77));
-  EXPECT_EQ(launch.params.call.q.data, call.arguments.q.data);
-  EXPECT_EQ(launch.params.call.out.data, call.arguments.out.data);
-  EXPECT_EQ(launch.params.call.seqlen_k, 100);
-  EXPECT_EQ(launch.blocks, static_cast<std::uint32_t>(launch.params.grid.num_tiles) * 4);
+  const auto params = launch.params<device::ForwardParams>();
+  EXPECT_EQ(params.q.data, call.arguments.q.data);
+  EXPECT_EQ(params.out.data, call.arguments.out.data);
+  EXPECT_EQ(params.shape.seqlen_k, 100);
+  EXPECT_EQ(launch.blocks, static_cast<std::uint32_t>(params.grid.num_tiles) * 4);
   if (!state().loads.empty() && launch.shared_bytes > 48 << 10) {
     EXPECT_EQ(state().shared_limits, std::vector{launch.shared_bytes});
   }
@@ -143,6 +147,21 @@ TEST_F(CudaBackend, KeepsTheThreadsContext) {
   fake<void(int)>("fake_cuda_make_current")(-1);
 }
 
+/// The driver encodes only where the thread has a context, and callers of the library need not have one.
+TEST_F(CudaBackend, EncodesTensorMapsForThreadsWithoutAContext) {
+  std::array<std::uint64_t, gpu::kTensorMapBytes / sizeof(std::uint64_t)> words{};
+  gpu::TensorMap map;
+  map.address = words.data();
+  map.dtype = DType::f16;
+  map.rank = 2;
+  map.dims = {64, 100};
+  backends::cuda_runtime(0).encode(map, reinterpret_cast<std::byte*>(words.data()));
+  EXPECT_EQ(words[0], static_cast<std::uint64_t>(jit::cuda::kTensorMapF16));
+  EXPECT_EQ(words[1], 2u);
+  EXPECT_EQ(words[2], reinterpret_cast<std::uintptr_t>(words.data()));
+  EXPECT_EQ(words[3], 64u);
+}
+
 TEST_F(CudaBackend, ShowsWhatAKernelCosts) {
   const Plan planned = plan(describe(GpuCall().arguments));
   EXPECT_NE(planned.schedule().find("; 168 registers, "), std::string::npos) << planned.schedule();
@@ -155,14 +174,14 @@ TEST_F(CudaBackend, KeepsAWorkspaceForEachStream) {
     attention_forward(call.arguments, {}, stream(1));
     attention_forward(call.arguments, {}, stream(1));
     EXPECT_EQ(state().allocations, 1u);
-    ASSERT_EQ(state().launches.size(), 4u) << "splits and their merge";
-    const device::GridParams first = state().launches[0].params.grid, merge = state().launches[1].params.grid;
-    EXPECT_NE(first.partial_out, nullptr);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first.partial_out) % 256, 0u);
-    EXPECT_EQ(first.partial_out, merge.partial_out);
+    ASSERT_EQ(state().launches.size(), 4u) << "splits, and what combines them";
+    const float* const first = state().launches[0].params<device::ForwardParams>().out_accum;
+    EXPECT_NE(first, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first) % 256, 0u);
+    EXPECT_EQ(state().launches[1].params<device::CombineParams>().out_accum, first);
     attention_forward(call.arguments, {}, stream(2));
     EXPECT_EQ(state().allocations, 2u);
-    EXPECT_NE(state().launches[4].params.grid.partial_out, first.partial_out);
+    EXPECT_NE(state().launches[4].params<device::ForwardParams>().out_accum, first);
   })
       .join();
   EXPECT_EQ(state().frees, 2u);
@@ -176,7 +195,8 @@ TEST_F(CudaBackend, TakesTheCallersWorkspace) {
   auto* aligned = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
   run(planned, call.arguments, aligned, stream(1));
   EXPECT_EQ(state().allocations, 0u);
-  const auto* partial = reinterpret_cast<const std::byte*>(state().launches[0].params.grid.partial_out);
+  const auto* partial =
+      reinterpret_cast<const std::byte*>(state().launches[0].params<device::ForwardParams>().out_accum);
   EXPECT_GE(partial, aligned);
   EXPECT_LT(partial, aligned + planned.workspace_size());
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(partial) % 256, 0u);
@@ -275,6 +295,21 @@ TEST_F(CudaBackend, ReadsLengthsOnlyWhenAsked) {
   unsetenv("TILEWISE_CHECK");
 }
 
+/// Neither a bundle nor a compiler is asked for this kernel, and no module is loaded.
+TEST_F(CudaBackend, ExplainingLoadsNothing) {
+  GpuCall call;
+  call.arguments.options.softcap = 4.0;
+  call.arguments.options.window_left = 7;
+  make_up_kernels({describe(call.arguments)});
+  const Explanation explained = explain(describe(call.arguments));
+  ASSERT_TRUE(explained.rows.front().accepted) << explained.rows.front().reason;
+  EXPECT_EQ(explained.rows.front().reason.find("registers"), std::string::npos) << explained.rows.front().reason;
+  EXPECT_TRUE(state().loads.empty());
+  const Plan planned = plan(describe(call.arguments));
+  EXPECT_EQ(state().loads.size(), 1u);
+  EXPECT_NE(planned.schedule().find("168 registers"), std::string::npos) << planned.schedule();
+}
+
 /// The fake computes nothing, so every output must be found unwritten, and everything else untouched.
 TEST_F(CudaBackend, VerifyRunsOnCopies) {
   Problem problem = describe(GpuCall().arguments);
@@ -288,7 +323,7 @@ TEST_F(CudaBackend, VerifyRunsOnCopies) {
     }
     EXPECT_NE(report.message.find("never written; 25600 such elements of 25600"), std::string::npos) << report.message;
     EXPECT_EQ(state().launches.size(), 1u);
-    EXPECT_EQ(state().launches[0].params.call.seqlen_q, 100);
+    EXPECT_EQ(state().launches[0].params<device::ForwardParams>().shape.seqlen_q, 100);
     EXPECT_EQ(state().allocations, state().frees);
     return;
   }

@@ -117,9 +117,19 @@ cu::Result cuLaunchKernel(cu::Function function, unsigned grid_x, unsigned grid_
   if (fake_cuda_current() != device) return kNoContext;
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra) return cu::kErrorInvalidValue;
   if (g_state.launch_result != cu::kSuccess) return g_state.launch_result;
-  g_state.launches.push_back({device, grid_x, block_x, dynamic_shared_bytes, stream,
-                              *static_cast<tilewise::device::KernelParams*>(parameters[0])});
+  g_state.launches.push_back({device, grid_x, block_x, dynamic_shared_bytes, stream, {}});
+  std::memcpy(g_state.launches.back().block.data(), parameters[0], g_state.launches.back().block.size());
   return cu::kSuccess;
+}
+
+cu::Result cuTensorMapEncodeTiled(void* map, cu::TensorMapType type, unsigned rank, void* address,
+                                  const std::uint64_t* dims, const std::uint64_t*, const std::uint32_t*,
+                                  const std::uint32_t*, cu::TensorMapInterleave, cu::TensorMapSwizzle,
+                                  cu::TensorMapPromotion, cu::TensorMapOutside) {
+  if (!has_context()) return kNoContext;
+  const std::uint64_t words[]{static_cast<std::uint64_t>(type), rank, reinterpret_cast<std::uintptr_t>(address),
+                              dims[0]};
+  return std::memcpy(map, words, sizeof words), cu::kSuccess;
 }
 
 cu::Result cuStreamIsCapturing(cu::Stream, cu::CaptureStatus* status) {

@@ -4,9 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
-#include "device/common/kernel_config.h"
+#include "device/attention/params.h"
 
 namespace tilewise::fake {
 
@@ -14,7 +15,15 @@ struct LaunchRecord {
   int device;  ///< of the kernel's module
   std::uint32_t blocks, threads, shared_bytes;
   void* stream;
-  device::KernelParams params;
+  std::array<std::byte, 512> block;  ///< the beginning of the parameters
+  /// As the kernel that they are for takes them.
+  template <typename Params>
+  [[nodiscard]] Params params() const {
+    static_assert(sizeof(Params) <= sizeof block);
+    Params params;
+    std::memcpy(&params, block.data(), sizeof params);
+    return params;
+  }
 };
 
 struct State {

@@ -11,9 +11,10 @@
 #include <set>
 #include <vector>
 
-#include "device/portable/loader.h"
-#include "device/portable/ops_cdna.h"
-#include "device/portable/ops_rdna.h"
+#include "device/attention/config.h"
+#include "device/tile/loader.h"
+#include "device/tile/ops_cdna.h"
+#include "device/tile/ops_rdna.h"
 
 namespace tilewise::test {
 namespace {
@@ -83,7 +84,7 @@ struct Cdna : CdnaOps<RecordingMachine<64>> {};
 struct Rdna : RdnaOps<RecordingMachine<32>> {};
 
 /// Every lane loads from `first_row` on.
-template <class Ops, KernelConfig C, class Tile>
+template <class Ops, RowConfig C, class Tile>
 void load(Tile& tile, int rows, int first_row, std::int64_t stride) {
   using Machine = typename Ops::Machine;
   VirtualTensor::stride = stride;
@@ -91,10 +92,11 @@ void load(Tile& tile, int rows, int first_row, std::int64_t stride) {
   VirtualTensor::cols = Tile::kDepth;
   Machine::stores.clear();
   std::memset(static_cast<void*>(&tile), 0xEE, sizeof tile);
-  const RowSource source{reinterpret_cast<const std::uint16_t*>(VirtualTensor::kStart), stride, rows, Tile::kDepth};
+  const RowSource<kBf16> source{reinterpret_cast<const std::uint16_t*>(VirtualTensor::kStart), stride, rows,
+                                Tile::kDepth};
   for (int thread = 0; thread < C.waves * Machine::kLanes; ++thread) {
     Machine::current_thread = thread;
-    TileLoader<Ops, C, Tile> loader;
+    TileLoader<Ops, C, Tile, has_few_registers<Ops>(C)> loader;
     loader.start(tile, source, first_row);
     loader.finish(tile);
   }
@@ -118,21 +120,21 @@ int slowest_store(const std::vector<Store>& stores) {
   return static_cast<int>(slowest);
 }
 
-template <class Ops, int kWaves, int kCols, int kDepth>
+template <class Ops, int kWaves, int kKeys, int kDepth>
 struct Case {
-  static constexpr KernelConfig config() {
-    KernelConfig c;
+  static constexpr RowConfig config() {
+    RowConfig c;
+    c.exact_dims = 1;
     c.head_dim = c.head_dim_v = kDepth;
     c.waves = kWaves;
-    c.tile_cols = kCols;
     return c;
   }
-  using Tile = StreamTile<kCols, kDepth, kForBoth, true>;
+  using Tile = StreamTile<kBf16, kKeys, kDepth, kBothWays, true>;
 
   static void holds_every_element(int rows, int first_row, std::int64_t stride) {
     static Tile tile;
     load<Ops, config()>(tile, rows, first_row, stride);
-    for (int key = 0; key < kCols; ++key) {
+    for (int key = 0; key < kKeys; ++key) {
       for (int depth = 0; depth < kDepth; ++depth) {
         const std::uint16_t wanted = VirtualTensor::expected(first_row + key, depth);
         ASSERT_EQ(tile.rows.chunk(key, depth / kChunk)[depth % kChunk], wanted) << "key " << key << " depth " << depth;
@@ -181,8 +183,8 @@ int slowest() {
   return slowest_store<typename Ops::Machine>(Ops::Machine::stores);
 }
 
-template <class Ops, int kWaves, int kCols, int kDepth>
-struct Banks : Case<Ops, kWaves, kCols, kDepth> {
+template <class Ops, int kWaves, int kKeys, int kDepth>
+struct Banks : Case<Ops, kWaves, kKeys, kDepth> {
   using LoaderOps = Ops;
 };
 
@@ -196,7 +198,7 @@ TEST(LoaderBanks, TransposingStoresOfCdnaMeetNoBankTooOften) {
 /// Lanes read 16 bytes at a time; eight of them are served together, each from banks of its own.
 template <class Ops, int kRows, int kCols, bool kSpread>
 void expect_even_reads() {
-  using Tile = SharedTile<kRows, kCols, kSpread>;
+  using Tile = SharedTile<kBf16, kRows, kCols, kSpread>;
   for (int first = 0; first + 8 <= kRows; first += 8) {
     for (int chunk = 0; chunk < kCols / kChunk; ++chunk) {
       std::map<int, int> used;  // of the eight groups of 4 banks
@@ -217,7 +219,7 @@ TEST(SharedTileBanks, EightRowsOfAChunkColumnUseAllBanks) {
 
 // The form with compile-time bases, which products use, says the same as the plain one.
 TEST(SharedTile, OffsetsOfBothFormsAgree) {
-  using Tile = SharedTile<128, 64, true>;
+  using Tile = SharedTile<kBf16, 128, 64, true>;
   for (int base = 0; base < 128; base += 32) {
     for (int row = 0; row < 32; ++row) {
       for (int chunk = 0; chunk < 8; chunk += 2) {

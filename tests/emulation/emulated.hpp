@@ -7,15 +7,29 @@
 #include <string>
 
 #include "backends/emulation/emulator.hpp"
-#include "device/portable/machine_host.h"
+#include "device/tile/machine_host.h"
 #include "tilewise/error.hpp"
 
 namespace tilewise::test {
 
-/// What went wrong, or empty. `memory`: what the kernel may touch.
+struct NoParams {};
+inline constexpr NoParams kNoParams{};
+
+/// A kernel of `body(shared)`, a lambda without captures.
+template <class Shared_, class Body>
+struct BodyKernel {
+  using Params = NoParams;
+  using Shared = Shared_;
+  static void run(const Params&, Shared& shared) { Body{}(shared); }
+};
+template <class Machine, class Shared, class Body>
+const device::HostKernel* kernel_of(Body) {
+  return device::host_kernel<BodyKernel<Shared, Body>, Machine>();
+}
+
+/// What went wrong, or empty. `memory`: what the kernel may touch; `params`: of the kernel's type.
 inline std::string fault_of(const device::HostKernel* kernel, int threads, int blocks = 1, std::uint64_t seed = 0,
-                            const device::KernelParams& params = {},
-                            const backends::emulation::GlobalMemory& memory = {}) {
+                            const backends::emulation::GlobalMemory& memory = {}, const void* params = &kNoParams) {
   try {
     backends::emulation::run_grid(*kernel, {"test", blocks, threads}, params, memory, seed);
   } catch (const Error& error) {
@@ -25,10 +39,9 @@ inline std::string fault_of(const device::HostKernel* kernel, int threads, int b
   return {};
 }
 
-/// A kernel of `body(params, shared)`, a lambda without captures.
 template <class Machine, class Shared, class Body>
 std::string fault_of_body(int threads, Body body, std::uint64_t seed = 0) {
-  return fault_of(device::host_kernel<Machine, Shared>(body), threads, 1, seed);
+  return fault_of(kernel_of<Machine, Shared>(body), threads, 1, seed);
 }
 
 inline testing::AssertionResult contains(const std::string& text, const std::string& part) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -19,9 +18,6 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// Before anything is compiled.
-[[maybe_unused]] const int kCacheSet = setenv("TILEWISE_CACHE_DIR", TILEWISE_TEST_CACHE_DIR, 1);
 
 class EmulatedNotANumber : public testing::TestWithParam<std::string> {
  protected:

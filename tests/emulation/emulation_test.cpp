@@ -15,9 +15,6 @@
 namespace tilewise::test {
 namespace {
 
-/// Before anything is compiled.
-[[maybe_unused]] const int kCacheSet = setenv("TILEWISE_CACHE_DIR", TILEWISE_TEST_CACHE_DIR, 1);
-
 /// Several tests use one kernel: what follows `shape` decides it, lengths and heads do not.
 class Emulation : public testing::TestWithParam<std::string> {
  protected:

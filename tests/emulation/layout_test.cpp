@@ -77,26 +77,26 @@ TEST(Layout, Wmma16x16x16IsThatOfAmdsManual) {
 }
 
 /// Every slot of a row is one row, whatever the lane, and lanes that share rows differ in kRowMask alone.
-template <class Layout>
+template <class FragmentLayout>
 void check_slots() {
-  for (int lane = 0; lane < Layout::kLanes; ++lane) {
-    for (int i = 0; i < Layout::kRegisters; ++i) {
-      for (int j = 0; j < Layout::kRegisters; ++j) {
-        const bool same_row = Layout::place(lane, i).row == Layout::place(lane, j).row;
-        EXPECT_EQ(same_row, Layout::slot(i) == Layout::slot(j));
+  for (int lane = 0; lane < FragmentLayout::kLanes; ++lane) {
+    for (int i = 0; i < FragmentLayout::kRegisters; ++i) {
+      for (int j = 0; j < FragmentLayout::kRegisters; ++j) {
+        const bool same_row = FragmentLayout::place(lane, i).row == FragmentLayout::place(lane, j).row;
+        EXPECT_EQ(same_row, FragmentLayout::slot(i) == FragmentLayout::slot(j));
       }
-      for (int other = 0; other < Layout::kLanes; ++other) {
-        const bool same_row = Layout::place(lane, i).row == Layout::place(other, i).row;
-        EXPECT_EQ(same_row, ((lane ^ other) & ~Layout::kRowMask) == 0) << "lanes " << lane << " and " << other;
+      for (int other = 0; other < FragmentLayout::kLanes; ++other) {
+        const bool same_row = FragmentLayout::place(lane, i).row == FragmentLayout::place(other, i).row;
+        EXPECT_EQ(same_row, ((lane ^ other) & ~FragmentLayout::kRowMask) == 0) << "lanes " << lane << " and " << other;
       }
     }
   }
 }
 
 TEST(Layout, SlotsAndRowMasksFollowFromTheTables) {
-  check_slots<device::Sm80Layout>();
-  check_slots<device::CdnaLayout>();
-  check_slots<device::RdnaLayout>();
+  check_slots<device::Sm80FragmentLayout>();
+  check_slots<device::CdnaFragmentLayout>();
+  check_slots<device::RdnaFragmentLayout>();
 }
 
 /// A wave's registers for given A (M x K) and B (K x N), found by searching the tables.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <limits>
 #include <memory>
 #include <string>
@@ -16,8 +15,6 @@
 
 namespace tilewise::test {
 namespace {
-
-[[maybe_unused]] const int kCacheSet = setenv("TILEWISE_CACHE_DIR", TILEWISE_TEST_CACHE_DIR, 1);
 
 constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(),
                        kLeast = std::numeric_limits<std::int32_t>::min();
@@ -57,7 +54,10 @@ class LyingLengths : public testing::TestWithParam<std::string> {
       const auto table = core::implementation_table();
       const auto row = std::ranges::find(table, GetParam(), &core::Implementation::name);
       ASSERT_NE(row, table.end());
-      const auto kernel = (*row)->prepare_problem(problem);
+      const core::Verdict verdict = (*row)->judge_problem(problem, core::describe_cpu());
+      ASSERT_TRUE(verdict.accepted()) << verdict.reason;
+      const auto& kernel = verdict.kernel;
+      kernel->load();
       std::vector<std::max_align_t> workspace(kernel->workspace_size() / sizeof(std::max_align_t) + 16);
       void* aligned = workspace.data();
       std::size_t room = workspace.size() * sizeof(std::max_align_t);

@@ -5,10 +5,12 @@
 #include <cmath>
 
 #include "../support/dense_call.hpp"
-#include "device/portable/forward.h"
-#include "device/portable/ops_cdna.h"
-#include "device/portable/ops_rdna.h"
-#include "device/portable/ops_sm80.h"
+#include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/kernels.hpp"
+#include "device/attention/forward.h"
+#include "device/tile/ops_cdna.h"
+#include "device/tile/ops_rdna.h"
+#include "device/tile/ops_sm80.h"
 #include "emulated.hpp"
 #include "operations/attention/call.hpp"
 
@@ -77,7 +79,7 @@ struct FaultyCdna : Faulty<HostCdnaMachine> {
 
 struct FaultyRdna : Faulty<HostRdnaMachine> {
   template <int kElement>
-  static void mma_16x16x16(RdnaAccumulator& d, RdnaOperand a, RdnaOperand b) {
+  static void mma_16x16x16(RdnaAccumulator& d, const RdnaOperand& a, const RdnaOperand& b) {
     if (g_fault == Fault::swapped_operands) return HostRdnaMachine::mma_16x16x16<kElement>(d, b, a);
     HostRdnaMachine::mma_16x16x16<kElement>(d, a, b);
   }
@@ -86,22 +88,19 @@ struct FaultyRdna : Faulty<HostRdnaMachine> {
   }
 };
 
-constexpr KernelConfig kSm80Config{
-    .head_dim = 32, .head_dim_v = 32, .waves = 2, .rows_per_wave = 16, .tile_cols = 32, .stages = 2, .ranged = true};
-constexpr KernelConfig kCdnaConfig{.head_dim = 32,
-                                   .head_dim_v = 32,
-                                   .waves = 2,
-                                   .rows_per_wave = 32,
-                                   .tile_cols = 32,
-                                   .rows_in_registers = true,
-                                   .ranged = true};
-constexpr KernelConfig kRdnaConfig{.head_dim = 32,
-                                   .head_dim_v = 32,
-                                   .waves = 2,
-                                   .rows_per_wave = 16,
-                                   .tile_cols = 32,
-                                   .rows_in_registers = true,
-                                   .ranged = true};
+/// Two waves, and tiles of 32 keys.
+constexpr ForwardConfig forward_config(std::int32_t rows_per_wave, std::int32_t stages, Flag rows_in_registers) {
+  ForwardConfig c;
+  c.head_dim = c.head_dim_v = 32;
+  c.exact_dims = 1;
+  c.waves = 2;
+  c.rows_per_wave = rows_per_wave;
+  c.block_n = 32;
+  c.stages = stages;
+  c.rows_in_registers = rows_in_registers;
+  c.ranged = 1;
+  return c;
+}
 
 /// A causal call of lengths that no tile divides.
 class ForwardCall {
@@ -113,29 +112,29 @@ class ForwardCall {
     expected.forward();
     const ForwardArguments arguments = call.forward_arguments();
     const operations::attention::Call described = operations::attention::call_of(arguments);
-    params.call = operations::attention::make_params(described, operations::attention::describe(described));
+    backends::portable::bind(operations::attention::make_params(described, operations::attention::describe(described)),
+                             params);
   }
 
   /// What went wrong in a run on the machine of `Ops` with that fault, or empty.
-  template <class Ops, KernelConfig C>
+  template <class Ops, ForwardConfig C>
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
-    memory = backends::emulation::memory_of(params);
+    memory = memory_of_call();
     return run_within<Ops, C>(fault, seed);
   }
   /// The same where `memory` stays what it was.
-  template <class Ops, KernelConfig C>
+  template <class Ops, ForwardConfig C>
   std::string run_within(Fault fault = Fault::none, std::uint64_t seed = 0) {
-    using Shared = ForwardShared<Ops, C>;
-    constexpr int kRows = C.waves * C.rows_per_wave;
-    params.grid.num_tiles = static_cast<std::int32_t>((params.call.seqlen_q + kRows - 1) / kRows);
-    params.grid.num_splits = 1;
-    params.grid.heads = static_cast<std::int32_t>(params.call.num_heads_q);
-    const HostKernel* kernel = host_kernel<typename Ops::Machine, Shared>(
-        [](const KernelParams& p, Shared& shared) { ForwardKernel<Ops, C>::run(p, shared); });
+    const std::int32_t tiles = static_cast<std::int32_t>(params.shape.seqlen_q + C.block_m() - 1) / C.block_m();
+    params.grid = {tiles, 1, static_cast<std::int32_t>(params.shape.num_heads_q), 0};
     g_fault = fault;
     g_barriers.fill(0);
-    return fault_of(kernel, C.waves * Ops::Machine::kLanes,
-                    static_cast<int>(params.grid.num_tiles * params.call.num_heads_q), seed, params, memory);
+    return fault_of(host_kernel<Forward<Ops, C>, typename Ops::Machine>(), C.waves * Ops::Machine::kLanes,
+                    params.grid.num_tiles * params.grid.num_heads, seed, memory, &params);
+  }
+
+  [[nodiscard]] backends::emulation::GlobalMemory memory_of_call() const {
+    return backends::emulation::memory_of(gpu::body_of<backends::portable::Forward>(), &params);
   }
 
   /// Largest difference to the reference; NaN counts as infinite.
@@ -149,7 +148,7 @@ class ForwardCall {
   }
 
   DenseCall expected, call;
-  KernelParams params{};
+  ForwardParams params{};
   backends::emulation::GlobalMemory memory;
 };
 
@@ -158,15 +157,15 @@ constexpr double kFine = 0.03, kWrong = 0.3;
 
 struct OnSm80 {
   using Ops = Sm80Ops<FaultySm80>;
-  static constexpr KernelConfig kConfig = kSm80Config;
+  static constexpr ForwardConfig kConfig = forward_config(16, 2, 0);
 };
 struct OnCdna {
   using Ops = CdnaOps<FaultyCdna>;
-  static constexpr KernelConfig kConfig = kCdnaConfig;
+  static constexpr ForwardConfig kConfig = forward_config(32, 1, 1);
 };
 struct OnRdna {
   using Ops = RdnaOps<FaultyRdna>;
-  static constexpr KernelConfig kConfig = kRdnaConfig;
+  static constexpr ForwardConfig kConfig = forward_config(16, 1, 1);
 };
 
 template <class On>
@@ -182,10 +181,10 @@ class EmulatedForward : public testing::Test {
     return call.error();
   }
   /// The kernel is told one row more than the tensors have.
-  static std::string fault_of_one_more(std::int64_t AttentionParams::* length) {
+  static std::string fault_of_one_more(std::int64_t AttentionShape::* length) {
     ForwardCall call;
-    call.memory = backends::emulation::memory_of(call.params);
-    call.params.call.*length += 1;
+    call.memory = call.memory_of_call();
+    call.params.shape.*length += 1;
     return call.run_within<typename On::Ops, On::kConfig>();
   }
 };
@@ -211,13 +210,13 @@ TYPED_TEST(EmulatedForward, OneBarrierLessThanNeededIsCaught) {
 }
 
 TYPED_TEST(EmulatedForward, AnOffByOneInAPartialTileIsCaught) {
-  EXPECT_TRUE(contains(this->fault_of_one_more(&AttentionParams::seqlen_k), "which ends at byte"));
-  EXPECT_TRUE(contains(this->fault_of_one_more(&AttentionParams::seqlen_q), "which ends at byte"));
+  EXPECT_TRUE(contains(this->fault_of_one_more(&AttentionShape::seqlen_k), "which ends at byte"));
+  EXPECT_TRUE(contains(this->fault_of_one_more(&AttentionShape::seqlen_q), "which ends at byte"));
 }
 
 TYPED_TEST(EmulatedForward, AnOffByOneInTheMaskIsCaughtByTheResult) {
   ForwardCall call;
-  call.params.call.window_right += 1;
+  call.params.score.window_right += 1;
   EXPECT_EQ((call.run<typename TypeParam::Ops, TypeParam::kConfig>()), "");
   EXPECT_GT(call.error(), kWrong);
 }

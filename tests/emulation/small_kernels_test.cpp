@@ -9,7 +9,7 @@
 namespace tilewise::test {
 namespace {
 
-using device::Chunk, device::HostCdnaMachine, device::HostSm80Machine, device::KernelParams, device::NoShared;
+using device::Chunk, device::HostCdnaMachine, device::HostSm80Machine, device::NoShared;
 using M = HostSm80Machine;
 
 struct Words {
@@ -17,7 +17,7 @@ struct Words {
 };
 
 TEST(Emulator, LanesMeetInCollectives) {
-  const std::string fault = fault_of_body<HostCdnaMachine, Words>(128, [](const KernelParams&, Words& shared) {
+  const std::string fault = fault_of_body<HostCdnaMachine, Words>(128, [](Words& shared) {
     using Machine = HostCdnaMachine;
     const auto mine = static_cast<std::uint32_t>(Machine::thread());
     if (mine < 64) Machine::store_shared(&shared.word[mine], 2 * mine);
@@ -34,8 +34,7 @@ TEST(Emulator, LanesMeetInCollectives) {
 std::vector<int> order_of(std::uint64_t seed) {
   static thread_local std::vector<int> order;
   order.clear();
-  EXPECT_EQ(
-      (fault_of_body<M, NoShared>(64, [](const KernelParams&, NoShared&) { order.push_back(M::thread()); }, seed)), "");
+  EXPECT_EQ((fault_of_body<M, NoShared>(64, [](NoShared&) { order.push_back(M::thread()); }, seed)), "");
   return order;
 }
 
@@ -50,26 +49,24 @@ TEST(Emulator, TheSeedDecidesTheOrder) {
 
 TEST(Emulator, EveryBlockRunsOnce) {
   static std::atomic<int> runs[100];
-  const device::HostKernel* kernel =
-      device::host_kernel<M, NoShared>([](const KernelParams&, NoShared&) { ++runs[M::block()]; });
+  const device::HostKernel* kernel = kernel_of<M, NoShared>([](NoShared&) { ++runs[M::block()]; });
   EXPECT_EQ(fault_of(kernel, 32, 100), "");
   for (const auto& count : runs) EXPECT_EQ(count, 32);
 }
 
 TEST(Emulator, TheFirstFailingBlockIsNamed) {
-  const device::HostKernel* kernel = device::host_kernel<M, Words>([](const KernelParams&, Words& shared) {
+  const device::HostKernel* kernel = kernel_of<M, Words>([](Words& shared) {
     if (M::block() >= 40 && M::lane() == 3) M::load_shared<std::uint32_t>(&shared.word[0]);
   });
   EXPECT_EQ(fault_of(kernel, 64, 100, 5).substr(0, 15), "test: block 40,");
 }
 
 TEST(Emulator, ThreadsAreWholeWaves) {
-  EXPECT_TRUE(
-      contains(fault_of_body<M, NoShared>(40, [](const KernelParams&, NoShared&) {}), "whole waves of 32 (got 40)"));
+  EXPECT_TRUE(contains(fault_of_body<M, NoShared>(40, [](NoShared&) {}), "whole waves of 32 (got 40)"));
 }
 
 TEST(Collectives, ALaneThatEndsLeavesTheOthersWaiting) {
-  const std::string fault = fault_of_body<M, NoShared>(64, [](const KernelParams&, NoShared&) {
+  const std::string fault = fault_of_body<M, NoShared>(64, [](NoShared&) {
     if (M::thread() != 37) M::barrier();
   });
   EXPECT_TRUE(contains(fault, "barrier()"));
@@ -80,8 +77,7 @@ TEST(Collectives, ALaneThatEndsLeavesTheOthersWaiting) {
 TEST(Collectives, LanesOfAWaveAtDifferentOnes) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const std::string fault = fault_of_body<M, NoShared>(
-        32, [](const KernelParams&, NoShared&) { M::lane() == 9 ? M::wave_sync() : static_cast<void>(M::any(true)); },
-        seed);
+        32, [](NoShared&) { M::lane() == 9 ? M::wave_sync() : static_cast<void>(M::any(true)); }, seed);
     EXPECT_TRUE(contains(fault, "wave_sync()"));
     EXPECT_TRUE(contains(fault, "any()"));
     EXPECT_TRUE(contains(fault, "lane 9"));
@@ -89,7 +85,7 @@ TEST(Collectives, LanesOfAWaveAtDifferentOnes) {
 }
 
 TEST(Collectives, ABarrierInABranch) {
-  const std::string fault = fault_of_body<M, NoShared>(64, [](const KernelParams&, NoShared&) {
+  const std::string fault = fault_of_body<M, NoShared>(64, [](NoShared&) {
     if (M::lane() < 16) M::barrier();
     M::wave_sync();
   });
@@ -100,7 +96,7 @@ TEST(Collectives, ABarrierInABranch) {
 /// Lane 0 of wave 0 writes; `reader` reads after `between`.
 template <int kReader, class Between>
 std::string written_then_read(Between) {
-  return fault_of_body<M, Words>(64, [](const KernelParams&, Words& shared) {
+  return fault_of_body<M, Words>(64, [](Words& shared) {
     if (M::thread() == 0) M::store_shared(&shared.word[5], 1u);
     Between{}();
     if (M::thread() == kReader) M::load_shared<std::uint32_t>(&shared.word[5]);
@@ -123,7 +119,7 @@ TEST(Races, AReadNeedsABarrierAfterTheWrite) {
 TEST(Races, AWriteNeedsABarrierAfterReads) {
   const auto fault = [](auto between) {
     using Between = decltype(between);
-    return fault_of_body<M, Words>(64, [](const KernelParams&, Words& shared) {
+    return fault_of_body<M, Words>(64, [](Words& shared) {
       if (M::thread() == 0) M::store_shared(&shared.word[5], 1u);
       M::barrier();
       M::load_shared<std::uint32_t>(&shared.word[5]);
@@ -137,7 +133,7 @@ TEST(Races, AWriteNeedsABarrierAfterReads) {
 }
 
 TEST(Races, HalvesOfAWordAreApart) {
-  const std::string fault = fault_of_body<M, Words>(64, [](const KernelParams&, Words& shared) {
+  const std::string fault = fault_of_body<M, Words>(64, [](Words& shared) {
     auto* halves = reinterpret_cast<std::uint16_t*>(shared.word);
     M::store_shared(halves + M::thread(), static_cast<std::uint16_t>(7));
   });
@@ -145,18 +141,15 @@ TEST(Races, HalvesOfAWordAreApart) {
 }
 
 TEST(SharedMemory, BoundsAlignmentAndUnwrittenWords) {
+  EXPECT_TRUE(contains(fault_of_body<M, Words>(32, [](Words& shared) { M::store_shared(shared.word + 64, 1u); }),
+                       "writes 4 bytes at offset 256 of shared memory, which has 256 bytes"));
+  EXPECT_TRUE(contains(fault_of_body<M, Words>(32, [](Words& shared) { M::load_shared<Chunk>(shared.word - 4); }),
+                       "reads 16 bytes at offset -16"));
   EXPECT_TRUE(contains(
-      fault_of_body<M, Words>(32, [](const KernelParams&, Words& shared) { M::store_shared(shared.word + 64, 1u); }),
-      "writes 4 bytes at offset 256 of shared memory, which has 256 bytes"));
-  EXPECT_TRUE(contains(
-      fault_of_body<M, Words>(32, [](const KernelParams&, Words& shared) { M::load_shared<Chunk>(shared.word - 4); }),
-      "reads 16 bytes at offset -16"));
-  EXPECT_TRUE(contains(
-      fault_of_body<M, Words>(
-          32, [](const KernelParams&, Words& shared) { M::store_shared(shared.word + 2, Chunk{{0, 0, 0, 0}}); }),
+      fault_of_body<M, Words>(32, [](Words& shared) { M::store_shared(shared.word + 2, Chunk{{0, 0, 0, 0}}); }),
       "which is not aligned"));
   EXPECT_TRUE(contains(fault_of_body<M, Words>(32,
-                                               [](const KernelParams&, Words& shared) {
+                                               [](Words& shared) {
                                                  if (M::thread() == 0) M::store_shared(&shared.word[0], 1u);
                                                  M::barrier();
                                                  M::load_shared<std::uint64_t>(&shared.word[0]);
@@ -165,11 +158,18 @@ TEST(SharedMemory, BoundsAlignmentAndUnwrittenWords) {
 }
 
 TEST(SharedMemory, ForgetsBetweenBlocks) {
-  const device::HostKernel* kernel = device::host_kernel<M, Words>([](const KernelParams&, Words& shared) {
+  const device::HostKernel* kernel = kernel_of<M, Words>([](Words& shared) {
     if (M::block() == 0) M::store_shared(&shared.word[M::thread()], 1u);
     if (M::block() == 1) M::load_shared<std::uint32_t>(&shared.word[M::thread()]);
   });
   EXPECT_TRUE(contains(fault_of(kernel, 32, 2), "nobody wrote since the block began"));
+}
+
+using gpu::Access;
+
+/// A region of adjacent words.
+gpu::Region words(std::string_view name, std::int64_t count, Access access, bool one_writer = true) {
+  return {.name = name, .access = access, .element_bytes = 4, .row = count, .one_writer = one_writer};
 }
 
 /// A wave copies 32 chunks to shared memory, does `between`, meets at a barrier and reads what another lane copied.
@@ -180,14 +180,14 @@ template <class Between>
 std::string copied_then_read(Between, std::uint64_t seed) {
   static Chunk source[32] = {};
   backends::emulation::GlobalMemory memory;
-  memory.add("source", source, 4, {}, 128, false);
-  const device::HostKernel* kernel = device::host_kernel<M, Chunks>([](const KernelParams&, Chunks& shared) {
+  memory.add(words("source", 128, Access::read), source);
+  const device::HostKernel* kernel = kernel_of<M, Chunks>([](Chunks& shared) {
     M::copy_async(&shared.chunk[M::lane()], &source[M::lane()], true);
     Between{}();
     M::barrier();
     M::load_shared<Chunk>(&shared.chunk[31 - M::lane()]);
   });
-  return fault_of(kernel, 32, 1, seed, {}, memory);
+  return fault_of(kernel, 32, 1, seed, memory);
 }
 
 TEST(AsynchronousCopies, AreReadAfterCommitWaitAndBarrier) {
@@ -205,9 +205,9 @@ TEST(AsynchronousCopies, LandAtAnyTimeUpToTheWait) {
   static Chunk source;
   static thread_local std::set<std::uint32_t> seen;
   backends::emulation::GlobalMemory memory;
-  memory.add("source", &source, 4, {}, 4, true);
+  memory.add(words("source", 4, Access::write, false), &source);
   source.word[0] = 1;
-  const device::HostKernel* kernel = device::host_kernel<M, Chunks>([](const KernelParams&, Chunks& shared) {
+  const device::HostKernel* kernel = kernel_of<M, Chunks>([](Chunks& shared) {
     M::copy_async(&shared.chunk[M::lane()], &source, true);
     M::commit_copies();
     M::wave_sync();
@@ -216,7 +216,7 @@ TEST(AsynchronousCopies, LandAtAnyTimeUpToTheWait) {
     M::wait_copies<0>();
     seen.insert(M::load_shared<Chunk>(&shared.chunk[M::lane()]).word[0]);
   });
-  EXPECT_EQ(fault_of(kernel, 32, 1, 0, {}, memory), "");
+  EXPECT_EQ(fault_of(kernel, 32, 1, 0, memory), "");
   EXPECT_EQ(seen, (std::set<std::uint32_t>{1, 2}));
 }
 
@@ -224,7 +224,7 @@ TEST(GlobalMemory, OnlyTensorsAreThere) {
   alignas(16) std::uint16_t whole[100] = {};
   std::uint16_t* const data = whole + 48;
   backends::emulation::GlobalMemory memory;  // 3 rows of 8 elements, 16 apart
-  memory.add("q", data, 2, {{3, 16}}, 8, false);
+  memory.add({.name = "q", .element_bytes = 2, .outer = {{{3, 16}}}, .rank = 1, .row = 8}, data);
   const auto check = [&](int element, std::size_t bytes, bool write = false) {
     return memory.check(data + element, bytes, write);
   };
@@ -245,14 +245,12 @@ TEST(GlobalMemory, AWordHasOneWriterInALaunch) {
   const core::FrameworkThreads one_thread(1);  // block 0 comes first
   const auto fault = [](auto body) {
     backends::emulation::GlobalMemory memory;
-    memory.add("out", data, 4, {}, 64, true);
-    memory.track_writers();
-    const device::HostKernel* kernel = device::host_kernel<M, NoShared>(body);
-    return fault_of(kernel, 32, 2, 0, {}, memory);
+    memory.add(words("out", 64, Access::write), data);
+    const device::HostKernel* kernel = kernel_of<M, NoShared>(body);
+    return fault_of(kernel, 32, 2, 0, memory);
   };
-  using P = KernelParams;
   using N = NoShared;
-  EXPECT_EQ(fault([](const P&, N&) {
+  EXPECT_EQ(fault([](N&) {
               float* own = data + 32 * M::block() + M::lane();
               M::store_global(own, 1.0f);
               M::store_global(own, M::load_global(own) + 1.0f);
@@ -260,11 +258,10 @@ TEST(GlobalMemory, AWordHasOneWriterInALaunch) {
               M::load_global(data + 32 * M::block() + 31 - M::lane());
             }),
             "");
-  EXPECT_TRUE(
-      contains(fault([](const P&, N&) { M::store_global(data + M::lane(), 1.0f); }), "wrote in the same launch"));
-  EXPECT_TRUE(contains(fault([](const P&, N&) { M::store_global(data + 32 * M::block() + M::lane() / 2, 1.0f); }),
+  EXPECT_TRUE(contains(fault([](N&) { M::store_global(data + M::lane(), 1.0f); }), "wrote in the same launch"));
+  EXPECT_TRUE(contains(fault([](N&) { M::store_global(data + 32 * M::block() + M::lane() / 2, 1.0f); }),
                        "of out, which thread"));
-  EXPECT_TRUE(contains(fault([](const P&, N&) {
+  EXPECT_TRUE(contains(fault([](N&) {
                          if (M::block() == 0) M::store_global(data + M::lane(), 1.0f);
                          if (M::block() == 1) M::store_global(data + 32 + M::lane(), M::load_global(data + M::lane()));
                        }),
@@ -276,33 +273,31 @@ TEST(GlobalMemory, LanesOfAnyBlockAddToAWord) {
   const auto fault = [](auto body) {
     std::fill(std::begin(data), std::end(data), 0.0f);
     backends::emulation::GlobalMemory memory;
-    memory.add("query_sums", data, 4, {}, 8, true);
-    memory.track_writers();
-    const device::HostKernel* kernel = device::host_kernel<M, NoShared>(body);
-    return fault_of(kernel, 32, 2, 0, {}, memory);
+    memory.add(words("dq_accum", 8, Access::add), data);
+    const device::HostKernel* kernel = kernel_of<M, NoShared>(body);
+    return fault_of(kernel, 32, 2, 0, memory);
   };
-  using P = KernelParams;
   using N = NoShared;
-  EXPECT_EQ(fault([](const P&, N&) { M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f}); }), "");
+  EXPECT_EQ(fault([](N&) { M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f}); }), "");
   EXPECT_EQ(data[0], 64.0f);
   EXPECT_EQ(data[3], 256.0f);
-  EXPECT_TRUE(contains(fault([](const P&, N&) {
+  EXPECT_TRUE(contains(fault([](N&) {
                          M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f});
                          M::load_global(data + 1);
                        }),
-                       "reads byte 4 of query_sums, to which lanes add in the same launch"));
-  EXPECT_TRUE(contains(fault([](const P&, N&) {
+                       "reads byte 4 of dq_accum, to which lanes add in the same launch"));
+  EXPECT_TRUE(contains(fault([](N&) {
                          if (M::thread() == 3) M::store_global(data, 1.0f);
                          M::add_global(data, {1.0f, 2.0f, 3.0f, 4.0f});
                        }),
-                       "of query_sums"));
-  EXPECT_TRUE(contains(fault([](const P&, N&) { M::add_global(data + 1, {1.0f, 2.0f, 3.0f, 4.0f}); }), "not aligned"));
+                       "of dq_accum"));
+  EXPECT_TRUE(contains(fault([](N&) { M::add_global(data + 1, {1.0f, 2.0f, 3.0f, 4.0f}); }), "not aligned"));
 }
 
 TEST(GlobalMemory, StridesOfEitherSignAndBroadcasts) {
   std::vector<float> data(24);
   backends::emulation::GlobalMemory memory;
-  memory.add("bias", data.data() + 23, 4, {{5, 0}, {6, -4}}, 1, false);
+  memory.add({.name = "bias", .element_bytes = 4, .outer = {{{5, 0}, {6, -4}}}, .rank = 2}, data.data() + 23);
   EXPECT_EQ(memory.check(data.data() + 23, 4, false), "");
   EXPECT_EQ(memory.check(data.data() + 3, 4, false), "");
   EXPECT_NE(memory.check(data.data() + 4, 4, false), "");

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "expect.hpp"
@@ -11,16 +12,17 @@
 using namespace tilewise;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Problem problem;
+  std::optional<AnyProblem> parsed;
   try {
-    problem = parse_problem(std::string_view(reinterpret_cast<const char*>(data), size));
+    parsed = parse_problem(std::string_view(reinterpret_cast<const char*>(data), size));
   } catch (const Error& error) {
     expect_sentence(error);
     return 0;
   }
+  const AnyProblem& problem = *parsed;
   validate(problem);
   const std::string text = to_string(problem);
-  const Problem again = parse_problem(text);
+  const AnyProblem again = parse_problem(text);
   expect(again == problem, "the printed problem parses back to the same value");
   expect(hash_value(again) == hash_value(problem), "equal problems hash equally");
   expect(to_string(again) == text, "printing is stable");

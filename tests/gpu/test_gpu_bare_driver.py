@@ -21,18 +21,24 @@ def architecture() -> str:
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
+SHAPE = "dtype=f16 batch_size=2 seqlen_q=300 seqlen_k=200 num_heads_q=4 num_heads_k=2 head_dim=64"
+
+
 @pytest.mark.parametrize(
-    "shape",
+    "problem",
     [
-        "batch_size=2 seqlen_q=300 seqlen_k=200 num_heads_q=4 num_heads_k=2 head_dim=64",
-        "seqlen_q=1 seqlen_k=8192 num_heads_q=8 num_heads_k=2 head_dim=128",  # split and merged
+        f"attention_forward {SHAPE}",
+        "attention_forward dtype=f16 seqlen_q=1 seqlen_k=8192 num_heads_q=8 num_heads_k=2 head_dim=128",  # split
+        f"attention_backward {SHAPE}",
+        f"attention_backward {SHAPE} head_dim_v=32",
+        # Few keys: queries are split, and dk and dv added up from their parts.
+        "attention_backward dtype=f16 seqlen_q=2048 seqlen_k=100 num_heads_q=4 num_heads_k=2 head_dim=128",
     ],
 )
-def test_code_objects_run_without_tilewise(tmp_path, shape):
+def test_code_objects_run_without_tilewise(tmp_path, problem):
     if not COMMAND.is_file():
         pytest.skip(f"{COMMAND} is not built; TILEWISE_CLI names another")
     environment = {**os.environ, "VIRTUAL_ENV": sys.prefix}
-    problem = f"attention_forward dtype=f16 {shape}"
     command = [COMMAND, "compile", "--target", architecture(), "--out", tmp_path, "--problem", problem]
     subprocess.run(command, check=True, timeout=120, env=environment)
     example = ROOT / "examples" / "bare_driver" / "launch.py"

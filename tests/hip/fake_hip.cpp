@@ -53,12 +53,12 @@ amd::Result hipModuleLaunchKernel(amd::Function, unsigned grid_x, unsigned grid_
                                   void** parameters, void** extra) {
   const bool sound = grid_x > 0 && grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1 && parameters == nullptr;
   if (!sound || extra[0] != amd::kLaunchBuffer || extra[2] != amd::kLaunchBufferSize || extra[4] != amd::kLaunchEnd ||
-      *static_cast<std::size_t*>(extra[3]) != sizeof(tilewise::device::KernelParams)) {
+      *static_cast<std::size_t*>(extra[3]) > sizeof(tilewise::fake::HipLaunch::block)) {
     return amd::kErrorInvalidValue;
   }
   if (g_state.launch_result != amd::kSuccess) return g_state.launch_result;
-  g_state.launches.push_back({g_state.current, grid_x, block_x, dynamic_shared_bytes, stream,
-                              *static_cast<tilewise::device::KernelParams*>(extra[1])});
+  g_state.launches.push_back({g_state.current, grid_x, block_x, dynamic_shared_bytes, stream, {}});
+  std::memcpy(g_state.launches.back().block.data(), extra[1], *static_cast<std::size_t*>(extra[3]));
   return amd::kSuccess;
 }
 

@@ -39,9 +39,7 @@ class HipBackend : public testing::Test {
     resources.registers = 120;
     resources.accumulation_registers = 64;
     for (const int device : {0, 1}) {
-      const auto [refusal, runtime] = backends::hip_status(device);
-      ASSERT_NE(runtime, nullptr) << refusal;
-      kernels.add(describe(HipCall(device).arguments), *runtime, resources);
+      kernels.add(describe(HipCall(device).arguments), backends::hip_runtime(device), resources);
     }
     kernels.load();
   }
@@ -64,7 +62,7 @@ TEST_F(HipBackend, LaunchesOnEachFamily) {
     EXPECT_EQ(launch.device, device);
     EXPECT_EQ(launch.threads % (device == 0 ? 64 : 32), 0u);
     EXPECT_EQ(launch.stream, reinterpret_cast<void*>(9));
-    EXPECT_EQ(launch.params.call.v.data, call.arguments.v.data);
+    EXPECT_EQ(launch.params<device::ForwardParams>().v.data, call.arguments.v.data);
     EXPECT_EQ(state().current, 0) << "the thread's device is left as it was";
   }
 }

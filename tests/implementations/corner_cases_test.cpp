@@ -1,11 +1,16 @@
-// Problems picked by hand: the edges of every dimension and option, in every dtype.
+// Problems picked by hand: the edges of every dimension and option, in every dtype. Rows that compile kernels see them
+// in few configurations: one without options, one with all of them.
 #include <array>
+#include <span>
 #include <string_view>
 
+#include "core/message.hpp"
 #include "implementation_test.hpp"
 
 namespace tilewise::test {
 namespace {
+
+using core::concat;
 
 /// Without operation and dtype; those of one pass alone are marked by their options.
 constexpr std::string_view kBothPasses[] = {
@@ -136,6 +141,81 @@ TEST_P(CornerCases, EveryHeadDim) {
 }
 
 TILEWISE_FOR_EVERY_OTHER_IMPLEMENTATION(CornerCases);
+
+// No row of 23 elements starts on 16 bytes: one kernel for all placements. A window is given everywhere.
+constexpr std::string_view kPlain = "dtype=bf16 head_dim=23 ";
+constexpr std::string_view kFull =
+    "dtype=bf16 head_dim=23 num_heads_q=4 num_heads_k=2 softcap=4 alibi_slopes=[h] sink=1 seqused_k=1 ";
+
+constexpr std::string_view kSizes[] = {
+    "batch_size=0 seqlen_q=5 num_heads_q=2 window_left=9",
+    "batch_size=2 seqlen_q=0 seqlen_k=5 num_heads_q=2 window_left=9",
+    "batch_size=2 seqlen_q=70 seqlen_k=0 num_heads_q=2 mask=causal",
+    "seqlen_q=300 seqlen_k=1 window_left=300",
+    "seqlen_q=200 seqlen_k=3 num_heads_q=2 mask=causal",
+    "seqlen_q=70 seqlen_k=200 num_heads_q=2 mask=causal alignment=top_left",
+    "seqlen_q=150 seqlen_k=150 num_heads_q=2 window_left=0 window_right=0",
+    "seqlen_q=150 seqlen_k=40 window_left=2 window_right=1 alignment=top_left",
+    "seqlen_q=70 seqlen_k=160 window_left=2147483647 window_right=2147483646",
+    "seqlen_q=127 seqlen_k=63 num_heads_q=2 mask=causal",
+    "seqlen_q=128 seqlen_k=64 num_heads_q=2 mask=causal",
+    "seqlen_q=129 seqlen_k=65 num_heads_q=2 mask=causal",
+    "batch_size=4 seqlen_q=70 seqlen_k=257 num_heads_q=2 window_left=100",
+    "seqlen_q=100 num_heads_q=7 num_heads_k=1 mask=causal",
+};
+/// Rows of few queries, of heads that share a tile or not.
+constexpr std::string_view kFewQueries[] = {
+    "seqlen_q=1 seqlen_k=1 num_heads_q=2 num_heads_k=1 window_left=9",
+    "seqlen_q=1 seqlen_k=33 num_heads_q=8 num_heads_k=2 window_left=40",
+    "seqlen_q=3 seqlen_k=64 num_heads_q=4 num_heads_k=1 mask=causal",
+    "seqlen_q=2 seqlen_k=32 num_heads_q=8 num_heads_k=1 mask=causal alignment=top_left",
+    "seqlen_q=1 seqlen_k=1025 num_heads_q=8 num_heads_k=1 window_left=2000",
+    "seqlen_q=2 seqlen_k=700 num_heads_q=4 num_heads_k=1 mask=causal",
+    "seqlen_q=2 seqlen_k=700 num_heads_q=4 num_heads_k=1 window_left=3",
+};
+constexpr std::string_view kOptions[] = {
+    "batch_size=2 seqlen_q=70 seqlen_k=0 window_left=9 bias=f32[b,h,q,k] dropout_p=0.25",
+    "layout=thd batch_size=4 max_seqlen_q=3 max_seqlen_k=0 total_q=9 total_k=0 window_left=9 bias=f32[b,1,1,k] "
+    "dropout_p=0.25",
+    "layout=thd batch_size=6 max_seqlen_q=70 max_seqlen_k=90 total_q=300 total_k=350 seqused_q=1 leftpad_k=1 "
+    "window_left=9 bias=f32[b,h,q,k] dropout_p=0.25",
+    "batch_size=2 seqlen_q=70 seqlen_k=80 softmax_scale=0 window_left=60 bias=f32[1,1,1,1] dropout_p=0.25",
+    "batch_size=2 seqlen_q=70 seqlen_k=80 softmax_scale=-10 mask=causal bias=f32[b,1,1,k] dropout_p=0.25",
+    "batch_size=2 seqlen_q=70 seqlen_k=40 mask=causal bias=f32[1,h,q,1] dropout_p=0.9999847412109375",
+    "batch_size=2 seqlen_q=70 seqlen_k=100 mask=causal alignment=top_left bias=f32[1,1,q,k] "
+    "dropout_p=0.0000152587890625 seed_tensor=1",
+};
+
+class CornerCaseSample : public CornerCases {
+ protected:
+  void check_all(std::span<const std::string_view> texts, const std::string& words) const {
+    for (const std::string_view text : texts) {
+      const verify::Report report =
+          verify::check_implementation(parse_problem(words + std::string(text)), GetParam(), 1);
+      EXPECT_EQ(report.to_string(), "ok");
+    }
+  }
+};
+
+TEST_P(CornerCaseSample, Forward) {
+  check_all(kSizes, concat("attention_forward ", kPlain));
+  check_all(kFewQueries, concat("attention_forward ", kPlain));
+  check_all(kOptions, concat("attention_forward ", kFull));
+}
+
+TEST_P(CornerCaseSample, Backward) {
+  check_all(kSizes, concat("attention_backward ", kPlain));
+  check_all(kOptions, concat("attention_backward dbias=1 dsink=1 dlse=1 ", kFull));
+}
+
+/// Gradients asked for one by one are kernels of their own.
+TEST_P(CornerCaseSample, SingleGradients) {
+  for (const std::string_view text : {"dk=0 dv=0", "dq=0 dv=0", "dq=0 dk=0"})
+    check_all(std::array{std::string_view("seqlen_q=70 seqlen_k=80 num_heads_q=2 mask=causal")},
+              concat("attention_backward ", kPlain, text, " "));
+}
+
+TILEWISE_FOR_EVERY_COMPILED_IMPLEMENTATION(CornerCaseSample);
 
 }  // namespace
 }  // namespace tilewise::test

@@ -1,4 +1,5 @@
-// A test that runs once per row of the implementation table, or says why this machine can't.
+// A test that runs once per row that attends in the implementation table, or says why this machine can't. Rows that
+// compile a kernel for each configuration, emulations and GPUs, get samples that share configurations.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,14 +9,24 @@
 #include <vector>
 
 #include "backends/emulation/emulation_backend.hpp"
+#include "core/device.hpp"
 #include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::test {
 
-inline const core::Implementation& implementation_named(const std::string& name) {
+/// Attention's rows of the table: rows of other operations may share their names.
+inline std::vector<const core::Implementation*> attention_rows() {
+  constexpr const Problem* kTag = nullptr;
+  std::vector<const core::Implementation*> rows;
   for (const core::Implementation* row : core::implementation_table())
+    if (&row->operation() == &operation_of(kTag)) rows.push_back(row);
+  return rows;
+}
+
+inline const core::Implementation& implementation_named(const std::string& name) {
+  for (const core::Implementation* row : attention_rows())
     if (row->name() == name) return *row;
   throw Error(ErrorCode::invalid_argument, "no implementation named " + name);
 }
@@ -35,9 +46,15 @@ inline std::vector<DType> dtypes_of(const core::Implementation& implementation) 
 inline std::string refusal_of(const std::string& name) {
   Problem problem = parse_problem("attention_forward seqlen_q=8 head_dim=16");
   problem.dtype = dtypes_of(implementation_named(name)).front();
+  problem.device = implementation_named(name).device();
   for (const ExplainRow& row : explain(problem, {name}).rows)
     if (row.implementation == name) return row.accepted ? "" : row.reason;
   return "not in the table";
+}
+
+/// Whether a configuration of its own costs a compiler's run, of half a second or more: emulations and GPUs.
+inline bool compiles_kernels(const core::Implementation& row) {
+  return backends::is_emulation(row.name()) || row.device() != DeviceType::cpu;
 }
 
 class ImplementationTest : public testing::TestWithParam<std::string> {
@@ -48,7 +65,13 @@ class ImplementationTest : public testing::TestWithParam<std::string> {
   void TearDown() override { set_num_threads(0); }
 
   [[nodiscard]] const core::Implementation& implementation() const { return implementation_named(GetParam()); }
-  [[nodiscard]] std::vector<DType> dtypes() const { return dtypes_of(implementation()); }
+  /// Of rows that compile for each of them, the first.
+  [[nodiscard]] std::vector<DType> dtypes() const {
+    std::vector<DType> dtypes = dtypes_of(implementation());
+    if (is_compiled()) dtypes.resize(1);
+    return dtypes;
+  }
+  [[nodiscard]] bool is_compiled() const { return compiles_kernels(implementation()); }
   [[nodiscard]] operations::attention::FeatureSet supported_features() const {
     return operations::attention::features_of(implementation());
   }
@@ -59,17 +82,28 @@ class ImplementationTest : public testing::TestWithParam<std::string> {
   }
 };
 
-/// The table without the emulations: tests/emulation draws problems of few kernels for them.
-inline std::vector<std::string> names_but_emulations() {
-  std::vector<std::string> names = verify::implementation_names();
-  std::erase_if(names, [](const std::string& name) { return backends::is_emulation(name); });
+/// The reference and the CPU's rows.
+inline std::vector<std::string> names_but_compiled() {
+  std::vector<std::string> names;
+  for (const core::Implementation* row : attention_rows())
+    if (!compiles_kernels(*row)) names.emplace_back(row->name());
   return names;
 }
 
 /// The same without the reference, for suites that compare with it at length.
 inline std::vector<std::string> names_but_reference() {
-  std::vector<std::string> names = names_but_emulations();
+  std::vector<std::string> names = names_but_compiled();
   std::erase(names, "reference");
+  return names;
+}
+
+/// The emulations, and rows of GPUs that are here.
+inline std::vector<std::string> names_of_compiled() {
+  std::vector<std::string> names;
+  for (const core::Implementation* row : attention_rows()) {
+    const core::DeviceSystem* device = core::device_system(row->device());
+    if (compiles_kernels(*row) && (device == nullptr || device->device_count() > 0)) names.emplace_back(row->name());
+  }
   return names;
 }
 
@@ -82,10 +116,13 @@ inline std::string test_name(const testing::TestParamInfo<std::string>& info) {
 
 }  // namespace tilewise::test
 
-/// Instantiates a suite over the table (emulations aside), or all of it but the reference.
-#define TILEWISE_FOR_EVERY_IMPLEMENTATION(suite)                                                      \
-  INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::test::names_but_emulations()), \
+/// Instantiates a suite over the reference and the CPU's rows, over the latter, or over those that compile kernels.
+#define TILEWISE_FOR_EVERY_IMPLEMENTATION(suite)                                                    \
+  INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::test::names_but_compiled()), \
                            ::tilewise::test::test_name)
 #define TILEWISE_FOR_EVERY_OTHER_IMPLEMENTATION(suite)                                               \
   INSTANTIATE_TEST_SUITE_P(Table, suite, testing::ValuesIn(::tilewise::test::names_but_reference()), \
+                           ::tilewise::test::test_name)
+#define TILEWISE_FOR_EVERY_COMPILED_IMPLEMENTATION(suite)                                             \
+  INSTANTIATE_TEST_SUITE_P(Compiled, suite, testing::ValuesIn(::tilewise::test::names_of_compiled()), \
                            ::tilewise::test::test_name)

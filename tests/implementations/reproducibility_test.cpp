@@ -2,6 +2,7 @@
 // alone or among others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <iomanip>
@@ -27,8 +28,15 @@ class Reproducibility : public ImplementationTest {
   [[nodiscard]] std::vector<Output> run(const CallTensors& tensors, int num_threads) const {
     set_num_threads(num_threads);
     std::vector<Output> outputs = tensors.make_outputs(1);
-    tensors.run(tensors.plan(GetParam(), outputs), outputs);
+    run_into(tensors, outputs);
     return outputs;
+  }
+  void run_into(const CallTensors& tensors, const std::vector<Output>& outputs) const {
+    if (const DeviceType device = implementation().device(); device != DeviceType::cpu) {
+      verify::DeviceRun(tensors, outputs, GetParam(), {device, 0}).run();
+    } else {
+      tensors.run(tensors.plan(GetParam(), outputs), outputs);
+    }
   }
   /// out, lse, dk and dv always; the others where the problem asks for determinism.
   static void expect_same(const Problem& problem, const std::vector<Output>& a, const std::vector<Output>& b,
@@ -43,40 +51,73 @@ class Reproducibility : public ImplementationTest {
   [[nodiscard]] Problem draw(std::uint64_t seed) const {
     return verify::random_problem(seed, {.features = supported_features(), .max_flops = 4e7});
   }
-};
-
-TEST_P(Reproducibility, RunsAndThreadCounts) {
-  for (std::uint64_t seed = seed_base(); seed < seed_base() + 16; ++seed) {
-    Problem problem = draw(seed);
-    problem.deterministic = problem.operation == Operation::attention_backward && seed % 2 == 0;
+  void check_threads(const Problem& problem, std::uint64_t seed) const {
     const CallTensors tensors(problem, seed);
     const std::vector<Output> first = run(tensors, 1);
     expect_same(problem, first, run(tensors, 1), "second run");
     for (const int threads : {2, 3, 5})
       expect_same(problem, first, run(tensors, threads), std::to_string(threads) + " threads");
   }
+  void check_callers(const Problem& problem, std::uint64_t seed) const {
+    const CallTensors tensors(problem, seed);
+    const std::vector<Output> expected = run(tensors, 2);
+    std::atomic<int> different = 0;
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 4; ++caller) {
+      callers.emplace_back([&] {
+        for (int repeat = 0; repeat < 8; ++repeat) {
+          const std::vector<Output> outputs = tensors.make_outputs(1);
+          run_into(tensors, outputs);
+          for (std::size_t i = 0; i < outputs.size(); ++i)
+            different += !verify::find_bit_difference(outputs[i], expected[i]).empty();
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_EQ(different, 0);
+  }
+};
+
+TEST_P(Reproducibility, RunsAndThreadCounts) {
+  for (std::uint64_t seed = seed_base(); seed < seed_base() + 16; ++seed) {
+    Problem problem = draw(seed);
+    problem.deterministic = problem.operation == Operation::attention_backward && seed % 2 == 0;
+    check_threads(problem, seed);
+  }
 }
 
 TEST_P(Reproducibility, ConcurrentCallers) {
-  const Problem problem =
+  check_callers(
       parse_problem("attention_forward dtype=" + std::string(to_string(dtypes().front())) +
-                    " batch_size=2 seqlen_q=150 seqlen_k=200 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal");
-  const CallTensors tensors(problem, 5);
-  const std::vector<Output> expected = run(tensors, 2);
-  std::atomic<int> different = 0;
-  std::vector<std::thread> callers;
-  for (int caller = 0; caller < 4; ++caller) {
-    callers.emplace_back([&, name = GetParam()] {
-      for (int repeat = 0; repeat < 8; ++repeat) {
-        const std::vector<Output> outputs = tensors.make_outputs(1);
-        tensors.run(tensors.plan(name, outputs), outputs);
-        for (std::size_t i = 0; i < outputs.size(); ++i)
-          different += !verify::find_bit_difference(outputs[i], expected[i]).empty();
-      }
-    });
+                    " batch_size=2 seqlen_q=150 seqlen_k=200 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal"),
+      5);
+}
+
+/// The kernels of tests/emulation/paths_test.cpp.
+class ReproducibilitySample : public Reproducibility {
+ protected:
+  static std::uint64_t aligned_seed() {
+    std::uint64_t seed = 0;
+    while (!verify::draws_aligned_rows(seed)) ++seed;
+    return seed;
   }
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(different, 0);
+};
+
+TEST_P(ReproducibilitySample, RunsAndThreadCounts) {
+  for (const char* text :
+       {"attention_forward batch_size=2 seqlen_q=70 seqlen_k=90 num_heads_q=4 num_heads_k=2 mask=causal",
+        "attention_forward seqlen_q=70 seqlen_k=400 num_heads_q=2",
+        "attention_forward seqlen_q=1 seqlen_k=2000 num_heads_q=4",
+        "attention_backward batch_size=2 seqlen_q=70 seqlen_k=90 num_heads_q=4 num_heads_k=2 mask=causal",
+        "attention_backward seqlen_q=70 seqlen_k=90 num_heads_q=4 num_heads_k=2 mask=causal deterministic=1",
+        "attention_backward seqlen_q=600 seqlen_k=60 num_heads_q=2 mask=causal deterministic=1"})
+    check_threads(parse_problem(std::string(text) + " dtype=bf16 head_dim=64"), aligned_seed());
+}
+
+TEST_P(ReproducibilitySample, ConcurrentCallers) {
+  check_callers(
+      parse_problem("attention_forward dtype=bf16 seqlen_q=70 seqlen_k=90 num_heads_q=2 head_dim=64 mask=causal"),
+      aligned_seed());
 }
 
 /// Packed sequences, each also run alone, under options that every sequence sees the same way.
@@ -112,6 +153,8 @@ class BatchInvariance : public ImplementationTest {
     p.options.layout = Layout::thd;
     p.options.cu_seqlens_q = p.cu_q.view();
     p.options.cu_seqlens_k = p.cu_k.view();
+    p.options.max_seqlen_q = *std::ranges::max_element(q_lengths);
+    p.options.max_seqlen_k = *std::ranges::max_element(k_lengths);
     p.options.batch_invariant = true;
     p.options.deterministic = true;
     return p;
@@ -134,13 +177,23 @@ class BatchInvariance : public ImplementationTest {
     return one;
   }
   void run(Packed& p) const {
-    attention_forward({p.q.view(), p.k.view(), p.v.view(), p.out.view(), p.lse.view(), p.options}, {GetParam()});
+    const ForwardArguments f{p.q.view(), p.k.view(), p.v.view(), p.out.view(), p.lse.view(), p.options};
     BackwardArguments a;
     a.dout = p.dout.view();
     a.q = p.q.view(), a.k = p.k.view(), a.v = p.v.view(), a.out = p.out.view(), a.softmax_lse = p.lse.view();
     a.dq = p.dq.view(), a.dk = p.dk.view(), a.dv = p.dv.view();
     a.options = p.options;
-    attention_backward(a, {GetParam()});
+    if (const DeviceType device = implementation().device(); device != DeviceType::cpu) {
+      std::vector<std::span<std::byte>> memory;
+      for (const Tensor* t :
+           {&p.q, &p.k, &p.v, &p.out, &p.lse, &p.dout, &p.dq, &p.dk, &p.dv, &p.cu_q, &p.cu_k, &p.slopes})
+        memory.push_back(t->bytes());
+      verify::DeviceRun(f, memory, GetParam(), {device, 0}).run();
+      verify::DeviceRun(a, memory, GetParam(), {device, 0}).run();
+    } else {
+      attention_forward(f, {GetParam()});
+      attention_backward(a, {GetParam()});
+    }
   }
   /// Empty, or the first element of one sequence that differs, and how many do.
   static std::string difference(const Tensor& all, const Tensor& one, std::int64_t first, std::size_t row_axis) {
@@ -195,8 +248,16 @@ TEST_P(BatchInvariance, ASequenceAloneEqualsTheSameInABatch) {
   }
 }
 
+class BatchInvarianceSample : public BatchInvariance {};
+
+TEST_P(BatchInvarianceSample, ASequenceAloneEqualsTheSameInABatch) {
+  check(dtypes().front(), [](Packed& p) { p.options.mask = Mask::causal; }, "causal");
+}
+
 TILEWISE_FOR_EVERY_IMPLEMENTATION(Reproducibility);
 TILEWISE_FOR_EVERY_OTHER_IMPLEMENTATION(BatchInvariance);
+TILEWISE_FOR_EVERY_COMPILED_IMPLEMENTATION(ReproducibilitySample);
+TILEWISE_FOR_EVERY_COMPILED_IMPLEMENTATION(BatchInvarianceSample);
 
 }  // namespace
 }  // namespace tilewise::test

@@ -1,8 +1,8 @@
 """Checks the direction of includes that docs/architecture.md draws.
 
-include <- core <- operations <- backends <- (verify, python, tools), and jit beside operations; an operation
-includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. device
-includes only device, and the host includes nothing of it but device/common/. The library itself needs the standard
+include <- core <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an operation
+includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of device,
+attention includes tile and tile includes common; the tiles speak of no attention. The library itself needs the standard
 library, the system and DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
 """
 
@@ -36,32 +36,58 @@ def layer(folder: str, *prefixes: str, angled: re.Pattern[str] = SYSTEM) -> Laye
 WITH_DLPACK = re.compile(rf"dlpack/dlpack\.h|{SYSTEM.pattern}")
 WITH_FIBERS = re.compile(rf"ucontext\.h|sanitizer/\w+\.h|{SYSTEM.pattern}")
 ANYTHING = re.compile(".+")
+INTEGERS = re.compile(r"stdint\.h")  # all that NVRTC and hipRTC are given
 CORE = ("tilewise/", "core/")
 SHARED = (*CORE, "device/common/")
 OPERATIONS = (*SHARED, "operations/")
-TOP = (*OPERATIONS, "jit/", "backends/", "verify/", "ceilings/")
-# Words of operations, which the framework must not speak of.
+OPERATION_NAMES = ("attention", "kv_cache", "merge")
+# What the host knows of kernels.
+KERNELS = tuple(f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper") for header in ("config", "params"))
+TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
+# Words of operations, which neither the framework nor the tiles of kernels may speak of.
 FOREIGN_TO_CORE = re.compile(
     r"attention|\bheads?\b|num_heads|sequences?\b|seqlen|\bmask(s|ed)?\b|softmax", re.IGNORECASE
 )
-OPERATION_NAMES = ("attention", "merge")
+FOREIGN_TO_TILES = re.compile(r"attention|\bheads?\b|head_dim|\bquer(y|ies)\b|sequences?\b|seqlen", re.IGNORECASE)
+FOREIGN = {"src/core": FOREIGN_TO_CORE, "src/device/tile": FOREIGN_TO_TILES}
 # A file belongs to the first layer whose folder holds it.
 LAYERS = (
     layer("include/tilewise", "tilewise/", angled=WITH_DLPACK),
-    layer("src/device", "device/", angled=re.compile(r"stdint\.h")),
+    layer("src/device/common", "device/common/", angled=INTEGERS),
+    layer("src/device/tile", "device/tile/", "device/common/", angled=INTEGERS),
+    *(
+        layer(f"src/device/{name}", f"device/{name}/", "device/tile/", "device/common/", angled=INTEGERS)
+        for name in OPERATION_NAMES
+    ),
+    layer(
+        "src/device/hopper",
+        "device/hopper/",
+        "device/attention/",
+        "device/tile/",
+        "device/common/",
+        angled=INTEGERS,
+    ),
     layer("src/core", *CORE, angled=WITH_DLPACK),
     *(
         layer(
-            f"src/operations/{name}", *SHARED, f"operations/{name}/", "operations/layout.hpp", "operations/elements.hpp"
+            f"src/operations/{name}",
+            *SHARED,
+            f"operations/{name}/",
+            "operations/layout.hpp",
+            "operations/elements.hpp",
+            "operations/score_names.hpp",
         )
         for name in OPERATION_NAMES
     ),
     layer("src/operations", *OPERATIONS),
     layer("src/jit", *SHARED, "jit/"),
+    layer("src/gpu", *SHARED, "jit/", "gpu/"),
     layer("src/backends/reference", *OPERATIONS, "jit/", "backends/reference/"),
     layer("src/backends/cpu", *OPERATIONS, "jit/", "backends/cpu/"),
-    layer("src/backends/emulation", *OPERATIONS, "jit/", "backends/", "device/portable/", angled=WITH_FIBERS),
-    layer("src/backends", *OPERATIONS, "jit/", "backends/"),
+    layer(
+        "src/backends/emulation", *OPERATIONS, *KERNELS, "jit/", "gpu/", "backends/", "device/tile/", angled=WITH_FIBERS
+    ),
+    layer("src/backends", *OPERATIONS, *KERNELS, "jit/", "gpu/", "backends/"),
     layer("src/verify", *OPERATIONS, "jit/", "backends/", "verify/"),
     layer("python/src", *TOP, angled=ANYTHING),
     layer("tools", *TOP, angled=ANYTHING),
@@ -75,10 +101,8 @@ def violations(root: Path, path: Path) -> list[str]:
         return []
     text = path.read_text()
     found = []
-    if own.folder == "src/core":
-        found = [
-            f"{relative}: {own.folder} must not speak of '{word.group(0)}'" for word in FOREIGN_TO_CORE.finditer(text)
-        ]
+    if foreign := FOREIGN.get(own.folder):
+        found = [f"{relative}: {own.folder} must not speak of '{word.group(0)}'" for word in foreign.finditer(text)]
     if own.folder.startswith("src/backends"):  # a new feature is claimed by nobody until somebody lists it
         found += [f"{relative}: {own.folder} must list features one by one" for _ in re.finditer(r"\ball\(\)", text)]
     for match in INCLUDE.finditer(text):

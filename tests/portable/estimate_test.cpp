@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 
-#include "backends/portable/lowering.hpp"
 #include "support.hpp"
 #include "verify/verify.hpp"
 
@@ -64,14 +63,14 @@ TEST(GpuEstimates, AreWithinAThirdOfPublishedTimes) {
 
 TEST(GpuEstimates, ArePositiveAndFinite) {
   verify::Filter filter;
-  filter.features = portable_features();
+  filter.features = attention_features();
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     Problem problem = verify::random_problem(seed, filter);
     for (const std::string_view architecture : kArchitectures) {
-      const Architecture& known = named_architecture(architecture);
-      problem.device = device_of(known);
-      if (!portable_refusal(problem, traits_of(known)).empty()) continue;
-      const double us = lower(problem, traits_of(known)).estimated_us;
+      problem.device = device_of(architecture).device.type;
+      const Outcome lowered = outcome(architecture, problem);
+      if (!lowered.refusal.empty()) continue;
+      const double us = lowered.lowering.estimated_us;
       EXPECT_TRUE(std::isfinite(us) && us > 0.0 && us < 1e6)
           << architecture << ": " << us << ", " << to_string(problem);
     }
@@ -122,14 +121,14 @@ TEST(GpuEstimates, CountWhatMasksHide) {
 
 /// Arithmetic goes by multiprocessors and clock, decoding by the memory.
 TEST(GpuEstimates, ScaleWithTheDevice) {
-  const auto on = [](DeviceTraits traits, std::string_view text) {
-    return lower(parse_problem(core::concat(text, " dtype=bf16 device=cuda")), traits).estimated_us;
+  const auto on = [](const core::DeviceDescription& device, std::string_view text) {
+    return lower(parse_problem(core::concat(text, " dtype=bf16 device=cuda")), device, Family::sm80)
+        .lowering.estimated_us;
   };
-  const DeviceTraits h200 = traits_of("sm_90a");
-  DeviceTraits slow_memory = h200, half = h200;
+  const core::DeviceDescription h200 = device_of("sm_90a");
+  core::DeviceDescription slow_memory = h200, half = h200;
   slow_memory.memory_gigabytes_per_second /= 2.0;
   half.multiprocessors /= 2;
-  half.gflops /= 2.0;
   const std::string_view prefill = "attention_forward batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128";
   const std::string_view decode =
       "attention_forward batch_size=64 seqlen_q=1 seqlen_k=4096 num_heads_q=32 num_heads_k=8 head_dim=128";

@@ -1,13 +1,13 @@
 // Lowering as a pure function: which kernels a problem takes, how they are split, and what workspace they get.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <set>
 #include <span>
 #include <vector>
 
-#include "backends/portable/launch_description.hpp"
-#include "backends/portable/schedule.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::portable {
@@ -37,26 +37,22 @@ std::set<std::string> sources_of_shapes(std::string_view architecture, std::stri
                                         std::int64_t fewest_queries, Wanted&& wanted) {
   std::mt19937_64 random(17);
   std::set<std::string> sources;
-  const DeviceTraits traits = traits_of(architecture);
   for (int taken = 0, drawn = 0; taken < 1000 && drawn < 100000; ++drawn) {
-    const Problem problem = problem_for(architecture, concat(kind, random_shape(random, fewest_queries)));
-    const Lowering lowering = lower(problem, traits);
+    const gpu::Lowering lowering = lowered(architecture, concat(kind, random_shape(random, fewest_queries)));
     if (!wanted(lowering)) continue;
     ++taken;
-    for (const Launch& launch : lowering.launches) {
-      sources.insert(make_source(launch.key, traits.machine, false).stub);
-    }
+    for (const gpu::Launch* launch : lowering.launches()) sources.insert(gpu::make_source(launch->key, false).stub);
   }
   return sources;
 }
 
 constexpr std::string_view kForward = "attention_forward dtype=bf16 head_dim=128 mask=causal";
 constexpr std::string_view kBackward = "attention_backward dtype=bf16 head_dim=128 mask=causal";
-constexpr auto kAnyLowering = [](const Lowering&) { return true; };
+constexpr auto kAnyLowering = [](const gpu::Lowering&) { return true; };
 
 TEST(Lowering, ShapesShareKernels) {
   for (const std::string_view architecture : kMachines) {
-    const auto whole = [](const Lowering& lowering) { return lowering.launches.size() == 1; };
+    const auto whole = [](const gpu::Lowering& lowering) { return lowering.steps.size() == 1; };
     EXPECT_EQ(sources_of_shapes(architecture, kForward, 513, whole).size(), 1U) << architecture;
     // On NVIDIA few blocks of keys share their queries out, and another kernel adds up their parts.
     const std::size_t backward = sources_of_shapes(architecture, kBackward, 1, kAnyLowering).size();
@@ -68,16 +64,16 @@ TEST(Lowering, ShapesShareKernels) {
 
 TEST(Lowering, IsPure) {
   for (const std::string_view architecture : kArchitectures) {
-    const Lowering once = lowered(architecture, concat(kForward, " seqlen_q=1 seqlen_k=8192"));
-    const Lowering again = lowered(architecture, concat(kForward, " seqlen_q=1 seqlen_k=8192"));
-    ASSERT_EQ(once.launches.size(), again.launches.size());
-    EXPECT_EQ(once.launches[0].key, again.launches[0].key);
+    const gpu::Lowering once = lowered(architecture, concat(kForward, " seqlen_q=1 seqlen_k=8192"));
+    const gpu::Lowering again = lowered(architecture, concat(kForward, " seqlen_q=1 seqlen_k=8192"));
+    ASSERT_EQ(once.launches().size(), again.launches().size());
+    EXPECT_EQ(once.launches()[0]->key, again.launches()[0]->key);
     EXPECT_EQ(once.schedule, again.schedule);
     EXPECT_EQ(once.estimated_us, again.estimated_us);
   }
 }
 
-enum class Changes { key, parameters, either };
+enum class Changes { key, parameters };
 
 struct Option {
   std::string_view with, without;
@@ -86,18 +82,20 @@ struct Option {
 
 /// Keys of all launches, and the bytes that they are launched with.
 struct Effect {
-  std::vector<KernelKey> keys;
+  std::vector<gpu::KernelKey> keys;
   std::vector<std::byte> parameters;
 };
 
 Effect effect_of(std::string_view architecture, const std::string& text) {
   Effect effect;
   const device::AttentionParams call = contiguous_params(problem_for(architecture, text));
-  for (const Launch& launch : lowered(architecture, text).launches) {
-    effect.keys.push_back(launch.key);
-    const device::KernelParams params{call, launch.grid};
-    const auto bytes = std::as_bytes(std::span(&params, 1));
-    effect.parameters.insert(effect.parameters.end(), bytes.begin(), bytes.end());
+  const gpu::Lowering lowering = lowered(architecture, text);
+  for (const gpu::Launch* launch : lowering.launches()) {
+    effect.keys.push_back(launch->key);
+    alignas(64) std::array<std::byte, gpu::kMostParameterBytes> block;
+    gpu::fill_params(*launch, &call, nullptr, block.data());
+    effect.parameters.insert(effect.parameters.end(), block.begin(),
+                             block.begin() + static_cast<std::ptrdiff_t>(launch->params.size()));
   }
   return effect;
 }
@@ -111,9 +109,7 @@ void expect_changes(std::string_view architecture, std::string_view problem, std
     if (option.changes == Changes::key) {
       EXPECT_NE(with.keys, without.keys) << words;
     } else {
-      if (option.changes == Changes::parameters) {
-        EXPECT_EQ(with.keys, without.keys) << words;
-      }
+      EXPECT_EQ(with.keys, without.keys) << words;
       EXPECT_NE(with.parameters, without.parameters) << words;
     }
   }
@@ -151,7 +147,6 @@ constexpr Option kForwardOptions[] = {
     {"seqused_q=1", "", Changes::key},
     {"seqused_k=1", "", Changes::key},
     {"leftpad_k=1", "", Changes::key},
-    {"batch_invariant=1", "", Changes::either},
 };
 
 TEST(Lowering, EveryOptionCounts) {
@@ -186,7 +181,6 @@ TEST(Lowering, OptionsOfOnePassCount) {
       {"bias=f32[1,h,q,k] dbias=1", "bias=f32[1,h,q,k]", Changes::key},
       {"sink=1 dsink=1", "sink=1", Changes::key},
       {"sink=query dsink=1", "sink=1 dsink=1", Changes::parameters},
-      {"deterministic=1", "", Changes::either},
   };
   for (const std::string_view architecture : kMachines) {
     expect_changes(architecture, "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=64 head_dim=128",
@@ -196,13 +190,21 @@ TEST(Lowering, OptionsOfOnePassCount) {
   }
 }
 
+/// Where reproducibility takes nothing but the right schedule, no kernel is told of it.
+TEST(Lowering, InvariantBatchesAreNotSplit) {
+  constexpr std::string_view kDecode =
+      "attention_forward dtype=bf16 seqlen_q=1 seqlen_k=16384 num_heads_q=8 head_dim=128";
+  for (const std::string_view architecture : kMachines) {
+    EXPECT_NE(effect_of(architecture, concat(kDecode, " batch_invariant=1")).keys,
+              effect_of(architecture, std::string(kDecode)).keys);
+  }
+}
+
 /// Sums in no fixed order serve only those who asked for neither kind of reproducible dq.
-TEST(Lowering, QuerySumsAreAddedWhereOrderIsFree) {
+TEST(Lowering, DqIsAccumulatedWhereOrderIsFree) {
   const auto adds = [](std::string_view architecture, std::string_view options) {
-    const Lowering backward = lowered(architecture, concat(kBackward, " seqlen_q=4096 num_heads_q=8 ", options));
-    const bool own_kernel = std::ranges::any_of(
-        backward.launches, [](const Launch& launch) { return launch.key.kind == KernelKind::query_gradient; });
-    const bool sums = backward.workspace.query_sums >= 0;
+    const gpu::Lowering backward = lowered(architecture, concat(kBackward, " seqlen_q=4096 num_heads_q=8 ", options));
+    const bool own_kernel = find_launch<BwdDq>(backward) != nullptr, sums = backward.part("dq_accum") != nullptr;
     EXPECT_NE(own_kernel, sums) << architecture << " " << options;
     return sums;
   };
@@ -214,44 +216,38 @@ TEST(Lowering, QuerySumsAreAddedWhereOrderIsFree) {
   for (const std::string_view architecture : {"gfx942", "gfx1100"}) EXPECT_FALSE(adds(architecture, ""));
 }
 
-const Launch* find_launch(const Lowering& lowering, KernelKind kind) {
-  const auto found = std::ranges::find_if(lowering.launches, [&](const Launch& l) { return l.key.kind == kind; });
-  return found == lowering.launches.end() ? nullptr : &*found;
-}
-
 TEST(Lowering, FewBlocksOfKeysShareTheirQueriesOut) {
   constexpr std::string_view kFew =
       "attention_backward dtype=bf16 seqlen_q=1024 num_heads_q=16 num_heads_k=2 head_dim=128";
-  const Lowering few = lowered("sm_90a", kFew);
-  const Launch *fused = find_launch(few, KernelKind::fused_gradient),
-               *store = find_launch(few, KernelKind::store_key_sums);
-  ASSERT_TRUE(fused != nullptr && store != nullptr);
-  EXPECT_TRUE(fused->key.config.split);
-  EXPECT_GT(fused->grid.num_splits, 1);
-  EXPECT_LE(fused->blocks, static_cast<std::uint32_t>(traits_of("sm_90a").multiprocessors));
-  EXPECT_EQ(fused->grid.key_splits, fused->grid.num_splits);
-  EXPECT_EQ(store->grid.key_splits, fused->grid.num_splits);
-  EXPECT_EQ(store->grid.num_splits, 2) << "dk and dv";
-  EXPECT_GE(few.workspace.key_sums, 0);
+  const gpu::Lowering few = lowered("sm_90a", kFew);
+  const gpu::Launch *bwd = find_launch<Bwd>(few), *convert = find_launch<BwdConvertDkdv>(few);
+  ASSERT_TRUE(bwd != nullptr && convert != nullptr);
+  EXPECT_TRUE(gpu::config_of<Bwd>(bwd->key).split);
+  const std::int32_t splits = params_of<Bwd>(*bwd).grid.num_splits;
+  EXPECT_GT(splits, 1);
+  EXPECT_LE(bwd->grid.count(), static_cast<std::uint64_t>(traits_of("sm_90a").multiprocessors));
+  EXPECT_EQ(params_of<BwdConvertDkdv>(*convert).num_splits, splits);
+  EXPECT_EQ(params_of<BwdConvertDkdv>(*convert).grid.num_splits, 2) << "dk and dv";
+  for (const std::string_view part : {"dk_accum", "dv_accum"}) EXPECT_NE(few.part(part), nullptr) << part;
   for (const std::string_view whole : {" batch_size=16", " batch_invariant=1"}) {
-    EXPECT_EQ(find_launch(lowered("sm_90a", concat(kFew, whole)), KernelKind::store_key_sums), nullptr) << whole;
+    EXPECT_EQ(find_launch<BwdConvertDkdv>(lowered("sm_90a", concat(kFew, whole))), nullptr) << whole;
   }
 }
 
 TEST(Lowering, FewQueriesAreSplit) {
   for (const std::string_view architecture : kMachines) {
-    const Lowering decode =
+    const gpu::Lowering decode =
         lowered(architecture,
                 "attention_forward dtype=bf16 seqlen_q=1 seqlen_k=16384 num_heads_q=32 num_heads_k=8 head_dim=128");
-    ASSERT_EQ(decode.launches.size(), 2U) << architecture;
-    const Launch &forward = decode.launches[0], &merge = decode.launches[1];
-    EXPECT_TRUE(forward.key.config.split && forward.key.config.packed_heads);
-    EXPECT_EQ(merge.key.kind, KernelKind::merge_splits);
-    const std::int32_t splits = forward.grid.num_splits;
+    ASSERT_EQ(decode.steps.size(), 2U) << architecture;
+    const gpu::Launch &forward = *decode.launches()[0], &combine = *decode.launches()[1];
+    const device::ForwardConfig config = gpu::config_of<Forward>(forward.key);
+    EXPECT_TRUE(config.split && config.pack_gqa);
+    const std::int32_t splits = params_of<Forward>(forward).grid.num_splits;
     EXPECT_GT(splits, 1);
-    EXPECT_LE(splits * 4 * forward.key.config.tile_cols, 16384) << "a split of fewer tiles is not worth a merge";
-    EXPECT_EQ(merge.grid.num_splits, splits);
-    EXPECT_EQ(forward.blocks, static_cast<std::uint32_t>(8 * splits)) << "8 heads of keys, their queries in one tile";
+    EXPECT_LE(splits * 4 * config.block_n, 16384) << "a split of fewer tiles is not worth a combine";
+    EXPECT_EQ(params_of<Combine>(combine).num_splits, splits);
+    EXPECT_EQ(forward.grid.x, static_cast<std::uint32_t>(8 * splits)) << "8 heads of keys, their queries in one tile";
     EXPECT_NE(decode.schedule.find(concat(splits, " splits")), std::string::npos) << decode.schedule;
   }
 }
@@ -262,11 +258,28 @@ TEST(Lowering, ManyQueriesAndInvariantBatchesAreNot) {
          {"attention_forward dtype=bf16 batch_size=4 seqlen_q=8192 num_heads_q=32 head_dim=128",
           "attention_forward dtype=bf16 seqlen_q=1 seqlen_k=64 num_heads_q=8 head_dim=128",
           "attention_forward dtype=bf16 seqlen_q=1 seqlen_k=16384 num_heads_q=8 head_dim=128 batch_invariant=1"}) {
-      const Lowering whole = lowered(architecture, text);
-      ASSERT_EQ(whole.launches.size(), 1U) << architecture << ": " << text;
-      EXPECT_FALSE(whole.launches[0].key.config.split);
-      EXPECT_EQ(whole.launches[0].grid.num_splits, 1);
-      EXPECT_EQ(whole.workspace.size, 0U);
+      const gpu::Lowering whole = lowered(architecture, text);
+      ASSERT_EQ(whole.steps.size(), 1U) << architecture << ": " << text;
+      const gpu::Launch& forward = *whole.launches()[0];
+      EXPECT_FALSE(gpu::config_of<Forward>(forward.key).split);
+      EXPECT_EQ(params_of<Forward>(forward).grid.num_splits, 1);
+      EXPECT_EQ(whole.workspace_bytes, 0U);
+    }
+  }
+}
+
+/// The order of a row's sums follows from the tiles of keys, which must not depend on how many rows there are.
+TEST(Lowering, InvariantBatchesHaveOneTileOfKeys) {
+  for (const std::string_view architecture : kArchitectures) {
+    for (int head_dim = 32; head_dim <= 256; head_dim += 32) {
+      const auto keys_a_tile = [&](int queries) {
+        const std::string text = concat("attention_forward dtype=bf16 batch_invariant=1 seqlen_k=4096 num_heads_q=8 ",
+                                        "head_dim=", head_dim, " seqlen_q=", queries);
+        return forward_config(problem_for(architecture, text), traits_of(architecture)).block_n;
+      };
+      for (const int queries : {1, 32, 64, 512}) {
+        EXPECT_EQ(keys_a_tile(queries), keys_a_tile(4096)) << architecture << ", head_dim " << head_dim;
+      }
     }
   }
 }
@@ -277,26 +290,27 @@ TEST(Lowering, InvariantBatchesShareSchedules) {
     const std::string text =
         "attention_forward dtype=bf16 seqlen_q=32 seqlen_k=8192 num_heads_q=8 head_dim=128 "
         "batch_invariant=1";
-    const Lowering one = lowered(architecture, text), many = lowered(architecture, text + " batch_size=64");
-    EXPECT_EQ(one.launches[0].key, many.launches[0].key);
-    EXPECT_EQ(one.launches[0].grid.num_tiles, many.launches[0].grid.num_tiles);
-    EXPECT_EQ(one.launches[0].blocks * 64, many.launches[0].blocks);
+    const gpu::Lowering one = lowered(architecture, text), many = lowered(architecture, text + " batch_size=64");
+    const gpu::Launch &of_one = *one.launches()[0], &of_many = *many.launches()[0];
+    EXPECT_EQ(of_one.key, of_many.key);
+    EXPECT_EQ(params_of<Forward>(of_one).grid.num_tiles, params_of<Forward>(of_many).grid.num_tiles);
+    EXPECT_EQ(of_one.grid.count() * 64, of_many.grid.count());
   }
 }
 
-struct Part {
-  std::int64_t offset, size;
-};
-
-void expect_placed(const WorkspaceParts& workspace, std::vector<Part> parts, const std::string& words) {
-  std::ranges::sort(parts, {}, &Part::offset);
-  std::int64_t end = 0;
-  for (const Part& part : parts) {
-    EXPECT_EQ(part.offset % static_cast<std::int64_t>(kWorkspaceAlignment), 0) << words;
+void expect_placed(const gpu::Lowering& lowering, const std::string& words) {
+  std::size_t end = 0;
+  for (const gpu::WorkspacePart& part : lowering.parts) {
+    EXPECT_EQ(part.offset % gpu::kWorkspaceAlignment, 0U) << words;
     EXPECT_GE(part.offset, end) << words;
-    end = part.offset + part.size;
+    EXPECT_GT(part.bytes, 0U) << words;
+    end = part.offset + part.bytes;
   }
-  EXPECT_LE(end, static_cast<std::int64_t>(workspace.size)) << words;
+  EXPECT_LE(end, lowering.workspace_bytes) << words;
+}
+
+std::size_t bytes_of(const gpu::Lowering& lowering, std::string_view part) {
+  return lowering.part(part) == nullptr ? 0 : lowering.part(part)->bytes;
 }
 
 TEST(Lowering, WorkspacePartsLieApart) {
@@ -305,47 +319,61 @@ TEST(Lowering, WorkspacePartsLieApart) {
   for (int i = 0; i < 500; ++i) {
     const std::string_view architecture = kArchitectures[static_cast<std::size_t>(i) % std::size(kArchitectures)];
     const std::string text = concat("attention_forward dtype=f16 head_dim=64", random_shape(random, 1));
-    const Lowering forward = lowered(architecture, text);
+    const gpu::Lowering forward = lowered(architecture, text);
     const Problem p = problem_for(architecture, text);
-    const std::int64_t rows = p.batch_size * p.num_heads_q * p.seqlen_q;
-    EXPECT_EQ(forward.workspace.delta, -1);
-    EXPECT_EQ(forward.workspace.partial_out >= 0, forward.launches.size() == 2U);
-    if (forward.launches.size() == 2U) {
+    const auto rows = static_cast<std::size_t>(p.batch_size * p.num_heads_q * p.seqlen_q);
+    EXPECT_EQ(forward.part("delta"), nullptr);
+    EXPECT_EQ(forward.part("out_accum") != nullptr, forward.steps.size() == 2U);
+    expect_placed(forward, text);
+    if (forward.steps.size() == 2U) {
       ++split;
-      const std::int64_t splits = forward.launches[0].grid.num_splits;
-      expect_placed(forward.workspace,
-                    {{forward.workspace.partial_out, 4 * splits * rows * p.head_dim_v},
-                     {forward.workspace.partial_lse, 4 * splits * rows}},
-                    text);
+      const auto splits = static_cast<std::size_t>(params_of<Forward>(*forward.launches()[0]).grid.num_splits);
+      EXPECT_EQ(bytes_of(forward, "out_accum"), 4 * splits * rows * static_cast<std::size_t>(p.head_dim_v));
+      EXPECT_EQ(bytes_of(forward, "lse_accum"), 4 * splits * rows);
     }
-    const Lowering backward = lowered(architecture, concat("attention_backward", text.substr(text.find(' '))));
-    EXPECT_EQ(backward.workspace.partial_out, -1);
-    expect_placed(backward.workspace, {{backward.workspace.delta, 4 * rows}}, text);
+    const gpu::Lowering backward = lowered(architecture, concat("attention_backward", text.substr(text.find(' '))));
+    EXPECT_EQ(backward.part("out_accum"), nullptr);
+    EXPECT_EQ(bytes_of(backward, "delta"), 4 * rows);
+    expect_placed(backward, text);
   }
   EXPECT_GT(split, 50);
 }
 
-TEST(Lowering, WorkspacePointersArePlaced) {
-  WorkspaceParts parts;
-  parts.partial_out = 0;
-  parts.partial_lse = 512;
-  alignas(kWorkspaceAlignment) std::byte memory[1024];
-  device::GridParams grid{};
-  grid.num_tiles = 7;
-  const device::GridParams placed = place_workspace(grid, parts, memory);
-  EXPECT_EQ(placed.num_tiles, 7);
-  EXPECT_EQ(static_cast<void*>(placed.partial_out), memory);
-  EXPECT_EQ(static_cast<void*>(placed.partial_lse), memory + 512);
-  EXPECT_EQ(placed.delta, nullptr);
+/// Whoever reads a part of the workspace finds it where the launch before wrote it.
+TEST(Lowering, LaunchesShareWorkspaceParts) {
+  const std::string text = "attention_backward dtype=bf16 seqlen_q=1024 num_heads_q=16 num_heads_k=2 head_dim=128";
+  const device::AttentionParams call = contiguous_params(problem_for("sm_90a", text));
+  const gpu::Lowering backward = lowered("sm_90a", text);
+  alignas(64) std::array<std::byte, gpu::kMostParameterBytes> block;
+  std::vector<std::byte> memory(backward.workspace_bytes);
+  const auto filled = [&]<typename Kernel>(const Kernel*) {
+    gpu::fill_params(*find_launch<Kernel>(backward), &call, memory.data(), block.data());
+    typename Kernel::Params params;
+    std::memcpy(&params, block.data(), sizeof params);
+    return params;
+  };
+  const auto preprocess = filled(static_cast<BwdPreprocess*>(nullptr));
+  const auto bwd = filled(static_cast<Bwd*>(nullptr));
+  const auto dq = filled(static_cast<BwdConvertDq*>(nullptr));
+  const auto dkdv = filled(static_cast<BwdConvertDkdv*>(nullptr));
+  EXPECT_EQ(preprocess.delta, bwd.delta);
+  EXPECT_EQ(preprocess.dq_accum, bwd.dq_accum);
+  EXPECT_EQ(dq.dq_accum, bwd.dq_accum);
+  EXPECT_EQ(dkdv.dk_accum, bwd.dk_accum);
+  EXPECT_EQ(dkdv.dv_accum, bwd.dv_accum);
+  for (const float* part : {bwd.delta, static_cast<const float*>(bwd.dq_accum), dkdv.dk_accum, dkdv.dv_accum}) {
+    const auto offset = reinterpret_cast<const std::byte*>(part) - memory.data();
+    EXPECT_TRUE(offset >= 0 && static_cast<std::size_t>(offset) < memory.size());
+  }
 }
 
 TEST(Lowering, EmptyProblemsLaunchWhatWritesOutputs) {
   for (const std::string_view architecture : kMachines) {
-    EXPECT_TRUE(
-        lowered(architecture, "attention_forward dtype=bf16 seqlen_q=0 seqlen_k=8 head_dim=64").launches.empty());
-    const Lowering no_keys = lowered(architecture, "attention_forward dtype=bf16 seqlen_q=8 seqlen_k=0 head_dim=64");
-    ASSERT_EQ(no_keys.launches.size(), 1U) << "out is zero and softmax_lse minus infinity: someone must write them";
-    EXPECT_EQ(no_keys.launches[0].blocks, 1U);
+    EXPECT_TRUE(lowered(architecture, "attention_forward dtype=bf16 seqlen_q=0 seqlen_k=8 head_dim=64").steps.empty());
+    const gpu::Lowering no_keys =
+        lowered(architecture, "attention_forward dtype=bf16 seqlen_q=8 seqlen_k=0 head_dim=64");
+    ASSERT_EQ(no_keys.steps.size(), 1U) << "out is zero and softmax_lse minus infinity: someone must write them";
+    EXPECT_EQ(no_keys.launches()[0]->grid.count(), 1U);
   }
 }
 

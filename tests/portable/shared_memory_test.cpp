@@ -1,7 +1,6 @@
 // Shared memory of every block that a schedule chooses fits the device, or the problem is refused with the reason.
 #include <vector>
 
-#include "backends/portable/schedule.hpp"
 #include "jit/target.hpp"
 #include "support.hpp"
 
@@ -22,16 +21,15 @@ constexpr Block kBlocks[] = {{"sm_80", 163},  {"sm_86", 99},   {"sm_89", 99},  {
 constexpr std::string_view kEveryGradient = " bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1";
 
 void expect_fits(const Block& block, const std::string& text) {
-  const DeviceTraits traits = traits_of(block.architecture);
-  const Problem problem = problem_for(block.architecture, text);
   const std::string words = concat(block.architecture, ": ", text);
-  ASSERT_EQ(portable_refusal(problem, traits), "") << words;
-  for (const Launch& launch : lower(problem, traits).launches) {
-    EXPECT_LE(launch.shared_bytes, block.kilobytes << 10) << words << ": " << kernel_name(launch.key.kind);
-    EXPECT_LE(dynamic_shared_bytes(launch.key, traits.machine), launch.shared_bytes) << words;
-    EXPECT_GT(launch.threads, 0U) << words;
-    EXPECT_LE(launch.threads, 1024U) << words;
-    EXPECT_EQ(launch.threads % lanes(traits.machine), 0U) << words;
+  const gpu::Lowering lowering = lowered(block.architecture, text);
+  for (const gpu::Launch* launch : lowering.launches()) {
+    const gpu::KernelKey& key = launch->key;
+    EXPECT_LE(key.shared_bytes(), block.kilobytes << 10) << words << ": " << key.body->name;
+    EXPECT_LE(key.dynamic_shared_bytes(), key.shared_bytes()) << words;
+    EXPECT_GT(launch->threads(), 0U) << words;
+    EXPECT_LE(launch->threads(), 1024U) << words;
+    EXPECT_EQ(launch->threads() % gpu::lanes(key.family), 0U) << words;
   }
 }
 
@@ -61,10 +59,12 @@ TEST(SharedMemory, FitsForUnequalHeadDims) {
 }
 
 TEST(SharedMemory, TooLittleIsARefusal) {
-  DeviceTraits traits = traits_of("sm_80");
-  traits.shared_bytes = 20 << 10;
-  const std::string reason = portable_refusal(
-      problem_for("sm_80", "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=8 head_dim=256"), traits);
+  core::DeviceDescription device = device_of("sm_80");
+  device.shared_bytes = 20 << 10;
+  const std::string reason =
+      lower(problem_for("sm_80", "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=8 head_dim=256"), device,
+            Family::sm80)
+          .refusal;
   EXPECT_TRUE(reason.starts_with("forward needs ")) << reason;
   EXPECT_NE(reason.find(" bytes of shared memory a block, sm_80 has 20480"), std::string::npos) << reason;
 }
@@ -72,22 +72,21 @@ TEST(SharedMemory, TooLittleIsARefusal) {
 TEST(SharedMemory, LargeHeadDimsAreRefused) {
   for (const std::string_view architecture : kArchitectures) {
     const Problem problem = problem_for(architecture, "attention_forward dtype=bf16 seqlen_q=64 head_dim=257");
-    EXPECT_EQ(portable_refusal(problem, traits_of(architecture)),
-              "head_dim and head_dim_v must be <= 256 (got 257 and 257)");
+    EXPECT_EQ(outcome(architecture, problem).refusal, "head_dim and head_dim_v must be <= 256 (got 257 and 257)");
   }
 }
 
 TEST(Architectures, AreThoseThatKernelsCanBeCompiledFor) {
   for (const std::string& name : jit::known_architectures()) {
     const jit::Target target = jit::parse_target(name);
-    const Architecture* known = find_architecture(name);
+    const gpu::Architecture* known = gpu::find_architecture(name);
     if (target.kind == jit::TargetKind::host) {
       EXPECT_EQ(known, nullptr);
       continue;
     }
     ASSERT_NE(known, nullptr) << name;
-    EXPECT_EQ(device_of(*known) == DeviceType::cuda, target.kind == jit::TargetKind::cuda) << name;
-    const DeviceTraits traits = traits_of(*known);
+    EXPECT_EQ(gpu::device_of(*known) == DeviceType::cuda, target.kind == jit::TargetKind::cuda) << name;
+    const DeviceTraits traits = traits_of(name);
     EXPECT_EQ(traits.architecture, name);
     EXPECT_GT(traits.multiprocessors, 0);
     // From a small integrated GPU to the fastest one of 2025.
@@ -95,7 +94,7 @@ TEST(Architectures, AreThoseThatKernelsCanBeCompiledFor) {
     EXPECT_LT(traits.gflops, 2e6) << name;
     EXPECT_GT(traits.gigabytes_per_second, 50.0) << name;
   }
-  EXPECT_EQ(find_architecture("sm_75"), nullptr);
+  EXPECT_EQ(gpu::find_architecture("sm_75"), nullptr);
 }
 
 }  // namespace

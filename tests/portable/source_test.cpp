@@ -10,7 +10,7 @@ namespace {
 
 using core::concat;
 
-constexpr std::string_view kConfigLine = "inline constexpr KernelConfig kConfig{";
+constexpr std::string_view kConfigLine = "  c.";
 
 /// Without the line that holds the configuration.
 std::string frame(const jit::KernelSource& source) {
@@ -20,93 +20,95 @@ std::string frame(const jit::KernelSource& source) {
   return text.erase(start, text.find('\n', start) + 1 - start);
 }
 
-Launch forward_on(std::string_view architecture) {
-  return lowered(architecture, "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=64 head_dim=128").launches[0];
+gpu::Launch forward_on(std::string_view architecture) {
+  return *lowered(architecture, "attention_forward dtype=bf16 seqlen_q=4096 num_heads_q=64 head_dim=128").launches()[0];
 }
 
+constexpr std::string_view kConfig =
+    "inline constexpr ForwardConfig kConfig = [] {\n"
+    "  ForwardConfig c;\n"
+    "  return c;\n"
+    "}();\n"
+    "using Kernel = Forward<Ops, kConfig>;\n";
+
 TEST(Source, OfNvidia) {
-  const Launch launch = forward_on("sm_90a");
-  EXPECT_EQ(frame(make_source(launch.key, device::kSm80, false)),
+  const gpu::Launch launch = forward_on("sm_90a");
+  EXPECT_EQ(frame(gpu::make_source(launch.key, false)),
             concat("// Generated: one kernel, specialised on its configuration.\n"
-                   "#include \"device/portable/machine_sm80.h\"\n"
-                   "#include \"device/portable/ops_sm80.h\"\n"
-                   "#include \"device/portable/forward.h\"\n"
+                   "#include \"device/tile/machine_sm80.h\"\n"
+                   "#include \"device/tile/ops_sm80.h\"\n"
+                   "#include \"device/attention/forward.h\"\n"
                    "namespace tilewise::device {\n"
-                   "using Ops = Sm80Ops<Sm80Machine>;\n"
-                   "using Shared = ForwardShared<Ops, kConfig>;\n"
-                   "static_assert(sizeof(Shared) == ",
-                   launch.shared_bytes,
+                   "using Ops = Sm80Ops<Sm80Machine>;\n",
+                   kConfig, "static_assert(sizeof(Kernel::Shared) == ", launch.key.shared_bytes(),
                    ", \"the host's arithmetic differs\");\n"
                    "}  // namespace tilewise::device\n"
                    "extern \"C\" __global__ void __launch_bounds__(",
-                   launch.threads,
-                   ") tilewise_forward(const __grid_constant__ tilewise::device::KernelParams params) {\n"
-                   "  using namespace tilewise::device;\n"
+                   launch.threads(),
+                   ") tilewise_forward(const __grid_constant__ tilewise::device::ForwardParams params) {\n"
                    "  extern __shared__ __align__(1024) unsigned char memory[];\n"
-                   "  Shared& shared = *reinterpret_cast<Shared*>(memory);\n"
-                   "  ForwardKernel<Ops, kConfig>::run(params, shared);\n"
+                   "  auto& shared = *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory);\n"
+                   "  tilewise::device::Kernel::run(params, shared);\n"
                    "}\n"));
 }
 
 TEST(Source, OfAmd) {
-  const Launch launch = forward_on("gfx942");
-  EXPECT_EQ(frame(make_source(launch.key, device::kCdna, false)),
+  const gpu::Launch launch = forward_on("gfx942");
+  EXPECT_EQ(frame(gpu::make_source(launch.key, false)),
             concat("// Generated: one kernel, specialised on its configuration.\n"
                    "#pragma clang force_cuda_host_device begin\n"
-                   "#include \"device/portable/machine_cdna.h\"\n"
-                   "#include \"device/portable/ops_cdna.h\"\n"
-                   "#include \"device/portable/forward.h\"\n"
+                   "#include \"device/tile/machine_cdna.h\"\n"
+                   "#include \"device/tile/ops_cdna.h\"\n"
+                   "#include \"device/attention/forward.h\"\n"
                    "namespace tilewise::device {\n"
-                   "using Ops = CdnaOps<CdnaMachine>;\n"
-                   "using Shared = ForwardShared<Ops, kConfig>;\n"
-                   "static_assert(sizeof(Shared) == ",
-                   launch.shared_bytes,
+                   "using Ops = CdnaOps<CdnaMachine>;\n",
+                   kConfig, "static_assert(sizeof(Kernel::Shared) == ", launch.key.shared_bytes(),
                    ", \"the host's arithmetic differs\");\n"
                    "}  // namespace tilewise::device\n"
                    "#pragma clang force_cuda_host_device end\n"
                    "extern \"C\" __attribute__((global, amdgpu_flat_work_group_size(",
-                   launch.threads, ", ", launch.threads,
-                   "))) void tilewise_forward(const tilewise::device::KernelParams params) {\n"
-                   "  using namespace tilewise::device;\n"
-                   "  static __attribute__((shared)) Shared shared;\n"
-                   "  ForwardKernel<Ops, kConfig>::run(params, shared);\n"
+                   launch.threads(), ", ", launch.threads(),
+                   "))) void tilewise_forward(const tilewise::device::ForwardParams params) {\n"
+                   "  static __attribute__((shared)) tilewise::device::Kernel::Shared shared;\n"
+                   "  tilewise::device::Kernel::run(params, shared);\n"
                    "}\n"));
 }
 
+constexpr Family kFamilies[] = {Family::sm80, Family::cdna, Family::rdna};
+
 TEST(Source, OfKernelsWithoutSharedMemory) {
-  for (const device::Machine machine : {device::kSm80, device::kCdna, device::kRdna}) {
-    const jit::KernelSource source = make_source({KernelKind::row_delta, {}}, machine, false);
-    EXPECT_EQ(source.symbol, "tilewise_row_delta");
-    EXPECT_EQ(source.stub.find("hared"), std::string::npos) << source.stub;
+  for (const Family family : kFamilies) {
+    const jit::KernelSource source = gpu::make_source(gpu::key_of<BwdPreprocess>(family, {}), false);
+    EXPECT_EQ(source.symbol, "tilewise_bwd_preprocess");
+    EXPECT_EQ(source.stub.find("__shared__"), std::string::npos) << source.stub;
+    EXPECT_EQ(source.stub.find("sizeof(Kernel::Shared)"), std::string::npos) << source.stub;
   }
 }
 
-/// Every byte of a configuration that tells two apart shows in the text.
+/// Every number of a configuration that tells two apart shows in the text.
 TEST(Source, HasEveryFieldOfTheConfiguration) {
-  const KernelKey key{KernelKind::row_delta, {}};
-  std::set<std::string> texts{make_source(key, device::kSm80, false).stub};
-  std::size_t different = 0;
-  for (std::size_t i = 0; i < sizeof key.config; ++i) {
-    KernelKey changed = key;
-    auto* bytes = reinterpret_cast<unsigned char*>(&changed.config);
-    bytes[i] ^= 1U;  // of a bool: the other value; of padding: nothing
-    if (changed == key) continue;
-    ++different;
-    EXPECT_TRUE(texts.insert(make_source(changed, device::kSm80, false).stub).second) << "byte " << i;
-  }
-  EXPECT_GT(different, 40U);
-  EXPECT_EQ(make_source(key, device::kSm80, false).stub, make_source(key, device::kSm80, false).stub);
+  for_each_kernel([]<typename Kernel> {
+    const gpu::KernelKey key = gpu::key_of<Kernel>(Family::sm80, {});
+    std::set<std::string> texts{gpu::make_source(key, false).stub};
+    EXPECT_GE(key.body->config_ints, 10U);
+    for (std::size_t i = 0; i < key.body->config_ints; ++i) {
+      gpu::KernelKey changed = key;
+      changed.config[i] ^= 2;  // of a flag no value at all, but never the same or 0 where some divide by it
+      EXPECT_TRUE(texts.insert(gpu::make_source(changed, false).stub).second) << Kernel::kName << ", number " << i;
+    }
+    EXPECT_EQ(gpu::make_source(key, false).stub, gpu::make_source(key, false).stub);
+  });
 }
 
-TEST(Source, DiffersBetweenKindsMachinesAndTheHost) {
+TEST(Source, DiffersBetweenKernelsFamiliesAndTheHost) {
   std::set<std::string> texts;
   std::size_t count = 0;
-  for (const device::Machine machine : {device::kSm80, device::kCdna, device::kRdna}) {
-    for (int kind = 0; kind <= static_cast<int>(KernelKind::sink_gradient); ++kind) {
-      for (const bool host : {false, true}) {
-        texts.insert(make_source({static_cast<KernelKind>(kind), {}}, machine, host).stub);
+  for (const Family family : kFamilies) {
+    for (const bool host : {false, true}) {
+      for_each_kernel([&]<typename Kernel> {
+        texts.insert(gpu::make_source(gpu::key_of<Kernel>(family, {}), host).stub);
         ++count;
-      }
+      });
     }
   }
   EXPECT_EQ(texts.size(), count);
@@ -114,7 +116,7 @@ TEST(Source, DiffersBetweenKindsMachinesAndTheHost) {
 
 /// The hash covers the headers and the target: the same stub for another architecture is another kernel.
 TEST(Source, HashCoversTheTarget) {
-  const jit::KernelSource source = make_source(forward_on("sm_80").key, device::kSm80, false);
+  const jit::KernelSource source = gpu::make_source(forward_on("sm_80").key, false);
   EXPECT_EQ(jit::source_hash(jit::parse_target("sm_80"), source), jit::source_hash(jit::parse_target("sm_80"), source));
   EXPECT_NE(jit::source_hash(jit::parse_target("sm_80"), source),
             jit::source_hash(jit::parse_target("sm_90a"), source));

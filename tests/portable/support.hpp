@@ -6,25 +6,55 @@
 #include <string>
 #include <string_view>
 
-#include "backends/portable/architectures.hpp"
+#include "backends/portable/attention/lowering.hpp"
+#include "backends/portable/attention/schedule.hpp"
 #include "core/message.hpp"
+#include "gpu/architectures.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends::portable {
 
-inline DeviceTraits traits_of(std::string_view architecture) { return traits_of(named_architecture(architecture)); }
+inline core::DeviceDescription device_of(std::string_view architecture) {
+  return gpu::describe(gpu::named_architecture(architecture));
+}
+inline Family family_of(std::string_view architecture) { return gpu::named_architecture(architecture).family; }
+inline DeviceTraits traits_of(std::string_view architecture) {
+  return traits_of(device_of(architecture), family_of(architecture));
+}
 
 /// A problem of the architecture's kind of device.
 inline Problem problem_for(std::string_view architecture, std::string_view text) {
-  return parse_problem(core::concat(text, " device=", to_string(device_of(named_architecture(architecture)))));
+  return parse_problem(core::concat(text, " device=", to_string(device_of(architecture).device.type)));
 }
 
-/// Lowers what portable_refusal() must accept.
-inline Lowering lowered(std::string_view architecture, std::string_view text) {
+inline Outcome outcome(std::string_view architecture, const Problem& problem) {
+  return lower(problem, device_of(architecture), family_of(architecture));
+}
+
+/// Lowers what must not be refused.
+inline gpu::Lowering lowered(std::string_view architecture, std::string_view text) {
   const Problem problem = problem_for(architecture, text);
-  const DeviceTraits traits = traits_of(architecture);
-  EXPECT_EQ(portable_refusal(problem, traits), "") << architecture << ": " << to_string(problem);
-  return lower(problem, traits);
+  Outcome lowered = outcome(architecture, problem);
+  EXPECT_EQ(lowered.refusal, "") << architecture << ": " << to_string(problem);
+  return std::move(lowered.lowering);
+}
+
+/// The parameter block of a launch, which must be of this kernel, as far as the problem decides it.
+template <typename Kernel>
+[[nodiscard]] typename Kernel::Params params_of(const gpu::Launch& launch) {
+  EXPECT_TRUE(gpu::is_kernel<Kernel>(launch.key)) << launch.key.body->name;
+  typename Kernel::Params params;
+  std::memcpy(&params, launch.params.data(), sizeof params);
+  return params;
+}
+
+/// Null where the lowering has no launch of the kernel.
+template <typename Kernel>
+[[nodiscard]] const gpu::Launch* find_launch(const gpu::Lowering& lowering) {
+  for (const gpu::Launch* launch : lowering.launches()) {
+    if (gpu::is_kernel<Kernel>(launch->key)) return launch;
+  }
+  return nullptr;
 }
 
 /// One of each: every family of machines, and what differs within.

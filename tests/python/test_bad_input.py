@@ -376,8 +376,25 @@ def test_merge(convert):
     cases = [
         (([], []), {}, ValueError, r"lses: must have as many arrays as outs.*got 0 and 0"),
         (([out], []), {}, ValueError, r"lses: must have as many arrays as outs.*got 1 and 0"),
-        ((out, [lse]), {}, TypeError, r"outs: must be a list or tuple"),
+        (
+            (3, [lse]),
+            {},
+            TypeError,
+            r"outs: must be a list or tuple of arrays, or one array \[parts, ...\] \(got int\)",
+        ),
+        ((out, [lse]), {}, TypeError, r"lses: must be one array \[parts, ...\] as outs is \(got list\)"),
         (([out], lse), {}, TypeError, r"lses: must be a list or tuple"),
+        ((out, lse), {}, ValueError, r"outs: rank must be 5, \[parts, ...\] of layout bshd \(got 4\); parts that"),
+        (([out[None]], [lse[None]]), {}, ValueError, r"outs\[0\]: rank must be 4 \(got 5\); a stacked array goes"),
+        ((out[None], lse), {}, ValueError, r"lses: shape must be \[parts, batch_size, num_heads_q, seqlen_q\]"),
+        ((out[:0][None], lse[:0][None]), {"out": out}, ValueError, r"outs: shape must be"),
+        ((out[None][:0], lse[None][:0]), {}, ValueError, r"outs: must hold at least one partial result"),
+        (([out], [lse]), {"return_lse": 1}, TypeError, r"return_lse: must be True or False"),
+        (([out], [lse]), {"implementation": 1}, TypeError, r"implementation: must be a name"),
+        (([out], [lse]), {"implementation": "cpu.avx2"}, ValueError, r"an implementation of merge: .*\(got 'cpu.avx2'"),
+        (([out], [lse]), {"out": out}, ValueError, r"out: must not overlap outs\[0\]"),
+        (([out], [lse]), {"out": out[:, :5]}, ValueError, r"outs\[0\]: shape must be"),
+        (([out], [lse]), {"out": 3}, TypeError, r"out: must be"),
         (([out, 3], [lse, lse]), {}, TypeError, r"outs\[1\]: must be"),
         (([out, out], [lse, convert(torch.zeros(2, 4, 5))]), {}, ValueError, r"lses\[1\]: shape must be"),
         (([out, convert(torch.zeros(2, 6, 4, 9))], [lse, lse]), {}, ValueError, r"outs\[1\]: shape must be"),
@@ -390,9 +407,9 @@ def test_merge(convert):
             tilewise.merge(*arguments, **options)
 
 
-def test_merge_has_no_gradient():
+def test_merge_of_inputs_that_require_gradients_writes_nowhere():
     out, lse = torch.zeros(2, 6, 4, 8, requires_grad=True), torch.zeros(2, 4, 6)
-    with pytest.raises(NotImplementedError, match=r"outs\[0\]: merge has no gradient"):
-        tilewise.merge([out], [lse])
+    with pytest.raises(ValueError, match="out: cannot be given with inputs that require gradients"):
+        tilewise.merge([out], [lse], out=torch.empty_like(out))
     with torch.no_grad():
-        tilewise.merge([out], [lse])
+        tilewise.merge([out], [lse], out=torch.empty_like(out))

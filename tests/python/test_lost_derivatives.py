@@ -92,7 +92,7 @@ def test_operators_without_gradient():
     with pytest.raises(NotImplementedError, match="q: has no gradient"):
         torch.ops.tilewise.attention_forward_out(q, k, v, torch.empty_like(k))
     with pytest.raises(NotImplementedError, match=r"outs\[0\]: has no gradient"):
-        torch.ops.tilewise.merge([q], [LSE], None, "bshd")
+        torch.ops.tilewise.merge_out([q], [LSE], None, torch.empty_like(k))
 
 
 @pytest.mark.parametrize(("library", "kind"), [("jax", "Array"), ("tensorflow", "Tensor")])

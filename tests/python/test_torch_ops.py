@@ -100,6 +100,15 @@ def test_opcheck_merge():
     parts = [tilewise.attention(q, k[:, a:b], v[:, a:b], return_lse=True) for a, b in ((0, 4), (4, 11))]
     outs, lses = (list(tensors) for tensors in zip(*parts))
     torch.library.opcheck(torch.ops.tilewise.merge.default, (outs, lses, torch.randn(4), "bshd"))
+    torch.library.opcheck(torch.ops.tilewise.merge_out.default, (outs, lses, None, torch.empty_like(outs[0])))
+    stacked = [torch.stack(outs)], [torch.stack(lses)]
+    for parts in ((outs, lses), stacked):
+        needed = [[tensor.clone().requires_grad_() for tensor in tensors] for tensors in parts]
+        torch.library.opcheck(torch.ops.tilewise.merge.default, (*needed, torch.randn(4, requires_grad=True)))
+        torch.library.opcheck(
+            torch.ops.tilewise.merge_backward.default,
+            (torch.randn_like(outs[0]), torch.randn_like(lses[0]), *parts, torch.randn(4), True, True, True),
+        )
 
 
 def test_meta_device_gives_shapes():

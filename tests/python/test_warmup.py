@@ -6,10 +6,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import CASES, assert_close, draw
+from cases import CASES, draw
 
 import tilewise
-from tilewise._torch.merging import _kernel_on_gpu
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,20 +56,3 @@ def test_makes_the_plans_that_the_call_finds(options, requires_grad, capfd, monk
 
 
 _new_seqlens = itertools.count(1000)  # of problems that no other test has planned
-
-
-@pytest.mark.parametrize("layout", ["bshd", "sbhd", "bhsd", "thd"])
-@pytest.mark.parametrize("with_sink", [False, True])
-def test_merge_as_gpus_do_it(layout, with_sink):
-    """The kernel for GPUs is made of torch's own operations, so it runs here too."""
-    shape = {"bshd": (2, 5, 3, 4), "sbhd": (5, 2, 3, 4), "bhsd": (2, 3, 5, 4), "thd": (5, 3, 4)}[layout]
-    lse_shape = (3, 5) if layout == "thd" else (2, 3, 5)
-    outs = [torch.randn(shape) for _ in range(3)]
-    lses = [torch.randn(lse_shape) for _ in range(3)]
-    for lse in lses:
-        lse[..., 1] = -torch.inf  # a row that saw nothing, whatever its out holds
-    sink = torch.randn(3) if with_sink else None
-    merged = _kernel_on_gpu(outs, lses, sink, layout)
-    expected = tilewise.merge(outs, lses, sink, layout=layout)
-    assert_close(merged[0], expected[0], 1e-6)
-    assert_close(merged[1], expected[1], 1e-6, "softmax_lse")

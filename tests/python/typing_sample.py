@@ -23,6 +23,8 @@ def torch_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     out, lse = tilewise.attention(q, k, v, dropout_p=0.1, seed=torch.tensor([1, 2]), return_lse=True)
     reveal_type(lse)  # torch._tensor.Tensor
     merged, _ = tilewise.merge([out, out], [lse, lse], layout="bshd")
+    stacked = tilewise.merge(torch.stack([out, out]), torch.stack([lse, lse]), return_lse=False)
+    reveal_type(stacked)  # torch._tensor.Tensor
     return merged
 
 

@@ -11,8 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/buffer.hpp"
+#include "verify/device_run.hpp"
 #include "verify/random.hpp"
 
 namespace tilewise::test {
@@ -25,6 +27,7 @@ class Tensor {
       : buffer_(std::make_shared<verify::Buffer>(dtype, shape, verify::Placement{.order = natural_order(shape)})) {}
 
   [[nodiscard]] TensorView view() const { return buffer_ ? buffer_->view() : TensorView{}; }
+  [[nodiscard]] std::span<std::byte> bytes() const { return buffer_ ? buffer_->bytes() : std::span<std::byte>{}; }
   [[nodiscard]] double get(std::initializer_list<std::int64_t> position) const {
     return verify::value_at(view(), verify::offset_of(view(), {position.begin(), position.size()}));
   }
@@ -68,6 +71,13 @@ struct Sizes {
   DType dtype = DType::f32;
 };
 
+/// Where an implementation runs; the CPU for a name that is not in the table.
+inline DeviceType device_of(std::string_view implementation) {
+  for (const core::Implementation* row : core::implementation_table())
+    if (row->name() == implementation) return row->device();
+  return DeviceType::cpu;
+}
+
 /// Layout bshd. Inputs are drawn from a seed; outputs hold NaN until written.
 class DenseCall {
  public:
@@ -83,7 +93,7 @@ class DenseCall {
   Sizes sizes;
   Tensor q, k, v, out, lse;
   Tensor dout, dlse, dq, dk, dv, dbias, dsink;
-  Tensor bias, alibi_slopes, sink, seqused_q, seqused_k, leftpad_k;
+  Tensor bias, alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, seed_and_offset;
   AttentionOptions options;
 
   /// Element type of softmax_lse, dlse and alibi_slopes.
@@ -126,11 +136,20 @@ class DenseCall {
     a.options = all_options();
     return a;
   }
+  /// By a GPU's implementation: on copies there, which are copied back.
   void forward(std::string_view implementation = "reference") {
-    attention_forward(forward_arguments(), {std::string(implementation)});
+    if (const DeviceType device = device_of(implementation); device != DeviceType::cpu) {
+      verify::DeviceRun(forward_arguments(), memory(), implementation, {device, 0}).run();
+    } else {
+      attention_forward(forward_arguments(), {std::string(implementation)});
+    }
   }
   void backward(std::string_view implementation = "reference") {
-    attention_backward(backward_arguments(), {std::string(implementation)});
+    if (const DeviceType device = device_of(implementation); device != DeviceType::cpu) {
+      verify::DeviceRun(backward_arguments(), memory(), implementation, {device, 0}).run();
+    } else {
+      attention_backward(backward_arguments(), {std::string(implementation)});
+    }
   }
 
  private:
@@ -142,6 +161,14 @@ class DenseCall {
     all.seqused_q = seqused_q.view();
     all.seqused_k = seqused_k.view();
     all.leftpad_k = leftpad_k.view();
+    if (seed_and_offset.view().defined()) all.seed_and_offset = seed_and_offset.view();
+    return all;
+  }
+  [[nodiscard]] std::vector<std::span<std::byte>> memory() const {
+    std::vector<std::span<std::byte>> all;
+    for (const Tensor* tensor : {&q, &k, &v, &out, &lse, &dout, &dlse, &dq, &dk, &dv, &dbias, &dsink, &bias,
+                                 &alibi_slopes, &sink, &seqused_q, &seqused_k, &leftpad_k, &seed_and_offset})
+      if (tensor->view().defined()) all.push_back(tensor->bytes());
     return all;
   }
   verify::Random rng_;

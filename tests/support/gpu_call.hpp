@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/portable/portable_kernel.hpp"
+#include "core/implementation.hpp"
+#include "gpu/lowered_kernel.hpp"
 #include "jit/bundle.hpp"
 #include "tilewise/attention.hpp"
 
@@ -54,17 +55,15 @@ class GpuCall {
 /// A bundle in the making, of machine code that no device ran.
 class MadeUpKernels {
  public:
-  /// Every kernel that the problem needs on that device; each says that it uses these resources.
-  void add(const Problem& problem, const backends::portable::Runtime& runtime, const jit::KernelResources& resources) {
-    for (const auto& launch : backends::portable::lower(problem, runtime.traits()).launches) {
-      const jit::KernelSource source =
-          backends::portable::make_source(launch.key, runtime.traits().machine, /*host=*/false);
-      jit::CompiledKernel kernel;
-      kernel.image = {std::byte{1}, std::byte{2}};
-      kernel.symbol = source.symbol;
-      kernel.resources = resources;
-      entries_.push_back({runtime.target(), jit::source_hash(runtime.target(), source), kernel});
+  /// Every kernel that the first implementation to accept the problem on that device needs; each says that it uses
+  /// these resources.
+  void add(const Problem& problem, const gpu::Runtime& runtime, const jit::KernelResources& resources) {
+    for (const core::Implementation* row : core::implementation_table()) {
+      if (row->device() != problem.device) continue;
+      const core::Verdict verdict = row->judge_problem(problem, runtime.description());
+      if (verdict.accepted()) return add(dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel), runtime, resources);
     }
+    ADD_FAILURE() << "nobody accepts " << to_string(problem);
   }
   /// From now on this process finds them.
   void load() const {
@@ -75,6 +74,17 @@ class MadeUpKernels {
   }
 
  private:
+  void add(const gpu::LoweredKernel& kernel, const gpu::Runtime& runtime, const jit::KernelResources& resources) {
+    for (const gpu::Launch* launch : kernel.lowering().launches()) {
+      const jit::KernelSource source = gpu::make_source(launch->key, /*host=*/false);
+      jit::CompiledKernel compiled;
+      compiled.image = {std::byte{1}, std::byte{2}};
+      compiled.symbol = source.symbol;
+      compiled.resources = resources;
+      entries_.push_back({runtime.target(), jit::source_hash(runtime.target(), source), compiled});
+    }
+  }
+
   std::vector<jit::BundleEntry> entries_;
 };
 

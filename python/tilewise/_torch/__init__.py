@@ -22,6 +22,7 @@ from tilewise._arguments import (
 )
 from tilewise._kinds import form
 from tilewise._torch import autocast, autograd, batching, fake, jagged, operators  # noqa: F401 (they register rules)
+from tilewise._torch import kv_cache as kv_cache
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge

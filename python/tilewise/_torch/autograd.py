@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewise import _core
 from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
-from tilewise._torch import batching, merging, operators  # noqa: F401 (merging defines its operator)
+from tilewise._torch import batching, operators
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.refusals import refuse_gradient, refuse_tangents
 
@@ -245,8 +245,12 @@ def refuse_autograd(name: str) -> None:
     LIBRARY.impl(name, refusing, "Autograd", with_keyset=True)
 
 
-_library: Any = _RefusingTangents
-torch.library.register_autograd("tilewise::attention_forward", _backward, setup_context=_setup_forward, lib=_library)
-torch.library.register_autograd("tilewise::attention_backward", _refuse_double_backward, lib=_library)
-for _name in ("attention_forward_out", "merge"):
-    refuse_autograd(_name)
+def register(name: str, backward: Any, setup_context: Any = None) -> None:
+    """Registers an operator's backward function."""
+    library: Any = _RefusingTangents
+    torch.library.register_autograd(f"tilewise::{name}", backward, setup_context=setup_context, lib=library)
+
+
+register("attention_forward", _backward, _setup_forward)
+register("attention_backward", _refuse_double_backward)
+refuse_autograd("attention_forward_out")

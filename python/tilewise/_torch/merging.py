@@ -1,5 +1,5 @@
-# tilewise::merge, the torch operator behind merge(). It runs once per partial result set and
-# has no gradient, so Python is fast enough for it.
+# tilewise::merge, merge_out and merge_backward, the torch operators behind merge(). They run once per set of partial
+# results, so Python is fast enough for them. Where parts are stacked, each list holds one tensor [parts, ...].
 """merge() for torch tensors."""
 
 from __future__ import annotations
@@ -11,74 +11,288 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
+from tilewise._torch import autograd, merge_formula
 from tilewise._torch.errors import raise_known
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.python_kernels import borrow
+from tilewise._torch.python_kernels import borrow, stream_of
 from tilewise._torch.refusals import refuse_tangents
 
+_DOUBLE_BACKWARD = "merge: double backward is not supported; the gradients of merge have no gradient"
 
-def _kernel(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(outs[0], memory_format=torch.contiguous_format)
-    lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
-    _core.merge(
-        [borrow(f"outs[{i}]", tensor) for i, tensor in enumerate(outs)],
-        [borrow(f"lses[{i}]", tensor) for i, tensor in enumerate(lses)],
-        None if sink is None else borrow("sink", sink),
-        borrow("out", out, writable=True),
-        borrow("softmax_lse", lse, writable=True),
-        layout,
-        torch.get_num_threads(),
-    )
+
+def _is_stacked(outs: Sequence[Tensor], layout: str) -> bool:
+    return len(outs) == 1 and outs[0].dim() == (4 if layout == "thd" else 5)
+
+
+def _borrow_all(role: str, tensors: Sequence[Tensor], stacked: bool, writable: bool = False) -> list[_core.Array]:
+    return [borrow(role if stacked else f"{role}[{i}]", tensor, writable=writable) for i, tensor in enumerate(tensors)]
+
+
+def _new_lse(outs: Sequence[Tensor], lses: Sequence[Tensor], layout: str, out_dtype: torch.dtype) -> Tensor:
+    statistics = torch.float64 if out_dtype == torch.float64 else torch.float32
+    return outs[0].new_empty(lses[0].shape[int(_is_stacked(outs, layout)) :], dtype=statistics)
+
+
+def _new_results(outs: Sequence[Tensor], lses: Sequence[Tensor], layout: str) -> tuple[Tensor, Tensor]:
+    out = outs[0].new_empty(outs[0].shape[int(_is_stacked(outs, layout)) :])
+    return out, _new_lse(outs, lses, layout, out.dtype)
+
+
+def _no_kernel(outs: Sequence[Tensor], implementation: Optional[str]) -> bool:
+    """Whether the formula serves a call that all implementations refuse."""
+    return outs[0].is_cuda and implementation is None
+
+
+def _stack(tensors: Sequence[Tensor], stacked: bool, dtype: Optional[torch.dtype] = None) -> Tensor:
+    return tensors[0] if stacked else torch.stack([tensor.to(dtype or tensor.dtype) for tensor in tensors])
+
+
+def _run(
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    out: Tensor,
+    lse: Tensor,
+    layout: str,
+    implementation: Optional[str],
+) -> None:
+    stacked = _is_stacked(outs, layout)
+    try:
+        _core.merge(
+            _borrow_all("outs", outs, stacked),
+            _borrow_all("lses", lses, stacked),
+            None if sink is None else borrow("sink", sink),
+            borrow("out", out, writable=True),
+            borrow("softmax_lse", lse, writable=True),
+            layout,
+            implementation or "",
+            torch.get_num_threads(),
+            stream_of(out),
+        )
+    except NotImplementedError:
+        if not _no_kernel(outs, implementation):
+            raise
+        results = merge_formula.forward(
+            _stack(outs, stacked, lse.dtype), _stack(lses, stacked), sink, out.dtype, layout
+        )
+        for target, result in zip((out, lse), results):
+            target.copy_(result)
+
+
+def _kernel(
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    layout: str = "bshd",
+    implementation: Optional[str] = None,
+) -> tuple[Tensor, Tensor]:
+    out, lse = _new_results(outs, lses, layout)
+    _run(outs, lses, sink, out, lse, layout, implementation)
     return out, lse
 
 
-def _kernel_on_gpu(
-    outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str
-) -> tuple[Tensor, Tensor]:
-    """The same sum in torch's own operations: small beside the attention it follows, and it can be captured."""
-    weights = torch.stack(lses)  # [n, batch_size, num_heads_q, seqlen_q]; packed [n, num_heads_q, total_q]
-    own_sink = None if sink is None else sink.reshape(-1, 1).expand_as(lses[0])
-    everything = weights if own_sink is None else torch.cat((weights, own_sink.unsqueeze(0)))
-    lse = torch.logsumexp(everything, 0)
-    # A row that saw nothing has lse -inf, weight 0 and out 0.
-    weights = torch.where(torch.isneginf(lse), 0.0, torch.exp(weights - lse))
-    order = {"bshd": (0, 1, 3, 2), "sbhd": (0, 3, 1, 2), "bhsd": (0, 1, 2, 3), "thd": (0, 2, 1)}[layout]
-    stacked = torch.stack(outs).to(lse.dtype)
-    scaled = weights.permute(order).unsqueeze(-1) * stacked
-    scaled = torch.where(weights.permute(order).unsqueeze(-1) == 0.0, 0.0, scaled)
-    return scaled.sum(0).to(outs[0].dtype), lse
+def _kernel_out(
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    out: Tensor,
+    layout: str = "bshd",
+    implementation: Optional[str] = None,
+) -> Tensor:
+    lse = _new_lse(outs, lses, layout, out.dtype)
+    _run(outs, lses, sink, out, lse, layout, implementation)
+    return lse
 
 
-def _fake(outs: list[Tensor], lses: list[Tensor], sink: Optional[Tensor], layout: str) -> tuple[Tensor, Tensor]:
+def _kernel_backward(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    need_douts: bool,
+    need_dlses: bool,
+    need_dsink: bool,
+    layout: str = "bshd",
+    implementation: Optional[str] = None,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    douts, dlses, dsink = _fake_backward(dout, dlse, outs, lses, sink, need_douts, need_dlses, need_dsink)
+    stacked = _is_stacked(outs, layout)
+    try:
+        _core.merge_backward(
+            borrow("dout", dout),
+            None if dlse is None else borrow("dlse", dlse),
+            _borrow_all("outs", outs, stacked),
+            _borrow_all("lses", lses, stacked),
+            None if sink is None else borrow("sink", sink),
+            _borrow_all("douts", douts, stacked, writable=True),
+            _borrow_all("dlses", dlses, stacked, writable=True),
+            borrow("dsink", dsink, writable=True) if need_dsink else None,
+            layout,
+            implementation or "",
+            torch.get_num_threads(),
+            stream_of(dout),
+        )
+    except NotImplementedError:
+        if not _no_kernel(outs, implementation):
+            raise
+        statistics = lses[0].dtype
+        results = merge_formula.backward(
+            dout, dlse, _stack(outs, stacked, statistics), _stack(lses, stacked), sink, layout
+        )
+        for targets, result in ((douts, results[0]), (dlses, results[1])):
+            for target, part in zip(targets, [result] if stacked else result):
+                target.copy_(part)
+        if need_dsink and results[2] is not None:
+            dsink.copy_(results[2])
+    return douts, dlses, dsink
+
+
+def _check_devices(
+    first: str, device: torch.device, outs: Sequence[Tensor], lses: Sequence[Tensor], **others: Optional[Tensor]
+) -> None:
     for i, (out, lse) in enumerate(zip(outs, lses)):
-        for name, tensor in ((f"outs[{i}]", out), (f"lses[{i}]", lse), ("sink", sink)):
-            if tensor is not None and tensor.device != outs[0].device:
-                raise TypeError(f"{name}: must be on {outs[0].device}, where outs[0] is (got {tensor.device})")
-    contiguous = torch.contiguous_format
-    return torch.empty_like(outs[0], memory_format=contiguous), torch.empty_like(lses[0], memory_format=contiguous)
+        for name, tensor in ((f"outs[{i}]", out), (f"lses[{i}]", lse), *others.items()):
+            if tensor is not None and tensor.device != device:
+                raise TypeError(f"{name}: must be on {device}, where {first} is (got {tensor.device})")
 
 
-LIBRARY.define("merge(Tensor[] outs, Tensor[] lses, Tensor? sink, str layout) -> (Tensor, Tensor)")
-LIBRARY.impl("merge", _kernel, "CPU")
-LIBRARY.impl("merge", _kernel_on_gpu, "CUDA")
-torch.library.register_fake("tilewise::merge", _fake, lib=LIBRARY)
+def _fake(
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    layout: str = "bshd",
+    implementation: Optional[str] = None,
+) -> tuple[Tensor, Tensor]:
+    _check_devices("outs[0]", outs[0].device, outs, lses, sink=sink)
+    return _new_results(outs, lses, layout)
+
+
+def _fake_out(
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    out: Tensor,
+    layout: str = "bshd",
+    implementation: Optional[str] = None,
+) -> Tensor:
+    _check_devices("out", out.device, outs, lses, sink=sink)
+    return _new_lse(outs, lses, layout, out.dtype)
+
+
+def _fake_backward(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    outs: list[Tensor],
+    lses: list[Tensor],
+    sink: Optional[Tensor],
+    need_douts: bool,
+    need_dlses: bool,
+    need_dsink: bool,
+    layout: str = "bshd",
+    implementation: Optional[str] = None,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    _check_devices("dout", dout.device, outs, lses, dlse=dlse, sink=sink)
+    if need_dsink and sink is None:
+        raise ValueError("dsink: cannot be asked for without its input")
+    return (
+        [tensor.new_empty(tensor.shape) for tensor in outs] if need_douts else [],
+        [tensor.new_empty(tensor.shape) for tensor in lses] if need_dlses else [],
+        sink.new_empty(sink.shape) if need_dsink and sink is not None else dout.new_empty(0),
+    )
+
+
+_PARTS = "Tensor[] outs, Tensor[] lses, Tensor? sink"
+_TAIL = 'str layout="bshd", str? implementation=None'
+for _name, _schema, _implementation, _shapes in (
+    ("merge", f"({_PARTS}, {_TAIL}) -> (Tensor, Tensor)", _kernel, _fake),
+    ("merge_out", f"({_PARTS}, Tensor(a!) out, {_TAIL}) -> Tensor", _kernel_out, _fake_out),
+    (
+        "merge_backward",
+        f"(Tensor dout, Tensor? dlse, {_PARTS}, bool need_douts, bool need_dlses, bool need_dsink, {_TAIL})"
+        " -> (Tensor[], Tensor[], Tensor)",
+        _kernel_backward,
+        _fake_backward,
+    ),
+):
+    LIBRARY.define(_name + _schema)
+    for _key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
+        LIBRARY.impl(_name, _implementation, _key)
+    torch.library.register_fake(f"tilewise::{_name}", _shapes, lib=LIBRARY)
 _merge: Any = torch.ops.tilewise.merge.default
+_merge_out: Any = torch.ops.tilewise.merge_out.default
+_merge_backward: Any = torch.ops.tilewise.merge_backward.default
 
 
-def merge(outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str) -> tuple[Tensor, Tensor]:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    outs, lses, sink, layout, implementation = (*inputs, "bshd", None)[:5]
+    ctx.save_for_backward(*outs, *lses, sink)
+    ctx.count = len(outs)
+    ctx.options = layout, implementation
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Any, ...]:
+    refuse_tangents((("dout", dout), ("dlse", dlse)))
+    *tensors, sink = ctx.saved_tensors
+    outs, lses = tensors[: ctx.count], tensors[ctx.count :]
+    need_outs, need_lses, need_sink = ctx.needs_input_grad[:3]
+    layout, implementation = ctx.options
+    if dout is None:
+        dout = torch.zeros_like(_new_results(outs, lses, layout)[0])
+    elif dout.stride(-1) != 1:
+        dout = dout.contiguous()  # such as the expanded gradient of a sum
+    try:
+        douts, dlses, dsink = _merge_backward(
+            dout, dlse, outs, lses, sink, any(need_outs), any(need_lses), need_sink, layout, implementation
+        )
+    except RuntimeError as error:
+        raise_known(error, dout=dout, dlse=dlse)
+        raise
+    results = (
+        [douts[i] if needed else None for i, needed in enumerate(need_outs)],
+        [dlses[i] if needed else None for i, needed in enumerate(need_lses)],
+        dsink if need_sink else None,
+    )
+    # Arguments that equal their defaults are missing from the call that torch recorded.
+    return (*results, *[None] * (len(ctx.needs_input_grad) - len(results)))
+
+
+def _refuse_double_backward(ctx: Any, *grad_outputs: Any) -> None:
+    raise NotImplementedError(_DOUBLE_BACKWARD)
+
+
+autograd.register("merge", _gradients, _setup)
+autograd.register("merge_backward", _refuse_double_backward)
+autograd.refuse_autograd("merge_out")
+
+
+def merge(
+    outs: Sequence[Any],
+    lses: Sequence[Any],
+    sink: Any,
+    layout: str,
+    out: Any,
+    return_lse: bool,
+    implementation: Optional[str],
+) -> tuple[Tensor, Optional[Tensor]]:
     """(out, softmax_lse); see tilewise.merge."""
-    given = {"sink": sink} if sink is not None else {}
+    given = {name: tensor for name, tensor in (("sink", sink), ("out", out)) if tensor is not None}
+    stacked = _is_stacked(outs, layout)
     for kind, tensors in (("outs", outs), ("lses", lses)):
-        given.update((f"{kind}[{i}]", tensor) for i, tensor in enumerate(tensors))
+        given.update((kind if stacked else f"{kind}[{i}]", tensor) for i, tensor in enumerate(tensors))
+    first = "outs" if stacked else "outs[0]"
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: must be a torch tensor like outs[0] (got {type(tensor).__name__})")
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{name}: merge has no gradient; pass detached tensors or use torch.no_grad()")
+            raise TypeError(f"{name}: must be a torch tensor like {first} (got {type(tensor).__name__})")
     refuse_tangents(given.items())
     try:
-        out, lse = _merge(list(outs), list(lses), sink, layout)
+        if out is None:
+            result, lse = _merge(list(outs), list(lses), sink, layout, implementation)
+            return result, lse
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given.values()):
+            raise ValueError("out: cannot be given with inputs that require gradients")
+        return out, _merge_out(list(outs), list(lses), sink, out, layout, implementation)
     except RuntimeError as error:
         raise_known(error, **given)
         raise
-    return out, lse

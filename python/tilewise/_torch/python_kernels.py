@@ -29,7 +29,7 @@ def _core_options(options: Options) -> _core.AttentionOptions:
     return core_options(Options._make((*values[HEAD], *arrays, *values[TAIL])))
 
 
-def _stream(q: Tensor) -> int:
+def stream_of(q: Tensor) -> int:
     """torch's current stream on q's GPU as a number; 0 on the CPU."""
     return torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
 
@@ -42,7 +42,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=lse_dtype(q))
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
-    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=_stream(q))
+    _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=stream_of(q))
     return out, lse
 
 
@@ -66,7 +66,7 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
     _core.attention_forward(
-        *views, *outputs, core_options, options.implementation or "", threads, fresh_out=False, stream=_stream(q)
+        *views, *outputs, core_options, options.implementation or "", threads, fresh_out=False, stream=stream_of(q)
     )
     return lse
 
@@ -117,7 +117,7 @@ def backward(
         _core_options(options),
         options.implementation or "",
         torch.get_num_threads(),
-        _stream(q),
+        stream_of(q),
     )
     return tuple(gradients)
 

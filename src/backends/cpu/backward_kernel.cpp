@@ -17,6 +17,7 @@
 #include "backends/cpu/rows.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
+#include "operations/attention/factors.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -85,7 +86,7 @@ class BackwardKernel final : public operations::attention::Kernel {
       });
     }
     if (p.dbias.data) accumulate_dbias(p, score, kernels_, element_, kernel_scratch_, workers);
-    if (p.dsink) accumulate_dsink(p, kernels_, element_, workers);
+    if (p.dsink.data) accumulate_dsink(p, kernels_, element_, workers);
   }
 
  private:
@@ -166,7 +167,7 @@ class BackwardKernel final : public operations::attention::Kernel {
 
   const KernelSet& kernels_;
   ElementIndex element_;
-  operations::attention::ScoreFactors factors_;
+  device::ScoreFactors factors_;
   std::size_t real_;  // bytes of a Real
   std::int64_t parts_;
   std::int64_t dq_stride_;
@@ -179,7 +180,7 @@ class BackwardKernel final : public operations::attention::Kernel {
 
 }  // namespace
 
-std::unique_ptr<const core::Kernel> make_backward_kernel(const Problem& problem, const KernelSet& kernels) {
+std::unique_ptr<core::Kernel> make_backward_kernel(const Problem& problem, const KernelSet& kernels) {
   return std::make_unique<BackwardKernel>(problem, kernels);
 }
 

@@ -150,7 +150,7 @@ void accumulate_dsink(const device::AttentionParams& p, const KernelSet& kernels
         sum -= std::exp(sink - lse) * delta;
       }
     }
-    operations::store_element(operations::dtype_of(p.sink_type), p.dsink, head * p.dsink_stride, sum);
+    operations::store_element(operations::dtype_of(p.dsink.type), p.dsink.data, head * p.dsink.stride, sum);
   });
 }
 

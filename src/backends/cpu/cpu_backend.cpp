@@ -38,7 +38,7 @@ operations::attention::FeatureSet features_of(const KernelSet& kernels) {
 
 class CpuImplementation final : public operations::attention::Implementation {
  public:
-  CpuImplementation(const IsaTraits& traits, const CpuTraits& cpu) : traits_(traits), cpu_(cpu) {}
+  explicit CpuImplementation(const IsaTraits& traits) : traits_(traits) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return traits_.name; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
@@ -46,21 +46,22 @@ class CpuImplementation final : public operations::attention::Implementation {
     return features_of(*traits_.kernels);
   }
 
-  [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
-    const IsaStatus status = isa_status(traits_.isa);
-    if (!status.available) return core::Verdict::refuse(status.reason);
-    const int threads = std::min(core::num_threads(), core::num_cores());
-    return core::Verdict::accept(estimate_us(problem, traits_.isa, *traits_.kernels, cpu_, threads));
+  [[nodiscard]] core::Verdict judge(const Problem& problem, const core::DeviceDescription& cpu) const override {
+    for (const core::DeviceDescription::Lack& lack : cpu.lacks) {
+      if (lack.instruction_set == to_string(traits_.isa)) return core::Verdict::refuse(lack.reason);
+    }
+    const CpuTraits traits = traits_of({cpu.intel ? Processor::Vendor::intel : Processor::Vendor::other, cpu.family});
+    return core::Verdict::accept(estimate_us(problem, traits_.isa, *traits_.kernels, traits, cpu.threads),
+                                 make_kernel(problem));
   }
 
-  [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {
+ private:
+  [[nodiscard]] std::unique_ptr<core::Kernel> make_kernel(const Problem& problem) const {
     if (problem.operation == Operation::attention_forward) return make_forward_kernel(problem, *traits_.kernels);
     return make_backward_kernel(problem, *traits_.kernels);
   }
 
- private:
   IsaTraits traits_;
-  const CpuTraits& cpu_;
 };
 
 }  // namespace
@@ -68,19 +69,33 @@ class CpuImplementation final : public operations::attention::Implementation {
 
 std::span<const core::Implementation* const> cpu_implementations() {
   using cpu::CpuImplementation, cpu::Isa;
-  static const cpu::CpuTraits traits = cpu::traits_of(cpu::this_processor());
 #if defined(__x86_64__)
-  static const CpuImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels}, traits);
-  static const CpuImplementation avx512_bf16({Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels}, traits);
-  static const CpuImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels}, traits);
-  static const CpuImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels}, traits);
-  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels}, traits);
+  static const CpuImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels});
+  static const CpuImplementation avx512_bf16({Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels});
+  static const CpuImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels});
+  static const CpuImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels});
+  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
 #else
-  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels}, traits);
+  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
   static const std::array<const core::Implementation*, 1> table = {&generic};
 #endif
   return table;
+}
+
+core::DeviceDescription describe_cpu() {
+  core::DeviceDescription description;
+  description.architecture = cpu::this_architecture();
+  description.multiprocessors = core::num_cores();
+  description.threads = std::min(core::num_threads(), core::num_cores());
+  const cpu::Processor processor = cpu::this_processor();
+  description.intel = processor.vendor == cpu::Processor::Vendor::intel;
+  description.family = processor.family;
+  for (int i = 0; i < cpu::kIsaCount; ++i) {
+    const cpu::IsaStatus status = cpu::isa_status(static_cast<cpu::Isa>(i));
+    if (!status.available) description.lacks.push_back({cpu::to_string(status.isa), status.reason});
+  }
+  return description;
 }
 
 }  // namespace tilewise::backends

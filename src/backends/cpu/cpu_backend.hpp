@@ -9,5 +9,7 @@ namespace tilewise::backends {
 
 /// cpu.amx_bf16, cpu.avx512_bf16, cpu.avx512, cpu.avx2, cpu.generic.
 [[nodiscard]] std::span<const core::Implementation* const> cpu_implementations();
+/// See core::describe_cpu().
+[[nodiscard]] core::DeviceDescription describe_cpu();
 
 }  // namespace tilewise::backends

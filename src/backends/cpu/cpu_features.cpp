@@ -162,6 +162,14 @@ Processor this_processor() noexcept {
 #endif
 }
 
+std::string_view this_architecture() noexcept {
+#if defined(__x86_64__)
+  return "x86-64";
+#else
+  return "other";
+#endif
+}
+
 IsaStatus isa_status(Isa isa) {
   const Isa cap = isa_cap();
   if (isa > cap) return {isa, false, "TILEWISE_CPU_ISA=" + std::string(to_string(cap)) + " caps the choice"};

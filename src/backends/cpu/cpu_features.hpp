@@ -35,6 +35,9 @@ struct Processor {
 /// This machine's.
 [[nodiscard]] Processor this_processor() noexcept;
 
+/// "x86-64", or "other".
+[[nodiscard]] std::string_view this_architecture() noexcept;
+
 /// The machine's status with TILEWISE_CPU_ISA applied (read at each call). Throws Error
 /// where that variable names no instruction set.
 [[nodiscard]] IsaStatus isa_status(Isa isa);

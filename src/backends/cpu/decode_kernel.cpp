@@ -8,6 +8,7 @@
 #include "backends/cpu/tile_maker.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
+#include "operations/attention/factors.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -102,7 +103,7 @@ class DecodeKernel final : public operations::attention::Kernel {
   }
 
   ElementIndex element_;
-  operations::attention::ScoreFactors factors_;
+  device::ScoreFactors factors_;
   DecodeFn run_;
   std::size_t scratch_;
   double flops_;
@@ -121,7 +122,7 @@ bool suits_decode(const Problem& problem, const KernelSet& kernels) {
   return seqlen_q * std::min(group_of(problem), most) <= most;
 }
 
-std::unique_ptr<const core::Kernel> make_decode_kernel(const Problem& problem, const KernelSet& kernels) {
+std::unique_ptr<core::Kernel> make_decode_kernel(const Problem& problem, const KernelSet& kernels) {
   return std::make_unique<DecodeKernel>(problem, kernels);
 }
 

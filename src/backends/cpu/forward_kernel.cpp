@@ -9,6 +9,7 @@
 #include "backends/cpu/tile_maker.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
+#include "operations/attention/factors.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
@@ -75,7 +76,7 @@ class ForwardKernel final : public operations::attention::Kernel {
   }
 
   ElementIndex element_;
-  operations::attention::ScoreFactors factors_;
+  device::ScoreFactors factors_;
   ForwardFn run_;
   std::size_t scratch_;
   double flops_;
@@ -84,7 +85,7 @@ class ForwardKernel final : public operations::attention::Kernel {
 
 }  // namespace
 
-std::unique_ptr<const core::Kernel> make_forward_kernel(const Problem& problem, const KernelSet& kernels) {
+std::unique_ptr<core::Kernel> make_forward_kernel(const Problem& problem, const KernelSet& kernels) {
   if (suits_decode(problem, kernels)) return make_decode_kernel(problem, kernels);
   return std::make_unique<ForwardKernel>(problem, kernels);
 }

@@ -9,6 +9,6 @@
 
 namespace tilewise::backends::cpu {
 
-[[nodiscard]] std::unique_ptr<const core::Kernel> make_forward_kernel(const Problem& problem, const KernelSet& kernels);
+[[nodiscard]] std::unique_ptr<core::Kernel> make_forward_kernel(const Problem& problem, const KernelSet& kernels);
 
 }  // namespace tilewise::backends::cpu

@@ -5,21 +5,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device/common/params.h"
+
 namespace tilewise::backends::cpu {
 
 // `Real` below is what a kernel computes in: fp32, and fp64 where the elements are. Scalars are doubles,
 // which hold either; arrays of Real are void*.
 
 /// How scores are changed between q·k and the softmax; common to every row of a call.
-struct ScoreParams {
-  double softmax_scale;
-  double softcap;     // 0: off
+struct ScoreParams : device::ScoreFactors {
   int32_t bias_type;  // device::BiasType
   int64_t bias_key_stride;
   bool has_alibi;
   bool has_sink;
   uint32_t dropout_threshold;  // 0: off
-  double dropout_scale;
   uint64_t seed, offset;
 };
 
@@ -98,6 +97,8 @@ using EndKeysFn = void (*)(const KeyBlock& block, void* dk, int64_t dk_stride, v
                            void* scratch);
 using DotFn = double (*)(const void* a, const void* b, int64_t size);
 using StoreScaledFn = void (*)(const void* from, int64_t size, double factor, void* to);
+/// A row of fp8 e4m3 (device/common/float8.h), times its scale, as f32.
+using DequantizeFn = void (*)(const void* from, int64_t size, float scale, void* to);
 using ScratchFn = size_t (*)(int32_t head_dim, int32_t head_dim_v);
 
 /// Everything one instruction set offers; null where a dtype is left to another set.
@@ -112,9 +113,10 @@ struct KernelSet {
   ScratchFn backward_scratch[kElementCount];
   DotFn dot[kElementCount];                   // two rows of the element type
   StoreScaledFn store_scaled[kElementCount];  // Reals to a row of the element type
-  int32_t max_rows;                           // rows a forward tile may hold
-  int32_t decode_max_rows;                    // likewise for a decode tile
-  int32_t decode_keys;                        // keys of all heads that a decode call visits before their values
+  DequantizeFn dequantize;
+  int32_t max_rows;         // rows a forward tile may hold
+  int32_t decode_max_rows;  // likewise for a decode tile
+  int32_t decode_keys;      // keys of all heads that a decode call visits before their values
   int32_t backward_keys, backward_rows;
 };
 

@@ -53,24 +53,22 @@ double forward_flops(const Problem& problem) {
          f(problem.head_dim + problem.head_dim_v);
 }
 
-ScoreParams make_score_params(const device::AttentionParams& p, const operations::attention::ScoreFactors& factors) {
+ScoreParams make_score_params(const device::AttentionParams& p, const device::ScoreFactors& factors) {
   ScoreParams s{};
-  s.softmax_scale = factors.softmax_scale;
-  s.softcap = factors.softcap;
+  static_cast<device::ScoreFactors&>(s) = factors;
   s.bias_type = p.bias_type;
   s.bias_key_stride = p.bias.key_stride;
   s.has_alibi = p.alibi_slopes != nullptr;
-  s.has_sink = p.sink != nullptr;
+  s.has_sink = p.sink.data != nullptr;
   s.dropout_threshold = p.dropout_threshold;
-  s.dropout_scale = factors.dropout_scale;
   s.seed = p.seed_and_offset ? static_cast<std::uint64_t>(p.seed_and_offset[0]) : p.seed;
   s.offset = p.seed_and_offset ? static_cast<std::uint64_t>(p.seed_and_offset[p.seed_and_offset_stride]) : p.offset;
   return s;
 }
 
 double sink_of(const device::AttentionParams& p, std::int64_t head) {
-  if (!p.sink) return -std::numeric_limits<double>::infinity();
-  return operations::load_element(operations::dtype_of(p.sink_type), p.sink, head * p.sink_stride);
+  if (!p.sink.data) return -std::numeric_limits<double>::infinity();
+  return operations::load_element(operations::dtype_of(p.sink.type), p.sink.data, head * p.sink.stride);
 }
 
 void* lse_address(const device::LseTensor& t, const device::Sequence& sequence, std::int64_t batch, std::int64_t i,

@@ -33,8 +33,7 @@ namespace tilewise::backends::cpu {
 /// Multiply-adds of the forward pass without a mask, times 2.
 [[nodiscard]] double forward_flops(const Problem& problem);
 
-[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p,
-                                            const operations::attention::ScoreFactors& factors);
+[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p, const device::ScoreFactors& factors);
 
 /// -infinity where there is none.
 [[nodiscard]] double sink_of(const device::AttentionParams& p, std::int64_t head);

@@ -4,14 +4,17 @@
 #include <array>
 #include <cstdint>
 
-#include "backends/portable/gpu_system.hpp"
+#include "backends/cuda/hopper/implementation.hpp"
+#include "backends/portable/attention/implementation.hpp"
+#include "backends/portable/merge/implementation.hpp"
+#include "gpu/system.hpp"
 #include "jit/cuda_driver.hpp"
 
 namespace tilewise::backends {
 namespace {
 
 namespace cu = jit::cuda;
-using portable::DriverFunction;
+using gpu::DriverFunction;
 
 /// The oldest GPU whose matrix instructions the kernels use, as 10 * major + minor.
 constexpr int kMinComputeCapability = 80;
@@ -20,7 +23,7 @@ constexpr std::uint32_t kPlainSharedBytes = 48 << 10;
 
 struct CudaApi {
   using Table = jit::CudaDriver;
-  using Driver = portable::GpuDriver<CudaApi>;
+  using Driver = gpu::GpuDriver<CudaApi>;
   using Pointer = cu::DevicePointer;
   using Home = cu::Context;  ///< the GPU's primary context
   using FillWord = unsigned int;
@@ -46,6 +49,8 @@ struct CudaApi {
   static constexpr DriverFunction kGetFunctionAttribute{&Table::cuFuncGetAttribute, "cuFuncGetAttribute"};
   static constexpr DriverFunction kSetFunctionAttribute{&Table::cuFuncSetAttribute, "cuFuncSetAttribute"};
   static constexpr DriverFunction kLaunch{&Table::cuLaunchKernel, "cuLaunchKernel"};
+  static constexpr DriverFunction kLaunchEx{&Table::cuLaunchKernelEx, "cuLaunchKernelEx"};
+  static constexpr DriverFunction kEncodeTensorMap{&Table::cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled"};
   static constexpr DriverFunction kIsCapturing{&Table::cuStreamIsCapturing, "cuStreamIsCapturing"};
   static constexpr DriverFunction kSynchronize{&Table::cuStreamSynchronize, "cuStreamSynchronize"};
   static constexpr DriverFunction kAllocate{&Table::cuMemAlloc, "cuMemAlloc"};
@@ -88,7 +93,7 @@ struct CudaApi {
     driver.call(kGetDevice, &device, index);
     return device;
   }
-  static portable::GpuIdentity identify(const Driver& driver, cu::DeviceId device);
+  static gpu::GpuIdentity identify(const Driver& driver, cu::DeviceId device);
   static Home home(const Driver& driver, cu::DeviceId device) {
     // Never released: streams and memory of other libraries live in it, and threads may run while main() returns.
     cu::Context context = nullptr;
@@ -104,13 +109,59 @@ struct CudaApi {
       driver.call(kSetFunctionAttribute, function, cu::kFunctionMaxDynamicSharedBytes, static_cast<int>(shared_bytes));
     }
   }
-  static cu::Result launch(const Driver& driver, cu::Function function, const portable::Launch& launch,
-                           const device::KernelParams& params, cu::Stream stream) {
-    std::array<void*, 1> parameters{const_cast<device::KernelParams*>(&params)};
-    return driver.ask(kLaunch, function, launch.blocks, 1u, 1u, launch.threads, 1u, 1u, launch.shared_bytes, stream,
-                      parameters.data(), nullptr);
-  }
+  static cu::Result launch(const Driver& driver, cu::Function function, const gpu::Launch& launch,
+                           const std::byte* block, cu::Stream stream);
+  static void encode(const Driver& driver, const gpu::TensorMap& map, std::byte* to);
 };
+
+cu::Result CudaApi::launch(const Driver& driver, cu::Function function, const gpu::Launch& launch,
+                           const std::byte* block, cu::Stream stream) {
+  std::array<void*, 1> parameters{const_cast<std::byte*>(block)};
+  const gpu::Extent3 &grid = launch.grid, &cluster = launch.cluster;
+  if (cluster.count() == 1 && !launch.programmatic) {
+    return driver.ask(kLaunch, function, grid.x, grid.y, grid.z, launch.threads(), 1u, 1u, launch.key.shared_bytes(),
+                      stream, parameters.data(), nullptr);
+  }
+  std::array<cu::LaunchAttribute, 2> attributes{};
+  unsigned count = 0;
+  if (cluster.count() > 1) {
+    attributes[count].id = cu::kClusterDimension;
+    attributes[count++].value.cluster = {cluster.x, cluster.y, cluster.z};
+  }
+  if (launch.programmatic) {
+    attributes[count].id = cu::kProgrammaticStreamSerialization;
+    attributes[count++].value.allowed = 1;
+  }
+  const cu::LaunchConfig config{
+      grid.x, grid.y, grid.z, launch.threads(), 1, 1, launch.key.shared_bytes(), stream, attributes.data(), count};
+  return driver.ask(kLaunchEx, &config, function, parameters.data(), nullptr);
+}
+
+cu::TensorMapType tensor_map_type(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return cu::kTensorMapBf16;
+    case DType::f16:
+      return cu::kTensorMapF16;
+    case DType::f32:
+      return cu::kTensorMapF32;
+    default:
+      return cu::kTensorMapU8;
+  }
+}
+
+void CudaApi::encode(const Driver& driver, const gpu::TensorMap& map, std::byte* to) {
+  if (!driver.has(kEncodeTensorMap)) {
+    throw Error(ErrorCode::runtime, "cuTensorMapEncodeTiled: this driver is older than CUDA 12.0 and has none");
+  }
+  constexpr std::array<cu::TensorMapSwizzle, 4> kSwizzles{cu::kSwizzleNone, cu::kSwizzle32, cu::kSwizzle64,
+                                                          cu::kSwizzle128};
+  constexpr std::array<unsigned, 5> kEveryElement{1, 1, 1, 1, 1};
+  driver.call(kEncodeTensorMap, static_cast<void*>(to), tensor_map_type(map.dtype), static_cast<unsigned>(map.rank),
+              map.address, map.dims.data(), map.strides.data(), map.box.data(), kEveryElement.data(),
+              cu::kInterleaveNone, kSwizzles[static_cast<std::size_t>(map.swizzle)], cu::kPromote256,
+              cu::kOutsideIsZero);
+}
 
 /// As its driver tells; some don't, where the memory is the host's.
 double memory_gigabytes_per_second(const CudaApi::Driver& driver, cu::DeviceId device, double otherwise) {
@@ -122,17 +173,16 @@ double memory_gigabytes_per_second(const CudaApi::Driver& driver, cu::DeviceId d
   return told && kilohertz > 0 && bits > 0 ? kTransfersACycle * kilohertz * kGigahertz * bits / kBitsAByte : otherwise;
 }
 
-portable::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId device) {
+gpu::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId device) {
   int major = 0, minor = 0;
   driver.call(kGetAttribute, &major, cu::kComputeCapabilityMajor, device);
   driver.call(kGetAttribute, &minor, cu::kComputeCapabilityMinor, device);
   const int capability = 10 * major + minor;
-  portable::GpuIdentity identity;
-  identity.machine = device::kSm80;
+  gpu::GpuIdentity identity;
   identity.architecture = core::concat("sm_", capability, capability == 90 ? "a" : "");
   // A GPU newer than the table is taken for one of its consumer parts.
   constexpr double kUnknownRate = 512.0, kUnknownBandwidth = 500.0;
-  const portable::Architecture* known = portable::find_architecture(identity.architecture);
+  const gpu::Architecture* known = gpu::find_architecture(identity.architecture);
   identity.matrix_rate = known != nullptr ? known->matrix_rate : kUnknownRate;
   identity.memory_gigabytes_per_second = memory_gigabytes_per_second(
       driver, device, known != nullptr ? known->memory_gigabytes_per_second : kUnknownBandwidth);
@@ -144,16 +194,18 @@ portable::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId devic
 
 }  // namespace
 
-portable::GpuStatus cuda_status(int index) { return portable::gpu_status<CudaApi>(index); }
+const gpu::Runtime& cuda_runtime(int index) { return gpu::required_gpu<CudaApi>(index); }
 
 std::span<const core::Implementation* const> cuda_implementations() {
-  static const portable::GpuImplementation sm80("cuda.sm80", DeviceType::cuda, device::kSm80, cuda_status);
-  static const std::array<const core::Implementation*, 1> table = {&sm80};
+  static const portable::AttentionImplementation sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
+  static const hopper::AttentionImplementation hopper(cuda_runtime);
+  static const portable::MergeImplementation merge_sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
+  static const std::array<const core::Implementation*, 3> table = {&sm80, &hopper, &merge_sm80};
   return table;
 }
 
 const core::DeviceSystem& cuda_system() {
-  static const portable::GpuSystem<CudaApi> system;
+  static const gpu::GpuSystem<CudaApi> system;
   return system;
 }
 

@@ -3,16 +3,16 @@
 
 #include <span>
 
-#include "backends/portable/gpu_implementation.hpp"
 #include "core/device.hpp"
 #include "core/implementation.hpp"
+#include "gpu/runtime.hpp"
 
 namespace tilewise::backends {
 
-/// "cuda.sm80".
+/// "cuda.hopper" and "cuda.sm80".
 [[nodiscard]] std::span<const core::Implementation* const> cuda_implementations();
 [[nodiscard]] const core::DeviceSystem& cuda_system();
-/// The device of that index, opened on first use.
-[[nodiscard]] portable::GpuStatus cuda_status(int index);
+/// The device of that index, opened on first use. Throws Error(runtime) where there is none.
+[[nodiscard]] const gpu::Runtime& cuda_runtime(int index);
 
 }  // namespace tilewise::backends

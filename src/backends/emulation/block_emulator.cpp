@@ -10,6 +10,7 @@
 
 #include "core/message.hpp"
 #include "core/parallel.hpp"
+#include "device/tile/platform.h"
 
 namespace tilewise::backends::emulation {
 
@@ -74,9 +75,9 @@ BlockEmulator::BlockEmulator(const device::HostKernel& kernel, std::int32_t thre
   }
 }
 
-std::string BlockEmulator::run(std::int32_t block_index, const device::KernelParams& params, std::uint64_t seed) {
+std::string BlockEmulator::run(std::int32_t block_index, const void* params, std::uint64_t seed) {
   block = block_index;
-  params_ = &params;
+  params_ = params;
   random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u ^ static_cast<std::uint64_t>(block_index) * 0xBF58476D1CE4E5B9u;
   random_state_ |= 1;  // the generator's state must not be zero
   ended_ = at_barrier_ = 0;
@@ -100,7 +101,7 @@ std::string BlockEmulator::run(std::int32_t block_index, const device::KernelPar
 void BlockEmulator::run_lane(void* lane) {
   BlockEmulator& emulator = *static_cast<Lane*>(lane)->emulator;
   try {
-    emulator.kernel_.run_lane(emulator, *emulator.params_, emulator.shared_.window());
+    emulator.kernel_.run_lane(emulator, emulator.params_, emulator.shared_.window());
     emulator.end_lane();
   } catch (const LaneFault& fault) {
     emulator.fault_ = concat(emulator.name(emulator.self()), ": ", fault.text());

@@ -1,5 +1,5 @@
 // Runs the lanes of one block, each a fiber, on the calling thread: what a kernel compiled against
-// device/portable/machine_host.h calls. Lanes advance in an order drawn from a seed.
+// device/tile/machine_host.h calls. Lanes advance in an order drawn from a seed.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include "backends/emulation/global_memory.hpp"
 #include "backends/emulation/matrix_unit.hpp"
 #include "backends/emulation/shared_memory.hpp"
-#include "device/portable/host_entry.h"
+#include "device/tile/host_entry.h"
 
 namespace tilewise::backends::emulation {
 
@@ -33,8 +33,9 @@ class BlockEmulator final : public device::HostBlock {
   /// Throws Error (runtime) where there is no memory for the lanes' stacks.
   BlockEmulator(const device::HostKernel& kernel, std::int32_t threads, const GlobalMemory& memory);
 
-  /// Runs every lane to its end. Empty, or what went wrong first: "wave 1, lane 5: reads ...".
-  [[nodiscard]] std::string run(std::int32_t block_index, const device::KernelParams& params, std::uint64_t seed);
+  /// Runs every lane to its end; `params` are of the kernel's own type. Empty, or what went wrong first: "wave 1, lane
+  /// 5: reads ...".
+  [[nodiscard]] std::string run(std::int32_t block_index, const void* params, std::uint64_t seed);
 
   void barrier() override;
   void wave_sync() override;
@@ -116,7 +117,7 @@ class BlockEmulator final : public device::HostBlock {
   std::vector<Wave> waves_;
   std::vector<MultiplyArguments*> multiply_arguments_;
   Fiber main_;
-  const device::KernelParams* params_ = nullptr;
+  const void* params_ = nullptr;
   std::int32_t ended_ = 0, at_barrier_ = 0;  ///< lanes of the block
   std::uint64_t random_state_ = 0;
   std::string fault_;

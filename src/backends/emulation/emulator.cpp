@@ -14,8 +14,8 @@
 
 namespace tilewise::backends::emulation {
 
-void run_grid(const device::HostKernel& kernel, const Grid& grid, const device::KernelParams& params,
-              const GlobalMemory& memory, std::uint64_t seed) {
+void run_grid(const device::HostKernel& kernel, const Grid& grid, const void* params, const GlobalMemory& memory,
+              std::uint64_t seed) {
   if (grid.threads <= 0 || grid.threads % kernel.lanes != 0) {
     throw Error(ErrorCode::runtime, core::concat(grid.name, ": threads must be whole waves of ", kernel.lanes, " (got ",
                                                  grid.threads, ")"));

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "backends/emulation/global_memory.hpp"
-#include "device/portable/host_entry.h"
+#include "device/tile/host_entry.h"
 
 namespace tilewise::backends::emulation {
 
@@ -15,10 +15,10 @@ struct Grid {
   std::int32_t blocks = 0, threads = 0;
 };
 
-/// Throws Error (runtime) that names kernel, block, wave and lane, and what the lane did wrong; of
-/// several blocks that fail, the first.
-void run_grid(const device::HostKernel& kernel, const Grid& grid, const device::KernelParams& params,
-              const GlobalMemory& memory, std::uint64_t seed);
+/// `params` points at the kernel's parameter block. Throws Error (runtime) that names kernel, block, wave and lane, and
+/// what the lane did wrong; of several blocks that fail, the first.
+void run_grid(const device::HostKernel& kernel, const Grid& grid, const void* params, const GlobalMemory& memory,
+              std::uint64_t seed);
 
 /// TILEWISE_EMULATION_SEED, 0 where it is not set. Throws Error (invalid_argument) where it is no number.
 [[nodiscard]] std::uint64_t seed_from_environment();

@@ -4,6 +4,7 @@
 #include "backends/emulation/operand_layout.hpp"
 #include "core/message.hpp"
 #include "device/common/float16.h"
+#include "device/common/tensors.h"
 
 namespace tilewise::backends::emulation {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "device/portable/host_entry.h"
+#include "device/tile/host_entry.h"
 
 namespace tilewise::backends::emulation {
 

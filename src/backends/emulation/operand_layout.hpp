@@ -1,8 +1,8 @@
 // Which element of an operand each lane's registers hold, one constexpr table a matrix instruction; the
-// accumulators' tables stand in device/portable/layout.h. Tested against the vendors' published layouts.
+// accumulators' tables stand in device/tile/fragment_layout.h. Tested against the vendors' published layouts.
 #pragma once
 
-#include "device/portable/layout.h"
+#include "device/tile/fragment_layout.h"
 
 namespace tilewise::backends::emulation {
 
@@ -17,13 +17,13 @@ struct ProductPlace {
 /// mma.sync.aligned.m16n8k16.row.col of 16-bit elements.
 struct MmaM16N8K16 {
   static constexpr int kLanes = 32, kM = 16, kN = 8, kK = 16, kWordsA = 4, kWordsB = 2;
-  static constexpr int kAccumulators = device::Sm80Layout::kRegisters;
+  static constexpr int kAccumulators = device::Sm80FragmentLayout::kRegisters;
   static constexpr OperandPlace a(int lane, int word, int half) {
     return {lane / 4 + 8 * (word % 2), 2 * (lane % 4) + half + 8 * (word / 2)};
   }
   static constexpr OperandPlace b(int lane, int word, int half) { return {lane / 4, 2 * (lane % 4) + half + 8 * word}; }
   static constexpr ProductPlace d(int lane, int i) {
-    const device::Place place = device::Sm80Layout::place(lane, i);
+    const device::Place place = device::Sm80FragmentLayout::place(lane, i);
     return {place.row, place.col};
   }
 };
@@ -32,14 +32,14 @@ struct MmaM16N8K16 {
 /// k otherwise (8 * (lane / 32) + 2 * word + half), for A and B alike: the sum is the same.
 struct Mfma32x32x16 {
   static constexpr int kLanes = 64, kM = 32, kN = 32, kK = 16, kWordsA = 4, kWordsB = 4;
-  static constexpr int kAccumulators = device::CdnaLayout::kRegisters;
+  static constexpr int kAccumulators = device::CdnaFragmentLayout::kRegisters;
   static constexpr OperandPlace a(int lane, int word, int half) {
     return {lane % 32, 8 * (word / 2) + 4 * (lane / 32) + 2 * (word % 2) + half};
   }
   static constexpr OperandPlace b(int lane, int word, int half) { return a(lane, word, half); }
   /// Kernels see the product transposed: its columns are their rows.
   static constexpr ProductPlace d(int lane, int i) {
-    const device::Place place = device::CdnaLayout::place(lane, i);
+    const device::Place place = device::CdnaFragmentLayout::place(lane, i);
     return {place.col, place.row};
   }
 };
@@ -47,12 +47,12 @@ struct Mfma32x32x16 {
 /// v_wmma_f32_16x16x16 of 16-bit elements in 32 lanes: lanes 16 to 31 repeat the operands of 0 to 15.
 struct Wmma16x16x16 {
   static constexpr int kLanes = 32, kM = 16, kN = 16, kK = 16, kWordsA = 8, kWordsB = 8;
-  static constexpr int kAccumulators = device::RdnaLayout::kRegisters;
+  static constexpr int kAccumulators = device::RdnaFragmentLayout::kRegisters;
   static constexpr OperandPlace a(int lane, int word, int half) { return {lane % 16, 2 * word + half}; }
   static constexpr OperandPlace b(int lane, int word, int half) { return a(lane, word, half); }
   /// Seen transposed, as above.
   static constexpr ProductPlace d(int lane, int i) {
-    const device::Place place = device::RdnaLayout::place(lane, i);
+    const device::Place place = device::RdnaFragmentLayout::place(lane, i);
     return {place.col, place.row};
   }
 };

@@ -4,18 +4,20 @@
 #include <array>
 #include <cstdint>
 
-#include "backends/portable/gpu_system.hpp"
+#include "backends/portable/attention/implementation.hpp"
+#include "backends/portable/merge/implementation.hpp"
+#include "gpu/system.hpp"
 #include "jit/hip_driver.hpp"
 
 namespace tilewise::backends {
 namespace {
 
 namespace amd = jit::hip;
-using portable::DriverFunction;
+using gpu::DriverFunction;
 
 struct HipApi {
   using Table = jit::HipDriver;
-  using Driver = portable::GpuDriver<HipApi>;
+  using Driver = gpu::GpuDriver<HipApi>;
   using Pointer = amd::DevicePointer;
   using Home = int;  ///< the GPU's index
   using FillWord = int;
@@ -72,33 +74,36 @@ struct HipApi {
   }
 
   static int device_id(const Driver&, int index) { return index; }
-  static portable::GpuIdentity identify(const Driver& driver, int device);
+  static gpu::GpuIdentity identify(const Driver& driver, int device);
   static Home home(const Driver&, int device) { return device; }
 
   static void prepare(const Driver&, amd::Function, std::uint32_t /*shared_bytes*/) {}
-  static amd::Result launch(const Driver& driver, amd::Function function, const portable::Launch& launch,
-                            const device::KernelParams& params, amd::Stream stream) {
-    std::size_t bytes = sizeof params;
-    std::array<void*, 5> extra{amd::kLaunchBuffer, const_cast<device::KernelParams*>(&params), amd::kLaunchBufferSize,
-                               &bytes, amd::kLaunchEnd};
+  static amd::Result launch(const Driver& driver, amd::Function function, const gpu::Launch& launch,
+                            const std::byte* block, amd::Stream stream) {
+    std::size_t bytes = launch.params.size();
+    std::array<void*, 5> extra{amd::kLaunchBuffer, const_cast<std::byte*>(block), amd::kLaunchBufferSize, &bytes,
+                               amd::kLaunchEnd};
     constexpr unsigned kDynamicShared = 0;  // the stub's shared memory is static: the code object asks for it
-    return driver.ask(kLaunch, function, launch.blocks, 1u, 1u, launch.threads, 1u, 1u, kDynamicShared, stream, nullptr,
-                      extra.data());
+    const gpu::Extent3& grid = launch.grid;
+    return driver.ask(kLaunch, function, grid.x, grid.y, grid.z, launch.threads(), 1u, 1u, kDynamicShared, stream,
+                      nullptr, extra.data());
+  }
+  [[noreturn]] static void encode(const Driver&, const gpu::TensorMap&, std::byte*) {
+    throw Error(ErrorCode::runtime, "HIP: its GPUs have no tensor maps");
   }
 };
 
-portable::GpuIdentity HipApi::identify(const Driver& driver, int device) {
-  portable::GpuIdentity identity;
+gpu::GpuIdentity HipApi::identify(const Driver& driver, int device) {
+  gpu::GpuIdentity identity;
   amd::Result error = amd::kSuccess;
   identity.architecture = jit::hip_architecture(driver.table(), device, error);
   driver.check(error, "hipGetDeviceProperties");
-  const portable::Architecture* known = portable::find_architecture(identity.architecture);
-  if (known != nullptr && portable::device_of(*known) == DeviceType::hip) {
-    identity.machine = known->machine;
+  const gpu::Architecture* known = gpu::find_architecture(identity.architecture);
+  if (known != nullptr && gpu::device_of(*known) == DeviceType::hip) {
     identity.matrix_rate = known->matrix_rate;
     identity.memory_gigabytes_per_second = known->memory_gigabytes_per_second;
   } else {
-    identity.refusal = core::concat("the GPU must be one of ", portable::architecture_names(DeviceType::hip), " (got ",
+    identity.refusal = core::concat("the GPU must be one of ", gpu::architecture_names(DeviceType::hip), " (got ",
                                     identity.architecture, ")");
   }
   return identity;
@@ -106,17 +111,19 @@ portable::GpuIdentity HipApi::identify(const Driver& driver, int device) {
 
 }  // namespace
 
-portable::GpuStatus hip_status(int index) { return portable::gpu_status<HipApi>(index); }
+const gpu::Runtime& hip_runtime(int index) { return gpu::required_gpu<HipApi>(index); }
 
 std::span<const core::Implementation* const> hip_implementations() {
-  static const portable::GpuImplementation cdna("hip.cdna", DeviceType::hip, device::kCdna, hip_status);
-  static const portable::GpuImplementation rdna("hip.rdna", DeviceType::hip, device::kRdna, hip_status);
-  static const std::array<const core::Implementation*, 2> table = {&cdna, &rdna};
+  static const portable::AttentionImplementation cdna("hip.cdna", gpu::Family::cdna, hip_runtime);
+  static const portable::AttentionImplementation rdna("hip.rdna", gpu::Family::rdna, hip_runtime);
+  static const portable::MergeImplementation merge_cdna("hip.cdna", gpu::Family::cdna, hip_runtime);
+  static const portable::MergeImplementation merge_rdna("hip.rdna", gpu::Family::rdna, hip_runtime);
+  static const std::array<const core::Implementation*, 4> table = {&cdna, &rdna, &merge_cdna, &merge_rdna};
   return table;
 }
 
 const core::DeviceSystem& hip_system() {
-  static const portable::GpuSystem<HipApi> system;
+  static const gpu::GpuSystem<HipApi> system;
   return system;
 }
 

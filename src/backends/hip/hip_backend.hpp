@@ -3,16 +3,16 @@
 
 #include <span>
 
-#include "backends/portable/gpu_implementation.hpp"
 #include "core/device.hpp"
 #include "core/implementation.hpp"
+#include "gpu/runtime.hpp"
 
 namespace tilewise::backends {
 
 /// "hip.cdna" and "hip.rdna".
 [[nodiscard]] std::span<const core::Implementation* const> hip_implementations();
 [[nodiscard]] const core::DeviceSystem& hip_system();
-/// The device of that index, opened on first use.
-[[nodiscard]] portable::GpuStatus hip_status(int index);
+/// The device of that index, opened on first use. Throws Error(runtime) where there is none.
+[[nodiscard]] const gpu::Runtime& hip_runtime(int index);
 
 }  // namespace tilewise::backends

@@ -33,22 +33,13 @@ class ReferenceImplementation final : public operations::attention::Implementati
  public:
   [[nodiscard]] std::string_view name() const noexcept override { return "reference"; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
-  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override {
-    using enum operations::attention::Feature;
-    return {f32,         bf16,         f16,         f64,          forward,  backward,      gqa,
-            head_dim_v,  packed,       window_left, window_right, top_left, scale_sign,    softcap,
-            bias,        bias_boolean, dbias,       alibi,        sink,     dsink,         dropout,
-            seed_tensor, seqused_q,    seqused_k,   leftpad_k,    dlse,     deterministic, batch_invariant};
-  }
+  [[nodiscard]] operations::attention::FeatureSet supported() const noexcept override { return reference::features(); }
 
   /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.
-  [[nodiscard]] core::Verdict judge(const Problem& problem) const override {
+  [[nodiscard]] core::Verdict judge(const Problem& problem, const core::DeviceDescription&) const override {
     constexpr operations::attention::ScalarCosts kCosts{20.0, 1.0, 0.02, 0.02, 1.0 / 1500.0};
-    return core::Verdict::accept(operations::attention::scalar_us(problem, kCosts));
-  }
-
-  [[nodiscard]] std::unique_ptr<const core::Kernel> prepare(const Problem& problem) const override {
-    return std::make_unique<ReferenceKernel>(problem);
+    return core::Verdict::accept(operations::attention::scalar_us(problem, kCosts),
+                                 std::make_unique<ReferenceKernel>(problem));
   }
 };
 

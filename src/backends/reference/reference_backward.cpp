@@ -114,7 +114,7 @@ void write_dsink(const device::AttentionParams& p, const SharedSums<Real>& sums)
   for (std::int64_t h = 0; h < p.num_heads_q; ++h) {
     Real sum = 0;
     for (std::int64_t b = 0; b < p.batch_size; ++b) sum += sums.dsink[static_cast<std::size_t>(b * p.num_heads_q + h)];
-    store_element(operations::dtype_of(p.sink_type), p.dsink, h * p.dsink_stride, static_cast<double>(sum));
+    store_element(operations::dtype_of(p.dsink.type), p.dsink.data, h * p.dsink.stride, static_cast<double>(sum));
   }
 }
 
@@ -131,7 +131,7 @@ void backward_in(const device::AttentionParams& params, const Numbers& numbers) 
   // The closing sums too run in the pool's floating-point mode.
   core::parallel_for(1, 1, [&](std::int64_t, int) {
     if (params.dbias.data) write_dbias(params, sums);
-    if (params.dsink) write_dsink(params, sums);
+    if (params.dsink.data) write_dsink(params, sums);
   });
 }
 

@@ -11,6 +11,8 @@
 #include "device/common/mask.h"
 #include "device/common/params.h"
 #include "device/common/philox.h"
+#include "operations/attention/factors.hpp"
+#include "operations/attention/features.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/elements.hpp"
 #include "tilewise/tensor.hpp"
@@ -24,10 +26,19 @@ using operations::load_element, operations::store_element;
 /// Whether the job is abandoned, asked every so many rows or keys.
 inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::abandoned(); }
 
+/// What the formulas below honour.
+[[nodiscard]] inline operations::attention::FeatureSet features() {
+  using enum operations::attention::Feature;
+  return {f32,         bf16,         f16,         f64,          forward,  backward,      gqa,
+          head_dim_v,  packed,       window_left, window_right, top_left, scale_sign,    softcap,
+          bias,        bias_boolean, dbias,       alibi,        sink,     dsink,         dropout,
+          seed_tensor, seqused_q,    seqused_k,   leftpad_k,    dlse,     deterministic, batch_invariant};
+}
+
 /// Element types of a call, and the factors of its scores.
 struct Numbers {
   DType dtype, statistics;
-  operations::attention::ScoreFactors factors;
+  device::ScoreFactors factors;
   explicit Numbers(const Problem& problem)
       : dtype(problem.dtype),
         statistics(operations::statistics_dtype(problem.dtype)),
@@ -131,7 +142,7 @@ struct HeadContext {
 
   /// -inf where there is no sink.
   [[nodiscard]] double sink() const {
-    return p.sink ? load_element(operations::dtype_of(p.sink_type), p.sink, h * p.sink_stride) : -kInfinity;
+    return p.sink.data ? load_element(operations::dtype_of(p.sink.type), p.sink.data, h * p.sink.stride) : -kInfinity;
   }
 
   /// 0 where position (i, j) is dropped, else the scale of kept values.

@@ -21,7 +21,7 @@ constexpr int64_t clamp_to(int64_t value, int64_t low, int64_t high) {
 
 /// Lengths are clamped to the tensors and to the maxima that size grids, biases and workspaces, so a bad value
 /// can't lead a kernel outside them.
-constexpr Sequence sequence_of(const AttentionParams& p, int64_t b) {
+constexpr Sequence sequence_of(const AttentionShape& p, int64_t b) {
   Sequence s{0, 0, p.seqlen_q, p.seqlen_k, p.seqlen_q, p.seqlen_k, 0};
   if (p.cu_seqlens_q) {
     s.q_row = clamp_to(p.cu_seqlens_q[b], 0, p.total_q);
@@ -39,7 +39,7 @@ constexpr Sequence sequence_of(const AttentionParams& p, int64_t b) {
 }
 
 /// The diagonal's offset d of docs/semantics.md: query i stands at key i + d.
-constexpr int64_t diagonal_offset(const AttentionParams& p, const Sequence& s) {
+constexpr int64_t diagonal_offset(const ScoreParams& p, const Sequence& s) {
   return p.top_left ? 0 : s.seqlen_k - s.seqlen_q;
 }
 
@@ -47,7 +47,7 @@ constexpr int64_t diagonal_offset(const AttentionParams& p, const Sequence& s) {
 struct KeyRange {
   int64_t begin, end;
 };
-constexpr KeyRange visible_keys(const AttentionParams& p, const Sequence& s, int64_t d, int64_t i) {
+constexpr KeyRange visible_keys(const ScoreParams& p, const Sequence& s, int64_t d, int64_t i) {
   const int64_t begin = p.window_left < 0 ? 0 : clamp_to(i + d - p.window_left, 0, s.seqlen_k);
   const int64_t end = p.window_right < 0 ? s.seqlen_k : clamp_to(i + d + p.window_right + 1, 0, s.seqlen_k);
   return KeyRange{begin, end < begin ? begin : end};

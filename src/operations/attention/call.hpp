@@ -25,6 +25,9 @@ struct Call {
 /// memory is checked on every run: the problem does not depend on it.
 [[nodiscard]] AttentionProblem describe(const Call& call);
 
+/// The sizes of a problem as kernels get them; lengths are null.
+[[nodiscard]] device::AttentionShape shape_of(const AttentionProblem& problem);
+
 /// The kernel's parameters for a call that describes to `problem`.
 [[nodiscard]] device::AttentionParams make_params(const Call& call, const AttentionProblem& problem);
 

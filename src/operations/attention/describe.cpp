@@ -6,6 +6,7 @@
 #include "operations/attention/layout_advice.hpp"
 #include "operations/attention/lengths.hpp"
 #include "operations/attention/names.hpp"
+#include "operations/attention/options.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/attention/validate.hpp"
 #include "operations/layout.hpp"
@@ -158,15 +159,11 @@ class Describer {
   }
 
   void describe_scalars() {
+    for_each_plain_option(options_, p_, [](const auto& option, auto& field) { field = option; });
+    // C's callers may have given any number.
     p_.mask = value_at<Mask>("mask", static_cast<std::int64_t>(options_.mask));
     p_.alignment = value_at<Alignment>("alignment", static_cast<std::int64_t>(options_.alignment));
-    p_.window_left = options_.window_left;
-    p_.window_right = options_.window_right;
     p_.softmax_scale = options_.softmax_scale ? *options_.softmax_scale : default_softmax_scale(p_.head_dim);
-    p_.softcap = options_.softcap;
-    p_.dropout_p = options_.dropout_p;
-    p_.deterministic = options_.deterministic;
-    p_.batch_invariant = options_.batch_invariant;
     p_.seed_tensor = options_.seed_and_offset.defined();
     if (!p_.seed_tensor) return;
     check_typed(options_.seed_and_offset, "seed_and_offset", DType::i64, {{"2", 2}});

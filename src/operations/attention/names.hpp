@@ -3,6 +3,7 @@
 
 #include "core/names.hpp"
 #include "operations/layout.hpp"
+#include "operations/score_names.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::core {
@@ -10,14 +11,8 @@ namespace tilewise::core {
 template <>
 inline constexpr std::array<std::string_view, 2> kNamesOf<Operation>{"attention_forward", "attention_backward"};
 template <>
-inline constexpr std::array<std::string_view, 2> kNamesOf<Mask>{"none", "causal"};
-template <>
 inline constexpr std::array<std::string_view, 2> kNamesOf<Alignment>{"bottom_right", "top_left"};
 template <>
 inline constexpr std::array<std::string_view, 4> kNamesOf<BiasKind>{"none", "f32", "query", "bool"};
-template <>
-inline constexpr std::array<std::string_view, 3> kNamesOf<SinkKind>{"0", "1", "query"};
-template <>
-inline constexpr std::array<std::string_view, 3> kNamesOf<AlibiKind>{"none", "[h]", "[b,h]"};
 
 }  // namespace tilewise::core

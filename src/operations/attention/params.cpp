@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "operations/attention/call.hpp"
+#include "operations/attention/factors.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/layout.hpp"
 
@@ -48,10 +49,7 @@ void set_options(const Call& call, const AttentionProblem& p, device::AttentionP
   params.window_left = p.window_left;
   params.window_right = folded_window_right(p);
   params.top_left = p.alignment == Alignment::top_left;
-  const ScoreFactors factors = score_factors(p);
-  params.softmax_scale = static_cast<float>(factors.softmax_scale);
-  params.softcap = static_cast<float>(factors.softcap);
-  params.dropout_scale = static_cast<float>(factors.dropout_scale);
+  set_factors(score_factors(p), params);
   params.bias_type = p.bias == BiasKind::none ? device::kBiasNone : value_type(bias_dtype(p));
   if (o.bias.defined()) params.bias = bias_tensor(o.bias);
   if (o.alibi_slopes.defined()) {
@@ -59,9 +57,9 @@ void set_options(const Call& call, const AttentionProblem& p, device::AttentionP
     params.alibi_batch_stride = o.alibi_slopes.rank == 2 ? o.alibi_slopes.strides[0] : 0;
     params.alibi_head_stride = stride_at(o.alibi_slopes, o.alibi_slopes.rank - 1);
   }
-  params.sink_type = p.sink == SinkKind::none ? device::kBiasNone : value_type(sink_dtype(p));
-  params.sink = o.sink.data;
-  params.sink_stride = o.sink.strides[0];
+  params.sink.type = p.sink == SinkKind::none ? device::kBiasNone : value_type(sink_dtype(p));
+  params.sink.data = o.sink.data;
+  params.sink.stride = o.sink.strides[0];
   params.deterministic = p.deterministic;
   params.batch_invariant = p.batch_invariant;
 }
@@ -85,23 +83,28 @@ void set_gradients(const Call& call, const AttentionProblem& p, device::Attentio
     params.dbias = bias_tensor(call.dbias);
     std::ranges::copy(bias_shape(p), params.dbias_shape);
   }
-  params.dsink = call.dsink.data;
-  params.dsink_stride = call.dsink.strides[0];
+  params.dsink = {call.dsink.data, call.dsink.strides[0], params.sink.type, 0};
 }
 
 }  // namespace
 
+device::AttentionShape shape_of(const AttentionProblem& p) {
+  device::AttentionShape shape{};
+  shape.batch_size = p.batch_size;
+  shape.seqlen_q = p.seqlen_q;
+  shape.seqlen_k = p.seqlen_k;
+  shape.num_heads_q = p.num_heads_q;
+  shape.num_heads_k = p.num_heads_k;
+  shape.head_dim = p.head_dim;
+  shape.head_dim_v = p.head_dim_v;
+  shape.total_q = p.total_q;
+  shape.total_k = p.total_k;
+  return shape;
+}
+
 device::AttentionParams make_params(const Call& call, const AttentionProblem& p) {
   device::AttentionParams params{};
-  params.batch_size = p.batch_size;
-  params.seqlen_q = p.seqlen_q;
-  params.seqlen_k = p.seqlen_k;
-  params.num_heads_q = p.num_heads_q;
-  params.num_heads_k = p.num_heads_k;
-  params.head_dim = p.head_dim;
-  params.head_dim_v = p.head_dim_v;
-  params.total_q = p.total_q;
-  params.total_k = p.total_k;
+  static_cast<device::AttentionShape&>(params) = shape_of(p);
   const Axes axes = axes_of(p.layout);
   params.q = tensor4(call.q, axes);
   params.k = tensor4(call.k, axes);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "operations/attention/options.hpp"
+
 namespace tilewise::operations::attention {
 namespace {
 
@@ -37,15 +39,8 @@ void normalise_bias(AttentionProblem& p) {
 AttentionOptions stated_options(const AttentionProblem& p) {
   AttentionOptions options;
   options.layout = p.layout;
-  options.mask = p.mask;
-  options.alignment = p.alignment;
-  options.window_left = p.window_left;
-  options.window_right = p.window_right;
+  for_each_plain_option(options, p, [](auto& option, const auto& field) { option = field; });
   options.softmax_scale = p.softmax_scale;
-  options.softcap = p.softcap;
-  options.dropout_p = p.dropout_p;
-  options.deterministic = p.deterministic;
-  options.batch_invariant = p.batch_invariant;
   if (p.layout == Layout::thd) {
     options.max_seqlen_q = p.seqlen_q;
     options.max_seqlen_k = p.seqlen_k;

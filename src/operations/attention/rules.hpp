@@ -36,18 +36,6 @@ namespace tilewise::operations::attention {
 /// Element type of a sink and of its gradient, where there is one.
 [[nodiscard]] constexpr DType sink_dtype(const Problem& p) { return p.sink == SinkKind::query ? p.dtype : DType::f32; }
 
-/// The factors that kernels compute with: rounded to f32, unless q is f64.
-struct ScoreFactors {
-  double softmax_scale, softcap;
-  double dropout_scale;  ///< 1 / (1 - dropout_p)
-};
-[[nodiscard]] constexpr ScoreFactors score_factors(const Problem& p) {
-  const auto rounded = [&p](double value) {
-    return p.dtype == DType::f64 ? value : static_cast<double>(static_cast<float>(value));
-  };
-  return {rounded(p.softmax_scale), rounded(p.softcap), rounded(1.0 / (1.0 - p.dropout_p))};
-}
-
 /// The options that a problem states: all but seed, offset and tensors.
 [[nodiscard]] AttentionOptions stated_options(const AttentionProblem& problem);
 

@@ -5,31 +5,14 @@
 
 #include "core/tensor_checks.hpp"
 #include "operations/attention/call.hpp"
+#include "operations/attention/options.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::operations::attention {
 
 // Structured bindings name every member, so that a new one does not compile until it is looked at here.
 
-/// Calls visit(name, view, access) for the tensors among the options, given or not.
-template <typename Options, typename Visit>
-void for_each_option_tensor(Options& options, Visit&& visit) {
-  using enum core::Access;
-  [[maybe_unused]] auto& [layout, mask, alignment, window_left, window_right, softmax_scale, softcap, dropout_p, seed,
-                          offset, seed_and_offset, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                          max_seqlen_k, seqused_q, seqused_k, leftpad_k, deterministic, batch_invariant] = options;
-  visit("seed_and_offset", seed_and_offset, read);
-  visit("bias", bias, read);
-  visit("alibi_slopes", alibi_slopes, read);
-  visit("sink", sink, read);
-  visit("cu_seqlens_q", cu_seqlens_q, read);
-  visit("cu_seqlens_k", cu_seqlens_k, read);
-  visit("seqused_q", seqused_q, read);
-  visit("seqused_k", seqused_k, read);
-  visit("leftpad_k", leftpad_k, read);
-}
-
-/// Likewise for every tensor but these.
+/// Calls visit(name, view, access) for every tensor but those among the options, given or not.
 template <typename Visit>
 void for_each_own_tensor(const Call& call, Visit&& visit) {
   using enum core::Access;

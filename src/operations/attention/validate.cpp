@@ -1,10 +1,10 @@
 // The limits of every field of a Problem and the fields that exclude each other.
 #include "operations/attention/validate.hpp"
 
-#include <cmath>
 #include <limits>
 
 #include "core/message.hpp"
+#include "operations/attention/factors.hpp"
 #include "operations/attention/rules.hpp"
 
 namespace tilewise::operations::attention {
@@ -87,24 +87,6 @@ void validate_window(const AttentionProblem& p) {
   }
 }
 
-void validate_numbers(const AttentionProblem& p) {
-  // What kernels compute in: what they read must be finite there, and a softcap must not vanish.
-  const DType computed = statistics_dtype(p.dtype);
-  const bool wide = computed == DType::f64;
-  const double largest = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
-  const double smallest = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
-  if (!(std::abs(p.softmax_scale) <= largest)) {
-    invalid_argument("softmax_scale: must be finite in ", to_string(computed), " (got ", p.softmax_scale, ")");
-  }
-  if (p.softcap != 0.0 && !(p.softcap >= smallest && p.softcap <= largest)) {
-    invalid_argument("softcap: must be 0 (off), or positive and finite in ", to_string(computed), " (got ", p.softcap,
-                     ")");
-  }
-  if (!(p.dropout_p >= 0.0 && p.dropout_p < 1.0)) {
-    invalid_argument("dropout_p: must be >= 0 and < 1 (got ", p.dropout_p, ")");
-  }
-}
-
 void validate_gradients(const AttentionProblem& p) {
   if (p.operation == Operation::attention_forward) {
     const auto refuse = [](bool given, std::string_view name) {
@@ -151,7 +133,7 @@ void validate(const AttentionProblem& problem) {
   validate_heads(problem);
   validate_sizes(problem);
   validate_window(problem);
-  validate_numbers(problem);
+  validate_factors(problem);
   validate_gradients(problem);
 }
 

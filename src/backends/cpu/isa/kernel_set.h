@@ -31,6 +31,21 @@ void store_scaled_row(const void* from, int64_t size, double factor, void* to) {
   store_scaled<V>(static_cast<const Real*>(from), size, static_cast<Real>(factor), static_cast<In*>(to));
 }
 
+/// Numbers below 2^-6 are what 2^-6 and their mantissa have beyond 2^-6: no subnormal float is ever made.
+template <class V>
+void dequantize_row(const void* from, int64_t size, float scale, void* to) {
+  const uint8_t* codes = static_cast<const uint8_t*>(from);
+  float* values = static_cast<float*>(to);
+  for (int64_t i = 0; i < size; ++i) {
+    const uint32_t magnitude = codes[i] & 0x7Fu, sign = (codes[i] & 0x80u) << 24;
+    const float normal = __builtin_bit_cast(float, (magnitude << 20) + (120u << 23));
+    const float small = __builtin_bit_cast(float, (magnitude << 20) + (121u << 23)) - 0.015625f;
+    float value = magnitude < 8 ? small : normal;
+    value = magnitude == 0x7F ? __builtin_nanf("") : value;
+    values[i] = __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, value) | sign) * scale;
+  }
+}
+
 /// One element type computed by C.
 template <class C, class In>
 struct For {
@@ -45,6 +60,7 @@ struct For {
     set.backward_scratch[element] = &Backward<C, In>::scratch_bytes;
     set.dot[element] = &dot_rows<typename C::V, In>;
     set.store_scaled[element] = &store_scaled_row<typename C::V, In>;
+    if constexpr (sizeof(typename C::V::Real) == sizeof(float)) set.dequantize = &dequantize_row<typename C::V>;
     set.max_rows = Forward<C, In>::kMaxRows;
     set.decode_max_rows = Decode<C, In>::kMaxRows;
     set.decode_keys = Decode<C, In>::kBlockKeys;

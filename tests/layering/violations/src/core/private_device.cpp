@@ -1,2 +1,2 @@
 // Breaks a rule on purpose: tests/layering checks that check_includes.py sees it.
-#include "device/portable/ops.h"
+#include "device/tile/ops_sm80.h"

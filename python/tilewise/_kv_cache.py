@@ -1,0 +1,284 @@
+# The KV cache step. Like attention(), these functions bring their arguments to one form and hand over to the module of
+# the arrays' kind.
+"""kv_cache_attention and append_kv."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from tilewise import _core
+from tilewise._arguments import flag, implementation_name, integer, named, number, window_pair
+from tilewise._arrays import borrow, borrow_optional, cupy_stream, empty_for, once_written
+from tilewise._attention import _is_torch, _load_torch_backend
+from tilewise._keywords import with_known_keywords
+from tilewise._threads import torch_threads
+
+_MASKS: dict[Optional[str], bool] = {None: False, "causal": True}
+# The arrays among the options, in the order of the torch operators.
+ARRAYS = (
+    "rotary_cos",
+    "rotary_sin",
+    "rotary_seqlens",
+    "cache_seqlens",
+    "cache_batch_idx",
+    "cache_leftpad",
+    "block_table",
+    "slots",
+    "cu_seqlens_q",
+    "cu_seqlens_k_new",
+    "k_scale",
+    "v_scale",
+    "alibi_slopes",
+    "sink",
+)
+
+
+@with_known_keywords
+def kv_cache_attention(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: Any = False,
+    rotary_seqlens: Any = None,
+    rotary_offset: Any = 0,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: Any = None,
+    cu_seqlens_k_new: Any = None,
+    head_dim_v: Any = None,
+    mask: Any = None,
+    window: Any = (-1, -1),
+    softmax_scale: Any = None,
+    softcap: Any = 0.0,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    num_splits: Any = 0,
+    batch_invariant: Any = False,
+    return_lse: Any = False,
+    out: Any = None,
+    implementation: Any = None,
+) -> Any:
+    """One step of a serving engine: rotate q and k, append k and v to the caches in place, attend over the caches.
+
+    It equals append_kv() followed by the same call without k and v. The full definition is in docs/semantics.md,
+    "KV cache step". There is no backward pass.
+
+    Args:
+        q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16; or packed [total_q, num_heads_q, head_dim]
+            with cu_seqlens_q.
+        k_cache, v_cache: [batch_size_cache, capacity, num_heads_k, head_dim], or with a block_table pages
+            [num_pages, page_size, num_heads_k, head_dim]; v_cache with head_dim_v. Both q's dtype, or fp8 e4m3.
+            v_cache None: the values are the first head_dim_v columns of the keys.
+        k, v: New keys and values, [batch_size, seqlen_k_new, num_heads_k, head_dim] or packed as q is; None: none.
+        rotary_cos, rotary_sin: f32 or q's dtype, [rows, rotary_dim / 2]. New keys and queries are rotated.
+        rotary_interleaved: Pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2).
+        rotary_seqlens: int32 [batch_size], position of the first new key; None: cache_seqlens.
+        rotary_offset: First dimension that is rotated.
+        cache_seqlens: int32 [batch_size] or an integer, places in use before the new keys; None without k: all.
+        cache_batch_idx: int32 [batch_size], which sequence of the cache is whose; -1: none.
+        cache_leftpad: int32 [batch_size], places to skip at the start.
+        block_table: int32 [batch_size, max_pages_per_seq]. Entries that no key needs may hold anything.
+        cu_seqlens_q: int32 [batch_size + 1], where sequences of packed q (and k) start.
+        max_seqlen_q: Longest of them; None: total_q.
+        cu_seqlens_k_new: Likewise for k and v; None: cu_seqlens_q.
+        head_dim_v: With v_cache None, how many columns of the keys are values.
+        mask: None or "causal", aligned bottom right.
+        window: Keys visible to the (left, right) of the diagonal; -1 is unbounded.
+        softmax_scale, softcap, alibi_slopes, sink: As attention() takes them.
+        k_scale, v_scale: Of fp8 caches: a number, or f32 of no dimension, [num_heads_k], [batch_size, num_heads_k], or
+            of the cache's shape without head_dim; the last are computed and written where keys are appended.
+        num_splits: Parts of the keys that are computed side by side; 0: chosen from shapes.
+        batch_invariant: A sequence's result does not depend on what else is in the batch.
+        return_lse: Also return softmax_lse, f32 [batch_size, num_heads_q, seqlen_q], packed [num_heads_q, total_q].
+        out: Where to write; None: a new array.
+        implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
+
+    Returns:
+        out, shaped like q with head_dim_v as the last dimension and in q's dtype; or (out, softmax_lse).
+
+    Raises:
+        ValueError, TypeError: An argument is wrong; on the CPU nothing has been written then.
+        NotImplementedError: No implementation accepts the call, or a tensor requires gradients.
+    """
+    values = _scalars(rotary_interleaved, rotary_offset, cache_seqlens, k_scale, v_scale, head_dim_v)
+    left, right = window_pair(window)
+    values |= {
+        "causal": named("mask", mask, _MASKS),
+        "window_left": left,
+        "window_right": right,
+        "softmax_scale": None if softmax_scale is None else number("softmax_scale", softmax_scale),
+        "softcap": number("softcap", softcap),
+        "num_splits": integer("num_splits", num_splits),
+        "batch_invariant": flag("batch_invariant", batch_invariant),
+        "max_seqlen_q": None if max_seqlen_q is None else integer("max_seqlen_q", max_seqlen_q),
+    }
+    arrays = (
+        rotary_cos, rotary_sin, rotary_seqlens, None if "cache_seqlen" in values else cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, None, cu_seqlens_q, cu_seqlens_k_new,
+        None if "k_scale_value" in values else k_scale, None if "v_scale_value" in values else v_scale, alibi_slopes,
+        sink,
+    )  # fmt: skip
+    return_lse = flag("return_lse", return_lse)
+    implementation = implementation_name(implementation)
+    backend = _load_torch_backend().kv_cache.attend if _is_torch(q) else _attend_arrays
+    return backend(q, k_cache, v_cache, k, v, arrays, values, out, return_lse, implementation)
+
+
+@with_known_keywords
+def append_kv(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    *,
+    cache_seqlens: Any = None,
+    slots: Any = None,
+    cu_seqlens_k_new: Any = None,
+    max_seqlen_k_new: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: Any = False,
+    rotary_seqlens: Any = None,
+    rotary_offset: Any = 0,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    implementation: Any = None,
+) -> None:
+    """Appends k and v to the caches in place, as kv_cache_attention() does before it attends.
+
+    Args:
+        k_cache, v_cache, cache_seqlens, cu_seqlens_k_new, rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens,
+            rotary_offset, cache_batch_idx, cache_leftpad, block_table, k_scale, v_scale: As kv_cache_attention()
+            takes them.
+        k, v: [batch_size, seqlen_k_new, num_heads_k, head_dim], or packed [total_k_new, num_heads_k, head_dim], which
+            are one sequence without cu_seqlens_k_new. v is None where v_cache is.
+        slots: int32 or int64, one for each new token: page * page_size + place, or -1 for a token to skip. They stand
+            in for cache_seqlens and block_table.
+        max_seqlen_k_new: Longest of packed sequences; None: total_k_new.
+        implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: As kv_cache_attention().
+    """
+    values = _scalars(rotary_interleaved, rotary_offset, cache_seqlens, k_scale, v_scale, None)
+    if max_seqlen_k_new is not None:
+        values["max_seqlen_k_new"] = integer("max_seqlen_k_new", max_seqlen_k_new)
+    arrays = (
+        rotary_cos, rotary_sin, rotary_seqlens, None if "cache_seqlen" in values else cache_seqlens, cache_batch_idx,
+        cache_leftpad, block_table, slots, None, cu_seqlens_k_new,
+        None if "k_scale_value" in values else k_scale, None if "v_scale_value" in values else v_scale, None, None,
+    )  # fmt: skip
+    implementation = implementation_name(implementation)
+    if _is_torch(k):
+        _load_torch_backend().kv_cache.append(k_cache, v_cache, k, v, arrays, values, implementation)
+    else:
+        _append_arrays(k_cache, v_cache, k, v, arrays, values, implementation)
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and not hasattr(value, "__dlpack__")
+
+
+def _scalars(
+    interleaved: Any, offset: Any, cache_seqlens: Any, k_scale: Any, v_scale: Any, head_dim_v: Any
+) -> dict[str, Any]:
+    """The options that are no arrays; of those that may be either, the numbers."""
+    values: dict[str, Any] = {
+        "rotary_interleaved": flag("rotary_interleaved", interleaved),
+        "rotary_offset": integer("rotary_offset", offset),
+    }
+    if head_dim_v is not None:
+        values["head_dim_v"] = integer("head_dim_v", head_dim_v)
+    if _is_number(cache_seqlens):
+        values["cache_seqlen"] = integer("cache_seqlens", cache_seqlens)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if _is_number(scale):
+            values[f"{name}_value"] = number(name, scale)
+    return values
+
+
+def core_options(arrays: tuple[Any, ...], values: dict[str, Any], writes_scales: bool) -> _core.KvCacheOptions:
+    """The core's options, with the arrays borrowed; scales per token are written where keys are appended."""
+    views: dict[str, Any] = {
+        name: borrow_optional(name, array, writes_scales and name.endswith("_scale") and len(array.shape) == 3)
+        for name, array in zip(ARRAYS, arrays)
+        if array is not None
+    }
+    return _core.KvCacheOptions(**views, **values)
+
+
+def out_shape(q: Any, v_cache: Any, values: dict[str, Any]) -> tuple[int, ...]:
+    """q's with head_dim_v; the core says what is wrong with a q or v_cache without dimensions."""
+    dim = values.get("head_dim_v", 1) if v_cache is None else (tuple(v_cache.shape) or (1,))[-1]
+    return (*tuple(q.shape)[:-1], max(int(dim), 0))
+
+
+def lse_shape(q: Any) -> tuple[int, ...]:
+    """[batch_size, num_heads_q, seqlen_q], or packed [num_heads_q, total_q]."""
+    shape = tuple(q.shape)
+    return (shape[0], shape[2], shape[1]) if len(shape) == 4 else (shape[1], shape[0]) if len(shape) == 3 else (0,)
+
+
+def _attend_arrays(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    arrays: tuple[Any, ...],
+    values: dict[str, Any],
+    out: Any,
+    return_lse: bool,
+    implementation: Optional[str],
+) -> Any:
+    appends = k is not None
+    view = borrow("q", q)
+    caches = borrow("k_cache", k_cache, appends), borrow_optional("v_cache", v_cache, appends)
+    options = core_options(arrays, values, appends)
+    fresh = out is None
+    if fresh:
+        out, out_view = empty_for(q, out_shape(q, v_cache, values), view.dtype, view)
+    else:
+        out_view = borrow("out", out, writable=True)
+    lse, lse_view = empty_for(q, lse_shape(q), "f32", view) if return_lse else (None, None)
+    stream = cupy_stream(q)
+    _core.kv_cache_attention(
+        view, *caches, borrow_optional("k", k), borrow_optional("v", v), out_view, lse_view, options,
+        implementation or "", torch_threads(), fresh, stream or 0,
+    )  # fmt: skip
+    if stream is None:
+        _core.synchronize(out_view)
+    if fresh:
+        out = once_written(q, out, out_view)
+    return out if lse_view is None else (out, once_written(q, lse, lse_view))
+
+
+def _append_arrays(
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    arrays: tuple[Any, ...],
+    values: dict[str, Any],
+    implementation: Optional[str],
+) -> None:
+    caches = borrow("k_cache", k_cache, writable=True), borrow_optional("v_cache", v_cache, writable=True)
+    options = core_options(arrays, values, writes_scales=True)
+    stream = cupy_stream(k)
+    view = borrow("k", k)
+    _core.append_kv(*caches, view, borrow_optional("v", v), options, implementation or "", torch_threads(), stream or 0)
+    if stream is None:
+        _core.synchronize(view)

@@ -1,0 +1,13 @@
+// The CPU's rows of the dispatch table for the KV cache step, one for each instruction set.
+#pragma once
+
+#include <span>
+
+#include "core/implementation.hpp"
+
+namespace tilewise::backends {
+
+/// Best first; bf16's own instruction sets serve caches in bf16 alone.
+[[nodiscard]] std::span<const core::Implementation* const> cpu_kv_cache_implementations();
+
+}  // namespace tilewise::backends

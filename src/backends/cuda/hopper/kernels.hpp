@@ -1,0 +1,28 @@
+// The Hopper kernels of src/device/hopper as the host knows them: see gpu::body_of().
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "backends/cuda/hopper/parameters.hpp"
+#include "device/hopper/config.h"
+#include "gpu/kernel.hpp"
+
+namespace tilewise::backends::hopper {
+
+struct Forward {
+  using Config = device::HopperForwardConfig;
+  using Params = device::HopperForwardParams;
+  static constexpr std::string_view kName = "hopper_forward", kHeader = "device/hopper/forward.h",
+                                    kKernel = "HopperForward", kConfig = "HopperForwardConfig",
+                                    kParams = "HopperForwardParams";
+  static std::uint32_t threads(const Config& config, gpu::Family) {
+    return static_cast<std::uint32_t>(config.threads());
+  }
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    hopper::for_each_pointer(params, visit);
+  }
+};
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,19 @@
+// What each pointer of a parameter block points to; see parameters.hpp.
+#include "backends/cuda/hopper/parameters.hpp"
+
+#include "backends/portable/attention/pointer_table.hpp"
+
+namespace tilewise::backends::hopper {
+
+void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVisitor& visit) {
+  using gpu::Access;
+  const portable::PointerTable table(p, visit);
+  table.lengths();
+  table.score();
+  table.outs(p.out, "out", Access::write);
+  table.lse(p.softmax_lse, "softmax_lse", Access::write);
+  table.sink(p.sink, "sink", Access::read);
+  table.workspace(p.tile_counter, "tile_counter", Access::add, p.order.counters);
+}
+
+}  // namespace tilewise::backends::hopper

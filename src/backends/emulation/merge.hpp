@@ -1,0 +1,22 @@
+// Merge's emulated row of the dispatch table, of one family.
+#pragma once
+
+#include "backends/emulation/runtime.hpp"
+#include "operations/merge/merge.hpp"
+
+namespace tilewise::backends::emulation {
+
+class EmulatedMerge final : public operations::merge::Implementation {
+ public:
+  explicit EmulatedMerge(gpu::Family family) : family_(family) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override { return name_of(family_); }
+  [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
+  [[nodiscard]] operations::merge::FeatureSet supported() const noexcept override;
+  [[nodiscard]] core::Verdict judge(const MergeProblem& problem, const core::DeviceDescription& cpu) const override;
+
+ private:
+  gpu::Family family_;
+};
+
+}  // namespace tilewise::backends::emulation

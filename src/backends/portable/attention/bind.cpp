@@ -1,0 +1,91 @@
+// From the call to each kernel's block: the grid, the workspace and what goes with it stay as they are.
+#include "backends/portable/attention/bind.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+/// What kernels that see scores take.
+template <typename Params>
+void bind_scores(const device::AttentionParams& call, Params& params) {
+  params.shape = call;
+  params.score = call;
+  params.q = call.q;
+  params.k = call.k;
+  params.v = call.v;
+  params.softmax_lse = call.softmax_lse;
+}
+
+/// And those of the backward pass among them.
+template <typename Params>
+void bind_gradients(const device::AttentionParams& call, Params& params) {
+  bind_scores(call, params);
+  params.dout = call.dout;
+}
+
+}  // namespace
+
+void bind(const device::AttentionParams& call, device::ForwardParams& params) {
+  bind_scores(call, params);
+  params.out = call.out;
+  params.sink = call.sink;
+}
+
+void bind(const device::AttentionParams& call, device::CombineParams& params) {
+  params.shape = call;
+  params.out = call.out;
+  params.softmax_lse = call.softmax_lse;
+  params.sink = call.sink;
+}
+
+void bind(const device::AttentionParams& call, device::BwdPreprocessParams& params) {
+  params.shape = call;
+  params.out = call.out;
+  params.dout = call.dout;
+  params.dlse = call.dlse;
+}
+
+void bind(const device::AttentionParams& call, device::BwdDqParams& params) {
+  bind_gradients(call, params);
+  params.dq = call.dq;
+}
+
+void bind(const device::AttentionParams& call, device::BwdDkdvParams& params) {
+  bind_gradients(call, params);
+  params.dk = call.dk;
+  params.dv = call.dv;
+}
+
+void bind(const device::AttentionParams& call, device::BwdParams& params) {
+  bind_gradients(call, params);
+  params.dk = call.dk;
+  params.dv = call.dv;
+}
+
+void bind(const device::AttentionParams& call, device::BwdConvertDqParams& params) {
+  params.shape = call;
+  params.dq = call.dq;
+  params.softmax_lse = call.softmax_lse;
+  params.softmax_scale = call.softmax_scale;
+}
+
+void bind(const device::AttentionParams& call, device::BwdConvertDkdvParams& params) {
+  params.shape = call;
+  params.dk = call.dk;
+  params.dv = call.dv;
+  params.softmax_scale = call.softmax_scale;
+}
+
+void bind(const device::AttentionParams& call, device::BwdDbiasParams& params) {
+  bind_gradients(call, params);
+  params.dbias = call.dbias;
+  for (int i = 0; i < 4; ++i) params.dbias_shape[i] = call.dbias_shape[i];
+}
+
+void bind(const device::AttentionParams& call, device::BwdDsinkParams& params) {
+  params.shape = call;
+  params.softmax_lse = call.softmax_lse;
+  params.sink = call.sink;
+  params.dsink = call.dsink;
+}
+
+}  // namespace tilewise::backends::portable

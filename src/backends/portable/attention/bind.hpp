@@ -1,0 +1,19 @@
+// What only a call knows, put into the parameter blocks of its kernels.
+#pragma once
+
+#include "device/attention/params.h"
+
+namespace tilewise::backends::portable {
+
+void bind(const device::AttentionParams& call, device::ForwardParams& params);
+void bind(const device::AttentionParams& call, device::CombineParams& params);
+void bind(const device::AttentionParams& call, device::BwdPreprocessParams& params);
+void bind(const device::AttentionParams& call, device::BwdDqParams& params);
+void bind(const device::AttentionParams& call, device::BwdDkdvParams& params);
+void bind(const device::AttentionParams& call, device::BwdParams& params);
+void bind(const device::AttentionParams& call, device::BwdConvertDqParams& params);
+void bind(const device::AttentionParams& call, device::BwdConvertDkdvParams& params);
+void bind(const device::AttentionParams& call, device::BwdDbiasParams& params);
+void bind(const device::AttentionParams& call, device::BwdDsinkParams& params);
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,92 @@
+// A call whose tensors are contiguous, without memory: what launch.json tells of strides.
+#include "backends/portable/attention/lowering.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using device::AttentionParams;
+
+/// The tensors of a call as contiguous views of no memory.
+class ContiguousCall {
+ public:
+  explicit ContiguousCall(const Problem& problem) : p_(problem) {
+    forward_.q = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim);
+    forward_.k = rows(p_.seqlen_k, p_.total_k, p_.num_heads_k, p_.head_dim);
+    forward_.v = rows(p_.seqlen_k, p_.total_k, p_.num_heads_k, p_.head_dim_v);
+    forward_.out = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim_v);
+    const bool backward = p_.operation == Operation::attention_backward;
+    if (p_.softmax_lse || backward) forward_.softmax_lse = lse();
+    set_options(forward_.options);
+    if (backward) set_gradients();
+  }
+
+  [[nodiscard]] AttentionParams params() const {
+    const bool backward = p_.operation == Operation::attention_backward;
+    return operations::attention::make_params(
+        backward ? operations::attention::call_of(backward_) : operations::attention::call_of(forward_), p_);
+  }
+
+ private:
+  [[nodiscard]] TensorView rows(std::int64_t seqlen, std::int64_t total, std::int64_t heads, std::int64_t dim) const {
+    switch (p_.layout) {
+      case Layout::bshd:
+        return {nullptr, p_.dtype, {p_.batch_size, seqlen, heads, dim}};
+      case Layout::sbhd:
+        return {nullptr, p_.dtype, {seqlen, p_.batch_size, heads, dim}};
+      case Layout::bhsd:
+        return {nullptr, p_.dtype, {p_.batch_size, heads, seqlen, dim}};
+      case Layout::thd:
+        break;
+    }
+    return {nullptr, p_.dtype, {total, heads, dim}};
+  }
+  [[nodiscard]] TensorView lse() const {
+    if (p_.layout == Layout::thd) return {nullptr, DType::f32, {p_.num_heads_q, p_.total_q}};
+    return {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q, p_.seqlen_q}};
+  }
+  [[nodiscard]] TensorView bias() const {
+    const auto size = [](bool own, std::int64_t whole) { return own ? whole : std::int64_t{1}; };
+    return {nullptr,
+            operations::attention::bias_dtype(p_),
+            {size(p_.bias_dims.batch, p_.batch_size), size(p_.bias_dims.head, p_.num_heads_q),
+             size(p_.bias_dims.query, p_.seqlen_q), size(p_.bias_dims.key, p_.seqlen_k)}};
+  }
+
+  /// Only what has strides: make_params() takes every other option from the problem.
+  void set_options(AttentionOptions& options) const {
+    if (p_.bias != BiasKind::none) options.bias = bias();
+    if (p_.alibi_slopes == AlibiKind::per_head) options.alibi_slopes = {nullptr, DType::f32, {p_.num_heads_q}};
+    if (p_.alibi_slopes == AlibiKind::per_batch_head) {
+      options.alibi_slopes = {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q}};
+    }
+    if (p_.sink != SinkKind::none) options.sink = {nullptr, operations::attention::sink_dtype(p_), {p_.num_heads_q}};
+    if (p_.seed_tensor) options.seed_and_offset = {nullptr, DType::i64, {2}};
+  }
+
+  void set_gradients() {
+    const ForwardArguments& f = forward_;
+    backward_.q = f.q, backward_.k = f.k, backward_.v = f.v;
+    backward_.out = backward_.dout = f.out;
+    backward_.softmax_lse = f.softmax_lse;
+    backward_.options = f.options;
+    if (p_.dlse) backward_.dlse = f.softmax_lse;
+    if (p_.dq) backward_.dq = f.q;
+    if (p_.dk) backward_.dk = f.k;
+    if (p_.dv) backward_.dv = f.v;
+    if (p_.dbias) backward_.dbias = f.options.bias;
+    if (p_.dsink) backward_.dsink = f.options.sink;
+  }
+
+  const Problem& p_;
+  ForwardArguments forward_;
+  BackwardArguments backward_;
+};
+
+}  // namespace
+
+AttentionParams contiguous_params(const Problem& problem) { return ContiguousCall(problem).params(); }
+
+}  // namespace tilewise::backends::portable

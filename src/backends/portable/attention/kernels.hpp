@@ -1,0 +1,106 @@
+// The attention kernels of src/device/attention as the host knows them: see gpu::body_of().
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "backends/portable/attention/parameters.hpp"
+#include "device/attention/config.h"
+#include "gpu/kernel.hpp"
+
+namespace tilewise::backends::portable {
+
+using gpu::Family;
+
+/// What the kernels' traits have in common.
+template <typename Config_, typename Params_>
+struct AttentionKernel {
+  using Config = Config_;
+  using Params = Params_;
+  static std::uint32_t threads(const Config& config, Family family) {
+    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
+  }
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    portable::for_each_pointer(params, visit);
+  }
+};
+
+struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
+  static constexpr std::string_view kName = "forward", kHeader = "device/attention/forward.h", kKernel = "Forward",
+                                    kConfig = "ForwardConfig", kParams = "ForwardParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct Combine : AttentionKernel<device::CombineConfig, device::CombineParams> {
+  static constexpr std::string_view kName = "combine", kHeader = "device/attention/combine.h", kKernel = "Combine",
+                                    kConfig = "CombineConfig", kParams = "CombineParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdPreprocess : AttentionKernel<device::BwdPreprocessConfig, device::BwdPreprocessParams> {
+  static constexpr std::string_view kName = "bwd_preprocess", kHeader = "device/attention/bwd_preprocess.h",
+                                    kKernel = "BwdPreprocess", kConfig = "BwdPreprocessConfig",
+                                    kParams = "BwdPreprocessParams";
+  static std::uint32_t shared_bytes(const Config&, Family) { return 0; }
+};
+
+struct BwdDq : AttentionKernel<device::BwdDqConfig, device::BwdDqParams> {
+  static constexpr std::string_view kName = "bwd_dq", kHeader = "device/attention/bwd_dq.h", kKernel = "BwdDq",
+                                    kConfig = "BwdDqConfig", kParams = "BwdDqParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdDkdv : AttentionKernel<device::BwdDkdvConfig, device::BwdDkdvParams> {
+  static constexpr std::string_view kName = "bwd_dkdv", kHeader = "device/attention/bwd_dkdv.h", kKernel = "BwdDkdv",
+                                    kConfig = "BwdDkdvConfig", kParams = "BwdDkdvParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct Bwd : AttentionKernel<device::BwdConfig, device::BwdParams> {
+  static constexpr std::string_view kName = "bwd", kHeader = "device/attention/bwd.h", kKernel = "Bwd",
+                                    kConfig = "BwdConfig", kParams = "BwdParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdConvertDq : AttentionKernel<device::BwdConvertDqConfig, device::BwdConvertDqParams> {
+  static constexpr std::string_view kName = "bwd_convert_dq", kHeader = "device/attention/bwd_convert_dq.h",
+                                    kKernel = "BwdConvertDq", kConfig = "BwdConvertDqConfig",
+                                    kParams = "BwdConvertDqParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdConvertDkdv : AttentionKernel<device::BwdConvertDkdvConfig, device::BwdConvertDkdvParams> {
+  static constexpr std::string_view kName = "bwd_convert_dkdv", kHeader = "device/attention/bwd_convert_dkdv.h",
+                                    kKernel = "BwdConvertDkdv", kConfig = "BwdConvertDkdvConfig",
+                                    kParams = "BwdConvertDkdvParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdDbias : AttentionKernel<device::BwdDbiasConfig, device::BwdDbiasParams> {
+  static constexpr std::string_view kName = "bwd_dbias", kHeader = "device/attention/bwd_dbias.h", kKernel = "BwdDbias",
+                                    kConfig = "BwdDbiasConfig", kParams = "BwdDbiasParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+struct BwdDsink : AttentionKernel<device::BwdDsinkConfig, device::BwdDsinkParams> {
+  static constexpr std::string_view kName = "bwd_dsink", kHeader = "device/attention/bwd_dsink.h", kKernel = "BwdDsink",
+                                    kConfig = "BwdDsinkConfig", kParams = "BwdDsinkParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
+/// Calls visit.template operator()<Traits>() for each of them.
+template <typename Visit>
+void for_each_kernel(Visit&& visit) {
+  visit.template operator()<Forward>();
+  visit.template operator()<Combine>();
+  visit.template operator()<BwdPreprocess>();
+  visit.template operator()<BwdDq>();
+  visit.template operator()<BwdDkdv>();
+  visit.template operator()<Bwd>();
+  visit.template operator()<BwdConvertDq>();
+  visit.template operator()<BwdConvertDkdv>();
+  visit.template operator()<BwdDbias>();
+  visit.template operator()<BwdDsink>();
+}
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,257 @@
+// Which kernels a problem takes; see lowering.hpp.
+#include "backends/portable/attention/lowering.hpp"
+
+#include <algorithm>
+
+#include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/estimate.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "core/message.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using core::concat;
+
+constexpr std::int64_t kMostHeadDim = 256;              // accumulators of more do not fit a lane's registers
+constexpr std::int64_t kFewestTilesASplit = 2;          // below, combining costs more than idle multiprocessors
+constexpr std::int64_t kFewestStepsASplit = 4;          // likewise of tiles of queries, for dk and dv
+constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
+constexpr double kCombineUs = 6.0;                      // launch and latency of combine
+constexpr double kCombineBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+class Lowerer {
+ public:
+  Lowerer(const Problem& problem, const DeviceTraits& traits)
+      : p_(problem), traits_(traits), estimator_(problem, traits), shape_(operations::attention::shape_of(problem)) {}
+
+  Outcome lower() {
+    if (p_.operation == Operation::attention_forward) {
+      lower_forward();
+    } else {
+      lower_backward();
+    }
+    Outcome outcome{builder_.finish(), refusal_};
+    outcome.lowering.estimated_us = std::max(estimated_us_, Estimator::kLaunchUs);  // of no launch, a moment too
+    return outcome;
+  }
+
+ private:
+  /// Adds a launch over tiles x splits x heads x batches blocks, which takes so long on the device.
+  template <typename Kernel>
+  void add(const typename Kernel::Config& config, typename Kernel::Params params, std::int64_t tiles,
+           std::int64_t splits, std::int64_t heads, std::int64_t batches, double us) {
+    params.shape = shape_;
+    if constexpr (requires { params.grid; }) {
+      params.grid = {static_cast<std::int32_t>(tiles), static_cast<std::int32_t>(splits),
+                     static_cast<std::int32_t>(heads), 0};
+    }
+    const auto bind_params = [](const void* call, void* block) {
+      bind(*static_cast<const device::AttentionParams*>(call), *static_cast<typename Kernel::Params*>(block));
+    };
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * splits * heads * batches)};
+    if (builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) == nullptr) return;
+    estimated_us_ += Estimator::kLaunchUs + us;
+    if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
+    refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
+                      " bytes of shared memory a block, ", traits_.architecture, " has ", traits_.shared_bytes);
+  }
+
+  /// Splits over keys where tiles of rows alone would leave multiprocessors idle: as many as make the shortest of
+  /// what the forward kernel and the merge of its parts are thought to take.
+  [[nodiscard]] std::int64_t splits_for(std::int64_t blocks, const device::ForwardConfig& config) const {
+    const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n);
+    const std::int64_t enough = traits_.multiprocessors * std::int64_t{blocks_at_once(config)};
+    if (p_.batch_invariant || blocks == 0 || blocks >= enough) return 1;
+    std::int64_t best = 1;
+    double least = split_us(1, blocks, tiles, config);
+    for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles / kFewestTilesASplit, device::kMostSplits);
+         ++splits) {
+      const double us = split_us(splits, blocks, tiles, config);
+      if (us < least) least = us, best = splits;
+    }
+    return best;
+  }
+
+  [[nodiscard]] double split_us(std::int64_t splits, std::int64_t blocks, std::int64_t tiles,
+                                const device::ForwardConfig& config) const {
+    const std::int64_t all = blocks * splits;
+    const std::int64_t at_once = std::min<std::int64_t>(ceil_div(all, traits_.multiprocessors), blocks_at_once(config));
+    const std::int64_t rounds = ceil_div(all, at_once * traits_.multiprocessors);
+    const double flops = 2.0 * config.block_m() * config.block_n * (config.head_dim + config.head_dim_v);
+    const double rate = traits_.gflops / traits_.multiprocessors / static_cast<double>(at_once);
+    const double tile_us = (config.waves == 1 ? kLoneWaveTileUs : kTileUs) + 1e-3 * flops / rate;
+    const double forward_us = static_cast<double>(rounds * ceil_div(tiles, splits)) * tile_us;
+    if (splits == 1) return forward_us;
+    const double rows = static_cast<double>(p_.batch_size * p_.num_heads_q * p_.seqlen_q);
+    const double bytes = kCombineBytes * static_cast<double>(splits) * rows * static_cast<double>(p_.head_dim_v);
+    return forward_us + kCombineUs + 1e-3 * bytes / traits_.gigabytes_per_second;
+  }
+
+  void lower_forward() {
+    device::ForwardConfig config = forward_config(p_, traits_);
+    const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(p_) : 1);
+    const std::int64_t heads = config.pack_gqa ? p_.num_heads_k : p_.num_heads_q;
+    const std::int64_t tiles = ceil_div(rows, config.block_m());
+    const std::int64_t splits = splits_for(tiles * heads * p_.batch_size, config);
+    config.split = splits > 1;
+    if (config.split) config.sink = 0;
+    add<Forward>(config, {}, tiles, splits, heads, p_.batch_size,
+                 estimator_.forward_us(config, tiles * splits * heads * p_.batch_size, splits));
+    if (config.split) add_combine(splits);
+    builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
+                                    config.stages, config.stages == 1 ? " stage" : " stages",
+                                    config.pack_gqa ? ", heads packed" : "",
+                                    splits > 1 ? concat(", ", splits, " splits") : std::string()));
+  }
+
+  void add_combine(std::int64_t splits) {
+    const device::CombineConfig config = combine_config(p_);
+    const std::int64_t rows_a_block = splits > device::kRowSplits ? 1 : config.waves;
+    device::CombineParams params{};
+    params.num_splits = splits;
+    add<Combine>(config, params, ceil_div(p_.seqlen_q, rows_a_block), 1, p_.num_heads_q, p_.batch_size,
+                 estimator_.combine_us(splits));
+  }
+
+  void lower_backward() {
+    const bool fuses = fuses_gradients(p_, traits_), fuses_dq = fuses && accumulates_dq(p_);
+    const device::BwdConfig config = fuses ? bwd_config(p_, traits_) : device::BwdConfig{};
+    const std::int64_t dq_tiles = fuses_dq ? ceil_div(p_.seqlen_q, config.block_m) : 0;
+    const std::int64_t dq_accum_a_head = dq_tiles * config.block_m * config.head_dim;
+    add_preprocess(dq_accum_a_head);
+    if (fuses) {
+      add_bwd(config, dq_accum_a_head);
+    } else if (p_.dk || p_.dv) {
+      add_dkdv();
+    }
+    if (fuses_dq) {
+      device::BwdConvertDqParams params{};
+      params.dq_accum_a_head = dq_accum_a_head;
+      add<BwdConvertDq>(bwd_convert_dq_config(p_, config), params, dq_tiles, 1, p_.num_heads_q, p_.batch_size,
+                        estimator_.convert_dq_us());
+    } else if (p_.dq) {
+      add_dq();
+    }
+    if (p_.dbias) add_dbias();
+    if (p_.dsink) add<BwdDsink>(bwd_dsink_config(p_), {}, 1, 1, p_.num_heads_q, 1, estimator_.dsink_us());
+  }
+
+  void add_preprocess(std::int64_t dq_accum_a_head) {
+    const device::BwdPreprocessConfig config = bwd_preprocess_config(p_);
+    const auto wave = static_cast<std::int32_t>(gpu::lanes(traits_.family));
+    const std::int32_t rows = config.waves * wave / device::lanes_a_delta_row(config, wave);
+    device::BwdPreprocessParams params{};
+    params.dq_accum_a_head = dq_accum_a_head;
+    add<BwdPreprocess>(config, params, ceil_div(p_.seqlen_q, rows), 1, p_.num_heads_q, p_.batch_size,
+                       estimator_.preprocess_us(dq_accum_a_head > 0));
+  }
+
+  void add_bwd(device::BwdConfig config, std::int64_t dq_accum_a_head) {
+    const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n()), blocks = tiles * p_.num_heads_k * p_.batch_size;
+    const std::int64_t splits = query_splits(blocks, config);
+    config.split = splits > 1;
+    device::BwdParams params{};
+    params.dq_accum_a_head = dq_accum_a_head;
+    if (config.split) {
+      params.dk_accum_a_block = std::int64_t{config.block_n()} * config.head_dim;
+      params.dv_accum_a_block = std::int64_t{config.block_n()} * config.head_dim_v;
+    }
+    add<Bwd>(config, params, tiles, splits, p_.num_heads_k, p_.batch_size,
+             estimator_.bwd_us(config, blocks * splits, splits));
+    describe<Bwd>(config.block_n(), config.block_m);
+    if (!config.split) return;
+    builder_.extend_schedule(concat(", ", splits, " splits"));
+    constexpr std::int64_t kSides = 2;  // dk and dv
+    device::BwdConvertDkdvParams convert{};
+    convert.num_splits = splits;
+    convert.dk_accum_a_block = params.dk_accum_a_block;
+    convert.dv_accum_a_block = params.dv_accum_a_block;
+    add<BwdConvertDkdv>(bwd_convert_dkdv_config(p_, config), convert, tiles, kSides, p_.num_heads_k, p_.batch_size,
+                        estimator_.convert_dkdv_us(splits));
+  }
+
+  /// Parts that the queries of a block of keys come in, where blocks are few: one block fills a multiprocessor.
+  [[nodiscard]] std::int64_t query_splits(std::int64_t blocks, const device::BwdConfig& config) const {
+    if (p_.batch_invariant || blocks == 0) return 1;
+    const std::int64_t steps = ceil_div(p_.seqlen_q, config.block_m) * group_of(p_);
+    const std::int64_t most = std::min<std::int64_t>(steps / kFewestStepsASplit, device::kMostSplits);
+    return std::clamp<std::int64_t>(traits_.multiprocessors / blocks, 1, std::max<std::int64_t>(most, 1));
+  }
+
+  void add_dkdv() {
+    device::BwdDkdvConfig config = bwd_dkdv_config(p_, traits_);
+    const bool apart = !config.wants_dv;
+    const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n());
+    const auto launch = [&](bool dk, bool dv) {
+      config.wants_dk = dk;
+      config.wants_dv = dv;
+      add<BwdDkdv>(config, {}, tiles, 1, p_.num_heads_k, p_.batch_size,
+                   estimator_.dkdv_us(config, tiles * p_.num_heads_k * p_.batch_size));
+    };
+    if (apart && p_.dk && p_.dv) {
+      launch(true, false);
+      launch(false, true);
+    } else {
+      launch(p_.dk, p_.dv);
+    }
+    describe<BwdDkdv>(config.block_n(), config.block_m);
+  }
+
+  void add_dq() {
+    const device::BwdDqConfig config = bwd_dq_config(p_, traits_);
+    const std::int64_t tiles = ceil_div(p_.seqlen_q, config.block_m());
+    add<BwdDq>(config, {}, tiles, 1, p_.num_heads_q, p_.batch_size,
+               estimator_.dq_us(config, tiles * p_.num_heads_q * p_.batch_size));
+    describe<BwdDq>(config.block_m(), config.block_n);
+  }
+
+  void add_dbias() {
+    const device::BwdDbiasConfig config = bwd_dbias_config(p_, traits_);
+    const auto dim = [](bool own, std::int64_t size) { return own ? size : std::int64_t{1}; };
+    const std::int64_t queries = p_.bias_dims.query ? ceil_div(p_.seqlen_q, config.block_m()) : 1;
+    const std::int64_t keys = p_.bias_dims.key ? ceil_div(p_.seqlen_k, config.block_n) : 1;
+    const std::int64_t heads = dim(p_.bias_dims.head, p_.num_heads_q), batches = dim(p_.bias_dims.batch, p_.batch_size);
+    device::BwdDbiasParams params{};
+    std::ranges::copy(operations::attention::bias_shape(p_), params.dbias_shape);
+    add<BwdDbias>(config, params, queries * keys, 1, heads, batches,
+                  estimator_.dbias_us(config, queries * keys * heads * batches));
+  }
+
+  template <typename Kernel>
+  void describe(std::int32_t own, std::int32_t streamed) {
+    builder_.append_schedule(concat(Kernel::kName, " ", own, "x", streamed, " tiles"));
+  }
+
+  const Problem& p_;
+  const DeviceTraits& traits_;
+  Estimator estimator_;
+  device::AttentionShape shape_;
+  gpu::LoweringBuilder builder_;
+  std::string refusal_;
+  double estimated_us_ = 0.0;
+};
+
+/// Limits that no kernel passes.
+std::string limit_refusal(const Problem& p) {
+  if (p.head_dim > kMostHeadDim || p.head_dim_v > kMostHeadDim) {
+    return concat("head_dim and head_dim_v must be <= ", kMostHeadDim, " (got ", p.head_dim, " and ", p.head_dim_v,
+                  ")");
+  }
+  const std::int64_t longest = std::max(p.seqlen_q * group_of(p), p.seqlen_k);
+  constexpr std::int64_t kLongest = std::int64_t{1} << 29;
+  return longest > kLongest ? concat("rows of a sequence must be <= 2^29 (got ", longest, ")") : std::string();
+}
+
+}  // namespace
+
+Outcome lower(const Problem& problem, const core::DeviceDescription& device, Family family) {
+  if (std::string reason = limit_refusal(problem); !reason.empty()) return {{}, std::move(reason)};
+  return Lowerer(problem, traits_of(device, family)).lower();
+}
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,24 @@
+// From an attention problem to steps of portable kernels: which kernels, specialised on what, over which grid, with how
+// much workspace. A pure function of the problem and the device's description.
+#pragma once
+
+#include <string>
+
+#include "core/device_description.hpp"
+#include "device/common/params.h"
+#include "gpu/lowering.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::portable {
+
+/// A lowering, or why the portable kernels can't serve a problem whose features they have.
+struct Outcome {
+  gpu::Lowering lowering;
+  std::string refusal;
+};
+[[nodiscard]] Outcome lower(const Problem& problem, const core::DeviceDescription& device, gpu::Family family);
+
+/// What Tilewise passes for a call whose tensors are contiguous: everything but addresses, seed and offset.
+[[nodiscard]] device::AttentionParams contiguous_params(const Problem& problem);
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,40 @@
+// What portable kernels sustain of a device's peak rates.
+#include "backends/portable/traits.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+/// What attention reaches of the matrix units' rate, and GB/s for each multiprocessor; roughly.
+struct Sustained {
+  double of_matrix_rate, gigabytes_per_second;
+};
+
+Sustained sustained(gpu::Family family) {
+  switch (family) {
+    case gpu::Family::sm80:
+    case gpu::Family::sm90:
+      return {0.66, 25.0};
+    case gpu::Family::cdna:
+      return {0.5, 12.0};
+    case gpu::Family::rdna:
+      return {0.5, 20.0};
+  }
+  return {0.5, 10.0};
+}
+
+}  // namespace
+
+DeviceTraits traits_of(const core::DeviceDescription& device, gpu::Family family) {
+  const Sustained rates = sustained(family);
+  DeviceTraits traits;
+  traits.family = family;
+  traits.architecture = device.architecture;
+  traits.multiprocessors = device.multiprocessors;
+  traits.shared_bytes = device.shared_bytes;
+  traits.gflops = rates.of_matrix_rate * 2.0 * device.matrix_rate * device.gigahertz * device.multiprocessors;
+  traits.gigabytes_per_second = rates.gigabytes_per_second * device.multiprocessors;
+  traits.memory_gigabytes_per_second = device.memory_gigabytes_per_second;
+  return traits;
+}
+
+}  // namespace tilewise::backends::portable

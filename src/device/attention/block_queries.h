@@ -1,0 +1,70 @@
+// The queries that a block owns: (query, head) pairs of one sequence, where they lie in memory, and which keys they
+// see.
+#pragma once
+
+#include "device/attention/grid_place.h"
+#include "device/attention/tensor_rows.h"
+
+namespace tilewise::device {
+
+/// Rows of a block. Row r is query r of `first_head`; where the heads of a group are packed it is query
+/// r / group of head first_head + r % group.
+template <bool kPackGqa>
+struct BlockQueries {
+  int32_t batch, first_head, group;
+  int32_t first_row;   // of the block
+  int32_t used_rows;   // rows of used queries
+  int32_t total_rows;  // rows of all queries in memory
+
+  TILEWISE_INLINE BlockQueries(const AttentionShape& shape, const Sequence& s, const GridPlace& place, int32_t block_m)
+      : batch(place.batch), group(static_cast<int32_t>(shape.num_heads_q / shape.num_heads_k)) {
+    const int32_t a_query = kPackGqa ? group : 1;
+    first_head = kPackGqa ? place.head * group : place.head;
+    first_row = place.tile * block_m;
+    used_rows = static_cast<int32_t>(s.seqlen_q) * a_query;
+    total_rows = static_cast<int32_t>(s.all_q) * a_query;
+  }
+
+  TILEWISE_INLINE int32_t query(int32_t row) const { return kPackGqa ? row / group : row; }
+  TILEWISE_INLINE int32_t head(int32_t row) const { return kPackGqa ? first_head + row % group : first_head; }
+  TILEWISE_INLINE int32_t head_k() const { return first_head / group; }
+
+  /// Where row `row` of the block stands in q (or dout); rows past the end repeat the last one.
+  template <int kElement>
+  TILEWISE_INLINE const ElementBits<kElement>* address_to_read(const Tensor4& t, const Sequence& s, int row) const {
+    const int32_t r = minimum(first_row + row, used_rows - 1);
+    return elements_of<kElement>(t) + query_offset(t, s, batch, query(r), head(r));
+  }
+
+  /// Where row `row` of the block goes in out (or dq), null past the sequence.
+  template <int kElement>
+  TILEWISE_INLINE ElementBits<kElement>* address_to_write(const Tensor4& t, const Sequence& s, int row) const {
+    const int32_t r = first_row + row;
+    if (r >= total_rows) return nullptr;
+    return mutable_elements_of<kElement>(t) + query_offset(t, s, batch, query(r), head(r));
+  }
+};
+
+/// Of the backward pass: whether query i is used and sees a key, or the sink.
+template <class Machine>
+TILEWISE_INLINE bool sees_something(const LseTensor& softmax_lse, const Sequence& s, int64_t batch, int64_t head,
+                                    int64_t i) {
+  if (i >= s.seqlen_q) return false;
+  return Machine::load_global(softmax_lse.data + lse_offset(softmax_lse, s, batch, i, head)) != -kInfinity;
+}
+
+/// Tiles of the keys that queries [first, last] see; both are used.
+template <auto C>
+TILEWISE_INLINE TileRange key_tiles(const ScoreParams& p, const Sequence& s, int32_t first, int32_t last) {
+  const auto tiles = [](int64_t begin, int64_t end, int64_t full_begin, int64_t full_end) {
+    const auto down = [](int64_t key) { return static_cast<int32_t>(key) / C.block_n; };
+    const auto up = [](int64_t key) { return ceil_div(static_cast<int32_t>(key), C.block_n); };
+    return TileRange{down(begin), begin < end ? up(end) : down(begin), up(full_begin), down(full_end)};
+  };
+  if constexpr (!C.ranged) return tiles(0, s.seqlen_k, 0, s.seqlen_k);
+  const int64_t d = diagonal_offset(p, s);
+  const KeyRange of_first = visible_keys(p, s, d, first), of_last = visible_keys(p, s, d, last);
+  return tiles(of_first.begin, of_last.end, of_last.begin, of_first.end);
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,192 @@
+// dq: a block owns rows of queries (and of dout) and streams keys and values past them. It has one
+// owner and one order of summation, so dq is reproducible without atomics.
+#pragma once
+
+#include "device/attention/block_queries.h"
+#include "device/attention/bwd_scores.h"
+#include "device/attention/config.h"
+#include "device/attention/dropout.h"
+#include "device/attention/kv_pipeline.h"
+#include "device/tile/contract.h"
+#include "device/tile/mma.h"
+#include "device/tile/own_rows.h"
+#include "device/tile/store_rows.h"
+
+namespace tilewise::device {
+
+template <class Ops, auto C>
+struct BwdDqShared {
+  using Stage = KvStage<Ops, C, kBothWays, kByRows>;
+  using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim>::Tile;
+  using DoTile = typename OwnRows<Ops, C, C.out_type, C.head_dim_v>::Tile;
+  struct OwnTiles {
+    QTile q;
+    DoTile dout;
+  };
+  /// Q and dO that stay here have their own place; where they move to registers they pass through the stages'.
+  struct Streams : RowsPart<!C.rows_in_registers, OwnTiles> {
+    Stage stage[C.stages];
+  };
+  union {
+    Streams streams;
+    QTile q;
+    DoTile dout;
+    OutTile<Ops, C.q_type, C.block_m(), C.head_dim> dq;
+  };
+
+  TILEWISE_INLINE QTile& q_tile() {
+    if constexpr (C.rows_in_registers) {
+      return q;
+    } else {
+      return streams.rows.q;
+    }
+  }
+  TILEWISE_INLINE DoTile& dout_tile() {
+    if constexpr (C.rows_in_registers) {
+      return dout;
+    } else {
+      return streams.rows.dout;
+    }
+  }
+};
+
+template <TileOps Ops, auto C>
+class BwdDq {
+  using Machine = typename Ops::Machine;
+  using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
+  using Queries = BlockQueries<false>;
+
+ public:
+  using Params = BwdDqParams;
+  using Shared = BwdDqShared<Ops, C>;
+
+  TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
+    const GridPlace place = grid_place<Machine>(params.grid);
+    const Sequence sequence = sequence_at<C>(params.shape, place.batch);
+    const Queries queries(params.shape, sequence, place, C.block_m());
+    if (queries.first_row >= queries.total_rows) return;
+    BwdDq kernel(params, shared, sequence, queries);
+    kernel.visit_keys();
+    kernel.finish();
+  }
+
+ private:
+  TILEWISE_INLINE BwdDq(const Params& params, Shared& shared, const Sequence& sequence, const Queries& queries)
+      : p_(params), shared_(shared), sequence_(sequence), queries_(queries) {
+    lane_ = Machine::lane();
+    wave_row_ = Machine::wave() * C.rows_per_wave;
+    dQ_.clear();
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const int32_t row = queries_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
+      row_scores_[slot] =
+          row_score<C>(p_.score, p_.shape.num_heads_q, sequence_, queries_.batch, queries_.first_head, row);
+      statistics_[slot] = load_statistics<Machine>(p_, sequence_, queries_.batch, queries_.first_head, row);
+    }
+    band_ = visible_band(p_.score, sequence_);
+    if constexpr (C.dropout) seed_ = dropout_seed(p_.score);
+  }
+
+  TILEWISE_INLINE void visit_keys() {
+    if (queries_.first_row >= queries_.used_rows) return;
+    const int32_t last = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
+    const TileRange t = key_tiles<C>(p_.score, sequence_, queries_.first_row, last);
+    if (t.begin >= t.end) return;
+    pipeline_.open(p_, sequence_, queries_.batch, uniform<Machine>(queries_.head_k()));
+    q_rows_.load(shared_.q_tile(), wave_row_, p_.shape.head_dim,
+                 [&](int row) { return queries_.template address_to_read<C.q_type>(p_.q, sequence_, row); });
+    dout_rows_.load(shared_.dout_tile(), wave_row_, p_.shape.head_dim_v,
+                    [&](int row) { return queries_.template address_to_read<C.out_type>(p_.dout, sequence_, row); });
+    pipeline_.start(stage_of(t.begin), t.begin);
+    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
+  }
+
+  TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+  TILEWISE_INLINE decltype(auto) Q() const { return q_rows_.operand(shared_.q_tile(), wave_row_); }
+  TILEWISE_INLINE decltype(auto) dO() const { return dout_rows_.operand(shared_.dout_tile(), wave_row_); }
+
+  /// One tile of keys. The next one is under way meanwhile.
+  TILEWISE_INLINE void step(int32_t tile, bool more, bool masked) {
+    typename Shared::Stage& stage = stage_of(tile);
+    pipeline_.wait(stage);
+    if (more) pipeline_.start(stage_of(tile + 1), tile + 1);
+
+    const int32_t first_key = tile * C.block_n;
+    Scores S, dP;
+    S.clear();
+    dP.clear();
+    mma_ABt(S, Q(), stage.k);    // S = Q K^T
+    mma_ABt(dP, dO(), stage.v);  // dP = dO V^T
+    if constexpr (C.dropout) apply_dropout<true>(dP, p_.score, seed_, row_scores_, first_key);
+    score_mod_bwd(S, dP, first_key, masked);        // S holds dS now
+    mma_AB(dQ_, to_operand<C.k_type>(S), stage.k);  // dQ += dS K
+  }
+
+  /// dS = P * (dP - delta) * slope, in the place of S.
+  TILEWISE_INLINE void score_mod_bwd(Scores& S, Scores& dP, int32_t first_key, bool masked) {
+    if constexpr (C.plain_scale && Scores::kPacked) {
+      plain(S, dP);
+      if (masked) hide(S, first_key);
+    } else if (masked) {
+      general<true>(S, dP, first_key);
+    } else {
+      general<false>(S, dP, first_key);
+    }
+  }
+
+  template <bool kMasked>
+  TILEWISE_INLINE void general(Scores& S, Scores& dP, int32_t first_key) {
+    const int lane = kMasked ? Machine::not_hoisted(lane_) : lane_;
+    S.for_each_pair(dP, lane, [&](int slot, int col, auto&& s, auto&& dp) {
+      const int32_t key = first_key + col;
+      const Probability P =
+          probability_of<Machine, C>(p_.score, row_scores_[slot], band_.seqlen_k, key, s, statistics_[slot].lse);
+      bool hidden = P.hidden;
+      if constexpr (kMasked) hidden |= !is_visible<C>(band_, row_scores_[slot].diagonal, key);
+      s = hidden ? 0.0f : P.p * (dp - statistics_[slot].delta) * P.slope;
+    });
+  }
+
+  /// Without options, two elements at a time.
+  TILEWISE_INLINE void plain(Scores& S, Scores& dP) {
+    const float scale = p_.score.softmax_scale * kLog2E;
+    S.for_each_packed(dP, lane_, [&](int slot, int, auto& s, auto& dp) {
+      auto p = s * scale - statistics_[slot].lse;
+      p[0] = Machine::exp2(p[0]);
+      p[1] = Machine::exp2(p[1]);
+      s = p * (dp - statistics_[slot].delta);
+    });
+  }
+
+  TILEWISE_INLINE void hide(Scores& dS, int32_t first_key) {
+    dS.for_each(Machine::not_hoisted(lane_), [&](int slot, int col, auto&& ds) {
+      ds = is_visible<C>(band_, row_scores_[slot].diagonal, first_key + col) ? ds : 0.0f;
+    });
+  }
+
+  TILEWISE_INLINE void finish() {
+    // Hidden keys of NaN, times 0, don't reach a row that sees nothing.
+    dQ_.scale_used_rows(lane_, p_.score.softmax_scale, [&](int row) {
+      return sees_something<Machine>(p_.softmax_lse, sequence_, queries_.batch, queries_.first_head,
+                                     queries_.first_row + wave_row_ + row);
+    });
+    write_rows<C>(shared_.dq, dQ_, wave_row_, p_.shape.head_dim,
+                  [&](int row) { return queries_.template address_to_write<C.q_type>(p_.dq, sequence_, row); });
+  }
+
+  const Params& p_;
+  Shared& shared_;
+  Sequence sequence_;
+  Queries queries_;
+  int lane_, wave_row_;
+  KvPipeline<Ops, C, typename Shared::Stage> pipeline_;
+  OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C)> q_rows_;
+  OwnRows<Ops, C, C.out_type, C.head_dim_v, is_crowded(C)> dout_rows_;
+  RowScore row_scores_[Scores::kSlots];
+  QueryStatistics statistics_[Scores::kSlots];
+  VisibleBand band_;
+  DropoutSeed seed_;
+  Fragment<Ops, C.rows_per_wave, C.head_dim> dQ_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,125 @@
+// From a wave's products of keys with queries to P (for dv) and dS (for dk and dq): rows are keys of the block,
+// columns queries of the tile at hand.
+#pragma once
+
+#include "device/attention/block_keys.h"
+#include "device/attention/bwd_scores.h"
+#include "device/attention/config.h"
+#include "device/attention/dropout.h"
+#include "device/attention/q_do_pipeline.h"
+
+namespace tilewise::device {
+
+template <auto C, class Scores, class Keys>
+class BwdScoreMod {
+  using Machine = typename Scores::Ops::Machine;
+  using Sets = DrawSets<Scores, kKeysAreRows>;
+
+ public:
+  /// Of one tile of queries. The wave's rows are keys [wave_row, ...) of the block, its columns queries
+  /// [first_col, ...) of the tile. Draws what dropout keeps: where draws share no calls and registers are few, this
+  /// comes before the products. Not to be held where `keys` is held, too: an object that points into itself lives
+  /// in memory, not in registers.
+  TILEWISE_INLINE BwdScoreMod(const Keys& keys, const DropoutSeed& seed, const QueryPosition& at, int wave_row,
+                              int first_col)
+      : keys_(keys), at_(at), lane_(Machine::lane()), wave_row_(wave_row), first_col_(first_col) {
+    if constexpr (C.dropout) draw(seed);
+  }
+
+  /// S becomes P after dropout and dP becomes dS, each in its place.
+  template <class Stage>
+  TILEWISE_INLINE void apply(Scores& S, Scores& dP, const Stage& stage, bool masked) const {
+    if constexpr (C.plain_scale && !C.dropout && Scores::kPacked) {
+      plain(S, dP, stage);
+    } else {
+      general(S, dP, stage);
+    }
+    if (masked) hide(S, dP);
+  }
+
+ private:
+  TILEWISE_INLINE int32_t first_query() const { return at_.tile * C.block_m + first_col_; }
+
+  /// Without options, two elements at a time.
+  template <class Stage>
+  TILEWISE_INLINE void plain(Scores& S, Scores& dP, const Stage& stage) const {
+    const float scale = keys_.p.score.softmax_scale * kLog2E;
+    S.for_each_packed(dP, lane_, [&](int, int col, auto& s, auto& dp) {
+      const TwoStatistics two = stage.two_statistics(first_col_ + col);
+      const typename Scores::Pair lse{two.lse[0], two.lse[1]}, delta{two.delta[0], two.delta[1]};
+      const auto exponent = s * scale - lse;
+      s[0] = Machine::exp2(exponent[0]);
+      s[1] = Machine::exp2(exponent[1]);
+      dp = s * (dp - delta);
+    });
+  }
+
+  TILEWISE_INLINE void hide(Scores& P, Scores& dS) const {
+    const int lane = Machine::not_hoisted(lane_);
+    P.for_each_pair(dS, lane, [&](int slot, int col, auto&& p, auto&& ds) {
+      const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot);
+      const bool visible = keys_.sees(first_query() + col, key);
+      p = visible ? p : 0.0f;
+      ds = visible ? ds : 0.0f;
+    });
+  }
+
+  template <class Stage>
+  TILEWISE_INLINE void general(Scores& S, Scores& dP, const Stage& stage) const {
+    const ScoreParams& params = keys_.p.score;
+    const RowScore of_head =
+        row_score<C>(params, keys_.p.shape.num_heads_q, keys_.sequence, keys_.place.batch, at_.head, 0);
+    // With everything at once, what derives from the lane is worked out tile by tile, else it passes the registers.
+    const int lane = is_crowded(C) ? Machine::not_hoisted(lane_) : lane_;
+    int element = 0;
+    S.for_each_pair(dP, lane, [&](int slot, int col, auto&& s, auto&& dp) {
+      const int32_t key = keys_.first_key + wave_row_ + Scores::row_of_slot(lane, slot), query = first_query() + col;
+      const RowScore row = keys_.query_score(of_head, query);
+      const TwoStatistics two = stage.two_statistics(first_col_ + col);
+      const bool odd = (col & 1) != 0;  // chosen, not indexed: an indexed array lives in memory
+      const QueryStatistics of_query{odd ? two.lse[1] : two.lse[0], odd ? two.delta[1] : two.delta[0]};
+      const Probability P =
+          probability_of<Machine, C>(params, row, keys_.band.seqlen_k, maximum(key, 0), s, of_query.lse);
+      float after_dropout = P.p;
+      if constexpr (C.dropout) {
+        const bool keep = kept_.holds(element++);
+        after_dropout = keep ? P.p * params.dropout_scale : 0.0f;
+        dp = keep ? dp * params.dropout_scale : 0.0f;
+      }
+      dp = P.hidden ? 0.0f : P.p * (dp - of_query.delta) * P.slope;
+      s = P.hidden ? 0.0f : after_dropout;
+    });
+  }
+
+  /// A bit for each of the lane's elements, in for_each_pair()'s order.
+  TILEWISE_INLINE void draw(const DropoutSeed& seed) {
+    const ScoreParams& params = keys_.p.score;
+    const auto batch_head = static_cast<uint32_t>(keys_.place.batch * keys_.p.shape.num_heads_q + at_.head);
+    const int32_t first_key = keys_.first_key + wave_row_;
+    // Where rows begin with a group of 32 keys, which elements share a draw is known to the compiler.
+    constexpr bool kKnown = C.rows_per_wave % 32 == 0 && Sets::has_fixed_words();
+    if constexpr (kKnown) {
+      if (!C.lengths || first_key % 32 == 0) {
+        return draw_kept<Scores>(kept_, params, seed, batch_head, first_query(), first_key);
+      }
+    }
+    // A loop: side by side some hundred multiplications pass the registers.
+    TILEWISE_UNROLL
+    for (int word = 0; word < kept_.kWords; ++word) {
+      TILEWISE_NO_UNROLL
+      for (int bit = 0; bit < minimum(32, Sets::kElements - 32 * word); ++bit) {
+        const int element = 32 * word + bit;
+        const bool keep = keeps(params, seed, batch_head, first_query() + Sets::col(lane_, element),
+                                first_key + Sets::row(lane_, element));
+        kept_.bits[word] |= static_cast<uint32_t>(keep) << bit;
+      }
+    }
+  }
+
+  const Keys& keys_;
+  QueryPosition at_;
+  int lane_, wave_row_, first_col_;
+  KeptBits<Sets::kElements> kept_;
+};
+
+}  // namespace tilewise::device

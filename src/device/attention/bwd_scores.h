@@ -1,0 +1,44 @@
+// The element-wise part of the backward pass, from S and dP to P and dS. Rows may be queries (for dq and dbias) or
+// keys (for dk and dv); the caller says which element is which.
+#pragma once
+
+#include "device/attention/scores.h"
+#include "device/attention/tensor_rows.h"
+
+namespace tilewise::device {
+
+/// What a query brings to P and dS.
+struct QueryStatistics {
+  float lse;    // in units of log2; +infinity where it sees nothing, so that its P is 0
+  float delta;  // rowsum(out * dout) - dlse
+};
+
+/// Of a kernel's parameters that have softmax_lse and delta.
+template <class Machine, class Params>
+TILEWISE_INLINE QueryStatistics load_statistics(const Params& p, const Sequence& s, int64_t batch, int64_t head,
+                                                int64_t i) {
+  if (i >= s.seqlen_q) return {kInfinity, 0.0f};
+  const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head));
+  const float delta = Machine::load_global(p.delta + dense_row(p.shape, batch, i, head));
+  return {lse == -kInfinity ? kInfinity : with_plain_nan<Machine>(lse * kLog2E), with_plain_nan<Machine>(delta)};
+}
+
+/// P of one position, before dropout, and what dS = P * (dP - delta) * slope needs beside it.
+struct Probability {
+  float p;
+  float slope;  // softcap's derivative, 1 without softcap
+  bool hidden;  // by a bias: no gradient comes from here, whatever it is computed from
+};
+
+/// From the product q.k.
+template <class Machine, auto C>
+TILEWISE_INLINE Probability probability_of(const ScoreParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
+                                           float product, float lse) {
+  if constexpr (C.plain_scale) return {Machine::exp2(product * (p.softmax_scale * kLog2E) - lse), 1.0f, false};
+  float capped = 0.0f;
+  const float score = full_score<Machine, C>(p, row, seqlen_k, key, product, &capped);
+  const float slope = C.softcap ? 1.0f - capped * capped : 1.0f;
+  return {Machine::exp2(score - lse), slope, C.bias_type != kBiasNone && score == -kInfinity};
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,150 @@
+// Combines what blocks with a part of the keys each have left of a row: every part weighs exp(its lse), and the sink
+// joins here, once. A call of few rows waits for memory and nothing else, so a lane asks for all it reads at once, and
+// where splits are many each wave of a block takes some.
+#pragma once
+
+#include "device/attention/config.h"
+#include "device/attention/grid_place.h"
+#include "device/attention/sink.h"
+#include "device/attention/tensor_rows.h"
+#include "device/tile/contract.h"
+
+namespace tilewise::device {
+
+template <TileOps Ops, auto C>
+class Combine {
+  using Machine = typename Ops::Machine;
+  static constexpr int kLaneCols = 4, kCols = kLaneCols * Machine::kLanes;  // of a pass
+
+ public:
+  using Params = CombineParams;
+  struct Shared {
+    float weights[C.waves][kMostSplits];
+    float parts[C.waves][kCols];
+  };
+
+  TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
+    const AttentionShape& shape = p.shape;
+    const auto num_splits = static_cast<int32_t>(p.num_splits);
+    const GridPlace place = grid_place<Machine>(p.grid);
+    const Sequence s = sequence_at<C>(shape, place.batch);
+    const Team team(num_splits);
+    // Lanes without a row of their own do the last one's, and store nothing: barriers need them all.
+    const int64_t own = static_cast<int64_t>(place.tile) * (C.waves / team.waves) + team.number;
+    const int64_t i = minimum<int64_t>(own, s.all_q - 1);
+    if (s.all_q == 0) return;
+    const int64_t rows = shape.batch_size * shape.num_heads_q * shape.seqlen_q;
+    const int64_t row = dense_row(shape, place.batch, i, place.head);
+    const bool used = i < s.seqlen_q;
+
+    float* const weights = shared.weights[team.first_wave];
+    const Totals totals = weigh(p, rows, row, place.head, used, weights, team.wave == 0);
+    Machine::barrier();
+    auto* out = mutable_elements_of<C.out_type>(p.out) + query_offset(p.out, s, place.batch, i, place.head);
+    const float inverse = totals.seen ? 1.0f / totals.sum : 0.0f;
+    for (int32_t first_col = 0; first_col < shape.head_dim_v; first_col += kCols) {
+      const auto cols = minimum(kCols, static_cast<int32_t>(shape.head_dim_v) - first_col);
+      add_splits(shared.parts[Machine::wave()], weights, p.out_accum, used ? team : Team{}, rows * shape.head_dim_v,
+                 row * shape.head_dim_v + first_col, cols);
+      Machine::barrier();
+      for (int col = team.wave * Machine::kLanes + Machine::lane(); own == i && col < cols;
+           col += team.waves * Machine::kLanes) {
+        float sum = 0.0f;
+        for (int wave = 0; wave < team.waves; ++wave) {
+          sum += Machine::template load_shared<float>(&shared.parts[team.first_wave + wave][col]);
+        }
+        const auto element =
+            static_cast<ElementBits<C.out_type>>(Machine::template pack<C.out_type>(sum * inverse, 0.0f));
+        Machine::store_global(out + first_col + col, element);
+      }
+      Machine::barrier();  // the parts were read by all
+    }
+    if (own == i && team.wave == 0 && Machine::lane() == 0 && p.softmax_lse.data) {
+      const float lse = used ? totals.highest + Machine::log2(totals.sum) * kLn2 : -kInfinity;
+      Machine::store_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, i, place.head), lse);
+    }
+  }
+
+ private:
+  /// The waves that share a row: all of a block where splits are many, else one.
+  struct Team {
+    int splits = 0, waves = 1, number = 0, wave = 0, first_wave = 0;
+    TILEWISE_INLINE Team() = default;
+    TILEWISE_INLINE explicit Team(int num_splits) : splits(num_splits) {
+      const int own = Machine::wave();
+      waves = num_splits > kRowSplits ? C.waves : 1;
+      number = own / waves;
+      wave = own % waves;
+      first_wave = own - wave;
+    }
+  };
+
+  /// The highest lse that is a number, and the sum of weights, a NaN where any lse is one. `seen`: by a split whose
+  /// lse is a number; what splits of NaN have written is NaN whatever it is multiplied by.
+  struct Totals {
+    float highest, sum;
+    bool seen;
+  };
+
+  /// Each lane weighs some splits: their loads run side by side. Every wave does, and has the totals.
+  TILEWISE_INLINE static Totals weigh(const Params& p, int64_t rows, int64_t row, int32_t head, bool used,
+                                      float* weights, bool stores) {
+    constexpr int kEach = kMostSplits / Machine::kLanes;
+    float lse[kEach], highest = -kInfinity;
+    TILEWISE_UNROLL
+    for (int j = 0; j < kEach; ++j) {
+      const int split = Machine::lane() + j * Machine::kLanes;
+      const bool there = used && split < static_cast<int32_t>(p.num_splits);
+      lse[j] = there ? Machine::load_global(p.lse_accum + split * rows + row) : -kInfinity;
+      highest = maximum(highest, lse[j]);
+    }
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < Machine::kLanes; bit *= 2) highest = maximum(highest, Machine::shuffle_xor(highest, bit));
+    float sink = -kInfinity;
+    if constexpr (C.sink) sink = used ? load_sink<Machine, C.q_type>(p.sink, head) : sink;
+    const bool seen = highest != -kInfinity;
+    highest = maximum(highest, sink);
+    const float base = highest == -kInfinity ? 0.0f : highest;
+    float sum = 0.0f;
+    TILEWISE_UNROLL
+    for (int j = 0; j < kEach; ++j) {
+      const float weight = Machine::exp2((lse[j] - base) * kLog2E);
+      if (stores) Machine::store_shared(&weights[Machine::lane() + j * Machine::kLanes], weight);
+      sum += weight;
+    }
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < Machine::kLanes; bit *= 2) sum += Machine::shuffle_xor(sum, bit);
+    if (sink != -kInfinity) sum += Machine::exp2((sink - base) * kLog2E);
+    return {highest, sum, seen};
+  }
+
+  /// This wave's part of the weighted sums of `cols` columns. A split that saw nothing has written zeros.
+  TILEWISE_INLINE static void add_splits(float* part, const float* weights, const float* out_accum, const Team& team,
+                                         int64_t values, int64_t place, int32_t cols) {
+    const int lane = Machine::lane();
+    float sums[kLaneCols] = {};
+    for (int first = team.wave; first < team.splits; first += kRowSplits * team.waves) {
+      float read[kRowSplits][kLaneCols];
+      TILEWISE_UNROLL
+      for (int j = 0; j < kRowSplits; ++j) {
+        const int split = minimum(first + j * team.waves, team.splits - 1);
+        TILEWISE_UNROLL
+        for (int c = 0; c < kLaneCols; ++c) {
+          const int col = minimum(lane + c * Machine::kLanes, cols - 1);
+          read[j][c] = Machine::load_global(out_accum + split * values + place + col);
+        }
+      }
+      TILEWISE_UNROLL
+      for (int j = 0; j < kRowSplits; ++j) {
+        const int split = first + j * team.waves;
+        const float weight = Machine::template load_shared<float>(&weights[minimum(split, kMostSplits - 1)]);
+        TILEWISE_UNROLL
+        for (int c = 0; c < kLaneCols; ++c) sums[c] += split < team.splits ? weight * read[j][c] : 0.0f;
+      }
+    }
+    TILEWISE_UNROLL
+    for (int c = 0; c < kLaneCols; ++c) Machine::store_shared(&part[lane + c * Machine::kLanes], sums[c]);
+  }
+};
+
+}  // namespace tilewise::device

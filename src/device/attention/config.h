@@ -1,0 +1,195 @@
+// What each attention kernel is specialised on: a small value that the host chooses and prints and the kernel takes as
+// a template argument. No lengths, batch, heads or strides stand in it. A config is 32-bit integers alone, so that the
+// host keeps one as an array; for_each_field() lists them in the order of memory.
+#pragma once
+
+#include <stdint.h>
+
+#include "device/common/tensors.h"
+
+namespace tilewise::device {
+
+using Flag = int32_t;  // 0 or 1
+
+/// Matrix instructions by family; each has its ops_*.h.
+enum Machine : int32_t { kSm80 = 0, kCdna = 1, kRdna = 2 };
+
+/// Of every kernel that touches rows of tensors.
+struct RowConfig {
+  int32_t q_type = kBf16, k_type = kBf16, v_type = kBf16;  // ElementType; dq, dk and dv likewise
+  int32_t out_type = kBf16;                                // and dout
+  int32_t head_dim = 64, head_dim_v = 64;                  // padded to multiples of 32
+  int32_t waves = 4;
+  Flag vector_rows = 1;  // rows start on 16 bytes and head dims are multiples of 8
+  Flag exact_dims = 0;   // head dims equal their padded values
+  Flag lengths = 0;      // cu_seqlens, seqused or leftpad_k are given
+
+  template <class Config, class Visit>
+  static constexpr void for_each_row_field(Config& c, const Visit& visit) {
+    visit("q_type", c.q_type), visit("k_type", c.k_type), visit("v_type", c.v_type), visit("out_type", c.out_type);
+    visit("head_dim", c.head_dim), visit("head_dim_v", c.head_dim_v), visit("waves", c.waves);
+    visit("vector_rows", c.vector_rows), visit("exact_dims", c.exact_dims), visit("lengths", c.lengths);
+  }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+  }
+};
+
+/// Of kernels that see scores.
+struct ScoreConfig : RowConfig {
+  Flag plain_scale = 1;  // scores are softmax_scale * q.k with a positive scale, nothing else
+  Flag ranged = 0;       // a causal mask or a window
+  Flag softcap = 0, alibi = 0, dropout = 0;
+  int32_t bias_type = kBiasNone;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_score_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("plain_scale", c.plain_scale), visit("ranged", c.ranged), visit("softcap", c.softcap);
+    visit("alibi", c.alibi), visit("dropout", c.dropout), visit("bias_type", c.bias_type);
+  }
+};
+
+/// A block of `waves` waves owns block_m rows of queries and streams keys in tiles of block_n.
+struct ForwardConfig : ScoreConfig {
+  int32_t rows_per_wave = 16, block_n = 64, stages = 1;
+  Flag rows_in_registers = 0;  // Q, else it stays in shared memory
+  Flag pack_gqa = 0;           // rows of a block are (query, head of the group) pairs
+  Flag split = 0;              // keys are split over blocks, which combine merges
+  Flag sink = 0;
+
+  constexpr int32_t block_m() const { return waves * rows_per_wave; }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n), visit("stages", c.stages);
+    visit("rows_in_registers", c.rows_in_registers), visit("pack_gqa", c.pack_gqa), visit("split", c.split);
+    visit("sink", c.sink);
+  }
+};
+
+struct CombineConfig : RowConfig {
+  Flag sink = 0;
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("sink", c.sink);
+  }
+};
+
+struct BwdPreprocessConfig : RowConfig {};
+
+/// A block owns block_m queries and streams keys in tiles of block_n.
+struct BwdDqConfig : ScoreConfig {
+  int32_t rows_per_wave = 16, block_n = 64, stages = 1;
+  Flag rows_in_registers = 0;  // Q and dO, else they stay in shared memory
+
+  constexpr int32_t block_m() const { return waves * rows_per_wave; }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n), visit("stages", c.stages);
+    visit("rows_in_registers", c.rows_in_registers);
+  }
+};
+
+/// A block owns block_n keys and streams queries in tiles of block_m.
+struct BwdDkdvConfig : ScoreConfig {
+  int32_t rows_per_wave = 16, block_m = 64, stages = 1;
+  Flag rows_in_registers = 0;  // K and V, else they stay in shared memory
+  Flag wants_dk = 1, wants_dv = 1;
+
+  constexpr int32_t block_n() const { return waves * rows_per_wave; }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("rows_per_wave", c.rows_per_wave), visit("block_m", c.block_m), visit("stages", c.stages);
+    visit("rows_in_registers", c.rows_in_registers), visit("wants_dk", c.wants_dk), visit("wants_dv", c.wants_dv);
+  }
+};
+
+/// A block owns block_n keys and streams queries in tiles of block_m. wave_cols waves, a power of 2, share rows of
+/// keys, each with a part of the columns.
+struct BwdConfig : ScoreConfig {
+  int32_t rows_per_wave = 32, wave_cols = 1, block_m = 64, stages = 1;
+  Flag split = 0;  // queries are split over blocks, which bwd_convert_dkdv adds up
+  Flag wants_dk = 1, wants_dv = 1, wants_dq = 0;
+
+  constexpr int32_t block_n() const { return waves / wave_cols * rows_per_wave; }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("rows_per_wave", c.rows_per_wave), visit("wave_cols", c.wave_cols), visit("block_m", c.block_m);
+    visit("stages", c.stages), visit("split", c.split), visit("wants_dk", c.wants_dk), visit("wants_dv", c.wants_dv);
+    visit("wants_dq", c.wants_dq);
+  }
+};
+
+/// From dq_accum to dq. `waves` and block_m are those of the kernel that added up.
+struct BwdConvertDqConfig : RowConfig {
+  int32_t block_m = 64;
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("block_m", c.block_m);
+  }
+};
+
+/// From dk_accum and dv_accum to dk and dv. `waves`, rows_per_wave and wave_cols are those of the kernel that added up.
+struct BwdConvertDkdvConfig : RowConfig {
+  int32_t rows_per_wave = 32, wave_cols = 1;
+
+  constexpr int32_t block_n() const { return waves / wave_cols * rows_per_wave; }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit);
+    visit("rows_per_wave", c.rows_per_wave), visit("wave_cols", c.wave_cols);
+  }
+};
+
+/// A block owns block_m x block_n positions of dbias and adds up what reaches them.
+struct BwdDbiasConfig : ScoreConfig {
+  int32_t rows_per_wave = 16, block_n = 32;
+
+  constexpr int32_t block_m() const { return waves * rows_per_wave; }
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n);
+  }
+};
+
+struct BwdDsinkConfig : RowConfig {};
+
+/// Whether scores need draws and a bias: what costs most registers.
+constexpr bool is_crowded(const ScoreConfig& config) { return config.dropout && config.bias_type != kBiasNone; }
+
+/// Whether operands and accumulators of a wave leave few registers for tiles on their way.
+template <class Ops>
+constexpr bool has_few_registers(const RowConfig& config) {
+  return config.head_dim + config.head_dim_v > Ops::kRoomyDims;
+}
+
+/// Parts that the keys of a row may be split into.
+inline constexpr int32_t kMostSplits = 128;
+
+/// Up to so many of them are merged by one wave a row, all read at once; more by a block a row.
+inline constexpr int32_t kRowSplits = 8;
+
+/// Lanes that share a row of bwd_preprocess: as many as its 16-byte chunks need, up to a wave.
+constexpr int32_t lanes_a_delta_row(const RowConfig& config, int32_t wave_lanes) {
+  int32_t lanes = 1;
+  while (lanes < wave_lanes && lanes * 8 < config.head_dim_v) lanes *= 2;
+  return lanes;
+}
+
+/// Rows of a query tile that a wave sums up for dq in the backward pass: 32 where its share of the columns is then
+/// whole units of 16. Of a config with waves, head_dim and block_m.
+template <class Config>
+constexpr int32_t dq_accum_rows(const Config& config) {
+  const int32_t parts = 32 * config.waves / config.block_m;
+  return parts >= 1 && config.head_dim % (16 * parts) == 0 ? 32 : 16;
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,221 @@
+// The forward kernel: a block owns rows of queries and streams tiles of keys and values past them,
+// with an online softmax. Every machine runs this body; what differs stands in its ops_*.h.
+#pragma once
+
+#include "device/attention/block_queries.h"
+#include "device/attention/config.h"
+#include "device/attention/dropout.h"
+#include "device/attention/kv_pipeline.h"
+#include "device/attention/scores.h"
+#include "device/attention/sink.h"
+#include "device/tile/contract.h"
+#include "device/tile/mma.h"
+#include "device/tile/own_rows.h"
+#include "device/tile/softmax.h"
+#include "device/tile/store_rows.h"
+
+namespace tilewise::device {
+
+/// Shared memory of the forward kernel.
+template <class Ops, auto C>
+struct ForwardShared {
+  using Stage = KvStage<Ops, C, kByRows, kByColumns>;
+  using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim>::Tile;
+  /// Q that stays here has its own place; Q that moves to registers passes through the stages'.
+  struct Streams : RowsPart<!C.rows_in_registers, QTile> {
+    Stage stage[C.stages];
+  };
+  union {
+    Streams streams;
+    QTile q;
+    OutTile<Ops, C.out_type, C.block_m(), C.head_dim_v> out;
+  };
+
+  TILEWISE_INLINE QTile& q_tile() {
+    if constexpr (C.rows_in_registers) {
+      return q;
+    } else {
+      return streams.rows;
+    }
+  }
+};
+
+template <TileOps Ops, auto C>
+class Forward {
+  using Machine = typename Ops::Machine;
+  using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
+  using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v>;
+  using Queries = BlockQueries<(C.pack_gqa != 0)>;
+
+ public:
+  using Params = ForwardParams;
+  using Shared = ForwardShared<Ops, C>;
+
+  TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
+    const GridPlace place = grid_place<Machine>(params.grid);
+    const Sequence sequence = sequence_at<C>(params.shape, place.batch);
+    const Queries queries(params.shape, sequence, place, C.block_m());
+    if (queries.first_row >= queries.total_rows) return;
+    Forward kernel(params, shared, sequence, queries, place.split);
+    kernel.visit_keys();
+    kernel.finish();
+  }
+
+ private:
+  TILEWISE_INLINE Forward(const Params& params, Shared& shared, const Sequence& sequence, const Queries& queries,
+                          int32_t split)
+      : p_(params), shared_(shared), sequence_(sequence), queries_(queries), split_(split) {
+    lane_ = Machine::lane();
+    wave_row_ = Machine::wave() * C.rows_per_wave;
+    O_.clear();
+    softmax_.clear();
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const int32_t row = row_of_slot(slot);
+      row_scores_[slot] = row_score<C>(p_.score, p_.shape.num_heads_q, sequence_, queries_.batch, queries_.head(row),
+                                       queries_.query(row));
+    }
+    band_ = visible_band(p_.score, sequence_);
+    if constexpr (C.dropout) seed_ = dropout_seed(p_.score);
+  }
+
+  TILEWISE_INLINE int32_t row_of_slot(int slot) const {
+    return queries_.first_row + wave_row_ + Scores::row_of_slot(lane_, slot);
+  }
+
+  /// Of this block's part of the keys.
+  TILEWISE_INLINE TileRange tiles() const {
+    if (queries_.first_row >= queries_.used_rows) return {0, 0, 0, 0};
+    const int32_t last_row = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
+    TileRange t = key_tiles<C>(p_.score, sequence_, queries_.query(queries_.first_row), queries_.query(last_row));
+    if constexpr (C.split) {
+      const int32_t each = ceil_div(t.end - t.begin, p_.grid.num_splits);
+      const int32_t begin = minimum(t.begin + each * split_, t.end);
+      t.end = minimum(begin + each, t.end);
+      t.begin = begin;
+    }
+    t.full_begin = minimum(maximum(t.full_begin, t.begin), t.end);
+    t.full_end = maximum(minimum(t.full_end, t.end), t.full_begin);
+    return t;
+  }
+
+  TILEWISE_INLINE void visit_keys() {
+    const TileRange t = tiles();
+    if (t.begin >= t.end) return;
+    pipeline_.open(p_, sequence_, queries_.batch, uniform<Machine>(queries_.head_k()));
+    q_rows_.load(shared_.q_tile(), wave_row_, p_.shape.head_dim,
+                 [&](int row) { return queries_.template address_to_read<C.q_type>(p_.q, sequence_, row); });
+    pipeline_.start(stage_of(t.begin), t.begin);
+    // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
+    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
+  }
+
+  TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+  TILEWISE_INLINE decltype(auto) Q() const { return q_rows_.operand(shared_.q_tile(), wave_row_); }
+
+  /// Tiles that wait in registers are asked for once the scores have left theirs, where those are few.
+  static constexpr bool kLateStart = has_few_registers<Ops>(C);
+
+  /// One tile of keys. The next one is under way meanwhile.
+  TILEWISE_INLINE void step(int32_t tile, bool more, bool masked) {
+    typename Shared::Stage& stage = stage_of(tile);
+    pipeline_.wait(stage);
+    if (!kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+
+    const int32_t first_key = tile * C.block_n;
+    Scores S;
+    S.clear();
+    mma_ABt(S, Q(), stage.k);                                          // S = Q K^T
+    score_mod<C>(S, p_.score, row_scores_, band_, first_key, masked);  // scale, softcap, bias, mask
+    softmax_.update(S, O_, scale());                                   // S holds P now, O is rescaled
+    if constexpr (C.dropout) apply_dropout<false>(S, p_.score, seed_, row_scores_, first_key);
+    const auto P = to_operand<C.v_type>(S);
+    if (kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+    mma_AB(O_, P, stage.v);  // O += P V
+  }
+
+  /// What scores are multiplied by on their way into exp2.
+  TILEWISE_INLINE float scale() const {
+    return C.plain_scale ? uniform<Machine>(p_.score.softmax_scale * kLog2E) : 1.0f;
+  }
+
+  /// Divides by the sum, joins the sink, and writes out and lse. The largest score of a row that sees something has
+  /// weight 1, and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
+  TILEWISE_INLINE void finish() {
+    softmax_.reduce_row_sum();
+    typename Out::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const int32_t row = row_of_slot(slot);
+      const bool used = row < queries_.used_rows, seen = softmax_.row_sum[slot] != 0.0f;
+      float row_max = softmax_.row_max[slot], row_sum = softmax_.row_sum[slot], rescale = 1.0f;
+      if constexpr (C.sink && !C.split) {
+        const int32_t head = queries_.head(minimum(row, queries_.total_rows - 1));
+        const float sink = load_sink<Machine, C.q_type>(p_.sink, head) * kLog2E;
+        const float moved = maximum(row_max, sink);
+        rescale = seen ? Machine::exp2(row_max - moved) : 0.0f;
+        row_sum = row_sum * rescale + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
+        row_max = moved;
+      }
+      const float lse = used ? (row_max + Machine::log2(row_sum)) * kLn2 : -kInfinity;
+      factor[slot] = used && seen ? rescale / row_sum : 0.0f;
+      // A sink that takes all leaves a row its NaN.
+      if constexpr (C.sink && !C.split) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
+      if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
+      if (row < queries_.total_rows && owns_row(slot)) store_lse(row, lse);
+    }
+    O_.scale_or_clear_rows(factor);
+    if constexpr (C.split) {
+      store_out_accum();
+    } else {
+      write_rows<C>(shared_.out, O_, wave_row_, p_.shape.head_dim_v,
+                    [&](int row) { return queries_.template address_to_write<C.out_type>(p_.out, sequence_, row); });
+    }
+  }
+
+  /// One of the lanes that hold parts of a row.
+  TILEWISE_INLINE bool owns_row(int slot) const { return (lane_ & Ops::FragmentLayout::kRowMask) == 0 || slot < 0; }
+
+  /// Where a row stands in lse_accum, and in out_accum but for its head_dim_v.
+  TILEWISE_INLINE int64_t accum_row(int32_t row) const {
+    const int64_t of_split =
+        (static_cast<int64_t>(split_) * p_.shape.batch_size + queries_.batch) * p_.shape.num_heads_q +
+        queries_.head(row);
+    return of_split * p_.shape.seqlen_q + queries_.query(row);
+  }
+
+  TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
+    if constexpr (C.split) {
+      Machine::store_global(p_.lse_accum + accum_row(row), lse);
+    } else if (p_.softmax_lse.data) {
+      const int64_t i = queries_.query(row), head = queries_.head(row);
+      Machine::store_global(p_.softmax_lse.data + lse_offset(p_.softmax_lse, sequence_, queries_.batch, i, head), lse);
+    }
+  }
+
+  TILEWISE_INLINE void store_out_accum() {
+    constexpr int kRun = C.vector_rows ? kAdjacentColumns<typename Ops::FragmentLayout> : 1;
+    O_.template for_each_run<kRun>(lane_, [&](int slot, int col, const FloatRun<kRun>& run) {
+      const int32_t row = queries_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
+      if (row >= queries_.total_rows || col >= p_.shape.head_dim_v) return;
+      const int64_t place = accum_row(row) * p_.shape.head_dim_v + col;
+      Machine::store_global(reinterpret_cast<FloatRun<kRun>*>(p_.out_accum + place), run);
+    });
+  }
+
+  const Params& p_;
+  Shared& shared_;
+  Sequence sequence_;
+  Queries queries_;
+  int32_t split_;
+  int lane_, wave_row_;
+  KvPipeline<Ops, C, typename Shared::Stage> pipeline_;
+  OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C)> q_rows_;
+  RowScore row_scores_[Scores::kSlots];
+  VisibleBand band_;
+  DropoutSeed seed_;
+  OnlineSoftmax<Scores> softmax_;
+  Out O_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,50 @@
+// The streamed side of the kernels that own queries: tiles of a head's keys and values.
+#pragma once
+
+#include "device/attention/config.h"
+#include "device/attention/tensor_rows.h"
+#include "device/tile/loader.h"
+
+namespace tilewise::device {
+
+/// One tile on its way or being computed on. The uses are TileUse bits.
+template <class Ops, auto C, int kKUse, int kVUse>
+struct KvStage {
+  StreamTile<C.k_type, C.block_n, C.head_dim, kKUse, Ops::kTransposedCopies> k;
+  StreamTile<C.v_type, C.block_n, C.head_dim_v, kVUse, Ops::kTransposedCopies> v;
+};
+
+/// Tile t passes through stage t % C.stages.
+template <class Ops, auto C, class Stage>
+class KvPipeline {
+  using Machine = typename Ops::Machine;
+
+ public:
+  template <class Params>
+  TILEWISE_INLINE void open(const Params& p, const Sequence& sequence, int64_t batch, int64_t head_k) {
+    k_ = key_source<C.k_type>(p.k, sequence, batch, head_k, p.shape.head_dim);
+    v_ = key_source<C.v_type>(p.v, sequence, batch, head_k, p.shape.head_dim_v);
+  }
+
+  TILEWISE_INLINE void start(Stage& stage, int32_t tile) {
+    k_loader_.start(stage.k, k_, tile * C.block_n);
+    v_loader_.start(stage.v, v_, tile * C.block_n);
+  }
+
+  /// Once it returns, every lane may read the tile, and has done with the one before.
+  TILEWISE_INLINE void wait(Stage& stage) {
+    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
+    Ops::finish_copies();
+    k_loader_.finish(stage.k);
+    v_loader_.finish(stage.v);
+    Machine::barrier();
+  }
+
+ private:
+  RowSource<C.k_type> k_;
+  RowSource<C.v_type> v_;
+  TileLoader<Ops, C, decltype(Stage::k), has_few_registers<Ops>(C)> k_loader_;
+  TileLoader<Ops, C, decltype(Stage::v), has_few_registers<Ops>(C)> v_loader_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,127 @@
+// The parameters of each attention kernel: plain data, shape beside every pointer. What a kernel does not read is not
+// in its struct. The host's table of their pointers stands in backends/portable/attention/parameters.hpp.
+#pragma once
+
+#include "device/common/params.h"
+
+namespace tilewise::device {
+
+/// How a grid of blocks is cut: tiles of rows run fastest, then splits, then heads, then batch entries.
+struct TileGrid {
+  int32_t num_tiles;   // row tiles of a (batch, head)
+  int32_t num_splits;  // parts of the streamed side
+  int32_t num_heads;   // heads the grid runs over
+  int32_t unused;      // keeps the block free of holes
+};
+
+struct ForwardParams {
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 q, k, v, out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
+  TileGrid grid;
+  // Written instead of out and softmax_lse where keys are split; each part's out is divided by its own sum.
+  float* out_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q, head_dim_v]
+  float* lse_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q], natural logarithm
+};
+
+/// Merges the parts that split keys leave.
+struct CombineParams {
+  AttentionShape shape;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
+  TileGrid grid;           // without splits of its own
+  int64_t num_splits;      // of the keys
+  const float* out_accum;  // as ForwardParams has them
+  const float* lse_accum;
+};
+
+/// delta = rowsum(out * dout) - dlse; and zeros in dq_accum.
+struct BwdPreprocessParams {
+  AttentionShape shape;
+  Tensor4 out, dout;
+  LseTensor dlse;
+  TileGrid grid;
+  float* delta;     // [batch_size, num_heads_q, seqlen_q]
+  float* dq_accum;  // [batch_size, num_heads_q, dq_accum_a_head]; null: nothing to clear
+  int64_t dq_accum_a_head;
+};
+
+struct BwdDqParams {
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 q, k, v, dout, dq;
+  LseTensor softmax_lse;
+  TileGrid grid;
+  const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+};
+
+struct BwdDkdvParams {
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 q, k, v, dout, dk, dv;
+  LseTensor softmax_lse;
+  TileGrid grid;
+  const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+};
+
+/// dk, dv and dq in one pass.
+struct BwdParams {
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 q, k, v, dout, dk, dv;
+  LseTensor softmax_lse;
+  TileGrid grid;
+  const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+  float* dq_accum;     // [batch_size, num_heads_q, dq_accum_a_head], dq before its scale; see dq_accum.h
+  int64_t dq_accum_a_head;
+  // Written instead of dk and dv where queries are split; see dkdv_accum.h.
+  float* dk_accum;  // [batch_size, num_heads_k, num_tiles, num_splits, dk_accum_a_block]
+  float* dv_accum;  // [batch_size, num_heads_k, num_tiles, num_splits, dv_accum_a_block]
+  int64_t dk_accum_a_block, dv_accum_a_block;
+};
+
+struct BwdConvertDqParams {
+  AttentionShape shape;
+  Tensor4 dq;
+  LseTensor softmax_lse;
+  TileGrid grid;
+  const float* dq_accum;  // as BwdParams has it
+  int64_t dq_accum_a_head;
+  float softmax_scale;
+  int32_t unused;
+};
+
+/// The grid's splits are two: dk's blocks and dv's.
+struct BwdConvertDkdvParams {
+  AttentionShape shape;
+  Tensor4 dk, dv;
+  TileGrid grid;
+  int64_t num_splits;     // of the queries
+  const float* dk_accum;  // as BwdParams has them
+  const float* dv_accum;
+  int64_t dk_accum_a_block, dv_accum_a_block;
+  float softmax_scale;
+  int32_t unused;
+};
+
+struct BwdDbiasParams {
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 q, k, v, dout;
+  LseTensor softmax_lse;
+  const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+  BiasTensor dbias;
+  int64_t dbias_shape[4];  // its own dimensions (1 where broadcast)
+};
+
+struct BwdDsinkParams {
+  AttentionShape shape;
+  LseTensor softmax_lse;
+  SinkTensor sink, dsink;
+  const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,95 @@
+// The streamed side of the kernels that own keys: tiles of a head's queries, of the gradients of their outputs and of
+// the two statistics of each query, head after head of the group.
+#pragma once
+
+#include "device/attention/block_keys.h"
+#include "device/attention/bwd_scores.h"
+#include "device/attention/config.h"
+#include "device/tile/loader.h"
+
+namespace tilewise::device {
+
+/// Of two neighbouring queries, which a lane that holds both columns brings with one load.
+struct alignas(16) TwoStatistics {
+  float lse[2], delta[2];
+};
+
+/// One tile on its way or being computed on. The uses are TileUse bits.
+template <class Ops, auto C, int kQUse, int kDoUse>
+struct QDoStage {
+  StreamTile<C.q_type, C.block_m, C.head_dim, kQUse, Ops::kTransposedCopies> q;
+  StreamTile<C.out_type, C.block_m, C.head_dim_v, kDoUse, Ops::kTransposedCopies> dout;
+  TwoStatistics statistics[C.block_m / 2];
+
+  /// Of column `col` and of its neighbour.
+  TILEWISE_INLINE TwoStatistics two_statistics(int col) const {
+    return Ops::Machine::template load_shared<TwoStatistics>(&statistics[col / 2]);
+  }
+};
+
+/// Tiles pass through C.stages stages in turn.
+template <class Ops, auto C, class Stage>
+class QDoPipeline {
+  using Machine = typename Ops::Machine;
+  static_assert(C.waves * Machine::kLanes >= C.block_m, "a thread brings the statistics of one query");
+
+ public:
+  /// visit(tile's stage, its place, masked) for tiles [begin, end) of those that see the block's keys, counted over
+  /// the heads of the group.
+  template <class Keys, class Visit>
+  TILEWISE_INLINE void walk(Stage (&stages)[C.stages], const Keys& keys, const TileRange& tiles, int32_t begin,
+                            int32_t end, const Visit& visit) {
+    // Copies under way write where a lone stage is being read.
+    constexpr bool kAhead = C.stages > 1 || !Ops::kAsyncCopies;
+    QueryPosition at = keys.position(tiles, begin);
+    start(stages[begin % C.stages], keys, at);
+    while (at.step < end) {
+      const QueryPosition next = at.next(tiles);
+      Stage& stage = stages[at.step % C.stages];
+      wait(stage);
+      if (kAhead && next.step < end) start(stages[next.step % C.stages], keys, next);
+      visit(stage, at, C.ranged && !tiles.is_full(at.tile));
+      if (!kAhead && next.step < end) {
+        Machine::barrier();  // the tile was read by all
+        start(stage, keys, next);
+      }
+      at = next;
+    }
+  }
+
+ private:
+  template <class Keys>
+  TILEWISE_INLINE void start(Stage& stage, const Keys& keys, const QueryPosition& at) {
+    const int32_t first = at.tile * C.block_m;
+    const auto& p = keys.p;
+    const int64_t batch = keys.place.batch;
+    q_loader_.start(stage.q, query_source<C.q_type>(p.q, keys.sequence, batch, at.head, p.shape.head_dim), first);
+    dout_loader_.start(stage.dout, query_source<C.out_type>(p.dout, keys.sequence, batch, at.head, p.shape.head_dim_v),
+                       first);
+    const int thread = Machine::thread();
+    if (thread < C.block_m) {
+      statistics_ = load_statistics<Machine>(p, keys.sequence, batch, at.head, first + thread);
+    }
+  }
+
+  /// Once it returns, every lane may read the tile, and has done with the one before.
+  TILEWISE_INLINE void wait(Stage& stage) {
+    if constexpr (C.stages == 1) Machine::barrier();  // the last tile was read by all
+    Ops::finish_copies();
+    q_loader_.finish(stage.q);
+    dout_loader_.finish(stage.dout);
+    const int thread = Machine::thread();
+    if (thread < C.block_m) {
+      TwoStatistics& two = stage.statistics[thread / 2];
+      Machine::store_shared(&two.lse[thread % 2], statistics_.lse);
+      Machine::store_shared(&two.delta[thread % 2], statistics_.delta);
+    }
+    Machine::barrier();
+  }
+
+  TileLoader<Ops, C, decltype(Stage::q), has_few_registers<Ops>(C)> q_loader_;
+  TileLoader<Ops, C, decltype(Stage::dout), has_few_registers<Ops>(C)> dout_loader_;
+  QueryStatistics statistics_;
+};
+
+}  // namespace tilewise::device

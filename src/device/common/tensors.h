@@ -1,0 +1,42 @@
+// Tensors as kernels see them: an address and strides in elements. Every layout is seen as [batch, seq, head, dim].
+#pragma once
+
+#include <stdint.h>
+
+namespace tilewise::device {
+
+/// What the elements of a tensor in memory are. A property of each tensor, not of a call.
+enum ElementType : int32_t { kBf16 = 0, kF16 = 1 };
+
+/// A [batch, seq, head, dim] tensor with contiguous dim. Packed (thd): batch_stride is 0 and
+/// rows are counted over all sequences.
+struct Tensor4 {
+  void* data;
+  int64_t batch_stride, seq_stride, head_stride;
+};
+
+/// fp32 [batch, head, seq] (packed: [head, total], batch_stride 0). Where q is f64, which CPUs alone
+/// take, `data` is a double*, and so is ScoreParams::alibi_slopes.
+struct LseTensor {
+  float* data;
+  int64_t batch_stride, head_stride, seq_stride;
+};
+
+/// Element types of a bias or a sink as the kernel reads them.
+enum BiasType : int32_t { kBiasNone = 0, kBiasF32 = 1, kBiasBf16 = 2, kBiasF16 = 3, kBiasBool = 4, kBiasF64 = 5 };
+
+/// Bias or its gradient; a broadcast dimension has stride 0.
+struct BiasTensor {
+  void* data;
+  int64_t batch_stride, head_stride, query_stride, key_stride;
+};
+
+/// [num_heads_q] of BiasType `type`: a sink or its gradient. data null: there is none.
+struct SinkTensor {
+  void* data;
+  int64_t stride;
+  int32_t type;
+  int32_t unused;  // keeps the block free of holes
+};
+
+}  // namespace tilewise::device

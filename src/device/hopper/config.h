@@ -1,0 +1,47 @@
+// What the Hopper kernels are specialised on, as device/attention/config.h has it for the portable ones.
+#pragma once
+
+#include "device/attention/config.h"
+
+namespace tilewise::device {
+
+/// One warpgroup brings tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
+/// of block_n. Here head_dim and head_dim_v are padded to multiples of 16, and vector_rows is 1.
+struct HopperForwardConfig : ScoreConfig {
+  int32_t block_n = 128, stages = 2;
+  int32_t q_stages = 2;  // tiles of Q held: with 1 the next one comes once the last scores of this one are there
+  Flag turns = 1;        // computing warpgroups take turns at issuing products
+  Flag dynamic = 1;      // tiles from a counter in memory, else dealt out beforehand
+  Flag watch_sums = 0;   // a row's reference moves when its sum has grown far, else when a score passes it by far; bf16
+  Flag windowed = 0;     // of a ranged config: keys on the left are hidden too
+  Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
+  Flag sink = 0;
+
+  static constexpr int32_t kRows = 64;  // of a warpgroup
+  constexpr int32_t consumers() const { return waves / 4 - 1; }
+  constexpr int32_t block_m() const { return consumers() * kRows; }
+  constexpr int32_t threads() const { return waves * 32; }
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
+    visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
+    visit("pack_gqa", c.pack_gqa), visit("sink", c.sink);
+  }
+};
+
+/// Registers of a thread of the warpgroup that brings tiles, and of those that compute: multiples of 8, together no
+/// more than the block was launched with, which is 168 a thread of three warpgroups, 128 of four and 96 of five. A
+/// block that asks for more waits forever.
+struct RegisterShares {
+  int32_t producer, consumer;
+};
+constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
+  if (config.consumers() == 1) return {56, 256};
+  if (config.consumers() == 2) return config.head_dim_v > 128 ? RegisterShares{24, 240} : RegisterShares{40, 232};
+  if (config.consumers() == 3) return {32, 160};
+  return {32, 112};
+}
+
+}  // namespace tilewise::device

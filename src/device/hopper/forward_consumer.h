@@ -1,0 +1,291 @@
+// A computing warpgroup of the forward kernel: 64 rows of queries, keys streamed past them. The scores of a tile are
+// computed while the weights of the one before multiply their values, across tiles of queries too.
+#pragma once
+
+#include "device/hopper/forward_store.h"
+#include "device/hopper/forward_weights.h"
+#include "device/hopper/wgmma.h"
+
+namespace tilewise::device {
+
+template <HopperForwardConfig C>
+class ForwardConsumer {
+  using Machine = HopperMachine;
+  using Shared = HopperForwardShared<C>;
+  using Weights = ForwardWeights<C>;
+  using Softmax = typename Weights::Softmax;
+  using Out = typename Weights::Out;
+
+  static constexpr bool kStagesOut = Shared::kStagesOut;
+  static constexpr bool kWatches = C.watch_sums != 0;
+
+ public:
+  TILEWISE_INLINE ForwardConsumer(const HopperForwardParams& params, Shared& shared)
+      : p_(params),
+        shared_(shared),
+        warpgroup_(uniform<Machine>(static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1)),
+        weights_(params) {}
+
+  TILEWISE_INLINE void run() {
+    O_.clear();
+    weights_.clear();
+    if (warpgroup_ == C.consumers() - 1) pass_turn();
+    bool pending = false;  // a tile of queries whose last values and output are still to come
+    for (;; work_place_.advance()) {
+      work_place_.wait_full(shared_.work_ring);
+      const WorkTile& work = shared_.work[work_place_.stage];
+      if (uniform<Machine>(work.tile) == WorkTile::kNoMore) break;
+      pending = visit_keys(work, pending);
+    }
+    if (pending) finish_rows();
+    if (kStagesOut && Machine::leads()) tma_wait_stores();
+  }
+
+ private:
+  // ------------------------------------------------------------------ turns and rings
+  TILEWISE_INLINE void take_turn() const {
+    if constexpr (C.turns) named_barrier_sync(kTurn + warpgroup_, 2 * kWarpgroupThreads);
+  }
+  TILEWISE_INLINE void pass_turn() const {
+    const int next = warpgroup_ + 1 == C.consumers() ? 0 : warpgroup_ + 1;
+    if constexpr (C.turns) named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
+  }
+  TILEWISE_INLINE void release_keys() {
+    Machine::arrive_as_warp(shared_.key_ring.empty[key_place_.stage]);
+    key_place_.advance();
+  }
+  TILEWISE_INLINE void release_values() {
+    Machine::arrive_as_warp(shared_.value_ring.empty[value_place_.stage]);
+    value_place_.advance();
+  }
+  /// Of Q, where O does not pass through its place.
+  TILEWISE_INLINE void release_queries() {
+    Machine::arrive_as_warp(shared_.row_rings[warpgroup_].empty[row_place_.stage]);
+    row_place_.advance();
+  }
+  /// Tiles of keys that the other warpgroups see and this one does not: handed on, and the turn with them.
+  TILEWISE_INLINE void skip_keys(int32_t count) {
+    TILEWISE_NO_UNROLL
+    for (; count > 0; --count) skip_key_tile();
+  }
+  TILEWISE_INLINE void skip_key_tile() {
+    key_place_.wait_full(shared_.key_ring);
+    take_turn();
+    pass_turn();
+    release_keys();
+  }
+  TILEWISE_INLINE void skip_values() {
+    TILEWISE_NO_UNROLL
+    for (; skipped_values_ > 0; --skipped_values_) {
+      value_place_.wait_full(shared_.value_ring);
+      release_values();
+    }
+  }
+
+  // ------------------------------------------------------------------ products
+  /// S = Q K^T.
+  TILEWISE_INLINE void issue_scores() {
+    auto& rows = shared_.rows[row_place_.stage][warpgroup_];
+    const auto Q = MatrixDescriptor::of(&rows, 16), K = MatrixDescriptor::of(&shared_.keys[key_place_.stage], 16);
+    pin_registers(weights_.S);
+    wgmma_fence();
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.head_dim / 16; ++k) {
+      Wgmma<C.q_type, C.block_n>::template multiply<kAlongDepth, kAlongDepth>(
+          weights_.S.tile[0], Q.advanced(k / 4 * Shared::RowTile::kChunkBytes + k % 4 * 32),
+          K.advanced(k / 4 * Shared::KeyTile::kChunkBytes + k % 4 * 32), k > 0);
+    }
+    wgmma_commit();
+  }
+  /// O += P V, or O = P V where the row is fresh.
+  TILEWISE_INLINE void issue_out() {
+    const auto V = MatrixDescriptor::of(&shared_.values[value_place_.stage], Shared::ValueTile::kChunkBytes);
+    pin_registers(O_);
+    wgmma_fence();
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_n / 16; ++k) {
+      Wgmma<C.v_type, C.head_dim_v>::template multiply<kAcrossDepth>(
+          O_.tile[0], weights_.P[k], V.advanced(k * 16 * kChunkRowBytes), k > 0 || !fresh_);
+    }
+    wgmma_commit();
+  }
+
+  // ------------------------------------------------------------------ steps
+  /// The scores of a tile of keys, and the values of the one before.
+  template <bool kMasked>
+  TILEWISE_INLINE void step(int32_t tile, bool last) {
+    key_place_.wait_full(shared_.key_ring);
+    take_turn();
+    issue_scores();
+    value_place_.wait_full(shared_.value_ring);
+    issue_out();
+    fresh_ = false;
+    pass_turn();
+    wgmma_wait<1>();
+    pin_registers(weights_.S);
+    if constexpr (kMasked || !kWatches) release_operands(last);
+    weights_.template become<kMasked>(p_, tile, O_, [&] { release_values(); });
+    if constexpr (!kMasked && kWatches) {
+      weights_.watch(O_, shared_.rows[row_place_.stage][warpgroup_], shared_.keys[key_place_.stage]);
+      release_operands(last);
+    }
+  }
+  TILEWISE_INLINE void release_operands(bool last) {
+    release_keys();
+    if (!kStagesOut && last) release_queries();
+  }
+
+  /// The first tile of keys of a tile of queries; the last values of the one before, and its output, meanwhile.
+  TILEWISE_INLINE void first_step(const WorkTile& work, int32_t tile, bool masked, bool last, bool pending) {
+    Softmax softmax = weights_.softmax;
+    const auto finish_last = [&] {
+      if (pending) {
+        release_values();
+        store_rows(softmax);
+      }
+      skip_values();
+      fresh_ = true;
+    };
+    if constexpr (kStagesOut) {
+      if (pending) row_place_.advance();
+      row_place_.wait_full(shared_.row_rings[warpgroup_]);
+      key_place_.wait_full(shared_.key_ring);
+      take_turn();
+      issue_scores();
+      if (pending) value_place_.wait_full(shared_.value_ring);
+      issue_out();  // without a tile before, what it yields is overwritten
+      pass_turn();
+      wgmma_wait<1>();
+      pin_registers(weights_.S);
+      release_operands(last);
+      weights_.start(p_, work, warpgroup_, tile, masked, O_, finish_last);
+      if (pending) release_staged_rows();
+    } else {
+      // The place of Q is free since the last scores: Q is on its way while the last values are multiplied.
+      if (pending) value_place_.wait_full(shared_.value_ring);
+      issue_out();
+      row_place_.wait_full(shared_.row_rings[warpgroup_]);
+      key_place_.wait_full(shared_.key_ring);
+      take_turn();
+      issue_scores();
+      pass_turn();
+      wgmma_wait<1>();
+      pin_registers(O_);
+      finish_last();
+      wgmma_wait<0>();
+      pin_registers(weights_.S);
+      release_operands(last);
+      weights_.start(p_, work, warpgroup_, tile, masked, O_, [] {});
+    }
+  }
+
+  /// True if the last values and the output are still to come.
+  TILEWISE_INLINE bool visit_keys(const WorkTile& work, bool pending) {
+    const int32_t queries = C.pack_gqa ? p_.order.queries_per_warpgroup : C.kRows;
+    const int32_t first = (uniform<Machine>(work.tile) * C.consumers() + warpgroup_) * queries;
+    const int32_t last = minimum(first + queries, uniform<Machine>(work.seqlen_q)) - 1;
+    const int32_t block_begin = uniform<Machine>(work.begin), block_end = uniform<Machine>(work.end);
+    if (first >= uniform<Machine>(work.all_q)) {
+      pass_tile(block_end - block_begin, pending);
+      return false;
+    }
+    const KeyBand band = key_band(p_.score);
+    int32_t begin = block_begin, end = block_end;
+    if constexpr (C.ranged) {
+      // Skipped tiles' values are handed back late: with the one yet to be multiplied they must fit into the ring.
+      const KeyTiles seen = seen_tiles<C>(band, work, first, last);
+      const int32_t room = C.stages - 1 - skipped_values_;
+      begin = uniform<Machine>(minimum(minimum(maximum(seen.begin, begin), begin + room), block_end - 1));
+      end = uniform<Machine>(maximum(maximum(minimum(seen.end, end), begin + 1), block_end - (C.stages - 1)));
+    }
+    KeyTiles full = full_tiles<C>(band, work, first, last);
+    full = {uniform<Machine>(full.begin), uniform<Machine>(full.end)};
+
+    skipped_values_ += begin - block_begin;
+    skip_keys(begin - block_begin);
+    first_step(work, begin, begin < full.begin || begin >= full.end, begin + 1 == end, pending);
+    int32_t tile = begin + 1;
+    if constexpr (C.windowed) {
+      TILEWISE_NO_UNROLL
+      for (; tile < minimum(end, full.begin); ++tile) step<true>(tile, tile + 1 == end);
+    }
+    TILEWISE_NO_UNROLL
+    for (; tile < minimum(end, full.end); ++tile) step<false>(tile, tile + 1 == end);
+    TILEWISE_NO_UNROLL
+    for (; tile < end; ++tile) step<true>(tile, tile + 1 == end);
+    skipped_values_ += block_end - end;
+    skip_keys(block_end - end);
+    return true;
+  }
+
+  /// A tile of queries that ends before this warpgroup's rows: everything is handed on.
+  TILEWISE_INLINE void pass_tile(int32_t count, bool pending) {
+    if (pending) finish_rows();
+    TILEWISE_NO_UNROLL
+    for (; count > 0; --count) {
+      skip_key_tile();
+      value_place_.wait_full(shared_.value_ring);
+      release_values();
+    }
+    if constexpr (kStagesOut) {
+      release_staged_rows();
+      row_place_.advance();
+    } else {
+      release_queries();
+    }
+    Machine::arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
+    stored_place_.advance();
+  }
+
+  // ------------------------------------------------------------------ output
+  /// The last values, and the output, of a tile of queries that no other overlaps.
+  TILEWISE_INLINE void finish_rows() {
+    value_place_.wait_full(shared_.value_ring);
+    issue_out();
+    wgmma_wait<0>();
+    pin_registers(O_);
+    release_values();
+    skip_values();
+    if constexpr (kStagesOut) row_place_.advance();
+    store_rows(weights_.softmax);
+    if constexpr (kStagesOut) release_staged_rows();
+  }
+
+  /// Output of the tile of queries before the one at row_place_.
+  TILEWISE_INLINE void store_rows(Softmax& softmax) {
+    const RowStore<C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
+    store.normalize(softmax, O_);
+    if constexpr (kStagesOut) {
+      auto& tile = shared_.rows[staged_place_.stage][warpgroup_];
+      store.stage(O_, tile);
+      named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
+      store.store_staged(tile);
+    } else {
+      store.store_directly(O_);
+    }
+    Machine::arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
+    stored_place_.advance();
+  }
+  /// Hands the place of Q back once the output that stood there has left it.
+  TILEWISE_INLINE void release_staged_rows() {
+    if constexpr (C.lengths) named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
+    if (Machine::leads()) {
+      tma_wait_stores_read();
+      shared_.row_rings[warpgroup_].empty[staged_place_.stage].arrive();
+    }
+    staged_place_.advance();
+  }
+
+  const HopperForwardParams& p_;
+  Shared& shared_;
+  const int32_t warpgroup_;
+  RingPlace<C.q_stages> row_place_, staged_place_;  // of Q, and of the output that leaves through it
+  RingPlace<C.stages> key_place_, value_place_;
+  RingPlace<kWorkStages> work_place_, stored_place_;  // of the tile of queries in work, and to be stored
+  int32_t skipped_values_ = 0;                        // behind those that are yet to be multiplied
+  bool fresh_ = false;                                // the next products overwrite O
+  Weights weights_;
+  Out O_;
+};
+
+}  // namespace tilewise::device

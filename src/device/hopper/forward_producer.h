@@ -1,0 +1,144 @@
+// The warps that bring tiles: one thread hands out work and loads Q and K, a warp loads V.
+#pragma once
+
+#include "device/hopper/forward_work.h"
+#include "device/hopper/tma.h"
+
+namespace tilewise::device {
+
+template <HopperForwardConfig C>
+class ForwardProducer {
+  using Shared = HopperForwardShared<C>;
+  static constexpr int kRowChunks = SwizzledTile<C.kRows, C.head_dim>::kChunks;
+
+ public:
+  TILEWISE_INLINE ForwardProducer(const HopperForwardParams& params, Shared& shared) : p_(params), shared_(shared) {
+    heads_of_group_ = C.pack_gqa ? 1 : static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k);
+  }
+
+  /// By one thread.
+  TILEWISE_INLINE void bring_queries_and_keys() {
+    RingPlace<C.q_stages> rows;
+    RingPlace<C.stages> keys;
+    RingPlace<kWorkStages> works;
+    WorkSource<C> source(p_);
+    for (;;) {
+      const WorkTile work = source.next();
+      works.wait_empty(shared_.work_ring);
+      shared_.work[works.stage] = work;
+      shared_.work_ring.full[works.stage].arrive();
+      works.advance();
+      if (work.tile == WorkTile::kNoMore) break;
+      const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
+      TILEWISE_NO_UNROLL
+      for (int32_t tile = work.begin; tile < work.end; ++tile) {
+        // The first keys do not wait for the place of Q.
+        keys.wait_empty(shared_.key_ring);
+        load_tile(shared_.keys[keys.stage], p_.k_map, shared_.key_ring.full[keys.stage], work.k_row + tile * C.block_n,
+                  head, batch);
+        keys.advance();
+        if (tile == work.begin) {
+          load_rows(rows, work);
+          rows.advance();
+          // Of one place for Q the next one comes late: it is to come from the cache then.
+          if constexpr (C.q_stages == 1) call_into_cache(source.upcoming());
+        }
+      }
+    }
+    source.finish();
+  }
+
+  /// By a warp.
+  TILEWISE_INLINE void bring_values() {
+    RingPlace<C.stages> values;
+    RingPlace<kWorkStages> works;
+    const bool leads = threadIdx.x % 32 == 0;
+    for (uint32_t parity = 0;;) {
+      works.wait_full(shared_.work_ring);
+      const WorkTile work = shared_.work[works.stage];
+      __syncwarp();
+      if (leads) shared_.work_ring.empty[works.stage].arrive();
+      works.advance();
+      if (work.tile == WorkTile::kNoMore) break;
+      const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
+      TILEWISE_NO_UNROLL
+      for (int32_t tile = work.begin; tile < work.end; ++tile, values.advance()) {
+        auto& to = shared_.values[values.stage];
+        Barrier& full = shared_.value_ring.full[values.stage];
+        const int32_t used = work.seqlen_k - tile * C.block_n;
+        values.wait_empty(shared_.value_ring);
+        if (!C.lengths || used >= C.block_n) {
+          if (leads) load_tile(to, p_.v_map, full, work.k_row + tile * C.block_n, head, batch);
+          continue;
+        }
+        // Weights past the end are 0, but 0 times what lies there need not be.
+        if (leads) load_tile(to, p_.v_map, shared_.last_values, work.k_row + tile * C.block_n, head, batch);
+        shared_.last_values.wait(parity);
+        parity ^= 1;
+        clear_rows(to, maximum(used, 0));
+        fence_shared_writes();
+        __syncwarp();
+        if (leads) full.arrive();
+      }
+    }
+  }
+
+ private:
+  /// Q of each warpgroup once its place is free.
+  TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work) {
+    const int32_t group = C.pack_gqa ? static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k) : 1;
+    const int32_t bytes = kRowChunks * p_.order.queries_per_warpgroup * group * kChunkRowBytes;
+    for_each_box(work, [&](int warpgroup, int chunk, int32_t seq, int32_t batch) {
+      auto& ring = shared_.row_rings[warpgroup];
+      if (chunk == 0) {
+        place.wait_empty(ring);
+        ring.full[place.stage].arrive_and_expect(bytes);
+      }
+      void* const to = shared_.rows[place.stage][warpgroup].chunk(chunk);
+      tma_load(to, p_.q_map, ring.full[place.stage], chunk * kChunkColumns, 0, seq, work.head, batch);
+    });
+  }
+
+  TILEWISE_INLINE void call_into_cache(const WorkTile& work) const {
+    if (work.tile == WorkTile::kNoMore) return;
+    for_each_box(work, [&](int, int chunk, int32_t seq, int32_t batch) {
+      tma_prefetch(p_.q_map, chunk * kChunkColumns, 0, seq, work.head, batch);
+    });
+  }
+
+  /// visit(warpgroup, chunk, seq, batch) for each box of Q.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_box(const WorkTile& work, const Visit& visit) const {
+    const int32_t queries = p_.order.queries_per_warpgroup, batch = p_.shape.cu_seqlens_q ? 0 : work.batch;
+    TILEWISE_UNROLL
+    for (int i = 0; i < C.consumers(); ++i) {
+      const int32_t first = work.q_row + (work.tile * C.consumers() + i) * queries;
+      TILEWISE_UNROLL
+      for (int c = 0; c < kRowChunks; ++c) visit(i, c, first, batch);
+    }
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier& landed, int32_t row, int32_t head,
+                                        int32_t batch) {
+    landed.arrive_and_expect(Tile::kBytes);
+    TILEWISE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) tma_load(to.chunk(c), map, landed, c * kChunkColumns, row, head, batch);
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE static void clear_rows(Tile& tile, int32_t first_row) {
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      for (int32_t at = first_row * kChunkRowBytes + lane * 16; at < Tile::kChunkBytes; at += 32 * 16) {
+        *reinterpret_cast<Chunk*>(tile.chunk(c) + at) = Chunk{{0, 0, 0, 0}};
+      }
+    }
+  }
+
+  const HopperForwardParams& p_;
+  Shared& shared_;
+  int32_t heads_of_group_;
+};
+
+}  // namespace tilewise::device

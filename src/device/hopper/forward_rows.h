@@ -1,0 +1,133 @@
+// The rows of a warpgroup: which (query, head) each is, and what their scores depend on.
+#pragma once
+
+#include "device/attention/dropout.h"
+#include "device/attention/scores.h"
+#include "device/hopper/forward_work.h"
+#include "device/hopper/machine.h"
+
+namespace tilewise::device {
+
+/// Rows of a warpgroup as (query, head) pairs.
+template <HopperForwardConfig C>
+struct QueryRows {
+  int32_t first_query, first_head, group, queries;
+
+  TILEWISE_INLINE QueryRows(const HopperForwardParams& p, const WorkTile& work, int32_t warpgroup) {
+    group = C.pack_gqa ? static_cast<int32_t>(p.shape.num_heads_q / p.shape.num_heads_k) : 1;
+    queries = C.pack_gqa ? p.order.queries_per_warpgroup : C.kRows;
+    first_query = (work.tile * C.consumers() + warpgroup) * queries;
+    first_head = work.head * group;
+  }
+  TILEWISE_INLINE int32_t query(int32_t row) const { return first_query + (C.pack_gqa ? row / group : row); }
+  TILEWISE_INLINE int32_t head(int32_t row) const { return first_head + (C.pack_gqa ? row % group : 0); }
+  /// Whether the row is one of the sequence's first `count` queries.
+  TILEWISE_INLINE bool is_among(int32_t row, int32_t count) const {
+    return (!C.pack_gqa || row < queries * group) && query(row) < count;
+  }
+  /// Row of the warpgroup behind a slot of this lane.
+  TILEWISE_INLINE static int32_t row_of_slot(int slot) {
+    return HopperMachine::warp_row() + HopperMachine::lane() / 4 + 8 * slot;
+  }
+};
+
+/// What the scores of a lane's two rows depend on. What a config has no use for is left to the optimiser.
+template <HopperForwardConfig C>
+class ScoreRows {
+  using Machine = HopperMachine;
+
+ public:
+  TILEWISE_INLINE void begin(const HopperForwardParams& p, const WorkTile& work, int32_t warpgroup) {
+    const QueryRows<C> rows(p, work, warpgroup);
+    // A tile of unused queries reads some bias too, and drops what comes of it.
+    const Sequence s{work.q_row, work.k_row, maximum(work.seqlen_q, 1), work.seqlen_k, work.all_q, 0, work.leftpad};
+    seqlen_k_ = uniform<Machine>(work.seqlen_k);
+    for (int slot = 0; slot < 2; ++slot) {
+      const int32_t row = rows.row_of_slot(slot);
+      const int32_t head = minimum<int32_t>(rows.head(row), static_cast<int32_t>(p.shape.num_heads_q) - 1);
+      row_[slot] = row_score<C>(p.score, p.shape.num_heads_q, s, work.batch, head, rows.query(row));
+      row_[slot].diagonal = rows.query(row) + work.diagonal;
+    }
+    if constexpr (C.dropout) seed_ = dropout_seed(p.score);
+  }
+
+  /// Applies the options that C names to scores of the tile that begins with first_key, unless that is a plain scale,
+  /// and hides what the rows do not see where kMasked.
+  template <bool kMasked, class Scores>
+  TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key) const {
+    const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // columns count from this lane's first one
+    if constexpr (!C.plain_scale) {
+      scale(S, p);
+      if constexpr (C.bias_type != kBiasNone) add_bias_of<kMasked>(S, p, origin);
+      if constexpr (C.alibi) slope(S, origin);
+    }
+    if constexpr (kMasked) hide(S, p, origin);
+  }
+
+  /// Clears the weights that dropout drops.
+  template <class Scores>
+  TILEWISE_INLINE void drop(Scores& S, const ScoreParams& p, int32_t first_key) const {
+    apply_dropout<false>(S, p, seed_, row_, first_key);
+  }
+
+ private:
+  template <class Scores>
+  TILEWISE_INLINE static void scale(Scores& S, const ScoreParams& p) {
+    const float inner = C.softcap ? p.softmax_scale / p.softcap : p.softmax_scale;
+    S.for_each(0, [&](int, int, auto&& x) {
+      x *= inner;
+      if constexpr (C.softcap) x = p.softcap * Machine::tanh(x);
+    });
+  }
+
+  /// In floats, which count to 2^24: a conversion a score costs as much as an exponential.
+  template <class Scores>
+  TILEWISE_INLINE void slope(Scores& S, int32_t origin) const {
+    float distance[2];
+    for (int slot = 0; slot < 2; ++slot) distance[slot] = static_cast<float>(row_[slot].diagonal - origin);
+    S.for_each(0, [&](int slot, int col, auto&& x) {
+      const float away = distance[slot] - static_cast<float>(col);
+      x -= row_[slot].slope * (away < 0.0f ? -away : away);
+    });
+  }
+
+  /// Neighbouring keys' biases lie side by side, as a rule: their addresses are a constant apart then.
+  template <bool kMasked, class Scores>
+  TILEWISE_INLINE void add_bias_of(Scores& S, const ScoreParams& p, int32_t origin) const {
+    if (seqlen_k_ == 0) return;
+    if (!kMasked && p.bias.key_stride == 1) {
+      const int64_t at[2] = {row_[0].bias + origin, row_[1].bias + origin};
+      S.for_each(0, [&](int slot, int col, auto&& x) { x = add_bias<Machine, C>(x, p, at[slot] + col); });
+    } else {
+      S.for_each(0, [&](int slot, int col, auto&& x) {
+        const int64_t key = minimum(origin + col, seqlen_k_ - 1);  // a key past the end has no bias, and is hidden
+        x = add_bias<Machine, C>(x, p, row_[slot].bias + key * p.bias.key_stride);
+      });
+    }
+  }
+
+  /// A comparison with a constant a score, two where a window hides keys on the left.
+  template <class Scores>
+  TILEWISE_INLINE void hide(Scores& S, const ScoreParams& p, int32_t origin) const {
+    int32_t first[2] = {0, 0}, last[2];
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) {
+      last[slot] = seqlen_k_ - 1 - origin;
+      if constexpr (C.ranged) {
+        const KeyBand band = key_band(p);
+        last[slot] = minimum(last[slot], row_[slot].diagonal + band.high - origin);
+        if constexpr (C.windowed) first[slot] = row_[slot].diagonal + band.low - origin;
+      }
+    }
+    S.for_each(0, [&](int slot, int col, auto&& x) {
+      const bool hidden = col > last[slot] || (C.windowed && col < first[slot]);
+      x = hidden ? -kInfinity : x;
+    });
+  }
+
+  int32_t seqlen_k_;
+  RowScore row_[2];
+  DropoutSeed seed_;
+};
+
+}  // namespace tilewise::device

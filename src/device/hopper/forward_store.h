@@ -1,0 +1,148 @@
+// From accumulators to out and softmax_lse: by the copy engine through the place of the rows' Q, or from registers.
+#pragma once
+
+#include "device/attention/sink.h"
+#include "device/hopper/forward_rows.h"
+#include "device/hopper/tma.h"
+
+namespace tilewise::device {
+
+template <HopperForwardConfig C>
+class RowStore {
+  using Machine = HopperMachine;
+  using Tile = typename HopperForwardShared<C>::RowTile;
+
+ public:
+  TILEWISE_INLINE RowStore(const HopperForwardParams& params, const WorkTile& work, int32_t warpgroup)
+      : p_(params), work_(work), rows_(params, work, warpgroup) {}
+
+  /// Divides O by the rows' sums, and stores the lse. The greatest weight of a row that sees something is far from 0,
+  /// and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
+  template <class Softmax, class Out>
+  TILEWISE_INLINE void normalize(Softmax& softmax, Out& O) const {
+    softmax.reduce_sum();
+    typename Out::PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      const int32_t row = rows_.row_of_slot(slot);
+      const bool used = rows_.is_among(row, work_.seqlen_q), seen = softmax.row_sum[slot] != 0.0f;
+      float base = softmax.base[slot], sum = softmax.row_sum[slot], weight = 1.0f;
+      if constexpr (C.sink) {
+        const int64_t head = minimum<int64_t>(rows_.head(row), p_.shape.num_heads_q - 1);
+        const float sink = load_sink<Machine, C.q_type>(p_.sink, head) * kLog2E;
+        const float moved = seen ? maximum(base, sink) : sink;
+        weight = seen ? Machine::exp2(base - moved) : 0.0f;
+        sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
+        base = moved;
+      }
+      const float lse = used ? (base + Machine::log2(sum)) * kLn2 : -kInfinity;
+      factor[slot] = used && seen ? weight / sum : 0.0f;
+      // A sink that takes all leaves a row its NaN.
+      if constexpr (C.sink) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
+      if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
+      if (Machine::lane() % 4 == 0) store_lse(row, lse);
+    }
+    // Selecting costs as much as scaling, and rows that see nothing are few.
+    if (Machine::any(factor[0] == 0.0f || factor[1] == 0.0f)) {
+      O.scale_or_clear_rows(factor);
+    } else {
+      O.scale_rows(factor);
+    }
+  }
+
+  /// Rounds O into a tile of shared memory.
+  template <class Out>
+  TILEWISE_INLINE void stage(const Out& O, Tile& tile) const {
+    const int lane = Machine::lane(), row = Machine::warp_row() + lane % 16;
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.head_dim_v / 16; ++k) {
+      uint32_t packed[4];
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) packed[i] = rounded_pair(O, 2 * k + i / 2, i % 2);
+      Machine::store_matrices(tile.piece(row, 2 * k + lane / 16), packed);
+    }
+    fence_shared_writes();
+  }
+
+  /// Once all of the warpgroup have staged: begins the way of a tile to out.
+  TILEWISE_INLINE void store_staged(Tile& tile) const {
+    if (!C.lengths || rows_.first_query + rows_.queries <= work_.all_q) {
+      if (Machine::leads()) store_boxes(tile);
+    } else {
+      copy_rows(tile);  // the rows behind the last one are another sequence's
+    }
+  }
+
+  /// From registers: 16 bytes a lane, four lanes to 64 bytes of a row.
+  template <class Out>
+  TILEWISE_INLINE void store_directly(const Out& O) const {
+    const auto pieces = static_cast<int32_t>(p_.shape.head_dim_v / 8);
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      const int32_t row = rows_.row_of_slot(slot);
+      uint16_t* const to = rows_.is_among(row, work_.all_q) ? address_of(row) : nullptr;
+      TILEWISE_UNROLL
+      for (int c = 0; c < Out::kColTiles; c += 4) {
+        uint32_t word[4] = {};
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (c + i < Out::kColTiles) word[i] = rounded_pair(O, c + i, slot);
+        }
+        Machine::transpose_quad(word);
+        const int32_t piece = c + Machine::lane() % 4;
+        if (to && piece < pieces) {
+          Machine::store_global(reinterpret_cast<Chunk*>(to + piece * 8), Chunk{{word[0], word[1], word[2], word[3]}});
+        }
+      }
+    }
+  }
+
+ private:
+  template <class Out>
+  TILEWISE_INLINE static uint32_t rounded_pair(const Out& O, int col_tile, int slot) {
+    const auto& x = O.tile[0][col_tile];
+    return Machine::pack<C.out_type>(x[2 * slot], x[2 * slot + 1]);
+  }
+
+  TILEWISE_INLINE uint16_t* address_of(int32_t row) const {
+    const Tensor4& t = p_.out;
+    return static_cast<uint16_t*>(t.data) + work_.batch * t.batch_stride +
+           static_cast<int64_t>(work_.q_row + rows_.query(row)) * t.seq_stride + rows_.head(row) * t.head_stride;
+  }
+
+  TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
+    if (!p_.softmax_lse.data || !rows_.is_among(row, work_.all_q)) return;
+    const LseTensor& t = p_.softmax_lse;
+    const int64_t at = work_.batch * t.batch_stride + rows_.head(row) * t.head_stride +
+                       static_cast<int64_t>(work_.q_row + rows_.query(row)) * t.seq_stride;
+    Machine::store_global(t.data + at, lse);
+  }
+
+  TILEWISE_INLINE void store_boxes(Tile& tile) const {
+    constexpr int kChunks = SwizzledTile<C.kRows, C.head_dim_v>::kChunks;
+    const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
+    TILEWISE_UNROLL
+    for (int c = 0; c < kChunks; ++c) {
+      tma_store(p_.out_map, tile.chunk(c), c * kChunkColumns, 0, work_.q_row + rows_.first_query, work_.head, batch);
+    }
+    tma_commit_stores();
+  }
+
+  TILEWISE_INLINE void copy_rows(Tile& tile) const {
+    const auto pieces = static_cast<int32_t>(p_.shape.head_dim_v / 8);
+    TILEWISE_NO_UNROLL
+    for (auto unit = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads; unit < C.kRows * pieces;
+         unit += kWarpgroupThreads) {
+      const int32_t row = unit / pieces, piece = unit % pieces;
+      if (!rows_.is_among(row, work_.all_q)) continue;
+      const Chunk chunk = Machine::load_shared<Chunk>(tile.piece(row, piece));
+      Machine::store_global(reinterpret_cast<Chunk*>(address_of(row) + piece * 8), chunk);
+    }
+  }
+
+  const HopperForwardParams& p_;
+  const WorkTile& work_;
+  QueryRows<C> rows_;
+};
+
+}  // namespace tilewise::device

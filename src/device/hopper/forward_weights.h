@@ -1,0 +1,165 @@
+// From scores to weights, in the registers of a warp: S is adjusted, becomes P, and moves its rows' reference when it
+// must. P is a matrix operand as soon as it is rounded.
+#pragma once
+
+#include "device/hopper/forward_rows.h"
+#include "device/hopper/softmax.h"
+#include "device/hopper/wgmma.h"
+
+namespace tilewise::device {
+
+template <HopperForwardConfig C>
+class ForwardWeights {
+  using Machine = HopperMachine;
+
+ public:
+  using Scores = Fragment<HopperOps, 16, C.block_n>;  // a warp's part of its warpgroup's 64 rows
+  using Out = Fragment<HopperOps, 16, C.head_dim_v>;
+  using Softmax = SteadySoftmax<Scores, C.v_type>;
+  using PerRow = typename Softmax::PerRow;
+
+  Scores S;
+  WgmmaRegisters P[C.block_n / 16];
+  Softmax softmax;
+
+  TILEWISE_INLINE explicit ForwardWeights(const HopperForwardParams& p)
+      : scale_(C.plain_scale ? p.score.softmax_scale * kLog2E : kLog2E) {}
+
+  TILEWISE_INLINE void clear() {
+    for (WgmmaRegisters& part : P) part = WgmmaRegisters{};
+  }
+
+  /// S of the first tile of keys becomes P. `once_free` runs when P's registers and O are no more the matrix unit's.
+  template <class OnceFree>
+  TILEWISE_INLINE void start(const HopperForwardParams& p, const WorkTile& work, int32_t warpgroup, int32_t tile,
+                             bool masked, Out& O, const OnceFree& once_free) {
+    rows_.begin(p, work, warpgroup);
+    if (masked) {
+      rows_.template adjust<true>(S, p.score, tile * C.block_n);
+    } else {
+      rows_.template adjust<false>(S, p.score, tile * C.block_n);
+    }
+    softmax.start(S, scale_);
+    if constexpr (C.lengths) {
+      const QueryRows<C> rows(p, work, warpgroup);
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < Scores::kSlots; ++slot) {
+        if (!rows.is_among(rows.row_of_slot(slot), work.seqlen_q)) softmax.ignore(slot);
+      }
+    }
+    if constexpr (C.watch_sums) careful_ = softmax.has_unseen();
+    weigh(p, tile, O, once_free);
+  }
+
+  /// S of a later tile becomes P. Where sums are watched, scores are compared only in masked tiles, in which rows see
+  /// their first key, and after a sum has grown, since more of that kind are to be expected.
+  template <bool kMasked, class OnceFree>
+  TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
+    rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
+    PerRow factor;
+    const bool compares = kMasked || !C.watch_sums || careful_;
+    const bool moved = compares && softmax.move(S, scale_, factor);
+    if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
+    weigh(p, tile, O, once_free);
+    if (moved) O.scale_rows(factor);
+  }
+
+  /// Where sums are watched: lowers the weights of rows that have grown far. Q and K are what the scores came from.
+  template <class RowTile, class KeyTile>
+  TILEWISE_INLINE void watch(Out& O, RowTile& Q, KeyTile& K) {
+    if (!softmax.has_grown()) return;
+    careful_ = true;
+    const PerRow lost = softmax.lost_rows(sum_before_);
+    if (Machine::any(lost[0] + lost[1] > 0.0f)) weigh_again(O, lost, Q, K);
+    PerRow factor;
+    softmax.lower(scale_, factor);
+    O.scale_rows(factor);
+    TILEWISE_UNROLL
+    for (WgmmaRegisters& part : P) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float low = bf16_to_float(static_cast<uint16_t>(part.word[i])), high = bf16_to_float(part.word[i] >> 16);
+        part.word[i] = Machine::pack<C.v_type>(low * factor[i % 2], high * factor[i % 2]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kElements = Softmax::kElements;
+  static constexpr int kHalf = kElements / 2 / 8 * 8;  // weighed while the products with V run
+
+  template <class OnceFree>
+  TILEWISE_INLINE void weigh(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
+    if constexpr (C.dropout) {
+      softmax.template weigh<0, kElements>(S, scale_);
+      rows_.drop(S, p.score, tile * C.block_n);
+      wgmma_wait<0>();
+      pin_registers(O);
+      once_free();
+      round<0, kElements>();
+    } else {
+      softmax.template weigh<0, kHalf>(S, scale_);
+      wgmma_wait<0>();
+      pin_registers(O);
+      once_free();
+      round<0, kHalf>();
+      softmax.template weigh<kHalf, kElements>(S, scale_);
+      round<kHalf, kElements>();
+    }
+  }
+
+  TILEWISE_INLINE uint32_t rounded(int element) const {
+    const Sm80Accumulator& tile = S.tile[0][element / 4];
+    return Machine::pack<C.v_type>(tile[element % 4], tile[element % 4 + 1]);
+  }
+  template <int kFrom, int kTo>
+  TILEWISE_INLINE void round() {
+    TILEWISE_UNROLL
+    for (int e = kFrom; e < kTo; e += 2) P[e / 8].word[e / 2 % 4] = rounded(e);
+  }
+
+  /// A weight has passed what fp32 holds: the lost rows' scores once more, and weights from a reference that fits them.
+  template <class RowTile, class KeyTile>
+  TILEWISE_INLINE void weigh_again(Out& O, const PerRow& lost, RowTile& Q, KeyTile& K) {
+    multiply_again(Q, K);
+    S.for_each(0, [&](int slot, int, auto&& x) { x = lost[slot] != 0.0f ? x : -kInfinity; });
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) {
+      softmax.row_sum[slot] = lost[slot] != 0.0f ? sum_before_[slot] : softmax.row_sum[slot];
+    }
+    PerRow factor;
+    if (softmax.move(S, scale_, factor)) O.scale_rows(factor);
+    softmax.template weigh<0, kElements>(S, scale_);
+    TILEWISE_UNROLL
+    for (int e = 0; e < kElements; e += 2) {
+      uint32_t& word = P[e / 8].word[e / 2 % 4];
+      word = lost[e / 2 % 2] != 0.0f ? rounded(e) : word;
+    }
+  }
+
+  /// S = Q K^T of this warp's rows, by mma.sync: the other warps have no part in it.
+  template <class RowTile, class KeyTile>
+  TILEWISE_INLINE void multiply_again(RowTile& Q, KeyTile& K) {
+    const int lane = Machine::lane();
+    S.clear();
+    TILEWISE_NO_UNROLL
+    for (int k = 0; k < C.head_dim / 16; ++k) {
+      uint32_t rows[4];
+      Machine::load_matrices(rows, Q.piece(Machine::warp_row() + lane % 16, 2 * k + lane / 16));
+      TILEWISE_UNROLL
+      for (int c = 0; c < Scores::kColTiles; c += 2) {
+        uint32_t keys[4];
+        Machine::load_matrices(keys, K.piece(8 * c + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+        Machine::mma<C.q_type>(S.tile[0][c], rows, keys[0], keys[1]);
+        Machine::mma<C.q_type>(S.tile[0][c + 1], rows, keys[2], keys[3]);
+      }
+    }
+  }
+
+  float scale_;  // from scores to units of log2
+  ScoreRows<C> rows_;
+  PerRow sum_before_;
+  bool careful_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,143 @@
+// Which tiles of queries a block works on, in which order, and which tiles of keys they see.
+#pragma once
+
+#include "device/common/mask.h"
+#include "device/hopper/forward_shared.h"
+#include "device/hopper/params.h"
+
+namespace tilewise::device {
+
+/// Keys minus diagonal that the mask and window leave to a query: [low, high].
+struct KeyBand {
+  int32_t low, high;
+};
+TILEWISE_INLINE KeyBand key_band(const ScoreParams& p) {
+  constexpr int64_t kFar = 0x3FFFFFFF;
+  return {static_cast<int32_t>(p.window_left < 0 ? -kFar : -minimum<int64_t>(p.window_left, kFar)),
+          static_cast<int32_t>(p.window_right < 0 ? kFar : minimum<int64_t>(p.window_right, kFar))};
+}
+
+/// Tiles of keys [begin, end).
+struct KeyTiles {
+  int32_t begin, end;
+};
+
+/// Tiles that hold a key which one of the queries [first, last] sees; perhaps none.
+template <HopperForwardConfig C>
+TILEWISE_INLINE KeyTiles seen_tiles(const KeyBand& band, const WorkTile& work, int32_t first, int32_t last) {
+  int32_t begin = 0, end = work.seqlen_k;
+  if constexpr (C.windowed) begin = maximum(first + work.diagonal + band.low, 0);
+  if constexpr (C.ranged) end = minimum(last + work.diagonal + band.high + 1, end);
+  return {begin / C.block_n, ceil_div(maximum(end, 0), C.block_n)};
+}
+
+/// Tiles of which each query in [first, last] sees every key.
+template <HopperForwardConfig C>
+TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTile& work, int32_t first, int32_t last) {
+  int32_t begin = 0, end = work.seqlen_k;
+  if constexpr (C.windowed) begin = maximum(last + work.diagonal + band.low, 0);
+  if constexpr (C.ranged) end = maximum(minimum(first + work.diagonal + band.high + 1, end), 0);
+  return {ceil_div(begin, C.block_n), end / C.block_n};
+}
+
+/// Where tile `index` of the order stands. Its sequence is yet to be looked at.
+TILEWISE_INLINE WorkTile place_in_order(const TileOrder& order, int32_t index) {
+  const int32_t heads = order.num_heads * order.batch_size, long_tiles = order.num_tiles - order.short_tiles;
+  int32_t tile, head;
+  if (index < heads * long_tiles) {
+    const int32_t a_set = order.heads_at_once * long_tiles, set = index / a_set, rest = index - set * a_set;
+    const int32_t first_head = set * order.heads_at_once, count = minimum(order.heads_at_once, heads - first_head);
+    tile = order.num_tiles - 1 - rest / count;
+    head = first_head + rest % count;
+  } else {
+    const int32_t rest = index - heads * long_tiles;
+    tile = order.short_tiles - 1 - rest / heads;
+    head = rest % heads;
+  }
+  WorkTile work{};
+  work.tile = tile;
+  work.batch = head / order.num_heads;
+  work.head = head - work.batch * order.num_heads;
+  return work;
+}
+
+/// Hands out tiles of queries, each with the keys it sees: dealt out beforehand, or from a counter in memory. Used by
+/// one thread.
+template <HopperForwardConfig C>
+class WorkSource {
+ public:
+  TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params) {
+    const TileOrder& order = p_.order;
+    total_ = order.num_tiles * order.num_heads * order.batch_size;
+    next_ = static_cast<int32_t>(blockIdx.x);
+  }
+
+  /// The next tile with rows in memory; its number is asked for one tile ahead.
+  TILEWISE_INLINE WorkTile next() {
+    while (next_ < total_) {
+      WorkTile work = place_in_order(p_.order, next_);
+      ask();
+      if (find_keys(work)) return work;
+    }
+    WorkTile none{};
+    none.tile = WorkTile::kNoMore;
+    return none;
+  }
+
+  /// What next() will return, as far as is known without looking for it.
+  TILEWISE_INLINE WorkTile upcoming() const {
+    WorkTile work{};
+    work.tile = WorkTile::kNoMore;
+    if (next_ < total_) {
+      WorkTile at = place_in_order(p_.order, next_);
+      if (find_keys(at)) work = at;
+    }
+    return work;
+  }
+
+  /// The last block to finish leaves the counters at zero.
+  TILEWISE_INLINE void finish() {
+    if constexpr (C.dynamic) {
+      __threadfence();
+      if (atomicAdd(p_.tile_counter + 1, 1u) == gridDim.x - 1) p_.tile_counter[0] = 0, p_.tile_counter[1] = 0;
+    }
+  }
+
+ private:
+  TILEWISE_INLINE void ask() {
+    const auto blocks = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
+    if constexpr (C.dynamic) {
+      next_ = static_cast<int32_t>(atomicAdd(p_.tile_counter, 1u)) + blocks;
+    } else {
+      // Every round begins one block further on, lest a block gets the last tile of every head.
+      ++round_;
+      next_ = round_ * blocks + (block + round_) % blocks;
+    }
+  }
+
+  /// False where the sequence has no such tile.
+  TILEWISE_INLINE bool find_keys(WorkTile& work) const {
+    Sequence s{0, 0, p_.shape.seqlen_q, p_.shape.seqlen_k, p_.shape.seqlen_q, p_.shape.seqlen_k, 0};
+    if constexpr (C.lengths) s = sequence_of(p_.shape, work.batch);
+    work.q_row = static_cast<int32_t>(s.q_row);
+    work.k_row = static_cast<int32_t>(s.k_row);
+    work.leftpad = static_cast<int32_t>(s.leftpad);
+    work.seqlen_q = static_cast<int32_t>(s.seqlen_q);
+    work.seqlen_k = static_cast<int32_t>(s.seqlen_k);
+    work.all_q = static_cast<int32_t>(s.all_q);
+    work.diagonal = static_cast<int32_t>(diagonal_offset(p_.score, s));
+    const int32_t block_queries = C.consumers() * p_.order.queries_per_warpgroup;
+    const int32_t first = work.tile * block_queries, last = minimum(first + block_queries, work.seqlen_q) - 1;
+    if (first >= work.all_q) return false;
+    const KeyTiles tiles = seen_tiles<C>(key_band(p_.score), work, first, last);
+    // A tile that sees nothing takes one all the same, whose every score is hidden.
+    work.begin = first <= last ? tiles.begin : 0;
+    work.end = first <= last && tiles.end > work.begin ? tiles.end : work.begin + 1;
+    return true;
+  }
+
+  const HopperForwardParams& p_;
+  int32_t total_, next_, round_ = 0;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,35 @@
+// The parameters of the Hopper kernels, as device/attention/params.h has them for the portable ones.
+#pragma once
+
+#include "device/common/params.h"
+#include "device/hopper/tensor_map.h"
+
+namespace tilewise::device {
+
+/// The order in which tiles of queries are dealt out: heads in sets of `heads_at_once`, a set's last tiles first, since
+/// under a causal mask they see the most keys; the first `short_tiles` tiles of all heads come at the very end.
+struct TileOrder {
+  int32_t num_tiles;  // of a (batch, head)
+  int32_t num_heads;  // of the grid: key heads where heads are packed
+  int32_t batch_size;
+  int32_t heads_at_once, short_tiles;
+  int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
+  int32_t counters;               // 2 where tiles are dealt out by a counter, else 0
+  int32_t unused;                 // keeps the block free of holes
+};
+
+struct HopperForwardParams {
+  // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the
+  // group is 1 where heads are not packed. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128
+  // bytes.
+  TensorMap q_map, k_map, v_map, out_map;
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
+  TileOrder order;
+  uint32_t* tile_counter;  // [counters], zero before and after
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,162 @@
+// The online softmax with a reference that seldom moves: most tiles neither reduce a maximum nor rescale O. Weights
+// then range over many powers of two, which bf16 and fp32 hold as precisely as numbers near 1, f16 within its smaller
+// range.
+#pragma once
+
+#include "device/common/float16.h"
+#include "device/common/tensors.h"
+#include "device/tile/fragment.h"
+
+namespace tilewise::device {
+
+/// In units of log2. A row's greatest weight starts as 2^kStart; scores may exceed the one that weighs so by kReach
+/// before the reference moves. bf16: with weights of 2^-60 to 2^40 a product with a value is a normal number for values
+/// of 2^-58 to 2^70. f16: weights from 2^8 to 2^15 < 65504, so that those that vanish are 2^-32 of the greatest.
+template <int kElement>
+struct WeightRange {
+  static constexpr float kStart = kElement == kF16 ? 8.0f : -60.0f, kReach = kElement == kF16 ? 7.0f : 100.0f;
+  /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
+  /// jump of 59 nats from one tile to the next is not lost.
+  static constexpr float kMostSum = 0x1p41f;
+};
+
+/// `scale` takes scores to units of log2 and is positive.
+template <class Scores, int kElement>
+class SteadySoftmax {
+  using Machine = typename Scores::Ops::Machine;
+  using FragmentLayout = typename Scores::FragmentLayout;
+  using Range = WeightRange<kElement>;
+  static constexpr int kSlots = Scores::kSlots, kRegisters = FragmentLayout::kRegisters;
+
+ public:
+  using PerRow = RowValues<kSlots>;
+  static constexpr int kElements = Scores::kRowTiles * Scores::kColTiles * kRegisters;
+
+  PerRow base;     // a score's weight is exp2(score * scale - base); 0 while a row has seen nothing
+  PerRow row_sum;  // this lane's part of the weights' sum
+
+  /// Takes the first tile's maximum as reference.
+  TILEWISE_INLINE void start(const Scores& S, float scale) {
+    PerRow row_max = lane_max(S);
+    reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      row_sum[slot] = 0.0f;
+      refer_to(slot, row_max[slot], scale);
+    }
+  }
+
+  /// Moves the references of rows that a score of this tile passes by far. True if any of the warp's did: O is then to
+  /// be multiplied by `factor`. Rows that are near keep theirs, so that a row's bits don't depend on the rows beside
+  /// it.
+  TILEWISE_INLINE bool move(const Scores& S, float scale, PerRow& factor) {
+    PerRow row_max = lane_max(S);
+    bool far = false;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) far |= row_max[slot] > limit_[slot];
+    if (!Machine::any(far)) return false;
+    reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const float before = base[slot];
+      const bool passed = row_max[slot] > limit_[slot], first = limit_[slot] == -kInfinity;
+      if (passed) refer_to(slot, row_max[slot], scale);
+      factor[slot] = !passed ? 1.0f : first ? 0.0f : Machine::exp2(before - base[slot]);
+      row_sum[slot] *= factor[slot];
+    }
+    return true;
+  }
+
+  /// Elements [kFrom, kTo) of a lane become weights.
+  template <int kFrom, int kTo>
+  TILEWISE_INLINE void weigh(Scores& S, float scale) {
+    float sums[kSlots][2] = {};
+    TILEWISE_UNROLL
+    for (int e = kFrom; e < kTo; ++e) {
+      const int slot = FragmentLayout::slot(e % kRegisters);
+      float& x = S.tile[0][e / kRegisters][e % kRegisters];
+      x = Machine::exp2(x * scale - base[slot]);
+      sums[slot][e % 2] += x;
+    }
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) row_sum[slot] += sums[slot][0] + sums[slot][1];
+  }
+
+  /// Whether a sum has grown too great in any of the warp's lanes. One that is no number comes from a score that is
+  /// none.
+  TILEWISE_INLINE bool has_grown() const {
+    bool grown = false;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) grown |= row_sum[slot] > Range::kMostSum;
+    return Machine::any(grown);
+  }
+  /// Whether a row of the warp has seen nothing yet.
+  TILEWISE_INLINE bool has_unseen() const {
+    bool unseen = false;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) unseen |= limit_[slot] == -kInfinity;
+    return Machine::any(unseen);
+  }
+  /// Rows that are no query's get weights of 0 and move nothing.
+  TILEWISE_INLINE void ignore(int slot) { base[slot] = limit_[slot] = kInfinity; }
+
+  /// Lowers the weights of rows whose sum has grown, by powers of 2: to be done to O and to weights in use too.
+  TILEWISE_INLINE void lower(float scale, PerRow& factor) {
+    PerRow most = row_sum;
+    reduce_rows<Machine, FragmentLayout>(most, [](float a, float b) { return higher(a, b); });
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const int32_t exponent = (__builtin_bit_cast(int32_t, most[slot]) >> 23) - 127;
+      const bool grown = most[slot] > Range::kMostSum && most[slot] < kInfinity;
+      const int32_t steps = grown ? minimum(exponent - static_cast<int32_t>(Range::kStart), 120) : 0;
+      factor[slot] = __builtin_bit_cast(float, (127 - steps) << 23);
+      base[slot] += static_cast<float>(steps);
+      limit_[slot] += static_cast<float>(steps) / scale;
+      row_sum[slot] *= factor[slot];
+    }
+  }
+
+  /// 1 for rows whose sum was a number and is one no more, or whose weights may be none once they are rounded.
+  TILEWISE_INLINE PerRow lost_rows(const PerRow& sum_before) const {
+    PerRow lost;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      lost[slot] = sum_before[slot] < kInfinity && !(row_sum[slot] < 0x1p126f) ? 1.0f : 0.0f;
+    }
+    reduce_rows<Machine, FragmentLayout>(lost, [](float a, float b) { return higher(a, b); });
+    return lost;
+  }
+
+  TILEWISE_INLINE void reduce_sum() {
+    reduce_rows<Machine, FragmentLayout>(row_sum, [](float a, float b) { return a + b; });
+  }
+
+ private:
+  TILEWISE_INLINE void refer_to(int slot, float row_max, float scale) {
+    base[slot] = row_max == -kInfinity ? 0.0f : row_max * scale - Range::kStart;
+    limit_[slot] = row_max + Range::kReach / scale;
+  }
+
+  /// Of the scores that this lane holds, two chains a row.
+  TILEWISE_INLINE static PerRow lane_max(const Scores& S) {
+    static_assert(Scores::kRowTiles == 1 && Scores::kColTiles % 2 == 0);
+    PerRow even, odd;
+    TILEWISE_UNROLL
+    for (int c = 0; c < Scores::kColTiles; ++c) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < kRegisters; ++i) {
+        const int slot = FragmentLayout::slot(i);
+        float& chain = (c % 2 == 0 ? even : odd)[slot];
+        const bool begins = c < 2 && (i == 0 || FragmentLayout::slot(i - 1) != slot);
+        chain = begins ? S.tile[0][c][i] : higher(chain, S.tile[0][c][i]);
+      }
+    }
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) even[slot] = higher(even[slot], odd[slot]);
+    return even;
+  }
+
+  PerRow limit_;  // a score above it moves the reference; -infinity while a row has seen nothing
+};
+
+}  // namespace tilewise::device

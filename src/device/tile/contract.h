@@ -1,0 +1,131 @@
+// What a machine and its operations offer to kernels, written down once. Kernels are templates of TileOps, so a
+// machine_*.h or ops_*.h that lacks something does not compile, and the compiler names the line here that it lacks.
+#pragma once
+
+#include "device/tile/mma.h"
+
+namespace tilewise::device {
+
+template <class T, class U>
+concept SameAs = IsSame<T, U>::value;
+
+/// A table of fragment_layout.h.
+template <class Layout>
+concept AccumulatorLayout = requires(int lane, int i) {
+  requires Layout::kRegisters* Layout::kLanes == Layout::kRows* Layout::kCols;  // an element stands in one register
+  requires Layout::kRowMask < Layout::kLanes;        // lanes that share a row differ in these bits
+  requires Layout::kRowSlots <= Layout::kRegisters;  // rows that a lane holds parts of
+  { Layout::place(lane, i) } -> SameAs<Place>;       // row and column of register i
+  { Layout::slot(i) } -> SameAs<int>;                // which of the lane's rows register i belongs to
+};
+
+/// What every machine_*.h offers. A machine may add, and kernels make use of:
+///   uniform(int)                a value that is the same in every lane, made known as such
+///   keep_order()                instructions stay on their side of it
+///   compute_by_here(x)          x is computed by here, not behind a later branch
+///   kDies                       dies with a cache of their own, to which blocks are dealt in turn
+///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
+template <class M>
+concept TileMachine = requires(int i, float x, bool b, const float* from, float* to, const void* there, void* here) {
+  requires M::kLanes > 0;                     // of a wave
+  { M::thread() } -> SameAs<int>;             // of the block
+  { M::lane() } -> SameAs<int>;               // of the wave
+  { M::wave() } -> SameAs<int>;               // of the block; the same in every lane
+  { M::block() } -> SameAs<int>;              // of the grid
+  { M::not_hoisted(i) } -> SameAs<int>;       // i >= 0, worked out anew where it stands in a loop
+  { M::barrier() } -> SameAs<void>;           // of the block; orders shared memory
+  { M::wave_sync() } -> SameAs<void>;         // of the wave; orders shared memory
+  { M::any(b) } -> SameAs<bool>;              // whether b holds in a lane of the wave
+  { M::shuffle_xor(x, i) } -> SameAs<float>;  // x of lane ^ i
+  { M::load_global(from) } -> SameAs<float>;  // any type of 2, 4, 8 or 16 bytes, aligned, here and below
+  { M::store_global(to, x) } -> SameAs<void>;
+  { M::template load_shared<Chunk>(there) } -> SameAs<Chunk>;
+  { M::store_shared(here, x) } -> SameAs<void>;
+  { M::exp2(x) } -> SameAs<float>;  // approximate, as are the next two
+  { M::log2(x) } -> SameAs<float>;
+  { M::reciprocal(x) } -> SameAs<float>;
+  { M::template pack<kBf16>(x, x) } -> SameAs<uint32_t>;  // two elements, to nearest even, the first one low
+  { M::template pack<kF16>(x, x) } -> SameAs<uint32_t>;
+};
+
+/// Machines that copy from global to shared memory while lanes go on.
+template <class M>
+concept CopiesAsynchronously = requires(void* to, const void* from, bool valid, float* sum, const float (&x)[4]) {
+  { M::copy_async(to, from, valid) } -> SameAs<void>;  // 16 bytes; zeros, nothing read, unless valid
+  { M::commit_copies() } -> SameAs<void>;              // closes a group of this lane's copies
+  { M::template wait_copies<0>() } -> SameAs<void>;    // until so many groups, or less, are under way
+  { M::add_global(sum, x) } -> SameAs<void>;           // 4 floats, 16 bytes aligned; atomic, in any order
+};
+
+/// Machines whose tiles pass through registers.
+template <class M>
+concept LoadsThroughWindows = requires(typename M::Window window, const void* start, uint32_t word) {
+  { M::window(start, word) } -> SameAs<typename M::Window>;           // of so many bytes; the same in every lane
+  { M::template load_window<Chunk>(window, word) } -> SameAs<Chunk>;  // at a byte offset; zeros past the end
+  { M::template load_window<HalfChunk>(window, word) } -> SameAs<HalfChunk>;
+  { M::template load_window<uint16_t>(window, word) } -> SameAs<uint16_t>;
+  { M::low_halves(word, word) } -> SameAs<uint32_t>;  // the lower 16 bits of two words, the first ones low
+  { M::high_halves(word, word) } -> SameAs<uint32_t>;
+};
+
+/// Tiles that contracts are tried on.
+struct Samples {
+  using Tile = SharedTile<kBf16, 32, 32>;
+  using Columns = SharedTile<kBf16, 32, 32, true>;
+  template <class Ops>
+  using Operand = typename Ops::template Operand<kBf16, 32, 32>;
+  template <class Ops>
+  using Product = Fragment<Ops, 32, 32>;
+  static Chunk load(int row, int chunk);
+};
+
+/// Operations that read tiles transposed.
+template <class Ops>
+concept ReadsTransposed =
+    requires(Samples::Product<Ops>& to, const TilePart<Samples::Tile>& a, const Samples::Tile& b) {
+      { Ops::mma_AtB(to, a, b, ColumnPart<1>{0}) } -> SameAs<void>;  // to += A^T B
+    };
+
+/// Operations that read a transposed copy of a tile instead.
+template <class Ops>
+concept ReadsTransposedCopies = requires(Samples::Columns& copy, int i) {
+  requires Ops::kChunkMates > 0;                               // blocks of 4 rows so far apart fill a chunk of the copy
+  requires Ops::kMostHeldBytes > 0;                            // of a tile on its way, a lane, where registers are few
+  { Ops::transposed_place(copy, i, i) } -> SameAs<uint16_t*>;  // where rows [i, i + 4) of a column stand
+};
+
+/// Operations that bring a block's own rows from global memory straight to registers.
+template <class Ops>
+concept GathersRows = requires(Samples::Operand<Ops>& to) {
+  { Ops::gather_rows(to, Samples::load) } -> SameAs<void>;  // load(row, chunk) brings 8 elements
+};
+
+/// Operations that read them from a tile.
+template <class Ops>
+concept LoadsOperands = requires(Samples::Operand<Ops>& to, const TilePart<Samples::Tile>& from) {
+  { Ops::load_operand(to, from) } -> SameAs<void>;
+};
+
+/// What every ops_*.h offers.
+template <class Ops>
+concept TileOps =
+    TileMachine<typename Ops::Machine> && AccumulatorLayout<typename Ops::FragmentLayout> &&
+    requires(Samples::Product<Ops>& to, const Samples::Operand<Ops>& a, const TilePart<Samples::Tile>& part,
+             const Samples::Tile& b, typename Ops::Accumulator accumulator) {
+      requires Ops::kMachineMultiplies;  // the machine has the instructions that the operations use
+      requires Ops::Machine::kLanes == Ops::FragmentLayout::kLanes;
+      requires Ops::kRoomyDims > 0;                   // widths of a wave's operands beyond which registers are few
+      { accumulator[0] } -> SameAs<float&>;           // register of a lane; pair(i): where it computes with two at once
+      { Ops::finish_copies() } -> SameAs<void>;       // waits for this lane's copies; a barrier shows them to all
+      { Ops::mma_ABt(to, a, b) } -> SameAs<void>;     // to += A B^T, A in registers
+      { Ops::mma_ABt(to, part, b) } -> SameAs<void>;  // the same, A read as it is needed
+      { Ops::mma_AB(to, a, b) } -> SameAs<void>;      // to += A B; b is the transposed copy where there are such
+      { Ops::template to_operand<kBf16>(to) } -> SameAs<Samples::Operand<Ops>>;  // rounded, in registers
+      Ops::template to_operand<kF16>(to);
+    } &&
+    (!Ops::kAsyncCopies || CopiesAsynchronously<typename Ops::Machine>) &&
+    (Ops::kAsyncCopies || LoadsThroughWindows<typename Ops::Machine>) &&
+    (!Ops::kTransposedCopies || ReadsTransposedCopies<Ops>) && (Ops::kTransposedCopies || ReadsTransposed<Ops>) &&
+    (!Ops::kDirectRows || GathersRows<Ops>) && (Ops::kDirectRows || LoadsOperands<Ops>);
+
+}  // namespace tilewise::device

@@ -1,0 +1,304 @@
+// Bringing rows of a tensor into shared tiles: asynchronously where the machine can, else through
+// registers. Rows past the end repeat the last one, and whoever computes with
+// them leaves them out; columns past the used ones are zeros. No lane reads outside the tensor.
+#pragma once
+
+#include "device/tile/stream_tile.h"
+
+namespace tilewise::device {
+
+/// Rows in global memory of ElementType `Element`.
+template <int Element>
+struct RowSource {
+  static constexpr int kElement = Element;
+  using Bits = ElementBits<Element>;
+  const Bits* data;  // row 0
+  int64_t stride;    // between rows, in elements
+  int32_t rows;      // at least 1 where anything is loaded
+  int32_t cols;      // used elements of a row
+};
+
+/// 8 elements of a row from `col` on, zeros past `cols`.
+template <class Machine, auto C>
+TILEWISE_INLINE Chunk load_chunk(const uint16_t* row, int col, int cols) {
+  Chunk chunk{{0, 0, 0, 0}};
+  if constexpr (C.vector_rows) {
+    if (C.exact_dims || col < cols) chunk = Machine::load_global(reinterpret_cast<const Chunk*>(row + col));
+  } else {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kChunk; ++i) {
+      const uint32_t element = col + i < cols ? Machine::load_global(row + col + i) : uint16_t{0};
+      chunk.word[i / 2] |= element << (16 * (i % 2));
+    }
+  }
+  return chunk;
+}
+
+/// Copies a chunk to shared memory now, or starts to.
+template <class Ops, auto C>
+TILEWISE_INLINE void copy_chunk(uint16_t* to, const uint16_t* row, int col, int cols) {
+  using Machine = typename Ops::Machine;
+  if constexpr (Ops::kAsyncCopies && C.vector_rows) {
+    const bool valid = C.exact_dims || col < cols;
+    Machine::copy_async(to, valid ? row + col : row, valid);
+  } else {
+    Machine::store_shared(to, load_chunk<Machine, C>(row, col, cols));
+  }
+}
+
+/// Copies row r of a tile from address(r), each row's columns past `cols` zeros, or starts to.
+template <class Ops, auto C, class Tile, class Address>
+TILEWISE_INLINE void copy_rows(Tile& tile, int64_t cols, const Address& address) {
+  using Machine = typename Ops::Machine;
+  constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Tile::kCols / kChunk;
+  for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+    const int row = unit / kRowChunks, chunk = unit % kRowChunks;
+    copy_chunk<Ops, C>(tile.chunk(row, chunk), address(row), chunk * kChunk, static_cast<int>(cols));
+  }
+}
+
+/// Streams tiles of a tensor: start() for the next one while the current one is computed on,
+/// finish() once its place is free; then a barrier. kTight: registers are few.
+template <class Ops, auto C, class Tile, bool kTight = false, bool kAsync = Ops::kAsyncCopies>
+class TileLoader {
+  using Machine = typename Ops::Machine;
+  using Source = RowSource<Tile::kElement>;
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  static constexpr int kRowChunks = Tile::kDepth / kChunk;
+  static constexpr int kUnits = Tile::kRows * kRowChunks;
+
+ public:
+  TILEWISE_INLINE void start(Tile& tile, const Source& source, int first_row) {
+    if (kEvenSteps && first_row + Tile::kRows <= source.rows) {
+      start_inside(tile, source, first_row);
+    } else {
+      start_clamped(tile, source, first_row);
+    }
+    Machine::commit_copies();
+  }
+  TILEWISE_INLINE void finish(Tile&) {}
+
+ private:
+  static constexpr int kSteps = ceil_div(kUnits, kThreads);
+  /// Every lane keeps its columns and moves down by whole rows from step to step.
+  static constexpr bool kEvenSteps =
+      kUnits % kThreads == 0 && kThreads % kRowChunks == 0 && (kRowChunks & (kRowChunks - 1)) == 0;
+
+  /// One 64-bit addition a chunk: a fifth of the other work for rows of 128 elements otherwise.
+  TILEWISE_INLINE static void start_inside(Tile& tile, const Source& source, int first_row) {
+    constexpr int kRowsAStep = kThreads / kRowChunks;
+    // Unsigned, so that quotient and remainder are a shift and a mask.
+    const auto thread = static_cast<uint32_t>(Machine::not_hoisted(Machine::thread()));
+    const auto row = static_cast<int>(thread / kRowChunks), chunk = static_cast<int>(thread % kRowChunks);
+    const int64_t step_stride = kRowsAStep * source.stride;
+    const auto* from = source.data + (first_row + row) * source.stride;
+    TILEWISE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      copy_chunk<Ops, C>(tile.rows.chunk(step * kRowsAStep, row, 0, chunk), from, chunk * kChunk, source.cols);
+      from += step_stride;
+    }
+  }
+
+  TILEWISE_INLINE static void start_clamped(Tile& tile, const Source& source, int first_row) {
+    const int thread = Machine::not_hoisted(Machine::thread());
+    TILEWISE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int unit = thread + step * kThreads, row = unit / kRowChunks, chunk = unit % kRowChunks;
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      const int64_t from = minimum(first_row + row, source.rows - 1);
+      copy_chunk<Ops, C>(tile.rows.chunk(row, chunk), source.data + from * source.stride, chunk * kChunk, source.cols);
+    }
+  }
+};
+
+/// A run of elements of one row that a lane moves at once.
+template <int kElements>
+struct RunOf {
+  using Type = Chunk;
+};
+template <>
+struct RunOf<4> {
+  using Type = HalfChunk;
+};
+
+/// Through registers, from the machine's windows. Rows past the end are zeros.
+template <class Ops, auto C, class Tile, bool kTight>
+class TileLoader<Ops, C, Tile, kTight, false> {
+  using Machine = typename Ops::Machine;
+  using Source = RowSource<Tile::kElement>;
+  static constexpr int kThreads = C.waves * Machine::kLanes;
+  static constexpr int kBlockRows = Tile::kHasColumns ? 4 : 1;  // blocks of 4 rows, to transpose them
+  // Shorter runs where longer ones would leave lanes idle.
+  static constexpr int kRun = Tile::kHasColumns && Tile::kRows * Tile::kDepth / (4 * kChunk) < kThreads ? 4 : kChunk;
+  using Run = typename RunOf<kRun>::Type;
+  static constexpr int kRowRuns = Tile::kDepth / kRun;
+  static constexpr int kUnits = Tile::kRows / kBlockRows * kRowRuns;
+  static constexpr int kSteps = ceil_div(kUnits, kThreads);
+  static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kRows - 1;  // a tile within 2 GB
+  /// Where registers are few, addresses are worked out for each tile, and one that would fill 16 of
+  /// them and more is not asked for ahead of time.
+  static constexpr bool kAtOnce = kTight && kSteps * kBlockRows * sizeof(Run) > Ops::kMostHeldBytes;
+  static constexpr int kStepsAtOnce = 64 / (kBlockRows * static_cast<int>(sizeof(Run)));
+  /// Every lane keeps its columns and moves down by whole rows from step to step.
+  static constexpr bool kEvenSteps = kThreads % kRowRuns == 0 && (kThreads / kRowRuns & (kThreads / kRowRuns - 1)) == 0;
+  static constexpr int kRowsAStep = kEvenSteps ? kThreads / kRowRuns * kBlockRows : Tile::kRows;
+
+ public:
+  TILEWISE_INLINE void start(Tile&, const Source& source, int first_row) {
+    source_ = source;
+    first_row_ = first_row;
+    if constexpr (!kAtOnce) {
+      const NearTile near_tile = near();
+      for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
+        held_[step] = load_block(near_tile, all_row, row, col);
+      });
+    }
+  }
+
+  TILEWISE_INLINE void finish(Tile& tile) {
+    const NearTile near_tile = near();
+    const int thread = kTight ? Machine::not_hoisted(Machine::thread()) : Machine::thread();
+    for_each_block(thread, [&](int step, int all_row, int row, int col) {
+      if constexpr (kAtOnce) {
+        if (step % kStepsAtOnce == 0) keep_order<Machine>();
+        store(tile, load_block(near_tile, all_row, row, col), all_row, row, col);
+      } else {
+        store(tile, held_[step], all_row, row, col);
+      }
+    });
+    if (!is_near()) copy_far(tile);
+  }
+
+ private:
+  struct Block {
+    Run row[kBlockRows];
+  };
+
+  TILEWISE_INLINE bool is_near() const { return static_cast<uint64_t>(source_.stride) <= kNearStride; }
+
+  /// Which block of rows, and which run of columns in it.
+  struct Unit {
+    int block, run;
+  };
+  /// Sixteen lanes copy neighbouring runs. Of blocks to transpose the next sixteen copy the one whose
+  /// columns fill the same chunks: the two halves of a chunk lie in different banks.
+  TILEWISE_INLINE static constexpr Unit unit_of(int unit) {
+    if constexpr (kBlockRows == 1 || kRowRuns % 16 != 0 || (kEvenSteps && kThreads / kRowRuns % 4 != 0)) {
+      return {unit / kRowRuns, unit % kRowRuns};
+    } else {
+      constexpr int kSixteens = kRowRuns / 16;
+      const int mate = unit / 16 % 2, rest = unit / 32, pair = rest / kSixteens;
+      const int first = Ops::kChunkMates == 2 ? pair / 2 * 4 + pair % 2 : 2 * pair;
+      return {first + Ops::kChunkMates * mate, unit % 16 + rest % kSixteens * 16};
+    }
+  }
+
+  /// visit(step, all_row, row, col) for each block of rows: its first row is all_row + row, of which
+  /// every lane has the same all_row.
+  template <class Visit>
+  TILEWISE_INLINE static void for_each_block(int thread, const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int unit = thread + step * kThreads;
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      const Unit place = unit_of(kEvenSteps ? thread : unit);
+      visit(step, kEvenSteps ? step * kRowsAStep : 0, place.block * kBlockRows, place.run * kRun);
+    }
+  }
+
+  /// Where a tile starts, and the bytes from there to the end of the last row.
+  struct NearTile {
+    const uint8_t* start;
+    uint32_t stride;
+    int32_t bytes;
+  };
+
+  /// Nothing of a tile that is far.
+  TILEWISE_INLINE NearTile near() const {
+    constexpr uint32_t kMost = 0x7FFFFFF0u;
+    const auto* start = reinterpret_cast<const uint8_t*>(source_.data + first_row_ * source_.stride);
+    if (!is_near()) return {start, 0, 0};
+    const auto all = static_cast<uint64_t>(2 * ((source_.rows - 1 - first_row_) * source_.stride + source_.cols));
+    return {start, static_cast<uint32_t>(source_.stride),
+            static_cast<int32_t>(all >> 31 ? kMost : static_cast<uint32_t>(all))};
+  }
+
+  /// A window for each row that lanes have in common, ending with the last row: a lane's offset is the
+  /// same in all of them and for every tile.
+  TILEWISE_INLINE Block load_block(const NearTile& tile, int all_row, int row, int col) const {
+    Block block;
+    TILEWISE_UNROLL
+    for (int part = 0; part < kBlockRows; ++part) {
+      const uint32_t skip = 2 * static_cast<uint32_t>(all_row + part) * tile.stride;
+      const int32_t left = maximum(tile.bytes - static_cast<int32_t>(skip), 0);
+      const auto window = Machine::window(tile.start + skip, static_cast<uint32_t>(left));
+      block.row[part] = load_run(window, 2 * static_cast<uint32_t>(row) * tile.stride, col, source_.cols);
+    }
+    return block;
+  }
+
+  /// Of a tile that spans 2 GB or more load_block() read nothing. It is copied once its place is free, with a
+  /// window for each row, which the lanes of that row read: slow, but it costs other tiles no register.
+  TILEWISE_INLINE void copy_far(Tile& tile) {
+    TILEWISE_NO_UNROLL
+    for (int this_row = 0; this_row < kRowsAStep; this_row += kBlockRows) {
+      for_each_block(Machine::not_hoisted(Machine::thread()), [&](int, int all_row, int row, int col) {
+        if (row != this_row) return;
+        Block block;
+        TILEWISE_UNROLL
+        for (int part = 0; part < kBlockRows; ++part) {
+          const int from = first_row_ + all_row + part + this_row;
+          const int cols = from < source_.rows ? source_.cols : 0;
+          const auto window = Machine::window(source_.data + from * source_.stride, 2 * static_cast<uint32_t>(cols));
+          block.row[part] = load_run(window, 0, col, source_.cols);
+        }
+        store(tile, block, all_row, row, col);
+      });
+    }
+  }
+
+  template <class Window>
+  TILEWISE_INLINE static Run load_run(const Window& window, uint32_t offset, int col, int cols) {
+    constexpr uint32_t kNowhere = 1u << 31;
+    const auto at = [&](int i) { return col + i < cols ? offset + 2 * static_cast<uint32_t>(col + i) : kNowhere; };
+    if constexpr (C.vector_rows) {
+      return Machine::template load_window<Run>(window, C.exact_dims ? offset + 2 * static_cast<uint32_t>(col) : at(0));
+    } else {
+      Run run{};
+      TILEWISE_UNROLL
+      for (int i = 0; i < kRun; ++i) {
+        run.word[i / 2] |= uint32_t{Machine::template load_window<uint16_t>(window, at(i))} << (16 * (i % 2));
+      }
+      return run;
+    }
+  }
+
+  TILEWISE_INLINE static void store(Tile& tile, const Block& block, int all_row, int row, int col) {
+    if constexpr (Tile::kHasRows) {
+      TILEWISE_UNROLL
+      for (int part = 0; part < kBlockRows; ++part) {
+        Machine::store_shared(tile.rows.chunk(all_row + part, row, 0, col / kChunk) + col % kChunk, block.row[part]);
+      }
+    }
+    if constexpr (Tile::kHasColumns) store_columns(tile, block, all_row + row, col);
+  }
+
+  /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
+  TILEWISE_INLINE static void store_columns(Tile& tile, const Block& block, int row, int col) {
+    TILEWISE_UNROLL
+    for (int pair = 0; pair < kRun / 2; ++pair) {
+      const uint32_t w0 = block.row[0].word[pair], w1 = block.row[1].word[pair];
+      const uint32_t w2 = block.row[2].word[pair], w3 = block.row[3].word[pair];
+      const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
+      const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
+      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
+      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
+    }
+  }
+
+  Source source_;
+  int first_row_;
+  Block held_[kAtOnce ? 1 : kSteps];
+};
+
+}  // namespace tilewise::device

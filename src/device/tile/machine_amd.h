@@ -1,0 +1,136 @@
+// What AMD's GPUs have in common: the compiler's builtins in small named wrappers. A kernel's only
+// inputs are the workgroup id, the work-item id and its arguments.
+#pragma once
+
+#include "device/common/tensors.h"
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+template <int kLanes_>
+struct AmdMachine {
+  static constexpr int kLanes = kLanes_;
+  static constexpr bool kRoundsByAdding = true;  // pack_nearest()
+
+  TILEWISE_INLINE static int thread() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
+  TILEWISE_INLINE static int lane() { return thread() % kLanes; }
+  /// The same value in every lane, and known to be so.
+  TILEWISE_INLINE static int wave() { return uniform(thread() / kLanes); }
+  TILEWISE_INLINE static int block() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
+
+  /// Tells the compiler what it may fail to see: that every lane has the same value.
+  TILEWISE_INLINE static int uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
+  /// Orders shared memory alone: loads of global memory stay under way across it.
+  TILEWISE_INLINE static void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+  }
+  TILEWISE_INLINE static void wave_sync() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+  }
+
+  template <class T>
+  TILEWISE_INLINE static T load_global(const T* from) {
+    return *from;
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_global(T* to, T value) {
+    *to = value;
+  }
+  /// A stretch of global memory, the same in every lane. Reads at byte offsets past its end give zeros.
+  struct Window {
+    __amdgpu_buffer_rsrc_t resource;
+  };
+  TILEWISE_INLINE static Window window(const void* start, uint32_t bytes) {
+#if defined(__GFX9__)
+    constexpr int kRaw = 0x00027000;  // 32-bit data, not a structured buffer
+#else
+    constexpr int kRaw = 0x31004000;  // the same, bounds checked by byte
+#endif
+    const auto address = __builtin_bit_cast(uint64_t, start);
+    const auto low = static_cast<uint32_t>(uniform(static_cast<int>(address)));
+    const auto high = static_cast<uint32_t>(uniform(static_cast<int>(address >> 32)));
+    auto* const uniform_start = __builtin_bit_cast(void*, uint64_t{high} << 32 | low);
+    return {__builtin_amdgcn_make_buffer_rsrc(uniform_start, 0, uniform(static_cast<int>(bytes)), kRaw)};
+  }
+  template <class T>
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+    static_assert(sizeof(T) == 16 || sizeof(T) == 8 || sizeof(T) == 2);
+    const int at = static_cast<int>(offset);
+    if constexpr (sizeof(T) == 16) {
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b128(from.resource, at, 0, 0));
+    } else if constexpr (sizeof(T) == 8) {
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b64(from.resource, at, 0, 0));
+    } else {
+      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(from.resource, at, 0, 0));
+    }
+  }
+
+  /// The value (not negative) itself, but computed anew where it stands in a loop: for rare paths, whose addresses
+  /// would otherwise occupy registers all along.
+  TILEWISE_INLINE static int not_hoisted(int value) {
+    asm volatile("" : "+v"(value));
+    __builtin_assume(value >= 0);
+    return value;
+  }
+
+  /// Instructions stay on their side of it: bounds how many loads the compiler asks for ahead.
+  TILEWISE_INLINE static void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+
+  template <class Accumulator>
+  TILEWISE_INLINE static void compute_by_here(Accumulator& x) {
+    asm volatile("" : "+v"(x.value));
+  }
+
+  template <class T>
+  TILEWISE_INLINE static T load_shared(const void* from) {
+    return *static_cast<const T*>(from);
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_shared(void* to, T value) {
+    *static_cast<T*>(to) = value;
+  }
+
+  TILEWISE_INLINE static float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+  TILEWISE_INLINE static float log2(float x) { return __builtin_amdgcn_logf(x); }
+  TILEWISE_INLINE static float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+
+  /// Two floats as two 16-bit elements, rounded to nearest even, the first one low.
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack(float low, float high) {
+    using Floats = float __attribute__((ext_vector_type(2)));
+    if constexpr (kElement == kBf16) {
+      using Elements = __bf16 __attribute__((ext_vector_type(2)));
+      return __builtin_bit_cast(uint32_t, __builtin_convertvector((Floats{low, high}), Elements));
+    } else {
+      using Elements = _Float16 __attribute__((ext_vector_type(2)));
+      return __builtin_bit_cast(uint32_t, __builtin_convertvector((Floats{low, high}), Elements));
+    }
+  }
+
+  /// The same to nearest with ties away from zero where that is faster, for operands of products.
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack_nearest(float low, float high) {
+#if !defined(__gfx950__)
+    if constexpr (kElement == kBf16) {
+      return high_halves(__builtin_bit_cast(uint32_t, low) + 0x8000u, __builtin_bit_cast(uint32_t, high) + 0x8000u);
+    }
+#endif
+    return pack<kElement>(low, high);
+  }
+
+  /// Four bytes out of eight: those of `a` are numbers 0 to 3, those of `b` 4 to 7; the selector names
+  /// them, the lowest first.
+  TILEWISE_INLINE static uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+    return __builtin_amdgcn_perm(b, a, selector);
+  }
+  /// The lower, or upper, 16 bits of two words, those of the first one low.
+  TILEWISE_INLINE static uint32_t low_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x05040100u); }
+  TILEWISE_INLINE static uint32_t high_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x07060302u); }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,178 @@
+// The machines of the emulation: what machine_sm80.h, machine_cdna.h and machine_rdna.h offer, as calls
+// to the emulator that runs the lane. Ops and kernel bodies above them are the device's own.
+#pragma once
+
+#include "device/tile/element.h"
+#include "device/tile/host_entry.h"
+#include "device/tile/registers.h"
+
+// RDNA's operands are vectors of 32 bytes, which g++ passes otherwise where AVX is on. Whatever passes them is inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+namespace tilewise::device {
+
+/// The emulator of this thread. All lanes of a block run on one thread.
+static constinit thread_local HostBlock* host_block = nullptr;
+
+template <int kWaveLanes>
+struct HostMachine {
+  static constexpr int kLanes = kWaveLanes;
+
+  TILEWISE_INLINE static int thread() { return host_block->thread; }
+  TILEWISE_INLINE static int lane() { return host_block->thread % kLanes; }
+  TILEWISE_INLINE static int wave() { return host_block->thread / kLanes; }
+  TILEWISE_INLINE static int block() { return host_block->block; }
+  TILEWISE_INLINE static int not_hoisted(int value) { return value; }
+  TILEWISE_INLINE static void barrier() { host_block->barrier(); }
+  TILEWISE_INLINE static void wave_sync() { host_block->wave_sync(); }
+  TILEWISE_INLINE static bool any(bool value) { return host_block->any(value); }
+  TILEWISE_INLINE static float shuffle_xor(float value, int mask) {
+    return __builtin_bit_cast(float, host_block->shuffle_xor(__builtin_bit_cast(uint32_t, value), mask));
+  }
+  TILEWISE_INLINE static uint32_t shuffle_xor(uint32_t value, int mask) { return host_block->shuffle_xor(value, mask); }
+
+  template <class T>
+  TILEWISE_INLINE static T load_global(const T* from) {
+    T value;
+    host_block->load_global(&value, from, sizeof(T));
+    return value;
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_global(T* to, T value) {
+    host_block->store_global(to, &value, sizeof(T));
+  }
+  template <class T>
+  TILEWISE_INLINE static T load_shared(const void* from) {
+    T value;
+    host_block->load_shared(&value, from, sizeof(T));
+    return value;
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_shared(void* to, T value) {
+    host_block->store_shared(to, &value, sizeof(T));
+  }
+
+  TILEWISE_INLINE static float exp2(float x) { return __builtin_exp2f(x); }
+  TILEWISE_INLINE static float log2(float x) { return __builtin_log2f(x); }
+  TILEWISE_INLINE static float reciprocal(float x) { return 1.0f / x; }
+
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack(float low, float high) {
+    if constexpr (kElement == kBf16) {
+      return float_to_bf16(low) | static_cast<uint32_t>(float_to_bf16(high)) << 16;
+    } else {
+      return float_to_f16(low) | static_cast<uint32_t>(float_to_f16(high)) << 16;
+    }
+  }
+};
+
+/// Stands in for Sm80Machine.
+struct HostSm80Machine : HostMachine<32> {
+  TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) { host_block->add_global(to, x); }
+  TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
+    host_block->copy_async(to, from, valid);
+  }
+  TILEWISE_INLINE static void commit_copies() { host_block->commit_copies(); }
+  template <int kPending>
+  TILEWISE_INLINE static void wait_copies() {
+    host_block->wait_copies(kPending);
+  }
+  TILEWISE_INLINE static void load_matrices(uint32_t (&to)[4], const void* row) {
+    host_block->load_matrices(to, row, false);
+  }
+  TILEWISE_INLINE static void load_matrices_transposed(uint32_t (&to)[4], const void* row) {
+    host_block->load_matrices(to, row, true);
+  }
+  template <int kElement>
+  TILEWISE_INLINE static void mma(Sm80Accumulator& d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t b[2] = {b0, b1};
+    host_block->multiply(HostMatrix::kMmaM16N8K16, kElement, d.value, a, b);
+  }
+};
+
+/// What AMD's machines add: windows, byte permutes, and the faster rounding of machine_amd.h.
+template <int kWaveLanes>
+struct HostAmdMachine : HostMachine<kWaveLanes> {
+  static constexpr bool kRoundsByAdding = true;
+  TILEWISE_INLINE static int uniform(int value) { return value; }
+
+  /// As on the device, each word past the end reads as zeros.
+  struct Window {
+    const uint8_t* start;
+    uint32_t bytes;
+  };
+  TILEWISE_INLINE static Window window(const void* start, uint32_t bytes) {
+    return {static_cast<const uint8_t*>(start), bytes};
+  }
+  template <class T>
+  TILEWISE_INLINE static T load_window(const Window& from, uint32_t offset) {
+    constexpr int32_t kWord = sizeof(T) < 4 ? sizeof(T) : 4;
+    T value{};
+    if (static_cast<uint64_t>(offset) + sizeof(T) <= from.bytes) {
+      host_block->load_global(&value, from.start + offset, sizeof(T));
+      return value;
+    }
+    auto* to = reinterpret_cast<uint8_t*>(&value);
+    for (uint64_t at = 0; at < sizeof(T) && offset + at + kWord <= from.bytes; at += kWord) {
+      host_block->load_global(to + at, from.start + offset + at, kWord);
+    }
+    return value;
+  }
+
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack_nearest(float low, float high) {
+    if constexpr (kElement == kBf16) {
+      return high_halves(__builtin_bit_cast(uint32_t, low) + 0x8000u, __builtin_bit_cast(uint32_t, high) + 0x8000u);
+    } else {
+      return HostMachine<kWaveLanes>::template pack<kElement>(low, high);
+    }
+  }
+  TILEWISE_INLINE static uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+    uint32_t chosen = 0;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t number = selector >> (8 * i) & 0xFFu;
+      chosen |= (static_cast<uint32_t>(bytes >> (8 * number)) & 0xFFu) << (8 * i);
+    }
+    return chosen;
+  }
+  TILEWISE_INLINE static uint32_t low_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x05040100u); }
+  TILEWISE_INLINE static uint32_t high_halves(uint32_t a, uint32_t b) { return choose_bytes(a, b, 0x07060302u); }
+};
+
+/// Stands in for CdnaMachine.
+struct HostCdnaMachine : HostAmdMachine<64> {
+  static constexpr int kDies = 8;
+  template <int kElement>
+  TILEWISE_INLINE static void mma_32x32x16(CdnaAccumulator& d, CdnaOperand a, CdnaOperand b) {
+    host_block->multiply(HostMatrix::kMfma32x32x16, kElement, &d[0], reinterpret_cast<const uint32_t*>(&a),
+                         reinterpret_cast<const uint32_t*>(&b));
+  }
+};
+
+/// Stands in for RdnaMachine.
+struct HostRdnaMachine : HostAmdMachine<32> {
+  TILEWISE_INLINE static uint32_t swap_halves(uint32_t word) { return host_block->shuffle_xor(word, 16); }
+  template <int kElement>
+  TILEWISE_INLINE static void mma_16x16x16(RdnaAccumulator& d, const RdnaOperand& a, const RdnaOperand& b) {
+    host_block->multiply(HostMatrix::kWmma16x16x16, kElement, &d[0], reinterpret_cast<const uint32_t*>(&a),
+                         reinterpret_cast<const uint32_t*>(&b));
+  }
+};
+
+/// The entry of a stub, which runs one lane of a kernel.
+template <class Kernel, class Machine>
+const HostKernel* host_kernel() {
+  using Params = typename Kernel::Params;
+  using Shared = typename Kernel::Shared;
+  static constexpr HostKernel kKernel{[](HostBlock& block, const void* params, void* shared) {
+                                        host_block = &block;
+                                        Kernel::run(*static_cast<const Params*>(params), *static_cast<Shared*>(shared));
+                                      },
+                                      Machine::kLanes, __is_empty(Shared) ? 0 : static_cast<int32_t>(sizeof(Shared))};
+  return &kKernel;
+}
+
+}  // namespace tilewise::device

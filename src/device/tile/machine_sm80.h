@@ -1,0 +1,134 @@
+// NVIDIA GPUs from sm_80: PTX in small named wrappers. Lanes are a warp's 32.
+#pragma once
+
+#include "device/common/tensors.h"
+#include "device/tile/registers.h"
+
+namespace tilewise::device {
+
+struct Sm80Machine {
+  static constexpr int kLanes = 32;
+
+  TILEWISE_INLINE static int thread() { return static_cast<int>(threadIdx.x); }
+  TILEWISE_INLINE static int lane() { return static_cast<int>(threadIdx.x % 32); }
+  /// The same value in every lane, and known to be so.
+  TILEWISE_INLINE static int wave() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0); }
+  TILEWISE_INLINE static int block() { return static_cast<int>(blockIdx.x); }
+  /// The same value, recomputed where it is used: what derives from it stays out of the registers that
+  /// live through a loop.
+  TILEWISE_INLINE static int not_hoisted(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+  }
+  TILEWISE_INLINE static void barrier() { __syncthreads(); }
+  TILEWISE_INLINE static void wave_sync() { __syncwarp(); }
+  TILEWISE_INLINE static bool any(bool value) { return __any_sync(~0u, value); }
+  TILEWISE_INLINE static float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+
+  template <class T>
+  TILEWISE_INLINE static T load_global(const T* from) {
+    return *from;
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_global(T* to, T value) {
+    *to = value;
+  }
+  /// Adds 4 floats, 16 bytes aligned, to memory that other blocks add to at the same time, in any order.
+  TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
+                 "f"(x[3])
+                 : "memory");
+#else
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + i), "f"(x[i]) : "memory");
+    }
+#endif
+  }
+  template <class T>
+  TILEWISE_INLINE static T load_shared(const void* from) {
+    return *static_cast<const T*>(from);
+  }
+  template <class T>
+  TILEWISE_INLINE static void store_shared(void* to, T value) {
+    *static_cast<T*>(to) = value;
+  }
+
+  TILEWISE_INLINE static float exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  TILEWISE_INLINE static float log2(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  TILEWISE_INLINE static float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
+  /// Two floats as two 16-bit elements, rounded to nearest even, the first one low.
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t pack(float low, float high) {
+    uint32_t packed;
+    if constexpr (kElement == kBf16) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+  }
+
+  /// Starts copying 16 bytes to shared memory; zeros where `valid` is false, and nothing is read then.
+  TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
+    const uint32_t size = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(size)
+                 : "memory");
+  }
+  TILEWISE_INLINE static void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  /// Waits until at most kPending groups of this lane's copies are under way.
+  template <int kPending>
+  TILEWISE_INLINE static void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+
+  /// Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
+  TILEWISE_INLINE static void load_matrices(uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  }
+  TILEWISE_INLINE static void load_matrices_transposed(uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+  }
+
+  /// d += a * b of 16 x 16 and 16 x 8 elements.
+  template <int kElement>
+  TILEWISE_INLINE static void mma(Sm80Accumulator& d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if constexpr (kElement == kBf16) {
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+  }
+
+ private:
+  TILEWISE_INLINE static uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+  }
+};
+
+}  // namespace tilewise::device

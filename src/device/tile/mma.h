@@ -1,0 +1,58 @@
+// Products of tiles as kernels write them. The accumulators say which machine's operations are meant, and tiles that
+// streams have brought are read the way the product needs them.
+#pragma once
+
+#include "device/tile/fragment.h"
+#include "device/tile/stream_tile.h"
+
+namespace tilewise::device {
+
+template <class Operand>
+TILEWISE_INLINE const Operand& by_rows(const Operand& operand) {
+  return operand;
+}
+template <int kElement, int Rows, int Depth, int kUse, bool kTransposedCopies>
+TILEWISE_INLINE const auto& by_rows(const StreamTile<kElement, Rows, Depth, kUse, kTransposedCopies>& tile) {
+  return tile.by_rows();
+}
+template <class Operand>
+TILEWISE_INLINE const Operand& by_columns(const Operand& operand) {
+  return operand;
+}
+template <int kElement, int Rows, int Depth, int kUse, bool kTransposedCopies>
+TILEWISE_INLINE const auto& by_columns(const StreamTile<kElement, Rows, Depth, kUse, kTransposedCopies>& tile) {
+  return tile.by_columns();
+}
+
+/// to += A B^T. A: an operand in registers, or rows of a tile.
+template <class Ops, int Rows, int Cols, class A, class B>
+TILEWISE_INLINE void mma_ABt(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b) {
+  static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
+  Ops::mma_ABt(to, a, by_rows(b));
+}
+
+/// to += A B. A: an operand in registers. Where waves share the rows of `to`, each has a part of its columns.
+template <class Ops, int Rows, int Cols, class A, class B, int kParts = 1>
+TILEWISE_INLINE void mma_AB(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b, ColumnPart<kParts> part = {0}) {
+  static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
+  if constexpr (kParts == 1) {
+    Ops::mma_AB(to, a, by_columns(b));
+  } else {
+    Ops::mma_AB(to, a, by_columns(b), part);
+  }
+}
+
+/// to += A^T B, both read from tiles. On machines that read tiles transposed.
+template <class Ops, int Rows, int Cols, class A, class B, int kParts>
+TILEWISE_INLINE void mma_AtB(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b, ColumnPart<kParts> part) {
+  static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
+  Ops::mma_AtB(to, a, b, part);
+}
+
+/// Accumulators rounded to elements of a type, as the left operand of mma_AB().
+template <int kElement, class Ops, int Rows, int Cols>
+TILEWISE_INLINE auto to_operand(const Fragment<Ops, Rows, Cols>& from) {
+  return Ops::template to_operand<kElement>(from);
+}
+
+}  // namespace tilewise::device

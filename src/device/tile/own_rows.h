@@ -1,0 +1,54 @@
+// The rows a block owns as a product's operand: kept in shared memory, or moved to registers once.
+#pragma once
+
+#include "device/tile/loader.h"
+
+namespace tilewise::device {
+
+struct NoTile {};
+
+/// C.waves waves own C.rows_per_wave rows each, of Depth elements. kTight: registers are scarce around the products.
+template <class Ops, auto C, int kElement, int Depth, bool kTight = false>
+class OwnRows {
+  using Machine = typename Ops::Machine;
+  using RowTile = SharedTile<kElement, C.waves * C.rows_per_wave, Depth>;
+  static constexpr bool kDirect = C.rows_in_registers && Ops::kDirectRows;
+
+ public:
+  /// What the rows need of shared memory; empty where they come straight to registers.
+  using Tile = Choose<kDirect, NoTile, RowTile>;
+
+  /// Starts bringing the block's rows, which lie at address(row). Rows that move to registers through
+  /// shared memory need two barriers; rows that stay are ready after the first barrier of the caller.
+  template <class Address>
+  TILEWISE_INLINE void load(Tile& tile, int wave_row, int64_t cols, const Address& address) {
+    if constexpr (kDirect) {
+      Ops::gather_rows(held_, [&](int row, int chunk) {
+        return load_chunk<Machine, C>(address(wave_row + row), chunk * kChunk, static_cast<int>(cols));
+      });
+    } else {
+      copy_rows<Ops, C>(tile, cols, address);
+      if constexpr (C.rows_in_registers) {
+        Ops::finish_copies();
+        Machine::barrier();
+        Ops::load_operand(held_, part_of(tile, wave_row));
+        Machine::barrier();
+      }
+    }
+  }
+
+  /// The wave's rows as the left operand of mma_ABt().
+  TILEWISE_INLINE decltype(auto) operand(const Tile& tile, int wave_row) const {
+    if constexpr (C.rows_in_registers) {
+      return (held_);
+    } else {
+      return TilePart<RowTile, kTight>{tile, wave_row};
+    }
+  }
+
+ private:
+  using Operand = typename Ops::template Operand<kElement, C.rows_per_wave, Depth>;
+  Choose<C.rows_in_registers, Operand, NoTile> held_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,134 @@
+// What differs between the compilers of device code: NVRTC, clang for AMD, and the host's compiler
+// that builds the emulation. Nothing here needs a toolkit's header.
+#pragma once
+
+#include <stdint.h>
+
+#define TILEWISE_INLINE __attribute__((always_inline)) inline
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__) || defined(__clang__)
+#define TILEWISE_UNROLL _Pragma("unroll")
+#define TILEWISE_NO_UNROLL _Pragma("unroll 1")
+#else
+#define TILEWISE_UNROLL
+#define TILEWISE_NO_UNROLL
+#endif
+
+namespace tilewise::device {
+
+/// 16 bytes that move as one.
+struct alignas(16) Chunk {
+  uint32_t word[4];
+};
+struct alignas(8) HalfChunk {
+  uint32_t word[2];
+};
+
+/// The shared memory of kernels that need none.
+struct NoShared {};
+
+template <class T, class U>
+struct IsSame {
+  static constexpr bool value = false;
+};
+template <class T>
+struct IsSame<T, T> {
+  static constexpr bool value = true;
+};
+
+template <bool kFirst, class First, class Second>
+struct ChooseType {
+  using Type = First;
+};
+template <class First, class Second>
+struct ChooseType<false, First, Second> {
+  using Type = Second;
+};
+/// First where the condition holds, else Second.
+template <bool kFirst, class First, class Second>
+using Choose = typename ChooseType<kFirst, First, Second>::Type;
+
+template <class T>
+TILEWISE_INLINE constexpr T minimum(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+TILEWISE_INLINE constexpr T maximum(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+TILEWISE_INLINE constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+/// A value that is the same in every lane, made known as such where the machine has a way to.
+template <class Machine>
+TILEWISE_INLINE int32_t uniform(int32_t value) {
+  if constexpr (requires { Machine::uniform(value); }) {
+    return Machine::uniform(value);
+  } else {
+    return value;
+  }
+}
+
+template <class Machine>
+TILEWISE_INLINE float uniform(float value) {
+  return __builtin_bit_cast(float, uniform<Machine>(__builtin_bit_cast(int32_t, value)));
+}
+
+/// Keeps instructions on their side of this call, where the machine has a way to.
+template <class Machine>
+TILEWISE_INLINE void keep_order() {
+  if constexpr (requires { Machine::keep_order(); }) Machine::keep_order();
+}
+
+/// Has the value computed by here, where the machine has a way to: products that a branch later uses are moved
+/// behind it otherwise, while their operands wait in registers.
+template <class Machine, class Value>
+TILEWISE_INLINE void compute_by_here(Value& value) {
+  if constexpr (requires { Machine::compute_by_here(value); }) Machine::compute_by_here(value);
+}
+
+/// The greater one, or the one that is a number.
+TILEWISE_INLINE float higher(float a, float b) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return fmaxf(a, b);
+#else
+  return __builtin_fmaxf(a, b);
+#endif
+}
+
+template <int kValue>
+struct Index {
+  static constexpr int value = kValue;
+};
+
+/// visit(Index<i>) for i in [kBegin, kEnd): a loop whose counter is a constant, whatever the compiler
+/// would have unrolled.
+template <int kBegin, int kEnd, class Visit>
+TILEWISE_INLINE void for_each_index(const Visit& visit) {
+  if constexpr (kEnd - kBegin == 1) {
+    visit(Index<kBegin>{});
+  } else if constexpr (kBegin < kEnd) {
+    constexpr int kMiddle = (kBegin + kEnd) / 2;
+    for_each_index<kBegin, kMiddle>(visit);
+    for_each_index<kMiddle, kEnd>(visit);
+  }
+}
+
+inline constexpr float kLog2E = 1.44269504088896340736f;
+inline constexpr float kLn2 = 0.69314718055994530942f;
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7F800000u);
+inline constexpr float kLeastNormal = 0x1p-126f;
+
+/// A NaN with the highest payload bits alone, where the machine rounds by adding to the bits: a full payload would
+/// carry into the sign and leave a number.
+template <class Machine>
+TILEWISE_INLINE float with_plain_nan(float x) {
+  if constexpr (requires { Machine::kRoundsByAdding; }) {
+    return x != x ? __builtin_bit_cast(float, 0x7FC00000u) : x;
+  } else {
+    return x;
+  }
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,49 @@
+// Register types of matrix instructions, shared by each machine and its emulation.
+#pragma once
+
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+/// mma.sync's accumulator of 16 rows x 8 columns.
+struct Sm80Accumulator {
+  float value[4];
+  TILEWISE_INLINE float& operator[](int i) { return value[i]; }
+  TILEWISE_INLINE const float& operator[](int i) const { return value[i]; }
+};
+
+// NVRTC knows no vector types.
+#if !defined(__CUDACC_RTC__) && !defined(__CUDACC__)
+
+/// Accumulator of v_mfma_f32_32x32x*: 16 of 32 x 32 floats a lane. One vector value, so that the
+/// compiler keeps it in adjacent registers.
+struct CdnaAccumulator {
+  typedef float Vector __attribute__((vector_size(64)));
+  /// Two adjacent registers: CDNA multiplies and adds both in one instruction.
+  typedef float Pair __attribute__((vector_size(8), may_alias));
+  Vector value;
+  TILEWISE_INLINE float& operator[](int i) { return reinterpret_cast<float*>(&value)[i]; }
+  TILEWISE_INLINE const float& operator[](int i) const { return reinterpret_cast<const float*>(&value)[i]; }
+  /// Registers i and i + 1, i even.
+  TILEWISE_INLINE Pair& pair(int i) { return reinterpret_cast<Pair*>(&value)[i / 2]; }
+};
+
+/// Eight 16-bit elements of one row: half of the contraction of a 32x32x16 product.
+typedef uint32_t CdnaOperand __attribute__((vector_size(16)));
+
+/// Accumulator of v_wmma_f32_16x16x16_*: 8 of 16 x 16 floats a lane. One vector value, so that the
+/// compiler keeps it in adjacent registers.
+struct RdnaAccumulator {
+  typedef float Vector __attribute__((vector_size(32)));
+  Vector value;
+  TILEWISE_INLINE float& operator[](int i) { return reinterpret_cast<float*>(&value)[i]; }
+  TILEWISE_INLINE const float& operator[](int i) const { return reinterpret_cast<const float*>(&value)[i]; }
+};
+
+/// Sixteen 16-bit elements of one row: the whole contraction of a product, the same in both halves of
+/// the lanes.
+typedef uint32_t RdnaOperand __attribute__((vector_size(32)));
+
+#endif
+
+}  // namespace tilewise::device

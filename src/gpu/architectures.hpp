@@ -1,0 +1,43 @@
+// What is known of a GPU without having one: its matrix instructions, and properties that schedules and cost
+// estimates go by.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "core/device_description.hpp"
+#include "gpu/family.hpp"
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::gpu {
+
+/// An architecture that kernels are compiled for.
+struct Architecture {
+  std::string_view name;     ///< "sm_90a", "gfx942"
+  Family family;             ///< of the instructions that portable kernels use
+  int multiprocessors;       ///< of a common product, as its driver counts them
+  std::size_t shared_bytes;  ///< most that a block may have
+  double gigahertz;          ///< peak clock of that product
+  double matrix_rate;        ///< multiply-adds of half precision that a multiprocessor does in a cycle
+  double memory_gigabytes_per_second;
+};
+
+/// Null where no kernel is compiled for it.
+[[nodiscard]] const Architecture* find_architecture(std::string_view name);
+/// Throws Error (invalid_argument), which lists the names there are.
+[[nodiscard]] const Architecture& named_architecture(std::string_view name);
+
+/// "gfx90a, gfx942, ...": those of a kind of device, for messages.
+[[nodiscard]] std::string architecture_names(DeviceType type);
+
+/// The kind of device that has this architecture.
+[[nodiscard]] DeviceType device_of(const Architecture& architecture);
+
+/// The product that the table speaks of.
+[[nodiscard]] core::DeviceDescription describe(const Architecture& architecture);
+
+/// Whether a device has the family's instructions. NVIDIA's newer than the table have mma.sync, as all before them.
+[[nodiscard]] bool has_family(const core::DeviceDescription& device, Family family);
+
+}  // namespace tilewise::gpu

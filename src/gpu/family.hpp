@@ -1,0 +1,42 @@
+// Families of matrix instructions: which files of src/device/tile a kernel is made with. A property of an
+// implementation, not of a device: a device may have the instructions of several.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::gpu {
+
+/// mma.sync; MFMA; WMMA; wgmma. Bits of what an architecture has.
+enum class Family : std::uint8_t { sm80 = 1, cdna = 2, rdna = 4, sm90 = 8 };
+
+struct FamilyTraits {
+  std::string_view title;  ///< "AMD's CDNA", in messages
+  DeviceType device;
+  std::uint32_t lanes;  ///< of a wave
+  std::string_view machine_header, machine, host_machine, ops_header, ops;
+};
+
+[[nodiscard]] constexpr FamilyTraits traits_of(Family family) {
+  switch (family) {
+    case Family::sm80:
+      break;
+    case Family::cdna:
+      return {"AMD's CDNA",      DeviceType::hip,          64,       "device/tile/machine_cdna.h", "CdnaMachine",
+              "HostCdnaMachine", "device/tile/ops_cdna.h", "CdnaOps"};
+    case Family::sm90:
+      return {"NVIDIA's Hopper",         DeviceType::cuda, 32, "device/hopper/machine.h", "HopperMachine", "",
+              "device/hopper/machine.h", "Sm90Ops"};
+    case Family::rdna:
+      return {"AMD's RDNA",      DeviceType::hip,          32,       "device/tile/machine_rdna.h", "RdnaMachine",
+              "HostRdnaMachine", "device/tile/ops_rdna.h", "RdnaOps"};
+  }
+  return {"NVIDIA's",        DeviceType::cuda,         32,       "device/tile/machine_sm80.h", "Sm80Machine",
+          "HostSm80Machine", "device/tile/ops_sm80.h", "Sm80Ops"};
+}
+
+[[nodiscard]] constexpr std::uint32_t lanes(Family family) { return traits_of(family).lanes; }
+
+}  // namespace tilewise::gpu

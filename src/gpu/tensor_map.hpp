@@ -1,0 +1,35 @@
+// What NVIDIA's tensor memory accelerator is told of a tensor. The driver encodes it into 128 bytes, which kernels get
+// within their parameters.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "tilewise/tensor.hpp"
+
+namespace tilewise::gpu {
+
+inline constexpr std::size_t kTensorMapBytes = 128;
+
+/// How a box's rows are spread over the banks of shared memory.
+enum class Swizzle : std::uint8_t { none, bytes32, bytes64, bytes128 };
+
+struct TensorMap {
+  void* address = nullptr;  ///< on 16 bytes
+  DType dtype = DType::bf16;
+  int rank = 0;
+  std::array<std::uint64_t, 5> dims{};     ///< elements, the innermost dimension first
+  std::array<std::uint64_t, 4> strides{};  ///< bytes, of all dimensions but the innermost; multiples of 16
+  std::array<std::uint32_t, 5> box{};      ///< elements that one copy moves
+  Swizzle swizzle = Swizzle::bytes128;
+};
+
+/// A map among a launch's parameters.
+struct TensorMapParameter {
+  std::uint32_t param_offset;  ///< a multiple of 64
+  TensorMap map;               ///< as far as the problem decides it
+  /// Sets address, dims and strides from the operation's parameters.
+  void (*bind)(const void* call, TensorMap& map);
+};
+
+}  // namespace tilewise::gpu

@@ -1,0 +1,52 @@
+// The public functions of the KV cache step.
+#include "operations/kv_cache/kv_cache.hpp"
+
+#include "tilewise/kv_cache.hpp"
+
+namespace tilewise {
+
+using operations::KvCache;
+using operations::kv_cache::call_of;
+
+const core::OperationInterface& operation_of(const KvCacheProblem*) noexcept {
+  static constexpr core::OperationOf<KvCache> kOperation;
+  return kOperation;
+}
+
+std::size_t hash_value(const KvCacheProblem& problem) noexcept { return operation_of(&problem).hash(&problem); }
+std::string to_string(const KvCacheProblem& problem) { return operation_of(&problem).text(&problem); }
+void validate(const KvCacheProblem& problem) { operations::kv_cache::validate(problem); }
+
+namespace {
+
+/// Unlike KvCache::describe() this tells everything that is wrong with a call.
+KvCacheProblem describe_whole(const operations::kv_cache::Call& call) {
+  KvCacheProblem problem = KvCache::describe(call);
+  core::check_call_apart<KvCache>(call, nullptr, 0);
+  validate(problem);
+  (void)KvCache::make_params(call, problem);
+  return problem;
+}
+
+}  // namespace
+
+KvCacheProblem describe(const KvCacheArguments& arguments) { return describe_whole(call_of(arguments)); }
+KvCacheProblem describe(const AppendKvArguments& arguments) { return describe_whole(call_of(arguments)); }
+
+void run(const Plan& plan, const KvCacheArguments& arguments, void* workspace, void* stream) {
+  core::run_planned<KvCache>(plan, call_of(arguments), workspace, stream);
+}
+
+void run(const Plan& plan, const AppendKvArguments& arguments, void* workspace, void* stream) {
+  core::run_planned<KvCache>(plan, call_of(arguments), workspace, stream);
+}
+
+void kv_cache_attention(const KvCacheArguments& arguments, const SelectOptions& select, void* stream) {
+  core::run_call<KvCache>(call_of(arguments), select, stream, nullptr);
+}
+
+void append_kv(const AppendKvArguments& arguments, const SelectOptions& select, void* stream) {
+  core::run_call<KvCache>(call_of(arguments), select, stream, nullptr);
+}
+
+}  // namespace tilewise

@@ -1,0 +1,19 @@
+// The limits of a KV cache problem.
+#pragma once
+
+#include <string_view>
+
+#include "tilewise/kv_cache.hpp"
+
+namespace tilewise::operations::kv_cache {
+
+/// Throws unless `dtype` is one that q, new keys and out may have; `name` is the tensor's.
+void validate_dtype(std::string_view name, DType dtype);
+/// Throws unless a cache of `cache_dtype` goes with q and new keys of `dtype`.
+void validate_cache_dtype(DType dtype, DType cache_dtype);
+void validate_head_counts(const KvCacheProblem& problem);
+
+/// As tilewise::validate().
+void validate(const KvCacheProblem& problem);
+
+}  // namespace tilewise::operations::kv_cache

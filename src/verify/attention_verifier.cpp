@@ -1,0 +1,35 @@
+// Attention's problems and calls, as the checks of any operation take them.
+#include "verify/attention_verifier.hpp"
+
+#include "verify/call_tensors.hpp"
+#include "verify/verify.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+class AttentionVerifier final : public Verifier {
+ public:
+  [[nodiscard]] const core::OperationInterface& operation() const override {
+    constexpr const Problem* kTag = nullptr;
+    return operation_of(kTag);
+  }
+  [[nodiscard]] AnyProblem random_problem(std::uint64_t seed, const Limits& limits) const override {
+    using operations::attention::FeatureSet;
+    const FeatureSet features = FeatureSet::from_bits(limits.features & FeatureSet::all().bits());
+    return verify::random_problem(seed, Filter{features, limits.max_flops});
+  }
+  [[nodiscard]] std::unique_ptr<const DrawnCall> draw(const AnyProblem& problem, std::uint64_t seed,
+                                                      Values values) const override {
+    return std::make_unique<CallTensors>(problem.get<Problem>(), seed, values);
+  }
+};
+
+}  // namespace
+
+template <>
+const Verifier& verifier<operations::Attention>() {
+  static const AttentionVerifier verifier;
+  return verifier;
+}
+
+}  // namespace tilewise::verify

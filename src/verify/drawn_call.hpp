@@ -1,0 +1,100 @@
+// One call of any operation with everything it reads, drawn from a seed, and its poisoned outputs: what the checks
+// against the reference know of an operation.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewise/plan.hpp"
+#include "verify/buffer.hpp"
+
+namespace tilewise::verify {
+
+/// One output with its guards.
+struct Output {
+  std::string name;
+  Buffer buffer;
+  int row_axis;                          ///< -1: every element is written
+  std::int64_t rows;                     ///< along row_axis; later rows belong to no sequence and stay untouched
+  std::vector<std::string_view> axes{};  ///< names of the dimensions, for messages; empty: by the output's name
+};
+
+/// The output of that name, or null.
+[[nodiscard]] const Output* find_output(const std::vector<Output>& outputs, std::string_view name);
+
+/// What the used parts of inputs hold: ordinary numbers, or a few NaN and infinities among them.
+enum class Values : std::uint8_t { ordinary, special };
+
+/// NaN half of the time, now and then one whose payload has every bit; else an infinity.
+[[nodiscard]] double special_value(Random& rng);
+
+/// NaN, infinity or the largest finite number, as bits: none of them may reach a result.
+[[nodiscard]] std::uint64_t random_poison(DType dtype, Random& rng);
+
+/// What else an element may be than the reference's class of number (finite or not).
+enum class Reach : std::uint8_t {
+  none,
+  may,      ///< non-finite, though the reference's is finite: 0 times a NaN or infinity where nothing is seen
+  must_nan  ///< NaN, where else any non-finite one will do
+};
+
+/// Row-major over one output's view. The rounding of the output itself is not included.
+struct ErrorBounds {
+  std::string_view output;
+  std::vector<double> limit, sigma;
+  std::vector<Reach> reach;  ///< empty: none everywhere
+};
+
+/// Done to each tensor of a call before it is used, such as moving it to a device.
+using Change = std::function<void(TensorView&)>;
+
+class DrawnCall {
+ public:
+  DrawnCall() = default;
+  virtual ~DrawnCall() = default;
+  DrawnCall(const DrawnCall&) = delete;
+  DrawnCall& operator=(const DrawnCall&) = delete;
+
+  /// What the tensors describe to.
+  [[nodiscard]] virtual AnyProblem any_problem() const = 0;
+  /// Poisoned; placement drawn from `seed`.
+  [[nodiscard]] virtual std::vector<Output> make_outputs(std::uint64_t seed) const = 0;
+  /// Of the call's tensors and these outputs, all of them changed.
+  [[nodiscard]] virtual Plan plan(std::string_view implementation, const std::vector<Output>& outputs,
+                                  const Change& change) const = 0;
+  virtual void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
+                      const Change& change) const = 0;
+  /// Of every output, given the reference's results.
+  [[nodiscard]] virtual std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const = 0;
+
+  [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs) const;
+  /// Runs on a workspace full of NaN. Throws Error(runtime) where the kernel leaves its workspace.
+  void run(const Plan& plan, const std::vector<Output>& outputs) const;
+  /// The memory of every input.
+  [[nodiscard]] std::vector<std::span<std::byte>> input_memory() const;
+  /// Empty, or the name of an input that is not what it was when the inputs were sealed.
+  [[nodiscard]] std::string find_changed_input() const;
+
+ protected:
+  struct Input {
+    std::string name;
+    Buffer buffer;
+    std::vector<TensorView> views;  ///< may be several: packed qkv
+    std::uint64_t checksum = 0;
+  };
+
+  /// Filled with poison.
+  Input& add_poisoned(std::string name, DType dtype, std::vector<std::int64_t> shape, const Placement& placement,
+                      Random& rng);
+  /// Remembers what all inputs hold.
+  void seal_inputs();
+
+  std::deque<Input> inputs_;
+};
+
+}  // namespace tilewise::verify

@@ -1,0 +1,165 @@
+// Errors of scores, weights and of what is summed with them, evaluated in double along the reference's own formulas.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "operations/elements.hpp"
+#include "verify/error_bounds.hpp"
+#include "verify/kv_cache_call.hpp"
+
+namespace tilewise::verify {
+namespace {
+
+using operations::load_element;
+using namespace operations::kv_cache;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class Pass {
+ public:
+  Pass(const KvCacheParams& p, const std::vector<Output>& expected) : p_(p), r_(unit_roundoff(p.dtype)) {
+    for (const Output& output : expected) {
+      const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
+      bounds_.push_back({output.name, zero, zero, {}});
+    }
+  }
+
+  std::vector<ErrorBounds> run() && {
+    if (!p_.attends) return std::move(bounds_);
+    for (std::int64_t b = 0; b < p_.batch_size; ++b) {
+      const Sequence s = sequence_of(p_, b);
+      if (s.absent) continue;
+      for (std::int64_t h = 0; h < p_.num_heads_q; ++h)
+        for (std::int64_t i = 0; i < s.seqlen_q; ++i) bound_row(s, b, h, i);
+    }
+    return std::move(bounds_);
+  }
+
+ private:
+  [[nodiscard]] double cache_element(const device::Tensor4& cache, const ScaleTensor& scales, const CachePlace& at,
+                                     std::int64_t b, std::int64_t h, std::int64_t d) const {
+    const std::int64_t offset = at.row * cache.batch_stride + at.place * cache.seq_stride + h * cache.head_stride + d;
+    const double stored = load_element(p_.cache_dtype, cache.data, offset);
+    return p_.scales == CacheScales::none ? stored : stored * double{scales.load(b, at.row, at.place, h)};
+  }
+
+  /// The score of key j and its error.
+  [[nodiscard]] std::pair<double, double> score(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
+                                                std::int64_t j, const std::vector<double>& q) const {
+    const CachePlace at = cache_place(p_, s, b, s.leftpad + j);
+    const std::int64_t head_k = h / (p_.num_heads_q / p_.num_heads_k);
+    double sum = 0.0, magnitude = 0.0;
+    for (std::int64_t d = 0; d < p_.head_dim; ++d) {
+      const double term = q[static_cast<std::size_t>(d)] * cache_element(p_.k_cache, p_.k_scale, at, b, head_k, d);
+      sum += term;
+      magnitude += std::abs(term);
+    }
+    double value = sum * p_.softmax_scale;
+    double error =
+        kU * (2.0 * std::sqrt(static_cast<double>(p_.head_dim)) + 8.0) * magnitude * std::abs(double{p_.softmax_scale});
+    if (p_.softcap > 0.0f) {
+      value = p_.softcap * std::tanh(value / p_.softcap);
+      error += 16.0 * kU * double{p_.softcap};
+    }
+    if (p_.alibi_slopes != nullptr) {
+      const double slope = p_.alibi_slopes[b * p_.alibi_batch_stride + h * p_.alibi_head_stride];
+      const double bias = slope * static_cast<double>(std::abs(i + s.diagonal() - j));
+      value -= bias;
+      error += 4.0 * kU * bias;
+    }
+    return {value, error};
+  }
+
+  void bound_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) {
+    const KeyRange keys = visible_keys(p_, s, i);
+    const double sink = p_.sink == nullptr ? -kInfinity : load_element(p_.sink_dtype, p_.sink, h * p_.sink_stride);
+    if (keys.end <= keys.begin) return;
+    const std::vector<double> q = query(s, b, h, i);
+    std::vector<double> weight, error;
+    double largest = sink;
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      const auto [value, off] = score(s, b, h, i, j, q);
+      weight.push_back(value);
+      error.push_back(off);
+      largest = std::max(largest, value);
+    }
+    double sum = sink == -kInfinity ? 0.0 : std::exp(sink - largest), sum_error = 0.0;
+    for (std::size_t n = 0; n < weight.size(); ++n) {
+      error[n] += kU * (16.0 + 4.0 * std::abs(weight[n]) + 4.0 * (largest - weight[n])) + 0.02 * r_;
+      weight[n] = std::exp(weight[n] - largest);
+      sum += weight[n];
+      sum_error += weight[n] * error[n];
+    }
+    const double terms = kU * (4.0 * std::sqrt(static_cast<double>(weight.size())) + 16.0);
+    sum_error = sum_error / sum + terms;
+    const double lse = largest + std::log(sum);
+    set_row(s, b, h, i, weight, error, sum, sum_error, terms);
+    set("softmax_lse", lse_index(s, b, h, i), sum_error + 8.0 * kU * std::abs(lse));
+  }
+
+  void set_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<double>& weight,
+               const std::vector<double>& error, double sum, double sum_error, double terms) {
+    const std::int64_t first = visible_keys(p_, s, i).begin, head_k = h / (p_.num_heads_q / p_.num_heads_k);
+    std::vector<double> limit(static_cast<std::size_t>(p_.head_dim_v));
+    for (std::size_t n = 0; n < weight.size(); ++n) {
+      const CachePlace at = cache_place(p_, s, b, s.leftpad + first + static_cast<std::int64_t>(n));
+      for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
+        limit[static_cast<std::size_t>(d)] += weight[n] / sum *
+                                              std::abs(cache_element(p_.v_cache, p_.v_scale, at, b, head_k, d)) *
+                                              (error[n] + sum_error + terms + 1.02 * r_);
+    }
+    for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
+      set("out", out_index(s, b, h, i) + d, limit[static_cast<std::size_t>(d)] + smallest_rounding(DType::f32));
+  }
+
+  /// Rotated; the rounding to its dtype is the kernels' and the reference's alike.
+  [[nodiscard]] std::vector<double> query(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    std::vector<double> q(static_cast<std::size_t>(p_.head_dim));
+    const std::int64_t offset = b * p_.q.batch_stride + (s.q_row + i) * p_.q.seq_stride + h * p_.q.head_stride;
+    for (std::int64_t d = 0; d < p_.head_dim; ++d)
+      q[static_cast<std::size_t>(d)] = load_element(p_.dtype, p_.q.data, offset + d);
+    const RotaryTables& r = p_.rotary;
+    const std::int64_t position = r.dim > 0 ? rotary_position(p_, s, b) + (queries_advance(p_) ? i : 0) : 0;
+    for (std::int64_t n = 0; n < r.dim / 2; ++n) {
+      double& x = q[static_cast<std::size_t>(r.offset + (r.interleaved ? 2 * n : n))];
+      double& y = q[static_cast<std::size_t>(r.offset + (r.interleaved ? 2 * n + 1 : n + r.dim / 2))];
+      const double c = load_element(r.dtype, r.cos, position * r.cos_stride + n);
+      const double sn = load_element(r.dtype, r.sin, position * r.sin_stride + n);
+      const double first = x * c - y * sn, second = x * sn + y * c;
+      x = first;
+      y = second;
+    }
+    return q;
+  }
+
+  /// Row-major over the whole output.
+  [[nodiscard]] std::int64_t out_index(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    const std::int64_t row = p_.packed ? s.q_row + i : b * p_.seqlen_q + i;
+    return (row * p_.num_heads_q + h) * p_.head_dim_v;
+  }
+  [[nodiscard]] std::int64_t lse_index(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return p_.packed ? h * p_.total_q + s.q_row + i : (b * p_.num_heads_q + h) * p_.seqlen_q + i;
+  }
+
+  void set(std::string_view name, std::int64_t index, double limit) {
+    const auto found = std::ranges::find(bounds_, name, &ErrorBounds::output);
+    if (found == bounds_.end() || !std::isfinite(limit)) return;
+    found->limit[static_cast<std::size_t>(index)] = limit;
+    found->sigma[static_cast<std::size_t>(index)] = 0.5 * limit;
+  }
+
+  static constexpr double kU = 0x1p-24;
+  const KvCacheParams& p_;
+  double r_;
+  std::vector<ErrorBounds> bounds_;
+};
+
+}  // namespace
+
+std::vector<ErrorBounds> kv_cache_bounds(const KvCacheParams& params, const std::vector<Output>& expected) {
+  return Pass(params, expected).run();
+}
+
+}  // namespace tilewise::verify

@@ -1,0 +1,68 @@
+// The tensors of one KV cache call, drawn from a seed for a problem: pages in random order, lengths and tables with
+// anything where nothing may be read, caches that are outputs where keys are appended.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "operations/kv_cache/kv_cache.hpp"
+#include "operations/kv_cache/sequence.hpp"
+#include "verify/drawn_call.hpp"
+
+namespace tilewise::verify {
+
+/// Everything a call reads, a pure function of (problem, seed). Ordinary numbers alone.
+class DrawnKvCache final : public DrawnCall {
+ public:
+  DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed);
+
+  [[nodiscard]] AnyProblem any_problem() const override { return problem_; }
+  /// out and softmax_lse; where keys are appended, caches and scales per token too, with what they hold before.
+  [[nodiscard]] std::vector<Output> make_outputs(std::uint64_t seed) const override;
+  [[nodiscard]] KvCacheArguments arguments(const std::vector<Output>& outputs) const;
+  [[nodiscard]] AppendKvArguments append_arguments(const std::vector<Output>& outputs) const;
+
+  using DrawnCall::plan;
+  [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs,
+                          const Change& change) const override;
+  void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
+              const Change& change) const override;
+  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const override;
+
+ private:
+  [[nodiscard]] bool alone() const { return problem_.call == KvCacheCall::append_kv; }
+  [[nodiscard]] std::vector<std::int64_t> rows_shape(bool queries, std::int64_t heads, std::int64_t dim) const;
+  [[nodiscard]] std::vector<std::int64_t> cache_shape(std::int64_t dim) const;
+  [[nodiscard]] std::vector<std::string_view> rows_axes() const;
+
+  TensorView add(std::string name, DType dtype, const std::vector<std::int64_t>& shape, bool last_contiguous);
+  TensorView add_normal(std::string name, DType dtype, const std::vector<std::int64_t>& shape);
+  TensorView add_lengths(std::string name, const std::vector<std::int64_t>& values);
+  [[nodiscard]] std::vector<std::int64_t> draw_cu_seqlens(std::int64_t total, std::int64_t longest);
+
+  void draw_rows();
+  void draw_lengths();
+  void draw_pages();
+  void draw_slots();
+  void draw_caches();
+  void draw_scales();
+  void draw_rotary();
+  void draw_scores();
+  /// Numbers where the call may read, elsewhere what must not reach a result.
+  void fill_cache(const TensorView& cache);
+
+  KvCacheProblem problem_;
+  Random rng_;
+  std::vector<std::int64_t> cu_q_, cu_new_, cached_, leftpad_, rows_;  // of each sequence; rows_ of a contiguous cache
+  TensorView q_, k_, v_, k_cache_, v_cache_;
+  KvCacheOptions options_;
+};
+
+/// How far from the reference a correct kernel may be, element by element; see error_bounds.hpp. Caches and scales
+/// must be equal: every implementation rounds them alike.
+[[nodiscard]] std::vector<ErrorBounds> kv_cache_bounds(const operations::kv_cache::KvCacheParams& params,
+                                                       const std::vector<Output>& expected);
+
+}  // namespace tilewise::verify

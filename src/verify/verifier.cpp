@@ -1,0 +1,28 @@
+// The table of verifiers, made over the one list of operations.
+#include "verify/verifier.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "operations/list.hpp"
+#include "verify/attention_verifier.hpp"
+#include "verify/kv_cache_verifier.hpp"
+#include "verify/merge_verifier.hpp"
+
+namespace tilewise::verify {
+
+std::span<const Verifier* const> verifiers() {
+  static const auto table = [] {
+    std::array<const Verifier*, operations::All::kSize> rows{};
+    std::size_t next = 0;
+    operations::All::for_each([&]<typename Traits> { rows[next++] = &verifier<Traits>(); });
+    return rows;
+  }();
+  return table;
+}
+
+const Verifier& verifier_of(const core::OperationInterface& operation) {
+  return **std::ranges::find_if(verifiers(), [&](const Verifier* row) { return &row->operation() == &operation; });
+}
+
+}  // namespace tilewise::verify

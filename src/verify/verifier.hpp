@@ -1,0 +1,39 @@
+// What checking an operation against the reference takes: drawing its problems, and the tensors of a call. Each
+// operation brings one Verifier; one left out does not link.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/operation.hpp"
+#include "verify/drawn_call.hpp"
+
+namespace tilewise::verify {
+
+/// What a random problem may be.
+struct Limits {
+  core::FeatureBits features = ~core::FeatureBits{0};  ///< it asks for no others
+  double max_flops = 2e7;                              ///< of its cost, so that the double reference stays quick
+};
+
+class Verifier {
+ public:
+  virtual ~Verifier() = default;
+  [[nodiscard]] virtual const core::OperationInterface& operation() const = 0;
+  /// A valid problem, a pure function of the arguments. Throws Error(invalid_argument) where too little is left.
+  [[nodiscard]] virtual AnyProblem random_problem(std::uint64_t seed, const Limits& limits) const = 0;
+  /// The tensors of a call. Throws Error for an invalid problem.
+  [[nodiscard]] virtual std::unique_ptr<const DrawnCall> draw(const AnyProblem& problem, std::uint64_t seed,
+                                                              Values values) const = 0;
+};
+
+/// Specialised beside each operation's drawing.
+template <typename Traits>
+[[nodiscard]] const Verifier& verifier();
+
+/// In the order of operations::All.
+[[nodiscard]] std::span<const Verifier* const> verifiers();
+[[nodiscard]] const Verifier& verifier_of(const core::OperationInterface& operation);
+
+}  // namespace tilewise::verify

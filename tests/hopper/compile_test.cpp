@@ -1,0 +1,80 @@
+// A real compiler: a representative set of Hopper kernels keeps its registers, and the parameter block lies as the host
+// says. Skips where NVRTC is not installed.
+#include <cstdlib>
+#include <vector>
+
+#include "gpu/compile_ahead.hpp"
+#include "jit/kernel_cache.hpp"
+#include "jit/search_paths.hpp"
+#include "support.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::concat;
+
+constexpr int kMostSpilledBytes = 64;
+
+class HopperCompiled : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    for (const char* name : {"TILEWISE_BUNDLE", "TILEWISE_KEEP_SOURCE"}) unsetenv(name);
+    jit::add_package_folders({PACKAGE_FOLDER});
+  }
+  void SetUp() override {
+    if (const std::string reason = jit::compiler_reason(target_); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  jit::Target target_ = jit::parse_target("sm_90a");
+};
+
+TEST_F(HopperCompiled, KernelsKeepToRegisters) {
+  const std::string every_option =
+      " layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256 softcap=30 alibi_slopes=[h] "
+      "bias=query[b,h,q,k] sink=query dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1";
+  const std::vector<std::string> problems{
+      "dtype=bf16 head_dim=64 seqlen_q=512",
+      "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=128 seqlen_q=4096",
+      "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal",
+      "dtype=f16 head_dim=128 seqlen_q=4096 mask=causal window_left=256",
+      "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=80 seqlen_q=4096",
+      "dtype=bf16 head_dim=128 seqlen_q=1 num_heads_k=4",
+      "dtype=bf16 head_dim=128 seqlen_q=4096 softcap=30",
+      "dtype=bf16 head_dim=64" + every_option,
+      "dtype=bf16 head_dim=128" + every_option,
+  };
+  std::vector<gpu::KernelBuild> builds;
+  for (const std::string& problem : problems) {
+    const gpu::Lowering lowering = lowered(concat(problem, " num_heads_q=32"));
+    gpu::add_builds(lowering.launches(), target_, builds);
+  }
+  ASSERT_EQ(builds.size(), problems.size());
+  gpu::compile_ahead(builds);
+  for (const gpu::KernelBuild& build : builds) {
+    try {
+      if (build.error) std::rethrow_exception(build.error);
+    } catch (const std::exception& thrown) {
+      ADD_FAILURE() << thrown.what() << "\n" << build.source.stub;
+      continue;
+    }
+    EXPECT_GT(build.compiled->resources.registers, 0) << build.source.stub;
+    EXPECT_LE(build.compiled->resources.spill_bytes, kMostSpilledBytes) << build.source.stub;
+  }
+}
+
+TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
+  std::string text = "#include \"device/hopper/params.h\"\n";
+  for (const gpu::ParameterField& field : gpu::fields_of<Forward::Params>()) {
+    core::append(text, concat("static_assert(__builtin_offsetof(tilewise::device::", Forward::kParams, ", ", field.name,
+                              ") == ", field.offset, ");\n"));
+  }
+  core::append(text, concat("static_assert(sizeof(tilewise::device::", Forward::kParams,
+                            ") == ", sizeof(Forward::Params), ");\nextern \"C\" __global__ void layout() {}\n"));
+  EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
+}
+
+}  // namespace
+}  // namespace tilewise::backends::hopper

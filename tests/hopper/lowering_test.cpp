@@ -1,0 +1,151 @@
+// What becomes of problems: grids, tensor maps, tiles that fit, and reasons for what is refused.
+#include <cstddef>
+#include <vector>
+
+#include "backends/cuda/hopper/implementation.hpp"
+#include "support.hpp"
+#include "tilewise/attention.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::concat;
+
+constexpr std::string_view kCausal = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
+
+TEST(HopperLowering, FillsTheDeviceAndDealsFromAClearedCounter) {
+  const gpu::Lowering lowering = lowered(kCausal);
+  ASSERT_EQ(lowering.steps.size(), 2U);
+  const auto& clear = std::get<gpu::Clear>(lowering.steps[0]);
+  EXPECT_EQ(clear.part, "tile_counter");
+  EXPECT_EQ(clear.bytes, 8U);
+  const auto& launch = std::get<gpu::Launch>(lowering.steps[1]);
+  EXPECT_EQ(launch.grid, gpu::Extent3{132});
+  EXPECT_EQ(launch.threads(), 512U);
+  const device::TileOrder order = params_of(launch).order;
+  EXPECT_EQ(order.num_tiles, 22);
+  EXPECT_EQ(order.heads_at_once, 6);
+  EXPECT_EQ(order.short_tiles, 11);
+}
+
+TEST(HopperLowering, DealsEqualTilesBeforehand) {
+  const gpu::Lowering lowering = lowered("dtype=bf16 seqlen_q=300 num_heads_q=3 head_dim=128");
+  ASSERT_EQ(lowering.steps.size(), 1U);
+  EXPECT_EQ(lowering.workspace_bytes, 0U);
+  EXPECT_EQ(std::get<gpu::Launch>(lowering.steps[0]).grid, gpu::Extent3{6});
+}
+
+TEST(HopperLowering, LaunchesNothingForNoQueries) {
+  EXPECT_TRUE(lowered("dtype=bf16 seqlen_q=0 seqlen_k=64 head_dim=64").launches().empty());
+}
+
+TEST(HopperLowering, PacksHeadsOfFewQueries) {
+  const gpu::Lowering lowering =
+      lowered("dtype=bf16 batch_size=4 seqlen_q=5 seqlen_k=500 num_heads_q=12 num_heads_k=2 head_dim=128");
+  const gpu::Launch& launch = *lowering.launches().at(0);
+  const device::TileOrder order = params_of(launch).order;
+  EXPECT_EQ(order.queries_per_warpgroup, 10);  // of 6 heads each
+  EXPECT_EQ(order.num_heads, 2);
+  EXPECT_EQ(order.num_tiles, 1);
+  EXPECT_EQ(launch.tensor_maps.at(0).map.box, (std::array<std::uint32_t, 5>{64, 6, 10, 1, 1}));
+}
+
+/// Of a call on tensors of [2, 40, heads, 72], stored as [2, heads, 40, 72].
+device::AttentionParams transposed_call(std::byte* memory) {
+  device::AttentionParams call{};
+  call.batch_size = 2, call.seqlen_q = call.seqlen_k = 40;
+  call.num_heads_q = 4, call.num_heads_k = 2, call.head_dim = call.head_dim_v = 72;
+  call.q = call.out = {memory, 4 * 40 * 72, 72, 40 * 72};
+  call.k = call.v = {memory, 2 * 40 * 72, 72, 40 * 72};
+  return call;
+}
+
+TEST(HopperLowering, MapsTensorsByTheirStrides) {
+  alignas(16) std::byte memory[16];
+  const device::AttentionParams call = transposed_call(memory);
+  const gpu::Lowering lowering =
+      lowered("dtype=f16 batch_size=2 seqlen_q=40 num_heads_q=4 num_heads_k=2 head_dim=72 layout=bhsd");
+  const gpu::Launch& launch = *lowering.launches().at(0);
+  const std::vector<std::size_t> places{
+      offsetof(device::HopperForwardParams, q_map), offsetof(device::HopperForwardParams, k_map),
+      offsetof(device::HopperForwardParams, v_map), offsetof(device::HopperForwardParams, out_map)};
+  ASSERT_EQ(launch.tensor_maps.size(), places.size());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    EXPECT_EQ(launch.tensor_maps[i].param_offset, places[i]);
+    EXPECT_EQ(launch.tensor_maps[i].param_offset % 64, 0U);
+    gpu::TensorMap map = launch.tensor_maps[i].map;
+    launch.tensor_maps[i].bind(&call, map);
+    EXPECT_EQ(map.address, memory);
+    EXPECT_EQ(map.dtype, DType::f16);
+    EXPECT_EQ(map.dims[0], 72U);
+    EXPECT_EQ(map.box[0], 64U);
+  }
+  gpu::TensorMap q = launch.tensor_maps[0].map, k = launch.tensor_maps[1].map;
+  launch.tensor_maps[0].bind(&call, q);
+  launch.tensor_maps[1].bind(&call, k);
+  // Two heads share a key head: [dim, head of the group, seq, group, batch].
+  EXPECT_EQ(q.dims, (std::array<std::uint64_t, 5>{72, 2, 40, 2, 2}));
+  EXPECT_EQ(q.strides, (std::array<std::uint64_t, 4>{40 * 144, 144, 80 * 144, 160 * 144}));
+  EXPECT_EQ(k.dims, (std::array<std::uint64_t, 5>{72, 40, 2, 2, 0}));
+  EXPECT_EQ(k.strides, (std::array<std::uint64_t, 4>{144, 40 * 144, 80 * 144, 0}));
+}
+
+TEST(HopperLowering, MapsNoKeysToAnyMemory) {
+  alignas(16) std::byte memory[16];
+  device::AttentionParams call = transposed_call(memory);
+  call.k = call.v = {};
+  call.seqlen_k = 0;
+  const gpu::Lowering lowering = lowered("dtype=f16 batch_size=2 seqlen_q=40 seqlen_k=0 num_heads_q=4 head_dim=72");
+  gpu::TensorMap map = lowering.launches().at(0)->tensor_maps.at(1).map;
+  lowering.launches().at(0)->tensor_maps.at(1).bind(&call, map);
+  EXPECT_EQ(map.address, memory);
+  EXPECT_EQ(map.dims, (std::array<std::uint64_t, 5>{72, 1, 1, 1, 0}));
+}
+
+TEST(HopperLowering, FitsSharedMemoryForEveryHeadDim) {
+  const std::vector<std::string> options{"",
+                                         " mask=causal",
+                                         " softcap=20",
+                                         " dropout_p=0.1",
+                                         " bias=f32[b,h,q,k]",
+                                         " alibi_slopes=[h] softcap=20",
+                                         " seqused_k=1"};
+  for (int dim = 8; dim <= 256; dim += 8) {
+    for (const int dim_v : {8, 64, 128, dim, 256}) {
+      for (const int queries : {1, 700, 4096, 20000}) {
+        for (const std::string& option : options) {
+          const std::string text = concat("dtype=bf16 seqlen_q=", queries,
+                                          " num_heads_q=8 num_heads_k=2 head_dim=", dim, " head_dim_v=", dim_v, option);
+          const gpu::Lowering lowering = lowered(text);
+          const gpu::KernelKey& key = lowering.launches().at(0)->key;
+          EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
+          const auto config = gpu::config_of<Forward>(key);
+          const device::RegisterShares shares = device::register_shares(config);
+          const int launched = 65536 / config.threads() / 8 * 8;
+          EXPECT_LE(4 * shares.producer + (config.waves - 4) * shares.consumer, config.waves * launched) << text;
+        }
+      }
+    }
+  }
+}
+
+TEST(HopperLowering, RefusesWithAReason) {
+  const auto refusal = [](std::string_view text) { return lower(problem_of(text), h200()).refusal; };
+  EXPECT_EQ(refusal("dtype=bf16 seqlen_q=64 head_dim=264"), "head_dim and head_dim_v must be <= 256 (got 264 and 264)");
+  EXPECT_EQ(refusal("dtype=bf16 seqlen_q=64 head_dim=64 head_dim_v=60"),
+            "head_dim and head_dim_v must be multiples of 8 (got 64 and 60)");
+  EXPECT_EQ(refusal("dtype=bf16 seqlen_q=64 head_dim=64 unaligned=1"),
+            "every row of q, k, v and out must start on 16 bytes (got one that does not)");
+}
+
+TEST(HopperLowering, TakesNoLongerForLess) {
+  const double causal = lowered(kCausal).estimated_us;
+  const double full = lowered("dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128").estimated_us;
+  EXPECT_LT(causal, full);
+  EXPECT_GT(causal, full / 3);
+  // 550 GFLOP at 700 TFLOP/s, as measured.
+  EXPECT_NEAR(full, 400.0, 100.0);
+}
+
+}  // namespace
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,38 @@
+// Problems as text, lowered for Hopper.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "backends/cuda/hopper/lowering.hpp"
+#include "backends/cuda/hopper/schedule.hpp"
+#include "core/message.hpp"
+#include "gpu/architectures.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::hopper {
+
+inline core::DeviceDescription h200() { return gpu::describe(gpu::named_architecture("sm_90a")); }
+
+inline Problem problem_of(std::string_view text) {
+  return parse_problem(core::concat("attention_forward device=cuda ", text));
+}
+
+/// Lowers what must not be refused.
+inline gpu::Lowering lowered(std::string_view text) {
+  Outcome outcome = lower(problem_of(text), h200());
+  EXPECT_EQ(outcome.refusal, "") << text;
+  return std::move(outcome.lowering);
+}
+
+inline device::HopperForwardParams params_of(const gpu::Launch& launch) {
+  EXPECT_TRUE(gpu::is_kernel<Forward>(launch.key)) << launch.key.body->name;
+  device::HopperForwardParams params;
+  std::memcpy(static_cast<void*>(&params), launch.params.data(), sizeof params);
+  return params;
+}
+
+}  // namespace tilewise::backends::hopper

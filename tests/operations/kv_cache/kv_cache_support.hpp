@@ -1,0 +1,86 @@
+// Small KV cache calls that own their memory, for the tests of this folder.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "core/select.hpp"
+#include "operations/kv_cache/kv_cache.hpp"
+#include "tilewise/kv_cache.hpp"
+
+namespace tilewise::test {
+
+/// Runs fn, which must throw an Error with this code and exactly this sentence.
+template <typename Function>
+void expect_error(ErrorCode code, const std::string& sentence, const Function& fn) {
+  try {
+    fn();
+    ADD_FAILURE() << "no error; expected: " << sentence;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.what(), sentence);
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << sentence;
+  }
+}
+
+template <typename Function>
+void expect_invalid(const std::string& sentence, const Function& fn) {
+  expect_error(ErrorCode::invalid_argument, sentence, fn);
+}
+
+/// The implementations of the step that CPUs run.
+inline std::vector<std::string> kv_cache_rows() {
+  constexpr const KvCacheProblem* kTag = nullptr;
+  std::vector<std::string> names;
+  for (const core::Implementation* row : core::implementation_table())
+    if (&row->operation() == &operation_of(kTag) && row->device() == DeviceType::cpu) names.emplace_back(row->name());
+  return names;
+}
+
+/// A call on 2 sequences, 4 heads on 2, head_dim 8: 3 pages of 4 places a sequence at most, 8 pages; one new key each.
+class SmallStep {
+ public:
+  explicit SmallStep(DType dtype = DType::f32, DType cache_dtype = DType::none) {
+    const DType cache = cache_dtype == DType::none ? dtype : cache_dtype;
+    arguments.q = tensor({2, 1, 4, 8}, dtype);
+    arguments.k_cache = tensor({8, 4, 2, 8}, cache);
+    arguments.v_cache = tensor({8, 4, 2, 8}, cache);
+    arguments.k = tensor({2, 1, 2, 8}, dtype);
+    arguments.v = tensor({2, 1, 2, 8}, dtype);
+    arguments.out = tensor({2, 1, 4, 8}, dtype);
+    arguments.softmax_lse = tensor({2, 4, 1}, DType::f32);
+    arguments.options.cache_seqlens = lengths({5, 0});
+    arguments.options.block_table = lengths({3, 6, -1, 1, -7, 99});
+    arguments.options.block_table.rank = 2;
+    arguments.options.block_table.shape = {2, 3};
+    arguments.options.block_table.strides = {3, 1};
+  }
+
+  TensorView tensor(std::initializer_list<std::int64_t> shape, DType dtype) {
+    TensorView view(nullptr, dtype, shape);
+    memory_.emplace_back(static_cast<std::size_t>(view.numel()) + 2);  // doubles: aligned to 16 by the allocator
+    view.data = memory_.back().data();
+    return view;
+  }
+  TensorView lengths(const std::vector<std::int32_t>& values) {
+    const TensorView view = tensor({static_cast<std::int64_t>(values.size())}, DType::i32);
+    std::memcpy(view.data, values.data(), values.size() * sizeof(std::int32_t));
+    return view;
+  }
+  /// append_kv on the same tensors.
+  [[nodiscard]] AppendKvArguments append() const {
+    return {arguments.k_cache, arguments.v_cache, arguments.k, arguments.v, arguments.options};
+  }
+  void run() { kv_cache_attention(arguments); }
+
+  KvCacheArguments arguments;
+
+ private:
+  std::deque<std::vector<double>> memory_;
+};
+
+}  // namespace tilewise::test

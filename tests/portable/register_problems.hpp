@@ -1,0 +1,164 @@
+// The problems whose kernels must keep to their registers: every head_dim, every option alone, and the few of them that
+// each test run compiles.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/message.hpp"
+#include "support.hpp"
+
+namespace tilewise::backends::portable {
+
+/// One of each family, and what differs within: registers, instructions, shared memory (which decides schedules).
+inline constexpr std::string_view kSweptArchitectures[] = {"sm_80",  "sm_89",  "sm_90a",  "sm_100",  "sm_120", "gfx90a",
+                                                           "gfx942", "gfx950", "gfx1100", "gfx1102", "gfx1151"};
+
+/// What every test run compiles for.
+inline constexpr std::string_view kSampledArchitectures[] = {"sm_80",  "sm_90a",  "gfx90a", "gfx942",
+                                                             "gfx950", "gfx1100", "gfx1102"};
+
+enum class Pass { forward, backward, decode };
+inline constexpr Pass kPasses[] = {Pass::forward, Pass::backward, Pass::decode};
+
+/// As problem text. Decoding is forward with one query.
+inline std::string register_problem(Pass pass, int head_dim, std::string_view options = "") {
+  const bool packed = options.find("layout=thd") != options.npos;
+  const std::string_view prefix = packed ? " max_" : " ", q = pass == Pass::decode ? "1" : "4096";
+  return core::concat(pass == Pass::backward ? "attention_backward" : "attention_forward", prefix, "seqlen_q=", q,
+                      prefix, "seqlen_k=4096 num_heads_q=32 head_dim=", head_dim,
+                      options.find("dtype=") == options.npos ? " dtype=bf16" : "", options.empty() ? "" : " ", options);
+}
+
+/// Each alone, but for packed and causal, which are seldom apart. What several spell alike is compiled once.
+inline constexpr std::string_view kForwardOptions[] = {"dtype=f16",
+                                                       "mask=causal",
+                                                       "mask=causal alignment=top_left",
+                                                       "window_left=256 window_right=0",
+                                                       "layout=thd batch_size=2",
+                                                       "layout=thd batch_size=2 mask=causal",
+                                                       "num_heads_k=4",
+                                                       "head_dim_v=64",
+                                                       "head_dim_v=192",
+                                                       "softmax_scale=-0.1",
+                                                       "softcap=30",
+                                                       "bias=f32[b,h,q,k]",
+                                                       "bias=query[b,h,q,k]",
+                                                       "bias=bool[b,h,q,k]",
+                                                       "alibi_slopes=[h]",
+                                                       "sink=1",
+                                                       "sink=query",
+                                                       "dropout_p=0.1",
+                                                       "dropout_p=0.1 seed_tensor=1",
+                                                       "seqused_q=1",
+                                                       "seqused_k=1",
+                                                       "leftpad_k=1",
+                                                       "batch_invariant=1",
+                                                       "unaligned=1"};
+inline constexpr std::string_view kBackwardOptions[] = {"dlse=1", "deterministic=1", "bias=query[b,h,q,k] dbias=1",
+                                                        "sink=query dsink=1"};
+
+inline constexpr std::string_view kEveryOption =
+    "layout=thd batch_size=2 mask=causal window_left=256 softcap=30 alibi_slopes=[h] bias=query[b,h,q,k] sink=query "
+    "dropout_p=0.1 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1";
+inline constexpr std::string_view kEveryGradient = " dlse=1 dsink=1 dbias=1";
+
+/// Few kernels, which take few registers: they are in the sample of one architecture of each machine.
+inline constexpr std::string_view kMergeProblems[] = {
+    "merge dtype=bf16 parts=20 head_dim_v=128 sink=f32 seqlen_q=64", "merge parts=3 head_dim_v=512 seqlen_q=64",
+    "merge_backward dtype=f16 parts_dtype=mixed parts=20 head_dim_v=39 sink=query dsink=1 seqlen_q=64",
+    "merge_backward dtype=bf16 stacked=1 head_dim_v=512 seqlen_q=64"};
+
+/// Of it every test run compiles a part. Each machine has every kernel there, head_dim 64, 128 and 256, both dtypes,
+/// plain, causal and with every option, and what has spilled before; what one architecture of a machine has, the others
+/// need not repeat. Compilers take 0.5 to 4 s a kernel, 13 s for the largest.
+inline std::vector<std::string> sampled_attention(std::string_view architecture) {
+  using enum Pass;
+  const auto every = [](std::string_view gradients = "") { return core::concat(kEveryOption, gradients); };
+  const auto every_f16 = [](std::string_view gradients = "") {
+    return core::concat(kEveryOption, gradients, " dtype=f16");
+  };
+  constexpr std::string_view kCausal = "mask=causal", kF16 = "dtype=f16", kCausalF16 = "dtype=f16 mask=causal";
+  if (architecture == "sm_80") {
+    return {register_problem(forward, 64, kF16), register_problem(backward, 64, kF16),
+            register_problem(forward, 256, every()), register_problem(backward, 256, every(" dlse=1 dsink=1"))};
+  }
+  if (architecture == "sm_90a") {
+    return {register_problem(forward, 128, kCausal),
+            register_problem(forward, 256),
+            register_problem(backward, 64, kCausal),
+            register_problem(backward, 128, kCausal),
+            register_problem(backward, 256, "deterministic=1"),
+            register_problem(backward, 128, "dropout_p=0.1"),
+            register_problem(forward, 64, every()),
+            register_problem(backward, 64, every(kEveryGradient)),
+            register_problem(backward, 128, every(" dbias=1"))};
+  }
+  if (architecture == "gfx90a") {
+    return {register_problem(forward, 128, kCausalF16), register_problem(forward, 64, every_f16()),
+            register_problem(backward, 128, kCausalF16),
+            register_problem(backward, 80, "layout=thd batch_size=2 mask=causal")};
+  }
+  if (architecture == "gfx942") {
+    return {register_problem(forward, 64),
+            register_problem(forward, 128, kCausal),
+            register_problem(forward, 256),
+            register_problem(backward, 64),
+            register_problem(backward, 128, kCausal),
+            register_problem(backward, 64, every(kEveryGradient)),
+            register_problem(backward, 128, every(" dbias=1")),
+            register_problem(forward, 64, every())};
+  }
+  if (architecture == "gfx950") {
+    return {register_problem(forward, 128, kCausal), register_problem(forward, 128, every()),
+            register_problem(backward, 256)};
+  }
+  if (architecture == "gfx1100") {
+    return {register_problem(forward, 64, kF16),
+            register_problem(decode, 80),
+            register_problem(backward, 64, kCausalF16),
+            register_problem(forward, 64, every()),
+            register_problem(backward, 64, every(" dbias=1")),
+            register_problem(backward, 256, every(" dbias=1"))};
+  }
+  if (architecture == "gfx1102") {
+    return {register_problem(forward, 64), register_problem(forward, 128, kCausal), register_problem(forward, 256),
+            register_problem(backward, 64), register_problem(backward, 128, kCausal)};
+  }
+  return {};
+}
+
+inline std::vector<std::string> sampled_problems(std::string_view architecture) {
+  std::vector<std::string> problems = sampled_attention(architecture);
+  if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
+    problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+  }
+  return problems;
+}
+
+/// Plain at every head_dim that is a multiple of 8, every option at two of them (one that is padded), and the sample.
+inline std::vector<std::string> swept_problems(std::string_view architecture) {
+  std::vector<std::string> problems;
+  for (int head_dim = 8; head_dim <= 256; head_dim += 8) {
+    for (const Pass pass : kPasses) problems.push_back(register_problem(pass, head_dim));
+    problems.push_back(register_problem(Pass::decode, head_dim, "batch_size=64"));  // tiles where blocks are many
+  }
+  for (const int head_dim : {80, 128}) {
+    for (const Pass pass : kPasses) {
+      for (const std::string_view option : kForwardOptions) {
+        problems.push_back(register_problem(pass, head_dim, option));
+      }
+    }
+    for (const std::string_view option : kBackwardOptions) {
+      problems.push_back(register_problem(Pass::backward, head_dim, option));
+    }
+  }
+  for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
+  problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+  return problems;
+}
+
+}  // namespace tilewise::backends::portable

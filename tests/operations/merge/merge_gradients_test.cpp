@@ -104,7 +104,7 @@ TEST_P(MergeGradients, AreZeroWhereAPartSawNothing) {
   for (const double gradient : values_of(call_.backward.douts[0])) EXPECT_EQ(gradient, 0.0);
   for (std::size_t h = 0; h < 4; ++h) {
     double sum = 0.0;  // softmax_lse is the sink there
-    for (const std::size_t b : {0, 1})
+    for (std::size_t b = 0; b < 2; ++b)
       for (std::size_t s = 0; s < 3; ++s) sum += values_of(call_.backward.dlse)[(b * 4 + h) * 3 + s];
     EXPECT_NEAR(values_of(call_.backward.dsink)[h], sum, 1e-12);
   }

@@ -75,7 +75,8 @@ void fill_params(const Launch& launch, const void* call, void* workspace, std::b
   std::memcpy(block, launch.params.data(), launch.params.size());
   launch.bind(call, block);
   for (const WorkspacePointer& pointer : launch.workspace) {
-    const std::byte* address = static_cast<const std::byte*>(workspace) + pointer.offset;
+    // Of no workspace too: a launch that is only described has offsets for addresses.
+    const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(workspace) + pointer.offset;
     std::memcpy(block + pointer.param_offset, &address, sizeof address);
   }
 }

@@ -3,10 +3,10 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "backends/cuda/hopper/implementation.hpp"
-#include "backends/portable/attention/implementation.hpp"
-#include "backends/portable/merge/implementation.hpp"
+#include "backends/portable/table.hpp"
 #include "gpu/system.hpp"
 #include "jit/cuda_driver.hpp"
 
@@ -197,10 +197,14 @@ gpu::GpuIdentity CudaApi::identify(const Driver& driver, cu::DeviceId device) {
 const gpu::Runtime& cuda_runtime(int index) { return gpu::required_gpu<CudaApi>(index); }
 
 std::span<const core::Implementation* const> cuda_implementations() {
-  static const portable::AttentionImplementation sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
+  static const portable::FamilyRows sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
   static const hopper::AttentionImplementation hopper(cuda_runtime);
-  static const portable::MergeImplementation merge_sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
-  static const std::array<const core::Implementation*, 3> table = {&sm80, &hopper, &merge_sm80};
+  static const std::vector<const core::Implementation*> table = [] {
+    std::vector<const core::Implementation*> rows;
+    sm80.append_to(rows);
+    rows.push_back(&hopper);
+    return rows;
+  }();
   return table;
 }
 

@@ -1,19 +1,28 @@
 // The emulation's rows: each family's, of every operation that has portable kernels.
 #include "backends/emulation/emulation_backend.hpp"
 
-#include <array>
+#include <vector>
 
 #include "backends/emulation/attention.hpp"
 #include "backends/emulation/merge.hpp"
+#include "backends/rows_of.hpp"
 
 namespace tilewise::backends {
+namespace {
+
+/// Made of a gpu::Family.
+using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedMerge>;
+
+}  // namespace
 
 std::span<const core::Implementation* const> emulation_implementations() {
-  using emulation::EmulatedAttention, emulation::EmulatedMerge, gpu::Family;
-  static const EmulatedAttention sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna);
-  static const EmulatedMerge merge_sm80(Family::sm80), merge_cdna(Family::cdna), merge_rdna(Family::rdna);
-  static const std::array<const core::Implementation*, 6> table = {&sm80,       &cdna,       &rdna,
-                                                                   &merge_sm80, &merge_cdna, &merge_rdna};
+  using gpu::Family;
+  static const FamilyRows sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna);
+  static const std::vector<const core::Implementation*> table = [] {
+    std::vector<const core::Implementation*> rows;
+    for (const FamilyRows* family : {&sm80, &cdna, &rdna}) family->append_to(rows);
+    return rows;
+  }();
   return table;
 }
 

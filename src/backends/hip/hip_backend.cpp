@@ -3,9 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
-#include "backends/portable/attention/implementation.hpp"
-#include "backends/portable/merge/implementation.hpp"
+#include "backends/portable/table.hpp"
 #include "gpu/system.hpp"
 #include "jit/hip_driver.hpp"
 
@@ -114,11 +114,13 @@ gpu::GpuIdentity HipApi::identify(const Driver& driver, int device) {
 const gpu::Runtime& hip_runtime(int index) { return gpu::required_gpu<HipApi>(index); }
 
 std::span<const core::Implementation* const> hip_implementations() {
-  static const portable::AttentionImplementation cdna("hip.cdna", gpu::Family::cdna, hip_runtime);
-  static const portable::AttentionImplementation rdna("hip.rdna", gpu::Family::rdna, hip_runtime);
-  static const portable::MergeImplementation merge_cdna("hip.cdna", gpu::Family::cdna, hip_runtime);
-  static const portable::MergeImplementation merge_rdna("hip.rdna", gpu::Family::rdna, hip_runtime);
-  static const std::array<const core::Implementation*, 4> table = {&cdna, &rdna, &merge_cdna, &merge_rdna};
+  static const portable::FamilyRows cdna("hip.cdna", gpu::Family::cdna, hip_runtime);
+  static const portable::FamilyRows rdna("hip.rdna", gpu::Family::rdna, hip_runtime);
+  static const std::vector<const core::Implementation*> table = [] {
+    std::vector<const core::Implementation*> rows;
+    for (const portable::FamilyRows* family : {&cdna, &rdna}) family->append_to(rows);
+    return rows;
+  }();
   return table;
 }
 

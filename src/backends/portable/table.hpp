@@ -1,0 +1,13 @@
+// The one list of operations that have portable kernels: what each family of a GPU backend has rows for.
+#pragma once
+
+#include "backends/portable/attention/implementation.hpp"
+#include "backends/portable/merge/implementation.hpp"
+#include "backends/rows_of.hpp"
+
+namespace tilewise::backends::portable {
+
+/// Made of a name, a gpu::Family and a gpu::FindRuntime.
+using FamilyRows = RowsOf<AttentionImplementation, MergeImplementation>;
+
+}  // namespace tilewise::backends::portable

@@ -1,7 +1,7 @@
 // Attention's problems and calls, as the checks of any operation take them.
-#include "verify/attention_verifier.hpp"
-
+#include "operations/attention/attention.hpp"
 #include "verify/call_tensors.hpp"
+#include "verify/verifier.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::verify {

@@ -1,11 +1,11 @@
 // Drawing problems of the KV cache step: by the list of fields, with lengths and pages around the blocks of kernels.
-#include "verify/kv_cache_verifier.hpp"
-
 #include <algorithm>
 
 #include "core/message.hpp"
+#include "operations/kv_cache/kv_cache.hpp"
 #include "verify/draw_fields.hpp"
 #include "verify/kv_cache_call.hpp"
+#include "verify/verifier.hpp"
 
 namespace tilewise::verify {
 namespace {

@@ -1,11 +1,11 @@
 // Drawing merge's problems: by the list of fields, with sizes around the blocks of kernels.
-#include "verify/merge_verifier.hpp"
-
 #include <algorithm>
 
 #include "core/message.hpp"
+#include "operations/merge/merge.hpp"
 #include "verify/draw_fields.hpp"
 #include "verify/merge_call.hpp"
+#include "verify/verifier.hpp"
 
 namespace tilewise::verify {
 namespace {

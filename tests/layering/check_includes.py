@@ -40,7 +40,7 @@ INTEGERS = re.compile(r"stdint\.h")  # all that NVRTC and hipRTC are given
 CORE = ("tilewise/", "core/")
 SHARED = (*CORE, "device/common/")
 OPERATIONS = (*SHARED, "operations/")
-OPERATION_NAMES = ("attention", "kv_cache", "merge")
+OPERATION_NAMES = tuple(path.name for path in (Path(__file__).parents[2] / "src/operations").iterdir() if path.is_dir())
 # What the host knows of kernels.
 KERNELS = tuple(f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper") for header in ("config", "params"))
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")

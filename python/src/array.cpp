@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings.hpp"
 #include "core/device_memory.hpp"
 #include "tilewise/error.hpp"
 

@@ -30,6 +30,4 @@ class Array {
 /// The view of an Array argument; undefined for None.
 [[nodiscard]] inline TensorView view_of(const Array* array) { return array == nullptr ? TensorView{} : array->view(); }
 
-void bind_array(nb::module_& module);
-
 }  // namespace tilewise::python

@@ -1,7 +1,5 @@
 // attention_forward and attention_backward on Arrays. Outputs are allocated by the
 // caller, so that every array library gets its own kind back.
-#include "attention.hpp"
-
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bindings.hpp"
 #include "core/device.hpp"
 #include "core/parallel.hpp"
 #include "core/run.hpp"

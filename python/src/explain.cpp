@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "array.hpp"
-#include "attention.hpp"
+#include "bindings.hpp"
 #include "core/device.hpp"
 #include "core/num_threads.hpp"
 #include "operations/attention/call.hpp"
@@ -48,7 +48,7 @@ std::map<std::string, std::vector<std::string>> problem_fields() {
     std::vector<std::string>& keys = fields[std::string(Traits::kName)];
     for (const Layout layout : {Layout::bshd, Layout::thd}) {
       typename Traits::Problem problem;
-      problem.layout = layout;
+      if constexpr (requires { problem.layout; }) problem.layout = layout;
       Traits::for_each_field(problem, [&keys](std::string_view key, const auto&, const auto&) {
         if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.emplace_back(key);
       });

@@ -1,6 +1,4 @@
 // kv_cache_attention and append_kv on Arrays. Outputs are allocated by the caller, as those of attention.
-#include "kv_cache.hpp"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bindings.hpp"
 #include "core/num_threads.hpp"
 #include "operations/kv_cache/names.hpp"
 #include "outputs.hpp"

@@ -1,6 +1,4 @@
 // merge and its gradients on Arrays. Outputs are allocated by the caller, as those of attention.
-#include "merge.hpp"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "bindings.hpp"
 #include "core/num_threads.hpp"
 #include "operations/layout.hpp"
 #include "tilewise/merge.hpp"

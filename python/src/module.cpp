@@ -8,18 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include "array.hpp"
-#include "attention.hpp"
+#include "bindings.hpp"
 #include "core/num_threads.hpp"
 #include "core/spelling.hpp"
 #include "interrupts.hpp"
 #include "jit/search_paths.hpp"
-#include "kv_cache.hpp"
-#include "merge.hpp"
-#include "options.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
-#include "torch_operators.hpp"
 
 namespace {
 
@@ -73,13 +68,7 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(&translate);
   tell_package_folders();
   tilewise::python::answer_signals();
-  tilewise::python::bind_array(module);
-  tilewise::python::bind_options(module);
-  tilewise::python::bind_attention(module);
-  tilewise::python::bind_kv_cache(module);
-  tilewise::python::bind_merge(module);
-  tilewise::python::bind_explain(module);
-  tilewise::python::bind_torch_operators(module);
+  for (tilewise::python::Bind* bind : tilewise::python::kParts) bind(module);
   module.def("nearest_word", &nearest_word, nb::arg("word"), nb::arg("known"),
              "The one of `known` that a mistyped word was probably meant to be, or \"\".");
   module.def("set_num_threads", &tilewise::core::set_num_threads, nb::arg("num_threads"), nb::arg("torch_threads"),

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings.hpp"
 #include "operations/attention/names.hpp"
 
 namespace tilewise::python {

@@ -15,6 +15,4 @@ struct Options {
   std::vector<Array> arrays;  ///< what the views in `value` borrow from
 };
 
-void bind_options(nb::module_& module);
-
 }  // namespace tilewise::python

@@ -1,7 +1,5 @@
 // Schemas and kernels of the torch operators. A schema stands beside the code that reads its
 // arguments; the registration from Python takes the same text.
-#include "torch_operators.hpp"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.hpp"
 #include "core/parallel.hpp"
 #include "core/run.hpp"
 #include "interrupts.hpp"

@@ -11,8 +11,8 @@
 
 #include "core/message.hpp"
 #include "core/names.hpp"
+#include "tilewise/c/common.h"
 #include "tilewise/plan.hpp"
-#include "tilewise/tilewise.h"
 
 struct tilewise_plan {
   tilewise::Plan plan;

@@ -6,6 +6,7 @@
 #include "core/device.hpp"
 #include "operations/attention/names.hpp"
 #include "tilewise/attention.hpp"
+#include "tilewise/c/attention.h"
 
 namespace tilewise::operations::attention {
 namespace {

@@ -8,6 +8,7 @@
 #include "core/c_api.hpp"
 #include "core/device.hpp"
 #include "operations/kv_cache/names.hpp"
+#include "tilewise/c/kv_cache.h"
 #include "tilewise/kv_cache.hpp"
 
 namespace tilewise::operations::kv_cache {

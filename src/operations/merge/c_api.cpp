@@ -1,6 +1,7 @@
 // The C interface of merge.
 #include "core/c_api.hpp"
 #include "operations/layout.hpp"
+#include "tilewise/c/merge.h"
 #include "tilewise/merge.hpp"
 
 using namespace tilewise;  // the functions below are C's

@@ -4,31 +4,17 @@
 #include <algorithm>
 #include <array>
 
+#include "backends/portable/attention/schedule.hpp"
 #include "core/message.hpp"
 #include "operations/attention/work.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
 
-using device::HopperForwardConfig;
+using device::HopperForwardConfig, portable::group_of, portable::set_score_options;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int32_t padded(std::int64_t dim) { return static_cast<std::int32_t>(ceil_div(dim, 16) * 16); }
-std::int64_t group_of(const Problem& p) { return p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1); }
-
-device::BiasType bias_type_of(const Problem& p) {
-  switch (p.bias) {
-    case BiasKind::none:
-      break;
-    case BiasKind::f32:
-      return device::kBiasF32;
-    case BiasKind::boolean:
-      return device::kBiasBool;
-    case BiasKind::query:
-      return p.dtype == DType::bf16 ? device::kBiasBf16 : device::kBiasF16;
-  }
-  return device::kBiasNone;
-}
 
 /// Longest sequence a tile is chosen for. Of packed sequences the longest depends on the batch.
 std::int64_t chosen_length(const Problem& p) {
@@ -79,14 +65,8 @@ HopperForwardConfig forward_config(const Problem& p) {
   c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
   c.head_dim = padded(p.head_dim);
   c.head_dim_v = padded(p.head_dim_v);
-  c.lengths = p.layout == Layout::thd || p.seqused_q || p.seqused_k || p.leftpad_k;
-  c.ranged = p.mask != Mask::none || p.window_left >= 0 || p.window_right >= 0;
+  set_score_options(c, p);
   c.windowed = p.window_left >= 0;
-  c.softcap = p.softcap > 0.0;
-  c.alibi = p.alibi_slopes != AlibiKind::none;
-  c.bias_type = bias_type_of(p);
-  c.dropout = p.dropout_p > 0.0;
-  c.plain_scale = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
   c.sink = p.sink != SinkKind::none;
   c.pack_gqa = group_of(p) > 1 && group_of(p) <= HopperForwardConfig::kRows && p.seqlen_q <= kFewQueries;
   const Tile& tile = tile_for(p, c);

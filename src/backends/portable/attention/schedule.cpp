@@ -28,8 +28,6 @@ device::BiasType bias_type_of(const Problem& p) {
   return device::kBiasNone;
 }
 
-bool is_ranged(const Problem& p) { return p.mask != Mask::none || p.window_left >= 0 || p.window_right >= 0; }
-
 bool has_lengths(const Problem& p) { return p.layout == Layout::thd || p.seqused_q || p.seqused_k || p.leftpad_k; }
 
 /// Fields that a kernel does not read take their defaults, so that problems share it.
@@ -48,12 +46,7 @@ void set_scores(ScoreConfig& c, const Problem& p) {
   c.head_dim = padded_dim(p.head_dim);
   c.head_dim_v = padded_dim(p.head_dim_v);
   c.exact_dims = c.vector_rows && c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
-  c.ranged = is_ranged(p);
-  c.softcap = p.softcap > 0.0;
-  c.alibi = p.alibi_slopes != AlibiKind::none;
-  c.bias_type = bias_type_of(p);
-  c.dropout = p.dropout_p > 0.0;
-  c.plain_scale = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
+  set_score_options(c, p);
 }
 
 /// Whether scores need more than their scale, which costs registers.
@@ -205,6 +198,16 @@ operations::attention::FeatureSet attention_features() {
           alibi,          sink,      dsink,       dropout,      seed_tensor,
           seqused_q,      seqused_k, leftpad_k,   dlse,         deterministic,
           batch_invariant};
+}
+
+void set_score_options(ScoreConfig& c, const Problem& p) {
+  c.lengths = has_lengths(p);
+  c.ranged = p.mask != Mask::none || p.window_left >= 0 || p.window_right >= 0;
+  c.softcap = p.softcap > 0.0;
+  c.alibi = p.alibi_slopes != AlibiKind::none;
+  c.bias_type = bias_type_of(p);
+  c.dropout = p.dropout_p > 0.0;
+  c.plain_scale = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
 }
 
 std::int64_t group_of(const Problem& p) { return p.num_heads_q / std::max<std::int64_t>(p.num_heads_k, 1); }

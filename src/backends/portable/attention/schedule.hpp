@@ -11,6 +11,9 @@ namespace tilewise::backends::portable {
 /// What portable kernels honour, for every family.
 [[nodiscard]] operations::attention::FeatureSet attention_features();
 
+/// Which lengths and which modifications of scores the kernels of any GPU are specialised on.
+void set_score_options(device::ScoreConfig& config, const Problem& problem);
+
 /// head_dim as kernels see it: the next multiple of 32.
 [[nodiscard]] std::int32_t padded_dim(std::int64_t dim);
 

@@ -3,10 +3,10 @@
 
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
+#include "operations/attention/fields.hpp"
 #include "operations/attention/layout_advice.hpp"
 #include "operations/attention/lengths.hpp"
 #include "operations/attention/names.hpp"
-#include "operations/attention/options.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/attention/validate.hpp"
 #include "operations/layout.hpp"

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "core/recent_plan.hpp"
-#include "operations/attention/options.hpp"
+#include "operations/attention/fields.hpp"
 
 namespace tilewise::operations::attention {
 namespace {

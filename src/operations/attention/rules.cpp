@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "operations/attention/options.hpp"
+#include "operations/attention/fields.hpp"
 
 namespace tilewise::operations::attention {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/tensor_checks.hpp"
 #include "operations/attention/call.hpp"
-#include "operations/attention/options.hpp"
+#include "operations/attention/fields.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::operations::attention {

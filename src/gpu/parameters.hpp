@@ -1,7 +1,7 @@
 // The parameter block of a kernel, told to the host twice over: its fields by name and place (for launch.json, and for
-// compilers that must lay it out alike), and its pointers by what they point to. The table of pointers alone decides
-// where in the workspace each stands, what an emulated kernel may touch, and what launch.json says: a pointer that it
-// lacks is a null pointer everywhere, and fails a test.
+// compilers that must lay it out alike), as the struct itself lists them, and its pointers by what they point to. The
+// table of pointers alone decides where in the workspace each stands, what an emulated kernel may touch, and what
+// launch.json says: a pointer that it lacks is a null pointer everywhere, and fails a test.
 #pragma once
 
 #include <array>
@@ -11,7 +11,6 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -82,32 +81,27 @@ void visit_pointer(const Params& params, Pointer* const& member, const Region& r
                                          reinterpret_cast<const std::byte*>(&params)));
 }
 
-// ---- Fields, from lists of members that the compiler checks ----------------------------------
+// ---- Fields, from the lists that structs of src/device have ----------------------------------
 
-template <typename Type>
-struct Member {
-  std::string_view name;
-  std::size_t offset;
+struct AnyField {
+  template <typename Field>
+  constexpr void operator()(std::string_view /*name*/, const Field&) const {}
 };
 
-/// The members of a struct; empty for what is no struct of ours.
-template <typename Struct>
-struct Description {};
-
-// Members that are not there, are missing, or are listed twice don't compile. LIST(X) is X(first), X(second), ...
-#define TILEWISE_MEMBER(name) \
-  ::tilewise::gpu::Member<decltype(Self::name)> { #name, offsetof(Self, name) }
-#define TILEWISE_NAME(name) name
-#define TILEWISE_DESCRIBE(Struct, LIST)                                                                                \
-  template <>                                                                                                          \
-  struct tilewise::gpu::Description<Struct> {                                                                          \
-    using Self = Struct;                                                                                               \
-    static constexpr std::tuple kMembers{LIST(TILEWISE_MEMBER)};                                                       \
-    static void expect_every_member(const Self& value) { [[maybe_unused]] const auto& [LIST(TILEWISE_NAME)] = value; } \
-  }
-
+/// A struct that calls visit(name, field) for each of its members, in the order of memory.
 template <typename Type>
-concept Described = requires { Description<Type>::kMembers; };
+concept Described = requires(const Type& value) { Type::for_each_field(value, AnyField{}); };
+
+/// Whether a struct's list has all of its members: there are no holes, but at the end of what is aligned to more than
+/// its members are.
+template <Described Type>
+[[nodiscard]] consteval bool lists_every_field() {
+  const Type value{};
+  std::size_t bytes = 0;
+  Type::for_each_field(value, [&bytes](std::string_view, const auto& field) { bytes += sizeof field; });
+  constexpr std::size_t kAlignment = alignof(Type) > alignof(std::int64_t) ? alignof(Type) : 1;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment == sizeof(Type);
+}
 
 template <typename Type>
 [[nodiscard]] std::string c_type() {
@@ -123,10 +117,13 @@ template <typename Type>
 template <typename Type>
 void add_fields(const std::string& name, std::size_t offset, std::vector<ParameterField>& fields) {
   if constexpr (Described<Type>) {
-    const auto add = [&]<typename Field>(const Member<Field>& member) {
-      add_fields<Field>(core::concat(name, name.empty() ? "" : ".", member.name), offset + member.offset, fields);
-    };
-    std::apply([&](const auto&... members) { (add(members), ...); }, Description<Type>::kMembers);
+    static_assert(lists_every_field<Type>(), "for_each_field() lists every field of a struct");
+    const Type value{};
+    Type::for_each_field(value, [&]<typename Field>(std::string_view member, const Field& field) {
+      const auto place = reinterpret_cast<const std::byte*>(&field) - reinterpret_cast<const std::byte*>(&value);
+      add_fields<Field>(core::concat(name, name.empty() ? "" : ".", member), offset + static_cast<std::size_t>(place),
+                        fields);
+    });
   } else if constexpr (std::is_array_v<Type>) {
     using Element = std::remove_extent_t<Type>;
     for (std::size_t i = 0; i < std::extent_v<Type>; ++i) {

@@ -12,6 +12,12 @@ struct TileGrid {
   int32_t num_splits;  // parts of the streamed side
   int32_t num_heads;   // heads the grid runs over
   int32_t unused;      // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("num_tiles", p.num_tiles), visit("num_splits", p.num_splits), visit("num_heads", p.num_heads);
+    visit("unused", p.unused);
+  }
 };
 
 struct ForwardParams {
@@ -24,6 +30,13 @@ struct ForwardParams {
   // Written instead of out and softmax_lse where keys are split; each part's out is divided by its own sum.
   float* out_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q, head_dim_v]
   float* lse_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q], natural logarithm
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+  }
 };
 
 /// Merges the parts that split keys leave.
@@ -36,6 +49,13 @@ struct CombineParams {
   int64_t num_splits;      // of the keys
   const float* out_accum;  // as ForwardParams has them
   const float* lse_accum;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
+    visit("grid", p.grid), visit("num_splits", p.num_splits), visit("out_accum", p.out_accum);
+    visit("lse_accum", p.lse_accum);
+  }
 };
 
 /// delta = rowsum(out * dout) - dlse; and zeros in dq_accum.
@@ -47,6 +67,13 @@ struct BwdPreprocessParams {
   float* delta;     // [batch_size, num_heads_q, seqlen_q]
   float* dq_accum;  // [batch_size, num_heads_q, dq_accum_a_head]; null: nothing to clear
   int64_t dq_accum_a_head;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("dlse", p.dlse);
+    visit("grid", p.grid), visit("delta", p.delta), visit("dq_accum", p.dq_accum);
+    visit("dq_accum_a_head", p.dq_accum_a_head);
+  }
 };
 
 struct BwdDqParams {
@@ -56,6 +83,13 @@ struct BwdDqParams {
   LseTensor softmax_lse;
   TileGrid grid;
   const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("dout", p.dout), visit("dq", p.dq), visit("softmax_lse", p.softmax_lse), visit("grid", p.grid);
+    visit("delta", p.delta);
+  }
 };
 
 struct BwdDkdvParams {
@@ -65,6 +99,13 @@ struct BwdDkdvParams {
   LseTensor softmax_lse;
   TileGrid grid;
   const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("dout", p.dout), visit("dk", p.dk), visit("dv", p.dv), visit("softmax_lse", p.softmax_lse);
+    visit("grid", p.grid), visit("delta", p.delta);
+  }
 };
 
 /// dk, dv and dq in one pass.
@@ -81,6 +122,15 @@ struct BwdParams {
   float* dk_accum;  // [batch_size, num_heads_k, num_tiles, num_splits, dk_accum_a_block]
   float* dv_accum;  // [batch_size, num_heads_k, num_tiles, num_splits, dv_accum_a_block]
   int64_t dk_accum_a_block, dv_accum_a_block;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("dout", p.dout), visit("dk", p.dk), visit("dv", p.dv), visit("softmax_lse", p.softmax_lse);
+    visit("grid", p.grid), visit("delta", p.delta), visit("dq_accum", p.dq_accum);
+    visit("dq_accum_a_head", p.dq_accum_a_head), visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum);
+    visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
+  }
 };
 
 struct BwdConvertDqParams {
@@ -92,6 +142,13 @@ struct BwdConvertDqParams {
   int64_t dq_accum_a_head;
   float softmax_scale;
   int32_t unused;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("dq", p.dq), visit("softmax_lse", p.softmax_lse), visit("grid", p.grid);
+    visit("dq_accum", p.dq_accum), visit("dq_accum_a_head", p.dq_accum_a_head);
+    visit("softmax_scale", p.softmax_scale), visit("unused", p.unused);
+  }
 };
 
 /// The grid's splits are two: dk's blocks and dv's.
@@ -105,6 +162,14 @@ struct BwdConvertDkdvParams {
   int64_t dk_accum_a_block, dv_accum_a_block;
   float softmax_scale;
   int32_t unused;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("dk", p.dk), visit("dv", p.dv), visit("grid", p.grid);
+    visit("num_splits", p.num_splits), visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum);
+    visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
+    visit("softmax_scale", p.softmax_scale), visit("unused", p.unused);
+  }
 };
 
 struct BwdDbiasParams {
@@ -115,6 +180,13 @@ struct BwdDbiasParams {
   const float* delta;  // [batch_size, num_heads_q, seqlen_q]
   BiasTensor dbias;
   int64_t dbias_shape[4];  // its own dimensions (1 where broadcast)
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("dout", p.dout), visit("softmax_lse", p.softmax_lse), visit("delta", p.delta), visit("dbias", p.dbias);
+    visit("dbias_shape", p.dbias_shape);
+  }
 };
 
 struct BwdDsinkParams {
@@ -122,6 +194,12 @@ struct BwdDsinkParams {
   LseTensor softmax_lse;
   SinkTensor sink, dsink;
   const float* delta;  // [batch_size, num_heads_q, seqlen_q]
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("dsink", p.dsink);
+    visit("delta", p.delta);
+  }
 };
 
 }  // namespace tilewise::device

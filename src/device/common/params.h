@@ -15,6 +15,15 @@ struct AttentionShape {
 
   // Lengths; null where not given. cu_seqlens have batch_size + 1 entries, the others batch_size.
   const int32_t *cu_seqlens_q, *cu_seqlens_k, *seqused_q, *seqused_k, *leftpad_k;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("batch_size", p.batch_size), visit("seqlen_q", p.seqlen_q), visit("seqlen_k", p.seqlen_k);
+    visit("num_heads_q", p.num_heads_q), visit("num_heads_k", p.num_heads_k), visit("head_dim", p.head_dim);
+    visit("head_dim_v", p.head_dim_v), visit("total_q", p.total_q), visit("total_k", p.total_k);
+    visit("cu_seqlens_q", p.cu_seqlens_q), visit("cu_seqlens_k", p.cu_seqlens_k), visit("seqused_q", p.seqused_q);
+    visit("seqused_k", p.seqused_k), visit("leftpad_k", p.leftpad_k);
+  }
 };
 
 /// The numbers of a score's formula as kernels that compute in double get them too; ScoreParams has them in single.
@@ -38,6 +47,16 @@ struct ScoreParams {
   uint64_t seed, offset;
   const int64_t* seed_and_offset;  // [2]; overrides seed and offset when not null
   int64_t seed_and_offset_stride;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("window_left", p.window_left), visit("window_right", p.window_right), visit("top_left", p.top_left);
+    visit("bias_type", p.bias_type), visit("softmax_scale", p.softmax_scale), visit("softcap", p.softcap);
+    visit("bias", p.bias), visit("alibi_slopes", p.alibi_slopes), visit("alibi_batch_stride", p.alibi_batch_stride);
+    visit("alibi_head_stride", p.alibi_head_stride), visit("dropout_threshold", p.dropout_threshold);
+    visit("dropout_scale", p.dropout_scale), visit("seed", p.seed), visit("offset", p.offset);
+    visit("seed_and_offset", p.seed_and_offset), visit("seed_and_offset_stride", p.seed_and_offset_stride);
+  }
 };
 
 /// A whole call, forward or backward: what CPU kernels take, and what those of GPUs are given their parameters from.

@@ -1,4 +1,5 @@
 // Tensors as kernels see them: an address and strides in elements. Every layout is seen as [batch, seq, head, dim].
+// These structs and those of kernels' parameters list their fields in the order of memory, for the host.
 #pragma once
 
 #include <stdint.h>
@@ -13,6 +14,12 @@ enum ElementType : int32_t { kBf16 = 0, kF16 = 1 };
 struct Tensor4 {
   void* data;
   int64_t batch_stride, seq_stride, head_stride;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("seq_stride", p.seq_stride);
+    visit("head_stride", p.head_stride);
+  }
 };
 
 /// fp32 [batch, head, seq] (packed: [head, total], batch_stride 0). Where q is f64, which CPUs alone
@@ -20,6 +27,12 @@ struct Tensor4 {
 struct LseTensor {
   float* data;
   int64_t batch_stride, head_stride, seq_stride;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("head_stride", p.head_stride);
+    visit("seq_stride", p.seq_stride);
+  }
 };
 
 /// Element types of a bias or a sink as the kernel reads them.
@@ -29,6 +42,12 @@ enum BiasType : int32_t { kBiasNone = 0, kBiasF32 = 1, kBiasBf16 = 2, kBiasF16 =
 struct BiasTensor {
   void* data;
   int64_t batch_stride, head_stride, query_stride, key_stride;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("head_stride", p.head_stride);
+    visit("query_stride", p.query_stride), visit("key_stride", p.key_stride);
+  }
 };
 
 /// [num_heads_q] of BiasType `type`: a sink or its gradient. data null: there is none.
@@ -37,6 +56,11 @@ struct SinkTensor {
   int64_t stride;
   int32_t type;
   int32_t unused;  // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("stride", p.stride), visit("type", p.type), visit("unused", p.unused);
+  }
 };
 
 }  // namespace tilewise::device

@@ -16,6 +16,14 @@ struct TileOrder {
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
   int32_t counters;               // 2 where tiles are dealt out by a counter, else 0
   int32_t unused;                 // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("num_tiles", p.num_tiles), visit("num_heads", p.num_heads), visit("batch_size", p.batch_size);
+    visit("heads_at_once", p.heads_at_once), visit("short_tiles", p.short_tiles);
+    visit("queries_per_warpgroup", p.queries_per_warpgroup), visit("counters", p.counters);
+    visit("unused", p.unused);
+  }
 };
 
 struct HopperForwardParams {
@@ -30,6 +38,13 @@ struct HopperForwardParams {
   SinkTensor sink;
   TileOrder order;
   uint32_t* tile_counter;  // [counters], zero before and after
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("out_map", p.out_map);
+    visit("shape", p.shape), visit("score", p.score), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
+    visit("sink", p.sink), visit("order", p.order), visit("tile_counter", p.tile_counter);
+  }
 };
 
 }  // namespace tilewise::device

@@ -7,6 +7,11 @@ namespace tilewise::device {
 
 struct alignas(64) TensorMap {
   uint64_t opaque[16];
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("opaque", p.opaque);
+  }
 };
 
 }  // namespace tilewise::device

@@ -19,7 +19,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Pass {
  public:
-  Pass(const KvCacheParams& p, const std::vector<Output>& expected) : p_(p), r_(unit_roundoff(p.dtype)) {
+  Pass(const KvCacheParams& p, const std::vector<Output>& expected)
+      : p_(p),
+        r_(unit_roundoff(p.dtype)),
+        weight_r_(p.scales == CacheScales::none ? r_ : std::max(r_, unit_roundoff(DType::bf16))) {
     for (const Output& output : expected) {
       const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
       bounds_.push_back({output.name, zero, zero, {}});
@@ -75,7 +78,10 @@ class Pass {
   void bound_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i) {
     const KeyRange keys = visible_keys(p_, s, i);
     const double sink = p_.sink == nullptr ? -kInfinity : load_element(p_.sink_dtype, p_.sink, h * p_.sink_stride);
-    if (keys.end <= keys.begin) return;
+    if (keys.end <= keys.begin) {  // the sink alone, on its way through units of log2
+      if (sink != -kInfinity) set("softmax_lse", lse_index(s, b, h, i), 8.0 * kU * (1.0 + std::abs(sink)));
+      return;
+    }
     const std::vector<double> q = query(s, b, h, i);
     std::vector<double> weight, error;
     double largest = sink;
@@ -108,7 +114,7 @@ class Pass {
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
         limit[static_cast<std::size_t>(d)] += weight[n] / sum *
                                               std::abs(cache_element(p_.v_cache, p_.v_scale, at, b, head_k, d)) *
-                                              (error[n] + sum_error + terms + 1.02 * r_);
+                                              (error[n] + sum_error + terms + 1.02 * weight_r_);
     }
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
       set("out", out_index(s, b, h, i) + d, limit[static_cast<std::size_t>(d)] + smallest_rounding(DType::f32));
@@ -147,12 +153,15 @@ class Pass {
     const auto found = std::ranges::find(bounds_, name, &ErrorBounds::output);
     if (found == bounds_.end() || !std::isfinite(limit)) return;
     found->limit[static_cast<std::size_t>(index)] = limit;
-    found->sigma[static_cast<std::size_t>(index)] = 0.5 * limit;
+    // A weight that is rounded with its token's scale errs alike in every column.
+    const double deviation = p_.scales == CacheScales::none ? 0.5 : 1.0;
+    found->sigma[static_cast<std::size_t>(index)] = deviation * limit;
   }
 
   static constexpr double kU = 0x1p-24;
   const KvCacheParams& p_;
   double r_;
+  double weight_r_;  // beside fp8 values kernels may keep weights in bf16
   std::vector<ErrorBounds> bounds_;
 };
 

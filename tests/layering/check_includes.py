@@ -41,6 +41,8 @@ CORE = ("tilewise/", "core/")
 SHARED = (*CORE, "device/common/")
 OPERATIONS = (*SHARED, "operations/")
 OPERATION_NAMES = tuple(path.name for path in (Path(__file__).parents[2] / "src/operations").iterdir() if path.is_dir())
+# Kernels that are attention's, or made of its parts.
+ATTENDING = ("hopper", "kv_cache")
 # What the host knows of kernels.
 KERNELS = tuple(f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper") for header in ("config", "params"))
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
@@ -58,14 +60,18 @@ LAYERS = (
     *(
         layer(f"src/device/{name}", f"device/{name}/", "device/tile/", "device/common/", angled=INTEGERS)
         for name in OPERATION_NAMES
+        if name not in ATTENDING
     ),
-    layer(
-        "src/device/hopper",
-        "device/hopper/",
-        "device/attention/",
-        "device/tile/",
-        "device/common/",
-        angled=INTEGERS,
+    *(
+        layer(
+            f"src/device/{name}",
+            f"device/{name}/",
+            "device/attention/",
+            "device/tile/",
+            "device/common/",
+            angled=INTEGERS,
+        )
+        for name in ATTENDING
     ),
     layer("src/core", *CORE, angled=WITH_DLPACK),
     *(

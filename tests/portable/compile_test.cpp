@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/portable/kv_cache/kernels.hpp"
 #include "compiled_kernels.hpp"
 #include "register_problems.hpp"
 
@@ -33,15 +34,17 @@ INSTANTIATE_TEST_SUITE_P(Sample, Compiled, ::testing::ValuesIn(kSampledArchitect
 
 /// A kernel that says where the host puts each field of every parameter block.
 jit::KernelSource layout_kernel(Family family) {
-  std::string text = "#include \"device/attention/params.h\"\n";
-  for_each_kernel([&text]<typename Kernel> {
+  std::string text = "#include \"device/attention/params.h\"\n#include \"device/kv_cache/params.h\"\n";
+  const auto add_fields = [&text]<typename Kernel> {
     for (const gpu::ParameterField& field : gpu::fields_of<typename Kernel::Params>()) {
       core::append(text, concat("static_assert(__builtin_offsetof(tilewise::device::", Kernel::kParams, ", ",
                                 field.name, ") == ", field.offset, ");\n"));
     }
     core::append(text, concat("static_assert(sizeof(tilewise::device::", Kernel::kParams,
                               ") == ", sizeof(typename Kernel::Params), ");\n"));
-  });
+  };
+  for_each_kernel(add_fields);
+  for_each_kv_cache_kernel(add_fields);
   core::append(text,
                family == Family::sm80 ? "extern \"C\" __global__ void" : "extern \"C\" __attribute__((global)) void");
   return {text + " layout(const tilewise::device::ForwardParams) {}\n", "layout", {}};

@@ -72,6 +72,22 @@ inline constexpr std::string_view kMergeProblems[] = {
     "merge_backward dtype=f16 parts_dtype=mixed parts=20 head_dim_v=39 sink=query dsink=1 seqlen_q=64",
     "merge_backward dtype=bf16 stacked=1 head_dim_v=512 seqlen_q=64"};
 
+/// Likewise; the sweep alone has the wider ones.
+inline constexpr std::string_view kKvCacheProblems[] = {
+    "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
+    "num_pages=32768 max_pages_per_seq=512 cache_seqlens=1",
+    "kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=token seqlen_q=64 num_heads_q=32 num_heads_k=8 "
+    "head_dim=128 page_size=16 num_pages=32768 max_pages_per_seq=512 append=1 seqlen_k_new=64 cache_seqlens=1 "
+    "rotary=f32 rotary_dim=64 mask=causal",
+    "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=16 num_heads_k=1 head_dim=576 "
+    "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=128 cache_seqlens=1"};
+inline constexpr std::string_view kSweptKvCacheOptions[] = {
+    "capacity=8192", "page_size=16 num_pages=4096 max_pages_per_seq=512",
+    "page_size=1 num_pages=4096 max_pages_per_seq=4096",
+    "page_size=16 num_pages=4096 max_pages_per_seq=512 cache_dtype=fp8_e4m3 scales=head",
+    "page_size=16 num_pages=4096 max_pages_per_seq=512 cache_dtype=fp8_e4m3 scales=token softcap=30 alibi_slopes=[h] "
+    "sink=1 mask=causal window_left=256"};
+
 /// Of it every test run compiles a part. Each machine has every kernel there, head_dim 64, 128 and 256, both dtypes,
 /// plain, causal and with every option, and what has spilled before; what one architecture of a machine has, the others
 /// need not repeat. Compilers take 0.5 to 4 s a kernel, 13 s for the largest.
@@ -135,6 +151,7 @@ inline std::vector<std::string> sampled_problems(std::string_view architecture) 
   std::vector<std::string> problems = sampled_attention(architecture);
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
     problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+    problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
   }
   return problems;
 }
@@ -158,6 +175,15 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   }
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
   problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+  problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
+  for (const int head_dim : {64, 80, 96, 128, 192, 256, 576}) {
+    for (const std::string_view queries : {"batch_size=64 seqlen_q=1", "seqlen_q=1", "seqlen_q=64"}) {
+      for (const std::string_view options : kSweptKvCacheOptions) {
+        problems.push_back(core::concat("kv_cache_attention dtype=bf16 num_heads_q=32 num_heads_k=8 cache_seqlens=1 ",
+                                        "head_dim=", head_dim, " ", queries, " ", options));
+      }
+    }
+  }
   return problems;
 }
 

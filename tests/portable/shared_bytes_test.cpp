@@ -9,6 +9,8 @@
 
 #include "backends/portable/attention/kernels.hpp"
 #include "backends/portable/attention/lowering.hpp"
+#include "backends/portable/kv_cache/kernels.hpp"
+#include "backends/portable/kv_cache/lowering.hpp"
 #include "core/message.hpp"
 #include "gpu/architectures.hpp"
 #include "jit/kernel_cache.hpp"
@@ -36,6 +38,13 @@ constexpr std::string_view kForward[] = {
     "seqlen_q=1 seqlen_k=512 num_heads_q=64 num_heads_k=32 batch_size=64 alibi_slopes=[h] sink=1",
     "seqlen_q=300 seqlen_k=65536 num_heads_q=1 sink=1",
 };
+constexpr std::string_view kKvCache[] = {
+    "seqlen_q=1 num_heads_q=32 num_heads_k=8 batch_size=64 page_size=16 num_pages=99 max_pages_per_seq=99",
+    "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096",
+    "seqlen_q=1 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=token",
+    "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=token",
+    "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=head",
+};
 constexpr std::string_view kBackward[] = {
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 deterministic=1 sink=1 dsink=1",
@@ -54,7 +63,16 @@ class Kernels {
     const gpu::Architecture& known = gpu::named_architecture(architecture);
     const Outcome outcome = lower(problem_for(architecture, text), describe(known), known.family);
     if (!outcome.refusal.empty()) return;  // shared_memory_test.cpp says what must fit
-    for (const gpu::Launch* launch : outcome.lowering.launches()) {
+    add(outcome.lowering);
+  }
+  void add_kv_cache(std::string_view architecture, const std::string& text) {
+    const gpu::Architecture& known = gpu::named_architecture(architecture);
+    const KvCacheProblem problem = parse_problem(concat(text, " device=", to_string(gpu::device_of(known))));
+    const KvCacheOutcome outcome = lower(problem, describe(known), known.family);
+    if (outcome.refusal.empty()) add(outcome.lowering);
+  }
+  void add(const gpu::Lowering& lowering) {
+    for (const gpu::Launch* launch : lowering.launches()) {
       if (std::ranges::find(keys_, launch->key) != keys_.end()) continue;
       keys_.push_back(launch->key);
     }
@@ -110,6 +128,8 @@ TEST(SharedBytes, AreTheSizesOfTheKernelsStructs) {
       const std::string dims = concat(" dtype=bf16 head_dim=", head_dim, " head_dim_v=", head_dim_v, " ");
       for (const std::string_view text : kForward) kernels.add(block, concat("attention_forward", dims, text));
       for (const std::string_view text : kBackward) kernels.add(block, concat("attention_backward", dims, text));
+      for (const std::string_view text : kKvCache)
+        kernels.add_kv_cache(block, concat("kv_cache_attention", dims, text));
     }
   }
   std::map<gpu::Family, std::set<std::string_view>> seen;
@@ -119,6 +139,8 @@ TEST(SharedBytes, AreTheSizesOfTheKernelsStructs) {
     for (const gpu::Family family : {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna})
       EXPECT_EQ(seen[family].contains(Kernel::kName), family == gpu::Family::sm80 || !nvidia_alone) << Kernel::kName;
   });
+  for (const gpu::Family family : {gpu::Family::sm80, gpu::Family::cdna, gpu::Family::rdna})
+    EXPECT_TRUE(seen[family].contains(KvCacheForward::kName) && seen[family].contains(KvCacheCombine::kName));
   RecordProperty("kernels", static_cast<int>(kernels.keys().size()));
   try {
     (void)jit::find_or_compile(host, assertions_for(kernels.keys()));

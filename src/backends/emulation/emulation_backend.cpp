@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backends/emulation/attention.hpp"
+#include "backends/emulation/kv_cache.hpp"
 #include "backends/emulation/merge.hpp"
 #include "backends/rows_of.hpp"
 
@@ -11,7 +12,7 @@ namespace tilewise::backends {
 namespace {
 
 /// Made of a gpu::Family.
-using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedMerge>;
+using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedMerge>;
 
 }  // namespace
 

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "backends/portable/attention/implementation.hpp"
+#include "backends/portable/kv_cache/implementation.hpp"
 #include "backends/portable/merge/implementation.hpp"
 #include "backends/rows_of.hpp"
 
 namespace tilewise::backends::portable {
 
 /// Made of a name, a gpu::Family and a gpu::FindRuntime.
-using FamilyRows = RowsOf<AttentionImplementation, MergeImplementation>;
+using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, MergeImplementation>;
 
 }  // namespace tilewise::backends::portable

@@ -5,19 +5,20 @@
 
 #include "device/attention/config.h"
 #include "device/attention/grid_place.h"
+#include "device/attention/kv_pipeline.h"
 #include "device/attention/sink.h"
 #include "device/attention/tensor_rows.h"
 #include "device/tile/contract.h"
 
 namespace tilewise::device {
 
-template <TileOps Ops, auto C>
+template <TileOps Ops, auto C, class Call = AttentionCall>
 class Combine {
   using Machine = typename Ops::Machine;
   static constexpr int kLaneCols = 4, kCols = kLaneCols * Machine::kLanes;  // of a pass
 
  public:
-  using Params = CombineParams;
+  using Params = typename Call::Combine;
   struct Shared {
     float weights[C.waves][kMostSplits];
     float parts[C.waves][kCols];
@@ -27,7 +28,7 @@ class Combine {
     const AttentionShape& shape = p.shape;
     const auto num_splits = static_cast<int32_t>(p.num_splits);
     const GridPlace place = grid_place<Machine>(p.grid);
-    const Sequence s = sequence_at<C>(shape, place.batch);
+    const Sequence s = Call::template sequence_at<C>(p, place.batch);
     const Team team(num_splits);
     // Lanes without a row of their own do the last one's, and store nothing: barriers need them all.
     const int64_t own = static_cast<int64_t>(place.tile) * (C.waves / team.waves) + team.number;

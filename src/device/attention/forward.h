@@ -17,9 +17,9 @@
 namespace tilewise::device {
 
 /// Shared memory of the forward kernel.
-template <class Ops, auto C>
+template <class Ops, auto C, class Call>
 struct ForwardShared {
-  using Stage = KvStage<Ops, C, kByRows, kByColumns>;
+  using Stage = typename Call::template Stage<Ops, C>;
   using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim>::Tile;
   /// Q that stays here has its own place; Q that moves to registers passes through the stages'.
   struct Streams : RowsPart<!C.rows_in_registers, QTile> {
@@ -40,31 +40,33 @@ struct ForwardShared {
   }
 };
 
-template <TileOps Ops, auto C>
+template <TileOps Ops, auto C, class Call = AttentionCall>
 class Forward {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
   using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v>;
   using Queries = BlockQueries<(C.pack_gqa != 0)>;
+  using Columns = typename Call::template Columns<C>;
 
  public:
-  using Params = ForwardParams;
-  using Shared = ForwardShared<Ops, C>;
+  using Params = typename Call::Forward;
+  using Shared = ForwardShared<Ops, C, Call>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
-    const GridPlace place = grid_place<Machine>(params.grid);
-    const Sequence sequence = sequence_at<C>(params.shape, place.batch);
+    GridPlace place = grid_place<Machine>(params.grid);
+    const Columns columns(place);
+    const Sequence sequence = Call::template sequence_at<C>(params, place.batch);
     const Queries queries(params.shape, sequence, place, C.block_m());
     if (queries.first_row >= queries.total_rows) return;
-    Forward kernel(params, shared, sequence, queries, place.split);
+    Forward kernel(params, shared, sequence, queries, columns, place.split);
     kernel.visit_keys();
     kernel.finish();
   }
 
  private:
   TILEWISE_INLINE Forward(const Params& params, Shared& shared, const Sequence& sequence, const Queries& queries,
-                          int32_t split)
-      : p_(params), shared_(shared), sequence_(sequence), queries_(queries), split_(split) {
+                          const Columns& columns, int32_t split)
+      : p_(params), shared_(shared), sequence_(sequence), queries_(queries), columns_(columns), split_(split) {
     lane_ = Machine::lane();
     wave_row_ = Machine::wave() * C.rows_per_wave;
     O_.clear();
@@ -102,7 +104,7 @@ class Forward {
   TILEWISE_INLINE void visit_keys() {
     const TileRange t = tiles();
     if (t.begin >= t.end) return;
-    pipeline_.open(p_, sequence_, queries_.batch, uniform<Machine>(queries_.head_k()));
+    pipeline_.open_for(p_, sequence_, queries_, columns_);
     q_rows_.load(shared_.q_tile(), wave_row_, p_.shape.head_dim,
                  [&](int row) { return queries_.template address_to_read<C.q_type>(p_.q, sequence_, row); });
     pipeline_.start(stage_of(t.begin), t.begin);
@@ -125,10 +127,12 @@ class Forward {
     const int32_t first_key = tile * C.block_n;
     Scores S;
     S.clear();
-    mma_ABt(S, Q(), stage.k);                                          // S = Q K^T
+    mma_ABt(S, Q(), stage.k);  // S = Q K^T
+    pipeline_.scale_scores(S, stage);
     score_mod<C>(S, p_.score, row_scores_, band_, first_key, masked);  // scale, softcap, bias, mask
     softmax_.update(S, O_, scale());                                   // S holds P now, O is rescaled
     if constexpr (C.dropout) apply_dropout<false>(S, p_.score, seed_, row_scores_, first_key);
+    pipeline_.scale_weights(S, stage);
     const auto P = to_operand<C.v_type>(S);
     if (kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
     mma_AB(O_, P, stage.v);  // O += P V
@@ -162,14 +166,16 @@ class Forward {
       // A sink that takes all leaves a row its NaN.
       if constexpr (C.sink && !C.split) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
-      if (row < queries_.total_rows && owns_row(slot)) store_lse(row, lse);
+      if (row < queries_.total_rows && owns_row(slot) && columns_.first() == 0) store_lse(row, lse);
     }
     O_.scale_or_clear_rows(factor);
     if constexpr (C.split) {
       store_out_accum();
     } else {
-      write_rows<C>(shared_.out, O_, wave_row_, p_.shape.head_dim_v,
-                    [&](int row) { return queries_.template address_to_write<C.out_type>(p_.out, sequence_, row); });
+      write_rows<C>(shared_.out, O_, wave_row_, columns_.count(p_.shape), [&](int row) {
+        auto* const to = queries_.template address_to_write<C.out_type>(p_.out, sequence_, row);
+        return to ? to + columns_.first() : to;
+      });
     }
   }
 
@@ -197,8 +203,8 @@ class Forward {
     constexpr int kRun = C.vector_rows ? kAdjacentColumns<typename Ops::FragmentLayout> : 1;
     O_.template for_each_run<kRun>(lane_, [&](int slot, int col, const FloatRun<kRun>& run) {
       const int32_t row = queries_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
-      if (row >= queries_.total_rows || col >= p_.shape.head_dim_v) return;
-      const int64_t place = accum_row(row) * p_.shape.head_dim_v + col;
+      if (row >= queries_.total_rows || col >= columns_.count(p_.shape)) return;
+      const int64_t place = accum_row(row) * p_.shape.head_dim_v + columns_.first() + col;
       Machine::store_global(reinterpret_cast<FloatRun<kRun>*>(p_.out_accum + place), run);
     });
   }
@@ -207,9 +213,10 @@ class Forward {
   Shared& shared_;
   Sequence sequence_;
   Queries queries_;
+  Columns columns_;
   int32_t split_;
   int lane_, wave_row_;
-  KvPipeline<Ops, C, typename Shared::Stage> pipeline_;
+  typename Call::template Pipeline<Ops, C, typename Shared::Stage> pipeline_;
   OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C)> q_rows_;
   RowScore row_scores_[Scores::kSlots];
   VisibleBand band_;

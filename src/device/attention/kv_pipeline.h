@@ -1,6 +1,7 @@
 // The streamed side of the kernels that own queries: tiles of a head's keys and values.
 #pragma once
 
+#include "device/attention/block_queries.h"
 #include "device/attention/config.h"
 #include "device/attention/tensor_rows.h"
 #include "device/tile/loader.h"
@@ -25,6 +26,11 @@ class KvPipeline {
     k_ = key_source<C.k_type>(p.k, sequence, batch, head_k, p.shape.head_dim);
     v_ = key_source<C.v_type>(p.v, sequence, batch, head_k, p.shape.head_dim_v);
   }
+  /// For the queries of a block of the forward pass.
+  template <class Params, class Queries, class Columns>
+  TILEWISE_INLINE void open_for(const Params& p, const Sequence& sequence, const Queries& queries, const Columns&) {
+    open(p, sequence, queries.batch, uniform<Machine>(queries.head_k()));
+  }
 
   TILEWISE_INLINE void start(Stage& stage, int32_t tile) {
     k_loader_.start(stage.k, k_, tile * C.block_n);
@@ -40,11 +46,41 @@ class KvPipeline {
     Machine::barrier();
   }
 
+  /// Keys and values are what stands in memory: nothing is left to scale.
+  template <class Scores>
+  TILEWISE_INLINE void scale_scores(Scores&, const Stage&) const {}
+  template <class Scores>
+  TILEWISE_INLINE void scale_weights(Scores&, const Stage&) const {}
+
  private:
   RowSource<C.k_type> k_;
   RowSource<C.v_type> v_;
   TileLoader<Ops, C, decltype(Stage::k), has_few_registers<Ops>(C)> k_loader_;
   TileLoader<Ops, C, decltype(Stage::v), has_few_registers<Ops>(C)> v_loader_;
+};
+
+/// The columns of v and out that a block of the forward pass has: all of them.
+struct WholeRows {
+  TILEWISE_INLINE explicit WholeRows(GridPlace&) {}
+  TILEWISE_INLINE static constexpr int32_t first() { return 0; }
+  TILEWISE_INLINE static int64_t count(const AttentionShape& shape) { return shape.head_dim_v; }
+};
+
+/// What a call is to the forward kernel and to combine: their parameters, its sequences, and where keys come from.
+/// Other operations that attend bring one of their own.
+struct AttentionCall {
+  using Forward = ForwardParams;
+  using Combine = CombineParams;
+  template <auto C, class Params>
+  TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
+    return device::sequence_at<C>(p.shape, batch);
+  }
+  template <auto C>
+  using Columns = WholeRows;
+  template <class Ops, auto C>
+  using Stage = KvStage<Ops, C, kByRows, kByColumns>;
+  template <class Ops, auto C, class Stage>
+  using Pipeline = KvPipeline<Ops, C, Stage>;
 };
 
 }  // namespace tilewise::device

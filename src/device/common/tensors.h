@@ -6,8 +6,9 @@
 
 namespace tilewise::device {
 
-/// What the elements of a tensor in memory are. A property of each tensor, not of a call.
-enum ElementType : int32_t { kBf16 = 0, kF16 = 1 };
+/// What the elements of a tensor in memory are. A property of each tensor, not of a call. fp8 e4m3 is read and written
+/// in memory alone: see float8.h and tile/widen.h.
+enum ElementType : int32_t { kBf16 = 0, kF16 = 1, kE4m3 = 2 };
 
 /// A [batch, seq, head, dim] tensor with contiguous dim. Packed (thd): batch_stride is 0 and
 /// rows are counted over all sequences.

@@ -12,6 +12,10 @@ struct ElementTraits {
   static_assert(kElement == kBf16 || kElement == kF16, "no such element type");
   using Bits = uint16_t;
 };
+template <>
+struct ElementTraits<kE4m3> {
+  using Bits = uint8_t;
+};
 /// An element as it lies in memory.
 template <int kElement>
 using ElementBits = typename ElementTraits<kElement>::Bits;

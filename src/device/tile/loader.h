@@ -3,7 +3,7 @@
 // them leaves them out; columns past the used ones are zeros. No lane reads outside the tensor.
 #pragma once
 
-#include "device/tile/stream_tile.h"
+#include "device/tile/tile_runs.h"
 
 namespace tilewise::device {
 
@@ -111,37 +111,20 @@ class TileLoader {
   }
 };
 
-/// A run of elements of one row that a lane moves at once.
-template <int kElements>
-struct RunOf {
-  using Type = Chunk;
-};
-template <>
-struct RunOf<4> {
-  using Type = HalfChunk;
-};
-
 /// Through registers, from the machine's windows. Rows past the end are zeros.
 template <class Ops, auto C, class Tile, bool kTight>
 class TileLoader<Ops, C, Tile, kTight, false> {
   using Machine = typename Ops::Machine;
   using Source = RowSource<Tile::kElement>;
-  static constexpr int kThreads = C.waves * Machine::kLanes;
-  static constexpr int kBlockRows = Tile::kHasColumns ? 4 : 1;  // blocks of 4 rows, to transpose them
-  // Shorter runs where longer ones would leave lanes idle.
-  static constexpr int kRun = Tile::kHasColumns && Tile::kRows * Tile::kDepth / (4 * kChunk) < kThreads ? 4 : kChunk;
-  using Run = typename RunOf<kRun>::Type;
-  static constexpr int kRowRuns = Tile::kDepth / kRun;
-  static constexpr int kUnits = Tile::kRows / kBlockRows * kRowRuns;
-  static constexpr int kSteps = ceil_div(kUnits, kThreads);
+  using Runs = TileRuns<Ops, C, Tile>;
+  using Run = typename Runs::Run;
+  using Block = typename Runs::Block;
+  static constexpr int kBlockRows = Runs::kBlockRows, kRun = Runs::kRun, kSteps = Runs::kSteps;
   static constexpr uint64_t kNearStride = (uint64_t{1} << 30) / Tile::kRows - 1;  // a tile within 2 GB
   /// Where registers are few, addresses are worked out for each tile, and one that would fill 16 of
   /// them and more is not asked for ahead of time.
   static constexpr bool kAtOnce = kTight && kSteps * kBlockRows * sizeof(Run) > Ops::kMostHeldBytes;
   static constexpr int kStepsAtOnce = 64 / (kBlockRows * static_cast<int>(sizeof(Run)));
-  /// Every lane keeps its columns and moves down by whole rows from step to step.
-  static constexpr bool kEvenSteps = kThreads % kRowRuns == 0 && (kThreads / kRowRuns & (kThreads / kRowRuns - 1)) == 0;
-  static constexpr int kRowsAStep = kEvenSteps ? kThreads / kRowRuns * kBlockRows : Tile::kRows;
 
  public:
   TILEWISE_INLINE void start(Tile&, const Source& source, int first_row) {
@@ -149,7 +132,7 @@ class TileLoader<Ops, C, Tile, kTight, false> {
     first_row_ = first_row;
     if constexpr (!kAtOnce) {
       const NearTile near_tile = near();
-      for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
+      Runs::for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
         held_[step] = load_block(near_tile, all_row, row, col);
       });
     }
@@ -158,53 +141,19 @@ class TileLoader<Ops, C, Tile, kTight, false> {
   TILEWISE_INLINE void finish(Tile& tile) {
     const NearTile near_tile = near();
     const int thread = kTight ? Machine::not_hoisted(Machine::thread()) : Machine::thread();
-    for_each_block(thread, [&](int step, int all_row, int row, int col) {
+    Runs::for_each_block(thread, [&](int step, int all_row, int row, int col) {
       if constexpr (kAtOnce) {
         if (step % kStepsAtOnce == 0) keep_order<Machine>();
-        store(tile, load_block(near_tile, all_row, row, col), all_row, row, col);
+        Runs::store(tile, load_block(near_tile, all_row, row, col), all_row, row, col);
       } else {
-        store(tile, held_[step], all_row, row, col);
+        Runs::store(tile, held_[step], all_row, row, col);
       }
     });
     if (!is_near()) copy_far(tile);
   }
 
  private:
-  struct Block {
-    Run row[kBlockRows];
-  };
-
   TILEWISE_INLINE bool is_near() const { return static_cast<uint64_t>(source_.stride) <= kNearStride; }
-
-  /// Which block of rows, and which run of columns in it.
-  struct Unit {
-    int block, run;
-  };
-  /// Sixteen lanes copy neighbouring runs. Of blocks to transpose the next sixteen copy the one whose
-  /// columns fill the same chunks: the two halves of a chunk lie in different banks.
-  TILEWISE_INLINE static constexpr Unit unit_of(int unit) {
-    if constexpr (kBlockRows == 1 || kRowRuns % 16 != 0 || (kEvenSteps && kThreads / kRowRuns % 4 != 0)) {
-      return {unit / kRowRuns, unit % kRowRuns};
-    } else {
-      constexpr int kSixteens = kRowRuns / 16;
-      const int mate = unit / 16 % 2, rest = unit / 32, pair = rest / kSixteens;
-      const int first = Ops::kChunkMates == 2 ? pair / 2 * 4 + pair % 2 : 2 * pair;
-      return {first + Ops::kChunkMates * mate, unit % 16 + rest % kSixteens * 16};
-    }
-  }
-
-  /// visit(step, all_row, row, col) for each block of rows: its first row is all_row + row, of which
-  /// every lane has the same all_row.
-  template <class Visit>
-  TILEWISE_INLINE static void for_each_block(int thread, const Visit& visit) {
-    TILEWISE_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int unit = thread + step * kThreads;
-      if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      const Unit place = unit_of(kEvenSteps ? thread : unit);
-      visit(step, kEvenSteps ? step * kRowsAStep : 0, place.block * kBlockRows, place.run * kRun);
-    }
-  }
 
   /// Where a tile starts, and the bytes from there to the end of the last row.
   struct NearTile {
@@ -241,8 +190,8 @@ class TileLoader<Ops, C, Tile, kTight, false> {
   /// window for each row, which the lanes of that row read: slow, but it costs other tiles no register.
   TILEWISE_INLINE void copy_far(Tile& tile) {
     TILEWISE_NO_UNROLL
-    for (int this_row = 0; this_row < kRowsAStep; this_row += kBlockRows) {
-      for_each_block(Machine::not_hoisted(Machine::thread()), [&](int, int all_row, int row, int col) {
+    for (int this_row = 0; this_row < Runs::kRowsAStep; this_row += kBlockRows) {
+      Runs::for_each_block(Machine::not_hoisted(Machine::thread()), [&](int, int all_row, int row, int col) {
         if (row != this_row) return;
         Block block;
         TILEWISE_UNROLL
@@ -252,7 +201,7 @@ class TileLoader<Ops, C, Tile, kTight, false> {
           const auto window = Machine::window(source_.data + from * source_.stride, 2 * static_cast<uint32_t>(cols));
           block.row[part] = load_run(window, 0, col, source_.cols);
         }
-        store(tile, block, all_row, row, col);
+        Runs::store(tile, block, all_row, row, col);
       });
     }
   }
@@ -270,29 +219,6 @@ class TileLoader<Ops, C, Tile, kTight, false> {
         run.word[i / 2] |= uint32_t{Machine::template load_window<uint16_t>(window, at(i))} << (16 * (i % 2));
       }
       return run;
-    }
-  }
-
-  TILEWISE_INLINE static void store(Tile& tile, const Block& block, int all_row, int row, int col) {
-    if constexpr (Tile::kHasRows) {
-      TILEWISE_UNROLL
-      for (int part = 0; part < kBlockRows; ++part) {
-        Machine::store_shared(tile.rows.chunk(all_row + part, row, 0, col / kChunk) + col % kChunk, block.row[part]);
-      }
-    }
-    if constexpr (Tile::kHasColumns) store_columns(tile, block, all_row + row, col);
-  }
-
-  /// A block of 4 rows leaves as rows of 4 elements, one a column: two rows' elements pair up in a word.
-  TILEWISE_INLINE static void store_columns(Tile& tile, const Block& block, int row, int col) {
-    TILEWISE_UNROLL
-    for (int pair = 0; pair < kRun / 2; ++pair) {
-      const uint32_t w0 = block.row[0].word[pair], w1 = block.row[1].word[pair];
-      const uint32_t w2 = block.row[2].word[pair], w3 = block.row[3].word[pair];
-      const HalfChunk even{{Machine::low_halves(w0, w1), Machine::low_halves(w2, w3)}};
-      const HalfChunk odd{{Machine::high_halves(w0, w1), Machine::high_halves(w2, w3)}};
-      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair, row), even);
-      Machine::store_shared(Ops::transposed_place(tile.columns, col + 2 * pair + 1, row), odd);
     }
   }
 

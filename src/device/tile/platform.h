@@ -7,9 +7,11 @@
 #define TILEWISE_INLINE __attribute__((always_inline)) inline
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__) || defined(__clang__)
 #define TILEWISE_UNROLL _Pragma("unroll")
+#define TILEWISE_UNROLL_BY_8 _Pragma("unroll 8")
 #define TILEWISE_NO_UNROLL _Pragma("unroll 1")
 #else
 #define TILEWISE_UNROLL
+#define TILEWISE_UNROLL_BY_8
 #define TILEWISE_NO_UNROLL
 #endif
 

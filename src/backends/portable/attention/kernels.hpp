@@ -28,7 +28,8 @@ struct AttentionKernel {
 struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
   static constexpr std::string_view kName = "forward", kHeader = "device/attention/forward.h", kKernel = "Forward",
                                     kConfig = "ForwardConfig", kParams = "ForwardParams";
-  static std::uint32_t shared_bytes(const Config& config, Family family);
+  /// `beside_tiles`: bytes of a stage that are no tile of keys or values.
+  static std::uint32_t shared_bytes(const Config& config, Family family, std::int32_t beside_tiles = 0);
 };
 
 struct Combine : AttentionKernel<device::CombineConfig, device::CombineParams> {

@@ -6,6 +6,7 @@
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/splits.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
@@ -15,12 +16,8 @@ namespace {
 
 using core::concat;
 
-constexpr std::int64_t kMostHeadDim = 256;              // accumulators of more do not fit a lane's registers
-constexpr std::int64_t kFewestTilesASplit = 2;          // below, combining costs more than idle multiprocessors
-constexpr std::int64_t kFewestStepsASplit = 4;          // likewise of tiles of queries, for dk and dv
-constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
-constexpr double kCombineUs = 6.0;                      // launch and latency of combine
-constexpr double kCombineBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
+constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
+constexpr std::int64_t kFewestStepsASplit = 4;  // likewise of tiles of queries, for dk and dv
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -61,43 +58,12 @@ class Lowerer {
                       " bytes of shared memory a block, ", traits_.architecture, " has ", traits_.shared_bytes);
   }
 
-  /// Splits over keys where tiles of rows alone would leave multiprocessors idle: as many as make the shortest of
-  /// what the forward kernel and the merge of its parts are thought to take.
-  [[nodiscard]] std::int64_t splits_for(std::int64_t blocks, const device::ForwardConfig& config) const {
-    const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n);
-    const std::int64_t enough = traits_.multiprocessors * std::int64_t{blocks_at_once(config)};
-    if (p_.batch_invariant || blocks == 0 || blocks >= enough) return 1;
-    std::int64_t best = 1;
-    double least = split_us(1, blocks, tiles, config);
-    for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles / kFewestTilesASplit, device::kMostSplits);
-         ++splits) {
-      const double us = split_us(splits, blocks, tiles, config);
-      if (us < least) least = us, best = splits;
-    }
-    return best;
-  }
-
-  [[nodiscard]] double split_us(std::int64_t splits, std::int64_t blocks, std::int64_t tiles,
-                                const device::ForwardConfig& config) const {
-    const std::int64_t all = blocks * splits;
-    const std::int64_t at_once = std::min<std::int64_t>(ceil_div(all, traits_.multiprocessors), blocks_at_once(config));
-    const std::int64_t rounds = ceil_div(all, at_once * traits_.multiprocessors);
-    const double flops = 2.0 * config.block_m() * config.block_n * (config.head_dim + config.head_dim_v);
-    const double rate = traits_.gflops / traits_.multiprocessors / static_cast<double>(at_once);
-    const double tile_us = (config.waves == 1 ? kLoneWaveTileUs : kTileUs) + 1e-3 * flops / rate;
-    const double forward_us = static_cast<double>(rounds * ceil_div(tiles, splits)) * tile_us;
-    if (splits == 1) return forward_us;
-    const double rows = static_cast<double>(p_.batch_size * p_.num_heads_q * p_.seqlen_q);
-    const double bytes = kCombineBytes * static_cast<double>(splits) * rows * static_cast<double>(p_.head_dim_v);
-    return forward_us + kCombineUs + 1e-3 * bytes / traits_.gigabytes_per_second;
-  }
-
   void lower_forward() {
     device::ForwardConfig config = forward_config(p_, traits_);
     const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(p_) : 1);
     const std::int64_t heads = config.pack_gqa ? p_.num_heads_k : p_.num_heads_q;
     const std::int64_t tiles = ceil_div(rows, config.block_m());
-    const std::int64_t splits = splits_for(tiles * heads * p_.batch_size, config);
+    const std::int64_t splits = forward_splits(p_, traits_, config, tiles * heads * p_.batch_size);
     config.split = splits > 1;
     if (config.split) config.sink = 0;
     add<Forward>(config, {}, tiles, splits, heads, p_.batch_size,

@@ -32,9 +32,9 @@ std::int32_t statistics(std::int32_t queries) { return 2 * kFloat * queries; }
 
 }  // namespace
 
-std::uint32_t Forward::shared_bytes(const Config& c, Family family) {
+std::uint32_t Forward::shared_bytes(const Config& c, Family family, std::int32_t beside_tiles) {
   const std::int32_t own = tile(c.block_m(), c.head_dim), out = tile(c.block_m(), c.head_dim_v);
-  const std::int32_t stage = tile(c.block_n, c.head_dim) + tile(c.block_n, c.head_dim_v);
+  const std::int32_t stage = whole_lines(tile(c.block_n, c.head_dim) + tile(c.block_n, c.head_dim_v) + beside_tiles);
   return size(std::max({kept(c) * own + c.stages * stage, passing(c, family) * own, leaving(family) * out}));
 }
 

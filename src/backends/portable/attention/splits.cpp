@@ -1,0 +1,50 @@
+// A model of split keys; see splits.hpp.
+#include "backends/portable/attention/splits.hpp"
+
+#include <algorithm>
+
+#include "backends/portable/attention/schedule.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+constexpr std::int64_t kFewestTilesASplit = 2;          // below, combining costs more than idle multiprocessors
+constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
+constexpr double kCombineUs = 6.0;                      // launch and latency of combine
+constexpr double kCombineBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+double split_us(const Problem& p, const DeviceTraits& traits, const device::ForwardConfig& config, std::int64_t splits,
+                std::int64_t blocks) {
+  const std::int64_t all = blocks * splits, tiles = ceil_div(p.seqlen_k, config.block_n);
+  const std::int64_t at_once = std::min<std::int64_t>(ceil_div(all, traits.multiprocessors), blocks_at_once(config));
+  const std::int64_t rounds = ceil_div(all, at_once * traits.multiprocessors);
+  const double flops = 2.0 * config.block_m() * config.block_n * (config.head_dim + config.head_dim_v);
+  const double rate = traits.gflops / traits.multiprocessors / static_cast<double>(at_once);
+  const double tile_us = (config.waves == 1 ? kLoneWaveTileUs : kTileUs) + 1e-3 * flops / rate;
+  const double forward_us = static_cast<double>(rounds * ceil_div(tiles, splits)) * tile_us;
+  if (splits == 1) return forward_us;
+  const double rows = static_cast<double>(p.batch_size * p.num_heads_q * p.seqlen_q);
+  const double bytes = kCombineBytes * static_cast<double>(splits) * rows * static_cast<double>(p.head_dim_v);
+  return forward_us + kCombineUs + 1e-3 * bytes / traits.gigabytes_per_second;
+}
+
+}  // namespace
+
+std::int64_t forward_splits(const Problem& p, const DeviceTraits& traits, const device::ForwardConfig& config,
+                            std::int64_t blocks) {
+  const std::int64_t tiles = ceil_div(p.seqlen_k, config.block_n);
+  const std::int64_t enough = traits.multiprocessors * std::int64_t{blocks_at_once(config)};
+  if (p.batch_invariant || blocks == 0 || blocks >= enough) return 1;
+  std::int64_t best = 1;
+  double least = split_us(p, traits, config, 1, blocks);
+  for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles / kFewestTilesASplit, device::kMostSplits);
+       ++splits) {
+    const double us = split_us(p, traits, config, splits, blocks);
+    if (us < least) least = us, best = splits;
+  }
+  return best;
+}
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,17 @@
+// Into how many parts the forward kernel's blocks take the keys: a pure function of shapes and device.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/portable/traits.hpp"
+#include "device/attention/config.h"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::portable {
+
+/// More than one where `blocks` blocks alone would leave multiprocessors idle: as many as make the shortest of what
+/// the forward kernel and the merge of its parts are thought to take.
+[[nodiscard]] std::int64_t forward_splits(const Problem& problem, const DeviceTraits& traits,
+                                          const device::ForwardConfig& config, std::int64_t blocks);
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,115 @@
+// Judges KV cache problems for a GPU, and tells the strides of contiguous calls.
+#include "backends/portable/kv_cache/implementation.hpp"
+
+#include <memory>
+#include <vector>
+
+#include "core/message.hpp"
+#include "gpu/architectures.hpp"
+#include "gpu/lowered_kernel.hpp"
+#include "operations/kv_cache/rules.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+/// The tensors of a call as contiguous views of no memory.
+class ContiguousCall {
+ public:
+  explicit ContiguousCall(const KvCacheProblem& problem) : p_(problem) {}
+
+  [[nodiscard]] operations::kv_cache::KvCacheParams params() const {
+    KvCacheArguments a;
+    a.k_cache = cache(p_.head_dim);
+    if (!p_.mla) a.v_cache = cache(p_.head_dim_v);
+    if (p_.append) {
+      a.k = rows(p_.seqlen_k_new, p_.total_k_new, p_.num_heads_k, p_.head_dim);
+      if (!p_.mla) a.v = rows(p_.seqlen_k_new, p_.total_k_new, p_.num_heads_k, p_.head_dim_v);
+    }
+    set_options(a.options);
+    if (operations::kv_cache::appends_alone(p_)) {
+      const AppendKvArguments append{a.k_cache, a.v_cache, a.k, a.v, a.options};
+      return operations::kv_cache::make_params(operations::kv_cache::call_of(append), p_);
+    }
+    a.q = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim);
+    a.out = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim_v);
+    if (p_.softmax_lse) {
+      a.softmax_lse = operations::kv_cache::is_packed(p_)
+                          ? TensorView(nullptr, DType::f32, {p_.num_heads_q, p_.total_q})
+                          : TensorView(nullptr, DType::f32, {p_.batch_size, p_.num_heads_q, p_.seqlen_q});
+    }
+    return operations::kv_cache::make_params(operations::kv_cache::call_of(a), p_);
+  }
+
+ private:
+  [[nodiscard]] TensorView rows(std::int64_t seqlen, std::int64_t total, std::int64_t heads, std::int64_t dim) const {
+    if (operations::kv_cache::is_packed(p_)) return {nullptr, p_.dtype, {total, heads, dim}};
+    return {nullptr, p_.dtype, {p_.batch_size, seqlen, heads, dim}};
+  }
+  [[nodiscard]] TensorView cache(std::int64_t dim) const {
+    if (operations::kv_cache::is_paged(p_)) {
+      return {nullptr, p_.cache_dtype, {p_.num_pages, p_.page_size, p_.num_heads_k, dim}};
+    }
+    return {nullptr, p_.cache_dtype, {p_.batch_size_cache, p_.capacity, p_.num_heads_k, dim}};
+  }
+  [[nodiscard]] TensorView scale() const {
+    switch (p_.scales) {
+      case CacheScales::none:
+        return {};
+      case CacheScales::tensor:
+        return {nullptr, DType::f32, {1}};
+      case CacheScales::head:
+        return {nullptr, DType::f32, {p_.num_heads_k}};
+      case CacheScales::batch_head:
+        return {nullptr, DType::f32, {p_.batch_size, p_.num_heads_k}};
+      case CacheScales::token:
+        break;
+    }
+    const TensorView of = cache(1);
+    return {nullptr, DType::f32, {of.shape[0], of.shape[1], of.shape[2]}};
+  }
+
+  /// Only what has strides: make_params() takes every other option from the problem.
+  void set_options(KvCacheOptions& o) const {
+    o.k_scale = scale();
+    if (!p_.mla) o.v_scale = scale();
+    if (p_.rotary != RotaryKind::none) {
+      const DType dtype = operations::kv_cache::rotary_dtype(p_);
+      o.rotary_cos = o.rotary_sin = {nullptr, dtype, {operations::kv_cache::capacity_of(p_), p_.rotary_dim / 2}};
+    }
+    if (p_.slots != SlotKind::none) {
+      const DType dtype = p_.slots == SlotKind::i64 ? DType::i64 : DType::i32;
+      o.slots = operations::kv_cache::is_packed(p_) ? TensorView(nullptr, dtype, {p_.total_k_new})
+                                                    : TensorView(nullptr, dtype, {p_.batch_size, p_.seqlen_k_new});
+    } else if (operations::kv_cache::is_paged(p_)) {
+      o.block_table = {nullptr, DType::i32, {p_.batch_size, p_.max_pages_per_seq}};
+    }
+    if (p_.alibi_slopes == AlibiKind::per_head) o.alibi_slopes = {nullptr, DType::f32, {p_.num_heads_q}};
+    if (p_.alibi_slopes == AlibiKind::per_batch_head) {
+      o.alibi_slopes = {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q}};
+    }
+    if (p_.sink != SinkKind::none) o.sink = {nullptr, operations::kv_cache::sink_dtype(p_), {p_.num_heads_q}};
+  }
+
+  const KvCacheProblem& p_;
+};
+
+}  // namespace
+
+core::Verdict KvCacheImplementation::judge(const KvCacheProblem& problem, const core::DeviceDescription& device) const {
+  if (!gpu::has_family(device, family_)) {
+    return core::Verdict::refuse(
+        core::concat("the GPU must be one of ", gpu::traits_of(family_).title, " (got ", device.architecture, ")"));
+  }
+  KvCacheOutcome outcome = lower(problem, device, family_);
+  if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
+  const double estimated_us = outcome.lowering.estimated_us;
+  return core::Verdict::accept(estimated_us, std::make_unique<gpu::LoweredKernel>(std::move(outcome.lowering),
+                                                                                  find_runtime_, device.device.index));
+}
+
+std::shared_ptr<const void> KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return std::make_shared<const operations::kv_cache::KvCacheParams>(
+      ContiguousCall(problem.as<KvCacheProblem>()).params());
+}
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,56 @@
+// The kernels of src/device/kv_cache as the host knows them: see gpu::body_of().
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "backends/portable/kv_cache/parameters.hpp"
+#include "device/kv_cache/config.h"
+#include "gpu/kernel.hpp"
+
+namespace tilewise::backends::portable {
+
+/// What the kernels' traits have in common.
+template <typename Config_, typename Params_>
+struct KvCacheKernel {
+  using Config = Config_;
+  using Params = Params_;
+  static std::uint32_t threads(const Config& config, gpu::Family family) {
+    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
+  }
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    portable::for_each_pointer(params, visit);
+  }
+};
+
+struct KvCacheForward : KvCacheKernel<device::KvCacheForwardConfig, device::KvCacheForwardParams> {
+  static constexpr std::string_view kName = "kv_cache_forward", kHeader = "device/kv_cache/forward.h",
+                                    kKernel = "KvCacheForward", kConfig = "KvCacheForwardConfig",
+                                    kParams = "KvCacheForwardParams";
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+  /// What scales of a tile's tokens add to a stage.
+  static std::int32_t token_scale_bytes(std::int32_t block_n) { return 2 * 4 * block_n; }
+};
+
+struct KvCacheCombine : KvCacheKernel<device::KvCacheCombineConfig, device::KvCacheCombineParams> {
+  static constexpr std::string_view kName = "kv_cache_combine", kHeader = "device/kv_cache/combine.h",
+                                    kKernel = "KvCacheCombine", kConfig = "KvCacheCombineConfig",
+                                    kParams = "KvCacheCombineParams";
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+};
+
+struct AppendKv : KvCacheKernel<device::AppendKvConfig, device::AppendKvParams> {
+  static constexpr std::string_view kName = "append_kv", kHeader = "device/kv_cache/append.h", kKernel = "AppendKv",
+                                    kConfig = "AppendKvConfig", kParams = "AppendKvParams";
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+};
+
+/// Calls visit.template operator()<Traits>() for each of them.
+template <typename Visit>
+void for_each_kv_cache_kernel(Visit&& visit) {
+  visit.template operator()<KvCacheForward>();
+  visit.template operator()<KvCacheCombine>();
+  visit.template operator()<AppendKv>();
+}
+
+}  // namespace tilewise::backends::portable

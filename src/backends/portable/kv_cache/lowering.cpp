@@ -1,0 +1,160 @@
+// Which kernels a KV cache problem takes; see lowering.hpp.
+#include "backends/portable/kv_cache/lowering.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "backends/portable/attention/estimate.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/splits.hpp"
+#include "backends/portable/kv_cache/bind.hpp"
+#include "backends/portable/kv_cache/schedule.hpp"
+#include "core/message.hpp"
+#include "operations/kv_cache/rules.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using core::concat;
+using operations::kv_cache::appends_alone, operations::kv_cache::KvCacheParams;
+
+constexpr double kAppendUs = 1.5;  // of a row that is rotated and stored, beside its bytes
+constexpr std::int64_t kMostPlaces = std::numeric_limits<std::int32_t>::max();
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// The call's sizes as far as the problem decides them: what workspaces are placed by.
+device::AttentionShape shape_of(const KvCacheProblem& p) {
+  device::AttentionShape shape{};
+  shape.batch_size = p.batch_size;
+  shape.seqlen_q = p.seqlen_q;
+  shape.seqlen_k = operations::kv_cache::capacity_of(p);
+  shape.num_heads_q = p.num_heads_q;
+  shape.num_heads_k = p.num_heads_k;
+  shape.head_dim = p.head_dim;
+  shape.head_dim_v = p.head_dim_v;
+  shape.total_q = p.total_q;
+  return shape;
+}
+
+class Lowerer {
+ public:
+  Lowerer(const KvCacheProblem& problem, const DeviceTraits& traits)
+      : p_(problem), traits_(traits), attention_(attention_of(problem)), estimator_(attention_, traits) {}
+
+  KvCacheOutcome lower() {
+    if (const std::string refusal = limits(); !refusal.empty()) return {{}, refusal};
+    if (p_.append) add_append();
+    if (!appends_alone(p_)) add_forward();
+    KvCacheOutcome outcome{builder_.finish(), refusal_};
+    outcome.lowering.estimated_us = std::max(estimated_us_, Estimator::kLaunchUs);
+    return outcome;
+  }
+
+ private:
+  [[nodiscard]] std::string limits() const {
+    const std::int64_t places = operations::kv_cache::capacity_of(p_);
+    if (places > kMostPlaces) return concat("a sequence must have <= ", kMostPlaces, " places (got ", places, ")");
+    return {};
+  }
+
+  template <typename Kernel>
+  void add(const typename Kernel::Config& config, typename Kernel::Params params, std::int64_t blocks, double us) {
+    params.shape = shape_of(p_);
+    const auto bind_params = [](const void* call, void* block) {
+      bind(*static_cast<const KvCacheParams*>(call), *static_cast<typename Kernel::Params*>(block));
+    };
+    if (blocks > kMostPlaces) {
+      refusal_ = concat(Kernel::kName, " must have <= ", kMostPlaces, " blocks (got ", blocks, ")");
+      return;
+    }
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
+    if (builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) == nullptr) return;
+    estimated_us_ += Estimator::kLaunchUs + us;
+    if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
+    refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
+                      " bytes of shared memory a block, ", traits_.architecture, " has ", traits_.shared_bytes);
+  }
+
+  [[nodiscard]] bool rotates_queries() const { return p_.append && p_.rotary_dim > 0 && !appends_alone(p_); }
+
+  void add_append() {
+    const device::AppendKvConfig config = append_kv_config(p_);
+    const std::int64_t keys = operations::kv_cache::rows_of_new_keys(p_) * p_.num_heads_k;
+    device::AppendKvParams params{};
+    params.query_rows = rotates_queries() ? operations::kv_cache::rows_of_queries(p_) : 0;
+    const std::int64_t units = keys * (p_.mla ? 1 : 2) + params.query_rows * p_.num_heads_q;
+    const double bytes = 4.0 * static_cast<double>(units) * static_cast<double>(p_.head_dim);
+    add<AppendKv>(config, params, ceil_div(units, config.waves),
+                  kAppendUs + 1e-3 * bytes / traits_.memory_gigabytes_per_second);
+    builder_.append_schedule(concat("append ", config.waves, " rows a block"));
+  }
+
+  [[nodiscard]] device::TileGrid grid_of(std::int64_t tiles, std::int64_t splits, std::int64_t heads) const {
+    return {static_cast<std::int32_t>(tiles), static_cast<std::int32_t>(splits), static_cast<std::int32_t>(heads), 0};
+  }
+
+  void add_forward() {
+    device::KvCacheForwardConfig config = kv_cache_forward_config(p_, attention_, traits_);
+    const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(attention_) : 1);
+    const std::int64_t heads = (config.pack_gqa ? p_.num_heads_k : p_.num_heads_q) * config.v_parts;
+    const std::int64_t tiles = ceil_div(rows, config.block_m()), blocks = tiles * heads * p_.batch_size;
+    const std::int64_t splits = p_.num_splits > 0 ? std::min<std::int64_t>(p_.num_splits, device::kMostSplits)
+                                                  : forward_splits(attention_, traits_, config, blocks);
+    config.split = splits > 1;
+    if (config.split) config.sink = 0;
+    device::KvCacheForwardParams params{};
+    params.grid = grid_of(tiles, splits, heads);
+    params.rotated = rotates_queries() ? operations::kv_cache::rows_of_queries(p_) : 0;
+    add<KvCacheForward>(config, params, blocks * splits, estimator_.forward_us(config, blocks * splits, splits));
+    if (config.split) add_combine(splits);
+    builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
+                                    config.stages, config.stages == 1 ? " stage" : " stages",
+                                    config.pack_gqa ? ", heads packed" : "",
+                                    config.v_parts > 1 ? concat(", ", config.v_parts, " parts of v") : std::string(),
+                                    splits > 1 ? concat(", ", splits, " splits") : std::string()));
+  }
+
+  void add_combine(std::int64_t splits) {
+    const device::KvCacheCombineConfig config = kv_cache_combine_config(attention_);
+    const std::int64_t rows_a_block = splits > device::kRowSplits ? 1 : config.waves;
+    const std::int64_t tiles = ceil_div(p_.seqlen_q, rows_a_block);
+    device::KvCacheCombineParams params{};
+    params.num_splits = splits;
+    params.grid = grid_of(tiles, 1, p_.num_heads_q);
+    add<KvCacheCombine>(config, params, tiles * p_.num_heads_q * p_.batch_size, estimator_.combine_us(splits));
+  }
+
+  const KvCacheProblem& p_;
+  const DeviceTraits& traits_;
+  Problem attention_;
+  Estimator estimator_;
+  gpu::LoweringBuilder builder_;
+  std::string refusal_;
+  double estimated_us_ = 0.0;
+};
+
+bool rows_start_on_16_bytes(const device::Tensor4& t, DType dtype) {
+  if (t.data == nullptr) return true;
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  const auto fine = [size](std::int64_t stride) { return stride * size % 16 == 0; };
+  return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && fine(t.batch_stride) && fine(t.seq_stride) &&
+         fine(t.head_stride);
+}
+
+}  // namespace
+
+KvCacheOutcome lower(const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
+  const DeviceTraits traits = traits_of(device, family);
+  return Lowerer(problem, traits).lower();
+}
+
+bool is_aligned(const KvCacheParams& call) {
+  return rows_start_on_16_bytes(call.q, call.dtype) && rows_start_on_16_bytes(call.out, call.dtype) &&
+         rows_start_on_16_bytes(call.k_cache, call.cache_dtype) &&
+         rows_start_on_16_bytes(call.v_cache, call.cache_dtype);
+}
+
+}  // namespace tilewise::backends::portable

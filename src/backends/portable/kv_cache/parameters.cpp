@@ -1,0 +1,143 @@
+// What each pointer of a parameter block points to: name, access and extent.
+#include "backends/portable/kv_cache/parameters.hpp"
+
+#include "backends/portable/attention/pointer_table.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using device::CacheShape, device::ScaleTensor;
+
+/// Rows of attention's table, and those of a cache.
+template <typename Params>
+class CacheTable : public PointerTable<Params> {
+ public:
+  CacheTable(const Params& params, const RegionVisitor& visit) : PointerTable<Params>(params, visit), p_(params) {}
+
+  /// Where sequences are in the cache.
+  void cache_lengths() const {
+    const CacheShape& c = p_.cache;
+    const auto add_lengths = [this](const std::int32_t* const& member, std::string_view name, std::int64_t count) {
+      this->add(member, {.name = name, .element_bytes = sizeof(std::int32_t), .row = count});
+    };
+    add_lengths(c.cu_seqlens_k_new, "cu_seqlens_k_new", p_.shape.batch_size + 1);
+    add_lengths(c.cache_seqlens, "cache_seqlens", p_.shape.batch_size);
+    add_lengths(c.cache_batch_idx, "cache_batch_idx", p_.shape.batch_size);
+    add_lengths(c.cache_leftpad, "cache_leftpad", p_.shape.batch_size);
+    this->add(c.block_table, {.name = "block_table",
+                              .element_bytes = sizeof(std::int32_t),
+                              .outer = {{{p_.shape.batch_size, c.block_table_stride}}},
+                              .rank = 1,
+                              .row = c.max_pages_per_seq});
+  }
+
+  /// Two sequences may be appended to one place, which is the caller's fault and no kernel's.
+  void cache(const Tensor4& t, std::string_view name, Access access, std::int64_t cols) const {
+    const CacheShape& c = p_.cache;
+    this->add(t.data,
+              {.name = name,
+               .access = access,
+               .element_bytes = static_cast<std::size_t>(c.element_bytes),
+               .outer = {{{c.rows, t.batch_stride}, {c.places, t.seq_stride}, {p_.shape.num_heads_k, t.head_stride}}},
+               .rank = 3,
+               .row = cols,
+               .one_writer = false});
+  }
+
+  void scale(const ScaleTensor& t, std::string_view name, Access access) const {
+    const CacheShape& c = p_.cache;
+    this->add(t.data, {.name = name,
+                       .access = access,
+                       .element_bytes = sizeof(float),
+                       .outer = {{{p_.shape.batch_size, t.batch_stride},
+                                  {c.rows, t.row_stride},
+                                  {c.places, t.place_stride},
+                                  {p_.shape.num_heads_k, t.head_stride}}},
+                       .rank = 4,
+                       .one_writer = false});
+  }
+
+  /// Of all query heads, in the workspace.
+  template <typename Pointer>
+  void rotated(Pointer* const& member, Access access, std::int64_t rows) const {
+    Region region;
+    region.name = "q_rotated";
+    region.workspace = true;
+    region.access = access;
+    region.element_bytes = kHalf;
+    region.row = rows * p_.shape.num_heads_q * p_.shape.head_dim;
+    this->add(member, region);
+  }
+
+ private:
+  const Params& p_;
+};
+
+}  // namespace
+
+void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor& visit) {
+  const CacheTable table(p, visit);
+  table.lengths();
+  table.score();
+  table.cache_lengths();
+  if (p.rotated != 0) {
+    table.rotated(p.q.data, Access::read, p.rotated);
+  } else {
+    table.queries(p.q, "q", Access::read);
+  }
+  table.cache(p.k_cache, "k_cache", Access::read, p.shape.head_dim);
+  table.cache(p.v_cache, "v_cache", Access::read, p.shape.head_dim_v);
+  table.scale(p.k_scale, "k_scale", Access::read);
+  table.scale(p.v_scale, "v_scale", Access::read);
+  table.outs(p.out, "out", Access::write);
+  table.lse(p.softmax_lse, "softmax_lse", Access::write);
+  table.sink(p.sink, "sink", Access::read);
+  const std::int64_t rows = p.grid.num_splits > 1 ? p.grid.num_splits * table.statistics() : 0;
+  table.workspace(p.out_accum, "out_accum", Access::write, rows * p.shape.head_dim_v);
+  table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
+}
+
+void for_each_pointer(const device::KvCacheCombineParams& p, const RegionVisitor& visit) {
+  const CacheTable table(p, visit);
+  table.lengths();
+  table.cache_lengths();
+  table.outs(p.out, "out", Access::write);
+  table.lse(p.softmax_lse, "softmax_lse", Access::write);
+  table.sink(p.sink, "sink", Access::read);
+  table.workspace(p.out_accum, "out_accum", Access::read, p.num_splits * table.statistics() * p.shape.head_dim_v);
+  table.workspace(p.lse_accum, "lse_accum", Access::read, p.num_splits * table.statistics());
+}
+
+void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visit) {
+  const CacheTable table(p, visit);
+  const device::AttentionShape& s = p.shape;
+  const bool packed = p.packed != 0;
+  const Rows rows = packed ? Rows{1, p.cache.total_k_new, s.num_heads_k, true}
+                           : Rows{s.batch_size, p.cache.seqlen_k_new, s.num_heads_k, false};
+  table.lengths();
+  table.cache_lengths();
+  table.queries(p.q, "q", Access::read);
+  table.tensor(p.k, "k", Access::read, rows, s.head_dim);
+  table.tensor(p.v, "v", Access::read, rows, s.head_dim_v);
+  table.cache(p.k_cache, "k_cache", Access::write, s.head_dim);
+  table.cache(p.v_cache, "v_cache", Access::write, s.head_dim_v);
+  table.scale(p.k_scale, "k_scale", Access::write);
+  table.scale(p.v_scale, "v_scale", Access::write);
+  const auto add_table = [&](const void* const& member, std::string_view name, std::int64_t stride) {
+    table.add(member, {.name = name,
+                       .element_bytes = static_cast<std::size_t>(p.rotary.element_bytes),
+                       .outer = {{{p.rotary.rows, stride}}},
+                       .rank = 1,
+                       .row = p.rotary.dim / 2});
+  };
+  add_table(p.rotary.cos, "rotary_cos", p.rotary.cos_stride);
+  add_table(p.rotary.sin, "rotary_sin", p.rotary.sin_stride);
+  table.add(p.rotary.seqlens, {.name = "rotary_seqlens", .element_bytes = sizeof(std::int32_t), .row = s.batch_size});
+  table.add(p.slots, {.name = "slots",
+                      .element_bytes = static_cast<std::size_t>(p.slot_bytes),
+                      .outer = {{{rows.batch, p.slots_batch_stride}, {rows.rows, p.slots_stride}}},
+                      .rank = 2});
+  table.rotated(p.q_rotated, Access::write, p.query_rows);
+}
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,137 @@
+// Tile sizes and element types; see schedule.hpp.
+#include "backends/portable/kv_cache/schedule.hpp"
+
+#include <algorithm>
+
+#include "backends/portable/attention/schedule.hpp"
+#include "operations/kv_cache/rules.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using operations::kv_cache::is_fp8, operations::kv_cache::is_packed, operations::kv_cache::is_paged;
+
+device::ElementType element_of(DType dtype) { return dtype == DType::bf16 ? device::kBf16 : device::kF16; }
+
+device::ScaleKind scales_of(const KvCacheProblem& p) {
+  if (p.scales == CacheScales::none) return device::kNoScales;
+  return p.scales == CacheScales::token ? device::kTokenScales : device::kBlockScale;
+}
+
+/// Beyond, blocks share the columns of v and out: a wave's registers do not hold them beside wider keys.
+constexpr std::int64_t kMostWholeDim = 256, kPartDim = 128;
+
+std::int32_t page_size_of(const KvCacheProblem& p) { return static_cast<std::int32_t>(p.page_size); }
+
+}  // namespace
+
+operations::kv_cache::FeatureSet kv_cache_features() {
+  using enum operations::kv_cache::Feature;
+  return {attend,
+          append,
+          bf16,
+          f16,
+          fp8,
+          scale_tensor,
+          scale_head,
+          scale_batch_head,
+          scale_token,
+          paged,
+          packed,
+          mla,
+          slots,
+          cache_seqlens,
+          cache_batch_idx,
+          cache_leftpad,
+          rotary,
+          rotary_interleaved,
+          gqa,
+          head_dim_v,
+          window_left,
+          window_right,
+          scale_sign,
+          softcap,
+          alibi,
+          sink,
+          num_splits,
+          batch_invariant};
+}
+
+Problem attention_of(const KvCacheProblem& p) {
+  Problem a;
+  a.operation = Operation::attention_forward;
+  a.dtype = p.dtype;
+  a.device = p.device;
+  a.layout = p.layout;
+  a.batch_size = p.batch_size;
+  a.seqlen_q = p.seqlen_q;
+  a.total_q = p.total_q;
+  a.seqlen_k = operations::kv_cache::capacity_of(p);
+  a.total_k = is_packed(p) ? p.batch_size * a.seqlen_k : 0;
+  a.num_heads_q = p.num_heads_q;
+  a.num_heads_k = p.num_heads_k;
+  a.head_dim = p.head_dim;
+  a.head_dim_v = p.head_dim_v;
+  a.mask = p.mask;
+  a.window_left = p.window_left;
+  a.window_right = p.window_right;
+  a.softmax_scale = p.softmax_scale;
+  a.softcap = p.softcap;
+  a.alibi_slopes = p.alibi_slopes;
+  a.sink = p.sink;
+  a.softmax_lse = p.softmax_lse;
+  a.batch_invariant = p.batch_invariant;
+  a.unaligned = p.unaligned;
+  return a;
+}
+
+device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& p, const Problem& attention,
+                                                     const DeviceTraits& traits) {
+  device::KvCacheForwardConfig c;
+  Problem part = attention;
+  if (p.head_dim > kMostWholeDim || p.head_dim_v > kMostWholeDim) {
+    c.v_parts = static_cast<std::int32_t>((p.head_dim_v + kPartDim - 1) / kPartDim);
+    if (c.v_parts > 1) part.head_dim_v = kPartDim;
+  }
+  static_cast<device::ForwardConfig&>(c) = forward_config(part, traits);
+  c.exact_dims = c.exact_dims && c.v_parts * c.head_dim_v >= p.head_dim_v && p.head_dim_v % c.head_dim_v == 0;
+  c.lengths = 1;
+  c.page_size = page_size_of(p);
+  c.scales = scales_of(p);
+  c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
+  if (is_fp8(p)) {
+    // e4m3 is exact in bf16 and in f16, but a weight times the scale of a token may leave f16's range.
+    c.v_type = device::kBf16;
+    // Tiles on their way take registers, which one wave alone has not enough of; 64 keys of 128 elements beside 32
+    // rows, or of more, spill 84 to 104 bytes on sm_90a.
+    c.waves = std::max(c.waves, 4);
+    const bool crowded = c.rows_per_wave > 16 || c.head_dim + c.head_dim_v > 256;
+    if (traits.family == gpu::Family::sm80 && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
+  }
+  while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
+    (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
+  }
+  return c;
+}
+
+device::KvCacheCombineConfig kv_cache_combine_config(const Problem& attention) {
+  device::KvCacheCombineConfig c;
+  static_cast<device::CombineConfig&>(c) = combine_config(attention);
+  c.lengths = 1;
+  return c;
+}
+
+device::AppendKvConfig append_kv_config(const KvCacheProblem& p) {
+  device::AppendKvConfig c;
+  c.type = element_of(p.dtype);
+  c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
+  c.scales = scales_of(p);
+  c.rotary = p.rotary_dim > 0;
+  c.interleaved = c.rotary && p.rotary_interleaved;
+  c.float_tables = c.rotary && p.rotary == RotaryKind::f32;
+  c.slot_bytes = p.slots == SlotKind::none ? 0 : p.slots == SlotKind::i64 ? 8 : 4;
+  c.page_size = c.slot_bytes == 0 ? page_size_of(p) : 0;
+  return c;
+}
+
+}  // namespace tilewise::backends::portable

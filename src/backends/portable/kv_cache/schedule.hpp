@@ -1,0 +1,25 @@
+// Configs of the KV cache kernels: pure functions of the problem and the device.
+#pragma once
+
+#include "backends/portable/kv_cache/kernels.hpp"
+#include "backends/portable/traits.hpp"
+#include "operations/kv_cache/features.hpp"
+#include "tilewise/kv_cache.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::portable {
+
+/// What portable kernels honour, for every family.
+[[nodiscard]] operations::kv_cache::FeatureSet kv_cache_features();
+
+/// What the step's attention is to the schedules of attention: as many keys as the cache has room for.
+[[nodiscard]] Problem attention_of(const KvCacheProblem& problem);
+
+/// Everything decided but `split`. `attention`: attention_of() the problem.
+[[nodiscard]] device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& problem,
+                                                                   const Problem& attention,
+                                                                   const DeviceTraits& traits);
+[[nodiscard]] device::KvCacheCombineConfig kv_cache_combine_config(const Problem& attention);
+[[nodiscard]] device::AppendKvConfig append_kv_config(const KvCacheProblem& problem);
+
+}  // namespace tilewise::backends::portable

@@ -1,0 +1,45 @@
+// What each kernel of the KV cache step is specialised on: see device/attention/config.h.
+#pragma once
+
+#include "device/attention/config.h"
+
+namespace tilewise::device {
+
+/// What a scale of fp8 elements belongs to: nothing, a block's whole stream, or each token.
+enum ScaleKind : int32_t { kNoScales = 0, kBlockScale = 1, kTokenScales = 2 };
+
+/// k_type and v_type are those of tiles; fp8 is widened on its way there.
+struct KvCacheForwardConfig : ForwardConfig {
+  int32_t cache_type = kBf16;  // ElementType
+  int32_t page_size = 0;       // 0: contiguous
+  int32_t scales = kNoScales;  // ScaleKind
+  int32_t v_parts = 1;         // blocks that share the columns of v and out, head_dim_v for each
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    ForwardConfig::for_each_field(c, visit);
+    visit("cache_type", c.cache_type), visit("page_size", c.page_size), visit("scales", c.scales);
+    visit("v_parts", c.v_parts);
+  }
+};
+
+struct KvCacheCombineConfig : CombineConfig {};
+
+struct AppendKvConfig {
+  int32_t type = kBf16, cache_type = kBf16;  // ElementType, of new keys and of the cache
+  int32_t scales = kNoScales;                // ScaleKind
+  Flag rotary = 0, interleaved = 0;
+  Flag float_tables = 0;   // tables in fp32, else in `type`
+  int32_t page_size = 0;   // 0: contiguous; not read where there are slots
+  int32_t slot_bytes = 0;  // 0: no slots
+  int32_t waves = 4;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    visit("type", c.type), visit("cache_type", c.cache_type), visit("scales", c.scales), visit("rotary", c.rotary);
+    visit("interleaved", c.interleaved), visit("float_tables", c.float_tables), visit("page_size", c.page_size);
+    visit("slot_bytes", c.slot_bytes), visit("waves", c.waves);
+  }
+};
+
+}  // namespace tilewise::device

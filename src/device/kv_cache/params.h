@@ -1,0 +1,130 @@
+// The parameters of each kernel of the KV cache step: plain data, shape beside every pointer. The host's table of their
+// pointers stands in backends/portable/kv_cache/parameters.hpp.
+#pragma once
+
+#include "device/attention/params.h"
+
+namespace tilewise::device {
+
+/// What the cache holds, and where. AttentionShape::seqlen_k is a sequence's capacity.
+struct CacheShape {
+  int64_t rows, places;               // pages and page_size; contiguous: sequences of the cache and capacity
+  int64_t seqlen_k_new, total_k_new;  // new keys; packed: the maximum, and all
+  int64_t cache_seqlen;               // of every sequence, where cache_seqlens is null
+  int64_t max_pages_per_seq, block_table_stride;
+  int64_t element_bytes;
+
+  // Lengths; null where not given. cu_seqlens_k_new has batch_size + 1 entries, the others batch_size.
+  const int32_t *cu_seqlens_k_new, *cache_seqlens, *cache_batch_idx, *cache_leftpad;
+  const int32_t* block_table;  // [batch_size, max_pages_per_seq]; null: contiguous
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("rows", p.rows), visit("places", p.places), visit("seqlen_k_new", p.seqlen_k_new);
+    visit("total_k_new", p.total_k_new), visit("cache_seqlen", p.cache_seqlen);
+    visit("max_pages_per_seq", p.max_pages_per_seq), visit("block_table_stride", p.block_table_stride);
+    visit("element_bytes", p.element_bytes), visit("cu_seqlens_k_new", p.cu_seqlens_k_new);
+    visit("cache_seqlens", p.cache_seqlens), visit("cache_batch_idx", p.cache_batch_idx);
+    visit("cache_leftpad", p.cache_leftpad), visit("block_table", p.block_table);
+  }
+};
+
+/// Scales of fp8 elements; a dimension that they do not have has stride 0. data null: one number, `value`.
+struct ScaleTensor {
+  float* data;
+  int64_t batch_stride, row_stride, place_stride, head_stride;  // row and place: of the cache
+  float value;
+  int32_t unused;  // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("row_stride", p.row_stride);
+    visit("place_stride", p.place_stride), visit("head_stride", p.head_stride), visit("value", p.value);
+    visit("unused", p.unused);
+  }
+};
+
+struct KvCacheForwardParams {
+  AttentionShape shape;
+  ScoreParams score;
+  CacheShape cache;
+  Tensor4 q, k_cache, v_cache, out;  // q: rotated, where it had to be
+  ScaleTensor k_scale, v_scale;
+  LseTensor softmax_lse;
+  SinkTensor sink;
+  TileGrid grid;
+  int64_t rotated;   // whether q is what append_kv has left in the workspace
+  float* out_accum;  // as ForwardParams has them
+  float* lse_accum;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("score", p.score), visit("cache", p.cache), visit("q", p.q);
+    visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("out", p.out), visit("k_scale", p.k_scale);
+    visit("v_scale", p.v_scale), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid);
+    visit("rotated", p.rotated), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+  }
+};
+
+struct KvCacheCombineParams {
+  AttentionShape shape;
+  CacheShape cache;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
+  TileGrid grid;           // without splits of its own
+  int64_t num_splits;      // of the keys
+  const float* out_accum;  // as ForwardParams has them
+  const float* lse_accum;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("cache", p.cache), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
+    visit("sink", p.sink), visit("grid", p.grid), visit("num_splits", p.num_splits), visit("out_accum", p.out_accum);
+    visit("lse_accum", p.lse_accum);
+  }
+};
+
+/// cos and sin of [position, i], i below dim / 2.
+struct RotaryTables {
+  const void *cos, *sin;
+  int64_t cos_stride, sin_stride;  // between positions
+  int64_t rows, dim, offset;       // dim 0: none
+  int64_t element_bytes;
+  const int32_t* seqlens;   // [batch_size]: the first new key's position; null: what the cache holds
+  int64_t queries_advance;  // whether query t stands at a position of its own
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("cos", p.cos), visit("sin", p.sin), visit("cos_stride", p.cos_stride), visit("sin_stride", p.sin_stride);
+    visit("rows", p.rows), visit("dim", p.dim), visit("offset", p.offset), visit("element_bytes", p.element_bytes);
+    visit("seqlens", p.seqlens), visit("queries_advance", p.queries_advance);
+  }
+};
+
+/// Rotates and appends new keys, appends values, and leaves rotated queries in the workspace.
+struct AppendKvParams {
+  AttentionShape shape;
+  CacheShape cache;
+  Tensor4 q, k, v, k_cache, v_cache;
+  ScaleTensor k_scale, v_scale;
+  RotaryTables rotary;
+  const void* slots;  // null: cache_seqlens say where keys go; [total_k_new], or [batch_size, seqlen_k_new]
+  int64_t slot_bytes, slots_batch_stride, slots_stride;
+  int64_t packed;          // of q and the new keys
+  int64_t query_rows;      // whose rotation is left in q_rotated; 0: none
+  int64_t appends_values;  // 0: values are columns of the keys
+  void* q_rotated;         // [query_rows, num_heads_q, head_dim] of q's type
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("cache", p.cache), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("k_scale", p.k_scale);
+    visit("v_scale", p.v_scale), visit("rotary", p.rotary), visit("slots", p.slots);
+    visit("slot_bytes", p.slot_bytes), visit("slots_batch_stride", p.slots_batch_stride);
+    visit("slots_stride", p.slots_stride), visit("packed", p.packed), visit("query_rows", p.query_rows);
+    visit("appends_values", p.appends_values), visit("q_rotated", p.q_rotated);
+  }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,54 @@
+// One sequence of a KV cache call: its rows, and its places in the cache. Lengths and tables are clamped to what they
+// may say, so that a bad one leads no kernel outside the tensors.
+#pragma once
+
+#include "device/common/mask.h"
+#include "device/kv_cache/params.h"
+
+namespace tilewise::device {
+
+struct CacheSequence {
+  int64_t new_row, seqlen_new;  // first new key, in rows of the batch entry (packed: of the whole tensor)
+  int64_t cached;               // places before the new keys, left padding included
+  int64_t leftpad, cache_row;   // of contiguous caches
+  bool absent;                  // without a cache: nothing is appended, its rows are 0
+  bool lost;                    // in a contiguous cache that is not there: nothing is appended either
+};
+
+constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const CacheShape& c, int64_t b) {
+  CacheSequence s{0, c.seqlen_k_new, c.cache_seqlen, 0, b, false, false};
+  if (c.cu_seqlens_k_new) {
+    s.new_row = clamp_to(c.cu_seqlens_k_new[b], 0, c.total_k_new);
+    s.seqlen_new =
+        clamp_to(c.cu_seqlens_k_new[b + 1] - s.new_row, 0, clamp_to(c.total_k_new - s.new_row, 0, c.seqlen_k_new));
+  }
+  if (c.cache_seqlens) s.cached = c.cache_seqlens[b];
+  if (c.cache_batch_idx) s.cache_row = c.cache_batch_idx[b];
+  s.absent = s.cached < 0 || s.cache_row < 0 || c.rows == 0;
+  s.lost = !c.block_table && s.cache_row >= c.rows;
+  s.cached = clamp_to(s.cached, 0, shape.seqlen_k);
+  s.cache_row = clamp_to(s.cache_row, 0, c.rows - 1);
+  if (c.cache_leftpad) s.leftpad = clamp_to(c.cache_leftpad[b], 0, shape.seqlen_k);
+  return s;
+}
+
+/// As the attention kernels see it: k_row is the first used place of the cache. A sequence without a cache uses no
+/// query, so that its rows are 0 and its log-sum-exp -infinity.
+constexpr Sequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b) {
+  Sequence s = sequence_of(shape, b);
+  const CacheSequence cache = cache_sequence_of(shape, c, b);
+  const int64_t end = clamp_to(cache.cached + cache.seqlen_new, 0, shape.seqlen_k);
+  s.k_row = clamp_to(cache.leftpad, 0, end);
+  s.seqlen_k = cache.absent ? 0 : end - s.k_row;
+  if (cache.absent) s.seqlen_q = 0;
+  return s;
+}
+
+/// The page of a sequence's place, in reach of the cache.
+template <class Machine>
+TILEWISE_INLINE int64_t page_of(const CacheShape& c, int64_t b, int64_t number) {
+  const int64_t page = Machine::load_global(c.block_table + b * c.block_table_stride + number);
+  return clamp_to(page, 0, c.rows - 1);
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,133 @@
+// The KV cache step's portable kernels under emulation against the reference: pages of any size, every kind of scale,
+// packed queries that mix prefill and decode, splits, rotation, and appending alone.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "core/implementation.hpp"
+#include "core/message.hpp"
+#include "core/select.hpp"
+#include "tilewise/kv_cache.hpp"
+#include "verify/verifier.hpp"
+#include "verify/verify.hpp"
+
+namespace tilewise::test {
+namespace {
+
+class EmulatedKvCache : public testing::TestWithParam<std::string> {
+ protected:
+  /// Seeds differ in lengths, pages, strides and alignment.
+  static void check(const std::string& problem, std::uint64_t seeds = 2) {
+    for (std::uint64_t seed = 0; seed < seeds; ++seed) {
+      const verify::Report report = verify::check_implementation(parse_problem(problem), GetParam(), seed);
+      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    }
+  }
+};
+
+TEST_P(EmulatedKvCache, ContiguousCaches) {
+  check(
+      "kv_cache_attention dtype=bf16 batch_size=3 num_heads_q=4 num_heads_k=2 head_dim=64 capacity=90 seqlen_q=1 "
+      "cache_seqlens=1 cache_batch_idx=1 batch_size_cache=4 cache_leftpad=1");
+  check(
+      "kv_cache_attention dtype=f16 batch_size=2 num_heads_q=2 head_dim=40 head_dim_v=24 capacity=70 seqlen_q=5 "
+      "cache_seqlens=1 mask=causal softmax_lse=1");
+}
+
+TEST_P(EmulatedKvCache, PagesOfAnySize) {
+  for (const char* pages : {"page_size=1 num_pages=100 max_pages_per_seq=40",
+                            "page_size=3 num_pages=40 "
+                            "max_pages_per_seq=30",
+                            "page_size=256 num_pages=3 max_pages_per_seq=1"}) {
+    check(
+        core::concat("kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=4 num_heads_k=2 head_dim=64 seqlen_q=2 "
+                     "cache_seqlens=1 mask=causal window_left=20 ",
+                     pages));
+  }
+}
+
+TEST_P(EmulatedKvCache, EveryKindOfScale) {
+  for (const char* scales : {"tensor", "head", "batch_head", "token"}) {
+    check(
+        core::concat("kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 batch_size=2 num_heads_q=4 num_heads_k=2 "
+                     "head_dim=64 page_size=16 num_pages=20 max_pages_per_seq=6 seqlen_q=1 cache_seqlens=1 append=1 "
+                     "seqlen_k_new=3 scales=",
+                     scales));
+  }
+  check(
+      "kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=token batch_size=2 num_heads_q=2 head_dim=72 "
+      "capacity=80 seqlen_q=3 cache_seqlens=1 softcap=10 alibi_slopes=[h] sink=1");
+}
+
+TEST_P(EmulatedKvCache, PackedQueriesOfPrefillAndDecode) {
+  check(
+      "kv_cache_attention dtype=bf16 layout=thd batch_size=4 total_q=40 max_seqlen_q=30 num_heads_q=4 num_heads_k=2 "
+      "head_dim=64 page_size=16 num_pages=40 max_pages_per_seq=8 cache_seqlens=1 append=1 total_k_new=40 "
+      "max_seqlen_k_new=30 mask=causal softmax_lse=1",
+      4);
+}
+
+TEST_P(EmulatedKvCache, SplitKeys) {
+  for (const char* splits : {"2", "12"}) {
+    check(
+        core::concat("kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=4 num_heads_k=1 head_dim=64 page_size=16 "
+                     "num_pages=64 max_pages_per_seq=30 seqlen_q=2 cache_seqlens=1 sink=1 softmax_lse=1 mask=causal "
+                     "num_splits=",
+                     splits));
+  }
+}
+
+TEST_P(EmulatedKvCache, RotatedOfBothKinds) {
+  for (const char* rotary : {"rotary=f32 rotary_dim=64",
+                             "rotary=query rotary_dim=24 rotary_offset=5 "
+                             "rotary_interleaved=1 rotary_seqlens=1"}) {
+    check(
+        core::concat("kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=4 num_heads_k=2 head_dim=64 capacity=60 "
+                     "seqlen_q=4 cache_seqlens=1 append=1 seqlen_k_new=4 mask=causal ",
+                     rotary));
+  }
+}
+
+TEST_P(EmulatedKvCache, MlasForm) {
+  check(
+      "kv_cache_attention dtype=bf16 mla=1 batch_size=2 num_heads_q=16 num_heads_k=1 head_dim=192 head_dim_v=128 "
+      "page_size=16 num_pages=20 max_pages_per_seq=6 seqlen_q=1 cache_seqlens=1 append=1 seqlen_k_new=1");
+  check(
+      "kv_cache_attention dtype=bf16 mla=1 batch_size=2 num_heads_q=16 num_heads_k=1 head_dim=576 head_dim_v=512 "
+      "page_size=16 num_pages=20 max_pages_per_seq=6 seqlen_q=1 cache_seqlens=1 softmax_lse=1");
+  check(
+      "kv_cache_attention dtype=bf16 batch_size=1 num_heads_q=2 num_heads_k=1 head_dim=300 head_dim_v=270 capacity=70 "
+      "seqlen_q=3 cache_seqlens=1 mask=causal num_splits=2");
+}
+
+TEST_P(EmulatedKvCache, AppendsAlone) {
+  check("append_kv dtype=bf16 batch_size=3 seqlen_k_new=5 num_heads_k=2 head_dim=64 capacity=30 cache_seqlens=1", 3);
+  check(
+      "append_kv dtype=f16 cache_dtype=fp8_e4m3 scales=token layout=thd batch_size=1 total_k_new=9 "
+      "max_seqlen_k_new=9 num_heads_k=2 head_dim=48 slots=i64 page_size=4 num_pages=9",
+      3);
+  check(
+      "append_kv dtype=bf16 batch_size=2 seqlen_k_new=5 num_heads_k=1 head_dim=64 slots=i32 page_size=8 num_pages=9 "
+      "rotary=f32 rotary_dim=32 rotary_seqlens=1",
+      3);
+}
+
+/// Whatever the list of fields draws, of both calls.
+TEST_P(EmulatedKvCache, RandomProblems) {
+  constexpr const KvCacheProblem* kTag = nullptr;
+  const core::Implementation* row = core::find_row(core::implementation_table(), operation_of(kTag), GetParam());
+  ASSERT_NE(row, nullptr);
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const AnyProblem problem =
+        verify::verifier_of(operation_of(kTag)).random_problem(seed, verify::Limits{row->supported_features(), 3e5});
+    const verify::Report report = verify::check_implementation(problem, GetParam(), seed);
+    EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKvCache,
+                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
+                         [](const auto& machine) { return machine.param.substr(machine.param.find('.') + 1); });
+
+}  // namespace
+}  // namespace tilewise::test

@@ -1,0 +1,189 @@
+"""kv_cache_attention() and append_kv() on a GPU, beside the CPU: every kind of cache, captured graphs that replay with
+other lengths, tables and slots, and lengths and tables that lie."""
+
+import pytest
+import torch
+from cases import assert_close
+
+import tilewise
+
+CPU = "reference"
+BATCH, HEADS, HEADS_K, DIM, CAPACITY = 3, 8, 2, 64, 96
+
+
+class Step:
+    """A call's tensors on the CPU, and copies of them on the GPU."""
+
+    def __init__(self, page_size=0, new=2, fp8="", dtype=torch.bfloat16, seed=0):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.page_size, self.new = page_size, new
+        places = page_size or CAPACITY
+        rows = BATCH * -(-CAPACITY // places) + 2
+        tensors = {
+            "q": self._normal(BATCH, new, HEADS, DIM, dtype=dtype),
+            "k": self._normal(BATCH, new, HEADS_K, DIM, dtype=dtype),
+            "v": self._normal(BATCH, new, HEADS_K, DIM, dtype=dtype),
+            "k_cache": self._normal(rows, places, HEADS_K, DIM, dtype=dtype),
+            "v_cache": self._normal(rows, places, HEADS_K, DIM, dtype=dtype),
+            "cache_seqlens": torch.tensor([5, 40, CAPACITY - new], dtype=torch.int32),
+        }
+        if not page_size:
+            tensors["cache_batch_idx"] = torch.tensor([4, 0, 2], dtype=torch.int32)
+        else:
+            tensors["block_table"] = torch.randperm(rows, generator=self.generator)[: rows - 2].int().view(BATCH, -1)
+        if fp8:
+            shape = {"head": (HEADS_K,), "batch_head": (BATCH, HEADS_K), "token": (rows, places, HEADS_K)}[fp8]
+            for name in ("k", "v"):
+                tensors[f"{name}_cache"] = tensors[f"{name}_cache"].to(torch.float8_e4m3fn)
+                tensors[f"{name}_scale"] = torch.rand(shape, generator=self.generator) + 0.5
+        self.cpu = tensors
+        self.gpu = {name: tensor.cuda() for name, tensor in tensors.items()}
+
+    def _normal(self, *shape, dtype):
+        return torch.randn(shape, generator=self.generator).to(dtype)
+
+    def attend(self, **options):
+        """(out, softmax_lse) of the GPU and of the reference; caches are compared bit for bit."""
+        run = [tilewise.kv_cache_attention(**self._moved(side, options), return_lse=True) for side in ("gpu", "cpu")]
+        self.compare_caches()
+        return run
+
+    def _moved(self, side, options):
+        moved = {k: v.cuda() if side == "gpu" and isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        return (self.gpu if side == "gpu" else {**self.cpu, "implementation": CPU}) | moved
+
+    def compare_caches(self):
+        for name in ("k_cache", "v_cache"):
+            got, wanted = self.gpu[name].cpu(), self.cpu[name]
+            width = torch.uint8 if wanted.dtype == torch.float8_e4m3fn else torch.int16
+            assert torch.equal(got.view(width), wanted.view(width)), name
+        for name in ("k_scale", "v_scale"):
+            if name in self.cpu:
+                assert torch.equal(self.gpu[name].cpu(), self.cpu[name]), name
+
+
+def _assert_alike(results, tolerance=2e-2):
+    (out, lse), (expected, expected_lse) = results
+    assert_close(out.cpu(), expected, tolerance)
+    assert_close(lse.cpu(), expected_lse, 1e-3, "softmax_lse")
+
+
+@pytest.mark.parametrize("page_size", [0, 1, 3, 16, 64])
+@pytest.mark.parametrize("new", [1, 2, 30])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_caches(page_size, new, dtype):
+    _assert_alike(Step(page_size, new, dtype=dtype).attend(mask="causal"))
+
+
+@pytest.mark.parametrize("fp8", ["head", "batch_head", "token"])
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_fp8(fp8, page_size):
+    _assert_alike(Step(page_size, fp8=fp8).attend(mask="causal", num_splits=3))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("tables", [torch.float32, torch.bfloat16])
+def test_rotary(interleaved, tables):
+    step = Step(16)
+    angles = torch.randn(CAPACITY, 12)
+    rotary = {"rotary_cos": angles.cos().to(tables), "rotary_sin": angles.sin().to(tables)}
+    _assert_alike(step.attend(mask="causal", rotary_interleaved=interleaved, rotary_offset=5, **rotary))
+
+
+def test_options():
+    step = Step(16)
+    slopes, sink = torch.rand(HEADS), torch.randn(HEADS)
+    _assert_alike(step.attend(window=(20, 0), softcap=5.0, alibi_slopes=slopes, sink=sink, num_splits=4))
+
+
+def test_packed_prefill_beside_decode():
+    step = Step(16, new=30)
+    starts = torch.tensor([0, 1, 31, 33], dtype=torch.int32)
+    for side in (step.cpu, step.gpu):
+        for name in ("q", "k", "v"):
+            side[name] = side[name].flatten(0, 1)[:33]
+    step.cpu["cache_seqlens"][2] = step.gpu["cache_seqlens"][2] = 7
+    _assert_alike(step.attend(mask="causal", cu_seqlens_q=starts, max_seqlen_q=30))
+
+
+def test_splits_change_no_more_than_rounding():
+    step = Step(16)
+    given = {**step.gpu, "mask": "causal", "k": None, "v": None}
+    outs = [tilewise.kv_cache_attention(**given, num_splits=splits) for splits in (1, 2, 7, 100)]
+    for out in outs[1:]:
+        assert_close(out, outs[0], 1e-2)
+    assert torch.equal(outs[0], tilewise.kv_cache_attention(**given, batch_invariant=True))
+
+
+@pytest.mark.parametrize("slots", [torch.int32, torch.int64])
+def test_slots(slots):
+    step = Step(16)
+    places = torch.randperm(step.cpu["k_cache"].shape[0] * 16)[: BATCH * 2].view(BATCH, 2).to(slots)
+    places[1, 0] = -1
+    for side, moved in (("cpu", places), ("gpu", places.cuda())):
+        tensors = getattr(step, side)
+        caches = (tensors[name] for name in ("k_cache", "v_cache", "k", "v"))
+        tilewise.append_kv(*caches, slots=moved, implementation=CPU if side == "cpu" else None)
+    step.compare_caches()
+
+
+def test_captured_with_other_lengths_tables_and_keys():
+    first, second = Step(16, seed=1), Step(16, seed=2)
+    second.cpu["cache_seqlens"] = torch.tensor([0, 61, 30], dtype=torch.int32)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    options = {"mask": "causal", "num_splits": 3, "return_lse": True}
+    with torch.cuda.stream(stream):  # kernels are loaded, and the stream has its workspace
+        tilewise.kv_cache_attention(**first.gpu, **options)
+    stream.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        results = tilewise.kv_cache_attention(**first.gpu, **options)
+    for name, tensor in second.cpu.items():
+        first.gpu[name].copy_(tensor)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = tilewise.kv_cache_attention(**second.cpu, **options, implementation=CPU)
+    first.cpu = second.cpu
+    first.compare_caches()
+    _assert_alike((results, expected))
+
+
+def test_slots_in_a_graph():
+    step = Step(16)
+    caches = [step.gpu[name] for name in ("k_cache", "v_cache", "k", "v")]
+    slots = torch.arange(BATCH * 2, device="cuda").view(BATCH, 2)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        tilewise.append_kv(*caches, slots=slots)
+    stream.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        tilewise.append_kv(*caches, slots=slots)
+    slots.add_(50)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(caches[0].flatten(0, 1)[50 : 50 + BATCH * 2], step.gpu["k"].flatten(0, 1))
+
+
+@pytest.mark.parametrize("lie", [{"cache_seqlens": 2**31 - 1}, {"cache_seqlens": -7}, {"block_table": -5},
+                                 {"block_table": 10**6}])  # fmt: skip
+def test_lies_lead_nowhere(lie, monkeypatch):
+    step = Step(16)
+    for name, value in lie.items():
+        step.gpu[name].fill_(value)
+    before = step.gpu["k_cache"].clone()
+    tilewise.kv_cache_attention(**step.gpu, mask="causal")
+    torch.cuda.synchronize()
+    assert torch.equal(step.gpu["k_cache"], before)
+    monkeypatch.setenv("TILEWISE_CHECK", "1")
+    if lie != {"cache_seqlens": -7}:  # a sequence of negative length has no cache
+        with pytest.raises(ValueError, match=next(iter(lie))):
+            tilewise.kv_cache_attention(**step.gpu, mask="causal")
+
+
+def test_compiled():
+    step = Step(16)
+
+    def call(tensors):
+        return tilewise.kv_cache_attention(**tensors, mask="causal")
+
+    expected = call({name: tensor.clone() for name, tensor in step.gpu.items()})
+    assert torch.equal(torch.compile(call, fullgraph=True)(step.gpu), expected)

@@ -1,0 +1,137 @@
+// The KV cache step on the way to a GPU's kernels: which launches there are, what they share in the workspace, and that
+// the tables of pointers know every pointer.
+#include <set>
+#include <string>
+
+#include "backends/portable/kv_cache/implementation.hpp"
+#include "backends/portable/kv_cache/kernels.hpp"
+#include "support.hpp"
+
+namespace tilewise::backends::portable {
+namespace {
+
+using gpu::ParameterField;
+
+gpu::Lowering cache_lowered(std::string_view architecture, std::string_view text) {
+  const KvCacheProblem problem =
+      parse_problem(core::concat(text, " device=", to_string(device_of(architecture).device.type)));
+  KvCacheOutcome outcome = lower(problem, device_of(architecture), family_of(architecture));
+  EXPECT_EQ(outcome.refusal, "") << text;
+  return std::move(outcome.lowering);
+}
+
+std::string names_of(const gpu::Lowering& lowering) {
+  std::string text;
+  for (const gpu::Launch* launch : lowering.launches()) text += core::concat(launch->key.body->name, " ");
+  return text;
+}
+
+constexpr std::string_view kDecode =
+    "kv_cache_attention dtype=bf16 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 num_pages=4096 "
+    "max_pages_per_seq=512 cache_seqlens=1";
+
+TEST(KvCacheParameters, CoverEachBlock) {
+  for_each_kv_cache_kernel([]<typename Kernel> {
+    std::size_t end = 0;
+    for (const ParameterField& field : gpu::fields_of<typename Kernel::Params>()) {
+      EXPECT_EQ(field.offset, end) << Kernel::kName << "." << field.name;
+      end = field.offset + field.size;
+    }
+    EXPECT_EQ(end, sizeof(typename Kernel::Params)) << Kernel::kName;
+  });
+}
+
+/// A pointer that the table lacks would be null in every launch. A contiguous cache has every tensor but a table.
+TEST(KvCacheParameters, TheTablesKnowEveryPointer) {
+  for_each_kv_cache_kernel([]<typename Kernel> {
+    const typename Kernel::Params params{};
+    std::set<std::size_t> known;
+    Kernel::for_each_pointer(params, [&known](const gpu::Region&, std::size_t offset) { known.insert(offset); });
+    for (const ParameterField& field : gpu::fields_of<typename Kernel::Params>()) {
+      EXPECT_EQ(field.is_pointer(), known.contains(field.offset)) << Kernel::kName << "." << field.name;
+    }
+  });
+}
+
+TEST(KvCacheLowering, LaunchesWhatIsAskedFor) {
+  for (const std::string_view architecture : kMachines) {
+    const auto names = [&](std::string_view options) {
+      return names_of(cache_lowered(architecture, core::concat(kDecode, " ", options)));
+    };
+    EXPECT_EQ(names("num_splits=1"), "kv_cache_forward ");
+    EXPECT_EQ(names("num_splits=3"), "kv_cache_forward kv_cache_combine ");
+    EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=1"), "append_kv kv_cache_forward ");
+    EXPECT_EQ(names_of(cache_lowered(architecture,
+                                     "append_kv dtype=bf16 seqlen_k_new=4 head_dim=576 head_dim_v=512 mla=1 "
+                                     "capacity=100 cache_seqlens=1")),
+              "append_kv ");
+  }
+}
+
+TEST(KvCacheLowering, OnlyTheCostModelAndTheCallerSplitKeys) {
+  EXPECT_EQ(names_of(cache_lowered("sm_90a", kDecode)), "kv_cache_forward kv_cache_combine ");
+  EXPECT_EQ(names_of(cache_lowered("sm_90a", core::concat(kDecode, " batch_size=64"))), "kv_cache_forward ");
+  EXPECT_EQ(names_of(cache_lowered("sm_90a", core::concat(kDecode, " batch_invariant=1"))), "kv_cache_forward ");
+}
+
+/// Queries that append_kv has rotated are read where it has left them.
+TEST(KvCacheLowering, RotatedQueriesPassThroughTheWorkspace) {
+  const gpu::Lowering lowering =
+      cache_lowered("gfx942", core::concat(kDecode, " num_splits=1 append=1 seqlen_k_new=1 rotary_dim=64 rotary=f32"));
+  ASSERT_NE(lowering.part("q_rotated"), nullptr);
+  EXPECT_EQ(lowering.part("q_rotated")->bytes, std::size_t{2} * 32 * 128);
+  const auto launches = lowering.launches();
+  ASSERT_EQ(launches.size(), 2u);
+  for (const gpu::Launch* launch : launches) ASSERT_EQ(launch->workspace.size(), 1u);
+  EXPECT_EQ(launches[0]->workspace[0].offset, launches[1]->workspace[0].offset);
+  EXPECT_EQ(launches[0]->workspace[0].param_offset, offsetof(device::AppendKvParams, q_rotated));
+  EXPECT_EQ(launches[1]->workspace[0].param_offset, offsetof(device::KvCacheForwardParams, q.data));
+}
+
+/// Tiles of fp8 caches are 16-bit elements: keys of q's type, and values in bf16, which no token's scale leaves.
+TEST(KvCacheLowering, Fp8IsWidenedOnItsWay) {
+  for (const auto& [dtype, type] : {std::pair{"bf16", device::kBf16}, {"f16", device::kF16}}) {
+    const gpu::Lowering lowering = cache_lowered(
+        "sm_90a", core::concat("kv_cache_attention cache_dtype=fp8_e4m3 scales=token seqlen_q=1 num_heads_q=8 "
+                               "num_heads_k=1 head_dim=128 capacity=64 num_splits=1 dtype=",
+                               dtype));
+    const auto config = gpu::config_of<KvCacheForward>(lowering.launches().front()->key);
+    EXPECT_EQ(config.cache_type, device::kE4m3);
+    EXPECT_EQ(config.k_type, type);
+    EXPECT_EQ(config.v_type, device::kBf16);
+    EXPECT_EQ(config.scales, device::kTokenScales);
+  }
+}
+
+/// A wave's registers do not hold 512 columns of out beside 576 of keys: blocks share them.
+TEST(KvCacheLowering, BlocksShareTheColumnsOfWideValues) {
+  for (const std::string_view architecture : kMachines) {
+    const gpu::Lowering lowering =
+        cache_lowered(architecture,
+                      "kv_cache_attention dtype=bf16 mla=1 seqlen_q=1 num_heads_q=16 num_heads_k=1 "
+                      "head_dim=576 head_dim_v=512 capacity=64 num_splits=1 batch_size=3");
+    const gpu::Launch& launch = *lowering.launches().front();
+    const auto config = gpu::config_of<KvCacheForward>(launch.key);
+    EXPECT_EQ(config.v_parts, 4);
+    EXPECT_EQ(config.head_dim_v, 128);
+    EXPECT_TRUE(config.exact_dims);
+    EXPECT_EQ(launch.grid.count(), 4u * 3u);
+  }
+  EXPECT_EQ(gpu::config_of<KvCacheForward>(cache_lowered("sm_90a", kDecode).launches().front()->key).v_parts, 1);
+}
+
+TEST(KvCacheLowering, ContiguousCallsHaveStrides) {
+  const KvCacheImplementation row("cuda.sm80", gpu::Family::sm80, nullptr);
+  const KvCacheProblem problem = parse_problem(core::concat(kDecode,
+                                                            " device=cuda append=1 seqlen_k_new=1 "
+                                                            "cache_dtype=fp8_e4m3 scales=token"));
+  const auto call = std::static_pointer_cast<const operations::kv_cache::KvCacheParams>(row.contiguous_call(problem));
+  EXPECT_EQ(call->k_cache.batch_stride, 16 * 8 * 128);
+  EXPECT_EQ(call->v_cache.seq_stride, 8 * 128);
+  EXPECT_EQ(call->block_table_stride, 512);
+  EXPECT_EQ(call->k_scale.row_stride, 16 * 8);
+  EXPECT_EQ(call->out.seq_stride, 32 * 128);
+}
+
+}  // namespace
+}  // namespace tilewise::backends::portable

@@ -23,20 +23,17 @@ from command_line import (
     EXIT_OK,
     REPOSITORY,
     check_report,
-    count,
     fill_in,
-    int_list,
-    positive,
     published_command,
     read_results,
     report_parser,
     results_file,
-    subset_of,
     write_results,
 )
 from machine import Ceilings, call_overhead, describe_machine, find_program, measure_ceilings
 from overhead import measure_overhead
 
+from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.contenders import Tilewise, Torch
 from tilewise.bench.runner import Row, Settings, ratio, run_case
 from tilewise.bench.shapes import Case, Mask, Pass, Shape, traffic_bytes
@@ -76,12 +73,10 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = report_parser(__doc__.split("\n")[0], "the processor's name", PLOT)
-    parser.add_argument("--threads", type=int_list, metavar="COUNTS", help="default: 1,2; with --quick 1")
-    parser.add_argument("--dtypes", type=subset_of(DTYPES), default=list(DTYPES), help="default: bf16,f32")
-    parser.add_argument(
-        "--min-time", type=positive, help="seconds for each library and case (default: 0.5; quick 0.05)"
-    )
-    parser.add_argument("--samples", type=count, help="samples for each library and case (default: 5; quick 3)")
+    parser.add_argument("--threads", type=list_of(integer(1)), metavar="COUNTS", help="default: 1,2; with --quick 1")
+    parser.add_argument("--dtypes", type=list_of(one_of(DTYPES)), default=list(DTYPES), help="default: bf16,f32")
+    parser.add_argument("--min-time", type=seconds, help="seconds for each library and case (default: 0.5; quick 0.05)")
+    parser.add_argument("--samples", type=integer(1), help="samples for each library and case (default: 5; quick 3)")
     parser.add_argument("--no-decode", action="store_true", help="skip the decode step")
     parser.add_argument(
         "--ceilings", type=Path, metavar="PROGRAM", help="tilewise-ceilings, where it isn't found by itself"

@@ -25,13 +25,10 @@ from command_line import (
     REPOSITORY,
     check_report,
     fill_in,
-    int_list,
-    positive,
     published_command,
     read_results,
     report_parser,
     results_file,
-    subset_of,
     write_results,
 )
 from gpu_cases import (
@@ -65,6 +62,7 @@ from overhead_gpu import measure_overhead
 from report import ratio_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import Unsupported, written_over_nan
 from tilewise.bench.device_timing import clock_of, measure
@@ -110,13 +108,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = report_parser(__doc__.split("\n")[0], "the GPU's name", PLOT)
     add_device(parser)
     parser.add_argument("--implementation", metavar="NAME", help="Tilewise's, such as cuda.sm80 (default: its choice)")
-    parser.add_argument("--kinds", type=subset_of(KINDS), default=list(KINDS), help="default: grid,decode,options")
-    parser.add_argument("--head-dims", type=int_list, default=list(HEAD_DIMS), help="default: 64,128,256")
-    parser.add_argument("--seqlens", type=int_list, help="default: 512 .. 16384; with --quick 512,4096")
+    parser.add_argument(
+        "--kinds", type=list_of(one_of(KINDS)), default=list(KINDS), help="default: grid,decode,options"
+    )
+    parser.add_argument("--head-dims", type=list_of(integer(1)), default=list(HEAD_DIMS), help="default: 64,128,256")
+    parser.add_argument("--seqlens", type=list_of(integer(1)), help="default: 512 .. 16384; with --quick 512,4096")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="batch x seqlen (default: 16384)")
     parser.add_argument("--hidden", type=int, default=HIDDEN_SIZE, help="heads x head_dim (default: 2048)")
-    parser.add_argument("--seconds", type=positive, help="for each library, case and pass (default: 0.2; quick 0.04)")
-    parser.add_argument("--limit", type=positive, help="seconds for all cases together (default: 200; quick 45)")
+    parser.add_argument("--seconds", type=seconds, help="for each library, case and pass (default: 0.2; quick 0.04)")
+    parser.add_argument("--limit", type=seconds, help="seconds for all cases together (default: 200; quick 45)")
     options = parser.parse_args(arguments)
     check_report(parser, options)
     fill_in(options, QUICK_DEFAULTS if options.quick else FULL_DEFAULTS)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tilewise.bench.argument_types import list_of, one_of, regex
 
 EXIT_OK, EXIT_FAILURE = 0, 1
 PASSES = ("forward", "backward")
@@ -26,7 +27,9 @@ def report_parser(description: str, machine: str, plot: Path) -> argparse.Argume
     `machine` says what the name of a machine's section is by default, `plot` where the picture goes.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
+    parser.add_argument(
+        "--passes", type=list_of(one_of(PASSES)), default=list(PASSES), help="default: forward,backward"
+    )
     parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches (see --list)")
     parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, short samples: too rough to publish")
@@ -83,43 +86,3 @@ def published_command(script: str, arguments: Sequence[str]) -> str:
             kept.append(argument)
         skip_value = bool(_LOCAL.match(argument)) and "=" not in argument and argument != "--write-docs"
     return shlex.join(["python", f"bench/{script}", *kept])
-
-
-def int_list(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise argparse.ArgumentTypeError(f"must be comma-separated integers >= 1 (got {text!r})")
-    return [int(part) for part in parts]
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"must be a positive number (got {text!r})")
-    return value
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1 (got {text!r})")
-    return int(text)
-
-
-def subset_of(names: tuple[str, ...]) -> Any:
-    def parse(text: str) -> list[str]:
-        parts = text.split(",")
-        if not set(parts) <= set(names):
-            raise argparse.ArgumentTypeError(f"must be some of {','.join(names)} (got {text!r})")
-        return parts
-
-    return parse
-
-
-def regex(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"must be a regular expression (got {text!r}: {error})") from error

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from command_line import DOCS, EXIT_OK, PASSES, int_list, positive, published_command, regex, subset_of
+from command_line import DOCS, EXIT_OK, PASSES, published_command
 from estimate_cases import Job, cpu_jobs, gpu_jobs
 from machine import describe_machine
 from report import replace_section, table
 
+from tilewise.bench.argument_types import integer, list_of, one_of, regex, seconds
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.gpu import gpu_name
 from tilewise.bench.timing import geometric_mean
@@ -77,9 +78,13 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=tuple(DEFAULT_SECONDS), default="cpu", help="cuda: AMD's GPUs too")
-    parser.add_argument("--passes", type=subset_of(PASSES), default=list(PASSES), help="default: forward,backward")
-    parser.add_argument("--threads", type=int_list, default=[1, 2], metavar="COUNTS", help="of the CPU (default: 1,2)")
-    parser.add_argument("--seconds", type=positive, help="for each case (default: 0.1; on a GPU 0.02)")
+    parser.add_argument(
+        "--passes", type=list_of(one_of(PASSES)), default=list(PASSES), help="default: forward,backward"
+    )
+    parser.add_argument(
+        "--threads", type=list_of(integer(1)), default=[1, 2], metavar="COUNTS", help="of the CPU (default: 1,2)"
+    )
+    parser.add_argument("--seconds", type=seconds, help="for each case (default: 0.1; on a GPU 0.02)")
     parser.add_argument(
         "--busy", action="store_true", help="on the CPU: count processor time by threads, as other programs run too"
     )

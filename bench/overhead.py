@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from command_line import positive
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
+from tilewise.bench.argument_types import seconds
 from tilewise.bench.timing import measure
 
 Call = Callable[[], object]
@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--min-time", type=positive, default=1.0, help="seconds for each line (default: 1)")
+    parser.add_argument("--min-time", type=seconds, default=1.0, help="seconds for each line (default: 1)")
     options = parser.parse_args()
     for name, microseconds in measure_overhead(options.min_time).items():
         print(f"{name:40s} {microseconds:8.2f} us")

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import int_list, write_results
+from command_line import write_results
 from gpu_machine import add_device, check_device
 from machine import call_overhead, find_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
+from tilewise.bench.argument_types import integer, list_of
 
 Json = dict[str, Any]
 Call = Callable[[], object]
@@ -43,7 +44,7 @@ CHILD_SECONDS = 240
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_device(parser)
-    parser.add_argument("--head-dims", type=int_list, help="of the kernels compiled (default: 64,128,256)")
+    parser.add_argument("--head-dims", type=list_of(integer(1)), help="of the kernels compiled (default: 64,128,256)")
     parser.add_argument("--quick", action="store_true", help="one head_dim, fewer samples: too rough to publish")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--first-call", type=int, metavar="HEAD_DIM", help=argparse.SUPPRESS)

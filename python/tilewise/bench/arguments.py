@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import tilewise
+from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.contenders import CPU_RIVALS, RIVALS
 from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
 from tilewise.bench.runner import CsvFile
 from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid, problem_text, traffic_bytes
-
-T = TypeVar("T")
 
 DEVICES = ("cpu", "cuda")
 GPU_DTYPES = ["bf16", "f16"]
@@ -48,7 +45,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     """The libraries and the cases."""
     parser.add_argument(
         "--compare",
-        type=_list_of(_one_of(CPU_RIVALS)),
+        type=list_of(one_of(CPU_RIVALS)),
         default=list(RIVALS),
         metavar="LIBRARIES",
         help=f"comma-separated, of {', '.join(CPU_RIVALS)} (default: {','.join(RIVALS)}; what is missing is named"
@@ -56,26 +53,26 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shapes",
-        type=_list_of(Shape.parse),
+        type=list_of(Shape.parse),
         default=default_grid(),
         metavar="SHAPES",
         help="comma-separated BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (default: a grid of 27)",
     )
     parser.add_argument(
         "--dtypes",
-        type=_list_of(_dtype),
+        type=list_of(_dtype),
         metavar="DTYPES",
         help=f"comma-separated, of {', '.join(DTYPES)} (default: {','.join(_cpu_dtypes())};"
         f" with --device cuda {','.join(GPU_DTYPES)})",
     )
     parser.add_argument(
         "--masks",
-        type=_list_of(_one_of(MASKS)),
+        type=list_of(one_of(MASKS)),
         default=list(MASKS),
         metavar="MASKS",
         help="comma-separated, of none, causal (default: both)",
     )
-    parser.add_argument("--layout", type=_one_of(LAYOUTS), default="bshd", help="memory layout: bshd (default) or bhsd")
+    parser.add_argument("--layout", type=one_of(LAYOUTS), default="bshd", help="memory layout: bshd (default) or bhsd")
     parser.add_argument("--backward", action="store_true", help="time the backward pass instead of the forward one")
 
 
@@ -83,25 +80,25 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     """The device, the time to spend and what becomes of the results."""
     parser.add_argument(
         "--device",
-        type=_one_of(DEVICES),
+        type=one_of(DEVICES),
         default="cpu",
         help="cpu (default), or cuda: the GPU that torch calls so, AMD's too",
     )
     parser.add_argument(
         "--threads",
-        type=_list_of(_thread_count),
+        type=list_of(integer(1, 1024)),
         metavar="COUNTS",
         help="comma-separated numbers of CPU threads, the same for every library (default: 1)",
     )
     parser.add_argument(
         "--min-time",
-        type=_positive_seconds,
+        type=seconds,
         default=0.2,
         metavar="SECONDS",
         help="time each library on each case for about this long (default: 0.2); on a GPU 5 to 200 calls",
     )
     parser.add_argument("--no-accuracy", action="store_true", help="skip the float64 reference and the error columns")
-    parser.add_argument("--seed", type=_seed, default=0, help="of the random tensors (default: 0)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="of the random tensors (default: 0)")
     parser.add_argument("--csv", metavar="FILE", help="also write every measurement as CSV")
 
 
@@ -155,52 +152,8 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    def parse_list(text: str) -> list[T]:
-        try:
-            values = [parse(part.strip()) for part in text.split(",") if part.strip()]
-        except ValueError as error:  # argparse would hide a ValueError's sentence
-            raise argparse.ArgumentTypeError(str(error)) from error
-        if not values:
-            raise argparse.ArgumentTypeError(f"must name at least one value (got {text!r})")
-        return list(dict.fromkeys(values))  # what is named twice counts once
-
-    return parse_list
-
-
-def _one_of(names: Sequence[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)} (got {text!r})")
-        return text
-
-    return parse
-
-
 def _dtype(text: str) -> str:
-    name = _one_of(DTYPES)(text)
+    name = one_of(DTYPES)(text)
     if not has_torch() and name not in NUMPY_DTYPES:
         raise argparse.ArgumentTypeError(f"{name} needs torch, which is not installed (got {text!r})")
     return name
-
-
-def _thread_count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"must be an integer in [1, 1024] (got {text!r})")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0 (got {text!r})")
-    return int(text)
-
-
-def _positive_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 < value <= 3600.0:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds in (0, 3600] (got {text!r})")
-    return value

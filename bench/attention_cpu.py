@@ -18,6 +18,7 @@ from typing import Any
 
 import report
 from command_line import (
+    BUILDS,
     DOCS,
     EXIT_FAILURE,
     EXIT_OK,
@@ -30,11 +31,12 @@ from command_line import (
     results_file,
     write_results,
 )
-from machine import Ceilings, call_overhead, describe_machine, find_program, measure_ceilings
-from overhead import measure_overhead
+from overhead import cpp_overhead, measure_overhead
 
 from tilewise.bench.argument_types import integer, list_of, one_of, seconds
+from tilewise.bench.ceilings import CpuCeilings, find_program, measure_cpu_ceilings
 from tilewise.bench.contenders import Tilewise, Torch
+from tilewise.bench.machine import describe_machine
 from tilewise.bench.runner import Row, Settings, ratio, run_case
 from tilewise.bench.shapes import Case, Mask, Pass, Shape, traffic_bytes
 
@@ -88,7 +90,7 @@ def parse_arguments() -> argparse.Namespace:
         print("\n".join(case_label(case) for case in all_cases(options)))
         sys.exit(EXIT_OK)
     if options.from_json is None:
-        options.ceilings = options.ceilings or find_program("tilewise-ceilings")
+        options.ceilings = options.ceilings or find_program("tilewise-ceilings", BUILDS)
         if options.ceilings is None or not options.ceilings.is_file():
             parser.error(
                 f"argument --ceilings: must be the tilewise-ceilings program, built first (got {options.ceilings})"
@@ -136,22 +138,21 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     """Everything the report needs, as plain JSON values."""
     settings = Settings(min_time=options.min_time, num_samples=options.samples, accuracy=not options.no_accuracy)
     contenders = [Tilewise(), Torch()]
-    ceilings = {threads: measure_ceilings(options.ceilings, threads) for threads in options.threads}
+    ceilings = {threads: measure_cpu_ceilings(options.ceilings, threads) for threads in options.threads}
     decode: list[Row] = []
     if not options.no_decode:
         for threads in options.threads:
             for dtype in options.dtypes:
                 decode += show(run_decode(dtype, threads, ceilings[threads], settings))
-            ceilings[threads] = ceilings[threads].best_of(measure_ceilings(options.ceilings, threads))
+            ceilings[threads] = ceilings[threads].best_of(measure_cpu_ceilings(options.ceilings, threads))
     rows: list[Row] = []
     for case in all_cases(options):
         rows += show(run_case(case, contenders, settings))
     for threads in options.threads:  # again at the end: the clock may have changed meanwhile
-        ceilings[threads] = ceilings[threads].best_of(measure_ceilings(options.ceilings, threads))
+        ceilings[threads] = ceilings[threads].best_of(measure_cpu_ceilings(options.ceilings, threads))
     overhead: dict[str, Any] = {}
     if not options.no_overhead:
-        program = find_program("tilewise-overhead")
-        overhead = {"cpp": call_overhead(program) if program else [], "torch_us": measure_overhead()}
+        overhead = {"cpp": cpp_overhead("tilewise-overhead"), "torch_us": measure_overhead()}
     return {
         "machine": dataclasses.asdict(options.machine_info),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -163,7 +164,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_decode(dtype: str, threads: int, ceilings: Ceilings, settings: Settings) -> list[Row]:
+def run_decode(dtype: str, threads: int, ceilings: CpuCeilings, settings: Settings) -> list[Row]:
     """One decode step over as many KV caches as the ceiling's buffer is large, so that each is read from memory."""
     case = decode_case(dtype, threads)
     num_copies = max(2, -(-ceilings.read_bytes // traffic_bytes(case)))

@@ -23,6 +23,8 @@ from command_line import (
     EXIT_FAILURE,
     EXIT_OK,
     REPOSITORY,
+    add_device,
+    check_device,
     check_report,
     fill_in,
     published_command,
@@ -56,17 +58,18 @@ from gpu_contenders import (
     prepare,
     prepare_graph,
 )
-from gpu_machine import add_device, check_device, describe_gpu
 from gpu_reference import Exact, exact_heads, judge
 from overhead_gpu import measure_overhead
 from report import ratio_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.argument_types import integer, list_of, one_of, seconds
+from tilewise.bench.ceilings import measure_gpu_ceilings
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import Unsupported, written_over_nan
 from tilewise.bench.device_timing import clock_of, measure
-from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes, measure_ceilings
+from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes
+from tilewise.bench.machine import describe_gpu
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.shapes import Pass
 
@@ -178,7 +181,7 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
     wanted: dict[GpuCase, list[str]] = {}
     for case, operation in wanted_passes(options):
         wanted.setdefault(case, []).append(operation)
-    ceilings = measure_ceilings(options.device)
+    ceilings = measure_gpu_ceilings(options.device)
     results["ceilings"] = dataclasses.asdict(ceilings)
     results["compiled_ahead"] = compile_cases(contenders[0], list(wanted), options.device)
     end = time.monotonic() + options.limit
@@ -189,7 +192,7 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
             budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 3))
             results["rows"] += measure_case(case, operations, contenders, options, budget)
             left -= len(operations)
-    results["ceilings"] = dataclasses.asdict(ceilings.best_of(measure_ceilings(options.device)))
+    results["ceilings"] = dataclasses.asdict(ceilings.best_of(measure_gpu_ceilings(options.device)))
     if not options.no_overhead:
         try:
             results["overhead"] = measure_overhead(options.device, quick=options.quick)

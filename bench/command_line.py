@@ -14,7 +14,9 @@ from tilewise.bench.argument_types import list_of, one_of, regex
 
 EXIT_OK, EXIT_FAILURE = 0, 1
 PASSES = ("forward", "backward")
+DEVICES = ("cuda", "cpu")
 REPOSITORY = Path(__file__).resolve().parent.parent
+BUILDS = sorted(REPOSITORY.glob("build*"))  # where programs may have been built
 DOCS = REPOSITORY / "docs" / "benchmarks.md"
 
 # Options that hold paths or names of this machine: no part of a published command.
@@ -44,6 +46,22 @@ def report_parser(description: str, machine: str, plot: Path) -> argparse.Argume
     default = plot.relative_to(REPOSITORY)
     parser.add_argument("--plot", type=Path, default=plot, metavar="FILE", help=f"default: {default}")
     return parser
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        type=one_of(DEVICES),
+        default="cuda",
+        help='default: cuda, AMD\'s GPUs too; "cpu" only tries the benchmark itself',
+    )
+
+
+def check_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    import torch
+
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"argument --device: must be one torch can use (got {options.device!r}, without a CUDA GPU)")
 
 
 def check_report(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

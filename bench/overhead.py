@@ -6,13 +6,18 @@ Beside it torch's own scaled_dot_product_attention on the same tensors.
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from command_line import BUILDS
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
 from tilewise.bench.argument_types import seconds
+from tilewise.bench.ceilings import find_program
 from tilewise.bench.timing import measure
 
 Call = Callable[[], object]
@@ -36,6 +41,16 @@ def measure_overhead(min_time: float = 1.0) -> dict[str, float]:
     return {name: timing.best * 1e6 for name, timing in timings.items()}
 
 
+def cpp_overhead(name: str) -> list[dict[str, Any]]:
+    """Nanoseconds of the parts of C++ calls, which the program `name` measures; empty where it is not built."""
+    program = find_program(name, BUILDS)
+    if program is None:
+        return []
+    result = subprocess.run([program, "--json"], check=True, capture_output=True, text=True, timeout=120)
+    measured: list[dict[str, Any]] = json.loads(result.stdout)
+    return measured
+
+
 def tilewise_calls() -> dict[str, Call]:
     """[batch, seqlen, heads, head_dim] = [1, 1, 1, 8]."""
     q, k, v, dout = (torch.randn(1, 1, 1, 8) for _ in range(4))
@@ -55,8 +70,8 @@ def torch_calls() -> dict[str, Call]:
 
 def gradient_calls(name: str, attention: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> dict[str, Call]:
     """The forward call that records a graph, alone and with the backward pass it records."""
-    q, k, v, dout = tensors
-    leaves = tuple(tensor.clone().requires_grad_() for tensor in (q, k, v))
+    *inputs, dout = tensors
+    leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in inputs)
     return {
         f"{name}, forward with gradient": lambda: attention(*leaves),
         f"{name}, forward and backward": lambda: torch.autograd.grad(attention(*leaves), leaves, dout),

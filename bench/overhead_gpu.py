@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import write_results
-from gpu_machine import add_device, check_device
-from machine import call_overhead, find_program
+from command_line import add_device, check_device, write_results
+from overhead import cpp_overhead, gradient_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -65,13 +64,13 @@ def main() -> int:
 def measure_overhead(device: str, quick: bool = False, head_dims: Sequence[int] | None = None) -> Json:
     """All of it, as plain JSON values. Without the program tilewise-overhead-gpu its lines are left out."""
     chosen = head_dims or (QUICK_HEAD_DIMS if quick else HEAD_DIMS)
-    program = find_program("tilewise-overhead-gpu") if device != "cpu" else None
-    if program is None and device != "cpu":
+    cpp = cpp_overhead("tilewise-overhead-gpu") if device != "cpu" else []
+    if not cpp and device != "cpu":
         print("tilewise-overhead-gpu is not built (TILEWISE_BUILD_BENCH=ON): C++ lines are left out", file=sys.stderr)
     bursts = 5 if quick else BURSTS
     return {
         "first_calls": [first_calls(device, head_dim, 1 if quick else LOADS) for head_dim in chosen],
-        "cpp": call_overhead(program) if program else [],
+        "cpp": cpp,
         "calls_us": {**host_times(device, bursts), **graph_times(device, bursts)},
     }
 
@@ -129,25 +128,14 @@ def host_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
     q, k, v, dout = (torch.randn(shape, device=device, dtype=torch.float32).bfloat16() for _ in range(4))
     calls = {
         "Tilewise, torch operator, no gradient": lambda: tilewise.attention(q, k, v),
-        **gradient_calls("Tilewise, torch operator", tilewise.attention, (q, k, v), dout),
+        **gradient_calls("Tilewise, torch operator", tilewise.attention, q, k, v, dout),
     }
     # One head, so that the same memory is [batch, heads, seqlen, head_dim] too.
     views = (q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     calls["torch, no gradient"] = lambda: scaled_dot_product_attention(*views)
-    calls.update(gradient_calls("torch", scaled_dot_product_attention, views, dout.transpose(1, 2)))
+    calls.update(gradient_calls("torch", scaled_dot_product_attention, *views, dout.transpose(1, 2)))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return {name: host_time(call, device, bursts) for name, call in calls.items()}
-
-
-def gradient_calls(
-    name: str, attention: Callable[..., torch.Tensor], tensors: Sequence[torch.Tensor], dout: torch.Tensor
-) -> dict[str, Call]:
-    """The forward call that records a graph, alone and with the backward pass it records."""
-    leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors)
-    return {
-        f"{name}, forward with gradient": lambda: attention(*leaves),
-        f"{name}, forward and backward": lambda: torch.autograd.grad(attention(*leaves), leaves, dout),
-    }
 
 
 def host_time(call: Call, device: str, bursts: int) -> float:

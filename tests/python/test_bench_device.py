@@ -11,7 +11,7 @@ from bench_stand_ins import CHUNK, DECODE, counting_timer, on_cuda, torch
 from bench_support import assert_refused
 
 import tilewise
-from tilewise.bench import arguments, cli, gpu, reference, runner
+from tilewise.bench import arguments, ceilings, cli, gpu, reference, runner
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import RIVALS, Tilewise, Unsupported
 from tilewise.bench.device_reference import Scoring, exact_attention
@@ -145,10 +145,10 @@ def test_settings_for_a_gpu_flush_its_cache(monkeypatch):
 
 
 def test_ceilings():
-    ceilings = gpu.GpuCeilings(matmul_tflops=100.0, copy_gb_per_s=2000.0)
-    assert ceilings.least_seconds(flops=1e12, num_bytes=1e9) == pytest.approx(0.01)
-    assert ceilings.least_seconds(flops=1e9, num_bytes=1e9) == pytest.approx(5e-4)
-    measured = gpu.measure_ceilings("cpu")
+    rates = ceilings.GpuCeilings(matmul_tflops=100.0, copy_gb_per_s=2000.0)
+    assert rates.least_seconds(flops=1e12, num_bytes=1e9) == pytest.approx(0.01)
+    assert rates.least_seconds(flops=1e9, num_bytes=1e9) == pytest.approx(5e-4)
+    measured = ceilings.measure_gpu_ceilings("cpu")
     assert measured.matmul_tflops > 0
     assert measured.copy_gb_per_s > 0
 
@@ -215,7 +215,7 @@ def test_compiling_and_measuring_as_on_a_gpu(monkeypatch, capsys, tmp_path):
     pytest.importorskip("rich")
     file = tmp_path / "rows.csv"
     monkeypatch.setattr(cli, "gpu_name", lambda: "a GPU [80 GB]")
-    monkeypatch.setattr(cli, "measure_ceilings", lambda device: gpu.GpuCeilings(1.0, 1000.0))
+    monkeypatch.setattr(cli, "measure_gpu_ceilings", lambda device: ceilings.GpuCeilings(1.0, 1000.0))
     monkeypatch.setattr(cli, "gpu_settings", lambda settings: dataclasses.replace(settings, timer=counting_timer))
     status = cli.main(["--device", "cuda", "--shapes", f"{CHUNK},{DECODE}", "--dtypes", "bf16", "--csv", str(file)])
     printed = capsys.readouterr()
@@ -235,7 +235,7 @@ def test_table_of_a_gpu(capsys):
     console = pytest.importorskip("rich.console").Console(width=60)  # too narrow: nothing may be cut short
     case = on_cuda(CHUNK)
     accuracy = reference.Accuracy(1e-3, 2e-3)
-    settings = Settings(ceilings=gpu.GpuCeilings(1.0, 1000.0))
+    settings = Settings(ceilings=ceilings.GpuCeilings(1.0, 1000.0))
     ours, theirs = Tilewise(), Refusing()
     rows = [
         runner._row(case, ours, Timing((1e-6,)), accuracy, "ok", settings),

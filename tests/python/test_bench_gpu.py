@@ -10,6 +10,8 @@ import sys
 import pytest
 from bench_support import BENCH, assert_refused, cells
 
+from tilewise.bench.ceilings import find_program
+
 TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
 pytest.importorskip("torch")
 
@@ -178,7 +180,7 @@ def test_overhead_on_the_cpu(bench_module, monkeypatch):
 
 
 def test_overhead_program(bench_module):
-    program = bench_module("machine").find_program("tilewise-overhead-gpu")
+    program = find_program("tilewise-overhead-gpu", bench_module("command_line").BUILDS)
     if program is None:
         pytest.skip("tilewise-overhead-gpu is not built")
     assert subprocess.run([program, "--yaml"], capture_output=True).returncode == 2

@@ -7,7 +7,8 @@ import weakref
 import pytest
 from bench_stand_ins import CHUNK, DECODE, SQUARE, counting_timer, on_cuda, torch
 
-from tilewise.bench import gpu, gpu_contenders
+from tilewise.bench import gpu_contenders
+from tilewise.bench.ceilings import GpuCeilings
 from tilewise.bench.contenders import RIVALS, Prepared, Tilewise, written_over_nan
 from tilewise.bench.inputs import make_inputs
 from tilewise.bench.runner import CSV_COLUMNS, CsvFile, Settings, run_case
@@ -17,7 +18,7 @@ def run_all(case):
     """The rows of Tilewise and of every library as on a GPU, by library."""
     contenders = [Tilewise(), *(gpu_contenders.make_gpu_rival(name) for name in RIVALS)]
     assert [contender.missing() for contender in contenders] == [""] * 4
-    settings = Settings(timer=counting_timer, ceilings=gpu.GpuCeilings(1.0, 1000.0), gpu="a GPU")
+    settings = Settings(timer=counting_timer, ceilings=GpuCeilings(1.0, 1000.0), gpu="a GPU")
     rows = run_case(case, contenders, settings)
     return {row.library: row for row in rows}
 

@@ -6,6 +6,8 @@ import subprocess
 import pytest
 from bench_support import cells
 
+from tilewise.bench.ceilings import find_program, measure_cpu_ceilings
+
 
 def sample_results():
     """Two cases at one thread: Tilewise 4 and 1 times as fast as torch; decode at half the bandwidth."""
@@ -81,11 +83,10 @@ def test_published_command_holds_no_paths(bench_module):
 
 
 def test_ceilings_program(bench_module):
-    machine = bench_module("machine")
-    program = machine.find_program("tilewise-ceilings")
+    program = find_program("tilewise-ceilings", bench_module("command_line").BUILDS)
     if program is None:
         pytest.skip("tilewise-ceilings is not built")
-    ceilings = machine.measure_ceilings(program, 1)
+    ceilings = measure_cpu_ceilings(program, 1)
     assert ceilings.num_threads == 1
     assert ceilings.fma_gflops > 0
     assert ceilings.read_gb_per_s > 0
@@ -100,7 +101,7 @@ def test_ceilings_program(bench_module):
 
 
 def test_overhead_program(bench_module):
-    program = bench_module("machine").find_program("tilewise-overhead")
+    program = find_program("tilewise-overhead", bench_module("command_line").BUILDS)
     if program is None:
         pytest.skip("tilewise-overhead is not built")
     measured = json.loads(subprocess.run([program, "--json"], capture_output=True, text=True, check=True).stdout)

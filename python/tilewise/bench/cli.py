@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewise.bench.arguments import cases_of, parse
+from tilewise.bench.ceilings import measure_gpu_ceilings
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import Contender, Tilewise, make_rival
-from tilewise.bench.gpu import gpu_name, measure_ceilings
+from tilewise.bench.gpu import gpu_name
 from tilewise.bench.gpu_contenders import make_gpu_rival
 from tilewise.bench.progress import Step, progress_bar
 from tilewise.bench.runner import Row, Settings, gpu_settings, run_case
@@ -81,7 +82,7 @@ def _on_gpu(settings: Settings, console: Any, messages: Any) -> Settings:
     """Settings for the GPU, whose name and ceilings head the table."""
     name = gpu_name()
     try:
-        ceilings = measure_ceilings("cuda")
+        ceilings = measure_gpu_ceilings("cuda")
     except RuntimeError as error:  # such as too little memory for the copy: the table can do without
         _say(messages, f"ceilings not measured: {error}")
         ceilings = None

@@ -1,16 +1,11 @@
-"""The GPU that is measured: whether there is one, what it is called, its cache and what it can do at most.
+"""The GPU that is measured: whether there is one, what it is called, and its cache.
 
 torch's word for it is "cuda" on AMD too, Tilewise's is "hip" there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import tilewise
-from tilewise.bench.device_timing import clock_of, measure
 from tilewise.bench.inputs import has_torch
 
 # A buffer this many times as large as a cache leaves nothing else in it.
@@ -19,10 +14,6 @@ CACHE_FACTOR = 4
 _LEAST_FLUSHED_BYTES = 2**29
 # Times it is read: once takes an H200 130 us, and the host needs 200 us to enqueue a backward pass through autograd.
 _FLUSHES = 4
-
-_CEILING_SECONDS = 0.3
-_MATMUL_SIZE = 8192
-_COPY_BYTES = 2**32  # many times any last-level cache
 
 
 def gpu_kind() -> str:
@@ -83,39 +74,3 @@ class CacheFlush:
 
         for _ in range(_FLUSHES):
             torch.sum(self._buffer, dim=0, out=self._sum)
-
-
-@dataclass(frozen=True)
-class GpuCeilings:
-    """Rates that torch reaches; the copy counts bytes read and written."""
-
-    matmul_tflops: float
-    copy_gb_per_s: float
-
-    def best_of(self, other: GpuCeilings) -> GpuCeilings:
-        """The higher of each rate: interference only ever lowers a measurement."""
-        return GpuCeilings(max(self.matmul_tflops, other.matmul_tflops), max(self.copy_gb_per_s, other.copy_gb_per_s))
-
-    def least_seconds(self, flops: float, num_bytes: float) -> float:
-        """The time that this much arithmetic or this much traffic takes at least, whichever is longer."""
-        return max(flops / (self.matmul_tflops * 1e12), num_bytes / (self.copy_gb_per_s * 1e9))
-
-
-def measure_ceilings(device: str) -> GpuCeilings:
-    """A large bf16 matrix product and a large copy, on random data; on the CPU small ones."""
-    import torch
-
-    small = device == "cpu"
-    size, copied = (256, 2**20) if small else (_MATMUL_SIZE, _COPY_BYTES // 2)
-    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    product = torch.empty_like(a)
-    source = torch.randint(0, 127, (copied,), device=device, dtype=torch.int8)
-    target = torch.empty_like(source)
-    calls: dict[str, Callable[[], Any]] = {
-        "matmul": lambda: torch.mm(a, b, out=product),
-        "copy": lambda: target.copy_(source),
-    }
-    timings = {}
-    for name, call in calls.items():  # apart, so that the product does not lower the clocks of the copy
-        timings.update(measure({name: call}, clock_of(device), 0.01 if small else _CEILING_SECONDS))
-    return GpuCeilings(2 * size**3 / timings["matmul"].median / 1e12, 2 * copied / timings["copy"].median / 1e9)

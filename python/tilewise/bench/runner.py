@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.bench import device_timing, reference
+from tilewise.bench.ceilings import GpuCeilings
 from tilewise.bench.contenders import Contender, Unsupported, written_over_nan
 from tilewise.bench.device_reference import Scoring, exact_attention
 from tilewise.bench.device_timing import clock_of
-from tilewise.bench.gpu import CacheFlush, GpuCeilings
+from tilewise.bench.gpu import CacheFlush
 from tilewise.bench.inputs import Inputs, make_inputs, to_reference
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.shapes import Case, flops, traffic_bytes

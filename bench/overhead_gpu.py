@@ -7,7 +7,6 @@ host times by bursts of launches on a tiny problem, the device being waited for 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import statistics
@@ -16,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
 from tilewise.bench.argument_types import integer, list_of
+from tilewise.bench.timing import measure_bursts
 
 Json = dict[str, Any]
 Call = Callable[[], object]
@@ -140,21 +141,7 @@ def host_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
 
 def host_time(call: Call, device: str, bursts: int) -> float:
     """Median over bursts of the microseconds of one call, without the wait for the device after each burst."""
-    samples = []
-    gc_was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(bursts + 2):
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(BURST):
-                call()
-            samples.append((time.perf_counter() - start) / BURST)
-    finally:
-        if gc_was_enabled:
-            gc.enable()
-    synchronize(device)
-    return 1e6 * statistics.median(samples[2:])  # the first ones warm up
+    return 1e6 * measure_bursts(call, bursts, BURST, partial(synchronize, device)).median
 
 
 def graph_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
@@ -168,16 +155,16 @@ def graph_times(device: str, bursts: int = BURSTS) -> dict[str, float]:
         with torch.cuda.graph(graph):
             for _ in range(count):
                 tilewise.attention(q, k, v)
-    whole = []
-    for _ in range(bursts + 2):
-        start = time.perf_counter()
+
+    def replay_and_wait() -> None:
         for _ in range(10):
             many.replay()
         torch.cuda.synchronize()
-        whole.append((time.perf_counter() - start) / (10 * CALLS_IN_GRAPH))
+
+    whole = measure_bursts(replay_and_wait, bursts, 1).median / (10 * CALLS_IN_GRAPH)
     return {
         "CUDA graph of one Tilewise call, host's part of a replay": host_time(single.replay, device, bursts),
-        f"CUDA graph of {CALLS_IN_GRAPH} Tilewise calls, whole time of each": 1e6 * statistics.median(whole[2:]),
+        f"CUDA graph of {CALLS_IN_GRAPH} Tilewise calls, whole time of each": 1e6 * whole,
     }
 
 

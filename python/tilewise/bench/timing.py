@@ -6,6 +6,7 @@ neighbour hits all of them alike.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import statistics
@@ -18,6 +19,8 @@ SETTLE_SECONDS = 0.005
 
 # Calls up to this long are repeated once untimed after the pause, so that sleeping workers don't count.
 SHORT_CALL_SECONDS = 0.02
+
+WARMUP_BURSTS = 2
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,39 @@ def measure(
 
 def turn_by_turn(names: Sequence[str], rounds: int) -> Iterator[str]:
     """Every name once a round, each round from another one on, while garbage collection is off."""
-    gc_was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         for turn in range(rounds):
             first = turn % len(names) if names else 0
             yield from (*names[first:], *names[:first])
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Puts the collector back as it was."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
-        if gc_was_enabled:
+        if was_enabled:
             gc.enable()
+
+
+def measure_bursts(
+    call: Callable[[], object], bursts: int, calls: int, settle: Callable[[], object] = lambda: None
+) -> Timing:
+    """Samples of a call that returns before its work is done: each the mean over `calls` calls, behind an untimed
+    `settle`, which waits for what the ones before it have queued."""
+    samples = []
+    with no_garbage_collection():
+        for _ in range(WARMUP_BURSTS + bursts):
+            settle()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            samples.append((time.perf_counter() - start) / calls)
+    settle()
+    return Timing(tuple(samples[WARMUP_BURSTS:]))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

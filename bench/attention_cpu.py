@@ -37,8 +37,9 @@ from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.ceilings import CpuCeilings, find_program, measure_cpu_ceilings
 from tilewise.bench.contenders import Tilewise, Torch
 from tilewise.bench.machine import describe_machine
-from tilewise.bench.runner import Row, Settings, ratio, run_case
-from tilewise.bench.shapes import Case, Mask, Pass, Shape, traffic_bytes
+from tilewise.bench.rows import Row, ratio
+from tilewise.bench.runner import Settings, run_case
+from tilewise.bench.shapes import Case, Mask, Pass, Shape
 
 PLOT = REPOSITORY / "docs" / "benchmarks_cpu.png"
 
@@ -131,7 +132,7 @@ def decode_case(dtype: str, threads: int) -> Case:
 
 
 def case_label(case: Case) -> str:
-    return report.label({**dataclasses.asdict(case), **dataclasses.asdict(case.shape)})
+    return report.label(case.columns())
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
@@ -159,15 +160,15 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
         "command": published_command("attention_cpu.py", sys.argv[1:]),
         "ceilings": [dataclasses.asdict(ceiling) for ceiling in ceilings.values()],
         "overhead": overhead,
-        "decode": [dataclasses.asdict(row) for row in decode],
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "decode": [row.columns() for row in decode],
+        "rows": [row.columns() for row in rows],
     }
 
 
 def run_decode(dtype: str, threads: int, ceilings: CpuCeilings, settings: Settings) -> list[Row]:
     """One decode step over as many KV caches as the ceiling's buffer is large, so that each is read from memory."""
     case = decode_case(dtype, threads)
-    num_copies = max(2, -(-ceilings.read_bytes // traffic_bytes(case)))
+    num_copies = max(2, -(-ceilings.read_bytes // case.traffic_bytes()))
     return run_case(case, [Tilewise(), Torch()], settings, num_copies)
 
 
@@ -176,7 +177,7 @@ def show(rows: list[Row]) -> list[Row]:
     speeds = ", ".join(f"{row.library} {row.median_us:.0f} us {row.gflops:.1f} GFLOP/s" for row in rows)
     best = {row.library: row.best_us for row in rows}
     ratios = f"ratio {ratio(rows, 'torch'):.2f}, of best samples {best['torch'] / best['tilewise']:.2f}"
-    print(f"{report.label(dataclasses.asdict(rows[0]))}: {speeds}, {ratios}", file=sys.stderr, flush=True)
+    print(f"{report.label(rows[0].columns())}: {speeds}, {ratios}", file=sys.stderr, flush=True)
     return rows
 
 

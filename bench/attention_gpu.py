@@ -45,20 +45,9 @@ from gpu_cases import (
     decode_cases,
     flops,
     grid_cases,
+    num_copies,
     option_cases,
-    traffic_bytes,
 )
-from gpu_contenders import (
-    Contender,
-    Inputs,
-    Prepared,
-    Tilewise,
-    TorchFlash,
-    make_inputs,
-    prepare,
-    prepare_graph,
-)
-from gpu_reference import Exact, exact_heads, judge
 from overhead_gpu import measure_overhead
 from report import ratio_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -66,12 +55,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.ceilings import measure_gpu_ceilings
 from tilewise.bench.compile_ahead import compile_all
-from tilewise.bench.contenders import Unsupported, written_over_nan
+from tilewise.bench.contenders import Contender, Tilewise
 from tilewise.bench.device_timing import clock_of, measure
-from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes
+from tilewise.bench.expected import FewHeads, few_heads
+from tilewise.bench.gpu import gpu_kind
+from tilewise.bench.gpu_contenders import TorchFlash
+from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.machine import describe_gpu
-from tilewise.bench.reference import Accuracy
-from tilewise.bench.shapes import Pass
+from tilewise.bench.rows import Row
+from tilewise.bench.runner import Settings, run_on
+from tilewise.bench.shapes import Case, Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
 KINDS = ("grid", "decode", "options")
@@ -156,7 +149,7 @@ def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:
         yield from decode_cases((1, 2), (64,)) if small else decode_cases()
 
 
-def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, str]]:
+def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, Pass]]:
     for case in all_cases(options):
         for operation in case.passes:
             if options.filter is None or options.filter.search(case.label(operation)):
@@ -177,8 +170,8 @@ def empty_results(options: argparse.Namespace) -> Json:
 
 
 def measure_all(options: argparse.Namespace, results: Json) -> None:
-    contenders: list[Contender] = [Tilewise(options.implementation), TorchFlash()]
-    wanted: dict[GpuCase, list[str]] = {}
+    contenders = [Tilewise(options.implementation), TorchFlash()]
+    wanted: dict[GpuCase, list[Pass]] = {}
     for case, operation in wanted_passes(options):
         wanted.setdefault(case, []).append(operation)
     ceilings = measure_gpu_ceilings(options.device)
@@ -200,13 +193,14 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
             results["overhead"] = {"failed": f"{type(error).__name__}: {error}"}
 
 
-def compile_cases(tilewise: Contender, cases: Sequence[GpuCase], device: str) -> Json:
+def kind_of(device: str) -> str:
+    """Tilewise's name for what torch calls `device`."""
+    return "cpu" if device == "cpu" else gpu_kind()
+
+
+def compile_cases(tilewise: Tilewise, cases: Sequence[GpuCase], device: str) -> Json:
     """Compiles every kernel that the cases need, in parallel; how long that took on how many processors."""
-
-    def compile_one(case: GpuCase) -> None:
-        tilewise.warm_up(case, make_inputs(case, device, seed=None))
-
-    compiled = compile_all([(case.label(""), partial(compile_one, case)) for case in cases])
+    compiled = compile_all([(case.label(""), partial(tilewise.warm_up, case.on(kind_of(device)))) for case in cases])
     for label, message in compiled.failures:
         print(f"not compiled ahead: {label}: {message}", file=sys.stderr)
     return {"seconds": compiled.seconds, "cpus": compiled.cpus}
@@ -214,89 +208,45 @@ def compile_cases(tilewise: Contender, cases: Sequence[GpuCase], device: str) ->
 
 def measure_case(
     case: GpuCase,
-    operations: Sequence[str],
-    contenders: Sequence[Contender],
+    operations: Sequence[Pass],
+    contenders: Sequence[Contender[Case, Inputs]],
     options: argparse.Namespace,
     budget: float,
 ) -> list[Json]:
     """One row for each library and pass; inputs and reference are shared by all of them."""
-    copies = [make_inputs(case, options.device)]
-    if case.in_graph:  # as many as leave nothing of each other in the cache
-        count = max(2, math.ceil(CACHE_FACTOR * l2_bytes(options.device) / traffic_bytes(case, "forward")))
-        copies += [make_inputs(case, options.device, seed) for seed in range(1, count)]
-    exact = [] if options.no_accuracy else exact_heads(case, copies[0])
+    on_device = case.on(kind_of(options.device))
+    copies = [make_inputs(on_device, seed) for seed in range(num_copies(case, options.device))]
+    unread = FewHeads(on_device, [])  # that it is finite
+    expected = unread if options.no_accuracy else few_heads(on_device, copies[0], "backward" in case.passes)
+    settings = Settings(timer=partial(measure, clock=clock_of(options.device), seconds=budget))
     rows: list[Json] = []
     for operation in operations:
-        rows += show(measure_pass(case, operation, contenders, copies, exact, options, budget))
+        measured = run_on(copies, case.on(on_device.device, operation), contenders, settings, expected)
+        rows += show([row_json(case, row) for row in measured])
     return rows
 
 
-def measure_pass(
-    case: GpuCase,
-    operation: str,
-    contenders: Sequence[Contender],
-    copies: list[Inputs],
-    exact: Sequence[Exact],
-    options: argparse.Namespace,
-    budget: float,
-) -> list[Json]:
-    """Judges each library's results, then times those that are sound, turn by turn."""
-    status: dict[str, str] = {}
-    prepared: dict[str, Prepared] = {}
-    accuracy: dict[str, Accuracy] = {}
-    for contender in contenders:
-        name = contender.name
-        try:
-            prepared[name] = prepare_any(contender, case, operation, copies)
-            accuracy[name] = judge(case, written_over_nan(prepared[name]), exact)
-            status[name] = f"failed: {accuracy[name].problem}" if accuracy[name].problem else "ok"
-        except (Unsupported, NotImplementedError) as reason:
-            status[name] = f"unsupported: {reason}"
-        except (RuntimeError, ValueError, TypeError) as error:  # one library's failure must not end the table
-            refused = "No available kernel" in str(error)  # torch's refusal
-            status[name] = f"unsupported: {error}" if refused else f"failed: {type(error).__name__}: {error}"
-    sound = {name: each.call for name, each in prepared.items() if status[name] == "ok"}
-    timings = measure(sound, clock_of(options.device), budget)
-    rows = []
-    for contender in contenders:
-        name = contender.name
-        implementation = contender.chosen(case, operation, copies[0]) if status[name] == "ok" else ""
-        timing = timings.get(name)
-        seconds = [value / prepared[name].calls for value in (timing.median, timing.best)] if timing else []
-        rows.append(make_row(case, operation, name, implementation, seconds, accuracy.get(name), status[name]))
-    return rows
-
-
-def prepare_any(contender: Contender, case: GpuCase, operation: Pass, copies: list[Inputs]) -> Prepared:
-    return prepare_graph(contender, case, copies) if case.in_graph else prepare(contender, case, operation, copies[0])
-
-
-def make_row(
-    case: GpuCase,
-    operation: str,
-    library: str,
-    implementation: str,
-    seconds: Sequence[float],
-    accuracy: Accuracy | None,
-    status: str,
-) -> Json:
-    """One measurement: `seconds` are the median's and the best sample's; none where it was not timed."""
-    median, best = seconds or (None, None)
-    errors = {"max_abs_err": accuracy.max_abs_err, "rel_l2_err": accuracy.rel_l2_err} if accuracy else {}
+def row_json(case: GpuCase, row: Row) -> Json:
+    """None where a figure is missing: JSON knows no NaN."""
+    operation: Pass = row.case.operation
+    figures = {
+        "median_us": row.median_us,
+        "best_us": row.best_us,
+        "tflops": flops(case, operation) / row.median_us / 1e6,
+        "gb_per_s": row.gb_per_s,
+        "max_abs_err": row.max_abs_err,
+        "rel_l2_err": row.rel_l2_err,
+    }
     return {
-        "library": library,
-        "implementation": implementation,
+        "library": row.library,
+        "implementation": row.implementation if row.ok else "",
         "label": case.label(operation),
         "kind": case.kind,
         "operation": operation,
         "mask": case.mask,
         **dataclasses.asdict(case.shape),
-        "median_us": median and median * 1e6,
-        "best_us": best and best * 1e6,
-        "tflops": median and flops(case, operation) / median / 1e12,
-        "gb_per_s": median and traffic_bytes(case, operation) / median / 1e9,
-        **{name: None if math.isnan(error) else error for name, error in errors.items()},
-        "status": status,
+        **{name: None if math.isnan(value) else value for name, value in figures.items()},
+        "status": row.status,
     }
 
 

@@ -13,15 +13,15 @@ from functools import partial
 
 import attention_cpu
 import gpu_cases
-import gpu_contenders
 from gpu_cases import GpuCase
 
 import tilewise
 from tilewise.bench import device_timing
-from tilewise.bench.contenders import Prepared, Tilewise
-from tilewise.bench.gpu import CACHE_FACTOR, CacheFlush, gpu_kind, l2_bytes
+from tilewise.bench.contenders import Tilewise
+from tilewise.bench.gpu import CacheFlush, gpu_kind
 from tilewise.bench.inputs import make_inputs
-from tilewise.bench.shapes import MASKS, Case, Pass, default_grid, problem_text, traffic_bytes
+from tilewise.bench.runner import in_turn
+from tilewise.bench.shapes import MASKS, Case, Pass, default_grid
 
 CPU_DTYPES, GPU_DTYPES = ("bf16", "f32"), ("bf16", "f16")
 FEWEST_CALLS = 2  # beside the first one
@@ -98,7 +98,7 @@ def run_on_cpu(case: Case, seconds: float, busy: bool, copied_bytes: int = 0) ->
     clock, shared = (time.process_time, case.threads) if busy else (time.perf_counter, 1)
     library = Tilewise()
     library.set_num_threads(case.threads)
-    copies = max(1, -(-copied_bytes // traffic_bytes(case)))
+    copies = max(1, -(-copied_bytes // case.traffic_bytes()))
     calls = [library.prepare(case, make_inputs(case, seed)).call for seed in range(copies)]
     calls[0]()
     least, done, end = math.inf, 0, time.perf_counter() + seconds
@@ -106,11 +106,11 @@ def run_on_cpu(case: Case, seconds: float, busy: bool, copied_bytes: int = 0) ->
         start = clock()
         calls[done % copies]()
         least, done = min(least, (clock() - start) / shared), done + 1
-    return timed(tilewise.explain(problem_text(case)), least)
+    return timed(library.explanation(case), least)
 
 
 def gpu_jobs(passes: Sequence[Pass], seconds: float) -> Iterator[Job]:
-    every = tuple(passes)
+    every, kind = tuple(passes), gpu_kind()
     for case in gpu_cases.grid_cases(passes=every):
         yield from headline_jobs("attention_gpu.py", case, f"s{case.shape.seqlen_q} {case.mask}", seconds)
     for case in gpu_cases.option_cases(every):
@@ -118,39 +118,29 @@ def gpu_jobs(passes: Sequence[Pass], seconds: float) -> Iterator[Job]:
     for case in gpu_cases.decode_cases() if "forward" in passes else ():
         row = f"b{case.shape.batch_size} s{case.shape.seqlen_k}"
         yield from headline_jobs("attention_gpu.py, decode", case, row, seconds)
-    for grid_case in grid_of(passes, GPU_DTYPES, 1, gpu_kind()):
+    for grid_case in grid_of(passes, GPU_DTYPES, 1, kind):
         yield case_job("tilewise.bench", grid_case, partial(run_on_gpu, grid_case, seconds))
 
 
 def headline_jobs(bench: str, case: GpuCase, row: str, seconds: float) -> Iterator[Job]:
-    library = gpu_contenders.Tilewise()
-
-    def warm_up() -> None:
-        library.warm_up(case, gpu_contenders.make_inputs(case, "cuda", seed=None))
-
     for operation in case.passes:
-        run = partial(run_headline, library, case, operation, seconds)
+        run, warm_up = partial(run_headline, case, operation, seconds), partial(Tilewise().warm_up, case.on(gpu_kind()))
         yield Job(bench, operation, row, f"{operation} d{case.shape.head_dim}", run, warm_up)
 
 
-def run_headline(library: gpu_contenders.Tilewise, case: GpuCase, operation: Pass, seconds: float) -> Times:
+def run_headline(headline: GpuCase, operation: Pass, seconds: float) -> Times:
     """As attention_gpu.py does it: a call between events, or a graph of calls on more keys than the cache holds."""
-    copies = [gpu_contenders.make_inputs(case, "cuda")]
-    prepared: gpu_contenders.Prepared
-    if case.in_graph:
-        count = math.ceil(CACHE_FACTOR * l2_bytes("cuda") / gpu_cases.traffic_bytes(case, "forward"))
-        copies += [gpu_contenders.make_inputs(case, "cuda", seed) for seed in range(1, max(2, count))]
-        prepared = gpu_contenders.prepare_graph(library, case, copies)
-    else:
-        prepared = gpu_contenders.prepare(library, case, operation, copies[0])
-    timing = device_timing.measure({library.name: prepared.call}, device_timing.clock_of("cuda"), seconds)
-    return timed(library.explanation(case, operation, copies[0]), timing[library.name].median / prepared.calls)
+    library, case = Tilewise(), headline.on(gpu_kind(), operation)
+    copies = [make_inputs(case, seed) for seed in range(gpu_cases.num_copies(headline, case.torch_device))]
+    prepared = in_turn([library.prepare(case, inputs) for inputs in copies], case.device)
+    timing = device_timing.measure({library.name: prepared.call}, device_timing.clock_of(case.torch_device), seconds)
+    return timed(library.explanation(case), timing[library.name].median / prepared.calls)
 
 
 def run_on_gpu(case: Case, seconds: float) -> Times:
     """As `python -m tilewise.bench` does it: between events, caches flushed before each call."""
     library = Tilewise()
-    prepared: Prepared = library.prepare(case, make_inputs(case))
+    prepared = library.prepare(case, make_inputs(case))
     clock, flush = device_timing.clock_of(case.torch_device), CacheFlush(case.torch_device)
     timing = device_timing.measure({library.name: prepared.call}, clock, seconds, flush)
-    return timed(tilewise.explain(problem_text(case)), timing[library.name].median)
+    return timed(library.explanation(case), timing[library.name].median)

@@ -1,17 +1,19 @@
 """What attention_gpu.py measures: the grid of the headline table, decode steps, and one case for each option.
 
-Pure values and arithmetic; nothing here imports a tensor library.
+Pure values and arithmetic, but for num_copies(), which asks for the size of a GPU's cache.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tilewise.bench.shapes import BACKWARD_TO_FORWARD, Pass, Shape, visible_pairs
+from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes
+from tilewise.bench.shapes import BACKWARD_TO_FORWARD, Case, Pass, Shape, pairs_of
 
-BYTES_PER_ELEMENT = 2  # all cases are bf16
 HIDDEN_SIZE = 2048  # num_heads = HIDDEN_SIZE / head_dim
 NUM_TOKENS = 16384  # batch_size = NUM_TOKENS / seqlen
 HEAD_DIMS = (64, 128, 256)
@@ -25,20 +27,24 @@ SHORTEST, LONGEST = 64, 4096  # of packed sequences
 
 @dataclass(frozen=True)
 class GpuCase:
-    """One call and what both libraries are asked for. `shape` of a packed one: batch_size sequences, the longest."""
+    """A case, what it is there for and the passes that are measured on its tensors."""
 
     kind: str  # "grid", "decode" or an option's name
-    shape: Shape
+    case: Case
     passes: tuple[Pass, ...]
-    causal: bool = False
-    window_left: int = -1
-    softcap: float = 0.0
-    dropout_p: float = 0.0
-    lengths: tuple[int, ...] = ()  # of packed sequences
+
+    @property
+    def shape(self) -> Shape:
+        return self.case.shape
 
     @property
     def mask(self) -> str:
-        return "causal" if self.causal else "full"
+        return "causal" if self.case.mask == "causal" else "full"
+
+    def on(self, device: str, operation: Pass | None = None) -> Case:
+        """One pass of it, backward where that is measured, on a device by Tilewise's name."""
+        last: Pass = "backward" if "backward" in self.passes else "forward"
+        return replace(self.case, operation=operation or last, device=device)
 
     @property
     def in_graph(self) -> bool:
@@ -67,14 +73,15 @@ def grid_cases(
             for seqlen in seqlens:
                 heads = hidden_size // head_dim
                 shape = Shape(num_tokens // seqlen, seqlen, seqlen, heads, heads, head_dim)
-                yield GpuCase("grid", shape, passes, causal)
+                yield GpuCase("grid", Case(shape, "bf16", "causal" if causal else "none"), passes)
 
 
 def decode_cases(batches: Sequence[int] = DECODE_BATCHES, keys: Sequence[int] = DECODE_KEYS) -> Iterator[GpuCase]:
     """One query, 32 query heads on 8 key heads."""
     for batch_size in batches:
         for seqlen_k in keys:
-            yield GpuCase("decode", Shape(batch_size, 1, seqlen_k, 32, 8, OPTION_HEAD_DIM), ("forward",))
+            shape = Shape(batch_size, 1, seqlen_k, 32, 8, OPTION_HEAD_DIM)
+            yield GpuCase("decode", Case(shape, "bf16"), ("forward",))
 
 
 def option_cases(
@@ -88,13 +95,17 @@ def option_cases(
     heads, batch_size = hidden_size // head_dim, num_tokens // seqlen
     shape = Shape(batch_size, seqlen, seqlen, heads, heads, head_dim)
     grouped = Shape(batch_size, seqlen, seqlen, heads, max(1, heads // 4), head_dim)
-    yield GpuCase("GQA", grouped, passes, causal=True)
-    yield GpuCase("window", shape, passes, causal=True, window_left=min(WINDOW_LEFT, seqlen // 4))
-    yield GpuCase("softcap", shape, passes, causal=True, softcap=30.0)
-    yield GpuCase("dropout", shape, passes, causal=True, dropout_p=0.1)
     lengths = packed_lengths(num_tokens, min(LONGEST, seqlen))
     packed = Shape(len(lengths), max(lengths), max(lengths), heads, heads, head_dim)
-    yield GpuCase("packed", packed, passes, causal=True, lengths=lengths)
+    options: list[tuple[str, Shape, dict[str, Any]]] = [
+        ("GQA", grouped, {}),
+        ("window", shape, {"window_left": min(WINDOW_LEFT, seqlen // 4)}),
+        ("softcap", shape, {"softcap": 30.0}),
+        ("dropout", shape, {"dropout_p": 0.1}),
+        ("packed", packed, {"lengths": lengths}),
+    ]
+    for kind, sizes, option in options:
+        yield GpuCase(kind, Case(sizes, "bf16", "causal", **option), passes)
 
 
 def packed_lengths(num_tokens: int, longest: int, seed: int = 0) -> tuple[int, ...]:
@@ -112,12 +123,10 @@ def pairs(case: GpuCase) -> float:
     A window is counted pair by pair; a decode step sees every key.
     """
     shape = case.shape
-    if case.window_left >= 0:
-        hidden = max(0, shape.seqlen_q - case.window_left - 1)  # queries with keys beyond the window's reach
-        seen = visible_pairs(shape.seqlen_q, shape.seqlen_k, "causal") - hidden * (hidden + 1) // 2
-        return float(shape.batch_size * seen)
-    squares = sum(length**2 for length in case.lengths) or shape.batch_size * shape.seqlen_q * shape.seqlen_k
-    return squares / 2 if case.causal else float(squares)
+    if case.case.window_left >= 0:
+        return float(pairs_of(case.case))
+    squares = sum(length**2 for length in case.case.lengths) or shape.batch_size * shape.seqlen_q * shape.seqlen_k
+    return squares / 2 if case.case.mask == "causal" else float(squares)
 
 
 def flops(case: GpuCase, operation: str) -> float:
@@ -126,11 +135,8 @@ def flops(case: GpuCase, operation: str) -> float:
     return forward if operation == "forward" else BACKWARD_TO_FORWARD * forward
 
 
-def traffic_bytes(case: GpuCase, operation: str) -> int:
-    """The least bytes that memory moves: q, k, v; out, and backward dout; dq, dk, dv; the LSE in fp32."""
-    shape = case.shape
-    queries = sum(case.lengths) or shape.batch_size * shape.seqlen_q
-    keys = sum(case.lengths) or shape.batch_size * shape.seqlen_k
-    times = 2 if operation == "forward" else 4
-    elements = times * shape.head_dim * (queries * shape.num_heads_q + keys * shape.num_heads_k)
-    return BYTES_PER_ELEMENT * elements + 4 * queries * shape.num_heads_q
+def num_copies(case: GpuCase, device: str) -> int:
+    """Sets of tensors that calls go round over: in a graph, as many as leave nothing of each other in the cache."""
+    if not case.in_graph:
+        return 1
+    return max(2, math.ceil(CACHE_FACTOR * l2_bytes(device) / case.case.traffic_bytes()))

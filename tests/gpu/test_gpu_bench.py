@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
+from bench_support import CSV_COLUMNS
 
 from tilewise.bench.gpu import CacheFlush, gpu_kind, gpu_name, l2_bytes
 from tilewise.bench.gpu_contenders import TORCH_BACKENDS
 from tilewise.bench.reference import REL_L2_LIMITS
-from tilewise.bench.runner import CSV_COLUMNS
 
 SHAPES = ["2x64x4x64", "1x16/200x4/2x96"]  # the second is causal through a mask that torch knows by name
 

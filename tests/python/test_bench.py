@@ -7,12 +7,13 @@ import sys
 
 import numpy as np
 import pytest
-from bench_support import assert_refused
+from bench_support import CSV_COLUMNS, assert_refused
 
 import tilewise
 from tilewise.bench import arguments, cli, contenders, reference
-from tilewise.bench.runner import CSV_COLUMNS, Settings, ratio, run_case
-from tilewise.bench.shapes import Case, Shape, default_grid, flops, problem_text, traffic_bytes, visible_pairs
+from tilewise.bench.rows import ratio
+from tilewise.bench.runner import Settings, run_case
+from tilewise.bench.shapes import Case, Shape, default_grid, problem_text, visible_pairs
 from tilewise.bench.timing import Timing, geometric_mean, measure
 
 # --- arithmetic against values computed by hand ---
@@ -35,12 +36,12 @@ def test_visible_pairs(seqlen_q, seqlen_k, mask, pairs):
 def test_flops_and_bytes():
     shape = Shape(batch_size=2, seqlen_q=3, seqlen_k=5, num_heads_q=4, num_heads_k=2, head_dim=8)
     forward = Case(shape, "bf16")
-    assert flops(forward) == 4 * 2 * 4 * 15 * 8
+    assert forward.flops() == 4 * 2 * 4 * 15 * 8
     # q and out: 2*3*4*8 bf16 each; k and v: 2*5*2*8 bf16 each; lse: 2*3*4 fp32.
-    assert traffic_bytes(forward) == 2 * (192 * 2) + 2 * (160 * 2) + 24 * 4
+    assert forward.traffic_bytes() == 2 * (192 * 2) + 2 * (160 * 2) + 24 * 4
     backward = Case(shape, "f32", "causal", "backward")
-    assert flops(backward) == 2.5 * 4 * 2 * 4 * (3 + 4 + 5) * 8
-    assert traffic_bytes(backward) == 4 * (192 * 4) + 4 * (160 * 4) + 24 * 4
+    assert backward.flops() == 2.5 * 4 * 2 * 4 * (3 + 4 + 5) * 8
+    assert backward.traffic_bytes() == 4 * (192 * 4) + 4 * (160 * 4) + 24 * 4
 
 
 def test_geometric_mean():

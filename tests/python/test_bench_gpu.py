@@ -1,6 +1,5 @@
 """attention_gpu.py and overhead_gpu.py: arithmetic, arguments, tables, a tiny run on the CPU. No timing is judged."""
 
-import dataclasses
 import importlib
 import json
 import os
@@ -10,7 +9,12 @@ import sys
 import pytest
 from bench_support import BENCH, assert_refused, cells
 
+import tilewise
 from tilewise.bench.ceilings import find_program
+from tilewise.bench.contenders import Tilewise
+from tilewise.bench.expected import few_heads
+from tilewise.bench.inputs import make_inputs
+from tilewise.bench.shapes import Case, Shape
 
 TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
 pytest.importorskip("torch")
@@ -34,26 +38,29 @@ def test_grid_is_the_headline_tables(bench_module):
 
 
 def test_flops_and_bytes(bench_module):
-    cases, shapes = bench_module("gpu_cases"), importlib.import_module("tilewise.bench.shapes")
-    full = cases.GpuCase("grid", shapes.Shape(2, 8, 8, 4, 4, 16), ("forward", "backward"))
+    cases = bench_module("gpu_cases")
+    full = cases.GpuCase("grid", Case(Shape(2, 8, 8, 4, 4, 16), "bf16"), ("forward", "backward"))
     assert cases.flops(full, "forward") == 4 * 2 * 4 * 64 * 16
     assert cases.flops(full, "backward") == 2.5 * cases.flops(full, "forward")
-    causal = dataclasses.replace(full, causal=True)
+    causal = cases.GpuCase("grid", Case(full.shape, "bf16", "causal"), full.passes)
     assert cases.flops(causal, "forward") == cases.flops(full, "forward") / 2
     # q, k, v and out are 2 * 8 * 4 * 16 elements of two bytes, the LSE 2 * 8 * 4 of four.
-    assert cases.traffic_bytes(full, "forward") == 4 * 1024 * 2 + 64 * 4
-    assert cases.traffic_bytes(full, "backward") == 8 * 1024 * 2 + 64 * 4
-    decode = cases.GpuCase("decode", shapes.Shape(3, 1, 10, 8, 2, 16), ("forward",))
+    assert full.on("cuda", "forward").traffic_bytes() == 4 * 1024 * 2 + 64 * 4
+    assert full.on("cuda", "backward").traffic_bytes() == 8 * 1024 * 2 + 64 * 4
+    decode = cases.GpuCase("decode", Case(Shape(3, 1, 10, 8, 2, 16), "bf16"), ("forward",))
     assert cases.pairs(decode) == 3 * 10
-    assert cases.traffic_bytes(decode, "forward") == 2 * (2 * 3 * 8 * 16 + 2 * 3 * 10 * 2 * 16) + 4 * 3 * 8
+    assert decode.case.traffic_bytes() == 2 * (2 * 3 * 8 * 16 + 2 * 3 * 10 * 2 * 16) + 4 * 3 * 8
+    assert cases.num_copies(full, "cpu") == 1
+    assert cases.num_copies(decode, "cpu") == 2
 
 
 @pytest.mark.parametrize(("window_left", "seen"), [(0, 5), (1, 9), (2, 12), (4, 15), (9, 15)])
 def test_pairs_of_a_window(bench_module, window_left, seen):
-    cases, shapes = bench_module("gpu_cases"), importlib.import_module("tilewise.bench.shapes")
-    shape = shapes.Shape(2, 5, 5, 1, 1, 8)
-    case = cases.GpuCase("window", shape, ("forward",), causal=True, window_left=window_left)
-    assert cases.pairs(case) == 2 * seen  # five queries see 1, 2, 3 ... keys, at most window_left + 1
+    cases = bench_module("gpu_cases")
+    case = Case(Shape(2, 5, 5, 1, 1, 8), "bf16", "causal", window_left=window_left)
+    # Five queries see 1, 2, 3 ... keys, at most window_left + 1.
+    assert cases.pairs(cases.GpuCase("window", case, ("forward",))) == 2 * seen
+    assert case.flops() == 4 * 2 * seen * 8
 
 
 def test_packed_lengths(bench_module):
@@ -63,43 +70,52 @@ def test_packed_lengths(bench_module):
         assert sum(lengths) == num_tokens
         assert 1 <= min(lengths) <= max(lengths) <= longest
     (packed,) = (case for case in cases.option_cases() if case.kind == "packed")
-    assert cases.pairs(packed) == sum(length**2 for length in packed.lengths) / 2
+    lengths = packed.case.lengths
+    assert cases.pairs(packed) == sum(length**2 for length in lengths) / 2
+    assert packed.case.flops() == 4 * 16 * 128 * sum(length * (length + 1) // 2 for length in lengths)
+    assert packed.case.rows_q == packed.case.rows_k == 16384
+
+
+def test_problem_text_is_that_of_the_call(bench_module):
+    """What `explain` is asked for a case is what it would be asked with the call's own tensors."""
+    for case in bench_module("gpu_cases").option_cases(seqlen=64, head_dim=16, hidden_size=64, num_tokens=256):
+        one, library = case.on("cpu", "forward"), Tilewise()
+        inputs = make_inputs(one, seed=None)
+        called = tilewise.explain(inputs.q, inputs.k, inputs.v, return_lse=True, **library.options(one, inputs))
+        assert library.explanation(one).problem == called.problem
 
 
 # --- the reference, against dense formulas and autograd ---
 
 
 @pytest.mark.parametrize(
-    "option", [{}, {"causal": True}, {"causal": True, "window_left": 3}, {"softcap": 1.5}], ids=str
+    "option", [{}, {"mask": "causal"}, {"mask": "causal", "window_left": 3}, {"softcap": 1.5}], ids=str
 )
-def test_reference(bench_module, option, monkeypatch):
+def test_reference(option, monkeypatch):
     torch = importlib.import_module("torch")
-    cases, contenders = bench_module("gpu_cases"), bench_module("gpu_contenders")
-    reference, shapes = bench_module("gpu_reference"), importlib.import_module("tilewise.bench.shapes")
-    exact_module = importlib.import_module("tilewise.bench.device_reference")
-    monkeypatch.setattr(exact_module, "_BLOCK_ROWS", 5)  # a last block that is not full
-    case = cases.GpuCase("x", shapes.Shape(2, 12, 12, 4, 2, 8), ("forward", "backward"), **option)
-    inputs = contenders.make_inputs(case, "cpu")
+    monkeypatch.setattr("tilewise.bench.device_reference._BLOCK_ROWS", 5)  # a last block that is not full
+    case = Case(Shape(2, 12, 12, 4, 2, 8), "bf16", **option)
+    inputs = make_inputs(case)
     leaves = [tensor.double().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
     q, k, v = (tensor.transpose(1, 2) for tensor in leaves)
     scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
     i, j = torch.arange(12)[:, None], torch.arange(12)[None, :]
-    hidden = (case.causal & (j > i)) | ((case.window_left >= 0) & (j < i - case.window_left))
+    hidden = ((case.mask == "causal") & (j > i)) | ((case.window_left >= 0) & (j < i - case.window_left))
     out = (scores.masked_fill(hidden, -torch.inf).softmax(3) @ v.repeat_interleave(2, 1)).transpose(1, 2)
     gradients = torch.autograd.grad(out, leaves, inputs.dout.double())
-    exact = reference.exact_heads(case, inputs)
-    assert [(heads.sequence, heads.key_head) for heads in exact] == [(0, 0), (1, 1)]
+    expected = few_heads(case, inputs, gradients=True)
+    assert [(head.sequence, head.key_head) for head in expected.heads] == [(0, 0), (1, 1)]
     for results in ((out.detach(),), gradients):
-        accuracy = reference.judge(case, results, exact)
+        accuracy = expected.judge(results)
         assert accuracy.problem == ""
         assert accuracy.rel_l2_err < 1e-12
     wrong = (gradients[0], gradients[1], gradients[2].clone())
     wrong[2][1, :, 1] *= 1.1  # dv of the last head
-    assert "exceeds" in reference.judge(case, wrong, exact).problem
+    assert "exceeds" in expected.judge(wrong).problem
     wrong[2][0, 3, 1, 0] = torch.nan  # a head that has no reference
-    assert "NaN" in reference.judge(case, wrong, exact).problem
+    assert "NaN" in expected.judge(wrong).problem
 
 
 # --- the scripts ---

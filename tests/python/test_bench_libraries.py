@@ -6,12 +6,14 @@ import weakref
 
 import pytest
 from bench_stand_ins import CHUNK, DECODE, SQUARE, counting_timer, on_cuda, torch
+from bench_support import CSV_COLUMNS
 
 from tilewise.bench import gpu_contenders
 from tilewise.bench.ceilings import GpuCeilings
 from tilewise.bench.contenders import RIVALS, Prepared, Tilewise, written_over_nan
 from tilewise.bench.inputs import make_inputs
-from tilewise.bench.runner import CSV_COLUMNS, CsvFile, Settings, run_case
+from tilewise.bench.rows import CsvFile
+from tilewise.bench.runner import Settings, run_case
 
 
 def run_all(case):
@@ -55,7 +57,7 @@ def test_every_library_backward(mask):
 @pytest.mark.usefixtures("fake_libraries", "cpu_as_cuda")
 def test_rows_say_what_they_were_measured_on(tmp_path):
     row = run_all(on_cuda(SQUARE))["torch"]
-    assert (row.device, row.gpu) == ("cuda", "a GPU")
+    assert (row.case.device, row.gpu) == ("cuda", "a GPU")
     # 4 * 2 heads * 256 pairs * 8 flops by 1 TFLOP/s, which is longer than the traffic takes; 5 us.
     assert row.of_ceiling == pytest.approx(16384 / 1e12 / 5e-6)
     file = CsvFile(tmp_path / "rows.csv")

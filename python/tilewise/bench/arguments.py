@@ -12,8 +12,8 @@ from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.contenders import CPU_RIVALS, RIVALS
 from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
-from tilewise.bench.runner import CsvFile
-from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid, problem_text, traffic_bytes
+from tilewise.bench.rows import CsvFile
+from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid, problem_text
 
 DEVICES = ("cpu", "cuda")
 GPU_DTYPES = ["bf16", "f16"]
@@ -123,14 +123,14 @@ def _settle_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 def _check_cases(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuses sizes that Tilewise refuses, in its own words, and those whose tensors this machine has no room for."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # for a GPU too: the tensors are drawn here
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # for a GPU too: the results are judged here
     for case in cases_of(options):
         shape = str(case.shape)
         try:
             tilewise.explain(problem_text(case))
         except (ValueError, NotImplementedError) as error:
             parser.error(f"argument --shapes: must be of sizes that Tilewise takes (got {shape!r}: {error})")
-        if (needed := traffic_bytes(case)) > memory:
+        if (needed := case.traffic_bytes()) > memory:
             parser.error(
                 f"argument --shapes: must fit the {memory / 1e9:.0f} GB of memory here"
                 f" (got {shape!r}: {needed / 1e9:.0f} GB of tensors in {case.dtype})"

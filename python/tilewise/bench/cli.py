@@ -20,10 +20,12 @@ from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import Contender, Tilewise, make_rival
 from tilewise.bench.gpu import gpu_name
 from tilewise.bench.gpu_contenders import make_gpu_rival
+from tilewise.bench.inputs import Inputs
 from tilewise.bench.progress import Step, progress_bar
-from tilewise.bench.runner import Row, Settings, gpu_settings, run_case
+from tilewise.bench.rows import Row
+from tilewise.bench.runner import Settings, gpu_settings, run_case
 from tilewise.bench.shapes import Case
-from tilewise.bench.tables import print_summary, print_table, shape_of
+from tilewise.bench.tables import print_summary, print_table
 
 EXIT_OK, EXIT_FAILURE = 0, 1  # argparse exits with 2 for usage
 
@@ -48,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_table(console, measured)
     print_summary(console, measured)
     for row in (row for rows in measured for row in rows if not row.ok):
-        _say(messages, f"{row.library}: {row.operation} {shape_of(row)} {row.dtype} {row.mask}: {row.status}")
+        _say(messages, f"{row.library}: {row.case}: {row.status}")
     return EXIT_FAILURE if any(row.failed for rows in measured for row in rows) else EXIT_OK
 
 
-def _rivals(options: argparse.Namespace, messages: Any) -> list[Contender]:
+def _rivals(options: argparse.Namespace, messages: Any) -> list[Contender[Case, Inputs]]:
     """Those asked for that can be measured; the others are told."""
-    rivals: list[Contender] = []
+    rivals: list[Contender[Case, Inputs]] = []
     for name in options.compare:
         rival = make_rival(name) if options.device == "cpu" else make_gpu_rival(name)
         reason = rival.missing()
@@ -97,7 +99,11 @@ def _on_gpu(settings: Settings, console: Any, messages: Any) -> Settings:
 
 
 def measure_all(
-    cases: Sequence[Case], contenders: Sequence[Contender], settings: Settings, csv_file: Any, messages: Any
+    cases: Sequence[Case],
+    contenders: Sequence[Contender[Case, Inputs]],
+    settings: Settings,
+    csv_file: Any,
+    messages: Any,
 ) -> list[list[Row]]:
     """The rows of every case, each written to `csv_file` (None: to none) as soon as it is there."""
     measured: list[list[Row]] = []

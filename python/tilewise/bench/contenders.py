@@ -12,11 +12,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Optional, TypeVar
 
 import tilewise
 from tilewise.bench.inputs import Inputs, has_torch, make_inputs, poisoned_like
 from tilewise.bench.shapes import Case, Pass, problem_text
+
+CaseT = TypeVar("CaseT")
+InputsT = TypeVar("InputsT")
 
 
 class Unsupported(Exception):
@@ -25,14 +28,16 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Prepared:
-    """`call` is timed; `results` runs once and returns [out], or [dq, dk, dv] for a backward case."""
+    """`call` is timed and runs the case `calls` times; `results` runs it once and returns [out], or [dq, dk, dv] for
+    a backward case."""
 
     call: Callable[[], object]
     results: Callable[[], Sequence[Any]]
+    calls: int = 1
 
 
-class Contender(ABC):
-    """One library."""
+class Contender(ABC, Generic[CaseT, InputsT]):
+    """One library, on the cases of one operation."""
 
     name: str
 
@@ -41,13 +46,13 @@ class Contender(ABC):
         """Why it can't be measured here at all; empty where it can."""
 
     @abstractmethod
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+    def prepare(self, case: CaseT, inputs: InputsT) -> Prepared:
         """Everything outside the timed call. Raises Unsupported."""
 
     def set_num_threads(self, threads: int) -> None:
         """Makes the following calls use this many threads."""
 
-    def implementation(self, case: Case) -> str:
+    def implementation(self, case: CaseT) -> str:
         """Which of its kernels takes the case, where the library can tell."""
         return ""
 
@@ -59,10 +64,13 @@ class Contender(ABC):
             return "?"
 
 
-class Tilewise(Contender):
-    """This library, through its public Python function."""
+class OfTilewise(Contender[CaseT, InputsT]):
+    """This library, through its public Python functions. `implementation`: one of its own, by name."""
 
     name = "tilewise"
+
+    def __init__(self, implementation: Optional[str] = None) -> None:
+        self.forced = implementation
 
     def missing(self) -> str:
         return ""
@@ -70,8 +78,16 @@ class Tilewise(Contender):
     def version(self) -> str:
         return str(tilewise.__version__)
 
-    def implementation(self, case: Case) -> str:
-        return tilewise.explain(problem_text(case)).chosen or ""
+    @abstractmethod
+    def explanation(self, case: CaseT) -> tilewise.Explanation:
+        """Every implementation's verdict on the case."""
+
+    @abstractmethod
+    def warm_up(self, case: CaseT) -> None:
+        """Compiles and loads what a case of torch tensors needs."""
+
+    def implementation(self, case: CaseT) -> str:
+        return self.explanation(case).chosen or ""
 
     def set_num_threads(self, threads: int) -> None:
         tilewise.set_num_threads(threads)
@@ -80,19 +96,42 @@ class Tilewise(Contender):
 
             torch.set_num_threads(threads)
 
+
+class Tilewise(OfTilewise[Case, Inputs]):
+    """tilewise.attention."""
+
+    def explanation(self, case: Case) -> tilewise.Explanation:
+        return tilewise.explain(problem_text(case), implementation=self.forced)
+
     def warm_up(self, case: Case) -> None:
-        """Compiles and loads what a case of torch tensors needs."""
         inputs = make_inputs(case, seed=None)
         leaves = (inputs.q, inputs.k, inputs.v)
         if case.operation == "backward":
             leaves = tuple(tensor.requires_grad_() for tensor in leaves)
-        tilewise.warmup(*leaves, mask=_mask(case), layout=case.layout)
+        tilewise.warmup(*leaves, **self.options(case, inputs))
+
+    def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        """Those that the case is about."""
+        options: dict[str, Any] = {"mask": "causal" if case.mask == "causal" else None, "layout": case.layout}
+        if self.forced is not None:
+            options["implementation"] = self.forced
+        if case.window_left >= 0:
+            options["window"] = (case.window_left, -1)
+        if case.softcap:
+            options["softcap"] = case.softcap
+        if case.dropout_p:
+            seed = importlib.import_module("torch").tensor([1, 0], device=inputs.q.device)
+            options.update(dropout_p=case.dropout_p, seed=seed)
+        if case.lengths:
+            options.update(layout="thd", cu_seqlens_q=inputs.cu_seqlens, cu_seqlens_k=inputs.cu_seqlens)
+            options.update(max_seqlen_q=case.shape.seqlen_q, max_seqlen_k=case.shape.seqlen_k)
+        return options
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        mask = _mask(case)
+        options = self.options(case, inputs)
 
         def attention(q: Any, k: Any, v: Any, out: Any = None) -> Any:
-            return tilewise.attention(q, k, v, mask=mask, layout=case.layout, out=out)
+            return tilewise.attention(q, k, v, out=out, **options)
 
         prepared = through_autograd(attention, case.operation, inputs)
         if case.operation == "backward" or case.device != "cpu":  # see written_over_nan() for the latter
@@ -100,8 +139,8 @@ class Tilewise(Contender):
         return Prepared(prepared.call, lambda: [attention(inputs.q, inputs.k, inputs.v, out=poisoned_like(inputs.q))])
 
 
-class Torch(Contender):
-    """torch.nn.functional.scaled_dot_product_attention."""
+class OfTorch(Contender[CaseT, InputsT]):
+    """torch, on as many threads as Tilewise."""
 
     name = "torch"
 
@@ -113,11 +152,19 @@ class Torch(Contender):
 
         torch.set_num_threads(threads)
 
+
+class Torch(OfTorch[Case, Inputs]):
+    """torch.nn.functional.scaled_dot_product_attention."""
+
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if case.window_left >= 0 or case.softcap or case.lengths:
+            raise Unsupported("torch has no windows, softcap and packed sequences")
         from torch.nn.functional import scaled_dot_product_attention
 
         shape = case.shape
         options: dict[str, Any] = {"enable_gqa": True} if shape.num_heads_q != shape.num_heads_k else {}
+        if case.dropout_p:
+            options["dropout_p"] = case.dropout_p
         # Its is_causal is aligned top-left; bottom-right needs a mask, but for one query, which sees every key.
         if case.mask == "causal" and shape.seqlen_q == shape.seqlen_k:
             options["is_causal"] = True
@@ -166,7 +213,7 @@ class TorchMath(Torch):
         return Prepared(call, results)
 
 
-class GpuOnly(Contender):
+class GpuOnly(Contender[CaseT, InputsT]):
     """A library without CPU kernels: named when it is absent, and when it is there but has no GPU to run on."""
 
     def __init__(self, name: str) -> None:
@@ -177,7 +224,7 @@ class GpuOnly(Contender):
             f"{self.name} {self.version()} is installed but has no CPU kernels: not measured on cpu"
         )
 
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+    def prepare(self, case: CaseT, inputs: InputsT) -> Prepared:
         raise Unsupported(self.missing())
 
 
@@ -190,7 +237,7 @@ RIVALS = ("torch", "flash_attn", "flashinfer")
 CPU_RIVALS = (*RIVALS, "torch_math")
 
 
-def make_rival(name: str) -> Contender:
+def make_rival(name: str) -> Contender[Case, Inputs]:
     """The contender of one of CPU_RIVALS on the CPU."""
     if name == "torch_math":
         return TorchMath()
@@ -231,7 +278,3 @@ def written_over_nan(prepared: Prepared) -> Sequence[Any]:
 def _poison(results: Sequence[Any]) -> None:
     for result in results:
         result.fill_(math.nan)
-
-
-def _mask(case: Case) -> Literal["causal"] | None:
-    return "causal" if case.mask == "causal" else None

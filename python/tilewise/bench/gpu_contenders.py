@@ -9,10 +9,19 @@ import contextlib
 import importlib
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewise.bench.contenders import Contender, Prepared, Torch, Unsupported, not_installed, through_autograd
+from tilewise.bench.contenders import (
+    CaseT,
+    Contender,
+    InputsT,
+    Prepared,
+    Torch,
+    Unsupported,
+    not_installed,
+    through_autograd,
+)
 from tilewise.bench.inputs import Inputs
 from tilewise.bench.shapes import Case
 
@@ -72,7 +81,45 @@ def _only(backend: str) -> contextlib.AbstractContextManager[Any]:
     return sdpa_kernel(getattr(SDPBackend, backend))
 
 
-class Installed(Contender):
+class TorchFlash(Torch):
+    """By FlashAttention-2 alone, on bhsd views that are made outside the timed call.
+
+    To be called under sdpa_kernel(FLASH_ATTENTION), which is entered once for all calls. Windows and packed
+    sequences, which torch's function does not take, go to the operator beneath it.
+    """
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if case.softcap:
+            raise Unsupported("torch has no softcap")
+        if case.window_left >= 0 or case.lengths:
+            return through_autograd(self._beneath(case, inputs), case.operation, inputs)
+        if case.mask == "causal" and case.shape.seqlen_q != case.shape.seqlen_k:
+            raise Unsupported("torch aligns a causal mask top-left")
+        from torch.nn.functional import scaled_dot_product_attention
+
+        options: dict[str, Any] = {"is_causal": case.mask == "causal", "dropout_p": case.dropout_p}
+        if case.shape.num_heads_q != case.shape.num_heads_k:
+            options["enable_gqa"] = True
+
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            return scaled_dot_product_attention(q, k, v, **options)
+
+        views = (tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
+        prepared = through_autograd(attention, case.operation, Inputs(*views))
+        return Prepared(prepared.call, lambda: [result.transpose(1, 2) for result in prepared.results()])
+
+    def _beneath(self, case: Case, inputs: Inputs) -> Callable[[Any, Any, Any], Any]:
+        import torch
+
+        if not inputs.q.is_cuda:
+            raise Unsupported("torch has windows and packed sequences on CUDA devices alone")
+        flash, lengths = torch.ops.aten._flash_attention_forward, (case.shape.seqlen_q, case.shape.seqlen_k)
+        window = {"window_size_left": case.window_left, "window_size_right": 0} if case.window_left >= 0 else {}
+        starts, causal = inputs.cu_seqlens, case.mask == "causal"
+        return lambda q, k, v: flash(q, k, v, starts, starts, *lengths, 0.0, causal, False, **window)[0]
+
+
+class Installed(Contender[CaseT, InputsT]):
     """A library that is measured where it can be imported and has the function."""
 
     function: str
@@ -87,10 +134,10 @@ class Installed(Contender):
         return "" if found else f"{self.name} {self.version()} has no {self.function}: not measured"
 
     @abstractmethod
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared: ...
+    def prepare(self, case: CaseT, inputs: InputsT) -> Prepared: ...
 
 
-class FlashAttn(Installed):
+class FlashAttn(Installed[Case, Inputs]):
     """flash_attn.flash_attn_func, whose causal mask is aligned bottom-right."""
 
     name = "flash_attn"
@@ -112,7 +159,7 @@ class FlashAttn(Installed):
         return through_autograd(attention, case.operation, inputs)
 
 
-class FlashInfer(Installed):
+class FlashInfer(Installed[Case, Inputs]):
     """flashinfer's wrappers for a batch: decoding from pages, prefill of sequences of one length.
 
     plan() is outside the timed call, as an inference engine calls it once for all layers.
@@ -205,7 +252,11 @@ def _starts(batch_size: int, length: int, inputs: Inputs) -> Any:
     return torch.arange(0, (batch_size + 1) * length, length, device=inputs.q.device, dtype=torch.int32)
 
 
-def make_gpu_rival(name: str) -> Contender:
+def make_gpu_rival(name: str) -> Contender[Case, Inputs]:
     """The contender of one of contenders.RIVALS on a GPU."""
-    makers: dict[str, type[Contender]] = {"torch": TorchOnGpu, "flash_attn": FlashAttn, "flashinfer": FlashInfer}
+    makers: dict[str, type[Contender[Case, Inputs]]] = {
+        "torch": TorchOnGpu,
+        "flash_attn": FlashAttn,
+        "flashinfer": FlashInfer,
+    }
     return makers[name]()

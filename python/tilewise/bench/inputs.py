@@ -5,7 +5,9 @@ Every library gets these same tensors, and the reference the same rounded values
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,32 +27,61 @@ def has_torch() -> bool:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v and dout in the case's layout: torch tensors where torch is installed, else NumPy arrays."""
+    """q, k, v and dout in the case's layout: torch tensors where torch is installed, else NumPy arrays.
+
+    cu_seqlens is int32 and there only for packed sequences, whose tensors are [total, heads, head_dim].
+    """
 
     q: Any
     k: Any
     v: Any
     dout: Any
+    cu_seqlens: Any = None
 
 
 def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
-    """Standard normal values, contiguous in the case's layout, on its device.
+    """Standard normal values, contiguous in the case's layout, on its device, which a GPU draws itself.
 
     With None for the seed, torch tensors that nothing has been written to.
     """
     shape = case.shape
-    generator = np.random.default_rng(seed)
+    draw_normal = _uninitialised(case) if seed is None else normal_values(seed, case.torch_device)
 
     def draw(seqlen: int, num_heads: int) -> Any:
-        sizes = (shape.batch_size, seqlen, num_heads, shape.head_dim)
-        if case.layout == "bhsd":
+        sizes: tuple[int, ...] = (shape.batch_size, seqlen, num_heads, shape.head_dim)
+        if case.lengths:
+            sizes = (sum(case.lengths), num_heads, shape.head_dim)
+        elif case.layout == "bhsd":
             sizes = (sizes[0], sizes[2], sizes[1], sizes[3])
-        if seed is None:
-            return _uninitialised(sizes, case)
-        return _native(generator.standard_normal(sizes, dtype=np.float32), case)
+        return as_dtype(draw_normal(sizes), case.dtype)
 
     query_side, key_side = (shape.seqlen_q, shape.num_heads_q), (shape.seqlen_k, shape.num_heads_k)
-    return Inputs(q=draw(*query_side), k=draw(*key_side), v=draw(*key_side), dout=draw(*query_side))
+    return Inputs(draw(*query_side), draw(*key_side), draw(*key_side), draw(*query_side), _starts(case))
+
+
+def normal_values(seed: int, device: str) -> Callable[[tuple[int, ...]], Any]:
+    """Draws float32 of given sizes: NumPy arrays for the CPU without torch, else tensors."""
+    if device == "cpu":
+        generator = np.random.default_rng(seed)
+
+        def draw(sizes: tuple[int, ...]) -> Any:
+            values = generator.standard_normal(sizes, dtype=np.float32)
+            return importlib.import_module("torch").from_numpy(values) if has_torch() else values
+
+        return draw
+    import torch
+
+    on_device = torch.Generator(device).manual_seed(seed)
+    return lambda sizes: torch.randn(sizes, generator=on_device, device=device, dtype=torch.float32)
+
+
+def as_dtype(values: Any, dtype: str) -> Any:
+    """A tensor or array, rounded."""
+    if isinstance(values, np.ndarray):
+        return values.astype(NUMPY_DTYPES[dtype])
+    import torch
+
+    return values.to(getattr(torch, TORCH_DTYPES[dtype]))
 
 
 def poisoned_like(tensor: Any) -> Any:
@@ -69,15 +100,17 @@ def to_reference(tensor: Any, layout: str) -> Array:
     return values.swapaxes(1, 2) if layout == "bshd" else values
 
 
-def _native(values: np.ndarray[Any, np.dtype[np.float32]], case: Case) -> Any:
-    if not has_torch():
-        return values.astype(NUMPY_DTYPES[case.dtype])
+def _starts(case: Case) -> Any:
+    """cu_seqlens of packed sequences."""
+    if not case.lengths:
+        return None
     import torch
 
-    return torch.from_numpy(values).to(case.torch_device, getattr(torch, TORCH_DTYPES[case.dtype]))
+    return torch.tensor((0, *case.lengths), device=case.torch_device).cumsum(0).to(torch.int32)
 
 
-def _uninitialised(sizes: tuple[int, ...], case: Case) -> Any:
+def _uninitialised(case: Case) -> Callable[[tuple[int, ...]], Any]:
     import torch
 
-    return torch.empty(sizes, device=case.torch_device, dtype=getattr(torch, TORCH_DTYPES[case.dtype]))
+    dtype = getattr(torch, TORCH_DTYPES[case.dtype])
+    return lambda sizes: torch.empty(sizes, device=case.torch_device, dtype=dtype)

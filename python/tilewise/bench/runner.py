@@ -1,28 +1,27 @@
 """Runs one case: prepares every contender, judges its results, times them interleaved.
 
-Gives one Row for each contender, the unit of the CSV file and of the printed table.
+Gives one Row for each contender. Cases of any operation are run so: run_on() knows none.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Optional
 
-from tilewise.bench import device_timing, reference
+from tilewise.bench import device_timing
 from tilewise.bench.ceilings import GpuCeilings
-from tilewise.bench.contenders import Contender, Unsupported, written_over_nan
-from tilewise.bench.device_reference import Scoring, exact_attention
+from tilewise.bench.contenders import Contender, InputsT, Prepared, Unsupported, written_over_nan
 from tilewise.bench.device_timing import clock_of
+from tilewise.bench.expected import Expected, whole_result
 from tilewise.bench.gpu import CacheFlush
-from tilewise.bench.inputs import Inputs, make_inputs, to_reference
+from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.reference import Accuracy
-from tilewise.bench.shapes import Case, flops, traffic_bytes
+from tilewise.bench.rows import AnyCaseT, Row
+from tilewise.bench.shapes import Case
 from tilewise.bench.timing import Timing, measure
 
 # Times calls by name; what it does before and between them is its own affair.
@@ -46,98 +45,86 @@ class Settings:
     gpu: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement; the field names are the CSV's columns. Times in microseconds, NaN where not measured.
-
-    `of_ceiling` is the least time that the GPU's ceilings allow for the work, by the median time.
-    """
-
-    library: str
-    version: str
-    implementation: str
-    device: str
-    gpu: str
-    threads: int
-    operation: str
-    dtype: str
-    mask: str
-    layout: str
-    batch_size: int
-    seqlen_q: int
-    seqlen_k: int
-    num_heads_q: int
-    num_heads_k: int
-    head_dim: int
-    median_us: float
-    best_us: float
-    gflops: float
-    gb_per_s: float
-    of_ceiling: float
-    max_abs_err: float
-    rel_l2_err: float
-    status: str
-
-    @property
-    def ok(self) -> bool:
-        """Measured, and its results are right."""
-        return self.status == "ok"
-
-    @property
-    def failed(self) -> bool:
-        """Its results are wrong or it raised: unlike a refusal, which is no failure."""
-        return self.status.startswith("failed")
-
-
 def run_case(
     case: Case,
-    contenders: Sequence[Contender],
+    contenders: Sequence[Contender[Case, Inputs]],
     settings: Settings,
     num_copies: int = 1,
     on_step: Callable[[str], object] = lambda step: None,
 ) -> list[Row]:
-    """One row a contender, in their order.
-
-    Timed calls go round over `num_copies` sets of tensors: enough of them, and the caches never
-    hold what a call reads. The first set is the one whose results are judged. `on_step` hears what is being done.
-    """
+    """run_on() on `num_copies` sets of tensors of one attention case, against the whole float64 result."""
     on_step("reference")
     copies = [make_inputs(case, settings.seed + copy) for copy in range(num_copies)]
-    expected = _reference(case, copies[0]) if settings.accuracy else []
+    expected = whole_result(case, copies[0]) if settings.accuracy else None
+    return run_on(copies, case, contenders, settings, expected, on_step)
+
+
+def run_on(
+    copies: Sequence[InputsT],
+    case: AnyCaseT,
+    contenders: Sequence[Contender[AnyCaseT, InputsT]],
+    settings: Settings,
+    expected: Optional[Expected],
+    on_step: Callable[[str], object] = lambda step: None,
+) -> list[Row]:
+    """One row a contender, in their order.
+
+    Timed calls go round over `copies` of the tensors: enough of them, and the caches never hold what a call reads.
+    On a GPU they do so in one CUDA graph. The first copy is the one whose results are judged, unless `expected` is
+    None. `on_step` hears what is being done.
+    """
     status: dict[str, str] = {}
     accuracy: dict[str, Accuracy] = {}
-    calls: dict[str, Callable[[], object]] = {}
+    prepared: dict[str, Prepared] = {}
     for contender in contenders:
         name = contender.name
         accuracy[name] = Accuracy(math.nan, math.nan)
-        contender.set_num_threads(case.threads)
+        if case.device == "cpu":
+            contender.set_num_threads(case.threads)
         on_step(f"preparing {name}")  # which may compile: in a first call, ahead of all timed ones
         try:
-            prepared = [contender.prepare(case, inputs) for inputs in copies]
-            calls[name] = _round_robin([each.call for each in prepared])
-            if settings.accuracy:
-                judged = prepared[0].results() if case.device == "cpu" else written_over_nan(prepared[0])
-                results = [to_reference(result, case.layout) for result in judged]
-                accuracy[name] = reference.compare(results, expected, case.dtype)
-        except Unsupported as reason:
-            status[name] = f"unsupported: {reason}"
-        except NotImplementedError as reason:
+            prepared[name] = in_turn([contender.prepare(case, inputs) for inputs in copies], case.device)
+            if expected is not None:
+                on_gpu = case.device != "cpu"
+                accuracy[name] = expected.judge(
+                    written_over_nan(prepared[name]) if on_gpu else prepared[name].results()
+                )
+        except (Unsupported, NotImplementedError) as reason:
             status[name] = f"unsupported: {reason}"
         except (RuntimeError, ValueError, TypeError) as error:  # one library's failure must not end the table
-            status[name] = f"failed: {type(error).__name__}: {error}"
+            refused = "No available kernel" in str(error)  # torch's refusal
+            status[name] = f"unsupported: {error}" if refused else f"failed: {type(error).__name__}: {error}"
         else:
             problem = accuracy[name].problem
             status[name] = f"failed: {problem}" if problem else "ok"
-    sound = {name: call for name, call in calls.items() if status[name] == "ok"}
+    sound = {name: each for name, each in prepared.items() if status[name] == "ok"}
     on_step("timing")
-    if settings.timer is not None:
-        timings = settings.timer(sound)
-    else:
-        timings = measure(sound, settings.min_time, settings.num_samples)
+    timings = _time(sound, settings)
     return [
         _row(case, contender, timings.get(contender.name), accuracy[contender.name], status[contender.name], settings)
         for contender in contenders
     ]
+
+
+def in_turn(copies: Sequence[Prepared], device: str) -> Prepared:
+    """The calls of all copies as one: a graph of them on a GPU, else the next one each time."""
+    if len(copies) == 1:
+        return copies[0]
+    calls = [each.call for each in copies]
+    if device != "cpu":
+        return Prepared(device_timing.graph_of(calls), copies[0].results, len(calls))
+    turns = itertools.cycle(calls)
+    return Prepared(lambda: next(turns)(), copies[0].results)
+
+
+def _time(prepared: Mapping[str, Prepared], settings: Settings) -> dict[str, Timing]:
+    """Of one call each."""
+    calls = {name: each.call for name, each in prepared.items()}
+    if settings.timer is not None:
+        timings = settings.timer(calls)
+    else:
+        timings = measure(calls, settings.min_time, settings.num_samples)
+    return {name: timing.divided_by(prepared[name].calls) for name, timing in timings.items()}
 
 
 def gpu_settings(settings: Settings, device: str = "cuda") -> Settings:
@@ -151,55 +138,23 @@ def gpu_settings(settings: Settings, device: str = "cuda") -> Settings:
     return dataclasses.replace(settings, timer=timer)
 
 
-def ratio(rows: Sequence[Row], library: str, base: str = "tilewise") -> float:
-    """How many times faster `base` is than `library`; NaN where either was not measured."""
-    medians = {row.library: row.median_us for row in rows if row.ok}
-    return medians.get(library, math.nan) / medians.get(base, math.nan)
-
-
-def _round_robin(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    if len(calls) == 1:
-        return calls[0]
-    turns = itertools.cycle(calls)
-    return lambda: next(turns)()
-
-
-def _reference(case: Case, inputs: Inputs) -> list[reference.Array]:
-    if case.device != "cpu":  # float64 takes seconds on a host, milliseconds on a GPU
-        return _reference_on_gpu(case, inputs)
-    q, k, v, dout = (to_reference(tensor, case.layout) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
-    causal = case.mask == "causal"
-    if case.operation == "forward":
-        return [reference.attention_forward(q, k, v, causal=causal)]
-    return list(reference.attention_backward(q, k, v, dout, causal=causal))
-
-
-def _reference_on_gpu(case: Case, inputs: Inputs) -> list[reference.Array]:
-    tensors = (inputs.q, inputs.k, inputs.v, inputs.dout)
-    if case.layout == "bhsd":
-        tensors = tuple(tensor.transpose(1, 2) for tensor in tensors)
-    exact = exact_attention(*tensors, Scoring(case.mask == "causal"), case.operation == "backward")
-    return [to_reference(tensor, "bshd") for tensor in exact]
-
-
 def _row(
-    case: Case, contender: Contender, timing: Timing | None, accuracy: Accuracy, status: str, settings: Settings
+    case: AnyCaseT,
+    contender: Contender[AnyCaseT, InputsT],
+    timing: Optional[Timing],
+    accuracy: Accuracy,
+    status: str,
+    settings: Settings,
 ) -> Row:
     median, best = (timing.median, timing.best) if timing else (math.nan, math.nan)
-    work, traffic = flops(case), traffic_bytes(case)
+    work, traffic = case.flops(), case.traffic_bytes()
     least = settings.ceilings.least_seconds(work, traffic) if settings.ceilings else math.nan
     return Row(
         library=contender.name,
         version=contender.version(),
         implementation="" if status.startswith("unsupported") else contender.implementation(case),
-        device=case.device,
         gpu=settings.gpu,
-        threads=case.threads,
-        operation=case.operation,
-        dtype=case.dtype,
-        mask=case.mask,
-        layout=case.layout,
-        **dataclasses.asdict(case.shape),
+        case=case,
         median_us=median * 1e6,
         best_us=best * 1e6,
         gflops=work / median / 1e9,
@@ -209,24 +164,3 @@ def _row(
         rel_l2_err=accuracy.rel_l2_err,
         status=status,
     )
-
-
-CSV_COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
-
-
-class CsvFile:
-    """Writes rows as they come, so that an interrupted run keeps what it has measured."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.DictWriter(self._file, CSV_COLUMNS)
-        self._writer.writeheader()
-
-    def write(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            values: dict[str, Any] = dataclasses.asdict(row)
-            self._writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in values.items()})
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()

@@ -1,13 +1,14 @@
-"""What is measured: shapes, cases (a shape with dtype, mask and pass), their work, and the default grid.
+"""What is measured: shapes, cases (a shape with dtype, mask, pass and options), their work, and the default grid.
 
 Pure values and arithmetic; nothing here imports a tensor library.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Mask = Literal["none", "causal"]
 Pass = Literal["forward", "backward"]
@@ -90,24 +91,72 @@ class Case:
     layout: Layout = "bshd"
     threads: int = 1
     device: str = "cpu"  # or a kind of GPU, "cuda" or "hip"
+    window_left: int = -1
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    lengths: tuple[int, ...] = ()  # of packed sequences; the shape has their number and the longest, twice
 
     @property
     def torch_device(self) -> str:
         """What torch calls the device: AMD's GPUs too are "cuda"."""
         return "cpu" if self.device == "cpu" else "cuda"
 
+    @property
+    def rows_q(self) -> int:
+        """Queries of one head in all sequences."""
+        return sum(self.lengths) or self.shape.batch_size * self.shape.seqlen_q
+
+    @property
+    def rows_k(self) -> int:
+        """Keys of one head in all sequences."""
+        return sum(self.lengths) or self.shape.batch_size * self.shape.seqlen_k
+
     def __str__(self) -> str:
         return f"{self.operation} {self.shape} {self.dtype} {self.mask}"
+
+    def flops(self) -> float:
+        """Multiplications and additions of the visible work: 4 * pairs * head_dim a head, 2.5 times that backward."""
+        forward = 4.0 * self.shape.num_heads_q * pairs_of(self) * self.shape.head_dim
+        return forward if self.operation == "forward" else BACKWARD_TO_FORWARD * forward
+
+    def traffic_bytes(self) -> int:
+        """Bytes that must move at least: each input read once and each output written once.
+
+        forward: q, k, v; out. backward: q, k, v, out, dout; dq, dk, dv. The fp32 LSE counts once in either.
+        """
+        shape, element = self.shape, BYTES_PER_ELEMENT[self.dtype]
+        query_like = self.rows_q * shape.num_heads_q * shape.head_dim * element
+        key_like = self.rows_k * shape.num_heads_k * shape.head_dim * element
+        times = 2 if self.operation == "forward" else 4
+        return times * (query_like + key_like) + 4 * self.rows_q * shape.num_heads_q
+
+    def columns(self) -> dict[str, Any]:
+        """Of a row that is measured."""
+        which = ("threads", "operation", "dtype", "mask", "layout")
+        return {**{name: getattr(self, name) for name in which}, **dataclasses.asdict(self.shape)}
 
 
 def problem_text(case: Case) -> str:
     """The case as one line that `tilewise explain` and `tilewise bench` read."""
     shape = case.shape
-    return (
-        f"attention_{case.operation} device={case.device} dtype={case.dtype} layout={case.layout}"
-        f" batch_size={shape.batch_size} seqlen_q={shape.seqlen_q} seqlen_k={shape.seqlen_k}"
+    if case.lengths:
+        rows = (
+            f"layout=thd batch_size={shape.batch_size} max_seqlen_q={shape.seqlen_q} max_seqlen_k={shape.seqlen_k}"
+            f" total_q={case.rows_q} total_k={case.rows_k}"
+        )
+    else:
+        rows = f"layout={case.layout} batch_size={shape.batch_size} seqlen_q={shape.seqlen_q} seqlen_k={shape.seqlen_k}"
+    text = (
+        f"attention_{case.operation} device={case.device} dtype={case.dtype} {rows}"
         f" num_heads_q={shape.num_heads_q} num_heads_k={shape.num_heads_k} head_dim={shape.head_dim} mask={case.mask}"
     )
+    if case.window_left >= 0:
+        text += f" window_left={case.window_left}"
+    if case.softcap:
+        text += f" softcap={case.softcap}"
+    if case.dropout_p:
+        text += f" dropout_p={case.dropout_p} seed_tensor=1"
+    return text
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask) -> int:
@@ -119,27 +168,16 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, mask: Mask) -> int:
     return seqlen_q * (seqlen_k - seqlen_q) + seqlen_q * (seqlen_q + 1) // 2
 
 
-def flops(case: Case) -> float:
-    """Multiplications and additions of the visible work: 4 * pairs * head_dim a head, 2.5 times that backward."""
+def pairs_of(case: Case) -> int:
+    """Visible pairs of one head, in all sequences. A window is counted for as many queries as keys."""
     shape = case.shape
+    if case.lengths:
+        return sum(visible_pairs(length, length, case.mask) for length in case.lengths)
     pairs = visible_pairs(shape.seqlen_q, shape.seqlen_k, case.mask)
-    forward = 4.0 * shape.batch_size * shape.num_heads_q * pairs * shape.head_dim
-    return forward if case.operation == "forward" else BACKWARD_TO_FORWARD * forward
-
-
-def traffic_bytes(case: Case) -> int:
-    """Bytes that must move at least: each input read once and each output written once.
-
-    forward: q, k, v; out. backward: q, k, v, out, dout; dq, dk, dv. The fp32 LSE counts once in either.
-    """
-    shape = case.shape
-    element = BYTES_PER_ELEMENT[case.dtype]
-    query_like = shape.batch_size * shape.seqlen_q * shape.num_heads_q * shape.head_dim * element
-    key_like = shape.batch_size * shape.seqlen_k * shape.num_heads_k * shape.head_dim * element
-    lse = shape.batch_size * shape.seqlen_q * shape.num_heads_q * 4
-    if case.operation == "forward":
-        return 2 * query_like + 2 * key_like + lse
-    return 4 * query_like + 4 * key_like + lse
+    if case.window_left >= 0:
+        hidden = max(0, shape.seqlen_q - case.window_left - 1)  # queries with keys beyond the window's reach
+        pairs -= hidden * (hidden + 1) // 2
+    return shape.batch_size * pairs
 
 
 def default_grid() -> list[Shape]:

@@ -6,17 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tilewise.bench.runner import Row, ratio
-from tilewise.bench.shapes import Shape
+from tilewise.bench.rows import Row, ratio
 from tilewise.bench.timing import geometric_mean
 
 _ANY_WIDTH = 1000
 _RATIO = "ratio: time of the other library / time of tilewise"
-
-
-def shape_of(row: Row) -> Shape:
-    """The shape of the row's case."""
-    return Shape(row.batch_size, row.seqlen_q, row.seqlen_k, row.num_heads_q, row.num_heads_k, row.head_dim)
 
 
 def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
@@ -25,7 +19,7 @@ def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
     from rich.measure import Measurement
     from rich.table import Table
 
-    on_gpu = all(row.device != "cpu" for rows in measured for row in rows)
+    on_gpu = all(row.case.device != "cpu" for rows in measured for row in rows)
     with_ceiling = any(math.isfinite(row.of_ceiling) for rows in measured for row in rows)
     caption = _RATIO + "; of ceiling: least time that the arithmetic or the traffic takes / time" * with_ceiling
     table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False, padding=(0, 1, 0, 0))
@@ -39,8 +33,8 @@ def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for rows in measured:
         for index, row in enumerate(rows):
-            threads = () if on_gpu else (str(row.threads),)
-            case = (str(shape_of(row)), row.dtype, row.mask, *threads)
+            threads = () if on_gpu else (str(row.case.threads),)
+            case = (str(row.case.shape), row.case.dtype, row.case.mask, *threads)
             rate = row.gflops / 1e3 if on_gpu else row.gflops
             share = (_percent(row.of_ceiling),) if with_ceiling else ()
             table.add_row(
@@ -64,8 +58,8 @@ def print_summary(console: Any, measured: Sequence[Sequence[Row]]) -> None:
         for row in rows:
             relative = ratio(rows, row.library)
             if row.library != "tilewise" and math.isfinite(relative):
-                groups.setdefault((row.library, row.dtype, row.threads, row.mask), []).append(relative)
-    on_gpu = all(row.device != "cpu" for rows in measured for row in rows)
+                groups.setdefault((row.library, row.case.dtype, row.case.threads, row.case.mask), []).append(relative)
+    on_gpu = all(row.case.device != "cpu" for rows in measured for row in rows)
     for (library, dtype, threads, mask), ratios in groups.items():
         on_threads = "" if on_gpu else f" threads={threads}"
         console.print(

@@ -37,6 +37,10 @@ class Timing:
     def best(self) -> float:
         return min(self.samples)
 
+    def divided_by(self, calls: int) -> Timing:
+        """Of one call, where each sample is of that many."""
+        return self if calls == 1 else Timing(tuple(sample / calls for sample in self.samples))
+
 
 def measure(
     calls: Mapping[str, Callable[[], object]], min_time: float = 0.2, num_samples: int = 5

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import report
+import cpu_report
 from command_line import (
     BUILDS,
     DOCS,
@@ -37,6 +37,7 @@ from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.ceilings import CpuCeilings, find_program, measure_cpu_ceilings
 from tilewise.bench.contenders import Tilewise, Torch
 from tilewise.bench.machine import describe_machine
+from tilewise.bench.markdown import label
 from tilewise.bench.rows import Row, ratio
 from tilewise.bench.runner import Settings, run_case
 from tilewise.bench.shapes import Case, Mask, Pass, Shape
@@ -61,16 +62,16 @@ def main() -> int:
     else:
         results = measure_all(options)
         write_results(options.json, results)
-    print(report.text(results))
+    print(cpu_report.text(results))
     if options.from_json is None:
         print(f"\nwritten: {options.json}")
     if options.write_docs:
-        report.plot(results, options.plot)
-        report.write_section(DOCS, results, options.plot)
+        cpu_report.plot(results, options.plot)
+        cpu_report.write_section(DOCS, results, options.plot)
         print(f"written: {DOCS}, {options.plot}")
     failures = [row for row in results["rows"] + results["decode"] if row["status"] != "ok"]
     for row in failures:
-        print(f"{row['library']}: {report.label(row)}: {row['status']}", file=sys.stderr)
+        print(f"{row['library']}: {label(row)}: {row['status']}", file=sys.stderr)
     return EXIT_FAILURE if failures else EXIT_OK
 
 
@@ -132,7 +133,7 @@ def decode_case(dtype: str, threads: int) -> Case:
 
 
 def case_label(case: Case) -> str:
-    return report.label(case.columns())
+    return label(case.columns())
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def show(rows: list[Row]) -> list[Row]:
     speeds = ", ".join(f"{row.library} {row.median_us:.0f} us {row.gflops:.1f} GFLOP/s" for row in rows)
     best = {row.library: row.best_us for row in rows}
     ratios = f"ratio {ratio(rows, 'torch'):.2f}, of best samples {best['torch'] / best['tilewise']:.2f}"
-    print(f"{report.label(rows[0].columns())}: {speeds}, {ratios}", file=sys.stderr, flush=True)
+    print(f"{label(rows[0].columns())}: {speeds}, {ratios}", file=sys.stderr, flush=True)
     return rows
 
 

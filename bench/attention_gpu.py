@@ -49,7 +49,6 @@ from gpu_cases import (
     option_cases,
 )
 from overhead_gpu import measure_overhead
-from report import ratio_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.argument_types import integer, list_of, one_of, seconds
@@ -62,6 +61,7 @@ from tilewise.bench.gpu import gpu_kind
 from tilewise.bench.gpu_contenders import TorchFlash
 from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.machine import describe_gpu
+from tilewise.bench.markdown import ratio_of
 from tilewise.bench.rows import Row
 from tilewise.bench.runner import Settings, run_on
 from tilewise.bench.shapes import Case, Pass

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from command_line import DOCS, EXIT_OK, PASSES, published_command
 from estimate_cases import Job, cpu_jobs, gpu_jobs
-from report import replace_section, table
 
 from tilewise.bench.argument_types import integer, list_of, one_of, regex, seconds
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.gpu import gpu_name
 from tilewise.bench.machine import describe_machine
+from tilewise.bench.markdown import replace_section, table
 from tilewise.bench.timing import geometric_mean
 
 END_OF_MACHINES = "<!-- estimates.py adds new machines above this line -->"

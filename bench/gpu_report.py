@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from report import distinct, group_by_label, ratio_of, replace_section, table
-
+from tilewise.bench.markdown import distinct, group_by_label, ratio_of, replace_section, table
 from tilewise.bench.timing import geometric_mean
 
 Json = dict[str, Any]

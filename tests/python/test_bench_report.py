@@ -39,7 +39,7 @@ def sample_results():
 
 
 def test_report(bench_module):
-    text = bench_module("report").text(sample_results())
+    text = bench_module("cpu_report").text(sample_results())
     assert cells(text, "forward", "bf16", "1")[3:] == ["2.00", "1.00", "d128 s256 causal t1", "60 GFLOP/s", "60%"]
     assert cells(text, "bf16", "1")[2:] == ["5", "10.0", "50%", "50", "10.0"]
     assert cells(text, "128", "4096", "full")[-1] == "4.00"
@@ -48,12 +48,12 @@ def test_report(bench_module):
 def test_report_leaves_failed_cases_out_of_the_means(bench_module):
     results = sample_results()
     results["rows"][2]["status"] = "failed: wrong"
-    text = bench_module("report").text(results)
+    text = bench_module("cpu_report").text(results)
     assert cells(text, "forward", "bf16", "1")[3] == "4.00"
 
 
 def test_section_is_replaced_and_others_stay(bench_module, tmp_path):
-    report = bench_module("report")
+    report = bench_module("cpu_report")
     docs = tmp_path / "benchmarks.md"
     docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
     first, second = sample_results(), sample_results()
@@ -72,7 +72,7 @@ def test_section_is_replaced_and_others_stay(bench_module, tmp_path):
 def test_plot(bench_module, tmp_path):
     pytest.importorskip("matplotlib")
     file = tmp_path / "plot.png"
-    bench_module("report").plot(sample_results(), file)
+    bench_module("cpu_report").plot(sample_results(), file)
     assert file.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -5,28 +5,17 @@ Works from the JSON alone, so that a run on another machine can be reported here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
+from tilewise.bench.markdown import distinct, group_by_label, mask_name, ratio_of, replace_section, table
 from tilewise.bench.timing import geometric_mean
 
 Json = dict[str, Any]
 
 PEAK_POINT = (128, 4096, "none")  # head_dim, seqlen, mask of "fraction of the peak"
 END_OF_MACHINES = "<!-- attention_cpu.py adds new machines above this line -->"
-
-
-def label(row: Json) -> str:
-    """A case in one line, what --filter matches: "forward bf16 d128 s4096 causal t1". The GPU's rows hold theirs."""
-    if "label" in row:
-        return str(row["label"])
-    seqlen = f"s{row['seqlen_q']}" if row["seqlen_q"] == row["seqlen_k"] else f"s{row['seqlen_q']}/{row['seqlen_k']}"
-    return f"{row['operation']} {row['dtype']} d{row['head_dim']} {seqlen} {mask_name(row)} t{row['threads']}"
-
-
-def mask_name(row: Json) -> str:
-    return "full" if row["mask"] == "none" else str(row["mask"])
 
 
 def text(results: Json) -> str:
@@ -117,12 +106,6 @@ def ratios_by_label(rows: Sequence[Json]) -> dict[str, float]:
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
-def ratio_of(rows: Iterable[Json]) -> Optional[float]:
-    """How many times faster Tilewise is than torch in one case; None where not both were right."""
-    times = {row["library"]: row["median_us"] for row in rows if row["status"] == "ok"}
-    return times["torch"] / times["tilewise"] if len(times) == 2 else None
-
-
 def decode_intro(row: Json) -> str:
     return (
         f"One decode step: {row['seqlen_q']} query, {row['num_heads_q']} query heads on {row['num_heads_k']} key heads,"
@@ -170,56 +153,11 @@ def grid_table(rows: Sequence[Json]) -> str:
     return table(header, [[*case, *cells] for case, cells in lines.items()])
 
 
-def group_by_label(rows: Iterable[Json]) -> dict[str, dict[str, Json]]:
-    """{"tilewise": row, "torch": row} of every case, in their order."""
-    groups: dict[str, dict[str, Json]] = {}
-    for row in rows:
-        groups.setdefault(label(row), {})[row["library"]] = row
-    return groups
-
-
-def distinct(rows: Sequence[Json], key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up in plain text too; cells that aren't names go right."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    right = [all(row[column][:1].isdigit() or row[column] == "-" for row in rows) for column in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(cells, widths, right))
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|" + "|".join("-" * (w + 1) + (":" if r else "-") for w, r in zip(widths, right)) + "|"
-    return "\n".join([line(header), rule, *(line(row) for row in rows)])
-
-
 def write_section(docs: Path, results: Json, plot_file: Path) -> None:
     """Replaces the section of this machine in `docs`, or adds it after the others."""
     name = results["machine"]["name"]
     picture = f"![Forward and backward speed beside torch on {name}]({plot_file.name})"
     replace_section(docs, name, f"### {name}\n\n{text(results)}\n\n{picture}", END_OF_MACHINES)
-
-
-def replace_section(docs: Path, key: str, body: str, end_of_sections: str) -> None:
-    """Puts `body` in the place of the section between the marks of `key`, or before the line `end_of_sections`.
-
-    Raises ValueError where `docs` has neither.
-    """
-    begin, end = f"<!-- begin {key} -->", f"<!-- end {key} -->"
-    section = f"{begin}\n{body}\n{end}"
-    document = docs.read_text(encoding="utf-8")
-    if begin in document:
-        before, _, rest = document.partition(begin)
-        _, _, after = rest.partition(end)
-        document = before + section + after
-    else:
-        before, marker, after = document.partition(end_of_sections)
-        if not marker:
-            raise ValueError(f"{docs}: must contain the line {end_of_sections!r}")
-        document = f"{before}{section}\n\n{marker}{after}"
-    docs.write_text(document, encoding="utf-8")
 
 
 def plot(results: Json, file: Path) -> None:

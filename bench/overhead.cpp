@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ceilings/timing.hpp"
 #include "overhead_report.hpp"
 #include "tilewise/attention.hpp"
 
@@ -20,7 +21,7 @@ constexpr std::size_t kHeadDim = 8;
 /// The median over samples of the mean time of one call, in nanoseconds.
 template <typename Call>
 double median_ns(Call&& call) {
-  return tilewise::bench::median_ns(kSamples, kCallsPerSample, call, [] {});
+  return tilewise::tools::median_ns(kSamples, kCallsPerSample, call, [] {});
 }
 
 Measured measure(tilewise::DType dtype) {

@@ -1,6 +1,5 @@
 // What one planned call on a GPU costs the host, in C++: a tiny problem by a ready plan and by the short way,
 // forward and backward, and what a plan costs, known or new, whose kernel is loaded.
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ceilings/timing.hpp"
 #include "core/device.hpp"
 #include "core/device_memory.hpp"
 #include "overhead_report.hpp"
@@ -61,17 +61,17 @@ void short_way(const Arguments& arguments) {
 /// Nanoseconds of plan() for problems that differ from any before in their seqlen alone, so that their kernel is the
 /// one that the first plans have loaded.
 double new_plan_ns(tilewise::Problem problem) {
-  using Clock = std::chrono::steady_clock;
+  using tilewise::tools::Clock;
   std::vector<double> samples;
   problem.num_heads_q = problem.num_heads_k = kManyHeads;
   for (int i = 0; i < kWarmUpPlans + kNewPlans; ++i) {
     problem.seqlen_q = problem.seqlen_k = kManyRows + i * kSeqlenStep;
     const Clock::time_point start = Clock::now();
     const tilewise::Plan plan = tilewise::plan(problem);
-    const double ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+    const double ns = 1e9 * tilewise::tools::seconds_since(start);
     if (i >= kWarmUpPlans) samples.push_back(ns);
   }
-  return tilewise::bench::median(std::move(samples));
+  return tilewise::tools::median(std::move(samples));
 }
 
 template <typename Arguments>
@@ -81,7 +81,7 @@ Measured measure(const Arguments& arguments, Tensors& tensors, tilewise::Device 
   const tilewise::Plan plan = tilewise::plan(problem);
   void* workspace = tensors.workspace(plan.workspace_size());
   const auto wait = [device] { tilewise::core::device_system(device.type)->synchronize(device.index, nullptr); };
-  const auto time = [&wait](auto&& call) { return tilewise::bench::median_ns(kSamples, kCallsPerSample, call, wait); };
+  const auto time = [&wait](auto&& call) { return tilewise::tools::median_ns(kSamples, kCallsPerSample, call, wait); };
   Measured measured{tilewise::to_string(problem),
                     std::string(plan.implementation()),
                     {{"run(plan, arguments, workspace)", time([&] { tilewise::run(plan, arguments, workspace); })},

@@ -1,15 +1,12 @@
-// What the programs that measure a call's cost share: the median over samples, and how results are printed.
+// What the programs that measure a call's cost share: how results are printed. tools/ceilings/timing.hpp takes the
+// times.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace tilewise::bench {
@@ -23,28 +20,6 @@ struct Measured {
   std::string problem, implementation;
   std::vector<Line> lines;
 };
-
-inline double median(std::vector<double> samples) {
-  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), middle, samples.end());
-  return *middle;
-}
-
-/// The median over `samples` of the mean time of one of `calls` calls, in nanoseconds. `settle` runs before each
-/// sample, untimed; the first sample is a warm-up.
-template <typename Call, typename Settle>
-double median_ns(int samples, int calls, Call&& call, Settle&& settle) {
-  using Clock = std::chrono::steady_clock;
-  std::vector<double> taken;
-  for (int sample = -1; sample < samples; ++sample) {
-    settle();
-    const Clock::time_point start = Clock::now();
-    for (int i = 0; i < calls; ++i) call();
-    const double ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / calls;
-    if (sample >= 0) taken.push_back(ns);
-  }
-  return median(std::move(taken));
-}
 
 inline void print_text(const Measured& measured) {
   std::printf("%s\n  by %s\n", measured.problem.c_str(), measured.implementation.c_str());

@@ -1,7 +1,6 @@
 // `tilewise bench`: time, GFLOP/s, GB/s, and the fraction of this machine's ceiling, which is
 // measured in the same run. On the CPU alone: python -m tilewise.bench times GPUs, by their events.
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -9,9 +8,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ceilings/ceilings.hpp"
+#include "ceilings/timing.hpp"
 #include "commands.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
@@ -23,7 +24,6 @@
 namespace tilewise::tools {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Json = nlohmann::ordered_json;
 
 struct Options {
@@ -54,8 +54,6 @@ std::vector<std::string> default_problems() {
   return problems;
 }
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 /// Times single calls until `min_time` is spent, and at least one, after one that warms caches and the
 /// thread pool up. Calls too short for the clock are timed in groups.
 Result measure(const Problem& problem, const Options& options) {
@@ -78,9 +76,8 @@ Result measure(const Problem& problem, const Options& options) {
     samples.push_back(elapsed / static_cast<double>(group));
     result.runs += group;
   } while (samples.empty() || seconds_since(begin) < options.min_time);
-  std::ranges::sort(samples);
-  result.median_seconds = samples[samples.size() / 2];
-  result.best_seconds = samples.front();
+  result.best_seconds = std::ranges::min(samples);
+  result.median_seconds = median(std::move(samples));
   return result;
 }
 

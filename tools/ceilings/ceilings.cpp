@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <barrier>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -17,20 +16,16 @@
 #include <vector>
 
 #include "ceilings/loops.hpp"
+#include "ceilings/timing.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::tools {
 namespace {
 
 using backends::cpu::Isa;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kTries = 5;
 constexpr std::size_t kMinReadBytes = std::size_t{256} << 20, kMaxReadBytes = std::size_t{1} << 30;
-
-double seconds_between(Clock::time_point start, Clock::time_point stop) {
-  return std::chrono::duration<double>(stop - start).count();
-}
 
 /// Runs work(thread) on every thread at once, kTries times after one warm-up, and returns the
 /// shortest time from the first start to the last end.
@@ -69,7 +64,7 @@ std::int64_t iterations_for(const RateLoop& loop, double seconds) {
   for (;;) {
     const Clock::time_point start = Clock::now();
     loop.run(iterations);
-    const double elapsed = seconds_between(start, Clock::now());
+    const double elapsed = seconds_since(start);
     if (elapsed > seconds / 8)
       return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(iterations) * seconds / elapsed));
     iterations *= 4;

@@ -9,7 +9,7 @@ import pytest
 import torch
 from bench_support import CSV_COLUMNS
 
-from tilewise.bench.gpu import CacheFlush, gpu_kind, gpu_name, l2_bytes
+from tilewise.bench.gpu import CacheFlush, gpu_kind, gpu_name, l2_bytes, refusal
 from tilewise.bench.gpu_contenders import TORCH_BACKENDS
 from tilewise.bench.reference import REL_L2_LIMITS
 
@@ -62,3 +62,19 @@ def test_flush_reads_more_than_the_cache_holds():
     assert flush._buffer.nbytes > 2 * l2_bytes("cuda") > 0
     flush()
     assert flush._sum.item() == 0.0
+
+
+def test_kv_cache_end_to_end(tmp_path):
+    file = tmp_path / "out.csv"
+    options = ["--operation", "kv_cache", "--shapes", "2x1/128x8/2x64", "--min-time", "0.001", "--csv", str(file)]
+    done = run_bench(*options)
+    if reason := refusal(gpu_kind(), "bf16", "kv_cache_attention seqlen_q=1 head_dim=64 capacity=64"):
+        assert done.returncode == 2
+        assert reason in done.stderr
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    with file.open(newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["library"] == "tilewise"]
+    assert len(rows) == 3 * 3 * 2  # caches, page sizes, appending
+    assert {row["status"] for row in rows} == {"ok"}
+    assert all(float(row["tokens_per_s"]) > 0 for row in rows)

@@ -24,6 +24,7 @@ def fake_libraries(monkeypatch):
 @pytest.fixture
 def cpu_as_cuda(monkeypatch):
     """The benchmark's cases of "cuda" get tensors of the CPU: everything but the device itself is as on a GPU."""
-    monkeypatch.setattr("tilewise.bench.shapes.Case.torch_device", "cpu")
+    for case in ("shapes.Case", "kv_cache_cases.KvCase"):
+        monkeypatch.setattr(f"tilewise.bench.{case}.torch_device", "cpu")
     yield
     importlib.import_module("tilewise").set_num_threads(0)

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tilewise
 from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.contenders import CPU_RIVALS, RIVALS
 from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
+from tilewise.bench.kv_cache_cases import APPENDS, CACHES, PAGE_SIZES, KvCase, KvShape, default_shapes
 from tilewise.bench.rows import CsvFile
-from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid, problem_text
+from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid
 
+OPERATIONS = ("attention", "kv_cache")
 DEVICES = ("cpu", "cuda")
 GPU_DTYPES = ["bf16", "f16"]
+_KV_PROBLEM = "kv_cache_attention seqlen_q=1 head_dim=64 capacity=64"
+# Of options that belong to one operation, the defaults; the other one refuses them.
+_ATTENTION_ONLY = {"dtypes": None, "masks": None, "layout": None, "backward": False}
+_KV_CACHE_ONLY = {"caches": CACHES, "page_sizes": PAGE_SIZES, "appends": APPENDS}
 
 
 def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespace:
     """The options, all checked; leaves the program with status 2 where one is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tilewise.bench", description=description)
     _add_what(parser)
+    _add_kv_cache(parser)
     _add_how(parser)
     options = parser.parse_args(arguments)
+    _settle_operation(parser, options)
     if options.backward and not has_torch():
         parser.error("argument --backward: needs torch's autograd (torch is not installed)")
     if options.device == "cpu":
@@ -53,10 +62,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shapes",
-        type=list_of(Shape.parse),
-        default=default_grid(),
         metavar="SHAPES",
-        help="comma-separated BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (default: a grid of 27)",
+        help="comma-separated BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (default: a grid of 27); of a KV cache"
+        " SEQLEN_K keys, those appended among them, and a last /HEAD_DIM_V where values are columns of the keys",
     )
     parser.add_argument(
         "--dtypes",
@@ -68,12 +76,40 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--masks",
         type=list_of(one_of(MASKS)),
-        default=list(MASKS),
         metavar="MASKS",
         help="comma-separated, of none, causal (default: both)",
     )
-    parser.add_argument("--layout", type=one_of(LAYOUTS), default="bshd", help="memory layout: bshd (default) or bhsd")
+    parser.add_argument("--layout", type=one_of(LAYOUTS), help="memory layout: bshd (default) or bhsd")
     parser.add_argument("--backward", action="store_true", help="time the backward pass instead of the forward one")
+
+
+def _add_kv_cache(parser: argparse.ArgumentParser) -> None:
+    """What the KV cache step is measured with, beside shapes."""
+    parser.add_argument(
+        "--operation",
+        type=one_of(OPERATIONS),
+        default="attention",
+        help="attention (default), or kv_cache: the KV cache step, in bf16",
+    )
+    parser.add_argument(
+        "--caches",
+        type=list_of(one_of(CACHES)),
+        metavar="CACHES",
+        help=f"of kv_cache: what caches hold, of {', '.join(CACHES)}, whose scales are for each head or for each token"
+        " and head (default: all)",
+    )
+    parser.add_argument(
+        "--page-sizes",
+        type=list_of(integer(0)),
+        metavar="SIZES",
+        help="of kv_cache: 0 is a contiguous cache (default: 0,16,256)",
+    )
+    parser.add_argument(
+        "--appends",
+        type=list_of(one_of(APPENDS)),
+        metavar="WORDS",
+        help="of kv_cache: whether the queries' own keys are appended by the call, of no, yes (default: both)",
+    )
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
@@ -102,10 +138,34 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", metavar="FILE", help="also write every measurement as CSV")
 
 
+def _settle_operation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses options of the other operation, and fills the defaults in."""
+    on_cache = options.operation == "kv_cache"
+    for name, unset in (_ATTENTION_ONLY if on_cache else dict.fromkeys(_KV_CACHE_ONLY)).items():
+        if (given := getattr(options, name)) != unset:
+            flag = "--" + name.replace("_", "-")
+            parser.error(f"argument {flag}: must be left out with --operation {options.operation} (got {given!r})")
+    if on_cache and not has_torch():
+        parser.error("argument --operation: kv_cache needs torch (torch is not installed)")
+    if on_cache and (other := set(options.compare) - set(RIVALS)):
+        parser.error(
+            f"argument --compare: must be of {', '.join(RIVALS)} with --operation kv_cache (got {', '.join(other)!r})"
+        )
+    for name, default in (_KV_CACHE_ONLY if on_cache else {"masks": MASKS}).items():
+        setattr(options, name, getattr(options, name) or list(default))
+    options.layout = options.layout or "bshd"
+    defaults = (lambda: default_shapes(options.device)) if on_cache else default_grid
+    parse_shapes: Callable[[str], list[Any]] = list_of(KvShape.parse if on_cache else Shape.parse)
+    try:
+        options.shapes = defaults() if options.shapes is None else parse_shapes(options.shapes)
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --shapes: {error}")
+
+
 def _settle_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Refuses what there is no GPU for, and fills the defaults in. `options.device` becomes Tilewise's name for it."""
-    kind = gpu_kind()
-    if reason := refusal(kind):
+    kind, on_cache = gpu_kind(), options.operation == "kv_cache"
+    if reason := refusal(kind, "bf16", _KV_PROBLEM) if on_cache else refusal(kind):
         parser.error(
             f"argument --device: must be cpu where there is no GPU to measure on (got {options.device!r}: {reason})"
         )
@@ -116,7 +176,7 @@ def _settle_gpu(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
         if name not in RIVALS:
             parser.error(f"argument --compare: must be of {', '.join(RIVALS)} with --device cuda (got {name!r})")
     options.dtypes = options.dtypes or list(GPU_DTYPES)
-    for dtype in options.dtypes:
+    for dtype in options.dtypes if not on_cache else ():
         if reason := refusal(kind, dtype):
             parser.error(f"argument --dtypes: must be of those that run on the GPU (got {dtype!r}: {reason})")
 
@@ -127,7 +187,7 @@ def _check_cases(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     for case in cases_of(options):
         shape = str(case.shape)
         try:
-            tilewise.explain(problem_text(case))
+            tilewise.explain(case.problem_text())
         except (ValueError, NotImplementedError) as error:
             parser.error(f"argument --shapes: must be of sizes that Tilewise takes (got {shape!r}: {error})")
         if (needed := case.traffic_bytes()) > memory:
@@ -141,8 +201,17 @@ def _cpu_dtypes() -> list[str]:
     return ["bf16", "f32"] if has_torch() else ["f32", "f16"]
 
 
-def cases_of(options: argparse.Namespace) -> list[Case]:
-    """Everything that is to be measured, in this order."""
+def cases_of(options: argparse.Namespace) -> list[Any]:
+    """Everything that is to be measured, in this order: cases of one operation."""
+    if options.operation == "kv_cache":
+        return [
+            KvCase(shape, cache, page_size, append == "yes", threads, options.device)
+            for threads in options.threads
+            for shape in options.shapes
+            for append in options.appends
+            for cache in options.caches
+            for page_size in options.page_sizes
+        ]
     return [
         Case(shape, dtype, mask, "backward" if options.backward else "forward", options.layout, threads, options.device)
         for threads in options.threads

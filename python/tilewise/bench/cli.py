@@ -11,23 +11,26 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tilewise.bench.arguments import cases_of, parse
 from tilewise.bench.ceilings import measure_gpu_ceilings
 from tilewise.bench.compile_ahead import compile_all
-from tilewise.bench.contenders import Contender, Tilewise, make_rival
+from tilewise.bench.contenders import CaseT, Contender, InputsT, Tilewise, make_rival
 from tilewise.bench.gpu import gpu_name
 from tilewise.bench.gpu_contenders import make_gpu_rival
-from tilewise.bench.inputs import Inputs
+from tilewise.bench.kv_cache_contenders import KvTilewise, make_kv_rival
 from tilewise.bench.progress import Step, progress_bar
-from tilewise.bench.rows import Row
-from tilewise.bench.runner import Settings, gpu_settings, run_case
+from tilewise.bench.rows import AnyCase, Row
+from tilewise.bench.runner import Settings, gpu_settings, run_case, run_kv_case
 from tilewise.bench.shapes import Case
 from tilewise.bench.tables import print_summary, print_table
 
 EXIT_OK, EXIT_FAILURE = 0, 1  # argparse exits with 2 for usage
+
+OnStep = Callable[[str], object]  # hears what is being done
+Run = Callable[[AnyCase, OnStep], list[Row]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,14 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("tilewise.bench: needs rich (pip install rich)", file=sys.stderr)
         return EXIT_FAILURE
     console, messages = Console(), Console(stderr=True)
-    tilewise = Tilewise()
-    contenders = [tilewise, *_rivals(options, messages)]
     cases = cases_of(options)
     settings = Settings(min_time=options.min_time, accuracy=not options.no_accuracy, seed=options.seed)
     if options.device != "cpu":
         settings = _on_gpu(settings, console, messages)
-        compile_kernels(tilewise, cases, messages)
-    measured = measure_all(cases, contenders, settings, options.csv, messages)
+    measured = measure_all(cases, _runner(options, cases, settings, messages), options.csv, messages)
     print_table(console, measured)
     print_summary(console, measured)
     for row in (row for rows in measured for row in rows if not row.ok):
@@ -54,17 +54,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_FAILURE if any(row.failed for rows in measured for row in rows) else EXIT_OK
 
 
-def _rivals(options: argparse.Namespace, messages: Any) -> list[Contender[Case, Inputs]]:
-    """Those asked for that can be measured; the others are told."""
-    rivals: list[Contender[Case, Inputs]] = []
-    for name in options.compare:
-        rival = make_rival(name) if options.device == "cpu" else make_gpu_rival(name)
-        reason = rival.missing()
-        if reason:
+def _runner(options: argparse.Namespace, cases: Sequence[Any], settings: Settings, messages: Any) -> Run:
+    """What runs a case of the operation, on the libraries that are installed."""
+    if options.operation == "kv_cache":
+        kv_rivals = _installed((make_kv_rival(name, options.device) for name in options.compare), messages)
+        return functools.partial(_run, run_kv_case, [KvTilewise(), *kv_rivals], settings)
+    tilewise, make = Tilewise(), make_rival if options.device == "cpu" else make_gpu_rival
+    rivals = _installed((make(name) for name in options.compare), messages)
+    if options.device != "cpu":
+        compile_kernels(tilewise, cases, messages)
+    return functools.partial(_run, run_case, [tilewise, *rivals], settings)
+
+
+def _installed(rivals: Iterable[Contender[CaseT, InputsT]], messages: Any) -> list[Contender[CaseT, InputsT]]:
+    """Those that can be measured; the others are told."""
+    found: list[Contender[CaseT, InputsT]] = []
+    for rival in rivals:
+        if reason := rival.missing():
             _say(messages, reason)
         else:
-            rivals.append(rival)
-    return rivals
+            found.append(rival)
+    return found
+
+
+def _run(runner: Any, contenders: Sequence[Any], settings: Settings, case: AnyCase, on_step: OnStep) -> list[Row]:
+    rows: list[Row] = runner(case, contenders, settings, on_step=on_step)
+    return rows
 
 
 def compile_kernels(tilewise: Tilewise, cases: Sequence[Case], messages: Any) -> None:
@@ -98,13 +113,7 @@ def _on_gpu(settings: Settings, console: Any, messages: Any) -> Settings:
     return gpu_settings(dataclasses.replace(settings, ceilings=ceilings, gpu=name))
 
 
-def measure_all(
-    cases: Sequence[Case],
-    contenders: Sequence[Contender[Case, Inputs]],
-    settings: Settings,
-    csv_file: Any,
-    messages: Any,
-) -> list[list[Row]]:
+def measure_all(cases: Sequence[AnyCase], run: Run, csv_file: Any, messages: Any) -> list[list[Row]]:
     """The rows of every case, each written to `csv_file` (None: to none) as soon as it is there."""
     measured: list[list[Row]] = []
     with contextlib.ExitStack() as stack:
@@ -113,7 +122,7 @@ def measure_all(
         step = stack.enter_context(progress_bar(messages, len(cases)))
         for case in cases:
             step(str(case), 0)
-            rows = run_case(case, contenders, settings, on_step=functools.partial(_tell, step, case))
+            rows = run(case, functools.partial(_tell, step, case))
             step(str(case), 1)
             measured.append(rows)
             if csv_file is not None:
@@ -121,7 +130,7 @@ def measure_all(
     return measured
 
 
-def _tell(step: Step, case: Case, doing: str) -> None:
+def _tell(step: Step, case: AnyCase, doing: str) -> None:
     step(f"{case}: {doing}", 0)
 
 

@@ -82,10 +82,6 @@ class OfTilewise(Contender[CaseT, InputsT]):
     def explanation(self, case: CaseT) -> tilewise.Explanation:
         """Every implementation's verdict on the case."""
 
-    @abstractmethod
-    def warm_up(self, case: CaseT) -> None:
-        """Compiles and loads what a case of torch tensors needs."""
-
     def implementation(self, case: CaseT) -> str:
         return self.explanation(case).chosen or ""
 
@@ -104,6 +100,7 @@ class Tilewise(OfTilewise[Case, Inputs]):
         return tilewise.explain(problem_text(case), implementation=self.forced)
 
     def warm_up(self, case: Case) -> None:
+        """Compiles and loads what a case of torch tensors needs."""
         inputs = make_inputs(case, seed=None)
         leaves = (inputs.q, inputs.k, inputs.v)
         if case.operation == "backward":

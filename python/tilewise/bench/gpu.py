@@ -25,12 +25,13 @@ def gpu_kind() -> str:
     return "hip" if torch.version.hip else "cuda"
 
 
-def refusal(kind: str, dtype: str = "bf16") -> str:
+def refusal(kind: str, dtype: str = "bf16", problem: str = "attention_forward seqlen_q=64 head_dim=64") -> str:
     """Why nothing can be measured on such a GPU, in Tilewise's own words or torch's; empty where it can."""
-    rows = tilewise.explain(f"attention_forward device={kind} dtype={dtype} seqlen_q=64 head_dim=64").rows
+    rows = tilewise.explain(f"{problem} device={kind} dtype={dtype}").rows
     if not any(row.accepted for row in rows):
         elsewhere = "the tensors are on"  # of implementations for other devices
-        return "; ".join(f"{row.implementation}: {row.reason}" for row in rows if elsewhere not in row.reason)
+        reasons = [f"{row.implementation}: {row.reason}" for row in rows if elsewhere not in row.reason]
+        return "; ".join(reasons) or f"no implementation of {problem.split()[0]} runs on {kind} devices"
     if not has_torch():
         return "torch is not installed"
     import torch

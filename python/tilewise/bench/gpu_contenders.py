@@ -159,6 +159,21 @@ class FlashAttn(Installed[Case, Inputs]):
         return through_autograd(attention, case.operation, inputs)
 
 
+class Workspace:
+    """What flashinfer's wrappers compute in: one for all of them, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._bytes: Any = None
+
+    def on(self, device: Any) -> Any:
+        """A tensor of bytes."""
+        import torch
+
+        if self._bytes is None:
+            self._bytes = torch.zeros(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        return self._bytes
+
+
 class FlashInfer(Installed[Case, Inputs]):
     """flashinfer's wrappers for a batch: decoding from pages, prefill of sequences of one length.
 
@@ -169,7 +184,7 @@ class FlashInfer(Installed[Case, Inputs]):
     function = "BatchPrefillWithRaggedKVCacheWrapper"
 
     def __init__(self) -> None:
-        self._workspace: Any = None
+        self._workspace = Workspace()
 
     def version(self) -> str:
         return str(getattr(importlib.import_module(self.name), "__version__", "?"))
@@ -187,7 +202,9 @@ class FlashInfer(Installed[Case, Inputs]):
 
     def _prefill(self, case: Case, inputs: Inputs) -> Any:
         shape = case.shape
-        wrapper = importlib.import_module(self.name).BatchPrefillWithRaggedKVCacheWrapper(self._space(inputs), "NHD")
+        wrapper = importlib.import_module(self.name).BatchPrefillWithRaggedKVCacheWrapper(
+            self._workspace.on(inputs.q.device), "NHD"
+        )
         wrapper.plan(
             _starts(shape.batch_size, shape.seqlen_q, inputs),
             _starts(shape.batch_size, shape.seqlen_k, inputs),
@@ -211,7 +228,7 @@ class FlashInfer(Installed[Case, Inputs]):
         shape, device = case.shape, inputs.q.device
         pages = shape.seqlen_k // FLASHINFER_PAGE_SIZE
         wrapper = importlib.import_module(self.name).BatchDecodeWithPagedKVCacheWrapper(
-            self._space(inputs),
+            self._workspace.on(inputs.q.device),
             "NHD",
             use_tensor_cores=shape.num_heads_q // shape.num_heads_k >= FLASHINFER_TENSOR_CORE_GROUP,
         )
@@ -232,13 +249,6 @@ class FlashInfer(Installed[Case, Inputs]):
             return wrapper.run(q.flatten(0, 1), (k.view(paged), v.view(paged))).view(q.shape)
 
         return attention
-
-    def _space(self, inputs: Inputs) -> Any:
-        import torch
-
-        if self._workspace is None:
-            self._workspace = torch.zeros(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.q.device)
-        return self._workspace
 
 
 def _decodes(case: Case) -> bool:

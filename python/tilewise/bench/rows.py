@@ -21,6 +21,19 @@ class AnyCase(Protocol):
     def threads(self) -> int:
         """Of the CPU."""
 
+    @property
+    def tokens(self) -> int:
+        """That a call makes; 0 where they are not what it is about."""
+
+    def cells(self) -> dict[str, str]:
+        """What says in the printed table which case it is."""
+
+    def group(self) -> str:
+        """What cases of one geometric mean have in common."""
+
+    def problem_text(self) -> str:
+        """One line that `tilewise explain` reads."""
+
     def flops(self) -> float:
         """Multiplications and additions that count."""
 
@@ -56,6 +69,11 @@ class Row:
     status: str
 
     @property
+    def tokens_per_s(self) -> float:
+        """NaN where not measured; 0 where tokens are not what the case is about."""
+        return float(self.case.tokens / (self.median_us * 1e-6))
+
+    @property
     def ok(self) -> bool:
         """Measured, and its results are right."""
         return self.status == "ok"
@@ -68,6 +86,7 @@ class Row:
     def columns(self) -> dict[str, Any]:
         """As a row of the CSV file, and of the scripts' JSON."""
         which = ("library", "version", "implementation")
+        tokens = {"tokens_per_s": self.tokens_per_s} if self.case.tokens else {}
         measured = ("median_us", "best_us", "gflops", "gb_per_s", "of_ceiling", "max_abs_err", "rel_l2_err", "status")
         return {
             **{name: getattr(self, name) for name in which},
@@ -75,6 +94,7 @@ class Row:
             "gpu": self.gpu,
             **self.case.columns(),
             **{name: getattr(self, name) for name in measured},
+            **tokens,
         }
 
 

@@ -19,10 +19,15 @@ from tilewise.bench.device_timing import clock_of
 from tilewise.bench.expected import Expected, whole_result
 from tilewise.bench.gpu import CacheFlush
 from tilewise.bench.inputs import Inputs, make_inputs
+from tilewise.bench.kv_cache_cases import KvCase
+from tilewise.bench.kv_cache_inputs import KvInputs, few_sequences, make_kv_inputs
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.rows import AnyCaseT, Row
 from tilewise.bench.shapes import Case
 from tilewise.bench.timing import Timing, measure
+
+KV_BYTES = 2**28  # that steps on a CPU go round over: more than caches hold
+MOST_KV_COPIES = 16
 
 # Times calls by name; what it does before and between them is its own affair.
 Timer = Callable[[Mapping[str, Callable[[], object]]], Mapping[str, Timing]]
@@ -56,6 +61,24 @@ def run_case(
     on_step("reference")
     copies = [make_inputs(case, settings.seed + copy) for copy in range(num_copies)]
     expected = whole_result(case, copies[0]) if settings.accuracy else None
+    return run_on(copies, case, contenders, settings, expected, on_step)
+
+
+def run_kv_case(
+    case: KvCase,
+    contenders: Sequence[Contender[KvCase, KvInputs]],
+    settings: Settings,
+    on_step: Callable[[str], object] = lambda step: None,
+) -> list[Row]:
+    """run_on() on the tensors of one KV cache step, against float64 results of its first and last sequence.
+
+    A processor's cache would hold what a short step reads, so there steps go round over several copies, as they would
+    over a model's layers. On a GPU the timer flushes the cache.
+    """
+    on_step("reference")
+    count = min(MOST_KV_COPIES, -(-KV_BYTES // case.traffic_bytes())) if case.device == "cpu" else 1
+    copies = [make_kv_inputs(case, settings.seed + copy) for copy in range(count)]
+    expected = few_sequences(case, copies[0]) if settings.accuracy else None
     return run_on(copies, case, contenders, settings, expected, on_step)
 
 

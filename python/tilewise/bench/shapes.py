@@ -114,6 +114,23 @@ class Case:
     def __str__(self) -> str:
         return f"{self.operation} {self.shape} {self.dtype} {self.mask}"
 
+    @property
+    def tokens(self) -> int:
+        """Speed is that of the arithmetic here."""
+        return 0
+
+    def cells(self) -> dict[str, str]:
+        """Of the printed table."""
+        return {"shape": str(self.shape), "dtype": self.dtype, "mask": self.mask}
+
+    def group(self) -> str:
+        """Cases of one geometric mean."""
+        return f"{self.dtype} mask={self.mask}"
+
+    def problem_text(self) -> str:
+        """See problem_text()."""
+        return problem_text(self)
+
     def flops(self) -> float:
         """Multiplications and additions of the visible work: 4 * pairs * head_dim a head, 2.5 times that backward."""
         forward = 4.0 * self.shape.num_heads_q * pairs_of(self) * self.shape.head_dim

@@ -23,19 +23,21 @@ def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
     with_ceiling = any(math.isfinite(row.of_ceiling) for rows in measured for row in rows)
     caption = _RATIO + "; of ceiling: least time that the arithmetic or the traffic takes / time" * with_ceiling
     table = Table(box=box.SIMPLE_HEAD, caption=caption, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("shape", "dtype", "mask", *(() if on_gpu else ("threads",))):
+    titles = list(measured[0][0].case.cells()) if measured else []
+    for title in (*titles, *(() if on_gpu else ("threads",))):
         table.add_column(title, no_wrap=True)
     for title in ("library", "kernel"):
         table.add_column(title, no_wrap=True)
     ceiling = ("of ceiling",) if with_ceiling else ()
-    speed = "TFLOP/s" if on_gpu else "GFLOP/s"
+    by_tokens = any(row.case.tokens for rows in measured for row in rows)
+    speed = "tokens/s" if by_tokens else "TFLOP/s" if on_gpu else "GFLOP/s"
     for title in ("median us", speed, "GB/s", *ceiling, "max abs err", "rel L2 err", "ratio"):
         table.add_column(title, justify="right", no_wrap=True)
     for rows in measured:
         for index, row in enumerate(rows):
             threads = () if on_gpu else (str(row.case.threads),)
-            case = (str(row.case.shape), row.case.dtype, row.case.mask, *threads)
-            rate = row.gflops / 1e3 if on_gpu else row.gflops
+            case = (*row.case.cells().values(), *threads)
+            rate = row.tokens_per_s if by_tokens else row.gflops / 1e3 if on_gpu else row.gflops
             share = (_percent(row.of_ceiling),) if with_ceiling else ()
             table.add_row(
                 *(case if index == 0 else ("",) * len(case)),
@@ -52,18 +54,18 @@ def print_table(console: Any, measured: Sequence[Sequence[Row]]) -> None:
 
 
 def print_summary(console: Any, measured: Sequence[Sequence[Row]]) -> None:
-    """How many times as fast Tilewise is, for each library, dtype, number of threads and mask."""
-    groups: dict[tuple[str, str, int, str], list[float]] = {}
+    """How many times as fast Tilewise is, for each library, group of cases and number of threads."""
+    groups: dict[tuple[str, str, int], list[float]] = {}
     for rows in measured:
         for row in rows:
             relative = ratio(rows, row.library)
             if row.library != "tilewise" and math.isfinite(relative):
-                groups.setdefault((row.library, row.case.dtype, row.case.threads, row.case.mask), []).append(relative)
+                groups.setdefault((row.library, row.case.group(), row.case.threads), []).append(relative)
     on_gpu = all(row.case.device != "cpu" for rows in measured for row in rows)
-    for (library, dtype, threads, mask), ratios in groups.items():
+    for (library, group, threads), ratios in groups.items():
         on_threads = "" if on_gpu else f" threads={threads}"
         console.print(
-            f"{library} {dtype} mask={mask}{on_threads}: tilewise is {geometric_mean(ratios):.2f} times as fast"
+            f"{library} {group}{on_threads}: tilewise is {geometric_mean(ratios):.2f} times as fast"
             f" (geometric mean of {len(ratios)}; least {min(ratios):.2f})",
             highlight=False,
             soft_wrap=True,

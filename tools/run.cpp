@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -18,6 +17,7 @@
 #include "operations/attention/names.hpp"
 #include "operations/attention/rules.hpp"
 #include "operations/layout.hpp"
+#include "run_files.hpp"
 #include "run_merge.hpp"
 #include "tilewise/attention.hpp"
 
@@ -161,15 +161,13 @@ Array make_lse(const TensorView& q, Layout layout) {
 
 /// Two results in one file would leave the later one alone.
 void check_outputs_differ(const Options& given) {
-  const auto same_file = [](const std::string& a, const std::string& b) {
-    namespace fs = std::filesystem;
-    if (a == kStandardStream || b == kStandardStream) return a == b;
-    return fs::weakly_canonical(fs::absolute(a)) == fs::weakly_canonical(fs::absolute(b));
+  const auto same = [](const std::string& a, const std::string& b) {
+    return a == kStandardStream || b == kStandardStream ? a == b : same_file(a, b);
   };
   for (std::size_t i = 0; i < kOutputCount; ++i) {
     if (given.outputs[i].empty()) continue;
     for (std::size_t other = 0; other < i; ++other) {
-      if (given.outputs[other].empty() || !same_file(given.outputs[i], given.outputs[other])) continue;
+      if (given.outputs[other].empty() || !same(given.outputs[i], given.outputs[other])) continue;
       core::invalid_argument(kOutputs[i].name, ": must name another file than ", kOutputs[other].name, " (got '",
                              given.outputs[i], "')");
     }
@@ -232,10 +230,6 @@ void write_outputs(const Options& given, const std::array<Array, kOutputCount>& 
     }
     report(given) << given.outputs[i] << ": " << describe(outputs[i].view()) << '\n';
   }
-}
-
-void print_plan(std::ostream& stream, const Plan& plan) {
-  stream << to_string(plan.problem()) << "\n  " << plan.implementation() << ", " << plan.schedule() << '\n';
 }
 
 void run_files(const Options& given) {

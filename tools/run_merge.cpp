@@ -1,31 +1,24 @@
 // Reads the parts, merges them, and writes what is asked for.
 #include "run_merge.hpp"
 
-#include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <string_view>
 
 #include "array.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
-#include "npy.hpp"
 #include "operations/layout.hpp"
 #include "operations/merge/merge.hpp"
+#include "run_files.hpp"
 
 namespace tilewise::tools {
 namespace {
 
-constexpr const char* kStandardStream = "-";
-
-Array read_part(const std::string& option, const std::string& name) {
-  if (name == kStandardStream) core::invalid_argument(option, ": must name a file with --outs (got '-')");
-  return read_npy(name);
-}
+constexpr std::string_view kWith = "--outs";  // chooses merge
 
 std::vector<Array> read_parts(const std::string& option, const std::vector<std::string>& names) {
   std::vector<Array> arrays;
-  for (const std::string& name : names) arrays.push_back(read_part(option, name));
+  for (const std::string& name : names) arrays.push_back(read_named(option, name, kWith));
   return arrays;
 }
 
@@ -47,38 +40,6 @@ std::vector<Array> gradients_of(const std::vector<Array>& parts, const std::vect
   return gradients;
 }
 
-/// A file with room for a result, once.
-class Results {
- public:
-  void add(const std::string& option, const std::string& name, const Array& array) {
-    if (name.empty()) return;
-    if (name == kStandardStream) core::invalid_argument(option, ": must name a file with --outs (got '-')");
-    namespace fs = std::filesystem;
-    const auto same = [&name](const Result& other) {
-      return fs::weakly_canonical(fs::absolute(name)) == fs::weakly_canonical(fs::absolute(other.name));
-    };
-    if (const auto other = std::ranges::find_if(results_, same); other != results_.end()) {
-      core::invalid_argument(option, ": must name another file than ", other->option, " (got '", name, "')");
-    }
-    results_.push_back({option, name, &array});
-  }
-  void write() const {
-    if (results_.empty()) core::invalid_argument("--out: must name a file to write, or another output (got none)");
-    for (const Result& result : results_) {
-      write_npy(result.name, result.array->view());
-      std::cout << result.name << ": " << describe(result.array->view()) << '\n';
-    }
-  }
-  [[nodiscard]] bool empty() const { return results_.empty(); }
-
- private:
-  struct Result {
-    std::string option, name;
-    const Array* array;
-  };
-  std::vector<Result> results_;
-};
-
 /// A problem text must say what the arrays say; which results are wanted is the files' business.
 void check_stated_problem(const std::vector<std::string>& words, const MergeProblem& described) {
   if (words.empty()) return;
@@ -90,10 +51,6 @@ void check_stated_problem(const std::vector<std::string>& words, const MergeProb
   if (stated == described) return;
   core::invalid_argument("PROBLEM: must agree with the files and --dout, which make '", to_string(described),
                          "' (got '", to_string(stated), "')");
-}
-
-void print_plan(const Plan& plan) {
-  std::cout << to_string(plan.problem()) << "\n  " << plan.implementation() << ", " << plan.schedule() << '\n';
 }
 
 /// The shape of a part: a stacked array's without its first dimension.
@@ -120,9 +77,9 @@ void add_merge_files(CLI::App& command, MergeFiles& files) {
 
 void run_merge(const MergeRun& run) {
   const std::vector<Array> outs = read_parts("--outs", run.parts.outs), lses = read_parts("--lses", run.parts.lses);
-  const Array sink = run.sink.empty() ? Array() : read_part("--sink", run.sink);
-  const Array dout = run.dout.empty() ? Array() : read_part("--dout", run.dout);
-  const Array dlse = run.dlse.empty() ? Array() : read_part("--dlse", run.dlse);
+  const Array sink = run.sink.empty() ? Array() : read_named("--sink", run.sink, kWith);
+  const Array dout = run.dout.empty() ? Array() : read_named("--dout", run.dout, kWith);
+  const Array dlse = run.dlse.empty() ? Array() : read_named("--dlse", run.dlse, kWith);
   const bool backward = dout.defined();
   if (!backward && (!run.parts.douts.empty() || !run.parts.dlses.empty() || !run.dsink.empty() || dlse.defined())) {
     core::invalid_argument("--douts: gradients need --dout (got none)");
@@ -146,9 +103,9 @@ void run_merge(const MergeRun& run) {
       lses.empty() ? Array(statistics, {0}, "lse") : result_of(lses[0].view(), stacked, statistics, "lse");
   forward.out = out.view();
   if (!run.lse.empty()) forward.softmax_lse = lse.view();
-  Results results;
-  results.add("--out", run.out, out);
-  results.add("--lse", run.lse, lse);
+  Results results(kWith);
+  results.add("--out", run.out, out.view());
+  results.add("--lse", run.lse, lse.view());
 
   const SelectOptions select{run.implementation};
   const MergeProblem described = describe(forward);
@@ -157,13 +114,13 @@ void run_merge(const MergeRun& run) {
                            dlses = gradients_of(lses, run.parts.dlses, "--dlses");
   const Array dsink = run.dsink.empty() || !sink.defined() ? Array() : zeros_like(sink.view(), "dsink");
   if (!run.dsink.empty() && !sink.defined()) core::invalid_argument("--dsink: needs --sink (got none)");
-  for (std::size_t n = 0; n < douts.size(); ++n) results.add("--douts", run.parts.douts[n], douts[n]);
-  for (std::size_t n = 0; n < dlses.size(); ++n) results.add("--dlses", run.parts.dlses[n], dlses[n]);
-  results.add("--dsink", run.dsink, dsink);
-  if (results.empty()) results.write();  // says what is missing
+  for (std::size_t n = 0; n < douts.size(); ++n) results.add("--douts", run.parts.douts[n], douts[n].view());
+  for (std::size_t n = 0; n < dlses.size(); ++n) results.add("--dlses", run.parts.dlses[n], dlses[n].view());
+  results.add("--dsink", run.dsink, dsink.view());
+  results.check_wanted();
   if (!run.out.empty() || !run.lse.empty()) {
     const Plan planned = plan(described, select);
-    print_plan(planned);
+    print_plan(std::cout, planned);
     tilewise::run(planned, forward);
   }
   if (backward) {
@@ -172,7 +129,7 @@ void run_merge(const MergeRun& run) {
     const MergeProblem problem = describe(gradients);
     check_stated_problem(run.problem_words, problem);
     const Plan planned = plan(problem, select);
-    print_plan(planned);
+    print_plan(std::cout, planned);
     tilewise::run(planned, gradients);
   }
   results.write();

@@ -12,6 +12,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "operations/attention/foreign_words.hpp"
+#include "run_kv_cache.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 
@@ -56,16 +57,22 @@ std::string unknown_option(const CLI::App& program) {
     command = command->get_subcommands().front();
     name += " " + command->get_name();
   }
-  std::vector<std::string_view> known;
+  std::vector<std::string_view> known, all;
   for (const CLI::Option* option : command->get_options()) {
-    for (const std::string& spelling : option->get_lnames()) known.push_back(spelling);
+    for (const std::string& spelling : option->get_lnames()) {
+      all.push_back(spelling);
+      if (option->get_group() != kKvCacheGroup) known.push_back(spelling);
+    }
   }
   const std::vector<std::string> words = program.remaining(true);
   const auto found = std::ranges::find_if(words, [](const std::string& word) { return word.starts_with("--"); });
   if (found == words.end()) return {};
   const std::string option = found->substr(0, found->find('='));
   std::string sentence = option + ": must be an option of `" + name + "`";
-  const auto [key, value, other] = operations::attention::meaning_of(std::string_view(option).substr(2), known);
+  // Attention's options come first: --scale means --softmax-scale sooner than --k-scale of a cache.
+  auto meaning = operations::attention::meaning_of(std::string_view(option).substr(2), known);
+  if (meaning.key.empty()) meaning = operations::attention::meaning_of(std::string_view(option).substr(2), all);
+  const auto& [key, value, other] = meaning;
   if (key.empty()) return sentence;
   sentence += "; did you mean --" + std::string(key);
   if (!value.empty()) sentence += " " + std::string(value);

@@ -1,4 +1,5 @@
-// `tilewise run`: attention on .npy files, or with --outs merge; with --dout the backward pass too.
+// `tilewise run`: attention on .npy files, or with --outs merge, with --k-cache the KV cache step; with --dout the
+// backward pass too.
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "operations/attention/rules.hpp"
 #include "operations/layout.hpp"
 #include "run_files.hpp"
+#include "run_kv_cache.hpp"
 #include "run_merge.hpp"
 #include "tilewise/attention.hpp"
 
@@ -49,7 +52,7 @@ struct FileOption {
   const char *name, *help;
 };
 constexpr std::array<FileOption, kInputCount> kInputs = {{
-    {"--q", "queries: f32, f16, f64, or bf16 kept as uint16; required but with --outs"},
+    {"--q", "queries: f32, f16, f64, or bf16 kept as uint16; required but with --outs and --k-cache"},
     {"--k", "keys; likewise"},
     {"--v", "values; likewise"},
     {"--bias", "added to the scores: f32 or the dtype of q; or bool, true = visible"},
@@ -79,6 +82,7 @@ struct Options {
   std::array<std::string, kInputCount> inputs;
   std::array<std::string, kOutputCount> outputs;
   MergeFiles merge;
+  KvCacheFiles kv_cache;
   std::string layout = "bshd", mask = "none", alignment;
   AttentionOptions attention;
   std::string implementation;
@@ -329,30 +333,51 @@ void add_attention_options(CLI::App& command, Options& options) {
   with_check(command.add_option("--offset", attention.offset, "offset of the dropout"), unsigned_integer());
 }
 
-/// What merge takes of the options that both operations have; the others exclude --outs.
+/// Refuses what another operation has no use for: inputs, outputs and options of attention but those that are named.
+void refuse_others(const Options& given, std::string_view chosen_by, const std::vector<std::size_t>& inputs,
+                   const std::vector<std::size_t>& outputs, const std::vector<std::string_view>& options) {
+  const auto refuse = [chosen_by](std::string_view name) {
+    core::invalid_argument(chosen_by, ": excludes ", name, " (got both)");
+  };
+  const auto has = [](const auto& list, const auto& value) { return std::ranges::find(list, value) != list.end(); };
+  for (std::size_t i = 0; i < kInputCount; ++i)
+    if (!given.inputs[i].empty() && !has(inputs, i)) refuse(kInputs[i].name);
+  for (std::size_t i = 0; i < kOutputCount; ++i)
+    if (!given.outputs[i].empty() && !has(outputs, i)) refuse(kOutputs[i].name);
+  for (const CLI::Option* option : given.stated_by_problem)
+    if (option->count() > 0 && !has(options, std::string_view(option->get_name()))) refuse(option->get_name());
+}
+
 void run_merge_files(const Options& given) {
-  for (std::size_t i = 0; i < kInputCount; ++i) {
-    if (i == kSink || i == kDout || i == kDlse || given.inputs[i].empty()) continue;
-    core::invalid_argument("--outs: excludes ", kInputs[i].name, " (got both)");
-  }
-  for (const std::size_t i : {kDq, kDk, kDv, kDbias}) {
-    if (!given.outputs[i].empty()) core::invalid_argument("--outs: excludes ", kOutputs[i].name, " (got both)");
-  }
-  for (const CLI::Option* option : given.stated_by_problem) {
-    if (option->count() > 0 && option->get_name() != "--layout")
-      core::invalid_argument("--outs: excludes ", option->get_name(), " (got both)");
-  }
+  refuse_others(given, "--outs", {kSink, kDout, kDlse}, {kOut, kLse, kDsink}, {"--layout"});
   run_merge({given.merge, given.inputs[kSink], given.inputs[kDout], given.inputs[kDlse], given.outputs[kOut],
              given.outputs[kLse], given.outputs[kDsink], given.problem_words, given.layout, given.implementation,
              given.threads});
 }
 
+void run_kv_cache_files(const Options& given) {
+  refuse_others(given, "--k-cache", {kQ, kK, kV, kAlibiSlopes, kSink, kCuSeqlensQ}, {kOut, kLse},
+                {"--mask", "--window-left", "--window-right", "--softmax-scale", "--softcap", "--max-seqlen-q",
+                 "--batch-invariant"});
+  const auto& in = given.inputs;
+  run_kv_cache({given.kv_cache, in[kQ], in[kK], in[kV], in[kAlibiSlopes], in[kSink], in[kCuSeqlensQ],
+                given.outputs[kOut], given.outputs[kLse], given.problem_words, given.attention, given.mask,
+                given.implementation, given.threads});
+}
+
 void run_given(const Options& given) {
   const MergeFiles& merge = given.merge;
-  if (!merge.outs.empty()) return run_merge_files(given);
+  const bool merges = !merge.outs.empty(), steps = !given.kv_cache.k_cache.empty();
   for (const auto& [files, name] :
        {std::pair{&merge.lses, "--lses"}, {&merge.douts, "--douts"}, {&merge.dlses, "--dlses"}})
-    if (!files->empty()) core::invalid_argument(name, ": needs --outs (got none)");
+    if (!merges && !files->empty()) core::invalid_argument(name, ": needs --outs (got none)");
+  for (const CLI::Option* option : given.kv_cache.all) {
+    if (option->count() == 0) continue;
+    if (merges) core::invalid_argument("--outs: excludes ", option->get_name(), " (got both)");
+    if (!steps) core::invalid_argument(option->get_name(), ": needs --k-cache (got none)");
+  }
+  if (merges) return run_merge_files(given);
+  if (steps) return run_kv_cache_files(given);
   for (const std::size_t i : {kQ, kK, kV})
     if (given.inputs[i].empty()) core::invalid_argument(kInputs[i].name, " is required");
   run_files(given);
@@ -360,14 +385,16 @@ void run_given(const Options& given) {
 
 void check_problem_excludes_options(const Options& given) {
   if (given.problem_words.empty()) return;
-  for (const CLI::Option* option : given.stated_by_problem)
-    if (option->count() > 0) core::invalid_argument(option->get_name(), ": excludes PROBLEM (got both)");
+  for (const auto* options : {&given.stated_by_problem, &given.kv_cache.stated_by_problem}) {
+    for (const CLI::Option* option : *options)
+      if (option->count() > 0) core::invalid_argument(option->get_name(), ": excludes PROBLEM (got both)");
+  }
 }
 
 }  // namespace
 
 void add_run(CLI::App& program) {
-  CLI::App& command = *program.add_subcommand("run", "Compute attention, or merge, on .npy files");
+  CLI::App& command = *program.add_subcommand("run", "Compute attention, merge, or a KV cache step on .npy files");
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->problem_words,
@@ -375,12 +402,16 @@ void add_run(CLI::App& program) {
       ->option_text("...");
   add_files(command, *options);
   add_merge_files(command, options->merge);
+  add_kv_cache_files(command, options->kv_cache);
   add_attention_options(command, *options);
   add_implementation_option(command, options->implementation);
   add_threads_option(command, options->threads);
   command.footer(
       "Examples: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
       "tilewise run --outs a.npy,b.npy --lses lse_a.npy,lse_b.npy --sink sink.npy --out out.npy\n"
+      "tilewise run --q q.npy --k k.npy --v v.npy --k-cache keys.npy --v-cache values.npy --cache-seqlen 100 --out "
+      "out.npy "
+      "--k-cache-out keys.npy --v-cache-out values.npy\n"
       "One FILE.npy that is read and one that is written may be -, standard input and output; messages then go to\n"
       "standard error. Shapes and meanings: semantics.md, which is installed with the documents.");
   command.callback([options] {

@@ -77,6 +77,7 @@ def test_help_of_each_subcommand(tilewise, name):
         (["run", "--is-causal"], ["--is-causal: must be an option", "did you mean --mask causal?"]),
         (["run", "--window_size=3"], ["--window_size: ", "did you mean --window-left and --window-right?"]),
         (["run", "--scale", "0.5"], ["--scale: ", "did you mean --softmax-scale?"]),
+        (["run", "--block-tabel", "t.npy"], ["--block-tabel: ", "did you mean --block-table?"]),
         (["explain", PROBLEM, "--implementaton", "reference"], ["did you mean --implementation?"]),
         (["cache", "list", "--jsno"], ["`tilewise cache list`; did you mean --json?"]),
         (

@@ -96,6 +96,13 @@ void bind_explain(nb::module_& module) {
         return explain(parse_problem(problem), {implementation});
       },
       nb::arg("problem"), nb::arg("implementation") = "", nb::arg("torch_threads") = 0);
+  module.def(
+      "warm_up_problem",
+      [](const std::string& problem, const std::string& implementation) {
+        const nb::gil_scoped_release release;
+        (void)plan(parse_problem(problem), {implementation});
+      },
+      nb::arg("problem"), nb::arg("implementation") = "", "Makes the plan of a problem and loads its kernels.");
 }
 
 }  // namespace tilewise::python

@@ -229,8 +229,7 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
         ValueError, TypeError: The call itself is wrong.
     """
     if isinstance(q, str):
-        arrays = {name: array for name, array in (("k", k), ("v", v)) if array is not None}
-        return _explain_text(q, {**arrays, **options})
+        return _core.explain_problem(q, _of_text("explain", {"k": k, "v": v}, {}, options), torch_threads())
     given, call = _bound_call("explain", q, k, v, options)
     return _core.explain_forward(
         _arrays.borrow("q", given["q"]),
@@ -244,7 +243,11 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
     )
 
 
-def warmup(q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = False, **options: Unpack[AttentionOptions]) -> None:
+@overload
+def warmup(q: str, *, implementation: Optional[str] = ...) -> None: ...
+@overload
+def warmup(q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = ..., **options: Unpack[AttentionOptions]) -> None: ...
+def warmup(q: Any, k: Any = None, v: Any = None, *, return_lse: Any = False, **options: Any) -> None:
     """Makes the plan of a call and loads its kernels, compiling them where that is needed, without running it.
 
     A GPU's stream can only capture kernels that are loaded, so this comes before a capture of calls that have not
@@ -252,12 +255,16 @@ def warmup(q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = False, **optio
     gradients of out.
 
     Args:
-        q, k, v: As attention() takes them, with all its other arguments; their elements are not read.
+        q, k, v: As attention() takes them, with all its other arguments; their elements are not read. Or a problem of
+            any operation as text, on its own or with implementation=, as explain() takes it.
 
     Raises:
         ValueError, TypeError, NotImplementedError: As attention() would.
         RuntimeError: A kernel could not be compiled or loaded; the message is the compiler's or the driver's.
     """
+    if isinstance(q, str):
+        _core.warm_up_problem(q, _of_text("warmup", {"k": k, "v": v}, {"return_lse": return_lse}, options))
+        return
     differentiable: tuple[Any, ...] = (q, k, v, options.get("bias"), options.get("sink"))
     wanted = [_is_torch(array) and array.requires_grad for array in differentiable]
     given, call = _bound_call("warmup", q, k, v, {"return_lse": return_lse, **options})
@@ -296,9 +303,12 @@ def _bound_call(function: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     return given, call
 
 
-def _explain_text(problem: str, others: dict[str, Any]) -> _core.Explanation:
-    check_keywords("explain", others, keywords_of(attention))
-    for name, value in others.items():
+def _of_text(function: str, arrays: dict[str, Any], flags: dict[str, Any], others: dict[str, Any]) -> str:
+    """The implementation that is asked for beside a problem as text, beside which nothing else may be given."""
+    check_keywords(function, others, keywords_of(attention))
+    given = {name: array for name, array in arrays.items() if array is not None}
+    given |= {name: value for name, value in flags.items() if value is not False} | others
+    for name, value in given.items():
         if name != "implementation":
             raise TypeError(f"{name}: must not be given beside a problem as text (got {type(value).__name__})")
-    return _core.explain_problem(problem, implementation_name(others.get("implementation")) or "", torch_threads())
+    return implementation_name(others.get("implementation")) or ""

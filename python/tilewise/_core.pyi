@@ -272,6 +272,9 @@ def explain_forward(
     torch_threads: int = 0,
 ) -> Explanation: ...
 def explain_problem(problem: str, implementation: str = "", torch_threads: int = 0) -> Explanation: ...
+def warm_up_problem(problem: str, implementation: str = "") -> None:
+    """Makes the plan of a problem and loads its kernels."""
+
 def register_torch_operators(libtorch_path: str) -> str:
     """
     Registers the operators in the loaded libtorch; returns "" or why that cannot be done.

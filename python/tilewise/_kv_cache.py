@@ -122,11 +122,9 @@ def kv_cache_attention(
         "batch_invariant": flag("batch_invariant", batch_invariant),
         "max_seqlen_q": None if max_seqlen_q is None else integer("max_seqlen_q", max_seqlen_q),
     }
-    arrays = (
-        rotary_cos, rotary_sin, rotary_seqlens, None if "cache_seqlen" in values else cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, None, cu_seqlens_q, cu_seqlens_k_new,
-        None if "k_scale_value" in values else k_scale, None if "v_scale_value" in values else v_scale, alibi_slopes,
-        sink,
+    arrays = _without_numbers(
+        values, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+        None, cu_seqlens_q, cu_seqlens_k_new, k_scale, v_scale, alibi_slopes, sink,
     )  # fmt: skip
     return_lse = flag("return_lse", return_lse)
     implementation = implementation_name(implementation)
@@ -176,16 +174,28 @@ def append_kv(
     values = _scalars(rotary_interleaved, rotary_offset, cache_seqlens, k_scale, v_scale, None)
     if max_seqlen_k_new is not None:
         values["max_seqlen_k_new"] = integer("max_seqlen_k_new", max_seqlen_k_new)
-    arrays = (
-        rotary_cos, rotary_sin, rotary_seqlens, None if "cache_seqlen" in values else cache_seqlens, cache_batch_idx,
-        cache_leftpad, block_table, slots, None, cu_seqlens_k_new,
-        None if "k_scale_value" in values else k_scale, None if "v_scale_value" in values else v_scale, None, None,
+    arrays = _without_numbers(
+        values, rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+        slots, None, cu_seqlens_k_new, k_scale, v_scale, None, None,
     )  # fmt: skip
     implementation = implementation_name(implementation)
     if _is_torch(k):
         _load_torch_backend().kv_cache.append(k_cache, v_cache, k, v, arrays, values, implementation)
     else:
         _append_arrays(k_cache, v_cache, k, v, arrays, values, implementation)
+
+
+def _without_numbers(values: dict[str, Any], *arrays: Any) -> tuple[Any, ...]:
+    """`arrays`, in the order of ARRAYS, but for those in whose place `values` has a number."""
+    given = list(arrays)
+    for name, number_name in (
+        ("cache_seqlens", "cache_seqlen"),
+        ("k_scale", "k_scale_value"),
+        ("v_scale", "v_scale_value"),
+    ):
+        if number_name in values:
+            given[ARRAYS.index(name)] = None
+    return tuple(given)
 
 
 def _is_number(value: Any) -> bool:

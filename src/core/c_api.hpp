@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -53,6 +54,46 @@ inline TensorView view_of(const DLTensor* tensor, std::string_view name) {
 
 /// Null stands for no choice.
 inline SelectOptions select_of(const char* implementation) { return {implementation == nullptr ? "" : implementation}; }
+
+// Options that may grow: a caller says how many bytes of them it knows. Traits are a struct with
+//   Options        the C struct; its first member is struct_size
+//   kSmallest      bytes that version 1 had; no caller may bring fewer
+//   kInit          the function that makes fresh ones
+//   defaults()     fresh ones, struct_size aside
+
+template <typename Traits>
+void check_struct_size(std::size_t size) {
+  if (size >= Traits::kSmallest && size <= sizeof(typename Traits::Options)) return;
+  invalid_argument("options: struct_size must be ", Traits::kSmallest, " to ", sizeof(typename Traits::Options),
+                   ", as ", Traits::kInit, "() sets it (got ", size, ")");
+}
+
+template <typename Traits>
+typename Traits::Options default_options(std::size_t size) {
+  typename Traits::Options options = Traits::defaults();
+  options.struct_size = size;
+  return options;
+}
+
+/// The caller's fields over the defaults of those it does not know.
+template <typename Traits>
+typename Traits::Options complete(const typename Traits::Options* given) {
+  typename Traits::Options options = default_options<Traits>(sizeof(typename Traits::Options));
+  if (given == nullptr) return options;
+  check_struct_size<Traits>(given->struct_size);
+  std::memcpy(&options, given, given->struct_size);
+  return options;
+}
+
+template <typename Traits>
+tilewise_status init_options(typename Traits::Options* options, std::size_t struct_size) noexcept {
+  return guarded([&] {
+    required(options, "options");
+    check_struct_size<Traits>(struct_size);
+    const typename Traits::Options fresh = default_options<Traits>(struct_size);
+    std::memcpy(options, &fresh, struct_size);
+  });
+}
 
 /// A copy that tilewise_free_text() takes back.
 [[nodiscard]] char* text_for_caller(const std::string& text);

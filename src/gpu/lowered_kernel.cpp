@@ -33,7 +33,7 @@ void load_unknown_kernels(const Lowering& lowering, const Runtime& runtime) {
     throw Error(ErrorCode::runtime,
                 core::concat("stream: must not be captured while a kernel is used for the first time (",
                              builds.front().source.symbol, " for ", jit::to_string(runtime.target()),
-                             " is not loaded yet); call tilewise.warmup with the same arguments before the capture"));
+                             " is not loaded yet); call tilewise.warmup, or the function itself, before the capture"));
   }
   compile_ahead(builds);
   for (const KernelBuild& build : builds) {

@@ -1,6 +1,7 @@
 // The C interface of attention: options and tensors to arguments, and its calls and plans.
-#include <cstring>
+#include <cstddef>
 #include <optional>
+#include <string_view>
 
 #include "core/c_api.hpp"
 #include "core/device.hpp"
@@ -18,39 +19,24 @@ static_assert(TILEWISE_LAYOUT_THD == static_cast<int>(Layout::thd));
 static_assert(TILEWISE_MASK_CAUSAL == static_cast<int>(Mask::causal));
 static_assert(TILEWISE_ALIGNMENT_TOP_LEFT == static_cast<int>(Alignment::top_left));
 
-/// The options as version 1 knew them; no caller may bring fewer.
-constexpr std::size_t kSmallestOptions =
-    offsetof(tilewise_attention_options, implementation) + sizeof(tilewise_attention_options::implementation);
-
 std::optional<std::int64_t> max_seqlen_of(std::int64_t value) {
   return value == -1 ? std::nullopt : std::optional(value);
 }
 
-void check_struct_size(std::size_t size) {
-  if (size < kSmallestOptions || size > sizeof(tilewise_attention_options)) {
-    invalid_argument("options: struct_size must be ", kSmallestOptions, " to ", sizeof(tilewise_attention_options),
-                     ", as tilewise_attention_options_init() sets it (got ", size, ")");
+/// Options of C; see core/c_api.hpp.
+struct COptions {
+  using Options = tilewise_attention_options;
+  static constexpr std::size_t kSmallest = offsetof(Options, implementation) + sizeof(Options::implementation);
+  static constexpr std::string_view kInit = "tilewise_attention_options_init";
+  static Options defaults() {
+    const AttentionOptions fresh;
+    tilewise_attention_options options{};
+    options.window_left = fresh.window_left;
+    options.window_right = fresh.window_right;
+    options.max_seqlen_q = options.max_seqlen_k = -1;
+    return options;
   }
-}
-
-tilewise_attention_options default_options(std::size_t size) {
-  const AttentionOptions fresh;
-  tilewise_attention_options options{};
-  options.struct_size = size;
-  options.window_left = fresh.window_left;
-  options.window_right = fresh.window_right;
-  options.max_seqlen_q = options.max_seqlen_k = -1;
-  return options;
-}
-
-/// The caller's fields over the defaults of those it does not know.
-tilewise_attention_options complete(const tilewise_attention_options* given) {
-  tilewise_attention_options options = default_options(sizeof(tilewise_attention_options));
-  if (given == nullptr) return options;
-  check_struct_size(given->struct_size);
-  std::memcpy(&options, given, given->struct_size);
-  return options;
-}
+};
 
 AttentionOptions options_of(const tilewise_attention_options& c) {
   AttentionOptions options;
@@ -111,7 +97,7 @@ template <typename Tensors>
 tilewise_status plan_call(const Tensors* tensors, const tilewise_attention_options* given, tilewise_plan** result) {
   return guarded([&] {
     required(result, "plan");
-    const tilewise_attention_options options = complete(given);
+    const tilewise_attention_options options = complete<COptions>(given);
     const auto arguments = arguments_of(tensors, options);
     const core::DeviceScope scope(arguments.q.device, nullptr);
     *result = new tilewise_plan{plan(describe(arguments), select_of(options.implementation))};
@@ -121,15 +107,16 @@ tilewise_status plan_call(const Tensors* tensors, const tilewise_attention_optio
 template <typename Tensors>
 tilewise_status run_planned(const tilewise_plan* planned, const Tensors* tensors,
                             const tilewise_attention_options* given, void* workspace, void* stream) {
-  return guarded(
-      [&] { run(required(planned, "plan")->plan, arguments_of(tensors, complete(given)), workspace, stream); });
+  return guarded([&] {
+    run(required(planned, "plan")->plan, arguments_of(tensors, complete<COptions>(given)), workspace, stream);
+  });
 }
 
 template <typename Tensors>
 tilewise_status describe_call(const Tensors* tensors, const tilewise_attention_options* given, char** problem) {
   return guarded([&] {
     required(problem, "problem");
-    *problem = text_for_caller(to_string(describe(arguments_of(tensors, complete(given)))));
+    *problem = text_for_caller(to_string(describe(arguments_of(tensors, complete<COptions>(given)))));
   });
 }
 
@@ -140,18 +127,13 @@ using namespace tilewise;  // the functions below are C's
 using namespace tilewise::operations::attention;
 
 tilewise_status tilewise_attention_options_init(tilewise_attention_options* options, size_t struct_size) {
-  return guarded([&] {
-    required(options, "options");
-    check_struct_size(struct_size);
-    const tilewise_attention_options fresh = default_options(struct_size);
-    std::memcpy(options, &fresh, struct_size);
-  });
+  return init_options<COptions>(options, struct_size);
 }
 
 tilewise_status tilewise_attention_forward(const tilewise_forward_tensors* tensors,
                                            const tilewise_attention_options* given) {
   return guarded([&] {
-    const tilewise_attention_options options = complete(given);
+    const tilewise_attention_options options = complete<COptions>(given);
     attention_forward(arguments_of(tensors, options), select_of(options.implementation));
   });
 }
@@ -159,7 +141,7 @@ tilewise_status tilewise_attention_forward(const tilewise_forward_tensors* tenso
 tilewise_status tilewise_attention_backward(const tilewise_backward_tensors* tensors,
                                             const tilewise_attention_options* given) {
   return guarded([&] {
-    const tilewise_attention_options options = complete(given);
+    const tilewise_attention_options options = complete<COptions>(given);
     attention_backward(arguments_of(tensors, options), select_of(options.implementation));
   });
 }

@@ -1,7 +1,6 @@
 // The C interface of the KV cache step: options and tensors to arguments, and its calls and plans.
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string_view>
 
@@ -17,33 +16,18 @@ namespace {
 using namespace core::c;
 using core::invalid_argument;
 
-/// The options as version 1 knew them; no caller may bring fewer.
-constexpr std::size_t kSmallestOptions =
-    offsetof(tilewise_kv_cache_options, implementation) + sizeof(tilewise_kv_cache_options::implementation);
-
-void check_struct_size(std::size_t size) {
-  if (size < kSmallestOptions || size > sizeof(tilewise_kv_cache_options)) {
-    invalid_argument("options: struct_size must be ", kSmallestOptions, " to ", sizeof(tilewise_kv_cache_options),
-                     ", as tilewise_kv_cache_options_init() sets it (got ", size, ")");
+/// Options of C; see core/c_api.hpp.
+struct COptions {
+  using Options = tilewise_kv_cache_options;
+  static constexpr std::size_t kSmallest = offsetof(Options, implementation) + sizeof(Options::implementation);
+  static constexpr std::string_view kInit = "tilewise_kv_cache_options_init";
+  static Options defaults() {
+    tilewise_kv_cache_options options{};
+    options.window_left = options.window_right = -1;
+    options.cache_seqlen = options.max_seqlen_q = options.max_seqlen_k_new = options.head_dim_v = -1;
+    return options;
   }
-}
-
-tilewise_kv_cache_options default_options(std::size_t size) {
-  tilewise_kv_cache_options options{};
-  options.struct_size = size;
-  options.window_left = options.window_right = -1;
-  options.cache_seqlen = options.max_seqlen_q = options.max_seqlen_k_new = options.head_dim_v = -1;
-  return options;
-}
-
-/// The caller's fields over the defaults of those it does not know.
-tilewise_kv_cache_options complete(const tilewise_kv_cache_options* given) {
-  tilewise_kv_cache_options options = default_options(sizeof(tilewise_kv_cache_options));
-  if (given == nullptr) return options;
-  check_struct_size(given->struct_size);
-  std::memcpy(&options, given, given->struct_size);
-  return options;
-}
+};
 
 std::optional<std::int64_t> given_integer(std::int64_t value) {
   return value == -1 ? std::nullopt : std::optional(value);
@@ -115,25 +99,20 @@ using namespace tilewise;  // the functions below are C's
 using namespace tilewise::operations::kv_cache;
 
 tilewise_status tilewise_kv_cache_options_init(tilewise_kv_cache_options* options, size_t struct_size) {
-  return guarded([&] {
-    required(options, "options");
-    check_struct_size(struct_size);
-    const tilewise_kv_cache_options fresh = default_options(struct_size);
-    std::memcpy(options, &fresh, struct_size);
-  });
+  return init_options<COptions>(options, struct_size);
 }
 
 tilewise_status tilewise_kv_cache_attention(const tilewise_kv_cache_tensors* tensors,
                                             const tilewise_kv_cache_options* given) {
   return guarded([&] {
-    const tilewise_kv_cache_options options = complete(given);
+    const tilewise_kv_cache_options options = complete<COptions>(given);
     kv_cache_attention(arguments_of(tensors, options), select_of(options.implementation));
   });
 }
 
 tilewise_status tilewise_append_kv(const tilewise_kv_cache_tensors* tensors, const tilewise_kv_cache_options* given) {
   return guarded([&] {
-    const tilewise_kv_cache_options options = complete(given);
+    const tilewise_kv_cache_options options = complete<COptions>(given);
     append_kv(append_arguments_of(tensors, options), select_of(options.implementation));
   });
 }
@@ -141,7 +120,7 @@ tilewise_status tilewise_append_kv(const tilewise_kv_cache_tensors* tensors, con
 tilewise_status tilewise_plan_kv_cache_attention(const tilewise_kv_cache_tensors* tensors,
                                                  const tilewise_kv_cache_options* given, tilewise_plan** plan) {
   return guarded([&] {
-    const tilewise_kv_cache_options options = complete(given);
+    const tilewise_kv_cache_options options = complete<COptions>(given);
     make_plan(arguments_of(tensors, options), options, required(plan, "plan"));
   });
 }
@@ -149,7 +128,7 @@ tilewise_status tilewise_plan_kv_cache_attention(const tilewise_kv_cache_tensors
 tilewise_status tilewise_plan_append_kv(const tilewise_kv_cache_tensors* tensors,
                                         const tilewise_kv_cache_options* given, tilewise_plan** plan) {
   return guarded([&] {
-    const tilewise_kv_cache_options options = complete(given);
+    const tilewise_kv_cache_options options = complete<COptions>(given);
     make_plan(append_arguments_of(tensors, options), options, required(plan, "plan"));
   });
 }
@@ -158,11 +137,13 @@ tilewise_status tilewise_plan_run_kv_cache_attention(const tilewise_plan* plan,
                                                      const tilewise_kv_cache_tensors* tensors,
                                                      const tilewise_kv_cache_options* given, void* workspace,
                                                      void* stream) {
-  return guarded([&] { run(required(plan, "plan")->plan, arguments_of(tensors, complete(given)), workspace, stream); });
+  return guarded(
+      [&] { run(required(plan, "plan")->plan, arguments_of(tensors, complete<COptions>(given)), workspace, stream); });
 }
 
 tilewise_status tilewise_plan_run_append_kv(const tilewise_plan* plan, const tilewise_kv_cache_tensors* tensors,
                                             const tilewise_kv_cache_options* given, void* workspace, void* stream) {
-  return guarded(
-      [&] { run(required(plan, "plan")->plan, append_arguments_of(tensors, complete(given)), workspace, stream); });
+  return guarded([&] {
+    run(required(plan, "plan")->plan, append_arguments_of(tensors, complete<COptions>(given)), workspace, stream);
+  });
 }

@@ -13,13 +13,15 @@ foreach(header IN LISTS headers)
     string(APPEND literals "R\"tilewise(${part})tilewise\"\n")
     math(EXPR start "${start} + 16000")
   endwhile()
-  string(APPEND rows "    {\"${header}\", ${literals}\"\"},\n")
+  string(APPEND rows "    {\"${header}\", ${literals}\"\"sv},\n")
 endforeach()
 file(WRITE "${OUTPUT}" "// Generated from the headers under src/device. Do not edit.
 #include \"jit/device_sources.hpp\"
 
 namespace tilewise::jit {
 namespace {
+
+using namespace std::string_view_literals;  // which bring their lengths: counted, they pass clang's limit of steps
 
 constexpr DeviceSource kSources[] = {
 ${rows}};

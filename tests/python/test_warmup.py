@@ -62,7 +62,7 @@ def test_problems_of_any_operation_as_text():
     for problem in ("merge parts=3 seqlen_q=4 head_dim_v=8", "append_kv seqlen_k_new=1 head_dim=8 capacity=9"):
         assert tilewise.warmup(problem) is None
         assert tilewise.warmup(problem, implementation="reference") is None
-    with pytest.raises(ValueError, match="seqlen_k: must be given"):
+    with pytest.raises(ValueError, match="seqlen_k: must be an integer"):
         tilewise.warmup("attention_forward seqlen_k=")
     with pytest.raises(TypeError, match="mask: must not be given beside a problem as text"):
         tilewise.warmup("merge parts=3 seqlen_q=4 head_dim_v=8", mask="causal")

@@ -180,7 +180,8 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
     for (const std::string_view queries : {"batch_size=64 seqlen_q=1", "seqlen_q=1", "seqlen_q=64"}) {
       for (const std::string_view options : kSweptKvCacheOptions) {
         problems.push_back(core::concat("kv_cache_attention dtype=bf16 num_heads_q=32 num_heads_k=8 cache_seqlens=1 ",
-                                        "head_dim=", head_dim, " ", queries, " ", options));
+                                        "head_dim=", head_dim, " head_dim_v=", std::min(head_dim, 512), " ", queries,
+                                        " ", options));
       }
     }
   }

@@ -1,34 +1,21 @@
-// Schemas and kernels of the torch operators. A schema stands beside the code that reads its
+// Schemas and kernels of attention's torch operators. A schema stands beside the code that reads its
 // arguments; the registration from Python takes the same text.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "bindings.hpp"
-#include "core/parallel.hpp"
-#include "core/run.hpp"
-#include "interrupts.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/names.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
+#include "torch_kernel.hpp"
 #include "torch_shim.hpp"
 #include "torch_stack.hpp"
 
 namespace tilewise::python {
 namespace {
 
-namespace nb = nanobind;
 namespace shim = torch_shim;
-
-/// The ABI these kernels are written for: torch 2.10, the first with torch_library_impl.
-constexpr std::uint64_t kTorchAbi = (std::uint64_t{2} << 56) | (std::uint64_t{10} << 48);
-
-/// What torch says where a registration comes from (no __FILE__: that is the builder's machine).
-constexpr const char* kOrigin = "tilewise/torch_operators.cpp";
 
 /// The usual options come first: torch's cost of a call grows with every argument passed.
 constexpr const char* kOptionsSchema =
@@ -97,56 +84,10 @@ struct TorchOptions {
   [[nodiscard]] SelectOptions select() const { return {std::string(implementation.view())}; }
 };
 
-/// The last Error a kernel threw on this thread: torch turns every exception into a RuntimeError,
-/// and the Python wrapper turns that one back into the right type.
-std::optional<Error>& pending_error() {
-  thread_local std::optional<Error> error;
-  return error;
-}
-
-template <typename Body>
-void run_kernel(Body&& body) {
-  try {
-    std::uint32_t num_threads = 0;
-    shim::check(shim::api().get_num_threads(&num_threads), "get_num_threads");
-    const core::FrameworkThreads threads(static_cast<int>(num_threads));
-    body();
-  } catch (const Error& error) {
-    pending_error() = error;
-    throw;
-  }
-}
-
-/// Scratch memory from torch's allocator, which reuses it in the order of the current stream: it may go back as soon
-/// as the kernels are enqueued, and belongs to a graph that captures them.
-class TorchWorkspace final : public core::WorkspaceSource {
- public:
-  explicit TorchWorkspace(Device device) : device_(device) {}
-  [[nodiscard]] void* allocate(std::size_t bytes) override {
-    TensorView view = contiguous(DType::u8, device_, 1, {static_cast<std::int64_t>(bytes)});
-    try {
-      memory_ = shim::Tensor::empty(&view);
-    } catch (const Error& error) {
-      throw Error(ErrorCode::runtime, "workspace: could not allocate " + std::to_string(bytes) + " bytes on the GPU (" +
-                                          error.what() + ")");
-    }
-    return view.data;
-  }
-
- private:
-  Device device_;
-  shim::Tensor memory_;
-};
-
-/// Interrupted, it returns early all the same: the outputs hold anything, and Python raises before it can use them.
+/// A forward or backward call on the current stream.
 template <typename Arguments>
 void run_on_current_stream(const Arguments& arguments, const SelectOptions& select, void* stream) {
-  TorchWorkspace workspace(arguments.q.device);
-  try {
-    operations::attention::run_call(operations::attention::call_of(arguments), select, stream, &workspace);
-  } catch (const nb::python_error& interruption) {  // torch would make a RuntimeError of it
-    raise_on_return(interruption);
-  }
+  run_on_stream<operations::Attention>(operations::attention::call_of(arguments), arguments.q.device, select, stream);
 }
 
 /// Allocates the outputs that are asked for. A huge call is judged first, so that a wrong shape
@@ -343,47 +284,12 @@ std::string schema_of(const Operator& op) {
   return std::string(op.name) + "(" + op.tensors + op.needed + ", " + op.options + ") -> " + op.returns;
 }
 
-/// Defines the operators and their kernels, for the CPU and where torch has it for the GPU, in the torch whose
-/// libtorch_cpu is at `path`. Returns "" or why it cannot be done; then nothing has been defined.
-std::string register_torch_operators(const std::string& path) {
-  if (std::string reason = shim::load(path); !reason.empty()) return reason;
-  const shim::Api& api = shim::api();
-  // The libraries live as long as the process: torch looks the kernels up in them.
-  shim::LibraryHandle definitions = nullptr;
-  shim::check(api.library_init_fragment("tilewise", kOrigin, __LINE__, &definitions), "library_init_fragment");
-  for (const Operator& op : kOperators) shim::check(api.library_def(definitions, schema_of(op).c_str()), op.name);
-  for (const char* key : {"CPU", "CUDA"}) {  // a ROCm build of torch calls its GPU CUDA too
-    if (std::string_view(key) == "CUDA" && api.get_current_stream == nullptr) continue;
-    shim::LibraryHandle kernels = nullptr;
-    shim::check(api.library_init_impl("tilewise", key, kOrigin, __LINE__, &kernels), "library_init_impl");
-    for (const Operator& op : kOperators)
-      shim::check(api.library_impl(kernels, op.name, op.kernel, kTorchAbi), op.name);
-  }
-  return {};
-}
-
-/// Rethrows the Error behind a torch exception with this message, if there is one.
-void rethrow_torch_error(const std::string& message) {
-  std::optional<Error> error;
-  error.swap(pending_error());
-  if (error && message.find(error->what()) != std::string::npos) throw *error;
-}
-
 }  // namespace
 
-void bind_torch_operators(nb::module_& module) {
-  module.def("register_torch_operators", &register_torch_operators, nb::arg("libtorch_path"),
-             "Registers the operators in the loaded libtorch; returns \"\" or why that cannot be done.");
-  module.def(
-      "torch_schemas",
-      [] {
-        std::vector<std::string> schemas;
-        for (const Operator& op : kOperators) schemas.push_back(schema_of(op));
-        return schemas;
-      },
-      "The schemas of the torch operators.");
-  module.def("rethrow_torch_error", &rethrow_torch_error, nb::arg("message"),
-             "Raises the error that a torch operator reported with this message; returns if there is none.");
+std::vector<TorchOperator> attention_operators() {
+  std::vector<TorchOperator> operators;
+  for (const Operator& op : kOperators) operators.push_back({op.name, schema_of(op), op.kernel});
+  return operators;
 }
 
 }  // namespace tilewise::python

@@ -12,31 +12,34 @@ from torch import Tensor
 from tilewise import _core
 from tilewise._kv_cache import ARRAYS, lse_shape, out_shape
 from tilewise._torch.errors import raise_known
-from tilewise._torch.operators import LIBRARY
+from tilewise._torch.operators import LIBRARY, implement, registered_by
 from tilewise._torch.python_kernels import stream_of
 from tilewise._torch.refusals import refuse_tangents
 
 _NO_BACKWARD = "must not require gradients, since the KV cache step has no backward pass; pass it detached"
-_ATTEND_SCALARS = (
-    ("rotary_interleaved", "bool", False),
-    ("rotary_offset", "int", 0),
-    ("cache_seqlen", "SymInt?", None),
-    ("max_seqlen_q", "SymInt?", None),
-    ("max_seqlen_k_new", "SymInt?", None),
-    ("head_dim_v", "int?", None),
-    ("k_scale_value", "float?", None),
-    ("v_scale_value", "float?", None),
-    ("causal", "bool", False),
-    ("window_left", "int", -1),
-    ("window_right", "int", -1),
-    ("softmax_scale", "float?", None),
-    ("softcap", "float", 0.0),
-    ("num_splits", "int", 0),
-    ("batch_invariant", "bool", False),
-)
-_APPEND_SCALARS = tuple(scalar for scalar in _ATTEND_SCALARS if scalar[0] in (
-    "rotary_interleaved", "rotary_offset", "cache_seqlen", "max_seqlen_k_new", "k_scale_value", "v_scale_value",
-))  # fmt: skip
+
+
+# Of what follows an operator's tensors; None of all others.
+_DEFAULTS: dict[str, Any] = {
+    "rotary_interleaved": False,
+    "rotary_offset": 0,
+    "causal": False,
+    "window_left": -1,
+    "window_right": -1,
+    "softcap": 0.0,
+    "num_splits": 0,
+    "batch_invariant": False,
+}
+
+
+def _scalars(name: str) -> tuple[tuple[str, Any], ...]:
+    """What follows an operator's tensors but for the implementation: names and defaults, as its schema lists them."""
+    arguments = getattr(torch.ops.tilewise, name).default._schema.arguments
+    return tuple((a.name, _DEFAULTS.get(a.name)) for a in arguments if "Tensor" not in str(a.type))[:-1]
+
+
+_ATTEND_SCALARS = _scalars("kv_cache_attention")
+_APPEND_SCALARS = _scalars("append_kv")
 
 
 def _borrow(name: str, tensor: Optional[Tensor], writable: bool = False) -> Any:
@@ -63,7 +66,7 @@ def _run(q: Tensor, tensors: tuple[Any, ...], out: Tensor, lse: Optional[Tensor]
          fresh: bool) -> None:  # fmt: skip
     k_cache, v_cache, k_scale, v_scale, k, v = tensors
     count = len(ARRAYS) - 2
-    scalars = dict(zip((name for name, _, _ in _ATTEND_SCALARS), rest[count:-1]))
+    scalars = dict(zip((name for name, _ in _ATTEND_SCALARS), rest[count:-1]))
     _core.kv_cache_attention(
         _borrow("q", q),
         _borrow("k_cache", k_cache),
@@ -81,7 +84,7 @@ def _run(q: Tensor, tensors: tuple[Any, ...], out: Tensor, lse: Optional[Tensor]
 
 
 def _new_out(q: Tensor, v_cache: Optional[Tensor], rest: tuple[Any, ...]) -> Tensor:
-    head_dim_v = rest[len(ARRAYS) - 2 + [name for name, _, _ in _ATTEND_SCALARS].index("head_dim_v")]
+    head_dim_v = rest[len(ARRAYS) - 2 + [name for name, _ in _ATTEND_SCALARS].index("head_dim_v")]
     return q.new_empty(out_shape(q, v_cache, {} if head_dim_v is None else {"head_dim_v": head_dim_v}))
 
 
@@ -105,7 +108,7 @@ def _kernel_out(q: Tensor, k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale:
 
 def _kernel_append(k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: Tensor, v: Any, *rest: Any) -> None:
     count = len(ARRAYS) - 2
-    scalars = dict(zip((name for name, _, _ in _APPEND_SCALARS), rest[count:-1]))
+    scalars = dict(zip((name for name, _ in _APPEND_SCALARS), rest[count:-1]))
     _core.append_kv(
         _borrow("k_cache", k_cache),
         _borrow("v_cache", v_cache),
@@ -148,51 +151,40 @@ def _fake_append(k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: T
     _check_devices("k", k.device, (*given.items(), *_names(rest)))
 
 
-_CACHES = "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor(c!)? k_scale, Tensor(d!)? v_scale"
-_OTHERS = ", ".join(f"Tensor? {name}" for name in ARRAYS if not name.endswith("_scale"))
-
-
-def _tail(scalars: Any) -> str:
-    return f"{_OTHERS}, {', '.join(f'{kind} {name}' for name, kind, _ in scalars)}, str? implementation"
-
-
-for _name, _schema, _implementation, _shapes in (
-    (
-        "kv_cache_attention",
-        f"(Tensor q, {_CACHES}, Tensor? k, Tensor? v, {_tail(_ATTEND_SCALARS)}) -> (Tensor, Tensor)",
-        _kernel,
-        _fake,
-    ),
-    (
-        "kv_cache_attention_out",
-        f"(Tensor q, {_CACHES}, Tensor? k, Tensor? v, Tensor(e!) out, {_tail(_ATTEND_SCALARS)}) -> Tensor",
-        _kernel_out,
-        _fake_out,
-    ),
-    ("append_kv", f"({_CACHES}, Tensor k, Tensor? v, {_tail(_APPEND_SCALARS)}) -> ()", _kernel_append, _fake_append),
+if registered_by != "c++":
+    implement({"kv_cache_attention": _kernel, "kv_cache_attention_out": _kernel_out, "append_kv": _kernel_append})
+for _name, _shapes in (
+    ("kv_cache_attention", _fake),
+    ("kv_cache_attention_out", _fake_out),
+    ("append_kv", _fake_append),
 ):
-    LIBRARY.define(_name + _schema)
-    for _key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
-        LIBRARY.impl(_name, _implementation, _key)
     torch.library.register_fake(f"tilewise::{_name}", _shapes, lib=LIBRARY)
 _attend: Any = torch.ops.tilewise.kv_cache_attention.default
 _attend_out: Any = torch.ops.tilewise.kv_cache_attention_out.default
 _append: Any = torch.ops.tilewise.append_kv.default
 
 
-def _check(like: str, required: tuple[tuple[str, Any], ...], optional: tuple[tuple[str, Any], ...]) -> None:
-    for name, value in (*required, *((n, t) for n, t in optional if t is not None)):
+def _check(like: str, required: int, names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """The first `required` of the tensors must be given. Names are looked at where something is wrong alone."""
+    for place, value in enumerate(tensors):
+        if value is None and place >= required:
+            continue
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: must be a torch tensor like {like} (got {type(value).__name__})")
+            raise TypeError(f"{names[place]}: must be a torch tensor like {like} (got {type(value).__name__})")
         if value.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{name}: {_NO_BACKWARD}")
-    refuse_tangents((*required, *optional))
+            raise NotImplementedError(f"{names[place]}: {_NO_BACKWARD}")
+    refuse_tangents(zip(names, tensors))
 
 
-def _operands(arrays: tuple[Any, ...], values: dict[str, Any], scalars: Any) -> tuple[Any, ...]:
-    """What follows an operator's own tensors, in the order of its schema."""
-    others = (array for name, array in zip(ARRAYS, arrays) if not name.endswith("_scale"))
-    return (*others, *(values.get(name, default) for name, _, default in scalars))
+_ATTEND_NAMES = ("q", "k_cache", "v_cache", "k", "v", "out", *ARRAYS)
+_APPEND_NAMES = ("k_cache", "k", "v_cache", "v", *ARRAYS)
+_K_SCALE, _V_SCALE = ARRAYS.index("k_scale"), ARRAYS.index("v_scale")
+_OTHERS = tuple(place for place, name in enumerate(ARRAYS) if not name.endswith("_scale"))
+
+
+def _numbers(values: dict[str, Any], scalars: tuple[tuple[str, Any], ...]) -> list[Any]:
+    """In the order of an operator's schema."""
+    return [values.get(name, default) for name, default in scalars]
 
 
 def attend(
@@ -208,18 +200,17 @@ def attend(
     implementation: Optional[str],
 ) -> Any:
     """out, or (out, softmax_lse); see tilewise.kv_cache_attention."""
-    others = (("v_cache", v_cache), ("k", k), ("v", v), ("out", out), *zip(ARRAYS, arrays))
-    _check("q", (("q", q), ("k_cache", k_cache)), others)
-    k_scale, v_scale = (arrays[ARRAYS.index(name)] for name in ("k_scale", "v_scale"))
-    tensors = (q, k_cache, v_cache, k_scale, v_scale, k, v)
-    operands = (*_operands(arrays, values, _ATTEND_SCALARS), implementation)
+    given = (q, k_cache, v_cache, k, v, out, *arrays)
+    _check("q", 2, _ATTEND_NAMES, given)
+    tensors = (q, k_cache, v_cache, arrays[_K_SCALE], arrays[_V_SCALE], k, v)
+    operands = (*[arrays[place] for place in _OTHERS], *_numbers(values, _ATTEND_SCALARS), implementation)
     try:
         if out is None:
             out, lse = _attend(*tensors, *operands)
         else:
             lse = _attend_out(*tensors, out, *operands)
     except RuntimeError as error:
-        raise_known(error, q=q, k_cache=k_cache, **dict(others))
+        raise_known(error, **dict(zip(_ATTEND_NAMES, given)))
         raise
     return (out, lse) if return_lse else out
 
@@ -234,11 +225,11 @@ def append(
     implementation: Optional[str],
 ) -> None:
     """See tilewise.append_kv."""
-    others = (("v_cache", v_cache), ("v", v), *zip(ARRAYS, arrays))
-    _check("k", (("k_cache", k_cache), ("k", k)), others)
-    k_scale, v_scale = (arrays[ARRAYS.index(name)] for name in ("k_scale", "v_scale"))
+    given = (k_cache, k, v_cache, v, *arrays)
+    _check("k", 2, _APPEND_NAMES, given)
+    operands = (*[arrays[place] for place in _OTHERS], *_numbers(values, _APPEND_SCALARS), implementation)
     try:
-        _append(k_cache, v_cache, k_scale, v_scale, k, v, *_operands(arrays, values, _APPEND_SCALARS), implementation)
+        _append(k_cache, v_cache, arrays[_K_SCALE], arrays[_V_SCALE], k, v, *operands)
     except RuntimeError as error:
-        raise_known(error, k_cache=k_cache, k=k, **dict(others))
+        raise_known(error, **dict(zip(_APPEND_NAMES, given)))
         raise

@@ -1,4 +1,4 @@
-# Registers tilewise::attention_forward with its overloads, attention_forward_out and attention_backward:
+# Registers the operators that have kernels in C++, attention's and those of the KV cache step:
 # from C++ where torch has the symbols for it (torch 2.10 and newer), else from Python, same schemas.
 """The torch operators. TILEWISE_TORCH_OPS=python asks for the Python registration."""
 
@@ -35,10 +35,15 @@ def _register() -> str:
             raise RuntimeError(f"TILEWISE_TORCH_OPS=c++: the torch operators can't be registered from C++: {reason}")
     for schema in _core.torch_schemas():
         LIBRARY.define(schema)
-        name = schema.split("(")[0]
-        for key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
-            LIBRARY.impl(name, python_kernels.KERNELS[name], key)
+    implement(python_kernels.KERNELS)
     return f"python ({reason})"
+
+
+def implement(kernels: dict[str, Any]) -> None:
+    """Kernels in Python, where torch lacks what those in C++ need."""
+    for name, kernel in kernels.items():
+        for key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
+            LIBRARY.impl(name, kernel, key)
 
 
 registered_by: str = _register()

@@ -262,8 +262,8 @@ def test_unwritable_places(compile_, tilewise, cache, tmp_path):
 def test_amd_kernels_need_nothing_but_their_parameters(compile_, tmp_path):
     """No implicit arguments: the kernarg segment is the parameter block."""
     compile_("gfx942", "--problem", BACKWARD, "--out", tmp_path)
-    size = read_launches(tmp_path)["parameters"]["size"]
-    for path in tmp_path.glob("*.hsaco"):
-        notes = subprocess.run(["llvm-readelf-22", "--notes", path], capture_output=True, text=True, check=True).stdout
-        assert f".kernarg_segment_size: {size}" in notes
+    for kernel in read_launches(tmp_path)["kernels"]:
+        command = ["llvm-readelf-22", "--notes", tmp_path / kernel["file"]]
+        notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert f".kernarg_segment_size: {kernel['parameters']['size']}" in notes
         assert "hidden_" not in notes

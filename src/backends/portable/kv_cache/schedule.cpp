@@ -107,6 +107,8 @@ device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& p, co
     c.waves = std::max(c.waves, 4);
     const bool crowded = c.rows_per_wave > 16 || c.head_dim + c.head_dim_v > 256;
     if (traits.family == gpu::Family::sm80 && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
+    // Options beside token scales pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a).
+    if (traits.family == gpu::Family::sm80 && c.rows_per_wave > 16 && !c.plain_scale) c.rows_per_wave = 16, c.waves = 8;
     // 32 keys of 256 elements spill 92 to 128 bytes on RDNA, 16 none.
     if (traits.family == gpu::Family::rdna && c.head_dim + c.head_dim_v > 384) c.block_n = 16;
   }

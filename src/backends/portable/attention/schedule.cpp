@@ -65,8 +65,10 @@ void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const Device
   c.waves = dim <= 128 ? 4 : 8;
   c.rows_per_wave = dim <= 128 ? 32 : 16;
   c.rows_in_registers = dim <= 64;
-  // 32 rows of 64 scores and what a bias adds pass the registers (88 to 148 bytes spilled), 32 x 32 don't.
-  if (dim > 64 && dim <= 128 && rows > 64 && c.bias_type != device::kBiasNone) c.block_n = 32;
+  // 32 rows of 64 scores and what a bias adds pass the registers (88 to 148 bytes spilled), 32 x 32 don't. ALiBi and
+  // softcap do everywhere but on sm_90a (68 to 92 bytes at head_dim 128).
+  const bool caps = (c.softcap || c.alibi) && traits.architecture != "sm_90a";
+  if (dim > 64 && dim <= 128 && rows > 64 && (c.bias_type != device::kBiasNone || caps)) c.block_n = 32;
   const bool few_blocks = has_few_blocks(p, traits);
   // Rows of 160, 192 and 224 elements are no power of 2 of chunks, each of which has an address of its own: of tiles
   // that one wave copies they pass its registers (132, 300 and 704 bytes spilled; 120 of 32 keys of 224).
@@ -139,11 +141,13 @@ constexpr std::array<BwdShape, 2> kBwdWide{{{8, 4, 64, 2}, {8, 4, 64, 1}}};
 
 /// Registers that a wave lacks for the first shapes of a list: dropout's draws and a bias pass them by some hundred
 /// bytes a lane at head_dim 64, everything together at 128.
-std::span<const BwdShape> bwd_shapes(const ScoreConfig& c) {
+std::span<const BwdShape> bwd_shapes(const ScoreConfig& c, const DeviceTraits& traits) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const bool has_bias = c.bias_type != device::kBiasNone;
   if (dim <= 64) return std::span(kBwdNarrow).subspan(c.dropout || has_bias ? 1 : 0);
-  if (dim <= 128) return std::span(kBwdMiddle).subspan(is_crowded(c) && c.lengths ? 1 : 0);
+  // Dropout or a bias alone spills 84 bytes of the first middle shape on sm_80, at most 20 elsewhere.
+  const bool spills = (c.dropout || has_bias) && traits.architecture == "sm_80";
+  if (dim <= 128) return std::span(kBwdMiddle).subspan(spills || (is_crowded(c) && c.lengths) ? 1 : 0);
   return kBwdWide;
 }
 
@@ -292,7 +296,7 @@ device::BwdConfig bwd_config(const Problem& p, const DeviceTraits& traits) {
   set_scores(unshaped, p);
   unshaped.rows_per_wave = 32;
   device::BwdConfig c = unshaped;
-  for (const BwdShape& shape : bwd_shapes(unshaped)) {
+  for (const BwdShape& shape : bwd_shapes(unshaped, traits)) {
     c = unshaped;
     c.waves = shape.waves;
     c.wave_cols = shape.wave_cols;

@@ -79,16 +79,33 @@ struct QueryBlock {
 enum ElementIndex : int { kElementF32 = 0, kElementBf16 = 1, kElementF16 = 2, kElementF64 = 3, kElementCount = 4 };
 
 using ForwardFn = void (*)(const ForwardTile& tile, void* scratch);
-/// What a decode call reads key after key, so that it can be fetched ahead: the rows of k and v of
-/// all its tiles, adjacent in memory.
-struct KeyStream {
-  const void *k, *v;           // at key 0
-  int64_t k_stride, v_stride;  // between keys, in bytes
-  int64_t k_bytes, v_bytes;    // of one key
-  int64_t end;                 // keys before it are fetched ahead, beyond the tiles' own too: the next call reads them
+
+/// Pages of a cache: key j lies at place j % page_size of page pages[j / page_size].
+struct PageTable {
+  const int32_t* pages;        // of the keys that are read or fetched ahead; null: there are none
+  int64_t page_size;           // in keys
+  int64_t k_stride, v_stride;  // between pages, in bytes
 };
 
-/// Tiles of the same sequence and key range with as many rows, one a key head. Scratch: decode_scratch() bytes each.
+/// Scales of single keys (or values), one a head; null: none, numbers are what is stored.
+struct TokenScales {
+  const float* scales;  // of the first tile's head at key 0, or at the first place of page 0
+  int64_t key_stride, page_stride, head_stride;
+};
+
+/// What a decode call reads key after key, and fetches ahead: the rows of k and v of all its tiles, adjacent in
+/// memory.
+struct KeyStream {
+  const void *k, *v;           // at key 0, or at the first place of page 0
+  int64_t k_stride, v_stride;  // between keys, or the places of a page, in bytes
+  int64_t k_bytes, v_bytes;    // of one key
+  int64_t end;                 // keys before it are fetched ahead, beyond the tiles' own too: the next call reads them
+  PageTable table = {};
+  TokenScales k_scales = {}, v_scales = {};  // of keys and values in fp8
+};
+
+/// Tiles of the same sequence and key range with as many rows, one a key head. Their keys are where the stream says,
+/// as far from its own as theirs at key 0 are. Scratch: decode_scratch() bytes each.
 using DecodeFn = void (*)(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, void* scratch);
 using BeginKeysFn = void (*)(const KeyBlock& block, void* scratch);
 using AddQueriesFn = void (*)(const KeyBlock& block, const QueryBlock& queries, void* scratch);
@@ -107,6 +124,8 @@ struct KernelSet {
   DecodeFn decode[kElementCount];
   ScratchFn forward_scratch[kElementCount];
   ScratchFn decode_scratch[kElementCount];
+  DecodeFn decode_fp8[kElementCount];  // keys and values in fp8 e4m3, q in the element type
+  ScratchFn decode_fp8_scratch[kElementCount];
   BeginKeysFn begin_keys[kElementCount];
   AddQueriesFn add_queries[kElementCount];
   EndKeysFn end_keys[kElementCount];

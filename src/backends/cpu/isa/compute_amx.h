@@ -26,6 +26,10 @@ struct ComputeAmx : ComputeBf16 {
   static constexpr int64_t kForwardKeys = 256;
   static constexpr int64_t kForwardRows = 32;
   static constexpr int32_t kMaxRows = 256;
+  template <class In>
+  static constexpr bool decodes_fp8() {
+    return false;  // left to ComputeBf16, which multiplies so few rows alike
+  }
   static constexpr int64_t kBackwardRows = 192;
 
   /// Holds the tiles configured, all eight as 16 rows of 64 bytes, and gives them back.

@@ -31,6 +31,11 @@ struct ComputeBf16 {
   static constexpr Precision precision() {
     return Precision::low;
   }
+  /// Whether decoding reads keys and values in fp8 beside queries in In.
+  template <class In>
+  static constexpr bool decodes_fp8() {
+    return true;
+  }
 
   TILEWISE_INLINE static F dot(F sum, F a, F b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -43,20 +48,35 @@ struct ComputeBf16 {
 
   TILEWISE_INLINE static F load_units(const Bf16* p) { return _mm512_castsi512_ps(_mm512_loadu_si512(p)); }
 
+  /// 32 numbers that bf16 holds exactly: but for two kinds, which are looked up, those of 120 exponents further down.
+  TILEWISE_INLINE static F load_units(const E4m3* p) {
+    const __m512i code = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(code, 4), _mm512_set1_epi16(0x07F0));
+    const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16(0x0080));         // below 2^-6 it wraps around
+    const __mmask32 special = _mm512_cmpgt_epu16_mask(above, _mm512_set1_epi16(0x0760));  // NaN: 0x0770
+    const __m512i normal = _mm512_add_epi16(above, _mm512_set1_epi16(0x3C80));
+    // Of the codes' five low bits: 0 to 7 times 2^-9, and NaN last.
+    const __m512i table = _mm512_setr_epi64(0x3BC03B803B000000, 0x3C603C403C203C00, 0, 0, 0, 0, 0, 0x7FC0000000000000);
+    const __m512i bits = _mm512_mask_permutexvar_epi16(normal, special, code, table);
+    const __m512i sign = _mm512_set1_epi16(static_cast<short>(0x8000));
+    constexpr int kFirstOrBoth = 0xF8;  // a | (b & c)
+    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bits, code, sign, kFirstOrBoth));
+  }
+
   /// Elements [begin, begin + 32) of two adjacent rows, interleaved: columns of a B operand.
   TILEWISE_INLINE static void load_paired(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,
                                           int64_t begin, int64_t size) {
-    load_shuffled(out, row, stride, rows_left, begin, size);
+    load_shuffled(out, rows_left > 0 ? row : nullptr, rows_left > 1 ? row + stride : nullptr, begin, size);
     order_columns(out[0], out[1]);
   }
 
-  /// The same with columns in the order two cheap shuffles leave them: 0-3, 8-11, 16-19, 24-27 and
-  /// the others. order_columns() puts that right; a sum over rows may wait for its end.
-  TILEWISE_INLINE static void load_shuffled(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,
-                                            int64_t begin, int64_t size) {
-    const F even = rows_left > 0 ? cpu::load_units<ComputeBf16>(row, begin, size) : V::zero();
-    const F odd = rows_left > 1 ? cpu::load_units<ComputeBf16>(row + stride, begin, size) : V::zero();
-    shuffle(out, even, odd);
+  /// The same of any two rows (null: zeros) with columns in the order two cheap shuffles leave them: 0-3, 8-11,
+  /// 16-19, 24-27 and the others. order_columns() puts that right; a sum over rows may wait for its end.
+  template <class In>
+  TILEWISE_INLINE static void load_shuffled(F (&out)[kPair], const In* even, const In* odd, int64_t begin,
+                                            int64_t size) {
+    shuffle(out, even ? cpu::load_units<ComputeBf16>(even, begin, size) : V::zero(),
+            odd ? cpu::load_units<ComputeBf16>(odd, begin, size) : V::zero());
   }
 
   /// Orders 32 floats of shuffled columns.

@@ -29,6 +29,11 @@ struct ComputeReal {
   static constexpr Precision precision() {
     return sizeof(In) == 2 ? Precision::low : best_precision<V>();
   }
+  /// Whether decoding reads keys and values in fp8 beside queries in In: widened to fp32, as these are.
+  template <class In>
+  static constexpr bool decodes_fp8() {
+    return sizeof(In) == sizeof(float) && sizeof(Real) == sizeof(float);
+  }
 
   TILEWISE_INLINE static F dot(F sum, F a, F b) { return V::fma(a, b, sum); }
 
@@ -49,11 +54,10 @@ struct ComputeReal {
     out[0] = rows_left > 0 ? cpu::load_units<ComputeReal>(row, begin, size) : V::zero();
   }
 
-  /// compute_bf16.h's cheaper order of columns; here there is but one.
+  /// compute_bf16.h's cheaper order of columns; here there is but one, and one row.
   template <class In>
-  TILEWISE_INLINE static void load_shuffled(F (&out)[kPair], const In* row, int64_t stride, int64_t rows_left,
-                                            int64_t begin, int64_t size) {
-    load_paired(out, row, stride, rows_left, begin, size);
+  TILEWISE_INLINE static void load_shuffled(F (&out)[kPair], const In* row, const In*, int64_t begin, int64_t size) {
+    out[0] = cpu::load_units<ComputeReal>(row, begin, size);
   }
   TILEWISE_INLINE static void order_row(Real*) {}
 

@@ -6,24 +6,28 @@
 
 #include "backends/cpu/isa/arena.h"
 #include "backends/cpu/isa/fetch_ahead.h"
+#include "backends/cpu/isa/key_places.h"
 #include "backends/cpu/isa/output.h"
 #include "backends/cpu/isa/pack.h"
 #include "backends/cpu/isa/weigh.h"
 
 namespace tilewise::backends::cpu {
 
-template <class C, class In>
+/// Queries in In; keys and values in Stored, which is In too, or fp8 with scales of its own.
+template <class C, class In, class Stored = In>
 class Decode {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
-  static constexpr int64_t kKeys = 32;  // a block of 8 heads of 128 dims: 128 KiB in bf16
+  static constexpr int64_t kKeys = KeyPlaces::kKeys;  // a block of 8 heads of 128 dims: 128 KiB in bf16
   static constexpr int64_t kElements = int64_t{V::kLanes} * C::kPair;
   static constexpr int64_t kQuad = 4;                     // rows computed together
   static constexpr int64_t kColumns = V::kLanes / kQuad;  // and keys: a vector of scores
   static constexpr int64_t kChunk = 4;  // output vectors held in registers: times 4 rows, 16 accumulators
   static constexpr int64_t kWidth = kChunk * V::kLanes;
-  static constexpr int64_t kPace = 16 / V::kLanes;        // vectors between two steps of the fetchers
+  // Vectors between two steps of the fetchers, and between two requests for one line.
+  static constexpr int64_t kPace = 16 / V::kLanes * int64_t{sizeof(In) / sizeof(Stored)};
+  static constexpr bool kScaled = sizeof(Stored) == 1;
   static constexpr int64_t kValuesAhead = kKeys * 3 / 4;  // they are read after the keys: no need for a whole block
 
  public:
@@ -55,7 +59,7 @@ class Decode {
   /// Of all tiles: rows one after the other.
   struct Scratch {
     int64_t ldq, ldo;
-    Real *q, *scores, *probabilities, *out;
+    Real *q, *scores, *probabilities, *out, *k_scales = nullptr, *v_scales = nullptr;
     RowState<V>* states;
     uint16_t* draws;
     size_t bytes;
@@ -68,11 +72,20 @@ class Decode {
       scores = arena.reals(rows * kKeys);
       probabilities = arena.reals(rows * kKeys / C::kPair);
       out = arena.reals(rows * ldo);
+      if constexpr (kScaled) {  // of each tile, which has a row at least
+        k_scales = arena.reals(rows * kKeys);
+        v_scales = arena.reals(rows * kKeys);
+      }
       states =
           reinterpret_cast<RowState<V>*>(arena.reals(rows * static_cast<int64_t>(sizeof(RowState<V>) / sizeof(Real))));
       draws = reinterpret_cast<uint16_t*>(arena.reals(round_up(kKeys, Dropout<V>::kKeys) / 2));
       bytes = arena.used();
     }
+  };
+
+  /// Of a tile's keys of a block; null where they have none.
+  struct Scales {
+    const Real *k, *v;
   };
 
   /// Both streams, which go on together.
@@ -87,14 +100,17 @@ class Decode {
 
   /// The keys of a block, or their values, of one head.
   struct Rows {
-    const In* first;
-    int64_t stride, size;  // between rows; of one
-    int64_t count, exist;  // to visit; there before the end of the sequence
-    int64_t next;          // bytes from a row to the one that its turn comes to next, 0: not to be requested
+    const void* origin;
+    const int64_t* places;  // of each row, in bytes from the origin
+    int64_t size, count;    // of a row; of rows to visit
+    int64_t next;           // bytes from a row to the one that its turn comes to next, 0: not to be requested
 
+    [[nodiscard]] TILEWISE_INLINE const Stored* row(int64_t j) const {
+      return reinterpret_cast<const Stored*>(static_cast<const char*>(origin) + places[j]);
+    }
     /// What was requested and forgotten would stall for hundreds of cycles when it is read: requested
     /// once more, a head ahead, it costs less than a cycle a line.
-    TILEWISE_INLINE void request(const In* at) const {
+    TILEWISE_INLINE void request(const Stored* at) const {
       if (next != 0) __builtin_prefetch(reinterpret_cast<const char*>(at) + next, 0, 2);
     }
   };
@@ -110,55 +126,89 @@ class Decode {
     const int64_t key_steps = kKeys / kColumns * ((w.ldq / V::kLanes + kPace - 1) / kPace);
     const int64_t value_steps = kKeys / C::kPair / kPace * ((t.head_dim_v + kWidth - 1) / kWidth);
     const int64_t steps = num_tiles * quads * (key_steps + value_steps);
-    Fetchers fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end},
-                   {stream.v, stream.v_stride, stream.v_bytes, stream.end}};
+    KeyPlaces places(stream, t.key_begin, t.key_end);
+    Fetchers fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end, places.ring(KeyPlaces::kK)},
+                   {stream.v, stream.v_stride, stream.v_bytes, stream.end, places.ring(KeyPlaces::kV)}};
     // After the last head's keys come the first one's values, and after those the next block's keys.
     const int32_t last = num_tiles - 1;
-    const bool alike = t.k_stride == t.v_stride;
+    const bool alike = stream.k_stride == stream.v_stride && stream.table.k_stride == stream.table.v_stride;
     const int64_t from_keys = alike ? distance(tiles[last].k, t.v) : 0;
-    const int64_t from_values = alike ? distance(tiles[last].v, t.k) + kKeys * stream.k_stride : 0;
+    const int64_t from_values = alike && !places.paged() ? distance(tiles[last].v, t.k) + kKeys * stream.k_stride : 0;
     for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
       const int64_t begin = t.key_begin > key ? t.key_begin - key : 0;
       const int64_t end = t.key_end - key < kKeys ? t.key_end - key : kKeys;
+      places.move_to(key);
       fetch.k.start(key + kKeys, kKeys, steps);
       fetch.v.start(key + kValuesAhead, kKeys, steps);
       // Head after head, but all keys before all values: a block of either is read from one place.
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].k, tiles[n + 1].k) : from_keys;
-        score_block<kWhole>(tiles[n], w, n * t.num_rows, key, begin, end, next, fetch);
+        const Rows keys = rows_of(tiles[n].k, places, KeyPlaces::kK, t.head_dim, end, next);
+        score_block<kWhole>(t.num_rows, w, n * t.num_rows, keys, begin, fetch);
       }
-      for (int32_t n = 0; n < num_tiles; ++n) weigh_rows(tiles[n], w, n * t.num_rows, key, end);
+      const bool scaled = kScaled && stream.k_scales.scales != nullptr;
+      if (scaled) {
+        take_scales(stream.k_scales, places, KeyPlaces::kKScale, num_tiles, begin, end, w.k_scales);
+        take_scales(stream.v_scales, places, KeyPlaces::kVScale, num_tiles, begin, end, w.v_scales);
+      }
+      for (int32_t n = 0; n < num_tiles; ++n) {
+        const Scales scales{scaled ? w.k_scales + n * kKeys : nullptr, scaled ? w.v_scales + n * kKeys : nullptr};
+        weigh_rows(tiles[n], w, n * t.num_rows, key, end, scales);
+      }
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].v, tiles[n + 1].v) : from_values;
-        add_block<kWhole>(tiles[n], w, n * t.num_rows, key, begin, end, next, fetch);
+        const Rows values = rows_of(tiles[n].v, places, KeyPlaces::kV, t.head_dim_v, end, next);
+        add_block<kWhole>(t.num_rows, w, n * t.num_rows, values, begin, fetch);
       }
     }
   }
 
-  static void weigh_rows(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key, int64_t end) {
+  TILEWISE_INLINE static Rows rows_of(const void* first, const KeyPlaces& places, KeyPlaces::Stream stream,
+                                      int64_t size, int64_t count, int64_t next) {
+    return {static_cast<const char*>(first) + places.origin(stream), places.block(stream), size, count, next};
+  }
+
+  /// The scales of a block's keys [begin, end), head after head, and 1 for the others, whose weights stay 0 by that.
+  /// The next block's are requested.
+  static void take_scales(const TokenScales& from, const KeyPlaces& places, KeyPlaces::Stream stream, int64_t heads,
+                          int64_t begin, int64_t end, Real* to) {
+    for (int64_t n = 0; n < heads * kKeys; n += V::kLanes) V::store(to + n, V::set1(1.0f));
+    const int64_t* block = places.block(stream);
+    const float* origin = from.scales + places.origin(stream);
+    const int64_t* ahead = places.ahead(stream);
+    const float* next = origin + places.step(stream);
+    for (int64_t j = begin; j < end; ++j) {
+      const float* scales = origin + block[j];
+      __builtin_prefetch(next + ahead[j], 0, 2);
+      for (int64_t n = 0; n < heads; ++n) to[n * kKeys + j] = scales[n * from.head_stride];
+    }
+  }
+
+  static void weigh_rows(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key, int64_t end,
+                         const Scales& scales) {
     const KeySpan span{key, round_up(end, 2 * V::kLanes), t.seqlen_k - key};
     for (int32_t r = 0; r < t.num_rows; ++r) {
       const int64_t row = first + r;
-      const Real rescale = Weigh<C, In>::row(t.rows[r], t.score, span, w.scores + row * kKeys, w.states[row],
-                                             w.probabilities + row * (kKeys / C::kPair), w.draws);
+      Real* scores = w.scores + row * kKeys;
+      if (scales.k)
+        for (int64_t j = 0; j < kKeys; j += V::kLanes)
+          V::store(scores + j, V::mul(V::load(scores + j), V::load(scales.k + j)));
+      const Real rescale = Weigh<C, In>::row(t.rows[r], t.score, span, scores, w.states[row],
+                                             w.probabilities + row * (kKeys / C::kPair), w.draws, scales.v);
       if (rescale != 1.0f) Scores<V>::multiply(w.out + row * w.ldo, w.ldo, rescale);
     }
   }
 
   template <bool kWhole>
-  TILEWISE_INLINE static void score_block(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key,
-                                          int64_t begin, int64_t end, int64_t next, Fetchers& fetch) {
+  TILEWISE_INLINE static void score_block(int64_t rows, const Scratch& w, int64_t first, Rows k, int64_t begin,
+                                          Fetchers& fetch) {
     const int64_t j = begin / kColumns * kColumns;
-    Rows k{static_cast<const In*>(t.k) + (key + j) * t.k_stride,
-           t.k_stride,
-           t.head_dim,
-           end - j,
-           t.seqlen_k - key - j,
-           next};
-    for (int64_t r = 0; r < t.num_rows; r += kQuad, k.next = 0) {
+    k.places += j;
+    k.count -= j;
+    for (int64_t r = 0; r < rows; r += kQuad, k.next = 0) {
       const Real* q = w.q + (first + r) * w.ldq;
       Real* scores = w.scores + (first + r) * kKeys + j;
-      switch (t.num_rows - r) {
+      switch (rows - r) {
         case 1:
           score_rows<1, kWhole>(k, q, w.ldq, scores, fetch);
           break;
@@ -177,7 +227,7 @@ class Decode {
 
   /// load_units, without its check where every vector is whole.
   template <bool kWhole>
-  TILEWISE_INLINE static F load_row(const In* row, int64_t begin, int64_t size) {
+  TILEWISE_INLINE static F load_row(const Stored* row, int64_t begin, int64_t size) {
     if constexpr (kWhole) return C::load_units(row + begin);
     return load_units<C>(row, begin, size);
   }
@@ -187,9 +237,9 @@ class Decode {
   template <int kRows, bool kWhole>
   [[gnu::noinline]] static void score_rows(const Rows& k, const Real* q, int64_t ldq, Real* scores, Fetchers& fetch) {
     for (int64_t j = 0; j < k.count; j += kColumns) {
-      const In* rows[kColumns];
+      const Stored* rows[kColumns];
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) rows[c] = k.first + (j + c < k.exist ? j + c : k.exist - 1) * k.stride;
+      for (int c = 0; c < kColumns; ++c) rows[c] = k.row(j + c);
       F acc[V::kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < V::kLanes; ++i) acc[i] = V::zero();
@@ -215,14 +265,15 @@ class Decode {
   }
 
   template <bool kWhole>
-  TILEWISE_INLINE static void add_block(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key,
-                                        int64_t begin, int64_t end, int64_t next, Fetchers& fetch) {
+  TILEWISE_INLINE static void add_block(int64_t rows, const Scratch& w, int64_t first, Rows v, int64_t begin,
+                                        Fetchers& fetch) {
     const int64_t j = begin / C::kPair * C::kPair;
-    Rows v{static_cast<const In*>(t.v) + (key + j) * t.v_stride, t.v_stride, t.head_dim_v, end - j, end - j, next};
-    for (int64_t r = 0; r < t.num_rows; r += kQuad, v.next = 0) {
+    v.places += j;
+    v.count -= j;
+    for (int64_t r = 0; r < rows; r += kQuad, v.next = 0) {
       const Real* p = w.probabilities + (first + r) * (kKeys / C::kPair) + j / C::kPair;
       Real* out = w.out + (first + r) * w.ldo;
-      switch (t.num_rows - r) {
+      switch (rows - r) {
         case 1:
           add_values<1, kWhole>(v, p, out, w.ldo, fetch);
           break;
@@ -251,15 +302,17 @@ class Decode {
         for (int c = 0; c < kChunk; ++c)
           acc[i][c] = c / C::kPair < loads ? V::load(out + i * ldo + c * V::kLanes) : V::zero();
       for (int64_t key = 0; key < v.count; key += C::kPair) {
-        const In* row = v.first + key * v.stride;
+        const Stored* row[C::kPair];
+#pragma GCC unroll 2
+        for (int i = 0; i < C::kPair; ++i) row[i] = v.row(key + i);
         if (key / C::kPair % kPace == 0) fetch.step();
         F values[kChunk / C::kPair][C::kPair] = {};
 #pragma GCC unroll 4
         for (int c = 0; c < kChunk / C::kPair; ++c) {
           const int64_t at = column + c * kElements, size = kWhole ? at + kElements : v.size;
-          if (c < loads) C::load_shuffled(values[c], row, v.stride, v.exist - key, at, size);
+          if (c < loads) C::load_shuffled(values[c], row[0], key + 1 < v.count ? row[C::kPair - 1] : nullptr, at, size);
           if (c % kPace == 0)
-            for (int i = 0; i < C::kPair; ++i) v.request(row + i * v.stride + at);
+            for (int i = 0; i < C::kPair; ++i) v.request(row[i] + at);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < kRows; ++i) {

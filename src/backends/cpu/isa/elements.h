@@ -15,5 +15,9 @@ struct Bf16 {
 struct F16 {
   uint16_t bits;
 };
+/// fp8 of device/common/float8.h: read alone, and exact in every other type.
+struct E4m3 {
+  uint8_t bits;
+};
 
 }  // namespace tilewise::backends::cpu

@@ -54,6 +54,10 @@ struct For {
     set.forward_scratch[element] = &Forward<C, In>::scratch_bytes;
     set.decode[element] = &Decode<C, In>::run;
     set.decode_scratch[element] = &Decode<C, In>::scratch_bytes;
+    if constexpr (C::template decodes_fp8<In>()) {
+      set.decode_fp8[element] = &Decode<C, In, E4m3>::run;
+      set.decode_fp8_scratch[element] = &Decode<C, In, E4m3>::scratch_bytes;
+    }
     set.begin_keys[element] = &Backward<C, In>::begin_keys;
     set.add_queries[element] = &Backward<C, In>::add_queries;
     set.end_keys[element] = &Backward<C, In>::end_keys;

@@ -71,6 +71,15 @@ struct Generic {
     return F{device::f16_to_float(p[0].bits), device::f16_to_float(p[1].bits), device::f16_to_float(p[2].bits),
              device::f16_to_float(p[3].bits)};
   }
+  /// Numbers below 2^-6 are what 2^-6 and their mantissa have beyond 2^-6: no subnormal float is ever made.
+  TILEWISE_INLINE static F load(const E4m3* p) {
+    const I code{p[0].bits, p[1].bits, p[2].bits, p[3].bits};
+    const I magnitude = code & 0x7F, small = magnitude < 8;
+    const I bits = (magnitude << 20) + (120 << 23) + (small & (1 << 23));
+    const F value = reinterpret_cast<F>(bits) - reinterpret_cast<F>(small & (121 << 23));
+    const I nan = (magnitude == 0x7F) & 0x7FC00000;
+    return reinterpret_cast<F>(reinterpret_cast<I>(value) | nan | ((code & 0x80) << 24));
+  }
   TILEWISE_INLINE static void store(Bf16* p, F x) {
 #pragma GCC unroll 4
     for (int i = 0; i < kLanes; ++i) p[i].bits = device::float_to_bf16(x[i]);

@@ -28,8 +28,9 @@ struct Softmax {
 
   /// Turns scores (to be multiplied by `factor`; log2 units then) into unnormalised
   /// probabilities: Reals in place, and as an A operand in `p`. Returns what the accumulated
-  /// outputs must be multiplied by (1 nearly always).
-  static Real update(Real* s, int64_t count, Real factor, RowState<V>& state, Real* p) {
+  /// outputs must be multiplied by (1 nearly always). `scales`, where not null, are the values': the operand, not
+  /// the sum, is multiplied by them.
+  static Real update(Real* s, int64_t count, Real factor, RowState<V>& state, Real* p, const Real* scales) {
     const F scale = V::set1(factor);
     if (state.reference == kUnset) {
       state.reference = scaled_max(s, count, scale);
@@ -42,9 +43,10 @@ struct Softmax {
       }
     }
     const F before = V::load(state.sum);
-    const F sum = exponentiate(s, count, scale, state.reference, before, p);
+    const F sum = exponentiate(s, count, scale, state.reference, before, p, scales);
     V::store(state.sum, sum);
-    return V::any(V::greater(sum, V::set1(kLargestSum))) ? move_reference(s, count, scale, state, before, p) : 1.0f;
+    return V::any(V::greater(sum, V::set1(kLargestSum))) ? move_reference(s, count, scale, state, before, p, scales)
+                                                         : 1.0f;
   }
 
   static void clear(Real* p, int64_t count) {
@@ -60,24 +62,28 @@ struct Softmax {
   static constexpr float kUnset = -__builtin_inff();
 
   /// p = 2^(s * scale - reference); returns `sum` with them added, lane by lane.
-  TILEWISE_INLINE static F exponentiate(const Real* s, int64_t count, F scale, Real reference, F sum, Real* p) {
+  TILEWISE_INLINE static F exponentiate(const Real* s, int64_t count, F scale, Real reference, F sum, Real* p,
+                                        const Real* scales) {
     const F bias = V::set1(reference);
     for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
       const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, bias));
       const F x1 = exp2<kPrecision, V>(V::fms(V::load(s + j + V::kLanes), scale, bias));
       sum = V::add(sum, V::add(x0, x1));
-      C::store_row(p, j, x0, x1);
+      if (scales)
+        C::store_row(p, j, V::mul(x0, V::load(scales + j)), V::mul(x1, V::load(scales + j + V::kLanes)));
+      else
+        C::store_row(p, j, x0, x1);
     }
     return sum;
   }
 
   /// The rare way: this block again, from its own largest score. Returns the outputs' rescale.
   [[gnu::noinline]] static Real move_reference(const Real* s, int64_t count, F scale, RowState<V>& state, F before,
-                                               Real* p) {
+                                               Real* p, const Real* scales) {
     const Real moved = scaled_max(s, count, scale);
     const Real rescale = exp2_scalar(state.reference - moved);
     state.reference = moved;
-    V::store(state.sum, exponentiate(s, count, scale, moved, V::mul(before, V::set1(rescale)), p));
+    V::store(state.sum, exponentiate(s, count, scale, moved, V::mul(before, V::set1(rescale)), p, scales));
     return rescale;
   }
 

@@ -26,10 +26,10 @@ struct Weigh {
   using Real = typename V::Real;
   using RowSoftmax = Softmax<C, C::template precision<In>()>;
 
-  /// `scores` (q·k) are overwritten; `probabilities` become an A operand, dropout applied. Returns
-  /// what the row's accumulated outputs must be multiplied by.
+  /// `scores` (q·k) are overwritten; `probabilities` become an A operand, dropout applied, times the values' scales
+  /// where these are not null. Returns what the row's accumulated outputs must be multiplied by.
   static Real row(const RowInfo& row, const ScoreParams& p, const KeySpan& span, Real* scores, RowState<V>& state,
-                  Real* probabilities, uint16_t* draws) {
+                  Real* probabilities, uint16_t* draws, const Real* value_scales = nullptr) {
     const int64_t begin = row.key_begin > span.key ? row.key_begin - span.key : 0;
     const int64_t end = row.key_end - span.key < span.columns ? row.key_end - span.key : span.columns;
     if (begin >= end) {
@@ -51,7 +51,7 @@ struct Weigh {
     // not its span reaches past what it sees, so results don't depend on the rows beside it.
     if (begin > 0 || end < span.columns)
       Scores<V>::mask(scores, span.columns, begin, end, factor > 0.0f ? kNegativeInfinity : -kNegativeInfinity);
-    const Real rescale = RowSoftmax::update(scores, span.columns, factor, state, probabilities);
+    const Real rescale = RowSoftmax::update(scores, span.columns, factor, state, probabilities, value_scales);
     if (p.dropout_threshold) {
       Dropout<V>::draw_row(draws, span.key, span.columns, row, p);
       RowSoftmax::drop(probabilities, span.columns, draws, p.dropout_threshold);

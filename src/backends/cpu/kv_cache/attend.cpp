@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "backends/cpu/kv_cache/append.hpp"
+#include "backends/cpu/kv_cache/cache_stream.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
@@ -19,15 +20,10 @@
 namespace tilewise::backends::cpu {
 namespace {
 
-constexpr std::int64_t kKeysPerPart = 1024;
-constexpr std::int64_t kRowCapacity = 256;   // no KernelSet takes more rows a tile
-constexpr std::int64_t kMaxTiles = 16;       // key heads that a decode call visits together
-constexpr std::int64_t kFewestQueries = 24;  // packing keys for fewer costs more than it saves
 constexpr std::int64_t kLargestHeadDimV = 512;
 constexpr float kNothingSeen = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /// A partial result: head_dim_v unnormalised outputs, their reference in log2 units, the sum of weights.
@@ -54,123 +50,23 @@ struct CacheAttention::Scratch {
   std::array<RowInfo, kRowCapacity> shifted;
 };
 
-CacheAttention::CacheAttention(const KvCacheProblem& p, const KernelSet& kernels)
-    : tiles_(p, kernels),
+CacheAttention::CacheAttention(const KvCacheProblem& p, const KernelSet& kernels, const KernelSet& prefill_kernels)
+    : tiles_(p, prefill_kernels),
       kernels_(kernels),
-      element_(tiles_.element()),
+      prefill_kernels_(prefill_kernels),
       own_(element_of(p.dtype)),
+      decode_element_(operations::kv_cache::is_fp8(p) && kernels.decode_fp8[own_] == nullptr ? kElementF32 : own_),
+      prefill_element_(tiles_.element()),
+      decode_((operations::kv_cache::is_fp8(p) ? kernels.decode_fp8 : kernels.decode)[decode_element_]),
       head_dim_(p.head_dim),
       head_dim_v_(p.head_dim_v),
       group_(p.num_heads_q / p.num_heads_k),
       num_heads_k_(p.num_heads_k),
-      decode_heads_(std::clamp<std::int64_t>(num_heads_k_, 1, kMaxTiles)),
-      converts_(p.rotary_dim > 0 || element_ != own_) {
+      decode_heads_(std::clamp<std::int64_t>(num_heads_k_, 1, kMaxTiles)) {
   const auto dim = static_cast<std::int32_t>(p.head_dim), dim_v = static_cast<std::int32_t>(p.head_dim_v);
-  decode_scratch_ = kernels.decode_scratch[element_](dim, dim_v) * static_cast<std::size_t>(kMaxTiles);
-  forward_scratch_ = kernels.forward_scratch[element_](dim, dim_v);
-}
-
-std::string CacheAttention::schedule() const {
-  const std::int64_t keys = tiles_.chunk_keys();
-  return keys == 0 ? "keys read in the cache, parts of " + std::to_string(kKeysPerPart)
-                   : "chunks of " + std::to_string(keys) + " keys, parts of " +
-                         std::to_string(ceil_div(kKeysPerPart, keys) * keys);
-}
-
-/// Whether packing the keys for so many rows of a key head would cost more than it saves.
-bool CacheAttention::decodes(std::int64_t rows) const { return rows <= 2 * std::int64_t{kernels_.decode_max_rows}; }
-
-CacheAttention::Parts CacheAttention::parts_of(const KvCacheParams& p, const Sequence& s, const KeyRange& keys) const {
-  Parts parts;
-  if (!decodes(s.seqlen_q * group_) || keys.end <= keys.begin) return parts;
-  const std::int64_t chunk = std::max<std::int64_t>(tiles_.chunk_keys(), 1);
-  const std::int64_t wanted = p.num_splits > 0 ? ceil_div(s.seqlen_k(), p.num_splits) : kKeysPerPart;
-  parts.keys = ceil_div(std::max<std::int64_t>(wanted, 1), chunk) * chunk;
-  parts.first_key = keys.begin / parts.keys * parts.keys;
-  parts.count = ceil_div(keys.end - parts.first_key, parts.keys);
-  return parts;
-}
-
-void CacheAttention::add_decode_tasks(const KvCacheParams& p, std::int64_t b, const Parts& parts, std::int64_t together,
-                                      std::vector<Task>& tasks) const {
-  const Sequence s = sequence_of(p, b);
-  const KeyRange keys = needed_keys(p, s);
-  for (std::int64_t part = 0; part < parts.count; ++part) {
-    const std::int64_t begin = parts.first_key + part * parts.keys;
-    const KeyRange own{std::max(keys.begin, begin), std::min(keys.end, begin + std::max<std::int64_t>(parts.keys, 1))};
-    for (std::int64_t h = 0; h < num_heads_k_; h += together)
-      tasks.push_back({b,
-                       {h, std::min(h + together, num_heads_k_)},
-                       0,
-                       group_,
-                       0,
-                       s.seqlen_q,
-                       keys.end > keys.begin ? own : KeyRange{0, 0},
-                       part,
-                       true});
-  }
-}
-
-void CacheAttention::add_prefill_tasks(const KvCacheParams& p, std::int64_t b, int workers,
-                                       std::vector<Task>& tasks) const {
-  const Sequence s = sequence_of(p, b);
-  const std::int64_t most = std::min<std::int64_t>(kernels_.max_rows, kRowCapacity);
-  const std::int64_t members = std::clamp<std::int64_t>(most / s.seqlen_q, 1, group_);
-  std::int64_t queries = ceil_div(s.seqlen_q, ceil_div(s.seqlen_q * members, most));
-  const std::int64_t tiles = num_heads_k_ * ceil_div(group_, members) * p.batch_size;
-  // A row's result does not depend on its tile: chunks of keys start at fixed places.
-  while (queries >= 2 * kFewestQueries && tiles * ceil_div(s.seqlen_q, queries) < 2 * workers)
-    queries = ceil_div(queries, 2);
-  // Later queries see more keys under a causal mask: they start first.
-  for (std::int64_t first = (ceil_div(s.seqlen_q, queries) - 1) * queries; first >= 0; first -= queries) {
-    const std::int64_t count = std::min(queries, s.seqlen_q - first);
-    const KeyRange low = visible_keys(p, s, first), high = visible_keys(p, s, first + count - 1);
-    for (std::int64_t h = 0; h < num_heads_k_; ++h)
-      for (std::int64_t m = 0; m < group_; m += members)
-        tasks.push_back({b,
-                         {h, h + 1},
-                         m,
-                         std::min(members, group_ - m),
-                         first,
-                         count,
-                         {low.begin, std::max(low.begin, high.end)},
-                         0,
-                         false});
-  }
-}
-
-CacheAttention::Work CacheAttention::plan(const KvCacheParams& p) const {
-  Work work;
-  work.parts.resize(static_cast<std::size_t>(p.batch_size));
-  std::int64_t pieces = 0;
-  for (std::int64_t b = 0; b < p.batch_size; ++b) {
-    const Sequence s = sequence_of(p, b);
-    if (s.absent || s.seqlen_q <= 0) continue;
-    Parts& parts = work.parts[static_cast<std::size_t>(b)];
-    const KeyRange keys = needed_keys(p, s);
-    parts = parts_of(p, s, keys);
-    parts.offset = work.floats;
-    const std::int64_t rows = s.seqlen_q * p.num_heads_q;
-    if (parts.count > 1) work.floats += static_cast<std::size_t>(rows * parts.count * (head_dim_v_ + 2));
-    work.flops += 2.0 * static_cast<double>(rows) * static_cast<double>(keys.end - keys.begin) *
-                  static_cast<double>(head_dim_ + head_dim_v_);
-    pieces += parts.count;
-  }
-  const int workers = workers_for(work.flops);
-  // Key heads whose rows lie side by side are read together, as long as there is a task for everyone.
-  std::int64_t together = decode_heads_;
-  while (together > 1 && pieces * ceil_div(num_heads_k_, together) < 2 * workers) together = ceil_div(together, 2);
-  for (std::int64_t b = 0; b < p.batch_size; ++b) {
-    const Sequence s = sequence_of(p, b);
-    if (s.absent || s.seqlen_q <= 0) continue;
-    if (decodes(s.seqlen_q * group_)) {
-      add_decode_tasks(p, b, work.parts[static_cast<std::size_t>(b)],
-                       std::clamp<std::int64_t>(kRowCapacity / (group_ * s.seqlen_q), 1, together), work.tasks);
-    } else {
-      add_prefill_tasks(p, b, workers, work.tasks);
-    }
-  }
-  return work;
+  const ScratchFn* scratch = operations::kv_cache::is_fp8(p) ? kernels.decode_fp8_scratch : kernels.decode_scratch;
+  decode_scratch_ = scratch[decode_element_](dim, dim_v) * static_cast<std::size_t>(kMaxTiles);
+  forward_scratch_ = prefill_kernels.forward_scratch[prefill_element_](dim, dim_v);
 }
 
 void CacheAttention::run(const KvCacheParams& p) const {
@@ -215,10 +111,10 @@ void CacheAttention::clear(const KvCacheParams& p, std::int64_t b) const {
 
 std::size_t CacheAttention::scratch_bytes(const Task& t) const {
   const auto rows = static_cast<std::size_t>(t.heads_k.count() * t.num_members * t.num_queries);
-  return round_up(std::max(decode_scratch_, forward_scratch_)) +
-         round_up(rows * static_cast<std::size_t>(head_dim_) * element_size(element_)) +
+  return round_up(t.decode ? decode_scratch_ : forward_scratch_) +
+         round_up(rows * static_cast<std::size_t>(head_dim_) * sizeof(float)) +
          2 * round_up(rows * static_cast<std::size_t>(head_dim_v_ + 2) * sizeof(float)) +
-         round_up(tiles_.scratch_bytes(t.heads_k.count()));
+         (t.decode ? 0 : round_up(tiles_.scratch_bytes(t.heads_k.count())));
 }
 
 void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Parts& parts, float* partials) const {
@@ -227,8 +123,8 @@ void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Pa
   const std::size_t row_bytes = round_up(num_rows * static_cast<std::size_t>(head_dim_v_ + 2) * sizeof(float));
   Scratch w;
   w.kernel = static_cast<std::byte*>(thread_scratch(scratch_bytes(task)));
-  w.q = w.kernel + round_up(std::max(decode_scratch_, forward_scratch_));
-  std::byte* results = w.q + round_up(num_rows * static_cast<std::size_t>(head_dim_) * element_size(element_));
+  w.q = w.kernel + round_up(task.decode ? decode_scratch_ : forward_scratch_);
+  std::byte* results = w.q + round_up(num_rows * static_cast<std::size_t>(head_dim_) * sizeof(float));
   w.total = reinterpret_cast<float*>(results);
   w.part = reinterpret_cast<float*>(results + row_bytes);
   w.chunk = results + 2 * row_bytes;
@@ -236,13 +132,10 @@ void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Pa
   const std::int64_t stride = head_dim_v_ + 2;
   for (std::size_t r = 0; r < num_rows; ++r)
     w.total[static_cast<std::int64_t>(r) * stride + head_dim_v_] = kNothingSeen;
-  const std::int64_t chunk = tiles_.chunk_keys() > 0 ? tiles_.chunk_keys() : std::numeric_limits<std::int32_t>::max();
-  bool first = true;
-  for (std::int64_t start = task.keys.begin / chunk * chunk; start < task.keys.end && !core::abandoned();
-       start += chunk) {
-    const KeyRange keys{std::max(start, task.keys.begin), std::min(start + chunk, task.keys.end)};
-    run_chunk(p, task, tiles_.chunk(p, s, task.b, task.heads_k, start, keys, w.chunk), start, keys, first, w);
-    first = false;
+  if (task.decode) {
+    decode(p, s, task, w);
+  } else {
+    prefill(p, s, task, w);
   }
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(num_rows); ++r) {
     const std::int64_t member = r / task.num_queries, i = task.first_query + r % task.num_queries;
@@ -260,7 +153,8 @@ void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Pa
 
 /// Rows in the order (key head, member, query), with the keys that they see of all.
 void CacheAttention::fill_rows(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& w) const {
-  const std::size_t own_size = element_size(own_), size = element_size(element_);
+  const ElementIndex element = task.decode ? decode_element_ : prefill_element_;
+  const std::size_t own_size = element_size(own_), size = element_size(element);
   const std::int64_t position = p.rotary.dim > 0 ? rotary_position(p, s, task.b) : 0;
   RowInfo* row = w.rows.data();
   std::byte* q = w.q;
@@ -270,13 +164,13 @@ void CacheAttention::fill_rows(const KvCacheParams& p, const Sequence& s, const 
       for (std::int64_t i = task.first_query; i < task.first_query + task.num_queries; ++i, ++row) {
         *row = {};
         row->q = row_address(p.q, task.b, s.q_row + i, h, own_size);
-        if (converts_) {
+        if (p.rotary.dim > 0 || element != own_) {
           std::array<float, 576> values;
           load_row(p.dtype, row->q, head_dim_, values.data());
           if (p.rotary.dim > 0) rotate_row(p.rotary, position + (queries_advance(p) ? i : 0), values.data());
           // Rounded to q's own dtype, whatever kernels read.
           store_row(p.dtype, values.data(), head_dim_, q);
-          if (element_ != own_) {
+          if (element != own_) {
             load_row(p.dtype, q, head_dim_, values.data());
             std::memcpy(q, values.data(), static_cast<std::size_t>(head_dim_) * size);
           }
@@ -294,70 +188,88 @@ void CacheAttention::fill_rows(const KvCacheParams& p, const Sequence& s, const 
   }
 }
 
-/// Adds keys of one chunk to the partial results.
-void CacheAttention::run_chunk(const KvCacheParams& p, const Task& task, const CacheChunk& chunk, std::int64_t start,
-                               const KeyRange& keys, bool first, Scratch& w) const {
-  const std::int64_t stride = head_dim_v_ + 2, rows_a_head = task.num_members * task.num_queries;
-  const std::int64_t num_rows = task.heads_k.count() * rows_a_head;
-  float* results = first ? w.total : w.part;
+/// What the tiles of a task have in common, with keys counted from `start` on, of which `keys` are read, and its rows
+/// with what they see of these and where their results go.
+ForwardTile CacheAttention::show_keys(const KvCacheParams& p, const Task& task, std::int64_t start,
+                                      const KeyRange& keys, float* results, Scratch& w) const {
+  const std::int64_t num_rows = task.heads_k.count() * task.num_members * task.num_queries;
   for (std::int64_t r = 0; r < num_rows; ++r) {
     RowInfo& row = w.shifted[static_cast<std::size_t>(r)];
     row = w.rows[static_cast<std::size_t>(r)];
-    row.partial = results + r * stride;
+    row.partial = results + r * (head_dim_v_ + 2);
     row.key_begin = static_cast<std::int32_t>(std::clamp<std::int64_t>(row.key_begin, keys.begin, keys.end) - start);
     row.key_end = static_cast<std::int32_t>(std::clamp<std::int64_t>(row.key_end, keys.begin, keys.end) - start);
     row.diagonal -= static_cast<std::int32_t>(start);
   }
   ForwardTile tile{};
+  tile.rows = w.shifted.data();
+  tile.num_rows = static_cast<std::int32_t>(num_rows);
   tile.seqlen_k = tile.key_end = static_cast<std::int32_t>(keys.end - start);
   tile.key_begin = static_cast<std::int32_t>(keys.begin - start);
-  tile.k_stride = chunk.k_stride;
-  tile.v_stride = chunk.v_stride;
   tile.head_dim = static_cast<std::int32_t>(head_dim_);
   tile.head_dim_v = static_cast<std::int32_t>(head_dim_v_);
   tile.score.softmax_scale = p.softmax_scale;
   tile.score.softcap = p.softcap;
   tile.score.has_alibi = p.alibi_slopes != nullptr;
   tile.abandoned = &core::abandoned;
-  const auto size = static_cast<std::int64_t>(element_size(element_));
-  const auto head_address = [&](const void* base, std::int64_t head, std::int64_t step) {
-    return static_cast<const std::byte*>(base) + head * step * size;
-  };
-  const bool decode = task.decode;
-  const std::int64_t tile_members =
-      decode ? std::clamp<std::int64_t>(kernels_.decode_max_rows / task.num_queries, 1, task.num_members)
-             : task.num_members;
-  const std::int64_t tile_queries =
-      decode ? std::min<std::int64_t>(kernels_.decode_max_rows, task.num_queries) : task.num_queries;
-  const KeyStream stream{chunk.k,
-                         chunk.v,
-                         chunk.k_stride * size,
-                         chunk.v_stride * size,
-                         ((task.heads_k.count() - 1) * chunk.k_head_stride + head_dim_) * size,
-                         ((task.heads_k.count() - 1) * chunk.v_head_stride + head_dim_v_) * size,
-                         chunk.in_cache ? tile.key_end : 0};
+  return tile;
+}
+
+/// All keys of a task in one go, where they lie in the cache.
+void CacheAttention::decode(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& w) const {
+  if (task.keys.end <= task.keys.begin || core::abandoned()) return;
+  const ForwardTile tile = show_keys(p, task, 0, task.keys, w.total, w);
+  const KeyStream stream = cache_stream(p, s, task.b, task.heads_k, task.ahead);
+  const auto size = static_cast<std::int64_t>(size_of(p.cache_dtype));
+  const bool scales_scores = p.scales != CacheScales::none && p.scales != CacheScales::token;
+  const std::int64_t most = kernels_.decode_max_rows, rows_a_head = task.num_members * task.num_queries;
+  const std::int64_t members = std::clamp<std::int64_t>(most / task.num_queries, 1, task.num_members);
+  const std::int64_t queries = std::min(most, task.num_queries);
   std::array<ForwardTile, kMaxTiles> tiles;
-  for (std::int64_t m = 0; m < task.num_members; m += tile_members) {
-    const std::int64_t members = std::min(tile_members, task.num_members - m);
-    for (std::int64_t i = 0; i < task.num_queries; i += tile_queries) {
+  for (std::int64_t m = 0; m < task.num_members; m += members) {
+    for (std::int64_t i = 0; i < task.num_queries; i += queries) {
       // Rows of a tile lie side by side: several members come with all their queries.
+      const std::int64_t num_rows = std::min(members, task.num_members - m) * std::min(queries, task.num_queries - i);
       for (std::int64_t n = 0; n < task.heads_k.count(); ++n) {
         ForwardTile& own = tiles[static_cast<std::size_t>(n)];
         own = tile;
         own.rows = w.shifted.data() + n * rows_a_head + m * task.num_queries + i;
-        own.num_rows = static_cast<std::int32_t>(members * std::min(tile_queries, task.num_queries - i));
-        own.k = head_address(chunk.k, n, chunk.k_head_stride);
-        own.v = head_address(chunk.v, n, chunk.v_head_stride);
+        own.num_rows = static_cast<std::int32_t>(num_rows);
+        own.k = static_cast<const std::byte*>(stream.k) + n * p.k_cache.head_stride * size;
+        own.v = static_cast<const std::byte*>(stream.v) + n * p.v_cache.head_stride * size;
+        if (scales_scores) own.score.softmax_scale *= double{p.k_scale.load(task.b, 0, 0, task.heads_k.first + n)};
       }
-      if (decode) {
-        kernels_.decode[element_](tiles.data(), static_cast<std::int32_t>(task.heads_k.count()), stream, w.kernel);
-      } else {
-        kernels_.forward[element_](tiles[0], w.kernel);
-      }
+      decode_(tiles.data(), static_cast<std::int32_t>(task.heads_k.count()), stream, w.kernel);
     }
   }
-  if (first) return;
-  for (std::int64_t r = 0; r < num_rows; ++r) add_partial(w.part + r * stride, head_dim_v_, w.total + r * stride);
+}
+
+/// The keys of a task chunk after chunk, whose partial results are added up.
+void CacheAttention::prefill(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& w) const {
+  const std::int64_t chunk_keys =
+      tiles_.chunk_keys() > 0 ? tiles_.chunk_keys() : std::numeric_limits<std::int32_t>::max();
+  const std::int64_t num_rows = task.num_members * task.num_queries, stride = head_dim_v_ + 2;
+  bool first = true;
+  for (std::int64_t start = task.keys.begin / chunk_keys * chunk_keys; start < task.keys.end && !core::abandoned();
+       start += chunk_keys, first = false) {
+    const KeyRange keys{std::max(start, task.keys.begin), std::min(start + chunk_keys, task.keys.end)};
+    const CacheChunk chunk = tiles_.chunk(p, s, task.b, task.heads_k, start, keys, w.chunk);
+    ForwardTile tile = show_keys(p, task, start, keys, first ? w.total : w.part, w);
+    tile.k = chunk.k;
+    tile.v = chunk.v;
+    tile.k_stride = chunk.k_stride;
+    tile.v_stride = chunk.v_stride;
+    prefill_kernels_.forward[prefill_element_](tile, w.kernel);
+    if (first) continue;
+    for (std::int64_t r = 0; r < num_rows; ++r) add_partial(w.part + r * stride, head_dim_v_, w.total + r * stride);
+  }
+}
+
+/// What the values of a key head, of which the decode kernels read what is stored, are yet to be multiplied by.
+double CacheAttention::scale_of_values(const KvCacheParams& p, const Sequence& s, std::int64_t b,
+                                       std::int64_t head_k) const {
+  const bool scaled = p.scales == CacheScales::none || p.scales == CacheScales::token;
+  return scaled || !decodes(s.seqlen_q * group_) ? 1.0 : double{p.v_scale.load(b, 0, 0, head_k)};
 }
 
 /// A row's parts, reduced in ascending order, and the sink: to out and lse.
@@ -381,7 +293,8 @@ void CacheAttention::finish(const KvCacheParams& p, const Sequence& s, std::int6
       own = std::exp2(reference - top);
       total = total * own + std::exp2(sink * kLog2E - top);
     }
-    kernels_.store_scaled[own_](sum.data(), head_dim_v_, double{own} / double{total}, out);
+    kernels_.store_scaled[own_](sum.data(), head_dim_v_,
+                                double{own} / double{total} * scale_of_values(p, s, b, h / group_), out);
     lse = (top + std::log2(total)) * kLn2;
   }
   const device::LseTensor& t = p.softmax_lse;

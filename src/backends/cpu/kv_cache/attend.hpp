@@ -13,7 +13,8 @@ namespace tilewise::backends::cpu {
 
 class CacheAttention {
  public:
-  CacheAttention(const KvCacheProblem& problem, const KernelSet& kernels);
+  /// `prefill_kernels`: those that read chunks of keys, in f32 where the cache is in fp8.
+  CacheAttention(const KvCacheProblem& problem, const KernelSet& kernels, const KernelSet& prefill_kernels);
 
   [[nodiscard]] std::string schedule() const;
   void run(const operations::kv_cache::KvCacheParams& params) const;
@@ -23,6 +24,9 @@ class CacheAttention {
   using KvCacheParams = operations::kv_cache::KvCacheParams;
   using Sequence = operations::kv_cache::Sequence;
 
+  static constexpr std::int64_t kRowCapacity = 256;  // no KernelSet takes more rows a tile
+  static constexpr std::int64_t kMaxTiles = 16;      // key heads that a decode call visits together
+
   /// Rows of some key heads, and a part of what they see.
   struct Task {
     std::int64_t b;
@@ -30,8 +34,9 @@ class CacheAttention {
     std::int64_t first_member, num_members;  // of each key head's query heads
     std::int64_t first_query, num_queries;
     KeyRange keys;
-    std::int64_t part;  // of the sequence's
-    bool decode;        // by the sequence alone, whatever its tiles are: results must not depend on threads
+    std::int64_t part;   // of the sequence's
+    bool decode;         // by the sequence alone, whatever its tiles are: results must not depend on threads
+    std::int64_t ahead;  // decode: keys before it are fetched ahead
   };
   /// Parts of a sequence's keys, and where their results lie: [head, query, part] rows. None: its tasks finish alone.
   struct Parts {
@@ -50,22 +55,27 @@ class CacheAttention {
   [[nodiscard]] Parts parts_of(const KvCacheParams& p, const Sequence& s, const KeyRange& keys) const;
   [[nodiscard]] Work plan(const KvCacheParams& p) const;
   void add_decode_tasks(const KvCacheParams& p, std::int64_t b, const Parts& parts, std::int64_t together,
-                        std::vector<Task>& tasks) const;
+                        bool in_order, std::vector<Task>& tasks) const;
   void add_prefill_tasks(const KvCacheParams& p, std::int64_t b, int workers, std::vector<Task>& tasks) const;
   [[nodiscard]] std::size_t scratch_bytes(const Task& task) const;
   void clear(const KvCacheParams& p, std::int64_t b) const;
   void run_task(const KvCacheParams& p, const Task& task, const Parts& parts, float* partials) const;
   void fill_rows(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& scratch) const;
-  void run_chunk(const KvCacheParams& p, const Task& task, const CacheChunk& chunk, std::int64_t start,
-                 const KeyRange& keys, bool first, Scratch& scratch) const;
+  void decode(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& scratch) const;
+  void prefill(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& scratch) const;
+  [[nodiscard]] ForwardTile show_keys(const KvCacheParams& p, const Task& task, std::int64_t start,
+                                      const KeyRange& keys, float* results, Scratch& scratch) const;
+  [[nodiscard]] double scale_of_values(const KvCacheParams& p, const Sequence& s, std::int64_t b,
+                                       std::int64_t head_k) const;
   void finish(const KvCacheParams& p, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
               const float* parts, std::int64_t count) const;
 
   CacheTiles tiles_;
-  const KernelSet& kernels_;
-  ElementIndex element_, own_;  // what kernels read; of q and out
+  const KernelSet &kernels_, &prefill_kernels_;
+  // Of q and out; what kernels read q in where they read keys in the cache; and where they read chunks of them.
+  ElementIndex own_, decode_element_, prefill_element_;
+  DecodeFn decode_;
   std::int64_t head_dim_, head_dim_v_, group_, num_heads_k_, decode_heads_;
-  bool converts_;  // q is rotated or widened before kernels read it
   std::size_t decode_scratch_, forward_scratch_;
 };
 

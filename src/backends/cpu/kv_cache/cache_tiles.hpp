@@ -1,4 +1,4 @@
-// A chunk of a sequence's keys and values as the attention kernels read them: in the cache itself where it lies there
+// A chunk of keys and values as the kernels for many queries read them: in the cache itself where it lies there
 // in one piece, else gathered from pages, or widened from fp8, into scratch that stays in the core's cache.
 #pragma once
 

@@ -11,6 +11,7 @@
 #include "backends/cpu/cpu_features.hpp"
 #include "backends/cpu/kv_cache/append.hpp"
 #include "backends/cpu/kv_cache/attend.hpp"
+#include "backends/cpu/rows.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 
 namespace tilewise::backends {
@@ -19,8 +20,8 @@ namespace {
 
 class KvCacheKernel final : public operations::kv_cache::Kernel {
  public:
-  KvCacheKernel(const KvCacheProblem& problem, const KernelSet& kernels) {
-    if (!operations::kv_cache::appends_alone(problem)) attention_.emplace(problem, kernels);
+  KvCacheKernel(const KvCacheProblem& problem, const KernelSet& kernels, const KernelSet& prefill_kernels) {
+    if (!operations::kv_cache::appends_alone(problem)) attention_.emplace(problem, kernels, prefill_kernels);
   }
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
   [[nodiscard]] std::string schedule() const override {
@@ -39,6 +40,7 @@ struct IsaKernels {
   Isa isa;
   const char* name;
   const KernelSet* kernels;
+  const KernelSet* f32_kernels;  // of a set that comes with it: prefill widens fp8 caches
 };
 
 class KvCacheImplementation final : public operations::kv_cache::Implementation {
@@ -55,10 +57,8 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
         cache_seqlens, cache_batch_idx, cache_leftpad, rotary,       rotary_interleaved,
         gqa,           head_dim_v,      window_left,   window_right, scale_sign,
         softcap,       alibi,           sink,          num_splits,   batch_invariant};
-    if (set_.kernels->forward[kElementF32]) {
-      set.insert(f32);
-      set.insert(fp8);
-    }
+    if (set_.kernels->forward[kElementF32]) set.insert(f32);
+    if (set_.kernels->decode_fp8[kElementF32] || set_.kernels->decode_fp8[kElementBf16]) set.insert(fp8);
     if (set_.kernels->forward[kElementBf16]) set.insert(bf16);
     if (set_.kernels->forward[kElementF16]) set.insert(f16);
     return set;
@@ -76,14 +76,18 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
     double us = kCallUs + appended * f(p.head_dim + p.head_dim_v) * kElementUs;
     if (!operations::kv_cache::appends_alone(p))
       us += estimate_us(attention_alike(p), set_.isa, *set_.kernels, traits, cpu.threads);
-    return core::Verdict::accept(us, std::make_unique<KvCacheKernel>(p, *set_.kernels));
+    return core::Verdict::accept(us, std::make_unique<KvCacheKernel>(p, *set_.kernels, prefill_kernels(p)));
   }
 
  private:
+  [[nodiscard]] const KernelSet& prefill_kernels(const KvCacheProblem& p) const {
+    return operations::kv_cache::is_fp8(p) ? *set_.f32_kernels : *set_.kernels;
+  }
+
   /// Dense attention over full caches, which takes about as long.
-  [[nodiscard]] static AttentionProblem attention_alike(const KvCacheProblem& p) {
+  [[nodiscard]] AttentionProblem attention_alike(const KvCacheProblem& p) const {
     AttentionProblem a;
-    a.dtype = operations::kv_cache::is_fp8(p) ? DType::f32 : p.dtype;
+    a.dtype = operations::kv_cache::is_fp8(p) && !set_.kernels->decode_fp8[element_of(p.dtype)] ? DType::f32 : p.dtype;
     a.batch_size = p.batch_size;
     a.seqlen_q = operations::kv_cache::is_packed(p) ? (p.total_q + std::max<std::int64_t>(p.batch_size, 1) - 1) /
                                                           std::max<std::int64_t>(p.batch_size, 1)
@@ -110,14 +114,18 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
 std::span<const core::Implementation* const> cpu_kv_cache_implementations() {
   using cpu::KvCacheImplementation, cpu::Isa;
 #if defined(__x86_64__)
-  static const KvCacheImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels});
-  static const KvCacheImplementation avx512_bf16({Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels});
-  static const KvCacheImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels});
-  static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels});
-  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
+  static const KvCacheImplementation amx_bf16(
+      {Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels, &cpu::kAvx512Kernels});
+  static const KvCacheImplementation avx512_bf16(
+      {Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, &cpu::kAvx512Kernels});
+  static const KvCacheImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels, &cpu::kAvx512Kernels});
+  static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels, &cpu::kAvx2Kernels});
+  static const KvCacheImplementation generic(
+      {Isa::generic, "cpu.generic", &cpu::kGenericKernels, &cpu::kGenericKernels});
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
 #else
-  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
+  static const KvCacheImplementation generic(
+      {Isa::generic, "cpu.generic", &cpu::kGenericKernels, &cpu::kGenericKernels});
   static const std::array<const core::Implementation*, 1> table = {&generic};
 #endif
   return table;

@@ -7,7 +7,7 @@
 
 namespace tilewise::backends {
 
-/// Best first; bf16's own instruction sets serve caches in bf16 alone.
+/// Best first; bf16's own instruction sets serve q in bf16 alone, AMX with caches in bf16 alone.
 [[nodiscard]] std::span<const core::Implementation* const> cpu_kv_cache_implementations();
 
 }  // namespace tilewise::backends

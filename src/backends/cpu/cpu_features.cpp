@@ -150,6 +150,15 @@ namespace {
 [[maybe_unused]] const auto& kFoundAtLoad = machine_isas();
 }  // namespace
 
+bool has_vbmi() noexcept {
+#if defined(__x86_64__)
+  static const bool has = has_bit(cpuid(7, 0).ecx, 1);
+  return has;
+#else
+  return false;
+#endif
+}
+
 Processor this_processor() noexcept {
 #if defined(__x86_64__)
   constexpr unsigned kIntelEbx = 0x756e6547;  // "Genu"

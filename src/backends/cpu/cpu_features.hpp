@@ -25,6 +25,9 @@ struct IsaStatus {
 /// What the machine offers, TILEWISE_CPU_ISA aside. Detected once per process.
 [[nodiscard]] const std::array<IsaStatus, kIsaCount>& machine_isas();
 
+/// Whether the processor has AVX512-VBMI, as all with AVX512-BF16 but the first.
+[[nodiscard]] bool has_vbmi() noexcept;
+
 /// What the table of cost estimates tells processors apart by.
 struct Processor {
   enum class Vendor : std::uint8_t { intel, other };

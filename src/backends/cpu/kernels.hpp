@@ -141,5 +141,7 @@ struct KernelSet {
 
 /// Defined by isa/<name>.cpp.
 extern const KernelSet kGenericKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxBf16Kernels;
+/// Of AVX512-BF16's processors with AVX512-VBMI: decoding over fp8 alone.
+extern const KernelSet kAvx512VbmiKernels;
 
 }  // namespace tilewise::backends::cpu

@@ -16,6 +16,7 @@ struct ComputeBf16 {
   using V = Avx512Bf16;
   using F = V::F;
   static constexpr int kPair = 2;
+  static constexpr int kKeyVectors = 1, kValueVectors = kPair;  // that decoding loads at once
   static constexpr int kDepthUnits = 1;
   static constexpr int kRowPadding = 0;
   static constexpr int64_t kForwardKeys = 128;
@@ -62,6 +63,13 @@ struct ComputeBf16 {
     constexpr int kFirstOrBoth = 0xF8;  // a | (b & c)
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(bits, code, sign, kFirstOrBoth));
   }
+
+  /// One vector of a row, whose end is not asked for where every vector is whole.
+  template <bool kWhole, class In>
+  TILEWISE_INLINE static void load_key(F (&out)[kKeyVectors], const In* row, int64_t begin, int64_t size) {
+    out[0] = kWhole ? load_units(row + begin) : cpu::load_units<ComputeBf16>(row, begin, size);
+  }
+  TILEWISE_INLINE static void order_depth(float*) {}
 
   /// Elements [begin, begin + 32) of two adjacent rows, interleaved: columns of a B operand.
   TILEWISE_INLINE static void load_paired(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,

@@ -14,6 +14,7 @@ struct ComputeReal {
   using F = typename V::F;
   using Real = typename V::Real;
   static constexpr int kPair = 1;
+  static constexpr int kKeyVectors = 1, kValueVectors = 1;  // that decoding loads at once
   static constexpr int kDepthUnits = 1;
   static constexpr int kRowPadding = 0;
   static constexpr int64_t kForwardKeys = 128;
@@ -46,6 +47,13 @@ struct ComputeReal {
   TILEWISE_INLINE static F load_units(const In* p) {
     return V::load(p);
   }
+
+  /// One vector of a row, whose end is not asked for where every vector is whole.
+  template <bool kWhole, class In>
+  TILEWISE_INLINE static void load_key(F (&out)[kKeyVectors], const In* row, int64_t begin, int64_t size) {
+    out[0] = kWhole ? load_units(row + begin) : cpu::load_units<ComputeReal>(row, begin, size);
+  }
+  TILEWISE_INLINE static void order_depth(Real*) {}
 
   /// One row's elements [begin, begin + kLanes): columns of a B operand.
   template <class In>

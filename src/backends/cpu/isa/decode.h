@@ -20,9 +20,10 @@ class Decode {
   using F = typename V::F;
   using Real = typename V::Real;
   static constexpr int64_t kKeys = KeyPlaces::kKeys;  // a block of 8 heads of 128 dims: 128 KiB in bf16
-  static constexpr int64_t kElements = int64_t{V::kLanes} * C::kPair;
-  static constexpr int64_t kQuad = 4;                     // rows computed together
-  static constexpr int64_t kColumns = V::kLanes / kQuad;  // and keys: a vector of scores
+  static constexpr int64_t kDepth = int64_t{V::kLanes} * C::kKeyVectors;       // units of a key loaded at once
+  static constexpr int64_t kElements = int64_t{V::kLanes} * C::kValueVectors;  // columns of values
+  static constexpr int64_t kQuad = 4;                                          // rows computed together
+  static constexpr int64_t kColumns = V::kLanes / kQuad;                       // and keys: a vector of scores
   static constexpr int64_t kChunk = 4;  // output vectors held in registers: times 4 rows, 16 accumulators
   static constexpr int64_t kWidth = kChunk * V::kLanes;
   // Vectors between two steps of the fetchers, and between two requests for one line.
@@ -41,12 +42,15 @@ class Decode {
     const int32_t rows = tiles->num_rows;
     const Scratch w(scratch, int64_t{num_tiles} * rows, tiles->head_dim, tiles->head_dim_v);
     for (int32_t n = 0; n < num_tiles * rows; ++n) {
-      pack_row<C>(static_cast<const In*>(tiles[n / rows].rows[n % rows].q), tiles->head_dim, w.q + n * w.ldq);
+      Real* q = w.q + n * w.ldq;
+      V::store(q + w.ldq - V::kLanes, V::zero());  // padding of up to a vector
+      pack_row<C>(static_cast<const In*>(tiles[n / rows].rows[n % rows].q), tiles->head_dim, q);
+      for (int64_t unit = 0; unit < w.ldq; unit += kDepth) C::order_depth(q + unit);
       V::store(w.states[n].sum, V::zero());
       w.states[n].reference = kNegativeInfinity;
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(num_tiles * rows * w.ldo) * sizeof(Real));
-    if (tiles->head_dim % kElements == 0 && tiles->head_dim_v % kWidth == 0)
+    if (tiles->head_dim % (kDepth * C::kPair) == 0 && tiles->head_dim_v % kWidth == 0)
       visit_keys<true>(tiles, num_tiles, stream, w);
     else
       visit_keys<false>(tiles, num_tiles, stream, w);
@@ -66,7 +70,7 @@ class Decode {
 
     Scratch(void* base, int64_t rows, int64_t head_dim, int64_t head_dim_v) {
       Arena<V> arena(base);
-      ldq = round_up(depth_units<C>(head_dim), V::kLanes);
+      ldq = round_up(depth_units<C>(head_dim), kDepth);
       ldo = round_up(head_dim_v, kElements);
       q = arena.reals(rows * ldq);
       scores = arena.reals(rows * kKeys);
@@ -140,16 +144,16 @@ class Decode {
       places.move_to(key);
       fetch.k.start(key + kKeys, kKeys, steps);
       fetch.v.start(key + kValuesAhead, kKeys, steps);
+      const bool scaled = kScaled && stream.k_scales.scales != nullptr;
+      if (scaled) {
+        take_scales(stream.k_scales, places, KeyPlaces::kKScale, num_tiles, begin, end, w.k_scales);
+        take_scales(stream.v_scales, places, KeyPlaces::kVScale, num_tiles, begin, end, w.v_scales);
+      }
       // Head after head, but all keys before all values: a block of either is read from one place.
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].k, tiles[n + 1].k) : from_keys;
         const Rows keys = rows_of(tiles[n].k, places, KeyPlaces::kK, t.head_dim, end, next);
         score_block<kWhole>(t.num_rows, w, n * t.num_rows, keys, begin, fetch);
-      }
-      const bool scaled = kScaled && stream.k_scales.scales != nullptr;
-      if (scaled) {
-        take_scales(stream.k_scales, places, KeyPlaces::kKScale, num_tiles, begin, end, w.k_scales);
-        take_scales(stream.v_scales, places, KeyPlaces::kVScale, num_tiles, begin, end, w.v_scales);
       }
       for (int32_t n = 0; n < num_tiles; ++n) {
         const Scales scales{scaled ? w.k_scales + n * kKeys : nullptr, scaled ? w.v_scales + n * kKeys : nullptr};
@@ -169,10 +173,12 @@ class Decode {
   }
 
   /// The scales of a block's keys [begin, end), head after head, and 1 for the others, whose weights stay 0 by that.
-  /// The next block's are requested.
+  /// The next block's are requested. Before the products, not after: whole vectors of what was stored one by one are
+  /// not there to be loaded at once.
   static void take_scales(const TokenScales& from, const KeyPlaces& places, KeyPlaces::Stream stream, int64_t heads,
                           int64_t begin, int64_t end, Real* to) {
-    for (int64_t n = 0; n < heads * kKeys; n += V::kLanes) V::store(to + n, V::set1(1.0f));
+    if (end - begin < kKeys)
+      for (int64_t n = 0; n < heads * kKeys; n += V::kLanes) V::store(to + n, V::set1(1.0f));
     const int64_t* block = places.block(stream);
     const float* origin = from.scales + places.origin(stream);
     const int64_t* ahead = places.ahead(stream);
@@ -225,13 +231,6 @@ class Decode {
     }
   }
 
-  /// load_units, without its check where every vector is whole.
-  template <bool kWhole>
-  TILEWISE_INLINE static F load_row(const Stored* row, int64_t begin, int64_t size) {
-    if constexpr (kWhole) return C::load_units(row + begin);
-    return load_units<C>(row, begin, size);
-  }
-
   /// Scores of kRows rows against the keys of a block, a vector of results at a time. Not inlined: its
   /// accumulators need all registers.
   template <int kRows, bool kWhole>
@@ -243,17 +242,22 @@ class Decode {
       F acc[V::kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < V::kLanes; ++i) acc[i] = V::zero();
-      for (int64_t unit = 0; unit < ldq; unit += V::kLanes) {
+      for (int64_t unit = 0; unit < ldq; unit += kDepth) {
         if (unit / V::kLanes % kPace == 0) fetch.step();
-        F row[kRows];
+        F row[kRows][C::kKeyVectors];
 #pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i) row[i] = V::load(q + i * ldq + unit);
+        for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+          for (int d = 0; d < C::kKeyVectors; ++d) row[i][d] = V::load(q + i * ldq + unit + d * V::kLanes);
 #pragma GCC unroll 4
         for (int c = 0; c < kColumns; ++c) {
-          const F units = load_row<kWhole>(rows[c], unit * C::kPair, k.size);
+          F units[C::kKeyVectors];
+          C::template load_key<kWhole>(units, rows[c], unit * C::kPair, k.size);
           if (unit / V::kLanes % kPace == 0) k.request(rows[c] + unit * C::kPair);
+#pragma GCC unroll 2
+          for (int d = 0; d < C::kKeyVectors; ++d)
 #pragma GCC unroll 4
-          for (int i = 0; i < kRows; ++i) acc[i * kColumns + c] = C::dot(acc[i * kColumns + c], row[i], units);
+            for (int i = 0; i < kRows; ++i) acc[i * kColumns + c] = C::dot(acc[i * kColumns + c], row[i][d], units[d]);
         }
       }
       alignas(64) Real sums[V::kLanes];
@@ -295,20 +299,20 @@ class Decode {
   [[gnu::noinline]] static void add_values(const Rows& v, const Real* p, Real* out, int64_t ldo, Fetchers& fetch) {
     for (int64_t column = 0; column < v.size; column += kWidth, out += kWidth) {
       F acc[kRows][kChunk];
-      const int64_t loads = kWhole ? kChunk / C::kPair : (v.size - column + kElements - 1) / kElements;
+      const int64_t loads = kWhole ? kChunk / C::kValueVectors : (v.size - column + kElements - 1) / kElements;
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 4
         for (int c = 0; c < kChunk; ++c)
-          acc[i][c] = c / C::kPair < loads ? V::load(out + i * ldo + c * V::kLanes) : V::zero();
+          acc[i][c] = c / C::kValueVectors < loads ? V::load(out + i * ldo + c * V::kLanes) : V::zero();
       for (int64_t key = 0; key < v.count; key += C::kPair) {
         const Stored* row[C::kPair];
 #pragma GCC unroll 2
         for (int i = 0; i < C::kPair; ++i) row[i] = v.row(key + i);
         if (key / C::kPair % kPace == 0) fetch.step();
-        F values[kChunk / C::kPair][C::kPair] = {};
+        F values[kChunk / C::kValueVectors][C::kValueVectors] = {};
 #pragma GCC unroll 4
-        for (int c = 0; c < kChunk / C::kPair; ++c) {
+        for (int c = 0; c < kChunk / C::kValueVectors; ++c) {
           const int64_t at = column + c * kElements, size = kWhole ? at + kElements : v.size;
           if (c < loads) C::load_shuffled(values[c], row[0], key + 1 < v.count ? row[C::kPair - 1] : nullptr, at, size);
           if (c % kPace == 0)
@@ -319,14 +323,15 @@ class Decode {
           const F weight = V::set1(p[i * (kKeys / C::kPair) + key / C::kPair]);
 #pragma GCC unroll 4
           for (int c = 0; c < kChunk; ++c)
-            if (c / C::kPair < loads) acc[i][c] = C::dot(acc[i][c], weight, values[c / C::kPair][c % C::kPair]);
+            if (c / C::kValueVectors < loads)
+              acc[i][c] = C::dot(acc[i][c], weight, values[c / C::kValueVectors][c % C::kValueVectors]);
         }
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 4
         for (int c = 0; c < kChunk; ++c)
-          if (c / C::kPair < loads) V::store(out + i * ldo + c * V::kLanes, acc[i][c]);
+          if (c / C::kValueVectors < loads) V::store(out + i * ldo + c * V::kLanes, acc[i][c]);
     }
   }
 };

@@ -73,6 +73,17 @@ struct For {
   }
 };
 
+/// What decoding over keys and values in fp8 needs, with queries in In.
+template <class C, class In>
+consteval KernelSet make_fp8_decode_set(ElementIndex element) {
+  KernelSet set{};
+  set.decode_fp8[element] = &Decode<C, In, E4m3>::run;
+  set.decode_fp8_scratch[element] = &Decode<C, In, E4m3>::scratch_bytes;
+  set.store_scaled[element] = &store_scaled_row<typename C::V, In>;
+  set.decode_max_rows = Decode<C, In, E4m3>::kMaxRows;
+  return set;
+}
+
 /// An element type left to another instruction set.
 struct NoElement {
   static constexpr void add_to(KernelSet&, ElementIndex) {}

@@ -40,7 +40,7 @@ struct IsaKernels {
   Isa isa;
   const char* name;
   const KernelSet* kernels;
-  const KernelSet* f32_kernels;  // of a set that comes with it: prefill widens fp8 caches
+  const KernelSet *fp8_kernels, *f32_kernels;  // fp8 caches: those that decode, and prefill's, which widens them
 };
 
 class KvCacheImplementation final : public operations::kv_cache::Implementation {
@@ -58,7 +58,7 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
         gqa,           head_dim_v,      window_left,   window_right, scale_sign,
         softcap,       alibi,           sink,          num_splits,   batch_invariant};
     if (set_.kernels->forward[kElementF32]) set.insert(f32);
-    if (set_.kernels->decode_fp8[kElementF32] || set_.kernels->decode_fp8[kElementBf16]) set.insert(fp8);
+    if (set_.fp8_kernels) set.insert(fp8);
     if (set_.kernels->forward[kElementBf16]) set.insert(bf16);
     if (set_.kernels->forward[kElementF16]) set.insert(f16);
     return set;
@@ -76,10 +76,13 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
     double us = kCallUs + appended * f(p.head_dim + p.head_dim_v) * kElementUs;
     if (!operations::kv_cache::appends_alone(p))
       us += estimate_us(attention_alike(p), set_.isa, *set_.kernels, traits, cpu.threads);
-    return core::Verdict::accept(us, std::make_unique<KvCacheKernel>(p, *set_.kernels, prefill_kernels(p)));
+    return core::Verdict::accept(us, std::make_unique<KvCacheKernel>(p, decode_kernels(p), prefill_kernels(p)));
   }
 
  private:
+  [[nodiscard]] const KernelSet& decode_kernels(const KvCacheProblem& p) const {
+    return operations::kv_cache::is_fp8(p) ? *set_.fp8_kernels : *set_.kernels;
+  }
   [[nodiscard]] const KernelSet& prefill_kernels(const KvCacheProblem& p) const {
     return operations::kv_cache::is_fp8(p) ? *set_.f32_kernels : *set_.kernels;
   }
@@ -87,7 +90,8 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
   /// Dense attention over full caches, which takes about as long.
   [[nodiscard]] AttentionProblem attention_alike(const KvCacheProblem& p) const {
     AttentionProblem a;
-    a.dtype = operations::kv_cache::is_fp8(p) && !set_.kernels->decode_fp8[element_of(p.dtype)] ? DType::f32 : p.dtype;
+    a.dtype =
+        operations::kv_cache::is_fp8(p) && !decode_kernels(p).decode_fp8[element_of(p.dtype)] ? DType::f32 : p.dtype;
     a.batch_size = p.batch_size;
     a.seqlen_q = operations::kv_cache::is_packed(p) ? (p.total_q + std::max<std::int64_t>(p.batch_size, 1) - 1) /
                                                           std::max<std::int64_t>(p.batch_size, 1)
@@ -114,18 +118,18 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation 
 std::span<const core::Implementation* const> cpu_kv_cache_implementations() {
   using cpu::KvCacheImplementation, cpu::Isa;
 #if defined(__x86_64__)
-  static const KvCacheImplementation amx_bf16(
-      {Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels, &cpu::kAvx512Kernels});
+  const cpu::KernelSet *vbmi = cpu::has_vbmi() ? &cpu::kAvx512VbmiKernels : &cpu::kAvx512Bf16Kernels,
+                       *avx512s = &cpu::kAvx512Kernels, *avx2s = &cpu::kAvx2Kernels, *any = &cpu::kGenericKernels;
+  static const KvCacheImplementation amx_bf16({Isa::amx_bf16, "cpu.amx_bf16", &cpu::kAmxBf16Kernels, nullptr, nullptr});
   static const KvCacheImplementation avx512_bf16(
-      {Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, &cpu::kAvx512Kernels});
-  static const KvCacheImplementation avx512({Isa::avx512, "cpu.avx512", &cpu::kAvx512Kernels, &cpu::kAvx512Kernels});
-  static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels, &cpu::kAvx2Kernels});
-  static const KvCacheImplementation generic(
-      {Isa::generic, "cpu.generic", &cpu::kGenericKernels, &cpu::kGenericKernels});
+      {Isa::avx512_bf16, "cpu.avx512_bf16", &cpu::kAvx512Bf16Kernels, vbmi, avx512s});
+  static const KvCacheImplementation avx512({Isa::avx512, "cpu.avx512", avx512s, avx512s, avx512s});
+  static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", avx2s, avx2s, avx2s});
+  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
 #else
-  static const KvCacheImplementation generic(
-      {Isa::generic, "cpu.generic", &cpu::kGenericKernels, &cpu::kGenericKernels});
+  const cpu::KernelSet* any = &cpu::kGenericKernels;
+  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
   static const std::array<const core::Implementation*, 1> table = {&generic};
 #endif
   return table;

@@ -27,8 +27,8 @@ struct FamilyTraits {
       return {"AMD's CDNA",      DeviceType::hip,          64,       "device/tile/machine_cdna.h", "CdnaMachine",
               "HostCdnaMachine", "device/tile/ops_cdna.h", "CdnaOps"};
     case Family::sm90:
-      return {"NVIDIA's Hopper",         DeviceType::cuda, 32, "device/hopper/machine.h", "HopperMachine", "",
-              "device/hopper/machine.h", "Sm90Ops"};
+      return {"NVIDIA's Hopper",     DeviceType::cuda, 32, "device/hopper/machine.h", "HopperMachine", "",
+              "device/hopper/ops.h", "Sm90Ops"};
     case Family::rdna:
       return {"AMD's RDNA",      DeviceType::hip,          32,       "device/tile/machine_rdna.h", "RdnaMachine",
               "HostRdnaMachine", "device/tile/ops_rdna.h", "RdnaOps"};

@@ -2,34 +2,36 @@
 // that multiply them by wgmma.
 #pragma once
 
+#include "device/hopper/contract.h"
 #include "device/hopper/forward_consumer.h"
 #include "device/hopper/forward_producer.h"
 
 namespace tilewise::device {
 
-template <class Ops, HopperForwardConfig C>
+template <Sm90TileOps Ops, HopperForwardConfig C>
 class HopperForward {
-  static_assert(IsSame<Ops, HopperOps>::value, "no other machine has its instructions");
+  using Machine = typename Ops::Machine;
 
  public:
   using Params = HopperForwardParams;
-  using Shared = HopperForwardShared<C>;
+  using Shared = HopperForwardShared<Machine, C>;
 
   TILEWISE_INLINE static void run(const HopperForwardParams& params, Shared& shared) {
-    if (threadIdx.x == 0) {
+    if (Machine::thread() == 0) {
       shared.init_barriers();
-      tma_prefetch(params.q_map), tma_prefetch(params.k_map), tma_prefetch(params.v_map), tma_prefetch(params.out_map);
+      Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.k_map);
+      Machine::prefetch_map(params.v_map), Machine::prefetch_map(params.out_map);
     }
-    __syncthreads();
+    Machine::barrier();
     constexpr RegisterShares kShares = register_shares(C);
-    if (threadIdx.x < kWarpgroupThreads) {
-      give_registers<kShares.producer>();
-      ForwardProducer<C> producer(params, shared);
-      if (threadIdx.x == 0) producer.bring_queries_and_keys();
-      if (threadIdx.x / 32 == 1) producer.bring_values();
+    if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
+      Machine::template give_registers<kShares.producer>();
+      ForwardProducer<Machine, C> producer(params, shared);
+      if (Machine::thread() == 0) producer.bring_queries_and_keys();
+      if (static_cast<uint32_t>(Machine::thread()) / 32 == 1) producer.bring_values();
     } else {
-      take_registers<kShares.consumer>();
-      ForwardConsumer<C>(params, shared).run();
+      Machine::template take_registers<kShares.consumer>();
+      ForwardConsumer<Ops, C>(params, shared).run();
     }
   }
 };

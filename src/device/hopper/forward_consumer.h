@@ -4,15 +4,16 @@
 
 #include "device/hopper/forward_store.h"
 #include "device/hopper/forward_weights.h"
-#include "device/hopper/wgmma.h"
+#include "device/hopper/matrix_descriptor.h"
 
 namespace tilewise::device {
 
-template <HopperForwardConfig C>
+template <class Ops, HopperForwardConfig C>
 class ForwardConsumer {
-  using Machine = HopperMachine;
-  using Shared = HopperForwardShared<C>;
-  using Weights = ForwardWeights<C>;
+  using Machine = typename Ops::Machine;
+  using Shared = HopperForwardShared<Machine, C>;
+  using Work = SharedWork<Machine>;
+  using Weights = ForwardWeights<Ops, C>;
   using Softmax = typename Weights::Softmax;
   using Out = typename Weights::Out;
 
@@ -23,7 +24,7 @@ class ForwardConsumer {
   TILEWISE_INLINE ForwardConsumer(const HopperForwardParams& params, Shared& shared)
       : p_(params),
         shared_(shared),
-        warpgroup_(uniform<Machine>(static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1)),
+        warpgroup_(uniform<Machine>(Machine::thread() / kWarpgroupThreads - 1)),
         weights_(params) {}
 
   TILEWISE_INLINE void run() {
@@ -33,34 +34,34 @@ class ForwardConsumer {
     bool pending = false;  // a tile of queries whose last values and output are still to come
     for (;; work_place_.advance()) {
       work_place_.wait_full(shared_.work_ring);
-      const WorkTile& work = shared_.work[work_place_.stage];
+      const Work& work = shared_.work[work_place_.stage];
       if (uniform<Machine>(work.tile) == WorkTile::kNoMore) break;
       pending = visit_keys(work, pending);
     }
     if (pending) finish_rows();
-    if (kStagesOut && Machine::leads()) tma_wait_stores();
+    if (kStagesOut && leads_warpgroup<Machine>()) Machine::wait_stores();
   }
 
  private:
   // ------------------------------------------------------------------ turns and rings
   TILEWISE_INLINE void take_turn() const {
-    if constexpr (C.turns) named_barrier_sync(kTurn + warpgroup_, 2 * kWarpgroupThreads);
+    if constexpr (C.turns) Machine::named_barrier_sync(kTurn + warpgroup_, 2 * kWarpgroupThreads);
   }
   TILEWISE_INLINE void pass_turn() const {
     const int next = warpgroup_ + 1 == C.consumers() ? 0 : warpgroup_ + 1;
-    if constexpr (C.turns) named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
+    if constexpr (C.turns) Machine::named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
   }
   TILEWISE_INLINE void release_keys() {
-    Machine::arrive_as_warp(shared_.key_ring.empty[key_place_.stage]);
+    arrive_as_warp(shared_.key_ring.empty[key_place_.stage]);
     key_place_.advance();
   }
   TILEWISE_INLINE void release_values() {
-    Machine::arrive_as_warp(shared_.value_ring.empty[value_place_.stage]);
+    arrive_as_warp(shared_.value_ring.empty[value_place_.stage]);
     value_place_.advance();
   }
   /// Of Q, where O does not pass through its place.
   TILEWISE_INLINE void release_queries() {
-    Machine::arrive_as_warp(shared_.row_rings[warpgroup_].empty[row_place_.stage]);
+    arrive_as_warp(shared_.row_rings[warpgroup_].empty[row_place_.stage]);
     row_place_.advance();
   }
   /// Tiles of keys that the other warpgroups see and this one does not: handed on, and the turn with them.
@@ -86,28 +87,30 @@ class ForwardConsumer {
   /// S = Q K^T.
   TILEWISE_INLINE void issue_scores() {
     auto& rows = shared_.rows[row_place_.stage][warpgroup_];
-    const auto Q = MatrixDescriptor::of(&rows, 16), K = MatrixDescriptor::of(&shared_.keys[key_place_.stage], 16);
-    pin_registers(weights_.S);
-    wgmma_fence();
+    const auto Q = MatrixDescriptor::of<Machine>(&rows, 16),
+               K = MatrixDescriptor::of<Machine>(&shared_.keys[key_place_.stage], 16);
+    pin_registers<Machine>(weights_.S);
+    Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < C.head_dim / 16; ++k) {
-      Wgmma<C.q_type, C.block_n>::template multiply<kAlongDepth, kAlongDepth>(
+      Machine::template wgmma<C.q_type, kAlongDepth, kAlongDepth>(
           weights_.S.tile[0], Q.advanced(k / 4 * Shared::RowTile::kChunkBytes + k % 4 * 32),
           K.advanced(k / 4 * Shared::KeyTile::kChunkBytes + k % 4 * 32), k > 0);
     }
-    wgmma_commit();
+    Machine::wgmma_commit();
   }
-  /// O += P V, or O = P V where the row is fresh.
-  TILEWISE_INLINE void issue_out() {
-    const auto V = MatrixDescriptor::of(&shared_.values[value_place_.stage], Shared::ValueTile::kChunkBytes);
-    pin_registers(O_);
-    wgmma_fence();
+  /// O += P V, or O = P V where the row is fresh. What is not wanted is overwritten later, and V is whatever lies
+  /// there.
+  TILEWISE_INLINE void issue_out(bool wanted = true) {
+    const auto V = MatrixDescriptor::of<Machine>(&shared_.values[value_place_.stage], Shared::ValueTile::kChunkBytes);
+    pin_registers<Machine>(O_);
+    Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < C.block_n / 16; ++k) {
-      Wgmma<C.v_type, C.head_dim_v>::template multiply<kAcrossDepth>(
-          O_.tile[0], weights_.P[k], V.advanced(k * 16 * kChunkRowBytes), k > 0 || !fresh_);
+      Machine::template wgmma<C.v_type, kAcrossDepth>(O_.tile[0], weights_.P[k], V.advanced(k * 16 * kChunkRowBytes),
+                                                      k > 0 || !fresh_, wanted);
     }
-    wgmma_commit();
+    Machine::wgmma_commit();
   }
 
   // ------------------------------------------------------------------ steps
@@ -121,8 +124,8 @@ class ForwardConsumer {
     issue_out();
     fresh_ = false;
     pass_turn();
-    wgmma_wait<1>();
-    pin_registers(weights_.S);
+    Machine::template wgmma_wait<1>();
+    pin_registers<Machine>(weights_.S);
     if constexpr (kMasked || !kWatches) release_operands(last);
     weights_.template become<kMasked>(p_, tile, O_, [&] { release_values(); });
     if constexpr (!kMasked && kWatches) {
@@ -136,7 +139,7 @@ class ForwardConsumer {
   }
 
   /// The first tile of keys of a tile of queries; the last values of the one before, and its output, meanwhile.
-  TILEWISE_INLINE void first_step(const WorkTile& work, int32_t tile, bool masked, bool last, bool pending) {
+  TILEWISE_INLINE void first_step(const Work& work, int32_t tile, bool masked, bool last, bool pending) {
     Softmax softmax = weights_.softmax;
     const auto finish_last = [&] {
       if (pending) {
@@ -153,34 +156,34 @@ class ForwardConsumer {
       take_turn();
       issue_scores();
       if (pending) value_place_.wait_full(shared_.value_ring);
-      issue_out();  // without a tile before, what it yields is overwritten
+      issue_out(pending);
       pass_turn();
-      wgmma_wait<1>();
-      pin_registers(weights_.S);
+      Machine::template wgmma_wait<1>();
+      pin_registers<Machine>(weights_.S);
       release_operands(last);
       weights_.start(p_, work, warpgroup_, tile, masked, O_, finish_last);
       if (pending) release_staged_rows();
     } else {
       // The place of Q is free since the last scores: Q is on its way while the last values are multiplied.
       if (pending) value_place_.wait_full(shared_.value_ring);
-      issue_out();
+      issue_out(pending);
       row_place_.wait_full(shared_.row_rings[warpgroup_]);
       key_place_.wait_full(shared_.key_ring);
       take_turn();
       issue_scores();
       pass_turn();
-      wgmma_wait<1>();
-      pin_registers(O_);
+      Machine::template wgmma_wait<1>();
+      pin_registers<Machine>(O_);
       finish_last();
-      wgmma_wait<0>();
-      pin_registers(weights_.S);
+      Machine::template wgmma_wait<0>();
+      pin_registers<Machine>(weights_.S);
       release_operands(last);
       weights_.start(p_, work, warpgroup_, tile, masked, O_, [] {});
     }
   }
 
   /// True if the last values and the output are still to come.
-  TILEWISE_INLINE bool visit_keys(const WorkTile& work, bool pending) {
+  TILEWISE_INLINE bool visit_keys(const Work& work, bool pending) {
     const int32_t queries = C.pack_gqa ? p_.order.queries_per_warpgroup : C.kRows;
     const int32_t first = (uniform<Machine>(work.tile) * C.consumers() + warpgroup_) * queries;
     const int32_t last = minimum(first + queries, uniform<Machine>(work.seqlen_q)) - 1;
@@ -233,7 +236,7 @@ class ForwardConsumer {
     } else {
       release_queries();
     }
-    Machine::arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
+    arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
     stored_place_.advance();
   }
 
@@ -242,8 +245,8 @@ class ForwardConsumer {
   TILEWISE_INLINE void finish_rows() {
     value_place_.wait_full(shared_.value_ring);
     issue_out();
-    wgmma_wait<0>();
-    pin_registers(O_);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(O_);
     release_values();
     skip_values();
     if constexpr (kStagesOut) row_place_.advance();
@@ -253,24 +256,24 @@ class ForwardConsumer {
 
   /// Output of the tile of queries before the one at row_place_.
   TILEWISE_INLINE void store_rows(Softmax& softmax) {
-    const RowStore<C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
+    const RowStore<Machine, C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
     store.normalize(softmax, O_);
     if constexpr (kStagesOut) {
       auto& tile = shared_.rows[staged_place_.stage][warpgroup_];
       store.stage(O_, tile);
-      named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
+      Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
       store.store_staged(tile);
     } else {
       store.store_directly(O_);
     }
-    Machine::arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
+    arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
     stored_place_.advance();
   }
   /// Hands the place of Q back once the output that stood there has left it.
   TILEWISE_INLINE void release_staged_rows() {
-    if constexpr (C.lengths) named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
-    if (Machine::leads()) {
-      tma_wait_stores_read();
+    if constexpr (C.lengths) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
+    if (leads_warpgroup<Machine>()) {
+      Machine::wait_stores_read();
       shared_.row_rings[warpgroup_].empty[staged_place_.stage].arrive();
     }
     staged_place_.advance();

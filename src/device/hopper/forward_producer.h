@@ -2,13 +2,13 @@
 #pragma once
 
 #include "device/hopper/forward_work.h"
-#include "device/hopper/tma.h"
+#include "device/hopper/tensor_map.h"
 
 namespace tilewise::device {
 
-template <HopperForwardConfig C>
+template <class Machine, HopperForwardConfig C>
 class ForwardProducer {
-  using Shared = HopperForwardShared<C>;
+  using Shared = HopperForwardShared<Machine, C>;
   static constexpr int kRowChunks = SwizzledTile<C.kRows, C.head_dim>::kChunks;
 
  public:
@@ -21,11 +21,11 @@ class ForwardProducer {
     RingPlace<C.q_stages> rows;
     RingPlace<C.stages> keys;
     RingPlace<kWorkStages> works;
-    WorkSource<C> source(p_);
+    WorkSource<Machine, C> source(p_);
     for (;;) {
       const WorkTile work = source.next();
       works.wait_empty(shared_.work_ring);
-      shared_.work[works.stage] = work;
+      Machine::store_shared(&shared_.work[works.stage], work);
       shared_.work_ring.full[works.stage].arrive();
       works.advance();
       if (work.tile == WorkTile::kNoMore) break;
@@ -52,11 +52,11 @@ class ForwardProducer {
   TILEWISE_INLINE void bring_values() {
     RingPlace<C.stages> values;
     RingPlace<kWorkStages> works;
-    const bool leads = threadIdx.x % 32 == 0;
+    const bool leads = Machine::thread() % 32 == 0;
     for (uint32_t parity = 0;;) {
       works.wait_full(shared_.work_ring);
-      const WorkTile work = shared_.work[works.stage];
-      __syncwarp();
+      const auto work = Machine::template load_shared<WorkTile>(&shared_.work[works.stage]);
+      Machine::wave_sync();
       if (leads) shared_.work_ring.empty[works.stage].arrive();
       works.advance();
       if (work.tile == WorkTile::kNoMore) break;
@@ -64,7 +64,7 @@ class ForwardProducer {
       TILEWISE_NO_UNROLL
       for (int32_t tile = work.begin; tile < work.end; ++tile, values.advance()) {
         auto& to = shared_.values[values.stage];
-        Barrier& full = shared_.value_ring.full[values.stage];
+        Barrier<Machine>& full = shared_.value_ring.full[values.stage];
         const int32_t used = work.seqlen_k - tile * C.block_n;
         values.wait_empty(shared_.value_ring);
         if (!C.lengths || used >= C.block_n) {
@@ -76,8 +76,8 @@ class ForwardProducer {
         shared_.last_values.wait(parity);
         parity ^= 1;
         clear_rows(to, maximum(used, 0));
-        fence_shared_writes();
-        __syncwarp();
+        Machine::fence_shared_writes();
+        Machine::wave_sync();
         if (leads) full.arrive();
       }
     }
@@ -95,14 +95,14 @@ class ForwardProducer {
         ring.full[place.stage].arrive_and_expect(bytes);
       }
       void* const to = shared_.rows[place.stage][warpgroup].chunk(chunk);
-      tma_load(to, p_.q_map, ring.full[place.stage], chunk * kChunkColumns, 0, seq, work.head, batch);
+      Machine::copy_box(to, p_.q_map, ring.full[place.stage].state(), chunk * kChunkColumns, 0, seq, work.head, batch);
     });
   }
 
   TILEWISE_INLINE void call_into_cache(const WorkTile& work) const {
     if (work.tile == WorkTile::kNoMore) return;
     for_each_box(work, [&](int, int chunk, int32_t seq, int32_t batch) {
-      tma_prefetch(p_.q_map, chunk * kChunkColumns, 0, seq, work.head, batch);
+      Machine::prefetch_box(p_.q_map, chunk * kChunkColumns, 0, seq, work.head, batch);
     });
   }
 
@@ -119,19 +119,21 @@ class ForwardProducer {
   }
 
   template <class Tile>
-  TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier& landed, int32_t row, int32_t head,
-                                        int32_t batch) {
+  TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
+                                        int32_t head, int32_t batch) {
     landed.arrive_and_expect(Tile::kBytes);
     TILEWISE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) tma_load(to.chunk(c), map, landed, c * kChunkColumns, row, head, batch);
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      Machine::copy_box(to.chunk(c), map, landed.state(), c * kChunkColumns, row, head, batch);
+    }
   }
 
   template <class Tile>
   TILEWISE_INLINE static void clear_rows(Tile& tile, int32_t first_row) {
-    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const int32_t lane = Machine::lane();
     for (int c = 0; c < Tile::kChunks; ++c) {
       for (int32_t at = first_row * kChunkRowBytes + lane * 16; at < Tile::kChunkBytes; at += 32 * 16) {
-        *reinterpret_cast<Chunk*>(tile.chunk(c) + at) = Chunk{{0, 0, 0, 0}};
+        Machine::store_shared(tile.chunk(c) + at, Chunk{{0, 0, 0, 0}});
       }
     }
   }

@@ -4,16 +4,16 @@
 #include "device/attention/dropout.h"
 #include "device/attention/scores.h"
 #include "device/hopper/forward_work.h"
-#include "device/hopper/machine.h"
+#include "device/hopper/warpgroup.h"
 
 namespace tilewise::device {
 
 /// Rows of a warpgroup as (query, head) pairs.
-template <HopperForwardConfig C>
+template <class Machine, HopperForwardConfig C>
 struct QueryRows {
   int32_t first_query, first_head, group, queries;
 
-  TILEWISE_INLINE QueryRows(const HopperForwardParams& p, const WorkTile& work, int32_t warpgroup) {
+  TILEWISE_INLINE QueryRows(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup) {
     group = C.pack_gqa ? static_cast<int32_t>(p.shape.num_heads_q / p.shape.num_heads_k) : 1;
     queries = C.pack_gqa ? p.order.queries_per_warpgroup : C.kRows;
     first_query = (work.tile * C.consumers() + warpgroup) * queries;
@@ -26,21 +26,18 @@ struct QueryRows {
     return (!C.pack_gqa || row < queries * group) && query(row) < count;
   }
   /// Row of the warpgroup behind a slot of this lane.
-  TILEWISE_INLINE static int32_t row_of_slot(int slot) {
-    return HopperMachine::warp_row() + HopperMachine::lane() / 4 + 8 * slot;
-  }
+  TILEWISE_INLINE static int32_t row_of_slot(int slot) { return warp_row<Machine>() + Machine::lane() / 4 + 8 * slot; }
 };
 
 /// What the scores of a lane's two rows depend on. What a config has no use for is left to the optimiser.
-template <HopperForwardConfig C>
+template <class Machine, HopperForwardConfig C>
 class ScoreRows {
-  using Machine = HopperMachine;
-
  public:
-  TILEWISE_INLINE void begin(const HopperForwardParams& p, const WorkTile& work, int32_t warpgroup) {
-    const QueryRows<C> rows(p, work, warpgroup);
+  TILEWISE_INLINE void begin(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup) {
+    const QueryRows<Machine, C> rows(p, work, warpgroup);
     // A tile of unused queries reads some bias too, and drops what comes of it.
-    const Sequence s{work.q_row, work.k_row, maximum(work.seqlen_q, 1), work.seqlen_k, work.all_q, 0, work.leftpad};
+    const Sequence s{work.q_row, work.k_row,  maximum<int32_t>(work.seqlen_q, 1), work.seqlen_k, work.all_q,
+                     0,          work.leftpad};
     seqlen_k_ = uniform<Machine>(work.seqlen_k);
     for (int slot = 0; slot < 2; ++slot) {
       const int32_t row = rows.row_of_slot(slot);

@@ -25,18 +25,23 @@ struct alignas(1024) SwizzledTile {
 };
 
 /// A tile of queries to work on, as the producer hands it out.
-struct WorkTile {
+template <class Number>
+struct WorkTileOf {
   static constexpr int32_t kNoMore = -1;
-  int32_t tile, head, batch;          // tile kNoMore: the end. head: a key head where heads are packed
-  int32_t begin, end;                 // tiles of keys, at least one
-  int32_t q_row, k_row, leftpad;      // where the used part starts, in rows of the tensors
-  int32_t seqlen_q, seqlen_k, all_q;  // used queries and keys, queries in memory
-  int32_t diagonal;                   // query i stands at key i + diagonal
+  Number tile, head, batch;          // tile kNoMore: the end. head: a key head where heads are packed
+  Number begin, end;                 // tiles of keys, at least one
+  Number q_row, k_row, leftpad;      // where the used part starts, in rows of the tensors
+  Number seqlen_q, seqlen_k, all_q;  // used queries and keys, queries in memory
+  Number diagonal;                   // query i stands at key i + diagonal
 };
+using WorkTile = WorkTileOf<int32_t>;
+/// One that lies in shared memory.
+template <class Machine>
+using SharedWork = WorkTileOf<typename Machine::SharedNumber>;
 
 inline constexpr int kWorkStages = 4;
 
-template <HopperForwardConfig C>
+template <class Machine, HopperForwardConfig C>
 struct HopperForwardShared {
   static constexpr int kColumns = C.head_dim > C.head_dim_v ? C.head_dim : C.head_dim_v;
   using RowTile = SwizzledTile<C.kRows, kColumns>;  // of one warpgroup: Q, and later its rows of O
@@ -46,11 +51,11 @@ struct HopperForwardShared {
   RowTile rows[C.q_stages][C.consumers()];
   KeyTile keys[C.stages];
   ValueTile values[C.stages];
-  WorkTile work[kWorkStages];
-  Ring<C.q_stages> row_rings[C.consumers()];  // one for each warpgroup
-  Ring<C.stages> key_ring, value_ring;
-  Ring<kWorkStages> work_ring;
-  Barrier last_values;  // the last tile of a sequence has landed, and its end is to be cleared
+  SharedWork<Machine> work[kWorkStages];
+  Ring<Machine, C.q_stages> row_rings[C.consumers()];  // one for each warpgroup
+  Ring<Machine, C.stages> key_ring, value_ring;
+  Ring<Machine, kWorkStages> work_ring;
+  Barrier<Machine> last_values;  // the last tile of a sequence has landed, and its end is to be cleared
 
   /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
   static constexpr bool kStagesOut = C.q_stages > 1;
@@ -63,7 +68,7 @@ struct HopperForwardShared {
     value_ring.init(1, kWarps);
     work_ring.init(1, kWarps + 1);  // and the warp that brings values
     last_values.init(1);
-    publish_barriers();
+    Machine::publish_barriers();
   }
 };
 

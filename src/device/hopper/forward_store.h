@@ -3,17 +3,16 @@
 
 #include "device/attention/sink.h"
 #include "device/hopper/forward_rows.h"
-#include "device/hopper/tma.h"
+#include "device/hopper/tensor_map.h"
 
 namespace tilewise::device {
 
-template <HopperForwardConfig C>
+template <class Machine, HopperForwardConfig C>
 class RowStore {
-  using Machine = HopperMachine;
-  using Tile = typename HopperForwardShared<C>::RowTile;
+  using Tile = typename HopperForwardShared<Machine, C>::RowTile;
 
  public:
-  TILEWISE_INLINE RowStore(const HopperForwardParams& params, const WorkTile& work, int32_t warpgroup)
+  TILEWISE_INLINE RowStore(const HopperForwardParams& params, const SharedWork<Machine>& work, int32_t warpgroup)
       : p_(params), work_(work), rows_(params, work, warpgroup) {}
 
   /// Divides O by the rows' sums, and stores the lse. The greatest weight of a row that sees something is far from 0,
@@ -53,7 +52,7 @@ class RowStore {
   /// Rounds O into a tile of shared memory.
   template <class Out>
   TILEWISE_INLINE void stage(const Out& O, Tile& tile) const {
-    const int lane = Machine::lane(), row = Machine::warp_row() + lane % 16;
+    const int lane = Machine::lane(), row = warp_row<Machine>() + lane % 16;
     TILEWISE_UNROLL
     for (int k = 0; k < C.head_dim_v / 16; ++k) {
       uint32_t packed[4];
@@ -61,13 +60,13 @@ class RowStore {
       for (int i = 0; i < 4; ++i) packed[i] = rounded_pair(O, 2 * k + i / 2, i % 2);
       Machine::store_matrices(tile.piece(row, 2 * k + lane / 16), packed);
     }
-    fence_shared_writes();
+    Machine::fence_shared_writes();
   }
 
   /// Once all of the warpgroup have staged: begins the way of a tile to out.
   TILEWISE_INLINE void store_staged(Tile& tile) const {
     if (!C.lengths || rows_.first_query + rows_.queries <= work_.all_q) {
-      if (Machine::leads()) store_boxes(tile);
+      if (leads_warpgroup<Machine>()) store_boxes(tile);
     } else {
       copy_rows(tile);  // the rows behind the last one are another sequence's
     }
@@ -88,7 +87,7 @@ class RowStore {
         for (int i = 0; i < 4; ++i) {
           if (c + i < Out::kColTiles) word[i] = rounded_pair(O, c + i, slot);
         }
-        Machine::transpose_quad(word);
+        transpose_quad<Machine>(word);
         const int32_t piece = c + Machine::lane() % 4;
         if (to && piece < pieces) {
           Machine::store_global(reinterpret_cast<Chunk*>(to + piece * 8), Chunk{{word[0], word[1], word[2], word[3]}});
@@ -101,7 +100,7 @@ class RowStore {
   template <class Out>
   TILEWISE_INLINE static uint32_t rounded_pair(const Out& O, int col_tile, int slot) {
     const auto& x = O.tile[0][col_tile];
-    return Machine::pack<C.out_type>(x[2 * slot], x[2 * slot + 1]);
+    return Machine::template pack<C.out_type>(x[2 * slot], x[2 * slot + 1]);
   }
 
   TILEWISE_INLINE uint16_t* address_of(int32_t row) const {
@@ -123,26 +122,26 @@ class RowStore {
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     TILEWISE_UNROLL
     for (int c = 0; c < kChunks; ++c) {
-      tma_store(p_.out_map, tile.chunk(c), c * kChunkColumns, 0, work_.q_row + rows_.first_query, work_.head, batch);
+      Machine::store_box(p_.out_map, tile.chunk(c), c * kChunkColumns, 0, work_.q_row + rows_.first_query, work_.head,
+                         batch);
     }
-    tma_commit_stores();
+    Machine::commit_stores();
   }
 
   TILEWISE_INLINE void copy_rows(Tile& tile) const {
     const auto pieces = static_cast<int32_t>(p_.shape.head_dim_v / 8);
     TILEWISE_NO_UNROLL
-    for (auto unit = static_cast<int32_t>(threadIdx.x) % kWarpgroupThreads; unit < C.kRows * pieces;
-         unit += kWarpgroupThreads) {
+    for (auto unit = Machine::thread() % kWarpgroupThreads; unit < C.kRows * pieces; unit += kWarpgroupThreads) {
       const int32_t row = unit / pieces, piece = unit % pieces;
       if (!rows_.is_among(row, work_.all_q)) continue;
-      const Chunk chunk = Machine::load_shared<Chunk>(tile.piece(row, piece));
+      const Chunk chunk = Machine::template load_shared<Chunk>(tile.piece(row, piece));
       Machine::store_global(reinterpret_cast<Chunk*>(address_of(row) + piece * 8), chunk);
     }
   }
 
   const HopperForwardParams& p_;
-  const WorkTile& work_;
-  QueryRows<C> rows_;
+  const SharedWork<Machine>& work_;
+  QueryRows<Machine, C> rows_;
 };
 
 }  // namespace tilewise::device

@@ -3,18 +3,18 @@
 #pragma once
 
 #include "device/hopper/forward_rows.h"
+#include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/softmax.h"
-#include "device/hopper/wgmma.h"
 
 namespace tilewise::device {
 
-template <HopperForwardConfig C>
+template <class Ops, HopperForwardConfig C>
 class ForwardWeights {
-  using Machine = HopperMachine;
+  using Machine = typename Ops::Machine;
 
  public:
-  using Scores = Fragment<HopperOps, 16, C.block_n>;  // a warp's part of its warpgroup's 64 rows
-  using Out = Fragment<HopperOps, 16, C.head_dim_v>;
+  using Scores = Fragment<Ops, 16, C.block_n>;  // a warp's part of its warpgroup's 64 rows
+  using Out = Fragment<Ops, 16, C.head_dim_v>;
   using Softmax = SteadySoftmax<Scores, C.v_type>;
   using PerRow = typename Softmax::PerRow;
 
@@ -31,8 +31,8 @@ class ForwardWeights {
 
   /// S of the first tile of keys becomes P. `once_free` runs when P's registers and O are no more the matrix unit's.
   template <class OnceFree>
-  TILEWISE_INLINE void start(const HopperForwardParams& p, const WorkTile& work, int32_t warpgroup, int32_t tile,
-                             bool masked, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void start(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup,
+                             int32_t tile, bool masked, Out& O, const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
     if (masked) {
       rows_.template adjust<true>(S, p.score, tile * C.block_n);
@@ -41,7 +41,7 @@ class ForwardWeights {
     }
     softmax.start(S, scale_);
     if constexpr (C.lengths) {
-      const QueryRows<C> rows(p, work, warpgroup);
+      const QueryRows<Machine, C> rows(p, work, warpgroup);
       TILEWISE_UNROLL
       for (int slot = 0; slot < Scores::kSlots; ++slot) {
         if (!rows.is_among(rows.row_of_slot(slot), work.seqlen_q)) softmax.ignore(slot);
@@ -79,7 +79,7 @@ class ForwardWeights {
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const float low = bf16_to_float(static_cast<uint16_t>(part.word[i])), high = bf16_to_float(part.word[i] >> 16);
-        part.word[i] = Machine::pack<C.v_type>(low * factor[i % 2], high * factor[i % 2]);
+        part.word[i] = Machine::template pack<C.v_type>(low * factor[i % 2], high * factor[i % 2]);
       }
     }
   }
@@ -93,14 +93,14 @@ class ForwardWeights {
     if constexpr (C.dropout) {
       softmax.template weigh<0, kElements>(S, scale_);
       rows_.drop(S, p.score, tile * C.block_n);
-      wgmma_wait<0>();
-      pin_registers(O);
+      Machine::template wgmma_wait<0>();
+      pin_registers<Machine>(O);
       once_free();
       round<0, kElements>();
     } else {
       softmax.template weigh<0, kHalf>(S, scale_);
-      wgmma_wait<0>();
-      pin_registers(O);
+      Machine::template wgmma_wait<0>();
+      pin_registers<Machine>(O);
       once_free();
       round<0, kHalf>();
       softmax.template weigh<kHalf, kElements>(S, scale_);
@@ -110,7 +110,7 @@ class ForwardWeights {
 
   TILEWISE_INLINE uint32_t rounded(int element) const {
     const Sm80Accumulator& tile = S.tile[0][element / 4];
-    return Machine::pack<C.v_type>(tile[element % 4], tile[element % 4 + 1]);
+    return Machine::template pack<C.v_type>(tile[element % 4], tile[element % 4 + 1]);
   }
   template <int kFrom, int kTo>
   TILEWISE_INLINE void round() {
@@ -145,19 +145,19 @@ class ForwardWeights {
     TILEWISE_NO_UNROLL
     for (int k = 0; k < C.head_dim / 16; ++k) {
       uint32_t rows[4];
-      Machine::load_matrices(rows, Q.piece(Machine::warp_row() + lane % 16, 2 * k + lane / 16));
+      Machine::load_matrices(rows, Q.piece(warp_row<Machine>() + lane % 16, 2 * k + lane / 16));
       TILEWISE_UNROLL
       for (int c = 0; c < Scores::kColTiles; c += 2) {
         uint32_t keys[4];
         Machine::load_matrices(keys, K.piece(8 * c + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
-        Machine::mma<C.q_type>(S.tile[0][c], rows, keys[0], keys[1]);
-        Machine::mma<C.q_type>(S.tile[0][c + 1], rows, keys[2], keys[3]);
+        Machine::template mma<C.q_type>(S.tile[0][c], rows, keys[0], keys[1]);
+        Machine::template mma<C.q_type>(S.tile[0][c + 1], rows, keys[2], keys[3]);
       }
     }
   }
 
   float scale_;  // from scores to units of log2
-  ScoreRows<C> rows_;
+  ScoreRows<Machine, C> rows_;
   PerRow sum_before_;
   bool careful_;
 };

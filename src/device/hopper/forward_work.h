@@ -23,8 +23,8 @@ struct KeyTiles {
 };
 
 /// Tiles that hold a key which one of the queries [first, last] sees; perhaps none.
-template <HopperForwardConfig C>
-TILEWISE_INLINE KeyTiles seen_tiles(const KeyBand& band, const WorkTile& work, int32_t first, int32_t last) {
+template <HopperForwardConfig C, class Number>
+TILEWISE_INLINE KeyTiles seen_tiles(const KeyBand& band, const WorkTileOf<Number>& work, int32_t first, int32_t last) {
   int32_t begin = 0, end = work.seqlen_k;
   if constexpr (C.windowed) begin = maximum(first + work.diagonal + band.low, 0);
   if constexpr (C.ranged) end = minimum(last + work.diagonal + band.high + 1, end);
@@ -32,8 +32,8 @@ TILEWISE_INLINE KeyTiles seen_tiles(const KeyBand& band, const WorkTile& work, i
 }
 
 /// Tiles of which each query in [first, last] sees every key.
-template <HopperForwardConfig C>
-TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTile& work, int32_t first, int32_t last) {
+template <HopperForwardConfig C, class Number>
+TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTileOf<Number>& work, int32_t first, int32_t last) {
   int32_t begin = 0, end = work.seqlen_k;
   if constexpr (C.windowed) begin = maximum(last + work.diagonal + band.low, 0);
   if constexpr (C.ranged) end = maximum(minimum(first + work.diagonal + band.high + 1, end), 0);
@@ -63,13 +63,13 @@ TILEWISE_INLINE WorkTile place_in_order(const TileOrder& order, int32_t index) {
 
 /// Hands out tiles of queries, each with the keys it sees: dealt out beforehand, or from a counter in memory. Used by
 /// one thread.
-template <HopperForwardConfig C>
+template <class Machine, HopperForwardConfig C>
 class WorkSource {
  public:
   TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params) {
     const TileOrder& order = p_.order;
     total_ = order.num_tiles * order.num_heads * order.batch_size;
-    next_ = static_cast<int32_t>(blockIdx.x);
+    next_ = Machine::block();
   }
 
   /// The next tile with rows in memory; its number is asked for one tile ahead.
@@ -98,16 +98,19 @@ class WorkSource {
   /// The last block to finish leaves the counters at zero.
   TILEWISE_INLINE void finish() {
     if constexpr (C.dynamic) {
-      __threadfence();
-      if (atomicAdd(p_.tile_counter + 1, 1u) == gridDim.x - 1) p_.tile_counter[0] = 0, p_.tile_counter[1] = 0;
+      Machine::fence_global();
+      if (Machine::count(p_.tile_counter + 1) == static_cast<uint32_t>(Machine::blocks()) - 1) {
+        Machine::store_global(p_.tile_counter, 0u);
+        Machine::store_global(p_.tile_counter + 1, 0u);
+      }
     }
   }
 
  private:
   TILEWISE_INLINE void ask() {
-    const auto blocks = static_cast<int32_t>(gridDim.x), block = static_cast<int32_t>(blockIdx.x);
+    const int32_t blocks = Machine::blocks(), block = Machine::block();
     if constexpr (C.dynamic) {
-      next_ = static_cast<int32_t>(atomicAdd(p_.tile_counter, 1u)) + blocks;
+      next_ = static_cast<int32_t>(Machine::count(p_.tile_counter)) + blocks;
     } else {
       // Every round begins one block further on, lest a block gets the last tile of every head.
       ++round_;

@@ -1,61 +1,126 @@
-// A warp of a Hopper GPU: what it can do beyond sm_80's, and its share of a wgmma.
+// A Hopper GPU: what it can do beyond sm_80's, as PTX in small named wrappers. contract.h says what each is.
 #pragma once
 
-#include "device/hopper/mbarrier.h"
-#include "device/hopper/warpgroup.h"
-#include "device/tile/fragment.h"
+#include "device/hopper/tensor_map.h"
+#include "device/hopper/wgmma.h"
 #include "device/tile/machine_sm80.h"
 
 namespace tilewise::device {
 
 struct HopperMachine : Sm80Machine {
-  /// The same value, known to be the same in every lane: what steers wgmma has to be.
+  using SharedNumber = int32_t;
+  TILEWISE_INLINE static int32_t blocks() { return static_cast<int32_t>(gridDim.x); }
   TILEWISE_INLINE static int32_t uniform(int32_t value) { return __shfl_sync(~0u, value, 0); }
-  /// This warp's first row of its warpgroup's 64.
-  TILEWISE_INLINE static int32_t warp_row() { return static_cast<int32_t>(threadIdx.x) / 32 % 4 * 16; }
-  /// One instruction of the special function unit; its relative error is 2^-11.
+  using Sm80Machine::shuffle_xor;
+  TILEWISE_INLINE static uint32_t shuffle_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
   TILEWISE_INLINE static float tanh(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  /// Whether it is the one thread of its warpgroup that speaks for it.
-  TILEWISE_INLINE static bool leads() { return threadIdx.x % kWarpgroupThreads == 0; }
-  /// Once all lanes have come here, one of them tells a barrier.
-  TILEWISE_INLINE static void arrive_as_warp(Barrier& barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier.arrive();
+  TILEWISE_INLINE static void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+  TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return atomicAdd(counter, 1u); }
+  TILEWISE_INLINE static void fence_global() { __threadfence(); }
+  TILEWISE_INLINE static uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
   }
-  /// Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
   TILEWISE_INLINE static void store_matrices(void* row, const uint32_t (&from)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(device::shared_address(row)),
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                  "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                  : "memory");
   }
-  /// Of four lanes that each hold a part of four things, each gets all parts of one: word[i] of lane j goes to word[j]
-  /// of lane i, within lanes of the same quarter of the warp's lane numbers.
-  TILEWISE_INLINE static void transpose_quad(uint32_t (&word)[4]) {
-    TILEWISE_UNROLL
-    for (int bit = 1; bit <= 2; bit *= 2) {
-      const bool upper = (lane() & bit) != 0;
-      TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (i & bit) continue;
-        const uint32_t sent = upper ? word[i] : word[i | bit];
-        const uint32_t received = __shfl_xor_sync(~0u, sent, bit);
-        (upper ? word[i] : word[i | bit]) = received;
-      }
-    }
+
+  // ------------------------------------------------------------------ barriers
+  TILEWISE_INLINE static void init_barrier(uint64_t* barrier, int32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+  }
+  TILEWISE_INLINE static void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+  TILEWISE_INLINE static void arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  }
+  TILEWISE_INLINE static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+  }
+  TILEWISE_INLINE static void wait(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "WAIT_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "@!p bra WAIT_%=; }" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+  }
+  TILEWISE_INLINE static void named_barrier_sync(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+  }
+  TILEWISE_INLINE static void named_barrier_arrive(int number, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+  }
+
+  // ------------------------------------------------------------------ registers
+  template <int kRegisters>
+  TILEWISE_INLINE static void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
+  template <int kRegisters>
+  TILEWISE_INLINE static void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
+
+  // ------------------------------------------------------------------ copy engine
+  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
+                                       int32_t x2, int32_t x3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+        : "memory");
+  }
+  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
+                                       int32_t x2, int32_t x3, int32_t x4) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+        : "memory");
+  }
+  TILEWISE_INLINE static void prefetch_box(const TensorMap& map, int32_t x0, int32_t x1, int32_t x2, int32_t x3,
+                                           int32_t x4) {
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(x0), "r"(x1),
+                 "r"(x2), "r"(x3), "r"(x4)
+                 : "memory");
+  }
+  TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
+                                        int32_t x3, int32_t x4) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+                 "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+                 : "memory");
+  }
+  TILEWISE_INLINE static void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+  TILEWISE_INLINE static void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+  TILEWISE_INLINE static void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+  TILEWISE_INLINE static void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
+  }
+  TILEWISE_INLINE static void fence_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+  // ------------------------------------------------------------------ matrix unit
+  TILEWISE_INLINE static void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+  TILEWISE_INLINE static void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+  template <int kPending>
+  TILEWISE_INLINE static void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+  }
+  template <int kElement, Major kMajorA, Major kMajorB, int kTiles>
+  TILEWISE_INLINE static void wgmma(Sm80Accumulator (&d)[kTiles], MatrixDescriptor a, MatrixDescriptor b,
+                                    bool accumulate) {
+    Wgmma<kElement, kTiles * 8>::template multiply<kMajorA, kMajorB>(d, a, b, accumulate);
+  }
+  template <int kElement, Major kMajorB, int kTiles>
+  TILEWISE_INLINE static void wgmma(Sm80Accumulator (&d)[kTiles], const WgmmaRegisters& a, MatrixDescriptor b,
+                                    bool accumulate, bool /*wanted*/) {
+    Wgmma<kElement, kTiles * 8>::template multiply<kMajorB>(d, a, b, accumulate);
   }
 };
-
-/// wgmma's accumulators lie in a warp's registers as those of mma.sync do.
-template <class Machine_>
-struct Sm90Ops {
-  using Machine = Machine_;
-  using FragmentLayout = Sm80FragmentLayout;
-  using Accumulator = Sm80Accumulator;
-};
-using HopperOps = Sm90Ops<HopperMachine>;
 
 }  // namespace tilewise::device

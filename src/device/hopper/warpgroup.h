@@ -1,28 +1,53 @@
-// What warpgroups of a block do together: named barriers, and registers handed from one to another.
+// What lanes of a warpgroup do together, made of what their machine offers.
 #pragma once
 
-#include "device/tile/platform.h"
+#include "device/hopper/mbarrier.h"
+#include "device/tile/fragment.h"
 
 namespace tilewise::device {
 
 inline constexpr int kWarpgroupThreads = 128;
 
-/// A hardware barrier by number; 0 is the whole block's. `threads`: those that wait and those that only arrive.
-TILEWISE_INLINE void named_barrier_sync(int number, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-TILEWISE_INLINE void named_barrier_arrive(int number, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+/// This warp's first row of its warpgroup's 64.
+template <class Machine>
+TILEWISE_INLINE int32_t warp_row() {
+  return Machine::thread() / 32 % 4 * 16;
 }
 
-/// Waits for registers that another warpgroup gives up.
-template <int kRegisters>
-TILEWISE_INLINE void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+/// Whether it is the one thread of its warpgroup that speaks for it.
+template <class Machine>
+TILEWISE_INLINE bool leads_warpgroup() {
+  return Machine::thread() % kWarpgroupThreads == 0;
 }
-template <int kRegisters>
-TILEWISE_INLINE void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+
+/// Once all lanes have come here, one of them tells a barrier.
+template <class Machine>
+TILEWISE_INLINE void arrive_as_warp(Barrier<Machine>& barrier) {
+  Machine::wave_sync();
+  if (Machine::thread() % 32 == 0) barrier.arrive();
+}
+
+/// The compiler moves no use of these registers across it.
+template <class Machine, class Fragment>
+TILEWISE_INLINE void pin_registers(Fragment& fragment) {
+  fragment.for_each(0, [](int, int, auto&& x) { Machine::pin(x); });
+}
+
+/// Of four lanes that each hold a part of four things, each gets all parts of one: word[i] of lane j goes to word[j]
+/// of lane i, within lanes of the same quarter of the warp's lane numbers.
+template <class Machine>
+TILEWISE_INLINE void transpose_quad(uint32_t (&word)[4]) {
+  TILEWISE_UNROLL
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = (Machine::lane() & bit) != 0;
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t sent = upper ? word[i] : word[i | bit];
+      const uint32_t received = Machine::shuffle_xor(sent, bit);
+      (upper ? word[i] : word[i | bit]) = received;
+    }
+  }
 }
 
 }  // namespace tilewise::device

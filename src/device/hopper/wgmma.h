@@ -1,51 +1,12 @@
-// wgmma: a warpgroup's product of 64 rows with N columns, 16 elements deep, accumulated in fp32. It runs while the
-// warps go on; accumulators and operands are the matrix unit's until wgmma_wait() returns.
+// wgmma's PTX, one struct for each element type and width.
 #pragma once
 
 #include "device/common/tensors.h"
-#include "device/hopper/mbarrier.h"
+#include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/wgmma_operands.h"
-#include "device/tile/fragment_layout.h"
+#include "device/tile/registers.h"
 
 namespace tilewise::device {
-
-/// Where an operand tile lies in shared memory and how: rows of 64 elements (128 bytes), swizzled as the copy engine's
-/// 128-byte mode leaves them, 8 rows to a pattern of 1024 bytes.
-struct MatrixDescriptor {
-  uint64_t bits;
-
-  /// `chunk_bytes`: between a tile's chunks of 64 columns; read only where the tile's rows are the depth of the
-  /// product.
-  TILEWISE_INLINE static MatrixDescriptor of(const void* tile, uint32_t chunk_bytes) {
-    constexpr uint64_t kPatternBytes = 1024, kSwizzle128 = uint64_t{1} << 62;
-    return {uint64_t{(shared_address(tile) & 0x3FFFFu) >> 4} | uint64_t{chunk_bytes >> 4} << 16 |
-            (kPatternBytes >> 4) << 32 | kSwizzle128};
-  }
-  TILEWISE_INLINE MatrixDescriptor advanced(uint32_t bytes) const { return {bits + (bytes >> 4)}; }
-};
-
-/// An operand in registers: 64 x 16 elements of a warpgroup, in the order of two accumulators of 8 columns.
-struct WgmmaRegisters {
-  uint32_t word[4];
-};
-
-/// Whether an operand's rows in shared memory run along the depth of the product ("K-major") or across it.
-enum Major : int32_t { kAlongDepth = 0, kAcrossDepth = 1 };
-
-/// Registers written before it are seen by the products that follow.
-TILEWISE_INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-TILEWISE_INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Until at most kPending committed groups are under way.
-template <int kPending>
-TILEWISE_INLINE void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-/// The compiler moves no use of these registers across it.
-template <class Fragment>
-TILEWISE_INLINE void pin_registers(Fragment& fragment) {
-  fragment.for_each(0, [](int, int, auto&& x) { asm volatile("" : "+f"(x)::"memory"); });
-}
 
 /// One instruction of width N. d: Sm80Accumulator[N / 8], the layout of mma.sync being wgmma's too.
 template <int kElement, int N>

@@ -1,0 +1,76 @@
+// What a Hopper machine offers to kernels beyond device/tile/contract.h, written down once: kernels compile on no
+// machine that lacks some of it.
+#pragma once
+
+#include "device/hopper/matrix_descriptor.h"
+#include "device/hopper/ops.h"
+#include "device/hopper/tensor_map.h"
+#include "device/tile/contract.h"
+
+namespace tilewise::device {
+
+/// Barriers: see mbarrier.h, whose class they stand behind.
+template <class M>
+concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, int number, int threads) {
+  { M::init_barrier(barrier, n) } -> SameAs<void>;
+  { M::publish_barriers() } -> SameAs<void>;  // to the copy engine: by who has initialised them, before a barrier
+  { M::arrive(barrier) } -> SameAs<void>;
+  { M::arrive_and_expect(barrier, n) } -> SameAs<void>;
+  { M::wait(barrier, parity) } -> SameAs<void>;
+  // Hardware barriers by number; 0 is the whole block's. threads: those that wait and those that only arrive.
+  { M::named_barrier_sync(number, threads) } -> SameAs<void>;
+  { M::named_barrier_arrive(number, threads) } -> SameAs<void>;
+  { M::template take_registers<160>() } -> SameAs<void>;  // waits for registers that another warpgroup gives up
+  { M::template give_registers<32>() } -> SameAs<void>;
+};
+
+/// The tensor memory accelerator: boxes of a tensor move between global and shared memory by one thread's instruction.
+/// What lies outside the tensor reads as zeros and is not written.
+template <class M>
+concept HasCopyEngine = requires(void* to, const void* from, const TensorMap& map, uint64_t* landed, int32_t x) {
+  { M::copy_box(to, map, landed, x, x, x, x) } -> SameAs<void>;  // its bytes count on the barrier `landed`
+  { M::copy_box(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
+  { M::prefetch_box(map, x, x, x, x, x) } -> SameAs<void>;  // into the L2 cache
+  { M::prefetch_map(map) } -> SameAs<void>;
+  { M::store_box(map, from, x, x, x, x, x) } -> SameAs<void>;  // written before fence_shared_writes() and a barrier
+  { M::commit_stores() } -> SameAs<void>;
+  { M::wait_stores_read() } -> SameAs<void>;  // until this thread's stores have read shared memory
+  { M::wait_stores() } -> SameAs<void>;       // until they have been written
+  // Lets the copy engine and the matrix unit see what this thread has written to shared memory, and waits for nothing.
+  { M::fence_shared_writes() } -> SameAs<void>;
+};
+
+/// wgmma, which runs while the warps go on: accumulators and operands are the matrix unit's until wgmma_wait() returns.
+template <class M>
+concept HasMatrixUnit = requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& a, MatrixDescriptor tile, bool b) {
+  { M::wgmma_fence() } -> SameAs<void>;  // registers written before it are seen by the products that follow
+  { M::wgmma_commit() } -> SameAs<void>;
+  { M::template wgmma_wait<1>() } -> SameAs<void>;  // until at most so many committed groups are under way
+  // d = A B, or d += A B. wanted: unless nobody looks at what it yields, whatever the tile holds.
+  { M::template wgmma<kBf16, kAlongDepth, kAlongDepth>(d, tile, tile, b) } -> SameAs<void>;
+  { M::template wgmma<kBf16, kAcrossDepth>(d, a, tile, b, b) } -> SameAs<void>;
+};
+
+template <class M>
+concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && HasMatrixUnit<M> &&
+                      requires(float& x, int32_t i, uint32_t word, uint32_t* counter, void* row, uint32_t (&four)[4],
+                               Sm80Accumulator& d) {
+                        typename M::SharedNumber;              // an int32_t in shared memory, read as one
+                        { M::blocks() } -> SameAs<int32_t>;    // of the grid
+                        { M::uniform(i) } -> SameAs<int32_t>;  // what steers wgmma is known to be the same
+                        { M::shuffle_xor(word, i) } -> SameAs<uint32_t>;
+                        { M::tanh(x) } -> SameAs<float>;            // its relative error is 2^-11
+                        { M::pin(x) } -> SameAs<void>;              // no use of x moves across it
+                        { M::count(counter) } -> SameAs<uint32_t>;  // adds 1 to global memory: what was there before
+                        { M::fence_global() } -> SameAs<void>;      // what was written is seen before what follows
+                        { M::shared_address(row) } -> SameAs<uint32_t>;
+                        // Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
+                        { M::load_matrices(four, row) } -> SameAs<void>;
+                        { M::store_matrices(row, four) } -> SameAs<void>;
+                        M::template mma<kBf16>(d, four, word, word);
+                      };
+
+template <class Ops>
+concept Sm90TileOps = Sm90Machine<typename Ops::Machine> && AccumulatorLayout<typename Ops::FragmentLayout>;
+
+}  // namespace tilewise::device

@@ -1,0 +1,32 @@
+// Operands of wgmma: a warpgroup's product of 64 rows with N columns, 16 elements deep.
+#pragma once
+
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+/// Where an operand tile lies in shared memory and how: rows of 64 elements (128 bytes), swizzled as the copy engine's
+/// 128-byte mode leaves them, 8 rows to a pattern of 1024 bytes.
+struct MatrixDescriptor {
+  uint64_t bits;
+
+  /// `chunk_bytes`: between a tile's chunks of 64 columns; read only where the tile's rows are the depth of the
+  /// product.
+  template <class Machine>
+  TILEWISE_INLINE static MatrixDescriptor of(const void* tile, uint32_t chunk_bytes) {
+    constexpr uint64_t kPatternBytes = 1024, kSwizzle128 = uint64_t{1} << 62;
+    return {uint64_t{(Machine::shared_address(tile) & 0x3FFFFu) >> 4} | uint64_t{chunk_bytes >> 4} << 16 |
+            (kPatternBytes >> 4) << 32 | kSwizzle128};
+  }
+  TILEWISE_INLINE MatrixDescriptor advanced(uint32_t bytes) const { return {bits + (bytes >> 4)}; }
+};
+
+/// An operand in registers: 64 x 16 elements of a warpgroup, in the order of two accumulators of 8 columns.
+struct WgmmaRegisters {
+  uint32_t word[4];
+};
+
+/// Whether an operand's rows in shared memory run along the depth of the product ("K-major") or across it.
+enum Major : int32_t { kAlongDepth = 0, kAcrossDepth = 1 };
+
+}  // namespace tilewise::device

@@ -230,6 +230,8 @@ class ForwardConsumer {
       value_place_.wait_full(shared_.value_ring);
       release_values();
     }
+    // Q that is not looked at must have landed all the same before its place gets another.
+    row_place_.wait_full(shared_.row_rings[warpgroup_]);
     if constexpr (kStagesOut) {
       release_staged_rows();
       row_place_.advance();

@@ -16,25 +16,42 @@ struct FamilyTraits {
   std::string_view title;  ///< "AMD's CDNA", in messages
   DeviceType device;
   std::uint32_t lanes;  ///< of a wave
-  std::string_view machine_header, machine, host_machine, ops_header, ops;
+  std::string_view machine_header, machine, host_header, host_machine, ops_header, ops;
 };
 
 [[nodiscard]] constexpr FamilyTraits traits_of(Family family) {
+  constexpr std::string_view kHostHeader = "device/tile/machine_host.h";
   switch (family) {
     case Family::sm80:
       break;
     case Family::cdna:
-      return {"AMD's CDNA",      DeviceType::hip,          64,       "device/tile/machine_cdna.h", "CdnaMachine",
-              "HostCdnaMachine", "device/tile/ops_cdna.h", "CdnaOps"};
+      return {"AMD's CDNA",
+              DeviceType::hip,
+              64,
+              "device/tile/machine_cdna.h",
+              "CdnaMachine",
+              kHostHeader,
+              "HostCdnaMachine",
+              "device/tile/ops_cdna.h",
+              "CdnaOps"};
     case Family::sm90:
-      return {"NVIDIA's Hopper",     DeviceType::cuda, 32, "device/hopper/machine.h", "HopperMachine", "",
-              "device/hopper/ops.h", "Sm90Ops"};
+      return {"NVIDIA's Hopper",         DeviceType::cuda,      32,
+              "device/hopper/machine.h", "HopperMachine",       "device/hopper/machine_host.h",
+              "HostSm90Machine",         "device/hopper/ops.h", "Sm90Ops"};
     case Family::rdna:
-      return {"AMD's RDNA",      DeviceType::hip,          32,       "device/tile/machine_rdna.h", "RdnaMachine",
-              "HostRdnaMachine", "device/tile/ops_rdna.h", "RdnaOps"};
+      return {"AMD's RDNA",
+              DeviceType::hip,
+              32,
+              "device/tile/machine_rdna.h",
+              "RdnaMachine",
+              kHostHeader,
+              "HostRdnaMachine",
+              "device/tile/ops_rdna.h",
+              "RdnaOps"};
   }
-  return {"NVIDIA's",        DeviceType::cuda,         32,       "device/tile/machine_sm80.h", "Sm80Machine",
-          "HostSm80Machine", "device/tile/ops_sm80.h", "Sm80Ops"};
+  return {
+      "NVIDIA's",        DeviceType::cuda,         32,       "device/tile/machine_sm80.h", "Sm80Machine", kHostHeader,
+      "HostSm80Machine", "device/tile/ops_sm80.h", "Sm80Ops"};
 }
 
 [[nodiscard]] constexpr std::uint32_t lanes(Family family) { return traits_of(family).lanes; }

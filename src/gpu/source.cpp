@@ -50,8 +50,8 @@ jit::KernelSource make_source(const KernelKey& key, bool host) {
   const bool amd = family.device == DeviceType::hip && !host;
   std::string text = "// Generated: one kernel, specialised on its configuration.\n";
   if (amd) text += "#pragma clang force_cuda_host_device begin\n";
-  for (const std::string_view header : {host ? std::string_view("device/tile/machine_host.h") : family.machine_header,
-                                        family.ops_header, body.header}) {
+  for (const std::string_view header :
+       {host ? family.host_header : family.machine_header, family.ops_header, body.header}) {
     text += concat("#include \"", header, "\"\n");
   }
   text += "namespace tilewise::device {\n";

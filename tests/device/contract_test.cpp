@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "device/hopper/contract.h"
+#include "device/hopper/machine_host.h"
 #include "device/tile/machine_host.h"
 #include "device/tile/ops_cdna.h"
 #include "device/tile/ops_rdna.h"
@@ -16,6 +18,7 @@ using namespace device;
 static_assert(TileOps<Sm80Ops<HostSm80Machine>>);
 static_assert(TileOps<CdnaOps<HostCdnaMachine>>);
 static_assert(TileOps<RdnaOps<HostRdnaMachine>>);
+static_assert(Sm90TileOps<Sm90Ops<HostSm90Machine>>);
 
 template <class Machine>
 struct WithoutVote : Machine {
@@ -26,6 +29,12 @@ struct WithoutCopies : HostSm80Machine {
 };
 struct WithoutProducts : HostSm80Machine {
   static void mma() = delete;
+};
+struct WithoutPhases : HostSm90Machine {
+  static void wait(uint64_t*, uint32_t) = delete;
+};
+struct WithoutProxies : HostSm90Machine {
+  static void fence_shared_writes() = delete;
 };
 struct WithoutWindows : HostCdnaMachine {
   static void window() = delete;
@@ -38,6 +47,8 @@ TEST(Contract, SeesWhatAMachineLacks) {
   EXPECT_FALSE(TileOps<Sm80Ops<WithoutVote<HostSm80Machine>>>);
   EXPECT_FALSE(TileOps<CdnaOps<WithoutVote<HostCdnaMachine>>>);
   EXPECT_FALSE(TileOps<Sm80Ops<WithoutCopies>>);
+  EXPECT_FALSE(Sm90TileOps<Sm90Ops<WithoutPhases>>);
+  EXPECT_FALSE(Sm90TileOps<Sm90Ops<WithoutProxies>>);
   EXPECT_FALSE(TileOps<Sm80Ops<WithoutProducts>>);
   EXPECT_FALSE(TileOps<CdnaOps<WithoutWindows>>);
   EXPECT_FALSE(TileOps<RdnaOps<WithoutExchange>>);

@@ -1,10 +1,11 @@
-// Attention's portable kernels under emulation.
+// Attention's kernels under emulation: the portable ones, and Hopper's.
 #include "backends/emulation/attention.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
+#include "backends/cuda/hopper/lowering.hpp"
 #include "backends/emulation/emulated_call.hpp"
 #include "backends/portable/attention/lowering.hpp"
 #include "backends/portable/attention/schedule.hpp"
@@ -24,27 +25,32 @@ bool is_aligned(const device::AttentionParams& p) {
   return std::ranges::all_of(tensors, [](const auto* t) { return rows_start_on_16_bytes(*t); });
 }
 
-constexpr PortableKernels<operations::Attention> kPortable{
-    [](const Problem& problem, const core::DeviceDescription& device, gpu::Family family) {
-      return portable::lower(problem, device, family).lowering;
-    },
-    is_aligned};
+/// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.
+gpu::Lowering lower_for(const Problem& problem, const core::DeviceDescription& device, gpu::Family family) {
+  if (family != gpu::Family::sm90) return portable::lower(problem, device, family).lowering;
+  if (problem.unaligned) return portable::lower(problem, device, gpu::Family::sm80).lowering;
+  return hopper::lower(problem, device).lowering;
+}
+
+constexpr PortableKernels<operations::Attention> kKernels{lower_for, is_aligned};
 
 }  // namespace
 
 operations::attention::FeatureSet EmulatedAttention::supported() const noexcept {
-  return portable::attention_features();
+  return family_ == gpu::Family::sm90 ? hopper::attention_features() : portable::attention_features();
 }
 
 core::Verdict EmulatedAttention::judge(const Problem& problem, const core::DeviceDescription&) const {
-  portable::Outcome outcome = portable::lower(problem, runtime_of(family_)(0).description(), family_);
-  if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
+  const core::DeviceDescription& device = runtime_of(family_)(0).description();
+  std::string refusal = family_ == gpu::Family::sm90 ? hopper::lower(problem, device).refusal
+                                                     : portable::lower(problem, device, family_).refusal;
+  if (!refusal.empty()) return core::Verdict::refuse(std::move(refusal));
   // The order of magnitude on one thread, compilation aside. Each cost is above the reference's, which accepts
   // whatever an emulation does: none is chosen by itself.
   constexpr operations::attention::ScalarCosts kCosts{1000.0, 5.0, 0.1, 0.1, 1.0 / 400.0};
-  return core::Verdict::accept(
-      operations::attention::scalar_us(problem, kCosts),
-      std::make_unique<EmulatedCall<operations::Attention>>(problem, family_, std::move(outcome.lowering), kPortable));
+  return core::Verdict::accept(operations::attention::scalar_us(problem, kCosts),
+                               std::make_unique<EmulatedCall<operations::Attention>>(
+                                   problem, family_, lower_for(problem, device, family_), kKernels));
 }
 
 }  // namespace tilewise::backends::emulation

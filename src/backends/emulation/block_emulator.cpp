@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "backends/emulation/lane_fault.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
 #include "device/tile/platform.h"
@@ -22,14 +23,19 @@ namespace {
 constexpr std::size_t kStackBytes = 256 << 10;
 
 std::string_view name_of(Collective collective) {
-  constexpr std::array<std::string_view, 8> kNames = {"nothing",
-                                                      "barrier()",
-                                                      "wave_sync()",
-                                                      "any()",
-                                                      "shuffle_xor()",
-                                                      "load_matrices()",
-                                                      "load_matrices_transposed()",
-                                                      "a matrix instruction"};
+  constexpr std::array<std::string_view, 13> kNames = {"nothing",
+                                                       "barrier()",
+                                                       "wave_sync()",
+                                                       "any()",
+                                                       "shuffle_xor()",
+                                                       "load_matrices()",
+                                                       "load_matrices_transposed()",
+                                                       "a matrix instruction",
+                                                       "store_matrices()",
+                                                       "wgmma_fence()",
+                                                       "wgmma()",
+                                                       "wgmma_commit()",
+                                                       "wgmma_wait()"};
   return kNames[static_cast<std::size_t>(collective)];
 }
 
@@ -43,30 +49,15 @@ struct LoadArguments {
   const void* row;
 };
 
-/// Ends the lane that did wrong; the others are abandoned where they wait.
-class LaneFault {
- public:
-  explicit LaneFault(std::string text) : text_(std::move(text)) {}
-  [[nodiscard]] const std::string& text() const noexcept { return text_; }
-
- private:
-  std::string text_;
-};
-
-[[noreturn]] void fail(std::string text) { throw LaneFault(std::move(text)); }
-
-void check(std::string fault) {
-  if (!fault.empty()) fail(std::move(fault));
-}
-
 }  // namespace
 
-BlockEmulator::BlockEmulator(const device::HostKernel& kernel, std::int32_t threads, const GlobalMemory& memory)
+BlockEmulator::BlockEmulator(const device::HostKernel& kernel, std::int32_t threads, const GlobalMemory& memory,
+                             std::size_t shared_bytes)
     : kernel_(kernel),
       memory_(memory),
       wave_lanes_(kernel.lanes),
       stacks_(static_cast<std::size_t>(threads), kStackBytes),
-      shared_(static_cast<std::size_t>(kernel.shared_bytes), threads / kernel.lanes, kernel.lanes),
+      shared_(shared_bytes, threads / kernel.lanes, kernel.lanes),
       lanes_(static_cast<std::size_t>(threads)),
       waves_(static_cast<std::size_t>(threads / kernel.lanes)) {
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -82,7 +73,7 @@ std::string BlockEmulator::run(std::int32_t block_index, const void* params, std
   random_state_ |= 1;  // the generator's state must not be zero
   ended_ = at_barrier_ = 0;
   fault_.clear();
-  shared_.begin_block();
+  begin_block();
   std::ranges::fill(waves_, Wave{});
   runnable_.clear();
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
@@ -95,13 +86,14 @@ std::string BlockEmulator::run(std::int32_t block_index, const void* params, std
     runnable_.push_back(lane.thread);
   }
   main_.switch_to(next_fiber());
-  return fault_;
+  const bool still = fault_.empty() && ended_ < static_cast<std::int32_t>(lanes_.size()) && !core::abandoned();
+  return still ? stand_still() : fault_;
 }
 
 void BlockEmulator::run_lane(void* lane) {
   BlockEmulator& emulator = *static_cast<Lane*>(lane)->emulator;
   try {
-    emulator.kernel_.run_lane(emulator, emulator.params_, emulator.shared_.window());
+    emulator.kernel_.run_lane(emulator, emulator.params_, emulator.window());
     emulator.end_lane();
   } catch (const LaneFault& fault) {
     emulator.fault_ = concat(emulator.name(emulator.self()), ": ", fault.text());
@@ -118,7 +110,10 @@ std::uint32_t BlockEmulator::random(std::uint32_t below) {
 }
 
 Fiber& BlockEmulator::next_fiber() {
-  if (runnable_.empty() || core::abandoned()) return main_;  // every lane has ended, or nobody waits for them
+  while (runnable_.empty() && go_on_alone()) {
+  }
+  // Every lane has ended or waits, or nobody waits for them.
+  if (runnable_.empty() || !fault_.empty() || core::abandoned()) return main_;
   std::int32_t& chosen = runnable_[random(static_cast<std::uint32_t>(runnable_.size()))];
   thread = chosen;
   chosen = runnable_.back();
@@ -136,6 +131,7 @@ void BlockEmulator::end_lane() {
   Lane& lane = self();
   check_company(lane, Collective::none);
   for (Copy& copy : lane.copies) land(copy);
+  finish_lane();
   lane.ended = true;
   ++ended_;
   ++own_wave().ended;
@@ -166,14 +162,14 @@ void BlockEmulator::fail_company(const Lane& lane, Collective collective) {
       collective == Collective::none ? std::string("ends") : concat("comes to ", name_of(collective));
   for (const Lane& other : wave_of(lane)) {
     if (other.waits_for != Collective::none && other.waits_for != collective) {
-      fail(concat(does, " while ", name(other), " waits at ", name_of(other.waits_for)));
+      fail(does, " while ", name(other), " waits at ", name_of(other.waits_for));
     }
   }
   for (const Lane& other : lanes_) {
-    if (other.ended && collective != Collective::none) fail(concat(does, " after ", name(other), " has ended"));
-    if (other.waits_for == Collective::barrier) fail(concat(does, " while ", name(other), " waits at barrier()"));
+    if (other.ended && collective != Collective::none) fail(does, " after ", name(other), " has ended");
+    if (other.waits_for == Collective::barrier) fail(does, " while ", name(other), " waits at barrier()");
   }
-  fail(concat(does, " alone"));
+  fail(does, " alone");
 }
 
 void BlockEmulator::join(Collective collective, void* arguments) {
@@ -233,6 +229,12 @@ void BlockEmulator::perform(Collective collective, std::span<Lane> group) {
       for (const Lane& lane : group) multiply_arguments_.push_back(static_cast<MultiplyArguments*>(lane.arguments));
       check(emulation::multiply(multiply_arguments_));
       break;
+    case Collective::store_matrices:
+    case Collective::fence_products:
+    case Collective::begin_product:
+    case Collective::commit_products:
+    case Collective::wait_products:
+      fail(name_of(collective), " is no part of this machine");
   }
 }
 
@@ -247,8 +249,7 @@ void BlockEmulator::exchange(std::span<Lane> wave) {
   };
   for (std::size_t lane = 0; lane < wave.size(); ++lane) {
     const std::size_t from = lane ^ static_cast<std::size_t>(of(lane).mask);
-    if (from >= wave.size())
-      fail(concat("shuffle_xor() with mask ", of(lane).mask, " in waves of ", wave.size(), " lanes"));
+    if (from >= wave.size()) fail("shuffle_xor() with mask ", of(lane).mask, " in waves of ", wave.size(), " lanes");
     of(lane).result = of(from).value;
   }
 }
@@ -256,15 +257,18 @@ void BlockEmulator::exchange(std::span<Lane> wave) {
 void BlockEmulator::load_rows(std::span<Lane> wave, bool transposed) {
   std::uint16_t rows[32][8];
   std::array<std::uint32_t*, 32> to;
-  if (wave.size() != to.size())
-    fail(concat(name_of(Collective::load_matrices), " in waves of ", wave.size(), " lanes"));
+  if (wave.size() != to.size()) fail(name_of(Collective::load_matrices), " in waves of ", wave.size(), " lanes");
   for (std::size_t i = 0; i < to.size(); ++i) {
     const auto& arguments = *static_cast<const LoadArguments*>(wave[i].arguments);
-    const std::string fault = shared_.load(accessor(true), rows[i], arguments.row, sizeof rows[i]);
-    if (!fault.empty()) fail(concat("load_matrices with the address of lane ", i, " ", fault));
+    const std::string fault = load_row(wave[i], rows[i], arguments.row, sizeof rows[i]);
+    if (!fault.empty()) fail("load_matrices with the address of lane ", i, " ", fault);
     to[i] = arguments.to;
   }
   distribute_matrices(rows, transposed, to);
+}
+
+std::string BlockEmulator::load_row(const Lane&, void* to, const void* row, std::size_t bytes) {
+  return shared_.load(accessor(true), to, row, bytes);
 }
 
 void BlockEmulator::barrier() { join(Collective::barrier, nullptr); }

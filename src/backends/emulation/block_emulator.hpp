@@ -26,12 +26,21 @@ enum class Collective : std::uint8_t {
   load_matrices,
   load_matrices_transposed,
   multiply,
+  store_matrices,
+  fence_products,
+  begin_product,
+  commit_products,
+  wait_products,
 };
 
-class BlockEmulator final : public device::HostBlock {
+class BlockEmulator : public device::HostBlock {
  public:
   /// Throws Error (runtime) where there is no memory for the lanes' stacks.
-  BlockEmulator(const device::HostKernel& kernel, std::int32_t threads, const GlobalMemory& memory);
+  BlockEmulator(const device::HostKernel& kernel, std::int32_t threads, const GlobalMemory& memory)
+      : BlockEmulator(kernel, threads, memory, static_cast<std::size_t>(kernel.shared_bytes)) {}
+  virtual ~BlockEmulator() = default;
+  BlockEmulator(const BlockEmulator&) = delete;
+  BlockEmulator& operator=(const BlockEmulator&) = delete;
 
   /// Runs every lane to its end; `params` are of the kernel's own type. Empty, or what went wrong first: "wave 1, lane
   /// 5: reads ...".
@@ -53,7 +62,7 @@ class BlockEmulator final : public device::HostBlock {
   void multiply(device::HostMatrix matrix, std::int32_t element, float* d, const std::uint32_t* a,
                 const std::uint32_t* b) override;
 
- private:
+ protected:
   /// 16 bytes on their way from global to shared memory.
   struct Copy {
     void* to;
@@ -77,7 +86,21 @@ class BlockEmulator final : public device::HostBlock {
     Collective open = Collective::none;                   ///< what the arrived ones wait for
   };
 
-  static void run_lane(void* lane);
+  /// `shared_bytes`: of the memory that this class checks; 0 where a derived one has its own.
+  BlockEmulator(const device::HostKernel& kernel, std::int32_t threads, const GlobalMemory& memory,
+                std::size_t shared_bytes);
+
+  // What machines with more of their own do besides.
+  virtual void begin_block() { shared_.begin_block(); }
+  [[nodiscard]] virtual void* window() const { return shared_.window(); }
+  virtual void perform(Collective collective, std::span<Lane> group);
+  /// By a lane that ends.
+  virtual void finish_lane() {}
+  /// Whether something goes on beside the lanes that none of them can: then it did, and lanes may be able to.
+  virtual bool go_on_alone() { return false; }
+  /// Why the lanes that have not ended wait, none of them being able to go on.
+  [[nodiscard]] virtual std::string stand_still() const { return "its lanes wait for each other"; }
+
   [[nodiscard]] Lane& self() { return lanes_[static_cast<std::size_t>(thread)]; }
   [[nodiscard]] Accessor accessor(bool whole_wave = false) const { return {thread, thread / wave_lanes_, whole_wave}; }
   [[nodiscard]] GlobalAccessor global_accessor() const {
@@ -87,10 +110,11 @@ class BlockEmulator final : public device::HostBlock {
 
   /// Joins a collective of this lane's wave (or of the block) and returns when it is done.
   void join(Collective collective, void* arguments);
-  void perform(Collective collective, std::span<Lane> group);
   void exchange(std::span<Lane> wave);
   void vote(std::span<Lane> wave);
   void load_rows(std::span<Lane> wave, bool transposed);
+  /// What a lane of a matrix load reads.
+  [[nodiscard]] virtual std::string load_row(const Lane& lane, void* to, const void* row, std::size_t bytes);
   /// Fails where a lane comes to a collective (none: to its end) while another one that it would have to
   /// meet waits elsewhere or has ended. So no lane is ever left waiting for good.
   void check_company(const Lane& lane, Collective collective);
@@ -103,6 +127,7 @@ class BlockEmulator final : public device::HostBlock {
   void end_lane();
   void land(Copy& copy);
   void land_some();
+  static void run_lane(void* lane);
 
   [[nodiscard]] Wave& own_wave() { return waves_[static_cast<std::size_t>(thread / wave_lanes_)]; }
   [[nodiscard]] std::string name(const Lane& lane) const;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backends/emulation/runtime.hpp"
 #include "core/implementation.hpp"
@@ -37,13 +38,18 @@ class EmulatedCall final : public core::KernelOf<typename Operation::Params> {
   [[nodiscard]] std::string schedule() const override { return planned_.schedule(); }
 
   void launch(const typename Operation::Params& params, void* workspace, void* stream) const override {
-    // What nobody wrote reads as NaN.
-    if (workspace != nullptr) std::memset(workspace, 0xFF, workspace_size());
     Problem problem = problem_;
     problem.unaligned = !portable_.is_aligned(params);
     const gpu::FindRuntime find_runtime = runtime_of(family_);
     gpu::LoweredKernel kernel(portable_.lower(problem, find_runtime(0).description(), family_), find_runtime, 0);
     kernel.load();
+    std::vector<std::byte> more;  // kernels for unaligned rows may be others, with a workspace of their own
+    if (kernel.workspace_size() > workspace_size()) {
+      more.resize(kernel.workspace_size());
+      workspace = more.data();
+    }
+    // What nobody wrote reads as NaN.
+    if (workspace != nullptr) std::memset(workspace, 0xFF, kernel.workspace_size());
     kernel.launch_on(&params, workspace, stream);
   }
 

@@ -1,4 +1,4 @@
-// The emulation's rows: each family's, of every operation that has portable kernels.
+// The emulation's rows: each family's, of every operation that has portable kernels, and Hopper's.
 #include "backends/emulation/emulation_backend.hpp"
 
 #include <vector>
@@ -18,10 +18,12 @@ using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCac
 
 std::span<const core::Implementation* const> emulation_implementations() {
   using gpu::Family;
+  static const emulation::EmulatedAttention sm90(Family::sm90);
   static const FamilyRows sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;
     for (const FamilyRows* family : {&sm80, &cdna, &rdna}) family->append_to(rows);
+    rows.push_back(&sm90);
     return rows;
   }();
   return table;

@@ -1,5 +1,5 @@
-// The emulation's rows of the dispatch table: portable kernels' own source on the CPU, lane by lane, with
-// the register layouts of each machine. For tests and for reading results where no GPU is.
+// The emulation's rows of the dispatch table: GPU kernels' own source on the CPU, lane by lane, with the register
+// layouts of each machine. For tests and for reading results where no GPU is.
 #pragma once
 
 #include <span>
@@ -9,7 +9,8 @@
 
 namespace tilewise::backends {
 
-/// "emulation.sm80", "emulation.cdna", "emulation.rdna": chosen only where a call asks by name.
+/// "emulation.sm80", "emulation.cdna", "emulation.rdna", and attention's "emulation.sm90": chosen only where a call
+/// asks by name.
 [[nodiscard]] std::span<const core::Implementation* const> emulation_implementations();
 
 /// Whether an implementation's name is an emulation's: sweeps over all implementations leave these out, since each

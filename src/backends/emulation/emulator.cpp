@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backends/emulation/block_emulator.hpp"
+#include "backends/emulation/warpgroup_emulator.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
 
@@ -20,7 +21,8 @@ void run_grid(const device::HostKernel& kernel, const Grid& grid, const void* pa
     throw Error(ErrorCode::runtime, core::concat(grid.name, ": threads must be whole waves of ", kernel.lanes, " (got ",
                                                  grid.threads, ")"));
   }
-  const int workers = core::num_threads();
+  // Blocks with warpgroups share counters: one after another, lest the threads decide who draws which number.
+  const int workers = kernel.warpgroups ? 1 : core::num_threads();
   std::vector<std::unique_ptr<BlockEmulator>> emulators(static_cast<std::size_t>(workers));
   std::mutex mutex;
   std::int64_t failed = grid.blocks;
@@ -31,7 +33,11 @@ void run_grid(const device::HostKernel& kernel, const Grid& grid, const void* pa
       if (block > failed) return;
     }
     auto& emulator = emulators[static_cast<std::size_t>(worker)];
-    if (!emulator) emulator = std::make_unique<BlockEmulator>(kernel, grid.threads, memory);
+    if (!emulator && kernel.warpgroups) {
+      emulator = std::make_unique<WarpgroupEmulator>(kernel, grid.threads, grid.blocks, memory);
+    } else if (!emulator) {
+      emulator = std::make_unique<BlockEmulator>(kernel, grid.threads, memory);
+    }
     std::string found = emulator->run(static_cast<std::int32_t>(block), params, seed);
     if (found.empty()) return;
     const std::lock_guard<std::mutex> guard(mutex);

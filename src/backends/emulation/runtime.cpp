@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backends/emulation/emulator.hpp"
+#include "backends/emulation/host_tensor_map.hpp"
 #include "core/message.hpp"
 #include "jit/host_module.hpp"
 
@@ -55,8 +56,9 @@ class EmulationRuntime final : public gpu::Runtime {
              seed_from_environment());
   }
   void clear(void* memory, std::size_t bytes, void*) const override { std::memset(memory, 0, bytes); }
-  [[noreturn]] void encode(const gpu::TensorMap&, std::byte*) const override {
-    throw Error(ErrorCode::runtime, core::concat(name_, ": tensor maps are not emulated"));
+  void encode(const gpu::TensorMap& map, std::byte* to) const override {
+    const HostTensorMap host = encode_host_map(map);
+    std::memcpy(to, &host, sizeof host);
   }
 
  private:
@@ -76,8 +78,9 @@ const gpu::Runtime& runtime(int) {
 std::string_view name_of(gpu::Family family) {
   switch (family) {
     case gpu::Family::sm80:
-    case gpu::Family::sm90:
       break;
+    case gpu::Family::sm90:
+      return "emulation.sm90";
     case gpu::Family::cdna:
       return "emulation.cdna";
     case gpu::Family::rdna:
@@ -89,8 +92,9 @@ std::string_view name_of(gpu::Family family) {
 gpu::FindRuntime runtime_of(gpu::Family family) {
   switch (family) {
     case gpu::Family::sm80:
-    case gpu::Family::sm90:
       break;
+    case gpu::Family::sm90:
+      return runtime<gpu::Family::sm90, 227 << 10>;
     case gpu::Family::cdna:
       return runtime<gpu::Family::cdna, 64 << 10>;
     case gpu::Family::rdna:

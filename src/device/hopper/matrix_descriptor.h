@@ -13,12 +13,14 @@ struct MatrixDescriptor {
   /// `chunk_bytes`: between a tile's chunks of 64 columns; read only where the tile's rows are the depth of the
   /// product.
   template <class Machine>
-  TILEWISE_INLINE static MatrixDescriptor of(const void* tile, uint32_t chunk_bytes) {
+  TILEWISE_INLINE static MatrixDescriptor of(const void* tile, int32_t chunk_bytes) {
     constexpr uint64_t kPatternBytes = 1024, kSwizzle128 = uint64_t{1} << 62;
-    return {uint64_t{(Machine::shared_address(tile) & 0x3FFFFu) >> 4} | uint64_t{chunk_bytes >> 4} << 16 |
+    return {uint64_t{(Machine::shared_address(tile) & 0x3FFFFu) >> 4} | static_cast<uint64_t>(chunk_bytes >> 4) << 16 |
             (kPatternBytes >> 4) << 32 | kSwizzle128};
   }
-  TILEWISE_INLINE MatrixDescriptor advanced(uint32_t bytes) const { return {bits + (bytes >> 4)}; }
+  TILEWISE_INLINE MatrixDescriptor advanced(int32_t bytes) const {
+    return {bits + (static_cast<uint32_t>(bytes) >> 4)};
+  }
 };
 
 /// An operand in registers: 64 x 16 elements of a warpgroup, in the order of two accumulators of 8 columns.

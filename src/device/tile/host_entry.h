@@ -10,11 +10,54 @@ namespace tilewise::device {
 /// gfx950, two on older ones.
 enum class HostMatrix : int32_t { kMmaM16N8K16, kMfma32x32x16, kWmma16x16x16 };
 
+/// A warp's share of a product that runs beside its lanes (wgmma): 16 rows of its warpgroup's 64.
+struct HostProduct {
+  int32_t element, columns;
+  float* d;                     // of 4 registers for 8 columns each
+  const uint32_t* a_registers;  // null where A is a tile
+  uint64_t a_tile, b_tile;      // descriptors
+  bool a_across, b_across;      // whether a tile's rows run across the depth
+  bool accumulate, wanted;
+};
+
+/// What a block of a machine with warpgroups, barriers in shared memory and a copy engine does besides. Barriers are
+/// addresses in shared memory, tensor maps what the host has written.
+class HostWarpgroups {
+ public:
+  int32_t blocks = 1;  // of the grid
+
+  virtual uint32_t shared_address(const void* pointer) = 0;
+  virtual uint32_t count_global(uint32_t* counter) = 0;
+  virtual void store_matrices(void* row, const uint32_t* from) = 0;  // collective
+  virtual void set_registers(int32_t count) = 0;                     // of this lane, from now on
+
+  virtual void init_barrier(void* barrier, int32_t arrivals) = 0;
+  virtual void publish_barriers() = 0;
+  virtual void arrive(void* barrier, int32_t bytes) = 0;  // with bytes that the phase is to wait for besides
+  virtual void wait(void* barrier, uint32_t parity) = 0;
+  virtual void meet_at(int32_t number, int32_t threads, bool waits) = 0;  // a named barrier
+
+  virtual void copy_box(void* to, const void* map, void* landed, const int32_t* at, int32_t rank) = 0;
+  virtual void store_box(const void* map, const void* from, const int32_t* at, int32_t rank) = 0;
+  virtual void commit_stores() = 0;
+  virtual void wait_stores(bool written) = 0;  // else until they have been read
+  virtual void fence_shared_writes() = 0;
+
+  virtual void fence_products() = 0;  // collective, as are the next three
+  virtual void begin_product(const HostProduct& product) = 0;
+  virtual void commit_products() = 0;
+  virtual void wait_products(int32_t pending) = 0;
+
+ protected:
+  ~HostWarpgroups() = default;
+};
+
 /// A block under emulation, as its lanes see it: one lane runs at a time, until it must wait for others.
 /// Calls marked collective return once every lane of the wave (barrier: of the block) has made them.
 class HostBlock {
  public:
-  int32_t thread = 0, block = 0;  // of the lane that runs
+  int32_t thread = 0, block = 0;         // of the lane that runs
+  HostWarpgroups* warpgroups = nullptr;  // where the kernel asked for them
 
   virtual void barrier() = 0;                                      // collective
   virtual void wave_sync() = 0;                                    // collective
@@ -45,6 +88,7 @@ struct HostKernel {
   void (*run_lane)(HostBlock& block, const void* params, void* shared);
   int32_t lanes;         // of a wave
   int32_t shared_bytes;  // of the block's shared struct, 0 where it is empty
+  bool warpgroups;       // whether its lanes need a HostWarpgroups
 };
 
 }  // namespace tilewise::device

@@ -13,7 +13,9 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
-  table.workspace(p.tile_counter, "tile_counter", Access::add, p.order.counters);
+  gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
+  counter.one_writer = false;  // the last block to finish clears what all have added to
+  table.add(p.tile_counter, counter);
 }
 
 }  // namespace tilewise::backends::hopper

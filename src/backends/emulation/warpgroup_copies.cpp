@@ -1,0 +1,136 @@
+// The copy engine of a Hopper block: boxes of tensors that move beside the lanes.
+#include <algorithm>
+#include <cstring>
+
+#include "backends/emulation/lane_fault.hpp"
+#include "backends/emulation/warpgroup_emulator.hpp"
+
+namespace tilewise::backends::emulation {
+namespace {
+
+constexpr std::int64_t kTileAlignment = 128;
+constexpr std::size_t kPieceBytes = AsyncMemory::kPieceBytes;
+
+std::array<std::int32_t, 5> coordinates(const std::int32_t* at, std::int32_t rank) {
+  std::array<std::int32_t, 5> all{};
+  std::copy_n(at, rank, all.begin());
+  return all;
+}
+
+}  // namespace
+
+HostTensorMap WarpgroupEmulator::map_at(const void* address, std::int32_t rank) {
+  HostTensorMap map;
+  std::memcpy(&map, address, sizeof map);
+  if (map.mark != HostTensorMap::kMark) fail("moves a box by a tensor map that nobody has written");
+  if (map.rank != rank) fail("moves a box of ", rank, " dimensions by a tensor map of ", map.rank);
+  return map;
+}
+
+void WarpgroupEmulator::copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) {
+  let_time_pass();
+  MemoryBarrier& barrier = barrier_at(landed);
+  if (!barrier.published) fail("counts a copy on ", barrier.name(), ", which publish_barriers() was not called for");
+  BoxCopy copy{map_at(map, rank), coordinates(at, rank), memory_of_block_.offset_of(to), &barrier, own_lane()};
+  if (copy.to % kTileAlignment != 0) fail("copies a box to offset ", copy.to, " of shared memory, not on 128 bytes");
+  const Toucher who{knowledge_.actors().copies(barrier.index), own_lane(), &knowledge_.of(own_lane()), true};
+  const Time now = knowledge_.pass();
+  const auto bytes = static_cast<std::int64_t>(copy.map.box_bytes());
+  for (std::int64_t piece = 0; piece < bytes; piece += kPieceBytes) {
+    check(memory_of_block_.begin_copy(who, now, swizzled(copy.map.swizzle, copy.to + piece)));
+  }
+  copies_.push_back(copy);
+}
+
+void WarpgroupEmulator::land(std::size_t index) {
+  const BoxCopy copy = copies_[index];
+  copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(index));
+  const HostTensorMap& map = copy.map;
+  MemoryBarrier& barrier = *copy.barrier;
+  const std::size_t actor = knowledge_.actors().copies(barrier.index);
+  const Time now = knowledge_.pass();
+  std::vector<std::byte> row(map.row_bytes());
+  std::int64_t to = copy.to;
+  for (std::size_t i = 0; i < map.box_rows(); ++i) {
+    std::ranges::fill(row, std::byte{0});
+    if (const HostTensorMap::Row from = map.row(copy.at, i); from.address != nullptr) {
+      std::memcpy(row.data() + from.skipped * map.element_bytes, from.address, from.count * map.element_bytes);
+    }
+    for (std::size_t piece = 0; piece < row.size(); piece += kPieceBytes, to += kPieceBytes) {
+      memory_of_block_.land_copy({actor, copy.lane, nullptr, true}, now, swizzled(map.swizzle, to), &row[piece]);
+    }
+  }
+  barrier.pending.seen[actor] = now;
+  check(barrier.land(static_cast<std::int64_t>(map.box_bytes())));
+  advance(barrier);
+}
+
+void WarpgroupEmulator::store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) {
+  let_time_pass();
+  BoxStore store{map_at(map, rank),
+                 coordinates(at, rank),
+                 memory_of_block_.offset_of(from),
+                 own_lane(),
+                 knowledge_.of(own_lane()),
+                 false,
+                 false,
+                 {}};
+  if (store.from % kTileAlignment != 0) {
+    fail("stores a box from offset ", store.from, " of shared memory, not on 128 bytes");
+  }
+  store.bytes.resize(store.map.box_bytes());
+  stores_.push_back(std::move(store));
+}
+
+void WarpgroupEmulator::commit_stores() {
+  for (BoxStore& store : stores_) store.committed = store.committed || store.lane == own_lane();
+}
+
+/// Reads the part of the box that lies in the tensor.
+void WarpgroupEmulator::read_store(BoxStore& store) {
+  const HostTensorMap& map = store.map;
+  const std::size_t wave = store.lane / Actors::kWaveLanes, row_bytes = map.row_bytes();
+  const Toucher who{knowledge_.actors().stores(wave), store.lane, &store.known, true};
+  for (std::size_t i = 0; i < map.box_rows(); ++i) {
+    const HostTensorMap::Row row = map.row(store.at, i);
+    const std::size_t first = row.skipped * map.element_bytes, end = first + row.count * map.element_bytes;
+    for (std::size_t piece = first / kPieceBytes * kPieceBytes; piece < end; piece += kPieceBytes) {
+      const auto at = store.from + static_cast<std::int64_t>(i * row_bytes + piece);
+      const std::string fault = memory_of_block_.load(who, knowledge_.now(), &store.bytes[i * row_bytes + piece],
+                                                      swizzled(map.swizzle, at), kPieceBytes);
+      if (!fault.empty()) fail("a store ", fault);
+    }
+  }
+  store.read = true;
+}
+
+void WarpgroupEmulator::write_store(const BoxStore& store) {
+  const HostTensorMap& map = store.map;
+  const GlobalAccessor who{block, static_cast<std::int32_t>(store.lane), static_cast<std::int32_t>(lanes_.size())};
+  for (std::size_t i = 0; i < map.box_rows(); ++i) {
+    const HostTensorMap::Row row = map.row(store.at, i);
+    const std::byte* from = store.bytes.data() + i * map.row_bytes() + row.skipped * map.element_bytes;
+    for (std::size_t element = 0; element < row.count; ++element) {
+      check(global_.access(row.address + element * map.element_bytes, map.element_bytes, GlobalAccess::write, who));
+    }
+    if (row.count > 0) std::memcpy(row.address, from, row.count * map.element_bytes);
+  }
+}
+
+void WarpgroupEmulator::wait_stores(bool written) {
+  for (BoxStore& store : stores_) {
+    if (store.lane == own_lane() && store.committed && !store.read) read_store(store);
+  }
+  if (written) {
+    std::erase_if(stores_, [&](const BoxStore& store) {
+      if (store.lane != own_lane() || !store.committed) return false;
+      write_store(store);
+      return true;
+    });
+  }
+  knowledge_.of(own_lane()).seen[knowledge_.actors().stores(wave_index())] = knowledge_.pass();
+}
+
+void WarpgroupEmulator::fence_shared_writes() { knowledge_.fence(own_lane()); }
+
+}  // namespace tilewise::backends::emulation

@@ -1,0 +1,106 @@
+// Runs the lanes of a block of a Hopper machine: barriers in shared memory, a copy engine and products that go on
+// beside the lanes. What device/hopper/machine_host.h calls.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/emulation/async_memory.hpp"
+#include "backends/emulation/barriers.hpp"
+#include "backends/emulation/block_emulator.hpp"
+#include "backends/emulation/host_tensor_map.hpp"
+#include "backends/emulation/knowledge.hpp"
+#include "backends/emulation/wave_products.hpp"
+
+namespace tilewise::backends::emulation {
+
+class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgroups {
+ public:
+  WarpgroupEmulator(const device::HostKernel& kernel, std::int32_t threads, std::int32_t grid_blocks,
+                    const GlobalMemory& memory);
+
+  void load_shared(void* to, const void* from, std::int32_t bytes) override;
+  void store_shared(void* to, const void* from, std::int32_t bytes) override;
+  void copy_async(void* to, const void* from, bool valid) override;
+
+  std::uint32_t shared_address(const void* pointer) override;
+  std::uint32_t count_global(std::uint32_t* counter) override;
+  void store_matrices(void* row, const std::uint32_t* from) override;
+  void set_registers(std::int32_t count) override;
+
+  void init_barrier(void* barrier, std::int32_t arrivals) override;
+  void publish_barriers() override;
+  void arrive(void* barrier, std::int32_t bytes) override;
+  void wait(void* barrier, std::uint32_t parity) override;
+  void meet_at(std::int32_t number, std::int32_t threads, bool waits) override;
+
+  void copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) override;
+  void store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) override;
+  void commit_stores() override;
+  void wait_stores(bool written) override;
+  void fence_shared_writes() override;
+
+  void fence_products() override;
+  void begin_product(const device::HostProduct& product) override;
+  void commit_products() override;
+  void wait_products(std::int32_t pending) override;
+
+ private:
+  /// A box on its way to shared memory.
+  struct BoxCopy {
+    HostTensorMap map;
+    std::array<std::int32_t, 5> at;
+    std::int64_t to;
+    MemoryBarrier* barrier;
+    std::size_t lane;
+  };
+  /// A box on its way to global memory.
+  struct BoxStore {
+    HostTensorMap map;
+    std::array<std::int32_t, 5> at;
+    std::int64_t from;
+    std::size_t lane;
+    Clock known;  ///< at its issue
+    bool committed = false, read = false;
+    std::vector<std::byte> bytes;
+  };
+
+  void begin_block() override;
+  [[nodiscard]] void* window() const override { return memory_of_block_.window(); }
+  void perform(Collective collective, std::span<Lane> group) override;
+  void finish_lane() override;
+  bool go_on_alone() override;
+  [[nodiscard]] std::string stand_still() const override;
+  [[nodiscard]] std::string load_row(const Lane& lane, void* to, const void* row, std::size_t bytes) override;
+
+  [[nodiscard]] std::size_t own_lane() const { return static_cast<std::size_t>(thread); }
+  [[nodiscard]] std::size_t wave_index() const { return own_lane() / Actors::kWaveLanes; }
+  [[nodiscard]] Toucher toucher(std::size_t lane) { return {lane, lane, &knowledge_.of(lane), false}; }
+  [[nodiscard]] MemoryBarrier& barrier_at(const void* address);
+  [[nodiscard]] HostTensorMap map_at(const void* map, std::int32_t rank);
+  /// Ends the phase if it has its arrivals and bytes, and wakes those that wait for it.
+  void advance(MemoryBarrier& barrier);
+  void wake(std::vector<std::int32_t>& waiting);
+  void store_rows(std::span<Lane> wave);
+  void land(std::size_t copy);
+  void read_store(BoxStore& store);
+  void write_store(const BoxStore& store);
+  /// Time passes beside the lanes: of what is under way some is done.
+  void let_time_pass();
+
+  Knowledge knowledge_;
+  AsyncMemory memory_of_block_;
+  const GlobalMemory& global_;
+  std::vector<std::unique_ptr<MemoryBarrier>> barriers_;
+  std::array<NamedBarrier, kNamedBarriers> named_;
+  std::vector<WaveProducts> products_;
+  std::deque<BoxCopy> copies_;
+  std::deque<BoxStore> stores_;
+  std::vector<std::int32_t> registers_, wants_registers_;  ///< of each lane; wants: 0 where it does not wait
+  std::int64_t free_registers_ = 0;
+};
+
+}  // namespace tilewise::backends::emulation

@@ -1,0 +1,101 @@
+// Hopper's machine under emulation: what machine.h offers, as calls to the emulator that runs the lane.
+#pragma once
+
+#include "device/hopper/matrix_descriptor.h"
+#include "device/hopper/tensor_map.h"
+#include "device/tile/machine_host.h"
+
+namespace tilewise::device {
+
+/// Stands in for HopperMachine.
+struct HostSm90Machine : HostSm80Machine {
+  static constexpr bool kWarpgroups = true;
+
+  class SharedNumber {
+   public:
+    SharedNumber(const SharedNumber&) = delete;  // where it lies only the emulator reads
+    TILEWISE_INLINE operator int32_t() const { return load_shared<int32_t>(&value_); }
+
+   private:
+    int32_t value_;
+  };
+
+  TILEWISE_INLINE static int32_t blocks() { return engine().blocks; }
+  TILEWISE_INLINE static int32_t uniform(int32_t value) {
+    return static_cast<int32_t>(host_block->shuffle_xor(static_cast<uint32_t>(value), lane()));  // lane 0's
+  }
+  TILEWISE_INLINE static float tanh(float x) { return __builtin_tanhf(x); }
+  TILEWISE_INLINE static void pin(float&) {}
+  TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return engine().count_global(counter); }
+  TILEWISE_INLINE static void fence_global() {}
+  TILEWISE_INLINE static uint32_t shared_address(const void* pointer) { return engine().shared_address(pointer); }
+  TILEWISE_INLINE static void store_matrices(void* row, const uint32_t (&from)[4]) {
+    engine().store_matrices(row, from);
+  }
+
+  TILEWISE_INLINE static void init_barrier(uint64_t* barrier, int32_t arrivals) {
+    engine().init_barrier(barrier, arrivals);
+  }
+  TILEWISE_INLINE static void publish_barriers() { engine().publish_barriers(); }
+  TILEWISE_INLINE static void arrive(uint64_t* barrier) { engine().arrive(barrier, 0); }
+  TILEWISE_INLINE static void arrive_and_expect(uint64_t* barrier, int32_t bytes) { engine().arrive(barrier, bytes); }
+  TILEWISE_INLINE static void wait(uint64_t* barrier, uint32_t parity) { engine().wait(barrier, parity); }
+  TILEWISE_INLINE static void named_barrier_sync(int number, int threads) { engine().meet_at(number, threads, true); }
+  TILEWISE_INLINE static void named_barrier_arrive(int number, int threads) {
+    engine().meet_at(number, threads, false);
+  }
+  template <int kRegisters>
+  TILEWISE_INLINE static void take_registers() {
+    engine().set_registers(kRegisters);
+  }
+  template <int kRegisters>
+  TILEWISE_INLINE static void give_registers() {
+    engine().set_registers(kRegisters);
+  }
+
+  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
+                                       int32_t x2, int32_t x3) {
+    const int32_t at[] = {x0, x1, x2, x3};
+    engine().copy_box(to, &map, landed, at, 4);
+  }
+  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
+                                       int32_t x2, int32_t x3, int32_t x4) {
+    const int32_t at[] = {x0, x1, x2, x3, x4};
+    engine().copy_box(to, &map, landed, at, 5);
+  }
+  TILEWISE_INLINE static void prefetch_box(const TensorMap&, int32_t, int32_t, int32_t, int32_t, int32_t) {}
+  TILEWISE_INLINE static void prefetch_map(const TensorMap&) {}
+  TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
+                                        int32_t x3, int32_t x4) {
+    const int32_t at[] = {x0, x1, x2, x3, x4};
+    engine().store_box(&map, from, at, 5);
+  }
+  TILEWISE_INLINE static void commit_stores() { engine().commit_stores(); }
+  TILEWISE_INLINE static void wait_stores_read() { engine().wait_stores(false); }
+  TILEWISE_INLINE static void wait_stores() { engine().wait_stores(true); }
+  TILEWISE_INLINE static void fence_shared_writes() { engine().fence_shared_writes(); }
+
+  TILEWISE_INLINE static void wgmma_fence() { engine().fence_products(); }
+  TILEWISE_INLINE static void wgmma_commit() { engine().commit_products(); }
+  template <int kPending>
+  TILEWISE_INLINE static void wgmma_wait() {
+    engine().wait_products(kPending);
+  }
+  template <int kElement, Major kMajorA, Major kMajorB, int kTiles>
+  TILEWISE_INLINE static void wgmma(Sm80Accumulator (&d)[kTiles], MatrixDescriptor a, MatrixDescriptor b,
+                                    bool accumulate) {
+    engine().begin_product({kElement, 8 * kTiles, d[0].value, nullptr, a.bits, b.bits, kMajorA == kAcrossDepth,
+                            kMajorB == kAcrossDepth, accumulate, true});
+  }
+  template <int kElement, Major kMajorB, int kTiles>
+  TILEWISE_INLINE static void wgmma(Sm80Accumulator (&d)[kTiles], const WgmmaRegisters& a, MatrixDescriptor b,
+                                    bool accumulate, bool wanted) {
+    engine().begin_product(
+        {kElement, 8 * kTiles, d[0].value, a.word, 0, b.bits, false, kMajorB == kAcrossDepth, accumulate, wanted});
+  }
+
+ private:
+  TILEWISE_INLINE static HostWarpgroups& engine() { return *host_block->warpgroups; }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,247 @@
+// Hopper's forward kernel on its emulated machine, right and with faults planted in it that this machine makes
+// possible: each one must be caught, by the checks or by the result.
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "../support/dense_call.hpp"
+#include "backends/cuda/hopper/lowering.hpp"
+#include "backends/cuda/hopper/schedule.hpp"
+#include "backends/emulation/host_tensor_map.hpp"
+#include "device/hopper/forward.h"
+#include "device/hopper/machine_host.h"
+#include "emulated.hpp"
+#include "operations/attention/call.hpp"
+
+namespace tilewise::test {
+namespace {
+
+using namespace device;
+namespace hopper = backends::hopper;
+
+/// The one fault of the run under way.
+enum class Fault {
+  none,
+  too_few_bytes,
+  too_many_bytes,
+  refilled_early,
+  no_wait_for_tiles,
+  lost_arrival,
+  arrival_too_many,
+  phase_waited_for_twice,
+  unpublished,
+  no_proxy_fence,
+  no_product_fence,
+  no_product_wait,
+  short_product_wait,
+  lost_turn,
+  stores_left_alone,
+  registers_too_many,
+  other_swizzle,
+};
+Fault g_fault = Fault::none;
+
+struct FaultySm90 : HostSm90Machine {
+  /// The thread that brings queries and keys, and one that tells of what it has used.
+  static bool produces() { return thread() == 0; }
+  static bool consumes() { return thread() == 2 * kWarpgroupThreads; }
+
+  static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
+    const int32_t more = g_fault == Fault::too_few_bytes ? -128 : g_fault == Fault::too_many_bytes ? 128 : 0;
+    HostSm90Machine::arrive_and_expect(barrier, bytes + more);
+  }
+  static void arrive(uint64_t* barrier) {
+    if (g_fault == Fault::lost_arrival && consumes()) return;
+    HostSm90Machine::arrive(barrier);
+    if (g_fault == Fault::arrival_too_many && consumes()) HostSm90Machine::arrive(barrier);
+  }
+  static void wait(uint64_t* barrier, uint32_t parity) {
+    if (g_fault == Fault::refilled_early && produces()) return;
+    if (g_fault == Fault::no_wait_for_tiles && thread() >= kWarpgroupThreads && parity == 0) return;
+    HostSm90Machine::wait(barrier, parity);
+    if (g_fault == Fault::phase_waited_for_twice && consumes()) HostSm90Machine::wait(barrier, parity);
+  }
+  static void publish_barriers() {
+    if (g_fault != Fault::unpublished) HostSm90Machine::publish_barriers();
+  }
+  static void named_barrier_arrive(int number, int threads) {
+    if (g_fault != Fault::lost_turn || !consumes()) HostSm90Machine::named_barrier_arrive(number, threads);
+  }
+  template <int kRegisters>
+  static void take_registers() {
+    HostSm90Machine::take_registers<kRegisters>();
+    if (g_fault == Fault::registers_too_many) HostSm90Machine::take_registers<kRegisters + 8>();
+  }
+  static void fence_shared_writes() {
+    if (g_fault != Fault::no_proxy_fence) HostSm90Machine::fence_shared_writes();
+  }
+  static void wait_stores_read() {
+    if (g_fault != Fault::stores_left_alone) HostSm90Machine::wait_stores_read();
+  }
+  static void wgmma_fence() {
+    if (g_fault != Fault::no_product_fence) HostSm90Machine::wgmma_fence();
+  }
+  template <int kPending>
+  static void wgmma_wait() {
+    if (g_fault == Fault::no_product_wait) return;
+    if (g_fault == Fault::short_product_wait) return HostSm90Machine::wgmma_wait<kPending + 1>();
+    HostSm90Machine::wgmma_wait<kPending>();
+  }
+};
+
+/// Two computing warpgroups, tiles of 64 keys, two of them on their way; lengths in device memory, so that the end of
+/// the values is cleared.
+constexpr HopperForwardConfig kConfig = [] {
+  HopperForwardConfig c;
+  c.head_dim = c.head_dim_v = 64;
+  c.waves = 12;
+  c.block_n = 64;
+  c.stages = 2;
+  c.ranged = c.lengths = c.plain_scale = 1;
+  return c;
+}();
+
+/// A causal call of lengths that no tile divides: two tiles of queries for each head, and two blocks.
+class HopperCall {
+ public:
+  HopperCall() : expected(sizes()), call(sizes()) {
+    expected.options.mask = call.options.mask = Mask::causal;
+    expected.forward();
+    const ForwardArguments arguments = call.forward_arguments();
+    const operations::attention::Call described = operations::attention::call_of(arguments);
+    const Problem problem = operations::attention::describe(described);
+    params_of_call_ = operations::attention::make_params(described, problem);
+    lower(problem);
+  }
+
+  /// What went wrong in a run with that fault, or empty.
+  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
+    using Kernel = HopperForward<Sm90Ops<FaultySm90>, kConfig>;
+    g_fault = fault;
+    for (const gpu::TensorMapParameter& parameter : launch_.tensor_maps) {
+      gpu::TensorMap map = parameter.map;
+      parameter.bind(&params_of_call_, map);
+      if (fault == Fault::other_swizzle) map.swizzle = gpu::Swizzle::none;
+      const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
+      std::memcpy(reinterpret_cast<std::byte*>(&params) + parameter.param_offset, &host, sizeof host);
+    }
+    memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Forward>(), &params);
+    return fault_of(host_kernel<Kernel, FaultySm90>(), kConfig.threads(), kBlocks, seed, memory_, &params);
+  }
+
+  /// Largest difference to the reference; NaN counts as infinite.
+  [[nodiscard]] double error() const {
+    double largest = 0.0;
+    for (std::int64_t i = 0; i < call.out.size(); ++i) {
+      const double difference = std::abs(call.out.at(i) - expected.out.at(i));
+      largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
+    }
+    return largest;
+  }
+
+  DenseCall expected, call;
+  HopperForwardParams params{};
+
+ private:
+  static constexpr int kBlocks = 2;
+  static Sizes sizes() {
+    return {.seqlen_q = 200, .seqlen_k = 310, .heads_q = 2, .dim = 64, .dim_v = 64, .dtype = DType::bf16};
+  }
+
+  /// As the library does, for the config of this test.
+  void lower(const Problem& problem) {
+    core::DeviceDescription device;
+    device.shared_bytes = 227 << 10;
+    device.multiprocessors = kBlocks;
+    launch_ = *hopper::lower(problem, device).lowering.launches().at(0);
+    std::memcpy(static_cast<void*>(&params), launch_.params.data(), sizeof params);
+    params.order = hopper::tile_order(problem, kConfig, kBlocks);
+    launch_.bind(&params_of_call_, &params);
+    params.tile_counter = counters_.data();
+    for (const std::size_t keys : {1U, 2U}) launch_.tensor_maps.at(keys).map.box[1] = kConfig.block_n;
+  }
+
+  AttentionParams params_of_call_{};
+  gpu::Launch launch_;
+  std::array<std::uint32_t, 2> counters_{};
+  backends::emulation::GlobalMemory memory_;
+};
+
+/// Values of some units, rounded to bf16 twice on their way.
+constexpr double kFine = 0.03, kWrong = 0.3;
+
+std::string fault_of_run(Fault fault) { return HopperCall().run(fault); }
+
+TEST(EmulatedHopper, IsRightInAnyOrder) {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    HopperCall call;
+    EXPECT_EQ(call.run(Fault::none, seed), "");
+    EXPECT_LT(call.error(), kFine);
+  }
+}
+
+TEST(EmulatedHopper, AWrongByteCountIsCaught) {
+  EXPECT_TRUE(
+      contains(fault_of_run(Fault::too_few_bytes), "128 bytes more than it was told to expect land on barrier"));
+  const std::string fault = fault_of_run(Fault::too_many_bytes);
+  EXPECT_TRUE(contains(fault, "no lane can go on"));
+  EXPECT_TRUE(contains(fault, "lacks 0 of 1 arrivals and 128 bytes"));
+}
+
+TEST(EmulatedHopper, AStageThatIsFilledBeforeItIsEmptyIsCaught) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::refilled_early), "wave 0, lane 0: "));
+}
+
+TEST(EmulatedHopper, AStageThatIsReadBeforeItIsFullIsCaught) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::no_wait_for_tiles), "of shared memory"));
+}
+
+TEST(EmulatedHopper, ALostArrivalNamesItsBarrier) {
+  const std::string fault = fault_of_run(Fault::lost_arrival);
+  EXPECT_TRUE(contains(fault, "no lane can go on"));
+  EXPECT_TRUE(contains(fault, " of barrier "));
+  EXPECT_TRUE(contains(fault, "which lacks 1 of "));
+}
+
+/// The stage is filled anew while another warp still reads it, unless all other arrivals have come before.
+TEST(EmulatedHopper, AnArrivalTooManyIsCaught) { EXPECT_NE(fault_of_run(Fault::arrival_too_many), ""); }
+
+TEST(EmulatedHopper, APhaseThatIsWaitedForTwiceIsCaught) {
+  const std::string fault = fault_of_run(Fault::phase_waited_for_twice);
+  EXPECT_TRUE(contains(fault, "wave 8, lane 0: waits for phase 0 of barrier "));
+  EXPECT_TRUE(contains(fault, " twice"));
+}
+
+TEST(EmulatedHopper, BarriersThatTheCopyEngineDoesNotKnowAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::unpublished), "which publish_barriers() was not called for"));
+}
+
+TEST(EmulatedHopper, AMissingFenceBetweenProxiesIsCaught) {
+  EXPECT_TRUE(
+      contains(fault_of_run(Fault::no_proxy_fence), "with no fence_shared_writes() since it was written by wave"));
+}
+
+TEST(EmulatedHopper, RegistersOfTheMatrixUnitAreItsOwn) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::no_product_fence), "registers that no wgmma_fence() was for"));
+  EXPECT_NE(fault_of_run(Fault::no_product_wait), "");
+  EXPECT_NE(fault_of_run(Fault::short_product_wait), "");
+}
+
+TEST(EmulatedHopper, ALostTurnNamesItsBarrier) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::lost_turn), "at named barrier 1, which lacks 1 of 256 threads"));
+}
+
+TEST(EmulatedHopper, StoresThatAreLeftAloneAreCaught) { EXPECT_NE(fault_of_run(Fault::stores_left_alone), ""); }
+
+TEST(EmulatedHopper, MoreRegistersThanThereAreNeverCome) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::registers_too_many), "for registers, of which"));
+}
+
+TEST(EmulatedHopper, ASwizzleThatDiffersIsCaughtByTheResult) {
+  HopperCall call;
+  EXPECT_EQ(call.run(Fault::other_swizzle), "");
+  EXPECT_GT(call.error(), kWrong);
+}
+
+}  // namespace
+}  // namespace tilewise::test

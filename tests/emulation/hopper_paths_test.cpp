@@ -1,0 +1,134 @@
+// Every path through Hopper's kernels on the emulated machine: each row of their table of tiles, each option, and
+// lengths that no tile divides. Each case says what its schedule must name.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../support/dense_call.hpp"
+#include "tilewise/attention.hpp"
+#include "tilewise/error.hpp"
+#include "verify/verify.hpp"
+
+namespace tilewise::test {
+namespace {
+
+constexpr std::string_view kHopper = "emulation.sm90";
+
+/// Rows that start on 16 bytes, as the copy engine wants them; with NaN and infinities among the inputs, or none.
+std::uint64_t aligned_seed(bool special) {
+  std::uint64_t seed = 0;
+  while (!verify::draws_aligned_rows(seed) || verify::draws_special_values(seed) != special) ++seed;
+  return seed;
+}
+
+/// Runs a problem whose schedule names `path`.
+void check(std::string_view path, const std::string& text, bool special = false) {
+  const Problem problem = parse_problem("attention_forward " + text);
+  const std::string schedule = plan(problem, {std::string(kHopper)}).schedule();
+  EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << text;
+  const verify::Report report = verify::check_implementation(problem, kHopper, aligned_seed(special));
+  EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+}
+
+const std::string kGroups = " num_heads_q=4 num_heads_k=2", kLengths = " batch_size=2 seqlen_q=200 seqlen_k=330";
+
+TEST(HopperPaths, EveryTile) {
+  check("256x64 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 batch_size=2 seqlen_q=300 seqlen_k=400");
+  check("192x64 tiles", "dtype=bf16 head_dim=128 mask=causal" + kGroups + kLengths);
+  check("192x64 tiles", "dtype=f16 head_dim=128 seqlen_q=200 seqlen_k=330 num_heads_q=2");
+  check("192x96 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330");
+  check("192x96 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 seqlen_q=2100 seqlen_k=130");
+  check("192x128 tiles", "dtype=bf16 head_dim=64 num_heads_q=1 seqlen_q=1100 seqlen_k=300");
+  check("128x96 tiles", "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330");
+  check("128x80 tiles", "dtype=bf16 head_dim=136 head_dim_v=160 num_heads_q=1 seqlen_q=200 seqlen_k=330");
+  check("128x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=200 seqlen_k=330");
+}
+
+TEST(HopperPaths, EveryOption) {
+  const std::string bf16 = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270",
+                    f16 = "dtype=f16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270";
+  check("192x64 tiles", bf16 + " alibi_slopes=[h]");
+  check("192x64 tiles", f16 + " softcap=20 mask=causal");
+  check("128x64 tiles", bf16 + " bias=f32[b,h,q,k] sink=1");
+  check("128x64 tiles", f16 + " dropout_p=0.25 mask=causal");
+  check("256x64 tiles", bf16 + " window_left=70 window_right=20");
+}
+
+TEST(HopperPaths, HeadsOfAGroupInOneTile) {
+  check("heads packed", "dtype=bf16 head_dim=128 num_heads_q=8 num_heads_k=2 seqlen_q=3 seqlen_k=400");
+  check("heads packed", "dtype=bf16 head_dim=64 mask=causal num_heads_q=5 num_heads_k=1 seqlen_q=30 seqlen_k=200");
+}
+
+TEST(HopperPaths, LengthsOfSequences) {
+  const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
+  check("dealt by a counter", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);
+  check("dealt by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths);
+  check("dealt by a counter", "dtype=bf16 head_dim=256 mask=causal seqused_k=1 num_heads_q=2" + kLengths);
+}
+
+TEST(HopperPaths, EveryOptionAtOnce) {
+  check("128x64 tiles",
+        "dtype=f16 head_dim=40 head_dim_v=24 mask=causal window_left=20 softcap=5 bias=query[b,h,q,k] alibi_slopes=[h] "
+        "sink=query dropout_p=0.25 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1" +
+            kGroups + kLengths);
+}
+
+TEST(HopperPaths, LengthsOfZeroAndOne) {
+  const std::string kernel = "dtype=bf16 head_dim=64 num_heads_q=2";
+  for (const char* lengths : {" seqlen_q=1 seqlen_k=1", " seqlen_q=65 seqlen_k=0", " seqlen_q=257 seqlen_k=64"})
+    check("256x64 tiles", kernel + lengths);
+  check("", kernel + " seqlen_q=0 seqlen_k=10");
+}
+
+TEST(HopperPaths, SpecialValues) {
+  check("256x64 tiles", "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=200 seqlen_k=200", true);
+  check("dealt by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
+}
+
+/// Scores far apart: a row's reference moves, and weights that pass what fp32 holds are computed again.
+TEST(HopperPaths, ScoresFarApart) {
+  for (const double scale : {1.0, 30.0}) {
+    const Sizes sizes{.seqlen_q = 100, .seqlen_k = 400, .heads_q = 2, .dim = 128, .dim_v = 128, .dtype = DType::bf16};
+    DenseCall expected(sizes), call(sizes);
+    expected.options.softmax_scale = call.options.softmax_scale = scale;
+    expected.forward();
+    call.forward(std::string(kHopper));
+    for (std::int64_t i = 0; i < call.out.size(); ++i) {
+      const double bound = 0.02 * std::max(1.0, std::abs(expected.out.at(i)));
+      ASSERT_NEAR(call.out.at(i), expected.out.at(i), bound);
+    }
+  }
+}
+
+TEST(HopperPaths, TheSeedOfTheOrderChangesNoBit) {
+  std::vector<double> first;
+  for (const char* seed : {"0", "1", "77"}) {
+    setenv("TILEWISE_EMULATION_SEED", seed, 1);
+    DenseCall call({.seqlen_q = 200, .seqlen_k = 330, .heads_q = 2, .dim = 128, .dim_v = 128, .dtype = DType::bf16});
+    call.options.mask = Mask::causal;
+    call.forward(std::string(kHopper));
+    if (first.empty()) first = call.out.values();
+    EXPECT_EQ(call.out.values(), first) << seed;
+  }
+  unsetenv("TILEWISE_EMULATION_SEED");
+}
+
+TEST(HopperPaths, RefusesWithReasons) {
+  const auto reason = [](const char* text) {
+    for (const ExplainRow& row : explain(parse_problem(text), {std::string(kHopper)}).rows)
+      if (row.implementation == kHopper) return row.reason;
+    return std::string("is not in the table");
+  };
+  EXPECT_EQ(reason("attention_forward dtype=f32 seqlen_q=8 head_dim=64"), "does not support f32");
+  EXPECT_EQ(reason("attention_forward dtype=bf16 seqlen_q=8 head_dim=60"),
+            "head_dim and head_dim_v must be multiples of 8 (got 60 and 60)");
+  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64"), "does not support backward");
+}
+
+}  // namespace
+}  // namespace tilewise::test

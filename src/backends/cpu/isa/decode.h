@@ -51,9 +51,9 @@ class Decode {
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(num_tiles * rows * w.ldo) * sizeof(Real));
     if (tiles->head_dim % (kDepth * C::kPair) == 0 && tiles->head_dim_v % kWidth == 0)
-      visit_keys<true>(tiles, num_tiles, stream, w);
+      visit_whole(tiles, num_tiles, stream, w);
     else
-      visit_keys<false>(tiles, num_tiles, stream, w);
+      visit_keys<false, false>(tiles, num_tiles, stream, w);
     for (int64_t column = 0; column < num_tiles * rows * w.ldo; column += kElements) C::order_row(w.out + column);
     for (int32_t n = 0; n < num_tiles; ++n)
       write_output<V, In>(tiles[n], w.out + n * rows * w.ldo, w.ldo, w.states + n * rows);
@@ -93,8 +93,9 @@ class Decode {
   };
 
   /// Both streams, which go on together.
+  template <bool kStrided>
   struct Fetchers {
-    FetchAhead k, v;
+    FetchAhead<kStrided> k, v;
 
     TILEWISE_INLINE void step() {
       k.step();
@@ -104,13 +105,29 @@ class Decode {
 
   /// The keys of a block, or their values, of one head.
   struct Rows {
-    const void* origin;
+    const char* origin;
     const int64_t* places;  // of each row, in bytes from the origin
     int64_t size, count;    // of a row; of rows to visit
+    int64_t stride, exist;  // without the table: bytes between rows; rows there are
     int64_t next;           // bytes from a row to the one that its turn comes to next, 0: not to be requested
 
+    template <bool kStrided>
     [[nodiscard]] TILEWISE_INLINE const Stored* row(int64_t j) const {
-      return reinterpret_cast<const Stored*>(static_cast<const char*>(origin) + places[j]);
+      return reinterpret_cast<const Stored*>(origin + (kStrided ? j * stride : places[j]));
+    }
+    /// The same, or the last one there is: the table has none but such.
+    template <bool kStrided>
+    [[nodiscard]] TILEWISE_INLINE const Stored* row_there(int64_t j) const {
+      return row<kStrided>(kStrided && j >= exist ? exist - 1 : j);
+    }
+    template <bool kStrided>
+    TILEWISE_INLINE void skip(int64_t rows) {
+      if constexpr (kStrided)
+        origin += rows * stride;
+      else
+        places += rows;
+      count -= rows;
+      exist -= rows;
     }
     /// What was requested and forgotten would stall for hundreds of cycles when it is read: requested
     /// once more, a head ahead, it costs less than a cycle a line.
@@ -123,7 +140,15 @@ class Decode {
     return static_cast<const char*>(to) - static_cast<const char*>(from);
   }
 
-  template <bool kWhole>
+  /// The table of places would cost 5% where rows are plainly a stride apart.
+  static void visit_whole(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
+    if constexpr (!kScaled) {
+      if (stream.table.pages == nullptr) return visit_keys<true, true>(tiles, num_tiles, stream, w);
+    }
+    visit_keys<true, false>(tiles, num_tiles, stream, w);
+  }
+
+  template <bool kWhole, bool kStrided>
   static void visit_keys(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
     const ForwardTile& t = *tiles;
     const int64_t quads = (t.num_rows + kQuad - 1) / kQuad;
@@ -131,8 +156,8 @@ class Decode {
     const int64_t value_steps = kKeys / C::kPair / kPace * ((t.head_dim_v + kWidth - 1) / kWidth);
     const int64_t steps = num_tiles * quads * (key_steps + value_steps);
     KeyPlaces places(stream, t.key_begin, t.key_end);
-    Fetchers fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end, places.ring(KeyPlaces::kK)},
-                   {stream.v, stream.v_stride, stream.v_bytes, stream.end, places.ring(KeyPlaces::kV)}};
+    Fetchers<kStrided> fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end, places.ring(KeyPlaces::kK)},
+                             {stream.v, stream.v_stride, stream.v_bytes, stream.end, places.ring(KeyPlaces::kV)}};
     // After the last head's keys come the first one's values, and after those the next block's keys.
     const int32_t last = num_tiles - 1;
     const bool alike = stream.k_stride == stream.v_stride && stream.table.k_stride == stream.table.v_stride;
@@ -141,7 +166,7 @@ class Decode {
     for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
       const int64_t begin = t.key_begin > key ? t.key_begin - key : 0;
       const int64_t end = t.key_end - key < kKeys ? t.key_end - key : kKeys;
-      places.move_to(key);
+      if constexpr (!kStrided) places.move_to(key);
       fetch.k.start(key + kKeys, kKeys, steps);
       fetch.v.start(key + kValuesAhead, kKeys, steps);
       const bool scaled = kScaled && stream.k_scales.scales != nullptr;
@@ -152,8 +177,9 @@ class Decode {
       // Head after head, but all keys before all values: a block of either is read from one place.
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].k, tiles[n + 1].k) : from_keys;
-        const Rows keys = rows_of(tiles[n].k, places, KeyPlaces::kK, t.head_dim, end, next);
-        score_block<kWhole>(t.num_rows, w, n * t.num_rows, keys, begin, fetch);
+        Rows keys = rows_of(tiles[n].k, places, KeyPlaces::kK, t.head_dim, end, next);
+        if constexpr (kStrided) set_stride(keys, key, stream.k_stride, t.seqlen_k);
+        score_block<kWhole, kStrided>(t.num_rows, w, n * t.num_rows, keys, begin, fetch);
       }
       for (int32_t n = 0; n < num_tiles; ++n) {
         const Scales scales{scaled ? w.k_scales + n * kKeys : nullptr, scaled ? w.v_scales + n * kKeys : nullptr};
@@ -161,15 +187,22 @@ class Decode {
       }
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].v, tiles[n + 1].v) : from_values;
-        const Rows values = rows_of(tiles[n].v, places, KeyPlaces::kV, t.head_dim_v, end, next);
-        add_block<kWhole>(t.num_rows, w, n * t.num_rows, values, begin, fetch);
+        Rows values = rows_of(tiles[n].v, places, KeyPlaces::kV, t.head_dim_v, end, next);
+        if constexpr (kStrided) set_stride(values, key, stream.v_stride, t.seqlen_k);
+        add_block<kWhole, kStrided>(t.num_rows, w, n * t.num_rows, values, begin, fetch);
       }
     }
   }
 
   TILEWISE_INLINE static Rows rows_of(const void* first, const KeyPlaces& places, KeyPlaces::Stream stream,
                                       int64_t size, int64_t count, int64_t next) {
-    return {static_cast<const char*>(first) + places.origin(stream), places.block(stream), size, count, next};
+    return {static_cast<const char*>(first) + places.origin(stream), places.block(stream), size, count, 0, 0, next};
+  }
+  /// Of the block at `key`, with places that were never moved on.
+  TILEWISE_INLINE static void set_stride(Rows& rows, int64_t key, int64_t stride, int64_t seqlen_k) {
+    rows.origin += key * stride;
+    rows.stride = stride;
+    rows.exist = seqlen_k - key;
   }
 
   /// The scales of a block's keys [begin, end), head after head, and 1 for the others, whose weights stay 0 by that.
@@ -205,27 +238,26 @@ class Decode {
     }
   }
 
-  template <bool kWhole>
+  template <bool kWhole, bool kStrided>
   TILEWISE_INLINE static void score_block(int64_t rows, const Scratch& w, int64_t first, Rows k, int64_t begin,
-                                          Fetchers& fetch) {
+                                          Fetchers<kStrided>& fetch) {
     const int64_t j = begin / kColumns * kColumns;
-    k.places += j;
-    k.count -= j;
+    k.template skip<kStrided>(j);
     for (int64_t r = 0; r < rows; r += kQuad, k.next = 0) {
       const Real* q = w.q + (first + r) * w.ldq;
       Real* scores = w.scores + (first + r) * kKeys + j;
       switch (rows - r) {
         case 1:
-          score_rows<1, kWhole>(k, q, w.ldq, scores, fetch);
+          score_rows<1, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
           break;
         case 2:
-          score_rows<2, kWhole>(k, q, w.ldq, scores, fetch);
+          score_rows<2, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
           break;
         case 3:
-          score_rows<3, kWhole>(k, q, w.ldq, scores, fetch);
+          score_rows<3, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
           break;
         default:
-          score_rows<4, kWhole>(k, q, w.ldq, scores, fetch);
+          score_rows<4, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
           break;
       }
     }
@@ -233,12 +265,13 @@ class Decode {
 
   /// Scores of kRows rows against the keys of a block, a vector of results at a time. Not inlined: its
   /// accumulators need all registers.
-  template <int kRows, bool kWhole>
-  [[gnu::noinline]] static void score_rows(const Rows& k, const Real* q, int64_t ldq, Real* scores, Fetchers& fetch) {
+  template <int kRows, bool kWhole, bool kStrided>
+  [[gnu::noinline]] static void score_rows(const Rows& k, const Real* q, int64_t ldq, Real* scores,
+                                           Fetchers<kStrided>& fetch) {
     for (int64_t j = 0; j < k.count; j += kColumns) {
       const Stored* rows[kColumns];
 #pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) rows[c] = k.row(j + c);
+      for (int c = 0; c < kColumns; ++c) rows[c] = k.template row_there<kStrided>(j + c);
       F acc[V::kLanes];
 #pragma GCC unroll 16
       for (int i = 0; i < V::kLanes; ++i) acc[i] = V::zero();
@@ -268,35 +301,35 @@ class Decode {
     }
   }
 
-  template <bool kWhole>
+  template <bool kWhole, bool kStrided>
   TILEWISE_INLINE static void add_block(int64_t rows, const Scratch& w, int64_t first, Rows v, int64_t begin,
-                                        Fetchers& fetch) {
+                                        Fetchers<kStrided>& fetch) {
     const int64_t j = begin / C::kPair * C::kPair;
-    v.places += j;
-    v.count -= j;
+    v.template skip<kStrided>(j);
     for (int64_t r = 0; r < rows; r += kQuad, v.next = 0) {
       const Real* p = w.probabilities + (first + r) * (kKeys / C::kPair) + j / C::kPair;
       Real* out = w.out + (first + r) * w.ldo;
       switch (rows - r) {
         case 1:
-          add_values<1, kWhole>(v, p, out, w.ldo, fetch);
+          add_values<1, kWhole, kStrided>(v, p, out, w.ldo, fetch);
           break;
         case 2:
-          add_values<2, kWhole>(v, p, out, w.ldo, fetch);
+          add_values<2, kWhole, kStrided>(v, p, out, w.ldo, fetch);
           break;
         case 3:
-          add_values<3, kWhole>(v, p, out, w.ldo, fetch);
+          add_values<3, kWhole, kStrided>(v, p, out, w.ldo, fetch);
           break;
         default:
-          add_values<4, kWhole>(v, p, out, w.ldo, fetch);
+          add_values<4, kWhole, kStrided>(v, p, out, w.ldo, fetch);
           break;
       }
     }
   }
 
   /// out += probabilities · v for kRows rows and the values of a block.
-  template <int kRows, bool kWhole>
-  [[gnu::noinline]] static void add_values(const Rows& v, const Real* p, Real* out, int64_t ldo, Fetchers& fetch) {
+  template <int kRows, bool kWhole, bool kStrided>
+  [[gnu::noinline]] static void add_values(const Rows& v, const Real* p, Real* out, int64_t ldo,
+                                           Fetchers<kStrided>& fetch) {
     for (int64_t column = 0; column < v.size; column += kWidth, out += kWidth) {
       F acc[kRows][kChunk];
       const int64_t loads = kWhole ? kChunk / C::kValueVectors : (v.size - column + kElements - 1) / kElements;
@@ -308,7 +341,7 @@ class Decode {
       for (int64_t key = 0; key < v.count; key += C::kPair) {
         const Stored* row[C::kPair];
 #pragma GCC unroll 2
-        for (int i = 0; i < C::kPair; ++i) row[i] = v.row(key + i);
+        for (int i = 0; i < C::kPair; ++i) row[i] = v.template row<kStrided>(key + i);
         if (key / C::kPair % kPace == 0) fetch.step();
         F values[kChunk / C::kValueVectors][C::kValueVectors] = {};
 #pragma GCC unroll 4

@@ -11,9 +11,11 @@ namespace tilewise::backends::cpu {
 /// Requests a block of rows while another one is computed, a line at a time and evenly over the
 /// steps of that work: a core whose two dozen miss buffers are taken forgets a request. Two halves of
 /// the block are requested side by side, for memory answers two streams sooner than one.
+template <bool kStrided>
 class FetchAhead {
  public:
-  /// Of `end` rows of `bytes` bytes, `stride` bytes apart or where `ring`, a table of KeyPlaces, says.
+  /// Of `end` rows of `bytes` bytes: kStrided: `stride` bytes apart, else where `ring`, a table of KeyPlaces, or
+  /// where this is null the stride says.
   TILEWISE_INLINE FetchAhead(const void* rows, int64_t stride, int64_t bytes, int64_t end, const int64_t* ring)
       : rows_(static_cast<const char*>(rows)),
         ring_(ring),
@@ -26,7 +28,7 @@ class FetchAhead {
   TILEWISE_INLINE void start(int64_t first, int64_t count, int64_t steps) {
     const int64_t rows = end_ - first < count ? end_ - first : count;
     const int64_t half_rows = rows > 0 ? (rows + 1) / 2 : 0, lines = half_rows * row_lines_;
-    if (ring_ == nullptr) {
+    if (kStrided || ring_ == nullptr) {
       row_ = line_ = rows_ + first * stride_;
       half_ = half_rows * stride_;
     } else if (lines > 0) {
@@ -63,7 +65,7 @@ class FetchAhead {
   static constexpr int64_t kLine = 64, kNever = INT64_MAX;
 
   TILEWISE_INLINE void next_row() {
-    if (ring_ == nullptr) {
+    if (kStrided || ring_ == nullptr) {
       row_ += stride_;
       line_ = row_;
     } else {

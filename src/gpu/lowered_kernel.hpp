@@ -4,9 +4,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/implementation.hpp"
+#include "core/message.hpp"
+#include "gpu/architectures.hpp"
 #include "gpu/runtime.hpp"
 
 namespace tilewise::gpu {
@@ -34,5 +37,21 @@ class LoweredKernel final : public core::Kernel {
   const Runtime* runtime_ = nullptr;         ///< once loaded
   std::vector<const KnownKernel*> kernels_;  ///< one for each launch; the runtime's memo keeps them
 };
+
+/// What an implementation of a family says of a problem: `lower()`, which gives an Outcome, is asked for devices that
+/// have the family.
+template <typename Lower>
+[[nodiscard]] core::Verdict judge_lowered(const core::DeviceDescription& device, Family family,
+                                          FindRuntime find_runtime, const Lower& lower) {
+  if (!has_family(device, family)) {
+    return core::Verdict::refuse(
+        core::concat("the GPU must be one of ", traits_of(family).title, " (got ", device.architecture, ")"));
+  }
+  Outcome outcome = lower();
+  if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
+  const double estimated_us = outcome.lowering.estimated_us;
+  return core::Verdict::accept(
+      estimated_us, std::make_unique<LoweredKernel>(std::move(outcome.lowering), find_runtime, device.device.index));
+}
 
 }  // namespace tilewise::gpu

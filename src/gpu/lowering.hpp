@@ -71,6 +71,12 @@ struct Lowering {
   [[nodiscard]] std::vector<const Launch*> launches() const;
 };
 
+/// A lowering, or why kernels can't serve a problem whose features they have.
+struct Outcome {
+  Lowering lowering;
+  std::string refusal;
+};
+
 /// Collects steps, then places the workspace that their tables of pointers speak of: regions of one name are one part,
 /// as large as the largest of them.
 class LoweringBuilder {

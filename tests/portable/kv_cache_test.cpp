@@ -15,7 +15,7 @@ using gpu::ParameterField;
 gpu::Lowering cache_lowered(std::string_view architecture, std::string_view text) {
   const KvCacheProblem problem =
       parse_problem(core::concat(text, " device=", to_string(device_of(architecture).device.type)));
-  KvCacheOutcome outcome = lower(problem, device_of(architecture), family_of(architecture));
+  Outcome outcome = lower(problem, device_of(architecture), family_of(architecture));
   EXPECT_EQ(outcome.refusal, "") << text;
   return std::move(outcome.lowering);
 }

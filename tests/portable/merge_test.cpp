@@ -23,7 +23,7 @@ void for_each_merge_kernel(Visit&& visit) {
 gpu::Lowering merge_lowered(std::string_view architecture, std::string_view text) {
   const MergeProblem problem =
       parse_problem(core::concat(text, " device=", to_string(device_of(architecture).device.type)));
-  MergeOutcome outcome = lower(problem, device_of(architecture), family_of(architecture));
+  Outcome outcome = lower(problem, device_of(architecture), family_of(architecture));
   EXPECT_EQ(outcome.refusal, "") << text;
   return std::move(outcome.lowering);
 }

@@ -68,7 +68,7 @@ class Kernels {
   void add_kv_cache(std::string_view architecture, const std::string& text) {
     const gpu::Architecture& known = gpu::named_architecture(architecture);
     const KvCacheProblem problem = parse_problem(concat(text, " device=", to_string(gpu::device_of(known))));
-    const KvCacheOutcome outcome = lower(problem, describe(known), known.family);
+    const Outcome outcome = lower(problem, describe(known), known.family);
     if (outcome.refusal.empty()) add(outcome.lowering);
   }
   void add(const gpu::Lowering& lowering) {

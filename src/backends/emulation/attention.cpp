@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 
 #include "backends/cuda/hopper/lowering.hpp"
 #include "backends/emulation/emulated_call.hpp"
+#include "backends/portable/alignment.hpp"
 #include "backends/portable/attention/lowering.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "operations/attention/work.hpp"
@@ -14,15 +14,10 @@
 namespace tilewise::backends::emulation {
 namespace {
 
-bool rows_start_on_16_bytes(const device::Tensor4& t) {
-  constexpr std::int64_t kElements = 8;
-  return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && t.batch_stride % kElements == 0 &&
-         t.seq_stride % kElements == 0 && t.head_stride % kElements == 0;
-}
-
+/// Of 16-bit elements, whichever they are.
 bool is_aligned(const device::AttentionParams& p) {
   const std::array<const device::Tensor4*, 8> tensors{&p.q, &p.k, &p.v, &p.out, &p.dout, &p.dq, &p.dk, &p.dv};
-  return std::ranges::all_of(tensors, [](const auto* t) { return rows_start_on_16_bytes(*t); });
+  return std::ranges::all_of(tensors, [](const auto* t) { return portable::rows_start_on_16_bytes(*t, DType::bf16); });
 }
 
 /// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.

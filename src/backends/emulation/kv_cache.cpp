@@ -20,7 +20,7 @@ constexpr PortableKernels<operations::KvCache> kPortable{
 operations::kv_cache::FeatureSet EmulatedKvCache::supported() const noexcept { return portable::kv_cache_features(); }
 
 core::Verdict EmulatedKvCache::judge(const KvCacheProblem& problem, const core::DeviceDescription&) const {
-  portable::KvCacheOutcome outcome = portable::lower(problem, runtime_of(family_)(0).description(), family_);
+  portable::Outcome outcome = portable::lower(problem, runtime_of(family_)(0).description(), family_);
   if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
   // The order of magnitude on one thread, compilation aside, and above the reference's: none is chosen by itself.
   constexpr double kCallUs = 1000.0, kRowUs = 10.0, kElementUs = 0.2;

@@ -19,7 +19,7 @@ constexpr PortableKernels<operations::Merge> kPortable{
 operations::merge::FeatureSet EmulatedMerge::supported() const noexcept { return portable::merge_features(); }
 
 core::Verdict EmulatedMerge::judge(const MergeProblem& problem, const core::DeviceDescription&) const {
-  portable::MergeOutcome outcome = portable::lower(problem, runtime_of(family_)(0).description(), family_);
+  portable::Outcome outcome = portable::lower(problem, runtime_of(family_)(0).description(), family_);
   if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
   // The order of magnitude on one thread, compilation aside, and above the reference's: none is chosen by itself.
   constexpr double kCallUs = 1000.0, kPartUs = 5.0, kElementUs = 0.1;

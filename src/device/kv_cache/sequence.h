@@ -44,11 +44,4 @@ constexpr Sequence attended_sequence(const AttentionShape& shape, const CacheSha
   return s;
 }
 
-/// The page of a sequence's place, in reach of the cache.
-template <class Machine>
-TILEWISE_INLINE int64_t page_of(const CacheShape& c, int64_t b, int64_t number) {
-  const int64_t page = Machine::load_global(c.block_table + b * c.block_table_stride + number);
-  return clamp_to(page, 0, c.rows - 1);
-}
-
 }  // namespace tilewise::device

@@ -1,8 +1,6 @@
 // From an attention problem to a launch of the Hopper forward kernel: a pure function of the problem and the device.
 #pragma once
 
-#include <string>
-
 #include "core/device_description.hpp"
 #include "gpu/lowering.hpp"
 #include "operations/attention/features.hpp"
@@ -12,11 +10,8 @@ namespace tilewise::backends::hopper {
 
 [[nodiscard]] operations::attention::FeatureSet attention_features();
 
-/// A lowering, or why there is none for a problem whose features these kernels have.
-struct Outcome {
-  gpu::Lowering lowering;
-  std::string refusal;
-};
+using gpu::Outcome;
+
 [[nodiscard]] Outcome lower(const Problem& problem, const core::DeviceDescription& device);
 
 }  // namespace tilewise::backends::hopper

@@ -2,8 +2,6 @@
 // much workspace. A pure function of the problem and the device's description.
 #pragma once
 
-#include <string>
-
 #include "core/device_description.hpp"
 #include "device/common/params.h"
 #include "gpu/lowering.hpp"
@@ -11,11 +9,8 @@
 
 namespace tilewise::backends::portable {
 
-/// A lowering, or why the portable kernels can't serve a problem whose features they have.
-struct Outcome {
-  gpu::Lowering lowering;
-  std::string refusal;
-};
+using gpu::Outcome;
+
 [[nodiscard]] Outcome lower(const Problem& problem, const core::DeviceDescription& device, gpu::Family family);
 
 /// What Tilewise passes for a call whose tensors are contiguous: everything but addresses, seed and offset.

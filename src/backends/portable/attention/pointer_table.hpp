@@ -41,11 +41,12 @@ class PointerTable {
     gpu::visit_pointer(p_, member, region, visit_);
   }
 
+  void add_lengths(const std::int32_t* const& member, std::string_view name, std::int64_t count) const {
+    add(member, {.name = name, .element_bytes = sizeof(std::int32_t), .row = count});
+  }
+
   void lengths() const {
     const AttentionShape& s = p_.shape;
-    const auto add_lengths = [this](const std::int32_t* const& member, std::string_view name, std::int64_t count) {
-      add(member, {.name = name, .element_bytes = sizeof(std::int32_t), .row = count});
-    };
     add_lengths(s.cu_seqlens_q, "cu_seqlens_q", s.batch_size + 1);
     add_lengths(s.cu_seqlens_k, "cu_seqlens_k", s.batch_size + 1);
     add_lengths(s.seqused_q, "seqused_q", s.batch_size);

@@ -46,8 +46,6 @@ device::RotaryTables rotary_of(const KvCacheParams& call) {
           call.window_left >= 0 || call.window_right >= 0};
 }
 
-}  // namespace
-
 device::AttentionShape shape_of(const KvCacheParams& call) {
   device::AttentionShape shape{};
   shape.batch_size = call.batch_size;
@@ -77,6 +75,8 @@ device::CacheShape cache_of(const KvCacheParams& call) {
           call.cache_leftpad,
           call.block_table};
 }
+
+}  // namespace
 
 void bind(const KvCacheParams& call, device::KvCacheForwardParams& params) {
   params.shape = shape_of(call);

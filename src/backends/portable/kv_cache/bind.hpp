@@ -6,10 +6,6 @@
 
 namespace tilewise::backends::portable {
 
-/// Sizes, and the pointers of lengths and tables.
-[[nodiscard]] device::AttentionShape shape_of(const operations::kv_cache::KvCacheParams& call);
-[[nodiscard]] device::CacheShape cache_of(const operations::kv_cache::KvCacheParams& call);
-
 // Grid and workspace, and whether queries are rotated, stay as the lowering has set them.
 void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheForwardParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheCombineParams& params);

@@ -4,8 +4,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/message.hpp"
-#include "gpu/architectures.hpp"
 #include "gpu/lowered_kernel.hpp"
 #include "operations/kv_cache/rules.hpp"
 
@@ -96,15 +94,7 @@ class ContiguousCall {
 }  // namespace
 
 core::Verdict KvCacheImplementation::judge(const KvCacheProblem& problem, const core::DeviceDescription& device) const {
-  if (!gpu::has_family(device, family_)) {
-    return core::Verdict::refuse(
-        core::concat("the GPU must be one of ", gpu::traits_of(family_).title, " (got ", device.architecture, ")"));
-  }
-  KvCacheOutcome outcome = lower(problem, device, family_);
-  if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
-  const double estimated_us = outcome.lowering.estimated_us;
-  return core::Verdict::accept(estimated_us, std::make_unique<gpu::LoweredKernel>(std::move(outcome.lowering),
-                                                                                  find_runtime_, device.device.index));
+  return gpu::judge_lowered(device, family_, find_runtime_, [&] { return lower(problem, device, family_); });
 }
 
 std::shared_ptr<const void> KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "backends/portable/alignment.hpp"
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
@@ -44,11 +45,11 @@ class Lowerer {
   Lowerer(const KvCacheProblem& problem, const DeviceTraits& traits)
       : p_(problem), traits_(traits), attention_(attention_of(problem)), estimator_(attention_, traits) {}
 
-  KvCacheOutcome lower() {
+  Outcome lower() {
     if (const std::string refusal = limits(); !refusal.empty()) return {{}, refusal};
     if (p_.append) add_append();
     if (!appends_alone(p_)) add_forward();
-    KvCacheOutcome outcome{builder_.finish(), refusal_};
+    Outcome outcome{builder_.finish(), refusal_};
     outcome.lowering.estimated_us = std::max(estimated_us_, Estimator::kLaunchUs);
     return outcome;
   }
@@ -136,17 +137,9 @@ class Lowerer {
   double estimated_us_ = 0.0;
 };
 
-bool rows_start_on_16_bytes(const device::Tensor4& t, DType dtype) {
-  if (t.data == nullptr) return true;
-  const auto size = static_cast<std::int64_t>(size_of(dtype));
-  const auto fine = [size](std::int64_t stride) { return stride * size % 16 == 0; };
-  return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && fine(t.batch_stride) && fine(t.seq_stride) &&
-         fine(t.head_stride);
-}
-
 }  // namespace
 
-KvCacheOutcome lower(const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
+Outcome lower(const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
   const DeviceTraits traits = traits_of(device, family);
   return Lowerer(problem, traits).lower();
 }

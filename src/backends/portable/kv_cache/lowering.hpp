@@ -2,8 +2,6 @@
 // kernel over the cache, and combine where keys are split. A pure function of the problem and the device's description.
 #pragma once
 
-#include <string>
-
 #include "core/device_description.hpp"
 #include "gpu/lowering.hpp"
 #include "operations/kv_cache/params.hpp"
@@ -11,13 +9,9 @@
 
 namespace tilewise::backends::portable {
 
-/// A lowering, or why the portable kernels can't serve a problem whose features they have.
-struct KvCacheOutcome {
-  gpu::Lowering lowering;
-  std::string refusal;
-};
-[[nodiscard]] KvCacheOutcome lower(const KvCacheProblem& problem, const core::DeviceDescription& device,
-                                   gpu::Family family);
+using gpu::Outcome;
+
+[[nodiscard]] Outcome lower(const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family);
 
 /// Whether every row that kernels touch starts on 16 bytes.
 [[nodiscard]] bool is_aligned(const operations::kv_cache::KvCacheParams& call);

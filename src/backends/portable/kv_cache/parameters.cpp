@@ -17,13 +17,10 @@ class CacheTable : public PointerTable<Params> {
   /// Where sequences are in the cache.
   void cache_lengths() const {
     const CacheShape& c = p_.cache;
-    const auto add_lengths = [this](const std::int32_t* const& member, std::string_view name, std::int64_t count) {
-      this->add(member, {.name = name, .element_bytes = sizeof(std::int32_t), .row = count});
-    };
-    add_lengths(c.cu_seqlens_k_new, "cu_seqlens_k_new", p_.shape.batch_size + 1);
-    add_lengths(c.cache_seqlens, "cache_seqlens", p_.shape.batch_size);
-    add_lengths(c.cache_batch_idx, "cache_batch_idx", p_.shape.batch_size);
-    add_lengths(c.cache_leftpad, "cache_leftpad", p_.shape.batch_size);
+    this->add_lengths(c.cu_seqlens_k_new, "cu_seqlens_k_new", p_.shape.batch_size + 1);
+    this->add_lengths(c.cache_seqlens, "cache_seqlens", p_.shape.batch_size);
+    this->add_lengths(c.cache_batch_idx, "cache_batch_idx", p_.shape.batch_size);
+    this->add_lengths(c.cache_leftpad, "cache_leftpad", p_.shape.batch_size);
     this->add(c.block_table, {.name = "block_table",
                               .element_bytes = sizeof(std::int32_t),
                               .outer = {{{p_.shape.batch_size, c.block_table_stride}}},
@@ -132,7 +129,7 @@ void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visi
   };
   add_table(p.rotary.cos, "rotary_cos", p.rotary.cos_stride);
   add_table(p.rotary.sin, "rotary_sin", p.rotary.sin_stride);
-  table.add(p.rotary.seqlens, {.name = "rotary_seqlens", .element_bytes = sizeof(std::int32_t), .row = s.batch_size});
+  table.add_lengths(p.rotary.seqlens, "rotary_seqlens", s.batch_size);
   table.add(p.slots, {.name = "slots",
                       .element_bytes = static_cast<std::size_t>(p.slot_bytes),
                       .outer = {{{rows.batch, p.slots_batch_stride}, {rows.rows, p.slots_stride}}},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/portable/alignment.hpp"
 #include "backends/portable/merge/bind.hpp"
 #include "backends/portable/merge/kernels.hpp"
 #include "core/message.hpp"
@@ -27,7 +28,7 @@ class Lowerer {
   Lowerer(const MergeProblem& problem, const core::DeviceDescription& device, gpu::Family family)
       : p_(problem), device_(device), family_(family), rows_(operations::merge::rows_of(problem)) {}
 
-  MergeOutcome lower() {
+  Outcome lower() {
     if (rows_ > kMostRows) {
       return {{}, core::concat("batch_size * seqlen_q * num_heads_q must be <= ", kMostRows, " (got ", rows_, ")")};
     }
@@ -40,7 +41,7 @@ class Lowerer {
     builder_.append_schedule(core::concat(config.lanes_a_row, " lanes a row, ", launches_, " of ",
                                           p_.stacked ? p_.parts : std::min<std::int64_t>(p_.parts, device::kMostParts),
                                           " parts"));
-    MergeOutcome outcome{builder_.finish(), {}};
+    Outcome outcome{builder_.finish(), {}};
     outcome.lowering.estimated_us = std::max(estimated_us_, kLaunchUs);
     return outcome;
   }
@@ -154,14 +155,6 @@ class Lowerer {
   double estimated_us_ = 0.0;
 };
 
-bool rows_start_on_16_bytes(const device::Tensor4& t, DType dtype, std::int64_t part_stride = 0) {
-  if (t.data == nullptr) return true;
-  const auto size = static_cast<std::int64_t>(size_of(dtype));
-  const auto fine = [size](std::int64_t stride) { return stride * size % 16 == 0; };
-  return reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0 && fine(t.batch_stride) && fine(t.seq_stride) &&
-         fine(t.head_stride) && fine(part_stride);
-}
-
 }  // namespace
 
 operations::merge::FeatureSet merge_features() {
@@ -169,7 +162,7 @@ operations::merge::FeatureSet merge_features() {
   return {forward, backward, f32, bf16, f16, f32_parts, mixed_parts, packed, stacked, sink, dlse, dsink};
 }
 
-MergeOutcome lower(const MergeProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
+Outcome lower(const MergeProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
   return Lowerer(problem, device, family).lower();
 }
 

@@ -2,8 +2,6 @@
 // of stacked ones. A pure function of the problem and the device's description.
 #pragma once
 
-#include <string>
-
 #include "core/device_description.hpp"
 #include "gpu/lowering.hpp"
 #include "operations/merge/features.hpp"
@@ -14,13 +12,9 @@ namespace tilewise::backends::portable {
 /// What portable kernels honour, for every family.
 [[nodiscard]] operations::merge::FeatureSet merge_features();
 
-/// A lowering, or why the portable kernels can't serve a problem whose features they have.
-struct MergeOutcome {
-  gpu::Lowering lowering;
-  std::string refusal;
-};
-[[nodiscard]] MergeOutcome lower(const MergeProblem& problem, const core::DeviceDescription& device,
-                                 gpu::Family family);
+using gpu::Outcome;
+
+[[nodiscard]] Outcome lower(const MergeProblem& problem, const core::DeviceDescription& device, gpu::Family family);
 
 /// Whether every row that kernels touch starts on 16 bytes.
 [[nodiscard]] bool is_aligned(const operations::merge::MergeParams& call);

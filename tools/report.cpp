@@ -15,6 +15,7 @@
 #include "core/device.hpp"
 #include "jit/child_process.hpp"
 #include "operations/attention/attention.hpp"
+#include "report_rows.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -93,9 +94,8 @@ std::string problem_text(const FeatureRow& row, bool backward) {
 }
 
 struct Task {
-  const FeatureRow* row;
-  bool backward;
-  std::string implementation, result, detail;
+  ReportRow row;
+  std::string problem;
 };
 
 std::string first_line_with(const std::string& text, std::string_view words) {
@@ -115,27 +115,28 @@ std::string refusal_of(const std::string& output, const std::string& implementat
 
 void run_task(Task& task, const std::string& program) {
   constexpr double kLimitSeconds = 300;
-  const jit::ChildResult child = jit::run_child({program, "verify", "--implementation", task.implementation, "--count",
-                                                 "3", "--problem", problem_text(*task.row, task.backward)},
-                                                {}, {}, kLimitSeconds);
+  ReportRow& row = task.row;
+  const jit::ChildResult child = jit::run_child(
+      {program, "verify", "--implementation", row.implementation, "--count", "3", "--problem", task.problem}, {}, {},
+      kLimitSeconds);
   if (child.succeeded()) {
-    task.result = "PASS";
+    row.result = RowResult::pass;
   } else if (child.signal != 0 || child.timed_out || !child.start_error.empty()) {
-    task.result = "CRASH";
-    task.detail = child.start_error.empty() ? child.ending() : child.start_error;
+    row.result = RowResult::crash;
+    row.detail = child.start_error.empty() ? child.ending() : child.start_error;
   } else if (child.output.find("Nothing was checked") != std::string::npos) {
-    task.result = "REFUSED";
-    task.detail = refusal_of(child.output, task.implementation);
+    row.result = RowResult::refused;
+    row.detail = refusal_of(child.output, row.implementation);
   } else {
-    task.result = "FAIL";
-    task.detail = first_line_with(child.output, "FAILED ");
-    if (task.detail.empty()) task.detail = child.errors.substr(0, child.errors.find('\n'));
+    row.result = RowResult::fail;
+    row.detail = first_line_with(child.output, "FAILED ");
+    if (row.detail.empty()) row.detail = child.errors.substr(0, child.errors.find('\n'));
   }
 }
 
 /// Implementations of devices that are here, and why the others are not.
-std::vector<std::string> present_implementations() {
-  std::vector<std::string> names;
+std::vector<const core::Implementation*> present_implementations() {
+  std::vector<const core::Implementation*> present;
   for (const core::Implementation* row : core::implementation_table()) {
     Problem problem;
     if (row->device() == DeviceType::cpu || &row->operation() != &operation_of(&problem)) continue;
@@ -145,12 +146,12 @@ std::vector<std::string> present_implementations() {
     const core::Verdict verdict =
         device.refusal.empty() ? row->judge_problem(problem, device) : core::Verdict::refuse(device.refusal);
     if (verdict.accepted()) {
-      names.emplace_back(row->name());
+      present.push_back(row);
     } else {
       std::cout << row->name() << ": not here: " << verdict.reason << '\n';
     }
   }
-  return names;
+  return present;
 }
 
 void run_all(std::vector<Task>& tasks) {
@@ -177,28 +178,37 @@ void run_all(std::vector<Task>& tasks) {
 }  // namespace
 
 bool print_feature_report() {
-  const std::vector<std::string> implementations = present_implementations();
+  const std::vector<const core::Implementation*> implementations = present_implementations();
   if (implementations.empty()) {
     std::cout << "No GPU that Tilewise can use is here.\n";
     return false;
   }
   std::vector<Task> tasks;
-  for (const std::string& implementation : implementations) {
-    for (const FeatureRow& row : kRows) {
-      if (row.forward) tasks.push_back({&row, false, implementation, {}, {}});
-      if (row.backward) tasks.push_back({&row, true, implementation, {}, {}});
+  for (const core::Implementation* implementation : implementations) {
+    for (const FeatureRow& feature : kRows) {
+      for (const bool backward : {false, true}) {
+        if (backward ? !feature.backward : !feature.forward) continue;
+        tasks.push_back({{.implementation = std::string(implementation->name()),
+                          .device = implementation->device(),
+                          .feature = std::string(feature.name),
+                          .backward = backward,
+                          .detail = {}},
+                         problem_text(feature, backward)});
+      }
     }
   }
   run_all(tasks);
   Table table({"implementation", "feature", "pass", "result", ""});
-  for (const Task& task : tasks) {
-    table.add_row({task.implementation, std::string(task.row->name), task.backward ? "backward" : "forward",
-                   task.result, task.detail});
+  std::vector<ReportRow> rows;
+  for (Task& task : tasks) {
+    const ReportRow& row = rows.emplace_back(std::move(task.row));
+    table.add_row(
+        {row.implementation, row.feature, row.backward ? "backward" : "forward", to_string(row.result), row.detail});
   }
   table.print(std::cout);
-  const auto passed = std::ranges::count(tasks, "PASS", &Task::result);
-  std::cout << passed << " of " << tasks.size() << " rows passed\n";
-  return passed == static_cast<std::ptrdiff_t>(tasks.size());
+  const ReportSummary summary = summarize(rows);
+  std::cout << summary.text;
+  return summary.good;
 }
 
 }  // namespace tilewise::tools

@@ -239,7 +239,9 @@ void add_verify(CLI::App& program) {
                            "--max-flops", "--tolerance-scale"})
     report->excludes(command.get_option(name));
   add_threads_option(command, options->threads);
-  command.footer("Exit status 1 where a check fails or none was made.");
+  command.footer(
+      "Exit status 1 where a check fails or none was made; with --report, where a row failed or every implementation\n"
+      "on a kind of GPU refused a feature.");
   command.callback([options, count] {
     if (options->report) {
       if (!print_feature_report()) throw Failure{};

@@ -1,0 +1,62 @@
+// What rows of `tilewise verify --report` come to: refusals that another implementation makes up for are no failures.
+#include "report_rows.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace tilewise::tools {
+namespace {
+
+ReportRow row(const char* implementation, DeviceType device, bool backward, RowResult result) {
+  return {implementation, device, "causal", backward, result, "a reason"};
+}
+
+constexpr DeviceType kCuda = DeviceType::cuda, kHip = DeviceType::hip;
+
+TEST(ReportRows, ARefusalThatAnotherMakesUpForIsShownAndNoFailure) {
+  const std::vector<ReportRow> rows{
+      row("cuda.hopper", kCuda, false, RowResult::pass), row("cuda.hopper", kCuda, true, RowResult::refused),
+      row("cuda.sm80", kCuda, false, RowResult::pass), row("cuda.sm80", kCuda, true, RowResult::pass)};
+  const ReportSummary summary = summarize(rows);
+  EXPECT_TRUE(summary.good);
+  EXPECT_EQ(summary.text, "3 passed, 1 refused, 0 failed\n");
+}
+
+TEST(ReportRows, AFeatureThatEveryImplementationRefusesIsAFailure) {
+  const std::vector<ReportRow> rows{row("cuda.hopper", kCuda, false, RowResult::pass),
+                                    row("cuda.hopper", kCuda, true, RowResult::refused),
+                                    row("cuda.sm80", kCuda, true, RowResult::refused)};
+  const ReportSummary summary = summarize(rows);
+  EXPECT_FALSE(summary.good);
+  EXPECT_EQ(summary.text,
+            "1 passed, 2 refused, 0 failed\n"
+            "every implementation on cuda refused causal, backward\n");
+}
+
+/// An AMD card is no help to a call whose tensors are on NVIDIA's.
+TEST(ReportRows, ImplementationsOfAnotherKindOfDeviceMakeUpForNothing) {
+  const std::vector<ReportRow> rows{row("cuda.sm80", kCuda, true, RowResult::pass),
+                                    row("hip.cdna", kHip, true, RowResult::refused)};
+  const ReportSummary summary = summarize(rows);
+  EXPECT_FALSE(summary.good);
+  EXPECT_EQ(summary.text,
+            "1 passed, 1 refused, 0 failed\n"
+            "every implementation on hip refused causal, backward\n");
+}
+
+TEST(ReportRows, AWrongResultIsAFailureWhateverOthersDo) {
+  for (const RowResult result : {RowResult::fail, RowResult::crash}) {
+    const std::vector<ReportRow> rows{row("cuda.hopper", kCuda, false, result),
+                                      row("cuda.sm80", kCuda, false, RowResult::pass)};
+    const ReportSummary summary = summarize(rows);
+    EXPECT_FALSE(summary.good) << to_string(result);
+    EXPECT_EQ(summary.text, "1 passed, 0 refused, 1 failed\n") << to_string(result);
+  }
+}
+
+TEST(ReportRows, NothingIsNotGood) { EXPECT_FALSE(summarize({}).good); }
+
+}  // namespace
+}  // namespace tilewise::tools

@@ -112,7 +112,28 @@ def test_splits_change_no_more_than_rounding():
     outs = [tilewise.kv_cache_attention(**given, num_splits=splits) for splits in (1, 2, 7, 100)]
     for out in outs[1:]:
         assert_close(out, outs[0], 1e-2)
-    assert torch.equal(outs[0], tilewise.kv_cache_attention(**given, batch_invariant=True))
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("new", [1, 30])
+def test_batch_invariant_results_are_those_without_company(page_size, new):
+    """Bit for bit: each sequence alone, and among more neighbours of other lengths, in another order."""
+    step = Step(page_size, new)
+    per_sequence = ("q", "cache_seqlens", "block_table" if page_size else "cache_batch_idx")
+
+    def attend(sequences, lengths):
+        given = {name: step.gpu[name][sequences] for name in per_sequence} | {"cache_seqlens": lengths}
+        caches = {name: step.gpu[name] for name in ("k_cache", "v_cache")}
+        return tilewise.kv_cache_attention(**caches, **given, mask="causal", batch_invariant=True, return_lse=True)
+
+    lengths = step.gpu["cache_seqlens"] + new
+    out, lse = attend(slice(None), lengths)
+    for b in range(BATCH):
+        company = torch.tensor([(b + 1) % BATCH] * 40 + [b] + [(b + 2) % BATCH] * 9, device="cuda")
+        shorter = torch.where(company == b, lengths[company], lengths[company] // 2)
+        for place, results in ((0, attend([b], lengths[[b]])), (40, attend(company, shorter))):
+            for got, wanted in zip(results, (out, lse), strict=True):
+                assert torch.equal(got[place], wanted[b]), f"sequence {b} at {place}"
 
 
 @pytest.mark.parametrize("slots", [torch.int32, torch.int64])

@@ -79,6 +79,7 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
             and not torch.compiling()  # first, as the one that a compiler which looks on understands
             and not torch.any_autocast()
             and not torch.transforming()
+            and torch.forward_ad._current_level < 0
             and isinstance(q, torch.Tensor)
             and not q.is_nested
             and isinstance(k, torch.Tensor)

@@ -57,6 +57,21 @@ def test_dual_tensors(name, no_grad):
         tilewise.attention(*_qkv())  # others are welcome inside a dual level
 
 
+@pytest.mark.parametrize("no_grad", [False, True], ids=["grad", "no_grad"])
+def test_dual_tensors_where_the_compiler_gave_up(no_grad):
+    """After an error torch.compile runs attention() itself as it is, and begins with a frame below it."""
+    q, k, v = _qkv(requires_grad=not no_grad)
+    tilewise.attention(q, k, v)  # the short way is there
+    call = torch.compile(tilewise.attention, backend="eager")
+    with pytest.raises(Exception, match="is_causal"):
+        call(q, k, v, is_causal=True)
+    with forward_ad.dual_level(), torch.set_grad_enabled(not no_grad):
+        with pytest.raises(NotImplementedError, match=f"k: {REFUSED}"):
+            call(q, _dual(), v)
+        assert torch.equal(call(q, k, v), tilewise.attention(q, k, v))
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=["plain", "options"])
 def test_dual_gradients(options):
     qkv = _qkv(requires_grad=True)

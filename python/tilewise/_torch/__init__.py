@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad as _forward_ad
+from torch.autograd import forward_ad as forward_ad
 
 from tilewise._arguments import (
     ARRAY_NAMES,
@@ -47,7 +47,7 @@ def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
             got = "; ".join(filter(None, (f"{kind.__module__}.{kind.__qualname__}", form(value))))
             raise TypeError(f"{name}: must be a torch tensor like q (got {got})")
     refuse_gradient("alibi_slopes", arrays[ARRAY_NAMES.index("alibi_slopes")])
-    if _forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
 
 
@@ -70,9 +70,11 @@ def plain_attention(
     softmax_scale: Optional[float],
     return_lse: bool,
 ) -> Any:
-    """out, or (out, softmax_lse), of a call with no other options where no compiler or transform looks on."""
-    if _forward_ad._current_level >= 0:
-        refuse_tangents((("q", q), ("k", k), ("v", v)))
+    """out, or (out, softmax_lse), of a call with no other options where no compiler or transform looks on.
+
+    Not in a dual level: the operators behind it would drop tangents. A check here would not do, since torch.compile,
+    where it gave up on the caller, begins with this frame and sees no tangents in its stand-ins for tensors.
+    """
     try:
         if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             return _apply_plain(q, k, v, form, softmax_scale, return_lse)
@@ -110,10 +112,11 @@ def attention(
         bias = None if arrays is None else arrays[0]
         q, k, v, bias = autocast.cast(q, k, v, bias, torch.get_autocast_dtype(device_type))
         arrays = None if arrays is None else (bias, *arrays[1:])
-    if not traced and not transforming() and arrays is tail is seed is out is None:
+    dual_level = forward_ad._current_level >= 0
+    if not (traced or dual_level or transforming()) and arrays is tail is seed is out is None:
         causal, softmax_scale, layout = head
         return plain_attention(q, k, v, FORMS["causal" if causal else None, layout], softmax_scale, return_lse)
-    if _forward_ad._current_level >= 0 and not traced:
+    if dual_level and not traced:
         refuse_tangents((("q", q), ("k", k), ("v", v)))
     bias = sink = None
     options = head

@@ -16,6 +16,7 @@ namespace tilewise::verify {
 /// Draws the fields of `base`, a valid problem, one after another. Enumerations and flags take any value;
 /// draw_integer(key, field) returns that of an integer. A value that makes the problem invalid, all later fields being
 /// their defaults, or that asks for a feature beyond the limits is drawn again, and in the end left alone.
+/// So a later field may find itself no longer fit: it is drawn from its default then, not from what base has.
 template <typename Traits, typename DrawInteger>
 typename Traits::Problem draw_fields(typename Traits::Problem base, Random& rng, const Limits& limits,
                                      const DrawInteger& draw_integer) {

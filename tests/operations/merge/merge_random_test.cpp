@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, MergeRandom, testing::Values("cpu.generic", "refe
                            return info.param == "reference" ? std::string("reference") : std::string("cpu_generic");
                          });
 
-/// What a kernel without fp32 sums would do: the log-sum-exps rounded to bf16 first. Some bound must break.
+/// Each result rounded to bf16 once, as by a kernel that sums in bf16: every output's bound must break, by far.
 TEST(MergeBounds, SeeALostRounding) {
   const auto problem = parse_problem("merge_backward parts=4 seqlen_q=9 num_heads_q=4 head_dim_v=32 sink=f32 dsink=1");
   const verify::MergeCall call(problem, 11, verify::Values::ordinary);

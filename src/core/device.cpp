@@ -1,6 +1,9 @@
 // The device that a thread plans for.
 #include "core/device.hpp"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "core/message.hpp"
 
 namespace tilewise::core {
@@ -37,6 +40,16 @@ bool planning_in_capture() {
   const DeviceScope* scope = innermost();
   if (scope == nullptr || scope->device_.type == DeviceType::cpu) return false;
   return device_system(scope->device_.type)->is_capturing(scope->device_.index, scope->stream_);
+}
+
+bool device_checks_requested(Device device, void* stream) {
+  const char* value = std::getenv("TILEWISE_CHECK");
+  if (value == nullptr || *value == '\0' || std::string_view(value) == "0") return false;
+  if (std::string_view(value) != "1") invalid_argument("TILEWISE_CHECK: must be 0 or 1 (got ", quoted(value), ")");
+  if (device_system(device.type)->is_capturing(device.index, stream)) {
+    invalid_argument("TILEWISE_CHECK: must not be 1 while a stream is captured, since lengths can't be read then");
+  }
+  return true;
 }
 
 }  // namespace tilewise::core

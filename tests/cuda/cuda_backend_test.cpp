@@ -1,6 +1,5 @@
 // The CUDA backend against a driver that only records: devices, plans, loads, launches, captures, workspaces,
 // errors. Kernels come from a bundle of made-up machine code, so no compiler is needed.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,7 +15,7 @@
 #include "core/device.hpp"
 #include "core/device_workspace.hpp"
 #include "core/run.hpp"
-#include "fake_cuda.hpp"
+#include "fake_driver.hpp"
 #include "gpu/tensor_map.hpp"
 #include "jit/cuda_driver.hpp"
 #include "operations/attention/attention.hpp"
@@ -27,19 +26,9 @@
 namespace tilewise {
 namespace {
 
+using test::error_of, test::fake, test::state, test::stream;
+
 constexpr int kTooOld = 2;
-
-/// The fake's functions, out of the very library that the backend opens.
-template <typename Function>
-Function* fake(const char* name) {
-  void* library = dlopen(TILEWISE_FAKE_DRIVER, RTLD_NOW);
-  return reinterpret_cast<Function*>(dlsym(library, name));
-}
-
-fake::State& state() {
-  static fake::State* const known = fake<fake::State*()>("fake_cuda_state")();
-  return *known;
-}
 
 /// A forward call on "device" memory.
 class GpuCall : public test::GpuCall {
@@ -81,19 +70,6 @@ class CudaBackend : public testing::Test {
   /// Every push was popped.
   void TearDown() override { EXPECT_EQ(fake<int()>("fake_cuda_current")(), -1); }
 };
-
-template <typename Call>
-std::string error_of(ErrorCode code, Call&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
-
-void* stream(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
 TEST_F(CudaBackend, LaunchesWhatTheCallDescribes) {
   GpuCall call;

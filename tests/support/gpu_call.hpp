@@ -57,11 +57,13 @@ class MadeUpKernels {
  public:
   /// Every kernel that the first implementation to accept the problem on that device needs; each says that it uses
   /// these resources.
+  template <typename Problem>
   void add(const Problem& problem, const gpu::Runtime& runtime, const jit::KernelResources& resources) {
     for (const core::Implementation* row : core::implementation_table()) {
-      if (row->device() != problem.device) continue;
+      if (row->device() != problem.device || &row->operation() != &operation_of(&problem)) continue;
       const core::Verdict verdict = row->judge_problem(problem, runtime.description());
-      if (verdict.accepted()) return add(dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel), runtime, resources);
+      if (verdict.accepted())
+        return add_kernel(dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel), runtime, resources);
     }
     ADD_FAILURE() << "nobody accepts " << to_string(problem);
   }
@@ -74,7 +76,8 @@ class MadeUpKernels {
   }
 
  private:
-  void add(const gpu::LoweredKernel& kernel, const gpu::Runtime& runtime, const jit::KernelResources& resources) {
+  void add_kernel(const gpu::LoweredKernel& kernel, const gpu::Runtime& runtime,
+                  const jit::KernelResources& resources) {
     for (const gpu::Launch* launch : kernel.lowering().launches()) {
       const jit::KernelSource source = gpu::make_source(launch->key, /*host=*/false);
       jit::CompiledKernel compiled;

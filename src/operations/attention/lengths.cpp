@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <vector>
 
 #include "core/device.hpp"
@@ -88,13 +87,6 @@ void check_used_lengths(const Call& call, const AttentionProblem& problem) {
 
 namespace {
 
-bool checks_requested() {
-  const char* value = std::getenv("TILEWISE_CHECK");
-  if (value == nullptr || *value == '\0' || std::string_view(value) == "0") return false;
-  if (std::string_view(value) != "1") invalid_argument("TILEWISE_CHECK: must be 0 or 1 (got ", quoted(value), ")");
-  return true;
-}
-
 /// A copy of a call's length tensors that the host can read.
 class HostLengths {
  public:
@@ -126,10 +118,7 @@ class HostLengths {
 
 void check_device_lengths(const Call& call, const AttentionProblem& problem, void* stream) {
   const bool any = problem.layout == Layout::thd || problem.seqused_q || problem.seqused_k || problem.leftpad_k;
-  if (!any || !checks_requested()) return;
-  if (device_system(problem.device)->is_capturing(call.q.device.index, stream)) {
-    invalid_argument("TILEWISE_CHECK: must not be 1 while a stream is captured, since lengths can't be read then");
-  }
+  if (!any || !device_checks_requested(call.q.device, stream)) return;
   const HostLengths host(call.options, stream);
   const AttentionOptions& o = host.options();
   if (problem.layout == Layout::thd) {

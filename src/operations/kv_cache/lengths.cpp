@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/device.hpp"
 #include "core/message.hpp"
+#include "core/tensor_checks.hpp"
 #include "operations/kv_cache/sequence.hpp"
 
 namespace tilewise::operations::kv_cache {
@@ -93,7 +93,7 @@ void check_rotary(const KvCacheParams& p, const Sequence& s, std::int64_t b) {
     invalid_argument("rotary_seqlens[", b, "]: must be >= 0 (got ", first, ")");
   }
   if (first + rows > p.rotary.rows) {
-    invalid_argument("rotary_cos: must have more rows than every position, ", first + rows, " for sequence ", b,
+    invalid_argument("rotary_cos: must have >= ", first + rows, " rows, one for each position of sequence ", b,
                      " (got ", p.rotary.rows, ")");
   }
 }
@@ -119,12 +119,12 @@ void check_values(const KvCacheParams& p) {
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     const Sequence s = sequence_of(p, b);
     if (s.absent) continue;
+    if (p.slots == nullptr) check_length(p, s, b);  // first: positions beyond the cache may overflow
     check_rotary(p, s, b);
     if (p.slots != nullptr) {
       check_slots(p, s, b);
       continue;
     }
-    check_length(p, s, b);
     if (!p.paged) continue;
     const KeyRange keys = needed_keys(p, s);
     if (keys.end > keys.begin) check_pages(p, b, keys.begin, keys.end);
@@ -134,14 +134,6 @@ void check_values(const KvCacheParams& p) {
 
 namespace {
 
-bool checks_requested() {
-  const char* value = std::getenv("TILEWISE_CHECK");
-  if (value == nullptr || *value == '\0' || std::string_view(value) == "0") return false;
-  if (std::string_view(value) != "1")
-    invalid_argument("TILEWISE_CHECK: must be 0 or 1 (got ", core::quoted(value), ")");
-  return true;
-}
-
 /// Copies of what the kernels read of lengths, tables and slots, for the host.
 class HostCopies {
  public:
@@ -150,14 +142,17 @@ class HostCopies {
   template <typename T>
   void fetch(const T*& data, const TensorView& view) {
     if (data == nullptr || view.numel() == 0) return;
-    // From the first element to the last one, gaps between rows included.
-    std::int64_t elements = 1;
+    // From the lowest element to the highest one, gaps between rows included. Strides may be negative.
+    std::int64_t low = 0, high = 0;
     for (int axis = 0; axis < view.rank; ++axis) {
-      elements += (view.shape[static_cast<std::size_t>(axis)] - 1) * view.strides[static_cast<std::size_t>(axis)];
+      const std::int64_t extent = (core::size_at(view, axis) - 1) * core::stride_at(view, axis);
+      (extent < 0 ? low : high) += extent;
     }
-    copies_.emplace_back(static_cast<std::size_t>(elements) * size_of(view.dtype));
-    core::device_system(type_)->copy_to_host(index_, copies_.back().data(), data, copies_.back().size(), stream_);
-    data = reinterpret_cast<const T*>(copies_.back().data());
+    const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+    std::vector<std::byte>& copy = copies_.emplace_back(static_cast<std::size_t>((high - low + 1) * size));
+    const auto* first = static_cast<const std::byte*>(view.data) + low * size;
+    core::device_system(type_)->copy_to_host(index_, copy.data(), first, copy.size(), stream_);
+    data = reinterpret_cast<const T*>(copy.data() - low * size);
   }
   void fetch(const void*& data, const TensorView& view) {
     const auto* bytes = static_cast<const std::byte*>(data);
@@ -175,11 +170,8 @@ class HostCopies {
 }  // namespace
 
 void check_device_values(const Call& call, const KvCacheProblem& problem, void* stream) {
-  if (!checks_requested()) return;
   const Device device = call.k_cache.device;
-  if (core::device_system(device.type)->is_capturing(device.index, stream)) {
-    invalid_argument("TILEWISE_CHECK: must not be 1 while a stream is captured, since lengths can't be read then");
-  }
+  if (!core::device_checks_requested(device, stream)) return;
   KvCacheParams params = make_params(call, problem);
   const KvCacheOptions& o = call.options;
   HostCopies copies(device.type, device.index, stream);

@@ -1,7 +1,7 @@
 // The KV cache step over C: as C++ does it, and its own messages.
 #include <cstring>
 
-#include "kv_cache_support.hpp"
+#include "../../support/kv_cache_mistakes.hpp"
 #include "tilewise/tilewise.h"
 
 namespace tilewise {
@@ -13,19 +13,45 @@ using test::SmallStep;
 struct CTensors {
   explicit CTensors(const SmallStep& step) {
     const KvCacheArguments& a = step.arguments;
-    const TensorView* views[] = {&a.q, &a.k_cache, &a.v_cache, &a.k, &a.v, &a.out, &a.softmax_lse};
-    for (int n = 0; n < 7; ++n) to_dlpack(*views[n], &all[n]);
-    to_dlpack(a.options.cache_seqlens, &cache_seqlens);
-    to_dlpack(a.options.block_table, &block_table);
+    tensors = {given(a.q), given(a.k_cache), given(a.v_cache),    given(a.k),
+               given(a.v), given(a.out),     given(a.softmax_lse)};
     EXPECT_EQ(tilewise_kv_cache_options_init(&options, sizeof options), TILEWISE_OK);
-    options.cache_seqlens = &cache_seqlens;
-    options.block_table = &block_table;
-    tensors = {&all[0], &all[1], &all[2], &all[3], &all[4], &all[5], &all[6]};
+    const KvCacheOptions& o = a.options;
+    options.rotary_cos = given(o.rotary_cos);
+    options.rotary_sin = given(o.rotary_sin);
+    options.rotary_seqlens = given(o.rotary_seqlens);
+    options.rotary_offset = o.rotary_offset;
+    options.mask = static_cast<std::int32_t>(o.mask);
+    options.cache_seqlens = given(o.cache_seqlens);
+    options.cache_seqlen = o.cache_seqlen.value_or(-1);
+    options.cache_batch_idx = given(o.cache_batch_idx);
+    options.cache_leftpad = given(o.cache_leftpad);
+    options.block_table = given(o.block_table);
+    options.slots = given(o.slots);
+    options.cu_seqlens_q = given(o.cu_seqlens_q);
+    options.cu_seqlens_k_new = given(o.cu_seqlens_k_new);
+    options.max_seqlen_q = o.max_seqlen_q.value_or(-1);
+    options.head_dim_v = o.head_dim_v.value_or(-1);
+    options.k_scale = given(o.k_scale);
+    options.v_scale = given(o.v_scale);
+    options.k_scale_value = o.k_scale_value.value_or(0.0);
+    options.v_scale_value = o.v_scale_value.value_or(0.0);
+    options.window_left = o.window_left;
+    options.window_right = o.window_right;
+    options.num_splits = o.num_splits;
   }
 
-  DLTensor all[7], cache_seqlens, block_table;
   tilewise_kv_cache_options options;
   tilewise_kv_cache_tensors tensors;
+
+ private:
+  const DLTensor* given(const TensorView& view) {
+    if (!view.defined()) return nullptr;
+    to_dlpack(view, &all_.emplace_back());
+    return &all_.back();
+  }
+
+  std::deque<DLTensor> all_;
 };
 
 void fill(const SmallStep& step) {
@@ -72,6 +98,26 @@ TEST(KvCacheC, AppendsAlone) {
   EXPECT_TRUE(same(planned.arguments.v_cache, expected.arguments.v_cache));
 }
 
+/// As C++ says it, and nothing is written.
+TEST(KvCacheC, RefusesWhatCppRefuses) {
+  for (const test::KvCacheMistake& mistake : test::all_mistakes()) {
+    SmallStep step;
+    mistake.make(step);
+    const auto before = step.memory();
+    CTensors c(step);
+    const auto check = [&](tilewise_status status) {
+      EXPECT_EQ(status == TILEWISE_INVALID_TYPE, mistake.code == ErrorCode::invalid_type) << tilewise_last_error();
+      if (status != TILEWISE_OK) throw Error(mistake.code, tilewise_last_error());
+    };
+    test::expect_mistake(mistake, [&] { check(tilewise_kv_cache_attention(&c.tensors, &c.options)); });
+    EXPECT_TRUE(step.memory() == before) << mistake.sentence;
+    if (!mistake.appending_alone) continue;
+    c.tensors.q = c.tensors.out = c.tensors.softmax_lse = nullptr;
+    test::expect_mistake(mistake, [&] { check(tilewise_append_kv(&c.tensors, &c.options)); });
+    EXPECT_TRUE(step.memory() == before) << mistake.sentence;
+  }
+}
+
 TEST(KvCacheC, SaysWhatIsWrong) {
   EXPECT_EQ(tilewise_kv_cache_attention(nullptr, nullptr), TILEWISE_INVALID_ARGUMENT);
   EXPECT_STREQ(tilewise_last_error(), "tensors: must not be null");
@@ -82,6 +128,13 @@ TEST(KvCacheC, SaysWhatIsWrong) {
   c.options.num_splits = -1;
   EXPECT_EQ(tilewise_kv_cache_attention(&c.tensors, &c.options), TILEWISE_INVALID_ARGUMENT);
   EXPECT_STREQ(tilewise_last_error(), "num_splits: must be >= 0 (got -1)");
+  c.options.num_splits = 0;
+  c.options.mask = 7;
+  EXPECT_EQ(tilewise_kv_cache_attention(&c.tensors, &c.options), TILEWISE_INVALID_ARGUMENT);
+  c.options.mask = 0;
+  c.tensors.k_cache = nullptr;
+  EXPECT_EQ(tilewise_kv_cache_attention(&c.tensors, &c.options), TILEWISE_INVALID_ARGUMENT);
+  EXPECT_STREQ(tilewise_last_error(), "k_cache: must be given");
 }
 
 }  // namespace

@@ -1,11 +1,8 @@
 // What calls of the KV cache step describe to, and every message about a bad one. A refused call writes nothing.
-#include <algorithm>
 #include <cstring>
-#include <functional>
 #include <string>
-#include <vector>
 
-#include "kv_cache_support.hpp"
+#include "../../support/kv_cache_mistakes.hpp"
 
 namespace tilewise {
 namespace {
@@ -48,132 +45,40 @@ TEST(KvCacheCall, TextsParse) {
                  [] { (void)parse_problem("append_kv head_dim=8 capacity=4 mask=causal"); });
 }
 
-/// One change to a good call, and what is said to it.
-struct Mistake {
-  std::string sentence;
-  std::function<void(SmallStep&)> make;
-};
-
-TensorView contiguous(SmallStep& step) {
-  step.arguments.options.block_table = {};
-  step.arguments.k_cache = step.tensor({2, 12, 2, 8}, DType::f32);
-  step.arguments.v_cache = step.tensor({2, 12, 2, 8}, DType::f32);
-  return step.arguments.k_cache;
-}
-
-std::vector<Mistake> mistakes() {
-  return {
-      {"block_table[0][1]: must be 0 to 7, a page (got 8)",
-       [](SmallStep& s) { static_cast<std::int32_t*>(s.arguments.options.block_table.data)[1] = 8; }},
-      {"block_table[1][0]: must be 0 to 7, a page (got -1)",
-       [](SmallStep& s) { static_cast<std::int32_t*>(s.arguments.options.block_table.data)[3] = -1; }},
-      {"cache_seqlens[0]: must be <= 12, the places that a row of block_table has (got 13)",
-       [](SmallStep& s) { s.arguments.options.cache_seqlens = s.lengths({13, 0}); }},
-      {"cache_seqlens[1]: cache_seqlens + seqlen_k_new must be <= 12, the places that a row of block_table has (got "
-       "12 + 1)",
-       [](SmallStep& s) { s.arguments.options.cache_seqlens = s.lengths({5, 12}); }},
-      {"cache_seqlens: cache_seqlens + seqlen_k_new must be <= 12, the capacity of the cache (got 12 + 1)",
-       [](SmallStep& s) {
-         contiguous(s);
-         s.arguments.options.cache_seqlens = {};
-         s.arguments.options.cache_seqlen = 12;
-       }},
-      {"cache_seqlens: must be given with new keys, k (got none)",
-       [](SmallStep& s) { s.arguments.options.cache_seqlens = {}; }},
-      {"cache_seqlens: must be a tensor or a number (got both)",
-       [](SmallStep& s) { s.arguments.options.cache_seqlen = 3; }},
-      {"v: must be given with k (got k alone)", [](SmallStep& s) { s.arguments.v = {}; }},
-      {"v: requires k (got v alone)", [](SmallStep& s) { s.arguments.k = {}; }},
-      {"head_dim_v: must be given without a v_cache (got none)", [](SmallStep& s) { s.arguments.v_cache = {}; }},
-      {"cache_batch_idx: excludes block_table (got both)",
-       [](SmallStep& s) { s.arguments.options.cache_batch_idx = s.lengths({0, 1}); }},
-      {"cache_leftpad: excludes block_table (got both)",
-       [](SmallStep& s) { s.arguments.options.cache_leftpad = s.lengths({0, 0}); }},
-      {"cache_batch_idx[1]: must differ from the others' while keys are appended (got 1, as sequence 0 has)",
-       [](SmallStep& s) {
-         contiguous(s);
-         s.arguments.options.cache_batch_idx = s.lengths({1, 1});
-       }},
-      {"cache_batch_idx[0]: must be -1 (no cache) or 0 to 1, a sequence of the cache (got 2)",
-       [](SmallStep& s) {
-         contiguous(s);
-         s.arguments.options.cache_batch_idx = s.lengths({2, 1});
-       }},
-      {"cache_leftpad[1]: must be 0 to 1, the sequence's length with its new keys (got 2)",
-       [](SmallStep& s) {
-         contiguous(s);
-         s.arguments.options.cache_leftpad = s.lengths({5, 2});
-       }},
-      {"rotary_cos: must have more rows than every position, 6 for sequence 0 (got 5)",
-       [](SmallStep& s) {
-         s.arguments.options.rotary_cos = s.tensor({5, 4}, DType::f32);
-         s.arguments.options.rotary_sin = s.tensor({5, 4}, DType::f32);
-       }},
-      {"rotary_offset: rotary_offset + rotary_dim must be <= head_dim = 8, and both >= 0 (got 2 + 8)",
-       [](SmallStep& s) {
-         s.arguments.options.rotary_cos = s.tensor({9, 4}, DType::f32);
-         s.arguments.options.rotary_sin = s.tensor({9, 4}, DType::f32);
-         s.arguments.options.rotary_offset = 2;
-       }},
-      {"rotary_cos: requires new keys, k (got none)",
-       [](SmallStep& s) {
-         s.arguments.options.rotary_cos = s.tensor({9, 4}, DType::f32);
-         s.arguments.options.rotary_sin = s.tensor({9, 4}, DType::f32);
-         s.arguments.k = s.arguments.v = {};
-       }},
-      {"num_splits: must be >= 0 (got -1)", [](SmallStep& s) { s.arguments.options.num_splits = -1; }},
-      {"k_scale: requires caches in fp8_e4m3 (got f32)",
-       [](SmallStep& s) { s.arguments.options.k_scale_value = s.arguments.options.v_scale_value = 1.0; }},
-      {"out: must not overlap q in memory (", [](SmallStep& s) { s.arguments.out = s.arguments.q; }},
-      {"k_cache: must not overlap k in memory (", [](SmallStep& s) { s.arguments.k.data = s.arguments.k_cache.data; }},
-      {"k_cache: an output must not be broadcast (got stride 0 in dimension 0 of size 8)",
-       [](SmallStep& s) { s.arguments.k_cache.strides[0] = 0; }},
-      {"slots: belongs to append_kv (got it in kv_cache_attention)",
-       [](SmallStep& s) {
-         s.arguments.options.block_table = {};
-         s.arguments.options.cache_seqlens = {};
-         s.arguments.options.slots = s.lengths({0, 1});
-         s.arguments.options.slots.rank = 2;
-         s.arguments.options.slots.shape = {2, 1};
-         s.arguments.options.slots.strides = {1, 1};
-       }},
-  };
-}
-
-/// Whether every byte of the caches is still what fill() made it.
-void fill(SmallStep& step, int byte) {
-  for (const TensorView* view : {&step.arguments.k_cache, &step.arguments.v_cache})
-    std::memset(view->data, byte, static_cast<std::size_t>(view->numel()) * size_of(view->dtype));
-}
-bool is_filled(const SmallStep& step, int byte) {
-  for (const TensorView* view : {&step.arguments.k_cache, &step.arguments.v_cache}) {
-    const auto* bytes = static_cast<const unsigned char*>(view->data);
-    const auto size = static_cast<std::size_t>(view->numel()) * size_of(view->dtype);
-    if (view->defined() && std::any_of(bytes, bytes + size, [byte](unsigned char b) { return b != byte; }))
-      return false;
-  }
-  return true;
-}
-
+/// Every byte that the call could reach is what it was.
 TEST(KvCacheCall, RefusesBadOnesBeforeAnythingIsWritten) {
-  for (const Mistake& mistake : mistakes()) {
-    SmallStep step;
-    mistake.make(step);
-    if (step.arguments.v_cache.defined() && step.arguments.k_cache.strides[0] != 0) fill(step, 0x3E);
-    try {
-      step.run();
-      ADD_FAILURE() << "no error; expected: " << mistake.sentence;
-    } catch (const Error& error) {
-      const std::string got = error.what();
-      EXPECT_EQ(got.substr(0, mistake.sentence.size()), mistake.sentence);
-      if (mistake.sentence.back() == ')') {
-        EXPECT_EQ(got, mistake.sentence);
-      }
-    }
-    if (step.arguments.v_cache.defined() && step.arguments.k_cache.strides[0] != 0) {
-      EXPECT_TRUE(is_filled(step, 0x3E)) << mistake.sentence;
+  for (const test::KvCacheMistake& mistake : test::all_mistakes()) {
+    for (const char* implementation : {"", "reference"}) {
+      SmallStep step;
+      mistake.make(step);
+      const auto before = step.memory();
+      test::expect_mistake(mistake, [&] { step.run({implementation}); });
+      EXPECT_TRUE(step.memory() == before) << mistake.sentence;
+      if (!mistake.appending_alone) continue;
+      test::expect_mistake(mistake, [&] { append_kv(step.append(), {implementation}); });
+      EXPECT_TRUE(step.memory() == before) << mistake.sentence;
     }
   }
+  SmallStep good;
+  const auto before = good.memory();
+  good.run();
+  EXPECT_FALSE(good.memory() == before) << "the call that the mistakes are made in writes";
+}
+
+/// The cache's own elements, and out, may overlap nothing; caches that interleave in one storage share none.
+TEST(KvCacheCall, CachesInterleave) {
+  SmallStep apart, together;
+  const TensorView both = together.tensor({8, 2, 4, 2, 8}, DType::f32);
+  KvCacheArguments& a = together.arguments;
+  a.k_cache = {both.data, DType::f32, {8, 4, 2, 8}, {128, 16, 8, 1}};
+  a.v_cache = {static_cast<float*>(both.data) + 64, DType::f32, {8, 4, 2, 8}, {128, 16, 8, 1}};
+  together.run();
+  apart.run();
+  EXPECT_EQ(std::memcmp(a.out.data, apart.arguments.out.data, 64 * sizeof(float)), 0);
+  // Appended at page 6, place 1, and at page 1, place 0.
+  for (const auto& [page, place] : {std::pair{6, 1}, {1, 0}})
+    for (const TensorView* cache : {&a.k_cache, &a.v_cache})
+      EXPECT_NE(static_cast<float*>(cache->data)[page * 128 + place * 16], 0.0f);
 }
 
 TEST(KvCacheCall, RefusesDtypes) {
@@ -184,11 +89,7 @@ TEST(KvCacheCall, RefusesDtypes) {
   refused(DType::f64, DType::f64, "q: dtype must be f32, bf16 or f16 (got f64)");
   refused(DType::bf16, DType::f16, "k_cache: dtype must be that of q and k, bf16, or fp8_e4m3 (got f16)");
   refused(DType::f32, DType::u8, "k_cache: dtype must be that of q and k, f32, or fp8_e4m3 (got u8)");
-  SmallStep keys;
-  keys.arguments.k = keys.tensor({2, 1, 2, 8}, DType::bf16);
-  expect_error(ErrorCode::invalid_type, "k: dtype must be f32 (got bf16)", [&] { keys.run(); });
   SmallStep fp8(DType::f32, DType::fp8_e4m3);
-  expect_invalid("k_scale: must be given with caches in fp8_e4m3 (got none)", [&] { fp8.run(); });
   fp8.arguments.options.k_scale_value = 0.0;
   expect_invalid("k_scale: must be positive and finite in f32 (got 0)", [&] { fp8.run(); });
   fp8.arguments.options.k_scale_value = 1.0;
@@ -198,17 +99,31 @@ TEST(KvCacheCall, RefusesDtypes) {
 
 TEST(KvCacheCall, RefusesSlotsOutOfRange) {
   SmallStep step;
-  AppendKvArguments append = step.append();
-  append.options.block_table = append.options.cache_seqlens = {};
-  append.options.slots = step.lengths({31, 32});
-  append.options.slots.rank = 2;
-  append.options.slots.shape = {2, 1};
-  append.options.slots.strides = {1, 1};
-  expect_invalid(
-      "slots: must be -1 (skipped) or 0 to 31, page * page_size + place (got 32 for new key 0 of sequence 1)",
-      [&] { append_kv(append); });
+  const auto refused = [&](AppendKvArguments append, const std::string& sentence) {
+    const auto before = step.memory();
+    expect_invalid(sentence, [&] { append_kv(append); });
+    EXPECT_TRUE(step.memory() == before) << sentence;
+  };
+  const std::string range = "slots: must be -1 (skipped) or 0 to 31, page * page_size + place (got ";
+  for (const DType dtype : {DType::i32, DType::i64}) {
+    refused(test::append_by_slots(step, 31, 32, dtype), range + "32 for new key 0 of sequence 1)");
+    refused(test::append_by_slots(step, -2, 3, dtype), range + "-2 for new key 0 of sequence 0)");
+  }
+  refused(test::append_by_slots(step, 3, 1LL << 32), range + "4294967296 for new key 0 of sequence 1)");
+  AppendKvArguments append = test::append_by_slots(step, 0, 1);
   append.options.cache_seqlens = step.lengths({0, 0});
-  expect_invalid("cache_seqlens: excludes slots (got both)", [&] { append_kv(append); });
+  refused(append, "cache_seqlens: excludes slots (got both)");
+  append = test::append_by_slots(step, 0, 1);
+  append.options.block_table = step.arguments.options.block_table;
+  refused(append, "block_table: excludes slots (got both)");
+  append = test::append_by_slots(step, 0, 1);
+  append.options.rotary_cos = append.options.rotary_sin = step.tensor({9, 4}, DType::f32);
+  refused(append, "rotary_seqlens: must be given with slots and rotary_cos, since there are no cache_seqlens");
+  append = test::append_by_slots(step, 0, 1);
+  append.options.slots = step.lengths({0, 1});
+  refused(append, "slots: shape must be [batch_size, seqlen_k_new] = [2, 1] (got [2])");
+  append = test::append_by_slots(step, 0, 1, DType::f32);
+  expect_error(ErrorCode::invalid_type, "slots: dtype must be i32 or i64 (got f32)", [&] { append_kv(append); });
 }
 
 TEST(KvCacheCall, APlanServesOtherLengthsTablesAndNumbers) {
@@ -218,11 +133,6 @@ TEST(KvCacheCall, APlanServesOtherLengthsTablesAndNumbers) {
   tilewise::run(made, step.arguments);
   step.arguments.options.cache_seqlens = step.lengths({5, 12});
   EXPECT_THROW(tilewise::run(made, step.arguments), Error) << "values are checked on every run";
-}
-
-TEST(KvCacheCall, GpusRefuseForNow) {
-  const Explanation walk = explain(parse_problem("kv_cache_attention device=cuda seqlen_q=1 head_dim=64 capacity=64"));
-  for (const ExplainRow& row : walk.rows) EXPECT_FALSE(row.accepted) << row.implementation;
 }
 
 }  // namespace

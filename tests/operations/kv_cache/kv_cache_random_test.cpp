@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "kv_cache_support.hpp"
+#include "../../support/kv_cache_step.hpp"
 #include "verify/verifier.hpp"
 #include "verify/verify.hpp"
 

@@ -168,6 +168,7 @@ void append_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
 
 }  // namespace
 
+/// Each operator, and an overload of it, `detached`, for callers that have looked for gradients themselves.
 std::vector<TorchOperator> kv_cache_operators() {
   const auto schema = [](const std::string& name, const std::string& tensors, const char* numbers,
                          const char* returns) {
@@ -175,12 +176,17 @@ std::vector<TorchOperator> kv_cache_operators() {
   };
   const std::string attends = std::string("Tensor q, ") + kCaches + ", Tensor? k, Tensor? v";
   const std::string appends = std::string(kCaches) + ", Tensor k, Tensor? v";
-  return {
-      {"kv_cache_attention", schema("kv_cache_attention", attends, kAttendNumbers, "(Tensor, Tensor)"),
-       attend_kernel<false>},
-      {"kv_cache_attention_out",
-       schema("kv_cache_attention_out", attends + ", Tensor(e!) out", kAttendNumbers, "Tensor"), attend_kernel<true>},
-      {"append_kv", schema("append_kv", appends, kAppendNumbers, "()"), append_kernel}};
+  std::vector<TorchOperator> operators;
+  for (const std::string overload : {"", ".detached"}) {
+    const auto add = [&](const std::string& name, const std::string& tensors, const char* numbers, const char* returns,
+                         shim::BoxedKernel kernel) {
+      operators.push_back({name + overload, schema(name + overload, tensors, numbers, returns), kernel});
+    };
+    add("kv_cache_attention", attends, kAttendNumbers, "(Tensor, Tensor)", attend_kernel<false>);
+    add("kv_cache_attention_out", attends + ", Tensor(e!) out", kAttendNumbers, "Tensor", attend_kernel<true>);
+    add("append_kv", appends, kAppendNumbers, "()", append_kernel);
+  }
+  return operators;
 }
 
 }  // namespace tilewise::python

@@ -199,7 +199,8 @@ def _without_numbers(values: dict[str, Any], *arrays: Any) -> tuple[Any, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return value is not None and not hasattr(value, "__dlpack__")
+    # Of the symbolic integers of torch.compile no attribute can be asked for, but they are integers.
+    return isinstance(value, (int, float)) or (value is not None and not hasattr(value, "__dlpack__"))
 
 
 def _scalars(

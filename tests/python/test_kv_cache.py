@@ -2,91 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from kv_cache_step import TOLERANCE, Step, attend, rotate
 
 import tilewise
 
 torch.manual_seed(0)
-
-
-def _rotate(x, cos, sin, position, interleaved, offset):
-    """x [heads, dim] of one token, in f32."""
-    x = x.float().clone()
-    half = cos.shape[1]
-    part = x[:, offset : offset + 2 * half]
-    c, s = cos[position].float(), sin[position].float()
-    first, second = (part[:, 0::2], part[:, 1::2]) if interleaved else (part[:, :half], part[:, half:])
-    rotated = first * c - second * s, first * s + second * c
-    if interleaved:
-        x[:, offset : offset + 2 * half] = torch.stack(rotated, -1).flatten(-2)
-    else:
-        x[:, offset : offset + 2 * half] = torch.cat(rotated, -1)
-    return x
-
-
-def _attend(q, k, v, causal, window=(-1, -1), scale=None, sink=None):
-    """One sequence: q [rows, heads, dim], k and v [keys, heads_k, dim], in f64."""
-    rows, heads, dim = q.shape
-    keys, group = k.shape[0], heads // k.shape[1]
-    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
-    scores = torch.einsum("ihd,jhd->hij", q.double(), k) * (scale or 1 / math.sqrt(dim))
-    at = torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)[None]
-    seen = torch.ones_like(at, dtype=torch.bool)
-    if causal:
-        seen &= at >= 0
-    if window[0] >= 0:
-        seen &= at <= window[0]
-    scores = scores.masked_fill(~seen, -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    if sink is not None:
-        lse = torch.logaddexp(lse, sink.double()[:, None])
-    weights = torch.exp(scores - lse[..., None]).nan_to_num()
-    return torch.einsum("hij,jhd->ihd", weights, v), lse
-
-
-class Step:
-    """Two or more sequences with pages in random order and poison in everything that nobody may touch."""
-
-    def __init__(self, page_size, lengths, new, dtype=torch.float32, heads=4, heads_k=2, dim=32, dim_v=32, guard=8):
-        self.page_size, self.lengths, self.new, self.dtype = page_size, lengths, new, dtype
-        pages = [-(-(n + new) // page_size) for n in lengths]
-        total = sum(pages) + 2
-        order = torch.randperm(total)
-        self.table = torch.full((len(lengths), max(pages) + 1), -(2**31), dtype=torch.int32)
-        for b, count in enumerate(pages):
-            self.table[b, :count], order = order[:count].int(), order[count:]
-        # Each page lies between guards: [pages, guard + page_size * heads_k * dim + guard].
-        self.memory, self.caches = [], []
-        for width in (dim, dim_v):
-            memory = torch.full((total, 2 * guard + page_size * heads_k * width), torch.nan, dtype=dtype)
-            cache = memory[:, guard:-guard].unflatten(1, (page_size, heads_k, width))
-            for b, length in enumerate(lengths):
-                for place in range(length):
-                    cache[self.page(b, place)] = torch.randn(heads_k, width).to(dtype)
-            self.memory.append(memory)
-            self.caches.append(cache)
-        shape = (len(lengths), new)
-        self.q = torch.randn(*shape, heads, dim).to(dtype)
-        self.k, self.v = torch.randn(*shape, heads_k, dim).to(dtype), torch.randn(*shape, heads_k, dim_v).to(dtype)
-        self.seqlens = torch.tensor(lengths, dtype=torch.int32)
-
-    def page(self, b, place):
-        return int(self.table[b, place // self.page_size]), place % self.page_size
-
-    def rows(self, b, cache):
-        return torch.stack([cache[self.page(b, place)] for place in range(self.lengths[b] + self.new)])
-
-    def run(self, **options):
-        given = {"cache_seqlens": self.seqlens, "block_table": self.table, "return_lse": True, **options}
-        return tilewise.kv_cache_attention(self.q, *self.caches, self.k, self.v, **given)
-
-
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64, 128])
@@ -99,7 +23,7 @@ def test_pages_in_any_order(page_size, dtype, implementation):
     for b, length in enumerate(step.lengths):
         k, v = (step.rows(b, cache) for cache in step.caches)
         assert torch.equal(k[length:], step.k[b]) and torch.equal(v[length:], step.v[b])
-        expected, expected_lse = _attend(step.q[b], k, v, causal=True)
+        expected, expected_lse = attend(step.q[b], k, v, causal=True)
         assert (out[b] - expected).abs().max() < TOLERANCE[dtype]
         assert (lse[b] - expected_lse).abs().max() < 1e-4 if dtype == torch.float32 else 2e-2
     for old, memory, cache, new in zip(before, step.memory, step.caches, (step.k, step.v)):
@@ -138,11 +62,11 @@ def test_rotary(interleaved, rotary_dim, offset, mask):
     for b, length in enumerate(step.lengths):
         k, v = (step.rows(b, cache) for cache in step.caches)
         for t in range(2):
-            expected = _rotate(step.k[b, t], cos, sin, int(first[b]) + t, interleaved, offset)
+            expected = rotate(step.k[b, t], cos, sin, int(first[b]) + t, interleaved, offset)
             torch.testing.assert_close(k[length + t], expected)
         moved = [int(first[b]) + (i if mask else 0) for i in range(2)]
-        q = torch.stack([_rotate(step.q[b, i], cos, sin, moved[i], interleaved, offset) for i in range(2)])
-        assert (out[b] - _attend(q, k, v, mask is not None)[0]).abs().max() < 2e-5
+        q = torch.stack([rotate(step.q[b, i], cos, sin, moved[i], interleaved, offset) for i in range(2)])
+        assert (out[b] - attend(q, k, v, mask is not None)[0]).abs().max() < 2e-5
 
 
 def _scale(kind, shape, heads_k, batch):
@@ -187,7 +111,7 @@ def test_fp8_caches_with_every_kind_of_scale(kind, dtype, page_size):
                     assert torch.equal(stored.view(torch.uint8), cache[at].view(torch.uint8))
                 values.append(cache[at].float() * own)
             rows.append(torch.stack(values))
-        expected = _attend(q[b], *rows, causal=False)[0]
+        expected = attend(q[b], *rows, causal=False)[0]
         assert (out[b] - expected).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)
 
 
@@ -221,7 +145,7 @@ def test_values_as_columns_of_the_keys(dim, dim_v, heads, cache_dtype, rows):
         q, cache, None, k, cache_seqlens=length, block_table=table, head_dim_v=dim_v, mask="causal", **scale
     )
     keys = torch.cat([cache[int(page)] for page in table[0]])[: length + rows].float() * scale.get("k_scale", 1.0)
-    expected = _attend(q[0], keys, keys[..., :dim_v], causal=True)[0]
+    expected = attend(q[0], keys, keys[..., :dim_v], causal=True)[0]
     assert out.shape == (1, rows, heads, dim_v)
     assert (out[0] - expected).abs().max() < 3e-2
 
@@ -247,7 +171,7 @@ def test_packed_prefill_beside_decode():
         if not chunk:
             continue
         assert torch.equal(keys[lengths[b] :], k[rows])
-        expected, expected_lse = _attend(q[rows], keys, values, causal=True)
+        expected, expected_lse = attend(q[rows], keys, values, causal=True)
         assert (out[rows] - expected).abs().max() < 2e-5 and (lse[:, rows] - expected_lse).abs().max() < 1e-4
         alone = tilewise.kv_cache_attention(
             q[rows][None], *step.caches, cache_seqlens=seqlens[b : b + 1] + chunk,
@@ -273,7 +197,7 @@ def test_contiguous_caches_with_batch_idx_and_leftpad():
         row, first, last = int(rows[b]), int(pads[b]), int(lengths[b]) + 2
         assert torch.equal(cache_k[row, last - 2 : last], k[b])
         before[row, last - 2 : last] = k[b]
-        expected, expected_lse = _attend(
+        expected, expected_lse = attend(
             q[b], cache_k[row, first:last], cache_v[row, first:last], True, (20, -1), sink=sink
         )
         assert (out[b] - expected).abs().max() < 2e-5 and (lse[b] - expected_lse).abs().max() < 1e-4
@@ -322,39 +246,3 @@ def test_other_arrays():
     k = np.ones((1, 1, 1, 8), np.float32)
     tilewise.append_kv(fp8, fp8.copy(), k, k, cache_seqlens=1, k_scale=0.5, v_scale=0.5)
     assert fp8[0, 1].astype(np.float32).tolist() == [[2.0] * 8]
-
-
-@pytest.mark.parametrize("scales", [False, True])
-def test_compiled(scales):
-    def step(q, k_cache, v_cache, k, v, seqlens, table, k_scale, v_scale):
-        out = tilewise.kv_cache_attention(
-            q, k_cache, v_cache, k, v, cache_seqlens=seqlens, block_table=table, k_scale=k_scale, v_scale=v_scale,
-            mask="causal",
-        )  # fmt: skip
-        tilewise.append_kv(k_cache, v_cache, k, v, cache_seqlens=seqlens + 1, block_table=table, k_scale=k_scale,
-                           v_scale=v_scale)  # fmt: skip
-        return out + 1
-
-    first = Step(4, [9, 2], 1)
-    table = torch.randperm(16)[:8].view(2, 4).int()
-    dtype = torch.float8_e4m3fn if scales else torch.float32
-    caches = [torch.randn(16, 4, 2, 32).to(dtype) for _ in range(2)]
-    kinds = [torch.rand(16, 4, 2) + 0.1 for _ in range(2)] if scales else [None, None]
-    results = []
-    for function in (step, torch.compile(step, fullgraph=True)):
-        own = [None if t is None else t.clone() for t in (*caches, *kinds)]
-        out = function(first.q, own[0], own[1], first.k, first.v, first.seqlens, table, own[2], own[3])
-        results.append([out, *(t.float() for t in own if t is not None)])
-    for eager, compiled in zip(*results):
-        assert torch.equal(eager.nan_to_num(), compiled.nan_to_num())
-
-
-def test_operators_pass_torchs_own_checks():
-    step = Step(4, [9, 2], 1)
-    step.caches = [torch.randn(16, 4, 2, 32) for _ in range(2)]
-    table = torch.randperm(16)[:8].view(2, 4).int()
-    arrays = (None, None, None, step.seqlens, None, None, table, None, None, None, None, None)
-    scalars = (False, 0, None, None, None, None, None, None, True, -1, -1, None, 0.0, 0, False, None)
-    operands = (step.q, *step.caches, None, None, step.k, step.v, *arrays, *scalars)
-    torch.library.opcheck(torch.ops.tilewise.kv_cache_attention.default, operands,
-                          test_utils=("test_schema", "test_faketensor"))  # fmt: skip

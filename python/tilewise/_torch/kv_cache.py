@@ -151,17 +151,45 @@ def _fake_append(k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: T
     _check_devices("k", k.device, (*given.items(), *_names(rest)))
 
 
-if registered_by != "c++":
-    implement({"kv_cache_attention": _kernel, "kv_cache_attention_out": _kernel_out, "append_kv": _kernel_append})
-for _name, _shapes in (
-    ("kv_cache_attention", _fake),
-    ("kv_cache_attention_out", _fake_out),
-    ("append_kv", _fake_append),
+def _refusing_gradients(operator: Any) -> Any:
+    """What `operator` does with tensors that autograd may follow: it refuses those that require gradients.
+
+    Without it torch would return an out that seems to require one, and leave the gradients None.
+    """
+    names = [argument.name for argument in operator.default._schema.arguments]
+    detached = operator.detached
+
+    def kernel(*operands: Any) -> Any:
+        for place, value in enumerate(operands):
+            if isinstance(value, Tensor) and value.requires_grad:
+                _refuse_gradient(names[place], value)
+        refuse_tangents(zip(names, operands))
+        return detached(*operands)
+
+    return kernel
+
+
+def _refuse_gradient(name: str, tensor: Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{name}: {_NO_BACKWARD}")
+
+
+for _name, _implementation, _shapes in (
+    ("kv_cache_attention", _kernel, _fake),
+    ("kv_cache_attention_out", _kernel_out, _fake_out),
+    ("append_kv", _kernel_append, _fake_append),
 ):
-    torch.library.register_fake(f"tilewise::{_name}", _shapes, lib=LIBRARY)
-_attend: Any = torch.ops.tilewise.kv_cache_attention.default
-_attend_out: Any = torch.ops.tilewise.kv_cache_attention_out.default
-_append: Any = torch.ops.tilewise.append_kv.default
+    _detached = f"{_name}.detached"
+    if registered_by != "c++":
+        implement({_name: _implementation, _detached: _implementation})
+    LIBRARY.impl(_name, _refusing_gradients(getattr(torch.ops.tilewise, _name)), "Autograd")
+    LIBRARY.impl(_detached, torch.library.fallthrough_kernel, "Autograd")
+    for _overload in (_name, _detached):
+        torch.library.register_fake(f"tilewise::{_overload}", _shapes, lib=LIBRARY)
+# The functions below look for gradients themselves.
+_attend: Any = torch.ops.tilewise.kv_cache_attention.detached
+_attend_out: Any = torch.ops.tilewise.kv_cache_attention_out.detached
+_append: Any = torch.ops.tilewise.append_kv.detached
 
 
 def _check(like: str, required: int, names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
@@ -171,8 +199,7 @@ def _check(like: str, required: int, names: tuple[str, ...], tensors: tuple[Any,
             continue
         if not isinstance(value, Tensor):
             raise TypeError(f"{names[place]}: must be a torch tensor like {like} (got {type(value).__name__})")
-        if value.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{names[place]}: {_NO_BACKWARD}")
+        _refuse_gradient(names[place], value)
     refuse_tangents(zip(names, tensors))
 
 

@@ -1,0 +1,99 @@
+"""The torch operators of the KV cache step: torch.compile, torch's own checks, tensors that require gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kv_cache_step import Step
+
+import tilewise
+
+torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_compiled(scales):
+    def step(q, k_cache, v_cache, k, v, seqlens, table, k_scale, v_scale):
+        out = tilewise.kv_cache_attention(
+            q, k_cache, v_cache, k, v, cache_seqlens=seqlens, block_table=table, k_scale=k_scale, v_scale=v_scale,
+            mask="causal",
+        )  # fmt: skip
+        tilewise.append_kv(k_cache, v_cache, k, v, cache_seqlens=seqlens + 1, block_table=table, k_scale=k_scale,
+                           v_scale=v_scale)  # fmt: skip
+        return out + 1
+
+    first = Step(4, [9, 2], 1)
+    table = torch.randperm(16)[:8].view(2, 4).int()
+    dtype = torch.float8_e4m3fn if scales else torch.float32
+    caches = [torch.randn(16, 4, 2, 32).to(dtype) for _ in range(2)]
+    kinds = [torch.rand(16, 4, 2) + 0.1 for _ in range(2)] if scales else [None, None]
+    results = []
+    for function in (step, torch.compile(step, fullgraph=True)):
+        own = [None if t is None else t.clone() for t in (*caches, *kinds)]
+        out = function(first.q, own[0], own[1], first.k, first.v, first.seqlens, table, own[2], own[3])
+        results.append([out, *(t.float() for t in own if t is not None)])
+    for eager, compiled in zip(*results):
+        assert torch.equal(eager.nan_to_num(), compiled.nan_to_num())
+
+
+def test_compiled_with_another_length_at_each_step():
+    """An integer for cache_seqlens becomes a symbol: no step after the second compiles again, let alone fails."""
+    step = Step(4, [0, 0], 1)
+    caches = [torch.zeros(2, 16, 2, 32) for _ in range(2)]
+
+    def call(caches, length):
+        return tilewise.kv_cache_attention(step.q, *caches, step.k, step.v, cache_seqlens=length, mask="causal")
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    mine = [cache.clone() for cache in caches]
+    for length in range(5):
+        assert torch.equal(compiled(mine, length), call(caches, length))
+    assert counter.frame_count <= 3, "0, 1, and any other length"
+    with pytest.raises(Exception, match=r"cache_seqlens \+ seqlen_k_new must be <= 16.* \(got 16 \+ 1\)"):
+        compiled(mine, 16)
+    assert all(map(torch.equal, mine, caches))
+
+
+def _operands(appending_alone=False):
+    """Operands of the operators, in the order of their schemas."""
+    step = Step(4, [9, 2], 1)
+    caches = [torch.randn(16, 4, 2, 32) for _ in range(2)]
+    table = torch.randperm(16)[:8].view(2, 4).int()
+    arrays = (None, None, None, step.seqlens, None, None, table, None, None, None, None, None)
+    if appending_alone:
+        return (*caches, None, None, step.k, step.v, *arrays, False, 0, None, None, None, None, None)
+    scalars = (False, 0, None, None, None, None, None, None, True, -1, -1, None, 0.0, 0, False, None)
+    return (step.q, *caches, None, None, step.k, step.v, *arrays, *scalars)
+
+
+@pytest.mark.parametrize("overload", ["default", "detached"])
+@pytest.mark.parametrize("name", ["kv_cache_attention", "kv_cache_attention_out", "append_kv"])
+def test_operators_pass_torchs_own_checks(name, overload):
+    tilewise.append_kv(*(torch.zeros(1, 1, 1, 8) for _ in range(4)), cache_seqlens=0)  # registers them
+    operands = _operands(name == "append_kv")
+    if name.endswith("_out"):
+        operands = (*operands[:7], torch.empty(2, 1, 4, 32), *operands[7:])
+    operator = getattr(getattr(torch.ops.tilewise, name), overload)
+    torch.library.opcheck(operator, operands, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["kv_cache_attention", "append_kv"])
+def test_operators_refuse_gradients(name):
+    """Who calls them directly is told so as well, and not given an out whose gradients stay None."""
+    tilewise.append_kv(*(torch.zeros(1, 1, 1, 8) for _ in range(4)), cache_seqlens=0)
+    operator = getattr(torch.ops.tilewise, name)
+    operands = list(_operands(name == "append_kv"))
+    names = [argument.name for argument in operator.default._schema.arguments]
+    for place, operand in enumerate(operands):
+        if not isinstance(operand, torch.Tensor) or not operand.is_floating_point():
+            continue
+        before = [operand.clone() if isinstance(operand, torch.Tensor) else None for operand in operands]
+        given = [*operands[:place], operand.clone().requires_grad_(), *operands[place + 1 :]]
+        with pytest.raises(NotImplementedError, match=f"^{names[place]}: must not require gradients"):
+            operator(*given)
+        for old, operand in zip(before, operands):
+            assert old is None or torch.equal(old, operand)
+        with torch.no_grad():
+            operator(*given)

@@ -72,5 +72,5 @@ bench: bootstrap-dev build ## the speed table of docs/benchmarks.md, measured he
 	$(RUN) $(PY) bench/attention_cpu.py
 
 clean: ## remove build folders, the Python environment and caches
-	rm -rf build build-asan build-fuzz dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build build-asan build-fuzz build-wheel dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -72,11 +72,12 @@ std::vector<std::string> operation_names() {
   return names;
 }
 
-/// The limits of each operation that is drawn. A feature to leave out is one of any of them.
+/// The limits of each operation that is drawn. A feature to leave out may be of any operation, drawn or not, so that
+/// one list serves all of them.
 std::vector<verify::Limits> make_limits(const Options& options, std::span<const verify::Verifier* const> drawn) {
   std::vector<verify::Limits> limits(drawn.size(), verify::Limits{.max_flops = options.max_flops});
   std::vector<std::string_view> known;
-  for (const verify::Verifier* verifier : drawn) {
+  for (const verify::Verifier* verifier : verify::verifiers()) {
     for (const std::string_view name : verifier->operation().feature_names())
       if (std::ranges::find(known, name) == known.end()) known.push_back(name);
   }

@@ -115,9 +115,18 @@ def test_each_operation_has_its_turn(tilewise):
 def test_bad_operations(tilewise):
     error = tilewise("verify", "--operation", "conv", status=2).stderr
     assert "attention" in error and "merge" in error and "'conv'" in error
-    error = tilewise("verify", "--operation", "merge", "--without", "softcap", status=2).stderr
+    error = tilewise("verify", "--operation", "merge", "--without", "softcup", status=2).stderr
     assert "--without: must be of forward, backward," in error
     assert "f32_parts" in error
+    assert "(got 'softcup')" in error
+
+
+def test_what_is_left_out_may_be_of_any_operation(tilewise):
+    """One list serves scripts that check several operations: the KV cache step has no f64 to leave out."""
+    options = ["--implementation", "cpu.generic", "--count", "6", "--max-flops", "1e5"]
+    for operation in ("attention", "kv_cache", "merge"):
+        rows = summary(tilewise("verify", "--operation", operation, "--without", "f32,f64,softcap", *options).stdout)
+        assert rows["cpu.generic"] == [6, 0, 0]
 
 
 def test_progress_bar_on_a_terminal(command, environment):

@@ -2,7 +2,6 @@
 #include "report.hpp"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <filesystem>
 #include <iostream>
@@ -15,88 +14,22 @@
 #include "core/device.hpp"
 #include "jit/child_process.hpp"
 #include "operations/attention/attention.hpp"
+#include "report_features.hpp"
 #include "report_rows.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
 namespace {
 
-/// What a row of the table adds to the base problem, or sets anew.
-struct FeatureRow {
-  std::string_view name, words;
-  bool forward = true, backward = true;
-};
-
-constexpr std::string_view kBase = "batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2";
-constexpr std::string_view kHeadDim = "head_dim=64";
-constexpr std::string_view kPacked =
-    "layout=thd batch_size=3 max_seqlen_q=70 max_seqlen_k=150 total_q=160 total_k=300 num_heads_q=4 num_heads_k=2";
-
-constexpr std::array<FeatureRow, 35> kRows{{
-    {"bf16", "dtype=bf16"},
-    {"f16", "dtype=f16"},
-    {"layout sbhd", "layout=sbhd"},
-    {"layout bhsd", "layout=bhsd"},
-    {"packed", "layout=thd"},
-    {"packed causal", "layout=thd mask=causal"},
-    {"equal heads", "num_heads_k=4"},
-    {"multi-query", "num_heads_k=1"},
-    {"head_dim 128", "head_dim=128"},
-    {"head_dim 256", "head_dim=256"},
-    {"head_dim 80", "head_dim=80"},
-    {"head_dim 33", "head_dim=33"},
-    {"head_dim_v", "head_dim=96 head_dim_v=64"},
-    {"causal", "mask=causal"},
-    {"causal top_left", "mask=causal alignment=top_left"},
-    {"window", "window_left=40 window_right=9"},
-    {"softmax_scale negative", "softmax_scale=-0.2"},
-    {"softcap", "softcap=2.5"},
-    {"bias f32", "bias=f32[b,h,q,k]"},
-    {"bias of q's dtype", "bias=query[1,h,q,k]"},
-    {"bias bool", "bias=bool[b,1,q,k]"},
-    {"dbias", "bias=f32[1,h,q,k] dbias=1", false},
-    {"alibi", "alibi_slopes=[h] mask=causal"},
-    {"sink", "sink=1"},
-    {"sink of q's dtype", "sink=query"},
-    {"dsink", "sink=1 dsink=1", false},
-    {"dsink of q's dtype", "sink=query dsink=1", false},
-    {"dropout", "dropout_p=0.25"},
-    {"dropout, seed tensor", "dropout_p=0.25 seed_tensor=1"},
-    {"seqused, leftpad", "seqused_q=1 seqused_k=1 leftpad_k=1"},
-    {"gradient of lse", "dlse=1", false},
-    {"deterministic", "deterministic=1", false},
-    {"batch_invariant", "batch_invariant=1"},
-    {"decode, split keys", "seqlen_q=1 seqlen_k=3000", true, false},
-    {"unaligned rows", "head_dim=63"},
-}};
-
-/// The problem of a row: the base, with the row's words in place of the base's of the same name.
-std::string problem_text(const FeatureRow& row, bool backward) {
-  const bool packed = row.words.find("layout=thd") != std::string_view::npos;
-  std::vector<std::string> words;
-  const auto add = [&words](std::string_view text) {
-    while (!text.empty()) {
-      const std::size_t end = std::min(text.find(' '), text.size());
-      const std::string word(text.substr(0, end));
-      text.remove_prefix(std::min(end + 1, text.size()));
-      const std::string key = word.substr(0, word.find('=') + 1);
-      std::erase_if(words, [&key](const std::string& other) { return other.starts_with(key); });
-      words.push_back(word);
-    }
-  };
-  add("dtype=bf16");
-  add(packed ? kPacked : kBase);
-  add(kHeadDim);
-  add(row.words);
-  std::string text = backward ? "attention_backward" : "attention_forward";
-  for (const std::string& word : words) text += " " + word;
-  return text;
-}
-
 struct Task {
   ReportRow row;
   std::string problem;
 };
+
+/// Whether an implementation of that name has a row for the problem's operation.
+bool computes(const core::Implementation& implementation, const AnyProblem& problem) {
+  return core::find_row(core::implementation_table(), problem.operation(), implementation.name()) != nullptr;
+}
 
 std::string first_line_with(const std::string& text, std::string_view words) {
   const std::size_t at = text.find(words);
@@ -185,16 +118,14 @@ bool print_feature_report() {
   }
   std::vector<Task> tasks;
   for (const core::Implementation* implementation : implementations) {
-    for (const FeatureRow& feature : kRows) {
-      for (const bool backward : {false, true}) {
-        if (backward ? !feature.backward : !feature.forward) continue;
-        tasks.push_back({{.implementation = std::string(implementation->name()),
-                          .device = implementation->device(),
-                          .feature = std::string(feature.name),
-                          .backward = backward,
-                          .detail = {}},
-                         problem_text(feature, backward)});
-      }
+    for (const FeatureProblem& feature : feature_table()) {
+      if (!computes(*implementation, parse_problem(feature.problem))) continue;
+      tasks.push_back({{.implementation = std::string(implementation->name()),
+                        .device = implementation->device(),
+                        .feature = feature.feature,
+                        .pass = feature.pass,
+                        .detail = {}},
+                       feature.problem});
     }
   }
   run_all(tasks);
@@ -202,8 +133,7 @@ bool print_feature_report() {
   std::vector<ReportRow> rows;
   for (Task& task : tasks) {
     const ReportRow& row = rows.emplace_back(std::move(task.row));
-    table.add_row(
-        {row.implementation, row.feature, row.backward ? "backward" : "forward", to_string(row.result), row.detail});
+    table.add_row({row.implementation, row.feature, row.pass, to_string(row.result), row.detail});
   }
   table.print(std::cout);
   const ReportSummary summary = summarize(rows);

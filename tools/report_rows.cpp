@@ -24,8 +24,8 @@ const char* to_string(RowResult result) {
 }
 
 ReportSummary summarize(std::span<const ReportRow> rows) {
-  const auto feature_of = [](const ReportRow& row) { return std::tuple(row.device, row.feature, row.backward); };
-  std::set<std::tuple<DeviceType, std::string, bool>> taken;
+  const auto feature_of = [](const ReportRow& row) { return std::tuple(row.device, row.feature, row.pass); };
+  std::set<std::tuple<DeviceType, std::string, std::string>> taken;
   for (const ReportRow& row : rows)
     if (row.result != RowResult::refused) taken.insert(feature_of(row));
   const auto passed = std::ranges::count(rows, RowResult::pass, &ReportRow::result);
@@ -37,7 +37,7 @@ ReportSummary summarize(std::span<const ReportRow> rows) {
     if (!taken.insert(feature_of(row)).second) continue;  // taken, or named already
     summary.good = false;
     summary.text += core::concat("every implementation on ", tilewise::to_string(row.device), " refused ", row.feature,
-                                 row.backward ? ", backward\n" : ", forward\n");
+                                 ", ", row.pass, "\n");
   }
   return summary;
 }

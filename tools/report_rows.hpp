@@ -16,12 +16,12 @@ enum class RowResult : std::uint8_t {
   crash     ///< the row's process ended by a signal, or not in time
 };
 
-/// One feature, forward or backward, on one implementation.
+/// One feature on one implementation.
 struct ReportRow {
   std::string implementation;
   DeviceType device = DeviceType::cpu;
   std::string feature;
-  bool backward = false;
+  std::string pass;  ///< "forward", "backward", "step" or "append"
   RowResult result = RowResult::pass;
   std::string detail;  ///< why not: a reason or a message
 };

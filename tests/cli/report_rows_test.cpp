@@ -3,14 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "operations/kv_cache/features.hpp"
+#include "report_features.hpp"
 
 namespace tilewise::tools {
 namespace {
 
 ReportRow row(const char* implementation, DeviceType device, bool backward, RowResult result) {
-  return {implementation, device, "causal", backward, result, "a reason"};
+  return {implementation, device, "causal", backward ? "backward" : "forward", result, "a reason"};
 }
 
 constexpr DeviceType kCuda = DeviceType::cuda, kHip = DeviceType::hip;
@@ -54,6 +59,24 @@ TEST(ReportRows, AWrongResultIsAFailureWhateverOthersDo) {
     EXPECT_FALSE(summary.good) << to_string(result);
     EXPECT_EQ(summary.text, "1 passed, 0 refused, 1 failed\n") << to_string(result);
   }
+}
+
+/// Each row's problem stands for what the row says; together those of the KV cache step ask for everything it has but
+/// f32, which GPUs don't compute. The texts themselves are given to parse_problem() here, so that none is wrong.
+TEST(ReportFeatures, CoverTheKvCacheStep) {
+  using operations::kv_cache::Feature, operations::kv_cache::FeatureSet;
+  FeatureSet reached;
+  std::set<std::pair<std::string, std::string>> names;
+  for (const FeatureProblem& row : feature_table()) {
+    EXPECT_TRUE(names.insert({row.feature, row.pass}).second) << row.feature;
+    const AnyProblem problem = parse_problem(row.problem);
+    const auto* step = problem.get_if<KvCacheProblem>();
+    EXPECT_EQ(step == nullptr, row.pass == "forward" || row.pass == "backward") << row.problem;
+    if (step == nullptr) continue;
+    EXPECT_EQ(step->call == KvCacheCall::append_kv, row.pass == "append") << row.problem;
+    reached = FeatureSet::from_bits(reached.bits() | operations::kv_cache::required_features(*step).bits());
+  }
+  EXPECT_EQ(to_string(FeatureSet::all().minus(reached)), "f32");
 }
 
 TEST(ReportRows, NothingIsNotGood) { EXPECT_FALSE(summarize({}).good); }

@@ -267,3 +267,35 @@ def test_amd_kernels_need_nothing_but_their_parameters(compile_, tmp_path):
         notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         assert f".kernarg_segment_size: {kernel['parameters']['size']}" in notes
         assert "hidden_" not in notes
+
+
+@pytest.mark.parametrize(("target", "suffix"), [("sm_90a", "cubin"), ("gfx942", "hsaco")])
+def test_kv_cache_steps_can_be_packed(compile_, tmp_path, target, suffix):
+    """Appending, attending in parts and joining them: rotated queries and partial results lie in the workspace."""
+    cache = "head_dim=64 num_heads_k=2 page_size=16 num_pages=64"
+    step = (
+        f"kv_cache_attention dtype=bf16 batch_size=4 seqlen_q=1 num_heads_q=8 {cache} max_pages_per_seq=8 append=1"
+        " cache_seqlens=1 rotary_dim=64 num_splits=4 mask=causal"
+    )
+    slots = f"append_kv dtype=bf16 batch_size=4 {cache} cache_dtype=fp8_e4m3 scales=token slots=i64"
+    compile_(target, "--problem", step, "--problem", slots, "--out", tmp_path)
+    report = read_launches(tmp_path)
+    check_pointers(report)
+    attended, appended = report["problems"]
+    append, forward, combine = attended["steps"]
+    names = [step["symbol"].removeprefix("tilewise_") for step in attended["steps"]]
+    assert names == ["append_kv", "kv_cache_forward", "kv_cache_combine"]
+    assert (tmp_path / f"kv_cache_forward.{suffix}").exists()
+    places = {part["name"]: part["offset"] for part in attended["workspace"]["parts"]}
+    assert append["pointers"]["workspace"] == {"q_rotated": places["q_rotated"]}
+    assert forward["pointers"]["workspace"] == {"q.data": places["q_rotated"], **combine["pointers"]["workspace"]}
+    assert set(combine["pointers"]["workspace"]) == {"out_accum", "lse_accum"}
+    tensors = append["pointers"]["tensors"]
+    changed = {"k_cache.data": "k_cache", "v_cache.data": "v_cache", "cache.block_table": "block_table"}
+    assert changed.items() <= tensors.items() and tensors["rotary.cos"] == "rotary_cos"
+    values = forward["values_of_contiguous_tensors"]
+    assert values["k_cache.batch_stride"] == 16 * 2 * 64 and values["cache.block_table_stride"] == 8
+    (alone,) = appended["steps"]
+    tensors = alone["pointers"]["tensors"]
+    assert (tensors["slots"], tensors["k_scale.data"], tensors["v_scale.data"]) == ("slots", "k_scale", "v_scale")
+    assert alone["values_of_contiguous_tensors"]["slot_bytes"] == 8

@@ -11,6 +11,20 @@ def explain(tilewise, *arguments: str, **environment: str) -> dict:
     return json.loads(tilewise("explain", *arguments, "--json", **environment).stdout)
 
 
+def test_the_kv_cache_step_is_explained(tilewise):
+    cache = "num_heads_k=2 head_dim=64 page_size=16 num_pages=64"
+    for problem in (
+        f"kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=1 append=1 num_heads_q=8 {cache} max_pages_per_seq=8"
+        " cache_seqlens=1 mask=causal",
+        f"append_kv dtype=bf16 cache_dtype=fp8_e4m3 {cache.replace(' page', ' slots=i64 page')}",
+    ):
+        report = explain(tilewise, problem)
+        assert report["problem"] == problem
+        rows = {row["implementation"]: row for row in report["implementations"]}
+        assert rows["reference"]["accepted"] and rows["cuda.sm80"]["reason"] == "runs on cuda, the tensors are on cpu"
+        assert explain(tilewise, problem, "--implementation", "reference")["problem"] == problem
+
+
 def test_quotes_are_optional(tilewise):
     assert explain(tilewise, PROBLEM) == explain(tilewise, *PROBLEM.split())
 

@@ -203,6 +203,56 @@ def test_bad_input(tilewise, tmp_path, step, changed, words, message):
     np.testing.assert_array_equal(np.load(tmp_path / "keys.npy"), step["keys"])
 
 
+WRONG = {
+    "page": np.array([[4, 0, 6], [2, 1, 3]], np.int32),
+    "narrow": np.array([[4], [2]], np.int32),
+    "far": np.array([9, 11], np.int32),
+    "twice": np.array([1, 1], np.int32),
+    "pads": np.array([0, 6], np.int32),
+    "flat": np.zeros((3, DIM // 2), np.float32),
+    "wide": np.zeros((16, DIM), np.float32),
+    "slots": np.array([[23, -1], [0, 24]], np.int64),
+    "half": np.zeros((2, NEW, HEADS_K, DIM), np.float16),
+    "bytes": np.zeros((2, 12, HEADS_K, DIM), np.uint8),
+}
+PAGED = {"k_cache": "keys_paged", "v_cache": "values_paged", "block_table": "table"}
+
+
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({**PAGED, "block_table": "page"}, "block_table[0][2]: must be 0 to 5, a page (got 6)"),
+        (
+            {**PAGED, "block_table": "narrow"},
+            "cache_seqlens[0]: must be <= 4, the places that a row of block_table has",
+        ),
+        ({**PAGED, "cache_batch_idx": "twice"}, "cache_batch_idx: excludes block_table (got both)"),
+        ({**PAGED, "cache_leftpad": "pads"}, "cache_leftpad: excludes block_table (got both)"),
+        ({"cache_seqlens": "far"}, "cache_seqlens[1]: cache_seqlens + seqlen_k_new must be <= 12, the capacity"),
+        ({"cache_batch_idx": "twice"}, "cache_batch_idx[1]: must differ from the others' while keys are appended"),
+        (
+            {"cache_leftpad": "pads"},
+            "cache_leftpad[1]: must be 0 to 5, the sequence's length with its new keys (got 6)",
+        ),
+        ({"rotary_cos": "flat", "rotary_sin": "flat"}, "rotary_cos: must have >= 11 rows, one for each position"),
+        ({"rotary_cos": "wide", "rotary_sin": "wide"}, "rotary_offset: rotary_offset + rotary_dim must be <= head_dim"),
+        ({"v": "half"}, "v: dtype must be f32 (got f16)"),
+        ({"v": None}, "v: must be given with k (got k alone)"),
+        ({"k_cache": "bytes", "v_cache": "bytes"}, "k_scale: must be given with caches in fp8_e4m3 (got none)"),
+        ({**PAGED, "block_table": None, "cache_seqlens": None, "slots": "slots"}, "slots: "),
+    ],
+)
+def test_values_that_lead_astray(tilewise, tmp_path, step, attends, changed, message):
+    for name, array in WRONG.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    outputs = {"out": "x"} if attends else {"q": None, "out": None, "k_cache_out": "x"}
+    call = {name: file for name, file in {**CALL, **outputs, **changed}.items() if file is not None}
+    error = tilewise("run", *files(tmp_path, **call), status=2).stderr
+    assert error.startswith("tilewise: ") and message in error, error
+    assert not (tmp_path / "x.npy").exists()
+
+
 def test_a_standard_stream_is_refused(tilewise, tmp_path, step):
     call = files(tmp_path, **{name: file for name, file in CALL.items() if name != "q"})
     assert "--q: must name a file with --k-cache (got '-')" in tilewise("run", "--q", "-", *call, status=2).stderr

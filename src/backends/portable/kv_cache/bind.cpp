@@ -119,7 +119,7 @@ void bind(const KvCacheParams& call, device::AppendKvParams& params) {
   }
   params.rotary = rotary_of(call);
   params.slots = call.slots;
-  params.slot_bytes = call.slots == nullptr ? 1 : call.slots_i64 ? 8 : 4;
+  params.slot_bytes = call.slots_i64 ? 8 : 4;
   params.slots_batch_stride = call.slots_batch_stride;
   params.slots_stride = call.slots_stride;
   params.packed = call.packed;

@@ -46,6 +46,13 @@ TEST_P(EmulatedKvCache, PagesOfAnySize) {
   }
 }
 
+/// A sequence of no keys has a cache, if an empty one: its rows see the sink, and one without a cache sees nothing.
+TEST_P(EmulatedKvCache, NoPagesAtAll) {
+  check(
+      "kv_cache_attention dtype=bf16 batch_size=20 seqlen_q=2 num_heads_q=2 head_dim=32 page_size=16 num_pages=0 "
+      "max_pages_per_seq=0 cache_seqlens=1 sink=1 softmax_lse=1");
+}
+
 TEST_P(EmulatedKvCache, EveryKindOfScale) {
   for (const char* scales : {"tensor", "head", "batch_head", "token"}) {
     check(

@@ -15,6 +15,11 @@ struct CacheSequence {
   bool lost;                    // in a contiguous cache that is not there: nothing is appended either
 };
 
+/// Places that a sequence may have: none where there are no pages.
+constexpr int64_t places_of(const AttentionShape& shape, const CacheShape& c) {
+  return c.rows == 0 ? 0 : shape.seqlen_k;
+}
+
 constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const CacheShape& c, int64_t b) {
   CacheSequence s{0, c.seqlen_k_new, c.cache_seqlen, 0, b, false, false};
   if (c.cu_seqlens_k_new) {
@@ -24,9 +29,9 @@ constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const Cac
   }
   if (c.cache_seqlens) s.cached = c.cache_seqlens[b];
   if (c.cache_batch_idx) s.cache_row = c.cache_batch_idx[b];
-  s.absent = s.cached < 0 || s.cache_row < 0 || c.rows == 0;
+  s.absent = s.cached < 0 || s.cache_row < 0;
   s.lost = !c.block_table && s.cache_row >= c.rows;
-  s.cached = clamp_to(s.cached, 0, shape.seqlen_k);
+  s.cached = clamp_to(s.cached, 0, places_of(shape, c));
   s.cache_row = clamp_to(s.cache_row, 0, c.rows - 1);
   if (c.cache_leftpad) s.leftpad = clamp_to(c.cache_leftpad[b], 0, shape.seqlen_k);
   return s;
@@ -37,7 +42,7 @@ constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const Cac
 constexpr Sequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b) {
   Sequence s = sequence_of(shape, b);
   const CacheSequence cache = cache_sequence_of(shape, c, b);
-  const int64_t end = clamp_to(cache.cached + cache.seqlen_new, 0, shape.seqlen_k);
+  const int64_t end = clamp_to(cache.cached + cache.seqlen_new, 0, places_of(shape, c));
   s.k_row = clamp_to(cache.leftpad, 0, end);
   s.seqlen_k = cache.absent ? 0 : end - s.k_row;
   if (cache.absent) s.seqlen_q = 0;

@@ -34,7 +34,9 @@ class Step {
   }
 
   std::vector<std::int32_t> cache_seqlens{3, 4}, cache_batch_idx{0, 1}, block_table{0, 1, 2, 3, 4, 5};
-  std::vector<std::int64_t> slots;  // of append_kv alone
+  std::vector<std::int64_t> slots;                           // of append_kv alone
+  std::vector<std::int32_t> cache_leftpad, rotary_seqlens;   // left out where empty
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k_new;  // the rows are packed where these are given
 
   void run(const std::string& implementation) {
     const std::string places =
@@ -42,10 +44,9 @@ class Step {
     const bool alone = !slots.empty();
     const std::string text = alone ? "append_kv dtype=bf16 batch_size=2 seqlen_k_new=2 num_heads_k=2 head_dim=16 "
                                      "slots=i64 page_size=4 num_pages=6"
-                                   : "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=2 num_heads_q=2 "
-                                     "num_heads_k=2 head_dim=16 append=1 seqlen_k_new=2 cache_seqlens=1 mask=causal "
-                                     "num_splits=2" +
-                                         places;
+                                   : "kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=2 num_heads_k=2 "
+                                     "head_dim=16 append=1 cache_seqlens=1 mask=causal num_splits=2" +
+                                         rows() + places + options();
     const KvCacheProblem problem = parse_problem(text);
     const KvCacheParams params = params_of(problem);
     const auto table = core::implementation_table();
@@ -70,6 +71,15 @@ class Step {
   }
 
  private:
+  [[nodiscard]] std::string rows() const {
+    return cu_seqlens_q.empty() ? " seqlen_q=2 seqlen_k_new=2"
+                                : " layout=thd max_seqlen_q=2 total_q=4 max_seqlen_k_new=2 total_k_new=4";
+  }
+  [[nodiscard]] std::string options() const {
+    return std::string(cache_leftpad.empty() ? "" : " cache_leftpad=1") +
+           (rotary_seqlens.empty() ? "" : " rotary_dim=16 rotary=f32 rotary_seqlens=1");
+  }
+
   static const core::OperationInterface* operation_of(const KvCacheProblem* tag) {
     return &tilewise::operation_of(tag);
   }
@@ -101,13 +111,27 @@ class Step {
     }
     if (paged_ && slots.empty()) p.block_table = block_table.data(), p.block_table_stride = kMaxPages;
     if (!paged_) p.cache_batch_idx = cache_batch_idx.data();
+    if (!cache_leftpad.empty()) p.cache_leftpad = cache_leftpad.data();
+    if (!rotary_seqlens.empty()) {
+      p.rotary_seqlens = rotary_seqlens.data();
+      p.rotary = {cos_.data(), sin_.data(), kDim / 2, kDim / 2, kRotaryRows, kDim, 0, DType::f32, false};
+    }
+    if (!cu_seqlens_q.empty()) {
+      p.packed = true;
+      p.total_q = p.total_k_new = 4;
+      p.cu_seqlens_q = cu_seqlens_q.data(), p.cu_seqlens_k_new = cu_seqlens_k_new.data();
+      for (device::Tensor4* t : {&p.q, &p.k, &p.v, &p.out}) t->batch_stride = 0;
+    }
     p.window_left = -1, p.window_right = 0;
     p.softmax_scale = static_cast<float>(problem.softmax_scale);
     p.num_splits = problem.num_splits;
     return p;
   }
 
+  static constexpr std::int64_t kRotaryRows = 3;
   bool paged_;
+  std::vector<float> cos_ = std::vector<float>(kRotaryRows * kDim / 2, 1.0f);  // no angle: what is rotated stays
+  std::vector<float> sin_ = std::vector<float>(kRotaryRows * kDim / 2, 0.0f);
   std::vector<std::uint16_t> q_, k_, v_, out_, k_cache_, v_cache_;
 };
 
@@ -161,6 +185,49 @@ TEST_P(LyingTables, SlotsThatAreNotThereAreNotWritten) {
   step.slots = {-1, 24, std::numeric_limits<std::int64_t>::max(), 23};
   EXPECT_NO_THROW(step.run(GetParam()));
   EXPECT_EQ(step.written(), kHeads);
+}
+
+TEST_P(LyingTables, PaddingBeyondTheSequenceHidesItAndNoMore) {
+  for (const std::int32_t pad : {kMost, 13, 6, kLeast, -1}) {
+    Step step(false);
+    step.cache_leftpad = {pad, 0};
+    EXPECT_NO_THROW(step.run(GetParam())) << pad;
+    EXPECT_EQ(step.written(), 4 * kHeads) << pad;
+  }
+}
+
+/// The tables have three rows: the nearest one is read.
+TEST_P(LyingTables, PositionsOutsideTheTablesAreNotRead) {
+  for (const std::int32_t position : {kMost, 3, 2, -1, kLeast}) {
+    for (const bool paged : {true, false}) {
+      Step step(paged);
+      step.rotary_seqlens = {position, 0};
+      EXPECT_NO_THROW(step.run(GetParam())) << position;
+      EXPECT_EQ(step.written(), 4 * kHeads) << position;
+    }
+  }
+}
+
+TEST_P(LyingTables, RowsOfNoSequenceAreNotWritten) {
+  using Starts = std::vector<std::int32_t>;
+  for (const auto& [starts, written] : {std::pair{Starts{0, 2, 4}, std::int64_t{4}},
+                                        {Starts{0, 2, kMost}, 4},
+                                        {Starts{0, 1, 2}, 2},
+                                        {Starts{0, kMost, kLeast}, 2},
+                                        {Starts{0, 4, 1}, 2},
+                                        {Starts{5, 9, 100}, 0},
+                                        {Starts{kMost, kMost, kMost}, 0}}) {
+    Step step(true);
+    step.cu_seqlens_q = step.cu_seqlens_k_new = starts;
+    EXPECT_NO_THROW(step.run(GetParam())) << starts[1] << ", " << starts[2];
+    EXPECT_EQ(step.written(), written * kHeads) << starts[1] << ", " << starts[2];
+  }
+  for (const Starts& starts : {Starts{kLeast, 0, kMost}, {-7, 3, -3}}) {
+    Step step(true);
+    step.cu_seqlens_q = step.cu_seqlens_k_new = starts;
+    EXPECT_NO_THROW(step.run(GetParam())) << starts[0];
+    EXPECT_LE(step.written(), 4 * kHeads) << starts[0];
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Machines, LyingTables, testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),

@@ -24,18 +24,24 @@ def rotate(x, cos, sin, position, interleaved, offset):
     return x
 
 
-def attend(q, k, v, causal, window=(-1, -1), scale=None, sink=None):
+def attend(q, k, v, causal, window=(-1, -1), scale=None, sink=None, softcap=0.0, slopes=None):
     """One sequence: q [rows, heads, dim], k and v [keys, heads_k, dim], in f64."""
     rows, heads, dim = q.shape
     keys, group = k.shape[0], heads // k.shape[1]
     k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
-    scores = torch.einsum("ihd,jhd->hij", q.double(), k) * (scale or 1 / math.sqrt(dim))
+    scores = torch.einsum("ihd,jhd->hij", q.double(), k) * (1 / math.sqrt(dim) if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     at = torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)[None]
+    if slopes is not None:
+        scores = scores - slopes.double()[:, None, None] * at.abs()
     seen = torch.ones_like(at, dtype=torch.bool)
     if causal:
         seen &= at >= 0
     if window[0] >= 0:
         seen &= at <= window[0]
+    if window[1] >= 0:
+        seen &= at >= -window[1]
     scores = scores.masked_fill(~seen, -torch.inf)
     lse = torch.logsumexp(scores, -1)
     if sink is not None:

@@ -164,6 +164,7 @@ inline std::vector<KvCacheMistake> mistakes_in_options() {
        [](SmallStep& s) { rotate(s, 9, 8, 2); }},
       {"rotary_offset: rotary_offset + rotary_dim must be <= head_dim = 8, and both >= 0 (got -2 + 4)",
        [](SmallStep& s) { rotate(s, 9, 4, -2); }},
+      {"rotary_cos: must have >= 1 row (got 0)", [](SmallStep& s) { rotate(s, 0); }},
       {"rotary_sin: must be given with the other table (got none)",
        [](SmallStep& s) {
          rotate(s, 9);

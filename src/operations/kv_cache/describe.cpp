@@ -272,6 +272,8 @@ class Describer {
     p_.rotary = cos.dtype == DType::f32 ? RotaryKind::f32 : RotaryKind::query;
     check_rank(cos, "rotary_cos", 2, "[rows, rotary_dim / 2]");
     check_contiguous_last(cos, "rotary_cos");
+    // Kernels on GPUs clamp positions to the tables, so there must be a row.
+    if (cos.shape[0] < 1) invalid_argument("rotary_cos: must have >= 1 row (got 0)");
     p_.rotary_dim = 2 * cos.shape[1];
     check_rows(sin, "rotary_sin", cos.dtype, {{"rows", cos.shape[0]}, {"rotary_dim / 2", cos.shape[1]}});
   }

@@ -109,6 +109,18 @@ def kv_cache_attention(
     Raises:
         ValueError, TypeError: An argument is wrong; on the CPU nothing has been written then.
         NotImplementedError: No implementation accepts the call, or a tensor requires gradients.
+
+    Example, two sequences of 5 and 0 tokens in pages of 4, which decode a token each:
+        >>> import numpy as np
+        >>> k_cache, v_cache = np.zeros((6, 4, 2, 8), np.float32), np.zeros((6, 4, 2, 8), np.float32)
+        >>> lengths = np.array([5, 0], np.int32)
+        >>> table = np.array([[3, 1], [4, -1]], np.int32)  # -1: an entry that no key needs
+        >>> q, k, v = np.ones((2, 1, 4, 8), np.float32), *np.ones((2, 2, 1, 2, 8), np.float32)
+        >>> out = tilewise.kv_cache_attention(
+        ...     q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table, mask="causal"
+        ... )
+        >>> out.shape, int(v_cache[1, 1].sum()), int(v_cache[4, 0].sum())
+        ((2, 1, 4, 8), 16, 16)
     """
     values = _scalars(rotary_interleaved, rotary_offset, cache_seqlens, k_scale, v_scale, head_dim_v)
     left, right = window_pair(window)
@@ -170,6 +182,14 @@ def append_kv(
 
     Raises:
         ValueError, TypeError, NotImplementedError: As kv_cache_attention().
+
+    Example, a prompt of three tokens, the second of them padding, in pages of 4:
+        >>> import numpy as np
+        >>> k_cache, v_cache = np.zeros((6, 4, 2, 8), np.float32), np.zeros((6, 4, 2, 8), np.float32)
+        >>> k, v = np.ones((2, 3, 2, 8), np.float32)
+        >>> tilewise.append_kv(k_cache, v_cache, k, v, slots=np.array([13, -1, 14]))
+        >>> np.flatnonzero(k_cache[..., 0, 0]).tolist()
+        [13, 14]
     """
     values = _scalars(rotary_interleaved, rotary_offset, cache_seqlens, k_scale, v_scale, None)
     if max_seqlen_k_new is not None:

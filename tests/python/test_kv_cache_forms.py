@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 import torch
 from cases import lengths
@@ -176,6 +178,13 @@ def test_lengths_of_a_cache_that_is_only_read(form, implementation):
     out = tilewise.kv_cache_attention(q, cache, cache, **given, mask="causal", implementation=implementation)
     for b in range(2):
         assert (out[b] - attend(q[b], cache[b], cache[b], causal=True)[0]).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("function", [tilewise.kv_cache_attention, tilewise.append_kv])
+def test_the_docstrings_example(function):
+    (example,) = doctest.DocTestFinder().find(function, function.__name__, globs={"tilewise": tilewise})
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 @pytest.mark.parametrize("heads", [16, 64, 128])

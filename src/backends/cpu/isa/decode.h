@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #include "backends/cpu/isa/arena.h"
-#include "backends/cpu/isa/fetch_ahead.h"
+#include "backends/cpu/isa/decode_products.h"
 #include "backends/cpu/isa/key_places.h"
 #include "backends/cpu/isa/output.h"
 #include "backends/cpu/isa/pack.h"
@@ -19,20 +19,24 @@ class Decode {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
-  static constexpr int64_t kKeys = KeyPlaces::kKeys;  // a block of 8 heads of 128 dims: 128 KiB in bf16
-  static constexpr int64_t kDepth = int64_t{V::kLanes} * C::kKeyVectors;       // units of a key loaded at once
-  static constexpr int64_t kElements = int64_t{V::kLanes} * C::kValueVectors;  // columns of values
-  static constexpr int64_t kQuad = 4;                                          // rows computed together
-  static constexpr int64_t kColumns = V::kLanes / kQuad;                       // and keys: a vector of scores
-  static constexpr int64_t kChunk = 4;  // output vectors held in registers: times 4 rows, 16 accumulators
-  static constexpr int64_t kWidth = kChunk * V::kLanes;
-  // Vectors between two steps of the fetchers, and between two requests for one line.
-  static constexpr int64_t kPace = 16 / V::kLanes * int64_t{sizeof(In) / sizeof(Stored)};
+  using Products = DecodeProducts<C, In, Stored>;
+  static constexpr int64_t kKeys = Products::kKeys;  // a block of keys that lie where a table says
+  static constexpr int64_t kStridedKeys = 32;        // and of others: 8 heads of 128 dims take 128 KiB in bf16
+  static constexpr int64_t kDepth = Products::kDepth, kElements = Products::kElements, kWidth = Products::kWidth;
+  static constexpr int64_t kQuad = Products::kQuad, kColumns = Products::kColumns, kPace = Products::kPace;
   static constexpr bool kScaled = sizeof(Stored) == 1;
-  static constexpr int64_t kValuesAhead = kKeys * 3 / 4;  // they are read after the keys: no need for a whole block
+  static constexpr int64_t kValuesAhead = kStridedKeys * 3 / 4;  // they are read after the keys: not a whole block
+  // Bytes requested before they are read: enough for memory to answer, and a fourth of the smallest first cache.
+  static constexpr int64_t kRequested = 8 << 10, kMostSteps = 4;
+
+  using Places = KeyPlaces<kKeys>;
+  using Order = typename Products::Order;
+  using Visited = PlacedRows<Stored, Products::kTogether>;
+  static constexpr Order kOrder{};
+  static constexpr int64_t kPortion = Order::kPortion;
 
  public:
-  static constexpr int32_t kMaxRows = 16, kBlockKeys = kKeys;
+  static constexpr int32_t kMaxRows = 16, kBlockKeys = kStridedKeys;
 
   static size_t scratch_bytes(int32_t head_dim, int32_t head_dim_v) {
     return Scratch(nullptr, kMaxRows, head_dim, head_dim_v).bytes;
@@ -53,7 +57,7 @@ class Decode {
     if (tiles->head_dim % (kDepth * C::kPair) == 0 && tiles->head_dim_v % kWidth == 0)
       visit_whole(tiles, num_tiles, stream, w);
     else
-      visit_keys<false, false>(tiles, num_tiles, stream, w);
+      visit_placed<false>(tiles, num_tiles, stream, w);
     for (int64_t column = 0; column < num_tiles * rows * w.ldo; column += kElements) C::order_row(w.out + column);
     for (int32_t n = 0; n < num_tiles; ++n)
       write_output<V, In>(tiles[n], w.out + n * rows * w.ldo, w.ldo, w.states + n * rows);
@@ -92,135 +96,165 @@ class Decode {
     const Real *k, *v;
   };
 
-  /// Both streams, which go on together.
-  template <bool kStrided>
-  struct Fetchers {
-    FetchAhead<kStrided> k, v;
-
-    TILEWISE_INLINE void step() {
-      k.step();
-      v.step();
-    }
-  };
-
-  /// The keys of a block, or their values, of one head.
-  struct Rows {
-    const char* origin;
-    const int64_t* places;  // of each row, in bytes from the origin
-    int64_t size, count;    // of a row; of rows to visit
-    int64_t stride, exist;  // without the table: bytes between rows; rows there are
-    int64_t next;           // bytes from a row to the one that its turn comes to next, 0: not to be requested
-
-    template <bool kStrided>
-    [[nodiscard]] TILEWISE_INLINE const Stored* row(int64_t j) const {
-      return reinterpret_cast<const Stored*>(origin + (kStrided ? j * stride : places[j]));
-    }
-    /// The same, or the last one there is: the table has none but such.
-    template <bool kStrided>
-    [[nodiscard]] TILEWISE_INLINE const Stored* row_there(int64_t j) const {
-      return row<kStrided>(kStrided && j >= exist ? exist - 1 : j);
-    }
-    template <bool kStrided>
-    TILEWISE_INLINE void skip(int64_t rows) {
-      if constexpr (kStrided)
-        origin += rows * stride;
-      else
-        places += rows;
-      count -= rows;
-      exist -= rows;
-    }
-    /// What was requested and forgotten would stall for hundreds of cycles when it is read: requested
-    /// once more, a head ahead, it costs less than a cycle a line.
-    TILEWISE_INLINE void request(const Stored* at) const {
-      if (next != 0) __builtin_prefetch(reinterpret_cast<const char*>(at) + next, 0, 2);
-    }
-  };
-
   TILEWISE_INLINE static int64_t distance(const void* from, const void* to) {
     return static_cast<const char*>(to) - static_cast<const char*>(from);
   }
 
-  /// The table of places would cost 5% where rows are plainly a stride apart.
   static void visit_whole(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
     if constexpr (!kScaled) {
-      if (stream.table.pages == nullptr) return visit_keys<true, true>(tiles, num_tiles, stream, w);
+      if (stream.table.pages == nullptr) return visit_strided(tiles, num_tiles, stream, w);
     }
-    visit_keys<true, false>(tiles, num_tiles, stream, w);
+    visit_placed<true>(tiles, num_tiles, stream, w);
   }
 
-  template <bool kWhole, bool kStrided>
-  static void visit_keys(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
+  /// Keys that are plainly a stride apart: the table of places would cost 5%.
+  static void visit_strided(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
     const ForwardTile& t = *tiles;
     const int64_t quads = (t.num_rows + kQuad - 1) / kQuad;
-    const int64_t key_steps = kKeys / kColumns * ((w.ldq / V::kLanes + kPace - 1) / kPace);
-    const int64_t value_steps = kKeys / C::kPair / kPace * ((t.head_dim_v + kWidth - 1) / kWidth);
+    const int64_t key_steps = kStridedKeys / kColumns * ((w.ldq / V::kLanes + kPace - 1) / kPace);
+    const int64_t value_steps = kStridedKeys / C::kPair / kPace * ((t.head_dim_v + kWidth - 1) / kWidth);
     const int64_t steps = num_tiles * quads * (key_steps + value_steps);
-    KeyPlaces places(stream, t.key_begin, t.key_end);
-    Fetchers<kStrided> fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end, places.ring(KeyPlaces::kK)},
-                             {stream.v, stream.v_stride, stream.v_bytes, stream.end, places.ring(KeyPlaces::kV)}};
+    FetchBoth fetch{{stream.k, stream.k_stride, stream.k_bytes, stream.end},
+                    {stream.v, stream.v_stride, stream.v_bytes, stream.end}};
     // After the last head's keys come the first one's values, and after those the next block's keys.
     const int32_t last = num_tiles - 1;
-    const bool alike = stream.k_stride == stream.v_stride && stream.table.k_stride == stream.table.v_stride;
+    const bool alike = stream.k_stride == stream.v_stride;
     const int64_t from_keys = alike ? distance(tiles[last].k, t.v) : 0;
-    const int64_t from_values = alike && !places.paged() ? distance(tiles[last].v, t.k) + kKeys * stream.k_stride : 0;
-    for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
+    const int64_t from_values = alike ? distance(tiles[last].v, t.k) + kStridedKeys * stream.k_stride : 0;
+    for (int64_t key = t.key_begin / kStridedKeys * kStridedKeys; key < t.key_end; key += kStridedKeys) {
       const int64_t begin = t.key_begin > key ? t.key_begin - key : 0;
-      const int64_t end = t.key_end - key < kKeys ? t.key_end - key : kKeys;
-      if constexpr (!kStrided) places.move_to(key);
-      fetch.k.start(key + kKeys, kKeys, steps);
-      fetch.v.start(key + kValuesAhead, kKeys, steps);
-      const bool scaled = kScaled && stream.k_scales.scales != nullptr;
-      if (scaled) {
-        take_scales(stream.k_scales, places, KeyPlaces::kKScale, num_tiles, begin, end, w.k_scales);
-        take_scales(stream.v_scales, places, KeyPlaces::kVScale, num_tiles, begin, end, w.v_scales);
-      }
+      const int64_t end = t.key_end - key < kStridedKeys ? t.key_end - key : kStridedKeys;
+      fetch.k.start(key + kStridedKeys, kStridedKeys, steps);
+      fetch.v.start(key + kValuesAhead, kStridedKeys, steps);
+      const auto rows = [&](const void* first, int64_t stride, int64_t skipped, int64_t size, int64_t next) {
+        const char* origin = static_cast<const char*>(first) + (key + skipped) * stride;
+        return StridedRows<Stored>{origin, stride, t.seqlen_k - key - skipped, size, end - skipped, next, &fetch};
+      };
+      const int64_t key_skipped = begin / kColumns * kColumns, value_skipped = begin / C::kPair * C::kPair;
       // Head after head, but all keys before all values: a block of either is read from one place.
       for (int32_t n = 0; n < num_tiles; ++n) {
         const int64_t next = n < last ? distance(tiles[n].k, tiles[n + 1].k) : from_keys;
-        Rows keys = rows_of(tiles[n].k, places, KeyPlaces::kK, t.head_dim, end, next);
-        if constexpr (kStrided) set_stride(keys, key, stream.k_stride, t.seqlen_k);
-        score_block<kWhole, kStrided>(t.num_rows, w, n * t.num_rows, keys, begin, fetch);
+        scores_of<true>(t, w, n, key_skipped, rows(tiles[n].k, stream.k_stride, key_skipped, t.head_dim, next));
       }
+      for (int32_t n = 0; n < num_tiles; ++n) weigh_rows(tiles[n], w, n * t.num_rows, key, end, {});
+      for (int32_t n = 0; n < num_tiles; ++n) {
+        const int64_t next = n < last ? distance(tiles[n].v, tiles[n + 1].v) : from_values;
+        add_values_of<true>(t, w, n, value_skipped,
+                            rows(tiles[n].v, stream.v_stride, value_skipped, t.head_dim_v, next));
+      }
+    }
+  }
+
+  /// One block of keys that lie where a table says, of a call's: portion after portion of it, and head after head.
+  struct Block {
+    const ForwardTile* tiles;
+    int64_t num_tiles;
+    const Places& places;
+    const int8_t* order;
+    int64_t begin, end;  // of its keys those to visit
+    int64_t ahead;       // steps between a request and its use, each of a portion of one head
+    bool more;           // whether there is a block after it
+
+    /// What comes `ahead` steps after portion `portion` of head n. After the keys come the values, and after those the
+    /// next block's keys; the last steps of all have their own rows.
+    [[nodiscard]] TILEWISE_INLINE RowList later(int64_t portion, int64_t n, bool values) const {
+      int64_t later_portion = portion, later_n = n + ahead;
+      for (; later_n >= num_tiles; later_n -= num_tiles) ++later_portion;
+      if (later_portion < Order::kPortions) return rows(later_portion, later_n, values, false);
+      if (values && !more) return rows(portion, n, values, false);
+      return rows(later_portion - Order::kPortions, later_n, !values, values);
+    }
+    [[nodiscard]] TILEWISE_INLINE RowList rows(int64_t portion, int64_t n, bool values, bool next) const {
+      const auto stream = values ? Places::kV : Places::kK;
+      const char* first = static_cast<const char*>(values ? tiles[n].v : tiles[n].k) + places.origin(stream);
+      const int64_t skipped = portion * kPortion;
+      return next ? RowList{first + places.step(stream), places.ahead(stream), kOrder.whole + skipped}
+                  : RowList{first, places.block(stream), order + skipped};
+    }
+    /// Those to visit, from one of a multiple of `multiple` on.
+    [[nodiscard]] TILEWISE_INLINE Visited visit(int64_t portion, int64_t n, bool values, int64_t size,
+                                                int64_t multiple) const {
+      const int64_t left = end - portion * kPortion;
+      Visited to_visit{rows(portion, n, values, false), later(portion, n, values), size,
+                       left < kPortion ? left : kPortion};
+      const int64_t skipped = (begin - portion * kPortion) / multiple * multiple;
+      if (skipped > 0) {
+        to_visit.now.order += skipped;
+        to_visit.later.order += skipped;
+        to_visit.count -= skipped;
+      }
+      return to_visit;
+    }
+  };
+
+  template <bool kWhole>
+  static void visit_placed(const ForwardTile* tiles, int32_t num_tiles, const KeyStream& stream, const Scratch& w) {
+    const ForwardTile& t = *tiles;
+    Places places(stream, t.key_begin, t.key_end);
+    const int64_t portion_bytes = kPortion * t.head_dim * int64_t{sizeof(Stored)};
+    const int64_t steps = kRequested / portion_bytes, ahead = steps < 1 ? 1 : steps > kMostSteps ? kMostSteps : steps;
+    for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {
+      const int64_t begin = t.key_begin > key ? t.key_begin - key : 0;
+      const int64_t end = t.key_end - key < kKeys ? t.key_end - key : kKeys;
+      places.move_to(key);
+      // Without pages the table is this block's, moved on: right for a whole one.
+      const bool more = key + (places.paged() ? kKeys : 2 * kKeys - 1) < stream.end;
+      const int8_t* order = end - begin == kKeys ? kOrder.whole : kOrder.ascending;
+      const Block block{tiles, num_tiles, places, order, begin, end, ahead, more};
+      const bool scaled = kScaled && stream.k_scales.scales != nullptr;
+      if (scaled) {
+        take_scales(stream.k_scales, places, Places::kKScale, num_tiles, begin, end, w.k_scales);
+        take_scales(stream.v_scales, places, Places::kVScale, num_tiles, begin, end, w.v_scales);
+      }
+      const int64_t first = begin / kPortion, last = (end + kPortion - 1) / kPortion;
+      for (int64_t portion = first; portion < last; ++portion)
+        for (int32_t n = 0; n < num_tiles; ++n)
+          scores_of<kWhole>(t, w, n, 0, block.visit(portion, n, false, t.head_dim, kColumns));
       for (int32_t n = 0; n < num_tiles; ++n) {
         const Scales scales{scaled ? w.k_scales + n * kKeys : nullptr, scaled ? w.v_scales + n * kKeys : nullptr};
         weigh_rows(tiles[n], w, n * t.num_rows, key, end, scales);
       }
-      for (int32_t n = 0; n < num_tiles; ++n) {
-        const int64_t next = n < last ? distance(tiles[n].v, tiles[n + 1].v) : from_values;
-        Rows values = rows_of(tiles[n].v, places, KeyPlaces::kV, t.head_dim_v, end, next);
-        if constexpr (kStrided) set_stride(values, key, stream.v_stride, t.seqlen_k);
-        add_block<kWhole, kStrided>(t.num_rows, w, n * t.num_rows, values, begin, fetch);
-      }
+      for (int64_t portion = first; portion < last; ++portion)
+        for (int32_t n = 0; n < num_tiles; ++n)
+          add_values_of<kWhole>(t, w, n, 0, block.visit(portion, n, true, t.head_dim_v, C::kPair));
     }
-  }
-
-  TILEWISE_INLINE static Rows rows_of(const void* first, const KeyPlaces& places, KeyPlaces::Stream stream,
-                                      int64_t size, int64_t count, int64_t next) {
-    return {static_cast<const char*>(first) + places.origin(stream), places.block(stream), size, count, 0, 0, next};
-  }
-  /// Of the block at `key`, with places that were never moved on.
-  TILEWISE_INLINE static void set_stride(Rows& rows, int64_t key, int64_t stride, int64_t seqlen_k) {
-    rows.origin += key * stride;
-    rows.stride = stride;
-    rows.exist = seqlen_k - key;
   }
 
   /// The scales of a block's keys [begin, end), head after head, and 1 for the others, whose weights stay 0 by that.
   /// The next block's are requested. Before the products, not after: whole vectors of what was stored one by one are
   /// not there to be loaded at once.
-  static void take_scales(const TokenScales& from, const KeyPlaces& places, KeyPlaces::Stream stream, int64_t heads,
+  static void take_scales(const TokenScales& from, const Places& places, typename Places::Stream stream, int64_t heads,
                           int64_t begin, int64_t end, Real* to) {
     if (end - begin < kKeys)
       for (int64_t n = 0; n < heads * kKeys; n += V::kLanes) V::store(to + n, V::set1(1.0f));
-    const int64_t* block = places.block(stream);
     const float* origin = from.scales + places.origin(stream);
-    const int64_t* ahead = places.ahead(stream);
     const float* next = origin + places.step(stream);
+    const int64_t *block = places.block(stream), *ahead = places.ahead(stream);
+    for (int64_t j = begin; j < end; ++j) __builtin_prefetch(next + ahead[j], 0, 2);
+    constexpr int64_t kEight = 8;  // adjacent heads at once
+    const int64_t in_eights = from.head_stride == 1 ? heads / kEight * kEight : 0;
     for (int64_t j = begin; j < end; ++j) {
       const float* scales = origin + block[j];
-      __builtin_prefetch(next + ahead[j], 0, 2);
-      for (int64_t n = 0; n < heads; ++n) to[n * kKeys + j] = scales[n * from.head_stride];
+      for (int64_t n = 0; n < in_eights; n += kEight)
+#pragma GCC unroll 8
+        for (int64_t h = n; h < n + kEight; ++h) to[h * kKeys + j] = scales[h];
+      for (int64_t n = in_eights; n < heads; ++n) to[n * kKeys + j] = scales[n * from.head_stride];
     }
+  }
+
+  /// Of tile n, with keys from `column` of the block on.
+  template <bool kWhole, class Rows>
+  TILEWISE_INLINE static void scores_of(const ForwardTile& t, const Scratch& w, int64_t n, int64_t column,
+                                        const Rows& keys) {
+    const int64_t first = n * t.num_rows;
+    Products::template score<kWhole>(t.num_rows, keys, w.q + first * w.ldq, w.ldq, w.scores + first * kKeys + column);
+  }
+  template <bool kWhole, class Rows>
+  TILEWISE_INLINE static void add_values_of(const ForwardTile& t, const Scratch& w, int64_t n, int64_t column,
+                                            const Rows& values) {
+    const int64_t first = n * t.num_rows;
+    const Real* weights = w.probabilities + (first * kKeys + column) / C::kPair;
+    Products::template add<kWhole>(t.num_rows, values, weights, w.out + first * w.ldo, w.ldo);
   }
 
   static void weigh_rows(const ForwardTile& t, const Scratch& w, int64_t first, int64_t key, int64_t end,
@@ -235,136 +269,6 @@ class Decode {
       const Real rescale = Weigh<C, In>::row(t.rows[r], t.score, span, scores, w.states[row],
                                              w.probabilities + row * (kKeys / C::kPair), w.draws, scales.v);
       if (rescale != 1.0f) Scores<V>::multiply(w.out + row * w.ldo, w.ldo, rescale);
-    }
-  }
-
-  template <bool kWhole, bool kStrided>
-  TILEWISE_INLINE static void score_block(int64_t rows, const Scratch& w, int64_t first, Rows k, int64_t begin,
-                                          Fetchers<kStrided>& fetch) {
-    const int64_t j = begin / kColumns * kColumns;
-    k.template skip<kStrided>(j);
-    for (int64_t r = 0; r < rows; r += kQuad, k.next = 0) {
-      const Real* q = w.q + (first + r) * w.ldq;
-      Real* scores = w.scores + (first + r) * kKeys + j;
-      switch (rows - r) {
-        case 1:
-          score_rows<1, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
-          break;
-        case 2:
-          score_rows<2, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
-          break;
-        case 3:
-          score_rows<3, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
-          break;
-        default:
-          score_rows<4, kWhole, kStrided>(k, q, w.ldq, scores, fetch);
-          break;
-      }
-    }
-  }
-
-  /// Scores of kRows rows against the keys of a block, a vector of results at a time. Not inlined: its
-  /// accumulators need all registers.
-  template <int kRows, bool kWhole, bool kStrided>
-  [[gnu::noinline]] static void score_rows(const Rows& k, const Real* q, int64_t ldq, Real* scores,
-                                           Fetchers<kStrided>& fetch) {
-    for (int64_t j = 0; j < k.count; j += kColumns) {
-      const Stored* rows[kColumns];
-#pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) rows[c] = k.template row_there<kStrided>(j + c);
-      F acc[V::kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < V::kLanes; ++i) acc[i] = V::zero();
-      for (int64_t unit = 0; unit < ldq; unit += kDepth) {
-        if (unit / V::kLanes % kPace == 0) fetch.step();
-        F row[kRows][C::kKeyVectors];
-#pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 2
-          for (int d = 0; d < C::kKeyVectors; ++d) row[i][d] = V::load(q + i * ldq + unit + d * V::kLanes);
-#pragma GCC unroll 4
-        for (int c = 0; c < kColumns; ++c) {
-          F units[C::kKeyVectors];
-          C::template load_key<kWhole>(units, rows[c], unit * C::kPair, k.size);
-          if (unit / V::kLanes % kPace == 0) k.request(rows[c] + unit * C::kPair);
-#pragma GCC unroll 2
-          for (int d = 0; d < C::kKeyVectors; ++d)
-#pragma GCC unroll 4
-            for (int i = 0; i < kRows; ++i) acc[i * kColumns + c] = C::dot(acc[i * kColumns + c], row[i][d], units[d]);
-        }
-      }
-      alignas(64) Real sums[V::kLanes];
-      V::store(sums, V::sum_each(acc));
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i)
-        __builtin_memcpy(scores + i * kKeys + j, sums + i * kColumns, kColumns * sizeof(Real));
-    }
-  }
-
-  template <bool kWhole, bool kStrided>
-  TILEWISE_INLINE static void add_block(int64_t rows, const Scratch& w, int64_t first, Rows v, int64_t begin,
-                                        Fetchers<kStrided>& fetch) {
-    const int64_t j = begin / C::kPair * C::kPair;
-    v.template skip<kStrided>(j);
-    for (int64_t r = 0; r < rows; r += kQuad, v.next = 0) {
-      const Real* p = w.probabilities + (first + r) * (kKeys / C::kPair) + j / C::kPair;
-      Real* out = w.out + (first + r) * w.ldo;
-      switch (rows - r) {
-        case 1:
-          add_values<1, kWhole, kStrided>(v, p, out, w.ldo, fetch);
-          break;
-        case 2:
-          add_values<2, kWhole, kStrided>(v, p, out, w.ldo, fetch);
-          break;
-        case 3:
-          add_values<3, kWhole, kStrided>(v, p, out, w.ldo, fetch);
-          break;
-        default:
-          add_values<4, kWhole, kStrided>(v, p, out, w.ldo, fetch);
-          break;
-      }
-    }
-  }
-
-  /// out += probabilities · v for kRows rows and the values of a block.
-  template <int kRows, bool kWhole, bool kStrided>
-  [[gnu::noinline]] static void add_values(const Rows& v, const Real* p, Real* out, int64_t ldo,
-                                           Fetchers<kStrided>& fetch) {
-    for (int64_t column = 0; column < v.size; column += kWidth, out += kWidth) {
-      F acc[kRows][kChunk];
-      const int64_t loads = kWhole ? kChunk / C::kValueVectors : (v.size - column + kElements - 1) / kElements;
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 4
-        for (int c = 0; c < kChunk; ++c)
-          acc[i][c] = c / C::kValueVectors < loads ? V::load(out + i * ldo + c * V::kLanes) : V::zero();
-      for (int64_t key = 0; key < v.count; key += C::kPair) {
-        const Stored* row[C::kPair];
-#pragma GCC unroll 2
-        for (int i = 0; i < C::kPair; ++i) row[i] = v.template row<kStrided>(key + i);
-        if (key / C::kPair % kPace == 0) fetch.step();
-        F values[kChunk / C::kValueVectors][C::kValueVectors] = {};
-#pragma GCC unroll 4
-        for (int c = 0; c < kChunk / C::kValueVectors; ++c) {
-          const int64_t at = column + c * kElements, size = kWhole ? at + kElements : v.size;
-          if (c < loads) C::load_shuffled(values[c], row[0], key + 1 < v.count ? row[C::kPair - 1] : nullptr, at, size);
-          if (c % kPace == 0)
-            for (int i = 0; i < C::kPair; ++i) v.request(row[i] + at);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < kRows; ++i) {
-          const F weight = V::set1(p[i * (kKeys / C::kPair) + key / C::kPair]);
-#pragma GCC unroll 4
-          for (int c = 0; c < kChunk; ++c)
-            if (c / C::kValueVectors < loads)
-              acc[i][c] = C::dot(acc[i][c], weight, values[c / C::kValueVectors][c % C::kValueVectors]);
-        }
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 4
-        for (int c = 0; c < kChunk; ++c)
-          if (c / C::kValueVectors < loads) V::store(out + i * ldo + c * V::kLanes, acc[i][c]);
     }
   }
 };

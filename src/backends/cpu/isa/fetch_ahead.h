@@ -4,38 +4,28 @@
 #include <stdint.h>
 
 #include "backends/cpu/isa/elements.h"
-#include "backends/cpu/isa/key_places.h"
 
 namespace tilewise::backends::cpu {
 
 /// Requests a block of rows while another one is computed, a line at a time and evenly over the
 /// steps of that work: a core whose two dozen miss buffers are taken forgets a request. Two halves of
 /// the block are requested side by side, for memory answers two streams sooner than one.
-template <bool kStrided>
 class FetchAhead {
  public:
-  /// Of `end` rows of `bytes` bytes: kStrided: `stride` bytes apart, else where `ring`, a table of KeyPlaces, or
-  /// where this is null the stride says.
-  TILEWISE_INLINE FetchAhead(const void* rows, int64_t stride, int64_t bytes, int64_t end, const int64_t* ring)
+  /// Of `end` rows of `bytes` bytes, `stride` bytes apart.
+  TILEWISE_INLINE FetchAhead(const void* rows, int64_t stride, int64_t bytes, int64_t end)
       : rows_(static_cast<const char*>(rows)),
-        ring_(ring),
         end_(end),
         stride_(stride),
         row_lines_((bytes + kLine - 1) / kLine),
-        adjacent_(stride == bytes && ring == nullptr) {}
+        adjacent_(stride == bytes) {}
 
   /// Starts on rows [first, first + count), as far as there are, to be through after `steps` steps.
   TILEWISE_INLINE void start(int64_t first, int64_t count, int64_t steps) {
     const int64_t rows = end_ - first < count ? end_ - first : count;
     const int64_t half_rows = rows > 0 ? (rows + 1) / 2 : 0, lines = half_rows * row_lines_;
-    if (kStrided || ring_ == nullptr) {
-      row_ = line_ = rows_ + first * stride_;
-      half_ = half_rows * stride_;
-    } else if (lines > 0) {
-      index_ = first;
-      half_rows_ = half_rows;
-      seek();
-    }
+    row_ = line_ = rows_ + first * stride_;
+    half_ = half_rows * stride_;
     rows_left_ = adjacent_ ? 1 : half_rows;  // adjacent rows are one
     lines_left_ = adjacent_ ? lines : row_lines_;
     wait_ = lines > 0 ? 1 : kNever;
@@ -53,7 +43,8 @@ class FetchAhead {
       if (--lines_left_ > 0) continue;
       lines_left_ = row_lines_;
       if (--rows_left_ > 0) {
-        next_row();
+        row_ += stride_;
+        line_ = row_;
         continue;
       }
       wait_ = kNever;
@@ -64,28 +55,10 @@ class FetchAhead {
  private:
   static constexpr int64_t kLine = 64, kNever = INT64_MAX;
 
-  TILEWISE_INLINE void next_row() {
-    if (kStrided || ring_ == nullptr) {
-      row_ += stride_;
-      line_ = row_;
-    } else {
-      ++index_;
-      seek();
-    }
-  }
-
-  TILEWISE_INLINE void seek() {
-    const int64_t at = ring_[index_ % KeyPlaces::kRing];
-    line_ = rows_ + at;
-    half_ = ring_[(index_ + half_rows_) % KeyPlaces::kRing] - at;
-  }
-
   const char* rows_;
-  const int64_t* ring_;
   int64_t end_, stride_, row_lines_;
   bool adjacent_;
   const char *row_ = nullptr, *line_ = nullptr;
-  int64_t index_ = 0, half_rows_ = 0;
   int64_t half_ = 0, rows_left_ = 0, lines_left_ = 0, wait_ = 0, period_ = 0, burst_ = 0;
 };
 

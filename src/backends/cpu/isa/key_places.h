@@ -11,9 +11,10 @@ namespace tilewise::backends::cpu {
 /// The block of keys that is computed and, where there are pages, the one after it, which is fetched ahead. Keys of a
 /// block that the call does not read have the place of one that it reads: no other memory is touched, and no other
 /// entry of a page table.
+template <int64_t kBlock>
 class KeyPlaces {
  public:
-  static constexpr int64_t kKeys = 32;         // of a block
+  static constexpr int64_t kKeys = kBlock;     // of a block
   static constexpr int64_t kRing = 2 * kKeys;  // entries of a table: where there are pages, key j's is j % kRing
   enum Stream : int { kK, kV, kKScale, kVScale, kCount };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,13 +20,15 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Pass {
  public:
-  Pass(const KvCacheParams& p, const std::vector<Output>& expected)
+  Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values)
       : p_(p),
+        special_(values == Values::special),
         r_(unit_roundoff(p.dtype)),
         weight_r_(p.scales == CacheScales::none ? r_ : std::max(r_, unit_roundoff(DType::bf16))) {
     for (const Output& output : expected) {
       const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
       bounds_.push_back({output.name, zero, zero, {}});
+      if (special_) bounds_.back().reach.assign(zero.size(), Reach::none);
     }
   }
 
@@ -62,6 +65,7 @@ class Pass {
     double value = sum * p_.softmax_scale;
     double error =
         kU * (2.0 * std::sqrt(static_cast<double>(p_.head_dim)) + 8.0) * magnitude * std::abs(double{p_.softmax_scale});
+    if (std::isinf(value)) error = 0.0;  // whose error is no number
     if (p_.softcap > 0.0f) {
       value = p_.softcap * std::tanh(value / p_.softcap);
       error += 16.0 * kU * double{p_.softcap};
@@ -91,8 +95,13 @@ class Pass {
       error.push_back(off);
       largest = std::max(largest, value);
     }
+    if (special_) mark_reach(s, b, h, i, weight);
     double sum = sink == -kInfinity ? 0.0 : std::exp(sink - largest), sum_error = 0.0;
     for (std::size_t n = 0; n < weight.size(); ++n) {
+      if (weight[n] == -kInfinity) {  // hides its key
+        weight[n] = error[n] = 0.0;
+        continue;
+      }
       error[n] += kU * (16.0 + 4.0 * std::abs(weight[n]) + 4.0 * (largest - weight[n])) + 0.02 * r_;
       weight[n] = std::exp(weight[n] - largest);
       sum += weight[n];
@@ -105,11 +114,43 @@ class Pass {
     set("softmax_lse", lse_index(s, b, h, i), sum_error + 8.0 * kU * std::abs(lse));
   }
 
+  /// Where a row's result may be, or must be, no number, by the scores of the keys that it sees.
+  void mark_reach(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
+                  const std::vector<double>& scores) {
+    const auto found = std::ranges::find(bounds_, "out", &ErrorBounds::output);
+    const std::span row(found->reach.data() + out_index(s, b, h, i), static_cast<std::size_t>(p_.head_dim_v));
+    const KeyRange keys = visible_keys(p_, s, i);
+    bool sees = false, nan = false;
+    for (std::int64_t j = 0; j < s.seqlen_k(); ++j) {
+      const bool within = j >= keys.begin && j < keys.end;
+      const double value = within ? scores[static_cast<std::size_t>(j - keys.begin)] : -kInfinity;
+      sees |= value != -kInfinity;
+      nan |= !(value < kInfinity);
+      if (value != -kInfinity) continue;
+      // 0, the weight of what is hidden, times NaN.
+      const CachePlace at = place_or_none(s, b, j);
+      for (std::size_t d = 0; at.row >= 0 && d < row.size(); ++d)
+        if (!std::isfinite(value_element(at, b, h, static_cast<std::int64_t>(d)))) row[d] = Reach::may;
+    }
+    if (!sees) std::ranges::fill(row, Reach::none);
+    if (nan) std::ranges::fill(row, Reach::must_nan);
+  }
+
+  /// Of key j; row -1 where its table's entry, which no query needs, is no page.
+  [[nodiscard]] CachePlace place_or_none(const Sequence& s, std::int64_t b, std::int64_t j) const {
+    const CachePlace at = cache_place(p_, s, b, s.leftpad + j);
+    return at.row < p_.cache_rows ? at : CachePlace{-1, 0};
+  }
+  [[nodiscard]] double value_element(const CachePlace& at, std::int64_t b, std::int64_t h, std::int64_t d) const {
+    return cache_element(p_.v_cache, p_.v_scale, at, b, h / (p_.num_heads_q / p_.num_heads_k), d);
+  }
+
   void set_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<double>& weight,
                const std::vector<double>& error, double sum, double sum_error, double terms) {
     const std::int64_t first = visible_keys(p_, s, i).begin, head_k = h / (p_.num_heads_q / p_.num_heads_k);
     std::vector<double> limit(static_cast<std::size_t>(p_.head_dim_v));
     for (std::size_t n = 0; n < weight.size(); ++n) {
+      if (error[n] == 0.0) continue;  // hidden by its score
       const CachePlace at = cache_place(p_, s, b, s.leftpad + first + static_cast<std::int64_t>(n));
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
         limit[static_cast<std::size_t>(d)] += weight[n] / sum *
@@ -160,6 +201,7 @@ class Pass {
 
   static constexpr double kU = 0x1p-24;
   const KvCacheParams& p_;
+  bool special_;
   double r_;
   double weight_r_;  // beside fp8 values kernels may keep weights in bf16
   std::vector<ErrorBounds> bounds_;
@@ -167,8 +209,9 @@ class Pass {
 
 }  // namespace
 
-std::vector<ErrorBounds> kv_cache_bounds(const KvCacheParams& params, const std::vector<Output>& expected) {
-  return Pass(params, expected).run();
+std::vector<ErrorBounds> kv_cache_bounds(const KvCacheParams& params, const std::vector<Output>& expected,
+                                         Values values) {
+  return Pass(params, expected, values).run();
 }
 
 }  // namespace tilewise::verify

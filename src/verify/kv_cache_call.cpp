@@ -2,10 +2,8 @@
 #include "verify/kv_cache_call.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "core/device.hpp"
@@ -31,11 +29,6 @@ TensorView view_named(const std::vector<Output>& outputs, std::string_view name,
   return output == nullptr ? otherwise : output->buffer.view();
 }
 
-void store_number(const TensorView& view, std::int64_t offset, double value) {
-  if (view.dtype != DType::fp8_e4m3) return store_at(view, offset, value);
-  static_cast<std::uint8_t*>(view.data)[offset] = device::float_to_e4m3(static_cast<float>(value));
-}
-
 void copy_elements(const TensorView& from, const TensorView& to) {
   const std::size_t size = size_of(from.dtype);
   for_each_element(from, [&](std::span<const std::int64_t> position, std::int64_t offset) {
@@ -47,7 +40,8 @@ void copy_elements(const TensorView& from, const TensorView& to) {
 
 }  // namespace
 
-DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed) : problem_(problem), rng_(seed) {
+DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Values values)
+    : problem_(problem), values_(values), rng_(seed) {
   validate(problem);
   draw_lengths();
   draw_rows();
@@ -57,9 +51,16 @@ DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed) : 
   draw_scales();
   draw_rotary();
   if (!alone()) draw_scores();
+  Random special_rng(~seed);  // of its own, so that all else is as without special values
+  if (values == Values::special) plant_special_values(special_rng);
   seal_inputs();
   const std::vector<Output> outputs = make_outputs(0);
   problem_ = alone() ? describe(append_arguments(outputs)) : describe(arguments(outputs));
+}
+
+void DrawnKvCache::store_number(const TensorView& view, std::int64_t offset, double value) {
+  if (view.dtype != DType::fp8_e4m3) return store_at(view, offset, value);
+  static_cast<std::uint8_t*>(view.data)[offset] = device::float_to_e4m3(static_cast<float>(value));
 }
 
 std::vector<std::int64_t> DrawnKvCache::rows_shape(bool queries, std::int64_t heads, std::int64_t dim) const {
@@ -222,17 +223,23 @@ void DrawnKvCache::fill_cache(const TensorView& cache) {
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     const auto n = static_cast<std::size_t>(b);
     for (std::int64_t place = leftpad_[n]; rows_[n] >= 0 && place < cached_[n]; ++place) {
-      const std::int64_t row =
-          is_paged(p) ? static_cast<std::int64_t>(
-                            value_at(options_.block_table, b * options_.block_table.strides[0] + place / p.page_size))
-                      : rows_[n];
-      const std::int64_t within = is_paged(p) ? place % p.page_size : place;
+      const std::int64_t at = place_offset(cache, n, place);
       for (std::int64_t h = 0; h < p.num_heads_k; ++h)
         for (std::int64_t d = 0; d < cache.shape[3]; ++d)
-          store_number(cache, row * cache.strides[0] + within * cache.strides[1] + h * cache.strides[2] + d,
-                       (wide ? 8.0 : 1.0) * rng_.normal());
+          store_number(cache, at + h * cache.strides[2] + d, (wide ? 8.0 : 1.0) * rng_.normal());
     }
   }
+}
+
+std::int64_t DrawnKvCache::place_offset(const TensorView& cache, std::size_t sequence, std::int64_t place) const {
+  std::int64_t row = rows_[sequence];
+  if (is_paged(problem_)) {
+    const TensorView& table = options_.block_table;
+    const auto entry = static_cast<std::int64_t>(sequence) * table.strides[0] + place / problem_.page_size;
+    row = static_cast<std::int64_t>(value_at(table, entry));
+    place %= problem_.page_size;
+  }
+  return row * cache.strides[0] + place * cache.strides[1];
 }
 
 void DrawnKvCache::draw_caches() {
@@ -245,80 +252,6 @@ void DrawnKvCache::draw_caches() {
   }
   v_cache_ = add("v_cache", p.cache_dtype, cache_shape(p.head_dim_v), true);
   fill_cache(v_cache_);
-}
-
-void DrawnKvCache::draw_scales() {
-  const KvCacheProblem& p = problem_;
-  const auto draw = [&](std::string name, TensorView& view, std::optional<double>& number) {
-    if (p.scales == CacheScales::tensor && rng_.chance(0.5)) {
-      number = rng_.uniform(0.02, 1.5);
-      return;
-    }
-    std::vector<std::int64_t> shape;
-    if (p.scales == CacheScales::head) shape = {p.num_heads_k};
-    if (p.scales == CacheScales::batch_head) shape = {p.batch_size, p.num_heads_k};
-    if (p.scales == CacheScales::token) {
-      shape = cache_shape(0);
-      shape.pop_back();
-    }
-    view = add(std::move(name), DType::f32, shape, false);
-    for_each_element(
-        view, [&](std::span<const std::int64_t>, std::int64_t at) { store_at(view, at, rng_.uniform(0.02, 1.5)); });
-  };
-  if (p.scales == CacheScales::none) return;
-  draw("k_scale", options_.k_scale, options_.k_scale_value);
-  if (!p.mla) draw("v_scale", options_.v_scale, options_.v_scale_value);
-}
-
-void DrawnKvCache::draw_rotary() {
-  const KvCacheProblem& p = problem_;
-  if (p.rotary_dim == 0) return;
-  options_.rotary_interleaved = p.rotary_interleaved;
-  options_.rotary_offset = p.rotary_offset;
-  std::int64_t last = 0;
-  if (p.rotary_seqlens) {
-    std::vector<std::int64_t> first;
-    for (std::int64_t b = 0; b < p.batch_size; ++b) first.push_back(rng_.integer(0, 40));
-    options_.rotary_seqlens = add_lengths("rotary_seqlens", first);
-    last = 40;
-  } else {
-    for (const std::int64_t cached : cached_) last = std::max(last, cached);
-  }
-  const std::int64_t rows = last + std::max(p.seqlen_q, p.seqlen_k_new) + rng_.integer(1, 3);
-  const DType dtype = operations::kv_cache::rotary_dtype(p);
-  const TensorView cos = add("rotary_cos", dtype, {rows, p.rotary_dim / 2}, true);
-  const TensorView sin = add("rotary_sin", dtype, {rows, p.rotary_dim / 2}, true);
-  for_each_element(cos, [&](std::span<const std::int64_t> position, std::int64_t at) {
-    const double angle = rng_.uniform(-4.0, 4.0);
-    store_at(cos, at, std::cos(angle));
-    store_at(sin, offset_of(sin, position), std::sin(angle));
-  });
-  options_.rotary_cos = cos;
-  options_.rotary_sin = sin;
-}
-
-void DrawnKvCache::draw_scores() {
-  const KvCacheProblem& p = problem_;
-  options_.mask = p.mask;
-  options_.window_left = p.window_left;
-  options_.window_right = p.window_right;
-  options_.softmax_scale = p.softmax_scale;
-  options_.softcap = p.softcap;
-  options_.num_splits = p.num_splits;
-  options_.batch_invariant = p.batch_invariant;
-  if (p.alibi_slopes != AlibiKind::none) {
-    const bool per_batch = p.alibi_slopes == AlibiKind::per_batch_head;
-    const TensorView slopes =
-        add("alibi_slopes", DType::f32,
-            per_batch ? std::vector{p.batch_size, p.num_heads_q} : std::vector{p.num_heads_q}, false);
-    for_each_element(
-        slopes, [&](std::span<const std::int64_t>, std::int64_t at) { store_at(slopes, at, rng_.uniform(0.0, 0.3)); });
-    options_.alibi_slopes = slopes;
-  }
-  if (p.sink == SinkKind::none) return;
-  const TensorView sink = add("sink", operations::kv_cache::sink_dtype(p), {p.num_heads_q}, false);
-  for_each_element(sink, [&](std::span<const std::int64_t>, std::int64_t at) { store_at(sink, at, rng_.normal()); });
-  options_.sink = sink;
 }
 
 std::vector<Output> DrawnKvCache::make_outputs(std::uint64_t seed) const {
@@ -406,7 +339,7 @@ std::vector<ErrorBounds> DrawnKvCache::bounds(const std::vector<Output>& expecte
   const AppendKvArguments append = append_arguments(expected);
   const operations::kv_cache::Call call =
       alone() ? operations::kv_cache::call_of(append) : operations::kv_cache::call_of(attention);
-  return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), expected);
+  return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), expected, values_);
 }
 
 }  // namespace tilewise::verify

@@ -13,10 +13,10 @@
 
 namespace tilewise::verify {
 
-/// Everything a call reads, a pure function of (problem, seed). Ordinary numbers alone.
+/// Everything a call reads, a pure function of (problem, seed, values).
 class DrawnKvCache final : public DrawnCall {
  public:
-  DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed);
+  DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Values values);
 
   [[nodiscard]] AnyProblem any_problem() const override { return problem_; }
   /// out and softmax_lse; where keys are appended, caches and scales per token too, with what they hold before.
@@ -37,6 +37,7 @@ class DrawnKvCache final : public DrawnCall {
   [[nodiscard]] std::vector<std::int64_t> cache_shape(std::int64_t dim) const;
   [[nodiscard]] std::vector<std::string_view> rows_axes() const;
 
+  static void store_number(const TensorView& view, std::int64_t offset, double value);
   TensorView add(std::string name, DType dtype, const std::vector<std::int64_t>& shape, bool last_contiguous);
   TensorView add_normal(std::string name, DType dtype, const std::vector<std::int64_t>& shape);
   TensorView add_lengths(std::string name, const std::vector<std::int64_t>& values);
@@ -52,8 +53,13 @@ class DrawnKvCache final : public DrawnCall {
   void draw_scores();
   /// Numbers where the call may read, elsewhere what must not reach a result.
   void fill_cache(const TensorView& cache);
+  /// Element [0] of a place of a sequence in a cache.
+  [[nodiscard]] std::int64_t place_offset(const TensorView& cache, std::size_t sequence, std::int64_t place) const;
+  /// Puts up to three special values into queries, new keys and values, and places of the cache that are in use.
+  void plant_special_values(Random& rng);
 
   KvCacheProblem problem_;
+  Values values_;
   Random rng_;
   std::vector<std::int64_t> cu_q_, cu_new_, cached_, leftpad_, rows_;  // of each sequence; rows_ of a contiguous cache
   TensorView q_, k_, v_, k_cache_, v_cache_;
@@ -61,8 +67,9 @@ class DrawnKvCache final : public DrawnCall {
 };
 
 /// How far from the reference a correct kernel may be, element by element; see error_bounds.hpp. Caches and scales
-/// must be equal: every implementation rounds them alike.
+/// must be equal: every implementation rounds them alike. With special values, where they may show is as reach.hpp has
+/// it of attention.
 [[nodiscard]] std::vector<ErrorBounds> kv_cache_bounds(const operations::kv_cache::KvCacheParams& params,
-                                                       const std::vector<Output>& expected);
+                                                       const std::vector<Output>& expected, Values values);
 
 }  // namespace tilewise::verify

@@ -140,8 +140,8 @@ class KvCacheVerifier final : public Verifier {
   }
 
   [[nodiscard]] std::unique_ptr<const DrawnCall> draw(const AnyProblem& problem, std::uint64_t seed,
-                                                      Values) const override {
-    return std::make_unique<DrawnKvCache>(problem.get<KvCacheProblem>(), seed);
+                                                      Values values) const override {
+    return std::make_unique<DrawnKvCache>(problem.get<KvCacheProblem>(), seed, values);
   }
 
  private:

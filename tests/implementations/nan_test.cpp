@@ -25,8 +25,14 @@ class NotANumber : public ImplementationTest {
       ASSERT_EQ(a == -kInfinity, b == -kInfinity) << name << ", element " << i;
     }
   }
-  /// `call`'s forward pass and, where `backward` is given, its gradients, from the reference's out and lse.
+  /// `call`'s forward pass, which writes its out and lse, and, where `backward` is given, its gradients, from the
+  /// reference's out and lse.
   void expect_classes(DenseCall call, const std::string& where, bool backward = false) {
+    if (GetParam() == "reference") {  // beside itself it shows nothing; what tests say of its numbers counts
+      call.forward();
+      if (backward) call.backward();
+      return;
+    }
     DenseCall reference = call;
     reference.out = like(call.out), reference.lse = like(call.lse);
     reference.forward();
@@ -70,7 +76,6 @@ TEST_P(NotANumber, ShowsAtEveryLength) {
         call.k.set({1, place_of(length, 1), 0, length % 3}, value_of(length));
         call.v.set({2, place_of(length, 2), 0, length % 2}, value_of(length));
         expect_classes(call, std::string(to_string(dtype)) + " length " + std::to_string(length));
-        call.forward(GetParam());
         if (length % 2) {
           ASSERT_TRUE(std::isnan(call.lse.get({0, 0, place_of(seqlen_q, length)}))) << length;
         }

@@ -2,8 +2,11 @@
 // packed queries that mix prefill and decode, splits, rotation, and appending alone.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstring>
 #include <string>
 
+#include "../support/kv_cache_step.hpp"
 #include "core/implementation.hpp"
 #include "core/message.hpp"
 #include "core/select.hpp"
@@ -81,6 +84,32 @@ TEST_P(EmulatedKvCache, SplitKeys) {
                      "num_pages=64 max_pages_per_seq=30 seqlen_q=2 cache_seqlens=1 sink=1 softmax_lse=1 mask=causal "
                      "num_splits=",
                      splits));
+  }
+}
+
+/// The step is append_kv and then attention over what it has left, wherever num_splits is given.
+TEST_P(EmulatedKvCache, AppendingFirstIsTheSameBitForBit) {
+  for (const std::int64_t splits : {1, 3}) {
+    SmallStep together(DType::bf16), apart(DType::bf16);
+    for (const SmallStep* step : {&together, &apart}) {
+      const KvCacheArguments& a = step->arguments;
+      for (const TensorView* view : {&a.q, &a.k, &a.v, &a.k_cache, &a.v_cache})
+        for (std::int64_t n = 0; n < view->numel(); ++n)  // 0.5 to 1, as bf16
+          static_cast<std::uint16_t*>(view->data)[n] = static_cast<std::uint16_t>(0x3F00 + 37 * n % 128);
+    }
+    append_kv(apart.append(), {GetParam()});
+    apart.arguments.k = apart.arguments.v = {};
+    apart.arguments.options.cache_seqlens = apart.lengths({6, 1});
+    for (SmallStep* step : {&together, &apart}) {
+      step->arguments.options.num_splits = splits;
+      step->run({GetParam()});
+    }
+    const auto same = [](const TensorView& a, const TensorView& b) {
+      return std::memcmp(a.data, b.data, static_cast<std::size_t>(a.numel()) * size_of(a.dtype)) == 0;
+    };
+    const KvCacheArguments &a = together.arguments, &b = apart.arguments;
+    EXPECT_TRUE(same(a.out, b.out) && same(a.softmax_lse, b.softmax_lse)) << splits;
+    EXPECT_TRUE(same(a.k_cache, b.k_cache) && same(a.v_cache, b.v_cache)) << splits;
   }
 }
 

@@ -18,6 +18,7 @@
 #include "core/message.hpp"
 #include "machine.hpp"
 #include "operations/attention/attention.hpp"
+#include "option_checks.hpp"
 #include "sample_call.hpp"
 #include "tilewise/attention.hpp"
 

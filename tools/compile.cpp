@@ -19,6 +19,7 @@
 #include "jit/bundle.hpp"
 #include "jit/kernel_cache.hpp"
 #include "launch_json.hpp"
+#include "option_checks.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::tools {

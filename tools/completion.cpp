@@ -8,7 +8,7 @@
 
 #include "command_table.hpp"
 #include "commands.hpp"
-#include "console.hpp"
+#include "option_checks.hpp"
 
 namespace tilewise::tools {
 namespace {

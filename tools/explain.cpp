@@ -7,6 +7,7 @@
 
 #include "commands.hpp"
 #include "console.hpp"
+#include "option_checks.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "commands.hpp"
-#include "console.hpp"
 #include "core/message.hpp"
 #include "operations/attention/names.hpp"
+#include "option_checks.hpp"
 #include "run_attention.hpp"
 #include "run_kv_cache.hpp"
 #include "run_merge.hpp"

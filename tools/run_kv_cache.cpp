@@ -14,6 +14,7 @@
 #include "operations/kv_cache/names.hpp"
 #include "operations/kv_cache/rules.hpp"
 #include "operations/kv_cache/tensors.hpp"
+#include "option_checks.hpp"
 #include "run_files.hpp"
 
 namespace tilewise::tools {

@@ -17,6 +17,7 @@
 #include "commands.hpp"
 #include "console.hpp"
 #include "core/select.hpp"
+#include "option_checks.hpp"
 #include "report.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"

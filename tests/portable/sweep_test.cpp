@@ -22,7 +22,7 @@ struct Worst {
 
 int all_registers(const jit::KernelResources& used) { return used.registers + used.accumulation_registers; }
 
-/// Without what all problems share, and decoding by that name.
+/// Without what all problems share, decoding by that name, and a step on a KV cache by "cache".
 std::string short_name(std::string problem) {
   const auto replace = [&](std::string_view words, std::string_view by) {
     if (const std::size_t at = problem.find(words); at != problem.npos) problem.replace(at, words.size(), by);
@@ -31,6 +31,12 @@ std::string short_name(std::string problem) {
     replace(concat("forward", prefix, "seqlen_q=1 "), "decode ");
     for (const std::string_view same : {"seqlen_q=4096", "seqlen_k=4096"}) replace(concat(prefix, same), "");
   }
+  for (const std::string_view same :
+       {"kv_cache_attention dtype=bf16 num_heads_q=32 num_heads_k=8 cache_seqlens=1", "kv_cache_attention"}) {
+    replace(same, "cache");
+  }
+  for (const std::string_view same : {" num_pages=4096", " num_pages=32768", " max_pages_per_seq=512"})
+    replace(same, "");
   for (const std::string_view same : {"attention_", " num_heads_q=32", " dtype=bf16"}) replace(same, "");
   for (const std::string_view same : {"seqlen_k=4096", "max_seqlen_k=4096"}) replace(concat("decode ", same), "decode");
   replace(kEveryOption, "every option");

@@ -244,7 +244,7 @@ class Decode {
     const float* origin = from.scales + places.origin(stream);
     const float* next = origin + places.step(stream);
     const int64_t *block = places.block(stream), *ahead = places.ahead(stream);
-    for (int64_t j = begin; j < end; ++j) __builtin_prefetch(next + ahead[j], 0, 2);
+    for (int64_t j = begin; j < end; ++j) __builtin_prefetch(next + ahead[j], 0, 3);
     constexpr int64_t kEight = 8;  // adjacent heads at once
     const int64_t in_eights = from.head_stride == 1 ? heads / kEight * kEight : 0;
     for (int64_t j = begin; j < end; ++j) {

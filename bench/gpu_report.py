@@ -167,7 +167,7 @@ def overhead_parts(overhead: Json) -> list[str]:
         ]
         parts += [table(header, lines)]
     lines = [
-        [f"C++ {what}, {entry['problem'].split()[0]}, {entry['implementation']}", f"{ns / 1e3:.2f}"]
+        [f"C++ {what}, {problem_name(entry['problem'])}, {entry['implementation']}", f"{ns / 1e3:.2f}"]
         for entry in overhead.get("cpp", [])
         for what, ns in entry["ns"].items()
     ]
@@ -175,6 +175,12 @@ def overhead_parts(overhead: Json) -> list[str]:
     if lines:
         parts += ["Host time of one call on a tiny problem:", table(["call", "us"], lines)]
     return parts
+
+
+def problem_name(text: str) -> str:
+    """The operation of a problem text, and whether it appends."""
+    words = text.split()
+    return f"{words[0]} that appends" if "append=1" in words else words[0]
 
 
 def write_section(docs: Path, results: Json, plot_file: Optional[Path]) -> None:

@@ -1,12 +1,12 @@
 // What one planned call on a GPU costs the host, in C++: a tiny problem by a ready plan and by the short way,
-// forward and backward, and what a plan costs, known or new, whose kernel is loaded.
+// forward and backward, and a step of decode over a paged cache; and what a plan costs, known or new, whose kernel is
+// loaded.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <initializer_list>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -15,6 +15,7 @@
 #include "core/device_memory.hpp"
 #include "overhead_report.hpp"
 #include "tilewise/attention.hpp"
+#include "tilewise/kv_cache.hpp"
 
 namespace {
 
@@ -24,12 +25,15 @@ using tilewise::bench::Measured;
 constexpr int kCallsPerSample = 100, kSamples = 31;  // calls: well within the depth of a stream's queue
 constexpr int kNewPlans = 101, kWarmUpPlans = 10;
 constexpr std::int64_t kSeqlen = 16, kHeadDim = 64, kSeqlenStep = 128, kManyHeads = 16, kManyRows = 4096;
+constexpr std::int64_t kPages = 8, kPageSize = 16;
 
 /// Tensors of one call; bf16 but for the LSE.
 class Tensors {
  public:
   explicit Tensors(tilewise::Device device) : device_(device) {}
   tilewise::TensorView data() { return add(tilewise::DType::bf16, {1, kSeqlen, 1, kHeadDim}); }
+  tilewise::TensorView data(std::initializer_list<std::int64_t> shape) { return add(tilewise::DType::bf16, shape); }
+  tilewise::TensorView lengths(std::initializer_list<std::int64_t> shape) { return add(tilewise::DType::i32, shape); }
   tilewise::TensorView lse() { return add(tilewise::DType::f32, {1, 1, kSeqlen}); }
   [[nodiscard]] void* workspace(std::size_t bytes) { return bytes == 0 ? nullptr : zeros(bytes); }
 
@@ -49,25 +53,31 @@ class Tensors {
   std::deque<tilewise::core::DeviceMemory> memory_;
 };
 
-template <typename Arguments>
-void short_way(const Arguments& arguments) {
-  if constexpr (std::is_same_v<Arguments, tilewise::ForwardArguments>) {
-    tilewise::attention_forward(arguments);
-  } else {
-    tilewise::attention_backward(arguments);
-  }
+void short_way(const tilewise::ForwardArguments& arguments) { tilewise::attention_forward(arguments); }
+void short_way(const tilewise::BackwardArguments& arguments) { tilewise::attention_backward(arguments); }
+void short_way(const tilewise::KvCacheArguments& arguments) { tilewise::kv_cache_attention(arguments); }
+
+/// Problem number i of a row that differ in a size alone, which no kernel is made for.
+tilewise::Problem variant(tilewise::Problem problem, int i) {
+  problem.num_heads_q = problem.num_heads_k = kManyHeads;
+  problem.seqlen_q = problem.seqlen_k = kManyRows + i * kSeqlenStep;
+  return problem;
+}
+tilewise::KvCacheProblem variant(tilewise::KvCacheProblem problem, int i) {
+  problem.num_pages = kManyRows + i;
+  return problem;
 }
 
-/// Nanoseconds of plan() for problems that differ from any before in their seqlen alone, so that their kernel is the
-/// one that the first plans have loaded.
-double new_plan_ns(tilewise::Problem problem) {
+/// Nanoseconds of plan() for problems that differ from any before in a size alone, so that their kernel is the one that
+/// the first plans have loaded.
+template <typename Problem>
+double new_plan_ns(const Problem& problem) {
   using tilewise::tools::Clock;
   std::vector<double> samples;
-  problem.num_heads_q = problem.num_heads_k = kManyHeads;
   for (int i = 0; i < kWarmUpPlans + kNewPlans; ++i) {
-    problem.seqlen_q = problem.seqlen_k = kManyRows + i * kSeqlenStep;
+    const Problem another = variant(problem, i);
     const Clock::time_point start = Clock::now();
-    const tilewise::Plan plan = tilewise::plan(problem);
+    const tilewise::Plan plan = tilewise::plan(another);
     const double ns = 1e9 * tilewise::tools::seconds_since(start);
     if (i >= kWarmUpPlans) samples.push_back(ns);
   }
@@ -77,7 +87,7 @@ double new_plan_ns(tilewise::Problem problem) {
 template <typename Arguments>
 Measured measure(const Arguments& arguments, Tensors& tensors, tilewise::Device device) {
   const tilewise::core::DeviceScope scope(device, nullptr);
-  const tilewise::Problem problem = tilewise::describe(arguments);
+  const auto problem = tilewise::describe(arguments);
   const tilewise::Plan plan = tilewise::plan(problem);
   void* workspace = tensors.workspace(plan.workspace_size());
   const auto wait = [device] { tilewise::core::device_system(device.type)->synchronize(device.index, nullptr); };
@@ -112,7 +122,20 @@ std::vector<Measured> measure_all(tilewise::Device device) {
   backward.dq = tensors.data();
   backward.dk = tensors.data();
   backward.dv = tensors.data();
-  return {measure(forward, tensors, device), measure(backward, tensors, device)};
+  tilewise::KvCacheArguments attended;
+  attended.q = tensors.data({1, 1, 1, kHeadDim});
+  attended.out = tensors.data({1, 1, 1, kHeadDim});
+  attended.k_cache = tensors.data({kPages, kPageSize, 1, kHeadDim});
+  attended.v_cache = tensors.data({kPages, kPageSize, 1, kHeadDim});
+  attended.options.cache_seqlens = tensors.lengths({1});
+  attended.options.block_table = tensors.lengths({1, kPages});
+  tilewise::KvCacheArguments appended = attended;
+  appended.k = tensors.data({1, 1, 1, kHeadDim});
+  appended.v = tensors.data({1, 1, 1, kHeadDim});
+  appended.options.rotary_cos = tensors.data({kPages * kPageSize, kHeadDim / 2});
+  appended.options.rotary_sin = tensors.data({kPages * kPageSize, kHeadDim / 2});
+  return {measure(forward, tensors, device), measure(backward, tensors, device), measure(attended, tensors, device),
+          measure(appended, tensors, device)};
 }
 
 /// The first kind of GPU that this machine has. Throws Error (runtime) where there is none.

@@ -96,6 +96,7 @@ class LoweringBuilder {
     lowering_.steps.emplace_back(std::move(launch));
     return &std::get<Launch>(lowering_.steps.back());
   }
+  [[nodiscard]] bool is_empty() const { return lowering_.steps.empty(); }
   void clear(std::string_view part) { lowering_.steps.emplace_back(Clear{part}); }
 
   /// Another kernel's part of the schedule's line; more of the same part.

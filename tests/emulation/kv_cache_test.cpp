@@ -2,14 +2,19 @@
 // packed queries that mix prefill and decode, splits, rotation, and appending alone.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "../support/kv_cache_step.hpp"
 #include "core/implementation.hpp"
 #include "core/message.hpp"
 #include "core/select.hpp"
+#include "device/common/float16.h"
+#include "device/common/float8.h"
 #include "tilewise/kv_cache.hpp"
 #include "verify/verifier.hpp"
 #include "verify/verify.hpp"
@@ -65,8 +70,36 @@ TEST_P(EmulatedKvCache, EveryKindOfScale) {
                      scales));
   }
   check(
+      "kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=token batch_size=2 num_heads_q=2 head_dim=128 "
+      "capacity=80 seqlen_q=40 cache_seqlens=1 mask=causal");
+  check(
       "kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=token batch_size=2 num_heads_q=2 head_dim=72 "
       "capacity=80 seqlen_q=3 cache_seqlens=1 softcap=10 alibi_slopes=[h] sink=1");
+}
+
+/// A key alone has weight 1, so that its values come back as they are: every byte there is.
+TEST_P(EmulatedKvCache, EveryByteOfFp8) {
+  constexpr std::int64_t kRows = 4, kDim = 64;
+  std::vector<std::uint8_t> k(kRows * kDim), v(kRows * kDim);
+  std::iota(v.begin(), v.end(), std::uint8_t{0});
+  std::vector<std::uint16_t> q(kRows * kDim), out(kRows * kDim);
+  KvCacheArguments arguments;
+  arguments.q = {q.data(), DType::bf16, {kRows, 1, 1, kDim}};
+  arguments.out = {out.data(), DType::bf16, {kRows, 1, 1, kDim}};
+  arguments.k_cache = {k.data(), DType::fp8_e4m3, {kRows, 1, 1, kDim}};
+  arguments.v_cache = {v.data(), DType::fp8_e4m3, {kRows, 1, 1, kDim}};
+  arguments.options.k_scale_value = arguments.options.v_scale_value = 1.0;
+  kv_cache_attention(arguments, {.implementation = GetParam()});
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const float got = device::bf16_to_float(out[i]), expected = device::e4m3_to_float(v[i]);
+    EXPECT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected))) << i << ": " << got << ", " << expected;
+  }
+  k[kDim] = 0x7F;  // a NaN among the second row's keys
+  kv_cache_attention(arguments, {.implementation = GetParam()});
+  for (std::int64_t i = 0; i < kDim; ++i) {
+    EXPECT_FALSE(std::isnan(device::bf16_to_float(out[static_cast<std::size_t>(i)])));
+    EXPECT_TRUE(std::isnan(device::bf16_to_float(out[static_cast<std::size_t>(kDim + i)])));
+  }
 }
 
 TEST_P(EmulatedKvCache, PackedQueriesOfPrefillAndDecode) {
@@ -116,7 +149,8 @@ TEST_P(EmulatedKvCache, AppendingFirstIsTheSameBitForBit) {
 TEST_P(EmulatedKvCache, RotatedOfBothKinds) {
   for (const char* rotary : {"rotary=f32 rotary_dim=64",
                              "rotary=query rotary_dim=24 rotary_offset=5 "
-                             "rotary_interleaved=1 rotary_seqlens=1"}) {
+                             "rotary_interleaved=1 rotary_seqlens=1",
+                             "rotary=f32 rotary_dim=40 rotary_offset=16 rotary_interleaved=1"}) {
     check(
         core::concat("kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=4 num_heads_k=2 head_dim=64 capacity=60 "
                      "seqlen_q=4 cache_seqlens=1 append=1 seqlen_k_new=4 mask=causal ",

@@ -74,18 +74,51 @@ TEST(KvCacheLowering, OnlyTheCostModelAndTheCallerSplitKeys) {
   EXPECT_EQ(names_of(cache_lowered("sm_90a", core::concat(kDecode, " batch_invariant=1"))), "kv_cache_forward ");
 }
 
-/// Queries that append_kv has rotated are read where it has left them.
-TEST(KvCacheLowering, RotatedQueriesPassThroughTheWorkspace) {
-  const gpu::Lowering lowering =
-      cache_lowered("gfx942", core::concat(kDecode, " num_splits=1 append=1 seqlen_k_new=1 rotary_dim=64 rotary=f32"));
-  ASSERT_NE(lowering.part("q_rotated"), nullptr);
-  EXPECT_EQ(lowering.part("q_rotated")->bytes, std::size_t{2} * 32 * 128);
-  const auto launches = lowering.launches();
-  ASSERT_EQ(launches.size(), 2u);
-  for (const gpu::Launch* launch : launches) ASSERT_EQ(launch->workspace.size(), 1u);
-  EXPECT_EQ(launches[0]->workspace[0].offset, launches[1]->workspace[0].offset);
-  EXPECT_EQ(launches[0]->workspace[0].param_offset, offsetof(device::AppendKvParams, q_rotated));
-  EXPECT_EQ(launches[1]->workspace[0].param_offset, offsetof(device::KvCacheForwardParams, q.data));
+/// What comes first is launched after all before it; kernels after it wait themselves, where the GPU lets them begin.
+TEST(KvCacheLowering, StepsOverlapFromSm90On) {
+  for (const std::string_view architecture : {"sm_80", "sm_90a", "sm_120", "gfx942"}) {
+    const gpu::Lowering lowering = cache_lowered(
+        architecture, core::concat(kDecode, " num_splits=3 append=1 seqlen_k_new=1 rotary_dim=64 rotary=f32"));
+    std::vector<bool> programmatic;
+    for (const gpu::Launch* launch : lowering.launches()) programmatic.push_back(launch->programmatic);
+    const bool overlaps = architecture == "sm_90a" || architecture == "sm_120";
+    EXPECT_EQ(programmatic, (std::vector<bool>{false, overlaps, overlaps})) << architecture;
+  }
+}
+
+/// The order of a row's sums is that of its keys' tiles, whose size with batch_invariant depends on no other row.
+TEST(KvCacheLowering, BatchInvariantTilesAreThoseOfManyRows) {
+  for (const std::string_view architecture : {"sm_80", "sm_89", "sm_90a", "gfx942", "gfx1100"}) {
+    for (const char* cache : {"", " cache_dtype=fp8_e4m3 scales=token"}) {
+      for (const char* dims :
+           {" head_dim=64", " head_dim=128", " head_dim=200", " head_dim=576 head_dim_v=512 mla=1"}) {
+        std::set<int> tiles;
+        for (const int seqlen_q : {1, 2, 16, 64, 100, 1000, 4000}) {
+          const gpu::Lowering lowering = cache_lowered(
+              architecture, core::concat("kv_cache_attention dtype=bf16 batch_invariant=1 page_size=16 num_pages=600 "
+                                         "max_pages_per_seq=300 num_heads_q=8 num_heads_k=2 seqlen_q=",
+                                         seqlen_q, cache, dims));
+          tiles.insert(gpu::config_of<KvCacheForward>(lowering.launches().front()->key).block_n);
+        }
+        EXPECT_EQ(tiles.size(), 1u) << architecture << cache << dims;
+      }
+    }
+  }
+}
+
+/// The bytes of fp8 tiles wait in shared memory where lanes copy asynchronously and rows are as wide as tiles.
+TEST(KvCacheLowering, BytesOfFp8WaitInSharedMemory) {
+  const auto keeps_bytes = [](std::string_view architecture, std::string_view dims) {
+    const gpu::Lowering lowering =
+        cache_lowered(architecture, core::concat("kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=head "
+                                                 "seqlen_q=1 num_heads_q=8 capacity=64 num_splits=1 ",
+                                                 dims));
+    return gpu::config_of<KvCacheForward>(lowering.launches().front()->key).keeps_bytes != 0;
+  };
+  EXPECT_TRUE(keeps_bytes("sm_90a", "head_dim=128"));
+  EXPECT_TRUE(keeps_bytes("sm_80", "head_dim=64 head_dim_v=32"));
+  EXPECT_FALSE(keeps_bytes("sm_90a", "head_dim=72"));
+  EXPECT_FALSE(keeps_bytes("gfx942", "head_dim=128"));
 }
 
 /// Tiles of fp8 caches are 16-bit elements: keys of q's type, and values in bf16, which no token's scale leaves.

@@ -1,6 +1,9 @@
 // What portable kernels sustain of a device's peak rates.
 #include "backends/portable/traits.hpp"
 
+#include <cstdlib>
+#include <string_view>
+
 namespace tilewise::backends::portable {
 namespace {
 
@@ -22,6 +25,12 @@ Sustained sustained(gpu::Family family) {
   return {0.5, 10.0};
 }
 
+/// NVIDIA GPUs from sm_90 on.
+bool overlaps_steps(std::string_view architecture) {
+  constexpr std::string_view kPrefix = "sm_";
+  return architecture.starts_with(kPrefix) && std::atoi(std::string(architecture.substr(kPrefix.size())).c_str()) >= 90;
+}
+
 }  // namespace
 
 DeviceTraits traits_of(const core::DeviceDescription& device, gpu::Family family) {
@@ -33,6 +42,7 @@ DeviceTraits traits_of(const core::DeviceDescription& device, gpu::Family family
   traits.shared_bytes = device.shared_bytes;
   traits.gflops = rates.of_matrix_rate * 2.0 * device.matrix_rate * device.gigahertz * device.multiprocessors;
   traits.gigabytes_per_second = rates.gigabytes_per_second * device.multiprocessors;
+  traits.overlaps_steps = overlaps_steps(device.architecture);
   traits.memory_gigabytes_per_second = device.memory_gigabytes_per_second;
   return traits;
 }

@@ -25,6 +25,7 @@ class Combine {
   };
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
+    wait_for_step_before<Machine>();
     const AttentionShape& shape = p.shape;
     const auto num_splits = static_cast<int32_t>(p.num_splits);
     const GridPlace place = grid_place<Machine>(p.grid);

@@ -56,6 +56,7 @@ struct ForwardConfig : ScoreConfig {
   int32_t rows_per_wave = 16, block_n = 64, stages = 1;
   Flag rows_in_registers = 0;  // Q, else it stays in shared memory
   Flag pack_gqa = 0;           // rows of a block are (query, head of the group) pairs
+  Flag idle_waves = 0;         // some of a block's waves have no rows: they only copy
   Flag split = 0;              // keys are split over blocks, which combine merges
   Flag sink = 0;
 
@@ -64,8 +65,8 @@ struct ForwardConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("rows_per_wave", c.rows_per_wave), visit("block_n", c.block_n), visit("stages", c.stages);
-    visit("rows_in_registers", c.rows_in_registers), visit("pack_gqa", c.pack_gqa), visit("split", c.split);
-    visit("sink", c.sink);
+    visit("rows_in_registers", c.rows_in_registers), visit("pack_gqa", c.pack_gqa);
+    visit("idle_waves", c.idle_waves), visit("split", c.split), visit("sink", c.sink);
   }
 };
 

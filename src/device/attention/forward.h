@@ -20,7 +20,7 @@ namespace tilewise::device {
 template <class Ops, auto C, class Call>
 struct ForwardShared {
   using Stage = typename Call::template Stage<Ops, C>;
-  using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim>::Tile;
+  using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim, false, Call::template changes_queries<C>()>::Tile;
   /// Q that stays here has its own place; Q that moves to registers passes through the stages'.
   struct Streams : RowsPart<!C.rows_in_registers, QTile> {
     Stage stage[C.stages];
@@ -53,6 +53,14 @@ class Forward {
   using Shared = ForwardShared<Ops, C, Call>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
+    if constexpr (C.split) let_next_step_begin<Machine>();
+    attend(params, shared);
+    // Who waits for this step relies on those before it, too.
+    if constexpr (Call::kFollows) wait_for_step_before<Machine>();
+  }
+
+ private:
+  TILEWISE_INLINE static void attend(const Params& params, Shared& shared) {
     GridPlace place = grid_place<Machine>(params.grid);
     const Columns columns(place);
     const Sequence sequence = Call::template sequence_at<C>(params, place.batch);
@@ -63,7 +71,6 @@ class Forward {
     kernel.finish();
   }
 
- private:
   TILEWISE_INLINE Forward(const Params& params, Shared& shared, const Sequence& sequence, const Queries& queries,
                           const Columns& columns, int32_t split)
       : p_(params), shared_(shared), sequence_(sequence), queries_(queries), columns_(columns), split_(split) {
@@ -105,9 +112,11 @@ class Forward {
     const TileRange t = tiles();
     if (t.begin >= t.end) return;
     pipeline_.open_for(p_, sequence_, queries_, columns_);
-    q_rows_.load(shared_.q_tile(), wave_row_, p_.shape.head_dim,
-                 [&](int row) { return queries_.template address_to_read<C.q_type>(p_.q, sequence_, row); });
-    pipeline_.start(stage_of(t.begin), t.begin);
+    // Queries that change take their time: keys are under way meanwhile, where they have a place.
+    constexpr bool kKeysFirst = Call::template changes_queries<C>() && !C.rows_in_registers;
+    if constexpr (kKeysFirst) pipeline_.start(stage_of(t.begin), t.begin);
+    Call::template load_queries<Ops, C>(q_rows_, shared_.q_tile(), wave_row_, p_, sequence_, queries_);
+    if constexpr (!kKeysFirst) pipeline_.start(stage_of(t.begin), t.begin);
     // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
     for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
   }
@@ -123,6 +132,10 @@ class Forward {
     typename Shared::Stage& stage = stage_of(tile);
     pipeline_.wait(stage);
     if (!kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+    if (C.idle_waves && queries_.first_row + wave_row_ >= queries_.total_rows) {
+      if (kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+      return;
+    }
 
     const int32_t first_key = tile * C.block_n;
     Scores S;
@@ -201,11 +214,16 @@ class Forward {
 
   TILEWISE_INLINE void store_out_accum() {
     constexpr int kRun = C.vector_rows ? kAdjacentColumns<typename Ops::FragmentLayout> : 1;
+    const auto cols = static_cast<int32_t>(columns_.count(p_.shape));
+    float* row_start[Out::kSlots];
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      const int32_t row = minimum(row_of_slot(slot), queries_.total_rows - 1);
+      row_start[slot] = p_.out_accum + accum_row(row) * p_.shape.head_dim_v + columns_.first();
+    }
     O_.template for_each_run<kRun>(lane_, [&](int slot, int col, const FloatRun<kRun>& run) {
-      const int32_t row = queries_.first_row + wave_row_ + Out::row_of_slot(lane_, slot);
-      if (row >= queries_.total_rows || col >= columns_.count(p_.shape)) return;
-      const int64_t place = accum_row(row) * p_.shape.head_dim_v + columns_.first() + col;
-      Machine::store_global(reinterpret_cast<FloatRun<kRun>*>(p_.out_accum + place), run);
+      if (row_of_slot(slot) >= queries_.total_rows || (!C.exact_dims && col >= cols)) return;
+      Machine::store_global(reinterpret_cast<FloatRun<kRun>*>(row_start[slot] + col), run);
     });
   }
 
@@ -217,7 +235,7 @@ class Forward {
   int32_t split_;
   int lane_, wave_row_;
   typename Call::template Pipeline<Ops, C, typename Shared::Stage> pipeline_;
-  OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C)> q_rows_;
+  OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C), Call::template changes_queries<C>()> q_rows_;
   RowScore row_scores_[Scores::kSlots];
   VisibleBand band_;
   DropoutSeed seed_;

@@ -69,6 +69,7 @@ struct WholeRows {
 /// What a call is to the forward kernel and to combine: their parameters, its sequences, and where keys come from.
 /// Other operations that attend bring one of their own.
 struct AttentionCall {
+  static constexpr bool kFollows = false;  // the forward kernel may come after another step
   using Forward = ForwardParams;
   using Combine = CombineParams;
   template <auto C, class Params>
@@ -77,6 +78,17 @@ struct AttentionCall {
   }
   template <auto C>
   using Columns = WholeRows;
+  /// Whether queries are more than what lies in memory.
+  template <auto C>
+  static constexpr bool changes_queries() {
+    return false;
+  }
+  template <class Ops, auto C, class Rows, class Params, class Queries>
+  TILEWISE_INLINE static void load_queries(Rows& rows, typename Rows::Tile& tile, int wave_row, const Params& p,
+                                           const Sequence& s, const Queries& queries) {
+    rows.load(tile, wave_row, p.shape.head_dim,
+              [&](int row) { return queries.template address_to_read<C.q_type>(p.q, s, row); });
+  }
   template <class Ops, auto C>
   using Stage = KvStage<Ops, C, kByRows, kByColumns>;
   template <class Ops, auto C, class Stage>

@@ -1,10 +1,10 @@
-// Appends new keys and values to a cache, each rotated and rounded once, and leaves rotated queries in the workspace.
+// Appends new keys, rotated, and values to a cache, each rounded once.
 // A wave takes one row of one head at a time.
 #pragma once
 
-#include "device/common/float16.h"
 #include "device/common/float8.h"
 #include "device/kv_cache/config.h"
+#include "device/kv_cache/rotation.h"
 #include "device/kv_cache/sequence.h"
 #include "device/tile/contract.h"
 
@@ -15,6 +15,7 @@ class AppendKv {
   using Machine = typename Ops::Machine;
   using Bits = ElementBits<C.type>;
   using CacheBits = ElementBits<C.cache_type>;
+  using Elements = RotatedRow<Rotation<Machine, C.type, C.rotary != 0, C.interleaved != 0, C.float_tables != 0>>;
   static constexpr int64_t kNowhere = -1;
 
  public:
@@ -22,6 +23,7 @@ class AppendKv {
   using Shared = NoShared;
 
   TILEWISE_INLINE static void run(const Params& p, Shared&) {
+    let_next_step_begin<Machine>();
     const AttentionShape& s = p.shape;
     if (s.batch_size == 0) return;  // packed rows of no sequence
     const int64_t keys = (p.packed ? p.cache.total_k_new : s.batch_size * p.cache.seqlen_k_new) * s.num_heads_k;
@@ -31,8 +33,6 @@ class AppendKv {
       append(p, Stream{p.k, p.k_cache, p.k_scale, s.head_dim, C.rotary != 0}, unit);
     } else if (unit < keys + values) {
       append(p, Stream{p.v, p.v_cache, p.v_scale, s.head_dim_v, false}, unit - keys);
-    } else if (unit < keys + values + p.query_rows * s.num_heads_q) {
-      rotate_query(p, unit - keys - values);
     }
   }
 
@@ -45,12 +45,14 @@ class AppendKv {
     bool rotated;
   };
 
-  /// A row of new keys, or of queries, in memory, and which of its sequence it is. Packed rows are found by their
-  /// cu_seqlens; those of no sequence have a negative `index`.
+  /// A row of new keys in memory, and which of its sequence it is. Packed rows are found by their cu_seqlens; those of
+  /// no sequence have a negative `index`.
   struct Row {
     int64_t batch, row, index;
   };
-  TILEWISE_INLINE static Row row_at(const Params& p, const int32_t* cu_seqlens, int64_t seqlen, int64_t number) {
+  TILEWISE_INLINE static Row row_at(const Params& p, int64_t number) {
+    const int64_t seqlen = p.cache.seqlen_k_new;
+    const int32_t* const cu_seqlens = p.cache.cu_seqlens_k_new;
     if (!p.packed) return {number / seqlen, number % seqlen, number % seqlen};
     if (!cu_seqlens) return {0, number, number};
     int64_t low = 0, high = p.shape.batch_size;  // the last entry that is no greater than the row
@@ -61,76 +63,18 @@ class AppendKv {
     return {low, number, number - Machine::load_global(cu_seqlens + low)};
   }
 
-  /// The row's elements, rotated to its position where the stream is.
-  class Elements {
-   public:
-    TILEWISE_INLINE Elements(const Params& p, const Bits* row, bool rotated, int64_t position)
-        : r_(p.rotary), row_(row), rotated_(rotated) {
-      position_ = rotated ? clamp_to(position, 0, r_.rows - 1) : 0;
-    }
-    TILEWISE_INLINE bool is_rotated(int64_t d) const { return rotated_ && d >= r_.offset && d < r_.offset + r_.dim; }
-    TILEWISE_INLINE Bits bits(int64_t d) const { return Machine::load_global(row_ + d); }
-    TILEWISE_INLINE float plain(int64_t d) const { return element_to_float<C.type>(bits(d)); }
-
-    /// Products and their sum are exact in double but for the last bits, so that what is rounded to fp32 is what the
-    /// reference rounds.
-    TILEWISE_INLINE float value(int64_t d) const {
-      if constexpr (!C.rotary) return plain(d);
-      if (!is_rotated(d)) return plain(d);
-      const int64_t at = d - r_.offset, half = r_.dim / 2;
-      const int64_t i = C.interleaved ? at / 2 : at % half;
-      const bool second = C.interleaved ? at % 2 != 0 : at >= half;
-      const int64_t x_at = r_.offset + (C.interleaved ? 2 * i : i), y_at = x_at + (C.interleaved ? 1 : half);
-      const double x = plain(x_at), y = plain(y_at);
-      const double cosine = angle(r_.cos, position_ * r_.cos_stride + i);
-      const double sine = angle(r_.sin, position_ * r_.sin_stride + i);
-      return static_cast<float>(second ? x * sine + y * cosine : x * cosine - y * sine);
-    }
-
-   private:
-    TILEWISE_INLINE static float angle(const void* table, int64_t at) {
-      if constexpr (C.float_tables) return Machine::load_global(static_cast<const float*>(table) + at);
-      return element_to_float<C.type>(Machine::load_global(static_cast<const Bits*>(table) + at));
-    }
-    const RotaryTables& r_;
-    const Bits* row_;
-    bool rotated_;
-    int64_t position_;
-  };
-
-  TILEWISE_INLINE static int64_t first_position(const Params& p, int64_t batch) {
-    if (p.rotary.seqlens) return Machine::load_global(p.rotary.seqlens + batch);
-    return p.cache.cache_seqlens ? Machine::load_global(p.cache.cache_seqlens + batch) : p.cache.cache_seqlen;
-  }
-
-  TILEWISE_INLINE static Bits rounded(float value) {
-    return static_cast<Bits>(Machine::template pack<C.type>(value, 0.0f));
-  }
-
-  TILEWISE_INLINE static void rotate_query(const Params& p, int64_t unit) {
-    const AttentionShape& s = p.shape;
-    const int64_t head = unit % s.num_heads_q, number = unit / s.num_heads_q;
-    const Row row = row_at(p, s.cu_seqlens_q, s.seqlen_q, number);
-    const auto* from = static_cast<const Bits*>(p.q.data) + (p.packed ? 0 : row.batch * p.q.batch_stride) +
-                       row.row * p.q.seq_stride + head * p.q.head_stride;
-    const int64_t position = first_position(p, row.batch) + (p.rotary.queries_advance ? row.index : 0);
-    const Elements elements(p, from, true, position);
-    auto* to = static_cast<Bits*>(p.q_rotated) + unit * s.head_dim;
-    for (int64_t d = Machine::lane(); d < s.head_dim; d += Machine::kLanes) {
-      Machine::store_global(to + d, elements.is_rotated(d) ? rounded(elements.value(d)) : elements.bits(d));
-    }
-  }
-
   TILEWISE_INLINE static void append(const Params& p, const Stream& stream, int64_t unit) {
     const AttentionShape& s = p.shape;
     const int64_t head = unit % s.num_heads_k;
-    const Row row = row_at(p, p.cache.cu_seqlens_k_new, p.cache.seqlen_k_new, unit / s.num_heads_k);
+    const Row row = row_at(p, unit / s.num_heads_k);
     const Place place = place_of(p, row);
     if (place.row == kNowhere) return;
     const auto* from = static_cast<const Bits*>(stream.from.data) +
                        (p.packed ? 0 : row.batch * stream.from.batch_stride) + row.row * stream.from.seq_stride +
                        head * stream.from.head_stride;
-    const Elements elements(p, from, stream.rotated, stream.rotated ? first_position(p, row.batch) + row.index : 0);
+    const bool rotated = C.rotary && stream.rotated;
+    const int64_t position = rotated ? first_position<Machine>(p.rotary, p.cache, row.batch) + row.index : 0;
+    const Elements elements(p.rotary, from, rotated, position);
     auto* to = static_cast<CacheBits*>(stream.cache.data) + place.row * stream.cache.batch_stride +
                place.place * stream.cache.seq_stride + head * stream.cache.head_stride;
     float scale = 1.0f;
@@ -139,7 +83,7 @@ class AppendKv {
       if constexpr (C.cache_type == kE4m3) {
         Machine::store_global(to + d, float_to_e4m3(elements.value(d) / scale));
       } else {
-        Machine::store_global(to + d, elements.is_rotated(d) ? rounded(elements.value(d)) : elements.bits(d));
+        Machine::store_global(to + d, elements.rounded(d));
       }
     }
   }

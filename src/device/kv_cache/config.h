@@ -10,16 +10,20 @@ enum ScaleKind : int32_t { kNoScales = 0, kBlockScale = 1, kTokenScales = 2 };
 
 /// k_type and v_type are those of tiles; fp8 is widened on its way there.
 struct KvCacheForwardConfig : ForwardConfig {
-  int32_t cache_type = kBf16;  // ElementType
-  int32_t page_size = 0;       // 0: contiguous
-  int32_t scales = kNoScales;  // ScaleKind
-  int32_t v_parts = 1;         // blocks that share the columns of v and out, head_dim_v for each
+  int32_t cache_type = kBf16;        // ElementType
+  int32_t page_size = 0;             // 0: contiguous
+  int32_t scales = kNoScales;        // ScaleKind
+  int32_t v_parts = 1;               // blocks that share the columns of v and out, head_dim_v for each
+  Flag rotary = 0, interleaved = 0;  // of q
+  Flag float_tables = 0;             // tables in fp32, else in q_type
+  Flag keeps_bytes = 0;  // fp8 tiles come to shared memory as they are and are widened there, else on their way
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     ForwardConfig::for_each_field(c, visit);
     visit("cache_type", c.cache_type), visit("page_size", c.page_size), visit("scales", c.scales);
-    visit("v_parts", c.v_parts);
+    visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
+    visit("float_tables", c.float_tables), visit("keeps_bytes", c.keeps_bytes);
   }
 };
 

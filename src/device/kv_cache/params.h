@@ -44,17 +44,34 @@ struct ScaleTensor {
   }
 };
 
+/// cos and sin of [position, i], i below dim / 2.
+struct RotaryTables {
+  const void *cos, *sin;
+  int64_t cos_stride, sin_stride;  // between positions
+  int64_t rows, dim, offset;       // dim 0: none
+  int64_t element_bytes;
+  const int32_t* seqlens;   // [batch_size]: the first new key's position; null: what the cache holds
+  int64_t queries_advance;  // whether query t stands at a position of its own
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("cos", p.cos), visit("sin", p.sin), visit("cos_stride", p.cos_stride), visit("sin_stride", p.sin_stride);
+    visit("rows", p.rows), visit("dim", p.dim), visit("offset", p.offset), visit("element_bytes", p.element_bytes);
+    visit("seqlens", p.seqlens), visit("queries_advance", p.queries_advance);
+  }
+};
+
 struct KvCacheForwardParams {
   AttentionShape shape;
   ScoreParams score;
   CacheShape cache;
-  Tensor4 q, k_cache, v_cache, out;  // q: rotated, where it had to be
+  Tensor4 q, k_cache, v_cache, out;
   ScaleTensor k_scale, v_scale;
   LseTensor softmax_lse;
   SinkTensor sink;
   TileGrid grid;
-  int64_t rotated;   // whether q is what append_kv has left in the workspace
-  float* out_accum;  // as ForwardParams has them
+  RotaryTables rotary;  // of q
+  float* out_accum;     // as ForwardParams has them
   float* lse_accum;
 
   template <class Params, class Visit>
@@ -62,7 +79,7 @@ struct KvCacheForwardParams {
     visit("shape", p.shape), visit("score", p.score), visit("cache", p.cache), visit("q", p.q);
     visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("out", p.out), visit("k_scale", p.k_scale);
     visit("v_scale", p.v_scale), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid);
-    visit("rotated", p.rotated), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("rotary", p.rotary), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
   }
 };
 
@@ -85,45 +102,25 @@ struct KvCacheCombineParams {
   }
 };
 
-/// cos and sin of [position, i], i below dim / 2.
-struct RotaryTables {
-  const void *cos, *sin;
-  int64_t cos_stride, sin_stride;  // between positions
-  int64_t rows, dim, offset;       // dim 0: none
-  int64_t element_bytes;
-  const int32_t* seqlens;   // [batch_size]: the first new key's position; null: what the cache holds
-  int64_t queries_advance;  // whether query t stands at a position of its own
-
-  template <class Params, class Visit>
-  static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("cos", p.cos), visit("sin", p.sin), visit("cos_stride", p.cos_stride), visit("sin_stride", p.sin_stride);
-    visit("rows", p.rows), visit("dim", p.dim), visit("offset", p.offset), visit("element_bytes", p.element_bytes);
-    visit("seqlens", p.seqlens), visit("queries_advance", p.queries_advance);
-  }
-};
-
-/// Rotates and appends new keys, appends values, and leaves rotated queries in the workspace.
+/// Rotates and appends new keys, and appends values.
 struct AppendKvParams {
   AttentionShape shape;
   CacheShape cache;
-  Tensor4 q, k, v, k_cache, v_cache;
+  Tensor4 k, v, k_cache, v_cache;
   ScaleTensor k_scale, v_scale;
   RotaryTables rotary;
   const void* slots;  // null: cache_seqlens say where keys go; [total_k_new], or [batch_size, seqlen_k_new]
   int64_t slot_bytes, slots_batch_stride, slots_stride;
-  int64_t packed;          // of q and the new keys
-  int64_t query_rows;      // whose rotation is left in q_rotated; 0: none
+  int64_t packed;          // of the new keys
   int64_t appends_values;  // 0: values are columns of the keys
-  void* q_rotated;         // [query_rows, num_heads_q, head_dim] of q's type
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("cache", p.cache), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("shape", p.shape), visit("cache", p.cache), visit("k", p.k), visit("v", p.v);
     visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("k_scale", p.k_scale);
     visit("v_scale", p.v_scale), visit("rotary", p.rotary), visit("slots", p.slots);
     visit("slot_bytes", p.slot_bytes), visit("slots_batch_stride", p.slots_batch_stride);
-    visit("slots_stride", p.slots_stride), visit("packed", p.packed), visit("query_rows", p.query_rows);
-    visit("appends_values", p.appends_values), visit("q_rotated", p.q_rotated);
+    visit("slots_stride", p.slots_stride), visit("packed", p.packed), visit("appends_values", p.appends_values);
   }
 };
 

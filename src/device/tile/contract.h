@@ -23,6 +23,7 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   uniform(int)                a value that is the same in every lane, made known as such
 ///   keep_order()                instructions stay on their side of it
 ///   compute_by_here(x)          x is computed by here, not behind a later branch
+///   wait_for_step_before(), let_next_step_begin()    steps of a plan overlap
 ///   kDies                       dies with a cache of their own, to which blocks are dealt in turn
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
 template <class M>
@@ -50,12 +51,16 @@ concept TileMachine = requires(int i, float x, bool b, const float* from, float*
 
 /// Machines that copy from global to shared memory while lanes go on.
 template <class M>
-concept CopiesAsynchronously = requires(void* to, const void* from, bool valid, float* sum, const float (&x)[4]) {
-  { M::copy_async(to, from, valid) } -> SameAs<void>;  // 16 bytes; zeros, nothing read, unless valid
-  { M::commit_copies() } -> SameAs<void>;              // closes a group of this lane's copies
-  { M::template wait_copies<0>() } -> SameAs<void>;    // until so many groups, or less, are under way
-  { M::add_global(sum, x) } -> SameAs<void>;           // 4 floats, 16 bytes aligned; atomic, in any order
-};
+concept CopiesAsynchronously =
+    requires(void* to, const void* from, bool valid, float* sum, const float (&x)[4], uint32_t word) {
+      { M::copy_async(to, from, valid) } -> SameAs<void>;         // 16 bytes; zeros, nothing read, unless valid
+      { M::commit_copies() } -> SameAs<void>;                     // closes a group of this lane's copies
+      { M::template wait_copies<0>() } -> SameAs<void>;           // until so many groups, or less, are under way
+      { M::add_global(sum, x) } -> SameAs<void>;                  // 4 floats, 16 bytes aligned; atomic, in any order
+      { M::template spread_bytes<2>(word) } -> SameAs<uint32_t>;  // two bytes from the 2nd on, to upper bytes of halves
+      { M::template scale_pair<kBf16, 120>(word) } -> SameAs<uint32_t>;  // two elements, each times 2^120
+      { M::template scale_pair<kF16, 8>(word) } -> SameAs<uint32_t>;
+    };
 
 /// Machines whose tiles pass through registers.
 template <class M>

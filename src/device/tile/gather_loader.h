@@ -8,27 +8,73 @@
 
 namespace tilewise::device {
 
-/// As TileLoader, from a Source that says where rows lie: kElement, `cols` used elements of a row, and address(row) for
-/// any row, of which those that stand for none repeat another.
+/// Units of 16 bytes of a tile, each the work of one lane, some at once: visit(all_row, row, unit, find(all_row, row))
+/// for those of row all_row + row, where all_row is known to the compiler. What find() reads waits for no visit: copies
+/// under way keep their order with all that is read from memory, and a row at a time took a lone wave 35 instructions a
+/// copy instead of 5.
+template <int kThreads, int kRows, int kRowUnits, class Find, class Visit>
+TILEWISE_INLINE void for_each_unit(int thread, const Find& find, const Visit& visit) {
+  constexpr int kUnits = kRows * kRowUnits, kSteps = ceil_div(kUnits, kThreads), kAtOnce = minimum(8, kSteps);
+  // Every lane keeps its unit of a row and moves down by whole rows.
+  constexpr bool kEvenSteps = kUnits % kThreads == 0 && kThreads % kRowUnits == 0 &&
+                              (kRowUnits & (kRowUnits - 1)) == 0 && kSteps % kAtOnce == 0;
+  if constexpr (kEvenSteps) {
+    constexpr int kRowsAStep = kThreads / kRowUnits;
+    const auto row = static_cast<int>(static_cast<uint32_t>(thread) / kRowUnits);
+    const auto unit = static_cast<int>(static_cast<uint32_t>(thread) % kRowUnits);
+    for_each_index<0, kSteps / kAtOnce>([&](auto batch) {
+      constexpr int kFirst = decltype(batch)::value * kAtOnce;
+      decltype(find(0, 0)) found[kAtOnce];
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) found[i] = find((kFirst + i) * kRowsAStep, row);
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) visit((kFirst + i) * kRowsAStep, row, unit, found[i]);
+    });
+  } else {
+    TILEWISE_NO_UNROLL
+    for (int first = thread; first < kUnits; first += kAtOnce * kThreads) {
+      decltype(find(0, 0)) found[kAtOnce];
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) found[i] = find(0, minimum(first + i * kThreads, kUnits - 1) / kRowUnits);
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int each = first + i * kThreads;
+        if (kUnits % (kAtOnce * kThreads) != 0 && each >= kUnits) break;
+        visit(0, each / kRowUnits, each % kRowUnits, found[i]);
+      }
+    }
+  }
+}
+
+/// Rows that lie anywhere, a tile's at a time.
+template <int Element>
+struct GatheredRows {
+  static constexpr int kElement = Element;
+  using Bits = ElementBits<Element>;
+  const Bits* const* rows;  // in shared memory: where the tile's rows are; those that stand for none repeat another
+  int32_t cols;             // used elements of a row
+
+  template <class Machine>
+  TILEWISE_INLINE const Bits* row(int index) const {
+    return Machine::template load_shared<const Bits*>(rows + index);
+  }
+};
+
+/// As TileLoader, from GatheredRows.
 template <class Ops, auto C, class Tile, class Source, bool kTight = false,
           bool kAsync = Ops::kAsyncCopies && Source::kElement == Tile::kElement>
 class GatherLoader {
   using Machine = typename Ops::Machine;
-  static constexpr int kThreads = C.waves * Machine::kLanes;
-  static constexpr int kRowChunks = Tile::kDepth / kChunk;
-  static constexpr int kUnits = Tile::kRows * kRowChunks;
+  static constexpr int kRowUnits = Tile::kDepth / kChunk;
 
  public:
-  TILEWISE_INLINE void start(Tile& tile, const Source& source, int first_row) {
-    const int thread = Machine::not_hoisted(Machine::thread());
-    // Every row has an address of its own: all at once they pass a lone wave's registers (192 bytes spilled at 64 rows
-    // of 128 elements).
-    TILEWISE_UNROLL_BY_8
-    for (int step = 0; step < ceil_div(kUnits, kThreads); ++step) {
-      const int unit = thread + step * kThreads, row = unit / kRowChunks, chunk = unit % kRowChunks;
-      if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      copy_chunk<Ops, C>(tile.rows.chunk(row, chunk), source.address(first_row + row), chunk * kChunk, source.cols);
-    }
+  TILEWISE_INLINE void start(Tile& tile, const Source& source) {
+    for_each_unit<C.waves * Machine::kLanes, Tile::kRows, kRowUnits>(
+        Machine::not_hoisted(Machine::thread()),
+        [&](int all_row, int row) { return source.template row<Machine>(all_row + row); },
+        [&](int all_row, int row, int chunk, const auto* from) {
+          copy_chunk<Ops, C>(tile.rows.chunk(all_row, row, 0, chunk), from, chunk * kChunk, source.cols);
+        });
     Machine::commit_copies();
   }
   TILEWISE_INLINE void finish(Tile&) {}
@@ -46,9 +92,8 @@ class GatherLoader<Ops, C, Tile, Source, kTight, false> {
   static constexpr int kStepsAtOnce = kRunBytes < 64 ? 64 / kRunBytes : 1;
 
  public:
-  TILEWISE_INLINE void start(Tile&, const Source& source, int first_row) {
+  TILEWISE_INLINE void start(Tile&, const Source& source) {
     source_ = source;
-    first_row_ = first_row;
     if constexpr (kLate) return;
     Runs::for_each_block(Machine::thread(), [&](int step, int all_row, int row, int col) {
       TILEWISE_UNROLL
@@ -71,7 +116,7 @@ class GatherLoader<Ops, C, Tile, Source, kTight, false> {
 
  private:
   TILEWISE_INLINE Run load_run(int row, int col) const {
-    const auto* from = source_.address(first_row_ + row);
+    const auto* from = source_.template row<Machine>(row);
     Run run{};
     if constexpr (C.vector_rows) {
       if (C.exact_dims || col < source_.cols) run = Machine::load_global(reinterpret_cast<const Run*>(from + col));
@@ -87,8 +132,42 @@ class GatherLoader<Ops, C, Tile, Source, kTight, false> {
   }
 
   Source source_;
-  int first_row_;
   Run held_[kLate ? 1 : Runs::kSteps][Runs::kBlockRows];
+};
+
+/// fp8 elements of a tile, asynchronously: their bytes wait in shared memory, each 16 of them where the lane that asked
+/// for them finds them again and widens them. Rows are exactly as long as the tile's.
+template <class Ops, auto C, class Tile, class Source>
+class BytesLoader {
+  using Machine = typename Ops::Machine;
+  static constexpr int kUnitBytes = 16, kRowUnits = Tile::kDepth / kUnitBytes, kThreads = C.waves * Machine::kLanes;
+
+ public:
+  TILEWISE_INLINE void start(uint8_t* bytes, const Source& source) {
+    for_each_unit<kThreads, Tile::kRows, kRowUnits>(
+        Machine::not_hoisted(Machine::thread()),
+        [&](int all_row, int row) { return source.template row<Machine>(all_row + row); },
+        [&](int all_row, int row, int unit, const uint8_t* from) {
+          uint8_t* const to = bytes + all_row * Tile::kDepth + row * Tile::kDepth + unit * kUnitBytes;
+          Machine::copy_async(to, from + unit * kUnitBytes, true);
+        });
+    Machine::commit_copies();
+  }
+
+  TILEWISE_INLINE void finish(Tile& tile, const uint8_t* bytes) {
+    for_each_unit<kThreads, Tile::kRows, kRowUnits>(
+        Machine::not_hoisted(Machine::thread()),
+        [&](int all_row, int row) { return bytes + all_row * Tile::kDepth + row * Tile::kDepth; },
+        [&](int all_row, int row, int unit, const uint8_t* from) {
+          const WideRun<Machine, Tile::kElement> wide(Machine::template load_shared<Chunk>(from + unit * kUnitBytes));
+          // Lanes 4 apart store to the same banks where a row is 128 elements or more: every other four of them begin
+          // with the second half.
+          const bool turned = kRowUnits % 8 == 0 && (unit & 4) != 0;
+          Machine::store_shared(tile.rows.chunk(all_row, row, 0, 2 * unit + turned), turned ? wide.second : wide.first);
+          Machine::store_shared(tile.rows.chunk(all_row, row, 0, 2 * unit + !turned),
+                                turned ? wide.first : wide.second);
+        });
+  }
 };
 
 }  // namespace tilewise::device

@@ -70,6 +70,18 @@ struct HostMachine {
 
 /// Stands in for Sm80Machine.
 struct HostSm80Machine : HostMachine<32> {
+  template <int kFirst>
+  TILEWISE_INLINE static uint32_t spread_bytes(uint32_t word) {
+    const uint32_t two = word >> (8 * kFirst);
+    return (two & 0xFFu) << 8 | (two & 0xFF00u) << 16;
+  }
+  template <int kElement, int kExponent>
+  TILEWISE_INLINE static uint32_t scale_pair(uint32_t pair) {
+    const auto scaled = [](uint32_t bits) {
+      return element_to_float<kElement>(bits) * __builtin_ldexpf(1.0f, kExponent);
+    };
+    return pack<kElement>(scaled(pair & 0xFFFFu), scaled(pair >> 16));
+  }
   TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) { host_block->add_global(to, x); }
   TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
     host_block->copy_async(to, from, valid);

@@ -83,6 +83,36 @@ struct Sm80Machine {
     return packed;
   }
 
+  /// Of programmatic dependent launch; nothing where a launch is not.
+  TILEWISE_INLINE static void wait_for_step_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  }
+  TILEWISE_INLINE static void let_next_step_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+  }
+
+  /// Two bytes of a word from kFirst on, each the upper one of a half word.
+  template <int kFirst>
+  TILEWISE_INLINE static uint32_t spread_bytes(uint32_t word) {
+    return __byte_perm(word, 0, kFirst == 0 ? 0x1404 : 0x3424);
+  }
+  /// Two 16-bit elements times 2^kExponent, each rounded.
+  template <int kElement, int kExponent>
+  TILEWISE_INLINE static uint32_t scale_pair(uint32_t pair) {
+    constexpr uint32_t kPower = kElement == kBf16 ? (kExponent + 127) << 7 : (kExponent + 15) << 10;
+    uint32_t product;
+    if constexpr (kElement == kBf16) {
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(kPower * 0x10001u), "r"(0x80008000u));
+    } else {
+      asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(kPower * 0x10001u));
+    }
+    return product;
+  }
+
   /// Starts copying 16 bytes to shared memory; zeros where `valid` is false, and nothing is read then.
   TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {
     const uint32_t size = valid ? 16 : 0;

@@ -8,11 +8,12 @@ namespace tilewise::device {
 struct NoTile {};
 
 /// C.waves waves own C.rows_per_wave rows each, of Depth elements. kTight: registers are scarce around the products.
-template <class Ops, auto C, int kElement, int Depth, bool kTight = false>
+/// kChanged: rows come by load_changed().
+template <class Ops, auto C, int kElement, int Depth, bool kTight = false, bool kChanged = false>
 class OwnRows {
   using Machine = typename Ops::Machine;
   using RowTile = SharedTile<kElement, C.waves * C.rows_per_wave, Depth>;
-  static constexpr bool kDirect = C.rows_in_registers && Ops::kDirectRows;
+  static constexpr bool kDirect = C.rows_in_registers && Ops::kDirectRows && !kChanged;
 
  public:
   /// What the rows need of shared memory; empty where they come straight to registers.
@@ -34,6 +35,26 @@ class OwnRows {
         Ops::load_operand(held_, part_of(tile, wave_row));
         Machine::barrier();
       }
+    }
+  }
+
+  /// The same of rows that change while they lie in the tile: change() does that, once all have been copied (it calls
+  /// Ops::finish_copies() and a barrier itself, so as to ask for what it needs before).
+  template <class Address, class Change>
+  TILEWISE_INLINE void load_changed(Tile& tile, int wave_row, int64_t cols, const Address& address,
+                                    const Change& change) {
+    copy_rows<Ops, C>(tile, cols, address);
+    change();
+    if constexpr (C.rows_in_registers) {
+      Machine::barrier();
+      if constexpr (Ops::kDirectRows) {
+        Ops::gather_rows(held_, [&](int row, int chunk) {
+          return Machine::template load_shared<Chunk>(tile.chunk(wave_row + row, chunk));
+        });
+      } else {
+        Ops::load_operand(held_, part_of(tile, wave_row));
+      }
+      Machine::barrier();
     }
   }
 

@@ -7,11 +7,9 @@
 #define TILEWISE_INLINE __attribute__((always_inline)) inline
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__) || defined(__clang__)
 #define TILEWISE_UNROLL _Pragma("unroll")
-#define TILEWISE_UNROLL_BY_8 _Pragma("unroll 8")
 #define TILEWISE_NO_UNROLL _Pragma("unroll 1")
 #else
 #define TILEWISE_UNROLL
-#define TILEWISE_UNROLL_BY_8
 #define TILEWISE_NO_UNROLL
 #endif
 
@@ -81,6 +79,18 @@ TILEWISE_INLINE float uniform(float value) {
 template <class Machine>
 TILEWISE_INLINE void keep_order() {
   if constexpr (requires { Machine::keep_order(); }) Machine::keep_order();
+}
+
+/// A step of a plan may begin while the one before it ends, where the machine has a way to: what the step before has
+/// written is there once it has waited.
+template <class Machine>
+TILEWISE_INLINE void wait_for_step_before() {
+  if constexpr (requires { Machine::wait_for_step_before(); }) Machine::wait_for_step_before();
+}
+/// Blocks of the step after this one take the multiprocessors that have room from now on.
+template <class Machine>
+TILEWISE_INLINE void let_next_step_begin() {
+  if constexpr (requires { Machine::let_next_step_begin(); }) Machine::let_next_step_begin();
 }
 
 /// Has the value computed by here, where the machine has a way to: products that a branch later uses are moved

@@ -39,4 +39,39 @@ struct Widen<Machine, kE4m3, kTo, kElements> {
   }
 };
 
+/// 16 e4m3 bytes as two chunks of 16-bit elements. Two at once: a byte's exponent and fraction, moved to where those of
+/// the wider type begin, are a power of two too small.
+template <class Machine, int kTo>
+struct WideRun {
+  Chunk first, second;
+
+  TILEWISE_INLINE explicit WideRun(const Chunk& bytes) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      Chunk& to = i < 2 ? first : second;
+      to.word[i % 2 * 2] = widen_pair(Machine::template spread_bytes<0>(bytes.word[i]));
+      to.word[i % 2 * 2 + 1] = widen_pair(Machine::template spread_bytes<2>(bytes.word[i]));
+    }
+    if (nans(bytes.word[0]) | nans(bytes.word[1]) | nans(bytes.word[2]) | nans(bytes.word[3])) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        Chunk& to = i < 2 ? first : second;
+        to.word[i % 2 * 2] |= nan_pair(Machine::template spread_bytes<0>(nans(bytes.word[i])));
+        to.word[i % 2 * 2 + 1] |= nan_pair(Machine::template spread_bytes<2>(nans(bytes.word[i])));
+      }
+    }
+  }
+
+ private:
+  TILEWISE_INLINE static uint32_t widen_pair(uint32_t pair) {
+    constexpr int kShift = kTo == kBf16 ? 4 : 1, kExponent = kTo == kBf16 ? 120 : 8;
+    const uint32_t magnitude = (pair & 0x7F007F00u) >> kShift;
+    return Machine::template scale_pair<kTo, kExponent>((pair & 0x80008000u) | magnitude);
+  }
+  /// The upper bit of each byte that is a NaN, which has all lower bits.
+  TILEWISE_INLINE static uint32_t nans(uint32_t bytes) { return ((bytes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u; }
+  /// All bits of the exponent, and the upper one of the fraction, where the upper bit of a half word is set.
+  TILEWISE_INLINE static uint32_t nan_pair(uint32_t pair) { return pair - (pair >> (kTo == kBf16 ? 9 : 6)); }
+};
+
 }  // namespace tilewise::device

@@ -12,7 +12,7 @@ namespace {
 // Until the first blocks have something to compute, and the last results are in memory.
 constexpr double kStartUs = 4.1, kStreamStartUs = 1.5;
 // Of a tile that no other block's arithmetic hides, beside its products.
-constexpr double kTileUs = 0.2, kLoneWaveDimUs = 0.015;  // the latter for each of head_dim
+constexpr double kTileUs = 0.2, kLoneWaveUs = 2.3e-4;  // the latter for each element of a tile's keys
 // Blocks that share a multiprocessor, of one wave or more.
 constexpr double kBlocksAtOnce = 2.0, kLoneWavesAtOnce = 4.0;
 constexpr double kLoneWaveParts = 4.0;  // of a multiprocessor's matrix units, of which a wave uses one
@@ -103,7 +103,7 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
   b.flops = rows * c.block_n * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c));
   b.own_us = own_us(kHalf * rows * (c.head_dim + c.head_dim_v));
   if (c.waves == 1) {
-    b.tile_us = kLoneWaveDimUs * 0.5 * (c.head_dim + c.head_dim_v);
+    b.tile_us = kLoneWaveUs * 0.5 * c.block_n * (c.head_dim + c.head_dim_v);
     b.at_once = kLoneWavesAtOnce;
     b.parts = kLoneWaveParts;
   }

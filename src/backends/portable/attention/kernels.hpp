@@ -17,6 +17,7 @@ template <typename Config_, typename Params_>
 struct AttentionKernel {
   using Config = Config_;
   using Params = Params_;
+  static constexpr bool kWaits = false;  ///< itself, for the step before it
   static std::uint32_t threads(const Config& config, Family family) {
     return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
   }
@@ -35,6 +36,7 @@ struct Forward : AttentionKernel<device::ForwardConfig, device::ForwardParams> {
 struct Combine : AttentionKernel<device::CombineConfig, device::CombineParams> {
   static constexpr std::string_view kName = "combine", kHeader = "device/attention/combine.h", kKernel = "Combine",
                                     kConfig = "CombineConfig", kParams = "CombineParams";
+  static constexpr bool kWaits = true;
   static std::uint32_t shared_bytes(const Config& config, Family family);
 };
 

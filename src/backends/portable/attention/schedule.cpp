@@ -11,8 +11,7 @@ namespace {
 using device::is_crowded, device::ScoreConfig;
 
 constexpr std::int32_t kDimStep = 32;
-constexpr std::int64_t kFewQueries = 64;     // rows of one tile may then come from several heads
-constexpr std::int64_t kManyQueries = 1024;  // shapes are the same for more
+constexpr std::int64_t kFewQueries = 64;  // rows of one tile may then come from several heads
 
 device::BiasType bias_type_of(const Problem& p) {
   switch (p.bias) {
@@ -57,6 +56,16 @@ bool has_few_blocks(const Problem& p, const DeviceTraits& traits) {
   return !p.batch_invariant && p.batch_size * p.num_heads_k < 2LL * traits.multiprocessors;
 }
 
+/// Whether packed heads leave so few tiles of 4 x 32 rows that keys are split for most of the multiprocessors: twice as
+/// many of half the rows hide more of each other's latency (64 queries on 4,096 keys of 8 heads take 28 us instead of
+/// 30, 32 queries 20 instead of 23; from 128 queries on it is even, from 256 on 10% slower; H200).
+bool has_few_tiles(const Problem& p, const DeviceTraits& traits) {
+  constexpr std::int64_t kTileRows = 128;
+  const std::int64_t tiles = (p.seqlen_q * group_of(p) + kTileRows - 1) / kTileRows;
+  return !p.batch_invariant && group_of(p) > 1 && p.seqlen_q <= kFewQueries &&
+         4 * tiles * p.num_heads_k * p.batch_size <= traits.multiprocessors;
+}
+
 void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const DeviceTraits& traits, std::int32_t dim) {
   const std::int64_t rows = p.seqlen_q * group_of(p);
   c.stages = 2;
@@ -77,9 +86,11 @@ void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const Device
     c.rows_per_wave = 16;
     c.waves = 1;
     // A wave's latency decides where there are few: twice as many with half the tile take 19 us instead of 24
-    // for 4096 keys of 8 heads on an H200; where there are many, larger tiles come 5% faster.
-    if (few_blocks) c.block_n = 32;
-  } else if (rows <= 64) {
+    // for 4096 keys of 8 heads on an H200. Where there are many, rows of 64 elements come 10% faster by larger tiles,
+    // and of 128 by smaller ones, of which more are under way at once (478 us instead of 523 for 64 sequences of 8192
+    // keys).
+    if (few_blocks || dim > 64) c.block_n = 32;
+  } else if (rows <= 64 || (dim <= 128 && has_few_tiles(p, traits))) {
     c.rows_per_wave = 16;
     c.waves = 4;
   }

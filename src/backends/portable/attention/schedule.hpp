@@ -45,6 +45,9 @@ template <typename Kernel>
 /// Whether that kernel also adds up dq, in no fixed order: where the problem lets it.
 [[nodiscard]] bool accumulates_dq(const Problem& problem);
 
+/// Shapes are the same for more.
+inline constexpr std::int64_t kManyQueries = 1024;
+
 /// Query heads of a key head.
 [[nodiscard]] std::int64_t group_of(const Problem& problem);
 

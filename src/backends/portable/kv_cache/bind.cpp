@@ -83,10 +83,7 @@ void bind(const KvCacheParams& call, device::KvCacheForwardParams& params) {
   params.score = score_of(call);
   params.cache = cache_of(call);
   params.q = call.q;
-  if (params.rotated != 0) {
-    const std::int64_t row = call.num_heads_q * call.head_dim;
-    params.q = {nullptr, call.packed ? 0 : call.seqlen_q * row, row, call.head_dim};
-  }
+  params.rotary = rotary_of(call);
   params.k_cache = call.k_cache;
   params.v_cache = call.v_cache;
   params.out = call.out;
@@ -107,7 +104,6 @@ void bind(const KvCacheParams& call, device::KvCacheCombineParams& params) {
 void bind(const KvCacheParams& call, device::AppendKvParams& params) {
   params.shape = shape_of(call);
   params.cache = cache_of(call);
-  params.q = call.q;
   params.k = call.k;
   params.k_cache = call.k_cache;
   params.k_scale = scale_of(call.k_scale);

@@ -15,6 +15,7 @@ template <typename Config_, typename Params_>
 struct KvCacheKernel {
   using Config = Config_;
   using Params = Params_;
+  static constexpr bool kWaits = true;  ///< itself, for the step before it
   static std::uint32_t threads(const Config& config, gpu::Family family) {
     return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
   }
@@ -28,8 +29,11 @@ struct KvCacheForward : KvCacheKernel<device::KvCacheForwardConfig, device::KvCa
                                     kKernel = "KvCacheForward", kConfig = "KvCacheForwardConfig",
                                     kParams = "KvCacheForwardParams";
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
-  /// What scales of a tile's tokens add to a stage.
-  static std::int32_t token_scale_bytes(std::int32_t block_n) { return 2 * 4 * block_n; }
+  /// What a stage holds for each key beside elements of tiles: bytes that are not widened yet, two scales, two offsets.
+  static std::int32_t bytes_beside_tiles(const Config& c) {
+    return c.block_n * ((c.keeps_bytes ? c.head_dim + c.head_dim_v : 0) + (c.scales == device::kTokenScales ? 8 : 0) +
+                        (c.page_size != 0 || c.cache_type == device::kE4m3 ? 16 : 0));
+  }
 };
 
 struct KvCacheCombine : KvCacheKernel<device::KvCacheCombineConfig, device::KvCacheCombineParams> {

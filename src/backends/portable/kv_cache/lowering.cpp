@@ -72,21 +72,21 @@ class Lowerer {
       return;
     }
     const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
-    if (builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) == nullptr) return;
+    const bool is_first = builder_.is_empty();
+    gpu::Launch* const launch = builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
+    if (launch == nullptr) return;
+    launch->programmatic = Kernel::kWaits && traits_.overlaps_steps && !is_first;
     estimated_us_ += Estimator::kLaunchUs + us;
     if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
     refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
                       " bytes of shared memory a block, ", traits_.architecture, " has ", traits_.shared_bytes);
   }
 
-  [[nodiscard]] bool rotates_queries() const { return p_.append && p_.rotary_dim > 0 && !appends_alone(p_); }
-
   void add_append() {
     const device::AppendKvConfig config = append_kv_config(p_);
     const std::int64_t keys = operations::kv_cache::rows_of_new_keys(p_) * p_.num_heads_k;
     device::AppendKvParams params{};
-    params.query_rows = rotates_queries() ? operations::kv_cache::rows_of_queries(p_) : 0;
-    const std::int64_t units = keys * (p_.mla ? 1 : 2) + params.query_rows * p_.num_heads_q;
+    const std::int64_t units = keys * (p_.mla ? 1 : 2);
     const double bytes = 4.0 * static_cast<double>(units) * static_cast<double>(p_.head_dim);
     add<AppendKv>(config, params, ceil_div(units, config.waves),
                   kAppendUs + 1e-3 * bytes / traits_.memory_gigabytes_per_second);
@@ -108,7 +108,6 @@ class Lowerer {
     if (config.split) config.sink = 0;
     device::KvCacheForwardParams params{};
     params.grid = grid_of(tiles, splits, heads);
-    params.rotated = rotates_queries() ? operations::kv_cache::rows_of_queries(p_) : 0;
     add<KvCacheForward>(config, params, blocks * splits, estimator_.forward_us(config, blocks * splits, splits));
     if (config.split) add_combine(splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",

@@ -54,16 +54,17 @@ class CacheTable : public PointerTable<Params> {
                        .one_writer = false});
   }
 
-  /// Of all query heads, in the workspace.
-  template <typename Pointer>
-  void rotated(Pointer* const& member, Access access, std::int64_t rows) const {
-    Region region;
-    region.name = "q_rotated";
-    region.workspace = true;
-    region.access = access;
-    region.element_bytes = kHalf;
-    region.row = rows * p_.shape.num_heads_q * p_.shape.head_dim;
-    this->add(member, region);
+  void rotary(const device::RotaryTables& r) const {
+    const auto table = [&](const void* const& member, std::string_view name, std::int64_t stride) {
+      this->add(member, {.name = name,
+                         .element_bytes = static_cast<std::size_t>(r.element_bytes),
+                         .outer = {{{r.rows, stride}}},
+                         .rank = 1,
+                         .row = r.dim / 2});
+    };
+    table(r.cos, "rotary_cos", r.cos_stride);
+    table(r.sin, "rotary_sin", r.sin_stride);
+    this->add_lengths(r.seqlens, "rotary_seqlens", p_.shape.batch_size);
   }
 
  private:
@@ -77,11 +78,8 @@ void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor
   table.lengths();
   table.score();
   table.cache_lengths();
-  if (p.rotated != 0) {
-    table.rotated(p.q.data, Access::read, p.rotated);
-  } else {
-    table.queries(p.q, "q", Access::read);
-  }
+  table.queries(p.q, "q", Access::read);
+  table.rotary(p.rotary);
   table.cache(p.k_cache, "k_cache", Access::read, p.shape.head_dim);
   table.cache(p.v_cache, "v_cache", Access::read, p.shape.head_dim_v);
   table.scale(p.k_scale, "k_scale", Access::read);
@@ -113,28 +111,17 @@ void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visi
                            : Rows{s.batch_size, p.cache.seqlen_k_new, s.num_heads_k, false};
   table.lengths();
   table.cache_lengths();
-  table.queries(p.q, "q", Access::read);
   table.tensor(p.k, "k", Access::read, rows, s.head_dim);
   table.tensor(p.v, "v", Access::read, rows, s.head_dim_v);
   table.cache(p.k_cache, "k_cache", Access::write, s.head_dim);
   table.cache(p.v_cache, "v_cache", Access::write, s.head_dim_v);
   table.scale(p.k_scale, "k_scale", Access::write);
   table.scale(p.v_scale, "v_scale", Access::write);
-  const auto add_table = [&](const void* const& member, std::string_view name, std::int64_t stride) {
-    table.add(member, {.name = name,
-                       .element_bytes = static_cast<std::size_t>(p.rotary.element_bytes),
-                       .outer = {{{p.rotary.rows, stride}}},
-                       .rank = 1,
-                       .row = p.rotary.dim / 2});
-  };
-  add_table(p.rotary.cos, "rotary_cos", p.rotary.cos_stride);
-  add_table(p.rotary.sin, "rotary_sin", p.rotary.sin_stride);
-  table.add_lengths(p.rotary.seqlens, "rotary_seqlens", s.batch_size);
+  table.rotary(p.rotary);
   table.add(p.slots, {.name = "slots",
                       .element_bytes = static_cast<std::size_t>(p.slot_bytes),
                       .outer = {{{rows.batch, p.slots_batch_stride}, {rows.rows, p.slots_stride}}},
                       .rank = 2});
-  table.rotated(p.q_rotated, Access::write, p.query_rows);
 }
 
 }  // namespace tilewise::backends::portable

@@ -21,7 +21,58 @@ device::ScaleKind scales_of(const KvCacheProblem& p) {
 /// Beyond, blocks share the columns of v and out: a wave's registers do not hold them beside wider keys.
 constexpr std::int64_t kMostWholeDim = 256, kPartDim = 128;
 
+template <typename Config>
+void set_rotary(Config& c, const KvCacheProblem& p) {
+  c.rotary = p.rotary_dim > 0;
+  c.interleaved = c.rotary && p.rotary_interleaved;
+  c.float_tables = c.rotary && p.rotary == RotaryKind::f32;
+}
+
+void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std::int64_t rows) {
+  const bool is_sm80 = traits.family == gpu::Family::sm80;
+  // e4m3 is exact in bf16 and in f16, but a weight times the scale of a token may leave f16's range.
+  c.v_type = device::kBf16;
+  // Widening takes more than one wave's instructions; tiles on their way through registers take those of more than one.
+  c.waves = std::max(c.waves, 4);
+  c.keeps_bytes = is_sm80 && c.exact_dims;
+  if (c.keeps_bytes) c.stages = 1;
+  // 64 keys of 128 elements beside 32 rows, or of more, spill 84 to 104 bytes on sm_90a.
+  const bool crowded = c.rows_per_wave > 16 || c.head_dim + c.head_dim_v > 256;
+  if (is_sm80 && !c.keeps_bytes && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
+  // Options beside token scales pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a).
+  if (is_sm80 && c.rows_per_wave > 16 && !c.plain_scale) c.rows_per_wave = 16, c.waves = 8;
+  // One wave computes, two copy and widen: 578 us for 64 sequences of 8,192 keys, 719 with 4 waves and 64 keys (H200).
+  if (c.keeps_bytes && rows <= c.rows_per_wave) c.waves = 2, c.block_n = 32;
+  // 32 keys of 256 elements spill 92 to 128 bytes on RDNA, 16 none.
+  if (traits.family == gpu::Family::rdna && c.head_dim + c.head_dim_v > 384) c.block_n = 16;
+}
+
 std::int32_t page_size_of(const KvCacheProblem& p) { return static_cast<std::int32_t>(p.page_size); }
+
+/// For as many queries as `attention` has.
+device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Problem& attention,
+                                            const DeviceTraits& traits) {
+  device::KvCacheForwardConfig c;
+  Problem part = attention;
+  if (p.head_dim > kMostWholeDim || p.head_dim_v > kMostWholeDim) {
+    c.v_parts = static_cast<std::int32_t>((p.head_dim_v + kPartDim - 1) / kPartDim);
+    if (c.v_parts > 1) part.head_dim_v = kPartDim;
+  }
+  static_cast<device::ForwardConfig&>(c) = forward_config(part, traits);
+  c.exact_dims = c.exact_dims && c.v_parts * c.head_dim_v >= p.head_dim_v && p.head_dim_v % c.head_dim_v == 0;
+  c.lengths = 1;
+  c.page_size = page_size_of(p);
+  c.scales = scales_of(p);
+  c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
+  set_rotary(c, p);
+  const std::int64_t rows = attention.seqlen_q * (c.pack_gqa ? group_of(part) : 1);
+  if (is_fp8(p)) shape_fp8(c, traits, rows);
+  while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
+    (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
+  }
+  c.idle_waves = is_fp8(p) && rows <= (c.waves - 1) * c.rows_per_wave;
+  return c;
+}
 
 }  // namespace
 
@@ -87,33 +138,12 @@ Problem attention_of(const KvCacheProblem& p) {
 
 device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& p, const Problem& attention,
                                                      const DeviceTraits& traits) {
-  device::KvCacheForwardConfig c;
-  Problem part = attention;
-  if (p.head_dim > kMostWholeDim || p.head_dim_v > kMostWholeDim) {
-    c.v_parts = static_cast<std::int32_t>((p.head_dim_v + kPartDim - 1) / kPartDim);
-    if (c.v_parts > 1) part.head_dim_v = kPartDim;
-  }
-  static_cast<device::ForwardConfig&>(c) = forward_config(part, traits);
-  c.exact_dims = c.exact_dims && c.v_parts * c.head_dim_v >= p.head_dim_v && p.head_dim_v % c.head_dim_v == 0;
-  c.lengths = 1;
-  c.page_size = page_size_of(p);
-  c.scales = scales_of(p);
-  c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
-  if (is_fp8(p)) {
-    // e4m3 is exact in bf16 and in f16, but a weight times the scale of a token may leave f16's range.
-    c.v_type = device::kBf16;
-    // Tiles on their way take registers, which one wave alone has not enough of; 64 keys of 128 elements beside 32
-    // rows, or of more, spill 84 to 104 bytes on sm_90a.
-    c.waves = std::max(c.waves, 4);
-    const bool crowded = c.rows_per_wave > 16 || c.head_dim + c.head_dim_v > 256;
-    if (traits.family == gpu::Family::sm80 && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
-    // Options beside token scales pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a).
-    if (traits.family == gpu::Family::sm80 && c.rows_per_wave > 16 && !c.plain_scale) c.rows_per_wave = 16, c.waves = 8;
-    // 32 keys of 256 elements spill 92 to 128 bytes on RDNA, 16 none.
-    if (traits.family == gpu::Family::rdna && c.head_dim + c.head_dim_v > 384) c.block_n = 16;
-  }
-  while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
-    (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
+  device::KvCacheForwardConfig c = shaped_forward(p, attention, traits);
+  // As attention's: with batch_invariant tiles of keys are those of many rows.
+  if (p.batch_invariant && p.seqlen_q < kManyQueries) {
+    Problem many = attention;
+    many.seqlen_q = kManyQueries;
+    c.block_n = shaped_forward(p, many, traits).block_n;
   }
   return c;
 }
@@ -130,9 +160,7 @@ device::AppendKvConfig append_kv_config(const KvCacheProblem& p) {
   c.type = element_of(p.dtype);
   c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
   c.scales = scales_of(p);
-  c.rotary = p.rotary_dim > 0;
-  c.interleaved = c.rotary && p.rotary_interleaved;
-  c.float_tables = c.rotary && p.rotary == RotaryKind::f32;
+  set_rotary(c, p);
   c.slot_bytes = p.slots == SlotKind::none ? 0 : p.slots == SlotKind::i64 ? 8 : 4;
   c.page_size = c.slot_bytes == 0 ? page_size_of(p) : 0;
   return c;

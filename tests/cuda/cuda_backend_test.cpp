@@ -163,6 +163,18 @@ TEST_F(CudaBackend, KeepsAWorkspaceForEachStream) {
   EXPECT_EQ(state().frees, 2u);
 }
 
+/// What combines splits may begin while they end, on a device that knows how; what comes first waits for all before it.
+TEST_F(CudaBackend, StepsOverlapFromSm90On) {
+  for (const int device : {0, 1}) {
+    GpuCall call(1, 20000, device);
+    attention_forward(call.arguments, {}, stream(1));
+    ASSERT_EQ(state().launches.size(), 2u);
+    EXPECT_FALSE(state().launches[0].programmatic);
+    EXPECT_EQ(state().launches[1].programmatic, device == 0) << "cuda:" << device;
+    state().launches.clear();
+  }
+}
+
 TEST_F(CudaBackend, TakesTheCallersWorkspace) {
   GpuCall call(1, 20000);
   const Plan planned = plan(describe(call.arguments));

@@ -117,9 +117,20 @@ cu::Result cuLaunchKernel(cu::Function function, unsigned grid_x, unsigned grid_
   if (fake_cuda_current() != device) return kNoContext;
   if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra) return cu::kErrorInvalidValue;
   if (g_state.launch_result != cu::kSuccess) return g_state.launch_result;
-  g_state.launches.push_back({device, grid_x, block_x, dynamic_shared_bytes, stream, {}});
+  g_state.launches.push_back({device, grid_x, block_x, dynamic_shared_bytes, stream, false, {}});
   std::memcpy(g_state.launches.back().block.data(), parameters[0], g_state.launches.back().block.size());
   return cu::kSuccess;
+}
+
+cu::Result cuLaunchKernelEx(const cu::LaunchConfig* c, cu::Function function, void** parameters, void** extra) {
+  const cu::Result result = cuLaunchKernel(function, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y,
+                                           c->block_z, c->dynamic_shared_bytes, c->stream, parameters, extra);
+  for (unsigned i = 0; result == cu::kSuccess && i < c->attribute_count; ++i) {
+    const cu::LaunchAttribute& attribute = c->attributes[i];
+    if (attribute.id != cu::kProgrammaticStreamSerialization) return cu::kErrorInvalidValue;
+    g_state.launches.back().programmatic = attribute.value.allowed == 1;
+  }
+  return result;
 }
 
 cu::Result cuTensorMapEncodeTiled(void* map, cu::TensorMapType type, unsigned rank, void* address,

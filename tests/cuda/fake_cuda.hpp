@@ -15,6 +15,7 @@ struct LaunchRecord {
   int device;  ///< of the kernel's module
   std::uint32_t blocks, threads, shared_bytes;
   void* stream;
+  bool programmatic;                 ///< may begin before the kernel before it has ended
   std::array<std::byte, 512> block;  ///< the beginning of the parameters
   /// As the kernel that they are for takes them.
   template <typename Params>

@@ -118,7 +118,9 @@ cu::Result CudaApi::launch(const Driver& driver, cu::Function function, const gp
                            const std::byte* block, cu::Stream stream) {
   std::array<void*, 1> parameters{const_cast<std::byte*>(block)};
   const gpu::Extent3 &grid = launch.grid, &cluster = launch.cluster;
-  if (cluster.count() == 1 && !launch.programmatic) {
+  // Drivers older than CUDA 11.8 know no attributes: one step after the other is right, too.
+  const bool programmatic = launch.programmatic && driver.has(kLaunchEx);
+  if (cluster.count() == 1 && !programmatic) {
     return driver.ask(kLaunch, function, grid.x, grid.y, grid.z, launch.threads(), 1u, 1u, launch.key.shared_bytes(),
                       stream, parameters.data(), nullptr);
   }
@@ -128,7 +130,7 @@ cu::Result CudaApi::launch(const Driver& driver, cu::Function function, const gp
     attributes[count].id = cu::kClusterDimension;
     attributes[count++].value.cluster = {cluster.x, cluster.y, cluster.z};
   }
-  if (launch.programmatic) {
+  if (programmatic) {
     attributes[count].id = cu::kProgrammaticStreamSerialization;
     attributes[count++].value.allowed = 1;
   }

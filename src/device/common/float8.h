@@ -20,12 +20,13 @@ constexpr float e4m3_to_float(uint8_t value) {
   return __builtin_bit_cast(float, sign | ((magnitude << 20) + (120u << 23)));
 }
 
-/// To nearest even; beyond ±448 to ±448, infinities too; NaN stays NaN.
+/// To nearest even; beyond ±448 to ±448, infinities too. Any NaN becomes 0x7F: processors differ in the sign that a NaN
+/// has after arithmetic, and caches are the same everywhere.
 constexpr uint8_t float_to_e4m3(float value) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t sign = (bits >> 24) & 0x80u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return static_cast<uint8_t>(sign | 0x7Fu);
+  if (magnitude > 0x7F800000u) return 0x7Fu;
   if (magnitude >= 0x43E00000u) return static_cast<uint8_t>(sign | 0x7Eu);  // 448
   if (magnitude < 0x3A800000u) return static_cast<uint8_t>(sign);           // below 2^-10, half the least
   // Normal numbers drop 20 bits; subnormal ones (below 2^-6) more, the implicit bit made explicit.

@@ -20,7 +20,7 @@ class Combine {
  public:
   using Params = typename Call::Combine;
   struct Shared {
-    float weights[C.waves][kMostSplits];
+    alignas(16) float weights[C.waves][kMostSplits];
     float parts[C.waves][kCols];
   };
 
@@ -123,29 +123,39 @@ class Combine {
   /// This wave's part of the weighted sums of `cols` columns. A split that saw nothing has written zeros.
   TILEWISE_INLINE static void add_splits(float* part, const float* weights, const float* out_accum, const Team& team,
                                          int64_t values, int64_t place, int32_t cols) {
-    const int lane = Machine::lane();
-    float sums[kLaneCols] = {};
+    FloatRun<kLaneCols> sums{};
     for (int first = team.wave; first < team.splits; first += kRowSplits * team.waves) {
-      float read[kRowSplits][kLaneCols];
+      FloatRun<kLaneCols> read[kRowSplits];
       TILEWISE_UNROLL
       for (int j = 0; j < kRowSplits; ++j) {
         const int split = minimum(first + j * team.waves, team.splits - 1);
-        TILEWISE_UNROLL
-        for (int c = 0; c < kLaneCols; ++c) {
-          const int col = minimum(lane + c * Machine::kLanes, cols - 1);
-          read[j][c] = Machine::load_global(out_accum + split * values + place + col);
-        }
+        read[j] = load_cols(out_accum + split * values + place, cols);
       }
+      Machine::wave_sync();  // else loads wait for sums: combining 64 splits took 9 us instead of 5 on an H200
       TILEWISE_UNROLL
       for (int j = 0; j < kRowSplits; ++j) {
         const int split = first + j * team.waves;
         const float weight = Machine::template load_shared<float>(&weights[minimum(split, kMostSplits - 1)]);
         TILEWISE_UNROLL
-        for (int c = 0; c < kLaneCols; ++c) sums[c] += split < team.splits ? weight * read[j][c] : 0.0f;
+        for (int c = 0; c < kLaneCols; ++c) {
+          sums.value[c] += split < team.splits ? weight * read[j].value[c] : 0.0f;
+        }
       }
     }
-    TILEWISE_UNROLL
-    for (int c = 0; c < kLaneCols; ++c) Machine::store_shared(&part[lane + c * Machine::kLanes], sums[c]);
+    Machine::store_shared(&part[Machine::lane() * kLaneCols], sums);
+  }
+
+  /// The lane's columns of a row, or some others past the end.
+  TILEWISE_INLINE static FloatRun<kLaneCols> load_cols(const float* row, int32_t cols) {
+    const int first = Machine::lane() * kLaneCols;
+    FloatRun<kLaneCols> run;
+    if constexpr (C.vector_rows) {
+      run = Machine::load_global(reinterpret_cast<const FloatRun<kLaneCols>*>(row + minimum(first, cols - kLaneCols)));
+    } else {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kLaneCols; ++c) run.value[c] = Machine::load_global(row + minimum(first + c, cols - 1));
+    }
+    return run;
   }
 };
 

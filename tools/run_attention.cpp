@@ -64,9 +64,7 @@ void check_stated_problem(const AttentionRun& given, const Problem& described) {
   stated.dv = described.dv;
   stated.dbias = described.dbias;
   stated.dsink = described.dsink;
-  if (stated == described) return;
-  core::invalid_argument("PROBLEM: must agree with the files and --dout, which make '", to_string(described),
-                         "' (got '", to_string(stated), "')");
+  check_agrees(stated, described, "the files and --dout");
 }
 
 /// Tensors of the wrong rank give an empty result here, since describe() tells what is wrong with them.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "core/message.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::tools {
@@ -37,6 +38,14 @@ class Results {
   std::string_view with_;
   std::vector<Result> results_;
 };
+
+/// Throws Error unless the problem that a text states is the one that `files` make.
+template <typename Problem>
+void check_agrees(const Problem& stated, const Problem& described, std::string_view files) {
+  if (stated == described) return;
+  core::invalid_argument("PROBLEM: must agree with ", files, ", which make '", to_string(described), "' (got '",
+                         to_string(stated), "')");
+}
 
 /// Which problem runs by which implementation.
 void print_plan(std::ostream& stream, const Plan& plan);

@@ -107,9 +107,7 @@ void check_stated_problem(const KvCacheRun& run, const KvCacheProblem& described
   if (run.problem_words.empty()) return;
   KvCacheProblem stated = parse_problem(single_problem(run.problem_words));
   stated.softmax_lse = described.softmax_lse;
-  if (stated == described) return;
-  invalid_argument("PROBLEM: must agree with the files, which make '", to_string(described), "' (got '",
-                   to_string(stated), "')");
+  check_agrees(stated, described, "the files");
 }
 
 /// Adds the tensors that the call changes in place, where files are wanted for them; refuses files for others.

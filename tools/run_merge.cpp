@@ -48,9 +48,7 @@ void check_stated_problem(const std::vector<std::string>& words, const MergeProb
   stated.douts = described.douts;
   stated.dlses = described.dlses;
   stated.dsink = described.dsink;
-  if (stated == described) return;
-  core::invalid_argument("PROBLEM: must agree with the files and --dout, which make '", to_string(described),
-                         "' (got '", to_string(stated), "')");
+  check_agrees(stated, described, "the files and --dout");
 }
 
 /// The shape of a part: a stacked array's without its first dimension.

@@ -81,6 +81,10 @@ struct Outcome {
 /// as large as the largest of them.
 class LoweringBuilder {
  public:
+  /// `overlaps_steps`: the device lets kernels that wait themselves (Traits::kWaits) begin before the step before them
+  /// has ended.
+  explicit LoweringBuilder(bool overlaps_steps = false) : overlaps_steps_(overlaps_steps) {}
+
   /// `values`: the block as far as the problem decides it. A grid of no blocks is no step. Returns the launch for what
   /// most have no use for, or null.
   template <typename Traits>
@@ -93,10 +97,12 @@ class LoweringBuilder {
     launch.params.resize(sizeof values);
     std::memcpy(launch.params.data(), &values, sizeof values);
     launch.bind = bind;
+    if constexpr (requires { Traits::kWaits; }) {
+      launch.programmatic = Traits::kWaits && overlaps_steps_ && !lowering_.steps.empty();
+    }
     lowering_.steps.emplace_back(std::move(launch));
     return &std::get<Launch>(lowering_.steps.back());
   }
-  [[nodiscard]] bool is_empty() const { return lowering_.steps.empty(); }
   void clear(std::string_view part) { lowering_.steps.emplace_back(Clear{part}); }
 
   /// Another kernel's part of the schedule's line; more of the same part.
@@ -105,6 +111,7 @@ class LoweringBuilder {
   [[nodiscard]] Lowering finish();
 
  private:
+  bool overlaps_steps_;
   Lowering lowering_;
 };
 

@@ -1,5 +1,4 @@
-// What the core's tests share: expecting an error's code and exact sentence, small calls, a
-// fake implementation, and environment variables for a scope.
+// What the core's tests share: small calls, a fake implementation, and environment variables for a scope.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,27 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "../support/expect_error.hpp"
 #include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::test {
-
-/// Runs fn, which must throw an Error with this code and exactly this sentence.
-template <typename Function>
-void expect_error(ErrorCode code, const std::string& sentence, const Function& fn) {
-  try {
-    fn();
-    ADD_FAILURE() << "no error; expected: " << sentence;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.what(), sentence);
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << sentence;
-  }
-}
-
-template <typename Function>
-void expect_invalid(const std::string& sentence, const Function& fn) {
-  expect_error(ErrorCode::invalid_argument, sentence, fn);
-}
 
 /// A forward and a backward call on f32 tensors that own their memory, valid as they stand:
 /// batch_size 2, seqlen_q 3, seqlen_k 5, num_heads_q 4, num_heads_k 2, head_dim 8, head_dim_v 6.

@@ -129,15 +129,8 @@ class HopperCall {
     return fault_of(host_kernel<Kernel, FaultySm90>(), kConfig.threads(), kBlocks, seed, memory_, &params);
   }
 
-  /// Largest difference to the reference; NaN counts as infinite.
-  [[nodiscard]] double error() const {
-    double largest = 0.0;
-    for (std::int64_t i = 0; i < call.out.size(); ++i) {
-      const double difference = std::abs(call.out.at(i) - expected.out.at(i));
-      largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
-    }
-    return largest;
-  }
+  /// Largest difference to the reference.
+  [[nodiscard]] double error() const { return largest_difference(call.out, expected.out); }
 
   DenseCall expected, call;
   HopperForwardParams params{};

@@ -2,6 +2,8 @@
 // forms, finite differences, flipped options.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -76,6 +78,16 @@ inline DeviceType device_of(std::string_view implementation) {
   for (const core::Implementation* row : core::implementation_table())
     if (row->name() == implementation) return row->device();
   return DeviceType::cpu;
+}
+
+/// Of two tensors of one shape; NaN counts as infinite.
+inline double largest_difference(const Tensor& a, const Tensor& b) {
+  double largest = 0.0;
+  for (std::int64_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(a.at(i) - b.at(i));
+    largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
+  }
+  return largest;
 }
 
 /// Layout bshd. Inputs are drawn from a seed; outputs hold NaN until written.

@@ -10,29 +10,12 @@
 #include <vector>
 
 #include "core/select.hpp"
+#include "expect_error.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 #include "tilewise/kv_cache.hpp"
 
 namespace tilewise::test {
 
-/// Runs fn, which must throw an Error with this code and exactly this sentence.
-template <typename Function>
-void expect_error(ErrorCode code, const std::string& sentence, const Function& fn) {
-  try {
-    fn();
-    ADD_FAILURE() << "no error; expected: " << sentence;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.what(), sentence);
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << sentence;
-  }
-}
-
-template <typename Function>
-void expect_invalid(const std::string& sentence, const Function& fn) {
-  expect_error(ErrorCode::invalid_argument, sentence, fn);
-}
-
-/// The implementations of the step that CPUs run.
 /// Rows that run on the host. Emulations compile a kernel for nearly every problem: tests/emulation has a few of each.
 inline std::vector<std::string> kv_cache_rows() {
   constexpr const KvCacheProblem* kTag = nullptr;

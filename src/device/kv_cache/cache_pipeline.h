@@ -187,14 +187,6 @@ class CachePipeline {
     }
   }
 
-  struct Scales {
-    const float* data;
-    int64_t page_stride, place_stride;
-    TILEWISE_INLINE float load(int64_t page, int64_t place) const {
-      return Machine::load_global(data + page * page_stride + place * place_stride);
-    }
-  };
-
   template <class Params, class Queries>
   TILEWISE_INLINE void open_places(const Params& p, const Sequence& s, const Queries& queries) {
     const KeyRange seen = seen_keys(p, s, queries);
@@ -203,14 +195,18 @@ class CachePipeline {
     held_tile_ = -1;
   }
 
-  /// A head's part of a cache.
-  struct HeadOfCache {
-    const ElementBits<C.cache_type>* data;
+  /// A head's part of a cache, or of its tokens' scales.
+  template <class Value>
+  struct PartOfHead {
+    const Value* data;
     int64_t page_stride, place_stride;
-    TILEWISE_INLINE const auto* row(int64_t page, int64_t within) const {
+    TILEWISE_INLINE const Value* row(int64_t page, int64_t within) const {
       return data + page * page_stride + within * place_stride;
     }
   };
+  using HeadOfCache = PartOfHead<ElementBits<C.cache_type>>;
+  /// Of this lane's i-th one of a tile's; lanes past the last repeat others'.
+  TILEWISE_INLINE static int token_of_lane(int i) { return Machine::thread() % C.block_n + i * kThreads; }
 
   /// Every lane works out where some of the tile's tokens lie, and leaves that where all find it. Pages were looked up
   /// a tile ahead: copies that wait for entries of a table took more than twice as long (1,136 us instead of 522 for 64
@@ -219,15 +215,15 @@ class CachePipeline {
     if (held_tile_ != tile) look_up_pages(tile);
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
-      const int token = Machine::thread() % C.block_n + i * kThreads;
+      const int token = token_of_lane(i);
       const int64_t page = held_pages_[i], within = places_.within_page(places_.place_of(tile * C.block_n + token));
       if (Machine::thread() + i * kThreads < C.block_n) {
         Machine::store_shared(&stage.k_rows[token], k_head_.row(page, within));
         Machine::store_shared(&stage.v_rows[token], v_head_.row(page, within));
       }
       if constexpr (C.scales == kTokenScales) {
-        held_k_[i] = k_scales_.load(page, within);
-        held_v_[i] = v_scales_.load(page, within);
+        held_k_[i] = Machine::load_global(k_scales_.row(page, within));
+        held_v_[i] = Machine::load_global(v_scales_.row(page, within));
       }
     }
     look_up_pages(tile + 1);
@@ -238,8 +234,7 @@ class CachePipeline {
     held_tile_ = tile;
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
-      const int token = Machine::thread() % C.block_n + i * kThreads;
-      held_pages_[i] = places_.page_of(places_.place_of(tile * C.block_n + token));
+      held_pages_[i] = places_.page_of(places_.place_of(tile * C.block_n + token_of_lane(i)));
     }
   }
 
@@ -257,7 +252,7 @@ class CachePipeline {
   static constexpr int kTokensALane = ceil_div(C.block_n, kThreads);
   Rows k_, v_;
   float k_scale_, v_scale_;
-  Scales k_scales_, v_scales_;
+  PartOfHead<float> k_scales_, v_scales_;
   float held_k_[kTokensALane], held_v_[kTokensALane];
   CachePlaces<Machine, C.page_size> places_;
   HeadOfCache k_head_, v_head_;

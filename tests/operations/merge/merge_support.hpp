@@ -8,27 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "../../support/expect_error.hpp"
 #include "operations/merge/merge.hpp"
 #include "tilewise/merge.hpp"
 
 namespace tilewise::test {
-
-/// Runs fn, which must throw an Error with this code and exactly this sentence.
-template <typename Function>
-void expect_error(ErrorCode code, const std::string& sentence, const Function& fn) {
-  try {
-    fn();
-    ADD_FAILURE() << "no error; expected: " << sentence;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.what(), sentence);
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << sentence;
-  }
-}
-
-template <typename Function>
-void expect_invalid(const std::string& sentence, const Function& fn) {
-  expect_error(ErrorCode::invalid_argument, sentence, fn);
-}
 
 /// Both passes on parts of batch_size 2, seqlen_q 3, num_heads_q 4, head_dim_v 6, valid as they stand: with a sink,
 /// every gradient wanted, all elements 0.

@@ -51,10 +51,7 @@ class Lowerer {
       bind(*static_cast<const device::AttentionParams*>(call), *static_cast<typename Kernel::Params*>(block));
     };
     const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * splits * heads * batches)};
-    const bool is_first = builder_.is_empty();
-    gpu::Launch* const launch = builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
-    if (launch == nullptr) return;
-    launch->programmatic = Kernel::kWaits && traits_.overlaps_steps && !is_first;
+    if (builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) == nullptr) return;
     estimated_us_ += Estimator::kLaunchUs + us;
     if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
     refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
@@ -200,7 +197,7 @@ class Lowerer {
   const DeviceTraits& traits_;
   Estimator estimator_;
   device::AttentionShape shape_;
-  gpu::LoweringBuilder builder_;
+  gpu::LoweringBuilder builder_{traits_.overlaps_steps};
   std::string refusal_;
   double estimated_us_ = 0.0;
 };

@@ -72,10 +72,7 @@ class Lowerer {
       return;
     }
     const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
-    const bool is_first = builder_.is_empty();
-    gpu::Launch* const launch = builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params);
-    if (launch == nullptr) return;
-    launch->programmatic = Kernel::kWaits && traits_.overlaps_steps && !is_first;
+    if (builder_.launch<Kernel>(traits_.family, config, grid, params, bind_params) == nullptr) return;
     estimated_us_ += Estimator::kLaunchUs + us;
     if (fits<Kernel>(config, traits_) || !refusal_.empty()) return;
     refusal_ = concat(Kernel::kName, " needs ", Kernel::shared_bytes(config, traits_.family),
@@ -131,7 +128,7 @@ class Lowerer {
   const DeviceTraits& traits_;
   Problem attention_;
   Estimator estimator_;
-  gpu::LoweringBuilder builder_;
+  gpu::LoweringBuilder builder_{traits_.overlaps_steps};
   std::string refusal_;
   double estimated_us_ = 0.0;
 };

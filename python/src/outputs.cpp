@@ -42,6 +42,15 @@ TensorView contiguous(DType dtype, Device device, int rank, const std::array<std
   return view;
 }
 
+TensorView in_order_of(const TensorView& like, Layout layout, TensorView view) {
+  if (layout != Layout::bhsd || like.rank != 4 || view.rank != 4) return view;
+  // An expanded dimension of stride 0 says nothing about the order.
+  if (like.strides[1] <= 0 || like.strides[1] >= like.strides[2]) return view;
+  view.strides[1] = view.shape[3];
+  view.strides[2] = view.shape[1] * view.shape[3];
+  return view;
+}
+
 bool is_huge(const TensorView& view) {
   constexpr std::int64_t kManyElements = std::int64_t{1} << 28;
   std::int64_t count = 1;

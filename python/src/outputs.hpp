@@ -9,10 +9,15 @@ namespace tilewise::python {
 [[nodiscard]] TensorView contiguous(DType dtype, Device device, int rank,
                                     const std::array<std::int64_t, kMaxRank>& shape);
 
+/// contiguous(), but in layout bhsd with heads and rows stored in the order in which `like` stores them: out and the
+/// gradients of a transposed [batch_size, seqlen, num_heads, head_dim] tensor are such tensors too, as those of torch's
+/// own attention are, so that the reshape that follows in models copies nothing.
+[[nodiscard]] TensorView in_order_of(const TensorView& like, Layout layout, TensorView view);
+
 /// Whether a view has so many elements that a mistake is likelier than a wish.
 [[nodiscard]] bool is_huge(const TensorView& view);
 
-/// q's shape with head_dim_v; where q or v has no dimension, whatever describe() will refuse.
+/// q's shape with head_dim_v, contiguous; where q or v has no dimension, whatever describe() will refuse.
 [[nodiscard]] TensorView planned_out(const TensorView& q, const TensorView& v);
 
 /// f32, or f64 where q is: [batch_size, num_heads_q, seqlen_q]; packed [num_heads_q, total_q].

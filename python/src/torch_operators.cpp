@@ -97,7 +97,10 @@ void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tens
   if (lse != nullptr) arguments->softmax_lse = planned_lse(arguments->q, arguments->options.layout);
   if (is_huge(arguments->out) || is_huge(arguments->softmax_lse))
     static_cast<void>(operations::attention::describe(operations::attention::call_of(*arguments)));
-  if (out != nullptr) *out = shim::Tensor::empty(&arguments->out);
+  if (out != nullptr) {
+    arguments->out = in_order_of(arguments->q, arguments->options.layout, arguments->out);
+    *out = shim::Tensor::empty(&arguments->out);
+  }
   if (lse != nullptr) *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }
 
@@ -161,8 +164,9 @@ void forward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/,
   stack[0] = reinterpret_cast<std::uintptr_t>(lse.release());
 }
 
-/// A gradient shaped like `like` where wanted, otherwise a tensor [0] of q's kind.
-shim::Tensor gradient(const TensorView& q, const TensorView& like, bool wanted, const char* name, TensorView* view) {
+/// A gradient shaped and stored like `like` where wanted, otherwise a tensor [0] of q's kind.
+shim::Tensor gradient(const TensorView& q, const TensorView& like, Layout layout, bool wanted, const char* name,
+                      TensorView* view) {
   if (!wanted) {
     TensorView nothing = contiguous(q.dtype, q.device, 1, {0});
     return shim::Tensor::empty(&nothing);
@@ -170,7 +174,7 @@ shim::Tensor gradient(const TensorView& q, const TensorView& like, bool wanted, 
   if (!like.defined()) {
     throw Error(ErrorCode::invalid_argument, std::string(name) + ": cannot be asked for without its input");
   }
-  *view = contiguous(like.dtype, like.device, like.rank, like.shape);
+  *view = in_order_of(like, layout, contiguous(like.dtype, like.device, like.rank, like.shape));
   return shim::Tensor::empty(view);
 }
 
@@ -211,12 +215,14 @@ void give(Gradients& gradients, std::uint64_t count, shim::StableIValue* stack) 
 /// Allocates the first `count` gradients and computes those that are needed.
 Gradients run_backward(BackwardArguments a, const Needed& needed, std::size_t count, const SelectOptions& select) {
   Gradients gradients;
-  gradients[0] = gradient(a.q, a.q, needed[0], "dq", &a.dq);
-  gradients[1] = gradient(a.q, a.k, needed[1], "dk", &a.dk);
-  gradients[2] = gradient(a.q, a.v, needed[2], "dv", &a.dv);
+  const Layout layout = a.options.layout;
+  gradients[0] = gradient(a.q, a.q, layout, needed[0], "dq", &a.dq);
+  gradients[1] = gradient(a.q, a.k, layout, needed[1], "dk", &a.dk);
+  gradients[2] = gradient(a.q, a.v, layout, needed[2], "dv", &a.dv);
   if (count > kPlainGradients) {
-    gradients[3] = gradient(a.q, a.options.bias, needed[3], "dbias", &a.dbias);
-    gradients[4] = gradient(a.q, a.options.sink, needed[4], "dsink", &a.dsink);
+    constexpr Layout kNone = Layout::bshd;  // they have no rows in an order of their own: contiguous
+    gradients[3] = gradient(a.q, a.options.bias, kNone, needed[3], "dbias", &a.dbias);
+    gradients[4] = gradient(a.q, a.options.sink, kNone, needed[4], "dsink", &a.dsink);
   }
   void* stream = shim::current_stream(a.q.device);
   clear_before(a.dq, a.options.cu_seqlens_q, stream);

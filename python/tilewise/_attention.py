@@ -184,7 +184,8 @@ def attention(
         implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
 
     Returns:
-        out, shaped like q with head_dim_v as the last dimension and in q's dtype; or (out, softmax_lse).
+        out, shaped like q with head_dim_v as the last dimension and in q's dtype; or (out, softmax_lse). A new torch
+        tensor of layout "bhsd" is stored heads first or rows first as q is, and so are gradients beside their inputs.
 
     Raises:
         ValueError, TypeError: An argument is wrong; the message names it, what was expected and what came.

@@ -49,6 +49,30 @@ def test_opcheck_forward(name):
     torch.library.opcheck(operators.forward, (*tensors, *options))
 
 
+def _stored(tensor, order):
+    """The same values with dimensions stored in this order, outermost first."""
+    return tensor.permute(order).contiguous().permute(tuple(torch.tensor(order).argsort().tolist()))
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3), (0, 1, 2, 3)], ids=["rows_first", "heads_first"])
+@pytest.mark.parametrize("options", [{}, {"window": (2, 3)}], ids=["plain", "window"])
+def test_heads_first_results_are_stored_like_their_inputs(order, options):
+    tensors, _ = draw("plain")
+    leaves = [_stored(tensor.transpose(1, 2), order).requires_grad_() for tensor in tensors]
+    out, lse = tilewise.attention(*leaves, layout="bhsd", return_lse=True, **options)
+    gradients = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    for tensor in (out, *gradients):
+        assert tensor.permute(order).is_contiguous()
+    expected = tilewise.attention(*tensors, **options).transpose(1, 2)
+    assert torch.equal(out, expected)
+    assert lse.is_contiguous()
+    if options:
+        given = options_with(layout="bhsd", window_left=2, window_right=3)
+        torch.library.opcheck(operators.forward, (*leaves, *given))
+    else:
+        torch.library.opcheck(operators.plain_lse, (*(leaf.detach() for leaf in leaves), FORMS[None, "bhsd"]))
+
+
 def test_opcheck_forward_of_a_short_call():
     tensors, _ = _opcheck_inputs("plain")
     torch.library.opcheck(operators.forward, (*tensors, True, 0.5, "bshd"))

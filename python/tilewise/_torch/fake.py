@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewise._arguments import Options, form_parts
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.python_kernels import lse_dtype
+from tilewise._torch.python_kernels import lse_dtype, new_rows
 
 
 def _check_devices(q: Tensor, options: Options, **others: Tensor) -> None:
@@ -32,7 +32,7 @@ def _new_lse(q: Tensor, layout: str) -> Tensor:
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     options = Options(*args, **kwargs)
     _check_devices(q, options, k=k, v=v)
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), _new_lse(q, options.layout)
+    return new_rows(q, (*q.shape[:-1], v.shape[-1]), options.layout), _new_lse(q, options.layout)
 
 
 def plain_lse(
@@ -70,8 +70,10 @@ def backward(
     options = Options(*args, **kwargs)
     _check_devices(q, options, dout=dout, k=k, v=v, out=out, softmax_lse=softmax_lse)
     inputs = ((q, need_dq), (k, need_dk), (v, need_dv), (options.bias, need_dbias), (options.sink, need_dsink))
+    layouts = (options.layout,) * 3 + ("",) * 2
     return tuple(
-        like.new_empty(like.shape) if needed and like is not None else q.new_empty(0) for like, needed in inputs
+        new_rows(like, like.shape, layout) if needed and like is not None else q.new_empty(0)
+        for (like, needed), layout in zip(inputs, layouts)
     )
 
 
@@ -88,7 +90,7 @@ def plain_backward(
     softmax_scale: Optional[float] = None,
 ) -> tuple[Tensor, ...]:
     needs = (bool(needed & 1), bool(needed & 2), bool(needed & 4), False, False)
-    return backward(dout, dlse, q, k, v, out, softmax_lse, *needs)[:3]
+    return backward(dout, dlse, q, k, v, out, softmax_lse, *needs, layout=form_parts(form)[1])[:3]
 
 
 for _name, _fake in (

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import torch
@@ -17,6 +18,14 @@ from tilewise._arrays import core_options
 def lse_dtype(q: Tensor) -> torch.dtype:
     """The dtype of softmax_lse beside this q."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def new_rows(like: Tensor, shape: Sequence[int], layout: str) -> Tensor:
+    """A new tensor of `like`'s kind, contiguous, but in layout "bhsd" with heads and rows stored in the order in which
+    `like` stores them, as the operators' kernels in C++ do it (in_order_of)."""
+    if layout == "bhsd" and like.dim() == 4 and len(shape) == 4 and 0 < like.stride(1) < like.stride(2):
+        return like.new_empty((shape[0], shape[2], shape[1], shape[3])).transpose(1, 2)
+    return like.new_empty(shape)
 
 
 def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
@@ -39,7 +48,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     core_options = _core_options(options)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     out_shape, lse_shape = _core.output_shapes(*views, core_options)
-    out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=lse_dtype(q))
+    out, lse = new_rows(q, out_shape, options.layout), q.new_empty(lse_shape, dtype=lse_dtype(q))
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
     _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=stream_of(q))
@@ -98,7 +107,8 @@ def backward(
     ):
         if needed and like is None:
             raise ValueError(f"{name}: cannot be asked for without its input")
-        gradient = like.new_empty(like.shape) if needed and like is not None else q.new_empty(0)
+        layout = options.layout if name in ("dq", "dk", "dv") else ""
+        gradient = new_rows(like, like.shape, layout) if needed and like is not None else q.new_empty(0)
         gradients.append(gradient)
         views.append(borrow(name, gradient, True) if needed else None)
     _core.attention_backward(

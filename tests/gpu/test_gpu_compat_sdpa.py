@@ -1,0 +1,57 @@
+# tilewise.compat.sdpa on a GPU: the cases of tests/python, by the same rule.
+"""The drop-in for torch's scaled_dot_product_attention on a GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closeness import assert_all_as_close, results_of
+from sdpa_cases import CASES, by_formula, call_of, draw
+
+import tilewise
+from tilewise.compat.sdpa import routed, scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients(name, dtype):
+    tensors = draw(name, dtype)
+    exact = results_of(call_of(by_formula, name), [x.double() if x.is_floating_point() else x for x in tensors])
+    tensors = [tensor.cuda() for tensor in tensors]
+    other = results_of(call_of(by_formula, name), tensors)
+    got = results_of(call_of(scaled_dot_product_attention, name), tensors)
+    assert_all_as_close(got, other, exact)
+
+
+def test_dropout_draws_from_the_devices_generator():
+    q, k, v = (tensor.cuda() for tensor in draw("plain", torch.bfloat16))
+    torch.manual_seed(5)
+    seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cuda")
+    expected = tilewise.attention(q, k, v, layout="bhsd", dropout_p=0.4, seed=seed)
+    torch.manual_seed(5)
+    first, second = (scaled_dot_product_attention(q, k, v, dropout_p=0.4) for _ in range(2))
+    assert torch.equal(first, expected)
+    assert not torch.equal(first, second)
+
+
+def test_routed_leaves_float32_alone():
+    q, k, v = (tensor.cuda() for tensor in draw("plain", torch.float32))
+    for dropout_p in (0.0, 0.5):
+        torch.manual_seed(3)
+        expected = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
+        torch.manual_seed(3)
+        with routed():
+            assert torch.equal(F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p), expected)
+
+
+def test_routed_in_a_captured_graph():
+    q, k, v = (tensor.cuda() for tensor in draw("plain", torch.bfloat16))
+    with routed():
+        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)  # loads the kernels
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert first.isfinite().all()
+    assert not torch.equal(first, out)  # the generator goes on from replay to replay

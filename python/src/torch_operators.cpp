@@ -260,6 +260,21 @@ void plain_backward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs
   give(gradients, kPlainGradients, stack);
 }
 
+/// Writes into gradients that the caller has, such as views of one packed tensor. Rows of no sequence stay as they are.
+void backward_out_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const BackwardTensors tensors = BackwardTensors::read(reader);
+  const shim::Tensor dq = reader.optional_tensor(), dk = reader.optional_tensor(), dv = reader.optional_tensor();
+  const TorchOptions options = TorchOptions::read(reader);
+  run_kernel([&] {
+    BackwardArguments a = tensors.arguments(options.options());
+    a.dq = dq.view("dq");
+    a.dk = dk.view("dk");
+    a.dv = dv.view("dv");
+    run_on_current_stream(a, options.select(), shim::current_stream(a.q.device));
+  });
+}
+
 constexpr const char* kForwardTensors = "Tensor q, Tensor k, Tensor v";
 constexpr const char* kBackwardTensors =
     "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse";
@@ -267,12 +282,12 @@ constexpr const char* kBackwardTensors =
 struct Operator {
   const char* name;
   const char* tensors;
-  const char* needed;  // "", or which gradients are
+  const char* needed;  // "", or which gradients are, or where they go
   const char* options;
   const char* returns;
   shim::BoxedKernel kernel;
 };
-constexpr std::array<Operator, 6> kOperators{{
+constexpr std::array<Operator, 7> kOperators{{
     {"attention_forward", kForwardTensors, "", kOptionsSchema, "(Tensor out, Tensor softmax_lse)", forward_kernel},
     {"attention_forward.plain", kForwardTensors, "", kPlainSchema, "Tensor", plain_forward_kernel<false>},
     {"attention_forward.plain_lse", kForwardTensors, "", kPlainSchema, "(Tensor out, Tensor softmax_lse)",
@@ -282,6 +297,8 @@ constexpr std::array<Operator, 6> kOperators{{
     {"attention_backward", kBackwardTensors,
      ", bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink", kOptionsSchema,
      "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
+    {"attention_backward_out", kBackwardTensors, ", Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv", kOptionsSchema, "()",
+     backward_out_kernel},
     {"attention_backward.plain", kBackwardTensors, ", int needed", kPlainSchema, "(Tensor, Tensor, Tensor)",
      plain_backward_kernel},
 }};

@@ -106,6 +106,8 @@ def test_operators_without_gradient():
     q.requires_grad_()
     with pytest.raises(NotImplementedError, match="q: has no gradient"):
         torch.ops.tilewise.attention_forward_out(q, k, v, torch.empty_like(k))
+    with pytest.raises(NotImplementedError, match="q: has no gradient"):
+        torch.ops.tilewise.attention_backward_out(k, None, q, k, v, k, LSE, torch.empty_like(k), None, None)
     with pytest.raises(NotImplementedError, match=r"outs\[0\]: has no gradient"):
         torch.ops.tilewise.merge_out([q], [LSE], None, torch.empty_like(k))
 

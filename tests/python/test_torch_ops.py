@@ -18,7 +18,8 @@ from tilewise._arguments import FORMS, Options
 from tilewise._torch import autograd, operators
 
 
-@pytest.mark.parametrize("operator", [operators.forward, operators.forward_out, operators.backward], ids=str)
+@pytest.mark.parametrize("operator", [operators.forward, operators.forward_out, operators.backward,
+                                      operators.backward_out], ids=str)  # fmt: skip
 def test_schema_and_options_agree(operator):
     arguments = operator._schema.arguments[-len(Options._fields) :]
     assert tuple(argument.name for argument in arguments) == Options._fields
@@ -117,6 +118,24 @@ def test_opcheck_backward(name, dtype):
     options = options._replace(bias=bias, sink=sink)
     torch.library.opcheck(operators.backward, (torch.randn_like(out), torch.randn_like(lse), *tensors, out, lse,
                                                *needed, *options))  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
+def test_backward_into_views(wanted):
+    """attention_backward_out writes what attention_backward returns, into interleaved views of one tensor, and nothing
+    where no gradient is wanted."""
+    tensors, options = _opcheck_inputs("causal_window")
+    q, k, v = (torch.randn(2, 9, 4, 16) for _ in tensors)
+    with torch.no_grad():
+        out, lse = operators.forward(q, k, v, *options)
+        inputs = (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse)
+        expected = operators.backward(*inputs, *wanted, False, False, *options)
+        together = torch.full((2, 9, 3, 4, 16), 7.0)
+        gradients = [view if want else None for view, want in zip(together.unbind(2), wanted)]
+        torch.library.opcheck(operators.backward_out, (*inputs, *gradients, *options))
+        operators.backward_out(*inputs, *gradients, *options)
+    for view, want, gradient in zip(together.unbind(2), wanted, expected):
+        assert torch.equal(view, gradient if want else torch.full_like(view, 7.0))
 
 
 def test_opcheck_merge():

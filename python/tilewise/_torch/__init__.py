@@ -51,6 +51,12 @@ def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
         refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
 
 
+def drawn_seed(device: torch.device, generator: Optional[torch.Generator] = None) -> Tensor:
+    """Seed and offset from `generator`, or torch's own of that device, which advances."""
+    limits = -(2**63), 2**63 - 1
+    return torch.randint(*limits, (2,), dtype=torch.int64, device=device, generator=generator)
+
+
 def _seeded(q: Tensor, seed: Any, tail: tuple[Any, ...]) -> tuple[Optional[Tensor], tuple[Any, ...]]:
     """(tensor of seed and offset or None, tail with an integer seed)."""
     if isinstance(seed, Tensor):
@@ -59,7 +65,7 @@ def _seeded(q: Tensor, seed: Any, tail: tuple[Any, ...]) -> tuple[Optional[Tenso
         return None, with_seed(tail, seed_value(seed))
     if tail[DROPOUT_IN_TAIL] == 0.0:
         return None, tail
-    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device), tail
+    return drawn_seed(q.device), tail
 
 
 def plain_attention(
@@ -118,34 +124,52 @@ def attention(
         return plain_attention(q, k, v, FORMS["causal" if causal else None, layout], softmax_scale, return_lse)
     if dual_level and not traced:
         refuse_tangents((("q", q), ("k", k), ("v", v)))
-    bias = sink = None
     options = head
     if tail is not None or arrays is not None or seed is not None:
         arrays, tail = arrays or NO_ARRAYS, tail or DEFAULT_TAIL
-        bias, sink = arrays[:2]
         seed_and_offset, tail = _seeded(q, seed, tail)
         options = (*head, *arrays, seed_and_offset, *tail)
-    needs_grad = _grad_enabled() and (
+    try:
+        if out is not None:
+            if _needs_graph(q, k, v, *(arrays or ())[:2]):
+                raise ValueError("out: cannot be given with inputs that require gradients")
+            lse = autograd.eager_forward_out(q, k, v, out, options, traced)
+            return (out, lse) if return_lse else out
+        bias, sink = (None, None) if arrays is None else arrays[:2]
+        return forward(q, k, v, options, bias, sink, return_lse)
+    except RuntimeError as error:
+        raise_known(error, q=q, k=k, v=v, out=out, **dict(zip(ARRAY_NAMES, arrays or ())))
+        raise
+
+
+def _needs_graph(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None, sink: Optional[Tensor] = None) -> bool:
+    return _grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or (bias is not None and bias.requires_grad)
         or (sink is not None and sink.requires_grad)
     )
-    try:
-        if out is not None:
-            if needs_grad:
-                raise ValueError("out: cannot be given with inputs that require gradients")
-            lse = autograd.eager_forward_out(q, k, v, out, options, traced)
-        elif traced:
-            out, lse = operators.forward(q, k, v, *options)
-        elif transforming():
-            out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
-        elif needs_grad:
-            return autograd.apply(q, k, v, bias, sink, options, return_lse)
-        else:
-            out, lse = autograd.eager_forward(q, k, v, options)
-    except RuntimeError as error:
-        raise_known(error, q=q, k=k, v=v, out=out, **dict(zip(ARRAY_NAMES, arrays or ())))
-        raise
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[Any, ...],
+    bias: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    return_lse: bool = True,
+) -> Any:
+    """(out, softmax_lse), or out, by the operators: eager, traced by a compiler or under a transform, with a graph
+    where one is needed. `options` are those of the operators; `bias` and `sink`, which may need gradients, are among
+    them. Errors are torch's: whoever calls this asks raise_known() about them."""
+    if compiling():
+        out, lse = operators.forward(q, k, v, *options)
+    elif transforming():
+        out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
+    elif _needs_graph(q, k, v, bias, sink):
+        return autograd.apply(q, k, v, bias, sink, options, return_lse)
+    else:
+        out, lse = autograd.eager_forward(q, k, v, options)
     return (out, lse) if return_lse else out

@@ -254,3 +254,4 @@ def register(name: str, backward: Any, setup_context: Any = None) -> None:
 register("attention_forward", _backward, _setup_forward)
 register("attention_backward", _refuse_double_backward)
 refuse_autograd("attention_forward_out")
+refuse_autograd("attention_backward_out")

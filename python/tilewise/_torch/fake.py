@@ -77,6 +77,25 @@ def backward(
     )
 
 
+def backward_out(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Optional[Tensor],
+    dk: Optional[Tensor],
+    dv: Optional[Tensor],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    given = {"dout": dout, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse, "dq": dq, "dk": dk, "dv": dv}
+    present = {name: tensor for name, tensor in given.items() if tensor is not None}
+    _check_devices(q, Options(*args, **kwargs), **present)
+
+
 def plain_backward(
     dout: Tensor,
     dlse: Optional[Tensor],
@@ -100,5 +119,6 @@ for _name, _fake in (
     ("attention_forward_out", forward_out),
     ("attention_backward", backward),
     ("attention_backward.plain", plain_backward),
+    ("attention_backward_out", backward_out),
 ):
     torch.library.register_fake(f"tilewise::{_name}", _fake, lib=LIBRARY)

@@ -51,6 +51,7 @@ registered_by: str = _register()
 forward: Any = torch.ops.tilewise.attention_forward.default
 forward_out: Any = torch.ops.tilewise.attention_forward_out.default
 backward: Any = torch.ops.tilewise.attention_backward.default
+backward_out: Any = torch.ops.tilewise.attention_backward_out.default
 
 eager_forward: Any = getattr(forward, "_op", forward)  # what calling `forward` calls, one Python frame less
 

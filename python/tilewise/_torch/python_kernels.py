@@ -80,6 +80,31 @@ def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwar
     return lse
 
 
+def _run_backward(inputs: tuple[Optional[Tensor], ...], gradients: list[Any], options: Options) -> None:
+    """`gradients`: where dq, dk, dv, dbias and dsink go, borrowed; None where they are not wanted."""
+    dout, dlse, q, k, v, out, softmax_lse = inputs
+    assert dout is not None and q is not None and k is not None  # the schema says so; dlse alone may be None
+    assert v is not None and out is not None and softmax_lse is not None
+    _core.attention_backward(
+        borrow("dout", dout),
+        None if dlse is None else borrow("dlse", dlse),
+        borrow("q", q),
+        borrow("k", k),
+        borrow("v", v),
+        borrow("out", out),
+        borrow("softmax_lse", softmax_lse),
+        gradients[0],
+        gradients[1],
+        gradients[2],
+        gradients[3],
+        gradients[4],
+        _core_options(options),
+        options.implementation or "",
+        torch.get_num_threads(),
+        stream_of(q),
+    )
+
+
 def backward(
     dout: Tensor,
     dlse: Optional[Tensor],
@@ -111,25 +136,27 @@ def backward(
         gradient = new_rows(like, like.shape, layout) if needed and like is not None else q.new_empty(0)
         gradients.append(gradient)
         views.append(borrow(name, gradient, True) if needed else None)
-    _core.attention_backward(
-        borrow("dout", dout),
-        None if dlse is None else borrow("dlse", dlse),
-        borrow("q", q),
-        borrow("k", k),
-        borrow("v", v),
-        borrow("out", out),
-        borrow("softmax_lse", softmax_lse),
-        views[0],
-        views[1],
-        views[2],
-        views[3],
-        views[4],
-        _core_options(options),
-        options.implementation or "",
-        torch.get_num_threads(),
-        stream_of(q),
-    )
+    _run_backward((dout, dlse, q, k, v, out, softmax_lse), views, options)
     return tuple(gradients)
+
+
+def backward_out(
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Optional[Tensor],
+    dk: Optional[Tensor],
+    dv: Optional[Tensor],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    given = (("dq", dq), ("dk", dk), ("dv", dv))
+    views = [None if tensor is None else borrow(name, tensor, True) for name, tensor in given]
+    _run_backward((dout, dlse, q, k, v, out, softmax_lse), [*views, None, None], Options(*args, **kwargs))
 
 
 def plain_backward(
@@ -156,4 +183,5 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "attention_forward_out": forward_out,
     "attention_backward": backward,
     "attention_backward.plain": plain_backward,
+    "attention_backward_out": backward_out,
 }

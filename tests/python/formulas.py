@@ -87,7 +87,7 @@ def _one_head(call: Call, q: Any, k: Any, v: Any, bias: Any, slope: Any, sink: A
         distance = (torch.arange(sq)[:, None] + d - torch.arange(sk)[None, :]).abs()
         s = s - slope * distance
     s = torch.where(visible, s, -math.inf)
-    top = torch.cat([s, torch.full((sq, 1), -math.inf) if sink is None else sink.expand(sq, 1)], 1)
+    top = torch.cat([s, s.new_full((sq, 1), -math.inf) if sink is None else sink.expand(sq, 1)], 1)
     top = top.amax(1, keepdim=True).detach()
     top = torch.where(top > -math.inf, top, 0.0)
     e = torch.where(visible, torch.exp(torch.where(visible, s, 0.0) - top), 0.0)

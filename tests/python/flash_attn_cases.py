@@ -1,0 +1,241 @@
+# Calls of flash_attn's functions over all pairs of their arguments, and what the float64 formulas make of them.
+# Written apart from the drop-in: only formulas.py is used.
+"""Shared by the tests of tilewise.compat.flash_attn on the CPU (here) and on GPUs (tests/gpu)."""
+
+import itertools
+import math
+import random
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from closeness import assert_as_close
+from formulas import Call, dense, packed
+
+AXES: dict[str, list[Any]] = {
+    "form": ["func", "qkvpacked", "kvpacked", "varlen", "varlen_qkvpacked", "varlen_kvpacked"],
+    "dtype": [torch.float16, torch.bfloat16],
+    "lengths": [(1, 37), (17, 17), (40, 9), (23, 70)],
+    "heads": [(4, 4), (4, 2), (3, 1)],
+    "head_dim": [8, 23, 32, 64],
+    "dropout_p": [0.0, 0.17],
+    "softmax_scale": [None, 0.3],
+    "causal": [False, True],
+    "window_size": [(-1, -1), (3, 2), (4, 0), (-1, 3), (100, 100), torch.tensor([5, 1])],
+    "softcap": [0.0, 1.5],
+    "alibi": [None, "heads", "batch"],
+    "deterministic": [False, True],
+    "strided": [False, True],
+}
+
+
+class Case(NamedTuple):
+    form: str
+    dtype: torch.dtype
+    lengths: tuple[int, int]
+    heads: tuple[int, int]
+    head_dim: int
+    dropout_p: float
+    softmax_scale: Optional[float]
+    causal: bool
+    window_size: Any
+    softcap: float
+    alibi: Optional[str]
+    deterministic: bool
+    strided: bool
+
+    @property
+    def is_varlen(self) -> bool:
+        return self.form.startswith("varlen")
+
+    def __str__(self) -> str:
+        window = [int(side) for side in self.window_size]
+        return "-".join(str(value).replace("torch.", "") for value in self._replace(window_size=window))
+
+
+def possible(values: dict[str, Any]) -> bool:
+    """What flash_attn takes: no softcap with dropout, and qkv in one tensor has one length and one number of heads."""
+    if values["softcap"] > 0 and values["dropout_p"] > 0:
+        return False
+    one = values["lengths"][0] == values["lengths"][1] and values["heads"][0] == values["heads"][1]
+    return one or "qkvpacked" not in values["form"]
+
+
+def pairwise(axes: dict[str, list[Any]], possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Cases in which every possible pair of values of two axes occurs; the same ones at every call."""
+    rng = random.Random(0)
+    names = list(axes)
+
+    def draw(fixed: dict[str, int]) -> Optional[dict[str, int]]:
+        for _ in range(200):
+            case = {name: fixed.get(name, rng.randrange(len(axes[name]))) for name in names}
+            if possible({name: axes[name][place] for name, place in case.items()}):
+                return case
+        return None
+
+    wanted = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(axes[a]))
+        for j in range(len(axes[b]))
+    }
+    found = []
+    for pair in sorted(wanted):
+        if pair not in wanted:
+            continue
+        drawn = [case for case in (draw(dict(pair)) for _ in range(20)) if case is not None]
+        if not drawn:  # the two exclude each other
+            continue
+        covers = [{((a, c[a]), (b, c[b])) for a, b in itertools.combinations(names, 2)} for c in drawn]
+        best = max(range(len(drawn)), key=lambda place: len(covers[place] & wanted))
+        wanted -= covers[best]
+        found.append({name: axes[name][place] for name, place in drawn[best].items()})
+    return found
+
+
+CASES = [Case(**values) for values in pairwise(AXES, possible)]
+
+
+class Problem(NamedTuple):
+    """A case's tensors: leaves of the call as flash_attn takes them, and q, k, v as functions of those."""
+
+    leaves: list[torch.Tensor]
+    starts_q: Optional[list[int]]
+    starts_k: Optional[list[int]]
+    slopes: Optional[torch.Tensor]
+
+    def views(self) -> tuple[torch.Tensor, ...]:
+        if len(self.leaves) == 3:
+            return tuple(self.leaves)
+        return (*self.leaves[:-1], *self.leaves[-1].unbind(-3))
+
+
+def _leaf(shape: tuple[int, ...], dtype: torch.dtype, strided: bool, device: str) -> torch.Tensor:
+    if strided:  # heads before rows, as a transposed projection leaves them
+        order = (*range(len(shape) - 3), len(shape) - 2, len(shape) - 3, len(shape) - 1)
+        tensor = torch.randn([shape[axis] for axis in order]).to(dtype).permute(order)
+    else:
+        tensor = torch.randn(shape).to(dtype)
+    return tensor.to(device).requires_grad_()
+
+
+def problem(case: Case, device: str = "cpu") -> Problem:
+    torch.manual_seed(len(str(case)))
+    (sq, sk), (heads, heads_k), dim = case.lengths, case.heads, case.head_dim
+    starts_q = starts_k = None
+    rows_q, rows_k = (2, sq), (2, sk)
+    if case.is_varlen:  # the second sequence is empty, and two rows belong to none
+        starts_q, starts_k = [0, sq, sq, sq + (sq + 1) // 2], [0, sk, sk, sk + (sk + 1) // 2]
+        rows_q, rows_k = (starts_q[-1] + 2,), (starts_k[-1] + 2,)
+    if "qkv" in case.form:
+        shapes = [(*rows_q, 3, heads, dim)]
+    elif "kv" in case.form:
+        shapes = [(*rows_q, heads, dim), (*rows_k, 2, heads_k, dim)]
+    else:
+        shapes = [(*rows_q, heads, dim), (*rows_k, heads_k, dim), (*rows_k, heads_k, dim)]
+    leaves = [_leaf(shape, case.dtype, case.strided, device) for shape in shapes]
+    batch = 3 if case.is_varlen else 2
+    shape = {None: None, "heads": (heads,), "batch": (batch, heads)}[case.alibi]
+    slopes = None if shape is None else torch.rand(shape).to(device)
+    return Problem(leaves, starts_q, starts_k, slopes)
+
+
+def call(functions: Any, case: Case, given: Problem, **others: Any) -> Any:
+    """The case's function of `functions`, flash_attn or what stands in for it."""
+    name = f"flash_attn_{case.form}" if case.form == "func" else f"flash_attn_{case.form}_func"
+    starts: list[Any] = []
+    if case.is_varlen:
+        device = given.leaves[0].device
+        both = [given.starts_q] if "qkv" in case.form else [given.starts_q, given.starts_k]
+        starts = [torch.tensor(values, dtype=torch.int32, device=device) for values in both]
+        starts += [max(case.lengths[place], 1) for place in range(len(both))]
+    return getattr(functions, name)(
+        *given.leaves,
+        *starts,
+        dropout_p=case.dropout_p,
+        softmax_scale=case.softmax_scale,
+        causal=case.causal,
+        window_size=case.window_size,
+        softcap=case.softcap,
+        alibi_slopes=given.slopes,
+        deterministic=case.deterministic,
+        **others,
+    )
+
+
+def _options(case: Case, given: Problem, dtype: torch.dtype, seed: tuple[int, int]) -> Call:
+    left, right = (int(side) if int(side) < case.lengths[1] else -1 for side in case.window_size)
+    return Call(
+        mask="causal" if case.causal else None,
+        window=(left, right),
+        softmax_scale=case.softmax_scale,
+        softcap=case.softcap,
+        alibi_slopes=None if given.slopes is None else given.slopes.cpu().to(dtype),
+        dropout_p=case.dropout_p,
+        seed=seed[0] % 2**64,
+        offset=seed[1] % 2**64,
+    )
+
+
+def by_formula(case: Case, given: Problem, dtype: torch.dtype, seed: tuple[int, int]) -> tuple[Any, Any, list[Any]]:
+    """(out, lse in Tilewise's form, leaves) in another dtype, with a graph."""
+    leaves = [leaf.detach().cpu().to(dtype).requires_grad_() for leaf in given.leaves]
+    views = given._replace(leaves=leaves).views()
+    options = _options(case, given, dtype, seed)
+    if case.is_varlen:
+        assert given.starts_q is not None
+        return *packed(options, *views, given.starts_q, given.starts_k or given.starts_q), leaves  # type: ignore
+    return *dense(options, *views), leaves  # type: ignore
+
+
+def row_constants(case: Case, given: Problem) -> Any:
+    """slope * (i + seqlen_k - seqlen_q) of each row where flash_attn leaves it out of the log-sum-exp, else 0."""
+    options = _options(case, given, torch.float64, (0, 0))
+    if options.alibi_slopes is None or options.window[0] >= 0 or not (case.causal or options.window[1] == 0):
+        return 0.0
+    slopes = options.alibi_slopes
+    if not case.is_varlen:
+        rows = torch.arange(case.lengths[0]) + case.lengths[1] - case.lengths[0]
+        return slopes[..., None] * rows
+    starts_q, starts_k = given.starts_q, given.starts_k
+    assert starts_q is not None and starts_k is not None
+    parts = []
+    for b in range(3):
+        rows = torch.arange(starts_q[b + 1] - starts_q[b])
+        d = (starts_k[b + 1] - starts_k[b]) - len(rows)
+        parts.append((slopes if slopes.dim() == 1 else slopes[b])[:, None] * (rows + d))
+    return torch.cat([*parts, torch.zeros(slopes.shape[-1], 2)], 1)
+
+
+def check(functions: Any, case: Case, device: str = "cpu") -> None:
+    """Compares out, softmax_lse and the gradients of the case's leaves with the formulas."""
+    given = problem(case, device)
+    torch.manual_seed(5)
+    drawn = torch.randint(-(2**63), 2**63 - 1, (2,), device=device).tolist()
+    torch.manual_seed(5)
+    out, lse, weights = call(functions, case, given, return_attn_probs=True)
+    assert (weights.numel() > 0) == (case.dropout_p > 0)
+    exact_out, exact_lse, exact_leaves = by_formula(case, given, torch.float64, drawn)
+    same_out, _, same_leaves = by_formula(case, given, case.dtype, drawn)
+    assert_as_close(out, same_out, exact_out)
+    _check_lse(case, given, lse, exact_lse)
+    dout = torch.randn(out.shape).to(case.dtype)
+    gradients = torch.autograd.grad(out, given.leaves, dout.to(device))
+    exact = torch.autograd.grad(exact_out, exact_leaves, dout.double())
+    same = torch.autograd.grad(same_out, same_leaves, dout.to(same_out.dtype))
+    for place, (gradient, want, rough) in enumerate(zip(gradients, exact, same)):
+        assert_as_close(gradient, rough, want, 3.0, f"gradient {place}")
+    torch.manual_seed(5)
+    assert torch.equal(call(functions, case, given), out)  # the graph and the log-sum-exp change nothing
+
+
+def _check_lse(case: Case, given: Problem, lse: torch.Tensor, exact: torch.Tensor) -> None:
+    lse, exact = lse.detach().cpu().double(), exact.detach()
+    if case.is_varlen:  # rows of no sequence hold anything
+        assert given.starts_q is not None
+        lse, exact = lse[:, : given.starts_q[-1]], exact[:, : given.starts_q[-1]]
+    constants = row_constants(case, given)
+    if isinstance(constants, torch.Tensor):
+        exact = exact + constants[..., : exact.shape[-1]]
+    empty = exact == -math.inf
+    assert torch.equal(lse == math.inf, empty)
+    torch.testing.assert_close(lse[~empty], exact[~empty], rtol=1e-4, atol=1e-3)

@@ -297,8 +297,8 @@ constexpr std::array<Operator, 7> kOperators{{
     {"attention_backward", kBackwardTensors,
      ", bool need_dq, bool need_dk, bool need_dv, bool need_dbias, bool need_dsink", kOptionsSchema,
      "(Tensor, Tensor, Tensor, Tensor, Tensor)", backward_kernel},
-    {"attention_backward_out", kBackwardTensors, ", Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv", kOptionsSchema, "()",
-     backward_out_kernel},
+    {"attention_backward_out", kBackwardTensors, ", Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv", kOptionsSchema,
+     "()", backward_out_kernel},
     {"attention_backward.plain", kBackwardTensors, ", int needed", kPlainSchema, "(Tensor, Tensor, Tensor)",
      plain_backward_kernel},
 }};

@@ -205,7 +205,8 @@ def head_and_tail(
             return (causal, softmax_scale, LAYOUTS[layout]), None
     except (KeyError, TypeError, ValueError, RuntimeError):
         pass  # something is no name or no number: the careful way says what
-    causal, mask_is_top_left = named("mask", mask, MASKS, _mask_advice(mask))
+    advice = "" if mask is None or isinstance(mask, str) else _mask_advice(mask)
+    causal, mask_is_top_left = named("mask", mask, MASKS, advice)
     head = (causal, softmax_scale, named("layout", layout, LAYOUTS))
     return head, _tail(mask_is_top_left, *rest)
 

@@ -4,12 +4,15 @@
 
 import inspect
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import tilewise
 import tilewise.compat.flash_attn as flash_attn
 from tilewise.compat.flash_attn import bert_padding, flash_attn_interface
 from tilewise.compat.flash_attn.flash_attn_interface import flash_attn_gpu
@@ -342,3 +345,93 @@ assert flash_attn is drop_in and hasattr(torch.ops.flash_attn, "_flash_attn_forw
     assert done.returncode == 0, done.stderr
     assert f"flash_attn: there is one already, from {package}" in done.stdout
     assert "install(force=True)" in done.stdout
+
+
+def test_metadata():
+    code = """
+import importlib.metadata, torch
+import tilewise.compat.flash_attn as drop_in
+torch.cuda.is_available = lambda: True
+drop_in.install()
+print(importlib.metadata.version("flash_attn"), importlib.metadata.packages_distributions()["flash_attn"])
+"""
+    if sys.version_info < (3, 10):
+        pytest.skip("importlib.metadata.packages_distributions came with Python 3.10")
+    done = _python(code)
+    assert done.stdout == "2.8.4 ['flash-attn']\n", done.stderr
+    done = _python(code.replace("torch.cuda.is_available = lambda: True", ""))
+    if not torch.cuda.is_available():  # libraries would take it for one that needs a GPU
+        assert "PackageNotFoundError" in done.stderr
+
+
+def _main(*arguments, cwd=None):
+    command = [sys.executable, "-m", "tilewise.compat.flash_attn", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tilewise.__file__).absolute().parents[1])}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
+
+
+def test_unchanged_script(tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, flash_attn, beside\nprint(flash_attn.__name__, sys.argv[1:], beside.NAME, __name__)\n"
+    )
+    for arguments, cwd in (((str(script),), None), (("-m", "script"), tmp_path)):
+        done = _main(*arguments, "--flag", "1", cwd=cwd)
+        assert done.stdout == "tilewise.compat.flash_attn ['--flag', '1'] beside __main__\n", done.stderr
+    assert _main().returncode == 2
+
+
+# --- transformers ---
+
+
+def _generated(code):
+    return _python(
+        f"""
+import torch, transformers
+{code}
+torch.manual_seed(0)
+tokens = torch.randint(3, 97, (2, 12))
+mask = torch.ones_like(tokens); mask[0, :5] = 0
+for name, more in (("Llama", {{}}), ("Mistral", {{"sliding_window": 6}}), ("Qwen2", {{}})):
+    config = getattr(transformers, name + "Config")(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0, **more)
+    for dtype in (torch.bfloat16, torch.float16):
+        results = []
+        for implementation in ("eager", "flash_attention_2"):
+            torch.manual_seed(1)
+            model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
+            model.set_attn_implementation(implementation)
+            with torch.no_grad():
+                logits = model(tokens, attention_mask=mask).logits.float()[mask.bool()]
+                single = model(tokens[1:]).logits.float()
+                out = model.generate(tokens, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+            results.append((logits, single, out))
+        (a, b, c), (d, e, f) = results
+        assert (a - d).abs().max() < 0.03 * a.abs().max() and (b - e).abs().max() < 0.03 * b.abs().max(), (name, dtype)
+        print(name, dtype, (c == f).float().mean().item() > 0.9)
+model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="flash_attention_2")
+try:
+    model.float()(tokens)
+except RuntimeError as error:
+    print(error)
+"""
+    )
+
+
+def test_transformers_on_a_cpu():
+    """Generation with flash_attention_2 as with eager attention, on padded prompts, sliding windows and GQA."""
+    pytest.importorskip("transformers")
+    done = _generated("import tilewise.compat.flash_attn as f; f.install(transformers=True)")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("True") == 6, done.stdout
+    assert "FlashAttention only support fp16 and bf16 data type" in done.stdout
+
+
+def test_transformers_without_the_patch():
+    pytest.importorskip("transformers")
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU transformers takes the name by itself")
+    done = _generated("import tilewise.compat.flash_attn as f; f.install()")
+    assert "ImportError: FlashAttention2 has been toggled on" in done.stderr

@@ -6,6 +6,7 @@ docs/migrating.md says what is the same and what differs.
 """
 
 from tilewise.compat.flash_attn._install import install
+from tilewise.compat.flash_attn._metadata import VERSION
 from tilewise.compat.flash_attn.flash_attn_interface import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -16,7 +17,7 @@ from tilewise.compat.flash_attn.flash_attn_interface import (
     flash_attn_with_kvcache,
 )
 
-__version__ = "2.8.4"  # of the interface; tilewise.__version__ is the library's
+__version__ = VERSION  # of the interface; tilewise.__version__ is the library's
 
 __all__ = [
     "flash_attn_func",

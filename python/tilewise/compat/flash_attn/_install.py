@@ -7,6 +7,10 @@ import importlib
 import importlib.util
 import sys
 
+import torch
+
+from tilewise.compat.flash_attn import _metadata, _transformers
+
 _PACKAGE = "tilewise.compat.flash_attn"
 _MODULES = ("", ".bert_padding", ".flash_attn_interface", ".layers", ".layers.rotary")
 
@@ -27,21 +31,32 @@ def _refuse_to_shadow() -> None:
     )
 
 
-def install(force: bool = False) -> None:
+def install(force: bool = False, transformers: bool = False) -> None:
     """Makes `import flash_attn` and its modules resolve to Tilewise's in this process. Calling again is harmless.
 
-    flash_attn_2_cuda, its extension module, becomes the raw passes.
+    flash_attn_2_cuda, its extension module, becomes the raw passes. Where torch has a GPU, the distribution's metadata
+    is found too, as importlib.metadata.version("flash-attn"), by which libraries know that it is there.
 
     Args:
         force: Take the place of a flash_attn that is installed or imported.
+        transformers: Also make Hugging Face transformers take attn_implementation="flash_attention_2" where torch has
+            no GPU, for which its checks are replaced; docs/migrating.md lists them.
 
     Raises:
-        ImportError: There is one, and `force` is False.
+        ImportError: There is a flash_attn, and `force` is False; or transformers is wanted and not installed.
     """
-    if installed():
-        return
-    if not force:
-        _refuse_to_shadow()
+    if not installed():
+        if not force:
+            _refuse_to_shadow()
+        _put_modules()
+    has_gpu = torch.cuda.is_available()
+    if has_gpu or transformers:
+        _metadata.make_findable()
+    if transformers and not has_gpu:
+        _transformers.take_cpus()
+
+
+def _put_modules() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
         del sys.modules[name]
     for suffix in _MODULES:

@@ -17,7 +17,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """[first_axis_dim, ...] of zeros with `values` as its rows `indices`."""
     output = values.new_zeros(first_axis_dim, *values.shape[1:])
-    return output.index_copy(0, indices, values)
+    return output.index_put((indices,), values)
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:

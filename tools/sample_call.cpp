@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "device/common/float16.h"
+#include "device/common/float8.h"
 #include "device/common/mask.h"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
@@ -38,6 +39,9 @@ void store(std::byte* target, DType dtype, float value) {
       std::memcpy(target, &wide, sizeof wide);
       return;
     }
+    case DType::fp8_e4m3:
+      *target = std::byte{device::float_to_e4m3(value)};
+      return;
     case DType::boolean:
       *target = std::byte{1};
       return;
@@ -62,7 +66,7 @@ TensorView SampleCall::add_random(DType dtype, std::initializer_list<std::int64_
 }
 
 TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random,
-                                std::string_view name) {
+                                std::string_view name, DType given_dtype) {
   const Problem& p = problem_;
   const operations::Axes axes = operations::axes_of(p.layout);
   std::array<std::int64_t, 4> shape{};
@@ -75,10 +79,10 @@ TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_
   }
   at(axes.head) = heads;
   at(axes.dim) = dim;
-  const TensorView view = add(p.dtype, std::span(shape).first(static_cast<std::size_t>(axes.rank())), name);
+  const DType dtype = given_dtype == DType::none ? p.dtype : given_dtype;
+  const TensorView view = add(dtype, std::span(shape).first(static_cast<std::size_t>(axes.rank())), name);
   auto* data = static_cast<std::byte*>(view.data);
-  for (std::int64_t i = 0; random && i < view.numel(); ++i, data += size_of(p.dtype))
-    store(data, p.dtype, draw(random_));
+  for (std::int64_t i = 0; random && i < view.numel(); ++i, data += size_of(dtype)) store(data, dtype, draw(random_));
   return view;
 }
 
@@ -116,6 +120,21 @@ void SampleCall::make_options() {
   if (p.alibi_slopes == AlibiKind::per_batch_head)
     o.alibi_slopes = add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
   if (p.sink != SinkKind::none) o.sink = add_random(operations::attention::sink_dtype(p), {p.num_heads_q}, "sink");
+  const auto scales = [&](ScaleKind kind, std::int64_t heads, std::string_view name) {
+    TensorView view;
+    if (kind == ScaleKind::none) return view;
+    if (kind == ScaleKind::head) view = add(DType::f32, {heads}, name);
+    if (kind == ScaleKind::batch_head) view = add(DType::f32, {p.batch_size, p.num_heads_k}, name);
+    if (kind == ScaleKind::tensor) view = add(DType::f32, {1}, name);
+    std::fill_n(static_cast<float*>(view.data), view.numel(), 1.0f);
+    return view;
+  };
+  o.q_scale = scales(p.q_scale, p.num_heads_q, "q_scale");
+  o.k_scale = scales(p.k_scale, p.num_heads_k, "k_scale");
+  o.v_scale = scales(p.v_scale, p.num_heads_k, "v_scale");
+  if (p.q_scale == ScaleKind::tensor) o.q_scale.rank = 0;
+  if (p.k_scale == ScaleKind::tensor) o.k_scale.rank = 0;
+  if (p.v_scale == ScaleKind::tensor) o.v_scale.rank = 0;
   std::int64_t used_q = p.seqlen_q, used_k = p.seqlen_k;
   if (p.layout == Layout::thd) {
     o.cu_seqlens_q = add_cu_seqlens(p.total_q, p.seqlen_q, "cu_seqlens_q");
@@ -133,7 +152,7 @@ SampleCall::SampleCall(const Problem& problem) : problem_(problem) {
   forward_.q = add_data(true, p.num_heads_q, p.head_dim, true, "q");
   forward_.k = add_data(false, p.num_heads_k, p.head_dim, true, "k");
   forward_.v = add_data(false, p.num_heads_k, p.head_dim_v, true, "v");
-  forward_.out = add_data(true, p.num_heads_q, p.head_dim_v, false, "out");
+  forward_.out = add_data(true, p.num_heads_q, p.head_dim_v, false, "out", operations::attention::out_dtype_of(p));
   if (p.softmax_lse) forward_.softmax_lse = add_lse("softmax_lse");
   make_options();
   if (p.operation == Operation::attention_backward) {

@@ -37,7 +37,9 @@ class SampleCall {
     return add(dtype, std::span(shape.begin(), shape.size()), name);
   }
   TensorView add_random(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name);
-  TensorView add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random, std::string_view name);
+  /// dtype none: the problem's.
+  TensorView add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random, std::string_view name,
+                      DType given_dtype = DType::none);
   TensorView add_lse(std::string_view name);
   TensorView add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name);
   TensorView add_lengths(std::int32_t length, std::string_view name);

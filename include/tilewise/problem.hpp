@@ -24,6 +24,8 @@ enum class BiasKind : std::uint8_t { none, f32, query, boolean };
 enum class SinkKind : std::uint8_t { none, f32, query };
 /// none; per_head: [num_heads_q]; per_batch_head: [batch_size, num_heads_q].
 enum class AlibiKind : std::uint8_t { none, per_head, per_batch_head };
+/// none: 1; tensor: one number or a tensor of one; head: [its own heads]; batch_head: [batch_size, num_heads_k].
+enum class ScaleKind : std::uint8_t { none, tensor, head, batch_head };
 
 /// Everything about an attention call that is not q, k, v or an output. An undefined
 /// TensorView means "not given". Shapes and dtypes are those of docs/semantics.md.
@@ -49,6 +51,12 @@ struct AttentionOptions {
   TensorView seqused_q;  ///< int32 [batch_size]
   TensorView seqused_k;
   TensorView leftpad_k;
+  TensorView q_scale;  ///< f32, positive; what q in fp8 is multiplied by: see ScaleKind
+  TensorView k_scale;
+  TensorView v_scale;
+  std::optional<double> q_scale_value;  ///< ... or as a number
+  std::optional<double> k_scale_value;
+  std::optional<double> v_scale_value;
   bool deterministic = false;    ///< dq, dbias and dsink bit-reproducible too
   bool batch_invariant = false;  ///< a sequence's result does not depend on the rest of the batch
 };
@@ -62,7 +70,8 @@ struct BiasDims {
 /// A value: hashable, comparable, printable. Invariants are checked by validate(), not here.
 struct AttentionProblem {
   Operation operation = Operation::attention_forward;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;       ///< of q, k and v
+  DType out_dtype = DType::none;  ///< none: dtype, of fp8_e4m3 bf16
   DeviceType device = DeviceType::cpu;
   Layout layout = Layout::bshd;
 
@@ -90,6 +99,7 @@ struct AttentionProblem {
   AlibiKind alibi_slopes = AlibiKind::none;
   SinkKind sink = SinkKind::none;
   bool seqused_q = false, seqused_k = false, leftpad_k = false;
+  ScaleKind q_scale = ScaleKind::none, k_scale = ScaleKind::none, v_scale = ScaleKind::none;  ///< fp8 only
 
   bool softmax_lse = true;                                             ///< forward: the caller wants it
   bool dlse = false;                                                   ///< backward: given

@@ -20,7 +20,7 @@ namespace {
 /// Everything that is an array; each one optional.
 struct OptionArrays {
   std::optional<Array> seed_and_offset, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-      leftpad_k;
+      leftpad_k, q_scale, k_scale, v_scale;
 };
 
 void take(std::optional<Array>& array, TensorView AttentionOptions::* field, Options* options) {
@@ -39,6 +39,9 @@ void take_all(OptionArrays arrays, Options* options) {
   take(arrays.seqused_q, &AttentionOptions::seqused_q, options);
   take(arrays.seqused_k, &AttentionOptions::seqused_k, options);
   take(arrays.leftpad_k, &AttentionOptions::leftpad_k, options);
+  take(arrays.q_scale, &AttentionOptions::q_scale, options);
+  take(arrays.k_scale, &AttentionOptions::k_scale, options);
+  take(arrays.v_scale, &AttentionOptions::v_scale, options);
 }
 
 }  // namespace
@@ -53,9 +56,11 @@ void bind_options(nb::module_& module) {
           [](Options* self, const std::string& layout, bool causal, bool top_left, std::int64_t window_left,
              std::int64_t window_right, std::optional<double> softmax_scale, double softcap, double dropout_p,
              std::uint64_t seed, std::optional<std::int64_t> max_seqlen_q, std::optional<std::int64_t> max_seqlen_k,
-             bool deterministic, bool batch_invariant, OptionalArray seed_and_offset, OptionalArray bias,
-             OptionalArray alibi_slopes, OptionalArray sink, OptionalArray cu_seqlens_q, OptionalArray cu_seqlens_k,
-             OptionalArray seqused_q, OptionalArray seqused_k, OptionalArray leftpad_k) {
+             bool deterministic, bool batch_invariant, std::optional<double> q_scale_value,
+             std::optional<double> k_scale_value, std::optional<double> v_scale_value, OptionalArray seed_and_offset,
+             OptionalArray bias, OptionalArray alibi_slopes, OptionalArray sink, OptionalArray cu_seqlens_q,
+             OptionalArray cu_seqlens_k, OptionalArray seqused_q, OptionalArray seqused_k, OptionalArray leftpad_k,
+             OptionalArray q_scale, OptionalArray k_scale, OptionalArray v_scale) {
             Options options;
             AttentionOptions& value = options.value;
             value.layout = core::value_of<Layout>("layout", layout);
@@ -71,9 +76,12 @@ void bind_options(nb::module_& module) {
             value.max_seqlen_k = max_seqlen_k;
             value.deterministic = deterministic;
             value.batch_invariant = batch_invariant;
+            value.q_scale_value = q_scale_value;
+            value.k_scale_value = k_scale_value;
+            value.v_scale_value = v_scale_value;
             take_all({std::move(seed_and_offset), std::move(bias), std::move(alibi_slopes), std::move(sink),
                       std::move(cu_seqlens_q), std::move(cu_seqlens_k), std::move(seqused_q), std::move(seqused_k),
-                      std::move(leftpad_k)},
+                      std::move(leftpad_k), std::move(q_scale), std::move(k_scale), std::move(v_scale)},
                      &options);
             new (self) Options(std::move(options));
           },
@@ -81,10 +89,12 @@ void bind_options(nb::module_& module) {
           nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("softmax_scale") = nb::none(),
           nb::arg("softcap") = 0.0, nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0,
           nb::arg("max_seqlen_q") = nb::none(), nb::arg("max_seqlen_k") = nb::none(), nb::arg("deterministic") = false,
-          nb::arg("batch_invariant") = false, nb::arg("seed_and_offset") = nb::none(), nb::arg("bias") = nb::none(),
-          nb::arg("alibi_slopes") = nb::none(), nb::arg("sink") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(),
-          nb::arg("cu_seqlens_k") = nb::none(), nb::arg("seqused_q") = nb::none(), nb::arg("seqused_k") = nb::none(),
-          nb::arg("leftpad_k") = nb::none());
+          nb::arg("batch_invariant") = false, nb::arg("q_scale_value") = nb::none(),
+          nb::arg("k_scale_value") = nb::none(), nb::arg("v_scale_value") = nb::none(),
+          nb::arg("seed_and_offset") = nb::none(), nb::arg("bias") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
+          nb::arg("sink") = nb::none(), nb::arg("cu_seqlens_q") = nb::none(), nb::arg("cu_seqlens_k") = nb::none(),
+          nb::arg("seqused_q") = nb::none(), nb::arg("seqused_k") = nb::none(), nb::arg("leftpad_k") = nb::none(),
+          nb::arg("q_scale") = nb::none(), nb::arg("k_scale") = nb::none(), nb::arg("v_scale") = nb::none());
 }
 
 }  // namespace tilewise::python

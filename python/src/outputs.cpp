@@ -65,7 +65,7 @@ TensorView planned_out(const TensorView& q, const TensorView& v) {
   if (q.rank > 0 && v.rank > 0) {
     shape[static_cast<std::size_t>(q.rank - 1)] = v.shape[static_cast<std::size_t>(v.rank - 1)];
   }
-  return contiguous(q.dtype, q.device, q.rank, shape);
+  return contiguous(operations::attention::default_out_dtype(q.dtype), q.device, q.rank, shape);
 }
 
 TensorView planned_lse(const TensorView& q, Layout layout) {

@@ -21,10 +21,12 @@ namespace shim = torch_shim;
 constexpr const char* kOptionsSchema =
     "bool causal=False, float? softmax_scale=None, str layout=\"bshd\", Tensor? bias=None, Tensor? sink=None, "
     "Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? seqused_q=None, "
-    "Tensor? seqused_k=None, Tensor? leftpad_k=None, Tensor? seed_and_offset=None, SymInt seed=0, "
+    "Tensor? seqused_k=None, Tensor? leftpad_k=None, Tensor? q_scale=None, Tensor? k_scale=None, "
+    "Tensor? v_scale=None, Tensor? seed_and_offset=None, SymInt seed=0, "
     "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, bool top_left=False, SymInt window_left=-1, "
     "SymInt window_right=-1, float softcap=0.0, float dropout_p=0.0, bool deterministic=False, "
-    "bool batch_invariant=False, str? implementation=None";
+    "bool batch_invariant=False, float? q_scale_value=None, float? k_scale_value=None, float? v_scale_value=None, "
+    "str? implementation=None";
 
 /// All that most calls give. torch takes some 100 ns to pass an argument and 60 ns to look up the name of one that is
 /// left out, so these calls have schemas of their own. `form` is 2 * layout, in the order of layout_names(), + causal.
@@ -35,24 +37,28 @@ struct TorchOptions {
   bool causal;
   std::optional<double> softmax_scale;
   shim::String layout;
-  shim::Tensor bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, seed_and_offset;
+  shim::Tensor bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, q_scale, k_scale,
+      v_scale, seed_and_offset;
   std::int64_t seed;
   std::optional<std::int64_t> max_seqlen_q, max_seqlen_k;
   bool top_left;
   std::int64_t window_left, window_right;
   double softcap, dropout_p;
   bool deterministic, batch_invariant;
+  std::optional<double> q_scale_value, k_scale_value, v_scale_value;
   shim::String implementation;
 
   /// Braces evaluate in order, so this reads the stack as the schema lists it.
   [[nodiscard]] static TorchOptions read(shim::StackReader& stack) {
     return TorchOptions{
-        stack.boolean(),         stack.optional_number(),  stack.string(),           stack.optional_tensor(),
-        stack.optional_tensor(), stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(),
-        stack.optional_tensor(), stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(),
-        stack.integer(),         stack.optional_integer(), stack.optional_integer(), stack.boolean(),
-        stack.integer(),         stack.integer(),          stack.number(),           stack.number(),
-        stack.boolean(),         stack.boolean(),          stack.optional_string()};
+        stack.boolean(),          stack.optional_number(),  stack.string(),          stack.optional_tensor(),
+        stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(), stack.optional_tensor(),
+        stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(), stack.optional_tensor(),
+        stack.optional_tensor(),  stack.optional_tensor(),  stack.optional_tensor(), stack.integer(),
+        stack.optional_integer(), stack.optional_integer(), stack.boolean(),         stack.integer(),
+        stack.integer(),          stack.number(),           stack.number(),          stack.boolean(),
+        stack.boolean(),          stack.optional_number(),  stack.optional_number(), stack.optional_number(),
+        stack.optional_string()};
   }
 
   [[nodiscard]] AttentionOptions options() const {
@@ -79,6 +85,12 @@ struct TorchOptions {
     value.leftpad_k = leftpad_k.view("leftpad_k");
     value.deterministic = deterministic;
     value.batch_invariant = batch_invariant;
+    value.q_scale = q_scale.view("q_scale");
+    value.k_scale = k_scale.view("k_scale");
+    value.v_scale = v_scale.view("v_scale");
+    value.q_scale_value = q_scale_value;
+    value.k_scale_value = k_scale_value;
+    value.v_scale_value = v_scale_value;
     return value;
   }
   [[nodiscard]] SelectOptions select() const { return {std::string(implementation.view())}; }

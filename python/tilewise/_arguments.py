@@ -50,6 +50,9 @@ class Options(NamedTuple):
     seqused_q: Any = None
     seqused_k: Any = None
     leftpad_k: Any = None
+    q_scale: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
     seed_and_offset: Any = None
     seed: int = 0
     max_seqlen_q: Optional[int] = None
@@ -61,13 +64,16 @@ class Options(NamedTuple):
     dropout_p: float = 0.0
     deterministic: bool = False
     batch_invariant: bool = False
+    q_scale_value: Optional[float] = None
+    k_scale_value: Optional[float] = None
+    v_scale_value: Optional[float] = None
     implementation: Optional[str] = None
 
 
 HEAD = slice(0, 3)
-ARRAYS = slice(3, 12)
-TAIL = slice(12, None)
-ARRAY_NAMES = Options._fields[3:11]  # the optional arrays of attention(), seed apart
+ARRAYS = slice(3, 15)
+TAIL = slice(15, None)
+ARRAY_NAMES = Options._fields[3:14]  # the optional arrays of attention(), seed apart
 NO_ARRAYS = (None,) * len(ARRAY_NAMES)
 _DEFAULTS: tuple[Any, ...] = Options()
 DEFAULT_TAIL = _DEFAULTS[TAIL]
@@ -157,6 +163,17 @@ def implementation_name(implementation: Any) -> Optional[str]:
     return implementation
 
 
+def is_number(value: Any) -> bool:
+    """Whether an argument that may be a number or an array is meant as a number."""
+    # Of the symbolic integers of torch.compile no attribute can be asked for, but they are integers.
+    return isinstance(value, (int, float)) or (value is not None and not hasattr(value, "__dlpack__"))
+
+
+def without_number(value: Any) -> Any:
+    """What stands among the ARRAYS for an argument that may be a number instead: then it stands in the TAIL."""
+    return None if is_number(value) else value
+
+
 def window_pair(window: Any) -> tuple[int, int]:
     """(left, right) of a window; -1 stands for unbounded."""
     if not isinstance(window, (tuple, list)):
@@ -189,26 +206,38 @@ def head_and_tail(
     deterministic: Any,
     batch_invariant: Any,
     implementation: Any,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> tuple[tuple[Any, ...], Optional[tuple[Any, ...]]]:
     """HEAD and TAIL of the call's Options; None stands for a TAIL of defaults."""
     rest = (
         alignment, window, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
         implementation,
     )  # fmt: skip
+    scales: tuple[Optional[float], ...] = (None, None, None)
+    if not (q_scale is k_scale is v_scale is None):
+        given = (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))
+        scales = tuple(number(name, scale) if is_number(scale) else None for name, scale in given)
     if softmax_scale is not None:
         softmax_scale = number("softmax_scale", softmax_scale)
     try:  # the usual call, at a tenth of the cost
         causal, mask_is_top_left = MASKS[mask]
         flags_are_bools = deterministic is False and batch_invariant is False
         numbers_are_bools = softcap is False or dropout_p is False
-        if rest == _DEFAULT_REST and flags_are_bools and not (numbers_are_bools or mask_is_top_left):
+        if (
+            rest == _DEFAULT_REST
+            and scales == (None, None, None)
+            and flags_are_bools
+            and not (numbers_are_bools or mask_is_top_left)
+        ):
             return (causal, softmax_scale, LAYOUTS[layout]), None
     except (KeyError, TypeError, ValueError, RuntimeError):
         pass  # something is no name or no number: the careful way says what
     advice = "" if mask is None or isinstance(mask, str) else _mask_advice(mask)
     causal, mask_is_top_left = named("mask", mask, MASKS, advice)
     head = (causal, softmax_scale, named("layout", layout, LAYOUTS))
-    return head, _tail(mask_is_top_left, *rest)
+    return head, _tail(mask_is_top_left, scales, *rest)
 
 
 _DEFAULT_REST = ("bottom_right", (-1, -1), 0.0, 0.0, None, None, False, False, None)
@@ -216,6 +245,7 @@ _DEFAULT_REST = ("bottom_right", (-1, -1), 0.0, 0.0, None, None, False, False, N
 
 def _tail(
     mask_is_top_left: bool,
+    scales: tuple[Optional[float], ...],
     alignment: Any,
     window: Any,
     softcap: Any,
@@ -238,6 +268,7 @@ def _tail(
         number("dropout_p", dropout_p),
         flag("deterministic", deterministic),
         flag("batch_invariant", batch_invariant),
+        *scales,
         implementation_name(implementation),
     )
 

@@ -54,12 +54,17 @@ def borrow_optional(name: str, array: Any, writable: bool = False) -> Optional[_
 def empty_for(
     like: Any, shape: Sequence[int], dtype: str, view: Optional[_core.Array] = None
 ) -> tuple[Any, _core.Array]:
-    """Memory of a new array of `like`'s kind and the core's writable view of it. dtype: "f32", "f64" or that of `like`.
+    """Memory of a new array of `like`'s kind and the core's writable view of it.
+
+    dtype: "f32", "f64", that of `like`, or "bf16" beside NumPy's float8, whose package has bfloat16 too.
 
     `view`: of `like`, whose device the new array shares; None for the CPU. once_written() makes the memory an array.
     """
     if isinstance(like, np.ndarray):
-        memory = np.empty(shape, {"f32": np.float32, "f64": np.float64}.get(dtype, like.dtype))
+        dtypes: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
+        if dtype == "bf16":
+            dtypes["bf16"] = sys.modules["ml_dtypes"].bfloat16
+        memory = np.empty(shape, dtypes.get(dtype, like.dtype))
     else:
         memory = _core.empty(list(shape), dtype, view)
     return memory, borrow("out", memory, writable=True)
@@ -81,6 +86,11 @@ def once_written(like: Any, memory: Any, view: _core.Array) -> Any:
 def lse_dtype(q: _core.Array) -> str:
     """The dtype of softmax_lse beside this q (or out)."""
     return "f64" if q.dtype == "f64" else "f32"
+
+
+def out_dtype(q: _core.Array) -> str:
+    """The dtype of a new out beside this q."""
+    return "bf16" if q.dtype == "fp8_e4m3" else q.dtype
 
 
 def _library(array: Any) -> Any:
@@ -130,7 +140,7 @@ def attention(q: Any, k: Any, v: Any, out: Any, options: Options, return_lse: bo
     out_shape, lse_shape = _core.output_shapes(*views, borrowed)
     fresh_out = out is None
     if fresh_out:
-        memory, out_view = empty_for(q, out_shape, views[0].dtype, views[0])
+        memory, out_view = empty_for(q, out_shape, out_dtype(views[0]), views[0])
     else:
         out_view = borrow("out", out, writable=True)
     lse_view: Optional[_core.Array] = None

@@ -21,6 +21,7 @@ from tilewise._arguments import (
     head_and_tail,
     implementation_name,
     number,
+    without_number,
 )
 from tilewise._keywords import check_keywords, keywords_of
 from tilewise._kinds import form
@@ -135,6 +136,9 @@ def attention(
     seqused_q: Any = None,
     seqused_k: Any = None,
     leftpad_k: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     layout: Any = "bshd",
     return_lse: Any = False,
     deterministic: Any = False,
@@ -155,8 +159,8 @@ def attention(
     by, are those that torch keeps, else computed, which on a GPU waits for it once, as lengths do at every call.
 
     Args:
-        q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16 or f16; on the CPU f64 too. Any strides
-            with a contiguous last dimension will do; nothing is copied.
+        q: [batch_size, seqlen_q, num_heads_q, head_dim], f32, bf16, f16 or, without gradients, fp8 e4m3; on the CPU
+            f64 too. Any strides with a contiguous last dimension will do; nothing is copied.
         k: [batch_size, seqlen_k, num_heads_k, head_dim], dtype of q. num_heads_k divides num_heads_q.
         v: [batch_size, seqlen_k, num_heads_k, head_dim_v], dtype of q.
         mask: None, "causal", or "causal_top_left", which is causal with alignment "top_left".
@@ -175,17 +179,20 @@ def attention(
         max_seqlen_q, max_seqlen_k: Longest sequence of layout "thd"; None computes it.
         seqused_q, seqused_k: int32 [batch_size], how many rows of each sequence count.
         leftpad_k: int32 [batch_size], how many keys to skip at the start of each sequence.
+        q_scale, k_scale, v_scale: Of q, k and v in fp8, what the stored numbers are multiplied by: a positive number,
+            or f32 of no dimension, [its num_heads] or [batch_size, num_heads_k]. None: 1.
         layout: Order of the dimensions: "bshd", "sbhd", "bhsd", or packed "thd" [total, num_heads, dim].
         return_lse: Also return softmax_lse, f32 (f64 where q is) [batch_size, num_heads_q, seqlen_q], packed
             [num_heads_q, total_q].
         deterministic: Gradients of q, bias and sink are bit-reproducible too (k's and v's always are).
         batch_invariant: A sequence's result does not depend on what else is in the batch.
-        out: Where to write; refused for inputs that require gradients.
+        out: Where to write; refused for inputs that require gradients. With q in fp8 it may be bf16 or f16.
         implementation: Name of the implementation to use (see explain); None chooses by estimated cost.
 
     Returns:
-        out, shaped like q with head_dim_v as the last dimension and in q's dtype; or (out, softmax_lse). A new torch
-        tensor of layout "bhsd" is stored heads first or rows first as q is, and so are gradients beside their inputs.
+        out, shaped like q with head_dim_v as the last dimension and in q's dtype, bf16 where that is fp8; or
+        (out, softmax_lse). A new torch tensor of layout "bhsd" is stored heads first or rows first as q is, and so are
+        gradients beside their inputs.
 
     Raises:
         ValueError, TypeError: An argument is wrong; the message names it, what was expected and what came.
@@ -193,13 +200,15 @@ def attention(
     """
     head, tail = head_and_tail(
         mask, alignment, window, softmax_scale, softcap, dropout_p, max_seqlen_q, max_seqlen_k, layout, deterministic,
-        batch_invariant, implementation,
+        batch_invariant, implementation, q_scale, k_scale, v_scale,
     )  # fmt: skip
     return_lse = flag("return_lse", return_lse)
+    arrays: Optional[tuple[Any, ...]] = (
+        bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, without_number(q_scale),
+        without_number(k_scale), without_number(v_scale),
+    )  # fmt: skip
     if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
-        arrays = None
-    else:
-        arrays = (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
+        arrays = None if q_scale is k_scale is v_scale is None else arrays
     backend = _torch_backend or _load_torch_backend()
     if backend is not None and isinstance(q, backend.Tensor):
         return backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
@@ -299,7 +308,8 @@ def _bound_call(function: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     if seed is None:  # torch's operators get a drawn one, as a tensor where q is
         torch: Any = sys.modules.get("torch")
         seed = torch.empty(2, dtype=torch.int64, device=q.device) if _is_torch(q) and q.is_cuda else 0
-    call = _arrays.call_options(head, (given[name] for name in ARRAY_NAMES), tail, seed)
+    arrays = (without_number(given[name]) if name.endswith("_scale") else given[name] for name in ARRAY_NAMES)
+    call = _arrays.call_options(head, arrays, tail, seed)
     if _is_torch(q) and q.is_nested:
         call = _load_torch_backend().jagged.unwrap(given, call)
     return given, call

@@ -97,7 +97,10 @@ def attention_backward(
     if seed is None and (tail or DEFAULT_TAIL)[DROPOUT_IN_TAIL] != 0.0:
         raise ValueError("seed: must be given with dropout, as attention() took it (got None)")
     options = _arrays.call_options(
-        head, (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k), tail, seed
+        head,
+        (bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None, None, None),
+        tail,
+        seed,
     )
     tensors = {"dout": dout, "dlse": dlse, "q": q, "k": k, "v": v, "out": out, "softmax_lse": softmax_lse}
     backend = _load_torch_backend()

@@ -44,6 +44,9 @@ class AttentionOptions:
         max_seqlen_k: int | None = None,
         deterministic: bool = False,
         batch_invariant: bool = False,
+        q_scale_value: float | None = None,
+        k_scale_value: float | None = None,
+        v_scale_value: float | None = None,
         seed_and_offset: Array | None = None,
         bias: Array | None = None,
         alibi_slopes: Array | None = None,
@@ -53,6 +56,9 @@ class AttentionOptions:
         seqused_q: Array | None = None,
         seqused_k: Array | None = None,
         leftpad_k: Array | None = None,
+        q_scale: Array | None = None,
+        k_scale: Array | None = None,
+        v_scale: Array | None = None,
     ) -> None: ...
 
 def attention_forward(

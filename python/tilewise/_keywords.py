@@ -61,6 +61,7 @@ ADVICE: dict[str, str] = {
     "op": _IMPLEMENTATION,
     "p": _DROPOUT,
     "page_table": _PAGES,
+    "q_descale": "use q_scale=",
     "qkv_format": _LAYOUT,
     "query_seq_lengths": "use seqused_q=",
     "return_attn_probs": _LSE,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from tilewise import _core
-from tilewise._arguments import flag, implementation_name, integer, named, number, window_pair
+from tilewise._arguments import flag, implementation_name, integer, is_number, named, number, window_pair
 from tilewise._arrays import borrow, borrow_optional, cupy_stream, empty_for, once_written
 from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._keywords import with_known_keywords
@@ -218,11 +218,6 @@ def _without_numbers(values: dict[str, Any], *arrays: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _is_number(value: Any) -> bool:
-    # Of the symbolic integers of torch.compile no attribute can be asked for, but they are integers.
-    return isinstance(value, (int, float)) or (value is not None and not hasattr(value, "__dlpack__"))
-
-
 def _scalars(
     interleaved: Any, offset: Any, cache_seqlens: Any, k_scale: Any, v_scale: Any, head_dim_v: Any
 ) -> dict[str, Any]:
@@ -233,10 +228,10 @@ def _scalars(
     }
     if head_dim_v is not None:
         values["head_dim_v"] = integer("head_dim_v", head_dim_v)
-    if _is_number(cache_seqlens):
+    if is_number(cache_seqlens):
         values["cache_seqlen"] = integer("cache_seqlens", cache_seqlens)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if _is_number(scale):
+        if is_number(scale):
             values[f"{name}_value"] = number(name, scale)
     return values
 

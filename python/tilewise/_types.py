@@ -31,6 +31,9 @@ class AttentionOptions(TypedDict, total=False):
     seqused_q: Optional[Any]
     seqused_k: Optional[Any]
     leftpad_k: Optional[Any]
+    q_scale: Optional[Union[float, Any]]
+    k_scale: Optional[Union[float, Any]]
+    v_scale: Optional[Union[float, Any]]
     layout: Layout
     deterministic: bool
     batch_invariant: bool

@@ -8,6 +8,7 @@
 
 #include "core/message.hpp"
 #include "device/common/float16.h"
+#include "device/common/float8.h"
 
 namespace tilewise::verify {
 namespace {
@@ -150,6 +151,8 @@ double value_at(const TensorView& view, std::int64_t offset) {
       return static_cast<std::int32_t>(bits);
     case DType::f64:
       return __builtin_bit_cast(double, bits);
+    case DType::fp8_e4m3:
+      return device::e4m3_to_float(static_cast<std::uint8_t>(bits));
     default:
       return static_cast<double>(static_cast<std::int64_t>(bits));
   }
@@ -169,6 +172,9 @@ void store_at(const TensorView& view, std::int64_t offset, double value) {
       break;
     case DType::f64:
       bits = __builtin_bit_cast(std::uint64_t, value);
+      break;
+    case DType::fp8_e4m3:
+      bits = device::float_to_e4m3(static_cast<float>(value));
       break;
     default:
       bits = static_cast<std::uint64_t>(static_cast<std::int64_t>(value));

@@ -43,6 +43,7 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values valu
   draw_qkv();
   draw_bias();
   draw_head_options();
+  draw_scales();
   draw_seed();
   if (values == Values::special) plant_special_values();
   if (problem.operation == Operation::attention_backward) draw_gradients();
@@ -103,14 +104,16 @@ std::int64_t CallTensors::rows_of_sequences(Side side) const {
   return (query ? lengths_.cu_seqlens_q : lengths_.cu_seqlens_k)[problem_.batch_size];
 }
 
-Output CallTensors::data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim, Random& rng) const {
-  return {std::move(name), Buffer(problem_.dtype, data_shape(side, heads, dim), data_placement(rng)), packed() ? 0 : 1,
+Output CallTensors::data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim, Random& rng,
+                                DType dtype) const {
+  return {std::move(name), Buffer(dtype, data_shape(side, heads, dim), data_placement(rng)), packed() ? 0 : 1,
           rows_of_sequences(side)};
 }
 
 std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_lse) const {
   std::vector<Output> outputs;
-  outputs.push_back(data_output("out", Side::query, problem_.num_heads_q, problem_.head_dim_v, rng));
+  outputs.push_back(data_output("out", Side::query, problem_.num_heads_q, problem_.head_dim_v, rng,
+                                operations::attention::out_dtype_of(problem_)));
   if (!softmax_lse) return outputs;
   const std::vector<int> order = packed() ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
   outputs.push_back(
@@ -125,9 +128,9 @@ std::vector<Output> CallTensors::make_outputs(std::uint64_t seed) const {
   const Problem& p = problem_;
   if (p.operation == Operation::attention_forward) return make_forward_outputs(rng, p.softmax_lse);
   std::vector<Output> outputs;
-  if (p.dq) outputs.push_back(data_output("dq", Side::query, p.num_heads_q, p.head_dim, rng));
-  if (p.dk) outputs.push_back(data_output("dk", Side::key, p.num_heads_k, p.head_dim, rng));
-  if (p.dv) outputs.push_back(data_output("dv", Side::key, p.num_heads_k, p.head_dim_v, rng));
+  if (p.dq) outputs.push_back(data_output("dq", Side::query, p.num_heads_q, p.head_dim, rng, p.dtype));
+  if (p.dk) outputs.push_back(data_output("dk", Side::key, p.num_heads_k, p.head_dim, rng, p.dtype));
+  if (p.dv) outputs.push_back(data_output("dv", Side::key, p.num_heads_k, p.head_dim_v, rng, p.dtype));
   if (p.dbias) {
     outputs.push_back(
         {"dbias",

@@ -55,8 +55,8 @@ class CallTensors final : public DrawnCall {
   [[nodiscard]] TensorView output_view(const std::vector<Output>& outputs, std::string_view name) const;
   [[nodiscard]] std::int64_t rows_of_sequences(Side side) const;
   [[nodiscard]] std::vector<Output> make_forward_outputs(Random& rng, bool softmax_lse) const;
-  [[nodiscard]] Output data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim,
-                                   Random& rng) const;
+  [[nodiscard]] Output data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim, Random& rng,
+                                   DType dtype) const;
 
   TensorView add_input(std::string name, DType dtype, std::vector<std::int64_t> shape, const Placement& placement);
   TensorView add_lengths(std::string name, const std::vector<std::int64_t>& values);
@@ -73,6 +73,7 @@ class CallTensors final : public DrawnCall {
   void draw_bias();
   [[nodiscard]] bool bias_used(std::span<const std::int64_t> position) const;
   void draw_head_options();
+  void draw_scales();
   void draw_seed();
   void draw_gradients();
   /// Puts up to three special values into tensors that are defined, of those that the passes have in common or of the

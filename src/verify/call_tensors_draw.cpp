@@ -234,6 +234,30 @@ void CallTensors::draw_head_options() {
   }
 }
 
+void CallTensors::draw_scales() {
+  const Problem& p = problem_;
+  const auto draw = [&](std::string name, ScaleKind kind, std::int64_t heads, TensorView& view,
+                        std::optional<double>& number) {
+    const auto scale = [this] { return rng_.uniform(0.25, 2.0); };
+    if (kind == ScaleKind::none) return;
+    if (kind == ScaleKind::tensor && rng_.chance(0.5)) {
+      number = scale();
+      return;
+    }
+    const bool whole = kind == ScaleKind::tensor, own = kind == ScaleKind::head;
+    view = own || whole
+               ? add_input(std::move(name), DType::f32, {whole ? 1 : heads}, random_placement({0}, false, rng_))
+               : add_input(std::move(name), DType::f32, {p.batch_size, p.num_heads_k},
+                           random_placement({0, 1}, false, rng_));
+    for_each_element(view,
+                     [&](std::span<const std::int64_t>, std::int64_t offset) { store_at(view, offset, scale()); });
+    if (whole) view = without_leading(view, 1);
+  };
+  draw("q_scale", p.q_scale, p.num_heads_q, options.q_scale, options.q_scale_value);
+  draw("k_scale", p.k_scale, p.num_heads_k, options.k_scale, options.k_scale_value);
+  draw("v_scale", p.v_scale, p.num_heads_k, options.v_scale, options.v_scale_value);
+}
+
 void CallTensors::draw_seed() {
   if (problem_.dropout_p == 0.0) return;
   const std::uint64_t seed = rng_.next(), offset = rng_.next();

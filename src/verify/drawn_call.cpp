@@ -65,6 +65,7 @@ std::uint64_t random_poison(DType dtype, Random& rng) {
   if (dtype == DType::f32) return kind == 2 ? 0x7F800000u : 0x7F7FFFFFu;
   if (dtype == DType::bf16) return kind == 2 ? 0x7F80u : 0x7F7Fu;
   if (dtype == DType::f16) return kind == 2 ? 0x7C00u : 0x7BFFu;
+  if (dtype == DType::fp8_e4m3) return kind == 2 ? 0xFFu : 0x7Eu;
   if (dtype == DType::f64) return kind == 2 ? 0x7FF0000000000000u : 0x7FEFFFFFFFFFFFFFu;
   return poison_of(dtype);
 }

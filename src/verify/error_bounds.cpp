@@ -38,6 +38,14 @@ struct Sums {
   }
 };
 
+/// Of sums of products in fp8 on a GPU: Hopper's matrix unit keeps 13 bits below the greatest of the 32 products that
+/// it adds at once, and of what it adds them to. A CPU sums what it has widened, and so does the emulation.
+constexpr double kFp8SumRoundoff = 0x1p-13;
+constexpr double kFp8SumTerms = 32.0;
+
+/// Weights in fp8: their rounding, and the least they are told apart by where a row's greatest is 2^6.
+constexpr double kFp8WeightRoundoff = 0x1p-4, kFp8LeastWeight = 0x1p-16;
+
 /// A growing sum per element of one head's rows, and how many terms each row has.
 struct RowSums {
   std::int64_t width;
@@ -64,8 +72,12 @@ class BoundsPass {
         dtype_(problem.dtype),
         u_(working_roundoff(dtype_)),
         tiny_(working_tiny(dtype_)),
-        r_(is_half(dtype_) ? unit_roundoff(dtype_) : 0.0),
+        r_(fp8()             ? kFp8WeightRoundoff
+           : is_half(dtype_) ? unit_roundoff(dtype_)
+                             : 0.0),
         r_tiny_(dtype_ == DType::f16 ? smallest_rounding(dtype_) : 0.0),
+        exp_(kExpPart * (fp8() ? unit_roundoff(DType::bf16) : r_)),
+        coarse_sums_(fp8() && problem.device != DeviceType::cpu),
         bounds_(bounds) {}
 
   void forward_head(std::int64_t b, std::int64_t h);
@@ -82,6 +94,7 @@ class BoundsPass {
     const auto found = std::find_if(bounds_.begin(), bounds_.end(), [&](const auto& b) { return b.output == name; });
     return found == bounds_.end() ? nullptr : &*found;
   }
+  [[nodiscard]] bool fp8() const { return dtype_ == DType::fp8_e4m3; }
   [[nodiscard]] bool packed() const { return p_.cu_seqlens_q != nullptr; }
   /// Row-major index of element 0 of a row of a [batch, seq, head, dim] output.
   [[nodiscard]] std::size_t row_index(std::int64_t b, std::int64_t seqlen, std::int64_t row, std::int64_t h,
@@ -95,8 +108,9 @@ class BoundsPass {
 
   void finish(ErrorBounds& bounds, std::size_t index, const Sums& sums, std::int64_t terms) const {
     if (terms == 0) return;
-    const double base =
-        kSafety * (sums.linear + (2.0 + std::sqrt(static_cast<double>(terms))) * u_ * sums.magnitude) + tiny_;
+    const double base = kSafety * (sums.linear + (2.0 + std::sqrt(static_cast<double>(terms))) * u_ * sums.magnitude +
+                                   coarse_sum_error(terms) * sums.magnitude) +
+                        tiny_;
     bounds.limit[index] = base + r_ * sums.magnitude;
     bounds.sigma[index] = std::sqrt(base * base + r_ * r_ * sums.square);
   }
@@ -116,6 +130,11 @@ class BoundsPass {
   [[nodiscard]] double sum_error(std::int64_t terms) const {
     return (4.0 + std::sqrt(static_cast<double>(terms))) * u_;
   }
+  /// Of a sum of products beside that of fp32's roundings, as a part of its magnitude.
+  [[nodiscard]] double coarse_sum_error(std::int64_t terms) const {
+    if (!coarse_sums_) return 0.0;
+    return (2.0 + std::sqrt(static_cast<double>(terms) / kFp8SumTerms)) * kFp8SumRoundoff;
+  }
   [[nodiscard]] Weight weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                               const double* k) const;
   void backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out, const double* dout,
@@ -131,7 +150,9 @@ class BoundsPass {
   Numbers numbers_;
   DType dtype_;
   double u_, tiny_;    // of what kernels compute in
-  double r_, r_tiny_;  // of 16-bit operands
+  double r_, r_tiny_;  // of weights as operands
+  double exp_;         // of their exponentials
+  bool coarse_sums_;
   std::vector<ErrorBounds>& bounds_;
 };
 
@@ -147,8 +168,9 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
   const double bias = c.bias(i, j);
   if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
   const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
-  const double product_error =
-      std::isfinite(magnitude) ? sum_error(p_.head_dim) * std::abs(numbers_.factors.softmax_scale) * magnitude : 0.0;
+  const double product_error = std::isfinite(magnitude) ? (sum_error(p_.head_dim) + coarse_sum_error(p_.head_dim)) *
+                                                              std::abs(c.softmax_scale) * magnitude
+                                                        : 0.0;
   const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
   const double cap = numbers_.factors.softcap;
   const double slope_error =
@@ -176,7 +198,7 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     }
     if (maximum == -kInfinity) continue;  // sees nothing: exact
     const auto error_of = [&](double score, double score_error) {
-      return score_error + u_ * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0) + kExpPart * r_;
+      return score_error + u_ * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0) + exp_;
     };
     std::int64_t terms = 1;
     double sum = std::exp(c.sink() - maximum), sum_errors = sum == 0.0 ? 0.0 : sum * error_of(c.sink(), 0.0);
@@ -197,8 +219,9 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
       const Weight& w = weights[static_cast<std::size_t>(j)];
       const double dropout = w.visible ? c.dropout(i, j) : 0.0;
       if (dropout == 0.0) continue;
-      const double p = dropout * std::exp(w.score - lse);
-      out.add(i, p * error_of(w.score, w.score_error) + dropout * r_tiny_, p, v[j]);
+      const double p = dropout * std::exp(w.score - lse) * c.value_scale;
+      const double tiny = fp8() ? kFp8LeastWeight * std::exp(maximum - lse) : r_tiny_;
+      out.add(i, p * error_of(w.score, w.score_error) + dropout * c.value_scale * tiny, p, v[j]);
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d) value[static_cast<std::size_t>(d)] += p * v[j][d];
     }
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
@@ -224,7 +247,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     if (!w.visible) continue;
     const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
     // Relative to p.
-    const double p_error = w.score_error + u_ * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0) + kExpPart * r_;
+    const double p_error = w.score_error + u_ * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0) + exp_;
     double dp = 0.0, dp_error = 0.0;
     if (dropout != 0.0) {
       dp = dropout * backends::reference::dot(dout, v[j], p_.head_dim_v);
@@ -247,8 +270,8 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
   if (c.sink() != -kInfinity) {
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
-               p * (delta_error + std::abs(dlse - delta) *
-                                      (u_ * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0) + kExpPart * r_)),
+               p * (delta_error +
+                    std::abs(dlse - delta) * (u_ * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0) + exp_)),
                p * (dlse - delta));
   }
 }

@@ -8,7 +8,6 @@
 
 #include "core/device.hpp"
 #include "core/message.hpp"
-#include "device/common/float8.h"
 #include "operations/kv_cache/tensors.hpp"
 
 namespace tilewise::verify {
@@ -58,11 +57,6 @@ DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Va
   problem_ = alone() ? describe(append_arguments(outputs)) : describe(arguments(outputs));
 }
 
-void DrawnKvCache::store_number(const TensorView& view, std::int64_t offset, double value) {
-  if (view.dtype != DType::fp8_e4m3) return store_at(view, offset, value);
-  static_cast<std::uint8_t*>(view.data)[offset] = device::float_to_e4m3(static_cast<float>(value));
-}
-
 std::vector<std::int64_t> DrawnKvCache::rows_shape(bool queries, std::int64_t heads, std::int64_t dim) const {
   const KvCacheProblem& p = problem_;
   if (is_packed(p)) return {queries ? p.total_q : p.total_k_new, heads, dim};
@@ -88,8 +82,7 @@ TensorView DrawnKvCache::add(std::string name, DType dtype, const std::vector<st
 
 TensorView DrawnKvCache::add_normal(std::string name, DType dtype, const std::vector<std::int64_t>& shape) {
   const TensorView view = add(std::move(name), dtype, shape, true);
-  for_each_element(view,
-                   [&](std::span<const std::int64_t>, std::int64_t at) { store_number(view, at, rng_.normal()); });
+  for_each_element(view, [&](std::span<const std::int64_t>, std::int64_t at) { store_at(view, at, rng_.normal()); });
   return view;
 }
 
@@ -216,7 +209,7 @@ void DrawnKvCache::fill_cache(const TensorView& cache) {
   const KvCacheProblem& p = problem_;
   const bool nans = rng_.chance(0.6);
   for_each_element(cache, [&](std::span<const std::int64_t>, std::int64_t at) {
-    store_number(cache, at, nans ? std::numeric_limits<double>::quiet_NaN() : 448.0);
+    store_at(cache, at, nans ? std::numeric_limits<double>::quiet_NaN() : 448.0);
   });
   if (p.slots != SlotKind::none) return;
   const bool wide = rng_.chance(0.3);
@@ -226,7 +219,7 @@ void DrawnKvCache::fill_cache(const TensorView& cache) {
       const std::int64_t at = place_offset(cache, n, place);
       for (std::int64_t h = 0; h < p.num_heads_k; ++h)
         for (std::int64_t d = 0; d < cache.shape[3]; ++d)
-          store_number(cache, at + h * cache.strides[2] + d, (wide ? 8.0 : 1.0) * rng_.normal());
+          store_at(cache, at + h * cache.strides[2] + d, (wide ? 8.0 : 1.0) * rng_.normal());
     }
   }
 }

@@ -37,7 +37,6 @@ class DrawnKvCache final : public DrawnCall {
   [[nodiscard]] std::vector<std::int64_t> cache_shape(std::int64_t dim) const;
   [[nodiscard]] std::vector<std::string_view> rows_axes() const;
 
-  static void store_number(const TensorView& view, std::int64_t offset, double value);
   TensorView add(std::string name, DType dtype, const std::vector<std::int64_t>& shape, bool last_contiguous);
   TensorView add_normal(std::string name, DType dtype, const std::vector<std::int64_t>& shape);
   TensorView add_lengths(std::string name, const std::vector<std::int64_t>& values);

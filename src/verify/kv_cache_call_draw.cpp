@@ -89,7 +89,7 @@ void DrawnKvCache::plant_special_values(Random& rng) {
       if (view.shape[n] == 0) return;
       offset += rng.integer(0, view.shape[n] - 1) * view.strides[n];
     }
-    store_number(view, offset, special_value(rng));
+    store_at(view, offset, special_value(rng));
   };
   const std::int64_t count = rng.integer(1, 3);
   for (std::int64_t n = 0; n < count; ++n) {

@@ -44,15 +44,29 @@ class ProblemDraw {
     if (!forward && !backward) core::invalid_argument("filter: must leave forward or backward (got neither)");
     p_.operation =
         backward && (rng_.chance(0.5) || !forward) ? Operation::attention_backward : Operation::attention_forward;
-    if (!(filter_.features.contains(Feature::f32) || filter_.features.contains(Feature::bf16) ||
-          filter_.features.contains(Feature::f16) || filter_.features.contains(Feature::f64))) {
-      core::invalid_argument("filter: must leave f32, bf16, f16 or f64 (got none)");
+    const bool others = filter_.features.contains(Feature::f32) || filter_.features.contains(Feature::bf16) ||
+                        filter_.features.contains(Feature::f16) || filter_.features.contains(Feature::f64);
+    if (!others && !(forward && filter_.features.contains(Feature::fp8_e4m3))) {
+      core::invalid_argument("filter: must leave f32, bf16, f16, f64 or, forward, fp8_e4m3 (got none)");
     }
+    if (!others) p_.operation = Operation::attention_forward;
     do {
-      p_.dtype = rng_.pick({DType::f32, DType::bf16, DType::f16, DType::f64});
-    } while (!filter_.features.contains(operations::attention::feature_of(p_.dtype)));
+      p_.dtype = rng_.pick({DType::f32, DType::bf16, DType::f16, DType::f64, DType::fp8_e4m3});
+    } while (!filter_.features.contains(operations::attention::feature_of(p_.dtype)) ||
+             (p_.dtype == DType::fp8_e4m3 && p_.operation == Operation::attention_backward));
+    if (p_.dtype == DType::fp8_e4m3) draw_fp8();
     p_.layout = rng_.pick({Layout::bshd, Layout::bshd, Layout::sbhd, Layout::bhsd});
     if (wanted(Feature::packed, 0.3)) p_.layout = Layout::thd;
+  }
+
+  void draw_fp8() {
+    const auto kind = [this] {
+      return rng_.pick({ScaleKind::none, ScaleKind::tensor, ScaleKind::head, ScaleKind::batch_head});
+    };
+    p_.q_scale = kind();
+    p_.k_scale = kind();
+    p_.v_scale = kind();
+    if (wanted(Feature::f16_out, 0.4)) p_.out_dtype = DType::f16;
   }
 
   std::int64_t draw_head_dim() {
@@ -149,12 +163,14 @@ class ProblemDraw {
     if (wanted(Feature::softcap, 0.2)) p_.softcap = rng_.pick({0.5, 2.0, 15.0, 50.0});
     if (wanted(Feature::alibi, 0.2))
       p_.alibi_slopes = rng_.chance(0.5) ? AlibiKind::per_head : AlibiKind::per_batch_head;
-    if (wanted(Feature::sink, 0.2)) p_.sink = rng_.chance(0.5) ? SinkKind::f32 : SinkKind::query;
+    if (wanted(Feature::sink, 0.2))
+      p_.sink = rng_.chance(0.5) || p_.dtype == DType::fp8_e4m3 ? SinkKind::f32 : SinkKind::query;
   }
 
   void draw_bias() {
     if (!wanted(Feature::bias, 0.35)) return;
-    p_.bias = p_.dtype != DType::f32 && rng_.chance(0.4) ? BiasKind::query : BiasKind::f32;
+    const bool half = p_.dtype != DType::f32 && p_.dtype != DType::fp8_e4m3;
+    p_.bias = half && rng_.chance(0.4) ? BiasKind::query : BiasKind::f32;
     if (wanted(Feature::bias_boolean, 0.35)) p_.bias = BiasKind::boolean;
     const auto has = [this](std::int64_t size) { return size != 1 && rng_.chance(0.6); };
     p_.bias_dims = {has(p_.batch_size), has(p_.num_heads_q), has(p_.seqlen_q), has(p_.seqlen_k)};
@@ -163,8 +179,8 @@ class ProblemDraw {
   void draw_dropout() {
     if (!wanted(Feature::dropout, 0.2)) return;
     // A scale of kept values up to 65536 would overflow f16.
-    p_.dropout_p =
-        p_.dtype != DType::f16 && rng_.chance(0.1) ? 65535.0 / 65536.0 : rng_.pick({0.1, 0.5, 0.9, 1.0 / 65536.0});
+    const bool fits = operations::attention::out_dtype_of(p_) != DType::f16;
+    p_.dropout_p = fits && rng_.chance(0.1) ? 65535.0 / 65536.0 : rng_.pick({0.1, 0.5, 0.9, 1.0 / 65536.0});
     p_.seed_tensor = wanted(Feature::seed_tensor, 0.4);
   }
 

@@ -100,6 +100,25 @@ TEST_F(CApi, EveryOptionArrives) {
             "batch_invariant=1");
 }
 
+TEST_F(CApi, ScalesArrive) {
+  const auto fp8 = [this](std::initializer_list<std::int64_t> shape) {
+    return dl(call_.tensor(shape, DType::fp8_e4m3));
+  };
+  const tilewise_forward_tensors tensors{fp8({2, 3, 4, 8}), fp8({2, 5, 2, 8}), fp8({2, 5, 2, 6}),
+                                         dl(call_.tensor({2, 3, 4, 6}, DType::f16)), nullptr};
+  options_.q_scale = dl(call_.tensor({4}));
+  options_.k_scale = dl(call_.tensor({2, 2}));
+  options_.v_scale_value = 0.5;
+  char* text = nullptr;
+  ASSERT_EQ(tilewise_describe_forward(&tensors, &options_, &text), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(take(text),
+            "attention_forward dtype=fp8_e4m3 out_dtype=f16 batch_size=2 seqlen_q=3 seqlen_k=5 num_heads_q=4 "
+            "num_heads_k=2 head_dim=8 head_dim_v=6 q_scale=head k_scale=batch_head v_scale=tensor softmax_lse=0");
+  options_.v_scale_value = -2.0;
+  expect(TILEWISE_INVALID_ARGUMENT, "v_scale: must be positive and finite in f32 (got -2)",
+         tilewise_describe_forward(&tensors, &options_, &text));
+}
+
 TEST_F(CApi, PackedOptionsArrive) {
   SmallCall packed = SmallCall::packed();
   const tilewise_forward_tensors tensors{dl(packed.forward.q), dl(packed.forward.k), dl(packed.forward.v),

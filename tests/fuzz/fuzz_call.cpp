@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "expect.hpp"
 #include "tilewise/attention.hpp"
@@ -101,6 +102,10 @@ AttentionOptions any_options(Source& source, LengthStorage& storage) {
   if (source.below(4) == 0) o.max_seqlen_k = source.extent();
   o.deterministic = source.flag();
   o.batch_invariant = source.flag();
+  for (TensorView* scale : {&o.q_scale, &o.k_scale, &o.v_scale})
+    if (source.below(4) == 0) *scale = any_tensor(source);
+  for (std::optional<double>* scale : {&o.q_scale_value, &o.k_scale_value, &o.v_scale_value})
+    if (source.below(8) == 0) *scale = source.take<double>();
   return o;
 }
 
@@ -121,7 +126,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   LengthStorage storage{};
   BackwardArguments b;
   b.options = any_options(source, storage);
-  const auto dtype = static_cast<DType>(1 + source.below(3));
+  constexpr std::array kDTypes{DType::f32, DType::bf16, DType::f16, DType::fp8_e4m3};
+  const DType dtype = kDTypes[static_cast<std::size_t>(source.below(4))];
   const std::array<TensorView*, 12> tensors = {&b.q,    &b.k,  &b.v,  &b.out, &b.softmax_lse, &b.dout,
                                                &b.dlse, &b.dq, &b.dk, &b.dv,  &b.dbias,       &b.dsink};
   std::uintptr_t far = 0;

@@ -20,6 +20,7 @@ ATTENTION_ARGUMENTS = {
     "window_right": (tilewise.attention, "window"),
     "seed_tensor": (tilewise.attention, "seed"),
     "softmax_lse": (tilewise.attention, "return_lse"),
+    "out_dtype": (tilewise.attention, "out"),
     **dict.fromkeys(("dq", "dk", "dv", "dbias", "dsink"), (tilewise.attention_backward, "gradients")),
 }
 KV_CACHE_ARRAYS = {

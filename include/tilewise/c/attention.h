@@ -44,7 +44,10 @@ typedef struct tilewise_attention_options {
   const DLTensor* seqused_q; /* int32 [batch_size] */
   const DLTensor* seqused_k;
   const DLTensor* leftpad_k;
-  const char* implementation; /* by name; NULL: the cheapest that accepts the problem */
+  /* With q, k and v in fp8 e4m3: f32 of no dimension, [its heads] or [batch_size, num_heads_k], positive ... */
+  const DLTensor *q_scale, *k_scale, *v_scale;
+  double q_scale_value, k_scale_value, v_scale_value; /* ... or a positive number; 0: none */
+  const char* implementation;                         /* by name; NULL: the cheapest that accepts the problem */
 } tilewise_attention_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_attention_options). */

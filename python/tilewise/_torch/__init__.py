@@ -46,7 +46,8 @@ def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
             kind = type(value)
             got = "; ".join(filter(None, (f"{kind.__module__}.{kind.__qualname__}", form(value))))
             raise TypeError(f"{name}: must be a torch tensor like q (got {got})")
-    refuse_gradient("alibi_slopes", arrays[ARRAY_NAMES.index("alibi_slopes")])
+    for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale"):
+        refuse_gradient(name, arrays[ARRAY_NAMES.index(name)])
     if forward_ad._current_level >= 0:
         refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
 

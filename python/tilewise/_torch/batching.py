@@ -69,7 +69,8 @@ def forward(operator: Any, info: Any, in_dims: tuple[Optional[int], ...], *args:
     options = Options(*args[3:])
     dims = (*in_dims, *[None] * (3 + len(Options._fields) - len(in_dims)))
     dim_of = dict(zip(Options._fields, dims[3:]))
-    if options.layout == "thd" or options.dropout_p != 0.0 or dim_of["sink"] is not None:
+    mapped = any(dim_of[name] is not None for name in ("sink", "q_scale", "k_scale", "v_scale"))
+    if options.layout == "thd" or options.dropout_p != 0.0 or mapped:
         return _slice_wise(operator, info.batch_size, dims, (*args[:3], *options))
     axis = _BATCH_AXIS[options.layout]
     batch_size = (args[0] if dims[0] is None else args[0].select(dims[0], 0)).shape[axis]
@@ -81,6 +82,9 @@ def forward(operator: Any, info: Any, in_dims: tuple[Optional[int], ...], *args:
         seqused_q=fold.lengths(options.seqused_q, dim_of["seqused_q"]),
         seqused_k=fold.lengths(options.seqused_k, dim_of["seqused_k"]),
         leftpad_k=fold.lengths(options.leftpad_k, dim_of["leftpad_k"]),
+        q_scale=fold.broadcast(options.q_scale, None, 2),
+        k_scale=fold.broadcast(options.k_scale, None, 2),
+        v_scale=fold.broadcast(options.v_scale, None, 2),
     )
     out, lse = operator(q, k, v, *options)
     sizes = (info.batch_size, batch_size)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewise._arguments import Options, form_parts
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.python_kernels import lse_dtype, new_rows
+from tilewise._torch.python_kernels import lse_dtype, new_rows, out_dtype
 
 
 def _check_devices(q: Tensor, options: Options, **others: Tensor) -> None:
@@ -32,7 +32,8 @@ def _new_lse(q: Tensor, layout: str) -> Tensor:
 def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     options = Options(*args, **kwargs)
     _check_devices(q, options, k=k, v=v)
-    return new_rows(q, (*q.shape[:-1], v.shape[-1]), options.layout), _new_lse(q, options.layout)
+    out = new_rows(q, (*q.shape[:-1], v.shape[-1]), options.layout, out_dtype(q))
+    return out, _new_lse(q, options.layout)
 
 
 def plain_lse(

@@ -20,15 +20,22 @@ def lse_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def new_rows(like: Tensor, shape: Sequence[int], layout: str) -> Tensor:
-    """A new tensor of `like`'s kind, contiguous, but in layout "bhsd" with heads and rows stored in the order in which
-    `like` stores them, as the operators' kernels in C++ do it (in_order_of)."""
+def out_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of a new out beside this q."""
+    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+
+
+def new_rows(like: Tensor, shape: Sequence[int], layout: str, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """A new tensor of `like`'s kind, and dtype unless given, contiguous, but in layout "bhsd" with heads and rows
+    stored in the order in which `like` stores them, as the operators' kernels in C++ do it (in_order_of)."""
     if layout == "bhsd" and like.dim() == 4 and len(shape) == 4 and 0 < like.stride(1) < like.stride(2):
-        return like.new_empty((shape[0], shape[2], shape[1], shape[3])).transpose(1, 2)
-    return like.new_empty(shape)
+        return like.new_empty((shape[0], shape[2], shape[1], shape[3]), dtype=dtype).transpose(1, 2)
+    return like.new_empty(shape, dtype=dtype)
 
 
 def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
+    if tensor.dtype == torch.float8_e4m3fn:  # older DLPack has no name for it
+        return _core.Array(tensor.detach().view(torch.uint8), name, "fp8_e4m3", writable)
     return _core.Array(tensor.detach(), name, "", writable)
 
 
@@ -48,7 +55,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple
     core_options = _core_options(options)
     views = borrow("q", q), borrow("k", k), borrow("v", v)
     out_shape, lse_shape = _core.output_shapes(*views, core_options)
-    out, lse = new_rows(q, out_shape, options.layout), q.new_empty(lse_shape, dtype=lse_dtype(q))
+    out, lse = new_rows(q, out_shape, options.layout, out_dtype(q)), q.new_empty(lse_shape, dtype=lse_dtype(q))
     outputs = borrow("out", out, True), borrow("softmax_lse", lse, True)
     threads = torch.get_num_threads()
     _core.attention_forward(*views, *outputs, core_options, options.implementation or "", threads, stream=stream_of(q))

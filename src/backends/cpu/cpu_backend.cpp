@@ -10,6 +10,7 @@
 #include "backends/cpu/cost.hpp"
 #include "backends/cpu/cpu_features.hpp"
 #include "backends/cpu/forward_kernel.hpp"
+#include "backends/cpu/widened_forward.hpp"
 #include "core/num_threads.hpp"
 #include "operations/attention/attention.hpp"
 
@@ -33,6 +34,8 @@ operations::attention::FeatureSet features_of(const KernelSet& kernels) {
   if (kernels.forward[kElementBf16]) set.insert(bf16);
   if (kernels.forward[kElementF16]) set.insert(f16);
   if (kernels.forward[kElementF64]) set.insert(f64);
+  if (kernels.forward[kElementBf16]) set.insert(fp8_e4m3);
+  if (kernels.forward[kElementBf16] && kernels.forward[kElementF16]) set.insert(f16_out);
   return set;
 }
 
@@ -50,12 +53,21 @@ class CpuImplementation final : public operations::attention::Implementation {
     for (const core::DeviceDescription::Lack& lack : cpu.lacks) {
       if (lack.instruction_set == to_string(traits_.isa)) return core::Verdict::refuse(lack.reason);
     }
-    const CpuTraits traits = traits_of({cpu.intel ? Processor::Vendor::intel : Processor::Vendor::other, cpu.family});
-    return core::Verdict::accept(estimate_us(problem, traits_.isa, *traits_.kernels, traits, cpu.threads),
-                                 make_kernel(problem));
+    if (problem.dtype == DType::fp8_e4m3) return judge_fp8(problem, cpu);
+    return core::Verdict::accept(estimate_of(problem, cpu), make_kernel(problem));
   }
 
  private:
+  [[nodiscard]] core::Verdict judge_fp8(const Problem& problem, const core::DeviceDescription& cpu) const {
+    return core::Verdict::accept(estimate_of(widened(problem), cpu) + widening_us(problem) / std::max(cpu.threads, 1),
+                                 make_widened_forward_kernel(problem, *traits_.kernels));
+  }
+
+  [[nodiscard]] double estimate_of(const Problem& problem, const core::DeviceDescription& cpu) const {
+    const CpuTraits traits = traits_of({cpu.intel ? Processor::Vendor::intel : Processor::Vendor::other, cpu.family});
+    return estimate_us(problem, traits_.isa, *traits_.kernels, traits, cpu.threads);
+  }
+
   [[nodiscard]] std::unique_ptr<core::Kernel> make_kernel(const Problem& problem) const {
     if (problem.operation == Operation::attention_forward) return make_forward_kernel(problem, *traits_.kernels);
     return make_backward_kernel(problem, *traits_.kernels);

@@ -28,8 +28,8 @@ class DecodeKernel final : public operations::attention::Kernel {
         scratch_(kernels.decode_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                   static_cast<std::int32_t>(problem.head_dim_v))),
         flops_(forward_flops(problem)),
-        heads_per_tile_(
-            std::min(group_of(problem), kernels.decode_max_rows / std::max<std::int64_t>(problem.seqlen_q, 1))),
+        heads_per_tile_(std::min(heads_that_share_a_tile(problem),
+                                 kernels.decode_max_rows / std::max<std::int64_t>(problem.seqlen_q, 1))),
         num_splits_(std::max<std::int64_t>(1, ceil_div(problem.seqlen_k, kKeysPerSplit))),
         merges_(num_splits_ > 1 || problem.batch_invariant),
         splits_(problem, merges_ ? num_splits_ : 0) {

@@ -29,7 +29,7 @@ class ForwardKernel final : public operations::attention::Kernel {
         flops_(forward_flops(problem)) {
     const std::int64_t seqlen_q = std::max<std::int64_t>(problem.seqlen_q, 1);
     const std::int64_t most_rows = std::min<std::int64_t>(kernels.max_rows, kRowCapacity);
-    heads_per_tile_ = std::clamp<std::int64_t>(most_rows / seqlen_q, 1, group_of(problem));
+    heads_per_tile_ = std::clamp<std::int64_t>(most_rows / seqlen_q, 1, heads_that_share_a_tile(problem));
     queries_per_tile_ = ceil_div(seqlen_q, ceil_div(seqlen_q * heads_per_tile_, most_rows));
   }
 

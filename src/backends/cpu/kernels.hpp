@@ -51,6 +51,7 @@ struct ForwardTile {
   int32_t head_dim, head_dim_v;
   ScoreParams score;
   bool (*abandoned)() noexcept;  // asked between blocks of keys: whether nobody wants the result any more
+  double value_scale = 1.0;      // of v; partial results are without it
 };
 
 /// One block of keys, kept in scratch while the rows that see it pass by. Gradients of k and v

@@ -26,7 +26,7 @@ struct Merged {
   Real lse;
 
   /// `sink`: -infinity where there is none.
-  Merged(const Real* parts, std::int64_t num_splits, std::int64_t head_dim_v, Real sink, Real dropout_scale) {
+  Merged(const Real* parts, std::int64_t num_splits, std::int64_t head_dim_v, Real sink, Real value_scale) {
     const std::int64_t stride = head_dim_v + 2;
     Real reference = sink * kLog2E;
     bool seen = false;
@@ -46,7 +46,7 @@ struct Merged {
       sum += part[head_dim_v + 1] * scale;
       for (std::int64_t d = 0; d < head_dim_v; ++d) out[static_cast<std::size_t>(d)] += part[d] * scale;
     }
-    const Real factor = dropout_scale / sum;
+    const Real factor = value_scale / sum;
     for (std::int64_t d = 0; d < head_dim_v; ++d) out[static_cast<std::size_t>(d)] *= factor;
     lse = (reference + std::log2(sum)) * kLn2;
   }
@@ -58,6 +58,7 @@ Splits::Splits(const Problem& problem, std::int64_t max_splits)
     : real_(real_size(element_of(problem.dtype))),
       batch_size_(problem.batch_size),
       num_heads_(problem.num_heads_q),
+      group_(group_of(problem)),
       seqlen_q_(problem.seqlen_q),
       head_dim_v_(problem.head_dim_v),
       max_splits_(max_splits) {}
@@ -84,13 +85,14 @@ void Splits::merge(const device::AttentionParams& p, const ScoreParams& score, E
 template <typename Real>
 void Splits::merge_head(const device::AttentionParams& p, const ScoreParams& score, ElementIndex element,
                         void* workspace, std::int64_t batch, std::int64_t head) const {
-  const auto dropout_scale = static_cast<Real>(score.dropout_threshold ? score.dropout_scale : 1.0);
+  const double of_v = p.v_scale.of(batch, head / group_);
+  const auto value_scale = static_cast<Real>(score.dropout_threshold ? of_v * score.dropout_scale : of_v);
   const auto sink = static_cast<Real>(sink_of(p, head));
   const DType dtype = dtype_of(element);
   const device::Sequence s = device::sequence_of(p, batch);
   for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
     const auto* parts = static_cast<const Real*>(row(workspace, batch, head, i, 0));
-    const Merged<Real> merged(parts, max_splits_, head_dim_v_, sink, dropout_scale);
+    const Merged<Real> merged(parts, max_splits_, head_dim_v_, sink, value_scale);
     void* out = mutable_row_address(p.out, batch, s.q_row + i, head, element_size(element));
     for (std::int64_t d = 0; d < head_dim_v_; ++d)
       operations::store_element(dtype, out, d, double{merged.out[static_cast<std::size_t>(d)]});

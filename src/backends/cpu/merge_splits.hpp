@@ -32,7 +32,7 @@ class Splits {
                   std::int64_t batch, std::int64_t head) const;
 
   std::size_t real_;  // bytes of a Real
-  std::int64_t batch_size_, num_heads_, seqlen_q_, head_dim_v_, max_splits_;
+  std::int64_t batch_size_, num_heads_, group_, seqlen_q_, head_dim_v_, max_splits_;
 };
 
 }  // namespace tilewise::backends::cpu

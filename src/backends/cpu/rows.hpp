@@ -30,6 +30,11 @@ namespace tilewise::backends::cpu {
 /// Query heads a key head, at least 1.
 [[nodiscard]] std::int64_t group_of(const Problem& problem);
 
+/// Query heads of a group that a tile may hold: they have one factor between product and score.
+[[nodiscard]] inline std::int64_t heads_that_share_a_tile(const Problem& problem) {
+  return problem.q_scale == ScaleKind::head ? 1 : group_of(problem);
+}
+
 /// Multiply-adds of the forward pass without a mask, times 2.
 [[nodiscard]] double forward_flops(const Problem& problem);
 

@@ -16,6 +16,8 @@ ForwardTile TileMaker::tile(const TileRows& which, const TileSplit& split, RowIn
   tile.rows = rows;
   tile.num_rows = static_cast<std::int32_t>(which.num_heads * which.num_queries);
   tile.score = score_;
+  tile.score.softmax_scale *= double{p_.q_scale.of(batch_, which.first_head)} * p_.k_scale.of(batch_, which.head_k);
+  tile.value_scale = p_.v_scale.of(batch_, which.head_k);
   tile.abandoned = &core::abandoned;
   tile.head_dim = static_cast<std::int32_t>(p_.head_dim);
   tile.head_dim_v = static_cast<std::int32_t>(p_.head_dim_v);

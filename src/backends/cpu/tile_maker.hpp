@@ -10,7 +10,8 @@ namespace tilewise::backends::cpu {
 
 inline constexpr std::int64_t kRowCapacity = 256;  // no KernelSet takes more rows a tile
 
-/// Query heads [first_head, first_head + num_heads) of one key head, queries [first_query, + num_queries).
+/// Query heads [first_head, first_head + num_heads) of one key head, which share a q_scale (heads_that_share_a_tile()),
+/// queries [first_query, + num_queries).
 struct TileRows {
   std::int64_t head_k, first_head, num_heads, first_query, num_queries;
 };

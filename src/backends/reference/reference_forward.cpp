@@ -40,7 +40,7 @@ void forward_head(const device::AttentionParams& p, const Numbers& numbers, std:
   const std::int64_t h_k = h / (p.num_heads_q / p.num_heads_k);
   const Rows k = Head(p.k, dtype, b, s.k_row, h_k, p.head_dim).read_rows(s.seqlen_k);
   const Rows v = Head(p.v, dtype, b, s.k_row, h_k, p.head_dim_v).read_rows(s.seqlen_k);
-  const Head q(p.q, dtype, b, s.q_row, h, p.head_dim), out(p.out, dtype, b, s.q_row, h, p.head_dim_v);
+  const Head q(p.q, dtype, b, s.q_row, h, p.head_dim), out(p.out, numbers.out_dtype, b, s.q_row, h, p.head_dim_v);
 
   std::vector<double> q_row(static_cast<std::size_t>(p.head_dim));
   std::vector<Real> out_row(static_cast<std::size_t>(p.head_dim_v));
@@ -65,7 +65,7 @@ void forward_head(const device::AttentionParams& p, const Numbers& numbers, std:
         const double dropout = context.dropout(i, seen.key);
         if (dropout == 0.0) continue;  // whatever v holds there
         // A weight that underflows counts: 0 times NaN or infinity is NaN.
-        const Real weight = seen.weight * dropout;
+        const Real weight = seen.weight * dropout * context.value_scale;
         for (std::int64_t d = 0; d < p.head_dim_v; ++d) out_row[static_cast<std::size_t>(d)] += weight * v[seen.key][d];
       }
     }

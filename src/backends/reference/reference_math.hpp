@@ -29,18 +29,19 @@ inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::
 /// What the formulas below honour.
 [[nodiscard]] inline operations::attention::FeatureSet features() {
   using enum operations::attention::Feature;
-  return {f32,         bf16,         f16,         f64,          forward,  backward,      gqa,
-          head_dim_v,  packed,       window_left, window_right, top_left, scale_sign,    softcap,
-          bias,        bias_boolean, dbias,       alibi,        sink,     dsink,         dropout,
-          seed_tensor, seqused_q,    seqused_k,   leftpad_k,    dlse,     deterministic, batch_invariant};
+  return {f32,       bf16,         f16,       f64,         fp8_e4m3,      f16_out,        forward,    backward,
+          gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,       scale_sign, softcap,
+          bias,      bias_boolean, dbias,     alibi,       sink,          dsink,          dropout,    seed_tensor,
+          seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant};
 }
 
 /// Element types of a call, and the factors of its scores.
 struct Numbers {
-  DType dtype, statistics;
+  DType dtype, out_dtype, statistics;
   device::ScoreFactors factors;
   explicit Numbers(const Problem& problem)
       : dtype(problem.dtype),
+        out_dtype(operations::attention::out_dtype_of(problem)),
         statistics(operations::statistics_dtype(problem.dtype)),
         factors(operations::attention::score_factors(problem)) {}
 };
@@ -103,10 +104,14 @@ struct HeadContext {
   const Numbers& numbers;
   device::Sequence sequence;
   std::int64_t b, h, diagonal;
+  double softmax_scale, value_scale;  // of products of what is stored, and of stored values
 
   HeadContext(const device::AttentionParams& params, const Numbers& of_call, std::int64_t batch, std::int64_t head)
       : p(params), numbers(of_call), sequence(device::sequence_of(params, batch)), b(batch), h(head) {
     diagonal = device::diagonal_offset(p, sequence);
+    const std::int64_t h_k = h / (p.num_heads_q / p.num_heads_k);
+    softmax_scale = numbers.factors.softmax_scale * p.q_scale.of(b, h) * p.k_scale.of(b, h_k);
+    value_scale = p.v_scale.of(b, h_k);
   }
 
   [[nodiscard]] device::KeyRange keys(std::int64_t i) const { return device::visible_keys(p, sequence, diagonal, i); }
@@ -126,7 +131,7 @@ struct HeadContext {
     if (p.bias_type == device::kBiasBool && bias_value != 0.0)
       return {-kInfinity, 1};  // before any number is looked at
     const Real cap = numbers.factors.softcap;
-    Real s = numbers.factors.softmax_scale * dot<Real>(q, k, p.head_dim), slope = 1;
+    Real s = softmax_scale * dot<Real>(q, k, p.head_dim), slope = 1;
     if (cap > 0) {
       const Real t = std::tanh(s / cap);
       s = cap * t;

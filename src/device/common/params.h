@@ -64,6 +64,7 @@ struct AttentionParams : AttentionShape, ScoreParams {
   Tensor4 q, k, v, out;
   LseTensor softmax_lse;  // data null where the forward pass is not asked for it
   SinkTensor sink;
+  HeadScales q_scale, k_scale, v_scale;  // 1 but in fp8; q_scale by query heads, the others by key heads
 
   // Backward only. Undefined outputs have null data.
   Tensor4 dout, dq, dk, dv;

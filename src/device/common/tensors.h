@@ -64,4 +64,24 @@ struct SinkTensor {
   }
 };
 
+/// fp32 factors of a tensor in fp8, [batch, entry] by strides that are 0 where all share one; `heads` consecutive heads
+/// of the tensor share an entry. data null: `value` is everybody's.
+struct HeadScales {
+  const float* data;
+  int64_t batch_stride, head_stride;
+  int32_t heads;
+  float value;
+
+  constexpr int64_t index(int64_t batch, int64_t head) const {
+    return batch * batch_stride + head / heads * head_stride;
+  }
+  constexpr float of(int64_t batch, int64_t head) const { return data ? data[index(batch, head)] : value; }
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("batch_stride", p.batch_stride), visit("head_stride", p.head_stride);
+    visit("heads", p.heads), visit("value", p.value);
+  }
+};
+
 }  // namespace tilewise::device

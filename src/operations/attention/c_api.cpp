@@ -23,6 +23,8 @@ std::optional<std::int64_t> max_seqlen_of(std::int64_t value) {
   return value == -1 ? std::nullopt : std::optional(value);
 }
 
+std::optional<double> given_number(double value) { return value == 0.0 ? std::nullopt : std::optional(value); }
+
 /// Options of C; see core/c_api.hpp.
 struct COptions {
   using Options = tilewise_attention_options;
@@ -63,6 +65,12 @@ AttentionOptions options_of(const tilewise_attention_options& c) {
   options.leftpad_k = view_of(c.leftpad_k, "leftpad_k");
   options.deterministic = c.deterministic != 0;
   options.batch_invariant = c.batch_invariant != 0;
+  options.q_scale = view_of(c.q_scale, "q_scale");
+  options.k_scale = view_of(c.k_scale, "k_scale");
+  options.v_scale = view_of(c.v_scale, "v_scale");
+  options.q_scale_value = given_number(c.q_scale_value);
+  options.k_scale_value = given_number(c.k_scale_value);
+  options.v_scale_value = given_number(c.v_scale_value);
   return options;
 }
 

@@ -1,4 +1,5 @@
 // Tensors and options to a Problem: which shapes, dtypes, strides and devices a call may have.
+#include <cmath>
 #include <optional>
 
 #include "core/message.hpp"
@@ -34,6 +35,7 @@ class Describer {
     describe_bias();
     describe_head_options();
     describe_used_lengths();
+    describe_scales();
     if (call_.backward()) describe_gradients();
     describe_alignment();
     return canonical(p_);
@@ -54,9 +56,10 @@ class Describer {
   [[nodiscard]] Dim head_dim() const { return {"head_dim", p_.head_dim}; }
   [[nodiscard]] Dim head_dim_v() const { return {"head_dim_v", p_.head_dim_v}; }
 
-  void check_data(const TensorView& view, std::string_view name) const {
+  void check_data(const TensorView& view, std::string_view name) const { check_rows(view, name, p_.dtype); }
+  void check_rows(const TensorView& view, std::string_view name, DType dtype) const {
     check_view(view, name, device_, kAnchor);
-    check_dtype(view, name, p_.dtype);
+    check_dtype(view, name, dtype);
     check_rank(view, name, axes_of(p_.layout).rank(), packed() ? "[total, heads, dim]" : "four dimensions");
     check_contiguous_last(view, name);
   }
@@ -98,7 +101,7 @@ class Describer {
   void check_qkv() {
     const Axes axes = axes_of(p_.layout);
     p_.dtype = call_.q.dtype;
-    if (call_.q.defined()) validate_dtype(p_.dtype);
+    if (call_.q.defined()) validate_dtype(call_.operation, p_.dtype);
     check_data(call_.q, "q");
     check_data(call_.k, "k");
     check_data(call_.v, "v");
@@ -151,11 +154,20 @@ class Describer {
     if (call_.backward()) {
       check_data(call_.out, "out", query_shape(head_dim_v()));
     } else {
-      check_output(call_.out, "out", query_shape(head_dim_v()));
+      describe_out();
     }
     if (!p_.softmax_lse) return;
     check_lse(call_.softmax_lse, "softmax_lse");
     if (!call_.backward()) check_writable(call_.softmax_lse, "softmax_lse");
+  }
+
+  /// In fp8 the caller chooses out's dtype by giving such a tensor.
+  void describe_out() {
+    const DType given = call_.out.dtype;
+    if (p_.dtype == DType::fp8_e4m3 && (given == DType::bf16 || given == DType::f16)) p_.out_dtype = given;
+    check_rows(call_.out, "out", out_dtype_of(p_));
+    check_shape(call_.out, "out", query_shape(head_dim_v()));
+    check_writable(call_.out, "out");
   }
 
   void describe_scalars() {
@@ -236,6 +248,36 @@ class Describer {
     if (p_.seqused_k) check_lengths(options_.seqused_k, "seqused_k", shape);
     if (p_.leftpad_k) check_lengths(options_.leftpad_k, "leftpad_k", shape);
     if (device_.type == DeviceType::cpu) check_used_lengths(call_, p_);
+  }
+
+  void describe_scales() {
+    const AttentionOptions& o = options_;
+    p_.q_scale = scale_kind(o.q_scale, "q_scale", o.q_scale_value, {"num_heads_q", p_.num_heads_q});
+    p_.k_scale = scale_kind(o.k_scale, "k_scale", o.k_scale_value, {"num_heads_k", p_.num_heads_k});
+    p_.v_scale = scale_kind(o.v_scale, "v_scale", o.v_scale_value, {"num_heads_k", p_.num_heads_k});
+  }
+
+  /// `heads`: the tensor's own.
+  [[nodiscard]] ScaleKind scale_kind(const TensorView& view, std::string_view name, const std::optional<double>& number,
+                                     Dim heads) const {
+    if (number) {
+      if (view.defined()) invalid_argument(name, ": must be a tensor or a number (got both)");
+      if (!(*number > 0.0 && std::isfinite(static_cast<float>(*number)))) {
+        invalid_argument(name, ": must be positive and finite in f32 (got ", *number, ")");
+      }
+      return ScaleKind::tensor;
+    }
+    if (!view.defined()) return ScaleKind::none;
+    check_view(view, name, device_, kAnchor);
+    check_dtype(view, name, DType::f32);
+    if (view.rank == 0 || (view.rank == 1 && view.shape[0] == 1 && heads.size != 1)) return ScaleKind::tensor;
+    if (view.rank == 1) {
+      check_shape(view, name, {heads});
+      return ScaleKind::head;
+    }
+    check_rank(view, name, 2, "a number, [its heads] or [batch_size, num_heads_k]");
+    check_shape(view, name, {{"batch_size", p_.batch_size}, {"num_heads_k", p_.num_heads_k}});
+    return ScaleKind::batch_head;
   }
 
   void describe_gradients() {

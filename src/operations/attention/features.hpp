@@ -19,6 +19,8 @@ enum class Feature : std::uint8_t {
   bf16,
   f16,
   f64,
+  fp8_e4m3,
+  f16_out,       ///< out_dtype f16 beside fp8, which is bf16 else
   gqa,           ///< num_heads_q != num_heads_k
   head_dim_v,    ///< head_dim_v != head_dim
   packed,        ///< layout thd with cu_seqlens
@@ -45,30 +47,34 @@ enum class Feature : std::uint8_t {
 };
 
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::count_)> kFeatureNames{
-    "forward",     "backward",     "f32",         "bf16",         "f16",      "f64",           "gqa",
-    "head_dim_v",  "packed",       "window_left", "window_right", "top_left", "scale_sign",    "softcap",
-    "bias",        "bias_boolean", "dbias",       "alibi",        "sink",     "dsink",         "dropout",
-    "seed_tensor", "seqused_q",    "seqused_k",   "leftpad_k",    "dlse",     "deterministic", "batch_invariant"};
+    "forward",      "backward",  "f32",        "bf16",       "f16",           "f64",
+    "fp8_e4m3",     "f16_out",   "gqa",        "head_dim_v", "packed",        "window_left",
+    "window_right", "top_left",  "scale_sign", "softcap",    "bias",          "bias_boolean",
+    "dbias",        "alibi",     "sink",       "dsink",      "dropout",       "seed_tensor",
+    "seqused_q",    "seqused_k", "leftpad_k",  "dlse",       "deterministic", "batch_invariant"};
 static_assert(!kFeatureNames.back().empty());
 
 using FeatureSet = core::FeatureSetOf<Feature>;
 
 /// The feature of an element type of q.
 [[nodiscard]] inline Feature feature_of(DType dtype) {
-  return dtype == DType::bf16  ? Feature::bf16
-         : dtype == DType::f16 ? Feature::f16
-         : dtype == DType::f64 ? Feature::f64
-                               : Feature::f32;
+  return dtype == DType::bf16       ? Feature::bf16
+         : dtype == DType::f16      ? Feature::f16
+         : dtype == DType::f64      ? Feature::f64
+         : dtype == DType::fp8_e4m3 ? Feature::fp8_e4m3
+                                    : Feature::f32;
 }
 
 /// What a problem asks of an implementation: a pure function, the only copy of this rule.
 [[nodiscard]] inline FeatureSet required_features(const AttentionProblem& p) {
-  // Every field by name: a new one does not compile until somebody has decided here what it asks for.
-  [[maybe_unused]] const auto& [operation, dtype, device, layout, batch_size, seqlen_q, seqlen_k, total_q, total_k,
-                                num_heads_q, num_heads_k, head_dim, head_dim_v, mask, alignment, window_left,
+  // Every field by name: a new one does not compile until somebody has decided here what it asks for. Scales
+  // belong to fp8, and who honours it honours them.
+  [[maybe_unused]] const auto& [operation, dtype, out_dtype, device, layout, batch_size, seqlen_q, seqlen_k, total_q,
+                                total_k, num_heads_q, num_heads_k, head_dim, head_dim_v, mask, alignment, window_left,
                                 window_right, softmax_scale, softcap, dropout_p, seed_tensor, bias, bias_dims,
-                                alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, softmax_lse, dlse, dq, dk, dv,
-                                dbias, dsink, deterministic, batch_invariant, unaligned] = p;
+                                alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale,
+                                softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant,
+                                unaligned] = p;
   FeatureSet set{feature_of(dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);
@@ -76,6 +82,7 @@ using FeatureSet = core::FeatureSetOf<Feature>;
   const bool backward = operation == Operation::attention_backward;
   need(Feature::forward, !backward);
   need(Feature::backward, backward);
+  need(Feature::f16_out, out_dtype == DType::f16);
   need(Feature::gqa, num_heads_q != num_heads_k);
   need(Feature::head_dim_v, head_dim_v != head_dim);
   need(Feature::packed, layout == Layout::thd);

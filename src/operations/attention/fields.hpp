@@ -80,6 +80,7 @@ void for_each_field(AttentionProblem& p, Visit&& visit) {
   const AttentionProblem fresh;
   visit("device", p.device, fresh.device);
   visit("dtype", p.dtype, fresh.dtype);
+  visit("out_dtype", p.out_dtype, fresh.out_dtype);
   visit("layout", p.layout, fresh.layout);
   const bool packed = p.layout == Layout::thd;
   visit("batch_size", p.batch_size, fresh.batch_size);
@@ -108,6 +109,9 @@ void for_each_field(AttentionProblem& p, Visit&& visit) {
   visit("seqused_q", p.seqused_q, fresh.seqused_q);
   visit("seqused_k", p.seqused_k, fresh.seqused_k);
   visit("leftpad_k", p.leftpad_k, fresh.leftpad_k);
+  visit("q_scale", p.q_scale, fresh.q_scale);
+  visit("k_scale", p.k_scale, fresh.k_scale);
+  visit("v_scale", p.v_scale, fresh.v_scale);
   visit("softmax_lse", p.softmax_lse, fresh.softmax_lse);
   visit("dlse", p.dlse, fresh.dlse);
   visit("dq", p.dq, fresh.dq);
@@ -129,13 +133,15 @@ void for_each_field(AttentionProblem& p, Visit&& visit) {
 
 /// Calls tensor(name, view, access) for the tensors among the options, given or not, and plain(option, field) for
 /// every option that the problem has a field of. The others have rules of their own: the layout and the packed maxima
-/// are shapes, softmax_scale has a default, seed and offset no problem depends on. `p` may be other options too.
+/// are shapes, softmax_scale has a default, scales are a tensor or a number, seed and offset no problem depends on. `p`
+/// may be other options too.
 template <typename Options, typename Problem, typename Tensor, typename Plain>
 void for_each_option(Options& options, Problem& p, const Tensor& tensor, const Plain& plain) {
   using enum core::Access;
   [[maybe_unused]] auto& [layout, mask, alignment, window_left, window_right, softmax_scale, softcap, dropout_p, seed,
                           offset, seed_and_offset, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                          max_seqlen_k, seqused_q, seqused_k, leftpad_k, deterministic, batch_invariant] = options;
+                          max_seqlen_k, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale, q_scale_value,
+                          k_scale_value, v_scale_value, deterministic, batch_invariant] = options;
   plain(mask, p.mask);
   plain(alignment, p.alignment);
   plain(window_left, p.window_left);
@@ -153,6 +159,9 @@ void for_each_option(Options& options, Problem& p, const Tensor& tensor, const P
   tensor("seqused_q", seqused_q, read);
   tensor("seqused_k", seqused_k, read);
   tensor("leftpad_k", leftpad_k, read);
+  tensor("q_scale", q_scale, read);
+  tensor("k_scale", k_scale, read);
+  tensor("v_scale", v_scale, read);
 }
 
 template <typename Options, typename Visit>

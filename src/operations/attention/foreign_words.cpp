@@ -17,6 +17,7 @@ struct Foreign {
 /// Spellings of other libraries that resemble nothing here, or the wrong thing.
 constexpr std::array kForeign{Foreign{"causal", {"mask", "causal", ""}},
                               Foreign{"is_causal", {"mask", "causal", ""}},
+                              Foreign{"scale", {"softmax_scale", "", ""}},
                               Foreign{"sm_scale", {"softmax_scale", "", ""}},
                               Foreign{"lse", {"softmax_lse", "", ""}},
                               Foreign{"return_lse", {"softmax_lse", "", ""}},

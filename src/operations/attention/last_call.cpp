@@ -12,7 +12,8 @@ namespace {
 /// Whether a call has no tensors but those that usual_tensors() lists, and no sizes beside them.
 bool is_usual(const Call& call) {
   const auto& [operation, q, k, v, out, softmax_lse, dout, dlse, dq, dk, dv, dbias, dsink, options] = call;
-  bool others = dbias.defined() || dsink.defined() || options.max_seqlen_q || options.max_seqlen_k;
+  bool others = dbias.defined() || dsink.defined() || options.max_seqlen_q || options.max_seqlen_k ||
+                options.q_scale_value || options.k_scale_value || options.v_scale_value;
   for_each_option_tensor(options, [&others](auto, const TensorView& view, auto) { others = others || view.defined(); });
   return !others;
 }

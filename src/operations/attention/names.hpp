@@ -14,5 +14,7 @@ template <>
 inline constexpr std::array<std::string_view, 2> kNamesOf<Alignment>{"bottom_right", "top_left"};
 template <>
 inline constexpr std::array<std::string_view, 4> kNamesOf<BiasKind>{"none", "f32", "query", "bool"};
+template <>
+inline constexpr std::array<std::string_view, 4> kNamesOf<ScaleKind>{"none", "tensor", "head", "batch_head"};
 
 }  // namespace tilewise::core

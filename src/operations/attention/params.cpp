@@ -64,6 +64,26 @@ void set_options(const Call& call, const AttentionProblem& p, device::AttentionP
   params.batch_invariant = p.batch_invariant;
 }
 
+device::HeadScales head_scales(const TensorView& view, const std::optional<double>& number, ScaleKind kind,
+                               std::int64_t heads) {
+  device::HeadScales scales{nullptr, 0, 0, static_cast<std::int32_t>(heads), static_cast<float>(number.value_or(1.0))};
+  if (!view.defined()) return scales;
+  scales.data = static_cast<const float*>(view.data);
+  if (kind == ScaleKind::head) scales.head_stride = stride_at(view, 0);
+  if (kind == ScaleKind::batch_head) {
+    scales.batch_stride = stride_at(view, 0);
+    scales.head_stride = stride_at(view, 1);
+  }
+  return scales;
+}
+
+void set_scales(const AttentionOptions& o, const AttentionProblem& p, device::AttentionParams& params) {
+  const std::int64_t group = p.q_scale == ScaleKind::batch_head ? p.num_heads_q / p.num_heads_k : 1;
+  params.q_scale = head_scales(o.q_scale, o.q_scale_value, p.q_scale, group);
+  params.k_scale = head_scales(o.k_scale, o.k_scale_value, p.k_scale, 1);
+  params.v_scale = head_scales(o.v_scale, o.v_scale_value, p.v_scale, 1);
+}
+
 void set_dropout(const AttentionOptions& o, const AttentionProblem& p, device::AttentionParams& params) {
   params.dropout_threshold = static_cast<std::uint32_t>(p.dropout_p * 65536.0);  // exact: a multiple of 2^-16
   params.seed = o.seed;
@@ -112,6 +132,7 @@ device::AttentionParams make_params(const Call& call, const AttentionProblem& p)
   params.out = tensor4(call.out, axes);
   params.softmax_lse = lse_tensor(call.softmax_lse, p.layout == Layout::thd);
   set_options(call, p, params);
+  set_scales(call.options, p, params);
   set_dropout(call.options, p, params);
   if (call.backward()) set_gradients(call, p, params);
   return params;

@@ -56,6 +56,7 @@ AttentionProblem canonical(AttentionProblem p) {
   if (!diagonal_matters(p)) p.alignment = Alignment::bottom_right;
   p.dropout_p = rounded_dropout(p.dropout_p);
   if (p.dropout_p == 0.0) p.seed_tensor = false;
+  if (p.out_dtype == default_out_dtype(p.dtype)) p.out_dtype = DType::none;
   normalise_kinds(p);
   normalise_bias(p);
   if (p.device == DeviceType::cpu) p.unaligned = false;

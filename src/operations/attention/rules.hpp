@@ -33,6 +33,14 @@ namespace tilewise::operations::attention {
   return p.bias == BiasKind::boolean ? DType::boolean : p.bias == BiasKind::query ? p.dtype : DType::f32;
 }
 
+/// Element type of out beside such a q unless the call says otherwise.
+[[nodiscard]] constexpr DType default_out_dtype(DType q) { return q == DType::fp8_e4m3 ? DType::bf16 : q; }
+
+/// Element type of out.
+[[nodiscard]] constexpr DType out_dtype_of(const Problem& p) {
+  return p.out_dtype != DType::none ? p.out_dtype : default_out_dtype(p.dtype);
+}
+
 /// Element type of a sink and of its gradient, where there is one.
 [[nodiscard]] constexpr DType sink_dtype(const Problem& p) { return p.sink == SinkKind::query ? p.dtype : DType::f32; }
 
@@ -42,7 +50,8 @@ namespace tilewise::operations::attention {
 /// The one form of all Problems that mean the same computation, so that they compare and hash
 /// equal: a window ending on the diagonal is Mask::causal, dropout_p is rounded to a multiple of
 /// 2^-16, and whatever cannot matter takes its default (the alignment without mask, window or
-/// ALiBi; a seed tensor without dropout). Values that validate() rejects are left alone.
+/// ALiBi; a seed tensor without dropout; the dtype of out that q's implies). Values that validate() rejects are left
+/// alone.
 [[nodiscard]] AttentionProblem canonical(AttentionProblem problem);
 
 }  // namespace tilewise::operations::attention

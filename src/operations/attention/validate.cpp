@@ -68,10 +68,33 @@ void validate_sizes(const AttentionProblem& p) {
   check_bytes("q", {batch, rows_q, p.num_heads_q, p.head_dim}, element);
   check_bytes("k", {batch, rows_k, p.num_heads_k, p.head_dim}, element);
   check_bytes("v", {batch, rows_k, p.num_heads_k, p.head_dim_v}, element);
-  check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v}, element);
+  check_bytes("out", {batch, rows_q, p.num_heads_q, p.head_dim_v}, size_of(out_dtype_of(p)));
   check_bytes("softmax_lse", {batch, p.num_heads_q, rows_q}, size_of(statistics_dtype(p.dtype)));
   const auto [bias_batch, bias_heads, bias_rows, bias_keys] = bias_shape(p);
   check_bytes("bias", {bias_batch, bias_heads, bias_rows, bias_keys}, size_of(bias_dtype(p)));
+}
+
+/// What goes with q, k and v in fp8 alone, and what does not.
+void validate_fp8(const AttentionProblem& p) {
+  const DType out = out_dtype_of(p);
+  if (p.dtype != DType::fp8_e4m3) {
+    if (out != p.dtype) {
+      invalid_type("out: dtype must be that of q, ", to_string(p.dtype), " (got ", to_string(out), ")");
+    }
+    const auto refuse = [&p](ScaleKind kind, std::string_view name) {
+      if (kind == ScaleKind::none) return;
+      invalid_argument(name, ": requires q, k and v in fp8_e4m3 (got ", to_string(p.dtype), ")");
+    };
+    refuse(p.q_scale, "q_scale");
+    refuse(p.k_scale, "k_scale");
+    refuse(p.v_scale, "v_scale");
+    return;
+  }
+  if (out != DType::bf16 && out != DType::f16) {
+    invalid_type("out: dtype must be bf16 or f16 with q in fp8_e4m3 (got ", to_string(out), ")");
+  }
+  if (p.bias == BiasKind::query) invalid_type("bias: dtype must be f32 or bool with q in fp8_e4m3 (got fp8_e4m3)");
+  if (p.sink == SinkKind::query) invalid_type("sink: dtype must be f32 with q in fp8_e4m3 (got fp8_e4m3)");
 }
 
 void validate_window(const AttentionProblem& p) {
@@ -120,14 +143,18 @@ void validate_head_counts(const AttentionProblem& p) {
   }
 }
 
-void validate_dtype(DType dtype) {
-  if (!is_element_type(dtype)) {
-    invalid_type("q: dtype must be f32, bf16, f16 or f64 (got ", to_string(dtype), ")");
+void validate_dtype(Operation operation, DType dtype) {
+  if (!is_element_type(dtype) && dtype != DType::fp8_e4m3) {
+    invalid_type("q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got ", to_string(dtype), ")");
+  }
+  if (dtype == DType::fp8_e4m3 && operation == Operation::attention_backward) {
+    invalid_type("q: dtype must be f32, bf16, f16 or f64 in attention_backward (got fp8_e4m3, which has no gradient)");
   }
 }
 
 void validate(const AttentionProblem& problem) {
-  validate_dtype(problem.dtype);
+  validate_dtype(problem.operation, problem.dtype);
+  validate_fp8(problem);
   check_range("q: batch_size", problem.batch_size, 0, kMaxInt32);
   validate_lengths(problem);
   validate_heads(problem);

@@ -20,6 +20,42 @@ TEST(Describe, DenseCall) {
             "head_dim_v=6");
 }
 
+TEST(Describe, Fp8) {
+  SmallCall call;  // batch 2, 4 heads on 2
+  ForwardArguments f = call.forward;
+  f.q.dtype = f.k.dtype = f.v.dtype = DType::fp8_e4m3;
+  f.out.dtype = DType::bf16;
+  const std::string plain =
+      "attention_forward dtype=fp8_e4m3 batch_size=2 seqlen_q=3 seqlen_k=5 num_heads_q=4 num_heads_k=2 head_dim=8 "
+      "head_dim_v=6";
+  EXPECT_EQ(to_string(describe(f)), plain);
+  f.options.q_scale = call.tensor({4});
+  f.options.k_scale = call.tensor({2, 2});
+  f.options.v_scale_value = 0.5;
+  EXPECT_EQ(to_string(describe(f)), plain + " q_scale=head k_scale=batch_head v_scale=tensor");
+  f.options.q_scale = call.tensor({1});
+  EXPECT_EQ(describe(f).q_scale, ScaleKind::tensor);
+  f.out.dtype = DType::f16;
+  EXPECT_EQ(describe(f).out_dtype, DType::f16);
+
+  const auto describe_it = [&f] { static_cast<void>(describe(f)); };
+  f.out.dtype = DType::f32;
+  expect_error(ErrorCode::invalid_type, "out: dtype must be bf16 (got f32)", describe_it);
+  f.out.dtype = DType::bf16;
+  f.options.q_scale = call.tensor({2});
+  expect_invalid("q_scale: shape must be [num_heads_q] = [4] (got [2])", describe_it);
+  f.options.q_scale = call.tensor({2, 4});
+  expect_invalid("q_scale: shape must be [batch_size, num_heads_k] = [2, 2] (got [2, 4])", describe_it);
+  f.options.q_scale = call.tensor({4}, DType::f16);
+  expect_error(ErrorCode::invalid_type, "q_scale: dtype must be f32 (got f16)", describe_it);
+  f.options.q_scale = {};
+  f.options.q_scale_value = -1.0;
+  expect_invalid("q_scale: must be positive and finite in f32 (got -1)", describe_it);
+  f.options.q_scale_value = 1.0;
+  f.options.q_scale = call.tensor({4});
+  expect_invalid("q_scale: must be a tensor or a number (got both)", describe_it);
+}
+
 TEST(Describe, NumbersThatAreNoChoice) {
   SmallCall call;
   ForwardArguments wrong = call.forward;
@@ -287,7 +323,7 @@ TEST_P(DescribeForwardType, NamesTheArgument) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, DescribeForwardType,
-    testing::Values(BadCall{"q: dtype must be f32, bf16, f16 or f64 (got i32)",
+    testing::Values(BadCall{"q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got i32)",
                             [](SmallCall& c) { c.forward.q.dtype = DType::i32; }},
                     BadCall{"k: dtype must be f32 (got bf16)", [](SmallCall& c) { c.forward.k.dtype = DType::bf16; }},
                     BadCall{"out: dtype must be f32 (got f64)", [](SmallCall& c) { c.forward.out.dtype = DType::f64; }},

@@ -22,6 +22,9 @@ TEST(Features, PlainProblemsNeedTheirOperationAndDtype) {
   EXPECT_EQ(features_of("dtype=bf16"), (FeatureSet{Feature::forward, Feature::bf16}));
   EXPECT_EQ(backward_features_of("dtype=f16"), (FeatureSet{Feature::backward, Feature::f16}));
   EXPECT_EQ(features_of("dtype=f64"), (FeatureSet{Feature::forward, Feature::f64}));
+  EXPECT_EQ(features_of("dtype=fp8_e4m3"), (FeatureSet{Feature::forward, Feature::fp8_e4m3}));
+  EXPECT_EQ(features_of("dtype=fp8_e4m3 out_dtype=f16 q_scale=head k_scale=tensor v_scale=batch_head"),
+            (FeatureSet{Feature::forward, Feature::fp8_e4m3, Feature::f16_out}));
 }
 
 TEST(Features, EachOptionAddsItsFeatures) {
@@ -74,6 +77,7 @@ TEST(Features, EveryFeatureIsReachableAndNamed) {
       missing.minus(backward_features_of("dtype=bf16 bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1 dlse=1 "
                                          "deterministic=1"));
   missing = missing.minus(backward_features_of("dtype=f16")).minus(features_of("dtype=f64"));
+  missing = missing.minus(features_of("dtype=fp8_e4m3 out_dtype=f16"));
   EXPECT_TRUE(missing.empty()) << to_string(missing);
   for (int i = 0; i < static_cast<int>(Feature::count_); ++i) EXPECT_FALSE(to_string(static_cast<Feature>(i)).empty());
 }

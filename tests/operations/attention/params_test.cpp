@@ -60,6 +60,21 @@ TEST(Params, Packed) {
   EXPECT_EQ(params.softmax_lse.seq_stride, 1);
 }
 
+TEST(Params, ScalesOfHeads) {
+  SmallCall call;
+  ForwardArguments f = call.forward;
+  f.q.dtype = f.k.dtype = f.v.dtype = DType::fp8_e4m3;
+  f.out.dtype = DType::bf16;
+  f.options.q_scale = call.tensor({2, 2});
+  f.options.k_scale = call.tensor({2});
+  f.options.v_scale_value = 0.5;
+  const device::AttentionParams params = params_of(f);
+  EXPECT_EQ(params.q_scale.index(1, 3), 3);  // [1, 1]: two query heads share a key head
+  EXPECT_EQ(params.k_scale.index(1, 1), 1);
+  EXPECT_EQ(params.v_scale.of(1, 1), 0.5f);
+  EXPECT_EQ(params_of(call.forward).q_scale.of(0, 3), 1.0f);
+}
+
 TEST(Params, CausalFoldsIntoTheWindow) {
   SmallCall call;
   EXPECT_EQ(params_of(call.forward).window_right, -1);

@@ -136,7 +136,28 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Validate, WrongDtypeIsATypeError) {
   Problem problem = valid_problem();
   problem.dtype = DType::i32;
-  expect_error(ErrorCode::invalid_type, "q: dtype must be f32, bf16, f16 or f64 (got i32)", [&] { validate(problem); });
+  expect_error(ErrorCode::invalid_type, "q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got i32)",
+               [&] { validate(problem); });
+}
+
+TEST(Validate, Fp8IsAForwardPassWithAnOutOf16Bits) {
+  const auto refuse = [](const std::string& sentence, const std::string& words, ErrorCode code) {
+    expect_error(code, sentence, [&] { validate(parse_problem(words)); });
+  };
+  const std::string fp8 = "attention_forward seqlen_q=16 head_dim=64 dtype=fp8_e4m3 ";
+  validate(
+      parse_problem(fp8 + "out_dtype=f16 q_scale=tensor k_scale=head v_scale=batch_head bias=bool[1,1,q,k] sink=1"));
+  refuse("q: dtype must be f32, bf16, f16 or f64 in attention_backward (got fp8_e4m3, which has no gradient)",
+         "attention_backward seqlen_q=16 head_dim=64 dtype=fp8_e4m3", ErrorCode::invalid_type);
+  refuse("out: dtype must be bf16 or f16 with q in fp8_e4m3 (got f32)", fp8 + "out_dtype=f32", ErrorCode::invalid_type);
+  refuse("bias: dtype must be f32 or bool with q in fp8_e4m3 (got fp8_e4m3)", fp8 + "bias=query[1,1,q,k]",
+         ErrorCode::invalid_type);
+  refuse("sink: dtype must be f32 with q in fp8_e4m3 (got fp8_e4m3)", fp8 + "sink=query", ErrorCode::invalid_type);
+  const std::string half = "attention_forward seqlen_q=16 head_dim=64 dtype=bf16 ";
+  refuse("out: dtype must be that of q, bf16 (got f16)", half + "out_dtype=f16", ErrorCode::invalid_type);
+  for (const std::string name : {"q_scale", "k_scale", "v_scale"}) {
+    refuse(name + ": requires q, k and v in fp8_e4m3 (got bf16)", half + name + "=tensor", ErrorCode::invalid_argument);
+  }
 }
 
 TEST(Validate, NumbersAreThoseOfWhatIsComputedIn) {

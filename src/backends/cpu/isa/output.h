@@ -68,8 +68,8 @@ void write_output(const ForwardTile& t, const typename V::Real* out, int64_t ldo
       continue;
     }
     const RowTotal<Real> total = total_of(states[r].reference, sum, t.score.has_sink, static_cast<Real>(row.sink));
-    const Real factor =
-        t.score.dropout_threshold ? total.factor * static_cast<Real>(t.score.dropout_scale) : total.factor;
+    const double scale = t.score.dropout_threshold ? t.value_scale * t.score.dropout_scale : t.value_scale;
+    const Real factor = total.factor * static_cast<Real>(scale);
     // What a row that sees nothing has summed up may be NaN: of hidden values, times 0.
     if (states[r].reference == -__builtin_inff())
       store_zeros(t.head_dim_v, static_cast<In*>(row.out));

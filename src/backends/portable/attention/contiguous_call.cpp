@@ -17,6 +17,7 @@ class ContiguousCall {
     forward_.k = rows(p_.seqlen_k, p_.total_k, p_.num_heads_k, p_.head_dim);
     forward_.v = rows(p_.seqlen_k, p_.total_k, p_.num_heads_k, p_.head_dim_v);
     forward_.out = rows(p_.seqlen_q, p_.total_q, p_.num_heads_q, p_.head_dim_v);
+    forward_.out.dtype = operations::attention::out_dtype_of(p_);
     const bool backward = p_.operation == Operation::attention_backward;
     if (p_.softmax_lse || backward) forward_.softmax_lse = lse();
     set_options(forward_.options);
@@ -55,6 +56,12 @@ class ContiguousCall {
              size(p_.bias_dims.query, p_.seqlen_q), size(p_.bias_dims.key, p_.seqlen_k)}};
   }
 
+  [[nodiscard]] TensorView scales(ScaleKind kind, std::int64_t heads) const {
+    if (kind == ScaleKind::head) return {nullptr, DType::f32, {heads}};
+    if (kind == ScaleKind::batch_head) return {nullptr, DType::f32, {p_.batch_size, p_.num_heads_k}};
+    return {};
+  }
+
   /// Only what has strides: make_params() takes every other option from the problem.
   void set_options(AttentionOptions& options) const {
     if (p_.bias != BiasKind::none) options.bias = bias();
@@ -63,6 +70,9 @@ class ContiguousCall {
       options.alibi_slopes = {nullptr, DType::f32, {p_.batch_size, p_.num_heads_q}};
     }
     if (p_.sink != SinkKind::none) options.sink = {nullptr, operations::attention::sink_dtype(p_), {p_.num_heads_q}};
+    options.q_scale = scales(p_.q_scale, p_.num_heads_q);
+    options.k_scale = scales(p_.k_scale, p_.num_heads_k);
+    options.v_scale = scales(p_.v_scale, p_.num_heads_k);
     if (p_.seed_tensor) options.seed_and_offset = {nullptr, DType::i64, {2}};
   }
 

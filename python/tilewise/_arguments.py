@@ -74,6 +74,7 @@ HEAD = slice(0, 3)
 ARRAYS = slice(3, 15)
 TAIL = slice(15, None)
 ARRAY_NAMES = Options._fields[3:14]  # the optional arrays of attention(), seed apart
+NO_SCALES = (None, None, None)  # of q, k and v, as ARRAYS and in the TAIL: none but in fp8
 NO_ARRAYS = (None,) * len(ARRAY_NAMES)
 _DEFAULTS: tuple[Any, ...] = Options()
 DEFAULT_TAIL = _DEFAULTS[TAIL]
@@ -215,7 +216,7 @@ def head_and_tail(
         alignment, window, softcap, dropout_p, max_seqlen_q, max_seqlen_k, deterministic, batch_invariant,
         implementation,
     )  # fmt: skip
-    scales: tuple[Optional[float], ...] = (None, None, None)
+    scales: tuple[Optional[float], ...] = NO_SCALES
     if not (q_scale is k_scale is v_scale is None):
         given = (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale))
         scales = tuple(number(name, scale) if is_number(scale) else None for name, scale in given)
@@ -227,7 +228,7 @@ def head_and_tail(
         numbers_are_bools = softcap is False or dropout_p is False
         if (
             rest == _DEFAULT_REST
-            and scales == (None, None, None)
+            and scales == NO_SCALES
             and flags_are_bools
             and not (numbers_are_bools or mask_is_top_left)
         ):

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from tilewise._arguments import NO_SCALES
+
 HALVES = frozenset((torch.float16, torch.bfloat16))
 MAX_HEAD_DIM = 256  # of flash_attn; Tilewise itself goes further
 WHOLE = (-1, -1)  # the window that sees everything
-_NO_SCALES = (None, None, None)  # of q, k and v, which are never fp8 here
 
 
 class Packed(NamedTuple):
@@ -61,9 +62,9 @@ def dense_options(
 ) -> tuple[Any, ...]:
     """tilewise._arguments.Options of [batch_size, seqlen, num_heads, head_dim] tensors, as a plain tuple."""
     return (
-        causal, softmax_scale, "bshd", None, None, alibi_slopes, None, None, None, None, None, *_NO_SCALES, seed, 0,
+        causal, softmax_scale, "bshd", None, None, alibi_slopes, None, None, None, None, None, *NO_SCALES, seed, 0,
         None, None, False, window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic, False,
-        *_NO_SCALES, None,
+        *NO_SCALES, None,
     )  # fmt: skip
 
 
@@ -81,6 +82,6 @@ def packed_options(
     """Options of [total, num_heads, head_dim] tensors."""
     return (
         causal, softmax_scale, "thd", None, None, alibi_slopes, packed.cu_seqlens_q, packed.cu_seqlens_k, None,
-        packed.used_keys(), packed.leftpad_k, *_NO_SCALES, seed, 0, packed.max_seqlen_q, packed.max_seqlen_k, False,
-        window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic, False, *_NO_SCALES, None,
+        packed.used_keys(), packed.leftpad_k, *NO_SCALES, seed, 0, packed.max_seqlen_q, packed.max_seqlen_k, False,
+        window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic, False, *NO_SCALES, None,
     )  # fmt: skip

@@ -52,11 +52,13 @@ def test_rows_that_see_nothing():
     assert not gradients[0][:, :6].any()
 
 
-def test_no_keys():
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_no_keys(dropout_p):
     q, k, v = _qkv(2, 3, 0, 2, 16)
-    out, lse, _ = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+    out, lse, weights = flash_attn.flash_attn_func(q, k, v, dropout_p, return_attn_probs=True)
     assert not out.any()
     assert (lse == math.inf).all()
+    assert weights.shape == ((2, 2, 128, 0) if dropout_p > 0 else (0,))
 
 
 def test_gradient_of_the_log_sum_exp():

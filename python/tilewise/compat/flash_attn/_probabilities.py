@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from tilewise import _torch
+from tilewise._arguments import Options
 from tilewise.compat.flash_attn._call import WHOLE, Packed, dense_options
 from tilewise.compat.flash_attn._lse import places
 
@@ -28,15 +29,17 @@ def in_bytes() -> bool:
     return form == "rocm"
 
 
-def _by_columns(seqlen_k: int, attend: Callable[[Tensor, int], Tensor], device: torch.device) -> Tensor:
-    """The weights of all keys side by side, of calls over `_COLUMNS` values each.
+def _over_identity(q: Tensor, k: Tensor, options: tuple[Any, ...], local_key: Tensor, seqlen_k: int) -> Tensor:
+    """Attention whose values are rows of the identity: the weights, of out's shape with seqlen_k as its last dimension.
 
-    `attend` gets the numbers of the keys whose weights are wanted and how many there are.
+    `local_key`: the number of each key in its sequence, of k's shape without heads and head_dim.
     """
-    parts = []
+    parts = [q.new_zeros(*q.shape[:-1], 0)]
     for first in range(0, seqlen_k, _COLUMNS):
-        width = min(_COLUMNS, seqlen_k - first)
-        parts.append(attend(torch.arange(first, first + width, device=device), width))
+        columns = torch.arange(first, min(first + _COLUMNS, seqlen_k), device=q.device)
+        values = (local_key[..., None] == columns).to(q.dtype).unsqueeze(-2)
+        values = values.expand(*k.shape[:-1], columns.numel()).contiguous()
+        parts.append(_torch.forward(q, k, values, options, return_lse=False))
     return torch.cat(parts, dim=-1)
 
 
@@ -45,53 +48,29 @@ def kept(batch_size: int, num_heads: int, seqlen_q: int, seqlen_k: int, dropout_
 
     All scores are 0 here, so that a weight is 0 only where it was dropped.
     """
-    from tilewise import _torch
-
-    q = torch.zeros(1, 1, 1, 8, dtype=torch.bfloat16, device=seed.device)
-    keys = torch.arange(seqlen_k, device=seed.device)
+    q = torch.zeros(batch_size, seqlen_q, num_heads, 8, dtype=torch.bfloat16, device=seed.device)
+    k = q.new_zeros(batch_size, seqlen_k, 1, 8)
+    local_key = torch.arange(seqlen_k, device=seed.device).expand(batch_size, -1)
     options = dense_options(False, None, WHOLE, 0.0, None, dropout_p, seed, False)
 
-    def attend(columns: Tensor, width: int) -> Tensor:
-        values = (keys[:, None] == columns).to(q.dtype)[None, :, None].expand(batch_size, -1, -1, -1)
-        queries = q.expand(batch_size, seqlen_q, num_heads, -1)
-        keys_of_0 = q.expand(batch_size, seqlen_k, -1, -1)
-        out: Tensor = _torch.forward(queries, keys_of_0, values, options, return_lse=False)
-        return out
-
     with torch.no_grad():
-        return _by_columns(seqlen_k, attend, seed.device).transpose(1, 2) > 0
-
-
-def _without_dropout(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    from tilewise._arguments import Options
-
-    return tuple(Options(*options)._replace(dropout_p=0.0, seed_and_offset=None))
+        return _over_identity(q, k, options, local_key, seqlen_k).transpose(1, 2) > 0
 
 
 def _weights(q: Tensor, k: Tensor, options: tuple[Any, ...], local_key: Tensor, seqlen_k: int) -> Tensor:
-    """The softmax's weights as q's dtype has them, in the shape of out with seqlen_k as its last dimension.
-
-    `local_key`: the number of each key in its sequence, of k's shape without heads and head_dim.
-    """
-    from tilewise import _torch
-
-    options = _without_dropout(options)
-
-    def attend(columns: Tensor, width: int) -> Tensor:
-        values = (local_key[..., None] == columns).to(q.dtype).unsqueeze(-2)
-        out: Tensor = _torch.forward(q, k, values.expand(*k.shape[:-1], width), options, return_lse=False)
-        return out
-
-    return _by_columns(seqlen_k, attend, q.device)
+    """The softmax's weights before dropout, as q's dtype has them."""
+    options = tuple(Options(*options)._replace(dropout_p=0.0, seed_and_offset=None))
+    return _over_identity(q, k, options, local_key, seqlen_k)
 
 
 def _signed(weights: Tensor, keep: Tensor) -> Tensor:
     """S_dmask of weights [batch_size, num_heads, seqlen_q, seqlen_k]."""
-    largest = weights.amax(-1, keepdim=True)
-    scaled = torch.where(largest > 0, weights / largest, weights)
     seqlen_q, seqlen_k = weights.shape[-2:]
+    if seqlen_k > 0:
+        largest = weights.amax(-1, keepdim=True)
+        weights = torch.where(largest > 0, weights / largest, weights)
     return torch.nn.functional.pad(
-        torch.where(keep, scaled, -scaled), (0, -seqlen_k % _ROUNDED, 0, -seqlen_q % _ROUNDED)
+        torch.where(keep, weights, -weights), (0, -seqlen_k % _ROUNDED, 0, -seqlen_q % _ROUNDED)
     )
 
 

@@ -1,6 +1,7 @@
 """What one call of the torch operator costs beside the arithmetic: a tiny problem, without and with gradients.
 
-Beside it torch's own scaled_dot_product_attention on the same tensors.
+Beside it torch's own scaled_dot_product_attention on the same tensors, and the drop-in for flash_attn beside the call
+of Tilewise that it makes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tilewise
 from tilewise.bench.argument_types import seconds
 from tilewise.bench.ceilings import find_program
 from tilewise.bench.timing import measure
+from tilewise.compat import flash_attn
 
 Call = Callable[[], object]
 
@@ -27,17 +29,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--min-time", type=seconds, default=1.0, help="seconds for each line (default: 1)")
     options = parser.parse_args()
-    for name, microseconds in measure_overhead(options.min_time).items():
-        print(f"{name:40s} {microseconds:8.2f} us")
+    for calls in (None, drop_in_calls()):
+        for name, microseconds in measure_overhead(options.min_time, calls).items():
+            print(f"{name:40s} {microseconds:8.2f} us")
 
 
-def measure_overhead(min_time: float = 1.0) -> dict[str, float]:
+def measure_overhead(min_time: float = 1.0, calls: dict[str, Call] | None = None) -> dict[str, float]:
     """Least microseconds of each call in 200 samples, on one thread; `min_time` is in seconds, for each.
 
-    What the machine does besides can only add to a few microseconds of one thread.
+    What the machine does besides can only add to a few microseconds of one thread. `calls`: None for those of
+    Tilewise and torch.
     """
     torch.set_num_threads(1)
-    timings = measure({**tilewise_calls(), **torch_calls()}, min_time, num_samples=200)
+    timings = measure(calls or {**tilewise_calls(), **torch_calls()}, min_time, num_samples=200)
     return {name: timing.best * 1e6 for name, timing in timings.items()}
 
 
@@ -65,6 +69,27 @@ def torch_calls() -> dict[str, Call]:
     return {
         "torch, no gradient": lambda: scaled_dot_product_attention(q, k, v),
         **gradient_calls("torch", scaled_dot_product_attention, q, k, v, dout),
+    }
+
+
+def drop_in_calls() -> dict[str, Call]:
+    """flash_attn's functions beside tilewise.attention, alternately, on bf16 [1, 1, 1, 8]."""
+    q = torch.randn(1, 1, 1, 8, dtype=torch.bfloat16)
+    leaf, rows, starts = q.clone().requires_grad_(), q[0], torch.tensor([0, 1], dtype=torch.int32)
+    thd = {"layout": "thd", "cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 1, "max_seqlen_k": 1}
+    return {
+        "tilewise, bf16": lambda: tilewise.attention(q, q, q),
+        "flash_attn_func": lambda: flash_attn.flash_attn_func(q, q, q),
+        "tilewise, bf16 with gradient": lambda: tilewise.attention(leaf, leaf, leaf),
+        "flash_attn_func with gradient": lambda: flash_attn.flash_attn_func(leaf, leaf, leaf),
+        "tilewise, softcap": lambda: tilewise.attention(q, q, q, softcap=2.0),
+        "flash_attn_func, softcap": lambda: flash_attn.flash_attn_func(q, q, q, softcap=2.0),
+        "tilewise, return_lse": lambda: tilewise.attention(q, q, q, return_lse=True),
+        "flash_attn_func, return_attn_probs": lambda: flash_attn.flash_attn_func(q, q, q, return_attn_probs=True),
+        "tilewise, packed": lambda: tilewise.attention(rows, rows, rows, **thd),
+        "flash_attn_varlen_func": lambda: flash_attn.flash_attn_varlen_func(rows, rows, rows, starts, starts, 1, 1),
+        "tilewise.kv_cache_attention": lambda: tilewise.kv_cache_attention(q, q, q, cache_seqlens=1),
+        "flash_attn_with_kvcache": lambda: flash_attn.flash_attn_with_kvcache(q, q, q, cache_seqlens=1),
     }
 
 

@@ -4,7 +4,7 @@
 import pytest
 import torch
 from closeness import assert_all_as_close, results_of
-from te_cases import CASES, by_formula, by_module, draw
+from te_cases import CASES, PAIRS, by_formula, by_module, draw
 from te_reference import KINDS, attend, lengths_to_cu, visible
 
 from tilewise.compat.transformer_engine import DotProductAttention
@@ -14,10 +14,21 @@ from tilewise.compat.transformer_engine import DotProductAttention
 @pytest.mark.parametrize("qkv_format", ["bshd", "sbhd"])
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients(name, qkv_format, dtype):
-    tensors = draw(name, dtype)
-    exact = results_of(by_formula(name), [tensor.double() for tensor in tensors])
-    other = results_of(by_formula(name), tensors)
-    got = results_of(by_module(name, qkv_format), [tensor.cuda() for tensor in tensors])
+    case = CASES[name]
+    tensors = draw(case, dtype)
+    exact = results_of(by_formula(case), [tensor.double() for tensor in tensors])
+    other = results_of(by_formula(case), tensors)
+    got = results_of(by_module(case, qkv_format), [tensor.cuda() for tensor in tensors])
+    assert_all_as_close(got, other, exact)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, dtype) in PAIRS.items() if dtype != torch.float32])
+def test_pairs_of_options(name):
+    case, qkv_format, dtype = PAIRS[name]
+    tensors = draw(case, dtype)
+    exact = results_of(by_formula(case), [tensor.double() for tensor in tensors])
+    other = results_of(by_formula(case), tensors)
+    got = results_of(by_module(case, qkv_format), [tensor.cuda() for tensor in tensors])
     assert_all_as_close(got, other, exact)
 
 

@@ -2,14 +2,13 @@
 # Written apart from the drop-in: only formulas.py is used.
 """Shared by the tests of tilewise.compat.flash_attn on the CPU (here) and on GPUs (tests/gpu)."""
 
-import itertools
 import math
-import random
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from closeness import assert_as_close
 from formulas import Call, dense, packed
+from pairwise import pairwise
 
 AXES: dict[str, list[Any]] = {
     "form": ["func", "qkvpacked", "kvpacked", "varlen", "varlen_qkvpacked", "varlen_kvpacked"],
@@ -58,38 +57,6 @@ def possible(values: dict[str, Any]) -> bool:
         return False
     one = values["lengths"][0] == values["lengths"][1] and values["heads"][0] == values["heads"][1]
     return one or "qkvpacked" not in values["form"]
-
-
-def pairwise(axes: dict[str, list[Any]], possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Cases in which every possible pair of values of two axes occurs; the same ones at every call."""
-    rng = random.Random(0)
-    names = list(axes)
-
-    def draw(fixed: dict[str, int]) -> Optional[dict[str, int]]:
-        for _ in range(200):
-            case = {name: fixed.get(name, rng.randrange(len(axes[name]))) for name in names}
-            if possible({name: axes[name][place] for name, place in case.items()}):
-                return case
-        return None
-
-    wanted = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(names, 2)
-        for i in range(len(axes[a]))
-        for j in range(len(axes[b]))
-    }
-    found = []
-    for pair in sorted(wanted):
-        if pair not in wanted:
-            continue
-        drawn = [case for case in (draw(dict(pair)) for _ in range(20)) if case is not None]
-        if not drawn:  # the two exclude each other
-            continue
-        covers = [{((a, c[a]), (b, c[b])) for a, b in itertools.combinations(names, 2)} for c in drawn]
-        best = max(range(len(drawn)), key=lambda place: len(covers[place] & wanted))
-        wanted -= covers[best]
-        found.append({name: axes[name][place] for name, place in drawn[best].items()})
-    return found
 
 
 CASES = [Case(**values) for values in pairwise(AXES, possible)]

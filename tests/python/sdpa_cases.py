@@ -1,10 +1,11 @@
-# Calls of scaled_dot_product_attention, shared with tests/gpu.
+# Calls of scaled_dot_product_attention: each of its forms, then all pairs of options; shared with tests/gpu.
 """Shapes, masks and options of torch's scaled_dot_product_attention."""
 
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 import torch.nn.functional as F
+from pairwise import pairwise
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -75,20 +76,72 @@ CASES = {
 }
 
 
-def draw(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+_AXES: dict[str, list[Any]] = {
+    "lead": [(2,), (2, 3), (1,)],  # dimensions before the heads
+    "lengths": [(7, 11), (9, 9), (13, 4), (1, 20)],
+    "heads": [(4, 4), (4, 2), (4, 1), (1, 1)],
+    "dims": [(16, 16), (24, 8), (7, 16)],
+    "mask": [None, "causal", "bool", "bool_keys", "bool_heads", "numbers", "numbers_keys", "infinite"],
+    "scale": [None, 0.5, -0.3],
+    "rows_first": [False, True],
+    "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
+}
+
+
+def _mask(kind: str, lead: tuple[int, ...], heads: int, lengths: tuple[int, int]) -> Callable[[], torch.Tensor]:
+    seqlen_q, seqlen_k = lengths
+    shapes = {
+        "bool": (*lead, heads, seqlen_q, seqlen_k),
+        "bool_keys": (*lead, 1, 1, seqlen_k),
+        "bool_heads": (heads, seqlen_q, seqlen_k),
+        "numbers": (*lead, heads, seqlen_q, seqlen_k),
+        "numbers_keys": (heads, 1, seqlen_k),
+        "infinite": (seqlen_q, seqlen_k),
+    }
+    if kind.startswith("bool"):
+        return lambda: torch.rand(shapes[kind]) < 0.7
+    if kind == "infinite":
+        return lambda: torch.randn(shapes[kind]).masked_fill(torch.rand(shapes[kind]) < 0.4, -torch.inf)
+    return _numbers(*shapes[kind])
+
+
+def _pair(lead: Any, lengths: Any, heads: Any, dims: Any, mask: Any, scale: Any, **rest: Any) -> tuple[Case, bool, Any]:
+    q, k, v = (
+        (*lead, h, n, d)
+        for h, n, d in zip((heads[0], heads[1], heads[1]), (lengths[0], *lengths[1:] * 2), (dims[0], *dims))
+    )
+    options = {"scale": scale, "enable_gqa": heads[0] != heads[1], "is_causal": mask == "causal"}
+    drawn = None if mask in (None, "causal") else _mask(mask, lead, heads[0], lengths)
+    return Case(q, k, v, drawn, options), rest["rows_first"], rest["dtype"]
+
+
+# (case, whether rows are stored before heads, dtype) in which every two values meet.
+PAIRS = {
+    "-".join(str(value).replace("torch.", "") for value in values.values()): _pair(**values)
+    for values in pairwise(_AXES, lambda values: True)
+}
+
+
+def draw(case: Case, dtype: torch.dtype, rows_first: bool = False) -> list[torch.Tensor]:
     """[query, key, value] and, where the case has one, the mask: f32 where it is numbers."""
-    torch.manual_seed(sum(map(ord, name)))
-    case = CASES[name]
+    torch.manual_seed(sum(case.q) + sum(case.k))
     tensors = [torch.randn(shape).to(dtype) for shape in (case.q, case.k, case.v or case.k)]
+    if rows_first:
+        tensors = [tensor.transpose(-2, -3).contiguous().transpose(-2, -3) for tensor in tensors]
     return tensors if case.mask is None else [*tensors, case.mask()]
 
 
-def call_of(function: Any, name: str) -> Any:
+def call_of(function: Any, case: Case) -> Any:
     """function(query, key, value[, mask]) with the case's options."""
-    return lambda *tensors: function(*tensors, **CASES[name].options)
+    return lambda *tensors: function(*tensors, **case.options)
 
 
 def by_formula(*args: Any, **options: Any) -> torch.Tensor:
     """torch's own function as the plain formula."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **options)
+
+
+def in_float64(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same with numbers in float64."""
+    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]

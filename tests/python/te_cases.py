@@ -1,10 +1,12 @@
-# Calls of DotProductAttention with every option but the masks, which have a table of their own; shared with tests/gpu.
+# Calls of DotProductAttention with every option but the masks, which have a table of their own, and then all pairs of
+# options, masks among them; shared with tests/gpu.
 """Options of Transformer Engine's attention: what the module is made with, what it is called with, and the formula."""
 
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
-from te_reference import attend, diagonal_at_bottom_right, distances, lengths_to_cu, to_format, visible
+from pairwise import pairwise
+from te_reference import KINDS, attend, diagonal_at_bottom_right, distances, lengths_to_cu, to_format, visible
 
 from tilewise.compat.transformer_engine import DotProductAttention
 
@@ -58,10 +60,56 @@ CASES = {
 }  # fmt: skip
 
 
-def draw(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+_AXES: dict[str, list[Any]] = {
+    "kind": list(KINDS),
+    "groups": [4, 2, 1],
+    "dim_v": [16, 24],
+    "window": [None, (0, 0), (2, 0), (2, 3), (9, 9)],
+    "diagonal": [None, False, True],
+    "scale": [None, 0.4, -0.3],
+    "softmax_type": ["vanilla", "off-by-one", "learnable"],
+    "bias": ["no_bias", "post_scale_bias", "pre_scale_bias", "keys", "alibi", "slopes"],
+    "padding": ["cu_seqlens", "masks"],
+    "qkv_format": ["bshd", "sbhd", "thd"],
+    "dtype": [torch.float32, torch.bfloat16, torch.float16],
+}
+
+
+def _possible(values: dict[str, Any]) -> bool:
+    """What Transformer Engine takes: causal windows look to the left, and packed sequences are a padding kind."""
+    packed = values["qkv_format"] == "thd"
+    if packed and ("padding" not in values["kind"] or values["padding"] == "masks"):
+        return False
+    return "causal" not in values["kind"] or values["window"] is None or values["window"][1] == 0
+
+
+_BIASES: dict[str, tuple[str, Optional[Callable[[], torch.Tensor]]]] = {
+    "post_scale_bias": ("post_scale_bias", lambda: torch.randn(1, HEADS, *SIZES)),
+    "pre_scale_bias": ("pre_scale_bias", lambda: torch.randn(2, 1, *SIZES)),
+    "keys": ("post_scale_bias", lambda: torch.randn(1, 1, 1, SIZES[1])),
+    "slopes": ("alibi", None),
+}
+
+
+def _pair(
+    scale: Optional[float], softmax_type: str, bias: str, qkv_format: str, dtype: torch.dtype, **rest: Any
+) -> tuple[Case, str, torch.dtype]:
+    bias_type, numbers = _BIASES.get(bias, (bias, None))
+    slopes = (lambda: torch.rand(2, HEADS)) if bias == "slopes" else None
+    made = {"softmax_scale": scale, "softmax_type": softmax_type}
+    return Case(made=made, bias=numbers, bias_type=bias_type, slopes=slopes, **rest), qkv_format, dtype
+
+
+# (case, format, dtype) in which every two values meet.
+PAIRS = {
+    "-".join(str(value).replace("torch.", "") for value in values.values()): _pair(**values)
+    for values in pairwise(_AXES, _possible)
+}
+
+
+def draw(case: Case, dtype: torch.dtype) -> list[torch.Tensor]:
     """q, k, v as bshd; then the sink of softmax_type "learnable" and the bias, where the case has them, in f32."""
-    torch.manual_seed(sum(map(ord, name)))
-    case = CASES[name]
+    torch.manual_seed(10 * len(case.kind) + case.groups)
     shapes = ((2, SIZES[0], HEADS, DIM), (2, SIZES[1], case.groups, DIM), (2, SIZES[1], case.groups, case.dim_v))
     tensors = [torch.randn(shape).to(dtype) for shape in shapes]
     if case.made.get("softmax_type") == "learnable":
@@ -87,9 +135,18 @@ def _paddings() -> tuple[torch.Tensor, ...]:
     )
 
 
-def by_module(name: str, qkv_format: str) -> Callable[..., torch.Tensor]:
-    """The call of the drop-in on bshd tensors; its result as bshd."""
-    case = CASES[name]
+def _packed(tensor: torch.Tensor, used: Any) -> torch.Tensor:
+    return torch.cat([tensor[b, :n] for b, n in enumerate(used)])
+
+
+def _unpacked(rows: torch.Tensor, used: Any) -> torch.Tensor:
+    return torch.stack(
+        [torch.nn.functional.pad(part, (0, 0, 0, SIZES[0] - n)) for part, n in zip(rows.split(used), used)]
+    )
+
+
+def by_module(case: Case, qkv_format: str) -> Callable[..., torch.Tensor]:
+    """The call of the drop-in on bshd tensors; its result as bshd, with zeros where sequences are packed."""
     made = DotProductAttention(
         HEADS, (DIM, case.dim_v), case.groups, qkv_format=qkv_format, attn_mask_type=case.kind, window_size=case.window,
         bottom_right_diagonal=case.diagonal, **case.made,
@@ -112,15 +169,19 @@ def by_module(name: str, qkv_format: str) -> Callable[..., torch.Tensor]:
         elif "padding" in case.kind:
             cu = [lengths_to_cu(used).to(q.device) for used in zip(*USED)]
             given["cu_seqlens_q"], given["cu_seqlens_kv"] = cu
-        out = module(*(to_format(tensor, qkv_format) for tensor in (q, k, v)), **given)
-        return to_format(out, qkv_format)
+        if qkv_format == "thd":
+            used_q, used_k = map(list, zip(*USED))
+            longest = {"max_seqlen_q": SIZES[0], "max_seqlen_kv": SIZES[1]}  # those of the bias
+            return _unpacked(
+                module(_packed(q, used_q), _packed(k, used_k), _packed(v, used_k), **given, **longest), used_q
+            )
+        return to_format(module(*(to_format(tensor, qkv_format) for tensor in (q, k, v)), **given), qkv_format)
 
     return call
 
 
-def by_formula(name: str) -> Callable[..., torch.Tensor]:
+def by_formula(case: Case) -> Callable[..., torch.Tensor]:
     """The same by te_reference."""
-    case = CASES[name]
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         sink, bias = _rest(case, rest)

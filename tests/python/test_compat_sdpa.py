@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from closeness import assert_all_as_close, results_of  # noqa: E402
-from sdpa_cases import CASES, by_formula, call_of, draw  # noqa: E402
+from sdpa_cases import CASES, PAIRS, by_formula, call_of, draw, in_float64  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import tilewise  # noqa: E402
@@ -26,12 +26,21 @@ TORCH = F.scaled_dot_product_attention
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients(name, dtype):
-    tensors = draw(name, dtype)
-    exact = results_of(call_of(by_formula, name), [x.double() if x.is_floating_point() else x for x in tensors])
-    other = results_of(call_of(by_formula, name), tensors)
-    got = results_of(call_of(scaled_dot_product_attention, name), tensors)
+    tensors = draw(CASES[name], dtype)
+    exact = results_of(call_of(by_formula, CASES[name]), in_float64(tensors))
+    other = results_of(call_of(by_formula, CASES[name]), tensors)
+    got = results_of(call_of(scaled_dot_product_attention, CASES[name]), tensors)
     assert got[0].dtype == dtype
     assert_all_as_close(got, other, exact)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_options(name):
+    case, rows_first, dtype = PAIRS[name]
+    tensors = draw(case, dtype, rows_first)
+    exact = results_of(call_of(by_formula, case), in_float64(tensors))
+    other = results_of(call_of(by_formula, case), tensors)
+    assert_all_as_close(results_of(call_of(scaled_dot_product_attention, case), tensors), other, exact)
 
 
 def test_signature_is_torchs():
@@ -66,7 +75,7 @@ def test_any_strides():
 
 @pytest.mark.parametrize("mask", [None, torch.ones(7, 11, dtype=torch.bool)], ids=["plain", "mask"])
 def test_dropout_draws_from_torchs_generator(mask):
-    q, k, v = draw("plain", torch.float32)
+    q, k, v = draw(CASES["plain"], torch.float32)
     torch.manual_seed(5)
     seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64)
     expected = tilewise.attention(q, k, v, layout="bhsd", dropout_p=0.4, seed=seed, bias=mask)
@@ -78,7 +87,7 @@ def test_dropout_draws_from_torchs_generator(mask):
 
 def test_dropout_of_everything():
     out, gradients = results_of(
-        lambda *t: scaled_dot_product_attention(*t, dropout_p=1.0), draw("plain", torch.float32)
+        lambda *t: scaled_dot_product_attention(*t, dropout_p=1.0), draw(CASES["plain"], torch.float32)
     )
     assert not out.any()
     assert not any(gradient.any() for gradient in gradients)
@@ -93,12 +102,12 @@ def test_dropout_of_everything():
 @pytest.mark.parametrize("way", ["function", "routed"])
 def test_compiled(name, way):
     torch._dynamo.reset()  # which counts how often it compiled one line for other shapes
-    tensors = draw(name, torch.float32)
-    call = call_of(scaled_dot_product_attention, name)
+    tensors = draw(CASES[name], torch.float32)
+    call = call_of(scaled_dot_product_attention, CASES[name])
     compiled = torch.compile(
         call
         if way == "function"
-        else call_of(lambda *args, **options: F.scaled_dot_product_attention(*args, **options), name),
+        else call_of(lambda *args, **options: F.scaled_dot_product_attention(*args, **options), CASES[name]),
         fullgraph=True,
         backend="aot_eager",
     )
@@ -110,7 +119,7 @@ def test_compiled(name, way):
 
 
 def test_autocast():
-    q, k, v = draw("plain", torch.float32)
+    q, k, v = draw(CASES["plain"], torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out = scaled_dot_product_attention(q, k.bfloat16(), v)
     assert torch.equal(out, scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
@@ -194,15 +203,15 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_routed_is_the_function(name, calls):
-    tensors = draw(name, torch.float32)
+    tensors = draw(CASES[name], torch.float32)
     with routed():
-        got = call_of(lambda *args, **options: F.scaled_dot_product_attention(*args, **options), name)(*tensors)
+        got = call_of(lambda *args, **options: F.scaled_dot_product_attention(*args, **options), CASES[name])(*tensors)
     assert len(calls) == 1
-    assert torch.equal(got, call_of(scaled_dot_product_attention, name)(*tensors))
+    assert torch.equal(got, call_of(scaled_dot_product_attention, CASES[name])(*tensors))
 
 
 def test_routed_ends_and_nests(calls):
-    tensors = draw("plain", torch.float32)
+    tensors = draw(CASES["plain"], torch.float32)
     with routed():
         with routed():
             F.scaled_dot_product_attention(*tensors)
@@ -257,7 +266,7 @@ def test_routed_leaves_the_rest_alone(name, calls):
 
 
 def test_routed_leaves_the_formula_alone(calls):
-    q, k, v = (tensor.requires_grad_() for tensor in draw("plain", torch.float64))
+    q, k, v = (tensor.requires_grad_() for tensor in draw(CASES["plain"], torch.float64))
     with routed(), sdpa_kernel(SDPBackend.MATH):
         out = F.scaled_dot_product_attention(q, k, v)
     (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from closeness import assert_all_as_close, results_of  # noqa: E402
-from te_cases import CASES, by_formula, by_module, draw  # noqa: E402
+from te_cases import CASES, PAIRS, by_formula, by_module, draw  # noqa: E402
 from te_reference import lengths_to_cu  # noqa: E402
 
 import tilewise  # noqa: E402
@@ -21,14 +21,24 @@ from tilewise.compat.transformer_engine.translate import usual_slopes  # noqa: E
 @pytest.mark.parametrize("qkv_format", ["bshd", "sbhd"])
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients(name, qkv_format, dtype):
-    tensors = draw(name, dtype)
+    case = CASES[name]
+    tensors = draw(case, dtype)
     if dtype == torch.float64:  # the bias is then in float64 too
         tensors = [tensor.double() for tensor in tensors]
-    exact = results_of(by_formula(name), [tensor.double() for tensor in tensors])
-    other = results_of(by_formula(name), tensors)
-    got = results_of(by_module(name, qkv_format), tensors)
+    exact = results_of(by_formula(case), [tensor.double() for tensor in tensors])
+    other = results_of(by_formula(case), tensors)
+    got = results_of(by_module(case, qkv_format), tensors)
     assert got[0].dtype == dtype
     assert_all_as_close(got, other, exact)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_options(name):
+    case, qkv_format, dtype = PAIRS[name]
+    tensors = draw(case, dtype)
+    exact = results_of(by_formula(case), [tensor.double() for tensor in tensors])
+    other = results_of(by_formula(case), tensors)
+    assert_all_as_close(results_of(by_module(case, qkv_format), tensors), other, exact)
 
 
 def _drawn(*lead, heads=4, dim=16):

@@ -9,7 +9,9 @@ over caches of keys and values.
 ``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
+import importlib
 import inspect
+from typing import TYPE_CHECKING, Any
 
 from tilewise import semantics
 from tilewise._attention import attention, explain, warmup
@@ -40,3 +42,12 @@ __all__ = [
     "set_num_threads",
     "warmup",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of the module's
+
+    def __getattr__(name: str) -> Any:
+        """tilewise.nn and tilewise.compat, which are imported where they are first used: they need torch."""
+        if name in ("compat", "nn"):
+            return importlib.import_module(f"tilewise.{name}")
+        raise AttributeError(f"module 'tilewise' has no attribute {name!r}")

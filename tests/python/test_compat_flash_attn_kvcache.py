@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Optional
 import pytest
 import torch
 from closeness import assert_as_close
-from flash_attn_cases import pairwise
 from formulas import Call, dense
+from pairwise import pairwise
 
 import tilewise.compat.flash_attn as flash_attn
 

@@ -282,6 +282,17 @@ def test_routed_refuses_as_torch_does():
             F.scaled_dot_product_attention(Q, K, K, window=3)
 
 
-def test_importing_the_package_imports_no_torch():
-    code = "import sys, tilewise.compat; sys.exit('torch' in sys.modules)"
+def _runs(code):
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_importing_the_package_imports_no_torch():
+    _runs("import sys, tilewise.compat; sys.exit('torch' in sys.modules)")
+
+
+def test_parts_that_need_torch_are_imported_where_they_are_used():
+    _runs("import tilewise; tilewise.nn.FlashAttention, tilewise.compat.sdpa.routed")
+    with pytest.raises(AttributeError, match="module 'tilewise' has no attribute 'nm'"):
+        tilewise.nm  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'tilewise.compat' has no attribute '_sdpa'"):
+        tilewise.compat._sdpa  # noqa: B018

@@ -170,6 +170,23 @@ def test_fp8_with_descales():
     assert torch.equal(appended, again)
 
 
+def test_packed_fp8():
+    """[batch, heads] descales of packed sequences, each as the dense call on that sequence alone."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(rows, heads, 32).to(torch.float8_e4m3fn) for rows, heads in ((25, 4), (44, 2), (44, 2)))
+    starts_q, starts_k = torch.tensor([0, 9, 25], dtype=torch.int32), torch.tensor([0, 14, 44], dtype=torch.int32)
+    descales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
+    out = flash_attn_3.flash_attn_varlen_func(
+        q, k, v, starts_q, starts_k, 16, 30, None, None, None, True, None, *descales
+    )
+    assert out.dtype == torch.bfloat16
+    for b in range(2):
+        rows, keys = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
+        one = [descale[b : b + 1] for descale in descales]
+        expected = flash_attn_3.flash_attn_func(q[None, rows], k[None, keys], v[None, keys], None, True, None, *one)
+        torch.testing.assert_close(out[rows], expected[0], rtol=3e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("paged", [False, True])
 def test_latent_caches(paged):
     """qv on k_cache and v_cache that are views of one [latent | rope] tensor: scores are sums over both parts."""
@@ -221,9 +238,6 @@ def test_refusals():
         flash_attn_3.flash_attn_func(*(torch.ones(1, 2, 2, 264, dtype=torch.bfloat16) for _ in range(3)))
     with pytest.raises(AssertionError, match="v_cache must have contiguous last dimension"):
         flash_attn_3.flash_attn_with_kvcache(q, k, v.mT)
-    fp8 = [tensor.to(torch.float8_e4m3fn) for tensor in rows]
-    with pytest.raises(NotImplementedError, match="k: must not be fp8 for packed keys"):
-        flash_attn_3.flash_attn_varlen_func(*fp8, *starts, 20, 30)
     leaf = q.clone().requires_grad_()
     out = flash_attn_3.flash_attn_func(leaf, *(tensor.to(torch.float8_e4m3fn) for tensor in (k, v)))
     with pytest.raises(NotImplementedError, match="there is no backward pass with fp8 or qv"):

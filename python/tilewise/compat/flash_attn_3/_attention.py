@@ -135,7 +135,8 @@ def flash_attn_varlen_func(
     Args:
         cu_seqlens_q, cu_seqlens_k: int32 [batch_size + 1], where sequences start.
         seqused_q, seqused_k: int32 [batch_size], how many rows of each sequence count; others are 0 in out.
-        qv, fp8: Refused; flash_attn_with_kvcache has them.
+        q, k, v: fp16, bf16, or all in fp8 e4m3, without a backward pass.
+        qv: None; flash_attn_with_kvcache takes it.
 
     Returns:
         out; or (out, softmax_lse f32 [num_heads, total_q]).
@@ -143,12 +144,11 @@ def flash_attn_varlen_func(
     refuse(q, k, v, attention_chunk)
     if qv is not None:
         raise NotImplementedError("qv: must be None for packed keys; flash_attn_with_kvcache takes it")
-    if k.dtype == torch.float8_e4m3fn:
-        raise NotImplementedError("k: must not be fp8 for packed keys; flash_attn_with_kvcache takes pages of it")
+    descales = (q_descale, k_descale, v_descale) if k.dtype == torch.float8_e4m3fn else NO_SCALES
     left, right = sides(window_size, causal)
     options = (
         bool(causal), softmax_scale, "thd", None, None, None, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, None,
-        *NO_SCALES, None, 0, max_seqlen_q, max_seqlen_k, False, left, right, softcap if softcap > 0.0 else 0.0, 0.0,
+        *descales, None, 0, max_seqlen_q, max_seqlen_k, False, left, right, softcap if softcap > 0.0 else 0.0, 0.0,
         bool(deterministic), False, *NO_SCALES, None,
     )  # fmt: skip
     q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)

@@ -106,6 +106,15 @@ def test_other_refusals():
     q, k, v = _tensors()
     with pytest.raises(TypeError, match="window"):
         flash_attn.flash_attn_func(q, k, v, window=(3, 3))
+    for wrong in ((q.tolist(), k, v), (q, [1.0], v), (q, k, None)):
+        with pytest.raises(TypeError, match="q, k and v: must be torch tensors"):
+            flash_attn.flash_attn_func(*wrong)
+    with pytest.raises(RuntimeError, match="q must have 4 dimensions"):
+        flash_attn.flash_attn_func(q[0], k[0], v[0])
+    with pytest.raises(RuntimeError, match=r"qkv must have shape \(\.\.\., 3, num_heads, head_dim\)"):
+        flash_attn.flash_attn_qkvpacked_func(torch.stack([q, k], 2))
+    with pytest.raises(RuntimeError, match=r"^kv must have shape"):
+        flash_attn.flash_attn_varlen_kvpacked_func(q[0], k[0], *[torch.tensor([0, 5], dtype=torch.int32)] * 2, 5, 5)
     with pytest.raises(NotImplementedError, match="alibi_slopes: has no gradient"):
         flash_attn.flash_attn_func(q, k, v, alibi_slopes=torch.ones(4, requires_grad=True))
     meta = torch.empty(2, 5, 4, 32, dtype=torch.bfloat16, device="meta")

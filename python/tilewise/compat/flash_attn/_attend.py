@@ -39,6 +39,10 @@ class Stacked:
 
     def __init__(self, tensor: Tensor, q: Optional[Tensor]) -> None:
         self.tensor = dense_rows(tensor)
+        name, parts = ("qkv", 3) if q is None else ("kv", 2)
+        if tensor.dim() < 4 or tensor.shape[-3] != parts:
+            words = f"{name} must have shape (..., {parts}, num_heads, head_dim)"
+            raise RuntimeError(f"{words} (got {tuple(tensor.shape)})")
         self.q = None if q is None else dense_rows(q)
 
     def unstacked(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,11 +63,14 @@ def in_doubt(q: Tensor, k: Tensor, v: Tensor, softcap: float, dropout_p: float) 
     )
 
 
-def takes_short_way(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def takes_short_way(q: Any, k: Any, v: Any) -> bool:
     """Whether flash_attn takes these tensors and the operators can read them as they are; cheap, and never wrong."""
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return False
     shape = q.shape
     return (
         q.dtype in HALVES
+        and len(shape) == 4
         and shape[-1] <= MAX_HEAD_DIM
         and shape[0] != 0
         and k.shape == v.shape

@@ -35,6 +35,8 @@ class Packed(NamedTuple):
 
 def dense_rows(tensor: Tensor) -> Tensor:
     """The tensor with a contiguous last dimension, copied where it has another stride there, as flash_attn does."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"q, k and v: must be torch tensors (got {type(tensor).__name__})")
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

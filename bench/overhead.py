@@ -1,7 +1,7 @@
 """What one call of the torch operator costs beside the arithmetic: a tiny problem, without and with gradients.
 
-Beside it torch's own scaled_dot_product_attention on the same tensors, and the drop-in for flash_attn beside the call
-of Tilewise that it makes.
+Beside it torch's own scaled_dot_product_attention on the same tensors, and the drop-ins beside the calls of Tilewise
+that they make.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import tilewise
 from tilewise.bench.argument_types import seconds
 from tilewise.bench.ceilings import find_program
 from tilewise.bench.timing import measure
-from tilewise.compat import flash_attn
+from tilewise.compat import flash_attn, sdpa
+from tilewise.compat.transformer_engine import DotProductAttention
 
 Call = Callable[[], object]
 
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--min-time", type=seconds, default=1.0, help="seconds for each line (default: 1)")
     options = parser.parse_args()
-    for calls in (None, drop_in_calls()):
+    for calls in (None, drop_in_calls(), sdpa_calls(), transformer_engine_calls()):
         for name, microseconds in measure_overhead(options.min_time, calls).items():
             print(f"{name:40s} {microseconds:8.2f} us")
 
@@ -90,6 +91,42 @@ def drop_in_calls() -> dict[str, Call]:
         "flash_attn_varlen_func": lambda: flash_attn.flash_attn_varlen_func(rows, rows, rows, starts, starts, 1, 1),
         "tilewise.kv_cache_attention": lambda: tilewise.kv_cache_attention(q, q, q, cache_seqlens=1),
         "flash_attn_with_kvcache": lambda: flash_attn.flash_attn_with_kvcache(q, q, q, cache_seqlens=1),
+    }
+
+
+def sdpa_calls() -> dict[str, Call]:
+    """torch's scaled_dot_product_attention on Tilewise, on f32 [1, 1, 1, 8]."""
+    q = torch.randn(1, 1, 1, 8)
+    leaf, mask = q.clone().requires_grad_(), torch.ones(1, 1, dtype=torch.bool)
+    return {
+        "tilewise, bhsd": lambda: tilewise.attention(q, q, q, layout="bhsd"),
+        "compat.sdpa": lambda: sdpa.scaled_dot_product_attention(q, q, q),
+        "tilewise, bhsd with gradient": lambda: tilewise.attention(leaf, leaf, leaf, layout="bhsd"),
+        "compat.sdpa with gradient": lambda: sdpa.scaled_dot_product_attention(leaf, leaf, leaf),
+        "tilewise, bhsd, bias": lambda: tilewise.attention(q, q, q, layout="bhsd", bias=mask),
+        "compat.sdpa, attn_mask": lambda: sdpa.scaled_dot_product_attention(q, q, q, mask),
+        "tilewise, bhsd, dropout": lambda: tilewise.attention(q, q, q, layout="bhsd", dropout_p=0.1),
+        "compat.sdpa, dropout": lambda: sdpa.scaled_dot_product_attention(q, q, q, dropout_p=0.1),
+    }
+
+
+def transformer_engine_calls() -> dict[str, Call]:
+    """DotProductAttention, which torch calls through a module's call and which flattens its result, on f32."""
+    q, starts = torch.randn(1, 1, 1, 8), torch.tensor([0, 1], dtype=torch.int32)
+    leaf, rows = q.clone().requires_grad_(), q[0]
+    causal, local = (DotProductAttention(1, 8, qkv_format="bshd", window_size=window) for window in (None, (3, 0)))
+    packed = DotProductAttention(1, 8, qkv_format="thd", attn_mask_type="padding_causal_bottom_right")
+    thd = {"layout": "thd", "cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 1, "max_seqlen_k": 1}
+    te = {"cu_seqlens_q": starts, "cu_seqlens_kv": starts, "max_seqlen_q": 1, "max_seqlen_kv": 1}
+    return {
+        "tilewise, causal": lambda: tilewise.attention(q, q, q, mask="causal"),
+        "DotProductAttention": lambda: causal(q, q, q),
+        "tilewise, causal with gradient": lambda: tilewise.attention(leaf, leaf, leaf, mask="causal"),
+        "DotProductAttention with gradient": lambda: causal(leaf, leaf, leaf),
+        "tilewise, window": lambda: tilewise.attention(q, q, q, mask="causal", window=(3, -1)),
+        "DotProductAttention, window": lambda: local(q, q, q),
+        "tilewise, packed": lambda: tilewise.attention(rows, rows, rows, mask="causal", **thd),
+        "DotProductAttention, thd": lambda: packed(rows, rows, rows, **te),
     }
 
 

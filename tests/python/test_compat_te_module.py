@@ -12,7 +12,6 @@ from closeness import assert_all_as_close, results_of  # noqa: E402
 from te_cases import CASES, PAIRS, by_formula, by_module, draw  # noqa: E402
 from te_reference import lengths_to_cu  # noqa: E402
 
-import tilewise  # noqa: E402
 from tilewise.compat.transformer_engine import DotProductAttention, module  # noqa: E402
 from tilewise.compat.transformer_engine.translate import usual_slopes  # noqa: E402
 
@@ -45,6 +44,23 @@ def _drawn(*lead, heads=4, dim=16):
     return [torch.randn(*lead, heads, dim) for _ in range(3)]
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """(tensors, options) of every call of attention that the module makes, by either way."""
+    made = []
+
+    def recording(own):
+        def attend(*tensors, **options):
+            made.append((tensors, options))
+            return own(*tensors, **options)
+
+        return attend
+
+    for name in ("_attend", "attend"):
+        monkeypatch.setattr(module, name, recording(getattr(module, name)))
+    return made
+
+
 def test_usual_slopes_of_uneven_heads():
     slopes = usual_slopes(6, torch.device("cpu"), torch.float32)
     expected = [2.0**-x for x in (2, 4, 6, 8, 1, 3)]
@@ -53,14 +69,7 @@ def test_usual_slopes_of_uneven_heads():
 
 @pytest.mark.parametrize("qkv_format", ["bshd", "sbhd", "thd"])
 @pytest.mark.parametrize("axis", [-3, -2])
-def test_packed_inputs_are_views(qkv_format, axis, monkeypatch):
-    seen = []
-
-    def attend(*tensors, **options):
-        seen.extend(tensors)
-        return tilewise.attention(*tensors, **options)
-
-    monkeypatch.setattr(module, "_attend", attend)
+def test_packed_inputs_are_views(qkv_format, axis, calls):
     lead = (14,) if qkv_format == "thd" else (2, 7)
     kind = "padding_causal" if qkv_format == "thd" else "causal"
     cu = {"cu_seqlens_q": lengths_to_cu([9, 5])} if qkv_format == "thd" else {}
@@ -70,9 +79,9 @@ def test_packed_inputs_are_views(qkv_format, axis, monkeypatch):
     packed = torch.randn(shape)
     views = packed.unbind(axis)
     got = dpa(qkv_layer=packed, qkv_interleave_dim=axis, **cu)
-    assert [tensor.data_ptr() for tensor in seen] == [view.data_ptr() for view in views]
+    assert [tensor.data_ptr() for tensor in calls[0][0]] == [view.data_ptr() for view in views]
     assert torch.equal(got, dpa(*views, **cu))
-    assert [tensor.data_ptr() for tensor in seen[3:]] == [view.data_ptr() for view in views]
+    assert [tensor.data_ptr() for tensor in calls[1][0]] == [view.data_ptr() for view in views]
     kv = torch.stack(views[1:], axis)
     assert torch.equal(dpa(views[0], kv_layer=kv, qkv_interleave_dim=axis, **cu), got)
 
@@ -137,15 +146,25 @@ def test_dropout_within_the_trackers_fork():
     assert len(forks) == 2
 
 
+@pytest.mark.parametrize("softmax_type", ["vanilla", "learnable"])
+def test_empty_sequences_have_gradients_of_zero(softmax_type):
+    lengths = [(0, 3), (3, 0), (0, 0), (5, 4)]
+    cu_q, cu_kv = (lengths_to_cu(side) for side in zip(*lengths))
+    q, k, v = (torch.randn(int(cu[-1]), 4, 16, requires_grad=True) for cu in (cu_q, cu_kv, cu_kv))
+    dpa = DotProductAttention(4, 16, qkv_format="thd", attn_mask_type="padding_causal", softmax_type=softmax_type)
+    out = dpa(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv)
+    assert not out[:3].any()  # those without keys
+    out.sum().backward()  # a gradient whose strides are 0
+    assert not q.grad[:3].any()
+    assert not k.grad[:3].any()
+    assert not v.grad[:3].any()
+    for tensor in (q, k, v, *dpa.parameters()):
+        assert tensor.grad.isfinite().all()
+        assert tensor.grad.any()
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_computed_again_in_the_backward_pass(dropout, monkeypatch):
-    calls = []
-
-    def attend(*tensors, **options):
-        calls.append(options)
-        return tilewise.attention(*tensors, **options)
-
-    monkeypatch.setattr(module, "_attend", attend)
+def test_computed_again_in_the_backward_pass(dropout, calls):
     dpa = DotProductAttention(4, 16, qkv_format="bshd", attention_dropout=dropout)
     tensors = _drawn(2, 7)
 
@@ -161,13 +180,10 @@ def test_computed_again_in_the_backward_pass(dropout, monkeypatch):
     assert all(map(torch.equal, got[1], expected[1]))
 
 
-def test_deterministic_by_the_environment(monkeypatch):
+def test_deterministic_by_the_environment(monkeypatch, calls):
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
-    monkeypatch.setattr(
-        module, "_attend", lambda *t, **options: (_ for _ in ()).throw(KeyError(options["deterministic"]))
-    )
-    with pytest.raises(KeyError, match="True"):
-        DotProductAttention(4, 16, qkv_format="bshd")(*_drawn(2, 7))
+    DotProductAttention(4, 16, qkv_format="bshd")(*_drawn(2, 7))
+    assert [options["deterministic"] for _, options in calls] == [True]
 
 
 def test_tensor_parallel_shares():

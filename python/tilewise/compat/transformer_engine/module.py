@@ -24,6 +24,7 @@ from tilewise.compat.transformer_engine.translate import (
     NAMES,
     SEQLEN_AXIS,
     SOFTMAX_TYPES,
+    attend,
     length_options,
     score_options,
     sink_of,
@@ -309,9 +310,7 @@ class DotProductAttention(torch.nn.Module):
         dense = qkv_format != "thd" and not mask.kind.padding
         same_lengths = dense and q.shape[SEQLEN_AXIS[qkv_format]] == k.shape[SEQLEN_AXIS[qkv_format]]
         options.update(mask.options(same_lengths, "alibi_slopes" in options))
-        # What has its default is left out: tilewise.attention is the quicker for it.
-        if self.softmax_scale is not None:
-            options["softmax_scale"] = self.softmax_scale
+        options["softmax_scale"] = self.softmax_scale
         if self.softmax_type != "vanilla":
             options["sink"] = sink_of(self.softmax_offset, q)
         if self.deterministic:
@@ -322,9 +321,9 @@ class DotProductAttention(torch.nn.Module):
         try:
             with self.rng_states_tracker.fork() if forks else _NOTHING:
                 if again:
-                    out: Tensor = checkpoint(functools.partial(_attend, **options), q, k, v, use_reentrant=False)
+                    out: Tensor = checkpoint(functools.partial(attend, **options), q, k, v, use_reentrant=False)
                 else:
-                    out = _attend(q, k, v, **options)
+                    out = attend(q, k, v, **options)
         except REFUSALS as error:
             raise renamed(error, NAMES) from None
         return out.flatten(-2)

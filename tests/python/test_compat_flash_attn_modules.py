@@ -280,6 +280,11 @@ def test_rotary(interleaved, offsets, packed):
     inplace = given.detach().clone()
     assert apply_rotary_emb(inplace, angles.cos(), angles.sin(), interleaved, True, offsets, starts, 6) is inplace
     assert torch.equal(inplace, out)
+    leaf = given.detach().clone().requires_grad_()
+    written = apply_rotary_emb(leaf, angles.cos(), angles.sin(), interleaved, True, offsets, starts, 6)
+    assert torch.equal(leaf, out)
+    (of_leaf,) = torch.autograd.grad(written, leaf, dout)
+    assert torch.equal(of_leaf.reshape(x.shape), actual)
 
 
 def test_rotary_refusals():

@@ -48,7 +48,7 @@ class _Rotary(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inplace: bool) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
-        if inplace:
+        if inplace and not (x.is_leaf and ctx.needs_input_grad[0]):  # flash_attn writes into leaves too
             ctx.mark_dirty(x)
         out = x if inplace else x.clone()
         _rotated(x, cos, sin, interleaved, out)
@@ -78,7 +78,7 @@ def apply_rotary_emb(
         x: [batch_size, seqlen, num_heads, head_dim], or packed [total, num_heads, head_dim] with cu_seqlens.
         cos, sin: [rows, rotary_dim / 2], row p for position p.
         interleaved: Pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2).
-        inplace: Whether to write into x and return it.
+        inplace: Whether to write into x and return it, of a leaf that requires a gradient a view of it.
         seqlen_offsets: int or integer [batch_size], the position of each sequence's first row.
         cu_seqlens: int32 [batch_size + 1].
         max_seqlen: Longest packed sequence; must be given with cu_seqlens.

@@ -95,6 +95,19 @@ def test_arguments_of_the_call_override_the_modules():
     assert not torch.equal(dpa(q, k, v, qkv_format="bshd"), expected)
 
 
+def test_attributes_may_change():
+    q, k, v = _drawn(2, 7)
+    dpa = DotProductAttention(4, 16)
+    for name, value in {"qkv_format": "bshd", "window_size": (2, 0), "attn_mask_type": "no_mask"}.items():
+        before = dpa(q, k, v)
+        if value == "no_mask":
+            dpa.window_size = None
+        setattr(dpa, name, value)
+        given = {"qkv_format": dpa.qkv_format, "window_size": dpa.window_size, "attn_mask_type": dpa.attn_mask_type}
+        assert torch.equal(dpa(q, k, v), DotProductAttention(4, 16, **given)(q, k, v))
+        assert not torch.equal(dpa(q, k, v), before)
+
+
 def test_arguments_of_no_effect():
     q, k, v = _drawn(2, 7)
     dpa = DotProductAttention(4, 16, qkv_format="bshd", layer_number=3, attention_type="cross", name="a")

@@ -34,6 +34,9 @@ __all__ = ["DotProductAttention"]
 
 _attend: Callable[..., Tensor] = attention
 _NOTHING = contextlib.nullcontext()
+_READ_BY_SHORT_WAY = frozenset(
+    ("attn_mask_type", "bottom_right_diagonal", "deterministic", "qkv_format", "softmax_type", "window_size")
+)
 
 # forward()'s further keywords: what no call of Tilewise can mean, and the value that says "not asked for".
 _REFUSED: dict[str, tuple[Any, str]] = {
@@ -144,6 +147,11 @@ class DotProductAttention(torch.nn.Module):
             self.rng_states_tracker = get_rng_state_tracker()
         self.deterministic = os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
         self._set_short_way()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in _READ_BY_SHORT_WAY and "_short" in self.__dict__:
+            self._set_short_way()
 
     def _set_short_way(self) -> None:
         """What the usual call needs: (format, mask); None where the module's own arguments ask for more."""

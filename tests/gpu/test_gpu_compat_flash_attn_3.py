@@ -1,0 +1,46 @@
+# tilewise.compat.flash_attn_3 on a GPU beside the same calls on the CPU.
+"""The drop-in for FlashAttention-3 on a GPU."""
+
+from typing import Any
+
+import torch
+from gpu_support import to_gpu
+
+from tilewise.compat import flash_attn_3
+
+
+def _both(function: Any, *tensors: Any, **options: Any) -> None:
+    """Compares function(*tensors, **options) of CPU tensors with the same on the GPU, caches included."""
+    copies = [tensor.clone() if isinstance(tensor, torch.Tensor) else tensor for tensor in tensors]
+    expected = function(*copies, **options)
+    there = [to_gpu(tensor) for tensor in tensors]
+    out = function(*there, **{name: to_gpu(value) for name, value in options.items()})
+    torch.testing.assert_close(out.cpu(), expected, rtol=3e-2, atol=2e-2)
+    for one, other in zip(there, copies):
+        if isinstance(one, torch.Tensor):
+            assert torch.equal(one.cpu().view(torch.uint8), other.view(torch.uint8))
+
+
+def test_fp8_with_descales():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, rows, heads, 64).to(torch.float8_e4m3fn) for rows, heads in ((3, 8), (96, 2), (96, 2)))
+    new = [torch.randn(2, 3, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
+    descales = {name: torch.rand(2, 2) + 0.5 for name in ("q_descale", "k_descale", "v_descale")}
+    lengths = torch.tensor([40, 7], dtype=torch.int32)
+    _both(flash_attn_3.flash_attn_with_kvcache, q, k, v, *new, cache_seqlens=lengths, causal=True, **descales)
+    _both(flash_attn_3.flash_attn_func, q, k, v, **descales)
+
+
+def test_latent_pages():
+    torch.manual_seed(0)
+    cache = torch.randn(4, 16, 1, 576).to(torch.bfloat16)
+    table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
+    q, qv = torch.randn(2, 1, 16, 64).to(torch.bfloat16), torch.randn(2, 1, 16, 512).to(torch.bfloat16)
+    k, v = torch.randn(2, 1, 1, 64).to(torch.bfloat16), torch.randn(2, 1, 1, 512).to(torch.bfloat16)
+
+    def step(pages: torch.Tensor, *others: torch.Tensor, **options: Any) -> Any:
+        return flash_attn_3.flash_attn_with_kvcache(
+            others[0], pages[..., 512:], pages[..., :512], *others[1:], cache_seqlens=20, causal=True, **options
+        )
+
+    _both(step, cache, q, k, v, qv, page_table=table)

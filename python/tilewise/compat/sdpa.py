@@ -283,9 +283,10 @@ def routed() -> Iterator[None]:
 
     It holds for all threads, as torch's own sdpa_kernel() does, so that checkpoints which are computed again while
     gradients run on other threads are what they were; contexts nest. Left to torch are: calls that Tilewise refuses,
-    tensors of subclasses, eager calls under sdpa_kernel(SDPBackend.MATH), and code that holds the function under
-    another name already (from torch.nn.functional import ...). Functions that torch.compile compiled outside are
-    compiled again. A routed call has no double backward; sdpa_kernel(SDPBackend.MATH) asks for torch's.
+    tensors of subclasses, eager calls under sdpa_kernel(SDPBackend.MATH), code that holds the function under another
+    name already (from torch.nn.functional import ...), and torch's own C++ (TransformerEncoderLayer in evaluation).
+    Functions that torch.compile compiled outside are compiled again. A routed call has no double backward;
+    sdpa_kernel(SDPBackend.MATH) asks for torch's.
     """
     with _routing.lock:
         if _routing.depth == 0 and F.scaled_dot_product_attention is not _route:

@@ -205,7 +205,7 @@ def _foreign() -> bool:
         return True
     module = sys.modules.get("flash_attn")
     if module is not None:
-        return not module.__name__.startswith("tilewise.")
+        return not getattr(module, "__name__", "").startswith("tilewise.")
     return importlib.util.find_spec("flash_attn") is not None
 
 

@@ -90,6 +90,21 @@ TEST(HopperPaths, SpecialValues) {
   check("dealt by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
 }
 
+TEST(HopperPaths, Fp8) {
+  const std::string fp8 = "dtype=fp8_e4m3", many = " num_heads_q=2 seqlen_q=200 seqlen_k=330";
+  check("192x96 tiles",
+        fp8 + " head_dim=128 mask=causal q_scale=head k_scale=batch_head v_scale=tensor" + kGroups + kLengths);
+  check("192x128 tiles", fp8 + " head_dim=64 out_dtype=f16 v_scale=batch_head" + many);
+  check("128x96 tiles", fp8 + " head_dim=256 mask=causal" + many);
+  check("192x96 tiles", fp8 + " head_dim=80 head_dim_v=48" + many);
+  check("192x96 tiles", fp8 + " head_dim=64 head_dim_v=128 num_heads_q=2 seqlen_q=70 seqlen_k=1");
+  check("dealt by a counter", fp8 + " head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
+  check("128x64 tiles", fp8 +
+                            " head_dim=64 mask=causal window_left=20 softcap=5 bias=f32[b,h,q,k] alibi_slopes=[h] "
+                            "sink=1 dropout_p=0.25 seed_tensor=1 seqused_k=1 q_scale=head k_scale=tensor" +
+                            kGroups + kLengths);
+}
+
 /// Scores far apart: a row's reference moves, and weights that pass what fp32 holds are computed again.
 TEST(HopperPaths, ScoresFarApart) {
   for (const double scale : {1.0, 30.0}) {
@@ -127,6 +142,8 @@ TEST(HopperPaths, RefusesWithReasons) {
   EXPECT_EQ(reason("attention_forward dtype=f32 seqlen_q=8 head_dim=64"), "does not support f32");
   EXPECT_EQ(reason("attention_forward dtype=bf16 seqlen_q=8 head_dim=60"),
             "head_dim and head_dim_v must be multiples of 8 (got 60 and 60)");
+  EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
+            "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64"), "does not support backward");
 }
 

@@ -36,6 +36,18 @@ TEST(Layout, MmaM16N8K16IsThatOfThePtxManual) {
   }
 }
 
+// PTX ISA, "Matrix Fragments for mma.m16n8k32", which are those of wgmma's m64nNk32 with A in registers: four bytes to
+// a word.
+TEST(Layout, MmaM16N8K32IsThatOfThePtxManual) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 16; ++i) {
+      const OperandPlace a = MmaM16N8K32::a(lane, i / 4, i % 4);
+      EXPECT_EQ(a.index, (i < 4) || (i >= 8 && i < 12) ? lane >> 2 : (lane >> 2) + 8);
+      EXPECT_EQ(a.k, i < 8 ? lane % 4 * 4 + (i & 3) : lane % 4 * 4 + (i & 3) + 16);
+    }
+  }
+}
+
 // AMD's matrix instruction calculator, v_mfma_f32_32x32x8f16 and v_mfma_f32_32x32x8bf16_1k: where A[i][k], B[k][j] and
 // D[i][j] live. The second instruction of a pair continues at k = 8 and word 2.
 TEST(Layout, Mfma32x32x8IsThatOfAmdsCalculator) {

@@ -43,6 +43,10 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=80 seqlen_q=4096",
       "dtype=bf16 head_dim=128 seqlen_q=1 num_heads_k=4",
       "dtype=bf16 head_dim=128 seqlen_q=4096 softcap=30",
+      "dtype=fp8_e4m3 head_dim=64 seqlen_q=4096 mask=causal",
+      "dtype=fp8_e4m3 head_dim=128 seqlen_q=4096",
+      "dtype=fp8_e4m3 head_dim=128 seqlen_q=4096 mask=causal seqused_k=1",
+      "dtype=fp8_e4m3 head_dim=256 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=64" + every_option,
       "dtype=bf16 head_dim=128" + every_option,
   };

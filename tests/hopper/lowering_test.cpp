@@ -90,6 +90,17 @@ TEST(HopperLowering, MapsTensorsByTheirStrides) {
   EXPECT_EQ(k.strides, (std::array<std::uint64_t, 4>{144, 40 * 144, 80 * 144, 0}));
 }
 
+TEST(HopperLowering, BoxesOfBytesHaveTwiceTheColumns) {
+  const gpu::Lowering lowering = lowered("dtype=fp8_e4m3 seqlen_q=40 num_heads_q=4 head_dim=128 out_dtype=f16");
+  const std::vector<gpu::TensorMapParameter>& maps = lowering.launches().at(0)->tensor_maps;
+  for (const std::size_t i : {0, 1, 2}) {
+    EXPECT_EQ(maps.at(i).map.dtype, DType::fp8_e4m3);
+    EXPECT_EQ(maps.at(i).map.box[0], 128U);
+  }
+  EXPECT_EQ(maps.at(3).map.dtype, DType::f16);
+  EXPECT_EQ(maps.at(3).map.box[0], 64U);
+}
+
 TEST(HopperLowering, MapsNoKeysToAnyMemory) {
   alignas(16) std::byte memory[16];
   device::AttentionParams call = transposed_call(memory);

@@ -2,27 +2,36 @@
 #include "backends/emulation/attention.hpp"
 
 #include <algorithm>
-#include <array>
+#include <initializer_list>
 
 #include "backends/cuda/hopper/lowering.hpp"
 #include "backends/emulation/emulated_call.hpp"
 #include "backends/portable/alignment.hpp"
 #include "backends/portable/attention/lowering.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "operations/attention/rules.hpp"
 #include "operations/attention/work.hpp"
+#include "tilewise/error.hpp"
 
 namespace tilewise::backends::emulation {
 namespace {
 
-/// Of 16-bit elements, whichever they are.
-bool is_aligned(const device::AttentionParams& p) {
-  const std::array<const device::Tensor4*, 8> tensors{&p.q, &p.k, &p.v, &p.out, &p.dout, &p.dq, &p.dk, &p.dv};
-  return std::ranges::all_of(tensors, [](const auto* t) { return portable::rows_start_on_16_bytes(*t, DType::bf16); });
+bool is_aligned(const Problem& problem, const device::AttentionParams& p) {
+  const auto all_aligned = [](std::initializer_list<const device::Tensor4*> tensors, DType dtype) {
+    return std::ranges::all_of(tensors, [&](const auto* t) { return portable::rows_start_on_16_bytes(*t, dtype); });
+  };
+  return all_aligned({&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv}, problem.dtype) &&
+         all_aligned({&p.out}, operations::attention::out_dtype_of(problem));
 }
 
 /// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.
 gpu::Lowering lower_for(const Problem& problem, const core::DeviceDescription& device, gpu::Family family) {
   if (family != gpu::Family::sm90) return portable::lower(problem, device, family).lowering;
+  if (problem.unaligned && problem.dtype == DType::fp8_e4m3) {
+    throw Error(ErrorCode::unsupported,
+                "q: every row of q, k, v and out must start on 16 bytes in fp8 (got one that "
+                "does not)");
+  }
   if (problem.unaligned) return portable::lower(problem, device, gpu::Family::sm80).lowering;
   return hopper::lower(problem, device).lowering;
 }

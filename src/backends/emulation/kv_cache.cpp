@@ -13,7 +13,7 @@ constexpr PortableKernels<operations::KvCache> kPortable{
     [](const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
       return portable::lower(problem, device, family).lowering;
     },
-    portable::is_aligned};
+    [](const KvCacheProblem&, const auto& call) { return portable::is_aligned(call); }};
 
 }  // namespace
 

@@ -28,6 +28,13 @@ struct MmaM16N8K16 {
   }
 };
 
+/// wgmma's left operand of 8-bit elements in registers, which is mma.sync.aligned.m16n8k32's: four to a word.
+struct MmaM16N8K32 {
+  static constexpr OperandPlace a(int lane, int word, int byte) {
+    return {lane / 4 + 8 * (word % 2), 4 * (lane % 4) + byte + 16 * (word / 2)};
+  }
+};
+
 /// Two v_mfma_f32_32x32x8 of 16-bit elements after another, words 0-1 and 2-3. gfx950's 32x32x16 numbers
 /// k otherwise (8 * (lane / 32) + 2 * word + half), for A and B alike: the sum is the same.
 struct Mfma32x32x16 {

@@ -9,6 +9,7 @@
 #include "backends/emulation/operand_layout.hpp"
 #include "core/message.hpp"
 #include "device/common/float16.h"
+#include "device/common/float8.h"
 
 namespace tilewise::backends::emulation {
 
@@ -34,8 +35,13 @@ struct TilePlace {
 constexpr std::uint64_t kSwizzle128 = 1;
 
 float to_float(std::int32_t element, std::uint16_t bits) {
+  if (element == device::kE4m3) return device::e4m3_to_float(static_cast<std::uint8_t>(bits));
   return element == device::kBf16 ? device::bf16_to_float(bits) : device::f16_to_float(bits);
 }
+
+std::size_t bytes_of(std::int32_t element) { return element == device::kE4m3 ? 1 : 2; }
+/// How deep one product goes.
+std::size_t depth_of(std::int32_t element) { return 32 / bytes_of(element); }
 
 }  // namespace
 
@@ -144,7 +150,7 @@ std::string WaveProducts::compute_next() {
 }
 
 std::string WaveProducts::load_piece(const Product& product, bool left, std::size_t row, std::size_t piece,
-                                     float (&to)[8]) {
+                                     float (&to)[kPieceBytes]) {
   const TilePlace place(left ? product.lanes[0].a_tile : product.lanes[0].b_tile);
   const bool across = !left && product.lanes[0].b_across;
   if (place.swizzle != kSwizzle128 || place.base_offset != 0) {
@@ -156,8 +162,9 @@ std::string WaveProducts::load_piece(const Product& product, bool left, std::siz
   std::int64_t at = place.start + r % 8 * 128 + r / 8 * place.stride_bytes;
   at += across ? p / 8 * place.leading_bytes + p % 8 * 16 : p * 16;
   at = swizzled(gpu::Swizzle::bytes128, at);
-  std::uint16_t bits[8];
+  std::uint8_t bits[kPieceBytes];
   const device::HostProduct& lane = product.lanes[0];
+  if (across && bytes_of(lane.element) != 2) return "multiplies bytes across their rows, which wgmma cannot";
   // A row of the left tile that is nobody's makes a row of sums that is nobody's.
   const bool counts = lane.wanted && (memory_.is_written(at) || !left);
   if (counts) {
@@ -167,21 +174,29 @@ std::string WaveProducts::load_piece(const Product& product, bool left, std::siz
         memory_.load({actor, leader, product.known.get(), true}, knowledge_.now(), bits, at, sizeof bits);
     if (!fault.empty()) return concat("a product ", fault);
   } else {
-    std::ranges::fill(bits, std::uint16_t{0xFFFF});
+    std::ranges::fill(bits, std::uint8_t{0xFF});
   }
-  for (std::size_t i = 0; i < 8; ++i) to[i] = to_float(lane.element, bits[i]);
+  const std::size_t bytes = bytes_of(lane.element);
+  for (std::size_t i = 0; i < kPieceBytes / bytes; ++i) {
+    std::uint16_t element = bits[i * bytes];
+    if (bytes == 2) element = static_cast<std::uint16_t>(element | bits[2 * i + 1] << 8);
+    to[i] = to_float(lane.element, element);
+  }
   return {};
 }
 
-std::string WaveProducts::load_left(const Product& product, float (&a)[kRows][kDepth]) {
+std::string WaveProducts::load_left(const Product& product, float (&a)[kRows][kMostDepth]) {
   const device::HostProduct& first = product.lanes[0];
   if (first.a_registers != nullptr) {
     for (std::size_t lane = 0; lane < Actors::kWaveLanes; ++lane) {
       for (int word = 0; word < MmaM16N8K16::kWordsA; ++word) {
-        for (int half = 0; half < 2; ++half) {
-          const OperandPlace p = MmaM16N8K16::a(static_cast<int>(lane), word, half);
-          a[p.index][p.k] =
-              to_float(first.element, static_cast<std::uint16_t>(product.lanes[lane].a_registers[word] >> (16 * half)));
+        const std::uint32_t bits = product.lanes[lane].a_registers[word];
+        const bool narrow = first.element == device::kE4m3;
+        for (int part = 0; part < (narrow ? 4 : 2); ++part) {
+          const OperandPlace p = narrow ? MmaM16N8K32::a(static_cast<int>(lane), word, part)
+                                        : MmaM16N8K16::a(static_cast<int>(lane), word, part);
+          const std::uint32_t element = narrow ? bits >> (8 * part) & 0xFFu : bits >> (16 * part);
+          a[p.index][p.k] = to_float(first.element, static_cast<std::uint16_t>(element));
         }
       }
     }
@@ -190,27 +205,29 @@ std::string WaveProducts::load_left(const Product& product, float (&a)[kRows][kD
   if (first.a_across) return "multiplies a left tile across its rows, which is not emulated";
   for (std::size_t row = 0; row < kRows; ++row) {
     for (std::size_t piece = 0; piece < 2; ++piece) {
-      float part[8];
+      float part[kPieceBytes];
       std::string fault = load_piece(product, true, wave_ % 4 * kRows + row, piece, part);
       if (!fault.empty()) return fault;
-      std::ranges::copy(part, &a[row][8 * piece]);
+      const std::size_t count = kPieceBytes / bytes_of(first.element);
+      std::copy_n(part, count, &a[row][count * piece]);
     }
   }
   return {};
 }
 
-std::string WaveProducts::load_right(const Product& product, float (&b)[kDepth][kMostColumns]) {
+std::string WaveProducts::load_right(const Product& product, float (&b)[kMostDepth][kMostColumns]) {
   const device::HostProduct& first = product.lanes[0];
   const auto columns = static_cast<std::size_t>(first.columns);
-  const std::size_t rows = first.b_across ? kDepth : columns, pieces = first.b_across ? columns / 8 : kDepth / 8;
+  const std::size_t depth = depth_of(first.element), count = kPieceBytes / bytes_of(first.element);
+  const std::size_t rows = first.b_across ? depth : columns, pieces = (first.b_across ? columns : depth) / count;
   for (std::size_t row = 0; row < rows; ++row) {
     for (std::size_t piece = 0; piece < pieces; ++piece) {
-      float part[8];
+      float part[kPieceBytes];
       if (std::string fault = load_piece(product, false, row, piece, part); !fault.empty()) {
         return fault;
       }
-      for (std::size_t i = 0; i < 8; ++i) {
-        (first.b_across ? b[row][8 * piece + i] : b[8 * piece + i][row]) = part[i];
+      for (std::size_t i = 0; i < count; ++i) {
+        (first.b_across ? b[row][count * piece + i] : b[count * piece + i][row]) = part[i];
       }
     }
   }
@@ -218,15 +235,15 @@ std::string WaveProducts::load_right(const Product& product, float (&b)[kDepth][
 }
 
 std::string WaveProducts::compute(const Product& product) {
-  float a[kRows][kDepth];
-  static thread_local float b[kDepth][kMostColumns];
+  float a[kRows][kMostDepth];
+  static thread_local float b[kMostDepth][kMostColumns];
   if (std::string fault = load_left(product, a); !fault.empty()) return fault;
   if (std::string fault = load_right(product, b); !fault.empty()) return fault;
   const std::size_t columns = product.sums->columns;
   float* const d = product.sums->value.data();
   if (!product.lanes[0].accumulate) std::fill_n(d, kRows * columns, 0.0f);
   for (std::size_t m = 0; m < kRows; ++m) {
-    for (std::size_t k = 0; k < kDepth; ++k) {
+    for (std::size_t k = 0; k < depth_of(product.lanes[0].element); ++k) {
       for (std::size_t n = 0; n < columns; ++n) d[m * columns + n] += a[m][k] * b[k][n];
     }
   }

@@ -36,7 +36,7 @@ class WaveProducts {
   [[nodiscard]] bool is_idle() const noexcept { return queue_.empty(); }
 
  private:
-  static constexpr std::size_t kRows = 16, kDepth = 16, kMostColumns = 256;
+  static constexpr std::size_t kRows = 16, kMostDepth = 32, kMostColumns = 256, kPieceBytes = 16;
 
   /// Registers of a fragment while they are the matrix unit's.
   struct Sums {
@@ -54,11 +54,12 @@ class WaveProducts {
   [[nodiscard]] std::string take_sums(const Lanes& lanes, std::shared_ptr<Sums>& sums);
   [[nodiscard]] std::string give_back(Sums& sums);
   [[nodiscard]] std::string compute(const Product& product);
-  [[nodiscard]] std::string load_left(const Product& product, float (&a)[kRows][kDepth]);
-  [[nodiscard]] std::string load_right(const Product& product, float (&b)[kDepth][kMostColumns]);
-  /// 8 adjacent elements of a tile; `row` counts along the depth of the product or across it, as the tile's do.
+  [[nodiscard]] std::string load_left(const Product& product, float (&a)[kRows][kMostDepth]);
+  [[nodiscard]] std::string load_right(const Product& product, float (&b)[kMostDepth][kMostColumns]);
+  /// 16 bytes of adjacent elements of a tile; `row` counts along the depth of the product or across it, as the tile's
+  /// do.
   [[nodiscard]] std::string load_piece(const Product& product, bool left, std::size_t row, std::size_t piece,
-                                       float (&to)[8]);
+                                       float (&to)[kPieceBytes]);
 
   std::size_t wave_;
   AsyncMemory& memory_;

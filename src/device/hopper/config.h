@@ -6,7 +6,8 @@
 namespace tilewise::device {
 
 /// One warpgroup brings tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
-/// of block_n. Here head_dim and head_dim_v are padded to multiples of 16, and vector_rows is 1.
+/// of block_n. Here head_dim and head_dim_v are padded to multiples of 16 (head_dim in fp8 to 32), and vector_rows
+/// is 1.
 struct HopperForwardConfig : ScoreConfig {
   int32_t block_n = 128, stages = 2;
   int32_t q_stages = 2;  // tiles of Q held: with 1 the next one comes once the last scores of this one are there
@@ -17,7 +18,11 @@ struct HopperForwardConfig : ScoreConfig {
   Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
   Flag sink = 0;
 
-  static constexpr int32_t kRows = 64;  // of a warpgroup
+  static constexpr int32_t kRows = 64;                    // of a warpgroup
+  static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
+  constexpr bool fp8() const { return q_type == kE4m3; }  // Q, K and V are; V is transposed on its way
+  constexpr int32_t element_bytes() const { return fp8() ? 1 : 2; }
+  constexpr int32_t depth() const { return kStepBytes / element_bytes(); }
   constexpr int32_t consumers() const { return waves / 4 - 1; }
   constexpr int32_t block_m() const { return consumers() * kRows; }
   constexpr int32_t threads() const { return waves * 32; }
@@ -39,6 +44,9 @@ struct RegisterShares {
 };
 constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   if (config.consumers() == 1) return {56, 256};
+  // Warps that transpose need some: of 32 registers they spill, and computing warpgroups of 96 keys do with 152.
+  if (config.fp8() && config.consumers() == 2) return {56, 224};
+  if (config.fp8() && config.consumers() == 3) return {56, 152};
   if (config.consumers() == 2) return config.head_dim_v > 128 ? RegisterShares{24, 240} : RegisterShares{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};

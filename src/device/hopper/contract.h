@@ -49,6 +49,7 @@ concept HasMatrixUnit = requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& 
   // d = A B, or d += A B. wanted: unless nobody looks at what it yields, whatever the tile holds.
   { M::template wgmma<kBf16, kAlongDepth, kAlongDepth>(d, tile, tile, b) } -> SameAs<void>;
   { M::template wgmma<kBf16, kAcrossDepth>(d, a, tile, b, b) } -> SameAs<void>;
+  { M::template wgmma<kE4m3, kAlongDepth>(d, a, tile, b, b) } -> SameAs<void>;  // of bytes all operands run along
 };
 
 template <class M>
@@ -66,7 +67,11 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && Ha
                         { M::shared_address(row) } -> SameAs<uint32_t>;
                         // Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
                         { M::load_matrices(four, row) } -> SameAs<void>;
+                        { M::load_matrices_transposed(four, row) } -> SameAs<void>;
                         { M::store_matrices(row, four) } -> SameAs<void>;
+                        // Byte i of the result is the one of b's and a's that digit i of the selector names.
+                        { M::permute_bytes(word, word, word) } -> SameAs<uint32_t>;
+                        { M::pack_e4m3(x, x, x, x) } -> SameAs<uint32_t>;  // the first one low, at most 448
                         M::template mma<kBf16>(d, four, word, word);
                       };
 

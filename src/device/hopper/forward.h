@@ -5,6 +5,7 @@
 #include "device/hopper/contract.h"
 #include "device/hopper/forward_consumer.h"
 #include "device/hopper/forward_producer.h"
+#include "device/hopper/forward_transposer.h"
 
 namespace tilewise::device {
 
@@ -26,9 +27,13 @@ class HopperForward {
     constexpr RegisterShares kShares = register_shares(C);
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
       Machine::template give_registers<kShares.producer>();
+      const int32_t warp = Machine::thread() / 32;
+      if constexpr (C.fp8()) {
+        if (warp >= 2) return ValueTransposer<Machine, C>(shared, warp - 2).run();
+      }
       ForwardProducer<Machine, C> producer(params, shared);
       if (Machine::thread() == 0) producer.bring_queries_and_keys();
-      if (static_cast<uint32_t>(Machine::thread()) / 32 == 1) producer.bring_values();
+      if (warp == 1) producer.bring_values();
     } else {
       Machine::template take_registers<kShares.consumer>();
       ForwardConsumer<Ops, C>(params, shared).run();

@@ -84,6 +84,11 @@ class ForwardConsumer {
   }
 
   // ------------------------------------------------------------------ products
+  /// Step k of a tile whose rows run along the depth.
+  template <class Tile>
+  TILEWISE_INLINE static constexpr int32_t along(int k) {
+    return k / 4 * Tile::kChunkBytes + k % 4 * C.kStepBytes;
+  }
   /// S = Q K^T.
   TILEWISE_INLINE void issue_scores() {
     auto& rows = shared_.rows[row_place_.stage][warpgroup_];
@@ -92,10 +97,10 @@ class ForwardConsumer {
     pin_registers<Machine>(weights_.S);
     Machine::wgmma_fence();
     TILEWISE_UNROLL
-    for (int k = 0; k < C.head_dim / 16; ++k) {
+    for (int k = 0; k < C.head_dim / C.depth(); ++k) {
       Machine::template wgmma<C.q_type, kAlongDepth, kAlongDepth>(
-          weights_.S.tile[0], Q.advanced(k / 4 * Shared::RowTile::kChunkBytes + k % 4 * 32),
-          K.advanced(k / 4 * Shared::KeyTile::kChunkBytes + k % 4 * 32), k > 0);
+          weights_.S.tile[0], Q.advanced(along<typename Shared::RowTile>(k)),
+          K.advanced(along<typename Shared::KeyTile>(k)), k > 0);
     }
     Machine::wgmma_commit();
   }
@@ -105,10 +110,11 @@ class ForwardConsumer {
     const auto V = MatrixDescriptor::of<Machine>(&shared_.values[value_place_.stage], Shared::ValueTile::kChunkBytes);
     pin_registers<Machine>(O_);
     Machine::wgmma_fence();
+    constexpr Major kMajor = C.fp8() ? kAlongDepth : kAcrossDepth;
     TILEWISE_UNROLL
-    for (int k = 0; k < C.block_n / 16; ++k) {
-      Machine::template wgmma<C.v_type, kAcrossDepth>(O_.tile[0], weights_.P[k], V.advanced(k * 16 * kChunkRowBytes),
-                                                      k > 0 || !fresh_, wanted);
+    for (int k = 0; k < C.block_n / C.depth(); ++k) {
+      const int32_t at = C.fp8() ? along<typename Shared::ValueTile>(k) : k * 16 * kChunkRowBytes;
+      Machine::template wgmma<C.v_type, kMajor>(O_.tile[0], weights_.P[k], V.advanced(at), k > 0 || !fresh_, wanted);
     }
     Machine::wgmma_commit();
   }

@@ -9,7 +9,8 @@ namespace tilewise::device {
 template <class Machine, HopperForwardConfig C>
 class ForwardProducer {
   using Shared = HopperForwardShared<Machine, C>;
-  static constexpr int kRowChunks = SwizzledTile<C.kRows, C.head_dim>::kChunks;
+  using QueryTile = typename Shared::QueryTile;
+  static constexpr int kRowChunks = QueryTile::kChunks;
 
  public:
   TILEWISE_INLINE ForwardProducer(const HopperForwardParams& params, Shared& shared) : p_(params), shared_(shared) {
@@ -48,17 +49,41 @@ class ForwardProducer {
     source.finish();
   }
 
-  /// By a warp.
+  /// By a warp. In fp8 to where others transpose it.
   TILEWISE_INLINE void bring_values() {
+    if constexpr (C.fp8()) {
+      bring_raw_values();
+    } else {
+      bring_ready_values();
+    }
+  }
+
+ private:
+  TILEWISE_INLINE void bring_raw_values() {
+    RingPlace<kRawStages> raw;
+    RingPlace<kWorkStages> works;
+    const bool leads = Machine::thread() % 32 == 0;
+    for (;;) {
+      const WorkTile work = take_work<Machine>(shared_, works);
+      if (work.tile == WorkTile::kNoMore) break;
+      const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
+      TILEWISE_NO_UNROLL
+      for (int32_t tile = work.begin; tile < work.end; ++tile, raw.advance()) {
+        raw.wait_empty(shared_.raw_ring);
+        if (leads) {
+          load_tile(shared_.raw_values[raw.stage], p_.v_map, shared_.raw_ring.full[raw.stage],
+                    work.k_row + tile * C.block_n, head, batch);
+        }
+      }
+    }
+  }
+
+  TILEWISE_INLINE void bring_ready_values() {
     RingPlace<C.stages> values;
     RingPlace<kWorkStages> works;
     const bool leads = Machine::thread() % 32 == 0;
     for (uint32_t parity = 0;;) {
-      works.wait_full(shared_.work_ring);
-      const auto work = Machine::template load_shared<WorkTile>(&shared_.work[works.stage]);
-      Machine::wave_sync();
-      if (leads) shared_.work_ring.empty[works.stage].arrive();
-      works.advance();
+      const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
       const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
       TILEWISE_NO_UNROLL
@@ -83,7 +108,6 @@ class ForwardProducer {
     }
   }
 
- private:
   /// Q of each warpgroup once its place is free.
   TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work) {
     const int32_t group = C.pack_gqa ? static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k) : 1;
@@ -95,14 +119,15 @@ class ForwardProducer {
         ring.full[place.stage].arrive_and_expect(bytes);
       }
       void* const to = shared_.rows[place.stage][warpgroup].chunk(chunk);
-      Machine::copy_box(to, p_.q_map, ring.full[place.stage].state(), chunk * kChunkColumns, 0, seq, work.head, batch);
+      Machine::copy_box(to, p_.q_map, ring.full[place.stage].state(), chunk * QueryTile::kChunkColumns, 0, seq,
+                        work.head, batch);
     });
   }
 
   TILEWISE_INLINE void call_into_cache(const WorkTile& work) const {
     if (work.tile == WorkTile::kNoMore) return;
     for_each_box(work, [&](int, int chunk, int32_t seq, int32_t batch) {
-      Machine::prefetch_box(p_.q_map, chunk * kChunkColumns, 0, seq, work.head, batch);
+      Machine::prefetch_box(p_.q_map, chunk * QueryTile::kChunkColumns, 0, seq, work.head, batch);
     });
   }
 
@@ -124,7 +149,7 @@ class ForwardProducer {
     landed.arrive_and_expect(Tile::kBytes);
     TILEWISE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      Machine::copy_box(to.chunk(c), map, landed.state(), c * kChunkColumns, row, head, batch);
+      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, row, head, batch);
     }
   }
 

@@ -29,6 +29,12 @@ struct QueryRows {
   TILEWISE_INLINE static int32_t row_of_slot(int slot) { return warp_row<Machine>() + Machine::lane() / 4 + 8 * slot; }
 };
 
+/// One of a head's factors in fp8.
+template <class Machine>
+TILEWISE_INLINE float load_scale(const HeadScales& scales, int32_t batch, int32_t head) {
+  return scales.data ? Machine::load_global(scales.data + scales.index(batch, head)) : scales.value;
+}
+
 /// What the scores of a lane's two rows depend on. What a config has no use for is left to the optimiser.
 template <class Machine, HopperForwardConfig C>
 class ScoreRows {
@@ -46,7 +52,15 @@ class ScoreRows {
       row_[slot].diagonal = rows.query(row) + work.diagonal;
     }
     if constexpr (C.dropout) seed_ = dropout_seed(p.score);
+    if constexpr (C.fp8()) {  // one head: none are packed
+      const int32_t key_head = work.head / static_cast<int32_t>(p.shape.num_heads_q / p.shape.num_heads_k);
+      product_scale_ =
+          load_scale<Machine>(p.q_scale, work.batch, work.head) * load_scale<Machine>(p.k_scale, work.batch, key_head);
+    }
   }
+
+  /// Of fp8: what a product of stored numbers is multiplied by before softmax_scale.
+  TILEWISE_INLINE float product_scale() const { return product_scale_; }
 
   /// Applies the options that C names to scores of the tile that begins with first_key, unless that is a plain scale,
   /// and hides what the rows do not see where kMasked.
@@ -69,8 +83,9 @@ class ScoreRows {
 
  private:
   template <class Scores>
-  TILEWISE_INLINE static void scale(Scores& S, const ScoreParams& p) {
-    const float inner = C.softcap ? p.softmax_scale / p.softcap : p.softmax_scale;
+  TILEWISE_INLINE void scale(Scores& S, const ScoreParams& p) const {
+    float inner = C.softcap ? p.softmax_scale / p.softcap : p.softmax_scale;
+    if constexpr (C.fp8()) inner *= product_scale_;
     S.for_each(0, [&](int, int, auto&& x) {
       x *= inner;
       if constexpr (C.softcap) x = p.softcap * Machine::tanh(x);
@@ -125,6 +140,7 @@ class ScoreRows {
   int32_t seqlen_k_;
   RowScore row_[2];
   DropoutSeed seed_;
+  float product_scale_;
 };
 
 }  // namespace tilewise::device

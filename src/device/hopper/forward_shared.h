@@ -6,19 +6,20 @@
 
 namespace tilewise::device {
 
-inline constexpr int kChunkColumns = 64, kChunkRowBytes = 128;
+inline constexpr int kChunkRowBytes = 128;
 
-/// Rows x Cols 16-bit elements as the copy engine leaves them and the matrix unit reads them: chunks of 64 columns,
-/// each row of a chunk 128 bytes, whose 16-byte pieces are permuted by the row.
-template <int Rows, int Cols>
+/// Rows x Cols elements as the copy engine leaves them and the matrix unit reads them: chunks of 64 columns, or of 128
+/// where elements are bytes, each row of a chunk 128 bytes, whose 16-byte pieces are permuted by the row.
+template <int Rows, int Cols, int ElementBytes = 2>
 struct alignas(1024) SwizzledTile {
+  static constexpr int kChunkColumns = kChunkRowBytes / ElementBytes;
   static constexpr int kChunks = (Cols + kChunkColumns - 1) / kChunkColumns;
   static constexpr int kChunkBytes = Rows * kChunkRowBytes, kBytes = kChunks * kChunkBytes;
   static_assert(Rows % 8 == 0, "a swizzled pattern is 8 rows");
   uint8_t bytes[kBytes];
 
   TILEWISE_INLINE uint8_t* chunk(int index) { return bytes + index * kChunkBytes; }
-  /// 8 elements of a row, `piece` counted over all chunks.
+  /// 16 bytes of a row, `piece` counted over all chunks.
   TILEWISE_INLINE uint8_t* piece(int row, int piece) {
     return chunk(piece / 8) + row * kChunkRowBytes + ((piece % 8 ^ row % 8) << 4);
   }
@@ -41,12 +42,30 @@ using SharedWork = WorkTileOf<typename Machine::SharedNumber>;
 
 inline constexpr int kWorkStages = 4;
 
+inline constexpr int kRawStages = 2;
+
+/// V in fp8 as it comes. The matrix unit wants the depth of both operands along their rows, so that warps transpose it.
+template <HopperForwardConfig C, bool kTransposed>
+struct RawValues {
+  using RawTile = SwizzledTile<C.block_n, C.head_dim_v, 1>;
+  RawTile raw_values[kRawStages];
+};
+template <HopperForwardConfig C>
+struct RawValues<C, false> {};
+
 template <class Machine, HopperForwardConfig C>
-struct HopperForwardShared {
-  static constexpr int kColumns = C.head_dim > C.head_dim_v ? C.head_dim : C.head_dim_v;
+struct HopperForwardShared : RawValues<C, C.fp8()> {
+  static constexpr int kTransposers = C.fp8() ? 2 : 0;  // warps
+
+  /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
+  static constexpr bool kStagesOut = C.q_stages > 1;
+
+  static constexpr int kQueryColumns = C.head_dim * C.element_bytes() / 2;  // of 16 bits
+  static constexpr int kColumns = kStagesOut && C.head_dim_v > kQueryColumns ? C.head_dim_v : kQueryColumns;
   using RowTile = SwizzledTile<C.kRows, kColumns>;  // of one warpgroup: Q, and later its rows of O
-  using KeyTile = SwizzledTile<C.block_n, C.head_dim>;
-  using ValueTile = SwizzledTile<C.block_n, C.head_dim_v>;
+  using QueryTile = SwizzledTile<C.kRows, C.head_dim, C.element_bytes()>;
+  using KeyTile = SwizzledTile<C.block_n, C.head_dim, C.element_bytes()>;
+  using ValueTile = Choose<C.fp8(), SwizzledTile<C.head_dim_v, C.block_n, 1>, SwizzledTile<C.block_n, C.head_dim_v>>;
 
   RowTile rows[C.q_stages][C.consumers()];
   KeyTile keys[C.stages];
@@ -54,23 +73,33 @@ struct HopperForwardShared {
   SharedWork<Machine> work[kWorkStages];
   Ring<Machine, C.q_stages> row_rings[C.consumers()];  // one for each warpgroup
   Ring<Machine, C.stages> key_ring, value_ring;
+  Ring<Machine, kRawStages> raw_ring;
   Ring<Machine, kWorkStages> work_ring;
   Barrier<Machine> last_values;  // the last tile of a sequence has landed, and its end is to be cleared
-
-  /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
-  static constexpr bool kStagesOut = C.q_stages > 1;
 
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
     constexpr int32_t kWarps = 4 * C.consumers();
     for (auto& ring : row_rings) ring.init(1, kStagesOut ? 1 : 4);
     key_ring.init(1, kWarps);
-    value_ring.init(1, kWarps);
-    work_ring.init(1, kWarps + 1);  // and the warp that brings values
+    value_ring.init(C.fp8() ? kTransposers : 1, kWarps);
+    work_ring.init(1, kWarps + 1 + kTransposers);  // and the warps that bring values
+    if constexpr (C.fp8()) raw_ring.init(1, kTransposers);
     last_values.init(1);
     Machine::publish_barriers();
   }
 };
+
+/// By a warp: the next tile of queries to work on, read and handed back.
+template <class Machine, class Shared>
+TILEWISE_INLINE WorkTile take_work(Shared& shared, RingPlace<kWorkStages>& place) {
+  place.wait_full(shared.work_ring);
+  const auto work = Machine::template load_shared<WorkTile>(&shared.work[place.stage]);
+  Machine::wave_sync();
+  if (Machine::thread() % 32 == 0) shared.work_ring.empty[place.stage].arrive();
+  place.advance();
+  return work;
+}
 
 /// Hardware barriers by number; 0 is the block's.
 enum NamedBarrier : int { kTurn = 1, kWarpgroup = 5 };  // of warpgroup i: kTurn + i, kWarpgroup + i

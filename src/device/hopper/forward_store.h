@@ -21,6 +21,11 @@ class RowStore {
   TILEWISE_INLINE void normalize(Softmax& softmax, Out& O) const {
     softmax.reduce_sum();
     typename Out::PerRow factor;
+    float value_scale = 1.0f;
+    if constexpr (C.fp8()) {
+      const int32_t group = static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k);
+      value_scale = load_scale<Machine>(p_.v_scale, work_.batch, work_.head / group);
+    }
     TILEWISE_UNROLL
     for (int slot = 0; slot < Out::kSlots; ++slot) {
       const int32_t row = rows_.row_of_slot(slot);
@@ -28,7 +33,7 @@ class RowStore {
       float base = softmax.base[slot], sum = softmax.row_sum[slot], weight = 1.0f;
       if constexpr (C.sink) {
         const int64_t head = minimum<int64_t>(rows_.head(row), p_.shape.num_heads_q - 1);
-        const float sink = load_sink<Machine, C.q_type>(p_.sink, head) * kLog2E;
+        const float sink = load_sink<Machine, C.out_type>(p_.sink, head) * kLog2E;
         const float moved = seen ? maximum(base, sink) : sink;
         weight = seen ? Machine::exp2(base - moved) : 0.0f;
         sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
@@ -39,6 +44,7 @@ class RowStore {
       // A sink that takes all leaves a row its NaN.
       if constexpr (C.sink) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
+      if constexpr (C.fp8()) factor[slot] *= value_scale;
       if (Machine::lane() % 4 == 0) store_lse(row, lse);
     }
     // Selecting costs as much as scaling, and rows that see nothing are few.
@@ -122,8 +128,8 @@ class RowStore {
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     TILEWISE_UNROLL
     for (int c = 0; c < kChunks; ++c) {
-      Machine::store_box(p_.out_map, tile.chunk(c), c * kChunkColumns, 0, work_.q_row + rows_.first_query, work_.head,
-                         batch);
+      Machine::store_box(p_.out_map, tile.chunk(c), c * Tile::kChunkColumns, 0, work_.q_row + rows_.first_query,
+                         work_.head, batch);
     }
     Machine::commit_stores();
   }

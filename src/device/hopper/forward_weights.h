@@ -19,11 +19,11 @@ class ForwardWeights {
   using PerRow = typename Softmax::PerRow;
 
   Scores S;
-  WgmmaRegisters P[C.block_n / 16];
+  WgmmaRegisters P[C.block_n / C.depth()];
   Softmax softmax;
 
   TILEWISE_INLINE explicit ForwardWeights(const HopperForwardParams& p)
-      : scale_(C.plain_scale ? p.score.softmax_scale * kLog2E : kLog2E) {}
+      : scale_(C.plain_scale ? p.score.softmax_scale * kLog2E : kLog2E) {}  // fp8 has scales of heads beside it
 
   TILEWISE_INLINE void clear() {
     for (WgmmaRegisters& part : P) part = WgmmaRegisters{};
@@ -34,6 +34,7 @@ class ForwardWeights {
   TILEWISE_INLINE void start(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup,
                              int32_t tile, bool masked, Out& O, const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
+    if constexpr (C.fp8() && C.plain_scale) scale_ = p.score.softmax_scale * rows_.product_scale() * kLog2E;
     if (masked) {
       rows_.template adjust<true>(S, p.score, tile * C.block_n);
     } else {
@@ -114,8 +115,20 @@ class ForwardWeights {
   }
   template <int kFrom, int kTo>
   TILEWISE_INLINE void round() {
-    TILEWISE_UNROLL
-    for (int e = kFrom; e < kTo; e += 2) P[e / 8].word[e / 2 % 4] = rounded(e);
+    if constexpr (C.fp8()) {
+      // Two columns of one tile of 8 and two of the next, as the transposed V has their keys.
+      TILEWISE_UNROLL
+      for (int c = kFrom / 4; c < kTo / 4; c += 2) {
+        TILEWISE_UNROLL
+        for (int slot = 0; slot < 2; ++slot) {
+          const Sm80Accumulator &x = S.tile[0][c], &y = S.tile[0][c + 1];
+          P[c / 4].word[slot + c % 4] = Machine::pack_e4m3(x[2 * slot], x[2 * slot + 1], y[2 * slot], y[2 * slot + 1]);
+        }
+      }
+    } else {
+      TILEWISE_UNROLL
+      for (int e = kFrom; e < kTo; e += 2) P[e / 8].word[e / 2 % 4] = rounded(e);
+    }
   }
 
   /// A weight has passed what fp32 holds: the lost rows' scores once more, and weights from a reference that fits them.

@@ -30,6 +30,20 @@ struct HopperMachine : Sm80Machine {
                  : "memory");
   }
 
+  TILEWISE_INLINE static uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+    return __byte_perm(a, b, selector);
+  }
+  TILEWISE_INLINE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+    uint32_t packed;
+    asm("{ .reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high}; }"
+        : "=r"(packed)
+        : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+    return packed;
+  }
+
   // ------------------------------------------------------------------ barriers
   TILEWISE_INLINE static void init_barrier(uint64_t* barrier, int32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");

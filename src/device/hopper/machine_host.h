@@ -1,6 +1,7 @@
 // Hopper's machine under emulation: what machine.h offers, as calls to the emulator that runs the lane.
 #pragma once
 
+#include "device/common/float8.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/tensor_map.h"
 #include "device/tile/machine_host.h"
@@ -31,6 +32,22 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) { return engine().shared_address(pointer); }
   TILEWISE_INLINE static void store_matrices(void* row, const uint32_t (&from)[4]) {
     engine().store_matrices(row, from);
+  }
+
+  TILEWISE_INLINE static uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t bytes = a | static_cast<uint64_t>(b) << 32;
+    uint32_t chosen = 0;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t from = selector >> (4 * i) & 7u;
+      chosen |= static_cast<uint32_t>(bytes >> (8 * from) & 0xFFu) << (8 * i);
+    }
+    return chosen;
+  }
+  TILEWISE_INLINE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+    const float x[4] = {x0, x1, x2, x3};
+    uint32_t packed = 0;
+    for (int i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(float_to_e4m3(x[i])) << (8 * i);
+    return packed;
   }
 
   TILEWISE_INLINE static void init_barrier(uint64_t* barrier, int32_t arrivals) {

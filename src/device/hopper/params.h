@@ -29,13 +29,14 @@ struct TileOrder {
 struct HopperForwardParams {
   // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the
   // group is 1 where heads are not packed. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128
-  // bytes.
+  // bytes. Of elements of one byte a box has 128.
   TensorMap q_map, k_map, v_map, out_map;
   AttentionShape shape;
   ScoreParams score;
   Tensor4 out;
   LseTensor softmax_lse;
   SinkTensor sink;
+  HeadScales q_scale, k_scale, v_scale;  // fp8 only
   TileOrder order;
   uint32_t* tile_counter;  // [counters], zero before and after
 
@@ -43,7 +44,8 @@ struct HopperForwardParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("out_map", p.out_map);
     visit("shape", p.shape), visit("score", p.score), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
-    visit("sink", p.sink), visit("order", p.order), visit("tile_counter", p.tile_counter);
+    visit("sink", p.sink), visit("q_scale", p.q_scale), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
+    visit("order", p.order), visit("tile_counter", p.tile_counter);
   }
 };
 

@@ -11,10 +11,12 @@ namespace tilewise::device {
 
 /// In units of log2. A row's greatest weight starts as 2^kStart; scores may exceed the one that weighs so by kReach
 /// before the reference moves. bf16: with weights of 2^-60 to 2^40 a product with a value is a normal number for values
-/// of 2^-58 to 2^70. f16: weights from 2^8 to 2^15 < 65504, so that those that vanish are 2^-32 of the greatest.
+/// of 2^-58 to 2^70. f16: weights from 2^8 to 2^15 < 65504, so that those that vanish are 2^-32 of the greatest. e4m3:
+/// from 2^6 to 2^8 < 448; those below 2^-12 of the greatest keep fewer bits, and below 2^-16 they vanish.
 template <int kElement>
 struct WeightRange {
-  static constexpr float kStart = kElement == kF16 ? 8.0f : -60.0f, kReach = kElement == kF16 ? 7.0f : 100.0f;
+  static constexpr float kStart = kElement == kE4m3 ? 6.0f : kElement == kF16 ? 8.0f : -60.0f;
+  static constexpr float kReach = kElement == kE4m3 ? 2.0f : kElement == kF16 ? 7.0f : 100.0f;
   /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
   /// jump of 59 nats from one tile to the next is not lost.
   static constexpr float kMostSum = 0x1p41f;

@@ -8,6 +8,7 @@
 #include "backends/cuda/hopper/schedule.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -15,17 +16,16 @@ namespace {
 using core::concat;
 using device::AttentionParams, device::Tensor4;
 
-constexpr std::int64_t kMostHeadDim = 256, kDimUnit = 8;
+constexpr std::int64_t kMostHeadDim = 256;
 constexpr std::int64_t kLongest = std::int64_t{1} << 29;
-constexpr std::uint64_t kElementBytes = 2;
-constexpr std::uint32_t kChunkColumns = 64;  // of a box: 128 bytes
+constexpr std::uint32_t kBoxBytes = 128;  // of a row
 
 const AttentionParams& call_of(const void* call) { return *static_cast<const AttentionParams*>(call); }
 
 /// A dimension of one entry has whatever stride; the driver wants all of them on 16 bytes.
-std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride) {
+std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride, DType dtype) {
   constexpr std::uint64_t kUnit = 16;
-  return extent > 1 ? static_cast<std::uint64_t>(stride) * kElementBytes : kUnit;
+  return extent > 1 ? static_cast<std::uint64_t>(stride) * size_of(dtype) : kUnit;
 }
 std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)); }
 
@@ -37,24 +37,29 @@ void bind_rows(const AttentionParams& call, const Tensor4& t, std::int64_t dim, 
   const std::int64_t heads = call.num_heads_q / group;
   map.address = t.data;
   map.dims = {extent_of(dim), extent_of(group), extent_of(rows), extent_of(heads), extent_of(batch)};
-  map.strides = {stride_bytes(group, t.head_stride), stride_bytes(rows, t.seq_stride),
-                 stride_bytes(heads, t.head_stride * group), stride_bytes(batch, t.batch_stride)};
+  const auto bytes = [&map](std::int64_t extent, std::int64_t stride) {
+    return stride_bytes(extent, stride, map.dtype);
+  };
+  map.strides = {bytes(group, t.head_stride), bytes(rows, t.seq_stride), bytes(heads, t.head_stride * group),
+                 bytes(batch, t.batch_stride)};
 }
 
 /// [dim, seq, head, batch] of k or v. Without keys any memory does: no weight is anything but 0.
 void bind_keys(const AttentionParams& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
   const bool packed = call.cu_seqlens_k != nullptr;
   const std::int64_t rows = packed ? call.total_k : call.seqlen_k, batch = packed ? 1 : call.batch_size;
+  const auto bytes = [&map](std::int64_t extent, std::int64_t stride) {
+    return stride_bytes(extent, stride, map.dtype);
+  };
   if (rows == 0 || t.data == nullptr) {
     map.address = call.q.data;
     map.dims = {extent_of(std::min(dim, call.head_dim)), 1, 1, 1};
-    map.strides = {stride_bytes(1, 0), stride_bytes(1, 0), stride_bytes(1, 0)};
+    map.strides = {bytes(1, 0), bytes(1, 0), bytes(1, 0)};
     return;
   }
   map.address = t.data;
   map.dims = {extent_of(dim), extent_of(rows), extent_of(call.num_heads_k), extent_of(batch)};
-  map.strides = {stride_bytes(rows, t.seq_stride), stride_bytes(call.num_heads_k, t.head_stride),
-                 stride_bytes(batch, t.batch_stride)};
+  map.strides = {bytes(rows, t.seq_stride), bytes(call.num_heads_k, t.head_stride), bytes(batch, t.batch_stride)};
 }
 
 std::int64_t group_of(const AttentionParams& call) { return call.num_heads_q / call.num_heads_k; }
@@ -84,14 +89,18 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   const auto group = static_cast<std::uint32_t>(packs ? p.num_heads_q / p.num_heads_k : 1);
   gpu::TensorMap rows, keys;
   rows.dtype = keys.dtype = p.dtype;
+  const auto columns = [](DType dtype) { return static_cast<std::uint32_t>(kBoxBytes / size_of(dtype)); };
   rows.rank = 5;
-  rows.box = {kChunkColumns, group, static_cast<std::uint32_t>(order.queries_per_warpgroup), 1, 1};
+  rows.box = {columns(p.dtype), group, static_cast<std::uint32_t>(order.queries_per_warpgroup), 1, 1};
   keys.rank = 4;
-  keys.box = {kChunkColumns, static_cast<std::uint32_t>(config.block_n), 1, 1};
+  keys.box = {columns(p.dtype), static_cast<std::uint32_t>(config.block_n), 1, 1};
+  gpu::TensorMap outs = rows;
+  outs.dtype = operations::attention::out_dtype_of(p);
+  outs.box[0] = columns(outs.dtype);
   return {{offsetof(Params, q_map), rows, packs ? bind_q<true> : bind_q<false>},
           {offsetof(Params, k_map), keys, bind_k},
           {offsetof(Params, v_map), keys, bind_v},
-          {offsetof(Params, out_map), rows, packs ? bind_out<true> : bind_out<false>}};
+          {offsetof(Params, out_map), outs, packs ? bind_out<true> : bind_out<false>}};
 }
 
 void bind(const void* call, void* block) {
@@ -102,6 +111,9 @@ void bind(const void* call, void* block) {
   params.out = from.out;
   params.softmax_lse = from.softmax_lse;
   params.sink = from.sink;
+  params.q_scale = from.q_scale;
+  params.k_scale = from.k_scale;
+  params.v_scale = from.v_scale;
 }
 
 /// What the copy engine and the kernel can't do.
@@ -110,9 +122,10 @@ std::string refusal_of(const Problem& p) {
     return concat("head_dim and head_dim_v must be <= ", kMostHeadDim, " (got ", p.head_dim, " and ", p.head_dim_v,
                   ")");
   }
-  if (p.head_dim % kDimUnit != 0 || p.head_dim_v % kDimUnit != 0) {
-    return concat("head_dim and head_dim_v must be multiples of ", kDimUnit, " (got ", p.head_dim, " and ",
-                  p.head_dim_v, ")");
+  const std::int64_t unit = p.dtype == DType::fp8_e4m3 ? 16 : 8;  // a row is whole pieces of 16 bytes
+  if (p.head_dim % unit != 0 || p.head_dim_v % unit != 0) {
+    return concat("head_dim and head_dim_v must be multiples of ", unit, " (got ", p.head_dim, " and ", p.head_dim_v,
+                  ")");
   }
   if (p.unaligned) return "every row of q, k, v and out must start on 16 bytes (got one that does not)";
   const std::int64_t longest = std::max({p.seqlen_q, p.seqlen_k, p.total_q, p.total_k});
@@ -124,9 +137,9 @@ std::string refusal_of(const Problem& p) {
 
 operations::attention::FeatureSet attention_features() {
   using enum operations::attention::Feature;
-  return {bf16,        f16,       forward,    gqa,       head_dim_v,    packed,         window_left, window_right,
-          top_left,    softcap,   scale_sign, bias,      bias_boolean,  alibi,          sink,        dropout,
-          seed_tensor, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant};
+  return {bf16,        f16,          fp8_e4m3,    f16_out,   forward,    gqa,       head_dim_v,    packed,
+          window_left, window_right, top_left,    softcap,   scale_sign, bias,      bias_boolean,  alibi,
+          sink,        dropout,      seed_tensor, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant};
 }
 
 Outcome lower(const Problem& p, const core::DeviceDescription& device) {

@@ -1,6 +1,9 @@
 // What each pointer of a parameter block points to; see parameters.hpp.
 #include "backends/cuda/hopper/parameters.hpp"
 
+#include <algorithm>
+#include <cstdint>
+
 #include "backends/portable/attention/pointer_table.hpp"
 
 namespace tilewise::backends::hopper {
@@ -13,6 +16,10 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
+  const device::AttentionShape& s = p.shape;
+  table.scales(p.q_scale, "q_scale", s.num_heads_q / std::max<std::int64_t>(p.q_scale.heads, 1));
+  table.scales(p.k_scale, "k_scale", s.num_heads_k);
+  table.scales(p.v_scale, "v_scale", s.num_heads_k);
   gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
   counter.one_writer = false;  // the last block to finish clears what all have added to
   table.add(p.tile_counter, counter);

@@ -14,7 +14,13 @@ namespace {
 using device::HopperForwardConfig, portable::group_of, portable::set_score_options;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int32_t padded(std::int64_t dim) { return static_cast<std::int32_t>(ceil_div(dim, 16) * 16); }
+std::int32_t padded(std::int64_t dim, std::int64_t unit) {
+  return static_cast<std::int32_t>(ceil_div(dim, unit) * unit);
+}
+
+device::ElementType element_type(DType dtype) {
+  return dtype == DType::fp8_e4m3 ? device::kE4m3 : dtype == DType::bf16 ? device::kBf16 : device::kF16;
+}
 
 /// Longest sequence a tile is chosen for. Of packed sequences the longest depends on the batch.
 std::int64_t chosen_length(const Problem& p) {
@@ -41,7 +47,23 @@ constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
 
+// fp8: keys in multiples of 32, the depth of a product. V takes room twice, as it comes and transposed.
+constexpr Tile kFp8Narrow{3, 128, 3, 2, false};  // head_dim to 64
+constexpr Tile kFp8Middle{3, 96, 3, 2, false};   // to 128
+constexpr Tile kFp8Crowded{2, 64, 3, 2, false};  // to 128, with scores that are more than a scale
+constexpr Tile kFp8Wide{2, 96, 2, 1, false};     // to 256
+constexpr Tile kFp8WideCrowded{2, 64, 2, 1, false};
+
+const Tile& fp8_tile_for(const HopperForwardConfig& c) {
+  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const bool crowded = !c.plain_scale || c.dropout;
+  if (dim > 128) return crowded ? kFp8WideCrowded : kFp8Wide;
+  if (crowded) return kFp8Crowded;
+  return dim > 64 ? kFp8Middle : kFp8Narrow;
+}
+
 const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
+  if (c.fp8()) return fp8_tile_for(c);
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const std::int64_t length = chosen_length(p);
   const int modifications = c.softcap + c.alibi + (c.bias_type != device::kBiasNone);
@@ -62,13 +84,15 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
 HopperForwardConfig forward_config(const Problem& p) {
   constexpr std::int64_t kFewQueries = 64;
   HopperForwardConfig c;
-  c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
-  c.head_dim = padded(p.head_dim);
-  c.head_dim_v = padded(p.head_dim_v);
+  c.q_type = c.k_type = c.v_type = element_type(p.dtype);
+  c.out_type = element_type(operations::attention::out_dtype_of(p));
+  c.head_dim = padded(p.head_dim, c.depth());
+  c.head_dim_v = padded(p.head_dim_v, 16);
   set_score_options(c, p);
   c.windowed = p.window_left >= 0;
   c.sink = p.sink != SinkKind::none;
-  c.pack_gqa = group_of(p) > 1 && group_of(p) <= HopperForwardConfig::kRows && p.seqlen_q <= kFewQueries;
+  // In fp8 a warpgroup has one factor between product and score, that of its head.
+  c.pack_gqa = !c.fp8() && group_of(p) > 1 && group_of(p) <= HopperForwardConfig::kRows && p.seqlen_q <= kFewQueries;
   const Tile& tile = tile_for(p, c);
   c.waves = 4 * (tile.consumers + 1);
   c.block_n = tile.block_n;
@@ -111,7 +135,7 @@ double forward_us(const Problem& p, const HopperForwardConfig& c, const core::De
   constexpr double kWgmma = 2.0;                   // times mma.sync's rate, which matrix_rate is
   constexpr double kScore = 48.0;                  // a score's exponential and its neighbours, in flops
   constexpr double kSoftcap = 150.0, kDropout = 250.0, kBias = 250.0, kAlibi = 60.0;
-  constexpr double kOfMemoryRate = 0.7, kHalf = 2.0;
+  constexpr double kOfMemoryRate = 0.7;
   const auto f = [](std::int64_t n) { return static_cast<double>(n); };
   const operations::attention::Extent extent = operations::attention::typical_extent(p);
   const std::int64_t group = c.pack_gqa ? group_of(p) : 1;
@@ -123,14 +147,16 @@ double forward_us(const Problem& p, const HopperForwardConfig& c, const core::De
   const double most = std::max(1.0, operations::attention::most_keys_seen(p, queries) / c.block_n);
   const double modified =
       c.softcap * kSoftcap + c.dropout * kDropout + c.alibi * kAlibi + (c.bias_type != device::kBiasNone ? kBias : 0.0);
-  const double flops = f(c.block_m()) * c.block_n * (2.0 * (c.head_dim + c.head_dim_v) + kScore + modified);
+  // Products in fp8 take half the time, what is done for a score takes as long.
+  const double flops =
+      f(c.block_m()) * c.block_n * (f(c.element_bytes()) * (c.head_dim + c.head_dim_v) + kScore + modified);
   const double flops_a_us = kOfPeak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3;
   const double step_us = flops / flops_a_us;
   const double rounds = std::max(1.0, tiles / device.multiprocessors);
   const double busy_us = rounds * (steps * step_us + kTileUs);
   const double alone_us = most * std::max(step_us, kLatencyUs) + kTileUs;
-  const double bytes =
-      kHalf * f(p.head_dim + p.head_dim_v) * (extent.total_q * f(p.num_heads_q) + extent.total_k * f(p.num_heads_k));
+  const double bytes = f(c.element_bytes()) * f(p.head_dim + p.head_dim_v) *
+                       (extent.total_q * f(p.num_heads_q) + extent.total_k * f(p.num_heads_k));
   const double memory_us = bytes / (kOfMemoryRate * device.memory_gigabytes_per_second * 1e3);
   return kStartUs + std::max({busy_us, alone_us, memory_us});
 }

@@ -8,13 +8,19 @@ namespace tilewise::backends::hopper {
 std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024;  // that swizzles repeat in, which the struct is aligned to
   constexpr std::int32_t kRowBytes = 128, kBarrier = 8, kWorkStages = 4, kWorkTile = 48;
-  const auto chunks = [](std::int32_t dim) { return (dim + 63) / 64; };
+  constexpr std::int32_t kRawStages = 2;  // of V in fp8, which is transposed
+  const auto chunks = [](std::int32_t bytes) { return (bytes + kRowBytes - 1) / kRowBytes; };
   const auto rings = [](std::int32_t stages) { return 2 * kBarrier * stages; };
-  const std::int32_t columns = std::max(chunks(c.head_dim), chunks(c.head_dim_v));
+  const std::int32_t element = c.element_bytes(), queries = chunks(element * c.head_dim);
+  const std::int32_t columns = c.q_stages > 1 ? std::max(queries, chunks(2 * c.head_dim_v)) : queries;
   const std::int32_t rows = c.q_stages * c.block_m() * columns * kRowBytes;
-  const std::int32_t stages = c.stages * c.block_n * (chunks(c.head_dim) + chunks(c.head_dim_v)) * kRowBytes;
-  const std::int32_t barriers = c.consumers() * rings(c.q_stages) + 2 * rings(c.stages) + rings(kWorkStages) + kBarrier;
-  const std::int32_t bytes = rows + stages + kWorkStages * kWorkTile + barriers;
+  const std::int32_t keys = c.block_n * chunks(element * c.head_dim) * kRowBytes;
+  const std::int32_t raw = c.block_n * chunks(element * c.head_dim_v) * kRowBytes;
+  const std::int32_t values = c.fp8() ? c.head_dim_v * chunks(c.block_n) * kRowBytes : raw;
+  const std::int32_t tiles = c.stages * (keys + values) + (c.fp8() ? kRawStages * raw : 0);
+  const std::int32_t barriers =
+      c.consumers() * rings(c.q_stages) + 2 * rings(c.stages) + rings(kRawStages) + rings(kWorkStages) + kBarrier;
+  const std::int32_t bytes = rows + tiles + kWorkStages * kWorkTile + barriers;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
 }
 

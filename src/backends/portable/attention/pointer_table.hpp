@@ -89,6 +89,13 @@ class PointerTable {
                  .rank = 1});
   }
 
+  void scales(const device::HeadScales& t, std::string_view name, std::int64_t entries) const {
+    add(t.data, {.name = name,
+                 .element_bytes = sizeof(float),
+                 .outer = {{{p_.shape.batch_size, t.batch_stride}, {entries, t.head_stride}}},
+                 .rank = 2});
+  }
+
   void tensor(const Tensor4& t, std::string_view name, Access access, const Rows& rows, std::int64_t cols) const {
     add(t.data, {.name = name,
                  .access = access,

@@ -38,7 +38,9 @@ void load_unknown_kernels(const Lowering& lowering, const Runtime& runtime) {
   compile_ahead(builds);
   for (const KernelBuild& build : builds) {
     if (build.error) std::rethrow_exception(build.error);
-    const std::uint32_t bytes = build.key.shared_bytes();
+    // One loaded kernel serves launches that take more than they need, too: see Launch::least_shared_bytes.
+    const auto most = static_cast<std::uint32_t>(runtime.description().shared_bytes);
+    const std::uint32_t bytes = build.key.shared_bytes() > 0 ? most : 0;
     runtime.memo().insert({build.key, runtime.load(*build.compiled, bytes), build.compiled->resources});
   }
 }

@@ -34,8 +34,9 @@ struct WorkspacePointer {
 struct Launch {
   KernelKey key;
   Extent3 grid, cluster;
-  bool programmatic = false;      ///< may begin before the step before it has ended; the kernel waits itself
-  std::vector<std::byte> params;  ///< the block, but for what `bind` and the workspace bring
+  bool programmatic = false;             ///< may begin before the step before it has ended; the kernel waits itself
+  std::uint32_t least_shared_bytes = 0;  ///< of a block of a programmatic launch: what it takes, needed or not
+  std::vector<std::byte> params;         ///< the block, but for what `bind` and the workspace bring
   Bind bind = nullptr;
   std::vector<WorkspacePointer> workspace{};
   std::vector<TensorMapParameter> tensor_maps{};

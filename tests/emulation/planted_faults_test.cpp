@@ -125,8 +125,8 @@ class ForwardCall {
   /// The same where `memory` stays what it was.
   template <class Ops, ForwardConfig C>
   std::string run_within(Fault fault = Fault::none, std::uint64_t seed = 0) {
-    const std::int32_t tiles = static_cast<std::int32_t>(params.shape.seqlen_q + C.block_m() - 1) / C.block_m();
-    params.grid = {tiles, 1, static_cast<std::int32_t>(params.shape.num_heads_q), 0};
+    const std::int64_t tiles = (params.shape.seqlen_q + C.block_m() - 1) / C.block_m();
+    params.grid = tile_grid(tiles, 1, params.shape.num_heads_q, params.shape.num_heads_q / params.shape.num_heads_k);
     g_fault = fault;
     g_barriers.fill(0);
     return fault_of(host_kernel<Forward<Ops, C>, typename Ops::Machine>(), C.waves * Ops::Machine::kLanes,

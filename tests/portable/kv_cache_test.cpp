@@ -60,7 +60,9 @@ TEST(KvCacheLowering, LaunchesWhatIsAskedFor) {
     };
     EXPECT_EQ(names("num_splits=1"), "kv_cache_forward ");
     EXPECT_EQ(names("num_splits=3"), "kv_cache_forward kv_cache_combine ");
-    EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=1"), "append_kv kv_cache_forward ");
+    EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=200"), "append_kv kv_cache_forward ");
+    EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=1"), "kv_cache_forward ") << "appends itself";
+    EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=1 unaligned=1"), "kv_cache_forward ");
     EXPECT_EQ(names_of(cache_lowered(architecture,
                                      "append_kv dtype=bf16 seqlen_k_new=4 head_dim=576 head_dim_v=512 mla=1 "
                                      "capacity=100 cache_seqlens=1")),
@@ -78,12 +80,29 @@ TEST(KvCacheLowering, OnlyTheCostModelAndTheCallerSplitKeys) {
 TEST(KvCacheLowering, StepsOverlapFromSm90On) {
   for (const std::string_view architecture : {"sm_80", "sm_90a", "sm_120", "gfx942"}) {
     const gpu::Lowering lowering = cache_lowered(
-        architecture, core::concat(kDecode, " num_splits=3 append=1 seqlen_k_new=1 rotary_dim=64 rotary=f32"));
+        architecture, core::concat(kDecode, " num_splits=3 append=1 seqlen_k_new=200 rotary_dim=64 rotary=f32"));
     std::vector<bool> programmatic;
     for (const gpu::Launch* launch : lowering.launches()) programmatic.push_back(launch->programmatic);
     const bool overlaps = architecture == "sm_90a" || architecture == "sm_120";
     EXPECT_EQ(programmatic, (std::vector<bool>{false, overlaps, overlaps})) << architecture;
   }
+}
+
+/// Blocks that come early find multiprocessors taken: shared memory keeps each multiprocessor to its share of them.
+TEST(KvCacheLowering, BlocksThatComeEarlySpreadOverAllMultiprocessors) {
+  const auto least_bytes = [](std::string_view options) {
+    return cache_lowered("sm_90a", core::concat("kv_cache_attention dtype=bf16 num_heads_q=32 num_heads_k=8 "
+                                                "head_dim=128 capacity=4096 cache_seqlens=1 ",
+                                                options))
+        .launches()
+        .at(1)
+        ->least_shared_bytes;
+  };
+  constexpr std::uint32_t kHalf = (228u << 10) / 2 - 1024, kThird = (228u << 10) / 3 - 1024;
+  EXPECT_EQ(least_bytes("seqlen_q=128 num_splits=4 append=1 seqlen_k_new=128"), kHalf + 1) << "128 blocks on 132";
+  EXPECT_EQ(least_bytes("seqlen_q=128 num_splits=8 append=1 seqlen_k_new=128"), kThird + 1) << "256 blocks";
+  EXPECT_EQ(least_bytes("seqlen_q=128 num_splits=4"), 0u) << "combine, which waits";
+  EXPECT_EQ(cache_lowered("sm_90a", kDecode).launches().at(0)->least_shared_bytes, 0u) << "nothing comes before";
 }
 
 /// The order of a row's sums is that of its keys' tiles, whose size with batch_invariant depends on no other row.

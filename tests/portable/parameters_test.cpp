@@ -18,7 +18,7 @@ using device::AttentionParams;
 using gpu::ParameterField;
 
 static_assert(sizeof(device::AttentionShape) == 112 && sizeof(device::ScoreParams) == 136);
-static_assert(sizeof(device::ForwardParams) == 464 && sizeof(device::BwdParams) == 544);
+static_assert(sizeof(device::ForwardParams) == 496 && sizeof(device::BwdParams) == 576);
 
 const ParameterField& field_named(const std::vector<ParameterField>& fields, std::string_view name) {
   const auto found = std::ranges::find(fields, name, &ParameterField::name);
@@ -58,8 +58,9 @@ TEST(ParameterFields, StandWhereTheStructHasThem) {
       {"softmax_lse.data", "float*", 376},
       {"sink.type", "int32_t", 424},
       {"grid.num_tiles", "int32_t", 432},
-      {"out_accum", "float*", 448},
-      {"lse_accum", "float*", 456},
+      {"grid.by_group.shift", "uint32_t", 476},
+      {"out_accum", "float*", 480},
+      {"lse_accum", "float*", 488},
   };
   const std::vector<ParameterField> fields = gpu::fields_of<device::ForwardParams>();
   for (const Expected& field : expected) {

@@ -134,8 +134,9 @@ cu::Result CudaApi::launch(const Driver& driver, cu::Function function, const gp
     attributes[count].id = cu::kProgrammaticStreamSerialization;
     attributes[count++].value.allowed = 1;
   }
-  const cu::LaunchConfig config{
-      grid.x, grid.y, grid.z, launch.threads(), 1, 1, launch.key.shared_bytes(), stream, attributes.data(), count};
+  const std::uint32_t shared_bytes = std::max(launch.key.shared_bytes(), programmatic ? launch.least_shared_bytes : 0u);
+  const cu::LaunchConfig config{grid.x, grid.y,       grid.z, launch.threads(),  1,
+                                1,      shared_bytes, stream, attributes.data(), count};
   return driver.ask(kLaunchEx, &config, function, parameters.data(), nullptr);
 }
 

@@ -58,7 +58,7 @@ struct BlockKeys : KeyRows {
       : KeyRows(s, at, block_n),
         p(params),
         diagonal(static_cast<int32_t>(diagonal_offset(params.score, s))),
-        group(static_cast<int32_t>(params.shape.num_heads_q / params.shape.num_heads_k)),
+        group(params.grid.group),
         band(visible_band(params.score, s)) {}
 
   /// Tiles of all heads of the group.

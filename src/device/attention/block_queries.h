@@ -12,12 +12,13 @@ namespace tilewise::device {
 template <bool kPackGqa>
 struct BlockQueries {
   int32_t batch, first_head, group;
+  Divisor by_group;
   int32_t first_row;   // of the block
   int32_t used_rows;   // rows of used queries
   int32_t total_rows;  // rows of all queries in memory
 
-  TILEWISE_INLINE BlockQueries(const AttentionShape& shape, const Sequence& s, const GridPlace& place, int32_t block_m)
-      : batch(place.batch), group(static_cast<int32_t>(shape.num_heads_q / shape.num_heads_k)) {
+  TILEWISE_INLINE BlockQueries(const TileGrid& grid, const Sequence& s, const GridPlace& place, int32_t block_m)
+      : batch(place.batch), group(grid.group), by_group(grid.by_group) {
     const int32_t a_query = kPackGqa ? group : 1;
     first_head = kPackGqa ? place.head * group : place.head;
     first_row = place.tile * block_m;
@@ -25,9 +26,11 @@ struct BlockQueries {
     total_rows = static_cast<int32_t>(s.all_q) * a_query;
   }
 
-  TILEWISE_INLINE int32_t query(int32_t row) const { return kPackGqa ? row / group : row; }
-  TILEWISE_INLINE int32_t head(int32_t row) const { return kPackGqa ? first_head + row % group : first_head; }
-  TILEWISE_INLINE int32_t head_k() const { return first_head / group; }
+  TILEWISE_INLINE int32_t query(int32_t row) const { return kPackGqa ? divide(row, by_group) : row; }
+  TILEWISE_INLINE int32_t head(int32_t row) const {
+    return kPackGqa ? first_head + row - query(row) * group : first_head;
+  }
+  TILEWISE_INLINE int32_t head_k() const { return divide(first_head, by_group); }
 
   /// Where row `row` of the block stands in q (or dout); rows past the end repeat the last one.
   template <int kElement>

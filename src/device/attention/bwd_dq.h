@@ -63,7 +63,7 @@ class BwdDq {
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
     const GridPlace place = grid_place<Machine>(params.grid);
     const Sequence sequence = sequence_at<C>(params.shape, place.batch);
-    const Queries queries(params.shape, sequence, place, C.block_m());
+    const Queries queries(params.grid, sequence, place, C.block_m());
     if (queries.first_row >= queries.total_rows) return;
     BwdDq kernel(params, shared, sequence, queries);
     kernel.visit_keys();

@@ -25,7 +25,6 @@ class Combine {
   };
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
-    wait_for_step_before<Machine>();
     const AttentionShape& shape = p.shape;
     const auto num_splits = static_cast<int32_t>(p.num_splits);
     const GridPlace place = grid_place<Machine>(p.grid);
@@ -39,6 +38,8 @@ class Combine {
     const int64_t row = dense_row(shape, place.batch, i, place.head);
     const bool used = i < s.seqlen_q;
 
+    // What was read until here stood in memory before the plan.
+    wait_for_step_before<Machine>();
     float* const weights = shared.weights[team.first_wave];
     const Totals totals = weigh(p, rows, row, place.head, used, weights, team.wave == 0);
     Machine::barrier();

@@ -64,8 +64,8 @@ class Forward {
     GridPlace place = grid_place<Machine>(params.grid);
     const Columns columns(place);
     const Sequence sequence = Call::template sequence_at<C>(params, place.batch);
-    const Queries queries(params.shape, sequence, place, C.block_m());
-    if (queries.first_row >= queries.total_rows) return;
+    const Queries queries(params.grid, sequence, place, C.block_m());
+    if (!Call::template appends<C>() && queries.first_row >= queries.total_rows) return;
     Forward kernel(params, shared, sequence, queries, columns, place.split);
     kernel.visit_keys();
     kernel.finish();
@@ -98,7 +98,7 @@ class Forward {
     const int32_t last_row = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
     TileRange t = key_tiles<C>(p_.score, sequence_, queries_.query(queries_.first_row), queries_.query(last_row));
     if constexpr (C.split) {
-      const int32_t each = ceil_div(t.end - t.begin, p_.grid.num_splits);
+      const int32_t each = divide(t.end - t.begin + p_.grid.num_splits - 1, p_.grid.by_splits);
       const int32_t begin = minimum(t.begin + each * split_, t.end);
       t.end = minimum(begin + each, t.end);
       t.begin = begin;
@@ -110,15 +110,37 @@ class Forward {
 
   TILEWISE_INLINE void visit_keys() {
     const TileRange t = tiles();
-    if (t.begin >= t.end) return;
+    constexpr bool kAppends = Call::template appends<C>();
+    const KeyRange new_keys = keys_to_append(t);
+    const auto append = [&] {
+      if constexpr (kAppends) Call::template append<Ops, C>(p_, queries_, new_keys);
+    };
+    if (t.begin >= t.end) return append();
     pipeline_.open_for(p_, sequence_, queries_, columns_);
-    // Queries that change take their time: keys are under way meanwhile, where they have a place.
-    constexpr bool kKeysFirst = Call::template changes_queries<C>() && !C.rows_in_registers;
-    if constexpr (kKeysFirst) pipeline_.start(stage_of(t.begin), t.begin);
-    Call::template load_queries<Ops, C>(q_rows_, shared_.q_tile(), wave_row_, p_, sequence_, queries_);
-    if constexpr (!kKeysFirst) pipeline_.start(stage_of(t.begin), t.begin);
+    // Queries that change take their time, and new keys: the first tile is under way meanwhile, where it has a place
+    // and no new key.
+    constexpr bool kKeysFirst = (kAppends || Call::template changes_queries<C>()) && !C.rows_in_registers;
+    bool keys_first = kKeysFirst;
+    if constexpr (kKeysFirst && kAppends)
+      keys_first = new_keys.begin >= new_keys.end || !pipeline_.has_new_key(t.begin);
+    if (keys_first) pipeline_.start(stage_of(t.begin), t.begin);
+    Call::template load_queries<Ops, C>(q_rows_, shared_.q_tile(), wave_row_, p_, sequence_, queries_, append);
+    if (!keys_first) pipeline_.start(stage_of(t.begin), t.begin);
     // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
     for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
+  }
+
+  /// The new keys that this block's tiles hold, by their numbers. The first and the last part of the keys have those,
+  /// too, that no query sees.
+  TILEWISE_INLINE KeyRange keys_to_append(const TileRange& t) const {
+    if constexpr (!Call::template appends<C>()) {
+      return {0, 0};
+    } else {
+      constexpr int64_t kMany = int64_t{1} << 62;
+      const bool first = !C.split || split_ == 0, last = !C.split || split_ == p_.grid.num_splits - 1;
+      return Call::new_keys(p_, sequence_, queries_.batch,
+                            {first ? -kMany : int64_t{t.begin} * C.block_n, last ? kMany : int64_t{t.end} * C.block_n});
+    }
   }
 
   TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }

@@ -30,9 +30,11 @@ TILEWISE_INLINE int block_in_order(const TileGrid& grid) {
 template <class Machine>
 TILEWISE_INLINE GridPlace grid_place(const TileGrid& grid) {
   const int block = uniform<Machine>(block_in_order<Machine>(grid));
-  const int of_head = block / grid.num_tiles, of_batch = of_head / grid.num_splits;
-  return {uniform<Machine>(grid.num_tiles - 1 - block % grid.num_tiles), uniform<Machine>(of_head % grid.num_splits),
-          uniform<Machine>(of_batch % grid.num_heads), uniform<Machine>(of_batch / grid.num_heads)};
+  const int of_head = divide(block, grid.by_tiles), of_batch = divide(of_head, grid.by_splits);
+  const int batch = divide(of_batch, grid.by_heads);
+  return {uniform<Machine>(grid.num_tiles - 1 - (block - of_head * grid.num_tiles)),
+          uniform<Machine>(of_head - of_batch * grid.num_splits), uniform<Machine>(of_batch - batch * grid.num_heads),
+          uniform<Machine>(batch)};
 }
 
 /// The sequence a block works on. Without lengths everything is known to be the same in all lanes,

@@ -70,6 +70,11 @@ struct WholeRows {
 /// Other operations that attend bring one of their own.
 struct AttentionCall {
   static constexpr bool kFollows = false;  // the forward kernel may come after another step
+  /// Whether the forward kernel appends new keys: with new_keys() and append().
+  template <auto C>
+  static constexpr bool appends() {
+    return false;
+  }
   using Forward = ForwardParams;
   using Combine = CombineParams;
   template <auto C, class Params>
@@ -83,11 +88,13 @@ struct AttentionCall {
   static constexpr bool changes_queries() {
     return false;
   }
-  template <class Ops, auto C, class Rows, class Params, class Queries>
+  /// Calls meanwhile() once it has asked for them.
+  template <class Ops, auto C, class Rows, class Params, class Queries, class Meanwhile>
   TILEWISE_INLINE static void load_queries(Rows& rows, typename Rows::Tile& tile, int wave_row, const Params& p,
-                                           const Sequence& s, const Queries& queries) {
+                                           const Sequence& s, const Queries& queries, const Meanwhile& meanwhile) {
     rows.load(tile, wave_row, p.shape.head_dim,
               [&](int row) { return queries.template address_to_read<C.q_type>(p.q, s, row); });
+    meanwhile();
   }
   template <class Ops, auto C>
   using Stage = KvStage<Ops, C, kByRows, kByColumns>;

@@ -2,6 +2,7 @@
 // in its struct. The host's table of their pointers stands in backends/portable/attention/parameters.hpp.
 #pragma once
 
+#include "device/common/divisor.h"
 #include "device/common/params.h"
 
 namespace tilewise::device {
@@ -11,14 +12,22 @@ struct TileGrid {
   int32_t num_tiles;   // row tiles of a (batch, head)
   int32_t num_splits;  // parts of the streamed side
   int32_t num_heads;   // heads the grid runs over
-  int32_t unused;      // keeps the block free of holes
+  int32_t group;       // query heads of a key head
+  Divisor by_tiles, by_splits, by_heads, by_group;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("num_tiles", p.num_tiles), visit("num_splits", p.num_splits), visit("num_heads", p.num_heads);
-    visit("unused", p.unused);
+    visit("group", p.group), visit("by_tiles", p.by_tiles), visit("by_splits", p.by_splits);
+    visit("by_heads", p.by_heads), visit("by_group", p.by_group);
   }
 };
+
+constexpr TileGrid tile_grid(int64_t tiles, int64_t splits, int64_t heads, int64_t group) {
+  const auto t = static_cast<int32_t>(tiles), s = static_cast<int32_t>(splits), h = static_cast<int32_t>(heads),
+             g = static_cast<int32_t>(group);
+  return {t, s, h, g, divisor_of(t), divisor_of(s), divisor_of(h), divisor_of(g)};
+}
 
 struct ForwardParams {
   AttentionShape shape;

@@ -5,7 +5,6 @@
 #include "device/attention/block_queries.h"
 #include "device/attention/kv_pipeline.h"
 #include "device/kv_cache/config.h"
-#include "device/kv_cache/rotation.h"
 #include "device/kv_cache/sequence.h"
 #include "device/tile/gather_loader.h"
 
@@ -107,9 +106,11 @@ class CachePipeline {
     first_new_key_ = static_cast<int32_t>(cache.cached - s.k_row);
   }
 
-  /// Tiles come in turn. New keys are the last ones: until a tile has some, the step that appends them may go on.
+  TILEWISE_INLINE bool has_new_key(int32_t tile) const { return (tile + 1) * C.block_n > first_new_key_; }
+
+  /// Tiles come in turn. New keys are the last ones: until a tile has some, a step that appends them may go on.
   TILEWISE_INLINE void start(Stage& stage, int32_t tile) {
-    if ((tile + 1) * C.block_n > first_new_key_) wait_for_step_before<Machine>();
+    if (!C.appends && has_new_key(tile)) wait_for_step_before<Machine>();
     if constexpr (kWay != kPlainRows) share_places(stage, tile);
     if constexpr (kWay == kGatheredBytes) {
       k_loader_.start(stage.k_bytes, k_);
@@ -262,74 +263,6 @@ class CachePipeline {
   using Loader = typename ChooseLoader<kWay, Ops, C, Tile, Rows, kTight>::Type;
   Loader<decltype(Stage::k)> k_loader_;
   Loader<decltype(Stage::v)> v_loader_;
-};
-
-/// A part of the columns of v and out where rows are too wide for a wave's accumulators: as many blocks compute the
-/// same weights. A grid's heads are parts of heads then.
-template <auto C>
-class ColumnShare {
- public:
-  TILEWISE_INLINE explicit ColumnShare(GridPlace& place) : first_(place.head % C.v_parts * C.head_dim_v) {
-    place.head /= C.v_parts;
-  }
-  TILEWISE_INLINE int32_t first() const { return first_; }
-  TILEWISE_INLINE int64_t count(const AttentionShape& shape) const {
-    return minimum<int64_t>(C.head_dim_v, shape.head_dim_v - first_);
-  }
-
- private:
-  int32_t first_;
-};
-
-template <bool kShared, auto C>
-struct ChooseColumns {
-  using Type = WholeRows;
-};
-template <auto C>
-struct ChooseColumns<true, C> {
-  using Type = ColumnShare<C>;
-};
-
-/// See AttentionCall.
-struct KvCacheCall {
-  static constexpr bool kFollows = true;
-  using Forward = KvCacheForwardParams;
-  using Combine = KvCacheCombineParams;
-  template <auto C, class Params>
-  TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
-    return attended_sequence(p.shape, p.cache, batch);
-  }
-  template <auto C>
-  using Columns = typename ChooseColumns<(C.v_parts > 1), C>::Type;
-  template <auto C>
-  static constexpr bool changes_queries() {
-    return C.rotary != 0;
-  }
-  template <class Ops, auto C, class Rows, class Params, class Queries>
-  TILEWISE_INLINE static void load_queries(Rows& rows, typename Rows::Tile& tile, int wave_row, const Params& p,
-                                           const Sequence& s, const Queries& queries) {
-    if constexpr (!changes_queries<C>()) {
-      AttentionCall::load_queries<Ops, C>(rows, tile, wave_row, p, s, queries);
-    } else {
-      using Machine = typename Ops::Machine;
-      using Turn = Rotation<Machine, C.q_type, true, C.interleaved != 0, C.float_tables != 0>;
-      const int64_t first = first_position<Machine>(p.rotary, p.cache, queries.batch);
-      const auto position_of = [&](int row) {
-        return first + (p.rotary.queries_advance ? queries.query(queries.first_row + row) : 0);
-      };
-      rows.load_changed(
-          tile, wave_row, p.shape.head_dim,
-          [&](int row) { return queries.template address_to_read<C.q_type>(p.q, s, row); },
-          [&] {
-            RowsInTile<Ops, C, Turn, typename Rows::Tile>(tile, p.rotary, queries.used_rows - queries.first_row)
-                .rotate(position_of);
-          });
-    }
-  }
-  template <class Ops, auto C>
-  using Stage = CacheStage<Ops, C>;
-  template <class Ops, auto C, class Stage>
-  using Pipeline = CachePipeline<Ops, C, Stage>;
 };
 
 }  // namespace tilewise::device

@@ -16,6 +16,8 @@ struct KvCacheForwardConfig : ForwardConfig {
   int32_t v_parts = 1;               // blocks that share the columns of v and out, head_dim_v for each
   Flag rotary = 0, interleaved = 0;  // of q
   Flag float_tables = 0;             // tables in fp32, else in q_type
+  Flag vector_tables = 0;            // 8 pairs at a time lie on 16 bytes, in tables and in rows
+  Flag appends = 0;                  // new keys, too: a block appends those of its sequence, head and part of the keys
   Flag keeps_bytes = 0;  // fp8 tiles come to shared memory as they are and are widened there, else on their way
 
   template <class Config, class Visit>
@@ -23,7 +25,8 @@ struct KvCacheForwardConfig : ForwardConfig {
     ForwardConfig::for_each_field(c, visit);
     visit("cache_type", c.cache_type), visit("page_size", c.page_size), visit("scales", c.scales);
     visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
-    visit("float_tables", c.float_tables), visit("keeps_bytes", c.keeps_bytes);
+    visit("float_tables", c.float_tables), visit("vector_tables", c.vector_tables);
+    visit("appends", c.appends), visit("keeps_bytes", c.keeps_bytes);
   }
 };
 
@@ -37,13 +40,35 @@ struct AppendKvConfig {
   int32_t page_size = 0;   // 0: contiguous; not read where there are slots
   int32_t slot_bytes = 0;  // 0: no slots
   int32_t waves = 4;
+  Flag vector_rows = 0;  // rows move 16 bytes at a time: see RowConfig; tables as KvCacheForwardConfig::vector_tables
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     visit("type", c.type), visit("cache_type", c.cache_type), visit("scales", c.scales), visit("rotary", c.rotary);
     visit("interleaved", c.interleaved), visit("float_tables", c.float_tables), visit("page_size", c.page_size);
-    visit("slot_bytes", c.slot_bytes), visit("waves", c.waves);
+    visit("slot_bytes", c.slot_bytes), visit("waves", c.waves), visit("vector_rows", c.vector_rows);
   }
 };
+
+/// What a lane appends at once, of a key head's new key and its value (head_dim_v 0: none): two chunks of 8 elements
+/// that turn into each other, or one chunk.
+constexpr int64_t append_units(int64_t head_dim, int64_t head_dim_v, int64_t rotary_dim) {
+  return (head_dim + head_dim_v) / 8 - rotary_dim / 16;
+}
+
+/// How a forward kernel appends.
+constexpr AppendKvConfig append_config(const KvCacheForwardConfig& c) {
+  AppendKvConfig a;
+  a.type = c.q_type;
+  a.cache_type = c.cache_type;
+  a.scales = c.scales;
+  a.rotary = c.rotary;
+  a.interleaved = c.interleaved;
+  a.float_tables = c.float_tables;
+  a.page_size = c.page_size;
+  a.waves = c.waves;
+  a.vector_rows = c.vector_rows && (!c.rotary || c.vector_tables) && c.scales != kTokenScales;
+  return a;
+}
 
 }  // namespace tilewise::device

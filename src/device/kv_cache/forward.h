@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device/attention/forward.h"
-#include "device/kv_cache/cache_pipeline.h"
+#include "device/kv_cache/call.h"
 
 namespace tilewise::device {
 

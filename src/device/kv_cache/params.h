@@ -61,25 +61,40 @@ struct RotaryTables {
   }
 };
 
+/// What a step appends.
+struct NewKeys {
+  Tensor4 k, v;
+  int64_t packed;          // rows of all sequences stand in one tensor
+  int64_t appends_values;  // 0: values are columns of the keys
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("k", p.k), visit("v", p.v), visit("packed", p.packed), visit("appends_values", p.appends_values);
+  }
+};
+
 struct KvCacheForwardParams {
   AttentionShape shape;
   ScoreParams score;
   CacheShape cache;
+  NewKeys new_keys;  // where it appends them
   Tensor4 q, k_cache, v_cache, out;
   ScaleTensor k_scale, v_scale;
   LseTensor softmax_lse;
   SinkTensor sink;
   TileGrid grid;
-  RotaryTables rotary;  // of q
+  RotaryTables rotary;  // of q, and of new keys
+  int64_t appends;      // whether the kernel appends, and no step before it
   float* out_accum;     // as ForwardParams has them
   float* lse_accum;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("score", p.score), visit("cache", p.cache), visit("q", p.q);
-    visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("out", p.out), visit("k_scale", p.k_scale);
-    visit("v_scale", p.v_scale), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid);
-    visit("rotary", p.rotary), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("shape", p.shape), visit("score", p.score), visit("cache", p.cache);
+    visit("new_keys", p.new_keys), visit("q", p.q), visit("k_cache", p.k_cache), visit("v_cache", p.v_cache);
+    visit("out", p.out), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
+    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid), visit("rotary", p.rotary);
+    visit("appends", p.appends), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
   }
 };
 
@@ -106,21 +121,20 @@ struct KvCacheCombineParams {
 struct AppendKvParams {
   AttentionShape shape;
   CacheShape cache;
-  Tensor4 k, v, k_cache, v_cache;
+  NewKeys new_keys;
+  Tensor4 k_cache, v_cache;
   ScaleTensor k_scale, v_scale;
   RotaryTables rotary;
   const void* slots;  // null: cache_seqlens say where keys go; [total_k_new], or [batch_size, seqlen_k_new]
   int64_t slot_bytes, slots_batch_stride, slots_stride;
-  int64_t packed;          // of the new keys
-  int64_t appends_values;  // 0: values are columns of the keys
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("cache", p.cache), visit("k", p.k), visit("v", p.v);
+    visit("shape", p.shape), visit("cache", p.cache), visit("new_keys", p.new_keys);
     visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("k_scale", p.k_scale);
     visit("v_scale", p.v_scale), visit("rotary", p.rotary), visit("slots", p.slots);
     visit("slot_bytes", p.slot_bytes), visit("slots_batch_stride", p.slots_batch_stride);
-    visit("slots_stride", p.slots_stride), visit("packed", p.packed), visit("appends_values", p.appends_values);
+    visit("slots_stride", p.slots_stride);
   }
 };
 

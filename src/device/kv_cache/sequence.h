@@ -7,21 +7,28 @@
 
 namespace tilewise::device {
 
+/// Places are 32-bit numbers, as a sequence has fewer than 2^31: a block that decodes a token waits for each
+/// instruction on the way to its first key, and 64-bit comparisons take four.
 struct CacheSequence {
   int64_t new_row, seqlen_new;  // first new key, in rows of the batch entry (packed: of the whole tensor)
-  int64_t cached;               // places before the new keys, left padding included
-  int64_t leftpad, cache_row;   // of contiguous caches
-  bool absent;                  // without a cache: nothing is appended, its rows are 0
-  bool lost;                    // in a contiguous cache that is not there: nothing is appended either
+  int32_t cached;               // places before the new keys, left padding included
+  int32_t leftpad;              // of contiguous caches, as is cache_row
+  int64_t cache_row;
+  bool absent;  // without a cache: nothing is appended, its rows are 0
+  bool lost;    // in a contiguous cache that is not there: nothing is appended either
 };
 
 /// Places that a sequence may have: none where there are no pages.
-constexpr int64_t places_of(const AttentionShape& shape, const CacheShape& c) {
-  return c.rows == 0 ? 0 : shape.seqlen_k;
+constexpr int32_t places_of(const AttentionShape& shape, const CacheShape& c) {
+  return c.rows == 0 ? 0 : static_cast<int32_t>(shape.seqlen_k);
+}
+constexpr int32_t clamp_place(int32_t place, int32_t most) {
+  const int32_t low = place < 0 ? 0 : place;
+  return low < most ? low : most;
 }
 
 constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const CacheShape& c, int64_t b) {
-  CacheSequence s{0, c.seqlen_k_new, c.cache_seqlen, 0, b, false, false};
+  CacheSequence s{0, c.seqlen_k_new, static_cast<int32_t>(c.cache_seqlen), 0, b, false, false};
   if (c.cu_seqlens_k_new) {
     s.new_row = clamp_to(c.cu_seqlens_k_new[b], 0, c.total_k_new);
     s.seqlen_new =
@@ -31,9 +38,9 @@ constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const Cac
   if (c.cache_batch_idx) s.cache_row = c.cache_batch_idx[b];
   s.absent = s.cached < 0 || s.cache_row < 0;
   s.lost = !c.block_table && s.cache_row >= c.rows;
-  s.cached = clamp_to(s.cached, 0, places_of(shape, c));
+  s.cached = clamp_place(s.cached, places_of(shape, c));
   s.cache_row = clamp_to(s.cache_row, 0, c.rows - 1);
-  if (c.cache_leftpad) s.leftpad = clamp_to(c.cache_leftpad[b], 0, shape.seqlen_k);
+  if (c.cache_leftpad) s.leftpad = clamp_place(c.cache_leftpad[b], static_cast<int32_t>(shape.seqlen_k));
   return s;
 }
 
@@ -42,8 +49,8 @@ constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const Cac
 constexpr Sequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b) {
   Sequence s = sequence_of(shape, b);
   const CacheSequence cache = cache_sequence_of(shape, c, b);
-  const int64_t end = clamp_to(cache.cached + cache.seqlen_new, 0, places_of(shape, c));
-  s.k_row = clamp_to(cache.leftpad, 0, end);
+  const auto end = static_cast<int32_t>(clamp_to(cache.cached + cache.seqlen_new, 0, places_of(shape, c)));
+  s.k_row = clamp_place(cache.leftpad, end);
   s.seqlen_k = cache.absent ? 0 : end - s.k_row;
   if (cache.absent) s.seqlen_q = 0;
   return s;

@@ -24,6 +24,7 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   keep_order()                instructions stay on their side of it
 ///   compute_by_here(x)          x is computed by here, not behind a later branch
 ///   wait_for_step_before(), let_next_step_begin()    steps of a plan overlap
+///   pack_e4m3(float, float)     two floats to fp8, as float_to_e4m3() does
 ///   kDies                       dies with a cache of their own, to which blocks are dealt in turn
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
 template <class M>
@@ -35,6 +36,7 @@ concept TileMachine = requires(int i, float x, bool b, const float* from, float*
   { M::block() } -> SameAs<int>;              // of the grid
   { M::not_hoisted(i) } -> SameAs<int>;       // i >= 0, worked out anew where it stands in a loop
   { M::barrier() } -> SameAs<void>;           // of the block; orders shared memory
+  { M::memory_barrier() } -> SameAs<void>;    // of the block; orders global memory, too
   { M::wave_sync() } -> SameAs<void>;         // of the wave; orders shared memory
   { M::any(b) } -> SameAs<bool>;              // whether b holds in a lane of the wave
   { M::shuffle_xor(x, i) } -> SameAs<float>;  // x of lane ^ i

@@ -26,6 +26,7 @@ struct HostMachine {
   TILEWISE_INLINE static int block() { return host_block->block; }
   TILEWISE_INLINE static int not_hoisted(int value) { return value; }
   TILEWISE_INLINE static void barrier() { host_block->barrier(); }
+  TILEWISE_INLINE static void memory_barrier() { host_block->barrier(); }
   TILEWISE_INLINE static void wave_sync() { host_block->wave_sync(); }
   TILEWISE_INLINE static bool any(bool value) { return host_block->any(value); }
   TILEWISE_INLINE static float shuffle_xor(float value, int mask) {

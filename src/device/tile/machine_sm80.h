@@ -21,6 +21,7 @@ struct Sm80Machine {
     return value;
   }
   TILEWISE_INLINE static void barrier() { __syncthreads(); }
+  TILEWISE_INLINE static void memory_barrier() { __syncthreads(); }
   TILEWISE_INLINE static void wave_sync() { __syncwarp(); }
   TILEWISE_INLINE static bool any(bool value) { return __any_sync(~0u, value); }
   TILEWISE_INLINE static float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
@@ -82,6 +83,15 @@ struct Sm80Machine {
     }
     return packed;
   }
+
+#if __CUDA_ARCH__ >= 890
+  /// As float_to_e4m3(), in the lower 16 bits, the first one low.
+  TILEWISE_INLINE static uint32_t pack_e4m3(float low, float high) {
+    uint16_t packed;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+    return packed;
+  }
+#endif
 
   /// Of programmatic dependent launch; nothing where a launch is not.
   TILEWISE_INLINE static void wait_for_step_before() {

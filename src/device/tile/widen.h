@@ -1,6 +1,8 @@
-// From elements as they lie in memory to those of tiles: as they are, or fp8 e4m3 widened to 16 bits, exactly.
+// From elements as they lie in memory to those of tiles: as they are, or fp8 e4m3 widened to 16 bits, exactly. And
+// back.
 #pragma once
 
+#include "device/common/float8.h"
 #include "device/tile/element.h"
 
 namespace tilewise::device {
@@ -73,5 +75,15 @@ struct WideRun {
   /// All bits of the exponent, and the upper one of the fraction, where the upper bit of a half word is set.
   TILEWISE_INLINE static uint32_t nan_pair(uint32_t pair) { return pair - (pair >> (kTo == kBf16 ? 9 : 6)); }
 };
+
+/// Two floats as e4m3 bytes, the first one low: see float_to_e4m3().
+template <class Machine>
+TILEWISE_INLINE uint32_t pack_e4m3(float low, float high) {
+  if constexpr (requires { Machine::pack_e4m3(low, high); }) {
+    return Machine::pack_e4m3(low, high);
+  } else {
+    return float_to_e4m3(low) | static_cast<uint32_t>(float_to_e4m3(high)) << 8;
+  }
+}
 
 }  // namespace tilewise::device

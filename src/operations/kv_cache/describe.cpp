@@ -342,6 +342,10 @@ class Describer {
     for (const TensorView* view : {&call_.q, &call_.k_cache, &call_.v_cache, &call_.k, &call_.v, &call_.out}) {
       p_.unaligned |= view->defined() && !rows_start_on_16_bytes(*view);
     }
+    if (!rotates_in_chunks(p_.rotary_dim, p_.rotary_offset)) return;
+    for (const TensorView* view : {&options_.rotary_cos, &options_.rotary_sin}) {
+      p_.unaligned |= !rows_start_on_16_bytes(*view);
+    }
   }
 
   const Call& call_;

@@ -52,6 +52,11 @@ namespace tilewise::operations::kv_cache {
   return p.rotary == RotaryKind::query ? p.dtype : DType::f32;
 }
 
+/// Whether 8 pairs at a time fill 16 bytes, and more, of rotary tables and of the rows that turn.
+[[nodiscard]] constexpr bool rotates_in_chunks(std::int64_t rotary_dim, std::int64_t rotary_offset) {
+  return rotary_dim > 0 && rotary_dim % 16 == 0 && rotary_offset % 8 == 0;
+}
+
 /// The one form of all problems that mean the same computation: a window ending on the diagonal is Mask::causal, and
 /// f32's own dtype is just f32. Values that validate() rejects are left alone.
 [[nodiscard]] inline KvCacheProblem canonical(KvCacheProblem p) {

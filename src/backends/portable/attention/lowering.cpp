@@ -44,8 +44,7 @@ class Lowerer {
            std::int64_t splits, std::int64_t heads, std::int64_t batches, double us) {
     params.shape = shape_;
     if constexpr (requires { params.grid; }) {
-      params.grid = {static_cast<std::int32_t>(tiles), static_cast<std::int32_t>(splits),
-                     static_cast<std::int32_t>(heads), 0};
+      params.grid = device::tile_grid(tiles, splits, heads, group_of(p_));
     }
     const auto bind_params = [](const void* call, void* block) {
       bind(*static_cast<const device::AttentionParams*>(call), *static_cast<typename Kernel::Params*>(block));

@@ -196,6 +196,8 @@ std::int32_t gradient_rows(Family family) { return family == Family::cdna ? 32 :
 device::ForwardConfig shaped_forward(const Problem& p, const DeviceTraits& traits) {
   device::ForwardConfig c;
   set_scores(c, p);
+  // The last query sees every key before it. Without a mask a block has its first key 100 instructions earlier.
+  if (p.seqlen_q <= 1 && p.mask == Mask::causal && p.window_left < 0 && p.window_right < 0) c.ranged = 0;
   c.sink = p.sink != SinkKind::none;
   c.pack_gqa = group_of(p) > 1 && p.seqlen_q <= kFewQueries;
   shape_forward(c, p, traits);

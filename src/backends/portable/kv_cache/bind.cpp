@@ -1,6 +1,10 @@
 // A call's addresses, strides and numbers; see bind.hpp.
 #include "backends/portable/kv_cache/bind.hpp"
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
 namespace tilewise::backends::portable {
 namespace {
 
@@ -65,7 +69,7 @@ device::CacheShape cache_of(const KvCacheParams& call) {
           call.row_places,
           call.append ? call.seqlen_k_new : 0,
           call.append ? call.total_k_new : 0,
-          call.cache_seqlen,
+          std::clamp<std::int64_t>(call.cache_seqlen, -1, std::numeric_limits<std::int32_t>::max()),
           call.max_pages_per_seq,
           call.block_table_stride,
           static_cast<std::int64_t>(size_of(call.cache_dtype)),
@@ -76,12 +80,17 @@ device::CacheShape cache_of(const KvCacheParams& call) {
           call.block_table};
 }
 
+device::NewKeys new_keys_of(const KvCacheParams& call) {
+  return {call.k, call.mla ? device::Tensor4{} : call.v, call.packed, !call.mla};
+}
+
 }  // namespace
 
 void bind(const KvCacheParams& call, device::KvCacheForwardParams& params) {
   params.shape = shape_of(call);
   params.score = score_of(call);
   params.cache = cache_of(call);
+  if (params.appends) params.new_keys = new_keys_of(call);
   params.q = call.q;
   params.rotary = rotary_of(call);
   params.k_cache = call.k_cache;
@@ -104,12 +113,10 @@ void bind(const KvCacheParams& call, device::KvCacheCombineParams& params) {
 void bind(const KvCacheParams& call, device::AppendKvParams& params) {
   params.shape = shape_of(call);
   params.cache = cache_of(call);
-  params.k = call.k;
+  params.new_keys = new_keys_of(call);
   params.k_cache = call.k_cache;
   params.k_scale = scale_of(call.k_scale);
-  params.appends_values = !call.mla;
   if (!call.mla) {
-    params.v = call.v;
     params.v_cache = call.v_cache;
     params.v_scale = scale_of(call.v_scale);
   }
@@ -118,7 +125,6 @@ void bind(const KvCacheParams& call, device::AppendKvParams& params) {
   params.slot_bytes = call.slots_i64 ? 8 : 4;
   params.slots_batch_stride = call.slots_batch_stride;
   params.slots_stride = call.slots_stride;
-  params.packed = call.packed;
 }
 
 }  // namespace tilewise::backends::portable

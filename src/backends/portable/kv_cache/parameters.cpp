@@ -41,6 +41,19 @@ class CacheTable : public PointerTable<Params> {
                .one_writer = false});
   }
 
+  /// Of a block that has them.
+  void new_keys() const {
+    const device::AttentionShape& s = p_.shape;
+    const Rows rows = rows_of_new_keys();
+    this->tensor(p_.new_keys.k, "k", Access::read, rows, s.head_dim);
+    this->tensor(p_.new_keys.v, "v", Access::read, rows, s.head_dim_v);
+  }
+  [[nodiscard]] Rows rows_of_new_keys() const {
+    const device::AttentionShape& s = p_.shape;
+    return p_.new_keys.packed != 0 ? Rows{1, p_.cache.total_k_new, s.num_heads_k, true}
+                                   : Rows{s.batch_size, p_.cache.seqlen_k_new, s.num_heads_k, false};
+  }
+
   void scale(const ScaleTensor& t, std::string_view name, Access access) const {
     const CacheShape& c = p_.cache;
     this->add(t.data, {.name = name,
@@ -80,10 +93,12 @@ void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor
   table.cache_lengths();
   table.queries(p.q, "q", Access::read);
   table.rotary(p.rotary);
-  table.cache(p.k_cache, "k_cache", Access::read, p.shape.head_dim);
-  table.cache(p.v_cache, "v_cache", Access::read, p.shape.head_dim_v);
-  table.scale(p.k_scale, "k_scale", Access::read);
-  table.scale(p.v_scale, "v_scale", Access::read);
+  table.new_keys();
+  const Access caches = p.appends ? Access::write : Access::read;
+  table.cache(p.k_cache, "k_cache", caches, p.shape.head_dim);
+  table.cache(p.v_cache, "v_cache", caches, p.shape.head_dim_v);
+  table.scale(p.k_scale, "k_scale", caches);
+  table.scale(p.v_scale, "v_scale", caches);
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
@@ -105,19 +120,15 @@ void for_each_pointer(const device::KvCacheCombineParams& p, const RegionVisitor
 
 void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visit) {
   const CacheTable table(p, visit);
-  const device::AttentionShape& s = p.shape;
-  const bool packed = p.packed != 0;
-  const Rows rows = packed ? Rows{1, p.cache.total_k_new, s.num_heads_k, true}
-                           : Rows{s.batch_size, p.cache.seqlen_k_new, s.num_heads_k, false};
   table.lengths();
   table.cache_lengths();
-  table.tensor(p.k, "k", Access::read, rows, s.head_dim);
-  table.tensor(p.v, "v", Access::read, rows, s.head_dim_v);
-  table.cache(p.k_cache, "k_cache", Access::write, s.head_dim);
-  table.cache(p.v_cache, "v_cache", Access::write, s.head_dim_v);
+  table.new_keys();
+  table.cache(p.k_cache, "k_cache", Access::write, p.shape.head_dim);
+  table.cache(p.v_cache, "v_cache", Access::write, p.shape.head_dim_v);
   table.scale(p.k_scale, "k_scale", Access::write);
   table.scale(p.v_scale, "v_scale", Access::write);
   table.rotary(p.rotary);
+  const Rows rows = table.rows_of_new_keys();
   table.add(p.slots, {.name = "slots",
                       .element_bytes = static_cast<std::size_t>(p.slot_bytes),
                       .outer = {{{rows.batch, p.slots_batch_stride}, {rows.rows, p.slots_stride}}},

@@ -9,7 +9,8 @@
 namespace tilewise::backends::portable {
 namespace {
 
-using operations::kv_cache::is_fp8, operations::kv_cache::is_packed, operations::kv_cache::is_paged;
+using operations::kv_cache::is_fp8, operations::kv_cache::is_packed, operations::kv_cache::is_paged,
+    operations::kv_cache::rotates_in_chunks;
 
 device::ElementType element_of(DType dtype) { return dtype == DType::bf16 ? device::kBf16 : device::kF16; }
 
@@ -20,6 +21,21 @@ device::ScaleKind scales_of(const KvCacheProblem& p) {
 
 /// Beyond, blocks share the columns of v and out: a wave's registers do not hold them beside wider keys.
 constexpr std::int64_t kMostWholeDim = 256, kPartDim = 128;
+
+/// What a forward kernel appends of a sequence's new keys at most: units of a lane, or whole rows of a wave, one after
+/// the other. 4 queries that took 3 units a lane lost 0.5 us against a kernel of their own, 2 won 1.7 (H200).
+constexpr std::int64_t kMostUnits = 2, kMostRows = 4;
+
+bool appends_little(const KvCacheProblem& p, const device::AppendKvConfig& c, std::int64_t lanes) {
+  if (!c.vector_rows) return p.seqlen_k_new * (p.mla ? 1 : 2) <= kMostRows * c.waves;
+  const std::int64_t units = device::append_units(p.head_dim, p.mla ? 0 : p.head_dim_v, p.rotary_dim);
+  return p.seqlen_k_new * units <= kMostUnits * c.waves * lanes;
+}
+
+bool moves_whole_chunks(const KvCacheProblem& p) {
+  return !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
+         (p.rotary_dim == 0 || rotates_in_chunks(p.rotary_dim, p.rotary_offset));
+}
 
 template <typename Config>
 void set_rotary(Config& c, const KvCacheProblem& p) {
@@ -47,6 +63,13 @@ void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std:
   if (traits.family == gpu::Family::rdna && c.head_dim + c.head_dim_v > 384) c.block_n = 16;
 }
 
+/// A lone wave of RDNA that holds tiles in its registers has none left for addresses of pages (8 bytes of scratch at
+/// head_dim 80 and 96): four share the copying.
+void shape_rdna_pages(device::KvCacheForwardConfig& c) {
+  const std::int32_t dims = c.head_dim + c.head_dim_v;
+  if (c.waves == 1 && dims > 128 && dims <= 192) c.waves = 4, c.block_n = 32;
+}
+
 std::int32_t page_size_of(const KvCacheProblem& p) { return static_cast<std::int32_t>(p.page_size); }
 
 /// For as many queries as `attention` has.
@@ -65,12 +88,17 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   c.scales = scales_of(p);
   c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
   set_rotary(c, p);
+  c.vector_tables = rotates_in_chunks(p.rotary_dim, p.rotary_offset) && !p.unaligned;
   const std::int64_t rows = attention.seqlen_q * (c.pack_gqa ? group_of(part) : 1);
   if (is_fp8(p)) shape_fp8(c, traits, rows);
+  if (is_paged(p) && traits.family == gpu::Family::rdna) shape_rdna_pages(c);
   while (!fits<KvCacheForward>(c, traits) && (c.block_n > 32 || c.waves > 1 || c.stages > 1)) {
     (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
   }
   c.idle_waves = is_fp8(p) && rows <= (c.waves - 1) * c.rows_per_wave;
+  // One block has all queries that see a new key: another's would not see it before the kernel's end.
+  const bool is_alone = rows <= c.block_m() && c.v_parts == 1 && (c.pack_gqa || p.num_heads_q == p.num_heads_k);
+  c.appends = p.append && is_alone && appends_little(p, device::append_config(c), gpu::lanes(traits.family));
   return c;
 }
 
@@ -163,6 +191,7 @@ device::AppendKvConfig append_kv_config(const KvCacheProblem& p) {
   set_rotary(c, p);
   c.slot_bytes = p.slots == SlotKind::none ? 0 : p.slots == SlotKind::i64 ? 8 : 4;
   c.page_size = c.slot_bytes == 0 ? page_size_of(p) : 0;
+  c.vector_rows = moves_whole_chunks(p) && c.scales != device::kTokenScales;
   return c;
 }
 

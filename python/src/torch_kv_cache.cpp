@@ -27,6 +27,9 @@ constexpr const char* kAttendNumbers =
     "SymInt? max_seqlen_k_new, int? head_dim_v, float? k_scale_value, float? v_scale_value, "
     "bool causal, int window_left, int window_right, float? softmax_scale, float softcap, "
     "int num_splits, bool batch_invariant, str? implementation";
+constexpr const char* kPlainSchema =
+    "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? cache_seqlens, "
+    "Tensor? block_table, Tensor? rotary_cos, Tensor? rotary_sin, bool causal, float? softmax_scale) -> Tensor";
 constexpr const char* kAppendNumbers =
     "bool rotary_interleaved, int rotary_offset, SymInt? cache_seqlen, SymInt? max_seqlen_k_new, "
     "float? k_scale_value, float? v_scale_value, str? implementation";
@@ -103,14 +106,14 @@ TensorView values_of(const KvCacheArguments& a) {
   return values;
 }
 
-/// `given_out`: undefined where the kernel allocates it.
-void attend(KvCacheArguments& a, const SelectOptions& select, bool given_out, shim::Tensor& out, shim::Tensor& lse) {
+/// `given_out`: undefined where the kernel allocates it. `lse`: null where it is not wanted.
+void attend(KvCacheArguments& a, const SelectOptions& select, bool given_out, shim::Tensor& out, shim::Tensor* lse) {
   if (!given_out) a.out = planned_out(a.q, values_of(a));
-  a.softmax_lse = planned_lse(a.q, a.q.rank == 3 ? Layout::thd : Layout::bshd);
+  if (lse != nullptr) a.softmax_lse = planned_lse(a.q, a.q.rank == 3 ? Layout::thd : Layout::bshd);
   if (is_huge(a.out) || is_huge(a.softmax_lse))
     static_cast<void>(operations::kv_cache::describe(operations::kv_cache::call_of(a)));
   if (!given_out) out = shim::Tensor::empty(&a.out);
-  lse = shim::Tensor::empty(&a.softmax_lse);
+  if (lse != nullptr) *lse = shim::Tensor::empty(&a.softmax_lse);
   void* stream = shim::current_stream(a.q.device);
   const TensorView& cu_seqlens = a.options.cu_seqlens_q;
   if (!given_out) clear_before(a.out, cu_seqlens, stream);
@@ -141,10 +144,36 @@ void attend_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
     a.v = v.view("v");
     if (given_out) a.out = old_out.view("out");
     places.view(caches, a.options);
-    attend(a, {std::string(implementation.view())}, given_out, out, lse);
+    attend(a, {std::string(implementation.view())}, given_out, out, &lse);
   });
   if (!given_out) *stack++ = reinterpret_cast<std::uintptr_t>(out.release());
   *stack = reinterpret_cast<std::uintptr_t>(lse.release());
+}
+
+/// kv_cache_attention.plain: what a serving engine passes, and out alone.
+void plain_attend_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const shim::Tensor q = reader.tensor(), k_cache = reader.tensor(), v_cache = reader.tensor();
+  const shim::Tensor k = reader.optional_tensor(), v = reader.optional_tensor();
+  const shim::Tensor cache_seqlens = reader.optional_tensor(), block_table = reader.optional_tensor();
+  const shim::Tensor rotary_cos = reader.optional_tensor(), rotary_sin = reader.optional_tensor();
+  KvCacheArguments a;
+  a.options.mask = reader.boolean() ? Mask::causal : Mask::none;
+  a.options.softmax_scale = reader.optional_number();
+  shim::Tensor out;
+  run_kernel([&] {
+    a.q = q.view("q");
+    a.k_cache = k_cache.view("k_cache");
+    a.v_cache = v_cache.view("v_cache");
+    a.k = k.view("k");
+    a.v = v.view("v");
+    a.options.cache_seqlens = cache_seqlens.view("cache_seqlens");
+    a.options.block_table = block_table.view("block_table");
+    a.options.rotary_cos = rotary_cos.view("rotary_cos");
+    a.options.rotary_sin = rotary_sin.view("rotary_sin");
+    attend(a, {}, false, out, nullptr);
+  });
+  *stack = reinterpret_cast<std::uintptr_t>(out.release());
 }
 
 void append_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -168,7 +197,8 @@ void append_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std:
 
 }  // namespace
 
-/// Each operator, and an overload of it, `detached`, for callers that have looked for gradients themselves.
+/// Each operator, and an overload of it, `detached`, for callers that have looked for gradients themselves; so has who
+/// calls `plain`: torch spends 60 ns and more on every argument, given or not.
 std::vector<TorchOperator> kv_cache_operators() {
   const auto schema = [](const std::string& name, const std::string& tensors, const char* numbers,
                          const char* returns) {
@@ -186,6 +216,8 @@ std::vector<TorchOperator> kv_cache_operators() {
     add("kv_cache_attention_out", attends + ", Tensor(e!) out", kAttendNumbers, "Tensor", attend_kernel<true>);
     add("append_kv", appends, kAppendNumbers, "()", append_kernel);
   }
+  operators.push_back(
+      {"kv_cache_attention.plain", std::string("kv_cache_attention.plain(") + kPlainSchema, plain_attend_kernel});
   return operators;
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tilewise import _core
 from tilewise._kv_cache import ARRAYS, lse_shape, out_shape
@@ -132,11 +133,28 @@ def _names(rest: tuple[Any, ...]) -> Any:
     return zip((name for name in ARRAYS if not name.endswith("_scale")), rest)
 
 
+def _kernel_plain(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Any, v: Any, *rest: Any) -> Tensor:
+    cache_seqlens, block_table, rotary_cos, rotary_sin, causal, softmax_scale = rest
+    given = {"cache_seqlens": cache_seqlens, "block_table": block_table, "rotary_cos": rotary_cos,
+             "rotary_sin": rotary_sin}  # fmt: skip
+    numbers = _numbers({"causal": causal, "softmax_scale": softmax_scale}, _ATTEND_SCALARS)
+    operands = (*(given.get(ARRAYS[place]) for place in _OTHERS), *numbers, None)
+    out = _new_out(q, v_cache, operands)
+    _run(q, (k_cache, v_cache, None, None, k, v), out, None, operands, fresh=True)
+    return out
+
+
 def _fake(q: Tensor, k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: Any, v: Any,
           *rest: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
     given = {"k_cache": k_cache, "v_cache": v_cache, "k_scale": k_scale, "v_scale": v_scale, "k": k, "v": v}
     _check_devices("q", q.device, (*given.items(), *_names(rest)))
     return _new_out(q, v_cache, rest), _new_lse(q)
+
+
+def _fake_plain(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
+    names = ("k_cache", "v_cache", "k", "v", "cache_seqlens", "block_table", "rotary_cos", "rotary_sin")
+    _check_devices("q", q.device, zip(names, (k_cache, v_cache, *rest)))
+    return _new_out(q, v_cache, (None,) * (len(ARRAYS) - 2 + len(_ATTEND_SCALARS)))
 
 
 def _fake_out(q: Tensor, k_cache: Tensor, v_cache: Any, k_scale: Any, v_scale: Any, k: Any, v: Any, out: Tensor,
@@ -174,6 +192,9 @@ def _refuse_gradient(name: str, tensor: Tensor) -> None:
         raise NotImplementedError(f"{name}: {_NO_BACKWARD}")
 
 
+_K_SCALE, _V_SCALE = ARRAYS.index("k_scale"), ARRAYS.index("v_scale")
+_OTHERS = tuple(place for place, name in enumerate(ARRAYS) if not name.endswith("_scale"))
+
 for _name, _implementation, _shapes in (
     ("kv_cache_attention", _kernel, _fake),
     ("kv_cache_attention_out", _kernel_out, _fake_out),
@@ -186,7 +207,15 @@ for _name, _implementation, _shapes in (
     LIBRARY.impl(_detached, torch.library.fallthrough_kernel, "Autograd")
     for _overload in (_name, _detached):
         torch.library.register_fake(f"tilewise::{_overload}", _shapes, lib=LIBRARY)
+# Of what a serving engine passes; see operators.plain.
+_PLAIN = "kv_cache_attention.plain"
+if registered_by != "c++":
+    implement({_PLAIN: _kernel_plain})
+LIBRARY.impl(_PLAIN, torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_fake(f"tilewise::{_PLAIN}", _fake_plain, lib=LIBRARY)
 # The functions below look for gradients themselves.
+_attend_plain: Any = torch.ops.tilewise.kv_cache_attention.plain
+_attend_plain = getattr(_attend_plain, "_op", _attend_plain)
 _attend: Any = torch.ops.tilewise.kv_cache_attention.detached
 _attend_out: Any = torch.ops.tilewise.kv_cache_attention_out.detached
 _append: Any = torch.ops.tilewise.append_kv.detached
@@ -205,13 +234,41 @@ def _check(like: str, required: int, names: tuple[str, ...], tensors: tuple[Any,
 
 _ATTEND_NAMES = ("q", "k_cache", "v_cache", "k", "v", "out", *ARRAYS)
 _APPEND_NAMES = ("k_cache", "k", "v_cache", "v", *ARRAYS)
-_K_SCALE, _V_SCALE = ARRAYS.index("k_scale"), ARRAYS.index("v_scale")
-_OTHERS = tuple(place for place, name in enumerate(ARRAYS) if not name.endswith("_scale"))
 
 
 def _numbers(values: dict[str, Any], scalars: tuple[tuple[str, Any], ...]) -> list[Any]:
     """In the order of an operator's schema."""
     return [values.get(name, default) for name, default in scalars]
+
+
+_grad_enabled = torch.is_grad_enabled
+_transforming: Any = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
+
+
+def is_plain(q: Any, k_cache: Any, v_cache: Any, others: tuple[Any, ...]) -> bool:
+    """Whether plain_attend() may have these: tensors (or None, of `others`) of which nobody wants a derivative."""
+    if not (isinstance(q, Tensor) and isinstance(k_cache, Tensor) and isinstance(v_cache, Tensor)):
+        return False
+    derived = _grad_enabled()
+    if derived and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
+        return False
+    for other in others:
+        if other is not None and not (isinstance(other, Tensor) and not (derived and other.requires_grad)):
+            return False
+    return forward_ad._current_level < 0 and not _transforming() and not q.is_nested
+
+
+def plain_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
+    """out of a call with no other options, of tensors that need no gradient, where no compiler looks on.
+
+    `rest`: k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, whether causal, and the softmax_scale.
+    """
+    try:
+        return _attend_plain(q, k_cache, v_cache, *rest)
+    except RuntimeError as error:
+        names = ("k", "v", "cache_seqlens", "block_table", "rotary_cos", "rotary_sin")
+        raise_known(error, q=q, k_cache=k_cache, v_cache=v_cache, **dict(zip(names, rest)))
+        raise
 
 
 def attend(

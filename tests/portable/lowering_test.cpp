@@ -391,5 +391,19 @@ TEST(Lowering, EstimatesGrowWithTheWork) {
   }
 }
 
+/// A mask that hides nothing of one query costs nothing: the kernel is the one without.
+TEST(Lowering, OneQueryAtTheEndOfItsKeysNeedsNoMask) {
+  const auto kernel = [](std::string_view options) {
+    return lowered("sm_90a", core::concat("attention_forward dtype=bf16 seqlen_k=4096 head_dim=64 ", options))
+        .launches()
+        .at(0)
+        ->key;
+  };
+  EXPECT_EQ(kernel("seqlen_q=1 mask=causal"), kernel("seqlen_q=1"));
+  EXPECT_NE(kernel("seqlen_q=1 mask=causal alignment=top_left"), kernel("seqlen_q=1"));
+  EXPECT_NE(kernel("seqlen_q=1 mask=causal window_left=5"), kernel("seqlen_q=1"));
+  EXPECT_NE(kernel("seqlen_q=2 mask=causal"), kernel("seqlen_q=2"));
+}
+
 }  // namespace
 }  // namespace tilewise::backends::portable

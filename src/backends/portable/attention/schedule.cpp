@@ -197,7 +197,8 @@ device::ForwardConfig shaped_forward(const Problem& p, const DeviceTraits& trait
   device::ForwardConfig c;
   set_scores(c, p);
   // The last query sees every key before it. Without a mask a block has its first key 100 instructions earlier.
-  if (p.seqlen_q <= 1 && p.mask == Mask::causal && p.window_left < 0 && p.window_right < 0) c.ranged = 0;
+  const bool is_last = p.seqlen_q <= 1 && p.alignment == Alignment::bottom_right;
+  if (is_last && p.mask == Mask::causal && p.window_left < 0 && p.window_right < 0) c.ranged = 0;
   c.sink = p.sink != SinkKind::none;
   c.pack_gqa = group_of(p) > 1 && p.seqlen_q <= kFewQueries;
   shape_forward(c, p, traits);

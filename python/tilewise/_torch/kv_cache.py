@@ -264,11 +264,12 @@ def plain_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Ten
     `rest`: k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, whether causal, and the softmax_scale.
     """
     try:
-        return _attend_plain(q, k_cache, v_cache, *rest)
+        out: Tensor = _attend_plain(q, k_cache, v_cache, *rest)
     except RuntimeError as error:
         names = ("k", "v", "cache_seqlens", "block_table", "rotary_cos", "rotary_sin")
         raise_known(error, q=q, k_cache=k_cache, v_cache=v_cache, **dict(zip(names, rest)))
         raise
+    return out
 
 
 def attend(

@@ -79,6 +79,50 @@ def test_operators_pass_torchs_own_checks(name, overload):
     torch.library.opcheck(operator, operands, test_utils=("test_schema", "test_faketensor"))
 
 
+def _plain_operands():
+    """What kv_cache_attention.plain takes, and the same of the whole operator."""
+    q, k_cache, v_cache, _, _, k, v, *rest = _operands()
+    cos, sin = torch.rand(2, 16, 8).unbind()
+    whole = (q, k_cache, v_cache, None, None, k, v, cos, sin, *rest[2:])
+    return (q, k_cache, v_cache, k, v, rest[3], rest[6], cos, sin, True, None), whole
+
+
+def test_the_plain_operator_passes_torchs_own_checks():
+    tilewise.append_kv(*(torch.zeros(1, 1, 1, 8) for _ in range(4)), cache_seqlens=0)
+    operator = torch.ops.tilewise.kv_cache_attention.plain
+    torch.library.opcheck(operator, _plain_operands()[0], test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_plain_operator_is_the_whole_one():
+    tilewise.append_kv(*(torch.zeros(1, 1, 1, 8) for _ in range(4)), cache_seqlens=0)
+    operands = [[t.clone() if isinstance(t, torch.Tensor) else t for t in each] for each in _plain_operands()]
+    plain, whole = torch.ops.tilewise.kv_cache_attention.plain, torch.ops.tilewise.kv_cache_attention.detached
+    for _ in range(2):  # the second time appends over the first
+        assert torch.equal(plain(*operands[0]), whole(*operands[1])[0])
+        assert torch.equal(operands[0][1], operands[1][1])
+        assert torch.equal(operands[0][2], operands[1][2])
+
+
+def test_the_plain_operator_in_python():
+    """Where torch lacks what the operators in C++ need."""
+    from tilewise._torch import kv_cache
+
+    tilewise.append_kv(*(torch.zeros(1, 1, 1, 8) for _ in range(4)), cache_seqlens=0)
+    operands = _plain_operands()[0]
+    again = [t.clone() if isinstance(t, torch.Tensor) else t for t in operands]
+    out = torch.ops.tilewise.kv_cache_attention.plain(*operands)
+    assert torch.equal(kv_cache._kernel_plain(*again), out)
+    assert all(map(torch.equal, operands[1:3], again[1:3]))
+
+
+def test_a_plain_call_refuses_gradients():
+    q, k_cache, v_cache, k, v, seqlens, table, *_ = _plain_operands()[0]
+    with pytest.raises(NotImplementedError, match=r"^v: must not require gradients"):
+        tilewise.kv_cache_attention(
+            q, k_cache, v_cache, k, v.requires_grad_(), cache_seqlens=seqlens, block_table=table, mask="causal"
+        )
+
+
 @pytest.mark.parametrize("name", ["kv_cache_attention", "append_kv"])
 def test_operators_refuse_gradients(name):
     """Who calls them directly is told so as well, and not given an out whose gradients stay None."""

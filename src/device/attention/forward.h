@@ -138,8 +138,9 @@ class Forward {
     } else {
       constexpr int64_t kMany = int64_t{1} << 62;
       const bool first = !C.split || split_ == 0, last = !C.split || split_ == p_.grid.num_splits - 1;
-      return Call::new_keys(p_, sequence_, queries_.batch,
-                            {first ? -kMany : int64_t{t.begin} * C.block_n, last ? kMany : int64_t{t.end} * C.block_n});
+      return Call::template new_keys<C>(
+          p_, sequence_, queries_.batch,
+          {first ? -kMany : int64_t{t.begin} * C.block_n, last ? kMany : int64_t{t.end} * C.block_n});
     }
   }
 

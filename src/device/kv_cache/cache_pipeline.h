@@ -86,7 +86,7 @@ class CachePipeline {
   template <class Params, class Queries, class Columns>
   TILEWISE_INLINE void open_for(const Params& p, const Sequence& s, const Queries& queries, const Columns& columns) {
     const int64_t head = uniform<Machine>(queries.head_k());
-    const CacheSequence cache = cache_sequence_of(p.shape, p.cache, queries.batch);
+    const CacheSequence cache = cache_sequence_of<C>(p.shape, p.cache, queries.batch);
     const auto head_of = [&](const Tensor4& t, int64_t first_col) {
       const int64_t row = C.page_size == 0 ? cache.cache_row * t.batch_stride : 0;
       const auto* const data = elements_of<C.cache_type>(t) + row + head * t.head_stride + first_col;

@@ -45,7 +45,7 @@ struct KvCacheCall {
   using Combine = KvCacheCombineParams;
   template <auto C, class Params>
   TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
-    return attended_sequence(p.shape, p.cache, batch);
+    return attended_sequence<C>(p.shape, p.cache, batch);
   }
   template <auto C>
   using Columns = typename ChooseColumns<(C.v_parts > 1), C>::Type;
@@ -76,9 +76,9 @@ struct KvCacheCall {
   }
   /// The new keys, by their numbers, among a block's part of the keys: [0, seqlen_new) of all parts together. `part`
   /// counts keys as the attention does.
-  template <class Params>
+  template <auto C, class Params>
   TILEWISE_INLINE static KeyRange new_keys(const Params& p, const Sequence& s, int64_t batch, const KeyRange& part) {
-    const CacheSequence cache = cache_sequence_of(p.shape, p.cache, batch);
+    const CacheSequence cache = cache_sequence_of<C>(p.shape, p.cache, batch);
     const int64_t first = cache.cached - s.k_row;
     return {clamp_to(part.begin - first, 0, cache.seqlen_new), clamp_to(part.end - first, 0, cache.seqlen_new)};
   }
@@ -90,7 +90,7 @@ struct KvCacheCall {
     constexpr AppendKvConfig kAppend = append_config(C);
     const int64_t batch = queries.batch, head = queries.head_k();
     const auto keys = static_cast<int>(new_keys.end - new_keys.begin);
-    const int64_t first_row = cache_sequence_of(p.shape, p.cache, batch).new_row;
+    const int64_t first_row = cache_sequence_of<C>(p.shape, p.cache, batch).new_row;
     const auto row_at = [&](int i) { return NewRow{batch, first_row + new_keys.begin + i, new_keys.begin + i}; };
     if constexpr (kAppend.vector_rows) {
       append_chunks<Machine, C.waves * Machine::kLanes>(NewChunks<Machine, kAppend>(p), p, keys, row_at, head);

@@ -18,6 +18,7 @@ struct KvCacheForwardConfig : ForwardConfig {
   Flag float_tables = 0;             // tables in fp32, else in q_type
   Flag vector_tables = 0;            // 8 pairs at a time lie on 16 bytes, in tables and in rows
   Flag appends = 0;                  // new keys, too: a block appends those of its sequence, head and part of the keys
+  Flag seqlens_alone = 0;            // cache_seqlens are given, and nothing else about sequences
   Flag keeps_bytes = 0;  // fp8 tiles come to shared memory as they are and are widened there, else on their way
 
   template <class Config, class Visit>
@@ -26,7 +27,7 @@ struct KvCacheForwardConfig : ForwardConfig {
     visit("cache_type", c.cache_type), visit("page_size", c.page_size), visit("scales", c.scales);
     visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
     visit("float_tables", c.float_tables), visit("vector_tables", c.vector_tables);
-    visit("appends", c.appends), visit("keeps_bytes", c.keeps_bytes);
+    visit("appends", c.appends), visit("seqlens_alone", c.seqlens_alone), visit("keeps_bytes", c.keeps_bytes);
   }
 };
 
@@ -40,13 +41,15 @@ struct AppendKvConfig {
   int32_t page_size = 0;   // 0: contiguous; not read where there are slots
   int32_t slot_bytes = 0;  // 0: no slots
   int32_t waves = 4;
-  Flag vector_rows = 0;  // rows move 16 bytes at a time: see RowConfig; tables as KvCacheForwardConfig::vector_tables
+  Flag seqlens_alone = 0;  // as KvCacheForwardConfig
+  Flag vector_rows = 0;    // rows move 16 bytes at a time: see RowConfig; tables as KvCacheForwardConfig::vector_tables
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     visit("type", c.type), visit("cache_type", c.cache_type), visit("scales", c.scales), visit("rotary", c.rotary);
     visit("interleaved", c.interleaved), visit("float_tables", c.float_tables), visit("page_size", c.page_size);
-    visit("slot_bytes", c.slot_bytes), visit("waves", c.waves), visit("vector_rows", c.vector_rows);
+    visit("slot_bytes", c.slot_bytes), visit("waves", c.waves), visit("seqlens_alone", c.seqlens_alone);
+    visit("vector_rows", c.vector_rows);
   }
 };
 
@@ -67,6 +70,7 @@ constexpr AppendKvConfig append_config(const KvCacheForwardConfig& c) {
   a.float_tables = c.float_tables;
   a.page_size = c.page_size;
   a.waves = c.waves;
+  a.seqlens_alone = c.seqlens_alone;
   a.vector_rows = c.vector_rows && (!c.rotary || c.vector_tables) && c.scales != kTokenScales;
   return a;
 }

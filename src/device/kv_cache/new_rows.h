@@ -71,7 +71,7 @@ class NewRows {
   template <class Params>
   TILEWISE_INLINE static CachePlace place_of(const Params& p, const NewRow& row) {
     const CacheShape& c = p.cache;
-    const CacheSequence s = cache_sequence_of(p.shape, c, row.batch);
+    const CacheSequence s = cache_sequence_of<C>(p.shape, c, row.batch);
     if (row.index < 0 || row.index >= s.seqlen_new) return {kNowhere, 0};
     if constexpr (C.slot_bytes != 0) {
       const int64_t at = (p.new_keys.packed ? 0 : row.batch * p.slots_batch_stride) + row.row * p.slots_stride;

@@ -27,8 +27,27 @@ constexpr int32_t clamp_place(int32_t place, int32_t most) {
   return low < most ? low : most;
 }
 
+/// Whether a kernel's calls give cache_seqlens and no other length or table of sequences.
+template <auto C>
+constexpr bool has_seqlens_alone() {
+  if constexpr (requires { C.seqlens_alone; }) {
+    return C.seqlens_alone != 0;
+  } else {
+    return false;
+  }
+}
+
+template <auto C>
 constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const CacheShape& c, int64_t b) {
   CacheSequence s{0, c.seqlen_k_new, static_cast<int32_t>(c.cache_seqlen), 0, b, false, false};
+  if constexpr (has_seqlens_alone<C>()) {
+    const int32_t cached = c.cache_seqlens[b];
+    s.absent = cached < 0;
+    s.lost = !c.block_table && b >= c.rows;
+    s.cached = clamp_place(cached, places_of(shape, c));
+    s.cache_row = clamp_to(b, 0, c.rows - 1);
+    return s;
+  }
   if (c.cu_seqlens_k_new) {
     s.new_row = clamp_to(c.cu_seqlens_k_new[b], 0, c.total_k_new);
     s.seqlen_new =
@@ -46,9 +65,11 @@ constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const Cac
 
 /// As the attention kernels see it: k_row is the first used place of the cache. A sequence without a cache uses no
 /// query, so that its rows are 0 and its log-sum-exp -infinity.
+template <auto C>
 constexpr Sequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b) {
-  Sequence s = sequence_of(shape, b);
-  const CacheSequence cache = cache_sequence_of(shape, c, b);
+  Sequence s{0, 0, shape.seqlen_q, shape.seqlen_k, shape.seqlen_q, shape.seqlen_k, 0};
+  if constexpr (!has_seqlens_alone<C>()) s = sequence_of(shape, b);
+  const CacheSequence cache = cache_sequence_of<C>(shape, c, b);
   const auto end = static_cast<int32_t>(clamp_to(cache.cached + cache.seqlen_new, 0, places_of(shape, c)));
   s.k_row = clamp_place(cache.leftpad, end);
   s.seqlen_k = cache.absent ? 0 : end - s.k_row;

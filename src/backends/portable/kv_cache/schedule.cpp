@@ -32,6 +32,10 @@ bool appends_little(const KvCacheProblem& p, const device::AppendKvConfig& c, st
   return p.seqlen_k_new * units <= kMostUnits * c.waves * lanes;
 }
 
+bool has_seqlens_alone(const KvCacheProblem& p) {
+  return p.cache_seqlens && !is_packed(p) && !p.cache_batch_idx && !p.cache_leftpad;
+}
+
 bool moves_whole_chunks(const KvCacheProblem& p) {
   return !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
          (p.rotary_dim == 0 || rotates_in_chunks(p.rotary_dim, p.rotary_offset));
@@ -84,6 +88,7 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   static_cast<device::ForwardConfig&>(c) = forward_config(part, traits);
   c.exact_dims = c.exact_dims && c.v_parts * c.head_dim_v >= p.head_dim_v && p.head_dim_v % c.head_dim_v == 0;
   c.lengths = 1;
+  c.seqlens_alone = has_seqlens_alone(p);
   c.page_size = page_size_of(p);
   c.scales = scales_of(p);
   c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
@@ -191,6 +196,7 @@ device::AppendKvConfig append_kv_config(const KvCacheProblem& p) {
   set_rotary(c, p);
   c.slot_bytes = p.slots == SlotKind::none ? 0 : p.slots == SlotKind::i64 ? 8 : 4;
   c.page_size = c.slot_bytes == 0 ? page_size_of(p) : 0;
+  c.seqlens_alone = has_seqlens_alone(p);
   c.vector_rows = moves_whole_chunks(p) && c.scales != device::kTokenScales;
   return c;
 }

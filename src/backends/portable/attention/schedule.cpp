@@ -75,9 +75,10 @@ void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const Device
   c.rows_per_wave = dim <= 128 ? 32 : 16;
   c.rows_in_registers = dim <= 64;
   // 32 rows of 64 scores and what a bias adds pass the registers (88 to 148 bytes spilled), 32 x 32 don't. ALiBi and
-  // softcap do everywhere but on sm_90a (68 to 92 bytes at head_dim 128).
+  // softcap do everywhere but on sm_90a (68 to 92 bytes at head_dim 128), dropout on sm_100 (80).
   const bool caps = (c.softcap || c.alibi) && traits.architecture != "sm_90a";
-  if (dim > 64 && dim <= 128 && rows > 64 && (c.bias_type != device::kBiasNone || caps)) c.block_n = 32;
+  const bool drops = c.dropout && traits.architecture == "sm_100";
+  if (dim > 64 && dim <= 128 && rows > 64 && (c.bias_type != device::kBiasNone || caps || drops)) c.block_n = 32;
   const bool few_blocks = has_few_blocks(p, traits);
   // Rows of 160, 192 and 224 elements are no power of 2 of chunks, each of which has an address of its own: of tiles
   // that one wave copies they pass its registers (132, 300 and 704 bytes spilled; 120 of 32 keys of 224).

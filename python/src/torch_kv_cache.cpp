@@ -207,6 +207,10 @@ std::vector<TorchOperator> kv_cache_operators() {
   const std::string attends = std::string("Tensor q, ") + kCaches + ", Tensor? k, Tensor? v";
   const std::string appends = std::string(kCaches) + ", Tensor k, Tensor? v";
   std::vector<TorchOperator> operators;
+  // First: torch 2.13 takes operators of Python back in this order when a program ends, and aborts over a third
+  // overload that comes last.
+  operators.push_back(
+      {"kv_cache_attention.plain", std::string("kv_cache_attention.plain(") + kPlainSchema, plain_attend_kernel});
   for (const std::string overload : {"", ".detached"}) {
     const auto add = [&](const std::string& name, const std::string& tensors, const char* numbers, const char* returns,
                          shim::BoxedKernel kernel) {
@@ -216,8 +220,6 @@ std::vector<TorchOperator> kv_cache_operators() {
     add("kv_cache_attention_out", attends + ", Tensor(e!) out", kAttendNumbers, "Tensor", attend_kernel<true>);
     add("append_kv", appends, kAppendNumbers, "()", append_kernel);
   }
-  operators.push_back(
-      {"kv_cache_attention.plain", std::string("kv_cache_attention.plain(") + kPlainSchema, plain_attend_kernel});
   return operators;
 }
 

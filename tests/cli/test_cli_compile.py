@@ -271,11 +271,11 @@ def test_amd_kernels_need_nothing_but_their_parameters(compile_, tmp_path):
 
 @pytest.mark.parametrize(("target", "suffix"), [("sm_90a", "cubin"), ("gfx942", "hsaco")])
 def test_kv_cache_steps_can_be_packed(compile_, tmp_path, target, suffix):
-    """Appending, attending in parts and joining them: partial results lie in the workspace."""
+    """Appending many keys, attending in parts and joining them: partial results lie in the workspace."""
     cache = "head_dim=64 num_heads_k=2 page_size=16 num_pages=64"
     step = (
-        f"kv_cache_attention dtype=bf16 batch_size=4 seqlen_q=1 num_heads_q=8 {cache} max_pages_per_seq=8 append=1"
-        " cache_seqlens=1 rotary_dim=64 num_splits=4 mask=causal"
+        f"kv_cache_attention dtype=bf16 batch_size=4 seqlen_q=64 num_heads_q=8 {cache} max_pages_per_seq=8 append=1"
+        " seqlen_k_new=64 cache_seqlens=1 rotary_dim=64 num_splits=4 mask=causal"
     )
     slots = f"append_kv dtype=bf16 batch_size=4 {cache} cache_dtype=fp8_e4m3 scales=token slots=i64"
     compile_(target, "--problem", step, "--problem", slots, "--out", tmp_path)

@@ -93,7 +93,7 @@ TEST(HopperLowering, MapsTensorsByTheirStrides) {
 TEST(HopperLowering, BoxesOfBytesHaveTwiceTheColumns) {
   const gpu::Lowering lowering = lowered("dtype=fp8_e4m3 seqlen_q=40 num_heads_q=4 head_dim=128 out_dtype=f16");
   const std::vector<gpu::TensorMapParameter>& maps = lowering.launches().at(0)->tensor_maps;
-  for (const std::size_t i : {0, 1, 2}) {
+  for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
     EXPECT_EQ(maps.at(i).map.dtype, DType::fp8_e4m3);
     EXPECT_EQ(maps.at(i).map.box[0], 128U);
   }

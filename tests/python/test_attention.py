@@ -51,6 +51,20 @@ def test_half_precision_bias():
     check([q, k, v], options, lambda *a, **o: tilewise.attention(*a, return_lse=True, **o), TOLERANCE[q.dtype])
 
 
+@pytest.mark.parametrize(("rows", "keys"), [(1, 300), (1, 20000), (40, 300)], ids=["decode", "split", "blocks"])
+def test_rounding_of_weights_cancels(rows, keys):
+    """Three keys that weigh nearly all, and alike: their mean is the result, rounded once. They come long after a row's
+    first keys, so that their weights are no powers of two and bf16 rounds them."""
+    torch.manual_seed(0)
+    q = torch.zeros(1, rows, 8, 32, dtype=torch.bfloat16)
+    k, v = torch.zeros(1, keys, 8, 32, dtype=torch.bfloat16), torch.randn(1, keys, 8, 32).to(torch.bfloat16)
+    q[..., 0] = 1
+    k[:, -9:-6, :, 0] = 20 + torch.rand(8)
+    out = tilewise.attention(q, k, v, softmax_scale=1.0)
+    exact = v[:, -9:-6].double().mean(1, keepdim=True).expand_as(out)
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8 + 1e-5, atol=1e-6)
+
+
 # --- packed sequences ---
 
 

@@ -103,6 +103,12 @@ struct ComputeBf16 {
 
   TILEWISE_INLINE static void store_row(float* row, int64_t j, F x0, F x1) { V::store(row + j / 2, narrow(x0, x1)); }
 
+  /// A sum of what store_row() stores.
+  TILEWISE_INLINE static F add_rounded(F sum, F x0, F x1) {
+    const __m512i ones = _mm512_set1_epi16(0x3F80);
+    return dot(sum, narrow(x0, x1), _mm512_castsi512_ps(ones));
+  }
+
   TILEWISE_INLINE static void keep_row(float* units, const uint16_t* draws, uint32_t threshold) {
     const __m512i d = _mm512_loadu_si512(draws);
     const __mmask32 keep = _mm512_cmpge_epu16_mask(d, _mm512_set1_epi16(static_cast<short>(threshold)));

@@ -50,8 +50,7 @@ class Decode {
       V::store(q + w.ldq - V::kLanes, V::zero());  // padding of up to a vector
       pack_row<C>(static_cast<const In*>(tiles[n / rows].rows[n % rows].q), tiles->head_dim, q);
       for (int64_t unit = 0; unit < w.ldq; unit += kDepth) C::order_depth(q + unit);
-      V::store(w.states[n].sum, V::zero());
-      w.states[n].reference = kNegativeInfinity;
+      Weigh<C, In>::RowSoftmax::start(w.states[n]);
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(num_tiles * rows * w.ldo) * sizeof(Real));
     if (tiles->head_dim % (kDepth * C::kPair) == 0 && tiles->head_dim_v % kWidth == 0)

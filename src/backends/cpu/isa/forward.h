@@ -32,8 +32,7 @@ class Forward {
     const Scratch w(scratch, t.head_dim, t.head_dim_v);
     for (int32_t r = 0; r < t.num_rows; ++r) {
       pack_row<C>(static_cast<const In*>(t.rows[r].q), t.head_dim, w.q + r * w.ldq);
-      V::store(w.states[r].sum, V::zero());
-      w.states[r].reference = kNegativeInfinity;
+      Weigh<C, In>::RowSoftmax::start(w.states[r]);
     }
     __builtin_memset(w.out, 0, static_cast<size_t>(t.num_rows * w.ldo) * sizeof(Real));
     for (int64_t key = t.key_begin / kKeys * kKeys; key < t.key_end; key += kKeys) {

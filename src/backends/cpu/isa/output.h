@@ -54,22 +54,31 @@ Real natural_lse(const RowTotal<Real>& total) {
   return (total.reference + log_of_2(total.sum)) * kLn2<Real>;
 }
 
+/// What outputs are multiplied by before their row's sum divides them. Weights are rounded before they meet the values,
+/// a row's greatest too where it is not the reference: with one key that weighs nearly all, out would be off by up to
+/// half a unit of bf16 more. Divided by the rounded weights' sum it is that key's value.
+template <class V>
+typename V::Real undo_rounding(const RowState<V>& state, typename V::Real sum) {
+  const typename V::Real rounded = V::reduce_add(V::load(state.rounded_sum));
+  return rounded != 0 ? sum / rounded : 1;
+}
+
 /// Normalised rows to out and lse; rows of a split, unnormalised, to their partial results.
 template <class V, class In>
 void write_output(const ForwardTile& t, const typename V::Real* out, int64_t ldo, const RowState<V>* states) {
   using Real = typename V::Real;
   for (int32_t r = 0; r < t.num_rows; ++r) {
     const RowInfo& row = t.rows[r];
-    const Real sum = V::reduce_add(V::load(states[r].sum));
+    const Real sum = V::reduce_add(V::load(states[r].sum)), correction = undo_rounding(states[r], sum);
     if (auto* partial = static_cast<Real*>(row.partial)) {
-      __builtin_memcpy(partial, out + r * ldo, static_cast<size_t>(t.head_dim_v) * sizeof(Real));
+      store_scaled<V>(out + r * ldo, t.head_dim_v, correction, partial);
       partial[t.head_dim_v] = states[r].reference;
       partial[t.head_dim_v + 1] = sum;
       continue;
     }
     const RowTotal<Real> total = total_of(states[r].reference, sum, t.score.has_sink, static_cast<Real>(row.sink));
     const double scale = t.score.dropout_threshold ? t.value_scale * t.score.dropout_scale : t.value_scale;
-    const Real factor = total.factor * static_cast<Real>(scale);
+    const Real factor = total.factor * static_cast<Real>(scale) * correction;
     // What a row that sees nothing has summed up may be NaN: of hidden values, times 0.
     if (states[r].reference == -__builtin_inff())
       store_zeros(t.head_dim_v, static_cast<In*>(row.out));

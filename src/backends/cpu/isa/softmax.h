@@ -9,12 +9,13 @@
 
 namespace tilewise::backends::cpu {
 
-/// A row's running state. sum is kept per lane and folded once at the end.
+/// A row's running state. Sums are kept per lane and folded once at the end.
 template <class V>
 struct RowState {
   using Real = typename V::Real;
   alignas(64) Real sum[V::kLanes];
-  Real reference;  // log2 units; -infinity until a visible score was seen
+  Real rounded_sum[V::kLanes];  // of the weights as the product with the values has them
+  Real reference;               // log2 units; -infinity until a visible score was seen
 };
 
 template <class C, Precision kPrecision>
@@ -22,6 +23,10 @@ struct Softmax {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
+  /// Lanes' sums of exact and of rounded weights.
+  struct Sums {
+    F exact, rounded;
+  };
   // A lane's sum past 2^40 moves the reference: what it sums then starts from 1 again. Far below
   // fp32's 2^127 even times |v| of 2^60, and far above what ordinary scores reach.
   static constexpr float kLargestSum = 0x1p40f;
@@ -42,11 +47,17 @@ struct Softmax {
         state.reference = 0.0f;  // NaN alone: seen, and every sum and output becomes one
       }
     }
-    const F before = V::load(state.sum);
-    const F sum = exponentiate(s, count, scale, state.reference, before, p, scales);
-    V::store(state.sum, sum);
-    return V::any(V::greater(sum, V::set1(kLargestSum))) ? move_reference(s, count, scale, state, before, p, scales)
-                                                         : 1.0f;
+    const Sums before{V::load(state.sum), V::load(state.rounded_sum)};
+    const Sums sums = exponentiate(s, count, scale, state.reference, before, p, scales);
+    store(sums, state);
+    return V::any(V::greater(sums.exact, V::set1(kLargestSum)))
+               ? move_reference(s, count, scale, state, before, p, scales)
+               : 1.0f;
+  }
+
+  static void start(RowState<V>& state) {
+    store({V::zero(), V::zero()}, state);
+    state.reference = kUnset;
   }
 
   static void clear(Real* p, int64_t count) {
@@ -61,29 +72,39 @@ struct Softmax {
  private:
   static constexpr float kUnset = -__builtin_inff();
 
-  /// p = 2^(s * scale - reference); returns `sum` with them added, lane by lane.
-  TILEWISE_INLINE static F exponentiate(const Real* s, int64_t count, F scale, Real reference, F sum, Real* p,
-                                        const Real* scales) {
+  TILEWISE_INLINE static void store(const Sums& sums, RowState<V>& state) {
+    V::store(state.sum, sums.exact);
+    V::store(state.rounded_sum, sums.rounded);
+  }
+
+  /// p = 2^(s * scale - reference); returns `sums` with them added, lane by lane.
+  TILEWISE_INLINE static Sums exponentiate(const Real* s, int64_t count, F scale, Real reference, Sums sums, Real* p,
+                                           const Real* scales) {
     const F bias = V::set1(reference);
     for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
       const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, bias));
       const F x1 = exp2<kPrecision, V>(V::fms(V::load(s + j + V::kLanes), scale, bias));
-      sum = V::add(sum, V::add(x0, x1));
-      if (scales)
+      sums.exact = V::add(sums.exact, V::add(x0, x1));
+      if (scales) {  // the rounding is that of products, of which no sum is the one that divides
+        sums.rounded = V::add(sums.rounded, V::add(x0, x1));
         C::store_row(p, j, V::mul(x0, V::load(scales + j)), V::mul(x1, V::load(scales + j + V::kLanes)));
-      else
+      } else {
+        if constexpr (C::kPair > 1) sums.rounded = C::add_rounded(sums.rounded, x0, x1);
         C::store_row(p, j, x0, x1);
+      }
     }
-    return sum;
+    if constexpr (C::kPair == 1) sums.rounded = sums.exact;
+    return sums;
   }
 
   /// The rare way: this block again, from its own largest score. Returns the outputs' rescale.
-  [[gnu::noinline]] static Real move_reference(const Real* s, int64_t count, F scale, RowState<V>& state, F before,
+  [[gnu::noinline]] static Real move_reference(const Real* s, int64_t count, F scale, RowState<V>& state, Sums before,
                                                Real* p, const Real* scales) {
     const Real moved = scaled_max(s, count, scale);
     const Real rescale = exp2_scalar(state.reference - moved);
     state.reference = moved;
-    V::store(state.sum, exponentiate(s, count, scale, moved, V::mul(before, V::set1(rescale)), p, scales));
+    const Sums moved_sums{V::mul(before.exact, V::set1(rescale)), V::mul(before.rounded, V::set1(rescale))};
+    store(exponentiate(s, count, scale, moved, moved_sums, p, scales), state);
     return rescale;
   }
 

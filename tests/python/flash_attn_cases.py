@@ -2,6 +2,7 @@
 # Written apart from the drop-in: only formulas.py is used.
 """Shared by the tests of tilewise.compat.flash_attn on the CPU (here) and on GPUs (tests/gpu)."""
 
+import itertools
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -23,7 +24,10 @@ AXES: dict[str, list[Any]] = {
     "softcap": [0.0, 1.5],
     "alibi": [None, "heads", "batch"],
     "deterministic": [False, True],
-    "strided": [False, True],
+    "strides": ["rows", "heads_first", "transposed", "columns_first"],
+    "batch": ["two", "no_queries", "no_keys", "one_key", "all_empty"],
+    "dout": ["dense", "transposed", "columns_first", "expanded_rows", "expanded"],
+    "wanted": ["all", "first", "last"],
 }
 
 
@@ -40,7 +44,10 @@ class Case(NamedTuple):
     softcap: float
     alibi: Optional[str]
     deterministic: bool
-    strided: bool
+    strides: str
+    batch: str  # of packed sequences: what the second of three lacks, or keys that each has one of
+    dout: str
+    wanted: str  # the tensors that require gradients
 
     @property
     def is_varlen(self) -> bool:
@@ -53,6 +60,13 @@ class Case(NamedTuple):
 
 def possible(values: dict[str, Any]) -> bool:
     """What flash_attn takes: no softcap with dropout, and qkv in one tensor has one length and one number of heads."""
+    if not values["form"].startswith("varlen") and values["batch"] != "two":
+        return False
+    if "qkvpacked" in values["form"] and values["batch"] in ("no_queries", "no_keys"):
+        return False
+    # A lone key weighs 1, so that the gradient of q is 0; where dropout scales out, that leaves the rounding of out.
+    if values["batch"] == "one_key" and values["dropout_p"] > 0:
+        return False
     if values["softcap"] > 0 and values["dropout_p"] > 0:
         return False
     one = values["lengths"][0] == values["lengths"][1] and values["heads"][0] == values["heads"][1]
@@ -62,12 +76,17 @@ def possible(values: dict[str, Any]) -> bool:
 CASES = [Case(**values) for values in pairwise(AXES, possible)]
 
 
+def _ends(lengths: list[int]) -> list[int]:
+    return [0, *itertools.accumulate(lengths)]
+
+
 class Problem(NamedTuple):
     """A case's tensors: leaves of the call as flash_attn takes them, and q, k, v as functions of those."""
 
     leaves: list[torch.Tensor]
     starts_q: Optional[list[int]]
     starts_k: Optional[list[int]]
+    longest: tuple[int, int]
     slopes: Optional[torch.Tensor]
 
     def views(self) -> tuple[torch.Tensor, ...]:
@@ -75,23 +94,56 @@ class Problem(NamedTuple):
             return tuple(self.leaves)
         return (*self.leaves[:-1], *self.leaves[-1].unbind(-3))
 
+    def wanted(self) -> list[int]:
+        return [place for place, leaf in enumerate(self.leaves) if leaf.requires_grad]
 
-def _leaf(shape: tuple[int, ...], dtype: torch.dtype, strided: bool, device: str) -> torch.Tensor:
-    if strided:  # heads before rows, as a transposed projection leaves them
-        order = (*range(len(shape) - 3), len(shape) - 2, len(shape) - 3, len(shape) - 1)
-        tensor = torch.randn([shape[axis] for axis in order]).to(dtype).permute(order)
-    else:
-        tensor = torch.randn(shape).to(dtype)
-    return tensor.to(device).requires_grad_()
+
+def _stored(shape: tuple[int, ...], dtype: torch.dtype, strides: str, device: Any) -> torch.Tensor:
+    """Random numbers, whose dimensions lie in memory in an order of their own."""
+    order = list(range(len(shape)))
+    if strides == "heads_first":  # as a transposed projection leaves them
+        order[-3], order[-2] = order[-2], order[-3]
+    elif strides == "transposed":
+        order[0], order[1] = order[1], order[0]
+    elif strides == "columns_first":  # the last dimension is not contiguous
+        order[-2], order[-1] = order[-1], order[-2]
+    return torch.randn([shape[axis] for axis in order]).to(dtype).to(device).permute(order)
+
+
+def _dout(case: Case, out: torch.Tensor) -> torch.Tensor:
+    """A gradient of out, as slices, transposed losses and sums leave it."""
+    shape = tuple(out.shape)
+    if case.dout == "expanded":
+        return _stored((1,), out.dtype, "rows", out.device)[0].expand(shape)
+    if case.dout == "expanded_rows":
+        return _stored((*shape[-2:],), out.dtype, "rows", out.device).expand(shape)
+    return _stored(shape, out.dtype, "rows" if case.dout == "dense" else case.dout, out.device)
+
+
+def _lengths(case: Case) -> tuple[list[int], list[int]]:
+    """Of three packed sequences."""
+    sq, sk = case.lengths
+    queries, keys = [sq, 0, (sq + 1) // 2], [sk, 0, (sk + 1) // 2]
+    if case.batch == "no_queries":
+        keys[1] = 5
+    elif case.batch == "no_keys":
+        queries[1] = 5
+    elif case.batch == "one_key":
+        keys = [1, 1, 1]
+        queries = keys if "qkvpacked" in case.form else [sq, 3, 1]
+    elif case.batch == "all_empty":
+        queries, keys = [0, 0, 0], [0, 0, 0]
+    return queries, keys
 
 
 def problem(case: Case, device: str = "cpu") -> Problem:
     torch.manual_seed(len(str(case)))
     (sq, sk), (heads, heads_k), dim = case.lengths, case.heads, case.head_dim
     starts_q = starts_k = None
-    rows_q, rows_k = (2, sq), (2, sk)
-    if case.is_varlen:  # the second sequence is empty, and two rows belong to none
-        starts_q, starts_k = [0, sq, sq, sq + (sq + 1) // 2], [0, sk, sk, sk + (sk + 1) // 2]
+    rows_q, rows_k, longest = (2, sq), (2, sk), (sq, sk)
+    if case.is_varlen:  # two rows belong to no sequence
+        queries, keys = _lengths(case)
+        starts_q, starts_k, longest = _ends(queries), _ends(keys), (max(queries), max(keys))
         rows_q, rows_k = (starts_q[-1] + 2,), (starts_k[-1] + 2,)
     if "qkv" in case.form:
         shapes = [(*rows_q, 3, heads, dim)]
@@ -99,11 +151,13 @@ def problem(case: Case, device: str = "cpu") -> Problem:
         shapes = [(*rows_q, heads, dim), (*rows_k, 2, heads_k, dim)]
     else:
         shapes = [(*rows_q, heads, dim), (*rows_k, heads_k, dim), (*rows_k, heads_k, dim)]
-    leaves = [_leaf(shape, case.dtype, case.strided, device) for shape in shapes]
+    leaves = [_stored(shape, case.dtype, case.strides, device) for shape in shapes]
+    for leaf in {"all": leaves, "first": leaves[:1], "last": leaves[-1:]}[case.wanted]:
+        leaf.requires_grad_()
     batch = 3 if case.is_varlen else 2
     shape = {None: None, "heads": (heads,), "batch": (batch, heads)}[case.alibi]
     slopes = None if shape is None else torch.rand(shape).to(device)
-    return Problem(leaves, starts_q, starts_k, slopes)
+    return Problem(leaves, starts_q, starts_k, longest, slopes)
 
 
 def call(functions: Any, case: Case, given: Problem, **others: Any) -> Any:
@@ -114,7 +168,7 @@ def call(functions: Any, case: Case, given: Problem, **others: Any) -> Any:
         device = given.leaves[0].device
         both = [given.starts_q] if "qkv" in case.form else [given.starts_q, given.starts_k]
         starts = [torch.tensor(values, dtype=torch.int32, device=device) for values in both]
-        starts += [max(case.lengths[place], 1) for place in range(len(both))]
+        starts += [max(given.longest[place], 1) for place in range(len(both))]
     return getattr(functions, name)(
         *given.leaves,
         *starts,
@@ -130,7 +184,7 @@ def call(functions: Any, case: Case, given: Problem, **others: Any) -> Any:
 
 
 def _options(case: Case, given: Problem, dtype: torch.dtype, seed: tuple[int, int]) -> Call:
-    left, right = (int(side) if int(side) < case.lengths[1] else -1 for side in case.window_size)
+    left, right = (int(side) if int(side) < max(given.longest[1], 1) else -1 for side in case.window_size)
     return Call(
         mask="causal" if case.causal else None,
         window=(left, right),
@@ -152,6 +206,17 @@ def by_formula(case: Case, given: Problem, dtype: torch.dtype, seed: tuple[int, 
         assert given.starts_q is not None
         return *packed(options, *views, given.starts_q, given.starts_k or given.starts_q), leaves  # type: ignore
     return *dense(options, *views), leaves  # type: ignore
+
+
+def unseen_rows(given: Problem, place: int) -> list[slice]:
+    """Rows of a packed leaf whose gradients are exactly 0: of no sequence, and of one without keys, or queries."""
+    if given.starts_q is None or given.starts_k is None:
+        return []
+    own, others = given.starts_q, given.starts_k
+    if place > 0:
+        own, others = others, own
+    empty = [b for b in range(len(own) - 1) if others[b] == others[b + 1]]
+    return [slice(own[-1], None), *(slice(own[b], own[b + 1]) for b in empty)]
 
 
 def row_constants(case: Case, given: Problem) -> Any:
@@ -185,12 +250,15 @@ def check(functions: Any, case: Case, device: str = "cpu") -> None:
     same_out, _, same_leaves = by_formula(case, given, case.dtype, drawn)
     assert_as_close(out, same_out, exact_out)
     _check_lse(case, given, lse, exact_lse)
-    dout = torch.randn(out.shape).to(case.dtype)
-    gradients = torch.autograd.grad(out, given.leaves, dout.to(device))
-    exact = torch.autograd.grad(exact_out, exact_leaves, dout.double())
-    same = torch.autograd.grad(same_out, same_leaves, dout.to(same_out.dtype))
-    for place, (gradient, want, rough) in enumerate(zip(gradients, exact, same)):
+    dout, wanted = _dout(case, out), given.wanted()
+    gradients = torch.autograd.grad(out, [given.leaves[place] for place in wanted], dout)
+    exact_dout = dout.cpu().double()
+    exact = torch.autograd.grad(exact_out, [exact_leaves[place] for place in wanted], exact_dout)
+    same = torch.autograd.grad(same_out, [same_leaves[place] for place in wanted], exact_dout.to(same_out.dtype))
+    for place, gradient, want, rough in zip(wanted, gradients, exact, same):
         assert_as_close(gradient, rough, want, 3.0, f"gradient {place}")
+        for rows in unseen_rows(given, place):
+            assert not gradient[rows].any()
     torch.manual_seed(5)
     assert torch.equal(call(functions, case, given), out)  # the graph and the log-sum-exp change nothing
 

@@ -3,13 +3,24 @@
 """Pairwise coverage of options."""
 
 import itertools
+import os
 import random
 from typing import Any, Callable, Optional
 
 
 def pairwise(axes: dict[str, list[Any]], possible: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Cases in which every possible pair of values of two axes occurs; the same ones at every call."""
-    rng = random.Random(0)
+    """Cases in which every possible pair of values of two axes occurs; the same ones at every call.
+
+    TILEWISE_PAIRWISE_ROUNDS=20 makes twenty such lists of one, each with other cases.
+    """
+    rounds = int(os.environ.get("TILEWISE_PAIRWISE_ROUNDS", "1"))
+    lists = [_round(axes, possible, seed) for seed in range(rounds)]
+    different = {tuple(map(str, case.values())): case for one in lists for case in one}
+    return list(different.values())
+
+
+def _round(axes: dict[str, list[Any]], possible: Callable[[dict[str, Any]], bool], seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
     names = list(axes)
 
     def draw(fixed: dict[str, int]) -> Optional[dict[str, int]]:

@@ -2,7 +2,6 @@
 # all pairs of their arguments against float64 formulas.
 """Caches, contiguous and in pages."""
 
-import itertools
 import math
 import random
 from typing import Any, NamedTuple, Optional
@@ -187,8 +186,17 @@ def _check_lse(case: Case, lse: Any, exact: Any, slopes: Any, seqlen_k: int) -> 
 # --- packed queries over pages ---
 
 
-@pytest.mark.parametrize(("causal", "alibi"), itertools.product([False, True], repeat=2))
-def test_packed_queries_over_pages(causal, alibi):
+PAGED = {
+    "causal": [False, True],
+    "window_size": [(-1, -1), (20, 3), (-1, 0)],
+    "softcap": [0.0, 2.0],
+    "softmax_scale": [None, 0.3],
+    "alibi_slopes": [None, torch.arange(1, 9).view(2, 4) / 16, torch.arange(1, 5) / 8],
+}
+
+
+@pytest.mark.parametrize("options", pairwise(PAGED, lambda _: True), ids=lambda options: str(list(options.values())))
+def test_packed_queries_over_pages(options):
     torch.manual_seed(0)
     pages = [torch.randn(5, 256, 2, 32).to(torch.bfloat16) for _ in range(2)]
     table = torch.tensor([[4, 1], [2, 0]], dtype=torch.int32)
@@ -197,7 +205,7 @@ def test_packed_queries_over_pages(causal, alibi):
     k, v = (torch.cat([tensor[b, :n] for b, n in enumerate(lengths)]) for tensor in rows)
     q = torch.randn(60, 4, 32).to(torch.bfloat16).requires_grad_()
     starts = torch.tensor([0, 50, 60], dtype=torch.int32), torch.tensor([0, 300, 340], dtype=torch.int32)
-    options = {"causal": causal, "alibi_slopes": torch.rand(2, 4) if alibi else None, "return_attn_probs": True}
+    options = {**options, "return_attn_probs": True}
     expected, expected_lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, *starts, 50, 300, **options)
     out, lse, _ = flash_attn.flash_attn_varlen_func(q, *pages, *starts, 50, 300, block_table=table, **options)
     torch.testing.assert_close(out, expected, rtol=1.6e-2, atol=1e-2)

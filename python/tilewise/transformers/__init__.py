@@ -16,7 +16,7 @@ if int(transformers.__version__.partition(".")[0]) < 5:
 from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface
 
-from tilewise.transformers import support
+from tilewise.transformers import serving, support
 from tilewise.transformers.forward import attention_forward
 from tilewise.transformers.masks import LazyMask, attention_mask
 from tilewise.transformers.support import NAME
@@ -36,6 +36,7 @@ def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     masking_utils.AttentionMaskInterface.register(NAME, attention_mask)
     support.install()
+    serving.install()
 
 
 register()

@@ -8,7 +8,9 @@ import torch
 from transformers.utils.output_capturing import _active_collector
 
 import tilewise
+from tilewise.transformers import paged
 from tilewise.transformers.masks import LazyMask
+from tilewise.transformers.serving import check_version, is_paged_cache
 from tilewise.transformers.support import NAME
 
 __all__ = ["attention_forward"]
@@ -16,8 +18,8 @@ __all__ = ["attention_forward"]
 # Keywords that change what attention computes and that the hook cannot honour, with the reason.
 _REFUSED_KEYWORDS = {
     "block_indices": "block-sparse selection is not supported",
-    "block_table": "paged caches are not supported yet",
-    "cache": "the paged cache of continuous batching is not supported yet",
+    "block_table": "tables of pages go with continuous batching's cache",
+    "cache": "this cache is not the one of continuous batching",
     "head_mask": "masking whole heads is not supported",
     "indices": "sparse key selection is not supported",
     "layer_head_mask": "masking whole heads is not supported",
@@ -25,6 +27,22 @@ _REFUSED_KEYWORDS = {
     "seq_idx": "sequence indices are not supported; pass cu_seq_lens_q and cu_seq_lens_k or position_ids",
     "sinks": "sinks of each position are not supported (s_aux, one sink of each head, is)",
 }
+
+
+# Likewise where continuous batching calls, whose cache and tables are served.
+_REFUSED_IN_SERVING = {
+    **{name: reason for name, reason in _REFUSED_KEYWORDS.items() if name not in ("block_table", "cache")},
+    "dropout": "dropping weights while serving is not supported",
+    "position_bias": "a bias is not supported on the paged cache of continuous batching",
+}
+
+
+def _refuse_keywords(module: torch.nn.Module, given: dict[str, Any], refused: dict[str, str]) -> None:
+    for name, reason in refused.items():
+        if given.get(name) is not None and given[name] is not False:
+            raise NotImplementedError(
+                f"{name}: {reason} by attn_implementation={NAME!r} (passed by {type(module).__name__})"
+            )
 
 
 def _mask_arguments(
@@ -93,6 +111,28 @@ def _sink(s_aux: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return sink if sink.dtype == dtype else sink.float()
 
 
+def _paged_attention(
+    module: torch.nn.Module,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: torch.Tensor | None,
+    refusable: dict[str, Any],
+    given: dict[str, Any],
+) -> torch.Tensor:
+    """A layer of a step of continuous batching, on its cache; `given` is what the manager gives."""
+    check_version()
+    _refuse_keywords(module, refusable | given, _REFUSED_IN_SERVING)
+    options: dict[str, Any] = {"softmax_scale": scaling}
+    if softcap is not None:
+        options["softcap"] = softcap
+    if s_aux is not None:
+        options["sink"] = _sink(s_aux, tensors[0].dtype)
+    layer: Any = module.layer_idx
+    out: torch.Tensor = paged.attend(layer, *tensors, options, given)
+    return out
+
+
 def attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -122,11 +162,16 @@ def attention_forward(
     """
     if not torch.compiler.is_compiling() and any("attentions" in name for name in _active_collector.get() or ()):
         kwargs["output_attentions"] = True  # asked of the model, which need not pass it on
-    for name, reason in _REFUSED_KEYWORDS.items():
-        if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise NotImplementedError(
-                f"{name}: {reason} by attn_implementation={NAME!r} (passed by {type(module).__name__})"
-            )
+    if is_paged_cache(kwargs.get("cache")):
+        kwargs |= {
+            "cu_seq_lens_q": cu_seq_lens_q,
+            "cu_seq_lens_k": cu_seq_lens_k,
+            "max_length_q": max_length_q,
+            "max_length_k": max_length_k,
+        }
+        refusable = {"position_bias": position_bias, "dropout": dropout or None}
+        return _paged_attention(module, (query, key, value), scaling, softcap, s_aux, refusable, kwargs), None
+    _refuse_keywords(module, kwargs, _REFUSED_KEYWORDS)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
 

@@ -61,10 +61,14 @@ def dense_options(
     dropout_p: float,
     seed: Optional[Tensor],
     deterministic: bool,
+    scales: tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]] = NO_SCALES,
 ) -> tuple[Any, ...]:
-    """tilewise._arguments.Options of [batch_size, seqlen, num_heads, head_dim] tensors, as a plain tuple."""
+    """tilewise._arguments.Options of [batch_size, seqlen, num_heads, head_dim] tensors, as a plain tuple.
+
+    `scales`: of q, k and v in fp8.
+    """
     return (
-        causal, softmax_scale, "bshd", None, None, alibi_slopes, None, None, None, None, None, *NO_SCALES, seed, 0,
+        causal, softmax_scale, "bshd", None, None, alibi_slopes, None, None, None, None, None, *scales, seed, 0,
         None, None, False, window[0], window[1], softcap if softcap > 0.0 else 0.0, dropout_p, deterministic, False,
         *NO_SCALES, None,
     )  # fmt: skip

@@ -43,15 +43,14 @@ def in_16_bits(tensor: Tensor) -> Tensor:
 def scales(
     q_descale: Optional[Tensor], k_descale: Optional[Tensor], v_descale: Optional[Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """k_scale and v_scale of fp8 caches as tensors, f32 [batch_size, num_heads_k], or as the number 1 where there is
-    no descale. That of the queries is one of their scores, as the keys' is."""
-    tensors = {}
-    if k_descale is not None or q_descale is not None:
-        both = [descale for descale in (k_descale, q_descale) if descale is not None]
-        tensors["k_scale"] = (both[0] if len(both) == 1 else both[0] * both[1]).contiguous()
-    if v_descale is not None:
-        tensors["v_scale"] = v_descale.contiguous()
-    return tensors, {f"{name}_value": 1.0 for name in ("k_scale", "v_scale") if name not in tensors}
+    """k_scale and v_scale of fp8 caches as tensors, f32 [batch_size, num_heads_k], or both as the number 1 where there
+    is no descale. That of the queries is one of their scores, as the keys' is."""
+    of_scores = q_descale if k_descale is None else k_descale if q_descale is None else q_descale * k_descale
+    like = of_scores if v_descale is None else v_descale
+    if like is None:
+        return {}, {"k_scale_value": 1.0, "v_scale_value": 1.0}
+    given = {"k_scale": of_scores, "v_scale": v_descale}  # both are of one kind
+    return {name: (torch.ones_like(like) if scale is None else scale).contiguous() for name, scale in given.items()}, {}
 
 
 class Latent(NamedTuple):

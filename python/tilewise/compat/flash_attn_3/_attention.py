@@ -21,7 +21,17 @@ _FULL, _CAUSAL = FORMS[None, "bshd"], FORMS["causal", "bshd"]
 _NO_BACKWARD = "flash_attn_func: there is no backward pass with fp8 or qv"
 
 
-def _as_cache(
+def _in_fp8(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    try:
+        with torch.no_grad():
+            result: tuple[Tensor, Tensor] = _attend.run(q, k, v, None, options, True)
+    except RuntimeError as error:
+        raise_known(error, q=q, k=k, v=v)
+        raise
+    return result
+
+
+def _without_graph(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -32,7 +42,15 @@ def _as_cache(
     window: tuple[int, int],
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """A forward call whose keys are a full cache: of fp8, and with queries for the values."""
+    """A forward call on keys in fp8, or with queries for the values. All in fp8 it is attention's own; where that is
+    refused (by GPUs other than Hopper's), and for others, the keys are a full cache, which widens queries to bf16."""
+    if qv is None and q.dtype == v.dtype == k.dtype:
+        options = dense_options(causal, softmax_scale, window, softcap, None, 0.0, None, False, descales)
+        try:
+            out, lse = _in_fp8(q, k, v, options)
+            return without_backward(out, _NO_BACKWARD, q, k, v), lse
+        except NotImplementedError:
+            pass
     numbers = {
         "causal": causal,
         "window_left": window[0],
@@ -85,7 +103,7 @@ def flash_attn_func(
     softcap = softcap if softcap > 0.0 else 0.0
     if qv is not None or k.dtype == torch.float8_e4m3fn:
         window, descales = sides(window_size, causal), (q_descale, k_descale, v_descale)
-        result = _as_cache(q, k, v, qv, descales, softmax_scale, bool(causal), window, softcap)
+        result = _without_graph(q, k, v, qv, descales, softmax_scale, bool(causal), window, softcap)
         return result if return_attn_probs else result[0]
     try:
         if (

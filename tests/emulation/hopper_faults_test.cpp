@@ -148,7 +148,7 @@ class HopperCall {
     device.multiprocessors = kBlocks;
     launch_ = *hopper::lower(problem, device).lowering.launches().at(0);
     std::memcpy(static_cast<void*>(&params), launch_.params.data(), sizeof params);
-    params.order = hopper::tile_order(problem, kConfig, kBlocks);
+    params.order = hopper::tile_order(problem, {kConfig}, kBlocks);
     launch_.bind(&params_of_call_, &params);
     params.tile_counter = counters_.data();
     for (const std::size_t keys : {1U, 2U}) launch_.tensor_maps.at(keys).map.box[1] = kConfig.block_n;

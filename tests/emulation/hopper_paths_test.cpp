@@ -37,11 +37,15 @@ void check(std::string_view path, const std::string& text, bool special = false)
 
 const std::string kGroups = " num_heads_q=4 num_heads_k=2", kLengths = " batch_size=2 seqlen_q=200 seqlen_k=330";
 
+/// The table's tile, whatever the number of tiles of queries.
+const std::string kTable = " batch_invariant=1";
+
 TEST(HopperPaths, EveryTile) {
-  check("256x64 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 batch_size=2 seqlen_q=300 seqlen_k=400");
+  check("256x64 tiles",
+        "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 batch_size=2 seqlen_q=300 seqlen_k=400" + kTable);
   check("192x64 tiles", "dtype=bf16 head_dim=128 mask=causal" + kGroups + kLengths);
   check("192x64 tiles", "dtype=f16 head_dim=128 seqlen_q=200 seqlen_k=330 num_heads_q=2");
-  check("192x96 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330");
+  check("192x96 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
   check("192x96 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 seqlen_q=2100 seqlen_k=130");
   check("192x128 tiles", "dtype=bf16 head_dim=64 num_heads_q=1 seqlen_q=1100 seqlen_k=300");
   check("128x96 tiles", "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330");
@@ -50,8 +54,8 @@ TEST(HopperPaths, EveryTile) {
 }
 
 TEST(HopperPaths, EveryOption) {
-  const std::string bf16 = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270",
-                    f16 = "dtype=f16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270";
+  const std::string bf16 = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable,
+                    f16 = "dtype=f16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable;
   check("192x64 tiles", bf16 + " alibi_slopes=[h]");
   check("192x64 tiles", f16 + " softcap=20 mask=causal");
   check("128x64 tiles", bf16 + " bias=f32[b,h,q,k] sink=1");
@@ -59,9 +63,41 @@ TEST(HopperPaths, EveryOption) {
   check("256x64 tiles", bf16 + " window_left=70 window_right=20");
 }
 
+/// Two warpgroups where tiles are few, so that more multiprocessors have one.
+TEST(HopperPaths, FewTiles) {
+  const std::string few = " num_heads_q=4 num_heads_k=1 seqlen_q=100 seqlen_k=520";
+  check("128x128 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=128" + few);
+  check("128x128 tiles, 2 warpgroups, 4 stages", "dtype=bf16 head_dim=48 mask=causal num_heads_q=2 seqlen_q=250");
+  check("128x64 tiles, 2 warpgroups", "dtype=f16 head_dim=64 softcap=20" + few);
+  check("128x96 tiles, 2 warpgroups", "dtype=fp8_e4m3 head_dim=128" + few);
+}
+
+/// Keys in parts: their number, parts that see nothing, and what combine adds.
+TEST(HopperPaths, PartsOfTheKeys) {
+  const std::string few = " seqlen_q=20 seqlen_k=1500 num_heads_q=2 num_heads_k=1";
+  check("splits", "dtype=bf16 head_dim=128 mask=causal" + few);
+  check("splits", "dtype=f16 head_dim=64 head_dim_v=40 sink=query window_left=1200 mask=causal" + few);
+  check("splits", "dtype=bf16 head_dim=256 alibi_slopes=[h]" + few);
+  check("splits", "dtype=bf16 head_dim=128 bias=f32[b,h,q,k] dropout_p=0.25 softcap=9" + few);
+  check("splits", "dtype=bf16 head_dim=72 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1 mask=causal" + few);
+  check("splits", "dtype=bf16 head_dim=128 seqlen_q=190 seqlen_k=1500 num_heads_q=1 mask=causal");
+  check("splits",
+        "dtype=bf16 head_dim=64 layout=thd batch_size=2 max_seqlen_q=20 max_seqlen_k=1500 total_q=38 "
+        "total_k=2400 num_heads_q=2 num_heads_k=1");
+  check("splits", "dtype=bf16 head_dim=128 seqused_k=1" + few, true);
+  check("splits",
+        "dtype=fp8_e4m3 head_dim=128 q_scale=batch_head k_scale=batch_head v_scale=head sink=1 mask=causal" + few);
+}
+
 TEST(HopperPaths, HeadsOfAGroupInOneTile) {
   check("heads packed", "dtype=bf16 head_dim=128 num_heads_q=8 num_heads_k=2 seqlen_q=3 seqlen_k=400");
   check("heads packed", "dtype=bf16 head_dim=64 mask=causal num_heads_q=5 num_heads_k=1 seqlen_q=30 seqlen_k=200");
+  const std::string fp8 = "dtype=fp8_e4m3 head_dim=64 num_heads_q=6 num_heads_k=2 seqlen_q=7 seqlen_k=300";
+  check("heads packed", fp8 + " q_scale=batch_head k_scale=head v_scale=batch_head batch_size=2");
+  check("heads packed", fp8 + " q_scale=tensor mask=causal sink=1");
+  const std::string schedule =
+      plan(parse_problem("attention_forward " + fp8 + " q_scale=head"), {std::string(kHopper)}).schedule();
+  EXPECT_EQ(schedule.find("packed"), std::string::npos) << "heads of different factors are: " << schedule;
 }
 
 TEST(HopperPaths, LengthsOfSequences) {
@@ -79,25 +115,25 @@ TEST(HopperPaths, EveryOptionAtOnce) {
 }
 
 TEST(HopperPaths, LengthsOfZeroAndOne) {
-  const std::string kernel = "dtype=bf16 head_dim=64 num_heads_q=2";
+  const std::string kernel = "dtype=bf16 head_dim=64 num_heads_q=2" + kTable;
   for (const char* lengths : {" seqlen_q=1 seqlen_k=1", " seqlen_q=65 seqlen_k=0", " seqlen_q=257 seqlen_k=64"})
     check("256x64 tiles", kernel + lengths);
   check("", kernel + " seqlen_q=0 seqlen_k=10");
 }
 
 TEST(HopperPaths, SpecialValues) {
-  check("256x64 tiles", "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=200 seqlen_k=200", true);
+  check("256x64 tiles", "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=200 seqlen_k=200" + kTable, true);
   check("dealt by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
 }
 
 TEST(HopperPaths, Fp8) {
-  const std::string fp8 = "dtype=fp8_e4m3", many = " num_heads_q=2 seqlen_q=200 seqlen_k=330";
+  const std::string fp8 = "dtype=fp8_e4m3", many = " num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable;
   check("192x96 tiles",
         fp8 + " head_dim=128 mask=causal q_scale=head k_scale=batch_head v_scale=tensor" + kGroups + kLengths);
   check("192x128 tiles", fp8 + " head_dim=64 out_dtype=f16 v_scale=batch_head" + many);
   check("128x96 tiles", fp8 + " head_dim=256 mask=causal" + many);
   check("192x96 tiles", fp8 + " head_dim=80 head_dim_v=48" + many);
-  check("192x96 tiles", fp8 + " head_dim=64 head_dim_v=128 num_heads_q=2 seqlen_q=70 seqlen_k=1");
+  check("192x96 tiles", fp8 + " head_dim=64 head_dim_v=128 num_heads_q=2 seqlen_q=70 seqlen_k=1" + kTable);
   check("dealt by a counter", fp8 + " head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
   check("128x64 tiles", fp8 +
                             " head_dim=64 mask=causal window_left=20 softcap=5 bias=f32[b,h,q,k] alibi_slopes=[h] "

@@ -42,6 +42,11 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=80 seqlen_q=4096",
       "dtype=bf16 head_dim=128 seqlen_q=1 num_heads_k=4",
+      "dtype=bf16 head_dim=128 seqlen_q=512 seqlen_k=8192 num_heads_k=8 mask=causal",
+      "dtype=bf16 head_dim=128 seqlen_q=64 seqlen_k=8192 num_heads_k=8 mask=causal",
+      "dtype=bf16 head_dim=64 seqlen_q=512 seqlen_k=8192 num_heads_k=8",
+      "dtype=bf16 head_dim=256 seqlen_q=64 seqlen_k=8192 num_heads_k=8 seqused_k=1",
+      "dtype=fp8_e4m3 head_dim=128 seqlen_q=64 seqlen_k=8192 num_heads_k=8 q_scale=batch_head",
       "dtype=bf16 head_dim=128 seqlen_q=4096 softcap=30",
       "dtype=fp8_e4m3 head_dim=64 seqlen_q=4096 mask=causal",
       "dtype=fp8_e4m3 head_dim=128 seqlen_q=4096",
@@ -55,7 +60,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
     const gpu::Lowering lowering = lowered(concat(problem, " num_heads_q=32"));
     gpu::add_builds(lowering.launches(), target_, builds);
   }
-  ASSERT_EQ(builds.size(), problems.size());
+  ASSERT_GE(builds.size(), problems.size());
   gpu::compile_ahead(builds);
   for (const gpu::KernelBuild& build : builds) {
     try {

@@ -29,10 +29,50 @@ TEST(HopperLowering, FillsTheDeviceAndDealsFromAClearedCounter) {
 }
 
 TEST(HopperLowering, DealsEqualTilesBeforehand) {
-  const gpu::Lowering lowering = lowered("dtype=bf16 seqlen_q=300 num_heads_q=3 head_dim=128");
+  const gpu::Lowering lowering = lowered("dtype=bf16 seqlen_q=300 num_heads_q=3 head_dim=128 batch_invariant=1");
   ASSERT_EQ(lowering.steps.size(), 1U);
   EXPECT_EQ(lowering.workspace_bytes, 0U);
   EXPECT_EQ(std::get<gpu::Launch>(lowering.steps[0]).grid, gpu::Extent3{6});
+}
+
+TEST(HopperLowering, DealsKeysInPartsWhereTilesAreFew) {
+  const gpu::Lowering lowering =
+      lowered("dtype=bf16 seqlen_q=64 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal");
+  ASSERT_EQ(lowering.steps.size(), 2U);
+  const auto& parts = std::get<gpu::Launch>(lowering.steps[0]);
+  const auto& merge = std::get<gpu::Launch>(lowering.steps[1]);
+  const device::TileOrder order = params_of(parts).order;
+  EXPECT_EQ(order.num_tiles, 2);  // of 128 rows: 32 queries of 4 heads
+  EXPECT_EQ(order.num_splits, 8);
+  EXPECT_EQ(parts.grid, gpu::Extent3{8 * 2 * 8});  // each block has one, and nobody counts
+  EXPECT_EQ(order.counters, 0);
+  EXPECT_EQ(merge.key.body->name, "combine");
+  EXPECT_TRUE(merge.programmatic);
+  const std::size_t rows = 8U * 32U * 64U;
+  EXPECT_EQ(lowering.part("out_accum")->bytes, rows * 128U * sizeof(float));
+  EXPECT_EQ(lowering.part("lse_accum")->bytes, rows * sizeof(float));
+}
+
+/// 96 tiles of 192 rows would leave 36 multiprocessors idle, 128 of 128 rows leave 4.
+TEST(HopperLowering, FillsTheDeviceWithNarrowerTiles) {
+  const gpu::Lowering lowering =
+      lowered("dtype=bf16 seqlen_q=512 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal");
+  ASSERT_EQ(lowering.steps.size(), 1U);
+  EXPECT_EQ(std::get<gpu::Launch>(lowering.steps[0]).grid, gpu::Extent3{128});
+}
+
+/// A row's bits then depend on nothing but its own sequence.
+TEST(HopperLowering, KeepsToTheTableForBatchInvariance) {
+  for (const int batch : {1, 8, 64}) {
+    const gpu::Lowering lowering =
+        lowered(concat("dtype=bf16 seqlen_q=64 seqlen_k=8192 num_heads_q=32 num_heads_k=8 "
+                       "head_dim=128 batch_invariant=1 batch_size=",
+                       batch));
+    const auto config = gpu::config_of<Forward>(lowering.launches().at(0)->key);
+    EXPECT_EQ(lowering.launches().size(), 1U);
+    EXPECT_EQ(config.block_m(), 192);
+    EXPECT_EQ(config.block_n, 64);
+  }
 }
 
 TEST(HopperLowering, LaunchesNothingForNoQueries) {

@@ -16,6 +16,7 @@ struct HopperForwardConfig : ScoreConfig {
   Flag watch_sums = 0;   // a row's reference moves when its sum has grown far, else when a score passes it by far; bf16
   Flag windowed = 0;     // of a ranged config: keys on the left are hidden too
   Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
+  Flag split = 0;        // keys come in parts, each of which leaves its own sums for combine; q_stages is 1 then
   Flag sink = 0;
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
@@ -32,7 +33,7 @@ struct HopperForwardConfig : ScoreConfig {
     for_each_score_field(c, visit);
     visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
     visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
-    visit("pack_gqa", c.pack_gqa), visit("sink", c.sink);
+    visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
   }
 };
 
@@ -47,7 +48,9 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   // Warps that transpose need some: of 32 registers they spill, and computing warpgroups of 96 keys do with 152.
   if (config.fp8() && config.consumers() == 2) return {56, 224};
   if (config.fp8() && config.consumers() == 3) return {56, 152};
-  if (config.consumers() == 2) return config.head_dim_v > 128 ? RegisterShares{24, 240} : RegisterShares{40, 232};
+  // Parts of sequences of any length are found with more than 24; scores of many options are computed with all of 240.
+  const bool wide = config.head_dim_v > 128 && !(config.split && config.plain_scale && !config.dropout);
+  if (config.consumers() == 2) return wide ? RegisterShares{24, 240} : RegisterShares{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};
 }

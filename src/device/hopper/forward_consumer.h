@@ -271,6 +271,8 @@ class ForwardConsumer {
       store.stage(O_, tile);
       Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
       store.store_staged(tile);
+    } else if constexpr (C.split) {
+      store.store_part(O_);
     } else {
       store.store_directly(O_);
     }

@@ -31,20 +31,20 @@ class ForwardProducer {
       works.advance();
       if (work.tile == WorkTile::kNoMore) break;
       const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
-      TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile) {
-        // The first keys do not wait for the place of Q.
+      const auto load_keys = [&](int32_t row) {
         keys.wait_empty(shared_.key_ring);
-        load_tile(shared_.keys[keys.stage], p_.k_map, shared_.key_ring.full[keys.stage], work.k_row + tile * C.block_n,
-                  head, batch);
+        load_tile(shared_.keys[keys.stage], p_.k_map, shared_.key_ring.full[keys.stage], row, head, batch);
         keys.advance();
-        if (tile == work.begin) {
-          load_rows(rows, work);
-          rows.advance();
-          // Of one place for Q the next one comes late: it is to come from the cache then.
-          if constexpr (C.q_stages == 1) call_into_cache(source.upcoming());
-        }
-      }
+      };
+      int32_t row = work.k_row + work.begin * C.block_n;
+      const int32_t last = work.k_row + (work.end - 1) * C.block_n;
+      load_keys(row);  // which do not wait for the place of Q
+      load_rows(rows, work);
+      rows.advance();
+      // Of one place for Q the next one comes late: it is to come from the cache then.
+      if constexpr (C.q_stages == 1 && !C.split) call_into_cache(source.upcoming());
+      TILEWISE_NO_UNROLL
+      while (row < last) load_keys(row += C.block_n);
     }
     source.finish();
   }

@@ -35,6 +35,12 @@ TILEWISE_INLINE float load_scale(const HeadScales& scales, int32_t batch, int32_
   return scales.data ? Machine::load_global(scales.data + scales.index(batch, head)) : scales.value;
 }
 
+/// The key head of a tile of queries.
+template <HopperForwardConfig C, class Work>
+TILEWISE_INLINE int32_t key_head(const HopperForwardParams& p, const Work& work) {
+  return C.pack_gqa ? work.head : work.head / static_cast<int32_t>(p.shape.num_heads_q / p.shape.num_heads_k);
+}
+
 /// What the scores of a lane's two rows depend on. What a config has no use for is left to the optimiser.
 template <class Machine, HopperForwardConfig C>
 class ScoreRows {
@@ -52,10 +58,9 @@ class ScoreRows {
       row_[slot].diagonal = rows.query(row) + work.diagonal;
     }
     if constexpr (C.dropout) seed_ = dropout_seed(p.score);
-    if constexpr (C.fp8()) {  // one head: none are packed
-      const int32_t key_head = work.head / static_cast<int32_t>(p.shape.num_heads_q / p.shape.num_heads_k);
-      product_scale_ =
-          load_scale<Machine>(p.q_scale, work.batch, work.head) * load_scale<Machine>(p.k_scale, work.batch, key_head);
+    if constexpr (C.fp8()) {  // one factor: heads that are packed have q's in common
+      product_scale_ = load_scale<Machine>(p.q_scale, work.batch, rows.first_head) *
+                       load_scale<Machine>(p.k_scale, work.batch, key_head<C>(p, work));
     }
   }
 

@@ -27,10 +27,11 @@ struct alignas(1024) SwizzledTile {
 
 /// A tile of queries to work on, as the producer hands it out.
 template <class Number>
-struct WorkTileOf {
+struct alignas(16) WorkTileOf {
   static constexpr int32_t kNoMore = -1;
   Number tile, head, batch;          // tile kNoMore: the end. head: a key head where heads are packed
   Number begin, end;                 // tiles of keys, at least one
+  Number part;                       // which of the parts of the keys these are
   Number q_row, k_row, leftpad;      // where the used part starts, in rows of the tensors
   Number seqlen_q, seqlen_k, all_q;  // used queries and keys, queries in memory
   Number diagonal;                   // query i stands at key i + diagonal
@@ -59,6 +60,7 @@ struct HopperForwardShared : RawValues<C, C.fp8()> {
 
   /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
   static constexpr bool kStagesOut = C.q_stages > 1;
+  static_assert(!C.split || !kStagesOut, "parts are stored from registers");
 
   static constexpr int kQueryColumns = C.head_dim * C.element_bytes() / 2;  // of 16 bits
   static constexpr int kColumns = kStagesOut && C.head_dim_v > kQueryColumns ? C.head_dim_v : kQueryColumns;
@@ -90,11 +92,16 @@ struct HopperForwardShared : RawValues<C, C.fp8()> {
   }
 };
 
-/// By a warp: the next tile of queries to work on, read and handed back.
+/// By a warp: the next tile of queries to work on, as far as values go, read and handed back. Number by number: all at
+/// once would take 16 of the 24 registers that these warps have at head_dim 256.
 template <class Machine, class Shared>
 TILEWISE_INLINE WorkTile take_work(Shared& shared, RingPlace<kWorkStages>& place) {
   place.wait_full(shared.work_ring);
-  const auto work = Machine::template load_shared<WorkTile>(&shared.work[place.stage]);
+  const SharedWork<Machine>& slot = shared.work[place.stage];
+  WorkTile work{};
+  work.tile = slot.tile, work.head = slot.head, work.batch = slot.batch;
+  work.begin = slot.begin, work.end = slot.end;
+  work.k_row = slot.k_row, work.seqlen_k = slot.seqlen_k;
   Machine::wave_sync();
   if (Machine::thread() % 32 == 0) shared.work_ring.empty[place.stage].arrive();
   place.advance();

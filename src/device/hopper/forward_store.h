@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/attention/sink.h"
+#include "device/attention/tensor_rows.h"
 #include "device/hopper/forward_rows.h"
 #include "device/hopper/tensor_map.h"
 
@@ -23,8 +24,7 @@ class RowStore {
     typename Out::PerRow factor;
     float value_scale = 1.0f;
     if constexpr (C.fp8()) {
-      const int32_t group = static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k);
-      value_scale = load_scale<Machine>(p_.v_scale, work_.batch, work_.head / group);
+      value_scale = load_scale<Machine>(p_.v_scale, work_.batch, key_head<C>(p_, work_));
     }
     TILEWISE_UNROLL
     for (int slot = 0; slot < Out::kSlots; ++slot) {
@@ -102,6 +102,23 @@ class RowStore {
     }
   }
 
+  /// From registers to out_accum, which a part's rows fill whole: 8 bytes a lane, four lanes to 32 bytes of a row.
+  template <class Out>
+  TILEWISE_INLINE void store_part(const Out& O) const {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Out::kSlots; ++slot) {
+      const int32_t row = rows_.row_of_slot(slot);
+      if (!rows_.is_among(row, work_.all_q)) continue;
+      float* const to = p_.out_accum + part_row(row) * p_.shape.head_dim_v + 2 * (Machine::lane() % 4);
+      TILEWISE_UNROLL
+      for (int c = 0; c < Out::kColTiles; ++c) {
+        const auto& x = O.tile[0][c];
+        if (8 * c >= p_.shape.head_dim_v) continue;
+        Machine::store_global(reinterpret_cast<FloatRun<2>*>(to + 8 * c), FloatRun<2>{{x[2 * slot], x[2 * slot + 1]}});
+      }
+    }
+  }
+
  private:
   template <class Out>
   TILEWISE_INLINE static uint32_t rounded_pair(const Out& O, int col_tile, int slot) {
@@ -115,7 +132,18 @@ class RowStore {
            static_cast<int64_t>(work_.q_row + rows_.query(row)) * t.seq_stride + rows_.head(row) * t.head_stride;
   }
 
+  /// Of lse_accum and out_accum.
+  TILEWISE_INLINE int64_t part_row(int32_t row) const {
+    const AttentionShape& s = p_.shape;
+    return work_.part * (s.batch_size * s.num_heads_q * s.seqlen_q) +
+           dense_row(s, work_.batch, rows_.query(row), rows_.head(row));
+  }
+
   TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
+    if constexpr (C.split) {
+      if (rows_.is_among(row, work_.all_q)) Machine::store_global(p_.lse_accum + part_row(row), lse);
+      return;
+    }
     if (!p_.softmax_lse.data || !rows_.is_among(row, work_.all_q)) return;
     const LseTensor& t = p_.softmax_lse;
     const int64_t at = work_.batch * t.batch_stride + rows_.head(row) * t.head_stride +

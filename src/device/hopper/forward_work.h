@@ -68,14 +68,14 @@ class WorkSource {
  public:
   TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params) {
     const TileOrder& order = p_.order;
-    total_ = order.num_tiles * order.num_heads * order.batch_size;
+    total_ = order.num_tiles * order.num_heads * order.batch_size * parts();
     next_ = Machine::block();
   }
 
   /// The next tile with rows in memory; its number is asked for one tile ahead.
   TILEWISE_INLINE WorkTile next() {
     while (next_ < total_) {
-      WorkTile work = place_in_order(p_.order, next_);
+      WorkTile work = place(next_);
       ask();
       if (find_keys(work)) return work;
     }
@@ -89,7 +89,7 @@ class WorkSource {
     WorkTile work{};
     work.tile = WorkTile::kNoMore;
     if (next_ < total_) {
-      WorkTile at = place_in_order(p_.order, next_);
+      WorkTile at = place(next_);
       if (find_keys(at)) work = at;
     }
     return work;
@@ -107,6 +107,14 @@ class WorkSource {
   }
 
  private:
+  TILEWISE_INLINE int32_t parts() const { return C.split ? p_.order.num_splits : 1; }
+  /// Parts of a tile's keys run fastest.
+  TILEWISE_INLINE WorkTile place(int32_t index) const {
+    if constexpr (!C.split) return place_in_order(p_.order, index);
+    WorkTile work = place_in_order(p_.order, index / parts());
+    work.part = index % parts();
+    return work;
+  }
   TILEWISE_INLINE void ask() {
     const int32_t blocks = Machine::blocks(), block = Machine::block();
     if constexpr (C.dynamic) {
@@ -136,7 +144,16 @@ class WorkSource {
     // A tile that sees nothing takes one all the same, whose every score is hidden.
     work.begin = first <= last ? tiles.begin : 0;
     work.end = first <= last && tiles.end > work.begin ? tiles.end : work.begin + 1;
+    if constexpr (C.split) take_part(work);
     return true;
+  }
+  /// Leaves of its tiles of keys those of one part. A part without any takes the first tile and hides it: what it
+  /// stores is read.
+  TILEWISE_INLINE void take_part(WorkTile& work) const {
+    const int32_t first = work.begin, count = work.end - work.begin;
+    work.begin = first + count * work.part / parts();
+    work.end = first + count * (work.part + 1) / parts();
+    if (work.begin == work.end) work.begin = 0, work.end = 1, work.seqlen_k = 0;
   }
 
   const HopperForwardParams& p_;

@@ -15,14 +15,14 @@ struct TileOrder {
   int32_t heads_at_once, short_tiles;
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
   int32_t counters;               // 2 where tiles are dealt out by a counter, else 0
-  int32_t unused;                 // keeps the block free of holes
+  int32_t num_splits;             // parts in which a tile's keys are dealt out
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("num_tiles", p.num_tiles), visit("num_heads", p.num_heads), visit("batch_size", p.batch_size);
     visit("heads_at_once", p.heads_at_once), visit("short_tiles", p.short_tiles);
     visit("queries_per_warpgroup", p.queries_per_warpgroup), visit("counters", p.counters);
-    visit("unused", p.unused);
+    visit("num_splits", p.num_splits);
   }
 };
 
@@ -39,6 +39,9 @@ struct HopperForwardParams {
   HeadScales q_scale, k_scale, v_scale;  // fp8 only
   TileOrder order;
   uint32_t* tile_counter;  // [counters], zero before and after
+  // As the portable ForwardParams have them.
+  float* out_accum;
+  float* lse_accum;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -46,6 +49,7 @@ struct HopperForwardParams {
     visit("shape", p.shape), visit("score", p.score), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
     visit("sink", p.sink), visit("q_scale", p.q_scale), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
     visit("order", p.order), visit("tile_counter", p.tile_counter);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
   }
 };
 

@@ -1,11 +1,15 @@
-// One launch, its tensor maps, and the counter that deals out tiles.
+// A launch, its tensor maps, and the counter that deals out tiles; another that joins parts of the keys.
 #include "backends/cuda/hopper/lowering.hpp"
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
+#include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
+#include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/traits.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
@@ -27,6 +31,7 @@ std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride, DType dtype
   constexpr std::uint64_t kUnit = 16;
   return extent > 1 ? static_cast<std::uint64_t>(stride) * size_of(dtype) : kUnit;
 }
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)); }
 
 /// [dim, head of the group, seq, group, batch] of q or out.
@@ -116,6 +121,23 @@ void bind(const void* call, void* block) {
   params.v_scale = from.v_scale;
 }
 
+/// The portable kernel that joins parts of the keys.
+void add_combine(const Problem& p, std::int64_t splits, gpu::LoweringBuilder& builder) {
+  Problem stored = p;  // of fp8 it sees the sums alone
+  stored.dtype = operations::attention::out_dtype_of(p);
+  const device::CombineConfig config = portable::combine_config(stored);
+  device::CombineParams params{};
+  params.shape = operations::attention::shape_of(p);
+  const std::int64_t tiles = ceil_div(p.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
+  params.grid = device::tile_grid(tiles, 1, p.num_heads_q, p.num_heads_q / p.num_heads_k);
+  params.num_splits = splits;
+  const auto bind_params = [](const void* call, void* block) {
+    portable::bind(call_of(call), *static_cast<device::CombineParams*>(block));
+  };
+  const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * p.num_heads_q * p.batch_size)};
+  builder.launch<portable::Combine>(gpu::Family::sm80, config, grid, params, bind_params);
+}
+
 /// What the copy engine and the kernel can't do.
 std::string refusal_of(const Problem& p) {
   if (p.head_dim > kMostHeadDim || p.head_dim_v > kMostHeadDim) {
@@ -144,7 +166,8 @@ operations::attention::FeatureSet attention_features() {
 
 Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(p); !reason.empty()) return {{}, std::move(reason)};
-  const device::HopperForwardConfig config = forward_config(p);
+  const ForwardSchedule schedule = forward_schedule(p, device);
+  const device::HopperForwardConfig& config = schedule.config;
   const std::uint32_t shared_bytes = Forward::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
     return {{},
@@ -153,18 +176,19 @@ Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   }
   device::HopperForwardParams params{};
   params.shape = operations::attention::shape_of(p);
-  params.order = tile_order(p, config, device.multiprocessors);
+  params.order = tile_order(p, schedule, device.multiprocessors);
   const std::int64_t tiles = tile_count(params.order);
   if (tiles > std::int64_t{1} << 30) return {{}, concat("tiles of queries must be <= 2^30 (got ", tiles, ")")};
-  gpu::LoweringBuilder builder;
+  gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
   if (config.dynamic) builder.clear("tile_counter");
   const gpu::Extent3 grid{static_cast<std::uint32_t>(std::min<std::int64_t>(tiles, device.multiprocessors))};
   if (gpu::Launch* launch = builder.launch<Forward>(gpu::Family::sm90, config, grid, params, bind)) {
     launch->tensor_maps = tensor_maps(p, config, params.order);
   }
-  builder.append_schedule(describe(config));
+  if (config.split) add_combine(p, schedule.splits, builder);
+  builder.append_schedule(describe(schedule));
   Outcome outcome{builder.finish(), {}};
-  outcome.lowering.estimated_us = forward_us(p, config, device);
+  outcome.lowering.estimated_us = Estimator(p, device).forward_us(config, schedule.splits);
   return outcome;
 }
 

@@ -23,6 +23,9 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
   counter.one_writer = false;  // the last block to finish clears what all have added to
   table.add(p.tile_counter, counter);
+  const std::int64_t rows = p.order.num_splits > 1 ? p.order.num_splits * table.statistics() : 0;
+  table.workspace(p.out_accum, "out_accum", Access::write, rows * s.head_dim_v);
+  table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
 }
 
 }  // namespace tilewise::backends::hopper

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <array>
 
+#include "backends/cuda/hopper/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/message.hpp"
-#include "operations/attention/work.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -47,6 +47,11 @@ constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
 
+// Where tiles of queries are few.
+constexpr Tile kMiddlePair{2, 128, 2, 2, true};    // to head_dim 128
+constexpr Tile kNarrowPair{2, 128, 4, 2, true};    // to 64
+constexpr Tile kModifiedPair{2, 64, 4, 2, false};  // to 128, scores that are more than a scale, or a window's edges
+
 // fp8: keys in multiples of 32, the depth of a product. V takes room twice, as it comes and transposed.
 constexpr Tile kFp8Narrow{3, 128, 3, 2, false};  // head_dim to 64
 constexpr Tile kFp8Middle{3, 96, 3, 2, false};   // to 128
@@ -79,10 +84,27 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   return c.ranged || length >= 8192 ? kNarrowLong : kNarrow;
 }
 
-}  // namespace
+/// Two computing warpgroups where the table has more: more tiles for multiprocessors that have none, and a full block
+/// of 128 rows where three warpgroups would leave a third of theirs empty.
+Tile pair_for(const Tile& tile, const HopperForwardConfig& c) {
+  if (tile.consumers <= 2) return tile;
+  Tile pair = tile;
+  pair.consumers = 2;
+  if (c.fp8()) return pair;
+  if (!c.plain_scale || c.dropout || c.windowed) return kModifiedPair;
+  return std::max(c.head_dim, c.head_dim_v) > 64 ? kMiddlePair : kNarrowPair;
+}
 
-HopperForwardConfig forward_config(const Problem& p) {
+/// In fp8 a warpgroup has one factor between product and score: heads are packed whose q has the same.
+bool packs_heads(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kFewQueries = 64;
+  const std::int64_t group = group_of(p);
+  return group > 1 && group <= HopperForwardConfig::kRows && p.seqlen_q <= kFewQueries &&
+         !(c.fp8() && p.q_scale == ScaleKind::head);
+}
+
+/// What the problem asks of the kernel, whatever its tiles.
+HopperForwardConfig features_config(const Problem& p) {
   HopperForwardConfig c;
   c.q_type = c.k_type = c.v_type = element_type(p.dtype);
   c.out_type = element_type(operations::attention::out_dtype_of(p));
@@ -91,26 +113,82 @@ HopperForwardConfig forward_config(const Problem& p) {
   set_score_options(c, p);
   c.windowed = p.window_left >= 0;
   c.sink = p.sink != SinkKind::none;
-  // In fp8 a warpgroup has one factor between product and score, that of its head.
-  c.pack_gqa = !c.fp8() && group_of(p) > 1 && group_of(p) <= HopperForwardConfig::kRows && p.seqlen_q <= kFewQueries;
-  const Tile& tile = tile_for(p, c);
+  c.pack_gqa = packs_heads(p, c);
+  return c;
+}
+
+HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
   c.waves = 4 * (tile.consumers + 1);
   c.block_n = tile.block_n;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
-  c.watch_sums = tile.watch_sums && c.plain_scale && !c.dropout && p.dtype == DType::bf16;
-  c.dynamic = c.ranged || c.lengths;  // else every tile takes as long
+  c.watch_sums = tile.watch_sums && c.plain_scale && !c.dropout && c.q_type == device::kBf16;
   return c;
 }
 
-device::TileOrder tile_order(const Problem& p, const HopperForwardConfig& c, int multiprocessors) {
+/// Parts leave sums in memory, which combine joins with the sink.
+HopperForwardConfig in_parts(HopperForwardConfig c) {
+  c.split = 1;
+  c.q_stages = 1;
+  c.sink = 0;
+  return c;
+}
+
+/// The quickest of both tiles and every number of parts, if multiprocessors have few tiles each.
+ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device, const HopperForwardConfig& features,
+                         const Tile& tile) {
+  constexpr std::int64_t kFewestStepsAPart = 2;
+  const Estimator estimator(p, device);
+  ForwardSchedule best{with_tile(features, tile)};
+  double least = estimator.forward_us(best.config, 1);
+  const auto consider = [&](const HopperForwardConfig& config, std::int64_t splits) {
+    const double us = estimator.forward_us(config, splits);
+    if (us < least) least = us, best = {config, splits};
+  };
+  for (const Tile& candidate : {tile, pair_for(tile, features)}) {
+    const HopperForwardConfig config = with_tile(features, candidate);
+    consider(config, 1);
+    const std::int64_t most = std::min<std::int64_t>(estimator.steps(config) / kFewestStepsAPart, device::kMostSplits);
+    for (std::int64_t splits = 2; splits <= most; ++splits) consider(in_parts(config), splits);
+  }
+  return best;
+}
+
+}  // namespace
+
+std::int64_t queries_of_block(const Problem& p, const HopperForwardConfig& c) {
+  return std::int64_t{c.consumers()} * (HopperForwardConfig::kRows / (c.pack_gqa ? group_of(p) : 1));
+}
+
+std::int64_t tiles_of(const Problem& p, const HopperForwardConfig& c) {
+  const std::int64_t heads = c.pack_gqa ? p.num_heads_k : p.num_heads_q;
+  return ceil_div(p.seqlen_q, queries_of_block(p, c)) * heads * p.batch_size;
+}
+
+ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device) {
+  constexpr std::int64_t kFewRounds = 2;
+  const HopperForwardConfig features = features_config(p);
+  const Tile& tile = tile_for(p, features);
+  ForwardSchedule schedule{with_tile(features, tile)};
+  // A tile that depends on how many there are makes a row's bits depend on the batch.
+  if (!p.batch_invariant && tiles_of(p, schedule.config) < kFewRounds * device.multiprocessors) {
+    schedule = quickest(p, device, features, tile);
+  }
+  HopperForwardConfig& c = schedule.config;
+  // Else every tile takes as long, or every block has one.
+  c.dynamic = (c.ranged || c.lengths) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
+  return schedule;
+}
+
+device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, int multiprocessors) {
+  const HopperForwardConfig& c = schedule.config;
   device::TileOrder order{};
   const std::int64_t group = c.pack_gqa ? group_of(p) : 1;
   order.queries_per_warpgroup = static_cast<std::int32_t>(HopperForwardConfig::kRows / group);
-  order.num_tiles =
-      static_cast<std::int32_t>(ceil_div(p.seqlen_q, std::int64_t{c.consumers()} * order.queries_per_warpgroup));
+  order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_q, queries_of_block(p, c)));
   order.num_heads = static_cast<std::int32_t>(p.num_heads_q / group);
   order.batch_size = static_cast<std::int32_t>(p.batch_size);
+  order.num_splits = static_cast<std::int32_t>(schedule.splits);
   order.heads_at_once = 1;
   order.counters = c.dynamic ? 2 : 0;
   if (c.ranged && !c.windowed && order.num_tiles > 0) {
@@ -125,45 +203,14 @@ device::TileOrder tile_order(const Problem& p, const HopperForwardConfig& c, int
 }
 
 std::int64_t tile_count(const device::TileOrder& order) {
-  return std::int64_t{order.num_tiles} * order.num_heads * order.batch_size;
+  return std::int64_t{order.num_tiles} * order.num_heads * order.batch_size * order.num_splits;
 }
 
-double forward_us(const Problem& p, const HopperForwardConfig& c, const core::DeviceDescription& device) {
-  constexpr double kStartUs = 6.0, kTileUs = 2.5;  // of the launch, and of a tile of queries beside its keys
-  constexpr double kLatencyUs = 0.9;               // of a tile of keys, at least
-  constexpr double kOfPeak = 0.72;                 // the products' rate, of wgmma's peak
-  constexpr double kWgmma = 2.0;                   // times mma.sync's rate, which matrix_rate is
-  constexpr double kScore = 48.0;                  // a score's exponential and its neighbours, in flops
-  constexpr double kSoftcap = 150.0, kDropout = 250.0, kBias = 250.0, kAlibi = 60.0;
-  constexpr double kOfMemoryRate = 0.7;
-  const auto f = [](std::int64_t n) { return static_cast<double>(n); };
-  const operations::attention::Extent extent = operations::attention::typical_extent(p);
-  const std::int64_t group = c.pack_gqa ? group_of(p) : 1;
-  const double queries = f(c.consumers() * (HopperForwardConfig::kRows / group));
-  const double share = p.layout == Layout::thd && p.seqlen_q > 0 ? std::max(extent.seqlen_q, 1.0) / f(p.seqlen_q) : 1.0;
-  const double tiles =
-      f(ceil_div(p.seqlen_q, static_cast<std::int64_t>(queries))) * share * f(p.num_heads_q / group * p.batch_size);
-  const double steps = std::max(1.0, operations::attention::keys_seen(p, queries) / c.block_n);
-  const double most = std::max(1.0, operations::attention::most_keys_seen(p, queries) / c.block_n);
-  const double modified =
-      c.softcap * kSoftcap + c.dropout * kDropout + c.alibi * kAlibi + (c.bias_type != device::kBiasNone ? kBias : 0.0);
-  // Products in fp8 take half the time, what is done for a score takes as long.
-  const double flops =
-      f(c.block_m()) * c.block_n * (f(c.element_bytes()) * (c.head_dim + c.head_dim_v) + kScore + modified);
-  const double flops_a_us = kOfPeak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3;
-  const double step_us = flops / flops_a_us;
-  const double rounds = std::max(1.0, tiles / device.multiprocessors);
-  const double busy_us = rounds * (steps * step_us + kTileUs);
-  const double alone_us = most * std::max(step_us, kLatencyUs) + kTileUs;
-  const double bytes = f(c.element_bytes()) * f(p.head_dim + p.head_dim_v) *
-                       (extent.total_q * f(p.num_heads_q) + extent.total_k * f(p.num_heads_k));
-  const double memory_us = bytes / (kOfMemoryRate * device.memory_gigabytes_per_second * 1e3);
-  return kStartUs + std::max({busy_us, alone_us, memory_us});
-}
-
-std::string describe(const HopperForwardConfig& c) {
+std::string describe(const ForwardSchedule& schedule) {
+  const HopperForwardConfig& c = schedule.config;
   return core::concat(c.block_m(), "x", c.block_n, " tiles, ", c.consumers(), " warpgroups, ", c.stages, " stages",
-                      c.dynamic ? ", dealt by a counter" : "", c.pack_gqa ? ", heads packed" : "");
+                      c.dynamic ? ", dealt by a counter" : "", c.pack_gqa ? ", heads packed" : "",
+                      c.split ? core::concat(", ", schedule.splits, " splits") : std::string());
 }
 
 }  // namespace tilewise::backends::hopper

@@ -1,6 +1,7 @@
 // Configs of the Hopper kernels, and the order of their tiles: pure functions of the problem and the device.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "backends/cuda/hopper/kernels.hpp"
@@ -9,17 +10,26 @@
 
 namespace tilewise::backends::hopper {
 
-[[nodiscard]] device::HopperForwardConfig forward_config(const Problem& problem);
+/// The forward kernel, and the parts in which it takes the keys of each tile of queries.
+struct ForwardSchedule {
+  device::HopperForwardConfig config;
+  std::int64_t splits = 1;
+};
 
-[[nodiscard]] device::TileOrder tile_order(const Problem& problem, const device::HopperForwardConfig& config,
+/// By the table of tiles, and where tiles of queries are few, by what the estimate makes of them.
+[[nodiscard]] ForwardSchedule forward_schedule(const Problem& problem, const core::DeviceDescription& device);
+
+[[nodiscard]] device::TileOrder tile_order(const Problem& problem, const ForwardSchedule& schedule,
                                            int multiprocessors);
+/// Tiles of queries, times parts of their keys.
 [[nodiscard]] std::int64_t tile_count(const device::TileOrder& order);
 
-/// Microseconds, the launch included: a model fitted to an H200.
-[[nodiscard]] double forward_us(const Problem& problem, const device::HopperForwardConfig& config,
-                                const core::DeviceDescription& device);
+/// Queries of a block, each with all heads of a group where heads are packed.
+[[nodiscard]] std::int64_t queries_of_block(const Problem& problem, const device::HopperForwardConfig& config);
+/// Tiles of queries of all heads and sequences.
+[[nodiscard]] std::int64_t tiles_of(const Problem& problem, const device::HopperForwardConfig& config);
 
 /// For explain(): "192x64 tiles, 3 warpgroups, 4 stages".
-[[nodiscard]] std::string describe(const device::HopperForwardConfig& config);
+[[nodiscard]] std::string describe(const ForwardSchedule& schedule);
 
 }  // namespace tilewise::backends::hopper

@@ -7,7 +7,7 @@ namespace tilewise::backends::hopper {
 
 std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024;  // that swizzles repeat in, which the struct is aligned to
-  constexpr std::int32_t kRowBytes = 128, kBarrier = 8, kWorkStages = 4, kWorkTile = 48;
+  constexpr std::int32_t kRowBytes = 128, kBarrier = 8, kWorkStages = 4, kWorkTile = 64;
   constexpr std::int32_t kRawStages = 2;  // of V in fp8, which is transposed
   const auto chunks = [](std::int32_t bytes) { return (bytes + kRowBytes - 1) / kRowBytes; };
   const auto rings = [](std::int32_t stages) { return 2 * kBarrier * stages; };

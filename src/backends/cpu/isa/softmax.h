@@ -14,7 +14,7 @@ template <class V>
 struct RowState {
   using Real = typename V::Real;
   alignas(64) Real sum[V::kLanes];
-  Real rounded_sum[V::kLanes];  // of the weights as the product with the values has them
+  Real rounded_sum[V::kLanes];  // of the weights as the product with the values has them; see Softmax::Sums
   Real reference;               // log2 units; -infinity until a visible score was seen
 };
 
@@ -23,7 +23,8 @@ struct Softmax {
   using V = typename C::V;
   using F = typename V::F;
   using Real = typename V::Real;
-  /// Lanes' sums of exact and of rounded weights.
+  /// Lanes' sums of exact and of rounded weights. A block whose largest score is the reference counts as exact: the
+  /// greatest weight there is 1, which rounds to itself.
   struct Sums {
     F exact, rounded;
   };
@@ -37,7 +38,8 @@ struct Softmax {
   /// the sum, is multiplied by them.
   static Real update(Real* s, int64_t count, Real factor, RowState<V>& state, Real* p, const Real* scales) {
     const F scale = V::set1(factor);
-    if (state.reference == kUnset) {
+    const bool first = state.reference == kUnset;
+    if (first) {
       state.reference = scaled_max(s, count, scale);
       if (state.reference == kUnset) {
         if (all_hidden(s, count, scale)) {
@@ -49,7 +51,7 @@ struct Softmax {
     }
     const Sums before{V::load(state.sum), V::load(state.rounded_sum)};
     const Sums sums = exponentiate(s, count, scale, state.reference, before, p, scales);
-    store(sums, state);
+    store({sums.exact, first ? sums.exact : sums.rounded}, state);
     return V::any(V::greater(sums.exact, V::set1(kLargestSum)))
                ? move_reference(s, count, scale, state, before, p, scales)
                : 1.0f;
@@ -103,8 +105,9 @@ struct Softmax {
     const Real moved = scaled_max(s, count, scale);
     const Real rescale = exp2_scalar(state.reference - moved);
     state.reference = moved;
-    const Sums moved_sums{V::mul(before.exact, V::set1(rescale)), V::mul(before.rounded, V::set1(rescale))};
-    store(exponentiate(s, count, scale, moved, moved_sums, p, scales), state);
+    const F block = exponentiate(s, count, scale, moved, {V::zero(), V::zero()}, p, scales).exact;
+    const F factor = V::set1(rescale);
+    store({V::fma(before.exact, factor, block), V::fma(before.rounded, factor, block)}, state);
     return rescale;
   }
 

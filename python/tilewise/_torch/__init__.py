@@ -35,6 +35,7 @@ compiling = torch.compiler.is_compiling
 any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _grad_enabled = torch.is_grad_enabled
 _apply_plain = autograd.apply_plain
+_apply_usual = autograd.apply_usual
 _eager_plain = operators.eager_plain
 _eager_plain_lse = operators.eager_plain_lse
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
@@ -84,6 +85,8 @@ def plain_attention(
     """
     try:
         if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            if softmax_scale is None and not return_lse:
+                return _apply_usual[form](q, k, v)
             return _apply_plain(q, k, v, form, softmax_scale, return_lse)
         if return_lse:
             return _eager_plain_lse(q, k, v, form, softmax_scale)

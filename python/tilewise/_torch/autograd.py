@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
+from tilewise._arguments import ARRAYS, FORMS, HEAD, TAIL, Options, form_parts
 from tilewise._torch import batching, operators
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.refusals import refuse_gradient, refuse_tangents
@@ -111,24 +111,49 @@ class PlainAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
-        refuse_tangents((("dout", dout), ("dlse", dlse)))
-        form, softmax_scale = ctx.scalars
-        need_dq, need_dk, need_dv, *_ = ctx.needs_input_grad
-        if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled():
-            causal, layout = form_parts(form)
-            options = (causal, softmax_scale, layout, *_OTHER_DEFAULTS)
-            needed = (need_dq, need_dk, need_dv, False, False)
-            return (*eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3], None, None, None)
-        q, k, v, out, softmax_lse = ctx.saved_tensors
-        try:
-            dq, dk, dv = operators.plain_backward(
-                _dense_rows(dout, out), dlse, q, k, v, out, softmax_lse,
-                need_dq + 2 * need_dk + 4 * need_dv, form, softmax_scale,
-            )  # fmt: skip
-        except RuntimeError as error:
-            _core.rethrow_torch_error(str(error))
-            raise
-        return dq if need_dq else None, dk if need_dk else None, dv if need_dv else None, None, None, None
+        return (*_plain_gradients(ctx, dout, dlse, *ctx.scalars), None, None, None)
+
+
+def _usual_attention(form: int) -> Any:
+    """apply() of PlainAttention for one form, at the default scale and without the log-sum-exp for the caller: a class
+    of its own, since three arguments less and no attribute are half a microsecond of a call's six."""
+
+    class UsualAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out: Tensor
+            out, softmax_lse = operators.eager_plain_lse(q, k, v, form)
+            ctx.save_for_backward(q, k, v, out, softmax_lse)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, dout: Tensor) -> Any:
+            return _plain_gradients(ctx, dout, None, form, None)
+
+    return super(torch.autograd.Function, UsualAttention).apply
+
+
+def _plain_gradients(
+    ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], form: int, softmax_scale: Optional[float]
+) -> tuple[Optional[Tensor], ...]:
+    """(dq, dk, dv) of a call whose options are a HEAD."""
+    refuse_tangents((("dout", dout), ("dlse", dlse)))
+    need_dq, need_dk, need_dv, *_ = ctx.needs_input_grad
+    if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled():
+        causal, layout = form_parts(form)
+        options = (causal, softmax_scale, layout, *_OTHER_DEFAULTS)
+        needed = (need_dq, need_dk, need_dv, False, False)
+        return eager_gradients(dout, dlse, ctx.saved_tensors, options, needed)[:3]
+    q, k, v, out, softmax_lse = ctx.saved_tensors
+    try:
+        dq, dk, dv = operators.plain_backward(
+            _dense_rows(dout, out), dlse, q, k, v, out, softmax_lse,
+            need_dq + 2 * need_dk + 4 * need_dv, form, softmax_scale,
+        )  # fmt: skip
+    except RuntimeError as error:
+        _core.rethrow_torch_error(str(error))
+        raise
+    return dq if need_dq else None, dk if need_dk else None, dv if need_dv else None
 
 
 def eager_gradients(
@@ -152,6 +177,7 @@ def eager_gradients(
 # The Functions' apply() without its preparations for functorch transforms, under which they are never called.
 apply: Any = super(torch.autograd.Function, AttentionFunction).apply
 apply_plain: Any = super(torch.autograd.Function, PlainAttention).apply
+apply_usual = tuple(_usual_attention(form) for form in range(max(FORMS.values()) + 1))
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

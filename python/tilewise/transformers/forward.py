@@ -121,8 +121,10 @@ def _paged_attention(
     given: dict[str, Any],
 ) -> torch.Tensor:
     """A layer of a step of continuous batching, on its cache; `given` is what the manager gives."""
-    check_version()
     _refuse_keywords(module, refusable | given, _REFUSED_IN_SERVING)
+    if "tilewise_step" not in given:  # which comes with the inputs of a version that is known
+        check_version()
+        given["tilewise_step"] = paged.PagedStep(padded=True)
     options: dict[str, Any] = {"softmax_scale": scaling}
     if softcap is not None:
         options["softcap"] = softcap

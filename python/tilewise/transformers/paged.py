@@ -55,20 +55,38 @@ class PagedStep:
 
     def __init__(self, padded: bool) -> None:
         self.padded = padded  # whether tokens that belong to no sequence follow the others
-        self._places: dict[tuple[int, bool], _Places | None] = {}
+        self._found: dict[tuple[int, bool], _Places | _Sequences] = {}
 
-    def places(self, allocator: Any, sequences: _Sequences) -> _Places | None:
-        """Where the sequences lie for the allocator's layers; None where chunks meet a ring."""
-        key = allocator.index, _is_capturing(sequences.cu_seqlens_q)
-        if key not in self._places:
-            if sequences.block_table is not None:
-                found: _Places | None = _named_places(allocator, sequences, sequences.block_table)
-            elif allocator.layer_type == "sliding_attention":
-                found = None if self.padded else _ring_places(allocator, sequences)
-            else:
-                found = _indexed_places(allocator, sequences, self.padded)
-            self._places[key] = found
-        return self._places[key]
+    def places(self, allocator: Any, given: dict[str, Any]) -> _Places | _Sequences:
+        """Where the sequences lie for the allocator's layers; where chunks meet a ring, only what they are."""
+        key = allocator.index, _is_capturing(given["cu_seq_lens_q"])
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _find_places(allocator, _sequences(allocator, given), self.padded)
+        return found
+
+
+def _sequences(allocator: Any, given: dict[str, Any]) -> _Sequences:
+    named = given.get("block_table") is not None
+    return _Sequences(
+        cu_seqlens_q=given["cu_seq_lens_q"],
+        cu_seqlens_k=given["cu_seq_lens_k"][allocator.layer_type],
+        max_seqlen_q=given["max_length_q"],
+        max_seqlen_k=given["max_length_k"][allocator.layer_type],
+        read_index=given["read_index"][allocator.index],
+        write_index=given["write_index"][allocator.index],
+        block_table=given["block_table"][allocator.index] if named else None,
+        position_ids=given.get("position_ids"),
+    )
+
+
+def _find_places(allocator: Any, s: _Sequences, padded: bool) -> _Places | _Sequences:
+    if s.block_table is not None:
+        return _named_places(allocator, s, s.block_table)
+    if allocator.layer_type == "sliding_attention":
+        # A graph of padded steps is replayed with chunks and without.
+        return s if padded else _ring_places(allocator, s) or s
+    return _indexed_places(allocator, s, padded)
 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:
@@ -135,33 +153,30 @@ def _pages(allocator: Any, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     return views[layer]
 
 
-def _attend_pages(
-    places: _Places, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pages: tuple[torch.Tensor, torch.Tensor],
-    out: torch.Tensor | None, options: dict[str, Any],
+def _attend_each_token(
+    places: _Places, tensors: tuple[torch.Tensor, ...], pages: tuple[torch.Tensor, torch.Tensor],
+    options: dict[str, Any],
 ) -> torch.Tensor:  # fmt: skip
-    """q: [tokens, num_heads_q, head_dim]; k, v: [tokens, num_heads_k, head_dim]."""
-    given: dict[str, Any] = {"cache_seqlens": places.cache_seqlens, "block_table": places.block_table, **options}
-    result: torch.Tensor
-    if places.slots is not None:
-        tilewise.append_kv(*pages, k, v, slots=places.slots)
-        result = tilewise.kv_cache_attention(q.unsqueeze(1), *pages, **given)
-        return result.squeeze(1)
-    if places.cu_seqlens_q is None:
-        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-        result = tilewise.kv_cache_attention(q, *pages, k, v, mask="causal", **given)
-        return result.squeeze(1)
-    lengths = {"cu_seqlens_q": places.cu_seqlens_q, "max_seqlen_q": places.max_seqlen_q}
-    result = tilewise.kv_cache_attention(q, *pages, k, v, mask="causal", out=out, **lengths, **given)
-    return result
+    """Of sequences with one token each."""
+    q, k, v = (x.permute(2, 0, 1, 3) for x in tensors)
+    lengths, table = places.cache_seqlens, places.block_table
+    out: torch.Tensor
+    if places.slots is None:
+        out = tilewise.kv_cache_attention(
+            q, *pages, k, v, cache_seqlens=lengths, block_table=table, mask="causal", **options
+        )
+    else:
+        tilewise.append_kv(*pages, k.squeeze(1), v.squeeze(1), slots=places.slots)
+        out = tilewise.kv_cache_attention(q, *pages, cache_seqlens=lengths, block_table=table, **options)
+    return out.transpose(0, 1)
 
 
 def _attend_chunks(
-    s: _Sequences, window: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None,
-    options: dict[str, Any],
-) -> torch.Tensor:  # fmt: skip
+    s: _Sequences, window: int, tensors: tuple[torch.Tensor, ...], out: torch.Tensor | None, options: dict[str, Any]
+) -> torch.Tensor:
     """Of sliding layers, over keys that transformers took out of the ring before new ones overwrote them."""
     result: torch.Tensor = tilewise.attention(
-        q, k, v, layout="thd", mask="causal", window=(window - 1, -1), out=out, cu_seqlens_q=s.cu_seqlens_q,
+        *tensors, layout="thd", mask="causal", window=(window - 1, -1), out=out, cu_seqlens_q=s.cu_seqlens_q,
         cu_seqlens_k=s.cu_seqlens_k, max_seqlen_q=s.max_seqlen_q, max_seqlen_k=s.max_seqlen_k, **options,
     )  # fmt: skip
     return result
@@ -179,25 +194,20 @@ def attend(
     softmax_scale and what else tilewise.kv_cache_attention calls so. given: what transformers' manager gives to
     attention functions, `cache` among it. Returns [1, tokens, num_heads_q, head_dim].
     """
-    cache = given["cache"]
+    cache, step = given["cache"], given["tilewise_step"]
     allocator = cache.layer_to_allocator[layer]
-    named = given.get("block_table") is not None
-    sequences = _Sequences(
-        cu_seqlens_q=given["cu_seq_lens_q"],
-        cu_seqlens_k=given["cu_seq_lens_k"][allocator.layer_type],
-        max_seqlen_q=given["max_length_q"],
-        max_seqlen_k=given["max_length_k"][allocator.layer_type],
-        read_index=given["read_index"][allocator.index],
-        write_index=given["write_index"][allocator.index],
-        block_table=given["block_table"][allocator.index] if named else None,
-        position_ids=given.get("position_ids"),
-    )
-    step = given.get("tilewise_step") or PagedStep(padded=True)
-    places = step.places(allocator, sequences)
+    places = step.places(allocator, given)
+    if isinstance(places, _Places) and places.cu_seqlens_q is None:
+        return _attend_each_token(places, (query, key, value), _pages(allocator, layer), options)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # Rows of no sequence are left as they are, and must not be what some earlier program wrote there.
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if step.padded and not named else None
-    if places is not None:
-        return _attend_pages(places, q, k, v, _pages(allocator, layer), out, options).unsqueeze(0)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if step.padded else None
+    result: torch.Tensor
+    if isinstance(places, _Places):
+        result = tilewise.kv_cache_attention(
+            q, *_pages(allocator, layer), k, v, cache_seqlens=places.cache_seqlens, block_table=places.block_table,
+            cu_seqlens_q=places.cu_seqlens_q, max_seqlen_q=places.max_seqlen_q, mask="causal", out=out, **options,
+        )  # fmt: skip
+        return result.unsqueeze(0)
     k, v = (x[0].transpose(0, 1) for x in cache.update(key, value, layer, dict(given)))
-    return _attend_chunks(sequences, allocator.sliding_window, q, k, v, out, options).unsqueeze(0)
+    return _attend_chunks(places, allocator.sliding_window, (q, k, v), out, options).unsqueeze(0)

@@ -85,6 +85,19 @@ def serve(model: Any, prompts: list[list[int]], new_tokens: int = 9, copies: int
     return [result.generated_tokens for result in results.values()]
 
 
+def regret(name: str, prompts: list[list[int]], tokens: list[list[int]], dtype: torch.dtype, device: str) -> float:
+    """How far a chosen token's logit lies below the best, at most, in fp32 on weights of that dtype and in units of
+    the logits' deviation: near ties fall either way in bf16 and fp16."""
+    exact = make_model(name, "eager", dtype, device).float()
+    worst = 0.0
+    for prompt, new in zip(prompts, tokens):
+        with torch.no_grad():
+            logits = exact(torch.tensor([prompt + new], device=device)).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(new, device=device)[:, None])[:, 0]
+        worst = max(worst, float(((logits.amax(1) - chosen) / logits.std(1)).max()))
+    return worst
+
+
 class WatchedStep(TorchDispatchMode):
     """Counts the operators that read or write the cache, and those that make the host wait for the device."""
 

@@ -4,6 +4,7 @@ make under "sdpa", keys are read and written where they lie, and what cannot be 
 from __future__ import annotations
 
 import os
+import runpy
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -256,6 +257,16 @@ def test_the_command_takes_the_name() -> None:
             manager(device="cpu", attn_implementation="tile")
     finally:
         manager._validate_args = before
+
+
+def test_the_command_is_transformers_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = pytest.importorskip("transformers.cli.serving.model_manager").ModelManager
+    monkeypatch.setattr(manager, "_validate_args", manager._validate_args)  # put back after the test
+    monkeypatch.setattr("sys.argv", ["tilewise.transformers", "version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("tilewise.transformers", run_name="__main__")
+    assert not end.value.code and transformers.__version__ in capsys.readouterr().out
+    assert hasattr(manager._validate_args, "__wrapped__")
 
 
 def test_every_config_is_served() -> None:

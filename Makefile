@@ -25,10 +25,12 @@ build: ## install what is missing, build the library, build/tilewise and the Pyt
 	  $(CONFIGURE) -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DTILEWISE_BUILD_TESTS=OFF
 	cmake --build $(BUILD) -j $(JOBS)
 
-demo: ## generate text with a language model, once on Tilewise and once on torch's attention
+demo: ## generate text with a language model, alone and for several requests, on Tilewise's and on torch's attention
 	scripts/bootstrap.sh demo
 	@$(MAKE) --no-print-directory build
 	$(RUN) $(PY) examples/demo/generate.py
+	@echo
+	$(RUN) $(PY) examples/demo/serve.py
 
 test: bootstrap-dev ## every test: C++, Python, linters, sanitizers, other processors, a short fuzz
 	scripts/test.sh all

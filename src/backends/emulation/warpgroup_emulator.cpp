@@ -123,6 +123,12 @@ std::uint32_t WarpgroupEmulator::count_global(std::uint32_t* counter) {
   return std::atomic_ref<std::uint32_t>(*counter).fetch_add(1, std::memory_order_relaxed);
 }
 
+std::uint64_t WarpgroupEmulator::exchange_global_if(std::uint64_t* to, std::uint64_t expected, std::uint64_t desired) {
+  check(global_.access(to, sizeof *to, GlobalAccess::add, global_accessor()));
+  std::atomic_ref<std::uint64_t>(*to).compare_exchange_strong(expected, desired, std::memory_order_relaxed);
+  return expected;
+}
+
 void WarpgroupEmulator::store_matrices(void* row, const std::uint32_t* from) {
   StoreArguments arguments{row, from};
   join(Collective::store_matrices, &arguments);

@@ -54,8 +54,8 @@ concept HasMatrixUnit = requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& 
 
 template <class M>
 concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && HasMatrixUnit<M> &&
-                      requires(float& x, int32_t i, uint32_t word, uint32_t* counter, void* row, uint32_t (&four)[4],
-                               Sm80Accumulator& d) {
+                      requires(float& x, int32_t i, uint32_t word, uint32_t* counter, uint64_t* wide, void* row,
+                               uint32_t (&four)[4], Sm80Accumulator& d) {
                         typename M::SharedNumber;              // an int32_t in shared memory, read as one
                         { M::blocks() } -> SameAs<int32_t>;    // of the grid
                         { M::uniform(i) } -> SameAs<int32_t>;  // what steers wgmma is known to be the same
@@ -63,7 +63,9 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && Ha
                         { M::tanh(x) } -> SameAs<float>;            // its relative error is 2^-11
                         { M::pin(x) } -> SameAs<void>;              // no use of x moves across it
                         { M::count(counter) } -> SameAs<uint32_t>;  // adds 1 to global memory: what was there before
-                        { M::fence_global() } -> SameAs<void>;      // what was written is seen before what follows
+                        // What global memory held; the second number takes its place where that was the first.
+                        { M::exchange_if(wide, *wide, *wide) } -> SameAs<uint64_t>;
+                        { M::fence_global() } -> SameAs<void>;  // what was written is seen before what follows
                         { M::shared_address(row) } -> SameAs<uint32_t>;
                         // Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
                         { M::load_matrices(four, row) } -> SameAs<void>;

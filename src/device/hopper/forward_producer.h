@@ -41,12 +41,13 @@ class ForwardProducer {
       load_keys(row);  // which do not wait for the place of Q
       load_rows(rows, work);
       rows.advance();
+      if (row < last) load_keys(row += C.block_n);
+      source.ask();
       // Of one place for Q the next one comes late: it is to come from the cache then.
       if constexpr (C.q_stages == 1 && !C.split) call_into_cache(source.upcoming());
       TILEWISE_NO_UNROLL
       while (row < last) load_keys(row += C.block_n);
     }
-    source.finish();
   }
 
   /// By a warp. In fp8 to where others transpose it.

@@ -4,6 +4,7 @@
 #include "device/common/mask.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
+#include "device/hopper/tile_counter.h"
 
 namespace tilewise::device {
 
@@ -66,17 +67,19 @@ TILEWISE_INLINE WorkTile place_in_order(const TileOrder& order, int32_t index) {
 template <class Machine, HopperForwardConfig C>
 class WorkSource {
  public:
-  TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params) {
+  TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params), counter_(params.tile_counter) {
     const TileOrder& order = p_.order;
     total_ = order.num_tiles * order.num_heads * order.batch_size * parts();
     next_ = Machine::block();
   }
 
-  /// The next tile with rows in memory; its number is asked for one tile ahead.
+  /// The next tile with rows in memory. ask() comes between two of them.
   TILEWISE_INLINE WorkTile next() {
-    while (next_ < total_) {
+    for (;; ask()) {
+      // As many numbers are asked for as there are tiles; the first ones are the blocks' own.
+      if (C.dynamic && next_ == total_ - 1 + Machine::blocks()) counter_.close();
+      if (next_ >= total_) break;
       WorkTile work = place(next_);
-      ask();
       if (find_keys(work)) return work;
     }
     WorkTile none{};
@@ -95,14 +98,16 @@ class WorkSource {
     return work;
   }
 
-  /// The last block to finish leaves the counters at zero.
-  TILEWISE_INLINE void finish() {
+  /// For the number of the next tile: once some copies of this one are on their way, which a closed counter would hold
+  /// up.
+  TILEWISE_INLINE void ask() {
+    const int32_t blocks = Machine::blocks(), block = Machine::block();
     if constexpr (C.dynamic) {
-      Machine::fence_global();
-      if (Machine::count(p_.tile_counter + 1) == static_cast<uint32_t>(Machine::blocks()) - 1) {
-        Machine::store_global(p_.tile_counter, 0u);
-        Machine::store_global(p_.tile_counter + 1, 0u);
-      }
+      next_ = counter_.next() + blocks;
+    } else {
+      // Every round begins one block further on, lest a block gets the last tile of every head.
+      ++round_;
+      next_ = round_ * blocks + (block + round_) % blocks;
     }
   }
 
@@ -115,17 +120,6 @@ class WorkSource {
     work.part = index % parts();
     return work;
   }
-  TILEWISE_INLINE void ask() {
-    const int32_t blocks = Machine::blocks(), block = Machine::block();
-    if constexpr (C.dynamic) {
-      next_ = static_cast<int32_t>(Machine::count(p_.tile_counter)) + blocks;
-    } else {
-      // Every round begins one block further on, lest a block gets the last tile of every head.
-      ++round_;
-      next_ = round_ * blocks + (block + round_) % blocks;
-    }
-  }
-
   /// False where the sequence has no such tile.
   TILEWISE_INLINE bool find_keys(WorkTile& work) const {
     Sequence s{0, 0, p_.shape.seqlen_q, p_.shape.seqlen_k, p_.shape.seqlen_q, p_.shape.seqlen_k, 0};
@@ -157,6 +151,7 @@ class WorkSource {
   }
 
   const HopperForwardParams& p_;
+  TileCounter<Machine> counter_;
   int32_t total_, next_, round_ = 0;
 };
 

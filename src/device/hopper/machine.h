@@ -20,6 +20,9 @@ struct HopperMachine : Sm80Machine {
   }
   TILEWISE_INLINE static void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
   TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return atomicAdd(counter, 1u); }
+  TILEWISE_INLINE static uint64_t exchange_if(uint64_t* to, uint64_t expected, uint64_t desired) {
+    return atomicCAS(reinterpret_cast<unsigned long long*>(to), expected, desired);
+  }
   TILEWISE_INLINE static void fence_global() { __threadfence(); }
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));

@@ -28,6 +28,9 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static float tanh(float x) { return __builtin_tanhf(x); }
   TILEWISE_INLINE static void pin(float&) {}
   TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return engine().count_global(counter); }
+  TILEWISE_INLINE static uint64_t exchange_if(uint64_t* to, uint64_t expected, uint64_t desired) {
+    return engine().exchange_global_if(to, expected, desired);
+  }
   TILEWISE_INLINE static void fence_global() {}
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) { return engine().shared_address(pointer); }
   TILEWISE_INLINE static void store_matrices(void* row, const uint32_t (&from)[4]) {

@@ -14,7 +14,7 @@ struct TileOrder {
   int32_t batch_size;
   int32_t heads_at_once, short_tiles;
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
-  int32_t counters;               // 2 where tiles are dealt out by a counter, else 0
+  int32_t counters;               // kCounterWords where tiles are dealt out by a counter, else 0
   int32_t num_splits;             // parts in which a tile's keys are dealt out
 
   template <class Params, class Visit>
@@ -25,6 +25,8 @@ struct TileOrder {
     visit("num_splits", p.num_splits);
   }
 };
+
+inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
 
 struct HopperForwardParams {
   // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the
@@ -38,7 +40,7 @@ struct HopperForwardParams {
   SinkTensor sink;
   HeadScales q_scale, k_scale, v_scale;  // fp8 only
   TileOrder order;
-  uint32_t* tile_counter;  // [counters], zero before and after
+  uint32_t* tile_counter;  // [counters]: see tile_counter.h
   // As the portable ForwardParams have them.
   float* out_accum;
   float* lse_accum;

@@ -180,7 +180,6 @@ Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   const std::int64_t tiles = tile_count(params.order);
   if (tiles > std::int64_t{1} << 30) return {{}, concat("tiles of queries must be <= 2^30 (got ", tiles, ")")};
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
-  if (config.dynamic) builder.clear("tile_counter");
   const gpu::Extent3 grid{static_cast<std::uint32_t>(std::min<std::int64_t>(tiles, device.multiprocessors))};
   if (gpu::Launch* launch = builder.launch<Forward>(gpu::Family::sm90, config, grid, params, bind)) {
     launch->tensor_maps = tensor_maps(p, config, params.order);

@@ -21,7 +21,7 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   table.scales(p.k_scale, "k_scale", s.num_heads_k);
   table.scales(p.v_scale, "v_scale", s.num_heads_k);
   gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
-  counter.one_writer = false;  // the last block to finish clears what all have added to
+  counter.one_writer = false;  // one block opens it, one closes it, and all add
   table.add(p.tile_counter, counter);
   const std::int64_t rows = p.order.num_splits > 1 ? p.order.num_splits * table.statistics() : 0;
   table.workspace(p.out_accum, "out_accum", Access::write, rows * s.head_dim_v);

@@ -190,7 +190,7 @@ device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, 
   order.batch_size = static_cast<std::int32_t>(p.batch_size);
   order.num_splits = static_cast<std::int32_t>(schedule.splits);
   order.heads_at_once = 1;
-  order.counters = c.dynamic ? 2 : 0;
+  order.counters = c.dynamic ? device::kCounterWords : 0;
   if (c.ranged && !c.windowed && order.num_tiles > 0) {
     // As many heads as fill the device, so that their keys stay in its cache; the short tiles of all heads even out
     // the end.

@@ -31,6 +31,10 @@ constexpr const char* kOptionsSchema =
 /// All that most calls give. torch takes some 100 ns to pass an argument and 60 ns to look up the name of one that is
 /// left out, so these calls have schemas of their own. `form` is 2 * layout, in the order of layout_names(), + causal.
 constexpr const char* kPlainSchema = "int form=0, float? softmax_scale=None";
+/// What calls on packed sequences, with windows and with softcap give besides. Without defaults: these are all passed.
+constexpr const char* kShortSchema =
+    "int form, float? softmax_scale, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
+    "SymInt? max_seqlen_k, SymInt window_left, SymInt window_right, float softcap";
 
 /// The options of a call in kOptionsSchema's order, owned until the kernel returns.
 struct TorchOptions {
@@ -116,20 +120,24 @@ void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tens
   if (lse != nullptr) *lse = shim::Tensor::empty(&arguments->softmax_lse);
 }
 
+/// Allocates and computes out, and softmax_lse where `lse` is not null.
+void run_forward(ForwardArguments arguments, const SelectOptions& select, shim::Tensor* out, shim::Tensor* lse) {
+  allocate_outputs(&arguments, out, lse);
+  void* stream = shim::current_stream(arguments.q.device);
+  clear_before(arguments.out, arguments.options.cu_seqlens_q, stream);
+  clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream);
+  run_on_current_stream(arguments, select, stream);
+  clear_rest(arguments.out, arguments.options.cu_seqlens_q);
+  clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
+}
+
 void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
   shim::StackReader reader(stack);
   const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor();
   const TorchOptions options = TorchOptions::read(reader);
   shim::Tensor out, lse;
   run_kernel([&] {
-    ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), {}, {}, options.options()};
-    allocate_outputs(&arguments, &out, &lse);
-    void* stream = shim::current_stream(arguments.q.device);
-    clear_before(arguments.out, arguments.options.cu_seqlens_q, stream);
-    clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream);
-    run_on_current_stream(arguments, options.select(), stream);
-    clear_rest(arguments.out, arguments.options.cu_seqlens_q);
-    clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
+    run_forward({q.view("q"), k.view("k"), v.view("v"), {}, {}, options.options()}, options.select(), &out, &lse);
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
   stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
@@ -152,9 +160,31 @@ void plain_forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*
   const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor();
   shim::Tensor out, lse;
   run_kernel([&] {
-    ForwardArguments arguments{q.view("q"), k.view("k"), v.view("v"), {}, {}, plain_options(reader)};
-    allocate_outputs(&arguments, &out, with_lse ? &lse : nullptr);
-    run_on_current_stream(arguments, {}, shim::current_stream(arguments.q.device));
+    run_forward({q.view("q"), k.view("k"), v.view("v"), {}, {}, plain_options(reader)}, {}, &out,
+                with_lse ? &lse : nullptr);
+  });
+  stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
+  if (with_lse) stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
+}
+
+/// The same with the options in kShortSchema.
+template <bool with_lse>
+void short_forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+  shim::StackReader reader(stack);
+  const shim::Tensor q = reader.tensor(), k = reader.tensor(), v = reader.tensor();
+  shim::Tensor cu_seqlens_q, cu_seqlens_k, out, lse;
+  run_kernel([&] {
+    AttentionOptions options = plain_options(reader);
+    cu_seqlens_q = reader.optional_tensor();
+    cu_seqlens_k = reader.optional_tensor();
+    options.max_seqlen_q = reader.optional_integer();
+    options.max_seqlen_k = reader.optional_integer();
+    options.window_left = reader.integer();
+    options.window_right = reader.integer();
+    options.softcap = reader.number();
+    options.cu_seqlens_q = cu_seqlens_q.view("cu_seqlens_q");
+    options.cu_seqlens_k = cu_seqlens_k.view("cu_seqlens_k");
+    run_forward({q.view("q"), k.view("k"), v.view("v"), {}, {}, options}, {}, &out, with_lse ? &lse : nullptr);
   });
   stack[0] = reinterpret_cast<std::uintptr_t>(out.release());
   if (with_lse) stack[1] = reinterpret_cast<std::uintptr_t>(lse.release());
@@ -299,11 +329,14 @@ struct Operator {
   const char* returns;
   shim::BoxedKernel kernel;
 };
-constexpr std::array<Operator, 7> kOperators{{
+constexpr std::array<Operator, 9> kOperators{{
     {"attention_forward", kForwardTensors, "", kOptionsSchema, "(Tensor out, Tensor softmax_lse)", forward_kernel},
     {"attention_forward.plain", kForwardTensors, "", kPlainSchema, "Tensor", plain_forward_kernel<false>},
     {"attention_forward.plain_lse", kForwardTensors, "", kPlainSchema, "(Tensor out, Tensor softmax_lse)",
      plain_forward_kernel<true>},
+    {"attention_forward.short", kForwardTensors, "", kShortSchema, "Tensor", short_forward_kernel<false>},
+    {"attention_forward.short_lse", kForwardTensors, "", kShortSchema, "(Tensor out, Tensor softmax_lse)",
+     short_forward_kernel<true>},
     {"attention_forward_out", "Tensor q, Tensor k, Tensor v, Tensor(a!) out", "", kOptionsSchema, "Tensor",
      forward_out_kernel},
     {"attention_backward", kBackwardTensors,

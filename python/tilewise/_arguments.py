@@ -70,6 +70,46 @@ class Options(NamedTuple):
     implementation: Optional[str] = None
 
 
+class Short(NamedTuple):
+    """What the short operators take, in the order of their schema."""
+
+    form: int
+    softmax_scale: Optional[float]
+    cu_seqlens_q: Any
+    cu_seqlens_k: Any
+    max_seqlen_q: Optional[int]
+    max_seqlen_k: Optional[int]
+    window_left: int
+    window_right: int
+    softcap: float
+
+    def options(self) -> tuple[Any, ...]:
+        """The Options that they are short for."""
+        causal, layout = form_parts(self.form)
+        return Options(causal=causal, layout=layout, **{name: getattr(self, name) for name in self._fields[1:]})
+
+
+def short_options(options: tuple[Any, ...]) -> Optional[tuple[Any, ...]]:
+    """Short of a call whose Options have nothing else, as a plain tuple; None of others."""
+    causal, softmax_scale, layout, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, *others = options
+    (
+        seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale, seed_and_offset, _, max_seqlen_q, max_seqlen_k,
+        top_left, window_left, window_right, softcap, dropout_p, deterministic, batch_invariant, q_value, k_value,
+        v_value, implementation,
+    ) = others  # fmt: skip
+    if (
+        bias is sink is alibi_slopes is seqused_q is seqused_k is leftpad_k is q_scale is k_scale is v_scale is None
+        and seed_and_offset is q_value is k_value is v_value is implementation is None
+        and not (top_left or dropout_p or deterministic or batch_invariant)
+    ):
+        form = FORMS["causal" if causal else None, layout]
+        return (
+            form, softmax_scale, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, window_left, window_right,
+            softcap,
+        )  # fmt: skip
+    return None
+
+
 HEAD = slice(0, 3)
 ARRAYS = slice(3, 15)
 TAIL = slice(15, None)

@@ -21,6 +21,7 @@ from tilewise._arguments import (
     head_and_tail,
     implementation_name,
     number,
+    short_options,
     without_number,
 )
 from tilewise._keywords import check_keywords, keywords_of
@@ -284,17 +285,22 @@ def warmup(q: Any, k: Any = None, v: Any = None, *, return_lse: Any = False, **o
         _arrays.borrow("k", given["k"]),
         _arrays.borrow("v", given["v"]),
         _arrays.borrow_optional("out", given["out"], writable=True),
-        flag("return_lse", given["return_lse"]) or any(wanted) or (_is_torch(q) and not _is_plain(given, call)),
+        flag("return_lse", given["return_lse"]) or any(wanted) or (_is_torch(q) and not _is_without_lse(given, call)),
         wanted,
         _arrays.core_options(call),
         call.implementation or "",
     )
 
 
-def _is_plain(given: dict[str, Any], call: Options) -> bool:
-    """Whether the short way takes the call. The torch operator with all options always writes softmax_lse."""
-    others = (given["out"], given["seed"], *(given[name] for name in ARRAY_NAMES))
-    return all(other is None for other in others) and call[TAIL] == DEFAULT_TAIL
+def _is_without_lse(given: dict[str, Any], call: Options) -> bool:
+    """Whether a torch operator for few options takes the call. That with all of them always writes softmax_lse."""
+    if given["out"] is not None:
+        return False
+    others = (given["seed"], *(given[name] for name in ARRAY_NAMES))
+    if all(other is None for other in others) and call[TAIL] == DEFAULT_TAIL:
+        return True
+    drawn = not _is_torch(given["seed"])  # a seed that is drawn is not passed where nothing is dropped
+    return short_options(call._replace(seed_and_offset=None) if drawn else call) is not None
 
 
 def _bound_call(function: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Options]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import assert_close, draw, lengths
-from torch_support import Recorder, assert_same, gradients, options_with
+from torch_support import ALL_OPTIONS, Recorder, assert_same, gradients, options_with
 
 import tilewise
 from tilewise._arguments import FORMS, Options
@@ -202,10 +202,10 @@ def test_plain_calls_compute_the_same(layout, options):
     with Recorder() as recorder:
         out = run(q, k, v)
     assert set(recorder.calls) == {operators.plain}
-    full = run(q, k, v, return_lse=True, seed=0)  # a seed without dropout changes nothing but the way
+    full = run(q, k, v, return_lse=True, **ALL_OPTIONS)
     for return_lse in (False, True):
         results, grads = gradients(functools.partial(run, return_lse=return_lse), q, k, v)
-        expected, expected_grads = gradients(functools.partial(run, return_lse=return_lse, seed=0), q, k, v)
+        expected, expected_grads = gradients(functools.partial(run, return_lse=return_lse, **ALL_OPTIONS), q, k, v)
         assert_same((*results, *grads), (*expected, *expected_grads), 0.0)
     assert_same((out, *run(q, k, v, return_lse=True)), (full[0], *full), 0.0)
 
@@ -223,14 +223,14 @@ def test_plain_gradients_are_those_wanted(wanted, through):
         assert (operators.plain_backward in recorder.calls) == (not more)
         return [leaf.grad for leaf in leaves.values()]
 
-    for actual, expected, name in zip(grads(), grads(seed=0), "qkv"):
+    for actual, expected, name in zip(grads(), grads(**ALL_OPTIONS), "qkv"):
         assert (actual is None) == (expected is None) == (name not in wanted)
         assert actual is None or torch.equal(actual, expected)
 
 
 def test_rarer_calls_take_the_operator_with_all_options():
     (q, k, v), _ = draw("plain")
-    for options in ({"softcap": 2.0}, {"seed": 3}, {"sink": torch.zeros(4)}, {"mask": "causal_top_left"}):
+    for options in (ALL_OPTIONS, {"dropout_p": 0.1, "seed": 3}, {"sink": torch.zeros(4)}, {"mask": "causal_top_left"}):
         with Recorder() as recorder:
             tilewise.attention(q, k, v, **options)
         assert set(recorder.calls) == {operators.forward}, options

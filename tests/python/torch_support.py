@@ -9,6 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewise._arguments import Options
 
+# Changes nothing where nothing is dropped, but that the operator with all options is called.
+ALL_OPTIONS = {"seed": torch.zeros(2, dtype=torch.int64)}
+
 
 def options_with(**options: Any) -> Options:
     """The operators' options with some changed."""

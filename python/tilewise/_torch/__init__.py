@@ -175,5 +175,5 @@ def forward(
     elif _needs_graph(q, k, v, bias, sink):
         return autograd.apply(q, k, v, bias, sink, options, return_lse)
     else:
-        out, lse = autograd.eager_forward(q, k, v, options)
+        return autograd.eager_forward(q, k, v, options, return_lse)
     return (out, lse) if return_lse else out

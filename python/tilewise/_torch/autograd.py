@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, FORMS, HEAD, TAIL, Options, form_parts
+from tilewise._arguments import ARRAYS, FORMS, HEAD, TAIL, Options, form_parts, short_options
 from tilewise._torch import batching, operators
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.refusals import refuse_gradient, refuse_tangents
@@ -23,10 +23,14 @@ _BIAS = Options._fields.index("bias")  # sink is next
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 
-def eager_forward(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> Any:
-    """(out, softmax_lse) without a graph."""
+def eager_forward(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], with_lse: bool = True) -> Any:
+    """(out, softmax_lse), or out, without a graph."""
+    short = short_options(options) if len(options) > HEAD.stop else None
+    if short is not None:
+        return (operators.eager_short_lse if with_lse else operators.eager_short)(q, k, v, *short)
     with below_autograd():
-        return operators.eager_forward(q, k, v, *options)
+        result = operators.eager_forward(q, k, v, *options)
+    return result if with_lse else result[0]
 
 
 def eager_forward_out(

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Options, form_parts
+from tilewise._arguments import Options, Short, form_parts
 from tilewise._torch.operators import LIBRARY
 from tilewise._torch.python_kernels import lse_dtype, new_rows, out_dtype
 
@@ -44,6 +44,14 @@ def plain_lse(
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return plain_lse(q, k, v, *args, **kwargs)[0]
+
+
+def short_lse(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return forward(q, k, v, *Short(*args).options())
+
+
+def short(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
+    return short_lse(q, k, v, *args)[0]
 
 
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -117,6 +125,8 @@ for _name, _fake in (
     ("attention_forward", forward),
     ("attention_forward.plain", plain),
     ("attention_forward.plain_lse", plain_lse),
+    ("attention_forward.short", short),
+    ("attention_forward.short_lse", short_lse),
     ("attention_forward_out", forward_out),
     ("attention_backward", backward),
     ("attention_backward.plain", plain_backward),

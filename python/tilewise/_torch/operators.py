@@ -57,10 +57,15 @@ eager_forward: Any = getattr(forward, "_op", forward)  # what calling `forward` 
 
 # Overloads for calls without other options. They have no autograd, not even torch's own layer that would say so:
 # torch goes straight to their kernels, and who calls them looks after gradients.
-for _name in ("attention_forward.plain", "attention_forward.plain_lse", "attention_backward.plain"):
-    LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+for _name in ("plain", "plain_lse", "short", "short_lse"):
+    LIBRARY.impl(f"attention_forward.{_name}", torch.library.fallthrough_kernel, "Autograd")
+LIBRARY.impl("attention_backward.plain", torch.library.fallthrough_kernel, "Autograd")
 plain: Any = torch.ops.tilewise.attention_forward.plain
 plain_lse: Any = torch.ops.tilewise.attention_forward.plain_lse
 plain_backward: Any = torch.ops.tilewise.attention_backward.plain
 eager_plain: Any = getattr(plain, "_op", plain)
 eager_plain_lse: Any = getattr(plain_lse, "_op", plain_lse)
+short: Any = torch.ops.tilewise.attention_forward.short
+short_lse: Any = torch.ops.tilewise.attention_forward.short_lse
+eager_short: Any = getattr(short, "_op", short)
+eager_short_lse: Any = getattr(short_lse, "_op", short_lse)

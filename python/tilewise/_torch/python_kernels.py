@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _core
-from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, form_parts
+from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, Short, form_parts
 from tilewise._arrays import core_options
 
 
@@ -71,6 +71,14 @@ def plain_lse(
 
 def plain(q: Tensor, k: Tensor, v: Tensor, form: int = 0, softmax_scale: Optional[float] = None) -> Tensor:
     return plain_lse(q, k, v, form, softmax_scale)[0]
+
+
+def short_lse(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    return forward(q, k, v, *Short(*args).options())
+
+
+def short(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
+    return short_lse(q, k, v, *args)[0]
 
 
 def forward_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -187,6 +195,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "attention_forward": forward,
     "attention_forward.plain": plain,
     "attention_forward.plain_lse": plain_lse,
+    "attention_forward.short": short,
+    "attention_forward.short_lse": short_lse,
     "attention_forward_out": forward_out,
     "attention_backward": backward,
     "attention_backward.plain": plain_backward,

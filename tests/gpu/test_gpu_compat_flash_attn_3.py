@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from flash_attn_3_cases import CASES, FP8, check
 from gpu_support import to_gpu
 
 from tilewise.compat import flash_attn_3
@@ -44,9 +45,22 @@ def test_fp8_without_a_cache(dim):
     _both(flash_attn_3.flash_attn_func, q, k, v, error=0.04, **_descales())
 
 
-@pytest.mark.skipif(
+hopper_only = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9, reason="only Hopper's kernels take fp8"
 )
+
+
+def _marked(case: Any) -> Any:
+    """Packed sequences in fp8 have no other implementation."""
+    return pytest.param(case, marks=hopper_only if case.dtype == FP8 and case.form == "varlen" else ())
+
+
+@pytest.mark.parametrize("case", map(_marked, CASES), ids=[str(case) for case in CASES])
+def test_pairs_of_arguments(case):
+    check(flash_attn_3, case, "cuda", fp8_error=0.04)
+
+
+@hopper_only
 def test_packed_fp8():
     torch.manual_seed(0)
     q, k, v = (torch.randn(rows, heads, 64).to(torch.float8_e4m3fn) for rows, heads in ((90, 8), (300, 2), (300, 2)))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from flash_attn_3_cases import CASES, check
 from formulas import Call, dense, packed
 
 import tilewise
@@ -38,6 +39,11 @@ def test_signatures(name):
     parameters = inspect.signature(getattr(flash_attn_3, name)).parameters.values()
     plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     assert ", ".join(map(str, plain)) == SIGNATURES[name]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pairs_of_arguments(case):
+    check(flash_attn_3, case)
 
 
 def _qkv(*, batch=2, sq=20, sk=30, heads=4, heads_k=2, dim=32, dim_v=None):

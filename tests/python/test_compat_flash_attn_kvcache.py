@@ -2,6 +2,7 @@
 # all pairs of their arguments against float64 formulas.
 """Caches, contiguous and in pages."""
 
+import functools
 import math
 import random
 from typing import Any, NamedTuple, Optional
@@ -11,6 +12,7 @@ import torch
 from closeness import assert_as_close
 from formulas import Call, dense
 from pairwise import pairwise
+from torch_support import Recorder
 
 import tilewise.compat.flash_attn as flash_attn
 
@@ -143,11 +145,13 @@ def test_pairs_of_arguments(case):
     shape = {None: None, "heads": (heads,), "batch": (2, heads)}[case.alibi]
     slopes = None if shape is None else torch.rand(shape)
     before = cache._replace(k=cache.k.clone(), v=cache.v.clone())
-    out, lse = flash_attn.flash_attn_with_kvcache(
-        q, cache.k, cache.v, k, v, *tables, seqlens, **cache.arguments, causal=case.causal,
-        window_size=case.window_size, softcap=case.softcap, rotary_interleaved=case.rotary != "halves",
-        alibi_slopes=slopes, num_splits=case.num_splits, return_softmax_lse=True,
+    step = functools.partial(
+        flash_attn.flash_attn_with_kvcache, q, cache.k, cache.v, k, v, *tables, seqlens, **cache.arguments,
+        causal=case.causal, softcap=case.softcap, rotary_interleaved=case.rotary != "halves", alibi_slopes=slopes,
+        num_splits=case.num_splits,
     )  # fmt: skip
+    out, lse = step(window_size=case.window_size, return_softmax_lse=True)
+    assert torch.equal(step(window_size=case.window_size), out)  # a step twice writes the same keys
     leftpad = cache.arguments.get("cache_leftpad", [0, 0])
     local = case.causal or any(int(side) >= 0 for side in case.window_size)
     for b, length in enumerate(lengths):
@@ -181,6 +185,32 @@ def _check_lse(case: Case, lse: Any, exact: Any, slopes: Any, seqlen_k: int) -> 
     empty = exact == -math.inf
     assert torch.equal(lse == math.inf, empty)
     torch.testing.assert_close(lse[~empty].double(), exact[~empty], rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("new", [0, 1])
+def test_usual_step(paged, rotary, new):
+    """What an engine asks for goes by the operator for it, and computes what that with all options does."""
+    if rotary and not new:
+        pytest.skip("tables without new keys are refused")
+    case = CASES[0]._replace(
+        dtype=torch.bfloat16, cache="pages" if paged else "rows", seqlen_new=new, rotary="halves" if rotary else None
+    )
+    torch.manual_seed(1)
+    cache, tables, heads, dim = _cache(case), _tables(case, 512), case.heads, case.head_dim
+    q = torch.randn(2, 1, heads[0], dim).to(case.dtype)
+    k, v = (torch.randn(2, new, heads[1], dim).to(case.dtype) if new else None for _ in range(2))
+    lengths = torch.tensor([130, 61], dtype=torch.int32)
+    step = functools.partial(
+        flash_attn.flash_attn_with_kvcache, q.requires_grad_(), cache.k, cache.v, k, v, *tables, lengths,
+        **cache.arguments, causal=True, rotary_interleaved=False,
+    )  # fmt: skip
+    with Recorder() as recorder:
+        out = step()
+    assert torch.ops.tilewise.kv_cache_attention.plain in recorder.calls
+    assert not out.requires_grad
+    assert torch.equal(out, step(return_softmax_lse=True)[0])
 
 
 # --- packed queries over pages ---

@@ -245,6 +245,11 @@ _grad_enabled = torch.is_grad_enabled
 _transforming: Any = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
 
 
+def nobody_derives() -> bool:
+    """Whether there is no transform and no dual level, whose derivatives the plain operator would lose."""
+    return forward_ad._current_level < 0 and not _transforming()
+
+
 def is_plain(q: Any, k_cache: Any, v_cache: Any, others: tuple[Any, ...]) -> bool:
     """Whether plain_attend() may have these: tensors (or None, of `others`) of which nobody wants a derivative."""
     if not (isinstance(q, Tensor) and isinstance(k_cache, Tensor) and isinstance(v_cache, Tensor)):
@@ -255,7 +260,7 @@ def is_plain(q: Any, k_cache: Any, v_cache: Any, others: tuple[Any, ...]) -> boo
     for other in others:
         if other is not None and not (isinstance(other, Tensor) and not (derived and other.requires_grad)):
             return False
-    return forward_ad._current_level < 0 and not _transforming() and not q.is_nested
+    return nobody_derives() and not q.is_nested
 
 
 def plain_attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:

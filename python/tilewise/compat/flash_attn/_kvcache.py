@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn import _kvcache_refusals
-from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, Packed, dense_rows, window_sides
+from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, WHOLE, Packed, dense_rows, window_sides
 from tilewise.compat.flash_attn._lse import (
     drops_row_constant,
     lengths_of,
@@ -102,6 +102,25 @@ def attend(
     if block_table is not None:
         check_pages(block_table, capacity, cache_seqlens, new)
         capacity *= block_table.shape[1]
+    if (
+        not return_lse
+        and out is cache_batch_idx is cache_leftpad is alibi_slopes is None
+        and window_size is WHOLE
+        and softcap <= 0.0
+        and num_splits == 0
+        and isinstance(cache_seqlens, Tensor)
+        and (rotary_cos is None or not rotary_interleaved)
+        and not torch.compiler.is_compiling()
+        and kv_cache.nobody_derives()
+    ):
+        try:
+            return kv_cache.plain_attend(
+                q, k_cache, v_cache, k, v, cache_seqlens, block_table, rotary_cos, rotary_sin, bool(causal),
+                softmax_scale,
+            )  # fmt: skip
+        except (RuntimeError, TypeError, ValueError):
+            _kvcache_refusals.refuse(*refusal)
+            raise
     window = window_sides(window_size, capacity, causal)
     values: dict[str, Any] = {
         "rotary_interleaved": bool(rotary_interleaved) and rotary_cos is not None,

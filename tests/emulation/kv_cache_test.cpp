@@ -195,6 +195,39 @@ TEST_P(EmulatedKvCache, RandomProblems) {
   }
 }
 
+/// Hopper's own kernel takes contiguous caches of q's element type. Each case says what its schedule must name.
+class EmulatedHopperKvCache : public testing::Test {
+ protected:
+  static void check(const std::string& path, const std::string& text, int key_heads = 2) {
+    const std::string problem = core::concat("kv_cache_attention cache_seqlens=1 num_heads_q=", 2 * key_heads,
+                                             " num_heads_k=", key_heads, " ", text);
+    const std::string schedule = plan(parse_problem(problem), {"emulation.sm90"}).schedule();
+    EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << problem;
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+      const verify::Report report = verify::check_implementation(parse_problem(problem), "emulation.sm90", seed);
+      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    }
+  }
+};
+
+TEST_F(EmulatedHopperKvCache, LengthsOfSequences) {
+  check("dealt by a counter",
+        "dtype=bf16 batch_size=2 batch_size_cache=2 head_dim=64 capacity=300 seqlen_q=70 mask=causal softmax_lse=1");
+  check("heads packed",
+        "dtype=f16 batch_size=3 batch_size_cache=3 head_dim=64 head_dim_v=40 capacity=90 seqlen_q=20 cache_leftpad=1 "
+        "softcap=9 alibi_slopes=[h]");
+  check("tiles",
+        "dtype=bf16 layout=thd batch_size=3 batch_size_cache=3 max_seqlen_q=50 total_q=100 head_dim=64 capacity=190 "
+        "mask=causal window_left=60 sink=1");
+}
+
+TEST_F(EmulatedHopperKvCache, AppendsInALaunchBefore) {
+  check("append by 16 bytes, 4 waves; 192x64 tiles",
+        "dtype=bf16 batch_size=2 batch_size_cache=2 head_dim=128 capacity=700 seqlen_q=5 append=1 seqlen_k_new=5 "
+        "mask=causal sink=1 softmax_lse=1");
+  check("splits", "dtype=bf16 head_dim=128 capacity=1500 seqlen_q=20 append=1 seqlen_k_new=20 mask=causal", 1);
+}
+
 INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKvCache,
                          testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
                          [](const auto& machine) { return machine.param.substr(machine.param.find('.') + 1); });

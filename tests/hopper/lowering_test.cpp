@@ -187,6 +187,35 @@ TEST(HopperLowering, RefusesWithAReason) {
             "every row of q, k, v and out must start on 16 bytes (got one that does not)");
 }
 
+constexpr std::string_view kStep =
+    "kv_cache_attention device=cuda dtype=bf16 seqlen_q=64 num_heads_q=32 num_heads_k=8 head_dim=128 capacity=8192 "
+    "cache_seqlens=1 mask=causal ";
+
+TEST(HopperLowering, AppendsToACacheInALaunchBefore) {
+  const KvCacheProblem problem = parse_problem(concat(kStep, "append=1 seqlen_k_new=64"));
+  const gpu::Outcome outcome = lower(problem, h200());
+  ASSERT_EQ(outcome.refusal, "");
+  const std::vector<const gpu::Launch*> launches = outcome.lowering.launches();
+  ASSERT_EQ(launches.size(), 3U);
+  EXPECT_EQ(launches[0]->key.body->name, "append_kv");
+  EXPECT_FALSE(launches[0]->programmatic);
+  EXPECT_TRUE(gpu::config_of<Forward>(launches[1]->key).cached);
+  EXPECT_TRUE(launches[1]->programmatic);
+  EXPECT_EQ(params_of(*launches[1]).order.num_splits, 8);
+  EXPECT_EQ(launches[2]->key.body->name, "kv_cache_combine");
+}
+
+TEST(HopperLowering, RefusesStepsWithAReason) {
+  const auto refusal = [](const std::string& text) {
+    return lower(KvCacheProblem(parse_problem(text)), h200()).refusal;
+  };
+  EXPECT_EQ(refusal(concat(kStep, "unaligned=1")),
+            "every row of q, k, v and out must start on 16 bytes (got one that does not)");
+  EXPECT_EQ(refusal("append_kv device=cuda dtype=bf16 num_heads_k=8 head_dim=128 capacity=64 seqlen_k_new=4 "
+                    "cache_seqlens=1"),
+            "call must be kv_cache_attention (got append_kv)");
+}
+
 TEST(HopperLowering, TakesNoLongerForLess) {
   const double causal = lowered(kCausal).estimated_us;
   const double full = lowered("dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128").estimated_us;

@@ -7,10 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "backends/cuda/hopper/kv_cache.hpp"
 #include "backends/cuda/hopper/lowering.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
 #include "core/message.hpp"
 #include "gpu/architectures.hpp"
+#include "tilewise/kv_cache.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends::hopper {

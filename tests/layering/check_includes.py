@@ -66,6 +66,7 @@ LAYERS = (
         layer(
             f"src/device/{name}",
             f"device/{name}/",
+            *(("device/kv_cache/",) if name == "hopper" else ()),
             "device/attention/",
             "device/tile/",
             "device/common/",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/hopper/implementation.hpp"
+#include "backends/cuda/hopper/kv_cache.hpp"
 #include "backends/portable/table.hpp"
 #include "gpu/system.hpp"
 #include "jit/cuda_driver.hpp"
@@ -201,11 +202,11 @@ const gpu::Runtime& cuda_runtime(int index) { return gpu::required_gpu<CudaApi>(
 
 std::span<const core::Implementation* const> cuda_implementations() {
   static const portable::FamilyRows sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
-  static const hopper::AttentionImplementation hopper(cuda_runtime);
+  static const RowsOf<hopper::AttentionImplementation, hopper::KvCacheImplementation> hopper(cuda_runtime);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;
     sm80.append_to(rows);
-    rows.push_back(&hopper);
+    hopper.append_to(rows);
     return rows;
   }();
   return table;

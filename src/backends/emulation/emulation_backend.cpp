@@ -18,12 +18,12 @@ using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCac
 
 std::span<const core::Implementation* const> emulation_implementations() {
   using gpu::Family;
-  static const emulation::EmulatedAttention sm90(Family::sm90);
+  static const RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache> sm90(Family::sm90);
   static const FamilyRows sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;
     for (const FamilyRows* family : {&sm80, &cdna, &rdna}) family->append_to(rows);
-    rows.push_back(&sm90);
+    sm90.append_to(rows);
     return rows;
   }();
   return table;

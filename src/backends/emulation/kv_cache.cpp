@@ -1,6 +1,7 @@
 // The KV cache step's portable kernels under emulation.
 #include "backends/emulation/kv_cache.hpp"
 
+#include "backends/cuda/hopper/kv_cache.hpp"
 #include "backends/emulation/emulated_call.hpp"
 #include "backends/portable/kv_cache/lowering.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
@@ -9,18 +10,26 @@
 namespace tilewise::backends::emulation {
 namespace {
 
+/// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.
+portable::Outcome lower_for(const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
+  if (family != gpu::Family::sm90) return portable::lower(problem, device, family);
+  return problem.unaligned ? portable::lower(problem, device, gpu::Family::sm80) : hopper::lower(problem, device);
+}
+
 constexpr PortableKernels<operations::KvCache> kPortable{
     [](const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
-      return portable::lower(problem, device, family).lowering;
+      return lower_for(problem, device, family).lowering;
     },
     [](const KvCacheProblem&, const auto& call) { return portable::is_aligned(call); }};
 
 }  // namespace
 
-operations::kv_cache::FeatureSet EmulatedKvCache::supported() const noexcept { return portable::kv_cache_features(); }
+operations::kv_cache::FeatureSet EmulatedKvCache::supported() const noexcept {
+  return family_ == gpu::Family::sm90 ? hopper::kv_cache_features() : portable::kv_cache_features();
+}
 
 core::Verdict EmulatedKvCache::judge(const KvCacheProblem& problem, const core::DeviceDescription&) const {
-  portable::Outcome outcome = portable::lower(problem, runtime_of(family_)(0).description(), family_);
+  portable::Outcome outcome = lower_for(problem, runtime_of(family_)(0).description(), family_);
   if (!outcome.refusal.empty()) return core::Verdict::refuse(std::move(outcome.refusal));
   // The order of magnitude on one thread, compilation aside, and above the reference's: none is chosen by itself.
   constexpr double kCallUs = 1000.0, kRowUs = 10.0, kElementUs = 0.2;

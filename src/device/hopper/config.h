@@ -18,6 +18,7 @@ struct HopperForwardConfig : ScoreConfig {
   Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
   Flag split = 0;        // keys come in parts, each of which leaves its own sums for combine; q_stages is 1 then
   Flag sink = 0;
+  Flag cached = 0;  // K and V are a cache, whose sequences are found as a KV cache step has them
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
@@ -34,6 +35,7 @@ struct HopperForwardConfig : ScoreConfig {
     visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
     visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
     visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
+    visit("cached", c.cached);
   }
 };
 

@@ -24,6 +24,7 @@ class HopperForward {
       Machine::prefetch_map(params.v_map), Machine::prefetch_map(params.out_map);
     }
     Machine::barrier();
+    if constexpr (C.cached) wait_for_step_before<Machine>();  // new keys are appended by it
     constexpr RegisterShares kShares = register_shares(C);
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
       Machine::template give_registers<kShares.producer>();

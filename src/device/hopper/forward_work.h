@@ -5,6 +5,7 @@
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_counter.h"
+#include "device/kv_cache/sequence.h"
 
 namespace tilewise::device {
 
@@ -123,7 +124,11 @@ class WorkSource {
   /// False where the sequence has no such tile.
   TILEWISE_INLINE bool find_keys(WorkTile& work) const {
     Sequence s{0, 0, p_.shape.seqlen_q, p_.shape.seqlen_k, p_.shape.seqlen_q, p_.shape.seqlen_k, 0};
-    if constexpr (C.lengths) s = sequence_of(p_.shape, work.batch);
+    if constexpr (C.cached) {
+      s = attended_sequence<C>(p_.shape, p_.cache, work.batch);
+    } else if constexpr (C.lengths) {
+      s = sequence_of(p_.shape, work.batch);
+    }
     work.q_row = static_cast<int32_t>(s.q_row);
     work.k_row = static_cast<int32_t>(s.k_row);
     work.leftpad = static_cast<int32_t>(s.leftpad);

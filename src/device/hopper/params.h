@@ -3,6 +3,7 @@
 
 #include "device/common/params.h"
 #include "device/hopper/tensor_map.h"
+#include "device/kv_cache/params.h"
 
 namespace tilewise::device {
 
@@ -39,6 +40,7 @@ struct HopperForwardParams {
   LseTensor softmax_lse;
   SinkTensor sink;
   HeadScales q_scale, k_scale, v_scale;  // fp8 only
+  CacheShape cache;                      // of a config that is cached; AttentionShape::seqlen_k is its capacity
   TileOrder order;
   uint32_t* tile_counter;  // [counters]: see tile_counter.h
   // As the portable ForwardParams have them.
@@ -50,7 +52,7 @@ struct HopperForwardParams {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("out_map", p.out_map);
     visit("shape", p.shape), visit("score", p.score), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
     visit("sink", p.sink), visit("q_scale", p.q_scale), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
-    visit("order", p.order), visit("tile_counter", p.tile_counter);
+    visit("cache", p.cache), visit("order", p.order), visit("tile_counter", p.tile_counter);
     visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
   }
 };

@@ -16,6 +16,9 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
+  table.add_lengths(p.cache.cu_seqlens_k_new, "cu_seqlens_k_new", p.shape.batch_size + 1);
+  table.add_lengths(p.cache.cache_seqlens, "cache_seqlens", p.shape.batch_size);
+  table.add_lengths(p.cache.cache_leftpad, "cache_leftpad", p.shape.batch_size);
   const device::AttentionShape& s = p.shape;
   table.scales(p.q_scale, "q_scale", s.num_heads_q / std::max<std::int64_t>(p.q_scale.heads, 1));
   table.scales(p.k_scale, "k_scale", s.num_heads_k);

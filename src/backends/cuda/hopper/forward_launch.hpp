@@ -1,0 +1,50 @@
+// The forward kernel's launch with its tensor maps, for every operation that attends: each says how its calls are
+// attention's.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backends/cuda/hopper/schedule.hpp"
+#include "device/common/params.h"
+#include "gpu/lowering.hpp"
+
+namespace tilewise::backends::hopper {
+
+/// Sets a tensor map's address and extents: of q, k, v and out. packs: heads of a group are rows of one tile.
+void bind_q(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
+void bind_out(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
+void bind_k(const device::AttentionParams& call, gpu::TensorMap& map);
+void bind_v(const device::AttentionParams& call, gpu::TensorMap& map);
+
+/// How a call's tensor maps are set.
+struct MapBinds {
+  using Bind = void (*)(const void* call, gpu::TensorMap& map);
+  Bind q, k, v, out;
+};
+
+/// Of calls that Source::of() turns into attention's.
+template <typename Source>
+[[nodiscard]] MapBinds map_binds(bool packs) {
+  using Map = gpu::TensorMap;
+  using Call = const void*;
+  MapBinds binds{[](Call call, Map& map) { bind_q(Source::of(call), false, map); },
+                 [](Call call, Map& map) { bind_k(Source::of(call), map); },
+                 [](Call call, Map& map) { bind_v(Source::of(call), map); },
+                 [](Call call, Map& map) { bind_out(Source::of(call), false, map); }};
+  if (packs) {
+    binds.q = [](Call call, Map& map) { bind_q(Source::of(call), true, map); };
+    binds.out = [](Call call, Map& map) { bind_out(Source::of(call), true, map); };
+  }
+  return binds;
+}
+
+/// What the copy engine and the kernel can't do; empty where they can.
+[[nodiscard]] std::string refusal_of(const Problem& attention);
+
+/// Adds the kernel; returns why it can't be, or nothing.
+[[nodiscard]] std::string add_forward(const Problem& attention, const ForwardSchedule& schedule,
+                                      const core::DeviceDescription& device, gpu::Bind bind, const MapBinds& maps,
+                                      gpu::LoweringBuilder& builder);
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,136 @@
+// The KV cache step as attention over the cache's tensors; see kv_cache.hpp.
+#include "backends/cuda/hopper/kv_cache.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "backends/cuda/hopper/estimate.hpp"
+#include "backends/cuda/hopper/forward_launch.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/kv_cache/bind.hpp"
+#include "backends/portable/kv_cache/implementation.hpp"
+#include "core/message.hpp"
+#include "gpu/lowered_kernel.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/kv_cache/rules.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using operations::kv_cache::KvCacheParams;
+
+struct Calls {
+  static const KvCacheParams& params_of(const void* call) { return *static_cast<const KvCacheParams*>(call); }
+  /// As far as tensor maps go.
+  static device::AttentionParams of(const void* from) {
+    const KvCacheParams& call = params_of(from);
+    device::AttentionParams attention{};
+    attention.batch_size = call.batch_size;
+    attention.seqlen_q = call.seqlen_q;
+    attention.total_q = call.total_q;
+    attention.seqlen_k = call.row_places;
+    attention.num_heads_q = call.num_heads_q;
+    attention.num_heads_k = call.num_heads_k;
+    attention.head_dim = call.head_dim;
+    attention.head_dim_v = call.head_dim_v;
+    attention.cu_seqlens_q = call.cu_seqlens_q;
+    attention.q = call.q;
+    attention.k = call.k_cache;
+    attention.v = call.v_cache;
+    attention.out = call.out;
+    return attention;
+  }
+};
+
+/// As the portable kernel is told of the call.
+void bind(const void* call, void* block) {
+  device::KvCacheForwardParams from{};
+  portable::bind(Calls::params_of(call), from);
+  auto& params = *static_cast<device::HopperForwardParams*>(block);
+  params.shape = from.shape;
+  params.score = from.score;
+  params.cache = from.cache;
+  params.out = from.out;
+  params.softmax_lse = from.softmax_lse;
+  params.sink = from.sink;
+}
+
+/// The step's attention, whose lengths are read by the kernel in every case.
+Problem attention_of(const KvCacheProblem& p) {
+  Problem attention = portable::attention_of(p);
+  attention.seqused_k = true;
+  return attention;
+}
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+void add_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder) {
+  const device::KvCacheCombineConfig config = portable::kv_cache_combine_config(attention);
+  const std::int64_t tiles = ceil_div(attention.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
+  device::KvCacheCombineParams params{};
+  params.shape = operations::attention::shape_of(attention);
+  params.grid = device::tile_grid(tiles, 1, attention.num_heads_q, portable::group_of(attention));
+  params.num_splits = splits;
+  const auto bind_params = [](const void* call, void* block) {
+    portable::bind(Calls::params_of(call), *static_cast<device::KvCacheCombineParams*>(block));
+  };
+  const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * attention.num_heads_q * attention.batch_size)};
+  builder.launch<portable::KvCacheCombine>(gpu::Family::sm80, config, grid, params, bind_params);
+}
+
+/// The portable launch that appends, before all others; the attention begins while it ends.
+void prepend_append(KvCacheProblem p, const core::DeviceDescription& device, gpu::Lowering& lowering) {
+  constexpr double kBetweenUs = 3.0;  // until one launch sees what the other has written
+  p.call = KvCacheCall::append_kv;
+  const gpu::Lowering append = portable::lower(p, device, gpu::Family::sm80).lowering;
+  if (append.steps.empty()) return;
+  if (!lowering.steps.empty()) {
+    std::get<gpu::Launch>(lowering.steps.front()).programmatic =
+        portable::traits_of(device, gpu::Family::sm80).overlaps_steps;
+  }
+  lowering.steps.insert(lowering.steps.begin(), append.steps.begin(), append.steps.end());
+  lowering.schedule = core::concat(append.schedule, "; ", lowering.schedule);
+  lowering.estimated_us += append.estimated_us + kBetweenUs;
+}
+
+std::string step_refusal(const KvCacheProblem& p) {
+  if (operations::kv_cache::appends_alone(p)) return "call must be kv_cache_attention (got append_kv)";
+  return {};
+}
+
+}  // namespace
+
+operations::kv_cache::FeatureSet kv_cache_features() {
+  using enum operations::kv_cache::Feature;
+  return {attend,     append,      bf16,         f16,        packed,  cache_seqlens, cache_leftpad, gqa,
+          head_dim_v, window_left, window_right, scale_sign, softcap, alibi,         sink};
+}
+
+gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& device) {
+  if (std::string reason = step_refusal(p); !reason.empty()) return {{}, std::move(reason)};
+  const Problem attention = attention_of(p);
+  if (std::string reason = refusal_of(attention); !reason.empty()) return {{}, std::move(reason)};
+  ForwardSchedule schedule = forward_schedule(attention, device);
+  schedule.config.cached = 1;
+  gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
+  const MapBinds maps = map_binds<Calls>(schedule.config.pack_gqa);
+  if (std::string reason = add_forward(attention, schedule, device, bind, maps, builder); !reason.empty()) {
+    return {{}, std::move(reason)};
+  }
+  if (schedule.config.split) add_combine(attention, schedule.splits, builder);
+  gpu::Outcome outcome{builder.finish(), {}};
+  constexpr double kLengthUs = 3.0;  // a block's first keys wait for its sequence's length
+  outcome.lowering.estimated_us = kLengthUs + Estimator(attention, device).forward_us(schedule.config, schedule.splits);
+  if (p.append) prepend_append(p, device, outcome.lowering);
+  return outcome;
+}
+
+core::Verdict KvCacheImplementation::judge(const KvCacheProblem& problem, const core::DeviceDescription& device) const {
+  return gpu::judge_lowered(device, gpu::Family::sm90, find_runtime_, [&] { return lower(problem, device); });
+}
+
+std::shared_ptr<const void> KvCacheImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return portable::KvCacheImplementation("", gpu::Family::sm80, find_runtime_).contiguous_call(problem);
+}
+
+}  // namespace tilewise::backends::hopper

@@ -1,6 +1,7 @@
 # tilewise.compat.flash_attn_3 against tilewise.attention, tilewise.kv_cache_attention and formulas in float64.
 """FlashAttention-3's functions."""
 
+import functools
 import inspect
 import math
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from flash_attn_3_cases import CASES, check
 from formulas import Call, dense, packed
+from torch_support import Recorder
 
 import tilewise
 from tilewise.compat import flash_attn_3
@@ -139,6 +141,25 @@ def test_cache_with_everything():
     assert torch.equal(out, expected)
     assert torch.equal(lse, expected_lse)
     assert all(torch.equal(a, b) for a, b in zip(pages, copies))
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_usual_step(rotary):
+    """What an engine asks for goes by the operator for it, and computes what that with all options does."""
+    torch.manual_seed(0)
+    pages = [torch.randn(6, 16, 2, 32).to(torch.bfloat16) for _ in range(2)]
+    q, k, v = (torch.randn(2, 1, heads, 32).to(torch.bfloat16) for heads in (4, 2, 2))
+    table, lengths = torch.tensor([[3, 0, 5], [1, 2, 4]], dtype=torch.int32), torch.tensor([17, 40], dtype=torch.int32)
+    angles = torch.rand(64, 16)
+    tables = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary_interleaved": False} if rotary else {}
+    step = functools.partial(
+        flash_attn_3.flash_attn_with_kvcache, q, *pages, k, v, cache_seqlens=lengths, page_table=table, causal=True,
+        **tables,
+    )  # fmt: skip
+    with Recorder() as recorder:
+        out = step()
+    assert torch.ops.tilewise.kv_cache_attention.plain in recorder.calls
+    assert torch.equal(out, step(return_softmax_lse=True)[0])
 
 
 def _dequantized(cache, scale):

@@ -124,7 +124,8 @@ bool print_feature_report() {
                         .device = implementation->device(),
                         .feature = feature.feature,
                         .pass = feature.pass,
-                        .detail = {}},
+                        .detail = {},
+                        .some_gpus = feature.some_gpus},
                        feature.problem});
     }
   }

@@ -13,6 +13,7 @@ namespace {
 struct FeatureRow {
   std::string_view name, words;
   bool forward = true, backward = true;
+  bool some_gpus = false;  // see FeatureProblem
 };
 
 constexpr std::string_view kBase = "batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2";
@@ -20,7 +21,7 @@ constexpr std::string_view kHeadDim = "head_dim=64";
 constexpr std::string_view kPacked =
     "layout=thd batch_size=3 max_seqlen_q=70 max_seqlen_k=150 total_q=160 total_k=300 num_heads_q=4 num_heads_k=2";
 
-constexpr std::array<FeatureRow, 35> kRows{{
+constexpr std::array<FeatureRow, 38> kRows{{
     {"bf16", "dtype=bf16"},
     {"f16", "dtype=f16"},
     {"layout sbhd", "layout=sbhd"},
@@ -56,6 +57,10 @@ constexpr std::array<FeatureRow, 35> kRows{{
     {"batch_invariant", "batch_invariant=1"},
     {"decode, split keys", "seqlen_q=1 seqlen_k=3000", true, false},
     {"unaligned rows", "head_dim=63"},
+    {"fp8", "dtype=fp8_e4m3", true, false, true},
+    {"fp8, scales of heads", "dtype=fp8_e4m3 q_scale=head k_scale=head v_scale=head mask=causal", true, false, true},
+    {"fp8, scales of batch and head",
+     "dtype=fp8_e4m3 seqlen_q=5 q_scale=batch_head k_scale=batch_head v_scale=tensor out_dtype=f16", true, false, true},
 }};
 
 /// One text of several, where a later word stands in for an earlier one of the same key.
@@ -136,12 +141,12 @@ constexpr std::array<StepRow, 27> kStepRows{{
 std::vector<FeatureProblem> feature_table() {
   std::vector<FeatureProblem> table;
   for (const FeatureRow& row : kRows) {
-    if (row.forward) table.push_back({std::string(row.name), "forward", attention_text(row, false)});
-    if (row.backward) table.push_back({std::string(row.name), "backward", attention_text(row, true)});
+    if (row.forward) table.push_back({std::string(row.name), "forward", attention_text(row, false), row.some_gpus});
+    if (row.backward) table.push_back({std::string(row.name), "backward", attention_text(row, true), row.some_gpus});
   }
   for (const StepRow& row : kStepRows) {
     const char* pass = row.call == kAppend ? "append" : "step";
-    table.push_back({std::string(row.name), pass, merged_words({row.call, row.cache, row.words})});
+    table.push_back({std::string(row.name), pass, merged_words({row.call, row.cache, row.words}), false});
   }
   return table;
 }

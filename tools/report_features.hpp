@@ -11,6 +11,7 @@ struct FeatureProblem {
   std::string feature;
   std::string pass;  ///< "forward", "backward", "step" or "append"
   std::string problem;
+  bool some_gpus = false;  ///< has instructions of its own, which not every kind of GPU has
 };
 
 [[nodiscard]] std::vector<FeatureProblem> feature_table();

@@ -27,7 +27,7 @@ ReportSummary summarize(std::span<const ReportRow> rows) {
   const auto feature_of = [](const ReportRow& row) { return std::tuple(row.device, row.feature, row.pass); };
   std::set<std::tuple<DeviceType, std::string, std::string>> taken;
   for (const ReportRow& row : rows)
-    if (row.result != RowResult::refused) taken.insert(feature_of(row));
+    if (row.result != RowResult::refused || row.some_gpus) taken.insert(feature_of(row));
   const auto passed = std::ranges::count(rows, RowResult::pass, &ReportRow::result);
   const auto refused = std::ranges::count(rows, RowResult::refused, &ReportRow::result);
   const std::ptrdiff_t failed = std::ssize(rows) - passed - refused;

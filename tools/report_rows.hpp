@@ -23,13 +23,15 @@ struct ReportRow {
   std::string feature;
   std::string pass;  ///< "forward", "backward", "step" or "append"
   RowResult result = RowResult::pass;
-  std::string detail;  ///< why not: a reason or a message
+  std::string detail;      ///< why not: a reason or a message
+  bool some_gpus = false;  ///< of FeatureProblem
 };
 
 [[nodiscard]] const char* to_string(RowResult result);
 
 /// What the rows come to. A refusal is no failure as long as another implementation of that kind of device took the
-/// feature: selection goes on to it. Where all of them refused, calls that ask for the feature fail there.
+/// feature: selection goes on to it. Where all of them refused, calls that ask for the feature fail there; of features
+/// that only some GPUs have that is as it should be.
 struct ReportSummary {
   bool good = false;
   /// "92 passed, 36 refused, 0 failed", and below it a line for each feature that every implementation refused.

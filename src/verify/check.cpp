@@ -60,12 +60,11 @@ Report Checker::check(std::string_view implementation) const {
   try {
     if (const DeviceType device = device_of(call.any_problem().operation(), implementation);
         device == DeviceType::cpu) {
-      const Plan plan = call.plan(implementation, outputs);
-      report.status = Status::failed;  // until shown otherwise
-      call.run(plan, outputs);
+      // An emulation refuses rows by how they start, which problems of the CPU don't say, only as it runs.
+      call.run(call.plan(implementation, outputs), outputs);
     } else {
       const DeviceRun run(call, outputs, implementation, {device, 0});
-      report.status = Status::failed;
+      report.status = Status::failed;  // until shown otherwise
       run.run();
     }
   } catch (const Error& error) {

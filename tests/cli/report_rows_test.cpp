@@ -15,7 +15,7 @@ namespace tilewise::tools {
 namespace {
 
 ReportRow row(const char* implementation, DeviceType device, bool backward, RowResult result) {
-  return {implementation, device, "causal", backward ? "backward" : "forward", result, "a reason"};
+  return {implementation, device, "causal", backward ? "backward" : "forward", result, "a reason", false};
 }
 
 constexpr DeviceType kCuda = DeviceType::cuda, kHip = DeviceType::hip;
@@ -38,6 +38,18 @@ TEST(ReportRows, AFeatureThatEveryImplementationRefusesIsAFailure) {
   EXPECT_EQ(summary.text,
             "1 passed, 2 refused, 0 failed\n"
             "every implementation on cuda refused causal, backward\n");
+}
+
+/// fp8 on an A100, say.
+TEST(ReportRows, AFeatureThatOnlySomeGpusHaveMayBeRefused) {
+  std::vector<ReportRow> rows{row("cuda.sm80", kCuda, true, RowResult::pass),
+                              row("cuda.sm80", kCuda, false, RowResult::refused)};
+  EXPECT_FALSE(summarize(rows).good);
+  rows[1].some_gpus = true;
+  EXPECT_TRUE(summarize(rows).good);
+  EXPECT_EQ(summarize(rows).text, "1 passed, 1 refused, 0 failed\n");
+  rows[1].result = RowResult::fail;
+  EXPECT_FALSE(summarize(rows).good);
 }
 
 /// An AMD card is no help to a call whose tensors are on NVIDIA's.
@@ -70,6 +82,9 @@ TEST(ReportFeatures, CoverTheKvCacheStep) {
   for (const FeatureProblem& row : feature_table()) {
     EXPECT_TRUE(names.insert({row.feature, row.pass}).second) << row.feature;
     const AnyProblem problem = parse_problem(row.problem);
+    if (const auto* attention = problem.get_if<Problem>()) {
+      EXPECT_EQ(row.some_gpus, attention->dtype == DType::fp8_e4m3) << row.problem;
+    }
     const auto* step = problem.get_if<KvCacheProblem>();
     EXPECT_EQ(step == nullptr, row.pass == "forward" || row.pass == "backward") << row.problem;
     if (step == nullptr) continue;

@@ -181,6 +181,11 @@ TEST(HopperPaths, RefusesWithReasons) {
   EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
             "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64"), "does not support backward");
+  std::uint64_t seed = 0;
+  while (verify::draws_aligned_rows(seed)) ++seed;
+  const AnyProblem fp8 = parse_problem("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=64 num_heads_q=2");
+  const verify::Report report = verify::check_implementation(fp8, kHopper, seed);
+  EXPECT_EQ(report.status, verify::Status::refused) << report.to_string();
 }
 
 }  // namespace

@@ -151,6 +151,8 @@ def number(name: str, value: Any) -> float:
 
 def integer(name: str, value: Any) -> int:
     """`value` as an int; TypeError where it is no integer, ValueError beyond 64 bits."""
+    if type(value) is int and -(2**31) <= value < 2**31:  # nearly always
+        return value
     index = _index(name, value, "an integer")
     if not -(2**63) <= index < 2**63:
         raise ValueError(f"{name}: must fit in 64 bits (got {index})")

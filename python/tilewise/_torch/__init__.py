@@ -41,16 +41,27 @@ _eager_plain_lse = operators.eager_plain_lse
 transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
 
 
+_WITHOUT_GRADIENT = [(ARRAY_NAMES.index(name), name) for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale")]
+
+
 def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
+    for value in (k, v, *[value for value in (out, *arrays) if value is not None]):
+        if not isinstance(value, Tensor):
+            _refuse_others(k, v, out, arrays)
+    for place, name in _WITHOUT_GRADIENT:
+        if arrays[place] is not None:
+            refuse_gradient(name, arrays[place])
+    if forward_ad._current_level >= 0:
+        refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
+
+
+def _refuse_others(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
+    """TypeError that names the first of them that is no tensor."""
     for name, value in (("k", k), ("v", v), ("out", out), *zip(ARRAY_NAMES, arrays)):
         if not isinstance(value, Tensor) and (value is not None or name in ("k", "v")):
             kind = type(value)
             got = "; ".join(filter(None, (f"{kind.__module__}.{kind.__qualname__}", form(value))))
             raise TypeError(f"{name}: must be a torch tensor like q (got {got})")
-    for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale"):
-        refuse_gradient(name, arrays[ARRAY_NAMES.index(name)])
-    if forward_ad._current_level >= 0:
-        refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
 
 
 def drawn_seed(device: torch.device, generator: Optional[torch.Generator] = None) -> Tensor:

@@ -42,6 +42,7 @@ def test_flops_and_bytes():
     backward = Case(shape, "f32", "causal", "backward")
     assert backward.flops() == 2.5 * 4 * 2 * 4 * (3 + 4 + 5) * 8
     assert backward.traffic_bytes() == 4 * (192 * 4) + 4 * (160 * 4) + 24 * 4
+    assert Case(shape, "fp8_e4m3").traffic_bytes() == 192 + 192 * 2 + 2 * 160 + 24 * 4  # out is bf16
 
 
 def test_geometric_mean():
@@ -185,6 +186,16 @@ def test_wrong_results_fail_and_refusals_do_not():
     assert math.isnan(ratio([good, broken], "broken"))
 
 
+@pytest.mark.usefixtures("default_threads")
+def test_fp8_is_measured_beside_libraries_that_have_none():
+    pytest.importorskip("torch")
+    case = Case(Shape(1, 24, 40, 4, 2, 64), "fp8_e4m3", "causal")
+    ours, torch = run_case(case, [contenders.Tilewise(), contenders.Torch()], Settings(min_time=0.001))
+    assert ours.ok, ours.status
+    assert 1e-4 < ours.rel_l2_err < reference.REL_L2_LIMITS["bf16"]  # CPUs compute in out's dtype
+    assert torch.status == "unsupported: torch has no attention in fp8"
+
+
 # --- the command ---
 
 
@@ -205,6 +216,7 @@ def test_wrong_results_fail_and_refusals_do_not():
             "'1x999999999x1x512': 4100 GB of tensors",  # q, k, v and out of 1024 GB each, and the LSE
         ),
         (["--dtypes", "f8"], "--dtypes", "'f8'"),
+        (["--dtypes", "bf16,fp8_e4m3", "--backward"], "--dtypes", "'fp8_e4m3'"),
         (["--masks", "diagonal"], "--masks", "'diagonal'"),
         (["--layout", "thd"], "--layout", "'thd'"),
         (["--threads", "0"], "--threads", "'0'"),

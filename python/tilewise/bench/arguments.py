@@ -15,7 +15,7 @@ from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
 from tilewise.bench.kv_cache_cases import APPENDS, CACHES, PAGE_SIZES, KvCase, KvShape, default_shapes
 from tilewise.bench.rows import CsvFile
-from tilewise.bench.shapes import DTYPES, LAYOUTS, MASKS, Case, Shape, default_grid
+from tilewise.bench.shapes import DTYPES, FP8, LAYOUTS, MASKS, Case, Shape, default_grid
 
 OPERATIONS = ("attention", "kv_cache")
 DEVICES = ("cpu", "cuda")
@@ -36,6 +36,8 @@ def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespa
     _settle_operation(parser, options)
     if options.backward and not has_torch():
         parser.error("argument --backward: needs torch's autograd (torch is not installed)")
+    if options.backward and FP8 in (options.dtypes or ()):
+        parser.error(f"argument --dtypes: must have a backward pass with --backward (got {FP8!r})")
     if options.device == "cpu":
         options.dtypes = options.dtypes or _cpu_dtypes()
         options.threads = options.threads or [1]

@@ -16,7 +16,7 @@ from typing import Any, Generic, Optional, TypeVar
 
 import tilewise
 from tilewise.bench.inputs import Inputs, has_torch, make_inputs, poisoned_like
-from tilewise.bench.shapes import Case, Pass, problem_text
+from tilewise.bench.shapes import FP8, Case, Pass, problem_text
 
 CaseT = TypeVar("CaseT")
 InputsT = TypeVar("InputsT")
@@ -133,7 +133,9 @@ class Tilewise(OfTilewise[Case, Inputs]):
         prepared = through_autograd(attention, case.operation, inputs)
         if case.operation == "backward" or case.device != "cpu":  # see written_over_nan() for the latter
             return prepared
-        return Prepared(prepared.call, lambda: [attention(inputs.q, inputs.k, inputs.v, out=poisoned_like(inputs.q))])
+        return Prepared(
+            prepared.call, lambda: [attention(inputs.q, inputs.k, inputs.v, out=poisoned_like(inputs.dout))]
+        )
 
 
 class OfTorch(Contender[CaseT, InputsT]):
@@ -154,6 +156,7 @@ class Torch(OfTorch[Case, Inputs]):
     """torch.nn.functional.scaled_dot_product_attention."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        refuse_fp8(self.name, case)
         if case.window_left >= 0 or case.softcap or case.lengths:
             raise Unsupported("torch has no windows, softcap and packed sequences")
         from torch.nn.functional import scaled_dot_product_attention
@@ -223,6 +226,12 @@ class GpuOnly(Contender[CaseT, InputsT]):
 
     def prepare(self, case: CaseT, inputs: InputsT) -> Prepared:
         raise Unsupported(self.missing())
+
+
+def refuse_fp8(name: str, case: Case) -> None:
+    """For libraries whose function takes none."""
+    if case.dtype == FP8:
+        raise Unsupported(f"{name} has no attention in fp8")
 
 
 def not_installed(name: str) -> str:

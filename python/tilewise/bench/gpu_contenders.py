@@ -20,6 +20,7 @@ from tilewise.bench.contenders import (
     Torch,
     Unsupported,
     not_installed,
+    refuse_fp8,
     through_autograd,
 )
 from tilewise.bench.inputs import Inputs
@@ -89,6 +90,7 @@ class TorchFlash(Torch):
     """
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        refuse_fp8(self.name, case)
         if case.softcap:
             raise Unsupported("torch has no softcap")
         if case.window_left >= 0 or case.lengths:
@@ -147,6 +149,7 @@ class FlashAttn(Installed[Case, Inputs]):
         return self.function
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        refuse_fp8(self.name, case)
         flash_attn_func = importlib.import_module(self.name).flash_attn_func
         causal = case.mask == "causal"
 
@@ -193,6 +196,7 @@ class FlashInfer(Installed[Case, Inputs]):
         return "paged decode" if _decodes(case) else "ragged prefill"
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        refuse_fp8(self.name, case)
         if case.operation == "backward":
             raise Unsupported("flashinfer has no backward pass")
         if case.layout != "bshd":

@@ -16,8 +16,8 @@ import numpy as np
 from tilewise.bench.reference import Array
 from tilewise.bench.shapes import Case
 
-TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
-NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}  # NumPy has no bf16
+TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "fp8_e4m3": "float8_e4m3fn"}
+NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}  # NumPy has no bf16 and no fp8
 
 
 def has_torch() -> bool:
@@ -47,16 +47,17 @@ def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
     shape = case.shape
     draw_normal = _uninitialised(case) if seed is None else normal_values(seed, case.torch_device)
 
-    def draw(seqlen: int, num_heads: int) -> Any:
+    def draw(seqlen: int, num_heads: int, dtype: str) -> Any:
         sizes: tuple[int, ...] = (shape.batch_size, seqlen, num_heads, shape.head_dim)
         if case.lengths:
             sizes = (sum(case.lengths), num_heads, shape.head_dim)
         elif case.layout == "bhsd":
             sizes = (sizes[0], sizes[2], sizes[1], sizes[3])
-        return as_dtype(draw_normal(sizes), case.dtype)
+        return as_dtype(draw_normal(sizes), dtype)
 
     query_side, key_side = (shape.seqlen_q, shape.num_heads_q), (shape.seqlen_k, shape.num_heads_k)
-    return Inputs(draw(*query_side), draw(*key_side), draw(*key_side), draw(*query_side), _starts(case))
+    q, k, v = (draw(*side, case.dtype) for side in (query_side, key_side, key_side))
+    return Inputs(q, k, v, draw(*query_side, case.out_dtype), _starts(case))
 
 
 def normal_values(seed: int, device: str) -> Callable[[tuple[int, ...]], Any]:

@@ -14,8 +14,9 @@ Mask = Literal["none", "causal"]
 Pass = Literal["forward", "backward"]
 Layout = Literal["bshd", "bhsd"]
 
-BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
+BYTES_PER_ELEMENT = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "fp8_e4m3": 1}
 DTYPES = tuple(BYTES_PER_ELEMENT)
+FP8 = "fp8_e4m3"  # of q, k and v alone, forward only: out is bf16
 MASKS: tuple[Mask, ...] = ("none", "causal")
 LAYOUTS: tuple[Layout, ...] = ("bshd", "bhsd")
 
@@ -102,6 +103,11 @@ class Case:
         return "cpu" if self.device == "cpu" else "cuda"
 
     @property
+    def out_dtype(self) -> str:
+        """Of out and its gradient."""
+        return "bf16" if self.dtype == FP8 else self.dtype
+
+    @property
     def rows_q(self) -> int:
         """Queries of one head in all sequences."""
         return sum(self.lengths) or self.shape.batch_size * self.shape.seqlen_q
@@ -141,11 +147,11 @@ class Case:
 
         forward: q, k, v; out. backward: q, k, v, out, dout; dq, dk, dv. The fp32 LSE counts once in either.
         """
-        shape, element = self.shape, BYTES_PER_ELEMENT[self.dtype]
-        query_like = self.rows_q * shape.num_heads_q * shape.head_dim * element
-        key_like = self.rows_k * shape.num_heads_k * shape.head_dim * element
-        times = 2 if self.operation == "forward" else 4
-        return times * (query_like + key_like) + 4 * self.rows_q * shape.num_heads_q
+        shape, element, of_out = self.shape, BYTES_PER_ELEMENT[self.dtype], BYTES_PER_ELEMENT[self.out_dtype]
+        queries = self.rows_q * shape.num_heads_q * shape.head_dim
+        keys = self.rows_k * shape.num_heads_k * shape.head_dim
+        times = 1 if self.operation == "forward" else 2  # forward reads q beside out, backward has two of each
+        return times * (queries * (element + of_out) + 2 * keys * element) + 4 * self.rows_q * shape.num_heads_q
 
     def columns(self) -> dict[str, Any]:
         """Of a row that is measured."""

@@ -114,6 +114,23 @@ def test_sizes_padded_for_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert padding["rows"] > 0 and (padding["absent sequences"] > 0) == (name == "llama")
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding"])
+def test_kernels_of_gpus(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under emulation, which watches over every access to the pages, and over padding that no sequence has."""
+    prompts, config = make_prompts((5, 17, 1, 30)), {}
+    if padded:
+        padded_steps(monkeypatch)
+        config = {"q_padding_interval_size": 8, "kv_padding_interval_size": 32, "max_requests_per_batch": 8}
+    monkeypatch.setenv("TILEWISE_FORCE", "emulation.sm80")
+    calls = watched_calls(monkeypatch)
+    tokens = serve(make_model(name, "tilewise", torch.bfloat16), prompts, new_tokens=5, **config)
+    monkeypatch.delenv("TILEWISE_FORCE")
+    expected = serve(make_model(name, "sdpa", torch.bfloat16), prompts, new_tokens=5)
+    ours, theirs = (regret(name, prompts, chosen, torch.bfloat16, "cpu") for chosen in (tokens, expected))
+    assert calls and ours <= 2 * theirs + 0.05
+
+
 def test_prefixes_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     matches = []
     search = PagedAttentionCache.search_prefix_match

@@ -38,6 +38,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **TINY, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
     ),
     "mistral_sliding": lambda: transformers.MistralConfig(**TINY, sliding_window=WINDOW),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**TINY, sliding_window=WINDOW, query_pre_attn_scalar=16),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=128),
+    "mixtral": lambda: transformers.MixtralConfig(**TINY, num_local_experts=2, num_experts_per_tok=1),
     # What sdpa cannot do: softcap and sinks.
     "gemma2": lambda: transformers.Gemma2Config(
         **TINY, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=12
@@ -48,6 +51,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 FULL = ("llama", "qwen2", "qwen3")
 SLIDING = ("qwen2_sliding", "mistral_sliding")
+OTHERS = ("gemma3", "gpt2", "mixtral")
 
 
 def make_model(name: str, implementation: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 from serving_support import (  # noqa: E402
     CONFIGS,
     FULL,
+    OTHERS,
     SLIDING,
     WINDOW,
     make_model,
@@ -33,7 +34,7 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 import tilewise  # noqa: E402
 import tilewise.transformers as hook  # noqa: E402
-from tilewise.transformers import serving  # noqa: E402
+from tilewise.transformers import paged, serving  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +66,13 @@ def test_tokens_are_those_of_sdpa(name: str, page_size: int) -> None:
     )
     assert ours == expected
     assert len({tuple(tokens) for tokens in ours}) == len(ours)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_tokens_of_other_architectures(name: str) -> None:
+    prompts = make_prompts((5, 17, 30))
+    ours, expected = (serve(make_model(name, kind), prompts) for kind in ("tilewise", "sdpa"))
+    assert ours == expected
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
@@ -190,6 +198,21 @@ def test_rings_larger_and_smaller_than_a_page(window_pages: int, monkeypatch: py
     assert {table.shape[1] for table in tables} == {-(-WINDOW // window_pages)}
 
 
+def test_rings_without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model need not hand positions on to its attention, which says where in its ring a token lies."""
+    attend = paged.attend
+
+    def without(*operands: Any) -> Any:
+        del operands[-1]["position_ids"]
+        return attend(*operands)
+
+    monkeypatch.setattr(paged, "attend", without)
+    calls = watched_calls(monkeypatch)
+    ours = serve(make_model("mistral_sliding", "tilewise"), make_prompts())
+    assert ours == serve(make_model("mistral_sliding", "sdpa"), make_prompts())
+    assert {name for name, _ in calls} == {"attention"}
+
+
 def test_each_token_of_a_batch_takes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of one token each are a batch with a table that transformers made; no index of each token is needed."""
     calls = watched_calls(monkeypatch)
@@ -287,4 +310,4 @@ def test_the_command_is_transformers_own(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_every_config_is_served() -> None:
-    assert set(CONFIGS) == {*FULL, *SLIDING, "gemma2", "gpt_oss"}
+    assert set(CONFIGS) == {*FULL, *SLIDING, *OTHERS, "gemma2", "gpt_oss"}

@@ -29,7 +29,8 @@ from serving_support import (  # noqa: E402
     watched_steps,
 )
 from transformers import CompileConfig  # noqa: E402
-from transformers.generation.continuous_batching import PagedAttentionCache  # noqa: E402
+from transformers.generation.continuous_batching import PagedAttentionCache, initialization  # noqa: E402
+from transformers.generation.continuous_batching import cache as cache_module  # noqa: E402
 from transformers.generation.continuous_batching.model_runner import ModelRunner  # noqa: E402
 
 import tilewise  # noqa: E402
@@ -222,6 +223,26 @@ def test_each_token_of_a_batch_takes_the_short_way(monkeypatch: pytest.MonkeyPat
     tables = [given["block_table"] for given in plain]
     assert all(table.dtype == torch.int32 for table in tables)
     assert len({table.data_ptr() for table in tables[::2]}) <= 8 and tables[0] is tables[1], "built once a step"
+
+
+@pytest.mark.parametrize(("kind", "masks", "tables"), [("tilewise", 0, True), ("sdpa", 1, False)])
+def test_what_the_manager_decides(kind: str, masks: int, tables: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory is set aside for masks, and requests of one token each have tables on a CPU too."""
+    handlers = []
+    handler = cache_module.PagedAttentionMemoryHandler
+    initialize = handler.__init__
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+        initialize(self, *args, **kwargs)
+        handlers.append(self)
+
+    monkeypatch.setattr(handler, "__init__", watched)
+    model = make_model("llama", kind)
+    serve(model, make_prompts((5,)))
+    assert [(found.num_attention_masks, found.max_blocks_per_request > 0) for found in handlers] == [(masks, tables)]
+    # Graphs and batches prepared ahead go by this, where there is a device for them.
+    assert initialization.is_flash_attention_requested(model.config) == (kind == "tilewise")
+    assert not initialization.is_flash_attention_requested(model.config, version=[2, 3])
 
 
 def test_lengths_beyond_the_table() -> None:

@@ -15,6 +15,7 @@
 #include "backends/cpu/bias_gradient.hpp"
 #include "backends/cpu/gradient_rows.hpp"
 #include "backends/cpu/rows.hpp"
+#include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/factors.hpp"
@@ -22,11 +23,11 @@
 namespace tilewise::backends::cpu {
 namespace {
 
+using core::ceil_div;
+
 constexpr std::int64_t kWantedTasks = 16;  // below this, the keys of a head are shared out
 constexpr std::int64_t kMaxParts = 8;
 constexpr std::int64_t kRowPadding = 16;  // rows a kernel may scribble on past a head's dq
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Parts the keys of one head are cut into: by the problem alone, so that results do not depend
 /// on the machine, and not by its batch where the caller asks for batch invariance.

@@ -8,13 +8,14 @@
 #include <cstring>
 
 #include "backends/cpu/gradient_rows.hpp"
+#include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/elements.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using core::ceil_div;
 
 /// Writes dbias patch by patch.
 class DbiasPass {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backends/cpu/tile_maker.hpp"
+#include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/factors.hpp"
@@ -13,11 +14,11 @@
 namespace tilewise::backends::cpu {
 namespace {
 
+using core::ceil_div;
+
 constexpr std::int64_t kKeysPerSplit = 1024;
 constexpr std::int64_t kBlockBytes = 256 << 10;  // of one block of keys and values: two of them fit a core's cache
 constexpr std::int64_t kMaxTiles = 16;           // key heads visited together
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 class DecodeKernel final : public operations::attention::Kernel {
  public:

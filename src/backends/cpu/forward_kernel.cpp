@@ -7,6 +7,7 @@
 
 #include "backends/cpu/decode_kernel.hpp"
 #include "backends/cpu/tile_maker.hpp"
+#include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/factors.hpp"
@@ -14,9 +15,9 @@
 namespace tilewise::backends::cpu {
 namespace {
 
-constexpr std::int64_t kFewestQueries = 24;  // packing a key block for fewer costs more than it saves
+using core::ceil_div;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t kFewestQueries = 24;  // packing a key block for fewer costs more than it saves
 
 class ForwardKernel final : public operations::attention::Kernel {
  public:

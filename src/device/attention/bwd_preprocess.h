@@ -18,9 +18,7 @@ TILEWISE_INLINE float partial_dot(const ElementBits<kElement>* a, const ElementB
     const Chunk x = load_chunk<Machine, C>(a, col, cols), y = load_chunk<Machine, C>(b, col, cols);
     TILEWISE_UNROLL
     for (int i = 0; i < kChunk; ++i) {
-      const int shift = 16 * (i % 2);
-      sum += element_to_float<kElement>(x.word[i / 2] >> shift & 0xFFFFu) *
-             element_to_float<kElement>(y.word[i / 2] >> shift & 0xFFFFu);
+      sum += element_to_float<kElement>(x.element(i)) * element_to_float<kElement>(y.element(i));
     }
   }
   return sum;

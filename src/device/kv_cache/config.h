@@ -59,6 +59,12 @@ constexpr int64_t append_units(int64_t head_dim, int64_t head_dim_v, int64_t rot
   return (head_dim + head_dim_v) / 8 - rotary_dim / 16;
 }
 
+/// Whether new rows move 16 bytes at a time: where they and the tables, if any, lie so, and no token's scale needs its
+/// whole row first.
+constexpr bool appends_chunks(bool vector_rows, bool rotary, bool vector_tables, int32_t scales) {
+  return vector_rows && (!rotary || vector_tables) && scales != kTokenScales;
+}
+
 /// How a forward kernel appends.
 constexpr AppendKvConfig append_config(const KvCacheForwardConfig& c) {
   AppendKvConfig a;
@@ -71,7 +77,7 @@ constexpr AppendKvConfig append_config(const KvCacheForwardConfig& c) {
   a.page_size = c.page_size;
   a.waves = c.waves;
   a.seqlens_alone = c.seqlens_alone;
-  a.vector_rows = c.vector_rows && (!c.rotary || c.vector_tables) && c.scales != kTokenScales;
+  a.vector_rows = appends_chunks(c.vector_rows, c.rotary, c.vector_tables, c.scales);
   return a;
 }
 

@@ -82,8 +82,7 @@ class NewChunks {
 
  private:
   TILEWISE_INLINE static float element_at(const Chunk* chunks, int i) {
-    const uint32_t word = chunks[i / kChunk].word[i % kChunk / 2];
-    return Angles::widened(static_cast<Bits>(word >> (16 * (i % 2))));
+    return Angles::widened(chunks[i / kChunk].element(i % kChunk));
   }
   TILEWISE_INLINE static void store(CacheBits* to, const Chunk& chunk, float scale) {
     if constexpr (C.cache_type == kE4m3) {

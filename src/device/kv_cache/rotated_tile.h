@@ -96,7 +96,7 @@ class RotatedTile {
     } else {
       const auto chunk = Machine::template load_shared<Chunk>(place(row, col));
       TILEWISE_UNROLL
-      for (int i = 0; i < kPairs; ++i) to[i] = static_cast<Bits>(chunk.word[i / 2] >> (16 * (i % 2)));
+      for (int i = 0; i < kPairs; ++i) to[i] = chunk.element(i);
     }
   }
   TILEWISE_INLINE void store(const Bits* from, int row, int col) const {

@@ -46,7 +46,7 @@ class RotaryAngles {
    private:
     TILEWISE_INLINE static float entry(const Chunk (&chunks)[kChunks], int i) {
       if constexpr (Rotation::kFloatTables) return __builtin_bit_cast(float, chunks[i / 4].word[i % 4]);
-      return widened(static_cast<Bits>(chunks[0].word[i / 2] >> (16 * (i % 2))));
+      return widened(chunks[0].element(i));
     }
   };
 

@@ -73,7 +73,7 @@ TILEWISE_INLINE void load_cols(float (&to)[kMergeCols], const void* data, int64_
       if (col < dim) chunk = Machine::load_global(reinterpret_cast<const Chunk*>(from));
       TILEWISE_UNROLL
       for (int i = 0; i < kMergeCols; ++i) {
-        to[i] = element_to_float<kElement>(chunk.word[i / 2] >> (16 * (i % 2)) & 0xFFFFu);
+        to[i] = element_to_float<kElement>(chunk.element(i));
       }
     } else {
       TILEWISE_UNROLL
@@ -114,7 +114,7 @@ TILEWISE_INLINE void store_cols(const float (&from)[kMergeCols], void* data, int
     } else {
       TILEWISE_UNROLL
       for (int i = 0; i < kMergeCols; ++i) {
-        if (col + i < dim) Machine::store_global(to + i, static_cast<uint16_t>(chunk.word[i / 2] >> (16 * (i % 2))));
+        if (col + i < dim) Machine::store_global(to + i, chunk.element(i));
       }
     }
   }

@@ -15,13 +15,17 @@
 
 namespace tilewise::device {
 
-/// 16 bytes that move as one.
-struct alignas(16) Chunk {
-  uint32_t word[4];
+/// Words that move as one.
+template <int kWords>
+struct alignas(4 * kWords) WordRun {
+  uint32_t word[kWords];
+  /// The i-th of its elements of 16 bits.
+  TILEWISE_INLINE constexpr uint16_t element(int i) const {
+    return static_cast<uint16_t>(word[i / 2] >> (16 * (i % 2)));
+  }
 };
-struct alignas(8) HalfChunk {
-  uint32_t word[2];
-};
+using Chunk = WordRun<4>;
+using HalfChunk = WordRun<2>;
 
 /// The shared memory of kernels that need none.
 struct NoShared {};

@@ -54,7 +54,7 @@ TILEWISE_INLINE void copy_rows_out(const Tile& tile, int wave_row, int count, in
       TILEWISE_UNROLL
       for (int i = 0; i < kChunk; ++i) {
         if (col + i < cols) {
-          Machine::store_global(to + col + i, static_cast<uint16_t>(elements.word[i / 2] >> (16 * (i % 2))));
+          Machine::store_global(to + col + i, elements.element(i));
         }
       }
     }
@@ -97,7 +97,7 @@ TILEWISE_INLINE void store_runs(const Out& out, int wave_row, int64_t cols, cons
           TILEWISE_UNROLL
           for (int j = 0; j < 4; ++j) {
             if (col + j < cols) {
-              Machine::store_global(row + col + j, static_cast<uint16_t>(run.word[j / 2] >> (16 * (j % 2))));
+              Machine::store_global(row + col + j, run.element(j));
             }
           }
         }

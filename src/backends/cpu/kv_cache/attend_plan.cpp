@@ -4,15 +4,16 @@
 #include "backends/cpu/kv_cache/attend.hpp"
 #include "backends/cpu/kv_cache/cache_stream.hpp"
 #include "backends/cpu/rows.hpp"
+#include "core/ceil_div.hpp"
 #include "operations/kv_cache/sequence.hpp"
 
 namespace tilewise::backends::cpu {
 namespace {
 
+using core::ceil_div;
+
 constexpr std::int64_t kKeysPerPart = 1024;
 constexpr std::int64_t kFewestQueries = 24;  // packing keys for fewer costs more than it saves
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

@@ -6,14 +6,16 @@
 
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
 
+using core::ceil_div;
+
 using device::HopperForwardConfig, portable::group_of, portable::set_score_options;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int32_t padded(std::int64_t dim, std::int64_t unit) {
   return static_cast<std::int32_t>(ceil_div(dim, unit) * unit);
 }

@@ -7,6 +7,7 @@
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
@@ -14,12 +15,10 @@
 namespace tilewise::backends::portable {
 namespace {
 
-using core::concat;
+using core::ceil_div, core::concat;
 
 constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
 constexpr std::int64_t kFewestStepsASplit = 4;  // likewise of tiles of queries, for dk and dv
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 class Lowerer {
  public:

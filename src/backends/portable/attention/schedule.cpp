@@ -33,7 +33,7 @@ bool has_lengths(const Problem& p) { return p.layout == Layout::thd || p.seqused
 void set_rows(device::RowConfig& c, const Problem& p) {
   const device::ElementType element = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
   c.q_type = c.k_type = c.v_type = c.out_type = element;
-  c.vector_rows = !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0;
+  c.vector_rows = has_vector_rows(p);
   c.exact_dims = 0;
   c.lengths = has_lengths(p);
   c.waves = 4;

@@ -14,6 +14,12 @@ namespace tilewise::backends::portable {
 /// Which lengths and which modifications of scores the kernels of any GPU are specialised on.
 void set_score_options(device::ScoreConfig& config, const Problem& problem);
 
+/// Whether rows start on 16 bytes and are whole chunks of 16 bytes.
+template <typename AnyProblem>
+[[nodiscard]] bool has_vector_rows(const AnyProblem& p) {
+  return !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0;
+}
+
 /// head_dim as kernels see it: the next multiple of 32.
 [[nodiscard]] std::int32_t padded_dim(std::int64_t dim);
 

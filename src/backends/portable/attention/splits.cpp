@@ -4,16 +4,17 @@
 #include <algorithm>
 
 #include "backends/portable/attention/schedule.hpp"
+#include "core/ceil_div.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
+
+using core::ceil_div;
 
 constexpr std::int64_t kFewestTilesASplit = 2;          // below, combining costs more than idle multiprocessors
 constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
 constexpr double kCombineUs = 6.0;                      // launch and latency of combine
 constexpr double kCombineBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 double split_us(const Problem& p, const DeviceTraits& traits, const device::ForwardConfig& config, std::int64_t splits,
                 std::int64_t blocks) {

@@ -12,19 +12,18 @@
 #include "backends/portable/attention/splits.hpp"
 #include "backends/portable/kv_cache/bind.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/kv_cache/rules.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
 
-using core::concat;
+using core::ceil_div, core::concat;
 using operations::kv_cache::appends_alone, operations::kv_cache::KvCacheParams;
 
 constexpr double kAppendUs = 1.5;  // of a row that is rotated and stored, beside its bytes
 constexpr std::int64_t kMostPlaces = std::numeric_limits<std::int32_t>::max();
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// The call's sizes as far as the problem decides them: what workspaces are placed by.
 device::AttentionShape shape_of(const KvCacheProblem& p) {
@@ -101,9 +100,8 @@ class Lowerer {
     device::AppendKvParams params{};
     const std::int64_t rows = keys * (p_.mla ? 1 : 2);
     const double bytes = 4.0 * static_cast<double>(rows) * static_cast<double>(p_.head_dim);
-    const std::int64_t units = device::append_units(p_.head_dim, p_.mla ? 0 : p_.head_dim_v, p_.rotary_dim);
-    const std::int64_t blocks =
-        config.vector_rows ? ceil_div(keys * units, config.waves * lanes()) : ceil_div(rows, config.waves);
+    const std::int64_t blocks = config.vector_rows ? ceil_div(keys * append_units_of(p_), config.waves * lanes())
+                                                   : ceil_div(rows, config.waves);
     add<AppendKv>(config, params, blocks, kAppendUs + 1e-3 * bytes / traits_.memory_gigabytes_per_second);
     builder_.append_schedule(config.vector_rows ? concat("append by 16 bytes, ", config.waves, " waves")
                                                 : concat("append ", config.waves, " rows a block"));

@@ -28,17 +28,15 @@ constexpr std::int64_t kMostUnits = 2, kMostRows = 4;
 
 bool appends_little(const KvCacheProblem& p, const device::AppendKvConfig& c, std::int64_t lanes) {
   if (!c.vector_rows) return p.seqlen_k_new * (p.mla ? 1 : 2) <= kMostRows * c.waves;
-  const std::int64_t units = device::append_units(p.head_dim, p.mla ? 0 : p.head_dim_v, p.rotary_dim);
-  return p.seqlen_k_new * units <= kMostUnits * c.waves * lanes;
+  return p.seqlen_k_new * append_units_of(p) <= kMostUnits * c.waves * lanes;
 }
 
 bool has_seqlens_alone(const KvCacheProblem& p) {
   return p.cache_seqlens && !is_packed(p) && !p.cache_batch_idx && !p.cache_leftpad;
 }
 
-bool moves_whole_chunks(const KvCacheProblem& p) {
-  return !p.unaligned && p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0 &&
-         (p.rotary_dim == 0 || rotates_in_chunks(p.rotary_dim, p.rotary_offset));
+bool has_vector_tables(const KvCacheProblem& p) {
+  return rotates_in_chunks(p.rotary_dim, p.rotary_offset) && !p.unaligned;
 }
 
 template <typename Config>
@@ -93,7 +91,7 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   c.scales = scales_of(p);
   c.cache_type = is_fp8(p) ? device::kE4m3 : element_of(p.dtype);
   set_rotary(c, p);
-  c.vector_tables = rotates_in_chunks(p.rotary_dim, p.rotary_offset) && !p.unaligned;
+  c.vector_tables = has_vector_tables(p);
   const std::int64_t rows = attention.seqlen_q * (c.pack_gqa ? group_of(part) : 1);
   if (is_fp8(p)) shape_fp8(c, traits, rows);
   if (is_paged(p) && traits.family == gpu::Family::rdna) shape_rdna_pages(c);
@@ -139,6 +137,10 @@ operations::kv_cache::FeatureSet kv_cache_features() {
           sink,
           num_splits,
           batch_invariant};
+}
+
+std::int64_t append_units_of(const KvCacheProblem& p) {
+  return device::append_units(p.head_dim, p.mla ? 0 : p.head_dim_v, p.rotary_dim);
 }
 
 Problem attention_of(const KvCacheProblem& p) {
@@ -197,7 +199,7 @@ device::AppendKvConfig append_kv_config(const KvCacheProblem& p) {
   c.slot_bytes = p.slots == SlotKind::none ? 0 : p.slots == SlotKind::i64 ? 8 : 4;
   c.page_size = c.slot_bytes == 0 ? page_size_of(p) : 0;
   c.seqlens_alone = has_seqlens_alone(p);
-  c.vector_rows = moves_whole_chunks(p) && c.scales != device::kTokenScales;
+  c.vector_rows = device::appends_chunks(has_vector_rows(p), c.rotary, has_vector_tables(p), c.scales);
   return c;
 }
 

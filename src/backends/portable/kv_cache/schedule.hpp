@@ -22,4 +22,7 @@ namespace tilewise::backends::portable {
 [[nodiscard]] device::KvCacheCombineConfig kv_cache_combine_config(const Problem& attention);
 [[nodiscard]] device::AppendKvConfig append_kv_config(const KvCacheProblem& problem);
 
+/// What lanes append of a key head's new key and its value: see device::append_units().
+[[nodiscard]] std::int64_t append_units_of(const KvCacheProblem& problem);
+
 }  // namespace tilewise::backends::portable

@@ -7,11 +7,14 @@
 #include "backends/portable/alignment.hpp"
 #include "backends/portable/merge/bind.hpp"
 #include "backends/portable/merge/kernels.hpp"
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/merge/rules.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
+
+using core::ceil_div;
 
 using operations::merge::MergeParams;
 
@@ -20,8 +23,6 @@ constexpr double kLaunchUs = 3.5;               // of a kernel that has next to 
 constexpr double kOfBandwidth = 0.7;            // that rows of a few hundred bytes reach
 constexpr double kPartLatencyUs = 0.25;         // of parts that follow one another
 constexpr std::int64_t kMostRows = 0x7FFFFFFF;  // kernels divide row numbers in 32 bits
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 class Lowerer {
  public:

@@ -32,6 +32,9 @@ struct BlockQueries {
   }
   TILEWISE_INLINE int32_t head_k() const { return divide(first_head, by_group); }
 
+  /// Of the block's rows, those that stand for queries.
+  TILEWISE_INLINE int32_t rows_of_block(int32_t block_m) const { return minimum(total_rows - first_row, block_m); }
+
   /// Where row `row` of the block stands in q (or dout); rows past the end repeat the last one.
   template <int kElement>
   TILEWISE_INLINE const ElementBits<kElement>* address_to_read(const Tensor4& t, const Sequence& s, int row) const {

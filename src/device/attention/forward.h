@@ -47,6 +47,8 @@ class Forward {
   using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v>;
   using Queries = BlockQueries<(C.pack_gqa != 0)>;
   using Columns = typename Call::template Columns<C>;
+  using Attended = typename Call::AttendedSequence;
+  static constexpr bool kLate = Call::template adds_keys<C>();
 
  public:
   using Params = typename Call::Forward;
@@ -63,7 +65,7 @@ class Forward {
   TILEWISE_INLINE static void attend(const Params& params, Shared& shared) {
     GridPlace place = grid_place<Machine>(params.grid);
     const Columns columns(place);
-    const Sequence sequence = Call::template sequence_at<C>(params, place.batch);
+    const Attended sequence = Call::template sequence_at<C>(params, place.batch);
     const Queries queries(params.grid, sequence, place, C.block_m());
     if (!Call::template appends<C>() && queries.first_row >= queries.total_rows) return;
     Forward kernel(params, shared, sequence, queries, columns, place.split);
@@ -71,11 +73,16 @@ class Forward {
     kernel.finish();
   }
 
-  TILEWISE_INLINE Forward(const Params& params, Shared& shared, const Sequence& sequence, const Queries& queries,
+  TILEWISE_INLINE Forward(const Params& params, Shared& shared, const Attended& sequence, const Queries& queries,
                           const Columns& columns, int32_t split)
       : p_(params), shared_(shared), sequence_(sequence), queries_(queries), columns_(columns), split_(split) {
     lane_ = Machine::lane();
     wave_row_ = Machine::wave() * C.rows_per_wave;
+    if constexpr (kLate) {
+      load_queries([] {});
+      pipeline_.begin_early(stage_of(0), p_, queries_, columns_, split_);
+      Call::template add_keys<C>(sequence_, p_, queries_.batch);
+    }
     O_.clear();
     softmax_.clear();
     TILEWISE_UNROLL
@@ -97,6 +104,10 @@ class Forward {
     if (queries_.first_row >= queries_.used_rows) return {0, 0, 0, 0};
     const int32_t last_row = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
     TileRange t = key_tiles<C>(p_.score, sequence_, queries_.query(queries_.first_row), queries_.query(last_row));
+    if constexpr (kLate) {
+      t.begin += split_, t.step = p_.grid.num_splits;
+      return t;
+    }
     if constexpr (C.split) {
       const int32_t each = divide(t.end - t.begin + p_.grid.num_splits - 1, p_.grid.by_splits);
       const int32_t begin = minimum(t.begin + each * split_, t.end);
@@ -109,13 +120,32 @@ class Forward {
   }
 
   TILEWISE_INLINE void visit_keys() {
-    const TileRange t = tiles();
     constexpr bool kAppends = Call::template appends<C>();
+    const TileRange t = tiles();
     const KeyRange new_keys = keys_to_append(t);
     const auto append = [&] {
-      if constexpr (kAppends) Call::template append<Ops, C>(p_, queries_, new_keys);
+      if constexpr (kAppends) Call::template append<Ops, C>(p_, sequence_, queries_, new_keys);
     };
-    if (t.begin >= t.end) return append();
+    if (t.begin >= t.end) {
+      if constexpr (kLate) Ops::finish_copies();
+      return append();
+    }
+    int32_t turn = kLate ? 0 : t.begin;
+    if constexpr (kLate) {
+      pipeline_.begin_late(stage_of(turn), p_, sequence_, queries_, split_, t.begin);
+    } else {
+      load_first_tile(t, new_keys, append);
+    }
+    // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
+    for (int32_t tile = t.begin; tile < t.end; tile += t.step, ++turn) {
+      step(turn, tile, tile + t.step, tile + t.step < t.end, !t.is_full(tile));
+    }
+  }
+
+  /// With the queries.
+  template <class Append>
+  TILEWISE_INLINE void load_first_tile(const TileRange& t, const KeyRange& new_keys, const Append& append) {
+    constexpr bool kAppends = Call::template appends<C>();
     pipeline_.open_for(p_, sequence_, queries_, columns_);
     // Queries that change take their time, and new keys: the first tile is under way meanwhile, where it has a place
     // and no new key.
@@ -123,11 +153,14 @@ class Forward {
     bool keys_first = kKeysFirst;
     if constexpr (kKeysFirst && kAppends)
       keys_first = new_keys.begin >= new_keys.end || !pipeline_.has_new_key(t.begin);
-    if (keys_first) pipeline_.start(stage_of(t.begin), t.begin);
-    Call::template load_queries<Ops, C>(q_rows_, shared_.q_tile(), wave_row_, p_, sequence_, queries_, append);
-    if (!keys_first) pipeline_.start(stage_of(t.begin), t.begin);
-    // Whether to mask is a branch of one loop: of two loops' bodies the registers do not fit.
-    for (int32_t tile = t.begin; tile < t.end; ++tile) step(tile, tile + 1 < t.end, !t.is_full(tile));
+    if (keys_first) pipeline_.begin(stage_of(t.begin), t.begin);
+    load_queries(append);
+    if (!keys_first) pipeline_.begin(stage_of(t.begin), t.begin);
+  }
+
+  template <class Meanwhile>
+  TILEWISE_INLINE void load_queries(const Meanwhile& meanwhile) {
+    Call::template load_queries<Ops, C>(q_rows_, shared_.q_tile(), wave_row_, p_, sequence_, queries_, meanwhile);
   }
 
   /// The new keys that this block's tiles hold, by their numbers. The first and the last part of the keys have those,
@@ -138,25 +171,24 @@ class Forward {
     } else {
       constexpr int64_t kMany = int64_t{1} << 62;
       const bool first = !C.split || split_ == 0, last = !C.split || split_ == p_.grid.num_splits - 1;
-      return Call::template new_keys<C>(
-          p_, sequence_, queries_.batch,
-          {first ? -kMany : int64_t{t.begin} * C.block_n, last ? kMany : int64_t{t.end} * C.block_n});
+      return Call::new_keys(sequence_,
+                            {first ? -kMany : int64_t{t.begin} * C.block_n, last ? kMany : int64_t{t.end} * C.block_n});
     }
   }
 
-  TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t tile) { return shared_.streams.stage[tile % C.stages]; }
+  TILEWISE_INLINE typename Shared::Stage& stage_of(int32_t turn) { return shared_.streams.stage[turn % C.stages]; }
   TILEWISE_INLINE decltype(auto) Q() const { return q_rows_.operand(shared_.q_tile(), wave_row_); }
 
   /// Tiles that wait in registers are asked for once the scores have left theirs, where those are few.
   static constexpr bool kLateStart = has_few_registers<Ops>(C);
 
-  /// One tile of keys. The next one is under way meanwhile.
-  TILEWISE_INLINE void step(int32_t tile, bool more, bool masked) {
-    typename Shared::Stage& stage = stage_of(tile);
-    pipeline_.wait(stage);
-    if (!kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+  /// One tile of keys, in its turn. The next one is under way meanwhile.
+  TILEWISE_INLINE void step(int32_t turn, int32_t tile, int32_t next, bool more, bool masked) {
+    typename Shared::Stage& stage = stage_of(turn);
+    pipeline_.wait(stage, stage_of(turn + 1), next);
+    if (!kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
     if (C.idle_waves && queries_.first_row + wave_row_ >= queries_.total_rows) {
-      if (kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+      if (kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
       return;
     }
 
@@ -170,7 +202,7 @@ class Forward {
     if constexpr (C.dropout) apply_dropout<false>(S, p_.score, seed_, row_scores_, first_key);
     pipeline_.scale_weights(S, stage);
     const auto P = to_operand<C.v_type>(S);
-    if (kLateStart && more) pipeline_.start(stage_of(tile + 1), tile + 1);
+    if (kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
     mma_AB(O_, P, stage.v);  // O += P V
   }
 
@@ -252,7 +284,7 @@ class Forward {
 
   const Params& p_;
   Shared& shared_;
-  Sequence sequence_;
+  Attended sequence_;
   Queries queries_;
   Columns columns_;
   int32_t split_;

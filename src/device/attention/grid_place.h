@@ -49,6 +49,7 @@ TILEWISE_INLINE Sequence sequence_at(const AttentionShape& shape, int64_t batch)
 /// block sees, or is seen by, every column.
 struct TileRange {
   int32_t begin, end, full_begin, full_end;
+  int32_t step = 1;  // from one of a block's tiles to the next
   TILEWISE_INLINE int32_t count() const { return end - begin; }
   TILEWISE_INLINE bool is_full(int32_t tile) const { return tile >= full_begin && tile < full_end; }
 };

@@ -32,6 +32,8 @@ class KvPipeline {
     open(p, sequence, queries.batch, uniform<Machine>(queries.head_k()));
   }
 
+  /// The first tile.
+  TILEWISE_INLINE void begin(Stage& stage, int32_t tile) { start(stage, tile); }
   TILEWISE_INLINE void start(Stage& stage, int32_t tile) {
     k_loader_.start(stage.k, k_, tile * C.block_n);
     v_loader_.start(stage.v, v_, tile * C.block_n);
@@ -45,6 +47,9 @@ class KvPipeline {
     v_loader_.finish(stage.v);
     Machine::barrier();
   }
+
+  /// With the next tile's stage and number: its rows lie where anyone finds them.
+  TILEWISE_INLINE void wait(Stage& stage, const Stage&, int32_t) { wait(stage); }
 
   /// Keys and values are what stands in memory: nothing is left to scale.
   template <class Scores>
@@ -77,6 +82,12 @@ struct AttentionCall {
   }
   using Forward = ForwardParams;
   using Combine = CombineParams;
+  using AttendedSequence = Sequence;
+  /// Whether the sequence's keys are known once add_keys() was called: queries are loaded, and a tile of keys, before.
+  template <auto C>
+  static constexpr bool adds_keys() {
+    return false;
+  }
   template <auto C, class Params>
   TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
     return device::sequence_at<C>(p.shape, batch);
@@ -92,8 +103,10 @@ struct AttentionCall {
   template <class Ops, auto C, class Rows, class Params, class Queries, class Meanwhile>
   TILEWISE_INLINE static void load_queries(Rows& rows, typename Rows::Tile& tile, int wave_row, const Params& p,
                                            const Sequence& s, const Queries& queries, const Meanwhile& meanwhile) {
-    rows.load(tile, wave_row, p.shape.head_dim,
-              [&](int row) { return queries.template address_to_read<C.q_type>(p.q, s, row); });
+    rows.load(
+        tile, wave_row, p.shape.head_dim,
+        [&](int row) { return queries.template address_to_read<C.q_type>(p.q, s, row); },
+        queries.rows_of_block(C.block_m()));
     meanwhile();
   }
   template <class Ops, auto C>

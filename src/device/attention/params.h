@@ -29,41 +29,44 @@ constexpr TileGrid tile_grid(int64_t tiles, int64_t splits, int64_t heads, int64
   return {t, s, h, g, divisor_of(t), divisor_of(s), divisor_of(h), divisor_of(g)};
 }
 
+/// What a block asks for first stands first, near each other: a multiprocessor fetches a launch's parameters anew, 256
+/// bytes at a time, and a block that decodes waits for each.
 struct ForwardParams {
   AttentionShape shape;
-  ScoreParams score;
-  Tensor4 q, k, v, out;
-  LseTensor softmax_lse;
-  SinkTensor sink;
   TileGrid grid;
+  Tensor4 q, k, v;
   // Written instead of out and softmax_lse where keys are split; each part's out is divided by its own sum.
   float* out_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q, head_dim_v]
   float* lse_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q], natural logarithm
+  ScoreParams score;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("score", p.score), visit("q", p.q), visit("k", p.k), visit("v", p.v);
-    visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid);
-    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("shape", p.shape), visit("grid", p.grid), visit("q", p.q), visit("k", p.k), visit("v", p.v);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("score", p.score), visit("out", p.out);
+    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
   }
 };
 
 /// Merges the parts that split keys leave.
 struct CombineParams {
   AttentionShape shape;
-  Tensor4 out;
-  LseTensor softmax_lse;
-  SinkTensor sink;
   TileGrid grid;           // without splits of its own
   int64_t num_splits;      // of the keys
   const float* out_accum;  // as ForwardParams has them
   const float* lse_accum;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
-    visit("grid", p.grid), visit("num_splits", p.num_splits), visit("out_accum", p.out_accum);
-    visit("lse_accum", p.lse_accum);
+    visit("shape", p.shape), visit("grid", p.grid), visit("num_splits", p.num_splits);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("out", p.out);
+    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
   }
 };
 

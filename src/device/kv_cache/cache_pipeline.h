@@ -41,22 +41,20 @@ template <int kTokens>
 struct TileScales<true, kTokens> {
   float k_scale[kTokens], v_scale[kTokens];
 };
-template <bool kWanted, int kElement, int kTokens>
+template <bool kWanted, int kElement, int kTokens, int kTiles>
 struct TilePlaces {};
-template <int kElement, int kTokens>
-struct TilePlaces<true, kElement, kTokens> {
-  const ElementBits<kElement>*k_rows[kTokens], *v_rows[kTokens];
+template <int kElement, int kTokens, int kTiles>
+struct TilePlaces<true, kElement, kTokens, kTiles> {
+  struct Rows {
+    const ElementBits<kElement>*k[kTokens], *v[kTokens];
+  } rows[kTiles];
 };
-
-/// Elements of a tile's own type in places that lie in a row come as attention's do.
-template <auto C>
-inline constexpr bool kInRows = C.page_size == 0 && C.cache_type != kE4m3;
 
 template <class Ops, auto C>
 struct CacheStage : KvStage<Ops, C, kByRows, kByColumns>,
                     TileBytes<C.keeps_bytes != 0, C.block_n, C.head_dim, C.head_dim_v>,
                     TileScales<C.scales == kTokenScales, C.block_n>,
-                    TilePlaces<!kInRows<C>, C.cache_type, C.block_n> {};
+                    TilePlaces<!lies_in_rows(C), C.cache_type, C.block_n, places_a_stage(C)> {};
 
 /// How tiles come: as attention's do, their elements gathered from anywhere, or the bytes of fp8 elements.
 enum CacheWay : int { kPlainRows, kGatheredRows, kGatheredBytes };
@@ -78,40 +76,63 @@ struct ChooseLoader<kGatheredBytes, Ops, C, Tile, Rows, kTight> {
 template <class Ops, auto C, class Stage>
 class CachePipeline {
   using Machine = typename Ops::Machine;
-  static constexpr int kWay = kInRows<C> ? kPlainRows : C.keeps_bytes ? kGatheredBytes : kGatheredRows;
+  static constexpr int kWay = lies_in_rows(C) ? kPlainRows : C.keeps_bytes ? kGatheredBytes : kGatheredRows;
   using Rows = Choose<kWay == kPlainRows, RowSource<C.cache_type>, GatheredRows<C.cache_type>>;
   static constexpr int kThreads = C.waves * Machine::kLanes;
 
  public:
   template <class Params, class Queries, class Columns>
-  TILEWISE_INLINE void open_for(const Params& p, const Sequence& s, const Queries& queries, const Columns& columns) {
-    const int64_t head = uniform<Machine>(queries.head_k());
-    const CacheSequence cache = cache_sequence_of<C>(p.shape, p.cache, queries.batch);
-    const auto head_of = [&](const Tensor4& t, int64_t first_col) {
-      const int64_t row = C.page_size == 0 ? cache.cache_row * t.batch_stride : 0;
-      const auto* const data = elements_of<C.cache_type>(t) + row + head * t.head_stride + first_col;
-      return HeadOfCache{data, t.batch_stride, t.seq_stride};
-    };
-    k_head_ = head_of(p.k_cache, 0);
-    v_head_ = head_of(p.v_cache, columns.first());
-    const auto k_cols = static_cast<int32_t>(p.shape.head_dim), v_cols = static_cast<int32_t>(columns.count(p.shape));
-    if constexpr (kWay == kPlainRows) {
-      k_ = {k_head_.row(0, s.k_row), k_head_.place_stride, static_cast<int32_t>(s.seqlen_k), k_cols};
-      v_ = {v_head_.row(0, s.k_row), v_head_.place_stride, static_cast<int32_t>(s.seqlen_k), v_cols};
-    } else {
-      k_.cols = k_cols, v_.cols = v_cols;
-      open_places(p, s, queries);
-    }
-    open_scales(p, cache, queries.batch, head);
-    first_new_key_ = static_cast<int32_t>(cache.cached - s.k_row);
+  TILEWISE_INLINE void open_for(const Params& p, const CachedSequence& s, const Queries& queries,
+                                const Columns& columns) {
+    open_head(p, s.cache.cache_row, queries, columns);
+    open_keys(p, s, queries);
   }
 
+  /// Asks for a tile of a cache that is full, if it has it: nothing is known of it yet but its places.
+  template <class Params, class Queries, class Columns>
+  TILEWISE_INLINE void begin_early(Stage& stage, const Params& p, const Queries& queries, const Columns& columns,
+                                   int32_t tile) {
+    const int64_t batch = queries.batch;
+    const CacheSequence cache = cache_sequence_of(p.shape, p.cache, batch, places_of(p.shape, p.cache));
+    open_head(p, cache.cache_row, queries, columns);
+    open_keys(p, attended_sequence<C>(p.shape, p.cache, batch, cache), queries);
+    early_ = !has_new_key(tile);
+    if (early_) begin(stage, tile);
+  }
+  /// The block's first tile, now that its sequence is known: the one that was asked for early, if all of it is there.
+  template <class Params, class Queries>
+  TILEWISE_INLINE void begin_late(Stage& stage, const Params& p, const CachedSequence& s, const Queries& queries,
+                                  int32_t early_tile, int32_t tile) {
+    open_keys(p, s, queries);
+    if (early_ && tile == early_tile && !has_new_key(tile)) return;
+    if (early_) {
+      Ops::finish_copies();
+      Machine::barrier();
+    }
+    begin(stage, tile);
+  }
+
+  /// Whether a tile has keys that were not in the cache before this call, or none at all.
   TILEWISE_INLINE bool has_new_key(int32_t tile) const { return (tile + 1) * C.block_n > first_new_key_; }
+
+  /// The first tile.
+  TILEWISE_INLINE void begin(Stage& stage, int32_t tile) {
+    if constexpr (kWay != kPlainRows) {
+      look_up_pages(tile);
+      look_ahead(stage, tile);
+      Machine::barrier();
+    }
+    start(stage, tile);
+  }
 
   /// Tiles come in turn. New keys are the last ones: until a tile has some, a step that appends them may go on.
   TILEWISE_INLINE void start(Stage& stage, int32_t tile) {
     if (!C.appends && has_new_key(tile)) wait_for_step_before<Machine>();
-    if constexpr (kWay != kPlainRows) share_places(stage, tile);
+    if constexpr (kWay != kPlainRows) {
+      auto& rows = stage.rows[turn_];
+      k_.rows = rows.k, v_.rows = rows.v;
+    }
+    if constexpr (C.scales == kTokenScales) load_scales(tile);
     if constexpr (kWay == kGatheredBytes) {
       k_loader_.start(stage.k_bytes, k_);
       v_loader_.start(stage.v_bytes, v_);
@@ -124,9 +145,10 @@ class CachePipeline {
     }
   }
 
-  /// As KvPipeline's.
-  TILEWISE_INLINE void wait(Stage& stage) {
+  /// As KvPipeline's. Places of the next tile, if there is one, are shared by the same barrier.
+  TILEWISE_INLINE void wait(Stage& stage, Stage& next_stage, int32_t next) {
     if constexpr (C.stages == 1) Machine::barrier();
+    if constexpr (kWay != kPlainRows) look_ahead(next_stage, next);  // while copies are on their way
     Ops::finish_copies();
     if constexpr (kWay == kGatheredBytes) {
       k_loader_.finish(stage.k, stage.k_bytes);
@@ -165,6 +187,32 @@ class CachePipeline {
   }
 
  private:
+  template <class Params, class Queries, class Columns>
+  TILEWISE_INLINE void open_head(const Params& p, int64_t cache_row, const Queries& queries, const Columns& columns) {
+    const int64_t head = uniform<Machine>(queries.head_k());
+    const auto head_of = [&](const Tensor4& t, int64_t first_col) {
+      const int64_t row = C.page_size == 0 ? cache_row * t.batch_stride : 0;
+      const auto* const data = elements_of<C.cache_type>(t) + row + head * t.head_stride + first_col;
+      return HeadOfCache{data, t.batch_stride, t.seq_stride};
+    };
+    k_head_ = head_of(p.k_cache, 0);
+    v_head_ = head_of(p.v_cache, columns.first());
+    k_.cols = static_cast<int32_t>(p.shape.head_dim), v_.cols = static_cast<int32_t>(columns.count(p.shape));
+    open_scales(p, cache_row, queries.batch, head);
+    if constexpr (kWay != kPlainRows) turn_ = 0;
+  }
+  template <class Params, class Queries>
+  TILEWISE_INLINE void open_keys(const Params& p, const CachedSequence& s, const Queries& queries) {
+    if constexpr (kWay == kPlainRows) {
+      k_.data = k_head_.row(0, s.k_row), v_.data = v_head_.row(0, s.k_row);
+      k_.stride = k_head_.place_stride, v_.stride = v_head_.place_stride;
+      k_.rows = v_.rows = static_cast<int32_t>(s.seqlen_k);
+    } else {
+      open_places(p, s, queries);
+    }
+    first_new_key_ = static_cast<int32_t>(s.cache.cached - s.k_row);
+  }
+
   /// Of any query of the block.
   template <class Params, class Queries>
   TILEWISE_INLINE static KeyRange seen_keys(const Params& p, const Sequence& s, const Queries& queries) {
@@ -175,14 +223,14 @@ class CachePipeline {
   }
 
   template <class Params>
-  TILEWISE_INLINE void open_scales(const Params& p, const CacheSequence& cache, int64_t batch, int64_t head) {
+  TILEWISE_INLINE void open_scales(const Params& p, int64_t cache_row, int64_t batch, int64_t head) {
     const auto at = [&](const ScaleTensor& t) { return t.data + batch * t.batch_stride + head * t.head_stride; };
     if constexpr (C.scales == kBlockScale) {
       k_scale_ = p.k_scale.data ? Machine::load_global(at(p.k_scale)) : p.k_scale.value;
       v_scale_ = p.v_scale.data ? Machine::load_global(at(p.v_scale)) : p.v_scale.value;
     }
     if constexpr (C.scales == kTokenScales) {
-      const int64_t row = C.page_size == 0 ? cache.cache_row : 0;
+      const int64_t row = C.page_size == 0 ? cache_row : 0;
       k_scales_ = {at(p.k_scale) + row * p.k_scale.row_stride, p.k_scale.row_stride, p.k_scale.place_stride};
       v_scales_ = {at(p.v_scale) + row * p.v_scale.row_stride, p.v_scale.row_stride, p.v_scale.place_stride};
     }
@@ -193,7 +241,6 @@ class CachePipeline {
     const KeyRange seen = seen_keys(p, s, queries);
     places_ = {p.cache.block_table + queries.batch * p.cache.block_table_stride, static_cast<int32_t>(s.k_row),
                static_cast<int32_t>(seen.begin), static_cast<int32_t>(seen.end), static_cast<int32_t>(p.cache.rows)};
-    held_tile_ = -1;
   }
 
   /// A head's part of a cache, or of its tokens' scales.
@@ -209,30 +256,35 @@ class CachePipeline {
   /// Of this lane's i-th one of a tile's; lanes past the last repeat others'.
   TILEWISE_INLINE static int token_of_lane(int i) { return Machine::thread() % C.block_n + i * kThreads; }
 
-  /// Every lane works out where some of the tile's tokens lie, and leaves that where all find it. Pages were looked up
-  /// a tile ahead: copies that wait for entries of a table took more than twice as long (1,136 us instead of 522 for 64
-  /// sequences of 8,192 keys on an H200).
-  TILEWISE_INLINE void share_places(Stage& stage, int32_t tile) {
-    if (held_tile_ != tile) look_up_pages(tile);
+  /// Every lane works out where some of a tile's tokens lie, and leaves that where all find it after a barrier. Pages
+  /// were looked up a tile ahead: copies that wait for entries of a table took more than twice as long (1,136 us
+  /// instead of 522 for 64 sequences of 8,192 keys on an H200).
+  TILEWISE_INLINE void look_ahead(Stage& stage, int32_t tile) {
+    turn_ = (turn_ + 1) % places_a_stage(C);
+    auto& rows = stage.rows[turn_];
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
       const int token = token_of_lane(i);
       const int64_t page = held_pages_[i], within = places_.within_page(places_.place_of(tile * C.block_n + token));
       if (Machine::thread() + i * kThreads < C.block_n) {
-        Machine::store_shared(&stage.k_rows[token], k_head_.row(page, within));
-        Machine::store_shared(&stage.v_rows[token], v_head_.row(page, within));
+        Machine::store_shared(&rows.k[token], k_head_.row(page, within));
+        Machine::store_shared(&rows.v[token], v_head_.row(page, within));
       }
-      if constexpr (C.scales == kTokenScales) {
-        held_k_[i] = Machine::load_global(k_scales_.row(page, within));
-        held_v_[i] = Machine::load_global(v_scales_.row(page, within));
-      }
+      shared_pages_[i] = held_pages_[i];
     }
     look_up_pages(tile + 1);
-    k_.rows = stage.k_rows, v_.rows = stage.v_rows;
-    Machine::barrier();
+  }
+  /// Of the tile whose places were shared last. Those of new keys stand there once the step before has written them.
+  TILEWISE_INLINE void load_scales(int32_t tile) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kTokensALane; ++i) {
+      const int32_t place = places_.place_of(tile * C.block_n + token_of_lane(i));
+      const int64_t page = shared_pages_[i], within = places_.within_page(place);
+      held_k_[i] = Machine::load_global(k_scales_.row(page, within));
+      held_v_[i] = Machine::load_global(v_scales_.row(page, within));
+    }
   }
   TILEWISE_INLINE void look_up_pages(int32_t tile) {
-    held_tile_ = tile;
     TILEWISE_UNROLL
     for (int i = 0; i < kTokensALane; ++i) {
       held_pages_[i] = places_.page_of(places_.place_of(tile * C.block_n + token_of_lane(i)));
@@ -257,8 +309,11 @@ class CachePipeline {
   float held_k_[kTokensALane], held_v_[kTokensALane];
   CachePlaces<Machine, C.page_size> places_;
   HeadOfCache k_head_, v_head_;
-  int32_t held_tile_, held_pages_[kTokensALane];
+  // Of the tile whose places were shared last, and of the one after it.
+  int32_t shared_pages_[kTokensALane], held_pages_[kTokensALane];
   int32_t first_new_key_;
+  int32_t turn_;  // which of a stage's places are those shared last
+  bool early_;    // a tile was asked for by begin_early()
   template <class Tile>
   using Loader = typename ChooseLoader<kWay, Ops, C, Tile, Rows, kTight>::Type;
   Loader<decltype(Stage::k)> k_loader_;

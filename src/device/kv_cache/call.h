@@ -43,8 +43,23 @@ struct KvCacheCall {
   }
   using Forward = KvCacheForwardParams;
   using Combine = KvCacheCombineParams;
-  template <auto C, class Params>
-  TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
+  using AttendedSequence = CachedSequence;
+  template <auto C>
+  static constexpr bool adds_keys() {
+    return learns_length_late(C);
+  }
+  template <auto C>
+  TILEWISE_INLINE static CachedSequence sequence_at(const Forward& p, int64_t batch) {
+    if constexpr (adds_keys<C>()) return {all_of_entry(p.shape), {}};
+    return attended_sequence<C>(p.shape, p.cache, batch);
+  }
+  template <auto C>
+  TILEWISE_INLINE static void add_keys(CachedSequence& s, const Forward& p, int64_t batch) {
+    s = attended_sequence<C>(p.shape, p.cache, batch);
+  }
+  template <auto C>
+  TILEWISE_INLINE static Sequence sequence_at(const Combine& p, int64_t batch) {
+    if constexpr (uses_all_queries<C>()) return all_of_entry(p.shape);
     return attended_sequence<C>(p.shape, p.cache, batch);
   }
   template <auto C>
@@ -68,6 +83,7 @@ struct KvCacheCall {
       rows.load_changed(
           tile, wave_row, p.shape.head_dim,
           [&](int row) { return queries.template address_to_read<C.q_type>(p.q, s, row); },
+          queries.rows_of_block(C.block_m()),
           [&] {
             RotatedTile<Ops, C, Turn, typename Rows::Tile>(tile, p.rotary, queries.used_rows - queries.first_row)
                 .rotate(position_of, meanwhile);
@@ -76,22 +92,20 @@ struct KvCacheCall {
   }
   /// The new keys, by their numbers, among a block's part of the keys: [0, seqlen_new) of all parts together. `part`
   /// counts keys as the attention does.
-  template <auto C, class Params>
-  TILEWISE_INLINE static KeyRange new_keys(const Params& p, const Sequence& s, int64_t batch, const KeyRange& part) {
-    const CacheSequence cache = cache_sequence_of<C>(p.shape, p.cache, batch);
-    const int64_t first = cache.cached - s.k_row;
-    return {clamp_to(part.begin - first, 0, cache.seqlen_new), clamp_to(part.end - first, 0, cache.seqlen_new)};
+  TILEWISE_INLINE static KeyRange new_keys(const CachedSequence& s, const KeyRange& part) {
+    const int64_t first = s.cache.cached - s.k_row;
+    return {clamp_to(part.begin - first, 0, s.cache.seqlen_new), clamp_to(part.end - first, 0, s.cache.seqlen_new)};
   }
   /// Appends them, and shows them to the whole block.
   template <class Ops, auto C, class Params, class Queries>
-  TILEWISE_INLINE static void append(const Params& p, const Queries& queries, const KeyRange& new_keys) {
+  TILEWISE_INLINE static void append(const Params& p, const CachedSequence& s, const Queries& queries,
+                                     const KeyRange& new_keys) {
     if (new_keys.begin >= new_keys.end) return;
     using Machine = typename Ops::Machine;
     constexpr AppendKvConfig kAppend = append_config(C);
     const int64_t batch = queries.batch, head = queries.head_k();
     const auto keys = static_cast<int>(new_keys.end - new_keys.begin);
-    const int64_t first_row = cache_sequence_of<C>(p.shape, p.cache, batch).new_row;
-    const auto row_at = [&](int i) { return NewRow{batch, first_row + new_keys.begin + i, new_keys.begin + i}; };
+    const auto row_at = [&](int i) { return NewRow{batch, s.cache.new_row + new_keys.begin + i, new_keys.begin + i}; };
     if constexpr (kAppend.vector_rows) {
       append_chunks<Machine, C.waves * Machine::kLanes>(NewChunks<Machine, kAppend>(p), p, keys, row_at, head);
     } else {

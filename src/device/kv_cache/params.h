@@ -73,47 +73,49 @@ struct NewKeys {
   }
 };
 
+/// In ForwardParams' order, for its reason.
 struct KvCacheForwardParams {
   AttentionShape shape;
-  ScoreParams score;
+  TileGrid grid;
+  Tensor4 q, k_cache, v_cache;
   CacheShape cache;
-  NewKeys new_keys;  // where it appends them
-  Tensor4 q, k_cache, v_cache, out;
+  float* out_accum;  // as ForwardParams has them
+  float* lse_accum;
+  ScoreParams score;
   ScaleTensor k_scale, v_scale;
+  Tensor4 out;
   LseTensor softmax_lse;
   SinkTensor sink;
-  TileGrid grid;
+  NewKeys new_keys;     // where it appends them
   RotaryTables rotary;  // of q, and of new keys
   int64_t appends;      // whether the kernel appends, and no step before it
-  float* out_accum;     // as ForwardParams has them
-  float* lse_accum;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("score", p.score), visit("cache", p.cache);
-    visit("new_keys", p.new_keys), visit("q", p.q), visit("k_cache", p.k_cache), visit("v_cache", p.v_cache);
-    visit("out", p.out), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
-    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("grid", p.grid), visit("rotary", p.rotary);
-    visit("appends", p.appends), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("shape", p.shape), visit("grid", p.grid), visit("q", p.q), visit("k_cache", p.k_cache);
+    visit("v_cache", p.v_cache), visit("cache", p.cache), visit("out_accum", p.out_accum);
+    visit("lse_accum", p.lse_accum), visit("score", p.score), visit("k_scale", p.k_scale);
+    visit("v_scale", p.v_scale), visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
+    visit("new_keys", p.new_keys), visit("rotary", p.rotary), visit("appends", p.appends);
   }
 };
 
 struct KvCacheCombineParams {
   AttentionShape shape;
-  CacheShape cache;
-  Tensor4 out;
-  LseTensor softmax_lse;
-  SinkTensor sink;
   TileGrid grid;           // without splits of its own
   int64_t num_splits;      // of the keys
   const float* out_accum;  // as ForwardParams has them
   const float* lse_accum;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  SinkTensor sink;
+  CacheShape cache;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("cache", p.cache), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
-    visit("sink", p.sink), visit("grid", p.grid), visit("num_splits", p.num_splits), visit("out_accum", p.out_accum);
-    visit("lse_accum", p.lse_accum);
+    visit("shape", p.shape), visit("grid", p.grid), visit("num_splits", p.num_splits);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("out", p.out);
+    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("cache", p.cache);
   }
 };
 

@@ -37,17 +37,18 @@ constexpr bool has_seqlens_alone() {
   }
 }
 
+/// Where cache_seqlens[b] is all that is known of it.
+constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const CacheShape& c, int64_t b,
+                                          int32_t cache_seqlen) {
+  const bool absent = cache_seqlen < 0, lost = !c.block_table && b >= c.rows;
+  const int32_t cached = clamp_place(cache_seqlen, places_of(shape, c));
+  return {0, c.seqlen_k_new, cached, 0, clamp_to(b, 0, c.rows - 1), absent, lost};
+}
+
 template <auto C>
 constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const CacheShape& c, int64_t b) {
+  if constexpr (has_seqlens_alone<C>()) return cache_sequence_of(shape, c, b, c.cache_seqlens[b]);
   CacheSequence s{0, c.seqlen_k_new, static_cast<int32_t>(c.cache_seqlen), 0, b, false, false};
-  if constexpr (has_seqlens_alone<C>()) {
-    const int32_t cached = c.cache_seqlens[b];
-    s.absent = cached < 0;
-    s.lost = !c.block_table && b >= c.rows;
-    s.cached = clamp_place(cached, places_of(shape, c));
-    s.cache_row = clamp_to(b, 0, c.rows - 1);
-    return s;
-  }
   if (c.cu_seqlens_k_new) {
     s.new_row = clamp_to(c.cu_seqlens_k_new[b], 0, c.total_k_new);
     s.seqlen_new =
@@ -63,18 +64,40 @@ constexpr CacheSequence cache_sequence_of(const AttentionShape& shape, const Cac
   return s;
 }
 
-/// As the attention kernels see it: k_row is the first used place of the cache. A sequence without a cache uses no
-/// query, so that its rows are 0 and its log-sum-exp -infinity.
+/// As the attention kernels see it: k_row is the first used place of the cache.
+struct CachedSequence : Sequence {
+  CacheSequence cache;
+};
+
+/// A sequence without a cache sees no key, so that its rows are 0 and their log-sum-exp -infinity. Where that takes
+/// more, as there is a sink or a length of its queries, it uses no query: else queries wait for no length.
 template <auto C>
-constexpr Sequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b) {
-  Sequence s{0, 0, shape.seqlen_q, shape.seqlen_k, shape.seqlen_q, shape.seqlen_k, 0};
-  if constexpr (!has_seqlens_alone<C>()) s = sequence_of(shape, b);
-  const CacheSequence cache = cache_sequence_of<C>(shape, c, b);
-  const auto end = static_cast<int32_t>(clamp_to(cache.cached + cache.seqlen_new, 0, places_of(shape, c)));
-  s.k_row = clamp_place(cache.leftpad, end);
-  s.seqlen_k = cache.absent ? 0 : end - s.k_row;
-  if (cache.absent) s.seqlen_q = 0;
+constexpr bool uses_all_queries() {
+  return has_seqlens_alone<C>() && !C.sink;
+}
+
+/// Every query of the batch entry, as where nothing says otherwise.
+constexpr Sequence all_of_entry(const AttentionShape& shape) {
+  return {0, 0, shape.seqlen_q, shape.seqlen_k, shape.seqlen_q, shape.seqlen_k, 0};
+}
+
+template <auto C>
+constexpr CachedSequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b,
+                                           const CacheSequence& cache) {
+  CachedSequence s{all_of_entry(shape), cache};
+  if constexpr (!has_seqlens_alone<C>()) static_cast<Sequence&>(s) = sequence_of(shape, b);
+  const int32_t places = places_of(shape, c);
+  const auto most_new = static_cast<int32_t>(minimum<int64_t>(s.cache.seqlen_new, places));
+  const int32_t end = s.cache.cached + minimum(most_new, places - s.cache.cached);
+  s.k_row = clamp_place(s.cache.leftpad, end);
+  s.seqlen_k = s.cache.absent ? 0 : end - s.k_row;
+  if (!uses_all_queries<C>() && s.cache.absent) s.seqlen_q = 0;
   return s;
+}
+
+template <auto C>
+constexpr CachedSequence attended_sequence(const AttentionShape& shape, const CacheShape& c, int64_t b) {
+  return attended_sequence<C>(shape, c, b, cache_sequence_of<C>(shape, c, b));
 }
 
 }  // namespace tilewise::device

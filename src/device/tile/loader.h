@@ -46,14 +46,19 @@ TILEWISE_INLINE void copy_chunk(uint16_t* to, const uint16_t* row, int col, int 
   }
 }
 
-/// Copies row r of a tile from address(r), each row's columns past `cols` zeros, or starts to.
+/// Copies row r of a tile's first `rows` from address(r), each row's columns past `cols` zeros, or starts to. The other
+/// rows are zeros, which cost a store for each chunk and no address.
 template <class Ops, auto C, class Tile, class Address>
-TILEWISE_INLINE void copy_rows(Tile& tile, int64_t cols, const Address& address) {
+TILEWISE_INLINE void copy_rows(Tile& tile, int64_t cols, const Address& address, int rows = Tile::kRows) {
   using Machine = typename Ops::Machine;
   constexpr int kThreads = C.waves * Machine::kLanes, kRowChunks = Tile::kCols / kChunk;
-  for (int unit = Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+  for (int unit = Machine::thread(); unit < rows * kRowChunks; unit += kThreads) {
     const int row = unit / kRowChunks, chunk = unit % kRowChunks;
     copy_chunk<Ops, C>(tile.chunk(row, chunk), address(row), chunk * kChunk, static_cast<int>(cols));
+  }
+  TILEWISE_NO_UNROLL
+  for (int unit = rows * kRowChunks + Machine::thread(); unit < Tile::kRows * kRowChunks; unit += kThreads) {
+    Machine::store_shared(reinterpret_cast<Chunk*>(tile.data) + unit, Chunk{});
   }
 }
 

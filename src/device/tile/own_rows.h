@@ -19,16 +19,17 @@ class OwnRows {
   /// What the rows need of shared memory; empty where they come straight to registers.
   using Tile = Choose<kDirect, NoTile, RowTile>;
 
-  /// Starts bringing the block's rows, which lie at address(row). Rows that move to registers through
-  /// shared memory need two barriers; rows that stay are ready after the first barrier of the caller.
+  /// Starts bringing the block's first `rows` rows, which lie at address(row); the others are zeros. Rows
+  /// that move to registers through shared memory need two barriers; rows that stay are ready after the first barrier
+  /// of the caller.
   template <class Address>
-  TILEWISE_INLINE void load(Tile& tile, int wave_row, int64_t cols, const Address& address) {
+  TILEWISE_INLINE void load(Tile& tile, int wave_row, int64_t cols, const Address& address, int rows = RowTile::kRows) {
     if constexpr (kDirect) {
       Ops::gather_rows(held_, [&](int row, int chunk) {
         return load_chunk<Machine, C>(address(wave_row + row), chunk * kChunk, static_cast<int>(cols));
       });
     } else {
-      copy_rows<Ops, C>(tile, cols, address);
+      copy_rows<Ops, C>(tile, cols, address, rows);
       if constexpr (C.rows_in_registers) {
         Ops::finish_copies();
         Machine::barrier();
@@ -41,9 +42,9 @@ class OwnRows {
   /// The same of rows that change while they lie in the tile: change() does that, once all have been copied (it calls
   /// Ops::finish_copies() and a barrier itself, so as to ask for what it needs before).
   template <class Address, class Change>
-  TILEWISE_INLINE void load_changed(Tile& tile, int wave_row, int64_t cols, const Address& address,
+  TILEWISE_INLINE void load_changed(Tile& tile, int wave_row, int64_t cols, const Address& address, int rows,
                                     const Change& change) {
-    copy_rows<Ops, C>(tile, cols, address);
+    copy_rows<Ops, C>(tile, cols, address, rows);
     change();
     if constexpr (C.rows_in_registers) {
       Machine::barrier();

@@ -9,6 +9,7 @@
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/kv_cache/bind.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "gpu/lowered_kernel.hpp"
 #include "operations/attention/call.hpp"
@@ -62,11 +63,9 @@ Problem attention_of(const KvCacheProblem& p) {
   return attention;
 }
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 void add_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder) {
   const device::KvCacheCombineConfig config = portable::kv_cache_combine_config(attention);
-  const std::int64_t tiles = ceil_div(attention.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
+  const std::int64_t tiles = core::ceil_div(attention.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
   device::KvCacheCombineParams params{};
   params.shape = operations::attention::shape_of(attention);
   params.grid = device::tile_grid(tiles, 1, attention.num_heads_q, portable::group_of(attention));

@@ -6,19 +6,20 @@
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/traits.hpp"
+#include "core/ceil_div.hpp"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
 
+using core::ceil_div;
+
 using device::AttentionParams;
 
 struct Calls {
   static const AttentionParams& of(const void* call) { return *static_cast<const AttentionParams*>(call); }
 };
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 void bind(const void* call, void* block) {
   const AttentionParams& from = Calls::of(call);

@@ -32,7 +32,7 @@ struct KvCacheForward : KvCacheKernel<device::KvCacheForwardConfig, device::KvCa
   /// What a stage holds for each key beside elements of tiles: bytes that are not widened yet, two scales, two offsets.
   static std::int32_t bytes_beside_tiles(const Config& c) {
     return c.block_n * ((c.keeps_bytes ? c.head_dim + c.head_dim_v : 0) + (c.scales == device::kTokenScales ? 8 : 0) +
-                        (c.page_size != 0 || c.cache_type == device::kE4m3 ? 16 : 0));
+                        (device::lies_in_rows(c) ? 0 : 16 * device::places_a_stage(c)));
   }
 };
 

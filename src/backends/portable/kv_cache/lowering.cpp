@@ -133,7 +133,7 @@ class Lowerer {
     const double us = estimator_.forward_us(config, blocks * splits, splits) + (config.appends ? kAppendUs : 0.0);
     gpu::Launch* const launch = add<KvCacheForward>(config, params, blocks * splits, us);
     if (launch != nullptr && launch->programmatic) spread(*launch);
-    if (config.split) add_combine(splits);
+    if (config.split) add_combine(config, splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
                                     config.stages, config.stages == 1 ? " stage" : " stages",
                                     config.pack_gqa ? ", heads packed" : "", config.appends ? ", appends" : "",
@@ -141,8 +141,9 @@ class Lowerer {
                                     splits > 1 ? concat(", ", splits, " splits") : std::string()));
   }
 
-  void add_combine(std::int64_t splits) {
-    const device::KvCacheCombineConfig config = kv_cache_combine_config(attention_);
+  void add_combine(const device::KvCacheForwardConfig& forward, std::int64_t splits) {
+    device::KvCacheCombineConfig config = kv_cache_combine_config(attention_);
+    config.seqlens_alone = forward.seqlens_alone;
     const std::int64_t rows_a_block = splits > device::kRowSplits ? 1 : config.waves;
     const std::int64_t tiles = ceil_div(p_.seqlen_q, rows_a_block);
     device::KvCacheCombineParams params{};

@@ -57,8 +57,10 @@ void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std:
   // 64 keys of 128 elements beside 32 rows, or of more, spill 84 to 104 bytes on sm_90a.
   const bool crowded = c.rows_per_wave > 16 || c.head_dim + c.head_dim_v > 256;
   if (is_sm80 && !c.keeps_bytes && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
-  // Options beside token scales pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a).
-  if (is_sm80 && c.rows_per_wave > 16 && !c.plain_scale) c.rows_per_wave = 16, c.waves = 8;
+  // Options, and scales of tokens, pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a).
+  if (is_sm80 && c.rows_per_wave > 16 && (!c.plain_scale || c.scales == device::kTokenScales)) {
+    c.rows_per_wave = 16, c.waves = 8;
+  }
   // One wave computes, two copy and widen: 578 us for 64 sequences of 8,192 keys, 719 with 4 waves and 64 keys (H200).
   if (c.keeps_bytes && rows <= c.rows_per_wave) c.waves = 2, c.block_n = 32;
   // 32 keys of 256 elements spill 92 to 128 bytes on RDNA, 16 none.

@@ -19,6 +19,7 @@ namespace tilewise::backends::portable {
 [[nodiscard]] device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& problem,
                                                                    const Problem& attention,
                                                                    const DeviceTraits& traits);
+/// Everything decided but `seqlens_alone`, which is the forward kernel's: combine relies on what that leaves then.
 [[nodiscard]] device::KvCacheCombineConfig kv_cache_combine_config(const Problem& attention);
 [[nodiscard]] device::AppendKvConfig append_kv_config(const KvCacheProblem& problem);
 

@@ -75,6 +75,27 @@ def test_caches(page_size, new, dtype):
     _assert_alike(Step(page_size, new, dtype=dtype).attend(mask="causal"))
 
 
+@pytest.mark.parametrize("lengths", [(96, 64, 32), (95, 33, 1), (0, 31, -1)])
+@pytest.mark.parametrize("window", [(-1, -1), (20, 0)])
+@pytest.mark.parametrize("queries", [1, 7, 40])
+@pytest.mark.parametrize("implementation", ["cuda.sm80", "cuda.hopper"])
+def test_contiguous_caches_of_which_lengths_alone_are_known(implementation, queries, window, lengths):
+    """Blocks ask for a tile of keys before they know how many there are: it may be whole, in part or not there."""
+    if implementation == "cuda.hopper" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    step = Step(new=queries)
+    for side in (step.cpu, step.gpu):
+        del side["cache_batch_idx"], side["k"], side["v"]
+        for name in ("k_cache", "v_cache"):
+            side[name] = side[name][:BATCH].contiguous()
+            for cache, length in zip(side[name], lengths):
+                cache[max(length, 0) :] = float("nan")
+        side["cache_seqlens"] = torch.tensor(lengths, dtype=torch.int32, device=side["q"].device)
+    splits = 3 if implementation == "cuda.sm80" else 0
+    step.gpu["implementation"] = implementation
+    _assert_alike(step.attend(mask="causal", window=window, num_splits=splits))
+
+
 @pytest.mark.parametrize("fp8", ["head", "batch_head", "token"])
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_fp8(fp8, page_size):

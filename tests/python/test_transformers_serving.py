@@ -278,7 +278,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         r"attn_implementation: continuous batching with 'tilewise' is known for transformers 5\.23\.x \(got 5\.99\.1\)"
     )
     with pytest.raises(NotImplementedError, match=words):
-        model.generate_batch([[5, 6]])
+        serve(model, [[5, 6]])
     with pytest.raises(NotImplementedError, match=words):
         call(PagedAttentionCache.__new__(PagedAttentionCache))
     serve(make_model("llama", "sdpa"), make_prompts((5,)))

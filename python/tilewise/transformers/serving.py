@@ -10,8 +10,6 @@ import functools
 import importlib
 from typing import Any
 
-import transformers
-
 from tilewise.transformers.paged import PagedStep
 from tilewise.transformers.support import NAME
 
@@ -24,7 +22,8 @@ _PACKAGE = "transformers.generation.continuous_batching"
 
 def check_version() -> None:
     """Raises NotImplementedError for a transformers whose continuous batching is not known."""
-    version = transformers.__version__
+    # Of the module of this name now: transformers puts another in its place while it is imported.
+    version = importlib.import_module("transformers").__version__
     if version.rpartition(".")[0] not in _KNOWN_VERSIONS:
         raise NotImplementedError(
             f"attn_implementation: continuous batching with {NAME!r} is known for transformers "

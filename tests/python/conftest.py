@@ -14,6 +14,16 @@ def bench_module(monkeypatch):
     return importlib.import_module
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Tiny models gain nothing from threads, and two busy pools lose much on a busy machine."""
+    torch = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def fake_libraries(monkeypatch):
     """flash_attn and flashinfer as bench_stand_ins.py has them."""

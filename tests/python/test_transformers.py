@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from transformers import masking_utils  # noqa: E402
 
 import tilewise  # noqa: E402
 import tilewise.transformers as hook  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCABULARY = 97
 TINY = {
@@ -86,15 +88,6 @@ def make_batch(padding: str, length: int = 13, batch_size: int = 3) -> dict[str,
         elif padding == "holes":
             visible[row, 3 : 3 + row] = 0
     return {"input_ids": ids * visible, "attention_mask": visible}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and two busy pools lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

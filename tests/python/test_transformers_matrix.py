@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from transformers_matrix.checks import examine, model_types  # noqa: E402
 
 import tilewise.transformers as hook  # noqa: E402
 from tilewise.transformers.support import find_attention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 DOCS = Path(__file__).parents[2] / "docs" / "transformers.md"
 
@@ -44,14 +45,6 @@ PASSED = (
     "bart", "bert", "clip", "deepseek_v3", "gemma2", "gemma3_text", "gpt2", "gpt_oss", "jamba", "llama", "llama4_text",
     "modernbert", "opt", "qwen3_moe", "t5", "vit",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

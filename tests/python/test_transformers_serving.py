@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import runpy
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,14 +36,7 @@ import tilewise  # noqa: E402
 import tilewise.transformers as hook  # noqa: E402
 from tilewise.transformers import paged, serving  # noqa: E402
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and two busy pools lose much on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def padded_steps(monkeypatch: pytest.MonkeyPatch) -> None:

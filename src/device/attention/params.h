@@ -29,8 +29,7 @@ constexpr TileGrid tile_grid(int64_t tiles, int64_t splits, int64_t heads, int64
   return {t, s, h, g, divisor_of(t), divisor_of(s), divisor_of(h), divisor_of(g)};
 }
 
-/// What a block asks for first stands first, near each other: a multiprocessor fetches a launch's parameters anew, 256
-/// bytes at a time, and a block that decodes waits for each.
+/// What a block asks for first stands first, near each other.
 struct ForwardParams {
   AttentionShape shape;
   TileGrid grid;

@@ -73,7 +73,7 @@ struct NewKeys {
   }
 };
 
-/// In ForwardParams' order, for its reason.
+/// In ForwardParams' order.
 struct KvCacheForwardParams {
   AttentionShape shape;
   TileGrid grid;

@@ -13,9 +13,7 @@
 namespace tilewise::backends::hopper {
 namespace {
 
-using core::ceil_div;
-
-using device::AttentionParams;
+using core::ceil_div, device::AttentionParams;
 
 struct Calls {
   static const AttentionParams& of(const void* call) { return *static_cast<const AttentionParams*>(call); }

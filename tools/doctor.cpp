@@ -129,7 +129,10 @@ Json compiler(std::string_view name, std::string_view architecture, Json& proble
     found = jit::compiler_name(target);
     return Json(jit::compiler_reason(target));
   });
-  return library(name, found, reason.is_null() ? "see the problems below" : reason.get<std::string>());
+  if (reason.is_null()) return library(name, found, "see the problems below");
+  const std::string ignored = reason.get<std::string>().empty() ? jit::ignored_compilers(target) : std::string();
+  if (!ignored.empty()) found += " (ignored: " + ignored + ")";
+  return library(name, found, reason.get<std::string>());
 }
 
 /// The drivers, and a compiler for each kind of target.
@@ -173,6 +176,7 @@ Json examine() {
   report["gpus"] = gpus();
   report["libraries"] = libraries(problems);
   report["kernel_cache"] = kernel_cache(problems);
+  for (const std::string& fault : jit::bundle_faults()) problems.push_back(fault);
   report["environment"] = environment(problems);
   report["problems"] = std::move(problems);
   return report;

@@ -25,7 +25,8 @@ void write_bundle(const std::string& path, std::span<const BundleEntry> entries)
 
 /// Makes a bundle's kernels known to find_or_compile() in this process; returns how many it holds. The files of
 /// TILEWISE_BUNDLE (a list separated by ':') are loaded by themselves on first use. Throws Error (invalid_argument)
-/// with the path and what is wrong with it.
+/// with the path and what is wrong with it, or why distrust() (trust.hpp) speaks against it; a file of TILEWISE_BUNDLE
+/// that it speaks against is ignored.
 std::size_t load_bundle(const std::string& path);
 
 }  // namespace tilewise::jit

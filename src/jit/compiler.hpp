@@ -21,7 +21,8 @@ struct Compiler {
 
 struct CompilerSearch {
   std::optional<Compiler> compiler;
-  std::string reason;  ///< why there is none and where it was looked for; empty where there is one
+  std::string reason;   ///< why there is none and where it was looked for; empty where there is one
+  std::string ignored;  ///< what was found and passed over because somebody else may write it (trust.hpp), and why
 };
 
 /// Looks anew, which takes milliseconds. Never throws for what it finds or not.

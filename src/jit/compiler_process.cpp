@@ -17,10 +17,12 @@ constexpr const char* kProgram = "tilewise-compiler";
 }  // namespace
 
 fs::path find_compiler_process(std::string& reason) {
+  std::string ignored;
   if (const std::string named = environment_variable("TILEWISE_COMPILER"); !named.empty()) {
-    const fs::path program = find_program(named);
-    if (program.empty())
+    const fs::path program = find_program(named, ignored);
+    if (program.empty() && ignored.empty())
       reason = core::concat("TILEWISE_COMPILER: must name a program (got ", core::quoted(named), ")");
+    if (!ignored.empty()) reason = "TILEWISE_COMPILER: " + ignored;
     return program;
   }
   const fs::path own = own_folder();
@@ -32,12 +34,13 @@ fs::path find_compiler_process(std::string& reason) {
     if (fs::exists(folder / "CMakeCache.txt", error)) places.push_back(folder);
   }
   for (const fs::path& place : places) {
-    if (fs::path program = find_program((place / kProgram).string()); !program.empty()) return program;
+    if (fs::path program = find_program((place / kProgram).string(), ignored); !program.empty()) return program;
   }
-  fs::path program = find_program(kProgram);
+  fs::path program = find_program(kProgram, ignored);
   if (program.empty()) {
     reason = core::concat(kProgram, " not found beside the library (", own.string(),
                           "), in its libexec/tilewise or in PATH; TILEWISE_COMPILER names it");
+    if (!ignored.empty()) add_sentence(reason, "ignored: " + ignored);
   }
   return program;
 }

@@ -15,6 +15,7 @@
 #include "core/message.hpp"
 #include "jit/files.hpp"
 #include "jit/hash.hpp"
+#include "jit/trust.hpp"
 
 namespace tilewise::jit {
 namespace {
@@ -28,15 +29,20 @@ fs::path subfolder(const char* name) {
   return folder.empty() ? folder : folder / name;
 }
 
-fs::path kernel_path(const std::string& key) { return subfolder("kernels") / (key + std::string(kSuffix)); }
+/// None where somebody else may write there: nothing is read from such a folder, nor anything put in their way.
+fs::path trusted_subfolder(const char* name) {
+  fs::path folder = subfolder(name);
+  return folder.empty() || distrust(folder).empty() ? folder : fs::path();
+}
 
-/// Makes the folder, for this user alone: what is loaded from it is run. False where it can't be.
+fs::path kernel_path(const fs::path& folder, const std::string& key) { return folder / (key + std::string(kSuffix)); }
+
+/// Makes the folder, and those above it that lack, for this user alone. False where it can't be.
 bool make_folder(const fs::path& folder) {
   std::error_code error;
   if (folder.empty() || fs::is_directory(folder, error)) return !folder.empty();
-  if (!fs::create_directories(folder, error) && error) return false;
-  fs::permissions(folder, fs::perms::owner_all, error);
-  return true;
+  const fs::path whole = fs::absolute(folder, error);
+  return make_folder(whole.parent_path()) && (mkdir(whole.c_str(), S_IRWXU) == 0 || errno == EEXIST);
 }
 
 struct File {
@@ -104,7 +110,8 @@ std::string cache_folder_reason() {
   while (!fs::exists(folder, error) && folder.has_relative_path()) folder = folder.parent_path();
   if (!fs::is_directory(folder, error)) return core::concat(folder.string(), ": not a folder");
   if (access(folder.c_str(), W_OK | X_OK) != 0) return core::concat(folder.string(), ": ", std::strerror(errno));
-  return {};
+  const std::string fault = distrust(subfolder("kernels"));
+  return fault.empty() ? fault : fault + "; kernels there are ignored";
 }
 
 std::uintmax_t cache_size_limit() {
@@ -122,8 +129,9 @@ std::uintmax_t cache_size_limit() {
 }
 
 std::optional<KernelFile> load_from_disk(const std::string& key) {
-  if (cache_folder().empty()) return std::nullopt;
-  const fs::path path = kernel_path(key);
+  const fs::path folder = trusted_subfolder("kernels");
+  const fs::path path = kernel_path(folder, key);
+  if (folder.empty() || !distrust(path).empty()) return std::nullopt;
   const auto bytes = read_file(path);
   if (!bytes) return std::nullopt;
   std::string fault;
@@ -136,14 +144,16 @@ std::optional<KernelFile> load_from_disk(const std::string& key) {
 void store_on_disk(const KernelFile& file) {
   const std::uintmax_t limit = cache_size_limit();
   const std::vector<std::byte> bytes = encode(file);
-  if (bytes.size() > limit || !make_folder(subfolder("kernels"))) return;
-  const fs::path path = kernel_path(file.key);
+  const fs::path folder = trusted_subfolder("kernels");
+  if (bytes.size() > limit || !make_folder(folder)) return;
+  const fs::path path = kernel_path(folder, file.key);
   if (write_file_atomically(path, bytes).empty()) evict(limit, path);
 }
 
 KeyLock::KeyLock(const std::string& key, double limit_seconds) {
-  if (!make_folder(subfolder("locks"))) return;
-  path_ = subfolder("locks") / (key + ".lock");
+  const fs::path folder = trusted_subfolder("locks");
+  if (!make_folder(folder)) return;
+  path_ = folder / (key + ".lock");
   const auto begin = std::chrono::steady_clock::now();
   const auto limit = std::chrono::duration<double>(limit_seconds);
   while (std::chrono::steady_clock::now() - begin < limit) {
@@ -169,7 +179,7 @@ KeyLock::~KeyLock() {
 std::string remembered_answer(const fs::path& file, const std::string& question,
                               const std::function<std::string()>& ask) {
   struct stat status{};
-  const fs::path folder = subfolder("answers");
+  const fs::path folder = trusted_subfolder("answers");
   if (folder.empty() || stat(file.c_str(), &status) != 0) return ask();
   std::error_code error;
   Sha256 hash;
@@ -179,7 +189,7 @@ std::string remembered_answer(const fs::path& file, const std::string& question,
   hash.update_field(core::concat(status.st_mtim.tv_sec, ".", status.st_mtim.tv_nsec));
   hash.update_field(core::concat(status.st_dev, ".", status.st_ino));
   const fs::path place = folder / (to_hex(hash.finish()) + ".txt");
-  if (const auto bytes = read_file(place)) {
+  if (const auto bytes = distrust(place).empty() ? read_file(place) : std::nullopt) {
     // The answer and its checksum.
     const std::string text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
     const std::string answer = text.substr(0, text.find('\n'));
@@ -206,6 +216,7 @@ std::vector<CachedKernel> list_disk_cache() {
       kernel.symbol = decoded->kernel.symbol;
       kernel.compiler = decoded->kernel.compiler;
     }
+    if (const std::string fault = distrust(file.path); !fault.empty()) kernel.fault = "not trusted: " + fault;
     kernels.push_back(std::move(kernel));
   }
   return kernels;

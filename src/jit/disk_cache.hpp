@@ -17,12 +17,14 @@ namespace tilewise::jit {
 
 /// Where the cache is, whether it exists or not; empty where no variable and no home folder names a place.
 [[nodiscard]] std::filesystem::path cache_folder();
-/// Why nothing can be kept there; empty where all is well.
+/// Why nothing is kept there and nothing loaded: it can't be written, or distrust() (trust.hpp) speaks against it.
+/// Empty where all is well.
 [[nodiscard]] std::string cache_folder_reason();
 /// TILEWISE_CACHE_SIZE_MB in bytes, default 1024 MB; 0: nothing is kept. Throws Error for another text.
 [[nodiscard]] std::uintmax_t cache_size_limit();
 
-/// The kernel under `key` (64 hexadecimal digits), marked as used now. None where it is missing, damaged or foreign.
+/// The kernel under `key` (64 hexadecimal digits), marked as used now. None where it is missing, damaged or foreign, or
+/// where somebody else may have written it.
 [[nodiscard]] std::optional<KernelFile> load_from_disk(const std::string& key);
 /// Publishes `file` under its key by an atomic rename; then removes the kernels not used for longest until the folder
 /// is within its limit.

@@ -10,6 +10,7 @@
 #include "jit/disk_cache.hpp"
 #include "jit/files.hpp"
 #include "jit/search_paths.hpp"
+#include "jit/trust.hpp"
 
 namespace tilewise::jit {
 namespace {
@@ -102,7 +103,20 @@ std::vector<fs::path> nvrtc_folders() {
   return folders;
 }
 
-CompilerSearch none(std::string reason) { return {std::nullopt, std::move(reason)}; }
+/// Those that may be opened; why others may not is added to `ignored`.
+std::vector<fs::path> trusted(std::vector<fs::path> libraries, std::string& ignored) {
+  std::erase_if(libraries, [&ignored](const fs::path& library) {
+    const std::string fault = distrust_program(library);
+    if (!fault.empty()) add_sentence(ignored, fault);
+    return !fault.empty();
+  });
+  return libraries;
+}
+
+CompilerSearch none(std::string reason, const std::string& ignored = {}) {
+  if (!ignored.empty()) add_sentence(reason, "ignored: " + ignored);
+  return {std::nullopt, std::move(reason), ignored};
+}
 
 }  // namespace
 
@@ -119,15 +133,16 @@ std::optional<std::size_t> choose_nvrtc(std::span<const Version> versions, Versi
 
 CompilerSearch find_nvrtc() {
   constexpr const char* kPrefix = "libnvrtc.so";
-  std::string reason;
+  std::string reason, ignored;
   if (find_compiler_process(reason).empty()) return none(reason);
   const std::string named = environment_variable("TILEWISE_NVRTC");
   const std::vector<fs::path> folders = named.empty() ? nvrtc_folders() : std::vector<fs::path>{named};
   const std::vector<fs::path> libraries =
-      named.empty() ? find_libraries(folders, kPrefix) : named_libraries(named, kPrefix);
+      trusted(named.empty() ? find_libraries(folders, kPrefix) : named_libraries(named, kPrefix), ignored);
   if (libraries.empty()) {
     return none(core::concat("NVRTC (", kPrefix, ") not found in ", joined(folders),
-                             "; pip install nvidia-cuda-nvrtc brings it, TILEWISE_NVRTC names one"));
+                             "; pip install nvidia-cuda-nvrtc brings it, TILEWISE_NVRTC names one"),
+                ignored);
   }
   std::vector<Version> versions;
   for (const fs::path& library : libraries) {
@@ -137,14 +152,14 @@ CompilerSearch find_nvrtc() {
   const Version driver{number / 1000, number % 1000 / 10};
   if (const auto chosen = choose_nvrtc(versions, driver)) {
     const std::string name = "nvrtc " + to_string(versions[*chosen]);
-    return {Compiler{CompilerKind::nvrtc, name, name, libraries[*chosen].string()}, {}};
+    return {Compiler{CompilerKind::nvrtc, name, name, libraries[*chosen].string()}, {}, ignored};
   }
   for (std::size_t i = 0; i < libraries.size(); ++i) {
     if (versions[i] == Version{}) continue;
     reason += core::concat(reason.empty() ? "" : "; ", libraries[i].string(), ": NVRTC ", to_string(versions[i]),
                            " is newer than the driver, which knows CUDA ", to_string(driver));
   }
-  return none(reason);
+  return none(reason, ignored);
 }
 
 CompilerSearch find_clang() {
@@ -162,10 +177,10 @@ CompilerSearch find_clang() {
                   "clang",
                   (rocm.empty() ? "/opt/rocm" : rocm) + "/llvm/bin/clang++"};
   }
-  std::string reason, looked;
+  std::string reason, looked, ignored;
   for (const std::string& candidate : candidates) {
     looked += core::concat(looked.empty() ? "" : ", ", candidate);
-    const fs::path program = find_program(candidate);
+    const fs::path program = find_program(candidate, ignored);
     if (program.empty()) continue;
     const std::string text = ask_program_version(program);
     const Version version = parse_version(text);
@@ -173,19 +188,20 @@ CompilerSearch find_clang() {
     if (text.find("clang version") == std::string::npos || version.major < kOldest) {
       reason +=
           core::concat("; ", program.string(), ": version must be >= ", kOldest, " (got ", core::quoted(text), ")");
-    } else if (find_program((fs::canonical(program, error).parent_path() / "lld").string()).empty() &&
-               find_program("lld").empty()) {
+    } else if (find_program((fs::canonical(program, error).parent_path() / "lld").string(), ignored).empty() &&
+               find_program("lld", ignored).empty()) {
       reason += core::concat("; ", program.string(), ": needs lld beside it (Debian: lld-", version.major, ")");
     } else {
-      return {Compiler{CompilerKind::clang, "clang " + to_string(version), text, program.string()}, {}};
+      return {Compiler{CompilerKind::clang, "clang " + to_string(version), text, program.string()}, {}, ignored};
     }
   }
   return none(core::concat("clang ", kOldest, " or newer not found as ", looked, reason,
-                           named.empty() ? " (TILEWISE_CLANG names one)" : " (TILEWISE_CLANG)"));
+                           named.empty() ? " (TILEWISE_CLANG names one)" : " (TILEWISE_CLANG)"),
+              ignored);
 }
 
 CompilerSearch find_hiprtc() {
-  std::string reason;
+  std::string reason, ignored;
   if (find_compiler_process(reason).empty()) return none(reason);
   const std::string named = environment_variable("TILEWISE_HIPRTC");
   std::vector<fs::path> folders = library_folders(), libraries;
@@ -194,35 +210,38 @@ CompilerSearch find_hiprtc() {
     std::ranges::copy(named.empty() ? find_libraries(folders, prefix) : named_libraries(named, prefix),
                       std::back_inserter(libraries));
   }
+  libraries = trusted(std::move(libraries), ignored);
   if (libraries.empty()) {
     return none(core::concat("hipRTC (libhiprtc.so, libamdhip64.so) not found in ",
-                             named.empty() ? joined(folders) : named, " (TILEWISE_HIPRTC names one)"));
+                             named.empty() ? joined(folders) : named, " (TILEWISE_HIPRTC names one)"),
+                ignored);
   }
   for (const fs::path& library : libraries) {
     const std::string version = ask_library_version("hiprtc", library, reason);
     if (version.empty()) continue;
     const std::string name = "hiprtc " + version;
-    return {Compiler{CompilerKind::hiprtc, name, name, library.string()}, {}};
+    return {Compiler{CompilerKind::hiprtc, name, name, library.string()}, {}, ignored};
   }
-  return none(reason);
+  return none(reason, ignored);
 }
 
 CompilerSearch find_host_compiler() {
   const std::string named = environment_variable("TILEWISE_CXX");
   std::vector<std::string> candidates{named};
   if (named.empty()) candidates = {"c++", "g++", "clang++"};
-  std::string looked;
+  std::string looked, ignored;
   for (const std::string& candidate : candidates) {
     looked += core::concat(looked.empty() ? "" : ", ", candidate);
-    const fs::path program = find_program(candidate);
+    const fs::path program = find_program(candidate, ignored);
     const std::string text = program.empty() ? std::string() : ask_program_version(program);
     if (text.empty()) continue;
     const bool clang = text.find("clang") != std::string::npos;
     const std::string name = core::concat(clang ? "clang " : "g++ ", to_string(parse_version(text)));
-    return {Compiler{CompilerKind::host, name, text, program.string()}, {}};
+    return {Compiler{CompilerKind::host, name, text, program.string()}, {}, ignored};
   }
   return none(core::concat("no C++ compiler that runs found as ", looked,
-                           named.empty() ? " (TILEWISE_CXX names one)" : " (TILEWISE_CXX)"));
+                           named.empty() ? " (TILEWISE_CXX names one)" : " (TILEWISE_CXX)"),
+              ignored);
 }
 
 CompilerSearch find_compiler(TargetKind kind) {

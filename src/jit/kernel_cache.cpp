@@ -20,6 +20,7 @@
 #include "jit/files.hpp"
 #include "jit/hash.hpp"
 #include "jit/search_paths.hpp"
+#include "jit/trust.hpp"
 
 namespace tilewise::jit {
 namespace {
@@ -112,25 +113,42 @@ CompilerSearch search_compiler(TargetKind kind) {
   return search;
 }
 
-/// Loads what TILEWISE_BUNDLE names and is not loaded yet; all bundles, the first named first.
-std::vector<NamedBundle> loaded_bundles() {
+/// What TILEWISE_BUNDLE names and is not loaded yet.
+std::vector<std::string> bundles_to_load() {
+  std::vector<std::string> paths;
   const std::string list = environment_variable("TILEWISE_BUNDLE");
   for (std::size_t start = 0; start < list.size();) {
     const std::size_t end = std::min(list.find(':', start), list.size());
     const std::string path = list.substr(start, end - start);
     start = end + 1;
-    const bool known = [&path] {
-      const std::lock_guard guard(state().mutex);
-      return std::ranges::find(state().bundles, path, &NamedBundle::path) != state().bundles.end();
-    }();
-    if (!path.empty() && !known) load_bundle(path);
+    const std::lock_guard guard(state().mutex);
+    const auto& known = state().bundles;
+    if (!path.empty() && std::ranges::find(known, path, &NamedBundle::path) == known.end()) paths.push_back(path);
+  }
+  return paths;
+}
+
+/// Why a bundle that TILEWISE_BUNDLE names is passed over; empty where it is not.
+std::string ignored_bundle(const std::string& path) {
+  const std::string fault = distrust(path);
+  return fault.empty() ? fault : core::concat("TILEWISE_BUNDLE: ", path, " is ignored: ", fault);
+}
+
+/// Loads what TILEWISE_BUNDLE names; all bundles, the first named first.
+std::vector<NamedBundle> loaded_bundles(std::string& faults) {
+  for (const std::string& path : bundles_to_load()) {
+    if (const std::string ignored = ignored_bundle(path); ignored.empty()) {
+      load_bundle(path);
+    } else {
+      faults += "; " + ignored;
+    }
   }
   const std::lock_guard guard(state().mutex);
   return state().bundles;
 }
 
 KernelPointer find_in_bundles(const std::string& hash, std::string& faults) {
-  for (const NamedBundle& named : loaded_bundles()) {
+  for (const NamedBundle& named : loaded_bundles(faults)) {
     std::string fault;
     if (auto kernel = named.bundle->find(hash, fault)) {
       kernel->compile_seconds = 0;
@@ -265,7 +283,24 @@ std::string compiler_name(const Target& target) {
   return search.compiler ? search.compiler->name : std::string();
 }
 
+std::string ignored_compilers(const Target& target) { return search_compiler(target.kind).ignored; }
+
+std::vector<std::string> bundle_faults() {
+  std::vector<std::string> faults;
+  for (const std::string& path : bundles_to_load()) {
+    std::string fault = ignored_bundle(path);
+    try {
+      if (fault.empty()) static_cast<void>(Bundle(path));
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    if (!fault.empty()) faults.push_back(std::move(fault));
+  }
+  return faults;
+}
+
 std::size_t load_bundle(const std::string& path) {
+  if (const std::string fault = distrust(path); !fault.empty()) core::invalid_argument("bundle: ", fault);
   auto bundle = std::make_shared<const Bundle>(path);
   const std::size_t count = bundle->size();
   State& all = state();

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "jit/compiled_kernel.hpp"
 #include "jit/kernel_source.hpp"
@@ -25,6 +26,13 @@ namespace tilewise::jit {
 
 /// The compiler that find_or_compile() would run ("nvrtc 13.0", "clang 22.1"); empty where there is none.
 [[nodiscard]] std::string compiler_name(const Target& target);
+
+/// The compilers that were passed over because somebody else may write them, and why; empty where there are none.
+[[nodiscard]] std::string ignored_compilers(const Target& target);
+
+/// What is wrong with each file of TILEWISE_BUNDLE: those that somebody else may write are ignored, and one that is no
+/// bundle is an error of every call that needs a kernel.
+[[nodiscard]] std::vector<std::string> bundle_faults();
 
 /// Drops this process's kernels and loaded bundles, not the disk's. Kernels handed out stay valid.
 void forget_kernels();

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "jit/files.hpp"
+#include "jit/trust.hpp"
 
 namespace tilewise::jit {
 namespace {
@@ -54,10 +55,17 @@ void add_environment(std::vector<fs::path>& folders, const fs::path& prefix) {
 
 }  // namespace
 
-fs::path find_program(const std::string& name) {
-  const auto runs = [](const fs::path& path) {
+void add_sentence(std::string& text, const std::string& sentence) {
+  if (text.find(sentence) == std::string::npos) text += (text.empty() ? "" : "; ") + sentence;
+}
+
+fs::path find_program(const std::string& name, std::string& ignored) {
+  const auto runs = [&ignored](const fs::path& path) {
     std::error_code error;
-    return fs::is_regular_file(path, error) && access(path.c_str(), X_OK) == 0;
+    if (!fs::is_regular_file(path, error) || access(path.c_str(), X_OK) != 0) return false;
+    const std::string fault = distrust_program(path);
+    if (!fault.empty()) add_sentence(ignored, fault);
+    return fault.empty();
   };
   if (name.find('/') != std::string::npos) return runs(name) ? fs::path(name) : fs::path();
   for (const std::string& folder : split(environment_variable("PATH"))) {

@@ -8,8 +8,11 @@
 
 namespace tilewise::jit {
 
-/// An executable file: `name` itself where it has a slash, else the first in PATH. Empty where there is none.
-[[nodiscard]] std::filesystem::path find_program(const std::string& name);
+/// An executable file: `name` itself where it has a slash, else the first in PATH. Empty where there is none. One that
+/// distrust_program() (trust.hpp) speaks against is passed over, and the reason added to `ignored`.
+[[nodiscard]] std::filesystem::path find_program(const std::string& name, std::string& ignored);
+/// `text` with one more sentence.
+void add_sentence(std::string& text, const std::string& sentence);
 
 /// The folder of the file that holds this code: the library, or the program or module it is linked into.
 [[nodiscard]] std::filesystem::path own_folder();

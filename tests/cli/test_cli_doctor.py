@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 ISAS = ["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16"]
 
@@ -62,3 +63,40 @@ def test_bad_environment_is_a_problem(tilewise):
         assert sum(variable in problem for problem in report["problems"]) == 1
         assert variable in text
     assert report["num_threads"] is None
+
+
+def test_what_others_may_write_is_told(tilewise, tmp_path):
+    cache, bundle, compiler = tmp_path / "cache", tmp_path / "kernels.bundle", tmp_path / "compiler"
+    cache.mkdir()
+    bundle.write_text("")
+    compiler.write_text("#!/bin/sh\necho g++ 12.2\n")
+    for path in [cache, bundle, compiler]:
+        path.chmod(0o777)
+    words = "must be writable by nobody else than its owner (mode 0777)"
+    named = {"TILEWISE_CACHE_DIR": str(cache), "TILEWISE_BUNDLE": str(bundle), "TILEWISE_CXX": str(compiler)}
+    report = json.loads(tilewise("doctor", "--json", status=1, **named).stdout)
+    assert report["kernel_cache"]["reason"] == f"{cache}: {words}; kernels there are ignored"
+    assert report["problems"] == [f"TILEWISE_BUNDLE: {bundle} is ignored: {bundle}: {words}"]
+    emulation = {library["name"]: library for library in report["libraries"]}["compiler for emulation"]
+    assert not emulation["found"]
+    assert f"ignored: {compiler}: {words}" in emulation["detail"]
+    text = tilewise("doctor", status=1, **named).stdout
+    for path in [cache, bundle, compiler]:
+        assert f"{path}: {words}" in text
+
+
+def test_a_compiler_that_is_passed_over_is_told_beside_the_one_found(tilewise, tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    (folder / "c++").write_text("#!/bin/sh\necho g++ 12.2\n")
+    (folder / "c++").chmod(0o755)
+    folder.chmod(0o777)
+    report = json.loads(tilewise("doctor", "--json", PATH=f"{folder}:{os.environ['PATH']}").stdout)
+    emulation = {library["name"]: library for library in report["libraries"]}["compiler for emulation"]
+    assert emulation["found"]
+    assert f"(ignored: {folder}: must be writable by nobody else" in emulation["detail"]
+
+
+def test_a_bundle_that_is_none_is_a_problem(tilewise, tmp_path):
+    report = json.loads(tilewise("doctor", "--json", status=1, TILEWISE_BUNDLE=str(tmp_path / "absent")).stdout)
+    assert report["problems"] == [f"bundle: {tmp_path / 'absent'}: can't be read"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import runpy
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from serving_support import (  # noqa: E402
 from transformers import CompileConfig  # noqa: E402
 from transformers.generation.continuous_batching import PagedAttentionCache, initialization  # noqa: E402
 from transformers.generation.continuous_batching import cache as cache_module  # noqa: E402
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingAsyncIOs  # noqa: E402
 from transformers.generation.continuous_batching.model_runner import ModelRunner  # noqa: E402
 
 import tilewise  # noqa: E402
@@ -148,6 +150,28 @@ def test_prefixes_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert ours == expected
     assert matches[: len(matches) // 2] == matches[len(matches) // 2 :] and matches.count(20) == 6
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("tilewise", ["wait default", "transfer"]), ("sdpa", ["transfer"])])
+def test_batches_ahead_wait_for_what_fills_their_tensors(
+    kind: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers itself orders a batch's copies before its kernels alone. Streams are a GPU's, hence these."""
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"default of {device}")
+    filled = SimpleNamespace(
+        config=SimpleNamespace(_attn_implementation=kind), device="cuda:1", get_model_kwargs=lambda use_padding: {}
+    )
+    pair = SimpleNamespace(device_io=filled, h2d_over=None, transfer_inputs_h2d=lambda stream: seen.append("transfer"))
+    waits = {"default of cuda:1": "wait default"}
+    inputs: Any = ContinuousBatchingAsyncIOs.__new__(ContinuousBatchingAsyncIOs)
+    inputs.io_pairs, inputs.current_pair = [pair], 0
+    inputs.h2d_stream = SimpleNamespace(
+        wait_stream=lambda stream: seen.append(waits[stream]), record_event=lambda event: None
+    )
+    inputs.compute_stream = SimpleNamespace(wait_event=lambda event: None)
+    assert inputs.get_model_kwargs() == {}
+    assert seen == expected
 
 
 def test_copies_of_a_request() -> None:

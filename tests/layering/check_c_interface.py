@@ -1,8 +1,8 @@
 """Checks that the C interface is what the list of it says: a program that was linked with it goes on working.
 
 The list has the soname, each function's prototype, each field of a struct in its order and each value of an enum, one a
-line, "KIND NAME: TEXT". What it has must not change while the soname stays; what is new is added to it, fields at the end
-of a struct that begins with its size. Exit status 1 on a difference. With --write the list is written instead.
+line, "KIND NAME: TEXT". What it has must not change while the soname stays; what is new is added to it, fields at the
+end of a struct that begins with its size. Exit status 1 on a difference. With --write the list is written instead.
 
 Usage: check_c_interface.py NM READELF LIBRARY FOLDER LIST [--write], where FOLDER holds the headers.
 """

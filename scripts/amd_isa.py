@@ -102,14 +102,13 @@ def is_matrix(name: str) -> bool:
     return instruction_kind(name) == "matrix"
 
 
-def main_loop(code: CodeObject) -> tuple[int, int]:
-    """First and last line of the innermost loop with the most matrix instructions."""
-    loops = [(code.labels[jump], i) for i, jump in enumerate(code.jumps) if code.labels.get(jump, i) < i]
-    loops = [(a, b) for a, b in loops if any(map(is_matrix, code.names[a:b]))]
+def main_loop(jumps: list[str], labels: dict[str, int], matrix: list[bool]) -> tuple[int, int] | None:
+    """First and last line of the innermost loop with the most matrix instructions, None where no loop has one. Of any
+    GPU's code: line by line where it jumps to, if it does, and whether it is a matrix instruction."""
+    loops = [(labels[jump], i) for i, jump in enumerate(jumps) if labels.get(jump, i) < i]
+    loops = [(a, b) for a, b in loops if any(matrix[a:b])]
     inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (c, d) != (a, b) for c, d in loops)]
-    if not inner:
-        sys.exit(f"{code.path}: no loop with matrix instructions")
-    return max(inner, key=lambda loop: sum(map(is_matrix, code.names[loop[0] : loop[1]])))
+    return max(inner, key=lambda loop: sum(matrix[loop[0] : loop[1]]), default=None)
 
 
 @dataclass
@@ -123,7 +122,10 @@ class Mix:
 
 def mix_of(code: CodeObject) -> Mix:
     """Blocks without matrix instructions that a forward branch may skip are left out."""
-    first, last = main_loop(code)
+    loop = main_loop(code.jumps, code.labels, [is_matrix(name) for name in code.names])
+    if loop is None:
+        sys.exit(f"{code.path}: no loop with matrix instructions")
+    first, last = loop
     skipped: set[int] = set()
     for i in range(first, last):
         end = code.labels.get(code.jumps[i], -1)

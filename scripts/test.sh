@@ -100,7 +100,7 @@ case ${1:-} in
       step "C++ tests" cpp_tests build
       step "Python tests" python_tests python
       step "command tests" python_tests cli
-      step "document tests" python_tests documents --dist load  # one file
+      step "document tests" python_tests documents tests/golden --dist load  # few files
       step "wheel" python_tests package
       step "lint" scripts/lint.sh
       step "sanitizers" sanitizers

@@ -14,7 +14,7 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo matrix test test-quick test-compile test-gpu test-build bootstrap-dev asan fuzz format lint tidy \
-  bench docs golden golden-update clean
+  bench wheels test-wheels sdist docs golden golden-update clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,15 @@ docs: ## the documentation site, in build/site/html; warnings and broken links a
 	@$(MAKE) --no-print-directory build
 	$(RUN) $(PY) docs/site/build.py
 
+wheels: ## a wheel for every Python here, for glibc 2.28 and newer, into dist/ (PYTHONS="python3.11 ...": for these)
+	scripts/wheels.sh build
+
+test-wheels: ## install each wheel of dist/ alone, without a compiler, and try it
+	scripts/wheels.sh test
+
+sdist: ## the source distribution into dist/, and a wheel built of it offline
+	scripts/wheels.sh sdist
+
 clean: ## remove build folders, the Python environment and caches
-	rm -rf build build-asan build-fuzz build-wheel dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build build-asan build-fuzz build-wheel build-wheels dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 # Installs the library, its headers, licences and definitions, and the packages that find_package(tilewise) and
-# pkg-config read. cmake --install BUILD --component tilewise_development installs these alone.
+# pkg-config read (a wheel has TilewiseWheel.cmake). cmake --install BUILD --component tilewise_development installs these alone.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -1,6 +1,7 @@
 // posix_spawn, so that starting a compiler neither copies the caller's page tables nor runs its fork handlers.
 #include "jit/child_process.hpp"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -95,17 +96,27 @@ struct SpawnSettings {
   SpawnSettings& operator=(const SpawnSettings&) = delete;
 };
 
+/// A function that only newer C libraries have than the one the library is built for; null where it lacks.
+template <typename Function>
+Function* newer_function(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+/// The caller's own descriptors are not all marked close-on-exec: since glibc 2.34 they can be closed.
+const auto kCloseFrom =
+    newer_function<int(posix_spawn_file_actions_t*, int)>("posix_spawn_file_actions_addclosefrom_np");
+const auto kChangeFolder =
+    newer_function<int(posix_spawn_file_actions_t*, const char*)>("posix_spawn_file_actions_addchdir_np");
+
 int start(const std::vector<std::string>& arguments, const std::string& folder, int input, int output, int errors,
           pid_t& child) {
   SpawnSettings settings;
   posix_spawn_file_actions_adddup2(&settings.actions, input, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&settings.actions, output, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&settings.actions, errors, STDERR_FILENO);
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
-  // The caller's own descriptors are not all marked close-on-exec.
-  posix_spawn_file_actions_addclosefrom_np(&settings.actions, STDERR_FILENO + 1);
-#endif
-  if (!folder.empty()) posix_spawn_file_actions_addchdir_np(&settings.actions, folder.c_str());
+  if (kCloseFrom) kCloseFrom(&settings.actions, STDERR_FILENO + 1);
+  if (!folder.empty() && kChangeFolder) kChangeFolder(&settings.actions, folder.c_str());
+  const bool by_shell = !folder.empty() && !kChangeFolder;
   sigset_t none, all;
   sigemptyset(&none);
   sigfillset(&all);
@@ -114,7 +125,8 @@ int start(const std::vector<std::string>& arguments, const std::string& folder, 
   posix_spawnattr_setpgroup(&settings.attributes, 0);
   posix_spawnattr_setflags(&settings.attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  std::vector<std::string> words = arguments, variables = child_environment();
+  std::vector<std::string> words = by_shell ? command_in(folder, arguments) : arguments,
+                           variables = child_environment();
   return posix_spawnp(&child, words.front().c_str(), &settings.actions, &settings.attributes, pointers(words).data(),
                       pointers(variables).data());
 }
@@ -167,6 +179,12 @@ std::string ChildResult::ending() const {
   if (timed_out) return core::concat("stopped after ", static_cast<int>(seconds + 0.5), " s");
   if (signal != 0) return core::concat("ended by signal ", signal, " (", strsignal(signal), ")");
   return core::concat("exit status ", exit_status);
+}
+
+std::vector<std::string> command_in(const std::string& folder, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words{"/bin/sh", "-c", "cd -- \"$0\" && exec \"$@\"", folder};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return words;
 }
 
 ChildResult run_child(const std::vector<std::string>& arguments, std::string_view input, const std::string& folder,

@@ -25,4 +25,7 @@ struct ChildResult {
 [[nodiscard]] ChildResult run_child(const std::vector<std::string>& arguments, std::string_view input,
                                     const std::string& folder, double limit_seconds);
 
+/// Words that run `arguments` in `folder` where the C library can't start a process in one (glibc before 2.29).
+[[nodiscard]] std::vector<std::string> command_in(const std::string& folder, const std::vector<std::string>& arguments);
+
 }  // namespace tilewise::jit

@@ -26,7 +26,8 @@ fs::path find_compiler_process(std::string& reason) {
     return program;
   }
   const fs::path own = own_folder();
-  std::vector<fs::path> places{own};  // a wheel's package, a build folder's root
+  // A wheel's package, for its module and for the shared library in its lib/; a build folder's root.
+  std::vector<fs::path> places{own, own.parent_path()};
   for (const fs::path& packages : package_folders()) places.push_back(packages / "tilewise");  // for its command
   for (fs::path folder = own; folder.has_relative_path(); folder = folder.parent_path()) {
     places.push_back(folder / "libexec" / "tilewise");

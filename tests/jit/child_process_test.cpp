@@ -34,6 +34,13 @@ TEST(ChildProcess, RunsInItsFolderInEnglish) {
   EXPECT_EQ(result.output, "/usr\nC\n");
 }
 
+TEST(ChildProcess, RunsInAFolderWhereTheSystemOnlyStartsProgramsHere) {
+  const ChildResult result =
+      run_child(command_in("/usr", {"sh", "-c", "pwd; echo \"$1\"", "a b", "c  'd'"}), {}, {}, kLong);
+  EXPECT_EQ(result.output, "/usr\nc  'd'\n");
+  EXPECT_FALSE(run_child(command_in("/no/such/folder", {"true"}), {}, {}, kLong).succeeded());
+}
+
 TEST(ChildProcess, TellsASignal) {
   const ChildResult result = shell("kill -ABRT $$");
   EXPECT_FALSE(result.succeeded());

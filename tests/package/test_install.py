@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"
-LICENCES = {"CLI11.txt", "nanobind.txt", "nlohmann-json.txt", "robin-map.txt"}
+LICENCES = {"CLI11.txt", "nanobind.txt", "nlohmann-json.txt", "robin-map.txt", "zig.txt"}
 
 
 def run(*words: object, **environment: str) -> str:
@@ -41,7 +41,7 @@ def test_the_notice_names_every_licence() -> None:
     notice = (ROOT / "NOTICE").read_text().lower()
     kept = {path.name for path in (ROOT / "third_party" / "licenses").iterdir()}
     assert kept == LICENCES
-    for name in ("nanobind", "cli11", "json for modern c++", "robin-map", "dlpack", "third_party/licenses"):
+    for name in ("nanobind", "cli11", "json for modern c++", "robin-map", "dlpack", "zig", "third_party/licenses"):
         assert name in notice
 
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MEGABYTE = 1_000_000
 PROJECT = "https://github.com/tilewise/tilewise"
-THIRD_PARTY = ["CLI11", "nanobind", "nlohmann-json", "robin-map"]
+THIRD_PARTY = ["CLI11", "nanobind", "nlohmann-json", "robin-map", "zig"]
 
 WITHOUT_TORCH = """
 import sys
@@ -85,6 +85,8 @@ def test_holds_the_package_and_nothing_of_the_repository(wheel: Path) -> None:
         "tilewise/py.typed",
         "tilewise/_core.pyi",
         "tilewise/transformers/__init__.py",
+        "tilewise/include/tilewise/tilewise.h",
+        "tilewise/lib/cmake/tilewise/tilewiseConfig.cmake",
     } <= names
 
 
@@ -104,7 +106,7 @@ def metadata(unpacked: Path) -> Message:
 
 
 def test_names_its_licences_and_addresses(metadata: Message) -> None:
-    assert metadata["License-Expression"] == "Apache-2.0 AND BSD-3-Clause AND MIT"
+    assert metadata["License-Expression"] == "Apache-2.0 AND Apache-2.0 WITH LLVM-exception AND BSD-3-Clause AND MIT"
     urls = dict(entry.split(", ", 1) for entry in metadata.get_all("Project-URL", []))
     assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= urls.keys()
     assert all(url.startswith(PROJECT) for url in urls.values())
@@ -164,3 +166,14 @@ def test_carries_the_compiler_process(wheel: Path, unpacked: Path) -> None:
     done = subprocess.run([program], input=b"", capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"TWR1"), "its answer to a request that is none"
+
+
+def test_a_c_program_is_built_on_it(unpacked: Path, tmp_path: Path) -> None:
+    """As in an environment: find_package() by the package's folder, a shared library that is found at run time."""
+    source = ROOT / "tests" / "wheels" / "consumer"
+    configure = ["cmake", "-S", source, "-B", tmp_path, f"-Dtilewise_ROOT={unpacked / 'tilewise'}"]
+    for command in (configure, ["cmake", "--build", tmp_path]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([tmp_path / "attention"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

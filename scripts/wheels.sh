@@ -1,0 +1,231 @@
+#!/usr/bin/env bash
+# Builds wheels for an older glibc than this machine's, and installs each into a fresh environment to try it.
+#
+# usage: scripts/wheels.sh build | test | sdist
+#   build  a wheel for each Python into dist/; from 3.12 on one (abi3) serves all. Zig's clang compiles, auditwheel
+#          agrees with the tag, and none may pass 10 MB. The same commit gives the same bytes
+#   test   each wheel of dist/ that a Python here can run: installed alone with NumPy, without a compiler in PATH
+#   sdist  the source distribution into dist/, then a wheel of it, offline
+#
+# environment: PYTHONS, the interpreters (every python3.9 and newer in PATH and of pyenv); GLIBC (2.28), the oldest C library to serve;
+# SOURCE_DATE_EPOCH (the commit's time), the time that all files bear; MACHINE (this one's), aarch64 to compile for another
+# one: with Debian's Python of that architecture (mmdebstrap fetches it), and tests run by qemu-user.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly WORK=$PWD/build-wheels
+readonly DIST=$PWD/dist
+readonly GLIBC=${GLIBC:-2.28}
+readonly MACHINE=${MACHINE:-$(uname -m)}
+readonly PLATFORM=manylinux_${GLIBC/./_}_$MACHINE
+readonly MOST_BYTES=10000000
+
+say() { printf 'wheels: %s\n' "$*"; }
+fail() {
+  printf 'wheels: %s\n' "$*" >&2
+  exit 1
+}
+
+# version_of PYTHON: "3.11".
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
+
+# Every interpreter to build for, oldest first, one of each version: those that run, have their headers and can make
+# environments. pyenv's stand in PATH as stubs that may not run.
+pythons() {
+  local python minor
+  if [[ -n ${PYTHONS:-} ]]; then
+    printf '%s\n' $PYTHONS
+    return
+  fi
+  for minor in $(seq 9 30); do
+    for python in $(type -ap "python3.$minor") "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3."$minor".*/bin/python3."$minor"; do
+      if is_usable "$python" 2>/dev/null; then
+        printf '%s\n' "$python"
+        break
+      fi
+    done
+  done
+}
+is_usable() {
+  "$1" -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
+}
+
+# source_time: the commit's, or what an unpacked source distribution says of itself.
+source_time() {
+  if [[ -n ${SOURCE_DATE_EPOCH:-} ]]; then
+    echo "$SOURCE_DATE_EPOCH"
+  else
+    git log -1 --format=%ct 2>/dev/null || stat -c %Y pyproject.toml
+  fi
+}
+
+# environment_of PYTHON: the folder of an environment with what building takes, made where it is missing.
+environment_of() {
+  local folder stamp
+  folder=$WORK/env-$(version_of "$1")
+  stamp=$folder/.stamp-$(sha256sum scripts/requirements-wheels.txt | cut -c1-16)
+  if [[ ! -e $stamp ]]; then
+    rm -rf "$folder"
+    "$1" -m venv "$folder" >&2
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --no-input -r scripts/requirements-wheels.txt >&2
+    touch "$stamp"
+  fi
+  echo "$folder"
+}
+
+# Zig's C library must be the only one in sight: header-only libraries that lie beside the system's headers are copied.
+copy_header_libraries() {
+  local prefix=$WORK/prefix
+  [[ -e $prefix/include/CLI/CLI.hpp ]] && return
+  for path in include/CLI include/nlohmann share/cmake/CLI11 share/cmake/nlohmann_json; do
+    [[ -e /usr/$path ]] || fail "/usr/$path: not found (Debian: apt-get install libcli11-dev nlohmann-json3-dev)"
+    mkdir -p "$prefix/$(dirname "$path")"
+    cp -r "/usr/$path" "$prefix/$path"
+  done
+}
+
+# foreign_root: Debian's Python 3.11 of another architecture, unpacked, never configured: headers, interpreter, libraries.
+foreign_root() {
+  local root=$WORK/root-$MACHINE
+  if [[ ! -e $root/usr/bin/python3.11 ]]; then
+    command -v mmdebstrap >/dev/null || fail "MACHINE=$MACHINE: needs mmdebstrap (Debian: apt-get install mmdebstrap)"
+    mmdebstrap --quiet --variant=extract --architectures="$(debian_name)" --include=libpython3.11-dev,python3.11 \
+      bookworm "$root" http://deb.debian.org/debian >&2
+  fi
+  echo "$root"
+}
+debian_name() { [[ $MACHINE == aarch64 ]] && echo arm64 || fail "MACHINE: must be $(uname -m) or aarch64 (got $MACHINE)"; }
+
+# settings_of PYTHON: what CMake and scikit-build-core are told of another machine, one NAME=VALUE a line.
+settings_of() {
+  [[ $MACHINE != "$(uname -m)" ]] || return 0
+  local root version=3.11 headers=$WORK/include-$MACHINE
+  [[ $(version_of "$1") == "$version" ]] || fail "MACHINE=$MACHINE: PYTHONS must be of $version (got $1)"
+  root=$(foreign_root)
+  # Beside the headers of Python lie those of a C library, which must not be found.
+  mkdir -p "$headers/$MACHINE-linux-gnu"
+  cp -r "$root/usr/include/python$version" "$headers"
+  cp -r "$root/usr/include/$MACHINE-linux-gnu/python$version" "$headers/$MACHINE-linux-gnu"
+  echo "_PYTHON_HOST_PLATFORM=linux-$MACHINE"
+  echo "SETUPTOOLS_EXT_SUFFIX=.cpython-${version/./}-$MACHINE-linux-gnu.so"
+  echo "CMAKE_ARGS=-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$MACHINE" \
+    "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-$MACHINE;-L;$root -DPython_INCLUDE_DIR=$headers/python$version"
+  echo "CPLUS_INCLUDE_PATH=$headers"
+}
+
+# build_one PYTHON: a wheel into build-wheels/raw and, with its tag checked, into dist/.
+build_one() {
+  local python=$1 env version raw start=$SECONDS
+  version=$(version_of "$python")
+  env=$(environment_of "$python")
+  raw=$WORK/raw-$version-$MACHINE
+  rm -rf "$raw" "$WORK/cmake-$version-$MACHINE"
+  # The folder's name must not reach the wheel, nor must the environment's.
+  local flags="-g0 -ffile-prefix-map=$PWD=tilewise -ffile-prefix-map=$env=environment" told settings=()
+  told=$(settings_of "$python")
+  [[ -z $told ]] || mapfile -t settings <<<"$told"
+  TILEWISE_ZIG=$("$env/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))') \
+  TILEWISE_ZIG_TARGET=$MACHINE-linux-gnu.$GLIBC ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig \
+  CC=$PWD/scripts/wheels/zig-cc CXX=$PWD/scripts/wheels/zig-c++ CFLAGS=$flags CXXFLAGS=$flags LDFLAGS=-Wl,-s \
+  CMAKE_PREFIX_PATH=$WORK/prefix CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
+    env "${settings[@]}" "$env/bin/python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --no-index \
+    --config-settings=build-dir="$WORK/cmake-$version-$MACHINE" --config-settings=install.strip=false -w "$raw" .
+  "$env/bin/python" -m auditwheel repair --plat "$PLATFORM" --only-plat -w "$DIST" "$raw"/*.whl >"$WORK/auditwheel.log" 2>&1 ||
+    { cat "$WORK/auditwheel.log" >&2 && fail "$raw: auditwheel must agree with $PLATFORM"; }
+  if [[ -x $env/bin/abi3audit ]]; then "$env/bin/abi3audit" --strict "$DIST"/*-cp312-abi3-"$PLATFORM".whl; fi
+  say "Python $version took $((SECONDS - start)) s"
+}
+
+build() {
+  local python version stable=
+  mkdir -p "$DIST" "$WORK"
+  rm -f "$DIST"/*"$MACHINE".whl
+  copy_header_libraries
+  SOURCE_DATE_EPOCH=$(source_time)
+  export SOURCE_DATE_EPOCH
+  if command -v ccache >/dev/null; then
+    # The compiler is a script, whose own time and size say nothing.
+    export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_COMPILERTYPE=clang \
+      CCACHE_COMPILERCHECK="string:$(grep ziglang scripts/requirements-wheels.txt) $MACHINE $GLIBC"
+  fi
+  for python in $(pythons); do
+    version=$(version_of "$python")
+    if ((${version#3.} >= 12)); then
+      [[ -z $stable ]] || continue
+      stable=yes
+    fi
+    build_one "$python"
+  done
+  compgen -G "$DIST/*.whl" >/dev/null || fail "PYTHONS: must name an interpreter of 3.9 or newer (got none in PATH)"
+  check_sizes
+}
+
+check_sizes() {
+  local wheel bytes
+  for wheel in "$DIST"/*"$MACHINE".whl; do
+    bytes=$(stat -c %s "$wheel")
+    say "$(basename "$wheel"): $bytes bytes, sha256 $(sha256sum "$wheel" | cut -c1-16)"
+    ((bytes < MOST_BYTES)) || fail "$wheel: must be smaller than $MOST_BYTES bytes (got $bytes)"
+  done
+}
+
+# test_one PYTHON WHEEL
+test_one() {
+  local folder
+  folder=$(mktemp -d)
+  "$1" -m venv "$folder/env"
+  "$folder/env/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$2" pytest
+  say "$(basename "$2") on Python $(version_of "$1"), $(ldd --version | head -n 1)"
+  # Nothing but the environment in PATH: no compiler can be found.
+  (cd "$folder" && env -i HOME="$folder" PATH="$folder/env/bin" \
+    "$folder/env/bin/python" -m pytest -q -p no:cacheprovider "$OLDPWD/tests/wheels")
+  rm -rf "$folder"
+}
+
+test_wheels() {
+  local python version tag wheel tried=0
+  for python in $(pythons); do
+    version=$(version_of "$python")
+    tag=cp${version/./}
+    for wheel in "$DIST"/*-"$tag-$tag"-*"$MACHINE".whl "$DIST"/*-cp312-abi3-*"$MACHINE".whl; do
+      [[ -e $wheel ]] || continue
+      [[ $wheel != *-abi3-* ]] || ((${version#3.} >= 12)) || continue
+      test_one "$python" "$wheel"
+      tried=$((tried + 1))
+    done
+  done
+  ((tried > 0)) || fail "dist: must have a wheel for a Python that is here (make wheels builds them)"
+}
+
+sdist() {
+  local env archive names
+  mkdir -p "$DIST" "$WORK"
+  env=$(environment_of "$(pythons | tail -n 1)")
+  SOURCE_DATE_EPOCH=$(source_time)
+  export SOURCE_DATE_EPOCH
+  rm -f "$DIST"/*.tar.gz
+  "$env/bin/python" -c 'import sys
+from scikit_build_core.build import build_sdist
+print(build_sdist(sys.argv[1]))' "$DIST"
+  archive=$(echo "$DIST"/*.tar.gz)
+  say "$(basename "$archive"): $(stat -c %s "$archive") bytes, sha256 $(sha256sum "$archive" | cut -c1-16)"
+  names=$(tar -tzf "$archive")
+  for name in tests/package/test_package.py tests/wheels/test_installed.py third_party/licenses/nanobind.txt Makefile; do
+    grep -q "/$name$" <<<"$names" || fail "$archive: must contain $name"
+  done
+  rm -rf "$WORK/sdist"
+  mkdir -p "$WORK/sdist"
+  PIP_NO_INDEX=1 "$env/bin/python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
+    -w "$WORK/sdist" "$archive"
+  say "built of it, offline: $(basename "$WORK"/sdist/*.whl)"
+}
+
+case ${1:-} in
+  build) build ;;
+  test) test_wheels ;;
+  sdist) sdist ;;
+  *)
+    echo "usage: scripts/wheels.sh build | test | sdist (got '${1:-}')" >&2
+    exit 2
+    ;;
+esac

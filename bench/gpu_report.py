@@ -212,7 +212,8 @@ def plot(results: Json, file: Path) -> bool:
             draw_panel(axes[i][j], chosen)
             axes[i][j].set_title(f"{operation}, head_dim {head_dim}", fontsize="medium")
         axes[i][0].set_ylabel("TFLOP/s")
-    axes[0][0].legend(fontsize="small")
+        axes[i][0].set_ylim(bottom=0)  # of the whole row, and only now: a limit that is set stops its scaling
+    axes[-1][-1].legend(fontsize="small", loc="lower right")
     figure.suptitle(f"{results['machine']['name']}, bf16")
     figure.tight_layout()
     figure.savefig(file, dpi=110)
@@ -235,5 +236,4 @@ def draw_panel(axis: Any, rows: Sequence[Json]) -> None:
     axis.set_xscale("log", base=2)
     seqlens = distinct(rows, "seqlen_q")
     axis.set_xticks(seqlens, [f"{seqlen // 1024}k" if seqlen >= 1024 else str(seqlen) for seqlen in seqlens])
-    axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)

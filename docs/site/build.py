@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from command import write_page
 from links import broken_links
 from plots import draw
 from stage import ROOT, stage
@@ -89,6 +90,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     read_headers(folder)
     stage(source)
+    write_page(ROOT / "build" / "tilewise", source / "api" / "command.md")
     draw(ROOT / "docs" / "benchmarks.md", source)
     try:
         make_pages(source, folder)

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "docs" / "site"))
 
 import links  # noqa: E402
 import stage  # noqa: E402
+from command import subcommands  # noqa: E402
 from doxygen_filter import marked, without_namespace  # noqa: E402
 from plots import draw, read_tables  # noqa: E402
 
@@ -105,3 +106,9 @@ def test_plots_are_drawn_from_the_published_tables(tmp_path: Path) -> None:
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert len(drawn) == 4
     assert all(f"({name})" in page for name in drawn)
+
+
+def test_subcommands_are_found() -> None:
+    text = "Options:\n  -h  help\n\nSubcommands:\n  run         Do it\n              again\n  stop        Don't\n\nEnd\n"
+    assert subcommands(text) == ["run", "stop"]
+    assert subcommands("Usage: x run\n\nOptions:\n  -h  help\n") == []

@@ -14,7 +14,7 @@ export JOBS
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo matrix test test-quick test-compile test-gpu test-build bootstrap-dev asan fuzz format lint tidy \
-  bench wheels test-wheels sdist docs golden golden-update clean
+  bench wheels test-wheels sdist docs golden golden-update nightly clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ golden: test-build ## what moved since golden outputs were written: a model's to
 golden-update: test-build ## write golden outputs anew, for a look at their diff
 	$(RUN) $(PY) tests/golden/golden.py --update
 	@git diff --stat -- tests/golden
+
+nightly: bootstrap-dev ## fresh seeds, FACTOR=10 times as many, golden outputs, speed beside torch; build/nightly.md says how it went
+	scripts/test.sh nightly
 
 docs: ## the documentation site, in build/site/html; warnings and broken links are errors
 	scripts/bootstrap.sh build docs

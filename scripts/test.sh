@@ -2,8 +2,9 @@
 # Runs the tests in steps, goes on after a failed one, and ends with a summary. The exit status
 # is 0 only when every step passed. Run it through make, which installs what is missing first.
 #
-# usage: scripts/test.sh all | quick | sanitizers | fuzz
-# environment: JOBS (processors), SECONDS_EACH (of each fuzz target; 15)
+# usage: scripts/test.sh all | quick | sanitizers | fuzz | nightly
+# environment: JOBS (processors), SECONDS_EACH (of each fuzz target; 15); of nightly FACTOR (10), how many times as many
+# random problems and fuzzed seconds as a test run has, and SEED of the first problem (the date)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +13,7 @@ readonly LOGS=build/test-logs
 # Emulated kernels are compiled at run time, without sanitizers: what is left runs every part of the emulator.
 readonly UNSANITIZED='-*EmulatedNotANumber*:*Emulated*KvCache*:*EmulatedMerge*:*/Paths.*:HopperPaths.EveryTile:HopperPaths.PartsOfTheKeys:Compiled/*'
 readonly SANITIZED_PERCENT=40  # of the random problems, which the other build checks in full
+readonly FACTOR=${FACTOR:-10} SEED=${SEED:-$(date -u +%Y%m%d)000000} REPORT=build/nightly.md
 export PYTHONPATH=$PWD/build/python HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=1
 export OMP_WAIT_POLICY=passive  # torch's threads sleep rather than spin: tests wait more than they compute
 
@@ -94,6 +96,34 @@ fuzz() {
   CXX=$clang tests/fuzz/fuzz.sh "${SECONDS_EACH:-15}"
 }
 
+# times_factor COUNT: that many times FACTOR, at least ten: of fewer problems none may be one that is computed.
+times_factor() { awk -v count="$1" -v factor="$FACTOR" 'BEGIN { n = int(count * factor); print n < 10 ? 10 : n }'; }
+
+# verify OPERATION COUNT [OPTION...]: random problems, COUNT where FACTOR is 1; a failure prints what repeats it.
+verify() { build/tilewise verify --operation "$1" --count "$(times_factor "$2")" --seed "$SEED" "${@:3}"; }
+
+golden() { .venv/bin/python tests/golden/golden.py; }
+
+# The speed beside torch's, held against what was published of this kind of processor. Of a short night a rough one.
+ratios() {
+  local results=build/nightly_attention_cpu.json length=(--threads 1 --min-time 0.2)
+  if awk -v factor="$FACTOR" 'BEGIN { exit !(factor < 1) }'; then length=(--quick); fi
+  .venv/bin/python bench/attention_cpu.py "${length[@]}" --no-decode --no-overhead --json "$results" &&
+    .venv/bin/python bench/published.py "$results" --report build/nightly_ratios.md
+}
+
+# nightly_report: a page for whoever looks in the morning.
+nightly_report() {
+  {
+    printf '# Nightly run of %s\n\n' "$(date -u '+%Y-%m-%d %H:%M') UTC"
+    printf 'Commit %s, seed %s, factor %s.\n\n' "$(git rev-parse --short HEAD)" "$SEED" "$FACTOR"
+    printf '```\n%s\n```\n' "$(summary)"
+    printf '\n## Golden outputs\n\n```\n%s\n```\n' "$(tail -n 60 "$LOGS/golden.log" 2>/dev/null)"
+    printf '\n## Speed beside torch\n\n%s\n' "$(cat build/nightly_ratios.md 2>/dev/null)"
+  } >"$REPORT"
+  echo "written: $REPORT"
+}
+
 case ${1:-} in
   all)
     if step "build" make --no-print-directory test-build; then
@@ -116,8 +146,27 @@ case ${1:-} in
     ;;
   sanitizers) step "sanitizers" sanitizers ;;
   fuzz) step "fuzz" fuzz ;;
+  nightly)
+    if ! awk -v factor="$FACTOR" 'BEGIN { exit !(factor + 0 > 0) }'; then
+      echo "FACTOR: must be a number above 0 (got '$FACTOR')" >&2
+      exit 2
+    fi
+    rm -f build/nightly_*
+    if step "build" make --no-print-directory test-build; then
+      export TILEWISE_CACHE_DIR=$PWD/build/kernels
+      step "verify attention" verify attention 450
+      step "verify kv_cache" verify kv_cache 100
+      step "verify merge" verify merge 50
+      step "verify emulations" verify attention 20 --without f32,f64,fp8_e4m3 \
+        --implementation emulation.sm80,emulation.sm90,emulation.cdna,emulation.rdna
+      SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz
+      step "golden" golden
+      step "ratios" ratios
+    fi
+    nightly_report
+    ;;
   *)
-    echo "usage: scripts/test.sh all | quick | sanitizers | fuzz (got '${1:-}')" >&2
+    echo "usage: scripts/test.sh all | quick | sanitizers | fuzz | nightly (got '${1:-}')" >&2
     exit 2
     ;;
 esac

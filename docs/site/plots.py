@@ -4,12 +4,13 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 
 matplotlib.use("svg")
 from matplotlib import pyplot
+
+from tilewise.bench.markdown import Table, read_tables
 
 OURS, THEIRS, LINE = "#2a6fbb", "#9a9a9a", "#777777"
 # Legible on a light and on a dark page alike, and as wide as a phone where the page shrinks it.
@@ -27,40 +28,6 @@ STYLE = {
     "savefig.transparent": True,
     "figure.constrained_layout.use": True,
 }
-
-
-class Table(NamedTuple):
-    """A Markdown table: the heading above it, its introduction, and rows by the names of columns."""
-
-    heading: str
-    title: str
-    rows: list[dict[str, str]]
-
-
-def cells(line: str) -> list[str]:
-    """The cells of a row."""
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def read_tables(text: str) -> list[Table]:
-    """Every table, in order."""
-    tables: list[Table] = []
-    heading = title = ""
-    names: list[str] | None = None
-    for line in text.splitlines():
-        if line.startswith("|"):
-            if names is None:
-                names = cells(line)
-                tables.append(Table(heading, title, []))
-            elif not re.fullmatch(r"[|:\- ]+", line):
-                tables[-1].rows.append(dict(zip(reversed(names), reversed(cells(line)))))  # of one name the first
-            continue
-        names = None
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        if line.strip():
-            title = line.strip()
-    return tables
 
 
 def named(tables: list[Table], heading: str, title: str) -> Table:

@@ -14,7 +14,9 @@ import links  # noqa: E402
 import stage  # noqa: E402
 from command import subcommands  # noqa: E402
 from doxygen_filter import marked, without_namespace  # noqa: E402
-from plots import draw, read_tables  # noqa: E402
+from plots import draw  # noqa: E402
+
+from tilewise.bench.markdown import read_tables  # noqa: E402
 
 SOURCE = ROOT / "docs" / "tutorials" / "cpp.md"
 

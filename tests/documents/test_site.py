@@ -111,6 +111,6 @@ def test_plots_are_drawn_from_the_published_tables(tmp_path: Path) -> None:
 
 
 def test_subcommands_are_found() -> None:
-    text = "Options:\n  -h  help\n\nSubcommands:\n  run         Do it\n              again\n  stop        Don't\n\nEnd\n"
+    text = "Options:\n  -h  help\n\nSubcommands:\n  run     Do it\n          again\n  stop    Don't\n\nEnd\n"
     assert subcommands(text) == ["run", "stop"]
     assert subcommands("Usage: x run\n\nOptions:\n  -h  help\n") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -78,6 +79,15 @@ def test_comments_of_c_become_documentation() -> None:
 def test_names_of_cpp_stand_alone() -> None:
     text = "// File,\n// more.\n#pragma once\nnamespace tilewise {\nint f();\n}  // namespace tilewise\n"
     assert without_namespace(text) == "/// @file\n/// File,\n/// more.\n#pragma once\n\nint f();\n\n"
+
+
+def test_every_document_is_in_the_contents() -> None:
+    text = (ROOT / "docs" / "site" / "pages" / "index.md").read_text()
+    listed = set(
+        re.findall(r"^(?:.* <)?([\w/]+)>?$", "".join(re.findall(r"```{toctree}(.*?)```", text, re.DOTALL)), re.M)
+    )
+    staged = {place.with_suffix("").as_posix() for place in stage.documents().values()}
+    assert {name for name in staged if not name.startswith("decisions/")} == (listed | {"index"}) - {"api/command"}
 
 
 def test_every_public_header_is_in_a_reference() -> None:

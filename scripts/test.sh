@@ -118,7 +118,7 @@ nightly_report() {
     printf '# Nightly run of %s\n\n' "$(date -u '+%Y-%m-%d %H:%M') UTC"
     printf 'Commit %s, seed %s, factor %s.\n\n' "$(git rev-parse --short HEAD)" "$SEED" "$FACTOR"
     printf '```\n%s\n```\n' "$(summary)"
-    printf '\n## Golden outputs\n\n```\n%s\n```\n' "$(tail -n 60 "$LOGS/golden.log" 2>/dev/null)"
+    printf '\n## Golden outputs\n\n```\n%s\n```\n' "$(grep -v '^golden: ' "$LOGS/golden.log" 2>/dev/null)"
     printf '\n## Speed beside torch\n\n%s\n' "$(cat build/nightly_ratios.md 2>/dev/null)"
   } >"$REPORT"
   echo "written: $REPORT"

@@ -1,23 +1,13 @@
 // Which tiles of queries a block works on, in which order, and which tiles of keys they see.
 #pragma once
 
-#include "device/common/mask.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_counter.h"
+#include "device/hopper/tile_order.h"
 #include "device/kv_cache/sequence.h"
 
 namespace tilewise::device {
-
-/// Keys minus diagonal that the mask and window leave to a query: [low, high].
-struct KeyBand {
-  int32_t low, high;
-};
-TILEWISE_INLINE KeyBand key_band(const ScoreParams& p) {
-  constexpr int64_t kFar = 0x3FFFFFFF;
-  return {static_cast<int32_t>(p.window_left < 0 ? -kFar : -minimum<int64_t>(p.window_left, kFar)),
-          static_cast<int32_t>(p.window_right < 0 ? kFar : minimum<int64_t>(p.window_right, kFar))};
-}
 
 /// Tiles of keys [begin, end).
 struct KeyTiles {
@@ -40,27 +30,6 @@ TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTileOf<Number
   if constexpr (C.windowed) begin = maximum(last + work.diagonal + band.low, 0);
   if constexpr (C.ranged) end = maximum(minimum(first + work.diagonal + band.high + 1, end), 0);
   return {ceil_div(begin, C.block_n), end / C.block_n};
-}
-
-/// Where tile `index` of the order stands. Its sequence is yet to be looked at.
-TILEWISE_INLINE WorkTile place_in_order(const TileOrder& order, int32_t index) {
-  const int32_t heads = order.num_heads * order.batch_size, long_tiles = order.num_tiles - order.short_tiles;
-  int32_t tile, head;
-  if (index < heads * long_tiles) {
-    const int32_t a_set = order.heads_at_once * long_tiles, set = index / a_set, rest = index - set * a_set;
-    const int32_t first_head = set * order.heads_at_once, count = minimum(order.heads_at_once, heads - first_head);
-    tile = order.num_tiles - 1 - rest / count;
-    head = first_head + rest % count;
-  } else {
-    const int32_t rest = index - heads * long_tiles;
-    tile = order.short_tiles - 1 - rest / heads;
-    head = rest % heads;
-  }
-  WorkTile work{};
-  work.tile = tile;
-  work.batch = head / order.num_heads;
-  work.head = head - work.batch * order.num_heads;
-  return work;
 }
 
 /// Hands out tiles of queries, each with the keys it sees: dealt out beforehand, or from a counter in memory. Used by
@@ -116,9 +85,10 @@ class WorkSource {
   TILEWISE_INLINE int32_t parts() const { return C.split ? p_.order.num_splits : 1; }
   /// Parts of a tile's keys run fastest.
   TILEWISE_INLINE WorkTile place(int32_t index) const {
-    if constexpr (!C.split) return place_in_order(p_.order, index);
-    WorkTile work = place_in_order(p_.order, index / parts());
-    work.part = index % parts();
+    const OrderPlace at = place_in_order(p_.order, C.split ? index / parts() : index);
+    WorkTile work{};
+    work.tile = at.tile, work.head = at.head, work.batch = at.batch;
+    if constexpr (C.split) work.part = index % parts();
     return work;
   }
   /// False where the sequence has no such tile.

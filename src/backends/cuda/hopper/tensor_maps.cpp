@@ -1,0 +1,60 @@
+// Addresses, extents and strides of tensor maps; see tensor_maps.hpp.
+#include "backends/cuda/hopper/tensor_maps.hpp"
+
+#include <algorithm>
+
+namespace tilewise::backends::hopper {
+
+using device::AttentionParams, device::Tensor4;
+
+namespace {
+
+/// A dimension of one entry has whatever stride; the driver wants all of them on 16 bytes.
+std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride, DType dtype) {
+  constexpr std::uint64_t kUnit = 16;
+  return extent > 1 ? static_cast<std::uint64_t>(stride) * size_of(dtype) : kUnit;
+}
+std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)); }
+
+}  // namespace
+
+void bind_query_rows(const AttentionParams& call, const Tensor4& t, std::int64_t dim, std::int64_t group,
+                     gpu::TensorMap& map) {
+  const bool packed = call.cu_seqlens_q != nullptr;
+  const std::int64_t rows = packed ? call.total_q : call.seqlen_q, batch = packed ? 1 : call.batch_size;
+  const std::int64_t heads = call.num_heads_q / group;
+  map.address = t.data;
+  map.dims = {extent_of(dim), extent_of(group), extent_of(rows), extent_of(heads), extent_of(batch)};
+  const auto bytes = [&map](std::int64_t extent, std::int64_t stride) {
+    return stride_bytes(extent, stride, map.dtype);
+  };
+  map.strides = {bytes(group, t.head_stride), bytes(rows, t.seq_stride), bytes(heads, t.head_stride * group),
+                 bytes(batch, t.batch_stride)};
+}
+
+void bind_keys(const AttentionParams& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
+  const bool packed = call.cu_seqlens_k != nullptr;
+  const std::int64_t rows = packed ? call.total_k : call.seqlen_k, batch = packed ? 1 : call.batch_size;
+  const auto bytes = [&map](std::int64_t extent, std::int64_t stride) {
+    return stride_bytes(extent, stride, map.dtype);
+  };
+  if (rows == 0 || t.data == nullptr) {
+    map.address = call.q.data;
+    map.dims = {extent_of(std::min(dim, call.head_dim)), 1, 1, 1};
+    map.strides = {bytes(1, 0), bytes(1, 0), bytes(1, 0)};
+    return;
+  }
+  map.address = t.data;
+  map.dims = {extent_of(dim), extent_of(rows), extent_of(call.num_heads_k), extent_of(batch)};
+  map.strides = {bytes(rows, t.seq_stride), bytes(call.num_heads_k, t.head_stride), bytes(batch, t.batch_stride)};
+}
+
+void bind_key_rows(const AttentionParams& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
+  gpu::TensorMap keys = map;
+  bind_keys(call, t, dim, keys);
+  map.address = keys.address;
+  map.dims = {keys.dims[0], 1, keys.dims[1], keys.dims[2], keys.dims[3]};
+  map.strides = {stride_bytes(1, 0, map.dtype), keys.strides[0], keys.strides[1], keys.strides[2]};
+}
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,26 @@
+// How attention's tensors are told to the copy engine: a map's address and extents, set from a call.
+#pragma once
+
+#include <cstdint>
+
+#include "device/common/params.h"
+#include "gpu/tensor_map.hpp"
+
+namespace tilewise::backends::hopper {
+
+/// Of a box: 128 bytes of a row.
+[[nodiscard]] inline std::uint32_t box_columns(DType dtype) {
+  constexpr std::size_t kBoxBytes = 128;
+  return static_cast<std::uint32_t>(kBoxBytes / size_of(dtype));
+}
+
+/// [dim, head of the group, seq, group, batch] of a tensor whose rows are queries.
+void bind_query_rows(const device::AttentionParams& call, const device::Tensor4& t, std::int64_t dim,
+                     std::int64_t group, gpu::TensorMap& map);
+/// [dim, seq, head, batch] of one whose rows are keys. Without keys any memory does: no weight is anything but 0.
+void bind_keys(const device::AttentionParams& call, const device::Tensor4& t, std::int64_t dim, gpu::TensorMap& map);
+/// The same as [dim, 1, seq, head, batch], as stores have it.
+void bind_key_rows(const device::AttentionParams& call, const device::Tensor4& t, std::int64_t dim,
+                   gpu::TensorMap& map);
+
+}  // namespace tilewise::backends::hopper

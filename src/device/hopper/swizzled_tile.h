@@ -1,0 +1,27 @@
+// Tiles in shared memory as the copy engine leaves them and the matrix unit reads them.
+#pragma once
+
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+inline constexpr int kChunkRowBytes = 128;
+
+/// Rows x Cols elements as the copy engine leaves them and the matrix unit reads them: chunks of 64 columns, or of 128
+/// where elements are bytes, each row of a chunk 128 bytes, whose 16-byte pieces are permuted by the row.
+template <int Rows, int Cols, int ElementBytes = 2>
+struct alignas(1024) SwizzledTile {
+  static constexpr int kChunkColumns = kChunkRowBytes / ElementBytes;
+  static constexpr int kChunks = (Cols + kChunkColumns - 1) / kChunkColumns;
+  static constexpr int kChunkBytes = Rows * kChunkRowBytes, kBytes = kChunks * kChunkBytes;
+  static_assert(Rows % 8 == 0, "a swizzled pattern is 8 rows");
+  uint8_t bytes[kBytes];
+
+  TILEWISE_INLINE uint8_t* chunk(int index) { return bytes + index * kChunkBytes; }
+  /// 16 bytes of a row, `piece` counted over all chunks.
+  TILEWISE_INLINE uint8_t* piece(int row, int piece) {
+    return chunk(piece / 8) + row * kChunkRowBytes + ((piece % 8 ^ row % 8) << 4);
+  }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,41 @@
+// The order in which a launch's tiles are worked on, and the band of keys that queries see.
+#pragma once
+
+#include "device/common/mask.h"
+#include "device/hopper/params.h"
+
+namespace tilewise::device {
+
+/// Keys minus diagonal that the mask and window leave to a query: [low, high].
+struct KeyBand {
+  int32_t low, high;
+};
+TILEWISE_INLINE KeyBand key_band(const ScoreParams& p) {
+  constexpr int64_t kFar = 0x3FFFFFFF;
+  return {static_cast<int32_t>(p.window_left < 0 ? -kFar : -minimum<int64_t>(p.window_left, kFar)),
+          static_cast<int32_t>(p.window_right < 0 ? kFar : minimum<int64_t>(p.window_right, kFar))};
+}
+
+struct OrderPlace {
+  int32_t tile, head, batch;
+};
+
+/// Where tile `index` of the order stands.
+TILEWISE_INLINE OrderPlace place_in_order(const TileOrder& order, int32_t index) {
+  const int32_t heads = order.num_heads * order.batch_size, long_tiles = order.num_tiles - order.short_tiles;
+  int32_t tile, head;
+  if (index < heads * long_tiles) {
+    const int32_t a_set = order.heads_at_once * long_tiles, set = index / a_set, rest = index - set * a_set;
+    const int32_t first_head = set * order.heads_at_once, count = minimum(order.heads_at_once, heads - first_head);
+    tile = order.num_tiles - 1 - rest / count;
+    head = first_head + rest % count;
+  } else {
+    const int32_t rest = index - heads * long_tiles;
+    tile = order.short_tiles - 1 - rest / heads;
+    head = rest % heads;
+  }
+  const int32_t batch = head / order.num_heads;
+  return {tile, head - batch * order.num_heads, batch};
+}
+
+}  // namespace tilewise::device

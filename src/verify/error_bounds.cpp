@@ -28,6 +28,9 @@ constexpr double kExpPart = 0.01;
 double working_roundoff(DType dtype) { return dtype == DType::f64 ? 0x1p-53 : 0x1p-24; }
 double working_tiny(DType dtype) { return dtype == DType::f64 ? 1e-290 : 1e-30; }
 
+/// Of a score gradient as an operand: its own, and those of the weight and of the difference that it is the product of.
+constexpr double kGradientRoundings = 3.0;
+
 /// What is summed for one element: errors in f32 (linear), the terms' magnitudes and squares.
 struct Sums {
   double linear = 0.0, magnitude = 0.0, square = 0.0;
@@ -106,23 +109,23 @@ class BoundsPass {
                                              : (c.b * p_.num_heads_q + c.h) * p_.seqlen_q + i);
   }
 
-  void finish(ErrorBounds& bounds, std::size_t index, const Sums& sums, std::int64_t terms) const {
+  void finish(ErrorBounds& bounds, std::size_t index, const Sums& sums, std::int64_t terms, double roundings) const {
     if (terms == 0) return;
     const double base = kSafety * (sums.linear + (2.0 + std::sqrt(static_cast<double>(terms))) * u_ * sums.magnitude +
                                    coarse_sum_error(terms) * sums.magnitude) +
                         tiny_;
-    bounds.limit[index] = base + r_ * sums.magnitude;
+    bounds.limit[index] = base + roundings * r_ * sums.magnitude;
     bounds.sigma[index] = std::sqrt(base * base + r_ * r_ * sums.square);
   }
   void finish_rows(ErrorBounds* bounds, const RowSums& rows, std::int64_t b, std::int64_t seqlen, std::int64_t first,
-                   std::int64_t h, std::int64_t heads) const {
+                   std::int64_t h, std::int64_t heads, double roundings = 1.0) const {
     if (!bounds) return;
     for (std::size_t row = 0; row < rows.terms.size(); ++row) {
       const auto r = static_cast<std::int64_t>(row);
       const std::size_t index = row_index(b, seqlen, first + r, h, heads, rows.width);
       for (std::int64_t d = 0; d < rows.width; ++d) {
         finish(*bounds, index + static_cast<std::size_t>(d), rows.sums[static_cast<std::size_t>(r * rows.width + d)],
-               rows.terms[row]);
+               rows.terms[row], roundings);
       }
     }
   }
@@ -263,7 +266,9 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
       for (int n = 0; n < 4; ++n) index = index * p_.dbias_shape[n] + (p_.dbias_shape[n] == 1 ? 0 : position[n]);
       add_shared("dbias", static_cast<std::size_t>(index), ds_error, ds);
     }
-    const double error = std::abs(scale) * (w.slope * ds_error + std::abs(ds) * w.slope_error + r_tiny_);
+    // A weight that is rounded among subnormals before it becomes a factor of ds is off by r_tiny_.
+    const double tiny = r_tiny_ * (1.0 + w.slope * std::abs(dp - delta + dlse));
+    const double error = std::abs(scale) * (w.slope * ds_error + std::abs(ds) * w.slope_error + tiny);
     dq.add(i, error, scale * w.slope * ds, k[j]);
     dk.add(j, error, scale * w.slope * ds, q);
   }
@@ -289,9 +294,9 @@ void BoundsPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
     const Rows dout = Head(p_.dout, dtype_, b, s.q_row, h, p_.head_dim_v).read_rows(s.seqlen_q);
     RowSums dq(s.seqlen_q, p_.head_dim);
     for (std::int64_t i = 0; i < s.seqlen_q; ++i) backward_row(c, i, q[i], out[i], dout[i], k, v, dq, dk, dv);
-    finish_rows(find("dq"), dq, b, p_.seqlen_q, s.q_row, h, p_.num_heads_q);
+    finish_rows(find("dq"), dq, b, p_.seqlen_q, s.q_row, h, p_.num_heads_q, kGradientRoundings);
   }
-  finish_rows(find("dk"), dk, b, p_.seqlen_k, s.k_row, h_k, p_.num_heads_k);
+  finish_rows(find("dk"), dk, b, p_.seqlen_k, s.k_row, h_k, p_.num_heads_k, kGradientRoundings);
   finish_rows(find("dv"), dv, b, p_.seqlen_k, s.k_row, h_k, p_.num_heads_k);
 }
 

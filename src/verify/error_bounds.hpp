@@ -4,8 +4,9 @@
 //   - a kernel computes scores, weights and every sum in f32, or in f64 where q is. A score's error is a few u of the
 //     magnitudes it was summed from, growing with the square root of the number of terms. Where
 //     weights are 16-bit operands their exponential may be coarser, by a hundredth of r;
-//   - a weight p and a score gradient ds is rounded once to the tensors' dtype before it enters a
-//     matrix product (r). Such roundings are independent;
+//   - a weight p and a score gradient ds is rounded to the tensors' dtype before it enters a matrix product (r), ds
+//     perhaps from factors p and dp - delta that were rounded before. Such roundings are independent, and their root
+//     mean square is so far below r that `sigma` counts them as one;
 //   - outputs are rounded once to their dtype, and so are the reference's.
 // `limit` adds magnitudes (nothing may lie beyond); `sigma` adds the independent roundings in
 // quadrature and so predicts the root mean square, which shows lost precision that hides below

@@ -75,8 +75,9 @@ struct FaultySm90 : HostSm90Machine {
   static void fence_shared_writes() {
     if (g_fault != Fault::no_proxy_fence) HostSm90Machine::fence_shared_writes();
   }
+  template <int kPending = 0>
   static void wait_stores_read() {
-    if (g_fault != Fault::stores_left_alone) HostSm90Machine::wait_stores_read();
+    if (g_fault != Fault::stores_left_alone) HostSm90Machine::wait_stores_read<kPending>();
   }
   static void wgmma_fence() {
     if (g_fault != Fault::no_product_fence) HostSm90Machine::wgmma_fence();

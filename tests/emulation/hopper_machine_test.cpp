@@ -173,6 +173,44 @@ TEST(HopperCopies, BelongToTheEngineUntilTheyAreWaitedFor) {
                        "not on 128 bytes"));
 }
 
+TEST(HopperCopies, BringRunsAndAddThem) {
+  alignas(16) static float numbers[64], sums[64];
+  for (int i = 0; i < 64; ++i) numbers[i] = static_cast<float>(i), sums[i] = 100.0f;
+  backends::emulation::GlobalMemory memory;
+  memory.add(gpu::float_workspace("numbers", gpu::Access::read, 64), numbers);
+  memory.add(gpu::float_workspace("sums", gpu::Access::add, 64), sums);
+  const auto body = [](Shared& shared) {
+    if (M::thread() == 0) {
+      M::init_barrier(&shared.barrier[0], 1);
+      M::publish_barriers();
+      M::arrive_and_expect(&shared.barrier[0], sizeof numbers);
+      M::copy_run(shared.tile[0], numbers, sizeof numbers, &shared.barrier[0]);
+      while (!M::test(&shared.barrier[0], 0)) {
+      }
+      for (int half = 0; half < 2; ++half) {
+        M::add_run(sums + 32 * half, shared.tile[0] + 128 * half, 128);
+        M::commit_stores();
+        M::wait_stores_read<1>();
+      }
+      M::wait_stores();
+    }
+  };
+  EXPECT_EQ(fault_of(kernel_of<M, Shared>(body), 32, 1, 0, memory), "");
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(sums[i], 100.0f + static_cast<float>(i));
+}
+
+TEST(HopperBarriers, ATestThatSaysYesIsTheWait) {
+  EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
+                         if (M::thread() != 0) return;
+                         EXPECT_FALSE(M::test(&shared.barrier[0], 0));
+                         M::arrive(&shared.barrier[0]);
+                         while (!M::test(&shared.barrier[0], 0)) {
+                         }
+                         M::wait(&shared.barrier[0], 0);
+                       }),
+                       "waits for phase 0 of barrier 0 (offset 16384 of shared memory) twice"));
+}
+
 /// A product of two tiles: A[m][k] = m + k, B[n][k] = n - 2k, written by the lanes.
 template <class Body>
 std::string product(Body) {
@@ -213,6 +251,28 @@ TEST(HopperProducts, MultiplyByTheManualsLayout) {
                 float sum = 0.0f;
                 for (int k = 0; k < 16; ++k) sum += static_cast<float>((m + k) * (n - 2 * k));
                 EXPECT_EQ(d[i / 4][i % 4], 2.0f * sum);
+              }
+            }),
+            "");
+}
+
+/// The left tile as it lies, its rows steps of the depth: A[m][k] = k + m.
+TEST(HopperProducts, MultiplyLeftTilesAcrossTheirRows) {
+  EXPECT_EQ(product([](Shared& shared, device::Sm80Accumulator(&d)[8]) {
+              M::fence_shared_writes();
+              M::barrier();
+              M::wgmma_fence();
+              const auto A = device::MatrixDescriptor::of<M>(shared.tile[0], 64 * 128),
+                         B = device::MatrixDescriptor::of<M>(shared.tile[1], 16);
+              M::wgmma<device::kBf16, device::kAcrossDepth, device::kAlongDepth>(d, A.advanced(16 * 128), B, false);
+              M::wgmma_commit();
+              M::wgmma_wait<0>();
+              for (int i = 0; i < 32; ++i) {
+                const int m = M::thread() / 32 * 16 + M::lane() / 4 + 8 * (i % 4 / 2);
+                const int n = i / 4 * 8 + 2 * (M::lane() % 4) + i % 2;
+                float sum = 0.0f;
+                for (int k = 0; k < 16; ++k) sum += static_cast<float>((16 + k + m) * (n - 2 * k));
+                EXPECT_EQ(d[i / 4][i % 4], sum);
               }
             }),
             "");

@@ -67,6 +67,18 @@ void WarpgroupEmulator::arrive(void* address, std::int32_t bytes) {
   advance(barrier);
 }
 
+bool WarpgroupEmulator::test(void* address, std::uint32_t parity) {
+  let_time_pass();
+  MemoryBarrier& barrier = barrier_at(address);
+  const std::int32_t phase = barrier.meant(parity);
+  std::int32_t& waited = barrier.waited[own_lane()];
+  if (phase <= waited) fail("tests phase ", phase, " of ", barrier.name(), ", which it has waited for");
+  if (barrier.phase <= phase || random(4) == 0) return false;  // the answer may come late
+  waited = phase;
+  knowledge_.of(own_lane()).learn(barrier.done);
+  return true;
+}
+
 void WarpgroupEmulator::wait(void* address, std::uint32_t parity) {
   let_time_pass();
   MemoryBarrier& barrier = barrier_at(address);

@@ -11,6 +11,26 @@ namespace {
 constexpr std::int64_t kTileAlignment = 128;
 constexpr std::size_t kPieceBytes = AsyncMemory::kPieceBytes;
 
+/// Floats in a row, as a tensor of its own.
+HostTensorMap run_map(const void* address, std::int32_t bytes) {
+  HostTensorMap map;
+  map.address = static_cast<std::byte*>(const_cast<void*>(address));
+  map.rank = 1;
+  map.element_bytes = sizeof(float);
+  map.dims[0] = map.box[0] = static_cast<std::uint32_t>(bytes) / sizeof(float);
+  return map;
+}
+
+void add_floats(std::byte* to, const std::byte* from, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i, to += sizeof(float), from += sizeof(float)) {
+    float sum = 0.0f, more = 0.0f;
+    std::memcpy(&sum, to, sizeof sum);
+    std::memcpy(&more, from, sizeof more);
+    sum += more;
+    std::memcpy(to, &sum, sizeof sum);
+  }
+}
+
 std::array<std::int32_t, 5> coordinates(const std::int32_t* at, std::int32_t rank) {
   std::array<std::int32_t, 5> all{};
   std::copy_n(at, rank, all.begin());
@@ -28,11 +48,27 @@ HostTensorMap WarpgroupEmulator::map_at(const void* address, std::int32_t rank) 
 }
 
 void WarpgroupEmulator::copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) {
+  begin_copy(map_at(map, rank), coordinates(at, rank), to, kTileAlignment, landed);
+}
+
+void WarpgroupEmulator::copy_run(void* to, const void* from, std::int32_t bytes, void* landed) {
+  const HostTensorMap run = run_map(from, bytes);
+  if (run.row_bytes() % kPieceBytes != 0) fail("copies a run of ", bytes, " bytes, not a multiple of 16");
+  for (std::size_t piece = 0; piece < run.row_bytes(); piece += kPieceBytes) {
+    check(global_.access(run.address + piece, kPieceBytes, GlobalAccess::read, global_accessor()));
+  }
+  begin_copy(run, {}, to, kPieceBytes, landed);
+}
+
+void WarpgroupEmulator::begin_copy(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, void* to,
+                                   std::int64_t alignment, void* landed) {
   let_time_pass();
   MemoryBarrier& barrier = barrier_at(landed);
   if (!barrier.published) fail("counts a copy on ", barrier.name(), ", which publish_barriers() was not called for");
-  BoxCopy copy{map_at(map, rank), coordinates(at, rank), memory_of_block_.offset_of(to), &barrier, own_lane()};
-  if (copy.to % kTileAlignment != 0) fail("copies a box to offset ", copy.to, " of shared memory, not on 128 bytes");
+  const BoxCopy copy{map, at, memory_of_block_.offset_of(to), &barrier, own_lane()};
+  if (copy.to % alignment != 0) {
+    fail("copies a box to offset ", copy.to, " of shared memory, not on ", alignment, " bytes");
+  }
   const Toucher who{knowledge_.actors().copies(barrier.index), own_lane(), &knowledge_.of(own_lane()), true};
   const Time now = knowledge_.pass();
   const auto bytes = static_cast<std::int64_t>(copy.map.box_bytes());
@@ -66,24 +102,32 @@ void WarpgroupEmulator::land(std::size_t index) {
 }
 
 void WarpgroupEmulator::store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) {
+  begin_store(map_at(map, rank), coordinates(at, rank), from, kTileAlignment, false);
+}
+
+void WarpgroupEmulator::add_run(float* to, const void* from, std::int32_t bytes) {
+  if (bytes <= 0 || bytes % static_cast<std::int32_t>(kPieceBytes) != 0) {
+    fail("adds a run of ", bytes, " bytes, not a multiple of 16");
+  }
+  begin_store(run_map(to, bytes), {}, from, kPieceBytes, true);
+}
+
+void WarpgroupEmulator::begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,
+                                    std::int64_t alignment, bool adds) {
   let_time_pass();
-  BoxStore store{map_at(map, rank),
-                 coordinates(at, rank),
-                 memory_of_block_.offset_of(from),
-                 own_lane(),
-                 knowledge_.of(own_lane()),
-                 false,
-                 false,
-                 {}};
-  if (store.from % kTileAlignment != 0) {
-    fail("stores a box from offset ", store.from, " of shared memory, not on 128 bytes");
+  BoxStore store{map, at, memory_of_block_.offset_of(from), own_lane(), adds, knowledge_.of(own_lane())};
+  if (store.from % alignment != 0) {
+    fail("stores a box from offset ", store.from, " of shared memory, not on ", alignment, " bytes");
   }
   store.bytes.resize(store.map.box_bytes());
   stores_.push_back(std::move(store));
 }
 
 void WarpgroupEmulator::commit_stores() {
-  for (BoxStore& store : stores_) store.committed = store.committed || store.lane == own_lane();
+  for (BoxStore& store : stores_) {
+    if (store.lane == own_lane() && store.group == BoxStore::kUncommitted) store.group = store_groups_[own_lane()];
+  }
+  ++store_groups_[own_lane()];
 }
 
 /// Reads the part of the box that lies in the tensor.
@@ -110,20 +154,29 @@ void WarpgroupEmulator::write_store(const BoxStore& store) {
   for (std::size_t i = 0; i < map.box_rows(); ++i) {
     const HostTensorMap::Row row = map.row(store.at, i);
     const std::byte* from = store.bytes.data() + i * map.row_bytes() + row.skipped * map.element_bytes;
+    const GlobalAccess access = store.adds ? GlobalAccess::add : GlobalAccess::write;
     for (std::size_t element = 0; element < row.count; ++element) {
-      check(global_.access(row.address + element * map.element_bytes, map.element_bytes, GlobalAccess::write, who));
+      check(global_.access(row.address + element * map.element_bytes, map.element_bytes, access, who));
     }
-    if (row.count > 0) std::memcpy(row.address, from, row.count * map.element_bytes);
+    if (store.adds) {
+      add_floats(row.address, from, row.count);
+    } else if (row.count > 0) {
+      std::memcpy(row.address, from, row.count * map.element_bytes);
+    }
   }
 }
 
-void WarpgroupEmulator::wait_stores(bool written) {
+void WarpgroupEmulator::wait_stores(bool written, std::int32_t pending) {
+  const std::int32_t groups = store_groups_[own_lane()] - pending;
+  const auto is_due = [&](const BoxStore& store) {
+    return store.lane == own_lane() && store.group >= 0 && store.group < groups;
+  };
   for (BoxStore& store : stores_) {
-    if (store.lane == own_lane() && store.committed && !store.read) read_store(store);
+    if (is_due(store) && !store.read) read_store(store);
   }
   if (written) {
     std::erase_if(stores_, [&](const BoxStore& store) {
-      if (store.lane != own_lane() || !store.committed) return false;
+      if (!is_due(store)) return false;
       write_store(store);
       return true;
     });

@@ -24,6 +24,7 @@ WarpgroupEmulator::WarpgroupEmulator(const device::HostKernel& kernel, std::int3
       knowledge_(static_cast<std::size_t>(threads)),
       memory_of_block_(static_cast<std::size_t>(kernel.shared_bytes), knowledge_.actors()),
       global_(memory),
+      store_groups_(static_cast<std::size_t>(threads)),
       registers_(static_cast<std::size_t>(threads)),
       wants_registers_(static_cast<std::size_t>(threads)) {
   warpgroups = this;
@@ -46,6 +47,7 @@ void WarpgroupEmulator::begin_block() {
   for (WaveProducts& wave : products_) wave.begin_block();
   copies_.clear();
   stores_.clear();
+  std::ranges::fill(store_groups_, 0);
   std::ranges::fill(registers_, kRegisters / static_cast<std::int32_t>(lanes_.size()) / kUnit * kUnit);
   std::ranges::fill(wants_registers_, 0);
   free_registers_ = 0;
@@ -83,7 +85,7 @@ void WarpgroupEmulator::finish_lane() {
     if (store.lane == own_lane() && !store.read) fail("ends before a store of its has read shared memory");
   }
   if (!products_[wave_index()].is_idle()) fail("ends while products of its wave are under way");
-  wait_stores(true);
+  wait_stores(true, 0);
   if (ended_ + 1 == static_cast<std::int32_t>(lanes_.size()) && !copies_.empty()) {
     fail("ends the block while a copy is under way that counts on ", copies_.front().barrier->name());
   }
@@ -173,7 +175,7 @@ void WarpgroupEmulator::let_time_pass() {
     if (random(8) == 0) land(i);
   }
   for (BoxStore& store : stores_) {
-    if (store.lane == own_lane() && store.committed && !store.read && random(2) == 0) read_store(store);
+    if (store.lane == own_lane() && store.group >= 0 && !store.read && random(2) == 0) read_store(store);
   }
 }
 

@@ -36,12 +36,15 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void publish_barriers() override;
   void arrive(void* barrier, std::int32_t bytes) override;
   void wait(void* barrier, std::uint32_t parity) override;
+  bool test(void* barrier, std::uint32_t parity) override;
   void meet_at(std::int32_t number, std::int32_t threads, bool waits) override;
 
   void copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) override;
+  void copy_run(void* to, const void* from, std::int32_t bytes, void* landed) override;
   void store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) override;
+  void add_run(float* to, const void* from, std::int32_t bytes) override;
   void commit_stores() override;
-  void wait_stores(bool written) override;
+  void wait_stores(bool written, std::int32_t pending) override;
   void fence_shared_writes() override;
 
   void fence_products() override;
@@ -58,15 +61,18 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
     MemoryBarrier* barrier;
     std::size_t lane;
   };
-  /// A box on its way to global memory.
+  /// A box on its way to global memory, which it overwrites or, being floats, adds to.
   struct BoxStore {
+    static constexpr std::int32_t kUncommitted = -1;
     HostTensorMap map;
     std::array<std::int32_t, 5> at;
     std::int64_t from;
     std::size_t lane;
-    Clock known;  ///< at its issue
-    bool committed = false, read = false;
-    std::vector<std::byte> bytes;
+    bool adds;
+    Clock known;                        ///< at its issue
+    std::int32_t group = kUncommitted;  ///< of its lane
+    bool read = false;
+    std::vector<std::byte> bytes{};
   };
 
   void begin_block() override;
@@ -86,6 +92,10 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void advance(MemoryBarrier& barrier);
   void wake(std::vector<std::int32_t>& waiting);
   void store_rows(std::span<Lane> wave);
+  void begin_copy(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, void* to, std::int64_t alignment,
+                  void* landed);
+  void begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,
+                   std::int64_t alignment, bool adds);
   void land(std::size_t copy);
   void read_store(BoxStore& store);
   void write_store(const BoxStore& store);
@@ -100,6 +110,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::vector<WaveProducts> products_;
   std::deque<BoxCopy> copies_;
   std::deque<BoxStore> stores_;
+  std::vector<std::int32_t> store_groups_;                 ///< of each lane: how many it has committed
   std::vector<std::int32_t> registers_, wants_registers_;  ///< of each lane; wants: 0 where it does not wait
   std::int64_t free_registers_ = 0;
 };

@@ -152,7 +152,7 @@ std::string WaveProducts::compute_next() {
 std::string WaveProducts::load_piece(const Product& product, bool left, std::size_t row, std::size_t piece,
                                      float (&to)[kPieceBytes]) {
   const TilePlace place(left ? product.lanes[0].a_tile : product.lanes[0].b_tile);
-  const bool across = !left && product.lanes[0].b_across;
+  const bool across = left ? product.lanes[0].a_across : product.lanes[0].b_across;
   if (place.swizzle != kSwizzle128 || place.base_offset != 0) {
     return "multiplies a tile of another swizzle than 128 bytes, which is not emulated";
   }
@@ -165,8 +165,8 @@ std::string WaveProducts::load_piece(const Product& product, bool left, std::siz
   std::uint8_t bits[kPieceBytes];
   const device::HostProduct& lane = product.lanes[0];
   if (across && bytes_of(lane.element) != 2) return "multiplies bytes across their rows, which wgmma cannot";
-  // A row of the left tile that is nobody's makes a row of sums that is nobody's.
-  const bool counts = lane.wanted && (memory_.is_written(at) || !left);
+  // A row of the left tile that is nobody's makes a row of sums that is nobody's; a step of the depth meets all.
+  const bool counts = lane.wanted && (memory_.is_written(at) || !left || across);
   if (counts) {
     const std::size_t leader = wave_ * Actors::kWaveLanes;
     const std::size_t actor = knowledge_.actors().products(wave_, static_cast<std::size_t>(product.group));
@@ -202,14 +202,15 @@ std::string WaveProducts::load_left(const Product& product, float (&a)[kRows][kM
     }
     return {};
   }
-  if (first.a_across) return "multiplies a left tile across its rows, which is not emulated";
+  const std::size_t count = kPieceBytes / bytes_of(first.element), own = wave_ % 4;  // of 64 rows the wave's 16
   for (std::size_t row = 0; row < kRows; ++row) {
     for (std::size_t piece = 0; piece < 2; ++piece) {
       float part[kPieceBytes];
-      std::string fault = load_piece(product, true, wave_ % 4 * kRows + row, piece, part);
+      std::string fault = first.a_across ? load_piece(product, true, row, 2 * own + piece, part)
+                                         : load_piece(product, true, kRows * own + row, piece, part);
       if (!fault.empty()) return fault;
-      const std::size_t count = kPieceBytes / bytes_of(first.element);
-      std::copy_n(part, count, &a[row][count * piece]);
+      for (std::size_t i = 0; i < count; ++i)
+        (first.a_across ? a[count * piece + i][row] : a[row][count * piece + i]) = part[i];
     }
   }
   return {};

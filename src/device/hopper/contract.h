@@ -17,6 +17,7 @@ concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, in
   { M::arrive(barrier) } -> SameAs<void>;
   { M::arrive_and_expect(barrier, n) } -> SameAs<void>;
   { M::wait(barrier, parity) } -> SameAs<void>;
+  { M::test(barrier, parity) } -> SameAs<bool>;  // whether wait() would not have to: who is told so has waited
   // Hardware barriers by number; 0 is the whole block's. threads: those that wait and those that only arrive.
   { M::named_barrier_sync(number, threads) } -> SameAs<void>;
   { M::named_barrier_arrive(number, threads) } -> SameAs<void>;
@@ -27,18 +28,25 @@ concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, in
 /// The tensor memory accelerator: boxes of a tensor move between global and shared memory by one thread's instruction.
 /// What lies outside the tensor reads as zeros and is not written.
 template <class M>
-concept HasCopyEngine = requires(void* to, const void* from, const TensorMap& map, uint64_t* landed, int32_t x) {
-  { M::copy_box(to, map, landed, x, x, x, x) } -> SameAs<void>;  // its bytes count on the barrier `landed`
-  { M::copy_box(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
-  { M::prefetch_box(map, x, x, x, x, x) } -> SameAs<void>;  // into the L2 cache
-  { M::prefetch_map(map) } -> SameAs<void>;
-  { M::store_box(map, from, x, x, x, x, x) } -> SameAs<void>;  // written before fence_shared_writes() and a barrier
-  { M::commit_stores() } -> SameAs<void>;
-  { M::wait_stores_read() } -> SameAs<void>;  // until this thread's stores have read shared memory
-  { M::wait_stores() } -> SameAs<void>;       // until they have been written
-  // Lets the copy engine and the matrix unit see what this thread has written to shared memory, and waits for nothing.
-  { M::fence_shared_writes() } -> SameAs<void>;
-};
+concept HasCopyEngine =
+    requires(void* to, const void* from, const TensorMap& map, uint64_t* landed, float* sum, int32_t x) {
+      { M::copy_box(to, map, landed, x, x, x, x) } -> SameAs<void>;  // its bytes count on the barrier `landed`
+      { M::copy_box(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
+      // A run of 16 bytes and more that starts on 16 bytes: to shared memory, and floats added to global memory, by a
+      // store that others' additions may come between.
+      { M::copy_run(to, from, x, landed) } -> SameAs<void>;
+      { M::add_run(sum, from, x) } -> SameAs<void>;
+      { M::prefetch_box(map, x, x, x, x, x) } -> SameAs<void>;  // into the L2 cache
+      { M::prefetch_map(map) } -> SameAs<void>;
+      { M::store_box(map, from, x, x, x, x, x) } -> SameAs<void>;  // written before fence_shared_writes() and a barrier
+      { M::commit_stores() } -> SameAs<void>;
+      { M::wait_stores_read() } -> SameAs<void>;              // until this thread's stores have read shared memory
+      { M::template wait_stores_read<1>() } -> SameAs<void>;  // but for the last so many committed groups of them
+      { M::wait_stores() } -> SameAs<void>;                   // until they have been written
+      // Lets the copy engine and the matrix unit see what this thread has written to shared memory, and waits for
+      // nothing.
+      { M::fence_shared_writes() } -> SameAs<void>;
+    };
 
 /// wgmma, which runs while the warps go on: accumulators and operands are the matrix unit's until wgmma_wait() returns.
 template <class M>
@@ -60,8 +68,11 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && Ha
                         { M::blocks() } -> SameAs<int32_t>;    // of the grid
                         { M::uniform(i) } -> SameAs<int32_t>;  // what steers wgmma is known to be the same
                         { M::shuffle_xor(word, i) } -> SameAs<uint32_t>;
-                        { M::tanh(x) } -> SameAs<float>;            // its relative error is 2^-11
-                        { M::pin(x) } -> SameAs<void>;              // no use of x moves across it
+                        { M::tanh(x) } -> SameAs<float>;  // its relative error is 2^-11
+                        { M::pin(x) } -> SameAs<void>;    // no use of x moves across it
+                        { M::pin(word) } -> SameAs<void>;
+                        // Products of two 16-bit elements each, rounded.
+                        { M::template multiply_pairs<kBf16>(word, word) } -> SameAs<uint32_t>;
                         { M::count(counter) } -> SameAs<uint32_t>;  // adds 1 to global memory: what was there before
                         // What global memory held; the second number takes its place where that was the first.
                         { M::exchange_if(wide, *wide, *wide) } -> SameAs<uint64_t>;

@@ -19,6 +19,17 @@ struct HopperMachine : Sm80Machine {
     return y;
   }
   TILEWISE_INLINE static void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+  TILEWISE_INLINE static void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    uint32_t product;
+    if constexpr (kElement == kBf16) {
+      asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    } else {
+      asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    }
+    return product;
+  }
   TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return atomicAdd(counter, 1u); }
   TILEWISE_INLINE static uint64_t exchange_if(uint64_t* to, uint64_t expected, uint64_t desired) {
     return atomicCAS(reinterpret_cast<unsigned long long*>(to), expected, desired);
@@ -67,6 +78,17 @@ struct HopperMachine : Sm80Machine {
         "r"(parity)
         : "memory");
   }
+  TILEWISE_INLINE static bool test(uint64_t* barrier, uint32_t parity) {
+    uint32_t ended;
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p; }"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return ended != 0;
+  }
   TILEWISE_INLINE static void named_barrier_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
   }
@@ -101,6 +123,17 @@ struct HopperMachine : Sm80Machine {
         "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
         : "memory");
   }
+  TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(landed))
+                 : "memory");
+  }
+  TILEWISE_INLINE static void add_run(float* to, const void* from, int32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+  }
   TILEWISE_INLINE static void prefetch_box(const TensorMap& map, int32_t x0, int32_t x1, int32_t x2, int32_t x3,
                                            int32_t x4) {
     asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(x0), "r"(x1),
@@ -114,7 +147,10 @@ struct HopperMachine : Sm80Machine {
                  : "memory");
   }
   TILEWISE_INLINE static void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-  TILEWISE_INLINE static void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+  template <int kPending = 0>
+  TILEWISE_INLINE static void wait_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+  }
   TILEWISE_INLINE static void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
   TILEWISE_INLINE static void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map));

@@ -27,6 +27,15 @@ struct HostSm90Machine : HostSm80Machine {
   }
   TILEWISE_INLINE static float tanh(float x) { return __builtin_tanhf(x); }
   TILEWISE_INLINE static void pin(float&) {}
+  TILEWISE_INLINE static void pin(uint32_t&) {}
+  template <int kElement>
+  TILEWISE_INLINE static uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+    const auto product = [&](int half) {
+      const auto x = static_cast<uint16_t>(a >> (16 * half)), y = static_cast<uint16_t>(b >> (16 * half));
+      return element_to_float<kElement>(x) * element_to_float<kElement>(y);
+    };
+    return pack<kElement>(product(0), product(1));
+  }
   TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return engine().count_global(counter); }
   TILEWISE_INLINE static uint64_t exchange_if(uint64_t* to, uint64_t expected, uint64_t desired) {
     return engine().exchange_global_if(to, expected, desired);
@@ -60,6 +69,7 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void arrive(uint64_t* barrier) { engine().arrive(barrier, 0); }
   TILEWISE_INLINE static void arrive_and_expect(uint64_t* barrier, int32_t bytes) { engine().arrive(barrier, bytes); }
   TILEWISE_INLINE static void wait(uint64_t* barrier, uint32_t parity) { engine().wait(barrier, parity); }
+  TILEWISE_INLINE static bool test(uint64_t* barrier, uint32_t parity) { return engine().test(barrier, parity); }
   TILEWISE_INLINE static void named_barrier_sync(int number, int threads) { engine().meet_at(number, threads, true); }
   TILEWISE_INLINE static void named_barrier_arrive(int number, int threads) {
     engine().meet_at(number, threads, false);
@@ -83,6 +93,10 @@ struct HostSm90Machine : HostSm80Machine {
     const int32_t at[] = {x0, x1, x2, x3, x4};
     engine().copy_box(to, &map, landed, at, 5);
   }
+  TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
+    engine().copy_run(to, from, bytes, landed);
+  }
+  TILEWISE_INLINE static void add_run(float* to, const void* from, int32_t bytes) { engine().add_run(to, from, bytes); }
   TILEWISE_INLINE static void prefetch_box(const TensorMap&, int32_t, int32_t, int32_t, int32_t, int32_t) {}
   TILEWISE_INLINE static void prefetch_map(const TensorMap&) {}
   TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
@@ -91,8 +105,11 @@ struct HostSm90Machine : HostSm80Machine {
     engine().store_box(&map, from, at, 5);
   }
   TILEWISE_INLINE static void commit_stores() { engine().commit_stores(); }
-  TILEWISE_INLINE static void wait_stores_read() { engine().wait_stores(false); }
-  TILEWISE_INLINE static void wait_stores() { engine().wait_stores(true); }
+  template <int kPending = 0>
+  TILEWISE_INLINE static void wait_stores_read() {
+    engine().wait_stores(false, kPending);
+  }
+  TILEWISE_INLINE static void wait_stores() { engine().wait_stores(true, 0); }
   TILEWISE_INLINE static void fence_shared_writes() { engine().fence_shared_writes(); }
 
   TILEWISE_INLINE static void wgmma_fence() { engine().fence_products(); }

@@ -16,6 +16,8 @@ class Barrier {
   TILEWISE_INLINE void arrive_and_expect(int32_t bytes) { Machine::arrive_and_expect(&state_, bytes); }
   /// Until the phase of this parity has ended. The phase before the first one counts as ended, and as odd.
   TILEWISE_INLINE void wait(uint32_t parity) { Machine::wait(&state_, parity); }
+  /// Whether it has; where it has, this was the wait.
+  TILEWISE_INLINE bool test(uint32_t parity) { return Machine::test(&state_, parity); }
   /// Where the copy engine counts bytes.
   TILEWISE_INLINE uint64_t* state() { return &state_; }
 
@@ -46,6 +48,14 @@ struct RingPlace {
   template <class Machine>
   TILEWISE_INLINE void wait_full(Ring<Machine, kStages>& ring) const {
     ring.full[stage].wait(parity);
+  }
+  template <class Machine>
+  TILEWISE_INLINE bool test_full(Ring<Machine, kStages>& ring) const {
+    return ring.full[stage].test(parity);
+  }
+  template <class Machine>
+  TILEWISE_INLINE bool test_empty(Ring<Machine, kStages>& ring) const {
+    return ring.empty[stage].test(parity ^ 1);
   }
   template <class Machine>
   TILEWISE_INLINE void wait_empty(Ring<Machine, kStages>& ring) const {

@@ -36,12 +36,16 @@ class HostWarpgroups {
   virtual void publish_barriers() = 0;
   virtual void arrive(void* barrier, int32_t bytes) = 0;  // with bytes that the phase is to wait for besides
   virtual void wait(void* barrier, uint32_t parity) = 0;
+  virtual bool test(void* barrier, uint32_t parity) = 0;                  // true is as good as having waited
   virtual void meet_at(int32_t number, int32_t threads, bool waits) = 0;  // a named barrier
 
   virtual void copy_box(void* to, const void* map, void* landed, const int32_t* at, int32_t rank) = 0;
+  virtual void copy_run(void* to, const void* from, int32_t bytes, void* landed) = 0;
   virtual void store_box(const void* map, const void* from, const int32_t* at, int32_t rank) = 0;
+  virtual void add_run(float* to, const void* from, int32_t bytes) = 0;  // floats, until wait_stores() returns
   virtual void commit_stores() = 0;
-  virtual void wait_stores(bool written) = 0;  // else until they have been read
+  /// Until at most so many groups of this lane's stores are yet to be written, or to be read.
+  virtual void wait_stores(bool written, int32_t pending) = 0;
   virtual void fence_shared_writes() = 0;
 
   virtual void fence_products() = 0;  // collective, as are the next three

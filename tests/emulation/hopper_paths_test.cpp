@@ -27,8 +27,9 @@ std::uint64_t aligned_seed(bool special) {
 }
 
 /// Runs a problem whose schedule names `path`.
-void check(std::string_view path, const std::string& text, bool special = false) {
-  const Problem problem = parse_problem("attention_forward " + text);
+void check(std::string_view path, const std::string& text, bool special = false,
+           const std::string& operation = "attention_forward ") {
+  const Problem problem = parse_problem(operation + text);
   const std::string schedule = plan(problem, {std::string(kHopper)}).schedule();
   EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << text;
   const verify::Report report = verify::check_implementation(problem, kHopper, aligned_seed(special));
@@ -169,6 +170,43 @@ TEST(HopperPaths, TheSeedOfTheOrderChangesNoBit) {
   unsetenv("TILEWISE_EMULATION_SEED");
 }
 
+void check_backward(std::string_view path, const std::string& text, bool special = false) {
+  check(path, text, special, "attention_backward ");
+}
+
+TEST(HopperPaths, BackwardOfEveryTile) {
+  check_backward("hopper_bwd 128x64 tiles, 2 warpgroups, 3 stages", "dtype=bf16 head_dim=128 num_heads_q=2" + kLengths);
+  check_backward("128x64 tiles", "dtype=f16 head_dim=128 mask=causal" + kGroups + kLengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=96 mask=causal num_heads_q=2 seqlen_q=260 seqlen_k=130");
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=40 head_dim_v=104 mask=causal num_heads_q=2" + kLengths);
+  check_backward("hopper_bwd 128x128 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=64 mask=causal" + kLengths);
+  check_backward("128x128 tiles", "dtype=f16 head_dim=24 head_dim_v=64" + kGroups + kLengths);
+}
+
+TEST(HopperPaths, BackwardOfEveryOption) {
+  const std::string narrow = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=300 seqlen_k=400 ";
+  check_backward("hopper_bwd", narrow + "mask=causal alignment=top_left");
+  check_backward("hopper_bwd", narrow + "window_left=50 window_right=20");
+  check_backward("hopper_bwd", "dtype=f16 head_dim=128 window_left=4 num_heads_q=4 num_heads_k=1 seqlen_q=200");
+  check_backward("hopper_bwd", narrow + "softmax_scale=-0.3 sink=1 dlse=1");
+  for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
+}
+
+TEST(HopperPaths, BackwardOfLengths) {
+  const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);
+  check_backward("hopper_bwd", "dtype=f16 head_dim=128 window_left=70" + kGroups + packed);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths);
+  for (const char* lengths : {" seqlen_q=1 seqlen_k=1", " seqlen_q=65 seqlen_k=0", " seqlen_q=0 seqlen_k=130"})
+    check_backward("", std::string("dtype=bf16 head_dim=64 num_heads_q=2") + lengths);
+}
+
+TEST(HopperPaths, BackwardOfSpecialValues) {
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=200", true);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths,
+                 true);
+}
+
 TEST(HopperPaths, RefusesWithReasons) {
   const auto reason = [](const char* text) {
     for (const ExplainRow& row : explain(parse_problem(text), {std::string(kHopper)}).rows)
@@ -180,7 +218,10 @@ TEST(HopperPaths, RefusesWithReasons) {
             "head_dim and head_dim_v must be multiples of 8 (got 60 and 60)");
   EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
             "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
-  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64"), "does not support backward");
+  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 deterministic=1"),
+            "does not support softcap, deterministic in the backward pass");
+  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=192 head_dim_v=128"),
+            "head_dim and head_dim_v must be <= 128 in the backward pass (got 192 and 128)");
   std::uint64_t seed = 0;
   while (verify::draws_aligned_rows(seed)) ++seed;
   const AnyProblem fp8 = parse_problem("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=64 num_heads_q=2");

@@ -28,6 +28,19 @@ class HopperCompiled : public ::testing::Test {
   jit::Target target_ = jit::parse_target("sm_90a");
 };
 
+/// What the host says of a kernel's parameters, as assertions for the compiler.
+template <typename Kernel>
+std::string layout_of() {
+  std::string text;
+  for (const gpu::ParameterField& field : gpu::fields_of<typename Kernel::Params>()) {
+    core::append(text, concat("static_assert(__builtin_offsetof(tilewise::device::", Kernel::kParams, ", ", field.name,
+                              ") == ", field.offset, ");\n"));
+  }
+  core::append(text, concat("static_assert(sizeof(tilewise::device::", Kernel::kParams,
+                            ") == ", sizeof(typename Kernel::Params), ");\n"));
+  return text;
+}
+
 TEST_F(HopperCompiled, KernelsKeepToRegisters) {
   const std::string every_option =
       " layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256 softcap=30 alibi_slopes=[h] "
@@ -55,9 +68,22 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=64" + every_option,
       "dtype=bf16 head_dim=128" + every_option,
   };
+  const std::vector<std::string> backward{
+      "dtype=bf16 head_dim=64 seqlen_q=4096",
+      "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=128 seqlen_q=4096",
+      "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal",
+      "dtype=f16 head_dim=128 seqlen_q=4096 mask=causal window_left=256",
+      "dtype=bf16 head_dim=96 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=128 layout=thd max_seqlen_q=4096 batch_size=2 mask=causal",
+  };
   std::vector<gpu::KernelBuild> builds;
   for (const std::string& problem : problems) {
     const gpu::Lowering lowering = lowered(concat(problem, " num_heads_q=32"));
+    gpu::add_builds(lowering.launches(), target_, builds);
+  }
+  for (const std::string& problem : backward) {
+    const gpu::Lowering lowering = lowered_backward(concat(problem, " num_heads_q=32"));
     gpu::add_builds(lowering.launches(), target_, builds);
   }
   ASSERT_GE(builds.size(), problems.size());
@@ -75,13 +101,8 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
 }
 
 TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
-  std::string text = "#include \"device/hopper/params.h\"\n";
-  for (const gpu::ParameterField& field : gpu::fields_of<Forward::Params>()) {
-    core::append(text, concat("static_assert(__builtin_offsetof(tilewise::device::", Forward::kParams, ", ", field.name,
-                              ") == ", field.offset, ");\n"));
-  }
-  core::append(text, concat("static_assert(sizeof(tilewise::device::", Forward::kParams,
-                            ") == ", sizeof(Forward::Params), ");\nextern \"C\" __global__ void layout() {}\n"));
+  const std::string text = concat("#include \"device/hopper/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
+                                  layout_of<BwdStatistics>(), "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }
 

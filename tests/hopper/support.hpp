@@ -30,6 +30,13 @@ inline gpu::Lowering lowered(std::string_view text) {
   return std::move(outcome.lowering);
 }
 
+inline gpu::Lowering lowered_backward(std::string_view text) {
+  const Problem problem = parse_problem(core::concat("attention_backward device=cuda ", text));
+  Outcome outcome = lower(problem, h200());
+  EXPECT_EQ(outcome.refusal, "") << text;
+  return std::move(outcome.lowering);
+}
+
 inline device::HopperForwardParams params_of(const gpu::Launch& launch) {
   EXPECT_TRUE(gpu::is_kernel<Forward>(launch.key)) << launch.key.body->name;
   device::HopperForwardParams params;

@@ -39,6 +39,29 @@ struct HopperForwardConfig : ScoreConfig {
   }
 };
 
+/// A block owns block_n() keys and streams queries in tiles of block_m. Two warpgroups compute, each with 64 keys; a
+/// third brings tiles and multiplies what adds up to dq. Head dims are padded to multiples of 32, vector_rows is 1.
+struct HopperBwdConfig : ScoreConfig {
+  int32_t block_m = 64, stages = 3;
+  Flag windowed = 0;  // of a ranged config: keys on the left are hidden too
+
+  static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
+  static constexpr int32_t kScoreStages = 2;            // tiles of dS
+  static constexpr int32_t block_n() { return kRows * kConsumers; }
+  constexpr int32_t threads() const { return waves * 32; }
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
+  }
+};
+
+/// What the Hopper backward pass begins with, of blocks of kRows queries; see bwd_statistics.h.
+struct HopperBwdStatisticsConfig : RowConfig {
+  static constexpr int32_t kRows = 128;  // block_m divides them
+};
+
 /// Registers of a thread of the warpgroup that brings tiles, and of those that compute: multiples of 8, together no
 /// more than the block was launched with, which is 168 a thread of three warpgroups, 128 of four and 96 of five. A
 /// block that asks for more waits forever.
@@ -56,5 +79,9 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};
 }
+
+/// Those of the backward kernel: 504 = 3 x 168 is all there is. Two of a share are the hardware's own, and 24 beside
+/// accumulators the compiler's: dq's 32 need 72.
+constexpr RegisterShares register_shares(const HopperBwdConfig&) { return {72, 216}; }
 
 }  // namespace tilewise::device

@@ -1,6 +1,7 @@
 // The parameters of the Hopper kernels, as device/attention/params.h has them for the portable ones.
 #pragma once
 
+#include "device/attention/params.h"
 #include "device/common/params.h"
 #include "device/hopper/tensor_map.h"
 #include "device/kv_cache/params.h"
@@ -54,6 +55,48 @@ struct HopperForwardParams {
     visit("sink", p.sink), visit("q_scale", p.q_scale), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
     visit("cache", p.cache), visit("order", p.order), visit("tile_counter", p.tile_counter);
     visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+  }
+};
+
+/// What it begins with: of each query its log-sum-exp in units of log2 and delta = rowsum(out * dout) - dlse, both
+/// permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
+struct HopperBwdStatisticsParams {
+  AttentionShape shape;
+  Tensor4 out, dout;
+  LseTensor softmax_lse, dlse;
+  TileGrid grid;
+  float* lse2;      // [batch_size, num_heads_q, rows_a_head]
+  float* delta;     // [batch_size, num_heads_q, rows_a_head]
+  float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]
+  int64_t rows_a_head, dq_accum_a_head;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("softmax_lse", p.softmax_lse);
+    visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2), visit("delta", p.delta);
+    visit("dq_accum", p.dq_accum), visit("rows_a_head", p.rows_a_head), visit("dq_accum_a_head", p.dq_accum_a_head);
+  }
+};
+
+struct HopperBwdParams {
+  // q, dout, dk and dv: [dim, 1, seq, head, batch], boxes of q and dout [64, 1, block_m, 1, 1], of dk and dv
+  // [64, 1, 64, 1, 1]. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128 bytes.
+  TensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 dk, dv;     // null where they are not wanted
+  TileOrder order;    // of tiles of keys, backwards; heads are key heads
+  const float* lse2;  // as HopperBwdStatisticsParams has them
+  const float* delta;
+  float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
+  int64_t rows_a_head, dq_accum_a_head;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
+    visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("shape", p.shape), visit("score", p.score);
+    visit("dk", p.dk), visit("dv", p.dv), visit("order", p.order), visit("lse2", p.lse2), visit("delta", p.delta);
+    visit("dq_accum", p.dq_accum), visit("rows_a_head", p.rows_a_head), visit("dq_accum_a_head", p.dq_accum_a_head);
   }
 };
 

@@ -25,4 +25,34 @@ struct Forward {
   }
 };
 
+struct BwdStatistics {
+  using Config = device::HopperBwdStatisticsConfig;
+  using Params = device::HopperBwdStatisticsParams;
+  static constexpr std::string_view kName = "hopper_bwd_statistics", kHeader = "device/hopper/bwd_statistics.h",
+                                    kKernel = "HopperBwdStatistics", kConfig = "HopperBwdStatisticsConfig",
+                                    kParams = "HopperBwdStatisticsParams";
+  static std::uint32_t threads(const Config& config, gpu::Family) {
+    return static_cast<std::uint32_t>(config.waves) * 32;
+  }
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    hopper::for_each_pointer(params, visit);
+  }
+};
+
+struct Bwd {
+  using Config = device::HopperBwdConfig;
+  using Params = device::HopperBwdParams;
+  static constexpr std::string_view kName = "hopper_bwd", kHeader = "device/hopper/bwd.h", kKernel = "HopperBwd",
+                                    kConfig = "HopperBwdConfig", kParams = "HopperBwdParams";
+  static constexpr bool kWaits = true;  ///< itself, for the statistics
+  static std::uint32_t threads(const Config& config, gpu::Family) {
+    return static_cast<std::uint32_t>(config.threads());
+  }
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    hopper::for_each_pointer(params, visit);
+  }
+};
+
 }  // namespace tilewise::backends::hopper

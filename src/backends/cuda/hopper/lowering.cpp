@@ -1,6 +1,7 @@
 // Attention's launch, and another that joins parts of the keys.
 #include "backends/cuda/hopper/lowering.hpp"
 
+#include "backends/cuda/hopper/bwd_lowering.hpp"
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/portable/attention/bind.hpp"
@@ -55,11 +56,13 @@ operations::attention::FeatureSet attention_features() {
   using enum operations::attention::Feature;
   return {bf16,        f16,          fp8_e4m3,    f16_out,   forward,    gqa,       head_dim_v,    packed,
           window_left, window_right, top_left,    softcap,   scale_sign, bias,      bias_boolean,  alibi,
-          sink,        dropout,      seed_tensor, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant};
+          sink,        dropout,      seed_tensor, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant,
+          backward,    dlse};
 }
 
 Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(p); !reason.empty()) return {{}, std::move(reason)};
+  if (p.operation == Operation::attention_backward) return lower_backward(p, device);
   const ForwardSchedule schedule = forward_schedule(p, device);
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
   std::string refusal = add_forward(p, schedule, device, bind, map_binds<Calls>(schedule.config.pack_gqa), builder);

@@ -31,4 +31,29 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
 }
 
+void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::RegionVisitor& visit) {
+  using gpu::Access;
+  const portable::PointerTable table(p, visit);
+  table.lengths();
+  table.outs(p.out, "out", Access::read);
+  table.outs(p.dout, "dout", Access::read);
+  table.lse(p.softmax_lse, "softmax_lse", Access::read);
+  table.lse(p.dlse, "dlse", Access::read);
+  table.workspace(p.lse2, "lse2", Access::write, table.heads() * p.rows_a_head);
+  table.workspace(p.delta, "delta", Access::write, table.heads() * p.rows_a_head);
+  table.workspace(p.dq_accum, "dq_accum", Access::write, table.heads() * p.dq_accum_a_head);
+}
+
+void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor& visit) {
+  using gpu::Access;
+  const portable::PointerTable table(p, visit);
+  table.lengths();
+  table.score();
+  table.keys(p.dk, "dk", Access::write);
+  table.values(p.dv, "dv", Access::write);
+  table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
+  table.workspace(p.delta, "delta", Access::read, table.heads() * p.rows_a_head);
+  table.workspace(p.dq_accum, "dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
+}
+
 }  // namespace tilewise::backends::hopper

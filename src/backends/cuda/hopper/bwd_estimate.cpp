@@ -1,0 +1,56 @@
+// The kernel takes as long as the longest of: its blocks of keys one after the other on each multiprocessor; the
+// longest of them alone; and the way of its tensors to memory and back. Before and after it, memory alone counts.
+#include "backends/cuda/hopper/bwd_estimate.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/portable/attention/estimate.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/traits.hpp"
+#include "core/ceil_div.hpp"
+#include "operations/attention/work.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+constexpr double kStartUs = 4.0, kBlockUs = 5.0;  // of the launch, and of a block beside its tiles of queries
+constexpr double kOfPeak = 0.71;                  // the products' rate, of wgmma's peak
+constexpr double kWgmma = 2.0;                    // times mma.sync's rate, which matrix_rate is
+constexpr double kScore = 170.0;                  // a score's exponential and its neighbours, in flops
+constexpr double kOfMemoryRate = 0.7;
+constexpr double kHalf = 2.0, kFloat = 4.0;
+
+double f(std::int64_t n) { return static_cast<double>(n); }
+
+double gradients_us(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  const operations::attention::Extent extent = operations::attention::typical_extent(p);
+  const double group = f(portable::group_of(p));
+  const double flops = f(c.block_m) * c.block_n() * (6.0 * c.head_dim + 4.0 * c.head_dim_v + kScore);
+  const double step_us = flops / (kOfPeak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
+  const double all = f(core::ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size);
+  const double longest = f(p.batch_size) * f(p.seqlen_k);
+  const double blocks = all * (longest > 0.0 ? std::min(1.0, extent.total_k / longest) : 1.0);
+  const double most = std::ceil(operations::attention::most_queries_seen(p, c.block_n()) / c.block_m) * group;
+  const double seen =
+      std::min(most, std::max(1.0, operations::attention::queries_seen(p, c.block_n()) / c.block_m) * group);
+  const double rounds = std::max(1.0, blocks / device.multiprocessors);
+  const bool even = seen >= most;  // then the last round takes as long as the others
+  const double busy_us = (even ? std::ceil(rounds) : rounds) * (seen * step_us + kBlockUs);
+  const double alone_us = most * step_us + kBlockUs;
+  const double rows_q = extent.total_q * f(p.num_heads_q), rows_k = extent.total_k * f(p.num_heads_k);
+  const double bytes = (kHalf * (rows_q + 2.0 * rows_k)) * f(p.head_dim + p.head_dim_v) + kFloat * rows_q * c.head_dim;
+  const double memory_us = bytes / (kOfMemoryRate * device.memory_gigabytes_per_second * 1e3);
+  return kStartUs + std::max({busy_us, alone_us, memory_us});
+}
+
+}  // namespace
+
+double backward_us(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
+  const portable::Estimator around(p, traits);
+  const double after_us = p.dq ? portable::Estimator::kLaunchUs + around.convert_dq_us() : 0.0;
+  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, device) + after_us;
+}
+
+}  // namespace tilewise::backends::hopper

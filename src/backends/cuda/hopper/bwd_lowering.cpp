@@ -1,0 +1,234 @@
+// Configs, grids and launches of the backward pass; see bwd_lowering.hpp.
+#include "backends/cuda/hopper/bwd_lowering.hpp"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "backends/cuda/hopper/bwd_estimate.hpp"
+#include "backends/cuda/hopper/kernels.hpp"
+#include "backends/cuda/hopper/tensor_maps.hpp"
+#include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/kernels.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/traits.hpp"
+#include "core/ceil_div.hpp"
+#include "core/message.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/attention/rules.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::ceil_div, core::concat;
+using device::AttentionParams;
+
+constexpr std::int64_t kMostHeadDim = 128;
+
+const AttentionParams& call_of(const void* call) { return *static_cast<const AttentionParams*>(call); }
+
+void bind_statistics(const void* call, void* block) {
+  const AttentionParams& from = call_of(call);
+  auto& params = *static_cast<device::HopperBwdStatisticsParams*>(block);
+  params.shape = from;
+  params.out = from.out;
+  params.dout = from.dout;
+  params.softmax_lse = from.softmax_lse;
+  params.dlse = from.dlse;
+}
+
+void bind_bwd(const void* call, void* block) {
+  const AttentionParams& from = call_of(call);
+  auto& params = *static_cast<device::HopperBwdParams*>(block);
+  params.shape = from;
+  params.score = from;
+  params.dk = from.dk;
+  params.dv = from.dv;
+}
+
+/// A gradient that nobody asks for is not stored, and its map may be any.
+void bind_gradient(const AttentionParams& call, const device::Tensor4& t, const device::Tensor4& like, std::int64_t dim,
+                   gpu::TensorMap& map) {
+  bind_key_rows(call, t.data != nullptr ? t : like, dim, map);
+}
+
+/// Without queries nothing is brought, and the map may be any.
+void bind_queries(const AttentionParams& call, const device::Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
+  bind_query_rows(call, t, dim, 1, map);
+  if (t.data == nullptr) map.address = call.k.data;
+}
+
+std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device::HopperBwdConfig& config) {
+  using Params = device::HopperBwdParams;
+  using Map = gpu::TensorMap;
+  constexpr auto kRows = static_cast<std::uint32_t>(device::HopperBwdConfig::kRows);
+  gpu::TensorMap rows, keys, gradients;
+  rows.dtype = keys.dtype = gradients.dtype = p.dtype;
+  rows.rank = gradients.rank = 5;
+  keys.rank = 4;
+  rows.box = {box_columns(p.dtype), 1, static_cast<std::uint32_t>(config.block_m), 1, 1};
+  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(device::HopperBwdConfig::block_n()), 1, 1};
+  gradients.box = {box_columns(p.dtype), 1, kRows, 1, 1};
+  const auto bind_q = [](const void* c, Map& m) { bind_queries(call_of(c), call_of(c).q, call_of(c).head_dim, m); };
+  const auto bind_do = [](const void* c, Map& m) {
+    bind_queries(call_of(c), call_of(c).dout, call_of(c).head_dim_v, m);
+  };
+  const auto bind_k = [](const void* c, Map& m) { bind_keys(call_of(c), call_of(c).k, call_of(c).head_dim, m); };
+  const auto bind_v = [](const void* c, Map& m) { bind_keys(call_of(c), call_of(c).v, call_of(c).head_dim_v, m); };
+  const auto bind_dk = [](const void* c, Map& m) {
+    bind_gradient(call_of(c), call_of(c).dk, call_of(c).k, call_of(c).head_dim, m);
+  };
+  const auto bind_dv = [](const void* c, Map& m) {
+    bind_gradient(call_of(c), call_of(c).dv, call_of(c).v, call_of(c).head_dim_v, m);
+  };
+  return {{offsetof(Params, q_map), rows, bind_q},        {offsetof(Params, k_map), keys, bind_k},
+          {offsetof(Params, v_map), keys, bind_v},        {offsetof(Params, dout_map), rows, bind_do},
+          {offsetof(Params, dk_map), gradients, bind_dk}, {offsetof(Params, dv_map), gradients, bind_dv}};
+}
+
+device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
+  device::TileOrder order{};
+  order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_k, c.block_n()));
+  order.num_heads = static_cast<std::int32_t>(p.num_heads_k);
+  order.batch_size = static_cast<std::int32_t>(p.batch_size);
+  order.num_splits = order.heads_at_once = 1;
+  if (c.ranged && !c.windowed && order.num_tiles > 0) {
+    // As in the forward pass: heads that fill the device at once, and the shortest tiles of all of them at the end.
+    constexpr std::int32_t kShortPart = 4;
+    const std::int64_t heads = p.num_heads_k * p.batch_size;
+    order.heads_at_once =
+        static_cast<std::int32_t>(std::clamp<std::int64_t>(ceil_div(multiprocessors, order.num_tiles), 1, heads));
+    order.short_tiles = order.num_tiles / kShortPart;
+  }
+  return order;
+}
+
+class BackwardLowerer {
+ public:
+  BackwardLowerer(const Problem& p, const core::DeviceDescription& device)
+      : p_(p),
+        device_(device),
+        config_(bwd_config(p)),
+        shape_(operations::attention::shape_of(p)),
+        query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
+        rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
+        builder_(portable::traits_of(device, gpu::Family::sm80).overlaps_steps) {}
+
+  gpu::Outcome lower() {
+    add_statistics();
+    add_gradients();
+    if (p_.dq) add_dq();
+    builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
+                                    config_.kConsumers, " warpgroups, ", config_.stages, " stages"));
+    gpu::Outcome outcome{builder_.finish(), {}};
+    outcome.lowering.estimated_us = backward_us(p_, config_, device_);
+    return outcome;
+  }
+
+ private:
+  void add_statistics() {
+    device::HopperBwdStatisticsConfig c;
+    c.out_type = config_.out_type;
+    c.head_dim = config_.head_dim;
+    c.head_dim_v = config_.head_dim_v;
+    c.waves = 8;
+    c.lengths = config_.lengths;
+    device::HopperBwdStatisticsParams params{};
+    params.shape = shape_;
+    params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
+    params.rows_a_head = rows_a_head_;
+    params.dq_accum_a_head = rows_a_head_ * c.head_dim;
+    builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
+  }
+
+  void add_gradients() {
+    device::HopperBwdParams params{};
+    params.shape = shape_;
+    params.order = key_order(p_, config_, device_.multiprocessors);
+    params.rows_a_head = rows_a_head_;
+    params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
+    const std::int64_t blocks = std::int64_t{params.order.num_tiles} * p_.num_heads_k * p_.batch_size;
+    gpu::Launch* launch =
+        builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params, bind_bwd);
+    if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);
+  }
+
+  void add_dq() {
+    // The sums lie by 16 queries: as four waves of the portable kernel leave tiles of 128.
+    device::BwdConfig like;
+    like.waves = 4;
+    like.block_m = device::HopperBwdStatisticsConfig::kRows;
+    like.head_dim = config_.head_dim;
+    device::BwdConvertDqParams params{};
+    params.shape = shape_;
+    params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
+    params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
+    const auto bind = [](const void* call, void* block) {
+      portable::bind(call_of(call), *static_cast<device::BwdConvertDqParams*>(block));
+    };
+    builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), query_grid(),
+                                            params, bind);
+  }
+
+  [[nodiscard]] gpu::Extent3 query_grid() const {
+    return {static_cast<std::uint32_t>(query_tiles_ * p_.num_heads_q * p_.batch_size)};
+  }
+
+  const Problem& p_;
+  const core::DeviceDescription& device_;
+  device::HopperBwdConfig config_;
+  device::AttentionShape shape_;
+  std::int64_t query_tiles_, rows_a_head_;
+  gpu::LoweringBuilder builder_;
+};
+
+std::string backward_refusal(const Problem& p, const core::DeviceDescription& device) {
+  const auto missing = operations::attention::required_features(p).minus(backward_features());
+  if (!missing.empty()) {
+    return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
+  }
+  if (p.head_dim > kMostHeadDim || p.head_dim_v > kMostHeadDim) {
+    return concat("head_dim and head_dim_v must be <= ", kMostHeadDim, " in the backward pass (got ", p.head_dim,
+                  " and ", p.head_dim_v, ")");
+  }
+  const std::uint32_t shared_bytes = Bwd::shared_bytes(bwd_config(p), gpu::Family::sm90);
+  if (shared_bytes > device.shared_bytes) {
+    return concat("needs ", shared_bytes, " bytes of shared memory a block, ", device.architecture, " has ",
+                  device.shared_bytes);
+  }
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
+  const std::int64_t blocks = ceil_div(p.seqlen_k, device::HopperBwdConfig::block_n()) * p.num_heads_k * p.batch_size;
+  if (blocks > kMostBlocks) return concat("tiles of keys must be <= 2^30 (got ", blocks, ")");
+  return {};
+}
+
+}  // namespace
+
+operations::attention::FeatureSet backward_features() {
+  using enum operations::attention::Feature;
+  return {bf16,     f16,        backward, gqa,       head_dim_v, packed,    window_left, window_right,
+          top_left, scale_sign, sink,     seqused_q, seqused_k,  leftpad_k, dlse};
+}
+
+device::HopperBwdConfig bwd_config(const Problem& p) {
+  constexpr std::int32_t kNarrow = 64;
+  device::HopperBwdConfig c;
+  c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
+  c.head_dim = portable::padded_dim(p.head_dim);
+  c.head_dim_v = portable::padded_dim(p.head_dim_v);
+  c.exact_dims = c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
+  portable::set_score_options(c, p);
+  c.windowed = p.window_left >= 0;
+  c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
+  c.waves = 12;
+  const bool narrow = std::max(c.head_dim, c.head_dim_v) <= kNarrow;
+  c.block_m = narrow ? 128 : 64;
+  c.stages = narrow ? 2 : 3;
+  return c;
+}
+
+gpu::Outcome lower_backward(const Problem& p, const core::DeviceDescription& device) {
+  if (std::string reason = backward_refusal(p, device); !reason.empty()) return {{}, std::move(reason)};
+  return BackwardLowerer(p, device).lower();
+}
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,134 @@
+// Brings K and V of a block of the backward kernel, and Q, dO and their statistics tile by tile: by one warp, of which
+// one thread talks to the copy engine.
+#pragma once
+
+#include "device/hopper/bwd_shared.h"
+#include "device/hopper/bwd_work.h"
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+/// A tile of queries of one head of the group.
+struct QueryPlace {
+  int32_t tile, head;  // the head counts from the group's first one
+  TILEWISE_INLINE void advance(const QueryTiles& tiles) {
+    if (++tile == tiles.end) tile = tiles.begin, ++head;
+  }
+};
+
+template <class Machine, HopperBwdConfig C>
+class BwdLoader {
+  using Shared = HopperBwdShared<Machine, C>;
+
+ public:
+  TILEWISE_INLINE BwdLoader(const HopperBwdParams& params, Shared& shared, const BwdWork& work, bool leads)
+      : p_(params), shared_(shared), work_(work), place_{work.queries.begin, 0}, leads_(leads) {}
+
+  TILEWISE_INLINE bool has_more() const { return place_.head < work_.group; }
+
+  TILEWISE_INLINE void bring_keys() {
+    const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work_.batch;
+    const bool whole =
+        !C.lengths || (work_.is_used(work_.first_key) && work_.is_used(work_.first_key + C.block_n() - 1));
+    Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.landed;
+    Barrier<Machine>& values = whole ? shared_.values_full : shared_.landed;
+    if (leads_) {
+      if (whole) {
+        keys.arrive_and_expect(Shared::KeyTile::kBytes);
+        values.arrive_and_expect(Shared::ValueTile::kBytes);
+      } else {
+        keys.arrive_and_expect(Shared::KeyTile::kBytes + Shared::ValueTile::kBytes);
+      }
+      copy_keys(shared_.keys, p_.k_map, keys, batch);
+      copy_keys(shared_.values, p_.v_map, values, batch);
+    }
+    if (whole) return;
+    // Rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there need not be.
+    wait_landed();
+    const auto unused = [&](int32_t row) { return !work_.is_used(work_.first_key + row); };
+    clear_rows(shared_.keys, unused);
+    clear_rows(shared_.values, unused);
+    Machine::fence_shared_writes();
+    Machine::wave_sync();
+    if (leads_) shared_.keys_full.arrive(), shared_.values_full.arrive();
+  }
+
+  /// The next tile of queries, once its stage is empty.
+  TILEWISE_INLINE void bring_queries() {
+    const int32_t first = place_.tile * C.block_m;
+    const bool whole = !C.lengths || first + C.block_m <= work_.seqlen_q;
+    Barrier<Machine>& full = shared_.tile_ring.full[stage_.stage];
+    if (leads_ || !whole) {
+      stage_.wait_empty(shared_.tile_ring);
+      if (leads_) copy_queries(first, whole ? full : shared_.landed);
+    }
+    if (!whole) {
+      wait_landed();
+      const auto unused = [&](int32_t row) { return first + row >= work_.seqlen_q; };
+      clear_rows(shared_.queries[stage_.stage], unused);
+      clear_rows(shared_.douts[stage_.stage], unused);
+      Machine::fence_shared_writes();
+      Machine::wave_sync();
+      if (leads_) full.arrive();
+    }
+    stage_.advance();
+    place_.advance(work_.queries);
+  }
+
+ private:
+  template <class Tile>
+  TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t batch) const {
+    TILEWISE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, work_.k_row, work_.head, batch);
+    }
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE void copy_rows(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row, int32_t head,
+                                 int32_t batch) const {
+    TILEWISE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, 0, row, head, batch);
+    }
+  }
+
+  TILEWISE_INLINE void copy_queries(int32_t first, Barrier<Machine>& landed) const {
+    constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
+    const int32_t head = work_.head * work_.group + place_.head, batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
+    const int64_t statistics = (work_.batch * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
+    const auto stage = stage_.stage;
+    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes);
+    copy_rows(shared_.queries[stage], p_.q_map, landed, work_.q_row + first, head, batch);
+    Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
+    copy_rows(shared_.douts[stage], p_.dout_map, landed, work_.q_row + first, head, batch);
+    Machine::copy_run(shared_.delta[stage], p_.delta + statistics, kStatisticBytes, landed.state());
+  }
+
+  TILEWISE_INLINE void wait_landed() {
+    shared_.landed.wait(landed_parity_);
+    landed_parity_ ^= 1;
+  }
+
+  template <class Tile, class Unused>
+  TILEWISE_INLINE static void clear_rows(Tile& tile, const Unused& unused) {
+    constexpr int32_t kRows = Tile::kChunkBytes / kChunkRowBytes;
+    TILEWISE_NO_UNROLL
+    for (int32_t row = 0; row < kRows; ++row) {
+      if (!unused(row)) continue;
+      for (int32_t piece = Machine::lane(); piece < 8 * Tile::kChunks; piece += Machine::kLanes) {
+        Machine::store_shared(tile.piece(row, piece), Chunk{{0, 0, 0, 0}});
+      }
+    }
+  }
+
+  const HopperBwdParams& p_;
+  Shared& shared_;
+  const BwdWork& work_;
+  QueryPlace place_;
+  RingPlace<C.stages> stage_;
+  uint32_t landed_parity_ = 0;
+  const bool leads_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,182 @@
+// A computing warpgroup of the backward kernel: 64 keys, past which tiles of queries stream. Rows are keys: S, P, dP
+// and dS are transposed here. dK and dV stay in registers; dS goes to the warpgroup that multiplies dQ.
+#pragma once
+
+#include "device/hopper/bwd_scores.h"
+#include "device/hopper/bwd_store.h"
+#include "device/hopper/matrix_descriptor.h"
+
+namespace tilewise::device {
+
+template <class Ops, HopperBwdConfig C>
+class BwdMain {
+  using Machine = typename Ops::Machine;
+  using Shared = HopperBwdShared<Machine, C>;
+  using Scores = BwdScores<Ops, C>;
+
+ public:
+  TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+      : p_(params),
+        shared_(shared),
+        lane_(thread % 32),
+        warpgroup_(uniform<Machine>(thread / kWarpgroupThreads - 1)),
+        seen_(seen_tiles(work)),
+        before_(seen_.begin - work.queries.begin),
+        after_(work.queries.end - seen_.end),
+        scores_(params, work, warpgroup_, thread) {}
+
+  TILEWISE_INLINE void run() {
+    dK_.clear();
+    dV_.clear();
+    const bool any = before_ + seen_.count() + after_ > 0;
+    if (any) {
+      shared_.keys_full.wait(0);
+      shared_.values_full.wait(0);
+      TILEWISE_NO_UNROLL
+      for (int32_t head = work_group(p_); head > 0; --head) visit_head();
+    }
+    // Found anew, lest it lives in registers through the steps.
+    const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
+    const BwdStore<Ops, C> store(p_, work, warpgroup_, lane_);
+    store.store(shared_.values, dV_, p_.dv, p_.dv_map, p_.shape.head_dim_v, 1.0f);
+    if (any) shared_.keys_done.wait(0);
+    store.store(shared_.keys, dK_, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
+    if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
+  }
+
+ private:
+  /// Of the block's tiles those that see one of this warpgroup's keys.
+  TILEWISE_INLINE QueryTiles seen_tiles(const BwdWork& work) const {
+    QueryTiles seen = query_tiles<C>(work, work.first_key + warpgroup_ * C.kRows, C.kRows);
+    if (seen.count() == 0) seen.begin = seen.end = work.queries.end;
+    return {uniform<Machine>(seen.begin), uniform<Machine>(seen.end), uniform<Machine>(seen.full_begin),
+            uniform<Machine>(seen.full_end)};
+  }
+
+  TILEWISE_INLINE void visit_head() {
+    skip(before_);
+    if (seen_.count() > 0) {
+      tile_place_.wait_full(shared_.tile_ring);
+      scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    }
+    int32_t tile = seen_.begin;
+    if constexpr (C.windowed) {  // masked at both ends, by the same code
+      TILEWISE_NO_UNROLL
+      for (; tile < seen_.end; ++tile) {
+        if (tile >= seen_.full_begin && tile < seen_.full_end) {
+          step<false>(tile, tile + 1 < seen_.end);
+        } else {
+          step<true>(tile, tile + 1 < seen_.end);
+        }
+      }
+    } else {
+      TILEWISE_NO_UNROLL
+      for (; tile < seen_.full_begin; ++tile) step<true>(tile, tile + 1 < seen_.end);
+      TILEWISE_NO_UNROLL
+      for (; tile < seen_.end; ++tile) step<false>(tile, tile + 1 < seen_.end);
+    }
+    skip(after_);
+  }
+
+  // ------------------------------------------------------------------ products
+  /// Step k of a tile whose rows run along the depth.
+  template <class Tile>
+  TILEWISE_INLINE static constexpr int32_t along(int k) {
+    return k / 4 * Tile::kChunkBytes + k % 4 * 32;
+  }
+  /// S = rows cols^T, of this warpgroup's rows. keeps: never true, which the compiler does not know.
+  template <int kElement, int kDepth, class Rows, class Cols>
+  TILEWISE_INLINE void issue_scores(Rows& rows, Cols& cols, bool keeps) {
+    const auto A = MatrixDescriptor::of<Machine>(rows.bytes + warpgroup_ * C.kRows * kChunkRowBytes, 16),
+               B = MatrixDescriptor::of<Machine>(&cols, 16);
+    Machine::wgmma_fence();
+    TILEWISE_UNROLL
+    for (int k = 0; k < kDepth / 16; ++k) {
+      Machine::template wgmma<kElement, kAlongDepth, kAlongDepth>(scores_.S.tile[0], A.advanced(along<Rows>(k)),
+                                                                  B.advanced(along<Cols>(k)), k > 0 || keeps);
+    }
+    Machine::wgmma_commit();
+  }
+  /// sums += rows cols over the queries of a tile.
+  template <int kElement, class Sums, class Tile>
+  TILEWISE_INLINE void issue_sums(Sums& sums, const WgmmaRegisters* rows, Tile& cols) {
+    const auto B = MatrixDescriptor::of<Machine>(&cols, Tile::kChunkBytes);
+    pin_registers<Machine>(sums);
+    Machine::wgmma_fence();
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_m / 16; ++k) {
+      Machine::template wgmma<kElement, kAcrossDepth>(sums.tile[0], rows[k], B.advanced(k * 16 * kChunkRowBytes), true,
+                                                      true);
+    }
+    Machine::wgmma_commit();
+  }
+
+  // ------------------------------------------------------------------ steps
+  /// A tile of queries. S and dP take turns in the same registers: what overlaps with the arithmetic here are mostly
+  /// the other two warpgroups' products. Whatever goes through the queue in front of shared memory (barriers, loads,
+  /// fences, exponentials) waits there behind matrix products, 250 cycles and more: it is asked for long before it is
+  /// needed.
+  template <bool kMasked>
+  TILEWISE_INLINE void step(int32_t tile, bool more) {
+    auto& Q = shared_.queries[tile_place_.stage];
+    auto& dO = shared_.douts[tile_place_.stage];
+    issue_scores<C.k_type, C.head_dim>(shared_.keys, Q, false);  // S^T = K Q^T
+    RingPlace<C.stages> next = tile_place_;
+    next.advance();
+    const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(scores_.S);
+    scores_.template weigh<kMasked>(tile);
+    // dP is held back until P is there, lest both take registers of their own.
+    issue_scores<C.v_type, C.head_dim_v>(shared_.values, dO, p_.shape.batch_size < 0);  // dP^T = V dO^T
+    issue_sums<C.out_type>(dV_, scores_.P, dO);                                         // dV += P^T dO
+    Machine::template wgmma_wait<1>();
+    pin_registers<Machine>(scores_.S);
+    scores_.template derive<kMasked>(shared_.delta[tile_place_.stage]);
+    issue_sums<C.q_type>(dK_, scores_.dS, Q);  // dK += dS^T Q
+    if (!room) score_place_.wait_empty(shared_.score_ring);
+    scores_.store(shared_.dS[score_place_.stage]);
+    if (!landed) next.wait_full(shared_.tile_ring);
+    if (more) scores_.read_lse(shared_.lse2[next.stage]);
+    publish_scores();
+    Machine::template wgmma_wait<0>();
+    scores_.pin_operands();
+    release_queries();
+  }
+
+  TILEWISE_INLINE void publish_scores() {
+    Machine::fence_shared_writes();
+    arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
+    score_place_.advance();
+  }
+  TILEWISE_INLINE void release_queries() {
+    arrive_as_warp(shared_.tile_ring.empty[tile_place_.stage], lane_);
+    tile_place_.advance();
+  }
+
+  /// Tiles that see none of this warpgroup's keys: dS is 0.
+  TILEWISE_INLINE void skip(int32_t count) {
+    TILEWISE_NO_UNROLL
+    for (; count > 0; --count) {
+      scores_.clear();
+      score_place_.wait_empty(shared_.score_ring);
+      scores_.store(shared_.dS[score_place_.stage]);
+      publish_scores();
+      tile_place_.wait_full(shared_.tile_ring);
+      release_queries();
+    }
+  }
+
+  const HopperBwdParams& p_;
+  Shared& shared_;
+  const int lane_, warpgroup_;
+  const QueryTiles seen_;
+  const int32_t before_, after_;  // tiles that the other warpgroup's keys are seen from
+  RingPlace<C.stages> tile_place_;
+  RingPlace<C.kScoreStages> score_place_;
+  Scores scores_;
+  Fragment<Ops, 16, C.head_dim> dK_;
+  Fragment<Ops, 16, C.head_dim_v> dV_;
+};
+
+}  // namespace tilewise::device

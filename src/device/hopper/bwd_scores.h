@@ -1,0 +1,153 @@
+// From a tile's products to P and dS, in the registers of a warp: its 16 keys of a warpgroup's 64 are rows, queries are
+// columns.
+#pragma once
+
+#include "device/hopper/bwd_shared.h"
+#include "device/hopper/bwd_work.h"
+#include "device/hopper/matrix_descriptor.h"
+#include "device/hopper/warpgroup.h"
+#include "device/tile/element.h"
+#include "device/tile/registers.h"
+
+namespace tilewise::device {
+
+template <class Ops, HopperBwdConfig C>
+class BwdScores {
+  using Machine = typename Ops::Machine;
+  static constexpr int kColTiles = C.block_m / 8;
+  static_assert(kColTiles <= 16, "a lane's columns are bits of a word");
+
+ public:
+  Fragment<Ops, 16, C.block_m> S;  // and dP
+  WgmmaRegisters P[C.block_m / 16], dS[C.block_m / 16];
+
+  TILEWISE_INLINE BwdScores(const HopperBwdParams& p, const BwdWork& work, int warpgroup, int thread)
+      : lane_(thread % 32), row_(warpgroup * C.kRows + thread / 32 % 4 * 16), scale_(p.score.softmax_scale * kLog2E) {
+    clear();
+    const int32_t key = work.first_key + row_ + lane_ / 4, column = 2 * (lane_ % 4);
+    first_ = C.ranged ? key - work.diagonal - work.band.high - column : 0;
+    if constexpr (C.windowed) last_ = key - work.diagonal - work.band.low - column;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) used_ |= work.is_used(key + 8 * slot) ? 1 << slot : 0;
+  }
+
+  TILEWISE_INLINE void clear() {
+    for (WgmmaRegisters& part : dS) part = WgmmaRegisters{};
+  }
+
+  /// What this lane's queries of a tile need: two of each 8, as bwd_statistics.h has laid them out.
+  TILEWISE_INLINE void read_lse(const float* lse2) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);
+  }
+
+  /// S becomes P.
+  template <bool kMasked>
+  TILEWISE_INLINE void weigh(int32_t tile) {
+    if constexpr (kMasked) find_visible(tile);
+    TILEWISE_UNROLL
+    for (int c = 0; c < kColTiles; ++c) {
+      Sm80Accumulator& x = S.tile[0][c];
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        x[i] = Machine::exp2(x[i] * scale_ - lse2_[c / 2].value[c % 2 * 2 + i % 2]);
+        // Now, since the scale may be negative.
+        if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : 0.0f;
+      }
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < 2; ++slot) {
+        P[c / 2].word[c % 2 * 2 + slot] = Machine::template pack<C.out_type>(x[2 * slot], x[2 * slot + 1]);
+      }
+    }
+  }
+
+  /// dP, in the place of S, becomes dS = P (dP - delta).
+  template <bool kMasked>
+  TILEWISE_INLINE void derive(const float* delta) {
+    if constexpr (kMasked) {
+      // A shuffle to where it was: else the compiler keeps a predicate for each score from weigh() to here, in
+      // registers that there are none of.
+      TILEWISE_UNROLL
+      for (uint32_t& visible : visible_) visible = Machine::shuffle_xor(visible, 0);
+    }
+    TILEWISE_UNROLL
+    for (int i = 0; i < kColTiles / 2; ++i) {
+      const FloatRun<4> deltas = four_of(delta, i);
+      TILEWISE_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        const int c = 2 * i + word / 2, slot = word % 2;
+        const Sm80Accumulator& dP = S.tile[0][c];
+        float difference[2];
+        TILEWISE_UNROLL
+        for (int k = 0; k < 2; ++k) {
+          difference[k] = dP[2 * slot + k] - deltas.value[word / 2 * 2 + k];
+          // Of what is hidden P is 0, and dP perhaps no number.
+          if constexpr (kMasked) difference[k] = sees(slot, c, k) ? difference[k] : 0.0f;
+        }
+        dS[i].word[word] = derived(P[i].word[word], difference[0], difference[1]);
+      }
+    }
+  }
+
+  TILEWISE_INLINE void store(typename HopperBwdShared<Machine, C>::ScoreTile& to) const {
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_m / 16; ++k) {
+      Machine::store_matrices(to.piece(row_ + lane_ % 16, 2 * k + lane_ / 16), dS[k].word);
+    }
+  }
+
+  /// P and dS are the matrix unit's up to here.
+  TILEWISE_INLINE void pin_operands() {
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_m / 16; ++k) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) Machine::pin(P[k].word[i]), Machine::pin(dS[k].word[i]);
+    }
+  }
+
+ private:
+  /// In bf16 both factors are rounded, which saves a few percent of the whole pass; f16 might overflow between them.
+  TILEWISE_INLINE static uint32_t derived(uint32_t weights, float first, float second) {
+    if constexpr (C.q_type == kBf16) {
+      return Machine::template multiply_pairs<kBf16>(weights, Machine::template pack<kBf16>(first, second));
+    } else {
+      return Machine::template pack<kF16>(element_to_float<kF16>(weights & 0xFFFFu) * first,
+                                          element_to_float<kF16>(weights >> 16) * second);
+    }
+  }
+
+  TILEWISE_INLINE FloatRun<4> four_of(const float* statistics, int i) const {
+    return Machine::template load_shared<FloatRun<4>>(statistics + 16 * i + 4 * (lane_ % 4));
+  }
+
+  /// Which of a lane's columns see its two keys, a bit each.
+  TILEWISE_INLINE void find_visible(int32_t tile) {
+    const int32_t origin = tile * C.block_m;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) {
+      uint32_t seen = ~0u;
+      if constexpr (C.ranged) seen = ~bits_before(first_ + 8 * slot - origin);
+      if constexpr (C.windowed) seen &= bits_before(last_ + 8 * slot - origin + 1);
+      visible_[slot] = (used_ >> slot & 1) != 0 ? seen : 0;
+    }
+  }
+  /// Of a lane's columns 0, 1, 8, 9, 16, ... those below col.
+  TILEWISE_INLINE static uint32_t bits_before(int32_t col) {
+    const int32_t within = maximum(0, minimum(col, C.block_m));
+    const int32_t count = within / 8 * 2 + minimum(within % 8, 2);
+    return static_cast<uint32_t>((uint64_t{1} << count) - 1);
+  }
+  TILEWISE_INLINE bool sees(int slot, int col_tile, int i) const {
+    return (visible_[slot] >> (2 * col_tile + i) & 1u) != 0;
+  }
+
+  const int lane_, row_;
+  const float scale_;
+  // Of this lane's first key: the first and the last query that sees it, counted from the lane's first column. Bits of
+  // both its keys: whether they are the sequence's.
+  int32_t first_, last_, used_ = 0;
+  uint32_t visible_[2];
+  FloatRun<4> lse2_[kColTiles / 2];
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,95 @@
+// What the Hopper backward pass begins with: of every query its log-sum-exp and delta, as the computing warpgroups read
+// them, and zeros where dq will be summed up. A few lanes share a row.
+#pragma once
+
+#include "device/attention/bwd_preprocess.h"
+#include "device/hopper/config.h"
+#include "device/hopper/params.h"
+
+namespace tilewise::device {
+
+/// Where the statistics of query `row` lie among a head's. A lane of a computing warpgroup holds columns 8c + 2l and
+/// 8c + 2l + 1 of a product: the four that it has of 16 queries lie side by side.
+TILEWISE_INLINE constexpr int64_t statistic_place(int64_t row) {
+  return (row & ~int64_t{15}) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1);
+}
+
+template <TileOps Ops, HopperBwdStatisticsConfig C>
+class HopperBwdStatistics {
+  using Machine = typename Ops::Machine;
+  static constexpr int kLanesARow = lanes_a_delta_row(C, Machine::kLanes), kThreads = C.waves * Machine::kLanes,
+                       kRowsAtOnce = kThreads / kLanesARow;
+  static_assert(C.kRows % kRowsAtOnce == 0 && kLanesARow * kChunk >= C.head_dim_v);
+
+ public:
+  using Params = HopperBwdStatisticsParams;
+  using Shared = NoShared;
+
+  TILEWISE_INLINE static void run(const Params& p, Shared&) {
+    let_next_step_begin<Machine>();
+    const GridPlace place = grid_place<Machine>(p.grid);
+    const Sequence s = sequence_at<C>(p.shape, place.batch);
+    const int64_t first = static_cast<int64_t>(place.tile) * C.kRows;
+    if (first >= s.all_q) return;
+    const int64_t head = static_cast<int64_t>(place.batch) * p.shape.num_heads_q + place.head;
+    clear_dq_accum(p, head * p.dq_accum_a_head + first * C.head_dim);
+    TILEWISE_UNROLL
+    for (int32_t row = 0; row < C.kRows; row += kBatch * kRowsAtOnce) batch(p, s, place, first + row, head);
+  }
+
+ private:
+  /// Rows whose loads are on their way at once.
+  static constexpr int kBatch = C.kRows / kRowsAtOnce < 4 ? C.kRows / kRowsAtOnce : 4;
+
+  TILEWISE_INLINE static void batch(const Params& p, const Sequence& s, const GridPlace& place, int64_t first,
+                                    int64_t head) {
+    const int part = Machine::thread() % kLanesARow, col = part * kChunk;
+    const auto cols = static_cast<int>(p.shape.head_dim_v);
+    Chunk x[kBatch], y[kBatch];
+    TILEWISE_UNROLL
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t i = first + b * kRowsAtOnce + Machine::thread() / kLanesARow;
+      x[b] = y[b] = Chunk{{0, 0, 0, 0}};
+      if (i >= s.seqlen_q) continue;
+      const auto* out = elements_of<C.out_type>(p.out) + query_offset(p.out, s, place.batch, i, place.head);
+      const auto* dout = elements_of<C.out_type>(p.dout) + query_offset(p.dout, s, place.batch, i, place.head);
+      x[b] = load_chunk<Machine, C>(out, col, cols);
+      y[b] = load_chunk<Machine, C>(dout, col, cols);
+    }
+    TILEWISE_UNROLL
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t i = first + b * kRowsAtOnce + Machine::thread() / kLanesARow;
+      float delta = 0.0f;
+      TILEWISE_UNROLL
+      for (int e = 0; e < kChunk; ++e) {
+        delta += element_to_float<C.out_type>(x[b].element(e)) * element_to_float<C.out_type>(y[b].element(e));
+      }
+      TILEWISE_UNROLL
+      for (int bit = 1; bit < kLanesARow; bit *= 2) delta += Machine::shuffle_xor(delta, bit);
+      if (part == 0) store(p, s, place, i, i < s.seqlen_q, delta, head * p.rows_a_head + statistic_place(i));
+    }
+  }
+
+  /// Queries that are not used or see nothing have weights of 2^-infinity.
+  TILEWISE_INLINE static void store(const Params& p, const Sequence& s, const GridPlace& place, int64_t i, bool used,
+                                    float delta, int64_t at) {
+    float lse2 = kInfinity;
+    if (used) {
+      const float lse =
+          Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, i, place.head));
+      lse2 = lse == -kInfinity ? kInfinity : lse * kLog2E;
+      if (p.dlse.data) delta -= Machine::load_global(p.dlse.data + lse_offset(p.dlse, s, place.batch, i, place.head));
+    }
+    Machine::store_global(p.lse2 + at, lse2);
+    Machine::store_global(p.delta + at, lse2 == kInfinity ? 0.0f : delta);
+  }
+
+  TILEWISE_INLINE static void clear_dq_accum(const Params& p, int64_t from) {
+    auto* const chunks = reinterpret_cast<Chunk*>(p.dq_accum + from);
+    for (int32_t i = Machine::thread(); i < C.kRows * C.head_dim / 4; i += kThreads) {
+      Machine::store_global(chunks + i, Chunk{{0, 0, 0, 0}});
+    }
+  }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,91 @@
+// From accumulators to dk and dv: through the place of the keys they belong to, by the copy engine.
+#pragma once
+
+#include "device/hopper/bwd_shared.h"
+#include "device/hopper/bwd_work.h"
+#include "device/hopper/warpgroup.h"
+#include "device/tile/registers.h"
+
+namespace tilewise::device {
+
+/// Hardware barriers by number; 0 is the block's.
+enum BwdNamedBarrier : int { kKeyRows = 1 };  // of warpgroup i: kKeyRows + i
+
+template <class Ops, HopperBwdConfig C>
+class BwdStore {
+  using Machine = typename Ops::Machine;
+
+ public:
+  TILEWISE_INLINE BwdStore(const HopperBwdParams& params, const BwdWork& work, int warpgroup, int lane)
+      : p_(params), work_(work), warpgroup_(warpgroup), lane_(lane) {}
+
+  /// Rounds a warpgroup's sums into its rows of a tile, which nobody reads any more, and begins their way to memory.
+  template <class Tile, class Sums>
+  TILEWISE_INLINE void store(Tile& tile, Sums& sums, const Tensor4& to, const TensorMap& map, int64_t dim,
+                             float scale) const {
+    if (!to.data) return;
+    const int32_t first = warpgroup_ * C.kRows;
+    scale_rows(sums, scale);
+    const int32_t row = first + warp_row<Machine>() + lane_ % 16;
+    TILEWISE_UNROLL
+    for (int k = 0; k < Sums::kCols / 16; ++k) {
+      uint32_t packed[4];
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Sm80Accumulator& x = sums.tile[0][2 * k + i / 2];
+        packed[i] = Machine::template pack<C.k_type>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
+      }
+      Machine::store_matrices(tile.piece(row, 2 * k + lane_ / 16), packed);
+    }
+    Machine::fence_shared_writes();
+    Machine::named_barrier_sync(kKeyRows + warpgroup_, kWarpgroupThreads);
+    if (!C.lengths || first + C.kRows <= work_.rows) {
+      if (leads_warpgroup<Machine>()) store_boxes(tile, map);
+    } else {
+      copy_rows(tile, to, dim);  // the rows behind the last one are another sequence's
+    }
+  }
+
+ private:
+  /// Rows that are not used get zeros, whatever they have summed up.
+  template <class Sums>
+  TILEWISE_INLINE void scale_rows(Sums& sums, float scale) const {
+    if constexpr (C.lengths) {
+      const int32_t first = work_.first_key + warpgroup_ * C.kRows + warp_row<Machine>();
+      sums.scale_used_rows(lane_, scale, [&](int row) { return work_.is_used(first + row); });
+    } else {
+      sums.for_each(0, [&](int, int, auto&& x) { x *= scale; });
+    }
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE void store_boxes(Tile& tile, const TensorMap& map) const {
+    const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work_.batch, first = warpgroup_ * C.kRows;
+    TILEWISE_UNROLL
+    for (int c = 0; c < Tile::kChunks; ++c) {
+      Machine::store_box(map, tile.chunk(c) + first * kChunkRowBytes, c * Tile::kChunkColumns, 0, work_.k_row + first,
+                         work_.head, batch);
+    }
+    Machine::commit_stores();
+  }
+
+  template <class Tile>
+  TILEWISE_INLINE void copy_rows(Tile& tile, const Tensor4& to, int64_t dim) const {
+    const auto pieces = static_cast<int32_t>(dim / 8);
+    const int32_t first = warpgroup_ * C.kRows, count = work_.rows - first;
+    TILEWISE_NO_UNROLL
+    for (auto unit = Machine::thread() % kWarpgroupThreads; unit < count * pieces; unit += kWarpgroupThreads) {
+      const int32_t row = unit / pieces, piece = unit % pieces;
+      const Chunk chunk = Machine::template load_shared<Chunk>(tile.piece(first + row, piece));
+      auto* const at = static_cast<uint16_t*>(to.data) + work_.batch * to.batch_stride +
+                       static_cast<int64_t>(work_.k_row + first + row) * to.seq_stride + work_.head * to.head_stride;
+      Machine::store_global(reinterpret_cast<Chunk*>(at + piece * 8), chunk);
+    }
+  }
+
+  const HopperBwdParams& p_;
+  const BwdWork& work_;
+  const int warpgroup_, lane_;
+};
+
+}  // namespace tilewise::device

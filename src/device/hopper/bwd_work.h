@@ -1,0 +1,85 @@
+// What a block of the backward kernel works on: its keys, and which tiles of queries see them.
+#pragma once
+
+#include "device/attention/grid_place.h"
+#include "device/hopper/config.h"
+#include "device/hopper/params.h"
+#include "device/hopper/tile_order.h"
+
+namespace tilewise::device {
+
+/// Tiles of queries [begin, end) that see one of some keys, and those of them in which each query sees every key.
+struct QueryTiles {
+  int32_t begin, end, full_begin, full_end;
+  TILEWISE_INLINE int32_t count() const { return end - begin; }
+};
+
+/// Keys are counted from the used part of a sequence; rows of a block are rows in memory.
+struct BwdWork {
+  int32_t tile, head, batch;         // of keys; a key head
+  int32_t group;                     // query heads of the key head
+  int32_t q_row, k_row;              // where the used queries and the block's first row start, in rows of the tensors
+  int32_t first_key;                 // of the block; negative where padding comes first
+  int32_t seqlen_q, seqlen_k, rows;  // used ones; rows of the block that are the sequence's
+  int32_t diagonal;                  // query i stands at key i + diagonal
+  KeyBand band;
+  QueryTiles queries;  // of a head, that see a key of the block
+
+  TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
+  TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
+};
+
+/// Query heads of a key head.
+TILEWISE_INLINE int32_t work_group(const HopperBwdParams& p) {
+  return static_cast<int32_t>(p.shape.num_heads_q) / static_cast<int32_t>(p.shape.num_heads_k);
+}
+
+/// Of keys [first_key, first_key + count).
+template <HopperBwdConfig C>
+TILEWISE_INLINE QueryTiles query_tiles(const BwdWork& work, int32_t first_key, int32_t count) {
+  const int32_t first = maximum(first_key, 0), last = minimum(first_key + count, work.seqlen_k) - 1;
+  if (first > last || work.seqlen_q == 0) return {0, 0, 0, 0};
+  const auto clamped = [&](int32_t query) { return maximum(0, minimum(query, work.seqlen_q)); };
+  const int32_t whole = ceil_div(work.seqlen_q, C.block_m);
+  int32_t begin = 0, end = work.seqlen_q, full_begin = 0, full_end = whole;  // the last one in tiles
+  if constexpr (C.ranged) {
+    begin = clamped(first - work.diagonal - work.band.high);
+    full_begin = clamped(last - work.diagonal - work.band.high);
+    if constexpr (C.windowed) {
+      end = clamped(last - work.diagonal - work.band.low + 1);
+      // Queries past the end weigh nothing: a tile that has some is full all the same. Not asked of the clamped number:
+      // NVRTC 13.0 takes the answer from the minimum's own predicate, and gets it wrong.
+      const int32_t blind = first - work.diagonal - work.band.low + 1;
+      full_end = blind >= work.seqlen_q ? whole : maximum(blind, 0) / C.block_m;
+    }
+  }
+  if (begin >= end) return {0, 0, 0, 0};
+  QueryTiles tiles{begin / C.block_m, ceil_div(end, C.block_m), ceil_div(full_begin, C.block_m), full_end};
+  tiles.full_begin = minimum(tiles.full_begin, tiles.end);
+  if (last - first + 1 < count) tiles.full_begin = tiles.full_end = tiles.end;  // rows that are no keys are hidden
+  return tiles;
+}
+
+template <HopperBwdConfig C>
+TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
+  const OrderPlace place = place_in_order(p.order, block);
+  BwdWork work{};
+  work.tile = p.order.num_tiles - 1 - place.tile;  // the first keys have the most queries under a causal mask
+  work.head = place.head;
+  work.batch = place.batch;
+  work.group = work_group(p);
+  const Sequence s = sequence_at<C>(p.shape, place.batch);
+  const int32_t first_row = work.tile * C.block_n(), leftpad = static_cast<int32_t>(s.leftpad);
+  work.q_row = static_cast<int32_t>(s.q_row);
+  work.k_row = static_cast<int32_t>(s.k_row) - leftpad + first_row;
+  work.first_key = first_row - leftpad;
+  work.seqlen_q = static_cast<int32_t>(s.seqlen_q);
+  work.seqlen_k = static_cast<int32_t>(s.seqlen_k);
+  work.rows = minimum(static_cast<int32_t>(s.all_k) - first_row, C.block_n());
+  work.diagonal = static_cast<int32_t>(diagonal_offset(p.score, s));
+  work.band = key_band(p.score);
+  work.queries = query_tiles<C>(work, work.first_key, C.block_n());
+  return work;
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,220 @@
+// Hopper's backward kernel on its emulated machine, right and with faults planted in it: each one must be caught, by
+// the checks or by the result.
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "../support/dense_call.hpp"
+#include "backends/cuda/hopper/bwd_lowering.hpp"
+#include "backends/cuda/hopper/kernels.hpp"
+#include "backends/emulation/host_tensor_map.hpp"
+#include "device/hopper/bwd.h"
+#include "device/hopper/bwd_statistics.h"
+#include "device/hopper/machine_host.h"
+#include "emulated.hpp"
+#include "operations/attention/call.hpp"
+
+namespace tilewise::test {
+namespace {
+
+using namespace device;
+namespace hopper = backends::hopper;
+
+/// The one fault of the run under way.
+enum class Fault {
+  none,
+  sums_sent_unfenced,
+  scores_unfenced,
+  refilled_early,
+  lost_arrival,
+  no_product_wait,
+  sums_left_alone,
+  other_statistics,
+};
+Fault g_fault = Fault::none;
+
+struct FaultyBwdSm90 : HostSm90Machine {
+  /// Whether it is of the warpgroup that adds up dq.
+  static bool sums() { return thread() < kWarpgroupThreads; }
+
+  static void fence_shared_writes() {
+    if (g_fault == (sums() ? Fault::sums_sent_unfenced : Fault::scores_unfenced)) return;
+    HostSm90Machine::fence_shared_writes();
+  }
+  static void wait(uint64_t* barrier, uint32_t parity) {
+    if (g_fault == Fault::refilled_early && thread() == 0 && parity == 0) return;
+    HostSm90Machine::wait(barrier, parity);
+  }
+  static void arrive(uint64_t* barrier) {
+    if (g_fault == Fault::lost_arrival && thread() == 2 * kWarpgroupThreads) return;
+    HostSm90Machine::arrive(barrier);
+  }
+  template <int kPending>
+  static void wgmma_wait() {
+    if (g_fault != Fault::no_product_wait || sums()) HostSm90Machine::wgmma_wait<kPending>();
+  }
+  template <int kPending = 0>
+  static void wait_stores_read() {
+    if (g_fault != Fault::sums_left_alone || !sums()) HostSm90Machine::wait_stores_read<kPending>();
+  }
+  static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
+    const int more = g_fault == Fault::other_statistics ? 16 : 0;
+    HostSm90Machine::copy_run(to, static_cast<const float*>(from) + more, bytes, landed);
+  }
+};
+
+constexpr std::int64_t kHeads = 2, kDim = 64, kQueries = 300, kKeys = 200, kRows = 384;
+
+constexpr HopperBwdConfig kConfig = [] {
+  HopperBwdConfig c;
+  c.head_dim = c.head_dim_v = kDim;
+  c.waves = 12;
+  c.block_m = 128;
+  c.stages = 2;
+  c.ranged = 1;
+  return c;
+}();
+
+/// A causal call of lengths that no tile divides: three tiles of queries and two of keys for each head.
+class BwdCall {
+ public:
+  BwdCall()
+      : expected_(sizes()),
+        call_(sizes()),
+        lse2_(kHeads * kRows, INFINITY),
+        delta_(kHeads * kRows),
+        dq_accum_(kHeads * kRows * kDim) {
+    for (DenseCall* c : {&expected_, &call_}) {
+      c->options.mask = Mask::causal;
+      c->forward();
+      c->prepare_backward();
+    }
+    expected_.backward();
+    draw_statistics();
+    const BackwardArguments arguments = call_.backward_arguments();
+    const operations::attention::Call described = operations::attention::call_of(arguments);
+    const Problem problem = operations::attention::describe(described);
+    params_of_call_ = operations::attention::make_params(described, problem);
+    core::DeviceDescription device;
+    device.shared_bytes = 227 << 10;
+    device.multiprocessors = 4;
+    launch_ = *hopper::lower_backward(problem, device).lowering.launches().at(1);
+    std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
+    launch_.bind(&params_of_call_, &params_);
+    params_.lse2 = lse2_.data();
+    params_.delta = delta_.data();
+    params_.dq_accum = dq_accum_.data();
+  }
+
+  /// What went wrong in a run with that fault, or empty.
+  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
+    using Kernel = HopperBwd<Sm90Ops<FaultyBwdSm90>, kConfig>;
+    g_fault = fault;
+    for (const gpu::TensorMapParameter& parameter : launch_.tensor_maps) {
+      gpu::TensorMap map = parameter.map;
+      parameter.bind(&params_of_call_, map);
+      const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
+      std::memcpy(reinterpret_cast<std::byte*>(&params_) + parameter.param_offset, &host, sizeof host);
+    }
+    memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Bwd>(), &params_);
+    return fault_of(host_kernel<Kernel, FaultyBwdSm90>(), kConfig.threads(), static_cast<int>(launch_.grid.x), seed,
+                    memory_, &params_);
+  }
+
+  /// Largest difference to the reference, of any gradient.
+  [[nodiscard]] double error() const {
+    double largest = std::max(largest_difference(call_.dk, expected_.dk), largest_difference(call_.dv, expected_.dv));
+    for (std::int64_t h = 0; h < kHeads; ++h) {
+      for (std::int64_t i = 0; i < kQueries; ++i) {
+        for (std::int64_t d = 0; d < kDim; ++d) {
+          const double difference = std::abs(dq(h, i, d) - expected_.dq.get({0, i, h, d}));
+          largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
+        }
+      }
+    }
+    return largest;
+  }
+
+ private:
+  static Sizes sizes() {
+    return {.seqlen_q = kQueries,
+            .seqlen_k = kKeys,
+            .heads_q = kHeads,
+            .heads_k = kHeads,
+            .dim = kDim,
+            .dim_v = kDim,
+            .dtype = DType::bf16};
+  }
+
+  void draw_statistics() {
+    for (std::int64_t h = 0; h < kHeads; ++h) {
+      for (std::int64_t i = 0; i < kQueries; ++i) {
+        const auto at = static_cast<std::size_t>(h * kRows + statistic_place(i));
+        const double lse = call_.lse.get({0, h, i});
+        double delta = 0.0;
+        for (std::int64_t d = 0; d < kDim; ++d) delta += call_.out.get({0, i, h, d}) * call_.dout.get({0, i, h, d});
+        lse2_[at] = std::isinf(lse) ? INFINITY : static_cast<float>(lse / std::log(2.0));
+        delta_[at] = static_cast<float>(delta);
+      }
+    }
+  }
+
+  /// The sums lie by 16 queries and 8 columns, as a warp's lanes hold them.
+  [[nodiscard]] double dq(std::int64_t h, std::int64_t i, std::int64_t d) const {
+    const std::int64_t lane = i % 8 * 4 + d % 8 / 2, reg = i % 16 / 8 * 2 + d % 2;
+    const std::int64_t at = h * kRows * kDim + i / 16 * (16 * kDim) + d / 8 * 128 + lane * 4 + reg;
+    return dq_accum_[static_cast<std::size_t>(at)] * params_of_call_.softmax_scale;
+  }
+
+  DenseCall expected_, call_;
+  std::vector<float> lse2_, delta_, dq_accum_;
+  AttentionParams params_of_call_{};
+  HopperBwdParams params_{};
+  gpu::Launch launch_;
+  backends::emulation::GlobalMemory memory_;
+};
+
+/// Gradients of some units, rounded to bf16 up to four times on their way.
+constexpr double kFine = 0.05, kWrong = 0.3;
+
+std::string fault_of_run(Fault fault) { return BwdCall().run(fault); }
+
+TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    BwdCall call;
+    EXPECT_EQ(call.run(Fault::none, seed), "");
+    EXPECT_LT(call.error(), kFine);
+  }
+}
+
+TEST(EmulatedHopperBwd, SumsThatAreSentBeforeTheirFenceAreCaught) {
+  const std::string fault = fault_of_run(Fault::sums_sent_unfenced);
+  EXPECT_TRUE(contains(fault, "a store reads offset"));
+  EXPECT_TRUE(contains(fault, "with no fence_shared_writes() since it was written by wave"));
+}
+
+TEST(EmulatedHopperBwd, ScoresThatAreNotFencedAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::scores_unfenced), "with no fence_shared_writes() since it was written by"));
+}
+
+TEST(EmulatedHopperBwd, AStageThatIsFilledBeforeItIsEmptyIsCaught) {
+  EXPECT_NE(fault_of_run(Fault::refilled_early), "");
+}
+
+TEST(EmulatedHopperBwd, ALostArrivalNamesItsBarrier) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::lost_arrival), "which lacks 1 of 8 arrivals"));
+}
+
+/// A stage of Q and dO that is handed back while products still read it, among others.
+TEST(EmulatedHopperBwd, ProductsThatNobodyWaitsForAreCaught) { EXPECT_NE(fault_of_run(Fault::no_product_wait), ""); }
+
+TEST(EmulatedHopperBwd, SumsThatNobodyWaitsForAreCaught) { EXPECT_NE(fault_of_run(Fault::sums_left_alone), ""); }
+
+TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {
+  BwdCall call;
+  const std::string fault = call.run(Fault::other_statistics);
+  EXPECT_TRUE(!fault.empty() || call.error() > kWrong);
+}
+
+}  // namespace
+}  // namespace tilewise::test

@@ -189,6 +189,7 @@ TEST(HopperPaths, BackwardOfEveryOption) {
   check_backward("hopper_bwd", narrow + "window_left=50 window_right=20");
   check_backward("hopper_bwd", "dtype=f16 head_dim=128 window_left=4 num_heads_q=4 num_heads_k=1 seqlen_q=200");
   check_backward("hopper_bwd", narrow + "softmax_scale=-0.3 sink=1 dlse=1");
+  check_backward("hopper_bwd", narrow + "mask=causal sink=query dsink=1 dlse=1");
   for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
 }
 

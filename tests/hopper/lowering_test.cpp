@@ -232,6 +232,11 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   EXPECT_EQ(lowering.part("dq_accum")->bytes, rows * 128U * sizeof(float));
   EXPECT_EQ(lowering.part("lse2")->bytes, rows * sizeof(float));
   EXPECT_EQ(lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 dq=0").launches().size(), 2U);
+  const gpu::Lowering sink = lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 sink=1 dsink=1");
+  ASSERT_EQ(sink.launches().size(), 4U);
+  EXPECT_EQ(sink.launches()[3]->key.body->name, "bwd_dsink");
+  EXPECT_EQ(sink.part("delta")->bytes, 2U * 64U * sizeof(float));
+  EXPECT_EQ(lowering.part("delta"), nullptr);
 }
 
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {

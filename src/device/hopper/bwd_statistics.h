@@ -79,6 +79,9 @@ class HopperBwdStatistics {
           Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, i, place.head));
       lse2 = lse == -kInfinity ? kInfinity : lse * kLog2E;
       if (p.dlse.data) delta -= Machine::load_global(p.dlse.data + lse_offset(p.dlse, s, place.batch, i, place.head));
+      if (p.dense_delta) {
+        Machine::store_global(p.dense_delta + dense_row(p.shape, place.batch, i, place.head), delta);
+      }
     }
     Machine::store_global(p.lse2 + at, lse2);
     Machine::store_global(p.delta + at, lse2 == kInfinity ? 0.0f : delta);

@@ -68,13 +68,16 @@ struct HopperBwdStatisticsParams {
   float* lse2;      // [batch_size, num_heads_q, rows_a_head]
   float* delta;     // [batch_size, num_heads_q, rows_a_head]
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]
-  int64_t rows_a_head, dq_accum_a_head;
+  // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
+  float* dense_delta;
+  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("softmax_lse", p.softmax_lse);
     visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2), visit("delta", p.delta);
-    visit("dq_accum", p.dq_accum), visit("rows_a_head", p.rows_a_head), visit("dq_accum_a_head", p.dq_accum_a_head);
+    visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("rows_a_head", p.rows_a_head);
+    visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
   }
 };
 

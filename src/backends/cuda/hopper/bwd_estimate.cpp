@@ -50,7 +50,8 @@ double backward_us(const Problem& p, const device::HopperBwdConfig& c, const cor
   const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
   const portable::Estimator around(p, traits);
   const double after_us = p.dq ? portable::Estimator::kLaunchUs + around.convert_dq_us() : 0.0;
-  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, device) + after_us;
+  const double sink_us = p.dsink ? portable::Estimator::kLaunchUs + around.dsink_us() : 0.0;
+  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, device) + after_us + sink_us;
 }
 
 }  // namespace tilewise::backends::hopper

@@ -117,6 +117,7 @@ class BackwardLowerer {
     add_statistics();
     add_gradients();
     if (p_.dq) add_dq();
+    if (p_.dsink) add_dsink();
     builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
                                     config_.kConsumers, " warpgroups, ", config_.stages, " stages"));
     gpu::Outcome outcome{builder_.finish(), {}};
@@ -137,6 +138,7 @@ class BackwardLowerer {
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * c.head_dim;
+    params.dense_rows_a_head = p_.dsink ? p_.seqlen_q : 0;
     builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
   }
 
@@ -167,6 +169,16 @@ class BackwardLowerer {
     };
     builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), query_grid(),
                                             params, bind);
+  }
+
+  void add_dsink() {
+    device::BwdDsinkParams params{};
+    params.shape = shape_;
+    const auto bind = [](const void* call, void* block) {
+      portable::bind(call_of(call), *static_cast<device::BwdDsinkParams*>(block));
+    };
+    builder_.launch<portable::BwdDsink>(gpu::Family::sm80, portable::bwd_dsink_config(p_),
+                                        {static_cast<std::uint32_t>(p_.num_heads_q)}, params, bind);
   }
 
   [[nodiscard]] gpu::Extent3 query_grid() const {
@@ -206,7 +218,7 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
   return {bf16,     f16,        backward, gqa,       head_dim_v, packed,    window_left, window_right,
-          top_left, scale_sign, sink,     seqused_q, seqused_k,  leftpad_k, dlse};
+          top_left, scale_sign, sink,     seqused_q, seqused_k,  leftpad_k, dlse,        dsink};
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {

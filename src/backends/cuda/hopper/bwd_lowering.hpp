@@ -1,5 +1,5 @@
-// The backward pass on Hopper: what begins it, the kernel for dk, dv and the sums of dq, and the portable kernel that
-// rounds those.
+// The backward pass on Hopper: what begins it, the kernel for dk, dv and the sums of dq, and the portable kernels that
+// round those and sum up dsink.
 #pragma once
 
 #include <string>

@@ -40,8 +40,9 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.lse(p.softmax_lse, "softmax_lse", Access::read);
   table.lse(p.dlse, "dlse", Access::read);
   table.workspace(p.lse2, "lse2", Access::write, table.heads() * p.rows_a_head);
-  table.workspace(p.delta, "delta", Access::write, table.heads() * p.rows_a_head);
+  table.workspace(p.delta, "tile_delta", Access::write, table.heads() * p.rows_a_head);
   table.workspace(p.dq_accum, "dq_accum", Access::write, table.heads() * p.dq_accum_a_head);
+  table.workspace(p.dense_delta, "delta", Access::write, table.heads() * p.dense_rows_a_head);
 }
 
 void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor& visit) {
@@ -52,7 +53,7 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.keys(p.dk, "dk", Access::write);
   table.values(p.dv, "dv", Access::write);
   table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
-  table.workspace(p.delta, "delta", Access::read, table.heads() * p.rows_a_head);
+  table.workspace(p.delta, "tile_delta", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.dq_accum, "dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
 }
 

@@ -18,6 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+#if defined(__aarch64__)
+constexpr const char *kSystemLibraries = "/usr/lib/aarch64-linux-gnu", *kToolkitLibraries = "targets/sbsa-linux/lib";
+#else
+constexpr const char *kSystemLibraries = "/usr/lib/x86_64-linux-gnu", *kToolkitLibraries = "targets/x86_64-linux/lib";
+#endif
+
 /// What add_package_folders() was told; replaced whole and never freed, so that readers need no lock.
 constinit std::atomic<const std::vector<std::string>*> g_told{nullptr};
 
@@ -118,15 +124,15 @@ std::vector<fs::path> library_folders() {
   for (const char* name : {"CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"}) {
     const fs::path base = environment_variable(name);
     if (base.empty()) continue;
-    for (const char* folder : {"lib64", "targets/x86_64-linux/lib", "lib"}) add_folder(folders, base / folder);
+    for (const char* folder : {"lib64", kToolkitLibraries, "lib"}) add_folder(folders, base / folder);
   }
-  for (const char* folder : {"/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"}) {
+  for (const char* folder : {kSystemLibraries, "/usr/lib64", "/usr/lib", "/usr/local/lib"}) {
     add_folder(folders, folder);
   }
   std::vector<fs::path> toolkits{"/usr/local/cuda", "/opt/cuda"};
   std::ranges::copy(folders_like("/usr/local", "cuda-"), std::back_inserter(toolkits));
   for (const fs::path& toolkit : toolkits) {
-    for (const char* folder : {"lib64", "targets/x86_64-linux/lib"}) add_folder(folders, toolkit / folder);
+    for (const char* folder : {"lib64", kToolkitLibraries}) add_folder(folders, toolkit / folder);
   }
   const std::string rocm = environment_variable("ROCM_PATH");
   add_folder(folders, fs::path(rocm.empty() ? "/opt/rocm" : rocm) / "lib");

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-ISAS = ["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16"]
+ISAS = ["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16"]
 
 
 def test_text_report(tilewise):

@@ -15,7 +15,8 @@ SUFFIXES = {".h", ".hpp", ".c", ".cpp"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 # Headers of the system that the library may use; those of the C++ library have neither dot nor slash.
 SYSTEM = re.compile(
-    r"[a-z0-9_]+|(std\w+|[a-z]+intrin|cpuid|dlfcn|elf|fcntl|grp|link|poll|pthread|pwd|sched|signal|spawn|unistd)\.h"
+    r"[a-z0-9_]+|(std\w+|[a-z]+intrin|arm_neon|cpuid|dlfcn|elf|fcntl)\.h"
+    r"|(grp|link|poll|pthread|pwd|sched|signal|spawn|unistd)\.h"
     r"|(sys|asm|linux)/\w+\.h"
 )
 

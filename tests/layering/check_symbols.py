@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 
-INSTRUCTION_SET_OBJECT = re.compile(r"(avx|amx)\w*\.cpp\.o")
+INSTRUCTION_SET_OBJECT = re.compile(r"(avx|amx|neon_)\w*\.cpp\.o")
 # "libtilewise.a:avx2.cpp.o:0000000000000000 W _ZN..."; weak data (V) holds no instructions.
 LINE = re.compile(r".*:([^:]+\.o):\s*[0-9a-f]* W (.+)$")
 

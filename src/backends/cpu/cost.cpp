@@ -154,6 +154,10 @@ CpuTraits traits_of(const Processor& processor) {
   set(Isa::avx512, {kOfFma512 * fma512, 0.47});
   set(Isa::avx512_bf16, {kOfDot * dot, 0.47});
   set(Isa::amx_bf16, {kOfTiles * tiles, 0.9});
+  // Of four units of 128 bits, as a Neoverse V1 has; not measured.
+  constexpr double kNeonFma = 32.0, kNeonDot = 2.0 * kNeonFma;
+  set(Isa::neon, {kOfFma256 * kNeonFma, 0.8});
+  set(Isa::neon_bf16, {kOfDot * kNeonDot, 0.8});
   return traits;
 }
 

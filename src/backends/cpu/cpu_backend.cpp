@@ -88,6 +88,11 @@ std::span<const core::Implementation* const> cpu_implementations() {
   static const CpuImplementation avx2({Isa::avx2, "cpu.avx2", &cpu::kAvx2Kernels});
   static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
+#elif defined(__aarch64__)
+  static const CpuImplementation neon_bf16({Isa::neon_bf16, "cpu.neon_bf16", &cpu::kNeonBf16Kernels});
+  static const CpuImplementation neon({Isa::neon, "cpu.neon", &cpu::kNeonKernels});
+  static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
+  static const std::array<const core::Implementation*, 3> table = {&neon_bf16, &neon, &generic};
 #else
   static const CpuImplementation generic({Isa::generic, "cpu.generic", &cpu::kGenericKernels});
   static const std::array<const core::Implementation*, 1> table = {&generic};

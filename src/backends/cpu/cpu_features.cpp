@@ -14,12 +14,23 @@
 
 #include <cerrno>
 #include <cstring>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace tilewise::backends::cpu {
 namespace {
 
-constexpr std::array<std::string_view, kIsaCount> kNames = {"generic", "avx2", "avx512", "avx512_bf16", "amx_bf16"};
+constexpr std::array<std::string_view, kIsaCount> kNames = {"generic",  "avx2", "avx512",   "avx512_bf16",
+                                                            "amx_bf16", "neon", "neon_bf16"};
+
+std::array<IsaStatus, kIsaCount> all_missing(const char* reason) {
+  std::array<IsaStatus, kIsaCount> result;
+  for (int i = 0; i < kIsaCount; ++i)
+    result[static_cast<std::size_t>(i)] = {static_cast<Isa>(i), i == 0, i == 0 ? "" : reason};
+  return result;
+}
 
 #if defined(__x86_64__)
 
@@ -77,8 +88,7 @@ std::string request_amx() {
 std::array<IsaStatus, kIsaCount> detect() {
   const CpuidLeaf leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0), leaf7_1 = cpuid(7, 1);
   const std::uint64_t states = saved_states();
-  std::array<IsaStatus, kIsaCount> result;
-  result[0] = {Isa::generic, true, {}};
+  std::array<IsaStatus, kIsaCount> result = all_missing("this processor is not AArch64");
 
   Needs avx2;
   avx2.require(has_bit(leaf1.ecx, 28), "avx");
@@ -112,14 +122,25 @@ std::array<IsaStatus, kIsaCount> detect() {
   return result;
 }
 
-#else
+#elif defined(__aarch64__)
 
+/// NEON is part of AArch64. bf16 is an extension, of which the system tells (HWCAP2_BF16; the older of its headers lack
+/// the name).
 std::array<IsaStatus, kIsaCount> detect() {
-  std::array<IsaStatus, kIsaCount> result;
-  for (int i = 0; i < kIsaCount; ++i)
-    result[i] = {static_cast<Isa>(i), i == 0, i == 0 ? "" : "this processor is not x86-64"};
+  std::array<IsaStatus, kIsaCount> result = all_missing("this processor is not x86-64");
+  bool bf16 = false;
+#if defined(__linux__)
+  constexpr unsigned long kHwcap2Bf16 = 1ul << 14;
+  bf16 = (getauxval(AT_HWCAP2) & kHwcap2Bf16) != 0;
+#endif
+  result[static_cast<std::size_t>(Isa::neon)] = {Isa::neon, true, {}};
+  result[static_cast<std::size_t>(Isa::neon_bf16)] = {Isa::neon_bf16, bf16, bf16 ? "" : "this processor lacks bf16"};
   return result;
 }
+
+#else
+
+std::array<IsaStatus, kIsaCount> detect() { return all_missing("this processor is neither x86-64 nor AArch64"); }
 
 #endif
 
@@ -174,6 +195,8 @@ Processor this_processor() noexcept {
 std::string_view this_architecture() noexcept {
 #if defined(__x86_64__)
   return "x86-64";
+#elif defined(__aarch64__)
+  return "aarch64";
 #else
   return "other";
 #endif

@@ -8,12 +8,12 @@
 
 namespace tilewise::backends::cpu {
 
-/// Ordered: a cap (TILEWISE_CPU_ISA) allows itself and everything before it.
-enum class Isa : std::uint8_t { generic, avx2, avx512, avx512_bf16, amx_bf16, count_ };
+/// Ordered: a cap (TILEWISE_CPU_ISA) allows itself and everything before it. No processor has sets of both kinds.
+enum class Isa : std::uint8_t { generic, avx2, avx512, avx512_bf16, amx_bf16, neon, neon_bf16, count_ };
 
 inline constexpr int kIsaCount = static_cast<int>(Isa::count_);
 
-/// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16".
+/// "generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16".
 [[nodiscard]] std::string_view to_string(Isa isa) noexcept;
 
 struct IsaStatus {
@@ -38,7 +38,7 @@ struct Processor {
 /// This machine's.
 [[nodiscard]] Processor this_processor() noexcept;
 
-/// "x86-64", or "other".
+/// "x86-64", "aarch64", or "other".
 [[nodiscard]] std::string_view this_architecture() noexcept;
 
 /// The machine's status with TILEWISE_CPU_ISA applied (read at each call). Throws Error

@@ -142,6 +142,7 @@ struct KernelSet {
 
 /// Defined by isa/<name>.cpp.
 extern const KernelSet kGenericKernels, kAvx2Kernels, kAvx512Kernels, kAvx512Bf16Kernels, kAmxBf16Kernels;
+extern const KernelSet kNeonKernels, kNeonBf16Kernels;
 /// Of AVX512-BF16's processors with AVX512-VBMI: decoding over fp8 alone.
 extern const KernelSet kAvx512VbmiKernels;
 

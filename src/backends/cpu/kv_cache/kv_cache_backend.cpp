@@ -127,6 +127,12 @@ std::span<const core::Implementation* const> cpu_kv_cache_implementations() {
   static const KvCacheImplementation avx2({Isa::avx2, "cpu.avx2", avx2s, avx2s, avx2s});
   static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
   static const std::array<const core::Implementation*, 5> table = {&amx_bf16, &avx512_bf16, &avx512, &avx2, &generic};
+#elif defined(__aarch64__)
+  const cpu::KernelSet *bf16s = &cpu::kNeonBf16Kernels, *neons = &cpu::kNeonKernels, *any = &cpu::kGenericKernels;
+  static const KvCacheImplementation neon_bf16({Isa::neon_bf16, "cpu.neon_bf16", bf16s, bf16s, neons});
+  static const KvCacheImplementation neon({Isa::neon, "cpu.neon", neons, neons, neons});
+  static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});
+  static const std::array<const core::Implementation*, 3> table = {&neon_bf16, &neon, &generic};
 #else
   const cpu::KernelSet* any = &cpu::kGenericKernels;
   static const KvCacheImplementation generic({Isa::generic, "cpu.generic", any, any, any});

@@ -43,9 +43,9 @@ class EmulatedCall final : public core::KernelOf<typename Operation::Params> {
     const gpu::FindRuntime find_runtime = runtime_of(family_);
     gpu::LoweredKernel kernel(portable_.lower(problem, find_runtime(0).description(), family_), find_runtime, 0);
     kernel.load();
-    std::vector<std::byte> more;  // kernels for unaligned rows may be others, with a workspace of their own
+    std::vector<Line> more;  // kernels for unaligned rows may be others, with a workspace of their own
     if (kernel.workspace_size() > workspace_size()) {
-      more.resize(kernel.workspace_size());
+      more.resize((kernel.workspace_size() + sizeof(Line) - 1) / sizeof(Line));
       workspace = more.data();
     }
     // What nobody wrote reads as NaN.
@@ -54,6 +54,11 @@ class EmulatedCall final : public core::KernelOf<typename Operation::Params> {
   }
 
  private:
+  /// On as many bytes as a workspace of core's.
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+
   Problem problem_;
   gpu::Family family_;
   PortableKernels<Operation> portable_;

@@ -228,6 +228,48 @@ TEST_F(EmulatedHopperKvCache, AppendsInALaunchBefore) {
   check("splits", "dtype=bf16 head_dim=128 capacity=1500 seqlen_q=20 append=1 seqlen_k_new=20 mask=causal", 1);
 }
 
+/// Values within the keys have a kernel of their own: two warpgroups that share them.
+class EmulatedHopperLatent : public testing::Test {
+ protected:
+  static void check(const std::string& path, const std::string& text) {
+    const std::string problem = core::concat("kv_cache_attention mla=1 num_heads_k=1 cache_seqlens=1 ", text);
+    const std::string schedule = plan(parse_problem(problem), {"emulation.sm90"}).schedule();
+    EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << problem;
+    for (std::uint64_t seed = 0; seed < 6; ++seed) {  // half of them have rows that the copy engine can't bring
+      const verify::Report report = verify::check_implementation(parse_problem(problem), "emulation.sm90", seed);
+      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    }
+  }
+};
+
+TEST_F(EmulatedHopperLatent, OneTileAndAnOddNumber) {
+  for (const char* pages : {"max_pages_per_seq=4", "max_pages_per_seq=12"}) {
+    check("share values",
+          core::concat("dtype=bf16 batch_size=2 num_heads_q=16 head_dim=192 head_dim_v=128 page_size=16 num_pages=30 "
+                       "seqlen_q=1 batch_invariant=1 softmax_lse=1 ",
+                       pages));
+  }
+}
+
+TEST_F(EmulatedHopperLatent, QueriesThatSeeDifferentKeys) {
+  check(
+      "splits",
+      "dtype=bf16 num_heads_q=16 head_dim=576 head_dim_v=512 page_size=64 num_pages=16 max_pages_per_seq=14 seqlen_q=3 "
+      "mask=causal softmax_lse=1 append=1 seqlen_k_new=3");
+  check("share values",
+        "dtype=bf16 batch_size=2 num_heads_q=20 head_dim=320 head_dim_v=256 capacity=200 seqlen_q=5 cache_leftpad=1 "
+        "mask=causal softmax_lse=1 batch_invariant=1");
+}
+
+TEST_F(EmulatedHopperLatent, HeadsOfSeveralTiles) {
+  check("share values",
+        "dtype=f16 num_heads_q=80 head_dim=192 head_dim_v=128 page_size=8 num_pages=30 max_pages_per_seq=20 seqlen_q=2 "
+        "softmax_lse=1");
+  check(
+      "share values",
+      "dtype=bf16 num_heads_q=128 head_dim=576 head_dim_v=512 page_size=32 num_pages=9 max_pages_per_seq=5 seqlen_q=1");
+}
+
 INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKvCache,
                          testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
                          [](const auto& machine) { return machine.param.substr(machine.param.find('.') + 1); });

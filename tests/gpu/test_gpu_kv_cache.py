@@ -96,6 +96,37 @@ def test_contiguous_caches_of_which_lengths_alone_are_known(implementation, quer
     _assert_alike(step.attend(mask="causal", window=window, num_splits=splits))
 
 
+@pytest.mark.parametrize("lengths", [(700, 64, 33), (129, 0, -1)])
+@pytest.mark.parametrize("page_size", [0, 16, 64])
+@pytest.mark.parametrize(("queries", "heads"), [(1, 128), (3, 16), (2, 80)])
+@pytest.mark.parametrize("implementation", ["cuda.sm80", "cuda.hopper"])
+def test_values_within_the_keys(implementation, queries, heads, page_size, lengths):
+    """MLA's form, with NaN past the end of every sequence, and bits that do not change from call to call."""
+    if implementation == "cuda.hopper" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    generator = torch.Generator().manual_seed(heads)
+    capacity, places = 704, page_size or 704
+    rows = BATCH * capacity // places
+    q = (torch.randn(BATCH, queries, heads, 576, generator=generator) * 0.3).bfloat16()
+    cache = torch.randn(rows, places, 1, 576, generator=generator).bfloat16()
+    table = torch.randperm(rows, generator=generator).int().view(BATCH, -1)
+    for of_sequence, length in zip(table, lengths):
+        used = cache[of_sequence.long()].view(-1, 1, 576)
+        used[max(length, 0) :] = float("nan")
+        cache[of_sequence.long()] = used.view(-1, places, 1, 576)
+    call = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32)} | ({"block_table": table} if page_size else {})
+    if not page_size:
+        cache = cache[table[:, 0].long()]
+    moved = {name: tensor.cuda() for name, tensor in call.items()}
+    options = {"head_dim_v": 512, "mask": "causal", "return_lse": True}
+    got, again = (
+        tilewise.kv_cache_attention(q.cuda(), cache.cuda(), None, implementation=implementation, **moved, **options)
+        for _ in range(2)
+    )
+    assert torch.equal(got[0], again[0]) and torch.equal(got[1], again[1])
+    _assert_alike([got, tilewise.kv_cache_attention(q, cache, None, implementation=CPU, **call, **options)])
+
+
 @pytest.mark.parametrize("fp8", ["head", "batch_head", "token"])
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_fp8(fp8, page_size):

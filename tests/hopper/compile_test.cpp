@@ -86,6 +86,16 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
     const gpu::Lowering lowering = lowered_backward(concat(problem, " num_heads_q=32"));
     gpu::add_builds(lowering.launches(), target_, builds);
   }
+  for (const char* rows : {"dtype=bf16 seqlen_q=1 page_size=64 num_pages=8192 max_pages_per_seq=128 batch_size=64",
+                           "dtype=f16 seqlen_q=2 mask=causal page_size=16 num_pages=256 max_pages_per_seq=256"}) {
+    const KvCacheProblem problem = parse_problem(
+        concat("kv_cache_attention device=cuda mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 "
+               "cache_seqlens=1 ",
+               rows));
+    const gpu::Outcome outcome = lower(problem, h200());
+    ASSERT_EQ(outcome.refusal, "");
+    gpu::add_builds(outcome.lowering.launches(), target_, builds);
+  }
   ASSERT_GE(builds.size(), problems.size());
   gpu::compile_ahead(builds);
   for (const gpu::KernelBuild& build : builds) {

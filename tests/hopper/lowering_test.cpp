@@ -272,6 +272,54 @@ TEST(HopperLowering, EstimatesTheBackwardPass) {
   EXPECT_NEAR(full, 4526.0, 1000.0);
 }
 
+constexpr std::string_view kMla =
+    "kv_cache_attention device=cuda dtype=bf16 mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 "
+    "page_size=64 cache_seqlens=1 mask=causal seqlen_q=1 ";
+
+/// 128 heads are two tiles of rows; 64 sequences fill the device, one is dealt out in parts.
+TEST(HopperLowering, SharesKeysAsValuesInMlasForm) {
+  const gpu::Outcome many =
+      lower(KvCacheProblem(parse_problem(concat(kMla, "batch_size=64 num_pages=8192 max_pages_per_seq=128"))), h200());
+  ASSERT_EQ(many.refusal, "");
+  ASSERT_EQ(many.lowering.launches().size(), 1U);
+  EXPECT_EQ(many.lowering.launches()[0]->grid, gpu::Extent3{128});
+  EXPECT_EQ(many.lowering.launches()[0]->key.body->name, "hopper_latent");
+  EXPECT_EQ(many.lowering.workspace_bytes, 0U);
+  const gpu::Outcome one =
+      lower(KvCacheProblem(parse_problem(concat(kMla, "num_pages=64 max_pages_per_seq=64"))), h200());
+  ASSERT_EQ(one.lowering.launches().size(), 2U);
+  const std::uint32_t blocks = one.lowering.launches()[0]->grid.x;
+  EXPECT_GE(blocks, 32U);
+  EXPECT_LE(blocks, 132U);
+  EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * sizeof(float));
+}
+
+TEST(HopperLowering, RefusesMlasFormWithAReason) {
+  KvCacheProblem problem = parse_problem(concat(kMla, "num_pages=64 max_pages_per_seq=64"));
+  EXPECT_EQ(lower(problem, h200()).refusal, "");
+  const auto refusal = [&problem](auto member, auto value) {
+    KvCacheProblem other = problem;
+    other.*member = value;
+    return lower(other, h200()).refusal;
+  };
+  using P = KvCacheProblem;
+  EXPECT_EQ(refusal(&P::head_dim, 512),
+            "with mla, head_dim_v must be a multiple of 128 up to 512, and head_dim must be head_dim_v + 64 (got 512 "
+            "and 512)");
+  EXPECT_EQ(refusal(&P::page_size, 24), "with mla, page_size must be 8, 16, 32 or a multiple of 64 (got 24)");
+  EXPECT_EQ(refusal(&P::layout, Layout::thd), "with mla, layout must be bshd (got thd)");
+  EXPECT_EQ(refusal(&P::num_heads_k, 2), "with mla, num_heads_k must be 1 (got 2)");
+  EXPECT_EQ(refusal(&P::window_left, 9), "with mla, window_left must be -1 (got 9)");
+  EXPECT_EQ(refusal(&P::softcap, 2.0), "with mla, softcap must be 0 (got 2)");
+  EXPECT_EQ(refusal(&P::softmax_scale, -1.0), "with mla, softmax_scale must be > 0 (got -1)");
+  EXPECT_EQ(refusal(&P::alibi_slopes, AlibiKind::per_head), "with mla, alibi_slopes must be none (got some)");
+  EXPECT_EQ(refusal(&P::sink, SinkKind::f32), "with mla, sink must be none (got one)");
+  EXPECT_EQ(refusal(&P::unaligned, true),
+            "every row of q, k_cache and out must start on 16 bytes (got one that does not)");
+  problem.mla = false;
+  EXPECT_EQ(lower(problem, h200()).refusal, "without mla, page_size must be 0 (got 64)");
+}
+
 TEST(HopperLowering, TakesNoLongerForLess) {
   const double causal = lowered(kCausal).estimated_us;
   const double full = lowered("dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128").estimated_us;

@@ -84,4 +84,26 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
 /// accumulators the compiler's: dq's 32 need 72.
 constexpr RegisterShares register_shares(const HopperBwdConfig&) { return {72, 216}; }
 
+/// Values are the first head_dim_v columns of the keys, of one head that all query heads share; the rest of a key is
+/// one chunk of 64 columns. A block is 64 rows of (query, head) pairs.
+struct HopperLatentConfig : ScoreConfig {
+  int32_t page_size = 0;  // 0: contiguous
+  Flag split = 0;         // keys come in parts, each of which leaves its own sums for combine
+
+  static constexpr int32_t kRows = 64, kKeys = 64, kStages = 2;
+  static constexpr int32_t kConsumers = 2;  // warpgroups, each with half of the columns of out
+  static constexpr int32_t kThreads = 128 * (kConsumers + 1);
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_score_field(c, visit);
+    visit("page_size", c.page_size), visit("split", c.split);
+  }
+};
+
+/// Keys that one copy brings: a page or a part of it.
+constexpr int32_t keys_of_box(int32_t page_size) {
+  return page_size == 0 || page_size > HopperLatentConfig::kKeys ? HopperLatentConfig::kKeys : page_size;
+}
+
 }  // namespace tilewise::device

@@ -103,4 +103,41 @@ struct HopperBwdParams {
   }
 };
 
+/// How (query, head) pairs and parts of the keys are dealt out over blocks: row tiles of a part run fastest, so that
+/// blocks that read the same keys run at the same time.
+struct LatentOrder {
+  int32_t queries_of_tile, heads_of_tile;  // rows of a tile: heads run fastest
+  int32_t head_tiles, row_tiles;           // of a query; of a sequence
+  int32_t num_splits;
+  int32_t unused;  // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("queries_of_tile", p.queries_of_tile), visit("heads_of_tile", p.heads_of_tile);
+    visit("head_tiles", p.head_tiles), visit("row_tiles", p.row_tiles), visit("num_splits", p.num_splits);
+    visit("unused", p.unused);
+  }
+};
+
+struct HopperLatentParams {
+  // q: [dim, head, seq, batch] with boxes [64, heads_of_tile, queries_of_tile, 1]; k: [dim, place, head, page or row
+  // of the cache] with boxes [64, keys_of_box(), 1, 1]. Swizzle 128 bytes.
+  TensorMap q_map, k_map;
+  AttentionShape shape;
+  ScoreParams score;
+  Tensor4 out;
+  LseTensor softmax_lse;
+  CacheShape cache;
+  LatentOrder order;
+  float* out_accum;  // as the portable ForwardParams have them
+  float* lse_accum;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("q_map", p.q_map), visit("k_map", p.k_map), visit("shape", p.shape), visit("score", p.score);
+    visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("cache", p.cache), visit("order", p.order);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+  }
+};
+
 }  // namespace tilewise::device

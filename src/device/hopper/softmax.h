@@ -37,6 +37,23 @@ class SteadySoftmax {
   PerRow base;     // a score's weight is exp2(score * scale - base); 0 while a row has seen nothing
   PerRow row_sum;  // this lane's part of the weights' sum
 
+  /// Where a row's weights are counted from, as another warp can take it over.
+  struct Reference {
+    float base, limit;
+  };
+  TILEWISE_INLINE Reference reference(int slot) const { return {base[slot], limit_[slot]}; }
+  /// Takes over a reference no lower than its own. What weights and sums that exist are to be multiplied by.
+  TILEWISE_INLINE float refer_to(int slot, const Reference& reference) {
+    if (reference.limit == limit_[slot]) return 1.0f;
+    const float factor = limit_[slot] == -kInfinity ? 0.0f : Machine::exp2(base[slot] - reference.base);
+    base[slot] = reference.base;
+    limit_[slot] = reference.limit;
+    row_sum[slot] *= factor;
+    return factor;
+  }
+  /// Rows that have seen nothing yet.
+  TILEWISE_INLINE void clear() { base.fill(0.0f), row_sum.fill(0.0f), limit_.fill(-kInfinity); }
+
   /// Takes the first tile's maximum as reference.
   TILEWISE_INLINE void start(const Scores& S, float scale) {
     PerRow row_max = lane_max(S);

@@ -5,28 +5,11 @@
 #include "device/attention/block_queries.h"
 #include "device/attention/kv_pipeline.h"
 #include "device/kv_cache/config.h"
+#include "device/kv_cache/places.h"
 #include "device/kv_cache/sequence.h"
 #include "device/tile/gather_loader.h"
 
 namespace tilewise::device {
-
-/// Which places the keys of a block have. Those that none of its queries sees repeat one that is seen, so that no entry
-/// of a table is read that no key needs.
-template <class Machine, int kPageSize>
-struct CachePlaces {
-  const int32_t* block_table;              // of the sequence
-  int32_t first_place, begin, end, pages;  // keys [begin, end) are seen, key 0 at first_place; pages of the cache
-
-  TILEWISE_INLINE int32_t place_of(int32_t key) const { return first_place + maximum(minimum(key, end - 1), begin); }
-  TILEWISE_INLINE int32_t page_of(int32_t place) const {
-    if constexpr (kPageSize == 0) return 0;
-    return static_cast<int32_t>(
-        clamp_to(Machine::load_global(block_table + place / maximum(kPageSize, 1)), 0, pages - 1));
-  }
-  TILEWISE_INLINE static int32_t within_page(int32_t place) {
-    return kPageSize == 0 ? place : place % maximum(kPageSize, 1);
-  }
-};
 
 /// What may stand beside a tile's elements: bytes that are not yet widened, scales of its tokens, and where they lie.
 template <bool kWanted, int kTokens, int kKeyBytes, int kValueBytes>

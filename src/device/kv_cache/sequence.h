@@ -73,7 +73,11 @@ struct CachedSequence : Sequence {
 /// more, as there is a sink or a length of its queries, it uses no query: else queries wait for no length.
 template <auto C>
 constexpr bool uses_all_queries() {
-  return has_seqlens_alone<C>() && !C.sink;
+  if constexpr (has_seqlens_alone<C>()) {
+    return !C.sink;
+  } else {
+    return false;
+  }
 }
 
 /// Every query of the batch entry, as where nothing says otherwise.

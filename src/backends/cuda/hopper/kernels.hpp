@@ -55,4 +55,18 @@ struct Bwd {
   }
 };
 
+struct Latent {
+  using Config = device::HopperLatentConfig;
+  using Params = device::HopperLatentParams;
+  static constexpr std::string_view kName = "hopper_latent", kHeader = "device/hopper/latent.h",
+                                    kKernel = "HopperLatent", kConfig = "HopperLatentConfig",
+                                    kParams = "HopperLatentParams";
+  static constexpr bool kWaits = true;
+  static std::uint32_t threads(const Config&, gpu::Family) { return Config::kThreads; }
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    hopper::for_each_pointer(params, visit);
+  }
+};
+
 }  // namespace tilewise::backends::hopper

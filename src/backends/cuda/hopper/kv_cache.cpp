@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/cuda/hopper/cache_step.hpp"
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/forward_launch.hpp"
+#include "backends/cuda/hopper/latent.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/kv_cache/bind.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
@@ -63,20 +65,6 @@ Problem attention_of(const KvCacheProblem& p) {
   return attention;
 }
 
-void add_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder) {
-  const device::KvCacheCombineConfig config = portable::kv_cache_combine_config(attention);
-  const std::int64_t tiles = core::ceil_div(attention.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
-  device::KvCacheCombineParams params{};
-  params.shape = operations::attention::shape_of(attention);
-  params.grid = device::tile_grid(tiles, 1, attention.num_heads_q, portable::group_of(attention));
-  params.num_splits = splits;
-  const auto bind_params = [](const void* call, void* block) {
-    portable::bind(Calls::params_of(call), *static_cast<device::KvCacheCombineParams*>(block));
-  };
-  const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * attention.num_heads_q * attention.batch_size)};
-  builder.launch<portable::KvCacheCombine>(gpu::Family::sm80, config, grid, params, bind_params);
-}
-
 /// The portable launch that appends, before all others; the attention begins while it ends.
 void prepend_append(KvCacheProblem p, const core::DeviceDescription& device, gpu::Lowering& lowering) {
   constexpr double kBetweenUs = 3.0;  // until one launch sees what the other has written
@@ -94,19 +82,13 @@ void prepend_append(KvCacheProblem p, const core::DeviceDescription& device, gpu
 
 std::string step_refusal(const KvCacheProblem& p) {
   if (operations::kv_cache::appends_alone(p)) return "call must be kv_cache_attention (got append_kv)";
+  if (operations::kv_cache::is_paged(p) && !p.mla) {
+    return core::concat("without mla, page_size must be 0 (got ", p.page_size, ")");
+  }
   return {};
 }
 
-}  // namespace
-
-operations::kv_cache::FeatureSet kv_cache_features() {
-  using enum operations::kv_cache::Feature;
-  return {attend,     append,      bf16,         f16,        packed,  cache_seqlens, cache_leftpad, gqa,
-          head_dim_v, window_left, window_right, scale_sign, softcap, alibi,         sink};
-}
-
-gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& device) {
-  if (std::string reason = step_refusal(p); !reason.empty()) return {{}, std::move(reason)};
+gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescription& device) {
   const Problem attention = attention_of(p);
   if (std::string reason = refusal_of(attention); !reason.empty()) return {{}, std::move(reason)};
   ForwardSchedule schedule = forward_schedule(attention, device);
@@ -116,11 +98,25 @@ gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& devic
   if (std::string reason = add_forward(attention, schedule, device, bind, maps, builder); !reason.empty()) {
     return {{}, std::move(reason)};
   }
-  if (schedule.config.split) add_combine(attention, schedule.splits, builder);
+  if (schedule.config.split) add_cache_combine(attention, schedule.splits, builder);
   gpu::Outcome outcome{builder.finish(), {}};
   constexpr double kLengthUs = 3.0;  // a block's first keys wait for its sequence's length
   outcome.lowering.estimated_us = kLengthUs + Estimator(attention, device).forward_us(schedule.config, schedule.splits);
-  if (p.append) prepend_append(p, device, outcome.lowering);
+  return outcome;
+}
+
+}  // namespace
+
+operations::kv_cache::FeatureSet kv_cache_features() {
+  using enum operations::kv_cache::Feature;
+  return {attend, append,     bf16,        f16,          packed,     paged,   mla,   cache_seqlens, cache_leftpad,
+          gqa,    head_dim_v, window_left, window_right, scale_sign, softcap, alibi, sink,          batch_invariant};
+}
+
+gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& device) {
+  if (std::string reason = step_refusal(p); !reason.empty()) return {{}, std::move(reason)};
+  gpu::Outcome outcome = p.mla ? lower_latent(p, device) : lower_attention(p, device);
+  if (p.append && outcome.refusal.empty()) prepend_append(p, device, outcome.lowering);
   return outcome;
 }
 

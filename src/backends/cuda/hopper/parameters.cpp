@@ -4,21 +4,19 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backends/portable/attention/pointer_table.hpp"
+#include "backends/portable/kv_cache/cache_table.hpp"
 
 namespace tilewise::backends::hopper {
 
 void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVisitor& visit) {
   using gpu::Access;
-  const portable::PointerTable table(p, visit);
+  const portable::CacheTable table(p, visit);
   table.lengths();
   table.score();
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
-  table.add_lengths(p.cache.cu_seqlens_k_new, "cu_seqlens_k_new", p.shape.batch_size + 1);
-  table.add_lengths(p.cache.cache_seqlens, "cache_seqlens", p.shape.batch_size);
-  table.add_lengths(p.cache.cache_leftpad, "cache_leftpad", p.shape.batch_size);
+  table.cache_lengths();
   const device::AttentionShape& s = p.shape;
   table.scales(p.q_scale, "q_scale", s.num_heads_q / std::max<std::int64_t>(p.q_scale.heads, 1));
   table.scales(p.k_scale, "k_scale", s.num_heads_k);
@@ -55,6 +53,19 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.delta, "tile_delta", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.dq_accum, "dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
+}
+
+void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisitor& visit) {
+  using gpu::Access;
+  const portable::CacheTable table(p, visit);
+  table.lengths();
+  table.score();
+  table.cache_lengths();
+  table.outs(p.out, "out", Access::write);
+  table.lse(p.softmax_lse, "softmax_lse", Access::write);
+  const std::int64_t rows = p.order.num_splits > 1 ? p.order.num_splits * table.statistics() : 0;
+  table.workspace(p.out_accum, "out_accum", Access::write, rows * p.shape.head_dim_v);
+  table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
 }
 
 }  // namespace tilewise::backends::hopper

@@ -1,91 +1,9 @@
 // What each pointer of a parameter block points to: name, access and extent.
 #include "backends/portable/kv_cache/parameters.hpp"
 
-#include "backends/portable/attention/pointer_table.hpp"
+#include "backends/portable/kv_cache/cache_table.hpp"
 
 namespace tilewise::backends::portable {
-namespace {
-
-using device::CacheShape, device::ScaleTensor;
-
-/// Rows of attention's table, and those of a cache.
-template <typename Params>
-class CacheTable : public PointerTable<Params> {
- public:
-  CacheTable(const Params& params, const RegionVisitor& visit) : PointerTable<Params>(params, visit), p_(params) {}
-
-  /// Where sequences are in the cache.
-  void cache_lengths() const {
-    const CacheShape& c = p_.cache;
-    this->add_lengths(c.cu_seqlens_k_new, "cu_seqlens_k_new", p_.shape.batch_size + 1);
-    this->add_lengths(c.cache_seqlens, "cache_seqlens", p_.shape.batch_size);
-    this->add_lengths(c.cache_batch_idx, "cache_batch_idx", p_.shape.batch_size);
-    this->add_lengths(c.cache_leftpad, "cache_leftpad", p_.shape.batch_size);
-    this->add(c.block_table, {.name = "block_table",
-                              .element_bytes = sizeof(std::int32_t),
-                              .outer = {{{p_.shape.batch_size, c.block_table_stride}}},
-                              .rank = 1,
-                              .row = c.max_pages_per_seq});
-  }
-
-  /// Two sequences may be appended to one place, which is the caller's fault and no kernel's.
-  void cache(const Tensor4& t, std::string_view name, Access access, std::int64_t cols) const {
-    const CacheShape& c = p_.cache;
-    this->add(t.data,
-              {.name = name,
-               .access = access,
-               .element_bytes = static_cast<std::size_t>(c.element_bytes),
-               .outer = {{{c.rows, t.batch_stride}, {c.places, t.seq_stride}, {p_.shape.num_heads_k, t.head_stride}}},
-               .rank = 3,
-               .row = cols,
-               .one_writer = false});
-  }
-
-  /// Of a block that has them.
-  void new_keys() const {
-    const device::AttentionShape& s = p_.shape;
-    const Rows rows = rows_of_new_keys();
-    this->tensor(p_.new_keys.k, "k", Access::read, rows, s.head_dim);
-    this->tensor(p_.new_keys.v, "v", Access::read, rows, s.head_dim_v);
-  }
-  [[nodiscard]] Rows rows_of_new_keys() const {
-    const device::AttentionShape& s = p_.shape;
-    return p_.new_keys.packed != 0 ? Rows{1, p_.cache.total_k_new, s.num_heads_k, true}
-                                   : Rows{s.batch_size, p_.cache.seqlen_k_new, s.num_heads_k, false};
-  }
-
-  void scale(const ScaleTensor& t, std::string_view name, Access access) const {
-    const CacheShape& c = p_.cache;
-    this->add(t.data, {.name = name,
-                       .access = access,
-                       .element_bytes = sizeof(float),
-                       .outer = {{{p_.shape.batch_size, t.batch_stride},
-                                  {c.rows, t.row_stride},
-                                  {c.places, t.place_stride},
-                                  {p_.shape.num_heads_k, t.head_stride}}},
-                       .rank = 4,
-                       .one_writer = false});
-  }
-
-  void rotary(const device::RotaryTables& r) const {
-    const auto table = [&](const void* const& member, std::string_view name, std::int64_t stride) {
-      this->add(member, {.name = name,
-                         .element_bytes = static_cast<std::size_t>(r.element_bytes),
-                         .outer = {{{r.rows, stride}}},
-                         .rank = 1,
-                         .row = r.dim / 2});
-    };
-    table(r.cos, "rotary_cos", r.cos_stride);
-    table(r.sin, "rotary_sin", r.sin_stride);
-    this->add_lengths(r.seqlens, "rotary_seqlens", p_.shape.batch_size);
-  }
-
- private:
-  const Params& p_;
-};
-
-}  // namespace
-
 void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor& visit) {
   const CacheTable table(p, visit);
   table.lengths();

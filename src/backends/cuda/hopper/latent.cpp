@@ -1,0 +1,205 @@
+// Tensor maps, schedule and launches of MLA's decoding; see latent.hpp.
+#include "backends/cuda/hopper/latent.hpp"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "backends/cuda/hopper/cache_step.hpp"
+#include "backends/portable/attention/estimate.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/kv_cache/bind.hpp"
+#include "backends/portable/kv_cache/schedule.hpp"
+#include "backends/portable/traits.hpp"
+#include "core/ceil_div.hpp"
+#include "core/message.hpp"
+#include "operations/attention/call.hpp"
+#include "operations/kv_cache/params.hpp"
+#include "operations/kv_cache/rules.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::ceil_div, core::concat;
+using device::HopperLatentConfig, device::HopperLatentParams;
+using operations::kv_cache::KvCacheParams;
+
+constexpr std::int64_t kChunkColumns = 64;  // of a box, 128 bytes
+constexpr std::int64_t kMostPart = 512;     // columns of values
+
+const KvCacheParams& params_of(const void* call) { return *static_cast<const KvCacheParams*>(call); }
+
+/// A dimension of one entry has whatever stride; the driver wants all of them on 16 bytes.
+std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride) {
+  constexpr std::uint64_t kUnit = 16, kElementBytes = 2;
+  return extent > 1 ? static_cast<std::uint64_t>(stride) * kElementBytes : kUnit;
+}
+std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)); }
+
+void bind_q(const void* from, gpu::TensorMap& map) {
+  const KvCacheParams& call = params_of(from);
+  map.address = call.q.data;
+  map.dims = {extent_of(call.head_dim), extent_of(call.num_heads_q), extent_of(call.seqlen_q),
+              extent_of(call.batch_size)};
+  map.strides = {stride_bytes(call.num_heads_q, call.q.head_stride), stride_bytes(call.seqlen_q, call.q.seq_stride),
+                 stride_bytes(call.batch_size, call.q.batch_stride)};
+}
+
+/// Of a cache without places any memory does: no weight is anything but 0.
+void bind_k(const void* from, gpu::TensorMap& map) {
+  const KvCacheParams& call = params_of(from);
+  const bool empty = call.cache_rows == 0 || call.row_places == 0;
+  map.address = empty ? call.q.data : call.k_cache.data;
+  map.dims = {extent_of(call.head_dim), extent_of(call.row_places), 1, extent_of(call.cache_rows)};
+  map.strides = {stride_bytes(call.row_places, call.k_cache.seq_stride), stride_bytes(1, 0),
+                 stride_bytes(call.cache_rows, call.k_cache.batch_stride)};
+  if (empty) map.dims = {extent_of(call.head_dim), 1, 1, 1};
+}
+
+std::vector<gpu::TensorMapParameter> tensor_maps(const KvCacheProblem& p, const LatentSchedule& schedule) {
+  gpu::TensorMap rows, keys;
+  rows.dtype = keys.dtype = p.dtype;
+  rows.rank = keys.rank = 4;
+  rows.box = {kChunkColumns, static_cast<std::uint32_t>(schedule.order.heads_of_tile),
+              static_cast<std::uint32_t>(schedule.order.queries_of_tile), 1};
+  keys.box = {kChunkColumns, static_cast<std::uint32_t>(device::keys_of_box(schedule.config.page_size)), 1, 1};
+  return {{offsetof(HopperLatentParams, q_map), rows, bind_q}, {offsetof(HopperLatentParams, k_map), keys, bind_k}};
+}
+
+/// As the portable kernel is told of the call.
+void bind(const void* call, void* block) {
+  device::KvCacheForwardParams from{};
+  portable::bind(params_of(call), from);
+  auto& params = *static_cast<HopperLatentParams*>(block);
+  params.shape = from.shape;
+  params.score = from.score;
+  params.cache = from.cache;
+  params.out = from.out;
+  params.softmax_lse = from.softmax_lse;
+}
+
+HopperLatentConfig config_for(const KvCacheProblem& p) {
+  HopperLatentConfig c;
+  c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
+  c.head_dim = static_cast<std::int32_t>(p.head_dim);
+  c.head_dim_v = static_cast<std::int32_t>(p.head_dim_v);
+  c.waves = HopperLatentConfig::kThreads / 32;
+  c.lengths = 1;
+  c.exact_dims = 1;
+  portable::set_score_options(c, portable::attention_of(p));
+  c.page_size = static_cast<std::int32_t>(p.page_size);
+  return c;
+}
+
+device::LatentOrder order_for(const KvCacheProblem& p) {
+  constexpr std::int64_t kRows = HopperLatentConfig::kRows;
+  device::LatentOrder order{};
+  const std::int64_t heads = std::min(kRows, p.num_heads_q), queries = kRows / heads;
+  order.heads_of_tile = static_cast<std::int32_t>(heads);
+  order.queries_of_tile = static_cast<std::int32_t>(queries);
+  order.head_tiles = static_cast<std::int32_t>(ceil_div(p.num_heads_q, heads));
+  order.row_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_q, queries)) * order.head_tiles;
+  order.num_splits = 1;
+  return order;
+}
+
+/// Model of one H200: blocks in rounds, each tile of keys in turn, beside the cache's way from memory.
+class LatentEstimator {
+ public:
+  LatentEstimator(const KvCacheProblem& p, const core::DeviceDescription& device)
+      : p_(p), device_(device), attention_(portable::attention_of(p)) {}
+
+  [[nodiscard]] double us(const LatentSchedule& s) const {
+    constexpr double kStartUs = 6.0, kBlockUs = 2.5, kTileUs = 1.75, kFirstTileUs = 1.5, kOfMemoryRate = 0.7;
+    constexpr double kBlocksForAll = 40.0;  // that draw all of the memory's rate
+    const double tiles = std::ceil(f(operations::kv_cache::capacity_of(p_)) / HopperLatentConfig::kKeys);
+    const std::int64_t splits = s.order.num_splits;
+    const double a_part = std::max(1.0, std::ceil(tiles / f(splits)));
+    const double blocks = f(p_.batch_size) * s.order.row_tiles * f(splits);
+    const double rounds = std::max(1.0, std::ceil(blocks / device_.multiprocessors));
+    const double of_dims = f(p_.head_dim + p_.head_dim_v) / (576.0 + 512.0);
+    const double busy_us = rounds * (a_part * kTileUs * of_dims + kFirstTileUs + kBlockUs);
+    const double bytes = 2.0 * f(p_.batch_size) * tiles * HopperLatentConfig::kKeys * f(p_.head_dim);
+    const double share = std::min(1.0, blocks / kBlocksForAll);
+    const double memory_us = bytes / (share * kOfMemoryRate * device_.memory_gigabytes_per_second * 1e3);
+    return kStartUs + std::max(busy_us, memory_us) + merge_us(splits);
+  }
+
+ private:
+  static double f(std::int64_t n) { return static_cast<double>(n); }
+  [[nodiscard]] double merge_us(std::int64_t splits) const {
+    if (splits == 1) return 0.0;
+    const portable::DeviceTraits traits = portable::traits_of(device_, gpu::Family::sm80);
+    return portable::Estimator::kLaunchUs + portable::Estimator(attention_, traits).combine_us(splits);
+  }
+
+  const KvCacheProblem& p_;
+  const core::DeviceDescription& device_;
+  Problem attention_;
+};
+
+}  // namespace
+
+std::string latent_refusal(const KvCacheProblem& p) {
+  if (p.head_dim_v % (2 * kChunkColumns) != 0 || p.head_dim_v > kMostPart ||
+      p.head_dim != p.head_dim_v + kChunkColumns) {
+    return concat(
+        "with mla, head_dim_v must be a multiple of 128 up to 512, and head_dim must be head_dim_v + 64 (got ",
+        p.head_dim_v, " and ", p.head_dim, ")");
+  }
+  if (p.num_heads_k != 1) return concat("with mla, num_heads_k must be 1 (got ", p.num_heads_k, ")");
+  if (operations::kv_cache::is_packed(p)) return "with mla, layout must be bshd (got thd)";
+  const std::int64_t page = p.page_size;
+  if (page != 0 && (page % 8 != 0 || (page < 64 ? 64 % page != 0 : page % 64 != 0))) {
+    return concat("with mla, page_size must be 8, 16, 32 or a multiple of 64 (got ", page, ")");
+  }
+  if (p.window_left >= 0) return concat("with mla, window_left must be -1 (got ", p.window_left, ")");
+  if (p.softcap != 0.0) return concat("with mla, softcap must be 0 (got ", p.softcap, ")");
+  if (p.softmax_scale <= 0.0) return concat("with mla, softmax_scale must be > 0 (got ", p.softmax_scale, ")");
+  if (p.alibi_slopes != AlibiKind::none) return "with mla, alibi_slopes must be none (got some)";
+  if (p.sink != SinkKind::none) return "with mla, sink must be none (got one)";
+  if (p.unaligned) return "every row of q, k_cache and out must start on 16 bytes (got one that does not)";
+  return {};
+}
+
+LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescription& device) {
+  const LatentEstimator estimator(p, device);
+  LatentSchedule one{config_for(p), order_for(p)};
+  one.us = estimator.us(one);
+  if (p.batch_invariant) return one;
+  LatentSchedule best = one;
+  const std::int64_t tiles = ceil_div(operations::kv_cache::capacity_of(p), std::int64_t{HopperLatentConfig::kKeys});
+  for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles, device::kMostSplits); ++splits) {
+    LatentSchedule candidate = one;
+    candidate.config.split = 1;
+    candidate.order.num_splits = static_cast<std::int32_t>(splits);
+    candidate.us = estimator.us(candidate);
+    if (candidate.us < best.us) best = candidate;
+  }
+  return best;
+}
+
+gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription& device) {
+  if (std::string reason = latent_refusal(p); !reason.empty()) return {{}, std::move(reason)};
+  const LatentSchedule schedule = latent_schedule(p, device);
+  const std::int64_t blocks = p.batch_size * schedule.order.row_tiles * schedule.order.num_splits;
+  constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
+  if (blocks > kMostBlocks) return {{}, concat("blocks must be <= 2^30 (got ", blocks, ")")};
+  gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
+  const Problem attention = portable::attention_of(p);
+  HopperLatentParams params{};
+  params.shape = operations::attention::shape_of(attention);
+  params.order = schedule.order;
+  const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
+  if (gpu::Launch* launch = builder.launch<Latent>(gpu::Family::sm90, schedule.config, grid, params, bind)) {
+    launch->tensor_maps = tensor_maps(p, schedule);
+  }
+  const std::int64_t splits = schedule.order.num_splits;
+  builder.append_schedule(concat("64x64 tiles, 2 warpgroups that share values, 2 stages",
+                                 splits > 1 ? concat(", ", splits, " splits") : std::string()));
+  if (splits > 1) add_cache_combine(attention, splits, builder);
+  gpu::Outcome outcome{builder.finish(), {}};
+  outcome.lowering.estimated_us = schedule.us;
+  return outcome;
+}
+
+}  // namespace tilewise::backends::hopper

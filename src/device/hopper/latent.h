@@ -1,0 +1,39 @@
+// The Hopper kernel of MLA's decoding: a block has 64 (query, head) pairs and a part of their sequence's keys, of which
+// a warpgroup brings tiles and two others multiply them, as keys and as values from one copy.
+#pragma once
+
+#include "device/hopper/contract.h"
+#include "device/hopper/latent_consumer.h"
+#include "device/hopper/latent_producer.h"
+
+namespace tilewise::device {
+
+template <Sm90TileOps Ops, HopperLatentConfig C>
+class HopperLatent {
+  using Machine = typename Ops::Machine;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+ public:
+  using Params = HopperLatentParams;
+  using Shared = HopperLatentShared<Machine, C>;
+
+  TILEWISE_INLINE static void run(const HopperLatentParams& params, Shared& shared) {
+    if (Machine::thread() == 0) {
+      shared.init_barriers();
+      Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.k_map);
+    }
+    Machine::barrier();
+    if constexpr (C.split) let_next_step_begin<Machine>();
+    wait_for_step_before<Machine>();  // new keys are appended by it
+    const LatentWork work = latent_work<Machine, C>(params);
+    if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
+      Machine::template give_registers<kProducerRegisters>();
+      LatentProducer<Machine, C>(params, shared, work).run();
+    } else {
+      Machine::template take_registers<kConsumerRegisters>();
+      LatentConsumer<Ops, C>(params, shared, work).run();
+    }
+  }
+};
+
+}  // namespace tilewise::device

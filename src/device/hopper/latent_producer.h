@@ -1,0 +1,110 @@
+// The warpgroup that brings Q once and then tiles of keys, by pages.
+#pragma once
+
+#include "device/hopper/latent_shared.h"
+#include "device/kv_cache/places.h"
+
+namespace tilewise::device {
+
+template <class Machine, HopperLatentConfig C>
+class LatentProducer {
+  using Shared = HopperLatentShared<Machine, C>;
+  using RowTile = typename Shared::RowTile;
+  using KeyTile = typename Shared::KeyTile;
+  static constexpr int32_t kBoxKeys = keys_of_box(C.page_size), kBoxes = C.kKeys / kBoxKeys;
+  static_assert(kBoxes * kBoxKeys == C.kKeys && kBoxes <= 32, "boxes are lanes'");
+
+ public:
+  TILEWISE_INLINE LatentProducer(const HopperLatentParams& params, Shared& shared, const LatentWork& work)
+      : p_(params),
+        shared_(shared),
+        work_(work),
+        places_{params.cache.block_table + work.batch * params.cache.block_table_stride, work.k_row, 0, work.seqlen_k,
+                static_cast<int32_t>(params.cache.rows)} {}
+
+  /// By four warps: the first one brings tiles, the others clear what lies past the end of a sequence.
+  TILEWISE_INLINE void run() {
+    const bool brings = Machine::thread() < 32;
+    if (Machine::thread() == 0) bring_rows();
+    if (brings) look_up_page(work_.begin);
+    RingPlace<C.kStages> place;
+    TILEWISE_NO_UNROLL
+    for (int32_t tile = work_.begin; tile < work_.end; ++tile, place.advance()) {
+      if (brings) {
+        bring_keys(place, tile);
+        continue;
+      }
+      place.wait_empty(shared_.last);
+      const int32_t used = work_.seqlen_k - tile * C.kKeys;
+      // Weights past the end are 0, but 0 times what lies there need not be.
+      if (used < C.kKeys) clear_values(place, maximum(used, 0));
+      arrive_as_warp(shared_.last.full[place.stage]);
+    }
+  }
+
+ private:
+  TILEWISE_INLINE void bring_rows() {
+    const int32_t rows = p_.order.queries_of_tile * p_.order.heads_of_tile;
+    shared_.rows_landed.arrive_and_expect(RowTile::kChunks * rows * kChunkRowBytes);
+    TILEWISE_UNROLL
+    for (int c = 0; c < RowTile::kChunks; ++c) {
+      Machine::copy_box(shared_.rows.chunk(c), p_.q_map, shared_.rows_landed.state(), c * RowTile::kChunkColumns,
+                        work_.first_head, work_.first_query, work_.batch);
+    }
+  }
+
+  /// Of this lane's box of a tile, a tile ahead: a copy that waits for its table takes twice as long.
+  TILEWISE_INLINE void look_up_page(int32_t tile) {
+    page_ = work_.cache_row;
+    if (C.page_size == 0 || work_.seqlen_k == 0 || Machine::lane() >= kBoxes) return;
+    page_ = places_.page_of(places_.place_of(first_key(tile)));
+  }
+  TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.kKeys + Machine::lane() * kBoxKeys; }
+
+  TILEWISE_INLINE void bring_keys(const RingPlace<C.kStages>& place, int32_t tile) {
+    const int32_t key = first_key(tile), page = page_;
+    // A box past the end brings whatever is near.
+    const int32_t within = C.page_size == 0 ? work_.k_row + key : places_.within_page(key);
+    TILEWISE_UNROLL
+    for (int i = 0; i < C.kConsumers; ++i) {
+      bring_chunks(place, shared_.half[i], i * Shared::kHalfChunks, Shared::kHalfChunks, page, within);
+    }
+    bring_chunks(place, shared_.last, Shared::kLastChunk, 1, page, within);
+    if (tile + 1 < work_.end) look_up_page(tile + 1);
+  }
+
+  TILEWISE_INLINE void bring_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring, int first,
+                                    int count, int32_t page, int32_t within) {
+    place.wait_empty(ring);
+    Barrier<Machine>& landed = ring.full[place.stage];
+    if (Machine::lane() == 0) landed.arrive_and_expect(count * KeyTile::kChunkBytes);
+    Machine::wave_sync();
+    if (Machine::lane() >= kBoxes) return;
+    TILEWISE_UNROLL
+    for (int c = first; c < first + count; ++c) {
+      uint8_t* const to = shared_.keys[place.stage].chunk(c) + Machine::lane() * kBoxKeys * kChunkRowBytes;
+      Machine::copy_box(to, p_.k_map, landed.state(), c * KeyTile::kChunkColumns, within, 0, page);
+    }
+  }
+
+  TILEWISE_INLINE void clear_values(const RingPlace<C.kStages>& place, int32_t first_row) {
+    constexpr int kClearing = kWarpgroupThreads - 32;
+    for (auto& ring : shared_.half) place.wait_full(ring);
+    for (int c = 0; c < Shared::kLastChunk; ++c) {
+      uint8_t* const chunk = shared_.keys[place.stage].chunk(c);
+      for (int at = first_row * kChunkRowBytes + (Machine::thread() - 32) * 16; at < KeyTile::kChunkBytes;
+           at += kClearing * 16) {
+        Machine::store_shared(chunk + at, Chunk{{0, 0, 0, 0}});
+      }
+    }
+    Machine::fence_shared_writes();
+  }
+
+  const HopperLatentParams& p_;
+  Shared& shared_;
+  const LatentWork& work_;
+  CachePlaces<Machine, C.page_size> places_;
+  int32_t page_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,93 @@
+// Shared memory of MLA's decoding, and what a block works on.
+#pragma once
+
+#include "device/common/mask.h"
+#include "device/hopper/forward_shared.h"
+#include "device/hopper/params.h"
+#include "device/hopper/warpgroup.h"
+#include "device/kv_cache/sequence.h"
+
+namespace tilewise::device {
+
+/// What one lane tells others of a row: whole pieces of 16 bytes, so that no two lanes write into one.
+struct alignas(16) RowRecord {
+  float base, limit, sum, unused;
+};
+
+/// Keys of one stage come in three parts with rings of their own, so that each is refilled as soon as its last reader
+/// is done: the columns of values that each computing warpgroup multiplies, and the last chunk, which no value has.
+/// There a tile's weights stand once its scores are computed.
+template <class Machine, HopperLatentConfig C>
+struct HopperLatentShared {
+  using RowTile = SwizzledTile<C.kRows, C.head_dim>;
+  using KeyTile = SwizzledTile<C.kKeys, C.head_dim>;
+  using WeightTile = SwizzledTile<C.kRows, C.kKeys>;
+  static constexpr int kHalfChunks = C.head_dim_v / RowTile::kChunkColumns / C.kConsumers;
+  static constexpr int kLastChunk = KeyTile::kChunks - 1;
+  static_assert(C.kConsumers * kHalfChunks == kLastChunk, "values are all chunks of a key but the last");
+  static_assert(WeightTile::kBytes == KeyTile::kChunkBytes);
+  using KeyRing = Ring<Machine, C.kStages>;
+
+  RowTile rows;
+  KeyTile keys[C.kStages];
+  // Of each warpgroup, by rows: where the weights that it made last are counted from, and the sum of all of them.
+  RowRecord reference[C.kConsumers][C.kRows], row_sum[C.kConsumers][C.kRows];
+  Barrier<Machine> rows_landed;
+  KeyRing half[C.kConsumers], last;
+  Barrier<Machine> weights[C.kConsumers];  // of its tile stand in shared memory
+
+  TILEWISE_INLINE WeightTile& weight_tile(uint32_t stage) {
+    return *reinterpret_cast<WeightTile*>(keys[stage].chunk(kLastChunk));
+  }
+
+  /// By one thread, before any other looks at them.
+  TILEWISE_INLINE void init_barriers() {
+    rows_landed.init(1);
+    for (KeyRing& ring : half) ring.init(1, 4);
+    last.init(4, 4);  // each warp that brings keys; the warps of the warpgroup that did not make the weights
+    for (auto& made : weights) made.init(4);
+    Machine::publish_barriers();
+  }
+};
+
+/// Hardware barriers by number, after those of NamedBarrier.
+enum LatentBarrier : int { kConsumersMeet = 1 };
+
+/// A block's rows and keys.
+struct LatentWork {
+  int32_t batch, part, first_query, first_head;
+  int32_t begin, end;       // tiles of keys, at least one
+  int32_t seqlen_q;         // used queries
+  int32_t seqlen_k, k_row;  // used keys, none in a part without any; place of the first
+  int32_t cache_row;        // of a contiguous cache
+  int32_t diagonal;         // query i sees no key past i + diagonal
+};
+
+template <class Machine, HopperLatentConfig C>
+TILEWISE_INLINE LatentWork latent_work(const HopperLatentParams& p) {
+  const LatentOrder& order = p.order;
+  const int32_t block = Machine::block(), tile = block % order.row_tiles, rest = block / order.row_tiles;
+  LatentWork w{};
+  w.part = rest % order.num_splits;
+  w.batch = rest / order.num_splits;
+  w.first_query = tile / order.head_tiles * order.queries_of_tile;
+  w.first_head = tile % order.head_tiles * order.heads_of_tile;
+  const CachedSequence s = attended_sequence<C>(p.shape, p.cache, w.batch);
+  w.seqlen_q = static_cast<int32_t>(s.seqlen_q);
+  w.seqlen_k = static_cast<int32_t>(s.seqlen_k);
+  w.k_row = static_cast<int32_t>(s.k_row);
+  w.cache_row = static_cast<int32_t>(s.cache.cache_row);
+  constexpr int64_t kFar = 0x3FFFFFFF;
+  const int64_t right = p.score.window_right < 0 ? kFar : minimum<int64_t>(p.score.window_right, kFar);
+  w.diagonal = static_cast<int32_t>(minimum<int64_t>(diagonal_offset(p.score, s) + right, kFar));
+  const int32_t last_query = minimum(w.first_query + order.queries_of_tile, w.seqlen_q) - 1;
+  const int32_t seen = C.ranged ? minimum(w.seqlen_k, last_query + w.diagonal + 1) : w.seqlen_k;
+  const int32_t count = last_query < w.first_query ? 0 : ceil_div(maximum(seen, 0), C.kKeys);
+  w.begin = count * w.part / order.num_splits;
+  w.end = count * (w.part + 1) / order.num_splits;
+  // A part without keys takes a tile all the same and hides it: what it stores is read.
+  if (w.begin == w.end) w.begin = 0, w.end = 1, w.seqlen_k = 0;
+  return w;
+}
+
+}  // namespace tilewise::device

@@ -196,18 +196,23 @@ def measure(options: argparse.Namespace) -> Json:
     }
 
 
+def rates(of_each: list[float]) -> list[str]:
+    """Both implementations' tokens per second, and their ratio."""
+    return [*(f"{rate:.1f}" for rate in of_each), f"{of_each[0] / of_each[1]:.2f}"]
+
+
 def text(results: Json) -> str:
     """The report as Markdown."""
     lines = []
     for row in results["rows"]:
-        speeds, decoded = {}, {}
-        for name in IMPLEMENTATIONS:
-            times = row[name]
-            speeds[name] = row["requests"] * row["new"] / times["all_s"]
-            decoded[name] = row["requests"] * (row["new"] - 1) / max(times["all_s"] - times["first_s"], 1e-9)
-        cells = [f"{row['requests']} x {row['prompt']} + {row['new']}", row["dtype"]]
-        for kind in (speeds, decoded):
-            cells += [*(f"{kind[name]:.1f}" for name in IMPLEMENTATIONS), f"{kind['tilewise'] / kind['sdpa']:.2f}"]
+        times = [row[name] for name in IMPLEMENTATIONS]
+        speeds = [row["requests"] * row["new"] / each["all_s"] for each in times]
+        cells = [f"{row['requests']} x {row['prompt']} + {row['new']}", row["dtype"], *rates(speeds)]
+        decoding = [each["all_s"] - each["first_s"] for each in times]
+        if all(2 * part >= each["all_s"] for part, each in zip(decoding, times)):
+            cells += rates([row["requests"] * (row["new"] - 1) / part for part in decoding])
+        else:  # a difference of two times that are nearly equal says nothing
+            cells += ["-", "-", "-"]
         lines.append([*cells, f"{row['same']} of {row['requests']}"])
     header = ["requests x prompt + new", "dtype", "tilewise, tokens/s", "sdpa", "ratio"]
     header += ["decoding: tilewise", "sdpa", "ratio", "same tokens"]

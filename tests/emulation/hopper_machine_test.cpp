@@ -171,6 +171,12 @@ TEST(HopperCopies, BelongToTheEngineUntilTheyAreWaitedFor) {
                          M::copy_box(&shared.tile[0][64], source().map, &shared.barrier[0], 0, 0, 0, 0);
                        }),
                        "not on 128 bytes"));
+  EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
+                         if (M::thread() != 0) return;
+                         M::arrive_and_expect(&shared.barrier[0], 64 * 8 * 2);
+                         M::copy_box(shared.tile[0], source().map, &shared.barrier[0], 4, 0, 0, 0);
+                       }),
+                       "begins at byte 8 of a row, not on 16 bytes"));
 }
 
 TEST(HopperCopies, BringRunsAndAddThem) {

@@ -47,6 +47,12 @@ HostTensorMap WarpgroupEmulator::map_at(const void* address, std::int32_t rank) 
   return map;
 }
 
+void WarpgroupEmulator::check_first(const HostTensorMap& map, const std::array<std::int32_t, 5>& at) {
+  if (const std::int64_t byte = std::int64_t{at[0]} * map.element_bytes; byte % std::int64_t{kPieceBytes} != 0) {
+    fail("moves a box that begins at byte ", byte, " of a row, not on 16 bytes");
+  }
+}
+
 void WarpgroupEmulator::copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) {
   begin_copy(map_at(map, rank), coordinates(at, rank), to, kTileAlignment, landed);
 }
@@ -65,6 +71,7 @@ void WarpgroupEmulator::begin_copy(const HostTensorMap& map, const std::array<st
   let_time_pass();
   MemoryBarrier& barrier = barrier_at(landed);
   if (!barrier.published) fail("counts a copy on ", barrier.name(), ", which publish_barriers() was not called for");
+  check_first(map, at);
   const BoxCopy copy{map, at, memory_of_block_.offset_of(to), &barrier, own_lane()};
   if (copy.to % alignment != 0) {
     fail("copies a box to offset ", copy.to, " of shared memory, not on ", alignment, " bytes");
@@ -115,6 +122,7 @@ void WarpgroupEmulator::add_run(float* to, const void* from, std::int32_t bytes)
 void WarpgroupEmulator::begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,
                                     std::int64_t alignment, bool adds) {
   let_time_pass();
+  check_first(map, at);
   BoxStore store{map, at, memory_of_block_.offset_of(from), own_lane(), adds, knowledge_.of(own_lane())};
   if (store.from % alignment != 0) {
     fail("stores a box from offset ", store.from, " of shared memory, not on ", alignment, " bytes");

@@ -88,6 +88,8 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   [[nodiscard]] Toucher toucher(std::size_t lane) { return {lane, lane, &knowledge_.of(lane), false}; }
   [[nodiscard]] MemoryBarrier& barrier_at(const void* address);
   [[nodiscard]] HostTensorMap map_at(const void* map, std::int32_t rank);
+  /// A box that begins off 16 bytes of its innermost dimension is an illegal instruction on an H200.
+  void check_first(const HostTensorMap& map, const std::array<std::int32_t, 5>& at);
   /// Ends the phase if it has its arrivals and bytes, and wakes those that wait for it.
   void advance(MemoryBarrier& barrier);
   void wake(std::vector<std::int32_t>& waiting);

@@ -106,7 +106,8 @@ struct AttentionProblem {
   bool dq = true, dk = true, dv = true, dbias = false, dsink = false;  ///< backward: wanted
   bool deterministic = false;
   bool batch_invariant = false;
-  bool unaligned = false;  ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
+  bool unaligned = false;       ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
+  bool bias_unaligned = false;  ///< likewise of the bias, or its keys are not side by side
 
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

@@ -196,8 +196,10 @@ bool CallTensors::bias_used(std::span<const std::int64_t> position) const {
 void CallTensors::draw_bias() {
   if (problem_.bias == BiasKind::none) return;
   const bool boolean = problem_.bias == BiasKind::boolean;
-  const TensorView bias = add_input("bias", operations::attention::bias_dtype(problem_), bias_shape(),
-                                    random_placement({0, 1, 2, 3}, false, rng_));
+  const DType dtype = operations::attention::bias_dtype(problem_);
+  Placement placement = random_placement({0, 1, 2, 3}, aligned_, rng_);
+  if (aligned_) placement = with_aligned_rows(std::move(placement), dtype);
+  const TensorView bias = add_input("bias", dtype, bias_shape(), placement);
   const double hidden = rng_.pick({0.0, 0.1, 0.5, 0.95}), size = rng_.pick({1.0, 1.0, 5.0});
   const bool hides_rows = rng_.chance(0.3);
   const double hidden_value = boolean ? 0.0 : -kInfinity;

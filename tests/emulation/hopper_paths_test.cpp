@@ -59,9 +59,40 @@ TEST(HopperPaths, EveryOption) {
                     f16 = "dtype=f16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable;
   check("192x64 tiles", bf16 + " alibi_slopes=[h]");
   check("192x64 tiles", f16 + " softcap=20 mask=causal");
-  check("128x64 tiles", bf16 + " bias=f32[b,h,q,k] sink=1");
-  check("128x64 tiles", f16 + " dropout_p=0.25 mask=causal");
+  check("192x64 tiles", bf16 + " softcap=20");
+  check("128x96 tiles", f16 + " dropout_p=0.25 mask=causal");
   check("256x64 tiles", bf16 + " window_left=70 window_right=20");
+}
+
+/// A bias that the copy engine brings: each dtype, each dimension that it may lack, heads packed, and rows that start
+/// nowhere, whose scores load their own.
+TEST(HopperPaths, BiasInBoxes) {
+  const std::string bf16 = "dtype=bf16 head_dim=128 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable,
+                    f16 = "dtype=f16 head_dim=64 batch_size=2 num_heads_q=2 seqlen_q=150 seqlen_k=200" + kTable;
+  check("192x64 tiles, 3 warpgroups, 3 stages, bias in boxes", bf16 + " bias=query[b,h,q,k]");
+  check("bias in boxes", bf16 + " bias=f32[b,h,q,k] sink=1 mask=causal");
+  check("bias in boxes", f16 + " bias=query[b,h,1,k] mask=causal window_left=90");
+  check("bias in boxes", f16 + " bias=bool[b,1,q,k]");
+  check("bias in boxes", f16 + " bias=bool[1,h,1,k] softcap=20 alibi_slopes=[h]");
+  check("128x64 tiles, 2 warpgroups, 2 stages, bias in boxes",
+        "dtype=bf16 head_dim=192 seqlen_q=100 seqlen_k=130 bias=f32[b,h,q,k]" + kTable);
+  const std::string wide = "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=100 seqlen_k=130" + kTable;
+  check("128x64 tiles, 2 warpgroups, 2 stages, bias in boxes", wide + " bias=query[b,h,q,k]");
+  check("128x32 tiles, 2 warpgroups, 3 stages, bias in boxes", wide + " bias=f32[b,h,q,k] dropout_p=0.25");
+  const std::string packed = "dtype=bf16 head_dim=64 batch_size=2 num_heads_q=6 num_heads_k=2 seqlen_q=25 seqlen_k=200";
+  check("heads packed", packed + " bias=query[b,h,q,k] seqused_k=1");
+  check("heads packed", packed + " bias=f32[1,1,q,k]");
+  check("heads packed", packed + " bias=bool[b,h,1,k]");
+  check("heads packed",
+        "dtype=bf16 head_dim=64 layout=thd batch_size=2 max_seqlen_q=25 max_seqlen_k=160 total_q=40 total_k=300 "
+        "num_heads_q=6 num_heads_k=2 bias=bool[b,1,1,k]");
+}
+TEST(HopperPaths, BiasOfEachScore) {
+  const std::string wide = "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=100 seqlen_k=130" + kTable;
+  check("128x32 tiles, 2 warpgroups, 4 stages", wide + " bias=f32[b,h,q,1]");
+  check("128x64 tiles",
+        "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270 leftpad_k=1 bias=bool[b,h,q,k]" + kTable);
+  check("128x64 tiles", "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270 bias=f32[b,h,q,1]" + kTable);
 }
 
 /// Two warpgroups where tiles are few, so that more multiprocessors have one.
@@ -109,7 +140,7 @@ TEST(HopperPaths, LengthsOfSequences) {
 }
 
 TEST(HopperPaths, EveryOptionAtOnce) {
-  check("128x64 tiles",
+  check("128x32 tiles",
         "dtype=f16 head_dim=40 head_dim_v=24 mask=causal window_left=20 softcap=5 bias=query[b,h,q,k] alibi_slopes=[h] "
         "sink=query dropout_p=0.25 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1" +
             kGroups + kLengths);
@@ -140,6 +171,12 @@ TEST(HopperPaths, Fp8) {
                             " head_dim=64 mask=causal window_left=20 softcap=5 bias=f32[b,h,q,k] alibi_slopes=[h] "
                             "sink=1 dropout_p=0.25 seed_tensor=1 seqused_k=1 q_scale=head k_scale=tensor" +
                             kGroups + kLengths);
+}
+
+TEST(HopperPaths, Fp8WithSeveralOptions) {
+  check("128x32 tiles, 2 warpgroups, 3 stages",
+        "dtype=fp8_e4m3 head_dim=256 mask=causal softcap=9 dropout_p=0.25 bias=f32[b,h,q,k] seqused_k=1 q_scale=head" +
+            kGroups + kLengths);
 }
 
 /// Scores far apart: a row's reference moves, and weights that pass what fp32 holds are computed again.

@@ -139,6 +139,29 @@ TEST(HopperLowering, BoxesOfBytesHaveTwiceTheColumns) {
   EXPECT_EQ(maps.at(3).map.box[0], 64U);
 }
 
+/// A bias of [2, 1, 40, 48] in fp32: a head that it has not is one row of its boxes, whose stride is 0.
+TEST(HopperLowering, MapsABiasByItsStrides) {
+  alignas(16) std::byte memory[16];
+  const std::string text = "dtype=bf16 batch_size=2 seqlen_q=40 seqlen_k=48 num_heads_q=4 num_heads_k=2 head_dim=64 ";
+  device::AttentionParams call = transposed_call(memory);
+  call.seqlen_k = 48;
+  call.bias = {memory, 40 * 48, 0, 48, 1};
+  const std::vector<gpu::TensorMapParameter> maps =
+      lowered(concat(text, "bias=f32[b,1,q,k]")).launches().at(0)->tensor_maps;
+  ASSERT_EQ(maps.size(), 5U);
+  EXPECT_EQ(maps[4].param_offset, offsetof(device::HopperForwardParams, bias_map));
+  gpu::TensorMap map = maps[4].map;
+  maps[4].bind(&call, map);
+  EXPECT_EQ(map.dtype, DType::f32);
+  EXPECT_EQ(map.box, (std::array<std::uint32_t, 5>{32, 1, 32, 1, 1}));
+  EXPECT_EQ(map.dims, (std::array<std::uint64_t, 5>{48, 2, 40, 2, 2}));
+  EXPECT_EQ(map.strides, (std::array<std::uint64_t, 4>{0, 48 * 4, 0, 40 * 48 * 4}));
+  for (const char* loads :
+       {"bias=f32[b,1,q,k] bias_unaligned=1", "bias=f32[b,h,q,1]", "bias=f32[b,h,q,k] leftpad_k=1"}) {
+    EXPECT_EQ(lowered(concat(text, loads)).launches().at(0)->tensor_maps.size(), 4U) << loads;
+  }
+}
+
 TEST(HopperLowering, MapsNoKeysToAnyMemory) {
   alignas(16) std::byte memory[16];
   device::AttentionParams call = transposed_call(memory);

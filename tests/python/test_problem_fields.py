@@ -12,7 +12,7 @@ from tilewise import _core
 # What the arrays themselves say: shapes, dtypes, devices, strides, and which of them are given.
 ATTENTION_ARRAYS = {
     "device", "dtype", "batch_size", "seqlen_q", "seqlen_k", "total_q", "total_k", "num_heads_q", "num_heads_k",
-    "head_dim", "head_dim_v", "dlse", "unaligned",
+    "head_dim", "head_dim_v", "dlse", "unaligned", "bias_unaligned",
 }  # fmt: skip
 # Fields under another name: (the function that takes it, its argument).
 ATTENTION_ARGUMENTS = {

@@ -16,12 +16,23 @@
 namespace tilewise::backends::emulation {
 namespace {
 
-bool is_aligned(const Problem& problem, const device::AttentionParams& p) {
+/// As describe() looks at tensors, of the strides that are left of them.
+bool comes_in_boxes(const Problem& problem, const device::BiasTensor& bias) {
+  const auto size = static_cast<std::int64_t>(size_of(operations::attention::bias_dtype(problem)));
+  const auto fits = [size](bool has, std::int64_t stride) { return !has || (stride >= 0 && stride * size % 16 == 0); };
+  const BiasDims& dims = problem.bias_dims;
+  return reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0 && bias.key_stride == 1 &&
+         fits(dims.batch, bias.batch_stride) && fits(dims.head, bias.head_stride) &&
+         fits(dims.query, bias.query_stride);
+}
+
+void note_alignment(Problem& problem, const device::AttentionParams& p) {
   const auto all_aligned = [](std::initializer_list<const device::Tensor4*> tensors, DType dtype) {
     return std::ranges::all_of(tensors, [&](const auto* t) { return portable::rows_start_on_16_bytes(*t, dtype); });
   };
-  return all_aligned({&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv}, problem.dtype) &&
-         all_aligned({&p.out}, operations::attention::out_dtype_of(problem));
+  problem.unaligned = !all_aligned({&p.q, &p.k, &p.v, &p.dout, &p.dq, &p.dk, &p.dv}, problem.dtype) ||
+                      !all_aligned({&p.out}, operations::attention::out_dtype_of(problem));
+  problem.bias_unaligned = problem.bias_dims.key && !comes_in_boxes(problem, p.bias);
 }
 
 /// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.
@@ -36,7 +47,7 @@ gpu::Lowering lower_for(const Problem& problem, const core::DeviceDescription& d
   return hopper::lower(problem, device).lowering;
 }
 
-constexpr PortableKernels<operations::Attention> kKernels{lower_for, is_aligned};
+constexpr PortableKernels<operations::Attention> kKernels{lower_for, note_alignment};
 
 }  // namespace
 

@@ -18,8 +18,8 @@ template <typename Operation>
 struct PortableKernels {
   gpu::Lowering (*lower)(const typename Operation::Problem& problem, const core::DeviceDescription& device,
                          gpu::Family family);
-  /// Whether every row that kernels touch starts on 16 bytes.
-  bool (*is_aligned)(const typename Operation::Problem& problem, const typename Operation::Params& call);
+  /// Says in the problem which rows that kernels touch start on 16 bytes.
+  void (*note_alignment)(typename Operation::Problem& problem, const typename Operation::Params& call);
 };
 
 /// Lowers anew at each launch: a problem of the CPU says nothing of alignment, for which there are two kinds of
@@ -39,7 +39,7 @@ class EmulatedCall final : public core::KernelOf<typename Operation::Params> {
 
   void launch(const typename Operation::Params& params, void* workspace, void* stream) const override {
     Problem problem = problem_;
-    problem.unaligned = !portable_.is_aligned(problem_, params);
+    portable_.note_alignment(problem, params);
     const gpu::FindRuntime find_runtime = runtime_of(family_);
     gpu::LoweredKernel kernel(portable_.lower(problem, find_runtime(0).description(), family_), find_runtime, 0);
     kernel.load();

@@ -20,7 +20,7 @@ constexpr PortableKernels<operations::KvCache> kPortable{
     [](const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
       return lower_for(problem, device, family).lowering;
     },
-    [](const KvCacheProblem&, const auto& call) { return portable::is_aligned(call); }};
+    [](KvCacheProblem& problem, const auto& call) { problem.unaligned = !portable::is_aligned(call); }};
 
 }  // namespace
 

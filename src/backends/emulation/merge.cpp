@@ -12,7 +12,7 @@ constexpr PortableKernels<operations::Merge> kPortable{
     [](const MergeProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
       return portable::lower(problem, device, family).lowering;
     },
-    [](const MergeProblem&, const auto& call) { return portable::is_aligned(call); }};
+    [](MergeProblem& problem, const auto& call) { problem.unaligned = !portable::is_aligned(call); }};
 
 }  // namespace
 

@@ -84,41 +84,84 @@ TILEWISE_INLINE void for_each_set(const Apply& apply) {
   for_each_index<0, Table::kSets.count>(apply);
 }
 
-/// apply(Index<element>, draw) for each element of a set, whose words these are.
+/// Whether a draw, half of a word, keeps its element. `half` is a constant in most layouts, where the upper one is
+/// compared in place.
+TILEWISE_INLINE bool is_kept(uint32_t word, int half, uint32_t threshold) {
+  return (half == 0 ? word << 16 : word) >= threshold << 16;
+}
+
+/// apply(Index<element>, kept) for each element of a set, whose words these are.
 template <class Table, int kSet, class Apply>
-TILEWISE_INLINE void for_each_member(int lane, const PhiloxWords& words, const Apply& apply) {
+TILEWISE_INLINE void for_each_member(int lane, const PhiloxWords& words, uint32_t threshold, const Apply& apply) {
   for_each_index<0, Table::kSets.size[kSet]>([&](auto member) {
     constexpr int kElement = Table::kSets.member[kSet][decltype(member)::value];
     constexpr int kWord = Table::Sets::key(0, kElement) % 32 / 8;
     const int half = Table::Sets::key(lane, kElement) % 2;
-    apply(Index<kElement>{}, words.word[kWord] >> (16 * half) & 0xFFFFu);
+    apply(Index<kElement>{}, is_kept(words.word[kWord], half, threshold));
   });
 }
+
+/// The draws of a fragment whose rows are queries: a call's words for each set of its elements.
+template <class Scores>
+struct FragmentDraws {
+  using Machine = typename Scores::Ops::Machine;
+  using Sets = DrawSets<Scores, kQueriesAreRows>;
+  using Table = DrawTable<Sets>;
+  static_assert(Sets::has_fixed_words() && (Scores::kCols % 32 == 0 || Scores::kCols == 16));
+
+  template <int kSet>
+  TILEWISE_INLINE static PhiloxWords words(const DropoutSeed& seed, const RowScore (&rows)[Scores::kSlots],
+                                           int32_t first_key) {
+    constexpr int kFirst = Table::kSets.member[kSet][0];
+    const RowScore& row = rows[Sets::slot(kFirst)];
+    const auto key = static_cast<uint32_t>(first_key + Sets::key(Machine::lane(), kFirst));
+    PhiloxWords words =
+        dropout_words(seed.seed, seed.offset, row.batch_head, static_cast<uint32_t>(row.query), key / 32, key % 8 / 2);
+    // 16 keys that are the upper half of their group have its upper words.
+    if (Scores::kCols == 16 && first_key % 32 != 0) words.word[0] = words.word[2], words.word[1] = words.word[3];
+    return words;
+  }
+
+  /// Clears what a set drops. kScaled: and multiplies the rest by dropout_scale.
+  template <int kSet, bool kScaled>
+  TILEWISE_INLINE static void apply(Scores& P, const ScoreParams& p, const PhiloxWords& words) {
+    for_each_member<Table, kSet>(Machine::lane(), words, p.dropout_threshold, [&](auto element, bool kept) {
+      constexpr int kElement = decltype(element)::value;
+      auto&& x = P.tile[Sets::row_tile(kElement)][Sets::col_tile(kElement)][Sets::reg(kElement)];
+      x = kept ? (kScaled ? x * p.dropout_scale : x) : 0.0f;
+    });
+  }
+};
 
 /// Clears what is dropped, where rows are queries. kScaled: and multiplies the rest by dropout_scale.
 template <bool kScaled, class Scores>
 TILEWISE_INLINE void apply_dropout(Scores& P, const ScoreParams& p, const DropoutSeed& seed,
                                    const RowScore (&rows)[Scores::kSlots], int32_t first_key) {
-  using Machine = typename Scores::Ops::Machine;
-  using Sets = DrawSets<Scores, kQueriesAreRows>;
-  using Table = DrawTable<Sets>;
-  static_assert(Sets::has_fixed_words() && (Scores::kCols % 32 == 0 || Scores::kCols == 16));
-  const int lane = Machine::lane();
-  for_each_set<Table>([&](auto set) {
-    constexpr int kSet = decltype(set)::value, kFirst = Table::kSets.member[kSet][0];
-    const RowScore& row = rows[Sets::slot(kFirst)];
-    const auto key = static_cast<uint32_t>(first_key + Sets::key(lane, kFirst));
-    PhiloxWords words =
-        dropout_words(seed.seed, seed.offset, row.batch_head, static_cast<uint32_t>(row.query), key / 32, key % 8 / 2);
-    // 16 keys that are the upper half of their group have its upper words.
-    if (Scores::kCols == 16 && first_key % 32 != 0) words.word[0] = words.word[2], words.word[1] = words.word[3];
-    for_each_member<Table, kSet>(lane, words, [&](auto element, uint32_t draw) {
-      constexpr int kElement = decltype(element)::value;
-      auto&& x = P.tile[Sets::row_tile(kElement)][Sets::col_tile(kElement)][Sets::reg(kElement)];
-      x = draw >= p.dropout_threshold ? (kScaled ? x * p.dropout_scale : x) : 0.0f;
-    });
+  using Draws = FragmentDraws<Scores>;
+  for_each_set<typename Draws::Table>([&](auto set) {
+    constexpr int kSet = decltype(set)::value;
+    Draws::template apply<kSet, kScaled>(P, p, Draws::template words<kSet>(seed, rows, first_key));
   });
 }
+
+/// The same in two steps: draws that are made before there are weights.
+template <class Scores>
+struct EarlyDraws {
+  using Draws = FragmentDraws<Scores>;
+  PhiloxWords words[Draws::Table::kSets.count];
+
+  TILEWISE_INLINE void make(const DropoutSeed& seed, const RowScore (&rows)[Scores::kSlots], int32_t first_key) {
+    for_each_set<typename Draws::Table>([&](auto set) {
+      words[decltype(set)::value] = Draws::template words<decltype(set)::value>(seed, rows, first_key);
+    });
+  }
+  TILEWISE_INLINE void apply(Scores& P, const ScoreParams& p) const {
+    for_each_set<typename Draws::Table>([&](auto set) {
+      constexpr int kSet = decltype(set)::value;
+      Draws::template apply<kSet, false>(P, p, words[kSet]);
+    });
+  }
+};
 
 /// A bit for each element of a lane.
 template <int kElements>
@@ -145,9 +188,8 @@ TILEWISE_INLINE void draw_kept(KeptBits<DrawSets<Scores, kKeysAreRows>::kElement
     const auto key = static_cast<uint32_t>(first_key + Sets::key(lane, kFirst));
     const auto query = static_cast<uint32_t>(first_query + Sets::query(lane, kFirst));
     const PhiloxWords words = dropout_words(seed.seed, seed.offset, batch_head, query, key / 32, key % 8 / 2);
-    for_each_member<Table, kSet>(lane, words, [&](auto element, uint32_t draw) {
-      kept.set(decltype(element)::value, draw >= p.dropout_threshold);
-    });
+    for_each_member<Table, kSet>(lane, words, p.dropout_threshold,
+                                 [&](auto element, bool survives) { kept.set(decltype(element)::value, survives); });
   });
 }
 

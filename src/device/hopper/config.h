@@ -18,12 +18,15 @@ struct HopperForwardConfig : ScoreConfig {
   Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
   Flag split = 0;        // keys come in parts, each of which leaves its own sums for combine; q_stages is 1 then
   Flag sink = 0;
-  Flag cached = 0;  // K and V are a cache, whose sequences are found as a KV cache step has them
+  Flag cached = 0;      // K and V are a cache, whose sequences are found as a KV cache step has them
+  Flag bounded = 0;     // softcap alone keeps scores within what weights in fp32 hold: no reference ever moves; bf16
+  Flag bias_boxes = 0;  // a bias comes by the copy engine beside K, else each score loads its own
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
   constexpr bool fp8() const { return q_type == kE4m3; }  // Q, K and V are; V is transposed on its way
   constexpr int32_t element_bytes() const { return fp8() ? 1 : 2; }
+  constexpr int32_t bias_bytes() const { return bias_type == kBiasF32 ? 4 : bias_type == kBiasBool ? 1 : 2; }
   constexpr int32_t depth() const { return kStepBytes / element_bytes(); }
   constexpr int32_t consumers() const { return waves / 4 - 1; }
   constexpr int32_t block_m() const { return consumers() * kRows; }
@@ -35,7 +38,7 @@ struct HopperForwardConfig : ScoreConfig {
     visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
     visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
     visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
-    visit("cached", c.cached);
+    visit("cached", c.cached), visit("bounded", c.bounded), visit("bias_boxes", c.bias_boxes);
   }
 };
 
@@ -73,8 +76,9 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   // Warps that transpose need some: of 32 registers they spill, and computing warpgroups of 96 keys do with 152.
   if (config.fp8() && config.consumers() == 2) return {56, 224};
   if (config.fp8() && config.consumers() == 3) return {56, 152};
-  // Parts of sequences of any length are found with more than 24; scores of many options are computed with all of 240.
-  const bool wide = config.head_dim_v > 128 && !(config.split && config.plain_scale && !config.dropout);
+  // Of 24 the warps that bring tiles spill, 100 bytes where they bring a bias too; parts of sequences of any length are
+  // found with more.
+  const bool wide = config.head_dim_v > 128 && !config.split && config.plain_scale && !config.dropout;
   if (config.consumers() == 2) return wide ? RegisterShares{24, 240} : RegisterShares{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};

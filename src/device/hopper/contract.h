@@ -73,6 +73,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && Ha
                         { M::pin(word) } -> SameAs<void>;
                         // Products of two 16-bit elements each, rounded.
                         { M::template multiply_pairs<kBf16>(word, word) } -> SameAs<uint32_t>;
+                        { M::widen_f16(uint16_t{}) } -> SameAs<float>;
                         { M::count(counter) } -> SameAs<uint32_t>;  // adds 1 to global memory: what was there before
                         // What global memory held; the second number takes its place where that was the first.
                         { M::exchange_if(wide, *wide, *wide) } -> SameAs<uint64_t>;

@@ -22,6 +22,7 @@ class HopperForward {
       shared.init_barriers();
       Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.k_map);
       Machine::prefetch_map(params.v_map), Machine::prefetch_map(params.out_map);
+      if constexpr (C.bias_boxes) Machine::prefetch_map(params.bias_map);
     }
     Machine::barrier();
     if constexpr (C.cached) wait_for_step_before<Machine>();  // new keys are appended by it

@@ -18,7 +18,7 @@ class ForwardConsumer {
   using Out = typename Weights::Out;
 
   static constexpr bool kStagesOut = Shared::kStagesOut;
-  static constexpr bool kWatches = C.watch_sums != 0;
+  static constexpr bool kWatches = C.watch_sums != 0, kBoxesBias = C.bias_boxes != 0;
 
  public:
   TILEWISE_INLINE ForwardConsumer(const HopperForwardParams& params, Shared& shared)
@@ -130,13 +130,27 @@ class ForwardConsumer {
     issue_out();
     fresh_ = false;
     pass_turn();
+    weights_.draw(tile);
     Machine::template wgmma_wait<1>();
     pin_registers<Machine>(weights_.S);
-    if constexpr (kMasked || !kWatches) release_operands(last);
-    weights_.template become<kMasked>(p_, tile, O_, [&] { release_values(); });
-    if constexpr (!kMasked && kWatches) {
-      weights_.watch(O_, shared_.rows[row_place_.stage][warpgroup_], shared_.keys[key_place_.stage]);
+    constexpr bool kLooksAgain = !kMasked && kWatches;
+    if constexpr (!kLooksAgain && !kBoxesBias) release_operands(last);
+    const auto once_adjusted = [&] {
+      if constexpr (!kLooksAgain && kBoxesBias) release_operands(last);
+    };
+    weights_.template become<kMasked>(p_, tile, bias_tile(), O_, once_adjusted, [&] { release_values(); });
+    if constexpr (kLooksAgain) {
+      weights_.watch(p_, tile, O_, shared_.rows[row_place_.stage][warpgroup_], shared_.keys[key_place_.stage],
+                     bias_tile());
       release_operands(last);
+    }
+  }
+  /// Of the scores in work, where a bias comes in boxes.
+  TILEWISE_INLINE auto& bias_tile() {
+    if constexpr (kBoxesBias) {
+      return shared_.bias[key_place_.stage][warpgroup_];
+    } else {
+      return shared_;  // not looked at
     }
   }
   TILEWISE_INLINE void release_operands(bool last) {
@@ -155,6 +169,9 @@ class ForwardConsumer {
       skip_values();
       fresh_ = true;
     };
+    const auto once_adjusted = [&] {
+      if (kBoxesBias) release_operands(last);
+    };
     if constexpr (kStagesOut) {
       if (pending) row_place_.advance();
       row_place_.wait_full(shared_.row_rings[warpgroup_]);
@@ -166,8 +183,8 @@ class ForwardConsumer {
       pass_turn();
       Machine::template wgmma_wait<1>();
       pin_registers<Machine>(weights_.S);
-      release_operands(last);
-      weights_.start(p_, work, warpgroup_, tile, masked, O_, finish_last);
+      if (!kBoxesBias) release_operands(last);
+      weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, once_adjusted, finish_last);
       if (pending) release_staged_rows();
     } else {
       // The place of Q is free since the last scores: Q is on its way while the last values are multiplied.
@@ -183,8 +200,8 @@ class ForwardConsumer {
       finish_last();
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(weights_.S);
-      release_operands(last);
-      weights_.start(p_, work, warpgroup_, tile, masked, O_, [] {});
+      if (!kBoxesBias) release_operands(last);
+      weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, once_adjusted, [] {});
     }
   }
 

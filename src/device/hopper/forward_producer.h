@@ -11,6 +11,7 @@ class ForwardProducer {
   using Shared = HopperForwardShared<Machine, C>;
   using QueryTile = typename Shared::QueryTile;
   static constexpr int kRowChunks = QueryTile::kChunks;
+  static constexpr int kBiasChunks = (C.block_n * C.bias_bytes() + kChunkRowBytes - 1) / kChunkRowBytes;
 
  public:
   TILEWISE_INLINE ForwardProducer(const HopperForwardParams& params, Shared& shared) : p_(params), shared_(shared) {
@@ -33,7 +34,9 @@ class ForwardProducer {
       const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
       const auto load_keys = [&](int32_t row) {
         keys.wait_empty(shared_.key_ring);
-        load_tile(shared_.keys[keys.stage], p_.k_map, shared_.key_ring.full[keys.stage], row, head, batch);
+        Barrier<Machine>& full = shared_.key_ring.full[keys.stage];
+        load_tile(shared_.keys[keys.stage], p_.k_map, full, row, head, batch, bias_box_bytes());
+        if constexpr (C.bias_boxes) load_bias(keys.stage, full, work, row - work.k_row);
         keys.advance();
       };
       int32_t row = work.k_row + work.begin * C.block_n;
@@ -41,7 +44,8 @@ class ForwardProducer {
       load_keys(row);  // which do not wait for the place of Q
       load_rows(rows, work);
       rows.advance();
-      if (row < last) load_keys(row += C.block_n);
+      // With a bias a third copy of this would pass the 32 registers here.
+      if (!C.bias_boxes && row < last) load_keys(row += C.block_n);
       source.ask();
       // Of one place for Q the next one comes late: it is to come from the cache then.
       if constexpr (C.q_stages == 1 && !C.split) call_into_cache(source.upcoming());
@@ -109,10 +113,36 @@ class ForwardProducer {
     }
   }
 
+  TILEWISE_INLINE int32_t group() const {
+    return C.pack_gqa ? static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k) : 1;
+  }
+
+  /// Of all boxes of a bias that come with a tile of keys.
+  TILEWISE_INLINE int32_t bias_box_bytes() const {
+    if constexpr (!C.bias_boxes) return 0;
+    const BiasPlaces& places = p_.bias_places;
+    const int32_t rows = (places.query ? p_.order.queries_per_warpgroup : 1) * (places.head ? group() : 1);
+    return C.consumers() * kBiasChunks * rows * kChunkRowBytes;
+  }
+
+  /// The bias of every warpgroup's rows. `key`: its column.
+  TILEWISE_INLINE void load_bias(uint32_t stage, Barrier<Machine>& landed, const WorkTile& work, int32_t key) {
+    const BiasPlaces& places = p_.bias_places;
+    TILEWISE_UNROLL
+    for (int i = 0; i < C.consumers(); ++i) {
+      const int32_t query = (work.tile * C.consumers() + i) * p_.order.queries_per_warpgroup;
+      TILEWISE_UNROLL
+      for (int c = 0; c < kBiasChunks; ++c) {
+        Machine::copy_box(shared_.bias[stage][i].chunk(c), p_.bias_map, landed.state(),
+                          key + c * (kChunkRowBytes / C.bias_bytes()), 0, places.query * query, places.head * work.head,
+                          places.batch * work.batch);
+      }
+    }
+  }
+
   /// Q of each warpgroup once its place is free.
   TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work) {
-    const int32_t group = C.pack_gqa ? static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k) : 1;
-    const int32_t bytes = kRowChunks * p_.order.queries_per_warpgroup * group * kChunkRowBytes;
+    const int32_t bytes = kRowChunks * p_.order.queries_per_warpgroup * group() * kChunkRowBytes;
     for_each_box(work, [&](int warpgroup, int chunk, int32_t seq, int32_t batch) {
       auto& ring = shared_.row_rings[warpgroup];
       if (chunk == 0) {
@@ -144,10 +174,11 @@ class ForwardProducer {
     }
   }
 
+  /// more_bytes: of other copies that are to land by then.
   template <class Tile>
   TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
-                                        int32_t head, int32_t batch) {
-    landed.arrive_and_expect(Tile::kBytes);
+                                        int32_t head, int32_t batch, int32_t more_bytes = 0) {
+    landed.arrive_and_expect(Tile::kBytes + more_bytes);
     TILEWISE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
       Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, row, head, batch);

@@ -3,6 +3,7 @@
 
 #include "device/attention/dropout.h"
 #include "device/attention/scores.h"
+#include "device/hopper/forward_bias.h"
 #include "device/hopper/forward_work.h"
 #include "device/hopper/warpgroup.h"
 
@@ -45,6 +46,9 @@ TILEWISE_INLINE int32_t key_head(const HopperForwardParams& p, const Work& work)
 template <class Machine, HopperForwardConfig C>
 class ScoreRows {
  public:
+  /// Scores that are capped and nothing else stay divided by softcap, which the softmax's own factor makes good.
+  static constexpr bool kCapsAlone = C.softcap && !C.alibi && C.bias_type == kBiasNone;
+
   TILEWISE_INLINE void begin(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup) {
     const QueryRows<Machine, C> rows(p, work, warpgroup);
     // A tile of unused queries reads some bias too, and drops what comes of it.
@@ -57,6 +61,7 @@ class ScoreRows {
       row_[slot] = row_score<C>(p.score, p.shape.num_heads_q, s, work.batch, head, rows.query(row));
       row_[slot].diagonal = rows.query(row) + work.diagonal;
     }
+    if constexpr (C.bias_boxes) bias_.begin(p.bias_places, rows);
     if constexpr (C.dropout) seed_ = dropout_seed(p.score);
     if constexpr (C.fp8()) {  // one factor: heads that are packed have q's in common
       product_scale_ = load_scale<Machine>(p.q_scale, work.batch, rows.first_head) *
@@ -68,33 +73,40 @@ class ScoreRows {
   TILEWISE_INLINE float product_scale() const { return product_scale_; }
 
   /// Applies the options that C names to scores of the tile that begins with first_key, unless that is a plain scale,
-  /// and hides what the rows do not see where kMasked.
-  template <bool kMasked, class Scores>
-  TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key) const {
+  /// and hides what the rows do not see where kMasked. bias: its tile in shared memory, where it comes in boxes.
+  template <bool kMasked, class Scores, class BiasTile>
+  TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key, BiasTile& bias) const {
     const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // columns count from this lane's first one
     if constexpr (!C.plain_scale) {
-      scale(S, p);
-      if constexpr (C.bias_type != kBiasNone) add_bias_of<kMasked>(S, p, origin);
+      if constexpr (C.softcap) cap(S, p);
+      const float scale = C.softcap ? p.softcap : plain_scale(p);
+      if constexpr (C.bias_boxes) {
+        bias_.add(S, scale, bias);
+      } else {
+        if constexpr (!kCapsAlone) S.for_each(0, [&](int, int, auto&& x) { x *= scale; });
+        if constexpr (C.bias_type != kBiasNone) add_bias_of<kMasked>(S, p, origin);
+      }
       if constexpr (C.alibi) slope(S, origin);
     }
     if constexpr (kMasked) hide(S, p, origin);
   }
 
-  /// Clears the weights that dropout drops.
-  template <class Scores>
-  TILEWISE_INLINE void drop(Scores& S, const ScoreParams& p, int32_t first_key) const {
-    apply_dropout<false>(S, p, seed_, row_, first_key);
+  /// Makes dropout's draws for a tile of keys, which needs no scores: the matrix unit computes them meanwhile.
+  template <class Draws>
+  TILEWISE_INLINE void draw(Draws& draws, int32_t first_key) const {
+    draws.make(seed_, row_, first_key);
   }
 
  private:
+  TILEWISE_INLINE float plain_scale(const ScoreParams& p) const {
+    return C.fp8() ? p.softmax_scale * product_scale_ : p.softmax_scale;
+  }
+
+  /// Leaves scores divided by softcap.
   template <class Scores>
-  TILEWISE_INLINE void scale(Scores& S, const ScoreParams& p) const {
-    float inner = C.softcap ? p.softmax_scale / p.softcap : p.softmax_scale;
-    if constexpr (C.fp8()) inner *= product_scale_;
-    S.for_each(0, [&](int, int, auto&& x) {
-      x *= inner;
-      if constexpr (C.softcap) x = p.softcap * Machine::tanh(x);
-    });
+  TILEWISE_INLINE void cap(Scores& S, const ScoreParams& p) const {
+    const float inner = plain_scale(p) / p.softcap;
+    S.for_each(0, [&](int, int, auto&& x) { x = Machine::tanh(x * inner); });
   }
 
   /// In floats, which count to 2^24: a conversion a score costs as much as an exponential.
@@ -104,7 +116,7 @@ class ScoreRows {
     for (int slot = 0; slot < 2; ++slot) distance[slot] = static_cast<float>(row_[slot].diagonal - origin);
     S.for_each(0, [&](int slot, int col, auto&& x) {
       const float away = distance[slot] - static_cast<float>(col);
-      x -= row_[slot].slope * (away < 0.0f ? -away : away);
+      x -= row_[slot].slope * higher(away, -away);
     });
   }
 
@@ -146,6 +158,7 @@ class ScoreRows {
   RowScore row_[2];
   DropoutSeed seed_;
   float product_scale_;
+  BoxedBias<Machine, C> bias_;
 };
 
 }  // namespace tilewise::device

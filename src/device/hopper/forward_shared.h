@@ -36,8 +36,17 @@ struct RawValues {
 template <HopperForwardConfig C>
 struct RawValues<C, false> {};
 
+/// A bias that comes in boxes: each warpgroup's own rows of it, beside each stage of K.
+template <HopperForwardConfig C, bool kInBoxes>
+struct BiasStages {
+  using BiasTile = SwizzledTile<C.kRows, C.block_n, C.bias_bytes()>;
+  BiasTile bias[C.stages][C.consumers()];
+};
+template <HopperForwardConfig C>
+struct BiasStages<C, false> {};
+
 template <class Machine, HopperForwardConfig C>
-struct HopperForwardShared : RawValues<C, C.fp8()> {
+struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes != 0> {
   static constexpr int kTransposers = C.fp8() ? 2 : 0;  // warps
 
   /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.

@@ -11,6 +11,7 @@ namespace tilewise::device {
 template <class Ops, HopperForwardConfig C>
 class ForwardWeights {
   using Machine = typename Ops::Machine;
+  using Rows = ScoreRows<Machine, C>;
 
  public:
   using Scores = Fragment<Ops, 16, C.block_n>;  // a warp's part of its warpgroup's 64 rows
@@ -23,24 +24,34 @@ class ForwardWeights {
   Softmax softmax;
 
   TILEWISE_INLINE explicit ForwardWeights(const HopperForwardParams& p)
-      : scale_(C.plain_scale ? p.score.softmax_scale * kLog2E : kLog2E) {}  // fp8 has scales of heads beside it
+      : scale_(C.plain_scale      ? p.score.softmax_scale * kLog2E  // fp8 has scales of heads beside it
+               : Rows::kCapsAlone ? p.score.softcap * kLog2E
+                                  : kLog2E) {}
 
   TILEWISE_INLINE void clear() {
     for (WgmmaRegisters& part : P) part = WgmmaRegisters{};
   }
 
-  /// S of the first tile of keys becomes P. `once_free` runs when P's registers and O are no more the matrix unit's.
-  template <class OnceFree>
+  /// S of the first tile of keys becomes P. `once_adjusted` runs when the bias has been read, `once_free` when P's
+  /// registers and O are no more the matrix unit's.
+  template <class BiasTile, class OnceAdjusted, class OnceFree>
   TILEWISE_INLINE void start(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup,
-                             int32_t tile, bool masked, Out& O, const OnceFree& once_free) {
+                             int32_t tile, bool masked, BiasTile& bias, Out& O, const OnceAdjusted& once_adjusted,
+                             const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
+    draw(tile);
     if constexpr (C.fp8() && C.plain_scale) scale_ = p.score.softmax_scale * rows_.product_scale() * kLog2E;
     if (masked) {
-      rows_.template adjust<true>(S, p.score, tile * C.block_n);
+      rows_.template adjust<true>(S, p.score, tile * C.block_n, bias);
     } else {
-      rows_.template adjust<false>(S, p.score, tile * C.block_n);
+      rows_.template adjust<false>(S, p.score, tile * C.block_n, bias);
     }
-    softmax.start(S, scale_);
+    once_adjusted();
+    if constexpr (C.bounded) {
+      softmax.start_bounded(scale_);
+    } else {
+      softmax.start(S, scale_);
+    }
     if constexpr (C.lengths) {
       const QueryRows<Machine, C> rows(p, work, warpgroup);
       TILEWISE_UNROLL
@@ -49,29 +60,42 @@ class ForwardWeights {
       }
     }
     if constexpr (C.watch_sums) careful_ = softmax.has_unseen();
-    weigh(p, tile, O, once_free);
+    weigh(p, O, once_free);
+  }
+
+  /// Dropout's draws for the tile of keys whose scores are under way.
+  TILEWISE_INLINE void draw(int32_t tile) {
+    if constexpr (C.dropout) rows_.draw(draws_, tile * C.block_n);
   }
 
   /// S of a later tile becomes P. Where sums are watched, scores are compared only in masked tiles, in which rows see
   /// their first key, and after a sum has grown, since more of that kind are to be expected.
-  template <bool kMasked, class OnceFree>
-  TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
-    rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
+  template <bool kMasked, class BiasTile, class OnceAdjusted, class OnceFree>
+  TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, BiasTile& bias, Out& O,
+                              const OnceAdjusted& once_adjusted, const OnceFree& once_free) {
+    rows_.template adjust<kMasked>(S, p.score, tile * C.block_n, bias);
+    once_adjusted();
     PerRow factor;
-    const bool compares = kMasked || !C.watch_sums || careful_;
+    const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
     const bool moved = compares && softmax.move(S, scale_, factor);
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
-    weigh(p, tile, O, once_free);
+    weigh(p, O, once_free);
     if (moved) O.scale_rows(factor);
   }
 
-  /// Where sums are watched: lowers the weights of rows that have grown far. Q and K are what the scores came from.
-  template <class RowTile, class KeyTile>
-  TILEWISE_INLINE void watch(Out& O, RowTile& Q, KeyTile& K) {
+  /// Where sums are watched: lowers the weights of rows that have grown far. Q, K and the bias are what the scores of
+  /// this tile of keys came from.
+  template <class RowTile, class KeyTile, class BiasTile>
+  TILEWISE_INLINE void watch(const HopperForwardParams& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K,
+                             BiasTile& bias) {
     if (!softmax.has_grown()) return;
     careful_ = true;
     const PerRow lost = softmax.lost_rows(sum_before_);
-    if (Machine::any(lost[0] + lost[1] > 0.0f)) weigh_again(O, lost, Q, K);
+    if (Machine::any(lost[0] + lost[1] > 0.0f)) {
+      multiply_again(Q, K);
+      rows_.template adjust<false>(S, p.score, tile * C.block_n, bias);
+      weigh_again(O, lost);
+    }
     PerRow factor;
     softmax.lower(scale_, factor);
     O.scale_rows(factor);
@@ -90,10 +114,10 @@ class ForwardWeights {
   static constexpr int kHalf = kElements / 2 / 8 * 8;  // weighed while the products with V run
 
   template <class OnceFree>
-  TILEWISE_INLINE void weigh(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void weigh(const HopperForwardParams& p, Out& O, const OnceFree& once_free) {
     if constexpr (C.dropout) {
       softmax.template weigh<0, kElements>(S, scale_);
-      rows_.drop(S, p.score, tile * C.block_n);
+      draws_.apply(S, p.score);
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(O);
       once_free();
@@ -131,10 +155,8 @@ class ForwardWeights {
     }
   }
 
-  /// A weight has passed what fp32 holds: the lost rows' scores once more, and weights from a reference that fits them.
-  template <class RowTile, class KeyTile>
-  TILEWISE_INLINE void weigh_again(Out& O, const PerRow& lost, RowTile& Q, KeyTile& K) {
-    multiply_again(Q, K);
+  /// A weight has passed what fp32 holds: from the lost rows' scores once more, weights by a reference that fits them.
+  TILEWISE_INLINE void weigh_again(Out& O, const PerRow& lost) {
     S.for_each(0, [&](int slot, int, auto&& x) { x = lost[slot] != 0.0f ? x : -kInfinity; });
     TILEWISE_UNROLL
     for (int slot = 0; slot < 2; ++slot) {
@@ -170,9 +192,10 @@ class ForwardWeights {
   }
 
   float scale_;  // from scores to units of log2
-  ScoreRows<Machine, C> rows_;
+  Rows rows_;
   PerRow sum_before_;
   bool careful_;
+  Choose<C.dropout, EarlyDraws<Scores>, NoShared> draws_;
 };
 
 }  // namespace tilewise::device

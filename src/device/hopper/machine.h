@@ -18,6 +18,11 @@ struct HopperMachine : Sm80Machine {
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+  TILEWISE_INLINE static float widen_f16(uint16_t bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
   TILEWISE_INLINE static void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
   TILEWISE_INLINE static void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
   template <int kElement>

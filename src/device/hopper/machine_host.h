@@ -1,6 +1,7 @@
 // Hopper's machine under emulation: what machine.h offers, as calls to the emulator that runs the lane.
 #pragma once
 
+#include "device/common/float16.h"
 #include "device/common/float8.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/tensor_map.h"
@@ -26,6 +27,7 @@ struct HostSm90Machine : HostSm80Machine {
     return static_cast<int32_t>(host_block->shuffle_xor(static_cast<uint32_t>(value), lane()));  // lane 0's
   }
   TILEWISE_INLINE static float tanh(float x) { return __builtin_tanhf(x); }
+  TILEWISE_INLINE static float widen_f16(uint16_t bits) { return f16_to_float(bits); }
   TILEWISE_INLINE static void pin(float&) {}
   TILEWISE_INLINE static void pin(uint32_t&) {}
   template <int kElement>

@@ -28,13 +28,24 @@ struct TileOrder {
   }
 };
 
+/// Which dimensions a bias has (1, else 0), whose boxes are asked for at its place in those alone.
+struct BiasPlaces {
+  int32_t batch, head, query;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("batch", p.batch), visit("head", p.head), visit("query", p.query);
+  }
+};
+
 inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
 
 struct HopperForwardParams {
   // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the
   // group is 1 where heads are not packed. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128
-  // bytes. Of elements of one byte a box has 128.
-  TensorMap q_map, k_map, v_map, out_map;
+  // bytes. Of elements of one byte a box has 128. A bias in boxes is [key, head of the group, query, group, batch], as
+  // q is, with boxes of 128 bytes of keys, and of one row where it has no queries or heads.
+  TensorMap q_map, k_map, v_map, out_map, bias_map;
   AttentionShape shape;
   ScoreParams score;
   Tensor4 out;
@@ -43,6 +54,7 @@ struct HopperForwardParams {
   HeadScales q_scale, k_scale, v_scale;  // fp8 only
   CacheShape cache;                      // of a config that is cached; AttentionShape::seqlen_k is its capacity
   TileOrder order;
+  BiasPlaces bias_places;
   uint32_t* tile_counter;  // [counters]: see tile_counter.h
   // As the portable ForwardParams have them.
   float* out_accum;
@@ -51,10 +63,11 @@ struct HopperForwardParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("out_map", p.out_map);
+    visit("bias_map", p.bias_map);
     visit("shape", p.shape), visit("score", p.score), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
     visit("sink", p.sink), visit("q_scale", p.q_scale), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
-    visit("cache", p.cache), visit("order", p.order), visit("tile_counter", p.tile_counter);
-    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("cache", p.cache), visit("order", p.order), visit("bias_places", p.bias_places);
+    visit("tile_counter", p.tile_counter), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
   }
 };
 

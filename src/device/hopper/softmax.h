@@ -20,6 +20,8 @@ struct WeightRange {
   /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
   /// jump of 59 nats from one tile to the next is not lost.
   static constexpr float kMostSum = 0x1p41f;
+  /// Where scores are bounded, the greatest weight that one may have. The least is 2^-104 with softcap 50.
+  static constexpr float kMostBounded = 40.0f;
 };
 
 /// `scale` takes scores to units of log2 and is positive.
@@ -62,6 +64,16 @@ class SteadySoftmax {
     for (int slot = 0; slot < kSlots; ++slot) {
       row_sum[slot] = 0.0f;
       refer_to(slot, row_max[slot], scale);
+    }
+  }
+
+  /// Where no score passes `most` in units of log2, and none is below its negative.
+  TILEWISE_INLINE void start_bounded(float most) {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      row_sum[slot] = 0.0f;
+      base[slot] = most - Range::kMostBounded;
+      limit_[slot] = kInfinity;
     }
   }
 

@@ -299,6 +299,14 @@ class Describer {
     check_writable(call_.dsink, "dsink");
   }
 
+  /// Whether a copy engine can bring parts of the bias: rows on 16 bytes, keys side by side, and rows in their order.
+  [[nodiscard]] bool comes_in_boxes(const TensorView& bias) const {
+    bool fits = rows_start_on_16_bytes(bias) && bias.strides[static_cast<std::size_t>(bias.rank - 1)] == 1;
+    for (int axis = 0; axis + 1 < bias.rank; ++axis)
+      fits = fits && (size_at(bias, axis) == 1 || stride_at(bias, axis) >= 0);
+    return fits;
+  }
+
   /// Kernels of other devices move rows 16 bytes at a time where they may.
   void describe_alignment() {
     if (device_.type == DeviceType::cpu) return;
@@ -306,6 +314,7 @@ class Describer {
          {&call_.q, &call_.k, &call_.v, &call_.out, &call_.dout, &call_.dq, &call_.dk, &call_.dv}) {
       p_.unaligned |= view->defined() && !rows_start_on_16_bytes(*view);
     }
+    if (options_.bias.defined()) p_.bias_unaligned = p_.bias_dims.key && !comes_in_boxes(options_.bias);
   }
 
   void check_dbias() const {

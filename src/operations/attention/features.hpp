@@ -73,8 +73,8 @@ using FeatureSet = core::FeatureSetOf<Feature>;
                                 total_k, num_heads_q, num_heads_k, head_dim, head_dim_v, mask, alignment, window_left,
                                 window_right, softmax_scale, softcap, dropout_p, seed_tensor, bias, bias_dims,
                                 alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale,
-                                softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant,
-                                unaligned] = p;
+                                softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant, unaligned,
+                                bias_unaligned] = p;
   FeatureSet set{feature_of(dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);

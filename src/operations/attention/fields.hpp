@@ -122,6 +122,7 @@ void for_each_field(AttentionProblem& p, Visit&& visit) {
   visit("deterministic", p.deterministic, fresh.deterministic);
   visit("batch_invariant", p.batch_invariant, fresh.batch_invariant);
   visit("unaligned", p.unaligned, fresh.unaligned);
+  visit("bias_unaligned", p.bias_unaligned, fresh.bias_unaligned);
 }
 
 /// Throws for a word that is no key of problems like `problem`, with what was probably meant.

@@ -32,6 +32,7 @@ void normalise_bias(AttentionProblem& p) {
   p.bias_dims.head &= given && p.num_heads_q != 1;
   p.bias_dims.query &= given && p.seqlen_q != 1;
   p.bias_dims.key &= given && p.seqlen_k != 1;
+  p.bias_unaligned &= p.bias_dims.key;
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ AttentionProblem canonical(AttentionProblem p) {
   if (p.out_dtype == default_out_dtype(p.dtype)) p.out_dtype = DType::none;
   normalise_kinds(p);
   normalise_bias(p);
-  if (p.device == DeviceType::cpu) p.unaligned = false;
+  if (p.device == DeviceType::cpu) p.unaligned = p.bias_unaligned = false;
   if (p.operation == Operation::attention_forward) p.deterministic = false;  // the forward pass always is
   return p;
 }

@@ -139,6 +139,7 @@ class RandomProblem {
     p.seqused_q = maybe(), p.seqused_k = maybe(), p.leftpad_k = maybe();
     p.deterministic = maybe(), p.batch_invariant = maybe();
     p.unaligned = p.device != DeviceType::cpu && maybe();
+    p.bias_unaligned = p.device != DeviceType::cpu && maybe();
     p.operation == Operation::attention_forward ? choose_forward(p) : choose_backward(p);
     return p;
   }

@@ -17,7 +17,7 @@ constexpr double kLatencyUs = 0.9;               // of a tile of keys, at least
 constexpr double kOfPeak = 0.72;                 // the products' rate, of wgmma's peak
 constexpr double kWgmma = 2.0;                   // times mma.sync's rate, which matrix_rate is
 constexpr double kScore = 48.0;                  // a score's exponential and its neighbours, in flops
-constexpr double kSoftcap = 150.0, kDropout = 250.0, kBias = 250.0, kAlibi = 60.0;
+constexpr double kSoftcap = 190.0, kDropout = 480.0, kBias = 230.0, kOwnBias = 1000.0, kAlibi = 160.0;
 constexpr double kPartUs = 2.2;  // of keys in parts, beside merging them: fp32 sums stored by every block
 constexpr double kOfMemoryRate = 0.7;
 /// What one, two, ... computing warpgroups reach of that rate: they hide each other's softmax.
@@ -31,8 +31,8 @@ Estimator::Estimator(const Problem& p, const core::DeviceDescription& device)
     : p_(p), device_(device), extent_(operations::attention::typical_extent(p)) {}
 
 double Estimator::step_us(const device::HopperForwardConfig& c) const {
-  const double modified =
-      c.softcap * kSoftcap + c.dropout * kDropout + c.alibi * kAlibi + (c.bias_type != device::kBiasNone ? kBias : 0.0);
+  const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
+  const double modified = c.softcap * kSoftcap + c.dropout * kDropout + c.alibi * kAlibi + bias;
   // Products in fp8 take half the time, what is done for a score takes as long.
   const double flops =
       f(c.block_m()) * c.block_n * (f(c.element_bytes()) * (c.head_dim + c.head_dim_v) + kScore + modified);

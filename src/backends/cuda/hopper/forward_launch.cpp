@@ -35,10 +35,19 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   gpu::TensorMap outs = rows;
   outs.dtype = operations::attention::out_dtype_of(p);
   outs.box[0] = box_columns(outs.dtype);
-  return {{offsetof(Params, q_map), rows, binds.q},
-          {offsetof(Params, k_map), keys, binds.k},
-          {offsetof(Params, v_map), keys, binds.v},
-          {offsetof(Params, out_map), outs, binds.out}};
+  std::vector<gpu::TensorMapParameter> maps{{offsetof(Params, q_map), rows, binds.q},
+                                            {offsetof(Params, k_map), keys, binds.k},
+                                            {offsetof(Params, v_map), keys, binds.v},
+                                            {offsetof(Params, out_map), outs, binds.out}};
+  if (config.bias_boxes) {
+    gpu::TensorMap bias = rows;
+    bias.dtype = operations::attention::bias_dtype(p);
+    bias.box[0] = box_columns(bias.dtype);
+    if (!p.bias_dims.head) bias.box[1] = 1;
+    if (!p.bias_dims.query) bias.box[2] = 1;
+    maps.push_back({offsetof(Params, bias_map), bias, binds.bias});
+  }
+  return maps;
 }
 
 }  // namespace
@@ -48,6 +57,9 @@ void bind_q(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
 }
 void bind_out(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
   bind_query_rows(call, call.out, call.head_dim_v, group_of(call, packs), map);
+}
+void bind_bias(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
+  bind_bias_rows(call, group_of(call, packs), map);
 }
 void bind_k(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.k, call.head_dim, map); }
 void bind_v(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.v, call.head_dim_v, map); }
@@ -79,6 +91,7 @@ std::string add_forward(const Problem& p, const ForwardSchedule& schedule, const
   device::HopperForwardParams params{};
   params.shape = operations::attention::shape_of(p);
   params.order = tile_order(p, schedule, device.multiprocessors);
+  params.bias_places = {p.bias_dims.batch, p.bias_dims.head, p.bias_dims.query};
   const std::int64_t tiles = tile_count(params.order);
   if (tiles > std::int64_t{1} << 30) return concat("tiles of queries must be <= 2^30 (got ", tiles, ")");
   const gpu::Extent3 grid{static_cast<std::uint32_t>(std::min<std::int64_t>(tiles, device.multiprocessors))};

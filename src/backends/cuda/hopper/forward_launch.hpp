@@ -16,11 +16,12 @@ void bind_q(const device::AttentionParams& call, bool packs, gpu::TensorMap& map
 void bind_out(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
 void bind_k(const device::AttentionParams& call, gpu::TensorMap& map);
 void bind_v(const device::AttentionParams& call, gpu::TensorMap& map);
+void bind_bias(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
 
 /// How a call's tensor maps are set.
 struct MapBinds {
   using Bind = void (*)(const void* call, gpu::TensorMap& map);
-  Bind q, k, v, out;
+  Bind q, k, v, out, bias;
 };
 
 /// Of calls that Source::of() turns into attention's.
@@ -31,10 +32,12 @@ template <typename Source>
   MapBinds binds{[](Call call, Map& map) { bind_q(Source::of(call), false, map); },
                  [](Call call, Map& map) { bind_k(Source::of(call), map); },
                  [](Call call, Map& map) { bind_v(Source::of(call), map); },
-                 [](Call call, Map& map) { bind_out(Source::of(call), false, map); }};
+                 [](Call call, Map& map) { bind_out(Source::of(call), false, map); },
+                 [](Call call, Map& map) { bind_bias(Source::of(call), false, map); }};
   if (packs) {
     binds.q = [](Call call, Map& map) { bind_q(Source::of(call), true, map); };
     binds.out = [](Call call, Map& map) { bind_out(Source::of(call), true, map); };
+    binds.bias = [](Call call, Map& map) { bind_bias(Source::of(call), true, map); };
   }
   return binds;
 }

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "backends/cuda/hopper/estimate.hpp"
+#include "backends/cuda/hopper/kernels.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -36,14 +37,20 @@ struct Tile {
   bool watch_sums;
 };
 
-constexpr Tile kCrowded{2, 64, 4, 2, false};         // bias or dropout: registers for what a score needs
-constexpr Tile kCrowdedWide{2, 64, 2, 2, false};     // likewise beyond head_dim 128
+constexpr Tile kDropout{2, 96, 2, 2, false};         // dropout alone: registers for its draws
+constexpr Tile kCrowded{2, 64, 4, 2, false};         // several options, or scores' own loads of a bias
+constexpr Tile kCrowdedMost{2, 32, 4, 2, false};     // scores' own loads beside dropout's draws
+constexpr Tile kCrowdedWide{2, 64, 2, 2, false};     // likewise, dropout and any bias beyond head_dim 128
+constexpr Tile kCrowdedWidest{2, 32, 4, 1, false};   // and beyond 192, where a bias in fp32 is crowded too
 constexpr Tile kWidest{2, 64, 2, 1, false};          // head_dim 256
 constexpr Tile kWide192{2, 80, 2, 2, false};         // head_dim_v to 192
 constexpr Tile kWide128{2, 96, 2, 2, false};         // head_dim to 192 with head_dim_v to 128
 constexpr Tile kMiddle{3, 64, 4, 2, true};           // head_dim 128
 constexpr Tile kMiddleLong{3, 80, 3, 2, true};       // full from 16k
 constexpr Tile kMiddle80{3, 96, 2, 2, true};         // head_dim to 80: a stage is as large as one of 128
+constexpr Tile kMiddle72{3, 96, 2, 2, false};        // to 72
+constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
+constexpr Tile kBoxedBias{3, 64, 3, 1, false};       // to 128, with a bias in boxes
 constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 2k
 constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
@@ -60,10 +67,17 @@ constexpr Tile kFp8Middle{3, 96, 3, 2, false};   // to 128
 constexpr Tile kFp8Crowded{2, 64, 3, 2, false};  // to 128, with scores that are more than a scale
 constexpr Tile kFp8Wide{2, 96, 2, 1, false};     // to 256
 constexpr Tile kFp8WideCrowded{2, 64, 2, 1, false};
+constexpr Tile kFp8WidestCrowded{2, 32, 3, 1, false};  // with several options
+
+/// What is done to scores and weights beside their scale.
+int options_of(const HopperForwardConfig& c) {
+  return c.softcap + c.alibi + c.dropout + (c.bias_type != device::kBiasNone);
+}
 
 const Tile& fp8_tile_for(const HopperForwardConfig& c) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const bool crowded = !c.plain_scale || c.dropout;
+  if (dim > 128 && options_of(c) > 1) return kFp8WidestCrowded;
   if (dim > 128) return crowded ? kFp8WideCrowded : kFp8Wide;
   if (crowded) return kFp8Crowded;
   return dim > 64 ? kFp8Middle : kFp8Narrow;
@@ -73,14 +87,18 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.fp8()) return fp8_tile_for(c);
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const std::int64_t length = chosen_length(p);
-  const int modifications = c.softcap + c.alibi + (c.bias_type != device::kBiasNone);
-  const bool crowded = c.dropout || c.bias_type != device::kBiasNone || modifications > 1;
-  const bool plain = c.plain_scale && !c.dropout;
-  if (dim > 192) return kWidest;
-  if (dim > 128) return crowded ? kCrowdedWide : c.head_dim_v <= 128 ? kWide128 : kWide192;
-  if (crowded) return kCrowded;
-  if (dim > 80) return plain && !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
-  if (dim > 64) return plain ? kMiddle80 : kMiddle;
+  const bool loads_bias = c.bias_type != device::kBiasNone && !c.bias_boxes;
+  const bool crowded = c.dropout || loads_bias || options_of(c) > 1;
+  const bool plain = c.plain_scale && !c.dropout, plain_but_dropped = c.plain_scale && c.dropout;
+  if (dim > 192) return crowded || c.bias_type == device::kBiasF32 ? kCrowdedWidest : kWidest;
+  if (dim > 128) return crowded || c.bias_boxes ? kCrowdedWide : c.head_dim_v <= 128 ? kWide128 : kWide192;
+  if (c.dropout && loads_bias) return kCrowdedMost;
+  if (crowded) return plain_but_dropped ? kDropout : kCrowded;
+  if (c.bias_boxes) return kBoxedBias;
+  if (dim > 64 && !plain) return kMiddleModified;
+  if (dim > 80) return !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
+  if (dim > 72) return kMiddle80;
+  if (dim > 64) return kMiddle72;
   if (!plain) return kNarrowModified;
   if (!c.lengths && !c.pack_gqa && length <= (c.ranged ? 2048 : 1024)) return kNarrowShort;
   return c.ranged || length >= 8192 ? kNarrowLong : kNarrow;
@@ -116,6 +134,27 @@ HopperForwardConfig features_config(const Problem& p) {
   c.windowed = p.window_left >= 0;
   c.sink = p.sink != SinkKind::none;
   c.pack_gqa = packs_heads(p, c);
+  constexpr double kMostBoundedCap = 52.0;  // weights from 2^40 down to 2^-110
+  const bool biased = p.bias != BiasKind::none;
+  c.bounded = c.softcap && !c.alibi && !biased && p.softcap <= kMostBoundedCap && p.dtype == DType::bf16;
+  // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
+  c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
+  return c;
+}
+
+/// A bias in boxes takes room beside each stage of K: that of other stages, then of the second Q. Where two stages find
+/// none, each score loads its own.
+HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
+  constexpr std::uint32_t kRoom = 227u << 10;
+  constexpr std::int32_t kFewestStages = 2;
+  const HopperForwardConfig wanted = c;
+  for (; c.q_stages >= 1; --c.q_stages) {
+    for (c.stages = wanted.stages; c.stages >= kFewestStages; --c.stages) {
+      if (Forward::shared_bytes(c, gpu::Family::sm90) <= kRoom) return c;
+    }
+  }
+  c = wanted;
+  c.bias_boxes = 0;
   return c;
 }
 
@@ -124,8 +163,8 @@ HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
   c.block_n = tile.block_n;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
-  c.watch_sums = tile.watch_sums && c.plain_scale && !c.dropout && c.q_type == device::kBf16;
-  return c;
+  c.watch_sums = tile.watch_sums && !c.dropout && c.q_type == device::kBf16;
+  return c.bias_boxes ? with_room_for_bias(c) : c;
 }
 
 /// Parts leave sums in memory, which combine joins with the sink.
@@ -211,7 +250,8 @@ std::int64_t tile_count(const device::TileOrder& order) {
 std::string describe(const ForwardSchedule& schedule) {
   const HopperForwardConfig& c = schedule.config;
   return core::concat(c.block_m(), "x", c.block_n, " tiles, ", c.consumers(), " warpgroups, ", c.stages, " stages",
-                      c.dynamic ? ", dealt by a counter" : "", c.pack_gqa ? ", heads packed" : "",
+                      c.bias_boxes ? ", bias in boxes" : "", c.dynamic ? ", dealt by a counter" : "",
+                      c.pack_gqa ? ", heads packed" : "",
                       c.split ? core::concat(", ", schedule.splits, " splits") : std::string());
 }
 

@@ -17,7 +17,8 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t keys = c.block_n * chunks(element * c.head_dim) * kRowBytes;
   const std::int32_t raw = c.block_n * chunks(element * c.head_dim_v) * kRowBytes;
   const std::int32_t values = c.fp8() ? c.head_dim_v * chunks(c.block_n) * kRowBytes : raw;
-  const std::int32_t tiles = c.stages * (keys + values) + (c.fp8() ? kRawStages * raw : 0);
+  const std::int32_t bias = c.bias_boxes ? c.block_m() * chunks(c.block_n * c.bias_bytes()) * kRowBytes : 0;
+  const std::int32_t tiles = c.stages * (keys + values + bias) + (c.fp8() ? kRawStages * raw : 0);
   const std::int32_t barriers =
       c.consumers() * rings(c.q_stages) + 2 * rings(c.stages) + rings(kRawStages) + rings(kWorkStages) + kBarrier;
   const std::int32_t bytes = rows + tiles + kWorkStages * kWorkTile + barriers;

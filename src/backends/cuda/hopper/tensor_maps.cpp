@@ -2,6 +2,8 @@
 #include "backends/cuda/hopper/tensor_maps.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 
 namespace tilewise::backends::hopper {
 
@@ -30,6 +32,22 @@ void bind_query_rows(const AttentionParams& call, const Tensor4& t, std::int64_t
   };
   map.strides = {bytes(group, t.head_stride), bytes(rows, t.seq_stride), bytes(heads, t.head_stride * group),
                  bytes(batch, t.batch_stride)};
+}
+
+void bind_bias_rows(const AttentionParams& call, std::int64_t group, gpu::TensorMap& map) {
+  const device::BiasTensor& t = call.bias;
+  if (call.seqlen_k == 0) {  // any memory does
+    map.address = call.q.data;
+    map.dims = {1, 1, 1, 1, 1};
+  } else {
+    map.address = t.data;
+    map.dims = {extent_of(call.seqlen_k), extent_of(group), extent_of(call.seqlen_q),
+                extent_of(call.num_heads_q / group), extent_of(call.batch_size)};
+  }
+  const std::array<std::int64_t, 4> strides{t.head_stride, t.query_stride, t.head_stride * group, t.batch_stride};
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    map.strides[i] = stride_bytes(static_cast<std::int64_t>(map.dims[i + 1]), strides[i], map.dtype);
+  }
 }
 
 void bind_keys(const AttentionParams& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {

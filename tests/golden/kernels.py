@@ -54,7 +54,7 @@ PROBLEMS = {
     "fp8-pages": "kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=token seqlen_q=64 num_heads_q=32 "
     f"num_heads_k=8 head_dim=128 {PAGES} append=1 seqlen_k_new=64 rotary=f32 rotary_dim=64 mask=causal",
 }
-HOPPER = ("d64", "d128-causal", "d256")
+HOPPER = ("d64", "d128-causal", "d256", "backward-d64", "backward-d128-causal")
 COUNTED = ("instructions", "matrix", "transcendental", "shared")
 
 
@@ -128,9 +128,10 @@ def compile_problems(command: Path, target: str, names: tuple[str, ...], impleme
         kernels = {kernel["file"]: kernel for kernel in report["kernels"]}
         entries: dict[str, Entry] = {}
         for name, problem in zip(names, report["problems"]):
+            asked = f"{name}/{implementation}" if implementation else name
             for step in problem["steps"]:
                 if (kernel := kernels.pop(step.get("file"), None)) is not None:
-                    key = new_key(entries, f"{target} {name} {kernel_name(kernel['file'])}")
+                    key = new_key(entries, f"{target} {asked} {kernel_name(kernel['file'])}")
                     entries[key] = resources(kernel) | loop_counts(Path(folder, kernel["file"]), target)
     return entries
 

@@ -266,7 +266,7 @@ TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 128; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128}) {
       const std::string text = concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v);
-      const gpu::KernelKey& key = lowered_backward(text).launches().at(1)->key;
+      const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;
       EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
       const auto config = gpu::config_of<Bwd>(key);
       const device::RegisterShares shares = device::register_shares(config);

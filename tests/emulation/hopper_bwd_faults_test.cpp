@@ -7,11 +7,11 @@
 #include "../support/dense_call.hpp"
 #include "backends/cuda/hopper/bwd_lowering.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
-#include "backends/emulation/host_tensor_map.hpp"
 #include "device/hopper/bwd.h"
 #include "device/hopper/bwd_statistics.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
+#include "emulated_maps.hpp"
 #include "operations/attention/call.hpp"
 
 namespace tilewise::test {
@@ -110,12 +110,7 @@ class BwdCall {
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
     using Kernel = HopperBwd<Sm90Ops<FaultyBwdSm90>, kConfig>;
     g_fault = fault;
-    for (const gpu::TensorMapParameter& parameter : launch_.tensor_maps) {
-      gpu::TensorMap map = parameter.map;
-      parameter.bind(&params_of_call_, map);
-      const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
-      std::memcpy(reinterpret_cast<std::byte*>(&params_) + parameter.param_offset, &host, sizeof host);
-    }
+    write_maps(launch_, &params_of_call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Bwd>(), &params_);
     return fault_of(host_kernel<Kernel, FaultyBwdSm90>(), kConfig.threads(), static_cast<int>(launch_.grid.x), seed,
                     memory_, &params_);

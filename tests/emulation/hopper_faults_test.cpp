@@ -7,10 +7,10 @@
 #include "../support/dense_call.hpp"
 #include "backends/cuda/hopper/lowering.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
-#include "backends/emulation/host_tensor_map.hpp"
 #include "device/hopper/forward.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
+#include "emulated_maps.hpp"
 #include "operations/attention/call.hpp"
 
 namespace tilewise::test {
@@ -119,13 +119,9 @@ class HopperCall {
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
     using Kernel = HopperForward<Sm90Ops<FaultySm90>, kConfig>;
     g_fault = fault;
-    for (const gpu::TensorMapParameter& parameter : launch_.tensor_maps) {
-      gpu::TensorMap map = parameter.map;
-      parameter.bind(&params_of_call_, map);
+    write_maps(launch_, &params_of_call_, params, [fault](gpu::TensorMap& map) {
       if (fault == Fault::other_swizzle) map.swizzle = gpu::Swizzle::none;
-      const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
-      std::memcpy(reinterpret_cast<std::byte*>(&params) + parameter.param_offset, &host, sizeof host);
-    }
+    });
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Forward>(), &params);
     return fault_of(host_kernel<Kernel, FaultySm90>(), kConfig.threads(), kBlocks, seed, memory_, &params);
   }

@@ -7,11 +7,11 @@
 
 #include "../support/kv_cache_step.hpp"
 #include "backends/cuda/hopper/latent.hpp"
-#include "backends/emulation/host_tensor_map.hpp"
 #include "device/common/float16.h"
 #include "device/hopper/latent.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
+#include "emulated_maps.hpp"
 #include "operations/kv_cache/call.hpp"
 
 namespace tilewise::test {
@@ -111,12 +111,7 @@ class LatentCall {
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
     using Kernel = HopperLatent<Sm90Ops<FaultyLatentSm90>, kConfig>;
     g_fault = fault;
-    for (const gpu::TensorMapParameter& parameter : launch_.tensor_maps) {
-      gpu::TensorMap map = parameter.map;
-      parameter.bind(&call_, map);
-      const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
-      std::memcpy(reinterpret_cast<std::byte*>(&params_) + parameter.param_offset, &host, sizeof host);
-    }
+    write_maps(launch_, &call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Latent>(), &params_);
     return fault_of(host_kernel<Kernel, FaultyLatentSm90>(), HopperLatentConfig::kThreads,
                     static_cast<int>(launch_.grid.x), seed, memory_, &params_);

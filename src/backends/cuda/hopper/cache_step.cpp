@@ -1,28 +1,36 @@
-// The portable launch that joins parts of the keys.
+// What the kernels of the KV cache step share; see cache_step.hpp.
 #include "backends/cuda/hopper/cache_step.hpp"
 
-#include "backends/portable/attention/schedule.hpp"
-#include "backends/portable/kv_cache/bind.hpp"
+#include "backends/cuda/hopper/combine.hpp"
 #include "backends/portable/kv_cache/kernels.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
-#include "core/ceil_div.hpp"
-#include "operations/attention/call.hpp"
 
 namespace tilewise::backends::hopper {
 
+device::AttentionParams CacheCalls::of(const void* from) {
+  const operations::kv_cache::KvCacheParams& call = params_of(from);
+  device::AttentionParams attention{};
+  attention.batch_size = call.batch_size;
+  attention.seqlen_q = call.seqlen_q;
+  attention.total_q = call.total_q;
+  attention.seqlen_k = call.row_places;
+  attention.num_heads_q = call.num_heads_q;
+  attention.num_heads_k = call.num_heads_k;
+  attention.head_dim = call.head_dim;
+  attention.head_dim_v = call.head_dim_v;
+  attention.cu_seqlens_q = call.cu_seqlens_q;
+  attention.q = call.q;
+  attention.k = call.k_cache;
+  attention.v = call.v_cache;
+  attention.out = call.out;
+  return attention;
+}
+
 void add_cache_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder) {
-  const device::KvCacheCombineConfig config = portable::kv_cache_combine_config(attention);
-  const std::int64_t tiles = core::ceil_div(attention.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
-  device::KvCacheCombineParams params{};
-  params.shape = operations::attention::shape_of(attention);
-  params.grid = device::tile_grid(tiles, 1, attention.num_heads_q, portable::group_of(attention));
-  params.num_splits = splits;
-  const auto bind_params = [](const void* call, void* block) {
-    portable::bind(*static_cast<const operations::kv_cache::KvCacheParams*>(call),
-                   *static_cast<device::KvCacheCombineParams*>(block));
+  const auto bind = [](const void* call, void* block) {
+    portable::bind(CacheCalls::params_of(call), *static_cast<device::KvCacheCombineParams*>(block));
   };
-  const gpu::Extent3 grid{static_cast<std::uint32_t>(tiles * attention.num_heads_q * attention.batch_size)};
-  builder.launch<portable::KvCacheCombine>(gpu::Family::sm80, config, grid, params, bind_params);
+  add_combine<portable::KvCacheCombine>(portable::kv_cache_combine_config(attention), attention, splits, bind, builder);
 }
 
 }  // namespace tilewise::backends::hopper

@@ -1,12 +1,37 @@
-// What the kernels of the KV cache step share: the portable launch that joins parts of the keys.
+// What the kernels of the KV cache step share: how they are told of a call, and the launch that joins parts of the
+// keys.
 #pragma once
 
 #include <cstdint>
 
+#include "backends/portable/kv_cache/bind.hpp"
+#include "device/kv_cache/params.h"
 #include "gpu/lowering.hpp"
+#include "operations/kv_cache/params.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::backends::hopper {
+
+struct CacheCalls {
+  static const operations::kv_cache::KvCacheParams& params_of(const void* call) {
+    return *static_cast<const operations::kv_cache::KvCacheParams*>(call);
+  }
+  /// The attention over the cache's tensors, as far as tensor maps go.
+  static device::AttentionParams of(const void* call);
+};
+
+/// As the portable kernel is told of the call: what all of the kernels' parameters have.
+template <typename Params>
+void bind_step(const void* call, Params& params) {
+  device::KvCacheForwardParams from{};
+  portable::bind(CacheCalls::params_of(call), from);
+  params.shape = from.shape;
+  params.score = from.score;
+  params.cache = from.cache;
+  params.out = from.out;
+  params.softmax_lse = from.softmax_lse;
+  if constexpr (requires { params.sink; }) params.sink = from.sink;
+}
 
 /// `attention` is the step's, as portable::attention_of() has it.
 void add_cache_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder);

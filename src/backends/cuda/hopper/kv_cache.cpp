@@ -8,55 +8,15 @@
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/cuda/hopper/latent.hpp"
-#include "backends/portable/attention/schedule.hpp"
-#include "backends/portable/kv_cache/bind.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
-#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "gpu/lowered_kernel.hpp"
-#include "operations/attention/call.hpp"
 #include "operations/kv_cache/rules.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
 
-using operations::kv_cache::KvCacheParams;
-
-struct Calls {
-  static const KvCacheParams& params_of(const void* call) { return *static_cast<const KvCacheParams*>(call); }
-  /// As far as tensor maps go.
-  static device::AttentionParams of(const void* from) {
-    const KvCacheParams& call = params_of(from);
-    device::AttentionParams attention{};
-    attention.batch_size = call.batch_size;
-    attention.seqlen_q = call.seqlen_q;
-    attention.total_q = call.total_q;
-    attention.seqlen_k = call.row_places;
-    attention.num_heads_q = call.num_heads_q;
-    attention.num_heads_k = call.num_heads_k;
-    attention.head_dim = call.head_dim;
-    attention.head_dim_v = call.head_dim_v;
-    attention.cu_seqlens_q = call.cu_seqlens_q;
-    attention.q = call.q;
-    attention.k = call.k_cache;
-    attention.v = call.v_cache;
-    attention.out = call.out;
-    return attention;
-  }
-};
-
-/// As the portable kernel is told of the call.
-void bind(const void* call, void* block) {
-  device::KvCacheForwardParams from{};
-  portable::bind(Calls::params_of(call), from);
-  auto& params = *static_cast<device::HopperForwardParams*>(block);
-  params.shape = from.shape;
-  params.score = from.score;
-  params.cache = from.cache;
-  params.out = from.out;
-  params.softmax_lse = from.softmax_lse;
-  params.sink = from.sink;
-}
+void bind(const void* call, void* block) { bind_step(call, *static_cast<device::HopperForwardParams*>(block)); }
 
 /// The step's attention, whose lengths are read by the kernel in every case.
 Problem attention_of(const KvCacheProblem& p) {
@@ -94,7 +54,7 @@ gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescript
   ForwardSchedule schedule = forward_schedule(attention, device);
   schedule.config.cached = 1;
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
-  const MapBinds maps = map_binds<Calls>(schedule.config.pack_gqa);
+  const MapBinds maps = map_binds<CacheCalls>(schedule.config.pack_gqa);
   if (std::string reason = add_forward(attention, schedule, device, bind, maps, builder); !reason.empty()) {
     return {{}, std::move(reason)};
   }

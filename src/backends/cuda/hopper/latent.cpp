@@ -5,15 +5,14 @@
 #include <cstddef>
 
 #include "backends/cuda/hopper/cache_step.hpp"
+#include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
-#include "backends/portable/kv_cache/bind.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
 #include "backends/portable/traits.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/attention/call.hpp"
-#include "operations/kv_cache/params.hpp"
 #include "operations/kv_cache/rules.hpp"
 
 namespace tilewise::backends::hopper {
@@ -21,61 +20,39 @@ namespace {
 
 using core::ceil_div, core::concat;
 using device::HopperLatentConfig, device::HopperLatentParams;
-using operations::kv_cache::KvCacheParams;
 
-constexpr std::int64_t kChunkColumns = 64;  // of a box, 128 bytes
+constexpr std::int64_t kChunkColumns = 64;  // of a box
 constexpr std::int64_t kMostPart = 512;     // columns of values
 
-const KvCacheParams& params_of(const void* call) { return *static_cast<const KvCacheParams*>(call); }
-
-/// A dimension of one entry has whatever stride; the driver wants all of them on 16 bytes.
-std::uint64_t stride_bytes(std::int64_t extent, std::int64_t stride) {
-  constexpr std::uint64_t kUnit = 16, kElementBytes = 2;
-  return extent > 1 ? static_cast<std::uint64_t>(stride) * kElementBytes : kUnit;
-}
-std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)); }
-
-void bind_q(const void* from, gpu::TensorMap& map) {
-  const KvCacheParams& call = params_of(from);
-  map.address = call.q.data;
-  map.dims = {extent_of(call.head_dim), extent_of(call.num_heads_q), extent_of(call.seqlen_q),
-              extent_of(call.batch_size)};
-  map.strides = {stride_bytes(call.num_heads_q, call.q.head_stride), stride_bytes(call.seqlen_q, call.q.seq_stride),
-                 stride_bytes(call.batch_size, call.q.batch_stride)};
+/// All heads are of one group, which is no dimension here.
+void bind_q(const void* call, gpu::TensorMap& map) {
+  const device::AttentionParams attention = CacheCalls::of(call);
+  gpu::TensorMap rows = map;
+  bind_query_rows(attention, attention.q, attention.head_dim, attention.num_heads_q, rows);
+  map.address = rows.address;
+  map.dims = {rows.dims[0], rows.dims[1], rows.dims[2], rows.dims[4]};
+  map.strides = {rows.strides[0], rows.strides[1], rows.strides[3]};
 }
 
-/// Of a cache without places any memory does: no weight is anything but 0.
-void bind_k(const void* from, gpu::TensorMap& map) {
-  const KvCacheParams& call = params_of(from);
-  const bool empty = call.cache_rows == 0 || call.row_places == 0;
-  map.address = empty ? call.q.data : call.k_cache.data;
-  map.dims = {extent_of(call.head_dim), extent_of(call.row_places), 1, extent_of(call.cache_rows)};
-  map.strides = {stride_bytes(call.row_places, call.k_cache.seq_stride), stride_bytes(1, 0),
-                 stride_bytes(call.cache_rows, call.k_cache.batch_stride)};
-  if (empty) map.dims = {extent_of(call.head_dim), 1, 1, 1};
+/// Rows of the cache are pages, or its sequences.
+void bind_k(const void* call, gpu::TensorMap& map) {
+  device::AttentionParams attention = CacheCalls::of(call);
+  attention.batch_size = CacheCalls::params_of(call).cache_rows;
+  if (attention.batch_size == 0) attention.seqlen_k = 0;
+  bind_keys(attention, attention.k, attention.head_dim, map);
 }
 
 std::vector<gpu::TensorMapParameter> tensor_maps(const KvCacheProblem& p, const LatentSchedule& schedule) {
   gpu::TensorMap rows, keys;
   rows.dtype = keys.dtype = p.dtype;
   rows.rank = keys.rank = 4;
-  rows.box = {kChunkColumns, static_cast<std::uint32_t>(schedule.order.heads_of_tile),
+  rows.box = {box_columns(p.dtype), static_cast<std::uint32_t>(schedule.order.heads_of_tile),
               static_cast<std::uint32_t>(schedule.order.queries_of_tile), 1};
-  keys.box = {kChunkColumns, static_cast<std::uint32_t>(device::keys_of_box(schedule.config.page_size)), 1, 1};
+  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(device::keys_of_box(schedule.config.page_size)), 1, 1};
   return {{offsetof(HopperLatentParams, q_map), rows, bind_q}, {offsetof(HopperLatentParams, k_map), keys, bind_k}};
 }
 
-/// As the portable kernel is told of the call.
-void bind(const void* call, void* block) {
-  device::KvCacheForwardParams from{};
-  portable::bind(params_of(call), from);
-  auto& params = *static_cast<HopperLatentParams*>(block);
-  params.shape = from.shape;
-  params.score = from.score;
-  params.cache = from.cache;
-  params.out = from.out;
-  params.softmax_lse = from.softmax_lse;
-}
+void bind(const void* call, void* block) { bind_step(call, *static_cast<HopperLatentParams*>(block)); }
 
 HopperLatentConfig config_for(const KvCacheProblem& p) {
   HopperLatentConfig c;

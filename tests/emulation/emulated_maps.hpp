@@ -1,0 +1,28 @@
+// Tensor maps of a launch in the parameter block of a kernel on Hopper's emulated machine.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "backends/emulation/host_tensor_map.hpp"
+#include "gpu/lowering.hpp"
+
+namespace tilewise::test {
+
+/// `call`: the operation's parameters. change(map): what a test plants in each.
+template <class Params, class Change>
+void write_maps(const gpu::Launch& launch, const void* call, Params& params, const Change& change) {
+  for (const gpu::TensorMapParameter& parameter : launch.tensor_maps) {
+    gpu::TensorMap map = parameter.map;
+    parameter.bind(call, map);
+    change(map);
+    const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
+    std::memcpy(reinterpret_cast<std::byte*>(&params) + parameter.param_offset, &host, sizeof host);
+  }
+}
+template <class Params>
+void write_maps(const gpu::Launch& launch, const void* call, Params& params) {
+  write_maps(launch, call, params, [](gpu::TensorMap&) {});
+}
+
+}  // namespace tilewise::test

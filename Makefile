@@ -89,12 +89,14 @@ docs: ## the documentation site, in build/site/html; warnings and broken links a
 	$(RUN) $(PY) docs/site/build.py
 
 wheels: ## a wheel for every Python here, for glibc 2.28 and newer, into dist/ (PYTHONS="python3.11 ...": for these)
+	scripts/bootstrap.sh wheels
 	scripts/wheels.sh build
 
 test-wheels: ## install each wheel of dist/ alone, without a compiler, and try it
 	scripts/wheels.sh test
 
 sdist: ## the source distribution into dist/, and a wheel built of it offline
+	scripts/bootstrap.sh sdist
 	scripts/wheels.sh sdist
 
 clean: ## remove build folders, the Python environment and caches

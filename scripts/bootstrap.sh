@@ -8,8 +8,12 @@
 #   dev    what `make test` needs besides: GoogleTest, qemu-user, pkg-config, pytest, linters; optional: clang for
 #          fuzzing, clang and lld to compile kernels for AMD GPUs, zsh, fish and mandoc for what the command writes
 #   docs   what `make docs` needs besides build: Doxygen, Sphinx and its theme, matplotlib
+#   wheels what `make wheels` needs, without .venv: CMake, Ninja, CLI11, nlohmann-json, Python's headers; Zig compiles.
+#          For another MACHINE mmdebstrap and qemu-user
+#   sdist  what `make sdist` needs besides wheels: a compiler
 #
-# environment: PYTHON (python3) makes .venv; TILEWISE_TORCH replaces the pinned torch requirement.
+# environment: PYTHON (python3) makes .venv; TILEWISE_TORCH replaces the pinned torch requirement; MACHINE (this one's)
+# is what wheels are for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +26,7 @@ fail() {
   exit 1
 }
 usage() {
-  printf 'bootstrap: LEVEL: must be build, demo, dev or docs (%s)\n' "$1" >&2
+  printf 'bootstrap: LEVEL: must be build, demo, dev, docs, wheels or sdist (%s)\n' "$1" >&2
   exit 2
 }
 has() { command -v "$1" >/dev/null 2>&1; }
@@ -58,8 +62,9 @@ require_packages() {
   apt_install "$@" || fail "apt-get could not install: $*"
 }
 
-missing_build_packages() {
-  has g++ || echo g++
+missing_compiler_packages() { has g++ || echo g++; }
+
+missing_common_packages() {
   has cmake || echo cmake
   has ninja || echo ninja-build
   has_header CLI/CLI.hpp || echo libcli11-dev
@@ -71,6 +76,12 @@ missing_build_packages() {
   else
     echo python3 python3-venv python3-dev
   fi
+}
+
+missing_wheels_packages() {
+  [[ ${MACHINE:-$(uname -m)} != "$(uname -m)" ]] || return 0
+  has mmdebstrap || echo mmdebstrap
+  has "qemu-$MACHINE" || echo qemu-user
 }
 
 missing_dev_packages() {
@@ -175,20 +186,29 @@ pip_install() {
   touch "$stamp"
 }
 
+# missing_packages LEVEL...: of the system.
+missing_packages() {
+  missing_common_packages
+  [[ $* == wheels ]] || missing_compiler_packages
+  case " $* " in *" wheels "* | *" sdist "*) missing_wheels_packages ;; esac
+  [[ " $* " != *" dev "* ]] || missing_dev_packages
+  [[ " $* " != *" docs "* ]] || has doxygen || echo doxygen
+}
+
 main() {
   [[ $# -gt 0 ]] || usage "got nothing"
   local level
   for level in "$@"; do
-    case $level in build | demo | dev | docs) ;; *) usage "got '$level'" ;; esac
+    case $level in build | demo | dev | docs | wheels | sdist) ;; *) usage "got '$level'" ;; esac
   done
 
   local packages
-  mapfile -t packages < <(missing_build_packages | tr ' ' '\n')
-  if [[ " $* " == *" dev "* ]]; then mapfile -t -O "${#packages[@]}" packages < <(missing_dev_packages); fi
-  if [[ " $* " == *" docs "* ]] && ! has doxygen; then packages+=(doxygen); fi
+  mapfile -t packages < <(missing_packages "$@" | tr ' ' '\n')
   require_packages "${packages[@]}"
-  check_versions
   install_optional "$@"
+  # scripts/wheels.sh makes an environment for each Python.
+  case "$*" in wheels | sdist) return ;; esac
+  check_versions
 
   # A half-made environment (no pip) is made again.
   if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then

@@ -141,7 +141,7 @@ build_one() {
 }
 
 build() {
-  local python version stable=
+  local python version compiler stable=
   mkdir -p "$DIST" "$WORK"
   rm -f "$DIST"/*"$MACHINE".whl
   copy_header_libraries
@@ -149,8 +149,9 @@ build() {
   export SOURCE_DATE_EPOCH
   if command -v ccache >/dev/null; then
     # The compiler is a script, whose own time and size say nothing.
+    compiler=$(grep ziglang scripts/requirements-wheels.txt)
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_COMPILERTYPE=clang \
-      CCACHE_COMPILERCHECK="string:$(grep ziglang scripts/requirements-wheels.txt) $MACHINE $GLIBC"
+      CCACHE_COMPILERCHECK="string:$compiler $MACHINE $GLIBC"
   fi
   for python in $(pythons); do
     # One Zig for all: it compiles a C library anew for each folder that it lies in, 80 s of a processor.

@@ -1,5 +1,5 @@
 #!/bin/sh
 # In a copy of the repository: its wheels into dist/, nothing else left beside them.
 set -eu
-scripts/wheels.sh build
+make wheels
 rm -rf build-wheels

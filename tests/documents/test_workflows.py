@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ SETUP = (
     r'git config --global --add safe\.directory "\$GITHUB_WORKSPACE"',
     r'cat build/nightly\.md >>"\$GITHUB_STEP_SUMMARY"',
 )
+
+
+# What a runner's container need not have, since make installs it.
+BOOTSTRAP = re.compile(r"^@?scripts/bootstrap\.sh ", re.MULTILINE)
 
 
 def read(path: Path) -> Any:
@@ -42,6 +47,25 @@ def test_steps_call_make_targets(path: Path) -> None:
             assert any(re.fullmatch(form, command) for form in SETUP), command
     assert made
     assert set(made) <= TARGETS
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_bare_container_gets_what_its_job_needs(path: Path) -> None:
+    for job in read(path)["jobs"].values():
+        targets = [step["run"].split()[1] for step in job["steps"] if step.get("run", "").startswith("make ")]
+        if not targets:
+            continue
+        done = subprocess.run(["make", "-n", targets[0]], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert BOOTSTRAP.search(done.stdout), f"make {targets[0]} must install what is missing"
+
+
+def test_no_job_leaves_its_token_in_the_checkout() -> None:
+    for path in WORKFLOWS:
+        for job in read(path)["jobs"].values():
+            for step in job["steps"]:
+                if step.get("uses", "").startswith("actions/checkout@"):
+                    assert step["with"] == {"persist-credentials": False}, path
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

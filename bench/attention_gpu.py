@@ -1,8 +1,8 @@
-"""Attention on a GPU beside torch's FlashAttention-2, in one process, forward and backward, bf16.
+"""Attention on a GPU beside torch's FlashAttention-2 and cuDNN, in one process, forward and backward, bf16.
 
 The headline table: hidden size 2048, batch x seqlen = 16384, head_dim {64, 128, 256} x seqlen {512 .. 16384} x
-{full, causal}; decode steps against the memory's bandwidth; one case for each option; and what a call costs. Results
-go to bench/results/ as JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
+{full, causal}; decode steps against the memory's bandwidth; a case for each option beside the same without; and what a
+call costs. Results go to bench/results/ as JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from tilewise.bench.contenders import Contender, Tilewise
 from tilewise.bench.device_timing import clock_of, measure
 from tilewise.bench.expected import FewHeads, few_heads
 from tilewise.bench.gpu import gpu_kind
-from tilewise.bench.gpu_contenders import TorchFlash
+from tilewise.bench.gpu_contenders import TorchCudnn, TorchFlash
 from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.machine import describe_gpu
 from tilewise.bench.markdown import ratio_of
@@ -170,7 +170,7 @@ def empty_results(options: argparse.Namespace) -> Json:
 
 
 def measure_all(options: argparse.Namespace, results: Json) -> None:
-    contenders = [Tilewise(options.implementation), TorchFlash()]
+    contenders = [Tilewise(options.implementation), TorchFlash(), TorchCudnn()]
     wanted: dict[GpuCase, list[Pass]] = {}
     for case, operation in wanted_passes(options):
         wanted.setdefault(case, []).append(operation)
@@ -181,8 +181,8 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
     left = sum(len(operations) for operations in wanted.values())
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         for case, operations in wanted.items():
-            # A pass takes about thrice the time of one library's samples: two libraries, warm-up and reference.
-            budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 3))
+            # A pass takes about four times one library's samples: three libraries, warm-up and reference.
+            budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 4))
             results["rows"] += measure_case(case, operations, contenders, options, budget)
             left -= len(operations)
     results["ceilings"] = dataclasses.asdict(ceilings.best_of(measure_gpu_ceilings(options.device)))
@@ -256,9 +256,9 @@ def show(rows: list[Json]) -> list[Json]:
         f"{row['library']} {row['median_us']:.1f} us {row['tflops']:.1f} TFLOP/s" if row["median_us"] else row["status"]
         for row in rows
     ]
-    ratio = ratio_of(rows)
+    ratios = [f"{ratio:.2f}" for rival in gpu_report.RIVALS if (ratio := ratio_of(rows, rival))]
     print(
-        f"{rows[0]['label']}: {', '.join(speeds)}" + (f", ratio {ratio:.2f}" if ratio else ""),
+        f"{rows[0]['label']}: {', '.join(speeds)}" + (f", ratio {' and '.join(ratios)}" if ratios else ""),
         file=sys.stderr,
         flush=True,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes
-from tilewise.bench.shapes import BACKWARD_TO_FORWARD, Case, Pass, Shape, pairs_of
+from tilewise.bench.shapes import BACKWARD_TO_FORWARD, Case, Mask, Pass, Shape, pairs_of
 
 HIDDEN_SIZE = 2048  # num_heads = HIDDEN_SIZE / head_dim
 NUM_TOKENS = 16384  # batch_size = NUM_TOKENS / seqlen
@@ -22,6 +22,8 @@ QUICK_SEQLENS = (512, 4096)
 DECODE_BATCHES, DECODE_KEYS = (1, 64), (4096, 16384)
 OPTION_SEQLEN, OPTION_HEAD_DIM = 4096, 128
 WINDOW_LEFT = 1024
+ODD_HEAD_DIMS = (72, 80, 96)  # beside OPTION_HEAD_DIM, with as many heads
+PLAIN = "plain"  # what options are compared with
 SHORTEST, LONGEST = 64, 4096  # of packed sequences
 
 
@@ -91,21 +93,31 @@ def option_cases(
     hidden_size: int = HIDDEN_SIZE,
     num_tokens: int = NUM_TOKENS,
 ) -> Iterator[GpuCase]:
-    """Every option alone, causal, at one shape of the grid."""
+    """Every option alone at one shape of the grid, after that shape without any; and head dims between powers of 2."""
     heads, batch_size = hidden_size // head_dim, num_tokens // seqlen
     shape = Shape(batch_size, seqlen, seqlen, heads, heads, head_dim)
     grouped = Shape(batch_size, seqlen, seqlen, heads, max(1, heads // 4), head_dim)
     lengths = packed_lengths(num_tokens, min(LONGEST, seqlen))
     packed = Shape(len(lengths), max(lengths), max(lengths), heads, heads, head_dim)
-    options: list[tuple[str, Shape, dict[str, Any]]] = [
-        ("GQA", grouped, {}),
-        ("window", shape, {"window_left": min(WINDOW_LEFT, seqlen // 4)}),
-        ("softcap", shape, {"softcap": 30.0}),
-        ("dropout", shape, {"dropout_p": 0.1}),
-        ("packed", packed, {"lengths": lengths}),
+    both: tuple[Mask, ...] = ("none", "causal")
+    options: list[tuple[str, Shape, dict[str, Any], tuple[Mask, ...]]] = [
+        (PLAIN, shape, {}, both),
+        ("GQA", grouped, {}, ("causal",)),
+        ("window", shape, {"window_left": min(WINDOW_LEFT, seqlen // 4)}, ("causal",)),
+        ("ALiBi", shape, {"alibi": True}, both),
+        ("softcap", shape, {"softcap": 30.0}, both),
+        ("bias", shape, {"bias": "query[1,h,q,k]"}, both),
+        ("boolean", shape, {"bias": "bool[1,1,q,k]"}, ("none",)),
+        ("dropout", shape, {"dropout_p": 0.1}, both),
+        ("packed", packed, {"lengths": lengths}, ("causal",)),
     ]
-    for kind, sizes, option in options:
-        yield GpuCase(kind, Case(sizes, "bf16", "causal", **option), passes)
+    options += [(f"head_dim_{dim}", replace(shape, head_dim=dim), {}, both) for dim in ODD_HEAD_DIMS if dim < head_dim]
+    for kind, sizes, option, masks in options:
+        for mask in masks:
+            yield GpuCase(kind, Case(sizes, "bf16", mask, **option), passes)
+    if "backward" in passes:
+        for mask in both:
+            yield GpuCase("deterministic", Case(shape, "bf16", mask, deterministic=True), ("backward",))
 
 
 def packed_lengths(num_tokens: int, longest: int, seed: int = 0) -> tuple[int, ...]:

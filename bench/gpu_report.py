@@ -9,11 +9,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from gpu_cases import PLAIN
+
 from tilewise.bench.markdown import distinct, group_by_label, ratio_of, replace_section, table
 from tilewise.bench.timing import geometric_mean
 
 Json = dict[str, Any]
 
+# As the tables call what Tilewise is measured beside.
+RIVALS = {"torch": "FlashAttention-2", "torch_cudnn": "cuDNN"}
+NOTHING: Json = {"tflops": None, "median_us": None}  # of a library that was not there
 END_OF_MACHINES = "<!-- attention_gpu.py adds new machines above this line -->"
 
 
@@ -29,7 +34,7 @@ def text(results: Json) -> str:
     if results["overhead"]:
         parts += overhead_parts(results["overhead"])
     if grid:
-        parts += ["Time of torch divided by time of Tilewise:", summary_table(grid)]
+        parts += ["Their time divided by Tilewise's:", summary_table(grid)]
     if failed := [row for row in results["rows"] if row["status"].startswith("failed")]:
         parts.append("\n".join(f"- {row['library']}, {row['label']}: {row['status']}" for row in failed))
     return "\n\n".join(parts)
@@ -74,35 +79,48 @@ def error(row: Json) -> str:
 
 
 def grid_table(rows: Sequence[Json]) -> str:
-    """A line for each shape: both libraries, their ratio, both errors."""
-    header = ["head_dim", "mask", "seqlen", "torch", "Tilewise", "ratio", "error of torch", "error of Tilewise"]
+    """A line for each shape: all libraries, Tilewise beside each rival, errors."""
+    ratios = [f"beside {name}" for name in RIVALS.values()]
+    header = ["head_dim", "mask", "seqlen", "Tilewise", *RIVALS.values(), *ratios, "error", "error of FlashAttention-2"]
     lines = []
     for pair in pairs(rows):
-        ours, theirs = pair["tilewise"], pair["torch"]
-        speeds = [number(theirs["tflops"]), number(ours["tflops"]), number(ratio_of(pair.values()), 2)]
+        ours = pair["tilewise"]
         place = [str(ours["head_dim"]), ours["mask"], str(ours["seqlen_q"])]
-        lines.append([*place, *speeds, error(theirs), error(ours)])
+        lines.append([*place, *speeds_of(pair), error(ours), error(pair.get("torch", NOTHING))])
     return table(header, lines)
+
+
+def speeds_of(pair: dict[str, Json]) -> list[str]:
+    """Tilewise's and each rival's, and the ratios to them."""
+    speeds = [number(pair.get(library, NOTHING)["tflops"]) for library in ("tilewise", *RIVALS)]
+    return speeds + [number(ratio_of(pair.values(), rival), 2) for rival in RIVALS]
 
 
 def summary_table(rows: Sequence[Json]) -> str:
-    """Geometric mean and least ratio of each pass, of each head_dim and of all."""
-    header = ["pass", "head_dim", "geometric mean", "least", "at"]
+    """Geometric mean and least ratio to each rival, of each pass, of each head_dim and of all."""
+    header = ["beside", "pass", "head_dim", "geometric mean", "least", "at"]
     lines: list[list[str]] = []
-    for operation, passed in by_pass(rows):
-        head_dims = distinct(passed, "head_dim")
-        for chosen in [*([head_dim] for head_dim in head_dims), head_dims][: None if len(head_dims) > 1 else 1]:
-            ratios = {
-                pair["tilewise"]["label"]: value
-                for pair in pairs([row for row in passed if row["head_dim"] in chosen])
-                if (value := ratio_of(pair.values())) is not None
-            }
-            if ratios:
-                least = min(ratios, key=lambda label: ratios[label])
-                mean, place = geometric_mean(list(ratios.values())), " ".join(least.split()[2:5])
-                names = ", ".join(map(str, chosen))
-                lines.append([operation, names, f"{mean:.2f}", f"{ratios[least]:.2f}", place])
+    for rival, name in RIVALS.items():
+        for operation, passed in by_pass(rows):
+            head_dims = distinct(passed, "head_dim")
+            for chosen in [*([head_dim] for head_dim in head_dims), head_dims][: None if len(head_dims) > 1 else 1]:
+                part = [row for row in passed if row["head_dim"] in chosen]
+                if summary := mean_and_least(part, rival):
+                    lines.append([name, operation, ", ".join(map(str, chosen)), *summary])
     return table(header, lines)
+
+
+def mean_and_least(rows: Sequence[Json], rival: str) -> list[str]:
+    """Of the ratios to `rival`: geometric mean, least, and where that is; empty where there are none."""
+    ratios = {
+        pair["tilewise"]["label"]: value
+        for pair in pairs(rows)
+        if (value := ratio_of(pair.values(), rival)) is not None
+    }
+    if not ratios:
+        return []
+    least = min(ratios, key=lambda label: ratios[label])
+    return [f"{geometric_mean(list(ratios.values())):.2f}", f"{ratios[least]:.2f}", " ".join(least.split()[2:5])]
 
 
 def decode_intro(row: Json) -> str:
@@ -113,7 +131,7 @@ def decode_intro(row: Json) -> str:
 
 
 def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
-    header = ["batch", "keys", "torch us", "Tilewise us", "ratio", "Tilewise GB/s", "of the copy"]
+    header = ["batch", "keys", "FlashAttention-2 us", "Tilewise us", "ratio", "Tilewise GB/s", "of the copy"]
     lines = []
     for pair in pairs(rows):
         ours, theirs = pair["tilewise"], pair["torch"]
@@ -124,19 +142,30 @@ def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
 
 
 def options_intro(row: Json) -> str:
-    return f"Options, each alone with a causal mask, head_dim {row['head_dim']}, TFLOP/s of the visible work:"
+    return (
+        f'Options, each alone, head_dim {row["head_dim"]}, TFLOP/s of the visible work; "of plain" is beside the same'
+        " call without the option:"
+    )
 
 
 def options_table(rows: Sequence[Json]) -> str:
-    header = ["option", "pass", "batch", "seqlen", "heads", "torch", "Tilewise", "ratio", "error of Tilewise"]
+    ratios = [f"beside {name}" for name in RIVALS.values()]
+    shape = ["batch", "seqlen", "heads"]
+    header = ["option", "mask", "pass", *shape, "Tilewise", *RIVALS.values(), *ratios, "of plain", "error"]
+    plain = {
+        (row["operation"], row["mask"]): row["tflops"]
+        for row in rows
+        if row["kind"] == PLAIN and row["library"] == "tilewise" and row["tflops"]
+    }
     lines = []
     for pair in pairs(rows):
-        ours, theirs = pair["tilewise"], pair["torch"]
+        ours = pair["tilewise"]
         heads = distinct([{"n": str(ours["num_heads_q"])}, {"n": str(ours["num_heads_k"])}], "n")
         seqlen = f"up to {ours['seqlen_q']}" if ours["kind"] == "packed" else str(ours["seqlen_q"])
-        place = [ours["kind"], ours["operation"], str(ours["batch_size"]), seqlen, " on ".join(heads)]
-        speeds = [number(theirs["tflops"]), number(ours["tflops"]), number(ratio_of(pair.values()), 2)]
-        lines.append([*place, *speeds, error(ours)])
+        place = [ours["kind"], ours["mask"], ours["operation"], str(ours["batch_size"]), seqlen, " on ".join(heads)]
+        without = plain.get((ours["operation"], ours["mask"]))
+        share = ours["tflops"] / without if without and ours["tflops"] else None
+        lines.append([*place, *speeds_of(pair), number(share, 2), error(ours)])
     return table(header, lines)
 
 
@@ -186,13 +215,13 @@ def problem_name(text: str) -> str:
 def write_section(docs: Path, results: Json, plot_file: Optional[Path]) -> None:
     """Replaces the section of this GPU in `docs`, or adds it after the others."""
     name = results["machine"]["name"]
-    picture = f"\n\n![Speed beside torch's FlashAttention-2 on {name}]({plot_file.name})" if plot_file else ""
+    picture = f"\n\n![Speed beside torch's FlashAttention-2 and cuDNN on {name}]({plot_file.name})" if plot_file else ""
     # A key of its own: attention_cpu.py may have a section of the same name.
     replace_section(docs, f"GPU {name}", f"### {name}\n\n{text(results)}{picture}", END_OF_MACHINES)
 
 
 def plot(results: Json, file: Path) -> bool:
-    """TFLOP/s of both libraries over seqlen, a panel for each pass and head_dim. False without matplotlib or data."""
+    """TFLOP/s of all libraries over seqlen, a panel for each pass and head_dim. False without matplotlib or data."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -223,7 +252,8 @@ def plot(results: Json, file: Path) -> bool:
 
 def draw_panel(axis: Any, rows: Sequence[Json]) -> None:
     for library, name, color in (
-        ("torch", "FlashAttention-2 of torch", "#909090"),
+        ("torch", "FlashAttention-2 of torch", "#b0b0b0"),
+        ("torch_cudnn", "cuDNN of torch", "#d08020"),
         ("tilewise", "Tilewise", "#2a6fbb"),
     ):
         for mask, style in (("full", "-"), ("causal", "--")):

@@ -89,7 +89,17 @@ def test_problem_text_is_that_of_the_call(bench_module):
 
 
 @pytest.mark.parametrize(
-    "option", [{}, {"mask": "causal"}, {"mask": "causal", "window_left": 3}, {"softcap": 1.5}], ids=str
+    "option",
+    [
+        {},
+        {"mask": "causal"},
+        {"mask": "causal", "window_left": 3},
+        {"softcap": 1.5},
+        {"alibi": True},
+        {"mask": "causal", "bias": "query[1,h,q,k]", "alibi": True},
+        {"bias": "bool[1,1,q,k]"},
+    ],
+    ids=str,
 )
 def test_reference(option, monkeypatch):
     torch = importlib.import_module("torch")
@@ -103,6 +113,14 @@ def test_reference(option, monkeypatch):
         scores = case.softcap * torch.tanh(scores / case.softcap)
     i, j = torch.arange(12)[:, None], torch.arange(12)[None, :]
     hidden = ((case.mask == "causal") & (j > i)) | ((case.window_left >= 0) & (j < i - case.window_left))
+    if case.alibi:
+        assert inputs.alibi_slopes.tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
+        scores = scores - inputs.alibi_slopes.double()[:, None, None] * (i - j).abs()
+    if case.bias.startswith("bool"):
+        assert 0 < (~inputs.bias).sum() < 72  # of 144
+        hidden = hidden | ~inputs.bias[0, 0]
+    elif case.bias:
+        scores = scores + inputs.bias.double()
     out = (scores.masked_fill(hidden, -torch.inf).softmax(3) @ v.repeat_interleave(2, 1)).transpose(1, 2)
     gradients = torch.autograd.grad(out, leaves, inputs.dout.double())
     expected = few_heads(case, inputs, gradients=True)
@@ -147,15 +165,18 @@ def test_tiny_run_and_its_report(tmp_path):
     assert result.returncode == 0, result.stderr
     results = json.loads(file.read_text())
     rows = {(row["library"], row["label"]): row for row in results["rows"]}
-    # Grid: two seqlens, two masks; five options; two passes of each; two decode steps; two libraries.
-    assert len(rows) == len(results["rows"]) == 2 * (2 * (4 + 5) + 2)
+    # Grid: two seqlens, two masks; 14 cases of options; two passes of each; deterministic ones with both masks; two
+    # decode steps; three libraries.
+    assert len(rows) == len(results["rows"]) == 3 * (2 * (4 + 14) + 2 + 2)
     for (library, label), row in rows.items():
         if library == "tilewise":
             assert row["status"] == "ok", label
             assert row["implementation"].startswith("cpu.")
             assert row["median_us"] >= row["best_us"] > 0
             assert (row["rel_l2_err"] is None) == (row["kind"] == "dropout")
-        elif row["kind"] in ("window", "softcap", "packed", "dropout"):
+        elif library == "torch_cudnn":
+            assert row["status"] == "unsupported: cuDNN runs on CUDA devices alone", label
+        elif row["kind"] in ("window", "ALiBi", "softcap", "bias", "boolean", "packed", "dropout", "deterministic"):
             assert row["status"].startswith("unsupported"), label
             assert row["median_us"] is None
         else:
@@ -230,7 +251,7 @@ def test_what_was_measured_before_a_failure_is_kept(bench_module, monkeypatch, t
     with pytest.raises(RuntimeError, match="the device is lost"):
         run_with(bench_module("attention_gpu"), monkeypatch, "measure_case", file)
     kept = json.loads(file.read_text())
-    assert len(kept["rows"]) == 2 * 2
+    assert len(kept["rows"]) == 2 * 3
     assert "TFLOP/s, forward" in bench_module("gpu_report").text(kept)
 
 
@@ -281,10 +302,11 @@ def sample_results():
             "calls_us": {"Tilewise": 7.25},
         },
         "rows": [
-            *(row("tilewise", 10.0), row("torch", 20.0)),
+            *(row("tilewise", 10.0), row("torch", 20.0), row("torch_cudnn", 12.5)),
             *(row("tilewise", 20.0, seqlen=1024), row("torch", 10.0, seqlen=1024)),
             *(row("tilewise", None, seqlen=2048, **wrong), row("torch", 10.0, seqlen=2048)),
             *(row("tilewise", 10.0, "decode", num_heads_k=4), row("torch", 15.0, "decode", num_heads_k=4)),
+            *(row("tilewise", 10.0, "plain", tflops=400.0), row("torch", 30.0, "plain")),
             *(
                 row("tilewise", 10.0, "softcap"),
                 row("torch", None, "softcap", **{**wrong, "status": "unsupported: no"}),
@@ -295,11 +317,15 @@ def sample_results():
 
 def test_report(bench_module):
     text = bench_module("gpu_report").text(sample_results())
-    assert cells(text, "128", "causal", "512")[3:] == ["300", "300", "2.00", "1.0e-03", "1.0e-03"]
-    assert cells(text, "128", "causal", "2048")[4:6] == ["-", "-"]
-    assert cells(text, "forward", "128")[2:] == ["1.00", "0.50", "d128 s1024 causal"]
+    speeds = ["300", "300", "300", "2.00", "1.25"]
+    assert cells(text, "128", "causal", "512")[3:] == [*speeds, "1.0e-03", "1.0e-03"]
+    assert cells(text, "128", "causal", "1024")[3:8] == ["300", "300", "-", "0.50", "-"]
+    assert cells(text, "128", "causal", "2048")[3:8] == ["-", "300", "-", "-", "-"]
+    assert cells(text, "FlashAttention-2", "forward", "128")[3:] == ["1.00", "0.50", "d128 s1024 causal"]
+    assert cells(text, "cuDNN", "forward", "128")[3:] == ["1.25", "1.25", "d128 s512 causal"]
     assert cells(text, "1", "512")[2:] == ["15.0", "10.0", "1.50", "2000", "50%"]
-    assert cells(text, "softcap")[5:8] == ["-", "300", "-"]
+    assert cells(text, "plain")[6:12] == ["400", "300", "-", "3.00", "-", "1.00"]
+    assert cells(text, "softcap")[6:12] == ["300", "-", "-", "-", "-", "0.75"]
     assert cells(text, "128", "3.25")[2:] == ["7.50", "25.0", "12.5"]
     assert cells(text, "C++ run, attention_forward, cuda.x")[1:] == ["2.50"]
     assert "failed: wrong" in text

@@ -119,6 +119,12 @@ class Tilewise(OfTilewise[Case, Inputs]):
         if case.dropout_p:
             seed = importlib.import_module("torch").tensor([1, 0], device=inputs.q.device)
             options.update(dropout_p=case.dropout_p, seed=seed)
+        if inputs.bias is not None:
+            options["bias"] = inputs.bias
+        if inputs.alibi_slopes is not None:
+            options["alibi_slopes"] = inputs.alibi_slopes
+        if case.deterministic:
+            options["deterministic"] = True
         if case.lengths:
             options.update(layout="thd", cu_seqlens_q=inputs.cu_seqlens, cu_seqlens_k=inputs.cu_seqlens)
             options.update(max_seqlen_q=case.shape.seqlen_q, max_seqlen_k=case.shape.seqlen_k)
@@ -157,8 +163,10 @@ class Torch(OfTorch[Case, Inputs]):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         refuse_fp8(self.name, case)
-        if case.window_left >= 0 or case.softcap or case.lengths:
-            raise Unsupported("torch has no windows, softcap and packed sequences")
+        if case.window_left >= 0 or case.softcap or case.alibi or case.lengths:
+            raise Unsupported("torch has no windows, softcap, ALiBi and packed sequences")
+        if case.bias or case.deterministic:
+            raise Unsupported("a bias and deterministic gradients are not measured with torch's function")
         from torch.nn.functional import scaled_dot_product_attention
 
         shape = case.shape

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,17 @@ class Scoring:
     causal: bool = False
     window_left: int = -1
     softcap: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """What is added to the scores of the query heads on one key head, in one sequence.
+
+    bias: [heads or 1, seqlen_q, seqlen_k], or booleans that are true where a key is seen; alibi_slopes: [heads].
+    """
+
+    bias: Optional[Tensor] = None
+    alibi_slopes: Optional[Tensor] = None
 
 
 def exact_attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scoring: Scoring, gradients: bool) -> list[Tensor]:
@@ -43,7 +54,13 @@ def exact_attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scoring: Scor
 
 
 def exact_head(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scoring: Scoring, gradients: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    scoring: Scoring,
+    gradients: bool,
+    options: HeadOptions = HeadOptions(),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """float64 out, dq, dk and dv of one key head: k, v [seqlen_k, head_dim], and q, dout [seqlen_q, heads, head_dim].
 
@@ -57,7 +74,8 @@ def exact_head(
     for start in range(0, q.shape[0], _BLOCK_ROWS):
         rows = slice(start, min(start + _BLOCK_ROWS, q.shape[0]))
         for head in range(q.shape[1]):
-            p, slope = _probabilities(scale * (q[rows, head] @ k.T), scoring, start, q.shape[0])
+            scores = scale * (q[rows, head] @ k.T)
+            p, slope = _probabilities(scores, scoring, start, q.shape[0], _of_head(options, head, rows))
             out[rows, head] = p @ v
             if not gradients:
                 continue
@@ -69,8 +87,17 @@ def exact_head(
     return out, dq, dk, dv
 
 
+def _of_head(options: HeadOptions, head: int, rows: slice) -> HeadOptions:
+    """bias [rows, seqlen_k] and one slope."""
+    bias, slopes = options.bias, options.alibi_slopes
+    return HeadOptions(
+        None if bias is None else bias[min(head, bias.shape[0] - 1), rows],
+        None if slopes is None else slopes[head].double(),
+    )
+
+
 def _probabilities(
-    scores: Tensor, scoring: Scoring, first_row: int, seqlen_q: int
+    scores: Tensor, scoring: Scoring, first_row: int, seqlen_q: int, options: HeadOptions
 ) -> tuple[Tensor, Union[Tensor, float]]:
     """The weights of a block of rows, and the softcap's derivative."""
     import torch
@@ -81,8 +108,15 @@ def _probabilities(
         scores, slope = scoring.softcap * squashed, 1.0 - squashed**2
     keys = torch.arange(scores.shape[1], device=scores.device)[None, :]
     diagonal = torch.arange(scores.shape[0], device=scores.device)[:, None] + first_row + scores.shape[1] - seqlen_q
+    if options.alibi_slopes is not None:
+        scores = scores - options.alibi_slopes * (diagonal - keys).abs()
+    if options.bias is not None and options.bias.dtype == torch.bool:
+        scores = scores.masked_fill(~options.bias, -math.inf)
+    elif options.bias is not None:
+        scores = scores + options.bias.double()
     if scoring.causal:
         scores = scores.masked_fill(keys > diagonal, -math.inf)
     if scoring.window_left >= 0:
         scores = scores.masked_fill(keys < diagonal - scoring.window_left, -math.inf)
-    return torch.softmax(scores, dim=1), slope
+    # Rows that see nothing have weights of 0, where softmax would say NaN.
+    return torch.softmax(scores, dim=1).nan_to_num(0.0), slope

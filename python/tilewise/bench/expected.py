@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewise.bench import reference
-from tilewise.bench.device_reference import Scoring, exact_attention, exact_head
+from tilewise.bench.device_reference import HeadOptions, Scoring, exact_attention, exact_head
 from tilewise.bench.inputs import Inputs, to_reference
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.shapes import Case
@@ -103,7 +103,12 @@ def _exact(case: Case, inputs: Inputs, sequence: int, key_head: int, gradients: 
     q, dout = (_sequence(case, tensor, sequence)[:, group] for tensor in (inputs.q, inputs.dout))
     k, v = (_sequence(case, tensor, sequence)[:, key_head] for tensor in (inputs.k, inputs.v))
     scoring = Scoring(case.mask == "causal", case.window_left, case.softcap)
-    out, dq, dk, dv = exact_head(q, k, v, dout, scoring, gradients)
+    bias, slopes = inputs.bias, inputs.alibi_slopes
+    options = HeadOptions(
+        None if bias is None else bias[0, group] if bias.shape[1] > 1 else bias[0],
+        None if slopes is None else slopes[group],
+    )
+    out, dq, dk, dv = exact_head(q, k, v, dout, scoring, gradients, options)
     return ExactHead(sequence, key_head, out, (dq, dk[:, None], dv[:, None]))
 
 

@@ -91,8 +91,10 @@ class TorchFlash(Torch):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         refuse_fp8(self.name, case)
-        if case.softcap:
-            raise Unsupported("torch has no softcap")
+        if case.softcap or case.alibi or case.bias:
+            raise Unsupported("FlashAttention-2 takes no softcap, ALiBi and bias by way of torch")
+        if case.deterministic:
+            raise Unsupported("torch makes gradients deterministic for a whole process, not for a call")
         if case.window_left >= 0 or case.lengths:
             return through_autograd(self._beneath(case, inputs), case.operation, inputs)
         if case.mask == "causal" and case.shape.seqlen_q != case.shape.seqlen_k:
@@ -119,6 +121,43 @@ class TorchFlash(Torch):
         window = {"window_size_left": case.window_left, "window_size_right": 0} if case.window_left >= 0 else {}
         starts, causal = inputs.cu_seqlens, case.mask == "causal"
         return lambda q, k, v: flash(q, k, v, starts, starts, *lengths, 0.0, causal, False, **window)[0]
+
+
+class TorchCudnn(Torch):
+    """By cuDNN, through the operator beneath torch's function, which needs no preference among backends."""
+
+    name = "torch_cudnn"
+
+    def version(self) -> str:
+        import torch
+
+        return str(torch.backends.cudnn.version())
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        refuse_fp8(self.name, case)
+        if not inputs.q.is_cuda:
+            raise Unsupported("cuDNN runs on CUDA devices alone")
+        if case.window_left >= 0 or case.softcap or case.alibi or case.lengths:
+            raise Unsupported("cuDNN takes no window, softcap, ALiBi and packed sequences by way of torch")
+        if case.deterministic or case.bias.startswith("bool"):
+            raise Unsupported("deterministic gradients and booleans are not measured with cuDNN")
+        if case.mask == "causal" and case.shape.seqlen_q != case.shape.seqlen_k:
+            raise Unsupported("torch aligns a causal mask top-left")
+        import torch
+
+        cudnn, causal = torch.ops.aten._scaled_dot_product_cudnn_attention, case.mask == "causal"
+        keeps_lse = case.operation == "backward"
+
+        def attention(q: Any, k: Any, v: Any) -> Any:
+            return cudnn(q, k, v, inputs.bias, keeps_lse, case.dropout_p, causal, False)[0]
+
+        views = (tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
+        try:
+            prepared = through_autograd(attention, case.operation, Inputs(*views))
+            prepared.call()
+        except RuntimeError as error:  # its refusals and its failures are of one kind
+            raise Unsupported(f"cuDNN: {str(error).splitlines()[0]}") from None
+        return Prepared(prepared.call, lambda: [result.transpose(1, 2) for result in prepared.results()])
 
 
 class Installed(Contender[CaseT, InputsT]):

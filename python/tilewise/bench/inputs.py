@@ -19,6 +19,8 @@ from tilewise.bench.shapes import Case
 TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "fp8_e4m3": "float8_e4m3fn"}
 NUMPY_DTYPES = {"f32": np.float32, "f16": np.float16, "f64": np.float64}  # NumPy has no bf16 and no fp8
 
+_A_TENTH_LIES_BELOW = -1.2816  # of normal values
+
 
 def has_torch() -> bool:
     """Whether torch can be imported."""
@@ -29,7 +31,8 @@ def has_torch() -> bool:
 class Inputs:
     """q, k, v and dout in the case's layout: torch tensors where torch is installed, else NumPy arrays.
 
-    cu_seqlens is int32 and there only for packed sequences, whose tensors are [total, heads, head_dim].
+    cu_seqlens is int32 and there only for packed sequences, whose tensors are [total, heads, head_dim]; so are bias
+    [1, num_heads_q or 1, seqlen_q, seqlen_k] and alibi_slopes [num_heads_q] fp32 for cases that have them.
     """
 
     q: Any
@@ -37,6 +40,8 @@ class Inputs:
     v: Any
     dout: Any
     cu_seqlens: Any = None
+    bias: Any = None
+    alibi_slopes: Any = None
 
 
 def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
@@ -57,7 +62,8 @@ def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
 
     query_side, key_side = (shape.seqlen_q, shape.num_heads_q), (shape.seqlen_k, shape.num_heads_k)
     q, k, v = (draw(*side, case.dtype) for side in (query_side, key_side, key_side))
-    return Inputs(q, k, v, draw(*query_side, case.out_dtype), _starts(case))
+    dout = draw(*query_side, case.out_dtype)
+    return Inputs(q, k, v, dout, _starts(case), _bias(case, draw_normal), _alibi_slopes(case))
 
 
 def normal_values(seed: int, device: str) -> Callable[[tuple[int, ...]], Any]:
@@ -108,6 +114,29 @@ def _starts(case: Case) -> Any:
     import torch
 
     return torch.tensor((0, *case.lengths), device=case.torch_device).cumsum(0).to(torch.int32)
+
+
+def _bias(case: Case, draw_normal: Callable[[tuple[int, ...]], Any]) -> Any:
+    """Normal values; of booleans nine of ten are true."""
+    if not case.bias:
+        return None
+    kind, _, dims = case.bias.rstrip("]").partition("[")
+    shape = case.shape
+    sizes = {"b": shape.batch_size, "h": shape.num_heads_q, "q": shape.seqlen_q, "k": shape.seqlen_k}
+    values = draw_normal(tuple(sizes.get(dim, 1) for dim in dims.split(",")))
+    if kind == "bool":
+        return values > _A_TENTH_LIES_BELOW
+    return as_dtype(values, case.dtype if kind == "query" else kind)
+
+
+def _alibi_slopes(case: Case) -> Any:
+    """2^(-8 (i + 1) / num_heads_q), as ALiBi's paper has them for powers of two."""
+    if not case.alibi:
+        return None
+    import torch
+
+    heads = case.shape.num_heads_q
+    return torch.exp2(torch.arange(1, heads + 1, device=case.torch_device, dtype=torch.float32) * (-8.0 / heads))
 
 
 def _uninitialised(case: Case) -> Callable[[tuple[int, ...]], Any]:

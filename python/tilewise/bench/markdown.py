@@ -36,10 +36,10 @@ def distinct(rows: Sequence[Json], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def ratio_of(rows: Iterable[Json]) -> Optional[float]:
-    """How many times faster Tilewise is than torch in one case; None where not both were right."""
+def ratio_of(rows: Iterable[Json], rival: str = "torch") -> Optional[float]:
+    """How many times faster Tilewise is than `rival` in one case; None where not both were right."""
     times = {row["library"]: row["median_us"] for row in rows if row["status"] == "ok"}
-    return times["torch"] / times["tilewise"] if len(times) == 2 else None
+    return times[rival] / times["tilewise"] if {rival, "tilewise"} <= set(times) else None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -95,6 +95,9 @@ class Case:
     window_left: int = -1
     softcap: float = 0.0
     dropout_p: float = 0.0
+    bias: str = ""  # as in a problem's text: "query[1,h,q,k]" has q's dtype, "bool[1,1,q,k]" hides keys
+    alibi: bool = False
+    deterministic: bool = False
     lengths: tuple[int, ...] = ()  # of packed sequences; the shape has their number and the longest, twice
 
     @property
@@ -179,6 +182,12 @@ def problem_text(case: Case) -> str:
         text += f" softcap={case.softcap}"
     if case.dropout_p:
         text += f" dropout_p={case.dropout_p} seed_tensor=1"
+    if case.bias:
+        text += f" bias={case.bias}"
+    if case.alibi:
+        text += " alibi_slopes=[h]"
+    if case.deterministic:
+        text += " deterministic=1"
     return text
 
 

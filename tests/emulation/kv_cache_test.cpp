@@ -2,6 +2,7 @@
 // packed queries that mix prefill and decode, splits, rotation, and appending alone.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -195,7 +196,7 @@ TEST_P(EmulatedKvCache, RandomProblems) {
   }
 }
 
-/// Hopper's own kernel takes contiguous caches of q's element type. Each case says what its schedule must name.
+/// Hopper's own kernel takes caches of q's element type. Each case says what its schedule must name.
 class EmulatedHopperKvCache : public testing::Test {
  protected:
   static void check(const std::string& path, const std::string& text, int key_heads = 2) {
@@ -226,6 +227,72 @@ TEST_F(EmulatedHopperKvCache, AppendsInALaunchBefore) {
         "dtype=bf16 batch_size=2 batch_size_cache=2 head_dim=128 capacity=700 seqlen_q=5 append=1 seqlen_k_new=5 "
         "mask=causal sink=1 softmax_lse=1");
   check("splits", "dtype=bf16 head_dim=128 capacity=1500 seqlen_q=20 append=1 seqlen_k_new=20 mask=causal", 1);
+}
+
+/// A tile of keys is one box of a page or several: of the page's size, or what divides it and the tile.
+TEST_F(EmulatedHopperKvCache, PagesOfSeveralSizes) {
+  const auto pages = [](int size, int capacity) {
+    const int each = (capacity + size - 1) / size;
+    return core::concat(" batch_size=2 page_size=", size, " num_pages=", 2 * each + 3, " max_pages_per_seq=", each,
+                        " ");
+  };
+  for (const int size : {8, 16, 24, 64, 128, 256}) {
+    check("tiles", "dtype=bf16 head_dim=64 seqlen_q=70 mask=causal softmax_lse=1" + pages(size, 300));
+  }
+  check("heads packed", "dtype=f16 head_dim=128 head_dim_v=64 seqlen_q=20 softcap=9 alibi_slopes=[h]" + pages(16, 200));
+  check("128x64 tiles", "dtype=bf16 head_dim=256 seqlen_q=130 mask=causal sink=1" + pages(32, 260));
+  check("3 splits",
+        "dtype=bf16 head_dim=128 seqlen_q=20 append=1 seqlen_k_new=20 mask=causal num_splits=3" + pages(16, 1500), 1);
+}
+
+/// Entries of the table left of a query's window belong to nobody, as do those past the end: NaN lies where they lead.
+TEST_F(EmulatedHopperKvCache, PagesThatNoQueryNeeds) {
+  constexpr std::int64_t kPages = 4, kPlaces = 16, kDim = 64, kPage = kPlaces * kDim;
+  constexpr std::uint16_t kOne = 0x3F80, kNan = 0x7FC0;
+  SmallStep step;
+  KvCacheArguments arguments;
+  arguments.q = step.tensor({1, 1, 1, kDim}, DType::bf16);
+  arguments.out = step.tensor({1, 1, 1, kDim}, DType::bf16);
+  arguments.k_cache = step.tensor({kPages, kPlaces, 1, kDim}, DType::bf16);
+  arguments.v_cache = step.tensor({kPages, kPlaces, 1, kDim}, DType::bf16);
+  for (const TensorView* cache : {&arguments.k_cache, &arguments.v_cache}) {
+    auto* const at = static_cast<std::uint16_t*>(cache->data);
+    std::fill(at, at + (kPages - 1) * kPage, kNan);
+    std::fill(at + (kPages - 1) * kPage, at + kPages * kPage, kOne);
+  }
+  arguments.options.block_table = step.lengths({-1, 99, -1, 0, 1, 3, 2, -1});
+  arguments.options.block_table.rank = 2;
+  arguments.options.block_table.shape = {1, 8};
+  arguments.options.block_table.strides = {8, 1};
+  arguments.options.cache_seqlens = step.lengths({92});
+  arguments.options.mask = Mask::causal;
+  arguments.options.window_left = 11;  // keys 80 to 91
+  kv_cache_attention(arguments, {"emulation.sm90"});
+  for (std::int64_t i = 0; i < kDim; ++i) EXPECT_EQ(static_cast<std::uint16_t*>(arguments.out.data)[i], kOne) << i;
+}
+
+TEST_F(EmulatedHopperKvCache, PackedQueriesOfPrefillAndDecode) {
+  check("heads packed, ",
+        "dtype=bf16 layout=thd batch_size=4 max_seqlen_q=100 total_q=110 head_dim=64 page_size=16 num_pages=70 "
+        "max_pages_per_seq=12 mask=causal softmax_lse=1 num_splits=2");
+}
+
+TEST_F(EmulatedHopperKvCache, RowsOfTheCacheByAnIndex) {
+  check("tiles",
+        "dtype=bf16 batch_size=3 batch_size_cache=5 cache_batch_idx=1 head_dim=64 capacity=200 seqlen_q=40 mask=causal "
+        "cache_leftpad=1 softmax_lse=1");
+}
+
+TEST_F(EmulatedHopperKvCache, GivenNumbersOfSplits) {
+  const std::string call =
+      "dtype=bf16 batch_size=2 batch_size_cache=2 head_dim=64 capacity=500 seqlen_q=40 mask=causal";
+  check(", 3 splits", call + " num_splits=3 sink=1 softmax_lse=1");
+  check(", 128 splits", call + " num_splits=1000");
+  const auto schedule_of = [](const std::string& text) {
+    return plan(parse_problem(text), {"emulation.sm90"}).schedule();
+  };
+  EXPECT_EQ(schedule_of("kv_cache_attention cache_seqlens=1 " + call + " num_splits=1").find("splits"),
+            std::string::npos);
 }
 
 /// Values within the keys have a kernel of their own: two warpgroups that share them.

@@ -96,6 +96,29 @@ def test_contiguous_caches_of_which_lengths_alone_are_known(implementation, quer
     _assert_alike(step.attend(mask="causal", window=window, num_splits=splits))
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (20, 0)])
+@pytest.mark.parametrize("page_size", [8, 16, 24, 64])
+@pytest.mark.parametrize(("queries", "splits"), [(1, 0), (40, 0), (40, 3), (70, 1)])
+def test_pages_by_the_copy_engine(queries, splits, page_size, window):
+    """With NaN in the pages of no sequence, where entries lead that no query needs."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    step = Step(page_size, queries)
+    lengths = [5, 40, CAPACITY - queries] if queries < 50 else [5, 20, 26]
+    for side in (step.cpu, step.gpu):
+        table, seqlens = side["block_table"], torch.tensor(lengths, dtype=torch.int32, device=side["q"].device)
+        side["cache_seqlens"] = seqlens
+        spare = [page for page in range(side["k_cache"].shape[0]) if not (table == page).any()]
+        for cache in (side["k_cache"], side["v_cache"]):
+            cache[spare] = float("nan")
+        for entries, length in zip(table, lengths):
+            entries[-(-(length + queries) // page_size) :] = spare[0]
+            if window[0] >= 0:
+                entries[: max(length - window[0], 0) // page_size] = spare[1]
+    step.gpu["implementation"] = "cuda.hopper"
+    _assert_alike(step.attend(mask="causal", window=window, num_splits=splits))
+
+
 @pytest.mark.parametrize("lengths", [(700, 64, 33), (129, 0, -1)])
 @pytest.mark.parametrize("page_size", [0, 16, 64])
 @pytest.mark.parametrize(("queries", "heads"), [(1, 128), (3, 16), (2, 80)])

@@ -99,12 +99,15 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
     const gpu::Lowering lowering = lowered_backward(concat(problem, " num_heads_q=32"));
     gpu::add_builds(lowering.launches(), target_, builds);
   }
-  for (const char* rows : {"dtype=bf16 seqlen_q=1 page_size=64 num_pages=8192 max_pages_per_seq=128 batch_size=64",
-                           "dtype=f16 seqlen_q=2 mask=causal page_size=16 num_pages=256 max_pages_per_seq=256"}) {
-    const KvCacheProblem problem = parse_problem(
-        concat("kv_cache_attention device=cuda mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 "
-               "cache_seqlens=1 ",
-               rows));
+  const std::string mla = "mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 ",
+                    heads = "mask=causal num_heads_q=32 num_heads_k=8 page_size=16 ";
+  for (const std::string& step :
+       {mla + "dtype=bf16 seqlen_q=1 page_size=64 num_pages=8192 max_pages_per_seq=128 batch_size=64",
+        mla + "dtype=f16 seqlen_q=2 mask=causal page_size=16 num_pages=256 max_pages_per_seq=256",
+        heads + "dtype=bf16 seqlen_q=64 head_dim=128 num_pages=512 max_pages_per_seq=512",
+        heads + "dtype=bf16 seqlen_q=512 head_dim=128 num_pages=8192 max_pages_per_seq=512 batch_size=16",
+        heads + "dtype=f16 seqlen_q=512 head_dim=256 num_pages=8192 max_pages_per_seq=512 batch_size=16"}) {
+    const KvCacheProblem problem = parse_problem(concat("kv_cache_attention device=cuda cache_seqlens=1 ", step));
     const gpu::Outcome outcome = lower(problem, h200());
     ASSERT_EQ(outcome.refusal, "");
     gpu::add_builds(outcome.lowering.launches(), target_, builds);

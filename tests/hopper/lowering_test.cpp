@@ -239,6 +239,30 @@ TEST(HopperLowering, RefusesStepsWithAReason) {
             "call must be kv_cache_attention (got append_kv)");
 }
 
+/// Of 128 keys a box has what lies in one page; the swizzle wants 8 rows.
+TEST(HopperLowering, BringsPagesByBoxes) {
+  const auto box_of = [](int page_size) {
+    const int pages = 8192 / page_size;
+    const gpu::Outcome outcome =
+        lower(KvCacheProblem(parse_problem(concat(
+                  "kv_cache_attention device=cuda dtype=bf16 seqlen_q=64 num_heads_q=32 num_heads_k=8 head_dim=128 "
+                  "cache_seqlens=1 mask=causal page_size=",
+                  page_size, " num_pages=", pages, " max_pages_per_seq=", pages))),
+              h200());
+    EXPECT_EQ(outcome.refusal, "");
+    const gpu::Launch& launch = *outcome.lowering.launches().at(0);
+    EXPECT_EQ(gpu::config_of<Forward>(launch.key).block_n, 128);
+    EXPECT_EQ(gpu::config_of<Forward>(launch.key).page_size, page_size);
+    EXPECT_EQ(launch.tensor_maps.at(1).map.box, launch.tensor_maps.at(2).map.box);
+    return launch.tensor_maps.at(1).map.box[1];
+  };
+  EXPECT_EQ(box_of(16), 16U);
+  EXPECT_EQ(box_of(24), 8U);
+  EXPECT_EQ(box_of(64), 64U);
+  EXPECT_EQ(box_of(192), 64U);
+  EXPECT_EQ(box_of(1024), 128U);
+}
+
 TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   const gpu::Lowering lowering = lowered_backward(kCausal);
   const std::vector<const gpu::Launch*> launches = lowering.launches();
@@ -329,7 +353,8 @@ TEST(HopperLowering, RefusesMlasFormWithAReason) {
   EXPECT_EQ(refusal(&P::head_dim, 512),
             "with mla, head_dim_v must be a multiple of 128 up to 512, and head_dim must be head_dim_v + 64 (got 512 "
             "and 512)");
-  EXPECT_EQ(refusal(&P::page_size, 24), "with mla, page_size must be 8, 16, 32 or a multiple of 64 (got 24)");
+  EXPECT_EQ(refusal(&P::page_size, 20), "page_size must be a multiple of 8 (got 20)");
+  EXPECT_EQ(refusal(&P::num_splits, 3), "with mla, num_splits must be 0 (got 3)");
   EXPECT_EQ(refusal(&P::layout, Layout::thd), "with mla, layout must be bshd (got thd)");
   EXPECT_EQ(refusal(&P::num_heads_k, 2), "with mla, num_heads_k must be 1 (got 2)");
   EXPECT_EQ(refusal(&P::window_left, 9), "with mla, window_left must be -1 (got 9)");
@@ -339,8 +364,6 @@ TEST(HopperLowering, RefusesMlasFormWithAReason) {
   EXPECT_EQ(refusal(&P::sink, SinkKind::f32), "with mla, sink must be none (got one)");
   EXPECT_EQ(refusal(&P::unaligned, true),
             "every row of q, k_cache and out must start on 16 bytes (got one that does not)");
-  problem.mla = false;
-  EXPECT_EQ(lower(problem, h200()).refusal, "without mla, page_size must be 0 (got 64)");
 }
 
 TEST(HopperLowering, TakesNoLongerForLess) {

@@ -5,6 +5,18 @@
 
 namespace tilewise::device {
 
+/// Keys that one copy brings of a tile of `block_n`: as many as lie in one page wherever a tile begins.
+constexpr int32_t keys_of_box(int32_t page_size, int32_t block_n) {
+  int32_t box = block_n;
+  for (int32_t rest = page_size; rest != 0;) {
+    const int32_t next = box % rest;
+    box = rest, rest = next;
+  }
+  return box;
+}
+/// Pages that boxes can be of: the swizzle repeats every 8 rows.
+inline constexpr int32_t kPageUnit = 8;
+
 /// One warpgroup brings tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
 /// of block_n. Here head_dim and head_dim_v are padded to multiples of 16 (head_dim in fp8 to 32), and vector_rows
 /// is 1.
@@ -18,9 +30,10 @@ struct HopperForwardConfig : ScoreConfig {
   Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
   Flag split = 0;        // keys come in parts, each of which leaves its own sums for combine; q_stages is 1 then
   Flag sink = 0;
-  Flag cached = 0;      // K and V are a cache, whose sequences are found as a KV cache step has them
-  Flag bounded = 0;     // softcap alone keeps scores within what weights in fp32 hold: no reference ever moves; bf16
-  Flag bias_boxes = 0;  // a bias comes by the copy engine beside K, else each score loads its own
+  Flag cached = 0;        // K and V are a cache, whose sequences are found as a KV cache step has them
+  int32_t page_size = 0;  // of a cached config; 0: contiguous
+  Flag bounded = 0;       // softcap alone keeps scores within what weights in fp32 hold: no reference ever moves; bf16
+  Flag bias_boxes = 0;    // a bias comes by the copy engine beside K, else each score loads its own
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
@@ -31,6 +44,8 @@ struct HopperForwardConfig : ScoreConfig {
   constexpr int32_t consumers() const { return waves / 4 - 1; }
   constexpr int32_t block_m() const { return consumers() * kRows; }
   constexpr int32_t threads() const { return waves * 32; }
+  /// Of K and V.
+  constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, block_n); }
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
@@ -38,7 +53,8 @@ struct HopperForwardConfig : ScoreConfig {
     visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
     visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
     visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
-    visit("cached", c.cached), visit("bounded", c.bounded), visit("bias_boxes", c.bias_boxes);
+    visit("cached", c.cached), visit("page_size", c.page_size), visit("bounded", c.bounded);
+    visit("bias_boxes", c.bias_boxes);
   }
 };
 
@@ -78,7 +94,8 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   if (config.fp8() && config.consumers() == 3) return {56, 152};
   // Of 24 the warps that bring tiles spill, 100 bytes where they bring a bias too; parts of sequences of any length are
   // found with more.
-  const bool wide = config.head_dim_v > 128 && !config.split && config.plain_scale && !config.dropout;
+  const bool alone = !config.split && config.page_size == 0;
+  const bool wide = config.head_dim_v > 128 && alone && config.plain_scale && !config.dropout;
   if (config.consumers() == 2) return wide ? RegisterShares{24, 240} : RegisterShares{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};
@@ -97,6 +114,7 @@ struct HopperLatentConfig : ScoreConfig {
   static constexpr int32_t kRows = 64, kKeys = 64, kStages = 2;
   static constexpr int32_t kConsumers = 2;  // warpgroups, each with half of the columns of out
   static constexpr int32_t kThreads = 128 * (kConsumers + 1);
+  constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, kKeys); }
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
@@ -104,10 +122,5 @@ struct HopperLatentConfig : ScoreConfig {
     visit("page_size", c.page_size), visit("split", c.split);
   }
 };
-
-/// Keys that one copy brings: a page or a part of it.
-constexpr int32_t keys_of_box(int32_t page_size) {
-  return page_size == 0 || page_size > HopperLatentConfig::kKeys ? HopperLatentConfig::kKeys : page_size;
-}
 
 }  // namespace tilewise::device

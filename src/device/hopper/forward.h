@@ -36,6 +36,9 @@ class HopperForward {
       ForwardProducer<Machine, C> producer(params, shared);
       if (Machine::thread() == 0) producer.bring_queries_and_keys();
       if (warp == 1) producer.bring_values();
+      if constexpr (C.page_size != 0) {
+        if (warp == 2) producer.bring_paged_keys();
+      }
     } else {
       Machine::template take_registers<kShares.consumer>();
       ForwardConsumer<Ops, C>(params, shared).run();

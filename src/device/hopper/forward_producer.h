@@ -1,7 +1,9 @@
-// The warps that bring tiles: one thread hands out work and loads Q and K, a warp loads V.
+// The warps that bring tiles: one thread hands out work and loads Q and K, a warp loads V, and where they lie in pages
+// another one K.
 #pragma once
 
 #include "device/hopper/forward_work.h"
+#include "device/hopper/key_boxes.h"
 #include "device/hopper/tensor_map.h"
 
 namespace tilewise::device {
@@ -18,7 +20,7 @@ class ForwardProducer {
     heads_of_group_ = C.pack_gqa ? 1 : static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k);
   }
 
-  /// By one thread.
+  /// By one thread. K where it is contiguous.
   TILEWISE_INLINE void bring_queries_and_keys() {
     RingPlace<C.q_stages> rows;
     RingPlace<C.stages> keys;
@@ -31,11 +33,17 @@ class ForwardProducer {
       shared_.work_ring.full[works.stage].arrive();
       works.advance();
       if (work.tile == WorkTile::kNoMore) break;
-      const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
+      if constexpr (C.page_size != 0) {
+        load_rows(rows, work);
+        rows.advance();
+        source.ask();
+        continue;
+      }
+      const int32_t head = work.head / heads_of_group_;
       const auto load_keys = [&](int32_t row) {
         keys.wait_empty(shared_.key_ring);
         Barrier<Machine>& full = shared_.key_ring.full[keys.stage];
-        load_tile(shared_.keys[keys.stage], p_.k_map, full, row, head, batch, bias_box_bytes());
+        load_tile(shared_.keys[keys.stage], p_.k_map, full, row, head, work.k_batch, bias_box_bytes());
         if constexpr (C.bias_boxes) load_bias(keys.stage, full, work, row - work.k_row);
         keys.advance();
       };
@@ -54,6 +62,22 @@ class ForwardProducer {
     }
   }
 
+  /// By a warp, where they lie in pages.
+  TILEWISE_INLINE void bring_paged_keys() {
+    RingPlace<C.stages> keys;
+    RingPlace<kWorkStages> works;
+    for (;;) {
+      const WorkTile work = take_work<Machine>(shared_, works);
+      if (work.tile == WorkTile::kNoMore) break;
+      KeyBoxes<Machine, C> boxes(p_, p_.k_map, work, work.head / heads_of_group_);
+      TILEWISE_NO_UNROLL
+      for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
+        keys.wait_empty(shared_.key_ring);
+        boxes.bring(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
+      }
+    }
+  }
+
   /// By a warp. In fp8 to where others transpose it.
   TILEWISE_INLINE void bring_values() {
     if constexpr (C.fp8()) {
@@ -67,18 +91,14 @@ class ForwardProducer {
   TILEWISE_INLINE void bring_raw_values() {
     RingPlace<kRawStages> raw;
     RingPlace<kWorkStages> works;
-    const bool leads = Machine::thread() % 32 == 0;
     for (;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
+      KeyBoxes<Machine, C> boxes(p_, p_.v_map, work, work.head / heads_of_group_);
       TILEWISE_NO_UNROLL
       for (int32_t tile = work.begin; tile < work.end; ++tile, raw.advance()) {
         raw.wait_empty(shared_.raw_ring);
-        if (leads) {
-          load_tile(shared_.raw_values[raw.stage], p_.v_map, shared_.raw_ring.full[raw.stage],
-                    work.k_row + tile * C.block_n, head, batch);
-        }
+        boxes.bring(shared_.raw_values[raw.stage], shared_.raw_ring.full[raw.stage], tile);
       }
     }
   }
@@ -90,7 +110,7 @@ class ForwardProducer {
     for (uint32_t parity = 0;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work.batch, head = work.head / heads_of_group_;
+      KeyBoxes<Machine, C> boxes(p_, p_.v_map, work, work.head / heads_of_group_);
       TILEWISE_NO_UNROLL
       for (int32_t tile = work.begin; tile < work.end; ++tile, values.advance()) {
         auto& to = shared_.values[values.stage];
@@ -98,11 +118,11 @@ class ForwardProducer {
         const int32_t used = work.seqlen_k - tile * C.block_n;
         values.wait_empty(shared_.value_ring);
         if (!C.lengths || used >= C.block_n) {
-          if (leads) load_tile(to, p_.v_map, full, work.k_row + tile * C.block_n, head, batch);
+          boxes.bring(to, full, tile);
           continue;
         }
         // Weights past the end are 0, but 0 times what lies there need not be.
-        if (leads) load_tile(to, p_.v_map, shared_.last_values, work.k_row + tile * C.block_n, head, batch);
+        boxes.bring(to, shared_.last_values, tile);
         shared_.last_values.wait(parity);
         parity ^= 1;
         clear_rows(to, maximum(used, 0));
@@ -179,10 +199,7 @@ class ForwardProducer {
   TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
                                         int32_t head, int32_t batch, int32_t more_bytes = 0) {
     landed.arrive_and_expect(Tile::kBytes + more_bytes);
-    TILEWISE_UNROLL
-    for (int c = 0; c < Tile::kChunks; ++c) {
-      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, row, head, batch);
-    }
+    copy_columns(to, 0, map, landed, row, head, batch);
   }
 
   template <class Tile>

@@ -17,6 +17,8 @@ struct alignas(16) WorkTileOf {
   Number q_row, k_row, leftpad;      // where the used part starts, in rows of the tensors
   Number seqlen_q, seqlen_k, all_q;  // used queries and keys, queries in memory
   Number diagonal;                   // query i stands at key i + diagonal
+  Number k_batch;                    // entry of k and v, or row of the block table, that has its keys
+  Number first_key;                  // none before it is seen
 };
 using WorkTile = WorkTileOf<int32_t>;
 /// One that lies in shared memory.
@@ -47,7 +49,8 @@ struct BiasStages<C, false> {};
 
 template <class Machine, HopperForwardConfig C>
 struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes != 0> {
-  static constexpr int kTransposers = C.fp8() ? 2 : 0;  // warps
+  static constexpr int kTransposers = C.fp8() ? 2 : 0;           // warps
+  static constexpr int kKeyBringers = C.page_size == 0 ? 0 : 1;  // of pages; contiguous keys take a thread
 
   /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
   static constexpr bool kStagesOut = C.q_stages > 1;
@@ -76,7 +79,7 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
     for (auto& ring : row_rings) ring.init(1, kStagesOut ? 1 : 4);
     key_ring.init(1, kWarps);
     value_ring.init(C.fp8() ? kTransposers : 1, kWarps);
-    work_ring.init(1, kWarps + 1 + kTransposers);  // and the warps that bring values
+    work_ring.init(1, kWarps + 1 + kTransposers + kKeyBringers);  // and the warp that brings values
     if constexpr (C.fp8()) raw_ring.init(1, kTransposers);
     last_values.init(1);
     Machine::publish_barriers();
@@ -90,9 +93,9 @@ TILEWISE_INLINE WorkTile take_work(Shared& shared, RingPlace<kWorkStages>& place
   place.wait_full(shared.work_ring);
   const SharedWork<Machine>& slot = shared.work[place.stage];
   WorkTile work{};
-  work.tile = slot.tile, work.head = slot.head, work.batch = slot.batch;
+  work.tile = slot.tile, work.head = slot.head, work.k_batch = slot.k_batch;
   work.begin = slot.begin, work.end = slot.end;
-  work.k_row = slot.k_row, work.seqlen_k = slot.seqlen_k;
+  work.k_row = slot.k_row, work.seqlen_k = slot.seqlen_k, work.first_key = slot.first_key;
   Machine::wave_sync();
   if (Machine::thread() % 32 == 0) shared.work_ring.empty[place.stage].arrive();
   place.advance();

@@ -93,11 +93,11 @@ class WorkSource {
   }
   /// False where the sequence has no such tile.
   TILEWISE_INLINE bool find_keys(WorkTile& work) const {
-    Sequence s{0, 0, p_.shape.seqlen_q, p_.shape.seqlen_k, p_.shape.seqlen_q, p_.shape.seqlen_k, 0};
+    CachedSequence s{all_of_entry(p_.shape), {}};
     if constexpr (C.cached) {
       s = attended_sequence<C>(p_.shape, p_.cache, work.batch);
     } else if constexpr (C.lengths) {
-      s = sequence_of(p_.shape, work.batch);
+      static_cast<Sequence&>(s) = sequence_of(p_.shape, work.batch);
     }
     work.q_row = static_cast<int32_t>(s.q_row);
     work.k_row = static_cast<int32_t>(s.k_row);
@@ -106,6 +106,12 @@ class WorkSource {
     work.seqlen_k = static_cast<int32_t>(s.seqlen_k);
     work.all_q = static_cast<int32_t>(s.all_q);
     work.diagonal = static_cast<int32_t>(diagonal_offset(p_.score, s));
+    work.k_batch = work.batch;
+    if constexpr (C.cached) {
+      if (C.page_size == 0) work.k_batch = static_cast<int32_t>(s.cache.cache_row);
+    } else if constexpr (C.lengths) {
+      if (p_.shape.cu_seqlens_k) work.k_batch = 0;
+    }
     const int32_t block_queries = C.consumers() * p_.order.queries_per_warpgroup;
     const int32_t first = work.tile * block_queries, last = minimum(first + block_queries, work.seqlen_q) - 1;
     if (first >= work.all_q) return false;
@@ -113,6 +119,9 @@ class WorkSource {
     // A tile that sees nothing takes one all the same, whose every score is hidden.
     work.begin = first <= last ? tiles.begin : 0;
     work.end = first <= last && tiles.end > work.begin ? tiles.end : work.begin + 1;
+    if constexpr (C.windowed && C.page_size != 0) {
+      work.first_key = maximum(first + work.diagonal + key_band(p_.score).low, 0);
+    }
     if constexpr (C.split) take_part(work);
     return true;
   }

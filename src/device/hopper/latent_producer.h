@@ -11,7 +11,7 @@ class LatentProducer {
   using Shared = HopperLatentShared<Machine, C>;
   using RowTile = typename Shared::RowTile;
   using KeyTile = typename Shared::KeyTile;
-  static constexpr int32_t kBoxKeys = keys_of_box(C.page_size), kBoxes = C.kKeys / kBoxKeys;
+  static constexpr int32_t kBoxKeys = C.keys_of_box(), kBoxes = C.kKeys / kBoxKeys;
   static_assert(kBoxes * kBoxKeys == C.kKeys && kBoxes <= 32, "boxes are lanes'");
 
  public:

@@ -42,9 +42,10 @@ inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
 
 struct HopperForwardParams {
   // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the
-  // group is 1 where heads are not packed. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128
-  // bytes. Of elements of one byte a box has 128. A bias in boxes is [key, head of the group, query, group, batch], as
-  // q is, with boxes of 128 bytes of keys, and of one row where it has no queries or heads.
+  // group is 1 where heads are not packed. k and v: [dim, seq, head, batch] with boxes [64, keys_of_box(), 1, 1]; of a
+  // cache that is [dim, place, head, page or row]. Swizzle 128 bytes. Of elements of one byte a box has 128. A bias in
+  // boxes is [key, head of the group, query, group, batch], as q is, with boxes of 128 bytes of keys, and of one row
+  // where it has no queries or heads.
   TensorMap q_map, k_map, v_map, out_map, bias_map;
   AttentionShape shape;
   ScoreParams score;

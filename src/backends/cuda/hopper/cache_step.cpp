@@ -26,6 +26,13 @@ device::AttentionParams CacheCalls::of(const void* from) {
   return attention;
 }
 
+device::AttentionParams CacheCalls::keys_of(const void* call) {
+  device::AttentionParams attention = of(call);
+  attention.batch_size = params_of(call).cache_rows;
+  if (attention.batch_size == 0) attention.seqlen_k = 0;
+  return attention;
+}
+
 void add_cache_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder) {
   const auto bind = [](const void* call, void* block) {
     portable::bind(CacheCalls::params_of(call), *static_cast<device::KvCacheCombineParams*>(block));

@@ -18,6 +18,8 @@ struct CacheCalls {
   }
   /// The attention over the cache's tensors, as far as tensor maps go.
   static device::AttentionParams of(const void* call);
+  /// Its keys and values, of which each page, or row of a contiguous cache, counts as a sequence.
+  static device::AttentionParams keys_of(const void* call);
 };
 
 /// As the portable kernel is told of the call: what all of the kernels' parameters have.

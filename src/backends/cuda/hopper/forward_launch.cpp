@@ -31,7 +31,7 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   rows.rank = 5;
   rows.box = {box_columns(p.dtype), group, static_cast<std::uint32_t>(order.queries_per_warpgroup), 1, 1};
   keys.rank = 4;
-  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(config.block_n), 1, 1};
+  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(config.keys_of_box()), 1, 1};
   gpu::TensorMap outs = rows;
   outs.dtype = operations::attention::out_dtype_of(p);
   outs.box[0] = box_columns(outs.dtype);

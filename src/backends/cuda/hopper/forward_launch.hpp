@@ -24,14 +24,14 @@ struct MapBinds {
   Bind q, k, v, out, bias;
 };
 
-/// Of calls that Source::of() turns into attention's.
+/// Of calls that Source::of() turns into attention's, and Source::keys_of() for k and v.
 template <typename Source>
 [[nodiscard]] MapBinds map_binds(bool packs) {
   using Map = gpu::TensorMap;
   using Call = const void*;
   MapBinds binds{[](Call call, Map& map) { bind_q(Source::of(call), false, map); },
-                 [](Call call, Map& map) { bind_k(Source::of(call), map); },
-                 [](Call call, Map& map) { bind_v(Source::of(call), map); },
+                 [](Call call, Map& map) { bind_k(Source::keys_of(call), map); },
+                 [](Call call, Map& map) { bind_v(Source::keys_of(call), map); },
                  [](Call call, Map& map) { bind_out(Source::of(call), false, map); },
                  [](Call call, Map& map) { bind_bias(Source::of(call), false, map); }};
   if (packs) {

@@ -42,8 +42,8 @@ void prepend_append(KvCacheProblem p, const core::DeviceDescription& device, gpu
 
 std::string step_refusal(const KvCacheProblem& p) {
   if (operations::kv_cache::appends_alone(p)) return "call must be kv_cache_attention (got append_kv)";
-  if (operations::kv_cache::is_paged(p) && !p.mla) {
-    return core::concat("without mla, page_size must be 0 (got ", p.page_size, ")");
+  if (p.page_size % device::kPageUnit != 0) {
+    return core::concat("page_size must be a multiple of ", device::kPageUnit, " (got ", p.page_size, ")");
   }
   return {};
 }
@@ -51,8 +51,9 @@ std::string step_refusal(const KvCacheProblem& p) {
 gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescription& device) {
   const Problem attention = attention_of(p);
   if (std::string reason = refusal_of(attention); !reason.empty()) return {{}, std::move(reason)};
-  ForwardSchedule schedule = forward_schedule(attention, device);
+  ForwardSchedule schedule = forward_schedule(attention, device, p.num_splits);
   schedule.config.cached = 1;
+  schedule.config.page_size = static_cast<std::int32_t>(p.page_size);
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
   const MapBinds maps = map_binds<CacheCalls>(schedule.config.pack_gqa);
   if (std::string reason = add_forward(attention, schedule, device, bind, maps, builder); !reason.empty()) {
@@ -69,8 +70,10 @@ gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescript
 
 operations::kv_cache::FeatureSet kv_cache_features() {
   using enum operations::kv_cache::Feature;
-  return {attend, append,     bf16,        f16,          packed,     paged,   mla,   cache_seqlens, cache_leftpad,
-          gqa,    head_dim_v, window_left, window_right, scale_sign, softcap, alibi, sink,          batch_invariant};
+  return {attend,        append,  bf16,       f16,           packed,
+          paged,         mla,     num_splits, cache_seqlens, cache_batch_idx,
+          cache_leftpad, gqa,     head_dim_v, window_left,   window_right,
+          scale_sign,    softcap, alibi,      sink,          batch_invariant};
 }
 
 gpu::Outcome lower(const KvCacheProblem& p, const core::DeviceDescription& device) {

@@ -1,5 +1,5 @@
-// The KV cache step's row of the dispatch table for Hopper's own instructions: attention over contiguous caches of q's
-// element type. New keys are appended by the portable kernel, in a launch before.
+// The KV cache step's row of the dispatch table for Hopper's own instructions: attention over caches of q's element
+// type, contiguous or in pages. New keys are appended by the portable kernel, in a launch before.
 #pragma once
 
 #include "gpu/ahead_of_time.hpp"

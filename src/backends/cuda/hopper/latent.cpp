@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "backends/cuda/hopper/cache_step.hpp"
+#include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
@@ -34,22 +35,15 @@ void bind_q(const void* call, gpu::TensorMap& map) {
   map.strides = {rows.strides[0], rows.strides[1], rows.strides[3]};
 }
 
-/// Rows of the cache are pages, or its sequences.
-void bind_k(const void* call, gpu::TensorMap& map) {
-  device::AttentionParams attention = CacheCalls::of(call);
-  attention.batch_size = CacheCalls::params_of(call).cache_rows;
-  if (attention.batch_size == 0) attention.seqlen_k = 0;
-  bind_keys(attention, attention.k, attention.head_dim, map);
-}
-
 std::vector<gpu::TensorMapParameter> tensor_maps(const KvCacheProblem& p, const LatentSchedule& schedule) {
   gpu::TensorMap rows, keys;
   rows.dtype = keys.dtype = p.dtype;
   rows.rank = keys.rank = 4;
   rows.box = {box_columns(p.dtype), static_cast<std::uint32_t>(schedule.order.heads_of_tile),
               static_cast<std::uint32_t>(schedule.order.queries_of_tile), 1};
-  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(device::keys_of_box(schedule.config.page_size)), 1, 1};
-  return {{offsetof(HopperLatentParams, q_map), rows, bind_q}, {offsetof(HopperLatentParams, k_map), keys, bind_k}};
+  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(schedule.config.keys_of_box()), 1, 1};
+  return {{offsetof(HopperLatentParams, q_map), rows, bind_q},
+          {offsetof(HopperLatentParams, k_map), keys, map_binds<CacheCalls>(false).k}};
 }
 
 void bind(const void* call, void* block) { bind_step(call, *static_cast<HopperLatentParams*>(block)); }
@@ -125,10 +119,7 @@ std::string latent_refusal(const KvCacheProblem& p) {
   }
   if (p.num_heads_k != 1) return concat("with mla, num_heads_k must be 1 (got ", p.num_heads_k, ")");
   if (operations::kv_cache::is_packed(p)) return "with mla, layout must be bshd (got thd)";
-  const std::int64_t page = p.page_size;
-  if (page != 0 && (page % 8 != 0 || (page < 64 ? 64 % page != 0 : page % 64 != 0))) {
-    return concat("with mla, page_size must be 8, 16, 32 or a multiple of 64 (got ", page, ")");
-  }
+  if (p.num_splits > 0) return concat("with mla, num_splits must be 0 (got ", p.num_splits, ")");
   if (p.window_left >= 0) return concat("with mla, window_left must be -1 (got ", p.window_left, ")");
   if (p.softcap != 0.0) return concat("with mla, softcap must be 0 (got ", p.softcap, ")");
   if (p.softmax_scale <= 0.0) return concat("with mla, softmax_scale must be > 0 (got ", p.softmax_scale, ")");

@@ -16,6 +16,7 @@ using device::AttentionParams;
 
 struct Calls {
   static const AttentionParams& of(const void* call) { return *static_cast<const AttentionParams*>(call); }
+  static const AttentionParams& keys_of(const void* call) { return of(call); }
 };
 
 void bind(const void* call, void* block) {

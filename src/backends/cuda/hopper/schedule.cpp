@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
@@ -14,6 +15,8 @@ namespace tilewise::backends::hopper {
 namespace {
 
 using core::ceil_div;
+
+constexpr std::int64_t kMostSplits = device::kMostSplits;
 
 using device::HopperForwardConfig, portable::group_of, portable::set_score_options;
 
@@ -115,11 +118,14 @@ Tile pair_for(const Tile& tile, const HopperForwardConfig& c) {
   return std::max(c.head_dim, c.head_dim_v) > 64 ? kMiddlePair : kNarrowPair;
 }
 
-/// In fp8 a warpgroup has one factor between product and score: heads are packed whose q has the same.
+/// In fp8 a warpgroup has one factor between product and score: heads are packed whose q has the same. Of packed
+/// sequences their mean length decides: where one prefills and many decode, rows of those that decode are few.
 bool packs_heads(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kFewQueries = 64;
   const std::int64_t group = group_of(p);
-  return group > 1 && group <= HopperForwardConfig::kRows && p.seqlen_q <= kFewQueries &&
+  const bool mean = p.layout == Layout::thd && !p.batch_invariant;
+  const std::int64_t queries = mean ? std::min(p.seqlen_q, ceil_div(p.total_q, p.batch_size)) : p.seqlen_q;
+  return group > 1 && group <= HopperForwardConfig::kRows && queries <= kFewQueries &&
          !(c.fp8() && p.q_scale == ScaleKind::head);
 }
 
@@ -175,22 +181,24 @@ HopperForwardConfig in_parts(HopperForwardConfig c) {
   return c;
 }
 
-/// The quickest of both tiles and every number of parts, if multiprocessors have few tiles each.
+/// The quickest of both tiles and every number of parts, or those that are asked for.
 ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device, const HopperForwardConfig& features,
-                         const Tile& tile) {
+                         const Tile& tile, std::int64_t num_splits) {
   constexpr std::int64_t kFewestStepsAPart = 2;
   const Estimator estimator(p, device);
-  ForwardSchedule best{with_tile(features, tile)};
-  double least = estimator.forward_us(best.config, 1);
+  ForwardSchedule best;
+  double least = std::numeric_limits<double>::infinity();
   const auto consider = [&](const HopperForwardConfig& config, std::int64_t splits) {
     const double us = estimator.forward_us(config, splits);
     if (us < least) least = us, best = {config, splits};
   };
   for (const Tile& candidate : {tile, pair_for(tile, features)}) {
     const HopperForwardConfig config = with_tile(features, candidate);
-    consider(config, 1);
-    const std::int64_t most = std::min<std::int64_t>(estimator.steps(config) / kFewestStepsAPart, device::kMostSplits);
-    for (std::int64_t splits = 2; splits <= most; ++splits) consider(in_parts(config), splits);
+    const std::int64_t most = num_splits > 0 ? num_splits : estimator.steps(config) / kFewestStepsAPart;
+    if (num_splits <= 1) consider(config, 1);
+    for (std::int64_t splits = std::max<std::int64_t>(num_splits, 2); splits <= std::min(most, kMostSplits); ++splits) {
+      consider(in_parts(config), splits);
+    }
   }
   return best;
 }
@@ -206,14 +214,17 @@ std::int64_t tiles_of(const Problem& p, const HopperForwardConfig& c) {
   return ceil_div(p.seqlen_q, queries_of_block(p, c)) * heads * p.batch_size;
 }
 
-ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device) {
+ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device, std::int64_t num_splits) {
   constexpr std::int64_t kFewRounds = 2;
   const HopperForwardConfig features = features_config(p);
   const Tile& tile = tile_for(p, features);
   ForwardSchedule schedule{with_tile(features, tile)};
+  num_splits = std::min(num_splits, kMostSplits);
   // A tile that depends on how many there are makes a row's bits depend on the batch.
   if (!p.batch_invariant && tiles_of(p, schedule.config) < kFewRounds * device.multiprocessors) {
-    schedule = quickest(p, device, features, tile);
+    schedule = quickest(p, device, features, tile, num_splits);
+  } else if (num_splits > 1) {
+    schedule = {in_parts(schedule.config), num_splits};
   }
   HopperForwardConfig& c = schedule.config;
   // Else every tile takes as long, or every block has one.

@@ -16,8 +16,10 @@ struct ForwardSchedule {
   std::int64_t splits = 1;
 };
 
-/// By the table of tiles, and where tiles of queries are few, by what the estimate makes of them.
-[[nodiscard]] ForwardSchedule forward_schedule(const Problem& problem, const core::DeviceDescription& device);
+/// By the table of tiles, and where tiles of queries are few, by what the estimate makes of them. num_splits: parts
+/// that the call asks for; 0: chosen.
+[[nodiscard]] ForwardSchedule forward_schedule(const Problem& problem, const core::DeviceDescription& device,
+                                               std::int64_t num_splits = 0);
 
 [[nodiscard]] device::TileOrder tile_order(const Problem& problem, const ForwardSchedule& schedule,
                                            int multiprocessors);

@@ -1,0 +1,72 @@
+// Tiles of K or V as boxes of the copy engine, by a warp: one lane brings a tile of contiguous keys, of pages each lane
+// a box of its own.
+#pragma once
+
+#include "device/hopper/forward_shared.h"
+#include "device/hopper/params.h"
+#include "device/kv_cache/places.h"
+
+namespace tilewise::device {
+
+/// All columns of a box, to rows of a tile from `to_row` on.
+template <class Machine, class Tile>
+TILEWISE_INLINE void copy_columns(Tile& to, int32_t to_row, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
+                                  int32_t head, int32_t batch) {
+  TILEWISE_UNROLL
+  for (int c = 0; c < Tile::kChunks; ++c) {
+    Machine::copy_box(to.chunk(c) + to_row * kChunkRowBytes, map, landed.state(), c * Tile::kChunkColumns, row, head,
+                      batch);
+  }
+}
+
+/// Those that one tile of queries sees.
+template <class Machine, HopperForwardConfig C>
+class KeyBoxes {
+  static constexpr bool kPaged = C.page_size != 0;
+  static constexpr int32_t kKeys = C.keys_of_box(), kBoxes = C.block_n / kKeys;
+  static_assert(kBoxes * kKeys == C.block_n && kBoxes <= 32, "boxes are lanes'");
+
+ public:
+  TILEWISE_INLINE KeyBoxes(const HopperForwardParams& params, const TensorMap& map, const WorkTile& work, int32_t head)
+      : map_(map), work_(work), places_{}, head_(head), page_(work.k_batch) {
+    if constexpr (!kPaged) return;
+    const CacheShape& cache = params.cache;
+    places_ = {cache.block_table + work.k_batch * cache.block_table_stride, 0, work.first_key, work.seqlen_k,
+               static_cast<int32_t>(cache.rows)};
+    look_up_page(work.begin);
+  }
+
+  /// Tiles come in their order.
+  template <class Tile>
+  TILEWISE_INLINE void bring(Tile& to, Barrier<Machine>& landed, int32_t tile) {
+    const int32_t lane = Machine::lane();
+    if (lane == 0) landed.arrive_and_expect(Tile::kBytes);
+    if constexpr (kPaged) {
+      Machine::wave_sync();
+      if (lane < kBoxes) {
+        const int32_t within = places_.within_page(first_key(tile));
+        copy_columns(to, lane * kKeys, map_, landed, within, head_, page_);
+      }
+      if (tile + 1 < work_.end) look_up_page(tile + 1);
+    } else {
+      if (lane == 0) copy_columns(to, 0, map_, landed, work_.k_row + tile * C.block_n, head_, page_);
+    }
+  }
+
+ private:
+  TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.block_n + Machine::lane() * kKeys; }
+
+  /// Of this lane's box of a tile, a tile ahead: a copy that waits for its table takes twice as long. A box that no
+  /// query sees brings what is near one that is seen.
+  TILEWISE_INLINE void look_up_page(int32_t tile) {
+    if (work_.seqlen_k == 0 || Machine::lane() >= kBoxes) return;
+    page_ = places_.page_of(places_.place_of(first_key(tile)));
+  }
+
+  const TensorMap& map_;
+  const WorkTile& work_;
+  CachePlaces<Machine, C.page_size> places_;
+  int32_t head_, page_;
+};
+
+}  // namespace tilewise::device

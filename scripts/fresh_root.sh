@@ -35,11 +35,13 @@ make_root() {
   cp -r scripts/fresh "$1/fresh"
 }
 
-# inside ROOT FOLDER WORDS...: a command in that folder of the root, with a /proc of its own processes.
+# inside ROOT FOLDER WORDS...: a command in that folder of the root, with a /proc of its own processes, and terminals,
+# which apt-get asks for.
 inside() {
   local root=$1 folder=$2
   shift 2
-  unshare --mount --pid --fork -- sh -euc 'mount -t proc proc "$0/proc" && exec chroot "$@"' "$root" "$root" \
+  unshare --mount --pid --fork -- \
+    sh -euc 'mount -t proc proc "$0/proc" && mount -t devpts devpts "$0/dev/pts" && exec chroot "$@"' "$root" "$root" \
     env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 PIP_CERT=/run/lent/certificates.pem \
     ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${SOURCE_DATE_EPOCH:+SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH"} \
     sh -euc 'cd "$0" && exec "$@"' "$folder" "$@"

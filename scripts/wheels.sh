@@ -100,16 +100,31 @@ debian_name() {
   echo arm64
 }
 
-# settings_of PYTHON: what CMake and scikit-build-core are told of another machine, one NAME=VALUE a line.
+# split_headers ROOT VERSION: Debian's pyconfig.h includes one of the architecture's from beside the C library's headers,
+# which must not be found; prints a folder that has it, and the others, alone.
+split_headers() {
+  local headers=$WORK/include-$MACHINE split=$MACHINE-linux-gnu
+  rm -rf "$headers/python$2" "$headers/$split/python$2"
+  mkdir -p "$headers/$split"
+  cp -r "$1/usr/include/python$2" "$headers"
+  cp -r "$1/usr/include/$split/python$2" "$headers/$split"
+  echo "$headers"
+}
+
+# settings_of PYTHON: what CMake and scikit-build-core are told of a Python whose headers are split and of another
+# machine, one NAME=VALUE a line.
 settings_of() {
-  [[ $MACHINE != "$(uname -m)" ]] || return 0
-  local root version=3.11 headers=$WORK/include-$MACHINE
-  [[ $(version_of "$1") == "$version" ]] || fail "MACHINE=$MACHINE: PYTHONS must be of $version (got $1)"
+  local root version headers
+  version=$(version_of "$1")
+  if [[ $MACHINE == "$(uname -m)" ]]; then
+    [[ $("$1" -c 'import sysconfig; print(sysconfig.get_path("include"))') == "/usr/include/python$version" ]] || return 0
+    headers=$(split_headers "" "$version")
+    echo "CPLUS_INCLUDE_PATH=$headers"
+    return
+  fi
+  [[ $version == 3.11 ]] || fail "MACHINE=$MACHINE: PYTHONS must be of 3.11 (got $1)"
   root=$(foreign_root)
-  # Beside the headers of Python lie those of a C library, which must not be found.
-  mkdir -p "$headers/$MACHINE-linux-gnu"
-  cp -r "$root/usr/include/python$version" "$headers"
-  cp -r "$root/usr/include/$MACHINE-linux-gnu/python$version" "$headers/$MACHINE-linux-gnu"
+  headers=$(split_headers "$root" "$version")
   echo "_PYTHON_HOST_PLATFORM=linux-$MACHINE"
   echo "SETUPTOOLS_EXT_SUFFIX=.cpython-${version/./}-$MACHINE-linux-gnu.so"
   echo "CMAKE_ARGS=-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$MACHINE" \

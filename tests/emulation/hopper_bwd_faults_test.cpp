@@ -30,12 +30,39 @@ enum class Fault {
   no_product_wait,
   sums_left_alone,
   other_statistics,
+  weights_taken_early,
 };
 Fault g_fault = Fault::none;
 
+/// Two warpgroups of 64 keys each, of the fewest columns.
+constexpr HopperBwdConfig kNarrow = [] {
+  HopperBwdConfig c;
+  c.head_dim = c.head_dim_v = 64;
+  c.waves = 12;
+  c.block_m = 128;
+  c.stages = 2;
+  c.ranged = 1;
+  return c;
+}();
+/// Two warpgroups with the same 64 keys, of columns that end within a box.
+constexpr HopperBwdConfig kWide = [] {
+  HopperBwdConfig c;
+  c.head_dim = c.head_dim_v = 160;
+  c.waves = 16;
+  c.shares_keys = 1;
+  c.ranged = 1;
+  return c;
+}();
+
+template <HopperBwdConfig C>
 struct FaultyBwdSm90 : HostSm90Machine {
   /// Whether it is of the warpgroup that adds up dq.
-  static bool sums() { return thread() < kWarpgroupThreads; }
+  static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
+  static bool hands_weights(uint64_t* barrier) {
+    using Shared = HopperBwdShared<FaultyBwdSm90, C>;
+    const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Shared, handover));
+    return C.shares_keys != 0 && at < sizeof(Shared::handover);
+  }
 
   static void fence_shared_writes() {
     if (g_fault == (sums() ? Fault::sums_sent_unfenced : Fault::scores_unfenced)) return;
@@ -43,6 +70,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && thread() == 0 && parity == 0) return;
+    if (g_fault == Fault::weights_taken_early && hands_weights(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
   }
   static void arrive(uint64_t* barrier) {
@@ -63,20 +91,14 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
 };
 
-constexpr std::int64_t kHeads = 2, kDim = 64, kQueries = 300, kKeys = 200, kRows = 384;
+constexpr std::int64_t kHeads = 2, kQueries = 300, kKeys = 200, kRows = 384;
 
-constexpr HopperBwdConfig kConfig = [] {
-  HopperBwdConfig c;
-  c.head_dim = c.head_dim_v = kDim;
-  c.waves = 12;
-  c.block_m = 128;
-  c.stages = 2;
-  c.ranged = 1;
-  return c;
-}();
-
-/// A causal call of lengths that no tile divides: three tiles of queries and two of keys for each head.
+/// A causal call of lengths that no tile divides.
+template <HopperBwdConfig C = kNarrow>
 class BwdCall {
+  using Machine = FaultyBwdSm90<C>;
+  static constexpr std::int64_t kDim = C.head_dim;
+
  public:
   BwdCall()
       : expected_(sizes()),
@@ -108,12 +130,12 @@ class BwdCall {
 
   /// What went wrong in a run with that fault, or empty.
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
-    using Kernel = HopperBwd<Sm90Ops<FaultyBwdSm90>, kConfig>;
+    using Kernel = HopperBwd<Sm90Ops<Machine>, C>;
     g_fault = fault;
     write_maps(launch_, &params_of_call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Bwd>(), &params_);
-    return fault_of(host_kernel<Kernel, FaultyBwdSm90>(), kConfig.threads(), static_cast<int>(launch_.grid.x), seed,
-                    memory_, &params_);
+    return fault_of(host_kernel<Kernel, Machine>(), C.threads(), static_cast<int>(launch_.grid.x), seed, memory_,
+                    &params_);
   }
 
   /// Largest difference to the reference, of any gradient.
@@ -172,13 +194,19 @@ class BwdCall {
 /// Gradients of some units, rounded to bf16 up to four times on their way.
 constexpr double kFine = 0.05, kWrong = 0.3;
 
-std::string fault_of_run(Fault fault) { return BwdCall().run(fault); }
+template <HopperBwdConfig C = kNarrow>
+std::string fault_of_run(Fault fault) {
+  return BwdCall<C>().run(fault);
+}
 
 TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    BwdCall call;
+    BwdCall<> call;
     EXPECT_EQ(call.run(Fault::none, seed), "");
     EXPECT_LT(call.error(), kFine);
+    BwdCall<kWide> wide;
+    EXPECT_EQ(wide.run(Fault::none, seed), "");
+    EXPECT_LT(wide.error(), kFine);
   }
 }
 
@@ -205,8 +233,17 @@ TEST(EmulatedHopperBwd, ProductsThatNobodyWaitsForAreCaught) { EXPECT_NE(fault_o
 
 TEST(EmulatedHopperBwd, SumsThatNobodyWaitsForAreCaught) { EXPECT_NE(fault_of_run(Fault::sums_left_alone), ""); }
 
+TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
+  EXPECT_TRUE(
+      contains(fault_of_run<kWide>(Fault::scores_unfenced), "with no fence_shared_writes() since it was written by"));
+  EXPECT_NE(fault_of_run<kWide>(Fault::refilled_early), "");
+  EXPECT_TRUE(contains(fault_of_run<kWide>(Fault::lost_arrival), "which lacks 1 of 1 arrivals"));
+  EXPECT_NE(fault_of_run<kWide>(Fault::no_product_wait), "");
+  EXPECT_NE(fault_of_run<kWide>(Fault::weights_taken_early), "");
+}
+
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {
-  BwdCall call;
+  BwdCall<> call;
   const std::string fault = call.run(Fault::other_statistics);
   EXPECT_TRUE(!fault.empty() || call.error() > kWrong);
 }

@@ -1,9 +1,11 @@
-// The Hopper backward kernel: a block for each tile of 128 keys, of which two warpgroups compute dk and dv, 64 keys
-// each, and a third adds up dq and brings tiles of queries by TMA.
+// The Hopper backward kernel: a block for each tile of keys. Of 128 keys two warpgroups compute dk and dv, 64 keys
+// each, and a third adds up dq and brings tiles of queries by TMA. Of 64 wide ones one computes dv, one dk, a third
+// adds up dq, and a fourth brings tiles.
 #pragma once
 
 #include "device/hopper/bwd_dq.h"
 #include "device/hopper/bwd_main.h"
+#include "device/hopper/bwd_wide.h"
 #include "device/hopper/contract.h"
 
 namespace tilewise::device {
@@ -28,13 +30,41 @@ class HopperBwd {
     // By way of a shuffle: else the compiler reads the special register anew in every step, which takes 50 to 150
     // cycles while shared memory is busy.
     const auto thread = static_cast<int>(Machine::shuffle_xor(static_cast<uint32_t>(Machine::thread()), 0));
-    constexpr RegisterShares kShares = register_shares(C);
-    if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
+    if constexpr (C.shares_keys) {
+      run_wide(params, shared, work, thread);
+    } else {
+      run_pair(params, shared, work, thread);
+    }
+  }
+
+ private:
+  static constexpr RegisterShares kShares = register_shares(C);
+  static constexpr auto kThreads = static_cast<uint32_t>(kWarpgroupThreads);
+
+  TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread) {
+    if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
       BwdDqSums<Ops, C>(params, shared, work, thread).run();
     } else {
       Machine::template take_registers<kShares.consumer>();
       BwdMain<Ops, C>(params, shared, work, thread).run();
+    }
+  }
+
+  TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread) {
+    const auto block_thread = static_cast<uint32_t>(Machine::thread());
+    if (block_thread < kThreads) {
+      Machine::template give_registers<kShares.producer>();
+      if (thread < Machine::kLanes) BwdLoader<Machine, C>(params, shared, work, thread == 0).bring_all();
+    } else if (block_thread < 2 * kThreads) {
+      Machine::template give_registers<kShares.sums>();
+      BwdDqAdds<Ops, C>(params, shared, work, thread - kWarpgroupThreads).run();
+    } else if (block_thread < 3 * kThreads) {
+      Machine::template take_registers<kShares.consumer>();
+      BwdWide<Ops, C, BwdRole::sums_dv>(params, shared, work, thread).run();
+    } else {
+      Machine::template take_registers<kShares.consumer>();
+      BwdWide<Ops, C, BwdRole::sums_dk>(params, shared, work, thread).run();
     }
   }
 };

@@ -1,5 +1,6 @@
-// The warpgroup of the backward kernel that multiplies dQ = dS K, tile of queries by tile, and adds it to dq_accum by
-// the copy engine. Its first warp brings what the others compute with.
+// The warpgroup of the backward kernel that multiplies dQ = dS K, tile of queries by tile, and adds it to dq_accum: by
+// the copy engine, from shared memory, while its first warp brings what the others compute with; or where shared memory
+// has no room for that, from registers.
 #pragma once
 
 #include "device/hopper/bwd_loader.h"
@@ -9,25 +10,91 @@
 
 namespace tilewise::device {
 
+/// The products, and where they go.
 template <class Ops, HopperBwdConfig C>
-class BwdDqSums {
+class BwdDqProducts {
+ protected:
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
   using Parts = DqParts<C>;
 
- public:
-  TILEWISE_INLINE BwdDqSums(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+  TILEWISE_INLINE BwdDqProducts(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
       : p_(params),
         shared_(shared),
         work_(work),
         lane_(thread % 32),
         warp_(uniform<Machine>(thread / 32)),
-        loader_(params, shared, work, thread == 0),
         tiles_left_(work.queries.count()),
-        sent_(first_place()) {}
+        to_(first_place()) {}
+
+  /// From the last part of a tile to the first one of the next, perhaps of the next head.
+  TILEWISE_INLINE void enter_next_tile() {
+    to_ += kTileFloats - Parts::place(Parts::kCount - 1);
+    if (--tiles_left_ == 0) {
+      tiles_left_ = work_.queries.count();
+      to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kTileFloats;
+    }
+  }
+
+  template <int kPart, int kTiles>
+  TILEWISE_INLINE void issue(Sm80Accumulator (&dQ)[kTiles]) {
+    using Scores = typename Shared::ScoreTile;
+    const auto dS = MatrixDescriptor::of<Machine>(shared_.dS[score_place_.stage].chunk(Parts::row_chunk(kPart)),
+                                                  Scores::kChunkBytes);
+    const auto K =
+        MatrixDescriptor::of<Machine>(shared_.keys.chunk(Parts::first_col(kPart) / 64), Shared::KeyTile::kChunkBytes);
+    Machine::wgmma_fence();
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_n() / 16; ++k) {
+      constexpr int kStepBytes = 16 * kChunkRowBytes;
+      Machine::template wgmma<C.k_type, kAcrossDepth, kAcrossDepth>(dQ, dS.advanced(k * kStepBytes),
+                                                                    K.advanced(k * kStepBytes), k > 0);
+    }
+    Machine::wgmma_commit();
+  }
+
+  TILEWISE_INLINE void release_scores() {
+    arrive_as_warp(shared_.score_ring.empty[score_place_.stage], lane_);
+    score_place_.advance();
+  }
+
+ private:
+  static constexpr int32_t kTileFloats = C.block_m * C.head_dim;
+
+  /// Where this warp's sums of the block's first tile begin.
+  TILEWISE_INLINE float* first_place() const {
+    const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head * work_.group;
+    return p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(work_.queries.begin) * kTileFloats +
+           warp_ * (16 * C.head_dim);
+  }
+
+  const HopperBwdParams& p_;
+
+ protected:
+  Shared& shared_;
+  const BwdWork& work_;
+  const int lane_, warp_;
+  RingPlace<C.kScoreStages> score_place_;
+
+ private:
+  int32_t tiles_left_;  // of a head, the one at hand among them
+
+ protected:
+  float* to_;  // where this warp's sums of the part at hand go
+};
+
+template <class Ops, HopperBwdConfig C>
+class BwdDqSums : BwdDqProducts<Ops, C> {
+  using Base = BwdDqProducts<Ops, C>;
+  using Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_;
+  using typename Base::Machine, typename Base::Shared, typename Base::Parts;
+
+ public:
+  TILEWISE_INLINE BwdDqSums(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+      : Base(params, shared, work, thread), loader_(params, shared, work, thread == 0) {}
 
   TILEWISE_INLINE void run() {
-    const int32_t steps = work_.steps();
+    const int32_t steps = this->work_.steps();
     if (warp_ == 0 && steps > 0) {
       loader_.bring_keys();
       wait_for_step_before<Machine>();  // statistics, and zeros in dq_accum; additions come after both
@@ -42,7 +109,6 @@ class BwdDqSums {
       if (step == 0) shared_.keys_full.wait(0);
       score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });
-      score_place_.advance();
     }
     if (steps == 0) return;
     send(Parts::kCount - 1, steps - 1);
@@ -51,41 +117,24 @@ class BwdDqSums {
   }
 
  private:
-  static constexpr int32_t kTileFloats = C.block_m * C.head_dim;
-
-  /// Where this warp's sums of the block's first tile begin.
-  TILEWISE_INLINE float* first_place() const {
-    const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head * work_.group;
-    return p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(work_.queries.begin) * kTileFloats +
-           warp_ * (16 * C.head_dim);
-  }
-  /// From the last part of a tile to the first one of the next, perhaps of the next head.
-  TILEWISE_INLINE void enter_next_tile() {
-    sent_ += kTileFloats - Parts::place(Parts::kCount - 1);
-    if (--tiles_left_ == 0) {
-      tiles_left_ = work_.queries.count();
-      sent_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kTileFloats;
-    }
-  }
-
   /// A part is fenced and sent behind the products of the next one, which would otherwise wait for that.
   template <int kPart>
   TILEWISE_INLINE void add_part(int32_t step) {
     constexpr int kLast = (kPart + Parts::kCount - 1) % Parts::kCount;
     Fragment<Ops, 16, Parts::cols(kPart)> dQ;
-    issue<kPart>(dQ);
+    this->template issue<kPart>(dQ.tile[0]);
     if (kPart > 0 || step > 0) send(kLast, kPart > 0 ? step : step - 1);
     if constexpr (kPart > 0) {
-      sent_ += Parts::place(kPart) - Parts::place(kPart - 1);
+      to_ += Parts::place(kPart) - Parts::place(kPart - 1);
     } else if (step > 0) {
-      enter_next_tile();
+      this->enter_next_tile();
     }
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ);
-    if (kPart + 1 == Parts::kCount) arrive_as_warp(shared_.score_ring.empty[score_place_.stage], lane_);
+    if (kPart + 1 == Parts::kCount) this->release_scores();
     if (lane_ == 0) Machine::template wait_stores_read<Parts::kStaged - 1>();  // what was staged here before has left
     Machine::wave_sync();
-    float* const staged = shared_.dq[warp_][Parts::staged(kPart, step)] + 4 * lane_;
+    float* const staged = shared_.handover.dq[warp_][Parts::staged(kPart, step)] + 4 * lane_;
     TILEWISE_UNROLL
     for (int c = 0; c < dQ.kColTiles; ++c) {
       const Sm80Accumulator& x = dQ.tile[0][c];
@@ -93,41 +142,58 @@ class BwdDqSums {
     }
   }
 
-  template <int kPart, class Sums>
-  TILEWISE_INLINE void issue(Sums& dQ) {
-    using Scores = typename Shared::ScoreTile;
-    const auto dS = MatrixDescriptor::of<Machine>(shared_.dS[score_place_.stage].chunk(Parts::row_chunk(kPart)),
-                                                  Scores::kChunkBytes);
-    const auto K =
-        MatrixDescriptor::of<Machine>(shared_.keys.chunk(Parts::col_chunk(kPart)), Shared::KeyTile::kChunkBytes);
-    Machine::wgmma_fence();
-    TILEWISE_UNROLL
-    for (int k = 0; k < C.block_n() / 16; ++k) {
-      constexpr int kStepBytes = 16 * kChunkRowBytes;
-      Machine::template wgmma<C.k_type, kAcrossDepth, kAcrossDepth>(dQ.tile[0], dS.advanced(k * kStepBytes),
-                                                                    K.advanced(k * kStepBytes), k > 0);
-    }
-    Machine::wgmma_commit();
-  }
-
   /// What this warp has staged last.
   TILEWISE_INLINE void send(int part, int32_t step) {
     Machine::fence_shared_writes();
     Machine::wave_sync();
     if (lane_ != 0) return;
-    Machine::add_run(sent_, shared_.dq[warp_][Parts::staged(part, step)],
+    Machine::add_run(to_, shared_.handover.dq[warp_][Parts::staged(part, step)],
                      16 * Parts::cols(part) * static_cast<int32_t>(sizeof(float)));
     Machine::commit_stores();
   }
 
-  const HopperBwdParams& p_;
-  Shared& shared_;
-  const BwdWork& work_;
-  const int lane_, warp_;
   BwdLoader<Machine, C> loader_;
-  int32_t tiles_left_;  // of a head, the one at hand among them
-  RingPlace<C.kScoreStages> score_place_;
-  float* sent_;  // where what is staged goes
+};
+
+template <class Ops, HopperBwdConfig C>
+class BwdDqAdds : BwdDqProducts<Ops, C> {
+  using Base = BwdDqProducts<Ops, C>;
+  using Base::shared_, Base::lane_, Base::to_;
+  using typename Base::Machine, typename Base::Shared, typename Base::Parts;
+
+ public:
+  TILEWISE_INLINE BwdDqAdds(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+      : Base(params, shared, work, thread) {}
+
+  TILEWISE_INLINE void run() {
+    const int32_t steps = this->work_.steps();
+    if (steps == 0) return;
+    to_ += 4 * lane_;
+    shared_.keys_full.wait(0);
+    TILEWISE_NO_UNROLL
+    for (int32_t step = 0; step < steps; ++step) {
+      this->score_place_.wait_full(shared_.score_ring);
+      for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(); });
+      this->enter_next_tile();
+    }
+    arrive_as_warp(shared_.keys_done, lane_);
+  }
+
+ private:
+  template <int kPart>
+  TILEWISE_INLINE void add_part() {
+    constexpr int kTiles = Parts::cols(kPart) / 8;
+    this->template issue<kPart>(reinterpret_cast<Sm80Accumulator(&)[kTiles]>(dQ_.tile[0][0]));
+    if constexpr (kPart > 0) to_ += Parts::place(kPart) - Parts::place(kPart - 1);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(dQ_);
+    if (kPart + 1 == Parts::kCount) this->release_scores();
+    TILEWISE_UNROLL
+    for (int c = 0; c < kTiles; ++c) Machine::add_global(to_ + c * 128, dQ_.tile[0][c].value);
+    pin_registers<Machine>(dQ_);  // the next part's products begin behind these
+  }
+
+  Fragment<Ops, 16, Parts::kMostCols> dQ_;  // one for all parts: else the compiler takes registers for each
 };
 
 }  // namespace tilewise::device

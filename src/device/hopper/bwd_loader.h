@@ -26,6 +26,15 @@ class BwdLoader {
 
   TILEWISE_INLINE bool has_more() const { return place_.head < work_.group; }
 
+  /// All that a block needs, by a warp that has nothing else to do.
+  TILEWISE_INLINE void bring_all() {
+    if (work_.steps() == 0) return;
+    bring_keys();
+    wait_for_step_before<Machine>();
+    TILEWISE_NO_UNROLL
+    while (has_more()) bring_queries();
+  }
+
   TILEWISE_INLINE void bring_keys() {
     const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work_.batch;
     const bool whole =

@@ -2,9 +2,9 @@
 // and dS are transposed here. dK and dV stay in registers; dS goes to the warpgroup that multiplies dQ.
 #pragma once
 
+#include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
-#include "device/hopper/matrix_descriptor.h"
 
 namespace tilewise::device {
 
@@ -13,6 +13,7 @@ class BwdMain {
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
+  using Products = BwdProducts<Machine, C>;
 
  public:
   TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
@@ -59,56 +60,9 @@ class BwdMain {
       tile_place_.wait_full(shared_.tile_ring);
       scores_.read_lse(shared_.lse2[tile_place_.stage]);
     }
-    int32_t tile = seen_.begin;
-    if constexpr (C.windowed) {  // masked at both ends, by the same code
-      TILEWISE_NO_UNROLL
-      for (; tile < seen_.end; ++tile) {
-        if (tile >= seen_.full_begin && tile < seen_.full_end) {
-          step<false>(tile, tile + 1 < seen_.end);
-        } else {
-          step<true>(tile, tile + 1 < seen_.end);
-        }
-      }
-    } else {
-      TILEWISE_NO_UNROLL
-      for (; tile < seen_.full_begin; ++tile) step<true>(tile, tile + 1 < seen_.end);
-      TILEWISE_NO_UNROLL
-      for (; tile < seen_.end; ++tile) step<false>(tile, tile + 1 < seen_.end);
-    }
+    visit_tiles<C>(seen_,
+                   [&](auto masked, int32_t tile, bool more) { step<decltype(masked)::value != 0>(tile, more); });
     skip(after_);
-  }
-
-  // ------------------------------------------------------------------ products
-  /// Step k of a tile whose rows run along the depth.
-  template <class Tile>
-  TILEWISE_INLINE static constexpr int32_t along(int k) {
-    return k / 4 * Tile::kChunkBytes + k % 4 * 32;
-  }
-  /// S = rows cols^T, of this warpgroup's rows. keeps: never true, which the compiler does not know.
-  template <int kElement, int kDepth, class Rows, class Cols>
-  TILEWISE_INLINE void issue_scores(Rows& rows, Cols& cols, bool keeps) {
-    const auto A = MatrixDescriptor::of<Machine>(rows.bytes + warpgroup_ * C.kRows * kChunkRowBytes, 16),
-               B = MatrixDescriptor::of<Machine>(&cols, 16);
-    Machine::wgmma_fence();
-    TILEWISE_UNROLL
-    for (int k = 0; k < kDepth / 16; ++k) {
-      Machine::template wgmma<kElement, kAlongDepth, kAlongDepth>(scores_.S.tile[0], A.advanced(along<Rows>(k)),
-                                                                  B.advanced(along<Cols>(k)), k > 0 || keeps);
-    }
-    Machine::wgmma_commit();
-  }
-  /// sums += rows cols over the queries of a tile.
-  template <int kElement, class Sums, class Tile>
-  TILEWISE_INLINE void issue_sums(Sums& sums, const WgmmaRegisters* rows, Tile& cols) {
-    const auto B = MatrixDescriptor::of<Machine>(&cols, Tile::kChunkBytes);
-    pin_registers<Machine>(sums);
-    Machine::wgmma_fence();
-    TILEWISE_UNROLL
-    for (int k = 0; k < C.block_m / 16; ++k) {
-      Machine::template wgmma<kElement, kAcrossDepth>(sums.tile[0], rows[k], B.advanced(k * 16 * kChunkRowBytes), true,
-                                                      true);
-    }
-    Machine::wgmma_commit();
   }
 
   // ------------------------------------------------------------------ steps
@@ -120,20 +74,22 @@ class BwdMain {
   TILEWISE_INLINE void step(int32_t tile, bool more) {
     auto& Q = shared_.queries[tile_place_.stage];
     auto& dO = shared_.douts[tile_place_.stage];
-    issue_scores<C.k_type, C.head_dim>(shared_.keys, Q, false);  // S^T = K Q^T
+    const int first_row = warpgroup_ * C.kRows;
+    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys, first_row, Q, false);  // S^T = K Q^T
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     scores_.template weigh<kMasked>(tile);
-    // dP is held back until P is there, lest both take registers of their own.
-    issue_scores<C.v_type, C.head_dim_v>(shared_.values, dO, p_.shape.batch_size < 0);  // dP^T = V dO^T
-    issue_sums<C.out_type>(dV_, scores_.P, dO);                                         // dV += P^T dO
+    // dP^T = V dO^T, which is held back until P is there, lest both take registers of their own.
+    Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, first_row, dO,
+                                                            p_.shape.batch_size < 0);
+    Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
     Machine::template wgmma_wait<1>();
     pin_registers<Machine>(scores_.S);
     scores_.template derive<kMasked>(shared_.delta[tile_place_.stage]);
-    issue_sums<C.q_type>(dK_, scores_.dS, Q);  // dK += dS^T Q
+    Products::template issue_sums<C.q_type>(dK_, scores_.dS, Q);  // dK += dS^T Q
     if (!room) score_place_.wait_empty(shared_.score_ring);
     scores_.store(shared_.dS[score_place_.stage]);
     if (!landed) next.wait_full(shared_.tile_ring);

@@ -41,6 +41,18 @@ class BwdScores {
     for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);
   }
 
+  /// Which of a lane's columns see its two keys, a bit each.
+  TILEWISE_INLINE void find_visible(int32_t tile) {
+    const int32_t origin = tile * C.block_m;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) {
+      uint32_t seen = ~0u;
+      if constexpr (C.ranged) seen = ~bits_before(first_ + 8 * slot - origin);
+      if constexpr (C.windowed) seen &= bits_before(last_ + 8 * slot - origin + 1);
+      visible_[slot] = (used_ >> slot & 1) != 0 ? seen : 0;
+    }
+  }
+
   /// S becomes P.
   template <bool kMasked>
   TILEWISE_INLINE void weigh(int32_t tile) {
@@ -120,17 +132,6 @@ class BwdScores {
     return Machine::template load_shared<FloatRun<4>>(statistics + 16 * i + 4 * (lane_ % 4));
   }
 
-  /// Which of a lane's columns see its two keys, a bit each.
-  TILEWISE_INLINE void find_visible(int32_t tile) {
-    const int32_t origin = tile * C.block_m;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < 2; ++slot) {
-      uint32_t seen = ~0u;
-      if constexpr (C.ranged) seen = ~bits_before(first_ + 8 * slot - origin);
-      if constexpr (C.windowed) seen &= bits_before(last_ + 8 * slot - origin + 1);
-      visible_[slot] = (used_ >> slot & 1) != 0 ? seen : 0;
-    }
-  }
   /// Of a lane's columns 0, 1, 8, 9, 16, ... those below col.
   TILEWISE_INLINE static uint32_t bits_before(int32_t col) {
     const int32_t within = maximum(0, minimum(col, C.block_m));

@@ -7,21 +7,42 @@
 
 namespace tilewise::device {
 
-/// dq's products of a tile of queries, cut into parts of 64 rows and up to 64 columns, which a warpgroup's registers
-/// hold one after the other.
+/// dq's products of a tile of queries, cut into parts of 64 rows and up to kMostCols columns, which a warpgroup's
+/// registers hold one after the other.
 template <HopperBwdConfig C>
 struct DqParts {
-  static constexpr int kChunks = (C.head_dim + 63) / 64, kCount = kChunks * C.block_m / 64;
-  static constexpr int row_chunk(int part) { return part / kChunks; }
-  static constexpr int col_chunk(int part) { return part % kChunks; }
-  static constexpr int cols(int part) { return minimum(64, C.head_dim - 64 * col_chunk(part)); }
+  static constexpr int kMostCols = C.dq_cols(), kAcross = (C.head_dim + kMostCols - 1) / kMostCols,
+                       kCount = kAcross * C.block_m / 64;
+  static constexpr int row_chunk(int part) { return part / kAcross; }
+  static constexpr int first_col(int part) { return part % kAcross * kMostCols; }
+  static constexpr int cols(int part) { return minimum(kMostCols, C.head_dim - first_col(part)); }
   /// Where a warp's sums of a part stand behind those of the tile's first one.
-  static constexpr int place(int part) { return row_chunk(part) * (64 * C.head_dim) + col_chunk(part) * (16 * 64); }
+  static constexpr int place(int part) { return row_chunk(part) * (64 * C.head_dim) + first_col(part) * 16; }
   /// Parts staged at once: the one before leaves while the next one is multiplied.
   static constexpr int kStaged = 2;
-  static_assert(kCount <= kStaged);
+  static_assert(kCount <= kStaged || C.shares_keys);
   TILEWISE_INLINE static constexpr int staged(int part, int32_t step) { return kCount == 1 ? step % kStaged : part; }
   static constexpr int kWarpFloats = 16 * 64;  // of a part, at most
+};
+
+/// What warps leave for others beside tiles: sums of dq of each warp, for the copy engine.
+template <class Machine, HopperBwdConfig C>
+struct BwdHandover {
+  float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
+  TILEWISE_INLINE void init() {}
+};
+/// Where two warpgroups share keys, a warp's weights, which lie where dS will.
+template <class Machine, HopperBwdConfig C>
+  requires(C.shares_keys != 0)
+struct BwdHandover<Machine, C> {
+  Barrier<Machine> weights_full[C.kScoreStages][4];
+  TILEWISE_INLINE void init() {
+    TILEWISE_UNROLL
+    for (auto& stage : weights_full) {
+      TILEWISE_UNROLL
+      for (Barrier<Machine>& warp : stage) warp.init(1);
+    }
+  }
 };
 
 template <class Machine, HopperBwdConfig C>
@@ -37,7 +58,7 @@ struct HopperBwdShared {
   QueryTile queries[C.stages];
   DoutTile douts[C.stages];
   ScoreTile dS[C.kScoreStages];
-  float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];  // of each warp
+  BwdHandover<Machine, C> handover;
   float lse2[C.stages][C.block_m];
   float delta[C.stages][C.block_m];
   Ring<Machine, C.stages> tile_ring;         // of Q, dO and their statistics
@@ -50,7 +71,8 @@ struct HopperBwdShared {
   TILEWISE_INLINE void init_barriers() {
     constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = 4;
     tile_ring.init(1, kMainWarps);
-    score_ring.init(kMainWarps, kDqWarps);
+    score_ring.init(C.shares_keys ? kMainWarps / 2 : kMainWarps, kDqWarps);
+    handover.init();
     keys_full.init(1), values_full.init(1);
     keys_done.init(kDqWarps);
     landed.init(1);

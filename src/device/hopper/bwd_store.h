@@ -9,13 +9,14 @@
 namespace tilewise::device {
 
 /// Hardware barriers by number; 0 is the block's.
-enum BwdNamedBarrier : int { kKeyRows = 1 };  // of warpgroup i: kKeyRows + i
+enum BwdNamedBarrier : int { kKeyRows = 1 };  // of the block's warpgroup i: kKeyRows + i
 
 template <class Ops, HopperBwdConfig C>
 class BwdStore {
   using Machine = typename Ops::Machine;
 
  public:
+  /// warpgroup: whose 64 rows of a tile they are.
   TILEWISE_INLINE BwdStore(const HopperBwdParams& params, const BwdWork& work, int warpgroup, int lane)
       : p_(params), work_(work), warpgroup_(warpgroup), lane_(lane) {}
 
@@ -38,7 +39,7 @@ class BwdStore {
       Machine::store_matrices(tile.piece(row, 2 * k + lane_ / 16), packed);
     }
     Machine::fence_shared_writes();
-    Machine::named_barrier_sync(kKeyRows + warpgroup_, kWarpgroupThreads);
+    Machine::named_barrier_sync(kKeyRows + Machine::thread() / kWarpgroupThreads, kWarpgroupThreads);
     if (!C.lengths || first + C.kRows <= work_.rows) {
       if (leads_warpgroup<Machine>()) store_boxes(tile, map);
     } else {

@@ -60,6 +60,27 @@ TILEWISE_INLINE QueryTiles query_tiles(const BwdWork& work, int32_t first_key, i
   return tiles;
 }
 
+/// step(Index<whether some weights are hidden>, tile, whether another one follows) for a head's tiles, in their order.
+template <HopperBwdConfig C, class Step>
+TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
+  int32_t tile = seen.begin;
+  if constexpr (C.windowed) {  // masked at both ends, by the same code
+    TILEWISE_NO_UNROLL
+    for (; tile < seen.end; ++tile) {
+      if (tile >= seen.full_begin && tile < seen.full_end) {
+        step(Index<0>{}, tile, tile + 1 < seen.end);
+      } else {
+        step(Index<1>{}, tile, tile + 1 < seen.end);
+      }
+    }
+  } else {
+    TILEWISE_NO_UNROLL
+    for (; tile < seen.full_begin; ++tile) step(Index<1>{}, tile, tile + 1 < seen.end);
+    TILEWISE_NO_UNROLL
+    for (; tile < seen.end; ++tile) step(Index<0>{}, tile, tile + 1 < seen.end);
+  }
+}
+
 template <HopperBwdConfig C>
 TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
   const OrderPlace place = place_in_order(p.order, block);

@@ -58,21 +58,25 @@ struct HopperForwardConfig : ScoreConfig {
   }
 };
 
-/// A block owns block_n() keys and streams queries in tiles of block_m. Two warpgroups compute, each with 64 keys; a
-/// third brings tiles and multiplies what adds up to dq. Head dims are padded to multiples of 32, vector_rows is 1.
+/// A block owns block_n() keys and streams queries in tiles of block_m. Two warpgroups compute; a third multiplies what
+/// adds up to dq and brings tiles, or leaves that to a fourth. Head dims are padded to multiples of 32, vector_rows
+/// is 1.
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
-  Flag windowed = 0;  // of a ranged config: keys on the left are hidden too
+  Flag windowed = 0;     // of a ranged config: keys on the left are hidden too
+  Flag shares_keys = 0;  // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
   static constexpr int32_t kScoreStages = 2;            // tiles of dS
-  static constexpr int32_t block_n() { return kRows * kConsumers; }
+  constexpr int32_t block_n() const { return shares_keys ? kRows : kRows * kConsumers; }
+  constexpr int32_t dq_cols() const { return 64; }  // multiplied at once
   constexpr int32_t threads() const { return waves * 32; }
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
+    visit("shares_keys", c.shares_keys);
   }
 };
 
@@ -86,6 +90,7 @@ struct HopperBwdStatisticsConfig : RowConfig {
 /// block that asks for more waits forever.
 struct RegisterShares {
   int32_t producer, consumer;
+  int32_t sums = 0;  // of a warpgroup that does neither
 };
 constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   if (config.consumers() == 1) return {56, 256};
@@ -103,7 +108,9 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
 
 /// Those of the backward kernel: 504 = 3 x 168 is all there is. Two of a share are the hardware's own, and 24 beside
 /// accumulators the compiler's: dq's 32 need 72.
-constexpr RegisterShares register_shares(const HopperBwdConfig&) { return {72, 216}; }
+constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
+  return config.shares_keys ? RegisterShares{24, 208, 72} : RegisterShares{72, 216};
+}
 
 /// Values are the first head_dim_v columns of the keys, of one head that all query heads share; the rest of a key is
 /// one chunk of 64 columns. A block is 64 rows of (query, head) pairs.

@@ -16,6 +16,7 @@ namespace {
 
 constexpr double kStartUs = 4.0, kBlockUs = 5.0;  // of the launch, and of a block beside its tiles of queries
 constexpr double kOfPeak = 0.71;                  // the products' rate, of wgmma's peak
+constexpr double kOfPeakSharing = 0.51;           // of two warpgroups with the same keys: dq's sums are what takes long
 constexpr double kWgmma = 2.0;                    // times mma.sync's rate, which matrix_rate is
 constexpr double kScore = 170.0;                  // a score's exponential and its neighbours, in flops
 constexpr double kOfMemoryRate = 0.7;
@@ -27,7 +28,8 @@ double gradients_us(const Problem& p, const device::HopperBwdConfig& c, const co
   const operations::attention::Extent extent = operations::attention::typical_extent(p);
   const double group = f(portable::group_of(p));
   const double flops = f(c.block_m) * c.block_n() * (6.0 * c.head_dim + 4.0 * c.head_dim_v + kScore);
-  const double step_us = flops / (kOfPeak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
+  const double of_peak = c.shares_keys ? kOfPeakSharing : kOfPeak;
+  const double step_us = flops / (of_peak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
   const double all = f(core::ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size);
   const double longest = f(p.batch_size) * f(p.seqlen_k);
   const double blocks = all * (longest > 0.0 ? std::min(1.0, extent.total_k / longest) : 1.0);

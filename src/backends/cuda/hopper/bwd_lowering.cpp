@@ -22,8 +22,6 @@ namespace {
 using core::ceil_div, core::concat;
 using device::AttentionParams;
 
-constexpr std::int64_t kMostHeadDim = 128;
-
 const AttentionParams& call_of(const void* call) { return *static_cast<const AttentionParams*>(call); }
 
 void bind_statistics(const void* call, void* block) {
@@ -66,7 +64,7 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   rows.rank = gradients.rank = 5;
   keys.rank = 4;
   rows.box = {box_columns(p.dtype), 1, static_cast<std::uint32_t>(config.block_m), 1, 1};
-  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(device::HopperBwdConfig::block_n()), 1, 1};
+  keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(config.block_n()), 1, 1};
   gradients.box = {box_columns(p.dtype), 1, kRows, 1, 1};
   const auto bind_q = [](const void* c, Map& m) { bind_queries(call_of(c), call_of(c).q, call_of(c).head_dim, m); };
   const auto bind_do = [](const void* c, Map& m) {
@@ -198,17 +196,14 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
   if (!missing.empty()) {
     return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
   }
-  if (p.head_dim > kMostHeadDim || p.head_dim_v > kMostHeadDim) {
-    return concat("head_dim and head_dim_v must be <= ", kMostHeadDim, " in the backward pass (got ", p.head_dim,
-                  " and ", p.head_dim_v, ")");
-  }
-  const std::uint32_t shared_bytes = Bwd::shared_bytes(bwd_config(p), gpu::Family::sm90);
+  const device::HopperBwdConfig config = bwd_config(p);
+  const std::uint32_t shared_bytes = Bwd::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
     return concat("needs ", shared_bytes, " bytes of shared memory a block, ", device.architecture, " has ",
                   device.shared_bytes);
   }
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
-  const std::int64_t blocks = ceil_div(p.seqlen_k, device::HopperBwdConfig::block_n()) * p.num_heads_k * p.batch_size;
+  const std::int64_t blocks = ceil_div(p.seqlen_k, config.block_n()) * p.num_heads_k * p.batch_size;
   if (blocks > kMostBlocks) return concat("tiles of keys must be <= 2^30 (got ", blocks, ")");
   return {};
 }
@@ -222,7 +217,7 @@ operations::attention::FeatureSet backward_features() {
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {
-  constexpr std::int32_t kNarrow = 64;
+  constexpr std::int32_t kNarrow = 64, kWide = 128;
   device::HopperBwdConfig c;
   c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
   c.head_dim = portable::padded_dim(p.head_dim);
@@ -231,10 +226,13 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   portable::set_score_options(c, p);
   c.windowed = p.window_left >= 0;
   c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
-  c.waves = 12;
-  const bool narrow = std::max(c.head_dim, c.head_dim_v) <= kNarrow;
-  c.block_m = narrow ? 128 : 64;
-  c.stages = narrow ? 2 : 3;
+  const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
+  c.shares_keys = head_dim > kWide;
+  c.waves = c.shares_keys ? 16 : 12;
+  c.block_m = head_dim <= kNarrow ? 128 : 64;
+  // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
+  const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
+  c.stages = head_dim <= kNarrow || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
   return c;
 }
 

@@ -27,15 +27,16 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
 
 std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024, kRowBytes = 128, kChunk = 64, kBarrier = 8, kFloat = 4;
-  constexpr std::int32_t kDqBytes = 4 * 2 * 16 * 64 * kFloat;  // of four warps two parts of 16 x 64 sums each
+  // Of four warps two parts of 16 x 64 sums each, or a barrier for each stage of dS.
+  const std::int32_t handover = c.shares_keys ? 4 * Config::kScoreStages * kBarrier : 4 * 2 * 16 * 64 * kFloat;
   const auto tile = [](std::int32_t rows, std::int32_t cols) {
     return rows * ((cols + kChunk - 1) / kChunk) * kRowBytes;
   };
-  const std::int32_t keys = tile(Config::block_n(), c.head_dim) + tile(Config::block_n(), c.head_dim_v);
+  const std::int32_t keys = tile(c.block_n(), c.head_dim) + tile(c.block_n(), c.head_dim_v);
   const std::int32_t queries = tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat;
-  const std::int32_t scores = Config::kScoreStages * tile(Config::block_n(), c.block_m);
+  const std::int32_t scores = Config::kScoreStages * tile(c.block_n(), c.block_m);
   const std::int32_t barriers = 2 * kBarrier * (c.stages + Config::kScoreStages) + 4 * kBarrier;
-  const std::int32_t bytes = keys + c.stages * queries + scores + kDqBytes + barriers;
+  const std::int32_t bytes = keys + c.stages * queries + scores + handover + barriers;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
 }
 

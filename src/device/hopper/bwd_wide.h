@@ -1,0 +1,150 @@
+// The computing warpgroups of the backward kernel for wide heads: both have the block's 64 keys. One multiplies S and
+// sums up dV, the other dP and dK. P goes from the one to the other through the place where dS will lie.
+#pragma once
+
+#include "device/hopper/bwd_products.h"
+#include "device/hopper/bwd_scores.h"
+#include "device/hopper/bwd_store.h"
+
+namespace tilewise::device {
+
+enum class BwdRole { sums_dv, sums_dk };
+
+template <class Ops, HopperBwdConfig C, BwdRole kRole>
+class BwdWide {
+  using Machine = typename Ops::Machine;
+  using Shared = HopperBwdShared<Machine, C>;
+  using Scores = BwdScores<Ops, C>;
+  using Products = BwdProducts<Machine, C>;
+  static constexpr bool kSumsDv = kRole == BwdRole::sums_dv;
+  static constexpr int kCols = kSumsDv ? C.head_dim_v : C.head_dim;
+
+ public:
+  TILEWISE_INLINE BwdWide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+      : p_(params),
+        shared_(shared),
+        lane_(thread % 32),
+        warp_(thread / 32 % 4),
+        seen_{uniform<Machine>(work.queries.begin), uniform<Machine>(work.queries.end),
+              uniform<Machine>(work.queries.full_begin), uniform<Machine>(work.queries.full_end)},
+        scores_(params, work, 0, thread) {}
+
+  TILEWISE_INLINE void run() {
+    sums_.clear();
+    if (seen_.count() > 0) {
+      (kSumsDv ? shared_.keys_full : shared_.values_full).wait(0);
+      TILEWISE_NO_UNROLL
+      for (int32_t head = work_group(p_); head > 0; --head) visit_head();
+      shared_.keys_done.wait(0);  // and the other warpgroup's last products have read V
+    }
+    // Found anew, lest it lives in registers through the steps.
+    const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
+    const BwdStore<Ops, C> store(p_, work, 0, lane_);
+    if constexpr (kSumsDv) {
+      store.store(shared_.values, sums_, p_.dv, p_.dv_map, p_.shape.head_dim_v, 1.0f);
+    } else {
+      store.store(shared_.keys, sums_, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
+    }
+    if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
+  }
+
+ private:
+  TILEWISE_INLINE void visit_head() {
+    tile_place_.wait_full(shared_.tile_ring);
+    if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool more) {
+      constexpr bool kMasked = decltype(masked)::value != 0;
+      if constexpr (kSumsDv) {
+        weigh_tile<kMasked>(tile, more);
+      } else {
+        derive_tile<kMasked>(tile, more);
+      }
+    });
+  }
+
+  template <bool kMasked>
+  TILEWISE_INLINE void weigh_tile(int32_t tile, bool more) {
+    const auto stage = tile_place_.stage;
+    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys, 0, shared_.queries[stage], false);
+    RingPlace<C.stages> next = tile_place_;
+    next.advance();
+    const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(scores_.S);
+    scores_.template weigh<kMasked>(tile);
+    Products::template issue_sums<C.out_type>(sums_, scores_.P, shared_.douts[stage]);  // dV += P^T dO
+    if (!room) score_place_.wait_empty(shared_.score_ring);
+    hand_weights();
+    if (!landed) next.wait_full(shared_.tile_ring);
+    if (more) scores_.read_lse(shared_.lse2[next.stage]);
+    Machine::template wgmma_wait<0>();
+    scores_.pin_operands();
+    release_queries();
+  }
+
+  template <bool kMasked>
+  TILEWISE_INLINE void derive_tile(int32_t tile, bool more) {
+    const auto stage = tile_place_.stage;
+    Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, 0, shared_.douts[stage], false);
+    RingPlace<C.stages> next = tile_place_;
+    next.advance();
+    const bool landed = !more || next.test_full(shared_.tile_ring);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(scores_.S);
+    take_weights();
+    if constexpr (kMasked) scores_.find_visible(tile);
+    scores_.template derive<kMasked>(shared_.delta[stage]);
+    Products::template issue_sums<C.q_type>(sums_, scores_.dS, shared_.queries[stage]);  // dK += dS^T Q
+    scores_.store(shared_.dS[score_place_.stage]);
+    Machine::fence_shared_writes();
+    arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
+    score_place_.advance();
+    if (!landed) next.wait_full(shared_.tile_ring);
+    Machine::template wgmma_wait<0>();
+    scores_.pin_operands();
+    release_queries();
+  }
+
+  // ------------------------------------------------------------------ weights
+  /// Each lane's weights lie where its warp's rows of dS will: 16 bytes of every lane side by side.
+  TILEWISE_INLINE uint8_t* weights_place(int k) {
+    constexpr int kWarpBytes = 16 * kChunkRowBytes, kStepBytes = Machine::kLanes * 16;
+    static_assert(C.block_m == 64, "a warp's rows of dS are one chunk, and its weights as long");
+    return shared_.dS[score_place_.stage].bytes + warp_ * kWarpBytes + k * kStepBytes + lane_ * 16;
+  }
+  TILEWISE_INLINE void hand_weights() {
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_m / 16; ++k) {
+      const auto& word = scores_.P[k].word;
+      Machine::store_shared(weights_place(k), Chunk{{word[0], word[1], word[2], word[3]}});
+    }
+    arrive_as_warp(shared_.handover.weights_full[score_place_.stage][warp_], lane_);
+    score_place_.advance();
+  }
+  TILEWISE_INLINE void take_weights() {
+    shared_.handover.weights_full[score_place_.stage][warp_].wait(score_place_.parity);
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_m / 16; ++k) {
+      const Chunk chunk = Machine::template load_shared<Chunk>(weights_place(k));
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) scores_.P[k].word[i] = chunk.word[i];
+    }
+    Machine::wave_sync();  // all lanes have theirs before dS is written over them
+  }
+
+  TILEWISE_INLINE void release_queries() {
+    arrive_as_warp(shared_.tile_ring.empty[tile_place_.stage], lane_);
+    tile_place_.advance();
+  }
+
+  const HopperBwdParams& p_;
+  Shared& shared_;
+  const int lane_, warp_;
+  const QueryTiles seen_;
+  RingPlace<C.stages> tile_place_;
+  RingPlace<C.kScoreStages> score_place_;
+  Scores scores_;
+  Fragment<Ops, 16, kCols> sums_;
+};
+
+}  // namespace tilewise::device

@@ -18,6 +18,7 @@ import tilewise  # noqa: E402
 import tilewise.nn  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_bert.py"
+GPT = EXAMPLE.with_name("train_gpt.py")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name and name != "everything"])
@@ -98,8 +99,8 @@ def test_refusals(name):
 TINY = ["--device", "cpu", "--layers", "2", "--width", "32", "--heads", "4", "--seqlen", "24", "--batch-size", "3"]
 
 
-def _example(*arguments):
-    command = [sys.executable, str(EXAMPLE), *TINY, *arguments]
+def _example(*arguments, example=EXAMPLE):
+    command = [sys.executable, str(example), *TINY, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
@@ -124,5 +125,34 @@ def test_the_example_trains_alike_with_both(dtype):
 )
 def test_the_example_refuses(arguments, message):
     done = _example(*arguments)
+    assert done.returncode == 2
+    assert re.search(message, done.stderr)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_gpt_trains_alike_with_both(dtype):
+    done = _example("--vocabulary", "40", "--steps", "4", "--dtype", dtype, example=GPT)
+    assert done.returncode == 0, done.stderr
+    pattern = (
+        r"^(tilewise|sdpa) +(\d+) tokens/s +\d+ MiB at most +loss ([\d.]+) to ([\d.]+), at most ([\d.]+)% from sdpa's$"
+    )
+    rows = re.findall(pattern, done.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ["sdpa", "tilewise"]
+    assert rows[0][4] == "0.000"
+    assert float(rows[1][4]) < (0.01 if dtype == "f32" else 1.0)  # percent, of every step
+    assert all(float(row[3]) < float(row[2]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--heads", "5"], r"--heads: must divide --width = 32 \(got 5\)"),
+        (["--attention", "sdpa,none"], r"--attention: must be some of .* \(got 'none'\)"),
+        (["--json"], r"--json: must come with one --attention \(got 2\)"),
+        (["--vocabulary", "0"], r"--vocabulary: must be at least 1 \(got 0\)"),
+    ],
+)
+def test_the_gpt_refuses(arguments, message):
+    done = _example(*arguments, example=GPT)
     assert done.returncode == 2
     assert re.search(message, done.stderr)

@@ -6,13 +6,15 @@
 # usage: scripts/test_gpu.sh [smoke | sanitize]     smoke: build and run a few calls, nothing else; sanitize: a few
 #   problems under compute-sanitizer's memcheck and racecheck
 # environment: PYTHON (has torch, pytest and nanobind; .venv/bin/python or python3), BUILD (build folder; build-gpu),
-#   JOBS (processors), VERIFY_COUNT (random problems; 200), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
+#   JOBS (processors), VERIFY_COUNT (random problems; 200), VERIFY_SIZES (of them in a row that differ in their sizes
+#   alone and share compiled kernels; 1), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
 #   PYTEST_ARGS (such as "-k decode"), SUITES (a build's tests/implementations/test_implementations, made where
 #   GoogleTest is: its samples for GPUs run too)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 readonly JOBS=${JOBS:-$(nproc)} BUILD=${BUILD:-build-gpu} VERIFY_COUNT=${VERIFY_COUNT:-200}
+readonly VERIFY_SIZES=${VERIFY_SIZES:-1}
 if [[ -z ${PYTHON:-} ]]; then
   if [[ -x .venv/bin/python ]]; then PYTHON=$PWD/.venv/bin/python; else PYTHON=$(command -v python3); fi
 fi
@@ -86,6 +88,7 @@ random_problems() {
   local shard shards=$JOBS count=$(((VERIFY_COUNT + JOBS - 1) / JOBS)) status=0 workers=()
   for ((shard = 0; shard < shards; ++shard)); do
     "$BUILD/tilewise" verify --gpu --without f32,f64 --max-flops 2e6 --seed $((1 + shard * 1000)) --count "$count" \
+      --sizes "$VERIFY_SIZES" \
       >"$LOGS/verify-$shard.log" 2>&1 &
     workers+=($!)
   done

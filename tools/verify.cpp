@@ -28,7 +28,7 @@ namespace tilewise::tools {
 namespace {
 
 struct Options {
-  std::int64_t count = 100;
+  std::int64_t count = 100, sizes = 1;
   std::uint64_t seed = 1;
   std::vector<std::string> implementations, without;
   std::vector<std::string> problem_words;
@@ -164,6 +164,13 @@ verify::Report check(const AnyProblem& problem, const Tally& tally, std::uint64_
   return report;
 }
 
+/// Of options drawn from one seed; in other sizes, drawn from the other, where that is another.
+AnyProblem draw_problem(const verify::Verifier& verifier, const verify::Limits& limits, std::uint64_t of_options,
+                        std::uint64_t seed) {
+  AnyProblem problem = verifier.random_problem(of_options, limits);
+  return seed == of_options ? problem : verifier.resized(problem, seed, limits);
+}
+
 void run_verify(const Options& options) {
   std::optional<AnyProblem> given;
   if (!options.problem_words.empty()) given = parse_problem(single_problem(options.problem_words));
@@ -176,8 +183,10 @@ void run_verify(const Options& options) {
   std::int64_t checks = 0, failures = 0;
   for (std::int64_t i = 0; i < options.count; ++i) {
     const std::uint64_t seed = options.seed + static_cast<std::uint64_t>(i);
-    const std::size_t turn = seed % drawn.size();
-    const AnyProblem problem = given ? *given : drawn[turn]->random_problem(seed, limits[turn]);
+    // Every --sizes problems have options in common, drawn from the first one's seed.
+    const std::uint64_t of_options = seed - static_cast<std::uint64_t>(i % options.sizes);
+    const std::size_t turn = of_options / static_cast<std::uint64_t>(options.sizes) % drawn.size();
+    const AnyProblem problem = given ? *given : draw_problem(*drawn[turn], limits[turn], of_options, seed);
     for (Tally& tally : tallies) {
       progress.update(i, tally.implementation + ": " + std::to_string(failures) + " failed");
       verify::Report report = check(problem, tally, seed);
@@ -209,12 +218,17 @@ void add_verify(CLI::App& program) {
       command.add_option("--seed", options->seed, "seed of the first problem and its tensors; the next ones count up"),
       unsigned_integer())
       ->capture_default_str();
+  with_check(command.add_option("--sizes", options->sizes,
+                                "attention problems in a row that differ in their sizes alone, so that most share "
+                                "compiled kernels"),
+             integer_between(1))
+      ->capture_default_str()
+      ->excludes(command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
+                     ->type_name("PROBLEM"));
   CLI::Option* operation = with_check(
       command.add_option("--operation", options->operation, "draw problems of this one (default: of all, in turn)"),
       one_of(operation_names()));
-  operation->excludes(
-      command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
-          ->type_name("PROBLEM"));
+  operation->excludes(command.get_option("--problem"));
   command
       .add_option("--implementation", options->implementations,
                   "check these, comma-separated (default: all but the reference and emulations)")
@@ -237,7 +251,7 @@ void add_verify(CLI::App& program) {
   CLI::Option* report = command.add_flag(
       "--report", options->report, "the whole feature table on whatever GPU is here, each row in a process of its own");
   report->excludes(gpu);
-  for (const char* name : {"--count", "--seed", "--operation", "--implementation", "--problem", "--without",
+  for (const char* name : {"--count", "--sizes", "--seed", "--operation", "--implementation", "--problem", "--without",
                            "--max-flops", "--tolerance-scale"})
     report->excludes(command.get_option(name));
   add_threads_option(command, options->threads);

@@ -14,13 +14,20 @@ class AttentionVerifier final : public Verifier {
     return operation_of(kTag);
   }
   [[nodiscard]] AnyProblem random_problem(std::uint64_t seed, const Limits& limits) const override {
-    using operations::attention::FeatureSet;
-    const FeatureSet features = FeatureSet::from_bits(limits.features & FeatureSet::all().bits());
-    return verify::random_problem(seed, Filter{features, limits.max_flops});
+    return verify::random_problem(seed, filter_of(limits));
+  }
+  [[nodiscard]] AnyProblem resized(const AnyProblem& problem, std::uint64_t seed, const Limits& limits) const override {
+    return resized_problem(problem.get<Problem>(), seed, filter_of(limits));
   }
   [[nodiscard]] std::unique_ptr<const DrawnCall> draw(const AnyProblem& problem, std::uint64_t seed,
                                                       Values values) const override {
     return std::make_unique<CallTensors>(problem.get<Problem>(), seed, values);
+  }
+
+ private:
+  static Filter filter_of(const Limits& limits) {
+    using operations::attention::FeatureSet;
+    return {FeatureSet::from_bits(limits.features & FeatureSet::all().bits()), limits.max_flops};
   }
 };
 

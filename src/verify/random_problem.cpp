@@ -17,6 +17,18 @@ class ProblemDraw {
  public:
   ProblemDraw(std::uint64_t seed, const Filter& filter) : rng_(seed), filter_(filter) {}
 
+  /// The options and heads of `problem`, in other sizes.
+  Problem resize(const Problem& problem) {
+    p_ = problem;
+    draw_batch();
+    draw_lengths();
+    fit_cost();
+    draw_totals();
+    p_.bias_dims = {p_.bias_dims.batch && p_.batch_size != 1, p_.bias_dims.head && p_.num_heads_q != 1,
+                    p_.bias_dims.query && p_.seqlen_q != 1, p_.bias_dims.key && p_.seqlen_k != 1};
+    return operations::attention::canonical(p_);
+  }
+
   Problem draw() {
     draw_operation();
     draw_heads();
@@ -76,9 +88,13 @@ class ProblemDraw {
         {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 65, 72, 100, 127, 129, 160, 255, 257, 320, 511, 512, 513, 575, 576});
   }
 
-  void draw_heads() {
+  void draw_batch() {
     p_.batch_size = rng_.pick<std::int64_t>({1, 1, 2, 2, 3, 5});
     if (rng_.chance(0.01)) p_.batch_size = 0;
+  }
+
+  void draw_heads() {
+    draw_batch();
     p_.num_heads_k = rng_.pick<std::int64_t>({1, 1, 2, 3, 4});
     p_.num_heads_q = p_.num_heads_k;
     if (wanted(Feature::gqa, 0.5)) p_.num_heads_q *= rng_.pick<std::int64_t>({2, 3, 4, 5, 8});
@@ -217,5 +233,9 @@ double cost(const Problem& p) {
 }
 
 Problem random_problem(std::uint64_t seed, const Filter& filter) { return ProblemDraw(seed, filter).draw(); }
+
+Problem resized_problem(const Problem& problem, std::uint64_t seed, const Filter& filter) {
+  return ProblemDraw(seed, filter).resize(problem);
+}
 
 }  // namespace tilewise::verify

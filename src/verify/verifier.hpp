@@ -23,6 +23,12 @@ class Verifier {
   [[nodiscard]] virtual const core::OperationInterface& operation() const = 0;
   /// A valid problem, a pure function of the arguments. Throws Error(invalid_argument) where too little is left.
   [[nodiscard]] virtual AnyProblem random_problem(std::uint64_t seed, const Limits& limits) const = 0;
+  /// Another valid problem of the same options and head dims, of lengths and a batch drawn from `seed`: one that the
+  /// same compiled kernels serve, as a rule. Where the operation draws none, the same problem.
+  [[nodiscard]] virtual AnyProblem resized(const AnyProblem& problem, std::uint64_t /*seed*/,
+                                           const Limits& /*limits*/) const {
+    return problem;
+  }
   /// The tensors of a call. Throws Error for an invalid problem.
   [[nodiscard]] virtual std::unique_ptr<const DrawnCall> draw(const AnyProblem& problem, std::uint64_t seed,
                                                               Values values) const = 0;

@@ -29,6 +29,9 @@ struct Filter {
 /// Throws Error(invalid_argument) where the filter leaves neither an operation nor a dtype.
 [[nodiscard]] Problem random_problem(std::uint64_t seed, const Filter& filter = {});
 
+/// The same with lengths, and a batch, drawn anew.
+[[nodiscard]] Problem resized_problem(const Problem& problem, std::uint64_t seed, const Filter& filter = {});
+
 /// Whether check_implementation() puts NaN and infinities among the inputs of this seed: for one seed in four.
 [[nodiscard]] bool draws_special_values(std::uint64_t seed);
 

@@ -46,6 +46,16 @@ def test_seeds_count_up(tilewise):
     assert summary(done.stdout) == {"cpu.generic": [3, 0, 0]}
 
 
+def test_sizes_of_the_same_options(tilewise):
+    arguments = ["--max-flops", "1e6", "--implementation", "cpu.generic", "--operation", "attention"]
+    done = tilewise("verify", "--count", "8", "--seed", "40", "--sizes", "4", *arguments)
+    (counts,) = summary(done.stdout).values()
+    assert counts[1] == 0
+    assert counts[0] + counts[2] == 8
+    assert "--sizes" in tilewise("verify", "--problem", PROBLEM, "--sizes", "2", status=2).stderr
+    assert "--sizes" in tilewise("verify", "--sizes", "0", status=2).stderr
+
+
 def test_a_failure_reproduces(tilewise):
     """Bounds scaled to nothing fail wherever rounding shows; the printed line fails alike."""
     arguments = ["--count", "4", "--seed", "3", "--max-flops", "1e6", "--implementation", "cpu.generic"]

@@ -53,6 +53,27 @@ TEST(RandomProblems, KeepToTheFilter) {
   EXPECT_THROW((void)random_problem(1, {.features = {operations::attention::Feature::forward}}), Error);
 }
 
+TEST(RandomProblems, ComeInOtherSizes) {
+  int others = 0;
+  for (std::uint64_t seed = 0; seed < 400; ++seed) {
+    const Filter filter{.max_flops = 1e5};
+    const Problem problem = random_problem(seed, filter), resized = resized_problem(problem, seed + 1, filter);
+    EXPECT_EQ(resized, resized_problem(problem, seed + 1, filter));
+    ASSERT_NO_THROW(validate(resized)) << to_string(resized);
+    EXPECT_LE(cost(resized), std::max(filter.max_flops, 2.0 * 5 * 576)) << to_string(resized);
+    // The dimensions of a bias may turn into 1, and be left out; a window may span all keys.
+    EXPECT_EQ(resized.head_dim, problem.head_dim);
+    EXPECT_EQ(resized.dtype, problem.dtype);
+    EXPECT_EQ(resized.layout, problem.layout);
+    EXPECT_EQ(resized.softcap, problem.softcap);
+    EXPECT_EQ(resized.bias, problem.bias);
+    EXPECT_EQ(resized.seqused_k, problem.seqused_k);
+    EXPECT_EQ(CallTensors(resized, seed).problem(), resized) << to_string(resized);
+    others += resized.seqlen_k != problem.seqlen_k;
+  }
+  EXPECT_GT(others, 300);
+}
+
 TEST(RandomTensors, DependOnTheSeedAlone) {
   const Problem problem = random_problem(12, {.max_flops = 1e5});
   const CallTensors a(problem, 5), b(problem, 5), c(problem, 6);

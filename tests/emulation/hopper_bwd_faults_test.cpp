@@ -31,6 +31,7 @@ enum class Fault {
   sums_left_alone,
   other_statistics,
   weights_taken_early,
+  draws_overwritten,
 };
 Fault g_fault = Fault::none;
 
@@ -42,6 +43,11 @@ constexpr HopperBwdConfig kNarrow = [] {
   c.block_m = 128;
   c.stages = 2;
   c.ranged = 1;
+  return c;
+}();
+constexpr HopperBwdConfig kDropout = [] {
+  HopperBwdConfig c = kNarrow;
+  c.dropout = 1;
   return c;
 }();
 /// Two warpgroups with the same 64 keys, of columns that end within a box.
@@ -64,12 +70,20 @@ struct FaultyBwdSm90 : HostSm90Machine {
     return C.shares_keys != 0 && at < sizeof(Shared::handover);
   }
 
+  /// Whether it is what the draws of the next tile wait for.
+  static bool frees_draws(uint64_t* barrier) {
+    using Shared = HopperBwdShared<FaultyBwdSm90, C>;
+    constexpr auto kEmpty = offsetof(Shared, draw_ring) + offsetof(decltype(Shared::draw_ring), empty);
+    return shared_address(barrier) == static_cast<uint32_t>(kEmpty);
+  }
+
   static void fence_shared_writes() {
     if (g_fault == (sums() ? Fault::sums_sent_unfenced : Fault::scores_unfenced)) return;
     HostSm90Machine::fence_shared_writes();
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && thread() == 0 && parity == 0) return;
+    if (g_fault == Fault::draws_overwritten && sums() && frees_draws(barrier)) return;
     if (g_fault == Fault::weights_taken_early && hands_weights(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
   }
@@ -108,6 +122,7 @@ class BwdCall {
         dq_accum_(kHeads * kRows * kDim) {
     for (DenseCall* c : {&expected_, &call_}) {
       c->options.mask = Mask::causal;
+      if (C.dropout) c->options.dropout_p = 0.25;
       c->forward();
       c->prepare_backward();
     }
@@ -207,6 +222,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kWide> wide;
     EXPECT_EQ(wide.run(Fault::none, seed), "");
     EXPECT_LT(wide.error(), kFine);
+    BwdCall<kDropout> dropout;
+    EXPECT_EQ(dropout.run(Fault::none, seed), "");
+    EXPECT_LT(dropout.error(), kFine);
   }
 }
 
@@ -240,6 +258,10 @@ TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
   EXPECT_TRUE(contains(fault_of_run<kWide>(Fault::lost_arrival), "which lacks 1 of 1 arrivals"));
   EXPECT_NE(fault_of_run<kWide>(Fault::no_product_wait), "");
   EXPECT_NE(fault_of_run<kWide>(Fault::weights_taken_early), "");
+}
+
+TEST(EmulatedHopperBwd, DrawsThatAreOverwrittenBeforeTheyAreReadAreCaught) {
+  EXPECT_NE(fault_of_run<kDropout>(Fault::draws_overwritten), "");
 }
 
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {

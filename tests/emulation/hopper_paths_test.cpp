@@ -248,6 +248,20 @@ TEST(HopperPaths, BackwardOfEveryOption) {
   for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
 }
 
+/// Keys that begin in the middle of a group of 32 that share draws, too.
+TEST(HopperPaths, BackwardOfDropout) {
+  const std::string drops = " dropout_p=0.25 seqlen_q=200 seqlen_k=330";
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + drops);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=128 seed_tensor=1 num_heads_q=2" + drops);
+  check_backward("hopper_bwd", "dtype=f16 head_dim=96 window_left=70 sink=1 dsink=1 num_heads_q=2" + drops);
+  check_backward("hopper_bwd",
+                 "dtype=f16 head_dim=40 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + drops);
+  check_backward("hopper_bwd",
+                 "dtype=bf16 head_dim=128 layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 "
+                 "total_k=600 dropout_p=0.1 mask=causal" +
+                     kGroups);
+}
+
 TEST(HopperPaths, BackwardOfLengths) {
   const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
   check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);

@@ -289,7 +289,8 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {
-      const std::string text = concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v);
+      const std::string text = concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v,
+                                      std::max(dim, dim_v) <= 128 ? " dropout_p=0.1" : "");
       const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;
       EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
       const auto config = gpu::config_of<Bwd>(key);
@@ -307,8 +308,9 @@ TEST(HopperLowering, RefusesTheBackwardPassWithAReason) {
     return lower(problem, h200()).refusal;
   };
   EXPECT_EQ(refusal("head_dim=264"), "head_dim and head_dim_v must be <= 256 (got 264 and 264)");
-  EXPECT_EQ(refusal("head_dim=64 dropout_p=0.1 seed_tensor=1"),
-            "does not support dropout, seed_tensor in the backward pass");
+  EXPECT_EQ(refusal("head_dim=64 softcap=30 alibi_slopes=[h]"), "does not support softcap, alibi in the backward pass");
+  EXPECT_EQ(refusal("head_dim=192 head_dim_v=128 dropout_p=0.1"),
+            "with dropout, head_dim and head_dim_v must be <= 128 in the backward pass (got 192 and 128)");
   EXPECT_EQ(refusal("head_dim=64 batch_invariant=1"), "does not support batch_invariant in the backward pass");
 }
 

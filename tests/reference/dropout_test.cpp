@@ -18,7 +18,7 @@ nlohmann::json read_vectors() {
 }
 
 TEST(Philox, FixedVectors) {
-  const device::PhiloxWords zero = device::philox4x32_10({{0, 0, 0, 0}}, 0, 0);
+  const device::PhiloxWords zero = device::philox4x32_10({{0, 0, 0, 0}}, {{0, 0}});
   EXPECT_EQ(zero.word[0], 0x6627e8d5u);
   EXPECT_EQ(zero.word[1], 0xe169c58du);
   EXPECT_EQ(zero.word[2], 0xbc57ac4cu);
@@ -28,7 +28,7 @@ TEST(Philox, FixedVectors) {
   for (const nlohmann::json& vector : vectors["philox4x32_10"]) {
     device::PhiloxWords counter{};
     for (std::size_t i = 0; i < 4; ++i) counter.word[i] = vector["counter"][i];
-    const device::PhiloxWords words = device::philox4x32_10(counter, vector["key"][0], vector["key"][1]);
+    const device::PhiloxWords words = device::philox4x32_10(counter, {{vector["key"][0], vector["key"][1]}});
     for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(words.word[i], vector["output"][i].get<std::uint32_t>()) << vector;
   }
 }

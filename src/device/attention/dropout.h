@@ -193,17 +193,20 @@ TILEWISE_INLINE void draw_kept(KeptBits<DrawSets<Scores, kKeysAreRows>::kElement
   });
 }
 
-/// Whether one position survives, for fragments whose neighbours in a lane differ in the query. The
-/// word is chosen without an indexed array, which would live in memory.
+/// The word that decides a key, chosen without an indexed array, which would live in memory.
+TILEWISE_INLINE uint32_t word_of_key(const PhiloxWords& words, uint32_t key) {
+  const uint32_t group = key % 32 / 8;
+  const uint32_t low = group & 1 ? words.word[1] : words.word[0], high = group & 1 ? words.word[3] : words.word[2];
+  return group & 2 ? high : low;
+}
+
+/// Whether one position survives, for fragments whose neighbours in a lane differ in the query.
 TILEWISE_INLINE bool keeps(const ScoreParams& p, const DropoutSeed& seed, uint32_t batch_head, int32_t query,
                            int32_t key) {
   const auto k = static_cast<uint32_t>(key);
   const PhiloxWords words =
       dropout_words(seed.seed, seed.offset, batch_head, static_cast<uint32_t>(query), k / 32, k % 8 / 2);
-  const uint32_t group = k % 32 / 8;
-  const uint32_t low = group & 1 ? words.word[1] : words.word[0], high = group & 1 ? words.word[3] : words.word[2];
-  const uint32_t word = group & 2 ? high : low;
-  return (word >> (16 * (k % 2)) & 0xFFFFu) >= p.dropout_threshold;
+  return (word_of_key(words, k) >> (16 * (k % 2)) & 0xFFFFu) >= p.dropout_threshold;
 }
 
 }  // namespace tilewise::device

@@ -29,27 +29,40 @@ constexpr WordPair multiply_wide(uint32_t a, uint32_t b) {
   return {static_cast<uint32_t>(product), static_cast<uint32_t>(product >> 32)};
 }
 
-constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
-  constexpr uint32_t kMultiplier0 = 0xD2511F53u, kMultiplier1 = 0xCD9E8D57u;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
-  for (int round = 0; round < 10; ++round) {
-    const WordPair product0 = multiply_wide(kMultiplier0, counter.word[0]);
-    const WordPair product1 = multiply_wide(kMultiplier1, counter.word[2]);
-    counter = PhiloxWords{
-        {product1.high ^ counter.word[1] ^ key0, product1.low, product0.high ^ counter.word[3] ^ key1, product0.low}};
-    key0 += kWeyl0;
-    key1 += kWeyl1;
+struct PhiloxKey {
+  uint32_t word[2];
+};
+inline constexpr int kPhiloxRounds = 10;
+
+constexpr PhiloxWords philox_round(PhiloxWords counter, PhiloxKey key) {
+  const WordPair product0 = multiply_wide(0xD2511F53u, counter.word[0]);
+  const WordPair product1 = multiply_wide(0xCD9E8D57u, counter.word[2]);
+  return {{product1.high ^ counter.word[1] ^ key.word[0], product1.low, product0.high ^ counter.word[3] ^ key.word[1],
+           product0.low}};
+}
+constexpr PhiloxKey next_round_key(PhiloxKey key) { return {{key.word[0] + 0x9E3779B9u, key.word[1] + 0xBB67AE85u}}; }
+
+constexpr PhiloxWords philox4x32_10(PhiloxWords counter, PhiloxKey key) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    counter = philox_round(counter, key);
+    key = next_round_key(key);
   }
   return counter;
+}
+
+constexpr PhiloxKey dropout_key(uint64_t seed, uint64_t offset) {
+  return {{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32)}};
+}
+constexpr PhiloxWords dropout_counter(uint64_t offset, uint32_t batch_head, uint32_t query, uint32_t key_group,
+                                      uint32_t pair) {
+  return {{4 * key_group + pair, query, batch_head, static_cast<uint32_t>(offset)}};
 }
 
 /// The four words that decide keys 8g + 2t and 8g + 2t + 1 (g = 0..3, t = pair) of the
 /// 32-key group `key_group` for one query. Word g, low half first.
 constexpr PhiloxWords dropout_words(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t query,
                                     uint32_t key_group, uint32_t pair) {
-  const PhiloxWords counter{{4 * key_group + pair, query, batch_head, static_cast<uint32_t>(offset)}};
-  return philox4x32_10(counter, static_cast<uint32_t>(seed),
-                       static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32));
+  return philox4x32_10(dropout_counter(offset, batch_head, query, key_group, pair), dropout_key(seed, offset));
 }
 
 /// The 16-bit draw of one position; it is dropped when the draw is below 65536 * dropout_p.

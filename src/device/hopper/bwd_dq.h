@@ -3,6 +3,7 @@
 // has no room for that, from registers.
 #pragma once
 
+#include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_loader.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/warpgroup.h"
@@ -31,7 +32,7 @@ class BwdDqProducts {
   TILEWISE_INLINE void enter_next_tile() {
     to_ += kTileFloats - Parts::place(Parts::kCount - 1);
     if (--tiles_left_ == 0) {
-      tiles_left_ = work_.queries.count();
+      tiles_left_ = Machine::not_hoisted(work_.queries.count());
       to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kTileFloats;
     }
   }
@@ -68,9 +69,8 @@ class BwdDqProducts {
            warp_ * (16 * C.head_dim);
   }
 
-  const HopperBwdParams& p_;
-
  protected:
+  const HopperBwdParams& p_;
   Shared& shared_;
   const BwdWork& work_;
   const int lane_, warp_;
@@ -86,7 +86,7 @@ class BwdDqProducts {
 template <class Ops, HopperBwdConfig C>
 class BwdDqSums : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
-  using Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_;
+  using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
@@ -101,11 +101,17 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       TILEWISE_NO_UNROLL
       for (int i = 0; i < C.stages && loader_.has_more(); ++i) loader_.bring_queries();
     }
+    constexpr int32_t kAhead = C.dropout ? 1 : 0;  // a tile's draws are made before the products of the one before
     TILEWISE_NO_UNROLL
-    for (int32_t step = 0; step < steps; ++step) {
+    for (int32_t step = -kAhead; step < steps; ++step) {
       // The stage of the tile before is on its way to be free.
       if (warp_ == 0 && step > 0 && loader_.has_more()) loader_.bring_queries();
       Machine::wave_sync();
+      if constexpr (C.dropout) {
+        const int thread = Machine::not_hoisted(warp_ * 32 + lane_);
+        if (step + 1 < steps) BwdDraws<Machine, C>::publish(p_, shared_, this->work_, step + 1, thread);
+        if (step < 0) continue;
+      }
       if (step == 0) shared_.keys_full.wait(0);
       score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });

@@ -8,23 +8,15 @@
 
 namespace tilewise::device {
 
-/// A tile of queries of one head of the group.
-struct QueryPlace {
-  int32_t tile, head;  // the head counts from the group's first one
-  TILEWISE_INLINE void advance(const QueryTiles& tiles) {
-    if (++tile == tiles.end) tile = tiles.begin, ++head;
-  }
-};
-
 template <class Machine, HopperBwdConfig C>
 class BwdLoader {
   using Shared = HopperBwdShared<Machine, C>;
 
  public:
   TILEWISE_INLINE BwdLoader(const HopperBwdParams& params, Shared& shared, const BwdWork& work, bool leads)
-      : p_(params), shared_(shared), work_(work), place_{work.queries.begin, 0}, leads_(leads) {}
+      : p_(params), shared_(shared), work_(work), leads_(leads) {}
 
-  TILEWISE_INLINE bool has_more() const { return place_.head < work_.group; }
+  TILEWISE_INLINE bool has_more() const { return next_ < work_.steps(); }
 
   /// All that a block needs, by a warp that has nothing else to do.
   TILEWISE_INLINE void bring_all() {
@@ -64,24 +56,25 @@ class BwdLoader {
 
   /// The next tile of queries, once its stage is empty.
   TILEWISE_INLINE void bring_queries() {
-    const int32_t first = place_.tile * C.block_m;
+    const QueryPlace place = query_place(work_, next_);
+    const auto at = ring_place<C.stages>(static_cast<uint32_t>(next_));
+    const int32_t first = place.tile * C.block_m;
     const bool whole = !C.lengths || first + C.block_m <= work_.seqlen_q;
-    Barrier<Machine>& full = shared_.tile_ring.full[stage_.stage];
+    Barrier<Machine>& full = shared_.tile_ring.full[at.stage];
     if (leads_ || !whole) {
-      stage_.wait_empty(shared_.tile_ring);
-      if (leads_) copy_queries(first, whole ? full : shared_.landed);
+      at.wait_empty(shared_.tile_ring);
+      if (leads_) copy_queries(at.stage, first, place.head, whole ? full : shared_.landed);
     }
     if (!whole) {
       wait_landed();
       const auto unused = [&](int32_t row) { return first + row >= work_.seqlen_q; };
-      clear_rows(shared_.queries[stage_.stage], unused);
-      clear_rows(shared_.douts[stage_.stage], unused);
+      clear_rows(shared_.queries[at.stage], unused);
+      clear_rows(shared_.douts[at.stage], unused);
       Machine::fence_shared_writes();
       Machine::wave_sync();
       if (leads_) full.arrive();
     }
-    stage_.advance();
-    place_.advance(work_.queries);
+    ++next_;
   }
 
  private:
@@ -102,11 +95,11 @@ class BwdLoader {
     }
   }
 
-  TILEWISE_INLINE void copy_queries(int32_t first, Barrier<Machine>& landed) const {
+  TILEWISE_INLINE void copy_queries(uint32_t stage, int32_t first, int32_t head_of_group,
+                                    Barrier<Machine>& landed) const {
     constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
-    const int32_t head = work_.head * work_.group + place_.head, batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
+    const int32_t head = work_.head * work_.group + head_of_group, batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     const int64_t statistics = (work_.batch * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
-    const auto stage = stage_.stage;
     landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes);
     copy_rows(shared_.queries[stage], p_.q_map, landed, work_.q_row + first, head, batch);
     Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
@@ -134,8 +127,7 @@ class BwdLoader {
   const HopperBwdParams& p_;
   Shared& shared_;
   const BwdWork& work_;
-  QueryPlace place_;
-  RingPlace<C.stages> stage_;
+  int32_t next_ = 0;  // step whose tile comes next
   uint32_t landed_parity_ = 0;
   const bool leads_;
 };

@@ -14,6 +14,9 @@ class BwdMain {
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
   using Products = BwdProducts<Machine, C>;
+  /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
+  /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
+  static constexpr bool kValuesLast = C.dropout || (C.q_type == kF16 && C.block_m > 64);
 
  public:
   TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
@@ -39,7 +42,7 @@ class BwdMain {
     // Found anew, lest it lives in registers through the steps.
     const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
     const BwdStore<Ops, C> store(p_, work, warpgroup_, lane_);
-    store.store(shared_.values, dV_, p_.dv, p_.dv_map, p_.shape.head_dim_v, 1.0f);
+    store.store(shared_.values, dV_, p_.dv, p_.dv_map, p_.shape.head_dim_v, C.dropout ? p_.score.dropout_scale : 1.0f);
     if (any) shared_.keys_done.wait(0);
     store.store(shared_.keys, dK_, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
     if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
@@ -59,6 +62,7 @@ class BwdMain {
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
       scores_.read_lse(shared_.lse2[tile_place_.stage]);
+      read_kept();
     }
     visit_tiles<C>(seen_,
                    [&](auto masked, int32_t tile, bool more) { step<decltype(masked)::value != 0>(tile, more); });
@@ -85,21 +89,34 @@ class BwdMain {
     // dP^T = V dO^T, which is held back until P is there, lest both take registers of their own.
     Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, first_row, dO,
                                                             p_.shape.batch_size < 0);
-    Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
-    Machine::template wgmma_wait<1>();
+    if constexpr (!kValuesLast) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
+    Machine::template wgmma_wait<kValuesLast ? 0 : 1>();
     pin_registers<Machine>(scores_.S);
     scores_.template derive<kMasked>(shared_.delta[tile_place_.stage]);
     Products::template issue_sums<C.q_type>(dK_, scores_.dS, Q);  // dK += dS^T Q
+    if constexpr (kValuesLast) {
+      if constexpr (C.dropout) scores_.drop();
+      Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);
+    }
     if (!room) score_place_.wait_empty(shared_.score_ring);
     scores_.store(shared_.dS[score_place_.stage]);
     if (!landed) next.wait_full(shared_.tile_ring);
-    if (more) scores_.read_lse(shared_.lse2[next.stage]);
+    if (more) scores_.read_lse(shared_.lse2[next.stage]), read_kept();
     publish_scores();
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
     release_queries();
   }
 
+  /// Dropout's bits for a tile, which were drawn while the one before was worked on.
+  TILEWISE_INLINE void read_kept() {
+    if constexpr (C.dropout) {
+      draw_place_.wait_full(shared_.draw_ring);
+      scores_.read_kept(shared_.handover.draws);
+      arrive_as_warp(shared_.draw_ring.empty[0], lane_);
+      draw_place_.advance();
+    }
+  }
   TILEWISE_INLINE void publish_scores() {
     Machine::fence_shared_writes();
     arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
@@ -118,6 +135,7 @@ class BwdMain {
       score_place_.wait_empty(shared_.score_ring);
       scores_.store(shared_.dS[score_place_.stage]);
       publish_scores();
+      read_kept();
       tile_place_.wait_full(shared_.tile_ring);
       release_queries();
     }
@@ -130,6 +148,7 @@ class BwdMain {
   const int32_t before_, after_;  // tiles that the other warpgroup's keys are seen from
   RingPlace<C.stages> tile_place_;
   RingPlace<C.kScoreStages> score_place_;
+  RingPlace<1> draw_place_;
   Scores scores_;
   Fragment<Ops, 16, C.head_dim> dK_;
   Fragment<Ops, 16, C.head_dim_v> dV_;

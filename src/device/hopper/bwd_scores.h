@@ -15,6 +15,7 @@ template <class Ops, HopperBwdConfig C>
 class BwdScores {
   using Machine = typename Ops::Machine;
   static constexpr int kColTiles = C.block_m / 8;
+  static constexpr int kKeptWords = KeptWords<C>::kCount;
   static_assert(kColTiles <= 16, "a lane's columns are bits of a word");
 
  public:
@@ -22,7 +23,10 @@ class BwdScores {
   WgmmaRegisters P[C.block_m / 16], dS[C.block_m / 16];
 
   TILEWISE_INLINE BwdScores(const HopperBwdParams& p, const BwdWork& work, int warpgroup, int thread)
-      : lane_(thread % 32), row_(warpgroup * C.kRows + thread / 32 % 4 * 16), scale_(p.score.softmax_scale * kLog2E) {
+      : lane_(thread % 32),
+        row_(warpgroup * C.kRows + thread / 32 % 4 * 16),
+        scale_(p.score.softmax_scale * kLog2E),
+        dropout_scale_(p.score.dropout_scale) {
     clear();
     const int32_t key = work.first_key + row_ + lane_ / 4, column = 2 * (lane_ % 4);
     first_ = C.ranged ? key - work.diagonal - work.band.high - column : 0;
@@ -39,6 +43,14 @@ class BwdScores {
   TILEWISE_INLINE void read_lse(const float* lse2) {
     TILEWISE_UNROLL
     for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);
+  }
+
+  TILEWISE_INLINE void read_kept(const KeptWords<C>& words) {
+    const int owner = KeptWords<C>::owner(row_, lane_), word = KeptWords<C>::word(row_, lane_);
+    TILEWISE_UNROLL
+    for (int i = 0; i < kKeptWords; ++i) {
+      kept_[i] = Machine::template load_shared<uint32_t>(&words.kept[i][owner][word]);
+    }
   }
 
   /// Which of a lane's columns see its two keys, a bit each.
@@ -73,7 +85,7 @@ class BwdScores {
     }
   }
 
-  /// dP, in the place of S, becomes dS = P (dP - delta).
+  /// dP, in the place of S, becomes dS = P (dP - delta), of P before dropout and dP after it.
   template <bool kMasked>
   TILEWISE_INLINE void derive(const float* delta) {
     if constexpr (kMasked) {
@@ -92,7 +104,7 @@ class BwdScores {
         float difference[2];
         TILEWISE_UNROLL
         for (int k = 0; k < 2; ++k) {
-          difference[k] = dP[2 * slot + k] - deltas.value[word / 2 * 2 + k];
+          difference[k] = after_dropout(dP[2 * slot + k], c, 2 * slot + k) - deltas.value[word / 2 * 2 + k];
           // Of what is hidden P is 0, and dP perhaps no number.
           if constexpr (kMasked) difference[k] = sees(slot, c, k) ? difference[k] : 0.0f;
         }
@@ -101,11 +113,20 @@ class BwdScores {
     }
   }
 
-  TILEWISE_INLINE void store(typename HopperBwdShared<Machine, C>::ScoreTile& to) const {
+  /// Clears weights that dropout drops; the others lack its scale.
+  TILEWISE_INLINE void drop() {
     TILEWISE_UNROLL
-    for (int k = 0; k < C.block_m / 16; ++k) {
-      Machine::store_matrices(to.piece(row_ + lane_ % 16, 2 * k + lane_ / 16), dS[k].word);
+    for (int c = 0; c < kColTiles; ++c) {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < 2; ++slot) P[c / 2].word[c % 2 * 2 + slot] &= kept(c, 2 * slot, 2 * slot + 1);
     }
+  }
+
+  TILEWISE_INLINE void store(typename HopperBwdShared<Machine, C>::ScoreTile& to) const {
+    // Not hoisted: their addresses would live in registers that there are none of.
+    const int place = to.place_of(row_ + Machine::not_hoisted(lane_) % 16, lane_ / 16);
+    TILEWISE_UNROLL
+    for (int k = 0; k < C.block_m / 16; ++k) Machine::store_matrices(to.pair_piece(place, k), dS[k].word);
   }
 
   /// P and dS are the matrix unit's up to here.
@@ -123,9 +144,18 @@ class BwdScores {
     if constexpr (C.q_type == kBf16) {
       return Machine::template multiply_pairs<kBf16>(weights, Machine::template pack<kBf16>(first, second));
     } else {
-      return Machine::template pack<kF16>(element_to_float<kF16>(weights & 0xFFFFu) * first,
-                                          element_to_float<kF16>(weights >> 16) * second);
+      return Machine::template pack<kF16>(Machine::widen_f16(static_cast<uint16_t>(weights)) * first,
+                                          Machine::widen_f16(static_cast<uint16_t>(weights >> 16)) * second);
     }
+  }
+
+  /// Of two scores of a column tile, by their bytes of kept_: all bits of a half word where dropout keeps them.
+  TILEWISE_INLINE uint32_t kept(int col_tile, int low, int high) const {
+    return Machine::spread_signs(kept_[col_tile / 8] << (col_tile % 8), low, high);
+  }
+  TILEWISE_INLINE float after_dropout(float x, int col_tile, int byte) const {
+    if constexpr (!C.dropout) return x;
+    return dropout_scale_ * __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, x) & kept(col_tile, byte, byte));
   }
 
   TILEWISE_INLINE FloatRun<4> four_of(const float* statistics, int i) const {
@@ -143,11 +173,12 @@ class BwdScores {
   }
 
   const int lane_, row_;
-  const float scale_;
+  const float scale_, dropout_scale_;
   // Of this lane's first key: the first and the last query that sees it, counted from the lane's first column. Bits of
   // both its keys: whether they are the sequence's.
   int32_t first_, last_, used_ = 0;
   uint32_t visible_[2];
+  uint32_t kept_[kKeptWords];  // see KeptWords
   FloatRun<4> lse2_[kColTiles / 2];
 };
 

@@ -25,10 +25,33 @@ struct DqParts {
   static constexpr int kWarpFloats = 16 * 64;  // of a part, at most
 };
 
+/// Bits of scores that dropout keeps, in words of the computing lanes: two keys and two columns of each of 8 tiles of 8
+/// queries. A piece of 16 bytes has a word of each of the four lanes that share Philox calls: keys 2t and 2t + 1 of 8
+/// in both halves of a group of 32, for t and the pair of columns that its owner number says.
+template <HopperBwdConfig C>
+struct KeptWords {
+  static constexpr int kColTiles = 8, kCount = C.block_m / (8 * kColTiles);  // of a lane
+  static constexpr int kOwners = C.block_n() / 32 * 4 * 4;                   // groups of keys, pairs, pairs of columns
+  /// A score's bit is in byte 2 * slot + i: that of the last column tile the lowest one, that of the first the top one.
+  static constexpr uint32_t last_bit(int slot, int i) { return 1u << (8 * (2 * slot + i)); }
+  TILEWISE_INLINE static int owner(int row, int lane) { return row / 32 * 16 + lane / 8 * 4 + lane % 4; }
+  TILEWISE_INLINE static int word(int row, int lane) { return row / 16 % 2 * 2 + lane / 4 % 2; }
+
+  uint32_t kept[kCount][kOwners][4];
+};
+
 /// What warps leave for others beside tiles: sums of dq of each warp, for the copy engine.
 template <class Machine, HopperBwdConfig C>
 struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
+  TILEWISE_INLINE void init() {}
+};
+/// And dropout's bits of a tile.
+template <class Machine, HopperBwdConfig C>
+  requires(C.dropout != 0)
+struct BwdHandover<Machine, C> {
+  float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
+  KeptWords<C> draws;
   TILEWISE_INLINE void init() {}
 };
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will.
@@ -63,6 +86,7 @@ struct HopperBwdShared {
   float delta[C.stages][C.block_m];
   Ring<Machine, C.stages> tile_ring;         // of Q, dO and their statistics
   Ring<Machine, C.kScoreStages> score_ring;  // of dS
+  Ring<Machine, 1> draw_ring;                // of dropout's bits
   Barrier<Machine> keys_full, values_full;
   Barrier<Machine> keys_done;  // dq's last product has read K
   Barrier<Machine> landed;     // what is to be cleared beyond a sequence's end
@@ -72,6 +96,7 @@ struct HopperBwdShared {
     constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = 4;
     tile_ring.init(1, kMainWarps);
     score_ring.init(C.shares_keys ? kMainWarps / 2 : kMainWarps, kDqWarps);
+    draw_ring.init(kDqWarps, kMainWarps);
     handover.init();
     keys_full.init(1), values_full.init(1);
     keys_done.init(kDqWarps);

@@ -29,6 +29,16 @@ struct BwdWork {
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
 };
 
+/// A tile of queries of one head of the group.
+struct QueryPlace {
+  int32_t tile, head;  // the head counts from the group's first one
+};
+/// Of a block's step.
+TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
+  const int32_t head = step / work.queries.count();
+  return {work.queries.begin + step - head * work.queries.count(), head};
+}
+
 /// Query heads of a key head.
 TILEWISE_INLINE int32_t work_group(const HopperBwdParams& p) {
   return static_cast<int32_t>(p.shape.num_heads_q) / static_cast<int32_t>(p.shape.num_heads_k);

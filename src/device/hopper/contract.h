@@ -85,6 +85,8 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && Ha
                         { M::store_matrices(row, four) } -> SameAs<void>;
                         // Byte i of the result is the one of b's and a's that digit i of the selector names.
                         { M::permute_bytes(word, word, word) } -> SameAs<uint32_t>;
+                        // Halves of all ones or zeros, by the top bits of the bytes of these numbers.
+                        { M::spread_signs(word, word, word) } -> SameAs<uint32_t>;
                         { M::pack_e4m3(x, x, x, x) } -> SameAs<uint32_t>;  // the first one low, at most 448
                         M::template mma<kBf16>(d, four, word, word);
                       };

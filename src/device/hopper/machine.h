@@ -52,6 +52,11 @@ struct HopperMachine : Sm80Machine {
   TILEWISE_INLINE static uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
     return __byte_perm(a, b, selector);
   }
+  TILEWISE_INLINE static uint32_t spread_signs(uint32_t word, uint32_t low, uint32_t high) {
+    uint32_t spread;
+    asm("prmt.b32 %0, %1, %1, %2;" : "=r"(spread) : "r"(word), "r"(0x8888u | low * 0x11u | high * 0x1100u));
+    return spread;
+  }
   TILEWISE_INLINE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     uint32_t packed;
     asm("{ .reg .b16 low, high;\n"

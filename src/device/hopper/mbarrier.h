@@ -63,4 +63,10 @@ struct RingPlace {
   }
 };
 
+/// After so many advances.
+template <int kStages>
+TILEWISE_INLINE RingPlace<kStages> ring_place(uint32_t count) {
+  return {count % kStages, count / kStages % 2};
+}
+
 }  // namespace tilewise::device

@@ -19,9 +19,13 @@ struct alignas(1024) SwizzledTile {
 
   TILEWISE_INLINE uint8_t* chunk(int index) { return bytes + index * kChunkBytes; }
   /// 16 bytes of a row, `piece` counted over all chunks.
-  TILEWISE_INLINE uint8_t* piece(int row, int piece) {
-    return chunk(piece / 8) + row * kChunkRowBytes + ((piece % 8 ^ row % 8) << 4);
+  TILEWISE_INLINE uint8_t* piece(int row, int piece) { return chunk(piece / 8) + place_of(row, piece % 8); }
+  /// Where a chunk's piece lies in it.
+  TILEWISE_INLINE static constexpr int place_of(int row, int piece) {
+    return row * kChunkRowBytes + ((piece ^ row % 8) << 4);
   }
+  /// Piece `first` + 2k of a row, `first` being 0 or 1 and `place` its place: one register for all of them.
+  TILEWISE_INLINE uint8_t* pair_piece(int place, int k) { return chunk(k / 4) + (place ^ k % 4 * 32); }
 };
 
 }  // namespace tilewise::device

@@ -197,6 +197,10 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
     return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
   }
   const device::HopperBwdConfig config = bwd_config(p);
+  if (config.shares_keys && config.dropout) {
+    return concat("with dropout, head_dim and head_dim_v must be <= 128 in the backward pass (got ", p.head_dim,
+                  " and ", p.head_dim_v, ")");
+  }
   const std::uint32_t shared_bytes = Bwd::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
     return concat("needs ", shared_bytes, " bytes of shared memory a block, ", device.architecture, " has ",
@@ -212,8 +216,8 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
 
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
-  return {bf16,     f16,        backward, gqa,       head_dim_v, packed,    window_left, window_right,
-          top_left, scale_sign, sink,     seqused_q, seqused_k,  leftpad_k, dlse,        dsink};
+  return {bf16,       f16,  backward, gqa,         head_dim_v, packed,    window_left, window_right, top_left,
+          scale_sign, sink, dropout,  seed_tensor, seqused_q,  seqused_k, leftpad_k,   dlse,         dsink};
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {

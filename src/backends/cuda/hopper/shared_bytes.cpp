@@ -35,8 +35,9 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t keys = tile(c.block_n(), c.head_dim) + tile(c.block_n(), c.head_dim_v);
   const std::int32_t queries = tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat;
   const std::int32_t scores = Config::kScoreStages * tile(c.block_n(), c.block_m);
-  const std::int32_t barriers = 2 * kBarrier * (c.stages + Config::kScoreStages) + 4 * kBarrier;
-  const std::int32_t bytes = keys + c.stages * queries + scores + handover + barriers;
+  const std::int32_t kept = c.dropout ? c.block_n() * c.block_m / 8 : 0;  // a bit each
+  const std::int32_t barriers = 2 * kBarrier * (c.stages + Config::kScoreStages + 1) + 4 * kBarrier;
+  const std::int32_t bytes = keys + c.stages * queries + scores + handover + kept + barriers;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
 }
 

@@ -4,12 +4,12 @@
 # with a summary; the exit status is 0 only when every step passed.
 #
 # usage: scripts/test_gpu.sh [smoke | sanitize]     smoke: build and run a few calls, nothing else; sanitize: a few
-#   problems under compute-sanitizer's memcheck and racecheck
+#   problems under compute-sanitizer's memcheck, racecheck and synccheck
 # environment: PYTHON (has torch, pytest and nanobind; .venv/bin/python or python3), BUILD (build folder; build-gpu),
 #   JOBS (processors), VERIFY_COUNT (random problems; 200), VERIFY_SIZES (of them in a row that differ in their sizes
 #   alone and share compiled kernels; 1), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
 #   PYTEST_ARGS (such as "-k decode"), SUITES (a build's tests/implementations/test_implementations, made where
-#   GoogleTest is: its samples for GPUs run too)
+#   GoogleTest is: its samples for GPUs run too), SANITIZE_SECONDS (for each problem and tool; 120)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -108,7 +108,7 @@ suites() {
   grep -q -E '^\[  PASSED  \] [1-9]' "$LOGS/suites.out" || { echo "suites: no test ran, or all of them skipped"; return 1; }
 }
 
-# Small problems that take every kernel. Other tools' exit status is theirs; 9 is the sanitizer's.
+# Small problems that take every kernel, Hopper's own among them. Other tools' exit status is theirs; 9 is the sanitizer's.
 readonly SANITIZED=(
   "attention_forward dtype=bf16 batch_size=2 seqlen_q=70 seqlen_k=150 num_heads_q=4 num_heads_k=2 head_dim=64 mask=causal"
   "attention_forward dtype=f16 seqlen_q=1 seqlen_k=3000 num_heads_q=4 num_heads_k=2 head_dim=128 sink=1"
@@ -117,17 +117,45 @@ readonly SANITIZED=(
   "attention_backward dtype=f16 layout=thd batch_size=3 max_seqlen_q=40 max_seqlen_k=70 total_q=90 total_k=150 num_heads_q=2 num_heads_k=1 head_dim=40 softcap=3 dlse=1"
   "attention_backward dtype=bf16 seqlen_q=70 seqlen_k=90 num_heads_q=2 num_heads_k=2 head_dim=256 deterministic=1"
   "attention_backward dtype=bf16 seqlen_q=700 seqlen_k=90 num_heads_q=4 num_heads_k=1 head_dim=128 mask=causal dropout_p=0.1"
+  "attention_backward dtype=bf16 batch_size=2 seqlen_q=150 seqlen_k=200 num_heads_q=4 num_heads_k=2 head_dim=128 mask=causal"
+  "attention_backward dtype=f16 layout=thd batch_size=3 max_seqlen_q=140 max_seqlen_k=170 total_q=290 total_k=350 num_heads_q=2 num_heads_k=1 head_dim=64 window_left=60"
+  "attention_backward dtype=bf16 seqlen_q=130 seqlen_k=130 num_heads_q=1 num_heads_k=1 head_dim=256"
+  "attention_forward dtype=bf16 batch_size=2 seqlen_q=300 num_heads_q=2 head_dim=256 window_left=90 softcap=20"
+  "attention_forward dtype=fp8_e4m3 seqlen_q=200 num_heads_q=2 head_dim=128 mask=causal"
+  "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=2 num_heads_q=16 num_heads_k=1 head_dim=576 head_dim_v=512 mla=1 capacity=300 cache_seqlens=1 mask=causal"
+  "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=70 num_heads_q=4 num_heads_k=2 head_dim=128 capacity=300 cache_seqlens=1 mask=causal append=1"
 )
+SANITIZE_SECONDS=${SANITIZE_SECONDS:-120}
+# sanitized TOOL PROBLEM: one line, and what the tool found beneath it.
+sanitized() {
+  local log
+  log=$(mktemp "$LOGS/sanitizer.XXXXXX")
+  timeout "$SANITIZE_SECONDS" compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$BUILD/tilewise" verify --gpu --count 2 --problem "$2" >"$log" 2>&1
+  case $? in
+    0) echo "clean, $1: $2" ;;
+    124) echo "NOT FINISHED in $SANITIZE_SECONDS s, $1: $2"; return 1 ;;
+    *) echo "NOT CLEAN, $1: $2"; grep '^=========' "$log" | head -n 25; grep -A 1 '^FAILED' "$log" | cut -c 1-300; return 1 ;;
+  esac
+}
+
+# sanitize TOOL...: every problem by every tool, as many at once as there are processors.
 sanitize() {
-  local problem status=0 log=$LOGS/sanitizer.out
+  local problem tool worker status=0 workers=()
   for problem in "${SANITIZED[@]}"; do
-    "$BUILD/tilewise" verify --gpu --count 2 --problem "$problem" >/dev/null 2>&1  # compiles beforehand
-    compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$BUILD/tilewise" verify --gpu --count 2 --problem "$problem" >"$log" 2>&1
-    case $? in
-      0) echo "clean: $problem" ;;
-      *) status=1; echo "NOT CLEAN: $problem"; grep '^=========' "$log" | head -n 25; grep -A 1 '^FAILED' "$log" | cut -c 1-300 ;;
-    esac
+    "$BUILD/tilewise" verify --gpu --count 2 --problem "$problem" >/dev/null 2>&1 &  # compiles beforehand
+    workers+=($!)
   done
+  wait "${workers[@]}"
+  workers=()
+  for tool in "$@"; do
+    for problem in "${SANITIZED[@]}"; do
+      while [[ $(jobs -rp | wc -l) -ge $JOBS ]]; do wait -n; done
+      sanitized "$tool" "$problem" >"$LOGS/sanitized-$tool-${#workers[@]}.log" &
+      workers+=($!)
+    done
+  done
+  for worker in "${workers[@]}"; do wait "$worker" || status=1; done
+  cat "$LOGS"/sanitized-*.log
   return $status
 }
 
@@ -145,8 +173,7 @@ mkdir -p "$LOGS"
 step build build || { summary; exit 1; }
 step machine machine
 if [[ ${1:-} == sanitize ]]; then
-  step memcheck sanitize memcheck
-  step racecheck sanitize racecheck
+  step sanitizers sanitize memcheck racecheck synccheck
   summary
   exit
 fi

@@ -43,10 +43,20 @@ def of_target(table: dict, target: str):  # type: ignore[type-arg, no-untyped-de
     return next(value for prefix, value in table.items() if target.startswith(prefix))
 
 
+def find_tool(name: str) -> str:
+    """A program of LLVM, whatever its version's suffix; empty where there is none. Without a suffix it may be an old
+    one, which knows none of these targets."""
+    for suffix in ("-22", "-21", "-20", "-19"):
+        if path := shutil.which(name + suffix):
+            return path
+    path = shutil.which(name)
+    said = re.search(r"LLVM version (\d+)", run([path, "--version"])) if path else None
+    return path if path and said and int(said[1]) >= 19 else ""
+
+
 def tool(name: str) -> str:
-    """A program of LLVM, whatever its version's suffix."""
-    found = next((path for suffix in ("-22", "-21", "-20", "-19", "") if (path := shutil.which(name + suffix))), None)
-    return found or sys.exit(f"{name} of LLVM 19 or newer is needed")
+    """The same, where there must be one."""
+    return find_tool(name) or sys.exit(f"{name} of LLVM 19 or newer is needed")
 
 
 def run(command: list[str]) -> str:

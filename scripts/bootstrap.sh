@@ -6,7 +6,8 @@
 #   build  what `make build` needs: compiler, CMake, Ninja, CLI11, nlohmann-json, .venv with nanobind and torch
 #   demo   the language model of `make demo`
 #   dev    what `make test` needs besides: GoogleTest, qemu-user, pkg-config, pytest, linters; optional: clang for
-#          fuzzing, clang and lld to compile kernels for AMD GPUs, zsh, fish and mandoc for what the command writes
+#          fuzzing, clang, lld and llvm to compile and read kernels for AMD GPUs, zsh, fish and mandoc for what the
+#          command writes
 #   docs   what `make docs` needs besides build: Doxygen, Sphinx and its theme, matplotlib
 #   wheels what `make wheels` needs, without .venv: CMake, Ninja, CLI11, nlohmann-json, Python's headers; Zig compiles.
 #          For another MACHINE mmdebstrap and qemu-user
@@ -103,28 +104,29 @@ find_fuzzing_clang() {
   return 1
 }
 
-# has_clang_and_lld VERSION...: any of them.
-has_clang_and_lld() {
+# has_amd_clang VERSION...: any of them, with its linker and disassembler.
+has_amd_clang() {
   local version
   for version in "$@"; do
-    has "clang++-$version" && has "ld.lld-$version" && return 0
+    has "clang++-$version" && has "ld.lld-$version" && has "llvm-objdump-$version" && return 0
   done
   return 1
 }
 
-# A clang that compiles for AMD GPUs, with its linker: gfx950 needs 20. What apt knew when the machine was made may be
-# older than what there is.
+# A clang that compiles for AMD GPUs, with its linker, and the disassembler that golden outputs read: gfx950 needs 20.
+# What apt knew when the machine was made may be older than what there is.
 install_amd_clang() {
-  has_clang_and_lld 22 21 20 && return 0
-  local version
+  has_amd_clang 22 21 20 && return 0
+  local version packages
   if can_install && ! apt_knows clang-22; then apt_update || say "apt-get update failed"; fi
   for version in 22 21 20 19; do
-    if can_install && apt_knows "clang-$version" && apt_knows "lld-$version"; then
-      say "installing clang-$version and lld-$version for AMD GPUs"
-      apt_install "clang-$version" "lld-$version" && return 0
+    packages=("clang-$version" "lld-$version" "llvm-$version")
+    if can_install && apt_knows "${packages[0]}" && apt_knows "${packages[1]}" && apt_knows "${packages[2]}"; then
+      say "installing ${packages[*]} for AMD GPUs"
+      apt_install "${packages[@]}" && return 0
     fi
   done
-  has_clang_and_lld 19 || say "no clang of 19 or newer with lld is to be had; the tests skip kernels for AMD GPUs"
+  has_amd_clang 19 || say "no clang of 19 or newer with lld and llvm is to be had; the tests skip kernels for AMD GPUs"
 }
 
 install_fuzzing_clang() {

@@ -18,7 +18,7 @@ from compare import Entries, Entry, exactly
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from amd_isa import CodeObject, instruction_kind, main_loop  # noqa: E402
+from amd_isa import CodeObject, find_tool, instruction_kind, main_loop  # noqa: E402
 
 NAME = "kernels"
 TARGETS = (
@@ -39,6 +39,7 @@ EVERY_OPTION = (
     "window_left=256 softcap=30 alibi_slopes=[h] bias=query[b,h,q,k] sink=query dropout_p=0.1 seqused_k=1 leftpad_k=1"
 )
 PAGES = "page_size=16 num_pages=32768 max_pages_per_seq=512 cache_seqlens=1"
+CACHE = "batch_size=1 num_heads_q=32 num_heads_k=8 head_dim=128 capacity=8192 cache_seqlens=1 mask=causal"
 # The first word is what an entry is called by.
 PROBLEMS = {
     "d64": f"attention_forward {LONG} head_dim=64",
@@ -53,8 +54,21 @@ PROBLEMS = {
     f"{PAGES}",
     "fp8-pages": "kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=token seqlen_q=64 num_heads_q=32 "
     f"num_heads_k=8 head_dim=128 {PAGES} append=1 seqlen_k_new=64 rotary=f32 rotary_dim=64 mask=causal",
+    "mla": "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 head_dim=576 "
+    "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=128 cache_seqlens=1 mask=causal",
+    "chunk": f"kv_cache_attention dtype=bf16 seqlen_q=512 {CACHE}",
 }
-HOPPER = ("d64", "d128-causal", "d256", "backward-d64", "backward-d128-causal")
+HOPPER = (
+    "d64",
+    "d128-causal",
+    "d256",
+    "every-option",
+    "decode",
+    "backward-d64",
+    "backward-d128-causal",
+    "mla",
+    "chunk",
+)
 COUNTED = ("instructions", "matrix", "transcendental", "shared")
 
 
@@ -153,11 +167,15 @@ def resources(kernel: dict[str, Any]) -> dict[str, Any]:
 
 
 def missing_compilers(command: Path) -> dict[str, str]:
-    """By the beginning of targets' names, why nothing can be compiled for them here."""
+    """By the beginning of targets' names, why nothing can be compiled for them here, or not be read."""
     report = subprocess.run([command, "doctor", "--json"], capture_output=True, text=True, check=False).stdout
     libraries = {library["name"]: library for library in json.loads(report)["libraries"]}
     found = {"sm_": libraries["compiler for NVIDIA"], "gfx": libraries["compiler for AMD"]}
-    return {prefix: library["detail"] for prefix, library in found.items() if not library["found"]}
+    missing = {prefix: library["detail"] for prefix, library in found.items() if not library["found"]}
+    for name in ("llvm-objdump", "llvm-readobj"):
+        if not find_tool(name):
+            missing.setdefault("gfx", f"{name} of LLVM 19 or newer: not found (scripts/bootstrap.sh dev)")
+    return missing
 
 
 def on_hand(key: str, missing: dict[str, str]) -> bool:

@@ -179,6 +179,12 @@ def devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
+def runner(implementation: str, device: str) -> str:
+    """What an entry is called by: parts of the keys and tiles go by a GPU's size, and bits with them, so each model of
+    GPU has entries of its own."""
+    return f"{implementation}@{torch.cuda.get_device_name().replace(' ', '_')}" if device == "cuda" else implementation
+
+
 def outputs(case: str, dtype: str, implementation: str, device: str) -> dict[str, Tensor] | None:
     """What a call gives, None where the implementation refuses it."""
     numbers = Numbers(zlib.crc32(case.encode()), DTYPES[dtype], device)
@@ -196,7 +202,7 @@ def entries_of(case: str, dtype: str) -> Iterator[tuple[str, Entry]]:
         for name in implementations(case):
             if (found := outputs(case, dtype, name, device)) is not None:
                 values = {key: [digest(value), error_of(value, references[key])] for key, value in found.items()}
-                yield f"{case} {dtype} {name}", values
+                yield f"{case} {dtype} {runner(name, device)}", values
 
 
 def find() -> Entries:
@@ -210,7 +216,7 @@ def find() -> Entries:
 
 
 def on_hand(key: str, found: Entries) -> bool:
-    """Whether the implementation of an entry ran anything here; else its processor or GPU is missing."""
+    """Whether the implementation of an entry ran anything here, on that GPU; else its processor or GPU is missing."""
     return any(other.split()[-1] == key.split()[-1] for other in found)
 
 

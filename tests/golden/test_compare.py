@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import kernels
 import model
 import pytest
 import results
+import torch
 
 KERNEL = {"registers": 128, "spill_bytes": 0}
 RESULT = {"out": ["aa", 1e-3], "dq": ["bb", 1e-3]}
@@ -70,6 +72,32 @@ def test_what_is_not_on_hand_is_passed_over_and_kept() -> None:
     assert not results.on_hand("causal f32 cpu.amx_bf16", found)
 
 
+def test_each_gpu_has_entries_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that this machine has not got is played by calls that take place on the CPU, and by its name."""
+    calls = results.outputs
+
+    def played(case: str, dtype: str, implementation: str, device: str) -> dict[str, torch.Tensor] | None:
+        if device == "cuda":
+            return calls(case, dtype, "reference", "cpu") if implementation == "cuda.sm80" else None
+        return calls(case, dtype, implementation, device)
+
+    monkeypatch.setattr(results, "outputs", played)
+    monkeypatch.setattr(results, "devices", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(results, "implementations", lambda case: ["reference", "cuda.sm80"])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    found = dict(results.entries_of("decode", "f32"))
+    assert found.keys() == {"decode f32 reference", "decode f32 cuda.sm80@NVIDIA_H200"}
+    gpu = found["decode f32 cuda.sm80@NVIDIA_H200"]
+    assert gpu["out"][1] == 0.0
+    known = dict(found) | {"decode f32 cuda.sm80@NVIDIA_A100": gpu, "full f32 cuda.sm80@NVIDIA_H200": gpu}
+
+    def on_hand(key: str) -> bool:
+        return results.on_hand(key, found)
+
+    assert compare.moved(known, found, on_hand, results.differs) == ["full f32 cuda.sm80@NVIDIA_H200: gone"]
+    assert compare.merged(known, found, on_hand) == dict(found) | {"decode f32 cuda.sm80@NVIDIA_A100": gpu}
+
+
 def test_files_hold_an_entry_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "FOLDER", tmp_path)
     assert compare.read("x") == {}
@@ -90,6 +118,20 @@ def test_targets_are_those_of_the_sweep() -> None:
     swept = re.search(r"kSweptArchitectures\[\] = \{(.*?)\};", text, re.DOTALL)
     assert swept
     assert re.findall(r'"(\w+)"', swept[1]) == list(kernels.TARGETS)
+
+
+def test_an_old_disassembler_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian 12's llvm-objdump, of LLVM 14, knows no AMD GPU of today."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    libraries = [{"name": f"compiler for {name}", "found": True} for name in ("NVIDIA", "AMD")]
+    command = tmp_path / "tilewise"
+    command.write_text(f"#!/bin/sh\necho '{json.dumps({'libraries': libraries})}'\n")
+    command.chmod(0o755)
+    for version, prefixes in ((14, {"gfx"}), (19, set())):
+        for name in ("llvm-objdump", "llvm-readobj"):
+            (tmp_path / name).write_text(f"#!/bin/sh\necho '  Debian LLVM version {version}.0.6'\n")
+            (tmp_path / name).chmod(0o755)
+        assert set(kernels.missing_compilers(command)) == prefixes
 
 
 def test_main_loop_of_nvidia_is_the_one_with_the_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

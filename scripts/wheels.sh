@@ -9,8 +9,9 @@
 #
 # environment: PYTHONS, the interpreters (every python3.9 and newer in PATH and of pyenv); GLIBC (2.28), the oldest C
 # library to serve; SOURCE_DATE_EPOCH (the commit's time), the time that all files bear; MACHINE (this one's): aarch64
-# compiles for another one, with Debian's Python 3.11 of that architecture, which mmdebstrap fetches, and tests run by
-# qemu-user; COUNT (60), problems that each of its instruction sets is checked on.
+# compiles for another one, with Debian's Pythons of that architecture (3.9, 3.11 and 3.13, where PATH has them too),
+# which mmdebstrap fetches, and tests run by qemu-user; COUNT (60), problems that each of its instruction sets is
+# checked on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +20,7 @@ readonly DIST=$PWD/dist
 readonly GLIBC=${GLIBC:-2.28}
 readonly MACHINE=${MACHINE:-$(uname -m)}
 readonly MOST_BYTES=10000000
+readonly ARCHIVER=-DCMAKE_AR=$PWD/scripts/wheels/zig-ar
 
 say() { printf 'wheels: %s\n' "$*"; }
 fail() {
@@ -39,13 +41,14 @@ pythons() {
   fi
   for minor in $(seq 9 30); do
     for python in $(type -ap "python3.$minor") "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor."*"/bin/python3.$minor"; do
-      if is_usable "$python" 2>/dev/null; then
+      if is_usable "$python" 2>/dev/null && { is_native || [[ -n $(release_of "3.$minor") ]]; }; then
         printf '%s\n' "$python"
         break
       fi
     done
   done
 }
+is_native() { [[ $MACHINE == "$(uname -m)" ]]; }
 is_usable() {
   "$1" -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
 }
@@ -85,13 +88,24 @@ copy_header_libraries() {
   done
 }
 
-# foreign_root: Debian's Python 3.11 of another architecture, unpacked, not configured: headers, program, libraries.
+# release_of VERSION: the Debian that has that Python; none is an empty line.
+release_of() {
+  case $1 in
+    3.9) echo bullseye ;;
+    3.11) echo bookworm ;;
+    3.13) echo trixie ;;
+    *) echo ;;
+  esac
+}
+
+# foreign_root VERSION: Debian's Python of another architecture, unpacked, not configured: headers, program, libraries.
 foreign_root() {
-  local root=$WORK/root-$MACHINE
-  if [[ ! -e $root/usr/bin/python3.11 ]]; then
+  local root=$WORK/root-$1-$MACHINE
+  if [[ ! -e $root/usr/bin/python$1 ]]; then
     command -v mmdebstrap >/dev/null || fail "MACHINE=$MACHINE: needs mmdebstrap (Debian: apt-get install mmdebstrap)"
+    rm -rf "$root"
     mmdebstrap --quiet --variant=extract --architectures="$(debian_name)" \
-      --include=libpython3.11-dev,python3.11,libstdc++6 bookworm "$root" http://deb.debian.org/debian >&2
+      --include="libpython$1-dev,python$1,libstdc++6" "$(release_of "$1")" "$root" http://deb.debian.org/debian >&2
   fi
   echo "$root"
 }
@@ -101,13 +115,15 @@ debian_name() {
 }
 
 # split_headers ROOT VERSION: Debian's pyconfig.h includes one of the architecture's from beside the C library's headers,
-# which must not be found; prints a folder that has it, and the others, alone.
+# which must not be found; prints a folder that has it, and the others, alone. Those of 3.9 include crypt.h, which is of
+# another library.
 split_headers() {
   local headers=$WORK/include-$MACHINE split=$MACHINE-linux-gnu
   rm -rf "$headers/python$2" "$headers/$split/python$2"
   mkdir -p "$headers/$split"
   cp -r "$1/usr/include/python$2" "$headers"
   cp -r "$1/usr/include/$split/python$2" "$headers/$split"
+  [[ $2 != 3.9 ]] || cp "$1/usr/include/crypt.h" "$headers"
   echo "$headers"
 }
 
@@ -116,18 +132,18 @@ split_headers() {
 settings_of() {
   local root version headers
   version=$(version_of "$1")
-  if [[ $MACHINE == "$(uname -m)" ]]; then
+  if is_native; then
     [[ $("$1" -c 'import sysconfig; print(sysconfig.get_path("include"))') == "/usr/include/python$version" ]] || return 0
     headers=$(split_headers "" "$version")
     echo "CPLUS_INCLUDE_PATH=$headers"
     return
   fi
-  [[ $version == 3.11 ]] || fail "MACHINE=$MACHINE: PYTHONS must be of 3.11 (got $1)"
-  root=$(foreign_root)
+  [[ -n $(release_of "$version") ]] || fail "MACHINE=$MACHINE: PYTHONS must be of 3.9, 3.11 or 3.13 (got $1)"
+  root=$(foreign_root "$version")
   headers=$(split_headers "$root" "$version")
   echo "_PYTHON_HOST_PLATFORM=linux-$MACHINE"
   echo "SETUPTOOLS_EXT_SUFFIX=.cpython-${version/./}-$MACHINE-linux-gnu.so"
-  echo "CMAKE_ARGS=-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$MACHINE" \
+  echo "CMAKE_ARGS=$ARCHIVER -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$MACHINE" \
     "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-$MACHINE;-L;$root -DPython_INCLUDE_DIR=$headers/python$version"
   echo "CPLUS_INCLUDE_PATH=$headers"
 }
@@ -145,7 +161,7 @@ build_one() {
   [[ -z $told ]] || mapfile -t settings <<<"$told"
   TILEWISE_ZIG_TARGET=$MACHINE-linux-gnu.$GLIBC ZIG_GLOBAL_CACHE_DIR=$WORK/zig ZIG_LOCAL_CACHE_DIR=$WORK/zig \
   CC=$PWD/scripts/wheels/zig-cc CXX=$PWD/scripts/wheels/zig-c++ CFLAGS=$flags CXXFLAGS=$flags LDFLAGS=-Wl,-s \
-  CMAKE_PREFIX_PATH=$WORK/prefix CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
+  CMAKE_PREFIX_PATH=$WORK/prefix CMAKE_ARGS=$ARCHIVER CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
     env "${settings[@]}" "$env/bin/python" -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps \
     --no-index --config-settings=build-dir="$WORK/cmake-$version-$MACHINE" --config-settings=install.strip=false -w "$raw" .
   # The tag is auditwheel's, of what the binaries ask for. It finds patchelf in PATH.
@@ -211,27 +227,28 @@ test_one() {
   rm -rf "$folder"
 }
 
-# test_foreign WHEEL: another machine's wheel, by qemu-user on Debian's Python of that machine.
+# test_foreign PYTHON WHEEL: another machine's wheel, by qemu-user on Debian's Python of that machine.
 test_foreign() {
-  local root qemu folder site name target
-  root=$(foreign_root)
+  local version root qemu folder site name target
+  version=$(version_of "$1")
+  root=$(foreign_root "$version")
   qemu=$(command -v "qemu-$MACHINE") || fail "MACHINE=$MACHINE: needs qemu-$MACHINE (Debian: apt-get install qemu-user)"
   # Laid out as an environment is, though pip installs for another machine into one folder alone.
   folder=$(mktemp -d)
-  site=$folder/lib/python3.11/site-packages
-  "$WORK/env-3.11/bin/python" -m pip install -qq --disable-pip-version-check --no-input --target "$site" \
-    --only-binary=:all: --implementation cp --python-version 3.11 --abi cp311 --abi none \
+  site=$folder/lib/python$version/site-packages
+  "$(environment_of "$1")/bin/python" -m pip install -qq --disable-pip-version-check --no-input --target "$site" \
+    --only-binary=:all: --implementation cp --python-version "$version" --abi "cp${version/./}" --abi abi3 --abi none \
     --platform "manylinux_2_28_$MACHINE" --platform "manylinux_2_27_$MACHINE" --platform "manylinux2014_$MACHINE" \
-    --platform any "$1" pytest
+    --platform any "$2" pytest
   mkdir "$folder/bin" "$folder/program"
   mv "$site/bin/tilewise" "$folder/program"
   for name in python tilewise; do
-    target=$root/usr/bin/python3.11
+    target=$root/usr/bin/python$version
     [[ $name == python ]] || target=$folder/program/tilewise
     printf '#!/bin/sh\nexec %s -L %s -cpu max %s "$@"\n' "$qemu" "$root" "$target" >"$folder/bin/$name"
   done
   chmod +x "$folder/bin/"*
-  say "$(basename "$1") by qemu-$MACHINE"
+  say "$(basename "$2") by qemu-$MACHINE on Debian's Python $version ($(release_of "$version"))"
   (cd "$folder" && env -i HOME="$folder" PATH="$folder/bin" PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 \
     TEST_PYTHON="$folder/bin/python" "$folder/bin/python" -m pytest -q -p no:cacheprovider "$OLDPWD/tests/wheels")
   for name in neon_bf16 neon generic; do
@@ -242,17 +259,13 @@ test_foreign() {
 
 test_wheels() {
   local python version tag wheel tried=0
-  if [[ $MACHINE != "$(uname -m)" ]]; then
-    test_foreign "$(echo "$DIST"/*-cp311-cp311-*"$MACHINE".whl)"
-    return
-  fi
   for python in $(pythons); do
     version=$(version_of "$python")
     tag=cp${version/./}
     for wheel in "$DIST"/*-"$tag-$tag"-*"$MACHINE".whl "$DIST"/*-cp312-abi3-*"$MACHINE".whl; do
       [[ -e $wheel ]] || continue
       [[ $wheel != *-abi3-* ]] || ((${version#3.} >= 12)) || continue
-      test_one "$python" "$wheel"
+      if is_native; then test_one "$python" "$wheel"; else test_foreign "$python" "$wheel"; fi
       tried=$((tried + 1))
     done
   done

@@ -50,9 +50,11 @@ concept HasCopyEngine =
 
 /// wgmma, which runs while the warps go on: accumulators and operands are the matrix unit's until wgmma_wait() returns.
 template <class M>
-concept HasMatrixUnit = requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& a, MatrixDescriptor tile, bool b) {
+concept HasMatrixUnit = requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& a, MatrixDescriptor tile, bool b,
+                                 float f) {
   { M::wgmma_fence() } -> SameAs<void>;  // registers written before it are seen by the products that follow
   { M::wgmma_commit() } -> SameAs<void>;
+  { M::order_after(f) } -> SameAs<void>;  // the next instructions come after f is known
   { M::template wgmma_wait<1>() } -> SameAs<void>;  // until at most so many committed groups are under way
   // d = A B, or d += A B. wanted: unless nobody looks at what it yields, whatever the tile holds.
   { M::template wgmma<kBf16, kAlongDepth, kAlongDepth>(d, tile, tile, b) } -> SameAs<void>;

@@ -67,6 +67,7 @@ class ScoreRows {
       product_scale_ = load_scale<Machine>(p.q_scale, work.batch, rows.first_head) *
                        load_scale<Machine>(p.k_scale, work.batch, key_head<C>(p, work));
     }
+    if constexpr (C.softcap) inner_scale_ = plain_scale(p.score) / p.score.softcap;
   }
 
   /// Of fp8: what a product of stored numbers is multiplied by before softmax_scale.
@@ -78,7 +79,7 @@ class ScoreRows {
   TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key, BiasTile& bias) const {
     const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // columns count from this lane's first one
     if constexpr (!C.plain_scale) {
-      if constexpr (C.softcap) cap(S, p);
+      if constexpr (C.softcap) cap(S);
       const float scale = C.softcap ? p.softcap : plain_scale(p);
       if constexpr (C.bias_boxes) {
         bias_.add(S, scale, bias);
@@ -104,9 +105,8 @@ class ScoreRows {
 
   /// Leaves scores divided by softcap.
   template <class Scores>
-  TILEWISE_INLINE void cap(Scores& S, const ScoreParams& p) const {
-    const float inner = plain_scale(p) / p.softcap;
-    S.for_each(0, [&](int, int, auto&& x) { x = Machine::tanh(x * inner); });
+  TILEWISE_INLINE void cap(Scores& S) const {
+    S.for_each(0, [&](int, int, auto&& x) { x = Machine::tanh(x * inner_scale_); });
   }
 
   /// In floats, which count to 2^24: a conversion a score costs as much as an exponential.
@@ -158,6 +158,7 @@ class ScoreRows {
   RowScore row_[2];
   DropoutSeed seed_;
   float product_scale_;
+  float inner_scale_;  // of a product, whose tanh is taken: divided here once, not in each step
   BoxedBias<Machine, C> bias_;
 };
 

@@ -111,7 +111,8 @@ class ForwardWeights {
 
  private:
   static constexpr int kElements = Softmax::kElements;
-  static constexpr int kHalf = kElements / 2 / 8 * 8;  // weighed while the products with V run
+  /// Weighed while the products with V run: half, and all where tanh takes as long as the exponentials.
+  static constexpr int kHalf = C.bounded ? kElements : kElements / 2 / 8 * 8;
 
   template <class OnceFree>
   TILEWISE_INLINE void weigh(const HopperForwardParams& p, Out& O, const OnceFree& once_free) {
@@ -124,6 +125,7 @@ class ForwardWeights {
       round<0, kElements>();
     } else {
       softmax.template weigh<0, kHalf>(S, scale_);
+      if constexpr (C.bounded) Machine::order_after(softmax.row_sum[0] + softmax.row_sum[1]);
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(O);
       once_free();

@@ -25,6 +25,11 @@ struct HopperMachine : Sm80Machine {
   }
   TILEWISE_INLINE static void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
   TILEWISE_INLINE static void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
+  /// What follows is issued when this sum of weights, which is never negative, is known: among instructions without
+  /// branches the assembler puts a wait for products before arithmetic that would have hidden behind them.
+  TILEWISE_INLINE static void order_after(float sum) {
+    if (any(sum < 0.0f)) asm volatile("trap;" ::: "memory");
+  }
   template <int kElement>
   TILEWISE_INLINE static uint32_t multiply_pairs(uint32_t a, uint32_t b) {
     uint32_t product;

@@ -119,6 +119,7 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void fence_shared_writes() { engine().fence_shared_writes(); }
 
   TILEWISE_INLINE static void wgmma_fence() { engine().fence_products(); }
+  TILEWISE_INLINE static void order_after(float) {}
   TILEWISE_INLINE static void wgmma_commit() { engine().commit_products(); }
   template <int kPending>
   TILEWISE_INLINE static void wgmma_wait() {

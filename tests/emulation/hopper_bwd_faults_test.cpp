@@ -32,6 +32,8 @@ enum class Fault {
   other_statistics,
   weights_taken_early,
   draws_overwritten,
+  handed_on_early,
+  blocks_backwards,
 };
 Fault g_fault = Fault::none;
 
@@ -48,6 +50,11 @@ constexpr HopperBwdConfig kNarrow = [] {
 constexpr HopperBwdConfig kDropout = [] {
   HopperBwdConfig c = kNarrow;
   c.dropout = 1;
+  return c;
+}();
+constexpr HopperBwdConfig kOrdered = [] {
+  HopperBwdConfig c = kNarrow;
+  c.ordered = 1;
   return c;
 }();
 /// Two warpgroups with the same 64 keys, of columns that end within a box.
@@ -99,6 +106,13 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static void wait_stores_read() {
     if (g_fault != Fault::sums_left_alone || !sums()) HostSm90Machine::wait_stores_read<kPending>();
   }
+  static void wait_stores() {
+    if (g_fault != Fault::handed_on_early) HostSm90Machine::wait_stores();
+  }
+  static int block() {
+    const int block = HostSm90Machine::block();
+    return g_fault == Fault::blocks_backwards ? blocks() - 1 - block : block;
+  }
   static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
     const int more = g_fault == Fault::other_statistics ? 16 : 0;
     HostSm90Machine::copy_run(to, static_cast<const float*>(from) + more, bytes, landed);
@@ -119,9 +133,11 @@ class BwdCall {
         call_(sizes()),
         lse2_(kHeads * kRows, INFINITY),
         delta_(kHeads * kRows),
-        dq_accum_(kHeads * kRows * kDim) {
+        dq_accum_(kHeads * kRows * kDim),
+        turns_(kHeads * (kRows / C.block_m) * 4) {
     for (DenseCall* c : {&expected_, &call_}) {
       c->options.mask = Mask::causal;
+      c->options.deterministic = C.ordered != 0;
       if (C.dropout) c->options.dropout_p = 0.25;
       c->forward();
       c->prepare_backward();
@@ -141,6 +157,7 @@ class BwdCall {
     params_.lse2 = lse2_.data();
     params_.delta = delta_.data();
     params_.dq_accum = dq_accum_.data();
+    if (C.ordered) params_.turns = turns_.data();
   }
 
   /// What went wrong in a run with that fault, or empty.
@@ -200,6 +217,7 @@ class BwdCall {
 
   DenseCall expected_, call_;
   std::vector<float> lse2_, delta_, dq_accum_;
+  std::vector<std::uint32_t> turns_;
   AttentionParams params_of_call_{};
   HopperBwdParams params_{};
   gpu::Launch launch_;
@@ -225,6 +243,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kDropout> dropout;
     EXPECT_EQ(dropout.run(Fault::none, seed), "");
     EXPECT_LT(dropout.error(), kFine);
+    BwdCall<kOrdered> ordered;
+    EXPECT_EQ(ordered.run(Fault::none, seed), "");
+    EXPECT_LT(ordered.error(), kFine);
   }
 }
 
@@ -262,6 +283,15 @@ TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
 
 TEST(EmulatedHopperBwd, DrawsThatAreOverwrittenBeforeTheyAreReadAreCaught) {
   EXPECT_NE(fault_of_run<kDropout>(Fault::draws_overwritten), "");
+}
+
+TEST(EmulatedHopperBwd, ATurnThatIsHandedOnBeforeTheSumsHaveArrivedIsCaught) {
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::handed_on_early), "of its stores are under way"));
+}
+
+/// The last tile of keys finds that the one before has not added yet.
+TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::blocks_backwards), "waits for 1 in memory that holds 0"));
 }
 
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {

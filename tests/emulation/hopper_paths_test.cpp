@@ -262,6 +262,22 @@ TEST(HopperPaths, BackwardOfDropout) {
                      kGroups);
 }
 
+TEST(HopperPaths, BackwardInAFixedOrder) {
+  const std::string lengths = " seqlen_q=300 seqlen_k=400 deterministic=1";
+  check_backward("hopper_bwd 128x128 tiles", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=128 num_heads_q=2" + lengths);
+  check_backward("128x64 tiles", "dtype=f16 head_dim=48 head_dim_v=96 window_left=70 num_heads_q=2" + lengths);
+  check_backward("64x64 tiles",
+                 "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal dropout_p=0 num_heads_q=2" + lengths);
+  check_backward(
+      "128x128 tiles",
+      "dtype=bf16 head_dim=64 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1 dropout_p=0.1" + kGroups + lengths);
+  check_backward("128x64 tiles",
+                 "dtype=f16 head_dim=128 window_left=70 layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 "
+                 "total_q=400 total_k=600 batch_invariant=1" +
+                     kGroups);
+}
+
 TEST(HopperPaths, BackwardOfLengths) {
   const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
   check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);
@@ -288,8 +304,8 @@ TEST(HopperPaths, RefusesWithReasons) {
             "head_dim and head_dim_v must be multiples of 8 (got 60 and 60)");
   EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
             "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
-  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 deterministic=1"),
-            "does not support softcap, deterministic in the backward pass");
+  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 alibi_slopes=[h]"),
+            "does not support softcap, alibi in the backward pass");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=264 head_dim_v=128"),
             "head_dim and head_dim_v must be <= 256 (got 264 and 128)");
   std::uint64_t seed = 0;

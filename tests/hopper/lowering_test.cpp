@@ -286,6 +286,20 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   EXPECT_EQ(lowering.part("delta"), nullptr);
 }
 
+TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
+  const std::string problem = "dtype=bf16 seqlen_q=200 num_heads_q=2 head_dim=64 ";
+  for (const char* asks : {"deterministic=1", "batch_invariant=1"}) {
+    const gpu::Lowering lowering = lowered_backward(problem + asks);
+    EXPECT_TRUE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
+    EXPECT_EQ(lowering.part("turns")->bytes, 2U * 2U * 4U * sizeof(float));  // heads, tiles of queries, warps
+  }
+  for (const char* not_so : {"", "deterministic=1 dq=0"}) {
+    const gpu::Lowering lowering = lowered_backward(problem + not_so);
+    EXPECT_FALSE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
+    EXPECT_EQ(lowering.part("turns"), nullptr);
+  }
+}
+
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {
@@ -311,7 +325,6 @@ TEST(HopperLowering, RefusesTheBackwardPassWithAReason) {
   EXPECT_EQ(refusal("head_dim=64 softcap=30 alibi_slopes=[h]"), "does not support softcap, alibi in the backward pass");
   EXPECT_EQ(refusal("head_dim=192 head_dim_v=128 dropout_p=0.1"),
             "with dropout, head_dim and head_dim_v must be <= 128 in the backward pass (got 192 and 128)");
-  EXPECT_EQ(refusal("head_dim=64 batch_invariant=1"), "does not support batch_invariant in the backward pass");
 }
 
 TEST(HopperLowering, EstimatesTheBackwardPass) {

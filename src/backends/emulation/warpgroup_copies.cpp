@@ -192,6 +192,21 @@ void WarpgroupEmulator::wait_stores(bool written, std::int32_t pending) {
   knowledge_.of(own_lane()).seen[knowledge_.actors().stores(wave_index())] = knowledge_.pass();
 }
 
+/// Blocks run one after another: what an earlier one has not left no block will.
+void WarpgroupEmulator::await_global(const std::uint32_t* word, std::uint32_t value) {
+  check(global_.access(word, sizeof *word, GlobalAccess::read, global_accessor()));
+  if (*word != value) fail("waits for ", value, " in memory that holds ", *word, " once all blocks before have ended");
+}
+
+void WarpgroupEmulator::release_global(std::uint32_t* word, std::uint32_t value) {
+  check(global_.access(word, sizeof *word, GlobalAccess::add, global_accessor()));
+  const auto is_own = [&](const BoxStore& store) { return store.lane == own_lane(); };
+  if (const auto under_way = std::ranges::count_if(stores_, is_own); under_way > 0) {
+    fail("tells other blocks of what it has stored while ", under_way, " of its stores are under way");
+  }
+  *word = value;
+}
+
 void WarpgroupEmulator::fence_shared_writes() { knowledge_.fence(own_lane()); }
 
 }  // namespace tilewise::backends::emulation

@@ -5,6 +5,7 @@
 
 #include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_loader.h"
+#include "device/hopper/bwd_turns.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/warpgroup.h"
 #include "device/tile/registers.h"
@@ -30,10 +31,10 @@ class BwdDqProducts {
 
   /// From the last part of a tile to the first one of the next, perhaps of the next head.
   TILEWISE_INLINE void enter_next_tile() {
-    to_ += kTileFloats - Parts::place(Parts::kCount - 1);
+    to_ += kAdvance - Parts::place(Parts::kCount - 1);
     if (--tiles_left_ == 0) {
       tiles_left_ = Machine::not_hoisted(work_.queries.count());
-      to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kTileFloats;
+      to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kAdvance;
     }
   }
 
@@ -60,13 +61,13 @@ class BwdDqProducts {
   }
 
  private:
-  static constexpr int32_t kTileFloats = C.block_m * C.head_dim;
+  static constexpr int32_t kTileFloats = C.block_m * C.head_dim, kAdvance = C.ordered ? -kTileFloats : kTileFloats;
 
   /// Where this warp's sums of the block's first tile begin.
   TILEWISE_INLINE float* first_place() const {
     const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head * work_.group;
-    return p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(work_.queries.begin) * kTileFloats +
-           warp_ * (16 * C.head_dim);
+    return p_.dq_accum + head * p_.dq_accum_a_head +
+           static_cast<int64_t>(tile_after<C>(work_.queries, 0)) * kTileFloats + warp_ * (16 * C.head_dim);
   }
 
  protected:
@@ -112,12 +113,18 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
         if (step + 1 < steps) BwdDraws<Machine, C>::publish(p_, shared_, this->work_, step + 1, thread);
         if (step < 0) continue;
       }
+      if (C.ordered && step > 0) hand_on(step - 1);
       if (step == 0) shared_.keys_full.wait(0);
       score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });
+      if constexpr (C.ordered) send(Parts::kCount - 1, step);  // at once: other blocks wait for it
     }
     if (steps == 0) return;
-    send(Parts::kCount - 1, steps - 1);
+    if constexpr (C.ordered) {
+      hand_on(steps - 1);
+    } else {
+      send(Parts::kCount - 1, steps - 1);
+    }
     arrive_as_warp(shared_.keys_done, lane_);
     if (lane_ == 0) Machine::wait_stores_read();
   }
@@ -129,7 +136,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     constexpr int kLast = (kPart + Parts::kCount - 1) % Parts::kCount;
     Fragment<Ops, 16, Parts::cols(kPart)> dQ;
     this->template issue<kPart>(dQ.tile[0]);
-    if (kPart > 0 || step > 0) send(kLast, kPart > 0 ? step : step - 1);
+    if (kPart > 0 || (step > 0 && !C.ordered)) send(kLast, kPart > 0 ? step : step - 1);
     if constexpr (kPart > 0) {
       to_ += Parts::place(kPart) - Parts::place(kPart - 1);
     } else if (step > 0) {
@@ -153,9 +160,17 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     Machine::fence_shared_writes();
     Machine::wave_sync();
     if (lane_ != 0) return;
+    if (C.ordered && part == 0) BwdTurns<Machine, C>::await(p_, this->work_, step, warp_);
     Machine::add_run(to_, shared_.handover.dq[warp_][Parts::staged(part, step)],
                      16 * Parts::cols(part) * static_cast<int32_t>(sizeof(float)));
     Machine::commit_stores();
+  }
+
+  /// Once a tile's sums have arrived, which takes them a microsecond: not before the next tile's have been waited for.
+  TILEWISE_INLINE void hand_on(int32_t step) {
+    if (lane_ != 0) return;
+    Machine::wait_stores();
+    BwdTurns<Machine, C>::hand_on(p_, this->work_, step, warp_);
   }
 
   BwdLoader<Machine, C> loader_;
@@ -178,10 +193,14 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     shared_.keys_full.wait(0);
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step) {
+      if (C.ordered && step > 0) hand_on(step - 1);
       this->score_place_.wait_full(shared_.score_ring);
+      if (C.ordered && lane_ == 0) BwdTurns<Machine, C>::await(this->p_, this->work_, step, this->warp_);
+      if constexpr (C.ordered) Machine::wave_sync();
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(); });
       this->enter_next_tile();
     }
+    if constexpr (C.ordered) hand_on(steps - 1);
     arrive_as_warp(shared_.keys_done, lane_);
   }
 
@@ -197,6 +216,13 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     TILEWISE_UNROLL
     for (int c = 0; c < kTiles; ++c) Machine::add_global(to_ + c * 128, dQ_.tile[0][c].value);
     pin_registers<Machine>(dQ_);  // the next part's products begin behind these
+  }
+
+  /// As the other kernel's, by lanes that have each waited for their own additions.
+  TILEWISE_INLINE void hand_on(int32_t step) {
+    Machine::fence_global();
+    Machine::wave_sync();
+    if (lane_ == 0) BwdTurns<Machine, C>::hand_on(this->p_, this->work_, step, this->warp_);
   }
 
   Fragment<Ops, 16, Parts::kMostCols> dQ_;  // one for all parts: else the compiler takes registers for each

@@ -28,7 +28,7 @@ class BwdDraws {
     uint32_t kept[4] = {0, 0, 0, 0};
     const int index = thread / kLanesAPiece, share = thread % kLanesAPiece;
     const int part = index / Words::kOwners, owner = index % Words::kOwners;
-    const QueryPlace place = query_place(work, step);
+    const QueryPlace place = query_place<C>(work, step);
     const int32_t query = place.tile * C.block_m + 64 * part + 8 * kColTiles * share + 2 * (owner % 4);
     const auto batch_head =
         static_cast<uint32_t>(work.batch * p.shape.num_heads_q + work.head * work.group + place.head);

@@ -56,7 +56,7 @@ class BwdLoader {
 
   /// The next tile of queries, once its stage is empty.
   TILEWISE_INLINE void bring_queries() {
-    const QueryPlace place = query_place(work_, next_);
+    const QueryPlace place = query_place<C>(work_, next_);
     const auto at = ring_place<C.stages>(static_cast<uint32_t>(next_));
     const int32_t first = place.tile * C.block_m;
     const bool whole = !C.lengths || first + C.block_m <= work_.seqlen_q;

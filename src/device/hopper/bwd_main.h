@@ -58,7 +58,7 @@ class BwdMain {
   }
 
   TILEWISE_INLINE void visit_head() {
-    skip(before_);
+    skip(C.ordered ? after_ : before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
       scores_.read_lse(shared_.lse2[tile_place_.stage]);
@@ -66,7 +66,7 @@ class BwdMain {
     }
     visit_tiles<C>(seen_,
                    [&](auto masked, int32_t tile, bool more) { step<decltype(masked)::value != 0>(tile, more); });
-    skip(after_);
+    skip(C.ordered ? before_ : after_);
   }
 
   // ------------------------------------------------------------------ steps

@@ -33,6 +33,9 @@ class HopperBwdStatistics {
     if (first >= s.all_q) return;
     const int64_t head = static_cast<int64_t>(place.batch) * p.shape.num_heads_q + place.head;
     clear_dq_accum(p, head * p.dq_accum_a_head + first * C.head_dim);
+    if (Machine::thread() < p.turns_a_block) {
+      Machine::store_global(p.turns + (head * p.grid.num_tiles + place.tile) * p.turns_a_block + Machine::thread(), 0u);
+    }
     TILEWISE_UNROLL
     for (int32_t row = 0; row < C.kRows; row += kBatch * kRowsAtOnce) batch(p, s, place, first + row, head);
   }

@@ -24,6 +24,7 @@ struct BwdWork {
   int32_t diagonal;                  // query i stands at key i + diagonal
   KeyBand band;
   QueryTiles queries;  // of a head, that see a key of the block
+  int32_t end_before;  // where those end that see a key of the tile of keys before, if dq's sums have an order
 
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
@@ -33,10 +34,17 @@ struct BwdWork {
 struct QueryPlace {
   int32_t tile, head;  // the head counts from the group's first one
 };
+/// The tile that is visited after `count` others. Where dq's sums have an order, the last ones come first: under a
+/// causal mask the tile of keys before comes to them as early, and to those in a window's reach earlier.
+template <HopperBwdConfig C>
+TILEWISE_INLINE int32_t tile_after(const QueryTiles& tiles, int32_t count) {
+  return C.ordered ? tiles.end - 1 - count : tiles.begin + count;
+}
 /// Of a block's step.
+template <HopperBwdConfig C>
 TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
   const int32_t head = step / work.queries.count();
-  return {work.queries.begin + step - head * work.queries.count(), head};
+  return {tile_after<C>(work.queries, step - head * work.queries.count()), head};
 }
 
 /// Query heads of a key head.
@@ -73,21 +81,29 @@ TILEWISE_INLINE QueryTiles query_tiles(const BwdWork& work, int32_t first_key, i
 /// step(Index<whether some weights are hidden>, tile, whether another one follows) for a head's tiles, in their order.
 template <HopperBwdConfig C, class Step>
 TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
-  int32_t tile = seen.begin;
+  const int32_t count = seen.count(), full = seen.end - maximum(seen.begin, seen.full_begin);
+  const auto visit = [&](auto masked, int32_t i) { step(masked, tile_after<C>(seen, i), i + 1 < count); };
+  int32_t i = 0;
   if constexpr (C.windowed) {  // masked at both ends, by the same code
     TILEWISE_NO_UNROLL
-    for (; tile < seen.end; ++tile) {
+    for (; i < count; ++i) {
+      const int32_t tile = tile_after<C>(seen, i);
       if (tile >= seen.full_begin && tile < seen.full_end) {
-        step(Index<0>{}, tile, tile + 1 < seen.end);
+        visit(Index<0>{}, i);
       } else {
-        step(Index<1>{}, tile, tile + 1 < seen.end);
+        visit(Index<1>{}, i);
       }
     }
+  } else if constexpr (C.ordered) {
+    TILEWISE_NO_UNROLL
+    for (; i < full; ++i) visit(Index<0>{}, i);
+    TILEWISE_NO_UNROLL
+    for (; i < count; ++i) visit(Index<1>{}, i);
   } else {
     TILEWISE_NO_UNROLL
-    for (; tile < seen.full_begin; ++tile) step(Index<1>{}, tile, tile + 1 < seen.end);
+    for (; i < count - full; ++i) visit(Index<1>{}, i);
     TILEWISE_NO_UNROLL
-    for (; tile < seen.end; ++tile) step(Index<0>{}, tile, tile + 1 < seen.end);
+    for (; i < count; ++i) visit(Index<0>{}, i);
   }
 }
 
@@ -110,6 +126,7 @@ TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
   work.diagonal = static_cast<int32_t>(diagonal_offset(p.score, s));
   work.band = key_band(p.score);
   work.queries = query_tiles<C>(work, work.first_key, C.block_n());
+  if constexpr (C.ordered) work.end_before = query_tiles<C>(work, work.first_key - C.block_n(), C.block_n()).end;
   return work;
 }
 

@@ -64,6 +64,7 @@ struct HopperForwardConfig : ScoreConfig {
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
   Flag windowed = 0;     // of a ranged config: keys on the left are hidden too
+  Flag ordered = 0;      // dq is added up in the order of tiles of keys
   Flag shares_keys = 0;  // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
@@ -76,7 +77,7 @@ struct HopperBwdConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
-    visit("shares_keys", c.shares_keys);
+    visit("ordered", c.ordered), visit("shares_keys", c.shares_keys);
   }
 };
 

@@ -50,17 +50,17 @@ concept HasCopyEngine =
 
 /// wgmma, which runs while the warps go on: accumulators and operands are the matrix unit's until wgmma_wait() returns.
 template <class M>
-concept HasMatrixUnit = requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& a, MatrixDescriptor tile, bool b,
-                                 float f) {
-  { M::wgmma_fence() } -> SameAs<void>;  // registers written before it are seen by the products that follow
-  { M::wgmma_commit() } -> SameAs<void>;
-  { M::order_after(f) } -> SameAs<void>;  // the next instructions come after f is known
-  { M::template wgmma_wait<1>() } -> SameAs<void>;  // until at most so many committed groups are under way
-  // d = A B, or d += A B. wanted: unless nobody looks at what it yields, whatever the tile holds.
-  { M::template wgmma<kBf16, kAlongDepth, kAlongDepth>(d, tile, tile, b) } -> SameAs<void>;
-  { M::template wgmma<kBf16, kAcrossDepth>(d, a, tile, b, b) } -> SameAs<void>;
-  { M::template wgmma<kE4m3, kAlongDepth>(d, a, tile, b, b) } -> SameAs<void>;  // of bytes all operands run along
-};
+concept HasMatrixUnit =
+    requires(Sm80Accumulator (&d)[8], const WgmmaRegisters& a, MatrixDescriptor tile, bool b, float f) {
+      { M::wgmma_fence() } -> SameAs<void>;  // registers written before it are seen by the products that follow
+      { M::wgmma_commit() } -> SameAs<void>;
+      { M::order_after(f) } -> SameAs<void>;            // the next instructions come after f is known
+      { M::template wgmma_wait<1>() } -> SameAs<void>;  // until at most so many committed groups are under way
+      // d = A B, or d += A B. wanted: unless nobody looks at what it yields, whatever the tile holds.
+      { M::template wgmma<kBf16, kAlongDepth, kAlongDepth>(d, tile, tile, b) } -> SameAs<void>;
+      { M::template wgmma<kBf16, kAcrossDepth>(d, a, tile, b, b) } -> SameAs<void>;
+      { M::template wgmma<kE4m3, kAlongDepth>(d, a, tile, b, b) } -> SameAs<void>;  // of bytes all operands run along
+    };
 
 template <class M>
 concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && HasMatrixUnit<M> &&
@@ -80,6 +80,10 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && Ha
                         // What global memory held; the second number takes its place where that was the first.
                         { M::exchange_if(wide, *wide, *wide) } -> SameAs<uint64_t>;
                         { M::fence_global() } -> SameAs<void>;  // what was written is seen before what follows
+                        // Until another block has released this value; the copy engine's additions have arrived that
+                        // it waited for, and those of this thread come behind.
+                        { M::await_global(counter, word) } -> SameAs<void>;
+                        { M::release_global(counter, word) } -> SameAs<void>;
                         { M::shared_address(row) } -> SameAs<uint32_t>;
                         // Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
                         { M::load_matrices(four, row) } -> SameAs<void>;

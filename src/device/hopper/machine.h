@@ -45,6 +45,16 @@ struct HopperMachine : Sm80Machine {
     return atomicCAS(reinterpret_cast<unsigned long long*>(to), expected, desired);
   }
   TILEWISE_INLINE static void fence_global() { __threadfence(); }
+  TILEWISE_INLINE static void await_global(const uint32_t* word, uint32_t value) {
+    uint32_t found;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(word) : "memory");
+    } while (found != value);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+  }
+  TILEWISE_INLINE static void release_global(uint32_t* word, uint32_t value) {
+    asm volatile("fence.proxy.async.global;\n st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+  }
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
   }

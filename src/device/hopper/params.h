@@ -84,14 +84,17 @@ struct HopperBwdStatisticsParams {
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
-  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head;
+  // [batch_size, num_heads_q, tiles of this launch, turns_a_block], zeros from here; null where dq has no order
+  uint32_t* turns;
+  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("softmax_lse", p.softmax_lse);
     visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2), visit("delta", p.delta);
-    visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("rows_a_head", p.rows_a_head);
-    visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
+    visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("turns", p.turns);
+    visit("rows_a_head", p.rows_a_head), visit("dq_accum_a_head", p.dq_accum_a_head);
+    visit("dense_rows_a_head", p.dense_rows_a_head), visit("turns_a_block", p.turns_a_block);
   }
 };
 
@@ -106,14 +109,16 @@ struct HopperBwdParams {
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
-  int64_t rows_a_head, dq_accum_a_head;
+  uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
+  int64_t rows_a_head, dq_accum_a_head, turns_a_head;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("shape", p.shape), visit("score", p.score);
     visit("dk", p.dk), visit("dv", p.dv), visit("order", p.order), visit("lse2", p.lse2), visit("delta", p.delta);
-    visit("dq_accum", p.dq_accum), visit("rows_a_head", p.rows_a_head), visit("dq_accum_a_head", p.dq_accum_a_head);
+    visit("dq_accum", p.dq_accum), visit("turns", p.turns), visit("rows_a_head", p.rows_a_head);
+    visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
   }
 };
 

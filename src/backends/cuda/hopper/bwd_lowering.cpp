@@ -137,6 +137,7 @@ class BackwardLowerer {
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * c.head_dim;
     params.dense_rows_a_head = p_.dsink ? p_.seqlen_q : 0;
+    params.turns_a_block = turns_a_block();
     builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
   }
 
@@ -146,6 +147,7 @@ class BackwardLowerer {
     params.order = key_order(p_, config_, device_.multiprocessors);
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
+    params.turns_a_head = query_tiles_ * turns_a_block();
     const std::int64_t blocks = std::int64_t{params.order.num_tiles} * p_.num_heads_k * p_.batch_size;
     gpu::Launch* launch =
         builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params, bind_bwd);
@@ -179,6 +181,11 @@ class BackwardLowerer {
                                         {static_cast<std::uint32_t>(p_.num_heads_q)}, params, bind);
   }
 
+  /// A word for each warp and tile of queries that a block of the statistics has.
+  [[nodiscard]] std::int64_t turns_a_block() const {
+    constexpr std::int64_t kWarps = 4;
+    return config_.ordered ? kWarps * device::HopperBwdStatisticsConfig::kRows / config_.block_m : 0;
+  }
   [[nodiscard]] gpu::Extent3 query_grid() const {
     return {static_cast<std::uint32_t>(query_tiles_ * p_.num_heads_q * p_.batch_size)};
   }
@@ -216,8 +223,9 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
 
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
-  return {bf16,       f16,  backward, gqa,         head_dim_v, packed,    window_left, window_right, top_left,
-          scale_sign, sink, dropout,  seed_tensor, seqused_q,  seqused_k, leftpad_k,   dlse,         dsink};
+  return {bf16,         f16,       backward,   gqa,   head_dim_v,    packed,         window_left,
+          window_right, top_left,  scale_sign, sink,  dropout,       seed_tensor,    seqused_q,
+          seqused_k,    leftpad_k, dlse,       dsink, deterministic, batch_invariant};
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {
@@ -229,6 +237,7 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   c.exact_dims = c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
   portable::set_score_options(c, p);
   c.windowed = p.window_left >= 0;
+  c.ordered = p.dq && (p.deterministic || p.batch_invariant);
   c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
   const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
   c.shares_keys = head_dim > kWide;

@@ -41,6 +41,7 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.workspace(p.delta, "tile_delta", Access::write, table.heads() * p.rows_a_head);
   table.workspace(p.dq_accum, "dq_accum", Access::write, table.heads() * p.dq_accum_a_head);
   table.workspace(p.dense_delta, "delta", Access::write, table.heads() * p.dense_rows_a_head);
+  table.add(p.turns, gpu::float_workspace("turns", Access::write, table.heads() * p.grid.num_tiles * p.turns_a_block));
 }
 
 void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor& visit) {
@@ -53,6 +54,9 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.delta, "tile_delta", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.dq_accum, "dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
+  gpu::Region turns = gpu::float_workspace("turns", Access::add, table.heads() * p.turns_a_head);
+  turns.one_writer = false;  // blocks hand them on
+  table.add(p.turns, turns);
 }
 
 void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisitor& visit) {

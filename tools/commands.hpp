@@ -16,6 +16,7 @@ void add_explain(CLI::App& program);
 void add_run(CLI::App& program);
 void add_verify(CLI::App& program);
 void add_bench(CLI::App& program);
+void add_tune(CLI::App& program);
 void add_cache(CLI::App& program);
 void add_compile(CLI::App& program);
 void add_completion(CLI::App& program);

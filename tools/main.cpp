@@ -91,6 +91,7 @@ int run_command(int argc, char** argv) {
   add_run(program);
   add_verify(program);
   add_bench(program);
+  add_tune(program);
   add_cache(program);
   add_compile(program);
   add_completion(program);

@@ -9,6 +9,7 @@
 #include "device/common/mask.h"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/tensors.hpp"
 #include "operations/layout.hpp"
 
 namespace tilewise::tools {
@@ -160,6 +161,18 @@ SampleCall::SampleCall(const Problem& problem) : problem_(problem) {
     make_gradients();
   }
   problem_ = p.operation == Operation::attention_forward ? describe(forward_) : describe(backward_);
+}
+
+void SampleCall::move_to(Device device) {
+  operations::attention::change_each_tensor(forward_, [&](TensorView& view) {
+    if (!view.defined()) return;
+    const auto owner = std::ranges::find_if(arrays_, [&](Array& array) { return array.view().data == view.data; });
+    const core::DeviceMemory& memory = on_device_.emplace_back(device, std::max<std::size_t>(owner->size_bytes(), 1));
+    memory.write(memory.data(), {static_cast<const std::byte*>(view.data), owner->size_bytes()});
+    view.data = memory.data();
+    view.device = device;
+  });
+  problem_ = describe(forward_);
 }
 
 void SampleCall::make_gradients() {

@@ -8,8 +8,10 @@
 #include <deque>
 #include <initializer_list>
 #include <string_view>
+#include <vector>
 
 #include "array.hpp"
+#include "core/device_memory.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -19,6 +21,9 @@ class SampleCall {
  public:
   /// For a backward problem this also runs the forward pass, whose results it needs.
   explicit SampleCall(const Problem& problem);
+
+  /// Moves the tensors of a forward call to a GPU. Throws Error(runtime) where its memory does not hold them.
+  void move_to(Device device);
 
   /// Computes once with a plan of the problem that the tensors describe to.
   void run(const Plan& plan) const;
@@ -48,6 +53,7 @@ class SampleCall {
 
   Problem problem_;
   std::deque<Array> arrays_;
+  std::vector<core::DeviceMemory> on_device_;  ///< where they have been moved
   std::uint64_t random_ = 1;
   double bytes_ = 0.0;
   ForwardArguments forward_;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +11,14 @@
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
+
+/// What `tilewise tune` found quickest on a kind of device: the name of a schedule by tuning_key().
+using TunedSchedules = std::map<std::string, std::string, std::less<>>;
+
+/// The implementation's name, a space and the problem's text.
+[[nodiscard]] inline std::string tuning_key(std::string_view implementation, std::string_view problem) {
+  return std::string(implementation).append(" ").append(problem);
+}
 
 /// A plain value: of a device that is here, or of one that tests and ahead-of-time compilation speak of.
 struct DeviceDescription {
@@ -22,6 +32,8 @@ struct DeviceDescription {
   double matrix_rate = 1.0;                  ///< multiply-adds of half precision of a multiprocessor in a cycle
   double memory_gigabytes_per_second = 1.0;  ///< the memory's own bandwidth
 
+  std::shared_ptr<const TunedSchedules> tuned;  ///< null where nothing was tuned
+
   // CPUs alone.
   int threads = 1;     ///< that a call may use
   bool intel = false;  ///< the vendor, and its family of processors as cpuid counts them
@@ -33,5 +45,20 @@ struct DeviceDescription {
   };
   std::vector<Lack> lacks;
 };
+
+/// The name of the schedule that was tuned for a problem; null where none was. `problem_text` is asked for where
+/// anything was.
+template <typename ProblemText>
+[[nodiscard]] const std::string* find_tuned(const DeviceDescription& device, std::string_view implementation,
+                                            const ProblemText& problem_text) {
+  if (device.tuned == nullptr) return nullptr;
+  const auto found = device.tuned->find(tuning_key(implementation, problem_text()));
+  return found == device.tuned->end() ? nullptr : &found->second;
+}
+
+/// Devices of one kind share what was tuned: "sm_90a-132", the architecture and its multiprocessors.
+[[nodiscard]] inline std::string tuned_kind(const DeviceDescription& device) {
+  return device.architecture + "-" + std::to_string(device.multiprocessors);
+}
 
 }  // namespace tilewise::core

@@ -10,6 +10,7 @@
 #include "gpu/architectures.hpp"
 #include "gpu/driver.hpp"
 #include "gpu/runtime.hpp"
+#include "jit/tuned_schedules.hpp"
 
 namespace tilewise::gpu {
 
@@ -71,6 +72,7 @@ Gpu<Api>::Gpu(const GpuDriver<Api>& driver, int index)
   description_.gigahertz = attribute(Api::kClockRateKilohertz) * kGigahertz;
   description_.matrix_rate = identity.matrix_rate;
   description_.memory_gigabytes_per_second = identity.memory_gigabytes_per_second;
+  description_.tuned = jit::load_tuned_schedules(core::tuned_kind(description_));
   if (!identity.refusal.empty()) description_.refusal = core::concat(name_, ": ", identity.refusal);
   target_ = {Api::kTarget, identity.architecture};
   home_ = Api::home(driver, id);

@@ -1,4 +1,5 @@
-// Folders: kernels/KEY.kernel, locks/KEY.lock (only while someone compiles), answers/HASH.txt.
+// Folders: kernels/KEY.kernel, locks/KEY.lock (only while someone compiles), answers/HASH.txt; tuned_schedules.cpp's
+// tuned/DEVICE.txt lies beside them.
 #include "jit/disk_cache.hpp"
 
 #include <fcntl.h>
@@ -224,7 +225,7 @@ std::vector<CachedKernel> list_disk_cache() {
 
 std::size_t clear_disk_cache() {
   const std::size_t count = kernel_files(kSuffix).size();
-  for (const char* name : {"kernels", "locks", "answers", "sources"}) {
+  for (const char* name : {"kernels", "locks", "answers", "sources", "tuned"}) {
     std::error_code error;
     const fs::path folder = subfolder(name);
     if (!folder.empty()) fs::remove_all(folder, error);

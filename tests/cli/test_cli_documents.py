@@ -17,6 +17,7 @@ COMMANDS = [
     ("run",),
     ("verify",),
     ("bench",),
+    ("tune",),
     ("cache",),
     ("cache", "list"),
     ("cache", "clear"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench", "cache", "compile", "completion", "manual"]
+SUBCOMMANDS = ["doctor", "explain", "run", "verify", "bench", "tune", "cache", "compile", "completion", "manual"]
 PROBLEM = "attention_forward seqlen_q=16 head_dim=8"
 
 
@@ -70,6 +70,10 @@ def test_help_of_each_subcommand(tilewise, name):
         (["verify", "--report", "--tolerance-scale", "1"], ["--tolerance-scale excludes --report"]),
         (["verify", "--without", "forward,backward"], ["forward"]),
         (["bench", "paint"], ["paint"]),
+        (["tune", "paint"], ["paint"]),
+        (["tune", PROBLEM], ["PROBLEM: must be attention_forward on a GPU"]),
+        (["tune", PROBLEM.replace("forward", "backward device=cuda")], ["PROBLEM: must be attention_forward on a GPU"]),
+        (["tune", PROBLEM, "--seconds", "0"], ["--seconds", "0"]),
         (["bench", "--min-time", "-1"], ["--min-time", "-1"]),
         (["bench", "--threads", "1.5"], ["--threads", "integer", "1.5"]),
         (["run", "--q", "q.npy"], ["--k is required"]),

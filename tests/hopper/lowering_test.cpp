@@ -1,5 +1,8 @@
 // What becomes of problems: grids, tensor maps, tiles that fit, and reasons for what is refused.
 #include <cstddef>
+#include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "backends/cuda/hopper/implementation.hpp"
@@ -57,6 +60,47 @@ TEST(HopperLowering, FillsTheDeviceWithNarrowerTiles) {
       lowered("dtype=bf16 seqlen_q=512 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal");
   ASSERT_EQ(lowering.steps.size(), 1U);
   EXPECT_EQ(std::get<gpu::Launch>(lowering.steps[0]).grid, gpu::Extent3{128});
+}
+
+/// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.
+TEST(HopperLowering, HasOtherSchedules) {
+  for (const std::string_view text :
+       {kCausal, std::string_view("dtype=bf16 batch_size=4 seqlen_q=512 num_heads_q=8 head_dim=64"),
+        std::string_view("dtype=f16 seqlen_q=64 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal"),
+        std::string_view("dtype=bf16 seqlen_q=300 num_heads_q=4 head_dim=72 softcap=20"),
+        std::string_view("dtype=fp8_e4m3 seqlen_q=900 num_heads_q=4 head_dim=128")}) {
+    const Problem problem = problem_of(text);
+    const std::vector<ForwardSchedule> candidates = forward_candidates(problem, h200());
+    EXPECT_GT(candidates.size(), 1U) << text;
+    EXPECT_EQ(name_of(candidates[0]), name_of(forward_schedule(problem, h200()))) << text;
+    std::set<std::string> names;
+    for (const ForwardSchedule& candidate : candidates) {
+      EXPECT_TRUE(names.insert(name_of(candidate)).second) << name_of(candidate);
+      EXPECT_LE(Forward::shared_bytes(candidate.config, gpu::Family::sm90), h200().shared_bytes) << name_of(candidate);
+      const ForwardSchedule tuned = tuned_schedule(problem, h200(), name_of(candidate));
+      EXPECT_EQ(name_of(tuned), name_of(candidate));
+      EXPECT_EQ(tuned.splits, candidate.splits);
+    }
+  }
+  EXPECT_EQ(forward_candidates(problem_of(concat(kCausal, " batch_invariant=1")), h200()).size(), 1U);
+}
+
+TEST(HopperLowering, TakesTheScheduleThatWasTuned) {
+  const Problem problem = problem_of(kCausal);
+  core::DeviceDescription device = h200();
+  const std::string name = name_of(forward_candidates(problem, device).back());
+  const auto schedule_with = [&](const std::string& implementation, const std::string& chosen) {
+    device.tuned = std::make_shared<const core::TunedSchedules>(
+        core::TunedSchedules{{core::tuning_key(implementation, to_string(problem)), chosen}});
+    return lower(problem, device).lowering.schedule;
+  };
+  const std::string untuned = lower(problem, h200()).lowering.schedule;
+  EXPECT_NE(schedule_with("cuda.hopper", name), untuned);
+  Problem without_lse = problem;
+  without_lse.softmax_lse = false;
+  EXPECT_EQ(lower(without_lse, device).lowering.schedule, lower(problem, device).lowering.schedule);
+  EXPECT_EQ(schedule_with("cuda.hopper", "1x1/1/1"), untuned);
+  EXPECT_EQ(schedule_with("cuda.sm80", name), untuned);
 }
 
 /// A row's bits then depend on nothing but its own sequence.

@@ -1,6 +1,7 @@
 // Judges attention problems for a Hopper GPU.
 #include "backends/cuda/hopper/implementation.hpp"
 
+#include "backends/cuda/hopper/schedule.hpp"
 #include "backends/portable/attention/lowering.hpp"
 #include "gpu/lowered_kernel.hpp"
 
@@ -12,6 +13,19 @@ core::Verdict AttentionImplementation::judge(const Problem& problem, const core:
 
 std::shared_ptr<const void> AttentionImplementation::contiguous_call(const core::ProblemView& problem) const {
   return std::make_shared<const device::AttentionParams>(portable::contiguous_params(problem.as<Problem>()));
+}
+
+std::vector<std::string> AttentionImplementation::schedule_names(const core::ProblemView& problem,
+                                                                 const core::DeviceDescription& device) const {
+  const auto& p = problem.as<Problem>();
+  if (p.operation == Operation::attention_backward) return {};
+  std::vector<std::string> names;
+  for (const ForwardSchedule& schedule : forward_candidates(p, device)) names.push_back(name_of(schedule));
+  return names;
+}
+
+std::string AttentionImplementation::tuning_text(const core::ProblemView& problem) const {
+  return hopper::tuning_text(problem.as<Problem>());
 }
 
 }  // namespace tilewise::backends::hopper

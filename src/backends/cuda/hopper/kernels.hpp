@@ -10,6 +10,8 @@
 
 namespace tilewise::backends::hopper {
 
+inline constexpr std::string_view kImplementationName = "cuda.hopper";  // of all rows
+
 struct Forward {
   using Config = device::HopperForwardConfig;
   using Params = device::HopperForwardParams;

@@ -2,6 +2,7 @@
 // type, contiguous or in pages. New keys are appended by the portable kernel, in a launch before.
 #pragma once
 
+#include "backends/cuda/hopper/kernels.hpp"
 #include "gpu/ahead_of_time.hpp"
 #include "gpu/lowering.hpp"
 #include "gpu/runtime.hpp"
@@ -18,7 +19,7 @@ class KvCacheImplementation final : public operations::kv_cache::Implementation,
  public:
   constexpr explicit KvCacheImplementation(gpu::FindRuntime find_runtime) noexcept : find_runtime_(find_runtime) {}
 
-  [[nodiscard]] std::string_view name() const noexcept override { return "cuda.hopper"; }
+  [[nodiscard]] std::string_view name() const noexcept override { return kImplementationName; }
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cuda; }
   [[nodiscard]] operations::kv_cache::FeatureSet supported() const noexcept override { return kv_cache_features(); }
   [[nodiscard]] core::Verdict judge(const KvCacheProblem& problem,

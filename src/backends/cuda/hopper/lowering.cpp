@@ -41,6 +41,11 @@ void add_parts_combine(const Problem& p, std::int64_t splits, gpu::LoweringBuild
   add_combine<portable::Combine>(portable::combine_config(stored), p, splits, bind_params, builder);
 }
 
+ForwardSchedule schedule_of(const Problem& p, const core::DeviceDescription& device) {
+  const std::string* tuned = core::find_tuned(device, kImplementationName, [&p] { return tuning_text(p); });
+  return tuned != nullptr ? tuned_schedule(p, device, *tuned) : forward_schedule(p, device);
+}
+
 }  // namespace
 
 operations::attention::FeatureSet attention_features() {
@@ -54,7 +59,7 @@ operations::attention::FeatureSet attention_features() {
 Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(p); !reason.empty()) return {{}, std::move(reason)};
   if (p.operation == Operation::attention_backward) return lower_backward(p, device);
-  const ForwardSchedule schedule = forward_schedule(p, device);
+  const ForwardSchedule schedule = schedule_of(p, device);
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
   std::string refusal = add_forward(p, schedule, device, bind, map_binds<Calls>(schedule.config.pack_gqa), builder);
   if (!refusal.empty()) return {{}, std::move(refusal)};

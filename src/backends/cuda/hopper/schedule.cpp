@@ -16,7 +16,9 @@ namespace {
 
 using core::ceil_div;
 
-constexpr std::int64_t kMostSplits = device::kMostSplits;
+constexpr std::int64_t kMostSplits = device::kMostSplits, kFewestStepsAPart = 2;
+constexpr std::int64_t kFewRounds = 2;             // of tiles on each multiprocessor: fewer are worth an estimate
+constexpr std::uint32_t kSharedRoom = 227u << 10;  // bytes that a block may have
 
 using device::HopperForwardConfig, portable::group_of, portable::set_score_options;
 
@@ -151,12 +153,11 @@ HopperForwardConfig features_config(const Problem& p) {
 /// A bias in boxes takes room beside each stage of K: that of other stages, then of the second Q. Where two stages find
 /// none, each score loads its own.
 HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
-  constexpr std::uint32_t kRoom = 227u << 10;
   constexpr std::int32_t kFewestStages = 2;
   const HopperForwardConfig wanted = c;
   for (; c.q_stages >= 1; --c.q_stages) {
     for (c.stages = wanted.stages; c.stages >= kFewestStages; --c.stages) {
-      if (Forward::shared_bytes(c, gpu::Family::sm90) <= kRoom) return c;
+      if (Forward::shared_bytes(c, gpu::Family::sm90) <= kSharedRoom) return c;
     }
   }
   c = wanted;
@@ -184,7 +185,6 @@ HopperForwardConfig in_parts(HopperForwardConfig c) {
 /// The quickest of both tiles and every number of parts, or those that are asked for.
 ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device, const HopperForwardConfig& features,
                          const Tile& tile, std::int64_t num_splits) {
-  constexpr std::int64_t kFewestStepsAPart = 2;
   const Estimator estimator(p, device);
   ForwardSchedule best;
   double least = std::numeric_limits<double>::infinity();
@@ -203,6 +203,29 @@ ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device
   return best;
 }
 
+/// The table's tile; and what else may be quicker: pairs of warpgroups and, where scores are no more than scaled, the
+/// tiles of neighbouring head dims.
+std::vector<Tile> tiles_to_try(const Problem& p, const HopperForwardConfig& c) {
+  std::vector<Tile> tiles{tile_for(p, c), pair_for(tile_for(p, c), c)};
+  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  if (c.fp8() || !c.plain_scale || c.dropout || dim > 128) return tiles;
+  if (dim <= 64) {
+    tiles.insert(tiles.end(), {kNarrow, kNarrowLong, kNarrowPair});
+    if (!c.lengths && !c.pack_gqa) tiles.push_back(kNarrowShort);
+  } else {
+    tiles.insert(tiles.end(), {kMiddle, kMiddleLong, kMiddlePair, kWide128});
+    if (dim <= 80) tiles.insert(tiles.end(), {kMiddle80, kMiddle72});
+  }
+  return tiles;
+}
+
+/// Tiles come from a counter unless every one takes as long, or every block has one.
+ForwardSchedule dealt(ForwardSchedule schedule, const Problem& p, const core::DeviceDescription& device) {
+  HopperForwardConfig& c = schedule.config;
+  c.dynamic = (c.ranged || c.lengths) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
+  return schedule;
+}
+
 }  // namespace
 
 std::int64_t queries_of_block(const Problem& p, const HopperForwardConfig& c) {
@@ -215,7 +238,6 @@ std::int64_t tiles_of(const Problem& p, const HopperForwardConfig& c) {
 }
 
 ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription& device, std::int64_t num_splits) {
-  constexpr std::int64_t kFewRounds = 2;
   const HopperForwardConfig features = features_config(p);
   const Tile& tile = tile_for(p, features);
   ForwardSchedule schedule{with_tile(features, tile)};
@@ -226,10 +248,45 @@ ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription
   } else if (num_splits > 1) {
     schedule = {in_parts(schedule.config), num_splits};
   }
-  HopperForwardConfig& c = schedule.config;
-  // Else every tile takes as long, or every block has one.
-  c.dynamic = (c.ranged || c.lengths) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
-  return schedule;
+  return dealt(schedule, p, device);
+}
+
+std::vector<ForwardSchedule> forward_candidates(const Problem& p, const core::DeviceDescription& device) {
+  std::vector<ForwardSchedule> candidates{forward_schedule(p, device)};
+  if (p.batch_invariant) return candidates;
+  const auto consider = [&](const ForwardSchedule& schedule) {
+    if (Forward::shared_bytes(schedule.config, gpu::Family::sm90) > kSharedRoom) return;
+    const auto has_its_name = [&schedule](const ForwardSchedule& other) { return name_of(other) == name_of(schedule); };
+    if (std::ranges::none_of(candidates, has_its_name)) candidates.push_back(dealt(schedule, p, device));
+  };
+  const HopperForwardConfig features = features_config(p);
+  for (const Tile& tile : tiles_to_try(p, features)) {
+    const HopperForwardConfig config = with_tile(features, tile);
+    consider({config, 1});
+    if (tiles_of(p, config) >= kFewRounds * device.multiprocessors) continue;
+    const std::int64_t most = std::min(Estimator(p, device).steps(config) / kFewestStepsAPart, kMostSplits);
+    for (std::int64_t splits = 2; splits <= most; splits *= 2) consider({in_parts(config), splits});
+  }
+  return candidates;
+}
+
+ForwardSchedule tuned_schedule(const Problem& p, const core::DeviceDescription& device, std::string_view name) {
+  for (const ForwardSchedule& candidate : forward_candidates(p, device)) {
+    if (name_of(candidate) == name) return candidate;
+  }
+  return forward_schedule(p, device);
+}
+
+std::string tuning_text(const Problem& problem) {
+  Problem with_lse = problem;
+  with_lse.softmax_lse = true;
+  return to_string(with_lse);
+}
+
+std::string name_of(const ForwardSchedule& schedule) {
+  const HopperForwardConfig& c = schedule.config;
+  return core::concat(c.block_m(), "x", c.block_n, "/", c.stages, "/", c.q_stages,
+                      c.split ? core::concat("/", schedule.splits, " splits") : std::string());
 }
 
 device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, int multiprocessors) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "backends/cuda/hopper/kernels.hpp"
 #include "core/device_description.hpp"
@@ -16,10 +18,29 @@ struct ForwardSchedule {
   std::int64_t splits = 1;
 };
 
-/// By the table of tiles, and where tiles of queries are few, by what the estimate makes of them. num_splits: parts
-/// that the call asks for; 0: chosen.
+/// As `tilewise tune` has chosen, else by the table of tiles, and where tiles of queries are few, by what the estimate
+/// makes of them. num_splits: parts that the call asks for; 0: chosen.
 [[nodiscard]] ForwardSchedule forward_schedule(const Problem& problem, const core::DeviceDescription& device,
                                                std::int64_t num_splits = 0);
+
+/// The schedules that a problem can have, first the one that it has untuned. Results that must not depend on the batch
+/// have that one alone.
+[[nodiscard]] std::vector<ForwardSchedule> forward_candidates(const Problem& problem,
+                                                              const core::DeviceDescription& device);
+/// "192x64/4/2": rows, keys, stages of keys and of queries; behind them the parts of the keys.
+[[nodiscard]] std::string name_of(const ForwardSchedule& schedule);
+
+/// The schedules that a problem can have, first the one that it has untuned. Results that must not depend on the batch
+/// have that one alone.
+[[nodiscard]] std::vector<ForwardSchedule> forward_candidates(const Problem& problem,
+                                                              const core::DeviceDescription& device);
+/// "192x64/4/2": rows, keys, stages of keys and of queries; behind them the parts of the keys.
+[[nodiscard]] std::string name_of(const ForwardSchedule& schedule);
+/// The problem's text, whether or not its log-sum-exp is wanted.
+[[nodiscard]] std::string tuning_text(const Problem& problem);
+/// The candidate of that name; the untuned one where there is none.
+[[nodiscard]] ForwardSchedule tuned_schedule(const Problem& problem, const core::DeviceDescription& device,
+                                             std::string_view name);
 
 [[nodiscard]] device::TileOrder tile_order(const Problem& problem, const ForwardSchedule& schedule,
                                            int multiprocessors);

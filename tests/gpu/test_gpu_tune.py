@@ -1,0 +1,52 @@
+# The command finds the quickest schedule and later programs plan with it.
+"""`tilewise tune` on a GPU that has implementations with several schedules."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+COMMAND = Path(os.environ.get("TILEWISE_COMPILER", "")).with_name("tilewise")
+PROBLEM = "attention_forward device=cuda dtype=bf16 batch_size=2 seqlen_q=1000 num_heads_q=4 head_dim=64"
+
+if not COMMAND.is_file():
+    pytest.skip("TILEWISE_COMPILER names no helper beside the command", allow_module_level=True)
+if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
+
+
+def run(folder, *arguments):
+    environment = {**os.environ, "TILEWISE_CACHE_DIR": str(folder)}
+    return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, env=environment, timeout=200)
+
+
+def schedule(folder):
+    (row,) = (
+        row for row in json.loads(run(folder, "explain", PROBLEM, "--json").stdout)["implementations"] if row["chosen"]
+    )
+    return row["schedule"]
+
+
+def test_what_was_tuned_is_planned(tmp_path):
+    before = schedule(tmp_path)
+    done = run(tmp_path, "tune", PROBLEM, "--seconds", "0.02", "--json")
+    assert done.returncode == 0, done.stderr
+    (tuned,) = json.loads(done.stdout)
+    assert tuned["implementation"] == "cuda.hopper"
+    assert len({each["schedule"] for each in tuned["schedules"]}) == len(tuned["schedules"]) > 1
+    assert all(each["seconds"] > 0 for each in tuned["schedules"]), tuned
+    quickest = min(tuned["schedules"], key=lambda each: each["seconds"])
+    assert tuned["quickest"] == quickest["schedule"]
+    (file,) = (tmp_path / "tuned").glob("*.txt") if tuned["worthwhile"] else (None,)
+    assert (schedule(tmp_path) != before) == tuned["worthwhile"]
+    if file is not None:
+        assert f"{tuned['quickest']}\tcuda.hopper {tuned['problem']}" in file.read_text()
+
+
+def test_what_has_one_schedule_is_refused(tmp_path):
+    done = run(tmp_path, "tune", PROBLEM.replace("forward", "backward"))
+    assert done.returncode == 2
+    assert "PROBLEM: must be attention_forward on a GPU" in done.stderr

@@ -5,7 +5,8 @@
 # usage: scripts/fresh_root.sh FOLDER, as root, with mmdebstrap (Debian: apt-get install mmdebstrap); FOLDER must be absent
 #
 # environment: RELEASE (bookworm), MIRROR (http://deb.debian.org/debian); pip's settings and the machine's certificates
-# are lent to the roots, as a daemon's network would be. WHEELS: a folder with wheels, in place of building them.
+# are lent to the roots, as a daemon's network would be, and so is CCACHE_DIR, where it is set: a folder of compiled objects
+# for the next run. WHEELS: a folder with wheels, in place of building them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,10 +39,13 @@ make_root() {
 # inside ROOT FOLDER WORDS...: a command in that folder of the root, with a /proc of its own processes, and terminals,
 # which apt-get asks for.
 inside() {
-  local root=$1 folder=$2
+  local root=$1 folder=$2 mounts='mount -t proc proc "$0/proc"; mount -t devpts devpts "$0/dev/pts"'
   shift 2
-  unshare --mount --pid --fork -- \
-    sh -euc 'mount -t proc proc "$0/proc" && mount -t devpts devpts "$0/dev/pts" && exec chroot "$@"' "$root" "$root" \
+  if [[ -n ${CCACHE_DIR:-} ]]; then
+    mkdir -p "$CCACHE_DIR" "$root/root/.cache/ccache"
+    mounts+='; mount --bind "$CCACHE_DIR" "$0/root/.cache/ccache"'
+  fi
+  unshare --mount --pid --fork -- sh -euc "$mounts; exec chroot \"\$@\"" "$root" "$root" \
     env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 PIP_CERT=/run/lent/certificates.pem \
     ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${SOURCE_DATE_EPOCH:+SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH"} \
     sh -euc 'cd "$0" && exec "$@"' "$folder" "$@"
@@ -66,6 +70,7 @@ install_alone() {
   step make_root "$root"
   step inside "$root" / sh /fresh/install_clean.sh
   say "the root has $(size_of "$root") MB before Tilewise"
+  inside "$root" / sh -c 'getconf GNU_LIBC_VERSION; python3 --version'
   cp -r "$1" "$root/dist"
   cp -r tests/wheels "$root/tests"
   step inside "$root" / sh /fresh/try_wheel.sh

@@ -106,6 +106,8 @@ foreign_root() {
     rm -rf "$root"
     mmdebstrap --quiet --variant=extract --architectures="$(debian_name)" \
       --include="libpython$1-dev,python$1,libstdc++6" "$(release_of "$1")" "$root" http://deb.debian.org/debian >&2
+    # From Debian 13 on this link is of a package that unpacking alone does not need.
+    [[ -e $root/lib ]] || ln -s usr/lib "$root/lib"
   fi
   echo "$root"
 }

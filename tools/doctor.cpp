@@ -42,7 +42,7 @@ constexpr std::array<Variable, 21> kVariables = {{
     {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
     {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
     {"TILEWISE_FLASH_ATTN_DMASK", "rocm: S_dmask of the flash_attn drop-in as bytes"},
-    {"TILEWISE_CACHE_DIR", "folder of compiled kernels"},
+    {"TILEWISE_CACHE_DIR", "folder of compiled kernels and tuned schedules"},
     {"TILEWISE_CACHE_SIZE_MB", "how large that folder may become"},
     {"TILEWISE_BUNDLE", "files of kernels compiled ahead of time, separated by ':'"},
     {"TILEWISE_COMPILE_TIMEOUT", "seconds that one compilation may take"},

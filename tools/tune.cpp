@@ -1,5 +1,5 @@
-// `tilewise tune`: times the schedules that a problem can have on the GPU that is here, and keeps the quickest one's name
-// beside the compiled kernels, where later plans of that problem find it.
+// `tilewise tune`: times the schedules that a problem can have on the GPU that is here, and keeps the quickest one's
+// name beside the compiled kernels, where later plans of that problem find it.
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -77,9 +77,8 @@ struct Tuning {
   std::size_t quickest = 0;
 
   [[nodiscard]] bool is_worthwhile() const {
-    return quickest > 0 &&
-           (trials[0].samples.empty() ||
-            trials[quickest].median_seconds() < (1.0 - kWorthwhileGain) * trials[0].median_seconds());
+    return quickest > 0 && (trials[0].samples.empty() ||
+                            trials[quickest].median_seconds() < (1.0 - kWorthwhileGain) * trials[0].median_seconds());
   }
 };
 
@@ -209,7 +208,8 @@ void run_tune(const Options& options) {
 void add_tune(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("tune", "Find a problem's quickest schedule on the GPU that is here");
   const auto options = std::make_shared<Options>();
-  command.add_option("PROBLEM", options->problem_words, "attention_forward problems on a GPU, each as one line of text")
+  command
+      .add_option("PROBLEM", options->problem_words, "attention_forward problems on a GPU, each as one line of text")
       ->required()
       ->type_name("PROBLEM ...");
   with_check(command.add_option("--seconds", options->seconds, "to time each schedule for"), number_between(1e-3))

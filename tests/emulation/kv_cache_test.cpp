@@ -337,6 +337,16 @@ TEST_F(EmulatedHopperLatent, HeadsOfSeveralTiles) {
       "dtype=bf16 num_heads_q=128 head_dim=576 head_dim_v=512 page_size=32 num_pages=9 max_pages_per_seq=5 seqlen_q=1");
 }
 
+/// Of row tiles as the longest sequence has, the others' last ones have nothing to do.
+TEST_F(EmulatedHopperLatent, PackedQueries) {
+  const std::string packed =
+      "dtype=bf16 layout=thd head_dim=192 head_dim_v=128 page_size=24 softmax_lse=1 mask=causal batch_size=5 "
+      "num_pages=120 max_pages_per_seq=20 ";
+  check("2 stages", packed + "num_heads_q=16 max_seqlen_q=4 total_q=13");
+  check("splits", packed + "num_heads_q=64 max_seqlen_q=2 total_q=8 num_splits=3");
+  check("2 stages", packed + "num_heads_q=64 max_seqlen_q=9 total_q=20 append=1 max_seqlen_k_new=9 num_splits=1");
+}
+
 INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKvCache,
                          testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
                          [](const auto& machine) { return machine.param.substr(machine.param.find('.') + 1); });

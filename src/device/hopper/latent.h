@@ -26,6 +26,7 @@ class HopperLatent {
     if constexpr (C.split) let_next_step_begin<Machine>();
     wait_for_step_before<Machine>();  // new keys are appended by it
     const LatentWork work = latent_work<Machine, C>(params);
+    if (work.first_query >= work.all_q) return;  // of a packed sequence with fewer queries
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
       Machine::template give_registers<kProducerRegisters>();
       LatentProducer<Machine, C>(params, shared, work).run();

@@ -45,11 +45,12 @@ class LatentProducer {
  private:
   TILEWISE_INLINE void bring_rows() {
     const int32_t rows = p_.order.queries_of_tile * p_.order.heads_of_tile;
+    const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     shared_.rows_landed.arrive_and_expect(RowTile::kChunks * rows * kChunkRowBytes);
     TILEWISE_UNROLL
     for (int c = 0; c < RowTile::kChunks; ++c) {
       Machine::copy_box(shared_.rows.chunk(c), p_.q_map, shared_.rows_landed.state(), c * RowTile::kChunkColumns,
-                        work_.first_head, work_.first_query, work_.batch);
+                        work_.first_head, work_.q_row + work_.first_query, batch);
     }
   }
 

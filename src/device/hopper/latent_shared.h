@@ -57,7 +57,8 @@ enum LatentBarrier : int { kConsumersMeet = 1 };
 struct LatentWork {
   int32_t batch, part, first_query, first_head;
   int32_t begin, end;       // tiles of keys, at least one
-  int32_t seqlen_q;         // used queries
+  int32_t seqlen_q, all_q;  // used queries, and those in memory
+  int32_t q_row;            // of the first one
   int32_t seqlen_k, k_row;  // used keys, none in a part without any; place of the first
   int32_t cache_row;        // of a contiguous cache
   int32_t diagonal;         // query i sees no key past i + diagonal
@@ -74,6 +75,8 @@ TILEWISE_INLINE LatentWork latent_work(const HopperLatentParams& p) {
   w.first_head = tile % order.head_tiles * order.heads_of_tile;
   const CachedSequence s = attended_sequence<C>(p.shape, p.cache, w.batch);
   w.seqlen_q = static_cast<int32_t>(s.seqlen_q);
+  w.all_q = static_cast<int32_t>(s.all_q);
+  w.q_row = static_cast<int32_t>(s.q_row);
   w.seqlen_k = static_cast<int32_t>(s.seqlen_k);
   w.k_row = static_cast<int32_t>(s.k_row);
   w.cache_row = static_cast<int32_t>(s.cache.cache_row);

@@ -41,7 +41,7 @@ class LatentStore {
     TILEWISE_UNROLL
     for (int slot = 0; slot < Out::kSlots; ++slot) {
       const int32_t row = rows_.row_of_slot(slot);
-      const bool stored = rows_.is_among(row, p_.shape.seqlen_q);
+      const bool stored = rows_.is_among(row, work_.all_q);
       if constexpr (C.split) {
         if (stored) store_part(O, slot, p_.out_accum + part_row(row) * p_.shape.head_dim_v + warpgroup_ * kColumns);
       } else {
@@ -51,14 +51,14 @@ class LatentStore {
   }
 
   TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
-    if (!rows_.is_among(row, p_.shape.seqlen_q)) return;
+    if (!rows_.is_among(row, work_.all_q)) return;
     if constexpr (C.split) {
       Machine::store_global(p_.lse_accum + part_row(row), lse);
       return;
     }
     const LseTensor& t = p_.softmax_lse;
     if (!t.data) return;
-    const int64_t at = work_.batch * t.batch_stride + rows_.head(row) * t.head_stride + rows_.query(row) * t.seq_stride;
+    const int64_t at = work_.batch * t.batch_stride + rows_.head(row) * t.head_stride + place_of(row) * t.seq_stride;
     Machine::store_global(t.data + at, lse);
   }
 
@@ -92,9 +92,11 @@ class LatentStore {
     }
   }
 
+  /// Of a row's query in out and softmax_lse.
+  TILEWISE_INLINE int64_t place_of(int32_t row) const { return work_.q_row + rows_.query(row); }
   TILEWISE_INLINE uint16_t* address_of(int32_t row) const {
     const Tensor4& t = p_.out;
-    return static_cast<uint16_t*>(t.data) + work_.batch * t.batch_stride + rows_.query(row) * t.seq_stride +
+    return static_cast<uint16_t*>(t.data) + work_.batch * t.batch_stride + place_of(row) * t.seq_stride +
            rows_.head(row) * t.head_stride + warpgroup_ * kColumns;
   }
 

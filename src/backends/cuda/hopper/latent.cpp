@@ -118,8 +118,6 @@ std::string latent_refusal(const KvCacheProblem& p) {
         p.head_dim_v, " and ", p.head_dim, ")");
   }
   if (p.num_heads_k != 1) return concat("with mla, num_heads_k must be 1 (got ", p.num_heads_k, ")");
-  if (operations::kv_cache::is_packed(p)) return "with mla, layout must be bshd (got thd)";
-  if (p.num_splits > 0) return concat("with mla, num_splits must be 0 (got ", p.num_splits, ")");
   if (p.window_left >= 0) return concat("with mla, window_left must be -1 (got ", p.window_left, ")");
   if (p.softcap != 0.0) return concat("with mla, softcap must be 0 (got ", p.softcap, ")");
   if (p.softmax_scale <= 0.0) return concat("with mla, softmax_scale must be > 0 (got ", p.softmax_scale, ")");
@@ -133,14 +131,20 @@ LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescri
   const LatentEstimator estimator(p, device);
   LatentSchedule one{config_for(p), order_for(p)};
   one.us = estimator.us(one);
-  if (p.batch_invariant) return one;
+  const auto in_parts = [&](std::int64_t splits) {
+    LatentSchedule schedule = one;
+    schedule.config.split = 1;
+    schedule.order.num_splits = static_cast<std::int32_t>(splits);
+    schedule.us = estimator.us(schedule);
+    return schedule;
+  };
+  constexpr std::int64_t kMost = device::kMostSplits;
+  if (p.num_splits > 1) return in_parts(std::min(p.num_splits, kMost));
+  if (p.num_splits == 1 || p.batch_invariant) return one;
   LatentSchedule best = one;
   const std::int64_t tiles = ceil_div(operations::kv_cache::capacity_of(p), std::int64_t{HopperLatentConfig::kKeys});
-  for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles, device::kMostSplits); ++splits) {
-    LatentSchedule candidate = one;
-    candidate.config.split = 1;
-    candidate.order.num_splits = static_cast<std::int32_t>(splits);
-    candidate.us = estimator.us(candidate);
+  for (std::int64_t splits = 2; splits <= std::min(tiles, kMost); ++splits) {
+    const LatentSchedule candidate = in_parts(splits);
     if (candidate.us < best.us) best = candidate;
   }
   return best;

@@ -20,7 +20,7 @@ struct LatentSchedule {
 /// Why the kernel can't serve MLA's form; empty where it can.
 [[nodiscard]] std::string latent_refusal(const KvCacheProblem& problem);
 
-/// The quickest number of parts, by an estimate. Of a problem that is not refused.
+/// The quickest number of parts, by an estimate, or that which is asked for. Of a problem that is not refused.
 [[nodiscard]] LatentSchedule latent_schedule(const KvCacheProblem& problem, const core::DeviceDescription& device);
 
 /// The attention's launches, without appending.

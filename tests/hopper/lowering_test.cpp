@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/hopper/implementation.hpp"
+#include "backends/portable/kv_cache/lowering.hpp"
 #include "support.hpp"
 #include "tilewise/attention.hpp"
 
@@ -281,6 +282,22 @@ TEST(HopperLowering, RefusesStepsWithAReason) {
   EXPECT_EQ(refusal("append_kv device=cuda dtype=bf16 num_heads_k=8 head_dim=128 capacity=64 seqlen_k_new=4 "
                     "cache_seqlens=1"),
             "call must be kv_cache_attention (got append_kv)");
+}
+
+/// 294 us beside 920 for one prefill of 512 among 31 that decode, 218 beside 1,288 where all decode and one has most
+/// keys.
+TEST(HopperLowering, EstimatesPackedStepsByTheirTiles) {
+  const auto faster = [](std::string_view text) {
+    const KvCacheProblem problem =
+        parse_problem(concat("kv_cache_attention device=cuda dtype=bf16 layout=thd num_heads_q=32 num_heads_k=8 "
+                             "head_dim=128 cache_seqlens=1 mask=causal page_size=64 ",
+                             text));
+    return lower(problem, h200()).lowering.estimated_us <
+           portable::lower(problem, h200(), gpu::Family::sm80).lowering.estimated_us;
+  };
+  EXPECT_TRUE(faster("batch_size=32 max_seqlen_q=512 total_q=543 num_pages=2112 max_pages_per_seq=128"));
+  EXPECT_TRUE(faster("batch_size=32 max_seqlen_q=2048 total_q=2079 num_pages=2112 max_pages_per_seq=128"));
+  EXPECT_FALSE(faster("batch_size=64 max_seqlen_q=1 total_q=64 num_pages=3056 max_pages_per_seq=2048"));
 }
 
 /// Of 128 keys a box has what lies in one page; the swizzle wants 8 rows.

@@ -71,6 +71,12 @@ Extent typical_extent(const AttentionProblem& p) {
   return {typical(p.total_q, p.seqlen_q), typical(p.total_k, p.seqlen_k), as_double(p.total_q), as_double(p.total_k)};
 }
 
+double share_of_tiles(const AttentionProblem& p, double queries) {
+  const double most = as_double(p.batch_size) * std::ceil(as_double(p.seqlen_q) / queries);
+  if (p.layout != Layout::thd || most <= 0.0) return 1.0;
+  return std::min(1.0, (as_double(p.total_q) / queries + as_double(p.batch_size)) / most);
+}
+
 double keys_seen(const AttentionProblem& problem, double block) { return columns_seen(band_of(problem), block); }
 
 double queries_seen(const AttentionProblem& problem, double block) {

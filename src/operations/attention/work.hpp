@@ -14,6 +14,10 @@ struct Extent {
 
 [[nodiscard]] Extent typical_extent(const AttentionProblem& problem);
 
+/// Of the tiles of `queries` queries each that all sequences would have were they as long as the longest, the share
+/// that there is: every sequence has one that is not full.
+[[nodiscard]] double share_of_tiles(const AttentionProblem& problem, double queries);
+
 /// Keys between the first and the last one that a block of consecutive queries sees, on average over such blocks.
 /// With block 1 the keys a query sees.
 [[nodiscard]] double keys_seen(const AttentionProblem& problem, double block = 1.0);

@@ -54,9 +54,7 @@ std::int64_t Estimator::steps(const device::HopperForwardConfig& c) const {
 
 double Estimator::forward_us(const device::HopperForwardConfig& c, std::int64_t splits) const {
   const std::int64_t queries = queries_of_block(p_, c), most = steps(c);
-  const double share =
-      p_.layout == Layout::thd && p_.seqlen_q > 0 ? std::max(extent_.seqlen_q, 1.0) / f(p_.seqlen_q) : 1.0;
-  const double parts = f(tiles_of(p_, c) * splits) * share;
+  const double parts = f(tiles_of(p_, c) * splits) * operations::attention::share_of_tiles(p_, f(queries));
   const double seen = std::min(f(most), std::max(1.0, operations::attention::keys_seen(p_, f(queries)) / c.block_n));
   // Parts of equal length end together: the last round takes as long as the others.
   const bool even = !c.lengths && std::ceil(seen) >= f(most);

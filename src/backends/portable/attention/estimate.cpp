@@ -97,7 +97,7 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
   const double queries = c.pack_gqa ? std::max(1.0, rows / group()) : rows;
   const double flop = c.rows_per_wave >= 32 ? kWideRows : kNarrowRows;
   Blocks b;
-  b.count = used_blocks(blocks, extent_.total_q, p_.seqlen_q);
+  b.count = f(blocks) * operations::attention::share_of_tiles(p_, queries);
   b.set_tiles(operations::attention::keys_seen(p_, queries) / splits,
               operations::attention::most_keys_seen(p_, queries) / splits, c.block_n, 1.0);
   b.flops = rows * c.block_n * (2.0 * flop * (c.head_dim + c.head_dim_v) + kScore + features(c));

@@ -100,5 +100,21 @@ TEST(Dropout, ProbabilityIsRoundedToAMultipleOfTwoToTheMinus16) {
   EXPECT_EQ(coarse.out.values(), fine.out.values());
 }
 
+/// Calls that share their first rounds are the map's.
+TEST(Dropout, CallsThatDifferInTheQueryShareTheirFirstRounds) {
+  const std::uint64_t seed = 0x123456789ABCDEFu, offset = 0xFEDCBA9876543210u;
+  const device::DropoutCalls calls = device::dropout_calls(seed, offset, 37, 5, 3);
+  for (const std::uint32_t query : {0u, 1u, 77u, 0x80000001u}) {
+    device::PhiloxWords words = calls.begin(query);
+    device::PhiloxKey key = calls.key;
+    for (int round = device::DropoutCalls::kRounds; round < device::kPhiloxRounds; ++round) {
+      words = device::philox_round(words, key);
+      key = device::next_round_key(key);
+    }
+    const device::PhiloxWords expected = device::dropout_words(seed, offset, 37, query, 5, 3);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(words.word[i], expected.word[i]) << query;
+  }
+}
+
 }  // namespace
 }  // namespace tilewise::test

@@ -34,9 +34,11 @@ struct PhiloxKey {
 };
 inline constexpr int kPhiloxRounds = 10;
 
+inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;
+
 constexpr PhiloxWords philox_round(PhiloxWords counter, PhiloxKey key) {
-  const WordPair product0 = multiply_wide(0xD2511F53u, counter.word[0]);
-  const WordPair product1 = multiply_wide(0xCD9E8D57u, counter.word[2]);
+  const WordPair product0 = multiply_wide(kPhiloxMultiplier0, counter.word[0]);
+  const WordPair product1 = multiply_wide(kPhiloxMultiplier1, counter.word[2]);
   return {{product1.high ^ counter.word[1] ^ key.word[0], product1.low, product0.high ^ counter.word[3] ^ key.word[1],
            product0.low}};
 }
@@ -56,6 +58,33 @@ constexpr PhiloxKey dropout_key(uint64_t seed, uint64_t offset) {
 constexpr PhiloxWords dropout_counter(uint64_t offset, uint32_t batch_head, uint32_t query, uint32_t key_group,
                                       uint32_t pair) {
   return {{4 * key_group + pair, query, batch_head, static_cast<uint32_t>(offset)}};
+}
+
+/// What calls that differ in the query alone have in common: three rounds of theirs take two products then, not six.
+struct DropoutCalls {
+  static constexpr int kRounds = 3;
+  uint32_t first, second, mixed[2], last;
+  PhiloxKey key;  // of the round behind those
+
+  /// A call's words after kRounds rounds.
+  constexpr PhiloxWords begin(uint32_t query) const {
+    const WordPair product0 = multiply_wide(kPhiloxMultiplier0, query ^ first);
+    const WordPair product1 = multiply_wide(kPhiloxMultiplier1, product0.high ^ second);
+    return {{product1.high ^ mixed[0], product1.low, product0.low ^ mixed[1], last}};
+  }
+};
+constexpr DropoutCalls dropout_calls(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t key_group,
+                                     uint32_t pair) {
+  const PhiloxKey key0 = dropout_key(seed, offset), key1 = next_round_key(key0), key2 = next_round_key(key1);
+  // Of query 0 the words that no query changes are everybody's.
+  const PhiloxWords one = philox_round(dropout_counter(offset, batch_head, 0, key_group, pair), key0);
+  const PhiloxWords two = philox_round(one, key1);
+  const WordPair product = multiply_wide(kPhiloxMultiplier0, two.word[0]);
+  return {one.word[0],
+          one.word[3] ^ key1.word[1],
+          {two.word[1] ^ key2.word[0], product.high ^ key2.word[1]},
+          product.low,
+          next_round_key(key2)};
 }
 
 /// The four words that decide keys 8g + 2t and 8g + 2t + 1 (g = 0..3, t = pair) of the

@@ -60,16 +60,15 @@ class BwdDraws {
   TILEWISE_INLINE void draw(uint32_t (&kept)[4], uint32_t batch_head, int32_t query, int owner) const {
     const auto group = static_cast<uint32_t>(work_.first_key / 32 + owner / 16);
     const DropoutSeed seed = dropout_seed(p_.score);
+    const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head, group, owner / 4 % 4);
     TILEWISE_NO_UNROLL
     for (int c = 0; c < kColTiles; c += kCalls / 2) {
       PhiloxWords words[kCalls];
       TILEWISE_UNROLL
       for (int call = 0; call < kCalls; ++call) {
-        const int32_t column = 8 * (c + call / 2) + call % 2;
-        words[call] =
-            dropout_counter(seed.offset, batch_head, static_cast<uint32_t>(query + column), group, owner / 4 % 4);
+        words[call] = calls.begin(static_cast<uint32_t>(query + 8 * (c + call / 2) + call % 2));
       }
-      work_rounds(words, dropout_key(seed.seed, seed.offset));
+      work_rounds<kPhiloxRounds - DropoutCalls::kRounds>(words, calls.key);
       TILEWISE_UNROLL
       for (int call = 0; call < kCalls; ++call) add_bits(kept, words[call], call % 2);
     }
@@ -103,7 +102,7 @@ class BwdDraws {
         const auto key = static_cast<uint32_t>(first_key + word / 2 * 16 + slot * 8 + word % 2);
         PhiloxWords drawn[1] = {dropout_counter(seed.offset, batch_head, static_cast<uint32_t>(query + 8 * c + column),
                                                 key / 32, key % 8 / 2)};
-        work_rounds(drawn, dropout_key(seed.seed, seed.offset));
+        work_rounds<kPhiloxRounds>(drawn, dropout_key(seed.seed, seed.offset));
         const uint32_t bit = is_kept(word_of_key(drawn[0], key), key % 2, p_.score.dropout_threshold)
                                  ? Words::last_bit(slot, column)
                                  : 0;
@@ -114,15 +113,16 @@ class BwdDraws {
   }
 
   /// A loop: unrolled, the keys of all rounds would wait in registers.
-  template <int kCalls_>
+  template <int kRounds, int kCalls_>
   TILEWISE_INLINE static void work_rounds(PhiloxWords (&words)[kCalls_], PhiloxKey key) {
-    TILEWISE_NO_UNROLL
-    for (int round = 0; round < kPhiloxRounds; round += 2) {
-      const PhiloxKey next = next_round_key(key);
+    const auto work_round = [&] {
       TILEWISE_UNROLL
-      for (PhiloxWords& call : words) call = philox_round(philox_round(call, key), next);
-      key = next_round_key(next);
-    }
+      for (PhiloxWords& call : words) call = philox_round(call, key);
+      key = next_round_key(key);
+    };
+    if constexpr (kRounds % 2 != 0) work_round();
+    TILEWISE_NO_UNROLL
+    for (int round = kRounds % 2; round < kRounds; round += 2) work_round(), work_round();
   }
 
   const HopperBwdParams& p_;

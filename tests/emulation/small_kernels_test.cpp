@@ -84,6 +84,15 @@ TEST(Collectives, LanesOfAWaveAtDifferentOnes) {
   }
 }
 
+TEST(Collectives, AWavesNumberIsAskedForByAllOfIt) {
+  const std::string fault = fault_of_body<M, NoShared>(64, [](NoShared&) {
+    if (M::lane() == 0) M::wave();
+    M::barrier();
+  });
+  EXPECT_TRUE(contains(fault, "barrier()"));
+  EXPECT_TRUE(contains(fault, "lane 0"));
+}
+
 TEST(Collectives, ABarrierInABranch) {
   const std::string fault = fault_of_body<M, NoShared>(64, [](NoShared&) {
     if (M::lane() < 16) M::barrier();

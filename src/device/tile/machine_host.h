@@ -71,6 +71,10 @@ struct HostMachine {
 
 /// Stands in for Sm80Machine.
 struct HostSm80Machine : HostMachine<32> {
+  /// Lane 0's, of all lanes together as on the device: a kernel in which some asked alone hung on an H200.
+  TILEWISE_INLINE static int wave() {
+    return static_cast<int>(host_block->shuffle_xor(static_cast<uint32_t>(thread() / kLanes), lane()));
+  }
   template <int kFirst>
   TILEWISE_INLINE static uint32_t spread_bytes(uint32_t word) {
     const uint32_t two = word >> (8 * kFirst);

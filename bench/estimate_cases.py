@@ -114,7 +114,7 @@ def gpu_jobs(passes: Sequence[Pass], seconds: float) -> Iterator[Job]:
     for case in gpu_cases.grid_cases(passes=every):
         yield from headline_jobs("attention_gpu.py", case, f"s{case.shape.seqlen_q} {case.mask}", seconds)
     for case in gpu_cases.option_cases(every):
-        yield from headline_jobs("attention_gpu.py, options", case, case.kind, seconds)
+        yield from headline_jobs("attention_gpu.py, options", case, f"{case.kind} {case.mask}", seconds)
     for case in gpu_cases.decode_cases() if "forward" in passes else ():
         row = f"b{case.shape.batch_size} s{case.shape.seqlen_k}"
         yield from headline_jobs("attention_gpu.py, decode", case, row, seconds)

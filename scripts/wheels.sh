@@ -242,6 +242,9 @@ test_foreign() {
     --only-binary=:all: --implementation cp --python-version "$version" --abi "cp${version/./}" --abi abi3 --abi none \
     --platform "manylinux_2_28_$MACHINE" --platform "manylinux_2_27_$MACHINE" --platform "manylinux2014_$MACHINE" \
     --platform any "$2" pytest
+  # A wheel's list of files names those beside packages by their way from pip's own folder; Python 3.12 and newer pass
+  # over what is not there.
+  ln -s "$site/share" "$folder/lib/share"
   mkdir "$folder/bin" "$folder/program"
   mv "$site/bin/tilewise" "$folder/program"
   for name in python tilewise; do

@@ -30,6 +30,7 @@ class BwdScores {
     clear();
     const int32_t key = work.first_key + row_ + lane_ / 4, column = 2 * (lane_ % 4);
     first_ = C.ranged ? key - work.diagonal - work.band.high - column : 0;
+    end_ = C.ranged ? work.seqlen_q - column : 0;
     if constexpr (C.windowed) last_ = key - work.diagonal - work.band.low - column;
     TILEWISE_UNROLL
     for (int slot = 0; slot < 2; ++slot) used_ |= work.is_used(key + 8 * slot) ? 1 << slot : 0;
@@ -65,10 +66,28 @@ class BwdScores {
     }
   }
 
+  /// A value that no query sees may be no number: rows behind the last query must not see it either.
+  TILEWISE_INLINE void hide_behind_queries(int32_t tile) {
+    if constexpr (!C.ranged) return;
+    TILEWISE_UNROLL
+    for (uint32_t& visible : visible_) visible &= bits_before(end_ - tile * C.block_m);
+  }
+  /// The same by the log-sum-exp of such rows, lest end_ takes a register.
+  TILEWISE_INLINE void hide_rows_without_weight() {
+    if constexpr (!C.ranged) return;
+    uint32_t rows = 0;
+    TILEWISE_UNROLL
+    for (int column = 0; column < 2 * kColTiles; ++column) {
+      rows |= lse2_[column / 4].value[column % 4] == kInfinity ? 1u << column : 0;
+    }
+    TILEWISE_UNROLL
+    for (uint32_t& visible : visible_) visible &= ~rows;
+  }
+
   /// S becomes P.
   template <bool kMasked>
   TILEWISE_INLINE void weigh(int32_t tile) {
-    if constexpr (kMasked) find_visible(tile);
+    if constexpr (kMasked) find_visible(tile), hide_rows_without_weight();
     TILEWISE_UNROLL
     for (int c = 0; c < kColTiles; ++c) {
       Sm80Accumulator& x = S.tile[0][c];
@@ -174,9 +193,9 @@ class BwdScores {
 
   const int lane_, row_;
   const float scale_, dropout_scale_;
-  // Of this lane's first key: the first and the last query that sees it, counted from the lane's first column. Bits of
-  // both its keys: whether they are the sequence's.
-  int32_t first_, last_, used_ = 0;
+  // Of this lane's first key: the first and the last query that sees it, and where queries end, counted from the lane's
+  // first column. Bits of both its keys: whether they are the sequence's.
+  int32_t first_, last_, end_, used_ = 0;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
   FloatRun<4> lse2_[kColTiles / 2];

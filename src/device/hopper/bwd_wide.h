@@ -92,7 +92,7 @@ class BwdWide {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     take_weights();
-    if constexpr (kMasked) scores_.find_visible(tile);
+    if constexpr (kMasked) scores_.find_visible(tile), scores_.hide_behind_queries(tile);
     scores_.template derive<kMasked>(shared_.delta[stage]);
     Products::template issue_sums<C.q_type>(sums_, scores_.dS, shared_.queries[stage]);  // dK += dS^T Q
     scores_.store(shared_.dS[score_place_.stage]);

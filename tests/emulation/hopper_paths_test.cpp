@@ -248,6 +248,15 @@ TEST(HopperPaths, BackwardOfEveryOption) {
   for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
 }
 
+TEST(HopperPaths, BackwardOfAlibi) {
+  const std::string lengths = " alibi_slopes=[b,h] batch_size=2 seqlen_q=200 seqlen_k=330";
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);
+  check_backward("hopper_bwd", "dtype=f16 head_dim=128 alignment=top_left window_left=70 num_heads_q=2" + lengths);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=96 dropout_p=0.25 deterministic=1" + kGroups + lengths);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + lengths);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=192 mask=causal" + kGroups + lengths);
+}
+
 /// Keys that begin in the middle of a group of 32 that share draws, too.
 TEST(HopperPaths, BackwardOfDropout) {
   const std::string drops = " dropout_p=0.25 seqlen_q=200 seqlen_k=330";
@@ -320,8 +329,8 @@ TEST(HopperPaths, RefusesWithReasons) {
             "head_dim and head_dim_v must be multiples of 8 (got 60 and 60)");
   EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
             "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
-  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 alibi_slopes=[h]"),
-            "does not support softcap, alibi in the backward pass");
+  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 bias=f32[b,h,q,k]"),
+            "does not support softcap, bias in the backward pass");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=264 head_dim_v=128"),
             "head_dim and head_dim_v must be <= 256 (got 264 and 128)");
   std::uint64_t seed = 0;

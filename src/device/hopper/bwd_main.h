@@ -58,6 +58,7 @@ class BwdMain {
   }
 
   TILEWISE_INLINE void visit_head() {
+    scores_.enter_head(p_.score);
     skip(C.ordered ? after_ : before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);

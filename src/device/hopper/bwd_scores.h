@@ -32,12 +32,25 @@ class BwdScores {
     first_ = C.ranged ? key - work.diagonal - work.band.high - column : 0;
     end_ = C.ranged ? work.seqlen_q - column : 0;
     if constexpr (C.windowed) last_ = key - work.diagonal - work.band.low - column;
+    if constexpr (C.alibi) {
+      distance_ = key - work.diagonal - column;
+      slopes_ = p.score.alibi_slopes + work.batch * p.score.alibi_batch_stride +
+                work.head * work.group * p.score.alibi_head_stride;
+    }
     TILEWISE_UNROLL
     for (int slot = 0; slot < 2; ++slot) used_ |= work.is_used(key + 8 * slot) ? 1 << slot : 0;
   }
 
   TILEWISE_INLINE void clear() {
     for (WgmmaRegisters& part : dS) part = WgmmaRegisters{};
+  }
+
+  /// The next head of the group.
+  TILEWISE_INLINE void enter_head(const ScoreParams& p) {
+    if constexpr (C.alibi) {
+      slope_ = Machine::load_global(slopes_) * kLog2E;
+      slopes_ += p.alibi_head_stride;
+    }
   }
 
   /// What this lane's queries of a tile need: two of each 8, as bwd_statistics.h has laid them out.
@@ -88,12 +101,19 @@ class BwdScores {
   template <bool kMasked>
   TILEWISE_INLINE void weigh(int32_t tile) {
     if constexpr (kMasked) find_visible(tile), hide_rows_without_weight();
+    // In floats, which count to 2^24: a conversion a score costs as much as an exponential.
+    [[maybe_unused]] const auto distance = static_cast<float>(distance_ - tile * C.block_m);
     TILEWISE_UNROLL
     for (int c = 0; c < kColTiles; ++c) {
       Sm80Accumulator& x = S.tile[0][c];
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        x[i] = Machine::exp2(x[i] * scale_ - lse2_[c / 2].value[c % 2 * 2 + i % 2]);
+        float score = x[i] * scale_ - lse2_[c / 2].value[c % 2 * 2 + i % 2];
+        if constexpr (C.alibi) {
+          const float away = distance + static_cast<float>(i / 2 * 8 - 8 * c - i % 2);
+          score -= slope_ * higher(away, -away);
+        }
+        x[i] = Machine::exp2(score);
         // Now, since the scale may be negative.
         if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : 0.0f;
       }
@@ -196,6 +216,9 @@ class BwdScores {
   // Of this lane's first key: the first and the last query that sees it, and where queries end, counted from the lane's
   // first column. Bits of both its keys: whether they are the sequence's.
   int32_t first_, last_, end_, used_ = 0;
+  int32_t distance_ = 0;  // of ALiBi, likewise: from where query 0 stands to the key
+  const float* slopes_;   // of the next head
+  float slope_;           // in units of log2
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
   FloatRun<4> lse2_[kColTiles / 2];

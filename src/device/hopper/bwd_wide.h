@@ -50,6 +50,7 @@ class BwdWide {
 
  private:
   TILEWISE_INLINE void visit_head() {
+    if constexpr (kSumsDv) scores_.enter_head(p_.score);
     tile_place_.wait_full(shared_.tile_ring);
     if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool more) {

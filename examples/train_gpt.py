@@ -106,7 +106,7 @@ def train(options: argparse.Namespace, attention: str) -> dict[str, Any]:
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02)
     model.to(options.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     step_model = torch.compile(model) if options.compile else model
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[options.dtype]
     autocast = torch.autocast(torch.device(options.device).type, dtype, enabled=dtype != torch.float32)
@@ -158,6 +158,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=2048 if on_gpu else 256)
     parser.add_argument("--heads", type=int, default=16 if on_gpu else 4)
     parser.add_argument("--vocabulary", type=int, default=4096 if on_gpu else 256)
+    parser.add_argument(
+        "--learning-rate", type=float, help="default: 0.08 / width; where training is unstable, losses come apart"
+    )
     parser.add_argument("--steps", type=int, default=20 if on_gpu else 3)
     parser.add_argument("--json", action="store_true", help="print all figures of one attention, every step's loss too")
     options = parser.parse_args()
@@ -172,6 +175,10 @@ def _options() -> argparse.Namespace:
     for name in ("batch_size", "seqlen", "layers", "width", "heads", "vocabulary", "steps"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: must be at least 1 (got {getattr(options, name)})")
+    if options.learning_rate is None:
+        options.learning_rate = 0.08 / options.width
+    if not options.learning_rate > 0:
+        parser.error(f"--learning-rate: must be positive (got {options.learning_rate})")
     if options.width % options.heads:
         parser.error(f"--heads: must divide --width = {options.width} (got {options.heads})")
     if options.json and len(options.attention) > 1:

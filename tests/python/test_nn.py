@@ -149,6 +149,7 @@ def test_a_gpt_trains_alike_with_both(dtype):
         (["--heads", "5"], r"--heads: must divide --width = 32 \(got 5\)"),
         (["--attention", "sdpa,none"], r"--attention: must be some of .* \(got 'none'\)"),
         (["--json"], r"--json: must come with one --attention \(got 2\)"),
+        (["--learning-rate", "0"], r"--learning-rate: must be positive \(got 0.0\)"),
         (["--vocabulary", "0"], r"--vocabulary: must be at least 1 \(got 0\)"),
     ],
 )

@@ -131,7 +131,8 @@ def test_the_example_refuses(arguments, message):
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_gpt_trains_alike_with_both(dtype):
-    done = _example("--vocabulary", "40", "--steps", "4", "--dtype", dtype, example=GPT)
+    rate = ["--learning-rate", "3e-4"]
+    done = _example("--vocabulary", "40", "--steps", "4", "--dtype", dtype, *rate, example=GPT)
     assert done.returncode == 0, done.stderr
     pattern = (
         r"^(tilewise|sdpa) +(\d+) tokens/s +\d+ MiB at most +loss ([\d.]+) to ([\d.]+), at most ([\d.]+)% from sdpa's$"

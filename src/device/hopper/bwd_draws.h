@@ -60,7 +60,8 @@ class BwdDraws {
   TILEWISE_INLINE void draw(uint32_t (&kept)[4], uint32_t batch_head, int32_t query, int owner) const {
     const auto group = static_cast<uint32_t>(work_.first_key / 32 + owner / 16);
     const DropoutSeed seed = dropout_seed(p_.score);
-    const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head, group, owner / 4 % 4);
+    const auto pair = static_cast<uint32_t>(owner / 4 % 4);
+    const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head, group, pair);
     TILEWISE_NO_UNROLL
     for (int c = 0; c < kColTiles; c += kCalls / 2) {
       PhiloxWords words[kCalls];

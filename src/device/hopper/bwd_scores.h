@@ -190,7 +190,8 @@ class BwdScores {
 
   /// Of two scores of a column tile, by their bytes of kept_: all bits of a half word where dropout keeps them.
   TILEWISE_INLINE uint32_t kept(int col_tile, int low, int high) const {
-    return Machine::spread_signs(kept_[col_tile / 8] << (col_tile % 8), low, high);
+    return Machine::spread_signs(kept_[col_tile / 8] << (col_tile % 8), static_cast<uint32_t>(low),
+                                 static_cast<uint32_t>(high));
   }
   TILEWISE_INLINE float after_dropout(float x, int col_tile, int byte) const {
     if constexpr (!C.dropout) return x;

@@ -72,7 +72,7 @@ struct Trial {
 };
 
 struct Tuning {
-  std::string problem, implementation;
+  std::string problem, implementation, device_kind;
   std::vector<Trial> trials;  ///< the untuned schedule first
   std::size_t quickest = 0;
 
@@ -129,7 +129,7 @@ Tuning tune(const std::string& text, const Options& options) {
   call.move_to(device);
   const AnyProblem problem = call.problem();
   const auto [row, tunable] = tunable_row(problem);
-  Tuning tuning{tunable->tuning_text(problem), std::string(row->name()), {}};
+  Tuning tuning{tunable->tuning_text(problem), std::string(row->name()), core::tuned_kind(untuned), {}};
   for (std::string& name : tunable->schedule_names(problem, untuned)) {
     Trial& trial = tuning.trials.emplace_back(Trial{std::move(name), {}, {}, {}});
     const WithSchedule chosen(*row, tuning.problem, trial.schedule);
@@ -150,9 +150,8 @@ Tuning tune(const std::string& text, const Options& options) {
 }
 
 /// Keeps the quickest schedule's name, or nothing where the untuned one is about as quick.
-void keep(const Tuning& tuning, DeviceType type) {
-  const std::string kind = core::tuned_kind(core::describe_device(type));
-  const auto known = jit::load_tuned_schedules(kind);
+void keep(const Tuning& tuning) {
+  const auto known = jit::load_tuned_schedules(tuning.device_kind);
   core::TunedSchedules schedules = known ? *known : core::TunedSchedules{};
   const std::string key = core::tuning_key(tuning.implementation, tuning.problem);
   if (tuning.is_worthwhile()) {
@@ -160,7 +159,7 @@ void keep(const Tuning& tuning, DeviceType type) {
   } else if (schedules.erase(key) == 0) {
     return;
   }
-  jit::store_tuned_schedules(kind, schedules);
+  jit::store_tuned_schedules(tuning.device_kind, schedules);
 }
 
 Json to_json(const Tuning& tuning) {
@@ -197,7 +196,7 @@ void run_tune(const Options& options) {
   Json report = Json::array();
   for (const std::string& text : join_problems(options.problem_words)) {
     const Tuning tuning = tune(text, options);
-    if (!options.dry_run) keep(tuning, parse_problem(text).device());
+    if (!options.dry_run) keep(tuning);
     options.json ? report.push_back(to_json(tuning)) : print(tuning);
   }
   if (options.json) std::cout << report.dump(2) << '\n';

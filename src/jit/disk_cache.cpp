@@ -38,14 +38,6 @@ fs::path trusted_subfolder(const char* name) {
 
 fs::path kernel_path(const fs::path& folder, const std::string& key) { return folder / (key + std::string(kSuffix)); }
 
-/// Makes the folder, and those above it that lack, for this user alone. False where it can't be.
-bool make_folder(const fs::path& folder) {
-  std::error_code error;
-  if (folder.empty() || fs::is_directory(folder, error)) return !folder.empty();
-  const fs::path whole = fs::absolute(folder, error);
-  return make_folder(whole.parent_path()) && (mkdir(whole.c_str(), S_IRWXU) == 0 || errno == EEXIST);
-}
-
 struct File {
   fs::path path;
   std::uintmax_t bytes;

@@ -68,6 +68,13 @@ std::string write_file_atomically(const fs::path& path, std::span<const std::byt
   return {};
 }
 
+bool make_folder(const fs::path& folder) {
+  std::error_code error;
+  if (folder.empty() || fs::is_directory(folder, error)) return !folder.empty();
+  const fs::path whole = fs::absolute(folder, error);
+  return make_folder(whole.parent_path()) && (mkdir(whole.c_str(), S_IRWXU) == 0 || errno == EEXIST);
+}
+
 TemporaryFolder::TemporaryFolder() {
   const std::string base = environment_variable("TMPDIR");
   for (const std::string& folder : {base, std::string("/tmp")}) {

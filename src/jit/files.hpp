@@ -22,6 +22,9 @@ namespace tilewise::jit {
 /// Returns why it could not, or an empty text.
 [[nodiscard]] std::string write_file_atomically(const std::filesystem::path& path, std::span<const std::byte> bytes);
 
+/// Makes the folder, and those above it that lack, for this user alone. False where it can't be, which errno explains.
+[[nodiscard]] bool make_folder(const std::filesystem::path& folder);
+
 /// A new folder that only this user may read, removed with all it holds unless kept.
 class TemporaryFolder {
  public:

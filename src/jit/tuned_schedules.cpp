@@ -1,6 +1,8 @@
 // Lines of "SCHEDULE<tab>IMPLEMENTATION PROBLEM" under one that names the version.
 #include "jit/tuned_schedules.hpp"
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 #include <system_error>
@@ -47,10 +49,9 @@ void store_tuned_schedules(const std::string& device_kind, const core::TunedSche
   std::string text = first_line() + "\n";
   for (const auto& [key, schedule] : schedules) core::append(text, core::concat(schedule, "\t", key, "\n"));
   std::string fault = distrust(path.parent_path());
-  std::error_code error;
-  if (fault.empty()) fs::create_directories(path.parent_path(), error);
-  if (error) fault = core::concat(path.parent_path().string(), ": ", error.message());
-  if (fault.empty()) fs::permissions(path.parent_path(), fs::perms::owner_all, error);
+  if (fault.empty() && !make_folder(path.parent_path())) {
+    fault = core::concat(path.parent_path().string(), ": ", std::strerror(errno));
+  }
   if (fault.empty()) fault = write_file_atomically(path, as_bytes(text));
   if (!fault.empty()) throw Error(ErrorCode::runtime, fault);
 }

@@ -93,7 +93,7 @@ struct HopperBwdShared {
 
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
-    constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = 4;
+    constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.kDqWarps;
     tile_ring.init(1, kMainWarps);
     score_ring.init(C.shares_keys ? kMainWarps / 2 : kMainWarps, kDqWarps);
     draw_ring.init(kDqWarps, kMainWarps);

@@ -11,8 +11,6 @@ namespace tilewise::device {
 /// 1 + the last tile of keys whose additions have arrived.
 template <class Machine, HopperBwdConfig C>
 struct BwdTurns {
-  static constexpr int kWarps = 4;
-
   /// Until the tile of keys before has added to a step's tile of queries, if it does.
   TILEWISE_INLINE static void await(const HopperBwdParams& p, const BwdWork& work, int32_t step, int warp) {
     const QueryPlace place = query_place<C>(work, step);
@@ -29,7 +27,7 @@ struct BwdTurns {
   TILEWISE_INLINE static uint32_t* word(const HopperBwdParams& p, const BwdWork& work, const QueryPlace& place,
                                         int warp) {
     const int64_t head = work.batch * p.shape.num_heads_q + work.head * work.group + place.head;
-    return p.turns + head * p.turns_a_head + place.tile * kWarps + warp;
+    return p.turns + head * p.turns_a_head + place.tile * C.kDqWarps + warp;
   }
 };
 

@@ -69,6 +69,7 @@ struct HopperBwdConfig : ScoreConfig {
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
   static constexpr int32_t kScoreStages = 2;            // tiles of dS
+  static constexpr int32_t kDqWarps = 4;                // that add up dq, each with rows of its own
   constexpr int32_t block_n() const { return shares_keys ? kRows : kRows * kConsumers; }
   constexpr int32_t dq_cols() const { return 64; }  // multiplied at once
   constexpr int32_t threads() const { return waves * 32; }

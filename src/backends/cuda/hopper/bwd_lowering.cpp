@@ -183,7 +183,7 @@ class BackwardLowerer {
 
   /// A word for each warp and tile of queries that a block of the statistics has.
   [[nodiscard]] std::int64_t turns_a_block() const {
-    constexpr std::int64_t kWarps = 4;
+    constexpr std::int64_t kWarps = device::HopperBwdConfig::kDqWarps;
     return config_.ordered ? kWarps * device::HopperBwdStatisticsConfig::kRows / config_.block_m : 0;
   }
   [[nodiscard]] gpu::Extent3 query_grid() const {

@@ -83,22 +83,33 @@ python_tests() {
   "$PYTHON" -m pytest -q -p no:cacheprovider --durations=5 -r f --tb=short "${workers[@]}" -m "not huge" tests/gpu ${PYTEST_ARGS:-}
 }
 
-# Random problems in as many processes as there are processors, since nearly every one compiles kernels of its own.
+# random_problems LOG OPTIONS...: in as many processes as there are processors, since nearly every one compiles kernels
+# of its own.
 random_problems() {
-  local shard shards=$JOBS count=$(((VERIFY_COUNT + JOBS - 1) / JOBS)) status=0 workers=()
+  local name=$1 shard shards=$JOBS count=$(((VERIFY_COUNT + JOBS - 1) / JOBS)) status=0 workers=()
+  shift
   for ((shard = 0; shard < shards; ++shard)); do
-    "$BUILD/tilewise" verify --gpu --without f32,f64 --max-flops 2e6 --seed $((1 + shard * 1000)) --count "$count" \
-      --sizes "$VERIFY_SIZES" \
-      >"$LOGS/verify-$shard.log" 2>&1 &
+    "$BUILD/tilewise" verify --without f32,f64 --max-flops 2e6 --seed $((1 + shard * 100000)) --count "$count" \
+      --sizes "$VERIFY_SIZES" "$@" >"$LOGS/$name-$shard.log" 2>&1 &
     workers+=($!)
   done
   for shard in "${!workers[@]}"; do
-    wait "${workers[shard]}" || { status=1; grep -q '^implementation ' "$LOGS/verify-$shard.log" || tail -n 3 "$LOGS/verify-$shard.log"; }
+    wait "${workers[shard]}" || { status=1; grep -q '^implementation ' "$LOGS/$name-$shard.log" || tail -n 3 "$LOGS/$name-$shard.log"; }
   done
-  cat "$LOGS"/verify-[0-9]*.log | grep -A 1 '^FAILED' | grep -v '^--' | cut -c 1-400 | head -n 60
-  cat "$LOGS"/verify-[0-9]*.log | awk '/^(cuda|hip)\./ && $2 + $3 > 0 { p[$1] += $2; f[$1] += $3; r[$1] += $4; if ($5 > e[$1]) e[$1] = $5 }
+  cat "$LOGS/$name"-[0-9]*.log | grep -A 1 '^FAILED' | grep -v '^--' | cut -c 1-400 | head -n 60
+  cat "$LOGS/$name"-[0-9]*.log | awk '/^(cuda|hip)\./ && $2 + $3 > 0 { p[$1] += $2; f[$1] += $3; r[$1] += $4; if ($5 > e[$1]) e[$1] = $5 }
     END { for (n in p) printf "%s: %d passed, %d failed, %d refused; largest error %s of its bound\n", n, p[n], f[n], r[n], e[n] }'
   return $status
+}
+
+is_hopper() { "$PYTHON" -c 'import sys, torch; sys.exit(torch.cuda.get_device_capability() != (9, 0))'; }
+
+# Problems that Hopper's own kernels take, more often than among those of any implementation.
+hopper_problems() {
+  local options=(--implementation cuda.hopper --head-dim-multiple 8)
+  random_problems hopper-forward "${options[@]}" --operation attention --without backward &&
+    random_problems hopper-backward "${options[@]}" --operation attention --without fp8_e4m3,forward &&
+    random_problems hopper-kv_cache "${options[@]}" --operation kv_cache
 }
 
 # Metamorphic, special-value, corner-case and reproducibility suites, on rows of GPUs. Those of GPUs that are not here
@@ -183,7 +194,8 @@ if [[ ${1:-} != smoke ]]; then
   step pytest-huge "$PYTHON" -m pytest -q -p no:cacheprovider -r f --tb=short -m huge tests/gpu
   if [[ -x ${SUITES:-} ]]; then step suites suites; fi
   if [[ -x $BUILD/tilewise ]]; then
-    step verify random_problems
+    step verify random_problems verify --gpu
+    if is_hopper; then step verify-hopper hopper_problems; fi
     step report "$BUILD/tilewise" verify --report
   fi
 fi

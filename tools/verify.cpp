@@ -28,7 +28,7 @@ namespace tilewise::tools {
 namespace {
 
 struct Options {
-  std::int64_t count = 100, sizes = 1;
+  std::int64_t count = 100, sizes = 1, head_dim_multiple = 1;
   std::uint64_t seed = 1;
   std::vector<std::string> implementations, without;
   std::vector<std::string> problem_words;
@@ -76,7 +76,7 @@ std::vector<std::string> operation_names() {
 /// The limits of each operation that is drawn. A feature to leave out may be of any operation, drawn or not, so that
 /// one list serves all of them.
 std::vector<verify::Limits> make_limits(const Options& options, std::span<const verify::Verifier* const> drawn) {
-  std::vector<verify::Limits> limits(drawn.size(), verify::Limits{.max_flops = options.max_flops});
+  std::vector<verify::Limits> limits(drawn.size(), verify::Limits{.max_flops = options.max_flops, .head_dim_multiple = options.head_dim_multiple});
   std::vector<std::string_view> known;
   for (const verify::Verifier* verifier : verify::verifiers()) {
     for (const std::string_view name : verifier->operation().feature_names())
@@ -242,6 +242,10 @@ void add_verify(CLI::App& program) {
   with_check(command.add_option("--max-flops", options->max_flops, "size limit of the problems drawn"),
              number_between(1))
       ->capture_default_str();
+  with_check(command.add_option("--head-dim-multiple", options->head_dim_multiple,
+                                "round attention's head dims up to multiples of this; Hopper's kernels take those of 8"),
+             integer_between(1, 256))
+      ->capture_default_str();
   with_check(command.add_option("--tolerance-scale", options->tolerance_scale,
                                 "fail above this fraction of the error bound; at most 1"),
              number_between(0, 1))
@@ -252,7 +256,7 @@ void add_verify(CLI::App& program) {
       "--report", options->report, "the whole feature table on whatever GPU is here, each row in a process of its own");
   report->excludes(gpu);
   for (const char* name : {"--count", "--sizes", "--seed", "--operation", "--implementation", "--problem", "--without",
-                           "--max-flops", "--tolerance-scale"})
+                           "--max-flops", "--head-dim-multiple", "--tolerance-scale"})
     report->excludes(command.get_option(name));
   add_threads_option(command, options->threads);
   command.footer(

@@ -27,7 +27,8 @@ class AttentionVerifier final : public Verifier {
  private:
   static Filter filter_of(const Limits& limits) {
     using operations::attention::FeatureSet;
-    return {FeatureSet::from_bits(limits.features & FeatureSet::all().bits()), limits.max_flops};
+    return {FeatureSet::from_bits(limits.features & FeatureSet::all().bits()), limits.max_flops,
+            limits.head_dim_multiple};
   }
 };
 

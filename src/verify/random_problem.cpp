@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/attention/rules.hpp"
 #include "verify/random.hpp"
@@ -82,6 +83,10 @@ class ProblemDraw {
   }
 
   std::int64_t draw_head_dim() {
+    return std::min(core::ceil_div(draw_any_head_dim(), filter_.head_dim_multiple), 576 / filter_.head_dim_multiple) *
+           filter_.head_dim_multiple;
+  }
+  std::int64_t draw_any_head_dim() {
     if (rng_.chance(0.45)) return rng_.pick<std::int64_t>({32, 64, 64, 80, 96, 128, 128, 192, 256});
     if (rng_.chance(0.5)) return rng_.integer(1, 70);
     return rng_.pick<std::int64_t>(
@@ -100,10 +105,11 @@ class ProblemDraw {
     if (wanted(Feature::gqa, 0.5)) p_.num_heads_q *= rng_.pick<std::int64_t>({2, 3, 4, 5, 8});
     p_.head_dim = draw_head_dim();
     p_.head_dim_v = p_.head_dim;
-    if (wanted(Feature::head_dim_v, 0.35)) p_.head_dim_v = std::min<std::int64_t>(draw_head_dim(), 512);
-    if (p_.head_dim_v > 512) {
-      p_.head_dim_v = 512;
-      if (!filter_.features.contains(Feature::head_dim_v)) p_.head_dim = 512;
+    if (wanted(Feature::head_dim_v, 0.35)) p_.head_dim_v = draw_head_dim();
+    const std::int64_t most = 512 / filter_.head_dim_multiple * filter_.head_dim_multiple;
+    if (p_.head_dim_v > most) {
+      p_.head_dim_v = most;
+      if (!filter_.features.contains(Feature::head_dim_v)) p_.head_dim = most;
     }
   }
 

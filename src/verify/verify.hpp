@@ -20,6 +20,8 @@ struct Filter {
   operations::attention::FeatureSet features = operations::attention::FeatureSet::all();
   /// Upper bound of cost(problem), so that the double reference stays quick.
   double max_flops = 2e7;
+  /// head_dim and head_dim_v are rounded up to multiples of it. Kernels that copy whole rows want 16 bytes or more.
+  std::int64_t head_dim_multiple = 1;
 };
 
 /// Floating-point operations of the whole (unmasked) problem: 2 per multiply-add of its matrix products.

@@ -86,6 +86,26 @@ def test_nothing_checked_is_a_failure(tilewise):
     assert "TILEWISE_CPU_ISA" in done.stdout
 
 
+def test_head_dims_are_rounded_up(tilewise):
+    arguments = [
+        "--count",
+        "6",
+        "--seed",
+        "3",
+        "--max-flops",
+        "1e5",
+        "--operation",
+        "attention",
+        "--tolerance-scale",
+        "0",
+    ]
+    done = tilewise("verify", *arguments, "--implementation", "cpu.generic", "--head-dim-multiple", "24", status=1)
+    dims = re.findall(r"head_dim=(\d+)", done.stdout)
+    assert dims
+    assert all(int(dim) % 24 == 0 for dim in dims)
+    assert "--head-dim-multiple" in tilewise("verify", "--head-dim-multiple", "0", status=2).stderr
+
+
 def test_features_can_be_left_out(tilewise):
     done = tilewise(
         "verify",

@@ -53,6 +53,17 @@ TEST(RandomProblems, KeepToTheFilter) {
   EXPECT_THROW((void)random_problem(1, {.features = {operations::attention::Feature::forward}}), Error);
 }
 
+TEST(RandomProblems, RoundHeadDimsUp) {
+  for (const std::int64_t multiple : {8, 16, 200}) {
+    for (std::uint64_t seed = 0; seed < 100; ++seed) {
+      const Problem problem = random_problem(seed, {.max_flops = 1e5, .head_dim_multiple = multiple});
+      ASSERT_NO_THROW(validate(problem)) << to_string(problem);
+      EXPECT_EQ(problem.head_dim % multiple, 0) << to_string(problem);
+      EXPECT_EQ(problem.head_dim_v % multiple, 0) << to_string(problem);
+    }
+  }
+}
+
 TEST(RandomProblems, ComeInOtherSizes) {
   int others = 0;
   for (std::uint64_t seed = 0; seed < 400; ++seed) {

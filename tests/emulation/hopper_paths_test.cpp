@@ -318,6 +318,24 @@ TEST(HopperPaths, BackwardOfSpecialValuesThatNobodySees) {
   }
 }
 
+/// A key of infinities weighs nothing where a query's score of it is -inf, and its product with rows behind the last
+/// query is no number. Random problems on an H200 found these.
+TEST(HopperPaths, BackwardOfInfiniteKeysBehindTheLastQuery) {
+  constexpr std::pair<const char*, std::uint64_t> kProblems[] = {
+      {"attention_backward dtype=f16 batch_size=2 seqlen_q=3 seqlen_k=39 num_heads_q=4 head_dim=256 head_dim_v=96",
+       1201376},
+      {"attention_backward dtype=f16 batch_size=2 seqlen_q=1 seqlen_k=167 num_heads_q=4 num_heads_k=1 head_dim=128 "
+       "softmax_scale=0 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 deterministic=1",
+       1201510},
+      {"attention_backward dtype=bf16 layout=sbhd batch_size=2 seqlen_q=18 seqlen_k=156 head_dim=16 "
+       "dropout_p=0.899993896484375 seed_tensor=1 seqused_k=1 batch_invariant=1",
+       401215}};
+  for (const auto& [text, seed] : kProblems) {
+    const verify::Report report = verify::check_implementation(parse_problem(text), kHopper, seed);
+    EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+  }
+}
+
 TEST(HopperPaths, RefusesWithReasons) {
   const auto reason = [](const char* text) {
     for (const ExplainRow& row : explain(parse_problem(text), {std::string(kHopper)}).rows)

@@ -30,7 +30,7 @@ class BwdScores {
     clear();
     const int32_t key = work.first_key + row_ + lane_ / 4, column = 2 * (lane_ % 4);
     first_ = C.ranged ? key - work.diagonal - work.band.high - column : 0;
-    end_ = C.ranged ? work.seqlen_q - column : 0;
+    end_ = C.partial_rows ? work.seqlen_q - column : 0;
     if constexpr (C.windowed) last_ = key - work.diagonal - work.band.low - column;
     if constexpr (C.alibi) {
       distance_ = key - work.diagonal - column;
@@ -81,13 +81,13 @@ class BwdScores {
 
   /// A value that no query sees may be no number: rows behind the last query must not see it either.
   TILEWISE_INLINE void hide_behind_queries(int32_t tile) {
-    if constexpr (!C.ranged) return;
+    if constexpr (!C.partial_rows) return;
     TILEWISE_UNROLL
     for (uint32_t& visible : visible_) visible &= bits_before(end_ - tile * C.block_m);
   }
   /// The same by the log-sum-exp of such rows, lest end_ takes a register.
   TILEWISE_INLINE void hide_rows_without_weight() {
-    if constexpr (!C.ranged) return;
+    if constexpr (!C.partial_rows) return;
     uint32_t rows = 0;
     TILEWISE_UNROLL
     for (int column = 0; column < 2 * kColTiles; ++column) {

@@ -8,7 +8,8 @@
 
 namespace tilewise::device {
 
-/// Tiles of queries [begin, end) that see one of some keys, and those of them in which each query sees every key.
+/// Tiles of queries [begin, end) that see one of some keys, and those of them in which each row is a query that sees
+/// every key.
 struct QueryTiles {
   int32_t begin, end, full_begin, full_end;
   TILEWISE_INLINE int32_t count() const { return end - begin; }
@@ -65,13 +66,15 @@ TILEWISE_INLINE QueryTiles query_tiles(const BwdWork& work, int32_t first_key, i
     full_begin = clamped(last - work.diagonal - work.band.high);
     if constexpr (C.windowed) {
       end = clamped(last - work.diagonal - work.band.low + 1);
-      // Queries past the end weigh nothing: a tile that has some is full all the same. Not asked of the clamped number:
-      // NVRTC 13.0 takes the answer from the minimum's own predicate, and gets it wrong.
+      // Not asked of the clamped number: NVRTC 13.0 takes the answer from the minimum's own predicate, and gets it
+      // wrong.
       const int32_t blind = first - work.diagonal - work.band.low + 1;
       full_end = blind >= work.seqlen_q ? whole : maximum(blind, 0) / C.block_m;
     }
   }
   if (begin >= end) return {0, 0, 0, 0};
+  // Rows past the end weigh nothing, but 0 times a key or a value that no query sees need not be 0.
+  if constexpr (C.partial_rows) full_end = minimum(full_end, work.seqlen_q / C.block_m);
   QueryTiles tiles{begin / C.block_m, ceil_div(end, C.block_m), ceil_div(full_begin, C.block_m), full_end};
   tiles.full_begin = minimum(tiles.full_begin, tiles.end);
   if (last - first + 1 < count) tiles.full_begin = tiles.full_end = tiles.end;  // rows that are no keys are hidden
@@ -84,7 +87,7 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
   const int32_t count = seen.count(), full = seen.end - maximum(seen.begin, seen.full_begin);
   const auto visit = [&](auto masked, int32_t i) { step(masked, tile_after<C>(seen, i), i + 1 < count); };
   int32_t i = 0;
-  if constexpr (C.windowed) {  // masked at both ends, by the same code
+  if constexpr (C.windowed || C.partial_rows) {  // masked at both ends, by the same code
     TILEWISE_NO_UNROLL
     for (; i < count; ++i) {
       const int32_t tile = tile_after<C>(seen, i);

@@ -63,9 +63,10 @@ struct HopperForwardConfig : ScoreConfig {
 /// is 1.
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
-  Flag windowed = 0;     // of a ranged config: keys on the left are hidden too
-  Flag ordered = 0;      // dq is added up in the order of tiles of keys
-  Flag shares_keys = 0;  // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
+  Flag windowed = 0;      // of a ranged config: keys on the left are hidden too
+  Flag partial_rows = 0;  // queries of a sequence may end within a tile
+  Flag ordered = 0;       // dq is added up in the order of tiles of keys
+  Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
   static constexpr int32_t kScoreStages = 2;            // tiles of dS
@@ -78,7 +79,7 @@ struct HopperBwdConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
-    visit("ordered", c.ordered), visit("shares_keys", c.shares_keys);
+    visit("partial_rows", c.partial_rows), visit("ordered", c.ordered), visit("shares_keys", c.shares_keys);
   }
 };
 

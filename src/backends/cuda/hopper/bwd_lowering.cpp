@@ -243,6 +243,7 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   c.shares_keys = head_dim > kWide;
   c.waves = c.shares_keys ? 16 : 12;
   c.block_m = head_dim <= kNarrow ? 128 : 64;
+  c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
   c.stages = head_dim <= kNarrow || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;

@@ -201,8 +201,8 @@ void CallTensors::launch(const Plan& plan, const std::vector<Output>& outputs, v
   forward() ? launched(forward_arguments(outputs)) : launched(backward_arguments(outputs));
 }
 
-std::vector<ErrorBounds> CallTensors::bounds(const std::vector<Output>& expected) const {
-  std::vector<ErrorBounds> bounds = error_bounds(*this, expected);
+std::vector<ErrorBounds> CallTensors::bounds(const std::vector<Output>& expected, double tanh_error) const {
+  std::vector<ErrorBounds> bounds = error_bounds(*this, expected, tanh_error);
   if (values_ == Values::special) mark_reach(*this, expected, bounds);
   return bounds;
 }

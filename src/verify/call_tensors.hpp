@@ -38,7 +38,7 @@ class CallTensors final : public DrawnCall {
                           const Change& change) const override;
   void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
               const Change& change) const override;
-  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const override;
+  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected, double tanh_error) const override;
   /// The part of sequence b that counts.
   [[nodiscard]] device::Sequence sequence(std::int64_t b) const;
 

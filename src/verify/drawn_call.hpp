@@ -69,8 +69,10 @@ class DrawnCall {
                                   const Change& change) const = 0;
   virtual void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
                       const Change& change) const = 0;
-  /// Of every output, given the reference's results.
-  [[nodiscard]] virtual std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const = 0;
+  /// Of every output, given the reference's results. tanh_error: of a softcap's tanh, relative, beyond fp32's
+  /// roundings.
+  [[nodiscard]] virtual std::vector<ErrorBounds> bounds(const std::vector<Output>& expected,
+                                                        double tanh_error) const = 0;
 
   [[nodiscard]] Plan plan(std::string_view implementation, const std::vector<Output>& outputs) const;
   /// Runs on a workspace full of NaN. Throws Error(runtime) where the kernel leaves its workspace.

@@ -69,7 +69,7 @@ bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; 
 
 class BoundsPass {
  public:
-  BoundsPass(const AttentionParams& params, const Problem& problem, std::vector<ErrorBounds>& bounds)
+  BoundsPass(const AttentionParams& params, const Problem& problem, double tanh_error, std::vector<ErrorBounds>& bounds)
       : p_(params),
         numbers_(problem),
         dtype_(problem.dtype),
@@ -80,6 +80,7 @@ class BoundsPass {
                              : 0.0),
         r_tiny_(dtype_ == DType::f16 ? smallest_rounding(dtype_) : 0.0),
         exp_(kExpPart * (fp8() ? unit_roundoff(DType::bf16) : r_)),
+        tanh_error_(tanh_error),
         coarse_sums_(fp8()),
         bounds_(bounds) {}
 
@@ -115,7 +116,7 @@ class BoundsPass {
                                    coarse_sum_error(terms) * sums.magnitude) +
                         tiny_;
     bounds.limit[index] = base + roundings * r_ * sums.magnitude;
-    bounds.sigma[index] = std::sqrt(base * base + r_ * r_ * sums.square);
+    bounds.sigma[index] = std::sqrt(base * base + roundings * r_ * r_ * sums.square);
   }
   void finish_rows(ErrorBounds* bounds, const RowSums& rows, std::int64_t b, std::int64_t seqlen, std::int64_t first,
                    std::int64_t h, std::int64_t heads, double roundings = 1.0) const {
@@ -136,7 +137,7 @@ class BoundsPass {
   /// Of a sum of products beside that of fp32's roundings, as a part of its magnitude.
   [[nodiscard]] double coarse_sum_error(std::int64_t terms) const {
     if (!coarse_sums_) return 0.0;
-    return (2.0 + std::sqrt(static_cast<double>(terms) / kFp8SumTerms)) * kFp8SumRoundoff;
+    return (3.0 + std::sqrt(static_cast<double>(terms) / kFp8SumTerms)) * kFp8SumRoundoff;
   }
   [[nodiscard]] Weight weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                               const double* k) const;
@@ -155,6 +156,7 @@ class BoundsPass {
   double u_, tiny_;    // of what kernels compute in
   double r_, r_tiny_;  // of weights as operands
   double exp_;         // of their exponentials
+  double tanh_error_;  // of a softcap's tanh, relative, beside u_
   bool coarse_sums_;
   std::vector<ErrorBounds>& bounds_;
 };
@@ -177,8 +179,10 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
   const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
   const double cap = numbers_.factors.softcap;
   const double slope_error =
-      cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * u_) + 2.0 * u_ : 0.0;
-  const double capped = cap > 0 ? 8.0 * u_ * std::min(cap, std::abs(score) + std::abs(bias)) : 0.0;
+      cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * u_) + 2.0 * u_ +
+                    2.0 * (1.0 - slope) * tanh_error_
+              : 0.0;
+  const double capped = cap > 0 ? (8.0 * u_ + tanh_error_) * std::min(cap, std::abs(score) + std::abs(bias)) : 0.0;
   return {score, slope, product_error + capped + 6.0 * u_ * added, slope_error, true};
 }
 
@@ -308,7 +312,8 @@ double unit_roundoff(DType dtype) {
 
 double smallest_rounding(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : working_tiny(dtype); }
 
-std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected) {
+std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected,
+                                      double tanh_error) {
   const Problem& problem = tensors.problem();
   const bool forward = problem.operation == Operation::attention_forward;
   // The arguments must outlive the call made of them.
@@ -322,7 +327,7 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
     const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
     bounds.push_back({output.name, zero, zero, {}});
   }
-  BoundsPass pass(params, problem, bounds);
+  BoundsPass pass(params, problem, tanh_error, bounds);
   const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;
   const bool shared = params.dbias.data || params.dsink.data;
   core::parallel_for(params.batch_size * heads, shared ? 1 : core::num_threads(), [&](std::int64_t task, int) {

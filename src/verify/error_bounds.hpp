@@ -5,8 +5,8 @@
 //     magnitudes it was summed from, growing with the square root of the number of terms. Where
 //     weights are 16-bit operands their exponential may be coarser, by a hundredth of r;
 //   - a weight p and a score gradient ds is rounded to the tensors' dtype before it enters a matrix product (r), ds
-//     perhaps from factors p and dp - delta that were rounded before. Such roundings are independent, and their root
-//     mean square is so far below r that `sigma` counts them as one;
+//     perhaps from factors p and dp - delta that were rounded before. Such roundings are independent: `sigma` counts
+//     three of them as the square root of 3;
 //   - outputs are rounded once to their dtype, and so are the reference's.
 // `limit` adds magnitudes (nothing may lie beyond); `sigma` adds the independent roundings in
 // quadrature and so predicts the root mean square, which shows lost precision that hides below
@@ -21,8 +21,9 @@
 
 namespace tilewise::verify {
 
-/// Bounds of every output of a call whose reference results are `expected`.
-[[nodiscard]] std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected);
+/// Bounds of every output of a call whose reference results are `expected`. tanh_error: see DrawnCall::bounds().
+[[nodiscard]] std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected,
+                                                    double tanh_error = 0.0);
 
 /// Largest relative error of one rounding to dtype, and the absolute one among subnormals.
 [[nodiscard]] double unit_roundoff(DType dtype);

@@ -20,9 +20,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Pass {
  public:
-  Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values)
+  Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values, double tanh_error)
       : p_(p),
         special_(values == Values::special),
+        tanh_error_(tanh_error),
         r_(unit_roundoff(p.dtype)),
         weight_r_(p.scales == CacheScales::none ? r_ : std::max(r_, unit_roundoff(DType::bf16))) {
     for (const Output& output : expected) {
@@ -68,7 +69,7 @@ class Pass {
     if (std::isinf(value)) error = 0.0;  // whose error is no number
     if (p_.softcap > 0.0f) {
       value = p_.softcap * std::tanh(value / p_.softcap);
-      error += 16.0 * kU * double{p_.softcap};
+      error += 16.0 * kU * double{p_.softcap} + tanh_error_ * std::abs(value);
     }
     if (p_.alibi_slopes != nullptr) {
       const double slope = p_.alibi_slopes[b * p_.alibi_batch_stride + h * p_.alibi_head_stride];
@@ -202,6 +203,7 @@ class Pass {
   static constexpr double kU = 0x1p-24;
   const KvCacheParams& p_;
   bool special_;
+  double tanh_error_;
   double r_;
   double weight_r_;  // beside fp8 values kernels may keep weights in bf16
   std::vector<ErrorBounds> bounds_;
@@ -210,8 +212,8 @@ class Pass {
 }  // namespace
 
 std::vector<ErrorBounds> kv_cache_bounds(const KvCacheParams& params, const std::vector<Output>& expected,
-                                         Values values) {
-  return Pass(params, expected, values).run();
+                                         Values values, double tanh_error) {
+  return Pass(params, expected, values, tanh_error).run();
 }
 
 }  // namespace tilewise::verify

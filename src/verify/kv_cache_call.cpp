@@ -326,13 +326,13 @@ void DrawnKvCache::launch(const Plan& plan, const std::vector<Output>& outputs, 
   alone() ? launched(append_arguments(outputs)) : launched(arguments(outputs));
 }
 
-std::vector<ErrorBounds> DrawnKvCache::bounds(const std::vector<Output>& expected) const {
+std::vector<ErrorBounds> DrawnKvCache::bounds(const std::vector<Output>& expected, double tanh_error) const {
   // The arguments must outlive the call made of them.
   const KvCacheArguments attention = arguments(expected);
   const AppendKvArguments append = append_arguments(expected);
   const operations::kv_cache::Call call =
       alone() ? operations::kv_cache::call_of(append) : operations::kv_cache::call_of(attention);
-  return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), expected, values_);
+  return kv_cache_bounds(operations::kv_cache::make_params(call, problem_), expected, values_, tanh_error);
 }
 
 }  // namespace tilewise::verify

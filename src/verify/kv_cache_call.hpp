@@ -29,7 +29,7 @@ class DrawnKvCache final : public DrawnCall {
                           const Change& change) const override;
   void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
               const Change& change) const override;
-  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const override;
+  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected, double tanh_error) const override;
 
  private:
   [[nodiscard]] bool alone() const { return problem_.call == KvCacheCall::append_kv; }
@@ -69,6 +69,7 @@ class DrawnKvCache final : public DrawnCall {
 /// must be equal: every implementation rounds them alike. With special values, where they may show is as reach.hpp has
 /// it of attention.
 [[nodiscard]] std::vector<ErrorBounds> kv_cache_bounds(const operations::kv_cache::KvCacheParams& params,
-                                                       const std::vector<Output>& expected, Values values);
+                                                       const std::vector<Output>& expected, Values values,
+                                                       double tanh_error);
 
 }  // namespace tilewise::verify

@@ -258,7 +258,7 @@ void MergeCall::launch(const Plan& plan, const std::vector<Output>& outputs, voi
   forward() ? launched(forward_arguments(outputs)) : launched(backward_arguments(outputs));
 }
 
-std::vector<ErrorBounds> MergeCall::bounds(const std::vector<Output>& expected) const {
+std::vector<ErrorBounds> MergeCall::bounds(const std::vector<Output>& expected, double /*tanh_error*/) const {
   // The arguments must outlive the call made of them.
   const MergeArguments forward_tensors = forward_arguments(expected);
   const MergeBackwardArguments backward_tensors = backward_arguments(expected);

@@ -28,7 +28,8 @@ class MergeCall final : public DrawnCall {
                           const Change& change) const override;
   void launch(const Plan& plan, const std::vector<Output>& outputs, void* workspace,
               const Change& change) const override;
-  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected) const override;
+  [[nodiscard]] std::vector<ErrorBounds> bounds(const std::vector<Output>& expected,
+                                                double /*tanh_error*/) const override;
 
  private:
   [[nodiscard]] bool forward() const { return problem_.pass == MergePass::merge; }

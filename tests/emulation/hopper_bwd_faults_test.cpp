@@ -52,6 +52,11 @@ constexpr HopperBwdConfig kDropout = [] {
   c.dropout = 1;
   return c;
 }();
+constexpr HopperBwdConfig kSoftcap = [] {
+  HopperBwdConfig c = kNarrow;
+  c.softcap = 1;
+  return c;
+}();
 constexpr HopperBwdConfig kOrdered = [] {
   HopperBwdConfig c = kNarrow;
   c.ordered = 1;
@@ -139,6 +144,7 @@ class BwdCall {
       c->options.mask = Mask::causal;
       c->options.deterministic = C.ordered != 0;
       if (C.dropout) c->options.dropout_p = 0.25;
+      if (C.softcap) c->options.softcap = 2.0;
       c->forward();
       c->prepare_backward();
     }
@@ -243,6 +249,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kDropout> dropout;
     EXPECT_EQ(dropout.run(Fault::none, seed), "");
     EXPECT_LT(dropout.error(), kFine);
+    BwdCall<kSoftcap> softcap;
+    EXPECT_EQ(softcap.run(Fault::none, seed), "");
+    EXPECT_LT(softcap.error(), kFine);
     BwdCall<kOrdered> ordered;
     EXPECT_EQ(ordered.run(Fault::none, seed), "");
     EXPECT_LT(ordered.error(), kFine);
@@ -268,7 +277,10 @@ TEST(EmulatedHopperBwd, ALostArrivalNamesItsBarrier) {
 }
 
 /// A stage of Q and dO that is handed back while products still read it, among others.
-TEST(EmulatedHopperBwd, ProductsThatNobodyWaitsForAreCaught) { EXPECT_NE(fault_of_run(Fault::no_product_wait), ""); }
+TEST(EmulatedHopperBwd, ProductsThatNobodyWaitsForAreCaught) {
+  EXPECT_NE(fault_of_run(Fault::no_product_wait), "");
+  EXPECT_NE(fault_of_run<kSoftcap>(Fault::no_product_wait), "");
+}
 
 TEST(EmulatedHopperBwd, SumsThatNobodyWaitsForAreCaught) { EXPECT_NE(fault_of_run(Fault::sums_left_alone), ""); }
 

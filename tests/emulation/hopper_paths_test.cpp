@@ -257,6 +257,18 @@ TEST(HopperPaths, BackwardOfAlibi) {
   check_backward("hopper_bwd", "dtype=bf16 head_dim=192 mask=causal" + kGroups + lengths);
 }
 
+TEST(HopperPaths, BackwardOfSoftcap) {
+  const std::string lengths = " softcap=2 batch_size=2 seqlen_q=200 seqlen_k=330";
+  check_backward("128x128 tiles", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);
+  check_backward("128x128 tiles", "dtype=f16 head_dim=48 num_heads_q=2" + lengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=128 window_left=70 softmax_scale=-0.3 num_heads_q=2" + lengths);
+  check_backward("128x64 tiles",
+                 "dtype=f16 head_dim=96 alibi_slopes=[h] dropout_p=0.25 deterministic=1" + kGroups + lengths);
+  check_backward("64x64 tiles", "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal" + kGroups + lengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + lengths,
+                 true);
+}
+
 /// Keys that begin in the middle of a group of 32 that share draws, too.
 TEST(HopperPaths, BackwardOfDropout) {
   const std::string drops = " dropout_p=0.25 seqlen_q=200 seqlen_k=330";
@@ -348,7 +360,7 @@ TEST(HopperPaths, RefusesWithReasons) {
   EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
             "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 bias=f32[b,h,q,k]"),
-            "does not support softcap, bias in the backward pass");
+            "does not support bias in the backward pass");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=264 head_dim_v=128"),
             "head_dim and head_dim_v must be <= 256 (got 264 and 128)");
   std::uint64_t seed = 0;

@@ -383,7 +383,7 @@ TEST(HopperLowering, RefusesTheBackwardPassWithAReason) {
     return lower(problem, h200()).refusal;
   };
   EXPECT_EQ(refusal("head_dim=264"), "head_dim and head_dim_v must be <= 256 (got 264 and 264)");
-  EXPECT_EQ(refusal("head_dim=64 softcap=30 bias=f32[b,h,q,k]"), "does not support softcap, bias in the backward pass");
+  EXPECT_EQ(refusal("head_dim=64 softcap=30 bias=f32[b,h,q,k]"), "does not support bias in the backward pass");
   EXPECT_EQ(refusal("head_dim=192 head_dim_v=128 dropout_p=0.1"),
             "with dropout, head_dim and head_dim_v must be <= 128 in the backward pass (got 192 and 128)");
 }

@@ -14,9 +14,11 @@ class BwdMain {
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
   using Products = BwdProducts<Machine, C>;
+  /// Whether dV is done before dP takes the registers of S: with softcap P and dS's factors are two things.
+  static constexpr bool kValuesFirst = C.softcap;
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
-  static constexpr bool kValuesLast = C.dropout || (C.q_type == kF16 && C.block_m > 64);
+  static constexpr bool kValuesLast = !kValuesFirst && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
 
  public:
   TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
@@ -87,11 +89,19 @@ class BwdMain {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     scores_.template weigh<kMasked>(tile);
+    if constexpr (kValuesFirst) {
+      if constexpr (C.dropout) scores_.drop();
+      Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);
+      scores_.keep_factors();
+      Machine::template wgmma_wait<0>();
+      pin_registers<Machine>(dV_);
+    }
     // dP^T = V dO^T, which is held back until P is there, lest both take registers of their own.
     Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, first_row, dO,
                                                             p_.shape.batch_size < 0);
-    if constexpr (!kValuesLast) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
-    Machine::template wgmma_wait<kValuesLast ? 0 : 1>();
+    constexpr bool kValuesBeside = !kValuesFirst && !kValuesLast;
+    if constexpr (kValuesBeside) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
+    Machine::template wgmma_wait<kValuesBeside ? 1 : 0>();
     pin_registers<Machine>(scores_.S);
     scores_.template derive<kMasked>(shared_.delta[tile_place_.stage]);
     Products::template issue_sums<C.q_type>(dK_, scores_.dS, Q);  // dK += dS^T Q

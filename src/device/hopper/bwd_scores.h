@@ -22,10 +22,14 @@ class BwdScores {
   Fragment<Ops, 16, C.block_m> S;  // and dP
   WgmmaRegisters P[C.block_m / 16], dS[C.block_m / 16];
 
+  /// What dS is a multiple of: P, or with softcap P times its derivative, which waits where dS will be.
+  TILEWISE_INLINE WgmmaRegisters (&factors()) [C.block_m / 16] { return C.softcap ? dS : P; }
+
   TILEWISE_INLINE BwdScores(const HopperBwdParams& p, const BwdWork& work, int warpgroup, int thread)
       : lane_(thread % 32),
         row_(warpgroup * C.kRows + thread / 32 % 4 * 16),
-        scale_(p.score.softmax_scale * kLog2E),
+        scale_((C.softcap ? p.score.softcap : p.score.softmax_scale) * kLog2E),
+        inner_scale_(C.softcap ? p.score.softmax_scale / p.score.softcap : 1.0f),
         dropout_scale_(p.score.dropout_scale) {
     clear();
     const int32_t key = work.first_key + row_ + lane_ / 4, column = 2 * (lane_ % 4);
@@ -97,7 +101,7 @@ class BwdScores {
     for (uint32_t& visible : visible_) visible &= ~rows;
   }
 
-  /// S becomes P.
+  /// S becomes P; with softcap it is left as the factors, which keep_factors() rounds.
   template <bool kMasked>
   TILEWISE_INLINE void weigh(int32_t tile) {
     if constexpr (kMasked) find_visible(tile), hide_rows_without_weight();
@@ -106,25 +110,47 @@ class BwdScores {
     TILEWISE_UNROLL
     for (int c = 0; c < kColTiles; ++c) {
       Sm80Accumulator& x = S.tile[0][c];
+      [[maybe_unused]] float factor[4];
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        float score = x[i] * scale_ - lse2_[c / 2].value[c % 2 * 2 + i % 2];
+        const float capped = C.softcap ? Machine::tanh(x[i] * inner_scale_) : x[i];  // as the forward pass has it
+        float score = capped * scale_ - lse2_[c / 2].value[c % 2 * 2 + i % 2];
         if constexpr (C.alibi) {
           const float away = distance + static_cast<float>(i / 2 * 8 - 8 * c - i % 2);
           score -= slope_ * higher(away, -away);
         }
         x[i] = Machine::exp2(score);
+        if constexpr (C.softcap) factor[i] = x[i] - x[i] * (capped * capped);
         // Now, since the scale may be negative.
         if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : 0.0f;
+        if constexpr (kMasked && C.softcap) factor[i] = sees(i / 2, c, i % 2) ? factor[i] : 0.0f;
       }
       TILEWISE_UNROLL
       for (int slot = 0; slot < 2; ++slot) {
         P[c / 2].word[c % 2 * 2 + slot] = Machine::template pack<C.out_type>(x[2 * slot], x[2 * slot + 1]);
       }
+      if constexpr (C.softcap) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) x[i] = factor[i];
+      }
     }
   }
 
-  /// dP, in the place of S, becomes dS = P (dP - delta), of P before dropout and dP after it.
+  /// Softcap's factors move to where dS will be. Not before dV's product has begun: while S is weighed there are no
+  /// registers for P and them (100 to 420 bytes of spills).
+  TILEWISE_INLINE void keep_factors() {
+    pin_registers<Machine>(S);
+    TILEWISE_UNROLL
+    for (int c = 0; c < kColTiles; ++c) {
+      const Sm80Accumulator& x = S.tile[0][c];
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < 2; ++slot) {
+        dS[c / 2].word[c % 2 * 2 + slot] = Machine::template pack<C.q_type>(x[2 * slot], x[2 * slot + 1]);
+      }
+    }
+  }
+
+  /// dP, in the place of S, becomes dS = factor (dP - delta), of a factor before dropout and dP after it.
   template <bool kMasked>
   TILEWISE_INLINE void derive(const float* delta) {
     if constexpr (kMasked) {
@@ -147,7 +173,7 @@ class BwdScores {
           // Of what is hidden P is 0, and dP perhaps no number.
           if constexpr (kMasked) difference[k] = sees(slot, c, k) ? difference[k] : 0.0f;
         }
-        dS[i].word[word] = derived(P[i].word[word], difference[0], difference[1]);
+        dS[i].word[word] = derived(factors()[i].word[word], difference[0], difference[1]);
       }
     }
   }
@@ -179,12 +205,12 @@ class BwdScores {
 
  private:
   /// In bf16 both factors are rounded, which saves a few percent of the whole pass; f16 might overflow between them.
-  TILEWISE_INLINE static uint32_t derived(uint32_t weights, float first, float second) {
+  TILEWISE_INLINE static uint32_t derived(uint32_t factors, float first, float second) {
     if constexpr (C.q_type == kBf16) {
-      return Machine::template multiply_pairs<kBf16>(weights, Machine::template pack<kBf16>(first, second));
+      return Machine::template multiply_pairs<kBf16>(factors, Machine::template pack<kBf16>(first, second));
     } else {
-      return Machine::template pack<kF16>(Machine::widen_f16(static_cast<uint16_t>(weights)) * first,
-                                          Machine::widen_f16(static_cast<uint16_t>(weights >> 16)) * second);
+      return Machine::template pack<kF16>(Machine::widen_f16(static_cast<uint16_t>(factors)) * first,
+                                          Machine::widen_f16(static_cast<uint16_t>(factors >> 16)) * second);
     }
   }
 
@@ -213,7 +239,9 @@ class BwdScores {
   }
 
   const int lane_, row_;
-  const float scale_, dropout_scale_;
+  // From products, or capped scores divided by softcap, to units of log2; from products to what tanh is taken of.
+  const float scale_, inner_scale_;
+  const float dropout_scale_;
   // Of this lane's first key: the first and the last query that sees it, and where queries end, counted from the lane's
   // first column. Bits of both its keys: whether they are the sequence's.
   int32_t first_, last_, end_, used_ = 0;

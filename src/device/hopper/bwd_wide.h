@@ -74,6 +74,7 @@ class BwdWide {
     pin_registers<Machine>(scores_.S);
     scores_.template weigh<kMasked>(tile);
     Products::template issue_sums<C.out_type>(sums_, scores_.P, shared_.douts[stage]);  // dV += P^T dO
+    if constexpr (C.softcap) scores_.keep_factors();
     if (!room) score_place_.wait_empty(shared_.score_ring);
     hand_weights();
     if (!landed) next.wait_full(shared_.tile_ring);
@@ -107,7 +108,8 @@ class BwdWide {
   }
 
   // ------------------------------------------------------------------ weights
-  /// Each lane's weights lie where its warp's rows of dS will: 16 bytes of every lane side by side.
+  /// Each lane's weights, with softcap times its derivative, lie where its warp's rows of dS will: 16 bytes of every
+  /// lane side by side.
   TILEWISE_INLINE uint8_t* weights_place(int k) {
     constexpr int kWarpBytes = 16 * kChunkRowBytes, kStepBytes = Machine::kLanes * 16;
     static_assert(C.block_m == 64, "a warp's rows of dS are one chunk, and its weights as long");
@@ -116,7 +118,7 @@ class BwdWide {
   TILEWISE_INLINE void hand_weights() {
     TILEWISE_UNROLL
     for (int k = 0; k < C.block_m / 16; ++k) {
-      const auto& word = scores_.P[k].word;
+      const auto& word = scores_.factors()[k].word;
       Machine::store_shared(weights_place(k), Chunk{{word[0], word[1], word[2], word[3]}});
     }
     arrive_as_warp(shared_.handover.weights_full[score_place_.stage][warp_], lane_);
@@ -128,7 +130,7 @@ class BwdWide {
     for (int k = 0; k < C.block_m / 16; ++k) {
       const Chunk chunk = Machine::template load_shared<Chunk>(weights_place(k));
       TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) scores_.P[k].word[i] = chunk.word[i];
+      for (int i = 0; i < 4; ++i) scores_.factors()[k].word[i] = chunk.word[i];
     }
     Machine::wave_sync();  // all lanes have theirs before dS is written over them
   }

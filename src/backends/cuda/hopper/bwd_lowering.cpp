@@ -223,9 +223,9 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
 
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
-  return {bf16,         f16,       backward,   gqa,  head_dim_v, packed,        window_left,
-          window_right, top_left,  scale_sign, sink, alibi,      dropout,       seed_tensor,
-          seqused_q,    seqused_k, leftpad_k,  dlse, dsink,      deterministic, batch_invariant};
+  return {bf16,      f16,        backward, gqa,   head_dim_v,    packed,         window_left, window_right,
+          top_left,  scale_sign, softcap,  sink,  alibi,         dropout,        seed_tensor, seqused_q,
+          seqused_k, leftpad_k,  dlse,     dsink, deterministic, batch_invariant};
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {

@@ -269,6 +269,22 @@ TEST(HopperPaths, BackwardOfSoftcap) {
                  true);
 }
 
+TEST(HopperPaths, BackwardOfABias) {
+  const std::string lengths = " batch_size=2 seqlen_q=200 seqlen_k=330";
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 bias=query[b,h,q,k] dbias=1 mask=causal" + kGroups + lengths);
+  check_backward("hopper_bwd", "dtype=f16 head_dim=128 bias=query[1,h,q,k] dbias=1 num_heads_q=2" + lengths);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=128 bias=f32[b,1,q,1] dbias=1 window_left=70" + kGroups + lengths);
+  check_backward("hopper_bwd", "dtype=f16 head_dim=96 bias=bool[b,1,1,k] dropout_p=0.25 softcap=2" + kGroups + lengths);
+  check_backward("hopper_bwd", "dtype=bf16 head_dim=192 bias=query[b,h,q,k] alibi_slopes=[h] deterministic=1 dbias=1" +
+                                   kGroups + lengths);
+  check_backward("hopper_bwd",
+                 "dtype=bf16 head_dim=64 bias=f32[b,h,1,k] seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + lengths);
+  for (const char* type : {"query", "f32", "bool"}) {
+    check_backward("hopper_bwd",
+                   std::string("dtype=bf16 head_dim=64 num_heads_q=2 bias=") + type + "[b,h,q,k]" + lengths, true);
+  }
+}
+
 /// Keys that begin in the middle of a group of 32 that share draws, too.
 TEST(HopperPaths, BackwardOfDropout) {
   const std::string drops = " dropout_p=0.25 seqlen_q=200 seqlen_k=330";
@@ -359,8 +375,6 @@ TEST(HopperPaths, RefusesWithReasons) {
             "head_dim and head_dim_v must be multiples of 8 (got 60 and 60)");
   EXPECT_EQ(reason("attention_forward dtype=fp8_e4m3 seqlen_q=8 head_dim=72"),
             "head_dim and head_dim_v must be multiples of 16 (got 72 and 72)");
-  EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=64 softcap=5 bias=f32[b,h,q,k]"),
-            "does not support bias in the backward pass");
   EXPECT_EQ(reason("attention_backward dtype=bf16 seqlen_q=8 head_dim=264 head_dim_v=128"),
             "head_dim and head_dim_v must be <= 256 (got 264 and 128)");
   std::uint64_t seed = 0;

@@ -345,6 +345,12 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   EXPECT_EQ(sink.launches()[3]->key.body->name, "bwd_dsink");
   EXPECT_EQ(sink.part("delta")->bytes, 2U * 64U * sizeof(float));
   EXPECT_EQ(lowering.part("delta"), nullptr);
+  const gpu::Lowering biased =
+      lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 bias=f32[b,h,q,k] dbias=1");
+  ASSERT_EQ(biased.launches().size(), 4U);
+  EXPECT_EQ(biased.launches()[3]->key.body->name, "bwd_dbias");
+  EXPECT_EQ(biased.part("delta")->bytes, 2U * 64U * sizeof(float));
+  EXPECT_GT(biased.estimated_us, lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64").estimated_us);
 }
 
 TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
@@ -383,7 +389,6 @@ TEST(HopperLowering, RefusesTheBackwardPassWithAReason) {
     return lower(problem, h200()).refusal;
   };
   EXPECT_EQ(refusal("head_dim=264"), "head_dim and head_dim_v must be <= 256 (got 264 and 264)");
-  EXPECT_EQ(refusal("head_dim=64 softcap=30 bias=f32[b,h,q,k]"), "does not support bias in the backward pass");
   EXPECT_EQ(refusal("head_dim=192 head_dim_v=128 dropout_p=0.1"),
             "with dropout, head_dim and head_dim_v must be <= 128 in the backward pass (got 192 and 128)");
 }

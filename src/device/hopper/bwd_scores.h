@@ -2,6 +2,7 @@
 // columns.
 #pragma once
 
+#include "device/hopper/bwd_bias.h"
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
 #include "device/hopper/matrix_descriptor.h"
@@ -41,6 +42,7 @@ class BwdScores {
       slopes_ = p.score.alibi_slopes + work.batch * p.score.alibi_batch_stride +
                 work.head * work.group * p.score.alibi_head_stride;
     }
+    if constexpr (kBiased) bias_.begin(p.score, work, key, column);
     TILEWISE_UNROLL
     for (int slot = 0; slot < 2; ++slot) used_ |= work.is_used(key + 8 * slot) ? 1 << slot : 0;
   }
@@ -55,6 +57,7 @@ class BwdScores {
       slope_ = Machine::load_global(slopes_) * kLog2E;
       slopes_ += p.alibi_head_stride;
     }
+    if constexpr (kBiased) bias_.enter_head(p);
   }
 
   /// What this lane's queries of a tile need: two of each 8, as bwd_statistics.h has laid them out.
@@ -103,10 +106,11 @@ class BwdScores {
 
   /// S becomes P; with softcap it is left as the factors, which keep_factors() rounds.
   template <bool kMasked>
-  TILEWISE_INLINE void weigh(int32_t tile) {
+  TILEWISE_INLINE void weigh(const ScoreParams& p, int32_t tile) {
     if constexpr (kMasked) find_visible(tile), hide_rows_without_weight();
     // In floats, which count to 2^24: a conversion a score costs as much as an exponential.
     [[maybe_unused]] const auto distance = static_cast<float>(distance_ - tile * C.block_m);
+    [[maybe_unused]] const auto biases = bias_.of_tile(p, tile);
     TILEWISE_UNROLL
     for (int c = 0; c < kColTiles; ++c) {
       Sm80Accumulator& x = S.tile[0][c];
@@ -119,8 +123,12 @@ class BwdScores {
           const float away = distance + static_cast<float>(i / 2 * 8 - 8 * c - i % 2);
           score -= slope_ * higher(away, -away);
         }
+        [[maybe_unused]] float bias = 0.0f;
+        if constexpr (kBiased) bias = biases.load(c, i), score += bias * kLog2E;
         x[i] = Machine::exp2(score);
         if constexpr (C.softcap) factor[i] = x[i] - x[i] * (capped * capped);
+        if constexpr (kBiased) x[i] = marked(x[i], bias == -kInfinity);
+        if constexpr (kBiased && C.softcap) factor[i] = marked(factor[i], bias == -kInfinity);
         // Now, since the scale may be negative.
         if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : 0.0f;
         if constexpr (kMasked && C.softcap) factor[i] = sees(i / 2, c, i % 2) ? factor[i] : 0.0f;
@@ -173,7 +181,9 @@ class BwdScores {
           // Of what is hidden P is 0, and dP perhaps no number.
           if constexpr (kMasked) difference[k] = sees(slot, c, k) ? difference[k] : 0.0f;
         }
-        dS[i].word[word] = derived(factors()[i].word[word], difference[0], difference[1]);
+        const uint32_t factor = factors()[i].word[word];
+        dS[i].word[word] = derived(factor, difference[0], difference[1]);
+        if constexpr (kBiased) dS[i].word[word] &= ~Machine::spread_signs(factor, 1, 3);
       }
     }
   }
@@ -204,6 +214,14 @@ class BwdScores {
   }
 
  private:
+  static constexpr bool kBiased = C.bias_type != kBiasNone;
+
+  /// A weight that a bias hides is a 0 with a sign, by which derive() knows that no gradient comes from there, whatever
+  /// it is computed from. The others, NaN too, have none.
+  TILEWISE_INLINE static float marked(float weight, bool hidden) {
+    return hidden ? -0.0f : __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, weight) & 0x7FFFFFFFu);
+  }
+
   /// In bf16 both factors are rounded, which saves a few percent of the whole pass; f16 might overflow between them.
   TILEWISE_INLINE static uint32_t derived(uint32_t factors, float first, float second) {
     if constexpr (C.q_type == kBf16) {
@@ -248,6 +266,7 @@ class BwdScores {
   int32_t distance_ = 0;  // of ALiBi, likewise: from where query 0 stands to the key
   const float* slopes_;   // of the next head
   float slope_;           // in units of log2
+  Choose<kBiased, BwdBias<Machine, C>, NoBias> bias_;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
   FloatRun<4> lse2_[kColTiles / 2];

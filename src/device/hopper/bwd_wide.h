@@ -72,7 +72,7 @@ class BwdWide {
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    scores_.template weigh<kMasked>(tile);
+    scores_.template weigh<kMasked>(p_.score, tile);
     Products::template issue_sums<C.out_type>(sums_, scores_.P, shared_.douts[stage]);  // dV += P^T dO
     if constexpr (C.softcap) scores_.keep_factors();
     if (!room) score_place_.wait_empty(shared_.score_ring);

@@ -22,6 +22,7 @@ struct BwdWork {
   int32_t q_row, k_row;              // where the used queries and the block's first row start, in rows of the tensors
   int32_t first_key;                 // of the block; negative where padding comes first
   int32_t seqlen_q, seqlen_k, rows;  // used ones; rows of the block that are the sequence's
+  int32_t leftpad;                   // rows of memory in front of key 0
   int32_t diagonal;                  // query i stands at key i + diagonal
   KeyBand band;
   QueryTiles queries;  // of a head, that see a key of the block
@@ -123,6 +124,7 @@ TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
   work.q_row = static_cast<int32_t>(s.q_row);
   work.k_row = static_cast<int32_t>(s.k_row) - leftpad + first_row;
   work.first_key = first_row - leftpad;
+  work.leftpad = leftpad;
   work.seqlen_q = static_cast<int32_t>(s.seqlen_q);
   work.seqlen_k = static_cast<int32_t>(s.seqlen_k);
   work.rows = minimum(static_cast<int32_t>(s.all_k) - first_row, C.block_n());

@@ -53,7 +53,13 @@ double backward_us(const Problem& p, const device::HopperBwdConfig& c, const cor
   const portable::Estimator around(p, traits);
   const double after_us = p.dq ? portable::Estimator::kLaunchUs + around.convert_dq_us() : 0.0;
   const double sink_us = p.dsink ? portable::Estimator::kLaunchUs + around.dsink_us() : 0.0;
-  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, device) + after_us + sink_us;
+  double dbias_us = 0.0;
+  if (p.dbias) {
+    const device::BwdDbiasConfig dbias = portable::bwd_dbias_config(p, traits);
+    dbias_us = portable::Estimator::kLaunchUs + around.dbias_us(dbias, portable::dbias_blocks(p, dbias));
+  }
+  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, device) + after_us +
+         dbias_us + sink_us;
 }
 
 }  // namespace tilewise::backends::hopper

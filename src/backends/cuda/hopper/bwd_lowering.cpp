@@ -105,16 +105,18 @@ class BackwardLowerer {
   BackwardLowerer(const Problem& p, const core::DeviceDescription& device)
       : p_(p),
         device_(device),
+        traits_(portable::traits_of(device, gpu::Family::sm80)),
         config_(bwd_config(p)),
         shape_(operations::attention::shape_of(p)),
         query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
         rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
-        builder_(portable::traits_of(device, gpu::Family::sm80).overlaps_steps) {}
+        builder_(traits_.overlaps_steps) {}
 
   gpu::Outcome lower() {
     add_statistics();
     add_gradients();
     if (p_.dq) add_dq();
+    if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
                                     config_.kConsumers, " warpgroups, ", config_.stages, " stages"));
@@ -136,7 +138,7 @@ class BackwardLowerer {
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * c.head_dim;
-    params.dense_rows_a_head = p_.dsink ? p_.seqlen_q : 0;
+    params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     params.turns_a_block = turns_a_block();
     builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
   }
@@ -171,6 +173,18 @@ class BackwardLowerer {
                                             params, bind);
   }
 
+  void add_dbias() {
+    device::BwdDbiasParams params{};
+    params.shape = shape_;
+    std::ranges::copy(operations::attention::bias_shape(p_), params.dbias_shape);
+    const auto bind = [](const void* call, void* block) {
+      portable::bind(call_of(call), *static_cast<device::BwdDbiasParams*>(block));
+    };
+    const device::BwdDbiasConfig config = portable::bwd_dbias_config(p_, traits_);
+    builder_.launch<portable::BwdDbias>(gpu::Family::sm80, config,
+                                        {static_cast<std::uint32_t>(portable::dbias_blocks(p_, config))}, params, bind);
+  }
+
   void add_dsink() {
     device::BwdDsinkParams params{};
     params.shape = shape_;
@@ -192,6 +206,7 @@ class BackwardLowerer {
 
   const Problem& p_;
   const core::DeviceDescription& device_;
+  portable::DeviceTraits traits_;
   device::HopperBwdConfig config_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
@@ -223,9 +238,10 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
 
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
-  return {bf16,      f16,        backward, gqa,   head_dim_v,    packed,         window_left, window_right,
-          top_left,  scale_sign, softcap,  sink,  alibi,         dropout,        seed_tensor, seqused_q,
-          seqused_k, leftpad_k,  dlse,     dsink, deterministic, batch_invariant};
+  return {bf16,           f16,         backward,  gqa,       head_dim_v,   packed, window_left, window_right,
+          top_left,       scale_sign,  softcap,   bias,      bias_boolean, dbias,  sink,        alibi,
+          dropout,        seed_tensor, seqused_q, seqused_k, leftpad_k,    dlse,   dsink,       deterministic,
+          batch_invariant};
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {

@@ -53,7 +53,7 @@ operations::attention::FeatureSet attention_features() {
   return {bf16,        f16,          fp8_e4m3,    f16_out,   forward,    gqa,       head_dim_v,    packed,
           window_left, window_right, top_left,    softcap,   scale_sign, bias,      bias_boolean,  alibi,
           sink,        dropout,      seed_tensor, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant,
-          backward,    dlse,         dsink};
+          backward,    dlse,         dsink,       dbias};
 }
 
 Outcome lower(const Problem& p, const core::DeviceDescription& device) {

@@ -176,14 +176,10 @@ class Lowerer {
 
   void add_dbias() {
     const device::BwdDbiasConfig config = bwd_dbias_config(p_, traits_);
-    const auto dim = [](bool own, std::int64_t size) { return own ? size : std::int64_t{1}; };
-    const std::int64_t queries = p_.bias_dims.query ? ceil_div(p_.seqlen_q, config.block_m()) : 1;
-    const std::int64_t keys = p_.bias_dims.key ? ceil_div(p_.seqlen_k, config.block_n) : 1;
-    const std::int64_t heads = dim(p_.bias_dims.head, p_.num_heads_q), batches = dim(p_.bias_dims.batch, p_.batch_size);
+    const std::int64_t blocks = dbias_blocks(p_, config);
     device::BwdDbiasParams params{};
     std::ranges::copy(operations::attention::bias_shape(p_), params.dbias_shape);
-    add<BwdDbias>(config, params, queries * keys, 1, heads, batches,
-                  estimator_.dbias_us(config, queries * keys * heads * batches));
+    add<BwdDbias>(config, params, blocks, 1, 1, 1, estimator_.dbias_us(config, blocks));
   }
 
   template <typename Kernel>

@@ -5,9 +5,12 @@
 #include <array>
 #include <span>
 
+#include "core/ceil_div.hpp"
+
 namespace tilewise::backends::portable {
 namespace {
 
+using core::ceil_div;
 using device::is_crowded, device::ScoreConfig;
 
 constexpr std::int32_t kDimStep = 32;
@@ -354,6 +357,13 @@ device::BwdDbiasConfig bwd_dbias_config(const Problem& p, const DeviceTraits& tr
   c.block_n = 32;  // its sums are a third fragment beside S and dP
   shrink_to_fit<BwdDbias>(c, &device::BwdDbiasConfig::block_n, traits);
   return c;
+}
+
+std::int64_t dbias_blocks(const Problem& p, const device::BwdDbiasConfig& config) {
+  const auto own = [](bool has, std::int64_t size) { return has ? size : std::int64_t{1}; };
+  return own(p.bias_dims.batch, p.batch_size) * own(p.bias_dims.head, p.num_heads_q) *
+         own(p.bias_dims.query, ceil_div(p.seqlen_q, config.block_m())) *
+         own(p.bias_dims.key, ceil_div(p.seqlen_k, config.block_n));
 }
 
 device::BwdDsinkConfig bwd_dsink_config(const Problem& p) {

@@ -36,6 +36,8 @@ template <typename AnyProblem>
 [[nodiscard]] device::BwdConvertDkdvConfig bwd_convert_dkdv_config(const Problem& problem,
                                                                    const device::BwdConfig& bwd);
 [[nodiscard]] device::BwdDbiasConfig bwd_dbias_config(const Problem& problem, const DeviceTraits& traits);
+/// Patches of dbias, a block each.
+[[nodiscard]] std::int64_t dbias_blocks(const Problem& problem, const device::BwdDbiasConfig& config);
 [[nodiscard]] device::BwdDsinkConfig bwd_dsink_config(const Problem& problem);
 
 /// Whether a block fits the device's shared memory: the largest head dims don't everywhere.

@@ -61,7 +61,8 @@ class BwdLoader {
     const int32_t first = place.tile * C.block_m;
     const bool whole = !C.lengths || first + C.block_m <= work_.seqlen_q;
     Barrier<Machine>& full = shared_.tile_ring.full[at.stage];
-    if (leads_ || !whole) {
+    if (leads_ ||
+        C.lengths) {  // lanes that may clear rows wait for every stage, or they would lose count of its phases
       at.wait_empty(shared_.tile_ring);
       if (leads_) copy_queries(at.stage, first, place.head, whole ? full : shared_.landed);
     }

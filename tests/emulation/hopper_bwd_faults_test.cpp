@@ -72,6 +72,12 @@ constexpr HopperBwdConfig kWide = [] {
   return c;
 }();
 
+constexpr HopperBwdConfig kWideDropout = [] {
+  HopperBwdConfig c = kWide;
+  c.dropout = 1;
+  return c;
+}();
+
 template <HopperBwdConfig C>
 struct FaultyBwdSm90 : HostSm90Machine {
   /// Whether it is of the warpgroup that adds up dq.
@@ -249,6 +255,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kDropout> dropout;
     EXPECT_EQ(dropout.run(Fault::none, seed), "");
     EXPECT_LT(dropout.error(), kFine);
+    BwdCall<kWideDropout> wide_dropout;
+    EXPECT_EQ(wide_dropout.run(Fault::none, seed), "");
+    EXPECT_LT(wide_dropout.error(), kFine);
     BwdCall<kSoftcap> softcap;
     EXPECT_EQ(softcap.run(Fault::none, seed), "");
     EXPECT_LT(softcap.error(), kFine);
@@ -295,6 +304,7 @@ TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
 
 TEST(EmulatedHopperBwd, DrawsThatAreOverwrittenBeforeTheyAreReadAreCaught) {
   EXPECT_NE(fault_of_run<kDropout>(Fault::draws_overwritten), "");
+  EXPECT_NE(fault_of_run<kWideDropout>(Fault::draws_overwritten), "");
 }
 
 TEST(EmulatedHopperBwd, ATurnThatIsHandedOnBeforeTheSumsHaveArrivedIsCaught) {

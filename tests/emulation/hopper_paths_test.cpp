@@ -299,6 +299,22 @@ TEST(HopperPaths, BackwardOfDropout) {
                      kGroups);
 }
 
+TEST(HopperPaths, BackwardOfDropoutAndWideHeads) {
+  const std::string drops = " dropout_p=0.25 seqlen_q=100 seqlen_k=170";
+  check_backward("64x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 mask=causal" + kGroups + drops);
+  check_backward("64x64 tiles", "dtype=f16 head_dim=192 head_dim_v=128 window_left=70 num_heads_q=2" + drops);
+  check_backward("64x64 tiles", "dtype=bf16 head_dim=136 softcap=2 sink=1 dsink=1 num_heads_q=2" + drops);
+  check_backward(
+      "64x64 tiles",
+      "dtype=bf16 head_dim=160 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1 deterministic=1" + kGroups + drops);
+  check_backward("64x64 tiles", "dtype=f16 head_dim=256 bias=bool[b,1,q,k] alibi_slopes=[h]" + kGroups + drops);
+  check_backward("64x64 tiles",
+                 "dtype=bf16 head_dim=256 layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 "
+                 "total_k=600 dropout_p=0.1 mask=causal" +
+                     kGroups,
+                 true);
+}
+
 TEST(HopperPaths, BackwardInAFixedOrder) {
   const std::string lengths = " seqlen_q=300 seqlen_k=400 deterministic=1";
   check_backward("hopper_bwd 128x128 tiles", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);

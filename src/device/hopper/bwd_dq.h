@@ -55,6 +55,12 @@ class BwdDqProducts {
     Machine::wgmma_commit();
   }
 
+  static constexpr int32_t kAhead = C.dropout ? 1 : 0;  // a tile's draws are made before the products of the one before
+  TILEWISE_INLINE void draw(int32_t step) {
+    const int thread = Machine::not_hoisted(warp_ * 32 + lane_);
+    BwdDraws<Machine, C>::publish(p_, shared_, work_, step, thread);
+  }
+
   TILEWISE_INLINE void release_scores() {
     arrive_as_warp(shared_.score_ring.empty[score_place_.stage], lane_);
     score_place_.advance();
@@ -102,15 +108,13 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       TILEWISE_NO_UNROLL
       for (int i = 0; i < C.stages && loader_.has_more(); ++i) loader_.bring_queries();
     }
-    constexpr int32_t kAhead = C.dropout ? 1 : 0;  // a tile's draws are made before the products of the one before
     TILEWISE_NO_UNROLL
-    for (int32_t step = -kAhead; step < steps; ++step) {
+    for (int32_t step = -Base::kAhead; step < steps; ++step) {
       // The stage of the tile before is on its way to be free.
       if (warp_ == 0 && step > 0 && loader_.has_more()) loader_.bring_queries();
       Machine::wave_sync();
       if constexpr (C.dropout) {
-        const int thread = Machine::not_hoisted(warp_ * 32 + lane_);
-        if (step + 1 < steps) BwdDraws<Machine, C>::publish(p_, shared_, this->work_, step + 1, thread);
+        if (step + 1 < steps) this->draw(step + 1);
         if (step < 0) continue;
       }
       if (C.ordered && step > 0) hand_on(step - 1);
@@ -192,7 +196,11 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     to_ += 4 * lane_;
     shared_.keys_full.wait(0);
     TILEWISE_NO_UNROLL
-    for (int32_t step = 0; step < steps; ++step) {
+    for (int32_t step = -Base::kAhead; step < steps; ++step) {
+      if constexpr (C.dropout) {
+        if (step + 1 < steps) this->draw(step + 1);
+        if (step < 0) continue;
+      }
       if (C.ordered && step > 0) hand_on(step - 1);
       this->score_place_.wait_full(shared_.score_ring);
       if (C.ordered && lane_ == 0) BwdTurns<Machine, C>::await(this->p_, this->work_, step, this->warp_);

@@ -10,7 +10,7 @@
 namespace tilewise::device {
 
 /// Makes bits as KeptWords has them. A call of Philox serves 8 keys of a query, which four computing lanes hold: one
-/// lane here makes all bits of four of them, or half.
+/// lane here makes all bits of four of them, or a half or a quarter.
 template <class Machine, HopperBwdConfig C>
 class BwdDraws {
   using Shared = HopperBwdShared<Machine, C>;
@@ -37,18 +37,16 @@ class BwdDraws {
     } else {
       draws.draw_each(kept, batch_head, query, owner);
     }
-    if constexpr (kLanesAPiece == 2) {
+    TILEWISE_UNROLL
+    for (uint32_t& word : kept) {
+      word <<= kColTiles * (kLanesAPiece - 1 - share);
       TILEWISE_UNROLL
-      for (uint32_t& word : kept) {
-        word <<= share == 0 ? kColTiles : 0;
-        word |= Machine::shuffle_xor(word, 1);
-      }
+      for (int lane = 1; lane < kLanesAPiece; lane *= 2) word |= Machine::shuffle_xor(word, lane);
     }
     shared.draw_ring.empty[0].wait(static_cast<uint32_t>(step + 1) % 2);
     if (share == 0) {
       TILEWISE_UNROLL
-      for (int word = 0; word < 4; ++word)
-        Machine::store_shared(&shared.handover.draws.kept[part][owner][word], kept[word]);
+      for (int word = 0; word < 4; ++word) Machine::store_shared(&shared.draws.kept[part][owner][word], kept[word]);
     }
     arrive_as_warp(shared.draw_ring.full[0], thread % 32);
   }

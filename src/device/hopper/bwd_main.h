@@ -123,7 +123,7 @@ class BwdMain {
   TILEWISE_INLINE void read_kept() {
     if constexpr (C.dropout) {
       draw_place_.wait_full(shared_.draw_ring);
-      scores_.read_kept(shared_.handover.draws);
+      scores_.read_kept(shared_.draws);
       arrive_as_warp(shared_.draw_ring.empty[0], lane_);
       draw_place_.advance();
     }

@@ -46,14 +46,6 @@ struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
   TILEWISE_INLINE void init() {}
 };
-/// And dropout's bits of a tile.
-template <class Machine, HopperBwdConfig C>
-  requires(C.dropout != 0)
-struct BwdHandover<Machine, C> {
-  float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
-  KeptWords<C> draws;
-  TILEWISE_INLINE void init() {}
-};
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will.
 template <class Machine, HopperBwdConfig C>
   requires(C.shares_keys != 0)
@@ -84,9 +76,10 @@ struct HopperBwdShared {
   BwdHandover<Machine, C> handover;
   float lse2[C.stages][C.block_m];
   float delta[C.stages][C.block_m];
-  Ring<Machine, C.stages> tile_ring;         // of Q, dO and their statistics
-  Ring<Machine, C.kScoreStages> score_ring;  // of dS
-  Ring<Machine, 1> draw_ring;                // of dropout's bits
+  Choose<(C.dropout != 0), KeptWords<C>, NoShared> draws;  // of a tile
+  Ring<Machine, C.stages> tile_ring;                       // of Q, dO and their statistics
+  Ring<Machine, C.kScoreStages> score_ring;                // of dS
+  Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> keys_full, values_full;
   Barrier<Machine> keys_done;  // dq's last product has read K
   Barrier<Machine> landed;     // what is to be cleared beyond a sequence's end

@@ -18,6 +18,8 @@ class BwdWide {
   using Products = BwdProducts<Machine, C>;
   static constexpr bool kSumsDv = kRole == BwdRole::sums_dv;
   static constexpr int kCols = kSumsDv ? C.head_dim_v : C.head_dim;
+  /// Weights go on as they are before dropout; with softcap what goes on is not what is dropped.
+  static constexpr bool kHandsFirst = C.dropout && !C.softcap;
 
  public:
   TILEWISE_INLINE BwdWide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
@@ -41,7 +43,8 @@ class BwdWide {
     const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     if constexpr (kSumsDv) {
-      store.store(shared_.values, sums_, p_.dv, p_.dv_map, p_.shape.head_dim_v, 1.0f);
+      store.store(shared_.values, sums_, p_.dv, p_.dv_map, p_.shape.head_dim_v,
+                  C.dropout ? p_.score.dropout_scale : 1.0f);
     } else {
       store.store(shared_.keys, sums_, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
     }
@@ -53,6 +56,7 @@ class BwdWide {
     if constexpr (kSumsDv) scores_.enter_head(p_.score);
     tile_place_.wait_full(shared_.tile_ring);
     if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    read_kept();
     visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool more) {
       constexpr bool kMasked = decltype(masked)::value != 0;
       if constexpr (kSumsDv) {
@@ -73,12 +77,13 @@ class BwdWide {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     scores_.template weigh<kMasked>(p_.score, tile);
+    if constexpr (kHandsFirst) hand_weights(room);
+    if constexpr (C.dropout) scores_.drop();
     Products::template issue_sums<C.out_type>(sums_, scores_.P, shared_.douts[stage]);  // dV += P^T dO
     if constexpr (C.softcap) scores_.keep_factors();
-    if (!room) score_place_.wait_empty(shared_.score_ring);
-    hand_weights();
+    if constexpr (!kHandsFirst) hand_weights(room);
     if (!landed) next.wait_full(shared_.tile_ring);
-    if (more) scores_.read_lse(shared_.lse2[next.stage]);
+    if (more) scores_.read_lse(shared_.lse2[next.stage]), read_kept();
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
     release_queries();
@@ -102,9 +107,20 @@ class BwdWide {
     arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
     score_place_.advance();
     if (!landed) next.wait_full(shared_.tile_ring);
+    if (more) read_kept();
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
     release_queries();
+  }
+
+  /// As the other kernel's, by both warpgroups: the one drops weights, the other what comes of them.
+  TILEWISE_INLINE void read_kept() {
+    if constexpr (C.dropout) {
+      draw_place_.wait_full(shared_.draw_ring);
+      scores_.read_kept(shared_.draws);
+      arrive_as_warp(shared_.draw_ring.empty[0], lane_);
+      draw_place_.advance();
+    }
   }
 
   // ------------------------------------------------------------------ weights
@@ -115,7 +131,8 @@ class BwdWide {
     static_assert(C.block_m == 64, "a warp's rows of dS are one chunk, and its weights as long");
     return shared_.dS[score_place_.stage].bytes + warp_ * kWarpBytes + k * kStepBytes + lane_ * 16;
   }
-  TILEWISE_INLINE void hand_weights() {
+  TILEWISE_INLINE void hand_weights(bool room) {
+    if (!room) score_place_.wait_empty(shared_.score_ring);
     TILEWISE_UNROLL
     for (int k = 0; k < C.block_m / 16; ++k) {
       const auto& word = scores_.factors()[k].word;
@@ -146,6 +163,7 @@ class BwdWide {
   const QueryTiles seen_;
   RingPlace<C.stages> tile_place_;
   RingPlace<C.kScoreStages> score_place_;
+  RingPlace<1> draw_place_;
   Scores scores_;
   Fragment<Ops, 16, kCols> sums_;
 };

@@ -219,10 +219,6 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
     return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
   }
   const device::HopperBwdConfig config = bwd_config(p);
-  if (config.shares_keys && config.dropout) {
-    return concat("with dropout, head_dim and head_dim_v must be <= 128 in the backward pass (got ", p.head_dim,
-                  " and ", p.head_dim_v, ")");
-  }
   const std::uint32_t shared_bytes = Bwd::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
     return concat("needs ", shared_bytes, " bytes of shared memory a block, ", device.architecture, " has ",

@@ -78,6 +78,30 @@ TEST_P(EmulatedKvCache, EveryKindOfScale) {
       "capacity=80 seqlen_q=3 cache_seqlens=1 softcap=10 alibi_slopes=[h] sink=1");
 }
 
+/// 16 rows or less, whose products widen what they read (sm80): head dims of one matrix load and of several, values
+/// that blocks share, queries that turn, parts of the keys, and rows that are no queries.
+TEST_P(EmulatedKvCache, DecodesFromFp8) {
+  const std::string paged =
+      "kv_cache_attention cache_dtype=fp8_e4m3 cache_seqlens=1 batch_size=2 page_size=16 num_pages=20 "
+      "max_pages_per_seq=7 seqlen_q=";
+  for (const char* rest :
+       {"1 dtype=bf16 scales=head num_heads_q=4 num_heads_k=2 head_dim=128 append=1 seqlen_k_new=1",
+        "2 dtype=f16 scales=token num_heads_q=8 num_heads_k=1 head_dim=32 append=1 seqlen_k_new=2 "
+        "mask=causal",
+        "1 dtype=bf16 scales=tensor num_heads_q=2 head_dim=192 head_dim_v=64 num_splits=3 softmax_lse=1",
+        "1 dtype=bf16 scales=batch_head num_heads_q=16 num_heads_k=1 head_dim=256 softcap=20 sink=1",
+        "1 dtype=f16 scales=head num_heads_q=3 num_heads_k=1 head_dim=64 rotary=f32 rotary_dim=64 append=1 "
+        "seqlen_k_new=1 mask=causal window_left=40 alibi_slopes=[h]",
+        "1 dtype=bf16 scales=token mla=1 num_heads_q=16 num_heads_k=1 head_dim=576 head_dim_v=512"}) {
+    check(paged + rest, 3);
+    const std::string schedule = plan(parse_problem(paged + rest), {GetParam()}).schedule();
+    EXPECT_EQ(schedule.find("widened in products") != std::string::npos, GetParam() == "emulation.sm80") << schedule;
+  }
+  check(
+      "kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=head layout=thd batch_size=3 total_q=9 max_seqlen_q=4 "
+      "num_heads_q=4 num_heads_k=1 head_dim=64 capacity=90 cache_seqlens=1 cache_leftpad=1 mask=causal");
+}
+
 /// A key alone has weight 1, so that its values come back as they are: every byte there is.
 TEST_P(EmulatedKvCache, EveryByteOfFp8) {
   constexpr std::int64_t kRows = 4, kDim = 64;
@@ -90,16 +114,20 @@ TEST_P(EmulatedKvCache, EveryByteOfFp8) {
   arguments.k_cache = {k.data(), DType::fp8_e4m3, {kRows, 1, 1, kDim}};
   arguments.v_cache = {v.data(), DType::fp8_e4m3, {kRows, 1, 1, kDim}};
   arguments.options.k_scale_value = arguments.options.v_scale_value = 1.0;
-  kv_cache_attention(arguments, {.implementation = GetParam()});
-  for (std::size_t i = 0; i < v.size(); ++i) {
-    const float got = device::bf16_to_float(out[i]), expected = device::e4m3_to_float(v[i]);
-    EXPECT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected))) << i << ": " << got << ", " << expected;
-  }
-  k[kDim] = 0x7F;  // a NaN among the second row's keys
-  kv_cache_attention(arguments, {.implementation = GetParam()});
-  for (std::int64_t i = 0; i < kDim; ++i) {
-    EXPECT_FALSE(std::isnan(device::bf16_to_float(out[static_cast<std::size_t>(i)])));
-    EXPECT_TRUE(std::isnan(device::bf16_to_float(out[static_cast<std::size_t>(kDim + i)])));
+  for (const bool batch_invariant : {false, true}) {  // widened in products and before them, where there are both
+    arguments.options.batch_invariant = batch_invariant;
+    k[kDim] = 0;
+    kv_cache_attention(arguments, {.implementation = GetParam()});
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      const float got = device::bf16_to_float(out[i]), expected = device::e4m3_to_float(v[i]);
+      EXPECT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected))) << i << ": " << got << ", " << expected;
+    }
+    k[kDim] = 0x7F;  // a NaN among the second row's keys
+    kv_cache_attention(arguments, {.implementation = GetParam()});
+    for (std::int64_t i = 0; i < kDim; ++i) {
+      EXPECT_FALSE(std::isnan(device::bf16_to_float(out[static_cast<std::size_t>(i)])));
+      EXPECT_TRUE(std::isnan(device::bf16_to_float(out[static_cast<std::size_t>(kDim + i)])));
+    }
   }
 }
 

@@ -125,33 +125,47 @@ TEST(KvCacheLowering, BatchInvariantTilesAreThoseOfManyRows) {
   }
 }
 
-/// The bytes of fp8 tiles wait in shared memory where lanes copy asynchronously and rows are as wide as tiles.
-TEST(KvCacheLowering, BytesOfFp8WaitInSharedMemory) {
-  const auto keeps_bytes = [](std::string_view architecture, std::string_view dims) {
+/// What becomes of fp8 tiles: products widen what few rows multiply, where an instruction does; else bytes wait in
+/// shared memory where lanes copy asynchronously and rows are as wide as tiles; else they are widened on their way.
+TEST(KvCacheLowering, WhereFp8IsWidened) {
+  const auto way = [](std::string_view architecture, std::string_view rest) {
     const gpu::Lowering lowering =
         cache_lowered(architecture, core::concat("kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=head "
-                                                 "seqlen_q=1 num_heads_q=8 capacity=64 num_splits=1 ",
-                                                 dims));
-    return gpu::config_of<KvCacheForward>(lowering.launches().front()->key).keeps_bytes != 0;
+                                                 "num_heads_q=8 num_heads_k=1 capacity=64 num_splits=1 ",
+                                                 rest));
+    const auto config = gpu::config_of<KvCacheForward>(lowering.launches().front()->key);
+    return config.multiplies_bytes != 0 ? "products" : config.keeps_bytes != 0 ? "shared memory" : "on their way";
   };
-  EXPECT_TRUE(keeps_bytes("sm_90a", "head_dim=128"));
-  EXPECT_TRUE(keeps_bytes("sm_80", "head_dim=64 head_dim_v=32"));
-  EXPECT_FALSE(keeps_bytes("sm_90a", "head_dim=72"));
-  EXPECT_FALSE(keeps_bytes("gfx942", "head_dim=128"));
+  for (const std::string_view architecture : {"sm_89", "sm_90a", "sm_120"}) {
+    EXPECT_STREQ(way(architecture, "head_dim=128 seqlen_q=2"), "products") << architecture;
+  }
+  EXPECT_STREQ(way("sm_90a", "head_dim=64 head_dim_v=32 seqlen_q=1"), "products");
+  EXPECT_STREQ(way("sm_90a", "head_dim=128 seqlen_q=3"), "shared memory") << "24 rows";
+  EXPECT_STREQ(way("sm_90a", "head_dim=128 seqlen_q=1 batch_invariant=1"), "shared memory");
+  EXPECT_STREQ(way("sm_90a", "head_dim=96 seqlen_q=1"), "shared memory") << "no tile of bytes has such rows";
+  for (const std::string_view architecture : {"sm_80", "sm_86"}) {
+    EXPECT_STREQ(way(architecture, "head_dim=128 seqlen_q=1"), "shared memory") << architecture;
+  }
+  EXPECT_STREQ(way("sm_90a", "head_dim=72 seqlen_q=1"), "on their way");
+  EXPECT_STREQ(way("gfx942", "head_dim=128 seqlen_q=1"), "on their way");
 }
 
-/// Tiles of fp8 caches are 16-bit elements: keys of q's type, and values in bf16, which no token's scale leaves.
-TEST(KvCacheLowering, Fp8IsWidenedOnItsWay) {
+/// Products of fp8 caches are of 16-bit elements: keys of q's type, and values in bf16, which no token's scale leaves,
+/// or in f16 where one wave multiplies them and scales come afterwards.
+TEST(KvCacheLowering, Fp8IsWidenedToTypesOfProducts) {
   for (const auto& [dtype, type] : {std::pair{"bf16", device::kBf16}, {"f16", device::kF16}}) {
-    const gpu::Lowering lowering = cache_lowered(
-        "sm_90a", core::concat("kv_cache_attention cache_dtype=fp8_e4m3 scales=token seqlen_q=1 num_heads_q=8 "
-                               "num_heads_k=1 head_dim=128 capacity=64 num_splits=1 dtype=",
-                               dtype));
-    const auto config = gpu::config_of<KvCacheForward>(lowering.launches().front()->key);
-    EXPECT_EQ(config.cache_type, device::kE4m3);
-    EXPECT_EQ(config.k_type, type);
-    EXPECT_EQ(config.v_type, device::kBf16);
-    EXPECT_EQ(config.scales, device::kTokenScales);
+    for (const auto& [scales, kind, v_type] :
+         {std::tuple{"token", device::kTokenScales, device::kBf16}, {"head", device::kBlockScale, device::kF16}}) {
+      const gpu::Lowering lowering = cache_lowered(
+          "sm_90a", core::concat("kv_cache_attention cache_dtype=fp8_e4m3 seqlen_q=1 num_heads_q=8 num_heads_k=1 "
+                                 "head_dim=128 capacity=64 num_splits=1 dtype=",
+                                 dtype, " scales=", scales));
+      const auto config = gpu::config_of<KvCacheForward>(lowering.launches().front()->key);
+      EXPECT_EQ(config.cache_type, device::kE4m3);
+      EXPECT_EQ(config.k_type, type);
+      EXPECT_EQ(config.v_type, v_type);
+      EXPECT_EQ(config.scales, kind);
+    }
   }
 }
 

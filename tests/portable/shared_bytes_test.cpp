@@ -42,6 +42,7 @@ constexpr std::string_view kKvCache[] = {
     "seqlen_q=1 num_heads_q=32 num_heads_k=8 batch_size=64 page_size=16 num_pages=99 max_pages_per_seq=99",
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096",
     "seqlen_q=1 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=token",
+    "seqlen_q=1 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=head batch_invariant=1",
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=token",
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=head",
 };

@@ -25,10 +25,11 @@ Sustained sustained(gpu::Family family) {
   return {0.5, 10.0};
 }
 
-/// NVIDIA GPUs from sm_90 on.
-bool overlaps_steps(std::string_view architecture) {
+/// Whether it is an NVIDIA GPU from sm_`first` on.
+bool is_from(int first, std::string_view architecture) {
   constexpr std::string_view kPrefix = "sm_";
-  return architecture.starts_with(kPrefix) && std::atoi(std::string(architecture.substr(kPrefix.size())).c_str()) >= 90;
+  return architecture.starts_with(kPrefix) &&
+         std::atoi(std::string(architecture.substr(kPrefix.size())).c_str()) >= first;
 }
 
 }  // namespace
@@ -42,7 +43,9 @@ DeviceTraits traits_of(const core::DeviceDescription& device, gpu::Family family
   traits.shared_bytes = device.shared_bytes;
   traits.gflops = rates.of_matrix_rate * 2.0 * device.matrix_rate * device.gigahertz * device.multiprocessors;
   traits.gigabytes_per_second = rates.gigabytes_per_second * device.multiprocessors;
-  traits.overlaps_steps = overlaps_steps(device.architecture);
+  traits.overlaps_steps = is_from(90, device.architecture);
+  const bool is_emulated = device.architecture == "host" && family == gpu::Family::sm80;
+  traits.unpacks_e4m3 = is_emulated || is_from(89, device.architecture);
   traits.memory_gigabytes_per_second = device.memory_gigabytes_per_second;
   return traits;
 }

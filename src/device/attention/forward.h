@@ -20,7 +20,9 @@ namespace tilewise::device {
 template <class Ops, auto C, class Call>
 struct ForwardShared {
   using Stage = typename Call::template Stage<Ops, C>;
-  using QTile = typename OwnRows<Ops, C, C.q_type, C.head_dim, false, Call::template changes_queries<C>()>::Tile;
+  using QRows = OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C), Call::template changes_queries<C>(),
+                        Call::template Out<Ops, C>::kJoinsColumns>;
+  using QTile = typename QRows::Tile;
   /// Q that stays here has its own place; Q that moves to registers passes through the stages'.
   struct Streams : RowsPart<!C.rows_in_registers, QTile> {
     Stage stage[C.stages];
@@ -44,7 +46,7 @@ template <TileOps Ops, auto C, class Call = AttentionCall>
 class Forward {
   using Machine = typename Ops::Machine;
   using Scores = Fragment<Ops, C.rows_per_wave, C.block_n>;
-  using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v>;
+  using Out = typename Call::template Out<Ops, C>;
   using Queries = BlockQueries<(C.pack_gqa != 0)>;
   using Columns = typename Call::template Columns<C>;
   using Attended = typename Call::AttendedSequence;
@@ -236,7 +238,9 @@ class Forward {
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
       if (row < queries_.total_rows && owns_row(slot) && columns_.first() == 0) store_lse(row, lse);
     }
+    pipeline_.scale_out(O_);
     O_.scale_or_clear_rows(factor);
+    if constexpr (Out::kJoinsColumns) Ops::join_columns(O_);
     if constexpr (C.split) {
       store_out_accum();
     } else {
@@ -290,7 +294,7 @@ class Forward {
   int32_t split_;
   int lane_, wave_row_;
   typename Call::template Pipeline<Ops, C, typename Shared::Stage> pipeline_;
-  OwnRows<Ops, C, C.q_type, C.head_dim, is_crowded(C), Call::template changes_queries<C>()> q_rows_;
+  typename Shared::QRows q_rows_;
   RowScore row_scores_[Scores::kSlots];
   VisibleBand band_;
   DropoutSeed seed_;

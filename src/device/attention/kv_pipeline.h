@@ -56,6 +56,8 @@ class KvPipeline {
   TILEWISE_INLINE void scale_scores(Scores&, const Stage&) const {}
   template <class Scores>
   TILEWISE_INLINE void scale_weights(Scores&, const Stage&) const {}
+  template <class Out>
+  TILEWISE_INLINE void scale_out(Out&) const {}
 
  private:
   RowSource<C.k_type> k_;
@@ -109,6 +111,8 @@ struct AttentionCall {
         queries.rows_of_block(C.block_m()));
     meanwhile();
   }
+  template <class Ops, auto C>
+  using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v>;
   template <class Ops, auto C>
   using Stage = KvStage<Ops, C, kByRows, kByColumns>;
   template <class Ops, auto C, class Stage>

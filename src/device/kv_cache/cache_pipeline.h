@@ -33,14 +33,28 @@ struct TilePlaces<true, kElement, kTokens, kTiles> {
   } rows[kTiles];
 };
 
+template <bool kBytes, class Ops, auto C>
+struct CacheTiles : KvStage<Ops, C, kByRows, kByColumns> {};
 template <class Ops, auto C>
-struct CacheStage : KvStage<Ops, C, kByRows, kByColumns>,
+struct CacheTiles<true, Ops, C> {
+  ByteTile<C.k_type, C.block_n, C.head_dim> k;
+  ByteTile<C.v_type, C.block_n, C.head_dim_v> v;
+};
+
+template <class Ops, auto C>
+struct CacheStage : CacheTiles<C.multiplies_bytes != 0, Ops, C>,
                     TileBytes<C.keeps_bytes != 0, C.block_n, C.head_dim, C.head_dim_v>,
                     TileScales<C.scales == kTokenScales, C.block_n>,
                     TilePlaces<!lies_in_rows(C), C.cache_type, C.block_n, places_a_stage(C)> {};
 
-/// How tiles come: as attention's do, their elements gathered from anywhere, or the bytes of fp8 elements.
-enum CacheWay : int { kPlainRows, kGatheredRows, kGatheredBytes };
+/// How tiles come: as attention's do, their elements gathered from anywhere, or the bytes of fp8 elements, to be
+/// widened once they are there or to stay as they are.
+enum CacheWay : int { kPlainRows, kGatheredRows, kGatheredBytes, kByteTiles };
+
+constexpr CacheWay way_of(const KvCacheForwardConfig& c) {
+  if (lies_in_rows(c)) return kPlainRows;
+  return c.multiplies_bytes ? kByteTiles : c.keeps_bytes ? kGatheredBytes : kGatheredRows;
+}
 
 template <int kWay, class Ops, auto C, class Tile, class Rows, bool kTight>
 struct ChooseLoader {
@@ -54,12 +68,16 @@ template <class Ops, auto C, class Tile, class Rows, bool kTight>
 struct ChooseLoader<kGatheredBytes, Ops, C, Tile, Rows, kTight> {
   using Type = BytesLoader<Ops, C, Tile, Rows>;
 };
+template <class Ops, auto C, class Tile, class Rows, bool kTight>
+struct ChooseLoader<kByteTiles, Ops, C, Tile, Rows, kTight> {
+  using Type = ByteTileLoader<Ops, C, Tile, Rows>;
+};
 
 /// What KvPipeline is to attention.
 template <class Ops, auto C, class Stage>
 class CachePipeline {
   using Machine = typename Ops::Machine;
-  static constexpr int kWay = lies_in_rows(C) ? kPlainRows : C.keeps_bytes ? kGatheredBytes : kGatheredRows;
+  static constexpr CacheWay kWay = way_of(C);
   using Rows = Choose<kWay == kPlainRows, RowSource<C.cache_type>, GatheredRows<C.cache_type>>;
   static constexpr int kThreads = C.waves * Machine::kLanes;
 
@@ -119,12 +137,12 @@ class CachePipeline {
     if constexpr (kWay == kGatheredBytes) {
       k_loader_.start(stage.k_bytes, k_);
       v_loader_.start(stage.v_bytes, v_);
-    } else if constexpr (kWay == kGatheredRows) {
-      k_loader_.start(stage.k, k_);
-      v_loader_.start(stage.v, v_);
-    } else {
+    } else if constexpr (kWay == kPlainRows) {
       k_loader_.start(stage.k, k_, tile * C.block_n);
       v_loader_.start(stage.v, v_, tile * C.block_n);
+    } else {
+      k_loader_.start(stage.k, k_);
+      v_loader_.start(stage.v, v_);
     }
   }
 
@@ -156,17 +174,20 @@ class CachePipeline {
       }
     });
   }
-  /// P *= v_scale. What is not seen stays 0, whatever its scale is.
+  /// P *= v_scale of tokens. What is not seen stays 0, whatever its scale is.
   template <class Scores>
   TILEWISE_INLINE void scale_weights(Scores& P, const Stage& stage) const {
-    if constexpr (C.scales == kNoScales) return;
-    P.for_each(Machine::lane(), [&](int, int col, auto&& x) {
-      if constexpr (C.scales == kTokenScales) {
+    if constexpr (C.scales == kTokenScales) {
+      P.for_each(Machine::lane(), [&](int, int col, auto&& x) {
         x = x == 0.0f ? 0.0f : x * Machine::template load_shared<float>(&stage.v_scale[col]);
-      } else {
-        x = x == 0.0f ? 0.0f : x * v_scale_;
-      }
-    });
+      });
+    }
+  }
+  /// O *= v_scale of a block's whole stream.
+  template <class Out>
+  TILEWISE_INLINE void scale_out(Out& O) const {
+    if constexpr (C.scales != kBlockScale) return;
+    O.for_each(0, [&](int, int, auto&& x) { x = x * v_scale_; });
   }
 
  private:

@@ -120,6 +120,8 @@ struct KvCacheCall {
   }
 
   template <class Ops, auto C>
+  using Out = Fragment<Ops, C.rows_per_wave, C.head_dim_v, C.multiplies_bytes != 0>;
+  template <class Ops, auto C>
   using Stage = CacheStage<Ops, C>;
   template <class Ops, auto C, class Stage>
   using Pipeline = CachePipeline<Ops, C, Stage>;

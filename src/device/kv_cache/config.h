@@ -8,7 +8,7 @@ namespace tilewise::device {
 /// What a scale of fp8 elements belongs to: nothing, a block's whole stream, or each token.
 enum ScaleKind : int32_t { kNoScales = 0, kBlockScale = 1, kTokenScales = 2 };
 
-/// k_type and v_type are those of tiles; fp8 is widened on its way there.
+/// k_type and v_type are those of products; fp8 is widened to them.
 struct KvCacheForwardConfig : ForwardConfig {
   int32_t cache_type = kBf16;        // ElementType
   int32_t page_size = 0;             // 0: contiguous
@@ -19,7 +19,8 @@ struct KvCacheForwardConfig : ForwardConfig {
   Flag vector_tables = 0;            // 8 pairs at a time lie on 16 bytes, in tables and in rows
   Flag appends = 0;                  // new keys, too: a block appends those of its sequence, head and part of the keys
   Flag seqlens_alone = 0;            // cache_seqlens are given, and nothing else about sequences
-  Flag keeps_bytes = 0;  // fp8 tiles come to shared memory as they are and are widened there, else on their way
+  Flag keeps_bytes = 0;       // fp8 tiles come to shared memory as they are and are widened there, else on their way
+  Flag multiplies_bytes = 0;  // or they stay as they are there, and products widen what they read of them
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
@@ -28,8 +29,12 @@ struct KvCacheForwardConfig : ForwardConfig {
     visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
     visit("float_tables", c.float_tables), visit("vector_tables", c.vector_tables);
     visit("appends", c.appends), visit("seqlens_alone", c.seqlens_alone), visit("keeps_bytes", c.keeps_bytes);
+    visit("multiplies_bytes", c.multiplies_bytes);
   }
 };
+
+/// Whether rows of so many bytes may be a ByteTile's: see SharedTile, which has two of them for an element.
+constexpr bool fits_byte_tile(int32_t dim) { return dim == 32 || dim % 64 == 0; }
 
 /// Whether tiles come as attention's do: elements of the tile's own type, in places that lie in a row.
 constexpr bool lies_in_rows(const KvCacheForwardConfig& c) { return c.page_size == 0 && c.cache_type != kE4m3; }

@@ -25,6 +25,8 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   compute_by_here(x)          x is computed by here, not behind a later branch
 ///   wait_for_step_before(), let_next_step_begin()    steps of a plan overlap
 ///   pack_e4m3(float, float)     two floats to fp8, as float_to_e4m3() does
+///   unpack_e4m3<kBf16>(two words, word)    a word's fp8 bytes to elements: what products of ByteTiles take, with
+///   swap_middle_bytes(word)     bytes 0, 2, 1 and 3 of it
 ///   kDies                       dies with a cache of their own, to which blocks are dealt in turn
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
 template <class M>

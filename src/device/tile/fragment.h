@@ -55,13 +55,15 @@ struct ColumnPart<1> {
   TILEWISE_INLINE static constexpr int whole(int col) { return col; }
 };
 
-/// Rows x Cols floats, whole accumulators of the matrix instructions that Ops_ names.
-template <class Ops_, int Rows, int Cols>
+/// Rows x Cols floats, whole accumulators of the matrix instructions that Ops_ names. kByFours: of 16 columns a lane
+/// holds 4 adjacent ones of two accumulators, not 2 and 2 (products with a ByteTile, on machines of such accumulators).
+template <class Ops_, int Rows, int Cols, bool kByFours = false>
 struct Fragment {
   using Ops = Ops_;
   using FragmentLayout = typename Ops::FragmentLayout;
   using Accumulator = typename Ops::Accumulator;
   static constexpr int kRows = Rows, kCols = Cols;
+  static constexpr bool kJoinsColumns = kByFours;  // by Ops::join_columns(), once products have been added up
   static_assert(Rows % FragmentLayout::kRows == 0 && Cols % FragmentLayout::kCols == 0,
                 "a fragment is whole instructions");
   static constexpr int kRowTiles = Rows / FragmentLayout::kRows, kColTiles = Cols / FragmentLayout::kCols;
@@ -84,6 +86,13 @@ struct Fragment {
     TILEWISE_UNROLL
     for (int i = FragmentLayout::kRegisters - 1; i >= 0; --i) first = FragmentLayout::slot(i) == within ? i : first;
     return slot / FragmentLayout::kRowSlots * FragmentLayout::kRows + FragmentLayout::place(lane, first).row;
+  }
+
+  /// Column of register i of an accumulator of a lane.
+  TILEWISE_INLINE static constexpr int column(int lane, int c, int i) {
+    const int col = FragmentLayout::place(lane, i).col;
+    if constexpr (!kByFours) return c * FragmentLayout::kCols + col;
+    return c / 2 * 16 + 2 * (col - col % 2) + 2 * (c % 2) + col % 2;
   }
 
   /// visit(accumulator&) for each of them.
@@ -165,8 +174,7 @@ struct Fragment {
       for (int c = 0; c < kColTiles; ++c) {
         TILEWISE_UNROLL
         for (int i = 0; i < FragmentLayout::kRegisters; i += kStep) {
-          visit(r, c, i, r * FragmentLayout::kRowSlots + FragmentLayout::slot(i),
-                c * FragmentLayout::kCols + FragmentLayout::place(lane, i).col);
+          visit(r, c, i, r * FragmentLayout::kRowSlots + FragmentLayout::slot(i), column(lane, c, i));
         }
       }
     }

@@ -3,6 +3,7 @@
 // none; columns past the used ones are zeros.
 #pragma once
 
+#include "device/tile/byte_tile.h"
 #include "device/tile/loader.h"
 #include "device/tile/widen.h"
 
@@ -168,6 +169,24 @@ class BytesLoader {
                                 turned ? wide.first : wide.second);
         });
   }
+};
+
+/// A ByteTile, asynchronously. Rows are exactly as long as the tile's.
+template <class Ops, auto C, class Tile, class Source>
+class ByteTileLoader {
+  using Machine = typename Ops::Machine;
+
+ public:
+  TILEWISE_INLINE void start(Tile& tile, const Source& source) {
+    for_each_unit<C.waves * Machine::kLanes, Tile::kRows, Tile::kDepth / Tile::kChunkBytes>(
+        Machine::not_hoisted(Machine::thread()),
+        [&](int all_row, int row) { return source.template row<Machine>(all_row + row); },
+        [&](int all_row, int row, int chunk, const uint8_t* from) {
+          Machine::copy_async(tile.chunk(all_row, row, 0, chunk), from + chunk * Tile::kChunkBytes, true);
+        });
+    Machine::commit_copies();
+  }
+  TILEWISE_INLINE void finish(Tile&) {}
 };
 
 }  // namespace tilewise::device

@@ -2,6 +2,7 @@
 // to the emulator that runs the lane. Ops and kernel bodies above them are the device's own.
 #pragma once
 
+#include "device/common/float8.h"
 #include "device/tile/element.h"
 #include "device/tile/host_entry.h"
 #include "device/tile/registers.h"
@@ -86,6 +87,14 @@ struct HostSm80Machine : HostMachine<32> {
       return element_to_float<kElement>(bits) * __builtin_ldexpf(1.0f, kExponent);
     };
     return pack<kElement>(scaled(pair & 0xFFFFu), scaled(pair >> 16));
+  }
+  template <int kElement>
+  TILEWISE_INLINE static void unpack_e4m3(uint32_t (&to)[2], uint32_t bytes) {
+    const auto element = [bytes](int i) { return e4m3_to_float(static_cast<uint8_t>(bytes >> (8 * i))); };
+    to[0] = pack<kElement>(element(0), element(1)), to[1] = pack<kElement>(element(2), element(3));
+  }
+  TILEWISE_INLINE static uint32_t swap_middle_bytes(uint32_t word) {
+    return (word & 0xFF0000FFu) | (word & 0xFF00u) << 8 | (word >> 8 & 0xFF00u);
   }
   TILEWISE_INLINE static void add_global(float* to, const float (&x)[4]) { host_block->add_global(to, x); }
   TILEWISE_INLINE static void copy_async(void* to, const void* from, bool valid) {

@@ -91,7 +91,27 @@ struct Sm80Machine {
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
     return packed;
   }
+  /// Four bytes as elements, two to a word, the first ones low. Exact: every e4m3 number is a normal one of f16.
+  template <int kElement>
+  TILEWISE_INLINE static void unpack_e4m3(uint32_t (&to)[2], uint32_t bytes) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2;"
+        "cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
+        : "=r"(to[0]), "=r"(to[1])
+        : "r"(bytes));
+    if constexpr (kElement == kBf16) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        float first, second;
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+            : "=f"(first), "=f"(second)
+            : "r"(to[i]));
+        to[i] = pack<kBf16>(first, second);
+      }
+    }
+  }
 #endif
+  /// Bytes 0, 2, 1 and 3 of a word.
+  TILEWISE_INLINE static uint32_t swap_middle_bytes(uint32_t word) { return __byte_perm(word, 0, 0x3120); }
 
   /// Of programmatic dependent launch; nothing where a launch is not.
   TILEWISE_INLINE static void wait_for_step_before() {

@@ -32,8 +32,9 @@ TILEWISE_INLINE void mma_ABt(Fragment<Ops, Rows, Cols>& to, const A& a, const B&
 }
 
 /// to += A B. A: an operand in registers. Where waves share the rows of `to`, each has a part of its columns.
-template <class Ops, int Rows, int Cols, class A, class B, int kParts = 1>
-TILEWISE_INLINE void mma_AB(Fragment<Ops, Rows, Cols>& to, const A& a, const B& b, ColumnPart<kParts> part = {0}) {
+template <class Ops, int Rows, int Cols, bool kByFours, class A, class B, int kParts = 1>
+TILEWISE_INLINE void mma_AB(Fragment<Ops, Rows, Cols, kByFours>& to, const A& a, const B& b,
+                            ColumnPart<kParts> part = {0}) {
   static_assert(A::kElement == B::kElement, "a matrix instruction multiplies elements of one type");
   if constexpr (kParts == 1) {
     Ops::mma_AB(to, a, by_columns(b));

@@ -2,6 +2,7 @@
 // accumulator's registers are, pair by pair, the next product's left operand.
 #pragma once
 
+#include "device/tile/byte_tile.h"
 #include "device/tile/fragment.h"
 #include "device/tile/registers.h"
 #include "device/tile/stream_tile.h"
@@ -38,6 +39,11 @@ struct Sm80Ops {
     uint32_t word[Rows / 16][Depth / 16][4];
   };
 
+  /// The same for products with a ByteTile: of 16 columns a lane has 4 adjacent ones, as bytes lie in a word, where
+  /// 16-bit elements come by 2 and 2. The products' sum is the same.
+  template <int Element, int Rows, int Depth>
+  struct OperandByFours : Operand<Element, Rows, Depth> {};
+
   /// Reads an operand from a tile. First rows and columns are multiples of what follows them, here and below.
   template <int kElement, int Rows, int Depth, class Tile, bool kTight>
   TILEWISE_INLINE static void load_operand(Operand<kElement, Rows, Depth>& to, const TilePart<Tile, kTight>& from) {
@@ -45,6 +51,16 @@ struct Sm80Ops {
     for (int r = 0; r < Rows / 16; ++r) {
       TILEWISE_UNROLL
       for (int k = 0; k < Depth / 16; ++k) load_left(to.word[r][k], from.tile, from.first_row, from.first_col, r, k);
+    }
+  }
+
+  template <int kElement, int Rows, int Depth, class Tile, bool kTight>
+  TILEWISE_INLINE static void load_operand(OperandByFours<kElement, Rows, Depth>& to,
+                                           const TilePart<Tile, kTight>& from) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      TILEWISE_UNROLL
+      for (int k = 0; k < Depth / 16; ++k) load_left_by_fours(to.word[r][k], from, r, k);
     }
   }
 
@@ -78,6 +94,27 @@ struct Sm80Ops {
     }
   }
 
+  /// The same, B's bytes widened.
+  template <int kElement, int Rows, int Cols, int Depth>
+  TILEWISE_INLINE static void mma_ABt(Fragment<Sm80Ops, Rows, Cols>& to, const OperandByFours<kElement, Rows, Depth>& a,
+                                      const ByteTile<kElement, Cols, Depth>& b) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 16; ++k) {
+      mma_ABt_step(to, [&](int r) -> const uint32_t (&)[4] { return a.word[r][k]; }, b, k);
+    }
+  }
+  template <int kElement, int Rows, int Cols, class Tile, bool kTight, int Depth>
+  TILEWISE_INLINE static void mma_ABt(Fragment<Sm80Ops, Rows, Cols>& to, const TilePart<Tile, kTight>& a,
+                                      const ByteTile<kElement, Cols, Depth>& b) {
+    TILEWISE_UNROLL
+    for (int k = 0; k < Depth / 16; ++k) {
+      uint32_t left[Rows / 16][4];
+      TILEWISE_UNROLL
+      for (int r = 0; r < Rows / 16; ++r) load_left_by_fours(left[r], a, r, k);
+      mma_ABt_step(to, [&](int r) -> const uint32_t (&)[4] { return left[r]; }, b, k);
+    }
+  }
+
   /// Rounds accumulators to elements, as the left operand of mma_AB().
   template <int kElement, int Rows, int Cols>
   TILEWISE_INLINE static Operand<kElement, Rows, Cols> to_operand(const Fragment<Sm80Ops, Rows, Cols>& from) {
@@ -108,6 +145,49 @@ struct Sm80Ops {
     }
   }
 
+  /// The same, B's bytes widened. A lane gets the bytes of two adjacent columns at once, which go to two accumulators:
+  /// until join_columns() register i of accumulators 2c and 2c + 1 are adjacent columns.
+  template <int kElement, int Rows, int Cols, int Depth>
+  TILEWISE_INLINE static void mma_AB(Fragment<Sm80Ops, Rows, Depth, true>& to, const Operand<kElement, Rows, Cols>& a,
+                                     const ByteTile<kElement, Cols, Depth>& b) {
+    const int lane = Machine::lane(), matrix = lane / 8;
+    TILEWISE_UNROLL
+    for (int k = 0; k < Cols / 16; ++k) {
+      TILEWISE_UNROLL
+      for (int d = 0; d < Depth / 32; ++d) {
+        uint32_t bytes[4];
+        Machine::load_matrices_transposed(bytes, b.chunk(16 * k, 8 * (matrix % 2) + lane % 8, 2 * d, matrix / 2));
+        TILEWISE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          uint32_t low[2], high[2];
+          Machine::template unpack_e4m3<kElement>(low, Machine::swap_middle_bytes(bytes[2 * half]));
+          Machine::template unpack_e4m3<kElement>(high, Machine::swap_middle_bytes(bytes[2 * half + 1]));
+          TILEWISE_UNROLL
+          for (int odd = 0; odd < 2; ++odd) {
+            TILEWISE_UNROLL
+            for (int r = 0; r < Rows / 16; ++r) {
+              Machine::template mma<kElement>(to.tile[r][4 * d + 2 * half + odd], a.word[r][k], low[odd], high[odd]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  /// Adjacent columns to adjacent registers, as Fragment::column() has them.
+  template <int Rows, int Depth>
+  TILEWISE_INLINE static void join_columns(Fragment<Sm80Ops, Rows, Depth, true>& of) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < Rows / 16; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < Depth / 8; c += 2) {
+        Sm80Accumulator &even = of.tile[r][c], &odd = of.tile[r][c + 1];
+        const Sm80Accumulator first{{even[0], odd[0], even[2], odd[2]}}, second{{even[1], odd[1], even[3], odd[3]}};
+        even = first, odd = second;
+      }
+    }
+  }
+
   /// to += A^T B: rows of both tiles meet, and A's columns from first_col on are rows of `to`.
   template <int Rows, int Depth, class Tile, bool kTight, class B, int kParts>
   TILEWISE_INLINE static void mma_AtB(Fragment<Sm80Ops, Rows, Depth>& to, const TilePart<Tile, kTight>& a, const B& b,
@@ -134,6 +214,19 @@ struct Sm80Ops {
         to, tile.chunk(16 * r, first_row + 8 * (matrix % 2) + lane % 8, 2 * k, first_col / kChunk + matrix / 2));
   }
 
+  /// For products with a ByteTile.
+  template <class Tile, bool kTight>
+  TILEWISE_INLINE static void load_left_by_fours(uint32_t (&to)[4], const TilePart<Tile, kTight>& from, int r, int k) {
+    const int lane = Machine::lane();
+    TILEWISE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const auto* const chunk = from.tile.chunk(16 * r + 8 * i, from.first_row + lane / 4, 2 * k, lane % 4 / 2);
+      // Words apart: pairs would leave in registers that are no pairs of the product's.
+      to[i] = Machine::template load_shared<uint32_t>(chunk + 4 * (lane % 2));
+      to[2 + i] = Machine::template load_shared<uint32_t>(chunk + 4 * (lane % 2) + 2);
+    }
+  }
+
   /// One step of 16 along the products' sum, here and below.
   template <int kElement, int Rows, int Cols, class Tile>
   TILEWISE_INLINE static void mma_ABt_step(Fragment<Sm80Ops, Rows, Cols>& to, const uint32_t (&left)[Rows / 16][4],
@@ -151,7 +244,26 @@ struct Sm80Ops {
     }
   }
 
-  /// left(r): the operand of row tile r.
+  /// left(r): the operand of row tile r, here and below.
+  template <int kElement, int Rows, int Cols, class Left, int Depth>
+  TILEWISE_INLINE static void mma_ABt_step(Fragment<Sm80Ops, Rows, Cols>& to, const Left& left,
+                                           const ByteTile<kElement, Cols, Depth>& tile, int k) {
+    TILEWISE_UNROLL
+    for (int c = 0; c < Cols / 32; ++c) {
+      uint32_t bytes[4];
+      Machine::load_matrices(bytes, tile.chunk(32 * c, Machine::lane(), k, 0));
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint32_t right[2];
+        Machine::template unpack_e4m3<kElement>(right, bytes[i]);
+        TILEWISE_UNROLL
+        for (int r = 0; r < Rows / 16; ++r) {
+          Machine::template mma<kElement>(to.tile[r][4 * c + i], left(r), right[0], right[1]);
+        }
+      }
+    }
+  }
+
   template <int kElement, int Rows, int Depth, class Left, class Tile, int kParts>
   TILEWISE_INLINE static void mma_AB_step(Fragment<Sm80Ops, Rows, Depth>& to, const Left& left, const Tile& tile,
                                           int first_row, int k, ColumnPart<kParts> part) {

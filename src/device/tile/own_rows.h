@@ -7,9 +7,18 @@ namespace tilewise::device {
 
 struct NoTile {};
 
+template <bool kByFours, class Ops, int kElement, int Rows, int Depth>
+struct ChooseOperand {
+  using Type = typename Ops::template Operand<kElement, Rows, Depth>;
+};
+template <class Ops, int kElement, int Rows, int Depth>
+struct ChooseOperand<true, Ops, kElement, Rows, Depth> {
+  using Type = typename Ops::template OperandByFours<kElement, Rows, Depth>;
+};
+
 /// C.waves waves own C.rows_per_wave rows each, of Depth elements. kTight: registers are scarce around the products.
-/// kChanged: rows come by load_changed().
-template <class Ops, auto C, int kElement, int Depth, bool kTight = false, bool kChanged = false>
+/// kChanged: rows come by load_changed(). kByFours: they are multiplied with ByteTiles.
+template <class Ops, auto C, int kElement, int Depth, bool kTight = false, bool kChanged = false, bool kByFours = false>
 class OwnRows {
   using Machine = typename Ops::Machine;
   using RowTile = SharedTile<kElement, C.waves * C.rows_per_wave, Depth>;
@@ -69,7 +78,7 @@ class OwnRows {
   }
 
  private:
-  using Operand = typename Ops::template Operand<kElement, C.rows_per_wave, Depth>;
+  using Operand = typename ChooseOperand<kByFours, Ops, kElement, C.rows_per_wave, Depth>::Type;
   Choose<C.rows_in_registers, Operand, NoTile> held_;
 };
 

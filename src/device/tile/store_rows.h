@@ -23,9 +23,8 @@ TILEWISE_INLINE void store_rows(Tile& tile, const Out& out, int wave_row, int fi
     for (int c = 0; c < Out::kColTiles; ++c) {
       TILEWISE_UNROLL
       for (int i = 0; i < FragmentLayout::kRegisters; i += kRun) {
-        const Place place = FragmentLayout::place(lane, i);
-        const int row = wave_row + r * FragmentLayout::kRows + place.row;
-        const int col = first_col + part.whole(c * FragmentLayout::kCols + place.col);
+        const int row = wave_row + r * FragmentLayout::kRows + FragmentLayout::place(lane, i).row;
+        const int col = first_col + part.whole(Out::column(lane, c, i));
         auto* to = tile.chunk(row, col / kChunk) + col % kChunk;
         const uint32_t packed = Machine::template pack<Tile::kElement>(out.tile[r][c][i], out.tile[r][c][i + kRun - 1]);
         if constexpr (kPairs) {

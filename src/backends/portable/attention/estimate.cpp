@@ -92,7 +92,8 @@ double Estimator::blocks_us(const Blocks& b) const {
   return std::max(busy_us, alone_us);
 }
 
-double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks, std::int64_t num_splits) const {
+double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks, std::int64_t num_splits,
+                             double key_bytes) const {
   const double rows = c.block_m(), splits = f(num_splits);
   const double queries = c.pack_gqa ? std::max(1.0, rows / group()) : rows;
   const double flop = c.rows_per_wave >= 32 ? kWideRows : kNarrowRows;
@@ -109,7 +110,8 @@ double Estimator::forward_us(const device::ForwardConfig& c, std::int64_t blocks
   }
   const double seen =
       operations::attention::keys_seen(p_, std::max(extent_.seqlen_q, 1.0)) / std::max(extent_.seqlen_k, 1.0);
-  return kStartUs + std::max(blocks_us(b), stream_us(kHalf * dims() * (rows_q() + rows_k() * std::min(seen, 1.0))));
+  const double bytes = dims() * (kHalf * rows_q() + key_bytes * rows_k() * std::min(seen, 1.0));
+  return kStartUs + std::max(blocks_us(b), stream_us(bytes));
 }
 
 /// Parts come from the cache, a float at a time.

@@ -19,7 +19,9 @@ class Estimator {
   /// Refers to both.
   Estimator(const Problem& problem, const DeviceTraits& traits);
 
-  [[nodiscard]] double forward_us(const device::ForwardConfig& config, std::int64_t blocks, std::int64_t splits) const;
+  /// With keys and values of so many bytes an element.
+  [[nodiscard]] double forward_us(const device::ForwardConfig& config, std::int64_t blocks, std::int64_t splits,
+                                  double key_bytes = 2.0) const;
   [[nodiscard]] double combine_us(std::int64_t splits) const;
   [[nodiscard]] double preprocess_us(bool clears_dq_accum) const;
   [[nodiscard]] double bwd_us(const device::BwdConfig& config, std::int64_t blocks, std::int64_t splits) const;

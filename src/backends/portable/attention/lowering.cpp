@@ -61,7 +61,8 @@ class Lowerer {
     const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(p_) : 1);
     const std::int64_t heads = config.pack_gqa ? p_.num_heads_k : p_.num_heads_q;
     const std::int64_t tiles = ceil_div(rows, config.block_m());
-    const std::int64_t splits = forward_splits(p_, traits_, config, tiles * heads * p_.batch_size);
+    const std::int64_t splits =
+        forward_splits(p_, traits_, config, tiles * heads * p_.batch_size, blocks_at_once(config));
     config.split = splits > 1;
     if (config.split) config.sink = 0;
     add<Forward>(config, {}, tiles, splits, heads, p_.batch_size,

@@ -17,9 +17,9 @@ constexpr double kCombineUs = 6.0;                      // launch and latency of
 constexpr double kCombineBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
 
 double split_us(const Problem& p, const DeviceTraits& traits, const device::ForwardConfig& config, std::int64_t splits,
-                std::int64_t blocks) {
+                std::int64_t blocks, std::int64_t most_at_once) {
   const std::int64_t all = blocks * splits, tiles = ceil_div(p.seqlen_k, config.block_n);
-  const std::int64_t at_once = std::min<std::int64_t>(ceil_div(all, traits.multiprocessors), blocks_at_once(config));
+  const std::int64_t at_once = std::min(ceil_div(all, std::int64_t{traits.multiprocessors}), most_at_once);
   const std::int64_t rounds = ceil_div(all, at_once * traits.multiprocessors);
   const double flops = 2.0 * config.block_m() * config.block_n * (config.head_dim + config.head_dim_v);
   const double rate = traits.gflops / traits.multiprocessors / static_cast<double>(at_once);
@@ -34,15 +34,15 @@ double split_us(const Problem& p, const DeviceTraits& traits, const device::Forw
 }  // namespace
 
 std::int64_t forward_splits(const Problem& p, const DeviceTraits& traits, const device::ForwardConfig& config,
-                            std::int64_t blocks) {
+                            std::int64_t blocks, std::int64_t at_once) {
   const std::int64_t tiles = ceil_div(p.seqlen_k, config.block_n);
-  const std::int64_t enough = traits.multiprocessors * std::int64_t{blocks_at_once(config)};
+  const std::int64_t enough = traits.multiprocessors * at_once;
   if (p.batch_invariant || blocks == 0 || blocks >= enough) return 1;
   std::int64_t best = 1;
-  double least = split_us(p, traits, config, 1, blocks);
+  double least = split_us(p, traits, config, 1, blocks, at_once);
   for (std::int64_t splits = 2; splits <= std::min<std::int64_t>(tiles / kFewestTilesASplit, device::kMostSplits);
        ++splits) {
-    const double us = split_us(p, traits, config, splits, blocks);
+    const double us = split_us(p, traits, config, splits, blocks, at_once);
     if (us < least) least = us, best = splits;
   }
   return best;

@@ -10,8 +10,9 @@
 namespace tilewise::backends::portable {
 
 /// More than one where `blocks` blocks alone would leave multiprocessors idle: as many as make the shortest of what
-/// the forward kernel and the merge of its parts are thought to take.
+/// the forward kernel and the merge of its parts are thought to take. `at_once`: of a multiprocessor.
 [[nodiscard]] std::int64_t forward_splits(const Problem& problem, const DeviceTraits& traits,
-                                          const device::ForwardConfig& config, std::int64_t blocks);
+                                          const device::ForwardConfig& config, std::int64_t blocks,
+                                          std::int64_t at_once);
 
 }  // namespace tilewise::backends::portable

@@ -29,9 +29,14 @@ struct KvCacheForward : KvCacheKernel<device::KvCacheForwardConfig, device::KvCa
                                     kKernel = "KvCacheForward", kConfig = "KvCacheForwardConfig",
                                     kParams = "KvCacheForwardParams";
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
-  /// What a stage holds for each key beside elements of tiles: bytes that are not widened yet, two scales, two offsets.
+  /// What a stage holds for each key beside 16-bit elements of tiles: bytes that are not widened yet, or half of the
+  /// tiles less where they are bytes; two scales, two offsets.
   static std::int32_t bytes_beside_tiles(const Config& c) {
-    return c.block_n * ((c.keeps_bytes ? c.head_dim + c.head_dim_v : 0) + (c.scales == device::kTokenScales ? 8 : 0) +
+    const std::int32_t bytes = c.head_dim + c.head_dim_v;
+    return c.block_n * ((c.keeps_bytes        ? bytes
+                         : c.multiplies_bytes ? -bytes
+                                              : 0) +
+                        (c.scales == device::kTokenScales ? 8 : 0) +
                         (device::lies_in_rows(c) ? 0 : 16 * device::places_a_stage(c)));
   }
 };

@@ -123,20 +123,24 @@ class Lowerer {
     const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(attention_) : 1);
     const std::int64_t heads = (config.pack_gqa ? p_.num_heads_k : p_.num_heads_q) * config.v_parts;
     const std::int64_t tiles = ceil_div(rows, config.block_m()), blocks = tiles * heads * p_.batch_size;
-    const std::int64_t splits = p_.num_splits > 0 ? std::min<std::int64_t>(p_.num_splits, device::kMostSplits)
-                                                  : forward_splits(attention_, traits_, config, blocks);
+    const std::int64_t splits = p_.num_splits > 0
+                                    ? std::min<std::int64_t>(p_.num_splits, device::kMostSplits)
+                                    : forward_splits(attention_, traits_, config, blocks, blocks_at_once(config));
     config.split = splits > 1;
     if (config.split) config.sink = 0;
     device::KvCacheForwardParams params{};
     params.grid = grid_of(tiles, splits, heads);
     params.appends = config.appends;
-    const double us = estimator_.forward_us(config, blocks * splits, splits) + (config.appends ? kAppendUs : 0.0);
+    const double key_bytes = config.cache_type == device::kE4m3 ? 1.0 : 2.0;
+    const double us =
+        estimator_.forward_us(config, blocks * splits, splits, key_bytes) + (config.appends ? kAppendUs : 0.0);
     gpu::Launch* const launch = add<KvCacheForward>(config, params, blocks * splits, us);
     if (launch != nullptr && launch->programmatic) spread(*launch);
     if (config.split) add_combine(config, splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
                                     config.stages, config.stages == 1 ? " stage" : " stages",
                                     config.pack_gqa ? ", heads packed" : "", config.appends ? ", appends" : "",
+                                    config.multiplies_bytes ? ", fp8 widened in products" : "",
                                     config.v_parts > 1 ? concat(", ", config.v_parts, " parts of v") : std::string(),
                                     splits > 1 ? concat(", ", splits, " splits") : std::string()));
   }

@@ -34,6 +34,7 @@ enum class Fault {
   draws_overwritten,
   handed_on_early,
   blocks_backwards,
+  bias_not_expected,
 };
 Fault g_fault = Fault::none;
 
@@ -55,6 +56,14 @@ constexpr HopperBwdConfig kDropout = [] {
 constexpr HopperBwdConfig kSoftcap = [] {
   HopperBwdConfig c = kNarrow;
   c.softcap = 1;
+  return c;
+}();
+constexpr HopperBwdConfig kBiased = [] {
+  HopperBwdConfig c = kNarrow;
+  c.block_m = 64;
+  c.stages = 3;
+  c.bias_type = kBiasBf16;
+  c.bias_boxes = 1;
   return c;
 }();
 constexpr HopperBwdConfig kOrdered = [] {
@@ -83,16 +92,22 @@ struct FaultyBwdSm90 : HostSm90Machine {
   /// Whether it is of the warpgroup that adds up dq.
   static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
   static bool hands_weights(uint64_t* barrier) {
-    using Shared = HopperBwdShared<FaultyBwdSm90, C>;
-    const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Shared, handover));
-    return C.shares_keys != 0 && at < sizeof(Shared::handover);
+    if constexpr (C.shares_keys) {
+      using Shared = HopperBwdShared<FaultyBwdSm90, C>;
+      const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Shared, handover));
+      return at < sizeof(Shared::handover);
+    }
+    return false;
   }
 
   /// Whether it is what the draws of the next tile wait for.
   static bool frees_draws(uint64_t* barrier) {
-    using Shared = HopperBwdShared<FaultyBwdSm90, C>;
-    constexpr auto kEmpty = offsetof(Shared, draw_ring) + offsetof(decltype(Shared::draw_ring), empty);
-    return shared_address(barrier) == static_cast<uint32_t>(kEmpty);
+    if constexpr (C.dropout) {
+      using Shared = HopperBwdShared<FaultyBwdSm90, C>;
+      constexpr auto kEmpty = offsetof(Shared, draw_ring) + offsetof(decltype(Shared::draw_ring), empty);
+      return shared_address(barrier) == static_cast<uint32_t>(kEmpty);
+    }
+    return false;
   }
 
   static void fence_shared_writes() {
@@ -108,6 +123,11 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static void arrive(uint64_t* barrier) {
     if (g_fault == Fault::lost_arrival && thread() == 2 * kWarpgroupThreads) return;
     HostSm90Machine::arrive(barrier);
+  }
+  static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
+    using Tile = BwdBiasTile<C>;
+    const bool misses = g_fault == Fault::bias_not_expected && bytes > Tile::kBytes;
+    HostSm90Machine::arrive_and_expect(barrier, misses ? bytes - Tile::kBytes : bytes);
   }
   template <int kPending>
   static void wgmma_wait() {
@@ -151,6 +171,7 @@ class BwdCall {
       c->options.deterministic = C.ordered != 0;
       if (C.dropout) c->options.dropout_p = 0.25;
       if (C.softcap) c->options.softcap = 2.0;
+      if (C.bias_boxes) c->bias = c->normal(DType::bf16, {1, kHeads, kQueries, kKeys});
       c->forward();
       c->prepare_backward();
     }
@@ -261,6 +282,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kSoftcap> softcap;
     EXPECT_EQ(softcap.run(Fault::none, seed), "");
     EXPECT_LT(softcap.error(), kFine);
+    BwdCall<kBiased> biased;
+    EXPECT_EQ(biased.run(Fault::none, seed), "");
+    EXPECT_LT(biased.error(), kFine);
     BwdCall<kOrdered> ordered;
     EXPECT_EQ(ordered.run(Fault::none, seed), "");
     EXPECT_LT(ordered.error(), kFine);
@@ -279,6 +303,12 @@ TEST(EmulatedHopperBwd, ScoresThatAreNotFencedAreCaught) {
 
 TEST(EmulatedHopperBwd, AStageThatIsFilledBeforeItIsEmptyIsCaught) {
   EXPECT_NE(fault_of_run(Fault::refilled_early), "");
+  EXPECT_NE(fault_of_run<kBiased>(Fault::refilled_early), "");
+}
+
+/// A stage is full without its bias then.
+TEST(EmulatedHopperBwd, ABiasThatIsNotExpectedIsCaught) {
+  EXPECT_TRUE(contains(fault_of_run<kBiased>(Fault::bias_not_expected), "bytes"));
 }
 
 TEST(EmulatedHopperBwd, ALostArrivalNamesItsBarrier) {

@@ -270,9 +270,19 @@ TEST(HopperPaths, BackwardOfSoftcap) {
 }
 
 TEST(HopperPaths, BackwardOfABias) {
-  const std::string lengths = " batch_size=2 seqlen_q=200 seqlen_k=330";
-  check_backward("hopper_bwd", "dtype=bf16 head_dim=64 bias=query[b,h,q,k] dbias=1 mask=causal" + kGroups + lengths);
-  check_backward("hopper_bwd", "dtype=f16 head_dim=128 bias=query[1,h,q,k] dbias=1 num_heads_q=2" + lengths);
+  const std::string lengths = " batch_size=2 seqlen_q=200 seqlen_k=336", boxes = "stages, bias in boxes";
+  const std::string two = "128x64 tiles, 2 warpgroups, 2 " + boxes, three = "128x64 tiles, 2 warpgroups, 3 " + boxes;
+  check_backward(three, "dtype=bf16 head_dim=64 bias=query[b,h,q,k] dbias=1 mask=causal" + kGroups + lengths);
+  check_backward(two, "dtype=f16 head_dim=128 bias=query[1,h,q,k] dbias=1 num_heads_q=2" + lengths);
+  check_backward(two, "dtype=bf16 head_dim=64 bias=f32[b,h,1,k] seqused_q=1 seqused_k=1" + kGroups + lengths);
+  check_backward(two, "dtype=f16 head_dim=96 bias=query[1,1,1,k] softcap=2 dropout_p=0.25 num_heads_q=2" + lengths);
+  check_backward(two, "dtype=f16 head_dim=128 bias=bool[b,1,q,k] window_left=70" + kGroups + lengths);
+  check_backward("64x64 tiles, 2 warpgroups, 2 " + boxes,
+                 "dtype=bf16 head_dim=256 bias=query[b,h,q,k] mask=causal alibi_slopes=[h]" + kGroups + lengths);
+  check_backward("64x64 tiles, 2 warpgroups, 2 " + boxes,
+                 "dtype=f16 head_dim=192 bias=bool[b,1,1,k] num_heads_q=2" + lengths);
+  check_backward("128x64 tiles, 2 warpgroups, 3 stages",
+                 "dtype=bf16 head_dim=128 bias=f32[b,h,q,k] num_heads_q=2" + lengths);
   check_backward("hopper_bwd", "dtype=bf16 head_dim=128 bias=f32[b,1,q,1] dbias=1 window_left=70" + kGroups + lengths);
   check_backward("hopper_bwd", "dtype=f16 head_dim=96 bias=bool[b,1,1,k] dropout_p=0.25 softcap=2" + kGroups + lengths);
   check_backward("hopper_bwd", "dtype=bf16 head_dim=192 bias=query[b,h,q,k] alibi_slopes=[h] deterministic=1 dbias=1" +

@@ -398,6 +398,14 @@ TEST(HopperLowering, EstimatesTheBackwardPass) {
   EXPECT_LT(causal, full / 3);
   // 2.7 TFLOP at 607 TFLOP/s, as measured.
   EXPECT_NEAR(full, 4526.0, 1000.0);
+  const auto with = [](std::string_view option) {
+    return lowered_backward(concat("dtype=bf16 batch_size=2 seqlen_q=8192 num_heads_q=16 head_dim=128 ", option))
+        .estimated_us;
+  };
+  EXPECT_NEAR(with("dropout_p=0.1"), full / 0.65, full / 6);
+  EXPECT_GT(with("softcap=30"), full);
+  EXPECT_GT(with("bias=query[1,h,q,k]"), full);
+  EXPECT_GT(with("bias=query[1,h,q,k] bias_unaligned=1"), with("bias=query[1,h,q,k]"));
 }
 
 constexpr std::string_view kMla =

@@ -23,6 +23,7 @@ class HopperBwd {
       shared.init_barriers();
       Machine::prefetch_map(params.k_map), Machine::prefetch_map(params.v_map);
       Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.dout_map);
+      if constexpr (C.bias_boxes) Machine::prefetch_map(params.bias_map);
     }
     Machine::barrier();
     const BwdWork work = find_work<C>(params, Machine::block());

@@ -101,11 +101,28 @@ class BwdLoader {
     constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
     const int32_t head = work_.head * work_.group + head_of_group, batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     const int64_t statistics = (work_.batch * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
-    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes);
+    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes +
+                             bias_box_bytes());
     copy_rows(shared_.queries[stage], p_.q_map, landed, work_.q_row + first, head, batch);
     Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
+    if constexpr (C.bias_boxes) copy_bias(stage, first, head, landed);
     copy_rows(shared_.douts[stage], p_.dout_map, landed, work_.q_row + first, head, batch);
     Machine::copy_run(shared_.delta[stage], p_.delta + statistics, kStatisticBytes, landed.state());
+  }
+
+  /// Of all boxes of a bias that come with a tile of queries.
+  TILEWISE_INLINE int32_t bias_box_bytes() const {
+    if constexpr (!C.bias_boxes) return 0;
+    return BwdBiasTile<C>::kChunks * (p_.bias_places.query ? C.block_m : 1) * kChunkRowBytes;
+  }
+  TILEWISE_INLINE void copy_bias(uint32_t stage, int32_t first, int32_t head, Barrier<Machine>& landed) const {
+    const BiasPlaces& places = p_.bias_places;
+    auto& tile = shared_.bias[stage];
+    TILEWISE_UNROLL
+    for (int c = 0; c < BwdBiasTile<C>::kChunks; ++c) {
+      Machine::copy_box(tile.chunk(c), p_.bias_map, landed.state(), work_.first_key + c * BwdBiasTile<C>::kChunkColumns,
+                        0, places.query * first, places.head * head, places.batch * work_.batch);
+    }
   }
 
   TILEWISE_INLINE void wait_landed() {

@@ -88,7 +88,7 @@ class BwdMain {
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    scores_.template weigh<kMasked>(p_.score, tile);
+    scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
     if constexpr (kValuesFirst) {
       if constexpr (C.dropout) scores_.drop();
       Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);

@@ -42,7 +42,7 @@ class BwdScores {
       slopes_ = p.score.alibi_slopes + work.batch * p.score.alibi_batch_stride +
                 work.head * work.group * p.score.alibi_head_stride;
     }
-    if constexpr (kBiased) bias_.begin(p.score, work, key, column);
+    if constexpr (kBiased) bias_.begin(p.score, work, row_, lane_);
     TILEWISE_UNROLL
     for (int slot = 0; slot < 2; ++slot) used_ |= work.is_used(key + 8 * slot) ? 1 << slot : 0;
   }
@@ -105,12 +105,12 @@ class BwdScores {
   }
 
   /// S becomes P; with softcap it is left as the factors, which keep_factors() rounds.
-  template <bool kMasked>
-  TILEWISE_INLINE void weigh(const ScoreParams& p, int32_t tile) {
+  template <bool kMasked, class BiasTile>
+  TILEWISE_INLINE void weigh(const HopperBwdParams& p, int32_t tile, BiasTile& bias_tile) {
     if constexpr (kMasked) find_visible(tile), hide_rows_without_weight();
     // In floats, which count to 2^24: a conversion a score costs as much as an exponential.
     [[maybe_unused]] const auto distance = static_cast<float>(distance_ - tile * C.block_m);
-    [[maybe_unused]] const auto biases = bias_.of_tile(p, tile);
+    [[maybe_unused]] auto biases = bias_.of_tile(p, tile, bias_tile);
     TILEWISE_UNROLL
     for (int c = 0; c < kColTiles; ++c) {
       Sm80Accumulator& x = S.tile[0][c];
@@ -266,7 +266,7 @@ class BwdScores {
   int32_t distance_ = 0;  // of ALiBi, likewise: from where query 0 stands to the key
   const float* slopes_;   // of the next head
   float slope_;           // in units of log2
-  Choose<kBiased, BwdBias<Machine, C>, NoBias> bias_;
+  BwdBias<Machine, C> bias_;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
   FloatRun<4> lse2_[kColTiles / 2];

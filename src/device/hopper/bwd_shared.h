@@ -60,8 +60,18 @@ struct BwdHandover<Machine, C> {
   }
 };
 
+/// A bias that comes in boxes, a tile beside each stage of Q: rows are queries.
+template <HopperBwdConfig C>
+using BwdBiasTile = SwizzledTile<C.block_m, C.block_n(), bias_bytes(C)>;
+template <HopperBwdConfig C, bool kBoxes>
+struct BwdBiasStages {
+  BwdBiasTile<C> bias[C.stages];
+};
+template <HopperBwdConfig C>
+struct BwdBiasStages<C, false> {};
+
 template <class Machine, HopperBwdConfig C>
-struct HopperBwdShared {
+struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   using KeyTile = SwizzledTile<C.block_n(), C.head_dim>;
   using ValueTile = SwizzledTile<C.block_n(), C.head_dim_v>;
   using QueryTile = SwizzledTile<C.block_m, C.head_dim>;
@@ -83,6 +93,15 @@ struct HopperBwdShared {
   Barrier<Machine> keys_full, values_full;
   Barrier<Machine> keys_done;  // dq's last product has read K
   Barrier<Machine> landed;     // what is to be cleared beyond a sequence's end
+
+  /// The bias of a stage; of a config without boxes nothing that anyone looks at.
+  TILEWISE_INLINE auto& bias_tile([[maybe_unused]] uint32_t stage) {
+    if constexpr (C.bias_boxes) {
+      return this->bias[stage];
+    } else {
+      return keys;
+    }
+  }
 
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {

@@ -76,7 +76,7 @@ class BwdWide {
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    scores_.template weigh<kMasked>(p_.score, tile);
+    scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(stage));
     if constexpr (kHandsFirst) hand_weights(room);
     if constexpr (C.dropout) scores_.drop();
     Products::template issue_sums<C.out_type>(sums_, scores_.P, shared_.douts[stage]);  // dV += P^T dO

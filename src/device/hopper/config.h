@@ -17,6 +17,11 @@ constexpr int32_t keys_of_box(int32_t page_size, int32_t block_n) {
 /// Pages that boxes can be of: the swizzle repeats every 8 rows.
 inline constexpr int32_t kPageUnit = 8;
 
+/// Of one element of a bias.
+constexpr int32_t bias_bytes(const ScoreConfig& config) {
+  return config.bias_type == kBiasF32 ? 4 : config.bias_type == kBiasBool ? 1 : 2;
+}
+
 /// One warpgroup brings tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
 /// of block_n. Here head_dim and head_dim_v are padded to multiples of 16 (head_dim in fp8 to 32), and vector_rows
 /// is 1.
@@ -39,7 +44,6 @@ struct HopperForwardConfig : ScoreConfig {
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
   constexpr bool fp8() const { return q_type == kE4m3; }  // Q, K and V are; V is transposed on its way
   constexpr int32_t element_bytes() const { return fp8() ? 1 : 2; }
-  constexpr int32_t bias_bytes() const { return bias_type == kBiasF32 ? 4 : bias_type == kBiasBool ? 1 : 2; }
   constexpr int32_t depth() const { return kStepBytes / element_bytes(); }
   constexpr int32_t consumers() const { return waves / 4 - 1; }
   constexpr int32_t block_m() const { return consumers() * kRows; }
@@ -64,6 +68,7 @@ struct HopperForwardConfig : ScoreConfig {
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
   Flag windowed = 0;      // of a ranged config: keys on the left are hidden too
+  Flag bias_boxes = 0;    // a bias comes by the copy engine beside Q, else each score loads its own
   Flag partial_rows = 0;  // queries of a sequence may end within a tile
   Flag ordered = 0;       // dq is added up in the order of tiles of keys
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
@@ -79,7 +84,8 @@ struct HopperBwdConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
-    visit("partial_rows", c.partial_rows), visit("ordered", c.ordered), visit("shares_keys", c.shares_keys);
+    visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered),
+        visit("shares_keys", c.shares_keys);
   }
 };
 

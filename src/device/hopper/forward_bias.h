@@ -69,7 +69,7 @@ class BoxedBias {
   /// Two neighbouring scores of one row.
   template <class Accumulator, class Tile>
   TILEWISE_INLINE void add_pair(Accumulator& x, int slot, float scale, Tile& tile, int first_col) const {
-    const int32_t byte = (first_col + 2 * (Machine::lane() % 4)) * C.bias_bytes();
+    const int32_t byte = (first_col + 2 * (Machine::lane() % 4)) * bias_bytes(C);
     const uint8_t* const from = tile.piece(row_[slot], byte / 16) + byte % 16;
     float &low = x[2 * slot], &high = x[2 * slot + 1];
     low *= scale, high *= scale;

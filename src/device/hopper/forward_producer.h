@@ -13,7 +13,7 @@ class ForwardProducer {
   using Shared = HopperForwardShared<Machine, C>;
   using QueryTile = typename Shared::QueryTile;
   static constexpr int kRowChunks = QueryTile::kChunks;
-  static constexpr int kBiasChunks = (C.block_n * C.bias_bytes() + kChunkRowBytes - 1) / kChunkRowBytes;
+  static constexpr int kBiasChunks = (C.block_n * bias_bytes(C) + kChunkRowBytes - 1) / kChunkRowBytes;
 
  public:
   TILEWISE_INLINE ForwardProducer(const HopperForwardParams& params, Shared& shared) : p_(params), shared_(shared) {
@@ -154,7 +154,7 @@ class ForwardProducer {
       TILEWISE_UNROLL
       for (int c = 0; c < kBiasChunks; ++c) {
         Machine::copy_box(shared_.bias[stage][i].chunk(c), p_.bias_map, landed.state(),
-                          key + c * (kChunkRowBytes / C.bias_bytes()), 0, places.query * query, places.head * work.head,
+                          key + c * (kChunkRowBytes / bias_bytes(C)), 0, places.query * query, places.head * work.head,
                           places.batch * work.batch);
       }
     }

@@ -101,11 +101,15 @@ struct HopperBwdStatisticsParams {
 struct HopperBwdParams {
   // q, dout, dk and dv: [dim, 1, seq, head, batch], boxes of q and dout [64, 1, block_m, 1, 1], of dk and dv
   // [64, 1, 64, 1, 1]. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128 bytes.
-  TensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map;
+  // A bias in boxes is [key, 1, query, head, batch], with boxes of 128 bytes of keys and block_m rows, or one where it
+  // has no queries.
+  TensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map, bias_map;
   AttentionShape shape;
   ScoreParams score;
-  Tensor4 dk, dv;     // null where they are not wanted
-  TileOrder order;    // of tiles of keys, backwards; heads are key heads
+  Tensor4 dk, dv;   // null where they are not wanted
+  TileOrder order;  // of tiles of keys, backwards; heads are key heads
+  BiasPlaces bias_places;
+  int32_t unused;     // keeps the block free of holes
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
@@ -115,8 +119,10 @@ struct HopperBwdParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
-    visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("shape", p.shape), visit("score", p.score);
-    visit("dk", p.dk), visit("dv", p.dv), visit("order", p.order), visit("lse2", p.lse2), visit("delta", p.delta);
+    visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
+    visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv);
+    visit("order", p.order), visit("bias_places", p.bias_places), visit("unused", p.unused);
+    visit("lse2", p.lse2), visit("delta", p.delta);
     visit("dq_accum", p.dq_accum), visit("turns", p.turns), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
   }

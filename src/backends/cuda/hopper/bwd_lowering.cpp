@@ -78,9 +78,18 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   const auto bind_dv = [](const void* c, Map& m) {
     bind_gradient(call_of(c), call_of(c).dv, call_of(c).v, call_of(c).head_dim_v, m);
   };
-  return {{offsetof(Params, q_map), rows, bind_q},        {offsetof(Params, k_map), keys, bind_k},
-          {offsetof(Params, v_map), keys, bind_v},        {offsetof(Params, dout_map), rows, bind_do},
-          {offsetof(Params, dk_map), gradients, bind_dk}, {offsetof(Params, dv_map), gradients, bind_dv}};
+  std::vector<gpu::TensorMapParameter> maps{
+      {offsetof(Params, q_map), rows, bind_q},        {offsetof(Params, k_map), keys, bind_k},
+      {offsetof(Params, v_map), keys, bind_v},        {offsetof(Params, dout_map), rows, bind_do},
+      {offsetof(Params, dk_map), gradients, bind_dk}, {offsetof(Params, dv_map), gradients, bind_dv}};
+  if (config.bias_boxes) {
+    gpu::TensorMap bias = rows;
+    bias.dtype = operations::attention::bias_dtype(p);
+    bias.box[0] = box_columns(bias.dtype);
+    if (!p.bias_dims.query) bias.box[2] = 1;
+    maps.push_back({offsetof(Params, bias_map), bias, [](const void* c, Map& m) { bind_bias_rows(call_of(c), 1, m); }});
+  }
+  return maps;
 }
 
 device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
@@ -119,7 +128,8 @@ class BackwardLowerer {
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
-                                    config_.kConsumers, " warpgroups, ", config_.stages, " stages"));
+                                    config_.kConsumers, " warpgroups, ", config_.stages, " stages",
+                                    config_.bias_boxes ? ", bias in boxes" : ""));
     gpu::Outcome outcome{builder_.finish(), {}};
     outcome.lowering.estimated_us = backward_us(p_, config_, device_);
     return outcome;
@@ -150,6 +160,7 @@ class BackwardLowerer {
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
+    params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
     const std::int64_t blocks = std::int64_t{params.order.num_tiles} * p_.num_heads_k * p_.batch_size;
     gpu::Launch* launch =
         builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params, bind_bwd);
@@ -230,6 +241,17 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
   return {};
 }
 
+/// A bias in boxes takes the room of a third stage. Where two find none, each score loads its own.
+device::HopperBwdConfig with_room_for_bias(device::HopperBwdConfig c) {
+  const device::HopperBwdConfig wanted = c;
+  for (; c.stages >= 2; --c.stages) {
+    if (Bwd::shared_bytes(c, gpu::Family::sm90) <= kSharedRoom) return c;
+  }
+  c = wanted;
+  c.bias_boxes = 0;
+  return c;
+}
+
 }  // namespace
 
 operations::attention::FeatureSet backward_features() {
@@ -254,12 +276,15 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
   c.shares_keys = head_dim > kWide;
   c.waves = c.shares_keys ? 16 : 12;
-  c.block_m = head_dim <= kNarrow ? 128 : 64;
+  const bool biased = p.bias != BiasKind::none;
+  c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
-  c.stages = head_dim <= kNarrow || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
-  return c;
+  c.stages = c.block_m > 64 || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
+  // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
+  c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
+  return c.bias_boxes ? with_room_for_bias(c) : c;
 }
 
 gpu::Outcome lower_backward(const Problem& p, const core::DeviceDescription& device) {

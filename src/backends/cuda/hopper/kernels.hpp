@@ -11,6 +11,7 @@
 namespace tilewise::backends::hopper {
 
 inline constexpr std::string_view kImplementationName = "cuda.hopper";  // of all rows
+inline constexpr std::uint32_t kSharedRoom = 227u << 10;                // bytes of shared memory that a block may have
 
 struct Forward {
   using Config = device::HopperForwardConfig;

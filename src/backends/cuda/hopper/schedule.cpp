@@ -17,8 +17,7 @@ namespace {
 using core::ceil_div;
 
 constexpr std::int64_t kMostSplits = device::kMostSplits, kFewestStepsAPart = 2;
-constexpr std::int64_t kFewRounds = 2;             // of tiles on each multiprocessor: fewer are worth an estimate
-constexpr std::uint32_t kSharedRoom = 227u << 10;  // bytes that a block may have
+constexpr std::int64_t kFewRounds = 2;  // of tiles on each multiprocessor: fewer are worth an estimate
 
 using device::HopperForwardConfig, portable::group_of, portable::set_score_options;
 

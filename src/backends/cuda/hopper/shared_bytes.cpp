@@ -17,7 +17,7 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t keys = c.block_n * chunks(element * c.head_dim) * kRowBytes;
   const std::int32_t raw = c.block_n * chunks(element * c.head_dim_v) * kRowBytes;
   const std::int32_t values = c.fp8() ? c.head_dim_v * chunks(c.block_n) * kRowBytes : raw;
-  const std::int32_t bias = c.bias_boxes ? c.block_m() * chunks(c.block_n * c.bias_bytes()) * kRowBytes : 0;
+  const std::int32_t bias = c.bias_boxes ? c.block_m() * chunks(c.block_n * device::bias_bytes(c)) * kRowBytes : 0;
   const std::int32_t tiles = c.stages * (keys + values + bias) + (c.fp8() ? kRawStages * raw : 0);
   const std::int32_t barriers =
       c.consumers() * rings(c.q_stages) + 2 * rings(c.stages) + rings(kRawStages) + rings(kWorkStages) + kBarrier;
@@ -33,7 +33,9 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
     return rows * ((cols + kChunk - 1) / kChunk) * kRowBytes;
   };
   const std::int32_t keys = tile(c.block_n(), c.head_dim) + tile(c.block_n(), c.head_dim_v);
-  const std::int32_t queries = tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat;
+  const std::int32_t bias = c.bias_boxes ? tile(c.block_m, c.block_n() * device::bias_bytes(c) / 2) : 0;
+  const std::int32_t queries =
+      tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat + bias;
   const std::int32_t scores = Config::kScoreStages * tile(c.block_n(), c.block_m);
   const std::int32_t kept = c.dropout ? c.block_n() * c.block_m / 8 : 0;  // a bit each
   const std::int32_t barriers = 2 * kBarrier * (c.stages + Config::kScoreStages + 1) + 4 * kBarrier;

@@ -49,6 +49,7 @@ PROBLEMS = {
     "decode": "attention_forward dtype=bf16 seqlen_q=1 seqlen_k=4096 num_heads_q=32 num_heads_k=8 head_dim=128",
     "backward-d64": f"attention_backward {LONG} head_dim=64",
     "backward-d128-causal": f"attention_backward {LONG} head_dim=128 mask=causal",
+    "backward-options": f"attention_backward {LONG} head_dim=128 softcap=30 bias=query[1,h,q,k]",
     "merge": "merge dtype=bf16 parts=20 head_dim_v=128 sink=f32 seqlen_q=64",
     "pages": "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 "
     f"{PAGES}",
@@ -66,6 +67,7 @@ HOPPER = (
     "decode",
     "backward-d64",
     "backward-d128-causal",
+    "backward-options",
     "mla",
     "chunk",
 )

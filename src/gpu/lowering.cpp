@@ -62,6 +62,10 @@ Lowering LoweringBuilder::finish() {
       for_each_workspace_pointer(*launch, [&](const Region& region, std::size_t offset) {
         launch->workspace.push_back({static_cast<std::uint32_t>(offset), lowering_.part(region.name)->offset});
       });
+      for (TensorMapParameter& map : launch->tensor_maps) {
+        const WorkspacePart* part = lowering_.part(map.part);
+        if (part != nullptr) map.offset = part->offset;
+      }
     } else {
       auto& clear = std::get<Clear>(step);
       const WorkspacePart* part = lowering_.part(clear.part);

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "tilewise/tensor.hpp"
 
@@ -30,6 +32,8 @@ struct TensorMapParameter {
   TensorMap map;               ///< as far as the problem decides it
   /// Sets address, dims and strides from the operation's parameters.
   void (*bind)(const void* call, TensorMap& map);
+  std::string_view part{};  ///< of the workspace, which is the address then; empty: none
+  std::size_t offset = 0;   ///< of the part, in bytes
 };
 
 }  // namespace tilewise::gpu

@@ -257,6 +257,21 @@ TEST_F(EmulatedHopperKvCache, AppendsInALaunchBefore) {
   check("splits", "dtype=bf16 head_dim=128 capacity=1500 seqlen_q=20 append=1 seqlen_k_new=20 mask=causal", 1);
 }
 
+/// Tables of both kinds, pairs of both kinds, all of a row and a part; packed queries are found by their cu_seqlens.
+TEST_F(EmulatedHopperKvCache, RotatesQueriesInALaunchBefore) {
+  const std::string step = "batch_size=2 batch_size_cache=2 capacity=200 seqlen_q=25 append=1 seqlen_k_new=25 ";
+  check("append by 16 bytes, 4 waves; queries rotated; ",
+        step + "dtype=bf16 head_dim=64 mask=causal rotary=f32 rotary_dim=64");
+  check("queries rotated; ",
+        step +
+            "dtype=f16 head_dim=128 mask=causal window_left=60 softmax_lse=1 rotary=query rotary_dim=32 "
+            "rotary_offset=8 rotary_interleaved=1 rotary_seqlens=1");
+  check("queries rotated; ", step + "dtype=bf16 head_dim=40 rotary=query rotary_dim=16");  // to one position
+  check("queries rotated; ",
+        "dtype=bf16 layout=thd batch_size=4 max_seqlen_q=50 total_q=90 total_k_new=90 max_seqlen_k_new=50 append=1 "
+        "head_dim=64 page_size=16 num_pages=70 max_pages_per_seq=12 mask=causal num_splits=2 rotary=f32 rotary_dim=48");
+}
+
 /// A tile of keys is one box of a page or several: of the page's size, or what divides it and the tile.
 TEST_F(EmulatedHopperKvCache, PagesOfSeveralSizes) {
   const auto pages = [](int size, int capacity) {

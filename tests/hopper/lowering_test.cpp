@@ -273,6 +273,29 @@ TEST(HopperLowering, AppendsToACacheInALaunchBefore) {
   EXPECT_EQ(launches[2]->key.body->name, "kv_cache_combine");
 }
 
+/// The attention's queries are in the workspace then, and each launch waits for the ones before it.
+TEST(HopperLowering, RotatesQueriesInALaunchBefore) {
+  const std::string rotary = "rotary=f32 rotary_dim=64 ";
+  const gpu::Outcome outcome =
+      lower(KvCacheProblem(parse_problem(concat(kStep, rotary, "batch_size=3 append=1 seqlen_k_new=64"))), h200());
+  ASSERT_EQ(outcome.refusal, "");
+  const std::vector<const gpu::Launch*> launches = outcome.lowering.launches();
+  ASSERT_GE(launches.size(), 3U);
+  EXPECT_EQ(launches[0]->key.body->name, "append_kv");
+  EXPECT_EQ(launches[1]->key.body->name, "rotate_queries");
+  EXPECT_EQ(launches[1]->grid, gpu::Extent3{3 * 64 * 32 * (4 + 8) / 128}) << "4 pairs of chunks that turn, 8 chunks";
+  EXPECT_TRUE(launches[1]->programmatic && launches[2]->programmatic);
+  const gpu::WorkspacePart* const rotated = outcome.lowering.part("q_rotated");
+  ASSERT_NE(rotated, nullptr);
+  EXPECT_EQ(rotated->bytes, 3U * 64 * 32 * 128 * 2);
+  EXPECT_EQ(launches[2]->tensor_maps.at(0).part, "q_rotated");
+  EXPECT_EQ(launches[2]->tensor_maps.at(0).offset, rotated->offset);
+  EXPECT_TRUE(launches[2]->tensor_maps.at(1).part.empty());
+  const gpu::Outcome plain = lower(KvCacheProblem(parse_problem(kStep)), h200());
+  EXPECT_GT(outcome.lowering.estimated_us, plain.lowering.estimated_us);
+  EXPECT_EQ(plain.lowering.part("q_rotated"), nullptr);
+}
+
 TEST(HopperLowering, RefusesStepsWithAReason) {
   const auto refusal = [](const std::string& text) {
     return lower(KvCacheProblem(parse_problem(text)), h200()).refusal;
@@ -282,6 +305,8 @@ TEST(HopperLowering, RefusesStepsWithAReason) {
   EXPECT_EQ(refusal("append_kv device=cuda dtype=bf16 num_heads_k=8 head_dim=128 capacity=64 seqlen_k_new=4 "
                     "cache_seqlens=1"),
             "call must be kv_cache_attention (got append_kv)");
+  EXPECT_EQ(refusal(concat(kStep, "append=1 seqlen_k_new=64 rotary=f32 rotary_dim=24 rotary_offset=4")),
+            "rotary_dim must be a multiple of 16 and rotary_offset of 8 (got 24 and 4)");
 }
 
 /// 294 us beside 920 for one prefill of 512 among 31 that decode, 218 beside 1,288 where all decode and one has most
@@ -447,6 +472,7 @@ TEST(HopperLowering, RefusesMlasFormWithAReason) {
   EXPECT_EQ(refusal(&P::layout, Layout::thd), "");
   EXPECT_EQ(refusal(&P::num_heads_k, 2), "with mla, num_heads_k must be 1 (got 2)");
   EXPECT_EQ(refusal(&P::window_left, 9), "with mla, window_left must be -1 (got 9)");
+  EXPECT_EQ(refusal(&P::rotary_dim, 64), "with mla, rotary_dim must be 0 (got 64)");
   EXPECT_EQ(refusal(&P::softcap, 2.0), "with mla, softcap must be 0 (got 2)");
   EXPECT_EQ(refusal(&P::softmax_scale, -1.0), "with mla, softmax_scale must be > 0 (got -1)");
   EXPECT_EQ(refusal(&P::alibi_slopes, AlibiKind::per_head), "with mla, alibi_slopes must be none (got some)");

@@ -39,18 +39,9 @@ class AppendKv {
   }
 
  private:
-  /// Packed rows are found by their cu_seqlens.
   TILEWISE_INLINE static NewRow row_at(const Params& p, int64_t number) {
-    const int64_t seqlen = p.cache.seqlen_k_new;
-    const int32_t* const cu_seqlens = p.cache.cu_seqlens_k_new;
-    if (!p.new_keys.packed) return {number / seqlen, number % seqlen, number % seqlen};
-    if (!cu_seqlens) return {0, number, number};
-    int64_t low = 0, high = p.shape.batch_size;  // the last entry that is no greater than the row
-    while (high - low > 1) {
-      const int64_t middle = (low + high) / 2;
-      (Machine::load_global(cu_seqlens + middle) <= number ? low : high) = middle;
-    }
-    return {low, number, number - Machine::load_global(cu_seqlens + low)};
+    return new_row_at<Machine>(number, p.cache.seqlen_k_new, p.new_keys.packed != 0, p.cache.cu_seqlens_k_new,
+                               p.shape.batch_size);
   }
 };
 

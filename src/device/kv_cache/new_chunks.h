@@ -8,9 +8,8 @@ namespace tilewise::device {
 
 /// C: an AppendKvConfig with vector_rows. A row of a key head is units: each two chunks of a key that turn into each
 /// other, or one chunk of a key or of a value.
-template <class Machine, auto C>
+template <class Machine, auto C, class Rows = NewRows<Machine, C>>
 class NewChunks {
-  using Rows = NewRows<Machine, C>;
   using Stream = typename Rows::Stream;
   using Bits = ElementBits<C.type>;
   using CacheBits = ElementBits<C.cache_type>;
@@ -22,11 +21,10 @@ class NewChunks {
  public:
   template <class Params>
   TILEWISE_INLINE explicit NewChunks(const Params& p) {
-    const int64_t rotary_dim = C.rotary ? p.rotary.dim : 0,
-                  head_dim_v = p.new_keys.appends_values ? p.shape.head_dim_v : 0;
+    const int64_t rotary_dim = C.rotary ? p.rotary.dim : 0;
     turning_ = static_cast<int>(rotary_dim) / (2 * kChunk);
     of_key_ = static_cast<int>(append_units(p.shape.head_dim, 0, rotary_dim));
-    of_row_ = static_cast<int>(append_units(p.shape.head_dim, head_dim_v, rotary_dim));
+    of_row_ = static_cast<int>(append_units(p.shape.head_dim, Rows::value_dim(p), rotary_dim));
   }
   TILEWISE_INLINE int units() const { return of_row_; }
 

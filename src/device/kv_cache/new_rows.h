@@ -21,6 +21,20 @@ struct CachePlace {
 };
 inline constexpr int64_t kNowhere = -1;
 
+/// Row `number` of a call: of `seqlen` rows a sequence, or of packed ones, which are found by their cu_seqlens.
+template <class Machine>
+TILEWISE_INLINE NewRow new_row_at(int64_t number, int64_t seqlen, bool packed, const int32_t* cu_seqlens,
+                                  int64_t batch_size) {
+  if (!packed) return {number / seqlen, number % seqlen, number % seqlen};
+  if (!cu_seqlens) return {0, number, number};
+  int64_t low = 0, high = batch_size;  // the last entry that is no greater than the row
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (Machine::load_global(cu_seqlens + middle) <= number ? low : high) = middle;
+  }
+  return {low, number, number - Machine::load_global(cu_seqlens + low)};
+}
+
 /// C: an AppendKvConfig. Params: AppendKvParams, or without slots those of a kernel that attends.
 template <class Machine, auto C>
 class NewRows {
@@ -42,6 +56,12 @@ class NewRows {
   template <class Params>
   TILEWISE_INLINE static Stream values(const Params& p) {
     return {p.new_keys.v, p.v_cache, p.v_scale, p.shape.head_dim_v};
+  }
+
+  /// Columns of the values that stand beside a key, 0 where there are none.
+  template <class Params>
+  TILEWISE_INLINE static int64_t value_dim(const Params& p) {
+    return p.new_keys.appends_values ? p.shape.head_dim_v : 0;
   }
 
   template <class Params>

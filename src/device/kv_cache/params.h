@@ -140,4 +140,19 @@ struct AppendKvParams {
   }
 };
 
+/// Rotates queries into the workspace.
+struct RotateQueriesParams {
+  AttentionShape shape;
+  CacheShape cache;
+  Tensor4 q, rotated;  // of packed queries batch_stride is 0
+  RotaryTables rotary;
+  int64_t rows, packed;  // queries of all sequences
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("cache", p.cache), visit("q", p.q), visit("rotated", p.rotated);
+    visit("rotary", p.rotary), visit("rows", p.rows), visit("packed", p.packed);
+  }
+};
+
 }  // namespace tilewise::device

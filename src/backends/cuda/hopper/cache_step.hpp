@@ -22,6 +22,15 @@ struct CacheCalls {
   static device::AttentionParams keys_of(const void* call);
 };
 
+/// With queries that a launch before has rotated into the workspace.
+struct RotatedCalls : CacheCalls {
+  static device::AttentionParams of(const void* call) {
+    device::AttentionParams attention = CacheCalls::of(call);
+    attention.q = portable::rotated_queries(params_of(call));
+    return attention;
+  }
+};
+
 /// As the portable kernel is told of the call: what all of the kernels' parameters have.
 template <typename Params>
 void bind_step(const void* call, Params& params) {

@@ -35,7 +35,7 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   gpu::TensorMap outs = rows;
   outs.dtype = operations::attention::out_dtype_of(p);
   outs.box[0] = box_columns(outs.dtype);
-  std::vector<gpu::TensorMapParameter> maps{{offsetof(Params, q_map), rows, binds.q},
+  std::vector<gpu::TensorMapParameter> maps{{offsetof(Params, q_map), rows, binds.q, binds.q_part},
                                             {offsetof(Params, k_map), keys, binds.k},
                                             {offsetof(Params, v_map), keys, binds.v},
                                             {offsetof(Params, out_map), outs, binds.out}};

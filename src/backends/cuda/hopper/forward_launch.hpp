@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backends/cuda/hopper/schedule.hpp"
@@ -22,6 +23,7 @@ void bind_bias(const device::AttentionParams& call, bool packs, gpu::TensorMap& 
 struct MapBinds {
   using Bind = void (*)(const void* call, gpu::TensorMap& map);
   Bind q, k, v, out, bias;
+  std::string_view q_part{};  ///< of the workspace, where q is there
 };
 
 /// Of calls that Source::of() turns into attention's, and Source::keys_of() for k and v.

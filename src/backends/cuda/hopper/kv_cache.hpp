@@ -1,5 +1,5 @@
 // The KV cache step's row of the dispatch table for Hopper's own instructions: attention over caches of q's element
-// type, contiguous or in pages. New keys are appended by the portable kernel, in a launch before.
+// type, contiguous or in pages. New keys are appended, and queries rotated, by portable kernels in launches before.
 #pragma once
 
 #include "backends/cuda/hopper/kernels.hpp"

@@ -119,6 +119,7 @@ std::string latent_refusal(const KvCacheProblem& p) {
   }
   if (p.num_heads_k != 1) return concat("with mla, num_heads_k must be 1 (got ", p.num_heads_k, ")");
   if (p.window_left >= 0) return concat("with mla, window_left must be -1 (got ", p.window_left, ")");
+  if (p.rotary_dim != 0) return concat("with mla, rotary_dim must be 0 (got ", p.rotary_dim, ")");
   if (p.softcap != 0.0) return concat("with mla, softcap must be 0 (got ", p.softcap, ")");
   if (p.softmax_scale <= 0.0) return concat("with mla, softmax_scale must be > 0 (got ", p.softmax_scale, ")");
   if (p.alibi_slopes != AlibiKind::none) return "with mla, alibi_slopes must be none (got some)";

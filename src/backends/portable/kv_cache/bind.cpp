@@ -127,4 +127,19 @@ void bind(const KvCacheParams& call, device::AppendKvParams& params) {
   params.slots_stride = call.slots_stride;
 }
 
+void bind(const KvCacheParams& call, device::RotateQueriesParams& params) {
+  params.shape = shape_of(call);
+  params.cache = cache_of(call);
+  params.q = call.q;
+  if (call.packed) params.q.batch_stride = 0;
+  params.rotated = rotated_queries(call);
+  params.rotary = rotary_of(call);
+  params.packed = call.packed;
+}
+
+device::Tensor4 rotated_queries(const KvCacheParams& call) {
+  const std::int64_t row = call.num_heads_q * call.head_dim;
+  return {nullptr, call.packed ? 0 : call.seqlen_q * row, row, call.head_dim};
+}
+
 }  // namespace tilewise::backends::portable

@@ -10,5 +10,9 @@ namespace tilewise::backends::portable {
 void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheForwardParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheCombineParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::AppendKvParams& params);
+void bind(const operations::kv_cache::KvCacheParams& call, device::RotateQueriesParams& params);
+
+/// Queries as RotateQueries leaves them, side by side, but for their address.
+[[nodiscard]] device::Tensor4 rotated_queries(const operations::kv_cache::KvCacheParams& call);
 
 }  // namespace tilewise::backends::portable

@@ -54,12 +54,21 @@ struct AppendKv : KvCacheKernel<device::AppendKvConfig, device::AppendKvParams> 
   static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
 };
 
+/// Of queries that another kernel's copy engine is to find rotated.
+struct RotateQueries : KvCacheKernel<device::AppendKvConfig, device::RotateQueriesParams> {
+  static constexpr std::string_view kName = "rotate_queries", kHeader = "device/kv_cache/rotate_queries.h",
+                                    kKernel = "RotateQueries", kConfig = "AppendKvConfig",
+                                    kParams = "RotateQueriesParams", kRotated = "q_rotated";
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+};
+
 /// Calls visit.template operator()<Traits>() for each of them.
 template <typename Visit>
 void for_each_kv_cache_kernel(Visit&& visit) {
   visit.template operator()<KvCacheForward>();
   visit.template operator()<KvCacheCombine>();
   visit.template operator()<AppendKv>();
+  visit.template operator()<RotateQueries>();
 }
 
 }  // namespace tilewise::backends::portable

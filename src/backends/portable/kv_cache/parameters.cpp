@@ -2,6 +2,7 @@
 #include "backends/portable/kv_cache/parameters.hpp"
 
 #include "backends/portable/kv_cache/cache_table.hpp"
+#include "backends/portable/kv_cache/kernels.hpp"
 
 namespace tilewise::backends::portable {
 void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor& visit) {
@@ -51,6 +52,19 @@ void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visi
                       .element_bytes = static_cast<std::size_t>(p.slot_bytes),
                       .outer = {{{rows.batch, p.slots_batch_stride}, {rows.rows, p.slots_stride}}},
                       .rank = 2});
+}
+
+void for_each_pointer(const device::RotateQueriesParams& p, const RegionVisitor& visit) {
+  const CacheTable table(p, visit);
+  table.lengths();
+  table.cache_lengths();
+  table.queries(p.q, "q", Access::read);
+  table.rotary(p.rotary);
+  table.add(p.rotated.data, {.name = RotateQueries::kRotated,
+                             .workspace = true,
+                             .access = Access::write,
+                             .element_bytes = kHalf,
+                             .row = p.rows * p.shape.num_heads_q * p.shape.head_dim});
 }
 
 }  // namespace tilewise::backends::portable

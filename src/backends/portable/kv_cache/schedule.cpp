@@ -224,4 +224,12 @@ device::AppendKvConfig append_kv_config(const KvCacheProblem& p) {
   return c;
 }
 
+device::AppendKvConfig rotate_queries_config(const KvCacheProblem& p) {
+  device::AppendKvConfig c;
+  c.type = c.cache_type = element_of(p.dtype);
+  set_rotary(c, p);
+  c.vector_rows = 1;
+  return c;
+}
+
 }  // namespace tilewise::backends::portable

@@ -23,6 +23,7 @@ namespace tilewise::backends::portable {
 /// Everything decided but `seqlens_alone`, which is the forward kernel's: combine relies on what that leaves then.
 [[nodiscard]] device::KvCacheCombineConfig kv_cache_combine_config(const Problem& attention);
 [[nodiscard]] device::AppendKvConfig append_kv_config(const KvCacheProblem& problem);
+[[nodiscard]] device::AppendKvConfig rotate_queries_config(const KvCacheProblem& problem);
 
 /// As attention's. Byte tiles are half as large, and widening them takes a wave from waiting: at head_dim 128 there is
 /// room for twelve, of which eight do best.

@@ -76,7 +76,8 @@ std::vector<std::string> operation_names() {
 /// The limits of each operation that is drawn. A feature to leave out may be of any operation, drawn or not, so that
 /// one list serves all of them.
 std::vector<verify::Limits> make_limits(const Options& options, std::span<const verify::Verifier* const> drawn) {
-  std::vector<verify::Limits> limits(drawn.size(), verify::Limits{.max_flops = options.max_flops, .head_dim_multiple = options.head_dim_multiple});
+  std::vector<verify::Limits> limits(
+      drawn.size(), verify::Limits{.max_flops = options.max_flops, .head_dim_multiple = options.head_dim_multiple});
   std::vector<std::string_view> known;
   for (const verify::Verifier* verifier : verify::verifiers()) {
     for (const std::string_view name : verifier->operation().feature_names())
@@ -242,9 +243,10 @@ void add_verify(CLI::App& program) {
   with_check(command.add_option("--max-flops", options->max_flops, "size limit of the problems drawn"),
              number_between(1))
       ->capture_default_str();
-  with_check(command.add_option("--head-dim-multiple", options->head_dim_multiple,
-                                "round attention's head dims up to multiples of this; Hopper's kernels take those of 8"),
-             integer_between(1, 256))
+  with_check(
+      command.add_option("--head-dim-multiple", options->head_dim_multiple,
+                         "round attention's head dims up to multiples of this; Hopper's kernels take those of 8"),
+      integer_between(1, 256))
       ->capture_default_str();
   with_check(command.add_option("--tolerance-scale", options->tolerance_scale,
                                 "fail above this fraction of the error bound; at most 1"),

@@ -119,7 +119,10 @@ void ReachPass::backward_position(const BackwardRow& r, std::int64_t j) {
   const bool special_value = !all_finite(r.v[j], p_.head_dim_v);
   mark(dv, r.dout, p_.head_dim_v);
   if (how == Sight::dropped) {
-    if (special_value) mark(dk, nullptr, p_.head_dim);  // tiles repeat the last query, for which nothing is dropped
+    // Tiles repeat the last query, for which nothing is dropped.
+    const bool repeated = r.special && r.i + 1 == s.seqlen_q;
+    if (special_value || repeated) mark(dk, nullptr, p_.head_dim);
+    if (repeated) mark(dv, nullptr, p_.head_dim_v);
     return;
   }
   mark(dk, r.q, p_.head_dim);

@@ -341,6 +341,26 @@ TEST(HopperPaths, BackwardInAFixedOrder) {
                      kGroups);
 }
 
+/// Where tiles of keys are fewer than multiprocessors, of which the emulated machine has four.
+TEST(HopperPaths, BackwardInPartsOfTheQueries) {
+  const std::string few = " num_heads_q=3 num_heads_k=1 seqlen_q=700 seqlen_k=60",
+                    two = " num_heads_q=1 seqlen_q=1100 seqlen_k=200";
+  check_backward("4 splits", "dtype=bf16 head_dim=128 mask=causal dlse=1" + few);
+  check_backward("2 splits", "dtype=bf16 head_dim=128 mask=causal" + two);
+  check_backward("2 splits", "dtype=f16 head_dim=64 head_dim_v=40 mask=causal sink=1 dsink=1" + two);
+  check_backward("4 splits", "dtype=bf16 head_dim=256 mask=causal alignment=top_left" + few, true);
+  check_backward("4 splits", "dtype=bf16 head_dim=192 head_dim_v=128 deterministic=1" + few);
+  check_backward("2 splits", "dtype=f16 head_dim=128 window_left=90 window_right=30 deterministic=1" + two);
+  check_backward("4 splits", "dtype=bf16 head_dim=64 dropout_p=0.25 deterministic=1" + few);
+  check_backward("2 splits", "dtype=bf16 head_dim=96 dropout_p=0.25 seqused_q=1 seqused_k=1 leftpad_k=1" + two);
+  check_backward("2 splits",
+                 "dtype=bf16 head_dim=128 layout=thd batch_size=2 max_seqlen_q=600 max_seqlen_k=100 total_q=700 "
+                 "total_k=150 num_heads_q=2 num_heads_k=1 mask=causal");
+  for (const char* without : {" dq=0", " dk=0", " dv=0"})
+    check_backward("splits", "dtype=bf16 head_dim=64" + two + without);
+  check_backward("2 stages", "dtype=bf16 head_dim=64 batch_invariant=1" + two);
+}
+
 TEST(HopperPaths, BackwardOfLengths) {
   const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
   check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);

@@ -9,6 +9,12 @@ namespace tilewise::device {
 
 enum DkdvSide : int { kDk, kDv };
 
+/// Where part `split` of a tile of keys begins.
+template <class Float>
+TILEWISE_INLINE Float* dkdv_part(Float* accum, int64_t a_block, int64_t tile, int32_t num_splits, int32_t split) {
+  return accum + (tile * num_splits + split) * a_block;
+}
+
 /// A block's part of dk has C.block_n() x C.head_dim floats, that of dv C.block_n() x C.head_dim_v, each dealt out to
 /// the waves.
 template <class Ops, auto C>
@@ -29,9 +35,9 @@ struct DkdvAccum {
         (static_cast<int64_t>(place.batch) * p.grid.num_heads + place.head) * p.grid.num_tiles + place.tile;
     const int64_t at = wave * LaneSums<Sums<kSide>>::kFloats + lane * 4;
     if constexpr (kSide == kDk) {
-      return p.dk_accum + (tile * num_splits + split) * p.dk_accum_a_block + at;
+      return dkdv_part(p.dk_accum, p.dk_accum_a_block, tile, num_splits, split) + at;
     } else {
-      return p.dv_accum + (tile * num_splits + split) * p.dv_accum_a_block + at;
+      return dkdv_part(p.dv_accum, p.dv_accum_a_block, tile, num_splits, split) + at;
     }
   }
 };

@@ -44,9 +44,9 @@ class BwdMain {
     // Found anew, lest it lives in registers through the steps.
     const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
     const BwdStore<Ops, C> store(p_, work, warpgroup_, lane_);
-    store.store(shared_.values, dV_, p_.dv, p_.dv_map, p_.shape.head_dim_v, C.dropout ? p_.score.dropout_scale : 1.0f);
+    store.store_dv(shared_.values, dV_);
     if (any) shared_.keys_done.wait(0);
-    store.store(shared_.keys, dK_, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
+    store.store_dk(shared_.keys, dK_);
     if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
   }
 
@@ -54,6 +54,7 @@ class BwdMain {
   /// Of the block's tiles those that see one of this warpgroup's keys.
   TILEWISE_INLINE QueryTiles seen_tiles(const BwdWork& work) const {
     QueryTiles seen = query_tiles<C>(work, work.first_key + warpgroup_ * C.kRows, C.kRows);
+    if constexpr (C.split) seen = tiles_within(seen, work.queries.begin, work.queries.end);
     if (seen.count() == 0) seen.begin = seen.end = work.queries.end;
     return {uniform<Machine>(seen.begin), uniform<Machine>(seen.end), uniform<Machine>(seen.full_begin),
             uniform<Machine>(seen.full_end)};

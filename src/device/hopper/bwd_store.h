@@ -1,6 +1,8 @@
-// From accumulators to dk and dv: through the place of the keys they belong to, by the copy engine.
+// From accumulators to dk and dv: through the place of the keys they belong to, by the copy engine. Sums over a part of
+// the queries go to the workspace as they lie.
 #pragma once
 
+#include "device/attention/dkdv_accum.h"
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
 #include "device/hopper/warpgroup.h"
@@ -19,6 +21,36 @@ class BwdStore {
   /// warpgroup: whose 64 rows of a tile they are.
   TILEWISE_INLINE BwdStore(const HopperBwdParams& params, const BwdWork& work, int warpgroup, int lane)
       : p_(params), work_(work), warpgroup_(warpgroup), lane_(lane) {}
+
+  template <class Tile, class Sums>
+  TILEWISE_INLINE void store_dv(Tile& values, Sums& sums) const {
+    const float scale = C.dropout ? p_.score.dropout_scale : 1.0f;
+    if constexpr (C.split) {
+      if (p_.dv.data) store_part(sums, p_.dv_accum, p_.dv_accum_a_block, scale);
+    } else {
+      store(values, sums, p_.dv, p_.dv_map, p_.shape.head_dim_v, scale);
+    }
+  }
+  template <class Tile, class Sums>
+  TILEWISE_INLINE void store_dk(Tile& keys, Sums& sums) const {
+    if constexpr (C.split) {
+      if (p_.dk.data) store_part(sums, p_.dk_accum, p_.dk_accum_a_block, 1.0f);
+    } else {
+      store(keys, sums, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
+    }
+  }
+
+ private:
+  /// What bwd_convert_dkdv adds up, scales and clears where rows are not used.
+  template <class Sums>
+  TILEWISE_INLINE void store_part(Sums& sums, float* accum, int64_t a_block, float scale) const {
+    const TileOrder& order = p_.order;
+    const int64_t head = static_cast<int64_t>(work_.batch) * order.num_heads + work_.head;
+    const int wave = warpgroup_ * (C.kRows / 16) + warp_row<Machine>() / 16;
+    float* const part = dkdv_part(accum, a_block, head * order.num_tiles + work_.tile, order.num_splits, work_.part);
+    if constexpr (C.dropout) sums.for_each(0, [&](int, int, auto&& x) { x *= scale; });
+    LaneSums<Sums>::template store<Machine>(sums, part + wave * LaneSums<Sums>::kFloats + 4 * lane_);
+  }
 
   /// Rounds a warpgroup's sums into its rows of a tile, which nobody reads any more, and begins their way to memory.
   template <class Tile, class Sums>
@@ -47,7 +79,6 @@ class BwdStore {
     }
   }
 
- private:
   /// Rows that are not used get zeros, whatever they have summed up.
   template <class Sums>
   TILEWISE_INLINE void scale_rows(Sums& sums, float scale) const {

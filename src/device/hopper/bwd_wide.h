@@ -43,10 +43,9 @@ class BwdWide {
     const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     if constexpr (kSumsDv) {
-      store.store(shared_.values, sums_, p_.dv, p_.dv_map, p_.shape.head_dim_v,
-                  C.dropout ? p_.score.dropout_scale : 1.0f);
+      store.store_dv(shared_.values, sums_);
     } else {
-      store.store(shared_.keys, sums_, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
+      store.store_dk(shared_.keys, sums_);
     }
     if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
   }

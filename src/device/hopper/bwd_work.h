@@ -1,4 +1,4 @@
-// What a block of the backward kernel works on: its keys, and which tiles of queries see them.
+// What a block of the backward kernel works on: its keys, and which tiles of queries see them, or a part of these.
 #pragma once
 
 #include "device/attention/grid_place.h"
@@ -18,6 +18,7 @@ struct QueryTiles {
 /// Keys are counted from the used part of a sequence; rows of a block are rows in memory.
 struct BwdWork {
   int32_t tile, head, batch;         // of keys; a key head
+  int32_t part;                      // of the tiles of queries
   int32_t group;                     // query heads of the key head
   int32_t q_row, k_row;              // where the used queries and the block's first row start, in rows of the tensors
   int32_t first_key;                 // of the block; negative where padding comes first
@@ -82,6 +83,15 @@ TILEWISE_INLINE QueryTiles query_tiles(const BwdWork& work, int32_t first_key, i
   return tiles;
 }
 
+/// Those of `tiles` that lie in [begin, end).
+TILEWISE_INLINE QueryTiles tiles_within(const QueryTiles& tiles, int32_t begin, int32_t end) {
+  QueryTiles within = tiles;
+  within.end = minimum(tiles.end, end);
+  within.begin = minimum(maximum(tiles.begin, begin), within.end);
+  within.full_begin = minimum(tiles.full_begin, within.end);
+  return within;
+}
+
 /// step(Index<whether some weights are hidden>, tile, whether another one follows) for a head's tiles, in their order.
 template <HopperBwdConfig C, class Step>
 TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
@@ -113,8 +123,10 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
 
 template <HopperBwdConfig C>
 TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
-  const OrderPlace place = place_in_order(p.order, block);
+  const int32_t parts = C.split ? p.order.num_splits : 1;  // of a tile they run fastest
+  const OrderPlace place = place_in_order(p.order, block / parts);
   BwdWork work{};
+  work.part = block % parts;
   work.tile = p.order.num_tiles - 1 - place.tile;  // the first keys have the most queries under a causal mask
   work.head = place.head;
   work.batch = place.batch;
@@ -131,6 +143,11 @@ TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
   work.diagonal = static_cast<int32_t>(diagonal_offset(p.score, s));
   work.band = key_band(p.score);
   work.queries = query_tiles<C>(work, work.first_key, C.block_n());
+  if constexpr (C.split) {
+    const int32_t first = work.queries.begin, count = work.queries.count();
+    work.queries =
+        tiles_within(work.queries, first + count * work.part / parts, first + count * (work.part + 1) / parts);
+  }
   if constexpr (C.ordered) work.end_before = query_tiles<C>(work, work.first_key - C.block_n(), C.block_n()).end;
   return work;
 }

@@ -71,6 +71,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag bias_boxes = 0;    // a bias comes by the copy engine beside Q, else each score loads its own
   Flag partial_rows = 0;  // queries of a sequence may end within a tile
   Flag ordered = 0;       // dq is added up in the order of tiles of keys
+  Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
@@ -84,8 +85,8 @@ struct HopperBwdConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
-    visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered),
-        visit("shares_keys", c.shares_keys);
+    visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
+    visit("split", c.split), visit("shares_keys", c.shares_keys);
   }
 };
 

@@ -17,7 +17,7 @@ struct TileOrder {
   int32_t heads_at_once, short_tiles;
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
   int32_t counters;               // kCounterWords where tiles are dealt out by a counter, else 0
-  int32_t num_splits;             // parts in which a tile's keys are dealt out
+  int32_t num_splits;             // parts in which a tile's keys, or queries, are dealt out
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -114,7 +114,10 @@ struct HopperBwdParams {
   const float* delta;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
   uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
-  int64_t rows_a_head, dq_accum_a_head, turns_a_head;
+  // As the portable BwdParams have them; written instead of dk and dv where queries come in parts.
+  float* dk_accum;
+  float* dv_accum;
+  int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -122,9 +125,10 @@ struct HopperBwdParams {
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("unused", p.unused);
-    visit("lse2", p.lse2), visit("delta", p.delta);
-    visit("dq_accum", p.dq_accum), visit("turns", p.turns), visit("rows_a_head", p.rows_a_head);
+    visit("lse2", p.lse2), visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
+    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
+    visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
   }
 };
 

@@ -48,7 +48,7 @@ TEST(MergeBounds, SeeALostRounding) {
   const verify::MergeCall call(problem, 11, verify::Values::ordinary);
   const std::vector<verify::Output> expected = call.make_outputs(1);
   call.run(call.plan("reference", expected), expected);
-  const std::vector<verify::ErrorBounds> bounds = call.bounds(expected);
+  const std::vector<verify::ErrorBounds> bounds = call.bounds(expected, 0.0);
   const std::vector<verify::Output> got = call.make_outputs(2);
   call.run(call.plan("cpu.generic", got), got);
   for (std::size_t i = 0; i < got.size(); ++i) {

@@ -27,7 +27,8 @@ constexpr double kHalf = 2.0, kFloat = 4.0;
 
 double f(std::int64_t n) { return static_cast<double>(n); }
 
-double gradients_us(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+double gradients_us(const Problem& p, const device::HopperBwdConfig& c, std::int64_t splits,
+                    const core::DeviceDescription& device) {
   const operations::attention::Extent extent = operations::attention::typical_extent(p);
   const double group = f(portable::group_of(p));
   const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
@@ -37,10 +38,12 @@ double gradients_us(const Problem& p, const device::HopperBwdConfig& c, const co
   const double step_us = flops / (of_peak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
   const double all = f(core::ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size);
   const double longest = f(p.batch_size) * f(p.seqlen_k);
-  const double blocks = all * (longest > 0.0 ? std::min(1.0, extent.total_k / longest) : 1.0);
-  const double most = std::ceil(operations::attention::most_queries_seen(p, c.block_n()) / c.block_m) * group;
+  const double parts = f(splits);
+  const double blocks = parts * all * (longest > 0.0 ? std::min(1.0, extent.total_k / longest) : 1.0);
+  const double of_part = group / parts;
+  const double most = std::ceil(operations::attention::most_queries_seen(p, c.block_n()) / c.block_m) * of_part;
   const double seen =
-      std::min(most, std::max(1.0, operations::attention::queries_seen(p, c.block_n()) / c.block_m) * group);
+      std::min(most, std::max(1.0, operations::attention::queries_seen(p, c.block_n()) / c.block_m) * of_part);
   const double rounds = std::max(1.0, blocks / device.multiprocessors);
   const bool even = seen >= most;  // then the last round takes as long as the others
   const double busy_us = (even ? std::ceil(rounds) : rounds) * (seen * step_us + kBlockUs);
@@ -53,18 +56,20 @@ double gradients_us(const Problem& p, const device::HopperBwdConfig& c, const co
 
 }  // namespace
 
-double backward_us(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+double backward_us(const Problem& p, const device::HopperBwdConfig& c, std::int64_t splits,
+                   const core::DeviceDescription& device) {
   const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
   const portable::Estimator around(p, traits);
   const double after_us = p.dq ? portable::Estimator::kLaunchUs + around.convert_dq_us() : 0.0;
   const double sink_us = p.dsink ? portable::Estimator::kLaunchUs + around.dsink_us() : 0.0;
+  const double sums_us = splits > 1 ? portable::Estimator::kLaunchUs + around.convert_dkdv_us(splits) : 0.0;
   double dbias_us = 0.0;
   if (p.dbias) {
     const device::BwdDbiasConfig dbias = portable::bwd_dbias_config(p, traits);
     dbias_us = portable::Estimator::kLaunchUs + around.dbias_us(dbias, portable::dbias_blocks(p, dbias));
   }
-  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, device) + after_us +
-         dbias_us + sink_us;
+  return portable::Estimator::kLaunchUs + around.preprocess_us(true) + gradients_us(p, c, splits, device) + sums_us +
+         after_us + dbias_us + sink_us;
 }
 
 }  // namespace tilewise::backends::hopper

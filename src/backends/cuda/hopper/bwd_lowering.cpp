@@ -10,6 +10,7 @@
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/kernels.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/splits.hpp"
 #include "backends/portable/traits.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -92,6 +93,11 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   return maps;
 }
 
+/// Tiles of keys of all heads.
+std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
+  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size;
+}
+
 device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
   device::TileOrder order{};
   order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_k, c.block_n()));
@@ -119,19 +125,27 @@ class BackwardLowerer {
         shape_(operations::attention::shape_of(p)),
         query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
         rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
-        builder_(traits_.overlaps_steps) {}
+        builder_(traits_.overlaps_steps) {
+    const std::int64_t tiles = ceil_div(p.seqlen_q, config_.block_m), steps = tiles * portable::group_of(p);
+    // Parts are tiles of queries of every head of a group.
+    splits_ = std::clamp<std::int64_t>(
+        tiles, 1, portable::query_splits(p, key_blocks(p, config_), steps, device.multiprocessors));
+    config_.split = splits_ > 1;
+  }
 
   gpu::Outcome lower() {
     add_statistics();
     add_gradients();
+    if (config_.split) add_sums_of_parts();
     if (p_.dq) add_dq();
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
                                     config_.kConsumers, " warpgroups, ", config_.stages, " stages",
+                                    config_.split ? concat(", ", splits_, " splits") : "",
                                     config_.bias_boxes ? ", bias in boxes" : ""));
     gpu::Outcome outcome{builder_.finish(), {}};
-    outcome.lowering.estimated_us = backward_us(p_, config_, device_);
+    outcome.lowering.estimated_us = backward_us(p_, config_, splits_, device_);
     return outcome;
   }
 
@@ -157,14 +171,40 @@ class BackwardLowerer {
     device::HopperBwdParams params{};
     params.shape = shape_;
     params.order = key_order(p_, config_, device_.multiprocessors);
+    params.order.num_splits = static_cast<std::int32_t>(splits_);
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
-    const std::int64_t blocks = std::int64_t{params.order.num_tiles} * p_.num_heads_k * p_.batch_size;
+    if (config_.split) params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
+    const std::int64_t blocks = key_blocks(p_, config_) * splits_;
     gpu::Launch* launch =
         builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params, bind_bwd);
     if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);
+  }
+
+  void add_sums_of_parts() {
+    // A warp has 16 keys: as so many waves of the portable kernel leave them.
+    constexpr std::int32_t kWarpKeys = 16;
+    device::BwdConfig like;
+    like.rows_per_wave = kWarpKeys;
+    like.waves = config_.block_n() / kWarpKeys;
+    like.head_dim = config_.head_dim;
+    like.head_dim_v = config_.head_dim_v;
+    constexpr std::int64_t kSides = 2;  // dk and dv
+    const std::int64_t tiles = ceil_div(p_.seqlen_k, config_.block_n());
+    device::BwdConvertDkdvParams params{};
+    params.shape = shape_;
+    params.grid = device::tile_grid(tiles, kSides, p_.num_heads_k, 1);
+    params.num_splits = splits_;
+    params.dk_accum_a_block = dk_accum_a_block();
+    params.dv_accum_a_block = dv_accum_a_block();
+    const auto bind = [](const void* call, void* block) {
+      portable::bind(call_of(call), *static_cast<device::BwdConvertDkdvParams*>(block));
+    };
+    builder_.launch<portable::BwdConvertDkdv>(
+        gpu::Family::sm80, portable::bwd_convert_dkdv_config(p_, like),
+        {static_cast<std::uint32_t>(tiles * kSides * p_.num_heads_k * p_.batch_size)}, params, bind);
   }
 
   void add_dq() {
@@ -211,6 +251,8 @@ class BackwardLowerer {
     constexpr std::int64_t kWarps = device::HopperBwdConfig::kDqWarps;
     return config_.ordered ? kWarps * device::HopperBwdStatisticsConfig::kRows / config_.block_m : 0;
   }
+  [[nodiscard]] std::int64_t dk_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim; }
+  [[nodiscard]] std::int64_t dv_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim_v; }
   [[nodiscard]] gpu::Extent3 query_grid() const {
     return {static_cast<std::uint32_t>(query_tiles_ * p_.num_heads_q * p_.batch_size)};
   }
@@ -221,6 +263,7 @@ class BackwardLowerer {
   device::HopperBwdConfig config_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
+  std::int64_t splits_ = 1;  // parts that the queries of a tile of keys come in
   gpu::LoweringBuilder builder_;
 };
 
@@ -236,7 +279,7 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
                   device.shared_bytes);
   }
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
-  const std::int64_t blocks = ceil_div(p.seqlen_k, config.block_n()) * p.num_heads_k * p.batch_size;
+  const std::int64_t blocks = key_blocks(p, config);
   if (blocks > kMostBlocks) return concat("tiles of keys must be <= 2^30 (got ", blocks, ")");
   return {};
 }

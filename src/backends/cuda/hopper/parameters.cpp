@@ -57,6 +57,10 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   gpu::Region turns = gpu::float_workspace("turns", Access::add, table.heads() * p.turns_a_head);
   turns.one_writer = false;  // blocks hand them on
   table.add(p.turns, turns);
+  const device::TileOrder& order = p.order;
+  const std::int64_t parts = std::int64_t{order.num_tiles} * order.num_heads * order.batch_size * order.num_splits;
+  table.workspace(p.dk_accum, "dk_accum", Access::write, parts * p.dk_accum_a_block);
+  table.workspace(p.dv_accum, "dv_accum", Access::write, parts * p.dv_accum_a_block);
 }
 
 void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisitor& visit) {

@@ -17,8 +17,7 @@ namespace {
 
 using core::ceil_div, core::concat;
 
-constexpr std::int64_t kMostHeadDim = 256;      // accumulators of more do not fit a lane's registers
-constexpr std::int64_t kFewestStepsASplit = 4;  // likewise of tiles of queries, for dk and dv
+constexpr std::int64_t kMostHeadDim = 256;  // accumulators of more do not fit a lane's registers
 
 class Lowerer {
  public:
@@ -118,7 +117,8 @@ class Lowerer {
 
   void add_bwd(device::BwdConfig config, std::int64_t dq_accum_a_head) {
     const std::int64_t tiles = ceil_div(p_.seqlen_k, config.block_n()), blocks = tiles * p_.num_heads_k * p_.batch_size;
-    const std::int64_t splits = query_splits(blocks, config);
+    const std::int64_t steps = ceil_div(p_.seqlen_q, config.block_m) * group_of(p_);
+    const std::int64_t splits = query_splits(p_, blocks, steps, traits_.multiprocessors);
     config.split = splits > 1;
     device::BwdParams params{};
     params.dq_accum_a_head = dq_accum_a_head;
@@ -138,14 +138,6 @@ class Lowerer {
     convert.dv_accum_a_block = params.dv_accum_a_block;
     add<BwdConvertDkdv>(bwd_convert_dkdv_config(p_, config), convert, tiles, kSides, p_.num_heads_k, p_.batch_size,
                         estimator_.convert_dkdv_us(splits));
-  }
-
-  /// Parts that the queries of a block of keys come in, where blocks are few: one block fills a multiprocessor.
-  [[nodiscard]] std::int64_t query_splits(std::int64_t blocks, const device::BwdConfig& config) const {
-    if (p_.batch_invariant || blocks == 0) return 1;
-    const std::int64_t steps = ceil_div(p_.seqlen_q, config.block_m) * group_of(p_);
-    const std::int64_t most = std::min<std::int64_t>(steps / kFewestStepsASplit, device::kMostSplits);
-    return std::clamp<std::int64_t>(traits_.multiprocessors / blocks, 1, std::max<std::int64_t>(most, 1));
   }
 
   void add_dkdv() {

@@ -12,6 +12,7 @@ namespace {
 using core::ceil_div;
 
 constexpr std::int64_t kFewestTilesASplit = 2;          // below, combining costs more than idle multiprocessors
+constexpr std::int64_t kFewestStepsASplit = 4;          // likewise of tiles of queries, for dk and dv
 constexpr double kTileUs = 0.6, kLoneWaveTileUs = 2.0;  // of a tile of keys beside its products (H200)
 constexpr double kCombineUs = 6.0;                      // launch and latency of combine
 constexpr double kCombineBytes = 12.0;  // that a float costs on its way through memory, in units of its bandwidth
@@ -46,6 +47,12 @@ std::int64_t forward_splits(const Problem& p, const DeviceTraits& traits, const 
     if (us < least) least = us, best = splits;
   }
   return best;
+}
+
+std::int64_t query_splits(const Problem& p, std::int64_t blocks, std::int64_t steps, int multiprocessors) {
+  if (p.batch_invariant || blocks == 0) return 1;
+  const std::int64_t most = std::min<std::int64_t>(steps / kFewestStepsASplit, device::kMostSplits);
+  return std::clamp<std::int64_t>(multiprocessors / blocks, 1, std::max<std::int64_t>(most, 1));
 }
 
 }  // namespace tilewise::backends::portable

@@ -1,4 +1,5 @@
-// Into how many parts the forward kernel's blocks take the keys: a pure function of shapes and device.
+// Into how many parts the forward kernel's blocks take the keys, and the backward pass the queries: pure functions of
+// shapes and device.
 #pragma once
 
 #include <cstdint>
@@ -14,5 +15,10 @@ namespace tilewise::backends::portable {
 [[nodiscard]] std::int64_t forward_splits(const Problem& problem, const DeviceTraits& traits,
                                           const device::ForwardConfig& config, std::int64_t blocks,
                                           std::int64_t at_once);
+
+/// Parts of the queries that see a block's keys, where `blocks` blocks leave multiprocessors idle and each fills one.
+/// steps: tiles of queries of all heads of a group.
+[[nodiscard]] std::int64_t query_splits(const Problem& problem, std::int64_t blocks, std::int64_t steps,
+                                        int multiprocessors);
 
 }  // namespace tilewise::backends::portable

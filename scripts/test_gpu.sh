@@ -9,7 +9,8 @@
 #   JOBS (processors), VERIFY_COUNT (random problems; 200), VERIFY_SIZES (of them in a row that differ in their sizes
 #   alone and share compiled kernels; 1), CMAKE_PREFIX_PATH (where CLI11 and nlohmann_json lie),
 #   PYTEST_ARGS (such as "-k decode"), SUITES (a build's tests/implementations/test_implementations, made where
-#   GoogleTest is: its samples for GPUs run too), SANITIZE_SECONDS (for each problem and tool; 120)
+#   GoogleTest is: its samples for GPUs run too), SANITIZER (compute-sanitizer, perhaps another release's, and its
+#   arguments), SANITIZE_SECONDS (for each problem and tool; 120)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -141,7 +142,8 @@ SANITIZE_SECONDS=${SANITIZE_SECONDS:-120}
 sanitized() {
   local log
   log=$(mktemp "$LOGS/sanitizer.XXXXXX")
-  timeout "$SANITIZE_SECONDS" compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 5 "$BUILD/tilewise" verify --gpu --count 2 --problem "$2" >"$log" 2>&1
+  # shellcheck disable=SC2086  # SANITIZER is a list
+  timeout "$SANITIZE_SECONDS" ${SANITIZER:-compute-sanitizer} --tool "$1" --error-exitcode 9 --print-limit 5 "$BUILD/tilewise" verify --gpu --count 2 --problem "$2" >"$log" 2>&1
   case $? in
     0) echo "clean, $1: $2" ;;
     124) echo "NOT FINISHED in $SANITIZE_SECONDS s, $1: $2"; return 1 ;;

@@ -63,42 +63,31 @@ class ForwardProducer {
   }
 
   /// By a warp, where they lie in pages.
-  TILEWISE_INLINE void bring_paged_keys() {
-    RingPlace<C.stages> keys;
-    RingPlace<kWorkStages> works;
-    for (;;) {
-      const WorkTile work = take_work<Machine>(shared_, works);
-      if (work.tile == WorkTile::kNoMore) break;
-      KeyBoxes<Machine, C> boxes(p_, p_.k_map, work, work.head / heads_of_group_);
-      TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
-        keys.wait_empty(shared_.key_ring);
-        boxes.bring(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
-      }
-    }
-  }
+  TILEWISE_INLINE void bring_paged_keys() { bring_tiles<C.stages>(p_.k_map, shared_.keys, shared_.key_ring); }
 
   /// By a warp. In fp8 to where others transpose it.
   TILEWISE_INLINE void bring_values() {
     if constexpr (C.fp8()) {
-      bring_raw_values();
+      bring_tiles<kRawStages>(p_.v_map, shared_.raw_values, shared_.raw_ring);
     } else {
       bring_ready_values();
     }
   }
 
  private:
-  TILEWISE_INLINE void bring_raw_values() {
-    RingPlace<kRawStages> raw;
+  /// Of all that the block works on, as they lie in memory.
+  template <int kStages, class Tiles, class Ring>
+  TILEWISE_INLINE void bring_tiles(const TensorMap& map, Tiles& tiles, Ring& ring) {
+    RingPlace<kStages> at;
     RingPlace<kWorkStages> works;
     for (;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      KeyBoxes<Machine, C> boxes(p_, p_.v_map, work, work.head / heads_of_group_);
+      KeyBoxes<Machine, C> boxes(p_, map, work, work.head / heads_of_group_);
       TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, raw.advance()) {
-        raw.wait_empty(shared_.raw_ring);
-        boxes.bring(shared_.raw_values[raw.stage], shared_.raw_ring.full[raw.stage], tile);
+      for (int32_t tile = work.begin; tile < work.end; ++tile, at.advance()) {
+        at.wait_empty(ring);
+        boxes.bring(tiles[at.stage], ring.full[at.stage], tile);
       }
     }
   }

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "../support/dense_call.hpp"
@@ -392,22 +394,37 @@ TEST(HopperPaths, BackwardOfSpecialValuesThatNobodySees) {
   }
 }
 
-/// A key of infinities weighs nothing where a query's score of it is -inf, and its product with rows behind the last
-/// query is no number. Random problems on an H200 found these.
-TEST(HopperPaths, BackwardOfInfiniteKeysBehindTheLastQuery) {
-  constexpr std::pair<const char*, std::uint64_t> kProblems[] = {
-      {"attention_backward dtype=f16 batch_size=2 seqlen_q=3 seqlen_k=39 num_heads_q=4 head_dim=256 head_dim_v=96",
-       1201376},
-      {"attention_backward dtype=f16 batch_size=2 seqlen_q=1 seqlen_k=167 num_heads_q=4 num_heads_k=1 head_dim=128 "
-       "softmax_scale=0 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 deterministic=1",
-       1201510},
-      {"attention_backward dtype=bf16 layout=sbhd batch_size=2 seqlen_q=18 seqlen_k=156 head_dim=16 "
-       "dropout_p=0.899993896484375 seed_tensor=1 seqused_k=1 batch_invariant=1",
-       401215}};
-  for (const auto& [text, seed] : kProblems) {
+/// Random problems that failed once, with the seeds of their tensors.
+void check_seeds(std::initializer_list<std::pair<const char*, std::uint64_t>> problems) {
+  for (const auto& [text, seed] : problems) {
     const verify::Report report = verify::check_implementation(parse_problem(text), kHopper, seed);
     EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
   }
+}
+
+/// A key of infinities weighs nothing where a query's score of it is -inf, and its product with rows behind the last
+/// query is no number.
+TEST(HopperPaths, BackwardOfInfiniteKeysBehindTheLastQuery) {
+  check_seeds(
+      {{"attention_backward dtype=f16 batch_size=2 seqlen_q=3 seqlen_k=39 num_heads_q=4 head_dim=256 head_dim_v=96",
+        1201376},
+       {"attention_backward dtype=f16 batch_size=2 seqlen_q=1 seqlen_k=167 num_heads_q=4 num_heads_k=1 head_dim=128 "
+        "softmax_scale=0 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 deterministic=1",
+        1201510},
+       {"attention_backward dtype=bf16 layout=sbhd batch_size=2 seqlen_q=18 seqlen_k=156 head_dim=16 "
+        "dropout_p=0.899993896484375 seed_tensor=1 seqused_k=1 batch_invariant=1",
+        401215}});
+}
+
+/// A bias of -inf hides what is a number, and a product of -inf hides itself, whatever the log-sum-exp is.
+TEST(HopperPaths, BackwardOfInfinitiesAndABias) {
+  check_seeds({{"attention_backward dtype=f16 layout=sbhd batch_size=2 seqlen_q=33 seqlen_k=23 num_heads_q=4 "
+                "num_heads_k=2 head_dim=40 alignment=top_left window_left=1 softcap=2 bias=query[b,1,q,k] sink=query "
+                "dbias=1",
+                310029},
+               {"attention_backward dtype=bf16 batch_size=2 seqlen_q=1 seqlen_k=1866 head_dim=64 window_right=1 "
+                "softmax_scale=0.17183725082234358 bias=query[b,1,1,k] sink=1 dlse=1 dbias=1 dsink=1",
+                310077}});
 }
 
 TEST(HopperPaths, RefusesWithReasons) {

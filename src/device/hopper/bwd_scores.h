@@ -118,17 +118,23 @@ class BwdScores {
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const float capped = C.softcap ? Machine::tanh(x[i] * inner_scale_) : x[i];  // as the forward pass has it
-        float score = capped * scale_ - lse2_[c / 2].value[c % 2 * 2 + i % 2];
+        const float lse2 = lse2_[c / 2].value[c % 2 * 2 + i % 2];
+        float score = capped * scale_ - lse2;
+        [[maybe_unused]] bool hidden = false;
+        if constexpr (kBiased) {
+          const float bias = biases.load(c, i), whole = capped * scale_ + bias * kLog2E;
+          // A boolean bias hides a position whatever its product is.
+          hidden = whole == -kInfinity || (C.bias_type == kBiasBool && bias == -kInfinity);
+          score = whole - lse2;
+        }
         if constexpr (C.alibi) {
           const float away = distance + static_cast<float>(i / 2 * 8 - 8 * c - i % 2);
           score -= slope_ * higher(away, -away);
         }
-        [[maybe_unused]] float bias = 0.0f;
-        if constexpr (kBiased) bias = biases.load(c, i), score += bias * kLog2E;
         x[i] = Machine::exp2(score);
         if constexpr (C.softcap) factor[i] = x[i] - x[i] * (capped * capped);
-        if constexpr (kBiased) x[i] = marked(x[i], bias == -kInfinity);
-        if constexpr (kBiased && C.softcap) factor[i] = marked(factor[i], bias == -kInfinity);
+        if constexpr (kBiased) x[i] = marked(x[i], hidden);
+        if constexpr (kBiased && C.softcap) factor[i] = marked(factor[i], hidden);
         // Now, since the scale may be negative.
         if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : 0.0f;
         if constexpr (kMasked && C.softcap) factor[i] = sees(i / 2, c, i % 2) ? factor[i] : 0.0f;

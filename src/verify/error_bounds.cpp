@@ -270,8 +270,9 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
       for (int n = 0; n < 4; ++n) index = index * p_.dbias_shape[n] + (p_.dbias_shape[n] == 1 ? 0 : position[n]);
       add_shared("dbias", static_cast<std::size_t>(index), ds_error, ds);
     }
-    // A weight that is rounded among subnormals before it becomes a factor of ds is off by r_tiny_.
-    const double tiny = r_tiny_ * (1.0 + w.slope * std::abs(dp - delta + dlse));
+    // A weight, or its product with softcap's slope, that is rounded among subnormals before it becomes a factor of ds
+    // is off by r_tiny_.
+    const double tiny = r_tiny_ * (1.0 + std::abs(dp - delta + dlse));
     const double error = std::abs(scale) * (w.slope * ds_error + std::abs(ds) * w.slope_error + tiny);
     dq.add(i, error, scale * w.slope * ds, k[j]);
     dk.add(j, error, scale * w.slope * ds, q);

@@ -427,6 +427,14 @@ TEST(HopperPaths, BackwardOfInfinitiesAndABias) {
                 310077}});
 }
 
+/// Weights of f16 whose products with softcap's slope are subnormal.
+TEST(HopperPaths, BackwardOfASteepSoftcap) {
+  check_seeds(
+      {{"attention_backward dtype=f16 layout=sbhd batch_size=3 seqlen_q=4 seqlen_k=634 head_dim=24 softcap=0.5 "
+        "alibi_slopes=[h] seqused_k=1 leftpad_k=1",
+        640062}});
+}
+
 TEST(HopperPaths, RefusesWithReasons) {
   const auto reason = [](const char* text) {
     for (const ExplainRow& row : explain(parse_problem(text), {std::string(kHopper)}).rows)

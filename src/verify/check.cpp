@@ -21,7 +21,9 @@ DeviceType device_of(const core::OperationInterface& operation, std::string_view
 
 /// Hopper's kernels take NVIDIA's tanh.approx.f32, whose relative error is 2^-11 by the manual of PTX: an exact one is
 /// two operations of the unit that softcap's exponentials wait for, this is one.
-double tanh_error(std::string_view implementation) { return implementation == "cuda.hopper" ? 0x1p-11 : 0.0; }
+double tanh_error(std::string_view implementation) {
+  return implementation == "cuda.hopper" || implementation == "emulation.sm90" ? 0x1p-11 : 0.0;
+}
 
 /// The implementation's own reason, out of the refusal's walk: "\n  name: reason".
 std::string refusal(const std::string& walk, std::string_view implementation) {

@@ -98,7 +98,7 @@ inline std::vector<std::string> names_but_reference() {
 }
 
 /// The emulations, and rows of GPUs that are here. Not Hopper's kernels, which leave odd dims to the portable ones and
-/// are tested by tests/emulation/hopper_paths_test.cpp.
+/// are tested by tests/emulation/hopper_paths_test.cpp and hopper_bwd_paths_test.cpp.
 inline std::vector<std::string> names_of_compiled() {
   std::vector<std::string> names;
   for (const core::Implementation* row : attention_rows()) {

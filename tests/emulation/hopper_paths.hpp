@@ -1,0 +1,37 @@
+// What the tests of paths through Hopper's kernels share: a problem by the emulated machine, held against the
+// reference.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "tilewise/attention.hpp"
+#include "verify/verify.hpp"
+
+namespace tilewise::test {
+
+inline constexpr std::string_view kHopper = "emulation.sm90";
+
+/// Rows that start on 16 bytes, as the copy engine wants them; with NaN and infinities among the inputs, or none.
+inline std::uint64_t aligned_seed(bool special) {
+  std::uint64_t seed = 0;
+  while (!verify::draws_aligned_rows(seed) || verify::draws_special_values(seed) != special) ++seed;
+  return seed;
+}
+
+/// Runs a problem whose schedule names `path`.
+inline void check(std::string_view path, const std::string& text, bool special = false,
+                  const std::string& operation = "attention_forward ") {
+  const Problem problem = parse_problem(operation + text);
+  const std::string schedule = plan(problem, {std::string(kHopper)}).schedule();
+  EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << text;
+  const verify::Report report = verify::check_implementation(problem, kHopper, aligned_seed(special));
+  EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+}
+
+inline const std::string kGroups = " num_heads_q=4 num_heads_k=2", kLengths = " batch_size=2 seqlen_q=200 seqlen_k=330";
+
+}  // namespace tilewise::test

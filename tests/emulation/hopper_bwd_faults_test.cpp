@@ -71,10 +71,10 @@ constexpr HopperBwdConfig kOrdered = [] {
   c.ordered = 1;
   return c;
 }();
-/// Two warpgroups with the same 64 keys, of columns that end within a box.
+/// Two warpgroups with the same 64 keys.
 constexpr HopperBwdConfig kWide = [] {
   HopperBwdConfig c;
-  c.head_dim = c.head_dim_v = 160;
+  c.head_dim = c.head_dim_v = 192;
   c.waves = 16;
   c.shares_keys = 1;
   c.ranged = 1;

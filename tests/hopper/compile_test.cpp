@@ -112,6 +112,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal",
       "dtype=f16 head_dim=256 layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256",
       "dtype=bf16 head_dim=160 head_dim_v=256 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=160 seqlen_q=4096 mask=causal",
   };
   std::vector<gpu::KernelBuild> builds;
   for (const std::string& problem : problems) {

@@ -88,9 +88,10 @@ class BwdScores {
 
   /// A value that no query sees may be no number: rows behind the last query must not see it either.
   TILEWISE_INLINE void hide_behind_queries(int32_t tile) {
-    if constexpr (!C.partial_rows) return;
-    TILEWISE_UNROLL
-    for (uint32_t& visible : visible_) visible &= bits_before(end_ - tile * C.block_m);
+    if constexpr (C.partial_rows) {
+      TILEWISE_UNROLL
+      for (uint32_t& visible : visible_) visible &= bits_before(end_ - tile * C.block_m);
+    }
   }
   /// The same by the log-sum-exp of such rows, lest end_ takes a register.
   TILEWISE_INLINE void hide_rows_without_weight() {

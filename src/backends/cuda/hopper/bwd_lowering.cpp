@@ -310,8 +310,8 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   device::HopperBwdConfig c;
   c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
   c.head_dim = portable::padded_dim(p.head_dim);
-  // Products for dq of 64, 64 and 32 columns find no registers beside each other, says ptxas (C7511), and each waits for
-  // the one before. Shared memory holds 192 columns all the same.
+  // Products for dq of 64, 64 and 32 columns find no registers beside each other, says ptxas (C7511), and each waits
+  // for the one before. Shared memory holds 192 columns all the same.
   if (c.head_dim == 160) c.head_dim = 192;
   c.head_dim_v = portable::padded_dim(p.head_dim_v);
   c.exact_dims = c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;

@@ -230,6 +230,22 @@ TEST(HopperBwdPaths, InfinitiesAndABias) {
                 310077}});
 }
 
+/// Queries to which a bias leaves no key, beside keys and values that are no numbers. Of wide heads one warpgroup
+/// learns of such rows from weights alone.
+TEST(HopperBwdPaths, RowsThatABiasHidesWhole) {
+  check_seeds({{"attention_backward dtype=f16 layout=bhsd seqlen_q=9 num_heads_q=2 head_dim=256 softcap=0.5 "
+                "bias=f32[1,1,1,1] dbias=1 deterministic=1",
+                8300449},
+               {"attention_backward dtype=bf16 layout=thd batch_size=2 max_seqlen_q=12 max_seqlen_k=13 total_q=15 "
+                "total_k=23 num_heads_q=2 head_dim=256 mask=causal bias=query[1,h,1,k] alibi_slopes=[b,h] seqused_k=1 "
+                "dlse=1",
+                8100616},
+               {"attention_backward dtype=f16 layout=sbhd batch_size=2 seqlen_q=4 seqlen_k=46 num_heads_q=3 "
+                "num_heads_k=1 head_dim=80 head_dim_v=256 alignment=top_left window_left=11 bias=bool[1,h,q,1] "
+                "dropout_p=0.5 leftpad_k=1 dq=0 batch_invariant=1",
+                7200582}});
+}
+
 /// Weights of f16 whose products with softcap's slope are subnormal.
 TEST(HopperBwdPaths, ASteepSoftcap) {
   check_seeds(

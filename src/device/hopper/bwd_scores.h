@@ -137,8 +137,8 @@ class BwdScores {
         if constexpr (kBiased) x[i] = marked(x[i], hidden);
         if constexpr (kBiased && C.softcap) factor[i] = marked(factor[i], hidden);
         // Now, since the scale may be negative.
-        if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : 0.0f;
-        if constexpr (kMasked && C.softcap) factor[i] = sees(i / 2, c, i % 2) ? factor[i] : 0.0f;
+        if constexpr (kMasked) x[i] = sees(i / 2, c, i % 2) ? x[i] : kHidden;
+        if constexpr (kMasked && C.softcap) factor[i] = sees(i / 2, c, i % 2) ? factor[i] : kHidden;
       }
       TILEWISE_UNROLL
       for (int slot = 0; slot < 2; ++slot) {
@@ -222,6 +222,9 @@ class BwdScores {
 
  private:
   static constexpr bool kBiased = C.bias_type != kBiasNone;
+  /// The weight of what a mask hides. With a bias it has the sign below: of wide heads the warpgroup that derives dS
+  /// does not know which rows a bias leaves without any weight.
+  static constexpr float kHidden = kBiased ? -0.0f : 0.0f;
 
   /// A weight that a bias hides is a 0 with a sign, by which derive() knows that no gradient comes from there, whatever
   /// it is computed from. The others, NaN too, have none.

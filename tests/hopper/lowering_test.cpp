@@ -55,6 +55,16 @@ TEST(HopperLowering, DealsKeysInPartsWhereTilesAreFew) {
   EXPECT_EQ(lowering.part("lse_accum")->bytes, rows * sizeof(float));
 }
 
+/// No sequences have no mean length.
+TEST(HopperLowering, TakesNoSequencesAtAll) {
+  const std::string none = "dtype=bf16 layout=thd batch_size=0 max_seqlen_q=0 max_seqlen_k=0 total_q=0 total_k=0 ";
+  for (const char* heads : {"head_dim=64", "num_heads_q=4 num_heads_k=1 head_dim=128"}) {
+    for (const gpu::Lowering& lowering : {lowered(none + heads), lowered_backward(none + heads)}) {
+      for (const auto& step : lowering.steps) EXPECT_FALSE(std::holds_alternative<gpu::Launch>(step)) << heads;
+    }
+  }
+}
+
 /// 96 tiles of 192 rows would leave 36 multiprocessors idle, 128 of 128 rows leave 4.
 TEST(HopperLowering, FillsTheDeviceWithNarrowerTiles) {
   const gpu::Lowering lowering =

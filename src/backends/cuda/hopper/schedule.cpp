@@ -124,7 +124,7 @@ Tile pair_for(const Tile& tile, const HopperForwardConfig& c) {
 bool packs_heads(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kFewQueries = 64;
   const std::int64_t group = group_of(p);
-  const bool mean = p.layout == Layout::thd && !p.batch_invariant;
+  const bool mean = p.layout == Layout::thd && !p.batch_invariant && p.batch_size > 0;
   const std::int64_t queries = mean ? std::min(p.seqlen_q, ceil_div(p.total_q, p.batch_size)) : p.seqlen_q;
   return group > 1 && group <= HopperForwardConfig::kRows && queries <= kFewQueries &&
          !(c.fp8() && p.q_scale == ScaleKind::head);

@@ -48,6 +48,8 @@ class ScoreRows {
  public:
   /// Scores that are capped and nothing else stay divided by softcap, which the softmax's own factor makes good.
   static constexpr bool kCapsAlone = C.softcap && !C.alibi && C.bias_type == kBiasNone;
+  /// Slopes alone may come before the scale.
+  static constexpr bool kSlopesProducts = C.alibi && !C.softcap && C.bias_type == kBiasNone;
 
   TILEWISE_INLINE void begin(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup) {
     const QueryRows<Machine, C> rows(p, work, warpgroup);
@@ -68,6 +70,20 @@ class ScoreRows {
                        load_scale<Machine>(p.k_scale, work.batch, key_head<C>(p, work));
     }
     if constexpr (C.softcap) inner_scale_ = plain_scale(p.score) / p.score.softcap;
+    if constexpr (kSlopesProducts) {
+      const float scale = plain_scale(p.score);
+      bool falls = scale > 0.0f;
+      for (int slot = 0; slot < 2; ++slot) {
+        fall_[slot] = row_[slot].slope / scale;
+        falls = falls && fall_[slot] >= 0.0f && fall_[slot] < kInfinity;
+      }
+      slopes_products_ = !Machine::any(!falls);
+    }
+  }
+
+  /// From what adjust() leaves to scores.
+  TILEWISE_INLINE float remaining_scale(const ScoreParams& p) const {
+    return kSlopesProducts && slopes_products_ ? plain_scale(p) : 1.0f;
   }
 
   /// Of fp8: what a product of stored numbers is multiplied by before softmax_scale.
@@ -79,6 +95,11 @@ class ScoreRows {
   TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key, BiasTile& bias) const {
     const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // columns count from this lane's first one
     if constexpr (!C.plain_scale) {
+      if (kSlopesProducts && slopes_products_) {
+        slope_products(S, origin);
+        if constexpr (kMasked) hide(S, p, origin);
+        return;
+      }
       if constexpr (C.softcap) cap(S);
       const float scale = C.softcap ? p.softcap : plain_scale(p);
       if constexpr (C.bias_boxes) {
@@ -116,7 +137,20 @@ class ScoreRows {
     for (int slot = 0; slot < 2; ++slot) distance[slot] = static_cast<float>(row_[slot].diagonal - origin);
     S.for_each(0, [&](int slot, int col, auto&& x) {
       const float away = distance[slot] - static_cast<float>(col);
-      x -= row_[slot].slope * higher(away, -away);
+      x -= row_[slot].slope * magnitude(away);
+    });
+  }
+
+  /// Before the scale, where that is positive and slopes are not negative, as a rule: of distances that have been
+  /// multiplied the magnitude costs nothing, so that a score takes two instructions of the pipe that multiplies.
+  template <class Scores>
+  TILEWISE_INLINE void slope_products(Scores& S, int32_t origin) const {
+    float distance[2];
+    for (int slot = 0; slot < 2; ++slot) {
+      distance[slot] = static_cast<float>(row_[slot].diagonal - origin) * fall_[slot];
+    }
+    S.for_each(0, [&](int slot, int col, auto&& x) {
+      x -= magnitude(distance[slot] - static_cast<float>(col) * fall_[slot]);
     });
   }
 
@@ -158,7 +192,9 @@ class ScoreRows {
   RowScore row_[2];
   DropoutSeed seed_;
   float product_scale_;
-  float inner_scale_;  // of a product, whose tanh is taken: divided here once, not in each step
+  float fall_[2];         // a row's slope as products have it
+  bool slopes_products_;  // whether it comes before the scale
+  float inner_scale_;     // of a product, whose tanh is taken: divided here once, not in each step
   BoxedBias<Machine, C> bias_;
 };
 

@@ -40,6 +40,7 @@ class ForwardWeights {
                              const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
     draw(tile);
+    if constexpr (Rows::kSlopesProducts) scale_ = rows_.remaining_scale(p.score) * kLog2E;
     if constexpr (C.fp8() && C.plain_scale) scale_ = p.score.softmax_scale * rows_.product_scale() * kLog2E;
     if (masked) {
       rows_.template adjust<true>(S, p.score, tile * C.block_n, bias);

@@ -104,6 +104,15 @@ TILEWISE_INLINE void compute_by_here(Value& value) {
   if constexpr (requires { Machine::compute_by_here(value); }) Machine::compute_by_here(value);
 }
 
+/// The number without its sign. NVIDIA's additions and multiplications take it at no cost; a mask of bits they do not.
+TILEWISE_INLINE float magnitude(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return fabsf(x);
+#else
+  return __builtin_fabsf(x);
+#endif
+}
+
 /// The greater one, or the one that is a number.
 TILEWISE_INLINE float higher(float a, float b) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

@@ -327,7 +327,7 @@ TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
   EXPECT_TRUE(
       contains(fault_of_run<kWide>(Fault::scores_unfenced), "with no fence_shared_writes() since it was written by"));
   EXPECT_NE(fault_of_run<kWide>(Fault::refilled_early), "");
-  EXPECT_TRUE(contains(fault_of_run<kWide>(Fault::lost_arrival), "which lacks 1 of 1 arrivals"));
+  EXPECT_TRUE(contains(fault_of_run<kWide>(Fault::lost_arrival), "which lacks 1 of 32 arrivals"));
   EXPECT_NE(fault_of_run<kWide>(Fault::no_product_wait), "");
   EXPECT_NE(fault_of_run<kWide>(Fault::weights_taken_early), "");
 }

@@ -48,7 +48,7 @@ class BwdDraws {
       TILEWISE_UNROLL
       for (int word = 0; word < 4; ++word) Machine::store_shared(&shared.draws.kept[part][owner][word], kept[word]);
     }
-    arrive_as_warp(shared.draw_ring.full[0], thread % 32);
+    arrive_as_lanes(shared.draw_ring.full[0]);
   }
 
  private:

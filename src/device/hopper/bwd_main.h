@@ -125,7 +125,7 @@ class BwdMain {
     if constexpr (C.dropout) {
       draw_place_.wait_full(shared_.draw_ring);
       scores_.read_kept(shared_.draws);
-      arrive_as_warp(shared_.draw_ring.empty[0], lane_);
+      arrive_as_lanes(shared_.draw_ring.empty[0]);
       draw_place_.advance();
     }
   }

@@ -55,7 +55,7 @@ struct BwdHandover<Machine, C> {
     TILEWISE_UNROLL
     for (auto& stage : weights_full) {
       TILEWISE_UNROLL
-      for (Barrier<Machine>& warp : stage) warp.init(1);
+      for (Barrier<Machine>& warp : stage) warp.init(kWarpArrivals);
     }
   }
 };
@@ -107,8 +107,8 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   TILEWISE_INLINE void init_barriers() {
     constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.kDqWarps;
     tile_ring.init(1, kMainWarps);
-    score_ring.init(C.shares_keys ? kMainWarps / 2 : kMainWarps, kDqWarps);
-    draw_ring.init(kDqWarps, kMainWarps);
+    score_ring.init(C.shares_keys ? kMainWarps / 2 * kWarpArrivals : kMainWarps, kDqWarps);
+    draw_ring.init(kDqWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
     keys_full.init(1), values_full.init(1);
     keys_done.init(kDqWarps);

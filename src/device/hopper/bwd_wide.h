@@ -103,7 +103,7 @@ class BwdWide {
     Products::template issue_sums<C.q_type>(sums_, scores_.dS, shared_.queries[stage]);  // dK += dS^T Q
     scores_.store(shared_.dS[score_place_.stage]);
     Machine::fence_shared_writes();
-    arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
+    arrive_as_lanes(shared_.score_ring.full[score_place_.stage]);
     score_place_.advance();
     if (!landed) next.wait_full(shared_.tile_ring);
     if (more) read_kept();
@@ -117,7 +117,7 @@ class BwdWide {
     if constexpr (C.dropout) {
       draw_place_.wait_full(shared_.draw_ring);
       scores_.read_kept(shared_.draws);
-      arrive_as_warp(shared_.draw_ring.empty[0], lane_);
+      arrive_as_lanes(shared_.draw_ring.empty[0]);
       draw_place_.advance();
     }
   }
@@ -137,7 +137,7 @@ class BwdWide {
       const auto& word = scores_.factors()[k].word;
       Machine::store_shared(weights_place(k), Chunk{{word[0], word[1], word[2], word[3]}});
     }
-    arrive_as_warp(shared_.handover.weights_full[score_place_.stage][warp_], lane_);
+    arrive_as_lanes(shared_.handover.weights_full[score_place_.stage][warp_]);
     score_place_.advance();
   }
   TILEWISE_INLINE void take_weights() {

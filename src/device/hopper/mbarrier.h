@@ -6,6 +6,8 @@
 
 namespace tilewise::device {
 
+inline constexpr int32_t kWarpArrivals = 32;  // where each lane of a warp arrives
+
 /// A phase ends once all arrivals have come and all expected bytes have landed; the next begins at once.
 template <class Machine>
 class Barrier {

@@ -103,10 +103,11 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();
     if (warp_ == 0 && steps > 0) {
-      loader_.bring_keys();
+      loader_.begin_keys();
       wait_for_step_before<Machine>();  // statistics, and zeros in dq_accum; additions come after both
       TILEWISE_NO_UNROLL
       for (int i = 0; i < C.stages && loader_.has_more(); ++i) loader_.bring_queries();
+      loader_.finish_keys();
     }
     TILEWISE_NO_UNROLL
     for (int32_t step = -Base::kAhead; step < steps; ++step) {

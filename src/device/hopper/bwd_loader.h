@@ -21,34 +21,38 @@ class BwdLoader {
   /// All that a block needs, by a warp that has nothing else to do.
   TILEWISE_INLINE void bring_all() {
     if (work_.steps() == 0) return;
-    bring_keys();
+    begin_keys();
     wait_for_step_before<Machine>();
+    bring_queries();
+    finish_keys();
     TILEWISE_NO_UNROLL
     while (has_more()) bring_queries();
   }
 
-  TILEWISE_INLINE void bring_keys() {
+  /// Calls K and V.
+  TILEWISE_INLINE void begin_keys() {
     const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work_.batch;
-    const bool whole =
-        !C.lengths || (work_.is_used(work_.first_key) && work_.is_used(work_.first_key + C.block_n() - 1));
-    Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.landed;
-    Barrier<Machine>& values = whole ? shared_.values_full : shared_.landed;
-    if (leads_) {
-      if (whole) {
-        keys.arrive_and_expect(Shared::KeyTile::kBytes);
-        values.arrive_and_expect(Shared::ValueTile::kBytes);
-      } else {
-        keys.arrive_and_expect(Shared::KeyTile::kBytes + Shared::ValueTile::kBytes);
-      }
-      copy_keys(shared_.keys, p_.k_map, keys, batch);
-      copy_keys(shared_.values, p_.v_map, values, batch);
+    const bool whole = has_whole_keys();
+    Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.keys_landed;
+    Barrier<Machine>& values = whole ? shared_.values_full : shared_.keys_landed;
+    if (!leads_) return;
+    if (whole) {
+      keys.arrive_and_expect(Shared::KeyTile::kBytes);
+      values.arrive_and_expect(Shared::ValueTile::kBytes);
+    } else {
+      keys.arrive_and_expect(Shared::KeyTile::kBytes + Shared::ValueTile::kBytes);
     }
-    if (whole) return;
-    // Rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there need not be.
-    wait_landed();
-    const auto unused = [&](int32_t row) { return !work_.is_used(work_.first_key + row); };
-    clear_rows(shared_.keys, unused);
-    clear_rows(shared_.values, unused);
+    copy_keys(shared_.keys, p_.k_map, keys, batch);
+    copy_keys(shared_.values, p_.v_map, values, batch);
+  }
+  /// Once they have landed, clears rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there
+  /// need not be. The first queries are on their way meanwhile.
+  TILEWISE_INLINE void finish_keys() {
+    if (has_whole_keys()) return;
+    shared_.keys_landed.wait(0);
+    const int32_t begin = -work_.first_key, end = work_.seqlen_k - work_.first_key;
+    clear_rows_outside(shared_.keys, begin, end);
+    clear_rows_outside(shared_.values, begin, end);
     Machine::fence_shared_writes();
     Machine::wave_sync();
     if (leads_) shared_.keys_full.arrive(), shared_.values_full.arrive();
@@ -68,9 +72,8 @@ class BwdLoader {
     }
     if (!whole) {
       wait_landed();
-      const auto unused = [&](int32_t row) { return first + row >= work_.seqlen_q; };
-      clear_rows(shared_.queries[at.stage], unused);
-      clear_rows(shared_.douts[at.stage], unused);
+      clear_rows_outside(shared_.queries[at.stage], 0, work_.seqlen_q - first);
+      clear_rows_outside(shared_.douts[at.stage], 0, work_.seqlen_q - first);
       Machine::fence_shared_writes();
       Machine::wave_sync();
       if (leads_) full.arrive();
@@ -125,19 +128,26 @@ class BwdLoader {
     }
   }
 
+  TILEWISE_INLINE bool has_whole_keys() const {
+    return !C.lengths || (work_.is_used(work_.first_key) && work_.is_used(work_.first_key + C.block_n() - 1));
+  }
   TILEWISE_INLINE void wait_landed() {
     shared_.landed.wait(landed_parity_);
     landed_parity_ ^= 1;
   }
 
-  template <class Tile, class Unused>
-  TILEWISE_INLINE static void clear_rows(Tile& tile, const Unused& unused) {
-    constexpr int32_t kRows = Tile::kChunkBytes / kChunkRowBytes;
+  /// All but rows [begin, end): a piece a lane, without a branch on rows.
+  template <class Tile>
+  TILEWISE_INLINE static void clear_rows_outside(Tile& tile, int32_t begin, int32_t end) {
+    constexpr int32_t kRows = Tile::kChunkBytes / kChunkRowBytes, kPieces = 8 * Tile::kChunks;
+    constexpr int32_t kAtOnce = 4;
+    static_assert(kRows * kPieces % (kAtOnce * Machine::kLanes) == 0);
     TILEWISE_NO_UNROLL
-    for (int32_t row = 0; row < kRows; ++row) {
-      if (!unused(row)) continue;
-      for (int32_t piece = Machine::lane(); piece < 8 * Tile::kChunks; piece += Machine::kLanes) {
-        Machine::store_shared(tile.piece(row, piece), Chunk{{0, 0, 0, 0}});
+    for (int32_t from = Machine::lane(); from < kRows * kPieces; from += kAtOnce * Machine::kLanes) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t unit = from + i * Machine::kLanes, row = unit / kPieces;
+        if (row < begin || row >= end) Machine::store_shared(tile.piece(row, unit % kPieces), Chunk{{0, 0, 0, 0}});
       }
     }
   }

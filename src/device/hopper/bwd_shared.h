@@ -91,8 +91,8 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, C.kScoreStages> score_ring;                // of dS
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> keys_full, values_full;
-  Barrier<Machine> keys_done;  // dq's last product has read K
-  Barrier<Machine> landed;     // what is to be cleared beyond a sequence's end
+  Barrier<Machine> keys_done;            // dq's last product has read K
+  Barrier<Machine> keys_landed, landed;  // keys, and queries, to be cleared beyond a sequence's end
 
   /// The bias of a stage; of a config without boxes nothing that anyone looks at.
   TILEWISE_INLINE auto& bias_tile([[maybe_unused]] uint32_t stage) {
@@ -112,7 +112,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     handover.init();
     keys_full.init(1), values_full.init(1);
     keys_done.init(kDqWarps);
-    landed.init(1);
+    keys_landed.init(1), landed.init(1);
     Machine::publish_barriers();
   }
 };

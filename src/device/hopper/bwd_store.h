@@ -103,11 +103,12 @@ class BwdStore {
 
   template <class Tile>
   TILEWISE_INLINE void copy_rows(Tile& tile, const Tensor4& to, int64_t dim) const {
-    const auto pieces = static_cast<int32_t>(dim / 8);
+    constexpr int32_t kPieces = 8 * Tile::kChunks;  // a division by a constant; those past dim are left out
     const int32_t first = warpgroup_ * C.kRows, count = work_.rows - first;
     TILEWISE_NO_UNROLL
-    for (auto unit = Machine::thread() % kWarpgroupThreads; unit < count * pieces; unit += kWarpgroupThreads) {
-      const int32_t row = unit / pieces, piece = unit % pieces;
+    for (auto unit = Machine::thread() % kWarpgroupThreads; unit < count * kPieces; unit += kWarpgroupThreads) {
+      const int32_t row = unit / kPieces, piece = unit % kPieces;
+      if (piece * 8 >= dim) continue;
       const Chunk chunk = Machine::template load_shared<Chunk>(tile.piece(first + row, piece));
       auto* const at = static_cast<uint16_t*>(to.data) + work_.batch * to.batch_stride +
                        static_cast<int64_t>(work_.k_row + first + row) * to.seq_stride + work_.head * to.head_stride;

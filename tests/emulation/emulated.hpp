@@ -29,9 +29,10 @@ const device::HostKernel* kernel_of(Body) {
 
 /// What went wrong, or empty. `memory`: what the kernel may touch; `params`: of the kernel's type.
 inline std::string fault_of(const device::HostKernel* kernel, int threads, int blocks = 1, std::uint64_t seed = 0,
-                            const backends::emulation::GlobalMemory& memory = {}, const void* params = &kNoParams) {
+                            const backends::emulation::GlobalMemory& memory = {}, const void* params = &kNoParams,
+                            int cluster = 1) {
   try {
-    backends::emulation::run_grid(*kernel, {"test", blocks, threads}, params, memory, seed);
+    backends::emulation::run_grid(*kernel, {"test", blocks, threads, cluster}, params, memory, seed);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::runtime);
     return error.what();

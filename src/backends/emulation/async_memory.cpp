@@ -40,6 +40,7 @@ void AsyncMemory::begin_block() {
 }
 
 std::string AsyncMemory::name(std::size_t actor) const {
+  actor -= actors_.first();
   if (actor < actors_.lanes) return concat("wave ", actor / Actors::kWaveLanes, ", lane ", actor % Actors::kWaveLanes);
   actor -= actors_.lanes;
   if (actor < Actors::kMostBarriers) return concat("a copy that counts on barrier ", actor);
@@ -59,24 +60,25 @@ std::string AsyncMemory::locate(std::int64_t at, std::size_t bytes, const char* 
 
 bool AsyncMemory::knows_writer(const Toucher& who, const Piece& piece) const {
   const std::size_t writer = piece.writer;
-  if (writer >= actors_.lanes || !who.engine) {
+  if (!is_lane(writer) || !who.engine) {
     return writer == who.lane || who.clock->seen[writer] >= piece.written;
   }
   return who.clock->visible[writer] >= piece.written;
 }
 
 std::size_t AsyncMemory::reader_of(const Toucher& who) const {
-  if (who.actor < actors_.lanes) return who.actor / Actors::kWaveLanes;
-  return actors_.waves() + who.actor - actors_.lanes - Actors::kMostBarriers;
+  const std::size_t actor = who.actor - actors_.first();
+  if (actor < actors_.lanes) return actor / Actors::kWaveLanes;
+  return actors_.waves() + actor - actors_.lanes - Actors::kMostBarriers;
 }
 
 void AsyncMemory::note_read(const Toucher& who, Time now, std::size_t piece) {
   const std::size_t slot = reader_of(who);
   Time& last = reads_[piece * slots_ + slot];
-  if (who.actor < actors_.lanes) {
+  if (is_lane(who.actor)) {
     std::uint8_t& lane = reading_lane_[piece * actors_.waves() + slot];
-    const auto own = static_cast<std::uint8_t>(who.lane % Actors::kWaveLanes);
-    const std::size_t first = slot * Actors::kWaveLanes;
+    const std::size_t first = actors_.lane(slot * Actors::kWaveLanes);
+    const auto own = static_cast<std::uint8_t>(who.lane - first);
     const bool alone = last == 0 || lane == own || (lane != kSeveral && who.clock->seen[first + lane] >= last);
     lane = alone ? own : kSeveral;
   }
@@ -95,17 +97,17 @@ std::size_t AsyncMemory::unknown_reader(const Toucher& who, std::size_t piece) c
   for (std::size_t slot = 0; slot < slots_; ++slot) {
     if (reads[slot] == 0) continue;
     if (slot >= actors_.waves()) {
-      const std::size_t actor = slot - actors_.waves() + actors_.lanes + Actors::kMostBarriers;
+      const std::size_t actor = actors_.first() + slot - actors_.waves() + actors_.lanes + Actors::kMostBarriers;
       if (seen[actor] < reads[slot]) return actor;
       continue;
     }
     const std::uint8_t alone = reading_lane_[piece * actors_.waves() + slot];
-    const std::size_t first = slot * Actors::kWaveLanes;
+    const std::size_t first = actors_.lane(slot * Actors::kWaveLanes);
     for (std::size_t i = 0; i < Actors::kWaveLanes; ++i) {
       if ((alone == kSeveral || alone == i) && first + i != who.lane && seen[first + i] < reads[slot]) return first + i;
     }
   }
-  return actors_.count();
+  return actors_.of_cluster();
 }
 
 std::string AsyncMemory::load(const Toucher& who, Time now, void* to, std::int64_t from, std::size_t bytes) {
@@ -121,7 +123,7 @@ std::string AsyncMemory::load(const Toucher& who, Time now, void* to, std::int64
       return concat("reads offset ", i * kPieceBytes, " of shared memory, which nobody wrote since the block began");
     }
     if (!knows_writer(who, piece)) {
-      const bool known = who.engine && piece.writer < actors_.lanes &&
+      const bool known = who.engine && is_lane(piece.writer) &&
                          (piece.writer == who.lane || who.clock->seen[piece.writer] >= piece.written);
       return fault(known ? ", with no fence_shared_writes() since it was written by "
                          : ", with no barrier since it was written by ");
@@ -142,11 +144,11 @@ std::string AsyncMemory::check_write(const Toucher& who, std::int64_t to, std::s
     };
     if (piece.copying) return fault(", where a copy is under way: ", piece.writer);
     if (piece.written != 0 && !knows_writer(who, piece)) {
-      return fault(who.engine && piece.writer < actors_.lanes ? ", with no fence and barrier since it was written by "
-                                                              : ", with no barrier since it was written by ",
+      return fault(who.engine && is_lane(piece.writer) ? ", with no fence and barrier since it was written by "
+                                                       : ", with no barrier since it was written by ",
                    piece.writer);
     }
-    if (const std::size_t reader = unknown_reader(who, i); reader != actors_.count()) {
+    if (const std::size_t reader = unknown_reader(who, i); reader != actors_.of_cluster()) {
       return fault(", with no barrier since it was read by ", reader);
     }
   }

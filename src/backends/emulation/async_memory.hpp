@@ -15,8 +15,8 @@ namespace tilewise::backends::emulation {
 
 /// Who touches memory, and what he knows. Lanes see what others `seen`; engines what was made visible.
 struct Toucher {
-  std::size_t actor = 0;  ///< whose access it is recorded as
-  std::size_t lane = 0;   ///< on behalf of which
+  std::size_t actor = 0;  ///< of this block, whose access it is recorded as
+  std::size_t lane = 0;   ///< on behalf of which, as an actor, which may be of another block of the cluster
   const Clock* clock = nullptr;
   bool engine = false;
 };
@@ -64,6 +64,7 @@ class AsyncMemory {
   [[nodiscard]] std::string locate(std::int64_t at, std::size_t bytes, const char* verb) const;
   [[nodiscard]] bool knows_writer(const Toucher& who, const Piece& piece) const;
   [[nodiscard]] std::string check_write(const Toucher& who, std::int64_t to, std::size_t bytes, const char* verb);
+  [[nodiscard]] bool is_lane(std::size_t actor) const { return actor < actors_.lane(actors_.lanes); }
   [[nodiscard]] std::size_t reader_of(const Toucher& who) const;
   void note_read(const Toucher& who, Time now, std::size_t piece);
   void note_write(const Toucher& who, Time now, std::size_t piece, bool copying);

@@ -11,12 +11,15 @@ std::string MemoryBarrier::arrive(std::int64_t more_bytes) {
   if (missing == 0) return concat("arrives at ", name(), ", whose ", expected, " arrivals have come in phase ", phase);
   bytes += more_bytes;
   --missing;
-  return {};
+  return missing == 0 && bytes < 0 ? surplus() : std::string();
 }
 
-std::string MemoryBarrier::land(std::int64_t count) {
+std::string MemoryBarrier::land(std::int64_t count, bool from_peer) {
   bytes -= count;
-  if (bytes >= 0) return {};
+  return bytes < 0 && (missing == 0 || !from_peer) ? surplus() : std::string();
+}
+
+std::string MemoryBarrier::surplus() const {
   return concat(-bytes, " bytes more than it was told to expect land on ", name(), " in phase ", phase);
 }
 

@@ -26,9 +26,9 @@ struct MemoryBarrier {
   std::vector<std::int32_t> waited;     ///< of each lane: the last phase it waited for, or kNone
   std::vector<std::int32_t> waiting{};  ///< lanes
 
-  /// Empty, or what is wrong.
+  /// Empty, or what is wrong. Bytes that another block sends may land before this one has said what to expect.
   [[nodiscard]] std::string arrive(std::int64_t more_bytes);
-  [[nodiscard]] std::string land(std::int64_t count);
+  [[nodiscard]] std::string land(std::int64_t count, bool from_peer);
   /// Begins the next phase if this one has ended.
   bool advance();
   /// The phase that a wait for this parity means: the one under way, or the one before.
@@ -36,6 +36,9 @@ struct MemoryBarrier {
   [[nodiscard]] std::string name() const;
   /// "lacks 1 of 12 arrivals and 0 bytes"
   [[nodiscard]] std::string lack() const;
+
+ private:
+  [[nodiscard]] std::string surplus() const;
 };
 
 /// A hardware barrier by number.
@@ -46,5 +49,13 @@ struct NamedBarrier {
   std::vector<bool> came;  ///< of each lane, in this round
 };
 inline constexpr std::size_t kNamedBarriers = 16;
+
+/// That of all lanes of a cluster's blocks, each of which arrives and then waits.
+struct ClusterBarrier {
+  std::size_t arrived = 0;  ///< lanes
+  std::int32_t phase = 0;   ///< that is under way
+  Clock pending, done;
+  std::vector<std::int32_t> arrivals, waits;  ///< of each lane, one block's after the other's
+};
 
 }  // namespace tilewise::backends::emulation

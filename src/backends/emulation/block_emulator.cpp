@@ -67,6 +67,17 @@ BlockEmulator::BlockEmulator(const device::HostKernel& kernel, std::int32_t thre
 }
 
 std::string BlockEmulator::run(std::int32_t block_index, const void* params, std::uint64_t seed) {
+  start(block_index, params, seed);
+  main_.switch_to(next_fiber());
+  return verdict();
+}
+
+std::string BlockEmulator::verdict() const {
+  const bool still = fault_.empty() && ended_ < static_cast<std::int32_t>(lanes_.size()) && !core::abandoned();
+  return still ? stand_still() : fault_;
+}
+
+void BlockEmulator::start(std::int32_t block_index, const void* params, std::uint64_t seed) {
   block = block_index;
   params_ = params;
   random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u ^ static_cast<std::uint64_t>(block_index) * 0xBF58476D1CE4E5B9u;
@@ -85,9 +96,6 @@ std::string BlockEmulator::run(std::int32_t block_index, const void* params, std
     lane.fiber.start(stacks_.bottom(i), stacks_.size(), &BlockEmulator::run_lane, &lane);
     runnable_.push_back(lane.thread);
   }
-  main_.switch_to(next_fiber());
-  const bool still = fault_.empty() && ended_ < static_cast<std::int32_t>(lanes_.size()) && !core::abandoned();
-  return still ? stand_still() : fault_;
 }
 
 void BlockEmulator::run_lane(void* lane) {
@@ -99,7 +107,7 @@ void BlockEmulator::run_lane(void* lane) {
     emulator.fault_ = concat(emulator.name(emulator.self()), ": ", fault.text());
   }
   Fiber& own = emulator.self().fiber;
-  own.leave_to(emulator.fault_.empty() ? emulator.next_fiber() : emulator.main_);
+  own.leave_to(emulator.fault_.empty() ? emulator.next_fiber() : emulator.main());
 }
 
 std::uint32_t BlockEmulator::random(std::uint32_t below) {
@@ -109,11 +117,19 @@ std::uint32_t BlockEmulator::random(std::uint32_t below) {
   return static_cast<std::uint32_t>((random_state_ >> 32) * below >> 32);
 }
 
-Fiber& BlockEmulator::next_fiber() {
+BlockEmulator* BlockEmulator::next_block() {
   while (runnable_.empty() && go_on_alone()) {
   }
-  // Every lane has ended or waits, or nobody waits for them.
-  if (runnable_.empty() || !fault_.empty() || core::abandoned()) return main_;
+  return runnable_.empty() || !fault_.empty() ? nullptr : this;
+}
+
+Fiber& BlockEmulator::next_fiber() {
+  // Null: every lane has ended or waits.
+  BlockEmulator* const next = core::abandoned() ? nullptr : next_block();
+  return next != nullptr ? next->draw_lane() : main();
+}
+
+Fiber& BlockEmulator::draw_lane() {
   std::int32_t& chosen = runnable_[random(static_cast<std::uint32_t>(runnable_.size()))];
   thread = chosen;
   chosen = runnable_.back();

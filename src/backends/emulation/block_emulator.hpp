@@ -92,6 +92,10 @@ class BlockEmulator : public device::HostBlock {
 
   // What machines with more of their own do besides.
   virtual void begin_block() { shared_.begin_block(); }
+  /// The block whose lane runs next, of those that run side by side: null where no lane of theirs can.
+  [[nodiscard]] virtual BlockEmulator* next_block();
+  /// Who began the block, and goes on where its lanes can't.
+  [[nodiscard]] virtual Fiber& main() { return main_; }
   [[nodiscard]] virtual void* window() const { return shared_.window(); }
   virtual void perform(Collective collective, std::span<Lane> group);
   /// By a lane that ends.
@@ -120,9 +124,15 @@ class BlockEmulator : public device::HostBlock {
   void check_company(const Lane& lane, Collective collective);
   [[noreturn]] void fail_company(const Lane& lane, Collective collective);
 
+  /// Before lanes run: each of them is at the kernel's beginning.
+  void start(std::int32_t block_index, const void* params, std::uint64_t seed);
+  /// Once they don't: empty, or what went wrong.
+  [[nodiscard]] std::string verdict() const;
   [[nodiscard]] std::uint32_t random(std::uint32_t below);
-  /// Leaves the running lane, which waits or has ended, for a random one that can run.
+  /// Where to go from the running lane, which waits or has ended: to a random one that can run.
   Fiber& next_fiber();
+  /// One of the block's lanes that can run, which from now on does.
+  Fiber& draw_lane();
   void yield();
   void end_lane();
   void land(Copy& copy);

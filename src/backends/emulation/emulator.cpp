@@ -9,11 +9,51 @@
 #include <vector>
 
 #include "backends/emulation/block_emulator.hpp"
-#include "backends/emulation/warpgroup_emulator.hpp"
+#include "backends/emulation/cluster.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
 
 namespace tilewise::backends::emulation {
+
+namespace {
+
+/// One after another: they share counters, and threads would decide who draws which number.
+Cluster::Fault run_clusters(const device::HostKernel& kernel, const Grid& grid, const void* params,
+                            const GlobalMemory& memory, std::uint64_t seed) {
+  Cluster::Fault fault;
+  std::unique_ptr<Cluster> cluster;
+  core::parallel_for(grid.blocks / grid.cluster, 1, [&](std::int64_t number, int) {
+    if (!fault.text.empty()) return;
+    if (!cluster) cluster = std::make_unique<Cluster>(kernel, grid.threads, grid.blocks, grid.cluster, memory);
+    fault = cluster->run(static_cast<std::int32_t>(number) * grid.cluster, params, seed);
+  });
+  return fault;
+}
+
+/// Of several faults, the first block's.
+Cluster::Fault run_blocks(const device::HostKernel& kernel, const Grid& grid, const void* params,
+                          const GlobalMemory& memory, std::uint64_t seed) {
+  const int workers = core::num_threads();
+  std::vector<std::unique_ptr<BlockEmulator>> emulators(static_cast<std::size_t>(workers));
+  std::mutex mutex;
+  Cluster::Fault fault{grid.blocks, {}};
+  core::parallel_for(grid.blocks, workers, [&](std::int64_t number, int worker) {
+    const auto block = static_cast<std::int32_t>(number);
+    {
+      const std::lock_guard<std::mutex> guard(mutex);
+      if (block > fault.block) return;
+    }
+    auto& emulator = emulators[static_cast<std::size_t>(worker)];
+    if (!emulator) emulator = std::make_unique<BlockEmulator>(kernel, grid.threads, memory);
+    std::string found = emulator->run(block, params, seed);
+    if (found.empty()) return;
+    const std::lock_guard<std::mutex> guard(mutex);
+    if (block < fault.block) fault = {block, std::move(found)};
+  });
+  return fault;
+}
+
+}  // namespace
 
 void run_grid(const device::HostKernel& kernel, const Grid& grid, const void* params, const GlobalMemory& memory,
               std::uint64_t seed) {
@@ -21,31 +61,15 @@ void run_grid(const device::HostKernel& kernel, const Grid& grid, const void* pa
     throw Error(ErrorCode::runtime, core::concat(grid.name, ": threads must be whole waves of ", kernel.lanes, " (got ",
                                                  grid.threads, ")"));
   }
-  // Blocks with warpgroups share counters: one after another, lest the threads decide who draws which number.
-  const int workers = kernel.warpgroups ? 1 : core::num_threads();
-  std::vector<std::unique_ptr<BlockEmulator>> emulators(static_cast<std::size_t>(workers));
-  std::mutex mutex;
-  std::int64_t failed = grid.blocks;
-  std::string fault;
-  core::parallel_for(grid.blocks, workers, [&](std::int64_t block, int worker) {
-    {
-      const std::lock_guard<std::mutex> guard(mutex);
-      if (block > failed) return;
-    }
-    auto& emulator = emulators[static_cast<std::size_t>(worker)];
-    if (!emulator && kernel.warpgroups) {
-      emulator = std::make_unique<WarpgroupEmulator>(kernel, grid.threads, grid.blocks, memory);
-    } else if (!emulator) {
-      emulator = std::make_unique<BlockEmulator>(kernel, grid.threads, memory);
-    }
-    std::string found = emulator->run(static_cast<std::int32_t>(block), params, seed);
-    if (found.empty()) return;
-    const std::lock_guard<std::mutex> guard(mutex);
-    if (block < failed) failed = block, fault = std::move(found);
-  });
-  if (failed < grid.blocks) {
-    throw Error(ErrorCode::runtime,
-                core::concat(grid.name, ": block ", failed, ", ", fault, " (TILEWISE_EMULATION_SEED=", seed, ")"));
+  if (grid.cluster < 1 || grid.blocks % grid.cluster != 0 || (grid.cluster > 1 && !kernel.warpgroups)) {
+    throw Error(ErrorCode::runtime, core::concat(grid.name, ": ", grid.blocks, " blocks must be whole clusters of ",
+                                                 grid.cluster, " on a machine that has them"));
+  }
+  const Cluster::Fault fault = kernel.warpgroups ? run_clusters(kernel, grid, params, memory, seed)
+                                                 : run_blocks(kernel, grid, params, memory, seed);
+  if (!fault.text.empty()) {
+    throw Error(ErrorCode::runtime, core::concat(grid.name, ": block ", fault.block, ", ", fault.text,
+                                                 " (TILEWISE_EMULATION_SEED=", seed, ")"));
   }
 }
 

@@ -13,6 +13,7 @@ namespace tilewise::backends::emulation {
 struct Grid {
   std::string_view name;  ///< of machine and kernel, for messages
   std::int32_t blocks = 0, threads = 0;
+  std::int32_t cluster = 1;  ///< blocks that run side by side
 };
 
 /// `params` points at the kernel's parameter block. Throws Error (runtime) that names kernel, block, wave and lane, and

@@ -48,10 +48,11 @@ class EmulationRuntime final : public gpu::Runtime {
   void launch(const gpu::LoadedKernel& kernel, const gpu::Launch& launch, const std::byte* block,
               void*) const override {
     const std::string name = core::concat(name_, ", kernel ", launch.key.body->name);
-    if (launch.grid.y * launch.grid.z * launch.cluster.count() != 1) {
-      throw Error(ErrorCode::runtime, core::concat(name, ": grids of one dimension without clusters are emulated"));
+    if (launch.grid.y * launch.grid.z * launch.cluster.y * launch.cluster.z != 1) {
+      throw Error(ErrorCode::runtime, core::concat(name, ": grids and clusters of one dimension are emulated"));
     }
-    const Grid grid{name, static_cast<std::int32_t>(launch.grid.x), static_cast<std::int32_t>(launch.threads())};
+    const Grid grid{name, static_cast<std::int32_t>(launch.grid.x), static_cast<std::int32_t>(launch.threads()),
+                    static_cast<std::int32_t>(launch.cluster.x)};
     run_grid(static_cast<const EmulatedKernel&>(kernel).entry(), grid, block, memory_of(*launch.key.body, block),
              seed_from_environment());
   }

@@ -25,8 +25,8 @@ void WarpgroupEmulator::init_barrier(void* address, std::int32_t arrivals) {
   barrier->expected = barrier->missing = arrivals;
   barrier->initialiser = own_lane();
   barrier->initialised = knowledge_.now();
-  barrier->pending.reset(knowledge_.actors().count());
-  barrier->done.reset(knowledge_.actors().count());
+  barrier->pending.reset(knowledge_.actors().of_cluster());
+  barrier->done.reset(knowledge_.actors().of_cluster());
   barrier->waited.assign(lanes_.size(), MemoryBarrier::kNone);
   barriers_.push_back(std::move(barrier));
 }
@@ -37,17 +37,18 @@ void WarpgroupEmulator::publish_barriers() {
   }
 }
 
-MemoryBarrier& WarpgroupEmulator::barrier_at(const void* address) {
-  const std::int64_t offset = memory_of_block_.offset_of(address);
+MemoryBarrier& WarpgroupEmulator::barrier_at(std::int64_t offset, WarpgroupEmulator& user) {
+  const std::string whose = &user == this ? std::string() : concat(" of block ", rank_in_cluster, " of its cluster");
   for (const auto& barrier : barriers_) {
     if (barrier->offset != offset) continue;
-    const std::vector<Time>& seen = knowledge_.of(own_lane()).seen;
-    if (barrier->initialiser != own_lane() && seen[barrier->initialiser] < barrier->initialised) {
-      fail("uses ", barrier->name(), " with no barrier since it was initialised");
+    const std::vector<Time>& seen = user.knowledge_.of(user.own_lane()).seen;
+    const bool is_own = &user == this && barrier->initialiser == own_lane();
+    if (!is_own && seen[knowledge_.actors().lane(barrier->initialiser)] < barrier->initialised) {
+      fail("uses ", barrier->name(), whose, " with no barrier since it was initialised");
     }
     return *barrier;
   }
-  fail("uses a barrier at offset ", offset, " of shared memory, where none was initialised");
+  fail("uses a barrier at offset ", offset, " of shared memory", whose, ", where none was initialised");
 }
 
 void WarpgroupEmulator::wake(std::vector<std::int32_t>& waiting) {
@@ -147,11 +148,12 @@ void WarpgroupEmulator::set_registers(std::int32_t count) {
 bool WarpgroupEmulator::go_on_alone() {
   if (copies_.empty() || !fault_.empty()) return false;
   const std::size_t copy = random(static_cast<std::uint32_t>(copies_.size()));
-  const std::size_t lane = copies_[copy].lane;
+  const WarpgroupEmulator& sender = *copies_[copy].sender;
+  const std::string by = sender.name(sender.lanes_[copies_[copy].lane]);
   try {
     land(copy);
   } catch (const LaneFault& fault) {
-    fault_ = concat(name(lanes_[lane]), ": ", fault.text());
+    fault_ = concat(by, &sender == this ? "" : concat(" of block ", sender.block), ": ", fault.text());
     return false;
   }
   return true;
@@ -178,6 +180,9 @@ std::string WarpgroupEmulator::stand_still() const {
   for (const Lane& lane : lanes_) {
     if (wants_registers_[static_cast<std::size_t>(lane.thread)] != 0) for_registers.push_back(lane.thread);
   }
+  add(wait_for_cluster_,
+      concat("at the cluster's barrier, which lacks ", cluster_.barrier().arrivals.size() - cluster_.barrier().arrived,
+             " of ", cluster_.barrier().arrivals.size(), " lanes"));
   add(for_registers, concat("for registers, of which ", free_registers_, " are free"));
   return text;
 }

@@ -6,6 +6,9 @@
 #include "backends/emulation/warpgroup_emulator.hpp"
 
 namespace tilewise::backends::emulation {
+
+using core::concat;
+
 namespace {
 
 constexpr std::int64_t kTileAlignment = 128;
@@ -53,8 +56,9 @@ void WarpgroupEmulator::check_first(const HostTensorMap& map, const std::array<s
   }
 }
 
-void WarpgroupEmulator::copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) {
-  begin_copy(map_at(map, rank), coordinates(at, rank), to, kTileAlignment, landed);
+void WarpgroupEmulator::copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank,
+                                 std::uint32_t blocks) {
+  begin_copy(map_at(map, rank), coordinates(at, rank), to, kTileAlignment, landed, blocks);
 }
 
 void WarpgroupEmulator::copy_run(void* to, const void* from, std::int32_t bytes, void* landed) {
@@ -63,26 +67,38 @@ void WarpgroupEmulator::copy_run(void* to, const void* from, std::int32_t bytes,
   for (std::size_t piece = 0; piece < run.row_bytes(); piece += kPieceBytes) {
     check(global_.access(run.address + piece, kPieceBytes, GlobalAccess::read, global_accessor()));
   }
-  begin_copy(run, {}, to, kPieceBytes, landed);
+  begin_copy(run, {}, to, kPieceBytes, landed, 0);
 }
 
 void WarpgroupEmulator::begin_copy(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, void* to,
-                                   std::int64_t alignment, void* landed) {
+                                   std::int64_t alignment, void* landed, std::uint32_t blocks) {
   let_time_pass();
-  MemoryBarrier& barrier = barrier_at(landed);
-  if (!barrier.published) fail("counts a copy on ", barrier.name(), ", which publish_barriers() was not called for");
   check_first(map, at);
-  const BoxCopy copy{map, at, memory_of_block_.offset_of(to), &barrier, own_lane()};
-  if (copy.to % alignment != 0) {
-    fail("copies a box to offset ", copy.to, " of shared memory, not on ", alignment, " bytes");
+  const std::int64_t offset = memory_of_block_.offset_of(to), counts_on = memory_of_block_.offset_of(landed);
+  if (offset % alignment != 0) {
+    fail("copies a box to offset ", offset, " of shared memory, not on ", alignment, " bytes");
   }
-  const Toucher who{knowledge_.actors().copies(barrier.index), own_lane(), &knowledge_.of(own_lane()), true};
+  if (blocks == 0) return receive(map, at, offset, counts_on, *this);
+  for (std::int32_t rank = 0; rank < 32; ++rank) {
+    if (blocks >> rank & 1u) peer(rank, "copies a box to").receive(map, at, offset, counts_on, *this);
+  }
+}
+
+void WarpgroupEmulator::receive(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, std::int64_t to,
+                                std::int64_t landed, WarpgroupEmulator& sender) {
+  MemoryBarrier& barrier = barrier_at(landed, sender);
+  if (!barrier.published) fail("counts a copy on ", barrier.name(), ", which publish_barriers() was not called for");
+  const std::size_t lane = sender.own_lane();
+  const Toucher who{knowledge_.actors().copies(barrier.index), sender.knowledge_.actors().lane(lane),
+                    &sender.knowledge_.of(lane), true};
   const Time now = knowledge_.pass();
-  const auto bytes = static_cast<std::int64_t>(copy.map.box_bytes());
+  const auto bytes = static_cast<std::int64_t>(map.box_bytes());
   for (std::int64_t piece = 0; piece < bytes; piece += kPieceBytes) {
-    check(memory_of_block_.begin_copy(who, now, swizzled(copy.map.swizzle, copy.to + piece)));
+    const std::string fault = memory_of_block_.begin_copy(who, now, swizzled(map.swizzle, to + piece));
+    if (fault.empty()) continue;
+    fail(&sender == this ? "" : concat("in block ", rank_in_cluster, " of its cluster "), fault);
   }
-  copies_.push_back(copy);
+  copies_.push_back({map, at, to, &barrier, &sender, lane});
 }
 
 void WarpgroupEmulator::land(std::size_t index) {
@@ -103,8 +119,13 @@ void WarpgroupEmulator::land(std::size_t index) {
       memory_of_block_.land_copy({actor, copy.lane, nullptr, true}, now, swizzled(map.swizzle, to), &row[piece]);
     }
   }
+  const bool from_peer = copy.sender != this;
+  if (from_peer) {
+    std::erase_if(peers_copies_, [&barrier](const PeerEvent& event) { return event.barrier == &barrier; });
+    peers_copies_.push_back({actor, now, &barrier});
+  }
   barrier.pending.seen[actor] = now;
-  check(barrier.land(static_cast<std::int64_t>(map.box_bytes())));
+  check(barrier.land(static_cast<std::int64_t>(map.box_bytes()), from_peer));
   advance(barrier);
 }
 
@@ -142,7 +163,7 @@ void WarpgroupEmulator::commit_stores() {
 void WarpgroupEmulator::read_store(BoxStore& store) {
   const HostTensorMap& map = store.map;
   const std::size_t wave = store.lane / Actors::kWaveLanes, row_bytes = map.row_bytes();
-  const Toucher who{knowledge_.actors().stores(wave), store.lane, &store.known, true};
+  const Toucher who{knowledge_.actors().stores(wave), knowledge_.actors().lane(store.lane), &store.known, true};
   for (std::size_t i = 0; i < map.box_rows(); ++i) {
     const HostTensorMap::Row row = map.row(store.at, i);
     const std::size_t first = row.skipped * map.element_bytes, end = first + row.count * map.element_bytes;

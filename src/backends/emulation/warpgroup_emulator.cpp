@@ -18,16 +18,18 @@ struct StoreArguments {
 
 }  // namespace
 
-WarpgroupEmulator::WarpgroupEmulator(const device::HostKernel& kernel, std::int32_t threads, std::int32_t grid_blocks,
-                                     const GlobalMemory& memory)
-    : BlockEmulator(kernel, threads, memory, 0),
-      knowledge_(static_cast<std::size_t>(threads)),
+WarpgroupEmulator::WarpgroupEmulator(const device::HostKernel& kernel, const Actors& actors, std::int32_t grid_blocks,
+                                     const GlobalMemory& memory, Cluster& cluster)
+    : BlockEmulator(kernel, static_cast<std::int32_t>(actors.lanes), memory, 0),
+      cluster_(cluster),
+      knowledge_(actors),
       memory_of_block_(static_cast<std::size_t>(kernel.shared_bytes), knowledge_.actors()),
       global_(memory),
-      store_groups_(static_cast<std::size_t>(threads)),
-      registers_(static_cast<std::size_t>(threads)),
-      wants_registers_(static_cast<std::size_t>(threads)) {
+      store_groups_(actors.lanes),
+      registers_(actors.lanes),
+      wants_registers_(actors.lanes) {
   warpgroups = this;
+  rank_in_cluster = static_cast<std::int32_t>(actors.rank);
   blocks = grid_blocks;
   for (std::size_t wave = 0; wave < knowledge_.actors().waves(); ++wave) {
     products_.emplace_back(wave, memory_of_block_, knowledge_);
@@ -41,7 +43,7 @@ void WarpgroupEmulator::begin_block() {
   barriers_.clear();
   for (NamedBarrier& barrier : named_) {
     barrier = NamedBarrier{};
-    barrier.pending.reset(knowledge_.actors().count());
+    barrier.pending.reset(knowledge_.actors().of_cluster());
     barrier.came.assign(lanes_.size(), false);
   }
   for (WaveProducts& wave : products_) wave.begin_block();
@@ -51,6 +53,9 @@ void WarpgroupEmulator::begin_block() {
   std::ranges::fill(registers_, kRegisters / static_cast<std::int32_t>(lanes_.size()) / kUnit * kUnit);
   std::ranges::fill(wants_registers_, 0);
   free_registers_ = 0;
+  wait_for_cluster_.clear();
+  peers_arrivals_.assign(lanes_.size() * knowledge_.actors().blocks, {});
+  peers_copies_.clear();
 }
 
 void WarpgroupEmulator::perform(Collective collective, std::span<Lane> group) {
@@ -86,9 +91,11 @@ void WarpgroupEmulator::finish_lane() {
   }
   if (!products_[wave_index()].is_idle()) fail("ends while products of its wave are under way");
   wait_stores(true, 0);
-  if (ended_ + 1 == static_cast<std::int32_t>(lanes_.size()) && !copies_.empty()) {
+  if (ended_ + 1 < static_cast<std::int32_t>(lanes_.size())) return;
+  if (!copies_.empty()) {
     fail("ends the block while a copy is under way that counts on ", copies_.front().barrier->name());
   }
+  check_peers();
 }
 
 // ------------------------------------------------------------------ memory

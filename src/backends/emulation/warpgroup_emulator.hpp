@@ -11,6 +11,7 @@
 #include "backends/emulation/async_memory.hpp"
 #include "backends/emulation/barriers.hpp"
 #include "backends/emulation/block_emulator.hpp"
+#include "backends/emulation/cluster.hpp"
 #include "backends/emulation/host_tensor_map.hpp"
 #include "backends/emulation/knowledge.hpp"
 #include "backends/emulation/wave_products.hpp"
@@ -19,8 +20,8 @@ namespace tilewise::backends::emulation {
 
 class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgroups {
  public:
-  WarpgroupEmulator(const device::HostKernel& kernel, std::int32_t threads, std::int32_t grid_blocks,
-                    const GlobalMemory& memory);
+  WarpgroupEmulator(const device::HostKernel& kernel, const Actors& actors, std::int32_t grid_blocks,
+                    const GlobalMemory& memory, Cluster& cluster);
 
   void load_shared(void* to, const void* from, std::int32_t bytes) override;
   void store_shared(void* to, const void* from, std::int32_t bytes) override;
@@ -40,8 +41,12 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void wait(void* barrier, std::uint32_t parity) override;
   bool test(void* barrier, std::uint32_t parity) override;
   void meet_at(std::int32_t number, std::int32_t threads, bool waits) override;
+  void arrive_at(void* barrier, std::int32_t rank) override;
+  void arrive_at_cluster() override;
+  void wait_for_cluster() override;
 
-  void copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank) override;
+  void copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank,
+                std::uint32_t blocks) override;
   void copy_run(void* to, const void* from, std::int32_t bytes, void* landed) override;
   void store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) override;
   void add_run(float* to, const void* from, std::int32_t bytes) override;
@@ -55,13 +60,22 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void wait_products(std::int32_t pending) override;
 
  private:
-  /// A box on its way to shared memory.
+  friend class Cluster;
+
+  /// A box on its way to this block's shared memory.
   struct BoxCopy {
     HostTensorMap map;
     std::array<std::int32_t, 5> at;
     std::int64_t to;
     MemoryBarrier* barrier;
-    std::size_t lane;
+    const WarpgroupEmulator* sender;  ///< this block or another of its cluster
+    std::size_t lane;                 ///< of the sender
+  };
+  /// What an actor of the cluster has done at a barrier of this block, last.
+  struct PeerEvent {
+    std::size_t actor = 0;
+    Time when = 0;
+    const MemoryBarrier* barrier = nullptr;  ///< null: nothing
   };
   /// A box on its way to global memory, which it overwrites or, being floats, adds to.
   struct BoxStore {
@@ -83,12 +97,29 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void finish_lane() override;
   bool go_on_alone() override;
   [[nodiscard]] std::string stand_still() const override;
+  [[nodiscard]] BlockEmulator* next_block() override { return cluster_.next_block(); }
+  [[nodiscard]] Fiber& main() override { return cluster_.main(); }
   [[nodiscard]] std::string load_row(const Lane& lane, void* to, const void* row, std::size_t bytes) override;
 
   [[nodiscard]] std::size_t own_lane() const { return static_cast<std::size_t>(thread); }
   [[nodiscard]] std::size_t wave_index() const { return own_lane() / Actors::kWaveLanes; }
-  [[nodiscard]] Toucher toucher(std::size_t lane) { return {lane, lane, &knowledge_.of(lane), false}; }
-  [[nodiscard]] MemoryBarrier& barrier_at(const void* address);
+  /// Of all lanes of the cluster.
+  [[nodiscard]] std::size_t lane_of_cluster() const {
+    return static_cast<std::size_t>(rank_in_cluster) * lanes_.size() + own_lane();
+  }
+  [[nodiscard]] Toucher toucher(std::size_t lane) {
+    const std::size_t actor = knowledge_.actors().lane(lane);
+    return {actor, actor, &knowledge_.of(lane), false};
+  }
+  [[nodiscard]] MemoryBarrier& barrier_at(const void* address) {
+    return barrier_at(memory_of_block_.offset_of(address), *this);
+  }
+  /// For the lane that runs, which is one of `user`.
+  [[nodiscard]] MemoryBarrier& barrier_at(std::int64_t offset, WarpgroupEmulator& user);
+  /// Another block of the cluster, or this one; it has not ended.
+  [[nodiscard]] WarpgroupEmulator& peer(std::int32_t rank, const char* does);
+  /// That this block knows, as it ends, of all that others have done to it.
+  void check_peers();
   [[nodiscard]] HostTensorMap map_at(const void* map, std::int32_t rank);
   /// A box that begins off 16 bytes of its innermost dimension is an illegal instruction on an H200.
   void check_first(const HostTensorMap& map, const std::array<std::int32_t, 5>& at);
@@ -97,7 +128,10 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void wake(std::vector<std::int32_t>& waiting);
   void store_rows(std::span<Lane> wave);
   void begin_copy(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, void* to, std::int64_t alignment,
-                  void* landed);
+                  void* landed, std::uint32_t blocks);
+  /// Such a copy to this block's memory, by the lane that runs, which is one of `sender`.
+  void receive(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, std::int64_t to, std::int64_t landed,
+               WarpgroupEmulator& sender);
   void begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,
                    std::int64_t alignment, bool adds);
   void land(std::size_t copy);
@@ -106,6 +140,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   /// Time passes beside the lanes: of what is under way some is done.
   void let_time_pass();
 
+  Cluster& cluster_;
   Knowledge knowledge_;
   AsyncMemory memory_of_block_;
   const GlobalMemory& global_;
@@ -117,6 +152,9 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::vector<std::int32_t> store_groups_;                 ///< of each lane: how many it has committed
   std::vector<std::int32_t> registers_, wants_registers_;  ///< of each lane; wants: 0 where it does not wait
   std::int64_t free_registers_ = 0;
+  std::vector<std::int32_t> wait_for_cluster_;  ///< lanes
+  std::vector<PeerEvent> peers_arrivals_;       ///< by each lane of the cluster
+  std::vector<PeerEvent> peers_copies_;         ///< landed, on each barrier
 };
 
 }  // namespace tilewise::backends::emulation

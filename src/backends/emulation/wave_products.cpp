@@ -168,7 +168,7 @@ std::string WaveProducts::load_piece(const Product& product, bool left, std::siz
   // A row of the left tile that is nobody's makes a row of sums that is nobody's; a step of the depth meets all.
   const bool counts = lane.wanted && (memory_.is_written(at) || !left || across);
   if (counts) {
-    const std::size_t leader = wave_ * Actors::kWaveLanes;
+    const std::size_t leader = knowledge_.actors().lane(wave_ * Actors::kWaveLanes);
     const std::size_t actor = knowledge_.actors().products(wave_, static_cast<std::size_t>(product.group));
     std::string fault =
         memory_.load({actor, leader, product.known.get(), true}, knowledge_.now(), bits, at, sizeof bits);

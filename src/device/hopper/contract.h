@@ -25,6 +25,20 @@ concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, in
   { M::template give_registers<32>() } -> SameAs<void>;
 };
 
+/// Clusters: blocks that run side by side and reach each other's barriers and shared memory. A block must not end
+/// before what others do to it has been waited for.
+template <class M>
+concept HasClusters = requires(uint64_t* barrier, void* to, const TensorMap& map, uint32_t blocks, int32_t x) {
+  { M::rank_in_cluster() } -> SameAs<int32_t>;
+  // At the same barrier of the block of that rank. It says what this lane has read, not what it has written.
+  { M::arrive_at(barrier, x) } -> SameAs<void>;
+  // The barrier of all lanes of all blocks. What comes before an arrival is seen by who has waited.
+  { M::arrive_at_cluster() } -> SameAs<void>;
+  { M::wait_for_cluster() } -> SameAs<void>;
+  // To the same place of each block whose bit is set, where its bytes count on the same barrier of that block.
+  { M::copy_box_to_blocks(blocks, to, map, barrier, x, x, x, x) } -> SameAs<void>;
+};
+
 /// The tensor memory accelerator: boxes of a tensor move between global and shared memory by one thread's instruction.
 /// What lies outside the tensor reads as zeros and is not written.
 template <class M>
@@ -63,7 +77,7 @@ concept HasMatrixUnit =
     };
 
 template <class M>
-concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasCopyEngine<M> && HasMatrixUnit<M> &&
+concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasCopyEngine<M> && HasMatrixUnit<M> &&
                       requires(float& x, int32_t i, uint32_t word, uint32_t* counter, uint64_t* wide, void* row,
                                uint32_t (&four)[4], Sm80Accumulator& d) {
                         typename M::SharedNumber;              // an int32_t in shared memory, read as one

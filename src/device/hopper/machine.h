@@ -121,6 +121,24 @@ struct HopperMachine : Sm80Machine {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
   }
 
+  // ------------------------------------------------------------------ clusters
+  TILEWISE_INLINE static int32_t rank_in_cluster() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return static_cast<int32_t>(rank);
+  }
+  /// With .release.cluster it would wait for all that this thread has in memory (MEMBAR.ALL.GPU).
+  TILEWISE_INLINE static void arrive_at(uint64_t* barrier, int32_t rank) {
+    asm volatile(
+        "{ .reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(barrier)),
+        "r"(rank)
+        : "memory");
+  }
+  TILEWISE_INLINE static void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+  TILEWISE_INLINE static void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
   // ------------------------------------------------------------------ registers
   template <int kRegisters>
   TILEWISE_INLINE static void take_registers() {
@@ -138,6 +156,14 @@ struct HopperMachine : Sm80Machine {
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
         "[%2];" ::"r"(shared_address(to)),
         "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
+        : "memory");
+  }
+  TILEWISE_INLINE static void copy_box_to_blocks(uint32_t blocks, void* to, const TensorMap& map, uint64_t* landed,
+                                                 int32_t x0, int32_t x1, int32_t x2, int32_t x3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"(static_cast<uint16_t>(blocks))
         : "memory");
   }
   TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,

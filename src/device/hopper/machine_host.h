@@ -95,15 +95,25 @@ struct HostSm90Machine : HostSm80Machine {
     engine().set_registers(kRegisters);
   }
 
+  TILEWISE_INLINE static int32_t rank_in_cluster() { return engine().rank_in_cluster; }
+  TILEWISE_INLINE static void arrive_at(uint64_t* barrier, int32_t rank) { engine().arrive_at(barrier, rank); }
+  TILEWISE_INLINE static void arrive_at_cluster() { engine().arrive_at_cluster(); }
+  TILEWISE_INLINE static void wait_for_cluster() { engine().wait_for_cluster(); }
+
   TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
                                        int32_t x2, int32_t x3) {
     const int32_t at[] = {x0, x1, x2, x3};
-    engine().copy_box(to, &map, landed, at, 4);
+    engine().copy_box(to, &map, landed, at, 4, 0);
+  }
+  TILEWISE_INLINE static void copy_box_to_blocks(uint32_t blocks, void* to, const TensorMap& map, uint64_t* landed,
+                                                 int32_t x0, int32_t x1, int32_t x2, int32_t x3) {
+    const int32_t at[] = {x0, x1, x2, x3};
+    engine().copy_box(to, &map, landed, at, 4, blocks);
   }
   TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
                                        int32_t x2, int32_t x3, int32_t x4) {
     const int32_t at[] = {x0, x1, x2, x3, x4};
-    engine().copy_box(to, &map, landed, at, 5);
+    engine().copy_box(to, &map, landed, at, 5, 0);
   }
   TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
     engine().copy_run(to, from, bytes, landed);

@@ -14,6 +14,8 @@ class Barrier {
  public:
   TILEWISE_INLINE void init(int32_t arrivals) { Machine::init_barrier(&state_, arrivals); }
   TILEWISE_INLINE void arrive() { Machine::arrive(&state_); }
+  /// At the same barrier of a block of the cluster.
+  TILEWISE_INLINE void arrive_at(int32_t rank) { Machine::arrive_at(&state_, rank); }
   /// Arrives, and has the phase wait for so many bytes more.
   TILEWISE_INLINE void arrive_and_expect(int32_t bytes) { Machine::arrive_and_expect(&state_, bytes); }
   /// Until the phase of this parity has ended. The phase before the first one counts as ended, and as odd.

@@ -24,7 +24,8 @@ struct HostProduct {
 /// addresses in shared memory, tensor maps what the host has written.
 class HostWarpgroups {
  public:
-  int32_t blocks = 1;  // of the grid
+  int32_t blocks = 1;           // of the grid
+  int32_t rank_in_cluster = 0;  // of this block
 
   virtual uint32_t shared_address(const void* pointer) = 0;
   virtual uint32_t count_global(uint32_t* counter) = 0;
@@ -40,8 +41,13 @@ class HostWarpgroups {
   virtual void wait(void* barrier, uint32_t parity) = 0;
   virtual bool test(void* barrier, uint32_t parity) = 0;                  // true is as good as having waited
   virtual void meet_at(int32_t number, int32_t threads, bool waits) = 0;  // a named barrier
+  virtual void arrive_at(void* barrier, int32_t rank) = 0;                // at that of another block of the cluster
+  virtual void arrive_at_cluster() = 0;                                   // at the barrier of all its lanes
+  virtual void wait_for_cluster() = 0;
 
-  virtual void copy_box(void* to, const void* map, void* landed, const int32_t* at, int32_t rank) = 0;
+  /// `blocks`: a bit for each block of the cluster that gets a copy, to the same place and counted on the same barrier
+  /// of its own; 0: this one alone.
+  virtual void copy_box(void* to, const void* map, void* landed, const int32_t* at, int32_t rank, uint32_t blocks) = 0;
   virtual void copy_run(void* to, const void* from, int32_t bytes, void* landed) = 0;
   virtual void store_box(const void* map, const void* from, const int32_t* at, int32_t rank) = 0;
   virtual void add_run(float* to, const void* from, int32_t bytes) = 0;  // floats, until wait_stores() returns
@@ -93,9 +99,10 @@ class HostBlock {
 struct HostKernel {
   /// `params` is the kernel's own parameter struct.
   void (*run_lane)(HostBlock& block, const void* params, void* shared);
-  int32_t lanes;         // of a wave
-  int32_t shared_bytes;  // of the block's shared struct, 0 where it is empty
-  bool warpgroups;       // whether its lanes need a HostWarpgroups
+  void (*enter)(HostBlock& block);  // from now on it is this block's lanes that run
+  int32_t lanes;                    // of a wave
+  int32_t shared_bytes;             // of the block's shared struct, 0 where it is empty
+  bool warpgroups;                  // whether its lanes need a HostWarpgroups
 };
 
 }  // namespace tilewise::device

@@ -197,7 +197,8 @@ const HostKernel* host_kernel() {
                                         host_block = &block;
                                         Kernel::run(*static_cast<const Params*>(params), *static_cast<Shared*>(shared));
                                       },
-                                      Machine::kLanes, __is_empty(Shared) ? 0 : static_cast<int32_t>(sizeof(Shared)),
+                                      [](HostBlock& block) { host_block = &block; }, Machine::kLanes,
+                                      __is_empty(Shared) ? 0 : static_cast<int32_t>(sizeof(Shared)),
                                       requires { Machine::kWarpgroups; }};
   return &kKernel;
 }

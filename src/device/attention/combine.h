@@ -30,10 +30,13 @@ class Combine {
     const GridPlace place = grid_place<Machine>(p.grid);
     const Sequence s = Call::template sequence_at<C>(p, place.batch);
     const Team team(num_splits);
-    // Lanes without a row of their own do the last one's, and store nothing: barriers need them all.
-    const int64_t own = static_cast<int64_t>(place.tile) * (C.waves / team.waves) + team.number;
-    const int64_t i = minimum<int64_t>(own, s.all_q - 1);
+    // A team has as many columns of a row as its lanes can add up at once: rows of more are several teams'. Lanes
+    // without a row of their own do the last one's, and store nothing: barriers need them all.
+    const auto head_dim_v = static_cast<int32_t>(shape.head_dim_v);
+    const int32_t own = place.tile * (C.waves / team.waves) + team.number, teams_a_row = ceil_div(head_dim_v, kCols);
+    const int64_t own_row = own / teams_a_row, i = minimum<int64_t>(own_row, s.all_q - 1);
     if (s.all_q == 0) return;
+    const int32_t first_col = own % teams_a_row * kCols, cols = minimum(kCols, head_dim_v - first_col);
     const int64_t rows = shape.batch_size * shape.num_heads_q * shape.seqlen_q;
     const int64_t row = dense_row(shape, place.batch, i, place.head);
     const bool used = i < s.seqlen_q;
@@ -45,31 +48,28 @@ class Combine {
     Machine::barrier();
     auto* out = mutable_elements_of<C.out_type>(p.out) + query_offset(p.out, s, place.batch, i, place.head);
     const float inverse = totals.seen ? 1.0f / totals.sum : 0.0f;
-    for (int32_t first_col = 0; first_col < shape.head_dim_v; first_col += kCols) {
-      const auto cols = minimum(kCols, static_cast<int32_t>(shape.head_dim_v) - first_col);
-      add_splits(shared.parts[Machine::wave()], weights, p.out_accum, used ? team : Team{}, rows * shape.head_dim_v,
-                 row * shape.head_dim_v + first_col, cols);
-      Machine::barrier();
-      for (int col = team.wave * Machine::kLanes + Machine::lane(); own == i && col < cols;
-           col += team.waves * Machine::kLanes) {
-        float sum = 0.0f;
-        for (int wave = 0; wave < team.waves; ++wave) {
-          sum += Machine::template load_shared<float>(&shared.parts[team.first_wave + wave][col]);
-        }
-        const auto element =
-            static_cast<ElementBits<C.out_type>>(Machine::template pack<C.out_type>(sum * inverse, 0.0f));
-        Machine::store_global(out + first_col + col, element);
+    add_splits(shared.parts[Machine::wave()], weights, p.out_accum, used ? team : Team{}, rows * shape.head_dim_v,
+               row * shape.head_dim_v + first_col, cols);
+    Machine::barrier();
+    for (int col = team.wave * Machine::kLanes + Machine::lane(); own_row == i && col < cols;
+         col += team.waves * Machine::kLanes) {
+      float sum = 0.0f;
+      for (int wave = 0; wave < team.waves; ++wave) {
+        sum += Machine::template load_shared<float>(&shared.parts[team.first_wave + wave][col]);
       }
-      Machine::barrier();  // the parts were read by all
+      const auto element =
+          static_cast<ElementBits<C.out_type>>(Machine::template pack<C.out_type>(sum * inverse, 0.0f));
+      Machine::store_global(out + first_col + col, element);
     }
-    if (own == i && team.wave == 0 && Machine::lane() == 0 && p.softmax_lse.data) {
+    const bool stores_lse = own_row == i && first_col == 0 && team.wave == 0 && Machine::lane() == 0;
+    if (stores_lse && p.softmax_lse.data) {
       const float lse = used ? totals.highest + Machine::log2(totals.sum) * kLn2 : -kInfinity;
       Machine::store_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, i, place.head), lse);
     }
   }
 
  private:
-  /// The waves that share a row: all of a block where splits are many, else one.
+  /// The waves that share a row's columns: all of a block where splits are many, else one.
   struct Team {
     int splits = 0, waves = 1, number = 0, wave = 0, first_wave = 0;
     TILEWISE_INLINE Team() = default;

@@ -16,7 +16,7 @@ namespace tilewise::backends::hopper {
 template <typename Kernel>
 void add_combine(const typename Kernel::Config& config, const Problem& attention, std::int64_t splits, gpu::Bind bind,
                  gpu::LoweringBuilder& builder) {
-  const std::int64_t tiles = core::ceil_div(attention.seqlen_q, splits > device::kRowSplits ? 1 : config.waves);
+  const std::int64_t tiles = portable::combine_tiles(attention, config, splits, gpu::Family::sm80);
   typename Kernel::Params params{};
   params.shape = operations::attention::shape_of(attention);
   params.grid = device::tile_grid(tiles, 1, attention.num_heads_q, portable::group_of(attention));

@@ -75,10 +75,9 @@ class Lowerer {
 
   void add_combine(std::int64_t splits) {
     const device::CombineConfig config = combine_config(p_);
-    const std::int64_t rows_a_block = splits > device::kRowSplits ? 1 : config.waves;
     device::CombineParams params{};
     params.num_splits = splits;
-    add<Combine>(config, params, ceil_div(p_.seqlen_q, rows_a_block), 1, p_.num_heads_q, p_.batch_size,
+    add<Combine>(config, params, combine_tiles(p_, config, splits, traits_.family), 1, p_.num_heads_q, p_.batch_size,
                  estimator_.combine_us(splits));
   }
 

@@ -250,6 +250,13 @@ device::ForwardConfig forward_config(const Problem& p, const DeviceTraits& trait
   return c;
 }
 
+std::int64_t combine_tiles(const Problem& p, const device::CombineConfig& config, std::int64_t splits,
+                           gpu::Family family) {
+  constexpr std::int64_t kLaneCols = 4;
+  const std::int64_t teams_a_row = core::ceil_div(p.head_dim_v, kLaneCols * gpu::lanes(family));
+  return core::ceil_div(p.seqlen_q * teams_a_row, std::int64_t{splits > device::kRowSplits ? 1 : config.waves});
+}
+
 device::CombineConfig combine_config(const Problem& p) {
   device::CombineConfig c;
   set_rows(c, p);

@@ -26,6 +26,9 @@ template <typename AnyProblem>
 /// Everything decided but `split`.
 [[nodiscard]] device::ForwardConfig forward_config(const Problem& problem, const DeviceTraits& traits);
 [[nodiscard]] device::CombineConfig combine_config(const Problem& problem);
+/// Blocks of combine for a head of a batch entry.
+[[nodiscard]] std::int64_t combine_tiles(const Problem& problem, const device::CombineConfig& config,
+                                         std::int64_t splits, gpu::Family family);
 [[nodiscard]] device::BwdPreprocessConfig bwd_preprocess_config(const Problem& problem);
 [[nodiscard]] device::BwdDqConfig bwd_dq_config(const Problem& problem, const DeviceTraits& traits);
 /// wants_dv is unset where dk and dv are two kernels' work.

@@ -148,8 +148,7 @@ class Lowerer {
   void add_combine(const device::KvCacheForwardConfig& forward, std::int64_t splits) {
     device::KvCacheCombineConfig config = kv_cache_combine_config(attention_);
     config.seqlens_alone = forward.seqlens_alone;
-    const std::int64_t rows_a_block = splits > device::kRowSplits ? 1 : config.waves;
-    const std::int64_t tiles = ceil_div(p_.seqlen_q, rows_a_block);
+    const std::int64_t tiles = combine_tiles(attention_, config, splits, traits_.family);
     device::KvCacheCombineParams params{};
     params.num_splits = splits;
     params.grid = grid_of(tiles, 1, p_.num_heads_q);

@@ -1,8 +1,10 @@
 // Hopper's kernel of MLA's decoding on its emulated machine, right and with faults planted in it: each one must be
 // caught, by the checks or by the result.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "../support/kv_cache_step.hpp"
@@ -30,11 +32,27 @@ enum class Fault {
   chunk_forgotten,
   end_not_cleared,
   no_product_wait,
+  // Of two blocks that share keys.
+  begun_alone,
+  ended_alone,
+  refilled_by_own_readers,
+  hand_back_lost,
+  copy_misses_peer,
+  peers_copy_not_expected,
 };
 Fault g_fault = Fault::none;
 
+constexpr int kThreads = HopperLatentConfig::kThreads;
+std::array<std::int32_t, 2 * kThreads> g_cluster_barriers;  ///< of each lane: arrivals and waits
+
 struct FaultyLatentSm90 : HostSm90Machine {
   static bool brings() { return thread() < kWarpgroupThreads; }
+  /// Whether this lane leaves out a barrier of its cluster: the first one, or the second.
+  static bool passes_cluster() {
+    std::int32_t& met = g_cluster_barriers[static_cast<std::size_t>(rank_in_cluster() * kThreads + thread())];
+    const bool first = met++ / 2 == 0;
+    return g_fault == (first ? Fault::begun_alone : Fault::ended_alone);
+  }
 
   static void fence_shared_writes() {
     if (g_fault != Fault::weights_unfenced || brings()) HostSm90Machine::fence_shared_writes();
@@ -51,9 +69,29 @@ struct FaultyLatentSm90 : HostSm90Machine {
     if (g_fault == Fault::refilled_early && thread() < 32 && parity == 0) return;
     HostSm90Machine::wait(barrier, parity);
   }
+  static void init_barrier(uint64_t* barrier, int32_t arrivals) {
+    HostSm90Machine::init_barrier(barrier, g_fault == Fault::refilled_by_own_readers ? minimum(arrivals, 4) : arrivals);
+  }
+  static void arrive_at(uint64_t* barrier, int32_t rank) {
+    if (g_fault == Fault::hand_back_lost && rank != rank_in_cluster() && thread() == kWarpgroupThreads) return;
+    HostSm90Machine::arrive_at(barrier, rank);
+  }
+  static void arrive_at_cluster() {
+    if (!passes_cluster()) HostSm90Machine::arrive_at_cluster();
+  }
+  static void wait_for_cluster() {
+    if (!passes_cluster()) return HostSm90Machine::wait_for_cluster();
+    if (g_fault == Fault::begun_alone) barrier();  // what each block had without the other
+  }
+  static void copy_box_to_blocks(uint32_t blocks, void* to, const TensorMap& map, uint64_t* landed, int32_t x0,
+                                 int32_t x1, int32_t x2, int32_t x3) {
+    if (g_fault == Fault::copy_misses_peer) blocks = 1u << rank_in_cluster();
+    HostSm90Machine::copy_box_to_blocks(blocks, to, map, landed, x0, x1, x2, x3);
+  }
   static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
     const int32_t chunk = 64 * kChunkRowBytes;
-    HostSm90Machine::arrive_and_expect(barrier, g_fault == Fault::chunk_forgotten ? bytes - chunk : bytes);
+    const bool peers = g_fault == Fault::peers_copy_not_expected && rank_in_cluster() == 1 && bytes == chunk;
+    HostSm90Machine::arrive_and_expect(barrier, g_fault == Fault::chunk_forgotten || peers ? bytes - chunk : bytes);
   }
   template <class T>
   static void store_shared(void* to, T value) {
@@ -66,24 +104,40 @@ struct FaultyLatentSm90 : HostSm90Machine {
   }
 };
 
-constexpr std::int64_t kQueries = 3, kHeads = 16, kDim = 192, kDimV = 128, kCapacity = 320, kUsed = 300;
+constexpr std::int64_t kDim = 192, kDimV = 128, kCapacity = 320, kUsed = 300;
 
-constexpr HopperLatentConfig kConfig = [] {
+/// Three queries of 16 heads are a block, and one of 128 two, which share keys where these come by small pages.
+constexpr HopperLatentConfig config_of(bool pair) {
   HopperLatentConfig c;
   c.head_dim = kDim;
   c.head_dim_v = kDimV;
   c.waves = HopperLatentConfig::kThreads / 32;
   c.exact_dims = c.lengths = c.ranged = 1;
+  c.page_size = pair ? 16 : 0;
+  c.clustered = pair;
   return c;
-}();
+}
 
 /// A causal call over five tiles of keys, the last of which ends in NaN.
+template <bool kPair>
 class LatentCall {
+  static constexpr std::int64_t kQueries = kPair ? 1 : 3, kHeads = kPair ? 128 : 16;
+  static constexpr HopperLatentConfig kConfig = config_of(kPair);
+
  public:
   LatentCall() {
     arguments_.q = step_.tensor({1, kQueries, kHeads, kDim}, DType::bf16);
     arguments_.k_cache = step_.tensor({1, kCapacity, 1, kDim}, DType::bf16);
     arguments_.out = step_.tensor({1, kQueries, kHeads, kDimV}, DType::bf16);
+    if constexpr (kPair) {
+      arguments_.k_cache = step_.tensor({kCapacity / kConfig.page_size, kConfig.page_size, 1, kDim}, DType::bf16);
+      std::vector<std::int32_t> pages(kCapacity / kConfig.page_size);
+      std::iota(pages.begin(), pages.end(), 0);
+      arguments_.options.block_table = step_.lengths(pages);
+      arguments_.options.block_table.rank = 2;
+      arguments_.options.block_table.shape = {1, static_cast<std::int64_t>(pages.size())};
+      arguments_.options.block_table.strides = {static_cast<std::int64_t>(pages.size()), 1};
+    }
     arguments_.options.cache_seqlens = step_.lengths({kUsed});
     arguments_.options.head_dim_v = kDimV;
     arguments_.options.mask = Mask::causal;
@@ -103,6 +157,7 @@ class LatentCall {
     device.shared_bytes = 227 << 10;
     device.multiprocessors = 4;
     launch_ = *hopper::lower_latent(problem, device).lowering.launches().at(0);
+    EXPECT_EQ(launch_.cluster.x, kPair ? 2U : 1U);
     std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
     launch_.bind(&call_, &params_);
   }
@@ -111,10 +166,11 @@ class LatentCall {
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
     using Kernel = HopperLatent<Sm90Ops<FaultyLatentSm90>, kConfig>;
     g_fault = fault;
+    g_cluster_barriers.fill(0);
     write_maps(launch_, &call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Latent>(), &params_);
     return fault_of(host_kernel<Kernel, FaultyLatentSm90>(), HopperLatentConfig::kThreads,
-                    static_cast<int>(launch_.grid.x), seed, memory_, &params_);
+                    static_cast<int>(launch_.grid.x), seed, memory_, &params_, static_cast<int>(launch_.cluster.x));
   }
 
   /// Largest difference to the reference.
@@ -156,15 +212,19 @@ class LatentCall {
 
 constexpr double kFine = 0.01;
 
-std::string fault_of_run(Fault fault) { return LatentCall().run(fault); }
+std::string fault_of_run(Fault fault) { return LatentCall<false>().run(fault); }
+std::string fault_of_pair(Fault fault, std::uint64_t seed = 0) { return LatentCall<true>().run(fault, seed); }
 
-TEST(EmulatedHopperLatent, IsRightInAnyOrder) {
+template <bool kPair>
+void expect_right_in_any_order() {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    LatentCall call;
+    LatentCall<kPair> call;
     EXPECT_EQ(call.run(Fault::none, seed), "");
     EXPECT_LT(call.error(), kFine);
   }
 }
+TEST(EmulatedHopperLatent, IsRightInAnyOrder) { expect_right_in_any_order<false>(); }
+TEST(EmulatedHopperLatent, APairOfBlocksIsRightInAnyOrder) { expect_right_in_any_order<true>(); }
 
 TEST(EmulatedHopperLatent, WeightsWithoutAFenceAreCaught) {
   EXPECT_TRUE(contains(fault_of_run(Fault::weights_unfenced), "with no fence_shared_writes() since it was written by"));
@@ -191,12 +251,53 @@ TEST(EmulatedHopperLatent, AChunkThatIsNotWaitedForIsCaught) {
 
 /// NaN lies there.
 TEST(EmulatedHopperLatent, ValuesPastTheEndAreCaughtByTheResult) {
-  LatentCall call;
+  LatentCall<false> call;
   EXPECT_EQ(call.run(Fault::end_not_cleared), "");
   EXPECT_EQ(call.error(), INFINITY);
 }
 
 TEST(EmulatedHopperLatent, RegistersOfTheMatrixUnitAreItsOwn) { EXPECT_NE(fault_of_run(Fault::no_product_wait), ""); }
+
+// ------------------------------------------------------------------ two blocks that share keys
+
+/// The other's barriers may stand or not.
+TEST(EmulatedHopperLatent, ABlockThatDoesNotWaitForTheOtherIsCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    EXPECT_TRUE(contains(fault_of_pair(Fault::begun_alone, seed), " of its cluster, where none was initialised") ||
+                contains(fault_of_pair(Fault::begun_alone, seed), "with no barrier since it was initialised"));
+  }
+}
+
+/// Whichever of them ends first.
+TEST(EmulatedHopperLatent, ABlockThatLeavesTheOtherIsCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const std::string fault = fault_of_pair(Fault::ended_alone, seed);
+    EXPECT_TRUE(contains(fault, "ends the block, none of whose lanes knows that block") ||
+                contains(fault, "of its cluster, which has ended"));
+  }
+}
+
+TEST(EmulatedHopperLatent, AStageThatOneBlockAloneHandsBackIsCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    EXPECT_NE(fault_of_pair(Fault::refilled_by_own_readers, seed), "");
+  }
+}
+
+TEST(EmulatedHopperLatent, AStageThatTheOtherBlockIsNotToldOfIsCaught) {
+  const std::string fault = fault_of_pair(Fault::hand_back_lost);
+  EXPECT_TRUE(contains(fault, "no lane can go on"));
+  EXPECT_TRUE(contains(fault, "which lacks 1 of 8 arrivals and 0 bytes"));
+}
+
+TEST(EmulatedHopperLatent, ACopyThatMissesTheOtherBlockIsCaught) {
+  const std::string fault = fault_of_pair(Fault::copy_misses_peer);
+  EXPECT_TRUE(contains(fault, "no lane can go on"));
+  EXPECT_TRUE(contains(fault, "which lacks 0 of 1 arrivals and 8192 bytes"));
+}
+
+TEST(EmulatedHopperLatent, BytesOfTheOtherBlockThatAreNotExpectedAreCaught) {
+  EXPECT_TRUE(contains(fault_of_pair(Fault::peers_copy_not_expected), "than it was told to expect land on barrier"));
+}
 
 }  // namespace
 }  // namespace tilewise::test

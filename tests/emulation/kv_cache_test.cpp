@@ -373,11 +373,25 @@ TEST_F(EmulatedHopperLatent, QueriesThatSeeDifferentKeys) {
 
 TEST_F(EmulatedHopperLatent, HeadsOfSeveralTiles) {
   check("share values",
-        "dtype=f16 num_heads_q=80 head_dim=192 head_dim_v=128 page_size=8 num_pages=30 max_pages_per_seq=20 seqlen_q=2 "
-        "softmax_lse=1");
+        "dtype=f16 num_heads_q=144 head_dim=192 head_dim_v=128 page_size=8 num_pages=30 max_pages_per_seq=20 "
+        "seqlen_q=2 softmax_lse=1");
   check(
-      "share values",
+      "2 stages",
       "dtype=bf16 num_heads_q=128 head_dim=576 head_dim_v=512 page_size=32 num_pages=9 max_pages_per_seq=5 seqlen_q=1");
+}
+
+/// In small pages, by two blocks for both.
+TEST_F(EmulatedHopperLatent, PairsOfBlocksThatShareKeys) {
+  constexpr const char* kPairs = "pairs of blocks that share keys";
+  check(kPairs,
+        "dtype=f16 num_heads_q=80 head_dim=192 head_dim_v=128 page_size=8 num_pages=30 max_pages_per_seq=20 seqlen_q=2 "
+        "softmax_lse=1 mask=causal batch_invariant=1");
+  check("pairs of blocks that share keys, ",
+        "dtype=bf16 num_heads_q=128 head_dim=576 head_dim_v=512 page_size=16 num_pages=19 max_pages_per_seq=15 "
+        "seqlen_q=1 num_splits=3 append=1 seqlen_k_new=1");
+  check(kPairs,
+        "dtype=bf16 layout=thd num_heads_q=256 head_dim=192 head_dim_v=128 page_size=24 num_pages=30 "
+        "max_pages_per_seq=9 softmax_lse=1 mask=causal batch_size=3 max_seqlen_q=3 total_q=5");
 }
 
 /// Of row tiles as the longest sequence has, the others' last ones have nothing to do.

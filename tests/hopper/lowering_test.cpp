@@ -465,6 +465,23 @@ TEST(HopperLowering, SharesKeysAsValuesInMlasForm) {
   EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * sizeof(float));
 }
 
+/// 128 heads of one query, where tiles are many copies: 64 heads are one block.
+TEST(HopperLowering, HasPairsOfBlocksShareKeysInSmallPages) {
+  KvCacheProblem problem = parse_problem(concat(kMla, "num_pages=512 max_pages_per_seq=512"));
+  const auto cluster = [&problem](std::int64_t page_size, std::int64_t heads) {
+    problem.page_size = page_size;
+    problem.num_heads_q = heads;
+    const gpu::Outcome outcome = lower(problem, h200());
+    const gpu::Launch& launch = *outcome.lowering.launches().at(0);
+    EXPECT_EQ(launch.grid.x % launch.cluster.x, 0U);
+    return launch.cluster;
+  };
+  EXPECT_EQ(cluster(64, 128), gpu::Extent3{});
+  EXPECT_EQ(cluster(16, 128), gpu::Extent3{2});
+  EXPECT_EQ(cluster(24, 128), gpu::Extent3{2});
+  EXPECT_EQ(cluster(16, 64), gpu::Extent3{});
+}
+
 TEST(HopperLowering, RefusesMlasFormWithAReason) {
   KvCacheProblem problem = parse_problem(concat(kMla, "num_pages=64 max_pages_per_seq=64"));
   EXPECT_EQ(lower(problem, h200()).refusal, "");

@@ -127,8 +127,10 @@ constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
 struct HopperLatentConfig : ScoreConfig {
   int32_t page_size = 0;  // 0: contiguous
   Flag split = 0;         // keys come in parts, each of which leaves its own sums for combine
+  Flag clustered = 0;     // two blocks with the same keys each bring half of every tile of them, to both
 
   static constexpr int32_t kRows = 64, kKeys = 64, kStages = 2;
+  constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
   static constexpr int32_t kConsumers = 2;  // warpgroups, each with half of the columns of out
   static constexpr int32_t kThreads = 128 * (kConsumers + 1);
   constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, kKeys); }
@@ -136,7 +138,7 @@ struct HopperLatentConfig : ScoreConfig {
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
-    visit("page_size", c.page_size), visit("split", c.split);
+    visit("page_size", c.page_size), visit("split", c.split), visit("clustered", c.clustered);
   }
 };
 

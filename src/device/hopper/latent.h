@@ -22,18 +22,22 @@ class HopperLatent {
       shared.init_barriers();
       Machine::prefetch_map(params.q_map), Machine::prefetch_map(params.k_map);
     }
-    Machine::barrier();
+    if constexpr (C.clustered) Machine::arrive_at_cluster();
+    if constexpr (!C.clustered) Machine::barrier();
     if constexpr (C.split) let_next_step_begin<Machine>();
     wait_for_step_before<Machine>();  // new keys are appended by it
     const LatentWork work = latent_work<Machine, C>(params);
-    if (work.first_query >= work.all_q) return;  // of a packed sequence with fewer queries
+    if constexpr (C.clustered) Machine::wait_for_cluster();  // the barriers of both stand
+    if (work.first_query >= work.all_q) return;              // of a packed sequence with fewer queries, or both blocks
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
       Machine::template give_registers<kProducerRegisters>();
       LatentProducer<Machine, C>(params, shared, work).run();
+      if constexpr (C.clustered) Machine::arrive_at_cluster();
     } else {
       Machine::template take_registers<kConsumerRegisters>();
       LatentConsumer<Ops, C>(params, shared, work).run();
     }
+    if constexpr (C.clustered) Machine::wait_for_cluster();  // the other's warps hand stages back to this block
   }
 };
 

@@ -48,6 +48,7 @@ class LatentConsumer {
       for (; tile + 1 < end; tile += 2, parity_ ^= 1) follow(tile);
       if (tile < end) take_last();
     }
+    if constexpr (C.clustered) Machine::arrive_at_cluster();  // nothing is handed back any more
     finish();
   }
 
@@ -63,7 +64,7 @@ class LatentConsumer {
     take_over_references();
     issue_others_out();
     finish_out(1);
-    arrive_as_warp(shared_.last.empty[1]);
+    hand_back(shared_.last.empty[1], 1);
   }
   /// A tile without a second one.
   TILEWISE_INLINE void make_last(int32_t tile) {
@@ -87,7 +88,7 @@ class LatentConsumer {
     PerRow factor;
     const bool moved = make_weights(tile + 1, factor);
     finish_out(0);
-    arrive_as_warp(shared_.last.empty[0]);
+    hand_back(shared_.last.empty[0], 0);
     if (moved) O_.scale_rows(factor);
     issue_own_out();
     finish_out(1);
@@ -97,7 +98,7 @@ class LatentConsumer {
     take_over_references();
     issue_others_out();
     finish_out(0);
-    arrive_as_warp(shared_.last.empty[0]);
+    hand_back(shared_.last.empty[0], 0);
   }
 
   // ------------------------------------------------------------------ products
@@ -165,7 +166,13 @@ class LatentConsumer {
   TILEWISE_INLINE void finish_out(int stage) {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(O_);
-    arrive_as_warp(shared_.half[warpgroup_].empty[stage]);
+    hand_back(shared_.half[warpgroup_].empty[stage], warpgroup_);
+  }
+  /// A part of a stage to the block of the cluster that refills it.
+  TILEWISE_INLINE static void hand_back(Barrier<Machine>& empty, int32_t rank) {
+    if constexpr (!C.clustered) return arrive_as_warp(empty);
+    Machine::wave_sync();
+    if (Machine::lane() == 0) empty.arrive_at(rank);
   }
 
   // ------------------------------------------------------------------ weights

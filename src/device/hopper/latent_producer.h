@@ -19,6 +19,7 @@ class LatentProducer {
       : p_(params),
         shared_(shared),
         work_(work),
+        rank_(C.clustered ? Machine::rank_in_cluster() : 0),
         places_{params.cache.block_table + work.batch * params.cache.block_table_stride, work.k_row, 0, work.seqlen_k,
                 static_cast<int32_t>(params.cache.rows)} {}
 
@@ -34,7 +35,7 @@ class LatentProducer {
         bring_keys(place, tile);
         continue;
       }
-      place.wait_empty(shared_.last);
+      wait_for_tile_before(place, shared_.last);
       const int32_t used = work_.seqlen_k - tile * C.kKeys;
       // Weights past the end are 0, but 0 times what lies there need not be.
       if (used < C.kKeys) clear_values(place, maximum(used, 0));
@@ -66,12 +67,34 @@ class LatentProducer {
     const int32_t key = first_key(tile), page = page_;
     // A box past the end brings whatever is near.
     const int32_t within = C.page_size == 0 ? work_.k_row + key : places_.within_page(key);
+    const bool brings_last = !C.clustered || static_cast<int32_t>(place.stage) == rank_;
+    if constexpr (C.clustered) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < C.kConsumers; ++i) {
+        if (i != rank_) expect_chunks(place, shared_.half[i], Shared::kHalfChunks);
+      }
+      if (!brings_last) expect_chunks(place, shared_.last, 1);
+    }
     TILEWISE_UNROLL
     for (int i = 0; i < C.kConsumers; ++i) {
+      if (C.clustered && i != rank_) continue;
       bring_chunks(place, shared_.half[i], i * Shared::kHalfChunks, Shared::kHalfChunks, page, within);
     }
-    bring_chunks(place, shared_.last, Shared::kLastChunk, 1, page, within);
+    if (brings_last) bring_chunks(place, shared_.last, Shared::kLastChunk, 1, page, within);
     if (tile + 1 < work_.end) look_up_page(tile + 1);
+  }
+
+  /// Until the tile that lay in a stage before has landed there: arrivals count for the next one from then on.
+  TILEWISE_INLINE static void wait_for_tile_before(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring) {
+    ring.full[place.stage].wait(place.parity ^ 1);
+  }
+  /// What the other block of the cluster brings. One lane alone waits: others might come when this tile has landed,
+  /// too.
+  TILEWISE_INLINE static void expect_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring,
+                                            int count) {
+    if (Machine::lane() != 0) return;
+    wait_for_tile_before(place, ring);
+    ring.full[place.stage].arrive_and_expect(count * KeyTile::kChunkBytes);
   }
 
   TILEWISE_INLINE void bring_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring, int first,
@@ -84,7 +107,12 @@ class LatentProducer {
     TILEWISE_UNROLL
     for (int c = first; c < first + count; ++c) {
       uint8_t* const to = shared_.keys[place.stage].chunk(c) + Machine::lane() * kBoxKeys * kChunkRowBytes;
-      Machine::copy_box(to, p_.k_map, landed.state(), c * KeyTile::kChunkColumns, within, 0, page);
+      if constexpr (C.clustered) {
+        constexpr uint32_t kBoth = 3;
+        Machine::copy_box_to_blocks(kBoth, to, p_.k_map, landed.state(), c * KeyTile::kChunkColumns, within, 0, page);
+      } else {
+        Machine::copy_box(to, p_.k_map, landed.state(), c * KeyTile::kChunkColumns, within, 0, page);
+      }
     }
   }
 
@@ -104,6 +132,7 @@ class LatentProducer {
   const HopperLatentParams& p_;
   Shared& shared_;
   const LatentWork& work_;
+  const int32_t rank_;  // in the cluster
   CachePlaces<Machine, C.page_size> places_;
   int32_t page_;
 };

@@ -17,6 +17,9 @@ struct alignas(16) RowRecord {
 /// Keys of one stage come in three parts with rings of their own, so that each is refilled as soon as its last reader
 /// is done: the columns of values that each computing warpgroup multiplies, and the last chunk, which no value has.
 /// There a tile's weights stand once its scores are computed.
+///
+/// In a cluster of two, both blocks' stages are refilled together, by one of them: the columns of warpgroup i by the
+/// block of rank i, the last chunk of stage i likewise. There the stages' readers in both blocks hand them back.
 template <class Machine, HopperLatentConfig C>
 struct HopperLatentShared {
   using RowTile = SwizzledTile<C.kRows, C.head_dim>;
@@ -42,9 +45,10 @@ struct HopperLatentShared {
 
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
+    constexpr int kBlocks = C.blocks_of_cluster();
     rows_landed.init(1);
-    for (KeyRing& ring : half) ring.init(1, 4);
-    last.init(4, 4);  // each warp that brings keys; the warps of the warpgroup that did not make the weights
+    for (KeyRing& ring : half) ring.init(1, 4 * kBlocks);
+    last.init(4, 4 * kBlocks);  // each warp that brings keys; the warps of the warpgroup that did not make the weights
     for (auto& made : weights) made.init(4);
     Machine::publish_barriers();
   }

@@ -59,6 +59,7 @@ struct AttentionOptions {
   std::optional<double> v_scale_value;
   bool deterministic = false;    ///< dq, dbias and dsink bit-reproducible too
   bool batch_invariant = false;  ///< a sequence's result does not depend on the rest of the batch
+  bool clear_rest = false;       ///< thd: rows of results that belong to no sequence become 0, their softmax_lse -inf
 };
 
 /// Which dimensions a bias really has; a false one is broadcast (size 1 in the tensor).
@@ -106,6 +107,7 @@ struct AttentionProblem {
   bool dq = true, dk = true, dv = true, dbias = false, dsink = false;  ///< backward: wanted
   bool deterministic = false;
   bool batch_invariant = false;
+  bool clear_rest = false;      ///< as AttentionOptions has it; false where rows are not packed
   bool unaligned = false;       ///< some row of a tensor does not start on 16 bytes; the cpu does not care: false there
   bool bias_unaligned = false;  ///< likewise of the bias, or its keys are not side by side
 

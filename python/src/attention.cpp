@@ -31,14 +31,14 @@ void* stream_pointer(std::uintptr_t stream) { return reinterpret_cast<void*>(str
 void forward(const Array& q, const Array& k, const Array& v, const Array& out, const Array* softmax_lse,
              const Options& options, const std::string& implementation, int torch_threads, bool fresh_out,
              std::uintptr_t stream) {
-  const ForwardArguments arguments{q.view(), k.view(), v.view(), out.view(), view_of(softmax_lse), options.value};
+  ForwardArguments arguments{q.view(), k.view(), v.view(), out.view(), view_of(softmax_lse), options.value};
+  arguments.options.clear_rest = fresh_out;
   const nb::gil_scoped_release release;
   const core::FrameworkThreads threads(torch_threads);
-  if (fresh_out) clear_before(arguments.out, arguments.options.cu_seqlens_q, stream_pointer(stream));
-  clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream_pointer(stream));
+  const TensorView lse = fresh_out ? TensorView{} : arguments.softmax_lse;  // beside an out whose rest stays
+  clear_lse_before(lse, arguments.options.cu_seqlens_q, stream_pointer(stream));
   attention_forward(arguments, {implementation}, stream_pointer(stream));
-  if (fresh_out) clear_rest(arguments.out, arguments.options.cu_seqlens_q);
-  clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
+  clear_rest_of_lse(lse, arguments.options.cu_seqlens_q);
 }
 
 /// The gradients that the caller wants; each may be None.
@@ -60,15 +60,10 @@ void backward(const Array& dout, const Array* dlse, const Array& q, const Array&
   arguments.dbias = view_of(dbias);
   arguments.dsink = view_of(dsink);
   arguments.options = options.value;
+  arguments.options.clear_rest = true;
   const nb::gil_scoped_release release;
   const core::FrameworkThreads threads(torch_threads);
-  clear_before(arguments.dq, arguments.options.cu_seqlens_q, stream_pointer(stream));
-  clear_before(arguments.dk, arguments.options.cu_seqlens_k, stream_pointer(stream));
-  clear_before(arguments.dv, arguments.options.cu_seqlens_k, stream_pointer(stream));
   attention_backward(arguments, {implementation}, stream_pointer(stream));
-  clear_rest(arguments.dq, arguments.options.cu_seqlens_q);
-  clear_rest(arguments.dk, arguments.options.cu_seqlens_k);
-  clear_rest(arguments.dv, arguments.options.cu_seqlens_k);
 }
 
 using Sizes = std::vector<std::int64_t>;
@@ -95,6 +90,7 @@ void warm_up(const Array& q, const Array& k, const Array& v, const Array* out, b
              const std::array<bool, 5>& gradients, const Options& options, const std::string& implementation) {
   ForwardArguments forward{q.view(), k.view(), v.view(), view_of(out), {}, options.value};
   if (out == nullptr) forward.out = planned_out(forward.q, forward.v);
+  forward.options.clear_rest = out == nullptr;
   if (softmax_lse) forward.softmax_lse = planned_lse(forward.q, options.value.layout);
   BackwardArguments backward;
   backward.q = forward.q;
@@ -109,6 +105,7 @@ void warm_up(const Array& q, const Array& k, const Array& v, const Array* out, b
   backward.dbias = planned_like(options.value.bias, gradients[3]);
   backward.dsink = planned_like(options.value.sink, gradients[4]);
   backward.options = options.value;
+  backward.options.clear_rest = true;
   const nb::gil_scoped_release release;
   operations::attention::prepare_call(operations::attention::call_of(forward), {implementation});
   if (out != nullptr) check_given_out(forward);

@@ -26,6 +26,7 @@ Explanation explain_forward(const Array& q, const Array& k, const Array& v, cons
                             const Options& options, const std::string& implementation, int torch_threads) {
   ForwardArguments arguments{q.view(), k.view(), v.view(), view_of(out), {}, options.value};
   if (out == nullptr) arguments.out = planned_out(arguments.q, arguments.v);
+  arguments.options.clear_rest = out == nullptr;
   if (softmax_lse) arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
   const core::DeviceScope scope(arguments.q.device, nullptr);
   const core::FrameworkThreads threads(torch_threads);
@@ -100,7 +101,13 @@ void bind_explain(nb::module_& module) {
       "warm_up_problem",
       [](const std::string& problem, const std::string& implementation) {
         const nb::gil_scoped_release release;
-        (void)plan(parse_problem(problem), {implementation});
+        const AnyProblem stated = parse_problem(problem);
+        (void)plan(stated, {implementation});
+        const auto* attention = stated.get_if<AttentionProblem>();
+        if (attention == nullptr || attention->layout != Layout::thd || attention->clear_rest) return;
+        AttentionProblem cleared = *attention;  // as calls are that allocate their results
+        cleared.clear_rest = true;
+        (void)plan(cleared, {implementation});
       },
       nb::arg("problem"), nb::arg("implementation") = "", "Makes the plan of a problem and loads its kernels.");
 }

@@ -122,13 +122,9 @@ void allocate_outputs(ForwardArguments* arguments, shim::Tensor* out, shim::Tens
 
 /// Allocates and computes out, and softmax_lse where `lse` is not null.
 void run_forward(ForwardArguments arguments, const SelectOptions& select, shim::Tensor* out, shim::Tensor* lse) {
+  arguments.options.clear_rest = true;
   allocate_outputs(&arguments, out, lse);
-  void* stream = shim::current_stream(arguments.q.device);
-  clear_before(arguments.out, arguments.options.cu_seqlens_q, stream);
-  clear_lse_before(arguments.softmax_lse, arguments.options.cu_seqlens_q, stream);
-  run_on_current_stream(arguments, select, stream);
-  clear_rest(arguments.out, arguments.options.cu_seqlens_q);
-  clear_rest_of_lse(arguments.softmax_lse, arguments.options.cu_seqlens_q);
+  run_on_current_stream(arguments, select, shim::current_stream(arguments.q.device));
 }
 
 void forward_kernel(shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
@@ -266,14 +262,8 @@ Gradients run_backward(BackwardArguments a, const Needed& needed, std::size_t co
     gradients[3] = gradient(a.q, a.options.bias, kNone, needed[3], "dbias", &a.dbias);
     gradients[4] = gradient(a.q, a.options.sink, kNone, needed[4], "dsink", &a.dsink);
   }
-  void* stream = shim::current_stream(a.q.device);
-  clear_before(a.dq, a.options.cu_seqlens_q, stream);
-  clear_before(a.dk, a.options.cu_seqlens_k, stream);
-  clear_before(a.dv, a.options.cu_seqlens_k, stream);
-  run_on_current_stream(a, select, stream);
-  clear_rest(a.dq, a.options.cu_seqlens_q);
-  clear_rest(a.dk, a.options.cu_seqlens_k);
-  clear_rest(a.dv, a.options.cu_seqlens_k);
+  a.options.clear_rest = true;
+  run_on_current_stream(a, select, shim::current_stream(a.q.device));
   return gradients;
 }
 

@@ -126,7 +126,17 @@ std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_
 std::vector<Output> CallTensors::make_outputs(std::uint64_t seed) const {
   Random rng(seed);
   const Problem& p = problem_;
-  if (p.operation == Operation::attention_forward) return make_forward_outputs(rng, p.softmax_lse);
+  std::vector<Output> outputs;
+  if (p.operation == Operation::attention_forward)
+    outputs = make_forward_outputs(rng, p.softmax_lse);
+  else
+    outputs = make_gradients(rng);
+  for (Output& output : outputs) output.rest_is_cleared = p.clear_rest;
+  return outputs;
+}
+
+std::vector<Output> CallTensors::make_gradients(Random& rng) const {
+  const Problem& p = problem_;
   std::vector<Output> outputs;
   if (p.dq) outputs.push_back(data_output("dq", Side::query, p.num_heads_q, p.head_dim, rng, p.dtype));
   if (p.dk) outputs.push_back(data_output("dk", Side::key, p.num_heads_k, p.head_dim, rng, p.dtype));

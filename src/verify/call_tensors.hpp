@@ -55,6 +55,7 @@ class CallTensors final : public DrawnCall {
   [[nodiscard]] TensorView output_view(const std::vector<Output>& outputs, std::string_view name) const;
   [[nodiscard]] std::int64_t rows_of_sequences(Side side) const;
   [[nodiscard]] std::vector<Output> make_forward_outputs(Random& rng, bool softmax_lse) const;
+  [[nodiscard]] std::vector<Output> make_gradients(Random& rng) const;
   [[nodiscard]] Output data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim, Random& rng,
                                    DType dtype) const;
 

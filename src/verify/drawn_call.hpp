@@ -22,6 +22,7 @@ struct Output {
   int row_axis;                          ///< -1: every element is written
   std::int64_t rows;                     ///< along row_axis; later rows belong to no sequence and stay untouched
   std::vector<std::string_view> axes{};  ///< names of the dimensions, for messages; empty: by the output's name
+  bool rest_is_cleared = false;          ///< those later rows become 0, softmax_lse -infinity
 };
 
 /// The output of that name, or null.

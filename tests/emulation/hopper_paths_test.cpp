@@ -44,6 +44,15 @@ TEST(HopperPaths, EveryOption) {
   check("256x64 tiles", bf16 + " window_left=70 window_right=20");
 }
 
+TEST(HopperPaths, RowsOfNoSequence) {
+  const std::string packed =
+      "dtype=bf16 head_dim=64 layout=thd batch_size=3 max_seqlen_q=70 max_seqlen_k=90 "
+      "total_q=310 total_k=290 clear_rest=1" +
+      kGroups;
+  check("192x128 tiles", packed);
+  check("128x128 tiles", packed + " mask=causal", false, "attention_backward ");
+}
+
 /// A bias that the copy engine brings: each dtype, each dimension that it may lack, heads packed, and rows that start
 /// nowhere, whose scores load their own.
 TEST(HopperPaths, BiasInBoxes) {

@@ -65,6 +65,21 @@ TEST(HopperLowering, TakesNoSequencesAtAll) {
   }
 }
 
+/// Rows that belong to no sequence are cleared by a launch of their own, and only where that is asked for.
+TEST(HopperLowering, ClearsTheRest) {
+  const std::string packed = "dtype=bf16 layout=thd batch_size=3 max_seqlen_q=70 total_q=160 head_dim=64";
+  for (const bool clears : {false, true}) {
+    const std::string text = packed + (clears ? " clear_rest=1" : "");
+    for (const gpu::Lowering& lowering : {lowered(text), lowered_backward(text)}) {
+      const gpu::Launch& last = *lowering.launches().back();
+      EXPECT_EQ(last.key.body->name == "clear_rest", clears) << text;
+      if (clears) {
+        EXPECT_EQ(last.grid, gpu::Extent3{132});
+      }
+    }
+  }
+}
+
 /// 96 tiles of 192 rows would leave 36 multiprocessors idle, 128 of 128 rows leave 4.
 TEST(HopperLowering, FillsTheDeviceWithNarrowerTiles) {
   const gpu::Lowering lowering =

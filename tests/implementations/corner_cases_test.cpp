@@ -28,6 +28,10 @@ constexpr std::string_view kBothPasses[] = {
     "layout=thd batch_size=0 max_seqlen_q=0 max_seqlen_k=0 total_q=3 total_k=2 head_dim=16",
     "layout=thd batch_size=40 max_seqlen_q=9 max_seqlen_k=7 total_q=100 total_k=90 num_heads_q=2 head_dim=32 "
     "mask=causal",
+    // Rows that belong to no sequence, cleared.
+    "layout=thd batch_size=0 max_seqlen_q=0 max_seqlen_k=0 total_q=3 total_k=2 head_dim=16 clear_rest=1",
+    "layout=thd batch_size=2 max_seqlen_q=5 max_seqlen_k=9 total_q=300 total_k=280 num_heads_q=2 num_heads_k=1 "
+    "head_dim=24 clear_rest=1",
     // Rows that see nothing, in blocks and alone.
     "seqlen_q=200 seqlen_k=3 num_heads_q=2 head_dim=32 mask=causal",
     "seqlen_q=200 seqlen_k=3 num_heads_q=2 head_dim=32 mask=causal sink=1",

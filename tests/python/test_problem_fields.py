@@ -16,6 +16,7 @@ ATTENTION_ARRAYS = {
 }  # fmt: skip
 # Fields under another name: (the function that takes it, its argument).
 ATTENTION_ARGUMENTS = {
+    "clear_rest": (tilewise.attention, "out"),  # of results that are allocated here
     "window_left": (tilewise.attention, "window"),
     "window_right": (tilewise.attention, "window"),
     "seed_tensor": (tilewise.attention, "seed"),

@@ -13,6 +13,7 @@
 #include "backends/cpu/widened_forward.hpp"
 #include "core/num_threads.hpp"
 #include "operations/attention/attention.hpp"
+#include "operations/attention/rest.hpp"
 
 namespace tilewise::backends {
 namespace cpu {
@@ -26,10 +27,11 @@ struct IsaTraits {
 
 operations::attention::FeatureSet features_of(const KernelSet& kernels) {
   using enum operations::attention::Feature;
-  operations::attention::FeatureSet set{
-      forward,    backward,    gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,
-      scale_sign, softcap,     bias,      bias_boolean, dbias,     alibi,       sink,          dsink,
-      dropout,    seed_tensor, seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant};
+  operations::attention::FeatureSet set{forward,     backward,     gqa,           head_dim_v,      packed,
+                                        window_left, window_right, top_left,      scale_sign,      softcap,
+                                        bias,        bias_boolean, dbias,         alibi,           sink,
+                                        dsink,       dropout,      seed_tensor,   seqused_q,       seqused_k,
+                                        leftpad_k,   dlse,         deterministic, batch_invariant, clear_rest};
   if (kernels.forward[kElementF32]) set.insert(f32);
   if (kernels.forward[kElementBf16]) set.insert(bf16);
   if (kernels.forward[kElementF16]) set.insert(f16);
@@ -54,13 +56,15 @@ class CpuImplementation final : public operations::attention::Implementation {
       if (lack.instruction_set == to_string(traits_.isa)) return core::Verdict::refuse(lack.reason);
     }
     if (problem.dtype == DType::fp8_e4m3) return judge_fp8(problem, cpu);
-    return core::Verdict::accept(estimate_of(problem, cpu), make_kernel(problem));
+    return core::Verdict::accept(estimate_of(problem, cpu),
+                                 operations::attention::clearing_rest(make_kernel(problem), problem));
   }
 
  private:
   [[nodiscard]] core::Verdict judge_fp8(const Problem& problem, const core::DeviceDescription& cpu) const {
-    return core::Verdict::accept(estimate_of(widened(problem), cpu) + widening_us(problem) / std::max(cpu.threads, 1),
-                                 make_widened_forward_kernel(problem, *traits_.kernels));
+    return core::Verdict::accept(
+        estimate_of(widened(problem), cpu) + widening_us(problem) / std::max(cpu.threads, 1),
+        operations::attention::clearing_rest(make_widened_forward_kernel(problem, *traits_.kernels), problem));
   }
 
   [[nodiscard]] double estimate_of(const Problem& problem, const core::DeviceDescription& cpu) const {

@@ -6,6 +6,7 @@
 
 #include "backends/reference/reference_math.hpp"
 #include "operations/attention/attention.hpp"
+#include "operations/attention/rest.hpp"
 #include "operations/attention/work.hpp"
 
 namespace tilewise::backends {
@@ -38,8 +39,9 @@ class ReferenceImplementation final : public operations::attention::Implementati
   /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.
   [[nodiscard]] core::Verdict judge(const Problem& problem, const core::DeviceDescription&) const override {
     constexpr operations::attention::ScalarCosts kCosts{20.0, 1.0, 0.02, 0.02, 1.0 / 1500.0};
-    return core::Verdict::accept(operations::attention::scalar_us(problem, kCosts),
-                                 std::make_unique<ReferenceKernel>(problem));
+    return core::Verdict::accept(
+        operations::attention::scalar_us(problem, kCosts),
+        operations::attention::clearing_rest(std::make_unique<ReferenceKernel>(problem), problem));
   }
 };
 

@@ -29,10 +29,10 @@ inline bool abandoned_at(std::int64_t index) { return index % 256 == 0 && core::
 /// What the formulas below honour.
 [[nodiscard]] inline operations::attention::FeatureSet features() {
   using enum operations::attention::Feature;
-  return {f32,       bf16,         f16,       f64,         fp8_e4m3,      f16_out,        forward,    backward,
-          gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,       scale_sign, softcap,
-          bias,      bias_boolean, dbias,     alibi,       sink,          dsink,          dropout,    seed_tensor,
-          seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant};
+  return {f32,       bf16,         f16,       f64,         fp8_e4m3,      f16_out,         forward,    backward,
+          gqa,       head_dim_v,   packed,    window_left, window_right,  top_left,        scale_sign, softcap,
+          bias,      bias_boolean, dbias,     alibi,       sink,          dsink,           dropout,    seed_tensor,
+          seqused_q, seqused_k,    leftpad_k, dlse,        deterministic, batch_invariant, clear_rest};
 }
 
 /// Element types of a call, and the factors of its scores.

@@ -162,6 +162,7 @@ struct BwdDbiasConfig : ScoreConfig {
 };
 
 struct BwdDsinkConfig : RowConfig {};
+struct ClearRestConfig : RowConfig {};
 
 /// Whether scores need draws and a bias: what costs most registers.
 constexpr bool is_crowded(const ScoreConfig& config) { return config.dropout && config.bias_type != kBiasNone; }

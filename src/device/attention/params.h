@@ -213,4 +213,18 @@ struct BwdDsinkParams {
   }
 };
 
+/// Results of one pass; those of the other, and what is not wanted, are null.
+struct ClearRestParams {
+  AttentionShape shape;
+  Tensor4 out, dq, dk, dv;
+  LseTensor softmax_lse;
+  int64_t blocks;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("out", p.out), visit("dq", p.dq), visit("dk", p.dk), visit("dv", p.dv);
+    visit("softmax_lse", p.softmax_lse), visit("blocks", p.blocks);
+  }
+};
+
 }  // namespace tilewise::device

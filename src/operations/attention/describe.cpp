@@ -172,6 +172,7 @@ class Describer {
 
   void describe_scalars() {
     for_each_plain_option(options_, p_, [](const auto& option, auto& field) { field = option; });
+    p_.clear_rest &= packed();
     // C's callers may have given any number.
     p_.mask = value_at<Mask>("mask", static_cast<std::int64_t>(options_.mask));
     p_.alignment = value_at<Alignment>("alignment", static_cast<std::int64_t>(options_.alignment));

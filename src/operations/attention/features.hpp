@@ -43,6 +43,7 @@ enum class Feature : std::uint8_t {
   dlse,
   deterministic,
   batch_invariant,
+  clear_rest,
   count_
 };
 
@@ -51,7 +52,8 @@ inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::
     "fp8_e4m3",     "f16_out",   "gqa",        "head_dim_v", "packed",        "window_left",
     "window_right", "top_left",  "scale_sign", "softcap",    "bias",          "bias_boolean",
     "dbias",        "alibi",     "sink",       "dsink",      "dropout",       "seed_tensor",
-    "seqused_q",    "seqused_k", "leftpad_k",  "dlse",       "deterministic", "batch_invariant"};
+    "seqused_q",    "seqused_k", "leftpad_k",  "dlse",       "deterministic", "batch_invariant",
+    "clear_rest"};
 static_assert(!kFeatureNames.back().empty());
 
 using FeatureSet = core::FeatureSetOf<Feature>;
@@ -73,8 +75,8 @@ using FeatureSet = core::FeatureSetOf<Feature>;
                                 total_k, num_heads_q, num_heads_k, head_dim, head_dim_v, mask, alignment, window_left,
                                 window_right, softmax_scale, softcap, dropout_p, seed_tensor, bias, bias_dims,
                                 alibi_slopes, sink, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale,
-                                softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant, unaligned,
-                                bias_unaligned] = p;
+                                softmax_lse, dlse, dq, dk, dv, dbias, dsink, deterministic, batch_invariant, clear_rest,
+                                unaligned, bias_unaligned] = p;
   FeatureSet set{feature_of(dtype)};
   const auto need = [&set](Feature feature, bool needed) {
     if (needed) set.insert(feature);
@@ -105,6 +107,7 @@ using FeatureSet = core::FeatureSetOf<Feature>;
   need(Feature::dlse, dlse);
   need(Feature::deterministic, deterministic);
   need(Feature::batch_invariant, batch_invariant);
+  need(Feature::clear_rest, clear_rest);
   return set;
 }
 

@@ -121,6 +121,7 @@ void for_each_field(AttentionProblem& p, Visit&& visit) {
   visit("dsink", p.dsink, fresh.dsink);
   visit("deterministic", p.deterministic, fresh.deterministic);
   visit("batch_invariant", p.batch_invariant, fresh.batch_invariant);
+  visit("clear_rest", p.clear_rest, fresh.clear_rest);
   visit("unaligned", p.unaligned, fresh.unaligned);
   visit("bias_unaligned", p.bias_unaligned, fresh.bias_unaligned);
 }
@@ -142,7 +143,7 @@ void for_each_option(Options& options, Problem& p, const Tensor& tensor, const P
   [[maybe_unused]] auto& [layout, mask, alignment, window_left, window_right, softmax_scale, softcap, dropout_p, seed,
                           offset, seed_and_offset, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
                           max_seqlen_k, seqused_q, seqused_k, leftpad_k, q_scale, k_scale, v_scale, q_scale_value,
-                          k_scale_value, v_scale_value, deterministic, batch_invariant] = options;
+                          k_scale_value, v_scale_value, deterministic, batch_invariant, clear_rest] = options;
   plain(mask, p.mask);
   plain(alignment, p.alignment);
   plain(window_left, p.window_left);
@@ -151,6 +152,7 @@ void for_each_option(Options& options, Problem& p, const Tensor& tensor, const P
   plain(dropout_p, p.dropout_p);
   plain(deterministic, p.deterministic);
   plain(batch_invariant, p.batch_invariant);
+  plain(clear_rest, p.clear_rest);
   tensor("seed_and_offset", seed_and_offset, read);
   tensor("bias", bias, read);
   tensor("alibi_slopes", alibi_slopes, read);

@@ -61,6 +61,7 @@ AttentionProblem canonical(AttentionProblem p) {
   normalise_kinds(p);
   normalise_bias(p);
   if (p.device == DeviceType::cpu) p.unaligned = p.bias_unaligned = false;
+  p.clear_rest &= p.layout == Layout::thd;
   if (p.operation == Operation::attention_forward) p.deterministic = false;  // the forward pass always is
   return p;
 }

@@ -50,10 +50,11 @@ TEST(Features, EachOptionAddsItsFeatures) {
   EXPECT_EQ(added("dropout_p=0.5 seed_tensor=1"), "dropout, seed_tensor");
   EXPECT_EQ(added("seqused_q=1 seqused_k=1 leftpad_k=1"), "seqused_q, seqused_k, leftpad_k");
   EXPECT_EQ(added("batch_invariant=1"), "batch_invariant");
+  EXPECT_EQ(added("clear_rest=1"), "");     // rows that are not packed have no rest
   EXPECT_EQ(added("deterministic=1"), "");  // the forward pass always is
-  const FeatureSet packed =
-      required_features(parse_problem("attention_forward layout=thd max_seqlen_q=16 num_heads_q=4 head_dim=64"));
-  EXPECT_EQ(to_string(packed.minus(plain)), "packed");
+  const std::string packed = "attention_forward layout=thd max_seqlen_q=16 num_heads_q=4 head_dim=64";
+  EXPECT_EQ(to_string(required_features(parse_problem(packed)).minus(plain)), "packed");
+  EXPECT_EQ(to_string(required_features(parse_problem(packed + " clear_rest=1")).minus(plain)), "packed, clear_rest");
 }
 
 TEST(Features, GradientsAddTheirs) {

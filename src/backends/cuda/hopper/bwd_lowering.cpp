@@ -8,6 +8,7 @@
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/clear_rest.hpp"
 #include "backends/portable/attention/kernels.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
@@ -140,12 +141,14 @@ class BackwardLowerer {
     if (p_.dq) add_dq();
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
+    const bool clears = portable::add_clear_rest(p_, traits_, builder_);
     builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
                                     config_.kConsumers, " warpgroups, ", config_.stages, " stages",
                                     config_.split ? concat(", ", splits_, " splits") : "",
                                     config_.bias_boxes ? ", bias in boxes" : ""));
     gpu::Outcome outcome{builder_.finish(), {}};
-    outcome.lowering.estimated_us = backward_us(p_, config_, splits_, device_);
+    outcome.lowering.estimated_us =
+        backward_us(p_, config_, splits_, device_) + (clears ? portable::kClearRestUs : 0.0);
     return outcome;
   }
 
@@ -299,10 +302,12 @@ device::HopperBwdConfig with_room_for_bias(device::HopperBwdConfig c) {
 
 operations::attention::FeatureSet backward_features() {
   using enum operations::attention::Feature;
-  return {bf16,           f16,         backward,  gqa,       head_dim_v,   packed, window_left, window_right,
-          top_left,       scale_sign,  softcap,   bias,      bias_boolean, dbias,  sink,        alibi,
-          dropout,        seed_tensor, seqused_q, seqused_k, leftpad_k,    dlse,   dsink,       deterministic,
-          batch_invariant};
+  return {bf16,      f16,         backward,     gqa,           head_dim_v,
+          packed,    window_left, window_right, top_left,      scale_sign,
+          softcap,   bias,        bias_boolean, dbias,         sink,
+          alibi,     dropout,     seed_tensor,  seqused_q,     seqused_k,
+          leftpad_k, dlse,        dsink,        deterministic, batch_invariant,
+          clear_rest};
 }
 
 device::HopperBwdConfig bwd_config(const Problem& p) {

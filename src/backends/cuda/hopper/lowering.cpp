@@ -6,6 +6,7 @@
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/clear_rest.hpp"
 #include "backends/portable/traits.hpp"
 #include "operations/attention/rules.hpp"
 
@@ -53,7 +54,7 @@ operations::attention::FeatureSet attention_features() {
   return {bf16,        f16,          fp8_e4m3,    f16_out,   forward,    gqa,       head_dim_v,    packed,
           window_left, window_right, top_left,    softcap,   scale_sign, bias,      bias_boolean,  alibi,
           sink,        dropout,      seed_tensor, seqused_q, seqused_k,  leftpad_k, deterministic, batch_invariant,
-          backward,    dlse,         dsink,       dbias};
+          backward,    dlse,         dsink,       dbias,     clear_rest};
 }
 
 Outcome lower(const Problem& p, const core::DeviceDescription& device) {
@@ -64,8 +65,10 @@ Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   std::string refusal = add_forward(p, schedule, device, bind, map_binds<Calls>(schedule.config.pack_gqa), builder);
   if (!refusal.empty()) return {{}, std::move(refusal)};
   if (schedule.config.split) add_parts_combine(p, schedule.splits, builder);
+  const bool clears = portable::add_clear_rest(p, portable::traits_of(device, gpu::Family::sm80), builder);
   Outcome outcome{builder.finish(), {}};
-  outcome.lowering.estimated_us = Estimator(p, device).forward_us(schedule.config, schedule.splits);
+  outcome.lowering.estimated_us =
+      Estimator(p, device).forward_us(schedule.config, schedule.splits) + (clears ? portable::kClearRestUs : 0.0);
   return outcome;
 }
 

@@ -88,4 +88,16 @@ void bind(const device::AttentionParams& call, device::BwdDsinkParams& params) {
   params.dsink = call.dsink;
 }
 
+void bind(const device::AttentionParams& call, device::ClearRestParams& params) {
+  params.shape = call;
+  if (call.dout.data != nullptr) {  // out and softmax_lse are what the backward pass is given
+    params.dq = call.dq;
+    params.dk = call.dk;
+    params.dv = call.dv;
+    return;
+  }
+  params.out = call.out;
+  params.softmax_lse = call.softmax_lse;
+}
+
 }  // namespace tilewise::backends::portable

@@ -15,5 +15,6 @@ void bind(const device::AttentionParams& call, device::BwdConvertDqParams& param
 void bind(const device::AttentionParams& call, device::BwdConvertDkdvParams& params);
 void bind(const device::AttentionParams& call, device::BwdDbiasParams& params);
 void bind(const device::AttentionParams& call, device::BwdDsinkParams& params);
+void bind(const device::AttentionParams& call, device::ClearRestParams& params);
 
 }  // namespace tilewise::backends::portable

@@ -91,6 +91,12 @@ struct BwdDsink : AttentionKernel<device::BwdDsinkConfig, device::BwdDsinkParams
   static std::uint32_t shared_bytes(const Config& config, Family family);
 };
 
+struct ClearRest : AttentionKernel<device::ClearRestConfig, device::ClearRestParams> {
+  static constexpr std::string_view kName = "clear_rest", kHeader = "device/attention/clear_rest.h",
+                                    kKernel = "ClearRest", kConfig = "ClearRestConfig", kParams = "ClearRestParams";
+  static std::uint32_t shared_bytes(const Config& config, Family family);
+};
+
 /// Calls visit.template operator()<Traits>() for each of them.
 template <typename Visit>
 void for_each_kernel(Visit&& visit) {
@@ -104,6 +110,7 @@ void for_each_kernel(Visit&& visit) {
   visit.template operator()<BwdConvertDkdv>();
   visit.template operator()<BwdDbias>();
   visit.template operator()<BwdDsink>();
+  visit.template operator()<ClearRest>();
 }
 
 }  // namespace tilewise::backends::portable

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/portable/attention/bind.hpp"
+#include "backends/portable/attention/clear_rest.hpp"
 #include "backends/portable/attention/estimate.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "backends/portable/attention/splits.hpp"
@@ -30,6 +31,7 @@ class Lowerer {
     } else {
       lower_backward();
     }
+    if (add_clear_rest(p_, traits_, builder_)) estimated_us_ += kClearRestUs;
     Outcome outcome{builder_.finish(), refusal_};
     outcome.lowering.estimated_us = std::max(estimated_us_, Estimator::kLaunchUs);  // of no launch, a moment too
     return outcome;

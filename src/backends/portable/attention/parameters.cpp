@@ -119,4 +119,14 @@ void for_each_pointer(const device::BwdDsinkParams& p, const RegionVisitor& visi
   table.delta(p.delta, Access::read);
 }
 
+void for_each_pointer(const device::ClearRestParams& p, const RegionVisitor& visit) {
+  const PointerTable table(p, visit);
+  table.lengths();
+  table.outs(p.out, "out", Access::write);
+  table.queries(p.dq, "dq", Access::write);
+  table.keys(p.dk, "dk", Access::write);
+  table.values(p.dv, "dv", Access::write);
+  table.lse(p.softmax_lse, "softmax_lse", Access::write);
+}
+
 }  // namespace tilewise::backends::portable

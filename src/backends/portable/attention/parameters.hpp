@@ -19,5 +19,6 @@ void for_each_pointer(const device::BwdConvertDqParams& p, const RegionVisitor& 
 void for_each_pointer(const device::BwdConvertDkdvParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdDbiasParams& p, const RegionVisitor& visit);
 void for_each_pointer(const device::BwdDsinkParams& p, const RegionVisitor& visit);
+void for_each_pointer(const device::ClearRestParams& p, const RegionVisitor& visit);
 
 }  // namespace tilewise::backends::portable

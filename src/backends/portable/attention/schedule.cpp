@@ -214,12 +214,20 @@ device::ForwardConfig shaped_forward(const Problem& p, const DeviceTraits& trait
 
 operations::attention::FeatureSet attention_features() {
   using enum operations::attention::Feature;
-  return {bf16,           f16,       forward,     backward,     gqa,
-          head_dim_v,     packed,    window_left, window_right, top_left,
-          scale_sign,     softcap,   bias,        bias_boolean, dbias,
-          alibi,          sink,      dsink,       dropout,      seed_tensor,
-          seqused_q,      seqused_k, leftpad_k,   dlse,         deterministic,
-          batch_invariant};
+  return {bf16,          f16,
+          forward,       backward,
+          gqa,           head_dim_v,
+          packed,        window_left,
+          window_right,  top_left,
+          scale_sign,    softcap,
+          bias,          bias_boolean,
+          dbias,         alibi,
+          sink,          dsink,
+          dropout,       seed_tensor,
+          seqused_q,     seqused_k,
+          leftpad_k,     dlse,
+          deterministic, batch_invariant,
+          clear_rest};
 }
 
 void set_score_options(ScoreConfig& c, const Problem& p) {

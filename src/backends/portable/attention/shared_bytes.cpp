@@ -86,4 +86,6 @@ std::uint32_t BwdDsink::shared_bytes(const Config& c, Family family) {
   return size(kFloat * c.waves) * gpu::lanes(family);
 }
 
+std::uint32_t ClearRest::shared_bytes(const Config&, Family) { return 0; }
+
 }  // namespace tilewise::backends::portable

@@ -20,7 +20,7 @@ HostTensorMap run_map(const void* address, std::int32_t bytes) {
   map.address = static_cast<std::byte*>(const_cast<void*>(address));
   map.rank = 1;
   map.element_bytes = sizeof(float);
-  map.dims[0] = map.box[0] = static_cast<std::uint32_t>(bytes) / sizeof(float);
+  map.dims[0] = map.box[0] = static_cast<std::uint32_t>(bytes) / std::uint32_t{sizeof(float)};
   return map;
 }
 

@@ -273,7 +273,8 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     // A weight, or its product with softcap's slope, that is rounded among subnormals before it becomes a factor of ds
     // is off by r_tiny_.
     const double tiny = r_tiny_ * (1.0 + std::abs(dp - delta + dlse));
-    const double error = std::abs(scale) * (w.slope * ds_error + std::abs(ds) * w.slope_error + tiny);
+    // Both errors at once, too: where tanh is at its end the slope is nothing but its error.
+    const double error = std::abs(scale) * ((w.slope + w.slope_error) * ds_error + std::abs(ds) * w.slope_error + tiny);
     dq.add(i, error, scale * w.slope * ds, k[j]);
     dk.add(j, error, scale * w.slope * ds, q);
   }

@@ -254,5 +254,13 @@ TEST(HopperBwdPaths, ASteepSoftcap) {
         640062}});
 }
 
+/// One key, so that dS is an error alone, beside a tanh at its end, whose slope is an error alone, too.
+TEST(HopperBwdPaths, ASoftcapAtItsEnd) {
+  check_seeds(
+      {{"attention_backward dtype=bf16 layout=sbhd batch_size=2 seqlen_q=160 seqlen_k=3 num_heads_q=4 "
+        "num_heads_k=2 head_dim=16 softmax_scale=-0.25 softcap=0.5 bias=f32[1,h,1,1] seqused_k=1 dk=0 dbias=1",
+        204}});
+}
+
 }  // namespace
 }  // namespace tilewise::test

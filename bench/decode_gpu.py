@@ -36,12 +36,15 @@ NUM_HEADS_Q, NUM_HEADS_K, HEAD_DIM = 32, 8, 128
 STEPS = "1x4096,1x16384,64x8192,1x131072+63x1024"
 SECONDS = 0.1  # of one row
 LARGEST = 448.0  # of fp8 e4m3
-HEADER = ("keys", "cache", "pages", "queries", "num_splits", "us", "GB/s", "relative error")
+HEADER = ("keys", "capacity", "cache", "pages", "queries", "num_splits", "us", "GB/s", "relative error")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One query of each sequence on as many keys as `lengths` has. num_splits 0: the schedule's own."""
+    """One query of each sequence on as many keys as `lengths` has, in a cache with room for `capacity` of each.
+
+    num_splits 0: the schedule's own.
+    """
 
     name: str
     lengths: tuple[int, ...]
@@ -49,6 +52,11 @@ class Step:
     page_size: int
     dtype: str
     num_splits: int = 0
+    capacity: int = 0
+
+    def places(self) -> int:
+        """Of a sequence, which is all that a schedule knows of its length; at least those of the longest."""
+        return max(self.capacity, *self.lengths)
 
     def traffic_bytes(self) -> int:
         """What must move at least: each key and value once, with its scales, and q and out."""
@@ -86,6 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--page-sizes", type=list_of(integer(0)), default="0,16,64", help="0: contiguous")
     parser.add_argument("--dtypes", type=list_of(one_of(("bf16", "f16"))), default="bf16", help="of queries")
     parser.add_argument("--num-splits", type=list_of(integer(0)), default="0", help="0: the schedule's own")
+    parser.add_argument("--capacities", type=list_of(integer(0)), default="0", help="of each sequence; 0: the longest")
     parser.add_argument("--implementation", metavar="NAME", help="default: the cheapest that accepts")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there, too")
     parser.add_argument("--device", type=one_of(DEVICES), default="cuda", help='"cpu" only tries the benchmark itself')
@@ -99,13 +108,16 @@ def make_cache(step: Step, device: str, seed: int) -> tuple[dict[str, Any], Opti
     import torch
 
     draw = normal_values(seed, device)
-    longest, batch = max(step.lengths), len(step.lengths)
-    places, block_table = (batch, longest), None
+    batch = len(step.lengths)
+    places, block_table = (batch, step.places()), None
     if step.page_size:
         pages = [-(-keys // step.page_size) for keys in step.lengths]
         places = (sum(pages), step.page_size)
         order = torch.randperm(places[0], generator=torch.Generator().manual_seed(seed)).int().split(pages)
-        block_table = torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True).to(device)
+        block_table = torch.zeros(batch, -(-step.places() // step.page_size), dtype=torch.int32)
+        for row, own in zip(block_table, order):
+            row[: len(own)] = own
+        block_table = block_table.to(device)
     tensors: dict[str, Any] = {}
     for name in "kv":
         values = draw((*places, NUM_HEADS_K, HEAD_DIM))
@@ -167,6 +179,7 @@ def measured(step: Step, device: str, implementation: Optional[str]) -> dict[str
     seconds = timing.median / (1 if device == "cpu" else len(calls))
     return {
         "keys": step.name,
+        "capacity": str(step.places()),
         "cache": step.cache,
         "pages": str(step.page_size or "contiguous"),
         "queries": step.dtype,
@@ -179,10 +192,11 @@ def measured(step: Step, device: str, implementation: Optional[str]) -> dict[str
 
 def steps_of(options: argparse.Namespace) -> list[Step]:
     return [
-        Step(name, all_lengths, cache, page_size, dtype, num_splits)
+        Step(name, all_lengths, cache, page_size, dtype, num_splits, capacity)
         for name, all_lengths in options.steps
         for cache in options.caches
         for page_size in options.page_sizes
+        for capacity in options.capacities
         # A contiguous cache has room for the longest in every row.
         if page_size or len(set(all_lengths)) == 1
         for dtype in options.dtypes

@@ -33,11 +33,6 @@ struct Options {
   int multiprocessors = 0;
 };
 
-/// A problem as it was given, and where.
-struct ProblemText {
-  std::string text, place;
-};
-
 /// A row of the dispatch table that compiles ahead of time.
 struct Row {
   const core::Implementation* implementation;
@@ -60,20 +55,8 @@ Row find_row(const AnyProblem& problem, const gpu::Architecture& architecture, c
                          core::quoted(name), ")");
 }
 
-std::vector<ProblemText> given_problems(const Options& options) {
-  std::vector<ProblemText> texts;
-  for (std::string& text : join_problems(options.words)) texts.push_back({std::move(text), {}});
-  if (!options.problems_file.empty()) {
-    std::ifstream file(options.problems_file);
-    if (!file) core::invalid_argument("--problems: ", options.problems_file, " can't be read");
-    int number = 0;
-    for (std::string line; std::getline(file, line);) {
-      ++number;
-      line.erase(std::min(line.find('#'), line.size()));
-      if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-      texts.push_back({line, core::concat(options.problems_file, ":", number, ": ")});
-    }
-  }
+std::vector<ProblemText> problems_of(const Options& options) {
+  std::vector<ProblemText> texts = given_problems(options.words, options.problems_file);
   if (texts.empty()) core::invalid_argument("PROBLEM: must be given with --problem or --problems (got none)");
   return texts;
 }
@@ -119,7 +102,7 @@ struct Lowered {
 Lowered lower_problems(const Options& options, const gpu::Architecture& architecture,
                        const core::DeviceDescription& device) {
   Lowered lowered;
-  for (const ProblemText& given : given_problems(options)) {
+  for (const ProblemText& given : problems_of(options)) {
     try {
       const AnyProblem problem = read_problem(given.text, architecture);
       const Row row = find_row(problem, architecture, options.implementation);

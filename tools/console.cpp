@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <ostream>
 #include <sstream>
+#include <utility>
 
+#include "core/message.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::tools {
@@ -90,6 +93,22 @@ std::vector<std::string> join_problems(const std::vector<std::string>& words) {
     }
   }
   return problems;
+}
+
+std::vector<ProblemText> given_problems(const std::vector<std::string>& words, const std::string& file_name) {
+  std::vector<ProblemText> texts;
+  for (std::string& text : join_problems(words)) texts.push_back({std::move(text), {}});
+  if (file_name.empty()) return texts;
+  std::ifstream file(file_name);
+  if (!file) core::invalid_argument("--problems: ", file_name, " can't be read");
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    line.erase(std::min(line.find('#'), line.size()));
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    texts.push_back({line, core::concat(file_name, ":", number, ": ")});
+  }
+  return texts;
 }
 
 std::string single_problem(const std::vector<std::string>& words) {

@@ -54,7 +54,16 @@ class Progress {
 /// Splits words into problem texts: a word without '=' (an operation) begins a new one, so that
 /// quoting a problem on the command line is optional.
 [[nodiscard]] std::vector<std::string> join_problems(const std::vector<std::string>& words);
-/// As above where exactly one problem is meant. Throws Error otherwise.
+
+/// A problem as it was given, and where: "FILE:LINE: ", or nothing.
+struct ProblemText {
+  std::string text, place;
+};
+/// The problems of an option, and those of a file of one a line in which # begins a comment (none: ""). Throws Error
+/// where the file can't be read.
+[[nodiscard]] std::vector<ProblemText> given_problems(const std::vector<std::string>& words, const std::string& file);
+
+/// As join_problems() where exactly one problem is meant. Throws Error otherwise.
 [[nodiscard]] std::string single_problem(const std::vector<std::string>& words);
 
 }  // namespace tilewise::tools

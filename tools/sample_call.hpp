@@ -41,6 +41,7 @@ class SampleCall {
   TensorView add(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name) {
     return add(dtype, std::span(shape.begin(), shape.size()), name);
   }
+  void fill(const TensorView& view);
   TensorView add_random(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name);
   /// dtype none: the problem's.
   TensorView add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random, std::string_view name,

@@ -1,6 +1,7 @@
 // `tilewise tune`: times the schedules that a problem can have on the GPU that is here, and keeps the quickest one's
 // name beside the compiled kernels, where later plans of that problem find it.
 #include <algorithm>
+#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,8 @@
 #include "core/device.hpp"
 #include "core/message.hpp"
 #include "core/plan.hpp"
+#include "gpu/compile_ahead.hpp"
+#include "gpu/lowered_kernel.hpp"
 #include "gpu/tunable.hpp"
 #include "jit/tuned_schedules.hpp"
 #include "option_checks.hpp"
@@ -34,6 +37,7 @@ constexpr double kWorthwhileGain = 0.02;
 
 struct Options {
   std::vector<std::string> problem_words;
+  std::string problems_file, csv_file;
   double seconds = 0.1;
   bool dry_run = false, json = false;
 };
@@ -61,6 +65,13 @@ class WithSchedule final : public core::Implementation {
   std::shared_ptr<const core::TunedSchedules> tuned_;
 };
 
+/// With the digits that percents need.
+std::string format_ratio(double ratio) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f", ratio);
+  return text;
+}
+
 /// A schedule, and what came of it: a time, or why there is none.
 struct Trial {
   std::string schedule;
@@ -79,6 +90,10 @@ struct Tuning {
   [[nodiscard]] bool is_worthwhile() const {
     return quickest > 0 && (trials[0].samples.empty() ||
                             trials[quickest].median_seconds() < (1.0 - kWorthwhileGain) * trials[0].median_seconds());
+  }
+  /// Of the quickest schedule's time; 0 where the untuned one has none.
+  [[nodiscard]] double untuned_ratio() const {
+    return trials[0].samples.empty() ? 0.0 : trials[0].median_seconds() / trials[quickest].median_seconds();
   }
 };
 
@@ -114,16 +129,49 @@ void time_trials(std::vector<Trial>& trials, const SampleCall& call, Device devi
   }
 }
 
-Tuning tune(const std::string& text, const Options& options) {
-  const AnyProblem asked = parse_problem(text);
-  const DeviceType type = asked.device();
-  if (type == DeviceType::cpu || asked.get_if<Problem>() == nullptr ||
-      asked.get<Problem>().operation != Operation::attention_forward) {
+AnyProblem read_problem(const std::string& text) {
+  AnyProblem problem = parse_problem(text);
+  if (problem.device() == DeviceType::cpu || problem.get_if<Problem>() == nullptr ||
+      problem.get<Problem>().operation != Operation::attention_forward) {
     core::invalid_argument("PROBLEM: must be attention_forward on a GPU (got ", text, ")");
   }
-  core::DeviceDescription untuned = core::describe_device(type);
-  if (!untuned.refusal.empty()) throw Error(ErrorCode::runtime, untuned.refusal);
-  untuned.tuned = nullptr;
+  return problem;
+}
+
+core::DeviceDescription untuned_device(DeviceType type) {
+  core::DeviceDescription device = core::describe_device(type);
+  if (!device.refusal.empty()) throw Error(ErrorCode::runtime, device.refusal);
+  device.tuned = nullptr;
+  return device;
+}
+
+/// Kernels of all schedules, by as many processors as there are: plans find them then. Those that do not compile say
+/// so when they are planned.
+void compile_schedules(std::span<const AnyProblem> problems) {
+  std::vector<gpu::KernelBuild> builds;
+  for (const AnyProblem& problem : problems) {
+    const core::DeviceDescription device = untuned_device(problem.device());
+    for (const core::Implementation* row : core::implementation_table()) {
+      const auto* tunable = dynamic_cast<const gpu::Tunable*>(row);
+      if (tunable == nullptr || &row->operation() != &problem.operation() || row->device() != problem.device())
+        continue;
+      if (!row->judge_problem(problem, device).accepted()) continue;
+      for (std::string& name : tunable->schedule_names(problem, device)) {
+        const WithSchedule chosen(*row, tunable->tuning_text(problem), std::move(name));
+        const core::Verdict verdict = chosen.judge_problem(problem, device);
+        if (!verdict.accepted()) continue;
+        const auto& lowering = dynamic_cast<const gpu::LoweredKernel&>(*verdict.kernel).lowering();
+        gpu::add_builds(lowering.launches(), jit::parse_target(device.architecture), builds);
+      }
+    }
+  }
+  Progress progress(static_cast<std::int64_t>(builds.size()));
+  gpu::compile_ahead(builds, [&](std::size_t done) { progress.update(static_cast<std::int64_t>(done), "compiled"); });
+}
+
+Tuning tune(const AnyProblem& asked, const Options& options) {
+  const DeviceType type = asked.device();
+  const core::DeviceDescription untuned = untuned_device(type);
   const Device device{type, core::planning_device(type)};
   SampleCall call(asked.get<Problem>());
   call.move_to(device);
@@ -192,14 +240,66 @@ void print(const Tuning& tuning) {
             << '\n';
 }
 
+/// What one problem's untuned and quickest schedules take.
+struct Summary {
+  std::string problem, implementation, untuned, quickest;
+  double untuned_us = 0.0, quickest_us = 0.0, ratio = 0.0;
+};
+
+Summary summary_of(const Tuning& tuning) {
+  const Trial &untuned = tuning.trials[0], &quickest = tuning.trials[tuning.quickest];
+  const auto us = [](const Trial& trial) { return trial.samples.empty() ? 0.0 : 1e6 * trial.median_seconds(); };
+  return {tuning.problem, tuning.implementation, untuned.schedule,      quickest.schedule,
+          us(untuned),    us(quickest),          tuning.untuned_ratio()};
+}
+
+void write_csv(const std::string& path, std::span<const Summary> rows) {
+  std::ofstream file(path);
+  file << "problem,implementation,untuned,untuned_us,quickest,quickest_us,ratio\n";
+  for (const Summary& row : rows) {
+    file << row.problem << ',' << row.implementation << ',' << row.untuned << ',' << format_number(row.untuned_us)
+         << ',' << row.quickest << ',' << format_number(row.quickest_us) << ',' << format_ratio(row.ratio) << '\n';
+  }
+  file.close();
+  if (!file) throw Error(ErrorCode::runtime, core::concat("--csv: ", path, " could not be written"));
+}
+
+void print(std::span<const Summary> rows) {
+  Table table({"problem", "untuned", ">us", "quickest", ">us", ">ratio"});
+  for (const Summary& row : rows) {
+    table.add_row({row.problem, row.untuned, format_number(row.untuned_us), row.quickest,
+                   format_number(row.quickest_us), format_ratio(row.ratio)});
+  }
+  std::cout << '\n';
+  table.print(std::cout);
+}
+
 void run_tune(const Options& options) {
+  const std::vector<ProblemText> texts = given_problems(options.problem_words, options.problems_file);
+  if (texts.empty()) core::invalid_argument("PROBLEM: must be given, or a file of them with --problems (got none)");
+  const auto at_its_place = [](const ProblemText& text, const auto& run) {
+    try {
+      return run();
+    } catch (const Error& error) {
+      throw Error(error.code(), text.place + error.what());
+    }
+  };
+  std::vector<AnyProblem> problems;
+  for (const ProblemText& text : texts) {
+    problems.push_back(at_its_place(text, [&] { return read_problem(text.text); }));
+  }
+  compile_schedules(problems);
   Json report = Json::array();
-  for (const std::string& text : join_problems(options.problem_words)) {
-    const Tuning tuning = tune(text, options);
+  std::vector<Summary> rows;
+  for (std::size_t i = 0; i < problems.size(); ++i) {
+    const Tuning tuning = at_its_place(texts[i], [&] { return tune(problems[i], options); });
     if (!options.dry_run) keep(tuning);
     options.json ? report.push_back(to_json(tuning)) : print(tuning);
+    rows.push_back(summary_of(tuning));
   }
   if (options.json) std::cout << report.dump(2) << '\n';
+  if (!options.json && rows.size() > 1) print(rows);
+  if (!options.csv_file.empty()) write_csv(options.csv_file, rows);
 }
 
 }  // namespace
@@ -209,8 +309,11 @@ void add_tune(CLI::App& program) {
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->problem_words, "attention_forward problems on a GPU, each as one line of text")
-      ->required()
       ->type_name("PROBLEM ...");
+  command.add_option("--problems", options->problems_file, "a file with a problem a line; # begins a comment")
+      ->type_name("FILE");
+  with_check(command.add_option("--csv", options->csv_file, "write a line for each problem there, too"),
+             path_to_write("FILE"));
   with_check(command.add_option("--seconds", options->seconds, "to time each schedule for"), number_between(1e-3))
       ->capture_default_str();
   command.add_flag("--dry-run", options->dry_run, "keep nothing");
@@ -218,7 +321,8 @@ void add_tune(CLI::App& program) {
   command.footer(
       "The quickest schedule is kept in the cache folder, for GPUs of the same architecture and size, if it gains 2%;\n"
       "programs that start later plan with it. `tilewise cache clear` forgets all of them. Calls shorter than their\n"
-      "launch can't be told apart.");
+      "launch can't be told apart. Several problems are summed up in a table: what the untuned schedule takes of the\n"
+      "quickest one's time.");
   command.callback([options] { run_tune(*options); });
 }
 

@@ -71,6 +71,8 @@ def test_help_of_each_subcommand(tilewise, name):
         (["verify", "--without", "forward,backward"], ["forward"]),
         (["bench", "paint"], ["paint"]),
         (["tune", "paint"], ["paint"]),
+        (["tune"], ["PROBLEM: must be given, or a file of them with --problems (got none)"]),
+        (["tune", "--problems", "nothing.txt"], ["--problems: nothing.txt can't be read"]),
         (["tune", PROBLEM], ["PROBLEM: must be attention_forward on a GPU"]),
         (["tune", PROBLEM.replace("forward", "backward device=cuda")], ["PROBLEM: must be attention_forward on a GPU"]),
         (["tune", PROBLEM, "--seconds", "0"], ["--seconds", "0"]),

@@ -243,6 +243,34 @@ def test_captured_with_other_lengths_tables_and_keys():
     _assert_alike((results, expected))
 
 
+@pytest.mark.parametrize("batch", [2, 9, 100])
+def test_captured_with_lengths_that_differ(batch):
+    """In a large capacity parts of the keys are dealt out by lengths that the device alone reads."""
+    generator = torch.Generator().manual_seed(batch)
+    long, page_size, capacity = 9000, 16, 16384
+    pages = batch * 4 + -(-long // page_size)
+    q = torch.randn(batch, 1, HEADS, DIM, generator=generator).bfloat16()
+    k, v = torch.randn(2, pages, page_size, HEADS_K, DIM, generator=generator).bfloat16()
+    table = torch.randint(0, pages, (batch, capacity // page_size), generator=generator, dtype=torch.int32)
+    first = torch.randint(0, 64, (batch,), generator=generator, dtype=torch.int32)
+    first[0] = long
+    cpu = {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "cache_seqlens": first, "return_lse": True}
+    gpu = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in cpu.items()}
+    plain = tilewise.kv_cache_attention(**gpu)
+    _assert_alike((plain, tilewise.kv_cache_attention(**cpu, implementation=CPU)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = tilewise.kv_cache_attention(**gpu)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(results[0], plain[0]) and torch.equal(results[1], plain[1])
+    for lengths in (first.flip(0), torch.full_like(first, 300), torch.zeros_like(first)):
+        gpu["cache_seqlens"].copy_(lengths)
+        graph.replay()
+        torch.cuda.synchronize()
+        _assert_alike((results, tilewise.kv_cache_attention(**(cpu | {"cache_seqlens": lengths}), implementation=CPU)))
+
+
 def test_slots_in_a_graph():
     step = Step(16)
     caches = [step.gpu[name] for name in ("k_cache", "v_cache", "k", "v")]

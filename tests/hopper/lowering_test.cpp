@@ -350,6 +350,21 @@ TEST(HopperLowering, EstimatesPackedStepsByTheirTiles) {
   EXPECT_FALSE(faster("batch_size=64 max_seqlen_q=1 total_q=64 num_pages=3056 max_pages_per_seq=2048"));
 }
 
+/// However much a cache has room for, and however many sequences it has.
+TEST(HopperLowering, EstimatesLeaveDecodingToPortableKernels) {
+  for (const int batch_size : {1, 2, 16, 64, 256}) {
+    for (const int capacity : {4096, 16384, 131072}) {
+      const KvCacheProblem problem = parse_problem(
+          concat("kv_cache_attention device=cuda dtype=bf16 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 "
+                 "cache_seqlens=1 mask=causal batch_size=",
+                 batch_size, " capacity=", capacity));
+      EXPECT_GT(lower(problem, h200()).lowering.estimated_us,
+                portable::lower(problem, h200(), gpu::Family::sm80).lowering.estimated_us)
+          << batch_size << " of " << capacity;
+    }
+  }
+}
+
 /// Of 128 keys a box has what lies in one page; the swizzle wants 8 rows.
 TEST(HopperLowering, BringsPagesByBoxes) {
   const auto box_of = [](int page_size) {

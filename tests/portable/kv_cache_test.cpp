@@ -76,6 +76,39 @@ TEST(KvCacheLowering, OnlyTheCostModelAndTheCallerSplitKeys) {
   EXPECT_EQ(names_of(cache_lowered("sm_90a", core::concat(kDecode, " batch_invariant=1"))), "kv_cache_forward ");
 }
 
+/// One sequence's parts are as many in a large cache as in one of usual size: its length may be that of either.
+TEST(KvCacheLowering, CapacitySaysLittleOfLengths) {
+  const auto splits = [](std::string_view cache) {
+    const gpu::Lowering lowering = cache_lowered(
+        "sm_90a",
+        core::concat("kv_cache_attention dtype=bf16 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 ", cache));
+    return lowering.schedule.substr(lowering.schedule.rfind(", "));
+  };
+  EXPECT_EQ(splits("cache_seqlens=1 capacity=131072"), splits("cache_seqlens=1 capacity=16384"));
+  EXPECT_NE(splits("capacity=131072"), splits("capacity=4096")) << "all lengths are that of the cache";
+}
+
+/// Blocks of a deal are as many as what is computed at once asks for, and one more for each sequence, however large the
+/// cache; sums in the workspace are as many.
+TEST(KvCacheLowering, DealsKeysOfSequencesThatDiffer) {
+  for (const std::string_view architecture : kMachines) {
+    const auto lowered = [&](int batch_size, int pages) {
+      return cache_lowered(architecture,
+                           core::concat("kv_cache_attention dtype=bf16 seqlen_q=1 num_heads_q=32 num_heads_k=8 "
+                                        "head_dim=128 page_size=16 num_pages=4096 cache_seqlens=1 batch_size=",
+                                        batch_size, " max_pages_per_seq=", pages));
+    };
+    const gpu::Lowering few = lowered(2, 1024), large = lowered(2, 8192), many = lowered(202, 1024);
+    EXPECT_EQ(names_of(few), "kv_cache_forward kv_cache_combine ") << architecture;
+    const auto blocks = [](const gpu::Lowering& lowering) { return lowering.launches().front()->grid.count(); };
+    EXPECT_EQ(blocks(few), blocks(large)) << architecture;
+    EXPECT_EQ(blocks(many), blocks(few) + 200 * 8) << architecture;
+    EXPECT_EQ(few.workspace_bytes, large.workspace_bytes) << architecture;
+    EXPECT_LT(many.workspace_bytes, std::size_t{32} << 20) << architecture;
+    EXPECT_TRUE(gpu::config_of<KvCacheForward>(few.launches().front()->key).deals_keys) << architecture;
+  }
+}
+
 /// What comes first is launched after all before it; kernels after it wait themselves, where the GPU lets them begin.
 TEST(KvCacheLowering, StepsOverlapFromSm90On) {
   for (const std::string_view architecture : {"sm_80", "sm_90a", "sm_120", "gfx942"}) {

@@ -80,11 +80,11 @@ inline constexpr std::string_view kKvCacheProblems[] = {
     "head_dim=128 page_size=16 num_pages=32768 max_pages_per_seq=512 append=1 seqlen_k_new=64 cache_seqlens=1 "
     "rotary=f32 rotary_dim=64 mask=causal",
     "kv_cache_attention dtype=bf16 cache_dtype=fp8_e4m3 scales=head batch_size=64 seqlen_q=1 num_heads_q=32 "
-    "num_heads_k=8 head_dim=128 page_size=64 num_pages=8192 max_pages_per_seq=128 cache_seqlens=1",
+    "num_heads_k=8 head_dim=128 page_size=64 num_pages=8192 max_pages_per_seq=256 cache_seqlens=1",
     "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=16 num_heads_k=1 head_dim=576 "
     "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=128 cache_seqlens=1"};
 inline constexpr std::string_view kSweptKvCacheOptions[] = {
-    "capacity=8192", "page_size=16 num_pages=4096 max_pages_per_seq=512",
+    "capacity=16384", "page_size=16 num_pages=4096 max_pages_per_seq=1024",
     "page_size=1 num_pages=4096 max_pages_per_seq=4096",
     "page_size=16 num_pages=4096 max_pages_per_seq=512 cache_dtype=fp8_e4m3 scales=head",
     "page_size=16 num_pages=4096 max_pages_per_seq=512 cache_dtype=fp8_e4m3 scales=token softcap=30 alibi_slopes=[h] "

@@ -16,6 +16,7 @@ template <TileOps Ops, auto C, class Call = AttentionCall>
 class Combine {
   using Machine = typename Ops::Machine;
   static constexpr int kLaneCols = 4, kCols = kLaneCols * Machine::kLanes;  // of a pass
+  static constexpr bool kDeals = Call::template deals<C>();
 
  public:
   using Params = typename Call::Combine;
@@ -26,10 +27,11 @@ class Combine {
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
     const AttentionShape& shape = p.shape;
-    const auto num_splits = static_cast<int32_t>(p.num_splits);
     const GridPlace place = grid_place<Machine>(p.grid);
     const Sequence s = Call::template sequence_at<C>(p, place.batch);
-    const Team team(num_splits);
+    const Splits splits = splits_of(p, place.batch);
+    if (kDeals && splits.count == 1) return;  // stands in out as it is
+    const Team team(splits.count);
     // A team has as many columns of a row as its lanes can add up at once: rows of more are several teams'. Lanes
     // without a row of their own do the last one's, and store nothing: barriers need them all.
     const auto head_dim_v = static_cast<int32_t>(shape.head_dim_v);
@@ -37,14 +39,14 @@ class Combine {
     const int64_t own_row = own / teams_a_row, i = minimum<int64_t>(own_row, s.all_q - 1);
     if (s.all_q == 0) return;
     const int32_t first_col = own % teams_a_row * kCols, cols = minimum(kCols, head_dim_v - first_col);
-    const int64_t rows = shape.batch_size * shape.num_heads_q * shape.seqlen_q;
-    const int64_t row = dense_row(shape, place.batch, i, place.head);
+    const int64_t rows = splits.stride;
+    const int64_t row = dense_row(shape, splits.first, i, place.head);
     const bool used = i < s.seqlen_q;
 
     // What was read until here stood in memory before the plan.
-    wait_for_step_before<Machine>();
+    if constexpr (!kDeals) wait_for_step_before<Machine>();
     float* const weights = shared.weights[team.first_wave];
-    const Totals totals = weigh(p, rows, row, place.head, used, weights, team.wave == 0);
+    const Totals totals = weigh(p, splits.count, rows, row, place.head, used, weights, team.wave == 0);
     Machine::barrier();
     auto* out = mutable_elements_of<C.out_type>(p.out) + query_offset(p.out, s, place.batch, i, place.head);
     const float inverse = totals.seen ? 1.0f / totals.sum : 0.0f;
@@ -69,13 +71,29 @@ class Combine {
   }
 
  private:
-  /// The waves that share a row's columns: all of a block where splits are many, else one.
+  /// A sequence's parts: in the workspace `first` is the entry of its first one, from which the others are `stride`
+  /// rows apart.
+  struct Splits {
+    int32_t count;
+    int64_t first, stride;
+  };
+  TILEWISE_INLINE static Splits splits_of(const Params& p, int32_t batch) {
+    const int64_t of_entry = p.shape.num_heads_q * p.shape.seqlen_q;
+    if constexpr (kDeals) {
+      const KeyPart parts = Call::template parts_of<Machine, C>(p, batch);
+      return {parts.count, parts.place, of_entry};
+    } else {
+      return {static_cast<int32_t>(p.num_splits), batch, p.shape.batch_size * of_entry};
+    }
+  }
+
+  /// The waves that share a row's columns: all of a block where splits are many, or may be, else one.
   struct Team {
     int splits = 0, waves = 1, number = 0, wave = 0, first_wave = 0;
     TILEWISE_INLINE Team() = default;
     TILEWISE_INLINE explicit Team(int num_splits) : splits(num_splits) {
       const int own = Machine::wave();
-      waves = num_splits > kRowSplits ? C.waves : 1;
+      waves = kDeals || num_splits > kRowSplits ? C.waves : 1;
       number = own / waves;
       wave = own % waves;
       first_wave = own - wave;
@@ -90,14 +108,14 @@ class Combine {
   };
 
   /// Each lane weighs some splits: their loads run side by side. Every wave does, and has the totals.
-  TILEWISE_INLINE static Totals weigh(const Params& p, int64_t rows, int64_t row, int32_t head, bool used,
-                                      float* weights, bool stores) {
+  TILEWISE_INLINE static Totals weigh(const Params& p, int32_t splits, int64_t rows, int64_t row, int32_t head,
+                                      bool used, float* weights, bool stores) {
     constexpr int kEach = kMostSplits / Machine::kLanes;
     float lse[kEach], highest = -kInfinity;
     TILEWISE_UNROLL
     for (int j = 0; j < kEach; ++j) {
       const int split = Machine::lane() + j * Machine::kLanes;
-      const bool there = used && split < static_cast<int32_t>(p.num_splits);
+      const bool there = used && split < splits;
       lse[j] = there ? Machine::load_global(p.lse_accum + split * rows + row) : -kInfinity;
       highest = maximum(highest, lse[j]);
     }

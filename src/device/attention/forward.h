@@ -51,6 +51,8 @@ class Forward {
   using Columns = typename Call::template Columns<C>;
   using Attended = typename Call::AttendedSequence;
   static constexpr bool kLate = Call::template adds_keys<C>();
+  static constexpr bool kDeals = Call::template deals<C>();
+  static constexpr bool kJoinsSink = C.sink && (!C.split || kDeals);
 
  public:
   using Params = typename Call::Forward;
@@ -66,23 +68,25 @@ class Forward {
  private:
   TILEWISE_INLINE static void attend(const Params& params, Shared& shared) {
     GridPlace place = grid_place<Machine>(params.grid);
+    const KeyPart part = Call::template part_at<Machine, C>(params, place);
     const Columns columns(place);
+    if (kDeals && part.count == 0) return;
     const Attended sequence = Call::template sequence_at<C>(params, place.batch);
     const Queries queries(params.grid, sequence, place, C.block_m());
     if (!Call::template appends<C>() && queries.first_row >= queries.total_rows) return;
-    Forward kernel(params, shared, sequence, queries, columns, place.split);
+    Forward kernel(params, shared, sequence, queries, columns, part);
     kernel.visit_keys();
     kernel.finish();
   }
 
   TILEWISE_INLINE Forward(const Params& params, Shared& shared, const Attended& sequence, const Queries& queries,
-                          const Columns& columns, int32_t split)
-      : p_(params), shared_(shared), sequence_(sequence), queries_(queries), columns_(columns), split_(split) {
+                          const Columns& columns, const KeyPart& part)
+      : p_(params), shared_(shared), sequence_(sequence), queries_(queries), columns_(columns), part_(part) {
     lane_ = Machine::lane();
     wave_row_ = Machine::wave() * C.rows_per_wave;
     if constexpr (kLate) {
       load_queries([] {});
-      pipeline_.begin_early(stage_of(0), p_, queries_, columns_, split_);
+      pipeline_.begin_early(stage_of(0), p_, queries_, columns_, part_.number);
       Call::template add_keys<C>(sequence_, p_, queries_.batch);
     }
     O_.clear();
@@ -107,18 +111,23 @@ class Forward {
     const int32_t last_row = minimum(queries_.first_row + C.block_m(), queries_.used_rows) - 1;
     TileRange t = key_tiles<C>(p_.score, sequence_, queries_.query(queries_.first_row), queries_.query(last_row));
     if constexpr (kLate) {
-      t.begin += split_, t.step = p_.grid.num_splits;
+      t.begin += part_.number, t.step = part_.count;
       return t;
     }
     if constexpr (C.split) {
-      const int32_t each = divide(t.end - t.begin + p_.grid.num_splits - 1, p_.grid.by_splits);
-      const int32_t begin = minimum(t.begin + each * split_, t.end);
+      const int32_t each = tiles_a_part(t.end - t.begin);
+      const int32_t begin = minimum(t.begin + each * part_.number, t.end);
       t.end = minimum(begin + each, t.end);
       t.begin = begin;
     }
     t.full_begin = minimum(maximum(t.full_begin, t.begin), t.end);
     t.full_end = maximum(minimum(t.full_end, t.end), t.full_begin);
     return t;
+  }
+
+  TILEWISE_INLINE int32_t tiles_a_part(int32_t tiles) const {
+    if constexpr (kDeals) return ceil_div(tiles, part_.count);
+    return divide(tiles + p_.grid.num_splits - 1, p_.grid.by_splits);
   }
 
   TILEWISE_INLINE void visit_keys() {
@@ -134,7 +143,7 @@ class Forward {
     }
     int32_t turn = kLate ? 0 : t.begin;
     if constexpr (kLate) {
-      pipeline_.begin_late(stage_of(turn), p_, sequence_, queries_, split_, t.begin);
+      pipeline_.begin_late(stage_of(turn), p_, sequence_, queries_, part_.number, t.begin);
     } else {
       load_first_tile(t, new_keys, append);
     }
@@ -172,7 +181,7 @@ class Forward {
       return {0, 0};
     } else {
       constexpr int64_t kMany = int64_t{1} << 62;
-      const bool first = !C.split || split_ == 0, last = !C.split || split_ == p_.grid.num_splits - 1;
+      const bool first = !C.split || part_.number == 0, last = !C.split || part_.number == part_.count - 1;
       return Call::new_keys(sequence_,
                             {first ? -kMany : int64_t{t.begin} * C.block_n, last ? kMany : int64_t{t.end} * C.block_n});
     }
@@ -223,7 +232,7 @@ class Forward {
       const int32_t row = row_of_slot(slot);
       const bool used = row < queries_.used_rows, seen = softmax_.row_sum[slot] != 0.0f;
       float row_max = softmax_.row_max[slot], row_sum = softmax_.row_sum[slot], rescale = 1.0f;
-      if constexpr (C.sink && !C.split) {
+      if (kJoinsSink && is_whole()) {
         const int32_t head = queries_.head(minimum(row, queries_.total_rows - 1));
         const float sink = load_sink<Machine, C.q_type>(p_.sink, head) * kLog2E;
         const float moved = maximum(row_max, sink);
@@ -234,14 +243,14 @@ class Forward {
       const float lse = used ? (row_max + Machine::log2(row_sum)) * kLn2 : -kInfinity;
       factor[slot] = used && seen ? rescale / row_sum : 0.0f;
       // A sink that takes all leaves a row its NaN.
-      if constexpr (C.sink && !C.split) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
+      if (kJoinsSink && is_whole()) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
       if (row < queries_.total_rows && owns_row(slot) && columns_.first() == 0) store_lse(row, lse);
     }
     pipeline_.scale_out(O_);
     O_.scale_or_clear_rows(factor);
     if constexpr (Out::kJoinsColumns) Ops::join_columns(O_);
-    if constexpr (C.split) {
+    if (!is_whole()) {
       store_out_accum();
     } else {
       write_rows<C>(shared_.out, O_, wave_row_, columns_.count(p_.shape), [&](int row) {
@@ -251,19 +260,21 @@ class Forward {
     }
   }
 
+  /// Whether a block sees all of its sequence's keys, so that what it leaves is the result.
+  TILEWISE_INLINE bool is_whole() const { return !C.split || (kDeals && part_.count == 1); }
+
   /// One of the lanes that hold parts of a row.
   TILEWISE_INLINE bool owns_row(int slot) const { return (lane_ & Ops::FragmentLayout::kRowMask) == 0 || slot < 0; }
 
   /// Where a row stands in lse_accum, and in out_accum but for its head_dim_v.
   TILEWISE_INLINE int64_t accum_row(int32_t row) const {
-    const int64_t of_split =
-        (static_cast<int64_t>(split_) * p_.shape.batch_size + queries_.batch) * p_.shape.num_heads_q +
-        queries_.head(row);
-    return of_split * p_.shape.seqlen_q + queries_.query(row);
+    const int64_t of_part =
+        kDeals ? part_.place : static_cast<int64_t>(part_.number) * p_.shape.batch_size + queries_.batch;
+    return (of_part * p_.shape.num_heads_q + queries_.head(row)) * p_.shape.seqlen_q + queries_.query(row);
   }
 
   TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
-    if constexpr (C.split) {
+    if (!is_whole()) {
       Machine::store_global(p_.lse_accum + accum_row(row), lse);
     } else if (p_.softmax_lse.data) {
       const int64_t i = queries_.query(row), head = queries_.head(row);
@@ -291,7 +302,7 @@ class Forward {
   Attended sequence_;
   Queries queries_;
   Columns columns_;
-  int32_t split_;
+  KeyPart part_;
   int lane_, wave_row_;
   typename Call::template Pipeline<Ops, C, typename Shared::Stage> pipeline_;
   typename Shared::QRows q_rows_;

@@ -37,6 +37,12 @@ TILEWISE_INLINE GridPlace grid_place(const TileGrid& grid) {
           uniform<Machine>(batch)};
 }
 
+/// A block's part of the keys that its queries see.
+struct KeyPart {
+  int32_t number, count;
+  int32_t place;  // of its sums among those of all sequences, where sequences differ in their number of parts
+};
+
 /// The sequence a block works on. Without lengths everything is known to be the same in all lanes,
 /// which spares the loops a dozen registers.
 template <auto C>

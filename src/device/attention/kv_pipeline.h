@@ -90,6 +90,17 @@ struct AttentionCall {
   static constexpr bool adds_keys() {
     return false;
   }
+  /// The part of the keys that a block has, and of which sequence: where it has none, the count is 0.
+  template <class Machine, auto C, class Params>
+  TILEWISE_INLINE static KeyPart part_at(const Params& p, const GridPlace& place) {
+    return {place.split, p.grid.num_splits, 0};
+  }
+  /// Whether sequences differ in their number of parts: then parts_of() tells combine, and the only part of a sequence
+  /// leaves what an unsplit one does.
+  template <auto C>
+  static constexpr bool deals() {
+    return false;
+  }
   template <auto C, class Params>
   TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
     return device::sequence_at<C>(p.shape, batch);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/kv_cache/cache_pipeline.h"
+#include "device/kv_cache/key_deal.h"
 #include "device/kv_cache/new_chunks.h"
 #include "device/kv_cache/rotated_tile.h"
 
@@ -47,6 +48,36 @@ struct KvCacheCall {
   template <auto C>
   static constexpr bool adds_keys() {
     return learns_length_late(C);
+  }
+  template <auto C>
+  static constexpr bool deals() {
+    return deals_keys<C>();
+  }
+  template <class Machine, auto C>
+  TILEWISE_INLINE static KeyPart part_at(const Forward& p, GridPlace& place) {
+    if constexpr (deals<C>()) {
+      // The grid's batch entries are parts of all sequences.
+      const KeyPart part = KeyDealer<Machine, C, Forward>(p).part_at(place.batch, place.batch);
+      if (p.deal.parts && part.count > 0 && part.number == 0 && place.head == 0 && Machine::thread() == 0) {
+        Machine::store_global(p.deal.parts + place.batch, KeyDeal::pack(part.place, part.count));
+      }
+      return part;
+    } else {
+      return {place.split, p.grid.num_splits, 0};
+    }
+  }
+  /// A sequence's first part, but with the count of all: of few sequences found while the step before is under way, of
+  /// many as that step has left it.
+  template <class Machine, auto C>
+  TILEWISE_INLINE static KeyPart parts_of(const Combine& p, int32_t batch) {
+    KeyPart parts{};
+    if (!p.deal.parts) parts = KeyDealer<Machine, C, Combine>(p).parts_of(batch);
+    wait_for_step_before<Machine>();
+    if (p.deal.parts) {
+      const int64_t left = Machine::load_global(p.deal.parts + batch);
+      parts = {0, KeyDeal::count_of(left), KeyDeal::first_of(left)};
+    }
+    return parts;
   }
   template <auto C>
   TILEWISE_INLINE static CachedSequence sequence_at(const Forward& p, int64_t batch) {

@@ -21,6 +21,7 @@ struct KvCacheForwardConfig : ForwardConfig {
   Flag seqlens_alone = 0;            // cache_seqlens are given, and nothing else about sequences
   Flag keeps_bytes = 0;       // fp8 tiles come to shared memory as they are and are widened there, else on their way
   Flag multiplies_bytes = 0;  // or they stay as they are there, and products widen what they read of them
+  Flag deals_keys = 0;        // of split keys: see key_deal.h
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
@@ -29,7 +30,7 @@ struct KvCacheForwardConfig : ForwardConfig {
     visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
     visit("float_tables", c.float_tables), visit("vector_tables", c.vector_tables);
     visit("appends", c.appends), visit("seqlens_alone", c.seqlens_alone), visit("keeps_bytes", c.keeps_bytes);
-    visit("multiplies_bytes", c.multiplies_bytes);
+    visit("multiplies_bytes", c.multiplies_bytes), visit("deals_keys", c.deals_keys);
   }
 };
 
@@ -43,7 +44,8 @@ constexpr bool lies_in_rows(const KvCacheForwardConfig& c) { return c.page_size 
 /// num_splits apart, so that the first is the same one at any length. 1 query on 16,384 keys won 0.6 us by it, on 4,096
 /// keys 0.1 (H200); pages, which a table names first, lost 0.5 us.
 constexpr bool learns_length_late(const KvCacheForwardConfig& c) {
-  return c.split && lies_in_rows(c) && c.seqlens_alone && !c.sink && !c.appends && !c.rotary && !c.rows_in_registers;
+  return c.split && !c.deals_keys && lies_in_rows(c) && c.seqlens_alone && !c.sink && !c.appends && !c.rotary &&
+         !c.rows_in_registers;
 }
 
 /// Tiles whose places a stage holds: those of a tile are worked out while the one before it is on its way, and may
@@ -51,12 +53,13 @@ constexpr bool learns_length_late(const KvCacheForwardConfig& c) {
 constexpr int32_t places_a_stage(const KvCacheForwardConfig& c) { return c.stages == 1 && !c.keeps_bytes ? 2 : 1; }
 
 struct KvCacheCombineConfig : CombineConfig {
-  Flag seqlens_alone = 0;  // as KvCacheForwardConfig
+  Flag seqlens_alone = 0, deals_keys = 0;  // as KvCacheForwardConfig
+  int32_t block_n = 0;                     // likewise, where keys are dealt
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     CombineConfig::for_each_field(c, visit);
-    visit("seqlens_alone", c.seqlens_alone);
+    visit("seqlens_alone", c.seqlens_alone), visit("deals_keys", c.deals_keys), visit("block_n", c.block_n);
   }
 };
 

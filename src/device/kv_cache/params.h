@@ -73,13 +73,44 @@ struct NewKeys {
   }
 };
 
+/// Sequences whose keys are dealt out, at most.
+inline constexpr int32_t kMostDealtSequences = 512;
+
+/// How parts of the keys are dealt out where sequences differ in their number: see key_deal.h.
+struct KeyDeal {
+  int64_t* parts;      // [batch_size], as pack() has them, from the forward kernel to combine; null: not left
+  int32_t places;      // parts of all sequences at most; 0: as many for each
+  int32_t most_tiles;  // that a sequence's queries see
+  float of_parts, of_even_parts;  // the share of all tiles that a part should have; where sequences are about as long
+  float fewest_tiles;             // of a part
+  int32_t unused;
+
+  /// Each of combine's blocks works out the deal of few sequences while it waits. Of 256 that took 70 us (H200), and
+  /// reading what the forward kernel has left takes a load more.
+  [[nodiscard]] constexpr bool leaves_parts(int64_t batch_size) const { return places > 0 && batch_size > 32; }
+  /// A sequence's parts among those of all sequences.
+  static constexpr int64_t pack(int32_t first, int32_t count) { return int64_t{first} << 32 | count; }
+  static constexpr int32_t first_of(int64_t parts) { return static_cast<int32_t>(parts >> 32); }
+  static constexpr int32_t count_of(int64_t parts) { return static_cast<int32_t>(parts); }
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("parts", p.parts), visit("places", p.places), visit("most_tiles", p.most_tiles);
+    visit("of_parts", p.of_parts), visit("of_even_parts", p.of_even_parts);
+    visit("fewest_tiles", p.fewest_tiles), visit("unused", p.unused);
+  }
+};
+
 /// In ForwardParams' order.
 struct KvCacheForwardParams {
   AttentionShape shape;
   TileGrid grid;
   Tensor4 q, k_cache, v_cache;
   CacheShape cache;
-  float* out_accum;  // as ForwardParams has them
+  KeyDeal deal;
+  // As ForwardParams has them; [deal.places, num_heads_q, seqlen_q, head_dim_v] and without head_dim_v where there is a
+  // deal.
+  float* out_accum;
   float* lse_accum;
   ScoreParams score;
   ScaleTensor k_scale, v_scale;
@@ -93,8 +124,9 @@ struct KvCacheForwardParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("grid", p.grid), visit("q", p.q), visit("k_cache", p.k_cache);
-    visit("v_cache", p.v_cache), visit("cache", p.cache), visit("out_accum", p.out_accum);
-    visit("lse_accum", p.lse_accum), visit("score", p.score), visit("k_scale", p.k_scale);
+    visit("v_cache", p.v_cache), visit("cache", p.cache), visit("deal", p.deal);
+    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("score", p.score), visit("k_scale", p.k_scale);
     visit("v_scale", p.v_scale), visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
     visit("new_keys", p.new_keys), visit("rotary", p.rotary), visit("appends", p.appends);
   }
@@ -103,19 +135,21 @@ struct KvCacheForwardParams {
 struct KvCacheCombineParams {
   AttentionShape shape;
   TileGrid grid;           // without splits of its own
-  int64_t num_splits;      // of the keys
-  const float* out_accum;  // as ForwardParams has them
+  int64_t num_splits;      // of the keys, where all sequences have as many
+  const float* out_accum;  // as KvCacheForwardParams has them
   const float* lse_accum;
   Tensor4 out;
   LseTensor softmax_lse;
   SinkTensor sink;
   CacheShape cache;
+  KeyDeal deal;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("grid", p.grid), visit("num_splits", p.num_splits);
     visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("out", p.out);
     visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("cache", p.cache);
+    visit("deal", p.deal);
   }
 };
 

@@ -25,6 +25,8 @@ struct Sm80Machine {
   TILEWISE_INLINE static void wave_sync() { __syncwarp(); }
   TILEWISE_INLINE static bool any(bool value) { return __any_sync(~0u, value); }
   TILEWISE_INLINE static float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+  TILEWISE_INLINE static int32_t highest_of_wave(int32_t value) { return __reduce_max_sync(~0u, value); }
+  TILEWISE_INLINE static int32_t sum_of_wave(int32_t value) { return __reduce_add_sync(~0u, value); }
 
   template <class T>
   TILEWISE_INLINE static T load_global(const T* from) {

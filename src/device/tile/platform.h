@@ -64,6 +64,11 @@ TILEWISE_INLINE constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
+template <class Machine>
+TILEWISE_INLINE int32_t shuffle_xor(int32_t value, int mask) {
+  return __builtin_bit_cast(int32_t, Machine::shuffle_xor(__builtin_bit_cast(float, value), mask));
+}
+
 /// A value that is the same in every lane, made known as such where the machine has a way to.
 template <class Machine>
 TILEWISE_INLINE int32_t uniform(int32_t value) {
@@ -77,6 +82,28 @@ TILEWISE_INLINE int32_t uniform(int32_t value) {
 template <class Machine>
 TILEWISE_INLINE float uniform(float value) {
   return __builtin_bit_cast(float, uniform<Machine>(__builtin_bit_cast(int32_t, value)));
+}
+
+/// Of all lanes of a wave: known to be the same in each.
+template <class Machine>
+TILEWISE_INLINE int32_t highest_of_wave(int32_t value) {
+  if constexpr (requires { Machine::highest_of_wave(value); }) {
+    return Machine::highest_of_wave(value);
+  } else {
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < Machine::kLanes; bit *= 2) value = maximum(value, shuffle_xor<Machine>(value, bit));
+    return uniform<Machine>(value);
+  }
+}
+template <class Machine>
+TILEWISE_INLINE int32_t sum_of_wave(int32_t value) {
+  if constexpr (requires { Machine::sum_of_wave(value); }) {
+    return Machine::sum_of_wave(value);
+  } else {
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < Machine::kLanes; bit *= 2) value += shuffle_xor<Machine>(value, bit);
+    return uniform<Machine>(value);
+  }
 }
 
 /// Keeps instructions on their side of this call, where the machine has a way to.

@@ -1,0 +1,29 @@
+// Into how many parts a KV cache step's keys go, of which the host knows no more than the cache's capacity: pure
+// functions of the problem and the device.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/portable/traits.hpp"
+#include "device/kv_cache/config.h"
+#include "device/kv_cache/params.h"
+#include "tilewise/kv_cache.hpp"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::portable {
+
+/// As many for each sequence, whose queries are `tiles` tiles for each of `heads` heads (or parts of heads).
+/// `attention`: attention_of() the problem.
+[[nodiscard]] std::int64_t key_splits(const KvCacheProblem& problem, const Problem& attention,
+                                      const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
+                                      std::int64_t heads, std::int64_t tiles);
+
+/// How parts are dealt out by lengths, likewise; places 0: they are not.
+[[nodiscard]] device::KeyDeal key_deal(const KvCacheProblem& problem, const Problem& attention,
+                                       const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
+                                       std::int64_t heads, std::int64_t tiles);
+
+/// Of a sequence, where all are equally long.
+[[nodiscard]] std::int64_t mean_parts(const device::KeyDeal& deal, std::int64_t batch_size);
+
+}  // namespace tilewise::backends::portable

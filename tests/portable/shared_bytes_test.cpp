@@ -37,6 +37,7 @@ constexpr std::string_view kForward[] = {
     "seqlen_q=1 seqlen_k=8192 num_heads_q=32 num_heads_k=4 batch_invariant=1",
     "seqlen_q=1 seqlen_k=512 num_heads_q=64 num_heads_k=32 batch_size=64 alibi_slopes=[h] sink=1",
     "seqlen_q=300 seqlen_k=65536 num_heads_q=1 sink=1",
+    "layout=thd batch_size=2 max_seqlen_q=500 total_q=900 total_k=900 num_heads_q=4 clear_rest=1",
 };
 constexpr std::string_view kKvCache[] = {
     "seqlen_q=1 num_heads_q=32 num_heads_k=8 batch_size=64 page_size=16 num_pages=99 max_pages_per_seq=99",

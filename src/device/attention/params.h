@@ -218,12 +218,13 @@ struct ClearRestParams {
   AttentionShape shape;
   Tensor4 out, dq, dk, dv;
   LseTensor softmax_lse;
-  int64_t blocks;
+  int32_t blocks;
+  int32_t backward;  // which pass it is, for the host
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("out", p.out), visit("dq", p.dq), visit("dk", p.dk), visit("dv", p.dv);
-    visit("softmax_lse", p.softmax_lse), visit("blocks", p.blocks);
+    visit("softmax_lse", p.softmax_lse), visit("blocks", p.blocks), visit("backward", p.backward);
   }
 };
 

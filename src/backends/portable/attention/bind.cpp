@@ -90,7 +90,7 @@ void bind(const device::AttentionParams& call, device::BwdDsinkParams& params) {
 
 void bind(const device::AttentionParams& call, device::ClearRestParams& params) {
   params.shape = call;
-  if (call.dout.data != nullptr) {  // out and softmax_lse are what the backward pass is given
+  if (params.backward) {  // which is given out and softmax_lse
     params.dq = call.dq;
     params.dk = call.dk;
     params.dv = call.dv;

@@ -13,7 +13,9 @@ bool add_clear_rest(const AttentionProblem& p, const DeviceTraits& traits, gpu::
   if (!p.clear_rest) return false;
   device::ClearRestParams params{};
   params.shape = operations::attention::shape_of(p);
-  params.blocks = std::min<std::int64_t>(std::max(p.total_q, p.total_k), traits.multiprocessors);
+  params.blocks =
+      static_cast<std::int32_t>(std::min<std::int64_t>(std::max(p.total_q, p.total_k), traits.multiprocessors));
+  params.backward = p.operation == Operation::attention_backward;
   const auto bind_params = [](const void* call, void* block) {
     bind(*static_cast<const device::AttentionParams*>(call), *static_cast<device::ClearRestParams*>(block));
   };

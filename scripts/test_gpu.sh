@@ -110,7 +110,7 @@ hopper_problems() {
   local options=(--implementation cuda.hopper --head-dim-multiple 8)
   random_problems hopper-forward "${options[@]}" --operation attention --without backward &&
     random_problems hopper-backward "${options[@]}" --operation attention --without fp8_e4m3,forward &&
-    random_problems hopper-kv_cache "${options[@]}" --operation kv_cache --without fp8,slots,rotary
+    random_problems hopper-kv_cache "${options[@]}" --operation kv_cache --without fp8,slots
 }
 
 # Metamorphic, special-value, corner-case and reproducibility suites, on rows of GPUs. Those of GPUs that are not here

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "backends/cuda/hopper/implementation.hpp"
-#include "backends/portable/kv_cache/lowering.hpp"
 #include "support.hpp"
 #include "tilewise/attention.hpp"
 
@@ -280,115 +279,6 @@ TEST(HopperLowering, RefusesWithAReason) {
             "every row of q, k, v and out must start on 16 bytes (got one that does not)");
 }
 
-constexpr std::string_view kStep =
-    "kv_cache_attention device=cuda dtype=bf16 seqlen_q=64 num_heads_q=32 num_heads_k=8 head_dim=128 capacity=8192 "
-    "cache_seqlens=1 mask=causal ";
-
-TEST(HopperLowering, AppendsToACacheInALaunchBefore) {
-  const KvCacheProblem problem = parse_problem(concat(kStep, "append=1 seqlen_k_new=64"));
-  const gpu::Outcome outcome = lower(problem, h200());
-  ASSERT_EQ(outcome.refusal, "");
-  const std::vector<const gpu::Launch*> launches = outcome.lowering.launches();
-  ASSERT_EQ(launches.size(), 3U);
-  EXPECT_EQ(launches[0]->key.body->name, "append_kv");
-  EXPECT_FALSE(launches[0]->programmatic);
-  EXPECT_TRUE(gpu::config_of<Forward>(launches[1]->key).cached);
-  EXPECT_TRUE(launches[1]->programmatic);
-  EXPECT_EQ(params_of(*launches[1]).order.num_splits, 8);
-  EXPECT_EQ(launches[2]->key.body->name, "kv_cache_combine");
-}
-
-/// The attention's queries are in the workspace then, and each launch waits for the ones before it.
-TEST(HopperLowering, RotatesQueriesInALaunchBefore) {
-  const std::string rotary = "rotary=f32 rotary_dim=64 ";
-  const gpu::Outcome outcome =
-      lower(KvCacheProblem(parse_problem(concat(kStep, rotary, "batch_size=3 append=1 seqlen_k_new=64"))), h200());
-  ASSERT_EQ(outcome.refusal, "");
-  const std::vector<const gpu::Launch*> launches = outcome.lowering.launches();
-  ASSERT_GE(launches.size(), 3U);
-  EXPECT_EQ(launches[0]->key.body->name, "append_kv");
-  EXPECT_EQ(launches[1]->key.body->name, "rotate_queries");
-  EXPECT_EQ(launches[1]->grid, gpu::Extent3{3 * 64 * 32 * (4 + 8) / 128}) << "4 pairs of chunks that turn, 8 chunks";
-  EXPECT_TRUE(launches[1]->programmatic && launches[2]->programmatic);
-  const gpu::WorkspacePart* const rotated = outcome.lowering.part("q_rotated");
-  ASSERT_NE(rotated, nullptr);
-  EXPECT_EQ(rotated->bytes, 3U * 64 * 32 * 128 * 2);
-  EXPECT_EQ(launches[2]->tensor_maps.at(0).part, "q_rotated");
-  EXPECT_EQ(launches[2]->tensor_maps.at(0).offset, rotated->offset);
-  EXPECT_TRUE(launches[2]->tensor_maps.at(1).part.empty());
-  const gpu::Outcome plain = lower(KvCacheProblem(parse_problem(kStep)), h200());
-  EXPECT_GT(outcome.lowering.estimated_us, plain.lowering.estimated_us);
-  EXPECT_EQ(plain.lowering.part("q_rotated"), nullptr);
-}
-
-TEST(HopperLowering, RefusesStepsWithAReason) {
-  const auto refusal = [](const std::string& text) {
-    return lower(KvCacheProblem(parse_problem(text)), h200()).refusal;
-  };
-  EXPECT_EQ(refusal(concat(kStep, "unaligned=1")),
-            "every row of q, k, v and out must start on 16 bytes (got one that does not)");
-  EXPECT_EQ(refusal("append_kv device=cuda dtype=bf16 num_heads_k=8 head_dim=128 capacity=64 seqlen_k_new=4 "
-                    "cache_seqlens=1"),
-            "call must be kv_cache_attention (got append_kv)");
-  EXPECT_EQ(refusal(concat(kStep, "append=1 seqlen_k_new=64 rotary=f32 rotary_dim=24 rotary_offset=4")),
-            "rotary_dim must be a multiple of 16 and rotary_offset of 8 (got 24 and 4)");
-}
-
-/// 294 us beside 920 for one prefill of 512 among 31 that decode, 218 beside 1,288 where all decode and one has most
-/// keys.
-TEST(HopperLowering, EstimatesPackedStepsByTheirTiles) {
-  const auto faster = [](std::string_view text) {
-    const KvCacheProblem problem =
-        parse_problem(concat("kv_cache_attention device=cuda dtype=bf16 layout=thd num_heads_q=32 num_heads_k=8 "
-                             "head_dim=128 cache_seqlens=1 mask=causal page_size=64 ",
-                             text));
-    return lower(problem, h200()).lowering.estimated_us <
-           portable::lower(problem, h200(), gpu::Family::sm80).lowering.estimated_us;
-  };
-  EXPECT_TRUE(faster("batch_size=32 max_seqlen_q=512 total_q=543 num_pages=2112 max_pages_per_seq=128"));
-  EXPECT_TRUE(faster("batch_size=32 max_seqlen_q=2048 total_q=2079 num_pages=2112 max_pages_per_seq=128"));
-  EXPECT_FALSE(faster("batch_size=64 max_seqlen_q=1 total_q=64 num_pages=3056 max_pages_per_seq=2048"));
-}
-
-/// However much a cache has room for, and however many sequences it has.
-TEST(HopperLowering, EstimatesLeaveDecodingToPortableKernels) {
-  for (const int batch_size : {1, 2, 16, 64, 256}) {
-    for (const int capacity : {4096, 16384, 131072}) {
-      const KvCacheProblem problem = parse_problem(
-          concat("kv_cache_attention device=cuda dtype=bf16 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 "
-                 "cache_seqlens=1 mask=causal batch_size=",
-                 batch_size, " capacity=", capacity));
-      EXPECT_GT(lower(problem, h200()).lowering.estimated_us,
-                portable::lower(problem, h200(), gpu::Family::sm80).lowering.estimated_us)
-          << batch_size << " of " << capacity;
-    }
-  }
-}
-
-/// Of 128 keys a box has what lies in one page; the swizzle wants 8 rows.
-TEST(HopperLowering, BringsPagesByBoxes) {
-  const auto box_of = [](int page_size) {
-    const int pages = 8192 / page_size;
-    const gpu::Outcome outcome =
-        lower(KvCacheProblem(parse_problem(concat(
-                  "kv_cache_attention device=cuda dtype=bf16 seqlen_q=64 num_heads_q=32 num_heads_k=8 head_dim=128 "
-                  "cache_seqlens=1 mask=causal page_size=",
-                  page_size, " num_pages=", pages, " max_pages_per_seq=", pages))),
-              h200());
-    EXPECT_EQ(outcome.refusal, "");
-    const gpu::Launch& launch = *outcome.lowering.launches().at(0);
-    EXPECT_EQ(gpu::config_of<Forward>(launch.key).block_n, 128);
-    EXPECT_EQ(gpu::config_of<Forward>(launch.key).page_size, page_size);
-    EXPECT_EQ(launch.tensor_maps.at(1).map.box, launch.tensor_maps.at(2).map.box);
-    return launch.tensor_maps.at(1).map.box[1];
-  };
-  EXPECT_EQ(box_of(16), 16U);
-  EXPECT_EQ(box_of(24), 8U);
-  EXPECT_EQ(box_of(64), 64U);
-  EXPECT_EQ(box_of(192), 64U);
-  EXPECT_EQ(box_of(1024), 128U);
-}
-
 TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   const gpu::Lowering lowering = lowered_backward(kCausal);
   const std::vector<const gpu::Launch*> launches = lowering.launches();
@@ -471,71 +361,6 @@ TEST(HopperLowering, EstimatesTheBackwardPass) {
   EXPECT_GT(with("softcap=30"), full);
   EXPECT_GT(with("bias=query[1,h,q,k]"), full);
   EXPECT_GT(with("bias=query[1,h,q,k] bias_unaligned=1"), with("bias=query[1,h,q,k]"));
-}
-
-constexpr std::string_view kMla =
-    "kv_cache_attention device=cuda dtype=bf16 mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 "
-    "page_size=64 cache_seqlens=1 mask=causal seqlen_q=1 ";
-
-/// 128 heads are two tiles of rows; 64 sequences fill the device, one is dealt out in parts.
-TEST(HopperLowering, SharesKeysAsValuesInMlasForm) {
-  const gpu::Outcome many =
-      lower(KvCacheProblem(parse_problem(concat(kMla, "batch_size=64 num_pages=8192 max_pages_per_seq=128"))), h200());
-  ASSERT_EQ(many.refusal, "");
-  ASSERT_EQ(many.lowering.launches().size(), 1U);
-  EXPECT_EQ(many.lowering.launches()[0]->grid, gpu::Extent3{128});
-  EXPECT_EQ(many.lowering.launches()[0]->key.body->name, "hopper_latent");
-  EXPECT_EQ(many.lowering.workspace_bytes, 0U);
-  const gpu::Outcome one =
-      lower(KvCacheProblem(parse_problem(concat(kMla, "num_pages=64 max_pages_per_seq=64"))), h200());
-  ASSERT_EQ(one.lowering.launches().size(), 2U);
-  const std::uint32_t blocks = one.lowering.launches()[0]->grid.x;
-  EXPECT_GE(blocks, 32U);
-  EXPECT_LE(blocks, 132U);
-  EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * sizeof(float));
-}
-
-/// 128 heads of one query, where tiles are many copies: 64 heads are one block.
-TEST(HopperLowering, HasPairsOfBlocksShareKeysInSmallPages) {
-  KvCacheProblem problem = parse_problem(concat(kMla, "num_pages=512 max_pages_per_seq=512"));
-  const auto cluster = [&problem](std::int64_t page_size, std::int64_t heads) {
-    problem.page_size = page_size;
-    problem.num_heads_q = heads;
-    const gpu::Outcome outcome = lower(problem, h200());
-    const gpu::Launch& launch = *outcome.lowering.launches().at(0);
-    EXPECT_EQ(launch.grid.x % launch.cluster.x, 0U);
-    return launch.cluster;
-  };
-  EXPECT_EQ(cluster(64, 128), gpu::Extent3{});
-  EXPECT_EQ(cluster(16, 128), gpu::Extent3{2});
-  EXPECT_EQ(cluster(24, 128), gpu::Extent3{2});
-  EXPECT_EQ(cluster(16, 64), gpu::Extent3{});
-}
-
-TEST(HopperLowering, RefusesMlasFormWithAReason) {
-  KvCacheProblem problem = parse_problem(concat(kMla, "num_pages=64 max_pages_per_seq=64"));
-  EXPECT_EQ(lower(problem, h200()).refusal, "");
-  const auto refusal = [&problem](auto member, auto value) {
-    KvCacheProblem other = problem;
-    other.*member = value;
-    return lower(other, h200()).refusal;
-  };
-  using P = KvCacheProblem;
-  EXPECT_EQ(refusal(&P::head_dim, 512),
-            "with mla, head_dim_v must be a multiple of 128 up to 512, and head_dim must be head_dim_v + 64 (got 512 "
-            "and 512)");
-  EXPECT_EQ(refusal(&P::page_size, 20), "page_size must be a multiple of 8 (got 20)");
-  EXPECT_EQ(refusal(&P::num_splits, 3), "");
-  EXPECT_EQ(refusal(&P::layout, Layout::thd), "");
-  EXPECT_EQ(refusal(&P::num_heads_k, 2), "with mla, num_heads_k must be 1 (got 2)");
-  EXPECT_EQ(refusal(&P::window_left, 9), "with mla, window_left must be -1 (got 9)");
-  EXPECT_EQ(refusal(&P::rotary_dim, 64), "with mla, rotary_dim must be 0 (got 64)");
-  EXPECT_EQ(refusal(&P::softcap, 2.0), "with mla, softcap must be 0 (got 2)");
-  EXPECT_EQ(refusal(&P::softmax_scale, -1.0), "with mla, softmax_scale must be > 0 (got -1)");
-  EXPECT_EQ(refusal(&P::alibi_slopes, AlibiKind::per_head), "with mla, alibi_slopes must be none (got some)");
-  EXPECT_EQ(refusal(&P::sink, SinkKind::f32), "with mla, sink must be none (got one)");
-  EXPECT_EQ(refusal(&P::unaligned, true),
-            "every row of q, k_cache and out must start on 16 bytes (got one that does not)");
 }
 
 TEST(HopperLowering, TakesNoLongerForLess) {

@@ -41,6 +41,7 @@ class ProblemDraw {
     draw_bias();
     draw_dropout();
     draw_outputs();
+    p_.clear_rest = wanted(Feature::clear_rest, 0.5);  // last, so that seeds keep the problems that they had
     return operations::attention::canonical(p_);
   }
 
@@ -208,7 +209,6 @@ class ProblemDraw {
 
   void draw_outputs() {
     p_.batch_invariant = wanted(Feature::batch_invariant, 0.1);
-    p_.clear_rest = p_.layout == Layout::thd && wanted(Feature::clear_rest, 0.5);
     if (p_.operation == Operation::attention_forward) {
       p_.softmax_lse = rng_.chance(0.7);
       return;

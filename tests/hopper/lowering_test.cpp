@@ -67,6 +67,7 @@ TEST(HopperLowering, TakesNoSequencesAtAll) {
 /// Rows that belong to no sequence are cleared by a launch of their own, and only where that is asked for.
 TEST(HopperLowering, ClearsTheRest) {
   const std::string packed = "dtype=bf16 layout=thd batch_size=3 max_seqlen_q=70 total_q=160 head_dim=64";
+  EXPECT_EQ(tuning_text(problem_of(packed + " clear_rest=1")), tuning_text(problem_of(packed)));
   for (const bool clears : {false, true}) {
     const std::string text = packed + (clears ? " clear_rest=1" : "");
     for (const gpu::Lowering& lowering : {lowered(text), lowered_backward(text)}) {

@@ -168,7 +168,7 @@ def problem_text(case: Case) -> str:
     if case.lengths:
         rows = (
             f"layout=thd batch_size={shape.batch_size} max_seqlen_q={shape.seqlen_q} max_seqlen_k={shape.seqlen_k}"
-            f" total_q={case.rows_q} total_k={case.rows_k}"
+            f" total_q={case.rows_q} total_k={case.rows_k} clear_rest=1"
         )
     else:
         rows = f"layout={case.layout} batch_size={shape.batch_size} seqlen_q={shape.seqlen_q} seqlen_k={shape.seqlen_k}"

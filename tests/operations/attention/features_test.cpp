@@ -72,7 +72,7 @@ TEST(Features, EveryFeatureIsReachableAndNamed) {
       parse_problem("attention_forward layout=thd max_seqlen_q=9 num_heads_q=4 num_heads_k=2 head_dim=64 head_dim_v=32 "
                     "window_left=1 window_right=2 alignment=top_left softmax_scale=-1 softcap=3 bias=bool[b,h,q,k] "
                     "alibi_slopes=[h] sink=1 dropout_p=0.5 seed_tensor=1 seqused_q=1 seqused_k=1 leftpad_k=1 "
-                    "batch_invariant=1"));
+                    "batch_invariant=1 clear_rest=1"));
   FeatureSet missing = FeatureSet::all().minus(reached);
   missing =
       missing.minus(backward_features_of("dtype=bf16 bias=f32[b,h,q,k] dbias=1 sink=1 dsink=1 dlse=1 "

@@ -36,7 +36,7 @@ struct ForwardSchedule {
                                                               const core::DeviceDescription& device);
 /// "192x64/4/2": rows, keys, stages of keys and of queries; behind them the parts of the keys.
 [[nodiscard]] std::string name_of(const ForwardSchedule& schedule);
-/// The problem's text, whether or not its log-sum-exp is wanted.
+/// The problem's text, whether or not its log-sum-exp is wanted and rows of no sequence are cleared.
 [[nodiscard]] std::string tuning_text(const Problem& problem);
 /// The candidate of that name; the untuned one where there is none.
 [[nodiscard]] ForwardSchedule tuned_schedule(const Problem& problem, const core::DeviceDescription& device,

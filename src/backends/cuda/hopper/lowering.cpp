@@ -61,14 +61,14 @@ Outcome lower(const Problem& p, const core::DeviceDescription& device) {
   if (std::string reason = refusal_of(p); !reason.empty()) return {{}, std::move(reason)};
   if (p.operation == Operation::attention_backward) return lower_backward(p, device);
   const ForwardSchedule schedule = schedule_of(p, device);
-  gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
+  const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
+  gpu::LoweringBuilder builder(traits.overlaps_steps);
   std::string refusal = add_forward(p, schedule, device, bind, map_binds<Calls>(schedule.config.pack_gqa), builder);
   if (!refusal.empty()) return {{}, std::move(refusal)};
   if (schedule.config.split) add_parts_combine(p, schedule.splits, builder);
-  const bool clears = portable::add_clear_rest(p, portable::traits_of(device, gpu::Family::sm80), builder);
+  const double clear_us = portable::add_clear_rest(p, traits, builder);
   Outcome outcome{builder.finish(), {}};
-  outcome.lowering.estimated_us =
-      Estimator(p, device).forward_us(schedule.config, schedule.splits) + (clears ? portable::kClearRestUs : 0.0);
+  outcome.lowering.estimated_us = Estimator(p, device).forward_us(schedule.config, schedule.splits) + clear_us;
   return outcome;
 }
 

@@ -31,7 +31,7 @@ class Lowerer {
     } else {
       lower_backward();
     }
-    if (add_clear_rest(p_, traits_, builder_)) estimated_us_ += kClearRestUs;
+    estimated_us_ += add_clear_rest(p_, traits_, builder_);
     Outcome outcome{builder_.finish(), refusal_};
     outcome.lowering.estimated_us = std::max(estimated_us_, Estimator::kLaunchUs);  // of no launch, a moment too
     return outcome;

@@ -26,7 +26,9 @@ TEST(HopperPaths, EveryTile) {
         "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 batch_size=2 seqlen_q=300 seqlen_k=400" + kTable);
   check("192x64 tiles", "dtype=bf16 head_dim=128 mask=causal" + kGroups + kLengths);
   check("192x64 tiles", "dtype=f16 head_dim=128 seqlen_q=200 seqlen_k=330 num_heads_q=2");
-  check("192x96 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
+  check("192x112 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
+  check("192x80 tiles", "dtype=bf16 head_dim=72 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
+  check("192x80 tiles", "dtype=bf16 head_dim=96 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
   check("192x96 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 seqlen_q=2100 seqlen_k=130");
   check("192x128 tiles", "dtype=bf16 head_dim=64 num_heads_q=1 seqlen_q=1100 seqlen_k=300");
   check("128x96 tiles", "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330");
@@ -37,11 +39,17 @@ TEST(HopperPaths, EveryTile) {
 TEST(HopperPaths, EveryOption) {
   const std::string bf16 = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable,
                     f16 = "dtype=f16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable;
-  check("192x64 tiles", bf16 + " alibi_slopes=[h]");
+  check("192x96 tiles", bf16 + " alibi_slopes=[h]");
   check("192x64 tiles", f16 + " softcap=20 mask=causal");
   check("192x64 tiles", bf16 + " softcap=20");
-  check("128x96 tiles", f16 + " dropout_p=0.25 mask=causal");
+  check("128x128 tiles", f16 + " dropout_p=0.25 mask=causal");
   check("256x64 tiles", bf16 + " window_left=70 window_right=20");
+  const std::string middle = "dtype=bf16 head_dim=128 num_heads_q=2 seqlen_q=200 seqlen_k=270" + kTable;
+  check("192x80 tiles", middle + " alibi_slopes=[h]");
+  check("192x64 tiles", middle + " alibi_slopes=[h] mask=causal");
+  check("128x96 tiles", middle + " dropout_p=0.5");  // a bound that is no normal number of bf16
+  check("128x128 tiles", middle + " window_left=70 window_right=20");
+  check("128x64 tiles", "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=150 seqlen_k=270 dropout_p=0.25" + kTable);
 }
 
 TEST(HopperPaths, RowsOfNoSequence) {
@@ -169,11 +177,14 @@ TEST(HopperPaths, Fp8WithSeveralOptions) {
 }
 
 /// Scores far apart: a row's reference moves, and weights that pass what fp32 holds are computed again.
-TEST(HopperPaths, ScoresFarApart) {
+class ScoresFarApart : public testing::TestWithParam<double> {};  // of dropout_p
+
+TEST_P(ScoresFarApart, AreWeighedAgain) {
   for (const double scale : {1.0, 30.0}) {
     const Sizes sizes{.seqlen_q = 100, .seqlen_k = 400, .heads_q = 2, .dim = 128, .dim_v = 128, .dtype = DType::bf16};
     DenseCall expected(sizes), call(sizes);
     expected.options.softmax_scale = call.options.softmax_scale = scale;
+    expected.options.dropout_p = call.options.dropout_p = GetParam();
     expected.forward();
     call.forward(std::string(kHopper));
     for (std::int64_t i = 0; i < call.out.size(); ++i) {
@@ -182,6 +193,8 @@ TEST(HopperPaths, ScoresFarApart) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(HopperPaths, ScoresFarApart, testing::Values(0.0, 0.25));
 
 TEST(HopperPaths, TheSeedOfTheOrderChangesNoBit) {
   std::vector<double> first;

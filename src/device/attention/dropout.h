@@ -144,25 +144,6 @@ TILEWISE_INLINE void apply_dropout(Scores& P, const ScoreParams& p, const Dropou
   });
 }
 
-/// The same in two steps: draws that are made before there are weights.
-template <class Scores>
-struct EarlyDraws {
-  using Draws = FragmentDraws<Scores>;
-  PhiloxWords words[Draws::Table::kSets.count];
-
-  TILEWISE_INLINE void make(const DropoutSeed& seed, const RowScore (&rows)[Scores::kSlots], int32_t first_key) {
-    for_each_set<typename Draws::Table>([&](auto set) {
-      words[decltype(set)::value] = Draws::template words<decltype(set)::value>(seed, rows, first_key);
-    });
-  }
-  TILEWISE_INLINE void apply(Scores& P, const ScoreParams& p) const {
-    for_each_set<typename Draws::Table>([&](auto set) {
-      constexpr int kSet = decltype(set)::value;
-      Draws::template apply<kSet, false>(P, p, words[kSet]);
-    });
-  }
-};
-
 /// A bit for each element of a lane.
 template <int kElements>
 struct KeptBits {

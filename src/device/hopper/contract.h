@@ -107,6 +107,9 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         { M::permute_bytes(word, word, word) } -> SameAs<uint32_t>;
                         // Halves of all ones or zeros, by the top bits of the bytes of these numbers.
                         { M::spread_signs(word, word, word) } -> SameAs<uint32_t>;
+                        // All ones where a half of the first word is no less than that of the second, else zeros.
+                        // true: both of the second's are normal numbers of bf16, and positive.
+                        { M::template halves_at_least<true>(word, word) } -> SameAs<uint32_t>;
                         { M::pack_e4m3(x, x, x, x) } -> SameAs<uint32_t>;  // the first one low, at most 448
                         M::template mma<kBf16>(d, four, word, word);
                       };

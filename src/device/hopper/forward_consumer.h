@@ -130,7 +130,7 @@ class ForwardConsumer {
     issue_out();
     fresh_ = false;
     pass_turn();
-    weights_.draw(tile);
+    weights_.draw(p_, tile);
     Machine::template wgmma_wait<1>();
     pin_registers<Machine>(weights_.S);
     constexpr bool kLooksAgain = !kMasked && kWatches;

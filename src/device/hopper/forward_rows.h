@@ -70,14 +70,19 @@ class ScoreRows {
                        load_scale<Machine>(p.k_scale, work.batch, key_head<C>(p, work));
     }
     if constexpr (C.softcap) inner_scale_ = plain_scale(p.score) / p.score.softcap;
+    if constexpr (C.alibi) {
+      for (int slot = 0; slot < 2; ++slot) slope_[slot] = row_[slot].slope;
+    }
     if constexpr (kSlopesProducts) {
       const float scale = plain_scale(p.score);
+      float fall[2];
       bool falls = scale > 0.0f;
       for (int slot = 0; slot < 2; ++slot) {
-        fall_[slot] = row_[slot].slope / scale;
-        falls = falls && fall_[slot] >= 0.0f && fall_[slot] < kInfinity;
+        fall[slot] = slope_[slot] / scale;
+        falls = falls && fall[slot] >= 0.0f && fall[slot] < kInfinity;
       }
       slopes_products_ = !Machine::any(!falls);
+      for (int slot = 0; slot < 2; ++slot) slope_[slot] = slopes_products_ ? fall[slot] : slope_[slot];
     }
   }
 
@@ -115,8 +120,8 @@ class ScoreRows {
 
   /// Makes dropout's draws for a tile of keys, which needs no scores: the matrix unit computes them meanwhile.
   template <class Draws>
-  TILEWISE_INLINE void draw(Draws& draws, int32_t first_key) const {
-    draws.make(seed_, row_, first_key);
+  TILEWISE_INLINE void draw(Draws& draws, const ScoreParams& p, int32_t first_key) const {
+    draws.draw(p, seed_, row_, first_key);
   }
 
  private:
@@ -137,7 +142,7 @@ class ScoreRows {
     for (int slot = 0; slot < 2; ++slot) distance[slot] = static_cast<float>(row_[slot].diagonal - origin);
     S.for_each(0, [&](int slot, int col, auto&& x) {
       const float away = distance[slot] - static_cast<float>(col);
-      x -= row_[slot].slope * magnitude(away);
+      x -= slope_[slot] * magnitude(away);
     });
   }
 
@@ -147,10 +152,10 @@ class ScoreRows {
   TILEWISE_INLINE void slope_products(Scores& S, int32_t origin) const {
     float distance[2];
     for (int slot = 0; slot < 2; ++slot) {
-      distance[slot] = static_cast<float>(row_[slot].diagonal - origin) * fall_[slot];
+      distance[slot] = static_cast<float>(row_[slot].diagonal - origin) * slope_[slot];
     }
     S.for_each(0, [&](int slot, int col, auto&& x) {
-      x -= magnitude(distance[slot] - static_cast<float>(col) * fall_[slot]);
+      x -= magnitude(distance[slot] - static_cast<float>(col) * slope_[slot]);
     });
   }
 
@@ -192,8 +197,8 @@ class ScoreRows {
   RowScore row_[2];
   DropoutSeed seed_;
   float product_scale_;
-  float fall_[2];         // a row's slope as products have it
-  bool slopes_products_;  // whether it comes before the scale
+  float slope_[2];        // of ALiBi, as products have it where it comes before the scale
+  bool slopes_products_;  // whether it does
   float inner_scale_;     // of a product, whose tanh is taken: divided here once, not in each step
   BoxedBias<Machine, C> bias_;
 };

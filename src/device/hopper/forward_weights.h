@@ -2,6 +2,7 @@
 // must. P is a matrix operand as soon as it is rounded.
 #pragma once
 
+#include "device/hopper/forward_draws.h"
 #include "device/hopper/forward_rows.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/softmax.h"
@@ -39,7 +40,7 @@ class ForwardWeights {
                              int32_t tile, bool masked, BiasTile& bias, Out& O, const OnceAdjusted& once_adjusted,
                              const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
-    draw(tile);
+    draw(p, tile);
     if constexpr (Rows::kSlopesProducts) scale_ = rows_.remaining_scale(p.score) * kLog2E;
     if constexpr (C.fp8() && C.plain_scale) scale_ = p.score.softmax_scale * rows_.product_scale() * kLog2E;
     if (masked) {
@@ -61,12 +62,12 @@ class ForwardWeights {
       }
     }
     if constexpr (C.watch_sums) careful_ = softmax.has_unseen();
-    weigh(p, O, once_free);
+    weigh(O, once_free);
   }
 
   /// Dropout's draws for the tile of keys whose scores are under way.
-  TILEWISE_INLINE void draw(int32_t tile) {
-    if constexpr (C.dropout) rows_.draw(draws_, tile * C.block_n);
+  TILEWISE_INLINE void draw(const HopperForwardParams& p, int32_t tile) {
+    if constexpr (C.dropout) rows_.draw(draws_, p.score, tile * C.block_n);
   }
 
   /// S of a later tile becomes P. Where sums are watched, scores are compared only in masked tiles, in which rows see
@@ -80,7 +81,7 @@ class ForwardWeights {
     const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
     const bool moved = compares && softmax.move(S, scale_, factor);
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
-    weigh(p, O, once_free);
+    weigh(O, once_free);
     if (moved) O.scale_rows(factor);
   }
 
@@ -116,41 +117,47 @@ class ForwardWeights {
   static constexpr int kHalf = C.bounded ? kElements : kElements / 2 / 8 * 8;
 
   template <class OnceFree>
-  TILEWISE_INLINE void weigh(const HopperForwardParams& p, Out& O, const OnceFree& once_free) {
-    if constexpr (C.dropout) {
-      softmax.template weigh<0, kElements>(S, scale_);
-      draws_.apply(S, p.score);
-      Machine::template wgmma_wait<0>();
-      pin_registers<Machine>(O);
-      once_free();
-      round<0, kElements>();
-    } else {
-      softmax.template weigh<0, kHalf>(S, scale_);
-      if constexpr (C.bounded) Machine::order_after(softmax.row_sum[0] + softmax.row_sum[1]);
-      Machine::template wgmma_wait<0>();
-      pin_registers<Machine>(O);
-      once_free();
-      round<0, kHalf>();
-      softmax.template weigh<kHalf, kElements>(S, scale_);
-      round<kHalf, kElements>();
-    }
+  TILEWISE_INLINE void weigh(Out& O, const OnceFree& once_free) {
+    softmax.template weigh<0, kHalf>(S, scale_);
+    if constexpr (C.bounded) Machine::order_after(softmax.row_sum[0] + softmax.row_sum[1]);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(O);
+    once_free();
+    round<0, kHalf>();
+    softmax.template weigh<kHalf, kElements>(S, scale_);
+    round<kHalf, kElements>();
   }
 
+  /// Two weights as the matrix unit takes them, without those that dropout takes away.
   TILEWISE_INLINE uint32_t rounded(int element) const {
     const Sm80Accumulator& tile = S.tile[0][element / 4];
-    return Machine::template pack<C.v_type>(tile[element % 4], tile[element % 4 + 1]);
+    const uint32_t word = Machine::template pack<C.v_type>(tile[element % 4], tile[element % 4 + 1]);
+    if constexpr (C.dropout) {
+      return word & draws_.of(element);
+    } else {
+      return word;
+    }
+  }
+  /// Two columns of one tile of 8 and two of the next, as fp8's transposed V has its keys.
+  TILEWISE_INLINE uint32_t rounded_bytes(int col_tile, int slot) const {
+    const Sm80Accumulator &x = S.tile[0][col_tile], &y = S.tile[0][col_tile + 1];
+    const int i = 2 * slot;
+    const uint32_t word = Machine::pack_e4m3(x[i], x[i + 1], y[i], y[i + 1]);
+    if constexpr (C.dropout) {
+      constexpr uint32_t kFirstOfHalves = 0x6420u;
+      const int first = 4 * col_tile + i;
+      return word & Machine::permute_bytes(draws_.of(first), draws_.of(first + 4), kFirstOfHalves);
+    } else {
+      return word;
+    }
   }
   template <int kFrom, int kTo>
   TILEWISE_INLINE void round() {
     if constexpr (C.fp8()) {
-      // Two columns of one tile of 8 and two of the next, as the transposed V has their keys.
       TILEWISE_UNROLL
       for (int c = kFrom / 4; c < kTo / 4; c += 2) {
         TILEWISE_UNROLL
-        for (int slot = 0; slot < 2; ++slot) {
-          const Sm80Accumulator &x = S.tile[0][c], &y = S.tile[0][c + 1];
-          P[c / 4].word[slot + c % 4] = Machine::pack_e4m3(x[2 * slot], x[2 * slot + 1], y[2 * slot], y[2 * slot + 1]);
-        }
+        for (int slot = 0; slot < 2; ++slot) P[c / 4].word[slot + c % 4] = rounded_bytes(c, slot);
       }
     } else {
       TILEWISE_UNROLL
@@ -198,7 +205,7 @@ class ForwardWeights {
   Rows rows_;
   PerRow sum_before_;
   bool careful_;
-  Choose<C.dropout, EarlyDraws<Scores>, NoShared> draws_;
+  Choose<C.dropout, KeptPairs<Scores, (C.normal_bound != 0)>, NoShared> draws_;
 };
 
 }  // namespace tilewise::device

@@ -72,6 +72,18 @@ struct HopperMachine : Sm80Machine {
     asm("prmt.b32 %0, %1, %1, %2;" : "=r"(spread) : "r"(word), "r"(0x8888u | low * 0x11u | high * 0x1100u));
     return spread;
   }
+  /// The lesser of both is the bound where the half reaches it. Equality is asked of floats, which have an instruction
+  /// for two that answers with masks: bounds that are no normal numbers are turned into 1.0, as what equals them then.
+  template <bool kNormal>
+  TILEWISE_INLINE static uint32_t halves_at_least(uint32_t word, uint32_t bounds) {
+    constexpr uint32_t kOnes = 0x3F803F80u;  // 1.0 in bf16, twice
+    uint32_t least, reached;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(least) : "r"(word), "r"(bounds));
+    asm("set.eq.u32.bf16x2 %0, %1, %2;"
+        : "=r"(reached)
+        : "r"(kNormal ? least : least ^ bounds ^ kOnes), "r"(kNormal ? bounds : kOnes));
+    return reached;
+  }
   TILEWISE_INLINE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     uint32_t packed;
     asm("{ .reg .b16 low, high;\n"

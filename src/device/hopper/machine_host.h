@@ -67,6 +67,10 @@ struct HostSm90Machine : HostSm80Machine {
     const auto half = [word](uint32_t byte) { return word >> (8 * byte + 7) & 1u ? 0xFFFFu : 0u; };
     return half(low) | half(high) << 16;
   }
+  template <bool kNormal>
+  TILEWISE_INLINE static uint32_t halves_at_least(uint32_t word, uint32_t bounds) {
+    return ((word & 0xFFFFu) >= (bounds & 0xFFFFu) ? 0xFFFFu : 0u) | (word >> 16 >= bounds >> 16 ? 0xFFFF0000u : 0u);
+  }
   TILEWISE_INLINE static uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
     const float x[4] = {x0, x1, x2, x3};
     uint32_t packed = 0;

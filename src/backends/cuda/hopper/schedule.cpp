@@ -41,7 +41,9 @@ struct Tile {
   bool watch_sums;
 };
 
-constexpr Tile kDropout{2, 96, 2, 2, false};         // dropout alone: registers for its draws
+constexpr Tile kDropout{2, 96, 2, 2, true};          // dropout alone: registers for its draws
+constexpr Tile kDropoutNarrow{2, 128, 3, 2, true};   // to head_dim 64
+constexpr Tile kDropoutWidest{2, 64, 2, 1, false};   // beyond 192
 constexpr Tile kCrowded{2, 64, 4, 2, false};         // several options, or scores' own loads of a bias
 constexpr Tile kCrowdedMost{2, 32, 4, 2, false};     // scores' own loads beside dropout's draws
 constexpr Tile kCrowdedWide{2, 64, 2, 2, false};     // likewise, dropout and any bias beyond head_dim 128
@@ -51,14 +53,18 @@ constexpr Tile kWide192{2, 80, 2, 2, false};         // head_dim_v to 192
 constexpr Tile kWide128{2, 96, 2, 2, false};         // head_dim to 192 with head_dim_v to 128
 constexpr Tile kMiddle{3, 64, 4, 2, true};           // head_dim 128
 constexpr Tile kMiddleLong{3, 80, 3, 2, true};       // full from 16k
-constexpr Tile kMiddle80{3, 96, 2, 2, true};         // head_dim to 80: a stage is as large as one of 128
-constexpr Tile kMiddle72{3, 96, 2, 2, false};        // to 72
+constexpr Tile kMiddleWindow{2, 128, 2, 2, false};   // with a window
+constexpr Tile kMiddle96{3, 80, 3, 2, true};         // head_dim to 96: a stage is as large as one of 128
+constexpr Tile kMiddle72{3, 112, 2, 2, false};       // full to 72
+constexpr Tile kMiddle72Causal{3, 80, 3, 2, false};  // and with a mask
 constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
-constexpr Tile kBoxedBias{3, 64, 3, 1, false};       // to 128, with a bias in boxes
+constexpr Tile kMiddleSlopes{3, 80, 3, 2, false};    // ALiBi alone, full: beside masks or lengths it would spill
+constexpr Tile kBoxedBias{3, 64, 3, 1, true};        // to 128, with a bias in boxes
 constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 2k
 constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
+constexpr Tile kNarrowSlopes{3, 96, 4, 2, true};     // ALiBi alone
 
 // Where tiles of queries are few.
 constexpr Tile kMiddlePair{2, 128, 2, 2, true};    // to head_dim 128
@@ -94,16 +100,20 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   const bool loads_bias = c.bias_type != device::kBiasNone && !c.bias_boxes;
   const bool crowded = c.dropout || loads_bias || options_of(c) > 1;
   const bool plain = c.plain_scale && !c.dropout, plain_but_dropped = c.plain_scale && c.dropout;
+  if (dim > 192 && plain_but_dropped) return kDropoutWidest;
   if (dim > 192) return crowded || c.bias_type == device::kBiasF32 ? kCrowdedWidest : kWidest;
   if (dim > 128) return crowded || c.bias_boxes ? kCrowdedWide : c.head_dim_v <= 128 ? kWide128 : kWide192;
   if (c.dropout && loads_bias) return kCrowdedMost;
-  if (crowded) return plain_but_dropped ? kDropout : kCrowded;
+  if (crowded && plain_but_dropped) return dim > 64 ? kDropout : kDropoutNarrow;
+  if (crowded) return kCrowded;
   if (c.bias_boxes) return kBoxedBias;
-  if (dim > 64 && !plain) return kMiddleModified;
-  if (dim > 80) return !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
-  if (dim > 72) return kMiddle80;
-  if (dim > 64) return kMiddle72;
-  if (!plain) return kNarrowModified;
+  if (c.alibi && dim <= 64) return kNarrowSlopes;
+  if (c.alibi && !c.ranged && !c.lengths) return kMiddleSlopes;
+  if (!plain) return dim > 64 ? kMiddleModified : kNarrowModified;
+  if (dim > 80 && c.windowed) return kMiddleWindow;
+  if (dim > 96) return !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
+  if (dim > 64 && std::max(p.head_dim, p.head_dim_v) > 72) return kMiddle96;
+  if (dim > 64) return c.ranged ? kMiddle72Causal : kMiddle72;
   if (!c.lengths && !c.pack_gqa && length <= (c.ranged ? 2048 : 1024)) return kNarrowShort;
   return c.ranged || length >= 8192 ? kNarrowLong : kNarrow;
 }
@@ -144,6 +154,9 @@ HopperForwardConfig features_config(const Problem& p) {
   constexpr double kMostBoundedCap = 52.0;  // weights from 2^40 down to 2^-110
   const bool biased = p.bias != BiasKind::none;
   c.bounded = c.softcap && !c.alibi && !biased && p.softcap <= kMostBoundedCap && p.dtype == DType::bf16;
+  constexpr double kLeastNormal = 0x0080, kGreatestNormal = 0x7F7F;  // bits of bf16
+  const double bound = p.dropout_p * 65536.0;
+  c.normal_bound = bound >= kLeastNormal && bound <= kGreatestNormal;
   // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
   return c;
@@ -169,7 +182,7 @@ HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
   c.block_n = tile.block_n;
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
-  c.watch_sums = tile.watch_sums && !c.dropout && c.q_type == device::kBf16;
+  c.watch_sums = tile.watch_sums && c.q_type == device::kBf16;
   return c.bias_boxes ? with_room_for_bias(c) : c;
 }
 
@@ -213,7 +226,7 @@ std::vector<Tile> tiles_to_try(const Problem& p, const HopperForwardConfig& c) {
     if (!c.lengths && !c.pack_gqa) tiles.push_back(kNarrowShort);
   } else {
     tiles.insert(tiles.end(), {kMiddle, kMiddleLong, kMiddlePair, kWide128});
-    if (dim <= 80) tiles.insert(tiles.end(), {kMiddle80, kMiddle72});
+    if (dim <= 96) tiles.insert(tiles.end(), {kMiddle96, kMiddle72});
   }
   return tiles;
 }

@@ -35,12 +35,16 @@ enum class Fault {
   handed_on_early,
   blocks_backwards,
   bias_not_expected,
+  values_overwritten,
+  keys_overwritten,
+  gradients_overwritten,
 };
 Fault g_fault = Fault::none;
 
-/// Two warpgroups of 64 keys each, of the fewest columns.
+/// Two warpgroups of 64 keys each, of the fewest columns; one block works on all tiles of keys.
 constexpr HopperBwdConfig kNarrow = [] {
   HopperBwdConfig c;
+  c.persistent = 1;
   c.head_dim = c.head_dim_v = 64;
   c.waves = 12;
   c.block_m = 128;
@@ -50,6 +54,7 @@ constexpr HopperBwdConfig kNarrow = [] {
 }();
 constexpr HopperBwdConfig kDropout = [] {
   HopperBwdConfig c = kNarrow;
+  c.persistent = 0;
   c.dropout = 1;
   return c;
 }();
@@ -60,6 +65,7 @@ constexpr HopperBwdConfig kSoftcap = [] {
 }();
 constexpr HopperBwdConfig kBiased = [] {
   HopperBwdConfig c = kNarrow;
+  c.persistent = 0;
   c.block_m = 64;
   c.stages = 3;
   c.bias_type = kBiasBf16;
@@ -68,6 +74,7 @@ constexpr HopperBwdConfig kBiased = [] {
 }();
 constexpr HopperBwdConfig kOrdered = [] {
   HopperBwdConfig c = kNarrow;
+  c.persistent = 0;
   c.ordered = 1;
   return c;
 }();
@@ -110,12 +117,26 @@ struct FaultyBwdSm90 : HostSm90Machine {
     return false;
   }
 
+  using Block = HopperBwdShared<FaultyBwdSm90, C>;
+  static bool is_at(uint64_t* barrier, size_t offset) {
+    return shared_address(barrier) == static_cast<uint32_t>(offset);
+  }
+  /// Of a block that works on one tile of keys after the other.
+  static bool waits_in_vain([[maybe_unused]] uint64_t* barrier) {
+    if constexpr (C.persistent) {
+      if (g_fault == Fault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
+      if (g_fault == Fault::keys_overwritten) return sums() && is_at(barrier, offsetof(Block, keys_done));
+    }
+    return false;
+  }
+
   static void fence_shared_writes() {
     if (g_fault == (sums() ? Fault::sums_sent_unfenced : Fault::scores_unfenced)) return;
     HostSm90Machine::fence_shared_writes();
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
-    if (g_fault == Fault::refilled_early && thread() == 0 && parity == 0) return;
+    if (g_fault == Fault::refilled_early && thread() < kLanes && parity == 0) return;
+    if (waits_in_vain(barrier)) return;
     if (g_fault == Fault::draws_overwritten && sums() && frees_draws(barrier)) return;
     if (g_fault == Fault::weights_taken_early && hands_weights(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
@@ -135,7 +156,8 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
   template <int kPending = 0>
   static void wait_stores_read() {
-    if (g_fault != Fault::sums_left_alone || !sums()) HostSm90Machine::wait_stores_read<kPending>();
+    if (g_fault == (sums() ? Fault::sums_left_alone : Fault::gradients_overwritten)) return;
+    HostSm90Machine::wait_stores_read<kPending>();
   }
   static void wait_stores() {
     if (g_fault != Fault::handed_on_early) HostSm90Machine::wait_stores();
@@ -183,7 +205,7 @@ class BwdCall {
     params_of_call_ = operations::attention::make_params(described, problem);
     core::DeviceDescription device;
     device.shared_bytes = 227 << 10;
-    device.multiprocessors = 4;
+    device.multiprocessors = C.persistent ? 1 : 4;
     launch_ = *hopper::lower_backward(problem, device).lowering.launches().at(1);
     std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
     launch_.bind(&params_of_call_, &params_);
@@ -191,12 +213,14 @@ class BwdCall {
     params_.delta = delta_.data();
     params_.dq_accum = dq_accum_.data();
     if (C.ordered) params_.turns = turns_.data();
+    if (C.persistent) params_.tile_counter = &tile_counter_;
   }
 
   /// What went wrong in a run with that fault, or empty.
   std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
     using Kernel = HopperBwd<Sm90Ops<Machine>, C>;
     g_fault = fault;
+    tile_counter_ = 0;
     write_maps(launch_, &params_of_call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Bwd>(), &params_);
     return fault_of(host_kernel<Kernel, Machine>(), C.threads(), static_cast<int>(launch_.grid.x), seed, memory_,
@@ -251,6 +275,7 @@ class BwdCall {
   DenseCall expected_, call_;
   std::vector<float> lse2_, delta_, dq_accum_;
   std::vector<std::uint32_t> turns_;
+  std::uint32_t tile_counter_ = 0;
   AttentionParams params_of_call_{};
   HopperBwdParams params_{};
   gpu::Launch launch_;
@@ -344,6 +369,13 @@ TEST(EmulatedHopperBwd, ATurnThatIsHandedOnBeforeTheSumsHaveArrivedIsCaught) {
 /// The last tile of keys finds that the one before has not added yet.
 TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::blocks_backwards), "waits for 1 in memory that holds 0"));
+}
+
+/// What the next tile of keys brings meets what the one before has left, or still reads.
+TEST(EmulatedHopperBwd, FaultsBetweenTwoTilesOfKeysAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run(Fault::values_overwritten), "copies to offset"));
+  EXPECT_TRUE(contains(fault_of_run(Fault::keys_overwritten), "since it was read by a product of wave"));
+  EXPECT_NE(fault_of_run(Fault::gradients_overwritten), "");
 }
 
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {

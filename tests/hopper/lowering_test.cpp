@@ -290,7 +290,7 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   EXPECT_TRUE(launches[1]->programmatic);
   EXPECT_FALSE(launches[2]->programmatic);
   EXPECT_EQ(launches[0]->grid, gpu::Extent3{32 * 16 * 2});
-  EXPECT_EQ(launches[1]->grid, gpu::Extent3{32 * 16 * 2});  // 32 tiles of keys
+  EXPECT_EQ(launches[1]->grid, gpu::Extent3{static_cast<std::uint32_t>(h200().multiprocessors)});
   EXPECT_EQ(launches[1]->tensor_maps.at(3).map.box, (std::array<std::uint32_t, 5>{64, 1, 64, 1, 1}));
   const std::size_t rows = 2U * 16U * 4096U;
   EXPECT_EQ(lowering.part("dq_accum")->bytes, rows * 128U * sizeof(float));
@@ -307,6 +307,24 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
   EXPECT_EQ(biased.launches()[3]->key.body->name, "bwd_dbias");
   EXPECT_EQ(biased.part("delta")->bytes, 2U * 64U * sizeof(float));
   EXPECT_GT(biased.estimated_us, lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64").estimated_us);
+}
+
+TEST(HopperLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
+  const std::string problem = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
+  const gpu::Lowering dealt = lowered_backward(problem + "window_left=100");
+  EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
+  EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
+  for (const char* not_so : {"deterministic=1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k]"}) {
+    const gpu::Lowering each = lowered_backward(problem + not_so);
+    const std::uint32_t heads = std::string_view(not_so) == "num_heads_k=4" ? 4 : 16;
+    EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
+    EXPECT_EQ(each.launches().at(1)->grid, gpu::Extent3{32 * heads * 2}) << not_so;
+    EXPECT_EQ(each.part("tile_counter"), nullptr) << not_so;
+  }
+  // Nobody clears the counter where there are no statistics.
+  const gpu::Lowering unasked =
+      lowered_backward("dtype=bf16 batch_size=32 seqlen_q=0 seqlen_k=512 num_heads_q=16 head_dim=128");
+  EXPECT_EQ(unasked.part("tile_counter"), nullptr);
 }
 
 TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {

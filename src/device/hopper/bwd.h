@@ -1,9 +1,10 @@
-// The Hopper backward kernel: a block for each tile of keys. Of 128 keys two warpgroups compute dk and dv, 64 keys
-// each, and a third adds up dq and brings tiles of queries by TMA. Of 64 wide ones one computes dv, one dk, a third
-// adds up dq, and a fourth brings tiles.
+// The Hopper backward kernel: a block for each tile of keys, or for each multiprocessor, which works on one tile of
+// keys after the other. Of 128 keys two warpgroups compute dk and dv, 64 keys each, and a third adds up dq and brings
+// tiles of queries by TMA. Of 64 wide ones one computes dv, one dk, a third adds up dq, and a fourth brings tiles.
 #pragma once
 
 #include "device/hopper/bwd_dq.h"
+#include "device/hopper/bwd_items.h"
 #include "device/hopper/bwd_main.h"
 #include "device/hopper/bwd_wide.h"
 #include "device/hopper/contract.h"
@@ -26,15 +27,14 @@ class HopperBwd {
       if constexpr (C.bias_boxes) Machine::prefetch_map(params.bias_map);
     }
     Machine::barrier();
-    const BwdWork work = find_work<C>(params, Machine::block());
-    if (work.rows <= 0) return;  // the sequence has no such keys
     // By way of a shuffle: else the compiler reads the special register anew in every step, which takes 50 to 150
     // cycles while shared memory is busy.
     const auto thread = static_cast<int>(Machine::shuffle_xor(static_cast<uint32_t>(Machine::thread()), 0));
     if constexpr (C.shares_keys) {
-      run_wide(params, shared, work, thread);
+      const BwdWork work = find_work<C>(params, Machine::block());
+      if (work.rows > 0) run_wide(params, shared, work, thread);
     } else {
-      run_pair(params, shared, work, thread);
+      run_pair(params, shared, thread);
     }
   }
 
@@ -42,21 +42,31 @@ class HopperBwd {
   static constexpr RegisterShares kShares = register_shares(C);
   static constexpr auto kThreads = static_cast<uint32_t>(kWarpgroupThreads);
 
-  TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread) {
+  TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, int thread) {
+    const BwdItems<Machine, C> items(params, shared);
+    // Anew for each tile of keys, lest what is found of it lives in registers through all of them.
+    const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      BwdDqSums<Ops, C>(params, shared, work, thread).run();
+      items.visit_all([&](const BwdWork& work, BwdRun& run) {
+        BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] { items.publish(run, thread == 0); });
+      });
     } else {
       Machine::template take_registers<kShares.consumer>();
-      BwdMain<Ops, C>(params, shared, work, thread).run();
+      items.visit_all(
+          [&](const BwdWork& work, BwdRun& run) { BwdMain<Ops, C>(params, shared, work, run, own()).run(work); });
     }
+    if (thread % Machine::kLanes == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
   }
 
   TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread) {
     const auto block_thread = static_cast<uint32_t>(Machine::thread());
     if (block_thread < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      if (thread < Machine::kLanes) BwdLoader<Machine, C>(params, shared, work, thread == 0).bring_all();
+      if (thread < Machine::kLanes) {
+        BwdRun run{};
+        BwdLoader<Machine, C>(params, shared, work, run, thread == 0).bring_all();
+      }
     } else if (block_thread < 2 * kThreads) {
       Machine::template give_registers<kShares.sums>();
       BwdDqAdds<Ops, C>(params, shared, work, thread - kWarpgroupThreads).run();

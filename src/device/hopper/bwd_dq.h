@@ -20,18 +20,21 @@ class BwdDqProducts {
   using Shared = HopperBwdShared<Machine, C>;
   using Parts = DqParts<C>;
 
-  TILEWISE_INLINE BwdDqProducts(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+  TILEWISE_INLINE BwdDqProducts(const HopperBwdParams& params, Shared& shared, const BwdWork& work,
+                                uint32_t steps_before, int thread)
       : p_(params),
         shared_(shared),
         work_(work),
         lane_(thread % 32),
         warp_(uniform<Machine>(thread / 32)),
+        score_place_(ring_place<C.kScoreStages>(steps_before)),
         tiles_left_(work.queries.count()),
         to_(first_place()) {}
 
   /// From the last part of a tile to the first one of the next, perhaps of the next head.
   TILEWISE_INLINE void enter_next_tile() {
     to_ += kAdvance - Parts::place(Parts::kCount - 1);
+    if constexpr (C.persistent) return;
     if (--tiles_left_ == 0) {
       tiles_left_ = Machine::not_hoisted(work_.queries.count());
       to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kAdvance;
@@ -95,43 +98,56 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
   using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
+  using Loader = BwdLoader<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdDqSums(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
-      : Base(params, shared, work, thread), loader_(params, shared, work, thread == 0) {}
+  TILEWISE_INLINE BwdDqSums(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, int thread)
+      : Base(params, shared, work, run.steps, thread), run_(run), loader_(params, shared, work, run, thread == 0) {}
 
-  TILEWISE_INLINE void run() {
+  /// publish(): tells the block its next tile of keys, once what this one needs first is on its way.
+  template <class Publish>
+  TILEWISE_INLINE void run(const Publish& publish) {
     const int32_t steps = this->work_.steps();
-    if (warp_ == 0 && steps > 0) {
-      loader_.begin_keys();
-      wait_for_step_before<Machine>();  // statistics, and zeros in dq_accum; additions come after both
-      TILEWISE_NO_UNROLL
-      for (int i = 0; i < C.stages && loader_.has_more(); ++i) loader_.bring_queries();
+    // All warps have the number of this tile of keys: a later one may take its place.
+    if constexpr (C.persistent) Machine::named_barrier_sync(kKeyRows, kWarpgroupThreads);
+    if (warp_ == 0 && (steps > 0 || C.persistent)) {
+      loader_.begin();
+      if constexpr (C.persistent) publish();
       loader_.finish_keys();
     }
+    Machine::wave_sync();
+    const int32_t calls_next = maximum(steps + 1 - C.stages, 0);  // the step that has no tile of its own to bring
     TILEWISE_NO_UNROLL
     for (int32_t step = -Base::kAhead; step < steps; ++step) {
       // The stage of the tile before is on its way to be free.
       if (warp_ == 0 && step > 0 && loader_.has_more()) loader_.bring_queries();
+      if constexpr (Loader::kEarly) {
+        if (warp_ == 0 && step == calls_next) loader_.bring_next_queries();
+      }
       Machine::wave_sync();
       if constexpr (C.dropout) {
         if (step + 1 < steps) this->draw(step + 1);
         if (step < 0) continue;
       }
       if (C.ordered && step > 0) hand_on(step - 1);
-      if (step == 0) shared_.keys_full.wait(0);
+      if (step == 0) shared_.keys_full.wait(run_.seen % 2);
       score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });
       if constexpr (C.ordered) send(Parts::kCount - 1, step);  // at once: other blocks wait for it
     }
     if (steps == 0) return;
+    arrive_as_warp(shared_.keys_done, lane_);
+    if constexpr (Loader::kEarly) {
+      if (warp_ == 0) loader_.bring_next_keys();
+      Machine::wave_sync();
+    }
     if constexpr (C.ordered) {
       hand_on(steps - 1);
     } else {
       send(Parts::kCount - 1, steps - 1);
     }
-    arrive_as_warp(shared_.keys_done, lane_);
-    if (lane_ == 0) Machine::wait_stores_read();
+    // Where a tile of queries has one part, the next tile of keys begins with the first place anew.
+    if (Parts::kCount == 1 && C.persistent && lane_ == 0) Machine::wait_stores_read();
   }
 
  private:
@@ -178,7 +194,8 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     BwdTurns<Machine, C>::hand_on(p_, this->work_, step, warp_);
   }
 
-  BwdLoader<Machine, C> loader_;
+  BwdRun& run_;
+  Loader loader_;
 };
 
 template <class Ops, HopperBwdConfig C>
@@ -189,7 +206,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
 
  public:
   TILEWISE_INLINE BwdDqAdds(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
-      : Base(params, shared, work, thread) {}
+      : Base(params, shared, work, 0, thread) {}
 
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();

@@ -13,43 +13,83 @@ class BwdLoader {
   using Shared = HopperBwdShared<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdLoader(const HopperBwdParams& params, Shared& shared, const BwdWork& work, bool leads)
-      : p_(params), shared_(shared), work_(work), leads_(leads) {}
+  TILEWISE_INLINE BwdLoader(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, bool leads)
+      : p_(params), shared_(shared), work_(work), run_(run), leads_(leads) {}
+
+  /// Whether the next tile of keys is called before this one is done: its first queries where they are next in the
+  /// ring, and K once dq's last product has read this one's.
+  static constexpr bool kEarly = C.persistent && !C.lengths;
+  TILEWISE_INLINE void bring_next_queries() {
+    const auto& item = shared_.items[run_.index % 2];
+    if (Machine::agreed(item.steps) == 0) return;
+    const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
+    at.wait_empty(shared_.tile_ring);
+    Machine::wave_sync();
+    if (leads_) copy_queries(at.stage, 0, item.first_query, item.head, item.batch, shared_.tile_ring.full[at.stage]);
+  }
+  TILEWISE_INLINE void bring_next_keys() {
+    const auto& item = shared_.items[run_.index % 2];
+    if (Machine::agreed(item.steps) == 0) return;
+    shared_.keys_done.wait(run_.seen % 2);
+    Machine::wave_sync();
+    if (leads_) call_keys(item.k_row, item.head, item.batch, true);
+  }
+
+  /// K, V and as many tiles of queries as there are stages.
+  TILEWISE_INLINE void begin() {
+    const bool early = kEarly && run_.early, any = work_.steps() > 0;
+    if (any && !early) begin_keys();
+    // Statistics, and zeros in dq_accum and in the counter; additions come after them.
+    if (run_.index == 0) wait_for_step_before<Machine>();
+    if (early) {
+      next_ = 1;
+    } else if (any) {
+      bring_queries();
+    }
+    begin_values();
+    TILEWISE_NO_UNROLL
+    for (int i = 1; i < C.stages && has_more(); ++i) bring_queries();
+  }
 
   TILEWISE_INLINE bool has_more() const { return next_ < work_.steps(); }
 
   /// All that a block needs, by a warp that has nothing else to do.
   TILEWISE_INLINE void bring_all() {
     if (work_.steps() == 0) return;
-    begin_keys();
-    wait_for_step_before<Machine>();
-    bring_queries();
+    begin();
     finish_keys();
     TILEWISE_NO_UNROLL
     while (has_more()) bring_queries();
   }
 
-  /// Calls K and V.
+  /// Calls K, once dq's last product of the tile of keys before has read that.
   TILEWISE_INLINE void begin_keys() {
-    const int32_t batch = p_.shape.cu_seqlens_k ? 0 : work_.batch;
-    const bool whole = has_whole_keys();
-    Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.keys_landed;
-    Barrier<Machine>& values = whole ? shared_.values_full : shared_.keys_landed;
-    if (!leads_) return;
-    if (whole) {
-      keys.arrive_and_expect(Shared::KeyTile::kBytes);
-      values.arrive_and_expect(Shared::ValueTile::kBytes);
-    } else {
-      keys.arrive_and_expect(Shared::KeyTile::kBytes + Shared::ValueTile::kBytes);
+    if constexpr (C.persistent) {
+      shared_.keys_done.wait((run_.seen + 1) % 2);
+      Machine::wave_sync();
     }
-    copy_keys(shared_.keys, p_.k_map, keys, batch);
-    copy_keys(shared_.values, p_.v_map, values, batch);
+    if (!leads_) return;
+    call_keys(work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch, has_whole_keys());
+  }
+  /// Calls V, once dv of the tile of keys before has left.
+  TILEWISE_INLINE void begin_values() {
+    if constexpr (C.persistent) {
+      shared_.values_free.wait((run_.index + 1) % 2);
+      Machine::wave_sync();
+    }
+    if (!leads_) return;
+    if (C.persistent && work_.steps() == 0) return shared_.values_full.arrive();
+    const bool whole = has_whole_keys();
+    Barrier<Machine>& values = whole ? shared_.values_full : shared_.keys_landed;
+    if (whole) values.arrive_and_expect(Shared::ValueTile::kBytes);
+    copy_keys(shared_.values, p_.v_map, values, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch);
   }
   /// Once they have landed, clears rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there
   /// need not be. The first queries are on their way meanwhile.
   TILEWISE_INLINE void finish_keys() {
-    if (has_whole_keys()) return;
-    shared_.keys_landed.wait(0);
+    if (has_whole_keys() || work_.steps() == 0) return;
+    shared_.keys_landed.wait(run_.keys_parity);
+    run_.keys_parity ^= 1;
     const int32_t begin = -work_.first_key, end = work_.seqlen_k - work_.first_key;
     clear_rows_outside(shared_.keys, begin, end);
     clear_rows_outside(shared_.values, begin, end);
@@ -61,15 +101,16 @@ class BwdLoader {
   /// The next tile of queries, once its stage is empty.
   TILEWISE_INLINE void bring_queries() {
     const QueryPlace place = query_place<C>(work_, next_);
-    const auto at = ring_place<C.stages>(static_cast<uint32_t>(next_));
+    const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
     const int32_t first = place.tile * C.block_m;
     const bool whole = !C.lengths || first + C.block_m <= work_.seqlen_q;
     Barrier<Machine>& full = shared_.tile_ring.full[at.stage];
-    if (leads_ ||
-        C.lengths) {  // lanes that may clear rows wait for every stage, or they would lose count of its phases
-      at.wait_empty(shared_.tile_ring);
-      if (leads_) copy_queries(at.stage, first, place.head, whole ? full : shared_.landed);
-    }
+    // By all lanes, together: what only one of them waits for the compiler takes for a warp that has parted, which
+    // keeps nothing in uniform registers.
+    at.wait_empty(shared_.tile_ring);
+    Machine::wave_sync();
+    const int32_t head = work_.head * work_.group + place.head;
+    if (leads_) copy_queries(at.stage, work_.q_row, first, head, work_.batch, whole ? full : shared_.landed);
     if (!whole) {
       wait_landed();
       clear_rows_outside(shared_.queries[at.stage], 0, work_.seqlen_q - first);
@@ -82,11 +123,17 @@ class BwdLoader {
   }
 
  private:
+  TILEWISE_INLINE void call_keys(int32_t row, int32_t head, int32_t batch, bool whole) const {
+    Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.keys_landed;
+    keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole ? 0 : Shared::ValueTile::kBytes));
+    copy_keys(shared_.keys, p_.k_map, keys, row, head, batch);
+  }
   template <class Tile>
-  TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t batch) const {
+  TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row, int32_t head,
+                                 int32_t batch) const {
     TILEWISE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, work_.k_row, work_.head, batch);
+      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, row, head, batch);
     }
   }
 
@@ -99,17 +146,18 @@ class BwdLoader {
     }
   }
 
-  TILEWISE_INLINE void copy_queries(uint32_t stage, int32_t first, int32_t head_of_group,
+  /// Of a query head of batch entry `entry`, whose queries begin in row q_row.
+  TILEWISE_INLINE void copy_queries(uint32_t stage, int32_t q_row, int32_t first, int32_t head, int32_t entry,
                                     Barrier<Machine>& landed) const {
     constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
-    const int32_t head = work_.head * work_.group + head_of_group, batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
-    const int64_t statistics = (work_.batch * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
+    const int32_t batch = p_.shape.cu_seqlens_q ? 0 : entry;
+    const int64_t statistics = (entry * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
     landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes +
                              bias_box_bytes());
-    copy_rows(shared_.queries[stage], p_.q_map, landed, work_.q_row + first, head, batch);
+    copy_rows(shared_.queries[stage], p_.q_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
-    if constexpr (C.bias_boxes) copy_bias(stage, first, head, landed);
-    copy_rows(shared_.douts[stage], p_.dout_map, landed, work_.q_row + first, head, batch);
+    if constexpr (C.bias_boxes) copy_bias(stage, first, head, entry, landed);
+    copy_rows(shared_.douts[stage], p_.dout_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.delta[stage], p_.delta + statistics, kStatisticBytes, landed.state());
   }
 
@@ -118,13 +166,14 @@ class BwdLoader {
     if constexpr (!C.bias_boxes) return 0;
     return BwdBiasTile<C>::kChunks * (p_.bias_places.query ? C.block_m : 1) * kChunkRowBytes;
   }
-  TILEWISE_INLINE void copy_bias(uint32_t stage, int32_t first, int32_t head, Barrier<Machine>& landed) const {
+  TILEWISE_INLINE void copy_bias(uint32_t stage, int32_t first, int32_t head, int32_t entry,
+                                 Barrier<Machine>& landed) const {
     const BiasPlaces& places = p_.bias_places;
     auto& tile = shared_.bias[stage];
     TILEWISE_UNROLL
     for (int c = 0; c < BwdBiasTile<C>::kChunks; ++c) {
       Machine::copy_box(tile.chunk(c), p_.bias_map, landed.state(), work_.first_key + c * BwdBiasTile<C>::kChunkColumns,
-                        0, places.query * first, places.head * head, places.batch * work_.batch);
+                        0, places.query * first, places.head * head, places.batch * entry);
     }
   }
 
@@ -132,8 +181,8 @@ class BwdLoader {
     return !C.lengths || (work_.is_used(work_.first_key) && work_.is_used(work_.first_key + C.block_n() - 1));
   }
   TILEWISE_INLINE void wait_landed() {
-    shared_.landed.wait(landed_parity_);
-    landed_parity_ ^= 1;
+    shared_.landed.wait(run_.landed_parity);
+    run_.landed_parity ^= 1;
   }
 
   /// All but rows [begin, end): a piece a lane, without a branch on rows.
@@ -155,8 +204,8 @@ class BwdLoader {
   const HopperBwdParams& p_;
   Shared& shared_;
   const BwdWork& work_;
+  BwdRun& run_;
   int32_t next_ = 0;  // step whose tile comes next
-  uint32_t landed_parity_ = 0;
   const bool leads_;
 };
 

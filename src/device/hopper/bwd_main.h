@@ -21,36 +21,76 @@ class BwdMain {
   static constexpr bool kValuesLast = !kValuesFirst && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
 
  public:
-  TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+  TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+                          int thread)
       : p_(params),
         shared_(shared),
+        run_(run),
         lane_(thread % 32),
         warpgroup_(uniform<Machine>(thread / kWarpgroupThreads - 1)),
         seen_(seen_tiles(work)),
         before_(seen_.begin - work.queries.begin),
         after_(work.queries.end - seen_.end),
+        tile_place_(ring_place<C.stages>(run.steps)),
+        score_place_(ring_place<C.kScoreStages>(run.steps)),
         scores_(params, work, warpgroup_, thread) {}
 
-  TILEWISE_INLINE void run() {
+  TILEWISE_INLINE void run(const BwdWork& work) {
+    if constexpr (kKeepsPlace) {
+      auto& place = shared_.store_places[warpgroup_];
+      if (leads_warpgroup<Machine>()) {
+        store_number<Machine>(place.k_row, work.k_row);
+        store_number<Machine>(place.head, work.head), store_number<Machine>(place.batch, work.batch);
+      }
+    }
     dK_.clear();
     dV_.clear();
     const bool any = before_ + seen_.count() + after_ > 0;
     if (any) {
-      shared_.keys_full.wait(0);
-      shared_.values_full.wait(0);
-      TILEWISE_NO_UNROLL
-      for (int32_t head = work_group(p_); head > 0; --head) visit_head();
+      shared_.keys_full.wait(run_.seen % 2);
+      if constexpr (C.persistent) {
+        if (before_ > 0) begin_values();
+        visit_head();
+      } else {
+        begin_values();
+        TILEWISE_NO_UNROLL
+        for (int32_t head = p_.group; head > 0; --head) visit_head();
+      }
+    } else if constexpr (C.persistent) {
+      begin_values();
     }
-    // Found anew, lest it lives in registers through the steps.
-    const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
-    const BwdStore<Ops, C> store(p_, work, warpgroup_, lane_);
+    const BwdWork stored = work_to_store();
+    const BwdStore<Ops, C> store(p_, stored, warpgroup_, lane_);
     store.store_dv(shared_.values, dV_);
-    if (any) shared_.keys_done.wait(0);
-    store.store_dk(shared_.keys, dK_);
-    if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
+    if (any) shared_.keys_done.wait(run_.seen % 2);  // and the last dS has been read
+    store.store_dk(shared_.staged_dk(), dK_);
+    if constexpr (C.persistent) {
+      if (leads_warpgroup<Machine>()) Machine::template wait_stores_read<1>();  // dv's
+      arrive_as_warp(shared_.values_free, lane_);
+    }
   }
 
  private:
+  static constexpr bool kKeepsPlace = C.persistent && !C.lengths;
+  /// Not kept in registers through the steps: found anew, or where only the thread that stores asks, left by it in
+  /// shared memory.
+  TILEWISE_INLINE BwdWork work_to_store() const {
+    if constexpr (!kKeepsPlace) return find_work<C>(p_, Machine::not_hoisted(run_.item));
+    const auto& place = shared_.store_places[warpgroup_];
+    BwdWork work{};
+    if (leads_warpgroup<Machine>()) work.k_row = place.k_row, work.head = place.head, work.batch = place.batch;
+    return work;
+  }
+
+  /// Before the first product with V, and before dS is stored where dk of the tile of keys before may still lie.
+  TILEWISE_INLINE void begin_values() {
+    shared_.values_full.wait(run_.index % 2);
+    if constexpr (C.persistent) {
+      if (leads_warpgroup<Machine>()) Machine::wait_stores_read();
+      Machine::named_barrier_sync(kKeyRows + Machine::thread() / kWarpgroupThreads, kWarpgroupThreads);
+    }
+  }
+
   /// Of the block's tiles those that see one of this warpgroup's keys.
   TILEWISE_INLINE QueryTiles seen_tiles(const BwdWork& work) const {
     QueryTiles seen = query_tiles<C>(work, work.first_key + warpgroup_ * C.kRows, C.kRows);
@@ -68,8 +108,9 @@ class BwdMain {
       scores_.read_lse(shared_.lse2[tile_place_.stage]);
       read_kept();
     }
-    visit_tiles<C>(seen_,
-                   [&](auto masked, int32_t tile, bool more) { step<decltype(masked)::value != 0>(tile, more); });
+    visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool first, bool more) {
+      step<decltype(masked)::value != 0>(tile, first, more);
+    });
     skip(C.ordered ? before_ : after_);
   }
 
@@ -79,7 +120,7 @@ class BwdMain {
   /// fences, exponentials) waits there behind matrix products, 250 cycles and more: it is asked for long before it is
   /// needed.
   template <bool kMasked>
-  TILEWISE_INLINE void step(int32_t tile, bool more) {
+  TILEWISE_INLINE void step(int32_t tile, bool first, bool more) {
     auto& Q = shared_.queries[tile_place_.stage];
     auto& dO = shared_.douts[tile_place_.stage];
     const int first_row = warpgroup_ * C.kRows;
@@ -96,6 +137,9 @@ class BwdMain {
       scores_.keep_factors();
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(dV_);
+    }
+    if constexpr (C.persistent) {
+      if (first && before_ == 0) begin_values();
     }
     // dP^T = V dO^T, which is held back until P is there, lest both take registers of their own.
     Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, first_row, dO,
@@ -155,6 +199,7 @@ class BwdMain {
 
   const HopperBwdParams& p_;
   Shared& shared_;
+  const BwdRun& run_;
   const int lane_, warpgroup_;
   const QueryTiles seen_;
   const int32_t before_, after_;  // tiles that the other warpgroup's keys are seen from

@@ -7,6 +7,9 @@
 
 namespace tilewise::device {
 
+/// Hardware barriers by number; 0 is the block's.
+enum BwdNamedBarrier : int { kKeyRows = 1 };  // of the block's warpgroup i: kKeyRows + i
+
 /// dq's products of a tile of queries, cut into parts of 64 rows and up to kMostCols columns, which a warpgroup's
 /// registers hold one after the other.
 template <HopperBwdConfig C>
@@ -78,7 +81,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   using DoutTile = SwizzledTile<C.block_m, C.head_dim_v>;
   using ScoreTile = SwizzledTile<C.block_n(), C.block_m>;  // rows are keys
 
-  KeyTile keys;      // and dk on its way out
+  KeyTile keys;      // and of wide heads dk on its way out
   ValueTile values;  // and dv
   QueryTile queries[C.stages];
   DoutTile douts[C.stages];
@@ -90,9 +93,25 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, C.stages> tile_ring;                       // of Q, dO and their statistics
   Ring<Machine, C.kScoreStages> score_ring;                // of dS
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
+  Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
   Barrier<Machine> keys_full, values_full;
+  Barrier<Machine> values_free;          // dv has left the place of V
   Barrier<Machine> keys_done;            // dq's last product has read K
   Barrier<Machine> keys_landed, landed;  // keys, and queries, to be cleared beyond a sequence's end
+  /// The next tile of keys, as far as what comes first of it is asked for; queries see it where steps is above 0.
+  struct alignas(16) Item {
+    typename Machine::SharedNumber number, steps, k_row, head, batch, first_query;
+  } items[2];
+  /// Where a computing warpgroup's dk and dv go, left there by the thread that will ask.
+  struct alignas(16) StorePlace {
+    typename Machine::SharedNumber k_row, head, batch;
+  } store_places[2];
+
+  /// Where dk lies on its way out: in the place of dS, each warpgroup's rows in that of its own.
+  TILEWISE_INLINE KeyTile& staged_dk() {
+    static_assert(C.shares_keys || sizeof(KeyTile) <= sizeof(dS));
+    return reinterpret_cast<KeyTile&>(dS);
+  }
 
   /// The bias of a stage; of a config without boxes nothing that anyone looks at.
   TILEWISE_INLINE auto& bias_tile([[maybe_unused]] uint32_t stage) {
@@ -111,6 +130,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     draw_ring.init(kDqWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
     keys_full.init(1), values_full.init(1);
+    if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1), values_free.init(kMainWarps);
     keys_done.init(kDqWarps);
     keys_landed.init(1), landed.init(1);
     Machine::publish_barriers();

@@ -27,6 +27,7 @@ class HopperBwdStatistics {
 
   TILEWISE_INLINE static void run(const Params& p, Shared&) {
     let_next_step_begin<Machine>();
+    if (p.tile_counter && Machine::block() == 0 && Machine::thread() == 0) Machine::store_global(p.tile_counter, 0u);
     const GridPlace place = grid_place<Machine>(p.grid);
     const Sequence s = sequence_at<C>(p.shape, place.batch);
     const int64_t first = static_cast<int64_t>(place.tile) * C.kRows;

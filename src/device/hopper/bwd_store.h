@@ -10,9 +10,6 @@
 
 namespace tilewise::device {
 
-/// Hardware barriers by number; 0 is the block's.
-enum BwdNamedBarrier : int { kKeyRows = 1 };  // of the block's warpgroup i: kKeyRows + i
-
 template <class Ops, HopperBwdConfig C>
 class BwdStore {
   using Machine = typename Ops::Machine;
@@ -29,6 +26,7 @@ class BwdStore {
       if (p_.dv.data) store_part(sums, p_.dv_accum, p_.dv_accum_a_block, scale);
     } else {
       store(values, sums, p_.dv, p_.dv_map, p_.shape.head_dim_v, scale);
+      commit();
     }
   }
   template <class Tile, class Sums>
@@ -37,6 +35,7 @@ class BwdStore {
       if (p_.dk.data) store_part(sums, p_.dk_accum, p_.dk_accum_a_block, 1.0f);
     } else {
       store(keys, sums, p_.dk, p_.dk_map, p_.shape.head_dim, p_.score.softmax_scale);
+      commit();
     }
   }
 
@@ -59,7 +58,7 @@ class BwdStore {
     if (!to.data) return;
     const int32_t first = warpgroup_ * C.kRows;
     scale_rows(sums, scale);
-    const int32_t row = first + warp_row<Machine>() + lane_ % 16;
+    const int place = tile.place_of(first + warp_row<Machine>() + lane_ % 16, lane_ / 16);
     TILEWISE_UNROLL
     for (int k = 0; k < Sums::kCols / 16; ++k) {
       uint32_t packed[4];
@@ -68,7 +67,7 @@ class BwdStore {
         const Sm80Accumulator& x = sums.tile[0][2 * k + i / 2];
         packed[i] = Machine::template pack<C.k_type>(x[i % 2 * 2], x[i % 2 * 2 + 1]);
       }
-      Machine::store_matrices(tile.piece(row, 2 * k + lane_ / 16), packed);
+      Machine::store_matrices(tile.pair_piece(place, k), packed);
     }
     Machine::fence_shared_writes();
     Machine::named_barrier_sync(kKeyRows + Machine::thread() / kWarpgroupThreads, kWarpgroupThreads);
@@ -98,7 +97,10 @@ class BwdStore {
       Machine::store_box(map, tile.chunk(c) + first * kChunkRowBytes, c * Tile::kChunkColumns, 0, work_.k_row + first,
                          work_.head, batch);
     }
-    Machine::commit_stores();
+  }
+  /// One group of stores of each gradient, whatever there is to store.
+  TILEWISE_INLINE static void commit() {
+    if (leads_warpgroup<Machine>()) Machine::commit_stores();
   }
 
   template <class Tile>

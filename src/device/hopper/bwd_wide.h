@@ -36,7 +36,7 @@ class BwdWide {
     if (seen_.count() > 0) {
       (kSumsDv ? shared_.keys_full : shared_.values_full).wait(0);
       TILEWISE_NO_UNROLL
-      for (int32_t head = work_group(p_); head > 0; --head) visit_head();
+      for (int32_t head = p_.group; head > 0; --head) visit_head();
       shared_.keys_done.wait(0);  // and the other warpgroup's last products have read V
     }
     // Found anew, lest it lives in registers through the steps.
@@ -56,7 +56,7 @@ class BwdWide {
     tile_place_.wait_full(shared_.tile_ring);
     if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     read_kept();
-    visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool more) {
+    visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool /*first*/, bool more) {
       constexpr bool kMasked = decltype(masked)::value != 0;
       if constexpr (kSumsDv) {
         weigh_tile<kMasked>(tile, more);

@@ -33,6 +33,17 @@ struct BwdWork {
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
 };
 
+/// How far a block has come that works on one tile of keys after the other.
+struct BwdRun {
+  int32_t item = 0;            // in the order of tiles of keys
+  uint32_t index = 0;          // of those of this block
+  uint32_t seen = 0;           // how many before are seen by queries
+  uint32_t steps = 0;          // of all before
+  bool early = false;          // the one before has called what comes first of this one
+  uint32_t landed_parity = 0;  // of the barrier for queries that are cleared behind a sequence's end
+  uint32_t keys_parity = 0;    // and of that for keys
+};
+
 /// A tile of queries of one head of the group.
 struct QueryPlace {
   int32_t tile, head;  // the head counts from the group's first one
@@ -46,13 +57,9 @@ TILEWISE_INLINE int32_t tile_after(const QueryTiles& tiles, int32_t count) {
 /// Of a block's step.
 template <HopperBwdConfig C>
 TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
+  if constexpr (C.persistent) return {tile_after<C>(work.queries, step), 0};  // see HopperBwdConfig
   const int32_t head = step / work.queries.count();
   return {tile_after<C>(work.queries, step - head * work.queries.count()), head};
-}
-
-/// Query heads of a key head.
-TILEWISE_INLINE int32_t work_group(const HopperBwdParams& p) {
-  return static_cast<int32_t>(p.shape.num_heads_q) / static_cast<int32_t>(p.shape.num_heads_k);
 }
 
 /// Of keys [first_key, first_key + count).
@@ -92,11 +99,12 @@ TILEWISE_INLINE QueryTiles tiles_within(const QueryTiles& tiles, int32_t begin, 
   return within;
 }
 
-/// step(Index<whether some weights are hidden>, tile, whether another one follows) for a head's tiles, in their order.
+/// step(Index<whether some weights are hidden>, tile, whether it is the first one, whether another one follows) for a
+/// head's tiles, in their order.
 template <HopperBwdConfig C, class Step>
 TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
   const int32_t count = seen.count(), full = seen.end - maximum(seen.begin, seen.full_begin);
-  const auto visit = [&](auto masked, int32_t i) { step(masked, tile_after<C>(seen, i), i + 1 < count); };
+  const auto visit = [&](auto masked, int32_t i) { step(masked, tile_after<C>(seen, i), i == 0, i + 1 < count); };
   int32_t i = 0;
   if constexpr (C.windowed || C.partial_rows) {  // masked at both ends, by the same code
     TILEWISE_NO_UNROLL
@@ -124,13 +132,14 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
 template <HopperBwdConfig C>
 TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
   const int32_t parts = C.split ? p.order.num_splits : 1;  // of a tile they run fastest
-  const OrderPlace place = place_in_order(p.order, block / parts);
+  const int32_t index = C.split ? divide(block, p.divisors.by_splits) : block;
+  const OrderPlace place = place_in_order(p.order, p.divisors, index);
   BwdWork work{};
-  work.part = block % parts;
+  work.part = block - index * parts;
   work.tile = p.order.num_tiles - 1 - place.tile;  // the first keys have the most queries under a causal mask
   work.head = place.head;
   work.batch = place.batch;
-  work.group = work_group(p);
+  work.group = C.persistent ? 1 : p.group;
   const Sequence s = sequence_at<C>(p.shape, place.batch);
   const int32_t first_row = work.tile * C.block_n(), leftpad = static_cast<int32_t>(s.leftpad);
   work.q_row = static_cast<int32_t>(s.q_row);

@@ -74,6 +74,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag ordered = 0;       // dq is added up in the order of tiles of keys
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
+  Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
   static constexpr int32_t kScoreStages = 2;            // tiles of dS
@@ -88,6 +89,7 @@ struct HopperBwdConfig : ScoreConfig {
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
     visit("split", c.split), visit("shares_keys", c.shares_keys);
+    visit("persistent", c.persistent);
   }
 };
 

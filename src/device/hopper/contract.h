@@ -83,6 +83,8 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         typename M::SharedNumber;              // an int32_t in shared memory, read as one
                         { M::blocks() } -> SameAs<int32_t>;    // of the grid
                         { M::uniform(i) } -> SameAs<int32_t>;  // what steers wgmma is known to be the same
+                        // The same number in all lanes, which the compiler keeps in a uniform register from here on.
+                        { M::agreed(i) } -> SameAs<int32_t>;
                         { M::shuffle_xor(word, i) } -> SameAs<uint32_t>;
                         { M::tanh(x) } -> SameAs<float>;  // its relative error is 2^-11
                         { M::pin(x) } -> SameAs<void>;    // no use of x moves across it

@@ -11,6 +11,9 @@ struct HopperMachine : Sm80Machine {
   using SharedNumber = int32_t;
   TILEWISE_INLINE static int32_t blocks() { return static_cast<int32_t>(gridDim.x); }
   TILEWISE_INLINE static int32_t uniform(int32_t value) { return __shfl_sync(~0u, value, 0); }
+  TILEWISE_INLINE static int32_t agreed(int32_t value) {
+    return static_cast<int32_t>(__reduce_or_sync(~0u, static_cast<uint32_t>(value)));
+  }
   using Sm80Machine::shuffle_xor;
   TILEWISE_INLINE static uint32_t shuffle_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
   TILEWISE_INLINE static float tanh(float x) {

@@ -26,6 +26,7 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static int32_t uniform(int32_t value) {
     return static_cast<int32_t>(host_block->shuffle_xor(static_cast<uint32_t>(value), lane()));  // lane 0's
   }
+  TILEWISE_INLINE static int32_t agreed(int32_t value) { return uniform(value); }
   /// As far off as the machine's may be: 11 bits of the fraction, cut.
   TILEWISE_INLINE static float tanh(float x) {
     constexpr uint32_t kKept = ~((1u << (23 - 11)) - 1);

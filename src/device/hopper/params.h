@@ -16,7 +16,7 @@ struct TileOrder {
   int32_t batch_size;
   int32_t heads_at_once, short_tiles;
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
-  int32_t counters;               // kCounterWords where tiles are dealt out by a counter, else 0
+  int32_t counters;               // words of the counter that deals tiles out: kCounterWords, backwards 1; else 0
   int32_t num_splits;             // parts in which a tile's keys, or queries, are dealt out
 
   template <class Params, class Visit>
@@ -27,6 +27,30 @@ struct TileOrder {
     visit("num_splits", p.num_splits);
   }
 };
+
+/// By what the numbers of tiles in that order are divided.
+struct OrderDivisors {
+  Divisor by_set, by_last_set;  // by the heads of a set, and of the last one
+  Divisor by_set_tiles;         // by the long tiles of a set
+  Divisor by_heads, by_all_heads;
+  Divisor by_splits;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("by_set", p.by_set), visit("by_last_set", p.by_last_set), visit("by_set_tiles", p.by_set_tiles);
+    visit("by_heads", p.by_heads), visit("by_all_heads", p.by_all_heads), visit("by_splits", p.by_splits);
+  }
+};
+constexpr OrderDivisors order_divisors(const TileOrder& order) {
+  const int32_t heads = order.num_heads * order.batch_size, a_set = order.heads_at_once;
+  const int32_t last_set = a_set > 0 ? heads % a_set : 0;
+  return {divisor_of(a_set),
+          divisor_of(last_set > 0 ? last_set : a_set),
+          divisor_of(a_set * (order.num_tiles - order.short_tiles)),
+          divisor_of(order.num_heads),
+          divisor_of(heads),
+          divisor_of(order.num_splits)};
+}
 
 /// Which dimensions a bias has (1, else 0), whose boxes are asked for at its place in those alone.
 struct BiasPlaces {
@@ -86,15 +110,17 @@ struct HopperBwdStatisticsParams {
   float* dense_delta;
   // [batch_size, num_heads_q, tiles of this launch, turns_a_block], zeros from here; null where dq has no order
   uint32_t* turns;
-  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block;
+  uint32_t* tile_counter;  // [counters], 0 from here
+  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block, counters;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("softmax_lse", p.softmax_lse);
     visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2), visit("delta", p.delta);
     visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("turns", p.turns);
-    visit("rows_a_head", p.rows_a_head), visit("dq_accum_a_head", p.dq_accum_a_head);
-    visit("dense_rows_a_head", p.dense_rows_a_head), visit("turns_a_block", p.turns_a_block);
+    visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
+    visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
+    visit("turns_a_block", p.turns_a_block), visit("counters", p.counters);
   }
 };
 
@@ -109,7 +135,8 @@ struct HopperBwdParams {
   Tensor4 dk, dv;   // null where they are not wanted
   TileOrder order;  // of tiles of keys, backwards; heads are key heads
   BiasPlaces bias_places;
-  int32_t unused;     // keeps the block free of holes
+  int32_t group;  // query heads of a key head
+  OrderDivisors divisors;
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
@@ -117,6 +144,7 @@ struct HopperBwdParams {
   // As the portable BwdParams have them; written instead of dk and dv where queries come in parts.
   float* dk_accum;
   float* dv_accum;
+  uint32_t* tile_counter;  // [order.counters], 0 at first: how many tiles of keys have been asked for
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
 
   template <class Params, class Visit>
@@ -124,9 +152,11 @@ struct HopperBwdParams {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv);
-    visit("order", p.order), visit("bias_places", p.bias_places), visit("unused", p.unused);
+    visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
+    visit("divisors", p.divisors);
     visit("lse2", p.lse2), visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
-    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("rows_a_head", p.rows_a_head);
+    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("tile_counter", p.tile_counter);
+    visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
     visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
   }

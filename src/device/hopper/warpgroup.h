@@ -20,6 +20,12 @@ TILEWISE_INLINE bool leads_warpgroup() {
   return Machine::thread() % kWarpgroupThreads == 0;
 }
 
+/// A number in shared memory, by one lane.
+template <class Machine>
+TILEWISE_INLINE void store_number(typename Machine::SharedNumber& to, int32_t value) {
+  Machine::store_shared(reinterpret_cast<int32_t*>(&to), value);
+}
+
 /// Once all lanes have come here, one of them tells a barrier.
 template <class Machine>
 TILEWISE_INLINE void arrive_as_warp(Barrier<Machine>& barrier) {

@@ -132,6 +132,8 @@ class BackwardLowerer {
     splits_ = std::clamp<std::int64_t>(
         tiles, 1, portable::query_splits(p, key_blocks(p, config_), steps, device.multiprocessors));
     config_.split = splits_ > 1;
+    // The statistics' first block clears the counter of tiles, and without queries there is none.
+    if (config_.split || query_tiles_ == 0) config_.persistent = 0;
   }
 
   gpu::Outcome lower() {
@@ -166,6 +168,7 @@ class BackwardLowerer {
     params.dq_accum_a_head = rows_a_head_ * c.head_dim;
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     params.turns_a_block = turns_a_block();
+    params.counters = config_.persistent ? 1 : 0;
     builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
   }
 
@@ -174,12 +177,16 @@ class BackwardLowerer {
     params.shape = shape_;
     params.order = key_order(p_, config_, device_.multiprocessors);
     params.order.num_splits = static_cast<std::int32_t>(splits_);
+    params.group = static_cast<std::int32_t>(portable::group_of(p_));
+    params.divisors = device::order_divisors(params.order);
+    params.order.counters = config_.persistent ? 1 : 0;
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
     if (config_.split) params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
-    const std::int64_t blocks = key_blocks(p_, config_) * splits_;
+    std::int64_t blocks = key_blocks(p_, config_) * splits_;
+    if (config_.persistent) blocks = std::min<std::int64_t>(blocks, device_.multiprocessors);
     gpu::Launch* launch =
         builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params, bind_bwd);
     if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);
@@ -328,6 +335,11 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   c.waves = c.shares_keys ? 16 : 12;
   const bool biased = p.bias != BiasKind::none;
   c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
+  // Groups of heads would be one loop more around the steps, in which ptxas keeps nothing in uniform registers; f16 in
+  // tiles of 128 queries spills 92 to 108 bytes, with a bias up to 140; dropout's draws count the steps of one tile of
+  // keys.
+  const bool crowded = p.dtype == DType::f16 && c.block_m > kNarrow;
+  c.persistent = !c.shares_keys && !c.ordered && !c.dropout && !biased && !crowded && portable::group_of(p) == 1;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };

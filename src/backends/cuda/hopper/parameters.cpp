@@ -42,6 +42,7 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.workspace(p.dq_accum, "dq_accum", Access::write, table.heads() * p.dq_accum_a_head);
   table.workspace(p.dense_delta, "delta", Access::write, table.heads() * p.dense_rows_a_head);
   table.add(p.turns, gpu::float_workspace("turns", Access::write, table.heads() * p.grid.num_tiles * p.turns_a_block));
+  table.add(p.tile_counter, gpu::float_workspace("tile_counter", Access::write, p.counters));
 }
 
 void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor& visit) {
@@ -61,6 +62,9 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   const std::int64_t parts = std::int64_t{order.num_tiles} * order.num_heads * order.batch_size * order.num_splits;
   table.workspace(p.dk_accum, "dk_accum", Access::write, parts * p.dk_accum_a_block);
   table.workspace(p.dv_accum, "dv_accum", Access::write, parts * p.dv_accum_a_block);
+  gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
+  counter.one_writer = false;  // all blocks add
+  table.add(p.tile_counter, counter);
 }
 
 void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisitor& visit) {

@@ -1,0 +1,77 @@
+// Which tiles of keys a block of the backward kernel works on: one, or one after the other by a counter in memory.
+#pragma once
+
+#include "device/hopper/bwd_loader.h"
+#include "device/hopper/bwd_work.h"
+#include "device/hopper/warpgroup.h"
+
+namespace tilewise::device {
+
+template <class Machine, HopperBwdConfig C>
+class BwdItems {
+  using Shared = HopperBwdShared<Machine, C>;
+
+ public:
+  TILEWISE_INLINE BwdItems(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
+
+  /// visit(work, the run so far) for each of a block's tiles of keys. What is the same in all lanes is made known as
+  /// such in every turn: numbers from memory and from the turn before are not, and all that is computed from them would
+  /// leave the uniform registers (60 bytes of spills and 40 moves more in each step).
+  template <class Visit>
+  TILEWISE_INLINE void visit_all(const Visit& visit) const {
+    BwdRun run{};
+    run.item = Machine::block();
+    if constexpr (!C.persistent) {
+      const BwdWork work = find_work<C>(p_, run.item);
+      if (work.rows > 0) visit(work, run);
+    } else {
+      TILEWISE_NO_UNROLL
+      while (run.item < count()) {
+        run.item = Machine::agreed(run.item);
+        run.index = agreed(run.index), run.steps = agreed(run.steps), run.seen = agreed(run.seen);
+        const BwdWork work = find_work<C>(p_, run.item);
+        visit(work, run);
+        run.item = next(run);
+        run.early = work.steps() > 0;
+        ++run.index, run.steps += static_cast<uint32_t>(work.steps()), run.seen += run.early ? 1 : 0;
+      }
+    }
+  }
+
+  /// Finds the tile after the one at hand, by one warp, once all warps have begun this one. Nobody is asked whether
+  /// they have read the number before: the loader has waited for the tile before, which all had a part in.
+  TILEWISE_INLINE void publish(const BwdRun& run, bool leads) const {
+    int32_t number = 0;
+    BwdWork work{};
+    TILEWISE_NO_UNROLL
+    do {
+      number = leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + Machine::blocks() : 0;
+      number = Machine::agreed(number);
+      work = number < count() ? find_work<C>(p_, number) : BwdWork{};
+    } while (C.lengths && number < count() && work.rows <= 0);  // of packed sequences many have no such keys
+    if (!leads) return;
+    auto& item = shared_.items[run.index % 2];
+    store_number<Machine>(item.number, number), store_number<Machine>(item.steps, work.steps());
+    if constexpr (BwdLoader<Machine, C>::kEarly) {
+      store_number<Machine>(item.k_row, work.k_row), store_number<Machine>(item.head, work.head);
+      store_number<Machine>(item.batch, work.batch);
+      store_number<Machine>(item.first_query, tile_after<C>(work.queries, 0) * C.block_m);
+    }
+    shared_.item_full[run.index % 2].arrive();
+  }
+
+ private:
+  TILEWISE_INLINE static uint32_t agreed(uint32_t number) {
+    return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
+  }
+  TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
+  TILEWISE_INLINE int32_t next(const BwdRun& run) const {
+    shared_.item_full[run.index % 2].wait(run.index / 2 % 2);
+    return Machine::agreed(shared_.items[run.index % 2].number);
+  }
+
+  const HopperBwdParams& p_;
+  Shared& shared_;
+};
+
+}  // namespace tilewise::device

@@ -26,7 +26,8 @@ class KeptPairs {
       for_each_index<0, Table::kSets.size[kSet] / 2>([&](auto pair) {
         constexpr int kElement = Table::kSets.member[kSet][2 * decltype(pair)::value];
         static_assert(kElement % 2 == 0 && Table::kSets.member[kSet][2 * decltype(pair)::value + 1] == kElement + 1);
-        kept_[kElement / 2] = Machine::template halves_at_least<kNormalBound>(words.word[Sets::key(0, kElement) % 32 / 8], thresholds);
+        kept_[kElement / 2] =
+            Machine::template halves_at_least<kNormalBound>(words.word[Sets::key(0, kElement) % 32 / 8], thresholds);
       });
     });
   }

@@ -33,6 +33,7 @@ enum class Fault {
   weights_taken_early,
   draws_overwritten,
   handed_on_early,
+  turns_come_late,
   blocks_backwards,
   bias_not_expected,
   values_overwritten,
@@ -88,6 +89,11 @@ constexpr HopperBwdConfig kWide = [] {
   return c;
 }();
 
+constexpr HopperBwdConfig kWideOrdered = [] {
+  HopperBwdConfig c = kWide;
+  c.ordered = 1;
+  return c;
+}();
 constexpr HopperBwdConfig kWideDropout = [] {
   HopperBwdConfig c = kWide;
   c.dropout = 1;
@@ -161,6 +167,9 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
   static void wait_stores() {
     if (g_fault != Fault::handed_on_early) HostSm90Machine::wait_stores();
+  }
+  static uint32_t peek_global(const uint32_t* word) {
+    return g_fault == Fault::turns_come_late ? 0 : HostSm90Machine::peek_global(word);
   }
   static int block() {
     const int block = HostSm90Machine::block();
@@ -313,6 +322,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kOrdered> ordered;
     EXPECT_EQ(ordered.run(Fault::none, seed), "");
     EXPECT_LT(ordered.error(), kFine);
+    BwdCall<kWideOrdered> wide_ordered;
+    EXPECT_EQ(wide_ordered.run(Fault::none, seed), "");
+    EXPECT_LT(wide_ordered.error(), kFine);
   }
 }
 
@@ -366,9 +378,19 @@ TEST(EmulatedHopperBwd, ATurnThatIsHandedOnBeforeTheSumsHaveArrivedIsCaught) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::handed_on_early), "of its stores are under way"));
 }
 
-/// The last tile of keys finds that the one before has not added yet.
+/// No fault: who has looked in vain waits.
+TEST(EmulatedHopperBwd, TurnsMayComeLate) {
+  BwdCall<kOrdered> call;
+  EXPECT_EQ(call.run(Fault::turns_come_late), "");
+  EXPECT_LT(call.error(), kFine);
+  BwdCall<kWideOrdered> wide;
+  EXPECT_EQ(wide.run(Fault::turns_come_late), "");
+  EXPECT_LT(wide.error(), kFine);
+}
+
+/// The first tile of keys finds that the one behind has not added yet.
 TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
-  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::blocks_backwards), "waits for 1 in memory that holds 0"));
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::blocks_backwards), "waits for 2 in memory that holds 0"));
 }
 
 /// What the next tile of keys brings meets what the one before has left, or still reads.

@@ -213,10 +213,16 @@ void WarpgroupEmulator::wait_stores(bool written, std::int32_t pending) {
   knowledge_.of(own_lane()).seen[knowledge_.actors().stores(wave_index())] = knowledge_.pass();
 }
 
+std::uint32_t WarpgroupEmulator::peek_global(const std::uint32_t* word) {
+  check(global_.access(word, sizeof *word, GlobalAccess::read, global_accessor()));
+  return *word;
+}
+
 /// Blocks run one after another: what an earlier one has not left no block will.
 void WarpgroupEmulator::await_global(const std::uint32_t* word, std::uint32_t value) {
-  check(global_.access(word, sizeof *word, GlobalAccess::read, global_accessor()));
-  if (*word != value) fail("waits for ", value, " in memory that holds ", *word, " once all blocks before have ended");
+  if (const std::uint32_t found = peek_global(word); found != value) {
+    fail("waits for ", value, " in memory that holds ", found, " once all blocks before have ended");
+  }
 }
 
 void WarpgroupEmulator::release_global(std::uint32_t* word, std::uint32_t value) {

@@ -30,6 +30,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::uint32_t shared_address(const void* pointer) override;
   std::uint32_t count_global(std::uint32_t* counter) override;
   std::uint64_t exchange_global_if(std::uint64_t* to, std::uint64_t expected, std::uint64_t desired) override;
+  std::uint32_t peek_global(const std::uint32_t* word) override;
   void await_global(const std::uint32_t* word, std::uint32_t value) override;
   void release_global(std::uint32_t* word, std::uint32_t value) override;
   void store_matrices(void* row, const std::uint32_t* from) override;

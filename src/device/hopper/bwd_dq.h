@@ -29,16 +29,19 @@ class BwdDqProducts {
         warp_(uniform<Machine>(thread / 32)),
         score_place_(ring_place<C.kScoreStages>(steps_before)),
         tiles_left_(work.queries.count()),
-        to_(first_place()) {}
+        to_(first_place()),
+        turns_(params, work, warp_) {}
 
   /// From the last part of a tile to the first one of the next, perhaps of the next head.
   TILEWISE_INLINE void enter_next_tile() {
-    to_ += kAdvance - Parts::place(Parts::kCount - 1);
+    to_ += kTileFloats - Parts::place(Parts::kCount - 1);
     if constexpr (C.persistent) return;
-    if (--tiles_left_ == 0) {
+    const bool enters_head = --tiles_left_ == 0;
+    if (enters_head) {
       tiles_left_ = Machine::not_hoisted(work_.queries.count());
-      to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kAdvance;
+      to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kTileFloats;
     }
+    if constexpr (C.ordered) turns_.advance(enters_head);
   }
 
   template <int kPart, int kTiles>
@@ -70,13 +73,13 @@ class BwdDqProducts {
   }
 
  private:
-  static constexpr int32_t kTileFloats = C.block_m * C.head_dim, kAdvance = C.ordered ? -kTileFloats : kTileFloats;
+  static constexpr int32_t kTileFloats = C.block_m * C.head_dim;
 
   /// Where this warp's sums of the block's first tile begin.
   TILEWISE_INLINE float* first_place() const {
     const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head * work_.group;
-    return p_.dq_accum + head * p_.dq_accum_a_head +
-           static_cast<int64_t>(tile_after<C>(work_.queries, 0)) * kTileFloats + warp_ * (16 * C.head_dim);
+    return p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(work_.queries.begin) * kTileFloats +
+           warp_ * (16 * C.head_dim);
   }
 
  protected:
@@ -85,18 +88,15 @@ class BwdDqProducts {
   const BwdWork& work_;
   const int lane_, warp_;
   RingPlace<C.kScoreStages> score_place_;
-
- private:
   int32_t tiles_left_;  // of a head, the one at hand among them
-
- protected:
-  float* to_;  // where this warp's sums of the part at hand go
+  float* to_;           // where this warp's sums of the part at hand go
+  BwdTurns<Machine, C> turns_;
 };
 
 template <class Ops, HopperBwdConfig C>
 class BwdDqSums : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
-  using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_;
+  using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_, Base::turns_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
   using Loader = BwdLoader<Machine, C>;
 
@@ -108,6 +108,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   template <class Publish>
   TILEWISE_INLINE void run(const Publish& publish) {
     const int32_t steps = this->work_.steps();
+    if (C.ordered && warp_ != 0) wait_for_step_before<Machine>();  // before it looks at a turn
     // All warps have the number of this tile of keys: a later one may take its place.
     if constexpr (C.persistent) Machine::named_barrier_sync(kKeyRows, kWarpgroupThreads);
     if (warp_ == 0 && (steps > 0 || C.persistent)) {
@@ -129,11 +130,13 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
         if (step + 1 < steps) this->draw(step + 1);
         if (step < 0) continue;
       }
-      if (C.ordered && step > 0) hand_on(step - 1);
       if (step == 0) shared_.keys_full.wait(run_.seen % 2);
-      score_place_.wait_full(shared_.score_ring);
+      if (!C.ordered || !begin_turn()) score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });
-      if constexpr (C.ordered) send(Parts::kCount - 1, step);  // at once: other blocks wait for it
+      if constexpr (C.ordered) {
+        send(Parts::kCount - 1, step);  // at once: other blocks wait for it
+        this->enter_next_tile();
+      }
     }
     if (steps == 0) return;
     arrive_as_warp(shared_.keys_done, lane_);
@@ -142,7 +145,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       Machine::wave_sync();
     }
     if constexpr (C.ordered) {
-      hand_on(steps - 1);
+      if (lane_ == 0) hand_on();
     } else {
       send(Parts::kCount - 1, steps - 1);
     }
@@ -160,7 +163,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     if (kPart > 0 || (step > 0 && !C.ordered)) send(kLast, kPart > 0 ? step : step - 1);
     if constexpr (kPart > 0) {
       to_ += Parts::place(kPart) - Parts::place(kPart - 1);
-    } else if (step > 0) {
+    } else if (step > 0 && !C.ordered) {
       this->enter_next_tile();
     }
     Machine::template wgmma_wait<0>();
@@ -181,17 +184,30 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     Machine::fence_shared_writes();
     Machine::wave_sync();
     if (lane_ != 0) return;
-    if (C.ordered && part == 0) BwdTurns<Machine, C>::await(p_, this->work_, step, warp_);
+    if (C.ordered && part == 0) take_turn();
     Machine::add_run(to_, shared_.handover.dq[warp_][Parts::staged(part, step)],
                      16 * Parts::cols(part) * static_cast<int32_t>(sizeof(float)));
     Machine::commit_stores();
   }
 
-  /// Once a tile's sums have arrived, which takes them a microsecond: not before the next tile's have been waited for.
-  TILEWISE_INLINE void hand_on(int32_t step) {
-    if (lane_ != 0) return;
+  /// A look at the turn takes a microsecond, and so do sums until they have arrived. Both run beside other work: one
+  /// looks before a tile's scores are waited for, and hands the tile before on meanwhile, or else beside the tile's
+  /// last products, before its own sums are sent, for which the release would wait too.
+  /// Returns whether the scores were there.
+  TILEWISE_INLINE bool begin_turn() {
+    turns_.ask(this->tiles_left_);
+    const bool landed = score_place_.test_full(shared_.score_ring);
+    if (!landed && lane_ == 0 && turns_.owes()) hand_on();
+    return landed;
+  }
+  /// By one lane.
+  TILEWISE_INLINE void take_turn() {
+    if (turns_.owes()) hand_on();
+    if (!turns_.has_come()) turns_.await();
+  }
+  TILEWISE_INLINE void hand_on() {
     Machine::wait_stores();
-    BwdTurns<Machine, C>::hand_on(p_, this->work_, step, warp_);
+    turns_.hand_on();
   }
 
   BwdRun& run_;
@@ -201,7 +217,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
 template <class Ops, HopperBwdConfig C>
 class BwdDqAdds : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
-  using Base::shared_, Base::lane_, Base::to_;
+  using Base::shared_, Base::lane_, Base::to_, Base::turns_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
@@ -211,6 +227,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();
     if (steps == 0) return;
+    if constexpr (C.ordered) wait_for_step_before<Machine>();  // before it looks at a turn
     to_ += 4 * lane_;
     shared_.keys_full.wait(0);
     TILEWISE_NO_UNROLL
@@ -219,14 +236,15 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
         if (step + 1 < steps) this->draw(step + 1);
         if (step < 0) continue;
       }
-      if (C.ordered && step > 0) hand_on(step - 1);
+      if constexpr (C.ordered) turns_.ask(this->tiles_left_);
       this->score_place_.wait_full(shared_.score_ring);
-      if (C.ordered && lane_ == 0) BwdTurns<Machine, C>::await(this->p_, this->work_, step, this->warp_);
-      if constexpr (C.ordered) Machine::wave_sync();
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(); });
       this->enter_next_tile();
     }
-    if constexpr (C.ordered) hand_on(steps - 1);
+    if constexpr (C.ordered) {
+      Machine::wave_sync();
+      if (lane_ == 0) turns_.hand_on();
+    }
     arrive_as_warp(shared_.keys_done, lane_);
   }
 
@@ -236,6 +254,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     constexpr int kTiles = Parts::cols(kPart) / 8;
     this->template issue<kPart>(reinterpret_cast<Sm80Accumulator(&)[kTiles]>(dQ_.tile[0][0]));
     if constexpr (kPart > 0) to_ += Parts::place(kPart) - Parts::place(kPart - 1);
+    if (C.ordered && kPart == 0) take_turn();
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ_);
     if (kPart + 1 == Parts::kCount) this->release_scores();
@@ -244,11 +263,15 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     pin_registers<Machine>(dQ_);  // the next part's products begin behind these
   }
 
-  /// As the other kernel's, by lanes that have each waited for their own additions.
-  TILEWISE_INLINE void hand_on(int32_t step) {
-    Machine::fence_global();
+  /// Beside a tile's first products. Who hands on has synchronised with the others' additions, so that its release
+  /// waits for them too.
+  TILEWISE_INLINE void take_turn() {
     Machine::wave_sync();
-    if (lane_ == 0) BwdTurns<Machine, C>::hand_on(this->p_, this->work_, step, this->warp_);
+    if (lane_ == 0) {
+      if (turns_.owes()) turns_.hand_on();
+      if (!turns_.has_come()) turns_.await();
+    }
+    Machine::wave_sync();
   }
 
   Fragment<Ops, 16, Parts::kMostCols> dQ_;  // one for all parts: else the compiler takes registers for each

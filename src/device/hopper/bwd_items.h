@@ -55,7 +55,7 @@ class BwdItems {
     if constexpr (BwdLoader<Machine, C>::kEarly) {
       store_number<Machine>(item.k_row, work.k_row), store_number<Machine>(item.head, work.head);
       store_number<Machine>(item.batch, work.batch);
-      store_number<Machine>(item.first_query, tile_after<C>(work.queries, 0) * C.block_m);
+      store_number<Machine>(item.first_query, work.queries.begin * C.block_m);
     }
     shared_.item_full[run.index % 2].arrive();
   }

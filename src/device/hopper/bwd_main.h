@@ -102,7 +102,7 @@ class BwdMain {
 
   TILEWISE_INLINE void visit_head() {
     scores_.enter_head(p_.score);
-    skip(C.ordered ? after_ : before_);
+    skip(before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
       scores_.read_lse(shared_.lse2[tile_place_.stage]);
@@ -111,7 +111,7 @@ class BwdMain {
     visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool first, bool more) {
       step<decltype(masked)::value != 0>(tile, first, more);
     });
-    skip(C.ordered ? before_ : after_);
+    skip(after_);
   }
 
   // ------------------------------------------------------------------ steps

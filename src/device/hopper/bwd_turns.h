@@ -1,5 +1,5 @@
 // The order of additions to dq_accum where it has one: a tile of queries gets those of the tiles of keys that it sees
-// one after another, the first ones first. Blocks begin in that order too, so that one waits for none that has yet to
+// one after another, the last ones first. Blocks begin in that order too, so that one waits for none that has yet to
 // begin.
 #pragma once
 
@@ -10,25 +10,45 @@ namespace tilewise::device {
 /// A warp's turns. Each warp of the warpgroup that adds up dq has rows of its own, and a word for each tile of queries:
 /// 1 + the last tile of keys whose additions have arrived.
 template <class Machine, HopperBwdConfig C>
-struct BwdTurns {
-  /// Until the tile of keys before has added to a step's tile of queries, if it does.
-  TILEWISE_INLINE static void await(const HopperBwdParams& p, const BwdWork& work, int32_t step, int warp) {
-    const QueryPlace place = query_place<C>(work, step);
-    if (place.tile < work.end_before)
-      Machine::await_global(word(p, work, place, warp), static_cast<uint32_t>(work.tile));
+class BwdTurns {
+ public:
+  TILEWISE_INLINE BwdTurns(const HopperBwdParams& p, const BwdWork& work, int warp)
+      : p_(p),
+        work_(work),
+        at_(static_cast<int32_t>((work.batch * p.shape.num_heads_q + work.head * work.group) * p.turns_a_head) +
+            work.queries.begin * C.kDqWarps + warp) {}
+
+  /// Looks for the turn of the tile at hand, of which so many are left of its head: the answer is on its way while
+  /// other things are done.
+  TILEWISE_INLINE void ask(int32_t tiles_left) {
+    found_ = tiles_left <= work_.tiles_behind ? Machine::peek_global(p_.turns + at_) : awaited();
   }
-  /// By the thread whose additions, or those it has synchronised with, have arrived.
-  TILEWISE_INLINE static void hand_on(const HopperBwdParams& p, const BwdWork& work, int32_t step, int warp) {
-    const QueryPlace place = query_place<C>(work, step);
-    Machine::release_global(word(p, work, place, warp), static_cast<uint32_t>(work.tile + 1));
+  /// Whether it had come by then.
+  TILEWISE_INLINE bool has_come() const { return found_ == awaited(); }
+  /// Until it has.
+  TILEWISE_INLINE void await() const { Machine::await_global(p_.turns + at_, awaited()); }
+
+  /// Goes on to the next tile, perhaps of the next head. The one at hand is owed to the tile of keys before.
+  TILEWISE_INLINE void advance(bool enters_head) {
+    owed_ = at_;
+    at_ += C.kDqWarps;
+    if (enters_head) at_ += static_cast<int32_t>(p_.turns_a_head) - work_.queries.count() * C.kDqWarps;
+  }
+  TILEWISE_INLINE bool owes() const { return owed_ >= 0; }
+  /// By the thread whose additions have arrived, or that has synchronised with those who added.
+  TILEWISE_INLINE void hand_on() {
+    Machine::release_global(p_.turns + owed_, static_cast<uint32_t>(work_.tile + 1));
+    owed_ = -1;
   }
 
  private:
-  TILEWISE_INLINE static uint32_t* word(const HopperBwdParams& p, const BwdWork& work, const QueryPlace& place,
-                                        int warp) {
-    const int64_t head = work.batch * p.shape.num_heads_q + work.head * work.group + place.head;
-    return p.turns + head * p.turns_a_head + place.tile * C.kDqWarps + warp;
-  }
+  TILEWISE_INLINE uint32_t awaited() const { return static_cast<uint32_t>(work_.tile + 2); }
+
+  const HopperBwdParams& p_;
+  const BwdWork& work_;
+  // Words of the tile at hand, and of the one before until it is handed on: dq_accum has 500 times as many floats.
+  int32_t at_, owed_ = -1;
+  uint32_t found_ = 0;
 };
 
 }  // namespace tilewise::device

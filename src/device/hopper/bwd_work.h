@@ -26,8 +26,8 @@ struct BwdWork {
   int32_t leftpad;                   // rows of memory in front of key 0
   int32_t diagonal;                  // query i stands at key i + diagonal
   KeyBand band;
-  QueryTiles queries;  // of a head, that see a key of the block
-  int32_t end_before;  // where those end that see a key of the tile of keys before, if dq's sums have an order
+  QueryTiles queries;    // of a head, that see a key of the block
+  int32_t tiles_behind;  // the last ones, which see a key of the tile of keys behind, if dq's sums have an order
 
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
@@ -48,18 +48,12 @@ struct BwdRun {
 struct QueryPlace {
   int32_t tile, head;  // the head counts from the group's first one
 };
-/// The tile that is visited after `count` others. Where dq's sums have an order, the last ones come first: under a
-/// causal mask the tile of keys before comes to them as early, and to those in a window's reach earlier.
-template <HopperBwdConfig C>
-TILEWISE_INLINE int32_t tile_after(const QueryTiles& tiles, int32_t count) {
-  return C.ordered ? tiles.end - 1 - count : tiles.begin + count;
-}
 /// Of a block's step.
 template <HopperBwdConfig C>
 TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
-  if constexpr (C.persistent) return {tile_after<C>(work.queries, step), 0};  // see HopperBwdConfig
+  if constexpr (C.persistent) return {work.queries.begin + step, 0};  // see HopperBwdConfig
   const int32_t head = step / work.queries.count();
-  return {tile_after<C>(work.queries, step - head * work.queries.count()), head};
+  return {work.queries.begin + step - head * work.queries.count(), head};
 }
 
 /// Of keys [first_key, first_key + count).
@@ -104,23 +98,18 @@ TILEWISE_INLINE QueryTiles tiles_within(const QueryTiles& tiles, int32_t begin, 
 template <HopperBwdConfig C, class Step>
 TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
   const int32_t count = seen.count(), full = seen.end - maximum(seen.begin, seen.full_begin);
-  const auto visit = [&](auto masked, int32_t i) { step(masked, tile_after<C>(seen, i), i == 0, i + 1 < count); };
+  const auto visit = [&](auto masked, int32_t i) { step(masked, seen.begin + i, i == 0, i + 1 < count); };
   int32_t i = 0;
   if constexpr (C.windowed || C.partial_rows) {  // masked at both ends, by the same code
     TILEWISE_NO_UNROLL
     for (; i < count; ++i) {
-      const int32_t tile = tile_after<C>(seen, i);
+      const int32_t tile = seen.begin + i;
       if (tile >= seen.full_begin && tile < seen.full_end) {
         visit(Index<0>{}, i);
       } else {
         visit(Index<1>{}, i);
       }
     }
-  } else if constexpr (C.ordered) {
-    TILEWISE_NO_UNROLL
-    for (; i < full; ++i) visit(Index<0>{}, i);
-    TILEWISE_NO_UNROLL
-    for (; i < count; ++i) visit(Index<1>{}, i);
   } else {
     TILEWISE_NO_UNROLL
     for (; i < count - full; ++i) visit(Index<1>{}, i);
@@ -136,7 +125,9 @@ TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
   const OrderPlace place = place_in_order(p.order, p.divisors, index);
   BwdWork work{};
   work.part = block - index * parts;
-  work.tile = p.order.num_tiles - 1 - place.tile;  // the first keys have the most queries under a causal mask
+  // The first keys have the most queries under a causal mask and begin first, unless dq's sums have an order: it is
+  // that of the blocks, and the last keys' visit a tile of queries before the others come to it.
+  work.tile = C.ordered ? place.tile : p.order.num_tiles - 1 - place.tile;
   work.head = place.head;
   work.batch = place.batch;
   work.group = C.persistent ? 1 : p.group;
@@ -157,7 +148,10 @@ TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
     work.queries =
         tiles_within(work.queries, first + count * work.part / parts, first + count * (work.part + 1) / parts);
   }
-  if constexpr (C.ordered) work.end_before = query_tiles<C>(work, work.first_key - C.block_n(), C.block_n()).end;
+  if constexpr (C.ordered) {
+    const QueryTiles behind = query_tiles<C>(work, work.first_key + C.block_n(), C.block_n());
+    work.tiles_behind = behind.count() > 0 ? work.queries.end - behind.begin : 0;
+  }
   return work;
 }
 

@@ -100,6 +100,9 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         // it waited for, and those of this thread come behind.
                         { M::await_global(counter, word) } -> SameAs<void>;
                         { M::release_global(counter, word) } -> SameAs<void>;
+                        // What some block has released by now. The answer comes late, and what it says is true of
+                        // additions that depend on it, not of loads.
+                        { M::peek_global(counter) } -> SameAs<uint32_t>;
                         { M::shared_address(row) } -> SameAs<uint32_t>;
                         // Four 8x8 matrices; lanes 8m to 8m+7 give the addresses of the rows of matrix m.
                         { M::load_matrices(four, row) } -> SameAs<void>;

@@ -30,6 +30,7 @@ class HostWarpgroups {
   virtual uint32_t shared_address(const void* pointer) = 0;
   virtual uint32_t count_global(uint32_t* counter) = 0;
   virtual uint64_t exchange_global_if(uint64_t* to, uint64_t expected, uint64_t desired) = 0;
+  virtual uint32_t peek_global(const uint32_t* word) = 0;
   virtual void await_global(const uint32_t* word, uint32_t value) = 0;
   virtual void release_global(uint32_t* word, uint32_t value) = 0;
   virtual void store_matrices(void* row, const uint32_t* from) = 0;  // collective

@@ -105,13 +105,15 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
   order.num_heads = static_cast<std::int32_t>(p.num_heads_k);
   order.batch_size = static_cast<std::int32_t>(p.batch_size);
   order.num_splits = order.heads_at_once = 1;
-  if (c.ranged && !c.windowed && order.num_tiles > 0) {
+  if ((c.ordered || (c.ranged && !c.windowed)) && order.num_tiles > 0) {
     // As in the forward pass: heads that fill the device at once, and the shortest tiles of all of them at the end.
+    // Where dq's sums have an order the shortest ones come first, and heads in turn, so that blocks of a head, which
+    // wait for each other, begin one after another.
     constexpr std::int32_t kShortPart = 4;
     const std::int64_t heads = p.num_heads_k * p.batch_size;
     order.heads_at_once =
         static_cast<std::int32_t>(std::clamp<std::int64_t>(ceil_div(multiprocessors, order.num_tiles), 1, heads));
-    order.short_tiles = order.num_tiles / kShortPart;
+    if (!c.ordered) order.short_tiles = order.num_tiles / kShortPart;
   }
   return order;
 }

@@ -288,7 +288,8 @@ TEST_F(EmulatedHopperKvCache, PagesOfSeveralSizes) {
         "dtype=bf16 head_dim=128 seqlen_q=20 append=1 seqlen_k_new=20 mask=causal num_splits=3" + pages(16, 1500), 1);
 }
 
-/// Entries of the table left of a query's window belong to nobody, as do those past the end: NaN lies where they lead.
+/// Entries of the table left of a query's window belong to nobody, as do those past the end: NaN lies where they lead,
+/// and in the last page behind the sequence's end.
 TEST_F(EmulatedHopperKvCache, PagesThatNoQueryNeeds) {
   constexpr std::int64_t kPages = 4, kPlaces = 16, kDim = 64, kPage = kPlaces * kDim;
   constexpr std::uint16_t kOne = 0x3F80, kNan = 0x7FC0;
@@ -301,7 +302,8 @@ TEST_F(EmulatedHopperKvCache, PagesThatNoQueryNeeds) {
   for (const TensorView* cache : {&arguments.k_cache, &arguments.v_cache}) {
     auto* const at = static_cast<std::uint16_t*>(cache->data);
     std::fill(at, at + (kPages - 1) * kPage, kNan);
-    std::fill(at + (kPages - 1) * kPage, at + kPages * kPage, kOne);
+    std::fill(at + (kPages - 1) * kPage, at + kPages * kPage - 4 * kDim, kOne);
+    std::fill(at + kPages * kPage - 4 * kDim, at + kPages * kPage, kNan);
   }
   arguments.options.block_table = step.lengths({-1, 99, -1, 0, 1, 3, 2, -1});
   arguments.options.block_table.rank = 2;

@@ -104,9 +104,9 @@ class ForwardProducer {
       for (int32_t tile = work.begin; tile < work.end; ++tile, values.advance()) {
         auto& to = shared_.values[values.stage];
         Barrier<Machine>& full = shared_.value_ring.full[values.stage];
-        const int32_t used = work.seqlen_k - tile * C.block_n;
+        const int32_t used = work.seqlen_k - tile * C.block_n, stray = boxes.stray_rows(tile);
         values.wait_empty(shared_.value_ring);
-        if (!C.lengths || used >= C.block_n) {
+        if ((!C.lengths || used >= C.block_n) && stray == 0) {
           boxes.bring(to, full, tile);
           continue;
         }
@@ -114,7 +114,8 @@ class ForwardProducer {
         boxes.bring(to, shared_.last_values, tile);
         shared_.last_values.wait(parity);
         parity ^= 1;
-        clear_rows(to, maximum(used, 0));
+        clear_rows(to, 0, stray);
+        clear_rows(to, maximum(used, 0), C.block_n);
         Machine::fence_shared_writes();
         Machine::wave_sync();
         if (leads) full.arrive();
@@ -192,10 +193,10 @@ class ForwardProducer {
   }
 
   template <class Tile>
-  TILEWISE_INLINE static void clear_rows(Tile& tile, int32_t first_row) {
+  TILEWISE_INLINE static void clear_rows(Tile& tile, int32_t begin, int32_t end) {
     const int32_t lane = Machine::lane();
     for (int c = 0; c < Tile::kChunks; ++c) {
-      for (int32_t at = first_row * kChunkRowBytes + lane * 16; at < Tile::kChunkBytes; at += 32 * 16) {
+      for (int32_t at = begin * kChunkRowBytes + lane * 16; at < end * kChunkRowBytes; at += 32 * 16) {
         Machine::store_shared(tile.chunk(c) + at, Chunk{{0, 0, 0, 0}});
       }
     }

@@ -53,6 +53,13 @@ class KeyBoxes {
     }
   }
 
+  /// How many rows a tile begins with that are of no page of their own: on the left of a window a table need not name
+  /// any, and what comes instead may be rows past the sequence's end.
+  TILEWISE_INLINE int32_t stray_rows(int32_t tile) const {
+    if constexpr (!kPaged || !C.windowed) return 0;
+    return minimum(maximum(work_.first_key - tile * C.block_n, 0), C.block_n) / kKeys * kKeys;
+  }
+
  private:
   TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.block_n + Machine::lane() * kKeys; }
 

@@ -125,7 +125,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
     constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.kDqWarps;
-    tile_ring.init(1, C.shares_keys ? kMainWarps * kWarpArrivals : kMainWarps);
+    tile_ring.init(1, kMainWarps);
     score_ring.init(C.shares_keys ? kMainWarps / 2 * kWarpArrivals : kMainWarps, kDqWarps);
     draw_ring.init(kDqWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();

@@ -152,7 +152,7 @@ class BwdWide {
   }
 
   TILEWISE_INLINE void release_queries() {
-    arrive_as_lanes(shared_.tile_ring.empty[tile_place_.stage]);
+    arrive_as_warp(shared_.tile_ring.empty[tile_place_.stage], lane_);
     tile_place_.advance();
   }
 

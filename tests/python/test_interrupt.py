@@ -16,6 +16,7 @@ import tilewise._torch
 
 SEQLEN = 400_000
 sent = 0.0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 
 def interrupt_soon(delay=0.5):
     def send():

@@ -182,8 +182,9 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
       cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * u_) + 2.0 * u_ +
                     2.0 * (1.0 - slope) * tanh_error_
               : 0.0;
-  const double capped = cap > 0 ? (8.0 * u_ + tanh_error_) * std::min(cap, std::abs(score) + std::abs(bias)) : 0.0;
-  return {score, slope, product_error + capped + 6.0 * u_ * added, slope_error, true};
+  // Of the capped score itself: ALiBi behind it may take nearly all of it away.
+  const double capped_error = cap > 0 ? (8.0 * u_ + tanh_error_) * cap * std::sqrt(std::max(0.0, 1.0 - slope)) : 0.0;
+  return {score, slope, product_error + capped_error + 6.0 * u_ * added, slope_error, true};
 }
 
 void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {

@@ -262,5 +262,13 @@ TEST(HopperBwdPaths, ASoftcapAtItsEnd) {
         204}});
 }
 
+/// Scores whose cap ALiBi takes away again: what the tanh of the cap is off by stays.
+TEST(HopperBwdPaths, ASoftcapThatSlopesTakeAway) {
+  check_seeds(
+      {{"attention_backward dtype=f16 layout=bhsd seqlen_q=17 seqlen_k=18 num_heads_q=3 head_dim=192 head_dim_v=96 "
+        "softcap=50 alibi_slopes=[h] sink=1 seqused_k=1 dlse=1 dv=0 dsink=1 deterministic=1",
+        9099}});
+}
+
 }  // namespace
 }  // namespace tilewise::test

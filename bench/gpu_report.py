@@ -234,7 +234,7 @@ def plot(results: Json, file: Path) -> bool:
 
     passes, head_dims = distinct(rows, "operation"), distinct(rows, "head_dim")
     size = (4.2 * len(head_dims), 3.2 * len(passes))
-    figure, axes = pyplot.subplots(len(passes), len(head_dims), figsize=size, squeeze=False, sharey="row")
+    figure, axes = pyplot.subplots(len(passes), len(head_dims), figsize=size, squeeze=False, sharey="row", layout="constrained")
     for i, operation in enumerate(passes):
         for j, head_dim in enumerate(head_dims):
             chosen = [row for row in rows if (row["operation"], row["head_dim"]) == (operation, head_dim)]
@@ -242,9 +242,9 @@ def plot(results: Json, file: Path) -> bool:
             axes[i][j].set_title(f"{operation}, head_dim {head_dim}", fontsize="medium")
         axes[i][0].set_ylabel("TFLOP/s")
         axes[i][0].set_ylim(bottom=0)  # of the whole row, and only now: a limit that is set stops its scaling
-    axes[-1][-1].legend(fontsize="small", loc="lower right")
+    handles = axes[-1][-1].get_legend_handles_labels()
+    figure.legend(*handles, fontsize="small", loc="outside lower center", ncols=3)
     figure.suptitle(f"{results['machine']['name']}, bf16")
-    figure.tight_layout()
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
     return True

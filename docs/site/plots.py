@@ -13,6 +13,7 @@ from matplotlib import pyplot
 from tilewise.bench.markdown import Table, read_tables
 
 OURS, THEIRS, LINE = "#2a6fbb", "#9a9a9a", "#777777"
+GPU_LIBRARIES = {"Tilewise": OURS, "cuDNN": "#b3541e", "FlashAttention-2": THEIRS}  # columns of its tables
 # Legible on a light and on a dark page alike, and as wide as a phone where the page shrinks it.
 STYLE = {
     "svg.fonttype": "path",
@@ -75,10 +76,10 @@ def draw_gpu(tables: list[Table], operation: str, path: Path) -> None:
     """Lines: TFLOP/s by sequence length, a panel for each head_dim."""
     rows = named(tables, "NVIDIA H200", f"TFLOP/s, {operation}").rows
     head_dims = list(dict.fromkeys(row["head_dim"] for row in rows))
-    most = max(float(row[who]) for row in rows for who in ("torch", "Tilewise"))
-    figure, axes = pyplot.subplots(1, len(head_dims), figsize=(7.5, 3.2), sharey=True)
+    most = max(float(row[who]) for row in rows for who in GPU_LIBRARIES)
+    figure, axes = pyplot.subplots(1, len(head_dims), figsize=(7.5, 3.6), sharey=True)
     for axis, head_dim in zip(axes, head_dims):
-        for who, colour in (("Tilewise", OURS), ("torch", THEIRS)):
+        for who, colour in GPU_LIBRARIES.items():
             for mask, style in (("full", "-"), ("causal", "--")):
                 points = [row for row in rows if (row["head_dim"], row["mask"]) == (head_dim, mask)]
                 lengths = [int(row["seqlen"]) for row in points]
@@ -91,7 +92,7 @@ def draw_gpu(tables: list[Table], operation: str, path: Path) -> None:
         axis.set_title(f"head_dim {head_dim}", fontsize=12)
         axis.set_xlabel("seqlen")
     axes[0].set_ylabel("TFLOP/s")
-    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower center", fontsize=11)
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside lower center", fontsize=11)
     figure.savefig(path)
     pyplot.close(figure)
 

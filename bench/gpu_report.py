@@ -234,7 +234,9 @@ def plot(results: Json, file: Path) -> bool:
 
     passes, head_dims = distinct(rows, "operation"), distinct(rows, "head_dim")
     size = (4.2 * len(head_dims), 3.2 * len(passes))
-    figure, axes = pyplot.subplots(len(passes), len(head_dims), figsize=size, squeeze=False, sharey="row", layout="constrained")
+    figure, axes = pyplot.subplots(
+        len(passes), len(head_dims), figsize=size, squeeze=False, sharey="row", layout="constrained"
+    )
     for i, operation in enumerate(passes):
         for j, head_dim in enumerate(head_dims):
             chosen = [row for row in rows if (row["operation"], row["head_dim"]) == (operation, head_dim)]

@@ -220,8 +220,8 @@ void add_verify(CLI::App& program) {
       unsigned_integer())
       ->capture_default_str();
   with_check(command.add_option("--sizes", options->sizes,
-                                "attention problems in a row that differ in their sizes alone, so that most share "
-                                "compiled kernels"),
+                                "problems in a row that differ in their sizes alone (a merge's don't), so that most "
+                                "share compiled kernels"),
              integer_between(1))
       ->capture_default_str()
       ->excludes(command.add_option("--problem", options->problem_words, "check this problem instead of random ones")
@@ -245,7 +245,7 @@ void add_verify(CLI::App& program) {
       ->capture_default_str();
   with_check(
       command.add_option("--head-dim-multiple", options->head_dim_multiple,
-                         "round attention's head dims up to multiples of this; Hopper's kernels take those of 8"),
+                         "round head dims up to multiples of this (not a merge's); Hopper's kernels take those of 8"),
       integer_between(1, 256))
       ->capture_default_str();
   with_check(command.add_option("--tolerance-scale", options->tolerance_scale,

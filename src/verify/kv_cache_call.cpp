@@ -9,6 +9,7 @@
 #include "core/device.hpp"
 #include "core/message.hpp"
 #include "operations/kv_cache/tensors.hpp"
+#include "verify/verify.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -40,7 +41,7 @@ void copy_elements(const TensorView& from, const TensorView& to) {
 }  // namespace
 
 DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Values values)
-    : problem_(problem), values_(values), rng_(seed) {
+    : problem_(problem), values_(values), rng_(seed), aligned_(draws_aligned_rows(seed)) {
   validate(problem);
   draw_lengths();
   draw_rows();
@@ -74,10 +75,15 @@ std::vector<std::string_view> DrawnKvCache::rows_axes() const {
   return {"batch", "row", "head", "dim"};
 }
 
+Placement DrawnKvCache::placement(std::size_t rank, DType dtype, bool last_contiguous, Random& rng) const {
+  Placement placement = random_placement(natural_order(rank), last_contiguous, rng);
+  return aligned_ ? with_aligned_rows(std::move(placement), dtype) : placement;
+}
+
 TensorView DrawnKvCache::add(std::string name, DType dtype, const std::vector<std::int64_t>& shape,
                              bool last_contiguous) {
-  const Placement placement = random_placement(natural_order(shape.size()), last_contiguous, rng_);
-  return add_poisoned(std::move(name), dtype, shape, placement, rng_).buffer.view();
+  return add_poisoned(std::move(name), dtype, shape, placement(shape.size(), dtype, last_contiguous, rng_), rng_)
+      .buffer.view();
 }
 
 TensorView DrawnKvCache::add_normal(std::string name, DType dtype, const std::vector<std::int64_t>& shape) {
@@ -251,28 +257,28 @@ std::vector<Output> DrawnKvCache::make_outputs(std::uint64_t seed) const {
   Random rng(seed);
   const KvCacheProblem& p = problem_;
   std::vector<Output> outputs;
-  const auto placement = [&rng](std::size_t rank, bool last) {
-    return random_placement(natural_order(rank), last, rng);
-  };
   // Packed rows past the last sequence stay untouched.
   const std::int64_t rows = cu_q_.empty() ? 0 : cu_q_.back();
   if (!alone()) {
     const std::vector<std::int64_t> shape = rows_shape(true, p.num_heads_q, p.head_dim_v);
-    outputs.push_back(
-        {"out", Buffer(p.dtype, shape, placement(shape.size(), true)), is_packed(p) ? 0 : -1, rows, rows_axes()});
+    outputs.push_back({"out", Buffer(p.dtype, shape, placement(shape.size(), p.dtype, true, rng)),
+                       is_packed(p) ? 0 : -1, rows, rows_axes()});
   }
   if (p.softmax_lse) {
     const std::vector<std::int64_t> shape =
         is_packed(p) ? std::vector{p.num_heads_q, p.total_q} : std::vector{p.batch_size, p.num_heads_q, p.seqlen_q};
-    outputs.push_back(
-        {"softmax_lse", Buffer(DType::f32, shape, placement(shape.size(), false)), is_packed(p) ? 1 : -1, rows, {}});
+    outputs.push_back({"softmax_lse",
+                       Buffer(DType::f32, shape, placement(shape.size(), DType::f32, false, rng)),
+                       is_packed(p) ? 1 : -1,
+                       rows,
+                       {}});
   }
   if (!p.append) return outputs;
   const auto add_changed = [&](std::string name, const TensorView& before, std::vector<std::string_view> axes) {
     if (!before.defined()) return;
     const std::vector<std::int64_t> shape(before.shape.begin(), before.shape.begin() + before.rank);
-    outputs.push_back({std::move(name), Buffer(before.dtype, shape, placement(shape.size(), before.rank == 4)), -1, 0,
-                       std::move(axes)});
+    Buffer buffer(before.dtype, shape, placement(shape.size(), before.dtype, before.rank == 4, rng));
+    outputs.push_back({std::move(name), std::move(buffer), -1, 0, std::move(axes)});
     copy_elements(before, outputs.back().buffer.view());
   };
   add_changed("k_cache", k_cache_, {"page", "place", "head", "dim"});

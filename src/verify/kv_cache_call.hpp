@@ -37,6 +37,7 @@ class DrawnKvCache final : public DrawnCall {
   [[nodiscard]] std::vector<std::int64_t> cache_shape(std::int64_t dim) const;
   [[nodiscard]] std::vector<std::string_view> rows_axes() const;
 
+  [[nodiscard]] Placement placement(std::size_t rank, DType dtype, bool last_contiguous, Random& rng) const;
   TensorView add(std::string name, DType dtype, const std::vector<std::int64_t>& shape, bool last_contiguous);
   TensorView add_normal(std::string name, DType dtype, const std::vector<std::int64_t>& shape);
   TensorView add_lengths(std::string name, const std::vector<std::int64_t>& values);
@@ -60,6 +61,7 @@ class DrawnKvCache final : public DrawnCall {
   KvCacheProblem problem_;
   Values values_;
   Random rng_;
+  bool aligned_;  // rows of q, caches and what is like them start on 16 bytes, where packing lets them
   std::vector<std::int64_t> cu_q_, cu_new_, cached_, leftpad_, rows_;  // of each sequence; rows_ of a contiguous cache
   TensorView q_, k_, v_, k_cache_, v_cache_;
   KvCacheOptions options_;

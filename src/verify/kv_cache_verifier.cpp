@@ -1,6 +1,8 @@
 // Drawing problems of the KV cache step: by the list of fields, with lengths and pages around the blocks of kernels.
 #include <algorithm>
+#include <type_traits>
 
+#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
 #include "verify/draw_fields.hpp"
@@ -26,27 +28,35 @@ std::int64_t draw_length(Random& rng) {
   return rng.chance(0.5) ? rng.integer(1, 4) : rng.integer(1, 70);
 }
 
-std::int64_t draw_size(std::string_view key, std::int64_t by_default, Random& rng) {
+/// What may change while the same compiled kernels serve the problem.
+std::int64_t draw_length_field(std::string_view key, std::int64_t by_default, Random& rng) {
   if (key == "batch_size") return rng.chance(0.02) ? 0 : rng.pick<std::int64_t>({1, 1, 2, 3, 5});
   if (key == "batch_size_cache") return by_default + rng.integer(0, 3);
   if (key == "seqlen_q" || key == "max_seqlen_q" || key == "seqlen_k_new" || key == "max_seqlen_k_new")
     return draw_length(rng);
   if (key == "total_q" || key == "total_k_new") return rng.integer(0, 2 * by_default + 4);
-  if (key == "num_heads_q") return rng.pick<std::int64_t>({1, 2, 4, 6, 8, 16, 32});
-  if (key == "num_heads_k") return rng.pick<std::int64_t>({1, 2, 4, 8});
-  if (key == "head_dim" || key == "head_dim_v") {
-    return rng.chance(0.5) ? rng.pick<std::int64_t>({8, 16, 32, 64, 64, 80, 128, 128, 192, 256, 512})
-                           : rng.integer(1, rng.chance(0.7) ? 70 : 576);
-  }
-  if (key == "page_size") return rng.pick<std::int64_t>({0, 0, 1, 3, 16, 16, 64, 128, 256});
   if (key == "max_pages_per_seq") return rng.integer(1, 12);
   if (key == "num_pages") return rng.integer(1, 40);
   if (key == "capacity") return rng.chance(0.2) ? rng.integer(200, 1500) : rng.integer(1, 200);
+  return by_default;
+}
+
+std::int64_t draw_head_dim(std::int64_t multiple, Random& rng) {
+  const std::int64_t any = rng.chance(0.5) ? rng.pick<std::int64_t>({8, 16, 32, 64, 64, 80, 128, 128, 192, 256, 512})
+                                           : rng.integer(1, rng.chance(0.7) ? 70 : 576);
+  return std::min(core::ceil_div(any, multiple), 576 / multiple) * multiple;
+}
+
+std::int64_t draw_size(std::string_view key, std::int64_t by_default, std::int64_t head_dim_multiple, Random& rng) {
+  if (key == "num_heads_q") return rng.pick<std::int64_t>({1, 2, 4, 6, 8, 16, 32});
+  if (key == "num_heads_k") return rng.pick<std::int64_t>({1, 2, 4, 8});
+  if (key == "head_dim" || key == "head_dim_v") return draw_head_dim(head_dim_multiple, rng);
+  if (key == "page_size") return rng.pick<std::int64_t>({0, 0, 1, 3, 16, 16, 64, 128, 256});
   if (key == "rotary_dim") return 2 * rng.integer(0, 40);
   if (key == "rotary_offset") return rng.pick<std::int64_t>({0, 0, 0, 2, 5});
   if (key == "window_left" || key == "window_right") return rng.chance(0.6) ? -1 : rng.integer(0, 80);
   if (key == "num_splits") return rng.pick<std::int64_t>({0, 0, 1, 2, 3, 7});
-  return by_default;
+  return draw_length_field(key, by_default, rng);
 }
 
 /// Room for the new keys, and pages for every sequence.
@@ -129,14 +139,27 @@ class KvCacheVerifier final : public Verifier {
         if (key == "softcap") return rng.chance(0.25) ? rng.uniform(2.0, 30.0) : 0.0;
         return rng.chance(0.2) ? rng.uniform(-0.3, 0.5) : value;
       } else {
-        return draw_size(key, value, rng);
+        return draw_size(key, value, limits.head_dim_multiple, rng);
       }
     });
-    fit_capacity(problem);
-    fit_caches(problem);
-    fit_cost(problem, limits.max_flops);
-    fit_capacity(problem);
-    return operations::kv_cache::canonical(problem);
+    return fitted(problem, limits);
+  }
+
+  [[nodiscard]] AnyProblem resized(const AnyProblem& problem, std::uint64_t seed, const Limits& limits) const override {
+    Random rng(seed);
+    KvCacheProblem resized = problem.get<KvCacheProblem>();
+    KvCache::for_each_field(resized, [&rng](std::string_view key, auto& field, const auto& /*by_default*/) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(field)>, std::int64_t>)
+        field = draw_length_field(key, field, rng);
+    });
+    if (!resized.cache_batch_idx) resized.batch_size_cache = resized.batch_size;
+    resized = fitted(resized, limits);
+    try {
+      validate(resized);
+    } catch (const Error&) {
+      return problem;  // these lengths don't go together
+    }
+    return resized;
   }
 
   [[nodiscard]] std::unique_ptr<const DrawnCall> draw(const AnyProblem& problem, std::uint64_t seed,
@@ -145,6 +168,13 @@ class KvCacheVerifier final : public Verifier {
   }
 
  private:
+  static KvCacheProblem fitted(KvCacheProblem problem, const Limits& limits) {
+    fit_capacity(problem);
+    fit_caches(problem);
+    fit_cost(problem, limits.max_flops);
+    fit_capacity(problem);
+    return operations::kv_cache::canonical(problem);
+  }
   /// One that the limits leave.
   static DType lasting_dtype(FeatureSet features) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16})

@@ -15,7 +15,7 @@ namespace tilewise::verify {
 struct Limits {
   core::FeatureBits features = ~core::FeatureBits{0};  ///< it asks for no others
   double max_flops = 2e7;                              ///< of its cost, so that the double reference stays quick
-  std::int64_t head_dim_multiple = 1;                  ///< attention's head dims are rounded up to it
+  std::int64_t head_dim_multiple = 1;                  ///< head dims are rounded up to it (a merge's are not)
 };
 
 class Verifier {

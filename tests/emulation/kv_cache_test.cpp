@@ -62,6 +62,16 @@ TEST_P(EmulatedKvCache, NoPagesAtAll) {
       "max_pages_per_seq=0 cache_seqlens=1 sink=1 softmax_lse=1");
 }
 
+/// New keys reach the cache though no block of the attention has a row.
+TEST_P(EmulatedKvCache, AppendsWithoutQueries) {
+  check(
+      "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=0 append=1 seqlen_k_new=1 num_heads_q=4 num_heads_k=2 "
+      "head_dim=64 page_size=16 num_pages=24 max_pages_per_seq=12");
+  check(
+      "kv_cache_attention dtype=f16 layout=thd batch_size=2 max_seqlen_q=0 total_q=0 append=1 max_seqlen_k_new=3 "
+      "total_k_new=5 num_heads_q=2 head_dim=64 capacity=50 cache_seqlens=1");
+}
+
 TEST_P(EmulatedKvCache, EveryKindOfScale) {
   for (const char* scales : {"tensor", "head", "batch_head", "token"}) {
     check(

@@ -64,6 +64,11 @@ TEST(KvCacheLowering, LaunchesWhatIsAskedFor) {
     EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=1"), "kv_cache_forward ") << "appends itself";
     EXPECT_EQ(names("num_splits=1 append=1 seqlen_k_new=1 unaligned=1"), "kv_cache_forward ");
     EXPECT_EQ(names_of(cache_lowered(architecture,
+                                     "kv_cache_attention dtype=bf16 seqlen_q=0 append=1 seqlen_k_new=1 head_dim=128 "
+                                     "capacity=100")),
+              "append_kv ")
+        << "no block has queries";
+    EXPECT_EQ(names_of(cache_lowered(architecture,
                                      "append_kv dtype=bf16 seqlen_k_new=4 head_dim=576 head_dim_v=512 mla=1 "
                                      "capacity=100 cache_seqlens=1")),
               "append_kv ");

@@ -120,8 +120,10 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
     (c.block_n > 32 ? c.block_n : c.waves > 1 ? c.waves : c.stages) /= 2;
   }
   c.idle_waves = is_fp8(p) && rows <= (c.waves - 1) * c.rows_per_wave;
-  // One block has all queries that see a new key: another's would not see it before the kernel's end.
-  const bool is_alone = rows <= c.block_m() && c.v_parts == 1 && (c.pack_gqa || p.num_heads_q == p.num_heads_k);
+  // One block has all queries that see a new key: another's would not see it before the kernel's end. Without queries
+  // there is none.
+  const bool is_alone =
+      rows > 0 && rows <= c.block_m() && c.v_parts == 1 && (c.pack_gqa || p.num_heads_q == p.num_heads_k);
   c.appends = p.append && is_alone && appends_little(p, device::append_config(c), gpu::lanes(traits.family));
   return c;
 }

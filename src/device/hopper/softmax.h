@@ -16,6 +16,7 @@ namespace tilewise::device {
 template <int kElement>
 struct WeightRange {
   static constexpr float kStart = kElement == kE4m3 ? 6.0f : kElement == kF16 ? 8.0f : -60.0f;
+  static constexpr float kStartWeight = kElement == kE4m3 ? 0x1p6f : kElement == kF16 ? 0x1p8f : 0x1p-60f;
   static constexpr float kReach = kElement == kE4m3 ? 2.0f : kElement == kF16 ? 7.0f : 100.0f;
   /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
   /// jump of 59 nats from one tile to the next is not lost.
@@ -23,6 +24,17 @@ struct WeightRange {
   /// Where scores are bounded, the greatest weight that one may have. The least is 2^-104 with softcap 50.
   static constexpr float kMostBounded = 40.0f;
 };
+
+/// log2 of the sum of a row's weights, counted from `base`. lg2.approx errs by 2^-22 of its answer, which is 1.4e-5 for
+/// 2^-60: so what a row's greatest weight starts as is divided out of the sum first, which is exact. A sum of bf16's
+/// weights that has grown past 1 might overflow and stays as it is.
+template <class Machine, int kElement>
+TILEWISE_INLINE float log2_of_weights(float base, float sum) {
+  using Range = WeightRange<kElement>;
+  const bool divides = Range::kStart > 0.0f || sum < 1.0f;
+  const float scale = divides ? 1.0f / Range::kStartWeight : 1.0f;
+  return (divides ? base + Range::kStart : base) + Machine::log2(sum * scale);
+}
 
 /// `scale` takes scores to units of log2 and is positive.
 template <class Scores, int kElement>

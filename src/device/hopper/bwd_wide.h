@@ -85,6 +85,8 @@ class BwdWide {
     if (more) scores_.read_lse(shared_.lse2[next.stage]), read_kept();
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
+    // The copy engine overwrites statistics that loads have read. The other warpgroup has its fence for dS.
+    Machine::fence_shared_writes();
     release_queries();
   }
 

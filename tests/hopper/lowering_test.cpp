@@ -342,23 +342,6 @@ TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
   }
 }
 
-/// The shortest tiles of keys at the end would be those that the others wait for.
-TEST(HopperLowering, BlocksThatAddInAnOrderBeginInIt) {
-  const auto order_of = [](const std::string& asks) {
-    const gpu::Lowering lowering = lowered_backward("dtype=bf16 seqlen_q=4096 num_heads_q=16 head_dim=128 " + asks);
-    device::HopperBwdParams params;
-    std::memcpy(static_cast<void*>(&params), lowering.launches().at(1)->params.data(), sizeof params);
-    return params.order;
-  };
-  const device::TileOrder causal = order_of("mask=causal"), ordered = order_of("mask=causal deterministic=1");
-  EXPECT_EQ(causal.short_tiles, 8);
-  EXPECT_EQ(ordered.short_tiles, 0);
-  EXPECT_GT(ordered.heads_at_once, 1);
-  EXPECT_EQ(ordered.heads_at_once, causal.heads_at_once);
-  EXPECT_EQ(order_of("deterministic=1").heads_at_once, ordered.heads_at_once);
-  EXPECT_EQ(order_of("").heads_at_once, 1);
-}
-
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {

@@ -3,6 +3,7 @@
 
 #include "device/common/mask.h"
 #include "device/hopper/params.h"
+#include "device/tile/platform.h"
 
 namespace tilewise::device {
 

@@ -5,13 +5,13 @@
 #include <cstddef>
 
 #include "backends/cuda/hopper/bwd_estimate.hpp"
+#include "backends/cuda/hopper/bwd_schedule.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/clear_rest.hpp"
 #include "backends/portable/attention/kernels.hpp"
 #include "backends/portable/attention/schedule.hpp"
-#include "backends/portable/attention/splits.hpp"
 #include "backends/portable/traits.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -94,30 +94,6 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   return maps;
 }
 
-/// Tiles of keys of all heads.
-std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
-  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size;
-}
-
-device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
-  device::TileOrder order{};
-  order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_k, c.block_n()));
-  order.num_heads = static_cast<std::int32_t>(p.num_heads_k);
-  order.batch_size = static_cast<std::int32_t>(p.batch_size);
-  order.num_splits = order.heads_at_once = 1;
-  if ((c.ordered || (c.ranged && !c.windowed)) && order.num_tiles > 0) {
-    // As in the forward pass: heads that fill the device at once, and the shortest tiles of all of them at the end.
-    // Where dq's sums have an order the shortest ones come first, and heads in turn, so that blocks of a head, which
-    // wait for each other, begin one after another.
-    constexpr std::int32_t kShortPart = 4;
-    const std::int64_t heads = p.num_heads_k * p.batch_size;
-    order.heads_at_once =
-        static_cast<std::int32_t>(std::clamp<std::int64_t>(ceil_div(multiprocessors, order.num_tiles), 1, heads));
-    if (!c.ordered) order.short_tiles = order.num_tiles / kShortPart;
-  }
-  return order;
-}
-
 class BackwardLowerer {
  public:
   BackwardLowerer(const Problem& p, const core::DeviceDescription& device)
@@ -129,10 +105,7 @@ class BackwardLowerer {
         query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
         rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
         builder_(traits_.overlaps_steps) {
-    const std::int64_t tiles = ceil_div(p.seqlen_q, config_.block_m), steps = tiles * portable::group_of(p);
-    // Parts are tiles of queries of every head of a group.
-    splits_ = std::clamp<std::int64_t>(
-        tiles, 1, portable::query_splits(p, key_blocks(p, config_), steps, device.multiprocessors));
+    splits_ = query_parts(p, config_, device);
     config_.split = splits_ > 1;
     // The statistics' first block clears the counter of tiles, and without queries there is none.
     if (config_.split || query_tiles_ == 0) config_.persistent = 0;

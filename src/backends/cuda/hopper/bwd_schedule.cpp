@@ -1,0 +1,84 @@
+// See bwd_schedule.hpp. A list schedule of tiles, as the multiprocessors take them, is what tests hold it against.
+#include "backends/cuda/hopper/bwd_schedule.hpp"
+
+#include <algorithm>
+
+#include "backends/cuda/hopper/bwd_estimate.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/attention/splits.hpp"
+#include "core/ceil_div.hpp"
+#include "device/attention/config.h"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::ceil_div;
+
+constexpr std::int32_t kShortTiles = 4;  // under a causal mask one in so many of a head's is left to the end
+
+std::int64_t heads_that_fill(std::int64_t heads, std::int64_t tiles, std::int64_t multiprocessors) {
+  return std::clamp<std::int64_t>(ceil_div(multiprocessors, tiles), 1, heads);
+}
+
+/// Heads whose tiles of keys are dealt out together under a causal mask: as many as fill the device, so that their
+/// queries stay in its cache. Where heads are few, as many as it takes for the last set and the shortest tiles of all
+/// heads to last as long as the longest tile, which begins with them: 16 heads of 32 tiles in sets of 5 would leave one
+/// head for the end, and a tenth of the device idle.
+std::int64_t heads_of_set(std::int64_t heads, std::int64_t tiles, std::int64_t multiprocessors) {
+  constexpr std::int64_t kFewSets = 8;  // more of them even out whatever the last one is
+  const std::int64_t filling = heads_that_fill(heads, tiles, multiprocessors);
+  if (heads >= kFewSets * filling) return filling;
+  // Of a head's mean tile the longest is twice as long; its shortest ones have one part in 16 of its work.
+  constexpr std::int64_t kParts = std::int64_t{kShortTiles} * kShortTiles;
+  const std::int64_t lasting = ceil_div(2 * kParts * multiprocessors - heads * tiles, (kParts - 1) * tiles);
+  return ceil_div(heads, std::max<std::int64_t>(heads / std::max(filling, lasting), 1));
+}
+
+}  // namespace
+
+std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
+  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size;
+}
+
+device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
+  device::TileOrder order{};
+  const std::int64_t tiles = ceil_div(p.seqlen_k, c.block_n()), heads = p.num_heads_k * p.batch_size;
+  order.num_tiles = static_cast<std::int32_t>(tiles);
+  order.num_heads = static_cast<std::int32_t>(p.num_heads_k);
+  order.batch_size = static_cast<std::int32_t>(p.batch_size);
+  order.num_splits = order.heads_at_once = 1;
+  if (tiles == 0 || heads == 0) return order;
+  if (c.ordered) {
+    // The shortest ones come first, and heads in turn, so that blocks of a head, which wait for each other, begin one
+    // after another.
+    order.heads_at_once = static_cast<std::int32_t>(heads_that_fill(heads, tiles, multiprocessors));
+  } else if (c.windowed) {
+    // At the end the shorter half of those whose queries end with the sequence, before the window does.
+    order.short_tiles = static_cast<std::int32_t>(std::min(tiles, ceil_div(p.window_left, c.block_n())) / 2);
+  } else if (c.ranged) {
+    order.heads_at_once = static_cast<std::int32_t>(heads_of_set(heads, tiles, multiprocessors));
+    order.short_tiles = order.num_tiles / kShortTiles;
+  }
+  return order;
+}
+
+/// Under a causal mask the longest tile of keys takes twice as long as the mean one: as many of them as there are
+/// multiprocessors leave half of these idle in the mean.
+std::int64_t query_parts(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  constexpr std::int64_t kFewestStepsAPart = 4, kMostTimesAsMany = 4;
+  constexpr double kWorthwhile = 0.9;  // of the time with fewer parts: the estimate is no better
+  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.seqlen_q, c.block_m), 1);
+  const std::int64_t steps = tiles * portable::group_of(p);
+  std::int64_t parts = std::min(tiles, portable::query_splits(p, key_blocks(p, c), steps, device.multiprocessors));
+  if (p.batch_invariant || !c.ranged) return parts;
+  const std::int64_t most =
+      std::min({tiles, steps / kFewestStepsAPart, kMostTimesAsMany * parts, std::int64_t{device::kMostSplits}});
+  double least = backward_us(p, c, parts, device);
+  for (std::int64_t more = parts + 1; more <= most; ++more) {
+    const double us = backward_us(p, c, more, device);
+    if (us < kWorthwhile * least) least = us, parts = more;
+  }
+  return parts;
+}
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,24 @@
+// How the backward pass deals its work out: the order of tiles of keys, and parts of the queries that see them. Pure
+// functions of the problem and the device.
+#pragma once
+
+#include <cstdint>
+
+#include "core/device_description.hpp"
+#include "device/hopper/config.h"
+#include "device/hopper/params.h"
+#include "tilewise/problem.hpp"
+
+namespace tilewise::backends::hopper {
+
+/// Tiles of keys of all heads.
+[[nodiscard]] std::int64_t key_blocks(const Problem& problem, const device::HopperBwdConfig& config);
+
+[[nodiscard]] device::TileOrder key_order(const Problem& problem, const device::HopperBwdConfig& config,
+                                          int multiprocessors);
+
+/// Parts that the queries of a tile of keys come in, each of some tiles of every head of a group.
+[[nodiscard]] std::int64_t query_parts(const Problem& problem, const device::HopperBwdConfig& config,
+                                       const core::DeviceDescription& device);
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,80 @@
+// How the backward pass deals out tiles of keys: their order, held against a list schedule, and parts of queries.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "device/hopper/tile_order.h"
+#include "support.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+device::TileOrder backward_order(const std::string& problem) {
+  const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 " + problem);
+  device::HopperBwdParams params;
+  std::memcpy(static_cast<void*>(&params), lowering.launches().at(1)->params.data(), sizeof params);
+  return params.order;
+}
+
+/// The shortest tiles of keys at the end would be those that the others wait for.
+TEST(HopperBwdSchedule, BlocksThatAddInAnOrderBeginInIt) {
+  const std::string problem = "batch_size=4 seqlen_q=4096 num_heads_q=16 ";
+  const device::TileOrder causal = backward_order(problem + "mask=causal"),
+                          ordered = backward_order(problem + "mask=causal deterministic=1");
+  EXPECT_EQ(causal.short_tiles, 8);
+  EXPECT_EQ(ordered.short_tiles, 0);
+  EXPECT_GT(ordered.heads_at_once, 1);
+  EXPECT_EQ(ordered.heads_at_once, causal.heads_at_once);
+  EXPECT_EQ(backward_order(problem + "deterministic=1").heads_at_once, ordered.heads_at_once);
+  EXPECT_EQ(backward_order(problem).heads_at_once, 1);
+}
+
+/// Of the time until the last tile of keys is done, the part in which multiprocessors work, where each takes the next
+/// one once it is done: 64 queries and 128 keys in 3,150 cycles, a tile of keys 7,100 beside.
+double busy_part(const std::string& text, std::int32_t seqlen, std::int32_t group, std::int32_t window) {
+  const device::TileOrder order = backward_order(text);
+  std::vector<double> busy(static_cast<std::size_t>(h200().multiprocessors));
+  double all = 0.0;
+  for (std::int32_t i = 0; i < order.num_tiles * order.num_heads * order.batch_size; ++i) {
+    const std::int32_t tile = order.num_tiles - 1 - device::place_in_order(order, i).tile;  // the first keys come first
+    const std::int32_t queries = std::min(seqlen - 128 * tile, window + 128);
+    const double cycles = 7100.0 + 3150.0 * group * std::ceil(queries / 64.0);
+    *std::ranges::min_element(busy) += cycles;
+    all += cycles;
+  }
+  return all / (*std::ranges::max_element(busy) * static_cast<double>(busy.size()));
+}
+
+TEST(HopperBwdSchedule, TilesOfKeysAreDealtOutEvenly) {
+  for (const auto& [batch, seqlen, heads, heads_k] : {std::array{4, 4096, 16, 16},
+                                                      {4, 4096, 16, 4},
+                                                      {4, 4096, 16, 2},
+                                                      {2, 8192, 16, 4},
+                                                      {1, 8192, 16, 16},
+                                                      {8, 2048, 16, 4},
+                                                      {1, 16384, 16, 8},
+                                                      {1, 4096, 32, 8}}) {
+    const std::string problem =
+        core::concat("batch_size=", batch, " seqlen_q=", seqlen, " num_heads_q=", heads, " num_heads_k=", heads_k);
+    EXPECT_GT(busy_part(problem + " mask=causal", seqlen, heads / heads_k, seqlen), 0.968) << problem;
+  }
+  for (const int window : {512, 1023, 2048}) {
+    const std::string problem = core::concat("batch_size=4 seqlen_q=4096 num_heads_q=16 mask=causal window_left=");
+    EXPECT_GT(busy_part(core::concat(problem, window), 4096, 1, window), 0.985) << window;
+  }
+}
+
+/// As many tiles as multiprocessors, of which the longest takes twice as long as the mean one.
+TEST(HopperBwdSchedule, QueriesComeInPartsWhereFewTilesOfKeysDiffer) {
+  const std::string few = "seqlen_q=2048 num_heads_q=32 num_heads_k=8 ";
+  EXPECT_EQ(backward_order(few + "mask=causal").num_splits, 2);
+  EXPECT_EQ(backward_order(few + "mask=causal batch_invariant=1").num_splits, 1);
+  EXPECT_EQ(backward_order(few).num_splits, 1);
+  EXPECT_EQ(backward_order("seqlen_q=4096 num_heads_q=32 num_heads_k=8 mask=causal").num_splits, 1);
+}
+
+}  // namespace
+}  // namespace tilewise::backends::hopper

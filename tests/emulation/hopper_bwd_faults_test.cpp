@@ -53,6 +53,14 @@ constexpr HopperBwdConfig kNarrow = [] {
   c.ranged = 1;
   return c;
 }();
+/// Tiles of 64 queries, before which dk of the tile of keys before has left.
+constexpr HopperBwdConfig kMiddle = [] {
+  HopperBwdConfig c = kNarrow;
+  c.head_dim = c.head_dim_v = 96;
+  c.block_m = 64;
+  c.stages = 3;
+  return c;
+}();
 constexpr HopperBwdConfig kDropout = [] {
   HopperBwdConfig c = kNarrow;
   c.persistent = 0;
@@ -304,6 +312,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<> call;
     EXPECT_EQ(call.run(Fault::none, seed), "");
     EXPECT_LT(call.error(), kFine);
+    BwdCall<kMiddle> middle;
+    EXPECT_EQ(middle.run(Fault::none, seed), "");
+    EXPECT_LT(middle.error(), kFine);
     BwdCall<kWide> wide;
     EXPECT_EQ(wide.run(Fault::none, seed), "");
     EXPECT_LT(wide.error(), kFine);
@@ -398,6 +409,9 @@ TEST(EmulatedHopperBwd, FaultsBetweenTwoTilesOfKeysAreCaught) {
   EXPECT_TRUE(contains(fault_of_run(Fault::values_overwritten), "copies to offset"));
   EXPECT_TRUE(contains(fault_of_run(Fault::keys_overwritten), "since it was read by a product of wave"));
   EXPECT_NE(fault_of_run(Fault::gradients_overwritten), "");
+  EXPECT_TRUE(contains(fault_of_run<kMiddle>(Fault::values_overwritten), "copies to offset"));
+  EXPECT_TRUE(contains(fault_of_run<kMiddle>(Fault::keys_overwritten), "since it was read by a product of wave"));
+  EXPECT_NE(fault_of_run<kMiddle>(Fault::gradients_overwritten), "");
 }
 
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {

@@ -53,6 +53,13 @@ TEST(HopperBwdPaths, EveryOption) {
   for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
 }
 
+/// Their numbers follow each other faster than anything else makes warps wait for one another.
+TEST(HopperBwdPaths, TilesOfKeysThatNoQuerySees) {
+  check_backward("hopper_bwd",
+                 "dtype=bf16 batch_size=3 seqlen_q=1 seqlen_k=1297 head_dim=128 head_dim_v=64 alignment=top_left "
+                 "window_right=35 seqused_k=1");
+}
+
 TEST(HopperBwdPaths, Alibi) {
   const std::string lengths = " alibi_slopes=[b,h] batch_size=2 seqlen_q=200 seqlen_k=330";
   check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);

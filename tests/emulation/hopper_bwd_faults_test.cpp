@@ -65,6 +65,7 @@ constexpr HopperBwdConfig kDropout = [] {
   HopperBwdConfig c = kNarrow;
   c.persistent = 0;
   c.dropout = 1;
+  c.waves = 4 * c.warpgroups();
   return c;
 }();
 constexpr HopperBwdConfig kSoftcap = [] {
@@ -91,8 +92,8 @@ constexpr HopperBwdConfig kOrdered = [] {
 constexpr HopperBwdConfig kWide = [] {
   HopperBwdConfig c;
   c.head_dim = c.head_dim_v = 192;
-  c.waves = 16;
   c.shares_keys = 1;
+  c.waves = 4 * c.warpgroups();
   c.ranged = 1;
   return c;
 }();
@@ -112,6 +113,8 @@ template <HopperBwdConfig C>
 struct FaultyBwdSm90 : HostSm90Machine {
   /// Whether it is of the warpgroup that adds up dq.
   static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
+  /// Whether it is of the one that makes draws.
+  static bool draws() { return thread() / kWarpgroupThreads == (C.shares_keys ? 0 : 3); }
   static bool hands_weights(uint64_t* barrier) {
     if constexpr (C.shares_keys) {
       using Shared = HopperBwdShared<FaultyBwdSm90, C>;
@@ -151,7 +154,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && thread() < kLanes && parity == 0) return;
     if (waits_in_vain(barrier)) return;
-    if (g_fault == Fault::draws_overwritten && sums() && frees_draws(barrier)) return;
+    if (g_fault == Fault::draws_overwritten && draws() && frees_draws(barrier)) return;
     if (g_fault == Fault::weights_taken_early && hands_weights(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
   }
@@ -378,6 +381,7 @@ TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
   EXPECT_TRUE(contains(fault_of_run<kWide>(Fault::lost_arrival), "which lacks 1 of 32 arrivals"));
   EXPECT_NE(fault_of_run<kWide>(Fault::no_product_wait), "");
   EXPECT_NE(fault_of_run<kWide>(Fault::weights_taken_early), "");
+  EXPECT_NE(fault_of_run<kWideDropout>(Fault::refilled_early), "");
 }
 
 TEST(EmulatedHopperBwd, DrawsThatAreOverwrittenBeforeTheyAreReadAreCaught) {

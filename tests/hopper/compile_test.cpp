@@ -92,6 +92,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=64 seqlen_q=4096 dropout_p=0.1",
       "dtype=bf16 head_dim=128 seqlen_q=4096 dropout_p=0.1 mask=causal",
       "dtype=f16 head_dim=64 layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256 dropout_p=0.1",
+      "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal softcap=30 dropout_p=0.1",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal alibi_slopes=[h]",
       "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal alibi_slopes=[h]",
       "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal alibi_slopes=[h]",

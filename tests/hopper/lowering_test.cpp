@@ -345,15 +345,17 @@ TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {
-      const std::string text =
-          concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v, " dropout_p=0.1");
-      const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;
-      EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
-      const auto config = gpu::config_of<Bwd>(key);
-      const device::RegisterShares shares = device::register_shares(config);
-      EXPECT_LE(shares.producer + shares.sums + 2 * shares.consumer,
-                config.waves / 4 * (65536 / config.threads() / 8 * 8))
-          << text;
+      for (const char* option : {"", " dropout_p=0.1"}) {
+        const std::string text =
+            concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v, option);
+        const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;
+        EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
+        const auto config = gpu::config_of<Bwd>(key);
+        const device::RegisterShares shares = device::register_shares(config);
+        EXPECT_LE(shares.producer + shares.other + 2 * shares.consumer,
+                  config.waves / 4 * (65536 / config.threads() / 8 * 8))
+            << text;
+      }
     }
   }
 }
@@ -377,7 +379,7 @@ TEST(HopperLowering, EstimatesTheBackwardPass) {
     return lowered_backward(concat("dtype=bf16 batch_size=2 seqlen_q=8192 num_heads_q=16 head_dim=128 ", option))
         .estimated_us;
   };
-  EXPECT_NEAR(with("dropout_p=0.1"), full / 0.65, full / 6);
+  EXPECT_NEAR(with("dropout_p=0.1"), full / 0.74, full / 6);
   EXPECT_GT(with("softcap=30"), full);
   EXPECT_GT(with("bias=query[1,h,q,k]"), full);
   EXPECT_GT(with("bias=query[1,h,q,k] bias_unaligned=1"), with("bias=query[1,h,q,k]"));

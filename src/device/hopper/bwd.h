@@ -1,9 +1,11 @@
 // The Hopper backward kernel: a block for each tile of keys, or for each multiprocessor, which works on one tile of
-// keys after the other. Of 128 keys two warpgroups compute dk and dv, 64 keys each, and a third adds up dq and brings
-// tiles of queries by TMA. Of 64 wide ones one computes dv, one dk, a third adds up dq, and a fourth brings tiles.
+// keys after the other. Of 128 keys two warpgroups compute dk and dv, 64 keys each, a third adds up dq and brings tiles
+// of queries by TMA, and with dropout a fourth draws. Of 64 wide ones one computes dv, one dk, a third adds up dq, and
+// a fourth brings tiles and draws.
 #pragma once
 
 #include "device/hopper/bwd_dq.h"
+#include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_items.h"
 #include "device/hopper/bwd_main.h"
 #include "device/hopper/bwd_wide.h"
@@ -51,10 +53,15 @@ class HopperBwd {
       items.visit_all([&](const BwdWork& work, BwdRun& run) {
         BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] { items.publish(run, thread == 0); });
       });
-    } else {
+    } else if (!C.dropout || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
       items.visit_all(
           [&](const BwdWork& work, BwdRun& run) { BwdMain<Ops, C>(params, shared, work, run, own()).run(work); });
+    } else if constexpr (C.dropout) {
+      Machine::template give_registers<kShares.other>();
+      items.visit_all([&](const BwdWork& work, const BwdRun&) {
+        BwdDraws<Machine, C>(params, shared, work, own() - 3 * kWarpgroupThreads).run();
+      });
     }
     if (thread % Machine::kLanes == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
   }
@@ -63,12 +70,15 @@ class HopperBwd {
     const auto block_thread = static_cast<uint32_t>(Machine::thread());
     if (block_thread < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      if (thread < Machine::kLanes) {
-        BwdRun run{};
-        BwdLoader<Machine, C>(params, shared, work, run, thread == 0).bring_all();
+      BwdRun run{};
+      BwdLoader<Machine, C> loader(params, shared, work, run, thread == 0);
+      if constexpr (C.dropout) {
+        BwdDraws<Machine, C>(params, shared, work, thread).run_beside(loader);
+      } else if (thread < Machine::kLanes) {
+        loader.bring_all();
       }
     } else if (block_thread < 2 * kThreads) {
-      Machine::template give_registers<kShares.sums>();
+      Machine::template give_registers<kShares.other>();
       BwdDqAdds<Ops, C>(params, shared, work, thread - kWarpgroupThreads).run();
     } else if (block_thread < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();

@@ -3,7 +3,6 @@
 // has no room for that, from registers.
 #pragma once
 
-#include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_loader.h"
 #include "device/hopper/bwd_turns.h"
 #include "device/hopper/matrix_descriptor.h"
@@ -61,12 +60,6 @@ class BwdDqProducts {
     Machine::wgmma_commit();
   }
 
-  static constexpr int32_t kAhead = C.dropout ? 1 : 0;  // a tile's draws are made before the products of the one before
-  TILEWISE_INLINE void draw(int32_t step) {
-    const int thread = Machine::not_hoisted(warp_ * 32 + lane_);
-    BwdDraws<Machine, C>::publish(p_, shared_, work_, step, thread);
-  }
-
   TILEWISE_INLINE void release_scores() {
     arrive_as_warp(shared_.score_ring.empty[score_place_.stage], lane_);
     score_place_.advance();
@@ -119,17 +112,13 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     Machine::wave_sync();
     const int32_t calls_next = maximum(steps + 1 - C.stages, 0);  // the step that has no tile of its own to bring
     TILEWISE_NO_UNROLL
-    for (int32_t step = -Base::kAhead; step < steps; ++step) {
+    for (int32_t step = 0; step < steps; ++step) {
       // The stage of the tile before is on its way to be free.
       if (warp_ == 0 && step > 0 && loader_.has_more()) loader_.bring_queries();
       if constexpr (Loader::kEarly) {
         if (warp_ == 0 && step == calls_next) loader_.bring_next_queries();
       }
       Machine::wave_sync();
-      if constexpr (C.dropout) {
-        if (step + 1 < steps) this->draw(step + 1);
-        if (step < 0) continue;
-      }
       if (step == 0) shared_.keys_full.wait(run_.seen % 2);
       if (!C.ordered || !begin_turn()) score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });
@@ -231,11 +220,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     to_ += 4 * lane_;
     shared_.keys_full.wait(0);
     TILEWISE_NO_UNROLL
-    for (int32_t step = -Base::kAhead; step < steps; ++step) {
-      if constexpr (C.dropout) {
-        if (step + 1 < steps) this->draw(step + 1);
-        if (step < 0) continue;
-      }
+    for (int32_t step = 0; step < steps; ++step) {
       if constexpr (C.ordered) turns_.ask(this->tiles_left_);
       this->score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(); });

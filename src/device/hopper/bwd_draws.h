@@ -1,10 +1,9 @@
-// Dropout of the backward kernel: the warpgroup that multiplies dQ, which waits most of the time, makes the draws of a
-// tile of queries ahead of the computing ones and leaves each of their lanes a bit for each score.
+// Dropout of the backward kernel: a warpgroup makes the draws of a tile of queries ahead of the computing ones and
+// leaves each of their lanes a bit for each score.
 #pragma once
 
 #include "device/attention/dropout.h"
-#include "device/hopper/bwd_shared.h"
-#include "device/hopper/bwd_work.h"
+#include "device/hopper/bwd_loader.h"
 #include "device/hopper/warpgroup.h"
 
 namespace tilewise::device {
@@ -15,82 +14,121 @@ template <class Machine, HopperBwdConfig C>
 class BwdDraws {
   using Shared = HopperBwdShared<Machine, C>;
   using Words = KeptWords<C>;
-  static constexpr int kCalls = 2;  // at once: their rounds are chains of 10 cycles and more
   static constexpr int kLanesAPiece = kWarpgroupThreads / (Words::kOwners * Words::kCount),
                        kColTiles = Words::kColTiles / kLanesAPiece;
 
  public:
-  /// Of a step's tile of queries, once the computing warps have read those of the one before. What can be is found
-  /// anew each time: this warpgroup has registers for its products, and few beside.
-  TILEWISE_INLINE static void publish(const HopperBwdParams& p, Shared& shared, const BwdWork& work, int32_t step,
-                                      int thread) {
-    const BwdDraws draws(p, work);
-    uint32_t kept[4] = {0, 0, 0, 0};
-    const int index = thread / kLanesAPiece, share = thread % kLanesAPiece;
-    const int part = index / Words::kOwners, owner = index % Words::kOwners;
-    const QueryPlace place = query_place<C>(work, step);
-    const int32_t query = place.tile * C.block_m + 64 * part + 8 * kColTiles * share + 2 * (owner % 4);
-    const auto batch_head =
-        static_cast<uint32_t>(work.batch * p.shape.num_heads_q + work.head * work.group + place.head);
-    if (!C.lengths || work.first_key % 32 == 0) {
-      draws.draw(kept, batch_head, query, owner);
-    } else {
-      draws.draw_each(kept, batch_head, query, owner);
-    }
-    TILEWISE_UNROLL
-    for (uint32_t& word : kept) {
-      word <<= kColTiles * (kLanesAPiece - 1 - share);
-      TILEWISE_UNROLL
-      for (int lane = 1; lane < kLanesAPiece; lane *= 2) word |= Machine::shuffle_xor(word, lane);
-    }
-    shared.draw_ring.empty[0].wait(static_cast<uint32_t>(step + 1) % 2);
-    if (share == 0) {
-      TILEWISE_UNROLL
-      for (int word = 0; word < 4; ++word) Machine::store_shared(&shared.draws.kept[part][owner][word], kept[word]);
-    }
-    arrive_as_lanes(shared.draw_ring.full[0]);
+  TILEWISE_INLINE BwdDraws(const HopperBwdParams& p, Shared& shared, const BwdWork& work, int thread)
+      : p_(p),
+        shared_(shared),
+        work_(work),
+        thread_(thread),
+        share_(thread % kLanesAPiece),
+        part_(thread / kLanesAPiece / Words::kOwners),
+        owner_(thread / kLanesAPiece % Words::kOwners) {}
+
+  /// Of all tiles of a block, one after the other.
+  TILEWISE_INLINE void run() {
+    visit_heads([] {});
+  }
+  /// The same by a warpgroup whose first warp brings tiles. Where the draws of a tile have found their place, the tile
+  /// two before is on its way to be handed back.
+  TILEWISE_INLINE void run_beside(BwdLoader<Machine, C>& loader) {
+    const bool loads = uniform<Machine>(thread_ / 32) == 0;
+    if (work_.steps() == 0) return;
+    if (loads) loader.begin(), loader.finish_keys();
+    Machine::wave_sync();
+    int32_t drawn = 0;
+    visit_heads([&] {
+      if (loads && drawn > 1 && loader.has_more()) loader.bring_queries();
+      Machine::wave_sync();
+      ++drawn;
+    });
   }
 
  private:
-  TILEWISE_INLINE BwdDraws(const HopperBwdParams& p, const BwdWork& work) : p_(p), work_(work) {}
-
-  /// Rows of the block are groups of 32 keys.
-  TILEWISE_INLINE void draw(uint32_t (&kept)[4], uint32_t batch_head, int32_t query, int owner) const {
-    const auto group = static_cast<uint32_t>(work_.first_key / 32 + owner / 16);
-    const DropoutSeed seed = dropout_seed(p_.score);
-    const auto pair = static_cast<uint32_t>(owner / 4 % 4);
-    const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head, group, pair);
+  /// then(): behind each tile.
+  template <class Then>
+  TILEWISE_INLINE void visit_heads(const Then& then) {
     TILEWISE_NO_UNROLL
-    for (int c = 0; c < kColTiles; c += kCalls / 2) {
-      PhiloxWords words[kCalls];
-      TILEWISE_UNROLL
-      for (int call = 0; call < kCalls; ++call) {
-        words[call] = calls.begin(static_cast<uint32_t>(query + 8 * (c + call / 2) + call % 2));
+    for (int32_t head = 0; head < p_.group; ++head) {
+      const auto batch_head = static_cast<uint32_t>(work_.batch * p_.shape.num_heads_q + work_.head * p_.group + head);
+      const DropoutSeed seed = dropout_seed(p_.score);
+      if (!C.lengths || work_.first_key % 32 == 0) {
+        // Rows of the block are groups of 32 keys.
+        const auto group = static_cast<uint32_t>(work_.first_key / 32 + owner_ / 16);
+        const auto pair = static_cast<uint32_t>(owner_ / 4 % 4);
+        const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head, group, pair);
+        visit_head([&](uint32_t (&kept)[4], int32_t query) { draw(kept, calls, query); }, then);
+      } else {
+        visit_head([&](uint32_t (&kept)[4], int32_t query) { draw_each(kept, seed, batch_head, query); }, then);
       }
-      work_rounds<kPhiloxRounds - DropoutCalls::kRounds>(words, calls.key);
-      TILEWISE_UNROLL
-      for (int call = 0; call < kCalls; ++call) add_bits(kept, words[call], call % 2);
+    }
+  }
+  template <class Draw, class Then>
+  TILEWISE_INLINE void visit_head(const Draw& draw, const Then& then) {
+    TILEWISE_NO_UNROLL
+    for (int32_t tile = work_.queries.begin; tile < work_.queries.end; ++tile) {
+      uint32_t kept[4] = {0, 0, 0, 0};
+      draw(kept, tile * C.block_m + 64 * part_ + 8 * kColTiles * share_ + 2 * (owner_ % 4));
+      publish(kept);
+      then();
     }
   }
 
-  /// Of one column of the next column tile; the first column makes room for it.
-  TILEWISE_INLINE void add_bits(uint32_t (&kept)[4], const PhiloxWords& words, int column) const {
-    if (column == 0) {
+  /// Once the computing warps have read those of the tile before.
+  TILEWISE_INLINE void publish(uint32_t (&kept)[4]) {
+    TILEWISE_UNROLL
+    for (uint32_t& word : kept) {
+      word <<= kColTiles * (kLanesAPiece - 1 - share_);
       TILEWISE_UNROLL
-      for (uint32_t& word : kept) word <<= 1;
+      for (int lane = 1; lane < kLanesAPiece; lane *= 2) word |= Machine::shuffle_xor(word, lane);
+    }
+    place_.wait_empty(shared_.draw_ring);
+    if (share_ == 0) {
+      TILEWISE_UNROLL
+      for (int word = 0; word < 4; ++word) Machine::store_shared(&shared_.draws.kept[part_][owner_][word], kept[word]);
+    }
+    arrive_as_lanes(shared_.draw_ring.full[0]);
+    place_.advance();
+  }
+
+  /// Two queries at a time. Of a call's words, whose halves are draws of two neighbouring keys, a bit of either half is
+  /// left, which takes three instructions for two draws; at last words of a lane that computes are made of them.
+  TILEWISE_INLINE void draw(uint32_t (&kept)[4], const DropoutCalls& calls, int32_t query) const {
+    const uint32_t thresholds = p_.score.dropout_threshold * 0x10001u;
+    uint32_t eights[4] = {0, 0, 0, 0};
+    TILEWISE_NO_UNROLL
+    for (int c = 0; c < kColTiles; ++c) {
+      TILEWISE_UNROLL
+      for (uint32_t& word : eights) word <<= 1;
+      PhiloxWords words[2];
+      TILEWISE_UNROLL
+      for (int column = 0; column < 2; ++column) {
+        words[column] = calls.begin(static_cast<uint32_t>(query + 8 * c + column));
+      }
+      work_rounds<kPhiloxRounds - DropoutCalls::kRounds>(words, calls.key);
+      TILEWISE_UNROLL
+      for (int column = 0; column < 2; ++column) {
+        const uint32_t bits = Words::last_bit(0, column) | Words::last_bit(1, column);
+        TILEWISE_UNROLL
+        for (int eight = 0; eight < 4; ++eight) {
+          eights[eight] |=
+              Machine::template halves_at_least<C.normal_bound != 0>(words[column].word[eight], thresholds) & bits;
+        }
+      }
     }
     TILEWISE_UNROLL
-    for (int key = 0; key < 8; ++key) {
-      const int eight = key / 2, half = key % 2;  // of the group's four eights of keys
-      const bool keeps = is_kept(words.word[eight], half, p_.score.dropout_threshold);
-      kept[eight / 2 * 2 + half] |= keeps ? Words::last_bit(eight % 2, column) : 0;
+    for (int word = 0; word < 4; word += 2) {
+      kept[word] = Machine::permute_bytes(eights[word], eights[word + 1], 0x5410u);      // of even keys
+      kept[word + 1] = Machine::permute_bytes(eights[word], eights[word + 1], 0x7632u);  // of odd ones
     }
   }
 
   /// Rows begin anywhere, as left padding has them: a call for each score.
-  TILEWISE_INLINE void draw_each(uint32_t (&kept)[4], uint32_t batch_head, int32_t query, int owner) const {
-    const DropoutSeed seed = dropout_seed(p_.score);
-    const int32_t first_key = work_.first_key + owner / 16 * 32 + 2 * (owner / 4 % 4);
+  TILEWISE_INLINE void draw_each(uint32_t (&kept)[4], const DropoutSeed& seed, uint32_t batch_head,
+                                 int32_t query) const {
+    const int32_t first_key = work_.first_key + owner_ / 16 * 32 + 2 * (owner_ / 4 % 4);
     TILEWISE_NO_UNROLL
     for (int c = 0; c < kColTiles; ++c) {
       TILEWISE_UNROLL
@@ -111,21 +149,22 @@ class BwdDraws {
     }
   }
 
-  /// A loop: unrolled, the keys of all rounds would wait in registers.
-  template <int kRounds, int kCalls_>
-  TILEWISE_INLINE static void work_rounds(PhiloxWords (&words)[kCalls_], PhiloxKey key) {
-    const auto work_round = [&] {
+  /// Unrolled: the keys of all rounds are found once, in uniform registers, and nothing is moved between two rounds.
+  template <int kRounds, int kCalls>
+  TILEWISE_INLINE static void work_rounds(PhiloxWords (&words)[kCalls], PhiloxKey key) {
+    TILEWISE_UNROLL
+    for (int round = 0; round < kRounds; ++round) {
       TILEWISE_UNROLL
       for (PhiloxWords& call : words) call = philox_round(call, key);
       key = next_round_key(key);
-    };
-    if constexpr (kRounds % 2 != 0) work_round();
-    TILEWISE_NO_UNROLL
-    for (int round = kRounds % 2; round < kRounds; round += 2) work_round(), work_round();
+    }
   }
 
   const HopperBwdParams& p_;
+  Shared& shared_;
   const BwdWork& work_;
+  const int thread_, share_, part_, owner_;
+  RingPlace<1> place_;
 };
 
 }  // namespace tilewise::device

@@ -16,6 +16,9 @@ class BwdMain {
   using Products = BwdProducts<Machine, C>;
   /// Whether dV is done before dP takes the registers of S: with softcap P and dS's factors are two things.
   static constexpr bool kValuesFirst = C.softcap;
+  /// Whether a tile's log-sum-exp is read once its S is there, not a tile ahead: with softcap and dropout its registers
+  /// are needed meanwhile (100 to 220 bytes of spills).
+  static constexpr bool kReadsLate = C.softcap && C.dropout;
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
   static constexpr bool kValuesLast = !kValuesFirst && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
@@ -116,7 +119,7 @@ class BwdMain {
     skip(before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
-      scores_.read_lse(shared_.lse2[tile_place_.stage]);
+      if constexpr (!kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
       read_kept();
     }
     visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool first, bool more) {
@@ -141,6 +144,7 @@ class BwdMain {
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
+    if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
     if constexpr (kValuesFirst) {
       if constexpr (C.dropout) scores_.drop();
@@ -168,7 +172,8 @@ class BwdMain {
     if (!room) score_place_.wait_empty(shared_.score_ring);
     scores_.store(shared_.dS[score_place_.stage]);
     if (!landed) next.wait_full(shared_.tile_ring);
-    if (more) scores_.read_lse(shared_.lse2[next.stage]), read_kept();
+    if (!kReadsLate && more) scores_.read_lse(shared_.lse2[next.stage]);
+    if (more) read_kept();
     publish_scores();
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();

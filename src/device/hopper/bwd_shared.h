@@ -127,7 +127,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.kDqWarps;
     tile_ring.init(1, kMainWarps);
     score_ring.init(C.shares_keys ? kMainWarps / 2 * kWarpArrivals : kMainWarps, kDqWarps);
-    draw_ring.init(kDqWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
+    draw_ring.init(C.kDrawWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
     keys_full.init(1), values_full.init(1);
     if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1), values_free.init(kMainWarps);

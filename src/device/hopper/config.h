@@ -64,8 +64,8 @@ struct HopperForwardConfig : ScoreConfig {
 };
 
 /// A block owns block_n() keys and streams queries in tiles of block_m. Two warpgroups compute; a third multiplies what
-/// adds up to dq and brings tiles, or leaves that to a fourth. Head dims are padded to multiples of 32, vector_rows
-/// is 1.
+/// adds up to dq and brings tiles. A fourth makes dropout's draws; for wide heads it brings tiles. Head dims are padded
+/// to multiples of 32, vector_rows is 1.
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
   Flag windowed = 0;      // of a ranged config: keys on the left are hidden too
@@ -75,10 +75,14 @@ struct HopperBwdConfig : ScoreConfig {
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
+  Flag normal_bound = 0;  // as in HopperForwardConfig
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
   static constexpr int32_t kScoreStages = 2;            // tiles of dS
   static constexpr int32_t kDqWarps = 4;                // that add up dq, each with rows of its own
+  static constexpr int32_t kDrawWarps = 4;              // that make dropout's draws
+  /// Those that compute, one for dq, and one that brings tiles of wide heads and makes dropout's draws.
+  constexpr int32_t warpgroups() const { return kConsumers + (shares_keys || dropout ? 2 : 1); }
   constexpr int32_t block_n() const { return shares_keys ? kRows : kRows * kConsumers; }
   constexpr int32_t dq_cols() const { return 64; }  // multiplied at once
   constexpr int32_t threads() const { return waves * 32; }
@@ -89,7 +93,7 @@ struct HopperBwdConfig : ScoreConfig {
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
     visit("split", c.split), visit("shares_keys", c.shares_keys);
-    visit("persistent", c.persistent);
+    visit("persistent", c.persistent), visit("normal_bound", c.normal_bound);
   }
 };
 
@@ -103,7 +107,7 @@ struct HopperBwdStatisticsConfig : RowConfig {
 /// block that asks for more waits forever.
 struct RegisterShares {
   int32_t producer, consumer;
-  int32_t sums = 0;  // of a warpgroup that does neither
+  int32_t other = 0;  // of a warpgroup that does neither
 };
 constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   if (config.consumers() == 1) return {56, 256};
@@ -119,10 +123,12 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   return {32, 112};
 }
 
-/// Those of the backward kernel: 504 = 3 x 168 is all there is. Two of a share are the hardware's own, and 24 beside
-/// accumulators the compiler's: dq's 32 need 72.
+/// Those of the backward kernel: 504 = 3 x 168 is all there is of three warpgroups, 512 of four. Of wide heads the
+/// first brings tiles and another adds up dq, else the first does both. Draws of two calls need 32; dq's sums, 32 a
+/// thread, do with 64 where somebody needs the rest.
 constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
-  return config.shares_keys ? RegisterShares{24, 208, 72} : RegisterShares{72, 216};
+  if (config.shares_keys) return config.dropout ? RegisterShares{32, 208, 64} : RegisterShares{24, 208, 72};
+  return config.dropout ? RegisterShares{64, 208, 32} : RegisterShares{72, 216};
 }
 
 /// Values are the first head_dim_v columns of the keys, of one head that all query heads share; the rest of a key is

@@ -7,6 +7,7 @@
 #include "backends/cuda/hopper/bwd_estimate.hpp"
 #include "backends/cuda/hopper/bwd_schedule.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
+#include "backends/cuda/hopper/schedule.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/clear_rest.hpp"
@@ -307,12 +308,12 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
   const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
   c.shares_keys = head_dim > kWide;
-  c.waves = c.shares_keys ? 16 : 12;
+  c.waves = 4 * c.warpgroups();
+  c.normal_bound = has_normal_bound(p);
   const bool biased = p.bias != BiasKind::none;
   c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
   // Groups of heads would be one loop more around the steps, in which ptxas keeps nothing in uniform registers; f16 in
-  // tiles of 128 queries spills 92 to 108 bytes, with a bias up to 140; dropout's draws count the steps of one tile of
-  // keys.
+  // tiles of 128 queries spills 92 to 108 bytes, with a bias up to 140, dropout 34 to 132.
   const bool crowded = p.dtype == DType::f16 && c.block_m > kNarrow;
   c.persistent = !c.shares_keys && !c.ordered && !c.dropout && !biased && !crowded && portable::group_of(p) == 1;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;

@@ -154,9 +154,7 @@ HopperForwardConfig features_config(const Problem& p) {
   constexpr double kMostBoundedCap = 52.0;  // weights from 2^40 down to 2^-110
   const bool biased = p.bias != BiasKind::none;
   c.bounded = c.softcap && !c.alibi && !biased && p.softcap <= kMostBoundedCap && p.dtype == DType::bf16;
-  constexpr double kLeastNormal = 0x0080, kGreatestNormal = 0x7F7F;  // bits of bf16
-  const double bound = p.dropout_p * 65536.0;
-  c.normal_bound = bound >= kLeastNormal && bound <= kGreatestNormal;
+  c.normal_bound = has_normal_bound(p);
   // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
   return c;
@@ -239,6 +237,12 @@ ForwardSchedule dealt(ForwardSchedule schedule, const Problem& p, const core::De
 }
 
 }  // namespace
+
+bool has_normal_bound(const Problem& p) {
+  constexpr double kLeastNormal = 0x0080, kGreatestNormal = 0x7F7F;  // bits of bf16
+  const double bound = p.dropout_p * 65536.0;
+  return bound >= kLeastNormal && bound <= kGreatestNormal;
+}
 
 std::int64_t queries_of_block(const Problem& p, const HopperForwardConfig& c) {
   return std::int64_t{c.consumers()} * (HopperForwardConfig::kRows / (c.pack_gqa ? group_of(p) : 1));

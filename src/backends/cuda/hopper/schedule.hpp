@@ -12,6 +12,9 @@
 
 namespace tilewise::backends::hopper {
 
+/// Whether what dropout's draws are compared with is, as bits of bf16, a normal number.
+[[nodiscard]] bool has_normal_bound(const Problem& problem);
+
 /// The forward kernel, and the parts in which it takes the keys of each tile of queries.
 struct ForwardSchedule {
   device::HopperForwardConfig config;

@@ -50,7 +50,6 @@ concept HasCopyEngine =
       // store that others' additions may come between.
       { M::copy_run(to, from, x, landed) } -> SameAs<void>;
       { M::add_run(sum, from, x) } -> SameAs<void>;
-      { M::prefetch_box(map, x, x, x, x, x) } -> SameAs<void>;  // into the L2 cache
       { M::prefetch_map(map) } -> SameAs<void>;
       { M::store_box(map, from, x, x, x, x, x) } -> SameAs<void>;  // written before fence_shared_writes() and a barrier
       { M::commit_stores() } -> SameAs<void>;

@@ -55,8 +55,6 @@ class ForwardProducer {
       // With a bias a third copy of this would pass the 32 registers here.
       if (!C.bias_boxes && row < last) load_keys(row += C.block_n);
       source.ask();
-      // Of one place for Q the next one comes late: it is to come from the cache then.
-      if constexpr (C.q_stages == 1 && !C.split) call_into_cache(source.upcoming());
       TILEWISE_NO_UNROLL
       while (row < last) load_keys(row += C.block_n);
     }
@@ -152,35 +150,18 @@ class ForwardProducer {
 
   /// Q of each warpgroup once its place is free.
   TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work) {
-    const int32_t bytes = kRowChunks * p_.order.queries_per_warpgroup * group() * kChunkRowBytes;
-    for_each_box(work, [&](int warpgroup, int chunk, int32_t seq, int32_t batch) {
-      auto& ring = shared_.row_rings[warpgroup];
-      if (chunk == 0) {
-        place.wait_empty(ring);
-        ring.full[place.stage].arrive_and_expect(bytes);
-      }
-      void* const to = shared_.rows[place.stage][warpgroup].chunk(chunk);
-      Machine::copy_box(to, p_.q_map, ring.full[place.stage].state(), chunk * QueryTile::kChunkColumns, 0, seq,
-                        work.head, batch);
-    });
-  }
-
-  TILEWISE_INLINE void call_into_cache(const WorkTile& work) const {
-    if (work.tile == WorkTile::kNoMore) return;
-    for_each_box(work, [&](int, int chunk, int32_t seq, int32_t batch) {
-      Machine::prefetch_box(p_.q_map, chunk * QueryTile::kChunkColumns, 0, seq, work.head, batch);
-    });
-  }
-
-  /// visit(warpgroup, chunk, seq, batch) for each box of Q.
-  template <class Visit>
-  TILEWISE_INLINE void for_each_box(const WorkTile& work, const Visit& visit) const {
     const int32_t queries = p_.order.queries_per_warpgroup, batch = p_.shape.cu_seqlens_q ? 0 : work.batch;
     TILEWISE_UNROLL
     for (int i = 0; i < C.consumers(); ++i) {
+      auto& ring = shared_.row_rings[i];
+      place.wait_empty(ring);
+      ring.full[place.stage].arrive_and_expect(kRowChunks * queries * group() * kChunkRowBytes);
       const int32_t first = work.q_row + (work.tile * C.consumers() + i) * queries;
       TILEWISE_UNROLL
-      for (int c = 0; c < kRowChunks; ++c) visit(i, c, first, batch);
+      for (int c = 0; c < kRowChunks; ++c) {
+        Machine::copy_box(shared_.rows[place.stage][i].chunk(c), p_.q_map, ring.full[place.stage].state(),
+                          c * QueryTile::kChunkColumns, 0, first, work.head, batch);
+      }
     }
   }
 

@@ -57,17 +57,6 @@ class WorkSource {
     return none;
   }
 
-  /// What next() will return, as far as is known without looking for it.
-  TILEWISE_INLINE WorkTile upcoming() const {
-    WorkTile work{};
-    work.tile = WorkTile::kNoMore;
-    if (next_ < total_) {
-      WorkTile at = place(next_);
-      if (find_keys(at)) work = at;
-    }
-    return work;
-  }
-
   /// For the number of the next tile: once some copies of this one are on their way, which a closed counter would hold
   /// up.
   TILEWISE_INLINE void ask() {

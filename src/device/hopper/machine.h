@@ -208,12 +208,6 @@ struct HopperMachine : Sm80Machine {
                  "r"(shared_address(from)), "r"(bytes)
                  : "memory");
   }
-  TILEWISE_INLINE static void prefetch_box(const TensorMap& map, int32_t x0, int32_t x1, int32_t x2, int32_t x3,
-                                           int32_t x4) {
-    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(x0), "r"(x1),
-                 "r"(x2), "r"(x3), "r"(x4)
-                 : "memory");
-  }
   TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
                                         int32_t x3, int32_t x4) {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),

@@ -26,7 +26,7 @@ TEST(HopperLowering, FillsTheDeviceAndDealsFromACounter) {
   EXPECT_EQ(launch.threads(), 512U);
   const device::TileOrder order = params_of(launch).order;
   EXPECT_EQ(order.num_tiles, 22);
-  EXPECT_EQ(order.heads_at_once, 6);
+  EXPECT_EQ(order.heads_at_once, 8);  // sets of one size
   EXPECT_EQ(order.short_tiles, 11);
 }
 

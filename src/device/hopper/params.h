@@ -9,12 +9,15 @@
 namespace tilewise::device {
 
 /// The order in which tiles of queries are dealt out: heads in sets of `heads_at_once`, a set's last tiles first, since
-/// under a causal mask they see the most keys; the first `short_tiles` tiles of all heads come at the very end.
+/// under a causal mask they see the most keys; the first `short_tiles` tiles of the heads from `first_late_head` on
+/// come at the very end. Heads are counted over the batch.
 struct TileOrder {
   int32_t num_tiles;  // of a (batch, head)
   int32_t num_heads;  // of the grid: key heads where heads are packed
   int32_t batch_size;
   int32_t heads_at_once, short_tiles;
+  int32_t first_late_head;        // forwards
+  int32_t batch_inside;           // forwards: a head's batch entries come one after the other, else an entry's heads
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
   int32_t counters;               // words of the counter that deals tiles out: kCounterWords, backwards 1; else 0
   int32_t num_splits;             // parts in which a tile's keys, or queries, are dealt out
@@ -23,6 +26,7 @@ struct TileOrder {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("num_tiles", p.num_tiles), visit("num_heads", p.num_heads), visit("batch_size", p.batch_size);
     visit("heads_at_once", p.heads_at_once), visit("short_tiles", p.short_tiles);
+    visit("first_late_head", p.first_late_head), visit("batch_inside", p.batch_inside);
     visit("queries_per_warpgroup", p.queries_per_warpgroup), visit("counters", p.counters);
     visit("num_splits", p.num_splits);
   }

@@ -21,25 +21,31 @@ struct OrderPlace {
   int32_t tile, head, batch;
 };
 
-/// Where tile `index` of the order stands. Divisions by variables: by threads that others do not wait for.
+/// Where tile `index` of the forward pass's order stands. Divisions by variables: by threads that others do not wait
+/// for.
 TILEWISE_INLINE OrderPlace place_in_order(const TileOrder& order, int32_t index) {
-  const int32_t heads = order.num_heads * order.batch_size, long_tiles = order.num_tiles - order.short_tiles;
+  const int32_t all_heads = order.num_heads * order.batch_size;
+  const bool late = index >= order.first_late_head * order.num_tiles;
+  const int32_t begin = late ? order.first_late_head : 0, end = late ? all_heads : order.first_late_head;
+  const int32_t heads = end - begin, long_tiles = order.num_tiles - (late ? order.short_tiles : 0);
+  index -= begin * order.num_tiles;
   int32_t tile, head;
   if (index < heads * long_tiles) {
     const int32_t a_set = order.heads_at_once * long_tiles, set = index / a_set, rest = index - set * a_set;
     const int32_t first_head = set * order.heads_at_once, count = minimum(order.heads_at_once, heads - first_head);
     tile = order.num_tiles - 1 - rest / count;
-    head = first_head + rest % count;
+    head = begin + first_head + rest % count;
   } else {
     const int32_t rest = index - heads * long_tiles;
     tile = order.short_tiles - 1 - rest / heads;
-    head = rest % heads;
+    head = begin + rest % heads;
   }
-  const int32_t batch = head / order.num_heads;
-  return {tile, head - batch * order.num_heads, batch};
+  const int32_t inside = order.batch_inside ? order.batch_size : order.num_heads, outer = head / inside;
+  head -= outer * inside;
+  return order.batch_inside ? OrderPlace{tile, outer, head} : OrderPlace{tile, head, outer};
 }
 
-/// The same at a sixth of the cost: each division by a variable is a chain of 30 instructions.
+/// The backward pass's, at a sixth of the cost: each division by a variable is a chain of 30 instructions.
 TILEWISE_INLINE OrderPlace place_in_order(const TileOrder& order, const OrderDivisors& by, int32_t index) {
   const int32_t heads = order.num_heads * order.batch_size, long_tiles = order.num_tiles - order.short_tiles;
   int32_t tile, head;

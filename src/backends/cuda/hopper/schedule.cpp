@@ -306,6 +306,34 @@ std::string name_of(const ForwardSchedule& schedule) {
                       c.split ? core::concat("/", schedule.splits, " splits") : std::string());
 }
 
+namespace {
+
+/// Of as many heads as fill the device, so that their keys stay in its cache: those that make sets of one size, if any
+/// are near.
+std::int64_t heads_of_set(std::int64_t heads, std::int64_t filling) {
+  std::int64_t even = std::min(filling + filling / 2, heads);
+  while (heads % even != 0) --even;
+  return 2 * even >= filling ? even : std::min(filling, heads);
+}
+
+/// Tiles differ in length: short ones at the very end even it out.
+void order_by_length(const Problem& p, int multiprocessors, device::TileOrder& order) {
+  constexpr std::int32_t kFewTiles = 4, kFewHeads = 4;
+  const std::int32_t heads = order.num_heads * order.batch_size;
+  if (order.num_tiles <= kFewTiles) {
+    // Such calls wait for memory. A head's tiles are worked on side by side, and the short ones of no more heads than
+    // the end needs come so late that their keys are read once again.
+    order.heads_at_once = std::min(kFewHeads, heads);
+    order.short_tiles = std::max(order.num_tiles / 3, 1);
+    order.first_late_head = std::max(heads - multiprocessors / 2, 0);
+  } else {
+    order.heads_at_once = static_cast<std::int32_t>(heads_of_set(heads, ceil_div(multiprocessors, order.num_tiles)));
+    order.short_tiles = order.num_tiles / (p.seqlen_q >= 4096 ? 2 : 3);
+  }
+}
+
+}  // namespace
+
 device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, int multiprocessors) {
   const HopperForwardConfig& c = schedule.config;
   device::TileOrder order{};
@@ -317,14 +345,10 @@ device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, 
   order.num_splits = static_cast<std::int32_t>(schedule.splits);
   order.heads_at_once = 1;
   order.counters = c.dynamic ? device::kCounterWords : 0;
-  if (c.ranged && !c.windowed && order.num_tiles > 0) {
-    // As many heads as fill the device, so that their keys stay in its cache; the short tiles of all heads even out
-    // the end.
-    const std::int64_t heads = p.num_heads_q / group * p.batch_size;
-    order.heads_at_once =
-        static_cast<std::int32_t>(std::clamp<std::int64_t>(ceil_div(multiprocessors, order.num_tiles), 1, heads));
-    order.short_tiles = order.num_tiles / (p.seqlen_q >= 4096 ? 2 : 3);
-  }
+  // Entries of a batch that have a bias in common read it side by side, from the cache.
+  order.batch_inside = p.bias != BiasKind::none && p.bias_dims.head && !p.bias_dims.batch;
+  const bool several = order.num_tiles > 1 && order.num_heads > 0 && order.batch_size > 0;
+  if (c.ranged && !c.windowed && several) order_by_length(p, multiprocessors, order);
   return order;
 }
 

@@ -39,6 +39,7 @@ struct HopperForwardConfig : ScoreConfig {
   int32_t page_size = 0;  // of a cached config; 0: contiguous
   Flag bounded = 0;       // softcap alone keeps scores within what weights in fp32 hold: no reference ever moves; bf16
   Flag bias_boxes = 0;    // a bias comes by the copy engine beside K, else each score loads its own
+  Flag scales_late = 0;   // of a boolean bias alone in boxes: the scale is positive, and the exponent applies it
   Flag normal_bound = 0;  // 65536 * dropout_p is, as bits of bf16, a normal number: dropout_p from 0.002 to 0.498
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
@@ -59,7 +60,8 @@ struct HopperForwardConfig : ScoreConfig {
     visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
     visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
     visit("cached", c.cached), visit("page_size", c.page_size), visit("bounded", c.bounded);
-    visit("bias_boxes", c.bias_boxes), visit("normal_bound", c.normal_bound);
+    visit("bias_boxes", c.bias_boxes), visit("scales_late", c.scales_late);
+    visit("normal_bound", c.normal_bound);
   }
 };
 

@@ -9,12 +9,16 @@
 namespace tilewise::device {
 
 /// Loads of each score's own bias would cost 0.6 of the kernel's speed: here four matrices of 8 x 8 come to a warp by
-/// one instruction, as its accumulators lie.
+/// one instruction, as its accumulators lie. Elements of up to two bytes are read while scores are multiplied, behind
+/// whose operands such loads wait in front of shared memory; for floats there are no registers then.
 template <class Machine, HopperForwardConfig C>
 class BoxedBias {
   static constexpr bool kOfHalves = C.bias_type == kBiasBf16 || C.bias_type == kBiasF16;
+  using Pair = Choose<C.bias_type == kBiasBool, uint16_t, FloatRun<2>>;
 
  public:
+  static constexpr bool kFetchesEarly = bias_bytes(C) <= 2;
+
   /// rows: the warpgroup's QueryRows.
   template <class Rows>
   TILEWISE_INLINE void begin(const BiasPlaces& places, const Rows& rows) {
@@ -26,28 +30,31 @@ class BoxedBias {
     }
   }
 
-  /// S = S * scale + bias; -infinity where a boolean bias is false.
-  template <class Scores, class Tile>
-  TILEWISE_INLINE void add(Scores& S, float scale, Tile& tile) const {
+  /// Reads a tile.
+  template <class Tile>
+  TILEWISE_INLINE void fetch(Tile& tile) {
     if constexpr (kOfHalves) {
       TILEWISE_UNROLL
-      for (int k = 0; k < Scores::kColTiles / 2; ++k) {
-        uint32_t words[4];
-        Machine::load_matrices(words, tile.piece(row_[0], 2 * k + Machine::lane() / 16));
-        TILEWISE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          auto& x = S.tile[0][2 * k + i / 2];
-          float &low = x[2 * (i % 2)], &high = x[2 * (i % 2) + 1];
-          low = low * scale + widened(words[i] & 0xFFFFu);
-          high = high * scale + widened(words[i] >> 16);
-        }
+      for (int k = 0; k < C.block_n / 16; ++k) {
+        Machine::load_matrices(words_[k], tile.piece(row_[0], 2 * k + Machine::lane() / 16));
       }
     } else {
       TILEWISE_UNROLL
-      for (int c = 0; c < Scores::kColTiles; ++c) {
+      for (int c = 0; c < C.block_n / 8; ++c) {
         TILEWISE_UNROLL
-        for (int slot = 0; slot < 2; ++slot) add_pair(S.tile[0][c], slot, scale, tile, 8 * c);
+        for (int slot = 0; slot < 2; ++slot) pairs_[c][slot] = pair_of(tile, slot, 8 * c);
       }
+    }
+  }
+
+  /// S = S * scale + bias, of the tile that has been read; -infinity where a boolean bias is false, which alone leaves
+  /// a positive scale to the exponent.
+  template <class Scores>
+  TILEWISE_INLINE void add(Scores& S, float scale) const {
+    TILEWISE_UNROLL
+    for (int c = 0; c < Scores::kColTiles; ++c) {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < 2; ++slot) add_pair(S.tile[0][c], c, slot, scale);
     }
   }
 
@@ -66,24 +73,35 @@ class BoxedBias {
     return C.bias_type == kBiasBf16 ? bf16_to_float(half) : Machine::widen_f16(half);
   }
 
-  /// Two neighbouring scores of one row.
-  template <class Accumulator, class Tile>
-  TILEWISE_INLINE void add_pair(Accumulator& x, int slot, float scale, Tile& tile, int first_col) const {
+  template <class Tile>
+  TILEWISE_INLINE Pair pair_of(Tile& tile, int slot, int first_col) const {
     const int32_t byte = (first_col + 2 * (Machine::lane() % 4)) * bias_bytes(C);
-    const uint8_t* const from = tile.piece(row_[slot], byte / 16) + byte % 16;
+    return Machine::template load_shared<Pair>(tile.piece(row_[slot], byte / 16) + byte % 16);
+  }
+
+  /// Two neighbouring scores of one row.
+  template <class Accumulator>
+  TILEWISE_INLINE void add_pair(Accumulator& x, int col_tile, int slot, float scale) const {
     float &low = x[2 * slot], &high = x[2 * slot + 1];
-    low *= scale, high *= scale;
-    if constexpr (C.bias_type == kBiasBool) {
-      const auto seen = Machine::template load_shared<uint16_t>(from);
+    if constexpr (kOfHalves) {
+      const uint32_t word = words_[col_tile / 2][col_tile % 2 * 2 + slot];
+      low = low * scale + widened(word & 0xFFFFu);
+      high = high * scale + widened(word >> 16);
+    } else if constexpr (C.bias_type == kBiasBool) {
+      if constexpr (!C.scales_late) low *= scale, high *= scale;
+      const Pair seen = pairs_[col_tile][slot];
       low = seen & 0xFFu ? low : -kInfinity;
       high = seen >> 8 ? high : -kInfinity;
     } else {
-      const auto bias = Machine::template load_shared<FloatRun<2>>(from);
-      low += bias.value[0], high += bias.value[1];
+      const Pair& bias = pairs_[col_tile][slot];
+      low = low * scale + bias.value[0];
+      high = high * scale + bias.value[1];
     }
   }
 
   int32_t row_[2];
+  uint32_t words_[C.block_n / 16][4];
+  Pair pairs_[C.block_n / 8][2];
 };
 
 }  // namespace tilewise::device

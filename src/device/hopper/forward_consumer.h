@@ -19,6 +19,7 @@ class ForwardConsumer {
 
   static constexpr bool kStagesOut = Shared::kStagesOut;
   static constexpr bool kWatches = C.watch_sums != 0, kBoxesBias = C.bias_boxes != 0;
+  static constexpr bool kFetchesEarly = BoxedBias<Machine, C>::kFetchesEarly;
 
  public:
   TILEWISE_INLINE ForwardConsumer(const HopperForwardParams& params, Shared& shared)
@@ -131,19 +132,18 @@ class ForwardConsumer {
     fresh_ = false;
     pass_turn();
     weights_.draw(p_, tile);
+    if constexpr (kFetchesEarly) weights_.fetch_bias(bias_tile());
     Machine::template wgmma_wait<1>();
     pin_registers<Machine>(weights_.S);
-    constexpr bool kLooksAgain = !kMasked && kWatches;
-    if constexpr (!kLooksAgain && !kBoxesBias) release_operands(last);
-    const auto once_adjusted = [&] {
-      if constexpr (!kLooksAgain && kBoxesBias) release_operands(last);
-    };
-    weights_.template become<kMasked>(p_, tile, bias_tile(), O_, once_adjusted, [&] { release_values(); });
+    if constexpr (!kFetchesEarly) weights_.fetch_bias(bias_tile());
+    constexpr bool kLooksAgain = !kMasked && kWatches, kReleasesLate = kLooksAgain || kBoxesBias;
+    if constexpr (!kReleasesLate) release_operands(last);
+    weights_.template become<kMasked>(p_, tile, O_, [&] { release_values(); });
     if constexpr (kLooksAgain) {
       weights_.watch(p_, tile, O_, shared_.rows[row_place_.stage][warpgroup_], shared_.keys[key_place_.stage],
                      bias_tile());
-      release_operands(last);
     }
+    if constexpr (kReleasesLate) release_operands(last);
   }
   /// Of the scores in work, where a bias comes in boxes.
   TILEWISE_INLINE auto& bias_tile() {
@@ -169,9 +169,6 @@ class ForwardConsumer {
       skip_values();
       fresh_ = true;
     };
-    const auto once_adjusted = [&] {
-      if (kBoxesBias) release_operands(last);
-    };
     if constexpr (kStagesOut) {
       if (pending) row_place_.advance();
       row_place_.wait_full(shared_.row_rings[warpgroup_]);
@@ -184,7 +181,8 @@ class ForwardConsumer {
       Machine::template wgmma_wait<1>();
       pin_registers<Machine>(weights_.S);
       if (!kBoxesBias) release_operands(last);
-      weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, once_adjusted, finish_last);
+      weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, finish_last);
+      if (kBoxesBias) release_operands(last);
       if (pending) release_staged_rows();
     } else {
       // The place of Q is free since the last scores: Q is on its way while the last values are multiplied.
@@ -201,7 +199,8 @@ class ForwardConsumer {
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(weights_.S);
       if (!kBoxesBias) release_operands(last);
-      weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, once_adjusted, [] {});
+      weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, [] {});
+      if (kBoxesBias) release_operands(last);
     }
   }
 

@@ -88,16 +88,16 @@ class ScoreRows {
 
   /// From what adjust() leaves to scores.
   TILEWISE_INLINE float remaining_scale(const ScoreParams& p) const {
-    return kSlopesProducts && slopes_products_ ? plain_scale(p) : 1.0f;
+    return C.scales_late || (kSlopesProducts && slopes_products_) ? plain_scale(p) : 1.0f;
   }
 
   /// Of fp8: what a product of stored numbers is multiplied by before softmax_scale.
   TILEWISE_INLINE float product_scale() const { return product_scale_; }
 
   /// Applies the options that C names to scores of the tile that begins with first_key, unless that is a plain scale,
-  /// and hides what the rows do not see where kMasked. bias: its tile in shared memory, where it comes in boxes.
-  template <bool kMasked, class Scores, class BiasTile>
-  TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key, BiasTile& bias) const {
+  /// and hides what the rows do not see where kMasked. A bias that comes in boxes has been read.
+  template <bool kMasked, class Scores>
+  TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key) const {
     const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // columns count from this lane's first one
     if constexpr (!C.plain_scale) {
       if (kSlopesProducts && slopes_products_) {
@@ -108,7 +108,7 @@ class ScoreRows {
       if constexpr (C.softcap) cap(S);
       const float scale = C.softcap ? p.softcap : plain_scale(p);
       if constexpr (C.bias_boxes) {
-        bias_.add(S, scale, bias);
+        bias_.add(S, scale);
       } else {
         if constexpr (!kCapsAlone) S.for_each(0, [&](int, int, auto&& x) { x *= scale; });
         if constexpr (C.bias_type != kBiasNone) add_bias_of<kMasked>(S, p, origin);
@@ -116,6 +116,12 @@ class ScoreRows {
       if constexpr (C.alibi) slope(S, origin);
     }
     if constexpr (kMasked) hide(S, p, origin);
+  }
+
+  /// Reads a tile of a bias that comes in boxes.
+  template <class Tile>
+  TILEWISE_INLINE void fetch_bias(Tile& tile) {
+    bias_.fetch(tile);
   }
 
   /// Makes dropout's draws for a tile of keys, which needs no scores: the matrix unit computes them meanwhile.

@@ -33,22 +33,20 @@ class ForwardWeights {
     for (WgmmaRegisters& part : P) part = WgmmaRegisters{};
   }
 
-  /// S of the first tile of keys becomes P. `once_adjusted` runs when the bias has been read, `once_free` when P's
-  /// registers and O are no more the matrix unit's.
-  template <class BiasTile, class OnceAdjusted, class OnceFree>
+  /// S of the first tile of keys becomes P. `once_free` runs when P's registers and O are no more the matrix unit's.
+  template <class BiasTile, class OnceFree>
   TILEWISE_INLINE void start(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup,
-                             int32_t tile, bool masked, BiasTile& bias, Out& O, const OnceAdjusted& once_adjusted,
-                             const OnceFree& once_free) {
+                             int32_t tile, bool masked, BiasTile& bias, Out& O, const OnceFree& once_free) {
     rows_.begin(p, work, warpgroup);
+    fetch_bias(bias);
     draw(p, tile);
-    if constexpr (Rows::kSlopesProducts) scale_ = rows_.remaining_scale(p.score) * kLog2E;
+    if constexpr (Rows::kSlopesProducts || C.scales_late) scale_ = rows_.remaining_scale(p.score) * kLog2E;
     if constexpr (C.fp8() && C.plain_scale) scale_ = p.score.softmax_scale * rows_.product_scale() * kLog2E;
     if (masked) {
-      rows_.template adjust<true>(S, p.score, tile * C.block_n, bias);
+      rows_.template adjust<true>(S, p.score, tile * C.block_n);
     } else {
-      rows_.template adjust<false>(S, p.score, tile * C.block_n, bias);
+      rows_.template adjust<false>(S, p.score, tile * C.block_n);
     }
-    once_adjusted();
     if constexpr (C.bounded) {
       softmax.start_bounded(scale_);
     } else {
@@ -70,13 +68,17 @@ class ForwardWeights {
     if constexpr (C.dropout) rows_.draw(draws_, p.score, tile * C.block_n);
   }
 
+  /// The bias of the tile of keys whose scores are under way, where it comes in boxes.
+  template <class BiasTile>
+  TILEWISE_INLINE void fetch_bias(BiasTile& bias) {
+    if constexpr (C.bias_boxes) rows_.fetch_bias(bias);
+  }
+
   /// S of a later tile becomes P. Where sums are watched, scores are compared only in masked tiles, in which rows see
   /// their first key, and after a sum has grown, since more of that kind are to be expected.
-  template <bool kMasked, class BiasTile, class OnceAdjusted, class OnceFree>
-  TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, BiasTile& bias, Out& O,
-                              const OnceAdjusted& once_adjusted, const OnceFree& once_free) {
-    rows_.template adjust<kMasked>(S, p.score, tile * C.block_n, bias);
-    once_adjusted();
+  template <bool kMasked, class OnceFree>
+  TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
+    rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
     PerRow factor;
     const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
     const bool moved = compares && softmax.move(S, scale_, factor);
@@ -95,7 +97,8 @@ class ForwardWeights {
     const PerRow lost = softmax.lost_rows(sum_before_);
     if (Machine::any(lost[0] + lost[1] > 0.0f)) {
       multiply_again(Q, K);
-      rows_.template adjust<false>(S, p.score, tile * C.block_n, bias);
+      fetch_bias(bias);
+      rows_.template adjust<false>(S, p.score, tile * C.block_n);
       weigh_again(O, lost);
     }
     PerRow factor;

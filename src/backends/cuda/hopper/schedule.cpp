@@ -157,6 +157,7 @@ HopperForwardConfig features_config(const Problem& p) {
   c.normal_bound = has_normal_bound(p);
   // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
+  c.scales_late = c.bias_boxes && p.bias == BiasKind::boolean && !c.softcap && !c.alibi && p.softmax_scale > 0.0;
   return c;
 }
 
@@ -171,7 +172,7 @@ HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
     }
   }
   c = wanted;
-  c.bias_boxes = 0;
+  c.bias_boxes = c.scales_late = 0;
   return c;
 }
 

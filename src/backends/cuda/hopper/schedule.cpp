@@ -56,7 +56,7 @@ constexpr Tile kMiddleLong{3, 80, 3, 2, true};       // full from 16k
 constexpr Tile kMiddleWindow{2, 128, 2, 2, false};   // with a window
 constexpr Tile kMiddle96{3, 80, 3, 2, true};         // head_dim to 96: a stage is as large as one of 128
 constexpr Tile kMiddle72{3, 112, 2, 2, false};       // full to 72
-constexpr Tile kMiddle72Causal{3, 80, 3, 2, false};  // and with a mask
+constexpr Tile kMiddle72Causal{3, 96, 2, 2, false};  // and with a mask
 constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
 constexpr Tile kMiddleSlopes{3, 80, 3, 2, false};    // ALiBi alone, full: beside masks or lengths it would spill
 constexpr Tile kBoxedBias{3, 64, 3, 1, true};        // to 128, with a bias in boxes

@@ -256,12 +256,7 @@ class BwdScores {
     return Machine::template load_shared<FloatRun<4>>(statistics + 16 * i + 4 * (lane_ % 4));
   }
 
-  /// Of a lane's columns 0, 1, 8, 9, 16, ... those below col.
-  TILEWISE_INLINE static uint32_t bits_before(int32_t col) {
-    const int32_t within = maximum(0, minimum(col, C.block_m));
-    const int32_t count = within / 8 * 2 + minimum(within % 8, 2);
-    return static_cast<uint32_t>((uint64_t{1} << count) - 1);
-  }
+  TILEWISE_INLINE static uint32_t bits_before(int32_t col) { return column_bits_before<C.block_m>(col); }
   TILEWISE_INLINE bool sees(int slot, int col_tile, int i) const {
     return (visible_[slot] >> (2 * col_tile + i) & 1u) != 0;
   }

@@ -180,9 +180,10 @@ class ScoreRows {
     }
   }
 
-  /// A comparison with a constant a score, two where a window hides keys on the left.
+  /// A comparison with a constant a score, two where a window hides keys on the left; of wide tiles words of bits then.
   template <class Scores>
   TILEWISE_INLINE void hide(Scores& S, const ScoreParams& p, int32_t origin) const {
+    constexpr bool kByBits = C.windowed && C.block_n > 64;
     int32_t first[2] = {0, 0}, last[2];
     TILEWISE_UNROLL
     for (int slot = 0; slot < 2; ++slot) {
@@ -193,9 +194,32 @@ class ScoreRows {
         if constexpr (C.windowed) first[slot] = row_[slot].diagonal + band.low - origin;
       }
     }
+    if constexpr (kByBits) {
+      hide_outside(S, first, last);
+    } else {
+      S.for_each(0, [&](int slot, int col, auto&& x) {
+        const bool hidden = col > last[slot] || (C.windowed && col < first[slot]);
+        x = hidden ? -kInfinity : x;
+      });
+    }
+  }
+
+  /// Bits reach predicates seven at a time: of 128 keys a tile takes 50 instructions less so. Words of 16 bits the
+  /// compiler takes apart one by one.
+  template <class Scores>
+  TILEWISE_INLINE void hide_outside(Scores& S, const int32_t (&first)[2], const int32_t (&last)[2]) const {
+    constexpr int kWords = ceil_div(C.block_n, kWordColumns);
+    uint32_t seen[2][kWords];
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) {
+      TILEWISE_UNROLL
+      for (int w = 0; w < kWords; ++w) {
+        const int32_t begin = w * kWordColumns;
+        seen[slot][w] = column_bits_before(last[slot] + 1 - begin) & ~column_bits_before(first[slot] - begin);
+      }
+    }
     S.for_each(0, [&](int slot, int col, auto&& x) {
-      const bool hidden = col > last[slot] || (C.windowed && col < first[slot]);
-      x = hidden ? -kInfinity : x;
+      x = (seen[slot][col / kWordColumns] >> column_bit(col % kWordColumns) & 1u) != 0 ? x : -kInfinity;
     });
   }
 

@@ -54,6 +54,19 @@ TILEWISE_INLINE void pin_registers(Fragment& fragment) {
   fragment.for_each(0, [](int, int, auto&& x) { Machine::pin(x); });
 }
 
+/// Of an accumulator's row a lane holds columns 0, 1, 8, 9, 16, ..., counted from its first one. Those of so many
+/// columns are the bits of a word, in their order.
+inline constexpr int kWordColumns = 128;
+TILEWISE_INLINE constexpr int column_bit(int col) { return col / 8 * 2 + col % 8; }
+/// The bits of those of kColumns that are below `col`.
+template <int kColumns = kWordColumns>
+TILEWISE_INLINE uint32_t column_bits_before(int32_t col) {
+  static_assert(kColumns <= kWordColumns);
+  const int32_t within = maximum(0, minimum(col, kColumns));
+  const int32_t count = within / 8 * 2 + minimum(within % 8, 2);
+  return static_cast<uint32_t>((uint64_t{1} << count) - 1);
+}
+
 /// Of four lanes that each hold a part of four things, each gets all parts of one: word[i] of lane j goes to word[j]
 /// of lane i, within lanes of the same quarter of the warp's lane numbers.
 template <class Machine>

@@ -19,6 +19,8 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+class EmulatedSink : public testing::TestWithParam<std::string> {};
+
 class EmulatedNotANumber : public testing::TestWithParam<std::string> {
  protected:
   /// Problems that share kernels with those of emulation_test.cpp, with special values in each.
@@ -131,6 +133,20 @@ TEST_P(EmulatedNotANumber, ShowsWhereKeysAreSplit) {
   }
 }
 
+/// Rows that see nothing: within the rounding of a product each with log2(e) and with ln(2).
+TEST_P(EmulatedSink, AloneIsTheLogSumExp) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const double sink : {1e-4, 0.0118, -0.7, 3.3, 300.0}) {
+      DenseCall call({.seqlen_q = 3, .seqlen_k = 20, .dim = 64, .dim_v = 64, .dtype = dtype});
+      call.sink = Tensor(DType::f32, {1});
+      call.sink.fill(sink);
+      call.seqused_k = DenseCall::lengths({0});
+      call.forward(GetParam());
+      for (const double lse : call.lse.values()) ASSERT_NEAR(lse, sink, 0x1p-22 * std::abs(sink));
+    }
+  }
+}
+
 TEST_P(EmulatedNotANumber, AFalseBiasHidesIt) {
   DenseCall call({.seqlen_q = 70, .seqlen_k = 90, .dim = 64, .dim_v = 64, .dtype = DType::bf16});
   call.bias = Tensor(DType::boolean, {1, 1, 1, 90});
@@ -213,9 +229,14 @@ TEST_P(EmulatedNotANumber, DrawnBackwardWithABiasInF32) {
   check("attention_backward dtype=bf16 head_dim=23 head_dim_v=39 bias=f32[b,1,q,k] dlse=1", 16);
 }
 
+std::string machine_of(const testing::TestParamInfo<std::string>& info) {
+  return info.param.substr(info.param.find('.') + 1);
+}
 INSTANTIATE_TEST_SUITE_P(Machines, EmulatedNotANumber,
-                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
-                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
+                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"), machine_of);
+INSTANTIATE_TEST_SUITE_P(Machines, EmulatedSink,
+                         testing::Values("emulation.sm80", "emulation.sm90", "emulation.cdna", "emulation.rdna"),
+                         machine_of);
 
 }  // namespace
 }  // namespace tilewise::test

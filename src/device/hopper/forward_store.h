@@ -40,7 +40,7 @@ class RowStore {
         sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
         base = moved;
       }
-      const float lse = used ? log2_of_weights<Machine, C.v_type>(base, sum) * kLn2 : -kInfinity;
+      const float lse = used ? log2_of_weights<Machine>(base, sum) * kLn2 : -kInfinity;
       factor[slot] = used && seen ? weight / sum : 0.0f;
       // A sink that takes all leaves a row its NaN.
       if constexpr (C.sink) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;

@@ -198,7 +198,7 @@ class LatentConsumer {
     }
     share_references();
     Machine::fence_shared_writes();
-    arrive_as_warp(shared_.weights[warpgroup_]);
+    arrive_as_lanes(shared_.weights[warpgroup_]);
     return moved;
   }
 
@@ -257,7 +257,7 @@ class LatentConsumer {
       const float sum = Machine::template load_shared<RowRecord>(&shared_.row_sum[0][row]).sum +
                         Machine::template load_shared<RowRecord>(&shared_.row_sum[1][row]).sum;
       const bool used = rows_.is_among(row, work_.seqlen_q), seen = sum != 0.0f;
-      const float lse = used ? log2_of_weights<Machine, C.v_type>(softmax_.base[slot], sum) * kLn2 : -kInfinity;
+      const float lse = used ? log2_of_weights<Machine>(softmax_.base[slot], sum) * kLn2 : -kInfinity;
       factor[slot] = used && seen ? 1.0f / sum : 0.0f;
       if (warpgroup_ == 0 && Machine::lane() % 4 == 0) store.store_lse(row, lse);
     }

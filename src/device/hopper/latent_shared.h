@@ -49,7 +49,7 @@ struct HopperLatentShared {
     rows_landed.init(1);
     for (KeyRing& ring : half) ring.init(1, 4 * kBlocks);
     last.init(4, 4 * kBlocks);  // each warp that brings keys; the warps of the warpgroup that did not make the weights
-    for (auto& made : weights) made.init(4);
+    for (auto& made : weights) made.init(4 * kWarpArrivals);
     Machine::publish_barriers();
   }
 };

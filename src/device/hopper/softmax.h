@@ -16,7 +16,6 @@ namespace tilewise::device {
 template <int kElement>
 struct WeightRange {
   static constexpr float kStart = kElement == kE4m3 ? 6.0f : kElement == kF16 ? 8.0f : -60.0f;
-  static constexpr float kStartWeight = kElement == kE4m3 ? 0x1p6f : kElement == kF16 ? 0x1p8f : 0x1p-60f;
   static constexpr float kReach = kElement == kE4m3 ? 2.0f : kElement == kF16 ? 7.0f : 100.0f;
   /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
   /// jump of 59 nats from one tile to the next is not lost.
@@ -26,14 +25,15 @@ struct WeightRange {
 };
 
 /// log2 of the sum of a row's weights, counted from `base`. lg2.approx errs by 2^-22 of its answer, which is 1.4e-5 for
-/// 2^-60: so what a row's greatest weight starts as is divided out of the sum first, which is exact. A sum of bf16's
-/// weights that has grown past 1 might overflow and stays as it is.
-template <class Machine, int kElement>
+/// 2^-60, so only the sum's mantissa goes through it. Its exponent, 0 for a sink alone, is added to the base, which so
+/// keeps all of its bits. 0, infinity and NaN come out as log2 has them.
+template <class Machine>
 TILEWISE_INLINE float log2_of_weights(float base, float sum) {
-  using Range = WeightRange<kElement>;
-  const bool divides = Range::kStart > 0.0f || sum < 1.0f;
-  const float scale = divides ? 1.0f / Range::kStartWeight : 1.0f;
-  return (divides ? base + Range::kStart : base) + Machine::log2(sum * scale);
+  constexpr int32_t kMantissaBits = 23, kBias = 127, kMost = 126;  // 2^-kMost is the least normal number
+  const int32_t biased = static_cast<int32_t>(__builtin_bit_cast(uint32_t, sum) >> kMantissaBits & 0xFF);
+  const int32_t exponent = minimum(biased - kBias, kMost);
+  const float scale = __builtin_bit_cast(float, static_cast<uint32_t>(kBias - exponent) << kMantissaBits);
+  return (base + static_cast<float>(exponent)) + Machine::log2(sum * scale);
 }
 
 /// `scale` takes scores to units of log2 and is positive.

@@ -7,6 +7,7 @@
 #include "../support/dense_call.hpp"
 #include "backends/cuda/hopper/lowering.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
+#include "cluster_faults.hpp"
 #include "device/hopper/forward.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
@@ -38,17 +39,23 @@ enum class Fault {
   stores_left_alone,
   registers_too_many,
   other_swizzle,
+  // Of two blocks that share keys.
+  half_expected,
+  rowless_not_together,
 };
 Fault g_fault = Fault::none;
 
-struct FaultySm90 : HostSm90Machine {
+using FaultyPairSm90 = FaultyClusterSm90<384, 8>;
+
+struct FaultySm90 : FaultyPairSm90 {
   /// The thread that brings queries and keys, and one that tells of what it has used.
   static bool produces() { return thread() == 0; }
   static bool consumes() { return thread() == 2 * kWarpgroupThreads; }
 
   static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
     const int32_t more = g_fault == Fault::too_few_bytes ? -128 : g_fault == Fault::too_many_bytes ? 128 : 0;
-    HostSm90Machine::arrive_and_expect(barrier, bytes + more);
+    const bool values = thread() / 32 == 1, half = g_fault == Fault::half_expected && rank_in_cluster() == 1 && values;
+    HostSm90Machine::arrive_and_expect(barrier, half ? bytes / 2 : bytes + more);
   }
   static void arrive(uint64_t* barrier) {
     if (g_fault == Fault::lost_arrival && consumes()) return;
@@ -63,6 +70,10 @@ struct FaultySm90 : HostSm90Machine {
   }
   static void publish_barriers() {
     if (g_fault != Fault::unpublished) HostSm90Machine::publish_barriers();
+  }
+  static void named_barrier_sync(int number, int threads) {
+    const bool rowless = rank_in_cluster() == 1 && number >= kWarpgroup;
+    if (g_fault != Fault::rowless_not_together || !rowless) HostSm90Machine::named_barrier_sync(number, threads);
   }
   static void named_barrier_arrive(int number, int threads) {
     if (g_fault != Fault::lost_turn || !consumes()) HostSm90Machine::named_barrier_arrive(number, threads);
@@ -101,12 +112,23 @@ constexpr HopperForwardConfig kConfig = [] {
   c.ranged = c.lengths = c.plain_scale = 1;
   return c;
 }();
+/// Likewise, of blocks that share keys.
+constexpr HopperForwardConfig kPairConfig = [] {
+  HopperForwardConfig c = kConfig;
+  c.ranged = c.lengths = c.dynamic = 0;
+  c.clustered = 1;
+  return c;
+}();
 
-/// A causal call of lengths that no tile divides: two tiles of queries for each head, and two blocks.
+constexpr Sizes kSizes{.seqlen_q = 200, .seqlen_k = 310, .heads_q = 2, .dim = 64, .dim_v = 64, .dtype = DType::bf16};
+
+/// A call of lengths that no tile divides, causal where the config is: two tiles of queries for each head, and two
+/// blocks.
+template <HopperForwardConfig kConfig = test::kConfig>
 class HopperCall {
  public:
-  HopperCall() : expected(sizes()), call(sizes()) {
-    expected.options.mask = call.options.mask = Mask::causal;
+  explicit HopperCall(const Sizes& sizes = kSizes) : expected(sizes), call(sizes) {
+    if (kConfig.ranged) expected.options.mask = call.options.mask = Mask::causal;
     expected.forward();
     const ForwardArguments arguments = call.forward_arguments();
     const operations::attention::Call described = operations::attention::call_of(arguments);
@@ -116,14 +138,16 @@ class HopperCall {
   }
 
   /// What went wrong in a run with that fault, or empty.
-  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
+  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0, ClusterFault of_cluster = ClusterFault::none) {
     using Kernel = HopperForward<Sm90Ops<FaultySm90>, kConfig>;
     g_fault = fault;
+    FaultyPairSm90::begin_run(of_cluster);
     write_maps(launch_, &params_of_call_, params, [fault](gpu::TensorMap& map) {
       if (fault == Fault::other_swizzle) map.swizzle = gpu::Swizzle::none;
     });
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Forward>(), &params);
-    return fault_of(host_kernel<Kernel, FaultySm90>(), kConfig.threads(), kBlocks, seed, memory_, &params);
+    return fault_of(host_kernel<Kernel, FaultySm90>(), kConfig.threads(), kBlocks, seed, memory_, &params,
+                    kConfig.blocks_of_cluster());
   }
 
   /// Largest difference to the reference.
@@ -135,9 +159,6 @@ class HopperCall {
 
  private:
   static constexpr int kBlocks = 2;
-  static Sizes sizes() {
-    return {.seqlen_q = 200, .seqlen_k = 310, .heads_q = 2, .dim = 64, .dim_v = 64, .dtype = DType::bf16};
-  }
 
   /// As the library does, for the config of this test.
   void lower(const Problem& problem) {
@@ -149,7 +170,7 @@ class HopperCall {
     params.order = hopper::tile_order(problem, {kConfig}, kBlocks);
     launch_.bind(&params_of_call_, &params);
     params.tile_counter = counter.data();
-    for (const std::size_t keys : {1U, 2U}) launch_.tensor_maps.at(keys).map.box[1] = kConfig.block_n;
+    for (const std::size_t keys : {1U, 2U}) launch_.tensor_maps.at(keys).map.box[1] = kConfig.keys_of_box();
   }
 
   AttentionParams params_of_call_{};
@@ -160,11 +181,11 @@ class HopperCall {
 /// Values of some units, rounded to bf16 twice on their way.
 constexpr double kFine = 0.03, kWrong = 0.3;
 
-std::string fault_of_run(Fault fault) { return HopperCall().run(fault); }
+std::string fault_of_run(Fault fault) { return HopperCall<>().run(fault); }
 
 TEST(EmulatedHopper, IsRightInAnyOrder) {
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    HopperCall call;
+    HopperCall<> call;
     EXPECT_EQ(call.run(Fault::none, seed), "");
     EXPECT_LT(call.error(), kFine);
   }
@@ -173,7 +194,7 @@ TEST(EmulatedHopper, IsRightInAnyOrder) {
 /// Two calls one after the other in one workspace, which held anything before.
 TEST(EmulatedHopper, TheCounterOpensOverWhateverWasThere) {
   for (const std::uint32_t word : {0U, ~0U, 0x7FC00001U}) {
-    HopperCall call;
+    HopperCall<> call;
     call.counter.fill(word);
     for (int run = 0; run < 2; ++run) {
       EXPECT_EQ(call.run(), "");
@@ -242,9 +263,77 @@ TEST(EmulatedHopper, MoreRegistersThanThereAreNeverCome) {
 }
 
 TEST(EmulatedHopper, ASwizzleThatDiffersIsCaughtByTheResult) {
-  HopperCall call;
+  HopperCall<> call;
   EXPECT_EQ(call.run(Fault::other_swizzle), "");
   EXPECT_GT(call.error(), kWrong);
+}
+
+// ------------------------------------------------------------------ two blocks that share keys
+
+std::string fault_of_pair(ClusterFault fault, std::uint64_t seed = 0) {
+  return HopperCall<kPairConfig>().run(Fault::none, seed, fault);
+}
+
+/// Three tiles of queries: the last one's partner has no rows.
+TEST(EmulatedHopper, APairOfBlocksIsRightInAnyOrder) {
+  Sizes odd = kSizes;
+  odd.seqlen_q = 300;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    HopperCall<kPairConfig> call(odd);
+    EXPECT_EQ(call.run(Fault::none, seed), "");
+    EXPECT_LT(call.error(), kFine);
+  }
+}
+
+/// The other's barriers may stand or not.
+TEST(EmulatedHopper, ABlockThatDoesNotWaitForTheOtherIsCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    EXPECT_TRUE(contains(fault_of_pair(ClusterFault::begun_alone, seed), " of its cluster, where none was ") ||
+                contains(fault_of_pair(ClusterFault::begun_alone, seed), "with no barrier since it was initialised"));
+  }
+}
+
+/// Whichever of them ends first.
+TEST(EmulatedHopper, ABlockThatLeavesTheOtherIsCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    const std::string fault = fault_of_pair(ClusterFault::ended_alone, seed);
+    EXPECT_TRUE(contains(fault, "ends the block, none of whose lanes knows that block") ||
+                contains(fault, "of its cluster, which has ended"));
+  }
+}
+
+TEST(EmulatedHopper, AStageThatOneBlockAloneHandsBackIsCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    EXPECT_NE(fault_of_pair(ClusterFault::refilled_by_own_readers, seed), "");
+  }
+}
+
+TEST(EmulatedHopper, AStageThatTheOtherBlockIsNotToldOfIsCaught) {
+  const std::string fault = fault_of_pair(ClusterFault::hand_back_lost);
+  EXPECT_TRUE(contains(fault, "no lane can go on"));
+  EXPECT_TRUE(contains(fault, "which lacks 1 of 16 arrivals and 0 bytes"));
+}
+
+TEST(EmulatedHopper, ACopyThatMissesTheOtherBlockIsCaught) {
+  const std::string fault = fault_of_pair(ClusterFault::copy_misses_peer);
+  EXPECT_TRUE(contains(fault, "no lane can go on"));
+  EXPECT_TRUE(contains(fault, "which lacks 0 of 1 arrivals and 4096 bytes"));
+}
+
+TEST(EmulatedHopper, BytesOfTheOtherBlockThatAreNotExpectedAreCaught) {
+  EXPECT_NE(HopperCall<kPairConfig>().run(Fault::half_expected), "");
+}
+
+/// One block of the pair never has rows, and Q that it does not look at comes again and again.
+TEST(EmulatedHopper, ALaneThatComesTooLateForQIsCaught) {
+  const Sizes sizes{.seqlen_q = 50, .seqlen_k = 40, .heads_q = 8, .dim = 64, .dim_v = 64, .dtype = DType::bf16};
+  int caught = 0;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    EXPECT_EQ(HopperCall<kPairConfig>(sizes).run(Fault::none, seed), "");
+    const std::string fault = HopperCall<kPairConfig>(sizes).run(Fault::rowless_not_together, seed);
+    caught += fault.find("no lane can go on") != std::string::npos;
+  }
+  EXPECT_GT(caught, 0);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "../support/kv_cache_step.hpp"
 #include "backends/cuda/hopper/latent.hpp"
+#include "cluster_faults.hpp"
 #include "device/common/float16.h"
 #include "device/hopper/latent.h"
 #include "device/hopper/machine_host.h"
@@ -32,27 +33,14 @@ enum class Fault {
   chunk_forgotten,
   end_not_cleared,
   no_product_wait,
-  // Of two blocks that share keys.
-  begun_alone,
-  ended_alone,
-  refilled_by_own_readers,
-  hand_back_lost,
-  copy_misses_peer,
-  peers_copy_not_expected,
+  peers_copy_not_expected,  // of two blocks that share keys
 };
 Fault g_fault = Fault::none;
 
-constexpr int kThreads = HopperLatentConfig::kThreads;
-std::array<std::int32_t, 2 * kThreads> g_cluster_barriers;  ///< of each lane: arrivals and waits
+using FaultyPairSm90 = FaultyClusterSm90<HopperLatentConfig::kThreads, 4>;
 
-struct FaultyLatentSm90 : HostSm90Machine {
+struct FaultyLatentSm90 : FaultyPairSm90 {
   static bool brings() { return thread() < kWarpgroupThreads; }
-  /// Whether this lane leaves out a barrier of its cluster: the first one, or the second.
-  static bool passes_cluster() {
-    std::int32_t& met = g_cluster_barriers[static_cast<std::size_t>(rank_in_cluster() * kThreads + thread())];
-    const bool first = met++ / 2 == 0;
-    return g_fault == (first ? Fault::begun_alone : Fault::ended_alone);
-  }
 
   static void fence_shared_writes() {
     if (g_fault != Fault::weights_unfenced || brings()) HostSm90Machine::fence_shared_writes();
@@ -68,25 +56,6 @@ struct FaultyLatentSm90 : HostSm90Machine {
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && thread() < 32 && parity == 0) return;
     HostSm90Machine::wait(barrier, parity);
-  }
-  static void init_barrier(uint64_t* barrier, int32_t arrivals) {
-    HostSm90Machine::init_barrier(barrier, g_fault == Fault::refilled_by_own_readers ? minimum(arrivals, 4) : arrivals);
-  }
-  static void arrive_at(uint64_t* barrier, int32_t rank) {
-    if (g_fault == Fault::hand_back_lost && rank != rank_in_cluster() && thread() == kWarpgroupThreads) return;
-    HostSm90Machine::arrive_at(barrier, rank);
-  }
-  static void arrive_at_cluster() {
-    if (!passes_cluster()) HostSm90Machine::arrive_at_cluster();
-  }
-  static void wait_for_cluster() {
-    if (!passes_cluster()) return HostSm90Machine::wait_for_cluster();
-    if (g_fault == Fault::begun_alone) barrier();  // what each block had without the other
-  }
-  static void copy_box_to_blocks(uint32_t blocks, void* to, const TensorMap& map, uint64_t* landed, int32_t x0,
-                                 int32_t x1, int32_t x2, int32_t x3) {
-    if (g_fault == Fault::copy_misses_peer) blocks = 1u << rank_in_cluster();
-    HostSm90Machine::copy_box_to_blocks(blocks, to, map, landed, x0, x1, x2, x3);
   }
   static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
     const int32_t chunk = 64 * kChunkRowBytes;
@@ -163,10 +132,10 @@ class LatentCall {
   }
 
   /// What went wrong in a run with that fault, or empty.
-  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0) {
+  std::string run(Fault fault = Fault::none, std::uint64_t seed = 0, ClusterFault of_cluster = ClusterFault::none) {
     using Kernel = HopperLatent<Sm90Ops<FaultyLatentSm90>, kConfig>;
     g_fault = fault;
-    g_cluster_barriers.fill(0);
+    FaultyPairSm90::begin_run(of_cluster);
     write_maps(launch_, &call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Latent>(), &params_);
     return fault_of(host_kernel<Kernel, FaultyLatentSm90>(), HopperLatentConfig::kThreads,
@@ -213,7 +182,9 @@ class LatentCall {
 constexpr double kFine = 0.01;
 
 std::string fault_of_run(Fault fault) { return LatentCall<false>().run(fault); }
-std::string fault_of_pair(Fault fault, std::uint64_t seed = 0) { return LatentCall<true>().run(fault, seed); }
+std::string fault_of_pair(ClusterFault fault, std::uint64_t seed = 0) {
+  return LatentCall<true>().run(Fault::none, seed, fault);
+}
 
 template <bool kPair>
 void expect_right_in_any_order() {
@@ -263,15 +234,16 @@ TEST(EmulatedHopperLatent, RegistersOfTheMatrixUnitAreItsOwn) { EXPECT_NE(fault_
 /// The other's barriers may stand or not.
 TEST(EmulatedHopperLatent, ABlockThatDoesNotWaitForTheOtherIsCaught) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    EXPECT_TRUE(contains(fault_of_pair(Fault::begun_alone, seed), " of its cluster, where none was initialised") ||
-                contains(fault_of_pair(Fault::begun_alone, seed), "with no barrier since it was initialised"));
+    EXPECT_TRUE(
+        contains(fault_of_pair(ClusterFault::begun_alone, seed), " of its cluster, where none was initialised") ||
+        contains(fault_of_pair(ClusterFault::begun_alone, seed), "with no barrier since it was initialised"));
   }
 }
 
 /// Whichever of them ends first.
 TEST(EmulatedHopperLatent, ABlockThatLeavesTheOtherIsCaught) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    const std::string fault = fault_of_pair(Fault::ended_alone, seed);
+    const std::string fault = fault_of_pair(ClusterFault::ended_alone, seed);
     EXPECT_TRUE(contains(fault, "ends the block, none of whose lanes knows that block") ||
                 contains(fault, "of its cluster, which has ended"));
   }
@@ -279,24 +251,25 @@ TEST(EmulatedHopperLatent, ABlockThatLeavesTheOtherIsCaught) {
 
 TEST(EmulatedHopperLatent, AStageThatOneBlockAloneHandsBackIsCaught) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    EXPECT_NE(fault_of_pair(Fault::refilled_by_own_readers, seed), "");
+    EXPECT_NE(fault_of_pair(ClusterFault::refilled_by_own_readers, seed), "");
   }
 }
 
 TEST(EmulatedHopperLatent, AStageThatTheOtherBlockIsNotToldOfIsCaught) {
-  const std::string fault = fault_of_pair(Fault::hand_back_lost);
+  const std::string fault = fault_of_pair(ClusterFault::hand_back_lost);
   EXPECT_TRUE(contains(fault, "no lane can go on"));
   EXPECT_TRUE(contains(fault, "which lacks 1 of 8 arrivals and 0 bytes"));
 }
 
 TEST(EmulatedHopperLatent, ACopyThatMissesTheOtherBlockIsCaught) {
-  const std::string fault = fault_of_pair(Fault::copy_misses_peer);
+  const std::string fault = fault_of_pair(ClusterFault::copy_misses_peer);
   EXPECT_TRUE(contains(fault, "no lane can go on"));
   EXPECT_TRUE(contains(fault, "which lacks 0 of 1 arrivals and 8192 bytes"));
 }
 
 TEST(EmulatedHopperLatent, BytesOfTheOtherBlockThatAreNotExpectedAreCaught) {
-  EXPECT_TRUE(contains(fault_of_pair(Fault::peers_copy_not_expected), "than it was told to expect land on barrier"));
+  EXPECT_TRUE(
+      contains(LatentCall<true>().run(Fault::peers_copy_not_expected), "than it was told to expect land on barrier"));
 }
 
 }  // namespace

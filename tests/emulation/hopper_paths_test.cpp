@@ -36,6 +36,18 @@ TEST(HopperPaths, EveryTile) {
   check("128x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=200 seqlen_k=330");
 }
 
+/// Two blocks bring each tile of keys for both.
+TEST(HopperPaths, SharedKeys) {
+  check("128x64 tiles, 2 warpgroups, 2 stages, pairs of blocks that share keys",
+        "dtype=f16 head_dim=200 head_dim_v=256 num_heads_q=2 num_heads_k=1 seqlen_q=250 seqlen_k=1030" + kTable);
+  check("128x80 tiles, 2 warpgroups, 2 stages, pairs of blocks that share keys",
+        "dtype=bf16 head_dim=40 head_dim_v=136 num_heads_q=1 seqlen_q=250 seqlen_k=1100" + kTable);
+  check("192x96 tiles, 3 warpgroups, 3 stages, pairs of blocks that share keys",
+        "dtype=bf16 head_dim=88 num_heads_q=2 seqlen_q=370 seqlen_k=1024" + kTable);
+  check("192x112 tiles, 3 warpgroups, 3 stages, pairs of blocks that share keys",
+        "dtype=bf16 head_dim=72 num_heads_q=3 seqlen_q=380 seqlen_k=1030 sink=1" + kTable);
+}
+
 TEST(HopperPaths, EveryOption) {
   const std::string bf16 = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable,
                     f16 = "dtype=f16 head_dim=64 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable;

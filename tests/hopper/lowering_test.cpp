@@ -37,6 +37,27 @@ TEST(HopperLowering, DealsEqualTilesBeforehand) {
   EXPECT_EQ(std::get<gpu::Launch>(lowering.steps[0]).grid, gpu::Extent3{6});
 }
 
+/// Where all queries see the same keys, and enough of them, without many rows beside them to make a pair of tiles.
+TEST(HopperLowering, BlocksShareKeysTwoByTwo) {
+  const auto launch_of = [](const std::string& rest) {
+    return std::get<gpu::Launch>(lowered("dtype=bf16 batch_size=4 num_heads_q=16 " + rest).steps[0]);
+  };
+  const gpu::Launch pairs = launch_of("seqlen_q=4096 head_dim=256");
+  EXPECT_EQ(pairs.cluster, gpu::Extent3{2});
+  EXPECT_EQ(pairs.grid, gpu::Extent3{132});
+  EXPECT_EQ(params_of(pairs).order.num_tiles, 16);
+  EXPECT_EQ(pairs.tensor_maps.at(1).map.box[1], 32U);
+  for (const std::string_view dim : {"72", "88", "136", "200"}) {
+    EXPECT_EQ(launch_of(concat("seqlen_q=4096 head_dim=", dim)).cluster, gpu::Extent3{2}) << dim;
+  }
+  for (const std::string_view alone :
+       {"seqlen_q=512 head_dim=256", "seqlen_q=4096 head_dim=256 mask=causal", "seqlen_q=4096 head_dim=256 softcap=9",
+        "seqlen_q=4096 head_dim=256 seqused_k=1", "seqlen_q=4096 head_dim=128", "seqlen_q=4096 head_dim=80",
+        "seqlen_q=2048 head_dim=72", "seqlen_q=1100 seqlen_k=4096 head_dim=256"}) {
+    EXPECT_EQ(launch_of(std::string(alone)).cluster, gpu::Extent3{}) << alone;
+  }
+}
+
 TEST(HopperLowering, DealsKeysInPartsWhereTilesAreFew) {
   const gpu::Lowering lowering =
       lowered("dtype=bf16 seqlen_q=64 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal");

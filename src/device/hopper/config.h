@@ -41,6 +41,7 @@ struct HopperForwardConfig : ScoreConfig {
   Flag bias_boxes = 0;    // a bias comes by the copy engine beside K, else each score loads its own
   Flag scales_late = 0;   // of a boolean bias alone in boxes: the scale is positive, and the exponent applies it
   Flag normal_bound = 0;  // 65536 * dropout_p is, as bits of bf16, a normal number: dropout_p from 0.002 to 0.498
+  Flag clustered = 0;  // two blocks with neighbouring tiles of queries each bring half of every tile of keys, to both
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
@@ -50,8 +51,9 @@ struct HopperForwardConfig : ScoreConfig {
   constexpr int32_t consumers() const { return waves / 4 - 1; }
   constexpr int32_t block_m() const { return consumers() * kRows; }
   constexpr int32_t threads() const { return waves * 32; }
-  /// Of K and V.
-  constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, block_n); }
+  constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
+  /// Of K and V: all contiguous keys that a block brings of a tile, else those of a page.
+  constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, block_n / blocks_of_cluster()); }
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
@@ -61,7 +63,7 @@ struct HopperForwardConfig : ScoreConfig {
     visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
     visit("cached", c.cached), visit("page_size", c.page_size), visit("bounded", c.bounded);
     visit("bias_boxes", c.bias_boxes), visit("scales_late", c.scales_late);
-    visit("normal_bound", c.normal_bound);
+    visit("normal_bound", c.normal_bound), visit("clustered", c.clustered);
   }
 };
 
@@ -119,7 +121,7 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   // Of 24 the warps that bring tiles spill, 100 bytes where they bring a bias too; parts of sequences of any length are
   // found with more.
   const bool alone = !config.split && config.page_size == 0;
-  const bool wide = config.head_dim_v > 128 && alone && config.plain_scale && !config.dropout;
+  const bool wide = config.head_dim_v > 128 && alone && !config.clustered && config.plain_scale && !config.dropout;
   if (config.consumers() == 2) return wide ? RegisterShares{24, 240} : RegisterShares{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};

@@ -24,7 +24,8 @@ class HopperForward {
       Machine::prefetch_map(params.v_map), Machine::prefetch_map(params.out_map);
       if constexpr (C.bias_boxes) Machine::prefetch_map(params.bias_map);
     }
-    Machine::barrier();
+    if constexpr (C.clustered) Machine::arrive_at_cluster(), Machine::wait_for_cluster();
+    if constexpr (!C.clustered) Machine::barrier();
     if constexpr (C.cached) wait_for_step_before<Machine>();  // new keys are appended by it
     constexpr RegisterShares kShares = register_shares(C);
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
@@ -43,6 +44,8 @@ class HopperForward {
       Machine::template take_registers<kShares.consumer>();
       ForwardConsumer<Ops, C>(params, shared).run();
     }
+    // The other block's warps hand stages back to this one until they have read the last tile.
+    if constexpr (C.clustered) Machine::arrive_at_cluster(), Machine::wait_for_cluster();
   }
 };
 

@@ -53,12 +53,20 @@ class ForwardConsumer {
     if constexpr (C.turns) Machine::named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
   }
   TILEWISE_INLINE void release_keys() {
-    arrive_as_warp(shared_.key_ring.empty[key_place_.stage]);
+    hand_back(shared_.key_ring.empty[key_place_.stage]);
     key_place_.advance();
   }
   TILEWISE_INLINE void release_values() {
-    arrive_as_warp(shared_.value_ring.empty[value_place_.stage]);
+    hand_back(shared_.value_ring.empty[value_place_.stage]);
     value_place_.advance();
+  }
+  /// A stage of K or V to all who refill it.
+  TILEWISE_INLINE static void hand_back(Barrier<Machine>& empty) {
+    if constexpr (C.clustered) {
+      arrive_as_warp_at_all<C.blocks_of_cluster()>(empty);
+    } else {
+      arrive_as_warp(empty);
+    }
   }
   /// Of Q, where O does not pass through its place.
   TILEWISE_INLINE void release_queries() {
@@ -255,6 +263,8 @@ class ForwardConsumer {
     // Q that is not looked at must have landed all the same before its place gets another.
     row_place_.wait_full(shared_.row_rings[warpgroup_]);
     if constexpr (kStagesOut) {
+      // Where no warpgroup of the block has rows, a lane might else come after the next Q but one, and wait for good.
+      if constexpr (C.clustered) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
       release_staged_rows();
       row_place_.advance();
     } else {

@@ -170,7 +170,7 @@ class ForwardProducer {
   TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
                                         int32_t head, int32_t batch, int32_t more_bytes = 0) {
     landed.arrive_and_expect(Tile::kBytes + more_bytes);
-    copy_columns(to, 0, map, landed, row, head, batch);
+    copy_keys<C>(to, map, landed, row, head, batch);
   }
 
   template <class Tile>

@@ -47,6 +47,8 @@ struct BiasStages {
 template <HopperForwardConfig C>
 struct BiasStages<C, false> {};
 
+/// In a cluster, both blocks' stages of K and V are refilled together, half of the keys by each block. So a stage is
+/// empty once the readers of both have handed it back, and full once both halves have landed.
 template <class Machine, HopperForwardConfig C>
 struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes != 0> {
   static constexpr int kTransposers = C.fp8() ? 2 : 0;           // warps
@@ -75,10 +77,10 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
 
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
-    constexpr int32_t kWarps = 4 * C.consumers();
+    constexpr int32_t kWarps = 4 * C.consumers(), kReaders = kWarps * C.blocks_of_cluster();
     for (auto& ring : row_rings) ring.init(1, kStagesOut ? 1 : 4);
-    key_ring.init(1, kWarps);
-    value_ring.init(C.fp8() ? kTransposers : 1, kWarps);
+    key_ring.init(1, kReaders);
+    value_ring.init(C.fp8() ? kTransposers : 1, kReaders);
     work_ring.init(1, kWarps + 1 + kTransposers + kKeyBringers);  // and the warp that brings values
     if constexpr (C.fp8()) raw_ring.init(1, kTransposers);
     last_values.init(1);

@@ -32,22 +32,25 @@ TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTileOf<Number
   return {ceil_div(begin, C.block_n), end / C.block_n};
 }
 
-/// Hands out tiles of queries, each with the keys it sees: dealt out beforehand, or from a counter in memory. Used by
-/// one thread.
+/// Hands out tiles of queries, each with the keys it sees: dealt out beforehand, or from a counter in memory. The
+/// blocks of a cluster have neighbouring ones, with the keys that either sees. Used by one thread.
 template <class Machine, HopperForwardConfig C>
 class WorkSource {
+  static constexpr int32_t kBlocks = C.blocks_of_cluster();
+  static_assert(kBlocks == 1 || !C.dynamic, "no counter tells the other block");
+
  public:
   TILEWISE_INLINE explicit WorkSource(const HopperForwardParams& params) : p_(params), counter_(params.tile_counter) {
     const TileOrder& order = p_.order;
     total_ = order.num_tiles * order.num_heads * order.batch_size * parts();
-    next_ = Machine::block();
+    next_ = cluster();
   }
 
   /// The next tile with rows in memory. ask() comes between two of them.
   TILEWISE_INLINE WorkTile next() {
     for (;; ask()) {
       // As many numbers are asked for as there are tiles; the first ones are the blocks' own.
-      if (C.dynamic && next_ == total_ - 1 + Machine::blocks()) counter_.close();
+      if (C.dynamic && next_ == total_ - 1 + clusters()) counter_.close();
       if (next_ >= total_) break;
       WorkTile work = place(next_);
       if (find_keys(work)) return work;
@@ -60,23 +63,26 @@ class WorkSource {
   /// For the number of the next tile: once some copies of this one are on their way, which a closed counter would hold
   /// up.
   TILEWISE_INLINE void ask() {
-    const int32_t blocks = Machine::blocks(), block = Machine::block();
     if constexpr (C.dynamic) {
-      next_ = counter_.next() + blocks;
+      next_ = counter_.next() + clusters();
     } else {
       // Every round begins one block further on, lest a block gets the last tile of every head.
       ++round_;
-      next_ = round_ * blocks + (block + round_) % blocks;
+      next_ = round_ * clusters() + (cluster() + round_) % clusters();
     }
   }
 
  private:
+  /// A block alone counts as one.
+  TILEWISE_INLINE static int32_t clusters() { return Machine::blocks() / kBlocks; }
+  TILEWISE_INLINE static int32_t cluster() { return Machine::block() / kBlocks; }
   TILEWISE_INLINE int32_t parts() const { return C.split ? p_.order.num_splits : 1; }
   /// Parts of a tile's keys run fastest.
   TILEWISE_INLINE WorkTile place(int32_t index) const {
     const OrderPlace at = place_in_order(p_.order, C.split ? index / parts() : index);
     WorkTile work{};
-    work.tile = at.tile, work.head = at.head, work.batch = at.batch;
+    work.tile = at.tile * kBlocks, work.head = at.head, work.batch = at.batch;
+    if constexpr (C.clustered) work.tile += Machine::rank_in_cluster();
     if constexpr (C.split) work.part = index % parts();
     return work;
   }
@@ -101,8 +107,8 @@ class WorkSource {
     } else if constexpr (C.lengths) {
       if (p_.shape.cu_seqlens_k) work.k_batch = 0;
     }
-    const int32_t block_queries = C.consumers() * p_.order.queries_per_warpgroup;
-    const int32_t first = work.tile * block_queries, last = minimum(first + block_queries, work.seqlen_q) - 1;
+    const int32_t queries = kBlocks * C.consumers() * p_.order.queries_per_warpgroup;  // of the cluster
+    const int32_t first = work.tile / kBlocks * queries, last = minimum(first + queries, work.seqlen_q) - 1;
     if (first >= work.all_q) return false;
     const KeyTiles tiles = seen_tiles<C>(key_band(p_.score), work, first, last);
     // A tile that sees nothing takes one all the same, whose every score is hidden.

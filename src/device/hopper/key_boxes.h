@@ -8,15 +8,30 @@
 
 namespace tilewise::device {
 
-/// All columns of a box, to rows of a tile from `to_row` on.
-template <class Machine, class Tile>
+/// All columns of a box, to rows of a tile from `to_row` on, of `kBlocks` blocks of the cluster.
+template <int kBlocks = 1, class Machine, class Tile>
 TILEWISE_INLINE void copy_columns(Tile& to, int32_t to_row, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
                                   int32_t head, int32_t batch) {
   TILEWISE_UNROLL
   for (int c = 0; c < Tile::kChunks; ++c) {
-    Machine::copy_box(to.chunk(c) + to_row * kChunkRowBytes, map, landed.state(), c * Tile::kChunkColumns, row, head,
-                      batch);
+    uint8_t* const place = to.chunk(c) + to_row * kChunkRowBytes;
+    const int32_t column = c * Tile::kChunkColumns;
+    if constexpr (kBlocks > 1) {
+      constexpr uint32_t kAll = (1u << kBlocks) - 1;
+      Machine::copy_box_to_blocks(kAll, place, map, landed.state(), column, row, head, batch);
+    } else {
+      Machine::copy_box(place, map, landed.state(), column, row, head, batch);
+    }
   }
+}
+
+/// A tile of contiguous keys from `row` on, by one thread: in a cluster each block's half of it, to both.
+template <HopperForwardConfig C, class Machine, class Tile>
+TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row, int32_t head,
+                               int32_t batch) {
+  int32_t share = 0;
+  if constexpr (C.clustered) share = Machine::rank_in_cluster() * C.keys_of_box();
+  copy_columns<C.blocks_of_cluster()>(to, share, map, landed, row + share, head, batch);
 }
 
 /// Those that one tile of queries sees.
@@ -49,7 +64,7 @@ class KeyBoxes {
       }
       if (tile + 1 < work_.end) look_up_page(tile + 1);
     } else {
-      if (lane == 0) copy_columns(to, 0, map_, landed, work_.k_row + tile * C.block_n, head_, page_);
+      if (lane == 0) copy_keys<C>(to, map_, landed, work_.k_row + tile * C.block_n, head_, page_);
     }
   }
 

@@ -12,7 +12,7 @@ namespace tilewise::device {
 /// under a causal mask they see the most keys; the first `short_tiles` tiles of the heads from `first_late_head` on
 /// come at the very end. Heads are counted over the batch.
 struct TileOrder {
-  int32_t num_tiles;  // of a (batch, head)
+  int32_t num_tiles;  // of a (batch, head); forwards those of a cluster's blocks count as one
   int32_t num_heads;  // of the grid: key heads where heads are packed
   int32_t batch_size;
   int32_t heads_at_once, short_tiles;

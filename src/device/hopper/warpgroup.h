@@ -33,6 +33,14 @@ TILEWISE_INLINE void arrive_as_warp(Barrier<Machine>& barrier) {
   if (Machine::thread() % 32 == 0) barrier.arrive();
 }
 
+/// Likewise, and this barrier of all blocks of the cluster.
+template <int kBlocks, class Machine>
+TILEWISE_INLINE void arrive_as_warp_at_all(Barrier<Machine>& barrier) {
+  Machine::wave_sync();
+  const int32_t lane = Machine::thread() % 32;
+  if (lane < kBlocks) barrier.arrive_at(lane);
+}
+
 /// Likewise, by lanes that have kept their number: where it is read anew that may take 50 to 150 cycles.
 template <class Machine>
 TILEWISE_INLINE void arrive_as_warp(Barrier<Machine>& barrier, int lane) {

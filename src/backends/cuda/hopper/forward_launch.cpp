@@ -94,9 +94,12 @@ std::string add_forward(const Problem& p, const ForwardSchedule& schedule, const
   params.bias_places = {p.bias_dims.batch, p.bias_dims.head, p.bias_dims.query};
   const std::int64_t tiles = tile_count(params.order);
   if (tiles > std::int64_t{1} << 30) return concat("tiles of queries must be <= 2^30 (got ", tiles, ")");
-  const gpu::Extent3 grid{static_cast<std::uint32_t>(std::min<std::int64_t>(tiles, device.multiprocessors))};
+  const std::int32_t cluster = config.blocks_of_cluster();
+  const std::int64_t blocks = cluster * std::min<std::int64_t>(tiles, std::max(device.multiprocessors / cluster, 1));
+  const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
   if (gpu::Launch* launch = builder.launch<Forward>(gpu::Family::sm90, config, grid, params, bind)) {
     launch->tensor_maps = tensor_maps(p, config, params.order, maps);
+    launch->cluster.x = static_cast<std::uint32_t>(cluster);
   }
   builder.append_schedule(describe(schedule));
   return {};

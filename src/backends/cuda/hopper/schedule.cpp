@@ -39,6 +39,7 @@ std::int64_t chosen_length(const Problem& p) {
 struct Tile {
   std::int32_t consumers, block_n, stages, q_stages;
   bool watch_sums;
+  bool clustered = false;  // two blocks bring each tile of keys for both
 };
 
 constexpr Tile kDropout{2, 96, 2, 2, true};          // dropout alone: registers for its draws
@@ -65,6 +66,12 @@ constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
 constexpr Tile kNarrowSlopes{3, 96, 4, 2, true};     // ALiBi alone
+
+// Where two blocks may share keys: beyond 192, and to it where rows begin between sectors.
+constexpr Tile kWidestShared{2, 64, 2, 1, false, true};    // head_dim 200 to 256
+constexpr Tile kWide192Shared{2, 80, 2, 2, false, true};   // 136 to 184
+constexpr Tile kMiddle88Shared{3, 96, 3, 1, true, true};   // 88
+constexpr Tile kMiddle72Shared{3, 112, 3, 1, true, true};  // 72
 
 // Where tiles of queries are few.
 constexpr Tile kMiddlePair{2, 128, 2, 2, true};    // to head_dim 128
@@ -93,8 +100,39 @@ const Tile& fp8_tile_for(const HopperForwardConfig& c) {
   return dim > 64 ? kFp8Middle : kFp8Narrow;
 }
 
+/// Whether two blocks, each with such a tile of queries, are to bring each tile of keys for both. All queries see all
+/// keys, of which there are enough to be worth it, and where pairs of tiles end behind the last query no more than a
+/// 16th of their rows is idle: a warpgroup without rows walks at the pace of the other block.
+bool shares_keys(const Problem& p, const HopperForwardConfig& c, const Tile& tile) {
+  constexpr std::int64_t kFewestKeys = 1024, kMostIdle = 16;
+  if (!c.plain_scale || c.dropout || c.ranged || c.lengths || c.pack_gqa || p.seqlen_k < kFewestKeys) return false;
+  const std::int64_t pair = 2 * tile.consumers * HopperForwardConfig::kRows;
+  const std::int64_t rows = ceil_div(p.seqlen_q, pair) * pair;
+  return kMostIdle * (rows - p.seqlen_q) <= rows;
+}
+/// A row of an odd number of 16 bytes begins between sectors in every other head: it costs L2 one of them more.
+bool begins_between_sectors(const Problem& p) {
+  constexpr std::int64_t kSectorColumns = 16;
+  return p.head_dim % kSectorColumns != 0 || p.head_dim_v % kSectorColumns != 0;
+}
+/// Where it takes two blocks; null where each is better alone.
+const Tile* shared_tile_for(const Problem& p, const HopperForwardConfig& c) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const Tile* tile = nullptr;
+  if (dim > 192) {
+    tile = &kWidestShared;
+  } else if (begins_between_sectors(p)) {
+    const bool bf16 = c.q_type == device::kBf16;
+    if (dim > 128 && c.head_dim_v > 128) tile = &kWide192Shared;
+    if (dim == 88 && bf16) tile = &kMiddle88Shared;
+    if (dim == 72 && bf16) tile = &kMiddle72Shared;
+  }
+  return tile != nullptr && shares_keys(p, c, *tile) ? tile : nullptr;
+}
+
 const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.fp8()) return fp8_tile_for(c);
+  if (const Tile* shared = shared_tile_for(p, c)) return *shared;
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   const std::int64_t length = chosen_length(p);
   const bool loads_bias = c.bias_type != device::kBiasNone && !c.bias_boxes;
@@ -182,6 +220,7 @@ HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
   c.stages = tile.stages;
   c.q_stages = tile.q_stages;
   c.watch_sums = tile.watch_sums && c.q_type == device::kBf16;
+  c.clustered = tile.clustered;
   return c.bias_boxes ? with_room_for_bias(c) : c;
 }
 
@@ -189,7 +228,7 @@ HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
 HopperForwardConfig in_parts(HopperForwardConfig c) {
   c.split = 1;
   c.q_stages = 1;
-  c.sink = 0;
+  c.sink = c.clustered = 0;
   return c;
 }
 
@@ -214,10 +253,12 @@ ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device
   return best;
 }
 
-/// The table's tile; and what else may be quicker: pairs of warpgroups and, where scores are no more than scaled, the
-/// tiles of neighbouring head dims.
+/// The table's tile; and what else may be quicker: pairs of warpgroups, blocks that share no keys and, where scores are
+/// no more than scaled, the tiles of neighbouring head dims.
 std::vector<Tile> tiles_to_try(const Problem& p, const HopperForwardConfig& c) {
-  std::vector<Tile> tiles{tile_for(p, c), pair_for(tile_for(p, c), c)};
+  Tile alone = tile_for(p, c);
+  alone.clustered = false;
+  std::vector<Tile> tiles{tile_for(p, c), alone, pair_for(alone, c)};
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   if (c.fp8() || !c.plain_scale || c.dropout || dim > 128) return tiles;
   if (dim <= 64) {
@@ -303,7 +344,7 @@ std::string tuning_text(const Problem& problem) {
 
 std::string name_of(const ForwardSchedule& schedule) {
   const HopperForwardConfig& c = schedule.config;
-  return core::concat(c.block_m(), "x", c.block_n, "/", c.stages, "/", c.q_stages,
+  return core::concat(c.block_m(), "x", c.block_n, "/", c.stages, "/", c.q_stages, c.clustered ? "/shared keys" : "",
                       c.split ? core::concat("/", schedule.splits, " splits") : std::string());
 }
 
@@ -340,7 +381,7 @@ device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, 
   device::TileOrder order{};
   const std::int64_t group = c.pack_gqa ? group_of(p) : 1;
   order.queries_per_warpgroup = static_cast<std::int32_t>(HopperForwardConfig::kRows / group);
-  order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_q, queries_of_block(p, c)));
+  order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_q, c.blocks_of_cluster() * queries_of_block(p, c)));
   order.num_heads = static_cast<std::int32_t>(p.num_heads_q / group);
   order.batch_size = static_cast<std::int32_t>(p.batch_size);
   order.num_splits = static_cast<std::int32_t>(schedule.splits);
@@ -361,7 +402,7 @@ std::string describe(const ForwardSchedule& schedule) {
   const HopperForwardConfig& c = schedule.config;
   return core::concat(c.block_m(), "x", c.block_n, " tiles, ", c.consumers(), " warpgroups, ", c.stages, " stages",
                       c.bias_boxes ? ", bias in boxes" : "", c.dynamic ? ", dealt by a counter" : "",
-                      c.pack_gqa ? ", heads packed" : "",
+                      c.pack_gqa ? ", heads packed" : "", c.clustered ? ", pairs of blocks that share keys" : "",
                       c.split ? core::concat(", ", schedule.splits, " splits") : std::string());
 }
 

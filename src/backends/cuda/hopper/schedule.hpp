@@ -30,14 +30,8 @@ struct ForwardSchedule {
 /// have that one alone.
 [[nodiscard]] std::vector<ForwardSchedule> forward_candidates(const Problem& problem,
                                                               const core::DeviceDescription& device);
-/// "192x64/4/2": rows, keys, stages of keys and of queries; behind them the parts of the keys.
-[[nodiscard]] std::string name_of(const ForwardSchedule& schedule);
-
-/// The schedules that a problem can have, first the one that it has untuned. Results that must not depend on the batch
-/// have that one alone.
-[[nodiscard]] std::vector<ForwardSchedule> forward_candidates(const Problem& problem,
-                                                              const core::DeviceDescription& device);
-/// "192x64/4/2": rows, keys, stages of keys and of queries; behind them the parts of the keys.
+/// "192x64/4/2": rows, keys, stages of keys and of queries; behind them whether blocks share keys, and the parts of the
+/// keys.
 [[nodiscard]] std::string name_of(const ForwardSchedule& schedule);
 /// The problem's text, whether or not its log-sum-exp is wanted and rows of no sequence are cleared.
 [[nodiscard]] std::string tuning_text(const Problem& problem);

@@ -291,7 +291,7 @@ class ForwardConsumer {
   /// Output of the tile of queries before the one at row_place_.
   TILEWISE_INLINE void store_rows(Softmax& softmax) {
     const RowStore<Machine, C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
-    store.normalize(softmax, O_);
+    const typename Out::PerRow lse = store.normalize(softmax, O_);
     if constexpr (kStagesOut) {
       auto& tile = shared_.rows[staged_place_.stage][warpgroup_];
       store.stage(O_, tile);
@@ -302,6 +302,7 @@ class ForwardConsumer {
     } else {
       store.store_directly(O_);
     }
+    store.store_lse(lse);
     arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
     stored_place_.advance();
   }

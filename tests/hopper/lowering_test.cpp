@@ -110,6 +110,29 @@ TEST(HopperLowering, FillsTheDeviceWithNarrowerTiles) {
   EXPECT_EQ(std::get<gpu::Launch>(lowering.steps[0]).grid, gpu::Extent3{128});
 }
 
+/// 176 tiles of 192 rows beside a window are two rounds on 132 multiprocessors, as 256 of 128 rows are.
+TEST(HopperLowering, CountsWholeRoundsBesideAWindow) {
+  const Problem problem =
+      problem_of("dtype=bf16 seqlen_q=2048 num_heads_q=16 head_dim=128 mask=causal window_left=512");
+  EXPECT_EQ(forward_schedule(problem, h200()).config.block_m(), 128);
+}
+
+/// Where masks leave computing warpgroups unequal numbers of tiles, unless there are many or scores have options.
+TEST(HopperLowering, TakesNoTurnsWhereWarpgroupsSeeUnequalKeys) {
+  const auto takes_turns = [](std::string_view text) {
+    const Problem problem = problem_of(concat("dtype=bf16 batch_size=8 num_heads_q=16 ", text));
+    return forward_schedule(problem, h200()).config.turns != 0;
+  };
+  EXPECT_FALSE(takes_turns("seqlen_q=512 head_dim=128 mask=causal"));
+  EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=128"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal"));
+  EXPECT_TRUE(takes_turns("seqlen_q=512 seqlen_k=4096 head_dim=128 mask=causal"));
+  EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=256 mask=causal"));
+  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=256 mask=causal window_left=1024"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 alibi_slopes=[h]"));
+  EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=128 mask=causal dropout_p=0.1"));
+}
+
 /// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.
 TEST(HopperLowering, HasOtherSchedules) {
   for (const std::string_view text :

@@ -52,18 +52,18 @@ constexpr Tile kCrowdedWidest{2, 32, 4, 1, false};   // and beyond 192, where a 
 constexpr Tile kWidest{2, 64, 2, 1, false};          // head_dim 256
 constexpr Tile kWide192{2, 80, 2, 2, false};         // head_dim_v to 192
 constexpr Tile kWide128{2, 96, 2, 2, false};         // head_dim to 192 with head_dim_v to 128
-constexpr Tile kMiddle{3, 64, 4, 2, true};           // head_dim 128
+constexpr Tile kMiddle{3, 64, 4, 2, true};           // head_dim 128, and from 65 with a window
 constexpr Tile kMiddleLong{3, 80, 3, 2, true};       // full from 16k
-constexpr Tile kMiddleWindow{2, 128, 2, 2, false};   // with a window
 constexpr Tile kMiddle96{3, 80, 3, 2, true};         // head_dim to 96: a stage is as large as one of 128
 constexpr Tile kMiddle72{3, 112, 2, 2, false};       // full to 72
 constexpr Tile kMiddle72Causal{3, 96, 2, 2, false};  // and with a mask
 constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
 constexpr Tile kMiddleSlopes{3, 80, 3, 2, false};    // ALiBi alone, full: beside masks or lengths it would spill
 constexpr Tile kBoxedBias{3, 64, 3, 1, true};        // to 128, with a bias in boxes
-constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 2k
+constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 2k, with a window
 constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
+constexpr Tile kNarrowWindow{3, 64, 8, 2, true};     // with a window and lengths
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
 constexpr Tile kNarrowSlopes{3, 96, 4, 2, true};     // ALiBi alone
 
@@ -76,7 +76,8 @@ constexpr Tile kMiddle72Shared{3, 112, 3, 1, true, true};  // 72
 // Where tiles of queries are few.
 constexpr Tile kMiddlePair{2, 128, 2, 2, true};    // to head_dim 128
 constexpr Tile kNarrowPair{2, 128, 4, 2, true};    // to 64
-constexpr Tile kModifiedPair{2, 64, 4, 2, false};  // to 128, scores that are more than a scale, or a window's edges
+constexpr Tile kWindowPair{2, 128, 2, 2, false};   // from 65 to 128, with a window
+constexpr Tile kModifiedPair{2, 64, 4, 2, false};  // to 128, scores that are more than a scale, or a window at 64
 
 // fp8: keys in multiples of 32, the depth of a product. V takes room twice, as it comes and transposed.
 constexpr Tile kFp8Narrow{3, 128, 3, 2, false};  // head_dim to 64
@@ -148,11 +149,13 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.alibi && dim <= 64) return kNarrowSlopes;
   if (c.alibi && !c.ranged && !c.lengths) return kMiddleSlopes;
   if (!plain) return dim > 64 ? kMiddleModified : kNarrowModified;
-  if (dim > 80 && c.windowed) return kMiddleWindow;
+  if (dim > 64 && c.windowed) return kMiddle;
   if (dim > 96) return !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
   if (dim > 64 && std::max(p.head_dim, p.head_dim_v) > 72) return kMiddle96;
   if (dim > 64) return c.ranged ? kMiddle72Causal : kMiddle72;
-  if (!c.lengths && !c.pack_gqa && length <= (c.ranged ? 2048 : 1024)) return kNarrowShort;
+  const bool is_short = c.windowed || length <= (c.ranged ? 2048 : 1024);
+  if (!c.lengths && !c.pack_gqa && is_short) return kNarrowShort;
+  if (c.windowed) return kNarrowWindow;
   return c.ranged || length >= 8192 ? kNarrowLong : kNarrow;
 }
 
@@ -163,8 +166,10 @@ Tile pair_for(const Tile& tile, const HopperForwardConfig& c) {
   Tile pair = tile;
   pair.consumers = 2;
   if (c.fp8()) return pair;
-  if (!c.plain_scale || c.dropout || c.windowed) return kModifiedPair;
-  return std::max(c.head_dim, c.head_dim_v) > 64 ? kMiddlePair : kNarrowPair;
+  const bool narrow = std::max(c.head_dim, c.head_dim_v) <= 64;
+  if (!c.plain_scale || c.dropout) return kModifiedPair;
+  if (c.windowed) return narrow ? kModifiedPair : kWindowPair;
+  return narrow ? kNarrowPair : kMiddlePair;
 }
 
 /// In fp8 a warpgroup has one factor between product and score: heads are packed whose q has the same. Of packed
@@ -212,6 +217,16 @@ HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
   c = wanted;
   c.bias_boxes = c.scales_late = 0;
   return c;
+}
+
+/// Whether computing warpgroups take turns, which hold one's softmax against another's products. A mask lets each see
+/// other tiles of keys, and with turns the one that is done waits for the others' last tiles; without, it goes on to
+/// its next queries. Beyond 2k keys that no longer tells, and a bias or dropout costs 10% and more without turns.
+bool takes_turns(const Problem& p, const HopperForwardConfig& c) {
+  constexpr std::int64_t kShort = 2048;
+  if (c.fp8() || !c.plain_scale || c.dropout) return true;
+  if (c.windowed) return false;
+  return !c.ranged || std::max(c.head_dim, c.head_dim_v) > 128 || std::max(p.seqlen_q, p.seqlen_k) > kShort;
 }
 
 HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
@@ -274,6 +289,7 @@ std::vector<Tile> tiles_to_try(const Problem& p, const HopperForwardConfig& c) {
 /// Tiles come from a counter unless every one takes as long, or every block has one.
 ForwardSchedule dealt(ForwardSchedule schedule, const Problem& p, const core::DeviceDescription& device) {
   HopperForwardConfig& c = schedule.config;
+  c.turns = takes_turns(p, c);
   c.dynamic = (c.ranged || c.lengths) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
   return schedule;
 }
@@ -346,52 +362,6 @@ std::string name_of(const ForwardSchedule& schedule) {
   const HopperForwardConfig& c = schedule.config;
   return core::concat(c.block_m(), "x", c.block_n, "/", c.stages, "/", c.q_stages, c.clustered ? "/shared keys" : "",
                       c.split ? core::concat("/", schedule.splits, " splits") : std::string());
-}
-
-namespace {
-
-/// Of as many heads as fill the device, so that their keys stay in its cache: those that make sets of one size, if any
-/// are near.
-std::int64_t heads_of_set(std::int64_t heads, std::int64_t filling) {
-  std::int64_t even = std::min(filling + filling / 2, heads);
-  while (heads % even != 0) --even;
-  return 2 * even >= filling ? even : std::min(filling, heads);
-}
-
-/// Tiles differ in length: short ones at the very end even it out.
-void order_by_length(const Problem& p, int multiprocessors, device::TileOrder& order) {
-  constexpr std::int32_t kFewTiles = 4, kFewHeads = 4;
-  const std::int32_t heads = order.num_heads * order.batch_size;
-  if (order.num_tiles <= kFewTiles) {
-    // Such calls wait for memory. A head's tiles are worked on side by side, and the short ones of no more heads than
-    // the end needs come so late that their keys are read once again.
-    order.heads_at_once = std::min(kFewHeads, heads);
-    order.short_tiles = std::max(order.num_tiles / 3, 1);
-    order.first_late_head = std::max(heads - multiprocessors / 2, 0);
-  } else {
-    order.heads_at_once = static_cast<std::int32_t>(heads_of_set(heads, ceil_div(multiprocessors, order.num_tiles)));
-    order.short_tiles = order.num_tiles / (p.seqlen_q >= 4096 ? 2 : 3);
-  }
-}
-
-}  // namespace
-
-device::TileOrder tile_order(const Problem& p, const ForwardSchedule& schedule, int multiprocessors) {
-  const HopperForwardConfig& c = schedule.config;
-  device::TileOrder order{};
-  const std::int64_t group = c.pack_gqa ? group_of(p) : 1;
-  order.queries_per_warpgroup = static_cast<std::int32_t>(HopperForwardConfig::kRows / group);
-  order.num_tiles = static_cast<std::int32_t>(ceil_div(p.seqlen_q, c.blocks_of_cluster() * queries_of_block(p, c)));
-  order.num_heads = static_cast<std::int32_t>(p.num_heads_q / group);
-  order.batch_size = static_cast<std::int32_t>(p.batch_size);
-  order.num_splits = static_cast<std::int32_t>(schedule.splits);
-  order.heads_at_once = 1;
-  order.counters = c.dynamic ? device::kCounterWords : 0;
-  // Entries of a batch that have a bias in common read it side by side, from the cache.
-  order.batch_inside = p.bias != BiasKind::none && p.bias_dims.head && !p.bias_dims.batch;
-  const bool several = order.num_tiles > 1 && order.num_heads > 0 && order.batch_size > 0;
-  if (c.ranged && !c.windowed && several) order_by_length(p, multiprocessors, order);
-  return order;
 }
 
 std::int64_t tile_count(const device::TileOrder& order) {

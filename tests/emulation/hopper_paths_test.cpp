@@ -80,6 +80,7 @@ TEST(HopperPaths, BiasInBoxes) {
   const std::string bf16 = "dtype=bf16 head_dim=128 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable,
                     f16 = "dtype=f16 head_dim=64 batch_size=2 num_heads_q=2 seqlen_q=150 seqlen_k=200" + kTable;
   check("192x64 tiles, 3 warpgroups, 3 stages, bias in boxes", bf16 + " bias=query[b,h,q,k]");
+  check("192x80 tiles, 3 warpgroups, 3 stages, bias in boxes", bf16 + " bias=bool[b,h,q,k]");
   check("bias in boxes", bf16 + " bias=f32[b,h,q,k] sink=1 mask=causal");
   check("bias in boxes", f16 + " bias=query[b,h,1,k] mask=causal window_left=90");
   check("bias in boxes", f16 + " bias=bool[b,1,q,k]");
@@ -89,6 +90,8 @@ TEST(HopperPaths, BiasInBoxes) {
   const std::string wide = "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=100 seqlen_k=130" + kTable;
   check("128x64 tiles, 2 warpgroups, 2 stages, bias in boxes", wide + " bias=query[b,h,q,k]");
   check("128x32 tiles, 2 warpgroups, 3 stages, bias in boxes", wide + " bias=f32[b,h,q,k] dropout_p=0.25");
+  check("128x32 tiles", wide + " bias=query[b,h,q,k] dropout_p=0.25");  // in rows of 64 bytes
+  check("128x32 tiles", wide + " bias=bool[b,1,q,k] dropout_p=0.25");   // in rows of 32 bytes
   const std::string packed = "dtype=bf16 head_dim=64 batch_size=2 num_heads_q=6 num_heads_k=2 seqlen_q=25 seqlen_k=200";
   check("heads packed", packed + " bias=query[b,h,q,k] seqused_k=1");
   check("heads packed", packed + " bias=f32[1,1,q,k]");

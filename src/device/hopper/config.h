@@ -52,6 +52,12 @@ struct HopperForwardConfig : ScoreConfig {
   constexpr int32_t block_m() const { return consumers() * kRows; }
   constexpr int32_t threads() const { return waves * 32; }
   constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
+  /// Of a bias in boxes: no more than a tile's keys have, lest others' come along.
+  constexpr int32_t bias_row_bytes() const {
+    constexpr int32_t kMost = 128, kUnit = 16;
+    const int32_t bytes = block_n * bias_bytes(*this);
+    return bytes < kMost && bytes % kUnit == 0 ? bytes : kMost;
+  }
   /// Of K and V: all contiguous keys that a block brings of a tile, else those of a page.
   constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, block_n / blocks_of_cluster()); }
 

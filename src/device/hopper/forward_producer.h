@@ -13,7 +13,8 @@ class ForwardProducer {
   using Shared = HopperForwardShared<Machine, C>;
   using QueryTile = typename Shared::QueryTile;
   static constexpr int kRowChunks = QueryTile::kChunks;
-  static constexpr int kBiasChunks = (C.block_n * bias_bytes(C) + kChunkRowBytes - 1) / kChunkRowBytes;
+  static constexpr int kBiasRowBytes = C.bias_row_bytes(),
+                       kBiasChunks = (C.block_n * bias_bytes(C) + kBiasRowBytes - 1) / kBiasRowBytes;
 
  public:
   TILEWISE_INLINE ForwardProducer(const HopperForwardParams& params, Shared& shared) : p_(params), shared_(shared) {
@@ -130,7 +131,7 @@ class ForwardProducer {
     if constexpr (!C.bias_boxes) return 0;
     const BiasPlaces& places = p_.bias_places;
     const int32_t rows = (places.query ? p_.order.queries_per_warpgroup : 1) * (places.head ? group() : 1);
-    return C.consumers() * kBiasChunks * rows * kChunkRowBytes;
+    return C.consumers() * kBiasChunks * rows * kBiasRowBytes;
   }
 
   /// The bias of every warpgroup's rows. `key`: its column.
@@ -142,7 +143,7 @@ class ForwardProducer {
       TILEWISE_UNROLL
       for (int c = 0; c < kBiasChunks; ++c) {
         Machine::copy_box(shared_.bias[stage][i].chunk(c), p_.bias_map, landed.state(),
-                          key + c * (kChunkRowBytes / bias_bytes(C)), 0, places.query * query, places.head * work.head,
+                          key + c * (kBiasRowBytes / bias_bytes(C)), 0, places.query * query, places.head * work.head,
                           places.batch * work.batch);
       }
     }

@@ -41,7 +41,7 @@ struct RawValues<C, false> {};
 /// A bias that comes in boxes: each warpgroup's own rows of it, beside each stage of K.
 template <HopperForwardConfig C, bool kInBoxes>
 struct BiasStages {
-  using BiasTile = SwizzledTile<C.kRows, C.block_n, bias_bytes(C)>;
+  using BiasTile = SwizzledTile<C.kRows, C.block_n, bias_bytes(C), C.bias_row_bytes()>;
   BiasTile bias[C.stages][C.consumers()];
 };
 template <HopperForwardConfig C>

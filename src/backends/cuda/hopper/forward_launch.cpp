@@ -22,6 +22,20 @@ std::int64_t group_of(const AttentionParams& call, bool packs) {
   return packs ? call.num_heads_q / call.num_heads_k : 1;
 }
 
+/// How rows of a SwizzledTile lie.
+gpu::Swizzle swizzle_of(std::int32_t row_bytes) {
+  switch (row_bytes) {
+    case 128:
+      return gpu::Swizzle::bytes128;
+    case 64:
+      return gpu::Swizzle::bytes64;
+    case 32:
+      return gpu::Swizzle::bytes32;
+    default:
+      return gpu::Swizzle::none;
+  }
+}
+
 std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device::HopperForwardConfig& config,
                                                  const device::TileOrder& order, const MapBinds& binds) {
   using Params = device::HopperForwardParams;
@@ -42,7 +56,8 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   if (config.bias_boxes) {
     gpu::TensorMap bias = rows;
     bias.dtype = operations::attention::bias_dtype(p);
-    bias.box[0] = box_columns(bias.dtype);
+    bias.box[0] = static_cast<std::uint32_t>(config.bias_row_bytes() / device::bias_bytes(config));
+    bias.swizzle = swizzle_of(config.bias_row_bytes());
     if (!p.bias_dims.head) bias.box[1] = 1;
     if (!p.bias_dims.query) bias.box[2] = 1;
     maps.push_back({offsetof(Params, bias_map), bias, binds.bias});

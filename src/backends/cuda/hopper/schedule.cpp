@@ -60,6 +60,7 @@ constexpr Tile kMiddle72Causal{3, 96, 2, 2, false};  // and with a mask
 constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
 constexpr Tile kMiddleSlopes{3, 80, 3, 2, false};    // ALiBi alone, full: beside masks or lengths it would spill
 constexpr Tile kBoxedBias{3, 64, 3, 1, true};        // to 128, with a bias in boxes
+constexpr Tile kBoxedBool{3, 80, 3, 1, true};        // 128, full, a boolean one alone: beside masks it would spill
 constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 2k, with a window
 constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
 constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
@@ -145,6 +146,7 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.dropout && loads_bias) return kCrowdedMost;
   if (crowded && plain_but_dropped) return dim > 64 ? kDropout : kDropoutNarrow;
   if (crowded) return kCrowded;
+  if (c.scales_late && dim > 96 && !c.ranged && !c.lengths) return kBoxedBool;
   if (c.bias_boxes) return kBoxedBias;
   if (c.alibi && dim <= 64) return kNarrowSlopes;
   if (c.alibi && !c.ranged && !c.lengths) return kMiddleSlopes;

@@ -17,7 +17,9 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t keys = c.block_n * chunks(element * c.head_dim) * kRowBytes;
   const std::int32_t raw = c.block_n * chunks(element * c.head_dim_v) * kRowBytes;
   const std::int32_t values = c.fp8() ? c.head_dim_v * chunks(c.block_n) * kRowBytes : raw;
-  const std::int32_t bias = c.bias_boxes ? c.block_m() * chunks(c.block_n * device::bias_bytes(c)) * kRowBytes : 0;
+  const std::int32_t bias_row = c.bias_row_bytes();
+  const std::int32_t bias_rows = c.block_m() * ((c.block_n * device::bias_bytes(c) + bias_row - 1) / bias_row);
+  const std::int32_t bias = c.bias_boxes ? bias_rows * bias_row : 0;
   const std::int32_t tiles = c.stages * (keys + values + bias) + (c.fp8() ? kRawStages * raw : 0);
   const std::int32_t barriers =
       c.consumers() * rings(c.q_stages) + 2 * rings(c.stages) + rings(kRawStages) + rings(kWorkStages) + kBarrier;

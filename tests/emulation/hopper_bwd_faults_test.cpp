@@ -1,5 +1,6 @@
 // Hopper's backward kernel on its emulated machine, right and with faults planted in it: each one must be caught, by
 // the checks or by the result.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -233,6 +234,8 @@ class BwdCall {
     params_.delta = delta_.data();
     params_.dq_accum = dq_accum_.data();
     if (C.ordered) params_.turns = turns_.data();
+    // Tiles of 128 queries each have one that sees a key, by which their sums begin.
+    if (C.ordered && C.block_m == 128) std::ranges::fill(dq_accum_, NAN);
     if (C.persistent) params_.tile_counter = &tile_counter_;
   }
 

@@ -32,6 +32,26 @@ TEST(HopperBwdSchedule, BlocksThatAddInAnOrderBeginInIt) {
   EXPECT_EQ(backward_order(problem).heads_at_once, 1);
 }
 
+/// Whether the launch before the gradients' clears dq's sums.
+bool clears_sums(const std::string& problem) {
+  const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 num_heads_q=2 " + problem);
+  device::HopperBwdStatisticsParams params;
+  std::memcpy(static_cast<void*>(&params), lowering.launches().at(0)->params.data(), sizeof params);
+  return params.dq_accum_a_head > 0;
+}
+
+/// In an order the first sums of a tile of queries are stored; queries that see no key have none.
+TEST(HopperBwdSchedule, SumsThatATileOfKeysBeginsAreNotCleared) {
+  EXPECT_TRUE(clears_sums("seqlen_q=512 mask=causal"));
+  EXPECT_FALSE(clears_sums("seqlen_q=512 deterministic=1"));
+  EXPECT_FALSE(clears_sums("seqlen_q=512 mask=causal batch_invariant=1"));
+  EXPECT_FALSE(clears_sums("seqlen_q=512 seqlen_k=700 mask=causal window_left=100 deterministic=1"));
+  EXPECT_TRUE(clears_sums("seqlen_q=512 seqlen_k=200 mask=causal deterministic=1"));
+  EXPECT_FALSE(clears_sums("seqlen_q=512 seqlen_k=200 alignment=top_left mask=causal deterministic=1"));
+  EXPECT_TRUE(clears_sums("seqlen_q=512 seqlen_k=200 alignment=top_left window_left=100 deterministic=1"));
+  EXPECT_TRUE(clears_sums("seqlen_q=512 seqused_k=1 deterministic=1"));
+}
+
 /// Of the time until the last tile of keys is done, the part in which multiprocessors work, where each takes the next
 /// one once it is done: 64 queries and 128 keys in 3,150 cycles, a tile of keys 7,100 beside.
 double busy_part(const std::string& text, std::int32_t seqlen, std::int32_t group, std::int32_t window) {

@@ -133,11 +133,17 @@ void WarpgroupEmulator::store_box(const void* map, const void* from, const std::
   begin_store(map_at(map, rank), coordinates(at, rank), from, kTileAlignment, false);
 }
 
-void WarpgroupEmulator::add_run(float* to, const void* from, std::int32_t bytes) {
+void WarpgroupEmulator::store_run(float* to, const void* from, std::int32_t bytes) {
+  begin_run(to, from, bytes, false);
+}
+
+void WarpgroupEmulator::add_run(float* to, const void* from, std::int32_t bytes) { begin_run(to, from, bytes, true); }
+
+void WarpgroupEmulator::begin_run(float* to, const void* from, std::int32_t bytes, bool adds) {
   if (bytes <= 0 || bytes % static_cast<std::int32_t>(kPieceBytes) != 0) {
-    fail("adds a run of ", bytes, " bytes, not a multiple of 16");
+    fail(adds ? "adds" : "stores", " a run of ", bytes, " bytes, not a multiple of 16");
   }
-  begin_store(run_map(to, bytes), {}, from, kPieceBytes, true);
+  begin_store(run_map(to, bytes), {}, from, kPieceBytes, adds);
 }
 
 void WarpgroupEmulator::begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,

@@ -50,6 +50,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
                 std::uint32_t blocks) override;
   void copy_run(void* to, const void* from, std::int32_t bytes, void* landed) override;
   void store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) override;
+  void store_run(float* to, const void* from, std::int32_t bytes) override;
   void add_run(float* to, const void* from, std::int32_t bytes) override;
   void commit_stores() override;
   void wait_stores(bool written, std::int32_t pending) override;
@@ -133,6 +134,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   /// Such a copy to this block's memory, by the lane that runs, which is one of `sender`.
   void receive(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, std::int64_t to, std::int64_t landed,
                WarpgroupEmulator& sender);
+  void begin_run(float* to, const void* from, std::int32_t bytes, bool adds);
   void begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,
                    std::int64_t alignment, bool adds);
   void land(std::size_t copy);

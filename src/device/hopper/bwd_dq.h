@@ -174,8 +174,13 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     Machine::wave_sync();
     if (lane_ != 0) return;
     if (C.ordered && part == 0) take_turn();
-    Machine::add_run(to_, shared_.handover.dq[warp_][Parts::staged(part, step)],
-                     16 * Parts::cols(part) * static_cast<int32_t>(sizeof(float)));
+    const float* const sums = shared_.handover.dq[warp_][Parts::staged(part, step)];
+    const int32_t bytes = 16 * Parts::cols(part) * static_cast<int32_t>(sizeof(float));
+    if (C.ordered && turns_.begins_sums(this->tiles_left_)) {
+      Machine::store_run(to_, sums, bytes);
+    } else {
+      Machine::add_run(to_, sums, bytes);
+    }
     Machine::commit_stores();
   }
 
@@ -243,8 +248,16 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ_);
     if (kPart + 1 == Parts::kCount) this->release_scores();
-    TILEWISE_UNROLL
-    for (int c = 0; c < kTiles; ++c) Machine::add_global(to_ + c * 128, dQ_.tile[0][c].value);
+    if (C.ordered && turns_.begins_sums(this->tiles_left_)) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kTiles; ++c) {
+        const Sm80Accumulator& x = dQ_.tile[0][c];
+        Machine::store_global(reinterpret_cast<FloatRun<4>*>(to_ + c * 128), FloatRun<4>{{x[0], x[1], x[2], x[3]}});
+      }
+    } else {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kTiles; ++c) Machine::add_global(to_ + c * 128, dQ_.tile[0][c].value);
+    }
     pin_registers<Machine>(dQ_);  // the next part's products begin behind these
   }
 

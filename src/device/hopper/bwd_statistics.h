@@ -33,7 +33,7 @@ class HopperBwdStatistics {
     const int64_t first = static_cast<int64_t>(place.tile) * C.kRows;
     if (first >= s.all_q) return;
     const int64_t head = static_cast<int64_t>(place.batch) * p.shape.num_heads_q + place.head;
-    clear_dq_accum(p, head * p.dq_accum_a_head + first * C.head_dim);
+    if (p.dq_accum) clear_dq_accum(p, head * p.dq_accum_a_head + first * C.head_dim);
     if (Machine::thread() < p.turns_a_block) {
       Machine::store_global(p.turns + (head * p.grid.num_tiles + place.tile) * p.turns_a_block + Machine::thread(), 0u);
     }

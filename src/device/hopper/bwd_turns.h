@@ -1,6 +1,6 @@
 // The order of additions to dq_accum where it has one: a tile of queries gets those of the tiles of keys that it sees
 // one after another, the last ones first. Blocks begin in that order too, so that one waits for none that has yet to
-// begin.
+// begin. The first sums are stored, whatever was there.
 #pragma once
 
 #include "device/hopper/bwd_work.h"
@@ -21,8 +21,10 @@ class BwdTurns {
   /// Looks for the turn of the tile at hand, of which so many are left of its head: the answer is on its way while
   /// other things are done.
   TILEWISE_INLINE void ask(int32_t tiles_left) {
-    found_ = tiles_left <= work_.tiles_behind ? Machine::peek_global(p_.turns + at_) : awaited();
+    found_ = begins_sums(tiles_left) ? awaited() : Machine::peek_global(p_.turns + at_);
   }
+  /// Whether no tile of keys has its turn before this one.
+  TILEWISE_INLINE bool begins_sums(int32_t tiles_left) const { return tiles_left > work_.tiles_behind; }
   /// Whether it had come by then.
   TILEWISE_INLINE bool has_come() const { return found_ == awaited(); }
   /// Until it has.

@@ -46,9 +46,10 @@ concept HasCopyEngine =
     requires(void* to, const void* from, const TensorMap& map, uint64_t* landed, float* sum, int32_t x) {
       { M::copy_box(to, map, landed, x, x, x, x) } -> SameAs<void>;  // its bytes count on the barrier `landed`
       { M::copy_box(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
-      // A run of 16 bytes and more that starts on 16 bytes: to shared memory, and floats added to global memory, by a
-      // store that others' additions may come between.
+      // A run of 16 bytes and more that starts on 16 bytes: to shared memory, and floats stored or added to global
+      // memory, between whose additions others' may come.
       { M::copy_run(to, from, x, landed) } -> SameAs<void>;
+      { M::store_run(sum, from, x) } -> SameAs<void>;
       { M::add_run(sum, from, x) } -> SameAs<void>;
       { M::prefetch_map(map) } -> SameAs<void>;
       { M::store_box(map, from, x, x, x, x, x) } -> SameAs<void>;  // written before fence_shared_writes() and a barrier

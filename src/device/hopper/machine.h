@@ -208,6 +208,11 @@ struct HopperMachine : Sm80Machine {
                  "r"(shared_address(from)), "r"(bytes)
                  : "memory");
   }
+  TILEWISE_INLINE static void store_run(float* to, const void* from, int32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+                 "r"(bytes)
+                 : "memory");
+  }
   TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
                                         int32_t x3, int32_t x4) {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),

@@ -125,6 +125,9 @@ struct HostSm90Machine : HostSm80Machine {
     engine().copy_run(to, from, bytes, landed);
   }
   TILEWISE_INLINE static void add_run(float* to, const void* from, int32_t bytes) { engine().add_run(to, from, bytes); }
+  TILEWISE_INLINE static void store_run(float* to, const void* from, int32_t bytes) {
+    engine().store_run(to, from, bytes);
+  }
   TILEWISE_INLINE static void prefetch_map(const TensorMap&) {}
   TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
                                         int32_t x3, int32_t x4) {

@@ -109,7 +109,7 @@ struct HopperBwdStatisticsParams {
   TileGrid grid;
   float* lse2;      // [batch_size, num_heads_q, rows_a_head]
   float* delta;     // [batch_size, num_heads_q, rows_a_head]
-  float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]
+  float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]; null where first sums are stored
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
   // [batch_size, num_heads_q, tiles of this launch, turns_a_block], zeros from here; null where dq has no order

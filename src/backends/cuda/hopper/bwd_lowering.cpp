@@ -141,7 +141,8 @@ class BackwardLowerer {
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
-    params.dq_accum_a_head = rows_a_head_ * c.head_dim;
+    const bool stores_first = config_.ordered && each_query_sees_a_key(p_, config_);
+    params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     params.turns_a_block = turns_a_block();
     params.counters = config_.persistent ? 1 : 0;

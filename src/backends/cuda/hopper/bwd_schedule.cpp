@@ -8,6 +8,7 @@
 #include "backends/portable/attention/splits.hpp"
 #include "core/ceil_div.hpp"
 #include "device/attention/config.h"
+#include "operations/attention/rules.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -60,6 +61,15 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
     order.short_tiles = order.num_tiles / kShortTiles;
   }
   return order;
+}
+
+bool each_query_sees_a_key(const Problem& p, const device::HopperBwdConfig& c) {
+  if (c.lengths || p.seqlen_k == 0) return false;
+  const std::int64_t left = p.window_left, right = operations::attention::folded_window_right(p);
+  const std::int64_t diagonal = p.alignment == Alignment::bottom_right ? p.seqlen_k - p.seqlen_q : 0;
+  const bool first_does = right < 0 || diagonal + right >= 0;
+  const bool last_does = left < 0 || diagonal + p.seqlen_q - 1 - left < p.seqlen_k;
+  return first_does && last_does;
 }
 
 /// Under a causal mask the longest tile of keys takes twice as long as the mean one: as many of them as there are

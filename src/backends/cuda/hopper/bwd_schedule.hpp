@@ -17,6 +17,9 @@ namespace tilewise::backends::hopper {
 [[nodiscard]] device::TileOrder key_order(const Problem& problem, const device::HopperBwdConfig& config,
                                           int multiprocessors);
 
+/// Whether each query sees a key for certain, so that some tile of keys begins its sums.
+[[nodiscard]] bool each_query_sees_a_key(const Problem& problem, const device::HopperBwdConfig& config);
+
 /// Parts that the queries of a tile of keys come in, each of some tiles of every head of a group.
 [[nodiscard]] std::int64_t query_parts(const Problem& problem, const device::HopperBwdConfig& config,
                                        const core::DeviceDescription& device);

@@ -54,7 +54,9 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.values(p.dv, "dv", Access::write);
   table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.delta, "tile_delta", Access::read, table.heads() * p.rows_a_head);
-  table.workspace(p.dq_accum, "dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
+  gpu::Region sums = gpu::float_workspace("dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
+  sums.one_writer = p.turns_a_head == 0;  // in turn one stores and others add
+  table.add(p.dq_accum, sums);
   gpu::Region turns = gpu::float_workspace("turns", Access::add, table.heads() * p.turns_a_head);
   turns.one_writer = false;  // blocks hand them on
   table.add(p.turns, turns);

@@ -87,7 +87,7 @@ def grid_table(rows: Sequence[Json]) -> str:
         ours = pair["tilewise"]
         place = [str(ours["head_dim"]), ours["mask"], str(ours["seqlen_q"])]
         lines.append([*place, *speeds_of(pair), error(ours), error(pair.get("torch", NOTHING))])
-    return table(header, lines)
+    return table_of_measured(header, lines)
 
 
 def speeds_of(pair: dict[str, Json]) -> list[str]:
@@ -166,7 +166,13 @@ def options_table(rows: Sequence[Json]) -> str:
         without = plain.get((ours["operation"], ours["mask"]))
         share = ours["tflops"] / without if without and ours["tflops"] else None
         lines.append([*place, *speeds_of(pair), number(share, 2), error(ours)])
-    return table(header, lines)
+    return table_of_measured(header, lines)
+
+
+def table_of_measured(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Without the errors of a run that measured none (--no-accuracy)."""
+    kept = [i for i, name in enumerate(header) if not name.startswith("error") or {line[i] for line in lines} != {"-"}]
+    return table([header[i] for i in kept], [[line[i] for i in kept] for line in lines])
 
 
 def overhead_parts(overhead: Json) -> list[str]:

@@ -54,6 +54,12 @@ def test_flops_and_bytes(bench_module):
     assert cases.num_copies(decode, "cpu") == 2
 
 
+@pytest.mark.parametrize(("errors", "header"), [(["-", "1e-3"], "head_dim error"), (["-", "-"], "head_dim")])
+def test_errors_that_were_not_measured_have_no_column(bench_module, errors, header):
+    lines = bench_module("gpu_report").table_of_measured(["head_dim", "error"], [["64", value] for value in errors])
+    assert " ".join(cells(lines.splitlines()[0])) == header
+
+
 @pytest.mark.parametrize(("window_left", "seen"), [(0, 5), (1, 9), (2, 12), (4, 15), (9, 15)])
 def test_pairs_of_a_window(bench_module, window_left, seen):
     cases = bench_module("gpu_cases")

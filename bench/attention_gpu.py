@@ -49,6 +49,7 @@ from gpu_cases import (
     option_cases,
 )
 from overhead_gpu import measure_overhead
+from plain_beside import PlainBeside
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.argument_types import integer, list_of, one_of, seconds
@@ -63,7 +64,7 @@ from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.machine import describe_gpu
 from tilewise.bench.markdown import ratio_of
 from tilewise.bench.rows import Row
-from tilewise.bench.runner import Settings, run_on
+from tilewise.bench.runner import Settings, Timer, run_on
 from tilewise.bench.shapes import Case, Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
@@ -213,21 +214,23 @@ def measure_case(
     options: argparse.Namespace,
     budget: float,
 ) -> list[Json]:
-    """One row for each library and pass; inputs and reference are shared by all of them."""
+    """One row for each library and pass; inputs and reference are shared by all of them. Tilewise is the first."""
     on_device = case.on(kind_of(options.device))
     copies = [make_inputs(on_device, seed) for seed in range(num_copies(case, options.device))]
     unread = FewHeads(on_device, [])  # that it is finite
     expected = unread if options.no_accuracy else few_heads(on_device, copies[0], "backward" in case.passes)
-    settings = Settings(timer=partial(measure, clock=clock_of(options.device), seconds=budget))
+    timer: Timer = partial(measure, clock=clock_of(options.device), seconds=budget)
     rows: list[Json] = []
     for operation in operations:
+        plain = PlainBeside(case.plain, operation, on_device.device, contenders[0]) if case.plain else None
+        settings = Settings(timer=plain.beside(timer) if plain else timer)
         measured = run_on(copies, case.on(on_device.device, operation), contenders, settings, expected)
-        rows += show([row_json(case, row) for row in measured])
+        rows += show([row_json(case, row, plain) for row in measured])
     return rows
 
 
-def row_json(case: GpuCase, row: Row) -> Json:
-    """None where a figure is missing: JSON knows no NaN."""
+def row_json(case: GpuCase, row: Row, plain: PlainBeside | None = None) -> Json:
+    """None where a figure is missing: JSON knows no NaN. plain_tflops: of Tilewise without the option, by turns."""
     operation: Pass = row.case.operation
     figures = {
         "median_us": row.median_us,
@@ -246,6 +249,7 @@ def row_json(case: GpuCase, row: Row) -> Json:
         "mask": case.mask,
         **dataclasses.asdict(case.shape),
         **{name: None if math.isnan(value) else value for name, value in figures.items()},
+        "plain_tflops": plain.tflops if plain else None,
         "status": row.status,
     }
 

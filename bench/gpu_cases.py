@@ -34,6 +34,7 @@ class GpuCase:
     kind: str  # "grid", "decode" or an option's name
     case: Case
     passes: tuple[Pass, ...]
+    plain: Case | None = None  # of an option: what it is compared with
 
     @property
     def shape(self) -> Shape:
@@ -114,10 +115,12 @@ def option_cases(
     options += [(f"head_dim_{dim}", replace(shape, head_dim=dim), {}, both) for dim in ODD_HEAD_DIMS if dim < head_dim]
     for kind, sizes, option, masks in options:
         for mask in masks:
-            yield GpuCase(kind, Case(sizes, "bf16", mask, **option), passes)
+            plain = None if kind == PLAIN else Case(shape, "bf16", mask)
+            yield GpuCase(kind, Case(sizes, "bf16", mask, **option), passes, plain)
     if "backward" in passes:
         for mask in both:
-            yield GpuCase("deterministic", Case(shape, "bf16", mask, deterministic=True), ("backward",))
+            plain = Case(shape, "bf16", mask)
+            yield GpuCase("deterministic", replace(plain, deterministic=True), ("backward",), plain)
 
 
 def packed_lengths(num_tokens: int, longest: int, seed: int = 0) -> tuple[int, ...]:

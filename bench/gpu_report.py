@@ -30,7 +30,7 @@ def text(results: Json) -> str:
     if decode := of_kind(results, "decode"):
         parts += [decode_intro(decode[0]), decode_table(decode, results["ceilings"]["copy_gb_per_s"])]
     if options := [row for row in results["rows"] if row["kind"] not in ("grid", "decode")]:
-        parts += [options_intro(options[0]), options_table(options)]
+        parts += [options_intro(options), options_table(options)]
     if results["overhead"]:
         parts += overhead_parts(results["overhead"])
     if grid:
@@ -141,10 +141,12 @@ def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
     return table(header, lines)
 
 
-def options_intro(row: Json) -> str:
+def options_intro(rows: Sequence[Json]) -> str:
+    row = rows[0]
+    by_turns = "timed in the same turns" if any(row.get("plain_tflops") for row in rows) else ""
     return (
         f'Options, each alone, head_dim {row["head_dim"]}, TFLOP/s of the visible work; "of plain" is beside the same'
-        " call without the option:"
+        f" call without the option{', ' + by_turns if by_turns else ''}:"
     )
 
 
@@ -163,7 +165,7 @@ def options_table(rows: Sequence[Json]) -> str:
         heads = distinct([{"n": str(ours["num_heads_q"])}, {"n": str(ours["num_heads_k"])}], "n")
         seqlen = f"up to {ours['seqlen_q']}" if ours["kind"] == "packed" else str(ours["seqlen_q"])
         place = [ours["kind"], ours["mask"], ours["operation"], str(ours["batch_size"]), seqlen, " on ".join(heads)]
-        without = plain.get((ours["operation"], ours["mask"]))
+        without = ours.get("plain_tflops") or plain.get((ours["operation"], ours["mask"]))
         share = ours["tflops"] / without if without and ours["tflops"] else None
         lines.append([*place, *speeds_of(pair), number(share, 2), error(ours)])
     return table_of_measured(header, lines)

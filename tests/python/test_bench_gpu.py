@@ -15,6 +15,7 @@ from tilewise.bench.contenders import Tilewise
 from tilewise.bench.expected import few_heads
 from tilewise.bench.inputs import make_inputs
 from tilewise.bench.shapes import Case, Shape
+from tilewise.bench.timing import Timing
 
 TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
 pytest.importorskip("torch")
@@ -180,6 +181,7 @@ def test_tiny_run_and_its_report(tmp_path):
             assert row["implementation"].startswith("cpu.")
             assert row["median_us"] >= row["best_us"] > 0
             assert (row["rel_l2_err"] is None) == (row["kind"] == "dropout")
+            assert (row["plain_tflops"] is None) == (row["kind"] in ("grid", "decode", "plain"))
         elif library == "torch_cudnn":
             assert row["status"] == "unsupported: cuDNN runs on CUDA devices alone", label
         elif row["kind"] in ("window", "ALiBi", "softcap", "bias", "boolean", "packed", "dropout", "deterministic"):
@@ -192,6 +194,24 @@ def test_tiny_run_and_its_report(tmp_path):
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() == result.stdout.partition("\nwritten:")[0].strip()
     assert str(tmp_path) not in again.stdout
+    assert "beside the same call without the option, timed in the same turns:" in again.stdout
+    (window,) = (
+        row for (library, label), row in rows.items() if label.startswith("forward window") and library == "tilewise"
+    )
+    assert cells(again.stdout, "window", "causal", "forward")[-2] == f"{window['tflops'] / window['plain_tflops']:.2f}"
+
+
+def test_a_plain_call_beside_is_timed_and_not_told_of(bench_module):
+    def two_microseconds(calls):
+        for call in calls.values():
+            call()
+        return {name: Timing((2e-6,)) for name in calls}
+
+    case = Case(Shape(2, 5, 5, 1, 1, 8), "bf16", "causal")
+    plain = bench_module("plain_beside").PlainBeside(case, "forward", "cpu", Tilewise())
+    assert plain.tflops is None
+    assert list(plain.beside(two_microseconds)({"tilewise": lambda: None})) == ["tilewise"]
+    assert plain.tflops == pytest.approx(4 * 2 * 15 * 8 / 2e-6 / 1e12)
 
 
 def test_filter_and_list(bench_module, capsys):

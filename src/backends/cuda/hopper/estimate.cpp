@@ -20,7 +20,7 @@ constexpr double kScore = 48.0;                  // a score's exponential and it
 constexpr double kSoftcap = 190.0, kDropout = 480.0, kBias = 230.0, kOwnBias = 1000.0, kAlibi = 160.0;
 constexpr double kPartUs = 2.2;  // of keys in parts, beside merging them: fp32 sums stored by every block
 constexpr double kOfMemoryRate = 0.7;
-constexpr double kMostTiles = 0.8;
+constexpr double kNearlyAll = 0.8;  // of the most steps: where the mean tile beside a window has them, most have all
 /// What one, two, ... computing warpgroups reach of that rate: they hide each other's softmax.
 constexpr std::array<double, 4> kOfConsumers{0.6, 0.95, 1.0, 1.0};
 
@@ -58,7 +58,7 @@ double Estimator::forward_us(const device::HopperForwardConfig& c, std::int64_t 
   const double parts = f(tiles_of(p_, c) * splits) * operations::attention::share_of_tiles(p_, f(queries));
   const double seen = std::min(f(most), std::max(1.0, operations::attention::keys_seen(p_, f(queries)) / c.block_n));
   // Parts of equal length end together: the last round takes as long as the others. Beside a window most of them are.
-  const bool even = !c.lengths && std::ceil(seen) >= f(most) * (c.windowed ? kMostTiles : 1.0);
+  const bool even = !c.lengths && std::ceil(seen) >= f(most) * (c.windowed ? kNearlyAll : 1.0);
   const double a_part = even ? std::ceil(f(most) / f(splits)) : seen / f(splits);
   const double rounds = std::max(1.0, parts / device_.multiprocessors);
   const double tile_us = step_us(c);

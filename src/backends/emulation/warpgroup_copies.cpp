@@ -62,12 +62,17 @@ void WarpgroupEmulator::copy_box(void* to, const void* map, void* landed, const 
 }
 
 void WarpgroupEmulator::copy_run(void* to, const void* from, std::int32_t bytes, void* landed) {
+  prefetch_run(from, bytes);
+  begin_copy(run_map(from, bytes), {}, to, kPieceBytes, landed, 0);
+}
+
+/// Nothing moves here, but what it names must be there.
+void WarpgroupEmulator::prefetch_run(const void* from, std::int32_t bytes) {
   const HostTensorMap run = run_map(from, bytes);
   if (run.row_bytes() % kPieceBytes != 0) fail("copies a run of ", bytes, " bytes, not a multiple of 16");
   for (std::size_t piece = 0; piece < run.row_bytes(); piece += kPieceBytes) {
     check(global_.access(run.address + piece, kPieceBytes, GlobalAccess::read, global_accessor()));
   }
-  begin_copy(run, {}, to, kPieceBytes, landed, 0);
 }
 
 void WarpgroupEmulator::begin_copy(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, void* to,

@@ -49,6 +49,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void copy_box(void* to, const void* map, void* landed, const std::int32_t* at, std::int32_t rank,
                 std::uint32_t blocks) override;
   void copy_run(void* to, const void* from, std::int32_t bytes, void* landed) override;
+  void prefetch_run(const void* from, std::int32_t bytes) override;
   void store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) override;
   void store_run(float* to, const void* from, std::int32_t bytes) override;
   void add_run(float* to, const void* from, std::int32_t bytes) override;

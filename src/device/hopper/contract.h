@@ -51,6 +51,7 @@ concept HasCopyEngine =
       { M::copy_run(to, from, x, landed) } -> SameAs<void>;
       { M::store_run(sum, from, x) } -> SameAs<void>;
       { M::add_run(sum, from, x) } -> SameAs<void>;
+      { M::prefetch_run(from, x) } -> SameAs<void>;  // into L2
       { M::prefetch_map(map) } -> SameAs<void>;
       { M::store_box(map, from, x, x, x, x, x) } -> SameAs<void>;  // written before fence_shared_writes() and a barrier
       { M::commit_stores() } -> SameAs<void>;

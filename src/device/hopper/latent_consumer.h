@@ -18,7 +18,8 @@ class LatentConsumer {
   using Softmax = SteadySoftmax<Scores, C.v_type>;
   using PerRow = typename Softmax::PerRow;
   static constexpr int kDepth = 16, kStepBytes = 32, kSteps = C.kKeys / kDepth;
-  static constexpr int kSlots = Scores::kSlots;
+  static constexpr int kSlots = Scores::kSlots, kComputing = C.kConsumers * kWarpgroupThreads;
+  static constexpr bool kTurns = !C.clustered;  // not measured where stages wait for both blocks of a cluster
 
  public:
   TILEWISE_INLINE LatentConsumer(const HopperLatentParams& params, Shared& shared, const LatentWork& work)
@@ -42,7 +43,7 @@ class LatentConsumer {
     if (warpgroup_ == 0) {
       TILEWISE_NO_UNROLL
       for (; tile + 1 < end; tile += 2, parity_ ^= 1) lead(tile);
-      if (tile < end) make_last(tile);
+      if (tile < end) make_first<false>(tile);
     } else {
       TILEWISE_NO_UNROLL
       for (; tile + 1 < end; tile += 2, parity_ ^= 1) follow(tile);
@@ -55,31 +56,37 @@ class LatentConsumer {
  private:
   // ------------------------------------------------------------------ a pair of tiles
   // The tile of warpgroup i lies in stage i. Tiles are multiplied in their order, so that what their weights are
-  // counted from never falls.
+  // counted from never falls. Where warpgroups take turns, the second tile's scores are issued behind the first one's
+  // and before its values: the matrix unit takes products in this order, each softmax beside the other's products.
 
   /// By warpgroup 0, whose tile is the first one.
   TILEWISE_INLINE void lead(int32_t tile) {
-    make_last(tile);
+    make_first<true>(tile);
     shared_.weights[1].wait(parity_);
     take_over_references();
     issue_others_out();
     finish_out(1);
     hand_back(shared_.last.empty[1], 1);
   }
-  /// A tile without a second one.
-  TILEWISE_INLINE void make_last(int32_t tile) {
+  /// Of a pair, or without a second one.
+  template <bool kPaired>
+  TILEWISE_INLINE void make_first(int32_t tile) {
     issue_scores(tile);
+    if constexpr (kPaired && kTurns) Machine::named_barrier_arrive(kFirstIssued, kComputing);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(S_);
     PerRow factor;
     if (make_weights(tile, factor)) O_.scale_rows(factor);
+    if constexpr (kPaired && kTurns) Machine::named_barrier_sync(kSecondIssued, kComputing);
     issue_own_out();
     finish_out(0);
   }
 
   /// By warpgroup 1, whose tile is the second one.
   TILEWISE_INLINE void follow(int32_t tile) {
+    if constexpr (kTurns) Machine::named_barrier_sync(kFirstIssued, kComputing);
     issue_scores(tile + 1);
+    if constexpr (kTurns) Machine::named_barrier_arrive(kSecondIssued, kComputing);
     shared_.weights[0].wait(parity_);
     take_over_references();
     issue_others_out();
@@ -248,7 +255,7 @@ class LatentConsumer {
                               RowRecord{0.0f, 0.0f, softmax_.row_sum[slot], 0.0f});
       }
     }
-    Machine::named_barrier_sync(kConsumersMeet, C.kConsumers * kWarpgroupThreads);
+    Machine::named_barrier_sync(kConsumersMeet, kComputing);
     const LatentStore<Machine, C> store(p_, work_, warpgroup_);
     PerRow factor;
     TILEWISE_UNROLL

@@ -13,6 +13,7 @@ class LatentProducer {
   using KeyTile = typename Shared::KeyTile;
   static constexpr int32_t kBoxKeys = C.keys_of_box(), kBoxes = C.kKeys / kBoxKeys;
   static_assert(kBoxes * kBoxKeys == C.kKeys && kBoxes <= 32, "boxes are lanes'");
+  static constexpr bool kTileOfOnePage = C.page_size % C.kKeys == 0;  // 0: contiguous
 
  public:
   TILEWISE_INLINE LatentProducer(const HopperLatentParams& params, Shared& shared, const LatentWork& work)
@@ -36,6 +37,7 @@ class LatentProducer {
         continue;
       }
       wait_for_tile_before(place, shared_.last);
+      if (kTileOfOnePage && Machine::thread() == 32) call_rows(tile);
       const int32_t used = work_.seqlen_k - tile * C.kKeys;
       // Weights past the end are 0, but 0 times what lies there need not be.
       if (used < C.kKeys) clear_values(place, maximum(used, 0));
@@ -60,6 +62,21 @@ class LatentProducer {
     page_ = work_.cache_row;
     if (C.page_size == 0 || work_.seqlen_k == 0 || Machine::lane() >= kBoxes) return;
     page_ = places_.page_of(places_.place_of(first_key(tile)));
+  }
+  /// Of a tile whose place in shared memory is not yet free, into L2: this block's share of what all row tiles of a
+  /// sequence read. In whole rows they come from memory sooner than by boxes of 128 bytes a row. The first tiles of a
+  /// block have their places at once.
+  TILEWISE_INLINE void call_rows(int32_t tile) const {
+    if (tile < work_.begin + C.kStages || p_.k.seq_stride != C.head_dim) return;
+    const int32_t sharers = p_.order.row_tiles, share = Machine::block() % sharers, first = tile * C.kKeys;
+    const int32_t begin = first + C.kKeys * share / sharers;
+    const int32_t end = minimum(first + C.kKeys * (share + 1) / sharers, work_.seqlen_k);
+    if (begin >= end) return;
+    const bool paged = C.page_size != 0;
+    const int64_t row = paged ? places_.page_of(places_.place_of(begin)) : work_.cache_row;
+    const int64_t within = paged ? places_.within_page(begin) : work_.k_row + begin;
+    Machine::prefetch_run(static_cast<const uint16_t*>(p_.k.data) + row * p_.k.batch_stride + within * C.head_dim,
+                          (end - begin) * C.head_dim * static_cast<int32_t>(sizeof(uint16_t)));
   }
   TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.kKeys + Machine::lane() * kBoxKeys; }
 

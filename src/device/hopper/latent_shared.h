@@ -55,7 +55,8 @@ struct HopperLatentShared {
 };
 
 /// Hardware barriers by number, after those of NamedBarrier.
-enum LatentBarrier : int { kConsumersMeet = 1 };
+/// The last two: of a pair of tiles, the first one's scores are issued, and the second one's.
+enum LatentBarrier : int { kConsumersMeet = 1, kFirstIssued, kSecondIssued };
 
 /// A block's rows and keys.
 struct LatentWork {

@@ -225,6 +225,9 @@ struct HopperMachine : Sm80Machine {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
   }
   TILEWISE_INLINE static void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+  TILEWISE_INLINE static void prefetch_run(const void* from, int32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+  }
   TILEWISE_INLINE static void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map));
   }

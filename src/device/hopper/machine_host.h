@@ -128,6 +128,7 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void store_run(float* to, const void* from, int32_t bytes) {
     engine().store_run(to, from, bytes);
   }
+  TILEWISE_INLINE static void prefetch_run(const void* from, int32_t bytes) { engine().prefetch_run(from, bytes); }
   TILEWISE_INLINE static void prefetch_map(const TensorMap&) {}
   TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
                                         int32_t x3, int32_t x4) {

@@ -50,6 +50,7 @@ class HostWarpgroups {
   /// of its own; 0: this one alone.
   virtual void copy_box(void* to, const void* map, void* landed, const int32_t* at, int32_t rank, uint32_t blocks) = 0;
   virtual void copy_run(void* to, const void* from, int32_t bytes, void* landed) = 0;
+  virtual void prefetch_run(const void* from, int32_t bytes) = 0;
   virtual void store_box(const void* map, const void* from, const int32_t* at, int32_t rank) = 0;
   virtual void store_run(float* to, const void* from, int32_t bytes) = 0;
   virtual void add_run(float* to, const void* from, int32_t bytes) = 0;  // floats, until wait_stores() returns

@@ -42,6 +42,7 @@ void bind_step(const void* call, Params& params) {
   params.out = from.out;
   params.softmax_lse = from.softmax_lse;
   if constexpr (requires { params.sink; }) params.sink = from.sink;
+  if constexpr (requires { params.k; }) params.k = from.k_cache;
 }
 
 /// `attention` is the step's, as portable::attention_of() has it.

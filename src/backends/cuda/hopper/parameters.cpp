@@ -75,6 +75,7 @@ void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisi
   table.lengths();
   table.score();
   table.cache_lengths();
+  table.cache(p.k, "k_cache", Access::read, p.shape.head_dim);
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   const std::int64_t rows = p.order.num_splits > 1 ? p.order.num_splits * table.statistics() : 0;

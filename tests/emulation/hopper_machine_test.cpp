@@ -205,6 +205,33 @@ TEST(HopperCopies, BringRunsAndAddThem) {
   for (int i = 0; i < 64; ++i) EXPECT_EQ(sums[i], 100.0f + static_cast<float>(i));
 }
 
+TEST(HopperCopies, StoreRunsAndCallNoneThatIsNotThere) {
+  alignas(16) static float numbers[64], sums[64];
+  for (int i = 0; i < 64; ++i) numbers[i] = static_cast<float>(i), sums[i] = 100.0f;
+  backends::emulation::GlobalMemory memory;
+  memory.add(gpu::float_workspace("numbers", gpu::Access::read, 64), numbers);
+  memory.add(gpu::float_workspace("sums", gpu::Access::write, 64), sums);
+  const auto fault = [&](auto body) { return fault_of(kernel_of<M, Shared>(body), 32, 1, 0, memory); };
+  EXPECT_EQ(fault([](Shared& shared) {
+              M::prefetch_run(numbers + 4, 240);
+              if (M::thread() == 0) {
+                M::store_shared(shared.tile[0], Chunk{{1, 2, 3, 4}});
+                M::fence_shared_writes();
+                M::store_run(sums + 8, shared.tile[0], 16);
+                M::commit_stores();
+                M::wait_stores();
+              }
+            }),
+            "");
+  const std::uint32_t stored[4] = {1, 2, 3, 4};
+  EXPECT_EQ(std::memcmp(sums + 8, stored, sizeof stored), 0);
+  EXPECT_EQ(sums[7], 100.0f);
+  EXPECT_EQ(sums[12], 100.0f);
+  EXPECT_TRUE(contains(fault([](Shared&) { M::prefetch_run(numbers + 4, 256); }), "numbers"));
+  EXPECT_TRUE(
+      contains(fault([](Shared&) { M::prefetch_run(numbers, 24); }), "a run of 24 bytes, not a multiple of 16"));
+}
+
 TEST(HopperBarriers, ATestThatSaysYesIsTheWait) {
   EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
                          if (M::thread() != 0) return;

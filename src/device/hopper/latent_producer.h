@@ -72,18 +72,20 @@ class LatentProducer {
     const int32_t begin = first + C.kKeys * share / sharers;
     const int32_t end = minimum(first + C.kKeys * (share + 1) / sharers, work_.seqlen_k);
     if (begin >= end) return;
-    const bool paged = C.page_size != 0;
-    const int64_t row = paged ? places_.page_of(places_.place_of(begin)) : work_.cache_row;
-    const int64_t within = paged ? places_.within_page(begin) : work_.k_row + begin;
-    Machine::prefetch_run(static_cast<const uint16_t*>(p_.k.data) + row * p_.k.batch_stride + within * C.head_dim,
+    const int64_t row = C.page_size == 0 ? work_.cache_row : places_.page_of(places_.place_of(begin));
+    const uint16_t* const keys = static_cast<const uint16_t*>(p_.k.data) + row * p_.k.batch_stride;
+    Machine::prefetch_run(keys + int64_t{within(begin)} * C.head_dim,
                           (end - begin) * C.head_dim * static_cast<int32_t>(sizeof(uint16_t)));
+  }
+  /// Of a key, in its page or in the cache's row of the sequence.
+  TILEWISE_INLINE int32_t within(int32_t key) const {
+    return C.page_size == 0 ? work_.k_row + key : places_.within_page(key);
   }
   TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.kKeys + Machine::lane() * kBoxKeys; }
 
   TILEWISE_INLINE void bring_keys(const RingPlace<C.kStages>& place, int32_t tile) {
-    const int32_t key = first_key(tile), page = page_;
     // A box past the end brings whatever is near.
-    const int32_t within = C.page_size == 0 ? work_.k_row + key : places_.within_page(key);
+    const int32_t page = page_, within = this->within(first_key(tile));
     const bool brings_last = !C.clustered || static_cast<int32_t>(place.stage) == rank_;
     if constexpr (C.clustered) {
       TILEWISE_UNROLL

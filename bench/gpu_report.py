@@ -143,10 +143,10 @@ def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
 
 def options_intro(rows: Sequence[Json]) -> str:
     row = rows[0]
-    by_turns = "timed in the same turns" if any(row.get("plain_tflops") for row in rows) else ""
+    by_turns = ", timed in the same turns" if any(row.get("plain_tflops") for row in rows) else ""
     return (
         f'Options, each alone, head_dim {row["head_dim"]}, TFLOP/s of the visible work; "of plain" is beside the same'
-        f" call without the option{', ' + by_turns if by_turns else ''}:"
+        f" call without the option{by_turns}:"
     )
 
 

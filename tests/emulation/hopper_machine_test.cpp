@@ -179,12 +179,18 @@ TEST(HopperCopies, BelongToTheEngineUntilTheyAreWaitedFor) {
                        "begins at byte 8 of a row, not on 16 bytes"));
 }
 
-TEST(HopperCopies, BringRunsAndAddThem) {
-  alignas(16) static float numbers[64], sums[64];
+/// Of kernels that move runs, which capture nothing.
+alignas(16) float numbers[64], sums[64];  // 0, 1, 2, ...; 100 each
+backends::emulation::GlobalMemory memory_of_runs(gpu::Access of_sums) {
   for (int i = 0; i < 64; ++i) numbers[i] = static_cast<float>(i), sums[i] = 100.0f;
   backends::emulation::GlobalMemory memory;
   memory.add(gpu::float_workspace("numbers", gpu::Access::read, 64), numbers);
-  memory.add(gpu::float_workspace("sums", gpu::Access::add, 64), sums);
+  memory.add(gpu::float_workspace("sums", of_sums, 64), sums);
+  return memory;
+}
+
+TEST(HopperCopies, BringRunsAndAddThem) {
+  const auto memory = memory_of_runs(gpu::Access::add);
   const auto body = [](Shared& shared) {
     if (M::thread() == 0) {
       M::init_barrier(&shared.barrier[0], 1);
@@ -206,11 +212,7 @@ TEST(HopperCopies, BringRunsAndAddThem) {
 }
 
 TEST(HopperCopies, StoreRunsAndCallNoneThatIsNotThere) {
-  alignas(16) static float numbers[64], sums[64];
-  for (int i = 0; i < 64; ++i) numbers[i] = static_cast<float>(i), sums[i] = 100.0f;
-  backends::emulation::GlobalMemory memory;
-  memory.add(gpu::float_workspace("numbers", gpu::Access::read, 64), numbers);
-  memory.add(gpu::float_workspace("sums", gpu::Access::write, 64), sums);
+  const auto memory = memory_of_runs(gpu::Access::write);
   const auto fault = [&](auto body) { return fault_of(kernel_of<M, Shared>(body), 32, 1, 0, memory); };
   EXPECT_EQ(fault([](Shared& shared) {
               M::prefetch_run(numbers + 4, 240);

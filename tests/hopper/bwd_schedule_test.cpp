@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,9 +13,7 @@ namespace {
 
 device::TileOrder backward_order(const std::string& problem) {
   const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 " + problem);
-  device::HopperBwdParams params;
-  std::memcpy(static_cast<void*>(&params), lowering.launches().at(1)->params.data(), sizeof params);
-  return params.order;
+  return params_of<Bwd>(*lowering.launches().at(1)).order;
 }
 
 /// The shortest tiles of keys at the end would be those that the others wait for.
@@ -35,9 +32,7 @@ TEST(HopperBwdSchedule, BlocksThatAddInAnOrderBeginInIt) {
 /// Whether the launch before the gradients' clears dq's sums.
 bool clears_sums(const std::string& problem) {
   const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 num_heads_q=2 " + problem);
-  device::HopperBwdStatisticsParams params;
-  std::memcpy(static_cast<void*>(&params), lowering.launches().at(0)->params.data(), sizeof params);
-  return params.dq_accum_a_head > 0;
+  return params_of<BwdStatistics>(*lowering.launches().at(0)).dq_accum_a_head > 0;
 }
 
 /// In an order the first sums of a tile of queries are stored; queries that see no key have none.

@@ -37,9 +37,10 @@ inline gpu::Lowering lowered_backward(std::string_view text) {
   return std::move(outcome.lowering);
 }
 
-inline device::HopperForwardParams params_of(const gpu::Launch& launch) {
-  EXPECT_TRUE(gpu::is_kernel<Forward>(launch.key)) << launch.key.body->name;
-  device::HopperForwardParams params;
+template <class Body = Forward>
+typename Body::Params params_of(const gpu::Launch& launch) {
+  EXPECT_TRUE(gpu::is_kernel<Body>(launch.key)) << launch.key.body->name;
+  typename Body::Params params;
   std::memcpy(static_cast<void*>(&params), launch.params.data(), sizeof params);
   return params;
 }

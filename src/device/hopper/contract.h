@@ -46,6 +46,8 @@ concept HasCopyEngine =
     requires(void* to, const void* from, const TensorMap& map, uint64_t* landed, float* sum, int32_t x) {
       { M::copy_box(to, map, landed, x, x, x, x) } -> SameAs<void>;  // its bytes count on the barrier `landed`
       { M::copy_box(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
+      // One that no other block reads: of all lines in L2 its own are the first to go.
+      { M::copy_box_once(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
       // A run of 16 bytes and more that starts on 16 bytes: to shared memory, and floats stored or added to global
       // memory, between whose additions others' may come.
       { M::copy_run(to, from, x, landed) } -> SameAs<void>;

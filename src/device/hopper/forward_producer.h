@@ -160,9 +160,21 @@ class ForwardProducer {
       const int32_t first = work.q_row + (work.tile * C.consumers() + i) * queries;
       TILEWISE_UNROLL
       for (int c = 0; c < kRowChunks; ++c) {
-        Machine::copy_box(shared_.rows[place.stage][i].chunk(c), p_.q_map, ring.full[place.stage].state(),
-                          c * QueryTile::kChunkColumns, 0, first, work.head, batch);
+        bring_rows(shared_.rows[place.stage][i].chunk(c), ring.full[place.stage], c * QueryTile::kChunkColumns, first,
+                   work.head, batch);
       }
+    }
+  }
+
+  /// Blocks with other parts of the keys read a tile of queries again. Else L2 had better keep K and V, which at
+  /// head_dim 256 is 1% of a causal call to 1k; elsewhere it tells nothing, and the policy would take registers.
+  TILEWISE_INLINE void bring_rows(uint8_t* to, Barrier<Machine>& landed, int32_t column, int32_t row, int32_t head,
+                                  int32_t batch) {
+    constexpr bool kOnce = C.head_dim > 128 && !C.split;
+    if constexpr (kOnce) {
+      Machine::copy_box_once(to, p_.q_map, landed.state(), column, 0, row, head, batch);
+    } else {
+      Machine::copy_box(to, p_.q_map, landed.state(), column, 0, row, head, batch);
     }
   }
 

@@ -197,6 +197,17 @@ struct HopperMachine : Sm80Machine {
         "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
         : "memory");
   }
+  TILEWISE_INLINE static void copy_box_once(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
+                                            int32_t x2, int32_t x3, int32_t x4) {
+    uint64_t policy;
+    // Made anew each time: kept, it would take two of the few registers of the warp that brings tiles.
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "l"(policy)
+        : "memory");
+  }
   TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),

@@ -121,6 +121,10 @@ struct HostSm90Machine : HostSm80Machine {
     const int32_t at[] = {x0, x1, x2, x3, x4};
     engine().copy_box(to, &map, landed, at, 5, 0);
   }
+  TILEWISE_INLINE static void copy_box_once(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
+                                            int32_t x2, int32_t x3, int32_t x4) {
+    copy_box(to, map, landed, x0, x1, x2, x3, x4);
+  }
   TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
     engine().copy_run(to, from, bytes, landed);
   }

@@ -37,15 +37,18 @@ def report_parser(description: str, machine: str, plot: Path) -> argparse.Argume
     parser.add_argument("--quick", action="store_true", help="fewer shapes, short samples: too rough to publish")
     parser.add_argument("--no-accuracy", action="store_true", help="skip the comparison with float64")
     parser.add_argument("--no-overhead", action="store_true", help="skip the cost of a call")
-    parser.add_argument("--machine", metavar="NAME", help=f"title of this machine's section (default: {machine})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
-    parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
-    parser.add_argument(
-        "--write-docs", action="store_true", help="write the section in docs/benchmarks.md and the plot"
-    )
+    add_report(parser, machine)
     default = plot.relative_to(REPOSITORY)
     parser.add_argument("--plot", type=Path, default=plot, metavar="FILE", help=f"default: {default}")
     return parser
+
+
+def add_report(parser: argparse.ArgumentParser, machine: str) -> None:
+    """The arguments of every script that writes a section of the documentation: see report_parser()."""
+    parser.add_argument("--machine", metavar="NAME", help=f"title of this machine's section (default: {machine})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
+    parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
+    parser.add_argument("--write-docs", action="store_true", help="write its section in docs/benchmarks.md")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +68,10 @@ def check_device(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 
 def check_report(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Judges what report_parser() added."""
+    """Judges what report_parser() or add_report() added."""
     if options.from_json is not None and not options.from_json.is_file():
         parser.error(f"argument --from-json: must be a file (got {str(options.from_json)!r})")
-    if options.quick and options.write_docs:
+    if getattr(options, "quick", False) and options.write_docs:
         parser.error("argument --write-docs: must not be given with --quick, whose figures are too rough to publish")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from gpu_cases import PLAIN
+from overhead_report import overhead_parts
 
 from tilewise.bench.markdown import distinct, group_by_label, ratio_of, replace_section, table
 from tilewise.bench.timing import geometric_mean
@@ -175,49 +176,6 @@ def table_of_measured(header: Sequence[str], lines: Sequence[Sequence[str]]) -> 
     """Without the errors of a run that measured none (--no-accuracy)."""
     kept = [i for i, name in enumerate(header) if not name.startswith("error") or {line[i] for line in lines} != {"-"}]
     return table([header[i] for i in kept], [[line[i] for i in kept] for line in lines])
-
-
-def overhead_parts(overhead: Json) -> list[str]:
-    """Tables of what overhead_gpu.py measured; a part that it could not measure is left out."""
-    if problem := overhead.get("failed"):
-        return [f"The cost of a call could not be measured: {problem}"]
-    parts: list[str] = []
-    if first := overhead.get("first_calls"):
-        header = [
-            "head_dim",
-            "forward compiled, s",
-            "backward compiled, s",
-            "forward loaded, ms",
-            "backward loaded, ms",
-        ]
-        lines = [
-            [
-                str(each["head_dim"]),
-                *(f"{each['cold_s'][name]:.2f}" for name in ("forward", "backward")),
-                *(f"{1e3 * each['cached_s'][name]:.1f}" for name in ("forward", "backward")),
-            ]
-            for each in first
-        ]
-        cpus = first[0]["cpus"]
-        parts += [
-            f"First call of a kernel on {cpus} processors, compiled, and loaded from the disk cache by a new process:"
-        ]
-        parts += [table(header, lines)]
-    lines = [
-        [f"C++ {what}, {problem_name(entry['problem'])}, {entry['implementation']}", f"{ns / 1e3:.2f}"]
-        for entry in overhead.get("cpp", [])
-        for what, ns in entry["ns"].items()
-    ]
-    lines += [[what, f"{microseconds:.2f}"] for what, microseconds in overhead.get("calls_us", {}).items()]
-    if lines:
-        parts += ["Host time of one call on a tiny problem:", table(["call", "us"], lines)]
-    return parts
-
-
-def problem_name(text: str) -> str:
-    """The operation of a problem text, and whether it appends."""
-    words = text.split()
-    return f"{words[0]} that appends" if "append=1" in words else words[0]
 
 
 def write_section(docs: Path, results: Json, plot_file: Optional[Path]) -> None:

@@ -1,6 +1,6 @@
 // What one planned call on a GPU costs the host, in C++: a tiny problem by a ready plan and by the short way,
 // forward and backward, and a step of decode over a paged cache; and what a plan costs, known or new, whose kernel is
-// loaded.
+// loaded. Each by every implementation that takes it: the one that a tiny problem chooses is not the one of long ones.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -53,9 +53,16 @@ class Tensors {
   std::deque<tilewise::core::DeviceMemory> memory_;
 };
 
-void short_way(const tilewise::ForwardArguments& arguments) { tilewise::attention_forward(arguments); }
-void short_way(const tilewise::BackwardArguments& arguments) { tilewise::attention_backward(arguments); }
-void short_way(const tilewise::KvCacheArguments& arguments) { tilewise::kv_cache_attention(arguments); }
+using Select = tilewise::SelectOptions;
+void short_way(const tilewise::ForwardArguments& arguments, const Select& select) {
+  tilewise::attention_forward(arguments, select);
+}
+void short_way(const tilewise::BackwardArguments& arguments, const Select& select) {
+  tilewise::attention_backward(arguments, select);
+}
+void short_way(const tilewise::KvCacheArguments& arguments, const Select& select) {
+  tilewise::kv_cache_attention(arguments, select);
+}
 
 /// Problem number i of a row that differ in a size alone, which no kernel is made for.
 tilewise::Problem variant(tilewise::Problem problem, int i) {
@@ -71,13 +78,13 @@ tilewise::KvCacheProblem variant(tilewise::KvCacheProblem problem, int i) {
 /// Nanoseconds of plan() for problems that differ from any before in a size alone, so that their kernel is the one that
 /// the first plans have loaded.
 template <typename Problem>
-double new_plan_ns(const Problem& problem) {
+double new_plan_ns(const Problem& problem, const Select& select) {
   using tilewise::tools::Clock;
   std::vector<double> samples;
   for (int i = 0; i < kWarmUpPlans + kNewPlans; ++i) {
     const Problem another = variant(problem, i);
     const Clock::time_point start = Clock::now();
-    const tilewise::Plan plan = tilewise::plan(another);
+    const tilewise::Plan plan = tilewise::plan(another, select);
     const double ns = 1e9 * tilewise::tools::seconds_since(start);
     if (i >= kWarmUpPlans) samples.push_back(ns);
   }
@@ -85,10 +92,9 @@ double new_plan_ns(const Problem& problem) {
 }
 
 template <typename Arguments>
-Measured measure(const Arguments& arguments, Tensors& tensors, tilewise::Device device) {
-  const tilewise::core::DeviceScope scope(device, nullptr);
+Measured measure(const Arguments& arguments, const Select& select, Tensors& tensors, tilewise::Device device) {
   const auto problem = tilewise::describe(arguments);
-  const tilewise::Plan plan = tilewise::plan(problem);
+  const tilewise::Plan plan = tilewise::plan(problem, select);
   void* workspace = tensors.workspace(plan.workspace_size());
   const auto wait = [device] { tilewise::core::device_system(device.type)->synchronize(device.index, nullptr); };
   const auto time = [&wait](auto&& call) { return tilewise::tools::median_ns(kSamples, kCallsPerSample, call, wait); };
@@ -96,12 +102,20 @@ Measured measure(const Arguments& arguments, Tensors& tensors, tilewise::Device 
                     std::string(plan.implementation()),
                     {{"run(plan, arguments, workspace)", time([&] { tilewise::run(plan, arguments, workspace); })},
                      {"run(plan, arguments)", time([&] { tilewise::run(plan, arguments); })},
-                     {"short call", time([&] { short_way(arguments); })},
+                     {"short call", time([&] { short_way(arguments, select); })},
                      {"describe(arguments)", time([&] { (void)tilewise::describe(arguments); })},
-                     {"plan(problem), known", time([&] { (void)tilewise::plan(problem); })},
-                     {"plan(problem), new on a known kernel", new_plan_ns(problem)}}};
+                     {"plan(problem), known", time([&] { (void)tilewise::plan(problem, select); })},
+                     {"plan(problem), new on a known kernel", new_plan_ns(problem, select)}}};
   wait();
   return measured;
+}
+
+/// Adds to `all` what a call costs by each implementation that accepts it.
+template <typename Arguments>
+void measure_each(const Arguments& arguments, Tensors& tensors, tilewise::Device device, std::vector<Measured>& all) {
+  const tilewise::core::DeviceScope scope(device, nullptr);
+  for (const tilewise::ExplainRow& row : tilewise::explain(tilewise::describe(arguments)).rows)
+    if (row.accepted) all.push_back(measure(arguments, {row.implementation}, tensors, device));
 }
 
 std::vector<Measured> measure_all(tilewise::Device device) {
@@ -134,8 +148,12 @@ std::vector<Measured> measure_all(tilewise::Device device) {
   appended.v = tensors.data({1, 1, 1, kHeadDim});
   appended.options.rotary_cos = tensors.data({kPages * kPageSize, kHeadDim / 2});
   appended.options.rotary_sin = tensors.data({kPages * kPageSize, kHeadDim / 2});
-  return {measure(forward, tensors, device), measure(backward, tensors, device), measure(attended, tensors, device),
-          measure(appended, tensors, device)};
+  std::vector<Measured> all;
+  measure_each(forward, tensors, device, all);
+  measure_each(backward, tensors, device, all);
+  measure_each(attended, tensors, device, all);
+  measure_each(appended, tensors, device, all);
+  return all;
 }
 
 /// The first kind of GPU that this machine has. Throws Error (runtime) where there is none.

@@ -1,12 +1,14 @@
 """What a call on a GPU costs beside the kernel: compiling it, loading it, planning it, and the host's part of a call.
 
 First calls are measured in processes of their own with a fresh kernel cache, on two processors where there are more;
-host times by bursts of launches on a tiny problem, the device being waited for between bursts.
+host times by bursts of launches on a tiny problem, the device being waited for between bursts. Results go to
+bench/results/ as JSON, and with --write-docs into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -20,13 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import add_device, check_device, write_results
+from command_line import (
+    DOCS,
+    add_device,
+    add_report,
+    check_device,
+    check_report,
+    published_command,
+    read_results,
+    results_file,
+    write_results,
+)
 from overhead import cpp_overhead, gradient_calls
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewise
 from tilewise.bench.argument_types import integer, list_of
+from tilewise.bench.machine import describe_gpu
 from tilewise.bench.timing import measure_bursts
 
 Json = dict[str, Any]
@@ -42,24 +55,42 @@ CHILD_SECONDS = 240
 
 
 def main() -> int:
+    options = parse_arguments()
+    if options.first_call is not None:
+        print(json.dumps(time_first_calls(options.device, options.first_call)))
+        return 0
+    if options.from_json is not None:
+        results = read_results(options.from_json)
+    else:
+        machine = describe_gpu(options.device, options.machine)
+        results = {
+            "machine": dataclasses.asdict(machine),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "command": published_command("overhead_gpu.py", sys.argv[1:]),
+            "overhead": measure_overhead(options.device, options.quick, options.head_dims),
+        }
+        write_results(options.json or results_file("overhead_gpu", machine.name), results)
+    from overhead_report import text, write_section
+
+    print(text(results))
+    if options.write_docs:
+        write_section(DOCS, results)
+        print(f"written: {DOCS}")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_device(parser)
     parser.add_argument("--head-dims", type=list_of(integer(1)), help="of the kernels compiled (default: 64,128,256)")
     parser.add_argument("--quick", action="store_true", help="one head_dim, fewer samples: too rough to publish")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--first-call", type=int, metavar="HEAD_DIM", help=argparse.SUPPRESS)
+    add_report(parser, "the GPU's name")
     options = parser.parse_args()
-    check_device(parser, options)
-    if options.first_call is not None:
-        print(json.dumps(time_first_calls(options.device, options.first_call)))
-        return 0
-    results = measure_overhead(options.device, options.quick, options.head_dims)
-    if options.json is not None:
-        write_results(options.json, results)
-    from gpu_report import overhead_parts
-
-    print("\n\n".join(overhead_parts(results)))
-    return 0
+    check_report(parser, options)
+    if options.from_json is None:
+        check_device(parser, options)
+    return options
 
 
 def measure_overhead(device: str, quick: bool = False, head_dims: Sequence[int] | None = None) -> Json:

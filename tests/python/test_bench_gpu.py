@@ -242,6 +242,20 @@ def test_overhead_on_the_cpu(bench_module, monkeypatch):
     assert cells(tables[1], "16")
 
 
+def test_section_of_the_cost_of_a_call(bench_module, tmp_path, monkeypatch, capsys):
+    overhead, report = bench_module("overhead_gpu"), bench_module("overhead_report")
+    sample = sample_results()
+    results = {name: sample[name] for name in ("machine", "date", "command", "overhead")}
+    file, docs = tmp_path / "cost.json", tmp_path / "benchmarks.md"
+    file.write_text(json.dumps(results))
+    docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
+    monkeypatch.setattr(overhead, "DOCS", docs)
+    monkeypatch.setattr("sys.argv", ["overhead_gpu.py", "--from-json", str(file), "--write-docs"])
+    assert overhead.main() == 0
+    assert "### Cost of a call on Sample" in docs.read_text()
+    assert cells(docs.read_text(), "attention_forward", "cuda.x") == cells(capsys.readouterr().out, "attention_forward")
+
+
 def test_overhead_program(bench_module):
     program = find_program("tilewise-overhead-gpu", bench_module("command_line").BUILDS)
     if program is None:
@@ -252,7 +266,8 @@ def test_overhead_program(bench_module):
         assert "this machine has no GPU" in done.stderr
         return
     measured = json.loads(done.stdout)
-    assert [entry["problem"].split()[0] for entry in measured] == ["attention_forward", "attention_backward"]
+    operations = dict.fromkeys(entry["problem"].split()[0] for entry in measured)
+    assert list(operations) == ["attention_forward", "attention_backward", "kv_cache_attention"]
     assert all(ns > 0 for entry in measured for ns in entry["ns"].values())
 
 
@@ -324,7 +339,10 @@ def sample_results():
                     "cached_s": {"forward": 0.025, "backward": 0.0125},
                 }
             ],
-            "cpp": [{"problem": "attention_forward x=1", "implementation": "cuda.x", "ns": {"run": 2500.0}}],
+            "cpp": [
+                {"problem": "attention_forward x=1", "implementation": "cuda.x", "ns": {"run": 2500.0, "plan": 200.0}},
+                {"problem": "kv_cache_attention append=1", "implementation": "cuda.x", "ns": {"run": 4000.0}},
+            ],
             "calls_us": {"Tilewise": 7.25},
         },
         "rows": [
@@ -353,7 +371,9 @@ def test_report(bench_module):
     assert cells(text, "plain")[6:12] == ["400", "300", "-", "3.00", "-", "1.00"]
     assert cells(text, "softcap")[6:12] == ["300", "-", "-", "-", "-", "0.75"]
     assert cells(text, "128", "3.25")[2:] == ["7.50", "25.0", "12.5"]
-    assert cells(text, "C++ run, attention_forward, cuda.x")[1:] == ["2.50"]
+    assert cells(text, "operation", "implementation")[2:] == ["run", "plan"]
+    assert cells(text, "attention_forward", "cuda.x")[2:] == ["2.50", "0.20"]
+    assert cells(text, "kv_cache_attention that appends", "cuda.x")[2:] == ["4.00", "-"]
     assert "failed: wrong" in text
     assert "unsupported" not in text
 
@@ -374,7 +394,8 @@ def test_section_of_the_documentation(bench_module, tmp_path):
 
 def test_documentation_has_a_place_for_sections(bench_module):
     docs = (BENCH.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert docs.count(bench_module("gpu_report").END_OF_MACHINES) == 1
+    for report in ("gpu_report", "overhead_report"):
+        assert docs.count(bench_module(report).END_OF_MACHINES) == 1
 
 
 def test_plot(bench_module, tmp_path):

@@ -394,7 +394,7 @@ def test_section_of_the_documentation(bench_module, tmp_path):
 
 def test_documentation_has_a_place_for_sections(bench_module):
     docs = (BENCH.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    for report in ("gpu_report", "overhead_report"):
+    for report in ("gpu_report", "decode_report", "overhead_report"):
         assert docs.count(bench_module(report).END_OF_MACHINES) == 1
 
 

@@ -1,8 +1,9 @@
 """Attention on a GPU beside torch's FlashAttention-2 and cuDNN, in one process, forward and backward, bf16.
 
 The headline table: hidden size 2048, batch x seqlen = 16384, head_dim {64, 128, 256} x seqlen {512 .. 16384} x
-{full, causal}; decode steps against the memory's bandwidth; a case for each option beside the same without; and what a
-call costs. Results go to bench/results/ as JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
+{full, causal}; its long shapes in fp8; decode steps against the memory's bandwidth, and chunks of a prefill; a case for
+each option, and one of extreme scores, beside the same without; and what a call costs. Results go to bench/results/ as
+JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
 """
 
 from __future__ import annotations
@@ -34,16 +35,22 @@ from command_line import (
     write_results,
 )
 from gpu_cases import (
+    EXTREME_SEQLEN,
+    FP8_SEQLENS,
     HEAD_DIMS,
     HIDDEN_SIZE,
     NUM_TOKENS,
     OPTION_HEAD_DIM,
     OPTION_SEQLEN,
+    PLAIN,
     QUICK_SEQLENS,
     SEQLENS,
     GpuCase,
+    chunk_cases,
     decode_cases,
+    extreme_cases,
     flops,
+    fp8_cases,
     grid_cases,
     num_copies,
     option_cases,
@@ -68,7 +75,7 @@ from tilewise.bench.runner import Settings, Timer, run_on
 from tilewise.bench.shapes import Case, Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
-KINDS = ("grid", "decode", "options")
+KINDS = ("grid", "fp8", "decode", "chunk", "options", "extreme")
 # Seconds for each library, case and pass; and of all of them, past which samples get as few as they can.
 FULL_DEFAULTS = {"seqlens": list(SEQLENS), "seconds": 0.2, "limit": 200.0}
 QUICK_DEFAULTS = {"seqlens": list(QUICK_SEQLENS), "seconds": 0.04, "limit": 45.0}
@@ -105,9 +112,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = report_parser(__doc__.split("\n")[0], "the GPU's name", PLOT)
     add_device(parser)
     parser.add_argument("--implementation", metavar="NAME", help="Tilewise's, such as cuda.sm80 (default: its choice)")
-    parser.add_argument(
-        "--kinds", type=list_of(one_of(KINDS)), default=list(KINDS), help="default: grid,decode,options"
-    )
+    parser.add_argument("--kinds", type=list_of(one_of(KINDS)), default=list(KINDS), help=f"default: {','.join(KINDS)}")
     parser.add_argument("--head-dims", type=list_of(integer(1)), default=list(HEAD_DIMS), help="default: 64,128,256")
     parser.add_argument("--seqlens", type=list_of(integer(1)), help="default: 512 .. 16384; with --quick 512,4096")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="batch x seqlen (default: 16384)")
@@ -139,15 +144,23 @@ def check_shapes(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:
     """In the order they are measured."""
-    passes, hidden, tokens = tuple(options.passes), options.hidden, options.tokens
-    if "grid" in options.kinds:
+    passes, kinds, hidden, tokens = tuple(options.passes), options.kinds, options.hidden, options.tokens
+    small, head_dim = options.device == "cpu", min(OPTION_HEAD_DIM, hidden)
+    if "grid" in kinds:
         yield from grid_cases(options.head_dims, options.seqlens, passes, hidden, tokens)
-    if "options" in options.kinds:
-        seqlen, head_dim = min(OPTION_SEQLEN, tokens), min(OPTION_HEAD_DIM, hidden)
-        yield from option_cases(passes, seqlen, head_dim, hidden, tokens)
-    if "decode" in options.kinds and "forward" in passes:
-        small = options.device == "cpu"
+    if "options" in kinds:
+        yield from option_cases(passes, min(OPTION_SEQLEN, tokens), head_dim, hidden, tokens)
+    if "forward" not in passes:
+        return
+    if "extreme" in kinds:
+        yield from extreme_cases(min(EXTREME_SEQLEN, tokens), head_dim, hidden, tokens)
+    if "fp8" in kinds:
+        seqlens = list(dict.fromkeys(min(seqlen, tokens) for seqlen in FP8_SEQLENS))
+        yield from fp8_cases(options.head_dims, seqlens, hidden, tokens)
+    if "decode" in kinds:
         yield from decode_cases((1, 2), (64,)) if small else decode_cases()
+    if "chunk" in kinds:
+        yield from chunk_cases((4,), 64) if small else chunk_cases()
 
 
 def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, Pass]]:
@@ -201,7 +214,9 @@ def kind_of(device: str) -> str:
 
 def compile_cases(tilewise: Tilewise, cases: Sequence[GpuCase], device: str) -> Json:
     """Compiles every kernel that the cases need, in parallel; how long that took on how many processors."""
-    compiled = compile_all([(case.label(""), partial(tilewise.warm_up, case.on(kind_of(device)))) for case in cases])
+    beside = [GpuCase(PLAIN, case.plain, case.passes) for case in cases if case.plain]
+    every = dict.fromkeys((*cases, *beside))
+    compiled = compile_all([(case.label(""), partial(tilewise.warm_up, case.on(kind_of(device)))) for case in every])
     for label, message in compiled.failures:
         print(f"not compiled ahead: {label}: {message}", file=sys.stderr)
     return {"seconds": compiled.seconds, "cpus": compiled.cpus}
@@ -220,17 +235,17 @@ def measure_case(
     unread = FewHeads(on_device, [])  # that it is finite
     expected = unread if options.no_accuracy else few_heads(on_device, copies[0], "backward" in case.passes)
     timer: Timer = partial(measure, clock=clock_of(options.device), seconds=budget)
+    plain = PlainBeside(case.plain, case.passes, on_device.device, contenders[0]) if case.plain else None
     rows: list[Json] = []
     for operation in operations:
-        plain = PlainBeside(case.plain, operation, on_device.device, contenders[0]) if case.plain else None
-        settings = Settings(timer=plain.beside(timer) if plain else timer)
+        settings = Settings(timer=plain.beside(timer, operation) if plain else timer)
         measured = run_on(copies, case.on(on_device.device, operation), contenders, settings, expected)
         rows += show([row_json(case, row, plain) for row in measured])
     return rows
 
 
 def row_json(case: GpuCase, row: Row, plain: PlainBeside | None = None) -> Json:
-    """None where a figure is missing: JSON knows no NaN. plain_tflops: of Tilewise without the option, by turns."""
+    """None where a figure is missing: JSON knows no NaN. plain_*: what Tilewise is compared with, in the same turns."""
     operation: Pass = row.case.operation
     figures = {
         "median_us": row.median_us,
@@ -249,7 +264,8 @@ def row_json(case: GpuCase, row: Row, plain: PlainBeside | None = None) -> Json:
         "mask": case.mask,
         **dataclasses.asdict(case.shape),
         **{name: None if math.isnan(value) else value for name, value in figures.items()},
-        "plain_tflops": plain.tflops if plain else None,
+        "plain_tflops": plain.tflops.get(operation) if plain else None,
+        "plain_shape": str(plain.case.shape) if plain else None,
         "status": row.status,
     }
 

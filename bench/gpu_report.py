@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from gpu_cases import PLAIN
+from gpu_cases import EXTREME_DEVIATION, PACKED, PLAIN, WIDE_DEVIATION
 from overhead_report import overhead_parts
 
 from tilewise.bench.markdown import distinct, group_by_label, ratio_of, replace_section, table
@@ -19,7 +19,12 @@ Json = dict[str, Any]
 
 # As the tables call what Tilewise is measured beside.
 RIVALS = {"torch": "FlashAttention-2", "torch_cudnn": "cuDNN"}
+FP8_INTRO = (
+    "fp8: TFLOP/s forward of q, k and v in e4m3 with out in bf16, beside the same call in bf16 in the same turns;"
+    " the error is that of out beside float64 formulas of what the fp8 tensors hold:"
+)
 NOTHING: Json = {"tflops": None, "median_us": None}  # of a library that was not there
+APART = ("grid", "fp8", "decode", "chunk")  # kinds that have tables of their own; the others are options
 END_OF_MACHINES = "<!-- attention_gpu.py adds new machines above this line -->"
 
 
@@ -28,9 +33,13 @@ def text(results: Json) -> str:
     grid = of_kind(results, "grid")
     parts = [machine_list(results)]
     parts += [f"TFLOP/s, {operation}:\n\n{grid_table(rows)}" for operation, rows in by_pass(grid) if rows]
+    if fp8 := of_kind(results, "fp8"):
+        parts += [FP8_INTRO, fp8_table(fp8)]
     if decode := of_kind(results, "decode"):
         parts += [decode_intro(decode[0]), decode_table(decode, results["ceilings"]["copy_gb_per_s"])]
-    if options := [row for row in results["rows"] if row["kind"] not in ("grid", "decode")]:
+    if chunks := of_kind(results, "chunk"):
+        parts += [chunk_intro(chunks[0]), chunk_table(chunks)]
+    if options := [row for row in results["rows"] if row["kind"] not in APART]:
         parts += [options_intro(options), options_table(options)]
     if results["overhead"]:
         parts += overhead_parts(results["overhead"])
@@ -124,11 +133,48 @@ def mean_and_least(rows: Sequence[Json], rival: str) -> list[str]:
     return [f"{geometric_mean(list(ratios.values())):.2f}", f"{ratios[least]:.2f}", " ".join(least.split()[2:5])]
 
 
+def fp8_table(rows: Sequence[Json]) -> str:
+    """Tilewise alone: torch has no attention in fp8."""
+    header = ["head_dim", "mask", "seqlen", "fp8", "bf16", "fp8 by bf16", "error"]
+    lines = []
+    for ours in (pair["tilewise"] for pair in pairs(rows)):
+        place = [str(ours["head_dim"]), ours["mask"], str(ours["seqlen_q"])]
+        bf16 = ours["plain_tflops"]
+        lines.append([*place, number(ours["tflops"]), number(bf16), number(share_of_plain(ours, bf16), 2), error(ours)])
+    return table_of_measured(header, lines)
+
+
+def share_of_plain(row: Json, plain_tflops: Optional[float]) -> Optional[float]:
+    """A row's speed by that of what it is compared with; None where not both were measured."""
+    return row["tflops"] / plain_tflops if plain_tflops and row["tflops"] else None
+
+
 def decode_intro(row: Json) -> str:
     return (
         f"Decode: one query, {row['num_heads_q']} query heads on {row['num_heads_k']} key heads, head_dim"
         f" {row['head_dim']}, by replays of a CUDA graph over more keys than the cache holds:"
     )
+
+
+def chunk_intro(row: Json) -> str:
+    return (
+        f"Chunks of one sequence's prefill, {row['num_heads_q']} query heads on {row['num_heads_k']} key heads,"
+        f" head_dim {row['head_dim']}, no mask, by replays of a CUDA graph likewise:"
+    )
+
+
+def chunk_table(rows: Sequence[Json]) -> str:
+    rivals = [f"{name} us" for name in RIVALS.values()]
+    ratios = [f"beside {name}" for name in RIVALS.values()]
+    header = ["queries", "keys", "Tilewise us", *rivals, *ratios, "Tilewise TFLOP/s", "error"]
+    lines = []
+    for pair in pairs(rows):
+        ours = pair["tilewise"]
+        times = [number(pair.get(library, NOTHING)["median_us"], 1) for library in ("tilewise", *RIVALS)]
+        beside = [number(ratio_of(pair.values(), rival), 2) for rival in RIVALS]
+        place = [str(ours["seqlen_q"]), str(ours["seqlen_k"])]
+        lines.append([*place, *times, *beside, number(ours["tflops"]), error(ours)])
+    return table_of_measured(header, lines)
 
 
 def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
@@ -143,11 +189,20 @@ def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
 
 
 def options_intro(rows: Sequence[Json]) -> str:
-    row = rows[0]
-    by_turns = ", timed in the same turns" if any(row.get("plain_tflops") for row in rows) else ""
+    beside = "the same call without the option"
+    if any(row.get("plain_tflops") for row in rows):
+        beside += ", timed in the same turns"
+    if packed := [row["plain_shape"] for row in rows if row["kind"] == PACKED and row.get("plain_shape")]:
+        batch_size, seqlen, *_ = packed[0].split("x")
+        beside += f", for packed sequences a batch of equal work, {batch_size} of {seqlen}"
+    if any(row["kind"] == "extreme" for row in rows):
+        beside += (
+            f", for extreme scores, whose standard deviation is {EXTREME_DEVIATION:.0f} nats, one of"
+            f" {WIDE_DEVIATION:.0f}"
+        )
     return (
-        f'Options, each alone, head_dim {row["head_dim"]}, TFLOP/s of the visible work; "of plain" is beside the same'
-        f" call without the option{by_turns}:"
+        f'Options, each alone, head_dim {rows[0]["head_dim"]}, TFLOP/s of the visible work; "of plain" is beside'
+        f" {beside}:"
     )
 
 
@@ -167,8 +222,7 @@ def options_table(rows: Sequence[Json]) -> str:
         seqlen = f"up to {ours['seqlen_q']}" if ours["kind"] == "packed" else str(ours["seqlen_q"])
         place = [ours["kind"], ours["mask"], ours["operation"], str(ours["batch_size"]), seqlen, " on ".join(heads)]
         without = ours.get("plain_tflops") or plain.get((ours["operation"], ours["mask"]))
-        share = ours["tflops"] / without if without and ours["tflops"] else None
-        lines.append([*place, *speeds_of(pair), number(share, 2), error(ours)])
+        lines.append([*place, *speeds_of(pair), number(share_of_plain(ours, without), 2), error(ours)])
     return table_of_measured(header, lines)
 
 

@@ -1,4 +1,4 @@
-"""A call without its option, timed in the same turns as the call with it.
+"""What a call is compared with, such as the same call without an option, timed in the same turns.
 
 A GPU at its power limit runs what comes after a busy minute up to a fifth slower than what comes after a pause: rates
 of different minutes make no ratio.
@@ -6,7 +6,7 @@ of different minutes make no ratio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpu_cases import PLAIN, GpuCase, flops
 
@@ -20,21 +20,21 @@ PLAIN_CALL = "tilewise without the option"
 
 
 class PlainBeside:
-    """`tflops` is None until what beside() gives has timed calls."""
+    """Its tensors are made once, for all passes. `tflops` has the passes that what beside() gives has timed."""
 
-    def __init__(self, plain: Case, operation: Pass, device: str, tilewise: Contender[Case, Inputs]) -> None:
-        case = GpuCase(PLAIN, plain, (operation,))
-        on_device = case.on(device, operation)
-        self._flops = flops(case, operation)
-        self._call = tilewise.prepare(on_device, make_inputs(on_device, seed=0)).call
-        self.tflops: float | None = None
+    def __init__(self, plain: Case, passes: Sequence[Pass], device: str, tilewise: Contender[Case, Inputs]) -> None:
+        self.case = GpuCase(PLAIN, plain, tuple(passes))
+        self.tflops: dict[Pass, float] = {}
+        self._device, self._tilewise = device, tilewise
+        self._inputs = make_inputs(self.case.on(device), seed=0)
 
-    def beside(self, timer: Timer) -> Timer:
+    def beside(self, timer: Timer, operation: Pass) -> Timer:
         """`timer` with this call among those that it times; its answer has it not."""
+        call = self._tilewise.prepare(self.case.on(self._device, operation), self._inputs).call
 
         def timed(calls: Mapping[str, Callable[[], object]]) -> Mapping[str, Timing]:
-            timings = dict(timer({**calls, PLAIN_CALL: self._call}))
-            self.tflops = self._flops / timings.pop(PLAIN_CALL).median / 1e12
+            timings = dict(timer({**calls, PLAIN_CALL: call}))
+            self.tflops[operation] = flops(self.case, operation) / timings.pop(PLAIN_CALL).median / 1e12
             return timings
 
         return timed

@@ -17,6 +17,8 @@ from tilewise.bench.inputs import make_inputs
 from tilewise.bench.shapes import Case, Shape
 from tilewise.bench.timing import Timing
 
+# Kinds that torch's FlashAttention-2 does not take, on the CPU at least.
+TILEWISE_ALONE = ("window", "ALiBi", "softcap", "bias", "boolean", "packed", "dropout", "deterministic", "fp8")
 TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
 pytest.importorskip("torch")
 
@@ -81,6 +83,37 @@ def test_packed_lengths(bench_module):
     assert cases.pairs(packed) == sum(length**2 for length in lengths) / 2
     assert packed.case.flops() == 4 * 16 * 128 * sum(length * (length + 1) // 2 for length in lengths)
     assert packed.case.rows_q == packed.case.rows_k == 16384
+
+
+def test_packed_sequences_are_beside_a_batch_of_equal_work(bench_module):
+    cases = bench_module("gpu_cases")
+    (packed,) = (case for case in cases.option_cases() if case.kind == "packed")
+    dense = cases.GpuCase("plain", packed.plain, packed.passes)
+    assert packed.plain.lengths == ()
+    assert abs(packed.plain.rows_q - 16384) <= packed.plain.shape.batch_size / 2
+    # Numbers of sequences are whole ones, of which the nearest is within a twelfth.
+    assert cases.flops(dense, "forward") == pytest.approx(cases.flops(packed, "forward"), rel=1 / 12)
+    # Of 12 tokens four see 4 keys and eight 8: 80 / 12 in the mean, so that two sequences of 6 are nearest.
+    assert str(cases.of_equal_work(Shape(2, 8, 8, 4, 2, 16), (4, 8))) == "2x6x4/2x16"
+
+
+def test_fp8_chunks_and_extreme_scores(bench_module):
+    cases = bench_module("gpu_cases")
+    fp8 = list(cases.fp8_cases())
+    assert len(fp8) == 3 * 2 * 3
+    for case in fp8:
+        assert (case.case.dtype, case.plain.dtype, case.case.out_dtype) == ("fp8_e4m3", "bf16", "bf16")
+        assert case.case.shape == case.plain.shape and case.case.mask == case.plain.mask
+        assert case.passes == ("forward",)
+    chunk, longer = cases.chunk_cases()
+    assert (str(chunk.shape), str(longer.shape)) == ("1x64/8192x32/8x128", "1x512/8192x32/8x128")
+    assert chunk.in_graph and cases.pairs(chunk) == 64 * 8192
+    for case in cases.extreme_cases(128, 16, 32, 256):
+        wide, plain = (make_inputs(each) for each in (case.case, case.plain))
+        for inputs, deviation in ((wide, 81.0), (plain, 9.0)):
+            scores = inputs.q.float()[0, :, 0] @ inputs.k.float()[0, :, 0].T / 16**0.5
+            assert scores.std() == pytest.approx(deviation, rel=0.1)
+        assert wide.v.equal(plain.v)
 
 
 def test_problem_text_is_that_of_the_call(bench_module):
@@ -153,7 +186,7 @@ def test_reference(option, monkeypatch):
         (["--seqlens", "x"], "--seqlens", "'x'"),
         (["--head-dims", "96"], "--head-dims", "96"),
         (["--passes", "sideways"], "--passes", "'sideways'"),
-        (["--kinds", "prefill"], "--kinds", "'prefill'"),
+        (["--kinds", "prefix"], "--kinds", "'prefix'"),
         (["--filter", "("], "--filter", "'('"),
         (["--seconds", "0"], "--seconds", "'0'"),
         (["--limit", "nan"], "--limit", "'nan'"),
@@ -172,19 +205,20 @@ def test_tiny_run_and_its_report(tmp_path):
     assert result.returncode == 0, result.stderr
     results = json.loads(file.read_text())
     rows = {(row["library"], row["label"]): row for row in results["rows"]}
-    # Grid: two seqlens, two masks; 14 cases of options; two passes of each; deterministic ones with both masks; two
-    # decode steps; three libraries.
-    assert len(rows) == len(results["rows"]) == 3 * (2 * (4 + 14) + 2 + 2)
+    # Grid: two seqlens, two masks; 14 cases of options; two passes of each; deterministic ones, extreme scores and fp8
+    # with both masks; two decode steps, one chunk; three libraries.
+    assert len(rows) == len(results["rows"]) == 3 * (2 * (4 + 14) + 2 + 2 + 2 + 2 + 1)
     for (library, label), row in rows.items():
         if library == "tilewise":
             assert row["status"] == "ok", label
             assert row["implementation"].startswith("cpu.")
             assert row["median_us"] >= row["best_us"] > 0
             assert (row["rel_l2_err"] is None) == (row["kind"] == "dropout")
-            assert (row["plain_tflops"] is None) == (row["kind"] in ("grid", "decode", "plain"))
+            assert (row["plain_tflops"] is None) == (row["kind"] in ("grid", "decode", "chunk", "plain"))
         elif library == "torch_cudnn":
-            assert row["status"] == "unsupported: cuDNN runs on CUDA devices alone", label
-        elif row["kind"] in ("window", "ALiBi", "softcap", "bias", "boolean", "packed", "dropout", "deterministic"):
+            assert row["status"].startswith("unsupported: "), label
+            assert ("no attention in fp8" if row["kind"] == "fp8" else "CUDA devices alone") in row["status"], label
+        elif row["kind"] in TILEWISE_ALONE:
             assert row["status"].startswith("unsupported"), label
             assert row["median_us"] is None
         else:
@@ -194,7 +228,14 @@ def test_tiny_run_and_its_report(tmp_path):
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() == result.stdout.partition("\nwritten:")[0].strip()
     assert str(tmp_path) not in again.stdout
-    assert "beside the same call without the option, timed in the same turns:" in again.stdout
+    assert (
+        "beside the same call without the option, timed in the same turns, for packed sequences a batch" in again.stdout
+    )
+    assert "whose standard deviation is 81 nats, one of 9:" in again.stdout
+    fp8 = rows["tilewise", "forward fp8 d16 s64 causal b1 h2"]
+    table = again.stdout.partition("| fp8 by bf16")[2].partition("Decode")[0]
+    assert cells(table, "16", "causal", "64")[5] == f"{fp8['tflops'] / fp8['plain_tflops']:.2f}"
+    assert len(cells(again.stdout, "4", "64")) == 9  # the chunk's
     (window,) = (
         row for (library, label), row in rows.items() if label.startswith("forward window") and library == "tilewise"
     )
@@ -208,10 +249,12 @@ def test_a_plain_call_beside_is_timed_and_not_told_of(bench_module):
         return {name: Timing((2e-6,)) for name in calls}
 
     case = Case(Shape(2, 5, 5, 1, 1, 8), "bf16", "causal")
-    plain = bench_module("plain_beside").PlainBeside(case, "forward", "cpu", Tilewise())
-    assert plain.tflops is None
-    assert list(plain.beside(two_microseconds)({"tilewise": lambda: None})) == ["tilewise"]
-    assert plain.tflops == pytest.approx(4 * 2 * 25 / 2 * 8 / 2e-6 / 1e12)  # a causal mask counts as half
+    plain = bench_module("plain_beside").PlainBeside(case, ("forward", "backward"), "cpu", Tilewise())
+    assert plain.tflops == {}
+    for operation in ("forward", "backward"):
+        assert list(plain.beside(two_microseconds, operation)({"tilewise": lambda: None})) == ["tilewise"]
+    forward = 4 * 2 * 25 / 2 * 8 / 2e-6 / 1e12  # a causal mask counts as half
+    assert plain.tflops == pytest.approx({"forward": forward, "backward": 2.5 * forward})
 
 
 def test_filter_and_list(bench_module, capsys):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,23 +46,27 @@ class Inputs:
 
 
 def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
-    """Standard normal values, contiguous in the case's layout, on its device, which a GPU draws itself.
+    """Normal values, contiguous in the case's layout, on its device, which a GPU draws itself: standard ones, but for q
+    and k of a case with a score_deviation.
 
     With None for the seed, torch tensors that nothing has been written to.
     """
     shape = case.shape
     draw_normal = _uninitialised(case) if seed is None else normal_values(seed, case.torch_device)
 
-    def draw(seqlen: int, num_heads: int, dtype: str) -> Any:
+    def draw(seqlen: int, num_heads: int, dtype: str, deviation: float = 1.0) -> Any:
         sizes: tuple[int, ...] = (shape.batch_size, seqlen, num_heads, shape.head_dim)
         if case.lengths:
             sizes = (sum(case.lengths), num_heads, shape.head_dim)
         elif case.layout == "bhsd":
             sizes = (sizes[0], sizes[2], sizes[1], sizes[3])
-        return as_dtype(draw_normal(sizes), dtype)
+        values = draw_normal(sizes)
+        return as_dtype(values if deviation == 1.0 else values * deviation, dtype)
 
     query_side, key_side = (shape.seqlen_q, shape.num_heads_q), (shape.seqlen_k, shape.num_heads_k)
-    q, k, v = (draw(*side, case.dtype) for side in (query_side, key_side, key_side))
+    wide = math.sqrt(case.score_deviation)
+    q, k = (draw(*side, case.dtype, wide) for side in (query_side, key_side))
+    v = draw(*key_side, case.dtype)
     dout = draw(*query_side, case.out_dtype)
     return Inputs(q, k, v, dout, _starts(case), _bias(case, draw_normal), _alibi_slopes(case))
 

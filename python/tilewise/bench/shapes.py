@@ -99,6 +99,7 @@ class Case:
     alibi: bool = False
     deterministic: bool = False
     lengths: tuple[int, ...] = ()  # of packed sequences; the shape has their number and the longest, twice
+    score_deviation: float = 1.0  # of scores in nats: q and k are drawn wider by its square root
 
     @property
     def torch_device(self) -> str:

@@ -34,6 +34,9 @@ enum class Fault {
   weights_taken_early,
   draws_overwritten,
   handed_on_early,
+  taken_before_staged,
+  staged_before_read,
+  handed_back_unread,
   turns_come_late,
   blocks_backwards,
   bias_not_expected,
@@ -87,6 +90,13 @@ constexpr HopperBwdConfig kOrdered = [] {
   HopperBwdConfig c = kNarrow;
   c.persistent = 0;
   c.ordered = 1;
+  c.waves = 4 * c.warpgroups();
+  return c;
+}();
+/// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
+constexpr HopperBwdConfig kOrderedDropout = [] {
+  HopperBwdConfig c = kDropout;
+  c.ordered = 1;
   return c;
 }();
 /// Two warpgroups with the same 64 keys.
@@ -112,6 +122,7 @@ constexpr HopperBwdConfig kWideDropout = [] {
 
 template <HopperBwdConfig C>
 struct FaultyBwdSm90 : HostSm90Machine {
+  using Block = HopperBwdShared<FaultyBwdSm90, C>;
   /// Whether it is of the warpgroup that adds up dq.
   static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
   /// Whether it is of the one that makes draws.
@@ -121,6 +132,19 @@ struct FaultyBwdSm90 : HostSm90Machine {
       using Shared = HopperBwdShared<FaultyBwdSm90, C>;
       const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Shared, handover));
       return at < sizeof(Shared::handover);
+    }
+    return false;
+  }
+
+  /// Whether it is of the warpgroup that has couriers; none of its other warps waits for stores.
+  static bool carries() { return C.couriers() && thread() / kWarpgroupThreads == 3; }
+  /// Whether it says that sums are staged, or that they have been read.
+  static bool is_of_sums(uint64_t* barrier, bool read) {
+    if constexpr (C.couriers()) {
+      using Handover = BwdHandover<FaultyBwdSm90, C>;
+      const size_t at = shared_address(barrier) - offsetof(Block, handover);
+      return read ? at >= offsetof(Handover, read) && at < sizeof(Handover)
+                  : at >= offsetof(Handover, staged) && at < offsetof(Handover, read);
     }
     return false;
   }
@@ -135,7 +159,6 @@ struct FaultyBwdSm90 : HostSm90Machine {
     return false;
   }
 
-  using Block = HopperBwdShared<FaultyBwdSm90, C>;
   static bool is_at(uint64_t* barrier, size_t offset) {
     return shared_address(barrier) == static_cast<uint32_t>(offset);
   }
@@ -157,7 +180,12 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if (waits_in_vain(barrier)) return;
     if (g_fault == Fault::draws_overwritten && draws() && frees_draws(barrier)) return;
     if (g_fault == Fault::weights_taken_early && hands_weights(barrier)) return;
+    if (g_fault == Fault::taken_before_staged && is_of_sums(barrier, false)) return;
     HostSm90Machine::wait(barrier, parity);
+  }
+  static bool test(uint64_t* barrier, uint32_t parity) {
+    if (g_fault == Fault::staged_before_read && is_of_sums(barrier, true)) return true;
+    return HostSm90Machine::test(barrier, parity);
   }
   static void arrive(uint64_t* barrier) {
     if (g_fault == Fault::lost_arrival && thread() == 2 * kWarpgroupThreads) return;
@@ -174,6 +202,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
   template <int kPending = 0>
   static void wait_stores_read() {
+    if (g_fault == Fault::handed_back_unread && carries()) return;
     if (g_fault == (sums() ? Fault::sums_left_alone : Fault::gradients_overwritten)) return;
     HostSm90Machine::wait_stores_read<kPending>();
   }
@@ -339,6 +368,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kOrdered> ordered;
     EXPECT_EQ(ordered.run(Fault::none, seed), "");
     EXPECT_LT(ordered.error(), kFine);
+    BwdCall<kOrderedDropout> ordered_dropout;
+    EXPECT_EQ(ordered_dropout.run(Fault::none, seed), "");
+    EXPECT_LT(ordered_dropout.error(), kFine);
     BwdCall<kWideOrdered> wide_ordered;
     EXPECT_EQ(wide_ordered.run(Fault::none, seed), "");
     EXPECT_LT(wide_ordered.error(), kFine);
@@ -394,11 +426,20 @@ TEST(EmulatedHopperBwd, DrawsThatAreOverwrittenBeforeTheyAreReadAreCaught) {
 
 TEST(EmulatedHopperBwd, ATurnThatIsHandedOnBeforeTheSumsHaveArrivedIsCaught) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::handed_on_early), "of its stores are under way"));
+  EXPECT_TRUE(contains(fault_of_run<kOrderedDropout>(Fault::handed_on_early), "of its stores are under way"));
+}
+
+/// Between those that multiply dQ and those that take its sums to memory.
+TEST(EmulatedHopperBwd, FaultsOfCouriersAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::sums_sent_unfenced), "with no fence_shared_writes() since"));
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::taken_before_staged), "which nobody wrote"));
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::staged_before_read), "since it was read by a store"));
+  EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::handed_back_unread), "since it was read by a store"));
 }
 
 /// No fault: who has looked in vain waits.
 TEST(EmulatedHopperBwd, TurnsMayComeLate) {
-  BwdCall<kOrdered> call;
+  BwdCall<kOrderedDropout> call;
   EXPECT_EQ(call.run(Fault::turns_come_late), "");
   EXPECT_LT(call.error(), kFine);
   BwdCall<kWideOrdered> wide;
@@ -409,6 +450,7 @@ TEST(EmulatedHopperBwd, TurnsMayComeLate) {
 /// The first tile of keys finds that the one behind has not added yet.
 TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(Fault::blocks_backwards), "waits for 2 in memory that holds 0"));
+  EXPECT_TRUE(contains(fault_of_run<kOrderedDropout>(Fault::blocks_backwards), "waits for 2 in memory that holds 0"));
 }
 
 /// What the next tile of keys brings meets what the one before has left, or still reads.

@@ -142,6 +142,7 @@ TEST(HopperBwdPaths, InAFixedOrder) {
   check_backward("hopper_bwd 128x128 tiles", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);
   check_backward("128x64 tiles", "dtype=bf16 head_dim=128 num_heads_q=2" + lengths);
   check_backward("128x64 tiles", "dtype=f16 head_dim=48 head_dim_v=96 window_left=70 num_heads_q=2" + lengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=32 bias=query[b,1,q,k]" + kGroups + lengths);
   check_backward("64x64 tiles",
                  "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal dropout_p=0 num_heads_q=2" + lengths);
   check_backward(

@@ -112,6 +112,8 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal softcap=30",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal deterministic=1",
       "dtype=bf16 head_dim=128 seqlen_q=4096 deterministic=1",
+      "dtype=f16 head_dim=128 layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256 deterministic=1",
+      "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal deterministic=1 dropout_p=0.1",
       "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal deterministic=1",
       "dtype=bf16 head_dim=256 seqlen_q=4096",
       "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal",

@@ -377,7 +377,9 @@ TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
   for (const char* asks : {"deterministic=1", "batch_invariant=1"}) {
     const gpu::Lowering lowering = lowered_backward(problem + asks);
     EXPECT_TRUE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
-    EXPECT_EQ(lowering.part("turns")->bytes, 2U * 2U * 4U * sizeof(float));  // heads, tiles of queries, warps
+    EXPECT_EQ(lowering.part("turns")->bytes, 2U * 2U * sizeof(float));  // heads, tiles of queries
+    const gpu::Lowering drops = lowered_backward(problem + asks + " dropout_p=0.1");
+    EXPECT_EQ(drops.part("turns")->bytes, 2U * 2U * 4U * sizeof(float));  // and warps, since none is left for couriers
   }
   for (const char* not_so : {"", "deterministic=1 dq=0"}) {
     const gpu::Lowering lowering = lowered_backward(problem + not_so);
@@ -389,7 +391,7 @@ TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {
-      for (const char* option : {"", " dropout_p=0.1"}) {
+      for (const char* option : {"", " dropout_p=0.1", " deterministic=1"}) {
         const std::string text =
             concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v, option);
         const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;

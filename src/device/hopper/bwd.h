@@ -1,9 +1,11 @@
 // The Hopper backward kernel: a block for each tile of keys, or for each multiprocessor, which works on one tile of
 // keys after the other. Of 128 keys two warpgroups compute dk and dv, 64 keys each, a third adds up dq and brings tiles
-// of queries by TMA, and with dropout a fourth draws. Of 64 wide ones one computes dv, one dk, a third adds up dq, and
-// a fourth brings tiles and draws.
+// of queries by TMA, and with dropout a fourth draws; where dq's sums have an order, a fourth brings tiles and takes
+// these sums to memory. Of 64 wide ones one computes dv, one dk, a third adds up dq, and a fourth brings tiles and
+// draws.
 #pragma once
 
+#include "device/hopper/bwd_courier.h"
 #include "device/hopper/bwd_dq.h"
 #include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_items.h"
@@ -51,9 +53,10 @@ class HopperBwd {
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
       items.visit_all([&](const BwdWork& work, BwdRun& run) {
+        if constexpr (C.couriers()) return BwdDqStaged<Ops, C>(params, shared, work, own()).run();
         BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] { items.publish(run, thread == 0); });
       });
-    } else if (!C.dropout || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
+    } else if (C.warpgroups() == 3 || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
       items.visit_all(
           [&](const BwdWork& work, BwdRun& run) { BwdMain<Ops, C>(params, shared, work, run, own()).run(work); });
@@ -61,6 +64,11 @@ class HopperBwd {
       Machine::template give_registers<kShares.other>();
       items.visit_all([&](const BwdWork& work, const BwdRun&) {
         BwdDraws<Machine, C>(params, shared, work, own() - 3 * kWarpgroupThreads).run();
+      });
+    } else if constexpr (C.couriers()) {
+      Machine::template give_registers<kShares.other>();
+      items.visit_all([&](const BwdWork& work, BwdRun& run) {
+        bring_and_carry<Machine, C>(params, shared, work, run, own() - 3 * kWarpgroupThreads);
       });
     }
     if (thread % Machine::kLanes == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended

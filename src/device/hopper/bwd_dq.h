@@ -1,6 +1,6 @@
 // The warpgroup of the backward kernel that multiplies dQ = dS K, tile of queries by tile, and adds it to dq_accum: by
 // the copy engine, from shared memory, while its first warp brings what the others compute with; or where shared memory
-// has no room for that, from registers.
+// has no room for that, from registers. Where couriers add it for them, see bwd_courier.h.
 #pragma once
 
 #include "device/hopper/bwd_loader.h"
@@ -10,6 +10,13 @@
 #include "device/tile/registers.h"
 
 namespace tilewise::device {
+
+/// Where the sums of a block's first tile begin.
+template <HopperBwdConfig C>
+TILEWISE_INLINE float* first_sums(const HopperBwdParams& p, const BwdWork& work) {
+  const int64_t head = work.batch * p.shape.num_heads_q + work.head * work.group;
+  return p.dq_accum + head * p.dq_accum_a_head + static_cast<int64_t>(work.queries.begin) * C.tile_floats();
+}
 
 /// The products, and where they go.
 template <class Ops, HopperBwdConfig C>
@@ -28,7 +35,7 @@ class BwdDqProducts {
         warp_(uniform<Machine>(thread / 32)),
         score_place_(ring_place<C.kScoreStages>(steps_before)),
         tiles_left_(work.queries.count()),
-        to_(first_place()),
+        to_(first_sums<C>(params, work) + warp_ * (16 * C.head_dim)),
         turns_(params, work, warp_) {}
 
   /// From the last part of a tile to the first one of the next, perhaps of the next head.
@@ -66,14 +73,7 @@ class BwdDqProducts {
   }
 
  private:
-  static constexpr int32_t kTileFloats = C.block_m * C.head_dim;
-
-  /// Where this warp's sums of the block's first tile begin.
-  TILEWISE_INLINE float* first_place() const {
-    const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head * work_.group;
-    return p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(work_.queries.begin) * kTileFloats +
-           warp_ * (16 * C.head_dim);
-  }
+  static constexpr int32_t kTileFloats = C.tile_floats();
 
  protected:
   const HopperBwdParams& p_;

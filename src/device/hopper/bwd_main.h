@@ -16,9 +16,11 @@ class BwdMain {
   using Products = BwdProducts<Machine, C>;
   /// Whether dV is done before dP takes the registers of S: with softcap P and dS's factors are two things.
   static constexpr bool kValuesFirst = C.softcap;
-  /// Whether a tile's log-sum-exp is read once its S is there, not a tile ahead: with softcap and dropout its registers
-  /// are needed meanwhile (100 to 220 bytes of spills).
-  static constexpr bool kReadsLate = C.softcap && C.dropout;
+  /// When a tile's log-sum-exp is read: a tile ahead; beside the products of S where couriers leave 208 registers, of
+  /// which a tile ahead would spill 20 to 150 bytes; once S is there where softcap meets dropout, whose registers are
+  /// needed during the products too (100 to 220 bytes).
+  static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.couriers(),
+                        kReadsAhead = !kReadsLate && !kReadsBeside;
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
   static constexpr bool kValuesLast = !kValuesFirst && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
@@ -119,7 +121,7 @@ class BwdMain {
     skip(before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
-      if constexpr (!kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[tile_place_.stage]);
       read_kept();
     }
     visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool first, bool more) {
@@ -141,6 +143,7 @@ class BwdMain {
     Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys, first_row, Q, false);  // S^T = K Q^T
     RingPlace<C.stages> next = tile_place_;
     next.advance();
+    if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
@@ -172,7 +175,7 @@ class BwdMain {
     if (!room) score_place_.wait_empty(shared_.score_ring);
     scores_.store(shared_.dS[score_place_.stage]);
     if (!landed) next.wait_full(shared_.tile_ring);
-    if (!kReadsLate && more) scores_.read_lse(shared_.lse2[next.stage]);
+    if (kReadsAhead && more) scores_.read_lse(shared_.lse2[next.stage]);
     if (more) read_kept();
     publish_scores();
     Machine::template wgmma_wait<0>();

@@ -49,6 +49,24 @@ struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
   TILEWISE_INLINE void init() {}
 };
+/// Where couriers take them to memory: a tile's parts once they are staged, for the courier whose turn the tile is, and
+/// places that have been read.
+template <class Machine, HopperBwdConfig C>
+  requires(C.couriers())
+struct BwdHandover<Machine, C> {
+  using Parts = DqParts<C>;
+  float dq[C.kDqWarps][Parts::kStaged][Parts::kWarpFloats];
+  Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged];
+  TILEWISE_INLINE void init() {
+    TILEWISE_UNROLL
+    for (auto& parts : staged) {
+      TILEWISE_UNROLL
+      for (Barrier<Machine>& part : parts) part.init(C.kDqWarps);
+    }
+    TILEWISE_UNROLL
+    for (Barrier<Machine>& place : read) place.init(1);
+  }
+};
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will.
 template <class Machine, HopperBwdConfig C>
   requires(C.shares_keys != 0)

@@ -7,8 +7,8 @@
 
 namespace tilewise::device {
 
-/// A warp's turns. Each warp of the warpgroup that adds up dq has rows of its own, and a word for each tile of queries:
-/// 1 + the last tile of keys whose additions have arrived.
+/// A warp's turns. A tile of queries has a word for each warp that adds to its own rows of it, or where a courier takes
+/// the whole tile, one: 1 + the last tile of keys whose additions have arrived.
 template <class Machine, HopperBwdConfig C>
 class BwdTurns {
  public:
@@ -16,7 +16,7 @@ class BwdTurns {
       : p_(p),
         work_(work),
         at_(static_cast<int32_t>((work.batch * p.shape.num_heads_q + work.head * work.group) * p.turns_a_head) +
-            work.queries.begin * C.kDqWarps + warp) {}
+            work.queries.begin * C.turns_a_tile() + warp) {}
 
   /// Looks for the turn of the tile at hand, of which so many are left of its head: the answer is on its way while
   /// other things are done.
@@ -33,8 +33,8 @@ class BwdTurns {
   /// Goes on to the next tile, perhaps of the next head. The one at hand is owed to the tile of keys before.
   TILEWISE_INLINE void advance(bool enters_head) {
     owed_ = at_;
-    at_ += C.kDqWarps;
-    if (enters_head) at_ += static_cast<int32_t>(p_.turns_a_head) - work_.queries.count() * C.kDqWarps;
+    at_ += C.turns_a_tile();
+    if (enters_head) at_ += static_cast<int32_t>(p_.turns_a_head) - work_.queries.count() * C.turns_a_tile();
   }
   TILEWISE_INLINE bool owes() const { return owed_ >= 0; }
   /// By the thread whose additions have arrived, or that has synchronised with those who added.

@@ -89,10 +89,21 @@ struct HopperBwdConfig : ScoreConfig {
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
   static constexpr int32_t kScoreStages = 2;            // tiles of dS
-  static constexpr int32_t kDqWarps = 4;                // that add up dq, each with rows of its own
+  static constexpr int32_t kDqWarps = 4;                // that multiply dQ, each with rows of its own
   static constexpr int32_t kDrawWarps = 4;              // that make dropout's draws
-  /// Those that compute, one for dq, and one that brings tiles of wide heads and makes dropout's draws.
-  constexpr int32_t warpgroups() const { return kConsumers + (shares_keys || dropout ? 2 : 1); }
+  static constexpr int32_t kCouriers = 2;               // warps that take dq's sums to memory, every other tile's each
+  /// Whether warps of their own take dq's sums to memory: where these have an order and lie in shared memory, no draws
+  /// take the warps, and 208 registers are enough for a score (else 70 to 280 bytes of spills).
+  constexpr bool couriers() const {
+    const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
+    return ordered && !shares_keys && !dropout && !crowded;
+  }
+  /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
+  constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
+  constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums
+  /// Those that compute, one for dq, and one that brings tiles of wide heads, makes dropout's draws, or brings tiles
+  /// and has the couriers.
+  constexpr int32_t warpgroups() const { return kConsumers + (shares_keys || dropout || couriers() ? 2 : 1); }
   constexpr int32_t block_n() const { return shares_keys ? kRows : kRows * kConsumers; }
   constexpr int32_t dq_cols() const { return 64; }  // multiplied at once
   constexpr int32_t threads() const { return waves * 32; }
@@ -134,10 +145,11 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
 }
 
 /// Those of the backward kernel: 504 = 3 x 168 is all there is of three warpgroups, 512 of four. Of wide heads the
-/// first brings tiles and another adds up dq, else the first does both. Draws of two calls need 32; dq's sums, 32 a
-/// thread, do with 64 where somebody needs the rest.
+/// first brings tiles and another adds up dq, else the first does both, unless there are couriers. Draws of two calls
+/// need 32; dq's sums, 32 a thread, do with 64 where somebody needs the rest, but not with 56.
 constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
   if (config.shares_keys) return config.dropout ? RegisterShares{32, 208, 64} : RegisterShares{24, 208, 72};
+  if (config.couriers()) return {72, 208, 24};
   return config.dropout ? RegisterShares{64, 208, 32} : RegisterShares{72, 216};
 }
 

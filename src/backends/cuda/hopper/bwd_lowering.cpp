@@ -232,10 +232,10 @@ class BackwardLowerer {
                                         {static_cast<std::uint32_t>(p_.num_heads_q)}, params, bind);
   }
 
-  /// A word for each warp and tile of queries that a block of the statistics has.
+  /// Of the tiles of queries that a block of the statistics has.
   [[nodiscard]] std::int64_t turns_a_block() const {
-    constexpr std::int64_t kWarps = device::HopperBwdConfig::kDqWarps;
-    return config_.ordered ? kWarps * device::HopperBwdStatisticsConfig::kRows / config_.block_m : 0;
+    const std::int64_t tiles = device::HopperBwdStatisticsConfig::kRows / config_.block_m;
+    return config_.ordered ? tiles * config_.turns_a_tile() : 0;
   }
   [[nodiscard]] std::int64_t dk_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim; }
   [[nodiscard]] std::int64_t dv_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim_v; }
@@ -309,7 +309,6 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
   const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
   c.shares_keys = head_dim > kWide;
-  c.waves = 4 * c.warpgroups();
   c.normal_bound = has_normal_bound(p);
   const bool biased = p.bias != BiasKind::none;
   c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
@@ -323,7 +322,9 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   c.stages = c.block_m > 64 || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
   // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
-  return c.bias_boxes ? with_room_for_bias(c) : c;
+  if (c.bias_boxes) c = with_room_for_bias(c);
+  c.waves = 4 * c.warpgroups();
+  return c;
 }
 
 gpu::Outcome lower_backward(const Problem& p, const core::DeviceDescription& device) {

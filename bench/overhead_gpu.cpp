@@ -110,12 +110,15 @@ Measured measure(const Arguments& arguments, const Select& select, Tensors& tens
   return measured;
 }
 
-/// Adds to `all` what a call costs by each implementation that accepts it.
+/// Adds to `all` what a call costs by each implementation that accepts it. Throws Error where none does.
 template <typename Arguments>
 void measure_each(const Arguments& arguments, Tensors& tensors, tilewise::Device device, std::vector<Measured>& all) {
   const tilewise::core::DeviceScope scope(device, nullptr);
-  for (const tilewise::ExplainRow& row : tilewise::explain(tilewise::describe(arguments)).rows)
+  const auto problem = tilewise::describe(arguments);
+  const std::size_t measured = all.size();
+  for (const tilewise::ExplainRow& row : tilewise::explain(problem).rows)
     if (row.accepted) all.push_back(measure(arguments, {row.implementation}, tensors, device));
+  if (all.size() == measured) (void)tilewise::plan(problem);  // its error says why each refuses
 }
 
 std::vector<Measured> measure_all(tilewise::Device device) {

@@ -1,0 +1,216 @@
+// Configs of Hopper's backward kernel, and its emulated machine with one fault planted in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/hopper/bwd_shared.h"
+#include "device/hopper/machine_host.h"
+#include "device/hopper/warpgroup.h"
+
+namespace tilewise::test {
+
+using namespace device;
+
+/// The one fault of the run under way.
+enum class BwdFault {
+  none,
+  sums_sent_unfenced,
+  scores_unfenced,
+  refilled_early,
+  lost_arrival,
+  no_product_wait,
+  sums_left_alone,
+  other_statistics,
+  weights_taken_early,
+  draws_overwritten,
+  handed_on_early,
+  taken_before_staged,
+  staged_before_read,
+  handed_back_unread,
+  turns_come_late,
+  blocks_backwards,
+  bias_not_expected,
+  values_overwritten,
+  keys_overwritten,
+  gradients_overwritten,
+};
+inline BwdFault g_bwd_fault = BwdFault::none;
+
+/// Two warpgroups of 64 keys each, of the fewest columns; one block works on all tiles of keys.
+inline constexpr HopperBwdConfig kNarrow = [] {
+  HopperBwdConfig c;
+  c.persistent = 1;
+  c.head_dim = c.head_dim_v = 64;
+  c.waves = 12;
+  c.block_m = 128;
+  c.stages = 2;
+  c.ranged = 1;
+  return c;
+}();
+/// Tiles of 64 queries, before which dk of the tile of keys before has left.
+inline constexpr HopperBwdConfig kMiddle = [] {
+  HopperBwdConfig c = kNarrow;
+  c.head_dim = c.head_dim_v = 96;
+  c.block_m = 64;
+  c.stages = 3;
+  return c;
+}();
+inline constexpr HopperBwdConfig kDropout = [] {
+  HopperBwdConfig c = kNarrow;
+  c.persistent = 0;
+  c.dropout = 1;
+  c.waves = 4 * c.warpgroups();
+  return c;
+}();
+inline constexpr HopperBwdConfig kSoftcap = [] {
+  HopperBwdConfig c = kNarrow;
+  c.softcap = 1;
+  return c;
+}();
+inline constexpr HopperBwdConfig kBiased = [] {
+  HopperBwdConfig c = kNarrow;
+  c.persistent = 0;
+  c.block_m = 64;
+  c.stages = 3;
+  c.bias_type = kBiasBf16;
+  c.bias_boxes = 1;
+  return c;
+}();
+inline constexpr HopperBwdConfig kOrdered = [] {
+  HopperBwdConfig c = kNarrow;
+  c.persistent = 0;
+  c.ordered = 1;
+  c.waves = 4 * c.warpgroups();
+  return c;
+}();
+/// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
+inline constexpr HopperBwdConfig kOrderedDropout = [] {
+  HopperBwdConfig c = kDropout;
+  c.ordered = 1;
+  return c;
+}();
+/// Two warpgroups with the same 64 keys.
+inline constexpr HopperBwdConfig kWide = [] {
+  HopperBwdConfig c;
+  c.head_dim = c.head_dim_v = 192;
+  c.shares_keys = 1;
+  c.waves = 4 * c.warpgroups();
+  c.ranged = 1;
+  return c;
+}();
+
+inline constexpr HopperBwdConfig kWideOrdered = [] {
+  HopperBwdConfig c = kWide;
+  c.ordered = 1;
+  return c;
+}();
+inline constexpr HopperBwdConfig kWideDropout = [] {
+  HopperBwdConfig c = kWide;
+  c.dropout = 1;
+  return c;
+}();
+
+template <HopperBwdConfig C>
+struct FaultyBwdSm90 : HostSm90Machine {
+  using Block = HopperBwdShared<FaultyBwdSm90, C>;
+  /// Whether it is of the warpgroup that adds up dq.
+  static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
+  /// Whether it is of the one that makes draws.
+  static bool draws() { return thread() / kWarpgroupThreads == (C.shares_keys ? 0 : 3); }
+  static bool hands_weights(uint64_t* barrier) {
+    if constexpr (C.shares_keys) {
+      using Shared = HopperBwdShared<FaultyBwdSm90, C>;
+      const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Shared, handover));
+      return at < sizeof(Shared::handover);
+    }
+    return false;
+  }
+
+  /// Whether it is of the warpgroup that has couriers; none of its other warps waits for stores.
+  static bool carries() { return C.couriers() && thread() / kWarpgroupThreads == 3; }
+  /// Whether it says that sums are staged, or that they have been read.
+  static bool is_of_sums(uint64_t* barrier, bool read) {
+    if constexpr (C.couriers()) {
+      using Handover = BwdHandover<FaultyBwdSm90, C>;
+      const size_t at = shared_address(barrier) - offsetof(Block, handover);
+      return read ? at >= offsetof(Handover, read) && at < sizeof(Handover)
+                  : at >= offsetof(Handover, staged) && at < offsetof(Handover, read);
+    }
+    return false;
+  }
+
+  /// Whether it is what the draws of the next tile wait for.
+  static bool frees_draws(uint64_t* barrier) {
+    if constexpr (C.dropout) {
+      using Shared = HopperBwdShared<FaultyBwdSm90, C>;
+      constexpr auto kEmpty = offsetof(Shared, draw_ring) + offsetof(decltype(Shared::draw_ring), empty);
+      return shared_address(barrier) == static_cast<uint32_t>(kEmpty);
+    }
+    return false;
+  }
+
+  static bool is_at(uint64_t* barrier, size_t offset) {
+    return shared_address(barrier) == static_cast<uint32_t>(offset);
+  }
+  /// Of a block that works on one tile of keys after the other.
+  static bool waits_in_vain([[maybe_unused]] uint64_t* barrier) {
+    if constexpr (C.persistent) {
+      if (g_bwd_fault == BwdFault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
+      if (g_bwd_fault == BwdFault::keys_overwritten) return sums() && is_at(barrier, offsetof(Block, keys_done));
+    }
+    return false;
+  }
+
+  static void fence_shared_writes() {
+    if (g_bwd_fault == (sums() ? BwdFault::sums_sent_unfenced : BwdFault::scores_unfenced)) return;
+    HostSm90Machine::fence_shared_writes();
+  }
+  static void wait(uint64_t* barrier, uint32_t parity) {
+    if (g_bwd_fault == BwdFault::refilled_early && thread() < kLanes && parity == 0) return;
+    if (waits_in_vain(barrier)) return;
+    if (g_bwd_fault == BwdFault::draws_overwritten && draws() && frees_draws(barrier)) return;
+    if (g_bwd_fault == BwdFault::weights_taken_early && hands_weights(barrier)) return;
+    if (g_bwd_fault == BwdFault::taken_before_staged && is_of_sums(barrier, false)) return;
+    HostSm90Machine::wait(barrier, parity);
+  }
+  static bool test(uint64_t* barrier, uint32_t parity) {
+    if (g_bwd_fault == BwdFault::staged_before_read && is_of_sums(barrier, true)) return true;
+    return HostSm90Machine::test(barrier, parity);
+  }
+  static void arrive(uint64_t* barrier) {
+    if (g_bwd_fault == BwdFault::lost_arrival && thread() == 2 * kWarpgroupThreads) return;
+    HostSm90Machine::arrive(barrier);
+  }
+  static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
+    using Tile = BwdBiasTile<C>;
+    const bool misses = g_bwd_fault == BwdFault::bias_not_expected && bytes > Tile::kBytes;
+    HostSm90Machine::arrive_and_expect(barrier, misses ? bytes - Tile::kBytes : bytes);
+  }
+  template <int kPending>
+  static void wgmma_wait() {
+    if (g_bwd_fault != BwdFault::no_product_wait || sums()) HostSm90Machine::wgmma_wait<kPending>();
+  }
+  template <int kPending = 0>
+  static void wait_stores_read() {
+    if (g_bwd_fault == BwdFault::handed_back_unread && carries()) return;
+    if (g_bwd_fault == (sums() ? BwdFault::sums_left_alone : BwdFault::gradients_overwritten)) return;
+    HostSm90Machine::wait_stores_read<kPending>();
+  }
+  static void wait_stores() {
+    if (g_bwd_fault != BwdFault::handed_on_early) HostSm90Machine::wait_stores();
+  }
+  static uint32_t peek_global(const uint32_t* word) {
+    return g_bwd_fault == BwdFault::turns_come_late ? 0 : HostSm90Machine::peek_global(word);
+  }
+  static int block() {
+    const int block = HostSm90Machine::block();
+    return g_bwd_fault == BwdFault::blocks_backwards ? blocks() - 1 - block : block;
+  }
+  static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
+    const int more = g_bwd_fault == BwdFault::other_statistics ? 16 : 0;
+    HostSm90Machine::copy_run(to, static_cast<const float*>(from) + more, bytes, landed);
+  }
+};
+
+}  // namespace tilewise::test

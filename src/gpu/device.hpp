@@ -10,6 +10,7 @@
 #include "gpu/architectures.hpp"
 #include "gpu/driver.hpp"
 #include "gpu/runtime.hpp"
+#include "gpu/tensor_map_cache.hpp"
 #include "jit/tuned_schedules.hpp"
 
 namespace tilewise::gpu {
@@ -40,8 +41,11 @@ class Gpu final : public Runtime {
   void launch(const LoadedKernel& kernel, const Launch& launch, const std::byte* block, void* stream) const override;
   void clear(void* memory, std::size_t bytes, void* stream) const override;
   void encode(const TensorMap& map, std::byte* to) const override {
-    const auto scope = enter();  // the driver looks the tensor's address up in the thread's own context
-    Api::encode(driver_, map, to);
+    static thread_local TensorMapCache cache;
+    cache.encode(this, map, to, [&](std::byte* encoded) {
+      const auto scope = enter();  // the driver looks the tensor's address up in the thread's own context
+      Api::encode(driver_, map, encoded);
+    });
   }
 
  private:

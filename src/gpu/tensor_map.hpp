@@ -24,6 +24,8 @@ struct TensorMap {
   std::array<std::uint64_t, 4> strides{};  ///< bytes, of all dimensions but the innermost; multiples of 16
   std::array<std::uint32_t, 5> box{};      ///< elements that one copy moves
   Swizzle swizzle = Swizzle::bytes128;
+
+  bool operator==(const TensorMap&) const = default;
 };
 
 /// A map among a launch's parameters.

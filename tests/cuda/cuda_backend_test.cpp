@@ -16,7 +16,7 @@
 #include "core/device_workspace.hpp"
 #include "core/run.hpp"
 #include "fake_driver.hpp"
-#include "gpu/tensor_map.hpp"
+#include "gpu/tensor_map_cache.hpp"
 #include "jit/cuda_driver.hpp"
 #include "operations/attention/attention.hpp"
 #include "tilewise/attention.hpp"
@@ -136,6 +136,63 @@ TEST_F(CudaBackend, EncodesTensorMapsForThreadsWithoutAContext) {
   EXPECT_EQ(words[1], 2u);
   EXPECT_EQ(words[2], reinterpret_cast<std::uintptr_t>(words.data()));
   EXPECT_EQ(words[3], 64u);
+}
+
+/// A call on tensors of an earlier one asks the driver for none of their maps.
+TEST_F(CudaBackend, EncodesATensorMapOnceForEachThreadAndDevice) {
+  const auto encode = [](const gpu::TensorMap& map, int device = 0) {
+    std::array<std::uint64_t, gpu::kTensorMapBytes / sizeof(std::uint64_t)> words{};
+    backends::cuda_runtime(device).encode(map, reinterpret_cast<std::byte*>(words.data()));
+    return words;
+  };
+  gpu::TensorMap map;
+  map.address = &map;
+  map.rank = 2;
+  map.dims = {64, 100};
+  map.strides = {128};
+  map.box = {64, 32};
+  const auto first = encode(map);
+  EXPECT_EQ(encode(map), first);
+  EXPECT_EQ(state().encodings, 1u);
+  gpu::TensorMap moved = map, longer = map, narrower = map, sparser = map, swizzled = map, of_bytes = map;
+  moved.address = &moved, longer.dims[1] = 101, narrower.box[0] = 32, sparser.strides[0] = 256;
+  swizzled.swizzle = gpu::Swizzle::bytes64, of_bytes.dtype = DType::fp8_e4m3;
+  std::size_t known = 1;
+  for (const gpu::TensorMap& other : {moved, longer, narrower, sparser, swizzled, of_bytes}) {
+    EXPECT_EQ(encode(other)[2], reinterpret_cast<std::uintptr_t>(other.address));
+    EXPECT_EQ(state().encodings, ++known);
+  }
+  encode(map, 1);
+  EXPECT_EQ(state().encodings, ++known);
+  std::thread([&] { encode(map); }).join();
+  EXPECT_EQ(state().encodings, ++known);
+}
+
+TEST_F(CudaBackend, KeepsNoTensorMapThatTheDriverRefuses) {
+  gpu::TensorMap map;  // of no dimensions
+  map.address = &map;
+  std::array<std::byte, gpu::kTensorMapBytes> encoded{};
+  for (int i = 0; i < 2; ++i) {
+    const std::string error =
+        error_of(ErrorCode::runtime, [&] { backends::cuda_runtime(0).encode(map, encoded.data()); });
+    EXPECT_NE(error.find("cuTensorMapEncodeTiled"), std::string::npos) << error;
+  }
+}
+
+/// More maps than there are places for.
+TEST_F(CudaBackend, EncodesAMapAnewThatAnotherHasTakenThePlaceOf) {
+  std::array<std::uint64_t, gpu::kTensorMapBytes / sizeof(std::uint64_t)> words{};
+  std::vector<char> memory(4 * gpu::TensorMapCache::kPlaces);
+  for (int round = 0; round < 2; ++round) {
+    for (char& byte : memory) {
+      gpu::TensorMap map;
+      map.address = &byte;
+      map.rank = 2;
+      backends::cuda_runtime(0).encode(map, reinterpret_cast<std::byte*>(words.data()));
+      ASSERT_EQ(words[2], reinterpret_cast<std::uintptr_t>(&byte));
+    }
+  }
+  EXPECT_GT(state().encodings, memory.size());
 }
 
 TEST_F(CudaBackend, ShowsWhatAKernelCosts) {

@@ -138,6 +138,8 @@ cu::Result cuTensorMapEncodeTiled(void* map, cu::TensorMapType type, unsigned ra
                                   const std::uint32_t*, cu::TensorMapInterleave, cu::TensorMapSwizzle,
                                   cu::TensorMapPromotion, cu::TensorMapOutside) {
   if (!has_context()) return kNoContext;
+  if (rank == 0) return cu::kErrorInvalidValue;
+  ++g_state.encodings;
   const std::uint64_t words[]{static_cast<std::uint64_t>(type), rank, reinterpret_cast<std::uintptr_t>(address),
                               dims[0]};
   return std::memcpy(map, words, sizeof words), cu::kSuccess;

@@ -35,6 +35,7 @@ struct State {
   std::vector<int> loads;                    ///< devices of the modules loaded, in order
   std::vector<std::uint32_t> shared_limits;  ///< set by cuFuncSetAttribute
   std::size_t allocations = 0, frees = 0;
+  std::size_t encodings = 0;  ///< of tensor maps
 };
 
 /// Devices 0 (compute capability 9.0), 1 (8.0) and 2 (7.5); none where the variable FAKE_CUDA_EMPTY is set.

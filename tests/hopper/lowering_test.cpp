@@ -388,6 +388,24 @@ TEST(HopperLowering, OrdersTheSumsOfDqWhereAsked) {
   }
 }
 
+/// Where nobody asks for an order, and it is quicker.
+TEST(HopperLowering, OrdersTheSumsOfDqOfShortCausalSequences) {
+  const auto ordered = [](const std::string& problem) {
+    return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key).ordered != 0;
+  };
+  const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
+                    short_ones = heads + "batch_size=32 seqlen_q=512 ";
+  EXPECT_TRUE(ordered(short_ones + "mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=16 seqlen_q=1024 mask=causal"));
+  for (const char* other : {"", "mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal softcap=30",
+                            "mask=causal window_left=100", "mask=causal seqlen_k=1024", "mask=causal seqused_k=1",
+                            "mask=causal head_dim_v=64", "mask=causal dq=0", "window_right=100"}) {
+    EXPECT_FALSE(ordered(short_ones + other)) << other;
+  }
+  EXPECT_FALSE(ordered(heads + "batch_size=8 seqlen_q=1024 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal"));
+}
+
 TEST(HopperLowering, BackwardFitsSharedMemoryForEveryHeadDim) {
   for (int dim = 8; dim <= 256; dim += 8) {
     for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {

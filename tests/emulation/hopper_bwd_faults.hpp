@@ -34,6 +34,7 @@ enum class BwdFault {
   values_overwritten,
   keys_overwritten,
   gradients_overwritten,
+  numbers_overwritten,
 };
 inline BwdFault g_bwd_fault = BwdFault::none;
 
@@ -90,9 +91,10 @@ inline constexpr HopperBwdConfig kOrderedDropout = [] {
   c.ordered = 1;
   return c;
 }();
-/// Two warpgroups with the same 64 keys.
+/// Two warpgroups with the same 64 keys; one block works on all tiles of keys.
 inline constexpr HopperBwdConfig kWide = [] {
   HopperBwdConfig c;
+  c.persistent = 1;
   c.head_dim = c.head_dim_v = 192;
   c.shares_keys = 1;
   c.waves = 4 * c.warpgroups();
@@ -102,11 +104,13 @@ inline constexpr HopperBwdConfig kWide = [] {
 
 inline constexpr HopperBwdConfig kWideOrdered = [] {
   HopperBwdConfig c = kWide;
+  c.persistent = 0;
   c.ordered = 1;
   return c;
 }();
 inline constexpr HopperBwdConfig kWideDropout = [] {
   HopperBwdConfig c = kWide;
+  c.persistent = 0;
   c.dropout = 1;
   return c;
 }();
@@ -116,13 +120,14 @@ struct FaultyBwdSm90 : HostSm90Machine {
   using Block = HopperBwdShared<FaultyBwdSm90, C>;
   /// Whether it is of the warpgroup that adds up dq.
   static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
+  /// Whether it is of the one that brings tiles.
+  static bool loads() { return thread() / kWarpgroupThreads == 0; }
   /// Whether it is of the one that makes draws.
   static bool draws() { return thread() / kWarpgroupThreads == (C.shares_keys ? 0 : 3); }
   static bool hands_weights(uint64_t* barrier) {
     if constexpr (C.shares_keys) {
-      using Shared = HopperBwdShared<FaultyBwdSm90, C>;
-      const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Shared, handover));
-      return at < sizeof(Shared::handover);
+      const uint32_t at = shared_address(barrier) - static_cast<uint32_t>(offsetof(Block, handover));
+      return at < sizeof(Block::handover.weights_full);
     }
     return false;
   }
@@ -153,11 +158,18 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static bool is_at(uint64_t* barrier, size_t offset) {
     return shared_address(barrier) == static_cast<uint32_t>(offset);
   }
+  static bool reads_number(uint64_t* barrier) {
+    constexpr auto kRead = offsetof(Block, handover) + offsetof(decltype(Block::handover), item_read);
+    return is_at(barrier, kRead) || is_at(barrier, kRead + sizeof(*barrier));
+  }
   /// Of a block that works on one tile of keys after the other.
   static bool waits_in_vain([[maybe_unused]] uint64_t* barrier) {
     if constexpr (C.persistent) {
       if (g_bwd_fault == BwdFault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
-      if (g_bwd_fault == BwdFault::keys_overwritten) return sums() && is_at(barrier, offsetof(Block, keys_done));
+      if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && is_at(barrier, offsetof(Block, keys_done));
+      if constexpr (C.shares_keys) {
+        if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
+      }
     }
     return false;
   }

@@ -356,9 +356,11 @@ TEST(HopperLowering, TakesTheBackwardPassInThreeSteps) {
 
 TEST(HopperLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
   const std::string problem = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
-  const gpu::Lowering dealt = lowered_backward(problem + "window_left=100");
-  EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
-  EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
+  for (const char* dims : {"", "head_dim_v=256 "}) {
+    const gpu::Lowering dealt = lowered_backward(problem + dims + "window_left=100");
+    EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
+    EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
+  }
   for (const char* not_so : {"deterministic=1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k]"}) {
     const gpu::Lowering each = lowered_backward(problem + not_so);
     const std::uint32_t heads = std::string_view(not_so) == "num_heads_k=4" ? 4 : 16;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "device/hopper/bwd_courier.h"
+#include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq.h"
 #include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_items.h"
@@ -35,8 +36,7 @@ class HopperBwd {
     // cycles while shared memory is busy.
     const auto thread = static_cast<int>(Machine::shuffle_xor(static_cast<uint32_t>(Machine::thread()), 0));
     if constexpr (C.shares_keys) {
-      const BwdWork work = find_work<C>(params, Machine::block());
-      if (work.rows > 0) run_wide(params, shared, work, thread);
+      run_wide(params, shared, thread);
     } else {
       run_pair(params, shared, thread);
     }
@@ -45,6 +45,7 @@ class HopperBwd {
  private:
   static constexpr RegisterShares kShares = register_shares(C);
   static constexpr auto kThreads = static_cast<uint32_t>(kWarpgroupThreads);
+  using WideItems = Choose<C.persistent != 0, BwdDeal<Machine, C>, BwdItems<Machine, C>>;
 
   TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, int thread) {
     const BwdItems<Machine, C> items(params, shared);
@@ -74,27 +75,46 @@ class HopperBwd {
     if (thread % Machine::kLanes == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
   }
 
-  TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread) {
+  TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, int thread) {
+    const WideItems items(params, shared);
+    const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     const auto block_thread = static_cast<uint32_t>(Machine::thread());
     if (block_thread < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      BwdRun run{};
-      BwdLoader<Machine, C> loader(params, shared, work, run, thread == 0);
-      if constexpr (C.dropout) {
-        BwdDraws<Machine, C>(params, shared, work, thread).run_beside(loader);
-      } else if (thread < Machine::kLanes) {
-        loader.bring_all();
-      }
+      if (C.dropout || thread < Machine::kLanes) bring_wide(params, shared, items, thread);
     } else if (block_thread < 2 * kThreads) {
       Machine::template give_registers<kShares.other>();
-      BwdDqAdds<Ops, C>(params, shared, work, thread - kWarpgroupThreads).run();
+      items.visit_all([&](const BwdWork& work, const BwdRun& run) {
+        BwdDqAdds<Ops, C>(params, shared, work, run, own() - kWarpgroupThreads).run();
+      });
     } else if (block_thread < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
-      BwdWide<Ops, C, BwdRole::sums_dv>(params, shared, work, thread).run();
+      items.visit_all([&](const BwdWork& work, const BwdRun& run) {
+        BwdWide<Ops, C, BwdRole::sums_dv>(params, shared, work, run, own()).run();
+      });
     } else {
       Machine::template take_registers<kShares.consumer>();
-      BwdWide<Ops, C, BwdRole::sums_dk>(params, shared, work, thread).run();
+      items.visit_all([&](const BwdWork& work, const BwdRun& run) {
+        BwdWide<Ops, C, BwdRole::sums_dk>(params, shared, work, run, own()).run();
+      });
     }
+  }
+
+  TILEWISE_INLINE static void bring_wide(const HopperBwdParams& params, Shared& shared, const WideItems& items,
+                                         int thread) {
+    const bool leads = thread == 0;
+    if constexpr (C.persistent) items.publish_first(leads);
+    items.visit_all([&](const BwdWork& work, BwdRun& run) {
+      BwdLoader<Machine, C> loader(params, shared, work, run, leads);
+      if constexpr (C.dropout) {
+        BwdDraws<Machine, C>(params, shared, work, thread).run_beside(loader);
+      } else if constexpr (C.persistent) {
+        loader.bring_among_others([&] { return items.draw(leads); },
+                                  [&](uint32_t drawn) { items.publish_drawn(run, drawn, leads); });
+      } else {
+        loader.bring_all();
+      }
+    });
   }
 };
 

@@ -215,39 +215,43 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
-  TILEWISE_INLINE BwdDqAdds(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
-      : Base(params, shared, work, 0, thread) {}
+  TILEWISE_INLINE BwdDqAdds(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+                            int thread)
+      : Base(params, shared, work, run.steps, thread), run_(run) {}
 
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();
     if (steps == 0) return;
     if constexpr (C.ordered) wait_for_step_before<Machine>();  // before it looks at a turn
     to_ += 4 * lane_;
-    shared_.keys_full.wait(0);
+    shared_.keys_full.wait(run_.seen % 2);
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step) {
       if constexpr (C.ordered) turns_.ask(this->tiles_left_);
       this->score_place_.wait_full(shared_.score_ring);
-      for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(); });
+      for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step + 1 == steps); });
       this->enter_next_tile();
     }
     if constexpr (C.ordered) {
       Machine::wave_sync();
       if (lane_ == 0) turns_.hand_on();
     }
-    arrive_as_warp(shared_.keys_done, lane_);
   }
 
  private:
   template <int kPart>
-  TILEWISE_INLINE void add_part() {
+  TILEWISE_INLINE void add_part(bool of_last_tile) {
     constexpr int kTiles = Parts::cols(kPart) / 8;
     this->template issue<kPart>(reinterpret_cast<Sm80Accumulator(&)[kTiles]>(dQ_.tile[0][0]));
     if constexpr (kPart > 0) to_ += Parts::place(kPart) - Parts::place(kPart - 1);
     if (C.ordered && kPart == 0) take_turn();
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ_);
-    if (kPart + 1 == Parts::kCount) this->release_scores();
+    if constexpr (kPart + 1 == Parts::kCount) {
+      // In front of the sums, behind which an arrival would wait.
+      if (C.persistent && of_last_tile) arrive_as_warp(shared_.keys_done, lane_);
+      this->release_scores();
+    }
     if (C.ordered && turns_.begins_sums(this->tiles_left_)) {
       TILEWISE_UNROLL
       for (int c = 0; c < kTiles; ++c) {
@@ -272,6 +276,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     Machine::wave_sync();
   }
 
+  const BwdRun& run_;
   Fragment<Ops, 16, Parts::kMostCols> dQ_;  // one for all parts: else the compiler takes registers for each
 };
 

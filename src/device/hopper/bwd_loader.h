@@ -18,7 +18,7 @@ class BwdLoader {
 
   /// Whether the next tile of keys is called before this one is done: its first queries where they are next in the
   /// ring, and K once dq's last product has read this one's.
-  static constexpr bool kEarly = C.persistent && !C.lengths;
+  static constexpr bool kEarly = C.persistent && !C.lengths && !C.shares_keys;
   TILEWISE_INLINE void bring_next_queries() {
     const auto& item = shared_.items[run_.index % 2];
     if (Machine::agreed(item.steps) == 0) return;
@@ -61,6 +61,27 @@ class BwdLoader {
     TILEWISE_NO_UNROLL
     while (has_more()) bring_queries();
   }
+  /// The same of a tile of keys among several. The first queries, V and K take places of the tile before, which are
+  /// free in this order, and are called as soon as they are. draw() asks for the next tile, publish(what it gave) tells
+  /// the block of it, once the answer is likely to have come.
+  template <class Draw, class Publish>
+  TILEWISE_INLINE void bring_among_others(const Draw& draw, const Publish& publish) {
+    const bool any = work_.steps() > 0, first = run_.index == 0;
+    if (first) {
+      if (any) begin_keys();
+      wait_for_step_before<Machine>();  // statistics, and zeros in dq_accum and in the counter
+    }
+    const uint32_t drawn = draw();
+    if (any) {
+      bring_queries();
+      begin_values();
+      if (!first) begin_keys();
+      finish_keys();
+    }
+    publish(drawn);
+    TILEWISE_NO_UNROLL
+    while (has_more()) bring_queries();
+  }
 
   /// Calls K, once dq's last product of the tile of keys before has read that.
   TILEWISE_INLINE void begin_keys() {
@@ -71,17 +92,17 @@ class BwdLoader {
     if (!leads_) return;
     call_keys(work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch, has_whole_keys());
   }
-  /// Calls V, once dv of the tile of keys before has left.
+  /// Calls V, once its place is free.
   TILEWISE_INLINE void begin_values() {
     if constexpr (C.persistent) {
-      shared_.values_free.wait((run_.index + 1) % 2);
+      shared_.values_free.wait(((C.shares_keys ? run_.seen : run_.index) + 1) % 2);
       Machine::wave_sync();
     }
     if (!leads_) return;
     if (C.persistent && work_.steps() == 0) return shared_.values_full.arrive();
     const bool whole = has_whole_keys();
     Barrier<Machine>& values = whole ? shared_.values_full : shared_.keys_landed;
-    if (whole) values.arrive_and_expect(Shared::ValueTile::kBytes);
+    if (whole || C.shares_keys) values.arrive_and_expect(Shared::ValueTile::kBytes);
     copy_keys(shared_.values, p_.v_map, values, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch);
   }
   /// Once they have landed, clears rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there
@@ -125,7 +146,7 @@ class BwdLoader {
  private:
   TILEWISE_INLINE void call_keys(int32_t row, int32_t head, int32_t batch, bool whole) const {
     Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.keys_landed;
-    keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole ? 0 : Shared::ValueTile::kBytes));
+    keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole || C.shares_keys ? 0 : Shared::ValueTile::kBytes));
     copy_keys(shared_.keys, p_.k_map, keys, row, head, batch);
   }
   template <class Tile>

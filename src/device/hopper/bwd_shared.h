@@ -67,12 +67,17 @@ struct BwdHandover<Machine, C> {
     for (Barrier<Machine>& place : read) place.init(1);
   }
 };
-/// Where two warpgroups share keys, a warp's weights, which lie where dS will.
+/// Where two warpgroups share keys, a warp's weights, which lie where dS will; that the last queries and their dO have
+/// been read, through whose places dk and dv leave; and that a block is done with a tile of keys, whose place it read.
 template <class Machine, HopperBwdConfig C>
   requires(C.shares_keys != 0)
-struct BwdHandover<Machine, C> {
+struct alignas(16) BwdHandover<Machine, C> {
   Barrier<Machine> weights_full[C.kScoreStages][4];
+  Barrier<Machine> last_read, item_read[2];
   TILEWISE_INLINE void init() {
+    last_read.init(4 * C.kConsumers);
+    constexpr int32_t kReaders = 4 * C.kConsumers + C.kDqWarps + 1;  // and the loader
+    if constexpr (C.persistent) item_read[0].init(kReaders), item_read[1].init(kReaders);
     TILEWISE_UNROLL
     for (auto& stage : weights_full) {
       TILEWISE_UNROLL
@@ -99,8 +104,8 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   using DoutTile = SwizzledTile<C.block_m, C.head_dim_v>;
   using ScoreTile = SwizzledTile<C.block_n(), C.block_m>;  // rows are keys
 
-  KeyTile keys;      // and of wide heads dk on its way out
-  ValueTile values;  // and dv
+  KeyTile keys;
+  ValueTile values;
   QueryTile queries[C.stages];
   DoutTile douts[C.stages];
   ScoreTile dS[C.kScoreStages];
@@ -113,12 +118,13 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
   Barrier<Machine> keys_full, values_full;
-  Barrier<Machine> values_free;          // dv has left the place of V
+  Barrier<Machine> values_free;          // dv has left the place of V; of wide heads dP's last product has read it
   Barrier<Machine> keys_done;            // dq's last product has read K
   Barrier<Machine> keys_landed, landed;  // keys, and queries, to be cleared beyond a sequence's end
   /// The next tile of keys, as far as what comes first of it is asked for; queries see it where steps is above 0.
   struct alignas(16) Item {
     typename Machine::SharedNumber number, steps, k_row, head, batch, first_query;
+    typename Machine::SharedNumber tile;  // of wide heads, of which tile, head and batch are told; -1: none
   } items[2];
   /// Where a computing warpgroup's dk and dv go, left there by the thread that will ask.
   struct alignas(16) StorePlace {
@@ -127,7 +133,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
 
   /// Where dk lies on its way out: in the place of dS, each warpgroup's rows in that of its own.
   TILEWISE_INLINE KeyTile& staged_dk() {
-    static_assert(C.shares_keys || sizeof(KeyTile) <= sizeof(dS));
+    static_assert(sizeof(KeyTile) <= sizeof(dS));
     return reinterpret_cast<KeyTile&>(dS);
   }
 
@@ -148,9 +154,10 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     draw_ring.init(C.kDrawWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
     keys_full.init(1), values_full.init(1);
-    if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1), values_free.init(kMainWarps);
+    if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1);
+    if constexpr (C.persistent) values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps);
     keys_done.init(kDqWarps);
-    keys_landed.init(1), landed.init(1);
+    keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);
     Machine::publish_barriers();
   }
 };

@@ -1,5 +1,5 @@
-// From accumulators to dk and dv: through the place of the keys they belong to, by the copy engine. Sums over a part of
-// the queries go to the workspace as they lie.
+// From accumulators to dk and dv: through shared memory that nobody reads any more, by the copy engine. Sums over a
+// part of the queries go to the workspace as they lie.
 #pragma once
 
 #include "device/attention/dkdv_accum.h"
@@ -38,6 +38,9 @@ class BwdStore {
       commit();
     }
   }
+  /// Zeros for keys that no query sees.
+  TILEWISE_INLINE void clear_dv() const { clear<C.head_dim_v>(p_.dv, p_.shape.head_dim_v); }
+  TILEWISE_INLINE void clear_dk() const { clear<C.head_dim>(p_.dk, p_.shape.head_dim); }
 
  private:
   /// What bwd_convert_dkdv adds up, scales and clears where rows are not used.
@@ -105,13 +108,24 @@ class BwdStore {
 
   template <class Tile>
   TILEWISE_INLINE void copy_rows(Tile& tile, const Tensor4& to, int64_t dim) const {
-    constexpr int32_t kPieces = 8 * Tile::kChunks;  // a division by a constant; those past dim are left out
+    const int32_t first = warpgroup_ * C.kRows;
+    write_rows<8 * Tile::kChunks>(to, dim, [&](int32_t row, int32_t piece) {
+      return Machine::template load_shared<Chunk>(tile.piece(first + row, piece));
+    });
+  }
+  template <int kCols>
+  TILEWISE_INLINE void clear(const Tensor4& to, int64_t dim) const {
+    if (to.data) write_rows<kCols / 8>(to, dim, [](int32_t, int32_t) { return Chunk{{0, 0, 0, 0}}; });
+  }
+  /// By 16 bytes a lane, which piece_of(row of the warpgroup's, piece of it) gives.
+  template <int kPieces, class Piece>  // a division by a constant; those past dim are left out
+  TILEWISE_INLINE void write_rows(const Tensor4& to, int64_t dim, const Piece& piece_of) const {
     const int32_t first = warpgroup_ * C.kRows, count = work_.rows - first;
     TILEWISE_NO_UNROLL
     for (auto unit = Machine::thread() % kWarpgroupThreads; unit < count * kPieces; unit += kWarpgroupThreads) {
       const int32_t row = unit / kPieces, piece = unit % kPieces;
       if (piece * 8 >= dim) continue;
-      const Chunk chunk = Machine::template load_shared<Chunk>(tile.piece(first + row, piece));
+      const Chunk chunk = piece_of(row, piece);
       auto* const at = static_cast<uint16_t*>(to.data) + work_.batch * to.batch_stride +
                        static_cast<int64_t>(work_.k_row + first + row) * to.seq_stride + work_.head * to.head_stride;
       Machine::store_global(reinterpret_cast<Chunk*>(at + piece * 8), chunk);

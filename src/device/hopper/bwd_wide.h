@@ -2,6 +2,7 @@
 // sums up dV, the other dP and dK. P goes from the one to the other through the place where dS will lie.
 #pragma once
 
+#include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
@@ -22,35 +23,70 @@ class BwdWide {
   static constexpr bool kHandsFirst = C.dropout && !C.softcap;
 
  public:
-  TILEWISE_INLINE BwdWide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
+  TILEWISE_INLINE BwdWide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+                          int thread)
       : p_(params),
         shared_(shared),
+        run_(run),
         lane_(thread % 32),
         warp_(thread / 32 % 4),
         seen_{uniform<Machine>(work.queries.begin), uniform<Machine>(work.queries.end),
               uniform<Machine>(work.queries.full_begin), uniform<Machine>(work.queries.full_end)},
+        tile_place_(ring_place<C.stages>(run.steps)),
+        score_place_(ring_place<C.kScoreStages>(run.steps)),
         scores_(params, work, 0, thread) {}
 
   TILEWISE_INLINE void run() {
+    if (seen_.count() == 0) return clear_gradient();
     sums_.clear();
-    if (seen_.count() > 0) {
-      (kSumsDv ? shared_.keys_full : shared_.values_full).wait(0);
-      TILEWISE_NO_UNROLL
-      for (int32_t head = p_.group; head > 0; --head) visit_head();
-      shared_.keys_done.wait(0);  // and the other warpgroup's last products have read V
-    }
-    // Found anew, lest it lives in registers through the steps.
-    const BwdWork work = find_work<C>(p_, Machine::not_hoisted(Machine::block()));
-    const BwdStore<Ops, C> store(p_, work, 0, lane_);
-    if constexpr (kSumsDv) {
-      store.store_dv(shared_.values, sums_);
+    (kSumsDv ? shared_.keys_full : shared_.values_full).wait(run_.seen % 2);
+    if constexpr (C.persistent) {
+      visit_head();
+      if constexpr (!kSumsDv) arrive_as_warp(shared_.values_free, lane_);
     } else {
-      store.store_dk(shared_.keys, sums_);
+      TILEWISE_NO_UNROLL
+      for (heads_left_ = p_.group; heads_left_ > 0; --heads_left_) visit_head();
     }
-    if (lane_ == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
+    store_gradient();
   }
 
  private:
+  /// Found anew, lest it lives in registers through the steps.
+  TILEWISE_INLINE BwdWork work_to_store() const {
+    if constexpr (C.persistent) return dealt_work<C>(p_, shared_, run_.index);
+    return find_work<C>(p_, Machine::not_hoisted(run_.item));
+  }
+
+  /// By way of the last queries, or of their dO, whose stage is kept until the copy engine has read it: so K's and V's
+  /// places are free for the next tile of keys as soon as products have read them.
+  TILEWISE_INLINE void store_gradient() {
+    const BwdWork work = work_to_store();
+    const BwdStore<Ops, C> store(p_, work, 0, lane_);
+    const uint32_t stage = tile_place_.before().stage;
+    shared_.handover.last_read.wait(run_.seen % 2);
+    if constexpr (kSumsDv) {
+      store.store_dv(shared_.douts[stage], sums_);
+    } else {
+      store.store_dk(shared_.queries[stage], sums_);
+    }
+    if (leads_warpgroup<Machine>()) Machine::wait_stores_read();
+    if constexpr (C.lengths) Machine::fence_shared_writes();  // rows may have left by loads
+    arrive_as_warp(shared_.tile_ring.empty[stage], lane_);
+  }
+  /// Of keys that no query sees.
+  TILEWISE_INLINE void clear_gradient() {
+    const BwdWork work = work_to_store();
+    const BwdStore<Ops, C> store(p_, work, 0, lane_);
+    if constexpr (C.split) {
+      sums_.clear();
+      kSumsDv ? store.store_dv(shared_.values, sums_) : store.store_dk(shared_.keys, sums_);
+    } else if constexpr (kSumsDv) {
+      store.clear_dv();
+    } else {
+      store.clear_dk();
+    }
+  }
+
   TILEWISE_INLINE void visit_head() {
     if constexpr (kSumsDv) scores_.enter_head(p_.score);
     tile_place_.wait_full(shared_.tile_ring);
@@ -87,7 +123,7 @@ class BwdWide {
     scores_.pin_operands();
     // The copy engine overwrites statistics that loads have read. The other warpgroup has its fence for dS.
     Machine::fence_shared_writes();
-    release_queries();
+    leave_queries(more);
   }
 
   template <bool kMasked>
@@ -111,7 +147,7 @@ class BwdWide {
     if (more) read_kept();
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
-    release_queries();
+    leave_queries(more);
   }
 
   /// As the other kernel's, by both warpgroups: the one drops weights, the other what comes of them.
@@ -153,15 +189,20 @@ class BwdWide {
     Machine::wave_sync();  // all lanes have theirs before dS is written over them
   }
 
-  TILEWISE_INLINE void release_queries() {
-    arrive_as_warp(shared_.tile_ring.empty[tile_place_.stage], lane_);
+  /// The last stage is kept, since dk and dv leave by it. A barrier is chosen there, lest a branch make the compiler
+  /// leave the uniform registers (80 instructions more in each step).
+  TILEWISE_INLINE void leave_queries(bool more) {
+    const bool kept = !more && (C.persistent || heads_left_ == 1);
+    arrive_as_warp(kept ? shared_.handover.last_read : shared_.tile_ring.empty[tile_place_.stage], lane_);
     tile_place_.advance();
   }
 
   const HopperBwdParams& p_;
   Shared& shared_;
+  const BwdRun& run_;
   const int lane_, warp_;
   const QueryTiles seen_;
+  int32_t heads_left_ = 1;  // of the group, the one at hand among them
   RingPlace<C.stages> tile_place_;
   RingPlace<C.kScoreStages> score_place_;
   RingPlace<1> draw_place_;

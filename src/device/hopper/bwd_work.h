@@ -98,8 +98,8 @@ TILEWISE_INLINE QueryTiles tiles_within(const QueryTiles& tiles, int32_t begin, 
 template <HopperBwdConfig C, class Step>
 TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
   // Code of their own for tiles masked at either end spares packed sequences 1 to 2% at head_dim 128; of tiles of 128
-  // queries and of blocks of one tile of keys it would be a third more, and has not been timed.
-  constexpr bool kBothEnds = C.windowed || C.partial_rows, kOwnCode = C.persistent && C.block_m <= 64;
+  // queries, wide heads and blocks of one tile of keys it would be a third more, and has not been timed.
+  constexpr bool kBothEnds = C.windowed || C.partial_rows, kOwnCode = C.persistent && !C.shares_keys && C.block_m <= 64;
   const int32_t count = seen.count(), full = seen.end - maximum(seen.begin, seen.full_begin);
   const auto visit = [&](auto masked, int32_t i) { step(masked, seen.begin + i, i == 0, i + 1 < count); };
   int32_t i = 0;
@@ -130,16 +130,22 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
   }
 }
 
+/// Where tile `index` of keys stands. The first keys have the most queries under a causal mask and begin first, unless
+/// dq's sums have an order: it is that of the blocks, and the last keys' visit a tile of queries before the others come
+/// to it.
 template <HopperBwdConfig C>
-TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
-  const int32_t parts = C.split ? p.order.num_splits : 1;  // of a tile they run fastest
-  const int32_t index = C.split ? divide(block, p.divisors.by_splits) : block;
-  const OrderPlace place = place_in_order(p.order, p.divisors, index);
+TILEWISE_INLINE OrderPlace key_place(const HopperBwdParams& p, int32_t index) {
+  OrderPlace place = place_in_order(p.order, p.divisors, index);
+  if constexpr (!C.ordered) place.tile = p.order.num_tiles - 1 - place.tile;
+  return place;
+}
+
+template <HopperBwdConfig C>
+TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& place, int32_t part = 0) {
+  const int32_t parts = C.split ? p.order.num_splits : 1;
   BwdWork work{};
-  work.part = block - index * parts;
-  // The first keys have the most queries under a causal mask and begin first, unless dq's sums have an order: it is
-  // that of the blocks, and the last keys' visit a tile of queries before the others come to it.
-  work.tile = C.ordered ? place.tile : p.order.num_tiles - 1 - place.tile;
+  work.part = part;
+  work.tile = place.tile;
   work.head = place.head;
   work.batch = place.batch;
   work.group = C.persistent ? 1 : p.group;
@@ -165,6 +171,13 @@ TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
     work.tiles_behind = behind.count() > 0 ? work.queries.end - behind.begin : 0;
   }
   return work;
+}
+
+template <HopperBwdConfig C>
+TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
+  const int32_t parts = C.split ? p.order.num_splits : 1;  // of a tile they run fastest
+  const int32_t index = C.split ? divide(block, p.divisors.by_splits) : block;
+  return work_at<C>(p, key_place<C>(p, index), block - index * parts);
 }
 
 }  // namespace tilewise::device

@@ -96,6 +96,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         { M::template multiply_pairs<kBf16>(word, word) } -> SameAs<uint32_t>;
                         { M::widen_f16(uint16_t{}) } -> SameAs<float>;
                         { M::count(counter) } -> SameAs<uint32_t>;  // adds 1 to global memory: what was there before
+                        { M::count_later(counter) } -> SameAs<uint32_t>;  // likewise; waits where the answer is used
                         // What global memory held; the second number takes its place where that was the first.
                         { M::exchange_if(wide, *wide, *wide) } -> SameAs<uint64_t>;
                         { M::fence_global() } -> SameAs<void>;  // what was written is seen before what follows

@@ -44,6 +44,13 @@ struct HopperMachine : Sm80Machine {
     return product;
   }
   TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return atomicAdd(counter, 1u); }
+  /// Not an addition, which the compiler has warps make together, with a shuffle that waits for the answer at once.
+  TILEWISE_INLINE static uint32_t count_later(uint32_t* counter) {
+    uint32_t before;
+    constexpr uint32_t kNever = 0x7FFFFFFF;  // from where it would begin at 0 again
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(kNever) : "memory");
+    return before;
+  }
   TILEWISE_INLINE static uint64_t exchange_if(uint64_t* to, uint64_t expected, uint64_t desired) {
     return atomicCAS(reinterpret_cast<unsigned long long*>(to), expected, desired);
   }

@@ -44,6 +44,7 @@ struct HostSm90Machine : HostSm80Machine {
     return pack<kElement>(product(0), product(1));
   }
   TILEWISE_INLINE static uint32_t count(uint32_t* counter) { return engine().count_global(counter); }
+  TILEWISE_INLINE static uint32_t count_later(uint32_t* counter) { return count(counter); }
   TILEWISE_INLINE static uint64_t exchange_if(uint64_t* to, uint64_t expected, uint64_t desired) {
     return engine().exchange_global_if(to, expected, desired);
   }

@@ -49,6 +49,10 @@ struct RingPlace {
   TILEWISE_INLINE void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
+  /// Where it was an advance ago.
+  TILEWISE_INLINE RingPlace before() const {
+    return stage == 0 ? RingPlace{kStages - 1, parity ^ 1} : RingPlace{stage - 1, parity};
+  }
   template <class Machine>
   TILEWISE_INLINE void wait_full(Ring<Machine, kStages>& ring) const {
     ring.full[stage].wait(parity);

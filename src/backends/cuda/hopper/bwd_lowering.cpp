@@ -326,9 +326,10 @@ device::HopperBwdConfig bwd_config(const Problem& p) {
   const bool biased = p.bias != BiasKind::none;
   c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
   // Groups of heads would be one loop more around the steps, in which ptxas keeps nothing in uniform registers; f16 in
-  // tiles of 128 queries spills 92 to 108 bytes, with a bias up to 140, dropout 34 to 132.
-  const bool crowded = p.dtype == DType::f16 && c.block_m > kNarrow;
-  c.persistent = !c.shares_keys && !c.ordered && !c.dropout && !biased && !crowded && portable::group_of(p) == 1;
+  // tiles of 128 queries spills 92 to 108 bytes, with a bias up to 140, dropout 34 to 132, softcap of wide heads 72 to
+  // 100.
+  const bool crowded = c.shares_keys ? c.softcap != 0 : p.dtype == DType::f16 && c.block_m > kNarrow;
+  c.persistent = !c.ordered && !c.dropout && !biased && !crowded && portable::group_of(p) == 1;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };

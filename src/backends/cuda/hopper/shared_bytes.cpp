@@ -29,8 +29,8 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
 
 std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024, kRowBytes = 128, kChunk = 64, kBarrier = 8, kFloat = 4;
-  // Of four warps two parts of 16 x 64 sums each, or a barrier for each stage of dS.
-  const std::int32_t handover = c.shares_keys ? 4 * Config::kScoreStages * kBarrier : 4 * 2 * 16 * 64 * kFloat;
+  // Of four warps two parts of 16 x 64 sums each, or a barrier for each stage of dS, and three more on 16 bytes.
+  const std::int32_t handover = c.shares_keys ? (4 * Config::kScoreStages + 4) * kBarrier : 4 * 2 * 16 * 64 * kFloat;
   const auto tile = [](std::int32_t rows, std::int32_t cols) {
     return rows * ((cols + kChunk - 1) / kChunk) * kRowBytes;
   };

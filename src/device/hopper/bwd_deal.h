@@ -1,0 +1,87 @@
+// Which tiles of keys a block of wide heads works on, one after the other. Its loader, which has nothing else to do,
+// runs ahead of the others: it draws each tile from a counter in memory, finds its place, and tells them.
+#pragma once
+
+#include "device/hopper/bwd_shared.h"
+#include "device/hopper/bwd_work.h"
+#include "device/hopper/warpgroup.h"
+
+namespace tilewise::device {
+
+/// Of the block's tile of keys number `index`, whose place the loader has left.
+template <HopperBwdConfig C, class Shared>
+TILEWISE_INLINE BwdWork dealt_work(const HopperBwdParams& p, const Shared& shared, uint32_t index) {
+  const auto& item = shared.items[index % 2];
+  return work_at<C>(p, {item.tile, item.head, item.batch});
+}
+
+template <class Machine, HopperBwdConfig C>
+class BwdDeal {
+  using Shared = HopperBwdShared<Machine, C>;
+
+ public:
+  TILEWISE_INLINE BwdDeal(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
+
+  /// visit(work, the run so far) for each of the block's tiles of keys. Numbers are agreed on as in BwdItems.
+  template <class Visit>
+  TILEWISE_INLINE void visit_all(const Visit& visit) const {
+    BwdRun run{};
+    OrderPlace place = next(run);
+    TILEWISE_NO_UNROLL
+    while (place.tile >= 0) {
+      place.tile = Machine::agreed(place.tile);
+      run.index = agreed(run.index), run.steps = agreed(run.steps), run.seen = agreed(run.seen);
+      const BwdWork work = work_at<C>(p_, place);
+      visit(work, run);
+      arrive_as_warp(shared_.handover.item_read[run.index % 2]);
+      ++run.index, run.steps += static_cast<uint32_t>(work.steps()), run.seen += work.steps() > 0 ? 1 : 0;
+      place = next(run);
+    }
+  }
+
+  /// Asks for the number of a tile, by the thread that leads: the answer takes up to 5,000 cycles, behind dq's sums.
+  TILEWISE_INLINE uint32_t draw(bool leads) const { return leads ? Machine::count_later(p_.tile_counter) : 0; }
+  /// Tells the block of its first tile, which has the block's number, and of the one that was drawn after run's.
+  TILEWISE_INLINE void publish_first(bool leads) const { publish(0, Machine::block(), leads); }
+  TILEWISE_INLINE void publish_drawn(const BwdRun& run, uint32_t drawn, bool leads) const {
+    int32_t number = number_of(drawn);
+    if constexpr (C.lengths) {  // of packed sequences many have no such keys
+      TILEWISE_NO_UNROLL
+      while (number < count() && find_work<C>(p_, number).rows <= 0) number = number_of(draw(leads));
+    }
+    publish(run.index + 1, number, leads);
+  }
+
+ private:
+  TILEWISE_INLINE OrderPlace next(const BwdRun& run) const {
+    const uint32_t slot = run.index % 2;
+    shared_.item_full[slot].wait(run.index / 2 % 2);
+    const auto& item = shared_.items[slot];
+    return {Machine::agreed(item.tile), Machine::agreed(item.head), Machine::agreed(item.batch)};
+  }
+  TILEWISE_INLINE static uint32_t agreed(uint32_t number) {
+    return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
+  }
+  /// What the thread that leads has drawn, in all lanes.
+  TILEWISE_INLINE static int32_t number_of(uint32_t drawn) {
+    return static_cast<int32_t>(agreed(drawn)) + Machine::blocks();
+  }
+  TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
+
+  TILEWISE_INLINE void publish(uint32_t index, int32_t number, bool leads) const {
+    const uint32_t slot = index % 2;
+    shared_.handover.item_read[slot].wait((index / 2 + 1) % 2);
+    Machine::wave_sync();
+    if (!leads) return;
+    const OrderPlace place = number < count() ? key_place<C>(p_, number) : OrderPlace{-1, 0, 0};
+    auto& item = shared_.items[slot];
+    store_number<Machine>(item.tile, place.tile);
+    store_number<Machine>(item.head, place.head), store_number<Machine>(item.batch, place.batch);
+    shared_.item_full[slot].arrive();
+  }
+
+  const HopperBwdParams& p_;
+  Shared& shared_;
+};
+
+}  // namespace tilewise::device

@@ -29,6 +29,18 @@ TEST(HopperBwdSchedule, BlocksThatAddInAnOrderBeginInIt) {
   EXPECT_EQ(backward_order(problem).heads_at_once, 1);
 }
 
+/// Which a head's shortest tiles at the end would have read its queries once more.
+TEST(HopperBwdSchedule, WideHeadsOfFewTilesAreDoneAtOnce) {
+  const auto short_tiles = [](const std::string& problem) {
+    const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=256 num_heads_q=8 mask=causal " + problem);
+    return params_of<Bwd>(*lowering.launches().at(1)).order.short_tiles;
+  };
+  EXPECT_EQ(short_tiles("batch_size=32 seqlen_q=512"), 0);
+  EXPECT_EQ(short_tiles("batch_size=16 seqlen_q=1024"), 4);
+  EXPECT_EQ(short_tiles("batch_size=4 seqlen_q=512"), 2);  // whose last set is a quarter of all
+  EXPECT_EQ(short_tiles("batch_size=32 seqlen_q=512 dropout_p=0.1"), 2);
+}
+
 /// Whether the launch before the gradients' clears dq's sums.
 bool clears_sums(const std::string& problem) {
   const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 num_heads_q=2 " + problem);

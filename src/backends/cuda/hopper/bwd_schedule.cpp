@@ -16,6 +16,7 @@ namespace {
 using core::ceil_div;
 
 constexpr std::int32_t kShortTiles = 4;  // under a causal mask one in so many of a head's is left to the end
+constexpr std::int64_t kFewSets = 8;     // more sets of heads even out whatever the last one is
 
 std::int64_t heads_that_fill(std::int64_t heads, std::int64_t tiles, std::int64_t multiprocessors) {
   return std::clamp<std::int64_t>(ceil_div(multiprocessors, tiles), 1, heads);
@@ -26,13 +27,21 @@ std::int64_t heads_that_fill(std::int64_t heads, std::int64_t tiles, std::int64_
 /// heads to last as long as the longest tile, which begins with them: 16 heads of 32 tiles in sets of 5 would leave one
 /// head for the end, and a tenth of the device idle.
 std::int64_t heads_of_set(std::int64_t heads, std::int64_t tiles, std::int64_t multiprocessors) {
-  constexpr std::int64_t kFewSets = 8;  // more of them even out whatever the last one is
   const std::int64_t filling = heads_that_fill(heads, tiles, multiprocessors);
   if (heads >= kFewSets * filling) return filling;
   // Of a head's mean tile the longest is twice as long; its shortest ones have one part in 16 of its work.
   constexpr std::int64_t kParts = std::int64_t{kShortTiles} * kShortTiles;
   const std::int64_t lasting = ceil_div(2 * kParts * multiprocessors - heads * tiles, (kParts - 1) * tiles);
   return ceil_div(heads, std::max<std::int64_t>(heads / std::max(filling, lasting), 1));
+}
+
+/// Wide heads with few tiles wait for memory. A head's shortest ones left to the end would read its queries, and what
+/// dq has by then, once more (512 keys of 256 heads: 100 MB of some 700).
+bool waits_for_memory(const device::HopperBwdConfig& c, std::int64_t heads, std::int64_t tiles,
+                      std::int64_t multiprocessors) {
+  constexpr std::int64_t kFewTiles = 8;
+  const bool dealt = c.shares_keys && c.persistent;
+  return dealt && tiles <= kFewTiles && heads >= kFewSets * heads_that_fill(heads, tiles, multiprocessors);
 }
 
 }  // namespace
@@ -58,7 +67,7 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
     order.short_tiles = static_cast<std::int32_t>(std::min(tiles, ceil_div(p.window_left, c.block_n())) / 2);
   } else if (c.ranged) {
     order.heads_at_once = static_cast<std::int32_t>(heads_of_set(heads, tiles, multiprocessors));
-    order.short_tiles = order.num_tiles / kShortTiles;
+    if (!waits_for_memory(c, heads, tiles, multiprocessors)) order.short_tiles = order.num_tiles / kShortTiles;
   }
   return order;
 }

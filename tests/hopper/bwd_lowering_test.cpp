@@ -1,0 +1,144 @@
+// What becomes of backward problems: launches, workspaces, tiles that fit, orders, and reasons for what is refused.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::concat;
+
+constexpr std::string_view kCausal = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
+
+TEST(HopperBwdLowering, HasThreeLaunches) {
+  const gpu::Lowering lowering = lowered_backward(kCausal);
+  const std::vector<const gpu::Launch*> launches = lowering.launches();
+  ASSERT_EQ(launches.size(), 3U);
+  EXPECT_EQ(launches[0]->key.body->name, "hopper_bwd_statistics");
+  EXPECT_EQ(launches[1]->key.body->name, "hopper_bwd");
+  EXPECT_EQ(launches[2]->key.body->name, "bwd_convert_dq");
+  EXPECT_TRUE(launches[1]->programmatic);
+  EXPECT_FALSE(launches[2]->programmatic);
+  EXPECT_EQ(launches[0]->grid, gpu::Extent3{32 * 16 * 2});
+  EXPECT_EQ(launches[1]->grid, gpu::Extent3{static_cast<std::uint32_t>(h200().multiprocessors)});
+  EXPECT_EQ(launches[1]->tensor_maps.at(3).map.box, (std::array<std::uint32_t, 5>{64, 1, 64, 1, 1}));
+  const std::size_t rows = 2U * 16U * 4096U;
+  EXPECT_EQ(lowering.part("dq_accum")->bytes, rows * 128U * sizeof(float));
+  EXPECT_EQ(lowering.part("lse2")->bytes, rows * sizeof(float));
+  EXPECT_EQ(lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 dq=0").launches().size(), 2U);
+  const gpu::Lowering sink = lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 sink=1 dsink=1");
+  ASSERT_EQ(sink.launches().size(), 4U);
+  EXPECT_EQ(sink.launches()[3]->key.body->name, "bwd_dsink");
+  EXPECT_EQ(sink.part("delta")->bytes, 2U * 64U * sizeof(float));
+  EXPECT_EQ(lowering.part("delta"), nullptr);
+  const gpu::Lowering biased =
+      lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 bias=f32[b,h,q,k] dbias=1");
+  ASSERT_EQ(biased.launches().size(), 4U);
+  EXPECT_EQ(biased.launches()[3]->key.body->name, "bwd_dbias");
+  EXPECT_EQ(biased.part("delta")->bytes, 2U * 64U * sizeof(float));
+  EXPECT_GT(biased.estimated_us, lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64").estimated_us);
+}
+
+TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
+  const std::string problem = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
+  for (const char* dims : {"", "head_dim_v=256 "}) {
+    const gpu::Lowering dealt = lowered_backward(problem + dims + "window_left=100");
+    EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
+    EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
+  }
+  for (const char* not_so : {"deterministic=1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k]"}) {
+    const gpu::Lowering each = lowered_backward(problem + not_so);
+    const std::uint32_t heads = std::string_view(not_so) == "num_heads_k=4" ? 4 : 16;
+    EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
+    EXPECT_EQ(each.launches().at(1)->grid, gpu::Extent3{32 * heads * 2}) << not_so;
+    EXPECT_EQ(each.part("tile_counter"), nullptr) << not_so;
+  }
+  // Nobody clears the counter where there are no statistics.
+  const gpu::Lowering unasked =
+      lowered_backward("dtype=bf16 batch_size=32 seqlen_q=0 seqlen_k=512 num_heads_q=16 head_dim=128");
+  EXPECT_EQ(unasked.part("tile_counter"), nullptr);
+}
+
+TEST(HopperBwdLowering, OrdersTheSumsOfDqWhereAsked) {
+  const std::string problem = "dtype=bf16 seqlen_q=200 num_heads_q=2 head_dim=64 ";
+  for (const char* asks : {"deterministic=1", "batch_invariant=1"}) {
+    const gpu::Lowering lowering = lowered_backward(problem + asks);
+    EXPECT_TRUE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
+    EXPECT_EQ(lowering.part("turns")->bytes, 2U * 2U * sizeof(float));  // heads, tiles of queries
+    const gpu::Lowering drops = lowered_backward(problem + asks + " dropout_p=0.1");
+    EXPECT_EQ(drops.part("turns")->bytes, 2U * 2U * 4U * sizeof(float));  // and warps, since none is left for couriers
+  }
+  for (const char* not_so : {"", "deterministic=1 dq=0"}) {
+    const gpu::Lowering lowering = lowered_backward(problem + not_so);
+    EXPECT_FALSE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
+    EXPECT_EQ(lowering.part("turns"), nullptr);
+  }
+}
+
+/// Where nobody asks for an order, and it is quicker.
+TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortCausalSequences) {
+  const auto ordered = [](const std::string& problem) {
+    return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key).ordered != 0;
+  };
+  const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
+                    short_ones = heads + "batch_size=32 seqlen_q=512 ";
+  EXPECT_TRUE(ordered(short_ones + "mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=16 seqlen_q=1024 mask=causal"));
+  for (const char* other : {"", "mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal softcap=30",
+                            "mask=causal window_left=100", "mask=causal seqlen_k=1024", "mask=causal seqused_k=1",
+                            "mask=causal head_dim_v=64", "mask=causal dq=0", "window_right=100"}) {
+    EXPECT_FALSE(ordered(short_ones + other)) << other;
+  }
+  EXPECT_FALSE(ordered(heads + "batch_size=8 seqlen_q=1024 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal"));
+}
+
+TEST(HopperBwdLowering, FitsSharedMemoryForEveryHeadDim) {
+  for (int dim = 8; dim <= 256; dim += 8) {
+    for (const int dim_v : {8, 64, 72, 128, 136, 192, 256}) {
+      for (const char* option : {"", " dropout_p=0.1", " deterministic=1"}) {
+        const std::string text =
+            concat("dtype=bf16 seqlen_q=700 num_heads_q=2 head_dim=", dim, " head_dim_v=", dim_v, option);
+        const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;
+        EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
+        const auto config = gpu::config_of<Bwd>(key);
+        const device::RegisterShares shares = device::register_shares(config);
+        EXPECT_LE(shares.producer + shares.other + 2 * shares.consumer,
+                  config.waves / 4 * (65536 / config.threads() / 8 * 8))
+            << text;
+      }
+    }
+  }
+}
+
+TEST(HopperBwdLowering, RefusesWithAReason) {
+  const auto refusal = [](std::string_view text) {
+    const Problem problem = parse_problem(concat("attention_backward device=cuda dtype=bf16 seqlen_q=64 ", text));
+    return lower(problem, h200()).refusal;
+  };
+  EXPECT_EQ(refusal("head_dim=264"), "head_dim and head_dim_v must be <= 256 (got 264 and 264)");
+}
+
+TEST(HopperBwdLowering, EstimatesWhatWasMeasured) {
+  const double causal = lowered_backward(kCausal).estimated_us;
+  const double full =
+      lowered_backward("dtype=bf16 batch_size=2 seqlen_q=8192 num_heads_q=16 head_dim=128").estimated_us;
+  EXPECT_LT(causal, full / 3);
+  // 2.7 TFLOP at 607 TFLOP/s, as measured.
+  EXPECT_NEAR(full, 4526.0, 1000.0);
+  const auto with = [](std::string_view option) {
+    return lowered_backward(concat("dtype=bf16 batch_size=2 seqlen_q=8192 num_heads_q=16 head_dim=128 ", option))
+        .estimated_us;
+  };
+  EXPECT_NEAR(with("dropout_p=0.1"), full / 0.74, full / 6);
+  EXPECT_GT(with("softcap=30"), full);
+  EXPECT_GT(with("bias=query[1,h,q,k]"), full);
+  EXPECT_GT(with("bias=query[1,h,q,k] bias_unaligned=1"), with("bias=query[1,h,q,k]"));
+}
+
+}  // namespace
+}  // namespace tilewise::backends::hopper

@@ -87,6 +87,8 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortCausalSequences) {
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
                     short_ones = heads + "batch_size=32 seqlen_q=512 ";
   EXPECT_TRUE(ordered(short_ones + "mask=causal"));
+  EXPECT_NE(lowered_backward(short_ones + "mask=causal").schedule.find(", dq in a fixed order"), std::string::npos);
+  EXPECT_EQ(lowered_backward(short_ones).schedule.find("order"), std::string::npos);
   EXPECT_TRUE(ordered(heads + "batch_size=16 seqlen_q=1024 mask=causal"));
   for (const char* other : {"", "mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal softcap=30",
                             "mask=causal window_left=100", "mask=causal seqlen_k=1024", "mask=causal seqused_k=1",

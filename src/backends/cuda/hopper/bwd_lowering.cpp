@@ -123,7 +123,8 @@ class BackwardLowerer {
     builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
                                     config_.kConsumers, " warpgroups, ", config_.stages, " stages",
                                     config_.split ? concat(", ", splits_, " splits") : "",
-                                    config_.bias_boxes ? ", bias in boxes" : ""));
+                                    config_.bias_boxes ? ", bias in boxes" : "",
+                                    config_.ordered ? ", dq in a fixed order" : ""));
     gpu::Outcome outcome{builder_.finish(), {}};
     outcome.lowering.estimated_us = backward_us(p_, config_, splits_, device_) + clear_us;
     return outcome;

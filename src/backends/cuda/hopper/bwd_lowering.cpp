@@ -120,11 +120,10 @@ class BackwardLowerer {
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     const double clear_us = portable::add_clear_rest(p_, traits_, builder_);
-    builder_.append_schedule(concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ",
-                                    config_.kConsumers, " warpgroups, ", config_.stages, " stages",
-                                    config_.split ? concat(", ", splits_, " splits") : "",
-                                    config_.bias_boxes ? ", bias in boxes" : "",
-                                    config_.ordered ? ", dq in a fixed order" : ""));
+    builder_.append_schedule(
+        concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ", config_.kConsumers,
+               " warpgroups, ", config_.stages, " stages", config_.split ? concat(", ", splits_, " splits") : "",
+               config_.bias_boxes ? ", bias in boxes" : "", config_.ordered ? ", dq in a fixed order" : ""));
     gpu::Outcome outcome{builder_.finish(), {}};
     outcome.lowering.estimated_us = backward_us(p_, config_, splits_, device_) + clear_us;
     return outcome;

@@ -93,7 +93,7 @@ class BwdCourier {
     if (!begins_sums) turns_.await();
     for_each_index<0, Parts::kCount>([&](auto part) {
       constexpr int kPart = decltype(part)::value;
-      shared_.handover.staged[index_][kPart].wait(step / C.kCouriers % 2);
+      shared_.handover.staged[index_][kPart].wait(static_cast<uint32_t>(step / C.kCouriers % 2));
       send<kPart>(Parts::staged(kPart, step), to + Parts::place(kPart), begins_sums);
     });
     for_each_index<0, Parts::kCount>([&](auto part) {

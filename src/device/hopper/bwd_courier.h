@@ -10,7 +10,7 @@ namespace tilewise::device {
 template <class Ops, HopperBwdConfig C>
 class BwdDqStaged : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
-  using Base::shared_, Base::lane_, Base::warp_, Base::score_place_;
+  using Base::shared_, Base::lane_, Base::score_place_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
@@ -42,13 +42,8 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     pin_registers<Machine>(dQ);
     if (kPart + 1 == Parts::kCount) this->release_scores();
     if (!free) shared_.handover.read[place_.stage].wait(place_.parity ^ 1);
-    float* const staged = shared_.handover.dq[warp_][place_.stage] + 4 * lane_;
+    this->stage(dQ, static_cast<int>(place_.stage));
     place_.advance();
-    TILEWISE_UNROLL
-    for (int c = 0; c < dQ.kColTiles; ++c) {
-      const Sm80Accumulator& x = dQ.tile[0][c];
-      Machine::store_shared(staged + c * 128, FloatRun<4>{{x[0], x[1], x[2], x[3]}});
-    }
   }
   TILEWISE_INLINE void publish(int part, int32_t step) {
     Machine::fence_shared_writes();

@@ -67,6 +67,17 @@ class BwdDqProducts {
     Machine::wgmma_commit();
   }
 
+  /// A part's sums as the lanes hold them, in one of the warp's places in shared memory.
+  template <class Sums>
+  TILEWISE_INLINE void stage(const Sums& dQ, int place) {
+    float* const staged = shared_.handover.dq[warp_][place] + 4 * lane_;
+    TILEWISE_UNROLL
+    for (int c = 0; c < dQ.kColTiles; ++c) {
+      const Sm80Accumulator& x = dQ.tile[0][c];
+      Machine::store_shared(staged + c * 128, FloatRun<4>{{x[0], x[1], x[2], x[3]}});
+    }
+  }
+
   TILEWISE_INLINE void release_scores() {
     arrive_as_warp(shared_.score_ring.empty[score_place_.stage], lane_);
     score_place_.advance();
@@ -160,12 +171,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     if (kPart + 1 == Parts::kCount) this->release_scores();
     if (lane_ == 0) Machine::template wait_stores_read<Parts::kStaged - 1>();  // what was staged here before has left
     Machine::wave_sync();
-    float* const staged = shared_.handover.dq[warp_][Parts::staged(kPart, step)] + 4 * lane_;
-    TILEWISE_UNROLL
-    for (int c = 0; c < dQ.kColTiles; ++c) {
-      const Sm80Accumulator& x = dQ.tile[0][c];
-      Machine::store_shared(staged + c * 128, FloatRun<4>{{x[0], x[1], x[2], x[3]}});
-    }
+    this->stage(dQ, Parts::staged(kPart, step));
   }
 
   /// What this warp has staged last.

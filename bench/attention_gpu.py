@@ -28,11 +28,10 @@ from command_line import (
     check_device,
     check_report,
     fill_in,
+    kept_results,
     published_command,
-    read_results,
     report_parser,
     results_file,
-    write_results,
 )
 from gpu_cases import (
     EXTREME_SEQLEN,
@@ -85,14 +84,7 @@ Json = dict[str, Any]
 
 def main() -> int:
     options = parse_arguments()
-    if options.from_json is not None:
-        results = read_results(options.from_json)
-    else:
-        results = empty_results(options)
-        try:
-            measure_all(options, results)
-        finally:  # what was measured before a failure is kept
-            write_results(options.json, results)
+    results = kept_results(options, lambda: empty_results(options), lambda results: measure_all(options, results))
     print(gpu_report.text(results))
     if options.from_json is None:
         print(f"\nwritten: {options.json}")

@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,18 @@ def results_file(script: str, machine: str) -> Path:
 
 def read_results(file: Path) -> dict[str, Any]:
     results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return results
+
+
+def kept_results(options: argparse.Namespace, empty: Callable[[], Any], measure: Callable[[Any], None]) -> Any:
+    """An earlier run's results, or those that measure() fills in: what it had before a failure is kept."""
+    if options.from_json is not None:
+        return read_results(options.from_json)
+    results = empty()
+    try:
+        measure(results)
+    finally:
+        write_results(options.json, results)
     return results
 
 

@@ -25,10 +25,9 @@ from command_line import (
     add_report,
     check_device,
     check_report,
+    kept_results,
     published_command,
-    read_results,
     results_file,
-    write_results,
 )
 from decode_cases import FORMS, Step, lengths, steps_of
 
@@ -55,14 +54,7 @@ LARGEST = 448.0  # of fp8 e4m3
 
 def main() -> int:
     options = parse_arguments()
-    if options.from_json is not None:
-        results = read_results(options.from_json)
-    else:
-        results = empty_results(options)
-        try:
-            measure_all(options, results)
-        finally:  # what was measured before a failure is kept
-            write_results(options.json, results)
+    results = kept_results(options, lambda: empty_results(options), lambda results: measure_all(options, results))
     print(decode_report.text(results))
     if options.from_json is None:
         print(f"\nwritten: {options.json}")

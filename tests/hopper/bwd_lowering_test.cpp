@@ -12,8 +12,6 @@ namespace {
 
 using core::concat;
 
-constexpr std::string_view kCausal = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
-
 TEST(HopperBwdLowering, HasThreeLaunches) {
   const gpu::Lowering lowering = lowered_backward(kCausal);
   const std::vector<const gpu::Launch*> launches = lowering.launches();

@@ -15,8 +15,6 @@ namespace {
 
 using core::concat;
 
-constexpr std::string_view kCausal = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
-
 TEST(HopperLowering, FillsTheDeviceAndDealsFromACounter) {
   const gpu::Lowering lowering = lowered(kCausal);
   ASSERT_EQ(lowering.steps.size(), 1U);

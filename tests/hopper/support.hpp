@@ -17,6 +17,9 @@
 
 namespace tilewise::backends::hopper {
 
+inline constexpr std::string_view kCausal =
+    "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 mask=causal";
+
 inline core::DeviceDescription h200() { return gpu::describe(gpu::named_architecture("sm_90a")); }
 
 inline Problem problem_of(std::string_view text) {

@@ -192,6 +192,25 @@ TEST(HopperPaths, Fp8WithSeveralOptions) {
             kGroups + kLengths);
 }
 
+/// Of each head another: a line on either side of the diagonal, too steep for one, so steep that it comes after the
+/// scale, rising, none. Tiles of keys lie before queries, around them and behind them.
+TEST(HopperPaths, SlopesOfEveryKind) {
+  const std::vector<double> slopes = {0.05, 1.0, 7.5, 9.0, 400.0, 1e30, -0.05, 0.0};
+  for (const Mask mask : {Mask::none, Mask::causal}) {
+    for (const std::int64_t dim : {64, 128}) {
+      const Sizes sizes{.seqlen_q = 200, .seqlen_k = 430, .heads_q = 8, .dim = dim, .dim_v = 16, .dtype = DType::bf16};
+      DenseCall expected(sizes), call(sizes);
+      expected.alibi_slopes = call.alibi_slopes = Tensor(DType::f32, {8});
+      call.alibi_slopes.fill_with([&](auto position) { return slopes[static_cast<std::size_t>(position[0])]; });
+      expected.options.mask = call.options.mask = mask;
+      expected.forward();
+      call.forward(std::string(kHopper));
+      EXPECT_LT(largest_difference(call.out, expected.out), 0.02) << dim;
+      EXPECT_LT(largest_difference(call.lse, expected.lse), 1e-3) << dim;
+    }
+  }
+}
+
 /// Scores far apart: a row's reference moves, and weights that pass what fp32 holds are computed again.
 class ScoresFarApart : public testing::TestWithParam<double> {};  // of dropout_p
 

@@ -50,6 +50,11 @@ class ScoreRows {
   static constexpr bool kCapsAlone = C.softcap && !C.alibi && C.bias_type == kBiasNone;
   /// Slopes alone may come before the scale.
   static constexpr bool kSlopesProducts = C.alibi && !C.softcap && C.bias_type == kBiasNone;
+  /// Slopes, divided by the scale, whose products with distances are numbers.
+  static constexpr float kMostFall = 0x1p90f;
+  /// Slopes up to which the two parts of a line, each of some 128 columns where weights matter, round a score by 2^-13
+  /// at most.
+  static constexpr float kMostOfLine = 8.0f;
 
   TILEWISE_INLINE void begin(const HopperForwardParams& p, const SharedWork<Machine>& work, int32_t warpgroup) {
     const QueryRows<Machine, C> rows(p, work, warpgroup);
@@ -76,12 +81,14 @@ class ScoreRows {
     if constexpr (kSlopesProducts) {
       const float scale = plain_scale(p.score);
       float fall[2];
-      bool falls = scale > 0.0f;
+      bool falls = scale > 0.0f, is_line = true;
       for (int slot = 0; slot < 2; ++slot) {
         fall[slot] = slope_[slot] / scale;
-        falls = falls && fall[slot] >= 0.0f && fall[slot] < kInfinity;
+        falls = falls && fall[slot] >= 0.0f && fall[slot] <= kMostFall;
+        is_line = is_line && slope_[slot] <= kMostOfLine;
       }
       slopes_products_ = !Machine::any(!falls);
+      slopes_lines_ = !Machine::any(!falls || !is_line);
       for (int slot = 0; slot < 2; ++slot) slope_[slot] = slopes_products_ ? fall[slot] : slope_[slot];
     }
   }
@@ -116,6 +123,32 @@ class ScoreRows {
       if constexpr (C.alibi) slope(S, origin);
     }
     if constexpr (kMasked) hide(S, p, origin);
+  }
+
+  /// adjust<false>() but for `rest`, which is still to be added to this lane's scores of each row. Where a tile's keys
+  /// lie on one side of all of a warp's diagonals, ALiBi is a line, of which a score takes one instruction then, for
+  /// its column's part.
+  template <class Scores, class PerRow>
+  TILEWISE_INLINE void adjust_but(PerRow& rest, Scores& S, const ScoreParams& p, int32_t first_key) const {
+    static_assert(kSlopesProducts);
+    bool behind = true, ahead = true;
+    for (int slot = 0; slot < 2; ++slot) {
+      behind = behind && first_key + C.block_n - 1 <= row_[slot].diagonal;
+      ahead = ahead && first_key >= row_[slot].diagonal;
+    }
+    const bool all_behind = !Machine::any(!behind);
+    if (!slopes_lines_ || (!all_behind && Machine::any(!ahead))) {
+      rest.fill(0.0f);
+      adjust<false>(S, p, first_key);
+      return;
+    }
+    const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // as in adjust()
+    float rise[2];                                                 // from a column to the next
+    for (int slot = 0; slot < 2; ++slot) {
+      rise[slot] = all_behind ? slope_[slot] : -slope_[slot];
+      rest[slot] = rise[slot] * static_cast<float>(origin - row_[slot].diagonal);
+    }
+    S.for_each(0, [&](int slot, int col, auto&& x) { x += static_cast<float>(col) * rise[slot]; });
   }
 
   /// Reads a tile of a bias that comes in boxes.
@@ -229,6 +262,7 @@ class ScoreRows {
   float product_scale_;
   float slope_[2];        // of ALiBi, as products have it where it comes before the scale
   bool slopes_products_;  // whether it does
+  bool slopes_lines_;     // and whether a row's part of it and a column's may be apart
   float inner_scale_;     // of a product, whose tanh is taken: divided here once, not in each step
   BoxedBias<Machine, C> bias_;
 };

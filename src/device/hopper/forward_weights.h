@@ -19,6 +19,7 @@ class ForwardWeights {
   using Out = Fragment<Ops, 16, C.head_dim_v>;
   using Softmax = SteadySoftmax<Scores, C.v_type>;
   using PerRow = typename Softmax::PerRow;
+  using NoRest = typename Softmax::NoRest;
 
   Scores S;
   WgmmaRegisters P[C.block_n / C.depth()];
@@ -60,7 +61,7 @@ class ForwardWeights {
       }
     }
     if constexpr (C.watch_sums) careful_ = softmax.has_unseen();
-    weigh(O, once_free);
+    weigh(NoRest{}, O, once_free);
   }
 
   /// Dropout's draws for the tile of keys whose scores are under way.
@@ -78,13 +79,14 @@ class ForwardWeights {
   /// their first key, and after a sum has grown, since more of that kind are to be expected.
   template <bool kMasked, class OnceFree>
   TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
-    rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
-    PerRow factor;
-    const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
-    const bool moved = compares && softmax.move(S, scale_, factor);
-    if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
-    weigh(O, once_free);
-    if (moved) O.scale_rows(factor);
+    if constexpr (Rows::kSlopesProducts && !kMasked) {
+      PerRow rest;
+      rows_.adjust_but(rest, S, p.score, tile * C.block_n);
+      adjusted_become<kMasked>(rest, O, once_free);
+    } else {
+      rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
+      adjusted_become<kMasked>(NoRest{}, O, once_free);
+    }
   }
 
   /// Where sums are watched: lowers the weights of rows that have grown far. Q, K and the bias are what the scores of
@@ -119,15 +121,26 @@ class ForwardWeights {
   /// Weighed while the products with V run: half, and all where tanh takes as long as the exponentials.
   static constexpr int kHalf = C.bounded ? kElements : kElements / 2 / 8 * 8;
 
-  template <class OnceFree>
-  TILEWISE_INLINE void weigh(Out& O, const OnceFree& once_free) {
-    softmax.template weigh<0, kHalf>(S, scale_);
+  /// `rest`: what S still lacks, by rows.
+  template <bool kMasked, class Rest, class OnceFree>
+  TILEWISE_INLINE void adjusted_become(const Rest& rest, Out& O, const OnceFree& once_free) {
+    PerRow factor;
+    const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
+    const bool moved = compares && softmax.move(S, scale_, factor, rest);
+    if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
+    weigh(rest, O, once_free);
+    if (moved) O.scale_rows(factor);
+  }
+
+  template <class Rest, class OnceFree>
+  TILEWISE_INLINE void weigh(const Rest& rest, Out& O, const OnceFree& once_free) {
+    softmax.template weigh<0, kHalf>(S, scale_, rest);
     if constexpr (C.bounded) Machine::order_after(softmax.row_sum[0] + softmax.row_sum[1]);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(O);
     once_free();
     round<0, kHalf>();
-    softmax.template weigh<kHalf, kElements>(S, scale_);
+    softmax.template weigh<kHalf, kElements>(S, scale_, rest);
     round<kHalf, kElements>();
   }
 

@@ -48,6 +48,9 @@ class SteadySoftmax {
   using PerRow = RowValues<kSlots>;
   static constexpr int kElements = Scores::kRowTiles * Scores::kColTiles * kRegisters;
 
+  /// Scores that lack nothing.
+  struct NoRest {};
+
   PerRow base;     // a score's weight is exp2(score * scale - base); 0 while a row has seen nothing
   PerRow row_sum;  // this lane's part of the weights' sum
 
@@ -91,9 +94,12 @@ class SteadySoftmax {
 
   /// Moves the references of rows that a score of this tile passes by far. True if any of the warp's did: O is then to
   /// be multiplied by `factor`. Rows that are near keep theirs, so that a row's bits don't depend on the rows beside
-  /// it.
-  TILEWISE_INLINE bool move(const Scores& S, float scale, PerRow& factor) {
+  /// it. `rest`: what this lane's scores of each row still lack.
+  template <class Rest = NoRest>
+  TILEWISE_INLINE bool move(const Scores& S, float scale, PerRow& factor, const Rest& rest = {}) {
     PerRow row_max = lane_max(S);
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) row_max[slot] = completed(row_max[slot], rest, slot, 1.0f);
     bool far = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) far |= row_max[slot] > limit_[slot];
@@ -110,15 +116,18 @@ class SteadySoftmax {
     return true;
   }
 
-  /// Elements [kFrom, kTo) of a lane become weights.
-  template <int kFrom, int kTo>
-  TILEWISE_INLINE void weigh(Scores& S, float scale) {
+  /// Elements [kFrom, kTo) of a lane become weights. `rest` as in move().
+  template <int kFrom, int kTo, class Rest = NoRest>
+  TILEWISE_INLINE void weigh(Scores& S, float scale, const Rest& rest = {}) {
     float sums[kSlots][2] = {};
+    PerRow from;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) from[slot] = completed(base[slot], rest, slot, -scale);
     TILEWISE_UNROLL
     for (int e = kFrom; e < kTo; ++e) {
       const int slot = FragmentLayout::slot(e % kRegisters);
       float& x = S.tile[0][e / kRegisters][e % kRegisters];
-      x = Machine::exp2(x * scale - base[slot]);
+      x = Machine::exp2(x * scale - from[slot]);
       sums[slot][e % 2] += x;
     }
     TILEWISE_UNROLL
@@ -175,6 +184,11 @@ class SteadySoftmax {
   }
 
  private:
+  TILEWISE_INLINE static float completed(float x, const NoRest&, int, float) { return x; }
+  TILEWISE_INLINE static float completed(float x, const PerRow& rest, int slot, float scale) {
+    return x + rest[slot] * scale;
+  }
+
   TILEWISE_INLINE void refer_to(int slot, float row_max, float scale) {
     base[slot] = row_max == -kInfinity ? 0.0f : row_max * scale - Range::kStart;
     limit_[slot] = row_max + Range::kReach / scale;

@@ -2,116 +2,22 @@
 // knows: every option of the step, sequences from none to all of the capacity, few and many of them, and equal bits.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/implementation.hpp"
-#include "core/select.hpp"
-#include "device/common/float16.h"
-#include "operations/kv_cache/call.hpp"
-#include "operations/kv_cache/kv_cache.hpp"
-#include "tilewise/kv_cache.hpp"
+#include "decoding.hpp"
 #include "tilewise/plan.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::test {
 namespace {
 
-bool deals(const AnyProblem& problem, const std::string& implementation) {
-  return plan(problem, {implementation}).schedule().find("dealt by lengths") != std::string::npos;
-}
-
-/// Sequences of so many keys of 32 elements, in pages of 16 with room for 10,240; -1: without a cache.
-class Decoding {
- public:
-  explicit Decoding(std::vector<std::int32_t> lengths) : lengths_(std::move(lengths)) {
-    const auto batch = static_cast<std::int64_t>(lengths_.size());
-    std::int64_t pages = 0;
-    table_.resize(static_cast<std::size_t>(batch * kPages), -1);
-    for (std::size_t b = 0; b < lengths_.size(); ++b) {
-      for (std::int32_t page = 0; page * kPageSize < lengths_[b]; ++page) {
-        table_[b * kPages + static_cast<std::size_t>(page)] = static_cast<std::int32_t>(pages++);
-      }
-    }
-    fill(q_, batch * kHeads * kDim);
-    fill(k_, pages * kPageSize * kDim);
-    fill(v_, pages * kPageSize * kDim);
-    out_.resize(q_.size());
-    lse_.resize(static_cast<std::size_t>(batch * kHeads));
-    sink_ = {0.5f, -1.0f};
-    arguments_.q = {q_.data(), DType::bf16, {batch, 1, kHeads, kDim}};
-    arguments_.out = {out_.data(), DType::bf16, {batch, 1, kHeads, kDim}};
-    arguments_.softmax_lse = {lse_.data(), DType::f32, {batch, kHeads, 1}};
-    arguments_.k_cache = {k_.data(), DType::bf16, {pages, kPageSize, 1, kDim}};
-    arguments_.v_cache = {v_.data(), DType::bf16, {pages, kPageSize, 1, kDim}};
-    arguments_.options.block_table = {table_.data(), DType::i32, {batch, kPages}};
-    arguments_.options.cache_seqlens = {lengths_.data(), DType::i32, {batch}};
-    arguments_.options.sink = {sink_.data(), DType::f32, {kHeads}};
-  }
-
-  /// out and its log-sum-exp.
-  std::vector<float> run(const std::string& implementation) {
-    std::fill(out_.begin(), out_.end(), std::uint16_t{0xFFFF});
-    std::fill(lse_.begin(), lse_.end(), std::nanf(""));
-    kv_cache_attention(arguments_, {.implementation = implementation});
-    std::vector<float> results = lse_;
-    for (const std::uint16_t bits : out_) results.push_back(device::bf16_to_float(bits));
-    return results;
-  }
-  /// Once the lengths have been checked, others stand there.
-  void run_with(const std::vector<std::int32_t>& lies, const std::string& implementation) {
-    const operations::kv_cache::Call call = operations::kv_cache::call_of(arguments_);
-    const KvCacheProblem problem = operations::kv_cache::describe(call);
-    const operations::kv_cache::KvCacheParams params = operations::kv_cache::make_params(call, problem);
-    lengths_ = lies;
-    const core::Implementation* row =
-        core::find_row(core::implementation_table(), operation_of(&problem), implementation);
-    ASSERT_NE(row, nullptr);
-    const core::Verdict verdict = row->judge_problem(problem, core::describe_cpu());
-    ASSERT_TRUE(verdict.accepted()) << verdict.reason;
-    verdict.kernel->load();
-    std::vector<std::max_align_t> workspace(verdict.kernel->workspace_size() / sizeof(std::max_align_t) + 16);
-    void* aligned = workspace.data();
-    std::size_t room = workspace.size() * sizeof(std::max_align_t);
-    EXPECT_NO_THROW(
-        verdict.kernel->launch_on(&params, std::align(64, verdict.kernel->workspace_size(), aligned, room), nullptr));
-  }
-
- private:
-  static constexpr std::int32_t kPageSize = 16, kPages = 640, kHeads = 2, kDim = 32;
-
-  void fill(std::vector<std::uint16_t>& values, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-      values.push_back(device::float_to_bf16(static_cast<float>(static_cast<std::int32_t>(state_ >> 32)) * 0x1p-30f));
-    }
-  }
-
-  std::vector<std::int32_t> lengths_, table_;
-  std::vector<std::uint16_t> q_, k_, v_, out_;
-  std::vector<float> lse_, sink_;
-  std::uint64_t state_ = 1;
-  KvCacheArguments arguments_;
-};
-
 class EmulatedKeyDeal : public testing::TestWithParam<std::string> {
  protected:
-  static void check(std::vector<std::int32_t> lengths) {
-    Decoding decoding(std::move(lengths));
-    const std::vector<float> expected = decoding.run("reference"), got = decoding.run(GetParam());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      if (expected[i] == got[i]) continue;  // infinities, too
-      ASSERT_NEAR(got[i], expected[i], 1e-2) << i;
-    }
-    EXPECT_EQ(got, decoding.run(GetParam())) << "other bits";
-  }
+  static void check(std::vector<std::int32_t> lengths) { Decoding(std::move(lengths)).check(GetParam()); }
 };
 
 TEST_P(EmulatedKeyDeal, SequencesOfAnyLength) {

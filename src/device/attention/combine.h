@@ -16,7 +16,7 @@ template <TileOps Ops, auto C, class Call = AttentionCall>
 class Combine {
   using Machine = typename Ops::Machine;
   static constexpr int kLaneCols = 4, kCols = kLaneCols * Machine::kLanes;  // of a pass
-  static constexpr bool kDeals = Call::template deals<C>();
+  static constexpr bool kDeals = Call::template deals<C>(), kTakesTurns = Call::template takes_turns<C>();
 
  public:
   using Params = typename Call::Combine;
@@ -26,19 +26,55 @@ class Combine {
   };
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
+    if constexpr (kTakesTurns) {
+      take_turns(p, shared);
+    } else {
+      const GridPlace place = grid_place<Machine>(p.grid);
+      const Sequence s = Call::template sequence_at<C>(p, place.batch);
+      const Splits splits = splits_of(p, place.batch);
+      if (kDeals && splits.count == 1) return;  // stands in out as it is
+      join(p, shared, place, s, splits);
+    }
+  }
+
+ private:
+  /// A sequence's parts: in the workspace `first` is the entry of its first one, from which the others are `stride`
+  /// rows apart.
+  struct Splits {
+    int32_t count;
+    int64_t first, stride;
+  };
+
+  TILEWISE_INLINE static void take_turns(const Params& p, Shared& shared) {
+    wait_for_step_before<Machine>();
+    const auto heads = static_cast<int32_t>(p.shape.num_heads_q);
+    const int32_t teams = static_cast<int32_t>(p.shape.seqlen_q) * teams_a_row(p);
+    const typename Call::template Rows<Machine> rows(p, heads * ceil_div(teams, C.waves), heads * teams);
+    for (int32_t turn = Machine::block();; turn += p.grid.num_tiles) {
+      GridPlace place{};
+      int32_t piece = turn;
+      const KeyPart parts = rows.sequence_of(piece, place.batch);
+      if (parts.count == 0) return;
+      place.tile = piece / heads, place.head = piece % heads;
+      const Sequence s = Call::template sequence_at<C>(p, place.batch);
+      join(p, shared, place, s, {parts.count, parts.place, p.shape.num_heads_q * p.shape.seqlen_q});
+    }
+  }
+  TILEWISE_INLINE static int32_t teams_a_row(const Params& p) {
+    return ceil_div(static_cast<int32_t>(p.shape.head_dim_v), kCols);
+  }
+
+  TILEWISE_INLINE static void join(const Params& p, Shared& shared, const GridPlace& place, const Sequence& s,
+                                   const Splits& splits) {
     const AttentionShape& shape = p.shape;
-    const GridPlace place = grid_place<Machine>(p.grid);
-    const Sequence s = Call::template sequence_at<C>(p, place.batch);
-    const Splits splits = splits_of(p, place.batch);
-    if (kDeals && splits.count == 1) return;  // stands in out as it is
     const Team team(splits.count);
     // A team has as many columns of a row as its lanes can add up at once: rows of more are several teams'. Lanes
     // without a row of their own do the last one's, and store nothing: barriers need them all.
     const auto head_dim_v = static_cast<int32_t>(shape.head_dim_v);
-    const int32_t own = place.tile * (C.waves / team.waves) + team.number, teams_a_row = ceil_div(head_dim_v, kCols);
-    const int64_t own_row = own / teams_a_row, i = minimum<int64_t>(own_row, s.all_q - 1);
+    const int32_t own = place.tile * (C.waves / team.waves) + team.number, teams = teams_a_row(p);
+    const int64_t own_row = own / teams, i = minimum<int64_t>(own_row, s.all_q - 1);
     if (s.all_q == 0) return;
-    const int32_t first_col = own % teams_a_row * kCols, cols = minimum(kCols, head_dim_v - first_col);
+    const int32_t first_col = own % teams * kCols, cols = minimum(kCols, head_dim_v - first_col);
     const int64_t rows = splits.stride;
     const int64_t row = dense_row(shape, splits.first, i, place.head);
     const bool used = i < s.seqlen_q;
@@ -70,13 +106,6 @@ class Combine {
     }
   }
 
- private:
-  /// A sequence's parts: in the workspace `first` is the entry of its first one, from which the others are `stride`
-  /// rows apart.
-  struct Splits {
-    int32_t count;
-    int64_t first, stride;
-  };
   TILEWISE_INLINE static Splits splits_of(const Params& p, int32_t batch) {
     const int64_t of_entry = p.shape.num_heads_q * p.shape.seqlen_q;
     if constexpr (kDeals) {
@@ -87,13 +116,17 @@ class Combine {
     }
   }
 
-  /// The waves that share a row's columns: all of a block where splits are many, or may be, else one.
+  /// All of a block where splits are many, or may be.
+  TILEWISE_INLINE static int waves_of_team(int num_splits) {
+    return (kDeals && !kTakesTurns) || num_splits > kRowSplits ? C.waves : 1;
+  }
+  /// The waves that share a row's columns.
   struct Team {
     int splits = 0, waves = 1, number = 0, wave = 0, first_wave = 0;
     TILEWISE_INLINE Team() = default;
     TILEWISE_INLINE explicit Team(int num_splits) : splits(num_splits) {
       const int own = Machine::wave();
-      waves = kDeals || num_splits > kRowSplits ? C.waves : 1;
+      waves = waves_of_team(num_splits);
       number = own / waves;
       wave = own % waves;
       first_wave = own - wave;

@@ -101,6 +101,11 @@ struct AttentionCall {
   static constexpr bool deals() {
     return false;
   }
+  /// Whether combine's blocks take turns at rows of several parts then: Rows says whose they are.
+  template <auto C>
+  static constexpr bool takes_turns() {
+    return false;
+  }
   template <auto C, class Params>
   TILEWISE_INLINE static Sequence sequence_at(const Params& p, int64_t batch) {
     return device::sequence_at<C>(p.shape, batch);

@@ -53,19 +53,22 @@ struct KvCacheCall {
   static constexpr bool deals() {
     return deals_keys<C>();
   }
+  template <auto C>
+  static constexpr bool takes_turns() {
+    return C.takes_turns != 0;
+  }
   template <class Machine, auto C>
   TILEWISE_INLINE static KeyPart part_at(const Forward& p, GridPlace& place) {
     if constexpr (deals<C>()) {
       // The grid's batch entries are parts of all sequences.
-      const KeyPart part = KeyDealer<Machine, C, Forward>(p).part_at(place.batch, place.batch);
-      if (p.deal.parts && part.count > 0 && part.number == 0 && place.head == 0 && Machine::thread() == 0) {
-        Machine::store_global(p.deal.parts + place.batch, KeyDeal::pack(part.place, part.count));
-      }
-      return part;
+      return dealt_part<Machine, C>(p, place.batch, place.head == 0, place.batch);
     } else {
       return {place.split, p.grid.num_splits, 0};
     }
   }
+  /// Of blocks that take turns.
+  template <class Machine>
+  using Rows = DealtRows<Machine, Combine>;
   /// A sequence's first part, but with the count of all: of few sequences found while the step before is under way, of
   /// many as that step has left it.
   template <class Machine, auto C>
@@ -73,10 +76,7 @@ struct KvCacheCall {
     KeyPart parts{};
     if (!p.deal.parts) parts = KeyDealer<Machine, C, Combine>(p).parts_of(batch);
     wait_for_step_before<Machine>();
-    if (p.deal.parts) {
-      const int64_t left = Machine::load_global(p.deal.parts + batch);
-      parts = {0, KeyDeal::count_of(left), KeyDeal::first_of(left)};
-    }
+    if (p.deal.parts) parts = parts_left<Machine>(p, batch);
     return parts;
   }
   template <auto C>

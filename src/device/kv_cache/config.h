@@ -54,12 +54,14 @@ constexpr int32_t places_a_stage(const KvCacheForwardConfig& c) { return c.stage
 
 struct KvCacheCombineConfig : CombineConfig {
   Flag seqlens_alone = 0, deals_keys = 0;  // as KvCacheForwardConfig
-  int32_t block_n = 0;                     // likewise, where keys are dealt
+  int32_t block_n = 0;                     // likewise, where keys are dealt, but where blocks take turns
+  Flag takes_turns = 0;  // of dealt keys, whose parts the step before has left: blocks take rows that have several
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     CombineConfig::for_each_field(c, visit);
     visit("seqlens_alone", c.seqlens_alone), visit("deals_keys", c.deals_keys), visit("block_n", c.block_n);
+    visit("takes_turns", c.takes_turns);
   }
 };
 

@@ -19,25 +19,94 @@ constexpr bool deals_keys() {
   }
 }
 
+/// Sequences as the lanes of a wave have them: a run of neighbours each.
+template <class Machine>
+class SequenceRuns {
+ public:
+  static constexpr int kMostOfLane = kMostDealtSequences / 32;  // where a wave has 32 lanes, or more
+
+  TILEWISE_INLINE explicit SequenceRuns(int64_t batches)
+      : a_lane_(ceil_div(static_cast<int32_t>(batches), Machine::kLanes)), begin_(Machine::lane() * a_lane_) {}
+
+  /// visit(i, sequence) for each of this lane's, some of which may lie behind the last one.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_of_lane(const Visit& visit) const {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kMostOfLane; ++i) {
+      if (i < a_lane_) visit(i, begin_ + i);
+    }
+  }
+
+  /// Of things of which the lane's sequence i has count_of(i), numbered one sequence after the other: what
+  /// `look(sequence, first, count)` makes of the sequence that it looks for; -1 of others.
+  template <class CountOf, class Look>
+  TILEWISE_INLINE int32_t find(const CountOf& count_of, const Look& look) const {
+    int32_t own = 0;
+    for_each_of_lane([&](int i, int32_t) { own += count_of(i); });
+    int32_t first = sum_of_lanes_before(own), found = -1;
+    for_each_of_lane([&](int i, int32_t batch) {
+      const int32_t count = count_of(i);
+      found = maximum(found, look(batch, first, count));
+      first += count;
+    });
+    return highest_of_wave<Machine>(found);
+  }
+
+  TILEWISE_INLINE static int32_t sum_of_lanes_before(int32_t own) {
+    int32_t before = 0, all = own;
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < Machine::kLanes; bit *= 2) {
+      const int32_t others = shuffle_xor<Machine>(all, bit);
+      before += (Machine::lane() & bit) != 0 ? others : 0;
+      all += others;
+    }
+    return before;
+  }
+  /// Of sequences in each lane, and the lane's first.
+  TILEWISE_INLINE int32_t a_lane() const { return a_lane_; }
+  TILEWISE_INLINE int32_t begin() const { return begin_; }
+
+ private:
+  int32_t a_lane_, begin_;
+};
+
+/// Whether parts are few, since to leave a part's sums and to join them takes as long as several tiles of keys: what a
+/// block can well have whole stays so, and sequences that are equally long have no more parts than begin at once.
+template <auto C>
+constexpr bool deals_sparingly() {
+  if constexpr (requires { C.kDealsSparingly; }) {
+    return C.kDealsSparingly;
+  } else {
+    return false;
+  }
+}
+
 /// Every wave works the deal out for itself, a run of sequences in each lane: it waits for lengths once, and for some
 /// shuffles.
 template <class Machine, auto C, class Params>
 class KeyDealer {
+  static constexpr bool kSparing = deals_sparingly<C>();
+
  public:
-  TILEWISE_INLINE explicit KeyDealer(const Params& p) : p_(p) {
+  TILEWISE_INLINE explicit KeyDealer(const Params& p) : p_(p), runs_(p.shape.batch_size) {
     const auto batches = static_cast<int32_t>(p.shape.batch_size);
-    a_lane_ = ceil_div(batches, Machine::kLanes);
-    begin_ = Machine::lane() * a_lane_;
     int32_t all = 0, most = 0;
-    for_each_of_lane([&](int i) {
-      tiles_[i] = begin_ + i < batches ? tiles_of(begin_ + i) : -1;
+    runs_.for_each_of_lane([&](int i, int32_t batch) {
+      tiles_[i] = batch < batches ? tiles_of(batch) : -1;
       all += maximum(tiles_[i], 0);
       most = maximum(most, tiles_[i]);
     });
     const auto all_tiles = static_cast<float>(sum_of_wave<Machine>(all));
     const auto most_tiles = static_cast<float>(highest_of_wave<Machine>(most));
     even_ = most_tiles * static_cast<float>(batches) <= kEven * all_tiles;
-    const float wanted = all_tiles * (even_ ? p.deal.of_even_parts : p.deal.of_parts);
+    float wanted = all_tiles * (even_ ? p.deal.of_even_parts : p.deal.of_parts);
+    if constexpr (kSparing) {
+      constexpr float kNearly = 1.001f;  // of a quotient that should be a whole number
+      const float at_once = kNearly / (p.deal.of_even_parts * static_cast<float>(batches));
+      most_parts_ = even_ ? static_cast<int32_t>(at_once) : kMostSplits;
+      whole_tiles_ = even_ ? 0.0f : all_tiles * p.deal.of_even_parts;
+      wanted = even_ ? 0.0f : wanted;
+    }
     const float a_part = maximum(maximum(wanted, p.deal.fewest_tiles), most_tiles * (1.0f / kMostSplits));
     parts_a_tile_ = 1.0f / a_part;
   }
@@ -63,53 +132,100 @@ class KeyDealer {
  private:
   /// Of the mean length that the longest is, where sequences count as equally long.
   static constexpr float kEven = 1.25f;
-  static constexpr int kMostOfLane = kMostDealtSequences / 32;  // where a wave has 32 lanes, or more
 
-  /// visit(i) for each sequence of a lane.
-  template <class Visit>
-  TILEWISE_INLINE void for_each_of_lane(const Visit& visit) const {
-    TILEWISE_UNROLL
-    for (int i = 0; i < kMostOfLane; ++i) {
-      if (i < a_lane_) visit(i);
-    }
-  }
   TILEWISE_INLINE int32_t tiles_of(int32_t batch) const {
     const auto keys = static_cast<int32_t>(attended_sequence<C>(p_.shape, p_.cache, batch).seqlen_k);
     return minimum(ceil_div(keys, C.block_n), p_.deal.most_tiles);
   }
   /// Of sequences that differ so many that none is too long; else the nearest number, since those of one length that
-  /// lacks a little would have twice as many parts. A sequence that is not there has none.
+  /// lacks a little would have twice as many parts (sparingly dealt, all of them have as many as fit). A sequence that
+  /// is not there has none.
   TILEWISE_INLINE int32_t parts_of_tiles(int32_t tiles) const {
-    const auto parts = static_cast<int32_t>(static_cast<float>(tiles) * parts_a_tile_ + (even_ ? 0.5f : 0.99f));
-    return tiles < 0 ? 0 : maximum(1, minimum(parts, kMostSplits));
+    if constexpr (kSparing) {
+      if (static_cast<float>(tiles) <= whole_tiles_) return tiles < 0 ? 0 : 1;
+    }
+    constexpr float kOfEven = kSparing ? 0.0f : 0.5f;
+    const auto parts = static_cast<int32_t>(static_cast<float>(tiles) * parts_a_tile_ + (even_ ? kOfEven : 0.99f));
+    return tiles < 0 ? 0 : maximum(1, minimum(parts, kSparing ? minimum(most_parts_, kMostSplits) : kMostSplits));
   }
 
   /// What `look` makes of the sequence that it looks for, by its number, its first part and its parts: -1 of others.
   template <class Look>
   TILEWISE_INLINE int32_t find(const Look& look) const {
-    int32_t own = 0;
-    for_each_of_lane([&](int i) { own += parts_of_tiles(tiles_[i]); });
-    int32_t first = 0, all = own;
-    TILEWISE_UNROLL
-    for (int bit = 1; bit < Machine::kLanes; bit *= 2) {
-      const int32_t others = shuffle_xor<Machine>(all, bit);
-      first += (Machine::lane() & bit) != 0 ? others : 0;
-      all += others;
-    }
-    int32_t found = -1;
-    for_each_of_lane([&](int i) {
-      const int32_t count = parts_of_tiles(tiles_[i]);
-      found = maximum(found, look(begin_ + i, first, count));
-      first += count;
-    });
-    return highest_of_wave<Machine>(found);
+    return runs_.find([this](int i) { return parts_of_tiles(tiles_[i]); }, look);
   }
 
   const Params& p_;
-  int32_t a_lane_, begin_;      // of sequences: in each lane, and the lane's first
-  int32_t tiles_[kMostOfLane];  // -1: of no sequence
+  SequenceRuns<Machine> runs_;
+  int32_t tiles_[SequenceRuns<Machine>::kMostOfLane];  // -1: of no sequence
   float parts_a_tile_;
   bool even_;
+  // Sparingly dealt: that a sequence has, and up to which it stays whole.
+  int32_t most_parts_;
+  float whole_tiles_;
+};
+
+/// Part `place` of the parts of all sequences, and whose it is; count 0 where there are fewer. A sequence's first block
+/// leaves for combine how many parts there are.
+template <class Machine, auto C, class Params>
+TILEWISE_INLINE KeyPart dealt_part(const Params& p, int32_t place, bool is_first_block, int32_t& batch) {
+  const KeyPart part = KeyDealer<Machine, C, Params>(p).part_at(place, batch);
+  if (p.deal.parts && part.count > 0 && part.number == 0 && is_first_block && Machine::thread() == 0) {
+    Machine::store_global(p.deal.parts + batch, KeyDeal::pack(part.place, part.count));
+  }
+  return part;
+}
+/// A sequence's first part, but with the count of all, as that block has left it.
+template <class Machine, class Params>
+TILEWISE_INLINE KeyPart parts_left(const Params& p, int32_t batch) {
+  const int64_t left = Machine::load_global(p.deal.parts + batch);
+  return {0, KeyDeal::count_of(left), KeyDeal::first_of(left)};
+}
+
+/// The rows of sequences in several parts, as pieces of work that combine's blocks take in turn. Of a block for each
+/// row there would be 32,768 where 64 sequences have 128 heads of 512 columns, and where none of them has two parts
+/// that took 13 us (H200), as some 2,000 at a time found it out.
+template <class Machine, class Params>
+class DealtRows {
+ public:
+  /// Pieces of a sequence in up to kRowSplits parts, and of one in more.
+  TILEWISE_INLINE DealtRows(const Params& p, int32_t of_few, int32_t of_many)
+      : p_(p), runs_(p.shape.batch_size), of_few_(of_few), of_many_(of_many) {
+    runs_.for_each_of_lane([&](int i, int32_t batch) {
+      const int32_t count = batch < p.shape.batch_size ? parts_left<Machine>(p, batch).count : 0;
+      several_ |= (count > 1 ? 1u : 0u) << i;
+      many_ |= (count > kRowSplits ? 1u : 0u) << i;
+    });
+    int32_t own = 0;
+    for (int i = 0; i < runs_.a_lane(); ++i) own += pieces_of(i);
+    before_ = runs_.sum_of_lanes_before(own);
+  }
+
+  /// Whose piece `number` of all is, with the sequence's first part, but the count of all; `number` becomes the piece's
+  /// among the sequence's own. Past the last piece the count is 0.
+  TILEWISE_INLINE KeyPart sequence_of(int32_t& number, int32_t& batch) const {
+    int32_t first = before_, found = -1, own = -1;  // the last two in the lane that has it
+    TILEWISE_NO_UNROLL
+    for (int i = 0; i < runs_.a_lane(); ++i) {
+      const int32_t in_sequence = number - first, pieces = pieces_of(i);
+      if (in_sequence >= 0 && in_sequence < pieces) found = runs_.begin() + i, own = in_sequence;
+      first += pieces;
+    }
+    batch = highest_of_wave<Machine>(found);
+    number = highest_of_wave<Machine>(own);
+    return batch < 0 ? KeyPart{0, 0, 0} : parts_left<Machine>(p_, batch);
+  }
+
+ private:
+  TILEWISE_INLINE int32_t pieces_of(int i) const {
+    return (many_ >> i & 1u) != 0 ? of_many_ : (several_ >> i & 1u) != 0 ? of_few_ : 0;
+  }
+
+  const Params& p_;
+  SequenceRuns<Machine> runs_;
+  int32_t of_few_, of_many_, before_ = 0;  // the last: pieces of all lanes before
+  uint32_t several_ = 0, many_ = 0;        // a bit for each of the lane's sequences: whether it has such parts
+  static_assert(SequenceRuns<Machine>::kMostOfLane <= 32);
 };
 
 }  // namespace tilewise::device

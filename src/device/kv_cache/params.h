@@ -81,13 +81,17 @@ struct KeyDeal {
   int64_t* parts;      // [batch_size], as pack() has them, from the forward kernel to combine; null: not left
   int32_t places;      // parts of all sequences at most; 0: as many for each
   int32_t most_tiles;  // that a sequence's queries see
-  float of_parts, of_even_parts;  // the share of all tiles that a part should have; where sequences are about as long
-  float fewest_tiles;             // of a part
-  int32_t unused;
+  // The share of all tiles that a part should have; where sequences are about as long. Where keys are dealt sparingly,
+  // the second is what a sequence may have and stay whole, and so many parts begin at once.
+  float of_parts, of_even_parts;
+  float fewest_tiles;  // of a part
+  int32_t sparing;     // whether deals_sparingly() holds
 
   /// Each of combine's blocks works out the deal of few sequences while it waits. Of 256 that took 70 us (H200), and
   /// reading what the forward kernel has left takes a load more.
-  [[nodiscard]] constexpr bool leaves_parts(int64_t batch_size) const { return places > 0 && batch_size > 32; }
+  [[nodiscard]] constexpr bool leaves_parts(int64_t batch_size) const {
+    return places > 0 && (sparing != 0 || batch_size > 32);
+  }
   /// A sequence's parts among those of all sequences.
   static constexpr int64_t pack(int32_t first, int32_t count) { return int64_t{first} << 32 | count; }
   static constexpr int32_t first_of(int64_t parts) { return static_cast<int32_t>(parts >> 32); }
@@ -97,7 +101,7 @@ struct KeyDeal {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("parts", p.parts), visit("places", p.places), visit("most_tiles", p.most_tiles);
     visit("of_parts", p.of_parts), visit("of_even_parts", p.of_even_parts);
-    visit("fewest_tiles", p.fewest_tiles), visit("unused", p.unused);
+    visit("fewest_tiles", p.fewest_tiles), visit("sparing", p.sparing);
   }
 };
 
@@ -134,7 +138,7 @@ struct KvCacheForwardParams {
 
 struct KvCacheCombineParams {
   AttentionShape shape;
-  TileGrid grid;           // without splits of its own
+  TileGrid grid;           // without splits of its own; where blocks take turns, as many tiles as blocks
   int64_t num_splits;      // of the keys, where all sequences have as many
   const float* out_accum;  // as KvCacheForwardParams has them
   const float* lse_accum;

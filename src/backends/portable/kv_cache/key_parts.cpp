@@ -35,21 +35,23 @@ std::int64_t key_splits(const KvCacheProblem& p, const Problem& attention, const
 }
 
 device::KeyDeal key_deal(const KvCacheProblem& p, const Problem& attention, const DeviceTraits& traits,
-                         const device::KvCacheForwardConfig& config, std::int64_t heads, std::int64_t tiles) {
+                         const DealtBlocks& blocks) {
   device::KeyDeal deal{};
   const bool differ = p.cache_seqlens && p.batch_size > 1 && p.batch_size <= device::kMostDealtSequences;
-  if (!differ || tiles != 1 || p.num_splits > 0 || p.batch_invariant) return deal;
+  if (!differ || p.num_splits > 0 || p.batch_invariant) return deal;
   const double seen = operations::attention::most_keys_seen(attention, f(std::max<std::int64_t>(p.seqlen_q, 1)));
-  const double most_tiles = std::ceil(seen / config.block_n) + 1.0;
+  const double most_tiles = std::ceil(seen / blocks.block_n) + 1.0;
   constexpr double kMostTiles = 2147483647.0;  // of all sequences
   if (seen <= f(kLeastKeys) || most_tiles * f(p.batch_size) > kMostTiles) return deal;
-  const double at_once = std::max(1.0, f(blocks_at_once(config) * traits.multiprocessors) / f(heads));
+  const double at_once = std::max(1.0, f(blocks.at_once * traits.multiprocessors) / f(blocks.a_part));
   const bool fit = f(p.batch_size) <= kMostEvenRounds * at_once;
+  const double even_rounds = blocks.sparing ? 1.0 : fit ? kEvenRounds : kRounds;
   deal.places = static_cast<std::int32_t>(std::ceil(kRounds * at_once)) + static_cast<std::int32_t>(p.batch_size);
   deal.most_tiles = static_cast<std::int32_t>(most_tiles);
   deal.of_parts = static_cast<float>(1.0 / (kRounds * at_once));
-  deal.of_even_parts = static_cast<float>(1.0 / ((fit ? kEvenRounds : kRounds) * at_once));
+  deal.of_even_parts = static_cast<float>(1.0 / (even_rounds * at_once));
   deal.fewest_tiles = kFewestTiles;
+  deal.sparing = blocks.sparing;
   return deal;
 }
 

@@ -18,10 +18,17 @@ namespace tilewise::backends::portable {
                                       const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
                                       std::int64_t heads, std::int64_t tiles);
 
-/// How parts are dealt out by lengths, likewise; places 0: they are not.
+/// How a kernel's blocks take the keys that are dealt out.
+struct DealtBlocks {
+  std::int64_t a_part;   // blocks that work on one part: of all heads, or parts of heads, or tiles of rows
+  int at_once;           // blocks that a multiprocessor computes
+  std::int32_t block_n;  // keys of a tile
+  bool sparing = false;  // device::deals_sparingly()
+};
+
+/// How parts are dealt out by lengths, where these may differ much; places 0: they are not.
 [[nodiscard]] device::KeyDeal key_deal(const KvCacheProblem& problem, const Problem& attention,
-                                       const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
-                                       std::int64_t heads, std::int64_t tiles);
+                                       const DeviceTraits& traits, const DealtBlocks& blocks);
 
 /// Of a sequence, where all are equally long.
 [[nodiscard]] std::int64_t mean_parts(const device::KeyDeal& deal, std::int64_t batch_size);

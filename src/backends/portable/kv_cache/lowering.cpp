@@ -123,7 +123,8 @@ class Lowerer {
     const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(attention_) : 1);
     const std::int64_t heads = (config.pack_gqa ? p_.num_heads_k : p_.num_heads_q) * config.v_parts;
     const std::int64_t tiles = ceil_div(rows, config.block_m()), blocks = tiles * heads * p_.batch_size;
-    const device::KeyDeal deal = key_deal(p_, attention_, traits_, config, heads, tiles);
+    const DealtBlocks dealt{heads, blocks_at_once(config), config.block_n};
+    const device::KeyDeal deal = tiles == 1 ? key_deal(p_, attention_, traits_, dealt) : device::KeyDeal{};
     const bool deals = deal.places > 0;
     const std::int64_t splits =
         deals ? mean_parts(deal, p_.batch_size) : key_splits(p_, attention_, traits_, config, heads, tiles);

@@ -5,26 +5,6 @@
 #include "backends/portable/kv_cache/kernels.hpp"
 
 namespace tilewise::backends::portable {
-namespace {
-
-/// Rows that parts of the keys leave in the workspace: of all sequences together, or `splits` of each.
-template <typename Params>
-std::int64_t rows_of_parts(const Params& p, std::int64_t splits) {
-  const std::int64_t entries = p.deal.places > 0 ? p.deal.places : splits * p.shape.batch_size;
-  return entries * p.shape.num_heads_q * p.shape.seqlen_q;
-}
-
-template <typename Params>
-void add_dealt_parts(const CacheTable<Params>& table, const Params& p, Access access) {
-  table.add(p.deal.parts, {.name = "dealt_parts",
-                           .workspace = true,
-                           .access = access,
-                           .element_bytes = sizeof(std::int64_t),
-                           .row = p.deal.leaves_parts(p.shape.batch_size) ? p.shape.batch_size : 0});
-}
-
-}  // namespace
-
 void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor& visit) {
   const CacheTable table(p, visit);
   table.lengths();
@@ -41,10 +21,7 @@ void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
-  const std::int64_t rows = rows_of_parts(p, p.grid.num_splits > 1 ? p.grid.num_splits : 0);
-  table.workspace(p.out_accum, "out_accum", Access::write, rows * p.shape.head_dim_v);
-  table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
-  add_dealt_parts(table, p, Access::write);
+  table.parts_of_keys(p.grid.num_splits > 1 ? p.grid.num_splits : 0, Access::write);
 }
 
 void for_each_pointer(const device::KvCacheCombineParams& p, const RegionVisitor& visit) {
@@ -54,10 +31,7 @@ void for_each_pointer(const device::KvCacheCombineParams& p, const RegionVisitor
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
-  const std::int64_t rows = rows_of_parts(p, p.num_splits);
-  table.workspace(p.out_accum, "out_accum", Access::read, rows * p.shape.head_dim_v);
-  table.workspace(p.lse_accum, "lse_accum", Access::read, rows);
-  add_dealt_parts(table, p, Access::read);
+  table.parts_of_keys(p.num_splits, Access::read);
 }
 
 void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visit) {

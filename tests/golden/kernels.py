@@ -57,6 +57,8 @@ PROBLEMS = {
     f"num_heads_k=8 head_dim=128 {PAGES} append=1 seqlen_k_new=64 rotary=f32 rotary_dim=64 mask=causal",
     "mla": "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 head_dim=576 "
     "head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=128 cache_seqlens=1 mask=causal",
+    "mla-dealt": "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 "
+    "head_dim=576 head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=512 cache_seqlens=1 mask=causal",
     "chunk": f"kv_cache_attention dtype=bf16 seqlen_q=512 {CACHE}",
 }
 HOPPER = (
@@ -69,6 +71,7 @@ HOPPER = (
     "backward-d128-causal",
     "backward-options",
     "mla",
+    "mla-dealt",
     "chunk",
 )
 COUNTED = ("instructions", "matrix", "transcendental", "shared")

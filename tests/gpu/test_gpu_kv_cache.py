@@ -244,17 +244,20 @@ def test_captured_with_other_lengths_tables_and_keys():
 
 
 @pytest.mark.parametrize("batch", [2, 9, 100])
-def test_captured_with_lengths_that_differ(batch):
+@pytest.mark.parametrize(("mla", "page_size"), [(False, 16), (True, 16), (True, 64)])
+def test_captured_with_lengths_that_differ(mla, page_size, batch):
     """In a large capacity parts of the keys are dealt out by lengths that the device alone reads."""
     generator = torch.Generator().manual_seed(batch)
-    long, page_size, capacity = 9000, 16, 16384
+    long, capacity = 9000, 16384
     pages = batch * 4 + -(-long // page_size)
-    q = torch.randn(batch, 1, HEADS, DIM, generator=generator).bfloat16()
-    k, v = torch.randn(2, pages, page_size, HEADS_K, DIM, generator=generator).bfloat16()
+    heads, heads_k, dim = (128, 1, 576) if mla else (HEADS, HEADS_K, DIM)
+    q = (torch.randn(batch, 1, heads, dim, generator=generator) * (0.3 if mla else 1.0)).bfloat16()
+    k, v = torch.randn(2, pages, page_size, heads_k, dim, generator=generator).bfloat16()
     table = torch.randint(0, pages, (batch, capacity // page_size), generator=generator, dtype=torch.int32)
     first = torch.randint(0, 64, (batch,), generator=generator, dtype=torch.int32)
     first[0] = long
     cpu = {"q": q, "k_cache": k, "v_cache": v, "block_table": table, "cache_seqlens": first, "return_lse": True}
+    cpu |= {"v_cache": None, "head_dim_v": 512} if mla else {}
     gpu = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in cpu.items()}
     plain = tilewise.kv_cache_attention(**gpu)
     _assert_alike((plain, tilewise.kv_cache_attention(**cpu, implementation=CPU)))

@@ -136,6 +136,8 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
   for (const std::string& step :
        {mla + "dtype=bf16 seqlen_q=1 page_size=64 num_pages=8192 max_pages_per_seq=128 batch_size=64",
         mla + "dtype=f16 seqlen_q=2 mask=causal page_size=16 num_pages=256 max_pages_per_seq=256",
+        mla + "dtype=bf16 seqlen_q=1 mask=causal page_size=64 num_pages=8192 max_pages_per_seq=512 batch_size=64",
+        mla + "dtype=f16 seqlen_q=2 page_size=16 num_pages=8192 max_pages_per_seq=1024 batch_size=8",
         heads + "dtype=bf16 seqlen_q=64 head_dim=128 num_pages=512 max_pages_per_seq=512 append=1 "
                 "seqlen_k_new=64 rotary=f32 rotary_dim=128",
         heads + "dtype=bf16 seqlen_q=512 head_dim=128 num_pages=8192 max_pages_per_seq=512 batch_size=16",

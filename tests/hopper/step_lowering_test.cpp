@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "backends/cuda/hopper/implementation.hpp"
+#include "backends/portable/kv_cache/kernels.hpp"
 #include "backends/portable/kv_cache/lowering.hpp"
 #include "support.hpp"
 
@@ -142,6 +143,51 @@ TEST(HopperStepLowering, SharesKeysAsValuesInMlasForm) {
   EXPECT_GE(blocks, 32U);
   EXPECT_LE(blocks, 132U);
   EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * sizeof(float));
+}
+
+/// By the portable kernels' rule: of a capacity above 8,192 keys, whose sequences may differ much in length. Blocks are
+/// as many as 2.5 times what is computed at once, and those of a whole sequence each.
+TEST(HopperStepLowering, DealsMlasKeysOfSequencesThatDiffer) {
+  const auto lowered = [](const std::string& sequences) {
+    return lower(KvCacheProblem(parse_problem(concat(kMla, "num_pages=8192 ", sequences))), h200());
+  };
+  const auto deals = [&](const std::string& sequences) {
+    const gpu::Outcome outcome = lowered(sequences);
+    EXPECT_EQ(outcome.refusal, "");
+    return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).deals_keys != 0;
+  };
+  const gpu::Outcome dealt = lowered("batch_size=64 max_pages_per_seq=129");
+  ASSERT_EQ(dealt.refusal, "");
+  ASSERT_EQ(dealt.lowering.launches().size(), 2U);
+  const gpu::Launch &latent = *dealt.lowering.launches()[0], &combine = *dealt.lowering.launches()[1];
+  const std::uint32_t places = 132 / 2 * 5 / 2 + 64;
+  EXPECT_EQ(latent.grid, gpu::Extent3{2 * places});
+  EXPECT_TRUE(gpu::config_of<Latent>(latent.key).split);
+  EXPECT_TRUE(gpu::config_of<portable::KvCacheCombine>(combine.key).takes_turns);
+  EXPECT_EQ(combine.grid, gpu::Extent3{5 * 132}) << "however many rows there are";
+  EXPECT_EQ(dealt.lowering.part("lse_accum")->bytes, places * 128 * sizeof(float));
+  EXPECT_EQ(dealt.lowering.part("dealt_parts")->bytes, 64 * sizeof(std::int64_t));
+  EXPECT_TRUE(deals("batch_size=2 max_pages_per_seq=4000"));
+  EXPECT_TRUE(deals("batch_size=512 max_pages_per_seq=129"));
+  EXPECT_FALSE(deals("batch_size=513 max_pages_per_seq=129"));
+  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=128"));
+  EXPECT_FALSE(deals("max_pages_per_seq=4000"));
+  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=129 num_splits=3"));
+  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=129 num_splits=1"));
+  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=129 batch_invariant=1"));
+}
+
+/// Tiles of rows that fill the device want no parts.
+TEST(HopperStepLowering, DealsNoKeysOfChunksInMlasForm) {
+  KvCacheProblem problem = parse_problem(concat(kMla, "batch_size=4 num_pages=8192 max_pages_per_seq=512"));
+  const auto deals = [&problem](std::int64_t queries) {
+    problem.seqlen_q = queries;
+    const gpu::Outcome outcome = lower(problem, h200());
+    EXPECT_EQ(outcome.refusal, "");
+    return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).deals_keys != 0;
+  };
+  EXPECT_TRUE(deals(66));
+  EXPECT_FALSE(deals(67));
 }
 
 /// 128 heads of one query, where tiles are many copies: 64 heads are one block.

@@ -159,8 +159,11 @@ struct HopperLatentConfig : ScoreConfig {
   int32_t page_size = 0;  // 0: contiguous
   Flag split = 0;         // keys come in parts, each of which leaves its own sums for combine
   Flag clustered = 0;     // two blocks with the same keys each bring half of every tile of them, to both
+  Flag deals_keys = 0;    // of split keys: see kv_cache/key_deal.h
 
   static constexpr int32_t kRows = 64, kKeys = 64, kStages = 2;
+  static constexpr int32_t block_n = kKeys;      // as others call it
+  static constexpr bool kDealsSparingly = true;  // 128 rows of 512 fp32 sums, there and back, are 7 tiles of keys
   constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
   static constexpr int32_t kConsumers = 2;  // warpgroups, each with half of the columns of out
   static constexpr int32_t kThreads = 128 * (kConsumers + 1);
@@ -170,6 +173,7 @@ struct HopperLatentConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("page_size", c.page_size), visit("split", c.split), visit("clustered", c.clustered);
+    visit("deals_keys", c.deals_keys);
   }
 };
 

@@ -28,7 +28,8 @@ class HopperLatent {
     wait_for_step_before<Machine>();  // new keys are appended by it
     const LatentWork work = latent_work<Machine, C>(params);
     if constexpr (C.clustered) Machine::wait_for_cluster();  // the barriers of both stand
-    if (work.first_query >= work.all_q) return;              // of a packed sequence with fewer queries, or both blocks
+    // Of a packed sequence with fewer queries, or a place that has not been dealt; both blocks of a cluster alike.
+    if (work.first_query >= work.all_q) return;
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
       Machine::template give_registers<kProducerRegisters>();
       LatentProducer<Machine, C>(params, shared, work).run();

@@ -5,6 +5,7 @@
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
 #include "device/hopper/warpgroup.h"
+#include "device/kv_cache/key_deal.h"
 #include "device/kv_cache/sequence.h"
 
 namespace tilewise::device {
@@ -60,22 +61,39 @@ enum LatentBarrier : int { kConsumersMeet = 1, kFirstIssued, kSecondIssued };
 
 /// A block's rows and keys.
 struct LatentWork {
-  int32_t batch, part, first_query, first_head;
+  int32_t batch, first_query, first_head;
+  KeyPart part;             // count 0: a block without work, of which nothing else is known
   int32_t begin, end;       // tiles of keys, at least one
   int32_t seqlen_q, all_q;  // used queries, and those in memory
   int32_t q_row;            // of the first one
   int32_t seqlen_k, k_row;  // used keys, none in a part without any; place of the first
   int32_t cache_row;        // of a contiguous cache
   int32_t diagonal;         // query i sees no key past i + diagonal
+
+  /// A sequence's only part leaves what an unsplit one does.
+  TILEWISE_INLINE bool is_whole() const { return part.count == 1; }
 };
+
+/// Which part of which sequence's keys a block has: row tiles of a part are neighbours.
+template <class Machine, HopperLatentConfig C>
+TILEWISE_INLINE KeyPart latent_part(const HopperLatentParams& p, int32_t& batch) {
+  const LatentOrder& order = p.order;
+  const int32_t place = Machine::block() / order.row_tiles;
+  if constexpr (deals_keys<C>()) {
+    return dealt_part<Machine, C>(p, place, Machine::block() % order.row_tiles == 0, batch);
+  } else {
+    batch = place / order.num_splits;
+    return {place % order.num_splits, order.num_splits, 0};
+  }
+}
 
 template <class Machine, HopperLatentConfig C>
 TILEWISE_INLINE LatentWork latent_work(const HopperLatentParams& p) {
   const LatentOrder& order = p.order;
-  const int32_t block = Machine::block(), tile = block % order.row_tiles, rest = block / order.row_tiles;
+  const int32_t tile = Machine::block() % order.row_tiles;
   LatentWork w{};
-  w.part = rest % order.num_splits;
-  w.batch = rest / order.num_splits;
+  w.part = latent_part<Machine, C>(p, w.batch);
+  if (deals_keys<C>() && w.part.count == 0) return w;
   w.first_query = tile / order.head_tiles * order.queries_of_tile;
   w.first_head = tile % order.head_tiles * order.heads_of_tile;
   const CachedSequence s = attended_sequence<C>(p.shape, p.cache, w.batch);
@@ -91,8 +109,8 @@ TILEWISE_INLINE LatentWork latent_work(const HopperLatentParams& p) {
   const int32_t last_query = minimum(w.first_query + order.queries_of_tile, w.seqlen_q) - 1;
   const int32_t seen = C.ranged ? minimum(w.seqlen_k, last_query + w.diagonal + 1) : w.seqlen_k;
   const int32_t count = last_query < w.first_query ? 0 : ceil_div(maximum(seen, 0), C.kKeys);
-  w.begin = count * w.part / order.num_splits;
-  w.end = count * (w.part + 1) / order.num_splits;
+  w.begin = count * w.part.number / w.part.count;
+  w.end = count * (w.part.number + 1) / w.part.count;
   // A part without keys takes a tile all the same and hides it: what it stores is read.
   if (w.begin == w.end) w.begin = 0, w.end = 1, w.seqlen_k = 0;
   return w;

@@ -42,7 +42,7 @@ class LatentStore {
     for (int slot = 0; slot < Out::kSlots; ++slot) {
       const int32_t row = rows_.row_of_slot(slot);
       const bool stored = rows_.is_among(row, work_.all_q);
-      if constexpr (C.split) {
+      if (leaves_sums()) {
         if (stored) store_part(O, slot, p_.out_accum + part_row(row) * p_.shape.head_dim_v + warpgroup_ * kColumns);
       } else {
         store_row(O, slot, stored ? address_of(row) : nullptr);
@@ -52,7 +52,7 @@ class LatentStore {
 
   TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
     if (!rows_.is_among(row, work_.all_q)) return;
-    if constexpr (C.split) {
+    if (leaves_sums()) {
       Machine::store_global(p_.lse_accum + part_row(row), lse);
       return;
     }
@@ -63,6 +63,9 @@ class LatentStore {
   }
 
  private:
+  /// For combine, in the same way in all of a block.
+  TILEWISE_INLINE bool leaves_sums() const { return C.split && !(deals_keys<C>() && work_.is_whole()); }
+
   /// 8 bytes a lane, four lanes to 32 bytes of a row.
   template <class Out>
   TILEWISE_INLINE static void store_part(const Out& O, int slot, float* to) {
@@ -103,8 +106,9 @@ class LatentStore {
   /// Of lse_accum and out_accum.
   TILEWISE_INLINE int64_t part_row(int32_t row) const {
     const AttentionShape& s = p_.shape;
-    return work_.part * (s.batch_size * s.num_heads_q * s.seqlen_q) +
-           dense_row(s, work_.batch, rows_.query(row), rows_.head(row));
+    const int64_t query = rows_.query(row), head = rows_.head(row);
+    if constexpr (deals_keys<C>()) return dense_row(s, work_.part.place, query, head);
+    return work_.part.number * (s.batch_size * s.num_heads_q * s.seqlen_q) + dense_row(s, work_.batch, query, head);
   }
 
   const HopperLatentParams& p_;

@@ -171,8 +171,8 @@ struct HopperBwdParams {
 struct LatentOrder {
   int32_t queries_of_tile, heads_of_tile;  // rows of a tile: heads run fastest
   int32_t head_tiles, row_tiles;           // of a query; of a sequence
-  int32_t num_splits;
-  int32_t unused;  // keeps the block free of holes
+  int32_t num_splits;                      // parts of each sequence's keys; 1 where they are dealt by lengths
+  int32_t unused;                          // keeps the block free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -193,14 +193,16 @@ struct HopperLatentParams {
   CacheShape cache;
   LatentOrder order;
   Tensor4 k;         // of the cache, one head
-  float* out_accum;  // as the portable ForwardParams have them
+  float* out_accum;  // as KvCacheForwardParams have them
   float* lse_accum;
+  KeyDeal deal;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("shape", p.shape), visit("score", p.score);
     visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("cache", p.cache), visit("order", p.order);
     visit("k", p.k), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
+    visit("deal", p.deal);
   }
 };
 

@@ -8,6 +8,7 @@
 #include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/schedule.hpp"
+#include "backends/portable/kv_cache/key_parts.hpp"
 #include "backends/portable/kv_cache/schedule.hpp"
 #include "backends/portable/traits.hpp"
 #include "core/ceil_div.hpp"
@@ -116,6 +117,17 @@ class LatentEstimator {
   const core::DeviceDescription& device_;
 };
 
+/// By the portable kernels' rule. Row tiles that fill the device by themselves, as those of a chunk of queries do, want
+/// no parts.
+device::KeyDeal key_deal(const KvCacheProblem& p, const core::DeviceDescription& device,
+                         const device::LatentOrder& order) {
+  const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
+  if (order.row_tiles > traits.multiprocessors) return {};
+  const portable::DealtBlocks blocks{order.row_tiles, 1, HopperLatentConfig::kKeys,
+                                     HopperLatentConfig::kDealsSparingly};
+  return portable::key_deal(p, portable::attention_of(p), traits, blocks);
+}
+
 }  // namespace
 
 std::string latent_refusal(const KvCacheProblem& p) {
@@ -157,13 +169,21 @@ LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescri
     const LatentSchedule candidate = in_parts(splits);
     if (candidate.us < best.us) best = candidate;
   }
+  // Estimated as if each sequence filled the cache.
+  if (const device::KeyDeal deal = key_deal(p, device, best.order); deal.places > 0) {
+    best.config.split = best.config.deals_keys = 1;
+    best.order.num_splits = 1;
+    best.deal = deal;
+  }
   return best;
 }
 
 gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription& device) {
   if (std::string reason = latent_refusal(p); !reason.empty()) return {{}, std::move(reason)};
   const LatentSchedule schedule = latent_schedule(p, device);
-  const std::int64_t blocks = p.batch_size * schedule.order.row_tiles * schedule.order.num_splits;
+  const bool deals = schedule.deal.places > 0;
+  const std::int64_t splits = schedule.order.num_splits;
+  const std::int64_t blocks = schedule.order.row_tiles * (deals ? schedule.deal.places : p.batch_size * splits);
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   if (blocks > kMostBlocks) return {{}, concat("blocks must be <= 2^30 (got ", blocks, ")")};
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
@@ -171,16 +191,22 @@ gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription
   HopperLatentParams params{};
   params.shape = operations::attention::shape_of(attention);
   params.order = schedule.order;
+  params.deal = schedule.deal;
   const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
   if (gpu::Launch* launch = builder.launch<Latent>(gpu::Family::sm90, schedule.config, grid, params, bind)) {
     launch->tensor_maps = tensor_maps(p, schedule);
     launch->cluster.x = static_cast<std::uint32_t>(schedule.config.blocks_of_cluster());
   }
-  const std::int64_t splits = schedule.order.num_splits;
   builder.append_schedule(concat("64x64 tiles, 2 warpgroups that share values, 2 stages",
                                  schedule.config.clustered ? ", pairs of blocks that share keys" : "",
-                                 splits > 1 ? concat(", ", splits, " splits") : std::string()));
-  if (splits > 1) add_cache_combine(attention, splits, builder);
+                                 deals        ? concat(", ", schedule.deal.places, " parts dealt by lengths")
+                                 : splits > 1 ? concat(", ", splits, " splits")
+                                              : std::string()));
+  if (deals) {
+    add_dealt_combine(attention, schedule.deal, device.multiprocessors, builder);
+  } else if (splits > 1) {
+    add_cache_combine(attention, splits, builder);
+  }
   gpu::Outcome outcome{builder.finish(), {}};
   outcome.lowering.estimated_us = schedule.us;
   return outcome;

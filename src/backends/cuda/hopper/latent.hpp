@@ -15,12 +15,14 @@ struct LatentSchedule {
   device::HopperLatentConfig config;
   device::LatentOrder order;
   double us = 0.0;
+  device::KeyDeal deal{};  // places 0: each sequence's keys come in order.num_splits parts
 };
 
 /// Why the kernel can't serve MLA's form; empty where it can.
 [[nodiscard]] std::string latent_refusal(const KvCacheProblem& problem);
 
-/// The quickest number of parts, by an estimate, or that which is asked for. Of a problem that is not refused.
+/// Parts that are dealt out by lengths where these may differ much; else their quickest number, by an estimate, or that
+/// which is asked for. Of a problem that is not refused.
 [[nodiscard]] LatentSchedule latent_schedule(const KvCacheProblem& problem, const core::DeviceDescription& device);
 
 /// The attention's launches, without appending.

@@ -78,9 +78,7 @@ void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisi
   table.cache(p.k, "k_cache", Access::read, p.shape.head_dim);
   table.outs(p.out, "out", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
-  const std::int64_t rows = p.order.num_splits > 1 ? p.order.num_splits * table.statistics() : 0;
-  table.workspace(p.out_accum, "out_accum", Access::write, rows * p.shape.head_dim_v);
-  table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
+  table.parts_of_keys(p.order.num_splits > 1 ? p.order.num_splits : 0, Access::write);
 }
 
 }  // namespace tilewise::backends::hopper

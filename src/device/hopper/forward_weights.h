@@ -118,8 +118,10 @@ class ForwardWeights {
 
  private:
   static constexpr int kElements = Softmax::kElements;
+  /// With ALiBi, 80 columns of scores and 128 of O leave no registers for weights in two parts (72 bytes of spills).
+  static constexpr bool kSlopesWide = Rows::kSlopesProducts && C.block_n > 64 && C.head_dim_v > 64;
   /// Weighed while the products with V run: half, and all where tanh takes as long as the exponentials.
-  static constexpr int kHalf = C.bounded ? kElements : kElements / 2 / 8 * 8;
+  static constexpr int kHalf = C.bounded || kSlopesWide ? kElements : kElements / 2 / 8 * 8;
 
   /// `rest`: what S still lacks, by rows.
   template <bool kMasked, class Rest, class OnceFree>

@@ -192,9 +192,11 @@ BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std:
   const double bias = c.bias(i, j);
   if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
   const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
-  const double coarse_error = coarse_sums_ && std::isfinite(magnitude) ? coarse_dot_error(q, k, p_.head_dim) : 0.0;
-  const double product_error =
-      std::isfinite(magnitude) ? std::abs(c.softmax_scale) * (sum_error(p_.head_dim) * magnitude + coarse_error) : 0.0;
+  double product_error = 0.0;
+  if (std::isfinite(magnitude)) {
+    const double coarse_error = coarse_sums_ ? coarse_dot_error(q, k, p_.head_dim) : 0.0;
+    product_error = std::abs(c.softmax_scale) * (sum_error(p_.head_dim) * magnitude + coarse_error);
+  }
   const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
   const double cap = numbers_.factors.softcap;
   const double slope_error =

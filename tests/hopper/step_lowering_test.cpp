@@ -145,17 +145,18 @@ TEST(HopperStepLowering, SharesKeysAsValuesInMlasForm) {
   EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * sizeof(float));
 }
 
+bool deals_mlas_keys(const gpu::Outcome& outcome) {
+  EXPECT_EQ(outcome.refusal, "");
+  return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).deals_keys != 0;
+}
+
 /// By the portable kernels' rule: of a capacity above 8,192 keys, whose sequences may differ much in length. Blocks are
 /// as many as 2.5 times what is computed at once, and those of a whole sequence each.
 TEST(HopperStepLowering, DealsMlasKeysOfSequencesThatDiffer) {
   const auto lowered = [](const std::string& sequences) {
     return lower(KvCacheProblem(parse_problem(concat(kMla, "num_pages=8192 ", sequences))), h200());
   };
-  const auto deals = [&](const std::string& sequences) {
-    const gpu::Outcome outcome = lowered(sequences);
-    EXPECT_EQ(outcome.refusal, "");
-    return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).deals_keys != 0;
-  };
+  const auto deals = [&](const std::string& sequences) { return deals_mlas_keys(lowered(sequences)); };
   const gpu::Outcome dealt = lowered("batch_size=64 max_pages_per_seq=129");
   ASSERT_EQ(dealt.refusal, "");
   ASSERT_EQ(dealt.lowering.launches().size(), 2U);
@@ -182,9 +183,7 @@ TEST(HopperStepLowering, DealsNoKeysOfChunksInMlasForm) {
   KvCacheProblem problem = parse_problem(concat(kMla, "batch_size=4 num_pages=8192 max_pages_per_seq=512"));
   const auto deals = [&problem](std::int64_t queries) {
     problem.seqlen_q = queries;
-    const gpu::Outcome outcome = lower(problem, h200());
-    EXPECT_EQ(outcome.refusal, "");
-    return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).deals_keys != 0;
+    return deals_mlas_keys(lower(problem, h200()));
   };
   EXPECT_TRUE(deals(66));
   EXPECT_FALSE(deals(67));

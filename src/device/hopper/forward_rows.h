@@ -105,7 +105,7 @@ class ScoreRows {
   /// and hides what the rows do not see where kMasked. A bias that comes in boxes has been read.
   template <bool kMasked, class Scores>
   TILEWISE_INLINE void adjust(Scores& S, const ScoreParams& p, int32_t first_key) const {
-    const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // columns count from this lane's first one
+    const int32_t origin = lane_origin(first_key);
     if constexpr (!C.plain_scale) {
       if (kSlopesProducts && slopes_products_) {
         slope_products(S, origin);
@@ -142,8 +142,8 @@ class ScoreRows {
       adjust<false>(S, p, first_key);
       return;
     }
-    const int32_t origin = first_key + 2 * (Machine::lane() % 4);  // as in adjust()
-    float rise[2];                                                 // from a column to the next
+    const int32_t origin = lane_origin(first_key);
+    float rise[2];  // from a column to the next
     for (int slot = 0; slot < 2; ++slot) {
       rise[slot] = all_behind ? slope_[slot] : -slope_[slot];
       rest[slot] = rise[slot] * static_cast<float>(origin - row_[slot].diagonal);
@@ -164,6 +164,9 @@ class ScoreRows {
   }
 
  private:
+  /// This lane's first column, from which its others count.
+  TILEWISE_INLINE static int32_t lane_origin(int32_t first_key) { return first_key + 2 * (Machine::lane() % 4); }
+
   TILEWISE_INLINE float plain_scale(const ScoreParams& p) const {
     return C.fp8() ? p.softmax_scale * product_scale_ : p.softmax_scale;
   }

@@ -29,7 +29,9 @@ TEST(HopperPaths, EveryTile) {
   check("192x112 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
   check("192x96 tiles", "dtype=bf16 head_dim=72 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
   check("192x80 tiles", "dtype=bf16 head_dim=96 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
-  check("192x96 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 seqlen_q=2100 seqlen_k=130");
+  check("192x112 tiles", "dtype=f16 head_dim=80 num_heads_q=1 seqlen_q=200 seqlen_k=330" + kTable);
+  check("192x96 tiles", "dtype=bf16 head_dim=64 mask=causal seqused_k=1" + kGroups + kLengths + kTable);
+  check("192x128 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 seqlen_q=4200 seqlen_k=130");
   check("192x128 tiles", "dtype=bf16 head_dim=64 num_heads_q=1 seqlen_q=1100 seqlen_k=300");
   check("128x96 tiles", "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330");
   check("128x80 tiles", "dtype=bf16 head_dim=136 head_dim_v=160 num_heads_q=1 seqlen_q=200 seqlen_k=330");
@@ -230,6 +232,28 @@ TEST_P(ScoresFarApart, AreWeighedAgain) {
 }
 
 INSTANTIATE_TEST_SUITE_P(HopperPaths, ScoresFarApart, testing::Values(0.0, 0.25));
+
+/// Scores that rise from -300 to 0 or fall to it, with a reference that is moved below 0 again and again.
+TEST(HopperPaths, ScoresBelowZero) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const bool rising : {true, false}) {
+      const Sizes sizes{.seqlen_q = 70, .seqlen_k = 430, .heads_q = 1, .dim = 128, .dim_v = 128, .dtype = dtype};
+      DenseCall expected(sizes), call(sizes);
+      const auto ones = [](auto) { return 1.0; };
+      const auto line = [&](auto position) {
+        const auto key = static_cast<double>(position[1]);
+        return -(rising ? 430.0 - key : key) * 300.0 / 430.0 / 128.0;
+      };
+      expected.q.fill_with(ones), call.q.fill_with(ones);
+      expected.k.fill_with(line), call.k.fill_with(line);
+      expected.options.softmax_scale = call.options.softmax_scale = 1.0;
+      expected.forward();
+      call.forward(std::string(kHopper));
+      EXPECT_LT(largest_difference(call.out, expected.out), 0.02) << rising;
+      EXPECT_LT(largest_difference(call.lse, expected.lse), 1e-3) << rising;
+    }
+  }
+}
 
 TEST(HopperPaths, TheSeedOfTheOrderChangesNoBit) {
   std::vector<double> first;

@@ -49,6 +49,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
   const std::vector<std::string> problems{
       "dtype=bf16 head_dim=64 seqlen_q=512",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=64 seqlen_q=8192 mask=causal",
       "dtype=bf16 head_dim=128 seqlen_q=4096",
       "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal",
       "dtype=f16 head_dim=128 seqlen_q=4096 mask=causal window_left=256",
@@ -60,6 +61,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=72 seqlen_q=4096",
       "dtype=bf16 head_dim=80 seqlen_q=4096",
+      "dtype=f16 head_dim=80 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=128 seqlen_q=1 num_heads_k=4",
       "dtype=bf16 head_dim=128 seqlen_q=512 seqlen_k=8192 num_heads_k=8 mask=causal",
       "dtype=bf16 head_dim=128 seqlen_q=64 seqlen_k=8192 num_heads_k=8 mask=causal",
@@ -71,6 +73,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=fp8_e4m3 head_dim=128 seqlen_q=4096",
       "dtype=fp8_e4m3 head_dim=128 seqlen_q=4096 mask=causal seqused_k=1",
       "dtype=fp8_e4m3 head_dim=256 seqlen_q=4096 mask=causal",
+      "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal alibi_slopes=[h]",
       "dtype=bf16 head_dim=128 seqlen_q=4096 alibi_slopes=[h]",
       "dtype=bf16 head_dim=128 seqlen_q=4096 bias=query[b,h,q,k]",
       "dtype=f16 head_dim=128 seqlen_q=4096 bias=query[b,h,q,k] mask=causal",

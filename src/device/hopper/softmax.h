@@ -73,7 +73,7 @@ class SteadySoftmax {
 
   /// Takes the first tile's maximum as reference.
   TILEWISE_INLINE void start(const Scores& S, float scale) {
-    PerRow row_max = lane_max(S);
+    PerRow row_max = greatest_as<float>(S);
     reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -97,18 +97,28 @@ class SteadySoftmax {
   /// it. `rest`: what this lane's scores of each row still lack.
   template <class Rest = NoRest>
   TILEWISE_INLINE bool move(const Scores& S, float scale, PerRow& factor, const Rest& rest = {}) {
-    PerRow row_max = lane_max(S);
+    PerRow threshold, row_max = greatest_as<int32_t>(S);
+    bool comparable = true;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) row_max[slot] = completed(row_max[slot], rest, slot, 1.0f);
-    bool far = false;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      threshold[slot] = completed(limit_[slot], rest, slot, -1.0f);
+      comparable = comparable && threshold[slot] >= 0.0f;
+    }
+    if (!Machine::any(!comparable || passes(row_max, threshold))) return false;
+    if (Machine::any(!comparable)) {
+      row_max = greatest_as<float>(S);
+      if (!Machine::any(passes(row_max, threshold))) return false;
+    }
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) far |= row_max[slot] > limit_[slot];
-    if (!Machine::any(far)) return false;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const bool passed = row_max[slot] > threshold[slot];
+      row_max[slot] = passed ? completed(row_max[slot], rest, slot, 1.0f) : -kInfinity;
+    }
     reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       const float before = base[slot];
-      const bool passed = row_max[slot] > limit_[slot], first = limit_[slot] == -kInfinity;
+      const bool passed = row_max[slot] > -kInfinity, first = limit_[slot] == -kInfinity;
       if (passed) refer_to(slot, row_max[slot], scale);
       factor[slot] = !passed ? 1.0f : first ? 0.0f : Machine::exp2(before - base[slot]);
       row_sum[slot] *= factor[slot];
@@ -194,24 +204,39 @@ class SteadySoftmax {
     limit_[slot] = row_max + Range::kReach / scale;
   }
 
-  /// Of the scores that this lane holds, two chains a row.
-  TILEWISE_INLINE static PerRow lane_max(const Scores& S) {
+  TILEWISE_INLINE static bool passes(const PerRow& row_max, const PerRow& threshold) {
+    bool passed = false;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) passed |= row_max[slot] > threshold[slot];
+    return passed;
+  }
+
+  /// The greatest of the scores that this lane holds of each row, two chains a row. By their bits as integers, of which
+  /// the greatest of three takes one instruction where floats take two, that is right as far as it is above 0.
+  template <class Number>
+  TILEWISE_INLINE static PerRow greatest_as(const Scores& S) {
     static_assert(Scores::kRowTiles == 1 && Scores::kColTiles % 2 == 0);
-    PerRow even, odd;
+    Number chains[2][kSlots];
     TILEWISE_UNROLL
     for (int c = 0; c < Scores::kColTiles; ++c) {
       TILEWISE_UNROLL
       for (int i = 0; i < kRegisters; ++i) {
         const int slot = FragmentLayout::slot(i);
-        float& chain = (c % 2 == 0 ? even : odd)[slot];
+        Number& chain = chains[c % 2][slot];
+        const auto x = __builtin_bit_cast(Number, S.tile[0][c][i]);
         const bool begins = c < 2 && (i == 0 || FragmentLayout::slot(i - 1) != slot);
-        chain = begins ? S.tile[0][c][i] : higher(chain, S.tile[0][c][i]);
+        chain = begins ? x : greater(chain, x);
       }
     }
+    PerRow most;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) even[slot] = higher(even[slot], odd[slot]);
-    return even;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      most[slot] = __builtin_bit_cast(float, greater(chains[0][slot], chains[1][slot]));
+    }
+    return most;
   }
+  TILEWISE_INLINE static float greater(float a, float b) { return higher(a, b); }
+  TILEWISE_INLINE static int32_t greater(int32_t a, int32_t b) { return maximum(a, b); }
 
   PerRow limit_;  // a score above it moves the reference; -infinity while a row has seen nothing
 };

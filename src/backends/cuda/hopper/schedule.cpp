@@ -52,21 +52,22 @@ constexpr Tile kCrowdedWidest{2, 32, 4, 1, false};   // and beyond 192, where a 
 constexpr Tile kWidest{2, 64, 2, 1, false};          // head_dim 256
 constexpr Tile kWide192{2, 80, 2, 2, false};         // head_dim_v to 192
 constexpr Tile kWide128{2, 96, 2, 2, false};         // head_dim to 192 with head_dim_v to 128
-constexpr Tile kMiddle{3, 64, 4, 2, true};           // head_dim 128, and from 65 with a window
-constexpr Tile kMiddleLong{3, 80, 3, 2, true};       // full from 16k
+constexpr Tile kMiddle{3, 64, 4, 2, false};          // head_dim 128, and from 65 with a window
+constexpr Tile kMiddleLong{3, 80, 3, 2, false};      // full from 16k
 constexpr Tile kMiddle96{3, 80, 3, 2, true};         // head_dim to 96: a stage is as large as one of 128
-constexpr Tile kMiddle72{3, 112, 2, 2, false};       // full to 72
-constexpr Tile kMiddle72Causal{3, 96, 2, 2, false};  // and with a mask
+constexpr Tile kMiddle80{3, 112, 2, 2, false};       // full to 80
+constexpr Tile kMiddle80Causal{3, 96, 2, 2, false};  // and with a mask
 constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
-constexpr Tile kMiddleSlopes{3, 80, 3, 2, false};    // ALiBi alone, full: beside masks or lengths it would spill
-constexpr Tile kBoxedBias{3, 64, 3, 1, true};        // to 128, with a bias in boxes
-constexpr Tile kBoxedBool{3, 80, 3, 1, true};        // 128, full, a boolean one alone: beside masks it would spill
-constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 2k, with a window
-constexpr Tile kNarrow{3, 128, 3, 2, false};         // full to 4k
-constexpr Tile kNarrowLong{3, 96, 6, 2, true};       // and the rest
+constexpr Tile kMiddleAlone{3, 80, 3, 2,
+                            false};            // ALiBi or softcap alone, full: beside masks or lengths it would spill
+constexpr Tile kBoxedBias{3, 64, 3, 1, true};  // to 128, with a bias in boxes
+constexpr Tile kBoxedBool{3, 80, 3, 1, true};  // 128, full, a boolean one alone: beside masks it would spill
+constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 4k, with a window
+constexpr Tile kNarrow{3, 128, 3, 2, false};         // and the rest
+constexpr Tile kNarrowLengths{3, 96, 6, 2, true};    // with lengths or packed heads, causal or from 8k
 constexpr Tile kNarrowWindow{3, 64, 8, 2, true};     // with a window and lengths
 constexpr Tile kNarrowModified{3, 64, 8, 2, false};  // scores that are more than a scale
-constexpr Tile kNarrowSlopes{3, 96, 4, 2, true};     // ALiBi alone
+constexpr Tile kNarrowSlopes{3, 96, 4, 2, false};    // ALiBi alone: in larger ones it would spill
 
 // Where two blocks may share keys: beyond 192, and to it where rows begin between sectors.
 constexpr Tile kWidestShared{2, 64, 2, 1, false, true};    // head_dim 200 to 256
@@ -132,6 +133,13 @@ const Tile* shared_tile_for(const Problem& p, const HopperForwardConfig& c) {
   return tile != nullptr && shares_keys(p, c, *tile) ? tile : nullptr;
 }
 
+/// To head_dim 64, for scores that are no more than scaled.
+const Tile& narrow_tile_for(const HopperForwardConfig& c, std::int64_t length) {
+  if (!c.lengths && !c.pack_gqa) return c.windowed || length <= (c.ranged ? 4096 : 1024) ? kNarrowShort : kNarrow;
+  if (c.windowed) return kNarrowWindow;
+  return c.ranged || length >= 8192 ? kNarrowLengths : kNarrow;
+}
+
 const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.fp8()) return fp8_tile_for(c);
   if (const Tile* shared = shared_tile_for(p, c)) return *shared;
@@ -149,16 +157,13 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.scales_late && dim > 96 && !c.ranged && !c.lengths) return kBoxedBool;
   if (c.bias_boxes) return kBoxedBias;
   if (c.alibi && dim <= 64) return kNarrowSlopes;
-  if (c.alibi && !c.ranged && !c.lengths) return kMiddleSlopes;
+  if ((c.alibi || c.bounded) && dim > 64 && !c.ranged && !c.lengths) return kMiddleAlone;
   if (!plain) return dim > 64 ? kMiddleModified : kNarrowModified;
-  if (dim > 64 && c.windowed) return kMiddle;
+  if (dim <= 64) return narrow_tile_for(c, length);
+  if (c.windowed) return kMiddle;
   if (dim > 96) return !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
-  if (dim > 64 && std::max(p.head_dim, p.head_dim_v) > 72) return kMiddle96;
-  if (dim > 64) return c.ranged ? kMiddle72Causal : kMiddle72;
-  const bool is_short = c.windowed || length <= (c.ranged ? 2048 : 1024);
-  if (!c.lengths && !c.pack_gqa && is_short) return kNarrowShort;
-  if (c.windowed) return kNarrowWindow;
-  return c.ranged || length >= 8192 ? kNarrowLong : kNarrow;
+  if (dim > 80) return kMiddle96;
+  return c.ranged ? kMiddle80Causal : kMiddle80;
 }
 
 /// Two computing warpgroups where the table has more: more tiles for multiprocessors that have none, and a full block
@@ -279,11 +284,11 @@ std::vector<Tile> tiles_to_try(const Problem& p, const HopperForwardConfig& c) {
   const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
   if (c.fp8() || !c.plain_scale || c.dropout || dim > 128) return tiles;
   if (dim <= 64) {
-    tiles.insert(tiles.end(), {kNarrow, kNarrowLong, kNarrowPair});
+    tiles.insert(tiles.end(), {kNarrow, kNarrowLengths, kNarrowPair});
     if (!c.lengths && !c.pack_gqa) tiles.push_back(kNarrowShort);
   } else {
     tiles.insert(tiles.end(), {kMiddle, kMiddleLong, kMiddlePair, kWide128});
-    if (dim <= 96) tiles.insert(tiles.end(), {kMiddle96, kMiddle72});
+    if (dim <= 96) tiles.insert(tiles.end(), {kMiddle96, kMiddle80, kMiddle80Causal});
   }
   return tiles;
 }

@@ -52,16 +52,13 @@ constexpr Tile kCrowdedWidest{2, 32, 4, 1, false};   // and beyond 192, where a 
 constexpr Tile kWidest{2, 64, 2, 1, false};          // head_dim 256
 constexpr Tile kWide192{2, 80, 2, 2, false};         // head_dim_v to 192
 constexpr Tile kWide128{2, 96, 2, 2, false};         // head_dim to 192 with head_dim_v to 128
-constexpr Tile kMiddle{3, 64, 4, 2, false};          // head_dim 128, and from 65 with a window
-constexpr Tile kMiddleLong{3, 80, 3, 2, false};      // full from 16k
+constexpr Tile kMiddle{3, 64, 4, 2, false};          // head_dim 128, and from 65 with a window, softcap or ALiBi
+constexpr Tile kMiddleLong{3, 80, 3, 2, false};      // full from 16k, or with ALiBi or softcap: it spills beside masks
 constexpr Tile kMiddle96{3, 80, 3, 2, true};         // head_dim to 96: a stage is as large as one of 128
 constexpr Tile kMiddle80{3, 112, 2, 2, false};       // full to 80
 constexpr Tile kMiddle80Causal{3, 96, 2, 2, false};  // and with a mask
-constexpr Tile kMiddleModified{3, 64, 4, 2, false};  // scores that are more than a scale
-constexpr Tile kMiddleAlone{3, 80, 3, 2,
-                            false};            // ALiBi or softcap alone, full: beside masks or lengths it would spill
-constexpr Tile kBoxedBias{3, 64, 3, 1, true};  // to 128, with a bias in boxes
-constexpr Tile kBoxedBool{3, 80, 3, 1, true};  // 128, full, a boolean one alone: beside masks it would spill
+constexpr Tile kBoxedBias{3, 64, 3, 1, true};        // to 128, with a bias in boxes
+constexpr Tile kBoxedBool{3, 80, 3, 1, true};        // 128, full, a boolean one alone: beside masks it would spill
 constexpr Tile kNarrowShort{4, 64, 5, 2, false};     // head_dim 64, full to 1k, causal to 4k, with a window
 constexpr Tile kNarrow{3, 128, 3, 2, false};         // and the rest
 constexpr Tile kNarrowLengths{3, 96, 6, 2, true};    // with lengths or packed heads, causal or from 8k
@@ -157,10 +154,9 @@ const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.scales_late && dim > 96 && !c.ranged && !c.lengths) return kBoxedBool;
   if (c.bias_boxes) return kBoxedBias;
   if (c.alibi && dim <= 64) return kNarrowSlopes;
-  if ((c.alibi || c.bounded) && dim > 64 && !c.ranged && !c.lengths) return kMiddleAlone;
-  if (!plain) return dim > 64 ? kMiddleModified : kNarrowModified;
-  if (dim <= 64) return narrow_tile_for(c, length);
-  if (c.windowed) return kMiddle;
+  if ((c.alibi || c.bounded) && dim > 64 && !c.ranged && !c.lengths) return kMiddleLong;
+  if (dim <= 64) return plain ? narrow_tile_for(c, length) : kNarrowModified;
+  if (!plain || c.windowed) return kMiddle;
   if (dim > 96) return !c.ranged && length >= 16384 ? kMiddleLong : kMiddle;
   if (dim > 80) return kMiddle96;
   return c.ranged ? kMiddle80Causal : kMiddle80;

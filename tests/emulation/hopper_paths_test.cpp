@@ -255,6 +255,35 @@ TEST(HopperPaths, ScoresBelowZero) {
   }
 }
 
+/// Scores that rise by so much from tile to tile that a reference stays, moves by one step, or jumps, of one row this
+/// and of its neighbour that: all are right, and none has other bits than among rows of its own kind.
+TEST(HopperPaths, ReferencesThatStepAndJump) {
+  const std::vector<double> rises = {0.1, 0.5, 1.0, 1.5, 3.0, 9.0};  // of 90 nats a tile of 64 keys
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Sizes sizes{.seqlen_q = 48, .seqlen_k = 430, .heads_q = 1, .dim = 128, .dim_v = 128, .dtype = dtype};
+    const auto run = [&](const std::string& implementation, auto rise_of_row) {
+      DenseCall call(sizes);
+      call.options.softmax_scale = 1.0;
+      call.q.fill_with([&](auto position) { return rise_of_row(static_cast<std::size_t>(position[1])); });
+      call.k.fill_with([](auto position) { return static_cast<double>(position[1]) * 90.0 / 64.0 / 128.0; });
+      call.forward(implementation);
+      return call;
+    };
+    const auto mixed = [&](std::size_t row) { return rises[row % rises.size()]; };
+    const DenseCall expected = run("reference", mixed), call = run(std::string(kHopper), mixed);
+    EXPECT_LT(largest_difference(call.out, expected.out), 0.02);
+    EXPECT_LT(largest_difference(call.lse, expected.lse), 2e-3);
+    for (std::size_t kind = 0; kind < rises.size(); ++kind) {
+      const DenseCall alike = run(std::string(kHopper), [&](std::size_t) { return rises[kind]; });
+      for (std::int64_t row = static_cast<std::int64_t>(kind); row < sizes.seqlen_q; row += std::ssize(rises)) {
+        EXPECT_EQ(call.lse.at(row), alike.lse.at(row)) << row;
+        for (std::int64_t i = row * sizes.dim_v; i < (row + 1) * sizes.dim_v; ++i)
+          ASSERT_EQ(call.out.at(i), alike.out.at(i)) << row;
+      }
+    }
+  }
+}
+
 TEST(HopperPaths, TheSeedOfTheOrderChangesNoBit) {
   std::vector<double> first;
   for (const char* seed : {"0", "1", "77"}) {

@@ -89,8 +89,9 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         // The same number in all lanes, which the compiler keeps in a uniform register from here on.
                         { M::agreed(i) } -> SameAs<int32_t>;
                         { M::shuffle_xor(word, i) } -> SameAs<uint32_t>;
-                        { M::tanh(x) } -> SameAs<float>;  // its relative error is 2^-11
-                        { M::pin(x) } -> SameAs<void>;    // no use of x moves across it
+                        { M::lanes_where(bool{}) } -> SameAs<uint32_t>;  // a bit for each lane of the warp
+                        { M::tanh(x) } -> SameAs<float>;                 // its relative error is 2^-11
+                        { M::pin(x) } -> SameAs<void>;                   // no use of x moves across it
                         { M::pin(word) } -> SameAs<void>;
                         // Products of two 16-bit elements each, rounded.
                         { M::template multiply_pairs<kBf16>(word, word) } -> SameAs<uint32_t>;

@@ -128,10 +128,10 @@ class ForwardWeights {
   TILEWISE_INLINE void adjusted_become(const Rest& rest, Out& O, const OnceFree& once_free) {
     PerRow factor;
     const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
-    const bool moved = compares && softmax.move(S, scale_, factor, rest);
+    const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
     weigh(rest, O, once_free);
-    if (moved) O.scale_rows(factor);
+    if (moved != 0) Softmax::scale_moved(O, moved, factor);
   }
 
   template <class Rest, class OnceFree>
@@ -191,7 +191,7 @@ class ForwardWeights {
       softmax.row_sum[slot] = lost[slot] != 0.0f ? sum_before_[slot] : softmax.row_sum[slot];
     }
     PerRow factor;
-    if (softmax.move(S, scale_, factor)) O.scale_rows(factor);
+    Softmax::scale_moved(O, softmax.move(S, scale_, factor), factor);
     softmax.template weigh<0, kElements>(S, scale_);
     TILEWISE_UNROLL
     for (int e = 0; e < kElements; e += 2) {

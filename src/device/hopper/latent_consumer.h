@@ -188,7 +188,7 @@ class LatentConsumer {
     const int32_t first_key = tile * C.kKeys, last_key = first_key + C.kKeys - 1;
     const bool ends = last_key >= work_.seqlen_k;
     if (ends || (C.ranged && last_key > work_.first_query + work_.diagonal)) hide(first_key);
-    const bool moved = softmax_.move(S_, scale_, factor);
+    const bool moved = softmax_.move(S_, scale_, factor) != 0;
     softmax_.template weigh<0, Softmax::kElements>(S_, scale_);
     // Weights take the place of the last chunk of keys, which all warps must have multiplied.
     Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);

@@ -14,6 +14,7 @@ struct HopperMachine : Sm80Machine {
   TILEWISE_INLINE static int32_t agreed(int32_t value) {
     return static_cast<int32_t>(__reduce_or_sync(~0u, static_cast<uint32_t>(value)));
   }
+  TILEWISE_INLINE static uint32_t lanes_where(bool value) { return __ballot_sync(~0u, value); }
   using Sm80Machine::shuffle_xor;
   TILEWISE_INLINE static uint32_t shuffle_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
   TILEWISE_INLINE static float tanh(float x) {

@@ -92,38 +92,37 @@ class SteadySoftmax {
     }
   }
 
-  /// Moves the references of rows that a score of this tile passes by far. True if any of the warp's did: O is then to
-  /// be multiplied by `factor`. Rows that are near keep theirs, so that a row's bits don't depend on the rows beside
-  /// it. `rest`: what this lane's scores of each row still lack.
+  /// Moves the references of rows that a score of this tile passes by far, and says of which slots some did, a bit
+  /// each: O is then to be multiplied by `factor`. Rows that are near keep theirs, so that a row's bits don't depend on
+  /// the rows beside it. `rest`: what this lane's scores of each row still lack.
   template <class Rest = NoRest>
-  TILEWISE_INLINE bool move(const Scores& S, float scale, PerRow& factor, const Rest& rest = {}) {
-    PerRow threshold, row_max = greatest_as<int32_t>(S);
+  TILEWISE_INLINE uint32_t move(const Scores& S, float scale, PerRow& factor, const Rest& rest = {}) {
+    PerRow threshold, most, row_max = greatest_as<int32_t>(S);
     bool comparable = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       threshold[slot] = completed(limit_[slot], rest, slot, -1.0f);
       comparable = comparable && threshold[slot] >= 0.0f;
     }
-    if (!Machine::any(!comparable || passes(row_max, threshold))) return false;
-    if (Machine::any(!comparable)) {
-      row_max = greatest_as<float>(S);
-      if (!Machine::any(passes(row_max, threshold))) return false;
+    if (!Machine::any(!comparable || passes(row_max, threshold))) return 0;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) most[slot] = threshold[slot] + step(scale);
+    if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
+      if (Machine::any(!comparable)) {
+        row_max = greatest_as<float>(S);
+        if (!Machine::any(passes(row_max, threshold))) return 0;
+      }
+      return jump(row_max, threshold, most, scale, factor, rest);
     }
+    uint32_t moved = 0;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const bool passed = row_max[slot] > threshold[slot];
-      row_max[slot] = passed ? completed(row_max[slot], rest, slot, 1.0f) : -kInfinity;
-    }
-    reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const float before = base[slot];
-      const bool passed = row_max[slot] > -kInfinity, first = limit_[slot] == -kInfinity;
-      if (passed) refer_to(slot, row_max[slot], scale);
-      factor[slot] = !passed ? 1.0f : first ? 0.0f : Machine::exp2(before - base[slot]);
+      const uint32_t lanes = Machine::lanes_where(row_max[slot] > threshold[slot]);
+      if (lanes != 0) moved |= 1u << slot;
+      factor[slot] = step_row(slot, scale, has_lane_of_row(lanes));
       row_sum[slot] *= factor[slot];
     }
-    return true;
+    return moved;
   }
 
   /// Elements [kFrom, kTo) of a lane become weights. `rest` as in move().
@@ -189,6 +188,16 @@ class SteadySoftmax {
     return lost;
   }
 
+  /// Rows of O whose slot is among `moved`, by move()'s factors.
+  template <class Out>
+  TILEWISE_INLINE static void scale_moved(Out& O, uint32_t moved, const PerRow& factor) {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if ((moved >> slot & 1) == 0) continue;
+      O.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x * factor[slot] : x; });
+    }
+  }
+
   TILEWISE_INLINE void reduce_sum() {
     reduce_rows<Machine, FragmentLayout>(row_sum, [](float a, float b) { return a + b; });
   }
@@ -198,6 +207,47 @@ class SteadySoftmax {
   TILEWISE_INLINE static float completed(float x, const PerRow& rest, int slot, float scale) {
     return x + rest[slot] * scale;
   }
+
+  /// Most rows that move do so by the same step, as far as a score may pass a reference: a power of 2, of which neither
+  /// the row's maximum nor an exponential has to be waited for. Not e4m3, which holds a row's greatest weight only
+  /// where that is a power of 2.
+  static constexpr bool kSteps = kElement != kE4m3;
+  TILEWISE_INLINE static float step(float scale) { return Range::kReach * Machine::reciprocal(scale); }
+  /// What the row's weights so far are multiplied by.
+  TILEWISE_INLINE float step_row(int slot, float scale, bool passed) {
+    base[slot] += passed ? Range::kReach : 0.0f;
+    limit_[slot] += passed ? step(scale) : 0.0f;
+    constexpr int32_t kBias = 127, kMantissaBits = 23;
+    constexpr int32_t kFactor = (kBias - static_cast<int32_t>(Range::kReach)) << kMantissaBits;
+    return passed ? __builtin_bit_cast(float, kFactor) : 1.0f;
+  }
+  /// move() where for some row a step may not be enough, or it sees its first key: then its greatest score becomes its
+  /// reference.
+  template <class Rest>
+  TILEWISE_INLINE uint32_t jump(PerRow& row_max, const PerRow& threshold, const PerRow& most, float scale,
+                                PerRow& factor, const Rest& rest) {
+    bool jumps[kSlots];
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (kSteps) jumps[slot] = has_lane_of_row(Machine::lanes_where(row_max[slot] > most[slot]));
+      row_max[slot] = row_max[slot] > threshold[slot] ? completed(row_max[slot], rest, slot, 1.0f) : -kInfinity;
+    }
+    reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const float before = base[slot], limit = limit_[slot];
+      const bool passed = row_max[slot] > -kInfinity, jumped = kSteps ? jumps[slot] : passed;
+      factor[slot] = kSteps ? step_row(slot, scale, passed && !jumped) : 1.0f;
+      if (jumped) {
+        refer_to(slot, row_max[slot], scale);
+        factor[slot] = limit == -kInfinity ? 0.0f : Machine::exp2(before - base[slot]);
+      }
+      row_sum[slot] *= factor[slot];
+    }
+    return (1u << kSlots) - 1;
+  }
+  /// Whether one of them has scores of this lane's rows.
+  TILEWISE_INLINE static bool has_lane_of_row(uint32_t lanes) { return (lanes >> (Machine::lane() & 28) & 15u) != 0; }
 
   TILEWISE_INLINE void refer_to(int slot, float row_max, float scale) {
     base[slot] = row_max == -kInfinity ? 0.0f : row_max * scale - Range::kStart;

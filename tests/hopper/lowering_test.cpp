@@ -115,10 +115,12 @@ TEST(HopperLowering, CountsWholeRoundsBesideAWindow) {
   EXPECT_EQ(forward_schedule(problem, h200()).config.block_m(), 128);
 }
 
-/// Where masks leave computing warpgroups unequal numbers of tiles, unless there are many or scores have options.
+/// Where masks leave computing warpgroups unequal numbers of tiles, unless there are many or scores have options, and
+/// in fp8 to head_dim 128.
 TEST(HopperLowering, TakesNoTurnsWhereWarpgroupsSeeUnequalKeys) {
   const auto takes_turns = [](std::string_view text) {
-    const Problem problem = problem_of(concat("dtype=bf16 batch_size=8 num_heads_q=16 ", text));
+    const std::string_view dtype = text.starts_with("dtype=") ? "" : "dtype=bf16 ";
+    const Problem problem = problem_of(concat(dtype, "batch_size=8 num_heads_q=16 ", text));
     return forward_schedule(problem, h200()).config.turns != 0;
   };
   EXPECT_FALSE(takes_turns("seqlen_q=512 head_dim=128 mask=causal"));
@@ -126,9 +128,16 @@ TEST(HopperLowering, TakesNoTurnsWhereWarpgroupsSeeUnequalKeys) {
   EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal"));
   EXPECT_TRUE(takes_turns("seqlen_q=512 seqlen_k=4096 head_dim=128 mask=causal"));
   EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=256 mask=causal"));
+  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal softcap=30"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 softcap=30"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=64 mask=causal softcap=30"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal softcap=30 alibi_slopes=[h]"));
   EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=256 mask=causal window_left=1024"));
   EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 alibi_slopes=[h]"));
   EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=128 mask=causal dropout_p=0.1"));
+  EXPECT_FALSE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128"));
+  EXPECT_TRUE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=256"));
+  EXPECT_TRUE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128 softcap=30"));
 }
 
 /// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.

@@ -224,12 +224,17 @@ HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
 
 /// Whether computing warpgroups take turns, which hold one's softmax against another's products. A mask lets each see
 /// other tiles of keys, and with turns the one that is done waits for the others' last tiles; without, it goes on to
-/// its next queries. Beyond 2k keys that no longer tells, and a bias or dropout costs 10% and more without turns.
+/// its next queries. Beyond 2k keys that no longer tells, but where softcap keeps the exponentials' unit busier than
+/// the matrix unit. In fp8, whose products are short, a turn is what a sixth of a step waits for. A bias or dropout
+/// costs 10% and more without turns.
 bool takes_turns(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kShort = 2048;
-  if (c.fp8() || !c.plain_scale || c.dropout) return true;
+  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const bool capped = c.bounded && !c.windowed && dim > 64;  // by softcap, and nothing else is done to scores
+  if (c.dropout || (!c.plain_scale && !capped)) return true;
+  if (c.fp8()) return dim > 128;
   if (c.windowed) return false;
-  return !c.ranged || std::max(c.head_dim, c.head_dim_v) > 128 || std::max(p.seqlen_q, p.seqlen_k) > kShort;
+  return !c.ranged || dim > 128 || (!capped && std::max(p.seqlen_q, p.seqlen_k) > kShort);
 }
 
 HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {

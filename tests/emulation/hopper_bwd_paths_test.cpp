@@ -74,6 +74,8 @@ TEST(HopperBwdPaths, Softcap) {
   check_backward("128x128 tiles", "dtype=bf16 head_dim=64 mask=causal" + kGroups + lengths);
   check_backward("128x128 tiles", "dtype=f16 head_dim=48 num_heads_q=2" + lengths);
   check_backward("128x64 tiles", "dtype=bf16 head_dim=128 window_left=70 softmax_scale=-0.3 num_heads_q=2" + lengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=128 num_heads_q=2" + lengths);
+  check_backward("128x64 tiles", "dtype=bf16 head_dim=96 head_dim_v=72 mask=causal" + kGroups + lengths);
   check_backward("128x64 tiles",
                  "dtype=f16 head_dim=96 alibi_slopes=[h] dropout_p=0.25 deterministic=1" + kGroups + lengths);
   check_backward("64x64 tiles", "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal" + kGroups + lengths);

@@ -111,6 +111,7 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=256 seqlen_q=4096 bias=query[b,h,q,k]",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal softcap=30",
       "dtype=bf16 head_dim=128 seqlen_q=4096 softcap=30",
+      "dtype=bf16 head_dim=96 seqlen_q=4096 mask=causal softcap=30",
       "dtype=f16 head_dim=128 seqlen_q=4096 mask=causal softcap=30 alibi_slopes=[h] dropout_p=0.1",
       "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal softcap=30",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal deterministic=1",

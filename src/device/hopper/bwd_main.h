@@ -14,8 +14,13 @@ class BwdMain {
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
   using Products = BwdProducts<Machine, C>;
-  /// Whether dV is done before dP takes the registers of S: with softcap P and dS's factors are two things.
-  static constexpr bool kValuesFirst = C.softcap;
+  /// Whether dV is done before dP takes the registers of S, not beside it. With softcap P and dS's factors are two
+  /// things, for which there are no registers beside dP's where a lane has 128 columns of gradients and something else
+  /// is done to scores, a mask already (60 to 280 bytes of spills), or where it has 128 queries.
+  static constexpr bool kRoomy = C.head_dim <= 96 && C.head_dim_v <= 96,
+                        kModified = C.dropout || C.bias_type != kBiasNone;
+  template <bool kMasked>
+  static constexpr bool kValuesFirst = C.softcap && (C.block_m > 64 || (!kRoomy && (kMasked || C.ranged || kModified)));
   /// When a tile's log-sum-exp is read: a tile ahead; beside the products of S where couriers leave 208 registers, of
   /// which a tile ahead would spill 20 to 150 bytes; once S is there where softcap meets dropout, whose registers are
   /// needed during the products too (100 to 220 bytes).
@@ -23,7 +28,7 @@ class BwdMain {
                         kReadsAhead = !kReadsLate && !kReadsBeside;
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
-  static constexpr bool kValuesLast = !kValuesFirst && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
+  static constexpr bool kValuesLast = !C.softcap && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
 
  public:
   TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
@@ -149,10 +154,11 @@ class BwdMain {
     pin_registers<Machine>(scores_.S);
     if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
-    if constexpr (kValuesFirst) {
-      if constexpr (C.dropout) scores_.drop();
-      Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);
-      scores_.keep_factors();
+    constexpr bool kFirst = kValuesFirst<kMasked>, kBeside = !kFirst && !kValuesLast;
+    if constexpr (C.softcap && C.dropout) scores_.drop();
+    if constexpr (kFirst) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);
+    if constexpr (C.softcap) scores_.keep_factors();
+    if constexpr (kFirst) {
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(dV_);
     }
@@ -162,9 +168,8 @@ class BwdMain {
     // dP^T = V dO^T, which is held back until P is there, lest both take registers of their own.
     Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, first_row, dO,
                                                             p_.shape.batch_size < 0);
-    constexpr bool kValuesBeside = !kValuesFirst && !kValuesLast;
-    if constexpr (kValuesBeside) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
-    Machine::template wgmma_wait<kValuesBeside ? 1 : 0>();
+    if constexpr (kBeside) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
+    Machine::template wgmma_wait<kBeside ? 1 : 0>();
     pin_registers<Machine>(scores_.S);
     scores_.template derive<kMasked>(shared_.delta[tile_place_.stage]);
     Products::template issue_sums<C.q_type>(dK_, scores_.dS, Q);  // dK += dS^T Q

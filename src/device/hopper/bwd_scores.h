@@ -151,7 +151,7 @@ class BwdScores {
     }
   }
 
-  /// Softcap's factors move to where dS will be. Not before dV's product has begun: while S is weighed there are no
+  /// Softcap's factors move to where dS will be. Not before all weights are there: while S is weighed there are no
   /// registers for P and them (100 to 420 bytes of spills).
   TILEWISE_INLINE void keep_factors() {
     pin_registers<Machine>(S);

@@ -14,11 +14,11 @@ class BwdMain {
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
   using Products = BwdProducts<Machine, C>;
+  static constexpr bool kRoomy = C.head_dim <= 96 && C.head_dim_v <= 96,
+                        kModified = C.dropout || C.bias_type != kBiasNone;
   /// Whether dV is done before dP takes the registers of S, not beside it. With softcap P and dS's factors are two
   /// things, for which there are no registers beside dP's where a lane has 128 columns of gradients and something else
   /// is done to scores, a mask already (60 to 280 bytes of spills), or where it has 128 queries.
-  static constexpr bool kRoomy = C.head_dim <= 96 && C.head_dim_v <= 96,
-                        kModified = C.dropout || C.bias_type != kBiasNone;
   template <bool kMasked>
   static constexpr bool kValuesFirst = C.softcap && (C.block_m > 64 || (!kRoomy && (kMasked || C.ranged || kModified)));
   /// When a tile's log-sum-exp is read: a tile ahead; beside the products of S where couriers leave 208 registers, of

@@ -126,7 +126,9 @@ TEST(HopperPaths, PartsOfTheKeys) {
   check("splits", "dtype=f16 head_dim=64 head_dim_v=40 sink=query window_left=1200 mask=causal" + few);
   check("splits", "dtype=bf16 head_dim=256 alibi_slopes=[h]" + few);
   check("splits", "dtype=bf16 head_dim=128 bias=f32[b,h,q,k] dropout_p=0.25 softcap=9" + few);
-  check("splits", "dtype=bf16 head_dim=72 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1 mask=causal" + few);
+  check("splits",
+        "dtype=bf16 head_dim=72 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1 mask=causal seqlen_q=20 seqlen_k=1800 "
+        "num_heads_q=2 num_heads_k=1");
   check("splits", "dtype=bf16 head_dim=128 seqlen_q=190 seqlen_k=1500 num_heads_q=1 mask=causal");
   check("splits",
         "dtype=bf16 head_dim=64 layout=thd batch_size=2 max_seqlen_q=20 max_seqlen_k=1500 total_q=38 "

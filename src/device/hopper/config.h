@@ -23,7 +23,7 @@ constexpr int32_t bias_bytes(const ScoreConfig& config) {
 }
 
 /// One warpgroup brings tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
-/// of block_n. Here head_dim and head_dim_v are padded to multiples of 16 (head_dim in fp8 to 32), and vector_rows
+/// of block_n. Here head_dim is padded to multiples of 16 (in fp8 32), head_dim_v of 8 (in fp8 16), and vector_rows
 /// is 1.
 struct HopperForwardConfig : ScoreConfig {
   int32_t block_n = 128, stages = 2;

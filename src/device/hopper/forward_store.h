@@ -72,10 +72,12 @@ class RowStore {
     const auto row = static_cast<int>(thread / 32 % 4 * 16 + thread % 16), half = static_cast<int>(thread / 16 % 2);
     const int place = Tile::place_of(row, half);
     TILEWISE_UNROLL
-    for (int k = 0; k < C.head_dim_v / 16; ++k) {
-      uint32_t packed[4];
+    for (int k = 0; 2 * k < Out::kColTiles; ++k) {
+      uint32_t packed[4] = {};
       TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) packed[i] = rounded_pair(O, 2 * k + i / 2, i % 2);
+      for (int i = 0; i < 4; ++i) {
+        if (2 * k + i / 2 < Out::kColTiles) packed[i] = rounded_pair(O, 2 * k + i / 2, i % 2);
+      }
       Machine::store_matrices(tile.pair_piece(place, k), packed);
     }
     Machine::fence_shared_writes();

@@ -192,7 +192,7 @@ HopperForwardConfig features_config(const Problem& p) {
   c.q_type = c.k_type = c.v_type = element_type(p.dtype);
   c.out_type = element_type(operations::attention::out_dtype_of(p));
   c.head_dim = padded(p.head_dim, c.depth());
-  c.head_dim_v = padded(p.head_dim_v, 16);
+  c.head_dim_v = padded(p.head_dim_v, c.fp8() ? 16 : 8);
   set_score_options(c, p);
   c.windowed = p.window_left >= 0;
   c.sink = p.sink != SinkKind::none;

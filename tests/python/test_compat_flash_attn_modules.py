@@ -160,7 +160,9 @@ def test_packed_operators_under_torchs_checks():
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_raw_passes_are_the_functions(packed, options):
-    """out, softmax_lse and gradients of the four operators are those of the functions, bit for bit."""
+    """out, softmax_lse and gradients of the four operators are those of the functions, bit for bit; but gradients with
+    ALiBi within an ulp, as its log-sum-exp lacks a row's constant on its way out and gets it back, rounded, on its way
+    in."""
     q, k, v = _leaves()
     p, window = options.get("dropout_p", 0.0), options.get("window", (-1, -1))
     slopes = torch.rand(2, 4) if "alibi" in options else None
@@ -182,14 +184,15 @@ def test_raw_passes_are_the_functions(packed, options):
     assert torch.equal(raw_out, out)
     assert torch.equal(raw_lse, lse)
     assert torch.equal(raw_weights, weights)
+    tolerance = torch.finfo(q.dtype).eps if "alibi" in options else 0.0
     for actual, want in zip(torch.autograd.grad(raw_out, (q, k, v), dout), expected):
-        assert torch.equal(actual, want)
+        torch.testing.assert_close(actual, want, rtol=tolerance, atol=tolerance / 8)
     operands = dout, *(tensor.detach() for tensor in (q, k, v, out, lse))
     together = torch.zeros(*q.shape[:-2], 3, *q.shape[-2:], dtype=q.dtype)
     backward = getattr(flash_attn_interface, f"_flash_attn_{name}backward")
     sums = backward(*operands, *together.unbind(-3), *extra, *scores, slopes, True, state)
     for actual, want in zip(together.unbind(-3), expected):
-        assert torch.equal(actual, want)
+        torch.testing.assert_close(actual, want, rtol=tolerance, atol=tolerance / 8)
     wanted = (dout.float() * out.float()).sum(-1)
     if packed:
         assert sums.shape == (4, 24 + 256)

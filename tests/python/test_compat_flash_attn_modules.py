@@ -161,8 +161,8 @@ def test_packed_operators_under_torchs_checks():
 @pytest.mark.parametrize("packed", [False, True])
 def test_raw_passes_are_the_functions(packed, options):
     """out, softmax_lse and gradients of the four operators are those of the functions, bit for bit; but gradients with
-    ALiBi within an ulp, as its log-sum-exp lacks a row's constant on its way out and gets it back, rounded, on its way
-    in."""
+    ALiBi and no window within an ulp, as the log-sum-exp then lacks a row's constant on its way out and gets it back,
+    rounded, on its way in."""
     q, k, v = _leaves()
     p, window = options.get("dropout_p", 0.0), options.get("window", (-1, -1))
     slopes = torch.rand(2, 4) if "alibi" in options else None
@@ -184,7 +184,7 @@ def test_raw_passes_are_the_functions(packed, options):
     assert torch.equal(raw_out, out)
     assert torch.equal(raw_lse, lse)
     assert torch.equal(raw_weights, weights)
-    tolerance = torch.finfo(q.dtype).eps if "alibi" in options else 0.0
+    tolerance = torch.finfo(q.dtype).eps if "alibi" in options and "window" not in options else 0.0
     for actual, want in zip(torch.autograd.grad(raw_out, (q, k, v), dout), expected):
         torch.testing.assert_close(actual, want, rtol=tolerance, atol=tolerance / 8)
     operands = dout, *(tensor.detach() for tensor in (q, k, v, out, lse))

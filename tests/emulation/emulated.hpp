@@ -27,12 +27,13 @@ const device::HostKernel* kernel_of(Body) {
   return device::host_kernel<BodyKernel<Shared, Body>, Machine>();
 }
 
-/// What went wrong, or empty. `memory`: what the kernel may touch; `params`: of the kernel's type.
+/// What went wrong, or empty. `memory`: what the kernel may touch; `params`: of the kernel's type; `at_once`: blocks
+/// that the machine has room for.
 inline std::string fault_of(const device::HostKernel* kernel, int threads, int blocks = 1, std::uint64_t seed = 0,
                             const backends::emulation::GlobalMemory& memory = {}, const void* params = &kNoParams,
-                            int cluster = 1) {
+                            int cluster = 1, int at_once = 1) {
   try {
-    backends::emulation::run_grid(*kernel, {"test", blocks, threads, cluster}, params, memory, seed);
+    backends::emulation::run_grid(*kernel, {"test", blocks, threads, cluster, at_once}, params, memory, seed);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::runtime);
     return error.what();

@@ -1,5 +1,6 @@
 // What Hopper's emulated machine promises of clusters, on kernels of a few lines: arrivals at the barriers of another
 // block, copies to several, and blocks that must not end before what others do to them.
+#include <algorithm>
 #include <cstring>
 
 #include "backends/emulation/host_tensor_map.hpp"
@@ -78,6 +79,34 @@ TEST(HopperClusters, RunSideBySideAndNumberTheirBlocks) {
   for (int block = 0; block < 6; ++block) EXPECT_EQ(ranks[block], block % 3);
   EXPECT_TRUE(contains(fault_of(kernel_of<M, Shared>(body), kThreads, 4, 0, {}, &kNoParams, 3),
                        "4 blocks must be whole clusters of 3"));
+}
+
+/// Words in memory that blocks of no cluster tell each other by: each waits for the one behind it, the first one twice.
+alignas(4) std::uint32_t words[3];
+std::string fault_of_waits(int blocks, int at_once) {
+  std::ranges::fill(words, 0u);
+  backends::emulation::GlobalMemory memory;
+  gpu::Region region = gpu::float_workspace("words", gpu::Access::add, 3);
+  region.one_writer = false;
+  memory.add(region, words);
+  const auto body = [](Shared&) {
+    if (M::thread() != 0) return;
+    const int own = M::block();
+    if (own + 1 < M::blocks()) M::await_global(words + own + 1, 1);
+    M::release_global(words + own, 1);
+    if (own == 0) M::await_global(words + 2, 2);
+    if (own == 2) M::await_global(words, 1), M::release_global(words + 2, 2);
+  };
+  return fault_of(kernel_of<M, Shared>(body), kThreads, blocks, 0, memory, &kNoParams, 1, at_once);
+}
+
+TEST(HopperBlocks, WaitForThoseThatBeginLaterWhereAllHaveRoom) {
+  EXPECT_EQ(fault_of_waits(3, 3), "");
+  EXPECT_EQ(words[2], 2U);
+  EXPECT_TRUE(contains(fault_of_waits(3, 2), "block 0, no lane can go on; wave 0, lane 0 waits for 1 in memory"));
+  EXPECT_TRUE(contains(fault_of_waits(2, 2),
+                       "block 0, no lane can go on; wave 0, lane 0 waits for 2 in memory that "
+                       "holds 0"));
 }
 
 /// In turn, and at their own by the same call.

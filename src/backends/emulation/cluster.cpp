@@ -20,7 +20,7 @@ Cluster::Cluster(const device::HostKernel& kernel, std::int32_t threads, std::in
 
 Cluster::~Cluster() = default;
 
-Cluster::Fault Cluster::run(std::int32_t first_block, const void* params, std::uint64_t seed) {
+void Cluster::begin(std::int32_t first_block, const void* params, std::uint64_t seed) {
   const Actors& actors = members_.front()->knowledge_.actors();
   barrier_ = ClusterBarrier{};
   barrier_.pending.reset(actors.of_cluster());
@@ -28,10 +28,27 @@ Cluster::Fault Cluster::run(std::int32_t first_block, const void* params, std::u
   barrier_.arrivals.assign(actors.lanes * actors.blocks, 0);
   barrier_.waits = barrier_.arrivals;
   for (std::int32_t rank = 0; rank < size(); ++rank) member(rank).start(first_block + rank, params, seed);
+}
+
+Cluster::Fault Cluster::go_on() {
+  kernel_.enter(*members_.front());
   main_.switch_to(members_.front()->next_fiber());
   for (const auto& member : members_) {
     if (!member->fault_.empty()) return {member->block, member->fault_};
   }
+  return waits() ? Fault{} : stand_still();
+}
+
+bool Cluster::waits() const {
+  return std::ranges::any_of(members_, [](const auto& member) { return !member->wait_for_words_.empty(); });
+}
+
+bool Cluster::can_go_on() {
+  kernel_.enter(*members_.front());
+  return next_block() != nullptr;
+}
+
+Cluster::Fault Cluster::stand_still() const {
   Fault still;
   for (const auto& member : members_) {
     const std::string text = member->verdict();

@@ -31,8 +31,16 @@ class Cluster {
     std::int32_t block = 0;
     std::string text;  ///< empty where nothing went wrong
   };
-  /// Runs every lane of the blocks from `first_block` on to its end.
-  [[nodiscard]] Fault run(std::int32_t first_block, const void* params, std::uint64_t seed);
+  /// Lanes of the blocks from `first_block` on stand at the kernel's beginning.
+  void begin(std::int32_t first_block, const void* params, std::uint64_t seed);
+  /// Runs every lane to its end, or until what is left waits for what blocks of other clusters leave in memory.
+  [[nodiscard]] Fault go_on();
+  /// Whether it does.
+  [[nodiscard]] bool waits() const;
+  /// Whether what it waits for has come.
+  [[nodiscard]] bool can_go_on();
+  /// Why its lanes wait, as a fault.
+  [[nodiscard]] Fault stand_still() const;
 
   // For its members.
   [[nodiscard]] std::int32_t size() const noexcept { return static_cast<std::int32_t>(members_.size()); }

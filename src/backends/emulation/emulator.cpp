@@ -1,6 +1,7 @@
 // Hands blocks to threads, and reports the first that fails.
 #include "backends/emulation/emulator.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <memory>
@@ -17,17 +18,60 @@ namespace tilewise::backends::emulation {
 
 namespace {
 
-/// One after another: they share counters, and threads would decide who draws which number.
+/// Clusters of a grid. One runs after another, since they share counters, and threads would decide who draws which
+/// number; one that waits for what others leave in memory goes on once they have.
+class Clusters {
+ public:
+  Clusters(const device::HostKernel& kernel, const Grid& grid, const GlobalMemory& memory)
+      : kernel_(kernel), grid_(grid), memory_(memory) {}
+
+  /// The fault is empty where nothing went wrong so far.
+  Cluster::Fault run(std::int64_t number, const void* params, std::uint64_t seed) {
+    std::unique_ptr<Cluster> cluster = free_one();
+    cluster->begin(static_cast<std::int32_t>(number) * grid_.cluster, params, seed);
+    Cluster::Fault fault = cluster->go_on();
+    if (fault.text.empty() && cluster->waits() && grid_.blocks > grid_.at_once) fault = cluster->stand_still();
+    (cluster->waits() ? waiting_ : idle_).push_back(std::move(cluster));
+    return fault.text.empty() ? go_on() : fault;
+  }
+  /// Once all have begun.
+  [[nodiscard]] Cluster::Fault stand_still() const {
+    return waiting_.empty() ? Cluster::Fault{} : waiting_.front()->stand_still();
+  }
+
+ private:
+  std::unique_ptr<Cluster> free_one() {
+    if (idle_.empty()) return std::make_unique<Cluster>(kernel_, grid_.threads, grid_.blocks, grid_.cluster, memory_);
+    std::unique_ptr<Cluster> cluster = std::move(idle_.back());
+    idle_.pop_back();
+    return cluster;
+  }
+  /// Those that can, the first ones first.
+  Cluster::Fault go_on() {
+    for (;;) {
+      const auto able = std::ranges::find_if(waiting_, [](const auto& cluster) { return cluster->can_go_on(); });
+      if (able == waiting_.end()) return {};
+      if (Cluster::Fault fault = (*able)->go_on(); !fault.text.empty()) return fault;
+      if ((*able)->waits()) continue;
+      idle_.push_back(std::move(*able));
+      waiting_.erase(able);
+    }
+  }
+
+  const device::HostKernel& kernel_;
+  const Grid& grid_;
+  const GlobalMemory& memory_;
+  std::vector<std::unique_ptr<Cluster>> waiting_, idle_;
+};
+
 Cluster::Fault run_clusters(const device::HostKernel& kernel, const Grid& grid, const void* params,
                             const GlobalMemory& memory, std::uint64_t seed) {
   Cluster::Fault fault;
-  std::unique_ptr<Cluster> cluster;
+  Clusters clusters(kernel, grid, memory);
   core::parallel_for(grid.blocks / grid.cluster, 1, [&](std::int64_t number, int) {
-    if (!fault.text.empty()) return;
-    if (!cluster) cluster = std::make_unique<Cluster>(kernel, grid.threads, grid.blocks, grid.cluster, memory);
-    fault = cluster->run(static_cast<std::int32_t>(number) * grid.cluster, params, seed);
+    if (fault.text.empty()) fault = clusters.run(number, params, seed);
   });
-  return fault;
+  return fault.text.empty() && !core::abandoned() ? clusters.stand_still() : fault;
 }
 
 /// Of several faults, the first block's.

@@ -14,6 +14,7 @@ struct Grid {
   std::string_view name;  ///< of machine and kernel, for messages
   std::int32_t blocks = 0, threads = 0;
   std::int32_t cluster = 1;  ///< blocks that run side by side
+  std::int32_t at_once = 1;  ///< blocks that the machine has room for: a grid of no more may wait for any of its own
 };
 
 /// `params` points at the kernel's parameter block. Throws Error (runtime) that names kernel, block, wave and lane, and

@@ -52,7 +52,7 @@ class EmulationRuntime final : public gpu::Runtime {
       throw Error(ErrorCode::runtime, core::concat(name, ": grids and clusters of one dimension are emulated"));
     }
     const Grid grid{name, static_cast<std::int32_t>(launch.grid.x), static_cast<std::int32_t>(launch.threads()),
-                    static_cast<std::int32_t>(launch.cluster.x)};
+                    static_cast<std::int32_t>(launch.cluster.x), description_.multiprocessors};
     run_grid(static_cast<const EmulatedKernel&>(kernel).entry(), grid, block, memory_of(*launch.key.body, block),
              seed_from_environment());
   }

@@ -146,7 +146,8 @@ void WarpgroupEmulator::set_registers(std::int32_t count) {
 
 /// The only thing that lanes wait for and no lane does: a copy that is yet to land.
 bool WarpgroupEmulator::go_on_alone() {
-  if (copies_.empty() || !fault_.empty()) return false;
+  if (!fault_.empty()) return false;
+  if (copies_.empty()) return wake_for_words();
   const std::size_t copy = random(static_cast<std::uint32_t>(copies_.size()));
   const WarpgroupEmulator& sender = *copies_[copy].sender;
   const std::string by = sender.name(sender.lanes_[copies_[copy].lane]);
@@ -183,6 +184,9 @@ std::string WarpgroupEmulator::stand_still() const {
   add(wait_for_cluster_,
       concat("at the cluster's barrier, which lacks ", cluster_.barrier().arrivals.size() - cluster_.barrier().arrived,
              " of ", cluster_.barrier().arrivals.size(), " lanes"));
+  for (const WordWait& wait : wait_for_words_) {
+    add({wait.lane}, concat("for ", wait.value, " in memory that holds ", *wait.word));
+  }
   add(for_registers, concat("for registers, of which ", free_registers_, " are free"));
   return text;
 }

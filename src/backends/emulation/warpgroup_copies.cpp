@@ -229,11 +229,21 @@ std::uint32_t WarpgroupEmulator::peek_global(const std::uint32_t* word) {
   return *word;
 }
 
-/// Blocks run one after another: what an earlier one has not left no block will.
 void WarpgroupEmulator::await_global(const std::uint32_t* word, std::uint32_t value) {
-  if (const std::uint32_t found = peek_global(word); found != value) {
-    fail("waits for ", value, " in memory that holds ", found, " once all blocks before have ended");
+  while (peek_global(word) != value) {
+    wait_for_words_.push_back({thread, word, value});
+    yield();
   }
+}
+
+bool WarpgroupEmulator::wake_for_words() {
+  const auto has_come = [](const WordWait& wait) { return *wait.word == wait.value; };
+  const std::size_t before = runnable_.size();
+  for (const WordWait& wait : wait_for_words_) {
+    if (has_come(wait)) runnable_.push_back(wait.lane);
+  }
+  std::erase_if(wait_for_words_, has_come);
+  return runnable_.size() > before;
 }
 
 void WarpgroupEmulator::release_global(std::uint32_t* word, std::uint32_t value) {

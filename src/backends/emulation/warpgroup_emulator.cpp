@@ -54,6 +54,7 @@ void WarpgroupEmulator::begin_block() {
   std::ranges::fill(wants_registers_, 0);
   free_registers_ = 0;
   wait_for_cluster_.clear();
+  wait_for_words_.clear();
   peers_arrivals_.assign(lanes_.size() * knowledge_.actors().blocks, {});
   peers_copies_.clear();
 }

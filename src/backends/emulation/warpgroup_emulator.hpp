@@ -80,6 +80,12 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
     Time when = 0;
     const MemoryBarrier* barrier = nullptr;  ///< null: nothing
   };
+  /// A lane that waits until a word of global memory has a value.
+  struct WordWait {
+    std::int32_t lane;
+    const std::uint32_t* word;
+    std::uint32_t value;
+  };
   /// A box on its way to global memory, which it overwrites or, being floats, adds to.
   struct BoxStore {
     static constexpr std::int32_t kUncommitted = -1;
@@ -129,6 +135,8 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   /// Ends the phase if it has its arrivals and bytes, and wakes those that wait for it.
   void advance(MemoryBarrier& barrier);
   void wake(std::vector<std::int32_t>& waiting);
+  /// Those whose words have come; whether there were any.
+  bool wake_for_words();
   void store_rows(std::span<Lane> wave);
   void begin_copy(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, void* to, std::int64_t alignment,
                   void* landed, std::uint32_t blocks);
@@ -157,8 +165,9 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::vector<std::int32_t> registers_, wants_registers_;  ///< of each lane; wants: 0 where it does not wait
   std::int64_t free_registers_ = 0;
   std::vector<std::int32_t> wait_for_cluster_;  ///< lanes
-  std::vector<PeerEvent> peers_arrivals_;       ///< by each lane of the cluster
-  std::vector<PeerEvent> peers_copies_;         ///< landed, on each barrier
+  std::vector<WordWait> wait_for_words_;
+  std::vector<PeerEvent> peers_arrivals_;  ///< by each lane of the cluster
+  std::vector<PeerEvent> peers_copies_;    ///< landed, on each barrier
 };
 
 }  // namespace tilewise::backends::emulation

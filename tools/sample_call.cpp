@@ -167,22 +167,31 @@ SampleCall::SampleCall(const Problem& problem) : problem_(problem) {
   if (p.softmax_lse) forward_.softmax_lse = add_lse("softmax_lse");
   make_options();
   if (p.operation == Operation::attention_backward) {
-    attention_forward(forward_);
+    if (problem.device == DeviceType::cpu) attention_forward(forward_);
     make_gradients();
   }
   problem_ = p.operation == Operation::attention_forward ? describe(forward_) : describe(backward_);
 }
 
 void SampleCall::move_to(Device device) {
-  operations::attention::change_each_tensor(forward_, [&](TensorView& view) {
+  const auto move = [&](TensorView& view) {
     if (!view.defined()) return;
     const auto owner = std::ranges::find_if(arrays_, [&](Array& array) { return array.view().data == view.data; });
     const core::DeviceMemory& memory = on_device_.emplace_back(device, std::max<std::size_t>(owner->size_bytes(), 1));
     memory.write(memory.data(), {static_cast<const std::byte*>(view.data), owner->size_bytes()});
     view.data = memory.data();
     view.device = device;
-  });
-  problem_ = describe(forward_);
+  };
+  if (problem_.operation == Operation::attention_forward) {
+    operations::attention::change_each_tensor(forward_, move);
+    problem_ = describe(forward_);
+    return;
+  }
+  operations::attention::change_each_tensor(backward_, move);
+  const auto& [dout, dlse, q, k, v, out, softmax_lse, dq, dk, dv, dbias, dsink, options] = backward_;
+  forward_ = {q, k, v, out, softmax_lse, options};
+  attention_forward(forward_);
+  problem_ = describe(backward_);
 }
 
 void SampleCall::make_gradients() {

@@ -19,10 +19,11 @@ namespace tilewise::tools {
 /// Normalised random inputs; lengths use everything there is, packed sequences are of equal length.
 class SampleCall {
  public:
-  /// For a backward problem this also runs the forward pass, whose results it needs.
+  /// For a backward problem of the CPU this also runs the forward pass, whose results it needs.
   explicit SampleCall(const Problem& problem);
 
-  /// Moves the tensors of a forward call to a GPU. Throws Error(runtime) where its memory does not hold them.
+  /// Moves the tensors to a GPU, and runs the forward pass there for a backward problem. Throws Error(runtime) where
+  /// its memory does not hold them.
   void move_to(Device device);
 
   /// Computes once with a plan of the problem that the tensors describe to.

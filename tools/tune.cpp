@@ -131,9 +131,8 @@ void time_trials(std::vector<Trial>& trials, const SampleCall& call, Device devi
 
 AnyProblem read_problem(const std::string& text) {
   AnyProblem problem = parse_problem(text);
-  if (problem.device() == DeviceType::cpu || problem.get_if<Problem>() == nullptr ||
-      problem.get<Problem>().operation != Operation::attention_forward) {
-    core::invalid_argument("PROBLEM: must be attention_forward on a GPU (got ", text, ")");
+  if (problem.device() == DeviceType::cpu || problem.get_if<Problem>() == nullptr) {
+    core::invalid_argument("PROBLEM: must be attention_forward or attention_backward on a GPU (got ", text, ")");
   }
   return problem;
 }

@@ -85,6 +85,12 @@ inline constexpr HopperBwdConfig kOrdered = [] {
   c.waves = 4 * c.warpgroups();
   return c;
 }();
+/// Blocks work on one tile of keys after the other, and wait for each other's sums.
+inline constexpr HopperBwdConfig kOrderedDealt = [] {
+  HopperBwdConfig c = kOrdered;
+  c.persistent = 1;
+  return c;
+}();
 /// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
 inline constexpr HopperBwdConfig kOrderedDropout = [] {
   HopperBwdConfig c = kDropout;
@@ -121,7 +127,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   /// Whether it is of the warpgroup that adds up dq.
   static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
   /// Whether it is of the one that brings tiles.
-  static bool loads() { return thread() / kWarpgroupThreads == 0; }
+  static bool loads() { return thread() / kWarpgroupThreads == (C.couriers() ? 3 : 0); }
   /// Whether it is of the one that makes draws.
   static bool draws() { return thread() / kWarpgroupThreads == (C.shares_keys ? 0 : 3); }
   static bool hands_weights(uint64_t* barrier) {
@@ -139,7 +145,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if constexpr (C.couriers()) {
       using Handover = BwdHandover<FaultyBwdSm90, C>;
       const size_t at = shared_address(barrier) - offsetof(Block, handover);
-      return read ? at >= offsetof(Handover, read) && at < sizeof(Handover)
+      return read ? at >= offsetof(Handover, read) && at < offsetof(Handover, item_read)
                   : at >= offsetof(Handover, staged) && at < offsetof(Handover, read);
     }
     return false;
@@ -167,7 +173,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if constexpr (C.persistent) {
       if (g_bwd_fault == BwdFault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
       if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && is_at(barrier, offsetof(Block, keys_done));
-      if constexpr (C.shares_keys) {
+      if constexpr (C.lone_loader()) {
         if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
       }
     }

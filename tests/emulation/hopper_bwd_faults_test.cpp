@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "../support/dense_call.hpp"
+#include "backends/cuda/hopper/bwd_config.hpp"
 #include "backends/cuda/hopper/bwd_lowering.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
+#include "backends/cuda/hopper/schedule.hpp"
 #include "device/hopper/bwd.h"
 #include "device/hopper/bwd_statistics.h"
 #include "emulated.hpp"
@@ -27,7 +30,9 @@ constexpr std::int64_t kHeads = 2, kQueries = 300, kRows = 384;
 template <HopperBwdConfig C = kNarrow>
 class BwdCall {
   using Machine = FaultyBwdSm90<C>;
-  static constexpr std::int64_t kDim = C.head_dim, kKeys = C.shares_keys ? 500 : 200;
+  static constexpr std::int64_t kDim = C.head_dim, kKeys = C.shares_keys || (C.persistent && C.ordered) ? 500 : 200;
+  /// Where one tile of keys comes after the other, one has them all; two where they wait for each other.
+  static constexpr int kBlocks = !C.persistent ? 4 : C.ordered ? 2 : 1;
 
  public:
   BwdCall()
@@ -55,7 +60,12 @@ class BwdCall {
     params_of_call_ = operations::attention::make_params(described, problem);
     core::DeviceDescription device;
     device.shared_bytes = 227 << 10;
-    device.multiprocessors = C.persistent ? 1 : 4;
+    device.multiprocessors = kBlocks;
+    if (C.persistent && C.ordered) {  // as `tilewise tune` may have chosen
+      device.tuned = std::make_shared<const core::TunedSchedules>(
+          core::TunedSchedules{{core::tuning_key(hopper::kImplementationName, hopper::tuning_text(problem)),
+                                hopper::name_of(hopper::BwdSchedule{C})}});
+    }
     launch_ = *hopper::lower_backward(problem, device).lowering.launches().at(1);
     std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
     launch_.bind(&params_of_call_, &params_);
@@ -76,7 +86,7 @@ class BwdCall {
     write_maps(launch_, &params_of_call_, params_);
     memory_ = backends::emulation::memory_of(gpu::body_of<hopper::Bwd>(), &params_);
     return fault_of(host_kernel<Kernel, Machine>(), C.threads(), static_cast<int>(launch_.grid.x), seed, memory_,
-                    &params_);
+                    &params_, 1, C.persistent ? kBlocks : 1);
   }
 
   /// Largest difference to the reference, of any gradient.
@@ -168,6 +178,9 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kOrdered> ordered;
     EXPECT_EQ(ordered.run(BwdFault::none, seed), "");
     EXPECT_LT(ordered.error(), kFine);
+    BwdCall<kOrderedDealt> ordered_dealt;
+    EXPECT_EQ(ordered_dealt.run(BwdFault::none, seed), "");
+    EXPECT_LT(ordered_dealt.error(), kFine);
     BwdCall<kOrderedDropout> ordered_dropout;
     EXPECT_EQ(ordered_dropout.run(BwdFault::none, seed), "");
     EXPECT_LT(ordered_dropout.error(), kFine);
@@ -236,6 +249,8 @@ TEST(EmulatedHopperBwd, FaultsOfCouriersAreCaught) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::taken_before_staged), "which nobody wrote"));
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::staged_before_read), "since it was read by a store"));
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::handed_back_unread), "since it was read by a store"));
+  EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::taken_before_staged), "which nobody wrote"));
+  EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::staged_before_read), "since it was read by a store"));
 }
 
 /// No fault: who has looked in vain waits.
@@ -266,6 +281,11 @@ TEST(EmulatedHopperBwd, FaultsBetweenTwoTilesOfKeysAreCaught) {
   EXPECT_NE(fault_of_run<kWide>(BwdFault::values_overwritten), "");
   EXPECT_TRUE(contains(fault_of_run<kWide>(BwdFault::keys_overwritten), "since it was read by a product of wave"));
   EXPECT_NE(fault_of_run<kWide>(BwdFault::numbers_overwritten), "");
+  EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::values_overwritten), "copies to offset"));
+  EXPECT_TRUE(
+      contains(fault_of_run<kOrderedDealt>(BwdFault::keys_overwritten), "since it was read by a product of wave"));
+  EXPECT_NE(fault_of_run<kOrderedDealt>(BwdFault::gradients_overwritten), "");
+  EXPECT_NE(fault_of_run<kOrderedDealt>(BwdFault::numbers_overwritten), "");
 }
 
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {

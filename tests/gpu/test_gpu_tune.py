@@ -10,7 +10,8 @@ import pytest
 import torch
 
 COMMAND = Path(os.environ.get("TILEWISE_COMPILER", "")).with_name("tilewise")
-PROBLEM = "attention_forward device=cuda dtype=bf16 batch_size=2 seqlen_q=1000 num_heads_q=4 head_dim=64"
+FORWARD = "attention_forward device=cuda dtype=bf16 batch_size=2 seqlen_q=1000 num_heads_q=4 head_dim=64"
+BACKWARD = FORWARD.replace("forward", "backward")
 
 if not COMMAND.is_file():
     pytest.skip("TILEWISE_COMPILER names no helper beside the command", allow_module_level=True)
@@ -23,16 +24,17 @@ def run(folder, *arguments):
     return subprocess.run([str(COMMAND), *arguments], capture_output=True, text=True, env=environment, timeout=200)
 
 
-def schedule(folder):
+def schedule(folder, problem):
     (row,) = (
-        row for row in json.loads(run(folder, "explain", PROBLEM, "--json").stdout)["implementations"] if row["chosen"]
+        row for row in json.loads(run(folder, "explain", problem, "--json").stdout)["implementations"] if row["chosen"]
     )
     return row["schedule"]
 
 
-def test_what_was_tuned_is_planned(tmp_path):
-    before = schedule(tmp_path)
-    done = run(tmp_path, "tune", PROBLEM, "--seconds", "0.02", "--json")
+@pytest.mark.parametrize("problem", [FORWARD, BACKWARD])
+def test_what_was_tuned_is_planned(tmp_path, problem):
+    before = schedule(tmp_path, problem)
+    done = run(tmp_path, "tune", problem, "--seconds", "0.02", "--json")
     assert done.returncode == 0, done.stderr
     (tuned,) = json.loads(done.stdout)
     assert tuned["implementation"] == "cuda.hopper"
@@ -41,12 +43,12 @@ def test_what_was_tuned_is_planned(tmp_path):
     quickest = min(tuned["schedules"], key=lambda each: each["seconds"])
     assert tuned["quickest"] == quickest["schedule"]
     (file,) = (tmp_path / "tuned").glob("*.txt") if tuned["worthwhile"] else (None,)
-    assert (schedule(tmp_path) != before) == tuned["worthwhile"]
+    assert (schedule(tmp_path, problem) != before) == tuned["worthwhile"]
     if file is not None:
         assert f"{tuned['quickest']}\tcuda.hopper {tuned['problem']}" in file.read_text()
 
 
-def test_what_has_one_schedule_is_refused(tmp_path):
-    done = run(tmp_path, "tune", PROBLEM.replace("forward", "backward"))
+def test_other_operations_are_refused(tmp_path):
+    done = run(tmp_path, "tune", "merge device=cuda dtype=bf16 parts=2 seqlen_q=8 num_heads_q=2 head_dim_v=64")
     assert done.returncode == 2
-    assert "PROBLEM: must be attention_forward on a GPU" in done.stderr
+    assert "PROBLEM: must be attention_forward or attention_backward on a GPU" in done.stderr

@@ -2,9 +2,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "backends/cuda/hopper/bwd_config.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::hopper {
@@ -95,6 +98,52 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortCausalSequences) {
   }
   EXPECT_FALSE(ordered(heads + "batch_size=8 seqlen_q=1024 mask=causal"));
   EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal"));
+}
+
+/// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.
+TEST(HopperBwdLowering, HasOtherSchedules) {
+  const auto problem_of = [](const std::string& text) {
+    return parse_problem("attention_backward device=cuda " + text);
+  };
+  const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ";
+  for (const std::string& text :
+       {heads + "batch_size=4 seqlen_q=4096 mask=causal window_left=1023", heads + "seqlen_q=4096 deterministic=1",
+        heads + "seqlen_q=512 num_heads_k=2 dropout_p=0.1", heads + "seqlen_q=700 bias=query[b,h,q,k]",
+        std::string("dtype=f16 seqlen_q=2048 num_heads_q=8 head_dim=64 softcap=20")}) {
+    const Problem problem = problem_of(text);
+    const std::vector<BwdSchedule> candidates = bwd_candidates(problem, h200());
+    EXPECT_GT(candidates.size(), 1U) << text;
+    EXPECT_EQ(name_of(candidates[0]), name_of(bwd_schedule(problem, h200()))) << text;
+    std::set<std::string> names;
+    for (const BwdSchedule& candidate : candidates) {
+      EXPECT_TRUE(names.insert(name_of(candidate)).second) << name_of(candidate);
+      EXPECT_LE(Bwd::shared_bytes(candidate.config, gpu::Family::sm90), h200().shared_bytes) << name_of(candidate);
+      EXPECT_GE(candidate.config.ordered, problem.deterministic ? 1 : 0) << name_of(candidate);
+      const BwdSchedule tuned = tuned_bwd_schedule(problem, h200(), name_of(candidate));
+      EXPECT_EQ(name_of(tuned), name_of(candidate));
+      EXPECT_EQ(tuned.splits, candidate.splits);
+    }
+  }
+  EXPECT_EQ(bwd_candidates(problem_of(heads + "seqlen_q=4096 batch_invariant=1"), h200()).size(), 1U);
+  for (const BwdSchedule& each : bwd_candidates(problem_of(heads + "seqlen_q=4096 dq=0"), h200())) {
+    EXPECT_FALSE(each.config.ordered) << name_of(each);
+  }
+}
+
+TEST(HopperBwdLowering, TakesTheScheduleThatWasTuned) {
+  const Problem problem = parse_problem(
+      "attention_backward device=cuda dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 "
+      "mask=causal window_left=1023");
+  const auto schedule_with = [&](const std::string& name) {
+    core::DeviceDescription device = h200();
+    device.tuned = std::make_shared<const core::TunedSchedules>(
+        core::TunedSchedules{{core::tuning_key("cuda.hopper", tuning_text(problem)), name}});
+    return lower(problem, device).lowering.schedule;
+  };
+  EXPECT_NE(schedule_with("128x64/3/fixed order/dealt").find(", dealt by a counter, dq in a fixed order"),
+            std::string::npos);
+  EXPECT_EQ(schedule_with("128x64/3/fixed order").find("dealt"), std::string::npos);
+  EXPECT_EQ(schedule_with("no such schedule"), lower(problem, h200()).lowering.schedule);
 }
 
 TEST(HopperBwdLowering, FitsSharedMemoryForEveryHeadDim) {

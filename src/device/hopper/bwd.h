@@ -45,17 +45,20 @@ class HopperBwd {
  private:
   static constexpr RegisterShares kShares = register_shares(C);
   static constexpr auto kThreads = static_cast<uint32_t>(kWarpgroupThreads);
-  using WideItems = Choose<C.persistent != 0, BwdDeal<Machine, C>, BwdItems<Machine, C>>;
+  using Items = Choose<C.persistent && C.lone_loader(), BwdDeal<Machine, C>, BwdItems<Machine, C>>;
 
   TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, int thread) {
-    const BwdItems<Machine, C> items(params, shared);
+    const Items items(params, shared);
     // Anew for each tile of keys, lest what is found of it lives in registers through all of them.
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
       items.visit_all([&](const BwdWork& work, BwdRun& run) {
-        if constexpr (C.couriers()) return BwdDqStaged<Ops, C>(params, shared, work, own()).run();
-        BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] { items.publish(run, thread == 0); });
+        if constexpr (C.couriers()) {
+          BwdDqStaged<Ops, C>(params, shared, work, run, own()).run();
+        } else {
+          BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] { items.publish(run, thread == 0); });
+        }
       });
     } else if (C.warpgroups() == 3 || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
@@ -68,15 +71,13 @@ class HopperBwd {
       });
     } else if constexpr (C.couriers()) {
       Machine::template give_registers<kShares.other>();
-      items.visit_all([&](const BwdWork& work, BwdRun& run) {
-        bring_and_carry<Machine, C>(params, shared, work, run, own() - 3 * kWarpgroupThreads);
-      });
+      bring_and_carry(params, shared, items, thread - 3 * kWarpgroupThreads);
     }
     if (thread % Machine::kLanes == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
   }
 
   TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, int thread) {
-    const WideItems items(params, shared);
+    const Items items(params, shared);
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     const auto block_thread = static_cast<uint32_t>(Machine::thread());
     if (block_thread < kThreads) {
@@ -100,15 +101,36 @@ class HopperBwd {
     }
   }
 
-  TILEWISE_INLINE static void bring_wide(const HopperBwdParams& params, Shared& shared, const WideItems& items,
+  /// Of the last warpgroup a warp brings tiles, others are couriers.
+  TILEWISE_INLINE static void bring_and_carry(const HopperBwdParams& params, Shared& shared, const Items& items,
+                                              int thread) {
+    static_assert(C.kCouriers < kWarpgroupThreads / Machine::kLanes);
+    const int32_t warp = uniform<Machine>(thread / Machine::kLanes);
+    if (warp == 0) {
+      bring_alone(params, shared, items, thread == 0);
+    } else if (warp <= C.kCouriers) {
+      items.visit_all([&](const BwdWork& work, const BwdRun& run) {
+        BwdCourier<Machine, C>(params, shared, work, run, warp - 1).run();
+      });
+    }
+  }
+  TILEWISE_INLINE static void bring_wide(const HopperBwdParams& params, Shared& shared, const Items& items,
                                          int thread) {
-    const bool leads = thread == 0;
+    if constexpr (C.dropout) {
+      items.visit_all([&](const BwdWork& work, BwdRun& run) {
+        BwdLoader<Machine, C> loader(params, shared, work, run, thread == 0);
+        BwdDraws<Machine, C>(params, shared, work, thread).run_beside(loader);
+      });
+    } else {
+      bring_alone(params, shared, items, thread == 0);
+    }
+  }
+  TILEWISE_INLINE static void bring_alone(const HopperBwdParams& params, Shared& shared, const Items& items,
+                                          bool leads) {
     if constexpr (C.persistent) items.publish_first(leads);
     items.visit_all([&](const BwdWork& work, BwdRun& run) {
       BwdLoader<Machine, C> loader(params, shared, work, run, leads);
-      if constexpr (C.dropout) {
-        BwdDraws<Machine, C>(params, shared, work, thread).run_beside(loader);
-      } else if constexpr (C.persistent) {
+      if constexpr (C.persistent) {
         loader.bring_among_others([&] { return items.draw(leads); },
                                   [&](uint32_t drawn) { items.publish_drawn(run, drawn, leads); });
       } else {

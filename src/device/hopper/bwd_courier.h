@@ -6,6 +6,18 @@
 
 namespace tilewise::device {
 
+/// Which courier takes the sums of a block's step, and in which phase of its barriers. Steps count through all tiles of
+/// keys.
+struct CourierPlace {
+  int32_t courier;
+  uint32_t parity;
+};
+template <HopperBwdConfig C>
+TILEWISE_INLINE CourierPlace courier_place(const BwdRun& run, int32_t step) {
+  const uint32_t count = (C.persistent ? run.steps : 0) + static_cast<uint32_t>(step);
+  return {static_cast<int32_t>(count % C.kCouriers), count / C.kCouriers % 2};
+}
+
 /// The warpgroup that multiplies, and leaves the sums of each part where couriers find them.
 template <class Ops, HopperBwdConfig C>
 class BwdDqStaged : BwdDqProducts<Ops, C> {
@@ -14,13 +26,16 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
-  TILEWISE_INLINE BwdDqStaged(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int thread)
-      : Base(params, shared, work, 0, thread) {}
+  TILEWISE_INLINE BwdDqStaged(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+                              int thread)
+      : Base(params, shared, work, run.steps, thread),
+        run_(run),
+        place_(ring_place<Parts::kStaged>(run.steps * kParts)) {}
 
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();
     if (steps == 0) return;
-    shared_.keys_full.wait(0);
+    shared_.keys_full.wait(run_.seen % 2);
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step) {
       score_place_.wait_full(shared_.score_ring);
@@ -47,9 +62,11 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   }
   TILEWISE_INLINE void publish(int part, int32_t step) {
     Machine::fence_shared_writes();
-    arrive_as_warp(shared_.handover.staged[step % C.kCouriers][part], lane_);
+    arrive_as_warp(shared_.handover.staged[courier_place<C>(run_, step).courier][part], lane_);
   }
 
+  static constexpr uint32_t kParts = Parts::kCount;
+  const BwdRun& run_;
   RingPlace<Parts::kStaged> place_;
 };
 
@@ -61,8 +78,9 @@ class BwdCourier {
   using Parts = DqParts<C>;
 
  public:
-  TILEWISE_INLINE BwdCourier(const HopperBwdParams& params, Shared& shared, const BwdWork& work, int32_t index)
-      : p_(params), shared_(shared), work_(work), index_(index), turns_(params, work, 0) {}
+  TILEWISE_INLINE BwdCourier(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+                             int32_t index)
+      : p_(params), shared_(shared), work_(work), run_(run), index_(index), turns_(params, work, 0) {}
 
   TILEWISE_INLINE void run() {
     wait_for_step_before<Machine>();  // before it looks at a turn
@@ -72,8 +90,9 @@ class BwdCourier {
     float* to = first_sums<C>(p_, work_);
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step) {
-      const bool takes = step % C.kCouriers == index_;
-      if (takes) take(step, to, turns_.begins_sums(tiles_left));
+      const CourierPlace place = courier_place<C>(run_, step);
+      const bool takes = place.courier == index_;
+      if (takes) take(step, place.parity, to, turns_.begins_sums(tiles_left));
       to += C.tile_floats();
       const bool enters_head = --tiles_left == 0;
       if (enters_head) tiles_left = count, to += p_.dq_accum_a_head - static_cast<int64_t>(count) * C.tile_floats();
@@ -84,19 +103,22 @@ class BwdCourier {
 
  private:
   /// Until the tile's sums have arrived.
-  TILEWISE_INLINE void take(int32_t step, float* to, bool begins_sums) {
+  TILEWISE_INLINE void take(int32_t step, uint32_t parity, float* to, bool begins_sums) {
     if (!begins_sums) turns_.await();
     for_each_index<0, Parts::kCount>([&](auto part) {
       constexpr int kPart = decltype(part)::value;
-      shared_.handover.staged[index_][kPart].wait(static_cast<uint32_t>(step / C.kCouriers % 2));
-      send<kPart>(Parts::staged(kPart, step), to + Parts::place(kPart), begins_sums);
+      shared_.handover.staged[index_][kPart].wait(parity);
+      send<kPart>(staged_at(kPart, step), to + Parts::place(kPart), begins_sums);
     });
     for_each_index<0, Parts::kCount>([&](auto part) {
       constexpr int kPart = decltype(part)::value;
       Machine::template wait_stores_read<Parts::kCount - 1 - kPart>();
-      shared_.handover.read[Parts::staged(kPart, step)].arrive();
+      shared_.handover.read[staged_at(kPart, step)].arrive();
     });
     Machine::wait_stores();
+  }
+  TILEWISE_INLINE int staged_at(int part, int32_t step) const {
+    return Parts::staged(part, step + static_cast<int32_t>(C.persistent ? run_.steps % 2 : 0));
   }
   /// A part's sums, of all warps.
   template <int kPart>
@@ -117,21 +139,9 @@ class BwdCourier {
   const HopperBwdParams& p_;
   Shared& shared_;
   const BwdWork& work_;
+  const BwdRun& run_;
   const int32_t index_;
   BwdTurns<Machine, C> turns_;
 };
-
-/// The warpgroup beside those that multiply: a warp brings tiles, others are couriers.
-template <class Machine, HopperBwdConfig C>
-TILEWISE_INLINE void bring_and_carry(const HopperBwdParams& params, HopperBwdShared<Machine, C>& shared,
-                                     const BwdWork& work, BwdRun& run, int thread) {
-  static_assert(C.kCouriers < kWarpgroupThreads / Machine::kLanes);
-  const int32_t warp = uniform<Machine>(thread / Machine::kLanes);
-  if (warp == 0) {
-    BwdLoader<Machine, C>(params, shared, work, run, thread == 0).bring_all();
-  } else if (warp <= C.kCouriers) {
-    BwdCourier<Machine, C>(params, shared, work, warp - 1).run();
-  }
-}
 
 }  // namespace tilewise::device

@@ -18,7 +18,7 @@ class BwdLoader {
 
   /// Whether the next tile of keys is called before this one is done: its first queries where they are next in the
   /// ring, and K once dq's last product has read this one's.
-  static constexpr bool kEarly = C.persistent && !C.lengths && !C.shares_keys;
+  static constexpr bool kEarly = C.persistent && !C.lengths && !C.lone_loader();
   TILEWISE_INLINE void bring_next_queries() {
     const auto& item = shared_.items[run_.index % 2];
     if (Machine::agreed(item.steps) == 0) return;
@@ -61,9 +61,9 @@ class BwdLoader {
     TILEWISE_NO_UNROLL
     while (has_more()) bring_queries();
   }
-  /// The same of a tile of keys among several. The first queries, V and K take places of the tile before, which are
-  /// free in this order, and are called as soon as they are. draw() asks for the next tile, publish(what it gave) tells
-  /// the block of it, once the answer is likely to have come.
+  /// The same of a tile of keys among several. The first queries, V and K take places of the tile before, and are
+  /// called as soon as these are free: of wide heads in this order, else K before V, by whose place dv leaves. draw()
+  /// asks for the next tile, publish(what it gave) tells the block of it, once the answer is likely to have come.
   template <class Draw, class Publish>
   TILEWISE_INLINE void bring_among_others(const Draw& draw, const Publish& publish) {
     const bool any = work_.steps() > 0, first = run_.index == 0;
@@ -74,10 +74,11 @@ class BwdLoader {
     const uint32_t drawn = draw();
     if (any) {
       bring_queries();
-      begin_values();
+      if (C.shares_keys) begin_values();
       if (!first) begin_keys();
-      finish_keys();
     }
+    if (!C.shares_keys) begin_values();
+    finish_keys();
     publish(drawn);
     TILEWISE_NO_UNROLL
     while (has_more()) bring_queries();

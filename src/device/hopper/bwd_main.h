@@ -2,6 +2,7 @@
 // and dS are transposed here. dK and dV stay in registers; dS goes to the warpgroup that multiplies dQ.
 #pragma once
 
+#include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
@@ -86,6 +87,7 @@ class BwdMain {
   /// Not kept in registers through the steps: found anew, or where only the thread that stores asks, left by it in
   /// shared memory.
   TILEWISE_INLINE BwdWork work_to_store() const {
+    if constexpr (!kKeepsPlace && C.persistent && C.lone_loader()) return dealt_work<C>(p_, shared_, run_.index);
     if constexpr (!kKeepsPlace) return find_work<C>(p_, Machine::not_hoisted(run_.item));
     const auto& place = shared_.store_places[warpgroup_];
     BwdWork work{};

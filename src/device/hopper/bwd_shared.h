@@ -49,15 +49,17 @@ struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
   TILEWISE_INLINE void init() {}
 };
-/// Where couriers take them to memory: a tile's parts once they are staged, for the courier whose turn the tile is, and
-/// places that have been read.
+/// Where couriers take them to memory: a tile's parts once they are staged, for the courier whose turn the tile is;
+/// places that have been read; and that a block is done with a tile of keys, whose place it read.
 template <class Machine, HopperBwdConfig C>
   requires(C.couriers())
 struct BwdHandover<Machine, C> {
   using Parts = DqParts<C>;
   float dq[C.kDqWarps][Parts::kStaged][Parts::kWarpFloats];
-  Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged];
+  Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged], item_read[2];
   TILEWISE_INLINE void init() {
+    constexpr int32_t kReaders = 4 * C.kConsumers + C.kDqWarps + C.kCouriers + 1;  // and the loader
+    if constexpr (C.persistent) item_read[0].init(kReaders), item_read[1].init(kReaders);
     TILEWISE_UNROLL
     for (auto& parts : staged) {
       TILEWISE_UNROLL

@@ -98,6 +98,8 @@ struct HopperBwdConfig : ScoreConfig {
     const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
     return ordered && !shares_keys && !dropout && !crowded;
   }
+  /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
+  constexpr bool lone_loader() const { return shares_keys || couriers(); }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "backends/cuda/hopper/bwd_config.hpp"
 #include "backends/cuda/hopper/bwd_estimate.hpp"
 #include "backends/cuda/hopper/bwd_schedule.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
@@ -97,20 +98,16 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
 
 class BackwardLowerer {
  public:
-  BackwardLowerer(const Problem& p, const core::DeviceDescription& device)
+  BackwardLowerer(const Problem& p, const BwdSchedule& schedule, const core::DeviceDescription& device)
       : p_(p),
         device_(device),
         traits_(portable::traits_of(device, gpu::Family::sm80)),
-        config_(bwd_config(p)),
+        config_(schedule.config),
         shape_(operations::attention::shape_of(p)),
         query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
         rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
-        builder_(traits_.overlaps_steps) {
-    splits_ = query_parts(p, config_, device);
-    config_.split = splits_ > 1;
-    // The statistics' first block clears the counter of tiles, and without queries there is none.
-    if (config_.split || query_tiles_ == 0) config_.persistent = 0;
-  }
+        splits_(schedule.splits),
+        builder_(traits_.overlaps_steps) {}
 
   gpu::Outcome lower() {
     add_statistics();
@@ -120,10 +117,7 @@ class BackwardLowerer {
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     const double clear_us = portable::add_clear_rest(p_, traits_, builder_);
-    builder_.append_schedule(
-        concat(Bwd::kName, " ", config_.block_n(), "x", config_.block_m, " tiles, ", config_.kConsumers,
-               " warpgroups, ", config_.stages, " stages", config_.split ? concat(", ", splits_, " splits") : "",
-               config_.bias_boxes ? ", bias in boxes" : "", config_.ordered ? ", dq in a fixed order" : ""));
+    builder_.append_schedule(describe(BwdSchedule{config_, splits_}));
     gpu::Outcome outcome{builder_.finish(), {}};
     outcome.lowering.estimated_us = backward_us(p_, config_, splits_, device_) + clear_us;
     return outcome;
@@ -249,16 +243,16 @@ class BackwardLowerer {
   device::HopperBwdConfig config_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
-  std::int64_t splits_ = 1;  // parts that the queries of a tile of keys come in
+  std::int64_t splits_;  // parts that the queries of a tile of keys come in
   gpu::LoweringBuilder builder_;
 };
 
-std::string backward_refusal(const Problem& p, const core::DeviceDescription& device) {
+std::string backward_refusal(const Problem& p, const device::HopperBwdConfig& config,
+                             const core::DeviceDescription& device) {
   const auto missing = operations::attention::required_features(p).minus(backward_features());
   if (!missing.empty()) {
     return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
   }
-  const device::HopperBwdConfig config = bwd_config(p);
   const std::uint32_t shared_bytes = Bwd::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
     return concat("needs ", shared_bytes, " bytes of shared memory a block, ", device.architecture, " has ",
@@ -268,30 +262,6 @@ std::string backward_refusal(const Problem& p, const core::DeviceDescription& de
   const std::int64_t blocks = key_blocks(p, config);
   if (blocks > kMostBlocks) return concat("tiles of keys must be <= 2^30 (got ", blocks, ")");
   return {};
-}
-
-/// A bias in boxes takes the room of a third stage. Where two find none, each score loads its own.
-device::HopperBwdConfig with_room_for_bias(device::HopperBwdConfig c) {
-  const device::HopperBwdConfig wanted = c;
-  for (; c.stages >= 2; --c.stages) {
-    if (Bwd::shared_bytes(c, gpu::Family::sm90) <= kSharedRoom) return c;
-  }
-  c = wanted;
-  c.bias_boxes = 0;
-  return c;
-}
-
-/// Whether a fixed order of dq's sums is quicker than none, where nobody asks for it: their first ones are stored, so
-/// that no launch clears dq, and couriers take them to memory. With few tiles of keys under a causal mask that is worth
-/// more than what a block saves that works on several: of 16,384 tokens in 16 heads of 128 on an H200 512 take 367 us
-/// for 379, 1k 467 for 474; 2k are level, full attention takes up to 4% longer. Blocks wait for each other, so there
-/// are to be heads enough for every multiprocessor to have some of its own: fewer than these have not been measured.
-bool order_pays(const Problem& p, const device::HopperBwdConfig& c) {
-  constexpr std::int64_t kMostKeys = 1024, kFewestHeads = 256;
-  constexpr std::int32_t kHeadDim = 128;
-  return p.dtype == DType::bf16 && c.head_dim == kHeadDim && c.head_dim_v == kHeadDim && c.plain_scale &&
-         p.mask == Mask::causal && !c.windowed && !c.lengths && !c.dropout && portable::group_of(p) == 1 &&
-         p.seqlen_q == p.seqlen_k && p.seqlen_k <= kMostKeys && p.num_heads_k * p.batch_size >= kFewestHeads;
 }
 
 }  // namespace
@@ -306,44 +276,12 @@ operations::attention::FeatureSet backward_features() {
           clear_rest};
 }
 
-device::HopperBwdConfig bwd_config(const Problem& p) {
-  constexpr std::int32_t kNarrow = 64, kWide = 128;
-  device::HopperBwdConfig c;
-  c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
-  c.head_dim = portable::padded_dim(p.head_dim);
-  // Products for dq of 64, 64 and 32 columns find no registers beside each other, says ptxas (C7511), and each waits
-  // for the one before. Shared memory holds 192 columns all the same.
-  if (c.head_dim == 160) c.head_dim = 192;
-  c.head_dim_v = portable::padded_dim(p.head_dim_v);
-  c.exact_dims = c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
-  portable::set_score_options(c, p);
-  c.windowed = p.window_left >= 0;
-  c.ordered = p.dq && (p.deterministic || p.batch_invariant || order_pays(p, c));
-  c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
-  const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
-  c.shares_keys = head_dim > kWide;
-  c.normal_bound = has_normal_bound(p);
-  const bool biased = p.bias != BiasKind::none;
-  c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
-  // Groups of heads would be one loop more around the steps, in which ptxas keeps nothing in uniform registers; f16 in
-  // tiles of 128 queries spills 92 to 108 bytes, with a bias up to 140, dropout 34 to 132, softcap of wide heads 72 to
-  // 100.
-  const bool crowded = c.shares_keys ? c.softcap != 0 : p.dtype == DType::f16 && c.block_m > kNarrow;
-  c.persistent = !c.ordered && !c.dropout && !biased && !crowded && portable::group_of(p) == 1;
-  c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
-  // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
-  const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
-  c.stages = c.block_m > 64 || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
-  // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
-  c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
-  if (c.bias_boxes) c = with_room_for_bias(c);
-  c.waves = 4 * c.warpgroups();
-  return c;
-}
-
 gpu::Outcome lower_backward(const Problem& p, const core::DeviceDescription& device) {
-  if (std::string reason = backward_refusal(p, device); !reason.empty()) return {{}, std::move(reason)};
-  return BackwardLowerer(p, device).lower();
+  const std::string* tuned = core::find_tuned(device, kImplementationName, [&p] { return tuning_text(p); });
+  const BwdSchedule schedule = tuned != nullptr ? tuned_bwd_schedule(p, device, *tuned) : bwd_schedule(p, device);
+  if (std::string reason = backward_refusal(p, schedule.config, device); !reason.empty())
+    return {{}, std::move(reason)};
+  return BackwardLowerer(p, schedule, device).lower();
 }
 
 }  // namespace tilewise::backends::hopper

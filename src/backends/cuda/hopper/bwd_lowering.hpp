@@ -5,7 +5,6 @@
 #include <string>
 
 #include "core/device_description.hpp"
-#include "device/hopper/config.h"
 #include "gpu/lowering.hpp"
 #include "operations/attention/features.hpp"
 #include "tilewise/problem.hpp"
@@ -14,9 +13,6 @@ namespace tilewise::backends::hopper {
 
 /// What the backward pass honours; attention_features() has the forward pass's besides.
 [[nodiscard]] operations::attention::FeatureSet backward_features();
-
-/// Tiles of queries by what shared memory holds: two stages of 128 up to head_dim 64, else three of 64.
-[[nodiscard]] device::HopperBwdConfig bwd_config(const Problem& problem);
 
 [[nodiscard]] gpu::Outcome lower_backward(const Problem& problem, const core::DeviceDescription& device);
 

@@ -1,6 +1,7 @@
 // Judges attention problems for a Hopper GPU.
 #include "backends/cuda/hopper/implementation.hpp"
 
+#include "backends/cuda/hopper/bwd_config.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
 #include "backends/portable/attention/lowering.hpp"
 #include "gpu/lowered_kernel.hpp"
@@ -18,9 +19,12 @@ std::shared_ptr<const void> AttentionImplementation::contiguous_call(const core:
 std::vector<std::string> AttentionImplementation::schedule_names(const core::ProblemView& problem,
                                                                  const core::DeviceDescription& device) const {
   const auto& p = problem.as<Problem>();
-  if (p.operation == Operation::attention_backward) return {};
   std::vector<std::string> names;
-  for (const ForwardSchedule& schedule : forward_candidates(p, device)) names.push_back(name_of(schedule));
+  if (p.operation == Operation::attention_backward) {
+    for (const BwdSchedule& schedule : bwd_candidates(p, device)) names.push_back(name_of(schedule));
+  } else {
+    for (const ForwardSchedule& schedule : forward_candidates(p, device)) names.push_back(name_of(schedule));
+  }
   return names;
 }
 

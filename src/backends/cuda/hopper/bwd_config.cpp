@@ -1,0 +1,157 @@
+// See bwd_config.hpp.
+#include "backends/cuda/hopper/bwd_config.hpp"
+
+#include <algorithm>
+
+#include "backends/cuda/hopper/bwd_schedule.hpp"
+#include "backends/cuda/hopper/kernels.hpp"
+#include "backends/cuda/hopper/schedule.hpp"
+#include "backends/portable/attention/schedule.hpp"
+#include "core/ceil_div.hpp"
+#include "core/message.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::ceil_div, core::concat;
+using device::HopperBwdConfig;
+
+/// A bias in boxes takes the room of a third stage. Where two find none, each score loads its own.
+HopperBwdConfig with_room_for_bias(HopperBwdConfig c) {
+  const HopperBwdConfig wanted = c;
+  for (; c.stages >= 2; --c.stages) {
+    if (Bwd::shared_bytes(c, gpu::Family::sm90) <= kSharedRoom) return c;
+  }
+  c = wanted;
+  c.bias_boxes = 0;
+  return c;
+}
+
+/// What the problem alone decides, whatever order dq's sums have and however tiles of keys are dealt out.
+HopperBwdConfig features_config(const Problem& p) {
+  constexpr std::int32_t kNarrow = 64, kWide = 128;
+  HopperBwdConfig c;
+  c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
+  c.head_dim = portable::padded_dim(p.head_dim);
+  // Products for dq of 64, 64 and 32 columns find no registers beside each other, says ptxas (C7511), and each waits
+  // for the one before. Shared memory holds 192 columns all the same.
+  if (c.head_dim == 160) c.head_dim = 192;
+  c.head_dim_v = portable::padded_dim(p.head_dim_v);
+  c.exact_dims = c.head_dim == p.head_dim && c.head_dim_v == p.head_dim_v;
+  portable::set_score_options(c, p);
+  c.windowed = p.window_left >= 0;
+  c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
+  const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
+  c.shares_keys = head_dim > kWide;
+  c.normal_bound = has_normal_bound(p);
+  const bool biased = p.bias != BiasKind::none;
+  c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
+  c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
+  // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
+  const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
+  c.stages = c.block_m > 64 || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
+  // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
+  c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
+  return c;
+}
+
+/// Whether a block may work on one tile of keys after the other. Groups of heads would be one loop more around the
+/// steps, in which ptxas keeps nothing in uniform registers; f16 in tiles of 128 queries spills 92 to 108 bytes, with a
+/// bias up to 140, dropout 34 to 132, softcap of wide heads 72 to 100. The statistics' first block clears the counter,
+/// and without queries there is none.
+bool may_deal(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int32_t kNarrow = 64;
+  const bool crowded = c.shares_keys ? c.softcap != 0 : p.dtype == DType::f16 && c.block_m > kNarrow;
+  return (!c.ordered || c.couriers()) && !c.dropout && c.bias_type == device::kBiasNone && !crowded &&
+         portable::group_of(p) == 1 && p.seqlen_q > 0;
+}
+
+HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
+  c.ordered = ordered;
+  if (c.bias_boxes) c = with_room_for_bias(c);
+  c.waves = 4 * c.warpgroups();
+  return c;
+}
+
+BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
+  c.split = splits > 1;
+  if (c.split) c.persistent = 0;
+  return {c, splits};
+}
+
+/// Whether a fixed order of dq's sums is quicker than none, where nobody asks for it: their first ones are stored, so
+/// that no launch clears dq, and couriers take them to memory. With few tiles of keys under a causal mask that is worth
+/// more than what a block saves that works on several: of 16,384 tokens in 16 heads of 128 on an H200 512 take 367 us
+/// for 379, 1k 467 for 474; 2k are level, full attention takes up to 4% longer. Blocks wait for each other, so there
+/// are to be heads enough for every multiprocessor to have some of its own: fewer than these have not been measured.
+bool order_pays(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kMostKeys = 1024, kFewestHeads = 256;
+  constexpr std::int32_t kHeadDim = 128;
+  const bool plain = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
+  return p.dtype == DType::bf16 && c.head_dim == kHeadDim && c.head_dim_v == kHeadDim && plain &&
+         p.mask == Mask::causal && !c.windowed && !c.lengths && !c.dropout && portable::group_of(p) == 1 &&
+         p.seqlen_q == p.seqlen_k && p.seqlen_k <= kMostKeys && p.num_heads_k * p.batch_size >= kFewestHeads;
+}
+
+bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.batch_invariant); }
+
+}  // namespace
+
+HopperBwdConfig bwd_config(const Problem& p) {
+  const HopperBwdConfig features = features_config(p);
+  HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features)));
+  // In a fixed order only where `tilewise tune` says so: it has not been measured.
+  c.persistent = !c.ordered && may_deal(p, c);
+  return c;
+}
+
+BwdSchedule bwd_schedule(const Problem& p, const core::DeviceDescription& device) {
+  const HopperBwdConfig c = bwd_config(p);
+  return in_parts(c, query_parts(p, c, device));
+}
+
+std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDescription& device) {
+  constexpr std::int64_t kFewRounds = 4, kMostParts = 8;
+  std::vector<BwdSchedule> candidates{bwd_schedule(p, device)};
+  if (p.batch_invariant) return candidates;
+  const auto consider = [&](const BwdSchedule& schedule) {
+    if (Bwd::shared_bytes(schedule.config, gpu::Family::sm90) > kSharedRoom) return;
+    const auto has_its_name = [&schedule](const BwdSchedule& other) { return name_of(other) == name_of(schedule); };
+    if (std::ranges::none_of(candidates, has_its_name)) candidates.push_back(schedule);
+  };
+  for (const bool ordered : {false, true}) {
+    if (ordered ? !p.dq : asks_for_order(p)) continue;
+    HopperBwdConfig c = with_order(features_config(p), ordered);
+    for (const bool dealt : {false, true}) {
+      c.persistent = dealt && may_deal(p, c);
+      consider({c, 1});
+    }
+    if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
+    const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
+    for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));
+  }
+  return candidates;
+}
+
+BwdSchedule tuned_bwd_schedule(const Problem& p, const core::DeviceDescription& device, std::string_view name) {
+  for (const BwdSchedule& candidate : bwd_candidates(p, device)) {
+    if (name_of(candidate) == name) return candidate;
+  }
+  return bwd_schedule(p, device);
+}
+
+std::string name_of(const BwdSchedule& schedule) {
+  const HopperBwdConfig& c = schedule.config;
+  return concat(c.block_n(), "x", c.block_m, "/", c.stages, c.ordered ? "/fixed order" : "",
+                c.persistent ? "/dealt" : "", c.split ? concat("/", schedule.splits, " splits") : std::string());
+}
+
+std::string describe(const BwdSchedule& schedule) {
+  const HopperBwdConfig& c = schedule.config;
+  return concat(Bwd::kName, " ", c.block_n(), "x", c.block_m, " tiles, ", c.kConsumers, " warpgroups, ", c.stages,
+                " stages", c.split ? concat(", ", schedule.splits, " splits") : "",
+                c.bias_boxes ? ", bias in boxes" : "", c.persistent ? ", dealt by a counter" : "",
+                c.ordered ? ", dq in a fixed order" : "");
+}
+
+}  // namespace tilewise::backends::hopper

@@ -35,6 +35,7 @@ enum class BwdFault {
   keys_overwritten,
   gradients_overwritten,
   numbers_overwritten,
+  rounded_early,
 };
 inline BwdFault g_bwd_fault = BwdFault::none;
 
@@ -89,6 +90,12 @@ inline constexpr HopperBwdConfig kOrdered = [] {
 inline constexpr HopperBwdConfig kOrderedDealt = [] {
   HopperBwdConfig c = kOrdered;
   c.persistent = 1;
+  return c;
+}();
+/// A warp beside the couriers rounds dq of all heads but the last.
+inline constexpr HopperBwdConfig kRounding = [] {
+  HopperBwdConfig c = kOrderedDealt;
+  c.rounds = 1;
   return c;
 }();
 /// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
@@ -220,6 +227,10 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
   static uint32_t peek_global(const uint32_t* word) {
     return g_bwd_fault == BwdFault::turns_come_late ? 0 : HostSm90Machine::peek_global(word);
+  }
+  static void await_global(const uint32_t* word, uint32_t value) {
+    const bool rounds = C.rounds && thread() / kLanes == 12 + 1 + C.kCouriers;
+    if (g_bwd_fault != BwdFault::rounded_early || !rounds) HostSm90Machine::await_global(word, value);
   }
   static int block() {
     const int block = HostSm90Machine::block();

@@ -1,4 +1,5 @@
 // What becomes of backward problems: launches, workspaces, tiles that fit, orders, and reasons for what is refused.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "backends/cuda/hopper/bwd_config.hpp"
+#include "backends/portable/attention/kernels.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::hopper {
@@ -144,6 +146,33 @@ TEST(HopperBwdLowering, TakesTheScheduleThatWasTuned) {
             std::string::npos);
   EXPECT_EQ(schedule_with("128x64/3/fixed order").find("dealt"), std::string::npos);
   EXPECT_EQ(schedule_with("no such schedule"), lower(problem, h200()).lowering.schedule);
+}
+
+/// Where blocks round dq, the last launch has the last set's heads alone: of 64 heads with 32 tiles of keys in sets of
+/// 5 those are four.
+TEST(HopperBwdLowering, LeavesTheLastHeadsToBeRounded) {
+  const Problem problem = parse_problem(
+      "attention_backward device=cuda dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 "
+      "deterministic=1");
+  core::DeviceDescription device = h200();
+  device.tuned = std::make_shared<const core::TunedSchedules>(core::TunedSchedules{
+      {core::tuning_key("cuda.hopper", tuning_text(problem)), "128x64/3/fixed order/dealt/rounds"}});
+  const gpu::Lowering lowering = lower(problem, device).lowering;
+  ASSERT_EQ(lowering.launches().size(), 3U);
+  const gpu::Launch& last = *lowering.launches()[2];
+  EXPECT_EQ(last.grid, gpu::Extent3{32 * 4});
+  EXPECT_EQ(params_of<portable::BwdConvertDq>(last).first_block, 32 * 60);
+  const auto has_rounding = [](const std::string& options) {
+    const Problem each = parse_problem("attention_backward device=cuda dtype=bf16 " + options);
+    return std::ranges::any_of(bwd_candidates(each, h200()), [](const auto& s) { return s.config.rounds != 0; });
+  };
+  const std::string heads = "batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
+  EXPECT_TRUE(has_rounding(heads + "mask=causal window_left=1023"));
+  for (const char* not_so : {"seqused_k=1", "alibi_slopes=[h]", "bias=query[b,h,q,k]", "num_heads_k=4", "dropout_p=0.1",
+                             "mask=causal seqlen_k=2048", "head_dim_v=192", "dq=0", "batch_invariant=1"}) {
+    EXPECT_FALSE(has_rounding(heads + not_so)) << not_so;
+  }
+  EXPECT_FALSE(has_rounding("seqlen_q=4096 num_heads_q=4 head_dim=128"));  // one set
 }
 
 TEST(HopperBwdLowering, FitsSharedMemoryForEveryHeadDim) {

@@ -11,6 +11,7 @@
 #include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_items.h"
 #include "device/hopper/bwd_main.h"
+#include "device/hopper/bwd_rounder.h"
 #include "device/hopper/bwd_wide.h"
 #include "device/hopper/contract.h"
 
@@ -101,10 +102,10 @@ class HopperBwd {
     }
   }
 
-  /// Of the last warpgroup a warp brings tiles, others are couriers.
+  /// Of the last warpgroup a warp brings tiles, others are couriers, and one may round what these have carried.
   TILEWISE_INLINE static void bring_and_carry(const HopperBwdParams& params, Shared& shared, const Items& items,
                                               int thread) {
-    static_assert(C.kCouriers < kWarpgroupThreads / Machine::kLanes);
+    static_assert(C.kCouriers + C.rounds < kWarpgroupThreads / Machine::kLanes);
     const int32_t warp = uniform<Machine>(thread / Machine::kLanes);
     if (warp == 0) {
       bring_alone(params, shared, items, thread == 0);
@@ -112,6 +113,9 @@ class HopperBwd {
       items.visit_all([&](const BwdWork& work, const BwdRun& run) {
         BwdCourier<Machine, C>(params, shared, work, run, warp - 1).run();
       });
+    } else if constexpr (C.rounds) {
+      wait_for_step_before<Machine>();  // before it looks at a turn
+      items.visit_all([&](const BwdWork& work, const BwdRun&) { BwdRounder<Machine, C>(params, work).run(); });
     }
   }
   TILEWISE_INLINE static void bring_wide(const HopperBwdParams& params, Shared& shared, const Items& items,

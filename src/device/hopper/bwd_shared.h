@@ -58,7 +58,7 @@ struct BwdHandover<Machine, C> {
   float dq[C.kDqWarps][Parts::kStaged][Parts::kWarpFloats];
   Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged], item_read[2];
   TILEWISE_INLINE void init() {
-    constexpr int32_t kReaders = 4 * C.kConsumers + C.kDqWarps + C.kCouriers + 1;  // and the loader
+    constexpr int32_t kReaders = 4 * C.kConsumers + C.kDqWarps + C.kCouriers + C.rounds + 1;  // and the loader
     if constexpr (C.persistent) item_read[0].init(kReaders), item_read[1].init(kReaders);
     TILEWISE_UNROLL
     for (auto& parts : staged) {

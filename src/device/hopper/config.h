@@ -85,6 +85,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
+  Flag rounds = 0;        // of such a block with couriers: a warp beside them rounds dq, all but the last heads'
   Flag normal_bound = 0;  // as in HopperForwardConfig
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
@@ -116,7 +117,7 @@ struct HopperBwdConfig : ScoreConfig {
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
     visit("split", c.split), visit("shares_keys", c.shares_keys);
-    visit("persistent", c.persistent), visit("normal_bound", c.normal_bound);
+    visit("persistent", c.persistent), visit("rounds", c.rounds), visit("normal_bound", c.normal_bound);
   }
 };
 
@@ -151,7 +152,7 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
 /// need 32; dq's sums, 32 a thread, do with 64 where somebody needs the rest, but not with 56.
 constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
   if (config.shares_keys) return config.dropout ? RegisterShares{32, 208, 64} : RegisterShares{24, 208, 72};
-  if (config.couriers()) return {72, 208, 24};
+  if (config.couriers()) return config.rounds ? RegisterShares{64, 208, 32} : RegisterShares{72, 208, 24};
   return config.dropout ? RegisterShares{64, 208, 32} : RegisterShares{72, 216};
 }
 

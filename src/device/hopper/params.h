@@ -137,6 +137,7 @@ struct HopperBwdParams {
   AttentionShape shape;
   ScoreParams score;
   Tensor4 dk, dv;   // null where they are not wanted
+  Tensor4 dq;       // null where another kernel rounds all of dq
   TileOrder order;  // of tiles of keys, backwards; heads are key heads
   BiasPlaces bias_places;
   int32_t group;  // query heads of a key head
@@ -155,7 +156,7 @@ struct HopperBwdParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
-    visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv);
+    visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
     visit("divisors", p.divisors);
     visit("lse2", p.lse2), visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("turns", p.turns);

@@ -66,6 +66,14 @@ bool may_deal(const Problem& p, const HopperBwdConfig& c) {
          portable::group_of(p) == 1 && p.seqlen_q > 0;
 }
 
+/// Whether blocks may round dq themselves: where each query's last sums are known, and no row's are to be cleared, as
+/// those of queries that see nothing but what a bias or a steep line hides. They round what blocks of the set of heads
+/// before have added, so that there is to be one.
+bool may_round(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
+  return c.persistent && c.couriers() && !c.alibi && each_query_sees_a_key(p, c) &&
+         key_order(p, c, device.multiprocessors).heads_at_once < p.num_heads_k * p.batch_size;
+}
+
 HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
   c.ordered = ordered;
   if (c.bias_boxes) c = with_room_for_bias(c);
@@ -75,7 +83,7 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = 0;
+  if (c.split) c.persistent = c.rounds = 0;
   return {c, splits};
 }
 
@@ -126,6 +134,9 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
       c.persistent = dealt && may_deal(p, c);
       consider({c, 1});
     }
+    c.rounds = may_round(p, c, device);
+    consider({c, 1});
+    c.persistent = c.rounds = 0;
     if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
     for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));
@@ -143,7 +154,8 @@ BwdSchedule tuned_bwd_schedule(const Problem& p, const core::DeviceDescription& 
 std::string name_of(const BwdSchedule& schedule) {
   const HopperBwdConfig& c = schedule.config;
   return concat(c.block_n(), "x", c.block_m, "/", c.stages, c.ordered ? "/fixed order" : "",
-                c.persistent ? "/dealt" : "", c.split ? concat("/", schedule.splits, " splits") : std::string());
+                c.persistent ? "/dealt" : "", c.rounds ? "/rounds" : "",
+                c.split ? concat("/", schedule.splits, " splits") : std::string());
 }
 
 std::string describe(const BwdSchedule& schedule) {
@@ -151,7 +163,7 @@ std::string describe(const BwdSchedule& schedule) {
   return concat(Bwd::kName, " ", c.block_n(), "x", c.block_m, " tiles, ", c.kConsumers, " warpgroups, ", c.stages,
                 " stages", c.split ? concat(", ", schedule.splits, " splits") : "",
                 c.bias_boxes ? ", bias in boxes" : "", c.persistent ? ", dealt by a counter" : "",
-                c.ordered ? ", dq in a fixed order" : "");
+                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded beside" : "");
 }
 
 }  // namespace tilewise::backends::hopper

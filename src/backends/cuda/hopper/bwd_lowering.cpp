@@ -46,6 +46,10 @@ void bind_bwd(const void* call, void* block) {
   params.dk = from.dk;
   params.dv = from.dv;
 }
+void bind_bwd_that_rounds(const void* call, void* block) {
+  bind_bwd(call, block);
+  static_cast<device::HopperBwdParams*>(block)->dq = call_of(call).dq;
+}
 
 /// A gradient that nobody asks for is not stored, and its map may be any.
 void bind_gradient(const AttentionParams& call, const device::Tensor4& t, const device::Tensor4& like, std::int64_t dim,
@@ -158,8 +162,8 @@ class BackwardLowerer {
     if (config_.split) params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
     std::int64_t blocks = key_blocks(p_, config_) * splits_;
     if (config_.persistent) blocks = std::min<std::int64_t>(blocks, device_.multiprocessors);
-    gpu::Launch* launch =
-        builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params, bind_bwd);
+    gpu::Launch* launch = builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params,
+                                               config_.rounds ? bind_bwd_that_rounds : bind_bwd);
     if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);
   }
 
@@ -197,11 +201,20 @@ class BackwardLowerer {
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
+    params.first_block = static_cast<std::int32_t>(query_tiles_ * heads_rounded());
+    gpu::Extent3 grid = query_grid();
+    grid.x -= static_cast<std::uint32_t>(params.first_block);
     const auto bind = [](const void* call, void* block) {
       portable::bind(call_of(call), *static_cast<device::BwdConvertDqParams*>(block));
     };
-    builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), query_grid(),
-                                            params, bind);
+    builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), grid, params,
+                                            bind);
+  }
+  /// Heads whose dq the kernel before has rounded: those of all sets but the last.
+  [[nodiscard]] std::int64_t heads_rounded() const {
+    if (!config_.rounds) return 0;
+    const std::int64_t at_once = key_order(p_, config_, device_.multiprocessors).heads_at_once;
+    return (p_.num_heads_k * p_.batch_size - 1) / at_once * at_once;
   }
 
   void add_dbias() {

@@ -52,6 +52,7 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.score();
   table.keys(p.dk, "dk", Access::write);
   table.values(p.dv, "dv", Access::write);
+  table.queries(p.dq, "dq", Access::write);
   table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.delta, "tile_delta", Access::read, table.heads() * p.rows_a_head);
   gpu::Region sums = gpu::float_workspace("dq_accum", Access::add, table.heads() * p.dq_accum_a_head);

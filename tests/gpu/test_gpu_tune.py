@@ -48,6 +48,32 @@ def test_what_was_tuned_is_planned(tmp_path, problem):
         assert f"{tuned['quickest']}\tcuda.hopper {tuned['problem']}" in file.read_text()
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        FORWARD,
+        BACKWARD,
+        "attention_backward device=cuda dtype=bf16 batch_size=8 seqlen_q=1100 num_heads_q=16 head_dim=128 mask=causal "
+        "window_left=300",
+        "attention_backward device=cuda dtype=bf16 batch_size=8 seqlen_q=700 num_heads_q=20 head_dim=64 "
+        "deterministic=1",
+    ],
+    ids=["forward", "backward", "window", "deterministic"],
+)
+def test_every_schedule_is_right(tmp_path, problem):
+    (tuned,) = json.loads(run(tmp_path, "tune", problem, "--seconds", "0.01", "--dry-run", "--json").stdout)
+    version = run(tmp_path, "--version").stdout.split()[-1]
+    file = tmp_path / "tuned" / f"sm_90a-{torch.cuda.get_device_properties(0).multi_processor_count}.txt"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    seen = set()
+    for each in tuned["schedules"]:
+        file.write_text(f"tilewise {version}\n{each['schedule']}\tcuda.hopper {tuned['problem']}\n")
+        seen.add(schedule(tmp_path, problem))
+        done = run(tmp_path, "verify", "--implementation", "cuda.hopper", "--problem", problem)
+        assert done.returncode == 0, (each["schedule"], done.stdout)
+    assert len(seen) > 1
+
+
 def test_other_operations_are_refused(tmp_path):
     done = run(tmp_path, "tune", "merge device=cuda dtype=bf16 parts=2 seqlen_q=8 num_heads_q=2 head_dim_v=64")
     assert done.returncode == 2

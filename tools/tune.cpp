@@ -307,7 +307,8 @@ void add_tune(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("tune", "Find a problem's quickest schedule on the GPU that is here");
   const auto options = std::make_shared<Options>();
   command
-      .add_option("PROBLEM", options->problem_words, "attention problems on a GPU, forward or backward, each as one line of text")
+      .add_option("PROBLEM", options->problem_words,
+                  "attention problems on a GPU, forward or backward, each as one line of text")
       ->type_name("PROBLEM ...");
   command.add_option("--problems", options->problems_file, "a file with a problem a line; # begins a comment")
       ->type_name("FILE");

@@ -1,5 +1,5 @@
-// Where dq's sums have an order and blocks work on several tiles of keys: a warp beside the couriers rounds sums that are
-// complete into dq, so that no launch reads them all once more.
+// Where dq's sums have an order and blocks work on several tiles of keys: a warp beside the couriers rounds sums that
+// are complete into dq, so that no launch reads them all once more.
 #pragma once
 
 #include "device/hopper/bwd_deal.h"
@@ -7,8 +7,8 @@
 
 namespace tilewise::device {
 
-/// Beside a tile of keys it rounds as many queries of a head of the set before, whose blocks have begun before this one:
-/// to wait for their sums is safe, and hardly ever needed. The last set's heads are left to bwd_convert_dq.
+/// Beside a tile of keys it rounds as many queries of a head of the set before, whose blocks have begun before this
+/// one: to wait for their sums is safe, and hardly ever needed. The last set's heads are left to bwd_convert_dq.
 template <class Machine, HopperBwdConfig C>
 class BwdRounder {
  public:
@@ -52,8 +52,8 @@ class BwdRounder {
     }
     Machine::wave_sync();
     // A step's sums lie behind those of the one before: 16 rows, as many columns in eights as four lanes share.
-    const float* from = p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(first_row) * C.head_dim +
-                        4 * Machine::lane();
+    const float* from =
+        p_.dq_accum + head * p_.dq_accum_a_head + static_cast<int64_t>(first_row) * C.head_dim + 4 * Machine::lane();
     const int32_t steps = ceil_div(minimum(work_.seqlen_q - first_row, C.block_m), kRows) * kSteps;
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step, from += kColTiles * 128) {
@@ -61,8 +61,8 @@ class BwdRounder {
     }
   }
 
-  /// Of rows from `row` on and columns from 8 * col_tile on. A lane holds of 8 columns two side by side, in rows lane / 4
-  /// and 8 behind it, and leaves 16 bytes of each of these, where there is such a row.
+  /// Of rows from `row` on and columns from 8 * col_tile on. A lane holds of 8 columns two side by side, in rows lane /
+  /// 4 and 8 behind it, and leaves 16 bytes of each of these, where there is such a row.
   TILEWISE_INLINE void round_step(const float* from, uint16_t* dq, int32_t row, int32_t col_tile) const {
     FloatRun<4> sums[kColTiles];
     TILEWISE_UNROLL
@@ -77,7 +77,8 @@ class BwdRounder {
       uint32_t word[kColTiles];
       TILEWISE_UNROLL
       for (int c = 0; c < kColTiles; ++c) {
-        word[c] = Machine::template pack<C.q_type>(sums[c].value[2 * slot] * scale, sums[c].value[2 * slot + 1] * scale);
+        word[c] =
+            Machine::template pack<C.q_type>(sums[c].value[2 * slot] * scale, sums[c].value[2 * slot + 1] * scale);
       }
       transpose_quad<Machine>(word);
       if (row + 8 * slot < work_.seqlen_q && (C.exact_dims || col < p_.shape.head_dim)) {

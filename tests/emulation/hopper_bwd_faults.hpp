@@ -147,12 +147,14 @@ struct FaultyBwdSm90 : HostSm90Machine {
 
   /// Whether it is of the warpgroup that has couriers; none of its other warps waits for stores.
   static bool carries() { return C.couriers() && thread() / kWarpgroupThreads == 3; }
+  /// Whether it is the warp behind the couriers.
+  static bool rounds() { return C.rounds && carries() && thread() % kWarpgroupThreads / kLanes == 1 + C.kCouriers; }
   /// Whether it says that sums are staged, or that they have been read.
   static bool is_of_sums(uint64_t* barrier, bool read) {
     if constexpr (C.couriers()) {
       using Handover = BwdHandover<FaultyBwdSm90, C>;
       const size_t at = shared_address(barrier) - offsetof(Block, handover);
-      return read ? at >= offsetof(Handover, read) && at < offsetof(Handover, item_read)
+      return read ? at >= offsetof(Handover, read) && at < sizeof(Handover)
                   : at >= offsetof(Handover, staged) && at < offsetof(Handover, read);
     }
     return false;
@@ -172,7 +174,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
     return shared_address(barrier) == static_cast<uint32_t>(offset);
   }
   static bool reads_number(uint64_t* barrier) {
-    constexpr auto kRead = offsetof(Block, handover) + offsetof(decltype(Block::handover), item_read);
+    constexpr auto kRead = offsetof(Block, item_read);
     return is_at(barrier, kRead) || is_at(barrier, kRead + sizeof(*barrier));
   }
   /// Of a block that works on one tile of keys after the other.
@@ -180,9 +182,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if constexpr (C.persistent) {
       if (g_bwd_fault == BwdFault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
       if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && is_at(barrier, offsetof(Block, keys_done));
-      if constexpr (C.lone_loader()) {
-        if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
-      }
+      if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
     }
     return false;
   }
@@ -229,8 +229,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
     return g_bwd_fault == BwdFault::turns_come_late ? 0 : HostSm90Machine::peek_global(word);
   }
   static void await_global(const uint32_t* word, uint32_t value) {
-    const bool rounds = C.rounds && thread() / kLanes == 12 + 1 + C.kCouriers;
-    if (g_bwd_fault != BwdFault::rounded_early || !rounds) HostSm90Machine::await_global(word, value);
+    if (g_bwd_fault != BwdFault::rounded_early || !rounds()) HostSm90Machine::await_global(word, value);
   }
   static int block() {
     const int block = HostSm90Machine::block();

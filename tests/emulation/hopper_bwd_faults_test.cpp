@@ -30,9 +30,9 @@ constexpr std::int64_t kHeads = 2, kQueries = 300, kRows = 384;
 template <HopperBwdConfig C = kNarrow>
 class BwdCall {
   using Machine = FaultyBwdSm90<C>;
-  static constexpr std::int64_t kDim = C.head_dim, kKeys = C.shares_keys || (C.persistent && C.ordered) ? 500 : 200;
+  static constexpr std::int64_t kDim = C.head_dim, kKeys = C.loader_deals() || C.shares_keys ? 500 : 200;
   /// Where one tile of keys comes after the other, one has them all; two where they wait for each other.
-  static constexpr int kBlocks = !C.persistent ? 4 : C.ordered ? 2 : 1;
+  static constexpr int kBlocks = !C.persistent ? 4 : C.couriers() ? 2 : 1;
 
  public:
   BwdCall()
@@ -61,7 +61,7 @@ class BwdCall {
     core::DeviceDescription device;
     device.shared_bytes = 227 << 10;
     device.multiprocessors = kBlocks;
-    if (C.persistent && C.ordered) {  // as `tilewise tune` may have chosen
+    if (C.persistent && C.couriers()) {  // as `tilewise tune` may have chosen
       device.tuned = std::make_shared<const core::TunedSchedules>(
           core::TunedSchedules{{core::tuning_key(hopper::kImplementationName, hopper::tuning_text(problem)),
                                 hopper::name_of(hopper::BwdSchedule{C})}});

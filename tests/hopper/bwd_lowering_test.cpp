@@ -3,8 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -114,16 +112,11 @@ TEST(HopperBwdLowering, HasOtherSchedules) {
         std::string("dtype=f16 seqlen_q=2048 num_heads_q=8 head_dim=64 softcap=20")}) {
     const Problem problem = problem_of(text);
     const std::vector<BwdSchedule> candidates = bwd_candidates(problem, h200());
-    EXPECT_GT(candidates.size(), 1U) << text;
-    EXPECT_EQ(name_of(candidates[0]), name_of(bwd_schedule(problem, h200()))) << text;
-    std::set<std::string> names;
+    SCOPED_TRACE(text);
+    expect_candidates<Bwd>(candidates, bwd_schedule(problem, h200()),
+                           [&](const std::string& name) { return tuned_bwd_schedule(problem, h200(), name); });
     for (const BwdSchedule& candidate : candidates) {
-      EXPECT_TRUE(names.insert(name_of(candidate)).second) << name_of(candidate);
-      EXPECT_LE(Bwd::shared_bytes(candidate.config, gpu::Family::sm90), h200().shared_bytes) << name_of(candidate);
       EXPECT_GE(candidate.config.ordered, problem.deterministic ? 1 : 0) << name_of(candidate);
-      const BwdSchedule tuned = tuned_bwd_schedule(problem, h200(), name_of(candidate));
-      EXPECT_EQ(name_of(tuned), name_of(candidate));
-      EXPECT_EQ(tuned.splits, candidate.splits);
     }
   }
   EXPECT_EQ(bwd_candidates(problem_of(heads + "seqlen_q=4096 batch_invariant=1"), h200()).size(), 1U);
@@ -137,10 +130,7 @@ TEST(HopperBwdLowering, TakesTheScheduleThatWasTuned) {
       "attention_backward device=cuda dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 "
       "mask=causal window_left=1023");
   const auto schedule_with = [&](const std::string& name) {
-    core::DeviceDescription device = h200();
-    device.tuned = std::make_shared<const core::TunedSchedules>(
-        core::TunedSchedules{{core::tuning_key("cuda.hopper", tuning_text(problem)), name}});
-    return lower(problem, device).lowering.schedule;
+    return lower(problem, tuned_h200(problem, name)).lowering.schedule;
   };
   EXPECT_NE(schedule_with("128x64/3/fixed order/dealt").find(", dealt by a counter, dq in a fixed order"),
             std::string::npos);
@@ -154,10 +144,7 @@ TEST(HopperBwdLowering, LeavesTheLastHeadsToBeRounded) {
   const Problem problem = parse_problem(
       "attention_backward device=cuda dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 "
       "deterministic=1");
-  core::DeviceDescription device = h200();
-  device.tuned = std::make_shared<const core::TunedSchedules>(core::TunedSchedules{
-      {core::tuning_key("cuda.hopper", tuning_text(problem)), "128x64/3/fixed order/dealt/rounds"}});
-  const gpu::Lowering lowering = lower(problem, device).lowering;
+  const gpu::Lowering lowering = lower(problem, tuned_h200(problem, "128x64/3/fixed order/dealt/rounds")).lowering;
   ASSERT_EQ(lowering.launches().size(), 3U);
   const gpu::Launch& last = *lowering.launches()[2];
   EXPECT_EQ(last.grid, gpu::Extent3{32 * 4});

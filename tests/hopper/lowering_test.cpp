@@ -2,7 +2,6 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -149,16 +148,9 @@ TEST(HopperLowering, HasOtherSchedules) {
         std::string_view("dtype=fp8_e4m3 seqlen_q=900 num_heads_q=4 head_dim=128")}) {
     const Problem problem = problem_of(text);
     const std::vector<ForwardSchedule> candidates = forward_candidates(problem, h200());
-    EXPECT_GT(candidates.size(), 1U) << text;
-    EXPECT_EQ(name_of(candidates[0]), name_of(forward_schedule(problem, h200()))) << text;
-    std::set<std::string> names;
-    for (const ForwardSchedule& candidate : candidates) {
-      EXPECT_TRUE(names.insert(name_of(candidate)).second) << name_of(candidate);
-      EXPECT_LE(Forward::shared_bytes(candidate.config, gpu::Family::sm90), h200().shared_bytes) << name_of(candidate);
-      const ForwardSchedule tuned = tuned_schedule(problem, h200(), name_of(candidate));
-      EXPECT_EQ(name_of(tuned), name_of(candidate));
-      EXPECT_EQ(tuned.splits, candidate.splits);
-    }
+    SCOPED_TRACE(text);
+    expect_candidates<Forward>(candidates, forward_schedule(problem, h200()),
+                               [&](const std::string& name) { return tuned_schedule(problem, h200(), name); });
   }
   EXPECT_EQ(forward_candidates(problem_of(concat(kCausal, " batch_invariant=1")), h200()).size(), 1U);
 }

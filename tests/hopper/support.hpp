@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "backends/cuda/hopper/kv_cache.hpp"
 #include "backends/cuda/hopper/lowering.hpp"
@@ -38,6 +42,30 @@ inline gpu::Lowering lowered_backward(std::string_view text) {
   Outcome outcome = lower(problem, h200());
   EXPECT_EQ(outcome.refusal, "") << text;
   return std::move(outcome.lowering);
+}
+
+/// That device, for which one schedule was tuned.
+inline core::DeviceDescription tuned_h200(const Problem& problem, std::string name) {
+  core::DeviceDescription device = h200();
+  device.tuned = std::make_shared<const core::TunedSchedules>(
+      core::TunedSchedules{{core::tuning_key(kImplementationName, tuning_text(problem)), std::move(name)}});
+  return device;
+}
+
+/// Of schedules that `tilewise tune` chooses from: they fit the device, and each has a name of its own, by which
+/// tuned(name) finds it.
+template <class Body, class Schedule, class Tuned>
+void expect_candidates(const std::vector<Schedule>& candidates, const Schedule& untuned, const Tuned& tuned) {
+  EXPECT_GT(candidates.size(), 1U);
+  EXPECT_EQ(name_of(candidates[0]), name_of(untuned));
+  std::set<std::string> names;
+  for (const Schedule& candidate : candidates) {
+    EXPECT_TRUE(names.insert(name_of(candidate)).second) << name_of(candidate);
+    EXPECT_LE(Body::shared_bytes(candidate.config, gpu::Family::sm90), h200().shared_bytes) << name_of(candidate);
+    const Schedule found = tuned(name_of(candidate));
+    EXPECT_EQ(name_of(found), name_of(candidate));
+    EXPECT_EQ(found.splits, candidate.splits);
+  }
 }
 
 template <class Body = Forward>

@@ -144,7 +144,7 @@ void WarpgroupEmulator::set_registers(std::int32_t count) {
   }
 }
 
-/// The only thing that lanes wait for and no lane does: a copy that is yet to land.
+/// What lanes wait for and no lane of the block does: a copy that is yet to land, or else another block's word.
 bool WarpgroupEmulator::go_on_alone() {
   if (!fault_.empty()) return false;
   if (copies_.empty()) return wake_for_words();

@@ -46,7 +46,7 @@ class HopperBwd {
  private:
   static constexpr RegisterShares kShares = register_shares(C);
   static constexpr auto kThreads = static_cast<uint32_t>(kWarpgroupThreads);
-  using Items = Choose<C.persistent && C.lone_loader(), BwdDeal<Machine, C>, BwdItems<Machine, C>>;
+  using Items = Choose<C.loader_deals(), BwdDeal<Machine, C>, BwdItems<Machine, C>>;
 
   TILEWISE_INLINE static void run_pair(const HopperBwdParams& params, Shared& shared, int thread) {
     const Items items(params, shared);

@@ -14,7 +14,7 @@ struct CourierPlace {
 };
 template <HopperBwdConfig C>
 TILEWISE_INLINE CourierPlace courier_place(const BwdRun& run, int32_t step) {
-  const uint32_t count = (C.persistent ? run.steps : 0) + static_cast<uint32_t>(step);
+  const uint32_t count = run.steps + static_cast<uint32_t>(step);
   return {static_cast<int32_t>(count % C.kCouriers), count / C.kCouriers % 2};
 }
 
@@ -118,7 +118,7 @@ class BwdCourier {
     Machine::wait_stores();
   }
   TILEWISE_INLINE int staged_at(int part, int32_t step) const {
-    return Parts::staged(part, step + static_cast<int32_t>(C.persistent ? run_.steps % 2 : 0));
+    return Parts::staged(part, step + static_cast<int32_t>(run_.steps % Parts::kStaged));
   }
   /// A part's sums, of all warps.
   template <int kPart>

@@ -8,10 +8,13 @@
 
 namespace tilewise::device {
 
-/// Of the block's tile of keys number `index`, whose place the loader has left.
-template <HopperBwdConfig C, class Shared>
-TILEWISE_INLINE BwdWork dealt_work(const HopperBwdParams& p, const Shared& shared, uint32_t index) {
-  const auto& item = shared.items[index % 2];
+/// Of the tile of keys at hand, found anew, lest it lives in registers through the steps: where the loader has left it,
+/// or by its number.
+template <class Machine, HopperBwdConfig C>
+TILEWISE_INLINE BwdWork work_at_hand(const HopperBwdParams& p, const HopperBwdShared<Machine, C>& shared,
+                                     const BwdRun& run) {
+  if constexpr (!C.loader_deals()) return find_work<C>(p, Machine::not_hoisted(run.item));
+  const auto& item = shared.items[run.index % 2];
   return work_at<C>(p, {item.tile, item.head, item.batch});
 }
 
@@ -33,7 +36,7 @@ class BwdDeal {
       run.index = agreed(run.index), run.steps = agreed(run.steps), run.seen = agreed(run.seen);
       const BwdWork work = work_at<C>(p_, place);
       visit(work, run);
-      arrive_as_warp(shared_.handover.item_read[run.index % 2]);
+      arrive_as_warp(shared_.item_read[run.index % 2]);
       ++run.index, run.steps += static_cast<uint32_t>(work.steps()), run.seen += work.steps() > 0 ? 1 : 0;
       place = next(run);
     }
@@ -70,7 +73,7 @@ class BwdDeal {
 
   TILEWISE_INLINE void publish(uint32_t index, int32_t number, bool leads) const {
     const uint32_t slot = index % 2;
-    shared_.handover.item_read[slot].wait((index / 2 + 1) % 2);
+    shared_.item_read[slot].wait((index / 2 + 1) % 2);
     Machine::wave_sync();
     if (!leads) return;
     const OrderPlace place = number < count() ? key_place<C>(p_, number) : OrderPlace{-1, 0, 0};

@@ -87,8 +87,7 @@ class BwdMain {
   /// Not kept in registers through the steps: found anew, or where only the thread that stores asks, left by it in
   /// shared memory.
   TILEWISE_INLINE BwdWork work_to_store() const {
-    if constexpr (!kKeepsPlace && C.persistent && C.lone_loader()) return dealt_work<C>(p_, shared_, run_.index);
-    if constexpr (!kKeepsPlace) return find_work<C>(p_, Machine::not_hoisted(run_.item));
+    if constexpr (!kKeepsPlace) return work_at_hand<Machine, C>(p_, shared_, run_);
     const auto& place = shared_.store_places[warpgroup_];
     BwdWork work{};
     if (leads_warpgroup<Machine>()) work.k_row = place.k_row, work.head = place.head, work.batch = place.batch;

@@ -49,17 +49,15 @@ struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
   TILEWISE_INLINE void init() {}
 };
-/// Where couriers take them to memory: a tile's parts once they are staged, for the courier whose turn the tile is;
-/// places that have been read; and that a block is done with a tile of keys, whose place it read.
+/// Where couriers take them to memory: a tile's parts once they are staged, for the courier whose turn the tile is, and
+/// places that have been read.
 template <class Machine, HopperBwdConfig C>
   requires(C.couriers())
 struct BwdHandover<Machine, C> {
   using Parts = DqParts<C>;
   float dq[C.kDqWarps][Parts::kStaged][Parts::kWarpFloats];
-  Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged], item_read[2];
+  Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged];
   TILEWISE_INLINE void init() {
-    constexpr int32_t kReaders = 4 * C.kConsumers + C.kDqWarps + C.kCouriers + C.rounds + 1;  // and the loader
-    if constexpr (C.persistent) item_read[0].init(kReaders), item_read[1].init(kReaders);
     TILEWISE_UNROLL
     for (auto& parts : staged) {
       TILEWISE_UNROLL
@@ -69,17 +67,15 @@ struct BwdHandover<Machine, C> {
     for (Barrier<Machine>& place : read) place.init(1);
   }
 };
-/// Where two warpgroups share keys, a warp's weights, which lie where dS will; that the last queries and their dO have
-/// been read, through whose places dk and dv leave; and that a block is done with a tile of keys, whose place it read.
+/// Where two warpgroups share keys, a warp's weights, which lie where dS will; and that the last queries and their dO
+/// have been read, through whose places dk and dv leave.
 template <class Machine, HopperBwdConfig C>
   requires(C.shares_keys != 0)
 struct alignas(16) BwdHandover<Machine, C> {
   Barrier<Machine> weights_full[C.kScoreStages][4];
-  Barrier<Machine> last_read, item_read[2];
+  Barrier<Machine> last_read;
   TILEWISE_INLINE void init() {
     last_read.init(4 * C.kConsumers);
-    constexpr int32_t kReaders = 4 * C.kConsumers + C.kDqWarps + 1;  // and the loader
-    if constexpr (C.persistent) item_read[0].init(kReaders), item_read[1].init(kReaders);
     TILEWISE_UNROLL
     for (auto& stage : weights_full) {
       TILEWISE_UNROLL
@@ -119,6 +115,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, C.kScoreStages> score_ring;                // of dS
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
+  Barrier<Machine> item_read[2];  // a block is done with a tile of keys, whose place it read; see bwd_deal.h
   Barrier<Machine> keys_full, values_full;
   Barrier<Machine> values_free;          // dv has left the place of V; of wide heads dP's last product has read it
   Barrier<Machine> keys_done;            // dq's last product has read K
@@ -157,6 +154,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     handover.init();
     keys_full.init(1), values_full.init(1);
     if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1);
+    if constexpr (C.loader_deals()) item_read[0].init(C.item_readers()), item_read[1].init(C.item_readers());
     if constexpr (C.persistent) values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps);
     keys_done.init(kDqWarps);
     keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);

@@ -51,16 +51,10 @@ class BwdWide {
   }
 
  private:
-  /// Found anew, lest it lives in registers through the steps.
-  TILEWISE_INLINE BwdWork work_to_store() const {
-    if constexpr (C.persistent) return dealt_work<C>(p_, shared_, run_.index);
-    return find_work<C>(p_, Machine::not_hoisted(run_.item));
-  }
-
   /// By way of the last queries, or of their dO, whose stage is kept until the copy engine has read it: so K's and V's
   /// places are free for the next tile of keys as soon as products have read them.
   TILEWISE_INLINE void store_gradient() {
-    const BwdWork work = work_to_store();
+    const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     const uint32_t stage = tile_place_.before().stage;
     shared_.handover.last_read.wait(run_.seen % 2);
@@ -75,7 +69,7 @@ class BwdWide {
   }
   /// Of keys that no query sees.
   TILEWISE_INLINE void clear_gradient() {
-    const BwdWork work = work_to_store();
+    const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     if constexpr (C.split) {
       sums_.clear();

@@ -101,6 +101,11 @@ struct HopperBwdConfig : ScoreConfig {
   }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
   constexpr bool lone_loader() const { return shares_keys || couriers(); }
+  /// Whether it then deals tiles of keys out, and the warps that read where each one is: it too is one of them.
+  constexpr bool loader_deals() const { return persistent && lone_loader(); }
+  constexpr int32_t item_readers() const {
+    return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers + rounds : 0) + 1;
+  }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums

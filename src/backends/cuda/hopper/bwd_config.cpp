@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda/hopper/bwd_schedule.hpp"
+#include "backends/cuda/hopper/candidates.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
 #include "backends/portable/attention/schedule.hpp"
@@ -15,6 +16,8 @@ namespace {
 
 using core::ceil_div, core::concat;
 using device::HopperBwdConfig;
+
+constexpr std::int32_t kNarrow = 64;  // columns, and queries of a tile that registers have room for
 
 /// A bias in boxes takes the room of a third stage. Where two find none, each score loads its own.
 HopperBwdConfig with_room_for_bias(HopperBwdConfig c) {
@@ -29,7 +32,7 @@ HopperBwdConfig with_room_for_bias(HopperBwdConfig c) {
 
 /// What the problem alone decides, whatever order dq's sums have and however tiles of keys are dealt out.
 HopperBwdConfig features_config(const Problem& p) {
-  constexpr std::int32_t kNarrow = 64, kWide = 128;
+  constexpr std::int32_t kWide = 128;
   HopperBwdConfig c;
   c.q_type = c.k_type = c.v_type = c.out_type = p.dtype == DType::bf16 ? device::kBf16 : device::kF16;
   c.head_dim = portable::padded_dim(p.head_dim);
@@ -60,7 +63,6 @@ HopperBwdConfig features_config(const Problem& p) {
 /// bias up to 140, dropout 34 to 132, softcap of wide heads 72 to 100. The statistics' first block clears the counter,
 /// and without queries there is none.
 bool may_deal(const Problem& p, const HopperBwdConfig& c) {
-  constexpr std::int32_t kNarrow = 64;
   const bool crowded = c.shares_keys ? c.softcap != 0 : p.dtype == DType::f16 && c.block_m > kNarrow;
   return (!c.ordered || c.couriers()) && !c.dropout && c.bias_type == device::kBiasNone && !crowded &&
          portable::group_of(p) == 1 && p.seqlen_q > 0;
@@ -71,7 +73,7 @@ bool may_deal(const Problem& p, const HopperBwdConfig& c) {
 /// before have added, so that there is to be one.
 bool may_round(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   return c.persistent && c.couriers() && !c.alibi && each_query_sees_a_key(p, c) &&
-         key_order(p, c, device.multiprocessors).heads_at_once < p.num_heads_k * p.batch_size;
+         heads_before_last_set(key_order(p, c, device.multiprocessors)) > 0;
 }
 
 HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
@@ -83,7 +85,7 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = c.rounds = 0;
+  if (c.split) c.persistent = 0;
   return {c, splits};
 }
 
@@ -124,19 +126,17 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
   if (p.batch_invariant) return candidates;
   const auto consider = [&](const BwdSchedule& schedule) {
     if (Bwd::shared_bytes(schedule.config, gpu::Family::sm90) > kSharedRoom) return;
-    const auto has_its_name = [&schedule](const BwdSchedule& other) { return name_of(other) == name_of(schedule); };
-    if (std::ranges::none_of(candidates, has_its_name)) candidates.push_back(schedule);
+    add_candidate(candidates, schedule);
   };
+  const HopperBwdConfig features = features_config(p);
   for (const bool ordered : {false, true}) {
     if (ordered ? !p.dq : asks_for_order(p)) continue;
-    HopperBwdConfig c = with_order(features_config(p), ordered);
-    for (const bool dealt : {false, true}) {
-      c.persistent = dealt && may_deal(p, c);
-      consider({c, 1});
-    }
-    c.rounds = may_round(p, c, device);
-    consider({c, 1});
-    c.persistent = c.rounds = 0;
+    const HopperBwdConfig c = with_order(features, ordered);
+    HopperBwdConfig dealt = c;
+    dealt.persistent = may_deal(p, c);
+    HopperBwdConfig rounding = dealt;
+    rounding.rounds = may_round(p, dealt, device);
+    for (const HopperBwdConfig& each : {c, dealt, rounding}) consider({each, 1});
     if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
     for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));
@@ -145,10 +145,7 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
 }
 
 BwdSchedule tuned_bwd_schedule(const Problem& p, const core::DeviceDescription& device, std::string_view name) {
-  for (const BwdSchedule& candidate : bwd_candidates(p, device)) {
-    if (name_of(candidate) == name) return candidate;
-  }
-  return bwd_schedule(p, device);
+  return candidate_named(bwd_candidates(p, device), name);
 }
 
 std::string name_of(const BwdSchedule& schedule) {

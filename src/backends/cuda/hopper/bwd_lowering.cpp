@@ -107,6 +107,7 @@ class BackwardLowerer {
         device_(device),
         traits_(portable::traits_of(device, gpu::Family::sm80)),
         config_(schedule.config),
+        order_(key_order(p, config_, device.multiprocessors)),
         shape_(operations::attention::shape_of(p)),
         query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
         rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
@@ -150,7 +151,7 @@ class BackwardLowerer {
   void add_gradients() {
     device::HopperBwdParams params{};
     params.shape = shape_;
-    params.order = key_order(p_, config_, device_.multiprocessors);
+    params.order = order_;
     params.order.num_splits = static_cast<std::int32_t>(splits_);
     params.group = static_cast<std::int32_t>(portable::group_of(p_));
     params.divisors = device::order_divisors(params.order);
@@ -201,7 +202,8 @@ class BackwardLowerer {
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
-    params.first_block = static_cast<std::int32_t>(query_tiles_ * heads_rounded());
+    const std::int64_t rounded = config_.rounds ? heads_before_last_set(order_) : 0;
+    params.first_block = static_cast<std::int32_t>(query_tiles_ * rounded);
     gpu::Extent3 grid = query_grid();
     grid.x -= static_cast<std::uint32_t>(params.first_block);
     const auto bind = [](const void* call, void* block) {
@@ -209,12 +211,6 @@ class BackwardLowerer {
     };
     builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), grid, params,
                                             bind);
-  }
-  /// Heads whose dq the kernel before has rounded: those of all sets but the last.
-  [[nodiscard]] std::int64_t heads_rounded() const {
-    if (!config_.rounds) return 0;
-    const std::int64_t at_once = key_order(p_, config_, device_.multiprocessors).heads_at_once;
-    return (p_.num_heads_k * p_.batch_size - 1) / at_once * at_once;
   }
 
   void add_dbias() {
@@ -254,18 +250,21 @@ class BackwardLowerer {
   const core::DeviceDescription& device_;
   portable::DeviceTraits traits_;
   device::HopperBwdConfig config_;
+  device::TileOrder order_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
   std::int64_t splits_;  // parts that the queries of a tile of keys come in
   gpu::LoweringBuilder builder_;
 };
 
-std::string backward_refusal(const Problem& p, const device::HopperBwdConfig& config,
-                             const core::DeviceDescription& device) {
+std::string feature_refusal(const Problem& p) {
   const auto missing = operations::attention::required_features(p).minus(backward_features());
-  if (!missing.empty()) {
-    return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
-  }
+  if (missing.empty()) return {};
+  return concat("does not support ", operations::attention::to_string(missing), " in the backward pass");
+}
+
+std::string size_refusal(const Problem& p, const device::HopperBwdConfig& config,
+                         const core::DeviceDescription& device) {
   const std::uint32_t shared_bytes = Bwd::shared_bytes(config, gpu::Family::sm90);
   if (shared_bytes > device.shared_bytes) {
     return concat("needs ", shared_bytes, " bytes of shared memory a block, ", device.architecture, " has ",
@@ -290,11 +289,11 @@ operations::attention::FeatureSet backward_features() {
 }
 
 gpu::Outcome lower_backward(const Problem& p, const core::DeviceDescription& device) {
-  const std::string* tuned = core::find_tuned(device, kImplementationName, [&p] { return tuning_text(p); });
+  if (std::string reason = feature_refusal(p); !reason.empty()) return {{}, std::move(reason)};
+  const std::string* tuned = tuned_name(p, device);
   const BwdSchedule schedule = tuned != nullptr ? tuned_bwd_schedule(p, device, *tuned) : bwd_schedule(p, device);
-  if (std::string reason = backward_refusal(p, schedule.config, device); !reason.empty())
-    return {{}, std::move(reason)};
-  return BackwardLowerer(p, schedule, device).lower();
+  std::string reason = size_refusal(p, schedule.config, device);
+  return reason.empty() ? BackwardLowerer(p, schedule, device).lower() : gpu::Outcome{{}, std::move(reason)};
 }
 
 }  // namespace tilewise::backends::hopper

@@ -43,7 +43,7 @@ void add_parts_combine(const Problem& p, std::int64_t splits, gpu::LoweringBuild
 }
 
 ForwardSchedule schedule_of(const Problem& p, const core::DeviceDescription& device) {
-  const std::string* tuned = core::find_tuned(device, kImplementationName, [&p] { return tuning_text(p); });
+  const std::string* tuned = tuned_name(p, device);
   return tuned != nullptr ? tuned_schedule(p, device, *tuned) : forward_schedule(p, device);
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 
+#include "backends/cuda/hopper/candidates.hpp"
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/portable/attention/schedule.hpp"
@@ -338,8 +339,7 @@ std::vector<ForwardSchedule> forward_candidates(const Problem& p, const core::De
   if (p.batch_invariant) return candidates;
   const auto consider = [&](const ForwardSchedule& schedule) {
     if (Forward::shared_bytes(schedule.config, gpu::Family::sm90) > kSharedRoom) return;
-    const auto has_its_name = [&schedule](const ForwardSchedule& other) { return name_of(other) == name_of(schedule); };
-    if (std::ranges::none_of(candidates, has_its_name)) candidates.push_back(dealt(schedule, p, device));
+    add_candidate(candidates, dealt(schedule, p, device));
   };
   const HopperForwardConfig features = features_config(p);
   for (const Tile& tile : tiles_to_try(p, features)) {
@@ -353,10 +353,11 @@ std::vector<ForwardSchedule> forward_candidates(const Problem& p, const core::De
 }
 
 ForwardSchedule tuned_schedule(const Problem& p, const core::DeviceDescription& device, std::string_view name) {
-  for (const ForwardSchedule& candidate : forward_candidates(p, device)) {
-    if (name_of(candidate) == name) return candidate;
-  }
-  return forward_schedule(p, device);
+  return candidate_named(forward_candidates(p, device), name);
+}
+
+const std::string* tuned_name(const Problem& p, const core::DeviceDescription& device) {
+  return core::find_tuned(device, kImplementationName, [&p] { return tuning_text(p); });
 }
 
 std::string tuning_text(const Problem& problem) {

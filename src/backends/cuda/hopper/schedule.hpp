@@ -35,6 +35,8 @@ struct ForwardSchedule {
 [[nodiscard]] std::string name_of(const ForwardSchedule& schedule);
 /// The problem's text, whether or not its log-sum-exp is wanted and rows of no sequence are cleared.
 [[nodiscard]] std::string tuning_text(const Problem& problem);
+/// The name of the schedule that was tuned for a problem, forward or backward; null where none was.
+[[nodiscard]] const std::string* tuned_name(const Problem& problem, const core::DeviceDescription& device);
 /// The candidate of that name; the untuned one where there is none.
 [[nodiscard]] ForwardSchedule tuned_schedule(const Problem& problem, const core::DeviceDescription& device,
                                              std::string_view name);

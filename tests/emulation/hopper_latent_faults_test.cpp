@@ -32,6 +32,7 @@ enum class Fault {
   refilled_early,
   chunk_forgotten,
   end_not_cleared,
+  cleared_early,
   no_product_wait,
   peers_copy_not_expected,  // of two blocks that share keys
 };
@@ -55,8 +56,10 @@ struct FaultyLatentSm90 : FaultyPairSm90 {
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && thread() < 32 && parity == 0) return;
+    if (g_fault == Fault::cleared_early && brings() && is_of_weights(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
   }
+  static bool is_of_weights(uint64_t* barrier);
   static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
     const int32_t chunk = 64 * kChunkRowBytes;
     const bool peers = g_fault == Fault::peers_copy_not_expected && rank_in_cluster() == 1 && bytes == chunk;
@@ -85,6 +88,13 @@ constexpr HopperLatentConfig config_of(bool pair) {
   c.page_size = pair ? 16 : 0;
   c.clustered = pair;
   return c;
+}
+
+/// Of the config without pages.
+bool FaultyLatentSm90::is_of_weights(uint64_t* barrier) {
+  using Shared = HopperLatentShared<FaultyLatentSm90, config_of(false)>;
+  const std::size_t at = shared_address(barrier) - offsetof(Shared, weights);
+  return at < sizeof(Shared::weights);
 }
 
 /// A causal call over five tiles of keys, the last of which ends in NaN.
@@ -225,6 +235,18 @@ TEST(EmulatedHopperLatent, ValuesPastTheEndAreCaughtByTheResult) {
   LatentCall<false> call;
   EXPECT_EQ(call.run(Fault::end_not_cleared), "");
   EXPECT_EQ(call.error(), INFINITY);
+}
+
+/// The last tile's end, while the tile before in its stage lands: where its last chunk has overtaken the others.
+TEST(EmulatedHopperLatent, ValuesThatAreClearedBeforeTheyLandAreCaught) {
+  constexpr std::uint64_t kMostSeeds = 60;
+  std::string fault;
+  for (std::uint64_t seed = 0; fault.empty() && seed < kMostSeeds; ++seed) {
+    fault = LatentCall<false>().run(Fault::cleared_early, seed);
+  }
+  EXPECT_TRUE(contains(fault, "of shared memory, with no barrier since it was written by a copy") ||
+              contains(fault, "of shared memory, where a copy is under way"))
+      << fault;
 }
 
 TEST(EmulatedHopperLatent, RegistersOfTheMatrixUnitAreItsOwn) { EXPECT_NE(fault_of_run(Fault::no_product_wait), ""); }

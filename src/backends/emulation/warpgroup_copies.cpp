@@ -103,7 +103,7 @@ void WarpgroupEmulator::receive(const HostTensorMap& map, const std::array<std::
     if (fault.empty()) continue;
     fail(&sender == this ? "" : concat("in block ", rank_in_cluster, " of its cluster "), fault);
   }
-  copies_.push_back({map, at, to, &barrier, &sender, lane});
+  copies_.push_back({map, at, to, &barrier, &sender, lane, random(8) == 0 ? kSlow : kQuick});
 }
 
 void WarpgroupEmulator::land(std::size_t index) {
@@ -254,6 +254,8 @@ void WarpgroupEmulator::release_global(std::uint32_t* word, std::uint32_t value)
   }
   *word = value;
 }
+
+void WarpgroupEmulator::release_count(std::uint32_t* counter) { release_global(counter, *counter + 1); }
 
 void WarpgroupEmulator::fence_shared_writes() { knowledge_.fence(own_lane()); }
 

@@ -180,7 +180,7 @@ void WarpgroupEmulator::let_time_pass() {
   WaveProducts& products = products_[wave_index()];
   while (products.has_uncomputed() && random(16) == 0) check(products.compute_next());
   for (std::size_t i = copies_.size(); i-- > 0;) {
-    if (random(8) == 0) land(i);
+    if (random(copies_[i].odds) == 0) land(i);
   }
   for (BoxStore& store : stores_) {
     if (store.lane == own_lane() && store.group >= 0 && !store.read && random(2) == 0) read_store(store);

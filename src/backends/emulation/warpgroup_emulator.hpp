@@ -33,6 +33,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::uint32_t peek_global(const std::uint32_t* word) override;
   void await_global(const std::uint32_t* word, std::uint32_t value) override;
   void release_global(std::uint32_t* word, std::uint32_t value) override;
+  void release_count(std::uint32_t* counter) override;
   void store_matrices(void* row, const std::uint32_t* from) override;
   void set_registers(std::int32_t count) override;
 
@@ -66,6 +67,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   friend class Cluster;
 
   /// A box on its way to this block's shared memory.
+  static constexpr std::uint32_t kQuick = 8, kSlow = 4096;
   struct BoxCopy {
     HostTensorMap map;
     std::array<std::int32_t, 5> at;
@@ -73,6 +75,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
     MemoryBarrier* barrier;
     const WarpgroupEmulator* sender;  ///< this block or another of its cluster
     std::size_t lane;                 ///< of the sender
+    std::uint32_t odds;               ///< lands at one moment of so many: some copies are overtaken by later ones
   };
   /// What an actor of the cluster has done at a barrier of this block, last.
   struct PeerEvent {

@@ -105,6 +105,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         // it waited for, and those of this thread come behind.
                         { M::await_global(counter, word) } -> SameAs<void>;
                         { M::release_global(counter, word) } -> SameAs<void>;
+                        { M::release_count(counter) } -> SameAs<void>;  // likewise, 1 more than was there
                         // What some block has released by now. The answer comes late, and what it says is true of
                         // additions that depend on it, not of loads.
                         { M::peek_global(counter) } -> SameAs<uint32_t>;

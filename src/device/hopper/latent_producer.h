@@ -137,6 +137,9 @@ class LatentProducer {
 
   TILEWISE_INLINE void clear_values(const RingPlace<C.kStages>& place, int32_t first_row) {
     constexpr int kClearing = kWarpgroupThreads - 32;
+    // A wait for a phase is over, too, while the phase before is not: the last chunk of the tile before in this stage
+    // may have landed and its values not, whose rows would be cleared. They have where its weights are made.
+    shared_.weights[place.stage].wait(place.parity ^ 1);
     for (auto& ring : shared_.half) place.wait_full(ring);
     for (int c = 0; c < Shared::kLastChunk; ++c) {
       uint8_t* const chunk = shared_.keys[place.stage].chunk(c);

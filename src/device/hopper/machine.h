@@ -74,6 +74,9 @@ struct HopperMachine : Sm80Machine {
   TILEWISE_INLINE static void release_global(uint32_t* word, uint32_t value) {
     asm volatile("fence.proxy.async.global;\n st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
   }
+  TILEWISE_INLINE static void release_count(uint32_t* counter) {
+    asm volatile("fence.proxy.async.global;\n red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  }
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
   }

@@ -35,6 +35,7 @@ enum class BwdFault {
   keys_overwritten,
   gradients_overwritten,
   numbers_overwritten,
+  first_block_idle,
   rounded_early,
 };
 inline BwdFault g_bwd_fault = BwdFault::none;
@@ -92,10 +93,24 @@ inline constexpr HopperBwdConfig kOrderedDealt = [] {
   c.persistent = 1;
   return c;
 }();
-/// A warp beside the couriers rounds dq of all heads but the last.
+/// Blocks that have no tile of keys left round dq.
 inline constexpr HopperBwdConfig kRounding = [] {
   HopperBwdConfig c = kOrderedDealt;
   c.rounds = 1;
+  return c;
+}();
+/// The same without an order: warps that add count tiles of keys, all of which each query sees.
+inline constexpr HopperBwdConfig kCounting = [] {
+  HopperBwdConfig c = kMiddle;
+  c.ranged = 0;
+  c.rounds = c.partial_rows = 1;
+  return c;
+}();
+inline constexpr HopperBwdConfig kWideCounting = [] {
+  HopperBwdConfig c = kCounting;
+  c.head_dim = c.head_dim_v = 192;
+  c.shares_keys = 1;
+  c.waves = 4 * c.warpgroups();
   return c;
 }();
 /// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
@@ -119,6 +134,12 @@ inline constexpr HopperBwdConfig kWideOrdered = [] {
   HopperBwdConfig c = kWide;
   c.persistent = 0;
   c.ordered = 1;
+  return c;
+}();
+/// The same of blocks that work on one tile of keys after the other, and round dq.
+inline constexpr HopperBwdConfig kWideRounding = [] {
+  HopperBwdConfig c = kWideOrdered;
+  c.persistent = c.rounds = 1;
   return c;
 }();
 inline constexpr HopperBwdConfig kWideDropout = [] {
@@ -147,8 +168,8 @@ struct FaultyBwdSm90 : HostSm90Machine {
 
   /// Whether it is of the warpgroup that has couriers; none of its other warps waits for stores.
   static bool carries() { return C.couriers() && thread() / kWarpgroupThreads == 3; }
-  /// Whether it is the warp behind the couriers.
-  static bool rounds() { return C.rounds && carries() && thread() % kWarpgroupThreads / kLanes == 1 + C.kCouriers; }
+  /// Whether it is of those that round dq in the end.
+  static bool rounds() { return C.rounds && !sums() && !carries(); }
   /// Whether it says that sums are staged, or that they have been read.
   static bool is_of_sums(uint64_t* barrier, bool read) {
     if constexpr (C.couriers()) {
@@ -227,6 +248,11 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
   static uint32_t peek_global(const uint32_t* word) {
     return g_bwd_fault == BwdFault::turns_come_late ? 0 : HostSm90Machine::peek_global(word);
+  }
+  /// Of the tiles of keys, which the warp that brings them draws, an idle block gets none.
+  static uint32_t count_later(uint32_t* counter) {
+    const bool idle = g_bwd_fault == BwdFault::first_block_idle || g_bwd_fault == BwdFault::rounded_early;
+    return idle && block() == 0 && carries() ? 1000 : HostSm90Machine::count_later(counter);
   }
   static void await_global(const uint32_t* word, uint32_t value) {
     if (g_bwd_fault != BwdFault::rounded_early || !rounds()) HostSm90Machine::await_global(word, value);

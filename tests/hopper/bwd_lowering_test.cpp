@@ -47,11 +47,12 @@ TEST(HopperBwdLowering, HasThreeLaunches) {
 TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
   const std::string problem = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
   for (const char* dims : {"", "head_dim_v=256 "}) {
-    const gpu::Lowering dealt = lowered_backward(problem + dims + "window_left=100");
+    const gpu::Lowering dealt = lowered_backward(problem + dims + "mask=causal");
     EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
     EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
   }
-  for (const char* not_so : {"deterministic=1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k]"}) {
+  for (const char* not_so :
+       {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k]"}) {
     const gpu::Lowering each = lowered_backward(problem + not_so);
     const std::uint32_t heads = std::string_view(not_so) == "num_heads_k=4" ? 4 : 16;
     EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
@@ -81,23 +82,41 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqWhereAsked) {
 }
 
 /// Where nobody asks for an order, and it is quicker.
-TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortCausalSequences) {
+TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   const auto ordered = [](const std::string& problem) {
     return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key).ordered != 0;
   };
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
                     short_ones = heads + "batch_size=32 seqlen_q=512 ";
-  EXPECT_TRUE(ordered(short_ones + "mask=causal"));
-  EXPECT_NE(lowered_backward(short_ones + "mask=causal").schedule.find(", dq in a fixed order"), std::string::npos);
-  EXPECT_EQ(lowered_backward(short_ones).schedule.find("order"), std::string::npos);
-  EXPECT_TRUE(ordered(heads + "batch_size=16 seqlen_q=1024 mask=causal"));
-  for (const char* other : {"", "mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal softcap=30",
-                            "mask=causal window_left=100", "mask=causal seqlen_k=1024", "mask=causal seqused_k=1",
-                            "mask=causal head_dim_v=64", "mask=causal dq=0", "window_right=100"}) {
-    EXPECT_FALSE(ordered(short_ones + other)) << other;
+  EXPECT_NE(lowered_backward(short_ones).schedule.find(", dq in a fixed order, rounded by"), std::string::npos);
+  for (const char* option : {"", "mask=causal", "mask=causal softcap=30", "mask=causal window_left=100",
+                             "mask=causal alibi_slopes=[h]", "mask=causal head_dim_v=64"}) {
+    EXPECT_TRUE(ordered(short_ones + option)) << option;
   }
-  EXPECT_FALSE(ordered(heads + "batch_size=8 seqlen_q=1024 mask=causal"));
-  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal"));
+  for (const char* option : {"mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024",
+                             "mask=causal seqused_k=1", "mask=causal dq=0", "bias=query[b,h,q,k]"}) {
+    EXPECT_FALSE(ordered(short_ones + option)) << option;
+  }
+  EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=2048 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=2048 mask=causal"));  // few heads
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=4096 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=8 seqlen_q=512"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048"));
+  // Tiles of 128 queries have half as many steps for each tile of keys.
+  EXPECT_TRUE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64"));
+  // Softcap at all lengths, and windows that do not look far, where there are tiles enough.
+  const std::string long_ones = heads + "batch_size=4 seqlen_q=4096 ";
+  EXPECT_TRUE(ordered(long_ones + "softcap=30"));
+  EXPECT_TRUE(ordered(long_ones + "mask=causal window_left=1023"));
+  EXPECT_FALSE(ordered(long_ones + "mask=causal window_left=3000"));
+  EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=4096 softcap=30"));
+  // Wide heads, by a block for each tile of keys.
+  const std::string wide = "dtype=bf16 batch_size=32 seqlen_q=512 num_heads_q=8 mask=causal ";
+  EXPECT_TRUE(ordered(wide + "head_dim=256"));
+  EXPECT_FALSE(gpu::config_of<Bwd>(lowered_backward(wide + "head_dim=256").launches().at(1)->key).persistent);
+  EXPECT_FALSE(ordered(wide + "head_dim=192 head_dim_v=128"));
 }
 
 /// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.
@@ -138,28 +157,32 @@ TEST(HopperBwdLowering, TakesTheScheduleThatWasTuned) {
   EXPECT_EQ(schedule_with("no such schedule"), lower(problem, h200()).lowering.schedule);
 }
 
-/// Where blocks round dq, the last launch has the last set's heads alone: of 64 heads with 32 tiles of keys in sets of
-/// 5 those are four.
-TEST(HopperBwdLowering, LeavesTheLastHeadsToBeRounded) {
-  const Problem problem = parse_problem(
-      "attention_backward device=cuda dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 "
-      "deterministic=1");
-  const gpu::Lowering lowering = lower(problem, tuned_h200(problem, "128x64/3/fixed order/dealt/rounds")).lowering;
-  ASSERT_EQ(lowering.launches().size(), 3U);
-  const gpu::Launch& last = *lowering.launches()[2];
-  EXPECT_EQ(last.grid, gpu::Extent3{32 * 4});
-  EXPECT_EQ(params_of<portable::BwdConvertDq>(last).first_block, 32 * 60);
-  const auto has_rounding = [](const std::string& options) {
-    const Problem each = parse_problem("attention_backward device=cuda dtype=bf16 " + options);
-    return std::ranges::any_of(bwd_candidates(each, h200()), [](const auto& s) { return s.config.rounds != 0; });
+/// Where blocks round dq, no launch does, and a second counter says which queries are next.
+TEST(HopperBwdLowering, RoundsDqWhereItsLastSumsAreKnown) {
+  const std::string heads = "dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
+  const gpu::Lowering rounding = lowered_backward(heads + "deterministic=1");
+  EXPECT_EQ(rounding.launches().size(), 2U);
+  EXPECT_EQ(rounding.part("tile_counter")->bytes, 2 * sizeof(std::uint32_t));
+  EXPECT_LT(rounding.estimated_us, lowered_backward(heads + "deterministic=1 seqused_k=1").estimated_us);
+  const auto rounds = [](const std::string& options) {
+    const Problem problem = parse_problem("attention_backward device=cuda " + options);
+    return std::ranges::any_of(bwd_candidates(problem, h200()), [](const auto& s) { return s.config.rounds != 0; });
   };
-  const std::string heads = "batch_size=4 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
-  EXPECT_TRUE(has_rounding(heads + "mask=causal window_left=1023"));
-  for (const char* not_so : {"seqused_k=1", "alibi_slopes=[h]", "bias=query[b,h,q,k]", "num_heads_k=4", "dropout_p=0.1",
-                             "mask=causal seqlen_k=2048", "head_dim_v=192", "dq=0", "batch_invariant=1"}) {
-    EXPECT_FALSE(has_rounding(heads + not_so)) << not_so;
+  for (const char* option : {"", "mask=causal window_left=1023", "alibi_slopes=[h]", "batch_invariant=1",
+                             "head_dim_v=192", "mask=causal seqlen_k=8192"}) {
+    EXPECT_TRUE(rounds(heads + option)) << option;
   }
-  EXPECT_FALSE(has_rounding("seqlen_q=4096 num_heads_q=4 head_dim=128"));  // one set
+  for (const char* not_so :
+       {"seqused_k=1", "bias=query[b,h,q,k]", "num_heads_k=4", "dropout_p=0.1", "mask=causal seqlen_k=2048", "dq=0"}) {
+    EXPECT_FALSE(rounds(heads + not_so)) << not_so;
+  }
+  // Without an order a head's tiles of keys are counted: a word for each, and a launch where these are few.
+  const gpu::Lowering counting = lowered_backward(heads);
+  EXPECT_EQ(counting.launches().size(), 2U);
+  EXPECT_EQ(counting.part("turns")->bytes, 4U * 16U * 32U * sizeof(std::uint32_t));
+  EXPECT_EQ(lowered_backward(heads + "mask=causal").launches().size(), 3U);
+  EXPECT_EQ(lowered_backward("dtype=bf16 batch_size=1 seqlen_q=4096 num_heads_q=16 head_dim=128").launches().size(),
+            3U);
 }
 
 TEST(HopperBwdLowering, FitsSharedMemoryForEveryHeadDim) {

@@ -27,10 +27,9 @@ TILEWISE_INLINE int block_in_order(const TileGrid& grid) {
   return block;
 }
 
-/// `first_block`: where a launch has the last blocks of a grid alone.
 template <class Machine>
-TILEWISE_INLINE GridPlace grid_place(const TileGrid& grid, int first_block = 0) {
-  const int block = uniform<Machine>(first_block + block_in_order<Machine>(grid));
+TILEWISE_INLINE GridPlace grid_place(const TileGrid& grid) {
+  const int block = uniform<Machine>(block_in_order<Machine>(grid));
   const int of_head = divide(block, grid.by_tiles), of_batch = divide(of_head, grid.by_splits);
   const int batch = divide(of_batch, grid.by_heads);
   return {uniform<Machine>(grid.num_tiles - 1 - (block - of_head * grid.num_tiles)),

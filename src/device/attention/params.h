@@ -152,13 +152,13 @@ struct BwdConvertDqParams {
   const float* dq_accum;  // as BwdParams has it
   int64_t dq_accum_a_head;
   float softmax_scale;
-  int32_t first_block;  // of the grid: the launch may have a part of its blocks
+  int32_t unused;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("dq", p.dq), visit("softmax_lse", p.softmax_lse), visit("grid", p.grid);
     visit("dq_accum", p.dq_accum), visit("dq_accum_a_head", p.dq_accum_a_head);
-    visit("softmax_scale", p.softmax_scale), visit("first_block", p.first_block);
+    visit("softmax_scale", p.softmax_scale), visit("unused", p.unused);
   }
 };
 

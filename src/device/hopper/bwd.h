@@ -54,6 +54,9 @@ class HopperBwd {
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
+      if constexpr (C.rounds && !C.couriers()) {
+        if (thread < Machine::kLanes) items.publish_first(thread == 0);
+      }
       items.visit_all([&](const BwdWork& work, BwdRun& run) {
         if constexpr (C.couriers()) {
           BwdDqStaged<Ops, C>(params, shared, work, run, own()).run();
@@ -65,6 +68,7 @@ class HopperBwd {
       Machine::template take_registers<kShares.consumer>();
       items.visit_all(
           [&](const BwdWork& work, BwdRun& run) { BwdMain<Ops, C>(params, shared, work, run, own()).run(work); });
+      if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     } else if constexpr (C.dropout) {
       Machine::template give_registers<kShares.other>();
       items.visit_all([&](const BwdWork& work, const BwdRun&) {
@@ -94,18 +98,20 @@ class HopperBwd {
       items.visit_all([&](const BwdWork& work, const BwdRun& run) {
         BwdWide<Ops, C, BwdRole::sums_dv>(params, shared, work, run, own()).run();
       });
+      if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     } else {
       Machine::template take_registers<kShares.consumer>();
       items.visit_all([&](const BwdWork& work, const BwdRun& run) {
         BwdWide<Ops, C, BwdRole::sums_dk>(params, shared, work, run, own()).run();
       });
+      if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     }
   }
 
-  /// Of the last warpgroup a warp brings tiles, others are couriers, and one may round what these have carried.
+  /// Of the last warpgroup a warp brings tiles, and others are couriers.
   TILEWISE_INLINE static void bring_and_carry(const HopperBwdParams& params, Shared& shared, const Items& items,
                                               int thread) {
-    static_assert(C.kCouriers + C.rounds < kWarpgroupThreads / Machine::kLanes);
+    static_assert(C.kCouriers < kWarpgroupThreads / Machine::kLanes);
     const int32_t warp = uniform<Machine>(thread / Machine::kLanes);
     if (warp == 0) {
       bring_alone(params, shared, items, thread == 0);
@@ -113,9 +119,6 @@ class HopperBwd {
       items.visit_all([&](const BwdWork& work, const BwdRun& run) {
         BwdCourier<Machine, C>(params, shared, work, run, warp - 1).run();
       });
-    } else if constexpr (C.rounds) {
-      wait_for_step_before<Machine>();  // before it looks at a turn
-      items.visit_all([&](const BwdWork& work, const BwdRun&) { BwdRounder<Machine, C>(params, work).run(); });
     }
   }
   TILEWISE_INLINE static void bring_wide(const HopperBwdParams& params, Shared& shared, const Items& items,

@@ -44,8 +44,11 @@ class BwdDeal {
 
   /// Asks for the number of a tile, by the thread that leads: the answer takes up to 5,000 cycles, behind dq's sums.
   TILEWISE_INLINE uint32_t draw(bool leads) const { return leads ? Machine::count_later(p_.tile_counter) : 0; }
-  /// Tells the block of its first tile, which has the block's number, and of the one that was drawn after run's.
-  TILEWISE_INLINE void publish_first(bool leads) const { publish(0, Machine::block(), leads); }
+  /// Tells the block of its first tile, and of the one that was drawn after run's.
+  TILEWISE_INLINE void publish_first(bool leads) const {
+    if constexpr (kDrawsFirst) wait_for_step_before<Machine>();  // which clears the counter
+    publish(0, kDrawsFirst ? number_of(draw(leads)) : Machine::block(), leads);
+  }
   TILEWISE_INLINE void publish_drawn(const BwdRun& run, uint32_t drawn, bool leads) const {
     int32_t number = number_of(drawn);
     if constexpr (C.lengths) {  // of packed sequences many have no such keys
@@ -65,9 +68,13 @@ class BwdDeal {
   TILEWISE_INLINE static uint32_t agreed(uint32_t number) {
     return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
   }
+  /// Whether the first tile is drawn too, else it has the block's number. Where dq's sums have an order, or blocks
+  /// round them in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
+  /// multiprocessor until others end has none yet.
+  static constexpr bool kDrawsFirst = C.ordered || C.rounds;
   /// What the thread that leads has drawn, in all lanes.
   TILEWISE_INLINE static int32_t number_of(uint32_t drawn) {
-    return static_cast<int32_t>(agreed(drawn)) + Machine::blocks();
+    return static_cast<int32_t>(agreed(drawn)) + (kDrawsFirst ? 0 : Machine::blocks());
   }
   TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
 

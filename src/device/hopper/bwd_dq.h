@@ -41,8 +41,8 @@ class BwdDqProducts {
   /// From the last part of a tile to the first one of the next, perhaps of the next head.
   TILEWISE_INLINE void enter_next_tile() {
     to_ += kTileFloats - Parts::place(Parts::kCount - 1);
-    if constexpr (C.persistent) return;
-    const bool enters_head = --tiles_left_ == 0;
+    if constexpr (C.persistent && !C.ordered) return;
+    const bool enters_head = --tiles_left_ == 0 && !C.persistent;
     if (enters_head) {
       tiles_left_ = Machine::not_hoisted(work_.queries.count());
       to_ += p_.dq_accum_a_head - static_cast<int64_t>(tiles_left_) * kTileFloats;
@@ -76,6 +76,11 @@ class BwdDqProducts {
       const Sm80Accumulator& x = dQ.tile[0][c];
       Machine::store_shared(staged + c * 128, FloatRun<4>{{x[0], x[1], x[2], x[3]}});
     }
+  }
+
+  /// Of sums that have no order, this warp's of the tile of keys, all of which have arrived: see bwd_rounder.h.
+  TILEWISE_INLINE void count_sums() const {
+    Machine::release_count(p_.turns + (work_.batch * p_.shape.num_heads_q + work_.head) * p_.turns_a_head);
   }
 
   TILEWISE_INLINE void release_scores() {
@@ -148,6 +153,9 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       if (lane_ == 0) hand_on();
     } else {
       send(Parts::kCount - 1, steps - 1);
+      if constexpr (C.rounds) {
+        if (lane_ == 0) Machine::wait_stores(), this->count_sums();
+      }
     }
     // Where a tile of queries has one part, the next tile of keys begins with the first place anew.
     if (Parts::kCount == 1 && C.persistent && lane_ == 0) Machine::wait_stores_read();
@@ -238,9 +246,11 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step + 1 == steps); });
       this->enter_next_tile();
     }
+    if constexpr (C.ordered || C.rounds) Machine::wave_sync();
     if constexpr (C.ordered) {
-      Machine::wave_sync();
       if (lane_ == 0) turns_.hand_on();
+    } else if constexpr (C.rounds) {
+      if (lane_ == 0) this->count_sums();
     }
   }
 

@@ -20,7 +20,7 @@ class BwdItems {
   template <class Visit>
   TILEWISE_INLINE void visit_all(const Visit& visit) const {
     BwdRun run{};
-    run.item = Machine::block();
+    run.item = kDrawsFirst ? number_of(0) : Machine::block();
     if constexpr (!C.persistent) {
       const BwdWork work = find_work<C>(p_, run.item);
       if (work.rows > 0) visit(work, run);
@@ -31,13 +31,22 @@ class BwdItems {
         run.index = agreed(run.index), run.steps = agreed(run.steps), run.seen = agreed(run.seen);
         const BwdWork work = find_work<C>(p_, run.item);
         visit(work, run);
-        run.item = next(run);
+        run.item = number_of(run.index + 1);
         run.early = work.steps() > 0;
         ++run.index, run.steps += static_cast<uint32_t>(work.steps()), run.seen += run.early ? 1 : 0;
       }
     }
   }
 
+  /// Whether the first tile is drawn, too, else it has the block's number. Blocks that round dq in the end wait for
+  /// others' tiles, and these are to have begun: a block that finds no multiprocessor until others end has none yet.
+  static constexpr bool kDrawsFirst = C.rounds != 0;
+  TILEWISE_INLINE void publish_first(bool leads) const {
+    wait_for_step_before<Machine>();  // which clears the counter
+    if (!leads) return;
+    store_number<Machine>(shared_.items[0].number, static_cast<int32_t>(Machine::count(p_.tile_counter)));
+    shared_.item_full[0].arrive();
+  }
   /// Finds the tile after the one at hand, by one warp, once all warps have begun this one. Nobody is asked whether
   /// they have read the number before: the loader has waited for the tile before, which all had a part in.
   TILEWISE_INLINE void publish(const BwdRun& run, bool leads) const {
@@ -45,19 +54,21 @@ class BwdItems {
     BwdWork work{};
     TILEWISE_NO_UNROLL
     do {
-      number = leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + Machine::blocks() : 0;
+      number =
+          leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (kDrawsFirst ? 0 : Machine::blocks()) : 0;
       number = Machine::agreed(number);
       work = number < count() ? find_work<C>(p_, number) : BwdWork{};
     } while (C.lengths && number < count() && work.rows <= 0);  // of packed sequences many have no such keys
     if (!leads) return;
-    auto& item = shared_.items[run.index % 2];
+    const uint32_t slot = (run.index + 1) % 2;
+    auto& item = shared_.items[slot];
     store_number<Machine>(item.number, number), store_number<Machine>(item.steps, work.steps());
     if constexpr (BwdLoader<Machine, C>::kEarly) {
       store_number<Machine>(item.k_row, work.k_row), store_number<Machine>(item.head, work.head);
       store_number<Machine>(item.batch, work.batch);
       store_number<Machine>(item.first_query, work.queries.begin * C.block_m);
     }
-    shared_.item_full[run.index % 2].arrive();
+    shared_.item_full[slot].arrive();
   }
 
  private:
@@ -65,9 +76,10 @@ class BwdItems {
     return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
   }
   TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
-  TILEWISE_INLINE int32_t next(const BwdRun& run) const {
-    shared_.item_full[run.index % 2].wait(run.index / 2 % 2);
-    return Machine::agreed(shared_.items[run.index % 2].number);
+  /// Of the block's tile `index`: the first is told of only where it is drawn.
+  TILEWISE_INLINE int32_t number_of(uint32_t index) const {
+    shared_.item_full[index % 2].wait((index - !kDrawsFirst) / 2 % 2);
+    return Machine::agreed(shared_.items[index % 2].number);
   }
 
   const HopperBwdParams& p_;

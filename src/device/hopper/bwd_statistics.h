@@ -8,12 +8,6 @@
 
 namespace tilewise::device {
 
-/// Where the statistics of query `row` lie among a head's. A lane of a computing warpgroup holds columns 8c + 2l and
-/// 8c + 2l + 1 of a product: the four that it has of 16 queries lie side by side.
-TILEWISE_INLINE constexpr int64_t statistic_place(int64_t row) {
-  return (row & ~int64_t{15}) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1);
-}
-
 template <TileOps Ops, HopperBwdStatisticsConfig C>
 class HopperBwdStatistics {
   using Machine = typename Ops::Machine;
@@ -27,7 +21,8 @@ class HopperBwdStatistics {
 
   TILEWISE_INLINE static void run(const Params& p, Shared&) {
     let_next_step_begin<Machine>();
-    if (p.tile_counter && Machine::block() == 0 && Machine::thread() == 0) Machine::store_global(p.tile_counter, 0u);
+    if (Machine::block() == 0 && Machine::thread() < p.counters)
+      Machine::store_global(p.tile_counter + Machine::thread(), 0u);
     const GridPlace place = grid_place<Machine>(p.grid);
     const Sequence s = sequence_at<C>(p.shape, place.batch);
     const int64_t first = static_cast<int64_t>(place.tile) * C.kRows;

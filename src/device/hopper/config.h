@@ -85,7 +85,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
-  Flag rounds = 0;        // of such a block with couriers: a warp beside them rounds dq, all but the last heads'
+  Flag rounds = 0;        // of such blocks, of ordered sums: those that have no tile left round dq
   Flag normal_bound = 0;  // as in HopperForwardConfig
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
@@ -103,9 +103,7 @@ struct HopperBwdConfig : ScoreConfig {
   constexpr bool lone_loader() const { return shares_keys || couriers(); }
   /// Whether it then deals tiles of keys out, and the warps that read where each one is: it too is one of them.
   constexpr bool loader_deals() const { return persistent && lone_loader(); }
-  constexpr int32_t item_readers() const {
-    return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers + rounds : 0) + 1;
-  }
+  constexpr int32_t item_readers() const { return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers : 0) + 1; }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums
@@ -157,7 +155,7 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
 /// need 32; dq's sums, 32 a thread, do with 64 where somebody needs the rest, but not with 56.
 constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
   if (config.shares_keys) return config.dropout ? RegisterShares{32, 208, 64} : RegisterShares{24, 208, 72};
-  if (config.couriers()) return config.rounds ? RegisterShares{64, 208, 32} : RegisterShares{72, 208, 24};
+  if (config.couriers()) return {72, 208, 24};
   return config.dropout ? RegisterShares{64, 208, 32} : RegisterShares{72, 216};
 }
 

@@ -100,6 +100,12 @@ struct HopperForwardParams {
   }
 };
 
+/// Where the statistics of query `row` lie among a head's. A lane of a computing warpgroup holds columns 8c + 2l and
+/// 8c + 2l + 1 of a product: the four that it has of 16 queries lie side by side.
+constexpr int64_t statistic_place(int64_t row) {
+  return (row & ~int64_t{15}) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1);
+}
+
 /// What it begins with: of each query its log-sum-exp in units of log2 and delta = rowsum(out * dout) - dlse, both
 /// permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
 struct HopperBwdStatisticsParams {
@@ -149,7 +155,8 @@ struct HopperBwdParams {
   // As the portable BwdParams have them; written instead of dk and dv where queries come in parts.
   float* dk_accum;
   float* dv_accum;
-  uint32_t* tile_counter;  // [order.counters], 0 at first: how many tiles of keys have been asked for
+  // [order.counters], 0 at first: how many tiles of keys, and of queries to be rounded, have been asked for
+  uint32_t* tile_counter;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
 
   template <class Params, class Visit>

@@ -2,6 +2,7 @@
 #include "backends/cuda/hopper/bwd_config.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "backends/cuda/hopper/bwd_schedule.hpp"
 #include "backends/cuda/hopper/candidates.hpp"
@@ -64,16 +65,22 @@ HopperBwdConfig features_config(const Problem& p) {
 /// and without queries there is none.
 bool may_deal(const Problem& p, const HopperBwdConfig& c) {
   const bool crowded = c.shares_keys ? c.softcap != 0 : p.dtype == DType::f16 && c.block_m > kNarrow;
-  return (!c.ordered || c.couriers()) && !c.dropout && c.bias_type == device::kBiasNone && !crowded &&
+  return (!c.ordered || c.lone_loader()) && !c.dropout && c.bias_type == device::kBiasNone && !crowded &&
          portable::group_of(p) == 1 && p.seqlen_q > 0;
 }
 
-/// Whether blocks may round dq themselves: where each query's last sums are known, and no row's are to be cleared, as
-/// those of queries that see nothing but what a bias or a steep line hides. They round what blocks of the set of heads
-/// before have added, so that there is to be one.
-bool may_round(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
-  return c.persistent && c.couriers() && !c.alibi && each_query_sees_a_key(p, c) &&
-         heads_before_last_set(key_order(p, c, device.multiprocessors)) > 0;
+/// Whether blocks may round dq themselves: where it is known when a query's sums are complete, by their order, or by
+/// the number of tiles of keys that every query sees.
+bool may_round(const Problem& p, const HopperBwdConfig& c) {
+  return p.dq && c.persistent && each_query_sees_a_key(p, c) && (c.ordered || !c.ranged);
+}
+
+/// Whether that is quicker than a launch. A head's tiles of keys have to be counted as they are done, once their sums
+/// have arrived: of 16,384 tokens in 16 heads of 128 on an H200 2k take 0.6% less, 4k, 8k and 16k 2.3 to 2.6%, but 1k
+/// 2% and 512 5% longer; in 8 heads of 256 1k take 1% less. With 512 tiles 4k is level and 2k takes 2% longer.
+bool rounding_pays(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kFewestTiles = 1024, kFewestQueries = 2048;
+  return c.ordered || (key_blocks(p, c) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
 }
 
 HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
@@ -85,22 +92,35 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = 0;
+  if (c.split) c.persistent = c.rounds = 0;
   return {c, splits};
 }
 
-/// Whether a fixed order of dq's sums is quicker than none, where nobody asks for it: their first ones are stored, so
-/// that no launch clears dq, and couriers take them to memory. With few tiles of keys under a causal mask that is worth
-/// more than what a block saves that works on several: of 16,384 tokens in 16 heads of 128 on an H200 512 take 367 us
-/// for 379, 1k 467 for 474; 2k are level, full attention takes up to 4% longer. Blocks wait for each other, so there
-/// are to be heads enough for every multiprocessor to have some of its own: fewer than these have not been measured.
-bool order_pays(const Problem& p, const HopperBwdConfig& c) {
-  constexpr std::int64_t kMostKeys = 1024, kFewestHeads = 256;
-  constexpr std::int32_t kHeadDim = 128;
-  const bool plain = p.softmax_scale > 0.0 && !c.softcap && !c.alibi && c.bias_type == device::kBiasNone;
-  return p.dtype == DType::bf16 && c.head_dim == kHeadDim && c.head_dim_v == kHeadDim && plain &&
-         p.mask == Mask::causal && !c.windowed && !c.lengths && !c.dropout && portable::group_of(p) == 1 &&
-         p.seqlen_q == p.seqlen_k && p.seqlen_k <= kMostKeys && p.num_heads_k * p.batch_size >= kFewestHeads;
+/// The keys up to which a fixed order of dq's sums is quicker than none: their first ones are stored, and blocks round
+/// the last ones, so that no launch clears or rounds dq. With few tiles of keys that is worth more than what waiting
+/// for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal, 512 take 336 us for 376, 1k 448 for 474, 2k
+/// 703 for 728, 4k 1,257 for 1,251; all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level; a window of 1,024 at
+/// 4k 658 for 676. With softcap, whose dQ couriers keep out of the way of what it computes, all lengths gain 2 to 8%.
+std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kLongWindow = 2048;
+  if (c.shares_keys)
+    return c.head_dim > 192 && c.ranged && !c.windowed ? 512 : 0;  // 420 us for 441 at 256, none at 192
+  if (c.block_m > kNarrow) return c.ranged ? 1024 : 512;
+  const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
+  return c.softcap || looks_near ? kAny : c.ranged ? 2048 : 1024;
+}
+
+/// Whether that order is worth it though nobody asks for it. Blocks wait for each other, so there are to be tiles
+/// enough for neighbours of a head to have others between them: 32 heads of 2k and 128 of 64 columns lose 6%, 16 of 4k
+/// with softcap 14%.
+bool order_pays(const Problem& p, const HopperBwdConfig& unordered) {
+  constexpr std::int64_t kFewHeads = 64, kManyHeads = 256, kManyTiles = 1024;
+  const HopperBwdConfig c = with_order(unordered, true);
+  if (!may_deal(p, c) || p.seqlen_q != p.seqlen_k || !each_query_sees_a_key(p, c)) return false;
+  if (p.seqlen_k > most_keys_in_order(p, c)) return false;
+  const std::int64_t heads = p.num_heads_k * p.batch_size, tiles = key_blocks(p, c);
+  if (c.shares_keys || c.block_m > kNarrow) return heads >= kManyHeads;
+  return heads >= (c.ranged ? kFewHeads : kManyHeads) || tiles >= kManyTiles;
 }
 
 bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.batch_invariant); }
@@ -110,8 +130,9 @@ bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.bat
 HopperBwdConfig bwd_config(const Problem& p) {
   const HopperBwdConfig features = features_config(p);
   HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features)));
-  // In a fixed order only where `tilewise tune` says so: it has not been measured.
-  c.persistent = !c.ordered && may_deal(p, c);
+  // Wide heads in a fixed order: under a mask blocks of one tile of keys are 2 to 10% quicker.
+  c.persistent = may_deal(p, c) && !(c.ordered && c.shares_keys && c.ranged);
+  c.rounds = may_round(p, c) && rounding_pays(p, c);
   return c;
 }
 
@@ -135,7 +156,7 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
     HopperBwdConfig dealt = c;
     dealt.persistent = may_deal(p, c);
     HopperBwdConfig rounding = dealt;
-    rounding.rounds = may_round(p, dealt, device);
+    rounding.rounds = may_round(p, dealt);
     for (const HopperBwdConfig& each : {c, dealt, rounding}) consider({each, 1});
     if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
@@ -160,7 +181,7 @@ std::string describe(const BwdSchedule& schedule) {
   return concat(Bwd::kName, " ", c.block_n(), "x", c.block_m, " tiles, ", c.kConsumers, " warpgroups, ", c.stages,
                 " stages", c.split ? concat(", ", schedule.splits, " splits") : "",
                 c.bias_boxes ? ", bias in boxes" : "", c.persistent ? ", dealt by a counter" : "",
-                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded beside" : "");
+                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded by blocks without tiles" : "");
 }
 
 }  // namespace tilewise::backends::hopper

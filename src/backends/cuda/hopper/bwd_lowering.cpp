@@ -118,7 +118,7 @@ class BackwardLowerer {
     add_statistics();
     add_gradients();
     if (config_.split) add_sums_of_parts();
-    if (p_.dq) add_dq();
+    if (p_.dq && !config_.rounds) add_dq();
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     const double clear_us = portable::add_clear_rest(p_, traits_, builder_);
@@ -144,7 +144,7 @@ class BackwardLowerer {
     params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     params.turns_a_block = turns_a_block();
-    params.counters = config_.persistent ? 1 : 0;
+    params.counters = counters();
     builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
   }
 
@@ -155,7 +155,7 @@ class BackwardLowerer {
     params.order.num_splits = static_cast<std::int32_t>(splits_);
     params.group = static_cast<std::int32_t>(portable::group_of(p_));
     params.divisors = device::order_divisors(params.order);
-    params.order.counters = config_.persistent ? 1 : 0;
+    params.order.counters = static_cast<std::int32_t>(counters());
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
@@ -202,15 +202,11 @@ class BackwardLowerer {
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
-    const std::int64_t rounded = config_.rounds ? heads_before_last_set(order_) : 0;
-    params.first_block = static_cast<std::int32_t>(query_tiles_ * rounded);
-    gpu::Extent3 grid = query_grid();
-    grid.x -= static_cast<std::uint32_t>(params.first_block);
     const auto bind = [](const void* call, void* block) {
       portable::bind(call_of(call), *static_cast<device::BwdConvertDqParams*>(block));
     };
-    builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), grid, params,
-                                            bind);
+    builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), query_grid(),
+                                            params, bind);
   }
 
   void add_dbias() {
@@ -235,10 +231,12 @@ class BackwardLowerer {
                                         {static_cast<std::uint32_t>(p_.num_heads_q)}, params, bind);
   }
 
+  /// Of tiles of keys that are dealt out, and of queries to be rounded.
+  [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
   /// Of the tiles of queries that a block of the statistics has.
   [[nodiscard]] std::int64_t turns_a_block() const {
     const std::int64_t tiles = device::HopperBwdStatisticsConfig::kRows / config_.block_m;
-    return config_.ordered ? tiles * config_.turns_a_tile() : 0;
+    return config_.ordered ? tiles * config_.turns_a_tile() : config_.rounds;
   }
   [[nodiscard]] std::int64_t dk_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim; }
   [[nodiscard]] std::int64_t dv_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim_v; }

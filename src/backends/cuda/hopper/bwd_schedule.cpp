@@ -72,11 +72,6 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
   return order;
 }
 
-std::int64_t heads_before_last_set(const device::TileOrder& order) {
-  const std::int64_t heads = std::int64_t{order.num_heads} * order.batch_size;
-  return heads > 0 ? (heads - 1) / order.heads_at_once * order.heads_at_once : 0;
-}
-
 bool each_query_sees_a_key(const Problem& p, const device::HopperBwdConfig& c) {
   if (c.lengths || p.seqlen_k == 0) return false;
   const std::int64_t left = p.window_left, right = operations::attention::folded_window_right(p);

@@ -17,9 +17,6 @@ namespace tilewise::backends::hopper {
 [[nodiscard]] device::TileOrder key_order(const Problem& problem, const device::HopperBwdConfig& config,
                                           int multiprocessors);
 
-/// Heads of all sets but the last, counted over the batch.
-[[nodiscard]] std::int64_t heads_before_last_set(const device::TileOrder& order);
-
 /// Whether each query sees a key for certain, so that some tile of keys begins its sums.
 [[nodiscard]] bool each_query_sees_a_key(const Problem& problem, const device::HopperBwdConfig& config);
 

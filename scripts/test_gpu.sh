@@ -136,10 +136,13 @@ readonly SANITIZED=(
   "attention_backward dtype=bf16 seqlen_q=300 seqlen_k=130 num_heads_q=2 num_heads_k=1 head_dim=256 bias=query[1,h,q,k]"
   "attention_backward dtype=f16 seqlen_q=150 num_heads_q=2 head_dim=128 mask=causal softcap=20"
   "attention_backward dtype=bf16 seqlen_q=150 num_heads_q=2 head_dim=192 head_dim_v=128 mask=causal dropout_p=0.2"
+  "attention_backward dtype=bf16 batch_size=2 seqlen_q=300 num_heads_q=3 head_dim=128 mask=causal deterministic=1"
+  "attention_backward dtype=f16 seqlen_q=260 num_heads_q=3 head_dim=96 mask=causal window_left=100 deterministic=1"
   "attention_forward dtype=bf16 batch_size=2 seqlen_q=300 num_heads_q=2 head_dim=256 window_left=90 softcap=20"
   "attention_forward dtype=bf16 batch_size=2 seqlen_q=130 seqlen_k=500 num_heads_q=2 head_dim=128 bias=query[b,h,q,k]"
   "attention_forward dtype=fp8_e4m3 seqlen_q=200 num_heads_q=2 head_dim=128 mask=causal"
   "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=2 num_heads_q=16 num_heads_k=1 head_dim=576 head_dim_v=512 mla=1 capacity=300 cache_seqlens=1 mask=causal"
+  "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 mla=1 page_size=16 num_pages=64 max_pages_per_seq=20 cache_seqlens=1"
   "kv_cache_attention dtype=bf16 batch_size=2 seqlen_q=70 num_heads_q=4 num_heads_k=2 head_dim=128 capacity=300 cache_seqlens=1 mask=causal append=1"
 )
 SANITIZE_SECONDS=${SANITIZE_SECONDS:-120}

@@ -66,8 +66,8 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
  private:
   friend class Cluster;
 
+  static constexpr std::uint32_t kQuick = 8, kSlow = 4096;  ///< odds of a copy
   /// A box on its way to this block's shared memory.
-  static constexpr std::uint32_t kQuick = 8, kSlow = 4096;
   struct BoxCopy {
     HostTensorMap map;
     std::array<std::int32_t, 5> at;

@@ -54,7 +54,7 @@ class HopperBwd {
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      if constexpr (C.rounds && !C.couriers()) {
+      if constexpr (C.draws_first() && !C.couriers()) {
         if (thread < Machine::kLanes) items.publish_first(thread == 0);
       }
       items.visit_all([&](const BwdWork& work, BwdRun& run) {

@@ -46,8 +46,8 @@ class BwdDeal {
   TILEWISE_INLINE uint32_t draw(bool leads) const { return leads ? Machine::count_later(p_.tile_counter) : 0; }
   /// Tells the block of its first tile, and of the one that was drawn after run's.
   TILEWISE_INLINE void publish_first(bool leads) const {
-    if constexpr (kDrawsFirst) wait_for_step_before<Machine>();  // which clears the counter
-    publish(0, kDrawsFirst ? number_of(draw(leads)) : Machine::block(), leads);
+    if constexpr (C.draws_first()) wait_for_step_before<Machine>();  // which clears the counter
+    publish(0, C.draws_first() ? number_of(draw(leads)) : Machine::block(), leads);
   }
   TILEWISE_INLINE void publish_drawn(const BwdRun& run, uint32_t drawn, bool leads) const {
     int32_t number = number_of(drawn);
@@ -68,13 +68,9 @@ class BwdDeal {
   TILEWISE_INLINE static uint32_t agreed(uint32_t number) {
     return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
   }
-  /// Whether the first tile is drawn too, else it has the block's number. Where dq's sums have an order, or blocks
-  /// round them in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
-  /// multiprocessor until others end has none yet.
-  static constexpr bool kDrawsFirst = C.ordered || C.rounds;
   /// What the thread that leads has drawn, in all lanes.
   TILEWISE_INLINE static int32_t number_of(uint32_t drawn) {
-    return static_cast<int32_t>(agreed(drawn)) + (kDrawsFirst ? 0 : Machine::blocks());
+    return static_cast<int32_t>(agreed(drawn)) + (C.draws_first() ? 0 : Machine::blocks());
   }
   TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
 

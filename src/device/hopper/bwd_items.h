@@ -20,7 +20,7 @@ class BwdItems {
   template <class Visit>
   TILEWISE_INLINE void visit_all(const Visit& visit) const {
     BwdRun run{};
-    run.item = kDrawsFirst ? number_of(0) : Machine::block();
+    run.item = C.draws_first() ? number_of(0) : Machine::block();
     if constexpr (!C.persistent) {
       const BwdWork work = find_work<C>(p_, run.item);
       if (work.rows > 0) visit(work, run);
@@ -38,9 +38,7 @@ class BwdItems {
     }
   }
 
-  /// Whether the first tile is drawn, too, else it has the block's number. Blocks that round dq in the end wait for
-  /// others' tiles, and these are to have begun: a block that finds no multiprocessor until others end has none yet.
-  static constexpr bool kDrawsFirst = C.rounds != 0;
+  /// Tells the block of its first tile, where that is drawn.
   TILEWISE_INLINE void publish_first(bool leads) const {
     wait_for_step_before<Machine>();  // which clears the counter
     if (!leads) return;
@@ -55,7 +53,7 @@ class BwdItems {
     TILEWISE_NO_UNROLL
     do {
       number =
-          leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (kDrawsFirst ? 0 : Machine::blocks()) : 0;
+          leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (C.draws_first() ? 0 : Machine::blocks()) : 0;
       number = Machine::agreed(number);
       work = number < count() ? find_work<C>(p_, number) : BwdWork{};
     } while (C.lengths && number < count() && work.rows <= 0);  // of packed sequences many have no such keys
@@ -78,7 +76,7 @@ class BwdItems {
   TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
   /// Of the block's tile `index`: the first is told of only where it is drawn.
   TILEWISE_INLINE int32_t number_of(uint32_t index) const {
-    shared_.item_full[index % 2].wait((index - !kDrawsFirst) / 2 % 2);
+    shared_.item_full[index % 2].wait((index - !C.draws_first()) / 2 % 2);
     return Machine::agreed(shared_.items[index % 2].number);
   }
 

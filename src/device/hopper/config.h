@@ -85,7 +85,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
-  Flag rounds = 0;        // of such blocks, of ordered sums: those that have no tile left round dq
+  Flag rounds = 0;        // of such blocks: those that have no tile left round dq
   Flag normal_bound = 0;  // as in HopperForwardConfig
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
@@ -103,6 +103,10 @@ struct HopperBwdConfig : ScoreConfig {
   constexpr bool lone_loader() const { return shares_keys || couriers(); }
   /// Whether it then deals tiles of keys out, and the warps that read where each one is: it too is one of them.
   constexpr bool loader_deals() const { return persistent && lone_loader(); }
+  /// Whether a block's first tile is drawn, too, else it has the block's number. Where dq's sums have an order, or
+  /// blocks round them in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
+  /// multiprocessor until others end has none yet.
+  constexpr bool draws_first() const { return persistent && (ordered || rounds); }
   constexpr int32_t item_readers() const { return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers : 0) + 1; }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }

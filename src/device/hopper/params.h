@@ -118,7 +118,8 @@ struct HopperBwdStatisticsParams {
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]; null where first sums are stored
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
-  // [batch_size, num_heads_q, tiles of this launch, turns_a_block], zeros from here; null where dq has no order
+  // [batch_size, num_heads_q, tiles of this launch, turns_a_block], zeros from here; null where dq's sums have no order
+  // and are not counted
   uint32_t* turns;
   uint32_t* tile_counter;  // [counters], 0 from here
   int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block, counters;

@@ -107,7 +107,6 @@ class BackwardLowerer {
         device_(device),
         traits_(portable::traits_of(device, gpu::Family::sm80)),
         config_(schedule.config),
-        order_(key_order(p, config_, device.multiprocessors)),
         shape_(operations::attention::shape_of(p)),
         query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
         rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
@@ -151,7 +150,7 @@ class BackwardLowerer {
   void add_gradients() {
     device::HopperBwdParams params{};
     params.shape = shape_;
-    params.order = order_;
+    params.order = key_order(p_, config_, device_.multiprocessors);
     params.order.num_splits = static_cast<std::int32_t>(splits_);
     params.group = static_cast<std::int32_t>(portable::group_of(p_));
     params.divisors = device::order_divisors(params.order);
@@ -248,7 +247,6 @@ class BackwardLowerer {
   const core::DeviceDescription& device_;
   portable::DeviceTraits traits_;
   device::HopperBwdConfig config_;
-  device::TileOrder order_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
   std::int64_t splits_;  // parts that the queries of a tile of keys come in

@@ -38,7 +38,7 @@ class HopperBwdStatistics {
 
  private:
   /// Rows whose loads are on their way at once.
-  static constexpr int kBatch = C.kRows / kRowsAtOnce < 4 ? C.kRows / kRowsAtOnce : 4;
+  static constexpr int kBatch = C.kRows / kRowsAtOnce < 2 ? C.kRows / kRowsAtOnce : 2;
 
   TILEWISE_INLINE static void batch(const Params& p, const Sequence& s, const GridPlace& place, int64_t first,
                                     int64_t head) {

@@ -133,6 +133,11 @@ struct HopperBwdStatisticsConfig : RowConfig {
   static constexpr int32_t kRows = 128;  // block_m divides them
 };
 
+/// What it ends with where no block rounds dq, of blocks of as many; see bwd_convert_dq.h.
+struct HopperBwdConvertDqConfig : RowConfig {
+  static constexpr int32_t kRows = HopperBwdStatisticsConfig::kRows;
+};
+
 /// Registers of a thread of the warpgroup that brings tiles, and of those that compute: multiples of 8, together no
 /// more than the block was launched with, which is 168 a thread of three warpgroups, 128 of four and 96 of five. A
 /// block that asks for more waits forever.

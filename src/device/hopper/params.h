@@ -175,6 +175,24 @@ struct HopperBwdParams {
   }
 };
 
+struct HopperBwdConvertDqParams {
+  AttentionShape shape;
+  Tensor4 dq;
+  TileGrid grid;
+  const float* lse2;      // as HopperBwdStatisticsParams has them
+  const float* dq_accum;  // dq before its scale, in the order of accumulators
+  int64_t rows_a_head, dq_accum_a_head;
+  float softmax_scale;
+  int32_t unused;  // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("dq", p.dq), visit("grid", p.grid), visit("lse2", p.lse2);
+    visit("dq_accum", p.dq_accum), visit("rows_a_head", p.rows_a_head);
+    visit("dq_accum_a_head", p.dq_accum_a_head), visit("softmax_scale", p.softmax_scale), visit("unused", p.unused);
+  }
+};
+
 /// How (query, head) pairs and parts of the keys are dealt out over blocks: row tiles of a part run fastest, so that
 /// blocks that read the same keys run at the same time.
 struct LatentOrder {

@@ -100,12 +100,13 @@ BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
 /// the last ones, so that no launch clears or rounds dq. With few tiles of keys that is worth more than what waiting
 /// for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal, 512 take 336 us for 376, 1k 448 for 474, 2k
 /// 703 for 728, 4k 1,257 for 1,251; all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level; a window of 1,024 at
-/// 4k 658 for 676. With softcap, whose dQ couriers keep out of the way of what it computes, all lengths gain 2 to 8%.
+/// 4k 658 for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for 1,508. With softcap, whose dQ couriers keep out
+/// of the way of what it computes, all lengths gain 2 to 8%.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kLongWindow = 2048;
   if (c.shares_keys)
     return c.head_dim > 192 && c.ranged && !c.windowed ? 512 : 0;  // 420 us for 441 at 256, none at 192
-  if (c.block_m > kNarrow) return c.ranged ? 1024 : 512;
+  if (c.block_m > kNarrow) return c.ranged ? 2048 : 512;
   const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
   return c.softcap || looks_near ? kAny : c.ranged ? 2048 : 1024;
 }

@@ -51,6 +51,14 @@ void bind_bwd_that_rounds(const void* call, void* block) {
   static_cast<device::HopperBwdParams*>(block)->dq = call_of(call).dq;
 }
 
+void bind_convert_dq(const void* call, void* block) {
+  const AttentionParams& from = call_of(call);
+  auto& params = *static_cast<device::HopperBwdConvertDqParams*>(block);
+  params.shape = from;
+  params.dq = from.dq;
+  params.softmax_scale = from.softmax_scale;
+}
+
 /// A gradient that nobody asks for is not stored, and its map may be any.
 void bind_gradient(const AttentionParams& call, const device::Tensor4& t, const device::Tensor4& like, std::int64_t dim,
                    gpu::TensorMap& map) {
@@ -192,20 +200,19 @@ class BackwardLowerer {
   }
 
   void add_dq() {
-    // The sums lie by 16 queries: as four waves of the portable kernel leave tiles of 128.
-    device::BwdConfig like;
-    like.waves = 4;
-    like.block_m = device::HopperBwdStatisticsConfig::kRows;
-    like.head_dim = config_.head_dim;
-    device::BwdConvertDqParams params{};
+    constexpr std::int32_t kWarpRows = 16;
+    device::HopperBwdConvertDqConfig c;
+    c.q_type = config_.q_type;
+    c.head_dim = config_.head_dim;
+    c.exact_dims = config_.exact_dims;
+    c.lengths = config_.lengths;
+    c.waves = c.kRows / kWarpRows;
+    device::HopperBwdConvertDqParams params{};
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
+    params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
-    const auto bind = [](const void* call, void* block) {
-      portable::bind(call_of(call), *static_cast<device::BwdConvertDqParams*>(block));
-    };
-    builder_.launch<portable::BwdConvertDq>(gpu::Family::sm80, portable::bwd_convert_dq_config(p_, like), query_grid(),
-                                            params, bind);
+    builder_.launch<BwdConvertDq>(gpu::Family::sm80, c, query_grid(), params, bind_convert_dq);
   }
 
   void add_dbias() {

@@ -58,6 +58,21 @@ struct Bwd {
   }
 };
 
+struct BwdConvertDq {
+  using Config = device::HopperBwdConvertDqConfig;
+  using Params = device::HopperBwdConvertDqParams;
+  static constexpr std::string_view kName = "hopper_bwd_convert_dq", kHeader = "device/hopper/bwd_convert_dq.h",
+                                    kKernel = "HopperBwdConvertDq", kConfig = "HopperBwdConvertDqConfig",
+                                    kParams = "HopperBwdConvertDqParams";
+  static std::uint32_t threads(const Config& config, gpu::Family) {
+    return static_cast<std::uint32_t>(config.waves) * 32;
+  }
+  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    hopper::for_each_pointer(params, visit);
+  }
+};
+
 struct Latent {
   using Config = device::HopperLatentConfig;
   using Params = device::HopperLatentParams;

@@ -70,6 +70,15 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.add(p.tile_counter, counter);
 }
 
+void for_each_pointer(const device::HopperBwdConvertDqParams& p, const gpu::RegionVisitor& visit) {
+  using gpu::Access;
+  const portable::PointerTable table(p, visit);
+  table.lengths();
+  table.queries(p.dq, "dq", Access::write);
+  table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
+  table.workspace(p.dq_accum, "dq_accum", Access::read, table.heads() * p.dq_accum_a_head);
+}
+
 void for_each_pointer(const device::HopperLatentParams& p, const gpu::RegionVisitor& visit) {
   using gpu::Access;
   const portable::CacheTable table(p, visit);

@@ -1,0 +1,39 @@
+// Rounds dq's sums into dq where no block of the backward kernel does.
+#pragma once
+
+#include "device/attention/grid_place.h"
+#include "device/attention/tensor_rows.h"
+#include "device/hopper/bwd_dq_rows.h"
+#include "device/hopper/config.h"
+#include "device/tile/contract.h"
+
+namespace tilewise::device {
+
+template <TileOps Ops, HopperBwdConvertDqConfig C>
+class HopperBwdConvertDq {
+  using Machine = typename Ops::Machine;
+  using Rows = BwdDqRows<Machine, C>;
+  static_assert(C.waves * Rows::kRows == C.kRows);
+
+ public:
+  using Params = HopperBwdConvertDqParams;
+  using Shared = NoShared;
+
+  TILEWISE_INLINE static void run(const Params& p, Shared&) {
+    const GridPlace place = grid_place<Machine>(p.grid);
+    const Sequence s = sequence_at<C>(p.shape, place.batch);
+    const int32_t first = place.tile * C.kRows + Machine::wave() * Rows::kRows;
+    const auto end = static_cast<int32_t>(s.all_q);
+    if (first >= end) return;
+    const int64_t head = static_cast<int64_t>(place.batch) * p.shape.num_heads_q + place.head;
+    const Rows rows{p.dq_accum + head * p.dq_accum_a_head,
+                    p.lse2 + head * p.rows_a_head,
+                    static_cast<uint16_t*>(p.dq.data) + query_offset(p.dq, s, place.batch, 0, place.head),
+                    p.dq.seq_stride,
+                    static_cast<int32_t>(p.shape.head_dim),
+                    p.softmax_scale};
+    rows.round(first, end);
+  }
+};
+
+}  // namespace tilewise::device

@@ -25,7 +25,7 @@ class BwdDeal {
  public:
   TILEWISE_INLINE BwdDeal(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
 
-  /// visit(work, the run so far) for each of the block's tiles of keys. Numbers are agreed on as in BwdItems.
+  /// visit(work, the run so far) for each of the block's tiles of keys.
   template <class Visit>
   TILEWISE_INLINE void visit_all(const Visit& visit) const {
     BwdRun run{};
@@ -33,11 +33,11 @@ class BwdDeal {
     TILEWISE_NO_UNROLL
     while (place.tile >= 0) {
       place.tile = Machine::agreed(place.tile);
-      run.index = agreed(run.index), run.steps = agreed(run.steps), run.seen = agreed(run.seen);
+      run.template agree<Machine>();
       const BwdWork work = work_at<C>(p_, place);
       visit(work, run);
       arrive_as_warp(shared_.item_read[run.index % 2]);
-      ++run.index, run.steps += static_cast<uint32_t>(work.steps()), run.seen += work.steps() > 0 ? 1 : 0;
+      run.advance(work);
       place = next(run);
     }
   }
@@ -53,7 +53,7 @@ class BwdDeal {
     int32_t number = number_of(drawn);
     if constexpr (C.lengths) {  // of packed sequences many have no such keys
       TILEWISE_NO_UNROLL
-      while (number < count() && find_work<C>(p_, number).rows <= 0) number = number_of(draw(leads));
+      while (number < key_tiles(p_.order) && find_work<C>(p_, number).rows <= 0) number = number_of(draw(leads));
     }
     publish(run.index + 1, number, leads);
   }
@@ -65,21 +65,16 @@ class BwdDeal {
     const auto& item = shared_.items[slot];
     return {Machine::agreed(item.tile), Machine::agreed(item.head), Machine::agreed(item.batch)};
   }
-  TILEWISE_INLINE static uint32_t agreed(uint32_t number) {
-    return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
-  }
   /// What the thread that leads has drawn, in all lanes.
   TILEWISE_INLINE static int32_t number_of(uint32_t drawn) {
-    return static_cast<int32_t>(agreed(drawn)) + (C.draws_first() ? 0 : Machine::blocks());
+    return static_cast<int32_t>(agreed<Machine>(drawn)) + (C.draws_first() ? 0 : Machine::blocks());
   }
-  TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
-
   TILEWISE_INLINE void publish(uint32_t index, int32_t number, bool leads) const {
     const uint32_t slot = index % 2;
     shared_.item_read[slot].wait((index / 2 + 1) % 2);
     Machine::wave_sync();
     if (!leads) return;
-    const OrderPlace place = number < count() ? key_place<C>(p_, number) : OrderPlace{-1, 0, 0};
+    const OrderPlace place = number < key_tiles(p_.order) ? key_place<C>(p_, number) : OrderPlace{-1, 0, 0};
     auto& item = shared_.items[slot];
     store_number<Machine>(item.tile, place.tile);
     store_number<Machine>(item.head, place.head), store_number<Machine>(item.batch, place.batch);

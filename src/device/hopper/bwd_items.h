@@ -14,9 +14,7 @@ class BwdItems {
  public:
   TILEWISE_INLINE BwdItems(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
 
-  /// visit(work, the run so far) for each of a block's tiles of keys. What is the same in all lanes is made known as
-  /// such in every turn: numbers from memory and from the turn before are not, and all that is computed from them would
-  /// leave the uniform registers (60 bytes of spills and 40 moves more in each step).
+  /// visit(work, the run so far) for each of a block's tiles of keys.
   template <class Visit>
   TILEWISE_INLINE void visit_all(const Visit& visit) const {
     BwdRun run{};
@@ -26,14 +24,13 @@ class BwdItems {
       if (work.rows > 0) visit(work, run);
     } else {
       TILEWISE_NO_UNROLL
-      while (run.item < count()) {
+      while (run.item < key_tiles(p_.order)) {
         run.item = Machine::agreed(run.item);
-        run.index = agreed(run.index), run.steps = agreed(run.steps), run.seen = agreed(run.seen);
+        run.template agree<Machine>();
         const BwdWork work = find_work<C>(p_, run.item);
         visit(work, run);
         run.item = number_of(run.index + 1);
-        run.early = work.steps() > 0;
-        ++run.index, run.steps += static_cast<uint32_t>(work.steps()), run.seen += run.early ? 1 : 0;
+        run.advance(work);
       }
     }
   }
@@ -55,8 +52,9 @@ class BwdItems {
       number =
           leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (C.draws_first() ? 0 : Machine::blocks()) : 0;
       number = Machine::agreed(number);
-      work = number < count() ? find_work<C>(p_, number) : BwdWork{};
-    } while (C.lengths && number < count() && work.rows <= 0);  // of packed sequences many have no such keys
+      work = number < key_tiles(p_.order) ? find_work<C>(p_, number) : BwdWork{};
+    } while (C.lengths && number < key_tiles(p_.order) &&
+             work.rows <= 0);  // of packed sequences many have no such keys
     if (!leads) return;
     const uint32_t slot = (run.index + 1) % 2;
     auto& item = shared_.items[slot];
@@ -70,10 +68,6 @@ class BwdItems {
   }
 
  private:
-  TILEWISE_INLINE static uint32_t agreed(uint32_t number) {
-    return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
-  }
-  TILEWISE_INLINE int32_t count() const { return p_.order.num_tiles * p_.order.num_heads * p_.order.batch_size; }
   /// Of the block's tile `index`: the first is told of only where it is drawn.
   TILEWISE_INLINE int32_t number_of(uint32_t index) const {
     shared_.item_full[index % 2].wait((index - !C.draws_first()) / 2 % 2);

@@ -33,6 +33,12 @@ struct BwdWork {
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
 };
 
+/// The same in all lanes, and known as such.
+template <class Machine>
+TILEWISE_INLINE uint32_t agreed(uint32_t number) {
+  return static_cast<uint32_t>(Machine::agreed(static_cast<int32_t>(number)));
+}
+
 /// How far a block has come that works on one tile of keys after the other.
 struct BwdRun {
   int32_t item = 0;            // in the order of tiles of keys
@@ -42,6 +48,18 @@ struct BwdRun {
   bool early = false;          // the one before has called what comes first of this one
   uint32_t landed_parity = 0;  // of the barrier for queries that are cleared behind a sequence's end
   uint32_t keys_parity = 0;    // and of that for keys
+
+  /// Numbers from the turn before are not known to be the same in all lanes, and all that is computed from them would
+  /// leave the uniform registers (60 bytes of spills and 40 moves more in each step).
+  template <class Machine>
+  TILEWISE_INLINE void agree() {
+    index = agreed<Machine>(index), steps = agreed<Machine>(steps), seen = agreed<Machine>(seen);
+  }
+  /// To the next tile of keys.
+  TILEWISE_INLINE void advance(const BwdWork& work) {
+    early = work.steps() > 0;
+    ++index, steps += static_cast<uint32_t>(work.steps()), seen += early ? 1 : 0;
+  }
 };
 
 /// A tile of queries of one head of the group.
@@ -128,6 +146,10 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
     TILEWISE_NO_UNROLL
     for (; i < count; ++i) visit(Index<0>{}, i);
   }
+}
+
+TILEWISE_INLINE int32_t key_tiles(const TileOrder& order) {
+  return order.num_tiles * order.num_heads * order.batch_size;
 }
 
 /// Where tile `index` of keys stands. The first keys have the most queries under a causal mask and begin first, unless

@@ -1,7 +1,10 @@
 // The C interface: results, statuses, sentences, versions of the options, and bad input.
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "support.hpp"
 #include "tilewise/tilewise.h"
@@ -10,6 +13,10 @@ namespace tilewise {
 namespace {
 
 using test::SmallCall;
+
+/// Bytes of options that the first version had.
+constexpr std::size_t kFirstOptions =
+    offsetof(tilewise_attention_options, implementation) + sizeof(tilewise_attention_options::implementation);
 
 /// A SmallCall through C's eyes.
 class CApi : public testing::Test {
@@ -218,15 +225,35 @@ TEST_F(CApi, EnumerationsAreChecked) {
 }
 
 TEST_F(CApi, StructSizesAreChecked) {
-  const std::string known = std::to_string(sizeof options_);
-  const std::string sentence =
-      "options: struct_size must be " + known + " to " + known + ", as tilewise_attention_options_init() sets it (got ";
+  const std::string sentence = "options: struct_size must be " + std::to_string(kFirstOptions) + " to " +
+                               std::to_string(sizeof options_) + ", as tilewise_attention_options_init() sets it (got ";
   expect(TILEWISE_INVALID_ARGUMENT, sentence + "8)", tilewise_attention_options_init(&options_, 8));
   tilewise_attention_options raw{};
   expect(TILEWISE_INVALID_ARGUMENT, sentence + "0)", tilewise_attention_forward(&forward_, &raw));
   raw.struct_size = sizeof raw + 8;
   expect(TILEWISE_INVALID_ARGUMENT, sentence + std::to_string(sizeof raw + 8) + ")",
          tilewise_attention_forward(&forward_, &raw));
+}
+
+TEST_F(CApi, ClearsRowsOfNoSequenceWhereAsked) {
+  constexpr std::int64_t kRows = 5, kDim = 4, kUsed = 3;
+  std::vector<float> q(kRows * kDim, 1.0f), k = q, v(kRows * kDim, 2.0f), out, lse;
+  std::int32_t ends[] = {0, kUsed};
+  const auto rows = [](float* data) { return TensorView(data, DType::f32, {kRows, 1, kDim}); };
+  const auto attend = [&](std::size_t known) {
+    out.assign(kRows * kDim, 9.0f), lse.assign(kRows, 9.0f);
+    forward_ = {dl(rows(q.data())), dl(rows(k.data())), dl(rows(v.data())), dl(rows(out.data())),
+                dl(TensorView(lse.data(), DType::f32, {1, kRows}))};
+    EXPECT_EQ(tilewise_attention_options_init(&options_, known), TILEWISE_OK);
+    options_.layout = TILEWISE_LAYOUT_THD;
+    options_.cu_seqlens_q = options_.cu_seqlens_k = dl(TensorView(ends, DType::i32, {2}));
+    options_.clear_rest = 1;
+    EXPECT_EQ(tilewise_attention_forward(&forward_, &options_), TILEWISE_OK) << tilewise_last_error();
+    EXPECT_EQ(out[kUsed * kDim - 1], 2.0f);
+    return std::pair(out[kUsed * kDim], lse[kUsed]);
+  };
+  EXPECT_EQ(attend(sizeof options_), std::pair(0.0f, -std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(attend(kFirstOptions), std::pair(9.0f, 9.0f));  // of callers who don't know of it
 }
 
 TEST_F(CApi, Merge) {

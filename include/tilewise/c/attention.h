@@ -48,6 +48,7 @@ typedef struct tilewise_attention_options {
   const DLTensor *q_scale, *k_scale, *v_scale;
   double q_scale_value, k_scale_value, v_scale_value; /* ... or a positive number; 0: none */
   const char* implementation;                         /* by name; NULL: the cheapest that accepts the problem */
+  int32_t clear_rest; /* with TILEWISE_LAYOUT_THD: rows that belong to no sequence become 0, their softmax_lse -inf */
 } tilewise_attention_options;
 
 /* Sets every field to its default. Pass sizeof(tilewise_attention_options). */

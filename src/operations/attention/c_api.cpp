@@ -65,6 +65,7 @@ AttentionOptions options_of(const tilewise_attention_options& c) {
   options.leftpad_k = view_of(c.leftpad_k, "leftpad_k");
   options.deterministic = c.deterministic != 0;
   options.batch_invariant = c.batch_invariant != 0;
+  options.clear_rest = c.clear_rest != 0;
   options.q_scale = view_of(c.q_scale, "q_scale");
   options.k_scale = view_of(c.k_scale, "k_scale");
   options.v_scale = view_of(c.v_scale, "v_scale");

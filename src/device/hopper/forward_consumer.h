@@ -263,8 +263,9 @@ class ForwardConsumer {
     // Q that is not looked at must have landed all the same before its place gets another.
     row_place_.wait_full(shared_.row_rings[warpgroup_]);
     if constexpr (kStagesOut) {
-      // Where no warpgroup of the block has rows, a lane might else come after the next Q but one, and wait for good.
-      if constexpr (C.clustered) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
+      // A lane might else come after the next Q but one has landed in this place, and wait for good. With lengths all
+      // meet before the place is handed back anyway.
+      if constexpr (!C.lengths) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
       release_staged_rows();
       row_place_.advance();
     } else {

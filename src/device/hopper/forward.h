@@ -32,7 +32,7 @@ class HopperForward {
       Machine::template give_registers<kShares.producer>();
       const int32_t warp = Machine::thread() / 32;
       if constexpr (C.fp8()) {
-        if (warp >= 2) return ValueTransposer<Machine, C>(shared, warp - 2).run();
+        if (warp >= 1) return ValueTransposer<Machine, C>(shared, warp - 1).run();
       }
       ForwardProducer<Machine, C> producer(params, shared);
       if (Machine::thread() == 0) producer.bring_queries_and_keys();

@@ -1,5 +1,5 @@
 // The warps that bring tiles: one thread hands out work and loads Q and K, a warp loads V, and where they lie in pages
-// another one K.
+// another one K. V in fp8 is that thread's, too, which leaves three warps to transpose it.
 #pragma once
 
 #include "device/hopper/forward_work.h"
@@ -21,10 +21,11 @@ class ForwardProducer {
     heads_of_group_ = C.pack_gqa ? 1 : static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k);
   }
 
-  /// By one thread. K where it is contiguous.
+  /// By one thread. K where it is contiguous, and V in fp8 to where others transpose it.
   TILEWISE_INLINE void bring_queries_and_keys() {
     RingPlace<C.q_stages> rows;
     RingPlace<C.stages> keys;
+    RingPlace<kRawStages> raws;
     RingPlace<kWorkStages> works;
     WorkSource<Machine, C> source(p_);
     for (;;) {
@@ -48,50 +49,47 @@ class ForwardProducer {
         if constexpr (C.bias_boxes) load_bias(keys.stage, full, work, row - work.k_row);
         keys.advance();
       };
+      const auto load_raw_values = [&](int32_t row) {
+        if constexpr (C.fp8()) {
+          raws.wait_empty(shared_.raw_ring);
+          load_tile(shared_.raw_values[raws.stage], p_.v_map, shared_.raw_ring.full[raws.stage], row, head,
+                    work.k_batch);
+          raws.advance();
+        }
+      };
+      const auto load_both = [&](int32_t row) { load_keys(row), load_raw_values(row); };
       int32_t row = work.k_row + work.begin * C.block_n;
       const int32_t last = work.k_row + (work.end - 1) * C.block_n;
       load_keys(row);  // which do not wait for the place of Q
       load_rows(rows, work);
       rows.advance();
+      load_raw_values(row);
       // With a bias a third copy of this would pass the 32 registers here.
-      if (!C.bias_boxes && row < last) load_keys(row += C.block_n);
+      if (!C.bias_boxes && row < last) load_both(row += C.block_n);
       source.ask();
       TILEWISE_NO_UNROLL
-      while (row < last) load_keys(row += C.block_n);
+      while (row < last) load_both(row += C.block_n);
     }
   }
 
   /// By a warp, where they lie in pages.
-  TILEWISE_INLINE void bring_paged_keys() { bring_tiles<C.stages>(p_.k_map, shared_.keys, shared_.key_ring); }
-
-  /// By a warp. In fp8 to where others transpose it.
-  TILEWISE_INLINE void bring_values() {
-    if constexpr (C.fp8()) {
-      bring_tiles<kRawStages>(p_.v_map, shared_.raw_values, shared_.raw_ring);
-    } else {
-      bring_ready_values();
-    }
-  }
-
- private:
-  /// Of all that the block works on, as they lie in memory.
-  template <int kStages, class Tiles, class Ring>
-  TILEWISE_INLINE void bring_tiles(const TensorMap& map, Tiles& tiles, Ring& ring) {
-    RingPlace<kStages> at;
+  TILEWISE_INLINE void bring_paged_keys() {
+    RingPlace<C.stages> keys;
     RingPlace<kWorkStages> works;
     for (;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      KeyBoxes<Machine, C> boxes(p_, map, work, work.head / heads_of_group_);
+      KeyBoxes<Machine, C> boxes(p_, p_.k_map, work, work.head / heads_of_group_);
       TILEWISE_NO_UNROLL
-      for (int32_t tile = work.begin; tile < work.end; ++tile, at.advance()) {
-        at.wait_empty(ring);
-        boxes.bring(tiles[at.stage], ring.full[at.stage], tile);
+      for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
+        keys.wait_empty(shared_.key_ring);
+        boxes.bring(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
       }
     }
   }
 
-  TILEWISE_INLINE void bring_ready_values() {
+  /// By a warp.
+  TILEWISE_INLINE void bring_values() {
     RingPlace<C.stages> values;
     RingPlace<kWorkStages> works;
     const bool leads = Machine::thread() % 32 == 0;
@@ -122,6 +120,7 @@ class ForwardProducer {
     }
   }
 
+ private:
   TILEWISE_INLINE int32_t group() const {
     return C.pack_gqa ? static_cast<int32_t>(p_.shape.num_heads_q / p_.shape.num_heads_k) : 1;
   }

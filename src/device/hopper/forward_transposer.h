@@ -1,4 +1,4 @@
-// V in fp8 on its way to the matrix unit, whose operands in fp8 run along the depth of the product: two warps turn
+// V in fp8 on its way to the matrix unit, whose operands in fp8 run along the depth of the product: three warps turn
 // tiles [key, dim] into [dim, key]. Keys change their order within each 32, to the one in which a lane holds its
 // weights, so that weights are an operand as they are rounded.
 #pragma once
@@ -11,7 +11,10 @@ template <class Machine, HopperForwardConfig C>
 class ValueTransposer {
   using Shared = HopperForwardShared<Machine, C>;
   static constexpr int kKeys = 32, kDims = 16;  // of a block: what a lane's four matrices of 8 x 16 bytes hold
-  static constexpr int kTogether = 2;           // such blocks that a lane has registers for
+  static constexpr int kParts = C.block_n / kKeys, kAllDims = C.head_dim_v / kDims;
+  /// Blocks that are loaded before one is stored. Beside matrix products a load takes some 250 cycles: one or two at a
+  /// time, what has 256 columns takes 7 to 10% longer.
+  static constexpr int kTogether = minimum(kParts, 4);
 
  public:
   /// index: which of the warps.
@@ -59,20 +62,19 @@ class ValueTransposer {
   /// kEnds: keys from `used` on belong to nobody. Their weights are 0, but 0 times what lies there need not be.
   template <bool kEnds>
   TILEWISE_INLINE void transpose(typename Shared::RawTile& from, typename Shared::ValueTile& to, int32_t used) const {
-    constexpr int kBlocks = C.head_dim_v / kDims, kParts = C.block_n / kKeys;
     TILEWISE_NO_UNROLL
-    for (int32_t block = index_; block < kBlocks; block += Shared::kTransposers) {
+    for (int32_t dims = index_; dims < kAllDims; dims += Shared::kTransposers) {
       TILEWISE_UNROLL
       for (int first = 0; first < kParts; first += kTogether) {
         uint32_t word[kTogether][4];
         TILEWISE_UNROLL
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= kParts) continue;
-          Machine::load_matrices_transposed(word[i], from.piece((first + i) * kKeys + Machine::lane(), block));
+          Machine::load_matrices_transposed(word[i], from.piece((first + i) * kKeys + Machine::lane(), dims));
         }
         TILEWISE_UNROLL
         for (int i = 0; i < kTogether; ++i) {
-          if (first + i < kParts) store_part<kEnds>(word[i], to, block, first + i, used);
+          if (first + i < kParts) store_block<kEnds>(word[i], to, dims, first + i, used);
         }
       }
     }
@@ -80,8 +82,8 @@ class ValueTransposer {
 
   /// 32 keys of 16 dims, in the order in which lanes hold their weights.
   template <bool kEnds>
-  TILEWISE_INLINE void store_part(const uint32_t (&word)[4], typename Shared::ValueTile& to, int32_t block, int part,
-                                  int32_t used) const {
+  TILEWISE_INLINE void store_block(const uint32_t (&word)[4], typename Shared::ValueTile& to, int32_t dims, int part,
+                                   int32_t used) const {
     uint32_t stored[4];
     TILEWISE_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -90,7 +92,7 @@ class ValueTransposer {
       stored[2 * half] = Machine::permute_bytes(low, high, first_bytes_) & kept;
       stored[2 * half + 1] = Machine::permute_bytes(low, high, second_bytes_) & kept;
     }
-    Machine::store_matrices(to.piece(block * kDims + stored_dim_, 2 * part + stored_piece_), stored);
+    Machine::store_matrices(to.piece(dims * kDims + stored_dim_, 2 * part + stored_piece_), stored);
   }
 
   /// A lane's four keys of 16 are 2t, 2t + 1, 2t + 8 and 2t + 9: those below `count`.

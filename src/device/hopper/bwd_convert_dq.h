@@ -2,9 +2,7 @@
 #pragma once
 
 #include "device/attention/grid_place.h"
-#include "device/attention/tensor_rows.h"
 #include "device/hopper/bwd_dq_rows.h"
-#include "device/hopper/config.h"
 #include "device/tile/contract.h"
 
 namespace tilewise::device {
@@ -25,14 +23,7 @@ class HopperBwdConvertDq {
     const int32_t first = place.tile * C.kRows + Machine::wave() * Rows::kRows;
     const auto end = static_cast<int32_t>(s.all_q);
     if (first >= end) return;
-    const int64_t head = static_cast<int64_t>(place.batch) * p.shape.num_heads_q + place.head;
-    const Rows rows{p.dq_accum + head * p.dq_accum_a_head,
-                    p.lse2 + head * p.rows_a_head,
-                    static_cast<uint16_t*>(p.dq.data) + query_offset(p.dq, s, place.batch, 0, place.head),
-                    p.dq.seq_stride,
-                    static_cast<int32_t>(p.shape.head_dim),
-                    p.softmax_scale};
-    rows.round(first, end);
+    Rows(p, s, place.batch, place.head, p.softmax_scale).round(first, end);
   }
 };
 

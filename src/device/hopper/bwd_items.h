@@ -53,8 +53,8 @@ class BwdItems {
           leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (C.draws_first() ? 0 : Machine::blocks()) : 0;
       number = Machine::agreed(number);
       work = number < key_tiles(p_.order) ? find_work<C>(p_, number) : BwdWork{};
-    } while (C.lengths && number < key_tiles(p_.order) &&
-             work.rows <= 0);  // of packed sequences many have no such keys
+      // Of packed sequences many have no such keys.
+    } while (C.lengths && number < key_tiles(p_.order) && work.rows <= 0);
     if (!leads) return;
     const uint32_t slot = (run.index + 1) % 2;
     auto& item = shared_.items[slot];

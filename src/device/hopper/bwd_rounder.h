@@ -18,13 +18,13 @@ class BwdRounder {
 
   TILEWISE_INLINE void run() const {
     wait_for_step_before<Machine>();  // which clears the counter
-    int32_t number = agreed(draw());
+    int32_t number = static_cast<int32_t>(agreed<Machine>(draw()));
     const int32_t count = numbers();
     TILEWISE_NO_UNROLL
     while (number < count) {
       const uint32_t next = draw();
       round(place(number));
-      number = agreed(next);
+      number = static_cast<int32_t>(agreed<Machine>(next));
     }
   }
 
@@ -33,7 +33,6 @@ class BwdRounder {
   static constexpr int32_t kPieces = C.block_m / Rows::kRows;
 
   TILEWISE_INLINE uint32_t draw() const { return Machine::lane() == 0 ? Machine::count_later(p_.tile_counter + 1) : 0; }
-  TILEWISE_INLINE static int32_t agreed(uint32_t drawn) { return Machine::agreed(static_cast<int32_t>(drawn)); }
 
   TILEWISE_INLINE int32_t tiles() const { return ceil_div(static_cast<int32_t>(p_.shape.seqlen_q), C.block_m); }
   TILEWISE_INLINE int32_t heads() const { return p_.order.num_heads * p_.order.batch_size; }
@@ -69,14 +68,8 @@ class BwdRounder {
     const int32_t head = place.head, batch = head / p_.order.num_heads;
     await_sums(p_.turns + head * p_.turns_a_head, batch, place.tile);
     Machine::wave_sync();
-    const Tensor4& t = p_.dq;
-    const int32_t of_batch = head - batch * p_.order.num_heads;
-    const Rows of_head{p_.dq_accum + head * p_.dq_accum_a_head,
-                       p_.lse2 + head * p_.rows_a_head,
-                       static_cast<uint16_t*>(t.data) + batch * t.batch_stride + of_batch * t.head_stride,
-                       t.seq_stride,
-                       static_cast<int32_t>(p_.shape.head_dim),
-                       p_.score.softmax_scale};
+    const Rows of_head(p_, sequence_at<C>(p_.shape, batch), batch, head - batch * p_.order.num_heads,
+                       p_.score.softmax_scale);
     const int32_t end = minimum(place.first_row + place.rows, static_cast<int32_t>(p_.shape.seqlen_q));
     TILEWISE_NO_UNROLL
     for (int32_t row = place.first_row; row < end; row += Rows::kRows) of_head.round(row, end);

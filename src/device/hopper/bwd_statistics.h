@@ -37,8 +37,8 @@ class HopperBwdStatistics {
   }
 
  private:
-  /// Rows whose loads are on their way at once.
-  static constexpr int kBatch = C.kRows / kRowsAtOnce < 2 ? C.kRows / kRowsAtOnce : 2;
+  /// Rows whose loads are on their way at once: with four 16,384 tokens of 2,048 take 39 us for 36, with eight 45.
+  static constexpr int kBatch = minimum(C.kRows / kRowsAtOnce, 2);
 
   TILEWISE_INLINE static void batch(const Params& p, const Sequence& s, const GridPlace& place, int64_t first,
                                     int64_t head) {

@@ -133,6 +133,8 @@ struct HopperBwdStatisticsConfig : RowConfig {
   static constexpr int32_t kRows = 128;  // block_m divides them
 };
 
+inline constexpr int32_t kDqRows = 16;  // queries whose sums of dq lie together: those of a warp's accumulators
+
 /// What it ends with where no block rounds dq, of blocks of as many; see bwd_convert_dq.h.
 struct HopperBwdConvertDqConfig : RowConfig {
   static constexpr int32_t kRows = HopperBwdStatisticsConfig::kRows;

@@ -263,10 +263,8 @@ class ForwardConsumer {
     // Q that is not looked at must have landed all the same before its place gets another.
     row_place_.wait_full(shared_.row_rings[warpgroup_]);
     if constexpr (kStagesOut) {
-      // A lane might else come after the next Q but one has landed in this place, and wait for good. With lengths all
-      // meet before the place is handed back anyway.
-      if constexpr (!C.lengths) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
-      release_staged_rows();
+      // All meet: a lane might else come after the next Q but one has landed in this place, and wait for good.
+      release_staged_rows<true>();
       row_place_.advance();
     } else {
       release_queries();
@@ -307,9 +305,11 @@ class ForwardConsumer {
     arrive_as_warp(shared_.work_ring.empty[stored_place_.stage]);
     stored_place_.advance();
   }
-  /// Hands the place of Q back once the output that stood there has left it.
+  /// Hands the place of Q back once the output that stood there has left it. kMeets: once all lanes are done with it,
+  /// which with lengths may have copied it themselves.
+  template <bool kMeets = C.lengths != 0>
   TILEWISE_INLINE void release_staged_rows() {
-    if constexpr (C.lengths) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
+    if constexpr (kMeets) Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
     if (leads_warpgroup<Machine>()) {
       Machine::wait_stores_read();
       shared_.row_rings[warpgroup_].empty[staged_place_.stage].arrive();

@@ -51,9 +51,9 @@ struct BiasStages<C, false> {};
 /// empty once the readers of both have handed it back, and full once both halves have landed.
 template <class Machine, HopperForwardConfig C>
 struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes != 0> {
-  static constexpr int kTransposers = C.fp8() ? 3 : 0;  // warps
-  static constexpr int kValueWarps = C.fp8() ? kTransposers : 1;
-  static constexpr int kKeyBringers = C.page_size == 0 ? 0 : 1;  // of pages; contiguous keys take a thread
+  static constexpr int kTransposers = C.fp8() ? 3 : 0;            // warps
+  static constexpr int kValueWarps = C.fp8() ? kTransposers : 1;  // who leave V as it is multiplied
+  static constexpr int kKeyBringers = C.page_size == 0 ? 0 : 1;   // of pages; contiguous keys take a thread
 
   /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
   static constexpr bool kStagesOut = C.q_stages > 1;
@@ -81,7 +81,7 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
     constexpr int32_t kWarps = 4 * C.consumers(), kReaders = kWarps * C.blocks_of_cluster();
     for (auto& ring : row_rings) ring.init(1, kStagesOut ? 1 : 4);
     key_ring.init(1, kReaders);
-    value_ring.init(C.fp8() ? kTransposers : 1, kReaders);
+    value_ring.init(kValueWarps, kReaders);
     work_ring.init(1, kWarps + kValueWarps + kKeyBringers);
     if constexpr (C.fp8()) raw_ring.init(1, kTransposers);
     last_values.init(1);

@@ -200,13 +200,12 @@ class BackwardLowerer {
   }
 
   void add_dq() {
-    constexpr std::int32_t kWarpRows = 16;
     device::HopperBwdConvertDqConfig c;
     c.q_type = config_.q_type;
     c.head_dim = config_.head_dim;
     c.exact_dims = config_.exact_dims;
     c.lengths = config_.lengths;
-    c.waves = c.kRows / kWarpRows;
+    c.waves = c.kRows / device::kDqRows;
     device::HopperBwdConvertDqParams params{};
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));

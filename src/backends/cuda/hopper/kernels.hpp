@@ -13,78 +13,55 @@ namespace tilewise::backends::hopper {
 inline constexpr std::string_view kImplementationName = "cuda.hopper";  // of all rows
 inline constexpr std::uint32_t kSharedRoom = 227u << 10;                // bytes of shared memory that a block may have
 
-struct Forward {
-  using Config = device::HopperForwardConfig;
-  using Params = device::HopperForwardParams;
+/// What the kernels' traits have in common.
+template <typename Config_, typename Params_>
+struct HopperKernel {
+  using Config = Config_;
+  using Params = Params_;
+  static constexpr bool kWaits = false;  ///< itself, for the step before it
+  static std::uint32_t threads(const Config& config, gpu::Family family) {
+    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
+  }
+  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
+    hopper::for_each_pointer(params, visit);
+  }
+};
+
+struct Forward : HopperKernel<device::HopperForwardConfig, device::HopperForwardParams> {
   static constexpr std::string_view kName = "hopper_forward", kHeader = "device/hopper/forward.h",
                                     kKernel = "HopperForward", kConfig = "HopperForwardConfig",
                                     kParams = "HopperForwardParams";
-  static std::uint32_t threads(const Config& config, gpu::Family) {
-    return static_cast<std::uint32_t>(config.threads());
-  }
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
-  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
-    hopper::for_each_pointer(params, visit);
-  }
 };
 
-struct BwdStatistics {
-  using Config = device::HopperBwdStatisticsConfig;
-  using Params = device::HopperBwdStatisticsParams;
+struct BwdStatistics : HopperKernel<device::HopperBwdStatisticsConfig, device::HopperBwdStatisticsParams> {
   static constexpr std::string_view kName = "hopper_bwd_statistics", kHeader = "device/hopper/bwd_statistics.h",
                                     kKernel = "HopperBwdStatistics", kConfig = "HopperBwdStatisticsConfig",
                                     kParams = "HopperBwdStatisticsParams";
-  static std::uint32_t threads(const Config& config, gpu::Family) {
-    return static_cast<std::uint32_t>(config.waves) * 32;
-  }
   static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
-  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
-    hopper::for_each_pointer(params, visit);
-  }
 };
 
-struct Bwd {
-  using Config = device::HopperBwdConfig;
-  using Params = device::HopperBwdParams;
+struct Bwd : HopperKernel<device::HopperBwdConfig, device::HopperBwdParams> {
   static constexpr std::string_view kName = "hopper_bwd", kHeader = "device/hopper/bwd.h", kKernel = "HopperBwd",
                                     kConfig = "HopperBwdConfig", kParams = "HopperBwdParams";
-  static constexpr bool kWaits = true;  ///< itself, for the statistics
-  static std::uint32_t threads(const Config& config, gpu::Family) {
-    return static_cast<std::uint32_t>(config.threads());
-  }
+  static constexpr bool kWaits = true;  // for the statistics
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
-  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
-    hopper::for_each_pointer(params, visit);
-  }
 };
 
-struct BwdConvertDq {
-  using Config = device::HopperBwdConvertDqConfig;
-  using Params = device::HopperBwdConvertDqParams;
+struct BwdConvertDq : HopperKernel<device::HopperBwdConvertDqConfig, device::HopperBwdConvertDqParams> {
   static constexpr std::string_view kName = "hopper_bwd_convert_dq", kHeader = "device/hopper/bwd_convert_dq.h",
                                     kKernel = "HopperBwdConvertDq", kConfig = "HopperBwdConvertDqConfig",
                                     kParams = "HopperBwdConvertDqParams";
-  static std::uint32_t threads(const Config& config, gpu::Family) {
-    return static_cast<std::uint32_t>(config.waves) * 32;
-  }
   static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
-  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
-    hopper::for_each_pointer(params, visit);
-  }
 };
 
-struct Latent {
-  using Config = device::HopperLatentConfig;
-  using Params = device::HopperLatentParams;
+struct Latent : HopperKernel<device::HopperLatentConfig, device::HopperLatentParams> {
   static constexpr std::string_view kName = "hopper_latent", kHeader = "device/hopper/latent.h",
                                     kKernel = "HopperLatent", kConfig = "HopperLatentConfig",
                                     kParams = "HopperLatentParams";
   static constexpr bool kWaits = true;
   static std::uint32_t threads(const Config&, gpu::Family) { return Config::kThreads; }
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
-  static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
-    hopper::for_each_pointer(params, visit);
-  }
 };
 
 }  // namespace tilewise::backends::hopper

@@ -123,6 +123,10 @@ class ForwardWeights {
   /// Weighed while the products with V run: half, and all where tanh takes as long as the exponentials.
   static constexpr int kHalf = C.bounded || kSlopesWide ? kElements : kElements / 2 / 8 * 8;
 
+  /// Sums that go on from one tile to the next make steps up to 4% shorter, but 1% longer with dropout, or with softcap
+  /// under a mask.
+  using TileSums = typename Softmax::template TileSums<!C.bounded && !C.dropout>;
+
   /// `rest`: what S still lacks, by rows.
   template <bool kMasked, class Rest, class OnceFree>
   TILEWISE_INLINE void adjusted_become(const Rest& rest, Out& O, const OnceFree& once_free) {
@@ -136,13 +140,17 @@ class ForwardWeights {
 
   template <class Rest, class OnceFree>
   TILEWISE_INLINE void weigh(const Rest& rest, Out& O, const OnceFree& once_free) {
-    softmax.template weigh<0, kHalf>(S, scale_, rest);
+    TileSums sums;
+    softmax.template weigh<0, kHalf>(S, scale_, sums, rest);
+    if constexpr (kHalf == kElements) softmax.add(sums);
+    // Not after the tile's sums, of which the assembler finds out that they are never negative.
     if constexpr (C.bounded) Machine::order_after(softmax.row_sum[0] + softmax.row_sum[1]);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(O);
     once_free();
     round<0, kHalf>();
-    softmax.template weigh<kHalf, kElements>(S, scale_, rest);
+    softmax.template weigh<kHalf, kElements>(S, scale_, sums, rest);
+    if constexpr (kHalf < kElements) softmax.add(sums);
     round<kHalf, kElements>();
   }
 
@@ -192,7 +200,9 @@ class ForwardWeights {
     }
     PerRow factor;
     Softmax::scale_moved(O, softmax.move(S, scale_, factor), factor);
-    softmax.template weigh<0, kElements>(S, scale_);
+    TileSums sums;
+    softmax.template weigh<0, kElements>(S, scale_, sums);
+    softmax.add(sums);
     TILEWISE_UNROLL
     for (int e = 0; e < kElements; e += 2) {
       uint32_t& word = P[e / 8].word[e / 2 % 4];

@@ -189,7 +189,9 @@ class LatentConsumer {
     const bool ends = last_key >= work_.seqlen_k;
     if (ends || (C.ranged && last_key > work_.first_query + work_.diagonal)) hide(first_key);
     const bool moved = softmax_.move(S_, scale_, factor) != 0;
-    softmax_.template weigh<0, Softmax::kElements>(S_, scale_);
+    typename Softmax::template TileSums<true> sums;
+    softmax_.template weigh<0, Softmax::kElements>(S_, scale_, sums);
+    softmax_.add(sums);
     // Weights take the place of the last chunk of keys, which all warps must have multiplied.
     Machine::named_barrier_sync(kWarpgroup + warpgroup_, kWarpgroupThreads);
     auto& tile_of_weights = shared_.weight_tile(static_cast<uint32_t>(warpgroup_));

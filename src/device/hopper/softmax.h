@@ -51,6 +51,14 @@ class SteadySoftmax {
   /// Scores that lack nothing.
   struct NoRest {};
 
+  /// What a lane's weights of a tile are summed in: two chains a row, since an addition waits for the one before.
+  /// kCarries: whether the first goes on from the row's sum so far, and does not join it later.
+  template <bool kCarries>
+  struct TileSums {
+    static_assert(kRegisters == 2 * kSlots);  // of the first 8 columns each element begins a chain
+    PerRow chains[2];
+  };
+
   PerRow base;     // a score's weight is exp2(score * scale - base); 0 while a row has seen nothing
   PerRow row_sum;  // this lane's part of the weights' sum
 
@@ -125,22 +133,34 @@ class SteadySoftmax {
     return moved;
   }
 
-  /// Elements [kFrom, kTo) of a lane become weights. `rest` as in move().
-  template <int kFrom, int kTo, class Rest = NoRest>
-  TILEWISE_INLINE void weigh(Scores& S, float scale, const Rest& rest = {}) {
-    float sums[kSlots][2] = {};
+  /// Elements [kFrom, kTo) of a lane become weights, and join `sums`, whose chains the first ones begin: zeros would
+  /// take an addition each. `rest` as in move().
+  template <int kFrom, int kTo, bool kCarries, class Rest = NoRest>
+  TILEWISE_INLINE void weigh(Scores& S, float scale, TileSums<kCarries>& sums, const Rest& rest = {}) const {
     PerRow from;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) from[slot] = completed(base[slot], rest, slot, -scale);
     TILEWISE_UNROLL
     for (int e = kFrom; e < kTo; ++e) {
-      const int slot = FragmentLayout::slot(e % kRegisters);
+      const int slot = FragmentLayout::slot(e % kRegisters), chain = e % 2;
       float& x = S.tile[0][e / kRegisters][e % kRegisters];
       x = Machine::exp2(x * scale - from[slot]);
-      sums[slot][e % 2] += x;
+      float& sum = sums.chains[chain][slot];
+      if (e >= kRegisters) {
+        sum += x;
+      } else {
+        sum = kCarries && chain == 0 ? row_sum[slot] + x : x;
+      }
     }
+  }
+  /// Once all of a tile's elements have been weighed.
+  template <bool kCarries>
+  TILEWISE_INLINE void add(const TileSums<kCarries>& sums) {
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) row_sum[slot] += sums[slot][0] + sums[slot][1];
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const float sum = sums.chains[0][slot] + sums.chains[1][slot];
+      row_sum[slot] = kCarries ? sum : row_sum[slot] + sum;
+    }
   }
 
   /// Whether a sum has grown too great in any of the warp's lanes. One that is no number comes from a score that is

@@ -65,6 +65,16 @@ class BwdScores {
     TILEWISE_UNROLL
     for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);
   }
+  /// Where no tile follows whose statistics are read. Else those of the last one would be kept through each tile, in
+  /// registers that could serve something else.
+  TILEWISE_INLINE void forget() {
+    for (FloatRun<4>& four : lse2_) four = FloatRun<4>{};
+    for (uint32_t& word : kept_) word = 0;
+  }
+  TILEWISE_INLINE void read_delta(const float* delta) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < kColTiles / 2; ++i) delta_[i] = four_of(delta, i);
+  }
 
   TILEWISE_INLINE void read_kept(const KeptWords<C>& words) {
     const int owner = KeptWords<C>::owner(row_, lane_), word = KeptWords<C>::word(row_, lane_);
@@ -167,7 +177,7 @@ class BwdScores {
 
   /// dP, in the place of S, becomes dS = factor (dP - delta), of a factor before dropout and dP after it.
   template <bool kMasked>
-  TILEWISE_INLINE void derive(const float* delta) {
+  TILEWISE_INLINE void derive() {
     if constexpr (kMasked) {
       // A shuffle to where it was: else the compiler keeps a predicate for each score from weigh() to here, in
       // registers that there are none of.
@@ -176,7 +186,6 @@ class BwdScores {
     }
     TILEWISE_UNROLL
     for (int i = 0; i < kColTiles / 2; ++i) {
-      const FloatRun<4> deltas = four_of(delta, i);
       TILEWISE_UNROLL
       for (int word = 0; word < 4; ++word) {
         const int c = 2 * i + word / 2, slot = word % 2;
@@ -184,7 +193,7 @@ class BwdScores {
         float difference[2];
         TILEWISE_UNROLL
         for (int k = 0; k < 2; ++k) {
-          difference[k] = after_dropout(dP[2 * slot + k], c, 2 * slot + k) - deltas.value[word / 2 * 2 + k];
+          difference[k] = after_dropout(dP[2 * slot + k], c, 2 * slot + k) - delta_[i].value[word / 2 * 2 + k];
           // Of what is hidden P is 0, and dP perhaps no number.
           if constexpr (kMasked) difference[k] = sees(slot, c, k) ? difference[k] : 0.0f;
         }
@@ -274,7 +283,7 @@ class BwdScores {
   BwdBias<Machine, C> bias_;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
-  FloatRun<4> lse2_[kColTiles / 2];
+  FloatRun<4> lse2_[kColTiles / 2], delta_[kColTiles / 2];
 };
 
 }  // namespace tilewise::device

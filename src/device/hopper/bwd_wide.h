@@ -112,7 +112,12 @@ class BwdWide {
     if constexpr (C.softcap) scores_.keep_factors();
     if constexpr (!kHandsFirst) hand_weights(room);
     if (!landed) next.wait_full(shared_.tile_ring);
-    if (more) scores_.read_lse(shared_.lse2[next.stage]), read_kept();
+    if (more) {
+      scores_.read_lse(shared_.lse2[next.stage]);
+      read_kept();
+    } else {
+      scores_.forget();
+    }
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
     // The copy engine overwrites statistics that loads have read. The other warpgroup has its fence for dS.
@@ -127,18 +132,23 @@ class BwdWide {
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring);
+    scores_.read_delta(shared_.delta[stage]);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     take_weights();
     if constexpr (kMasked) scores_.find_visible(tile), scores_.hide_behind_queries(tile);
-    scores_.template derive<kMasked>(shared_.delta[stage]);
+    scores_.template derive<kMasked>();
     Products::template issue_sums<C.q_type>(sums_, scores_.dS, shared_.queries[stage]);  // dK += dS^T Q
     scores_.store(shared_.dS[score_place_.stage]);
     Machine::fence_shared_writes();
     arrive_as_lanes(shared_.score_ring.full[score_place_.stage]);
     score_place_.advance();
     if (!landed) next.wait_full(shared_.tile_ring);
-    if (more) read_kept();
+    if (more) {
+      read_kept();
+    } else {
+      scores_.forget();
+    }
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
     leave_queries(more);

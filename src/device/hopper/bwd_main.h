@@ -28,8 +28,10 @@ class BwdMain {
   static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.couriers() && C.softcap,
                         kReadsAhead = !kReadsLate && !kReadsBeside;
   /// Whether delta is read while dP is multiplied, not once it is there. It makes steps of 128 queries 3 to 5% shorter
-  /// and a window's 0.5%, but others of 64 queries up to 2% longer; softcap and dropout leave it no registers.
-  static constexpr bool kDeltaEarly = !kReadsLate && (C.block_m > 64 || (C.couriers() && C.ranged && !C.softcap));
+  /// and a window's 0.5%, but others of 64 queries up to 2% longer. Softcap with dropout has no registers for it, nor
+  /// has a window in f16.
+  static constexpr bool kDeltaEarly =
+      !kReadsLate && (C.block_m > 64 || (C.couriers() && C.ranged && C.q_type == kBf16 && !C.softcap));
   /// Whether registers of statistics serve something else from their last use to the next tile's: steps get 1 to 3%
   /// shorter, but at 128 columns those with dropout 3% longer and those of bf16 without a mask 1%.
   static constexpr bool kForgets = kRoomy || (!C.dropout && (C.ranged || C.couriers() || C.q_type == kF16));

@@ -60,6 +60,17 @@ template <typename Config>
   return config;
 }
 
+/// What most kernels' traits have in common; see body_of().
+template <typename Config_, typename Params_>
+struct KernelTraits {
+  using Config = Config_;
+  using Params = Params_;
+  static constexpr bool kWaits = false;  ///< itself, for the step before it
+  static std::uint32_t threads(const Config& config, Family family) {
+    return static_cast<std::uint32_t>(config.waves) * lanes(family);
+  }
+};
+
 /// Traits are a struct of the kernel, in its backend:
 ///   Config, Params                      structs of src/device; a Config is 32-bit integers alone
 ///   kName, kHeader, kKernel, kConfig, kParams

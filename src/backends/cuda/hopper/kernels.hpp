@@ -14,14 +14,8 @@ inline constexpr std::string_view kImplementationName = "cuda.hopper";  // of al
 inline constexpr std::uint32_t kSharedRoom = 227u << 10;                // bytes of shared memory that a block may have
 
 /// What the kernels' traits have in common.
-template <typename Config_, typename Params_>
-struct HopperKernel {
-  using Config = Config_;
-  using Params = Params_;
-  static constexpr bool kWaits = false;  ///< itself, for the step before it
-  static std::uint32_t threads(const Config& config, gpu::Family family) {
-    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
-  }
+template <typename Config, typename Params>
+struct HopperKernel : gpu::KernelTraits<Config, Params> {
   static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
     hopper::for_each_pointer(params, visit);
   }

@@ -13,14 +13,8 @@ namespace tilewise::backends::portable {
 using gpu::Family;
 
 /// What the kernels' traits have in common.
-template <typename Config_, typename Params_>
-struct AttentionKernel {
-  using Config = Config_;
-  using Params = Params_;
-  static constexpr bool kWaits = false;  ///< itself, for the step before it
-  static std::uint32_t threads(const Config& config, Family family) {
-    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
-  }
+template <typename Config, typename Params>
+struct AttentionKernel : gpu::KernelTraits<Config, Params> {
   static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
     portable::for_each_pointer(params, visit);
   }

@@ -11,14 +11,9 @@
 namespace tilewise::backends::portable {
 
 /// What the kernels' traits have in common.
-template <typename Config_, typename Params_>
-struct KvCacheKernel {
-  using Config = Config_;
-  using Params = Params_;
-  static constexpr bool kWaits = true;  ///< itself, for the step before it
-  static std::uint32_t threads(const Config& config, gpu::Family family) {
-    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
-  }
+template <typename Config, typename Params>
+struct KvCacheKernel : gpu::KernelTraits<Config, Params> {
+  static constexpr bool kWaits = true;
   static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
     portable::for_each_pointer(params, visit);
   }

@@ -11,13 +11,8 @@
 namespace tilewise::backends::portable {
 
 /// What the kernels' traits have in common.
-template <typename Config_, typename Params_>
-struct MergeKernelTraits {
-  using Config = Config_;
-  using Params = Params_;
-  static std::uint32_t threads(const Config& config, gpu::Family family) {
-    return static_cast<std::uint32_t>(config.waves) * gpu::lanes(family);
-  }
+template <typename Config, typename Params>
+struct MergeKernelTraits : gpu::KernelTraits<Config, Params> {
   static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
   static void for_each_pointer(const Params& params, const gpu::RegionVisitor& visit) {
     portable::for_each_pointer(params, visit);

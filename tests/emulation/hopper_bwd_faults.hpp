@@ -28,6 +28,8 @@ enum class BwdFault {
   taken_before_staged,
   staged_before_read,
   handed_back_unread,
+  fetched_early,
+  taken_before_fetched,
   turns_come_late,
   blocks_backwards,
   bias_not_expected,
@@ -99,7 +101,22 @@ inline constexpr HopperBwdConfig kRounding = [] {
   c.rounds = 1;
   return c;
 }();
-/// The same without an order: warps that add count tiles of keys, all of which each query sees.
+/// The last tile of keys that adds to a tile of queries rounds it.
+inline constexpr HopperBwdConfig kFinishing = [] {
+  HopperBwdConfig c = kOrderedDealt;
+  c.last_rounds = 1;
+  return c;
+}();
+/// The same of parts of 64 and 32 columns, beside a window, where each tile of keys is the last one of some queries.
+inline constexpr HopperBwdConfig kFinishingWindow = [] {
+  HopperBwdConfig c = kFinishing;
+  c.head_dim = c.head_dim_v = 96;
+  c.block_m = 64;
+  c.stages = 3;
+  c.windowed = 1;
+  return c;
+}();
+/// Without an order: warps that add count tiles of keys, all of which each query sees.
 inline constexpr HopperBwdConfig kCounting = [] {
   HopperBwdConfig c = kMiddle;
   c.ranged = 0;
@@ -175,8 +192,17 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if constexpr (C.couriers()) {
       using Handover = BwdHandover<FaultyBwdSm90, C>;
       const size_t at = shared_address(barrier) - offsetof(Block, handover);
-      return read ? at >= offsetof(Handover, read) && at < sizeof(Handover)
+      return read ? at >= offsetof(Handover, read) && at < offsetof(Handover, fetched)
                   : at >= offsetof(Handover, staged) && at < offsetof(Handover, read);
+    }
+    return false;
+  }
+
+  static bool is_of_fetched(uint64_t* barrier) {
+    if constexpr (C.couriers()) {
+      using Handover = BwdHandover<FaultyBwdSm90, C>;
+      const size_t at = shared_address(barrier) - offsetof(Block, handover);
+      return at >= offsetof(Handover, fetched) && at < sizeof(Handover);
     }
     return false;
   }
@@ -218,6 +244,8 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if (g_bwd_fault == BwdFault::draws_overwritten && draws() && frees_draws(barrier)) return;
     if (g_bwd_fault == BwdFault::weights_taken_early && hands_weights(barrier)) return;
     if (g_bwd_fault == BwdFault::taken_before_staged && is_of_sums(barrier, false)) return;
+    if (g_bwd_fault == BwdFault::fetched_early && carries() && is_of_sums(barrier, true)) return;
+    if (g_bwd_fault == BwdFault::taken_before_fetched && is_of_fetched(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
   }
   static bool test(uint64_t* barrier, uint32_t parity) {
@@ -252,7 +280,10 @@ struct FaultyBwdSm90 : HostSm90Machine {
   /// Of the tiles of keys, which the warp that brings them draws, an idle block gets none.
   static uint32_t count_later(uint32_t* counter) {
     const bool idle = g_bwd_fault == BwdFault::first_block_idle || g_bwd_fault == BwdFault::rounded_early;
-    return idle && block() == 0 && carries() ? 1000 : HostSm90Machine::count_later(counter);
+    if (idle && block() == 0 && carries()) return 1000;
+    constexpr uint32_t kTiles = 8;  // of both heads of a BwdCall
+    const uint32_t number = HostSm90Machine::count_later(counter);
+    return g_bwd_fault == BwdFault::blocks_backwards && number < kTiles ? kTiles - 1 - number : number;
   }
   static void await_global(const uint32_t* word, uint32_t value) {
     if (g_bwd_fault != BwdFault::rounded_early || !rounds()) HostSm90Machine::await_global(word, value);

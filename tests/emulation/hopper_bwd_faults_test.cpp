@@ -44,6 +44,7 @@ class BwdCall {
         turns_(kHeads * (kRows / C.block_m) * 4) {
     for (DenseCall* c : {&expected_, &call_}) {
       if (C.ranged) c->options.mask = Mask::causal;
+      if (C.windowed) c->options.window_left = 150;
       if (C.shares_keys) c->options.alignment = Alignment::top_left;
       c->options.deterministic = C.ordered != 0;
       if (C.dropout) c->options.dropout_p = 0.25;
@@ -95,7 +96,7 @@ class BwdCall {
     for (std::int64_t h = 0; h < kHeads; ++h) {
       for (std::int64_t i = 0; i < kQueries; ++i) {
         for (std::int64_t d = 0; d < kDim; ++d) {
-          const double rounded = C.rounds ? call_.dq.get({0, i, h, d}) : dq(h, i, d);
+          const double rounded = C.rounds || C.last_rounds ? call_.dq.get({0, i, h, d}) : dq(h, i, d);
           const double difference = std::abs(rounded - expected_.dq.get({0, i, h, d}));
           largest = std::isnan(difference) ? INFINITY : std::max(largest, difference);
         }
@@ -185,6 +186,12 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kRounding> rounding;
     EXPECT_EQ(rounding.run(BwdFault::none, seed), "");
     EXPECT_LT(rounding.error(), kFine);
+    BwdCall<kFinishing> finishing;
+    EXPECT_EQ(finishing.run(BwdFault::none, seed), "");
+    EXPECT_LT(finishing.error(), kFine);
+    BwdCall<kFinishingWindow> finishing_window;
+    EXPECT_EQ(finishing_window.run(BwdFault::none, seed), "");
+    EXPECT_LT(finishing_window.error(), kFine);
     BwdCall<kCounting> counting;
     EXPECT_EQ(counting.run(BwdFault::none, seed), "");
     EXPECT_LT(counting.error(), kFine);
@@ -267,6 +274,14 @@ TEST(EmulatedHopperBwd, FaultsOfCouriersAreCaught) {
   EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::staged_before_read), "since it was read by a store"));
 }
 
+/// What has been added up so far comes to where the last sums are staged.
+TEST(EmulatedHopperBwd, FaultsOfSumsThatAreFetchedAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::fetched_early), "written by a copy that counts on barrier"));
+  EXPECT_NE(fault_of_run<kFinishing>(BwdFault::taken_before_fetched), "");
+  EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::sums_sent_unfenced), "with no fence_shared_writes() since"));
+  EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::handed_back_unread), "since it was read by a store"));
+}
+
 /// No fault: who has looked in vain waits.
 TEST(EmulatedHopperBwd, TurnsMayComeLate) {
   BwdCall<kOrderedDropout> call;
@@ -282,6 +297,7 @@ TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::blocks_backwards), "waits for 2 in memory that holds 0"));
   EXPECT_TRUE(
       contains(fault_of_run<kOrderedDropout>(BwdFault::blocks_backwards), "waits for 2 in memory that holds 0"));
+  EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::blocks_backwards), "in memory that holds 0"));
 }
 
 /// What the next tile of keys brings meets what the one before has left, or still reads.

@@ -88,7 +88,7 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   };
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
                     short_ones = heads + "batch_size=32 seqlen_q=512 ";
-  EXPECT_NE(lowered_backward(short_ones).schedule.find(", dq in a fixed order, rounded by"), std::string::npos);
+  EXPECT_NE(lowered_backward(short_ones).schedule.find(", dq in a fixed order, rounded with"), std::string::npos);
   for (const char* option : {"", "mask=causal", "mask=causal softcap=30", "mask=causal window_left=100",
                              "mask=causal alibi_slopes=[h]", "mask=causal head_dim_v=64"}) {
     EXPECT_TRUE(ordered(short_ones + option)) << option;
@@ -105,7 +105,8 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   // Tiles of 128 queries have half as many steps for each tile of keys.
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
-  EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64"));
+  EXPECT_TRUE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=2048 num_heads_q=32 head_dim=64"));
   // Softcap at all lengths, and windows that do not look far, where there are tiles enough.
   const std::string long_ones = heads + "batch_size=4 seqlen_q=4096 ";
   EXPECT_TRUE(ordered(long_ones + "softcap=30"));
@@ -183,6 +184,33 @@ TEST(HopperBwdLowering, RoundsDqWhereItsLastSumsAreKnown) {
   EXPECT_EQ(lowered_backward(heads + "mask=causal").launches().size(), 3U);
   EXPECT_EQ(lowered_backward("dtype=bf16 batch_size=1 seqlen_q=4096 num_heads_q=16 head_dim=128").launches().size(),
             3U);
+}
+
+/// The last tile of keys that adds to queries rounds them where couriers carry sums and the first keys' tile does not
+/// end too many.
+TEST(HopperBwdLowering, RoundsDqWithItsLastSums) {
+  const auto config = [](const std::string& problem) {
+    return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key);
+  };
+  const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ";
+  for (const char* problem :
+       {"batch_size=32 seqlen_q=512", "batch_size=16 seqlen_q=1000 mask=causal softcap=30",
+        "batch_size=4 seqlen_q=4096 mask=causal window_left=1023", "batch_size=1 seqlen_q=700 deterministic=1"}) {
+    EXPECT_TRUE(config(heads + problem).last_rounds) << problem;
+    EXPECT_FALSE(config(heads + problem).rounds) << problem;
+    const gpu::Lowering lowering = lowered_backward(heads + problem);
+    EXPECT_EQ(lowering.launches().size(), 2U) << problem;
+    EXPECT_EQ(lowering.part("tile_counter")->bytes, sizeof(std::uint32_t)) << problem;
+  }
+  for (const char* problem :
+       {"batch_size=4 seqlen_q=4096 mask=causal deterministic=1", "batch_size=8 seqlen_q=512 dq=0",
+        "batch_size=32 seqlen_q=512 deterministic=1 dropout_p=0.1", "batch_size=32 seqlen_q=512 num_heads_k=4",
+        "batch_size=32 seqlen_q=512 deterministic=1 seqused_k=1", "batch_size=16 seqlen_q=4096",
+        "batch_size=32 seqlen_q=512 seqlen_k=400 mask=causal deterministic=1"}) {
+    EXPECT_FALSE(config(heads + problem).last_rounds) << problem;
+  }
+  EXPECT_TRUE(config("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal").last_rounds);
+  EXPECT_FALSE(config("dtype=bf16 batch_size=8 seqlen_q=512 num_heads_q=8 head_dim=256 deterministic=1").last_rounds);
 }
 
 TEST(HopperBwdLowering, FitsSharedMemoryForEveryHeadDim) {

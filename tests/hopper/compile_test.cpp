@@ -120,6 +120,8 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal deterministic=1 dropout_p=0.1",
       "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal window_left=1023 deterministic=1",
       "dtype=bf16 head_dim=96 seqlen_q=4000 mask=causal deterministic=1",
+      "dtype=bf16 head_dim=64 seqlen_q=1000 deterministic=1 softcap=30",
+      "dtype=bf16 head_dim=128 seqlen_q=1024 deterministic=1",
       "dtype=bf16 head_dim=256 seqlen_q=4096 mask=causal deterministic=1",
       "dtype=bf16 head_dim=256 seqlen_q=4096 deterministic=1",
       "dtype=bf16 head_dim=256 seqlen_q=4096",

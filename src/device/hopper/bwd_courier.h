@@ -1,5 +1,6 @@
 // Where dq's additions have an order and warps are to spare: those that multiply dQ leave their sums in shared memory
-// and go on, and couriers, which wait for turns and for memory, take them to dq_accum.
+// and go on, and couriers, which wait for turns and for memory, take them to dq_accum. The last sums of a tile of
+// queries need not go there: what has been added up so far is fetched, they are added to it, and leave as dq.
 #pragma once
 
 #include "device/hopper/bwd_dq.h"
@@ -22,25 +23,31 @@ TILEWISE_INLINE CourierPlace courier_place(const BwdRun& run, int32_t step) {
 template <class Ops, HopperBwdConfig C>
 class BwdDqStaged : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
-  using Base::shared_, Base::lane_, Base::score_place_;
+  using Base::p_, Base::shared_, Base::work_, Base::lane_, Base::warp_, Base::score_place_;
+  using Base::turns_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
 
  public:
-  TILEWISE_INLINE BwdDqStaged(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+  TILEWISE_INLINE BwdDqStaged(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run,
                               int thread)
       : Base(params, shared, work, run.steps, thread),
         run_(run),
         place_(ring_place<Parts::kStaged>(run.steps * kParts)) {}
 
   TILEWISE_INLINE void run() {
-    const int32_t steps = this->work_.steps();
+    const int32_t steps = work_.steps();
     if (steps == 0) return;
     shared_.keys_full.wait(run_.seen % 2);
+    int32_t step = 0;
     TILEWISE_NO_UNROLL
-    for (int32_t step = 0; step < steps; ++step) {
+    for (; step < steps - (C.last_rounds ? work_.tiles_ended : 0); ++step) {
       score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { stage_part<decltype(part)::value>(step); });
       publish(Parts::kCount - 1, step);
+    }
+    if constexpr (C.last_rounds) {
+      TILEWISE_NO_UNROLL
+      for (; step < steps; ++step) finish_tile(step);
     }
     arrive_as_warp(shared_.keys_done, lane_);
   }
@@ -60,14 +67,85 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     this->stage(dQ, static_cast<int>(place_.stage));
     place_.advance();
   }
+
+  // ------------------------------------------------------------------ last sums
+  /// A tile of queries to which no tile of keys adds after this one.
+  TILEWISE_INLINE void finish_tile(int32_t step) {
+    find_seeing_rows(step);
+    const bool adds = !turns_.begins_sums(work_.steps() - step);
+    score_place_.wait_full(shared_.score_ring);
+    for_each_index<0, Parts::kCount>([&](auto part) { finish_part<decltype(part)::value>(step, adds); });
+    publish(Parts::kCount - 1, step);
+  }
+  template <int kPart>
+  TILEWISE_INLINE void finish_part(int32_t step, bool adds) {
+    Fragment<Ops, 16, Parts::cols(kPart)> dQ;
+    this->template issue<kPart>(dQ.tile[0]);
+    if (kPart > 0) publish(kPart - 1, step);
+    Machine::template wgmma_wait<0>();
+    pin_registers<Machine>(dQ);
+    if (kPart + 1 == Parts::kCount) this->release_scores();
+    if (adds) {
+      add_fetched(dQ);
+    } else {
+      shared_.handover.read[place_.stage].wait(place_.parity ^ 1);
+    }
+    round<kPart>(dQ);
+    place_.advance();
+  }
+  /// Of the lane's two rows of each 64: hidden keys of NaN, times 0, are not to reach one that sees nothing.
+  TILEWISE_INLINE void find_seeing_rows(int32_t step) {
+    const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head;
+    const float* const lse2 = p_.lse2 + head * p_.rows_a_head + (work_.queries.begin + step) * C.block_m;
+    TILEWISE_UNROLL
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const int row = i / 2 * 64 + 16 * warp_ + lane_ / 4 + i % 2 * 8;
+      sees_[i] = Machine::load_global(lse2 + statistic_place(row)) != kInfinity;
+    }
+  }
+  /// The sums so far of a part, which a courier has asked for once the place was free.
+  template <class Sums>
+  TILEWISE_INLINE void add_fetched(Sums& dQ) {
+    shared_.handover.fetched[place_.stage].wait(run_.fetched >> place_.stage & 1);
+    run_.fetched ^= 1u << place_.stage;
+    const float* const sums = shared_.handover.dq[warp_][place_.stage] + 4 * lane_;
+    TILEWISE_UNROLL
+    for (int c = 0; c < dQ.kColTiles; ++c) {
+      const auto four = Machine::template load_shared<FloatRun<4>>(sums + c * 128);
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) dQ.tile[0][c][i] += four.value[i];
+    }
+    Machine::wave_sync();  // before any lane's rounded sums take their place
+  }
+  template <int kPart, class Sums>
+  TILEWISE_INLINE void round(const Sums& dQ) {
+    auto& tile = shared_.handover.rounded(warp_, static_cast<int>(place_.stage));
+    const int place = tile.place_of(lane_ % 16, lane_ / 16);
+    TILEWISE_UNROLL
+    for (int k = 0; k < dQ.kColTiles / 2; ++k) {
+      uint32_t packed[4];
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Sm80Accumulator& x = dQ.tile[0][2 * k + i / 2];
+        const int slot = i % 2;
+        const uint32_t two = Machine::template pack<C.q_type>(x[2 * slot] * p_.score.softmax_scale,
+                                                              x[2 * slot + 1] * p_.score.softmax_scale);
+        packed[i] = sees_[2 * Parts::row_chunk(kPart) + slot] ? two : 0;
+      }
+      Machine::store_matrices(tile.pair_piece(place, k), packed);
+    }
+  }
+
   TILEWISE_INLINE void publish(int part, int32_t step) {
     Machine::fence_shared_writes();
     arrive_as_warp(shared_.handover.staged[courier_place<C>(run_, step).courier][part], lane_);
   }
 
   static constexpr uint32_t kParts = Parts::kCount;
-  const BwdRun& run_;
+  static constexpr int kRowsOfLane = C.block_m / 32;
+  BwdRun& run_;
   RingPlace<Parts::kStaged> place_;
+  bool sees_[kRowsOfLane];
 };
 
 /// A warp that takes the sums of every kCouriers-th tile. To see that its turn has come takes 1,000 cycles, and 1,200
@@ -92,12 +170,16 @@ class BwdCourier {
     for (int32_t step = 0; step < steps; ++step) {
       const CourierPlace place = courier_place<C>(run_, step);
       const bool takes = place.courier == index_;
-      if (takes) take(step, place.parity, to, turns_.begins_sums(tiles_left));
+      const bool ends = C.last_rounds && turns_.ends_sums(tiles_left);
+      if (takes && !ends) take(step, place.parity, to, turns_.begins_sums(tiles_left));
+      if constexpr (C.last_rounds) {
+        if (takes && ends) finish(step, place.parity, to, turns_.begins_sums(tiles_left));
+      }
       to += C.tile_floats();
       const bool enters_head = --tiles_left == 0;
       if (enters_head) tiles_left = count, to += p_.dq_accum_a_head - static_cast<int64_t>(count) * C.tile_floats();
       turns_.advance(enters_head);
-      if (takes) turns_.hand_on();
+      if (takes && !ends) turns_.hand_on();
     }
   }
 
@@ -116,6 +198,43 @@ class BwdCourier {
       shared_.handover.read[staged_at(kPart, step)].arrive();
     });
     Machine::wait_stores();
+  }
+  /// The last sums of a tile of queries: those so far are fetched, and what has been added to them leaves as dq.
+  TILEWISE_INLINE void finish(int32_t step, uint32_t parity, const float* from, bool begins_sums) {
+    if (!begins_sums) {
+      turns_.await();
+      for_each_index<0, Parts::kCount>([&](auto part) {
+        constexpr int kPart = decltype(part)::value;
+        fetch<kPart>(step, from + Parts::place(kPart));
+      });
+    }
+    for_each_index<0, Parts::kCount>([&](auto part) {
+      constexpr int kPart = decltype(part)::value;
+      shared_.handover.staged[index_][kPart].wait(parity);
+      const int32_t row = (work_.queries.begin + step) * C.block_m + Parts::row_chunk(kPart) * 64;
+      TILEWISE_NO_UNROLL
+      for (int warp = 0; warp < C.kDqWarps; ++warp) {
+        Machine::store_box(p_.dq_map, &shared_.handover.rounded(warp, staged_at(kPart, step)), Parts::first_col(kPart),
+                           0, row + 16 * warp, work_.head, work_.batch);
+      }
+      Machine::commit_stores();
+      // At once: what comes into this place next has a longer way than a step's products.
+      Machine::wait_stores_read();
+      shared_.handover.read[staged_at(kPart, step)].arrive();
+    });
+  }
+  /// A part's sums so far, for all warps, once their place is free.
+  template <int kPart>
+  TILEWISE_INLINE void fetch(int32_t step, const float* from) {
+    constexpr int32_t kBytes = 16 * Parts::cols(kPart) * static_cast<int32_t>(sizeof(float));
+    const auto place = ring_place<Parts::kStaged>((run_.steps + static_cast<uint32_t>(step)) * Parts::kCount + kPart);
+    auto& handover = shared_.handover;
+    handover.read[place.stage].wait(place.parity ^ 1);
+    handover.fetched[place.stage].arrive_and_expect(C.kDqWarps * kBytes);
+    TILEWISE_NO_UNROLL
+    for (int warp = 0; warp < C.kDqWarps; ++warp, from += 16 * C.head_dim) {
+      Machine::copy_run(handover.dq[warp][place.stage], from, kBytes, handover.fetched[place.stage].state());
+    }
   }
   TILEWISE_INLINE int staged_at(int part, int32_t step) const {
     return Parts::staged(part, step + static_cast<int32_t>(run_.steps % Parts::kStaged));

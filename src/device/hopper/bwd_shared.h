@@ -57,6 +57,12 @@ struct BwdHandover<Machine, C> {
   using Parts = DqParts<C>;
   float dq[C.kDqWarps][Parts::kStaged][Parts::kWarpFloats];
   Barrier<Machine> staged[C.kCouriers][Parts::kStaged], read[Parts::kStaged];
+  Barrier<Machine> fetched[Parts::kStaged];  // sums so far of a tile that is to be rounded
+  /// A warp's rounded sums of a part, in the place of the sums: 16 rows of 128 bytes. Tiles in front of this struct
+  /// have it begin where their swizzle does, which alignas here would say at the cost of 900 bytes.
+  using RoundedTile = SwizzledTile<16, Parts::kMostCols>;
+  static_assert(sizeof(RoundedTile) <= sizeof(dq[0][0]) && sizeof(dq[0][0]) % alignof(RoundedTile) == 0);
+  TILEWISE_INLINE RoundedTile& rounded(int warp, int place) { return reinterpret_cast<RoundedTile&>(dq[warp][place]); }
   TILEWISE_INLINE void init() {
     TILEWISE_UNROLL
     for (auto& parts : staged) {
@@ -65,6 +71,8 @@ struct BwdHandover<Machine, C> {
     }
     TILEWISE_UNROLL
     for (Barrier<Machine>& place : read) place.init(1);
+    TILEWISE_UNROLL
+    for (Barrier<Machine>& place : fetched) place.init(1);
   }
 };
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will; and that the last queries and their dO

@@ -25,6 +25,8 @@ class BwdTurns {
   }
   /// Whether no tile of keys has its turn before this one.
   TILEWISE_INLINE bool begins_sums(int32_t tiles_left) const { return tiles_left > work_.tiles_behind; }
+  /// Whether no tile of keys adds after this one.
+  TILEWISE_INLINE bool ends_sums(int32_t tiles_left) const { return tiles_left <= work_.tiles_ended; }
   /// Whether it had come by then.
   TILEWISE_INLINE bool has_come() const { return found_ == awaited(); }
   /// Until it has.

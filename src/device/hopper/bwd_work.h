@@ -26,8 +26,10 @@ struct BwdWork {
   int32_t leftpad;                   // rows of memory in front of key 0
   int32_t diagonal;                  // query i stands at key i + diagonal
   KeyBand band;
-  QueryTiles queries;    // of a head, that see a key of the block
-  int32_t tiles_behind;  // the last ones, which see a key of the tile of keys behind, if dq's sums have an order
+  QueryTiles queries;  // of a head, that see a key of the block
+  // If dq's sums have an order: how many of them, the last ones, see a key of the tile of keys behind, and none of the
+  // one before, so that their sums begin elsewhere, and end here.
+  int32_t tiles_behind, tiles_ended;
 
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
@@ -46,6 +48,7 @@ struct BwdRun {
   uint32_t seen = 0;           // how many before are seen by queries
   uint32_t steps = 0;          // of all before
   bool early = false;          // the one before has called what comes first of this one
+  uint32_t fetched = 0;        // parities of the barriers for sums that are fetched, a bit each
   uint32_t landed_parity = 0;  // of the barrier for queries that are cleared behind a sequence's end
   uint32_t keys_parity = 0;    // and of that for keys
 
@@ -191,6 +194,8 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   if constexpr (C.ordered) {
     const QueryTiles behind = query_tiles<C>(work, work.first_key + C.block_n(), C.block_n());
     work.tiles_behind = behind.count() > 0 ? work.queries.end - behind.begin : 0;
+    const QueryTiles before = query_tiles<C>(work, work.first_key - C.block_n(), C.block_n());
+    work.tiles_ended = work.queries.end - (before.count() > 0 ? before.end : work.queries.begin);
   }
   return work;
 }

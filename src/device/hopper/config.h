@@ -86,6 +86,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
   Flag rounds = 0;        // of such blocks: those that have no tile left round dq
+  Flag last_rounds = 0;  // of such blocks with couriers: the last tile of keys that adds to a tile of queries rounds it
   Flag normal_bound = 0;  // as in HopperForwardConfig
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
@@ -124,7 +125,8 @@ struct HopperBwdConfig : ScoreConfig {
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
     visit("split", c.split), visit("shares_keys", c.shares_keys);
-    visit("persistent", c.persistent), visit("rounds", c.rounds), visit("normal_bound", c.normal_bound);
+    visit("persistent", c.persistent), visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);
+    visit("normal_bound", c.normal_bound);
   }
 };
 

@@ -136,11 +136,12 @@ struct HopperBwdStatisticsParams {
 };
 
 struct HopperBwdParams {
-  // q, dout, dk and dv: [dim, 1, seq, head, batch], boxes of q and dout [64, 1, block_m, 1, 1], of dk and dv
-  // [64, 1, 64, 1, 1]. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1]. Swizzle 128 bytes.
+  // q, dout, dk, dv and dq: [dim, 1, seq, head, batch], boxes of q and dout [64, 1, block_m, 1, 1], of dk and dv
+  // [64, 1, 64, 1, 1], of dq [64, 1, 16, 1, 1]. k and v: [dim, seq, head, batch] with boxes [64, block_n, 1, 1].
+  // Swizzle 128 bytes.
   // A bias in boxes is [key, 1, query, head, batch], with boxes of 128 bytes of keys and block_m rows, or one where it
   // has no queries.
-  TensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map, bias_map;
+  TensorMap q_map, k_map, v_map, dout_map, dk_map, dv_map, bias_map, dq_map;
   AttentionShape shape;
   ScoreParams score;
   Tensor4 dk, dv;   // null where they are not wanted
@@ -164,6 +165,7 @@ struct HopperBwdParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
+    visit("dq_map", p.dq_map);
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
     visit("divisors", p.divisors);

@@ -83,6 +83,18 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   return c.ordered || (key_blocks(p, c) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
 }
 
+/// Whether the last tile of keys that adds to a tile of queries may round it.
+bool may_round_last(const Problem& p, const HopperBwdConfig& c) { return c.couriers() && may_round(p, c); }
+
+/// Whether that is quicker than blocks without tiles that do. What has been added so far comes from memory then, which
+/// takes a little longer than a step; and but for a window the first tile of keys is the last one of all queries, for
+/// which all others wait in the end. Of 16,384 tokens in 16 heads of 128 on an H100 a window of 1,024 at 4k takes 662
+/// us for 704, causal 512, 1k, 2k, 4k 356, 473, 730, 1,231 for 427, 521, 729, 1,187, all keys seen, 512 and 1k 437 and
+/// 685 for 488 and 705, 2k is level; in 32 heads of 64, causal 512, 2k, 4k 352, 760, 1,452 for 413, 811, 1,456.
+bool last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
+  return c.windowed || p.seqlen_k <= (c.block_m > kNarrow ? 2048 : 1024);
+}
+
 HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
   c.ordered = ordered;
   if (c.bias_boxes) c = with_room_for_bias(c);
@@ -92,21 +104,22 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = c.rounds = 0;
+  if (c.split) c.persistent = c.rounds = c.last_rounds = 0;
   return {c, splits};
 }
 
 /// The keys up to which a fixed order of dq's sums is quicker than none: their first ones are stored, and blocks round
-/// the last ones, so that no launch clears or rounds dq. With few tiles of keys that is worth more than what waiting
-/// for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal, 512 take 336 us for 376, 1k 448 for 474, 2k
-/// 703 for 728, 4k 1,257 for 1,251; all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level; a window of 1,024 at
-/// 4k 658 for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for 1,508. With softcap, whose dQ couriers keep out
-/// of the way of what it computes, all lengths gain 2 to 8%.
+/// the last ones, so that no launch clears or rounds dq (figures of before last_rounding_pays()). With few tiles of
+/// keys that is worth more than what waiting for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal,
+/// 512 take 336 us for 376, 1k 448 for 474, 2k 703 for 728, 4k 1,257 for 1,251; all keys seen, 512 429 for 438, 1k 689
+/// for 702, 2k are level; a window of 1,024 at 4k 658 for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for
+/// 1,508, all keys seen, 1k 783 for 824 since, 2k is level. With softcap, whose dQ couriers keep out of the way of what
+/// it computes, all lengths gain 2 to 8%.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kLongWindow = 2048;
   if (c.shares_keys)
     return c.head_dim > 192 && c.ranged && !c.windowed ? 512 : 0;  // 420 us for 441 at 256, none at 192
-  if (c.block_m > kNarrow) return c.ranged ? 2048 : 512;
+  if (c.block_m > kNarrow) return c.ranged ? 2048 : 1024;
   const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
   return c.softcap || looks_near ? kAny : c.ranged ? 2048 : 1024;
 }
@@ -133,7 +146,8 @@ HopperBwdConfig bwd_config(const Problem& p) {
   HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features)));
   // Wide heads in a fixed order: under a mask blocks of one tile of keys are 2 to 10% quicker.
   c.persistent = may_deal(p, c) && !(c.ordered && c.shares_keys && c.ranged);
-  c.rounds = may_round(p, c) && rounding_pays(p, c);
+  c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
+  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c);
   return c;
 }
 
@@ -158,7 +172,9 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
     dealt.persistent = may_deal(p, c);
     HopperBwdConfig rounding = dealt;
     rounding.rounds = may_round(p, dealt);
-    for (const HopperBwdConfig& each : {c, dealt, rounding}) consider({each, 1});
+    HopperBwdConfig last_rounds = dealt;
+    last_rounds.last_rounds = may_round_last(p, dealt);
+    for (const HopperBwdConfig& each : {c, dealt, rounding, last_rounds}) consider({each, 1});
     if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
     for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));
@@ -173,7 +189,7 @@ BwdSchedule tuned_bwd_schedule(const Problem& p, const core::DeviceDescription& 
 std::string name_of(const BwdSchedule& schedule) {
   const HopperBwdConfig& c = schedule.config;
   return concat(c.block_n(), "x", c.block_m, "/", c.stages, c.ordered ? "/fixed order" : "",
-                c.persistent ? "/dealt" : "", c.rounds ? "/rounds" : "",
+                c.persistent ? "/dealt" : "", c.rounds ? "/rounds" : "", c.last_rounds ? "/last rounds" : "",
                 c.split ? concat("/", schedule.splits, " splits") : std::string());
 }
 
@@ -182,7 +198,8 @@ std::string describe(const BwdSchedule& schedule) {
   return concat(Bwd::kName, " ", c.block_n(), "x", c.block_m, " tiles, ", c.kConsumers, " warpgroups, ", c.stages,
                 " stages", c.split ? concat(", ", schedule.splits, " splits") : "",
                 c.bias_boxes ? ", bias in boxes" : "", c.persistent ? ", dealt by a counter" : "",
-                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded by blocks without tiles" : "");
+                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded by blocks without tiles" : "",
+                c.last_rounds ? ", rounded with its last sums" : "");
 }
 
 }  // namespace tilewise::backends::hopper

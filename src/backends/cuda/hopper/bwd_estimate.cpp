@@ -62,7 +62,7 @@ double backward_us(const Problem& p, const device::HopperBwdConfig& c, std::int6
   const portable::Estimator around(p, traits);
   // Who has no tile of keys left rounds, while the last ones are worked on.
   const double launch_us = c.rounds ? 0.0 : portable::Estimator::kLaunchUs;
-  const double after_us = p.dq ? launch_us + around.convert_dq_us() : 0.0;
+  const double after_us = p.dq && !c.last_rounds ? launch_us + around.convert_dq_us() : 0.0;
   const double sink_us = p.dsink ? portable::Estimator::kLaunchUs + around.dsink_us() : 0.0;
   const double sums_us = splits > 1 ? portable::Estimator::kLaunchUs + around.convert_dkdv_us(splits) : 0.0;
   double dbias_us = 0.0;

@@ -46,6 +46,7 @@ void bind_bwd(const void* call, void* block) {
   params.dk = from.dk;
   params.dv = from.dv;
 }
+/// Where it rounds dq, too.
 void bind_bwd_that_rounds(const void* call, void* block) {
   bind_bwd(call, block);
   static_cast<device::HopperBwdParams*>(block)->dq = call_of(call).dq;
@@ -98,6 +99,12 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
       {offsetof(Params, q_map), rows, bind_q},        {offsetof(Params, k_map), keys, bind_k},
       {offsetof(Params, v_map), keys, bind_v},        {offsetof(Params, dout_map), rows, bind_do},
       {offsetof(Params, dk_map), gradients, bind_dk}, {offsetof(Params, dv_map), gradients, bind_dv}};
+  if (config.last_rounds) {
+    gpu::TensorMap dq = rows;
+    dq.box[2] = device::kDqRows;
+    maps.push_back({offsetof(Params, dq_map), dq,
+                    [](const void* c, Map& m) { bind_queries(call_of(c), call_of(c).dq, call_of(c).head_dim, m); }});
+  }
   if (config.bias_boxes) {
     gpu::TensorMap bias = rows;
     bias.dtype = operations::attention::bias_dtype(p);
@@ -125,7 +132,7 @@ class BackwardLowerer {
     add_statistics();
     add_gradients();
     if (config_.split) add_sums_of_parts();
-    if (p_.dq && !config_.rounds) add_dq();
+    if (p_.dq && !rounds_dq()) add_dq();
     if (p_.dbias) add_dbias();
     if (p_.dsink) add_dsink();
     const double clear_us = portable::add_clear_rest(p_, traits_, builder_);
@@ -171,7 +178,7 @@ class BackwardLowerer {
     std::int64_t blocks = key_blocks(p_, config_) * splits_;
     if (config_.persistent) blocks = std::min<std::int64_t>(blocks, device_.multiprocessors);
     gpu::Launch* launch = builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params,
-                                               config_.rounds ? bind_bwd_that_rounds : bind_bwd);
+                                               rounds_dq() ? bind_bwd_that_rounds : bind_bwd);
     if (launch != nullptr) launch->tensor_maps = tensor_maps(p_, config_);
   }
 
@@ -238,6 +245,8 @@ class BackwardLowerer {
 
   /// Of tiles of keys that are dealt out, and of queries to be rounded.
   [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
+  /// Whether blocks of the gradients' own launch do.
+  [[nodiscard]] bool rounds_dq() const { return config_.rounds || config_.last_rounds; }
   /// Of the tiles of queries that a block of the statistics has.
   [[nodiscard]] std::int64_t turns_a_block() const {
     const std::int64_t tiles = device::HopperBwdStatisticsConfig::kRows / config_.block_m;

@@ -99,19 +99,28 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   }
   EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=2048 mask=causal"));
   EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=2048 mask=causal"));  // few heads
-  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=4096 mask=causal"));
-  EXPECT_FALSE(ordered(heads + "batch_size=8 seqlen_q=512"));
+  EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=4096 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=4096 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=8192 mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=2 seqlen_q=512 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=512 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=1024 mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=8 seqlen_q=512"));
+  EXPECT_FALSE(ordered(heads + "batch_size=4 seqlen_q=512"));
   EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048"));
   // Tiles of 128 queries have half as many steps for each tile of keys.
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64"));
   EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=2048 num_heads_q=32 head_dim=64"));
+  EXPECT_TRUE(ordered("dtype=bf16 batch_size=2 seqlen_q=1024 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=4 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
   // Softcap at all lengths, and windows that do not look far, where there are tiles enough.
   const std::string long_ones = heads + "batch_size=4 seqlen_q=4096 ";
   EXPECT_TRUE(ordered(long_ones + "softcap=30"));
   EXPECT_TRUE(ordered(long_ones + "mask=causal window_left=1023"));
-  EXPECT_FALSE(ordered(long_ones + "mask=causal window_left=3000"));
+  EXPECT_TRUE(ordered(heads + "batch_size=1 seqlen_q=4096 mask=causal window_left=1023"));
+  EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=8192 mask=causal window_left=3000"));
   EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=4096 softcap=30"));
   // Wide heads, by a block for each tile of keys.
   const std::string wide = "dtype=bf16 batch_size=32 seqlen_q=512 num_heads_q=8 mask=causal ";
@@ -181,7 +190,10 @@ TEST(HopperBwdLowering, RoundsDqWhereItsLastSumsAreKnown) {
   const gpu::Lowering counting = lowered_backward(heads);
   EXPECT_EQ(counting.launches().size(), 2U);
   EXPECT_EQ(counting.part("turns")->bytes, 4U * 16U * 32U * sizeof(std::uint32_t));
-  EXPECT_EQ(lowered_backward(heads + "mask=causal").launches().size(), 3U);
+  EXPECT_EQ(lowered_backward("dtype=bf16 batch_size=2 seqlen_q=8192 num_heads_q=16 head_dim=128 mask=causal")
+                .launches()
+                .size(),
+            3U);
   EXPECT_EQ(lowered_backward("dtype=bf16 batch_size=1 seqlen_q=4096 num_heads_q=16 head_dim=128").launches().size(),
             3U);
 }

@@ -19,7 +19,7 @@ device::TileOrder backward_order(const std::string& problem) {
 /// The shortest tiles of keys at the end would be those that the others wait for.
 TEST(HopperBwdSchedule, BlocksThatAddInAnOrderBeginInIt) {
   const std::string problem = "batch_size=4 seqlen_q=4096 num_heads_q=16 ";
-  const device::TileOrder causal = backward_order(problem + "mask=causal"),
+  const device::TileOrder causal = backward_order(problem + "mask=causal dq=0"),
                           ordered = backward_order(problem + "mask=causal deterministic=1");
   EXPECT_EQ(causal.short_tiles, 8);
   EXPECT_EQ(ordered.short_tiles, 0);
@@ -86,7 +86,7 @@ TEST(HopperBwdSchedule, TilesOfKeysAreDealtOutEvenly) {
                                                       {1, 4096, 32, 8}}) {
     const std::string problem =
         core::concat("batch_size=", batch, " seqlen_q=", seqlen, " num_heads_q=", heads, " num_heads_k=", heads_k);
-    EXPECT_GT(busy_part(problem + " mask=causal", seqlen, heads / heads_k, seqlen), 0.968) << problem;
+    EXPECT_GT(busy_part(problem + " mask=causal dq=0", seqlen, heads / heads_k, seqlen), 0.968) << problem;
   }
   for (const int window : {512, 1023, 2048}) {  // with dq some have an order, in which they are not dealt out so
     const std::string problem = core::concat("batch_size=4 seqlen_q=4096 num_heads_q=16 mask=causal dq=0 window_left=");

@@ -111,30 +111,44 @@ BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
 /// The keys up to which a fixed order of dq's sums is quicker than none: their first ones are stored, and blocks round
 /// the last ones, so that no launch clears or rounds dq (figures of before last_rounding_pays()). With few tiles of
 /// keys that is worth more than what waiting for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal,
-/// 512 take 336 us for 376, 1k 448 for 474, 2k 703 for 728, 4k 1,257 for 1,251; all keys seen, 512 429 for 438, 1k 689
-/// for 702, 2k are level; a window of 1,024 at 4k 658 for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for
-/// 1,508, all keys seen, 1k 783 for 824 since, 2k is level. With softcap, whose dQ couriers keep out of the way of what
-/// it computes, all lengths gain 2 to 8%.
+/// 512 take 336 us for 376, 1k 448 for 474, 2k 703 for 728, 4k 1,257 for 1,251 (on an H100 1,201 for 1,276, and of 96
+/// columns 999 for 1,068); all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level; a window of 1,024 at 4k 658
+/// for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for 1,508, all keys seen, 1k 783 for 824 since, 2k is
+/// level. With softcap, whose dQ couriers keep out of the way of what it computes, all lengths gain 2 to 8%.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kLongWindow = 2048;
   if (c.shares_keys)
     return c.head_dim > 192 && c.ranged && !c.windowed ? 512 : 0;  // 420 us for 441 at 256, none at 192
   if (c.block_m > kNarrow) return c.ranged ? 2048 : 1024;
   const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
-  return c.softcap || looks_near ? kAny : c.ranged ? 2048 : 1024;
+  return c.softcap || looks_near ? kAny : c.ranged ? 4096 : 1024;
 }
 
-/// Whether that order is worth it though nobody asks for it. Blocks wait for each other, so there are to be tiles
-/// enough for neighbours of a head to have others between them: 32 heads of 2k and 128 of 64 columns lose 6%, 16 of 4k
-/// with softcap 14%.
+/// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have
+/// others between them, and fewer come in parts. 32 heads of 1k and 2k and 128 of 64 columns and 2k lose 6 to 8%, 16 of
+/// 4k with softcap 14%; 32 heads of 512, causal, gain 12%, 128 with all keys seen 5%, 64 and 128 of 64 columns and 1k,
+/// causal, 4 and 10% (H100).
+std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kFewest = 32, kFew = 64, kMore = 128, kMany = 256;
+  if (c.shares_keys) return kMany;
+  if (c.block_m > kNarrow) return c.ranged && p.seqlen_k <= 1024 ? kFew : kMany;
+  if (p.seqlen_k <= 512) return c.ranged ? kFewest : kMore;
+  return c.ranged ? kFew : kMany;
+}
+
+/// Whether fewer heads have tiles enough all the same: 16 of a window of 1,024 at 4k gain 6% (H100).
+bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kMany = 1024, kManyOfWindow = 512;
+  if (c.shares_keys || c.block_m > kNarrow || (c.ranged && !c.windowed && !c.softcap)) return false;
+  return key_blocks(p, c) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
+}
+
+/// Whether that order is worth it though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered) {
-  constexpr std::int64_t kFewHeads = 64, kManyHeads = 256, kManyTiles = 1024;
   const HopperBwdConfig c = with_order(unordered, true);
   if (!may_deal(p, c) || p.seqlen_q != p.seqlen_k || !each_query_sees_a_key(p, c)) return false;
   if (p.seqlen_k > most_keys_in_order(p, c)) return false;
-  const std::int64_t heads = p.num_heads_k * p.batch_size, tiles = key_blocks(p, c);
-  if (c.shares_keys || c.block_m > kNarrow) return heads >= kManyHeads;
-  return heads >= (c.ranged ? kFewHeads : kManyHeads) || tiles >= kManyTiles;
+  return p.num_heads_k * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c);
 }
 
 bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.batch_invariant); }

@@ -138,6 +138,8 @@ readonly SANITIZED=(
   "attention_backward dtype=bf16 seqlen_q=150 num_heads_q=2 head_dim=192 head_dim_v=128 mask=causal dropout_p=0.2"
   "attention_backward dtype=bf16 batch_size=2 seqlen_q=300 num_heads_q=3 head_dim=128 mask=causal deterministic=1"
   "attention_backward dtype=f16 seqlen_q=260 num_heads_q=3 head_dim=96 mask=causal window_left=100 deterministic=1"
+  "attention_backward dtype=bf16 batch_size=4 seqlen_q=450 num_heads_q=12 head_dim=128 mask=causal window_left=100"
+  "attention_backward dtype=bf16 seqlen_q=500 num_heads_q=3 head_dim=64 deterministic=1 softcap=20"
   "attention_forward dtype=bf16 batch_size=2 seqlen_q=300 num_heads_q=2 head_dim=256 window_left=90 softcap=20"
   "attention_forward dtype=bf16 batch_size=2 seqlen_q=130 seqlen_k=500 num_heads_q=2 head_dim=128 bias=query[b,h,q,k]"
   "attention_forward dtype=fp8_e4m3 seqlen_q=200 num_heads_q=2 head_dim=128 mask=causal"

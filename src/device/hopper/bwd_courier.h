@@ -138,7 +138,12 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
 
   TILEWISE_INLINE void publish(int part, int32_t step) {
     Machine::fence_shared_writes();
-    arrive_as_warp(shared_.handover.staged[courier_place<C>(run_, step).courier][part], lane_);
+    auto& staged = shared_.handover.staged[courier_place<C>(run_, step).courier][part];
+    if constexpr (C.last_rounds) {
+      arrive_as_lanes(staged);  // each of which may have read what was fetched
+    } else {
+      arrive_as_warp(staged, lane_);
+    }
   }
 
   static constexpr uint32_t kParts = Parts::kCount;

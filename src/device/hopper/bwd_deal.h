@@ -36,7 +36,7 @@ class BwdDeal {
       run.template agree<Machine>();
       const BwdWork work = work_at<C>(p_, place);
       visit(work, run);
-      arrive_as_warp(shared_.item_read[run.index % 2]);
+      arrive_as_lanes(shared_.item_read[run.index % 2]);
       run.advance(work);
       place = next(run);
     }

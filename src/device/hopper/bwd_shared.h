@@ -67,7 +67,7 @@ struct BwdHandover<Machine, C> {
     TILEWISE_UNROLL
     for (auto& parts : staged) {
       TILEWISE_UNROLL
-      for (Barrier<Machine>& part : parts) part.init(C.kDqWarps);
+      for (Barrier<Machine>& part : parts) part.init(C.kDqWarps * (C.last_rounds ? kWarpArrivals : 1));
     }
     TILEWISE_UNROLL
     for (Barrier<Machine>& place : read) place.init(1);
@@ -162,7 +162,9 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     handover.init();
     keys_full.init(1), values_full.init(1);
     if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1);
-    if constexpr (C.loader_deals()) item_read[0].init(C.item_readers()), item_read[1].init(C.item_readers());
+    if constexpr (C.loader_deals()) {
+      for (Barrier<Machine>& item : item_read) item.init(C.item_readers() * kWarpArrivals);
+    }
     if constexpr (C.persistent) values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps);
     keys_done.init(kDqWarps);
     keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);

@@ -53,14 +53,15 @@ inline constexpr HopperBwdConfig kNarrow = [] {
   c.ranged = 1;
   return c;
 }();
-/// Tiles of 64 queries, before which dk of the tile of keys before has left.
-inline constexpr HopperBwdConfig kMiddle = [] {
-  HopperBwdConfig c = kNarrow;
+/// The same of more columns, and so of tiles of 64 queries.
+constexpr HopperBwdConfig with_middle_dims(HopperBwdConfig c) {
   c.head_dim = c.head_dim_v = 96;
   c.block_m = 64;
   c.stages = 3;
   return c;
-}();
+}
+/// Before such tiles dk of the tile of keys before has left.
+inline constexpr HopperBwdConfig kMiddle = with_middle_dims(kNarrow);
 inline constexpr HopperBwdConfig kDropout = [] {
   HopperBwdConfig c = kNarrow;
   c.persistent = 0;
@@ -109,10 +110,7 @@ inline constexpr HopperBwdConfig kFinishing = [] {
 }();
 /// The same of parts of 64 and 32 columns, beside a window, where each tile of keys is the last one of some queries.
 inline constexpr HopperBwdConfig kFinishingWindow = [] {
-  HopperBwdConfig c = kFinishing;
-  c.head_dim = c.head_dim_v = 96;
-  c.block_m = 64;
-  c.stages = 3;
+  HopperBwdConfig c = with_middle_dims(kFinishing);
   c.windowed = 1;
   return c;
 }();
@@ -187,24 +185,17 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static bool carries() { return C.couriers() && thread() / kWarpgroupThreads == 3; }
   /// Whether it is of those that round dq in the end.
   static bool rounds() { return C.rounds && !sums() && !carries(); }
-  /// Whether it says that sums are staged, or that they have been read.
-  static bool is_of_sums(uint64_t* barrier, bool read) {
+  /// What a barrier between the warps that multiply dQ and couriers says of sums; none: it is not one of these.
+  enum class SumsAre : uint8_t { none, staged, read, fetched };
+  static SumsAre sums_are(uint64_t* barrier) {
     if constexpr (C.couriers()) {
       using Handover = BwdHandover<FaultyBwdSm90, C>;
       const size_t at = shared_address(barrier) - offsetof(Block, handover);
-      return read ? at >= offsetof(Handover, read) && at < offsetof(Handover, fetched)
-                  : at >= offsetof(Handover, staged) && at < offsetof(Handover, read);
+      if (at >= sizeof(Handover) || at < offsetof(Handover, staged)) return SumsAre::none;
+      if (at < offsetof(Handover, read)) return SumsAre::staged;
+      return at < offsetof(Handover, fetched) ? SumsAre::read : SumsAre::fetched;
     }
-    return false;
-  }
-
-  static bool is_of_fetched(uint64_t* barrier) {
-    if constexpr (C.couriers()) {
-      using Handover = BwdHandover<FaultyBwdSm90, C>;
-      const size_t at = shared_address(barrier) - offsetof(Block, handover);
-      return at >= offsetof(Handover, fetched) && at < sizeof(Handover);
-    }
-    return false;
+    return SumsAre::none;
   }
 
   /// Whether it is what the draws of the next tile wait for.
@@ -243,13 +234,13 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if (waits_in_vain(barrier)) return;
     if (g_bwd_fault == BwdFault::draws_overwritten && draws() && frees_draws(barrier)) return;
     if (g_bwd_fault == BwdFault::weights_taken_early && hands_weights(barrier)) return;
-    if (g_bwd_fault == BwdFault::taken_before_staged && is_of_sums(barrier, false)) return;
-    if (g_bwd_fault == BwdFault::fetched_early && carries() && is_of_sums(barrier, true)) return;
-    if (g_bwd_fault == BwdFault::taken_before_fetched && is_of_fetched(barrier)) return;
+    if (g_bwd_fault == BwdFault::taken_before_staged && sums_are(barrier) == SumsAre::staged) return;
+    if (g_bwd_fault == BwdFault::fetched_early && carries() && sums_are(barrier) == SumsAre::read) return;
+    if (g_bwd_fault == BwdFault::taken_before_fetched && sums_are(barrier) == SumsAre::fetched) return;
     HostSm90Machine::wait(barrier, parity);
   }
   static bool test(uint64_t* barrier, uint32_t parity) {
-    if (g_bwd_fault == BwdFault::staged_before_read && is_of_sums(barrier, true)) return true;
+    if (g_bwd_fault == BwdFault::staged_before_read && sums_are(barrier) == SumsAre::read) return true;
     return HostSm90Machine::test(barrier, parity);
   }
   static void arrive(uint64_t* barrier) {

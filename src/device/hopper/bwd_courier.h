@@ -49,7 +49,6 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
       TILEWISE_NO_UNROLL
       for (; step < steps; ++step) finish_tile(step);
     }
-    arrive_as_warp(shared_.keys_done, lane_);
   }
 
  private:
@@ -62,7 +61,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     const bool free = shared_.handover.read[place_.stage].test(place_.parity ^ 1);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ);
-    if (kPart + 1 == Parts::kCount) this->release_scores();
+    if (kPart + 1 == Parts::kCount) this->release_operands(step + 1 == work_.steps());
     if (!free) shared_.handover.read[place_.stage].wait(place_.parity ^ 1);
     this->stage(dQ, static_cast<int>(place_.stage));
     place_.advance();
@@ -84,7 +83,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     if (kPart > 0) publish(kPart - 1, step);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ);
-    if (kPart + 1 == Parts::kCount) this->release_scores();
+    if (kPart + 1 == Parts::kCount) this->release_operands(step + 1 == work_.steps());
     if (adds) {
       add_fetched(dQ);
     } else {

@@ -83,6 +83,12 @@ class BwdDqProducts {
     Machine::release_count(p_.turns + (work_.batch * p_.shape.num_heads_q + work_.head) * p_.turns_a_head);
   }
 
+  /// Once a tile's last products are done; of a block's last tile K has been read too. In front of their sums, behind
+  /// which an arrival would wait.
+  TILEWISE_INLINE void release_operands(bool of_last_tile) {
+    if (of_last_tile) arrive_as_warp(shared_.keys_done, lane_);
+    release_scores();
+  }
   TILEWISE_INLINE void release_scores() {
     arrive_as_warp(shared_.score_ring.empty[score_place_.stage], lane_);
     score_place_.advance();
@@ -263,11 +269,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     if (C.ordered && kPart == 0) take_turn();
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ_);
-    if constexpr (kPart + 1 == Parts::kCount) {
-      // In front of the sums, behind which an arrival would wait.
-      if (C.persistent && of_last_tile) arrive_as_warp(shared_.keys_done, lane_);
-      this->release_scores();
-    }
+    if constexpr (kPart + 1 == Parts::kCount) this->release_operands(C.persistent && of_last_tile);
     if (C.ordered && turns_.begins_sums(this->tiles_left_)) {
       TILEWISE_UNROLL
       for (int c = 0; c < kTiles; ++c) {

@@ -96,6 +96,8 @@ inline constexpr HopperBwdConfig kOrderedDealt = [] {
   c.persistent = 1;
   return c;
 }();
+/// The same where there is room for one tile of K alone.
+inline constexpr HopperBwdConfig kOrderedMiddle = with_middle_dims(kOrderedDealt);
 /// Blocks that have no tile of keys left round dq.
 inline constexpr HopperBwdConfig kRounding = [] {
   HopperBwdConfig c = kOrderedDealt;
@@ -211,6 +213,11 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static bool is_at(uint64_t* barrier, size_t offset) {
     return shared_address(barrier) == static_cast<uint32_t>(offset);
   }
+  /// Whether it is what the next keys wait for in the place of earlier ones.
+  static bool keeps_keys(uint64_t* barrier) {
+    constexpr auto kDone = offsetof(Block, keys_done);
+    return is_at(barrier, kDone) || (C.key_stages() > 1 && is_at(barrier, kDone + sizeof(*barrier)));
+  }
   static bool reads_number(uint64_t* barrier) {
     constexpr auto kRead = offsetof(Block, item_read);
     return is_at(barrier, kRead) || is_at(barrier, kRead + sizeof(*barrier));
@@ -219,7 +226,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static bool waits_in_vain([[maybe_unused]] uint64_t* barrier) {
     if constexpr (C.persistent) {
       if (g_bwd_fault == BwdFault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
-      if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && is_at(barrier, offsetof(Block, keys_done));
+      if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && keeps_keys(barrier);
       if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
     }
     return false;

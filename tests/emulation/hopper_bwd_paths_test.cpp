@@ -109,6 +109,26 @@ TEST(HopperBwdPaths, ABias) {
   }
 }
 
+/// Blocks that work on one tile of keys after the other, whose tiles of queries are odd numbers.
+TEST(HopperBwdPaths, OptionsOfTilesThatAreDealtOut) {
+  const std::string_view dealt = "dealt by a counter", in_order = "dealt by a counter, dq in a fixed order";
+  const std::string heads = " num_heads_q=2 ", lengths = heads + "seqlen_q=650 seqlen_k=700 ";
+  check_backward(dealt, "dtype=bf16 head_dim=64 dropout_p=0.25 mask=causal" + lengths);
+  check_backward(dealt, "dtype=f16 head_dim=96 dropout_p=0.25" + lengths);
+  check_backward(dealt,
+                 "dtype=f16 head_dim=40 dropout_p=0.25 mask=causal layout=thd batch_size=3 max_seqlen_q=400 "
+                 "max_seqlen_k=400 total_q=500 total_k=700" +
+                     heads);
+  check_backward(dealt, "dtype=bf16 head_dim=128 bias=query[b,h,q,k]" + lengths);
+  check_backward(dealt, "dtype=f16 head_dim=64 bias=bool[b,1,1,k] mask=causal seqused_k=1" + lengths);
+  check_backward(in_order, "dtype=bf16 head_dim=64 bias=f32[1,h,q,k] mask=causal deterministic=1" + lengths);
+  check_backward(in_order, "dtype=f16 head_dim=128 bias=query[b,1,q,k] deterministic=1" + lengths);
+  check_backward(dealt, "dtype=f16 head_dim=64 mask=causal" + lengths);
+  check_backward(in_order, "dtype=f16 head_dim=64 window_left=200 window_right=0 deterministic=1" + lengths);
+  check_backward(dealt, "dtype=bf16 head_dim=256 softcap=2 mask=causal seqlen_q=300 seqlen_k=330" + heads);
+  check_backward(dealt, "dtype=bf16 head_dim=192 bias=query[b,h,q,k] seqlen_q=300 seqlen_k=330" + heads);
+}
+
 /// Keys that begin in the middle of a group of 32 that share draws, too.
 TEST(HopperBwdPaths, Dropout) {
   const std::string drops = " dropout_p=0.25 seqlen_q=200 seqlen_k=330";

@@ -51,8 +51,15 @@ TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
     EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
     EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
   }
+  const std::string any_dim = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 ";
+  for (const std::string& more : {problem + "bias=query[b,h,q,k]", problem + "bias=bool[b,1,1,k]",
+                                  any_dim + "head_dim=96 dropout_p=0.1", any_dim + "head_dim=256 softcap=30",
+                                  std::string("dtype=f16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=64")}) {
+    EXPECT_TRUE(gpu::config_of<Bwd>(lowered_backward(more).launches().at(1)->key).persistent) << more;
+  }
   for (const char* not_so :
-       {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k]"}) {
+       {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k] mask=causal",
+        "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     const gpu::Lowering each = lowered_backward(problem + not_so);
     const std::uint32_t heads = std::string_view(not_so) == "num_heads_k=4" ? 4 : 16;
     EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
@@ -89,12 +96,14 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
                     short_ones = heads + "batch_size=32 seqlen_q=512 ";
   EXPECT_NE(lowered_backward(short_ones).schedule.find(", dq in a fixed order, rounded with"), std::string::npos);
-  for (const char* option : {"", "mask=causal", "mask=causal softcap=30", "mask=causal window_left=100",
-                             "mask=causal alibi_slopes=[h]", "mask=causal head_dim_v=64"}) {
+  for (const char* option :
+       {"", "mask=causal", "mask=causal softcap=30", "mask=causal window_left=100", "mask=causal alibi_slopes=[h]",
+        "mask=causal head_dim_v=64", "bias=query[b,h,q,k]", "mask=causal bias=bool[b,1,1,k]"}) {
     EXPECT_TRUE(ordered(short_ones + option)) << option;
   }
-  for (const char* option : {"mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024",
-                             "mask=causal seqused_k=1", "mask=causal dq=0", "bias=query[b,h,q,k]"}) {
+  for (const char* option :
+       {"mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024",
+        "mask=causal seqused_k=1", "mask=causal dq=0", "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     EXPECT_FALSE(ordered(short_ones + option)) << option;
   }
   EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=2048 mask=causal"));
@@ -107,10 +116,16 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=1024 mask=causal"));
   EXPECT_TRUE(ordered(heads + "batch_size=8 seqlen_q=512"));
   EXPECT_FALSE(ordered(heads + "batch_size=4 seqlen_q=512"));
-  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048"));
+  EXPECT_TRUE(ordered(heads + "batch_size=32 seqlen_q=2048"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=4096"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal bias=query[b,h,q,k]"));
   // Tiles of 128 queries have half as many steps for each tile of keys.
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
-  EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_TRUE(ordered("dtype=f16 batch_size=4 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=8192 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(
+      ordered("dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal window_left=1023"));
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64"));
   EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=2048 num_heads_q=32 head_dim=64"));
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=2 seqlen_q=1024 num_heads_q=32 head_dim=64 mask=causal"));
@@ -179,11 +194,11 @@ TEST(HopperBwdLowering, RoundsDqWhereItsLastSumsAreKnown) {
     return std::ranges::any_of(bwd_candidates(problem, h200()), [](const auto& s) { return s.config.rounds != 0; });
   };
   for (const char* option : {"", "mask=causal window_left=1023", "alibi_slopes=[h]", "batch_invariant=1",
-                             "head_dim_v=192", "mask=causal seqlen_k=8192"}) {
+                             "head_dim_v=192", "mask=causal seqlen_k=8192", "bias=query[b,h,q,k]", "dropout_p=0.1"}) {
     EXPECT_TRUE(rounds(heads + option)) << option;
   }
   for (const char* not_so :
-       {"seqused_k=1", "bias=query[b,h,q,k]", "num_heads_k=4", "dropout_p=0.1", "mask=causal seqlen_k=2048", "dq=0"}) {
+       {"seqused_k=1", "bias=query[b,h,q,1]", "num_heads_k=4", "mask=causal seqlen_k=2048", "dq=0"}) {
     EXPECT_FALSE(rounds(heads + not_so)) << not_so;
   }
   // Without an order a head's tiles of keys are counted: a word for each, and a launch where these are few.

@@ -71,8 +71,8 @@ class HopperBwd {
       if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     } else if constexpr (C.dropout) {
       Machine::template give_registers<kShares.other>();
-      items.visit_all([&](const BwdWork& work, const BwdRun&) {
-        BwdDraws<Machine, C>(params, shared, work, own() - 3 * kWarpgroupThreads).run();
+      items.template visit_all<true>([&](const BwdWork& work, const BwdRun& run) {
+        BwdDraws<Machine, C>(params, shared, work, run, own() - 3 * kWarpgroupThreads).run();
       });
     } else if constexpr (C.couriers()) {
       Machine::template give_registers<kShares.other>();
@@ -126,7 +126,7 @@ class HopperBwd {
     if constexpr (C.dropout) {
       items.visit_all([&](const BwdWork& work, BwdRun& run) {
         BwdLoader<Machine, C> loader(params, shared, work, run, thread == 0);
-        BwdDraws<Machine, C>(params, shared, work, thread).run_beside(loader);
+        BwdDraws<Machine, C>(params, shared, work, run, thread).run_beside(loader);
       });
     } else {
       bring_alone(params, shared, items, thread == 0);

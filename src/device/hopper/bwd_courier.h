@@ -30,14 +30,12 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
  public:
   TILEWISE_INLINE BwdDqStaged(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run,
                               int thread)
-      : Base(params, shared, work, run.steps, thread),
-        run_(run),
-        place_(ring_place<Parts::kStaged>(run.steps * kParts)) {}
+      : Base(params, shared, work, run, thread), run_(run), place_(ring_place<Parts::kStaged>(run.steps * kParts)) {}
 
   TILEWISE_INLINE void run() {
     const int32_t steps = work_.steps();
     if (steps == 0) return;
-    shared_.keys_full.wait(run_.seen % 2);
+    this->wait_keys(run_);
     int32_t step = 0;
     TILEWISE_NO_UNROLL
     for (; step < steps - (C.last_rounds ? work_.tiles_ended : 0); ++step) {

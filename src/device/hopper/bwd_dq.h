@@ -26,17 +26,22 @@ class BwdDqProducts {
   using Shared = HopperBwdShared<Machine, C>;
   using Parts = DqParts<C>;
 
-  TILEWISE_INLINE BwdDqProducts(const HopperBwdParams& params, Shared& shared, const BwdWork& work,
-                                uint32_t steps_before, int thread)
+  TILEWISE_INLINE BwdDqProducts(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
+                                int thread)
       : p_(params),
         shared_(shared),
         work_(work),
         lane_(thread % 32),
         warp_(uniform<Machine>(thread / 32)),
-        score_place_(ring_place<C.kScoreStages>(steps_before)),
+        key_stage_(run.template key_place<C>().stage),
+        score_place_(ring_place<C.kScoreStages>(run.steps)),
         tiles_left_(work.queries.count()),
         to_(first_sums<C>(params, work) + warp_ * (16 * C.head_dim)),
         turns_(params, work, warp_) {}
+
+  TILEWISE_INLINE void wait_keys(const BwdRun& run) {
+    shared_.keys_full[key_stage_].wait(run.template key_place<C>().parity);
+  }
 
   /// From the last part of a tile to the first one of the next, perhaps of the next head.
   TILEWISE_INLINE void enter_next_tile() {
@@ -55,8 +60,8 @@ class BwdDqProducts {
     using Scores = typename Shared::ScoreTile;
     const auto dS = MatrixDescriptor::of<Machine>(shared_.dS[score_place_.stage].chunk(Parts::row_chunk(kPart)),
                                                   Scores::kChunkBytes);
-    const auto K =
-        MatrixDescriptor::of<Machine>(shared_.keys.chunk(Parts::first_col(kPart) / 64), Shared::KeyTile::kChunkBytes);
+    const auto K = MatrixDescriptor::of<Machine>(shared_.keys[key_stage_].chunk(Parts::first_col(kPart) / 64),
+                                                 Shared::KeyTile::kChunkBytes);
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < C.block_n() / 16; ++k) {
@@ -86,7 +91,7 @@ class BwdDqProducts {
   /// Once a tile's last products are done; of a block's last tile K has been read too. In front of their sums, behind
   /// which an arrival would wait.
   TILEWISE_INLINE void release_operands(bool of_last_tile) {
-    if (of_last_tile) arrive_as_warp(shared_.keys_done, lane_);
+    if (of_last_tile) arrive_as_warp(shared_.keys_done[key_stage_], lane_);
     release_scores();
   }
   TILEWISE_INLINE void release_scores() {
@@ -102,6 +107,7 @@ class BwdDqProducts {
   Shared& shared_;
   const BwdWork& work_;
   const int lane_, warp_;
+  const uint32_t key_stage_;
   RingPlace<C.kScoreStages> score_place_;
   int32_t tiles_left_;  // of a head, the one at hand among them
   float* to_;           // where this warp's sums of the part at hand go
@@ -111,13 +117,14 @@ class BwdDqProducts {
 template <class Ops, HopperBwdConfig C>
 class BwdDqSums : BwdDqProducts<Ops, C> {
   using Base = BwdDqProducts<Ops, C>;
-  using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::score_place_, Base::to_, Base::turns_;
+  using Base::p_, Base::shared_, Base::lane_, Base::warp_, Base::key_stage_, Base::score_place_, Base::to_,
+      Base::turns_;
   using typename Base::Machine, typename Base::Shared, typename Base::Parts;
   using Loader = BwdLoader<Machine, C>;
 
  public:
   TILEWISE_INLINE BwdDqSums(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, int thread)
-      : Base(params, shared, work, run.steps, thread), run_(run), loader_(params, shared, work, run, thread == 0) {}
+      : Base(params, shared, work, run, thread), run_(run), loader_(params, shared, work, run, thread == 0) {}
 
   /// publish(): tells the block its next tile of keys, once what this one needs first is on its way.
   template <class Publish>
@@ -141,7 +148,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
         if (warp_ == 0 && step == calls_next) loader_.bring_next_queries();
       }
       Machine::wave_sync();
-      if (step == 0) shared_.keys_full.wait(run_.seen % 2);
+      if (step == 0) this->wait_keys(run_);
       if (!C.ordered || !begin_turn()) score_place_.wait_full(shared_.score_ring);
       for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step); });
       if constexpr (C.ordered) {
@@ -150,7 +157,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       }
     }
     if (steps == 0) return;
-    arrive_as_warp(shared_.keys_done, lane_);
+    arrive_as_warp(shared_.keys_done[key_stage_], lane_);
     if constexpr (Loader::kEarly) {
       if (warp_ == 0) loader_.bring_next_keys();
       Machine::wave_sync();
@@ -237,14 +244,14 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
  public:
   TILEWISE_INLINE BwdDqAdds(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                             int thread)
-      : Base(params, shared, work, run.steps, thread), run_(run) {}
+      : Base(params, shared, work, run, thread), run_(run) {}
 
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();
     if (steps == 0) return;
     if constexpr (C.ordered) wait_for_step_before<Machine>();  // before it looks at a turn
     to_ += 4 * lane_;
-    shared_.keys_full.wait(run_.seen % 2);
+    this->wait_keys(run_);
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step) {
       if constexpr (C.ordered) turns_.ask(this->tiles_left_);

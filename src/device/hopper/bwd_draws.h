@@ -18,14 +18,15 @@ class BwdDraws {
                        kColTiles = Words::kColTiles / kLanesAPiece;
 
  public:
-  TILEWISE_INLINE BwdDraws(const HopperBwdParams& p, Shared& shared, const BwdWork& work, int thread)
+  TILEWISE_INLINE BwdDraws(const HopperBwdParams& p, Shared& shared, const BwdWork& work, const BwdRun& run, int thread)
       : p_(p),
         shared_(shared),
         work_(work),
         thread_(thread),
         share_(thread % kLanesAPiece),
         part_(thread / kLanesAPiece / Words::kOwners),
-        owner_(thread / kLanesAPiece % Words::kOwners) {}
+        owner_(thread / kLanesAPiece % Words::kOwners),
+        place_(ring_place<1>(run.steps)) {}
 
   /// Of all tiles of a block, one after the other.
   TILEWISE_INLINE void run() {

@@ -14,11 +14,12 @@ class BwdItems {
  public:
   TILEWISE_INLINE BwdItems(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
 
-  /// visit(work, the run so far) for each of a block's tiles of keys.
-  template <class Visit>
+  /// visit(work, the run so far) for each of a block's tiles of keys. kDraws: by the warps that make dropout's draws,
+  /// which a tile that no query sees waits for nowhere else: they say that they have read its number.
+  template <bool kDraws = false, class Visit>
   TILEWISE_INLINE void visit_all(const Visit& visit) const {
     BwdRun run{};
-    run.item = C.draws_first() ? number_of(0) : Machine::block();
+    run.item = C.draws_first() ? number_of<kDraws>(0) : Machine::block();
     if constexpr (!C.persistent) {
       const BwdWork work = find_work<C>(p_, run.item);
       if (work.rows > 0) visit(work, run);
@@ -29,7 +30,7 @@ class BwdItems {
         run.template agree<Machine>();
         const BwdWork work = find_work<C>(p_, run.item);
         visit(work, run);
-        run.item = number_of(run.index + 1);
+        run.item = number_of<kDraws>(run.index + 1);
         run.advance(work);
       }
     }
@@ -42,8 +43,9 @@ class BwdItems {
     store_number<Machine>(shared_.items[0].number, static_cast<int32_t>(Machine::count(p_.tile_counter)));
     shared_.item_full[0].arrive();
   }
-  /// Finds the tile after the one at hand, by one warp, once all warps have begun this one. Nobody is asked whether
-  /// they have read the number before: the loader has waited for the tile before, which all had a part in.
+  /// Finds the tile after the one at hand, by one warp, once all warps have begun this one. But those that draw nobody
+  /// is asked whether they have read the number before: the loader has waited for the tile before, which all had a part
+  /// in.
   TILEWISE_INLINE void publish(const BwdRun& run, bool leads) const {
     int32_t number = 0;
     BwdWork work{};
@@ -55,8 +57,12 @@ class BwdItems {
       work = number < key_tiles(p_.order) ? find_work<C>(p_, number) : BwdWork{};
       // Of packed sequences many have no such keys.
     } while (C.lengths && number < key_tiles(p_.order) && work.rows <= 0);
-    if (!leads) return;
     const uint32_t slot = (run.index + 1) % 2;
+    if constexpr (C.dropout) {
+      shared_.item_read[slot].wait(parity_of(run.index + 1) ^ 1);
+      Machine::wave_sync();
+    }
+    if (!leads) return;
     auto& item = shared_.items[slot];
     store_number<Machine>(item.number, number), store_number<Machine>(item.steps, work.steps());
     if constexpr (BwdLoader<Machine, C>::kEarly) {
@@ -68,10 +74,14 @@ class BwdItems {
   }
 
  private:
-  /// Of the block's tile `index`: the first is told of only where it is drawn.
+  /// Of the barriers of the block's tile `index`: the first is told of only where it is drawn.
+  TILEWISE_INLINE static uint32_t parity_of(uint32_t index) { return (index - !C.draws_first()) / 2 % 2; }
+  template <bool kDraws>
   TILEWISE_INLINE int32_t number_of(uint32_t index) const {
-    shared_.item_full[index % 2].wait((index - !C.draws_first()) / 2 % 2);
-    return Machine::agreed(shared_.items[index % 2].number);
+    shared_.item_full[index % 2].wait(parity_of(index));
+    const int32_t number = Machine::agreed(shared_.items[index % 2].number);
+    if constexpr (kDraws) arrive_as_lanes(shared_.item_read[index % 2]);
+    return number;
   }
 
   const HopperBwdParams& p_;

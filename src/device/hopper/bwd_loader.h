@@ -25,14 +25,15 @@ class BwdLoader {
     const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
     at.wait_empty(shared_.tile_ring);
     Machine::wave_sync();
-    if (leads_) copy_queries(at.stage, 0, item.first_query, item.head, item.batch, shared_.tile_ring.full[at.stage]);
+    if (!leads_) return;
+    copy_queries(at.stage, 0, item.first_query, item.head, item.batch, item.k_row, shared_.tile_ring.full[at.stage]);
   }
   TILEWISE_INLINE void bring_next_keys() {
     const auto& item = shared_.items[(run_.index + 1) % 2];
     if (Machine::agreed(item.steps) == 0) return;
-    shared_.keys_done.wait(run_.seen % 2);
+    shared_.keys_done[0].wait(run_.seen % 2);
     Machine::wave_sync();
-    if (leads_) call_keys(item.k_row, item.head, item.batch, true);
+    if (leads_) call_keys(0, item.k_row, item.head, item.batch, true);
   }
 
   /// K, V and as many tiles of queries as there are stages.
@@ -79,9 +80,10 @@ class BwdLoader {
     uint32_t drawn = 0;
     if constexpr (!kDrawsLate) drawn = draw();
     if (any) {
+      if (C.key_stages() > 1 && !first) begin_keys();
       bring_queries();
       if (C.shares_keys) begin_values();
-      if (!first) begin_keys();
+      if (C.key_stages() == 1 && !first) begin_keys();
     }
     if (!C.shares_keys) begin_values();
     finish_keys();
@@ -95,14 +97,15 @@ class BwdLoader {
     }
   }
 
-  /// Calls K, once dq's last product of the tile of keys before has read that.
+  /// Calls K, once dq's last product of the tile of keys whose place it takes has read that.
   TILEWISE_INLINE void begin_keys() {
+    const auto at = run_.template key_place<C>();
     if constexpr (C.persistent) {
-      shared_.keys_done.wait((run_.seen + 1) % 2);
+      shared_.keys_done[at.stage].wait(at.parity ^ 1);
       Machine::wave_sync();
     }
     if (!leads_) return;
-    call_keys(work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch, has_whole_keys());
+    call_keys(at.stage, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch, has_whole_keys());
   }
   /// Calls V, once its place is free.
   TILEWISE_INLINE void begin_values() {
@@ -124,11 +127,12 @@ class BwdLoader {
     shared_.keys_landed.wait(run_.keys_parity);
     run_.keys_parity ^= 1;
     const int32_t begin = -work_.first_key, end = work_.seqlen_k - work_.first_key;
-    clear_rows_outside(shared_.keys, begin, end);
+    const uint32_t stage = run_.template key_place<C>().stage;
+    clear_rows_outside(shared_.keys[stage], begin, end);
     clear_rows_outside(shared_.values, begin, end);
     Machine::fence_shared_writes();
     Machine::wave_sync();
-    if (leads_) shared_.keys_full.arrive(), shared_.values_full.arrive();
+    if (leads_) shared_.keys_full[stage].arrive(), shared_.values_full.arrive();
   }
 
   /// The next tile of queries, once its stage is empty.
@@ -143,7 +147,9 @@ class BwdLoader {
     at.wait_empty(shared_.tile_ring);
     Machine::wave_sync();
     const int32_t head = work_.head * work_.group + place.head;
-    if (leads_) copy_queries(at.stage, work_.q_row, first, head, work_.batch, whole ? full : shared_.landed);
+    if (leads_) {
+      copy_queries(at.stage, work_.q_row, first, head, work_.batch, work_.first_key, whole ? full : shared_.landed);
+    }
     if (!whole) {
       wait_landed();
       clear_rows_outside(shared_.queries[at.stage], 0, work_.seqlen_q - first);
@@ -156,10 +162,10 @@ class BwdLoader {
   }
 
  private:
-  TILEWISE_INLINE void call_keys(int32_t row, int32_t head, int32_t batch, bool whole) const {
-    Barrier<Machine>& keys = whole ? shared_.keys_full : shared_.keys_landed;
+  TILEWISE_INLINE void call_keys(uint32_t stage, int32_t row, int32_t head, int32_t batch, bool whole) const {
+    Barrier<Machine>& keys = whole ? shared_.keys_full[stage] : shared_.keys_landed;
     keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole || C.shares_keys ? 0 : Shared::ValueTile::kBytes));
-    copy_keys(shared_.keys, p_.k_map, keys, row, head, batch);
+    copy_keys(shared_.keys[stage], p_.k_map, keys, row, head, batch);
   }
   template <class Tile>
   TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row, int32_t head,
@@ -179,9 +185,9 @@ class BwdLoader {
     }
   }
 
-  /// Of a query head of batch entry `entry`, whose queries begin in row q_row.
+  /// Of a query head of batch entry `entry`, whose queries begin in row q_row, beside keys from first_key on.
   TILEWISE_INLINE void copy_queries(uint32_t stage, int32_t q_row, int32_t first, int32_t head, int32_t entry,
-                                    Barrier<Machine>& landed) const {
+                                    int32_t first_key, Barrier<Machine>& landed) const {
     constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : entry;
     const int64_t statistics = (entry * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
@@ -189,7 +195,7 @@ class BwdLoader {
                              bias_box_bytes());
     copy_rows(shared_.queries[stage], p_.q_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
-    if constexpr (C.bias_boxes) copy_bias(stage, first, head, entry, landed);
+    if constexpr (C.bias_boxes) copy_bias(stage, first, head, entry, first_key, landed);
     copy_rows(shared_.douts[stage], p_.dout_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.delta[stage], p_.delta + statistics, kStatisticBytes, landed.state());
   }
@@ -199,14 +205,14 @@ class BwdLoader {
     if constexpr (!C.bias_boxes) return 0;
     return BwdBiasTile<C>::kChunks * (p_.bias_places.query ? C.block_m : 1) * kChunkRowBytes;
   }
-  TILEWISE_INLINE void copy_bias(uint32_t stage, int32_t first, int32_t head, int32_t entry,
+  TILEWISE_INLINE void copy_bias(uint32_t stage, int32_t first, int32_t head, int32_t entry, int32_t first_key,
                                  Barrier<Machine>& landed) const {
     const BiasPlaces& places = p_.bias_places;
     auto& tile = shared_.bias[stage];
     TILEWISE_UNROLL
     for (int c = 0; c < BwdBiasTile<C>::kChunks; ++c) {
-      Machine::copy_box(tile.chunk(c), p_.bias_map, landed.state(), work_.first_key + c * BwdBiasTile<C>::kChunkColumns,
-                        0, places.query * first, places.head * head, places.batch * entry);
+      Machine::copy_box(tile.chunk(c), p_.bias_map, landed.state(), first_key + c * BwdBiasTile<C>::kChunkColumns, 0,
+                        places.query * first, places.head * head, places.batch * entry);
     }
   }
 

@@ -52,6 +52,7 @@ class BwdMain {
         after_(work.queries.end - seen_.end),
         tile_place_(ring_place<C.stages>(run.steps)),
         score_place_(ring_place<C.kScoreStages>(run.steps)),
+        draw_place_(ring_place<1>(run.steps)),
         scores_(params, work, warpgroup_, thread) {}
 
   TILEWISE_INLINE void run(const BwdWork& work) {
@@ -66,7 +67,8 @@ class BwdMain {
     dV_.clear();
     const bool any = before_ + seen_.count() + after_ > 0;
     if (any) {
-      shared_.keys_full.wait(run_.seen % 2);
+      const auto keys = run_.template key_place<C>();
+      shared_.keys_full[keys.stage].wait(keys.parity);
       if constexpr (C.persistent) {
         begin_scores();
         visit_head();
@@ -82,7 +84,10 @@ class BwdMain {
     const BwdWork stored = work_to_store();
     const BwdStore<Ops, C> store(p_, stored, warpgroup_, lane_);
     store.store_dv(shared_.values, dV_);
-    if (any) shared_.keys_done.wait(run_.seen % 2);  // and the last dS has been read
+    if (any) {  // and the last dS has been read
+      const auto keys = run_.template key_place<C>();
+      shared_.keys_done[keys.stage].wait(keys.parity);
+    }
     store.store_dk(shared_.staged_dk(), dK_);
     if constexpr (C.persistent) {
       if (leads_warpgroup<Machine>()) Machine::template wait_stores_read<1>();  // dv's
@@ -154,7 +159,8 @@ class BwdMain {
     auto& Q = shared_.queries[tile_place_.stage];
     auto& dO = shared_.douts[tile_place_.stage];
     const int first_row = warpgroup_ * C.kRows;
-    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys, first_row, Q, false);  // S^T = K Q^T
+    auto& K = shared_.keys[run_.template key_place<C>().stage];
+    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, K, first_row, Q, false);  // S^T = K Q^T
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage]);

@@ -110,7 +110,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   using DoutTile = SwizzledTile<C.block_m, C.head_dim_v>;
   using ScoreTile = SwizzledTile<C.block_n(), C.block_m>;  // rows are keys
 
-  KeyTile keys;
+  KeyTile keys[C.key_stages()];
   ValueTile values;
   QueryTile queries[C.stages];
   DoutTile douts[C.stages];
@@ -124,10 +124,10 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
   Barrier<Machine> item_read[2];  // a block is done with a tile of keys, whose place it read; see bwd_deal.h
-  Barrier<Machine> keys_full, values_full;
-  Barrier<Machine> values_free;          // dv has left the place of V; of wide heads dP's last product has read it
-  Barrier<Machine> keys_done;            // dq's last product has read K
-  Barrier<Machine> keys_landed, landed;  // keys, and queries, to be cleared beyond a sequence's end
+  Barrier<Machine> keys_full[C.key_stages()], values_full;
+  Barrier<Machine> values_free;  // dv has left the place of V; of wide heads dP's last product has read it
+  Barrier<Machine> keys_done[C.key_stages()];  // dq's last product has read K
+  Barrier<Machine> keys_landed, landed;        // keys, and queries, to be cleared beyond a sequence's end
   /// The next tile of keys, as far as what comes first of it is asked for; queries see it where steps is above 0.
   struct alignas(16) Item {
     typename Machine::SharedNumber number, steps, k_row, head, batch, first_query;
@@ -149,7 +149,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     if constexpr (C.bias_boxes) {
       return this->bias[stage];
     } else {
-      return keys;
+      return keys[0];
     }
   }
 
@@ -160,13 +160,14 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     score_ring.init(C.shares_keys ? kMainWarps / 2 * kWarpArrivals : kMainWarps, kDqWarps);
     draw_ring.init(C.kDrawWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
-    keys_full.init(1), values_full.init(1);
+    values_full.init(1);
+    TILEWISE_UNROLL
+    for (int i = 0; i < C.key_stages(); ++i) keys_full[i].init(1), keys_done[i].init(kDqWarps);
     if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1);
-    if constexpr (C.loader_deals()) {
+    if constexpr (C.item_readers() > 0) {
       for (Barrier<Machine>& item : item_read) item.init(C.item_readers() * kWarpArrivals);
     }
     if constexpr (C.persistent) values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps);
-    keys_done.init(kDqWarps);
     keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);
     Machine::publish_barriers();
   }

@@ -39,7 +39,7 @@ class BwdWide {
   TILEWISE_INLINE void run() {
     if (seen_.count() == 0) return clear_gradient();
     sums_.clear();
-    (kSumsDv ? shared_.keys_full : shared_.values_full).wait(run_.seen % 2);
+    (kSumsDv ? shared_.keys_full[0] : shared_.values_full).wait(run_.seen % 2);
     if constexpr (C.persistent) {
       visit_head();
       if constexpr (!kSumsDv) arrive_as_warp(shared_.values_free, lane_);
@@ -73,7 +73,7 @@ class BwdWide {
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     if constexpr (C.split) {
       sums_.clear();
-      kSumsDv ? store.store_dv(shared_.values, sums_) : store.store_dk(shared_.keys, sums_);
+      kSumsDv ? store.store_dv(shared_.values, sums_) : store.store_dk(shared_.keys[0], sums_);
     } else if constexpr (kSumsDv) {
       store.clear_dv();
     } else {
@@ -99,7 +99,7 @@ class BwdWide {
   template <bool kMasked>
   TILEWISE_INLINE void weigh_tile(int32_t tile, bool more) {
     const auto stage = tile_place_.stage;
-    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys, 0, shared_.queries[stage], false);
+    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys[0], 0, shared_.queries[stage], false);
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);

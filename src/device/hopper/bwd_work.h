@@ -3,6 +3,7 @@
 
 #include "device/attention/grid_place.h"
 #include "device/hopper/config.h"
+#include "device/hopper/mbarrier.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_order.h"
 
@@ -51,6 +52,12 @@ struct BwdRun {
   uint32_t fetched = 0;        // parities of the barriers for sums that are fetched, a bit each
   uint32_t landed_parity = 0;  // of the barrier for queries that are cleared behind a sequence's end
   uint32_t keys_parity = 0;    // and of that for keys
+
+  /// Where K lies.
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE RingPlace<C.key_stages()> key_place() const {
+    return ring_place<C.key_stages()>(seen);
+  }
 
   /// Numbers from the turn before are not known to be the same in all lanes, and all that is computed from them would
   /// leave the uniform registers (60 bytes of spills and 40 moves more in each step).

@@ -102,13 +102,20 @@ struct HopperBwdConfig : ScoreConfig {
   }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
   constexpr bool lone_loader() const { return shares_keys || couriers(); }
-  /// Whether it then deals tiles of keys out, and the warps that read where each one is: it too is one of them.
+  /// Whether it then deals tiles of keys out.
   constexpr bool loader_deals() const { return persistent && lone_loader(); }
+  /// Tiles of K held: with two the next one comes while this one is worked on, for which there is room to 64 columns.
+  constexpr int32_t key_stages() const { return loader_deals() && !shares_keys && head_dim <= 64 ? 2 : 1; }
   /// Whether a block's first tile is drawn, too, else it has the block's number. Where dq's sums have an order, or
   /// blocks round them in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
   /// multiprocessor until others end has none yet.
   constexpr bool draws_first() const { return persistent && (ordered || rounds); }
-  constexpr int32_t item_readers() const { return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers : 0) + 1; }
+  /// The warps that say that they have read where a tile of keys is: all where the loader runs ahead of them, which too
+  /// is one of them, else those that draw.
+  constexpr int32_t item_readers() const {
+    if (loader_deals()) return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers : 0) + 1;
+    return persistent && dropout ? kDrawWarps : 0;
+  }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums

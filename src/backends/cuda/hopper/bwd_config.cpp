@@ -24,7 +24,9 @@ constexpr std::int32_t kNarrow = 64;  // columns, and queries of a tile that reg
 HopperBwdConfig with_room_for_bias(HopperBwdConfig c) {
   const HopperBwdConfig wanted = c;
   for (; c.stages >= 2; --c.stages) {
-    if (Bwd::shared_bytes(c, gpu::Family::sm90) <= kSharedRoom) return c;
+    HopperBwdConfig dealt = c;  // which may hold two tiles of K
+    dealt.persistent = 1;
+    if (Bwd::shared_bytes(dealt, gpu::Family::sm90) <= kSharedRoom) return c;
   }
   c = wanted;
   c.bias_boxes = 0;
@@ -59,14 +61,31 @@ HopperBwdConfig features_config(const Problem& p) {
   return c;
 }
 
+bool is_biased(const HopperBwdConfig& c) { return c.bias_type != device::kBiasNone; }
+
 /// Whether a block may work on one tile of keys after the other. Groups of heads would be one loop more around the
-/// steps, in which ptxas keeps nothing in uniform registers; f16 in tiles of 128 queries spills 92 to 108 bytes, with a
-/// bias up to 140, dropout 34 to 132, softcap of wide heads 72 to 100. The statistics' first block clears the counter,
-/// and without queries there is none.
+/// steps, in which ptxas keeps nothing in uniform registers. Of wide heads with dropout the warps that bring tiles draw
+/// too. The statistics' first block clears the counter, and without queries there is none.
 bool may_deal(const Problem& p, const HopperBwdConfig& c) {
-  const bool crowded = c.shares_keys ? c.softcap != 0 : p.dtype == DType::f16 && c.block_m > kNarrow;
-  return (!c.ordered || c.lone_loader()) && !c.dropout && c.bias_type == device::kBiasNone && !crowded &&
+  return (!c.ordered || c.lone_loader()) && !(c.shares_keys && c.dropout) && (!is_biased(c) || c.bias_boxes) &&
          portable::group_of(p) == 1 && p.seqlen_q > 0;
+}
+
+/// Whether that is quicker than a block for each tile. Of 16,384 tokens in 16 heads of 128 or 32 of 64 on an H100: with
+/// dropout 64 columns take 1 to 6% less and 96 3 to 4%, 128 at 4k 1% longer; with a bias all keys seen 2 to 4% less,
+/// causal 64 columns 2 to 6% less, 128 up to 8% longer without an order, and in fp32 1%. Dropout or a bias beside other
+/// options has not been timed. Wide heads in a fixed order: under a mask blocks of one tile are 2 to 10% quicker.
+bool deal_pays(const HopperBwdConfig& c) {
+  constexpr std::int32_t kMiddle = 96;
+  const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
+  if (c.ordered && c.shares_keys && c.ranged) return false;
+  const bool modified = c.dropout || is_biased(c);
+  if (modified && c.softcap + c.alibi + c.dropout + is_biased(c) > 1) return false;
+  if (c.dropout) return head_dim <= kMiddle;
+  if (is_biased(c) && head_dim > kNarrow) {
+    return c.bias_type != device::kBiasF32 && (c.ordered || !c.ranged || c.shares_keys);
+  }
+  return true;
 }
 
 /// Whether blocks may round dq themselves: where it is known when a query's sums are complete, by their order, or by
@@ -112,16 +131,22 @@ BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
 /// the last ones, so that no launch clears or rounds dq (figures of before last_rounding_pays()). With few tiles of
 /// keys that is worth more than what waiting for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal,
 /// 512 take 336 us for 376, 1k 448 for 474, 2k 703 for 728, 4k 1,257 for 1,251 (on an H100 1,201 for 1,276, and of 96
-/// columns 999 for 1,068); all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level; a window of 1,024 at 4k 658
-/// for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for 1,508, all keys seen, 1k 783 for 824 since, 2k is
-/// level. With softcap, whose dQ couriers keep out of the way of what it computes, all lengths gain 2 to 8%.
+/// columns 999 for 1,068); all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level (on an H100 1,206 for 1,253); a
+/// window of 1,024 at 4k 658 for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for 1,508 (on an H100 1,470 for
+/// 1,532), all keys seen, 1k 783 for 824 since, 2k is level, and a window 872 for 834. With softcap, whose dQ couriers
+/// keep out of the way of what it computes, all lengths gain 2 to 8%. With a bias on an H100 128 columns, causal, 512
+/// and 1k 380 for 517 and 579 for 659, 2k 966 for 954, all keys seen, 512 and 1k 487 for 580 and 829 for 886, 64
+/// columns, causal, 512 to 2k 409, 648 and 1,107 for 528, 733 and 1,135.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kLongWindow = 2048;
-  if (c.shares_keys)
-    return c.head_dim > 192 && c.ranged && !c.windowed ? 512 : 0;  // 420 us for 441 at 256, none at 192
-  if (c.block_m > kNarrow) return c.ranged ? 2048 : 1024;
+  const bool biased = is_biased(c);
+  if (c.shares_keys) {  // 420 us for 441 at 256, none at 192
+    return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
+  }
+  if (biased) return c.ranged && std::max(c.head_dim, c.head_dim_v) <= kNarrow ? 2048 : 1024;
+  if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
-  return c.softcap || looks_near ? kAny : c.ranged ? 4096 : 1024;
+  return c.softcap || looks_near ? kAny : c.ranged ? 4096 : 2048;
 }
 
 /// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have
@@ -136,17 +161,21 @@ std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
   return c.ranged ? kFew : kMany;
 }
 
-/// Whether fewer heads have tiles enough all the same: 16 of a window of 1,024 at 4k gain 6% (H100).
+/// Whether fewer heads have tiles enough all the same: 16 of a window of 1,024 at 4k gain 6%, 128 of 64 columns,
+/// causal, at 4k 4% (H100).
 bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c) {
-  constexpr std::int64_t kMany = 1024, kManyOfWindow = 512;
-  if (c.shares_keys || c.block_m > kNarrow || (c.ranged && !c.windowed && !c.softcap)) return false;
+  constexpr std::int64_t kMany = 1024, kManyOfWindow = 512, kManyNarrow = 4096;
+  if (c.shares_keys) return false;
+  if (c.block_m > kNarrow) return c.ranged && !c.windowed && key_blocks(p, c) >= kManyNarrow;
+  if (c.ranged && !c.windowed && !c.softcap) return false;
   return key_blocks(p, c) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
 }
 
 /// Whether that order is worth it though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered) {
   const HopperBwdConfig c = with_order(unordered, true);
-  if (!may_deal(p, c) || p.seqlen_q != p.seqlen_k || !each_query_sees_a_key(p, c)) return false;
+  if (!may_deal(p, c) || !(c.shares_keys || deal_pays(c))) return false;
+  if (p.seqlen_q != p.seqlen_k || !each_query_sees_a_key(p, c)) return false;
   if (p.seqlen_k > most_keys_in_order(p, c)) return false;
   return p.num_heads_k * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c);
 }
@@ -158,8 +187,7 @@ bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.bat
 HopperBwdConfig bwd_config(const Problem& p) {
   const HopperBwdConfig features = features_config(p);
   HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features)));
-  // Wide heads in a fixed order: under a mask blocks of one tile of keys are 2 to 10% quicker.
-  c.persistent = may_deal(p, c) && !(c.ordered && c.shares_keys && c.ranged);
+  c.persistent = may_deal(p, c) && deal_pays(c);
   c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
   c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c);
   return c;

@@ -34,14 +34,15 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   const auto tile = [](std::int32_t rows, std::int32_t cols) {
     return rows * ((cols + kChunk - 1) / kChunk) * kRowBytes;
   };
-  const std::int32_t keys = tile(c.block_n(), c.head_dim) + tile(c.block_n(), c.head_dim_v);
+  const std::int32_t keys = c.key_stages() * tile(c.block_n(), c.head_dim) + tile(c.block_n(), c.head_dim_v);
   const std::int32_t bias = c.bias_boxes ? tile(c.block_m, c.block_n() * device::bias_bytes(c) / 2) : 0;
   const std::int32_t queries =
       tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat + bias;
   const std::int32_t scores = Config::kScoreStages * tile(c.block_n(), c.block_m);
   const std::int32_t kept = c.dropout ? c.block_n() * c.block_m / 8 : 0;  // a bit each
   const std::int32_t couriers = c.couriers() ? (Config::kCouriers + 2) * 2 * kBarrier : 0;
-  const std::int32_t barriers = 2 * kBarrier * (c.stages + Config::kScoreStages + 1) + 10 * kBarrier + couriers;
+  const std::int32_t rings = c.stages + Config::kScoreStages + c.key_stages() + 1;
+  const std::int32_t barriers = 2 * kBarrier * rings + 8 * kBarrier + couriers;
   const std::int32_t numbers = 2 * 32 + 2 * 16;  // of tiles of keys
   const std::int32_t bytes = keys + c.stages * queries + scores + handover + kept + barriers + numbers;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);

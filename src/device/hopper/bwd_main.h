@@ -91,7 +91,11 @@ class BwdMain {
     store.store_dk(shared_.staged_dk(), dK_);
     if constexpr (C.persistent) {
       if (leads_warpgroup<Machine>()) Machine::template wait_stores_read<1>();  // dv's
-      arrive_as_warp(shared_.values_free, lane_);
+      if constexpr (C.lengths) {
+        arrive_as_lanes(shared_.values_free);  // each of which may have copied rows of dv from there
+      } else {
+        arrive_as_warp(shared_.values_free, lane_);
+      }
     }
   }
 

@@ -167,7 +167,9 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     if constexpr (C.item_readers() > 0) {
       for (Barrier<Machine>& item : item_read) item.init(C.item_readers() * kWarpArrivals);
     }
-    if constexpr (C.persistent) values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps);
+    if constexpr (C.persistent) {
+      values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps * (C.lengths ? kWarpArrivals : 1));
+    }
     keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);
     Machine::publish_barriers();
   }

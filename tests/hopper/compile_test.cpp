@@ -130,6 +130,13 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=f16 head_dim=256 layout=thd max_seqlen_q=4096 batch_size=2 mask=causal window_left=256",
       "dtype=bf16 head_dim=160 head_dim_v=256 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=160 seqlen_q=4096 mask=causal",
+      "dtype=f16 head_dim=64 seqlen_q=4096 mask=causal",
+      "dtype=f16 head_dim=64 seqlen_q=1024 mask=causal deterministic=1",
+      "dtype=f16 head_dim=96 seqlen_q=4096 mask=causal dropout_p=0.1",
+      "dtype=bf16 head_dim=128 seqlen_q=4096 bias=bool[b,1,1,k]",
+      "dtype=f16 head_dim=128 seqlen_q=1024 mask=causal bias=query[b,h,q,k] deterministic=1",
+      "dtype=bf16 head_dim=64 seqlen_q=1024 mask=causal bias=query[b,h,q,k] deterministic=1",
+      "dtype=f16 head_dim=256 seqlen_q=4096 mask=causal softcap=30",
   };
   std::vector<gpu::KernelBuild> builds;
   for (const std::string& problem : problems) {

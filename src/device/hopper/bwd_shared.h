@@ -123,7 +123,8 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, C.kScoreStages> score_ring;                // of dS
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
-  Barrier<Machine> item_read[2];  // a block is done with a tile of keys, whose place it read; see bwd_deal.h
+  // A block is done with a tile of keys, whose place it read (see bwd_deal.h); or warps that draw have read a number.
+  Barrier<Machine> item_read[2];
   Barrier<Machine> keys_full[C.key_stages()], values_full;
   Barrier<Machine> values_free;  // dv has left the place of V; of wide heads dP's last product has read it
   Barrier<Machine> keys_done[C.key_stages()];  // dq's last product has read K

@@ -20,6 +20,9 @@ using device::HopperBwdConfig;
 
 constexpr std::int32_t kNarrow = 64;  // columns, and queries of a tile that registers have room for
 
+std::int32_t wider_dim(const HopperBwdConfig& c) { return std::max(c.head_dim, c.head_dim_v); }
+bool is_biased(const HopperBwdConfig& c) { return c.bias_type != device::kBiasNone; }
+
 /// A bias in boxes takes the room of a third stage. Where two find none, each score loads its own.
 HopperBwdConfig with_room_for_bias(HopperBwdConfig c) {
   const HopperBwdConfig wanted = c;
@@ -47,11 +50,10 @@ HopperBwdConfig features_config(const Problem& p) {
   portable::set_score_options(c, p);
   c.windowed = p.window_left >= 0;
   c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
-  const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
-  c.shares_keys = head_dim > kWide;
+  c.shares_keys = wider_dim(c) > kWide;
   c.normal_bound = has_normal_bound(p);
   const bool biased = p.bias != BiasKind::none;
-  c.block_m = head_dim <= kNarrow && !biased ? 128 : 64;
+  c.block_m = wider_dim(c) <= kNarrow && !biased ? 128 : 64;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
@@ -60,8 +62,6 @@ HopperBwdConfig features_config(const Problem& p) {
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
   return c;
 }
-
-bool is_biased(const HopperBwdConfig& c) { return c.bias_type != device::kBiasNone; }
 
 /// Whether a block may work on one tile of keys after the other. Groups of heads would be one loop more around the
 /// steps, in which ptxas keeps nothing in uniform registers. Of wide heads with dropout the warps that bring tiles draw
@@ -77,12 +77,11 @@ bool may_deal(const Problem& p, const HopperBwdConfig& c) {
 /// options has not been timed. Wide heads in a fixed order: under a mask blocks of one tile are 2 to 10% quicker.
 bool deal_pays(const HopperBwdConfig& c) {
   constexpr std::int32_t kMiddle = 96;
-  const std::int32_t head_dim = std::max(c.head_dim, c.head_dim_v);
   if (c.ordered && c.shares_keys && c.ranged) return false;
   const bool modified = c.dropout || is_biased(c);
   if (modified && c.softcap + c.alibi + c.dropout + is_biased(c) > 1) return false;
-  if (c.dropout) return head_dim <= kMiddle;
-  if (is_biased(c) && head_dim > kNarrow) {
+  if (c.dropout) return wider_dim(c) <= kMiddle;
+  if (is_biased(c) && wider_dim(c) > kNarrow) {
     return c.bias_type != device::kBiasF32 && (c.ordered || !c.ranged || c.shares_keys);
   }
   return true;
@@ -143,7 +142,7 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   if (c.shares_keys) {  // 420 us for 441 at 256, none at 192
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
-  if (biased) return c.ranged && std::max(c.head_dim, c.head_dim_v) <= kNarrow ? 2048 : 1024;
+  if (biased) return c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
   return c.softcap || looks_near ? kAny : c.ranged ? 4096 : 2048;

@@ -39,6 +39,7 @@ enum class BwdFault {
   numbers_overwritten,
   first_block_idle,
   rounded_early,
+  share_not_handed_on,
 };
 inline BwdFault g_bwd_fault = BwdFault::none;
 
@@ -136,6 +137,18 @@ inline constexpr HopperBwdConfig kOrderedDropout = [] {
   c.ordered = 1;
   return c;
 }();
+/// A block has a tile of keys for one query head after the other: two of them, whose dk and dv others add to.
+inline constexpr HopperBwdConfig kGrouped = [] {
+  HopperBwdConfig c = kOrderedMiddle;
+  c.grouped = c.rounds = 1;
+  return c;
+}();
+/// The same of all of them, by warps that count.
+inline constexpr HopperBwdConfig kGroupedCounting = [] {
+  HopperBwdConfig c = kCounting;
+  c.grouped = 1;
+  return c;
+}();
 /// Two warpgroups with the same 64 keys; one block works on all tiles of keys.
 inline constexpr HopperBwdConfig kWide = [] {
   HopperBwdConfig c;
@@ -157,6 +170,11 @@ inline constexpr HopperBwdConfig kWideOrdered = [] {
 inline constexpr HopperBwdConfig kWideRounding = [] {
   HopperBwdConfig c = kWideOrdered;
   c.persistent = c.rounds = 1;
+  return c;
+}();
+inline constexpr HopperBwdConfig kWideGrouped = [] {
+  HopperBwdConfig c = kWideRounding;
+  c.grouped = 1;
   return c;
 }();
 inline constexpr HopperBwdConfig kWideDropout = [] {
@@ -279,12 +297,15 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static uint32_t count_later(uint32_t* counter) {
     const bool idle = g_bwd_fault == BwdFault::first_block_idle || g_bwd_fault == BwdFault::rounded_early;
     if (idle && block() == 0 && carries()) return 1000;
-    constexpr uint32_t kTiles = 8;  // of both heads of a BwdCall
+    constexpr uint32_t kTiles = C.grouped ? 10 : 8;  // of all heads of a BwdCall
     const uint32_t number = HostSm90Machine::count_later(counter);
     return g_bwd_fault == BwdFault::blocks_backwards && number < kTiles ? kTiles - 1 - number : number;
   }
   static void await_global(const uint32_t* word, uint32_t value) {
     if (g_bwd_fault != BwdFault::rounded_early || !rounds()) HostSm90Machine::await_global(word, value);
+  }
+  static void release_global(uint32_t* word, uint32_t value) {
+    if (g_bwd_fault != BwdFault::share_not_handed_on || carries()) HostSm90Machine::release_global(word, value);
   }
   static int block() {
     const int block = HostSm90Machine::block();

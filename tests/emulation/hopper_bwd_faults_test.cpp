@@ -23,14 +23,17 @@ namespace {
 
 namespace hopper = backends::hopper;
 
-constexpr std::int64_t kHeads = 2, kQueries = 300, kRows = 384;
+constexpr std::int64_t kQueries = 300, kRows = 384;
 
 /// A causal call of lengths that no tile divides. Of wide heads no query sees the last keys, in front of which nobody
 /// waits for products.
 template <HopperBwdConfig C = kNarrow>
 class BwdCall {
   using Machine = FaultyBwdSm90<C>;
-  static constexpr std::int64_t kDim = C.head_dim, kKeys = C.loader_deals() || C.shares_keys ? 500 : 200;
+  static constexpr std::int64_t kDim = C.head_dim, kHeads = C.grouped ? 4 : 2, kHeadsK = C.grouped ? 1 : kHeads,
+                                kKeys = !C.loader_deals() && !C.shares_keys ? 200
+                                        : C.grouped                         ? 600  // in shares of two heads
+                                                                            : 500;
   /// Where one tile of keys comes after the other, one has them all; two where they wait for each other.
   static constexpr int kBlocks = !C.persistent ? 4 : C.ordered || C.rounds ? 2 : 1;
 
@@ -41,7 +44,10 @@ class BwdCall {
         lse2_(kHeads * kRows, INFINITY),
         delta_(kHeads * kRows),
         dq_accum_(kHeads * kRows * kDim),
-        turns_(kHeads * (kRows / C.block_m) * 4) {
+        turns_(kHeads * (kRows / C.block_m) * 4),
+        dk_accum_(C.grouped ? kKeyTiles * C.block_n() * C.head_dim : 0),
+        dv_accum_(C.grouped ? kKeyTiles * C.block_n() * C.head_dim_v : 0),
+        dkdv_turns_(C.grouped ? kKeyTiles * kGradientWarps : 0) {
     for (DenseCall* c : {&expected_, &call_}) {
       if (C.ranged) c->options.mask = Mask::causal;
       if (C.windowed) c->options.window_left = 150;
@@ -77,6 +83,10 @@ class BwdCall {
     // Tiles of 128 queries each have one that sees a key, by which their sums begin.
     if (C.ordered && C.block_m == 128) std::ranges::fill(dq_accum_, NAN);
     if (C.persistent) params_.tile_counter = tile_counters_;
+    if (params_.shares > 1) {
+      params_.dk_accum = dk_accum_.data(), params_.dv_accum = dv_accum_.data();
+      params_.dkdv_turns = dkdv_turns_.data();
+    }
   }
 
   /// What went wrong in a run with that fault, or empty.
@@ -110,7 +120,7 @@ class BwdCall {
     return {.seqlen_q = kQueries,
             .seqlen_k = kKeys,
             .heads_q = kHeads,
-            .heads_k = kHeads,
+            .heads_k = kHeadsK,
             .dim = kDim,
             .dim_v = kDim,
             .dtype = DType::bf16};
@@ -139,6 +149,9 @@ class BwdCall {
   DenseCall expected_, call_;
   std::vector<float> lse2_, delta_, dq_accum_;
   std::vector<std::uint32_t> turns_;
+  static constexpr std::int64_t kKeyTiles = (kKeys + C.block_n() - 1) / C.block_n();
+  std::vector<float> dk_accum_, dv_accum_;
+  std::vector<std::uint32_t> dkdv_turns_;
   std::uint32_t tile_counters_[2] = {};
   AttentionParams params_of_call_{};
   HopperBwdParams params_{};
@@ -207,6 +220,15 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kWideOrdered> wide_ordered;
     EXPECT_EQ(wide_ordered.run(BwdFault::none, seed), "");
     EXPECT_LT(wide_ordered.error(), kFine);
+    BwdCall<kGrouped> grouped;
+    EXPECT_EQ(grouped.run(BwdFault::none, seed), "");
+    EXPECT_LT(grouped.error(), kFine);
+    BwdCall<kGroupedCounting> grouped_counting;
+    EXPECT_EQ(grouped_counting.run(BwdFault::none, seed), "");
+    EXPECT_LT(grouped_counting.error(), kFine);
+    BwdCall<kWideGrouped> wide_grouped;
+    EXPECT_EQ(wide_grouped.run(BwdFault::none, seed), "");
+    EXPECT_LT(wide_grouped.error(), kFine);
   }
 }
 
@@ -298,6 +320,11 @@ TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
   EXPECT_TRUE(
       contains(fault_of_run<kOrderedDropout>(BwdFault::blocks_backwards), "waits for 2 in memory that holds 0"));
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::blocks_backwards), "in memory that holds 0"));
+}
+
+/// Of a group whose heads come in shares: the second one finds that the first has not stored its sums of dk and dv.
+TEST(EmulatedHopperBwd, SumsOfSharesHaveTheirTurns) {
+  EXPECT_TRUE(contains(fault_of_run<kGrouped>(BwdFault::share_not_handed_on), "waits for 1 in memory that holds 0"));
 }
 
 /// What the next tile of keys brings meets what the one before has left, or still reads.

@@ -53,6 +53,35 @@ TEST(HopperBwdPaths, EveryOption) {
   for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
 }
 
+/// A tile of keys for one query head of a group after the other, all of them or a share.
+TEST(HopperBwdPaths, QueryHeadsOfAGroup) {
+  const std::string heads = "num_heads_q=4 num_heads_k=1 ", one_by_one = "dealt by a counter, a query head at a time";
+  check_backward(one_by_one, heads + "dtype=bf16 head_dim=64 mask=causal batch_size=2 seqlen_q=200 seqlen_k=330");
+  check_backward(one_by_one,
+                 heads + "dtype=bf16 head_dim=64 deterministic=1 seqlen_q=150 seqlen_k=260 alibi_slopes=[h]");
+  check_backward(one_by_one, heads + "dtype=f16 head_dim=96 mask=causal seqlen_q=130 seqlen_k=520 deterministic=1");
+  check_backward(one_by_one,
+                 heads + "dtype=bf16 head_dim=72 mask=causal seqlen_q=100 seqlen_k=520 batch_invariant=1 dk=0");
+  check_backward(one_by_one,
+                 "dtype=bf16 head_dim=80 mask=causal seqlen_q=520 num_heads_q=3 num_heads_k=1 dv=0 "
+                 "deterministic=1");
+  check_backward(one_by_one, heads + "dtype=bf16 head_dim=96 window_left=60 mask=causal seqlen_q=300 softcap=2");
+  check_backward(one_by_one,
+                 heads + "dtype=bf16 head_dim=136 mask=causal alignment=top_left seqlen_q=100 seqlen_k=250");
+  check_backward(one_by_one,
+                 "num_heads_q=4 num_heads_k=2 dtype=bf16 head_dim=64 bias=query[b,h,q,k] batch_size=3 seqlen_q=100 "
+                 "seqlen_k=260");
+  check_backward(one_by_one,
+                 heads +
+                     "dtype=bf16 head_dim=64 layout=thd max_seqlen_q=130 max_seqlen_k=530 batch_size=3 total_q=200 "
+                     "total_k=700 mask=causal deterministic=1");
+  check_backward(one_by_one,
+                 heads +
+                     "dtype=bf16 head_dim=64 seqused_q=1 seqused_k=1 leftpad_k=1 deterministic=1 "
+                     "batch_size=2 seqlen_q=100 seqlen_k=300",
+                 true);
+}
+
 /// Their numbers follow each other faster than anything else makes warps wait for one another.
 TEST(HopperBwdPaths, TilesOfKeysThatNoQuerySees) {
   check_backward("hopper_bwd",

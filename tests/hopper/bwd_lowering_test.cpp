@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cuda/hopper/bwd_config.hpp"
+#include "backends/cuda/hopper/bwd_schedule.hpp"
 #include "backends/portable/attention/kernels.hpp"
 #include "support.hpp"
 
@@ -58,10 +59,10 @@ TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
     EXPECT_TRUE(gpu::config_of<Bwd>(lowered_backward(more).launches().at(1)->key).persistent) << more;
   }
   for (const char* not_so :
-       {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4", "bias=query[b,h,q,k] mask=causal",
-        "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
+       {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4 seqused_k=1",
+        "bias=query[b,h,q,k] mask=causal", "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     const gpu::Lowering each = lowered_backward(problem + not_so);
-    const std::uint32_t heads = std::string_view(not_so) == "num_heads_k=4" ? 4 : 16;
+    const std::uint32_t heads = std::string_view(not_so).starts_with("num_heads_k=4") ? 4 : 16;
     EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
     EXPECT_EQ(each.launches().at(1)->grid, gpu::Extent3{32 * heads * 2}) << not_so;
     EXPECT_EQ(each.part("tile_counter"), nullptr) << not_so;
@@ -102,7 +103,7 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
     EXPECT_TRUE(ordered(short_ones + option)) << option;
   }
   for (const char* option :
-       {"mask=causal num_heads_k=4", "mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024",
+       {"mask=causal num_heads_k=4 seqused_k=1", "mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024",
         "mask=causal seqused_k=1", "mask=causal dq=0", "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     EXPECT_FALSE(ordered(short_ones + option)) << option;
   }
@@ -142,6 +143,42 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   EXPECT_TRUE(ordered(wide + "head_dim=256"));
   EXPECT_FALSE(gpu::config_of<Bwd>(lowered_backward(wide + "head_dim=256").launches().at(1)->key).persistent);
   EXPECT_FALSE(ordered(wide + "head_dim=192 head_dim_v=128"));
+}
+
+/// A block has a tile of keys for one query head of a group after the other, or, where dq's order would have the
+/// longest tiles come last, for two of them; sums of dk and dv go on in memory then.
+TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
+  const std::string heads = "dtype=bf16 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal ";
+  const gpu::Lowering whole = lowered_backward(heads + "batch_size=32 seqlen_q=512");
+  EXPECT_NE(whole.schedule.find(", a query head at a time, dq in a fixed order, rounded with"), std::string::npos);
+  EXPECT_EQ(whole.part("dk_accum"), nullptr);
+  EXPECT_EQ(whole.part("dkdv_turns"), nullptr);
+  const gpu::Lowering shared = lowered_backward(heads + "batch_size=8 seqlen_q=2048");
+  const std::size_t tiles = 8U * 8U * 16U;
+  EXPECT_EQ(shared.part("dk_accum")->bytes, tiles * 128U * 128U * sizeof(float));
+  EXPECT_EQ(shared.part("dv_accum")->bytes, tiles * 128U * 128U * sizeof(float));
+  EXPECT_EQ(shared.part("dkdv_turns")->bytes, tiles * 8U * sizeof(std::uint32_t));
+  EXPECT_EQ(shared.launches().size(), 2U);  // nobody but the last share rounds dk and dv
+  const auto shares = [](const std::string& text) {
+    const Problem p = parse_problem("attention_backward device=cuda dtype=bf16 head_dim=128 " + text);
+    return head_shares(p, bwd_config(p));
+  };
+  const std::string groups = "num_heads_q=32 num_heads_k=8 ", asked = "deterministic=1 mask=causal seqlen_q=4096 ";
+  EXPECT_EQ(shares(asked + groups), 2);
+  EXPECT_EQ(shares(asked + "num_heads_q=6 num_heads_k=2"), 3);  // no pairs of three
+  EXPECT_EQ(shares(asked + groups + "window_left=1023"), 1);
+  EXPECT_EQ(shares(asked + "num_heads_q=8"), 1);
+  EXPECT_EQ(shares("deterministic=1 seqlen_q=4096 " + groups), 1);  // tiles are alike
+  EXPECT_EQ(shares("mask=causal seqlen_q=8192 " + groups), 1);
+  // Many heads of a key head, or few tiles of keys, are in an order to 4k.
+  const auto ordered = [](const std::string& text) {
+    return bwd_config(parse_problem("attention_backward device=cuda dtype=bf16 mask=causal " + text)).ordered != 0;
+  };
+  EXPECT_TRUE(ordered("head_dim=128 batch_size=4 seqlen_q=4096 num_heads_q=64 num_heads_k=8"));
+  EXPECT_FALSE(ordered("head_dim=128 batch_size=4 seqlen_q=4096 num_heads_q=32 num_heads_k=8"));
+  EXPECT_TRUE(ordered("head_dim=64 batch_size=8 seqlen_q=2048 num_heads_q=71 num_heads_k=1"));
+  EXPECT_FALSE(ordered("head_dim=64 batch_size=8 seqlen_q=2048 num_heads_q=32 num_heads_k=8"));
+  EXPECT_FALSE(ordered("head_dim=256 batch_size=32 seqlen_q=512 num_heads_q=8 num_heads_k=4"));
 }
 
 /// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.
@@ -198,7 +235,7 @@ TEST(HopperBwdLowering, RoundsDqWhereItsLastSumsAreKnown) {
     EXPECT_TRUE(rounds(heads + option)) << option;
   }
   for (const char* not_so :
-       {"seqused_k=1", "bias=query[b,h,q,1]", "num_heads_k=4", "mask=causal seqlen_k=2048", "dq=0"}) {
+       {"seqused_k=1", "bias=query[b,h,q,1]", "num_heads_k=4 seqused_k=1", "mask=causal seqlen_k=2048", "dq=0"}) {
     EXPECT_FALSE(rounds(heads + not_so)) << not_so;
   }
   // Without an order a head's tiles of keys are counted: a word for each, and a launch where these are few.
@@ -231,7 +268,8 @@ TEST(HopperBwdLowering, RoundsDqWithItsLastSums) {
   }
   for (const char* problem :
        {"batch_size=4 seqlen_q=4096 mask=causal deterministic=1", "batch_size=8 seqlen_q=512 dq=0",
-        "batch_size=32 seqlen_q=512 deterministic=1 dropout_p=0.1", "batch_size=32 seqlen_q=512 num_heads_k=4",
+        "batch_size=32 seqlen_q=512 deterministic=1 dropout_p=0.1",
+        "batch_size=32 seqlen_q=512 num_heads_k=4 dropout_p=0.1",
         "batch_size=32 seqlen_q=512 deterministic=1 seqused_k=1", "batch_size=16 seqlen_q=4096",
         "batch_size=32 seqlen_q=512 seqlen_k=400 mask=causal deterministic=1"}) {
     EXPECT_FALSE(config(heads + problem).last_rounds) << problem;

@@ -61,13 +61,16 @@ class HopperBwd {
         if constexpr (C.couriers()) {
           BwdDqStaged<Ops, C>(params, shared, work, run, own()).run();
         } else {
-          BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] { items.publish(run, thread == 0); });
+          BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] {
+            items.publish(run, work.template ends_keys<C>(params), thread == 0);
+          });
         }
       });
     } else if (C.warpgroups() == 3 || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
-      items.visit_all(
-          [&](const BwdWork& work, BwdRun& run) { BwdMain<Ops, C>(params, shared, work, run, own()).run(work); });
+      visit_with_sums<BwdGradients<Ops, C>>(items, [&](const BwdWork& work, BwdRun& run, BwdGradients<Ops, C>& sums) {
+        BwdMain<Ops, C>(params, shared, work, run, own(), sums).run(work);
+      });
       if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     } else if constexpr (C.dropout) {
       Machine::template give_registers<kShares.other>();
@@ -95,16 +98,35 @@ class HopperBwd {
       });
     } else if (block_thread < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
-      items.visit_all([&](const BwdWork& work, const BwdRun& run) {
-        BwdWide<Ops, C, BwdRole::sums_dv>(params, shared, work, run, own()).run();
-      });
+      run_wide_role<BwdRole::sums_dv>(params, shared, items, own);
       if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     } else {
       Machine::template take_registers<kShares.consumer>();
-      items.visit_all([&](const BwdWork& work, const BwdRun& run) {
-        BwdWide<Ops, C, BwdRole::sums_dk>(params, shared, work, run, own()).run();
-      });
+      run_wide_role<BwdRole::sums_dk>(params, shared, items, own);
       if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
+    }
+  }
+
+  template <BwdRole kRole, class Own>
+  TILEWISE_INLINE static void run_wide_role(const HopperBwdParams& params, Shared& shared, const Items& items,
+                                            const Own& own) {
+    using Wide = BwdWide<Ops, C, kRole>;
+    visit_with_sums<typename Wide::Sums>(items, [&](const BwdWork& work, BwdRun& run, typename Wide::Sums& sums) {
+      Wide(params, shared, work, run, own(), sums).run();
+    });
+  }
+  /// visit(work, run, sums): these are a tile of keys' and, where several query heads have that one after the other, of
+  /// all of them.
+  template <class Sums, class Visit>
+  TILEWISE_INLINE static void visit_with_sums(const Items& items, const Visit& visit) {
+    if constexpr (C.grouped) {
+      Sums sums;
+      items.visit_all([&](const BwdWork& work, BwdRun& run) { visit(work, run, sums); });
+    } else {
+      items.visit_all([&](const BwdWork& work, BwdRun& run) {
+        Sums sums;
+        visit(work, run, sums);
+      });
     }
   }
 
@@ -138,8 +160,15 @@ class HopperBwd {
     items.visit_all([&](const BwdWork& work, BwdRun& run) {
       BwdLoader<Machine, C> loader(params, shared, work, run, leads);
       if constexpr (C.persistent) {
-        loader.bring_among_others([&] { return items.draw(leads); },
-                                  [&](uint32_t drawn) { items.publish_drawn(run, drawn, leads); });
+        const bool ends_keys = work.template ends_keys<C>(params);
+        loader.bring_among_others([&] { return ends_keys ? items.draw(leads) : 0u; },
+                                  [&](uint32_t drawn) {
+                                    if (ends_keys) {
+                                      items.publish_drawn(run, drawn, leads);
+                                    } else {
+                                      items.publish_next_head(run, leads);
+                                    }
+                                  });
       } else {
         loader.bring_all();
       }

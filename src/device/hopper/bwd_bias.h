@@ -26,7 +26,7 @@ class LoadedBwdBias {
 
   /// Before the first head. row: of the block, the warp's first one.
   TILEWISE_INLINE void begin(const ScoreParams& p, const BwdWork& work, int row, int lane) {
-    head_ = work.batch * p.bias.batch_stride + work.head * work.group * p.bias.head_stride - p.bias.head_stride;
+    head_ = work.batch * p.bias.batch_stride + work.query_head * p.bias.head_stride - p.bias.head_stride;
     column_ = 2 * (lane % 4);
     last_ = work.seqlen_q - 1;
     TILEWISE_UNROLL

@@ -50,6 +50,9 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   }
 
  private:
+  TILEWISE_INLINE void release_operands(int32_t step) {
+    Base::release_operands(step + 1 == work_.steps() && work_.template ends_keys<C>(p_));
+  }
   /// A part is fenced behind the products of the next one, which would otherwise wait for that.
   template <int kPart>
   TILEWISE_INLINE void stage_part(int32_t step) {
@@ -59,7 +62,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     const bool free = shared_.handover.read[place_.stage].test(place_.parity ^ 1);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ);
-    if (kPart + 1 == Parts::kCount) this->release_operands(step + 1 == work_.steps());
+    if (kPart + 1 == Parts::kCount) release_operands(step);
     if (!free) shared_.handover.read[place_.stage].wait(place_.parity ^ 1);
     this->stage(dQ, static_cast<int>(place_.stage));
     place_.advance();
@@ -81,7 +84,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     if (kPart > 0) publish(kPart - 1, step);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(dQ);
-    if (kPart + 1 == Parts::kCount) this->release_operands(step + 1 == work_.steps());
+    if (kPart + 1 == Parts::kCount) release_operands(step);
     if (adds) {
       add_fetched(dQ);
     } else {
@@ -92,7 +95,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   }
   /// Of the lane's two rows of each 64: hidden keys of NaN, times 0, are not to reach one that sees nothing.
   TILEWISE_INLINE void find_seeing_rows(int32_t step) {
-    const int64_t head = work_.batch * p_.shape.num_heads_q + work_.head;
+    const int64_t head = work_.batch * p_.shape.num_heads_q + work_.query_head;
     const float* const lse2 = p_.lse2 + head * p_.rows_a_head + (work_.queries.begin + step) * C.block_m;
     TILEWISE_UNROLL
     for (int i = 0; i < kRowsOfLane; ++i) {
@@ -217,7 +220,7 @@ class BwdCourier {
       TILEWISE_NO_UNROLL
       for (int warp = 0; warp < C.kDqWarps; ++warp) {
         Machine::store_box(p_.dq_map, &shared_.handover.rounded(warp, staged_at(kPart, step)), Parts::first_col(kPart),
-                           0, row + 16 * warp, work_.head, work_.batch);
+                           0, row + 16 * warp, work_.query_head, work_.batch);
       }
       Machine::commit_stores();
       // At once: what comes into this place next has a longer way than a step's products.

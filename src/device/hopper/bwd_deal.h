@@ -13,9 +13,9 @@ namespace tilewise::device {
 template <class Machine, HopperBwdConfig C>
 TILEWISE_INLINE BwdWork work_at_hand(const HopperBwdParams& p, const HopperBwdShared<Machine, C>& shared,
                                      const BwdRun& run) {
-  if constexpr (!C.loader_deals()) return find_work<C>(p, Machine::not_hoisted(run.item));
+  if constexpr (!C.loader_deals()) return find_work<C>(p, Machine::not_hoisted(run.item), run.member);
   const auto& item = shared.items[run.index % 2];
-  return work_at<C>(p, {item.tile, item.head, item.batch});
+  return work_at<C>(p, {item.tile, item.head, item.batch}, run.member);
 }
 
 template <class Machine, HopperBwdConfig C>
@@ -33,11 +33,12 @@ class BwdDeal {
     TILEWISE_NO_UNROLL
     while (place.tile >= 0) {
       place.tile = Machine::agreed(place.tile);
+      if constexpr (C.grouped) run.member = Machine::agreed(shared_.items[run.index % 2].member);
       run.template agree<Machine>();
-      const BwdWork work = work_at<C>(p_, place);
+      const BwdWork work = work_at<C>(p_, place, run.member);
       visit(work, run);
       arrive_as_lanes(shared_.item_read[run.index % 2]);
-      run.advance(work);
+      run.template advance<C>(p_, work);
       place = next(run);
     }
   }
@@ -47,7 +48,7 @@ class BwdDeal {
   /// Tells the block of its first tile, and of the one that was drawn after run's.
   TILEWISE_INLINE void publish_first(bool leads) const {
     if constexpr (C.draws_first()) wait_for_step_before<Machine>();  // which clears the counter
-    publish(0, C.draws_first() ? number_of(draw(leads)) : Machine::block(), leads);
+    publish(0, place_of(C.draws_first() ? number_of(draw(leads)) : Machine::block()), 0, leads);
   }
   TILEWISE_INLINE void publish_drawn(const BwdRun& run, uint32_t drawn, bool leads) const {
     int32_t number = number_of(drawn);
@@ -55,7 +56,12 @@ class BwdDeal {
       TILEWISE_NO_UNROLL
       while (number < key_tiles(p_.order) && find_work<C>(p_, number).rows <= 0) number = number_of(draw(leads));
     }
-    publish(run.index + 1, number, leads);
+    publish(run.index + 1, place_of(number), 0, leads);
+  }
+  /// The same tile for the next query head.
+  TILEWISE_INLINE void publish_next_head(const BwdRun& run, bool leads) const {
+    const auto& item = shared_.items[run.index % 2];
+    publish(run.index + 1, {item.tile, item.head, item.batch}, run.member + 1, leads);
   }
 
  private:
@@ -69,15 +75,18 @@ class BwdDeal {
   TILEWISE_INLINE static int32_t number_of(uint32_t drawn) {
     return static_cast<int32_t>(agreed<Machine>(drawn)) + (C.draws_first() ? 0 : Machine::blocks());
   }
-  TILEWISE_INLINE void publish(uint32_t index, int32_t number, bool leads) const {
+  TILEWISE_INLINE OrderPlace place_of(int32_t number) const {
+    return number < key_tiles(p_.order) ? key_place<C>(p_, number) : OrderPlace{-1, 0, 0};
+  }
+  TILEWISE_INLINE void publish(uint32_t index, const OrderPlace& place, int32_t member, bool leads) const {
     const uint32_t slot = index % 2;
     shared_.item_read[slot].wait((index / 2 + 1) % 2);
     Machine::wave_sync();
     if (!leads) return;
-    const OrderPlace place = number < key_tiles(p_.order) ? key_place<C>(p_, number) : OrderPlace{-1, 0, 0};
     auto& item = shared_.items[slot];
     store_number<Machine>(item.tile, place.tile);
     store_number<Machine>(item.head, place.head), store_number<Machine>(item.batch, place.batch);
+    if constexpr (C.grouped) store_number<Machine>(item.member, member);
     shared_.item_full[slot].arrive();
   }
 

@@ -14,7 +14,7 @@ namespace tilewise::device {
 /// Where the sums of a block's first tile begin.
 template <HopperBwdConfig C>
 TILEWISE_INLINE float* first_sums(const HopperBwdParams& p, const BwdWork& work) {
-  const int64_t head = work.batch * p.shape.num_heads_q + work.head * work.group;
+  const int64_t head = work.batch * p.shape.num_heads_q + work.query_head;
   return p.dq_accum + head * p.dq_accum_a_head + static_cast<int64_t>(work.queries.begin) * C.tile_floats();
 }
 
@@ -40,6 +40,7 @@ class BwdDqProducts {
         turns_(params, work, warp_) {}
 
   TILEWISE_INLINE void wait_keys(const BwdRun& run) {
+    if (!work_.begins_keys()) return;
     shared_.keys_full[key_stage_].wait(run.template key_place<C>().parity);
   }
 
@@ -85,7 +86,7 @@ class BwdDqProducts {
 
   /// Of sums that have no order, this warp's of the tile of keys, all of which have arrived: see bwd_rounder.h.
   TILEWISE_INLINE void count_sums() const {
-    Machine::release_count(p_.turns + (work_.batch * p_.shape.num_heads_q + work_.head) * p_.turns_a_head);
+    Machine::release_count(p_.turns + (work_.batch * p_.shape.num_heads_q + work_.query_head) * p_.turns_a_head);
   }
 
   /// Once a tile's last products are done; of a block's last tile K has been read too. In front of their sums, behind
@@ -157,7 +158,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       }
     }
     if (steps == 0) return;
-    arrive_as_warp(shared_.keys_done[key_stage_], lane_);
+    if (this->work_.template ends_keys<C>(p_)) arrive_as_warp(shared_.keys_done[key_stage_], lane_);
     if constexpr (Loader::kEarly) {
       if (warp_ == 0) loader_.bring_next_keys();
       Machine::wave_sync();
@@ -248,6 +249,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
 
   TILEWISE_INLINE void run() {
     const int32_t steps = this->work_.steps();
+    const bool ends_keys = this->work_.template ends_keys<C>(this->p_);
     if (steps == 0) return;
     if constexpr (C.ordered) wait_for_step_before<Machine>();  // before it looks at a turn
     to_ += 4 * lane_;
@@ -256,7 +258,8 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     for (int32_t step = 0; step < steps; ++step) {
       if constexpr (C.ordered) turns_.ask(this->tiles_left_);
       this->score_place_.wait_full(shared_.score_ring);
-      for_each_index<0, Parts::kCount>([&](auto part) { add_part<decltype(part)::value>(step + 1 == steps); });
+      for_each_index<0, Parts::kCount>(
+          [&](auto part) { add_part<decltype(part)::value>(step + 1 == steps && ends_keys); });
       this->enter_next_tile();
     }
     if constexpr (C.ordered || C.rounds) Machine::wave_sync();

@@ -52,8 +52,8 @@ class BwdDraws {
   template <class Then>
   TILEWISE_INLINE void visit_heads(const Then& then) {
     TILEWISE_NO_UNROLL
-    for (int32_t head = 0; head < p_.group; ++head) {
-      const auto batch_head = static_cast<uint32_t>(work_.batch * p_.shape.num_heads_q + work_.head * p_.group + head);
+    for (int32_t head = 0; head < work_.group; ++head) {
+      const auto batch_head = static_cast<uint32_t>(work_.batch * p_.shape.num_heads_q + work_.query_head + head);
       const DropoutSeed seed = dropout_seed(p_.score);
       if (!C.lengths || work_.first_key % 32 == 0) {
         // Rows of the block are groups of 32 keys.

@@ -19,7 +19,8 @@ class BwdItems {
   template <bool kDraws = false, class Visit>
   TILEWISE_INLINE void visit_all(const Visit& visit) const {
     BwdRun run{};
-    run.item = C.draws_first() ? number_of<kDraws>(0) : Machine::block();
+    run.item = Machine::block();
+    if constexpr (C.draws_first()) find_next<kDraws>(run, 0);
     if constexpr (!C.persistent) {
       const BwdWork work = find_work<C>(p_, run.item);
       if (work.rows > 0) visit(work, run);
@@ -28,10 +29,10 @@ class BwdItems {
       while (run.item < key_tiles(p_.order)) {
         run.item = Machine::agreed(run.item);
         run.template agree<Machine>();
-        const BwdWork work = find_work<C>(p_, run.item);
+        const BwdWork work = find_work<C>(p_, run.item, run.member);
         visit(work, run);
-        run.item = number_of<kDraws>(run.index + 1);
-        run.advance(work);
+        find_next<kDraws>(run, run.index + 1);
+        run.template advance<C>(p_, work);
       }
     }
   }
@@ -41,22 +42,29 @@ class BwdItems {
     wait_for_step_before<Machine>();  // which clears the counter
     if (!leads) return;
     store_number<Machine>(shared_.items[0].number, static_cast<int32_t>(Machine::count(p_.tile_counter)));
+    if constexpr (C.grouped) store_number<Machine>(shared_.items[0].member, 0);
     shared_.item_full[0].arrive();
   }
   /// Finds the tile after the one at hand, by one warp, once all warps have begun this one. But those that draw nobody
   /// is asked whether they have read the number before: the loader has waited for the tile before, which all had a part
   /// in.
-  TILEWISE_INLINE void publish(const BwdRun& run, bool leads) const {
-    int32_t number = 0;
+  TILEWISE_INLINE void publish(const BwdRun& run, bool ends_keys, bool leads) const {
+    int32_t number = run.item;
+    const int32_t member = ends_keys ? 0 : run.member + 1;
     BwdWork work{};
-    TILEWISE_NO_UNROLL
-    do {
-      number =
-          leads ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (C.draws_first() ? 0 : Machine::blocks()) : 0;
-      number = Machine::agreed(number);
-      work = number < key_tiles(p_.order) ? find_work<C>(p_, number) : BwdWork{};
-      // Of packed sequences many have no such keys.
-    } while (C.lengths && number < key_tiles(p_.order) && work.rows <= 0);
+    if (C.grouped && !ends_keys) {
+      work = find_work<C>(p_, number, member);
+    } else {
+      TILEWISE_NO_UNROLL
+      do {
+        number = leads
+                     ? static_cast<int32_t>(Machine::count(p_.tile_counter)) + (C.draws_first() ? 0 : Machine::blocks())
+                     : 0;
+        number = Machine::agreed(number);
+        work = number < key_tiles(p_.order) ? find_work<C>(p_, number) : BwdWork{};
+        // Of packed sequences many have no such keys.
+      } while (C.lengths && number < key_tiles(p_.order) && work.rows <= 0);
+    }
     const uint32_t slot = (run.index + 1) % 2;
     if constexpr (C.dropout) {
       shared_.item_read[slot].wait(parity_of(run.index + 1) ^ 1);
@@ -65,9 +73,10 @@ class BwdItems {
     if (!leads) return;
     auto& item = shared_.items[slot];
     store_number<Machine>(item.number, number), store_number<Machine>(item.steps, work.steps());
+    if constexpr (C.grouped) store_number<Machine>(item.member, member);
     if constexpr (BwdLoader<Machine, C>::kEarly) {
       store_number<Machine>(item.k_row, work.k_row), store_number<Machine>(item.head, work.head);
-      store_number<Machine>(item.batch, work.batch);
+      store_number<Machine>(item.batch, work.batch), store_number<Machine>(item.query_head, work.query_head);
       store_number<Machine>(item.first_query, work.queries.begin * C.block_m);
     }
     shared_.item_full[slot].arrive();
@@ -77,11 +86,11 @@ class BwdItems {
   /// Of the barriers of the block's tile `index`: the first is told of only where it is drawn.
   TILEWISE_INLINE static uint32_t parity_of(uint32_t index) { return (index - !C.draws_first()) / 2 % 2; }
   template <bool kDraws>
-  TILEWISE_INLINE int32_t number_of(uint32_t index) const {
+  TILEWISE_INLINE void find_next(BwdRun& run, uint32_t index) const {
     shared_.item_full[index % 2].wait(parity_of(index));
-    const int32_t number = Machine::agreed(shared_.items[index % 2].number);
+    run.item = Machine::agreed(shared_.items[index % 2].number);
+    if constexpr (C.grouped) run.member = Machine::agreed(shared_.items[index % 2].member);
     if constexpr (kDraws) arrive_as_lanes(shared_.item_read[index % 2]);
-    return number;
   }
 
   const HopperBwdParams& p_;

@@ -26,11 +26,12 @@ class BwdLoader {
     at.wait_empty(shared_.tile_ring);
     Machine::wave_sync();
     if (!leads_) return;
-    copy_queries(at.stage, 0, item.first_query, item.head, item.batch, item.k_row, shared_.tile_ring.full[at.stage]);
+    copy_queries(at.stage, 0, item.first_query, item.query_head, item.batch, item.k_row,
+                 shared_.tile_ring.full[at.stage]);
   }
   TILEWISE_INLINE void bring_next_keys() {
     const auto& item = shared_.items[(run_.index + 1) % 2];
-    if (Machine::agreed(item.steps) == 0) return;
+    if (!work_.template ends_keys<C>(p_) || Machine::agreed(item.steps) == 0) return;
     shared_.keys_done[0].wait(run_.seen % 2);
     Machine::wave_sync();
     if (leads_) call_keys(0, item.k_row, item.head, item.batch, true);
@@ -39,7 +40,7 @@ class BwdLoader {
   /// K, V and as many tiles of queries as there are stages.
   TILEWISE_INLINE void begin() {
     const bool early = kEarly && run_.early, any = work_.steps() > 0;
-    if (any && !early) begin_keys();
+    if (any && !early && work_.begins_keys()) begin_keys();
     // Statistics, and zeros in dq_accum and in the counter; additions come after them.
     if (run_.index == 0) wait_for_step_before<Machine>();
     if (early) {
@@ -47,7 +48,7 @@ class BwdLoader {
     } else if (any) {
       bring_queries();
     }
-    begin_values();
+    if (work_.begins_keys()) begin_values();
     TILEWISE_NO_UNROLL
     for (int i = 1; i < C.stages && has_more(); ++i) bring_queries();
   }
@@ -72,7 +73,7 @@ class BwdLoader {
   /// asks for the next tile, publish(what it gave) tells the block of it, once the answer is likely to have come.
   template <class Draw, class Publish>
   TILEWISE_INLINE void bring_among_others(const Draw& draw, const Publish& publish) {
-    const bool any = work_.steps() > 0, first = run_.index == 0;
+    const bool any = work_.steps() > 0, first = run_.index == 0, calls_keys = work_.begins_keys();
     if (first) {
       if (any) begin_keys();
       wait_for_step_before<Machine>();  // statistics, and zeros in dq_accum and in the counter
@@ -80,12 +81,12 @@ class BwdLoader {
     uint32_t drawn = 0;
     if constexpr (!kDrawsLate) drawn = draw();
     if (any) {
-      if (C.key_stages() > 1 && !first) begin_keys();
+      if (C.key_stages() > 1 && !first && calls_keys) begin_keys();
       bring_queries();
-      if (C.shares_keys) begin_values();
-      if (C.key_stages() == 1 && !first) begin_keys();
+      if (C.shares_keys && calls_keys) begin_values();
+      if (C.key_stages() == 1 && !first && calls_keys) begin_keys();
     }
-    if (!C.shares_keys) begin_values();
+    if (!C.shares_keys && calls_keys) begin_values();
     finish_keys();
     if constexpr (!kDrawsLate) publish(drawn);
     TILEWISE_NO_UNROLL
@@ -110,7 +111,7 @@ class BwdLoader {
   /// Calls V, once its place is free.
   TILEWISE_INLINE void begin_values() {
     if constexpr (C.persistent) {
-      shared_.values_free.wait(((C.shares_keys ? run_.seen : run_.index) + 1) % 2);
+      shared_.values_free.wait(((C.shares_keys ? run_.seen : run_.template tile_index<C>()) + 1) % 2);
       Machine::wave_sync();
     }
     if (!leads_) return;
@@ -123,7 +124,7 @@ class BwdLoader {
   /// Once they have landed, clears rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there
   /// need not be. The first queries are on their way meanwhile.
   TILEWISE_INLINE void finish_keys() {
-    if (has_whole_keys() || work_.steps() == 0) return;
+    if (has_whole_keys() || work_.steps() == 0 || !work_.begins_keys()) return;
     shared_.keys_landed.wait(run_.keys_parity);
     run_.keys_parity ^= 1;
     const int32_t begin = -work_.first_key, end = work_.seqlen_k - work_.first_key;
@@ -146,7 +147,7 @@ class BwdLoader {
     // keeps nothing in uniform registers.
     at.wait_empty(shared_.tile_ring);
     Machine::wave_sync();
-    const int32_t head = work_.head * work_.group + place.head;
+    const int32_t head = work_.query_head + place.head;
     if (leads_) {
       copy_queries(at.stage, work_.q_row, first, head, work_.batch, work_.first_key, whole ? full : shared_.landed);
     }

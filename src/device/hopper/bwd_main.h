@@ -3,11 +3,19 @@
 #pragma once
 
 #include "device/hopper/bwd_deal.h"
+#include "device/hopper/bwd_group.h"
 #include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
 
 namespace tilewise::device {
+
+/// A lane's sums of a tile of keys.
+template <class Ops, HopperBwdConfig C>
+struct BwdGradients {
+  Fragment<Ops, 16, C.head_dim> dK;
+  Fragment<Ops, 16, C.head_dim_v> dV;
+};
 
 template <class Ops, HopperBwdConfig C>
 class BwdMain {
@@ -41,7 +49,7 @@ class BwdMain {
 
  public:
   TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
-                          int thread)
+                          int thread, BwdGradients<Ops, C>& sums)
       : p_(params),
         shared_(shared),
         run_(run),
@@ -53,7 +61,9 @@ class BwdMain {
         tile_place_(ring_place<C.stages>(run.steps)),
         score_place_(ring_place<C.kScoreStages>(run.steps)),
         draw_place_(ring_place<1>(run.steps)),
-        scores_(params, work, warpgroup_, thread) {}
+        scores_(params, work, warpgroup_, thread),
+        dK_(sums.dK),
+        dV_(sums.dV) {}
 
   TILEWISE_INLINE void run(const BwdWork& work) {
     if constexpr (kKeepsPlace) {
@@ -63,12 +73,11 @@ class BwdMain {
         store_number<Machine>(place.head, work.head), store_number<Machine>(place.batch, work.batch);
       }
     }
-    dK_.clear();
-    dV_.clear();
+    if (begins_keys()) dK_.clear(), dV_.clear();
     const bool any = before_ + seen_.count() + after_ > 0;
     if (any) {
       const auto keys = run_.template key_place<C>();
-      shared_.keys_full[keys.stage].wait(keys.parity);
+      if (begins_keys()) shared_.keys_full[keys.stage].wait(keys.parity);
       if constexpr (C.persistent) {
         begin_scores();
         visit_head();
@@ -81,14 +90,19 @@ class BwdMain {
       if constexpr (kLeavesFirst) wait_gradients_read();
       begin_values();
     }
+    if (!work.template ends_keys<C>(p_)) return;
     const BwdWork stored = work_to_store();
     const BwdStore<Ops, C> store(p_, stored, warpgroup_, lane_);
-    store.store_dv(shared_.values, dV_);
+    const int warp = warpgroup_ * (C.kRows / 16) + warp_row<Machine>() / 16;
+    const BwdGroup<Ops, C> group(p_, stored, warp, warp, lane_);
+    if (any) group.await(), group.join_dv(dV_);
+    if (group.ends()) store.store_dv(shared_.values, dV_);
     if (any) {  // and the last dS has been read
       const auto keys = run_.template key_place<C>();
       shared_.keys_done[keys.stage].wait(keys.parity);
+      group.join_dk(dK_), group.hand_on();
     }
-    store.store_dk(shared_.staged_dk(), dK_);
+    if (group.ends()) store.store_dk(shared_.staged_dk(), dK_);
     if constexpr (C.persistent) {
       if (leads_warpgroup<Machine>()) Machine::template wait_stores_read<1>();  // dv's
       if constexpr (C.lengths) {
@@ -100,7 +114,7 @@ class BwdMain {
   }
 
  private:
-  static constexpr bool kKeepsPlace = C.persistent && !C.lengths;
+  static constexpr bool kKeepsPlace = C.persistent && !C.lengths && !C.grouped;
   /// Not kept in registers through the steps: found anew, or where only the thread that stores asks, left by it in
   /// shared memory.
   TILEWISE_INLINE BwdWork work_to_store() const {
@@ -120,9 +134,12 @@ class BwdMain {
     const bool no_step_will = kLeavesFirst ? seen_.count() == 0 : before_ > 0;
     if (no_step_will) begin_values();  // in whose place dv will lie
   }
+  /// Whether no query head came before for which the block had this tile of keys.
+  TILEWISE_INLINE bool begins_keys() const { return !C.grouped || run_.member == 0; }
   /// Before the first product with V.
   TILEWISE_INLINE void begin_values() {
-    shared_.values_full.wait(run_.index % 2);
+    if (!begins_keys()) return;
+    shared_.values_full.wait(run_.template tile_index<C>() % 2);
     if constexpr (C.persistent && !kLeavesFirst) wait_gradients_read();
   }
   TILEWISE_INLINE void wait_gradients_read() {
@@ -256,8 +273,8 @@ class BwdMain {
   RingPlace<C.kScoreStages> score_place_;
   RingPlace<1> draw_place_;
   Scores scores_;
-  Fragment<Ops, 16, C.head_dim> dK_;
-  Fragment<Ops, 16, C.head_dim_v> dV_;
+  Fragment<Ops, 16, C.head_dim>& dK_;
+  Fragment<Ops, 16, C.head_dim_v>& dV_;
 };
 
 }  // namespace tilewise::device

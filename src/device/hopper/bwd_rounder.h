@@ -35,12 +35,15 @@ class BwdRounder {
   TILEWISE_INLINE uint32_t draw() const { return Machine::lane() == 0 ? Machine::count_later(p_.tile_counter + 1) : 0; }
 
   TILEWISE_INLINE int32_t tiles() const { return ceil_div(static_cast<int32_t>(p_.shape.seqlen_q), C.block_m); }
-  TILEWISE_INLINE int32_t heads() const { return p_.order.num_heads * p_.order.batch_size; }
+  // Query heads, and those of a set of key heads.
+  TILEWISE_INLINE int32_t heads() const { return heads_of(p_.order.num_heads * p_.order.batch_size); }
+  TILEWISE_INLINE int32_t heads_at_once() const { return heads_of(p_.order.heads_at_once); }
+  TILEWISE_INLINE int32_t heads_of(int32_t key_heads) const {
+    return C.grouped ? key_heads * p_.shares * p_.group : key_heads;
+  }
   /// Tiles of all sets of heads but the last one, whose tiles come in pieces of the rows that a warp rounds at once, so
   /// that all warps end together: as whole tiles, few heads of 1k take 8 us longer.
-  TILEWISE_INLINE int32_t whole_tiles() const {
-    return (heads() - 1) / p_.order.heads_at_once * p_.order.heads_at_once * tiles();
-  }
+  TILEWISE_INLINE int32_t whole_tiles() const { return (heads() - 1) / heads_at_once() * heads_at_once() * tiles(); }
   TILEWISE_INLINE int32_t numbers() const {
     const int32_t whole = whole_tiles();
     return whole + (heads() * tiles() - whole) * kPieces;
@@ -53,8 +56,8 @@ class BwdRounder {
   TILEWISE_INLINE Place place(int32_t number) const {
     const int32_t of_head = tiles(), whole = whole_tiles(), piece = number - whole;
     const int32_t tile = piece < 0 ? number : whole + piece / kPieces;
-    const int32_t first_head = tile / (p_.order.heads_at_once * of_head) * p_.order.heads_at_once;
-    const int32_t in_set = tile - first_head * of_head, of_set = minimum(p_.order.heads_at_once, heads() - first_head);
+    const int32_t first_head = tile / (heads_at_once() * of_head) * heads_at_once();
+    const int32_t in_set = tile - first_head * of_head, of_set = minimum(heads_at_once(), heads() - first_head);
     const int32_t row = in_set / of_set;
     // The last keys come first: of a window those of the last queries.
     const int32_t query_tile = C.windowed ? of_head - 1 - row : row;
@@ -65,11 +68,10 @@ class BwdRounder {
 
   /// Once all sums have arrived.
   TILEWISE_INLINE void round(const Place& place) const {
-    const int32_t head = place.head, batch = head / p_.order.num_heads;
+    const int32_t head = place.head, of_batch = heads_of(p_.order.num_heads), batch = head / of_batch;
     await_sums(p_.turns + head * p_.turns_a_head, batch, place.tile);
     Machine::wave_sync();
-    const Rows of_head(p_, sequence_at<C>(p_.shape, batch), batch, head - batch * p_.order.num_heads,
-                       p_.score.softmax_scale);
+    const Rows of_head(p_, sequence_at<C>(p_.shape, batch), batch, head - batch * of_batch, p_.score.softmax_scale);
     const int32_t end = minimum(place.first_row + place.rows, static_cast<int32_t>(p_.shape.seqlen_q));
     TILEWISE_NO_UNROLL
     for (int32_t row = place.first_row; row < end; row += Rows::kRows) of_head.round(row, end);
@@ -79,7 +81,8 @@ class BwdRounder {
   /// counted its tiles of keys, all of which the head's queries see.
   TILEWISE_INLINE void await_sums(const uint32_t* words, int32_t batch, int32_t tile) const {
     if constexpr (!C.ordered) {
-      if (Machine::lane() == 0) Machine::await_global(words, static_cast<uint32_t>(p_.order.num_tiles * C.kDqWarps));
+      if (Machine::lane() == 0)
+        Machine::await_global(words, static_cast<uint32_t>((C.grouped ? p_.tiles : p_.order.num_tiles) * C.kDqWarps));
     } else if (Machine::lane() < C.turns_a_tile()) {
       const Sequence s = sequence_at<C>(p_.shape, batch);
       const int64_t first_key =

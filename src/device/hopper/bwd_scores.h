@@ -39,8 +39,8 @@ class BwdScores {
     if constexpr (C.windowed) last_ = key - work.diagonal - work.band.low - column;
     if constexpr (C.alibi) {
       distance_ = key - work.diagonal - column;
-      slopes_ = p.score.alibi_slopes + work.batch * p.score.alibi_batch_stride +
-                work.head * work.group * p.score.alibi_head_stride;
+      slopes_ =
+          p.score.alibi_slopes + work.batch * p.score.alibi_batch_stride + work.query_head * p.score.alibi_head_stride;
     }
     if constexpr (kBiased) bias_.begin(p.score, work, row_, lane_);
     TILEWISE_UNROLL

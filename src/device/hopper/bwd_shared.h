@@ -131,8 +131,9 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Barrier<Machine> keys_landed, landed;        // keys, and queries, to be cleared beyond a sequence's end
   /// The next tile of keys, as far as what comes first of it is asked for; queries see it where steps is above 0.
   struct alignas(16) Item {
-    typename Machine::SharedNumber number, steps, k_row, head, batch, first_query;
-    typename Machine::SharedNumber tile;  // of wide heads, of which tile, head and batch are told; -1: none
+    typename Machine::SharedNumber number, steps, k_row, head, batch, first_query, query_head;
+    typename Machine::SharedNumber tile;    // of wide heads, of which tile, head and batch are told; -1: none
+    typename Machine::SharedNumber member;  // of the query heads for which the block has this tile
   } items[2];
   /// Where a computing warpgroup's dk and dv go, left there by the thread that will ask.
   struct alignas(16) StorePlace {

@@ -23,6 +23,7 @@ class HopperBwdStatistics {
     let_next_step_begin<Machine>();
     if (Machine::block() == 0 && Machine::thread() < p.counters)
       Machine::store_global(p.tile_counter + Machine::thread(), 0u);
+    if (p.dkdv_turns) clear_gradient_turns(p);
     const GridPlace place = grid_place<Machine>(p.grid);
     const Sequence s = sequence_at<C>(p.shape, place.batch);
     const int64_t first = static_cast<int64_t>(place.tile) * C.kRows;
@@ -84,6 +85,14 @@ class HopperBwdStatistics {
     }
     Machine::store_global(p.lse2 + at, lse2);
     Machine::store_global(p.delta + at, lse2 == kInfinity ? 0.0f : delta);
+  }
+
+  /// By all blocks: of short sequences of many keys there are fewer threads than turns.
+  TILEWISE_INLINE static void clear_gradient_turns(const Params& p) {
+    const int64_t threads = int64_t{p.grid.num_tiles} * p.shape.num_heads_q * p.shape.batch_size * kThreads;
+    for (int64_t i = int64_t{Machine::block()} * kThreads + Machine::thread(); i < p.gradient_turns; i += threads) {
+      Machine::store_global(p.dkdv_turns + i, 0u);
+    }
   }
 
   TILEWISE_INLINE static void clear_dq_accum(const Params& p, int64_t from) {

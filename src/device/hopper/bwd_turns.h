@@ -15,7 +15,7 @@ class BwdTurns {
   TILEWISE_INLINE BwdTurns(const HopperBwdParams& p, const BwdWork& work, int warp)
       : p_(p),
         work_(work),
-        at_(static_cast<int32_t>((work.batch * p.shape.num_heads_q + work.head * work.group) * p.turns_a_head) +
+        at_(static_cast<int32_t>((work.batch * p.shape.num_heads_q + work.query_head) * p.turns_a_head) +
             work.queries.begin * C.turns_a_tile() + warp) {}
 
   /// Looks for the turn of the tile at hand, of which so many are left of its head: the answer is on its way while

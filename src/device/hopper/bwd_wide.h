@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/hopper/bwd_deal.h"
+#include "device/hopper/bwd_group.h"
 #include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
@@ -23,8 +24,10 @@ class BwdWide {
   static constexpr bool kHandsFirst = C.dropout && !C.softcap;
 
  public:
+  using Sums = Fragment<Ops, 16, kCols>;
+
   TILEWISE_INLINE BwdWide(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
-                          int thread)
+                          int thread, Sums& sums)
       : p_(params),
         shared_(shared),
         run_(run),
@@ -34,14 +37,20 @@ class BwdWide {
               uniform<Machine>(work.queries.full_begin), uniform<Machine>(work.queries.full_end)},
         tile_place_(ring_place<C.stages>(run.steps)),
         score_place_(ring_place<C.kScoreStages>(run.steps)),
-        scores_(params, work, 0, thread) {}
+        scores_(params, work, 0, thread),
+        sums_(sums),
+        ends_keys_(work.template ends_keys<C>(params)),
+        begins_keys_(work.begins_keys()) {}
 
   TILEWISE_INLINE void run() {
     if (seen_.count() == 0) return clear_gradient();
-    sums_.clear();
-    (kSumsDv ? shared_.keys_full[0] : shared_.values_full).wait(run_.seen % 2);
+    if (begins_keys_) {
+      sums_.clear();
+      (kSumsDv ? shared_.keys_full[0] : shared_.values_full).wait(run_.seen % 2);
+    }
     if constexpr (C.persistent) {
       visit_head();
+      if (!ends_keys_) return;
       if constexpr (!kSumsDv) arrive_as_warp(shared_.values_free, lane_);
     } else {
       TILEWISE_NO_UNROLL
@@ -56,8 +65,16 @@ class BwdWide {
   TILEWISE_INLINE void store_gradient() {
     const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
+    const BwdGroup<Ops, C> group = group_of(work);
+    group.await();
+    kSumsDv ? group.join_dv(sums_) : group.join_dk(sums_);
+    group.hand_on();
     const uint32_t stage = tile_place_.before().stage;
     shared_.handover.last_read.wait(run_.seen % 2);
+    if (!group.ends()) {
+      arrive_as_warp(shared_.tile_ring.empty[stage], lane_);
+      return;
+    }
     if constexpr (kSumsDv) {
       store.store_dv(shared_.douts[stage], sums_);
     } else {
@@ -67,9 +84,13 @@ class BwdWide {
     if constexpr (C.lengths) Machine::fence_shared_writes();  // rows may have left by loads
     arrive_as_warp(shared_.tile_ring.empty[stage], lane_);
   }
+  TILEWISE_INLINE BwdGroup<Ops, C> group_of(const BwdWork& work) const {
+    return {p_, work, (kSumsDv ? 0 : C.kRows / 16) + warp_, warp_, lane_};
+  }
   /// Of keys that no query sees.
   TILEWISE_INLINE void clear_gradient() {
     const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
+    if (!ends_keys_ || !group_of(work).ends()) return;
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     if constexpr (C.split) {
       sums_.clear();
@@ -196,7 +217,7 @@ class BwdWide {
   /// The last stage is kept, since dk and dv leave by it. A barrier is chosen there, lest a branch make the compiler
   /// leave the uniform registers (80 instructions more in each step).
   TILEWISE_INLINE void leave_queries(bool more) {
-    const bool kept = !more && (C.persistent || heads_left_ == 1);
+    const bool kept = !more && (C.persistent ? ends_keys_ : heads_left_ == 1);
     arrive_as_warp(kept ? shared_.handover.last_read : shared_.tile_ring.empty[tile_place_.stage], lane_);
     tile_place_.advance();
   }
@@ -211,7 +232,8 @@ class BwdWide {
   RingPlace<C.kScoreStages> score_place_;
   RingPlace<1> draw_place_;
   Scores scores_;
-  Fragment<Ops, 16, kCols> sums_;
+  Sums& sums_;
+  const bool ends_keys_, begins_keys_;
 };
 
 }  // namespace tilewise::device

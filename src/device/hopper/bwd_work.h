@@ -20,7 +20,9 @@ struct QueryTiles {
 struct BwdWork {
   int32_t tile, head, batch;         // of keys; a key head
   int32_t part;                      // of the tiles of queries
-  int32_t group;                     // query heads of the key head
+  int32_t share;                     // of the key head's query heads, in the order in which they are dealt out
+  int32_t member;                    // of the share: the query head that is worked on, where they come one by one
+  int32_t group, query_head;         // query heads that are worked on, and the first one
   int32_t q_row, k_row;              // where the used queries and the block's first row start, in rows of the tensors
   int32_t first_key;                 // of the block; negative where padding comes first
   int32_t seqlen_q, seqlen_k, rows;  // used ones; rows of the block that are the sequence's
@@ -34,6 +36,13 @@ struct BwdWork {
 
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
+  /// Whether it is the first query head, or the last one, for which the block has this tile of keys. One that no query
+  /// sees comes once.
+  TILEWISE_INLINE bool begins_keys() const { return member == 0; }
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE bool ends_keys(const HopperBwdParams& p) const {
+    return !C.grouped || member + 1 == p.group || queries.count() == 0;
+  }
 };
 
 /// The same in all lanes, and known as such.
@@ -45,8 +54,10 @@ TILEWISE_INLINE uint32_t agreed(uint32_t number) {
 /// How far a block has come that works on one tile of keys after the other.
 struct BwdRun {
   int32_t item = 0;            // in the order of tiles of keys
-  uint32_t index = 0;          // of those of this block
-  uint32_t seen = 0;           // how many before are seen by queries
+  int32_t member = 0;          // of the query heads for which the block has that tile
+  uint32_t index = 0;          // of those of this block, a tile as many times as it has query heads
+  uint32_t tiles = 0;          // how many before, each once
+  uint32_t seen = 0;           // how many of these are seen by queries
   uint32_t steps = 0;          // of all before
   bool early = false;          // the one before has called what comes first of this one
   uint32_t fetched = 0;        // parities of the barriers for sums that are fetched, a bit each
@@ -65,10 +76,17 @@ struct BwdRun {
   TILEWISE_INLINE void agree() {
     index = agreed<Machine>(index), steps = agreed<Machine>(steps), seen = agreed<Machine>(seen);
   }
-  /// To the next tile of keys.
-  TILEWISE_INLINE void advance(const BwdWork& work) {
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE uint32_t tile_index() const {
+    return C.grouped ? tiles : index;
+  }
+  /// To the next tile of keys, or to the next query head.
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE void advance(const HopperBwdParams& p, const BwdWork& work) {
     early = work.steps() > 0;
-    ++index, steps += static_cast<uint32_t>(work.steps()), seen += early ? 1 : 0;
+    ++index, steps += static_cast<uint32_t>(work.steps());
+    if (!work.ends_keys<C>(p)) return;
+    ++tiles, seen += early ? 1 : 0;
   }
 };
 
@@ -79,7 +97,7 @@ struct QueryPlace {
 /// Of a block's step.
 template <HopperBwdConfig C>
 TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
-  if constexpr (C.persistent) return {work.queries.begin + step, 0};  // see HopperBwdConfig
+  if constexpr (C.persistent) return {work.queries.begin + step, 0};
   const int32_t head = step / work.queries.count();
   return {work.queries.begin + step - head * work.queries.count(), head};
 }
@@ -173,7 +191,7 @@ TILEWISE_INLINE OrderPlace key_place(const HopperBwdParams& p, int32_t index) {
 }
 
 template <HopperBwdConfig C>
-TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& place, int32_t part = 0) {
+TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& place, int32_t member, int32_t part = 0) {
   const int32_t parts = C.split ? p.order.num_splits : 1;
   BwdWork work{};
   work.part = part;
@@ -181,6 +199,14 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   work.head = place.head;
   work.batch = place.batch;
   work.group = C.persistent ? 1 : p.group;
+  work.query_head = place.head * work.group;
+  if constexpr (C.grouped) {
+    const int32_t row = divide(place.tile, p.divisors.by_tiles);
+    work.tile -= row * p.tiles;
+    work.share = C.ordered ? p.shares - 1 - row : row;
+    work.member = member;
+    work.query_head = (place.head * p.shares + work.share) * p.group + member;
+  }
   const Sequence s = sequence_at<C>(p.shape, place.batch);
   const int32_t first_row = work.tile * C.block_n(), leftpad = static_cast<int32_t>(s.leftpad);
   work.q_row = static_cast<int32_t>(s.q_row);
@@ -208,10 +234,10 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
 }
 
 template <HopperBwdConfig C>
-TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block) {
+TILEWISE_INLINE BwdWork find_work(const HopperBwdParams& p, int32_t block, int32_t member = 0) {
   const int32_t parts = C.split ? p.order.num_splits : 1;  // of a tile they run fastest
   const int32_t index = C.split ? divide(block, p.divisors.by_splits) : block;
-  return work_at<C>(p, key_place<C>(p, index), block - index * parts);
+  return work_at<C>(p, key_place<C>(p, index), member, block - index * parts);
 }
 
 }  // namespace tilewise::device

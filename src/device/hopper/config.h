@@ -84,7 +84,8 @@ struct HopperBwdConfig : ScoreConfig {
   Flag ordered = 0;       // dq is added up in the order of tiles of keys
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
-  Flag persistent = 0;    // a block works on one tile of keys after the other; a key head has one query head then
+  Flag persistent = 0;    // a block works on one tile of keys after the other
+  Flag grouped = 0;       // of such blocks: a key head has several query heads, of which a tile of keys has some
   Flag rounds = 0;        // of such blocks: those that have no tile left round dq
   Flag last_rounds = 0;  // of such blocks with couriers: the last tile of keys that adds to a tile of queries rounds it
   Flag normal_bound = 0;  // as in HopperForwardConfig
@@ -106,10 +107,10 @@ struct HopperBwdConfig : ScoreConfig {
   constexpr bool loader_deals() const { return persistent && lone_loader(); }
   /// Tiles of K held: with two the next one comes while this one is worked on, for which there is room to 64 columns.
   constexpr int32_t key_stages() const { return loader_deals() && !shares_keys && head_dim <= 64 ? 2 : 1; }
-  /// Whether a block's first tile is drawn, too, else it has the block's number. Where dq's sums have an order, or
-  /// blocks round them in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
+  /// Whether a block's first tile is drawn, too, else it has the block's number. Where sums have an order, or blocks
+  /// round dq in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
   /// multiprocessor until others end has none yet.
-  constexpr bool draws_first() const { return persistent && (ordered || rounds); }
+  constexpr bool draws_first() const { return persistent && (ordered || rounds || grouped); }
   /// The warps that say that they have read where a tile of keys is: all where the loader runs ahead of them, which too
   /// is one of them, else those that draw.
   constexpr int32_t item_readers() const {
@@ -132,7 +133,8 @@ struct HopperBwdConfig : ScoreConfig {
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
     visit("split", c.split), visit("shares_keys", c.shares_keys);
-    visit("persistent", c.persistent), visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);
+    visit("persistent", c.persistent), visit("grouped", c.grouped);
+    visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);
     visit("normal_bound", c.normal_bound);
   }
 };

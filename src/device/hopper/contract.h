@@ -104,6 +104,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         // Until another block has released this value; the copy engine's additions have arrived that
                         // it waited for, and those of this thread come behind.
                         { M::await_global(counter, word) } -> SameAs<void>;
+                        { M::await_global_together(counter, word) } -> SameAs<void>;
                         { M::release_global(counter, word) } -> SameAs<void>;
                         { M::release_count(counter) } -> SameAs<void>;  // likewise, 1 more than was there
                         // What some block has released by now. The answer comes late, and what it says is true of

@@ -68,6 +68,18 @@ struct HopperMachine : Sm80Machine {
     } while (found != value);
     asm volatile("fence.proxy.async.global;" ::: "memory");
   }
+  /// By all lanes of a warp, which are known to be together still: where each asks for itself, nothing stays in uniform
+  /// registers around that loop.
+  TILEWISE_INLINE static void await_global_together(const uint32_t* word, uint32_t value) {
+    asm volatile(
+        "{ .reg .pred p; .reg .u32 found;\n"
+        "WAIT_%=: ld.acquire.gpu.global.u32 found, [%0];\n"
+        "setp.eq.u32 p, found, %1;\n"
+        "vote.sync.all.pred p, p, 0xffffffff;\n"
+        "@!p bra WAIT_%=; }" ::"l"(word),
+        "r"(value)
+        : "memory");
+  }
   /// The copy engine's additions are seen by others once a release has waited for them, 1,200 cycles. wait_stores()
   /// alone does not: it is the instruction of wait_stores_read(), and with a relaxed store 15 of 250 runs had bits of
   /// their own.

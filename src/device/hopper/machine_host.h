@@ -56,6 +56,7 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void fence_global() {}
   TILEWISE_INLINE static uint32_t peek_global(const uint32_t* word) { return engine().peek_global(word); }
   TILEWISE_INLINE static void await_global(const uint32_t* word, uint32_t value) { engine().await_global(word, value); }
+  TILEWISE_INLINE static void await_global_together(const uint32_t* word, uint32_t value) { await_global(word, value); }
   TILEWISE_INLINE static void release_global(uint32_t* word, uint32_t value) { engine().release_global(word, value); }
   TILEWISE_INLINE static void release_count(uint32_t* counter) { engine().release_count(counter); }
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) { return engine().shared_address(pointer); }

@@ -38,14 +38,16 @@ struct OrderDivisors {
   Divisor by_set_tiles;         // by the long tiles of a set
   Divisor by_heads, by_all_heads;
   Divisor by_splits;
+  Divisor by_tiles;  // of one share of a key head's query heads, all of which order.num_tiles has
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("by_set", p.by_set), visit("by_last_set", p.by_last_set), visit("by_set_tiles", p.by_set_tiles);
     visit("by_heads", p.by_heads), visit("by_all_heads", p.by_all_heads), visit("by_splits", p.by_splits);
+    visit("by_tiles", p.by_tiles);
   }
 };
-constexpr OrderDivisors order_divisors(const TileOrder& order) {
+constexpr OrderDivisors order_divisors(const TileOrder& order, int32_t shares = 1) {
   const int32_t heads = order.num_heads * order.batch_size, a_set = order.heads_at_once;
   const int32_t last_set = a_set > 0 ? heads % a_set : 0;
   return {divisor_of(a_set),
@@ -53,7 +55,8 @@ constexpr OrderDivisors order_divisors(const TileOrder& order) {
           divisor_of(a_set * (order.num_tiles - order.short_tiles)),
           divisor_of(order.num_heads),
           divisor_of(heads),
-          divisor_of(order.num_splits)};
+          divisor_of(order.num_splits),
+          divisor_of(order.num_tiles / shares)};
 }
 
 /// Which dimensions a bias has (1, else 0), whose boxes are asked for at its place in those alone.
@@ -122,18 +125,22 @@ struct HopperBwdStatisticsParams {
   // and are not counted
   uint32_t* turns;
   uint32_t* tile_counter;  // [counters], 0 from here
-  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block, counters;
+  uint32_t* dkdv_turns;    // [gradient_turns], 0 from here; null where no group's dk and dv are added up
+  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block, counters, gradient_turns;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("softmax_lse", p.softmax_lse);
     visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2), visit("delta", p.delta);
     visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("turns", p.turns);
-    visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
+    visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
     visit("turns_a_block", p.turns_a_block), visit("counters", p.counters);
+    visit("gradient_turns", p.gradient_turns);
   }
 };
+
+inline constexpr int32_t kGradientWarps = 8;  // that hold dk or dv of a tile of keys
 
 struct HopperBwdParams {
   // q, dout, dk, dv and dq: [dim, 1, seq, head, batch], boxes of q and dout [64, 1, block_m, 1, 1], of dk and dv
@@ -146,17 +153,20 @@ struct HopperBwdParams {
   ScoreParams score;
   Tensor4 dk, dv;   // null where they are not wanted
   Tensor4 dq;       // null where another kernel rounds all of dq
-  TileOrder order;  // of tiles of keys, backwards; heads are key heads
+  TileOrder order;  // of tiles of keys, backwards; heads are key heads, each with its tiles once for each share
   BiasPlaces bias_places;
-  int32_t group;  // query heads of a key head
+  int32_t group;          // query heads of a tile of keys
+  int32_t shares, tiles;  // in which a key head's query heads come, each with tiles of keys of its own; tiles of each
   OrderDivisors divisors;
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
   uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
-  // As the portable BwdParams have them; written instead of dk and dv where queries come in parts.
+  // As the portable BwdParams have them; written instead of dk and dv where queries come in parts, and by all shares of
+  // query heads but the last.
   float* dk_accum;
   float* dv_accum;
+  uint32_t* dkdv_turns;  // [batch_size, num_heads_k, tiles, kGradientWarps], 0 at first: see bwd_group.h
   // [order.counters], 0 at first: how many tiles of keys, and of queries to be rounded, have been asked for
   uint32_t* tile_counter;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
@@ -168,10 +178,10 @@ struct HopperBwdParams {
     visit("dq_map", p.dq_map);
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
-    visit("divisors", p.divisors);
+    visit("shares", p.shares), visit("tiles", p.tiles), visit("divisors", p.divisors);
     visit("lse2", p.lse2), visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
-    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("tile_counter", p.tile_counter);
-    visit("rows_a_head", p.rows_a_head);
+    visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("dkdv_turns", p.dkdv_turns);
+    visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
     visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
   }

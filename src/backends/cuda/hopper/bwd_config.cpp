@@ -63,20 +63,29 @@ HopperBwdConfig features_config(const Problem& p) {
   return c;
 }
 
-/// Whether a block may work on one tile of keys after the other. Groups of heads would be one loop more around the
-/// steps, in which ptxas keeps nothing in uniform registers. Of wide heads with dropout the warps that bring tiles draw
-/// too. The statistics' first block clears the counter, and without queries there is none.
+/// Whether a block may work on one tile of keys after the other. Of wide heads with dropout the warps that bring tiles
+/// draw too. The statistics' first block clears the counter, and without queries there is none.
 bool may_deal(const Problem& p, const HopperBwdConfig& c) {
   return (!c.ordered || c.lone_loader()) && !(c.shares_keys && c.dropout) && (!is_biased(c) || c.bias_boxes) &&
-         portable::group_of(p) == 1 && p.seqlen_q > 0;
+         p.seqlen_q > 0;
+}
+/// With blocks that do, if they may. Groups of heads would be one loop more around the steps, in which ptxas keeps
+/// nothing in uniform registers, so that a block gets a tile of keys once for each query head.
+HopperBwdConfig dealt(const Problem& p, HopperBwdConfig c) {
+  c.persistent = may_deal(p, c);
+  c.grouped = c.persistent && portable::group_of(p) > 1;
+  return c;
 }
 
 /// Whether that is quicker than a block for each tile. Of 16,384 tokens in 16 heads of 128 or 32 of 64 on an H100: with
 /// dropout 64 columns take 1 to 6% less and 96 3 to 4%, 128 at 4k 1% longer; with a bias all keys seen 2 to 4% less,
 /// causal 64 columns 2 to 6% less, 128 up to 8% longer without an order, and in fp32 1%. Dropout or a bias beside other
 /// options has not been timed. Wide heads in a fixed order: under a mask blocks of one tile are 2 to 10% quicker.
-bool deal_pays(const HopperBwdConfig& c) {
+/// Groups of heads on an H200, without an order: 64 columns 5 to 6% less, 256 1 to 3%, 128 from 4 less to 4% more by
+/// the run, but packed sequences of 512 3% longer, dropout 2%.
+bool deal_pays(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int32_t kMiddle = 96;
+  if (portable::group_of(p) > 1 && !c.ordered && (c.lengths || c.dropout)) return false;
   if (c.ordered && c.shares_keys && c.ranged) return false;
   const bool modified = c.dropout || is_biased(c);
   if (modified && c.softcap + c.alibi + c.dropout + is_biased(c) > 1) return false;
@@ -122,7 +131,7 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = c.rounds = c.last_rounds = 0;
+  if (c.split) c.persistent = c.grouped = c.rounds = c.last_rounds = 0;
   return {c, splits};
 }
 
@@ -137,15 +146,30 @@ BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
 /// and 1k 380 for 517 and 579 for 659, 2k 966 for 954, all keys seen, 512 and 1k 487 for 580 and 829 for 886, 64
 /// columns, causal, 512 to 2k 409, 648 and 1,107 for 528, 733 and 1,135.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
-  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kLongWindow = 2048;
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   const bool biased = is_biased(c);
   if (c.shares_keys) {  // 420 us for 441 at 256, none at 192
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
   if (biased) return c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
-  const bool looks_near = c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
-  return c.softcap || looks_near ? kAny : c.ranged ? 4096 : 2048;
+  return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 4096 : 2048;
+}
+
+/// The same of groups of heads, whose dk and dv have to be added up in memory where tiles of keys are to be short (see
+/// head_shares()). Of 16,384 tokens on an H200, 16 heads of 128 on 4, causal, 512 and 1k take 280 us for 387 and 454
+/// for 481, 32 on 8 2k 1,468 for 1,506, 4k 2,660 for 2,587 without an order; 64 on 8 4k 5,289 for 5,594; 8k with a
+/// window of 1,024 1,367 for 1,475; all keys seen 512 and 1k 369 for 413 and 676 for 695, 2k are level. 32 heads of 64
+/// on 8, causal, 1k 482 for 565, 2k 850 for 829; 71 on 1 2k 1,889 for 2,138. Softcap in 4k takes 6% longer.
+std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kManyHeads = 8, kFewTiles = 256;
+  if (c.shares_keys || is_biased(c)) return 0;
+  if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
+  if (!c.ranged) return 1024;
+  const bool few_tiles = core::ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size < kFewTiles;
+  if (few_tiles) return 4096;
+  if (c.block_m > kNarrow) return 1024;
+  return portable::group_of(p) >= kManyHeads && !c.softcap ? 4096 : 2048;
 }
 
 /// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have
@@ -172,11 +196,11 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c) {
 
 /// Whether that order is worth it though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered) {
-  const HopperBwdConfig c = with_order(unordered, true);
-  if (!may_deal(p, c) || !(c.shares_keys || deal_pays(c))) return false;
+  const HopperBwdConfig c = dealt(p, with_order(unordered, true));
+  if (!c.persistent || !(c.shares_keys || deal_pays(p, c))) return false;
   if (p.seqlen_q != p.seqlen_k || !each_query_sees_a_key(p, c)) return false;
-  if (p.seqlen_k > most_keys_in_order(p, c)) return false;
-  return p.num_heads_k * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c);
+  if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c) : most_keys_in_order(p, c))) return false;
+  return p.num_heads_q * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c);
 }
 
 bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.batch_invariant); }
@@ -186,7 +210,7 @@ bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.bat
 HopperBwdConfig bwd_config(const Problem& p) {
   const HopperBwdConfig features = features_config(p);
   HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features)));
-  c.persistent = may_deal(p, c) && deal_pays(c);
+  if (deal_pays(p, c)) c = dealt(p, c);
   c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
   c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c);
   return c;
@@ -209,13 +233,12 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
   for (const bool ordered : {false, true}) {
     if (ordered ? !p.dq : asks_for_order(p)) continue;
     const HopperBwdConfig c = with_order(features, ordered);
-    HopperBwdConfig dealt = c;
-    dealt.persistent = may_deal(p, c);
-    HopperBwdConfig rounding = dealt;
-    rounding.rounds = may_round(p, dealt);
-    HopperBwdConfig last_rounds = dealt;
-    last_rounds.last_rounds = may_round_last(p, dealt);
-    for (const HopperBwdConfig& each : {c, dealt, rounding, last_rounds}) consider({each, 1});
+    const HopperBwdConfig by_counter = dealt(p, c);
+    HopperBwdConfig rounding = by_counter;
+    rounding.rounds = may_round(p, by_counter);
+    HopperBwdConfig last_rounds = by_counter;
+    last_rounds.last_rounds = may_round_last(p, by_counter);
+    for (const HopperBwdConfig& each : {c, by_counter, rounding, last_rounds}) consider({each, 1});
     if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
     for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));
@@ -239,7 +262,8 @@ std::string describe(const BwdSchedule& schedule) {
   return concat(Bwd::kName, " ", c.block_n(), "x", c.block_m, " tiles, ", c.kConsumers, " warpgroups, ", c.stages,
                 " stages", c.split ? concat(", ", schedule.splits, " splits") : "",
                 c.bias_boxes ? ", bias in boxes" : "", c.persistent ? ", dealt by a counter" : "",
-                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded by blocks without tiles" : "",
+                c.grouped ? ", a query head at a time" : "", c.ordered ? ", dq in a fixed order" : "",
+                c.rounds ? ", rounded by blocks without tiles" : "",
                 c.last_rounds ? ", rounded with its last sums" : "");
 }
 

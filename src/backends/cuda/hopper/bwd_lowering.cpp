@@ -159,6 +159,7 @@ class BackwardLowerer {
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     params.turns_a_block = turns_a_block();
     params.counters = counters();
+    params.gradient_turns = gradient_turns();
     builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
   }
 
@@ -167,14 +168,17 @@ class BackwardLowerer {
     params.shape = shape_;
     params.order = key_order(p_, config_, device_.multiprocessors);
     params.order.num_splits = static_cast<std::int32_t>(splits_);
-    params.group = static_cast<std::int32_t>(portable::group_of(p_));
-    params.divisors = device::order_divisors(params.order);
+    params.shares = static_cast<std::int32_t>(head_shares(p_, config_));
+    params.group = static_cast<std::int32_t>(portable::group_of(p_)) / params.shares;
+    params.tiles = params.order.num_tiles / params.shares;
+    params.divisors = device::order_divisors(params.order, params.shares);
     params.order.counters = static_cast<std::int32_t>(counters());
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
-    if (config_.split) params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
+    if (config_.split || params.shares > 1)
+      params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
     std::int64_t blocks = key_blocks(p_, config_) * splits_;
     if (config_.persistent) blocks = std::min<std::int64_t>(blocks, device_.multiprocessors);
     gpu::Launch* launch = builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params,
@@ -245,6 +249,11 @@ class BackwardLowerer {
 
   /// Of tiles of keys that are dealt out, and of queries to be rounded.
   [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
+  /// Of the warps that hold a tile's dk and dv, which several query heads add up.
+  [[nodiscard]] std::int64_t gradient_turns() const {
+    const std::int64_t shares = head_shares(p_, config_);
+    return shares > 1 ? key_blocks(p_, config_) / shares * device::kGradientWarps : 0;
+  }
   /// Whether blocks of the gradients' own launch do.
   [[nodiscard]] bool rounds_dq() const { return config_.rounds || config_.last_rounds; }
   /// Of the tiles of queries that a block of the statistics has.

@@ -17,6 +17,7 @@ using core::ceil_div;
 
 constexpr std::int32_t kShortTiles = 4;  // under a causal mask one in so many of a head's is left to the end
 constexpr std::int64_t kFewSets = 8;     // more sets of heads even out whatever the last one is
+constexpr std::int32_t kNarrow = 64;     // queries of a tile, and more of head dims to as many
 
 std::int64_t heads_that_fill(std::int64_t heads, std::int64_t tiles, std::int64_t multiprocessors) {
   return std::clamp<std::int64_t>(ceil_div(multiprocessors, tiles), 1, heads);
@@ -47,20 +48,32 @@ bool waits_for_memory(const device::HopperBwdConfig& c, std::int64_t heads, std:
 }  // namespace
 
 std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
-  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size;
+  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size * head_shares(p, c);
+}
+
+std::int64_t head_shares(const Problem& p, const device::HopperBwdConfig& c) {
+  if (!c.grouped) return 1;
+  const std::int64_t group = portable::group_of(p), short_keys = c.block_m > kNarrow ? 1024 : 512;
+  if (!c.ordered || !c.ranged || looks_near(p, c) || p.seqlen_k <= short_keys) return 1;
+  return group % 2 == 0 ? group / 2 : group;
+}
+
+bool looks_near(const Problem& p, const device::HopperBwdConfig& c) {
+  constexpr std::int64_t kLongWindow = 2048;
+  return c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
 }
 
 device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
   device::TileOrder order{};
   const std::int64_t tiles = ceil_div(p.seqlen_k, c.block_n()), heads = p.num_heads_k * p.batch_size;
-  order.num_tiles = static_cast<std::int32_t>(tiles);
+  order.num_tiles = static_cast<std::int32_t>(tiles * head_shares(p, c));
   order.num_heads = static_cast<std::int32_t>(p.num_heads_k);
   order.batch_size = static_cast<std::int32_t>(p.batch_size);
   order.num_splits = order.heads_at_once = 1;
   if (tiles == 0 || heads == 0) return order;
-  if (c.ordered) {
-    // The shortest ones come first, and heads in turn, so that blocks of a head, which wait for each other, begin one
-    // after another.
+  if (c.ordered || head_shares(p, c) > 1) {
+    // In an order the shortest ones come first, and heads in turn, so that blocks of a head, which wait for each other,
+    // begin one after another. Of a group's heads a tile comes again when all multiprocessors have had others since.
     order.heads_at_once = static_cast<std::int32_t>(heads_that_fill(heads, tiles, multiprocessors));
   } else if (c.windowed) {
     // At the end the shorter half of those whose queries end with the sequence, before the window does.
@@ -87,7 +100,7 @@ std::int64_t query_parts(const Problem& p, const device::HopperBwdConfig& c, con
   constexpr std::int64_t kFewestStepsAPart = 4, kMostTimesAsMany = 4;
   constexpr double kWorthwhile = 0.9;  // of the time with fewer parts: the estimate is no better
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.seqlen_q, c.block_m), 1);
-  const std::int64_t steps = tiles * portable::group_of(p);
+  const std::int64_t steps = tiles * portable::group_of(p) / head_shares(p, c);
   std::int64_t parts = std::min(tiles, portable::query_splits(p, key_blocks(p, c), steps, device.multiprocessors));
   if (p.batch_invariant || !c.ranged) return parts;
   const std::int64_t most =

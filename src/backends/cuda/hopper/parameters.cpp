@@ -43,6 +43,7 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.workspace(p.dense_delta, "delta", Access::write, table.heads() * p.dense_rows_a_head);
   table.add(p.turns, gpu::float_workspace("turns", Access::write, table.heads() * p.grid.num_tiles * p.turns_a_block));
   table.add(p.tile_counter, gpu::float_workspace("tile_counter", Access::write, p.counters));
+  table.add(p.dkdv_turns, gpu::float_workspace("dkdv_turns", Access::write, p.gradient_turns));
 }
 
 void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor& visit) {
@@ -62,9 +63,16 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   turns.one_writer = false;  // blocks hand them on
   table.add(p.turns, turns);
   const device::TileOrder& order = p.order;
-  const std::int64_t parts = std::int64_t{order.num_tiles} * order.num_heads * order.batch_size * order.num_splits;
-  table.workspace(p.dk_accum, "dk_accum", Access::write, parts * p.dk_accum_a_block);
-  table.workspace(p.dv_accum, "dv_accum", Access::write, parts * p.dv_accum_a_block);
+  const std::int64_t tiles = std::int64_t{p.tiles} * order.num_heads * order.batch_size;
+  const bool shared = p.shares > 1;
+  const auto add_shared = [&](const auto& pointer, const char* name, std::int64_t count) {
+    gpu::Region region = gpu::float_workspace(name, shared ? Access::add : Access::write, count);
+    region.one_writer = !shared;  // in turn one stores, others add and the last one reads
+    table.add(pointer, region);
+  };
+  add_shared(p.dk_accum, "dk_accum", tiles * order.num_splits * p.dk_accum_a_block);
+  add_shared(p.dv_accum, "dv_accum", tiles * order.num_splits * p.dv_accum_a_block);
+  add_shared(p.dkdv_turns, "dkdv_turns", shared ? tiles * device::kGradientWarps : 0);
   gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
   counter.one_writer = false;  // all blocks add
   table.add(p.tile_counter, counter);

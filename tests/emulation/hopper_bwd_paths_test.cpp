@@ -53,6 +53,27 @@ TEST(HopperBwdPaths, EveryOption) {
   for (const char* without : {"dq=0", "dk=0 dv=0"}) check_backward("hopper_bwd", narrow + without);
 }
 
+/// Rows of dq that end within 16 leave by lanes, and those that no tile of keys adds to are cleared.
+TEST(HopperBwdPaths, LastSumsOfPackedSequences) {
+  const std::string last = "rounded with its last sums", packed = " deterministic=1 layout=thd ";
+  check_backward(last,
+                 "dtype=bf16 head_dim=64 num_heads_q=2 mask=causal batch_size=3 max_seqlen_q=270 max_seqlen_k=270 "
+                 "total_q=490 total_k=450" +
+                     packed);
+  check_backward(last,
+                 "dtype=f16 head_dim=72 head_dim_v=128 mask=causal batch_size=4 max_seqlen_q=300 max_seqlen_k=200 "
+                 "total_q=500 total_k=350" +
+                     kGroups + packed);
+  check_backward(last,
+                 "dtype=bf16 head_dim=96 window_left=60 window_right=10 num_heads_q=2 batch_size=4 max_seqlen_q=200 "
+                 "max_seqlen_k=300 total_q=400 total_k=350" +
+                     packed);
+  check_backward(last,
+                 "dtype=bf16 head_dim=128 mask=causal seqused_q=1 seqused_k=1 leftpad_k=1 batch_invariant=1 "
+                 "num_heads_q=2 batch_size=3 seqlen_q=201 seqlen_k=150",
+                 true);
+}
+
 /// A tile of keys for one query head of a group after the other, all of them or a share.
 TEST(HopperBwdPaths, QueryHeadsOfAGroup) {
   const std::string heads = "num_heads_q=4 num_heads_k=1 ", one_by_one = "dealt by a counter, a query head at a time";

@@ -99,12 +99,12 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   EXPECT_NE(lowered_backward(short_ones).schedule.find(", dq in a fixed order, rounded with"), std::string::npos);
   for (const char* option :
        {"", "mask=causal", "mask=causal softcap=30", "mask=causal window_left=100", "mask=causal alibi_slopes=[h]",
-        "mask=causal head_dim_v=64", "bias=query[b,h,q,k]", "mask=causal bias=bool[b,1,1,k]"}) {
+        "mask=causal head_dim_v=64", "bias=query[b,h,q,k]", "mask=causal bias=bool[b,1,1,k]",
+        "mask=causal num_heads_k=4 seqused_k=1", "seqused_q=1 seqused_k=1"}) {
     EXPECT_TRUE(ordered(short_ones + option)) << option;
   }
-  for (const char* option :
-       {"mask=causal num_heads_k=4 seqused_k=1", "mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024",
-        "mask=causal seqused_k=1", "mask=causal dq=0", "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
+  for (const char* option : {"mask=causal dropout_p=0.1", "mask=causal seqlen_k=1024", "mask=causal seqused_k=1 sink=1",
+                             "mask=causal dq=0", "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     EXPECT_FALSE(ordered(short_ones + option)) << option;
   }
   EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=2048 mask=causal"));
@@ -270,11 +270,17 @@ TEST(HopperBwdLowering, RoundsDqWithItsLastSums) {
        {"batch_size=4 seqlen_q=4096 mask=causal deterministic=1", "batch_size=8 seqlen_q=512 dq=0",
         "batch_size=32 seqlen_q=512 deterministic=1 dropout_p=0.1",
         "batch_size=32 seqlen_q=512 num_heads_k=4 dropout_p=0.1",
-        "batch_size=32 seqlen_q=512 deterministic=1 seqused_k=1", "batch_size=16 seqlen_q=4096",
+        "batch_size=32 seqlen_q=512 deterministic=1 seqused_k=1 sink=1", "batch_size=16 seqlen_q=4096",
         "batch_size=32 seqlen_q=512 seqlen_k=400 mask=causal deterministic=1"}) {
     EXPECT_FALSE(config(heads + problem).last_rounds) << problem;
   }
   EXPECT_TRUE(config("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal").last_rounds);
+  // Of lengths that the device reads, to as many keys: beyond, nobody knows when a query's sums are complete.
+  const std::string packed = "layout=thd batch_size=32 total_q=9000 total_k=9000 mask=causal ";
+  EXPECT_TRUE(config(heads + packed + "max_seqlen_q=600 max_seqlen_k=600").last_rounds);
+  EXPECT_FALSE(config(heads + packed + "max_seqlen_q=2000 max_seqlen_k=2000").ordered);
+  EXPECT_TRUE(config(heads + packed + "max_seqlen_q=2000 max_seqlen_k=2000 window_left=500").last_rounds);
+  EXPECT_EQ(lowered_backward(heads + packed + "max_seqlen_q=600 max_seqlen_k=600").launches().size(), 2U);
   EXPECT_FALSE(config("dtype=bf16 batch_size=8 seqlen_q=512 num_heads_q=8 head_dim=256 deterministic=1").last_rounds);
 }
 

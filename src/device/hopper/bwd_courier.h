@@ -3,6 +3,8 @@
 // queries need not go there: what has been added up so far is fetched, they are added to it, and leave as dq.
 #pragma once
 
+#include "device/attention/tensor_rows.h"
+#include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq.h"
 
 namespace tilewise::device {
@@ -18,6 +20,17 @@ TILEWISE_INLINE CourierPlace courier_place(const BwdRun& run, int32_t step) {
   const uint32_t count = run.steps + static_cast<uint32_t>(step);
   return {static_cast<int32_t>(count % C.kCouriers), count / C.kCouriers % 2};
 }
+
+/// The rows of queries whose sums a warp has of a step's tile, counted from the sequence's first one. Those of a packed
+/// sequence's end don't leave in a box, which would write on into the next one.
+template <HopperBwdConfig C>
+struct BwdDqRowsOfWarp {
+  int32_t first;
+  bool whole;
+  TILEWISE_INLINE BwdDqRowsOfWarp(const BwdWork& work, int32_t step, int row_chunk, int warp)
+      : first((work.queries.begin + step) * C.block_m + 64 * row_chunk + kDqRows * warp),
+        whole(first + kDqRows <= work.rows_q) {}
+};
 
 /// The warpgroup that multiplies, and leaves the sums of each part where couriers find them.
 template <class Ops, HopperBwdConfig C>
@@ -90,7 +103,12 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     } else {
       shared_.handover.read[place_.stage].wait(place_.parity ^ 1);
     }
-    round<kPart>(dQ);
+    if constexpr (C.lengths) {
+      const DqRows rows(work_, step, Parts::row_chunk(kPart), warp_);
+      rows.whole ? round<kPart>(dQ) : store_last_rows<kPart>(dQ, rows.first);
+    } else {
+      round<kPart>(dQ);
+    }
     place_.advance();
   }
   /// Of the lane's two rows of each 64: hidden keys of NaN, times 0, are not to reach one that sees nothing.
@@ -127,12 +145,34 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) {
         const Sm80Accumulator& x = dQ.tile[0][2 * k + i / 2];
-        const int slot = i % 2;
-        const uint32_t two = Machine::template pack<C.q_type>(x[2 * slot] * p_.score.softmax_scale,
-                                                              x[2 * slot + 1] * p_.score.softmax_scale);
-        packed[i] = sees_[2 * Parts::row_chunk(kPart) + slot] ? two : 0;
+        packed[i] = rounded<kPart>(x, i % 2);
       }
       Machine::store_matrices(tile.pair_piece(place, k), packed);
+    }
+  }
+  /// Two columns of one of the lane's rows.
+  template <int kPart>
+  TILEWISE_INLINE uint32_t rounded(const Sm80Accumulator& x, int slot) const {
+    const uint32_t two = Machine::template pack<C.q_type>(x[2 * slot] * p_.score.softmax_scale,
+                                                          x[2 * slot + 1] * p_.score.softmax_scale);
+    return sees_[2 * Parts::row_chunk(kPart) + slot] ? two : 0;
+  }
+  /// Of a sequence that ends within them, by each lane.
+  template <int kPart, class Sums>
+  TILEWISE_INLINE void store_last_rows(const Sums& dQ, int32_t first) const {
+    const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);  // not kept in registers through the steps
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < 2; ++slot) {
+      const int32_t row = first + lane_ / 4 + 8 * slot;
+      if (row >= work.rows_q) continue;
+      auto* const to = mutable_elements_of<C.q_type>(p_.dq) + work.batch * p_.dq.batch_stride +
+                       int64_t{work.q_row + row} * p_.dq.seq_stride + work.query_head * p_.dq.head_stride;
+      TILEWISE_UNROLL
+      for (int c = 0; c < dQ.kColTiles; ++c) {
+        const int32_t col = Parts::first_col(kPart) + 8 * c + 2 * (lane_ % 4);
+        if (!C.exact_dims && col >= p_.shape.head_dim) continue;
+        Machine::store_global(reinterpret_cast<uint32_t*>(to + col), rounded<kPart>(dQ.tile[0][c], slot));
+      }
     }
   }
 
@@ -146,6 +186,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     }
   }
 
+  using DqRows = BwdDqRowsOfWarp<C>;
   static constexpr uint32_t kParts = Parts::kCount;
   static constexpr int kRowsOfLane = C.block_m / 32;
   BwdRun& run_;
@@ -159,6 +200,7 @@ template <class Machine, HopperBwdConfig C>
 class BwdCourier {
   using Shared = HopperBwdShared<Machine, C>;
   using Parts = DqParts<C>;
+  using DqRows = BwdDqRowsOfWarp<C>;
 
  public:
   TILEWISE_INLINE BwdCourier(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
@@ -216,11 +258,12 @@ class BwdCourier {
     for_each_index<0, Parts::kCount>([&](auto part) {
       constexpr int kPart = decltype(part)::value;
       shared_.handover.staged[index_][kPart].wait(parity);
-      const int32_t row = (work_.queries.begin + step) * C.block_m + Parts::row_chunk(kPart) * 64;
       TILEWISE_NO_UNROLL
       for (int warp = 0; warp < C.kDqWarps; ++warp) {
+        const DqRows rows(work_, step, Parts::row_chunk(kPart), warp);
+        if (C.lengths && !rows.whole) continue;
         Machine::store_box(p_.dq_map, &shared_.handover.rounded(warp, staged_at(kPart, step)), Parts::first_col(kPart),
-                           0, row + 16 * warp, work_.query_head, work_.batch);
+                           0, work_.q_row + rows.first, work_.query_head, p_.shape.cu_seqlens_q ? 0 : work_.batch);
       }
       Machine::commit_stores();
       // At once: what comes into this place next has a longer way than a step's products.

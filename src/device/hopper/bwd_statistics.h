@@ -67,6 +67,20 @@ class HopperBwdStatistics {
       TILEWISE_UNROLL
       for (int bit = 1; bit < kLanesARow; bit *= 2) delta += Machine::shuffle_xor(delta, bit);
       if (part == 0) store(p, s, place, i, i < s.seqlen_q, delta, head * p.rows_a_head + statistic_place(i));
+      if (p.dq.data && i < s.all_q) clear_unseeing(p, s, place, i, part);
+    }
+  }
+
+  /// dq of a query that is not used or sees nothing: it may be that no tile of keys adds to its tile.
+  TILEWISE_INLINE static void clear_unseeing(const Params& p, const Sequence& s, const GridPlace& place, int64_t i,
+                                             int part) {
+    const bool sees =
+        i < s.seqlen_q && Machine::load_global(p.softmax_lse.data +
+                                               lse_offset(p.softmax_lse, s, place.batch, i, place.head)) != -kInfinity;
+    if (sees) return;
+    auto* const dq = mutable_elements_of<C.out_type>(p.dq) + query_offset(p.dq, s, place.batch, i, place.head);
+    for (int col = part * kChunk; col < p.shape.head_dim; col += kLanesARow * kChunk) {
+      Machine::store_global(reinterpret_cast<Chunk*>(dq + col), Chunk{{0, 0, 0, 0}});
     }
   }
 

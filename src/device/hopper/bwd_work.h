@@ -26,6 +26,7 @@ struct BwdWork {
   int32_t q_row, k_row;              // where the used queries and the block's first row start, in rows of the tensors
   int32_t first_key;                 // of the block; negative where padding comes first
   int32_t seqlen_q, seqlen_k, rows;  // used ones; rows of the block that are the sequence's
+  int32_t rows_q;                    // the sequence's rows of queries
   int32_t leftpad;                   // rows of memory in front of key 0
   int32_t diagonal;                  // query i stands at key i + diagonal
   KeyBand band;
@@ -216,6 +217,7 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   work.seqlen_q = static_cast<int32_t>(s.seqlen_q);
   work.seqlen_k = static_cast<int32_t>(s.seqlen_k);
   work.rows = minimum(static_cast<int32_t>(s.all_k) - first_row, C.block_n());
+  work.rows_q = static_cast<int32_t>(s.all_q);
   work.diagonal = static_cast<int32_t>(diagonal_offset(p.score, s));
   work.band = key_band(p.score);
   work.queries = query_tiles<C>(work, work.first_key, C.block_n());

@@ -114,6 +114,7 @@ constexpr int64_t statistic_place(int64_t row) {
 struct HopperBwdStatisticsParams {
   AttentionShape shape;
   Tensor4 out, dout;
+  Tensor4 dq;  // null but where those of queries that see nothing are cleared
   LseTensor softmax_lse, dlse;
   TileGrid grid;
   float* lse2;      // [batch_size, num_heads_q, rows_a_head]
@@ -130,8 +131,9 @@ struct HopperBwdStatisticsParams {
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("softmax_lse", p.softmax_lse);
-    visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2), visit("delta", p.delta);
+    visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("dq", p.dq);
+    visit("softmax_lse", p.softmax_lse), visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2),
+        visit("delta", p.delta);
     visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("turns", p.turns);
     visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);

@@ -110,8 +110,13 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   return c.ordered || (key_blocks(p, c) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
 }
 
-/// Whether the last tile of keys that adds to a tile of queries may round it.
-bool may_round_last(const Problem& p, const HopperBwdConfig& c) { return c.couriers() && may_round(p, c); }
+/// Whether the last tile of keys that adds to a tile of queries may round it. Of sequences whose lengths the device
+/// reads some queries may see no key: the statistics clear their dq, and know them by a log-sum-exp of -infinity, which
+/// a sink would make finite.
+bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
+  const bool known = c.lengths ? p.sink == SinkKind::none : each_query_sees_a_key(p, c);
+  return p.dq && c.persistent && c.couriers() && known;
+}
 
 /// Whether that is quicker than blocks without tiles that do. What has been added so far comes from memory then, which
 /// takes a little longer than a step; and but for a window the first tile of keys is the last one of all queries, for
@@ -198,7 +203,8 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c) {
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered) {
   const HopperBwdConfig c = dealt(p, with_order(unordered, true));
   if (!c.persistent || !(c.shares_keys || deal_pays(p, c))) return false;
-  if (p.seqlen_q != p.seqlen_k || !each_query_sees_a_key(p, c)) return false;
+  const bool complete = c.lengths ? may_round_last(p, c) && last_rounding_pays(p, c) : each_query_sees_a_key(p, c);
+  if (p.seqlen_q != p.seqlen_k || !complete) return false;
   if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c) : most_keys_in_order(p, c))) return false;
   return p.num_heads_q * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c);
 }

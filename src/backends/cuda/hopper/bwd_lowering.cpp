@@ -38,6 +38,12 @@ void bind_statistics(const void* call, void* block) {
   params.dlse = from.dlse;
 }
 
+/// Where it clears what the gradients' own launch may leave out of dq, too.
+void bind_statistics_that_clear(const void* call, void* block) {
+  bind_statistics(call, block);
+  static_cast<device::HopperBwdStatisticsParams*>(block)->dq = call_of(call).dq;
+}
+
 void bind_bwd(const void* call, void* block) {
   const AttentionParams& from = call_of(call);
   auto& params = *static_cast<device::HopperBwdParams*>(block);
@@ -154,13 +160,15 @@ class BackwardLowerer {
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
-    const bool stores_first = config_.ordered && each_query_sees_a_key(p_, config_);
+    const bool stores_first = config_.ordered && (config_.last_rounds || each_query_sees_a_key(p_, config_));
     params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     params.turns_a_block = turns_a_block();
     params.counters = counters();
     params.gradient_turns = gradient_turns();
-    builder_.launch<BwdStatistics>(gpu::Family::sm80, c, query_grid(), params, bind_statistics);
+    builder_.launch<BwdStatistics>(
+        gpu::Family::sm80, c, query_grid(), params,
+        config_.last_rounds && config_.lengths ? bind_statistics_that_clear : bind_statistics);
   }
 
   void add_gradients() {

@@ -35,6 +35,7 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.lengths();
   table.outs(p.out, "out", Access::read);
   table.outs(p.dout, "dout", Access::read);
+  table.queries(p.dq, "dq", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::read);
   table.lse(p.dlse, "dlse", Access::read);
   table.workspace(p.lse2, "lse2", Access::write, table.heads() * p.rows_a_head);

@@ -25,10 +25,11 @@ TEST(HopperPaths, EveryTile) {
   check("256x64 tiles",
         "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 batch_size=2 seqlen_q=300 seqlen_k=400" + kTable);
   check("192x64 tiles", "dtype=bf16 head_dim=128 mask=causal" + kGroups + kLengths);
-  check("192x64 tiles", "dtype=f16 head_dim=128 seqlen_q=200 seqlen_k=330 num_heads_q=2");
+  check("192x64 tiles", "dtype=f16 head_dim=128 seqlen_q=180 seqlen_k=330 num_heads_q=2" + kTable);
+  check("128x128 tiles", "dtype=f16 head_dim=128 seqlen_q=200 seqlen_k=330 num_heads_q=2" + kTable);
   check("192x112 tiles", "dtype=bf16 head_dim=72 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
   check("192x96 tiles", "dtype=bf16 head_dim=72 mask=causal num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
-  check("192x80 tiles", "dtype=bf16 head_dim=96 num_heads_q=2 seqlen_q=200 seqlen_k=330" + kTable);
+  check("192x80 tiles", "dtype=bf16 head_dim=96 num_heads_q=2 seqlen_q=180 seqlen_k=330" + kTable);
   check("192x112 tiles", "dtype=f16 head_dim=80 num_heads_q=1 seqlen_q=200 seqlen_k=330" + kTable);
   check("192x96 tiles", "dtype=bf16 head_dim=64 mask=causal seqused_k=1" + kGroups + kLengths + kTable);
   check("192x128 tiles", "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 seqlen_q=4200 seqlen_k=130");
@@ -83,6 +84,9 @@ TEST(HopperPaths, BiasInBoxes) {
                     f16 = "dtype=f16 head_dim=64 batch_size=2 num_heads_q=2 seqlen_q=150 seqlen_k=200" + kTable;
   check("192x64 tiles, 3 warpgroups, 3 stages, bias in boxes", bf16 + " bias=query[b,h,q,k]");
   check("192x80 tiles, 3 warpgroups, 3 stages, bias in boxes", bf16 + " bias=bool[b,h,q,k]");
+  const std::string narrow = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=300 seqlen_k=270" + kTable;
+  check("256x48 tiles, 4 warpgroups, 4 stages, bias in boxes", narrow + " bias=query[b,h,q,k] mask=causal");
+  check("256x48 tiles, 4 warpgroups", narrow + " bias=bool[b,1,1,k]");
   check("bias in boxes", bf16 + " bias=f32[b,h,q,k] sink=1 mask=causal");
   check("bias in boxes", f16 + " bias=query[b,h,1,k] mask=causal window_left=90");
   check("bias in boxes", f16 + " bias=bool[b,1,q,k]");

@@ -129,14 +129,48 @@ TEST(HopperLowering, TakesNoTurnsWhereWarpgroupsSeeUnequalKeys) {
   EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=256 mask=causal"));
   EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal softcap=30"));
   EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 softcap=30"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=64 mask=causal softcap=30"));
+  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=64 mask=causal softcap=30"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=64 softcap=30"));
   EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal softcap=30 alibi_slopes=[h]"));
   EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=256 mask=causal window_left=1024"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 alibi_slopes=[h]"));
+  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 alibi_slopes=[h]"));
+  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=64 mask=causal window_left=1024 softcap=30"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=256 mask=causal window_left=1024 softcap=30"));
+  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 bias=query[b,h,q,k]"));
   EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=128 mask=causal dropout_p=0.1"));
   EXPECT_FALSE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128"));
   EXPECT_TRUE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=256"));
   EXPECT_TRUE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128 softcap=30"));
+}
+
+/// Tiles that fit few queries and keys, and a bias's of narrow heads.
+TEST(HopperLowering, TilesFitShortSequences) {
+  const auto tile = [](std::string_view text) {
+    const Problem problem = problem_of(concat("dtype=bf16 batch_size=64 num_heads_q=16 ", text));
+    return name_of(forward_schedule(problem, h200()));
+  };
+  for (const char* length : {"257", "384", "576"}) {
+    EXPECT_TRUE(tile(concat("head_dim=64 seqlen_q=", length)).starts_with("192x96/")) << length;
+  }
+  for (const char* length :
+       {"160", "197", "320", "512", "577", "1024", "384 mask=causal", "384 seqused_k=1 mask=causal"}) {
+    EXPECT_EQ(tile(concat("head_dim=64 seqlen_q=", length)).starts_with("256x64/"),
+              !std::string_view(length).ends_with("seqused_k=1 mask=causal"))
+        << length;
+  }
+  for (const char* dims : {"72", "96", "128"}) {
+    EXPECT_TRUE(tile(concat("seqlen_q=256 head_dim=", dims)).starts_with("128x128/")) << dims;
+    EXPECT_TRUE(tile(concat("seqlen_q=512 head_dim=", dims)).starts_with("192x")) << dims;
+    EXPECT_TRUE(tile(concat("seqlen_q=256 mask=causal head_dim=", dims)).starts_with("192x")) << dims;
+  }
+  const std::string narrow = "head_dim=64 seqlen_q=1024 ";
+  for (const char* bias : {"bias=query[b,h,q,k]", "bias=bool[b,1,1,k]", "bias=query[1,h,q,k] mask=causal"}) {
+    EXPECT_TRUE(tile(narrow + bias).starts_with("256x48/")) << bias;
+  }
+  for (const char* bias :
+       {"bias=f32[b,h,q,k]", "bias=query[b,h,q,k] window_left=100", "bias=bool[b,1,1,k] seqused_k=1"}) {
+    EXPECT_TRUE(tile(narrow + bias).starts_with("192x64/")) << bias;
+  }
 }
 
 /// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.

@@ -67,7 +67,9 @@ class HopperBwdStatistics {
       TILEWISE_UNROLL
       for (int bit = 1; bit < kLanesARow; bit *= 2) delta += Machine::shuffle_xor(delta, bit);
       if (part == 0) store(p, s, place, i, i < s.seqlen_q, delta, head * p.rows_a_head + statistic_place(i));
-      if (p.dq.data && i < s.all_q) clear_unseeing(p, s, place, i, part);
+      if constexpr (C.lengths) {  // of others each query sees a key
+        if (p.dq.data && i < s.all_q) clear_unseeing(p, s, place, i, part);
+      }
     }
   }
 

@@ -61,6 +61,11 @@ constexpr HopperBwdConfig with_middle_dims(HopperBwdConfig c) {
   c.stages = 3;
   return c;
 }
+/// The same of key heads with several query heads.
+constexpr HopperBwdConfig with_groups(HopperBwdConfig c) {
+  c.grouped = 1;
+  return c;
+}
 /// Before such tiles dk of the tile of keys before has left.
 inline constexpr HopperBwdConfig kMiddle = with_middle_dims(kNarrow);
 inline constexpr HopperBwdConfig kDropout = [] {
@@ -138,17 +143,9 @@ inline constexpr HopperBwdConfig kOrderedDropout = [] {
   return c;
 }();
 /// A block has a tile of keys for one query head after the other: two of them, whose dk and dv others add to.
-inline constexpr HopperBwdConfig kGrouped = [] {
-  HopperBwdConfig c = kOrderedMiddle;
-  c.grouped = c.rounds = 1;
-  return c;
-}();
+inline constexpr HopperBwdConfig kGrouped = with_groups(with_middle_dims(kRounding));
 /// The same of all of them, by warps that count.
-inline constexpr HopperBwdConfig kGroupedCounting = [] {
-  HopperBwdConfig c = kCounting;
-  c.grouped = 1;
-  return c;
-}();
+inline constexpr HopperBwdConfig kGroupedCounting = with_groups(kCounting);
 /// Two warpgroups with the same 64 keys; one block works on all tiles of keys.
 inline constexpr HopperBwdConfig kWide = [] {
   HopperBwdConfig c;
@@ -172,11 +169,7 @@ inline constexpr HopperBwdConfig kWideRounding = [] {
   c.persistent = c.rounds = 1;
   return c;
 }();
-inline constexpr HopperBwdConfig kWideGrouped = [] {
-  HopperBwdConfig c = kWideRounding;
-  c.grouped = 1;
-  return c;
-}();
+inline constexpr HopperBwdConfig kWideGrouped = with_groups(kWideRounding);
 inline constexpr HopperBwdConfig kWideDropout = [] {
   HopperBwdConfig c = kWide;
   c.persistent = 0;

@@ -171,8 +171,7 @@ std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig&
   if (c.shares_keys || is_biased(c)) return 0;
   if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
   if (!c.ranged) return 1024;
-  const bool few_tiles = core::ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size < kFewTiles;
-  if (few_tiles) return 4096;
+  if (tiles_of_keys(p, c) < kFewTiles) return 4096;
   if (c.block_m > kNarrow) return 1024;
   return portable::group_of(p) >= kManyHeads && !c.softcap ? 4096 : 2048;
 }

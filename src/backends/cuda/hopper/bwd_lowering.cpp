@@ -259,8 +259,7 @@ class BackwardLowerer {
   [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
   /// Of the warps that hold a tile's dk and dv, which several query heads add up.
   [[nodiscard]] std::int64_t gradient_turns() const {
-    const std::int64_t shares = head_shares(p_, config_);
-    return shares > 1 ? key_blocks(p_, config_) / shares * device::kGradientWarps : 0;
+    return head_shares(p_, config_) > 1 ? tiles_of_keys(p_, config_) * device::kGradientWarps : 0;
   }
   /// Whether blocks of the gradients' own launch do.
   [[nodiscard]] bool rounds_dq() const { return config_.rounds || config_.last_rounds; }

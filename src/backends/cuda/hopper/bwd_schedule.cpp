@@ -47,8 +47,12 @@ bool waits_for_memory(const device::HopperBwdConfig& c, std::int64_t heads, std:
 
 }  // namespace
 
+std::int64_t tiles_of_keys(const Problem& p, const device::HopperBwdConfig& c) {
+  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size;
+}
+
 std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
-  return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size * head_shares(p, c);
+  return tiles_of_keys(p, c) * head_shares(p, c);
 }
 
 std::int64_t head_shares(const Problem& p, const device::HopperBwdConfig& c) {

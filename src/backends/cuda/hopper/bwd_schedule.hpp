@@ -11,7 +11,9 @@
 
 namespace tilewise::backends::hopper {
 
-/// Tiles of keys of all heads.
+/// Tiles of keys of all key heads, each counted once.
+[[nodiscard]] std::int64_t tiles_of_keys(const Problem& problem, const device::HopperBwdConfig& config);
+/// The same, each once for every share of a key head's query heads.
 [[nodiscard]] std::int64_t key_blocks(const Problem& problem, const device::HopperBwdConfig& config);
 /// Shares of a key head's query heads that have tiles of keys of their own. One for all of them has no sums of dk and
 /// dv to add up in memory: that takes an H200 17% less at 512 causal keys (16 heads of 128 on 4, 16,384 tokens). But in

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -173,6 +174,17 @@ void print_table(std::span<const NamedKernel> kernels) {
   table.print(std::cout);
 }
 
+/// Where products that could overlap wait for each other, say, which costs a kernel a third of its speed.
+void print_losses(std::span<const NamedKernel> kernels) {
+  for (const NamedKernel& kernel : kernels) {
+    std::istringstream log(kernel.build->compiled->log);
+    for (std::string line; std::getline(log, line);) {
+      if (line.find("Potential Performance Loss") != std::string::npos)
+        std::cout << kernel.file << ": " << line << '\n';
+    }
+  }
+}
+
 std::string counted(std::size_t count, std::string_view thing) {
   return core::concat(count, " ", thing, count == 1 ? "" : "s");
 }
@@ -191,7 +203,7 @@ void compile_problems(const Options& options) {
   }
   if (!options.bundle.empty()) write_bundle_file(options.bundle, builds);
 
-  if (!kernels.empty()) print_table(kernels);
+  if (!kernels.empty()) print_table(kernels), print_losses(kernels);
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
   std::cout << counted(kernels.size(), "kernel") << " of " << counted(problems.size(), "problem") << " for "
             << jit::to_string(target) << " in " << format_seconds(passed.count());

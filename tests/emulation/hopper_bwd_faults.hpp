@@ -40,6 +40,8 @@ enum class BwdFault {
   first_block_idle,
   rounded_early,
   share_not_handed_on,
+  scores_overwritten,
+  gradients_staged_early,
 };
 inline BwdFault g_bwd_fault = BwdFault::none;
 
@@ -157,6 +159,25 @@ inline constexpr HopperBwdConfig kWide = [] {
   return c;
 }();
 
+/// Warpgroups with 64 keys each that multiply dQ, too.
+inline constexpr HopperBwdConfig kOwnDq = [] {
+  HopperBwdConfig c;
+  c.persistent = c.own_dq = 1;
+  c.head_dim = 192;
+  c.head_dim_v = 128;
+  c.stages = 2;
+  c.ranged = c.partial_rows = 1;
+  c.waves = 4 * c.warpgroups();
+  return c;
+}();
+/// The same where each query sees all keys: warps count tiles of keys, and blocks that have none left round dq.
+inline constexpr HopperBwdConfig kOwnDqCounting = [] {
+  HopperBwdConfig c = kOwnDq;
+  c.ranged = 0;
+  c.rounds = 1;
+  return c;
+}();
+
 inline constexpr HopperBwdConfig kWideOrdered = [] {
   HopperBwdConfig c = kWide;
   c.persistent = 0;
@@ -233,12 +254,20 @@ struct FaultyBwdSm90 : HostSm90Machine {
     constexpr auto kRead = offsetof(Block, item_read);
     return is_at(barrier, kRead) || is_at(barrier, kRead + sizeof(*barrier));
   }
+  /// Whether it says that products have read a tile of dS.
+  static bool frees_scores([[maybe_unused]] uint64_t* barrier) {
+    if constexpr (C.own_dq) {
+      return is_at(barrier, offsetof(Block, score_ring) + offsetof(decltype(Block::score_ring), empty));
+    }
+    return false;
+  }
   /// Of a block that works on one tile of keys after the other.
   static bool waits_in_vain([[maybe_unused]] uint64_t* barrier) {
     if constexpr (C.persistent) {
       if (g_bwd_fault == BwdFault::values_overwritten) return is_at(barrier, offsetof(Block, values_free));
       if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && keeps_keys(barrier);
       if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
+      if (g_bwd_fault == BwdFault::scores_overwritten) return frees_scores(barrier);
     }
     return false;
   }
@@ -258,8 +287,13 @@ struct FaultyBwdSm90 : HostSm90Machine {
     HostSm90Machine::wait(barrier, parity);
   }
   static bool test(uint64_t* barrier, uint32_t parity) {
+    if (g_bwd_fault == BwdFault::scores_overwritten && frees_scores(barrier)) return true;
     if (g_bwd_fault == BwdFault::staged_before_read && sums_are(barrier) == SumsAre::read) return true;
     return HostSm90Machine::test(barrier, parity);
+  }
+  static void named_barrier_sync(int number, int threads) {
+    if (g_bwd_fault == BwdFault::gradients_staged_early && number == kKeysRead) return;
+    HostSm90Machine::named_barrier_sync(number, threads);
   }
   static void arrive(uint64_t* barrier) {
     if (g_bwd_fault == BwdFault::lost_arrival && thread() == 2 * kWarpgroupThreads) return;

@@ -30,7 +30,8 @@ constexpr std::int64_t kQueries = 300, kRows = 384;
 template <HopperBwdConfig C = kNarrow>
 class BwdCall {
   using Machine = FaultyBwdSm90<C>;
-  static constexpr std::int64_t kDim = C.head_dim, kHeads = C.grouped ? 4 : 2, kHeadsK = C.grouped ? 1 : kHeads,
+  static constexpr std::int64_t kDim = C.head_dim, kDimV = C.head_dim_v, kHeads = C.grouped ? 4 : 2,
+                                kHeadsK = C.grouped ? 1 : kHeads,
                                 kKeys = !C.loader_deals() && !C.shares_keys ? 200
                                         : C.grouped                         ? 600  // in shares of two heads
                                                                             : 500;
@@ -122,7 +123,7 @@ class BwdCall {
             .heads_q = kHeads,
             .heads_k = kHeadsK,
             .dim = kDim,
-            .dim_v = kDim,
+            .dim_v = kDimV,
             .dtype = DType::bf16};
   }
 
@@ -132,7 +133,7 @@ class BwdCall {
         const auto at = static_cast<std::size_t>(h * kRows + statistic_place(i));
         const double lse = call_.lse.get({0, h, i});
         double delta = 0.0;
-        for (std::int64_t d = 0; d < kDim; ++d) delta += call_.out.get({0, i, h, d}) * call_.dout.get({0, i, h, d});
+        for (std::int64_t d = 0; d < kDimV; ++d) delta += call_.out.get({0, i, h, d}) * call_.dout.get({0, i, h, d});
         lse2_[at] = std::isinf(lse) ? INFINITY : static_cast<float>(lse / std::log(2.0));
         delta_[at] = static_cast<float>(delta);
       }
@@ -211,6 +212,12 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kWideCounting> wide_counting;
     EXPECT_EQ(wide_counting.run(BwdFault::none, seed), "");
     EXPECT_LT(wide_counting.error(), kFine);
+    BwdCall<kOwnDq> own_dq;
+    EXPECT_EQ(own_dq.run(BwdFault::none, seed), "");
+    EXPECT_LT(own_dq.error(), kFine);
+    BwdCall<kOwnDqCounting> own_dq_counting;
+    EXPECT_EQ(own_dq_counting.run(BwdFault::none, seed), "");
+    EXPECT_LT(own_dq_counting.error(), kFine);
     BwdCall<kWideRounding> wide_rounding;
     EXPECT_EQ(wide_rounding.run(BwdFault::none, seed), "");
     EXPECT_LT(wide_rounding.error(), kFine);
@@ -273,6 +280,21 @@ TEST(EmulatedHopperBwd, FaultsOfWideHeadsAreCaught) {
   EXPECT_NE(fault_of_run<kWide>(BwdFault::no_product_wait), "");
   EXPECT_NE(fault_of_run<kWide>(BwdFault::weights_taken_early), "");
   EXPECT_NE(fault_of_run<kWideDropout>(BwdFault::refilled_early), "");
+}
+
+/// Where the warpgroups that compute multiply dQ, each reads what the other has stored, and K, in whose place dk
+/// leaves.
+TEST(EmulatedHopperBwd, FaultsOfWarpgroupsThatMultiplyDqTooAreCaught) {
+  EXPECT_TRUE(contains(fault_of_run<kOwnDq>(BwdFault::scores_unfenced),
+                       "with no fence_shared_writes() since it was written by"));
+  EXPECT_TRUE(contains(fault_of_run<kOwnDq>(BwdFault::lost_arrival), "which lacks 1 of 8 arrivals"));
+  EXPECT_NE(fault_of_run<kOwnDq>(BwdFault::no_product_wait), "");
+  EXPECT_TRUE(contains(fault_of_run<kOwnDq>(BwdFault::scores_overwritten), "since it was read by a product of wave"));
+  EXPECT_TRUE(
+      contains(fault_of_run<kOwnDq>(BwdFault::gradients_staged_early), "since it was read by a product of wave"));
+  EXPECT_TRUE(contains(fault_of_run<kOwnDq>(BwdFault::gradients_overwritten), "since it was read by a store"));
+  EXPECT_NE(fault_of_run<kOwnDq>(BwdFault::keys_overwritten), "");
+  EXPECT_TRUE(contains(fault_of_run<kOwnDqCounting>(BwdFault::handed_on_early), "of its stores are under way"));
 }
 
 TEST(EmulatedHopperBwd, DrawsThatAreOverwrittenBeforeTheyAreReadAreCaught) {

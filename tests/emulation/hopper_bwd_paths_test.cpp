@@ -31,7 +31,7 @@ TEST(HopperBwdPaths, WideHeads) {
   check_backward("hopper_bwd 64x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 num_heads_q=2" + lengths);
   check_backward("64x64 tiles", "dtype=f16 head_dim=256 mask=causal" + kGroups + lengths);
   check_backward("64x64 tiles, 2 warpgroups, 3 stages",
-                 "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2" + lengths);
+                 "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2 deterministic=1" + lengths);
   check_backward("64x64 tiles",
                  "dtype=bf16 head_dim=136 head_dim_v=232 num_heads_q=2 window_left=50 window_right=20" + lengths);
   check_backward("64x64 tiles", "dtype=f16 head_dim=80 head_dim_v=160 sink=query dsink=1 dlse=1" + kGroups + lengths);
@@ -41,6 +41,25 @@ TEST(HopperBwdPaths, WideHeads) {
                      kGroups);
   check_backward("64x64 tiles", "dtype=bf16 head_dim=256 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths,
                  true);
+}
+
+/// Wide heads of whose dk and dv two warpgroups have 64 keys each, and multiply dq besides.
+TEST(HopperBwdPaths, WideHeadsThatMultiplyDqToo) {
+  const std::string both = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, dealt by a counter",
+                    narrow = "num_heads_q=2 head_dim=192 head_dim_v=128 ";
+  check_backward(both, "dtype=bf16 " + narrow + kLengths);
+  check_backward(both, "dtype=bf16 mask=causal dlse=1 sink=query dsink=1 " + narrow + "seqlen_q=260 seqlen_k=200");
+  check_backward(both + ", a query head at a time",
+                 "dtype=f16 head_dim=136 head_dim_v=64 mask=causal" + kGroups + kLengths);
+  check_backward(both, "dtype=bf16 window_left=60 window_right=10 " + narrow + "seqlen_q=330 seqlen_k=270");
+  for (const char* without : {" dq=0", " dk=0 dv=0"}) check_backward(both, "dtype=bf16 " + narrow + kLengths + without);
+  check_backward(both, "dtype=f16 mask=causal layout=thd batch_size=4 max_seqlen_q=200 max_seqlen_k=250 " + narrow);
+  check_backward(both, "dtype=bf16 seqused_q=1 seqused_k=1 leftpad_k=1 " + narrow + kLengths, true);
+  // Most tiles of keys are seen by no query, among them the first one and the last.
+  check_backward(both,
+                 "dtype=bf16 window_left=20 window_right=0 alignment=top_left " + narrow + "seqlen_q=70 seqlen_k=700");
+  check_backward(both, "dtype=bf16 window_left=20 window_right=0" + kGroups +
+                           " head_dim=192 head_dim_v=96 seqlen_q=70 seqlen_k=700");
 }
 
 TEST(HopperBwdPaths, EveryOption) {

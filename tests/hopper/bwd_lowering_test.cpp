@@ -181,6 +181,34 @@ TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
   EXPECT_FALSE(ordered("head_dim=256 batch_size=32 seqlen_q=512 num_heads_q=8 num_heads_k=4"));
 }
 
+/// Of wide heads whose dk and dv two warpgroups have registers for, with nothing but masks: tiles of keys are twice as
+/// long then, and half as much is added to dq.
+TEST(HopperBwdLowering, LetsThoseThatComputeMultiplyDqOfWideHeads) {
+  const auto owns = [](const std::string& text) {
+    const Problem p = parse_problem("attention_backward device=cuda num_heads_q=16 seqlen_q=4096 batch_size=4 " + text);
+    return bwd_schedule(p, h200()).config.own_dq != 0;
+  };
+  const std::string wide = "head_dim=192 head_dim_v=128 ";
+  for (const char* with : {"dtype=bf16", "dtype=f16 mask=causal", "dtype=bf16 mask=causal window_left=1023",
+                           "dtype=bf16 num_heads_k=4", "dtype=bf16 seqused_k=1 sink=query dsink=1 dlse=1"}) {
+    EXPECT_TRUE(owns(wide + with)) << with;
+  }
+  EXPECT_TRUE(owns("dtype=bf16 head_dim=136 head_dim_v=64"));
+  for (const char* with :
+       {"softcap=30", "alibi_slopes=[h]", "dropout_p=0.1", "bias=query[b,h,q,k]", "deterministic=1"}) {
+    EXPECT_FALSE(owns(wide + "dtype=bf16 " + with)) << with;
+  }
+  for (const char* dims : {"head_dim=192", "head_dim=128 head_dim_v=192", "head_dim=256 head_dim_v=64", "head_dim=128"})
+    EXPECT_FALSE(owns(std::string("dtype=bf16 ") + dims)) << dims;
+  // Few tiles of keys, whose queries come in parts.
+  const Problem few =
+      parse_problem("attention_backward device=cuda dtype=bf16 num_heads_q=1 seqlen_q=4096 seqlen_k=128 " + wide);
+  EXPECT_FALSE(bwd_schedule(few, h200()).config.own_dq);
+  EXPECT_NE(lowered_backward("dtype=bf16 num_heads_q=16 seqlen_q=4096 " + wide)
+                .schedule.find("2 warpgroups that multiply dq too, 2 stages"),
+            std::string::npos);
+}
+
 /// What `tilewise tune` chooses from: schedules that fit the device, each with a name of its own.
 TEST(HopperBwdLowering, HasOtherSchedules) {
   const auto problem_of = [](const std::string& text) {
@@ -190,6 +218,7 @@ TEST(HopperBwdLowering, HasOtherSchedules) {
   for (const std::string& text :
        {heads + "batch_size=4 seqlen_q=4096 mask=causal window_left=1023", heads + "seqlen_q=4096 deterministic=1",
         heads + "seqlen_q=512 num_heads_k=2 dropout_p=0.1", heads + "seqlen_q=700 bias=query[b,h,q,k]",
+        std::string("dtype=bf16 num_heads_q=16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal"),
         std::string("dtype=f16 seqlen_q=2048 num_heads_q=8 head_dim=64 softcap=20")}) {
     const Problem problem = problem_of(text);
     const std::vector<BwdSchedule> candidates = bwd_candidates(problem, h200());

@@ -1,8 +1,8 @@
 // The Hopper backward kernel: a block for each tile of keys, or for each multiprocessor, which works on one tile of
 // keys after the other. Of 128 keys two warpgroups compute dk and dv, 64 keys each, a third adds up dq and brings tiles
 // of queries by TMA, and with dropout a fourth draws; where dq's sums have an order, a fourth brings tiles and takes
-// these sums to memory. Of 64 wide ones one computes dv, one dk, a third adds up dq, and a fourth brings tiles and
-// draws.
+// these sums to memory. Of 128 keys of 192 and 128 columns the two multiply dq as well, and a third brings tiles. Of 64
+// wide ones one computes dv, one dk, a third adds up dq, and a fourth brings tiles and draws.
 #pragma once
 
 #include "device/hopper/bwd_courier.h"
@@ -54,18 +54,11 @@ class HopperBwd {
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      if constexpr (C.draws_first() && !C.couriers()) {
-        if (thread < Machine::kLanes) items.publish_first(thread == 0);
+      if constexpr (C.own_dq) {
+        if (thread < Machine::kLanes) bring_alone(params, shared, items, thread == 0);
+      } else {
+        multiply_dq(params, shared, items, thread, own);
       }
-      items.visit_all([&](const BwdWork& work, BwdRun& run) {
-        if constexpr (C.couriers()) {
-          BwdDqStaged<Ops, C>(params, shared, work, run, own()).run();
-        } else {
-          BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] {
-            items.publish(run, work.template ends_keys<C>(params), thread == 0);
-          });
-        }
-      });
     } else if (C.warpgroups() == 3 || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
       visit_with_sums<BwdGradients<Ops, C>>(items, [&](const BwdWork& work, BwdRun& run, BwdGradients<Ops, C>& sums) {
@@ -82,6 +75,24 @@ class HopperBwd {
       bring_and_carry(params, shared, items, thread - 3 * kWarpgroupThreads);
     }
     if (thread % Machine::kLanes == 0) Machine::wait_stores_read();  // the rest arrives after this block has ended
+  }
+
+  /// By a warpgroup that does nothing else, but for its first warp, which brings tiles unless there are couriers.
+  template <class Own>
+  TILEWISE_INLINE static void multiply_dq(const HopperBwdParams& params, Shared& shared, const Items& items, int thread,
+                                          const Own& own) {
+    if constexpr (C.draws_first() && !C.couriers()) {
+      if (thread < Machine::kLanes) items.publish_first(thread == 0);
+    }
+    items.visit_all([&](const BwdWork& work, BwdRun& run) {
+      if constexpr (C.couriers()) {
+        BwdDqStaged<Ops, C>(params, shared, work, run, own()).run();
+      } else {
+        BwdDqSums<Ops, C>(params, shared, work, run, own()).run([&] {
+          items.publish(run, work.template ends_keys<C>(params), thread == 0);
+        });
+      }
+    });
   }
 
   TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, int thread) {

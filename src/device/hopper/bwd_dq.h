@@ -34,7 +34,7 @@ class BwdDqProducts {
         lane_(thread % 32),
         warp_(uniform<Machine>(thread / 32)),
         key_stage_(run.template key_place<C>().stage),
-        score_place_(ring_place<C.kScoreStages>(run.steps)),
+        score_place_(ring_place<C.score_stages()>(run.steps)),
         tiles_left_(work.queries.count()),
         to_(first_sums<C>(params, work) + warp_ * (16 * C.head_dim)),
         turns_(params, work, warp_) {}
@@ -109,7 +109,7 @@ class BwdDqProducts {
   const BwdWork& work_;
   const int lane_, warp_;
   const uint32_t key_stage_;
-  RingPlace<C.kScoreStages> score_place_;
+  RingPlace<C.score_stages()> score_place_;
   int32_t tiles_left_;  // of a head, the one at hand among them
   float* to_;           // where this warp's sums of the part at hand go
   BwdTurns<Machine, C> turns_;

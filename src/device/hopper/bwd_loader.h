@@ -119,7 +119,8 @@ class BwdLoader {
     const bool whole = has_whole_keys();
     Barrier<Machine>& values = whole ? shared_.values_full : shared_.keys_landed;
     if (whole || C.shares_keys) values.arrive_and_expect(Shared::ValueTile::kBytes);
-    copy_keys(shared_.values, p_.v_map, values, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch);
+    copy_keys(shared_.values, p_.v_map, values, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch,
+              [](int c) { return c; });
   }
   /// Once they have landed, clears rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there
   /// need not be. The first queries are on their way meanwhile.
@@ -166,14 +167,15 @@ class BwdLoader {
   TILEWISE_INLINE void call_keys(uint32_t stage, int32_t row, int32_t head, int32_t batch, bool whole) const {
     Barrier<Machine>& keys = whole ? shared_.keys_full[stage] : shared_.keys_landed;
     keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole || C.shares_keys ? 0 : Shared::ValueTile::kBytes));
-    copy_keys(shared_.keys[stage], p_.k_map, keys, row, head, batch);
+    copy_keys(shared_.keys[stage], p_.k_map, keys, row, head, batch, [](int c) { return C.key_chunk(c); });
   }
-  template <class Tile>
+  /// place(c): where chunk c lies among the tile's.
+  template <class Tile, class Place>
   TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row, int32_t head,
-                                 int32_t batch) const {
+                                 int32_t batch, const Place& place) const {
     TILEWISE_UNROLL
     for (int c = 0; c < Tile::kChunks; ++c) {
-      Machine::copy_box(to.chunk(c), map, landed.state(), c * Tile::kChunkColumns, row, head, batch);
+      Machine::copy_box(to.chunk(place(c)), map, landed.state(), c * Tile::kChunkColumns, row, head, batch);
     }
   }
 

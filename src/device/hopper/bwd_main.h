@@ -4,6 +4,7 @@
 
 #include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_group.h"
+#include "device/hopper/bwd_own_dq.h"
 #include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
@@ -31,9 +32,9 @@ class BwdMain {
   template <bool kMasked>
   static constexpr bool kValuesFirst = C.softcap && (C.block_m > 64 || (!kRoomy && (kMasked || C.ranged || kModified)));
   /// When a tile's log-sum-exp is read: a tile ahead; beside the products of S with softcap where couriers leave 208
-  /// registers (a tile ahead, steps take 2% longer); once S is there where softcap meets dropout, whose registers are
-  /// needed during the products too (100 to 220 bytes of spills).
-  static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.couriers() && C.softcap,
+  /// registers (a tile ahead, steps take 2% longer), and where dQ's sums need them; once S is there where softcap meets
+  /// dropout, whose registers are needed during the products too (100 to 220 bytes of spills).
+  static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.own_dq || (C.couriers() && C.softcap),
                         kReadsAhead = !kReadsLate && !kReadsBeside;
   /// Whether delta is read while dP is multiplied, not once it is there. It makes steps of 128 queries 3 to 5% shorter
   /// and a window's 0.5%, but others of 64 queries up to 2% longer. Softcap with dropout has no registers for it, nor
@@ -42,7 +43,7 @@ class BwdMain {
       !kReadsLate && (C.block_m > 64 || (C.couriers() && C.ranged && C.q_type == kBf16 && !C.softcap));
   /// Whether registers of statistics serve something else from their last use to the next tile's: steps get 1 to 3%
   /// shorter, but at 128 columns those with dropout 3% longer and those of bf16 without a mask 1%.
-  static constexpr bool kForgets = kRoomy || (!C.dropout && (C.ranged || C.couriers() || C.q_type == kF16));
+  static constexpr bool kForgets = kRoomy || C.own_dq || (!C.dropout && (C.ranged || C.couriers() || C.q_type == kF16));
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
   static constexpr bool kValuesLast = !C.softcap && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
@@ -59,9 +60,10 @@ class BwdMain {
         before_(seen_.begin - work.queries.begin),
         after_(work.queries.end - seen_.end),
         tile_place_(ring_place<C.stages>(run.steps)),
-        score_place_(ring_place<C.kScoreStages>(run.steps)),
+        score_place_(ring_place<C.score_stages()>(run.steps)),
         draw_place_(ring_place<1>(run.steps)),
         scores_(params, work, warpgroup_, thread),
+        own_dq_(params, work, warpgroup_, thread),
         dK_(sums.dK),
         dV_(sums.dV) {}
 
@@ -81,6 +83,7 @@ class BwdMain {
       if constexpr (C.persistent) {
         begin_scores();
         visit_head();
+        if constexpr (C.own_dq) own_dq_.finish(shared_);
       } else {
         begin_values();
         TILEWISE_NO_UNROLL
@@ -93,27 +96,51 @@ class BwdMain {
     if (!work.template ends_keys<C>(p_)) return;
     const BwdWork stored = work_to_store();
     const BwdStore<Ops, C> store(p_, stored, warpgroup_, lane_);
+    if constexpr (C.own_dq) {
+      if (!any) return clear_gradients();  // K's place may be the next tile's already
+    }
     const int warp = warpgroup_ * (C.kRows / 16) + warp_row<Machine>() / 16;
     const BwdGroup<Ops, C> group(p_, stored, warp, warp, lane_);
     if (any) group.await(), group.join_dv(dV_);
     if (group.ends()) store.store_dv(shared_.values, dV_);
     if (any) {  // and the last dS has been read
-      const auto keys = run_.template key_place<C>();
-      shared_.keys_done[keys.stage].wait(keys.parity);
+      if constexpr (C.own_dq) {
+        Machine::named_barrier_sync(kKeysRead, C.kConsumers * kWarpgroupThreads);
+      } else {
+        const auto keys = run_.template key_place<C>();
+        shared_.keys_done[keys.stage].wait(keys.parity);
+      }
       group.join_dk(dK_), group.hand_on();
     }
     if (group.ends()) store.store_dk(shared_.staged_dk(), dK_);
     if constexpr (C.persistent) {
       if (leads_warpgroup<Machine>()) Machine::template wait_stores_read<1>();  // dv's
-      if constexpr (C.lengths) {
-        arrive_as_lanes(shared_.values_free);  // each of which may have copied rows of dv from there
-      } else {
-        arrive_as_warp(shared_.values_free, lane_);
-      }
+      free_place(shared_.values_free);
+    }
+    if constexpr (C.own_dq) {
+      if (leads_warpgroup<Machine>()) Machine::wait_stores_read();  // dk's
+      free_place(shared_.keys_done[0]);
     }
   }
 
  private:
+  /// Of a tile of keys that no query sees.
+  TILEWISE_INLINE void clear_gradients() {
+    const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
+    const BwdStore<Ops, C> store(p_, work, warpgroup_, lane_);
+    const BwdGroup<Ops, C> group(p_, work, 0, 0, lane_);
+    if (group.ends()) store.clear_dv(), store.clear_dk();
+    free_place(shared_.values_free);
+  }
+  /// Once a gradient has left from there.
+  TILEWISE_INLINE void free_place(Barrier<Machine>& place) const {
+    if constexpr (C.lengths) {
+      arrive_as_lanes(place);  // each of which may have copied rows of it
+    } else {
+      arrive_as_warp(place, lane_);
+    }
+  }
+
   static constexpr bool kKeepsPlace = C.persistent && !C.lengths && !C.grouped;
   /// Not kept in registers through the steps: found anew, or where only the thread that stores asks, left by it in
   /// shared memory.
@@ -143,6 +170,7 @@ class BwdMain {
     if constexpr (C.persistent && !kLeavesFirst) wait_gradients_read();
   }
   TILEWISE_INLINE void wait_gradients_read() {
+    if constexpr (C.own_dq) return;  // from K's place
     if (leads_warpgroup<Machine>()) Machine::wait_stores_read();
     Machine::named_barrier_sync(kKeyRows + Machine::thread() / kWarpgroupThreads, kWarpgroupThreads);
   }
@@ -181,7 +209,7 @@ class BwdMain {
     auto& dO = shared_.douts[tile_place_.stage];
     const int first_row = warpgroup_ * C.kRows;
     auto& K = shared_.keys[run_.template key_place<C>().stage];
-    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, K, first_row, Q, false);  // S^T = K Q^T
+    Products::template issue_scores<C.k_type, C.head_dim, true>(scores_.S, K, first_row, Q, false);  // S^T = K Q^T
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage]);
@@ -202,8 +230,8 @@ class BwdMain {
       if (first && (kLeavesFirst || before_ == 0)) begin_values();
     }
     // dP^T = V dO^T, which is held back until P is there, lest both take registers of their own.
-    Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, first_row, dO,
-                                                            p_.shape.batch_size < 0);
+    Products::template issue_scores<C.v_type, C.head_dim_v, false>(scores_.S, shared_.values, first_row, dO,
+                                                                   p_.shape.batch_size < 0);
     if constexpr (kBeside) Products::template issue_sums<C.out_type>(dV_, scores_.P, dO);  // dV += P^T dO
     if constexpr (kDeltaEarly) scores_.read_delta(shared_.delta[tile_place_.stage]);
     Machine::template wgmma_wait<kBeside ? 1 : 0>();
@@ -228,6 +256,7 @@ class BwdMain {
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
     release_queries();
+    if constexpr (C.own_dq) own_dq_.add(shared_, score_place_.before());
   }
 
   /// Dropout's bits for a tile, which were drawn while the one before was worked on.
@@ -243,6 +272,7 @@ class BwdMain {
     Machine::fence_shared_writes();
     arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
     score_place_.advance();
+    if constexpr (C.own_dq) own_dq_.send(shared_);
   }
   TILEWISE_INLINE void release_queries() {
     arrive_as_warp(shared_.tile_ring.empty[tile_place_.stage], lane_);
@@ -260,6 +290,7 @@ class BwdMain {
       read_kept();
       tile_place_.wait_full(shared_.tile_ring);
       release_queries();
+      if constexpr (C.own_dq) own_dq_.add(shared_, score_place_.before());
     }
   }
 
@@ -270,9 +301,10 @@ class BwdMain {
   const QueryTiles seen_;
   const int32_t before_, after_;  // tiles that the other warpgroup's keys are seen from
   RingPlace<C.stages> tile_place_;
-  RingPlace<C.kScoreStages> score_place_;
+  RingPlace<C.score_stages()> score_place_;
   RingPlace<1> draw_place_;
   Scores scores_;
+  Choose<(C.own_dq != 0), BwdOwnDq<Ops, C>, BwdNoDq> own_dq_;
   Fragment<Ops, 16, C.head_dim>& dK_;
   Fragment<Ops, 16, C.head_dim_v>& dV_;
 };

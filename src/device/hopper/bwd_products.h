@@ -10,15 +10,16 @@ namespace tilewise::device {
 
 template <class Machine, HopperBwdConfig C>
 struct BwdProducts {
-  /// scores = rows cols^T, of 64 rows from first_row on. keeps: never true, which the compiler does not know.
-  template <int kElement, int kDepth, class Scores, class Rows, class Cols>
+  /// scores = rows cols^T, of 64 rows from first_row on. kOfKeys: rows are K's. keeps: never true, which the compiler
+  /// does not know.
+  template <int kElement, int kDepth, bool kOfKeys, class Scores, class Rows, class Cols>
   TILEWISE_INLINE static void issue_scores(Scores& scores, Rows& rows, int first_row, Cols& cols, bool keeps) {
     const auto A = MatrixDescriptor::of<Machine>(rows.bytes + first_row * kChunkRowBytes, 16),
                B = MatrixDescriptor::of<Machine>(&cols, 16);
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < kDepth / 16; ++k) {
-      Machine::template wgmma<kElement, kAlongDepth, kAlongDepth>(scores.tile[0], A.advanced(along<Rows>(k)),
+      Machine::template wgmma<kElement, kAlongDepth, kAlongDepth>(scores.tile[0], A.advanced(along<Rows>(k, kOfKeys)),
                                                                   B.advanced(along<Cols>(k)), k > 0 || keeps);
     }
     Machine::wgmma_commit();
@@ -52,8 +53,8 @@ struct BwdProducts {
 
   /// Step k of a tile whose rows run along the depth.
   template <class Tile>
-  TILEWISE_INLINE static constexpr int32_t along(int k) {
-    return k / 4 * Tile::kChunkBytes + k % 4 * 32;
+  TILEWISE_INLINE static constexpr int32_t along(int k, bool of_keys = false) {
+    return (of_keys ? C.key_chunk(k / 4) : k / 4) * Tile::kChunkBytes + k % 4 * 32;
   }
 };
 

@@ -82,7 +82,7 @@ class BwdRounder {
   TILEWISE_INLINE void await_sums(const uint32_t* words, int32_t batch, int32_t tile) const {
     if constexpr (!C.ordered) {
       if (Machine::lane() == 0)
-        Machine::await_global(words, static_cast<uint32_t>((C.grouped ? p_.tiles : p_.order.num_tiles) * C.kDqWarps));
+        Machine::await_global(words, static_cast<uint32_t>((C.grouped ? p_.tiles : p_.order.num_tiles) * C.dq_warps()));
     } else if (Machine::lane() < C.turns_a_tile()) {
       const Sequence s = sequence_at<C>(p_.shape, batch);
       const int64_t first_key =

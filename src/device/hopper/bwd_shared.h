@@ -8,7 +8,10 @@
 namespace tilewise::device {
 
 /// Hardware barriers by number; 0 is the block's.
-enum BwdNamedBarrier : int { kKeyRows = 1 };  // of the block's warpgroup i: kKeyRows + i
+enum BwdNamedBarrier : int {
+  kKeyRows = 1,             // of the block's warpgroup i: kKeyRows + i
+  kKeysRead = kKeyRows + 4  // of all that compute: dq's last product has read K
+};
 
 /// dq's products of a tile of queries, cut into parts of 64 rows and up to kMostCols columns, which a warpgroup's
 /// registers hold one after the other.
@@ -23,7 +26,7 @@ struct DqParts {
   static constexpr int place(int part) { return row_chunk(part) * (64 * C.head_dim) + first_col(part) * 16; }
   /// Parts staged at once: the one before leaves while the next one is multiplied.
   static constexpr int kStaged = 2;
-  static_assert(kCount <= kStaged || C.shares_keys);
+  static_assert(kCount <= kStaged || C.shares_keys || C.own_dq);
   TILEWISE_INLINE static constexpr int staged(int part, int32_t step) { return kCount == 1 ? step % kStaged : part; }
   static constexpr int kWarpFloats = 16 * 64;  // of a part, at most
 };
@@ -75,12 +78,19 @@ struct BwdHandover<Machine, C> {
     for (Barrier<Machine>& place : fetched) place.init(1);
   }
 };
+/// Where those that compute multiply dQ: half of its columns, a warp's rows of a tile.
+template <class Machine, HopperBwdConfig C>
+  requires(C.own_dq != 0)
+struct BwdHandover<Machine, C> {
+  float dq[C.dq_warps()][16 * C.head_dim / C.kConsumers];
+  TILEWISE_INLINE void init() {}
+};
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will; and that the last queries and their dO
 /// have been read, through whose places dk and dv leave.
 template <class Machine, HopperBwdConfig C>
   requires(C.shares_keys != 0)
 struct alignas(16) BwdHandover<Machine, C> {
-  Barrier<Machine> weights_full[C.kScoreStages][4];
+  Barrier<Machine> weights_full[C.score_stages()][4];
   Barrier<Machine> last_read;
   TILEWISE_INLINE void init() {
     last_read.init(4 * C.kConsumers);
@@ -114,20 +124,20 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   ValueTile values;
   QueryTile queries[C.stages];
   DoutTile douts[C.stages];
-  ScoreTile dS[C.kScoreStages];
+  ScoreTile dS[C.score_stages()];
   BwdHandover<Machine, C> handover;
   float lse2[C.stages][C.block_m];
   float delta[C.stages][C.block_m];
   Choose<(C.dropout != 0), KeptWords<C>, NoShared> draws;  // of a tile
   Ring<Machine, C.stages> tile_ring;                       // of Q, dO and their statistics
-  Ring<Machine, C.kScoreStages> score_ring;                // of dS
+  Ring<Machine, C.score_stages()> score_ring;              // of dS
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
   // A block is done with a tile of keys, whose place it read (see bwd_deal.h); or warps that draw have read a number.
   Barrier<Machine> item_read[2];
   Barrier<Machine> keys_full[C.key_stages()], values_full;
   Barrier<Machine> values_free;  // dv has left the place of V; of wide heads dP's last product has read it
-  Barrier<Machine> keys_done[C.key_stages()];  // dq's last product has read K
+  Barrier<Machine> keys_done[C.key_stages()];  // dq's last product has read K; or dk has left from there
   Barrier<Machine> keys_landed, landed;        // keys, and queries, to be cleared beyond a sequence's end
   /// The next tile of keys, as far as what comes first of it is asked for; queries see it where steps is above 0.
   struct alignas(16) Item {
@@ -140,10 +150,15 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     typename Machine::SharedNumber k_row, head, batch;
   } store_places[2];
 
-  /// Where dk lies on its way out: in the place of dS, each warpgroup's rows in that of its own.
+  /// Where dk lies on its way out: in the place of dS, each warpgroup's rows in that of its own; wide ones in that of
+  /// K.
   TILEWISE_INLINE KeyTile& staged_dk() {
-    static_assert(sizeof(KeyTile) <= sizeof(dS));
-    return reinterpret_cast<KeyTile&>(dS);
+    if constexpr (C.own_dq) {
+      return keys[0];
+    } else {
+      static_assert(sizeof(KeyTile) <= sizeof(dS));
+      return reinterpret_cast<KeyTile&>(dS);
+    }
   }
 
   /// The bias of a stage; of a config without boxes nothing that anyone looks at.
@@ -157,20 +172,22 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
 
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
-    constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.kDqWarps;
+    constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.dq_warps();
+    constexpr int32_t kCopies = C.lengths ? kWarpArrivals : 1;  // arrivals of a warp that may have copied a gradient
     tile_ring.init(1, kMainWarps);
     score_ring.init(C.shares_keys ? kMainWarps / 2 * kWarpArrivals : kMainWarps, kDqWarps);
     draw_ring.init(C.kDrawWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
     values_full.init(1);
     TILEWISE_UNROLL
-    for (int i = 0; i < C.key_stages(); ++i) keys_full[i].init(1), keys_done[i].init(kDqWarps);
+    for (int i = 0; i < C.key_stages(); ++i)
+      keys_full[i].init(1), keys_done[i].init(C.own_dq ? kMainWarps * kCopies : kDqWarps);
     if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1);
     if constexpr (C.item_readers() > 0) {
       for (Barrier<Machine>& item : item_read) item.init(C.item_readers() * kWarpArrivals);
     }
     if constexpr (C.persistent) {
-      values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps * (C.lengths ? kWarpArrivals : 1));
+      values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps * kCopies);
     }
     keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);
     Machine::publish_barriers();

@@ -120,7 +120,7 @@ class BwdStore {
   /// By 16 bytes a lane, which piece_of(row of the warpgroup's, piece of it) gives.
   template <int kPieces, class Piece>  // a division by a constant; those past dim are left out
   TILEWISE_INLINE void write_rows(const Tensor4& to, int64_t dim, const Piece& piece_of) const {
-    const int32_t first = warpgroup_ * C.kRows, count = work_.rows - first;
+    const int32_t first = warpgroup_ * C.kRows, count = minimum(work_.rows - first, C.kRows);
     TILEWISE_NO_UNROLL
     for (auto unit = Machine::thread() % kWarpgroupThreads; unit < count * kPieces; unit += kWarpgroupThreads) {
       const int32_t row = unit / kPieces, piece = unit % kPieces;

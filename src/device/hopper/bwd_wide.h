@@ -36,7 +36,7 @@ class BwdWide {
         seen_{uniform<Machine>(work.queries.begin), uniform<Machine>(work.queries.end),
               uniform<Machine>(work.queries.full_begin), uniform<Machine>(work.queries.full_end)},
         tile_place_(ring_place<C.stages>(run.steps)),
-        score_place_(ring_place<C.kScoreStages>(run.steps)),
+        score_place_(ring_place<C.score_stages()>(run.steps)),
         scores_(params, work, 0, thread),
         sums_(sums),
         ends_keys_(work.template ends_keys<C>(params)),
@@ -120,7 +120,8 @@ class BwdWide {
   template <bool kMasked>
   TILEWISE_INLINE void weigh_tile(int32_t tile, bool more) {
     const auto stage = tile_place_.stage;
-    Products::template issue_scores<C.k_type, C.head_dim>(scores_.S, shared_.keys[0], 0, shared_.queries[stage], false);
+    Products::template issue_scores<C.k_type, C.head_dim, true>(scores_.S, shared_.keys[0], 0, shared_.queries[stage],
+                                                                false);
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
@@ -149,7 +150,8 @@ class BwdWide {
   template <bool kMasked>
   TILEWISE_INLINE void derive_tile(int32_t tile, bool more) {
     const auto stage = tile_place_.stage;
-    Products::template issue_scores<C.v_type, C.head_dim_v>(scores_.S, shared_.values, 0, shared_.douts[stage], false);
+    Products::template issue_scores<C.v_type, C.head_dim_v, false>(scores_.S, shared_.values, 0, shared_.douts[stage],
+                                                                   false);
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring);
@@ -229,7 +231,7 @@ class BwdWide {
   const QueryTiles seen_;
   int32_t heads_left_ = 1;  // of the group, the one at hand among them
   RingPlace<C.stages> tile_place_;
-  RingPlace<C.kScoreStages> score_place_;
+  RingPlace<C.score_stages()> score_place_;
   RingPlace<1> draw_place_;
   Scores scores_;
   Sums& sums_;

@@ -84,6 +84,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag ordered = 0;       // dq is added up in the order of tiles of keys
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
+  Flag own_dq = 0;        // those that compute multiply dQ too, half of its columns each; of persistent blocks
   Flag persistent = 0;    // a block works on one tile of keys after the other
   Flag grouped = 0;       // of such blocks: a key head has several query heads, of which a tile of keys has some
   Flag rounds = 0;        // of such blocks: those that have no tile left round dq
@@ -91,18 +92,19 @@ struct HopperBwdConfig : ScoreConfig {
   Flag normal_bound = 0;  // as in HopperForwardConfig
 
   static constexpr int32_t kRows = 64, kConsumers = 2;  // keys of a warpgroup, and how many compute
-  static constexpr int32_t kScoreStages = 2;            // tiles of dS
-  static constexpr int32_t kDqWarps = 4;                // that multiply dQ, each with rows of its own
+  static constexpr int32_t kDqWarps = 4;                // of the warpgroup that multiplies dQ, each with its own rows
   static constexpr int32_t kDrawWarps = 4;              // that make dropout's draws
   static constexpr int32_t kCouriers = 2;               // warps that take dq's sums to memory, every other tile's each
   /// Whether warps of their own take dq's sums to memory: where these have an order and lie in shared memory, no draws
   /// take the warps, and 208 registers are enough for a score (else 70 to 280 bytes of spills).
   constexpr bool couriers() const {
     const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
-    return ordered && !shares_keys && !dropout && !crowded;
+    return ordered && !shares_keys && !own_dq && !dropout && !crowded;
   }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
-  constexpr bool lone_loader() const { return shares_keys || couriers(); }
+  /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
+  constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
+  constexpr bool lone_loader() const { return shares_keys || own_dq || couriers(); }
   /// Whether it then deals tiles of keys out.
   constexpr bool loader_deals() const { return persistent && lone_loader(); }
   /// Tiles of K held: with two the next one comes while this one is worked on, for which there is room to 64 columns.
@@ -114,9 +116,15 @@ struct HopperBwdConfig : ScoreConfig {
   /// The warps that say that they have read where a tile of keys is: all where the loader runs ahead of them, which too
   /// is one of them, else those that draw.
   constexpr int32_t item_readers() const {
-    if (loader_deals()) return 4 * kConsumers + kDqWarps + (couriers() ? kCouriers : 0) + 1;
+    const int32_t dq = own_dq ? 0 : kDqWarps + (couriers() ? kCouriers : 0);
+    if (loader_deals()) return 4 * kConsumers + dq + 1;
     return persistent && dropout ? kDrawWarps : 0;
   }
+  /// Where chunk i of 64 columns of K lies: of three the outer ones in front of the inner one, of which each warpgroup
+  /// that multiplies dQ has a half.
+  constexpr int32_t key_chunk(int32_t i) const { return own_dq && i > 0 ? 3 - i : i; }
+  /// The warps that add to a tile of dq.
+  constexpr int32_t dq_warps() const { return own_dq ? 4 * kConsumers : kDqWarps; }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums
@@ -132,7 +140,7 @@ struct HopperBwdConfig : ScoreConfig {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
-    visit("split", c.split), visit("shares_keys", c.shares_keys);
+    visit("split", c.split), visit("shares_keys", c.shares_keys), visit("own_dq", c.own_dq);
     visit("persistent", c.persistent), visit("grouped", c.grouped);
     visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);
     visit("normal_bound", c.normal_bound);
@@ -177,6 +185,7 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
 /// need 32; dq's sums, 32 a thread, do with 64 where somebody needs the rest, but not with 56.
 constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
   if (config.shares_keys) return config.dropout ? RegisterShares{32, 208, 64} : RegisterShares{24, 208, 72};
+  if (config.own_dq) return {24, 240};
   if (config.couriers()) return {72, 208, 24};
   return config.dropout ? RegisterShares{64, 208, 32} : RegisterShares{72, 216};
 }

@@ -18,6 +18,7 @@ namespace {
 constexpr double kStartUs = 4.0, kBlockUs = 5.0;  // of the launch, and of a block beside its tiles of queries
 constexpr double kOfPeak = 0.71;                  // the products' rate, of wgmma's peak
 constexpr double kOfPeakSharing = 0.51;           // of two warpgroups with the same keys: dq's sums are what takes long
+constexpr double kOfPeakOwnDq = 0.64;             // of those that multiply dq, too
 constexpr double kWgmma = 2.0;                    // times mma.sync's rate, which matrix_rate is
 constexpr double kScore = 170.0;                  // a score's exponential and its neighbours, in flops
 constexpr double kDropout = 500.0;                // 0.74 of the plain rate at head_dim 128, 0.63 at 64
@@ -35,7 +36,7 @@ double gradients_us(const Problem& p, const device::HopperBwdConfig& c, std::int
   const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
   const double score = kScore + c.softcap * kSoftcap + c.dropout * kDropout + bias;
   const double flops = f(c.block_m) * c.block_n() * (6.0 * c.head_dim + 4.0 * c.head_dim_v + score);
-  const double of_peak = c.shares_keys ? kOfPeakSharing : kOfPeak;
+  const double of_peak = c.shares_keys ? kOfPeakSharing : c.own_dq ? kOfPeakOwnDq : kOfPeak;
   const double step_us = flops / (of_peak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
   const double all = f(key_blocks(p, c));
   const double longest = f(p.batch_size) * f(p.seqlen_k);

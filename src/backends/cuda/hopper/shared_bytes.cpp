@@ -29,8 +29,10 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
 
 std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024, kRowBytes = 128, kChunk = 64, kBarrier = 8, kFloat = 4;
-  // Of four warps two parts of 16 x 64 sums each, or a barrier for each stage of dS, and one more on 16 bytes.
-  const std::int32_t handover = c.shares_keys ? (4 * Config::kScoreStages + 2) * kBarrier : 4 * 2 * 16 * 64 * kFloat;
+  // Of four warps two parts of 16 x 64 sums each, or all of a tile of dq, or a barrier for each stage of dS, and one
+  // more on 16 bytes.
+  const std::int32_t sums = c.own_dq ? c.tile_floats() * kFloat : 4 * 2 * 16 * 64 * kFloat;
+  const std::int32_t handover = c.shares_keys ? (4 * c.score_stages() + 2) * kBarrier : sums;
   const auto tile = [](std::int32_t rows, std::int32_t cols) {
     return rows * ((cols + kChunk - 1) / kChunk) * kRowBytes;
   };
@@ -38,10 +40,10 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t bias = c.bias_boxes ? tile(c.block_m, c.block_n() * device::bias_bytes(c) / 2) : 0;
   const std::int32_t queries =
       tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat + bias;
-  const std::int32_t scores = Config::kScoreStages * tile(c.block_n(), c.block_m);
+  const std::int32_t scores = c.score_stages() * tile(c.block_n(), c.block_m);
   const std::int32_t kept = c.dropout ? c.block_n() * c.block_m / 8 : 0;  // a bit each
   const std::int32_t couriers = c.couriers() ? (Config::kCouriers + 2) * 2 * kBarrier : 0;
-  const std::int32_t rings = c.stages + Config::kScoreStages + c.key_stages() + 1;
+  const std::int32_t rings = c.stages + c.score_stages() + c.key_stages() + 1;
   const std::int32_t barriers = 2 * kBarrier * rings + 8 * kBarrier + couriers;
   const std::int32_t numbers = 2 * 32 + 2 * 16;  // of tiles of keys
   const std::int32_t bytes = keys + c.stages * queries + scores + handover + kept + barriers + numbers;

@@ -231,7 +231,7 @@ class BwdLoader {
   template <class Tile>
   TILEWISE_INLINE static void clear_rows_outside(Tile& tile, int32_t begin, int32_t end) {
     constexpr int32_t kRows = Tile::kChunkBytes / kChunkRowBytes, kPieces = 8 * Tile::kChunks;
-    constexpr int32_t kAtOnce = 4;
+    constexpr int32_t kAtOnce = C.own_dq ? 1 : 4;  // with 24 registers and 192 columns 4 would spill 130 bytes
     static_assert(kRows * kPieces % (kAtOnce * Machine::kLanes) == 0);
     TILEWISE_NO_UNROLL
     for (int32_t from = Machine::lane(); from < kRows * kPieces; from += kAtOnce * Machine::kLanes) {

@@ -22,6 +22,8 @@ namespace {
 const std::string kTable = " batch_invariant=1";
 
 TEST(HopperPaths, EveryTile) {
+  check("128x64 tiles, 2 warpgroups, 3 stages",
+        "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=100 seqlen_k=170" + kTable);
   check("256x64 tiles",
         "dtype=bf16 head_dim=64 mask=causal num_heads_q=1 batch_size=2 seqlen_q=300 seqlen_k=400" + kTable);
   check("192x64 tiles", "dtype=bf16 head_dim=128 mask=causal" + kGroups + kLengths);
@@ -87,6 +89,13 @@ TEST(HopperPaths, BiasInBoxes) {
   const std::string narrow = "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=300 seqlen_k=270" + kTable;
   check("256x48 tiles, 4 warpgroups, 4 stages, bias in boxes", narrow + " bias=query[b,h,q,k] mask=causal");
   check("256x48 tiles, 4 warpgroups", narrow + " bias=bool[b,1,1,k]");
+  check("192x64 tiles, 3 warpgroups, 4 stages, bias in boxes",
+        "dtype=f16 head_dim=40 num_heads_q=2 seqlen_q=130 seqlen_k=184 bias=query[1,h,q,k]" + kTable);
+  // Warpgroups without rows, which get no boxes.
+  check("192x64 tiles, 3 warpgroups, 4 stages, bias in boxes",
+        "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=50 seqlen_k=64 bias=bool[b,1,q,k]" + kTable);
+  check("bias in boxes",
+        "dtype=bf16 head_dim=64 num_heads_q=8 num_heads_k=2 seqlen_q=20 seqlen_k=136 bias=query[b,h,q,k]" + kTable);
   check("bias in boxes", bf16 + " bias=f32[b,h,q,k] sink=1 mask=causal");
   check("bias in boxes", f16 + " bias=query[b,h,1,k] mask=causal window_left=90");
   check("bias in boxes", f16 + " bias=bool[b,1,q,k]");

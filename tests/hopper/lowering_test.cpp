@@ -161,6 +161,16 @@ TEST(HopperLowering, TilesFitShortSequences) {
     EXPECT_TRUE(tile(concat("seqlen_q=512 head_dim=", dims)).starts_with("192x")) << dims;
     EXPECT_TRUE(tile(concat("seqlen_q=256 mask=causal head_dim=", dims)).starts_with("192x")) << dims;
   }
+  for (const char* few : {"128", "77", "100 mask=causal", "128 alibi_slopes=[h]", "128 seqlen_k=500"}) {
+    EXPECT_TRUE(tile(concat("head_dim=64 seqlen_q=", few)).starts_with("128x64/3")) << few;
+  }
+  for (const char* other : {"100 seqused_k=1", "100 window_left=9", "100 softcap=20", "129"}) {
+    EXPECT_FALSE(tile(concat("head_dim=64 seqlen_q=", other)).starts_with("128x64/3")) << other;
+  }
+  for (const char* length : {"128", "320", "384"}) {
+    EXPECT_TRUE(tile(concat("head_dim=64 bias=query[1,h,q,k] seqlen_q=", length)).starts_with("192x64/4")) << length;
+  }
+  EXPECT_TRUE(tile("head_dim=32 bias=query[1,h,q,k] seqlen_q=448").starts_with("256x48/"));
   const std::string narrow = "head_dim=64 seqlen_q=1024 ";
   for (const char* bias : {"bias=query[b,h,q,k]", "bias=bool[b,1,1,k]", "bias=query[1,h,q,k] mask=causal"}) {
     EXPECT_TRUE(tile(narrow + bias).starts_with("256x48/")) << bias;

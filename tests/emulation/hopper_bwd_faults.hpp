@@ -144,7 +144,7 @@ inline constexpr HopperBwdConfig kOrderedDropout = [] {
   c.ordered = 1;
   return c;
 }();
-/// A block has a tile of keys for one query head after the other: two of them, whose dk and dv others add to.
+/// A block has a tile of keys for each query head, to whose dk and dv those of the others are added.
 inline constexpr HopperBwdConfig kGrouped = with_groups(with_middle_dims(kRounding));
 /// The same of all of them, by warps that count.
 inline constexpr HopperBwdConfig kGroupedCounting = with_groups(kCounting);
@@ -324,7 +324,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static uint32_t count_later(uint32_t* counter) {
     const bool idle = g_bwd_fault == BwdFault::first_block_idle || g_bwd_fault == BwdFault::rounded_early;
     if (idle && block() == 0 && carries()) return 1000;
-    constexpr uint32_t kTiles = C.grouped ? 10 : 8;  // of all heads of a BwdCall
+    constexpr uint32_t kTiles = C.grouped ? 20 : 8;  // of all heads of a BwdCall
     const uint32_t number = HostSm90Machine::count_later(counter);
     return g_bwd_fault == BwdFault::blocks_backwards && number < kTiles ? kTiles - 1 - number : number;
   }

@@ -33,7 +33,7 @@ class BwdCall {
   static constexpr std::int64_t kDim = C.head_dim, kDimV = C.head_dim_v, kHeads = C.grouped ? 4 : 2,
                                 kHeadsK = C.grouped ? 1 : kHeads,
                                 kKeys = !C.loader_deals() && !C.shares_keys ? 200
-                                        : C.grouped                         ? 600  // in shares of two heads
+                                        : C.grouped                         ? 600  // in a share for each head
                                                                             : 500;
   /// Where one tile of keys comes after the other, one has them all; two where they wait for each other.
   static constexpr int kBlocks = !C.persistent ? 4 : C.ordered || C.rounds ? 2 : 1;

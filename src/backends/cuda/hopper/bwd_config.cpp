@@ -164,17 +164,19 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
 
 /// The same of groups of heads, whose dk and dv have to be added up in memory where tiles of keys are to be short (see
 /// head_shares()). Of 16,384 tokens on an H200, 16 heads of 128 on 4, causal, 512 and 1k take 280 us for 387 and 454
-/// for 481, 32 on 8 2k 1,468 for 1,506, 4k 2,660 for 2,587 without an order; 64 on 8 4k 5,289 for 5,594; 8k with a
-/// window of 1,024 1,367 for 1,475; all keys seen 512 and 1k 369 for 413 and 676 for 695, 2k are level. 32 heads of 64
-/// on 8, causal, 1k 482 for 565, 2k 850 for 829; 71 on 1 2k 1,889 for 2,138. Softcap in 4k takes 6% longer.
+/// for 481, 8k with a window of 1,024 32 on 8 1,367 for 1,475; all keys seen 512 and 1k 369 for 413 and 676 for 695, 2k
+/// are level. 32 heads of 64 on 8, causal, 1k 482 for 565, 2k 850 for 829; 71 on 1 2k 1,889 for 2,138. On an H100, by a
+/// share for each head, 32 on 8, causal, 2k and 4k take 1,642 us for 1,902 and 2,670 for 2,855 without an order, 16 on
+/// 4 822 for 984 and 1,342 for 1,468, 64 on 8 3,384 for 4,430 and 5,142 for 6,911, 8k 4,958 for 5,041. Softcap in 4k
+/// took 6% longer by shares of two.
 std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
-  constexpr std::int64_t kManyHeads = 8, kFewTiles = 256;
+  constexpr std::int64_t kFewTiles = 256;
   if (c.shares_keys || is_biased(c)) return 0;
   if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
   if (!c.ranged) return 1024;
   if (tiles_of_keys(p, c) < kFewTiles) return 4096;
   if (c.block_m > kNarrow) return 1024;
-  return portable::group_of(p) >= kManyHeads && !c.softcap ? 4096 : 2048;
+  return c.softcap ? 2048 : 4096;
 }
 
 /// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have

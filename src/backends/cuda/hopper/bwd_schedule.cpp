@@ -57,9 +57,10 @@ std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
 
 std::int64_t head_shares(const Problem& p, const device::HopperBwdConfig& c) {
   if (!c.grouped) return 1;
-  const std::int64_t group = portable::group_of(p), short_keys = c.block_m > kNarrow ? 1024 : 512;
+  const bool narrow = c.block_m > kNarrow;
+  const std::int64_t group = portable::group_of(p), short_keys = narrow ? 1024 : 512;
   if (!c.ordered || !c.ranged || looks_near(p, c) || p.seqlen_k <= short_keys) return 1;
-  return group % 2 == 0 ? group / 2 : group;
+  return (narrow || c.shares_keys) && group % 2 == 0 ? group / 2 : group;
 }
 
 bool looks_near(const Problem& p, const device::HopperBwdConfig& c) {

@@ -146,7 +146,7 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
 }
 
 /// A block has a tile of keys for one query head of a group after the other, or, where dq's order would have the
-/// longest tiles come last, for one of them, to 64 columns two; sums of dk and dv go on in memory then.
+/// longest tiles come last, for two of them, or where memory is slow one; sums of dk and dv go on in memory then.
 TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
   const std::string heads = "dtype=bf16 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal ";
   const gpu::Lowering whole = lowered_backward(heads + "batch_size=32 seqlen_q=512");
@@ -159,27 +159,33 @@ TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
   EXPECT_EQ(shared.part("dv_accum")->bytes, tiles * 128U * 128U * sizeof(float));
   EXPECT_EQ(shared.part("dkdv_turns")->bytes, tiles * 8U * sizeof(std::uint32_t));
   EXPECT_EQ(shared.launches().size(), 2U);  // nobody but the last share rounds dk and dv
-  const auto shares = [](const std::string& text) {
+  core::DeviceDescription h100 = h200();
+  h100.memory_gigabytes_per_second = 3352;
+  const auto shares = [](const std::string& text, const core::DeviceDescription& device = h200()) {
     const Problem p = parse_problem("attention_backward device=cuda dtype=bf16 " + text);
-    return head_shares(p, bwd_config(p));
+    return head_shares(p, bwd_config(p, device), device);
   };
   const std::string groups = "head_dim=128 num_heads_q=32 num_heads_k=8 ",
                     asked = "deterministic=1 mask=causal seqlen_q=4096 ", narrow = asked + "head_dim=64 ";
-  EXPECT_EQ(shares(asked + groups), 4);
+  EXPECT_EQ(shares(asked + groups), 2);
+  EXPECT_EQ(shares(asked + groups, h100), 4);
   EXPECT_EQ(shares(asked + groups + "window_left=1023"), 1);
   EXPECT_EQ(shares(asked + "head_dim=128 num_heads_q=8"), 1);
-  EXPECT_EQ(shares(narrow + "num_heads_q=32 num_heads_k=8"), 2);
+  EXPECT_EQ(shares(narrow + "num_heads_q=32 num_heads_k=8", h100), 2);
   EXPECT_EQ(shares(narrow + "num_heads_q=6 num_heads_k=2"), 3);     // no pairs of three
   EXPECT_EQ(shares("deterministic=1 seqlen_q=4096 " + groups), 1);  // tiles are alike
   EXPECT_EQ(shares("mask=causal seqlen_q=8192 " + groups), 1);
   // Many heads of a key head, or few tiles of keys, are in an order to 4k.
-  const auto ordered = [](const std::string& text) {
-    return bwd_config(parse_problem("attention_backward device=cuda dtype=bf16 mask=causal " + text)).ordered != 0;
+  const auto ordered = [](const std::string& text, const core::DeviceDescription& device = h200()) {
+    const Problem p = parse_problem("attention_backward device=cuda dtype=bf16 mask=causal " + text);
+    return bwd_config(p, device).ordered != 0;
   };
   EXPECT_TRUE(ordered("head_dim=128 batch_size=4 seqlen_q=4096 num_heads_q=64 num_heads_k=8"));
-  EXPECT_TRUE(ordered("head_dim=128 batch_size=4 seqlen_q=4096 num_heads_q=32 num_heads_k=8"));
-  EXPECT_FALSE(ordered("head_dim=128 batch_size=4 seqlen_q=4096 num_heads_q=32 num_heads_k=8 softcap=30"));
-  EXPECT_FALSE(ordered("head_dim=128 batch_size=2 seqlen_q=8192 num_heads_q=32 num_heads_k=8"));
+  const std::string few = "num_heads_q=32 num_heads_k=8 ";
+  EXPECT_FALSE(ordered(few + "head_dim=128 batch_size=4 seqlen_q=4096"));
+  EXPECT_TRUE(ordered(few + "head_dim=128 batch_size=4 seqlen_q=4096", h100));
+  EXPECT_FALSE(ordered(few + "head_dim=128 batch_size=4 seqlen_q=4096 softcap=30", h100));
+  EXPECT_FALSE(ordered(few + "head_dim=128 batch_size=2 seqlen_q=8192", h100));
   EXPECT_TRUE(ordered("head_dim=64 batch_size=8 seqlen_q=2048 num_heads_q=71 num_heads_k=1"));
   EXPECT_FALSE(ordered("head_dim=64 batch_size=8 seqlen_q=2048 num_heads_q=32 num_heads_k=8"));
   EXPECT_FALSE(ordered("head_dim=256 batch_size=32 seqlen_q=512 num_heads_q=8 num_heads_k=4"));

@@ -106,9 +106,10 @@ bool may_round(const Problem& p, const HopperBwdConfig& c) {
 /// Whether that is quicker than a launch. A head's tiles of keys have to be counted as they are done, once their sums
 /// have arrived: of 16,384 tokens in 16 heads of 128 on an H200 2k take 0.6% less, 4k, 8k and 16k 2.3 to 2.6%, but 1k
 /// 2% and 512 5% longer; in 8 heads of 256 1k take 1% less. With 512 tiles 4k is level and 2k takes 2% longer.
-bool rounding_pays(const Problem& p, const HopperBwdConfig& c) {
+bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kFewestTiles = 1024, kFewestQueries = 2048;
-  return c.ordered || (key_blocks(p, c) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
+  return c.ordered ||
+         (key_blocks(p, c, device) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
 }
 
 /// Whether the last tile of keys that adds to a tile of queries may round it. Of sequences whose lengths the device
@@ -169,14 +170,16 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
 /// share for each head, 32 on 8, causal, 2k and 4k take 1,642 us for 1,902 and 2,670 for 2,855 without an order, 16 on
 /// 4 822 for 984 and 1,342 for 1,468, 64 on 8 3,384 for 4,430 and 5,142 for 6,911, 8k 4,958 for 5,041. Softcap in 4k
 /// took 6% longer by shares of two.
-std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
-  constexpr std::int64_t kFewTiles = 256;
+std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c,
+                                        const core::DeviceDescription& device) {
+  constexpr std::int64_t kManyHeads = 8, kFewTiles = 256;
   if (c.shares_keys || is_biased(c)) return 0;
   if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
   if (!c.ranged) return 1024;
   if (tiles_of_keys(p, c) < kFewTiles) return 4096;
   if (c.block_m > kNarrow) return 1024;
-  return c.softcap ? 2048 : 4096;
+  const bool every_head = head_shares(p, c, device) == portable::group_of(p);
+  return (every_head || portable::group_of(p) >= kManyHeads) && !c.softcap ? 4096 : 2048;
 }
 
 /// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have
@@ -193,22 +196,22 @@ std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
 
 /// Whether fewer heads have tiles enough all the same: 16 of a window of 1,024 at 4k gain 6%, 128 of 64 columns,
 /// causal, at 4k 4% (H100).
-bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c) {
+bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kMany = 1024, kManyOfWindow = 512, kManyNarrow = 4096;
   if (c.shares_keys) return false;
-  if (c.block_m > kNarrow) return c.ranged && !c.windowed && key_blocks(p, c) >= kManyNarrow;
+  if (c.block_m > kNarrow) return c.ranged && !c.windowed && key_blocks(p, c, device) >= kManyNarrow;
   if (c.ranged && !c.windowed && !c.softcap) return false;
-  return key_blocks(p, c) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
+  return key_blocks(p, c, device) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
 }
 
 /// Whether that order is worth it though nobody asks for it.
-bool order_pays(const Problem& p, const HopperBwdConfig& unordered) {
+bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::DeviceDescription& device) {
   const HopperBwdConfig c = dealt(p, with_order(unordered, true));
   if (!c.persistent || !(c.shares_keys || deal_pays(p, c))) return false;
   const bool complete = c.lengths ? may_round_last(p, c) && last_rounding_pays(p, c) : each_query_sees_a_key(p, c);
   if (p.seqlen_q != p.seqlen_k || !complete) return false;
-  if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c) : most_keys_in_order(p, c))) return false;
-  return p.num_heads_q * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c);
+  if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c, device) : most_keys_in_order(p, c))) return false;
+  return p.num_heads_q * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c, device);
 }
 
 /// Whether the warpgroups that compute may multiply dQ too, with 64 keys each for wide heads: dk and dv of 192 and 128
@@ -219,42 +222,42 @@ bool may_own_dq(const Problem& p, const HopperBwdConfig& c) {
   return c.head_dim == kWide && c.head_dim_v <= kNarrower && plain && !c.ordered && may_deal(p, c);
 }
 
-HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c) {
+HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c, const core::DeviceDescription& device) {
   c.shares_keys = c.split = 0;
   c.own_dq = 1;
   c.stages = 2;
   c = dealt(p, c);
   c.waves = 4 * c.warpgroups();
-  c.rounds = may_round(p, c) && rounding_pays(p, c);
+  c.rounds = may_round(p, c) && rounding_pays(p, c, device);
   return c;
 }
 
 bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.batch_invariant); }
 
 /// With dQ by a warpgroup of its own.
-HopperBwdConfig usual_config(const Problem& p) {
+HopperBwdConfig usual_config(const Problem& p, const core::DeviceDescription& device) {
   const HopperBwdConfig features = features_config(p);
-  HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features)));
+  HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features, device)));
   if (deal_pays(p, c)) c = dealt(p, c);
   c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
-  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c);
+  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
   return c;
 }
 
 }  // namespace
 
-HopperBwdConfig bwd_config(const Problem& p) {
-  const HopperBwdConfig c = usual_config(p);
-  return may_own_dq(p, c) ? with_own_dq(p, c) : c;
+HopperBwdConfig bwd_config(const Problem& p, const core::DeviceDescription& device) {
+  const HopperBwdConfig c = usual_config(p, device);
+  return may_own_dq(p, c) ? with_own_dq(p, c, device) : c;
 }
 
 /// Blocks that multiply dq themselves take 20 to 36% less than those of 64 keys from 512 keys on, 5 to 8% where memory
 /// is what takes long (192 and 128 columns on an H100), but have no parts.
 BwdSchedule bwd_schedule(const Problem& p, const core::DeviceDescription& device) {
-  const HopperBwdConfig usual = usual_config(p);
+  const HopperBwdConfig usual = usual_config(p, device);
   const BwdSchedule schedule = in_parts(usual, query_parts(p, usual, device));
   if (!may_own_dq(p, usual)) return schedule;
-  const BwdSchedule whole{with_own_dq(p, usual), 1};
+  const BwdSchedule whole{with_own_dq(p, usual, device), 1};
   const auto us = [&](const BwdSchedule& s) { return backward_us(p, s.config, s.splits, device); };
   return schedule.splits > 1 && us(schedule) < us(whole) ? schedule : whole;
 }
@@ -278,10 +281,10 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
     last_rounds.last_rounds = may_round_last(p, by_counter);
     for (const HopperBwdConfig& each : {c, by_counter, rounding, last_rounds}) consider({each, 1});
     if (may_own_dq(p, c)) {
-      HopperBwdConfig own = with_own_dq(p, c);
+      HopperBwdConfig own = with_own_dq(p, c, device);
       for (const bool rounds : {false, true}) own.rounds = rounds && may_round(p, own), consider({own, 1});
     }
-    if (key_blocks(p, c) >= kFewRounds * device.multiprocessors) continue;
+    if (key_blocks(p, c, device) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
     for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));
   }

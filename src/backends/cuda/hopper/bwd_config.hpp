@@ -14,7 +14,7 @@
 namespace tilewise::backends::hopper {
 
 /// Tiles of queries by what shared memory holds: two stages of 128 up to head_dim 64, else three of 64.
-[[nodiscard]] device::HopperBwdConfig bwd_config(const Problem& problem);
+[[nodiscard]] device::HopperBwdConfig bwd_config(const Problem& problem, const core::DeviceDescription& device);
 
 /// The backward kernel, and the parts in which it takes the queries of each tile of keys.
 struct BwdSchedule {

@@ -32,13 +32,13 @@ double f(std::int64_t n) { return static_cast<double>(n); }
 double gradients_us(const Problem& p, const device::HopperBwdConfig& c, std::int64_t splits,
                     const core::DeviceDescription& device) {
   const operations::attention::Extent extent = operations::attention::typical_extent(p);
-  const double group = f(portable::group_of(p) / head_shares(p, c));
+  const double group = f(portable::group_of(p) / head_shares(p, c, device));
   const double bias = c.bias_type == device::kBiasNone ? 0.0 : c.bias_boxes ? kBias : kOwnBias;
   const double score = kScore + c.softcap * kSoftcap + c.dropout * kDropout + bias;
   const double flops = f(c.block_m) * c.block_n() * (6.0 * c.head_dim + 4.0 * c.head_dim_v + score);
   const double of_peak = c.shares_keys ? kOfPeakSharing : c.own_dq ? kOfPeakOwnDq : kOfPeak;
   const double step_us = flops / (of_peak * kWgmma * 2.0 * device.matrix_rate * device.gigahertz * 1e3);
-  const double all = f(key_blocks(p, c));
+  const double all = f(key_blocks(p, c, device));
   const double longest = f(p.batch_size) * f(p.seqlen_k);
   const double parts = f(splits);
   const double blocks = parts * all * (longest > 0.0 ? std::min(1.0, extent.total_k / longest) : 1.0);

@@ -174,9 +174,9 @@ class BackwardLowerer {
   void add_gradients() {
     device::HopperBwdParams params{};
     params.shape = shape_;
-    params.order = key_order(p_, config_, device_.multiprocessors);
+    params.order = key_order(p_, config_, device_);
     params.order.num_splits = static_cast<std::int32_t>(splits_);
-    params.shares = static_cast<std::int32_t>(head_shares(p_, config_));
+    params.shares = static_cast<std::int32_t>(head_shares(p_, config_, device_));
     params.group = static_cast<std::int32_t>(portable::group_of(p_)) / params.shares;
     params.tiles = params.order.num_tiles / params.shares;
     params.divisors = device::order_divisors(params.order, params.shares);
@@ -187,7 +187,7 @@ class BackwardLowerer {
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
     if (config_.split || params.shares > 1)
       params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
-    std::int64_t blocks = key_blocks(p_, config_) * splits_;
+    std::int64_t blocks = key_blocks(p_, config_, device_) * splits_;
     if (config_.persistent) blocks = std::min<std::int64_t>(blocks, device_.multiprocessors);
     gpu::Launch* launch = builder_.launch<Bwd>(gpu::Family::sm90, config_, {static_cast<std::uint32_t>(blocks)}, params,
                                                rounds_dq() ? bind_bwd_that_rounds : bind_bwd);
@@ -259,7 +259,7 @@ class BackwardLowerer {
   [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
   /// Of the warps that hold a tile's dk and dv, which several query heads add up.
   [[nodiscard]] std::int64_t gradient_turns() const {
-    return head_shares(p_, config_) > 1 ? tiles_of_keys(p_, config_) * device::kGradientWarps : 0;
+    return head_shares(p_, config_, device_) > 1 ? tiles_of_keys(p_, config_) * device::kGradientWarps : 0;
   }
   /// Whether blocks of the gradients' own launch do.
   [[nodiscard]] bool rounds_dq() const { return config_.rounds || config_.last_rounds; }
@@ -298,7 +298,7 @@ std::string size_refusal(const Problem& p, const device::HopperBwdConfig& config
                   device.shared_bytes);
   }
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
-  const std::int64_t blocks = key_blocks(p, config);
+  const std::int64_t blocks = key_blocks(p, config, device);
   if (blocks > kMostBlocks) return concat("tiles of keys must be <= 2^30 (got ", blocks, ")");
   return {};
 }

@@ -51,16 +51,18 @@ std::int64_t tiles_of_keys(const Problem& p, const device::HopperBwdConfig& c) {
   return ceil_div(p.seqlen_k, c.block_n()) * p.num_heads_k * p.batch_size;
 }
 
-std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c) {
-  return tiles_of_keys(p, c) * head_shares(p, c);
+std::int64_t key_blocks(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  return tiles_of_keys(p, c) * head_shares(p, c, device);
 }
 
-std::int64_t head_shares(const Problem& p, const device::HopperBwdConfig& c) {
+std::int64_t head_shares(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  constexpr double kQuickMemory = 4000.0;  // an H200's, not an H100's
   if (!c.grouped) return 1;
   const bool narrow = c.block_m > kNarrow;
   const std::int64_t group = portable::group_of(p), short_keys = narrow ? 1024 : 512;
   if (!c.ordered || !c.ranged || looks_near(p, c) || p.seqlen_k <= short_keys) return 1;
-  return (narrow || c.shares_keys) && group % 2 == 0 ? group / 2 : group;
+  const bool in_pairs = narrow || c.shares_keys || device.memory_gigabytes_per_second >= kQuickMemory;
+  return in_pairs && group % 2 == 0 ? group / 2 : group;
 }
 
 bool looks_near(const Problem& p, const device::HopperBwdConfig& c) {
@@ -68,15 +70,16 @@ bool looks_near(const Problem& p, const device::HopperBwdConfig& c) {
   return c.windowed && p.window_left + std::max<std::int64_t>(p.window_right, 0) <= kLongWindow;
 }
 
-device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, int multiprocessors) {
+device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  const std::int64_t multiprocessors = device.multiprocessors;
   device::TileOrder order{};
   const std::int64_t tiles = ceil_div(p.seqlen_k, c.block_n()), heads = p.num_heads_k * p.batch_size;
-  order.num_tiles = static_cast<std::int32_t>(tiles * head_shares(p, c));
+  order.num_tiles = static_cast<std::int32_t>(tiles * head_shares(p, c, device));
   order.num_heads = static_cast<std::int32_t>(p.num_heads_k);
   order.batch_size = static_cast<std::int32_t>(p.batch_size);
   order.num_splits = order.heads_at_once = 1;
   if (tiles == 0 || heads == 0) return order;
-  if (c.ordered || head_shares(p, c) > 1) {
+  if (c.ordered || head_shares(p, c, device) > 1) {
     // In an order the shortest ones come first, and heads in turn, so that blocks of a head, which wait for each other,
     // begin one after another. Of a group's heads a tile comes again when all multiprocessors have had others since.
     order.heads_at_once = static_cast<std::int32_t>(heads_that_fill(heads, tiles, multiprocessors));
@@ -105,8 +108,9 @@ std::int64_t query_parts(const Problem& p, const device::HopperBwdConfig& c, con
   constexpr std::int64_t kFewestStepsAPart = 4, kMostTimesAsMany = 4;
   constexpr double kWorthwhile = 0.9;  // of the time with fewer parts: the estimate is no better
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(p.seqlen_q, c.block_m), 1);
-  const std::int64_t steps = tiles * portable::group_of(p) / head_shares(p, c);
-  std::int64_t parts = std::min(tiles, portable::query_splits(p, key_blocks(p, c), steps, device.multiprocessors));
+  const std::int64_t steps = tiles * portable::group_of(p) / head_shares(p, c, device);
+  std::int64_t parts =
+      std::min(tiles, portable::query_splits(p, key_blocks(p, c, device), steps, device.multiprocessors));
   if (p.batch_invariant || !c.ranged) return parts;
   const std::int64_t most =
       std::min({tiles, steps / kFewestStepsAPart, kMostTimesAsMany * parts, std::int64_t{device::kMostSplits}});

@@ -14,18 +14,21 @@ namespace tilewise::backends::hopper {
 /// Tiles of keys of all key heads, each counted once.
 [[nodiscard]] std::int64_t tiles_of_keys(const Problem& problem, const device::HopperBwdConfig& config);
 /// The same, each once for every share of a key head's query heads.
-[[nodiscard]] std::int64_t key_blocks(const Problem& problem, const device::HopperBwdConfig& config);
+[[nodiscard]] std::int64_t key_blocks(const Problem& problem, const device::HopperBwdConfig& config,
+                                      const core::DeviceDescription& device);
 /// Shares of a key head's query heads that have tiles of keys of their own. One for all of them has no sums of dk and
 /// dv to add up in memory: that takes an H200 17% less at 512 causal keys (16 heads of 128 on 4, 16,384 tokens). But in
 /// an order of dq's sums the longest tiles of keys come last, which shares of two heads make shorter: 1k, 2k and 4k
 /// take 10, 16 and 17% less then. With a share for each head fewer heads' queries and dq are worked on at a time: an
-/// H100 takes 13% less than with two at 2k, 16% at 4k (an H200 5% more and 1% less), but 4% more at 64 columns and 2k.
-[[nodiscard]] std::int64_t head_shares(const Problem& problem, const device::HopperBwdConfig& config);
+/// H100 takes 13% less than with two at 2k and 16% at 4k, but 4% more at 64 columns and 2k; an H200, whose memory is
+/// quicker, 1 to 3% more.
+[[nodiscard]] std::int64_t head_shares(const Problem& problem, const device::HopperBwdConfig& config,
+                                       const core::DeviceDescription& device);
 /// Whether a window is short.
 [[nodiscard]] bool looks_near(const Problem& problem, const device::HopperBwdConfig& config);
 
 [[nodiscard]] device::TileOrder key_order(const Problem& problem, const device::HopperBwdConfig& config,
-                                          int multiprocessors);
+                                          const core::DeviceDescription& device);
 
 /// Whether each query sees a key for certain, so that some tile of keys begins its sums.
 [[nodiscard]] bool each_query_sees_a_key(const Problem& problem, const device::HopperBwdConfig& config);

@@ -50,6 +50,8 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=bf16 head_dim=64 seqlen_q=512",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=64 seqlen_q=8192 mask=causal",
+      "dtype=bf16 head_dim=64 batch_size=64 seqlen_q=384 bias=query[1,h,q,k]",
+      "dtype=f16 head_dim=64 batch_size=64 seqlen_q=128 mask=causal alibi_slopes=[h]",
       "dtype=bf16 head_dim=128 seqlen_q=4096",
       "dtype=bf16 head_dim=128 seqlen_q=4096 mask=causal",
       "dtype=f16 head_dim=128 seqlen_q=4096 mask=causal window_left=256",

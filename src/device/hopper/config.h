@@ -101,9 +101,9 @@ struct HopperBwdConfig : ScoreConfig {
     const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
     return ordered && !shares_keys && !own_dq && !dropout && !crowded;
   }
-  /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
   /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
   constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
+  /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
   constexpr bool lone_loader() const { return shares_keys || own_dq || couriers(); }
   /// Whether it then deals tiles of keys out.
   constexpr bool loader_deals() const { return persistent && lone_loader(); }

@@ -223,7 +223,7 @@ bool may_own_dq(const Problem& p, const HopperBwdConfig& c) {
 }
 
 HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c, const core::DeviceDescription& device) {
-  c.shares_keys = c.split = 0;
+  c.shares_keys = 0;
   c.own_dq = 1;
   c.stages = 2;
   c = dealt(p, c);

@@ -105,8 +105,12 @@ class BwdLoader {
       shared_.keys_done[at.stage].wait(at.parity ^ 1);
       Machine::wave_sync();
     }
-    if (!leads_) return;
-    call_keys(at.stage, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch, has_whole_keys());
+    const bool whole = has_whole_keys();
+    if (leads_) {
+      call_keys(at.stage, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch, whole);
+    } else if (C.lengths && whole) {
+      shared_.keys_full[at.stage].arrive();
+    }
   }
   /// Calls V, once its place is free.
   TILEWISE_INLINE void begin_values() {
@@ -114,16 +118,22 @@ class BwdLoader {
       shared_.values_free.wait(((C.shares_keys ? run_.seen : run_.template tile_index<C>()) + 1) % 2);
       Machine::wave_sync();
     }
-    if (!leads_) return;
-    if (C.persistent && work_.steps() == 0) return shared_.values_full.arrive();
+    if (C.persistent && work_.steps() == 0) {
+      if (leads_ || C.lengths) shared_.values_full.arrive();
+      return;
+    }
     const bool whole = has_whole_keys();
+    if (!leads_) {
+      if (C.lengths && whole) shared_.values_full.arrive();
+      return;
+    }
     Barrier<Machine>& values = whole ? shared_.values_full : shared_.keys_landed;
     if (whole || C.shares_keys) values.arrive_and_expect(Shared::ValueTile::kBytes);
     copy_keys(shared_.values, p_.v_map, values, work_.k_row, work_.head, p_.shape.cu_seqlens_k ? 0 : work_.batch,
               [](int c) { return c; });
   }
   /// Once they have landed, clears rows that are no keys of the sequence: dS is 0 there, but 0 times what lies there
-  /// need not be. The first queries are on their way meanwhile.
+  /// need not be. Each lane says that its zeros are there. The first queries are on their way meanwhile.
   TILEWISE_INLINE void finish_keys() {
     if (has_whole_keys() || work_.steps() == 0 || !work_.begins_keys()) return;
     shared_.keys_landed.wait(run_.keys_parity);
@@ -133,8 +143,7 @@ class BwdLoader {
     clear_rows_outside(shared_.keys[stage], begin, end);
     clear_rows_outside(shared_.values, begin, end);
     Machine::fence_shared_writes();
-    Machine::wave_sync();
-    if (leads_) shared_.keys_full[stage].arrive(), shared_.values_full.arrive();
+    shared_.keys_full[stage].arrive(), shared_.values_full.arrive();
   }
 
   /// The next tile of queries, once its stage is empty.

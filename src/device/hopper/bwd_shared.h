@@ -173,15 +173,15 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   /// By one thread, before any other looks at them.
   TILEWISE_INLINE void init_barriers() {
     constexpr int32_t kMainWarps = 4 * C.kConsumers, kDqWarps = C.dq_warps();
-    constexpr int32_t kCopies = C.lengths ? kWarpArrivals : 1;  // arrivals of a warp that may have copied a gradient
+    constexpr int32_t kCopies = C.lengths ? kWarpArrivals : 1;  // of a warp whose lanes copy or clear rows themselves
     tile_ring.init(1, kMainWarps);
     score_ring.init(C.shares_keys ? kMainWarps / 2 * kWarpArrivals : kMainWarps, kDqWarps);
     draw_ring.init(C.kDrawWarps * kWarpArrivals, kMainWarps * kWarpArrivals);
     handover.init();
-    values_full.init(1);
+    values_full.init(kCopies);
     TILEWISE_UNROLL
     for (int i = 0; i < C.key_stages(); ++i)
-      keys_full[i].init(1), keys_done[i].init(C.own_dq ? kMainWarps * kCopies : kDqWarps);
+      keys_full[i].init(kCopies), keys_done[i].init(C.own_dq ? kMainWarps * kCopies : kDqWarps);
     if constexpr (C.persistent) item_full[0].init(1), item_full[1].init(1);
     if constexpr (C.item_readers() > 0) {
       for (Barrier<Machine>& item : item_read) item.init(C.item_readers() * kWarpArrivals);

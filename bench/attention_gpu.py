@@ -1,9 +1,9 @@
 """Attention on a GPU beside torch's FlashAttention-2 and cuDNN, in one process, forward and backward, bf16.
 
 The headline table: hidden size 2048, batch x seqlen = 16384, head_dim {64, 128, 256} x seqlen {512 .. 16384} x
-{full, causal}; its long shapes in fp8; decode steps against the memory's bandwidth, and chunks of a prefill; a case for
-each option, and one of extreme scores, beside the same without; and what a call costs. Results go to bench/results/ as
-JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
+{full, causal}; head dims of MLA; long shapes in fp8; decode steps against the memory's bandwidth, and chunks of a
+prefill; a case for each option, and one of extreme scores, beside the same without; and what a call costs. Results go
+to bench/results/ as JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gpu_cases import (
     FP8_SEQLENS,
     HEAD_DIMS,
     HIDDEN_SIZE,
+    MLA_SEQLENS,
     NUM_TOKENS,
     OPTION_HEAD_DIM,
     OPTION_SEQLEN,
@@ -51,6 +52,7 @@ from gpu_cases import (
     flops,
     fp8_cases,
     grid_cases,
+    mla_cases,
     num_copies,
     option_cases,
 )
@@ -74,7 +76,7 @@ from tilewise.bench.runner import Settings, Timer, run_on
 from tilewise.bench.shapes import Case, Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
-KINDS = ("grid", "fp8", "decode", "chunk", "options", "extreme")
+KINDS = ("grid", "mla", "fp8", "decode", "chunk", "options", "extreme")
 # Seconds for each library, case and pass; and of all of them, past which samples get as few as they can.
 FULL_DEFAULTS = {"seqlens": list(SEQLENS), "seconds": 0.2, "limit": 200.0}
 QUICK_DEFAULTS = {"seqlens": list(QUICK_SEQLENS), "seconds": 0.04, "limit": 45.0}
@@ -140,6 +142,8 @@ def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:
     small, head_dim = options.device == "cpu", min(OPTION_HEAD_DIM, hidden)
     if "grid" in kinds:
         yield from grid_cases(options.head_dims, options.seqlens, passes, hidden, tokens)
+    if "mla" in kinds:
+        yield from mla_cases([seqlen for seqlen in options.seqlens if seqlen in MLA_SEQLENS or small], passes, tokens)
     if "options" in kinds:
         yield from option_cases(passes, min(OPTION_SEQLEN, tokens), head_dim, hidden, tokens)
     if "forward" not in passes:
@@ -255,6 +259,7 @@ def row_json(case: GpuCase, row: Row, plain: PlainBeside | None = None) -> Json:
         "operation": operation,
         "mask": case.mask,
         **dataclasses.asdict(case.shape),
+        "head_dim_v": case.shape.value_columns,
         **{name: None if math.isnan(value) else value for name, value in figures.items()},
         "plain_tflops": plain.tflops.get(operation) if plain else None,
         "plain_shape": str(plain.case.shape) if plain else None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.bench.gpu import CACHE_FACTOR, l2_bytes
-from tilewise.bench.shapes import BACKWARD_TO_FORWARD, FP8, MASKS, Case, Mask, Pass, Shape, pairs_of
+from tilewise.bench.shapes import FP8, MASKS, Case, Mask, Pass, Shape, flops_of, pairs_of
 
 HIDDEN_SIZE = 2048  # num_heads = HIDDEN_SIZE / head_dim
 NUM_TOKENS = 16384  # batch_size = NUM_TOKENS / seqlen
@@ -24,6 +24,8 @@ DECODE_BATCHES, DECODE_KEYS = (1, 64), (4096, 16384)
 CHUNKS, CHUNK_KEYS = (64, 512), 8192  # queries of one sequence's prefill on the keys that it has
 OPTION_SEQLEN, OPTION_HEAD_DIM = 4096, 128
 WINDOW_LEFT = 1024
+MLA_HEADS, MLA_HEAD_DIM, MLA_HEAD_DIM_V = 16, 192, 128  # as DeepSeek's models train, and read their prompts
+MLA_SEQLENS = (512, 1024, 2048, 4096, 8192)
 ODD_HEAD_DIMS = (72, 80, 96)  # beside OPTION_HEAD_DIM, with as many heads
 PLAIN, PACKED = "plain", "packed"  # what options are compared with; the one that has another shape beside it
 SHORTEST, LONGEST = 64, 4096  # of packed sequences
@@ -36,7 +38,7 @@ IN_GRAPH = ("decode", "chunk")
 class GpuCase:
     """A case, what it is there for and the passes that are measured on its tensors."""
 
-    kind: str  # "grid", "fp8", "decode", "chunk", "extreme" or an option's name
+    kind: str  # "grid", "mla", "fp8", "decode", "chunk", "extreme" or an option's name
     case: Case
     passes: tuple[Pass, ...]
     plain: Case | None = None  # what it is compared with: for an option, the call without it
@@ -65,7 +67,8 @@ class GpuCase:
         seqlen = f"s{shape.seqlen_q}" if shape.seqlen_q == shape.seqlen_k else f"s{shape.seqlen_q}/{shape.seqlen_k}"
         heads = f"h{shape.num_heads_q}" if shape.num_heads_q == shape.num_heads_k else ""
         heads = heads or f"h{shape.num_heads_q}/{shape.num_heads_k}"
-        return f"{operation} {self.kind} d{shape.head_dim} {seqlen} {self.mask} b{shape.batch_size} {heads}"
+        values = f"/{shape.head_dim_v}" if shape.value_columns != shape.head_dim else ""
+        return f"{operation} {self.kind} d{shape.head_dim}{values} {seqlen} {self.mask} b{shape.batch_size} {heads}"
 
 
 def grid_cases(
@@ -82,6 +85,17 @@ def grid_cases(
                 heads = hidden_size // head_dim
                 shape = Shape(num_tokens // seqlen, seqlen, seqlen, heads, heads, head_dim)
                 yield GpuCase("grid", Case(shape, "bf16", "causal" if causal else "none"), passes)
+
+
+def mla_cases(
+    seqlens: Sequence[int] = MLA_SEQLENS,
+    passes: tuple[Pass, ...] = ("forward", "backward"),
+    num_tokens: int = NUM_TOKENS,
+) -> Iterator[GpuCase]:
+    """MLA with its keys and values unfolded, causal: queries and keys that are wider than values."""
+    for seqlen in seqlens:
+        shape = Shape(num_tokens // seqlen, seqlen, seqlen, MLA_HEADS, MLA_HEADS, MLA_HEAD_DIM, MLA_HEAD_DIM_V)
+        yield GpuCase("mla", Case(shape, "bf16", "causal"), passes)
 
 
 def fp8_cases(
@@ -184,10 +198,9 @@ def pairs(case: GpuCase) -> float:
     return squares / 2 if case.case.mask == "causal" else float(squares)
 
 
-def flops(case: GpuCase, operation: str) -> float:
-    """4 * pairs * head_dim a head, 2.5 times that backward."""
-    forward = 4.0 * case.shape.num_heads_q * pairs(case) * case.shape.head_dim
-    return forward if operation == "forward" else BACKWARD_TO_FORWARD * forward
+def flops(case: GpuCase, operation: Pass) -> float:
+    """Multiplications and additions of those pairs."""
+    return flops_of(case.shape, pairs(case), operation)
 
 
 def num_copies(case: GpuCase, device: str) -> int:

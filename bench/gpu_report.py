@@ -23,8 +23,12 @@ FP8_INTRO = (
     "fp8: TFLOP/s forward of q, k and v in e4m3 with out in bf16, beside the same call in bf16 in the same turns;"
     " the error is that of out beside float64 formulas of what the fp8 tensors hold:"
 )
+MLA_INTRO = (
+    "MLA with its keys and values unfolded, causal, {num_heads_q} heads, head_dim {head_dim} and head_dim_v"
+    " {head_dim_v}, TFLOP/s:"
+)
 NOTHING: Json = {"tflops": None, "median_us": None}  # of a library that was not there
-APART = ("grid", "fp8", "decode", "chunk")  # kinds that have tables of their own; the others are options
+APART = ("grid", "mla", "fp8", "decode", "chunk")  # kinds that have tables of their own; the others are options
 END_OF_MACHINES = "<!-- attention_gpu.py adds new machines above this line -->"
 
 
@@ -33,6 +37,8 @@ def text(results: Json) -> str:
     grid = of_kind(results, "grid")
     parts = [machine_list(results)]
     parts += [f"TFLOP/s, {operation}:\n\n{grid_table(rows)}" for operation, rows in by_pass(grid) if rows]
+    if mla := of_kind(results, "mla"):
+        parts += [MLA_INTRO.format(**mla[0]), mla_table(mla)]
     if fp8 := of_kind(results, "fp8"):
         parts += [FP8_INTRO, fp8_table(fp8)]
     if decode := of_kind(results, "decode"):
@@ -97,6 +103,18 @@ def grid_table(rows: Sequence[Json]) -> str:
         ours = pair["tilewise"]
         place = [str(ours["head_dim"]), ours["mask"], str(ours["seqlen_q"])]
         lines.append([*place, *speeds_of(pair), error(ours), error(pair.get("torch", NOTHING))])
+    return table_of_measured(header, lines)
+
+
+def mla_table(rows: Sequence[Json]) -> str:
+    """Beside cuDNN: FlashAttention-2 takes no values of another width than keys."""
+    header = ["pass", "batch", "seqlen", "Tilewise", "cuDNN", "beside cuDNN", "error"]
+    lines = []
+    for pair in pairs(rows):
+        ours, cudnn = pair["tilewise"], pair.get("torch_cudnn", NOTHING)
+        place = [ours["operation"], str(ours["batch_size"]), str(ours["seqlen_q"])]
+        beside = number(ratio_of(pair.values(), "torch_cudnn"), 2)
+        lines.append([*place, number(ours["tflops"]), number(cudnn["tflops"]), beside, error(ours)])
     return table_of_measured(header, lines)
 
 

@@ -8,7 +8,7 @@ import pytest
 # Of every attention row that is measured, in their order.
 CSV_COLUMNS = (
     *("library", "version", "implementation", "device", "gpu", "threads", "operation", "dtype", "mask", "layout"),
-    *("batch_size", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_k", "head_dim"),
+    *("batch_size", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_k", "head_dim", "head_dim_v"),
     *("median_us", "best_us", "gflops", "gb_per_s", "of_ceiling", "max_abs_err", "rel_l2_err", "status"),
 )
 BENCH = Path(__file__).resolve().parents[2] / "bench"

@@ -70,6 +70,10 @@ def test_shapes_print_and_parse_back():
     for shape in default_grid():
         assert Shape.parse(str(shape)) == shape
     assert Shape.parse("1x1/8192x32/8x128") == Shape(1, 1, 8192, 32, 8, 128)
+    unfolded = Shape(4, 4096, 4096, 16, 16, 192, 128)
+    assert Shape.parse("4x4096x16x192/128") == unfolded and str(unfolded) == "4x4096x16x192/128"
+    with pytest.raises(ValueError, match=r"head_dim_v must be >= 1 \(got '1x16x2x8/0'\)"):
+        Shape.parse("1x16x2x8/0")
     assert len(set(default_grid())) == 27
 
 
@@ -79,6 +83,9 @@ def test_problem_text_is_a_problem():
     assert problem.startswith("attention_backward")
     for word in ("dtype=bf16", "seqlen_q=4", "seqlen_k=8", "num_heads_q=4", "num_heads_k=2", "head_dim=16"):
         assert word in problem.split()
+    assert "head_dim_v" not in text
+    wider = problem_text(Case(Shape(1, 4, 8, 4, 2, 16, 24), "bf16"))
+    assert "head_dim_v=24" in tilewise.explain(wider).problem.split()
 
 
 # --- the reference and its judgement ---
@@ -97,7 +104,7 @@ def test_reference_closed_form():
 def test_reference_gradients_against_finite_differences(causal):
     rng = np.random.default_rng(2)
     q, dout = rng.standard_normal((2, 1, 2, 3, 4))
-    k, v = rng.standard_normal((2, 1, 1, 5, 4))
+    k, v, dout = rng.standard_normal((1, 1, 5, 4)), rng.standard_normal((1, 1, 5, 3)), dout[..., :3].copy()
     gradients = reference.attention_backward(q, k, v, dout, causal=causal)
     step = 1e-6
     for tensor, gradient in zip((q, k, v), gradients):
@@ -264,7 +271,7 @@ def test_tiny_grid_end_to_end(backward, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("rich")
     file = tmp_path / "out.csv"
-    shapes = "2x16x4x8,1x4/12x4/2x24,1x1/16x2x8"
+    shapes = "2x16x4x8,1x4/12x4/2x24/16,1x1/16x2x8"
     command = [sys.executable, "-m", "tilewise.bench", "--shapes", shapes, "--min-time", "0.001", "--csv", str(file)]
     result = subprocess.run(command + ["--backward"] * backward, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

@@ -15,7 +15,7 @@ from tilewise.bench.shapes import Case, Shape
 from tilewise.bench.timing import Timing
 
 # Kinds that torch's FlashAttention-2 does not take, on the CPU at least.
-TILEWISE_ALONE = ("window", "ALiBi", "softcap", "bias", "boolean", "packed", "dropout", "deterministic", "fp8")
+TILEWISE_ALONE = ("window", "ALiBi", "softcap", "bias", "boolean", "packed", "dropout", "deterministic", "fp8", "mla")
 TINY = ["--device", "cpu", "--tokens", "64", "--hidden", "32", "--head-dims", "16", "--seqlens", "16,64"]
 pytest.importorskip("torch")
 
@@ -56,15 +56,15 @@ def test_tiny_run_and_its_report(tmp_path):
     results = json.loads(file.read_text())
     rows = {(row["library"], row["label"]): row for row in results["rows"]}
     # Grid: two seqlens, two masks; 14 cases of options; two passes of each; deterministic ones, extreme scores and fp8
-    # with both masks; two decode steps, one chunk; three libraries.
-    assert len(rows) == len(results["rows"]) == 3 * (2 * (4 + 14) + 2 + 2 + 2 + 2 + 1)
+    # with both masks; MLA's two seqlens in two passes; two decode steps, one chunk; three libraries.
+    assert len(rows) == len(results["rows"]) == 3 * (2 * (4 + 14) + 2 + 2 + 2 + 2 * 2 + 2 + 1)
     for (library, label), row in rows.items():
         if library == "tilewise":
             assert row["status"] == "ok", label
             assert row["implementation"].startswith("cpu.")
             assert row["median_us"] >= row["best_us"] > 0
             assert (row["rel_l2_err"] is None) == (row["kind"] == "dropout")
-            assert (row["plain_tflops"] is None) == (row["kind"] in ("grid", "decode", "chunk", "plain"))
+            assert (row["plain_tflops"] is None) == (row["kind"] in ("grid", "mla", "decode", "chunk", "plain"))
         elif library == "torch_cudnn":
             assert row["status"].startswith("unsupported: "), label
             assert ("no attention in fp8" if row["kind"] == "fp8" else "CUDA devices alone") in row["status"], label
@@ -217,6 +217,7 @@ def sample_results():
         return {**values, "max_abs_err": 1e-2, "status": "ok", **other}
 
     wrong = {"status": "failed: wrong", "tflops": None}
+    unfolded = {"head_dim": 192, "head_dim_v": 128}
     return {
         "machine": {"name": "Sample", "gpu": "gpu", "driver": "driver", "host": "host", "versions": "versions"},
         "date": "2000-01-01",
@@ -243,6 +244,7 @@ def sample_results():
             *(row("tilewise", 20.0, seqlen=1024), row("torch", 10.0, seqlen=1024)),
             *(row("tilewise", None, seqlen=2048, **wrong), row("torch", 10.0, seqlen=2048)),
             *(row("tilewise", 10.0, "decode", num_heads_k=4), row("torch", 15.0, "decode", num_heads_k=4)),
+            *(row("tilewise", 10.0, "mla", **unfolded), row("torch_cudnn", 15.0, "mla", **unfolded)),
             *(row("tilewise", 10.0, "plain", tflops=400.0), row("torch", 30.0, "plain")),
             *(
                 row("tilewise", 10.0, "softcap"),
@@ -261,6 +263,8 @@ def test_report(bench_module):
     assert cells(text, "FlashAttention-2", "forward", "128")[3:] == ["1.00", "0.50", "d128 s1024 causal"]
     assert cells(text, "cuDNN", "forward", "128")[3:] == ["1.25", "1.25", "d128 s512 causal"]
     assert cells(text, "1", "512")[2:] == ["15.0", "10.0", "1.50", "2000", "50%"]
+    assert "16 heads, head_dim 192 and head_dim_v 128, TFLOP/s:" in text
+    assert cells(text, "forward", "1", "512")[3:] == ["300", "300", "1.50", "1.0e-03"]
     assert cells(text, "plain")[6:12] == ["400", "300", "-", "3.00", "-", "1.00"]
     assert cells(text, "softcap")[6:12] == ["300", "-", "-", "-", "-", "0.75"]
     assert cells(text, "128", "3.25")[2:] == ["7.50", "25.0", "12.5"]

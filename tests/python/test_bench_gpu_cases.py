@@ -1,13 +1,15 @@
 """The cases of attention_gpu.py: arithmetic against values counted by hand, the reference against dense formulas."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 from bench_support import cells
 
 import tilewise
-from tilewise.bench.contenders import Tilewise
+from tilewise.bench.contenders import Tilewise, Unsupported
 from tilewise.bench.expected import few_heads
+from tilewise.bench.gpu_contenders import FlashAttn, FlashInfer, TorchFlash
 from tilewise.bench.inputs import make_inputs
 from tilewise.bench.shapes import Case, Shape
 
@@ -38,6 +40,11 @@ def test_flops_and_bytes(bench_module):
     decode = cases.GpuCase("decode", Case(Shape(3, 1, 10, 8, 2, 16), "bf16"), ("forward",))
     assert cases.pairs(decode) == 3 * 10
     assert decode.case.traffic_bytes() == 2 * (2 * 3 * 8 * 16 + 2 * 3 * 10 * 2 * 16) + 4 * 3 * 8
+    # Of five pairs and three heads: S and dP with 4 and 6 columns and so on, three products of keys and two of values.
+    unfolded = Case(Shape(1, 1, 5, 3, 3, 4, 6), "bf16")
+    assert unfolded.flops() == 2 * 3 * 5 * (4 + 6)
+    assert replace(unfolded, operation="backward").flops() == 2 * 3 * 5 * (3 * 4 + 2 * 6)
+    assert unfolded.traffic_bytes() == 2 * 3 * (4 + 6) + 2 * 3 * 5 * (4 + 6) + 4 * 3
     assert cases.num_copies(full, "cpu") == 1
     assert cases.num_copies(decode, "cpu") == 2
 
@@ -80,6 +87,19 @@ def test_packed_sequences_are_beside_a_batch_of_equal_work(bench_module):
     assert cases.flops(dense, "forward") == pytest.approx(cases.flops(packed, "forward"), rel=1 / 12)
     # Of 12 tokens four see 4 keys and eight 8: 80 / 12 in the mean, so that two sequences of 6 are nearest.
     assert str(cases.of_equal_work(Shape(2, 8, 8, 4, 2, 16), (4, 8))) == "2x6x4/2x16"
+
+
+def test_mla_is_what_models_train(bench_module):
+    unfolded = list(bench_module("gpu_cases").mla_cases())
+    assert [str(case.shape) for case in unfolded][::4] == ["32x512x16x192/128", "2x8192x16x192/128"]
+    for case in unfolded:
+        assert case.mask == "causal" and case.passes == ("forward", "backward")
+        assert case.shape.batch_size * case.shape.seqlen_q == 16384
+    inputs = make_inputs(replace(unfolded[0].case, shape=Shape(1, 3, 3, 2, 2, 12, 8)))
+    assert [tensor.shape[3] for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout)] == [12, 12, 8, 8]
+    for library in (TorchFlash(), FlashAttn(), FlashInfer()):
+        with pytest.raises(Unsupported, match="values as wide as keys"):
+            library.prepare(unfolded[0].case, inputs)
 
 
 def test_fp8_chunks_and_extreme_scores(bench_module):
@@ -129,7 +149,7 @@ def test_problem_text_is_that_of_the_call(bench_module):
 def test_reference(option, monkeypatch):
     torch = importlib.import_module("torch")
     monkeypatch.setattr("tilewise.bench.device_reference._BLOCK_ROWS", 5)  # a last block that is not full
-    case = Case(Shape(2, 12, 12, 4, 2, 8), "bf16", **option)
+    case = Case(Shape(2, 12, 12, 4, 2, 8, 6), "bf16", **option)
     inputs = make_inputs(case)
     leaves = [tensor.double().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
     q, k, v = (tensor.transpose(1, 2) for tensor in leaves)

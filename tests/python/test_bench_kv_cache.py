@@ -221,7 +221,6 @@ KV = ["--operation", "kv_cache"]
         ([*KV, "--shapes", "1x1/8x2x999"], "--shapes", "'1x1/8x2x999'"),
         (["--caches", "bf16"], "--caches", "['bf16']"),
         (["--page-sizes", "16"], "--page-sizes", "[16]"),
-        (["--shapes", "1x1/8x2/1x16/8"], "--shapes", "'1x1/8x2/1x16/8'"),
     ],
 )
 def test_bad_arguments_are_named(given, argument, value, capsys):

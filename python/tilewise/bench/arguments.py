@@ -15,7 +15,7 @@ from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
 from tilewise.bench.kv_cache_cases import APPENDS, CACHES, PAGE_SIZES, KvCase, KvShape, default_shapes
 from tilewise.bench.rows import CsvFile
-from tilewise.bench.shapes import DTYPES, FP8, LAYOUTS, MASKS, Case, Shape, default_grid
+from tilewise.bench.shapes import DTYPES, FP8, LAYOUTS, MASKS, SHAPE_FORM, Case, Shape, default_grid
 
 OPERATIONS = ("attention", "kv_cache")
 DEVICES = ("cpu", "cuda")
@@ -65,8 +65,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shapes",
         metavar="SHAPES",
-        help="comma-separated BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (default: a grid of 27); of a KV cache"
-        " SEQLEN_K keys, those appended among them, and a last /HEAD_DIM_V where values are columns of the keys",
+        help=f"comma-separated {SHAPE_FORM} (default: a grid of 27); of a KV cache"
+        " SEQLEN_K keys, those appended among them, and a /HEAD_DIM_V where values are columns of the keys",
     )
     parser.add_argument(
         "--dtypes",

@@ -236,6 +236,12 @@ class GpuOnly(Contender[CaseT, InputsT]):
         raise Unsupported(self.missing())
 
 
+def refuse_other_values(name: str, case: Case) -> None:
+    """For libraries whose function takes none, or that are not measured with them."""
+    if case.shape.value_columns != case.shape.head_dim:
+        raise Unsupported(f"{name} is measured with values as wide as keys alone")
+
+
 def refuse_fp8(name: str, case: Case) -> None:
     """For libraries whose function takes none."""
     if case.dtype == FP8:

@@ -36,10 +36,10 @@ class HeadOptions:
 
 
 def exact_attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, scoring: Scoring, gradients: bool) -> list[Tensor]:
-    """[out], or [dq, dk, dv] for `gradients`, float64 and shaped like q, k and v: [batch, seqlen, heads, head_dim]."""
+    """[out], or [dq, dk, dv] for `gradients`, float64: [batch, seqlen, heads, head_dim], of v and out head_dim_v."""
     import torch
 
-    like = (q, k, v) if gradients else (q,)
+    like = (q, k, v) if gradients else (dout,)
     results = [torch.empty_like(tensor, dtype=torch.float64) for tensor in like]
     group = q.shape[2] // k.shape[2]
     for b in range(q.shape[0]):
@@ -62,14 +62,15 @@ def exact_head(
     gradients: bool,
     options: HeadOptions = HeadOptions(),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """float64 out, dq, dk and dv of one key head: k, v [seqlen_k, head_dim], and q, dout [seqlen_q, heads, head_dim].
+    """float64 out, dq, dk and dv of one key head: k [seqlen_k, head_dim], v [seqlen_k, head_dim_v], q [seqlen_q, heads,
+    head_dim], and dout [seqlen_q, heads, head_dim_v].
 
     Without `gradients` the last three are not computed.
     """
     import torch
 
     q, k, v, dout = q.double(), k.double(), v.double(), dout.double()
-    scale, out, dq = 1.0 / math.sqrt(q.shape[2]), torch.empty_like(q), torch.empty_like(q)
+    scale, out, dq = 1.0 / math.sqrt(q.shape[2]), torch.empty_like(dout), torch.empty_like(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for start in range(0, q.shape[0], _BLOCK_ROWS):
         rows = slice(start, min(start + _BLOCK_ROWS, q.shape[0]))

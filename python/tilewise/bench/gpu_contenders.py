@@ -21,6 +21,7 @@ from tilewise.bench.contenders import (
     Unsupported,
     not_installed,
     refuse_fp8,
+    refuse_other_values,
     through_autograd,
 )
 from tilewise.bench.inputs import Inputs
@@ -91,6 +92,7 @@ class TorchFlash(Torch):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         refuse_fp8(self.name, case)
+        refuse_other_values(self.name, case)
         if case.softcap or case.alibi or case.bias:
             raise Unsupported("FlashAttention-2 takes no softcap, ALiBi and bias by way of torch")
         if case.deterministic:
@@ -189,6 +191,7 @@ class FlashAttn(Installed[Case, Inputs]):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         refuse_fp8(self.name, case)
+        refuse_other_values(self.name, case)
         flash_attn_func = importlib.import_module(self.name).flash_attn_func
         causal = case.mask == "causal"
 
@@ -236,6 +239,7 @@ class FlashInfer(Installed[Case, Inputs]):
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         refuse_fp8(self.name, case)
+        refuse_other_values(self.name, case)
         if case.operation == "backward":
             raise Unsupported("flashinfer has no backward pass")
         if case.layout != "bshd":

@@ -54,10 +54,10 @@ def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
     shape = case.shape
     draw_normal = _uninitialised(case) if seed is None else normal_values(seed, case.torch_device)
 
-    def draw(seqlen: int, num_heads: int, dtype: str, deviation: float = 1.0) -> Any:
-        sizes: tuple[int, ...] = (shape.batch_size, seqlen, num_heads, shape.head_dim)
+    def draw(seqlen: int, num_heads: int, columns: int, dtype: str, deviation: float = 1.0) -> Any:
+        sizes: tuple[int, ...] = (shape.batch_size, seqlen, num_heads, columns)
         if case.lengths:
-            sizes = (sum(case.lengths), num_heads, shape.head_dim)
+            sizes = (sum(case.lengths), num_heads, columns)
         elif case.layout == "bhsd":
             sizes = (sizes[0], sizes[2], sizes[1], sizes[3])
         values = draw_normal(sizes)
@@ -65,9 +65,9 @@ def make_inputs(case: Case, seed: int | None = 0) -> Inputs:
 
     query_side, key_side = (shape.seqlen_q, shape.num_heads_q), (shape.seqlen_k, shape.num_heads_k)
     wide = math.sqrt(case.score_deviation)
-    q, k = (draw(*side, case.dtype, wide) for side in (query_side, key_side))
-    v = draw(*key_side, case.dtype)
-    dout = draw(*query_side, case.out_dtype)
+    q, k = (draw(*side, shape.head_dim, case.dtype, wide) for side in (query_side, key_side))
+    v = draw(*key_side, shape.value_columns, case.dtype)
+    dout = draw(*query_side, shape.value_columns, case.out_dtype)
     return Inputs(q, k, v, dout, _starts(case), _bias(case, draw_normal), _alibi_slopes(case))
 
 

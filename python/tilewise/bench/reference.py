@@ -32,8 +32,8 @@ REL_L2_LIMITS = {"f32": 1e-4, "bf16": 2e-2, "f16": 5e-3, "f64": 1e-12, "fp8_e4m3
 
 
 def attention_forward(q: Array, k: Array, v: Array, *, causal: bool) -> Array:
-    """out of float64 q [b, hq, sq, d] on k, v [b, hk, sk, d]; bottom-right alignment, scale 1/sqrt(d)."""
-    out = np.zeros_like(q)
+    """out of float64 q [b, hq, sq, d] on k, v [b, hk, sk, d or dv]; bottom-right alignment, scale 1/sqrt(d)."""
+    out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, h, g, rows in _blocks(q, k):
         probabilities = _probabilities(q[b, h, rows], k[b, g], rows, q.shape[2], causal)
         out[b, h, rows] = probabilities @ v[b, g]

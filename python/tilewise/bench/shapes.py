@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 Mask = Literal["none", "causal"]
 Pass = Literal["forward", "backward"]
@@ -20,15 +20,13 @@ FP8 = "fp8_e4m3"  # of q, k and v alone, forward only: out is bf16
 MASKS: tuple[Mask, ...] = ("none", "causal")
 LAYOUTS: tuple[Layout, ...] = ("bshd", "bhsd")
 
-# The five products of the backward pass against the two of the forward pass.
-BACKWARD_TO_FORWARD = 2.5
-
-_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?x(\d+)")
+SHAPE_FORM = "BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM[/HEAD_DIM_V]"
+_SHAPE_PATTERN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one attention call, named as in docs/semantics.md; head_dim_v equals head_dim."""
+    """Sizes of one attention call, named as in docs/semantics.md."""
 
     batch_size: int
     seqlen_q: int
@@ -36,24 +34,31 @@ class Shape:
     num_heads_q: int
     num_heads_k: int
     head_dim: int
+    head_dim_v: Optional[int] = None  # None: as head_dim
+
+    @property
+    def value_columns(self) -> int:
+        """Of v and out."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
 
     def __str__(self) -> str:
         seqlen = f"{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"{self.seqlen_q}/{self.seqlen_k}"
         heads = (
             f"{self.num_heads_q}" if self.num_heads_q == self.num_heads_k else f"{self.num_heads_q}/{self.num_heads_k}"
         )
-        return f"{self.batch_size}x{seqlen}x{heads}x{self.head_dim}"
+        values = "" if self.value_columns == self.head_dim else f"/{self.head_dim_v}"
+        return f"{self.batch_size}x{seqlen}x{heads}x{self.head_dim}{values}"
 
     @staticmethod
     def parse(text: str) -> Shape:
-        """Reads BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM, e.g. 1x1/8192x32/8x128.
+        """Reads SHAPE_FORM, e.g. 1x1/8192x32/8x128 or 4x4096x16x192/128.
 
         Raises ValueError with the expectation and the text.
         """
         match = _SHAPE_PATTERN.fullmatch(text)
         if match is None:
-            raise ValueError(f"must look like BATCHxSEQLEN[/SEQLEN_K]xHEADS[/HEADS_K]xHEAD_DIM (got {text!r})")
-        batch_size, seqlen_q, seqlen_k, num_heads_q, num_heads_k, head_dim = (
+            raise ValueError(f"must look like {SHAPE_FORM} (got {text!r})")
+        batch_size, seqlen_q, seqlen_k, num_heads_q, num_heads_k, head_dim, head_dim_v = (
             int(part) if part else None for part in match.groups()
         )
         assert batch_size is not None and seqlen_q is not None and num_heads_q is not None and head_dim is not None
@@ -64,14 +69,15 @@ class Shape:
             num_heads_q,
             num_heads_q if num_heads_k is None else num_heads_k,
             head_dim,
+            head_dim_v,
         )
         shape.check(text)
         return shape
 
     def check(self, text: str) -> None:
         """Raises ValueError where the sizes make no attention problem worth timing."""
-        for name in ("batch_size", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_k", "head_dim"):
-            if getattr(self, name) < 1:
+        for name in ("batch_size", "seqlen_q", "seqlen_k", "num_heads_q", "num_heads_k", "head_dim", "head_dim_v"):
+            if getattr(self, name) == 0:
                 raise ValueError(f"{name} must be >= 1 (got {text!r})")
         if self.num_heads_q % self.num_heads_k:
             raise ValueError(
@@ -142,9 +148,8 @@ class Case:
         return problem_text(self)
 
     def flops(self) -> float:
-        """Multiplications and additions of the visible work: 4 * pairs * head_dim a head, 2.5 times that backward."""
-        forward = 4.0 * self.shape.num_heads_q * pairs_of(self) * self.shape.head_dim
-        return forward if self.operation == "forward" else BACKWARD_TO_FORWARD * forward
+        """Multiplications and additions of the visible work."""
+        return flops_of(self.shape, pairs_of(self), self.operation)
 
     def traffic_bytes(self) -> int:
         """Bytes that must move at least: each input read once and each output written once.
@@ -152,15 +157,17 @@ class Case:
         forward: q, k, v; out. backward: q, k, v, out, dout; dq, dk, dv. The fp32 LSE counts once in either.
         """
         shape, element, of_out = self.shape, BYTES_PER_ELEMENT[self.dtype], BYTES_PER_ELEMENT[self.out_dtype]
-        queries = self.rows_q * shape.num_heads_q * shape.head_dim
-        keys = self.rows_k * shape.num_heads_k * shape.head_dim
+        query = shape.head_dim * element + shape.value_columns * of_out
+        key = (shape.head_dim + shape.value_columns) * element
         times = 1 if self.operation == "forward" else 2  # forward reads q beside out, backward has two of each
-        return times * (queries * (element + of_out) + 2 * keys * element) + 4 * self.rows_q * shape.num_heads_q
+        tensors = self.rows_q * shape.num_heads_q * query + self.rows_k * shape.num_heads_k * key
+        return times * tensors + 4 * self.rows_q * shape.num_heads_q
 
     def columns(self) -> dict[str, Any]:
         """Of a row that is measured."""
         which = ("threads", "operation", "dtype", "mask", "layout")
-        return {**{name: getattr(self, name) for name in which}, **dataclasses.asdict(self.shape)}
+        sizes = {**dataclasses.asdict(self.shape), "head_dim_v": self.shape.value_columns}
+        return {**{name: getattr(self, name) for name in which}, **sizes}
 
 
 def problem_text(case: Case) -> str:
@@ -177,6 +184,8 @@ def problem_text(case: Case) -> str:
         f"attention_{case.operation} device={case.device} dtype={case.dtype} {rows}"
         f" num_heads_q={shape.num_heads_q} num_heads_k={shape.num_heads_k} head_dim={shape.head_dim} mask={case.mask}"
     )
+    if shape.value_columns != shape.head_dim:
+        text += f" head_dim_v={shape.head_dim_v}"
     if case.window_left >= 0:
         text += f" window_left={case.window_left}"
     if case.softcap:
@@ -211,6 +220,15 @@ def pairs_of(case: Case) -> int:
         hidden = max(0, shape.seqlen_q - case.window_left - 1)  # queries with keys beyond the window's reach
         pairs -= hidden * (hidden + 1) // 2
     return shape.batch_size * pairs
+
+
+def flops_of(shape: Shape, pairs: float, operation: Pass) -> float:
+    """Multiplications and additions of so many (query, key) pairs of each query head.
+
+    forward: the products S and O, 2 * (head_dim + head_dim_v) a pair. backward: S, dQ and dK, dP and dV.
+    """
+    of_keys, of_values = (1, 1) if operation == "forward" else (3, 2)
+    return 2.0 * shape.num_heads_q * pairs * (of_keys * shape.head_dim + of_values * shape.value_columns)
 
 
 def default_grid() -> list[Shape]:

@@ -150,7 +150,9 @@ class ForwardProducer {
   TILEWISE_INLINE void load_bias(uint32_t stage, Barrier<Machine>& landed, const WorkTile& work, int32_t key,
                                  int32_t warpgroups) {
     const BiasPlaces& places = p_.bias_places;
-    const auto bring = [&](int32_t i) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < C.consumers(); ++i) {
+      if (i >= warpgroups) continue;
       const int32_t query = (work.tile * C.consumers() + i) * queries_of_warpgroup();
       TILEWISE_UNROLL
       for (int c = 0; c < kBiasChunks; ++c) {
@@ -158,10 +160,6 @@ class ForwardProducer {
                           key + c * (kBiasRowBytes / bias_bytes(C)), 0, places.query * query, places.head * work.head,
                           places.batch * work.batch);
       }
-    };
-    TILEWISE_UNROLL
-    for (int32_t i = 0; i < C.consumers(); ++i) {
-      if (i < warpgroups) bring(i);
     }
   }
 

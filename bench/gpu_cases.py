@@ -67,8 +67,7 @@ class GpuCase:
         seqlen = f"s{shape.seqlen_q}" if shape.seqlen_q == shape.seqlen_k else f"s{shape.seqlen_q}/{shape.seqlen_k}"
         heads = f"h{shape.num_heads_q}" if shape.num_heads_q == shape.num_heads_k else ""
         heads = heads or f"h{shape.num_heads_q}/{shape.num_heads_k}"
-        values = f"/{shape.head_dim_v}" if shape.value_columns != shape.head_dim else ""
-        return f"{operation} {self.kind} d{shape.head_dim}{values} {seqlen} {self.mask} b{shape.batch_size} {heads}"
+        return f"{operation} {self.kind} d{shape.head_dims()} {seqlen} {self.mask} b{shape.batch_size} {heads}"
 
 
 def grid_cases(

@@ -11,15 +11,15 @@ from bench_support import assert_refused
 
 import tilewise
 from tilewise.bench import arguments, cli, reference
-from tilewise.bench.kv_cache_cases import CACHES, KvCase, KvShape, default_shapes
+from tilewise.bench.kv_cache_cases import CACHES, KvCase, default_shapes, parse_kv_shape
 from tilewise.bench.kv_cache_contenders import KvTilewise, KvTorch, make_kv_rival
 from tilewise.bench.kv_cache_inputs import few_sequences, make_kv_inputs
 from tilewise.bench.runner import Settings, run_kv_case
 from tilewise.bench.shapes import Shape
 
-DECODE = KvShape(Shape(batch_size=2, seqlen_q=1, seqlen_k=48, num_heads_q=8, num_heads_k=2, head_dim=16))
-CHUNK = KvShape(Shape(2, 5, 48, 4, 2, 16))
-MLA = KvShape(Shape(2, 1, 40, 8, 1, 32), 24)
+DECODE = Shape(batch_size=2, seqlen_q=1, seqlen_k=48, num_heads_q=8, num_heads_k=2, head_dim=16)
+CHUNK = Shape(2, 5, 48, 4, 2, 16)
+MLA = Shape(2, 1, 40, 8, 1, 32, 24)
 
 
 # --- arithmetic against values computed by hand ---
@@ -28,9 +28,9 @@ MLA = KvShape(Shape(2, 1, 40, 8, 1, 32), 24)
 def test_shapes_print_and_parse_back():
     for device in ("cpu", "cuda"):
         for shape in default_shapes(device):
-            assert KvShape.parse(str(shape)) == shape
-    assert KvShape.parse("16x1/8192x128/1x576/512") == KvShape(Shape(16, 1, 8192, 128, 1, 576), 512)
-    assert [shape.sizes.batch_size for shape in default_shapes("cuda")] == [1, 64, 1, 1, 64]
+            assert parse_kv_shape(str(shape)) == shape
+    assert parse_kv_shape("16x1/8192x128/1x576/512") == Shape(16, 1, 8192, 128, 1, 576, 512)
+    assert [shape.batch_size for shape in default_shapes("cuda")] == [1, 64, 1, 1, 64]
 
 
 def test_flops_and_bytes():

@@ -13,7 +13,7 @@ from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.contenders import CPU_RIVALS, RIVALS
 from tilewise.bench.gpu import gpu_kind, refusal
 from tilewise.bench.inputs import NUMPY_DTYPES, has_torch
-from tilewise.bench.kv_cache_cases import APPENDS, CACHES, PAGE_SIZES, KvCase, KvShape, default_shapes
+from tilewise.bench.kv_cache_cases import APPENDS, CACHES, PAGE_SIZES, KvCase, default_shapes, parse_kv_shape
 from tilewise.bench.rows import CsvFile
 from tilewise.bench.shapes import DTYPES, FP8, LAYOUTS, MASKS, SHAPE_FORM, Case, Shape, default_grid
 
@@ -157,7 +157,7 @@ def _settle_operation(parser: argparse.ArgumentParser, options: argparse.Namespa
         setattr(options, name, getattr(options, name) or list(default))
     options.layout = options.layout or "bshd"
     defaults = (lambda: default_shapes(options.device)) if on_cache else default_grid
-    parse_shapes: Callable[[str], list[Any]] = list_of(KvShape.parse if on_cache else Shape.parse)
+    parse_shapes: Callable[[str], list[Any]] = list_of(parse_kv_shape if on_cache else Shape.parse)
     try:
         options.shapes = defaults() if options.shapes is None else parse_shapes(options.shapes)
     except argparse.ArgumentTypeError as error:

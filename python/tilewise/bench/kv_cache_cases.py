@@ -5,57 +5,35 @@ Pure values and arithmetic; nothing here imports a tensor library.
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
-from tilewise.bench.shapes import Shape, visible_pairs
+from tilewise.bench.shapes import Shape, flops_of, visible_pairs
 
 # bf16, or fp8 e4m3 with a scale for each head, or for each token and head.
 CACHES = ("bf16", "fp8_head", "fp8_token")
 PAGE_SIZES = (0, 16, 256)  # 0: contiguous
 APPENDS = ("no", "yes")
 _MANY = {"cpu": 16}  # sequences of a large batch; 64 on a GPU
-_FORM = "BATCHxSEQLEN_Q/KEYSxHEADS[/HEADS_K]xHEAD_DIM[/HEAD_DIM_V]"
 
 
-@dataclass(frozen=True)
-class KvShape:
-    """seqlen_q queries of each sequence on seqlen_k keys, those that are appended among them.
+def parse_kv_shape(text: str) -> Shape:
+    """Reads a Shape's form: seqlen_q queries of each sequence on seqlen_k keys, those that are appended among them.
 
-    With a head_dim_v the values are the first columns of the keys (MLA's form).
+    With a head_dim_v the values are the first columns of the keys (MLA's form), e.g. 16x1/8192x128/1x576/512. Raises
+    ValueError with the expectation and the text.
     """
-
-    sizes: Shape
-    head_dim_v: Optional[int] = None
-
-    def __str__(self) -> str:
-        return str(self.sizes) + (f"/{self.head_dim_v}" if self.head_dim_v else "")
-
-    @staticmethod
-    def parse(text: str) -> KvShape:
-        """Reads BATCHxSEQLEN_Q/KEYSxHEADS[/HEADS_K]xHEAD_DIM[/HEAD_DIM_V], e.g. 16x1/8192x128/1x576/512.
-
-        Raises ValueError with the expectation and the text.
-        """
-        match = re.fullmatch(r"(.*x\d+)/(\d+)", text)
-        try:
-            shape = KvShape(Shape.parse(match[1]), int(match[2])) if match else KvShape(Shape.parse(text))
-        except ValueError as error:
-            raise ValueError(
-                str(error) if "must look like" not in str(error) else f"must look like {_FORM} (got {text!r})"
-            ) from error
-        if shape.head_dim_v is not None and not 1 <= shape.head_dim_v <= shape.sizes.head_dim:
-            raise ValueError(f"head_dim_v must be in [1, head_dim] (got {text!r})")
-        return shape
+    shape = Shape.parse(text)
+    if shape.value_columns > shape.head_dim:
+        raise ValueError(f"head_dim_v must be in [1, head_dim] (got {text!r})")
+    return shape
 
 
 @dataclass(frozen=True)
 class KvCase:
     """One step: what every library is asked to compute. Queries, new keys and results are bf16."""
 
-    shape: KvShape
+    shape: Shape
     cache: str = "bf16"
     page_size: int = 0
     append: bool = False
@@ -73,11 +51,6 @@ class KvCase:
         return "cpu" if self.device == "cpu" else "cuda"
 
     @property
-    def sizes(self) -> Shape:
-        """Those that attention has too."""
-        return self.shape.sizes
-
-    @property
     def mla(self) -> bool:
         """Whether there is no cache of values."""
         return self.shape.head_dim_v is not None
@@ -85,17 +58,17 @@ class KvCase:
     @property
     def head_dim_v(self) -> int:
         """Of the values and results."""
-        return self.shape.head_dim_v or self.sizes.head_dim
+        return self.shape.value_columns
 
     @property
     def pages(self) -> int:
         """Of each sequence."""
-        return -(-self.sizes.seqlen_k // self.page_size) if self.page_size else 0
+        return -(-self.shape.seqlen_k // self.page_size) if self.page_size else 0
 
     @property
     def tokens(self) -> int:
         """Queries, of which a decode step makes a token each."""
-        return self.sizes.batch_size * self.sizes.seqlen_q
+        return self.shape.batch_size * self.shape.seqlen_q
 
     def __str__(self) -> str:
         where = f"page_size={self.page_size}" if self.page_size else "contiguous"
@@ -117,7 +90,7 @@ class KvCase:
 
     def problem_text(self) -> str:
         """One line that `tilewise explain` reads."""
-        s = self.sizes
+        s = self.shape
         text = (
             f"kv_cache_attention device={self.device} dtype=bf16 batch_size={s.batch_size} seqlen_q={s.seqlen_q}"
             f" append={int(self.append)} num_heads_q={s.num_heads_q} num_heads_k={s.num_heads_k}"
@@ -132,15 +105,15 @@ class KvCase:
         return text + " cache_seqlens=1" + (" mask=causal" if s.seqlen_q > 1 else "")
 
     def flops(self) -> float:
-        """Multiplications and additions: 2 * pairs * (head_dim + head_dim_v) a head."""
-        s = self.sizes
+        """Multiplications and additions."""
+        s = self.shape
         pairs = s.batch_size * visible_pairs(s.seqlen_q, s.seqlen_k, "causal")
-        return 2.0 * s.num_heads_q * pairs * (s.head_dim + self.head_dim_v)
+        return flops_of(s, pairs, "forward")
 
     def traffic_bytes(self) -> int:
         """Bytes that must move at least: q, out and every key and value once, with their scales; the new ones are read
         and written too."""
-        s = self.sizes
+        s = self.shape
         query_like = 2 * self.tokens * s.num_heads_q * (s.head_dim + self.head_dim_v)
         width = s.head_dim + (0 if self.mla else self.head_dim_v)
         element = 2 if self.cache == "bf16" else 1
@@ -153,13 +126,12 @@ class KvCase:
     def columns(self) -> dict[str, Any]:
         """Of a row that is measured."""
         which = {"threads": self.threads, "operation": "kv_cache", "dtype": self.dtype, "cache": self.cache}
-        sizes = {**dataclasses.asdict(self.sizes), "head_dim_v": self.head_dim_v}
-        return {**which, "page_size": self.page_size, "append": int(self.append), **sizes}
+        return {**which, "page_size": self.page_size, "append": int(self.append), **self.shape.columns()}
 
 
-def default_shapes(device: str) -> list[KvShape]:
+def default_shapes(device: str) -> list[Shape]:
     """Decoding one sequence and many, a chunk of prefill, and MLA's form of decoding."""
     batches = (1, _MANY.get(device, 64))
-    decode = [KvShape(Shape(batch_size, 1, 8192, 32, 8, 128)) for batch_size in batches]
-    mla = [KvShape(Shape(batch_size, 1, 8192, 128, 1, 576), 512) for batch_size in batches]
-    return [*decode, KvShape(Shape(1, 64, 4096, 32, 8, 128)), *mla]
+    decode = [Shape(batch_size, 1, 8192, 32, 8, 128) for batch_size in batches]
+    mla = [Shape(batch_size, 1, 8192, 128, 1, 576, 512) for batch_size in batches]
+    return [*decode, Shape(1, 64, 4096, 32, 8, 128), *mla]

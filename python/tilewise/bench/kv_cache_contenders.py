@@ -31,7 +31,7 @@ class KvTilewise(OfTilewise[KvCase, KvInputs]):
             "k_scale": inputs.k_scale,
             "v_scale": inputs.v_scale,
             "head_dim_v": case.head_dim_v if case.mla else None,
-            "mask": "causal" if case.sizes.seqlen_q > 1 else None,
+            "mask": "causal" if case.shape.seqlen_q > 1 else None,
             "implementation": self.forced,
         }
         tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.k, inputs.v)
@@ -52,8 +52,8 @@ class KvTorch(OfTorch[KvCase, KvInputs]):
     def prepare(self, case: KvCase, inputs: KvInputs) -> Prepared:
         from torch.nn.functional import scaled_dot_product_attention
 
-        options: dict[str, Any] = {"enable_gqa": case.sizes.num_heads_q != case.sizes.num_heads_k}
-        if case.sizes.seqlen_q > 1:
+        options: dict[str, Any] = {"enable_gqa": case.shape.num_heads_q != case.shape.num_heads_k}
+        if case.shape.seqlen_q > 1:
             options["attn_mask"] = _bottom_right(case)
 
         def call() -> Any:
@@ -76,7 +76,7 @@ def _bottom_right(case: KvCase) -> Any:
     """A causal mask of fewer queries than keys; on a GPU one that torch's kernels know by name."""
     import torch
 
-    rows, keys = case.sizes.seqlen_q, case.sizes.seqlen_k
+    rows, keys = case.shape.seqlen_q, case.shape.seqlen_k
     if case.torch_device != "cpu":
         return importlib.import_module("torch.nn.attention.bias").causal_lower_right(rows, keys)
     return torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
@@ -124,7 +124,7 @@ class KvFlashInfer(Installed[KvCase, KvInputs]):
         return str(getattr(importlib.import_module(self.name), "__version__", "?"))
 
     def implementation(self, case: KvCase) -> str:
-        return "paged decode" if case.sizes.seqlen_q == 1 else "paged prefill"
+        return "paged decode" if case.shape.seqlen_q == 1 else "paged prefill"
 
     def prepare(self, case: KvCase, inputs: KvInputs) -> Prepared:
         import torch
@@ -134,15 +134,15 @@ class KvFlashInfer(Installed[KvCase, KvInputs]):
         if case.cache != "bf16":
             raise Unsupported(f"flashinfer has one scale for an fp8 cache (got {case.cache})")
         size = case.page_size or FLASHINFER_PAGE_SIZE
-        if case.sizes.seqlen_k % size:
-            raise Unsupported(f"flashinfer's pages of {size} must divide the keys (got {case.sizes.seqlen_k})")
-        shape = (-1, size, case.sizes.num_heads_k, case.sizes.head_dim)
+        if case.shape.seqlen_k % size:
+            raise Unsupported(f"flashinfer's pages of {size} must divide the keys (got {case.shape.seqlen_k})")
+        shape = (-1, size, case.shape.num_heads_k, case.shape.head_dim)
         caches = (inputs.k_cache.view(shape), inputs.v_cache.view(shape))
-        count = case.sizes.seqlen_k // size
-        pages = torch.arange(case.sizes.batch_size * count, device=inputs.q.device, dtype=torch.int32)
+        count = case.shape.seqlen_k // size
+        pages = torch.arange(case.shape.batch_size * count, device=inputs.q.device, dtype=torch.int32)
         if inputs.block_table is not None:
             pages = inputs.block_table.flatten()
-        starts = torch.arange(case.sizes.batch_size + 1, device=inputs.q.device, dtype=torch.int32)
+        starts = torch.arange(case.shape.batch_size + 1, device=inputs.q.device, dtype=torch.int32)
         table = (starts * count, pages, torch.full_like(starts[1:], size))
         wrapper = self._planned(case, inputs, table, size, starts)
         append = self._append(case, inputs, table, caches)
@@ -154,7 +154,7 @@ class KvFlashInfer(Installed[KvCase, KvInputs]):
         return Prepared(call, lambda: [call()])
 
     def _planned(self, case: KvCase, inputs: KvInputs, table: tuple[Any, Any, Any], size: int, starts: Any) -> Any:
-        module, sizes = importlib.import_module(self.name), case.sizes
+        module, sizes = importlib.import_module(self.name), case.shape
         heads = (sizes.num_heads_q, sizes.num_heads_k, sizes.head_dim, size)
         dtypes = {"q_data_type": inputs.q.dtype, "kv_data_type": inputs.k_cache.dtype}
         space = self._workspace.on(inputs.q.device)
@@ -175,10 +175,10 @@ class KvFlashInfer(Installed[KvCase, KvInputs]):
         import torch
 
         starts, pages, last = table
-        rows = case.sizes.seqlen_q
-        sequences = torch.arange(case.sizes.batch_size, device=inputs.q.device, dtype=torch.int32)
-        places = torch.arange(case.sizes.seqlen_k - rows, case.sizes.seqlen_k, device=inputs.q.device)
-        where = (sequences.repeat_interleave(rows), places.to(torch.int32).repeat(case.sizes.batch_size))
+        rows = case.shape.seqlen_q
+        sequences = torch.arange(case.shape.batch_size, device=inputs.q.device, dtype=torch.int32)
+        places = torch.arange(case.shape.seqlen_k - rows, case.shape.seqlen_k, device=inputs.q.device)
+        where = (sequences.repeat_interleave(rows), places.to(torch.int32).repeat(case.shape.batch_size))
         new = (inputs.k.flatten(0, 1), inputs.v.flatten(0, 1))
         append = importlib.import_module(self.name).append_paged_kv_cache
         return lambda: append(*new, *where, caches, pages, starts, last, kv_layout="NHD")

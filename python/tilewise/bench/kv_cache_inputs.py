@@ -38,7 +38,7 @@ def make_kv_inputs(case: KvCase, seed: int = 0) -> KvInputs:
     """Standard normal queries and new keys, caches of normal values in the case's format."""
     import torch
 
-    sizes, device = case.sizes, case.torch_device
+    sizes, device = case.shape, case.torch_device
     draw = normal_values(seed, device)
     pages = (sizes.batch_size * case.pages, case.page_size) if case.page_size else (sizes.batch_size, sizes.seqlen_k)
 
@@ -74,11 +74,11 @@ def make_kv_inputs(case: KvCase, seed: int = 0) -> KvInputs:
 def gathered(case: KvCase, cache: Tensor, scale: Optional[Tensor], table: Optional[Tensor]) -> Tensor:
     """[batch, seqlen_k, heads, width] of a cache in bf16, by torch's functions."""
     values = cache if table is None else taken(cache, table.long()).flatten(1, 2)
-    values = values[:, : case.sizes.seqlen_k]
+    values = values[:, : case.shape.seqlen_k]
     if scale is None:
         return values
     if scale.dim() > 1:
-        scale = (scale if table is None else scale[table.long()].flatten(1, 2))[:, : case.sizes.seqlen_k]
+        scale = (scale if table is None else scale[table.long()].flatten(1, 2))[:, : case.shape.seqlen_k]
     return (values.float() * scale[..., None]).bfloat16()
 
 
@@ -93,8 +93,8 @@ def append_by_torch(case: KvCase, cache: Tensor, scale: Optional[Tensor], new: T
     """Writes the new rows where kv_cache_attention() writes them, scales per token with them."""
     import torch
 
-    places = inputs.cache_seqlens.long()[:, None] + torch.arange(case.sizes.seqlen_q, device=new.device)
-    sequences = torch.arange(case.sizes.batch_size, device=new.device)[:, None].expand_as(places)
+    places = inputs.cache_seqlens.long()[:, None] + torch.arange(case.shape.seqlen_q, device=new.device)
+    sequences = torch.arange(case.shape.batch_size, device=new.device)[:, None].expand_as(places)
     where = (sequences, places)
     if inputs.block_table is not None:
         where = (inputs.block_table.long()[sequences, places // case.page_size], places % case.page_size)
@@ -128,14 +128,14 @@ class FewSequences:
 
 def few_sequences(case: KvCase, inputs: KvInputs) -> FewSequences:
     """The first and the last one. The new keys are appended to copies of their caches."""
-    last = case.sizes.batch_size - 1
+    last = case.shape.batch_size - 1
     return FewSequences({index: _exact(case, inputs, index) for index in dict.fromkeys((0, last))})
 
 
 def _exact(case: KvCase, inputs: KvInputs, index: int) -> reference.Array:
     import torch
 
-    sizes = case.sizes
+    sizes = case.shape
     keys = _rows_of(case, inputs, index, inputs.k_cache, inputs.k_scale, inputs.k)
     if inputs.v_cache is None:
         values = keys[..., : case.head_dim_v]
@@ -157,11 +157,11 @@ def _rows_of(
     import torch
 
     pick = index if inputs.block_table is None else inputs.block_table[index].long()
-    values = taken(cache, pick).reshape(-1, *cache.shape[2:])[: case.sizes.seqlen_k].double()
+    values = taken(cache, pick).reshape(-1, *cache.shape[2:])[: case.shape.seqlen_k].double()
     scales = None
     if scale is not None:
         per_token = scale.dim() > 1
-        scales = scale[pick].reshape(-1, scale.shape[2])[: case.sizes.seqlen_k] if per_token else scale
+        scales = scale[pick].reshape(-1, scale.shape[2])[: case.shape.seqlen_k] if per_token else scale
         values = values * scales[..., None].double()
     if new is None:
         return values
@@ -170,4 +170,4 @@ def _rows_of(
         own = rows.abs().amax(-1) / _LARGEST if scale.dim() > 1 else scale
         stored = (rows / own[..., None]).clamp(-_LARGEST, _LARGEST).to(cache.dtype)
         rows = stored.float() * own[..., None]
-    return torch.cat([values[: -case.sizes.seqlen_q], rows.double()])
+    return torch.cat([values[: -case.shape.seqlen_q], rows.double()])

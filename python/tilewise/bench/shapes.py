@@ -46,8 +46,15 @@ class Shape:
         heads = (
             f"{self.num_heads_q}" if self.num_heads_q == self.num_heads_k else f"{self.num_heads_q}/{self.num_heads_k}"
         )
-        values = "" if self.value_columns == self.head_dim else f"/{self.head_dim_v}"
-        return f"{self.batch_size}x{seqlen}x{heads}x{self.head_dim}{values}"
+        return f"{self.batch_size}x{seqlen}x{heads}x{self.head_dims()}"
+
+    def head_dims(self) -> str:
+        """As parse() reads them: "192/128", or one for both."""
+        return f"{self.head_dim}" if self.head_dim_v is None else f"{self.head_dim}/{self.head_dim_v}"
+
+    def columns(self) -> dict[str, int]:
+        """Of a row that is measured."""
+        return {**dataclasses.asdict(self), "head_dim_v": self.value_columns}
 
     @staticmethod
     def parse(text: str) -> Shape:
@@ -166,8 +173,7 @@ class Case:
     def columns(self) -> dict[str, Any]:
         """Of a row that is measured."""
         which = ("threads", "operation", "dtype", "mask", "layout")
-        sizes = {**dataclasses.asdict(self.shape), "head_dim_v": self.shape.value_columns}
-        return {**{name: getattr(self, name) for name in which}, **sizes}
+        return {**{name: getattr(self, name) for name in which}, **self.shape.columns()}
 
 
 def problem_text(case: Case) -> str:
@@ -184,7 +190,7 @@ def problem_text(case: Case) -> str:
         f"attention_{case.operation} device={case.device} dtype={case.dtype} {rows}"
         f" num_heads_q={shape.num_heads_q} num_heads_k={shape.num_heads_k} head_dim={shape.head_dim} mask={case.mask}"
     )
-    if shape.value_columns != shape.head_dim:
+    if shape.head_dim_v is not None:
         text += f" head_dim_v={shape.head_dim_v}"
     if case.window_left >= 0:
         text += f" window_left={case.window_left}"

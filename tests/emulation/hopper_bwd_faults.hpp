@@ -178,6 +178,21 @@ inline constexpr HopperBwdConfig kOwnDqCounting = [] {
   return c;
 }();
 
+/// And in a fixed order, by couriers.
+inline constexpr HopperBwdConfig kOwnDqOrdered = [] {
+  HopperBwdConfig c = kOwnDq;
+  c.ordered = c.rounds = 1;
+  return c;
+}();
+
+/// Whose last sums are rounded by those that multiply them.
+inline constexpr HopperBwdConfig kOwnDqFinishing = [] {
+  HopperBwdConfig c = kOwnDqOrdered;
+  c.rounds = 0;
+  c.last_rounds = 1;
+  return c;
+}();
+
 inline constexpr HopperBwdConfig kWideOrdered = [] {
   HopperBwdConfig c = kWide;
   c.persistent = 0;
@@ -216,14 +231,22 @@ struct FaultyBwdSm90 : HostSm90Machine {
   }
 
   /// Whether it is of the warpgroup that has couriers; none of its other warps waits for stores.
-  static bool carries() { return C.couriers() && thread() / kWarpgroupThreads == 3; }
+  static bool carries() {
+    return (C.couriers() || C.own_couriers()) && thread() / kWarpgroupThreads == (C.own_couriers() ? 0 : 3);
+  }
   /// Whether it is of those that round dq in the end.
   static bool rounds() { return C.rounds && !sums() && !carries(); }
   /// What a barrier between the warps that multiply dQ and couriers says of sums; none: it is not one of these.
   enum class SumsAre : uint8_t { none, staged, read, fetched };
   static SumsAre sums_are(uint64_t* barrier) {
+    using Handover = BwdHandover<FaultyBwdSm90, C>;
+    if constexpr (C.own_couriers()) {
+      const size_t at = shared_address(barrier) - offsetof(Block, handover);
+      if (at >= sizeof(Handover) || at < offsetof(Handover, staged)) return SumsAre::none;
+      if (at < offsetof(Handover, read)) return SumsAre::staged;
+      return at < offsetof(Handover, fetched) ? SumsAre::read : SumsAre::fetched;
+    }
     if constexpr (C.couriers()) {
-      using Handover = BwdHandover<FaultyBwdSm90, C>;
       const size_t at = shared_address(barrier) - offsetof(Block, handover);
       if (at >= sizeof(Handover) || at < offsetof(Handover, staged)) return SumsAre::none;
       if (at < offsetof(Handover, read)) return SumsAre::staged;
@@ -282,6 +305,8 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if (g_bwd_fault == BwdFault::draws_overwritten && draws() && frees_draws(barrier)) return;
     if (g_bwd_fault == BwdFault::weights_taken_early && hands_weights(barrier)) return;
     if (g_bwd_fault == BwdFault::taken_before_staged && sums_are(barrier) == SumsAre::staged) return;
+    const bool restages = C.own_couriers() && g_bwd_fault == BwdFault::staged_before_read;
+    if (restages && sums_are(barrier) == SumsAre::read) return;
     if (g_bwd_fault == BwdFault::fetched_early && carries() && sums_are(barrier) == SumsAre::read) return;
     if (g_bwd_fault == BwdFault::taken_before_fetched && sums_are(barrier) == SumsAre::fetched) return;
     HostSm90Machine::wait(barrier, parity);

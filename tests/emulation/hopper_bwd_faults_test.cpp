@@ -141,9 +141,12 @@ class BwdCall {
   }
 
   /// The sums lie by 16 queries and 8 columns, as a warp's lanes hold them.
+  using Places = DqPlaces<C>;
   [[nodiscard]] double dq(std::int64_t h, std::int64_t i, std::int64_t d) const {
     const std::int64_t lane = i % 8 * 4 + d % 8 / 2, reg = i % 16 / 8 * 2 + d % 2;
-    const std::int64_t at = h * kRows * kDim + i / 16 * (16 * kDim) + d / 8 * 128 + lane * 4 + reg;
+    const std::int64_t at = h * kRows * kDim + Places::of_rows(static_cast<std::int32_t>(i / 16 * 16)) +
+                            Places::of_columns(static_cast<std::int32_t>(d / Places::kCols)) +
+                            d % Places::kCols / 8 * 128 + lane * 4 + reg;
     return dq_accum_[static_cast<std::size_t>(at)] * params_of_call_.softmax_scale;
   }
 
@@ -218,6 +221,12 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     BwdCall<kOwnDqCounting> own_dq_counting;
     EXPECT_EQ(own_dq_counting.run(BwdFault::none, seed), "");
     EXPECT_LT(own_dq_counting.error(), kFine);
+    BwdCall<kOwnDqOrdered> own_dq_ordered;
+    EXPECT_EQ(own_dq_ordered.run(BwdFault::none, seed), "");
+    EXPECT_LT(own_dq_ordered.error(), kFine);
+    BwdCall<kOwnDqFinishing> own_dq_finishing;
+    EXPECT_EQ(own_dq_finishing.run(BwdFault::none, seed), "");
+    EXPECT_LT(own_dq_finishing.error(), kFine);
     BwdCall<kWideRounding> wide_rounding;
     EXPECT_EQ(wide_rounding.run(BwdFault::none, seed), "");
     EXPECT_LT(wide_rounding.error(), kFine);
@@ -294,6 +303,9 @@ TEST(EmulatedHopperBwd, FaultsOfWarpgroupsThatMultiplyDqTooAreCaught) {
       contains(fault_of_run<kOwnDq>(BwdFault::gradients_staged_early), "since it was read by a product of wave"));
   EXPECT_TRUE(contains(fault_of_run<kOwnDq>(BwdFault::gradients_overwritten), "since it was read by a store"));
   EXPECT_NE(fault_of_run<kOwnDq>(BwdFault::keys_overwritten), "");
+  EXPECT_TRUE(contains(fault_of_run<kOwnDqOrdered>(BwdFault::taken_before_staged), "which nobody wrote"));
+  EXPECT_TRUE(contains(fault_of_run<kOwnDqOrdered>(BwdFault::staged_before_read), "since it was read by a store"));
+  EXPECT_TRUE(contains(fault_of_run<kOwnDqOrdered>(BwdFault::handed_back_unread), "since it was read by a store"));
   EXPECT_TRUE(contains(fault_of_run<kOwnDqCounting>(BwdFault::handed_on_early), "of its stores are under way"));
 }
 
@@ -324,6 +336,14 @@ TEST(EmulatedHopperBwd, FaultsOfSumsThatAreFetchedAreCaught) {
   EXPECT_NE(fault_of_run<kFinishing>(BwdFault::taken_before_fetched), "");
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::sums_sent_unfenced), "with no fence_shared_writes() since"));
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::handed_back_unread), "since it was read by a store"));
+}
+
+/// Likewise of those that multiply dQ beside dk and dv.
+TEST(EmulatedHopperBwd, FaultsOfSumsThatTheirOwnWarpsRoundAreCaught) {
+  EXPECT_NE(fault_of_run<kOwnDqFinishing>(BwdFault::taken_before_staged), "");
+  EXPECT_NE(fault_of_run<kOwnDqFinishing>(BwdFault::taken_before_fetched), "");
+  EXPECT_TRUE(contains(fault_of_run<kOwnDqFinishing>(BwdFault::scores_unfenced), "with no fence_shared_writes()"));
+  EXPECT_TRUE(contains(fault_of_run<kOwnDqFinishing>(BwdFault::handed_back_unread), "since it was read by a store"));
 }
 
 /// No fault: who has looked in vain waits.

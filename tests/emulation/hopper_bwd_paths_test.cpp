@@ -31,7 +31,7 @@ TEST(HopperBwdPaths, WideHeads) {
   check_backward("hopper_bwd 64x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 num_heads_q=2" + lengths);
   check_backward("64x64 tiles", "dtype=f16 head_dim=256 mask=causal" + kGroups + lengths);
   check_backward("64x64 tiles, 2 warpgroups, 3 stages",
-                 "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal num_heads_q=2 deterministic=1" + lengths);
+                 "dtype=bf16 head_dim=192 head_dim_v=136 mask=causal num_heads_q=2 deterministic=1" + lengths);
   check_backward("64x64 tiles",
                  "dtype=bf16 head_dim=136 head_dim_v=232 num_heads_q=2 window_left=50 window_right=20" + lengths);
   check_backward("64x64 tiles", "dtype=f16 head_dim=80 head_dim_v=160 sink=query dsink=1 dlse=1" + kGroups + lengths);
@@ -60,6 +60,26 @@ TEST(HopperBwdPaths, WideHeadsThatMultiplyDqToo) {
                  "dtype=bf16 window_left=20 window_right=0 alignment=top_left " + narrow + "seqlen_q=70 seqlen_k=700");
   check_backward(both, "dtype=bf16 window_left=20 window_right=0" + kGroups +
                            " head_dim=192 head_dim_v=96 seqlen_q=70 seqlen_k=700");
+}
+
+/// And whose sums of dq have an order.
+TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooInAFixedOrder) {
+  const std::string own = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, dealt by a counter",
+                    of_group = own + ", a query head at a time",
+                    by_blocks = ", dq in a fixed order, rounded by blocks without tiles",
+                    with_last = ", dq in a fixed order, rounded with its last sums",
+                    narrow = "num_heads_q=2 head_dim=192 head_dim_v=128 deterministic=1 ";
+  check_backward(own + with_last, "dtype=bf16 " + narrow + kLengths);
+  check_backward(own + with_last, "dtype=bf16 mask=causal dlse=1 " + narrow + "seqlen_q=290 seqlen_k=300");
+  check_backward(own + by_blocks, "dtype=bf16 mask=causal " + narrow + "batch_size=1 seqlen_q=600 seqlen_k=600");
+  check_backward(own + by_blocks, "dtype=bf16 window_left=60 window_right=10 " + narrow + "seqlen_q=330 seqlen_k=330");
+  check_backward(of_group + by_blocks,
+                 "dtype=f16 head_dim=136 head_dim_v=64 mask=causal deterministic=1" + kGroups + kLengths);
+  check_backward(own + with_last,
+                 "dtype=f16 mask=causal layout=thd batch_size=4 max_seqlen_q=200 max_seqlen_k=250 " + narrow);
+  check_backward(own + with_last, "dtype=bf16 seqused_q=1 seqused_k=1 leftpad_k=1 " + narrow + kLengths, true);
+  // Queries that see no key, whose dq the statistics clear.
+  check_backward(own + ", dq in a fixed order", "dtype=bf16 mask=causal " + narrow + "seqlen_q=260 seqlen_k=200");
 }
 
 TEST(HopperBwdPaths, EveryOption) {
@@ -234,8 +254,7 @@ TEST(HopperBwdPaths, InAFixedOrder) {
   check_backward("128x64 tiles", "dtype=bf16 head_dim=128 num_heads_q=2" + lengths);
   check_backward("128x64 tiles", "dtype=f16 head_dim=48 head_dim_v=96 window_left=70 num_heads_q=2" + lengths);
   check_backward("128x64 tiles", "dtype=bf16 head_dim=32 bias=query[b,1,q,k]" + kGroups + lengths);
-  check_backward("64x64 tiles",
-                 "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal dropout_p=0 num_heads_q=2" + lengths);
+  check_backward("64x64 tiles", "dtype=bf16 head_dim=192 head_dim_v=192 mask=causal num_heads_q=2" + lengths);
   check_backward(
       "128x128 tiles",
       "dtype=bf16 head_dim=64 batch_size=2 seqused_q=1 seqused_k=1 leftpad_k=1 dropout_p=0.1" + kGroups + lengths);

@@ -142,7 +142,41 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   const std::string wide = "dtype=bf16 batch_size=32 seqlen_q=512 num_heads_q=8 mask=causal ";
   EXPECT_TRUE(ordered(wide + "head_dim=256"));
   EXPECT_FALSE(gpu::config_of<Bwd>(lowered_backward(wide + "head_dim=256").launches().at(1)->key).persistent);
-  EXPECT_FALSE(ordered(wide + "head_dim=192 head_dim_v=128"));
+  EXPECT_FALSE(ordered(wide + "head_dim=192"));
+}
+
+/// By the warps that multiply dQ beside dk and dv, too.
+TEST(HopperBwdLowering, OrdersTheSumsOfDqOfWideHeadsThatOwnThem) {
+  const auto schedule = [](const std::string& text) {
+    return lowered_backward("dtype=bf16 num_heads_q=16 head_dim=192 head_dim_v=128 " + text).schedule;
+  };
+  const std::string own = "2 warpgroups that multiply dq too, 2 stages, dealt by a counter";
+  const auto has = [&](const std::string& text, const std::string& what) {
+    return schedule(text).find(what) != std::string::npos;
+  };
+  const std::string by_blocks = ", dq in a fixed order, rounded by blocks",
+                    with_last = ", dq in a fixed order, rounded with";
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal deterministic=1", own + by_blocks));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal", own + with_last));
+  EXPECT_TRUE(has("batch_size=16 seqlen_q=1024 mask=causal", own + with_last));
+  EXPECT_TRUE(has("batch_size=8 seqlen_q=2048 mask=causal", own + by_blocks));
+  EXPECT_FALSE(has("batch_size=4 seqlen_q=4096 mask=causal", "fixed order"));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512", own + with_last));
+  EXPECT_FALSE(has("batch_size=16 seqlen_q=1024", "fixed order"));
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal window_left=1023", own + with_last));
+  // Few heads wait for each other.
+  EXPECT_TRUE(has("batch_size=8 seqlen_q=1024 mask=causal", own + by_blocks));
+  EXPECT_FALSE(has("batch_size=4 seqlen_q=1024 mask=causal", "fixed order"));
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=512 mask=causal", own + with_last));
+  // Of groups.
+  const std::string of_group = own + ", a query head at a time";
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal num_heads_k=4", of_group + with_last));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal num_heads_k=1", of_group + by_blocks));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 num_heads_k=4", of_group + by_blocks));
+  EXPECT_FALSE(has("batch_size=8 seqlen_q=2048 mask=causal num_heads_k=4", "fixed order"));
+  // Packed sequences, whose blocks do not round what others have added up.
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal seqused_k=1", with_last));
+  EXPECT_FALSE(has("batch_size=8 seqlen_q=2048 mask=causal seqused_k=1", "fixed order"));
 }
 
 /// A block has a tile of keys for one query head of a group after the other, or, where dq's order would have the
@@ -199,13 +233,13 @@ TEST(HopperBwdLowering, LetsThoseThatComputeMultiplyDqOfWideHeads) {
     return bwd_schedule(p, h200()).config.own_dq != 0;
   };
   const std::string wide = "head_dim=192 head_dim_v=128 ";
-  for (const char* with : {"dtype=bf16", "dtype=f16 mask=causal", "dtype=bf16 mask=causal window_left=1023",
-                           "dtype=bf16 num_heads_k=4", "dtype=bf16 seqused_k=1 sink=query dsink=1 dlse=1"}) {
+  for (const char* with :
+       {"dtype=bf16", "dtype=f16 mask=causal", "dtype=bf16 mask=causal window_left=1023", "dtype=bf16 num_heads_k=4",
+        "dtype=bf16 deterministic=1", "dtype=bf16 seqused_k=1 sink=query dsink=1 dlse=1"}) {
     EXPECT_TRUE(owns(wide + with)) << with;
   }
   EXPECT_TRUE(owns("dtype=bf16 head_dim=136 head_dim_v=64"));
-  for (const char* with :
-       {"softcap=30", "alibi_slopes=[h]", "dropout_p=0.1", "bias=query[b,h,q,k]", "deterministic=1"}) {
+  for (const char* with : {"softcap=30", "alibi_slopes=[h]", "dropout_p=0.1", "bias=query[b,h,q,k]"}) {
     EXPECT_FALSE(owns(wide + "dtype=bf16 " + with)) << with;
   }
   for (const char* dims : {"head_dim=192", "head_dim=128 head_dim_v=192", "head_dim=256 head_dim_v=64", "head_dim=128"})

@@ -99,6 +99,11 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
       "dtype=f16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal window_left=1023",
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal seqused_k=1",
       "dtype=bf16 head_dim=192 head_dim_v=128 seqlen_q=4096 mask=causal deterministic=1",
+      "dtype=bf16 head_dim=192 head_dim_v=128 batch_size=64 seqlen_q=512 mask=causal",
+      "dtype=bf16 head_dim=192 head_dim_v=128 batch_size=64 seqlen_q=512 num_heads_k=4 deterministic=1",
+      "dtype=bf16 head_dim=192 head_dim_v=128 batch_size=64 seqlen_q=512 mask=causal num_heads_k=4",
+      "dtype=bf16 head_dim=192 head_dim_v=128 layout=thd max_seqlen_q=512 batch_size=64 mask=causal window_left=256 "
+      "deterministic=1",
       "dtype=bf16 head_dim=64 seqlen_q=4096",
       "dtype=bf16 head_dim=64 seqlen_q=4096 mask=causal",
       "dtype=bf16 head_dim=128 seqlen_q=4096",

@@ -5,12 +5,12 @@
 // wide ones one computes dv, one dk, a third adds up dq, and a fourth brings tiles and draws.
 #pragma once
 
-#include "device/hopper/bwd_courier.h"
 #include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq.h"
 #include "device/hopper/bwd_draws.h"
 #include "device/hopper/bwd_items.h"
 #include "device/hopper/bwd_main.h"
+#include "device/hopper/bwd_own_courier.h"
 #include "device/hopper/bwd_rounder.h"
 #include "device/hopper/bwd_wide.h"
 #include "device/hopper/contract.h"
@@ -54,16 +54,18 @@ class HopperBwd {
     const auto own = [&] { return C.persistent ? Machine::not_hoisted(thread) : thread; };
     if (static_cast<uint32_t>(Machine::thread()) < kThreads) {
       Machine::template give_registers<kShares.producer>();
-      if constexpr (C.own_dq) {
+      if constexpr (C.own_couriers()) {
+        bring_and_carry(params, shared, items, thread);
+      } else if constexpr (C.own_dq) {
         if (thread < Machine::kLanes) bring_alone(params, shared, items, thread == 0);
       } else {
         multiply_dq(params, shared, items, thread, own);
       }
     } else if (C.warpgroups() == 3 || static_cast<uint32_t>(Machine::thread()) < 3 * kThreads) {
       Machine::template take_registers<kShares.consumer>();
-      visit_with_sums<BwdGradients<Ops, C>>(items, [&](const BwdWork& work, BwdRun& run, BwdGradients<Ops, C>& sums) {
-        BwdMain<Ops, C>(params, shared, work, run, own(), sums).run(work);
-      });
+      visit_with_sums<BwdGradients<Ops, C>>(
+          items, [&](const BwdWork& work, BwdRun& run, BwdGradients<Ops, C>& sums)
+                     TILEWISE_INLINE_LAMBDA { BwdMain<Ops, C>(params, shared, work, run, own(), sums).run(work); });
       if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
     } else if constexpr (C.dropout) {
       Machine::template give_registers<kShares.other>();
@@ -132,16 +134,16 @@ class HopperBwd {
   TILEWISE_INLINE static void visit_with_sums(const Items& items, const Visit& visit) {
     if constexpr (C.grouped) {
       Sums sums;
-      items.visit_all([&](const BwdWork& work, BwdRun& run) { visit(work, run, sums); });
+      items.visit_all([&](const BwdWork& work, BwdRun& run) TILEWISE_INLINE_LAMBDA { visit(work, run, sums); });
     } else {
-      items.visit_all([&](const BwdWork& work, BwdRun& run) {
+      items.visit_all([&](const BwdWork& work, BwdRun& run) TILEWISE_INLINE_LAMBDA {
         Sums sums;
         visit(work, run, sums);
       });
     }
   }
 
-  /// Of the last warpgroup a warp brings tiles, and others are couriers.
+  /// Of the warpgroup that does nothing else a warp brings tiles, and others are couriers.
   TILEWISE_INLINE static void bring_and_carry(const HopperBwdParams& params, Shared& shared, const Items& items,
                                               int thread) {
     static_assert(C.kCouriers < kWarpgroupThreads / Machine::kLanes);
@@ -150,7 +152,11 @@ class HopperBwd {
       bring_alone(params, shared, items, thread == 0);
     } else if (warp <= C.kCouriers) {
       items.visit_all([&](const BwdWork& work, const BwdRun& run) {
-        BwdCourier<Machine, C>(params, shared, work, run, warp - 1).run();
+        if constexpr (C.own_dq) {
+          BwdOwnCourier<Machine, C>(params, shared, work, run, warp - 1).run(work.steps());
+        } else {
+          BwdCourier<Machine, C>(params, shared, work, run, warp - 1).run();
+        }
       });
     }
   }

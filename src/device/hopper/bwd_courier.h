@@ -126,13 +126,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   TILEWISE_INLINE void add_fetched(Sums& dQ) {
     shared_.handover.fetched[place_.stage].wait(run_.fetched >> place_.stage & 1);
     run_.fetched ^= 1u << place_.stage;
-    const float* const sums = shared_.handover.dq[warp_][place_.stage] + 4 * lane_;
-    TILEWISE_UNROLL
-    for (int c = 0; c < dQ.kColTiles; ++c) {
-      const auto four = Machine::template load_shared<FloatRun<4>>(sums + c * 128);
-      TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) dQ.tile[0][c][i] += four.value[i];
-    }
+    add_staged<Machine>(dQ, shared_.handover.dq[warp_][place_.stage], lane_);
     Machine::wave_sync();  // before any lane's rounded sums take their place
   }
   template <int kPart, class Sums>
@@ -293,12 +287,7 @@ class BwdCourier {
     constexpr int32_t kBytes = 16 * Parts::cols(kPart) * static_cast<int32_t>(sizeof(float));
     TILEWISE_NO_UNROLL
     for (int warp = 0; warp < C.kDqWarps; ++warp, to += 16 * C.head_dim) {
-      const float* const sums = shared_.handover.dq[warp][staged];
-      if (begins_sums) {
-        Machine::store_run(to, sums, kBytes);
-      } else {
-        Machine::add_run(to, sums, kBytes);
-      }
+      send_sums<Machine>(to, shared_.handover.dq[warp][staged], kBytes, begins_sums);
     }
     Machine::commit_stores();
   }

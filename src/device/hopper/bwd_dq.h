@@ -3,9 +3,9 @@
 // has no room for that, from registers. Where couriers add it for them, see bwd_courier.h.
 #pragma once
 
+#include "device/hopper/bwd_dq_sums.h"
 #include "device/hopper/bwd_loader.h"
 #include "device/hopper/bwd_turns.h"
-#include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/warpgroup.h"
 #include "device/tile/registers.h"
 
@@ -63,25 +63,13 @@ class BwdDqProducts {
                                                   Scores::kChunkBytes);
     const auto K = MatrixDescriptor::of<Machine>(shared_.keys[key_stage_].chunk(Parts::first_col(kPart) / 64),
                                                  Shared::KeyTile::kChunkBytes);
-    Machine::wgmma_fence();
-    TILEWISE_UNROLL
-    for (int k = 0; k < C.block_n() / 16; ++k) {
-      constexpr int kStepBytes = 16 * kChunkRowBytes;
-      Machine::template wgmma<C.k_type, kAcrossDepth, kAcrossDepth>(dQ, dS.advanced(k * kStepBytes),
-                                                                    K.advanced(k * kStepBytes), k > 0);
-    }
-    Machine::wgmma_commit();
+    issue_dq<Machine, C>(dQ, dS, K);
   }
 
   /// A part's sums as the lanes hold them, in one of the warp's places in shared memory.
   template <class Sums>
   TILEWISE_INLINE void stage(const Sums& dQ, int place) {
-    float* const staged = shared_.handover.dq[warp_][place] + 4 * lane_;
-    TILEWISE_UNROLL
-    for (int c = 0; c < dQ.kColTiles; ++c) {
-      const Sm80Accumulator& x = dQ.tile[0][c];
-      Machine::store_shared(staged + c * 128, FloatRun<4>{{x[0], x[1], x[2], x[3]}});
-    }
+    stage_sums<Machine>(shared_.handover.dq[warp_][place], lane_, dQ);
   }
 
   /// Of sums that have no order, this warp's of the tile of keys, all of which have arrived: see bwd_rounder.h.
@@ -204,11 +192,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     if (C.ordered && part == 0) take_turn();
     const float* const sums = shared_.handover.dq[warp_][Parts::staged(part, step)];
     const int32_t bytes = 16 * Parts::cols(part) * static_cast<int32_t>(sizeof(float));
-    if (C.ordered && turns_.begins_sums(this->tiles_left_)) {
-      Machine::store_run(to_, sums, bytes);
-    } else {
-      Machine::add_run(to_, sums, bytes);
-    }
+    send_sums<Machine>(to_, sums, bytes, C.ordered && turns_.begins_sums(this->tiles_left_));
     Machine::commit_stores();
   }
 

@@ -2,14 +2,13 @@
 #pragma once
 
 #include "device/attention/tensor_rows.h"
-#include "device/hopper/config.h"
+#include "device/hopper/bwd_dq_places.h"
 #include "device/hopper/params.h"
 #include "device/tile/element.h"
 
 namespace tilewise::device {
 
-/// A head's queries. Sums of 16 of them lie together, as a warp's accumulators: of 8 columns 64 bytes are a row's and
-/// those of the 8th row behind it. So a lane has 8 columns of two rows, 16 bytes of each in dq.
+/// A head's queries. A lane has 8 columns of two rows, 16 bytes of each in dq.
 template <class Machine, auto C>
 class BwdDqRows {
  public:
@@ -27,7 +26,8 @@ class BwdDqRows {
 
   /// Of queries [first_row, end), no more than kRows.
   TILEWISE_INLINE void round(int32_t first_row, int32_t end) const {
-    const float* const from = sums_ + static_cast<int64_t>(first_row) * C.head_dim + Machine::lane() * 16;
+    using Places = DqPlaces<C>;
+    const float* const from = sums_ + Places::of_rows(first_row) + Machine::lane() * 16;
     const int32_t row = first_row + Machine::lane() % kApart, col = Machine::lane() / kApart * 8;
     FloatRun<4> parts[kSteps][4];
     TILEWISE_UNROLL
@@ -35,7 +35,7 @@ class BwdDqRows {
       TILEWISE_UNROLL
       for (int i = 0; i < 4; ++i) {
         parts[step][i] =
-            Machine::load_global(reinterpret_cast<const FloatRun<4>*>(from + step * kColTiles * 128 + 4 * i));
+            Machine::load_global(reinterpret_cast<const FloatRun<4>*>(from + Places::of_columns(step) + 4 * i));
       }
     }
     // Hidden keys of NaN, times 0, don't reach a row that sees nothing. Statistics have whole tiles of rows.
@@ -47,7 +47,7 @@ class BwdDqRows {
       if (at >= end) continue;
       TILEWISE_UNROLL
       for (int step = 0; step < kSteps; ++step) {
-        const int32_t first_col = step * kColTiles * 8 + col;
+        const int32_t first_col = step * Places::kCols + col;
         if (!C.exact_dims && first_col >= head_dim_) continue;
         Chunk* const to = reinterpret_cast<Chunk*>(dq_ + at * seq_stride_ + first_col);
         Machine::store_global(to, sees[slot] ? rounded(parts[step], slot) : Chunk{{0, 0, 0, 0}});
@@ -56,8 +56,7 @@ class BwdDqRows {
   }
 
  private:
-  static constexpr int32_t kColTiles = 4;  // columns in eights of a step of the warp
-  static constexpr int32_t kSteps = C.head_dim / (8 * kColTiles);
+  static constexpr int32_t kSteps = C.head_dim / DqPlaces<C>::kCols;
   static constexpr int32_t kApart = 8;  // rows between a lane's two
 
   /// 8 columns of the first or the second row.

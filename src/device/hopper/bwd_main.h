@@ -49,8 +49,8 @@ class BwdMain {
   static constexpr bool kValuesLast = !C.softcap && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
 
  public:
-  TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
-                          int thread, BwdGradients<Ops, C>& sums)
+  TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, int thread,
+                          BwdGradients<Ops, C>& sums)
       : p_(params),
         shared_(shared),
         run_(run),
@@ -63,7 +63,7 @@ class BwdMain {
         score_place_(ring_place<C.score_stages()>(run.steps)),
         draw_place_(ring_place<1>(run.steps)),
         scores_(params, work, warpgroup_, thread),
-        own_dq_(params, work, warpgroup_, thread),
+        own_dq_(params, work, run, warpgroup_, thread),
         dK_(sums.dK),
         dV_(sums.dV) {}
 
@@ -83,7 +83,7 @@ class BwdMain {
       if constexpr (C.persistent) {
         begin_scores();
         visit_head();
-        if constexpr (C.own_dq) own_dq_.finish(shared_);
+        if constexpr (C.own_dq) own_dq_.finish(shared_, score_place_.before().parity);
       } else {
         begin_values();
         TILEWISE_NO_UNROLL
@@ -214,6 +214,7 @@ class BwdMain {
     next.advance();
     if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
+    if constexpr (C.own_couriers()) own_dq_.hand_over(shared_, score_place_.before().parity);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
@@ -272,7 +273,7 @@ class BwdMain {
     Machine::fence_shared_writes();
     arrive_as_warp(shared_.score_ring.full[score_place_.stage], lane_);
     score_place_.advance();
-    if constexpr (C.own_dq) own_dq_.send(shared_);
+    if constexpr (C.own_dq && !C.ordered) own_dq_.send(shared_);
   }
   TILEWISE_INLINE void release_queries() {
     arrive_as_warp(shared_.tile_ring.empty[tile_place_.stage], lane_);
@@ -283,6 +284,7 @@ class BwdMain {
   TILEWISE_INLINE void skip(int32_t count) {
     TILEWISE_NO_UNROLL
     for (; count > 0; --count) {
+      if constexpr (C.own_couriers()) own_dq_.hand_over(shared_, score_place_.before().parity);
       scores_.clear();
       score_place_.wait_empty(shared_.score_ring);
       scores_.store(shared_.dS[score_place_.stage]);

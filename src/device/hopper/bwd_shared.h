@@ -80,10 +80,23 @@ struct BwdHandover<Machine, C> {
 };
 /// Where those that compute multiply dQ: half of its columns, a warp's rows of a tile.
 template <class Machine, HopperBwdConfig C>
-  requires(C.own_dq != 0)
+  requires(C.own_dq != 0 && C.ordered == 0)
 struct BwdHandover<Machine, C> {
   float dq[C.dq_warps()][16 * C.head_dim / C.kConsumers];
   TILEWISE_INLINE void init() {}
+};
+/// And where couriers take that to memory.
+template <class Machine, HopperBwdConfig C>
+  requires(C.own_couriers())
+struct alignas(16) BwdHandover<Machine, C> {
+  float dq[C.dq_warps()][16 * C.head_dim / C.kConsumers];
+  Barrier<Machine> staged[C.kCouriers], read;
+  Barrier<Machine> fetched;  // sums so far of a tile that is to be rounded
+  TILEWISE_INLINE void init() {
+    TILEWISE_UNROLL
+    for (Barrier<Machine>& tile : staged) tile.init(C.dq_warps() * (C.last_rounds ? kWarpArrivals : 1));
+    read.init(1), fetched.init(1);
+  }
 };
 /// Where two warpgroups share keys, a warp's weights, which lie where dS will; and that the last queries and their dO
 /// have been read, through whose places dk and dv leave.

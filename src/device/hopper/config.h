@@ -101,6 +101,8 @@ struct HopperBwdConfig : ScoreConfig {
     const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
     return ordered && !shares_keys && !own_dq && !dropout && !crowded;
   }
+  /// Whether warps beside the one that brings tiles do, of those who multiply dQ beside dk and dv.
+  constexpr bool own_couriers() const { return own_dq && ordered; }
   /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
   constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
@@ -116,7 +118,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// The warps that say that they have read where a tile of keys is: all where the loader runs ahead of them, which too
   /// is one of them, else those that draw.
   constexpr int32_t item_readers() const {
-    const int32_t dq = own_dq ? 0 : kDqWarps + (couriers() ? kCouriers : 0);
+    const int32_t carriers = couriers() || own_couriers() ? kCouriers : 0, dq = (own_dq ? 0 : kDqWarps) + carriers;
     if (loader_deals()) return 4 * kConsumers + dq + 1;
     return persistent && dropout ? kDrawWarps : 0;
   }
@@ -126,7 +128,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// The warps that add to a tile of dq.
   constexpr int32_t dq_warps() const { return own_dq ? 4 * kConsumers : kDqWarps; }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
-  constexpr int32_t turns_a_tile() const { return couriers() ? 1 : kDqWarps; }
+  constexpr int32_t turns_a_tile() const { return couriers() || own_couriers() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums
   /// Those that compute, one for dq, and one that brings tiles of wide heads, makes dropout's draws, or brings tiles
   /// and has the couriers.
@@ -157,6 +159,12 @@ inline constexpr int32_t kDqRows = 16;  // queries whose sums of dq lie together
 /// What it ends with where no block rounds dq, of blocks of as many; see bwd_convert_dq.h.
 struct HopperBwdConvertDqConfig : RowConfig {
   static constexpr int32_t kRows = HopperBwdStatisticsConfig::kRows;
+  Flag own_dq = 0;  // of the kernel that added up
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit), visit("own_dq", c.own_dq);
+  }
 };
 
 /// Registers of a thread of the warpgroup that brings tiles, and of those that compute: multiples of 8, together no

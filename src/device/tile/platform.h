@@ -5,6 +5,9 @@
 #include <stdint.h>
 
 #define TILEWISE_INLINE __attribute__((always_inline)) inline
+// Behind a lambda's parameters. One that is called once is not inlined for that, and products of a warpgroup are each
+// waited for where their registers cross a call.
+#define TILEWISE_INLINE_LAMBDA __attribute__((always_inline))
 // The emulation needs no loop unrolled: a host's clang says of some, built for sanitizers, that it could not.
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__) || defined(__AMDGCN__)
 #define TILEWISE_UNROLL _Pragma("unroll")

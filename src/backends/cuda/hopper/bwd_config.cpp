@@ -117,7 +117,22 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
 /// a sink would make finite.
 bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
   const bool known = c.lengths ? p.sink == SinkKind::none : each_query_sees_a_key(p, c);
-  return p.dq && c.persistent && c.couriers() && known;
+  return p.dq && c.persistent && (c.couriers() || c.own_couriers()) && known;
+}
+
+/// The same where the warps that multiply dQ beside dk and dv wait themselves for what comes from memory, so that it
+/// takes as many tiles of keys as keep neighbours apart. Of 16,384 tokens in 16 heads of 192 and 128 on an H200, by
+/// blocks without tiles and with the last sums: causal 256, 512, 1k and 2k 393, 459, 601 and 937 us and 301, 388, 570
+/// and 955; all keys seen 512 and 768 576 and 712, 540 and 699; a window of 1,024 at 16k 948 and 926; of 4,096 tokens
+/// causal 512 143 and 133, 1k 175 and 197. 16 heads on 4, causal 512 and 1k 476 and 719, 406 and 681, all keys seen 512
+/// 508 and 551, a window of 1,024 at 4k 915 and 995; 16 on 1, causal 512 501 and 551.
+bool own_last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
+  constexpr std::int64_t kManyTiles = 1536, kManyOfGroups = 256, kFewKeys = 512;
+  const std::int64_t tiles = tiles_of_keys(p, c);
+  if (!c.windowed && p.seqlen_k > 2 * kFewKeys) return false;
+  if (c.grouped && (!c.ranged || c.windowed || tiles < kManyOfGroups)) return false;
+  const bool short_ones = p.seqlen_k <= kFewKeys && !c.windowed && !c.grouped;
+  return short_ones || tiles * portable::group_of(p) >= kManyTiles;
 }
 
 /// Whether that is quicker than blocks without tiles that do. What has been added so far comes from memory then, which
@@ -126,6 +141,7 @@ bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
 /// us for 704, causal 512, 1k, 2k, 4k 356, 473, 730, 1,231 for 427, 521, 729, 1,187, all keys seen, 512 and 1k 437 and
 /// 685 for 488 and 705, 2k is level; in 32 heads of 64, causal 512, 2k, 4k 352, 760, 1,452 for 413, 811, 1,456.
 bool last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
+  if (c.own_dq) return own_last_rounding_pays(p, c);
   return c.windowed || p.seqlen_k <= (c.block_m > kNarrow ? 2048 : 1024);
 }
 
@@ -151,13 +167,16 @@ BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
 /// 1,532), all keys seen, 1k 783 for 824 since, 2k is level, and a window 872 for 834. With softcap, whose dQ couriers
 /// keep out of the way of what it computes, all lengths gain 2 to 8%. With a bias on an H100 128 columns, causal, 512
 /// and 1k 380 for 517 and 579 for 659, 2k 966 for 954, all keys seen, 512 and 1k 487 for 580 and 829 for 886, 64
-/// columns, causal, 512 to 2k 409, 648 and 1,107 for 528, 733 and 1,135.
+/// columns, causal, 512 to 2k 409, 648 and 1,107 for 528, 733 and 1,135. Of 192 and 128 columns on an H200, causal, 256
+/// take 301 us for 450, 512 388 for 530, 1k 570 for 651, 2k 937 for 966, 4k 1,797 for 1,707; all keys seen, 256 362 for
+/// 470, 512 540 for 617, 768 699 for 739, 1k are level; a window of 1,024 885 for 910 at 4k.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   const bool biased = is_biased(c);
   if (c.shares_keys) {  // 420 us for 441 at 256, none at 192
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
+  if (c.own_dq) return looks_near(p, c) ? kAny : c.ranged ? 2048 : 768;
   if (biased) return c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 4096 : 2048;
@@ -169,11 +188,13 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
 /// are level. 32 heads of 64 on 8, causal, 1k 482 for 565, 2k 850 for 829; 71 on 1 2k 1,889 for 2,138. On an H100, by a
 /// share for each head, 32 on 8, causal, 2k and 4k take 1,642 us for 1,902 and 2,670 for 2,855 without an order, 16 on
 /// 4 822 for 984 and 1,342 for 1,468, 64 on 8 3,384 for 4,430 and 5,142 for 6,911, 8k 4,958 for 5,041. Softcap in 4k
-/// took 6% longer by shares of two.
+/// took 6% longer by shares of two. 16 heads of 192 and 128 on 4 on an H200, causal, 512 406 us for 576, 1k 681 for
+/// 723, 2k 1,156 for 1,047; all keys seen, 512 508 for 555, 1k 884 for 883, a window of 1,024 at 4k 915 for 909.
 std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c,
                                         const core::DeviceDescription& device) {
   constexpr std::int64_t kManyHeads = 8, kFewTiles = 256;
   if (c.shares_keys || is_biased(c)) return 0;
+  if (c.own_dq) return c.ranged ? 1024 : 512;
   if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
   if (!c.ranged) return 1024;
   if (tiles_of_keys(p, c) < kFewTiles) return 4096;
@@ -185,10 +206,12 @@ std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig&
 /// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have
 /// others between them, and fewer come in parts. 32 heads of 1k and 2k and 128 of 64 columns and 2k lose 6 to 8%, 16 of
 /// 4k with softcap 14%; 32 heads of 512, causal, gain 12%, 128 with all keys seen 5%, 64 and 128 of 64 columns and 1k,
-/// causal, 4 and 10% (H100).
+/// causal, 4 and 10% (H100). Of 192 and 128 columns, causal, 64 of 512 gain 1%, 128 14%, 64 of 1k and 2k lose 0 to 8%,
+/// 128 gain 5 and 3% (H200).
 std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kFewest = 32, kFew = 64, kMore = 128, kMany = 256;
   if (c.shares_keys) return kMany;
+  if (c.own_dq) return c.ranged && p.seqlen_k <= 512 ? kFew : kMore;
   if (c.block_m > kNarrow) return c.ranged && p.seqlen_k <= 1024 ? kFew : kMany;
   if (p.seqlen_k <= 512) return c.ranged ? kFewest : kMore;
   return c.ranged ? kFew : kMany;
@@ -199,6 +222,7 @@ std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
 bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kMany = 1024, kManyOfWindow = 512, kManyNarrow = 4096;
   if (c.shares_keys) return false;
+  if (c.own_dq) return c.windowed && key_blocks(p, c, device) >= kManyOfWindow;
   if (c.block_m > kNarrow) return c.ranged && !c.windowed && key_blocks(p, c, device) >= kManyNarrow;
   if (c.ranged && !c.windowed && !c.softcap) return false;
   return key_blocks(p, c, device) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
@@ -207,7 +231,7 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core:
 /// Whether that order is worth it though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::DeviceDescription& device) {
   const HopperBwdConfig c = dealt(p, with_order(unordered, true));
-  if (!c.persistent || !(c.shares_keys || deal_pays(p, c))) return false;
+  if (!c.persistent || !(c.shares_keys || c.own_dq || deal_pays(p, c))) return false;
   const bool complete = c.lengths ? may_round_last(p, c) && last_rounding_pays(p, c) : each_query_sees_a_key(p, c);
   if (p.seqlen_q != p.seqlen_k || !complete) return false;
   if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c, device) : most_keys_in_order(p, c))) return false;
@@ -219,7 +243,7 @@ bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::
 bool may_own_dq(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int32_t kWide = 192, kNarrower = 128;
   const bool plain = !c.softcap && !c.alibi && !c.dropout && !is_biased(c);
-  return c.head_dim == kWide && c.head_dim_v <= kNarrower && plain && !c.ordered && may_deal(p, c);
+  return c.head_dim == kWide && c.head_dim_v <= kNarrower && plain && may_deal(p, c);
 }
 
 HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c, const core::DeviceDescription& device) {
@@ -228,8 +252,16 @@ HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c, const core::Dev
   c.stages = 2;
   c = dealt(p, c);
   c.waves = 4 * c.warpgroups();
-  c.rounds = may_round(p, c) && rounding_pays(p, c, device);
+  c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
+  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
   return c;
+}
+
+/// With an order where that is quicker, too.
+HopperBwdConfig own_dq_config(const Problem& p, const HopperBwdConfig& usual, const core::DeviceDescription& device) {
+  const HopperBwdConfig own = with_own_dq(p, usual, device);
+  const bool orders = p.dq && !own.ordered && order_pays(p, own, device);
+  return orders ? with_own_dq(p, with_order(usual, true), device) : own;
 }
 
 bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.batch_invariant); }
@@ -248,7 +280,7 @@ HopperBwdConfig usual_config(const Problem& p, const core::DeviceDescription& de
 
 HopperBwdConfig bwd_config(const Problem& p, const core::DeviceDescription& device) {
   const HopperBwdConfig c = usual_config(p, device);
-  return may_own_dq(p, c) ? with_own_dq(p, c, device) : c;
+  return may_own_dq(p, c) ? own_dq_config(p, c, device) : c;
 }
 
 /// Blocks that multiply dq themselves take 20 to 36% less than those of 64 keys from 512 keys on, 5 to 8% where memory
@@ -257,7 +289,7 @@ BwdSchedule bwd_schedule(const Problem& p, const core::DeviceDescription& device
   const HopperBwdConfig usual = usual_config(p, device);
   const BwdSchedule schedule = in_parts(usual, query_parts(p, usual, device));
   if (!may_own_dq(p, usual)) return schedule;
-  const BwdSchedule whole{with_own_dq(p, usual, device), 1};
+  const BwdSchedule whole{own_dq_config(p, usual, device), 1};
   const auto us = [&](const BwdSchedule& s) { return backward_us(p, s.config, s.splits, device); };
   return schedule.splits > 1 && us(schedule) < us(whole) ? schedule : whole;
 }
@@ -275,15 +307,18 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
     if (ordered ? !p.dq : asks_for_order(p)) continue;
     const HopperBwdConfig c = with_order(features, ordered);
     const HopperBwdConfig by_counter = dealt(p, c);
-    HopperBwdConfig rounding = by_counter;
-    rounding.rounds = may_round(p, by_counter);
-    HopperBwdConfig last_rounds = by_counter;
-    last_rounds.last_rounds = may_round_last(p, by_counter);
-    for (const HopperBwdConfig& each : {c, by_counter, rounding, last_rounds}) consider({each, 1});
-    if (may_own_dq(p, c)) {
-      HopperBwdConfig own = with_own_dq(p, c, device);
-      for (const bool rounds : {false, true}) own.rounds = rounds && may_round(p, own), consider({own, 1});
-    }
+    consider({c, 1});
+    const auto consider_rounding = [&](HopperBwdConfig dealt) {
+      dealt.rounds = dealt.last_rounds = 0;
+      consider({dealt, 1});
+      dealt.rounds = may_round(p, dealt);
+      consider({dealt, 1});
+      dealt.rounds = 0;
+      dealt.last_rounds = may_round_last(p, dealt);
+      consider({dealt, 1});
+    };
+    consider_rounding(by_counter);
+    if (may_own_dq(p, c)) consider_rounding(with_own_dq(p, c, device));
     if (key_blocks(p, c, device) >= kFewRounds * device.multiprocessors) continue;
     const std::int64_t tiles = ceil_div(p.seqlen_q, c.block_m);
     for (std::int64_t splits = 2; splits <= std::min(tiles, kMostParts); splits *= 2) consider(in_parts(c, splits));

@@ -225,6 +225,7 @@ class BackwardLowerer {
     c.exact_dims = config_.exact_dims;
     c.lengths = config_.lengths;
     c.waves = c.kRows / device::kDqRows;
+    c.own_dq = config_.own_dq;
     device::HopperBwdConvertDqParams params{};
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));

@@ -42,7 +42,9 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
       tile(c.block_m, c.head_dim) + tile(c.block_m, c.head_dim_v) + 2 * c.block_m * kFloat + bias;
   const std::int32_t scores = c.score_stages() * tile(c.block_n(), c.block_m);
   const std::int32_t kept = c.dropout ? c.block_n() * c.block_m / 8 : 0;  // a bit each
-  const std::int32_t couriers = c.couriers() ? (Config::kCouriers + 2) * 2 * kBarrier : 0;
+  const std::int32_t couriers = c.couriers()       ? (Config::kCouriers + 2) * 2 * kBarrier
+                                : c.own_couriers() ? (Config::kCouriers + 2) * kBarrier
+                                                   : 0;
   const std::int32_t rings = c.stages + c.score_stages() + c.key_stages() + 1;
   const std::int32_t barriers = 2 * kBarrier * rings + 8 * kBarrier + couriers;
   const std::int32_t numbers = 2 * 32 + 2 * 16;  // of tiles of keys

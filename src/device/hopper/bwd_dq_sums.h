@@ -1,5 +1,5 @@
-// What warps do with a tile's sums of dQ: multiply them, leave them in shared memory as their lanes hold them, send what
-// lies there to memory, and add it.
+// What warps do with a tile's sums of dQ: multiply them, leave them in shared memory as their lanes hold them, add what
+// lies there, and send it to memory.
 #pragma once
 
 #include "device/hopper/bwd_shared.h"

@@ -3,7 +3,6 @@
 // queries need not go there: what has been added up so far is fetched, they are added to it, and leave as dq.
 #pragma once
 
-#include "device/attention/tensor_rows.h"
 #include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq.h"
 
@@ -133,16 +132,8 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   TILEWISE_INLINE void round(const Sums& dQ) {
     auto& tile = shared_.handover.rounded(warp_, static_cast<int>(place_.stage));
     const int place = tile.place_of(lane_ % 16, lane_ / 16);
-    TILEWISE_UNROLL
-    for (int k = 0; k < dQ.kColTiles / 2; ++k) {
-      uint32_t packed[4];
-      TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const Sm80Accumulator& x = dQ.tile[0][2 * k + i / 2];
-        packed[i] = rounded<kPart>(x, i % 2);
-      }
-      Machine::store_matrices(tile.pair_piece(place, k), packed);
-    }
+    store_pairs<Machine, Sums::kColTiles>(tile, place,
+                                          [&](int c, int slot) { return rounded<kPart>(dQ.tile[0][c], slot); });
   }
   /// Two columns of one of the lane's rows.
   template <int kPart>
@@ -159,8 +150,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
     for (int slot = 0; slot < 2; ++slot) {
       const int32_t row = first + lane_ / 4 + 8 * slot;
       if (row >= work.rows_q) continue;
-      auto* const to = mutable_elements_of<C.q_type>(p_.dq) + work.batch * p_.dq.batch_stride +
-                       int64_t{work.q_row + row} * p_.dq.seq_stride + work.query_head * p_.dq.head_stride;
+      auto* const to = dq_row<C>(p_, work, row);
       TILEWISE_UNROLL
       for (int c = 0; c < dQ.kColTiles; ++c) {
         const int32_t col = Parts::first_col(kPart) + 8 * c + 2 * (lane_ % 4);

@@ -2,7 +2,9 @@
 // lies there, and send it to memory.
 #pragma once
 
+#include "device/attention/tensor_rows.h"
 #include "device/hopper/bwd_shared.h"
+#include "device/hopper/bwd_work.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/tile/registers.h"
 
@@ -49,6 +51,13 @@ TILEWISE_INLINE void add_staged(Sums& dQ, const float* place, int lane) {
     TILEWISE_UNROLL
     for (int i = 0; i < 4; ++i) dQ.tile[0][c][i] += four.value[i];
   }
+}
+
+/// Where a query's dq begins, of those rounded with their last sums. row: within its sequence.
+template <HopperBwdConfig C>
+TILEWISE_INLINE auto* dq_row(const HopperBwdParams& p, const BwdWork& work, int32_t row) {
+  return mutable_elements_of<C.q_type>(p.dq) + work.batch * p.dq.batch_stride +
+         int64_t{work.q_row + row} * p.dq.seq_stride + work.query_head * p.dq.head_stride;
 }
 
 }  // namespace tilewise::device

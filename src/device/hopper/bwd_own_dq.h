@@ -2,7 +2,6 @@
 // for a warpgroup beside them. The sums lie where S and P were, and leave for dq_accum by the copy engine.
 #pragma once
 
-#include "device/attention/tensor_rows.h"
 #include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq_places.h"
 #include "device/hopper/bwd_dq_sums.h"
@@ -124,8 +123,7 @@ class BwdOwnDq {
       const int32_t of_tile = 16 * warp_ + lane_ / 4 + 8 * slot, row = first + of_tile;
       // Hidden keys of NaN, times 0, are not to reach a row that sees nothing.
       const bool sees = Machine::load_global(lse2 + statistic_place(of_tile)) != kInfinity;
-      auto* const to = mutable_elements_of<C.q_type>(p_.dq) + work.batch * p_.dq.batch_stride +
-                       int64_t{work.q_row + row} * p_.dq.seq_stride + work.query_head * p_.dq.head_stride;
+      auto* const to = dq_row<C>(p_, work, row);
       TILEWISE_UNROLL
       for (int c = 0; c < dQ.kColTiles; c += 4) {
         Chunk chunk;

@@ -71,15 +71,7 @@ class RowStore {
     Machine::pin(thread);  // else places that follow from it are kept across the steps, in up to eight registers
     const auto row = static_cast<int>(thread / 32 % 4 * 16 + thread % 16), half = static_cast<int>(thread / 16 % 2);
     const int place = Tile::place_of(row, half);
-    TILEWISE_UNROLL
-    for (int k = 0; 2 * k < Out::kColTiles; ++k) {
-      uint32_t packed[4] = {};
-      TILEWISE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        if (2 * k + i / 2 < Out::kColTiles) packed[i] = rounded_pair(O, 2 * k + i / 2, i % 2);
-      }
-      Machine::store_matrices(tile.pair_piece(place, k), packed);
-    }
+    store_pairs<Machine, Out::kColTiles>(tile, place, [&](int c, int slot) { return rounded_pair(O, c, slot); });
     Machine::fence_shared_writes();
   }
 

@@ -92,4 +92,19 @@ TILEWISE_INLINE void transpose_quad(uint32_t (&word)[4]) {
   }
 }
 
+/// A warp's 16 rows, rounded, into a tile as copy engines want it. pair_of(eight columns, slot): two columns of the
+/// first or the second of the lane's rows. place: of the lane, as the tile's place_of() gives it.
+template <class Machine, int kColTiles, class Tile, class PairOf>
+TILEWISE_INLINE void store_pairs(Tile& tile, int place, const PairOf& pair_of) {
+  TILEWISE_UNROLL
+  for (int k = 0; 2 * k < kColTiles; ++k) {
+    uint32_t packed[4] = {};
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (2 * k + i / 2 < kColTiles) packed[i] = pair_of(2 * k + i / 2, i % 2);
+    }
+    Machine::store_matrices(tile.pair_piece(place, k), packed);
+  }
+}
+
 }  // namespace tilewise::device

@@ -11,13 +11,6 @@
 
 namespace tilewise::device {
 
-/// Where the sums of a block's first tile begin.
-template <HopperBwdConfig C>
-TILEWISE_INLINE float* first_sums(const HopperBwdParams& p, const BwdWork& work) {
-  const int64_t head = work.batch * p.shape.num_heads_q + work.query_head;
-  return p.dq_accum + head * p.dq_accum_a_head + static_cast<int64_t>(work.queries.begin) * C.tile_floats();
-}
-
 /// The products, and where they go.
 template <class Ops, HopperBwdConfig C>
 class BwdDqProducts {

@@ -31,9 +31,7 @@ class BwdOwnDq {
         warp_(uniform<Machine>(thread / 32 % 4)),
         lane_(thread % 32),
         head_(work.batch * params.shape.num_heads_q + work.query_head),
-        to_(params.dq_accum + head_ * params.dq_accum_a_head +
-            static_cast<int64_t>(work.queries.begin) * C.tile_floats() +
-            (4 * warpgroup + warp_) * Columns::kWarpFloats) {
+        to_(first_sums<C>(params, work) + (4 * warpgroup + warp_) * Columns::kWarpFloats) {
     static_assert(Keys::kChunkColumns == Columns::kOuter && C.block_m == 64);
     static_assert(C.head_dim == C.kConsumers * kCols);
   }

@@ -103,6 +103,8 @@ struct HopperBwdConfig : ScoreConfig {
   }
   /// Whether warps beside the one that brings tiles do, of those who multiply dQ beside dk and dv.
   constexpr bool own_couriers() const { return own_dq && ordered; }
+  /// Whether there are couriers of either kind.
+  constexpr bool carried() const { return couriers() || own_couriers(); }
   /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
   constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
@@ -118,7 +120,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// The warps that say that they have read where a tile of keys is: all where the loader runs ahead of them, which too
   /// is one of them, else those that draw.
   constexpr int32_t item_readers() const {
-    const int32_t carriers = couriers() || own_couriers() ? kCouriers : 0, dq = (own_dq ? 0 : kDqWarps) + carriers;
+    const int32_t carriers = carried() ? kCouriers : 0, dq = (own_dq ? 0 : kDqWarps) + carriers;
     if (loader_deals()) return 4 * kConsumers + dq + 1;
     return persistent && dropout ? kDrawWarps : 0;
   }
@@ -128,7 +130,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// The warps that add to a tile of dq.
   constexpr int32_t dq_warps() const { return own_dq ? 4 * kConsumers : kDqWarps; }
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
-  constexpr int32_t turns_a_tile() const { return couriers() || own_couriers() ? 1 : kDqWarps; }
+  constexpr int32_t turns_a_tile() const { return carried() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums
   /// Those that compute, one for dq, and one that brings tiles of wide heads, makes dropout's draws, or brings tiles
   /// and has the couriers.

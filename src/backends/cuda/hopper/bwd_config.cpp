@@ -117,7 +117,7 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
 /// a sink would make finite.
 bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
   const bool known = c.lengths ? p.sink == SinkKind::none : each_query_sees_a_key(p, c);
-  return p.dq && c.persistent && (c.couriers() || c.own_couriers()) && known;
+  return p.dq && c.persistent && c.carried() && known;
 }
 
 /// The same where the warps that multiply dQ beside dk and dv wait themselves for what comes from memory, so that it

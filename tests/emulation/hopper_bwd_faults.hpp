@@ -124,6 +124,12 @@ inline constexpr HopperBwdConfig kFinishingWindow = [] {
   c.windowed = 1;
   return c;
 }();
+/// And of the last heads the first keys' tiles come first.
+constexpr HopperBwdConfig both_ways(HopperBwdConfig c) {
+  c.both_ways = 1;
+  return c;
+}
+inline constexpr HopperBwdConfig kBothWays = both_ways(kFinishing), kBothWaysWindow = both_ways(kFinishingWindow);
 /// Without an order: warps that add count tiles of keys, all of which each query sees.
 inline constexpr HopperBwdConfig kCounting = [] {
   HopperBwdConfig c = kMiddle;
@@ -192,6 +198,8 @@ inline constexpr HopperBwdConfig kOwnDqFinishing = [] {
   c.last_rounds = 1;
   return c;
 }();
+
+inline constexpr HopperBwdConfig kOwnDqBothWays = both_ways(kOwnDqFinishing);
 
 inline constexpr HopperBwdConfig kWideOrdered = [] {
   HopperBwdConfig c = kWide;

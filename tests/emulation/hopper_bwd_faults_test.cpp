@@ -171,80 +171,21 @@ std::string fault_of_run(BwdFault fault) {
   return BwdCall<C>().run(fault);
 }
 
-TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
-  for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    BwdCall<> call;
+template <HopperBwdConfig... C>
+void expect_right(std::uint64_t seed) {
+  const auto expect_one = [&](auto call) {
     EXPECT_EQ(call.run(BwdFault::none, seed), "");
     EXPECT_LT(call.error(), kFine);
-    BwdCall<kMiddle> middle;
-    EXPECT_EQ(middle.run(BwdFault::none, seed), "");
-    EXPECT_LT(middle.error(), kFine);
-    BwdCall<kWide> wide;
-    EXPECT_EQ(wide.run(BwdFault::none, seed), "");
-    EXPECT_LT(wide.error(), kFine);
-    BwdCall<kDropout> dropout;
-    EXPECT_EQ(dropout.run(BwdFault::none, seed), "");
-    EXPECT_LT(dropout.error(), kFine);
-    BwdCall<kWideDropout> wide_dropout;
-    EXPECT_EQ(wide_dropout.run(BwdFault::none, seed), "");
-    EXPECT_LT(wide_dropout.error(), kFine);
-    BwdCall<kSoftcap> softcap;
-    EXPECT_EQ(softcap.run(BwdFault::none, seed), "");
-    EXPECT_LT(softcap.error(), kFine);
-    BwdCall<kBiased> biased;
-    EXPECT_EQ(biased.run(BwdFault::none, seed), "");
-    EXPECT_LT(biased.error(), kFine);
-    BwdCall<kOrdered> ordered;
-    EXPECT_EQ(ordered.run(BwdFault::none, seed), "");
-    EXPECT_LT(ordered.error(), kFine);
-    BwdCall<kOrderedDealt> ordered_dealt;
-    EXPECT_EQ(ordered_dealt.run(BwdFault::none, seed), "");
-    EXPECT_LT(ordered_dealt.error(), kFine);
-    BwdCall<kRounding> rounding;
-    EXPECT_EQ(rounding.run(BwdFault::none, seed), "");
-    EXPECT_LT(rounding.error(), kFine);
-    BwdCall<kFinishing> finishing;
-    EXPECT_EQ(finishing.run(BwdFault::none, seed), "");
-    EXPECT_LT(finishing.error(), kFine);
-    BwdCall<kFinishingWindow> finishing_window;
-    EXPECT_EQ(finishing_window.run(BwdFault::none, seed), "");
-    EXPECT_LT(finishing_window.error(), kFine);
-    BwdCall<kCounting> counting;
-    EXPECT_EQ(counting.run(BwdFault::none, seed), "");
-    EXPECT_LT(counting.error(), kFine);
-    BwdCall<kWideCounting> wide_counting;
-    EXPECT_EQ(wide_counting.run(BwdFault::none, seed), "");
-    EXPECT_LT(wide_counting.error(), kFine);
-    BwdCall<kOwnDq> own_dq;
-    EXPECT_EQ(own_dq.run(BwdFault::none, seed), "");
-    EXPECT_LT(own_dq.error(), kFine);
-    BwdCall<kOwnDqCounting> own_dq_counting;
-    EXPECT_EQ(own_dq_counting.run(BwdFault::none, seed), "");
-    EXPECT_LT(own_dq_counting.error(), kFine);
-    BwdCall<kOwnDqOrdered> own_dq_ordered;
-    EXPECT_EQ(own_dq_ordered.run(BwdFault::none, seed), "");
-    EXPECT_LT(own_dq_ordered.error(), kFine);
-    BwdCall<kOwnDqFinishing> own_dq_finishing;
-    EXPECT_EQ(own_dq_finishing.run(BwdFault::none, seed), "");
-    EXPECT_LT(own_dq_finishing.error(), kFine);
-    BwdCall<kWideRounding> wide_rounding;
-    EXPECT_EQ(wide_rounding.run(BwdFault::none, seed), "");
-    EXPECT_LT(wide_rounding.error(), kFine);
-    BwdCall<kOrderedDropout> ordered_dropout;
-    EXPECT_EQ(ordered_dropout.run(BwdFault::none, seed), "");
-    EXPECT_LT(ordered_dropout.error(), kFine);
-    BwdCall<kWideOrdered> wide_ordered;
-    EXPECT_EQ(wide_ordered.run(BwdFault::none, seed), "");
-    EXPECT_LT(wide_ordered.error(), kFine);
-    BwdCall<kGrouped> grouped;
-    EXPECT_EQ(grouped.run(BwdFault::none, seed), "");
-    EXPECT_LT(grouped.error(), kFine);
-    BwdCall<kGroupedCounting> grouped_counting;
-    EXPECT_EQ(grouped_counting.run(BwdFault::none, seed), "");
-    EXPECT_LT(grouped_counting.error(), kFine);
-    BwdCall<kWideGrouped> wide_grouped;
-    EXPECT_EQ(wide_grouped.run(BwdFault::none, seed), "");
-    EXPECT_LT(wide_grouped.error(), kFine);
+  };
+  (expect_one(BwdCall<C>()), ...);
+}
+
+TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    expect_right<kNarrow, kMiddle, kWide, kDropout, kWideDropout, kSoftcap, kBiased, kOrdered, kOrderedDealt, kRounding,
+                 kFinishing, kFinishingWindow, kBothWays, kBothWaysWindow, kCounting, kWideCounting, kOwnDq,
+                 kOwnDqCounting, kOwnDqOrdered, kOwnDqFinishing, kOwnDqBothWays, kWideRounding, kOrderedDropout,
+                 kWideOrdered, kGrouped, kGroupedCounting, kWideGrouped>(seed);
   }
 }
 
@@ -334,6 +275,7 @@ TEST(EmulatedHopperBwd, FaultsOfCouriersAreCaught) {
 TEST(EmulatedHopperBwd, FaultsOfSumsThatAreFetchedAreCaught) {
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::fetched_early), "written by a copy that counts on barrier"));
   EXPECT_NE(fault_of_run<kFinishing>(BwdFault::taken_before_fetched), "");
+  EXPECT_NE(fault_of_run<kBothWays>(BwdFault::taken_before_fetched), "");
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::sums_sent_unfenced), "with no fence_shared_writes() since"));
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::handed_back_unread), "since it was read by a store"));
 }
@@ -362,6 +304,7 @@ TEST(EmulatedHopperBwd, TurnsAreWaitedFor) {
   EXPECT_TRUE(
       contains(fault_of_run<kOrderedDropout>(BwdFault::blocks_backwards), "waits for 2 in memory that holds 0"));
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::blocks_backwards), "in memory that holds 0"));
+  EXPECT_TRUE(contains(fault_of_run<kBothWays>(BwdFault::blocks_backwards), "in memory that holds 0"));
 }
 
 /// Of a group whose heads come in shares: the second one finds that the first has not stored its sums of dk and dv.

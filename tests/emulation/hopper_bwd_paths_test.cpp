@@ -68,14 +68,16 @@ TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooInAFixedOrder) {
                     of_group = own + ", a query head at a time",
                     by_blocks = ", dq in a fixed order, rounded by blocks without tiles",
                     with_last = ", dq in a fixed order, rounded with its last sums",
+                    both_ways = ", dq in a fixed order, of the last heads the other way round, rounded with",
                     narrow = "num_heads_q=2 head_dim=192 head_dim_v=128 deterministic=1 ";
   check_backward(own + with_last, "dtype=bf16 " + narrow + kLengths);
-  check_backward(own + with_last, "dtype=bf16 mask=causal dlse=1 " + narrow + "seqlen_q=290 seqlen_k=300");
-  check_backward(own + by_blocks, "dtype=bf16 mask=causal " + narrow + "batch_size=1 seqlen_q=600 seqlen_k=600");
-  check_backward(own + by_blocks, "dtype=bf16 window_left=60 window_right=10 " + narrow + "seqlen_q=330 seqlen_k=330");
-  check_backward(of_group + by_blocks,
+  check_backward(own + both_ways, "dtype=bf16 mask=causal dlse=1 " + narrow + "seqlen_q=290 seqlen_k=300");
+  check_backward(own + by_blocks,
+                 "dtype=bf16 mask=causal batch_invariant=1 " + narrow + "batch_size=1 seqlen_q=600 seqlen_k=600");
+  check_backward(own + both_ways, "dtype=bf16 window_left=60 window_right=10 " + narrow + "seqlen_q=330 seqlen_k=330");
+  check_backward(of_group + both_ways,
                  "dtype=f16 head_dim=136 head_dim_v=64 mask=causal deterministic=1" + kGroups + kLengths);
-  check_backward(own + with_last,
+  check_backward(own + both_ways,
                  "dtype=f16 mask=causal layout=thd batch_size=4 max_seqlen_q=200 max_seqlen_k=250 " + narrow);
   check_backward(own + with_last, "dtype=bf16 seqused_q=1 seqused_k=1 leftpad_k=1 " + narrow + kLengths, true);
   // Queries that see no key, whose dq the statistics clear.
@@ -111,6 +113,23 @@ TEST(HopperBwdPaths, LastSumsOfPackedSequences) {
                  "dtype=bf16 head_dim=128 mask=causal seqused_q=1 seqused_k=1 leftpad_k=1 batch_invariant=1 "
                  "num_heads_q=2 batch_size=3 seqlen_q=201 seqlen_k=150",
                  true);
+}
+
+/// Heads enough for sets in either direction.
+TEST(HopperBwdPaths, InAnOrderBothWays) {
+  const std::string both_ways = "of the last heads the other way round, rounded with its last sums",
+                    heads = "num_heads_q=5 deterministic=1 ";
+  check_backward(both_ways, heads + "dtype=bf16 head_dim=128 mask=causal seqlen_q=390");
+  check_backward(both_ways, heads + "dtype=f16 head_dim=64 mask=causal window_left=200 seqlen_q=400");
+  check_backward(both_ways, heads + "dtype=bf16 head_dim=64 window_left=90 window_right=30 seqlen_q=300 seqlen_k=500");
+  check_backward(both_ways, heads + "dtype=bf16 head_dim=96 mask=causal seqlen_q=300 alibi_slopes=[h] softcap=3");
+  check_backward(both_ways, heads + "dtype=bf16 head_dim=128 mask=causal seqlen_q=304 bias=query[b,h,q,k]");
+  check_backward(both_ways, heads + "dtype=bf16 head_dim=192 head_dim_v=128 mask=causal seqlen_q=300");
+  check_backward(both_ways, heads +
+                                "dtype=bf16 head_dim=72 mask=causal batch_size=3 layout=thd max_seqlen_q=300 "
+                                "max_seqlen_k=300 total_q=500 total_k=500");
+  check_backward(both_ways,
+                 "dtype=bf16 head_dim=96 num_heads_q=6 num_heads_k=3 mask=causal seqlen_q=560 deterministic=1");
 }
 
 /// A tile of keys for one query head of a group after the other, all of them or a share.

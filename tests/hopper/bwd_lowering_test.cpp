@@ -17,7 +17,7 @@ namespace {
 using core::concat;
 
 TEST(HopperBwdLowering, HasThreeLaunches) {
-  const gpu::Lowering lowering = lowered_backward(kCausal);
+  const gpu::Lowering lowering = lowered_backward("dtype=bf16 seqlen_q=16384 num_heads_q=8 head_dim=128 mask=causal");
   const std::vector<const gpu::Launch*> launches = lowering.launches();
   ASSERT_EQ(launches.size(), 3U);
   EXPECT_EQ(launches[0]->key.body->name, "hopper_bwd_statistics");
@@ -25,10 +25,10 @@ TEST(HopperBwdLowering, HasThreeLaunches) {
   EXPECT_EQ(launches[2]->key.body->name, "hopper_bwd_convert_dq");
   EXPECT_TRUE(launches[1]->programmatic);
   EXPECT_FALSE(launches[2]->programmatic);
-  EXPECT_EQ(launches[0]->grid, gpu::Extent3{32 * 16 * 2});
+  EXPECT_EQ(launches[0]->grid, gpu::Extent3{128 * 8});
   EXPECT_EQ(launches[1]->grid, gpu::Extent3{static_cast<std::uint32_t>(h200().multiprocessors)});
   EXPECT_EQ(launches[1]->tensor_maps.at(3).map.box, (std::array<std::uint32_t, 5>{64, 1, 64, 1, 1}));
-  const std::size_t rows = 2U * 16U * 4096U;
+  const std::size_t rows = 8U * 16384U;
   EXPECT_EQ(lowering.part("dq_accum")->bytes, rows * 128U * sizeof(float));
   EXPECT_EQ(lowering.part("lse2")->bytes, rows * sizeof(float));
   EXPECT_EQ(lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64 dq=0").launches().size(), 2U);
@@ -53,14 +53,14 @@ TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
     EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
   }
   const std::string any_dim = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 ";
-  for (const std::string& more : {problem + "bias=query[b,h,q,k]", problem + "bias=bool[b,1,1,k]",
-                                  any_dim + "head_dim=96 dropout_p=0.1", any_dim + "head_dim=256 softcap=30",
-                                  std::string("dtype=f16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=64")}) {
+  for (const std::string& more :
+       {problem + "bias=query[b,h,q,k]", problem + "bias=query[b,h,q,k] mask=causal", problem + "bias=bool[b,1,1,k]",
+        any_dim + "head_dim=96 dropout_p=0.1", any_dim + "head_dim=256 softcap=30",
+        std::string("dtype=f16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=64")}) {
     EXPECT_TRUE(gpu::config_of<Bwd>(lowered_backward(more).launches().at(1)->key).persistent) << more;
   }
-  for (const char* not_so :
-       {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4 seqused_k=1",
-        "bias=query[b,h,q,k] mask=causal", "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
+  for (const char* not_so : {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4 seqused_k=1",
+                             "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     const gpu::Lowering each = lowered_backward(problem + not_so);
     const std::uint32_t heads = std::string_view(not_so).starts_with("num_heads_k=4") ? 4 : 16;
     EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
@@ -97,6 +97,8 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
                     short_ones = heads + "batch_size=32 seqlen_q=512 ";
   EXPECT_NE(lowered_backward(short_ones).schedule.find(", dq in a fixed order, rounded with"), std::string::npos);
+  EXPECT_NE(lowered_backward(short_ones + "mask=causal").schedule.find("order, of the last heads the other way round"),
+            std::string::npos);
   for (const char* option :
        {"", "mask=causal", "mask=causal softcap=30", "mask=causal window_left=100", "mask=causal alibi_slopes=[h]",
         "mask=causal head_dim_v=64", "bias=query[b,h,q,k]", "mask=causal bias=bool[b,1,1,k]",
@@ -108,35 +110,38 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
     EXPECT_FALSE(ordered(short_ones + option)) << option;
   }
   EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=2048 mask=causal"));
-  EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=2048 mask=causal"));  // few heads
-  EXPECT_TRUE(ordered(heads + "batch_size=4 seqlen_q=4096 mask=causal"));
-  EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=4096 mask=causal"));
-  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=8192 mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=1 seqlen_q=2048 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 num_heads_q=8 head_dim=128 seqlen_q=2048 mask=causal"));  // few tiles
+  EXPECT_TRUE(ordered(heads + "batch_size=1 seqlen_q=4096 mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=32 seqlen_q=8192 mask=causal"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=16384 mask=causal"));
   EXPECT_TRUE(ordered(heads + "batch_size=2 seqlen_q=512 mask=causal"));
   EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=512 mask=causal"));
-  EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=1024 mask=causal"));
+  EXPECT_TRUE(ordered(heads + "batch_size=1 seqlen_q=1024 mask=causal"));
   EXPECT_TRUE(ordered(heads + "batch_size=8 seqlen_q=512"));
   EXPECT_FALSE(ordered(heads + "batch_size=4 seqlen_q=512"));
   EXPECT_TRUE(ordered(heads + "batch_size=32 seqlen_q=2048"));
   EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=4096"));
-  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal bias=query[b,h,q,k]"));
+  EXPECT_TRUE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal bias=query[b,h,q,k]"));
+  EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 bias=query[b,h,q,k]"));
   // Tiles of 128 queries have half as many steps for each tile of keys.
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_TRUE(ordered("dtype=f16 batch_size=4 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
-  EXPECT_FALSE(ordered("dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_TRUE(ordered("dtype=bf16 batch_size=1 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=8192 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_FALSE(
       ordered("dtype=bf16 batch_size=4 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal window_left=1023"));
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=16 seqlen_q=1024 num_heads_q=32 head_dim=64"));
   EXPECT_FALSE(ordered("dtype=bf16 batch_size=16 seqlen_q=2048 num_heads_q=32 head_dim=64"));
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=2 seqlen_q=1024 num_heads_q=32 head_dim=64 mask=causal"));
-  EXPECT_FALSE(ordered("dtype=bf16 batch_size=4 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
+  EXPECT_FALSE(ordered("dtype=bf16 batch_size=1 seqlen_q=2048 num_heads_q=12 head_dim=64 mask=causal"));
   // Softcap at all lengths, and windows that do not look far, where there are tiles enough.
   const std::string long_ones = heads + "batch_size=4 seqlen_q=4096 ";
   EXPECT_TRUE(ordered(long_ones + "softcap=30"));
   EXPECT_TRUE(ordered(long_ones + "mask=causal window_left=1023"));
   EXPECT_TRUE(ordered(heads + "batch_size=1 seqlen_q=4096 mask=causal window_left=1023"));
-  EXPECT_FALSE(ordered(heads + "batch_size=2 seqlen_q=8192 mask=causal window_left=3000"));
+  EXPECT_TRUE(ordered(heads + "batch_size=2 seqlen_q=8192 mask=causal window_left=3000"));
+  EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=16384 mask=causal window_left=3000"));
   EXPECT_FALSE(ordered(heads + "batch_size=1 seqlen_q=4096 softcap=30"));
   // Wide heads, by a block for each tile of keys.
   const std::string wide = "dtype=bf16 batch_size=32 seqlen_q=512 num_heads_q=8 mask=causal ";
@@ -155,36 +160,39 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfWideHeadsThatOwnThem) {
     return schedule(text).find(what) != std::string::npos;
   };
   const std::string by_blocks = ", dq in a fixed order, rounded by blocks",
-                    with_last = ", dq in a fixed order, rounded with";
-  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal deterministic=1", own + by_blocks));
-  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal", own + with_last));
-  EXPECT_TRUE(has("batch_size=16 seqlen_q=1024 mask=causal", own + with_last));
-  EXPECT_TRUE(has("batch_size=8 seqlen_q=2048 mask=causal", own + by_blocks));
+                    with_last = ", dq in a fixed order, rounded with",
+                    both_ways = ", dq in a fixed order, of the last heads the other way round, rounded with";
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal deterministic=1", own + both_ways));
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal batch_invariant=1", own + by_blocks));
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 deterministic=1", own + by_blocks));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal", own + both_ways));
+  EXPECT_TRUE(has("batch_size=8 seqlen_q=2048 mask=causal", own + both_ways));
   EXPECT_FALSE(has("batch_size=4 seqlen_q=4096 mask=causal", "fixed order"));
   EXPECT_TRUE(has("batch_size=32 seqlen_q=512", own + with_last));
   EXPECT_FALSE(has("batch_size=16 seqlen_q=1024", "fixed order"));
-  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal window_left=1023", own + with_last));
+  EXPECT_TRUE(has("batch_size=4 seqlen_q=4096 mask=causal window_left=1023", own + both_ways));
   // Few heads wait for each other.
-  EXPECT_TRUE(has("batch_size=8 seqlen_q=1024 mask=causal", own + by_blocks));
-  EXPECT_FALSE(has("batch_size=4 seqlen_q=1024 mask=causal", "fixed order"));
-  EXPECT_TRUE(has("batch_size=4 seqlen_q=512 mask=causal", own + with_last));
+  EXPECT_TRUE(has("batch_size=2 seqlen_q=2048 mask=causal", own + both_ways));
+  EXPECT_FALSE(has("batch_size=1 seqlen_q=2048 mask=causal", "fixed order"));
   // Of groups.
   const std::string of_group = own + ", a query head at a time";
-  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal num_heads_k=4", of_group + with_last));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal num_heads_k=4", of_group + both_ways));
   EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal num_heads_k=1", of_group + by_blocks));
   EXPECT_TRUE(has("batch_size=32 seqlen_q=512 num_heads_k=4", of_group + by_blocks));
   EXPECT_FALSE(has("batch_size=8 seqlen_q=2048 mask=causal num_heads_k=4", "fixed order"));
   // Packed sequences, whose blocks do not round what others have added up.
-  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal seqused_k=1", with_last));
-  EXPECT_FALSE(has("batch_size=8 seqlen_q=2048 mask=causal seqused_k=1", "fixed order"));
+  EXPECT_TRUE(has("batch_size=32 seqlen_q=512 mask=causal seqused_k=1", both_ways));
+  EXPECT_TRUE(has("batch_size=8 seqlen_q=2048 mask=causal seqused_k=1", both_ways));
+  EXPECT_FALSE(has("batch_size=8 seqlen_q=2048 mask=causal seqused_k=1 sink=1", "fixed order"));
 }
 
 /// A block has a tile of keys for one query head of a group after the other, or, where dq's order would have the
-/// longest tiles come last, for two of them, or where memory is slow one; sums of dk and dv go on in memory then.
+/// longest tiles come last, for two of them, or where memory is slow or sequences are long one; sums of dk and dv go on
+/// in memory then.
 TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
   const std::string heads = "dtype=bf16 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal ";
   const gpu::Lowering whole = lowered_backward(heads + "batch_size=32 seqlen_q=512");
-  EXPECT_NE(whole.schedule.find(", a query head at a time, dq in a fixed order, rounded with"), std::string::npos);
+  EXPECT_NE(whole.schedule.find(", a query head at a time, dq in a fixed order, of the last heads"), std::string::npos);
   EXPECT_EQ(whole.part("dk_accum"), nullptr);
   EXPECT_EQ(whole.part("dkdv_turns"), nullptr);
   const gpu::Lowering shared = lowered_backward(heads + "batch_size=8 seqlen_q=2048");
@@ -201,8 +209,9 @@ TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
   };
   const std::string groups = "head_dim=128 num_heads_q=32 num_heads_k=8 ",
                     asked = "deterministic=1 mask=causal seqlen_q=4096 ", narrow = asked + "head_dim=64 ";
-  EXPECT_EQ(shares(asked + groups), 2);
-  EXPECT_EQ(shares(asked + groups, h100), 4);
+  EXPECT_EQ(shares("deterministic=1 mask=causal seqlen_q=2048 " + groups), 2);
+  EXPECT_EQ(shares("deterministic=1 mask=causal seqlen_q=2048 " + groups, h100), 4);
+  EXPECT_EQ(shares(asked + groups), 4);
   EXPECT_EQ(shares(asked + groups + "window_left=1023"), 1);
   EXPECT_EQ(shares(asked + "head_dim=128 num_heads_q=8"), 1);
   EXPECT_EQ(shares(narrow + "num_heads_q=32 num_heads_k=8", h100), 2);
@@ -217,6 +226,7 @@ TEST(HopperBwdLowering, GivesSharesOfAGroupTilesOfTheirOwn) {
   EXPECT_TRUE(ordered("head_dim=128 batch_size=4 seqlen_q=4096 num_heads_q=64 num_heads_k=8"));
   const std::string few = "num_heads_q=32 num_heads_k=8 ";
   EXPECT_FALSE(ordered(few + "head_dim=128 batch_size=4 seqlen_q=4096"));
+  EXPECT_TRUE(ordered(few + "head_dim=128 batch_size=2 seqlen_q=4096"));
   EXPECT_TRUE(ordered(few + "head_dim=128 batch_size=4 seqlen_q=4096", h100));
   EXPECT_FALSE(ordered(few + "head_dim=128 batch_size=4 seqlen_q=4096 softcap=30", h100));
   EXPECT_FALSE(ordered(few + "head_dim=128 batch_size=2 seqlen_q=8192", h100));
@@ -315,24 +325,22 @@ TEST(HopperBwdLowering, RoundsDqWhereItsLastSumsAreKnown) {
   const gpu::Lowering counting = lowered_backward(heads);
   EXPECT_EQ(counting.launches().size(), 2U);
   EXPECT_EQ(counting.part("turns")->bytes, 4U * 16U * 32U * sizeof(std::uint32_t));
-  EXPECT_EQ(lowered_backward("dtype=bf16 batch_size=2 seqlen_q=8192 num_heads_q=16 head_dim=128 mask=causal")
-                .launches()
-                .size(),
+  EXPECT_EQ(lowered_backward("dtype=bf16 seqlen_q=16384 num_heads_q=16 head_dim=128 mask=causal").launches().size(),
             3U);
   EXPECT_EQ(lowered_backward("dtype=bf16 batch_size=1 seqlen_q=4096 num_heads_q=16 head_dim=128").launches().size(),
             3U);
 }
 
-/// The last tile of keys that adds to queries rounds them where couriers carry sums and the first keys' tile does not
-/// end too many.
+/// The last tile of keys that adds to queries rounds them where couriers carry sums and no tile ends too many, as that
+/// of the first keys does under a causal mask but in an order both ways.
 TEST(HopperBwdLowering, RoundsDqWithItsLastSums) {
   const auto config = [](const std::string& problem) {
     return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key);
   };
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ";
-  for (const char* problem :
-       {"batch_size=32 seqlen_q=512", "batch_size=16 seqlen_q=1000 mask=causal softcap=30",
-        "batch_size=4 seqlen_q=4096 mask=causal window_left=1023", "batch_size=1 seqlen_q=700 deterministic=1"}) {
+  for (const char* problem : {"batch_size=32 seqlen_q=512", "batch_size=16 seqlen_q=1000 mask=causal softcap=30",
+                              "batch_size=4 seqlen_q=4096 mask=causal window_left=1023",
+                              "batch_size=1 seqlen_q=700 deterministic=1", "batch_size=4 seqlen_q=4096 mask=causal"}) {
     EXPECT_TRUE(config(heads + problem).last_rounds) << problem;
     EXPECT_FALSE(config(heads + problem).rounds) << problem;
     const gpu::Lowering lowering = lowered_backward(heads + problem);
@@ -340,7 +348,7 @@ TEST(HopperBwdLowering, RoundsDqWithItsLastSums) {
     EXPECT_EQ(lowering.part("tile_counter")->bytes, sizeof(std::uint32_t)) << problem;
   }
   for (const char* problem :
-       {"batch_size=4 seqlen_q=4096 mask=causal deterministic=1", "batch_size=8 seqlen_q=512 dq=0",
+       {"batch_size=4 seqlen_q=4096 mask=causal batch_invariant=1", "batch_size=8 seqlen_q=512 dq=0",
         "batch_size=32 seqlen_q=512 deterministic=1 dropout_p=0.1",
         "batch_size=32 seqlen_q=512 num_heads_k=4 dropout_p=0.1",
         "batch_size=32 seqlen_q=512 deterministic=1 seqused_k=1 sink=1", "batch_size=16 seqlen_q=4096",
@@ -348,10 +356,11 @@ TEST(HopperBwdLowering, RoundsDqWithItsLastSums) {
     EXPECT_FALSE(config(heads + problem).last_rounds) << problem;
   }
   EXPECT_TRUE(config("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal").last_rounds);
-  // Of lengths that the device reads, to as many keys: beyond, nobody knows when a query's sums are complete.
+  // Of lengths that the device reads nobody else knows when a query's sums are complete.
   const std::string packed = "layout=thd batch_size=32 total_q=9000 total_k=9000 mask=causal ";
   EXPECT_TRUE(config(heads + packed + "max_seqlen_q=600 max_seqlen_k=600").last_rounds);
-  EXPECT_FALSE(config(heads + packed + "max_seqlen_q=2000 max_seqlen_k=2000").ordered);
+  EXPECT_TRUE(config(heads + packed + "max_seqlen_q=2000 max_seqlen_k=2000").last_rounds);
+  EXPECT_FALSE(config(heads + packed + "max_seqlen_q=9000 max_seqlen_k=9000").ordered);
   EXPECT_TRUE(config(heads + packed + "max_seqlen_q=2000 max_seqlen_k=2000 window_left=500").last_rounds);
   EXPECT_EQ(lowered_backward(heads + packed + "max_seqlen_q=600 max_seqlen_k=600").launches().size(), 2U);
   EXPECT_FALSE(config("dtype=bf16 batch_size=8 seqlen_q=512 num_heads_q=8 head_dim=256 deterministic=1").last_rounds);

@@ -2,10 +2,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "device/hopper/tile_order.h"
+#include "device/hopper/bwd_work.h"
 #include "support.hpp"
 
 namespace tilewise::backends::hopper {
@@ -27,6 +28,47 @@ TEST(HopperBwdSchedule, BlocksThatAddInAnOrderBeginInIt) {
   EXPECT_EQ(ordered.heads_at_once, causal.heads_at_once);
   EXPECT_EQ(backward_order(problem + "deterministic=1").heads_at_once, ordered.heads_at_once);
   EXPECT_EQ(backward_order(problem).heads_at_once, 1);
+}
+
+constexpr device::HopperBwdConfig in_order(bool both_ways) {
+  device::HopperBwdConfig config;
+  config.ordered = 1;
+  config.both_ways = both_ways;
+  return config;
+}
+/// As kernels find tiles of keys: each head's from the last one on, but of the rising heads' last share from the first.
+void expect_order(const std::string& text, int rising_heads) {
+  const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 " + text);
+  const auto& params = params_of<Bwd>(*lowering.launches().at(1));
+  const device::TileOrder& order = params.order;
+  EXPECT_EQ(order.rising_heads, rising_heads) << text;
+  const int heads = order.num_heads * order.batch_size;
+  std::vector<std::vector<std::int32_t>> tiles(static_cast<std::size_t>(heads));
+  for (std::int32_t i = 0; i < heads * order.num_tiles; ++i) {
+    const device::OrderPlace place =
+        rising_heads > 0 ? device::key_place<in_order(true)>(params, i) : device::key_place<in_order(false)>(params, i);
+    tiles.at(static_cast<std::size_t>(place.batch * order.num_heads + place.head)).push_back(place.tile);
+  }
+  for (int head = 0; head < heads; ++head) {
+    std::vector<std::int32_t>& of_head = tiles.at(static_cast<std::size_t>(head));
+    ASSERT_EQ(of_head.size(), static_cast<std::size_t>(order.num_tiles)) << text;
+    const auto last_share = of_head.end() - params.tiles;
+    EXPECT_TRUE(std::is_sorted(of_head.begin(), last_share, std::greater<>())) << text << ", head " << head;
+    if (head < heads - rising_heads) {
+      EXPECT_TRUE(std::is_sorted(last_share, of_head.end(), std::greater<>())) << text << ", head " << head;
+    } else {
+      EXPECT_TRUE(std::is_sorted(last_share, of_head.end())) << text << ", head " << head;
+    }
+  }
+}
+/// No fewer heads than a set, less than two, or all; of groups in shares the last share's tiles.
+TEST(HopperBwdSchedule, TheLastHeadsBeginWithTheirFirstKeys) {
+  expect_order("batch_size=4 seqlen_q=4096 num_heads_q=16 mask=causal", 9);  // sets of 5
+  expect_order("batch_size=1 seqlen_q=4096 num_heads_q=8 mask=causal", 8);
+  expect_order("batch_size=4 seqlen_q=4096 num_heads_q=16 mask=causal window_left=1023", 9);
+  expect_order("batch_size=4 seqlen_q=4096 num_heads_q=16 num_heads_k=4 mask=causal", 6);
+  expect_order("batch_size=4 seqlen_q=4096 num_heads_q=16 mask=causal batch_invariant=1", 0);
+  expect_order("batch_size=4 seqlen_q=4096 num_heads_q=16 deterministic=1", 0);
 }
 
 /// Which a head's shortest tiles at the end would have read its queries once more.
@@ -96,7 +138,7 @@ TEST(HopperBwdSchedule, TilesOfKeysAreDealtOutEvenly) {
 
 /// As many tiles as multiprocessors, of which the longest takes twice as long as the mean one.
 TEST(HopperBwdSchedule, QueriesComeInPartsWhereFewTilesOfKeysDiffer) {
-  const std::string few = "seqlen_q=2048 num_heads_q=32 num_heads_k=8 ";
+  const std::string few = "seqlen_q=2048 num_heads_q=32 num_heads_k=8 dropout_p=0.1 ";
   EXPECT_EQ(backward_order(few + "mask=causal").num_splits, 2);
   EXPECT_EQ(backward_order(few + "mask=causal batch_invariant=1").num_splits, 1);
   EXPECT_EQ(backward_order(few).num_splits, 1);

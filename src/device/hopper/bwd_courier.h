@@ -27,7 +27,7 @@ struct BwdDqRowsOfWarp {
   int32_t first;
   bool whole;
   TILEWISE_INLINE BwdDqRowsOfWarp(const BwdWork& work, int32_t step, int row_chunk, int warp)
-      : first((work.queries.begin + step) * C.block_m + 64 * row_chunk + kDqRows * warp),
+      : first(work.query_tile<C>(step) * C.block_m + 64 * row_chunk + kDqRows * warp),
         whole(first + kDqRows <= work.rows_q) {}
 };
 
@@ -113,7 +113,7 @@ class BwdDqStaged : BwdDqProducts<Ops, C> {
   /// Of the lane's two rows of each 64: hidden keys of NaN, times 0, are not to reach one that sees nothing.
   TILEWISE_INLINE void find_seeing_rows(int32_t step) {
     const int64_t head = work_.batch * p_.shape.num_heads_q + work_.query_head;
-    const float* const lse2 = p_.lse2 + head * p_.rows_a_head + (work_.queries.begin + step) * C.block_m;
+    const float* const lse2 = p_.lse2 + head * p_.rows_a_head + work_.template query_tile<C>(step) * C.block_m;
     TILEWISE_UNROLL
     for (int i = 0; i < kRowsOfLane; ++i) {
       const int row = i / 2 * 64 + 16 * warp_ + lane_ / 4 + i % 2 * 8;
@@ -206,7 +206,7 @@ class BwdCourier {
       if constexpr (C.last_rounds) {
         if (takes && ends) finish(step, place.parity, to, turns_.begins_sums(tiles_left));
       }
-      to += C.tile_floats();
+      to += work_.template query_stride<C>() * C.tile_floats();
       const bool enters_head = --tiles_left == 0;
       if (enters_head) tiles_left = count, to += p_.dq_accum_a_head - static_cast<int64_t>(count) * C.tile_floats();
       turns_.advance(enters_head);

@@ -14,7 +14,7 @@ namespace tilewise::device {
 template <HopperBwdConfig C>
 TILEWISE_INLINE float* first_sums(const HopperBwdParams& p, const BwdWork& work) {
   const int64_t head = work.batch * p.shape.num_heads_q + work.query_head;
-  return p.dq_accum + head * p.dq_accum_a_head + static_cast<int64_t>(work.queries.begin) * C.tile_floats();
+  return p.dq_accum + head * p.dq_accum_a_head + static_cast<int64_t>(work.query_tile<C>(0)) * C.tile_floats();
 }
 
 /// dQ = dS K, of operands that begin where the descriptors say. By a warpgroup; the products are committed.

@@ -57,8 +57,9 @@ class BwdMain {
         lane_(thread % 32),
         warpgroup_(uniform<Machine>(thread / kWarpgroupThreads - 1)),
         seen_(seen_tiles(work)),
-        before_(seen_.begin - work.queries.begin),
-        after_(work.queries.end - seen_.end),
+        before_(work.template from_last<C>() ? work.queries.end - seen_.end : seen_.begin - work.queries.begin),
+        after_(work.template from_last<C>() ? seen_.begin - work.queries.begin : work.queries.end - seen_.end),
+        from_last_(C.both_ways && uniform<Machine>(work.rises) != 0),
         tile_place_(ring_place<C.stages>(run.steps)),
         score_place_(ring_place<C.score_stages()>(run.steps)),
         draw_place_(ring_place<1>(run.steps)),
@@ -179,7 +180,8 @@ class BwdMain {
   TILEWISE_INLINE QueryTiles seen_tiles(const BwdWork& work) const {
     QueryTiles seen = query_tiles<C>(work, work.first_key + warpgroup_ * C.kRows, C.kRows);
     if constexpr (C.split) seen = tiles_within(seen, work.queries.begin, work.queries.end);
-    if (seen.count() == 0) seen.begin = seen.end = work.queries.end;
+    // Then all of them come in front.
+    if (seen.count() == 0) seen.begin = seen.end = work.template from_last<C>() ? work.queries.begin : work.queries.end;
     return {uniform<Machine>(seen.begin), uniform<Machine>(seen.end), uniform<Machine>(seen.full_begin),
             uniform<Machine>(seen.full_end)};
   }
@@ -192,7 +194,7 @@ class BwdMain {
       if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[tile_place_.stage]);
       read_kept();
     }
-    visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool first, bool more) {
+    visit_tiles<C>(seen_, from_last_, [&](auto masked, int32_t tile, bool first, bool more) {
       step<decltype(masked)::value != 0>(tile, first, more);
     });
     skip(after_);
@@ -301,7 +303,8 @@ class BwdMain {
   const BwdRun& run_;
   const int lane_, warpgroup_;
   const QueryTiles seen_;
-  const int32_t before_, after_;  // tiles that the other warpgroup's keys are seen from
+  const int32_t before_, after_;  // steps in front and behind, in whose tiles only the other warpgroup's keys are seen
+  const bool from_last_;          // see BwdWork
   RingPlace<C.stages> tile_place_;
   RingPlace<C.score_stages()> score_place_;
   RingPlace<1> draw_place_;

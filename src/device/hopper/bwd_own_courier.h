@@ -16,7 +16,12 @@ class BwdOwnCourier {
  public:
   TILEWISE_INLINE BwdOwnCourier(const HopperBwdParams& params, Shared& shared, const BwdWork& work, const BwdRun& run,
                                 int32_t index)
-      : shared_(shared), run_(run), index_(index), turns_(params, work, 0), to_(first_sums<C>(params, work)) {
+      : shared_(shared),
+        run_(run),
+        index_(index),
+        stride_(work.template query_stride<C>() * C.tile_floats()),
+        turns_(params, work, 0),
+        to_(first_sums<C>(params, work)) {
     static_assert(C.kCouriers == 2 && C.persistent);
   }
 
@@ -54,7 +59,7 @@ class BwdOwnCourier {
     if (left > 1 && fetches(left - 1)) fetch();
   }
   TILEWISE_INLINE void go_on() {
-    to_ += C.tile_floats();
+    to_ += stride_;
     turns_.advance(false);
   }
 
@@ -72,6 +77,7 @@ class BwdOwnCourier {
   Shared& shared_;
   const BwdRun& run_;
   const int32_t index_;
+  const int32_t stride_;  // from a step's sums to the next one's
   BwdTurns<Machine, C> turns_;
   float* to_;
 };

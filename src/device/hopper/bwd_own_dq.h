@@ -109,7 +109,7 @@ class BwdOwnDq {
     }
     tell_courier(shared, parity);
     const BwdWork work = work_at_hand<Machine, C>(p_, shared, run_);  // not kept in registers through the steps
-    store_rows(dQ, work, (work.queries.end - left_) * C.block_m);
+    store_rows(dQ, work, work.template query_tile<C>(work.queries.count() - left_) * C.block_m);
     --left_;
   }
   /// first: the tile's first query. A lane gets 8 columns of each of its two rows.

@@ -1,6 +1,6 @@
 // The order of additions to dq_accum where it has one: a tile of queries gets those of the tiles of keys that it sees
-// one after another, the last ones first. Blocks begin in that order too, so that one waits for none that has yet to
-// begin. The first sums are stored, whatever was there.
+// one after another, the last ones first, or the first ones. Blocks begin in that order too, so that one waits for none
+// that has yet to begin. The first sums are stored, whatever was there.
 #pragma once
 
 #include "device/hopper/bwd_work.h"
@@ -16,7 +16,7 @@ class BwdTurns {
       : p_(p),
         work_(work),
         at_(static_cast<int32_t>((work.batch * p.shape.num_heads_q + work.query_head) * p.turns_a_head) +
-            work.queries.begin * C.turns_a_tile() + warp) {}
+            work.template query_tile<C>(0) * C.turns_a_tile() + warp) {}
 
   /// Looks for the turn of the tile at hand, of which so many are left of its head: the answer is on its way while
   /// other things are done.
@@ -35,7 +35,7 @@ class BwdTurns {
   /// Goes on to the next tile, perhaps of the next head. The one at hand is owed to the tile of keys before.
   TILEWISE_INLINE void advance(bool enters_head) {
     owed_ = at_;
-    at_ += C.turns_a_tile();
+    at_ += work_.template query_stride<C>() * C.turns_a_tile();
     if (enters_head) at_ += static_cast<int32_t>(p_.turns_a_head) - work_.queries.count() * C.turns_a_tile();
   }
   TILEWISE_INLINE bool owes() const { return owed_ >= 0; }
@@ -46,7 +46,10 @@ class BwdTurns {
   }
 
  private:
-  TILEWISE_INLINE uint32_t awaited() const { return static_cast<uint32_t>(work_.tile + 2); }
+  /// What the tile of keys that adds before leaves.
+  TILEWISE_INLINE uint32_t awaited() const {
+    return static_cast<uint32_t>(work_.tile + (work_.template from_last<C>() ? 0 : 2));
+  }
 
   const HopperBwdParams& p_;
   const BwdWork& work_;

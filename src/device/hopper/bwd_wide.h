@@ -107,7 +107,7 @@ class BwdWide {
     tile_place_.wait_full(shared_.tile_ring);
     if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage]);
     read_kept();
-    visit_tiles<C>(seen_, [&](auto masked, int32_t tile, bool /*first*/, bool more) {
+    visit_tiles<C>(seen_, false, [&](auto masked, int32_t tile, bool /*first*/, bool more) {
       constexpr bool kMasked = decltype(masked)::value != 0;
       if constexpr (kSumsDv) {
         weigh_tile<kMasked>(tile, more);

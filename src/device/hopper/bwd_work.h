@@ -20,6 +20,7 @@ struct QueryTiles {
 struct BwdWork {
   int32_t tile, head, batch;         // of keys; a key head
   int32_t part;                      // of the tiles of queries
+  int32_t rises;                     // whether dq's order begins with the first keys: from_last()
   int32_t share;                     // of the key head's query heads, in the order in which they are dealt out
   int32_t member;                    // of the share: the query head that is worked on, where they come one by one
   int32_t group, query_head;         // query heads that are worked on, and the first one
@@ -31,12 +32,26 @@ struct BwdWork {
   int32_t diagonal;                  // query i stands at key i + diagonal
   KeyBand band;
   QueryTiles queries;  // of a head, that see a key of the block
-  // If dq's sums have an order: how many of them, the last ones, see a key of the tile of keys behind, and none of the
-  // one before, so that their sums begin elsewhere, and end here.
+  // If dq's sums have an order: how many of them, the last ones to be visited, see a key of the tile of keys that adds
+  // before this one, and none of the one that adds after it, so that their sums begin elsewhere, and end here.
   int32_t tiles_behind, tiles_ended;
 
   TILEWISE_INLINE bool is_used(int32_t key) const { return key >= 0 && key < seqlen_k; }
   TILEWISE_INLINE int32_t steps() const { return queries.count() * group; }
+  /// Whether its tiles of queries come from the last one on.
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE bool from_last() const {
+    return C.both_ways && rises;
+  }
+  /// The tile of queries of a head's step, and how far it is from there to the next one's.
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE int32_t query_tile(int32_t step) const {
+    return from_last<C>() ? queries.end - 1 - step : queries.begin + step;
+  }
+  template <HopperBwdConfig C>
+  TILEWISE_INLINE int32_t query_stride() const {
+    return from_last<C>() ? -1 : 1;
+  }
   /// Whether it is the first query head, or the last one, for which the block has this tile of keys. One that no query
   /// sees comes once.
   TILEWISE_INLINE bool begins_keys() const { return member == 0; }
@@ -98,7 +113,7 @@ struct QueryPlace {
 /// Of a block's step.
 template <HopperBwdConfig C>
 TILEWISE_INLINE QueryPlace query_place(const BwdWork& work, int32_t step) {
-  if constexpr (C.persistent) return {work.queries.begin + step, 0};
+  if constexpr (C.persistent) return {work.query_tile<C>(step), 0};
   const int32_t head = step / work.queries.count();
   return {work.queries.begin + step - head * work.queries.count(), head};
 }
@@ -141,9 +156,9 @@ TILEWISE_INLINE QueryTiles tiles_within(const QueryTiles& tiles, int32_t begin, 
 }
 
 /// step(Index<whether some weights are hidden>, tile, whether it is the first one, whether another one follows) for a
-/// head's tiles, in their order.
+/// head's tiles, from the first one on.
 template <HopperBwdConfig C, class Step>
-TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
+TILEWISE_INLINE void visit_upwards(const QueryTiles& seen, const Step& step) {
   // Code of their own for tiles masked at either end spares packed sequences 1 to 2% at head_dim 128; of tiles of 128
   // queries, wide heads and blocks of one tile of keys it would be a third more, and has not been timed.
   constexpr bool kBothEnds = C.windowed || C.partial_rows, kOwnCode = C.persistent && !C.shares_keys && C.block_m <= 64;
@@ -177,17 +192,71 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, const Step& step) {
   }
 }
 
+/// The same, from the last one on if told so. Tiles of 128 queries that may be masked at either end share one loop.
+template <HopperBwdConfig C, class Step>
+TILEWISE_INLINE void visit_either_way(const QueryTiles& seen, bool from_last, const Step& step) {
+  const int32_t count = seen.count(), first = from_last ? seen.end - 1 : seen.begin, stride = from_last ? -1 : 1;
+  const auto visit = [&](auto masked, int32_t i) { step(masked, first + i * stride, i == 0, i + 1 < count); };
+  // The whole ones, from seen.begin on and as steps.
+  constexpr bool kBothEnds = C.windowed || C.partial_rows;
+  const auto place = [&](int32_t tile) { return minimum(maximum(tile, seen.begin), seen.end) - seen.begin; };
+  const int32_t begin = place(seen.full_begin), end = maximum(kBothEnds ? place(seen.full_end) : count, begin),
+                from = from_last ? count - end : begin, to = from_last ? count - begin : end;
+  int32_t i = 0;
+  if constexpr (kBothEnds && C.block_m > 64) {
+    TILEWISE_NO_UNROLL
+    for (; i < count; ++i) {
+      if (i >= from && i < to) {
+        visit(Index<0>{}, i);
+      } else {
+        visit(Index<1>{}, i);
+      }
+    }
+  } else {
+    TILEWISE_NO_UNROLL
+    for (; i < from; ++i) visit(Index<1>{}, i);
+    TILEWISE_NO_UNROLL
+    for (; i < to; ++i) visit(Index<0>{}, i);
+    TILEWISE_NO_UNROLL
+    for (; i < count; ++i) visit(Index<1>{}, i);
+  }
+}
+
+/// The same, in the order in which dq's sums want them.
+template <HopperBwdConfig C, class Step>
+TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, bool from_last, const Step& step) {
+  if constexpr (C.both_ways) {
+    visit_either_way<C>(seen, from_last, step);
+  } else {
+    visit_upwards<C>(seen, step);
+  }
+}
+
 TILEWISE_INLINE int32_t key_tiles(const TileOrder& order) {
   return order.num_tiles * order.num_heads * order.batch_size;
 }
 
+/// Whether tiles of keys at that place begin with the first keys, in an order both ways: of the last set of heads, and
+/// of a group's heads those that come last.
+template <HopperBwdConfig C>
+TILEWISE_INLINE bool rises_at(const HopperBwdParams& p, const OrderPlace& place) {
+  if constexpr (!C.both_ways) return false;
+  const int32_t head = place.batch * p.order.num_heads + place.head;
+  return place.tile < p.tiles && head >= p.divisors.last_set * p.order.heads_at_once;
+}
+
 /// Where tile `index` of keys stands. The first keys have the most queries under a causal mask and begin first, unless
 /// dq's sums have an order: it is that of the blocks, and the last keys' visit a tile of queries before the others come
-/// to it.
+/// to it. Of an order both ways the last heads' begins with the first keys all the same, which visit the last queries
+/// first: those that are worked on together wait for each other then, but the last tiles of all are short ones.
 template <HopperBwdConfig C>
 TILEWISE_INLINE OrderPlace key_place(const HopperBwdParams& p, int32_t index) {
   OrderPlace place = place_in_order(p.order, p.divisors, index);
-  if constexpr (!C.ordered) place.tile = p.order.num_tiles - 1 - place.tile;
+  if constexpr (!C.ordered) {
+    place.tile = p.order.num_tiles - 1 - place.tile;
+  } else if (rises_at<C>(p, place)) {
+    place.tile = p.tiles - 1 - place.tile;
+  }
   return place;
 }
 
@@ -199,6 +268,7 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   work.tile = place.tile;
   work.head = place.head;
   work.batch = place.batch;
+  work.rises = rises_at<C>(p, place);
   work.group = C.persistent ? 1 : p.group;
   work.query_head = place.head * work.group;
   if constexpr (C.grouped) {
@@ -228,9 +298,14 @@ TILEWISE_INLINE BwdWork work_at(const HopperBwdParams& p, const OrderPlace& plac
   }
   if constexpr (C.ordered) {
     const QueryTiles behind = query_tiles<C>(work, work.first_key + C.block_n(), C.block_n());
-    work.tiles_behind = behind.count() > 0 ? work.queries.end - behind.begin : 0;
     const QueryTiles before = query_tiles<C>(work, work.first_key - C.block_n(), C.block_n());
-    work.tiles_ended = work.queries.end - (before.count() > 0 ? before.end : work.queries.begin);
+    if (work.from_last<C>()) {
+      work.tiles_behind = before.count() > 0 ? before.end - work.queries.begin : 0;
+      work.tiles_ended = (behind.count() > 0 ? behind.begin : work.queries.end) - work.queries.begin;
+    } else {
+      work.tiles_behind = behind.count() > 0 ? work.queries.end - behind.begin : 0;
+      work.tiles_ended = work.queries.end - (before.count() > 0 ? before.end : work.queries.begin);
+    }
   }
   return work;
 }

@@ -82,6 +82,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag bias_boxes = 0;    // a bias comes by the copy engine beside Q, else each score loads its own
   Flag partial_rows = 0;  // queries of a sequence may end within a tile
   Flag ordered = 0;       // dq is added up in the order of tiles of keys
+  Flag both_ways = 0;     // that order begins with the last keys, but for the last heads with the first ones
   Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag own_dq = 0;        // those that compute multiply dQ too, half of its columns each; of persistent blocks
@@ -144,6 +145,7 @@ struct HopperBwdConfig : ScoreConfig {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
+    visit("both_ways", c.both_ways);
     visit("split", c.split), visit("shares_keys", c.shares_keys), visit("own_dq", c.own_dq);
     visit("persistent", c.persistent), visit("grouped", c.grouped);
     visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);

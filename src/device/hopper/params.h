@@ -10,13 +10,15 @@ namespace tilewise::device {
 
 /// The order in which tiles of queries are dealt out: heads in sets of `heads_at_once`, a set's last tiles first, since
 /// under a causal mask they see the most keys; the first `short_tiles` tiles of the heads from `first_late_head` on
-/// come at the very end. Heads are counted over the batch.
+/// come at the very end. Heads are counted over the batch. Backwards tiles are of keys, and in an order both ways the
+/// last `rising_heads` heads are one set, whose first tiles come first.
 struct TileOrder {
   int32_t num_tiles;  // of a (batch, head); forwards those of a cluster's blocks count as one
   int32_t num_heads;  // of the grid: key heads where heads are packed
   int32_t batch_size;
   int32_t heads_at_once, short_tiles;
   int32_t first_late_head;        // forwards
+  int32_t rising_heads;           // backwards
   int32_t batch_inside;           // forwards: a head's batch entries come one after the other, else an entry's heads
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
   int32_t counters;               // words of the counter that deals tiles out: kCounterWords, backwards 1; else 0
@@ -26,37 +28,41 @@ struct TileOrder {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("num_tiles", p.num_tiles), visit("num_heads", p.num_heads), visit("batch_size", p.batch_size);
     visit("heads_at_once", p.heads_at_once), visit("short_tiles", p.short_tiles);
-    visit("first_late_head", p.first_late_head), visit("batch_inside", p.batch_inside);
+    visit("first_late_head", p.first_late_head), visit("rising_heads", p.rising_heads);
+    visit("batch_inside", p.batch_inside);
     visit("queries_per_warpgroup", p.queries_per_warpgroup), visit("counters", p.counters);
     visit("num_splits", p.num_splits);
   }
 };
 
-/// By what the numbers of tiles in that order are divided.
+/// By what the numbers of tiles in that order are divided, and which set is the last one.
 struct OrderDivisors {
   Divisor by_set, by_last_set;  // by the heads of a set, and of the last one
   Divisor by_set_tiles;         // by the long tiles of a set
   Divisor by_heads, by_all_heads;
   Divisor by_splits;
   Divisor by_tiles;  // of one share of a key head's query heads, all of which order.num_tiles has
+  int32_t last_set;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("by_set", p.by_set), visit("by_last_set", p.by_last_set), visit("by_set_tiles", p.by_set_tiles);
     visit("by_heads", p.by_heads), visit("by_all_heads", p.by_all_heads), visit("by_splits", p.by_splits);
-    visit("by_tiles", p.by_tiles);
+    visit("by_tiles", p.by_tiles), visit("last_set", p.last_set);
   }
 };
 constexpr OrderDivisors order_divisors(const TileOrder& order, int32_t shares = 1) {
   const int32_t heads = order.num_heads * order.batch_size, a_set = order.heads_at_once;
-  const int32_t last_set = a_set > 0 ? heads % a_set : 0;
+  if (heads == 0 || a_set == 0) return {};
+  const int32_t last_set = (order.rising_heads > 0 ? heads - order.rising_heads : heads - 1) / a_set;
   return {divisor_of(a_set),
-          divisor_of(last_set > 0 ? last_set : a_set),
+          divisor_of(heads - last_set * a_set),
           divisor_of(a_set * (order.num_tiles - order.short_tiles)),
           divisor_of(order.num_heads),
           divisor_of(heads),
           divisor_of(order.num_splits),
-          divisor_of(order.num_tiles / shares)};
+          divisor_of(order.num_tiles / shares),
+          last_set};
 }
 
 /// Which dimensions a bias has (1, else 0), whose boxes are asked for at its place in those alone.

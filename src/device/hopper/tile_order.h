@@ -50,9 +50,9 @@ TILEWISE_INLINE OrderPlace place_in_order(const TileOrder& order, const OrderDiv
   const int32_t heads = order.num_heads * order.batch_size, long_tiles = order.num_tiles - order.short_tiles;
   int32_t tile, head;
   if (index < heads * long_tiles) {
-    const int32_t a_set = order.heads_at_once * long_tiles, set = divide(index, by.by_set_tiles),
+    const int32_t a_set = order.heads_at_once * long_tiles, set = minimum(divide(index, by.by_set_tiles), by.last_set),
                   rest = index - set * a_set, first_head = set * order.heads_at_once;
-    const bool whole = first_head + order.heads_at_once <= heads;
+    const bool whole = set < by.last_set;
     const int32_t row = whole ? divide(rest, by.by_set) : divide(rest, by.by_last_set);
     tile = order.num_tiles - 1 - row;
     head = first_head + rest - row * (whole ? order.heads_at_once : heads - first_head);

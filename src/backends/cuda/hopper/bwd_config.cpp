@@ -112,6 +112,26 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
          (key_blocks(p, c, device) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
 }
 
+/// Whether the last heads' tiles of keys may begin with the first ones (see TileOrder), so that the longest do, and the
+/// last tiles of all are short. Which heads these are the batch decides.
+bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
+  return c.carried() && c.persistent && c.ranged && !p.batch_invariant;
+}
+
+/// Whether that is quicker. Blocks that work on a head together wait for each other then, and where a block has a tile
+/// for several query heads, for each of these anew, but for a window, whose tiles of keys are apart by themselves: 71
+/// heads of 64 on 1 at 2k take 48% longer, 16 of 128 on 4 at 4k by one share 3 to 12%. Of 16,384 tokens on an H200, 16
+/// heads of 128 on 4, causal, 512, 1k and 4k take 282 us for 299, 436 for 472 and 1,301 for 1,338, a window of 1,024 at
+/// 4k 672 for 724; on an H100 1k take 616 for 589, of 192 and 128 columns 1k and 2k 947 for 924 and 1,423 for 1,357.
+bool both_ways_pay(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
+  constexpr std::int64_t kFewKeys = 512, kMoreKeys = 1024, kFewHeads = 8, kManyTiles = 512;
+  if (!c.grouped || looks_near(p, c)) return true;
+  const std::int64_t shares = head_shares(p, c, device), heads_a_share = portable::group_of(p) / shares;
+  const bool waits_for_memory = !has_quick_memory(device) && shares > 1 && tiles_of_keys(p, c) >= kManyTiles;
+  if (waits_for_memory && (c.own_dq || p.seqlen_k <= kMoreKeys)) return false;
+  return heads_a_share <= 2 || (p.seqlen_k <= kFewKeys && heads_a_share <= kFewHeads);
+}
+
 /// Whether the last tile of keys that adds to a tile of queries may round it. Of sequences whose lengths the device
 /// reads some queries may see no key: the statistics clear their dq, and know them by a log-sum-exp of -infinity, which
 /// a sink would make finite.
@@ -125,9 +145,11 @@ bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
 /// blocks without tiles and with the last sums: causal 256, 512, 1k and 2k 393, 459, 601 and 937 us and 301, 388, 570
 /// and 955; all keys seen 512 and 768 576 and 712, 540 and 699; a window of 1,024 at 16k 948 and 926; of 4,096 tokens
 /// causal 512 143 and 133, 1k 175 and 197. 16 heads on 4, causal 512 and 1k 476 and 719, 406 and 681, all keys seen 512
-/// 508 and 551, a window of 1,024 at 4k 915 and 995; 16 on 1, causal 512 501 and 551.
+/// 508 and 551, a window of 1,024 at 4k 915 and 995; 16 on 1, causal 512 501 and 551. In an order both ways 2k take
+/// 1,002 with the last sums and 1,033 by blocks, 4,096 tokens 1k, 2k and 4k 156, 244 and 435 for 171, 285 and 487.
 bool own_last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kManyTiles = 1536, kManyOfGroups = 256, kFewKeys = 512;
+  if (c.both_ways) return true;
   const std::int64_t tiles = tiles_of_keys(p, c);
   if (!c.windowed && p.seqlen_k > 2 * kFewKeys) return false;
   if (c.grouped && (!c.ranged || c.windowed || tiles < kManyOfGroups)) return false;
@@ -139,10 +161,21 @@ bool own_last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
 /// takes a little longer than a step; and but for a window the first tile of keys is the last one of all queries, for
 /// which all others wait in the end. Of 16,384 tokens in 16 heads of 128 on an H100 a window of 1,024 at 4k takes 662
 /// us for 704, causal 512, 1k, 2k, 4k 356, 473, 730, 1,231 for 427, 521, 729, 1,187, all keys seen, 512 and 1k 437 and
-/// 685 for 488 and 705, 2k is level; in 32 heads of 64, causal 512, 2k, 4k 352, 760, 1,452 for 413, 811, 1,456.
+/// 685 for 488 and 705, 2k is level; in 32 heads of 64, causal 512, 2k, 4k 352, 760, 1,452 for 413, 811, 1,456. In an
+/// order both ways they are at any length: on an H200 causal 2k, 4k and 8k take 4.9, 4.1 and 5.5% less than one way by
+/// blocks without tiles, both ways by such blocks 0.9% more, 1.2 and 3.7% less.
 bool last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   if (c.own_dq) return own_last_rounding_pays(p, c);
-  return c.windowed || p.seqlen_k <= (c.block_m > kNarrow ? 2048 : 1024);
+  return c.both_ways || c.windowed || p.seqlen_k <= (c.block_m > kNarrow ? 2048 : 1024);
+}
+
+/// With whatever of this is quicker.
+HopperBwdConfig with_ways_and_rounding(const Problem& p, HopperBwdConfig c, const core::DeviceDescription& device) {
+  c.both_ways = may_go_both_ways(p, c) && both_ways_pay(p, c, device);
+  c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
+  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
+  if (c.rounds) c.both_ways = 0;  // blocks that do know one way
+  return c;
 }
 
 HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
@@ -154,7 +187,7 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = c.grouped = c.rounds = c.last_rounds = 0;
+  if (c.split) c.persistent = c.grouped = c.both_ways = c.rounds = c.last_rounds = 0;
   return {c, splits};
 }
 
@@ -169,7 +202,11 @@ BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
 /// and 1k 380 for 517 and 579 for 659, 2k 966 for 954, all keys seen, 512 and 1k 487 for 580 and 829 for 886, 64
 /// columns, causal, 512 to 2k 409, 648 and 1,107 for 528, 733 and 1,135. Of 192 and 128 columns on an H200, causal, 256
 /// take 301 us for 450, 512 388 for 530, 1k 570 for 651, 2k 937 for 966, 4k 1,797 for 1,707; all keys seen, 256 362 for
-/// 470, 512 540 for 617, 768 699 for 739, 1k are level; a window of 1,024 885 for 910 at 4k.
+/// 470, 512 540 for 617, 768 699 for 739, 1k are level; a window of 1,024 885 for 910 at 4k. In an order both ways
+/// longer ones are, too: on an H200 causal 8k take 2,288 us for 2,394, 16k 4,546 for 4,482, a window of 4,096 at 8k
+/// 1,924 for 1,952, 64 columns 8k 2,699 for 2,697, 192 and 128 4k 1,775 for 1,760; packed 2k, 4k and 8k 667, 1,257 and
+/// 2,438 for 788, 1,326 and 2,571; with a bias 2k and 4k 793 and 1,502 for 924 and 1,635, in 8,192 tokens 8k 1,421 for
+/// 1,483, of 64 columns 4k 2,056 for 2,094.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   const bool biased = is_biased(c);
@@ -177,9 +214,9 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
   if (c.own_dq) return looks_near(p, c) ? kAny : c.ranged ? 2048 : 768;
-  if (biased) return c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
+  if (biased) return c.ranged ? 8192 : 1024;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
-  return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 4096 : 2048;
+  return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 8192 : 2048;
 }
 
 /// The same of groups of heads, whose dk and dv have to be added up in memory where tiles of keys are to be short (see
@@ -189,17 +226,19 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
 /// share for each head, 32 on 8, causal, 2k and 4k take 1,642 us for 1,902 and 2,670 for 2,855 without an order, 16 on
 /// 4 822 for 984 and 1,342 for 1,468, 64 on 8 3,384 for 4,430 and 5,142 for 6,911, 8k 4,958 for 5,041. Softcap in 4k
 /// took 6% longer by shares of two. 16 heads of 192 and 128 on 4 on an H200, causal, 512 406 us for 576, 1k 681 for
-/// 723, 2k 1,156 for 1,047; all keys seen, 512 508 for 555, 1k 884 for 883, a window of 1,024 at 4k 915 for 909.
+/// 723, 2k 1,156 for 1,047; all keys seen, 512 508 for 555, 1k 884 for 883, a window of 1,024 at 4k 915 for 909. Both
+/// ways, with a share for each head, 4k take 1,314 us for 1,340 in 16 heads on 4, 2,742 for 2,683 in 32 on 8.
 std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c,
                                         const core::DeviceDescription& device) {
-  constexpr std::int64_t kManyHeads = 8, kFewTiles = 256;
+  constexpr std::int64_t kManyHeads = 8, kFewTiles = 256, kManyTiles = 1024;
   if (c.shares_keys || is_biased(c)) return 0;
   if (c.own_dq) return c.ranged ? 1024 : 512;
   if (looks_near(p, c)) return c.block_m > kNarrow ? 2048 : std::numeric_limits<std::int64_t>::max();
   if (!c.ranged) return 1024;
   if (tiles_of_keys(p, c) < kFewTiles) return 4096;
   if (c.block_m > kNarrow) return 1024;
-  const bool every_head = head_shares(p, c, device) == portable::group_of(p);
+  const bool many = tiles_of_keys(p, c) >= kManyTiles && has_quick_memory(device);
+  const bool every_head = head_shares(p, c, device) == portable::group_of(p) && !many;
   return (every_head || portable::group_of(p) >= kManyHeads) && !c.softcap ? 4096 : 2048;
 }
 
@@ -207,21 +246,27 @@ std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig&
 /// others between them, and fewer come in parts. 32 heads of 1k and 2k and 128 of 64 columns and 2k lose 6 to 8%, 16 of
 /// 4k with softcap 14%; 32 heads of 512, causal, gain 12%, 128 with all keys seen 5%, 64 and 128 of 64 columns and 1k,
 /// causal, 4 and 10% (H100). Of 192 and 128 columns, causal, 64 of 512 gain 1%, 128 14%, 64 of 1k and 2k lose 0 to 8%,
-/// 128 gain 5 and 3% (H200).
+/// 128 gain 5 and 3% (H200). Both ways 64 of 1k gain 12%, 32 of 2k 3%, 16 of 4k lose 10%.
 std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kFewest = 32, kFew = 64, kMore = 128, kMany = 256;
   if (c.shares_keys) return kMany;
-  if (c.own_dq) return c.ranged && p.seqlen_k <= 512 ? kFew : kMore;
+  if (c.own_dq) return c.both_ways ? kFewest : c.ranged && p.seqlen_k <= 512 ? kFew : kMore;
   if (c.block_m > kNarrow) return c.ranged && p.seqlen_k <= 1024 ? kFew : kMany;
   if (p.seqlen_k <= 512) return c.ranged ? kFewest : kMore;
   return c.ranged ? kFew : kMany;
 }
 
 /// Whether fewer heads have tiles enough all the same: 16 of a window of 1,024 at 4k gain 6%, 128 of 64 columns,
-/// causal, at 4k 4% (H100).
+/// causal, at 4k 4% (H100). Both ways it takes two tiles for a multiprocessor, fewer in short sequences: causal 1k in
+/// 16 heads gain 10%, 2k in 16 12%, 4k in 8 11%, 8k in 4 and 8 6 and 7%, but 1k and 2k in 8, which would come in parts,
+/// lose 20 and 51% (H200).
 bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kMany = 1024, kManyOfWindow = 512, kManyNarrow = 4096;
+  constexpr std::int64_t kFewBothWays = 96, kMoreBothWays = 256, kShortKeys = 1024;
   if (c.shares_keys) return false;
+  if (c.both_ways && !c.own_dq) {
+    return key_blocks(p, c, device) >= (p.seqlen_k <= kShortKeys ? kFewBothWays : kMoreBothWays);
+  }
   if (c.own_dq) return c.windowed && key_blocks(p, c, device) >= kManyOfWindow;
   if (c.block_m > kNarrow) return c.ranged && !c.windowed && key_blocks(p, c, device) >= kManyNarrow;
   if (c.ranged && !c.windowed && !c.softcap) return false;
@@ -230,9 +275,9 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core:
 
 /// Whether that order is worth it though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::DeviceDescription& device) {
-  const HopperBwdConfig c = dealt(p, with_order(unordered, true));
+  const HopperBwdConfig c = with_ways_and_rounding(p, dealt(p, with_order(unordered, true)), device);
   if (!c.persistent || !(c.shares_keys || c.own_dq || deal_pays(p, c))) return false;
-  const bool complete = c.lengths ? may_round_last(p, c) && last_rounding_pays(p, c) : each_query_sees_a_key(p, c);
+  const bool complete = c.lengths ? c.last_rounds != 0 : each_query_sees_a_key(p, c);
   if (p.seqlen_q != p.seqlen_k || !complete) return false;
   if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c, device) : most_keys_in_order(p, c))) return false;
   return p.num_heads_q * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c, device);
@@ -252,9 +297,7 @@ HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c, const core::Dev
   c.stages = 2;
   c = dealt(p, c);
   c.waves = 4 * c.warpgroups();
-  c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
-  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
-  return c;
+  return with_ways_and_rounding(p, c, device);
 }
 
 /// With an order where that is quicker, too.
@@ -271,9 +314,7 @@ HopperBwdConfig usual_config(const Problem& p, const core::DeviceDescription& de
   const HopperBwdConfig features = features_config(p);
   HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features, device)));
   if (deal_pays(p, c)) c = dealt(p, c);
-  c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
-  c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
-  return c;
+  return with_ways_and_rounding(p, c, device);
 }
 
 }  // namespace
@@ -309,12 +350,14 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
     const HopperBwdConfig by_counter = dealt(p, c);
     consider({c, 1});
     const auto consider_rounding = [&](HopperBwdConfig dealt) {
-      dealt.rounds = dealt.last_rounds = 0;
+      dealt.both_ways = dealt.rounds = dealt.last_rounds = 0;
       consider({dealt, 1});
       dealt.rounds = may_round(p, dealt);
       consider({dealt, 1});
       dealt.rounds = 0;
       dealt.last_rounds = may_round_last(p, dealt);
+      consider({dealt, 1});
+      dealt.both_ways = may_go_both_ways(p, dealt);
       consider({dealt, 1});
     };
     consider_rounding(by_counter);
@@ -333,8 +376,8 @@ BwdSchedule tuned_bwd_schedule(const Problem& p, const core::DeviceDescription& 
 std::string name_of(const BwdSchedule& schedule) {
   const HopperBwdConfig& c = schedule.config;
   return concat(c.block_n(), "x", c.block_m, "/", c.stages, c.ordered ? "/fixed order" : "",
-                c.persistent ? "/dealt" : "", c.rounds ? "/rounds" : "", c.last_rounds ? "/last rounds" : "",
-                c.split ? concat("/", schedule.splits, " splits") : std::string());
+                c.both_ways ? "/both ways" : "", c.persistent ? "/dealt" : "", c.rounds ? "/rounds" : "",
+                c.last_rounds ? "/last rounds" : "", c.split ? concat("/", schedule.splits, " splits") : std::string());
 }
 
 std::string describe(const BwdSchedule& schedule) {
@@ -343,7 +386,8 @@ std::string describe(const BwdSchedule& schedule) {
                 c.own_dq ? " that multiply dq too, " : ", ", c.stages, " stages",
                 c.split ? concat(", ", schedule.splits, " splits") : "", c.bias_boxes ? ", bias in boxes" : "",
                 c.persistent ? ", dealt by a counter" : "", c.grouped ? ", a query head at a time" : "",
-                c.ordered ? ", dq in a fixed order" : "", c.rounds ? ", rounded by blocks without tiles" : "",
+                c.ordered ? ", dq in a fixed order" : "", c.both_ways ? ", of the last heads the other way round" : "",
+                c.rounds ? ", rounded by blocks without tiles" : "",
                 c.last_rounds ? ", rounded with its last sums" : "");
 }
 

@@ -7,6 +7,7 @@
 #include "device/hopper/bwd_products.h"
 #include "device/hopper/bwd_scores.h"
 #include "device/hopper/bwd_store.h"
+#include "device/hopper/bwd_visit.h"
 
 namespace tilewise::device {
 

@@ -124,6 +124,9 @@ TEST(HopperBwdLowering, OrdersTheSumsOfDqOfShortSequences) {
   EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=4096"));
   EXPECT_TRUE(ordered(heads + "batch_size=32 seqlen_q=2048 mask=causal bias=query[b,h,q,k]"));
   EXPECT_FALSE(ordered(heads + "batch_size=32 seqlen_q=2048 bias=query[b,h,q,k]"));
+  const std::string halves = "dtype=f16 num_heads_q=16 head_dim=128 mask=causal bias=query[b,h,q,k] batch_size=32 ";
+  EXPECT_TRUE(ordered(halves + "seqlen_q=1024"));
+  EXPECT_FALSE(ordered(halves + "seqlen_q=2048"));  // one way
   // Tiles of 128 queries have half as many steps for each tile of keys.
   EXPECT_TRUE(ordered("dtype=bf16 batch_size=8 seqlen_q=2048 num_heads_q=32 head_dim=64 mask=causal"));
   EXPECT_TRUE(ordered("dtype=f16 batch_size=4 seqlen_q=4096 num_heads_q=32 head_dim=64 mask=causal"));

@@ -113,9 +113,10 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
 }
 
 /// Whether the last heads' tiles of keys may begin with the first ones (see TileOrder), so that the longest do, and the
-/// last tiles of all are short. Which heads these are the batch decides.
+/// last tiles of all are short. Which heads these are the batch decides. A bias in f16 would spill 68 bytes, for 44.
 bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
-  return c.carried() && c.persistent && c.ranged && !p.batch_invariant;
+  const bool fits = c.bias_type == device::kBiasNone || c.q_type == device::kBf16 || wider_dim(c) <= kNarrow;
+  return c.carried() && c.persistent && c.ranged && !p.batch_invariant && fits;
 }
 
 /// Whether that is quicker. Blocks that work on a head together wait for each other then, and where a block has a tile
@@ -214,7 +215,8 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
   if (c.own_dq) return looks_near(p, c) ? kAny : c.ranged ? 2048 : 768;
-  if (biased) return c.ranged ? 8192 : 1024;
+  if (biased && !c.both_ways) return c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
+  if (biased) return 8192;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 8192 : 2048;
 }

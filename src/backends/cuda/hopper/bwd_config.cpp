@@ -215,8 +215,7 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
   if (c.own_dq) return looks_near(p, c) ? kAny : c.ranged ? 2048 : 768;
-  if (biased && !c.both_ways) return c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
-  if (biased) return 8192;
+  if (biased) return c.both_ways ? 8192 : c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 8192 : 2048;
 }

@@ -158,6 +158,18 @@ struct HopperBwdStatisticsConfig : RowConfig {
   static constexpr int32_t kRows = 128;  // block_m divides them
 };
 
+/// That of a backward kernel, by blocks of `waves` warps.
+constexpr HopperBwdStatisticsConfig statistics_config(const HopperBwdConfig& bwd, int32_t waves) {
+  HopperBwdStatisticsConfig c;
+  c.out_type = bwd.out_type;
+  c.head_dim = bwd.head_dim;
+  c.head_dim_v = bwd.head_dim_v;
+  c.waves = waves;
+  c.lengths = bwd.lengths;
+  c.exact_dims = bwd.exact_dims;
+  return c;
+}
+
 inline constexpr int32_t kDqRows = 16;  // queries whose sums of dq lie together: those of a warp's accumulators
 
 /// What it ends with where no block rounds dq, of blocks of as many; see bwd_convert_dq.h.

@@ -150,12 +150,8 @@ class BackwardLowerer {
 
  private:
   void add_statistics() {
-    device::HopperBwdStatisticsConfig c;
-    c.out_type = config_.out_type;
-    c.head_dim = config_.head_dim;
-    c.head_dim_v = config_.head_dim_v;
-    c.waves = 8;
-    c.lengths = config_.lengths;
+    constexpr std::int32_t kWaves = 8;
+    const device::HopperBwdStatisticsConfig c = device::statistics_config(config_, kWaves);
     device::HopperBwdStatisticsParams params{};
     params.shape = shape_;
     params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));

@@ -144,6 +144,12 @@ inline constexpr HopperBwdConfig kWideCounting = [] {
   c.waves = 4 * c.warpgroups();
   return c;
 }();
+/// Statistics are made while this launch runs.
+constexpr HopperBwdConfig beside_statistics(HopperBwdConfig c) {
+  c.late_statistics = 1;
+  return c;
+}
+inline constexpr HopperBwdConfig kLate = beside_statistics(kBothWays);
 /// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
 inline constexpr HopperBwdConfig kOrderedDropout = [] {
   HopperBwdConfig c = kDropout;
@@ -214,6 +220,7 @@ inline constexpr HopperBwdConfig kWideRounding = [] {
   return c;
 }();
 inline constexpr HopperBwdConfig kWideGrouped = with_groups(kWideRounding);
+inline constexpr HopperBwdConfig kWideLate = beside_statistics(kWideGrouped);
 inline constexpr HopperBwdConfig kWideDropout = [] {
   HopperBwdConfig c = kWide;
   c.persistent = 0;

@@ -62,6 +62,7 @@ class BwdCall {
     }
     expected_.backward();
     draw_statistics();
+    std::ranges::fill(statistics_done_, 1U);
     const BackwardArguments arguments = call_.backward_arguments();
     const operations::attention::Call described = operations::attention::call_of(arguments);
     const Problem problem = operations::attention::describe(described);
@@ -84,11 +85,16 @@ class BwdCall {
     // Tiles of 128 queries each have one that sees a key, by which their sums begin.
     if (C.ordered && C.block_m == 128) std::ranges::fill(dq_accum_, NAN);
     if (C.persistent) params_.tile_counter = tile_counters_;
+    params_.statistics_done = C.late_statistics ? statistics_done_ : nullptr;
+    params_.statistics_tiles = C.late_statistics ? kStatisticsTiles : 0;
     if (params_.shares > 1) {
       params_.dk_accum = dk_accum_.data(), params_.dv_accum = dv_accum_.data();
       params_.dkdv_turns = dkdv_turns_.data();
     }
   }
+
+  /// The last head's statistics are never made.
+  void forget_last_head() { statistics_done_[kHeads * kStatisticsTiles - 1] = 0; }
 
   /// What went wrong in a run with that fault, or empty.
   std::string run(BwdFault fault = BwdFault::none, std::uint64_t seed = 0) {
@@ -157,6 +163,8 @@ class BwdCall {
   std::vector<float> dk_accum_, dv_accum_;
   std::vector<std::uint32_t> dkdv_turns_;
   std::uint32_t tile_counters_[2] = {};
+  static constexpr std::int32_t kStatisticsTiles = 3;
+  std::uint32_t statistics_done_[kHeads * kStatisticsTiles];
   AttentionParams params_of_call_{};
   HopperBwdParams params_{};
   gpu::Launch launch_;
@@ -185,7 +193,7 @@ TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
     expect_right<kNarrow, kMiddle, kWide, kDropout, kWideDropout, kSoftcap, kBiased, kOrdered, kOrderedDealt, kRounding,
                  kFinishing, kFinishingWindow, kBothWays, kBothWaysWindow, kCounting, kWideCounting, kOwnDq,
                  kOwnDqCounting, kOwnDqOrdered, kOwnDqFinishing, kOwnDqBothWays, kWideRounding, kOrderedDropout,
-                 kWideOrdered, kGrouped, kGroupedCounting, kWideGrouped>(seed);
+                 kWideOrdered, kGrouped, kGroupedCounting, kWideGrouped, kLate, kWideLate>(seed);
   }
 }
 
@@ -342,6 +350,16 @@ TEST(EmulatedHopperBwd, SumsThatAreRoundedBeforeTheyAreCompleteAreCaughtByTheRes
   BwdCall<kRounding> call;
   EXPECT_EQ(call.run(BwdFault::rounded_early), "");
   EXPECT_GT(call.error(), kWrong);
+}
+
+/// By those that bring a head's queries.
+TEST(EmulatedHopperBwd, LateStatisticsAreWaitedFor) {
+  const auto expect_wait = [](auto call) {
+    call.forget_last_head();
+    EXPECT_TRUE(contains(call.run(), "waits for 1 in memory that holds 0"));
+  };
+  expect_wait(BwdCall<kLate>());
+  expect_wait(BwdCall<kWideLate>());
 }
 
 TEST(EmulatedHopperBwd, StatisticsOfOtherQueriesAreCaughtByTheResult) {

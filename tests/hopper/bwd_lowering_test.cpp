@@ -25,7 +25,8 @@ TEST(HopperBwdLowering, HasThreeLaunches) {
   EXPECT_EQ(launches[2]->key.body->name, "hopper_bwd_convert_dq");
   EXPECT_TRUE(launches[1]->programmatic);
   EXPECT_FALSE(launches[2]->programmatic);
-  EXPECT_EQ(launches[0]->grid, gpu::Extent3{128 * 8});
+  EXPECT_EQ(launches[0]->grid, gpu::Extent3{static_cast<std::uint32_t>(h200().multiprocessors)});
+  EXPECT_EQ(launches[0]->tensor_maps.at(0).map.box, (std::array<std::uint32_t, 5>{64, 1, 128, 1, 1}));
   EXPECT_EQ(launches[1]->grid, gpu::Extent3{static_cast<std::uint32_t>(h200().multiprocessors)});
   EXPECT_EQ(launches[1]->tensor_maps.at(3).map.box, (std::array<std::uint32_t, 5>{64, 1, 64, 1, 1}));
   const std::size_t rows = 8U * 16384U;
@@ -43,6 +44,38 @@ TEST(HopperBwdLowering, HasThreeLaunches) {
   EXPECT_EQ(biased.launches()[3]->key.body->name, "bwd_dbias");
   EXPECT_EQ(biased.part("delta")->bytes, 2U * 64U * sizeof(float));
   EXPECT_GT(biased.estimated_us, lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64").estimated_us);
+}
+
+/// Tiles of statistics that are made before gradients begin, and blocks that make the others meanwhile.
+void expect_late_statistics(const std::string& problem, std::int32_t first_tiles, std::int32_t late_blocks) {
+  const gpu::Lowering lowering = lowered_backward("dtype=bf16 " + problem);
+  const auto& statistics = params_of<BwdStatistics>(*lowering.launches().at(0));
+  EXPECT_EQ(statistics.first_tiles, first_tiles) << problem;
+  EXPECT_EQ(statistics.late_blocks, late_blocks) << problem;
+  const gpu::Launch& gradients = *lowering.launches().at(1);
+  EXPECT_EQ(gpu::config_of<Bwd>(gradients.key).late_statistics, late_blocks > 0) << problem;
+  EXPECT_TRUE(gradients.programmatic) << problem;
+  EXPECT_EQ(lowering.schedule.find("meanwhile") != std::string::npos, late_blocks > 0) << lowering.schedule;
+  if (late_blocks == 0) {
+    EXPECT_EQ(statistics.tiles, first_tiles) << problem;
+    EXPECT_EQ(lowering.part("tiles_done"), nullptr) << problem;
+  } else {
+    EXPECT_EQ(params_of<Bwd>(gradients).statistics_tiles, statistics.grid.num_tiles) << problem;
+    EXPECT_EQ(lowering.part("tiles_done")->bytes, static_cast<std::size_t>(statistics.tiles) * sizeof(std::uint32_t));
+  }
+}
+TEST(HopperBwdLowering, StatisticsOfLaterHeadsAreMadeMeanwhile) {
+  const std::string shape = "batch_size=4 seqlen_q=4096 num_heads_q=16 ";
+  expect_late_statistics(shape + "head_dim=128 mask=causal", 6 * 32, 10);
+  expect_late_statistics(shape + "head_dim=64 mask=causal", 6 * 16, 10);
+  expect_late_statistics(shape + "head_dim=256 mask=causal", 4 * 64, 12);  // dq's sums are cleared, too
+  expect_late_statistics(shape + "head_dim=128 num_heads_k=4 mask=causal", 4 * 6 * 32, 10);
+  expect_late_statistics(
+      "batch_size=4 num_heads_q=16 head_dim=128 mask=causal layout=thd max_seqlen_q=4096 max_seqlen_k=4096 "
+      "total_q=9000 total_k=9000",
+      6 * 32, 10);
+  expect_late_statistics("seqlen_q=4096 num_heads_q=5 head_dim=128 mask=causal", 5 * 32, 0);
+  expect_late_statistics("seqlen_q=128 seqlen_k=8192 num_heads_q=2 head_dim=128", 2, 0);
 }
 
 TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {

@@ -41,6 +41,8 @@ class HopperBwd {
     } else {
       run_pair(params, shared, thread);
     }
+    // What comes next waits for this launch alone, and nobody may have waited for a head that sees no keys.
+    if constexpr (C.late_statistics) wait_for_step_before<Machine>();
   }
 
  private:

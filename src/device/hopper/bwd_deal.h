@@ -47,7 +47,7 @@ class BwdDeal {
   TILEWISE_INLINE uint32_t draw(bool leads) const { return leads ? Machine::count_later(p_.tile_counter) : 0; }
   /// Tells the block of its first tile, and of the one that was drawn after run's.
   TILEWISE_INLINE void publish_first(bool leads) const {
-    if constexpr (C.draws_first()) wait_for_step_before<Machine>();  // which clears the counter
+    if constexpr (C.draws_first()) wait_for_statistics<Machine, C>();  // which clears the counter
     publish(0, place_of(C.draws_first() ? number_of(draw(leads)) : Machine::block()), 0, leads);
   }
   TILEWISE_INLINE void publish_drawn(const BwdRun& run, uint32_t drawn, bool leads) const {

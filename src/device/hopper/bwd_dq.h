@@ -112,7 +112,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   template <class Publish>
   TILEWISE_INLINE void run(const Publish& publish) {
     const int32_t steps = this->work_.steps();
-    if (C.ordered && warp_ != 0) wait_for_step_before<Machine>();  // before it looks at a turn
+    if (C.ordered && warp_ != 0) wait_for_statistics<Machine, C>();  // before it looks at a turn
     // All warps have the number of this tile of keys: a later one may take its place.
     if constexpr (C.persistent) Machine::named_barrier_sync(kKeyRows, kWarpgroupThreads);
     if (warp_ == 0 && (steps > 0 || C.persistent)) {
@@ -228,7 +228,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     const int32_t steps = this->work_.steps();
     const bool ends_keys = this->work_.template ends_keys<C>(this->p_);
     if (steps == 0) return;
-    if constexpr (C.ordered) wait_for_step_before<Machine>();  // before it looks at a turn
+    if constexpr (C.ordered) wait_for_statistics<Machine, C>();  // before it looks at a turn
     to_ += 4 * lane_;
     this->wait_keys(run_);
     TILEWISE_NO_UNROLL

@@ -24,6 +24,7 @@ class BwdLoader {
     if (Machine::agreed(item.steps) == 0) return;
     const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
     at.wait_empty(shared_.tile_ring);
+    await_statistics(Machine::agreed(item.batch), Machine::agreed(item.query_head));
     Machine::wave_sync();
     if (!leads_) return;
     copy_queries(at.stage, 0, item.first_query, item.query_head, item.batch, item.k_row,
@@ -42,7 +43,7 @@ class BwdLoader {
     const bool early = kEarly && run_.early, any = work_.steps() > 0;
     if (any && !early && work_.begins_keys()) begin_keys();
     // Statistics, and zeros in dq_accum and in the counter; additions come after them.
-    if (run_.index == 0) wait_for_step_before<Machine>();
+    if (run_.index == 0) wait_for_statistics<Machine, C>();
     if (early) {
       next_ = 1;
     } else if (any) {
@@ -76,7 +77,7 @@ class BwdLoader {
     const bool any = work_.steps() > 0, first = run_.index == 0, calls_keys = work_.begins_keys();
     if (first) {
       if (any) begin_keys();
-      wait_for_step_before<Machine>();  // statistics, and zeros in dq_accum and in the counter
+      wait_for_statistics<Machine, C>();  // statistics, and zeros in dq_accum and in the counter
     }
     uint32_t drawn = 0;
     if constexpr (!kDrawsLate) drawn = draw();
@@ -156,8 +157,9 @@ class BwdLoader {
     // By all lanes, together: what only one of them waits for the compiler takes for a warp that has parted, which
     // keeps nothing in uniform registers.
     at.wait_empty(shared_.tile_ring);
-    Machine::wave_sync();
     const int32_t head = work_.query_head + place.head;
+    await_statistics(work_.batch, head);
+    Machine::wave_sync();
     if (leads_) {
       copy_queries(at.stage, work_.q_row, first, head, work_.batch, work_.first_key, whole ? full : shared_.landed);
     }
@@ -173,6 +175,20 @@ class BwdLoader {
   }
 
  private:
+  /// Of a query head of batch entry `entry`, by all lanes, once for all of its tiles that follow each other.
+  TILEWISE_INLINE void await_statistics([[maybe_unused]] int32_t entry, [[maybe_unused]] int32_t head) {
+    if constexpr (C.late_statistics) {
+      const int32_t of_all = entry * static_cast<int32_t>(p_.shape.num_heads_q) + head;
+      if (of_all == run_.known_head) return;
+      run_.known_head = of_all;
+      const int32_t last = p_.statistics_tiles - 1;
+      TILEWISE_NO_UNROLL
+      for (int32_t i = 0; i <= last; i += Machine::kLanes) {
+        const int32_t tile = minimum(i + Machine::lane(), last);
+        Machine::await_global_together(p_.statistics_done + of_all * p_.statistics_tiles + tile, 1u);
+      }
+    }
+  }
   TILEWISE_INLINE void call_keys(uint32_t stage, int32_t row, int32_t head, int32_t batch, bool whole) const {
     Barrier<Machine>& keys = whole ? shared_.keys_full[stage] : shared_.keys_landed;
     keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole || C.shares_keys ? 0 : Shared::ValueTile::kBytes));

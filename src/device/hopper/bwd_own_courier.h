@@ -26,7 +26,7 @@ class BwdOwnCourier {
   }
 
   TILEWISE_INLINE void run(int32_t steps) {
-    wait_for_step_before<Machine>();  // before it looks at a turn
+    wait_for_statistics<Machine, C>();  // before it looks at a turn
     if (Machine::lane() != 0) return;
     if (steps > 0 && courier_place<C>(run_, -1).courier == index_ && fetches(steps)) fetch();
     TILEWISE_NO_UNROLL

@@ -1,169 +1,350 @@
 // What the Hopper backward pass begins with: of every query its log-sum-exp and delta, as the computing warpgroups read
-// them, and zeros where dq will be summed up. A few lanes share a row.
+// them, and zeros where dq will be summed up. A block has a multiprocessor, and tiles of out and dO stream past: loads
+// by lanes would bring 57 GB/s there, the copy engine brings 120 to 150 (H200). So a few blocks can make the statistics
+// of later heads while the others' multiprocessors work on gradients already.
 #pragma once
 
-#include "device/attention/bwd_preprocess.h"
+#include "device/attention/grid_place.h"
+#include "device/attention/tensor_rows.h"
 #include "device/hopper/config.h"
+#include "device/hopper/contract.h"
+#include "device/hopper/mbarrier.h"
 #include "device/hopper/params.h"
+#include "device/hopper/swizzled_tile.h"
+#include "device/hopper/warpgroup.h"
 
 namespace tilewise::device {
 
-/// Of rows of a head that follow each other, by a warp. Loads of a row's log-sum-exp one after the other, and an
-/// address and a branch for each row, had the launch take 36 us for 28 of 16,384 tokens in 16 heads of 128 on an H200.
 template <class Machine, HopperBwdStatisticsConfig C>
-class BwdRowStatistics {
-  static constexpr int kMostAtOnce = 4;  // 2 and 8 take as long
+struct HopperBwdStatisticsShared {
+  using Tile = SwizzledTile<C.tile_rows(), C.head_dim_v>;
+  static_assert(2 * Tile::kBytes == C.stage_bytes());
+
+  struct Stage {
+    Tile out, dout;
+  } stages[C.kStages];
+  float zeros[C.kZeros];
+  Ring<Machine, C.kStages> ring;     // emptied by the warp that tells
+  Barrier<Machine> made[C.kStages];  // all statistics of a stage's tile
+
+  /// By one thread, before any other looks at them.
+  TILEWISE_INLINE void init_barriers() {
+    ring.init(1, 1);
+    TILEWISE_UNROLL
+    for (Barrier<Machine>& stage : made) stage.init(C.kTeamWarps);
+    Machine::publish_barriers();
+  }
+};
+
+/// A tile of queries of a head.
+template <HopperBwdStatisticsConfig C>
+struct BwdStatisticsPlace {
+  int32_t head = 0, batch = 0;  // a query head
+  int32_t first = 0;            // query
+  Sequence s{};
+
+  BwdStatisticsPlace() = default;
+  TILEWISE_INLINE BwdStatisticsPlace(const HopperBwdStatisticsParams& p, int32_t tile) {
+    const int32_t of_all = divide(tile, p.grid.by_tiles);
+    batch = divide(of_all, p.grid.by_heads);
+    head = of_all - batch * p.grid.num_heads;
+    first = (tile - of_all * p.grid.num_tiles) * C.tile_rows();
+    s = sequence_at<C>(p.shape, batch);
+  }
+  /// Whether any row is the sequence's.
+  TILEWISE_INLINE bool has_rows() const { return !C.lengths || first < s.all_q; }
+  TILEWISE_INLINE int64_t head_of_all(const HopperBwdStatisticsParams& p) const {
+    return int64_t{batch} * p.grid.num_heads + head;
+  }
+};
+
+/// A block's tiles, of first_tiles its share, and where it is one of late_blocks, of the rest: those with rows, which
+/// come through the ring, and of these the ones that are left by `of` to `mine`.
+template <class Machine, HopperBwdStatisticsConfig C>
+class BwdStatisticsTiles {
+  using Place = BwdStatisticsPlace<C>;
 
  public:
-  using Params = HopperBwdStatisticsParams;
-  static constexpr int kLanesARow = lanes_a_delta_row(C, Machine::kLanes), kStride = Machine::kLanes / kLanesARow,
-                       kBatch = minimum(16 / kStride, kMostAtOnce), kRows = kBatch * kStride;
-  static_assert(kLanesARow * kChunk >= C.head_dim_v && kBatch <= kLanesARow);
-
-  /// All loads are on their way at once, that of a row's log-sum-exp by the lane that will store its statistics. Rows
-  /// behind the last query are that one again.
-  TILEWISE_INLINE BwdRowStatistics(const Params& p, const Sequence& s, const GridPlace& place, int64_t first, int lane)
-      : p_(p), s_(s), place_(place), first_(first + lane / kLanesARow), part_(lane % kLanesARow) {
-    if (C.lengths && s.seqlen_q == 0) return;
-    const int64_t last = s.seqlen_q - 1;
-    const auto rows_behind = static_cast<int32_t>(last - first_);
-    const int col = has_columns() ? part_ * kChunk : 0;
-    const auto* out = elements_of<C.out_type>(p.out) + query_offset(p.out, s, place.batch, first_, place.head) + col;
-    const auto* dout = elements_of<C.out_type>(p.dout) + query_offset(p.dout, s, place.batch, first_, place.head) + col;
-    TILEWISE_UNROLL
-    for (int b = 0; b < kBatch; ++b) {
-      const int64_t i = minimum(b * kStride, rows_behind);
-      out_[b] = Machine::load_global(reinterpret_cast<const Chunk*>(out + i * p.out.seq_stride));
-      dout_[b] = Machine::load_global(reinterpret_cast<const Chunk*>(dout + i * p.dout.seq_stride));
-    }
-    const int64_t own = minimum(own_row(), last);
-    lse_ = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, place.batch, own, place.head));
-    if (p.dlse.data) dlse_ = Machine::load_global(p.dlse.data + lse_offset(p.dlse, s, place.batch, own, place.head));
+  TILEWISE_INLINE BwdStatisticsTiles(const HopperBwdStatisticsParams& p, int mine = 0, int of = 1)
+      : p_(p), of_(of), tile_(Machine::block() < p.first_tiles ? Machine::block() : first_late()) {
+    find(mine);
   }
-
-  TILEWISE_INLINE void store() {
-    float sums[kBatch];
-    TILEWISE_UNROLL
-    for (int b = 0; b < kBatch; ++b) {
-      sums[b] = 0.0f;
-      TILEWISE_UNROLL
-      for (int e = 0; e < kChunk; ++e) {
-        sums[b] += element_to_float<C.out_type>(out_[b].element(e)) * element_to_float<C.out_type>(dout_[b].element(e));
-      }
-      if (!has_columns()) sums[b] = 0.0f;
-      if constexpr (C.lengths) {  // of others each query sees a key
-        if (p_.dq.data && row(b) < s_.all_q) clear_unseeing(row(b));
-      }
-    }
-    const float delta = sum_of_own_row(sums);
-    if (part_ < kBatch) store_row(own_row(), delta);
+  TILEWISE_INLINE bool has_any() const { return tile_ < p_.tiles; }
+  TILEWISE_INLINE int32_t number() const { return tile_; }
+  TILEWISE_INLINE const Place& place() const { return place_; }
+  TILEWISE_INLINE RingPlace<C.kStages> at() const { return ring_place<C.kStages>(count_); }
+  TILEWISE_INLINE void advance() {
+    step(), ++count_;
+    find(of_ - 1);
   }
 
  private:
-  TILEWISE_INLINE int64_t row(int b) const { return first_ + b * kStride; }
-  TILEWISE_INLINE int64_t own_row() const { return row(part_ % kBatch); }
-  TILEWISE_INLINE bool has_columns() const {
-    return (C.exact_dims && kLanesARow * kChunk == C.head_dim_v) || part_ * kChunk < p_.shape.head_dim_v;
+  TILEWISE_INLINE void find(int others) {
+    TILEWISE_NO_UNROLL
+    for (; has_any(); step()) {
+      place_ = Place(p_, tile_);
+      if (!place_.has_rows()) continue;
+      if (others-- == 0) return;
+      ++count_;
+    }
+  }
+  TILEWISE_INLINE void step() {
+    if (tile_ >= p_.first_tiles) {
+      tile_ += p_.late_blocks;
+    } else if ((tile_ += Machine::blocks()) >= p_.first_tiles) {
+      tile_ = first_late();
+    }
+  }
+  TILEWISE_INLINE int32_t first_late() const {
+    return Machine::block() < p_.late_blocks ? p_.first_tiles + Machine::block() : p_.tiles;
+  }
+
+  const HopperBwdStatisticsParams& p_;
+  const int of_;
+  int32_t tile_;
+  uint32_t count_ = 0;
+  Place place_;
+};
+
+/// A warp's rows of a tile. Lanes side by side share a row; each has the log-sum-exp of one and stores that one's
+/// statistics.
+template <class Machine, HopperBwdStatisticsConfig C>
+class BwdRowStatistics {
+  using Place = BwdStatisticsPlace<C>;
+  using Shared = HopperBwdStatisticsShared<Machine, C>;
+  static constexpr int kRows = C.tile_rows() / C.kTeamWarps, kLanesARow = lanes_a_delta_row(C, Machine::kLanes),
+                       kStride = Machine::kLanes / kLanesARow, kCount = kRows / kStride;
+  static_assert(kCount >= 1 && kCount <= kLanesARow && kCount * kStride == kRows &&
+                kRows * C.kTeamWarps == C.tile_rows());
+
+ public:
+  TILEWISE_INLINE BwdRowStatistics(const HopperBwdStatisticsParams& p, int warp, int lane)
+      : p_(p), row_(warp * kRows + lane / kLanesARow), part_(lane % kLanesARow) {}
+
+  /// What comes from memory, a tile ahead.
+  struct Asked {
+    float lse = -kInfinity, dlse = 0.0f;
+  };
+  TILEWISE_INLINE Asked ask(const Place& place) const {
+    Asked asked;
+    const int64_t i = place.first + row(part_);
+    if (part_ >= kCount || i >= place.s.seqlen_q) return asked;
+    asked.lse =
+        Machine::load_global(p_.softmax_lse.data + lse_offset(p_.softmax_lse, place.s, place.batch, i, place.head));
+    if (p_.dlse.data) {
+      asked.dlse = Machine::load_global(p_.dlse.data + lse_offset(p_.dlse, place.s, place.batch, i, place.head));
+    }
+    return asked;
+  }
+
+  TILEWISE_INLINE void make(const Place& place, typename Shared::Stage& stage, const Asked& asked) const {
+    float sums[kCount];
+    TILEWISE_UNROLL
+    for (int r = 0; r < kCount; ++r) {
+      sums[r] = part_ < kParts ? dot(stage, row(r)) : 0.0f;
+      if constexpr (C.lengths) {  // of others each query sees a key
+        if (p_.dq.data) clear_unseeing(place, place.first + row(r));
+      }
+    }
+    const float delta = sum_of_own_row(sums);
+    if (part_ < kCount) store(place, place.first + row(part_), delta, asked);
+  }
+
+ private:
+  static constexpr int kParts = Shared::Tile::kChunks * Shared::Tile::kRowPieces;  // of a row, zeros behind its columns
+
+  TILEWISE_INLINE int row(int r) const { return row_ + r * kStride; }
+
+  TILEWISE_INLINE float dot(typename Shared::Stage& stage, int row) const {
+    const Chunk x = Machine::template load_shared<Chunk>(stage.out.piece(row, part_)),
+                y = Machine::template load_shared<Chunk>(stage.dout.piece(row, part_));
+    float sum = 0.0f;
+    TILEWISE_UNROLL
+    for (int e = 0; e < kChunk; ++e) {
+      sum += element_to_float<C.out_type>(x.element(e)) * element_to_float<C.out_type>(y.element(e));
+    }
+    return sum;
   }
 
   /// Over the lanes of a row: in each step a lane hands on half of the rows' sums that it has, as many shuffles as
   /// rows.
-  TILEWISE_INLINE float sum_of_own_row(float (&sums)[kBatch]) const {
+  TILEWISE_INLINE float sum_of_own_row(float (&sums)[kCount]) const {
     TILEWISE_UNROLL
-    for (int half = kBatch / 2; half >= 1; half /= 2) {
-      const bool upper = part_ & half;
+    for (int half = kCount / 2; half >= 1; half /= 2) {
+      const bool upper = (part_ & half) != 0;
       TILEWISE_UNROLL
-      for (int b = 0; b < half; ++b) {
-        const float kept = upper ? sums[b + half] : sums[b], sent = upper ? sums[b] : sums[b + half];
-        sums[b] = kept + Machine::shuffle_xor(sent, half);
+      for (int r = 0; r < half; ++r) {
+        const float kept = upper ? sums[r + half] : sums[r], sent = upper ? sums[r] : sums[r + half];
+        sums[r] = kept + Machine::shuffle_xor(sent, half);
       }
     }
     TILEWISE_UNROLL
-    for (int bit = kBatch; bit < kLanesARow; bit *= 2) sums[0] += Machine::shuffle_xor(sums[0], bit);
+    for (int bit = kCount; bit < kLanesARow; bit *= 2) sums[0] += Machine::shuffle_xor(sums[0], bit);
     return sums[0];
   }
 
   /// dq of a query that is not used or sees nothing: it may be that no tile of keys adds to its tile.
-  TILEWISE_INLINE void clear_unseeing(int64_t i) const {
-    const bool sees = i < s_.seqlen_q &&
-                      Machine::load_global(p_.softmax_lse.data +
-                                           lse_offset(p_.softmax_lse, s_, place_.batch, i, place_.head)) != -kInfinity;
+  TILEWISE_INLINE void clear_unseeing(const Place& place, int64_t i) const {
+    if (i >= place.s.all_q) return;
+    const bool sees = i < place.s.seqlen_q &&
+                      Machine::load_global(p_.softmax_lse.data + lse_offset(p_.softmax_lse, place.s, place.batch, i,
+                                                                            place.head)) != -kInfinity;
     if (sees) return;
-    auto* const dq = mutable_elements_of<C.out_type>(p_.dq) + query_offset(p_.dq, s_, place_.batch, i, place_.head);
+    auto* const dq = mutable_elements_of<C.out_type>(p_.dq) + query_offset(p_.dq, place.s, place.batch, i, place.head);
     for (int col = part_ * kChunk; col < p_.shape.head_dim; col += kLanesARow * kChunk) {
       Machine::store_global(reinterpret_cast<Chunk*>(dq + col), Chunk{{0, 0, 0, 0}});
     }
   }
 
   /// Queries that are not used or see nothing have weights of 2^-infinity.
-  TILEWISE_INLINE void store_row(int64_t i, float delta) const {
-    const bool used = i < s_.seqlen_q;
-    const float lse2 = used && lse_ != -kInfinity ? lse_ * kLog2E : kInfinity;
-    const int64_t head = static_cast<int64_t>(place_.batch) * p_.shape.num_heads_q + place_.head,
-                  at = head * p_.rows_a_head + statistic_place(i);
-    delta -= dlse_;
-    if (p_.dense_delta && used) {
-      Machine::store_global(p_.dense_delta + dense_row(p_.shape, place_.batch, i, place_.head), delta);
+  TILEWISE_INLINE void store(const Place& place, int64_t i, float delta, const Asked& asked) const {
+    const float lse2 = asked.lse == -kInfinity ? kInfinity : asked.lse * kLog2E;
+    const int64_t at = place.head_of_all(p_) * p_.rows_a_head + statistic_place(i);
+    if (C.tile_rows() > C.kRows && i >= p_.rows_a_head) return;
+    delta -= asked.dlse;
+    if (p_.dense_delta && i < place.s.seqlen_q) {
+      Machine::store_global(p_.dense_delta + dense_row(p_.shape, place.batch, i, place.head), delta);
     }
     Machine::store_global(p_.lse2 + at, lse2);
     Machine::store_global(p_.delta + at, lse2 == kInfinity ? 0.0f : delta);
   }
 
-  const Params& p_;
-  const Sequence& s_;
-  const GridPlace& place_;
-  const int64_t first_;  // of this lane's rows
-  const int part_;
-  Chunk out_[kBatch]{}, dout_[kBatch]{};
-  float lse_ = -kInfinity, dlse_ = 0.0f;  // of row(part_)
+  const HopperBwdStatisticsParams& p_;
+  const int row_, part_;
 };
 
-template <TileOps Ops, HopperBwdStatisticsConfig C>
+template <Sm90TileOps Ops, HopperBwdStatisticsConfig C>
 class HopperBwdStatistics {
   using Machine = typename Ops::Machine;
+  using Tiles = BwdStatisticsTiles<Machine, C>;
+  using Place = BwdStatisticsPlace<C>;
   using Rows = BwdRowStatistics<Machine, C>;
-  static constexpr int kThreads = C.waves * Machine::kLanes, kRowsAWarp = C.kRows / C.waves;
-  static_assert(kRowsAWarp % Rows::kRows == 0);
+  static constexpr int kMaking = C.kStages * C.kTeamWarps * Machine::kLanes;  // threads
 
  public:
   using Params = HopperBwdStatisticsParams;
-  using Shared = NoShared;
+  using Shared = HopperBwdStatisticsShared<Machine, C>;
 
-  TILEWISE_INLINE static void run(const Params& p, Shared&) {
-    let_next_step_begin<Machine>();
-    if (Machine::block() == 0 && Machine::thread() < p.counters)
-      Machine::store_global(p.tile_counter + Machine::thread(), 0u);
-    if (p.dkdv_turns) clear_gradient_turns(p);
-    const GridPlace place = grid_place<Machine>(p.grid);
-    const Sequence s = sequence_at<C>(p.shape, place.batch);
-    const int64_t first = static_cast<int64_t>(place.tile) * C.kRows;
-    if (first >= s.all_q) return;
-    const int64_t head = static_cast<int64_t>(place.batch) * p.shape.num_heads_q + place.head;
-    if (p.dq_accum) clear_dq_accum(p, head * p.dq_accum_a_head + first * C.head_dim);
-    if (Machine::thread() < p.turns_a_block) {
-      Machine::store_global(p.turns + (head * p.grid.num_tiles + place.tile) * p.turns_a_block + Machine::thread(), 0u);
+  TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
+    if (Machine::thread() == 0) {
+      shared.init_barriers();
+      Machine::prefetch_map(p.out_map), Machine::prefetch_map(p.dout_map);
     }
-    const int64_t of_warp = first + uniform<Machine>(Machine::thread() / Machine::kLanes) * kRowsAWarp;
-    TILEWISE_UNROLL
-    for (int32_t row = 0; row < kRowsAWarp; row += Rows::kRows) {
-      Rows(p, s, place, of_warp + row, Machine::lane()).store();
+    if (p.dq_accum) {
+      for (int i = 4 * Machine::thread(); i < C.kZeros; i += 4 * C.kThreads) {
+        Machine::store_shared(shared.zeros + i, FloatRun<4>{{0.0f, 0.0f, 0.0f, 0.0f}});
+      }
+      Machine::fence_shared_writes();
+    }
+    Machine::barrier();
+    const int32_t warp = uniform<Machine>(Machine::thread() / Machine::kLanes), of_making = warp - C.kOtherWarps;
+    if (warp == 0) {
+      bring(p, shared);
+    } else if (warp < C.kOtherWarps) {
+      tell(p, shared, warp - 1);
+    } else {
+      clear(p, Machine::thread() - C.kOtherWarps * Machine::kLanes);
+      make(p, shared, of_making / C.kTeamWarps, of_making % C.kTeamWarps);
     }
   }
 
  private:
-  /// By all blocks: of short sequences of many keys there are fewer threads than turns.
-  TILEWISE_INLINE static void clear_gradient_turns(const Params& p) {
-    const int64_t threads = int64_t{p.grid.num_tiles} * p.shape.num_heads_q * p.shape.batch_size * kThreads;
-    for (int64_t i = int64_t{Machine::block()} * kThreads + Machine::thread(); i < p.gradient_turns; i += threads) {
-      Machine::store_global(p.dkdv_turns + i, 0u);
+  /// Words of this launch and the next, whose blocks begin once all of this one's have cleared their share.
+  TILEWISE_INLINE static void clear(const Params& p, int thread) {
+    constexpr int32_t kCleared = 1;  // a barrier
+    clear_words(p.turns, p.all_turns, thread), clear_words(p.tile_counter, p.counters, thread);
+    clear_words(p.dkdv_turns, p.gradient_turns, thread);
+    if (p.tiles_done) {
+      begin_words(p, thread, 0, p.first_tiles, Machine::blocks());
+      if (Machine::block() < p.late_blocks) begin_words(p, thread, p.first_tiles, p.tiles, p.late_blocks);
+    }
+    Machine::fence_global();
+    Machine::named_barrier_sync(kCleared, kMaking);
+    let_next_step_begin<Machine>();
+  }
+  TILEWISE_INLINE static void clear_words(uint32_t* words, int64_t count, int thread) {
+    const auto end = static_cast<int32_t>(count);
+    TILEWISE_NO_UNROLL
+    for (int32_t i = Machine::block() * kMaking + thread; i < end; i += Machine::blocks() * kMaking) {
+      Machine::store_global(words + i, 0u);
+    }
+  }
+  /// Of this block's own tiles: another block could clear what this one has told already.
+  TILEWISE_INLINE static void begin_words(const Params& p, int thread, int32_t begin, int32_t end, int32_t blocks) {
+    TILEWISE_NO_UNROLL
+    for (int32_t tile = begin + Machine::block() + thread * blocks; tile < end; tile += kMaking * blocks) {
+      Machine::store_global(p.tiles_done + tile, !C.lengths || Place(p, tile).has_rows() ? 0u : 1u);
     }
   }
 
-  TILEWISE_INLINE static void clear_dq_accum(const Params& p, int64_t from) {
-    auto* const chunks = reinterpret_cast<Chunk*>(p.dq_accum + from);
-    for (int32_t i = Machine::thread(); i < C.kRows * C.head_dim / 4; i += kThreads) {
-      Machine::store_global(chunks + i, Chunk{{0, 0, 0, 0}});
+  TILEWISE_INLINE static void bring(const Params& p, Shared& shared) {
+    TILEWISE_NO_UNROLL
+    for (Tiles tiles(p); tiles.has_any(); tiles.advance()) {
+      const auto at = tiles.at();
+      at.wait_empty(shared.ring);
+      Machine::wave_sync();
+      if (Machine::lane() != 0) continue;
+      const Place& place = tiles.place();
+      auto& stage = shared.stages[at.stage];
+      Barrier<Machine>& full = shared.ring.full[at.stage];
+      const auto row = static_cast<int32_t>(place.s.q_row) + place.first;
+      const int32_t batch = p.shape.cu_seqlens_q ? 0 : place.batch;
+      full.arrive_and_expect(C.stage_bytes());
+      TILEWISE_UNROLL
+      for (int c = 0; c < Shared::Tile::kChunks; ++c) {
+        const int col = c * Shared::Tile::kChunkColumns;
+        Machine::copy_box_once(stage.out.chunk(c), p.out_map, full.state(), col, 0, row, place.head, batch);
+        Machine::copy_box(stage.dout.chunk(c), p.dout_map, full.state(), col, 0, row, place.head, batch);
+      }
     }
+  }
+
+  /// By the stage's team: what a tile costs a warp beside its rows is less than by all warps, each with fewer rows.
+  TILEWISE_INLINE static void make(const Params& p, Shared& shared, int team, int warp) {
+    const Rows rows(p, warp, Machine::lane());
+    Tiles tiles(p, team, C.kStages);
+    if (!tiles.has_any()) return;
+    auto asked = rows.ask(tiles.place());
+    TILEWISE_NO_UNROLL
+    for (bool more = true; more;) {
+      const Place place = tiles.place();
+      const auto at = tiles.at();
+      const auto had = asked;
+      tiles.advance();
+      more = tiles.has_any();
+      if (more) asked = rows.ask(tiles.place());
+      at.wait_full(shared.ring);
+      rows.make(place, shared.stages[at.stage], had);
+      arrive_as_warp(shared.made[at.stage], Machine::lane());
+    }
+  }
+
+  /// Zeros for dq's sums, and word of tiles that are made, by one lane of the stage's warp, since a release takes as
+  /// long as a tile. The place that the team has read is free before that.
+  TILEWISE_INLINE static void tell(const Params& p, Shared& shared, int teller) {
+    if (Machine::lane() != 0) return;
+    TILEWISE_NO_UNROLL
+    for (Tiles tiles(p, teller, C.kStages); tiles.has_any(); tiles.advance()) {
+      const auto at = tiles.at();
+      if (p.dq_accum) clear_sums(p, shared, tiles.place());
+      shared.made[at.stage].wait(at.parity);
+      shared.ring.empty[at.stage].arrive();
+      if (p.tiles_done) {
+        if (p.dq_accum) Machine::wait_stores();
+        Machine::release_global(p.tiles_done + tiles.number(), 1u);
+      }
+    }
+    Machine::wait_stores_read();
+  }
+  TILEWISE_INLINE static void clear_sums(const Params& p, const Shared& shared, const Place& place) {
+    const int32_t rows = minimum(C.tile_rows(), static_cast<int32_t>(p.rows_a_head) - place.first);
+    const int32_t floats = rows * C.head_dim;
+    float* const sums = p.dq_accum + place.head_of_all(p) * p.dq_accum_a_head + int64_t{place.first} * C.head_dim;
+    TILEWISE_NO_UNROLL
+    for (int32_t i = 0; i < floats; i += C.kZeros) {
+      Machine::store_run(sums + i, shared.zeros, minimum(C.kZeros, floats - i) * static_cast<int32_t>(sizeof(float)));
+    }
+    Machine::commit_stores();
   }
 };
 

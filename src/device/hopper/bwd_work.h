@@ -75,6 +75,7 @@ struct BwdRun {
   uint32_t tiles = 0;          // how many before, each once
   uint32_t seen = 0;           // how many of these are seen by queries
   uint32_t steps = 0;          // of all before
+  int32_t known_head = -1;     // the query head whose statistics have been waited for last
   bool early = false;          // the one before has called what comes first of this one
   uint32_t fetched = 0;        // parities of the barriers for sums that are fetched, a bit each
   uint32_t landed_parity = 0;  // of the barrier for queries that are cleared behind a sequence's end
@@ -166,6 +167,13 @@ TILEWISE_INLINE bool rises_at(const HopperBwdParams& p, const OrderPlace& place)
   if constexpr (!C.both_ways) return false;
   const int32_t head = place.batch * p.order.num_heads + place.head;
   return place.tile < p.tiles && head >= p.divisors.last_set * p.order.heads_at_once;
+}
+
+/// Until the launch before has ended, which makes statistics and clears words. Where later heads' are made still, each
+/// head's are waited for, and words have been cleared before blocks of this launch begin.
+template <class Machine, HopperBwdConfig C>
+TILEWISE_INLINE void wait_for_statistics() {
+  if constexpr (!C.late_statistics) wait_for_step_before<Machine>();
 }
 
 /// Where tile `index` of keys stands. The first keys have the most queries under a causal mask and begin first, unless

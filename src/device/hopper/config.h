@@ -78,17 +78,18 @@ struct HopperForwardConfig : ScoreConfig {
 /// to multiples of 32, vector_rows is 1.
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
-  Flag windowed = 0;      // of a ranged config: keys on the left are hidden too
-  Flag bias_boxes = 0;    // a bias comes by the copy engine beside Q, else each score loads its own
-  Flag partial_rows = 0;  // queries of a sequence may end within a tile
-  Flag ordered = 0;       // dq is added up in the order of tiles of keys
-  Flag both_ways = 0;     // that order begins with the last keys, but for the last heads with the first ones
-  Flag split = 0;         // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
-  Flag shares_keys = 0;   // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
-  Flag own_dq = 0;        // those that compute multiply dQ too, half of its columns each; of persistent blocks
-  Flag persistent = 0;    // a block works on one tile of keys after the other
-  Flag grouped = 0;       // of such blocks: a key head has several query heads, of which a tile of keys has some
-  Flag rounds = 0;        // of such blocks: those that have no tile left round dq
+  Flag windowed = 0;         // of a ranged config: keys on the left are hidden too
+  Flag bias_boxes = 0;       // a bias comes by the copy engine beside Q, else each score loads its own
+  Flag partial_rows = 0;     // queries of a sequence may end within a tile
+  Flag ordered = 0;          // dq is added up in the order of tiles of keys
+  Flag both_ways = 0;        // that order begins with the last keys, but for the last heads with the first ones
+  Flag late_statistics = 0;  // later heads' are made while this kernel works on others
+  Flag split = 0;            // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
+  Flag shares_keys = 0;      // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
+  Flag own_dq = 0;           // those that compute multiply dQ too, half of its columns each; of persistent blocks
+  Flag persistent = 0;       // a block works on one tile of keys after the other
+  Flag grouped = 0;          // of such blocks: a key head has several query heads, of which a tile of keys has some
+  Flag rounds = 0;           // of such blocks: those that have no tile left round dq
   Flag last_rounds = 0;  // of such blocks with couriers: the last tile of keys that adds to a tile of queries rounds it
   Flag normal_bound = 0;  // as in HopperForwardConfig
 
@@ -145,7 +146,7 @@ struct HopperBwdConfig : ScoreConfig {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
-    visit("both_ways", c.both_ways);
+    visit("both_ways", c.both_ways), visit("late_statistics", c.late_statistics);
     visit("split", c.split), visit("shares_keys", c.shares_keys), visit("own_dq", c.own_dq);
     visit("persistent", c.persistent), visit("grouped", c.grouped);
     visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);
@@ -153,20 +154,27 @@ struct HopperBwdConfig : ScoreConfig {
   }
 };
 
-/// What the Hopper backward pass begins with, of blocks of kRows queries; see bwd_statistics.h.
+/// What the Hopper backward pass begins with; see bwd_statistics.h. One warp brings tiles; each stage has a warp that
+/// tells what is made, and a team of warps that makes it.
 struct HopperBwdStatisticsConfig : RowConfig {
-  static constexpr int32_t kRows = 128;  // block_m divides them
+  static constexpr int32_t kRows = 128;  // in whole runs of which a head's statistics lie: block_m divides them
+  static constexpr int32_t kStages = 3, kTeamWarps = 8, kOtherWarps = 1 + kStages;
+  static constexpr int32_t kWaves = kOtherWarps + kStages * kTeamWarps, kThreads = 32 * kWaves;
+  static constexpr int32_t kZeros = 2048;  // floats
+
+  constexpr int32_t row_bytes() const { return (head_dim_v + 63) / 64 * 128; }
+  /// As many as make 64 KB with their dO: a stage.
+  constexpr int32_t tile_rows() const { return row_bytes() > 256 ? 64 : row_bytes() > 128 ? 128 : 256; }
+  constexpr int32_t stage_bytes() const { return 2 * tile_rows() * row_bytes(); }
 };
 
-/// That of a backward kernel, by blocks of `waves` warps.
-constexpr HopperBwdStatisticsConfig statistics_config(const HopperBwdConfig& bwd, int32_t waves) {
+constexpr HopperBwdStatisticsConfig statistics_config(const HopperBwdConfig& bwd) {
   HopperBwdStatisticsConfig c;
   c.out_type = bwd.out_type;
   c.head_dim = bwd.head_dim;
   c.head_dim_v = bwd.head_dim_v;
-  c.waves = waves;
+  c.waves = HopperBwdStatisticsConfig::kWaves;
   c.lengths = bwd.lengths;
-  c.exact_dims = bwd.exact_dims;
   return c;
 }
 

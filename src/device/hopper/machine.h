@@ -76,7 +76,8 @@ struct HopperMachine : Sm80Machine {
         "WAIT_%=: ld.acquire.gpu.global.u32 found, [%0];\n"
         "setp.eq.u32 p, found, %1;\n"
         "vote.sync.all.pred p, p, 0xffffffff;\n"
-        "@!p bra WAIT_%=; }" ::"l"(word),
+        "@!p bra WAIT_%=; }\n"
+        "fence.proxy.async.global;" ::"l"(word),
         "r"(value)
         : "memory");
   }

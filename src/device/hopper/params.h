@@ -118,33 +118,37 @@ constexpr int64_t statistic_place(int64_t row) {
 /// What it begins with: of each query its log-sum-exp in units of log2 and delta = rowsum(out * dout) - dlse, both
 /// permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
 struct HopperBwdStatisticsParams {
+  TensorMap out_map, dout_map;
   AttentionShape shape;
-  Tensor4 out, dout;
   Tensor4 dq;  // null but where those of queries that see nothing are cleared
   LseTensor softmax_lse, dlse;
-  TileGrid grid;
+  TileGrid grid;    // of tiles of queries, head after head
   float* lse2;      // [batch_size, num_heads_q, rows_a_head]
   float* delta;     // [batch_size, num_heads_q, rows_a_head]
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]; null where first sums are stored
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
-  // [batch_size, num_heads_q, tiles of this launch, turns_a_block], zeros from here; null where dq's sums have no order
-  // and are not counted
+  // Zeros from here on: [all_turns], of dq's order or counts; [counters]; [gradient_turns], of groups whose dk and dv
+  // are added up. Null where there are none.
   uint32_t* turns;
-  uint32_t* tile_counter;  // [counters], 0 from here
-  uint32_t* dkdv_turns;    // [gradient_turns], 0 from here; null where no group's dk and dv are added up
-  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, turns_a_block, counters, gradient_turns;
+  uint32_t* tile_counter;
+  uint32_t* dkdv_turns;
+  uint32_t* tiles_done;  // [tiles], 1 for each tile that is made; null where nobody asks before this launch has ended
+  int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, all_turns, counters, gradient_turns;
+  int32_t tiles, first_tiles;  // in all, and by all blocks; the rest by the first late_blocks
+  int32_t late_blocks;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("out", p.out), visit("dout", p.dout), visit("dq", p.dq);
-    visit("softmax_lse", p.softmax_lse), visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2),
-        visit("delta", p.delta);
-    visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta), visit("turns", p.turns);
-    visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns), visit("rows_a_head", p.rows_a_head);
+    visit("out_map", p.out_map), visit("dout_map", p.dout_map), visit("shape", p.shape), visit("dq", p.dq);
+    visit("softmax_lse", p.softmax_lse), visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2);
+    visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta);
+    visit("turns", p.turns), visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns);
+    visit("tiles_done", p.tiles_done), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
-    visit("turns_a_block", p.turns_a_block), visit("counters", p.counters);
-    visit("gradient_turns", p.gradient_turns);
+    visit("all_turns", p.all_turns), visit("counters", p.counters), visit("gradient_turns", p.gradient_turns);
+    visit("tiles", p.tiles), visit("first_tiles", p.first_tiles);
+    visit("late_blocks", p.late_blocks);
   }
 };
 
@@ -177,11 +181,15 @@ struct HopperBwdParams {
   uint32_t* dkdv_turns;  // [batch_size, num_heads_k, tiles, kGradientWarps], 0 at first: see bwd_group.h
   // [order.counters], 0 at first: how many tiles of keys, and of queries to be rounded, have been asked for
   uint32_t* tile_counter;
+  // [batch_size, num_heads_q, statistics_tiles], as above; null where all have been made before
+  const uint32_t* statistics_done;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
+  int32_t statistics_tiles;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
+    visit("statistics_done", p.statistics_done), visit("statistics_tiles", p.statistics_tiles);
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
     visit("dq_map", p.dq_map);
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);

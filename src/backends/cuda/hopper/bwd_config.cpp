@@ -176,6 +176,7 @@ HopperBwdConfig with_ways_and_rounding(const Problem& p, HopperBwdConfig c, cons
   c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
   c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
   if (c.rounds) c.both_ways = 0;  // blocks that do know one way
+  c.late_statistics = first_heads(p, c, device) < p.num_heads_q * p.batch_size;
   return c;
 }
 
@@ -188,7 +189,7 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = c.grouped = c.both_ways = c.rounds = c.last_rounds = 0;
+  if (c.split) c.persistent = c.grouped = c.both_ways = c.rounds = c.last_rounds = c.late_statistics = 0;
   return {c, splits};
 }
 
@@ -389,7 +390,8 @@ std::string describe(const BwdSchedule& schedule) {
                 c.persistent ? ", dealt by a counter" : "", c.grouped ? ", a query head at a time" : "",
                 c.ordered ? ", dq in a fixed order" : "", c.both_ways ? ", of the last heads the other way round" : "",
                 c.rounds ? ", rounded by blocks without tiles" : "",
-                c.last_rounds ? ", rounded with its last sums" : "");
+                c.last_rounds ? ", rounded with its last sums" : "",
+                c.late_statistics ? ", statistics of later heads meanwhile" : "");
 }
 
 }  // namespace tilewise::backends::hopper

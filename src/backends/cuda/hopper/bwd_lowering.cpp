@@ -32,8 +32,6 @@ void bind_statistics(const void* call, void* block) {
   const AttentionParams& from = call_of(call);
   auto& params = *static_cast<device::HopperBwdStatisticsParams*>(block);
   params.shape = from;
-  params.out = from.out;
-  params.dout = from.dout;
   params.softmax_lse = from.softmax_lse;
   params.dlse = from.dlse;
 }
@@ -121,6 +119,20 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   return maps;
 }
 
+std::vector<gpu::TensorMapParameter> statistics_maps(const Problem& p, const device::HopperBwdStatisticsConfig& c) {
+  using Params = device::HopperBwdStatisticsParams;
+  using Map = gpu::TensorMap;
+  Map rows;
+  rows.dtype = p.dtype;
+  rows.rank = 5;
+  rows.box = {box_columns(p.dtype), 1, static_cast<std::uint32_t>(c.tile_rows()), 1, 1};
+  return {
+      {offsetof(Params, out_map), rows,
+       [](const void* call, Map& m) { bind_queries(call_of(call), call_of(call).out, call_of(call).head_dim_v, m); }},
+      {offsetof(Params, dout_map), rows,
+       [](const void* call, Map& m) { bind_queries(call_of(call), call_of(call).dout, call_of(call).head_dim_v, m); }}};
+}
+
 class BackwardLowerer {
  public:
   BackwardLowerer(const Problem& p, const BwdSchedule& schedule, const core::DeviceDescription& device)
@@ -150,21 +162,30 @@ class BackwardLowerer {
 
  private:
   void add_statistics() {
-    constexpr std::int32_t kWaves = 8;
-    const device::HopperBwdStatisticsConfig c = device::statistics_config(config_, kWaves);
+    const device::HopperBwdStatisticsConfig c = device::statistics_config(config_);
     device::HopperBwdStatisticsParams params{};
     params.shape = shape_;
-    params.grid = device::tile_grid(query_tiles_, 1, p_.num_heads_q, portable::group_of(p_));
+    params.grid = device::tile_grid(ceil_div(p_.seqlen_q, std::int64_t{c.tile_rows()}), 1, p_.num_heads_q,
+                                    portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
     const bool stores_first = config_.ordered && (config_.last_rounds || each_query_sees_a_key(p_, config_));
     params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
-    params.turns_a_block = turns_a_block();
+    const std::int64_t heads = p_.num_heads_q * p_.batch_size;
+    params.all_turns = heads * query_tiles_ * turns_a_block();
     params.counters = counters();
     params.gradient_turns = gradient_turns();
-    builder_.launch<BwdStatistics>(
-        gpu::Family::sm80, c, query_grid(), params,
+    params.tiles = params.first_tiles = static_cast<std::int32_t>(heads * params.grid.num_tiles);
+    if (config_.late_statistics) {
+      params.first_tiles = static_cast<std::int32_t>(first_heads(p_, config_, device_) * params.grid.num_tiles);
+      params.late_blocks = static_cast<std::int32_t>(late_blocks(!stores_first, device_));
+    }
+    statistics_tiles_ = params.grid.num_tiles;
+    const auto blocks = std::min<std::int64_t>(params.tiles, device_.multiprocessors);
+    gpu::Launch* launch = builder_.launch<BwdStatistics>(
+        gpu::Family::sm90, c, {static_cast<std::uint32_t>(blocks)}, params,
         config_.last_rounds && config_.lengths ? bind_statistics_that_clear : bind_statistics);
+    if (launch != nullptr) launch->tensor_maps = statistics_maps(p_, c);
   }
 
   void add_gradients() {
@@ -180,6 +201,7 @@ class BackwardLowerer {
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
+    if (config_.late_statistics) params.statistics_tiles = statistics_tiles_;
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
     if (config_.split || params.shares > 1)
       params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
@@ -277,6 +299,7 @@ class BackwardLowerer {
   device::HopperBwdConfig config_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
+  std::int32_t statistics_tiles_ = 0;
   std::int64_t splits_;  // parts that the queries of a tile of keys come in
   gpu::LoweringBuilder builder_;
 };

@@ -109,6 +109,18 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
   return order;
 }
 
+std::int64_t first_heads(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+  const std::int64_t heads = p.num_heads_q * p.batch_size, tiles = ceil_div(p.seqlen_k, c.block_n());
+  if (tiles == 0) return heads;
+  const std::int64_t filling = heads_that_fill(p.num_heads_k * p.batch_size, tiles, device.multiprocessors),
+                     a_set = std::max<std::int64_t>(key_order(p, c, device).heads_at_once, filling);
+  return std::min(heads, (a_set + 1) * portable::group_of(p));
+}
+
+std::int64_t late_blocks(bool clears, const core::DeviceDescription& device) {
+  return std::max(device.multiprocessors / (clears ? 11 : 13), 1);
+}
+
 bool each_query_sees_a_key(const Problem& p, const device::HopperBwdConfig& c) {
   if (c.lengths || p.seqlen_k == 0) return false;
   const std::int64_t left = p.window_left, right = operations::attention::folded_window_right(p);

@@ -32,7 +32,7 @@ struct BwdStatistics : HopperKernel<device::HopperBwdStatisticsConfig, device::H
   static constexpr std::string_view kName = "hopper_bwd_statistics", kHeader = "device/hopper/bwd_statistics.h",
                                     kKernel = "HopperBwdStatistics", kConfig = "HopperBwdStatisticsConfig",
                                     kParams = "HopperBwdStatisticsParams";
-  static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
+  static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 
 struct Bwd : HopperKernel<device::HopperBwdConfig, device::HopperBwdParams> {

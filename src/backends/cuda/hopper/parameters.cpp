@@ -33,8 +33,6 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   using gpu::Access;
   const portable::PointerTable table(p, visit);
   table.lengths();
-  table.outs(p.out, "out", Access::read);
-  table.outs(p.dout, "dout", Access::read);
   table.queries(p.dq, "dq", Access::write);
   table.lse(p.softmax_lse, "softmax_lse", Access::read);
   table.lse(p.dlse, "dlse", Access::read);
@@ -42,9 +40,12 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.workspace(p.delta, "tile_delta", Access::write, table.heads() * p.rows_a_head);
   table.workspace(p.dq_accum, "dq_accum", Access::write, table.heads() * p.dq_accum_a_head);
   table.workspace(p.dense_delta, "delta", Access::write, table.heads() * p.dense_rows_a_head);
-  table.add(p.turns, gpu::float_workspace("turns", Access::write, table.heads() * p.grid.num_tiles * p.turns_a_block));
+  table.add(p.turns, gpu::float_workspace("turns", Access::write, p.all_turns));
   table.add(p.tile_counter, gpu::float_workspace("tile_counter", Access::write, p.counters));
   table.add(p.dkdv_turns, gpu::float_workspace("dkdv_turns", Access::write, p.gradient_turns));
+  gpu::Region done = gpu::float_workspace("tiles_done", Access::add, p.late_blocks > 0 ? p.tiles : 0);
+  done.one_writer = false;  // one thread clears a word, another sets it
+  table.add(p.tiles_done, done);
 }
 
 void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor& visit) {
@@ -77,6 +78,7 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
   counter.one_writer = false;  // all blocks add
   table.add(p.tile_counter, counter);
+  table.add(p.statistics_done, gpu::float_workspace("tiles_done", Access::read, table.heads() * p.statistics_tiles));
 }
 
 void for_each_pointer(const device::HopperBwdConvertDqParams& p, const gpu::RegionVisitor& visit) {

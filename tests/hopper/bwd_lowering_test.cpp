@@ -74,6 +74,7 @@ TEST(HopperBwdLowering, StatisticsOfLaterHeadsAreMadeMeanwhile) {
       "batch_size=4 num_heads_q=16 head_dim=128 mask=causal layout=thd max_seqlen_q=4096 max_seqlen_k=4096 "
       "total_q=9000 total_k=9000",
       6 * 32, 10);
+  expect_late_statistics(shape + "head_dim=256 mask=causal seqused_k=1", 64 * 64, 0);  // which would spill
   expect_late_statistics("seqlen_q=4096 num_heads_q=5 head_dim=128 mask=causal", 5 * 32, 0);
   expect_late_statistics("seqlen_q=128 seqlen_k=8192 num_heads_q=2 head_dim=128", 2, 0);
 }

@@ -71,6 +71,18 @@ TEST(HopperBwdSchedule, TheLastHeadsBeginWithTheirFirstKeys) {
   expect_order("batch_size=4 seqlen_q=4096 num_heads_q=16 deterministic=1", 0);
 }
 
+/// A block waits for its neighbour at each of a tile's query heads.
+TEST(HopperBwdSchedule, TilesOfManyQueryHeadsGoOneWay) {
+  const auto both_ways = [](const std::string& text) {
+    const gpu::Lowering lowering = lowered_backward("dtype=bf16 batch_size=16 num_heads_q=32 mask=causal " + text);
+    return gpu::config_of<Bwd>(lowering.launches().at(1)->key).both_ways != 0;
+  };
+  EXPECT_TRUE(both_ways("seqlen_q=1024 head_dim=64 num_heads_k=8"));
+  EXPECT_FALSE(both_ways("seqlen_q=1024 head_dim=64 num_heads_k=2"));
+  EXPECT_TRUE(both_ways("seqlen_q=512 head_dim=128 num_heads_k=8"));
+  EXPECT_FALSE(both_ways("seqlen_q=512 head_dim=128 num_heads_k=2"));
+}
+
 /// Which a head's shortest tiles at the end would have read its queries once more.
 TEST(HopperBwdSchedule, WideHeadsOfFewTilesAreDoneAtOnce) {
   const auto short_tiles = [](const std::string& problem) {

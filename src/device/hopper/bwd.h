@@ -41,8 +41,11 @@ class HopperBwd {
     } else {
       run_pair(params, shared, thread);
     }
-    // What comes next waits for this launch alone, and nobody may have waited for a head that sees no keys.
-    if constexpr (C.late_statistics) wait_for_step_before<Machine>();
+    // What comes next waits for this launch alone, and nobody may have waited for a head that sees no keys. The last
+    // block does: others may end long before the statistics do.
+    if constexpr (C.late_statistics) {
+      if (Machine::block() + 1 == Machine::blocks()) wait_for_step_before<Machine>();
+    }
   }
 
  private:

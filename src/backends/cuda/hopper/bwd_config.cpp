@@ -123,14 +123,16 @@ bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
 /// for several query heads, for each of these anew, but for a window, whose tiles of keys are apart by themselves: 71
 /// heads of 64 on 1 at 2k take 48% longer, 16 of 128 on 4 at 4k by one share 3 to 12%. Of 16,384 tokens on an H200, 16
 /// heads of 128 on 4, causal, 512, 1k and 4k take 282 us for 299, 436 for 472 and 1,301 for 1,338, a window of 1,024 at
-/// 4k 672 for 724; on an H100 1k take 616 for 589, of 192 and 128 columns 1k and 2k 947 for 924 and 1,423 for 1,357.
+/// 4k 672 for 724; 32 heads of 64 on 8 and on 4 at 1k 434 and 479 for 465 and 534; on an H100 1k take 616 for 589, of
+/// 192 and 128 columns 1k and 2k 947 for 924 and 1,423 for 1,357.
 bool both_ways_pay(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kFewKeys = 512, kMoreKeys = 1024, kFewHeads = 8, kManyTiles = 512;
+  const std::int64_t few_keys = c.block_m > kNarrow ? kMoreKeys : kFewKeys;
   if (!c.grouped || looks_near(p, c)) return true;
   const std::int64_t shares = head_shares(p, c, device), heads_a_share = portable::group_of(p) / shares;
   const bool waits_for_memory = !has_quick_memory(device) && shares > 1 && tiles_of_keys(p, c) >= kManyTiles;
   if (waits_for_memory && (c.own_dq || p.seqlen_k <= kMoreKeys)) return false;
-  return heads_a_share <= 2 || (p.seqlen_k <= kFewKeys && heads_a_share <= kFewHeads);
+  return heads_a_share <= 2 || (p.seqlen_k <= few_keys && heads_a_share <= kFewHeads);
 }
 
 /// Whether the last tile of keys that adds to a tile of queries may round it. Of sequences whose lengths the device
@@ -176,7 +178,7 @@ HopperBwdConfig with_ways_and_rounding(const Problem& p, HopperBwdConfig c, cons
   c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
   c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
   if (c.rounds) c.both_ways = 0;  // blocks that do know one way
-  c.late_statistics = first_heads(p, c, device) < p.num_heads_q * p.batch_size;
+  c.late_statistics = has_late_statistics(p, c, device);
   return c;
 }
 

@@ -40,6 +40,10 @@ namespace tilewise::backends::hopper {
 /// many more.
 [[nodiscard]] std::int64_t first_heads(const Problem& problem, const device::HopperBwdConfig& config,
                                        const core::DeviceDescription& device);
+/// Whether there are others. Wide heads whose lengths the device reads have no registers to wait for them (96 to 100
+/// bytes of spills).
+[[nodiscard]] bool has_late_statistics(const Problem& problem, const device::HopperBwdConfig& config,
+                                       const core::DeviceDescription& device);
 /// `clears`: they clear dq's sums, too.
 [[nodiscard]] std::int64_t late_blocks(bool clears, const core::DeviceDescription& device);
 

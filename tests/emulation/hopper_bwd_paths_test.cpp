@@ -303,6 +303,26 @@ TEST(HopperBwdPaths, InPartsOfTheQueries) {
   check_backward("2 stages", "dtype=bf16 head_dim=64 batch_invariant=1" + two);
 }
 
+/// Of more heads than the emulated machine's four multiprocessors work on at first.
+TEST(HopperBwdPaths, StatisticsOfLaterHeads) {
+  const std::string late = "statistics of later heads meanwhile";
+  check_backward(late, "dtype=bf16 head_dim=64 batch_size=2 num_heads_q=3 seqlen_q=170 seqlen_k=170 dlse=1");
+  check_backward(late, "dtype=f16 head_dim=64 mask=causal" + kGroups + " batch_size=3 seqlen_q=300 seqlen_k=330");
+  check_backward(late,
+                 "dtype=bf16 head_dim=128 num_heads_q=6 seqlen_q=100 seqlen_k=250 deterministic=1 sink=1 dsink=1");
+  check_backward(late, "dtype=f16 head_dim=96 num_heads_q=6 seqlen_q=130 seqlen_k=260 dropout_p=0.25");
+  check_backward(late, "dtype=bf16 head_dim=256 batch_size=2 num_heads_q=3 seqlen_q=100 seqlen_k=170");
+  check_backward(late, "dtype=bf16 head_dim=192 head_dim_v=128 num_heads_q=12 mask=causal seqlen_q=70 seqlen_k=220");
+  check_backward(late,
+                 "dtype=bf16 head_dim=64 layout=thd batch_size=4 num_heads_q=3 max_seqlen_q=90 max_seqlen_k=400 "
+                 "total_q=250 total_k=1500");
+  // Some heads' queries see no key, and nobody waits for their statistics.
+  check_backward(late,
+                 "dtype=bf16 head_dim=64 layout=thd batch_size=6 num_heads_q=2 max_seqlen_q=90 max_seqlen_k=900 "
+                 "total_q=400 total_k=2400 sink=1",
+                 true);
+}
+
 TEST(HopperBwdPaths, Lengths) {
   const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
   check_backward("hopper_bwd", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);

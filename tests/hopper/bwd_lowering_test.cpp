@@ -76,6 +76,10 @@ TEST(HopperBwdLowering, StatisticsOfLaterHeadsAreMadeMeanwhile) {
       6 * 32, 10);
   expect_late_statistics(shape + "head_dim=256 mask=causal seqused_k=1", 64 * 64, 0);  // which would spill
   expect_late_statistics("seqlen_q=4096 num_heads_q=5 head_dim=128 mask=causal", 5 * 32, 0);
+  // Of queries that see few keys gradients would wait for so few blocks.
+  expect_late_statistics("batch_size=40 seqlen_q=512 num_heads_q=16 head_dim=128 mask=causal", 34 * 4, 10);
+  expect_late_statistics("batch_size=40 seqlen_q=384 num_heads_q=16 head_dim=128 mask=causal", 640 * 3, 0);
+  expect_late_statistics("batch_size=40 seqlen_q=384 num_heads_q=16 head_dim=64 mask=causal", 45 * 2, 10);
   expect_late_statistics("seqlen_q=128 seqlen_k=8192 num_heads_q=2 head_dim=128", 2, 0);
 }
 

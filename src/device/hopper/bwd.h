@@ -41,11 +41,6 @@ class HopperBwd {
     } else {
       run_pair(params, shared, thread);
     }
-    // What comes next waits for this launch alone, and nobody may have waited for a head that sees no keys. The last
-    // block does: others may end long before the statistics do.
-    if constexpr (C.late_statistics) {
-      if (Machine::block() + 1 == Machine::blocks()) wait_for_step_before<Machine>();
-    }
   }
 
  private:
@@ -100,6 +95,7 @@ class HopperBwd {
         });
       }
     });
+    if constexpr (!C.couriers()) wait_for_late_statistics();
   }
 
   TILEWISE_INLINE static void run_wide(const HopperBwdParams& params, Shared& shared, int thread) {
@@ -122,6 +118,14 @@ class HopperBwd {
       Machine::template take_registers<kShares.consumer>();
       run_wide_role<BwdRole::sums_dk>(params, shared, items, own);
       if constexpr (C.rounds) BwdRounder<Machine, C>(params).run();
+    }
+  }
+
+  /// By those that bring tiles, once they have: what comes next waits for this launch alone, and nobody may have waited
+  /// for a head that sees no keys. The last block does: others may end long before the statistics do.
+  TILEWISE_INLINE static void wait_for_late_statistics() {
+    if constexpr (C.late_statistics) {
+      if (Machine::block() + 1 == Machine::blocks()) wait_for_step_before<Machine>();
     }
   }
 
@@ -172,6 +176,7 @@ class HopperBwd {
         BwdLoader<Machine, C> loader(params, shared, work, run, thread == 0);
         BwdDraws<Machine, C>(params, shared, work, run, thread).run_beside(loader);
       });
+      wait_for_late_statistics();
     } else {
       bring_alone(params, shared, items, thread == 0);
     }
@@ -195,6 +200,7 @@ class HopperBwd {
         loader.bring_all();
       }
     });
+    wait_for_late_statistics();
   }
 };
 

@@ -9,6 +9,7 @@
 #include "core/ceil_div.hpp"
 #include "device/attention/config.h"
 #include "operations/attention/rules.hpp"
+#include "operations/attention/work.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -120,8 +121,12 @@ std::int64_t first_heads(const Problem& p, const device::HopperBwdConfig& c, con
 }
 
 bool has_late_statistics(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
-  const bool fits = !c.lengths || !(c.shares_keys || c.own_dq);
-  return fits && first_heads(p, c, device) < p.num_heads_q * p.batch_size;
+  constexpr double kFewKeys = 240.0, kFewerKeys = 160.0;
+  const bool wide = c.shares_keys || c.own_dq;
+  const bool spills = c.lengths && wide, slow = c.softcap && c.couriers() && !c.ranged;
+  const double fewest_keys = (wide || c.block_m > kNarrow ? kFewerKeys : kFewKeys) * (c.lengths ? 2.0 : 1.0);
+  return !spills && !slow && operations::attention::keys_seen(p) >= fewest_keys &&
+         first_heads(p, c, device) < p.num_heads_q * p.batch_size;
 }
 
 std::int64_t late_blocks(bool clears, const core::DeviceDescription& device) {

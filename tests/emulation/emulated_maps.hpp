@@ -1,4 +1,4 @@
-// Tensor maps of a launch in the parameter block of a kernel on Hopper's emulated machine.
+// The parameter block of a launch on Hopper's emulated machine, and the tensor maps in it.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,13 @@
 #include "gpu/lowering.hpp"
 
 namespace tilewise::test {
+
+/// As far as the launch and the call decide it. `call`: the operation's parameters.
+template <class Params>
+void bind_params(const gpu::Launch& launch, const void* call, Params& params) {
+  std::memcpy(static_cast<void*>(&params), launch.params.data(), sizeof params);
+  launch.bind(call, &params);
+}
 
 /// `call`: the operation's parameters. change(map): what a test plants in each.
 template <class Params, class Change>

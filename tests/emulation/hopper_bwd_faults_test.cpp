@@ -2,7 +2,6 @@
 // the checks or by the result.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -11,12 +10,12 @@
 #include "backends/cuda/hopper/bwd_lowering.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
+#include "described_call.hpp"
 #include "device/hopper/bwd.h"
 #include "device/hopper/bwd_statistics.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 #include "hopper_bwd_faults.hpp"
-#include "operations/attention/call.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -63,10 +62,8 @@ class BwdCall {
     expected_.backward();
     draw_statistics();
     std::ranges::fill(statistics_done_, 1U);
-    const BackwardArguments arguments = call_.backward_arguments();
-    const operations::attention::Call described = operations::attention::call_of(arguments);
-    const Problem problem = operations::attention::describe(described);
-    params_of_call_ = operations::attention::make_params(described, problem);
+    const auto [problem, params] = described_call(call_.backward_arguments());
+    params_of_call_ = params;
     core::DeviceDescription device;
     device.shared_bytes = 227 << 10;
     device.multiprocessors = kBlocks;
@@ -76,8 +73,7 @@ class BwdCall {
                                 hopper::name_of(hopper::BwdSchedule{C})}});
     }
     launch_ = *hopper::lower_backward(problem, device).lowering.launches().at(1);
-    std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
-    launch_.bind(&params_of_call_, &params_);
+    bind_params(launch_, &params_of_call_, params_);
     params_.lse2 = lse2_.data();
     params_.delta = delta_.data();
     params_.dq_accum = dq_accum_.data();

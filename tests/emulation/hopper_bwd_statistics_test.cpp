@@ -2,18 +2,17 @@
 // planted in it, each of which must be caught.
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "../support/dense_call.hpp"
 #include "backends/cuda/hopper/bwd_lowering.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
+#include "described_call.hpp"
 #include "device/hopper/bwd_statistics.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
-#include "operations/attention/call.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -66,16 +65,13 @@ class StatisticsCall {
     call_.options.mask = Mask::causal;  // dq's sums have no order, and are cleared
     call_.forward();
     call_.prepare_backward();
-    const BackwardArguments arguments = call_.backward_arguments();
-    const operations::attention::Call described = operations::attention::call_of(arguments);
-    const Problem problem = operations::attention::describe(described);
-    params_of_call_ = operations::attention::make_params(described, problem);
+    const auto [problem, params] = described_call(call_.backward_arguments());
+    params_of_call_ = params;
     core::DeviceDescription device;
     device.shared_bytes = 227 << 10;
     device.multiprocessors = kBlocks;
     launch_ = *hopper::lower_backward(problem, device).lowering.launches().at(0);
-    std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
-    launch_.bind(&params_of_call_, &params_);
+    bind_params(launch_, &params_of_call_, params_);
     params_.first_tiles = 2 * params_.grid.num_tiles;
     params_.late_blocks = 1;
     const auto rows = static_cast<std::size_t>(kHeads * params_.rows_a_head);

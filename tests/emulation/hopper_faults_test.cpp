@@ -8,11 +8,11 @@
 #include "backends/cuda/hopper/lowering.hpp"
 #include "backends/cuda/hopper/schedule.hpp"
 #include "cluster_faults.hpp"
+#include "described_call.hpp"
 #include "device/hopper/forward.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
-#include "operations/attention/call.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -136,10 +136,8 @@ class HopperCall {
   explicit HopperCall(const Sizes& sizes = kSizes) : expected(sizes), call(sizes) {
     if (kConfig.ranged) expected.options.mask = call.options.mask = Mask::causal;
     expected.forward();
-    const ForwardArguments arguments = call.forward_arguments();
-    const operations::attention::Call described = operations::attention::call_of(arguments);
-    const Problem problem = operations::attention::describe(described);
-    params_of_call_ = operations::attention::make_params(described, problem);
+    const auto [problem, params_of_call] = described_call(call.forward_arguments());
+    params_of_call_ = params_of_call;
     lower(problem);
   }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -137,8 +136,7 @@ class LatentCall {
     device.multiprocessors = 4;
     launch_ = *hopper::lower_latent(problem, device).lowering.launches().at(0);
     EXPECT_EQ(launch_.cluster.x, kPair ? 2U : 1U);
-    std::memcpy(static_cast<void*>(&params_), launch_.params.data(), sizeof params_);
-    launch_.bind(&call_, &params_);
+    bind_params(launch_, &call_, params_);
   }
 
   /// What went wrong in a run with that fault, or empty.

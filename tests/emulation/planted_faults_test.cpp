@@ -7,12 +7,12 @@
 #include "../support/dense_call.hpp"
 #include "backends/portable/attention/bind.hpp"
 #include "backends/portable/attention/kernels.hpp"
+#include "described_call.hpp"
 #include "device/attention/forward.h"
 #include "device/tile/ops_cdna.h"
 #include "device/tile/ops_rdna.h"
 #include "device/tile/ops_sm80.h"
 #include "emulated.hpp"
-#include "operations/attention/call.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -110,10 +110,7 @@ class ForwardCall {
       : expected(sizes), call(sizes) {
     expected.options.mask = call.options.mask = Mask::causal;
     expected.forward();
-    const ForwardArguments arguments = call.forward_arguments();
-    const operations::attention::Call described = operations::attention::call_of(arguments);
-    backends::portable::bind(operations::attention::make_params(described, operations::attention::describe(described)),
-                             params);
+    backends::portable::bind(described_call(call.forward_arguments()).params, params);
   }
 
   /// What went wrong in a run on the machine of `Ops` with that fault, or empty.

@@ -76,21 +76,28 @@ void bind_queries(const AttentionParams& call, const device::Tensor4& t, std::in
   if (t.data == nullptr) map.address = call.k.data;
 }
 
+void bind_dout(const void* call, gpu::TensorMap& map) {
+  bind_queries(call_of(call), call_of(call).dout, call_of(call).head_dim_v, map);
+}
+
+/// Boxes of so many rows of one head.
+gpu::TensorMap boxes_of_rows(const Problem& p, std::int32_t rows) {
+  gpu::TensorMap map;
+  map.dtype = p.dtype;
+  map.rank = 5;
+  map.box = {box_columns(p.dtype), 1, static_cast<std::uint32_t>(rows), 1, 1};
+  return map;
+}
+
 std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device::HopperBwdConfig& config) {
   using Params = device::HopperBwdParams;
   using Map = gpu::TensorMap;
-  constexpr auto kRows = static_cast<std::uint32_t>(device::HopperBwdConfig::kRows);
-  gpu::TensorMap rows, keys, gradients;
-  rows.dtype = keys.dtype = gradients.dtype = p.dtype;
-  rows.rank = gradients.rank = 5;
+  const Map rows = boxes_of_rows(p, config.block_m), gradients = boxes_of_rows(p, device::HopperBwdConfig::kRows);
+  Map keys;
+  keys.dtype = p.dtype;
   keys.rank = 4;
-  rows.box = {box_columns(p.dtype), 1, static_cast<std::uint32_t>(config.block_m), 1, 1};
   keys.box = {box_columns(p.dtype), static_cast<std::uint32_t>(config.block_n()), 1, 1};
-  gradients.box = {box_columns(p.dtype), 1, kRows, 1, 1};
   const auto bind_q = [](const void* c, Map& m) { bind_queries(call_of(c), call_of(c).q, call_of(c).head_dim, m); };
-  const auto bind_do = [](const void* c, Map& m) {
-    bind_queries(call_of(c), call_of(c).dout, call_of(c).head_dim_v, m);
-  };
   const auto bind_k = [](const void* c, Map& m) { bind_keys(call_of(c), call_of(c).k, call_of(c).head_dim, m); };
   const auto bind_v = [](const void* c, Map& m) { bind_keys(call_of(c), call_of(c).v, call_of(c).head_dim_v, m); };
   const auto bind_dk = [](const void* c, Map& m) {
@@ -101,7 +108,7 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   };
   std::vector<gpu::TensorMapParameter> maps{
       {offsetof(Params, q_map), rows, bind_q},        {offsetof(Params, k_map), keys, bind_k},
-      {offsetof(Params, v_map), keys, bind_v},        {offsetof(Params, dout_map), rows, bind_do},
+      {offsetof(Params, v_map), keys, bind_v},        {offsetof(Params, dout_map), rows, bind_dout},
       {offsetof(Params, dk_map), gradients, bind_dk}, {offsetof(Params, dv_map), gradients, bind_dv}};
   if (config.last_rounds) {
     gpu::TensorMap dq = rows;
@@ -121,16 +128,11 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
 
 std::vector<gpu::TensorMapParameter> statistics_maps(const Problem& p, const device::HopperBwdStatisticsConfig& c) {
   using Params = device::HopperBwdStatisticsParams;
-  using Map = gpu::TensorMap;
-  Map rows;
-  rows.dtype = p.dtype;
-  rows.rank = 5;
-  rows.box = {box_columns(p.dtype), 1, static_cast<std::uint32_t>(c.tile_rows()), 1, 1};
-  return {
-      {offsetof(Params, out_map), rows,
-       [](const void* call, Map& m) { bind_queries(call_of(call), call_of(call).out, call_of(call).head_dim_v, m); }},
-      {offsetof(Params, dout_map), rows,
-       [](const void* call, Map& m) { bind_queries(call_of(call), call_of(call).dout, call_of(call).head_dim_v, m); }}};
+  const gpu::TensorMap rows = boxes_of_rows(p, c.tile_rows());
+  const auto bind_out = [](const void* call, gpu::TensorMap& map) {
+    bind_queries(call_of(call), call_of(call).out, call_of(call).head_dim_v, map);
+  };
+  return {{offsetof(Params, out_map), rows, bind_out}, {offsetof(Params, dout_map), rows, bind_dout}};
 }
 
 class BackwardLowerer {
@@ -165,8 +167,7 @@ class BackwardLowerer {
     const device::HopperBwdStatisticsConfig c = device::statistics_config(config_);
     device::HopperBwdStatisticsParams params{};
     params.shape = shape_;
-    params.grid = device::tile_grid(ceil_div(p_.seqlen_q, std::int64_t{c.tile_rows()}), 1, p_.num_heads_q,
-                                    portable::group_of(p_));
+    params.grid = device::tile_grid(statistics_tiles(), 1, p_.num_heads_q, portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
     const bool stores_first = config_.ordered && (config_.last_rounds || each_query_sees_a_key(p_, config_));
     params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
@@ -180,7 +181,6 @@ class BackwardLowerer {
       params.first_tiles = static_cast<std::int32_t>(first_heads(p_, config_, device_) * params.grid.num_tiles);
       params.late_blocks = static_cast<std::int32_t>(late_blocks(!stores_first, device_));
     }
-    statistics_tiles_ = params.grid.num_tiles;
     const auto blocks = std::min<std::int64_t>(params.tiles, device_.multiprocessors);
     gpu::Launch* launch = builder_.launch<BwdStatistics>(
         gpu::Family::sm90, c, {static_cast<std::uint32_t>(blocks)}, params,
@@ -201,7 +201,7 @@ class BackwardLowerer {
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
-    if (config_.late_statistics) params.statistics_tiles = statistics_tiles_;
+    if (config_.late_statistics) params.statistics_tiles = static_cast<std::int32_t>(statistics_tiles());
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
     if (config_.split || params.shares > 1)
       params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
@@ -274,6 +274,10 @@ class BackwardLowerer {
                                         {static_cast<std::uint32_t>(p_.num_heads_q)}, params, bind);
   }
 
+  /// Of a head's queries.
+  [[nodiscard]] std::int64_t statistics_tiles() const {
+    return ceil_div(p_.seqlen_q, std::int64_t{device::statistics_config(config_).tile_rows()});
+  }
   /// Of tiles of keys that are dealt out, and of queries to be rounded.
   [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
   /// Of the warps that hold a tile's dk and dv, which several query heads add up.
@@ -299,7 +303,6 @@ class BackwardLowerer {
   device::HopperBwdConfig config_;
   device::AttentionShape shape_;
   std::int64_t query_tiles_, rows_a_head_;
-  std::int32_t statistics_tiles_ = 0;
   std::int64_t splits_;  // parts that the queries of a tile of keys come in
   gpu::LoweringBuilder builder_;
 };

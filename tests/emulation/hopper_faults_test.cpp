@@ -40,6 +40,7 @@ enum class Fault {
   registers_too_many,
   other_swizzle,
   rowless_not_together,
+  drawn_early,    // what draws of dropout have in common, over what is still read
   half_expected,  // of two blocks that share keys
 };
 Fault g_fault = Fault::none;
@@ -50,6 +51,7 @@ struct FaultySm90 : FaultyPairSm90 {
   /// The thread that brings queries and keys, and one that tells of what it has used.
   static bool produces() { return thread() == 0; }
   static bool consumes() { return thread() == 2 * kWarpgroupThreads; }
+  static bool draws() { return thread() / kLanes == 2; }
 
   static void arrive_and_expect(uint64_t* barrier, int32_t bytes) {
     const int32_t more = g_fault == Fault::too_few_bytes ? -128 : g_fault == Fault::too_many_bytes ? 128 : 0;
@@ -63,6 +65,7 @@ struct FaultySm90 : FaultyPairSm90 {
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && produces()) return;
+    if (g_fault == Fault::drawn_early && draws() && parity == 1) return;
     if (g_fault == Fault::no_wait_for_tiles && thread() >= kWarpgroupThreads && parity == 0) return;
     HostSm90Machine::wait(barrier, parity);
     if (g_fault == Fault::phase_waited_for_twice && consumes()) HostSm90Machine::wait(barrier, parity);
@@ -118,6 +121,14 @@ constexpr HopperForwardConfig kPairConfig = [] {
   c.clustered = 1;
   return c;
 }();
+/// With dropout, whose draws have something in common that a warp leaves beside K.
+constexpr HopperForwardConfig kDropConfig = [] {
+  HopperForwardConfig c = kConfig;
+  c.ranged = c.lengths = c.dynamic = 0;
+  c.dropout = c.normal_bound = 1;
+  return c;
+}();
+static_assert(kDropConfig.shares_draws());
 /// Of blocks alone, whose warpgroups meet nowhere: no turns.
 constexpr HopperForwardConfig kAloneConfig = [] {
   HopperForwardConfig c = kConfig;
@@ -135,6 +146,7 @@ class HopperCall {
  public:
   explicit HopperCall(const Sizes& sizes = kSizes) : expected(sizes), call(sizes) {
     if (kConfig.ranged) expected.options.mask = call.options.mask = Mask::causal;
+    if (kConfig.dropout) expected.options.dropout_p = call.options.dropout_p = 0.25;
     expected.forward();
     const auto [problem, params_of_call] = described_call(call.forward_arguments());
     params_of_call_ = params_of_call;
@@ -270,6 +282,21 @@ TEST(EmulatedHopper, ASwizzleThatDiffersIsCaughtByTheResult) {
   HopperCall<> call;
   EXPECT_EQ(call.run(Fault::other_swizzle), "");
   EXPECT_GT(call.error(), kWrong);
+}
+
+TEST(EmulatedHopper, DropoutIsRightInAnyOrder) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    HopperCall<kDropConfig> call;
+    EXPECT_EQ(call.run(Fault::none, seed), "");
+    EXPECT_LT(call.error(), kFine);
+  }
+}
+
+TEST(EmulatedHopper, DrawsThatOverwriteOthersAreCaught) {
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    HopperCall<kDropConfig> call;
+    EXPECT_TRUE(!call.run(Fault::drawn_early, seed).empty() || call.error() > kWrong);
+  }
 }
 
 // ------------------------------------------------------------------ two blocks that share keys

@@ -103,9 +103,10 @@ TEST(Dropout, ProbabilityIsRoundedToAMultipleOfTwoToTheMinus16) {
 /// Calls that share their first rounds are the map's.
 TEST(Dropout, CallsThatDifferInTheQueryShareTheirFirstRounds) {
   const std::uint64_t seed = 0x123456789ABCDEFu, offset = 0xFEDCBA9876543210u;
-  const device::DropoutCalls calls = device::dropout_calls(seed, offset, 37, 5, 3);
+  const device::DropoutCalls calls = device::dropout_calls(seed, offset, 37);
+  const device::DropoutColumn column = device::dropout_column(seed, offset, 37, 5, 3);
   for (const std::uint32_t query : {0u, 1u, 77u, 0x80000001u}) {
-    device::PhiloxWords words = calls.begin(query);
+    device::PhiloxWords words = device::DropoutCalls::begin(calls.of_query(query), column);
     device::PhiloxKey key = calls.key;
     for (int round = device::DropoutCalls::kRounds; round < device::kPhiloxRounds; ++round) {
       words = device::philox_round(words, key);

@@ -17,6 +17,18 @@ TILEWISE_INLINE DropoutSeed dropout_seed(const ScoreParams& p) {
           static_cast<uint64_t>(p.seed_and_offset[p.seed_and_offset_stride])};
 }
 
+/// Rounds of some calls side by side, unrolled: the keys of all rounds are found once, in uniform registers, and
+/// nothing is moved between two rounds.
+template <int kRounds, int kCalls>
+TILEWISE_INLINE void work_rounds(PhiloxWords (&words)[kCalls], PhiloxKey key) {
+  TILEWISE_UNROLL
+  for (int round = 0; round < kRounds; ++round) {
+    TILEWISE_UNROLL
+    for (PhiloxWords& call : words) call = philox_round(call, key);
+    key = next_round_key(key);
+  }
+}
+
 enum DrawSide : int { kQueriesAreRows, kKeysAreRows };
 
 /// A lane's elements in sets that share a Philox call. Element (r * kColTiles + c) * kRegisters + i is register

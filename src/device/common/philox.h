@@ -61,30 +61,36 @@ constexpr PhiloxWords dropout_counter(uint64_t offset, uint32_t batch_head, uint
 }
 
 /// What calls that differ in the query alone have in common: three rounds of theirs take two products then, not six.
+struct alignas(16) DropoutColumn {
+  uint32_t second, mixed[2], last;
+};
+/// And all calls of a head.
 struct DropoutCalls {
   static constexpr int kRounds = 3;
-  uint32_t first, second, mixed[2], last;
+  uint32_t first;
   PhiloxKey key;  // of the round behind those
 
+  /// The product of a query.
+  constexpr WordPair of_query(uint32_t query) const { return multiply_wide(kPhiloxMultiplier0, query ^ first); }
   /// A call's words after kRounds rounds.
-  constexpr PhiloxWords begin(uint32_t query) const {
-    const WordPair product0 = multiply_wide(kPhiloxMultiplier0, query ^ first);
-    const WordPair product1 = multiply_wide(kPhiloxMultiplier1, product0.high ^ second);
-    return {{product1.high ^ mixed[0], product1.low, product0.low ^ mixed[1], last}};
+  static constexpr PhiloxWords begin(WordPair of_query, const DropoutColumn& column) {
+    const WordPair product = multiply_wide(kPhiloxMultiplier1, of_query.high ^ column.second);
+    return {{product.high ^ column.mixed[0], product.low, of_query.low ^ column.mixed[1], column.last}};
   }
 };
-constexpr DropoutCalls dropout_calls(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t key_group,
-                                     uint32_t pair) {
-  const PhiloxKey key0 = dropout_key(seed, offset), key1 = next_round_key(key0), key2 = next_round_key(key1);
+constexpr DropoutCalls dropout_calls(uint64_t seed, uint64_t offset, uint32_t batch_head) {
+  const PhiloxKey key = dropout_key(seed, offset);
   // Of query 0 the words that no query changes are everybody's.
+  const PhiloxWords one = philox_round(dropout_counter(offset, batch_head, 0, 0, 0), key);
+  return {one.word[0], next_round_key(next_round_key(next_round_key(key)))};
+}
+constexpr DropoutColumn dropout_column(uint64_t seed, uint64_t offset, uint32_t batch_head, uint32_t key_group,
+                                       uint32_t pair) {
+  const PhiloxKey key0 = dropout_key(seed, offset), key1 = next_round_key(key0), key2 = next_round_key(key1);
   const PhiloxWords one = philox_round(dropout_counter(offset, batch_head, 0, key_group, pair), key0);
   const PhiloxWords two = philox_round(one, key1);
   const WordPair product = multiply_wide(kPhiloxMultiplier0, two.word[0]);
-  return {one.word[0],
-          one.word[3] ^ key1.word[1],
-          {two.word[1] ^ key2.word[0], product.high ^ key2.word[1]},
-          product.low,
-          next_round_key(key2)};
+  return {one.word[3] ^ key1.word[1], {two.word[1] ^ key2.word[0], product.high ^ key2.word[1]}, product.low};
 }
 
 /// The four words that decide keys 8g + 2t and 8g + 2t + 1 (g = 0..3, t = pair) of the

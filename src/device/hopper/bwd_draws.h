@@ -59,8 +59,9 @@ class BwdDraws {
         // Rows of the block are groups of 32 keys.
         const auto group = static_cast<uint32_t>(work_.first_key / 32 + owner_ / 16);
         const auto pair = static_cast<uint32_t>(owner_ / 4 % 4);
-        const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head, group, pair);
-        visit_head([&](uint32_t (&kept)[4], int32_t query) { draw(kept, calls, query); }, then);
+        const DropoutCalls calls = dropout_calls(seed.seed, seed.offset, batch_head);
+        const DropoutColumn common = dropout_column(seed.seed, seed.offset, batch_head, group, pair);
+        visit_head([&](uint32_t (&kept)[4], int32_t query) { draw(kept, calls, common, query); }, then);
       } else {
         visit_head([&](uint32_t (&kept)[4], int32_t query) { draw_each(kept, seed, batch_head, query); }, then);
       }
@@ -96,7 +97,8 @@ class BwdDraws {
 
   /// Two queries at a time. Of a call's words, whose halves are draws of two neighbouring keys, a bit of either half is
   /// left, which takes three instructions for two draws; at last words of a lane that computes are made of them.
-  TILEWISE_INLINE void draw(uint32_t (&kept)[4], const DropoutCalls& calls, int32_t query) const {
+  TILEWISE_INLINE void draw(uint32_t (&kept)[4], const DropoutCalls& calls, const DropoutColumn& common,
+                            int32_t query) const {
     const uint32_t thresholds = p_.score.dropout_threshold * 0x10001u;
     uint32_t eights[4] = {0, 0, 0, 0};
     TILEWISE_NO_UNROLL
@@ -106,7 +108,7 @@ class BwdDraws {
       PhiloxWords words[2];
       TILEWISE_UNROLL
       for (int column = 0; column < 2; ++column) {
-        words[column] = calls.begin(static_cast<uint32_t>(query + 8 * c + column));
+        words[column] = calls.begin(calls.of_query(static_cast<uint32_t>(query + 8 * c + column)), common);
       }
       work_rounds<kPhiloxRounds - DropoutCalls::kRounds>(words, calls.key);
       TILEWISE_UNROLL
@@ -147,17 +149,6 @@ class BwdDraws {
         TILEWISE_UNROLL
         for (int i = 0; i < 4; ++i) kept[i] |= i == word ? bit : 0;  // an index that changes would put them in memory
       }
-    }
-  }
-
-  /// Unrolled: the keys of all rounds are found once, in uniform registers, and nothing is moved between two rounds.
-  template <int kRounds, int kCalls>
-  TILEWISE_INLINE static void work_rounds(PhiloxWords (&words)[kCalls], PhiloxKey key) {
-    TILEWISE_UNROLL
-    for (int round = 0; round < kRounds; ++round) {
-      TILEWISE_UNROLL
-      for (PhiloxWords& call : words) call = philox_round(call, key);
-      key = next_round_key(key);
     }
   }
 

@@ -40,6 +40,9 @@ class HopperForward {
       if constexpr (C.page_size != 0) {
         if (warp == 2) producer.bring_paged_keys();
       }
+      if constexpr (C.shares_draws()) {
+        if (warp == 2) producer.bring_draws();
+      }
     } else {
       Machine::template take_registers<kShares.consumer>();
       ForwardConsumer<Ops, C>(params, shared).run();

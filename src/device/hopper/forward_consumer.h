@@ -53,7 +53,12 @@ class ForwardConsumer {
     if constexpr (C.turns) Machine::named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
   }
   TILEWISE_INLINE void release_keys() {
-    hand_back(shared_.key_ring.empty[key_place_.stage]);
+    Barrier<Machine>& empty = shared_.key_ring.empty[key_place_.stage];
+    if constexpr (C.shares_draws()) {
+      arrive_as_lanes(empty);  // whose loads the warp that leaves the next stage's words waits for
+    } else {
+      hand_back(empty);
+    }
     key_place_.advance();
   }
   TILEWISE_INLINE void release_values() {
@@ -133,6 +138,7 @@ class ForwardConsumer {
   template <bool kMasked>
   TILEWISE_INLINE void step(int32_t tile, bool last) {
     key_place_.wait_full(shared_.key_ring);
+    fetch_draws();
     take_turn();
     issue_scores();
     value_place_.wait_full(shared_.value_ring);
@@ -161,6 +167,10 @@ class ForwardConsumer {
       return shared_;  // not looked at
     }
   }
+  /// Of the tile of keys in work.
+  TILEWISE_INLINE void fetch_draws() {
+    if constexpr (C.shares_draws()) weights_.fetch_draws(shared_.draws.columns[key_place_.stage]);
+  }
   TILEWISE_INLINE void release_operands(bool last) {
     release_keys();
     if (!kStagesOut && last) release_queries();
@@ -188,6 +198,7 @@ class ForwardConsumer {
       pass_turn();
       Machine::template wgmma_wait<1>();
       pin_registers<Machine>(weights_.S);
+      fetch_draws();
       if (!kBoxesBias) release_operands(last);
       weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, finish_last);
       if (kBoxesBias) release_operands(last);
@@ -206,6 +217,7 @@ class ForwardConsumer {
       finish_last();
       Machine::template wgmma_wait<0>();
       pin_registers<Machine>(weights_.S);
+      fetch_draws();
       if (!kBoxesBias) release_operands(last);
       weights_.start(p_, work, warpgroup_, tile, masked, bias_tile(), O_, [] {});
       if (kBoxesBias) release_operands(last);

@@ -2,9 +2,11 @@
 // another one K. V in fp8 is that thread's, too, which leaves three warps to transpose it.
 #pragma once
 
+#include "device/attention/dropout.h"
 #include "device/hopper/forward_work.h"
 #include "device/hopper/key_boxes.h"
 #include "device/hopper/tensor_map.h"
+#include "device/hopper/warpgroup.h"
 
 namespace tilewise::device {
 
@@ -84,6 +86,30 @@ class ForwardProducer {
       for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
         keys.wait_empty(shared_.key_ring);
         boxes.bring(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
+      }
+    }
+  }
+
+  /// By a warp: what draws for a tile of keys have in common, beside K.
+  TILEWISE_INLINE void bring_draws() {
+    constexpr int kPairs = 4, kColumns = C.block_n / 8;
+    static_assert(kColumns <= Machine::kLanes);
+    const int32_t lane = Machine::lane();
+    const DropoutSeed seed = dropout_seed(p_.score);
+    RingPlace<C.stages> keys;
+    RingPlace<kWorkStages> works;
+    for (;;) {
+      const WorkTile work = take_work<Machine>(shared_, works);
+      if (work.tile == WorkTile::kNoMore) break;
+      const auto batch_head = static_cast<uint32_t>(work.batch * p_.shape.num_heads_q + work.head);
+      TILEWISE_NO_UNROLL
+      for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
+        const DropoutColumn column =
+            dropout_column(seed.seed, seed.offset, batch_head, static_cast<uint32_t>((tile * kColumns + lane) / kPairs),
+                           static_cast<uint32_t>(lane % kPairs));
+        keys.wait_empty(shared_.key_ring);
+        if (lane < kColumns) Machine::store_shared(&shared_.draws.columns[keys.stage][lane], column);
+        arrive_as_lanes(shared_.key_ring.full[keys.stage]);
       }
     }
   }

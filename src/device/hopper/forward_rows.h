@@ -162,6 +162,10 @@ class ScoreRows {
   TILEWISE_INLINE void draw(Draws& draws, const ScoreParams& p, int32_t first_key) const {
     draws.draw(p, seed_, row_, first_key);
   }
+  template <int kFrom, int kTo, class Draws>
+  TILEWISE_INLINE void draw_fetched(Draws& draws, const ScoreParams& p) const {
+    draws.template draw_fetched<kFrom, kTo>(p, seed_, row_);
+  }
 
  private:
   /// This lane's first column, from which its others count.

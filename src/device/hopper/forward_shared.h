@@ -1,6 +1,7 @@
 // Shared memory of the forward kernel, and what its warps tell each other through it.
 #pragma once
 
+#include "device/common/philox.h"
 #include "device/hopper/config.h"
 #include "device/hopper/mbarrier.h"
 #include "device/hopper/swizzled_tile.h"
@@ -47,6 +48,12 @@ struct BiasStages {
 template <HopperForwardConfig C>
 struct BiasStages<C, false> {};
 
+/// What draws of dropout have in common, beside each stage of K: of every 32 keys and a pair in 8 of them.
+template <HopperForwardConfig C>
+struct DrawStages {
+  DropoutColumn columns[C.stages][C.block_n / 8];
+};
+
 /// In a cluster, both blocks' stages of K and V are refilled together, half of the keys by each block. So a stage is
 /// empty once the readers of both have handed it back, and full once both halves have landed.
 template <class Machine, HopperForwardConfig C>
@@ -54,6 +61,7 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
   static constexpr int kTransposers = C.fp8() ? 3 : 0;            // warps
   static constexpr int kValueWarps = C.fp8() ? kTransposers : 1;  // who leave V as it is multiplied
   static constexpr int kKeyBringers = C.page_size == 0 ? 0 : 1;   // of pages; contiguous keys take a thread
+  static constexpr int kDrawBringers = C.shares_draws() ? 1 : 0;
 
   /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
   static constexpr bool kStagesOut = C.q_stages > 1;
@@ -69,6 +77,7 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
   RowTile rows[C.q_stages][C.consumers()];
   KeyTile keys[C.stages];
   ValueTile values[C.stages];
+  Choose<C.shares_draws(), DrawStages<C>, NoShared> draws;
   SharedWork<Machine> work[kWorkStages];
   Ring<Machine, C.q_stages> row_rings[C.consumers()];  // one for each warpgroup
   Ring<Machine, C.stages> key_ring, value_ring;
@@ -80,9 +89,9 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
   TILEWISE_INLINE void init_barriers() {
     constexpr int32_t kWarps = 4 * C.consumers(), kReaders = kWarps * C.blocks_of_cluster();
     for (auto& ring : row_rings) ring.init(1, kStagesOut ? 1 : 4);
-    key_ring.init(1, kReaders);
+    key_ring.init(1 + kDrawBringers * kWarpArrivals, C.shares_draws() ? kReaders * kWarpArrivals : kReaders);
     value_ring.init(kValueWarps, kReaders);
-    work_ring.init(1, kWarps + kValueWarps + kKeyBringers);
+    work_ring.init(1, kWarps + kValueWarps + kKeyBringers + kDrawBringers);
     if constexpr (C.fp8()) raw_ring.init(1, kTransposers);
     last_values.init(1);
     Machine::publish_barriers();
@@ -96,7 +105,7 @@ TILEWISE_INLINE WorkTile take_work(Shared& shared, RingPlace<kWorkStages>& place
   place.wait_full(shared.work_ring);
   const SharedWork<Machine>& slot = shared.work[place.stage];
   WorkTile work{};
-  work.tile = slot.tile, work.head = slot.head, work.k_batch = slot.k_batch;
+  work.tile = slot.tile, work.head = slot.head, work.batch = slot.batch, work.k_batch = slot.k_batch;
   work.begin = slot.begin, work.end = slot.end;
   work.k_row = slot.k_row, work.seqlen_k = slot.seqlen_k, work.first_key = slot.first_key;
   Machine::wave_sync();

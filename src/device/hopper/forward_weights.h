@@ -61,12 +61,22 @@ class ForwardWeights {
       }
     }
     if constexpr (C.watch_sums) careful_ = softmax.has_unseen();
-    weigh(NoRest{}, O, once_free);
+    weigh(p, NoRest{}, O, once_free);
   }
 
-  /// Dropout's draws for the tile of keys whose scores are under way.
+  /// What draws of dropout for a tile of keys have in common. Asked for before the tile's products, between which the
+  /// assembler puts the draws: behind them these took 11% longer at 128 columns.
+  template <class Columns>
+  TILEWISE_INLINE void fetch_draws(const Columns& columns) {
+    draws_.fetch(columns);
+  }
+  /// Dropout's draws for the tile of keys whose scores are under way, or the first ones.
   TILEWISE_INLINE void draw(const HopperForwardParams& p, int32_t tile) {
-    if constexpr (C.dropout) rows_.draw(draws_, p.score, tile * C.block_n);
+    if constexpr (C.shares_draws()) {
+      rows_.template draw_fetched<0, kEarlyDraws>(draws_, p.score);
+    } else if constexpr (C.dropout) {
+      rows_.draw(draws_, p.score, tile * C.block_n);
+    }
   }
 
   /// The bias of the tile of keys whose scores are under way, where it comes in boxes.
@@ -82,10 +92,10 @@ class ForwardWeights {
     if constexpr (Rows::kSlopesProducts && !kMasked) {
       PerRow rest;
       rows_.adjust_but(rest, S, p.score, tile * C.block_n);
-      adjusted_become<kMasked>(rest, O, once_free);
+      adjusted_become<kMasked>(p, rest, O, once_free);
     } else {
       rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
-      adjusted_become<kMasked>(NoRest{}, O, once_free);
+      adjusted_become<kMasked>(p, NoRest{}, O, once_free);
     }
   }
 
@@ -118,6 +128,9 @@ class ForwardWeights {
 
  private:
   static constexpr int kElements = Softmax::kElements;
+  /// Draws, by 32 keys, that are made beside a tile's products; the others are made beside its exponentials, where head
+  /// dims are small: to 64 columns 2 to 8% of time. Products share their time with draws, exponentials hide some.
+  static constexpr int kDraws = C.block_n / 32, kEarlyDraws = C.has_narrow_heads() ? kDraws / 2 : kDraws;
   /// With ALiBi, 80 columns of scores and 128 of O leave no registers for weights in two parts (72 bytes of spills).
   static constexpr bool kSlopesWide = Rows::kSlopesProducts && C.block_n > 64 && C.head_dim_v > 64;
   /// Whether all weights are there before the products with V are waited for, and that is enforced: where tanh takes
@@ -131,17 +144,19 @@ class ForwardWeights {
 
   /// `rest`: what S still lacks, by rows.
   template <bool kMasked, class Rest, class OnceFree>
-  TILEWISE_INLINE void adjusted_become(const Rest& rest, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void adjusted_become(const HopperForwardParams& p, const Rest& rest, Out& O,
+                                       const OnceFree& once_free) {
     PerRow factor;
     const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
     const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
-    weigh(rest, O, once_free);
+    weigh(p, rest, O, once_free);
     if (moved != 0) Softmax::scale_moved(O, moved, factor);
   }
 
   template <class Rest, class OnceFree>
-  TILEWISE_INLINE void weigh(const Rest& rest, Out& O, const OnceFree& once_free) {
+  TILEWISE_INLINE void weigh(const HopperForwardParams& p, const Rest& rest, Out& O, const OnceFree& once_free) {
+    if constexpr (C.shares_draws()) rows_.template draw_fetched<kEarlyDraws, kDraws>(draws_, p.score);
     TileSums sums;
     softmax.template weigh<0, kHalf>(S, scale_, sums, rest);
     if constexpr (kHalf == kElements) softmax.add(sums);

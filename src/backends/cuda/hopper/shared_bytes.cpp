@@ -23,7 +23,9 @@ std::uint32_t Forward::shared_bytes(const Config& c, gpu::Family) {
   const std::int32_t tiles = c.stages * (keys + values + bias) + (c.fp8() ? kRawStages * raw : 0);
   const std::int32_t barriers =
       c.consumers() * rings(c.q_stages) + 2 * rings(c.stages) + rings(kRawStages) + rings(kWorkStages) + kBarrier;
-  const std::int32_t bytes = rows + tiles + kWorkStages * kWorkTile + barriers;
+  constexpr std::int32_t kKeysOfPair = 8, kColumn = 16;  // of what draws have in common
+  const std::int32_t draws = c.shares_draws() ? c.stages * c.block_n / kKeysOfPair * kColumn : 0;
+  const std::int32_t bytes = rows + tiles + draws + kWorkStages * kWorkTile + barriers;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
 }
 

@@ -40,6 +40,7 @@ enum class BwdFault {
   first_block_idle,
   rounded_early,
   share_not_handed_on,
+  share_handed_on_early,
   scores_overwritten,
   gradients_staged_early,
 };
@@ -249,6 +250,8 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static bool carries() {
     return (C.couriers() || C.own_couriers()) && thread() / kWarpgroupThreads == (C.own_couriers() ? 0 : 3);
   }
+  /// Whether it is of the warp that tells of a group's turns.
+  static bool tells() { return C.tells_groups() && thread() / kLanes == C.waves - 1; }
   /// Whether it is of those that round dq in the end.
   static bool rounds() { return C.rounds && !sums() && !carries(); }
   /// What a barrier between the warps that multiply dQ and couriers says of sums; none: it is not one of these.
@@ -306,6 +309,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
       if (g_bwd_fault == BwdFault::keys_overwritten) return loads() && keeps_keys(barrier);
       if (g_bwd_fault == BwdFault::numbers_overwritten) return reads_number(barrier);
       if (g_bwd_fault == BwdFault::scores_overwritten) return frees_scores(barrier);
+      if (g_bwd_fault == BwdFault::share_handed_on_early) return is_at(barrier, offsetof(Block, group_joined));
     }
     return false;
   }
@@ -372,7 +376,8 @@ struct FaultyBwdSm90 : HostSm90Machine {
     if (g_bwd_fault != BwdFault::rounded_early || !rounds()) HostSm90Machine::await_global(word, value);
   }
   static void release_global(uint32_t* word, uint32_t value) {
-    if (g_bwd_fault != BwdFault::share_not_handed_on || carries()) HostSm90Machine::release_global(word, value);
+    const bool of_share = C.tells_groups() ? tells() : !carries();
+    if (g_bwd_fault != BwdFault::share_not_handed_on || !of_share) HostSm90Machine::release_global(word, value);
   }
   static int block() {
     const int block = HostSm90Machine::block();

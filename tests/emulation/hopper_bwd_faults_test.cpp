@@ -316,6 +316,12 @@ TEST(EmulatedHopperBwd, SumsOfSharesHaveTheirTurns) {
   EXPECT_TRUE(contains(fault_of_run<kGrouped>(BwdFault::share_not_handed_on), "waits for 1 in memory that holds 0"));
 }
 
+/// By the warp that tells of turns: before the others have added to what it hands on.
+TEST(EmulatedHopperBwd, AShareThatIsHandedOnBeforeItIsJoinedIsCaught) {
+  static_assert(kGrouped.tells_groups());
+  EXPECT_TRUE(contains(fault_of_run<kGrouped>(BwdFault::share_handed_on_early), "no lane can go on"));
+}
+
 /// What the next tile of keys brings meets what the one before has left, or still reads.
 TEST(EmulatedHopperBwd, FaultsBetweenTwoTilesOfKeysAreCaught) {
   EXPECT_TRUE(contains(fault_of_run(BwdFault::values_overwritten), "copies to offset"));

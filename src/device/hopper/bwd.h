@@ -152,10 +152,10 @@ class HopperBwd {
     }
   }
 
-  /// Of the warpgroup that does nothing else a warp brings tiles, and others are couriers.
+  /// Of the warpgroup that does nothing else a warp brings tiles, others are couriers, and one may tell of turns.
   TILEWISE_INLINE static void bring_and_carry(const HopperBwdParams& params, Shared& shared, const Items& items,
                                               int thread) {
-    static_assert(C.kCouriers < kWarpgroupThreads / Machine::kLanes);
+    static_assert(C.kCouriers + 1 < kWarpgroupThreads / Machine::kLanes);
     const int32_t warp = uniform<Machine>(thread / Machine::kLanes);
     if (warp == 0) {
       bring_alone(params, shared, items, thread == 0);
@@ -167,6 +167,9 @@ class HopperBwd {
           BwdCourier<Machine, C>(params, shared, work, run, warp - 1).run();
         }
       });
+    } else if constexpr (C.tells_groups()) {
+      items.visit_all(
+          [&](const BwdWork& work, const BwdRun& run) { tell_of_group<Machine, C>(params, shared, work, run.seen); });
     }
   }
   TILEWISE_INLINE static void bring_wide(const HopperBwdParams& params, Shared& shared, const Items& items,

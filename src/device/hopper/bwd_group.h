@@ -8,6 +8,11 @@
 
 namespace tilewise::device {
 
+/// A tile of keys among those of all key heads.
+TILEWISE_INLINE int64_t group_tile(const HopperBwdParams& p, const BwdWork& work) {
+  return (int64_t{work.batch} * p.order.num_heads + work.head) * p.tiles + work.tile;
+}
+
 /// A warp's part of it: 16 keys of dk, of dv or of both. It has a word that says how many query heads are done, so that
 /// sums have an order. A head is dealt out once those of as many key heads as fill the device have been: as a rule it
 /// waits for none.
@@ -20,16 +25,19 @@ class BwdGroup {
   TILEWISE_INLINE BwdGroup(const HopperBwdParams& p, const BwdWork& work, int warp, int sums_warp, int lane)
       : p_(p), share_(uniform<Machine>(work.share)), warp_(warp), sums_warp_(sums_warp), lane_(lane) {
     if constexpr (C.grouped) {
-      tile_ = (int64_t{work.batch} * p.order.num_heads + work.head) * p.tiles + work.tile;
+      tile_ = group_tile(p, work);
     }
   }
 
   /// Whether what is joined is complete then.
   TILEWISE_INLINE bool ends() const { return !C.grouped || share_ + 1 == p_.shares; }
 
-  /// Until the query head before is done.
-  TILEWISE_INLINE void await() const {
-    if constexpr (C.grouped) {
+  /// Until the query head before is done. `seen`: of the block's tiles of keys, how many queries saw before this one.
+  template <class Shared>
+  TILEWISE_INLINE void await(Shared& shared, uint32_t seen) const {
+    if constexpr (C.tells_groups()) {
+      if (p_.shares > 1) shared.group_come.wait(seen % 2);
+    } else if constexpr (C.grouped) {
       if (share_ == 0) return;
       Machine::await_global_together(turn(), static_cast<uint32_t>(share_));
       Machine::wave_sync();
@@ -44,8 +52,11 @@ class BwdGroup {
     if (C.grouped && p_.shares > 1 && p_.dk.data) join(sums, p_.dk_accum + tile_ * p_.dk_accum_a_block);
   }
   /// Once all lanes have joined: the release waits for what they have stored or added.
-  TILEWISE_INLINE void hand_on() const {
-    if constexpr (C.grouped) {
+  template <class Shared>
+  TILEWISE_INLINE void hand_on(Shared& shared) const {
+    if constexpr (C.tells_groups()) {
+      if (p_.shares > 1) arrive_as_warp(shared.group_joined, lane_);
+    } else if constexpr (C.grouped) {
       if (ends()) return;
       Machine::wave_sync();
       if (tells()) Machine::release_global(turn(), static_cast<uint32_t>(share_ + 1));
@@ -74,5 +85,21 @@ class BwdGroup {
   const int warp_, sums_warp_, lane_;
   int64_t tile_ = 0;
 };
+
+/// By a warp of its own: finds out that a tile's turn has come, long before its sums are there, and hands it on once
+/// they have been added. Its release is one of all that other warps had added when they came to the barrier.
+template <class Machine, HopperBwdConfig C, class Shared>
+TILEWISE_INLINE void tell_of_group(const HopperBwdParams& p, Shared& shared, const BwdWork& work, uint32_t seen) {
+  if (p.shares == 1 || work.steps() == 0 || !work.template ends_keys<C>(p)) return;
+  const int lane = Machine::lane();
+  const int32_t share = uniform<Machine>(work.share);
+  uint32_t* const turn = p.dkdv_turns + group_tile(p, work) * kGradientWarps + lane % kGradientWarps;
+  if (share > 0) Machine::await_global_together(turn, static_cast<uint32_t>(share));
+  Machine::wave_sync();
+  if (lane == 0) shared.group_come.arrive();
+  shared.group_joined.wait(seen % 2);
+  Machine::wave_sync();
+  if (share + 1 < p.shares && lane < kGradientWarps) Machine::release_global(turn, static_cast<uint32_t>(share + 1));
+}
 
 }  // namespace tilewise::device

@@ -103,7 +103,7 @@ class BwdMain {
     }
     const int warp = warpgroup_ * (C.kRows / 16) + warp_row<Machine>() / 16;
     const BwdGroup<Ops, C> group(p_, stored, warp, warp, lane_);
-    if (any) group.await(), group.join_dv(dV_);
+    if (any) group.await(shared_, run_.seen), group.join_dv(dV_);
     if (group.ends()) store.store_dv(shared_.values, dV_);
     if (any) {  // and the last dS has been read
       if constexpr (C.own_dq) {
@@ -112,7 +112,7 @@ class BwdMain {
         const auto keys = run_.template key_place<C>();
         shared_.keys_done[keys.stage].wait(keys.parity);
       }
-      group.join_dk(dK_), group.hand_on();
+      group.join_dk(dK_), group.hand_on(shared_);
     }
     if (group.ends()) store.store_dk(shared_.staged_dk(), dK_);
     if constexpr (C.persistent) {

@@ -152,6 +152,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Barrier<Machine> values_free;  // dv has left the place of V; of wide heads dP's last product has read it
   Barrier<Machine> keys_done[C.key_stages()];  // dq's last product has read K; or dk has left from there
   Barrier<Machine> keys_landed, landed;        // keys, and queries, to be cleared beyond a sequence's end
+  Barrier<Machine> group_come, group_joined;   // a tile's turn to add to its group's dk and dv; they have been added
   /// The next tile of keys, as far as what comes first of it is asked for; queries see it where steps is above 0.
   struct alignas(16) Item {
     typename Machine::SharedNumber number, steps, k_row, head, batch, first_query, query_head;
@@ -203,6 +204,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
       values_free.init(C.shares_keys ? kMainWarps / 2 : kMainWarps * kCopies);
     }
     keys_landed.init(C.shares_keys ? 2 : 1), landed.init(1);
+    group_come.init(1), group_joined.init(kMainWarps);
     Machine::publish_barriers();
   }
 };

@@ -67,9 +67,9 @@ class BwdWide {
     const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
     const BwdStore<Ops, C> store(p_, work, 0, lane_);
     const BwdGroup<Ops, C> group = group_of(work);
-    group.await();
+    group.await(shared_, run_.seen);
     kSumsDv ? group.join_dv(sums_) : group.join_dk(sums_);
-    group.hand_on();
+    group.hand_on(shared_);
     const uint32_t stage = tile_place_.before().stage;
     shared_.handover.last_read.wait(run_.seen % 2);
     if (!group.ends()) {

@@ -115,6 +115,9 @@ struct HopperBwdConfig : ScoreConfig {
   constexpr bool own_couriers() const { return own_dq && ordered; }
   /// Whether there are couriers of either kind.
   constexpr bool carried() const { return couriers() || own_couriers(); }
+  /// Whether a warp beside the couriers awaits turns to add to a group's dk and dv, and hands them on: each takes 1,000
+  /// cycles and more, for which warps that compute would stand still.
+  constexpr bool tells_groups() const { return grouped && couriers(); }
   /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
   constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
@@ -130,7 +133,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// The warps that say that they have read where a tile of keys is: all where the loader runs ahead of them, which too
   /// is one of them, else those that draw.
   constexpr int32_t item_readers() const {
-    const int32_t carriers = carried() ? kCouriers : 0, dq = (own_dq ? 0 : kDqWarps) + carriers;
+    const int32_t carriers = (carried() ? kCouriers : 0) + tells_groups(), dq = (own_dq ? 0 : kDqWarps) + carriers;
     if (loader_deals()) return 4 * kConsumers + dq + 1;
     return persistent && dropout ? kDrawWarps : 0;
   }

@@ -48,7 +48,7 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
                                 : c.own_couriers() ? (Config::kCouriers + 2) * kBarrier
                                                    : 0;
   const std::int32_t rings = c.stages + c.score_stages() + c.key_stages() + 1;
-  const std::int32_t barriers = 2 * kBarrier * rings + 8 * kBarrier + couriers;
+  const std::int32_t barriers = 2 * kBarrier * rings + 10 * kBarrier + couriers;
   const std::int32_t numbers = 2 * 32 + 2 * 16;  // of tiles of keys
   const std::int32_t bytes = keys + c.stages * queries + scores + handover + kept + barriers + numbers;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);

@@ -2,7 +2,6 @@
 // possible: each one must be caught, by the checks or by the result.
 #include <array>
 #include <cmath>
-#include <cstring>
 
 #include "../support/dense_call.hpp"
 #include "backends/cuda/hopper/lowering.hpp"
@@ -182,9 +181,8 @@ class HopperCall {
     device.shared_bytes = 227 << 10;
     device.multiprocessors = kBlocks;
     launch_ = *hopper::lower(problem, device).lowering.launches().at(0);
-    std::memcpy(static_cast<void*>(&params), launch_.params.data(), sizeof params);
+    bind_params(launch_, &params_of_call_, params);
     params.order = hopper::tile_order(problem, {kConfig}, kBlocks);
-    launch_.bind(&params_of_call_, &params);
     params.tile_counter = counter.data();
     for (const std::size_t keys : {1U, 2U}) launch_.tensor_maps.at(keys).map.box[1] = kConfig.keys_of_box();
   }

@@ -300,6 +300,60 @@ TEST(HopperPaths, ReferencesThatStepAndJump) {
   }
 }
 
+/// In fp8 weights that have been rounded are looked at, not scores: of rows whose scores rise by little, by more than
+/// e4m3 holds, and by more than fp32 holds, each gets the bits that it has among rows of its own kind.
+TEST(HopperPaths, GreatAndLostWeights) {
+  const std::vector<double> rises = {0.015625, 0.03125, 0.125, 0.5, 1.0, 4.0};  // of 135 nats a tile of 96 keys
+  const Sizes sizes{.seqlen_q = 48, .seqlen_k = 430, .heads_q = 1, .dim = 128, .dim_v = 128, .dtype = DType::fp8_e4m3};
+  for (const double sign : {1.0, -1.0}) {
+    const auto run = [&](const std::string& implementation, auto rise_of_row) {
+      DenseCall call(sizes);
+      call.out = Tensor(DType::bf16, {1, sizes.seqlen_q, 1, sizes.dim_v});
+      call.options.softmax_scale = 1.0;
+      call.q.fill_with([&](auto position) { return sign * rise_of_row(static_cast<std::size_t>(position[1])); });
+      call.k.fill_with([](auto position) { return static_cast<double>(position[1]) * 90.0 / 64.0 / 128.0; });
+      call.forward(implementation);
+      return call;
+    };
+    // Of a lane's two rows, and of those of a warp, one is of this kind and another of that.
+    const auto kind_of = [&](std::size_t row) { return row / 8 % 2 == 0 ? 0 : (row + row / 16) % rises.size(); };
+    const auto mixed = [&](std::size_t row) { return rises[kind_of(row)]; };
+    const DenseCall expected = run("reference", mixed), call = run(std::string(kHopper), mixed);
+    EXPECT_LT(largest_difference(call.out, expected.out), 0.15) << sign;
+    for (std::int64_t row = 0; row < sizes.seqlen_q; ++row) {
+      const double bound = 2e-3 * std::max(1.0, std::abs(expected.lse.at(row)));
+      EXPECT_NEAR(call.lse.at(row), expected.lse.at(row), bound) << row;
+    }
+    for (std::size_t kind = 0; kind < rises.size(); ++kind) {
+      const DenseCall alike = run(std::string(kHopper), [&](std::size_t) { return rises[kind]; });
+      for (std::int64_t row = 0; row < sizes.seqlen_q; ++row) {
+        if (kind_of(static_cast<std::size_t>(row)) != kind) continue;
+        EXPECT_EQ(call.lse.at(row), alike.lse.at(row)) << row;
+        for (std::int64_t i = row * sizes.dim_v; i < (row + 1) * sizes.dim_v; ++i)
+          ASSERT_EQ(call.out.at(i), alike.out.at(i)) << row;
+      }
+    }
+  }
+}
+
+/// A row whose first key begins a tile that all rows see whole has no reference yet, and weights by none would vanish.
+TEST(HopperPaths, FirstKeysInTilesWithoutMasks) {
+  const Sizes sizes{.seqlen_q = 128, .seqlen_k = 430, .heads_q = 1, .dim = 128, .dim_v = 64, .dtype = DType::fp8_e4m3};
+  DenseCall expected(sizes), call(sizes);
+  for (DenseCall* each : {&expected, &call}) {
+    each->out = Tensor(DType::bf16, {1, sizes.seqlen_q, 1, sizes.dim_v});
+    each->q.fill_with([](auto) { return 1.0; });
+    each->k.fill_with([](auto position) { return position[1] % 3 == 0 ? -1.0 : -1.125; });
+    each->options.softmax_scale = 1.0;
+    each->options.window_left = 430 - 1 - 2 * 96;  // the last query's keys begin with the third tile of 96
+    each->options.batch_invariant = true;          // keys come in one part
+  }
+  expected.forward();
+  call.forward(std::string(kHopper));
+  EXPECT_LT(largest_difference(call.out, expected.out), 0.05);
+  EXPECT_LT(largest_difference(call.lse, expected.lse), 2e-2);
+}
+
 TEST(HopperPaths, TheSeedOfTheOrderChangesNoBit) {
   std::vector<double> first;
   for (const char* seed : {"0", "1", "77"}) {

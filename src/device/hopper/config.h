@@ -31,9 +31,10 @@ struct HopperForwardConfig : ScoreConfig {
   Flag turns = 1;        // computing warpgroups take turns at issuing products
   Flag dynamic = 1;      // tiles from a counter in memory, else dealt out beforehand
   Flag watch_sums = 0;   // a row's reference moves when its sum has grown far, else when a score passes it by far; bf16
-  Flag windowed = 0;     // of a ranged config: keys on the left are hidden too
-  Flag pack_gqa = 0;     // rows of a block are (query, head of the group) pairs
-  Flag split = 0;        // keys come in parts, each of which leaves its own sums for combine; q_stages is 1 then
+  Flag watch_weights = 0;  // fp8: when a rounded weight is near the greatest that e4m3 holds, else likewise
+  Flag windowed = 0;       // of a ranged config: keys on the left are hidden too
+  Flag pack_gqa = 0;       // rows of a block are (query, head of the group) pairs
+  Flag split = 0;          // keys come in parts, each of which leaves its own sums for combine; q_stages is 1 then
   Flag sink = 0;
   Flag cached = 0;        // K and V are a cache, whose sequences are found as a KV cache step has them
   int32_t page_size = 0;  // of a cached config; 0: contiguous
@@ -46,6 +47,7 @@ struct HopperForwardConfig : ScoreConfig {
   static constexpr int32_t kRows = 64;                    // of a warpgroup
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
   constexpr bool fp8() const { return q_type == kE4m3; }  // Q, K and V are; V is transposed on its way
+  constexpr bool watches() const { return watch_sums || watch_weights; }  // and compares no score as a rule
   constexpr int32_t element_bytes() const { return fp8() ? 1 : 2; }
   constexpr int32_t depth() const { return kStepBytes / element_bytes(); }
   constexpr int32_t consumers() const { return waves / 4 - 1; }
@@ -73,8 +75,8 @@ struct HopperForwardConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
-    visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("windowed", c.windowed);
-    visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
+    visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("watch_weights", c.watch_weights);
+    visit("windowed", c.windowed), visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
     visit("cached", c.cached), visit("page_size", c.page_size), visit("bounded", c.bounded);
     visit("bias_boxes", c.bias_boxes), visit("scales_late", c.scales_late);
     visit("normal_bound", c.normal_bound), visit("clustered", c.clustered);

@@ -18,7 +18,7 @@ class ForwardConsumer {
   using Out = typename Weights::Out;
 
   static constexpr bool kStagesOut = Shared::kStagesOut;
-  static constexpr bool kWatches = C.watch_sums != 0, kBoxesBias = C.bias_boxes != 0;
+  static constexpr bool kWatches = C.watches(), kBoxesBias = C.bias_boxes != 0;
   static constexpr bool kFetchesEarly = BoxedBias<Machine, C>::kFetchesEarly;
 
  public:

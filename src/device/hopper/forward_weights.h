@@ -17,7 +17,7 @@ class ForwardWeights {
  public:
   using Scores = Fragment<Ops, 16, C.block_n>;  // a warp's part of its warpgroup's 64 rows
   using Out = Fragment<Ops, 16, C.head_dim_v>;
-  using Softmax = SteadySoftmax<Scores, C.v_type>;
+  using Softmax = SteadySoftmax<Scores, C.v_type, C.watch_weights != 0>;
   using PerRow = typename Softmax::PerRow;
   using NoRest = typename Softmax::NoRest;
 
@@ -85,8 +85,8 @@ class ForwardWeights {
     if constexpr (C.bias_boxes) rows_.fetch_bias(bias);
   }
 
-  /// S of a later tile becomes P. Where sums are watched, scores are compared only in masked tiles, in which rows see
-  /// their first key, and after a sum has grown, since more of that kind are to be expected.
+  /// S of a later tile becomes P. Where sums or weights are watched, scores are compared only in masked tiles, in which
+  /// rows see their first key, and after a sum has grown, since more of that kind are to be expected.
   template <bool kMasked, class OnceFree>
   TILEWISE_INLINE void become(const HopperForwardParams& p, int32_t tile, Out& O, const OnceFree& once_free) {
     if constexpr (Rows::kSlopesProducts && !kMasked) {
@@ -99,11 +99,23 @@ class ForwardWeights {
     }
   }
 
-  /// Where sums are watched: lowers the weights of rows that have grown far. Q, K and the bias are what the scores of
-  /// this tile of keys came from.
+  /// Where sums or weights are watched: lowers the weights of rows that have grown far. Q, K and the bias are what the
+  /// scores of this tile of keys came from.
   template <class RowTile, class KeyTile, class BiasTile>
   TILEWISE_INLINE void watch(const HopperForwardParams& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K,
                              BiasTile& bias) {
+    if constexpr (C.watch_weights) {
+      watch_weights(O, Q, K);
+    } else {
+      watch_sums(p, tile, O, Q, K, bias);
+    }
+  }
+
+ private:
+  /// A sum that has grown far lowers its row's weights by a power of 2.
+  template <class RowTile, class KeyTile, class BiasTile>
+  TILEWISE_INLINE void watch_sums(const HopperForwardParams& p, int32_t tile, Out& O, RowTile& Q, KeyTile& K,
+                                  BiasTile& bias) {
     if (!softmax.has_grown()) return;
     careful_ = true;
     const PerRow lost = softmax.lost_rows(sum_before_);
@@ -126,7 +138,30 @@ class ForwardWeights {
     }
   }
 
- private:
+  /// Rounded bytes are looked at, 18 instructions for 96 keys, where comparing scores takes 26 and every exponential
+  /// waits for the answer: at head_dim 128 a call takes 6% less. What has passed e4m3 is right in S still.
+  template <class RowTile, class KeyTile>
+  TILEWISE_INLINE void watch_weights(Out& O, RowTile& Q, KeyTile& K) {
+    if (!has_great_weight()) return;
+    PerRow lost, factor;
+    const uint32_t moved = softmax.refer_to_weights(S, scale_, factor, lost);
+    Softmax::scale_moved(O, moved, factor);
+    Softmax::scale_moved(S, moved, factor);
+    round<0, kElements>(moved);
+    if (Machine::any(lost[0] + lost[1] > 0.0f)) weigh_lost(O, lost, Q, K);
+  }
+  /// In any of the warp's lanes.
+  TILEWISE_INLINE bool has_great_weight() const {
+    constexpr uint32_t kEachByte = 0x01010101u;
+    uint32_t great = 0;
+    TILEWISE_UNROLL
+    for (const WgmmaRegisters& part : P) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) great |= part.word[i] + softmax.great_byte(i % 2) * kEachByte;
+    }
+    return Machine::any((great & 0x80u * kEachByte) != 0);
+  }
+
   static constexpr int kElements = Softmax::kElements;
   /// Draws, by 32 keys, that are made beside a tile's products; the others are made beside its exponentials, where head
   /// dims are small: to 64 columns 2 to 8% of time. Products share their time with draws, exponentials hide some.
@@ -147,9 +182,10 @@ class ForwardWeights {
   TILEWISE_INLINE void adjusted_become(const HopperForwardParams& p, const Rest& rest, Out& O,
                                        const OnceFree& once_free) {
     PerRow factor;
-    const bool compares = !C.bounded && (kMasked || !C.watch_sums || careful_);
+    const bool compares = !C.bounded && (kMasked || !C.watches() || (C.watch_sums && careful_));
     const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
+    if constexpr (C.watch_weights && !kMasked) softmax.look_at_sums();
     weigh(p, rest, O, once_free);
     if (moved != 0) Softmax::scale_moved(O, moved, factor);
   }
@@ -182,8 +218,8 @@ class ForwardWeights {
     }
   }
   /// Two columns of one tile of 8 and two of the next, as fp8's transposed V has its keys.
-  TILEWISE_INLINE uint32_t rounded_bytes(int col_tile, int slot) const {
-    const Sm80Accumulator &x = S.tile[0][col_tile], &y = S.tile[0][col_tile + 1];
+  TILEWISE_INLINE uint32_t rounded_bytes(const Sm80Accumulator& x, const Sm80Accumulator& y, int col_tile,
+                                         int slot) const {
     const int i = 2 * slot;
     const uint32_t word = Machine::pack_e4m3(x[i], x[i + 1], y[i], y[i + 1]);
     if constexpr (C.dropout) {
@@ -194,13 +230,23 @@ class ForwardWeights {
       return word;
     }
   }
+  /// visit(word of P, slot of its row, what it is to be): of bytes of tile c of 8 columns, and of the next one.
+  template <class Visit>
+  TILEWISE_INLINE void for_each_rounded(int c, const Sm80Accumulator& x, const Sm80Accumulator& y, const Visit& visit) {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      visit(P[c / 4].word[slot + c % 4], slot, rounded_bytes(x, y, c, slot));
+    }
+  }
+  /// Of rows whose slot is among `slots`, in fp8.
   template <int kFrom, int kTo>
-  TILEWISE_INLINE void round() {
+  TILEWISE_INLINE void round(uint32_t slots = 3) {
     if constexpr (C.fp8()) {
       TILEWISE_UNROLL
       for (int c = kFrom / 4; c < kTo / 4; c += 2) {
-        TILEWISE_UNROLL
-        for (int slot = 0; slot < 2; ++slot) P[c / 4].word[slot + c % 4] = rounded_bytes(c, slot);
+        for_each_rounded(c, S.tile[0][c], S.tile[0][c + 1], [&](uint32_t& word, int slot, uint32_t rounded) {
+          if ((slots >> slot & 1) != 0) word = rounded;
+        });
       }
     } else {
       TILEWISE_UNROLL
@@ -244,6 +290,51 @@ class ForwardWeights {
         Machine::template mma<C.q_type>(S.tile[0][c + 1], rows, keys[2], keys[3]);
       }
     }
+  }
+
+  /// Some rows' greatest weight has passed what fp32 holds: weights from their scores once more.
+  template <class RowTile, class KeyTile>
+  TILEWISE_INLINE void weigh_lost(Out& O, const PerRow& lost, RowTile& Q, KeyTile& K) {
+    static_assert(C.plain_scale);
+    multiply_bytes_again(Q, K);
+    PerRow factor;
+    softmax.refer_to_lost(S, scale_, lost, factor);
+    O.scale_rows(factor);
+    TILEWISE_UNROLL
+    for (int c = 0; c < Scores::kColTiles; c += 2) {
+      Sm80Accumulator weights[2] = {S.tile[0][c], S.tile[0][c + 1]};
+      softmax.weigh_lost(weights, scale_, lost);
+      for_each_rounded(c, weights[0], weights[1],
+                       [&](uint32_t& word, int slot, uint32_t rounded) { word = lost[slot] != 0.0f ? rounded : word; });
+    }
+  }
+  /// multiply_again() of bytes, one 16 keys after the other, since registers are few.
+  template <class RowTile, class KeyTile>
+  TILEWISE_INLINE void multiply_bytes_again(RowTile& Q, KeyTile& K) {
+    constexpr int kPieces = C.head_dim / 16, kChunkPieces = kChunkRowBytes / 16;
+    S.clear();
+    TILEWISE_UNROLL
+    for (int c = 0; c < Scores::kColTiles; c += 2) {
+      TILEWISE_NO_UNROLL
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const int lane = Machine::lane(), row = lane % 16;
+        uint8_t* const chunk = lane < 16 ? Q.chunk(piece / kChunkPieces) + warp_row<Machine>() * kChunkRowBytes
+                                         : K.chunk(piece / kChunkPieces) + 8 * c * kChunkRowBytes;
+        uint32_t bytes[4];  // of rows 0 to 7 and 8 to 15, of keys likewise
+        Machine::load_matrices(bytes, chunk + KeyTile::place_of(row, piece % kChunkPieces));
+        multiply_bytes(S.tile[0][c], S.tile[0][c + 1], bytes);
+      }
+    }
+  }
+  /// As f16, which e4m3 is exactly, in an order that rows and keys share.
+  TILEWISE_INLINE static void multiply_bytes(Sm80Accumulator& first, Sm80Accumulator& second,
+                                             const uint32_t (&bytes)[4]) {
+    uint32_t pairs[4][2];
+    TILEWISE_UNROLL
+    for (int i = 0; i < 4; ++i) Machine::template unpack_e4m3<kF16>(pairs[i], bytes[i]);
+    const uint32_t rows[4] = {pairs[0][0], pairs[1][0], pairs[0][1], pairs[1][1]};
+    Machine::template mma<kF16>(first, rows, pairs[2][0], pairs[2][1]);
+    Machine::template mma<kF16>(second, rows, pairs[3][0], pairs[3][1]);
   }
 
   float scale_;  // from scores to units of log2

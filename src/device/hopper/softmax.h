@@ -20,6 +20,12 @@ struct WeightRange {
   /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
   /// jump of 59 nats from one tile to the next is not lost.
   static constexpr float kMostSum = 0x1p41f;
+  /// In e4m3, where weights are watched, one that rounds to 2^8 or more is great: a row that has few others errs by
+  /// what its greatest is rounded by, unless that is a power of 2. Once a lane's part of the row's sum is beyond
+  /// kManyWeights none tells so much, and one that rounds to 448 is, as all do that are greater.
+  static constexpr float kGreatWeight = 248.0f, kGreatestWeight = 432.0f, kManyWeights = 224.0f;
+  /// From here on a weight may be any score's; beside it what the row has seen before counts for nothing.
+  static constexpr float kLostWeight = 0x1p100f;
   /// Where scores are bounded, the greatest weight that one may have. The least is 2^-104 with softcap 50.
   static constexpr float kMostBounded = 40.0f;
 };
@@ -37,7 +43,7 @@ TILEWISE_INLINE float log2_of_weights(float base, float sum) {
 }
 
 /// `scale` takes scores to units of log2 and is positive.
-template <class Scores, int kElement>
+template <class Scores, int kElement, bool kWatchesWeights = false>
 class SteadySoftmax {
   using Machine = typename Scores::Ops::Machine;
   using FragmentLayout = typename Scores::FragmentLayout;
@@ -59,7 +65,7 @@ class SteadySoftmax {
     PerRow chains[2];
   };
 
-  PerRow base;     // a score's weight is exp2(score * scale - base); 0 while a row has seen nothing
+  PerRow base;     // a score's weight is exp2(score * scale - base); kUnseen while a row has seen nothing
   PerRow row_sum;  // this lane's part of the weights' sum
 
   /// Where a row's weights are counted from, as another warp can take it over.
@@ -77,7 +83,7 @@ class SteadySoftmax {
     return factor;
   }
   /// Rows that have seen nothing yet.
-  TILEWISE_INLINE void clear() { base.fill(0.0f), row_sum.fill(0.0f), limit_.fill(-kInfinity); }
+  TILEWISE_INLINE void clear() { base.fill(kUnseen), row_sum.fill(0.0f), limit_.fill(-kInfinity); }
 
   /// Takes the first tile's maximum as reference.
   TILEWISE_INLINE void start(const Scores& S, float scale) {
@@ -208,6 +214,64 @@ class SteadySoftmax {
     return lost;
   }
 
+  /// Where weights are watched, before those of a tile join their sum.
+  TILEWISE_INLINE void look_at_sums() {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) many_[slot] = row_sum[slot] > Range::kManyWeights;
+  }
+  /// What brings a great weight's byte, and that of one that is no number, to bit 7, which no weight has.
+  TILEWISE_INLINE uint32_t great_byte(int slot) const { return many_[slot] ? 0x80u - 0x7Eu : 0x80u - 0x78u; }
+  /// Of a tile's weights in S: rows of which a lane has a great one take their greatest as reference, as if its score
+  /// had been compared, and of their slots a bit is set: O and S are then to be multiplied by `factor`. lost: 1 for
+  /// rows whose greatest weight may be that of any score, which stay as they are.
+  TILEWISE_INLINE uint32_t refer_to_weights(const Scores& S, float scale, PerRow& factor, PerRow& lost) {
+    PerRow most = greatest_as<int32_t>(S);
+    bool great[kSlots];
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const float least = many_[slot] ? Range::kGreatestWeight : Range::kGreatWeight;
+      great[slot] = has_lane_of_row(Machine::lanes_where(most[slot] >= least));
+    }
+    reduce_rows<Machine, FragmentLayout>(most, [](float a, float b) { return higher(a, b); });
+    uint32_t moved = 0;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const bool is_lost = most[slot] >= Range::kLostWeight, moves = great[slot] && most[slot] < Range::kLostWeight;
+      const float before = base[slot], reference = before + (Machine::log2(most[slot]) - Range::kStart);
+      lost[slot] = is_lost ? 1.0f : 0.0f;
+      factor[slot] = moves ? Machine::exp2(before - reference) : 1.0f;
+      base[slot] = moves ? reference : before;
+      limit_[slot] += moves ? (reference - before) * Machine::reciprocal(scale) : 0.0f;
+      row_sum[slot] *= factor[slot];
+      if (Machine::any(moves)) moved |= 1u << slot;
+    }
+    return moved;
+  }
+
+  /// Lost rows take their greatest score as reference, beside which what they have seen counts for nothing.
+  TILEWISE_INLINE void refer_to_lost(const Scores& S, float scale, const PerRow& lost, PerRow& factor) {
+    PerRow row_max = greatest_as<float>(S);
+    reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const bool is_lost = lost[slot] != 0.0f;
+      factor[slot] = is_lost ? 0.0f : 1.0f;
+      // A sum that is no number stays so.
+      row_sum[slot] = is_lost && row_sum[slot] == row_sum[slot] ? 0.0f : row_sum[slot];
+      if (is_lost) refer_to(slot, row_max[slot], scale);
+    }
+  }
+  /// Scores become weights, and those of lost rows join their sum.
+  TILEWISE_INLINE void weigh_lost(Sm80Accumulator (&tiles)[2], float scale, const PerRow& lost) {
+    TILEWISE_UNROLL
+    for (int i = 0; i < 2 * kRegisters; ++i) {
+      const int slot = FragmentLayout::slot(i % kRegisters);
+      float& x = tiles[i / kRegisters][i % kRegisters];
+      x = Machine::exp2(x * scale - base[slot]);
+      row_sum[slot] += lost[slot] != 0.0f ? x : 0.0f;
+    }
+  }
+
   /// Rows of O whose slot is among `moved`, by move()'s factors.
   template <class Out>
   TILEWISE_INLINE static void scale_moved(Out& O, uint32_t moved, const PerRow& factor) {
@@ -221,6 +285,9 @@ class SteadySoftmax {
   TILEWISE_INLINE void reduce_sum() {
     reduce_rows<Machine, FragmentLayout>(row_sum, [](float a, float b) { return a + b; });
   }
+
+  /// Where weights are watched, the first score that a row sees is to have a weight that is lost.
+  static constexpr float kUnseen = kWatchesWeights ? -0x1p100f : 0.0f;
 
  private:
   TILEWISE_INLINE static float completed(float x, const NoRest&, int, float) { return x; }
@@ -270,7 +337,7 @@ class SteadySoftmax {
   TILEWISE_INLINE static bool has_lane_of_row(uint32_t lanes) { return (lanes >> (Machine::lane() & 28) & 15u) != 0; }
 
   TILEWISE_INLINE void refer_to(int slot, float row_max, float scale) {
-    base[slot] = row_max == -kInfinity ? 0.0f : row_max * scale - Range::kStart;
+    base[slot] = row_max == -kInfinity ? kUnseen : row_max * scale - Range::kStart;
     limit_[slot] = row_max + Range::kReach / scale;
   }
 
@@ -308,7 +375,8 @@ class SteadySoftmax {
   TILEWISE_INLINE static float greater(float a, float b) { return higher(a, b); }
   TILEWISE_INLINE static int32_t greater(int32_t a, int32_t b) { return maximum(a, b); }
 
-  PerRow limit_;  // a score above it moves the reference; -infinity while a row has seen nothing
+  bool many_[kSlots];  // where weights are watched: whether the lane's part of the row's sum was that of many
+  PerRow limit_;       // a score above it moves the reference; -infinity while a row has seen nothing
 };
 
 }  // namespace tilewise::device

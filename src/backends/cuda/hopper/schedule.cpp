@@ -288,6 +288,7 @@ HopperForwardConfig with_tile(HopperForwardConfig c, const Tile& tile) {
   c.q_stages = tile.q_stages;
   c.watch_sums = tile.watch_sums && c.q_type == device::kBf16;
   c.clustered = tile.clustered;
+  c.watch_weights = c.fp8() && !c.dropout && c.plain_scale;
   return c.bias_boxes ? with_room_for_bias(c) : c;
 }
 

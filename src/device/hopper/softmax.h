@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/common/float16.h"
+#include "device/common/float8.h"
 #include "device/common/tensors.h"
 #include "device/tile/fragment.h"
 
@@ -220,7 +221,11 @@ class SteadySoftmax {
     for (int slot = 0; slot < kSlots; ++slot) many_[slot] = row_sum[slot] > Range::kManyWeights;
   }
   /// What brings a great weight's byte, and that of one that is no number, to bit 7, which no weight has.
-  TILEWISE_INLINE uint32_t great_byte(int slot) const { return many_[slot] ? 0x80u - 0x7Eu : 0x80u - 0x78u; }
+  TILEWISE_INLINE uint32_t great_byte(int slot) const {
+    constexpr uint32_t kBit7 = 0x80, kGreat = float_to_e4m3(Range::kGreatWeight),
+                       kGreatest = float_to_e4m3(Range::kGreatestWeight);
+    return kBit7 - (many_[slot] ? kGreatest : kGreat);
+  }
   /// Of a tile's weights in S: rows of which a lane has a great one take their greatest as reference, as if its score
   /// had been compared, and of their slots a bit is set: O and S are then to be multiplied by `factor`. lost: 1 for
   /// rows whose greatest weight may be that of any score, which stay as they are.

@@ -3,6 +3,7 @@ with stand-ins for the libraries. tests/gpu/test_gpu_bench.py runs the whole of 
 
 import csv
 import dataclasses
+import itertools
 import math
 import threading
 
@@ -15,7 +16,7 @@ from tilewise.bench import arguments, ceilings, cli, gpu, reference, runner
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import RIVALS, Tilewise, Unsupported
 from tilewise.bench.device_reference import Scoring, exact_attention
-from tilewise.bench.device_timing import MAX_SAMPLES, MIN_SAMPLES, measure
+from tilewise.bench.device_timing import MAX_SAMPLES, MIN_SAMPLES, measure, sustain
 from tilewise.bench.inputs import make_inputs, to_reference
 from tilewise.bench.runner import Settings
 from tilewise.bench.shapes import Case, problem_text
@@ -89,6 +90,23 @@ class CountingClock:
 
     def seconds(self, first, second):
         return second - first
+
+
+def test_sustained_calls_are_timed_when_half_of_their_time_has_passed():
+    clock, order = CountingClock(), []
+
+    def call(name, cold, hot):
+        clock.now += hot if order[-16:] == [name] * 16 else cold
+        order.append(name)
+
+    calls = {"a": lambda: call("a", 1.0, 0.5), "b": lambda: call("b", 2.0, 4.0)}
+    timings = sustain(calls, clock, seconds=64.0, turns=2)
+    assert timings == {"a": Timing((0.5, 0.5)), "b": Timing((4.0, 4.0))}
+    assert [name for name, _ in itertools.groupby(order)] == ["a", "b", "a"]  # turns of a, b, b and a
+    assert order.index("b") == 1 + MIN_SAMPLES + 2 * 32
+    order.clear()
+    assert sustain(calls, clock, seconds=0.1, turns=1)["a"] == Timing((1.0,))  # too few to get hot
+    assert sustain({}, clock, 1.0, 1) == {}
 
 
 def test_samples_alternate_and_fill_the_time():

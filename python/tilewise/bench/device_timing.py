@@ -86,6 +86,19 @@ def measure(
     return {name: Timing(tuple(clock.seconds(*pair) for pair in pairs)) for name, pairs in marks.items()}
 
 
+def sustain(calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: float, turns: int) -> dict[str, Timing]:
+    """Times each function call after call for `seconds`, in as many turns of all of them.
+
+    Of a turn the second half counts: a GPU at its power limit has the clock by then that this function's power allows,
+    if a turn is about a second. In turns of 0.2 s an H200 still had the clock for what came before (8% of the time);
+    where single calls alternate, as measure() has them, all run at one clock, for the mean of their power.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for name in turn_by_turn(list(calls), turns):
+        samples[name].append(_sustained(calls[name], clock, seconds))
+    return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
 def graph_of(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """One CUDA graph of all calls, so that the host takes no part in their time; replays it when called."""
     import torch
@@ -102,6 +115,25 @@ def graph_of(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
             call()
     replay: Callable[[], object] = graph.replay
     return replay
+
+
+def _sustained(call: Callable[[], object], clock: Clock, seconds: float) -> float:
+    call()
+    clock.wait()
+    once = clock.seconds(*_burst(call, clock, MIN_SAMPLES)) / MIN_SAMPLES
+    rounds = max(MIN_SAMPLES, int(seconds / 2 / max(once, 1e-7)))
+    for _ in range(rounds):
+        call()
+    return clock.seconds(*_burst(call, clock, rounds)) / rounds
+
+
+def _burst(call: Callable[[], object], clock: Clock, calls: int) -> tuple[Any, Any]:
+    first = clock.mark()
+    for _ in range(calls):
+        call()
+    last = clock.mark()
+    clock.wait()
+    return first, last
 
 
 def _timed(call: Callable[[], object], clock: Clock, before: Callable[[], object]) -> tuple[Any, Any]:

@@ -31,7 +31,6 @@ INSTRUCTIONS = {
     "fadd": "FADD",
     "fmul": "FMUL",
     "ffma": "FFMA",
-    "iadd": "IADD",
     "lop3": "LOP3",
     "prmt": "PRMT",
     "max": "FMNMX",

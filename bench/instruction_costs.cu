@@ -6,10 +6,16 @@ namespace tilewise::device {
 
 using Machine = HopperMachine;
 
-constexpr int kGroup = 128;                  // threads of a warpgroup
-constexpr int kWorkers = 2, kRepeats = 800;  // warpgroups; of a mix, so that the loop's own instructions don't count
+// instruction_costs.py reads these.
+constexpr int kGroup = 128;    // threads of a warpgroup
+constexpr int kWorkers = 2;    // warpgroups
+constexpr int kScores = 8;     // of a lane, that a mix is of
+constexpr int kRepeats = 800;  // of a mix, unrolled eight times, so that the loop's own instructions don't count
+constexpr int kSharedBytes = 51200;
+
 constexpr int kRows = 64, kColumns = 128;    // of a product 16 deep: 64 cycles of the matrix unit
 constexpr int kDepth = 128, kProducts = 64;  // of the tiles; between two looks at whether to go on
+constexpr int kUnrolled = 8;
 enum NamedBarriers : int { kBegin = 1, kWorkersDone, kLook };
 
 struct Shared {
@@ -18,11 +24,12 @@ struct Shared {
   volatile int done;
   int goes_on;
 };
+static_assert(sizeof(Shared) <= kSharedBytes);
 
-/// Eight independent values of each kind, of a lane.
+/// Independent values of each kind, of a lane.
 struct Values {
-  float score[8], weight[8], sum[8], packed[8], addend[8], factor;
-  uint32_t word[8], bits[8], draw[8], low[8];
+  float score[kScores], weight[kScores], sum[kScores], packed[kScores], addend[kScores], factor;
+  uint32_t word[kScores], bits[kScores], draw[kScores], low[kScores];
 };
 
 // One instruction each, of values that no other one of the mix has, unless a kernel's would. ptxas keeps them all:
@@ -101,7 +108,7 @@ TILEWISE_INLINE void work(Shared& shared, bool beside, float factor, uint64_t* t
   const auto lane = static_cast<float>(threadIdx.x);
   Values x{};
   x.factor = factor;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kScores; ++i) {
     const auto number = static_cast<uint32_t>(i);
     x.score[i] = x.sum[i] = factor * lane + number, x.weight[i] = x.packed[i] = number, x.addend[i] = lane - number;
     x.word[i] = threadIdx.x * 7 + number, x.bits[i] = threadIdx.x * 5 + number, x.draw[i] = x.low[i] = ~x.word[i];
@@ -109,13 +116,13 @@ TILEWISE_INLINE void work(Shared& shared, bool beside, float factor, uint64_t* t
   Machine::named_barrier_sync(kBegin, (kWorkers + (beside ? 1 : 0)) * kGroup);
   const long long begin = clock64();
   TILEWISE_NO_UNROLL
-  for (int repeat = 0; repeat < kRepeats; repeat += 8) {
+  for (int repeat = 0; repeat < kRepeats; repeat += kUnrolled) {
     TILEWISE_UNROLL
-    for (int i = 0; i < 8; ++i) Mix::work(x);
+    for (int i = 0; i < kUnrolled; ++i) Mix::work(x);
   }
   const long long end = clock64();
   float all = 0;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kScores; ++i) {
     all += x.score[i] + x.weight[i] + x.sum[i] + x.packed[i] + static_cast<float>(x.word[i] ^ x.draw[i] ^ x.low[i]);
   }
   if (all == 1.0f) *sink = all;
@@ -149,7 +156,7 @@ TILEWISE_INLINE void measure(Shared& shared, int beside, float factor, uint64_t*
     TILEWISE_INLINE static void work(Values& x) { __VA_ARGS__ }                                                     \
   };                                                                                                                \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(384, 1)                                                              \
+  extern "C" __global__ void __launch_bounds__((tilewise::device::kWorkers + 1) * tilewise::device::kGroup, 1)      \
       measure_##name(int beside, float factor, unsigned long* to, float* sink) {                                    \
     extern __shared__ __align__(1024) unsigned char memory[];                                                       \
     tilewise::device::measure<tilewise::device::name>(*reinterpret_cast<tilewise::device::Shared*>(memory), beside, \

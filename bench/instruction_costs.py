@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,19 @@ from tilewise.bench.markdown import table
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURE = "sm_90a"
-SCORES = 8  # of a lane, that a mix is written for
-WORKERS, REPEATS, PRODUCT_CYCLES = 2, 800, 64  # as the .cu file has them
-THREADS, SHARED_BYTES = 384, 50 * 1024
+PRODUCT_CYCLES = 64  # of a product, as quick as the matrix unit is
 RUNS = 5
+
+
+def constant(name: str) -> int:
+    """Of the kernel's source."""
+    found = re.search(rf"^constexpr int {name} = (\d+);", SOURCE.read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{SOURCE.name} has no number {name}")
+    return int(found[1])
+
+
+SCORES, REPEATS, WORKERS = (constant(name) for name in ("kScores", "kRepeats", "kWorkers"))
 
 INSTRUCTIONS = {
     "fadd": "FADD",
@@ -134,7 +144,8 @@ class Measurement:
     def run(self, mix: str, beside: bool) -> list[int]:
         pointer = self._answer.data_ptr()
         arguments = [ctypes.c_int(beside), ctypes.c_float(1.1), ctypes.c_void_p(pointer), ctypes.c_void_p(pointer + 24)]
-        self._module.launch(f"measure_{kernel_name(mix)}_", THREADS, SHARED_BYTES, arguments)
+        threads = (WORKERS + 1) * constant("kGroup")
+        self._module.launch(f"measure_{kernel_name(mix)}_", threads, constant("kSharedBytes"), arguments)
         return [int(number) for number in self._answer.tolist()]
 
     def cost(self, mix: str) -> Cost:

@@ -24,6 +24,12 @@ def test_a_mix_of_eight_scores(costs):
         assert name in costs.INSTRUCTIONS
 
 
+def test_constants_are_the_kernels(costs):
+    assert costs.constant("kGroup") == 128
+    with pytest.raises(ValueError, match=r"instruction_costs\.cu has no number kNothing"):
+        costs.constant("kNothing")
+
+
 def test_least_cycles(costs):
     free = costs.Cost(alone=8.0, beside=8.0, product=64.0)
     assert costs.least_cycles([free], 16.0) == 16.0  # all of it beside half of the products

@@ -28,6 +28,7 @@ from gpu_cases import (
     grid_cases,
     option_cases,
 )
+from plain_beside import PlainBeside
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.argument_types import integer, list_of, one_of, regex, seconds
@@ -38,12 +39,13 @@ from tilewise.bench.gpu import gpu_kind, gpu_name, refusal
 from tilewise.bench.gpu_contenders import TorchCudnn
 from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.markdown import table
+from tilewise.bench.runner import Settings, run_on
 from tilewise.bench.shapes import Case, Pass
-from tilewise.bench.timing import geometric_mean
+from tilewise.bench.timing import Timing, geometric_mean
 
 KINDS = ("grid", "options", "fp8")
 FP8_SEQLEN = 8192
-Rates = dict[str, float]  # TFLOP/s by what was measured: "tilewise", "cuDNN", "plain"
+Rates = dict[str, float]  # TFLOP/s by what was measured: "tilewise", "torch_cudnn", "plain"
 
 
 def main() -> int:
@@ -110,22 +112,22 @@ def compile_cases(cases: Sequence[GpuCase], device: str) -> None:
 def measure_case(
     case: GpuCase, operation: Pass, device: str, clock: Clock, options: argparse.Namespace, order: int
 ) -> Rates:
-    """Beside the call without its option, or of the grid's cases beside cuDNN, where that is there."""
+    """Beside the call without its option, or of the grid's cases beside cuDNN. Whoever fails is named, and left out."""
+
+    def timer(calls: Mapping[str, Callable[[], object]]) -> Mapping[str, Timing]:
+        return sustain({name: calls[name] for name in list(calls)[::order]}, clock, options.seconds, options.turns)
+
+    tilewise = Tilewise()
+    plain = PlainBeside(case.plain, case.passes, device, tilewise) if case.plain else None
+    rivals: list[Contender[Case, Inputs]] = [] if plain else [TorchCudnn()]
+    settings = Settings(timer=plain.beside(timer, operation) if plain else timer)
     inputs = make_inputs(case.on(device), seed=0)
-
-    def call_of(library: Contender[Case, Inputs], measured: GpuCase, tensors: Inputs) -> Callable[[], object]:
-        return library.prepare(measured.on(device, operation), tensors).call
-
-    calls = {"tilewise": call_of(Tilewise(), case, inputs)}
-    work = {"tilewise": flops(case, operation)}
-    if case.plain:
-        plain = GpuCase(PLAIN, case.plain, case.passes)
-        calls["plain"] = call_of(Tilewise(), plain, make_inputs(plain.on(device), seed=0))
-        work["plain"] = flops(plain, operation)
-    elif not (cudnn := TorchCudnn()).missing() and options.device == "cuda":
-        calls["cuDNN"], work["cuDNN"] = call_of(cudnn, case, inputs), work["tilewise"]
-    timings = sustain({name: calls[name] for name in list(calls)[::order]}, clock, options.seconds, options.turns)
-    return {name: work[name] / timing.median / 1e12 for name, timing in timings.items()}
+    rows = run_on([inputs], case.on(device, operation), [tilewise, *rivals], settings, None)
+    for row in rows:
+        if not row.ok:
+            print(f"{row.library}: {case.label(operation)}: {row.status}", file=sys.stderr)
+    rates = {row.library: flops(case, operation) / row.median_us / 1e6 for row in rows if row.ok}
+    return {**rates, "plain": plain.tflops[operation]} if plain else rates
 
 
 def report(measured: Sequence[tuple[GpuCase, Pass, Rates]]) -> str:
@@ -145,7 +147,7 @@ def number(rates: Mapping[str, float], name: str) -> str:
 
 
 def ratio(rates: Mapping[str, float], beside: str) -> float | None:
-    return rates["tilewise"] / rates[beside] if beside in rates else None
+    return rates["tilewise"] / rates[beside] if {"tilewise", beside} <= set(rates) else None
 
 
 def ratio_text(rates: Mapping[str, float], beside: str) -> str:
@@ -158,7 +160,9 @@ def grid_table(measured: Sequence[tuple[GpuCase, Pass, Rates]]) -> str:
     lines = []
     for case, operation, rates in measured:
         place = [operation, str(case.shape.head_dim), case.mask, str(case.shape.seqlen_q)]
-        lines.append([*place, number(rates, "tilewise"), number(rates, "cuDNN"), ratio_text(rates, "cuDNN")])
+        lines.append(
+            [*place, number(rates, "tilewise"), number(rates, "torch_cudnn"), ratio_text(rates, "torch_cudnn")]
+        )
     return table(header, lines)
 
 
@@ -167,7 +171,7 @@ def summary(operation: Pass, measured: Sequence[tuple[GpuCase, Pass, Rates]]) ->
     ratios = {
         case.label(operation): value
         for case, of_pass, rates in measured
-        if of_pass == operation and (value := ratio(rates, "cuDNN")) is not None
+        if of_pass == operation and (value := ratio(rates, "torch_cudnn")) is not None
     }
     if not ratios:
         return ""

@@ -52,21 +52,24 @@ def test_tables(script, gpu_case):
     window = gpu_case("window", causal, ("forward",), plain=causal)
     text = script.report(
         [
-            (gpu_case("grid", full, ("forward",)), "forward", {"tilewise": 300.0, "cuDNN": 150.0}),
-            (gpu_case("grid", causal, ("forward",)), "forward", {"tilewise": 100.0, "cuDNN": 200.0}),
+            (gpu_case("grid", full, ("forward",)), "forward", {"tilewise": 300.0, "torch_cudnn": 150.0}),
+            (gpu_case("grid", causal, ("forward",)), "forward", {"tilewise": 100.0, "torch_cudnn": 200.0}),
             (window, "forward", {"tilewise": 90.0, "plain": 100.0}),
+            (gpu_case("softcap", full, ("forward",), plain=full), "forward", {"plain": 100.0}),
         ]
     )
     assert cells(text, "forward", "16", "full")[3:] == ["64", "300", "150", "2.00"]
     assert "forward: 1.000 times cuDNN's speed in the geometric mean, at least 0.500 (forward grid d16 s64" in text
     assert "backward:" not in text
     assert cells(text, "window")[1:] == ["16", "causal", "forward", "90", "100", "0.90"]
+    assert cells(text, "softcap")[3:] == ["forward", "-", "100", "-"]  # it failed
 
 
 def test_tiny_run(script, monkeypatch, capsys):
     tiny = ["--device", "cpu", "--tokens", "512", "--hidden", "16", "--seconds", "0.0001", "--turns", "1"]
     monkeypatch.setattr(sys, "argv", ["sustained_gpu.py", *tiny, "--filter", "grid|softcap", "--passes", "forward"])
     assert script.main() == 0
-    printed = capsys.readouterr().out
-    assert cells(printed, "forward", "16", "causal", "512")[-2:] == ["-", "-"]  # cuDNN is for CUDA devices
-    assert float(cells(printed, "softcap", "16", "causal")[-1]) > 0
+    printed = capsys.readouterr()
+    assert cells(printed.out, "forward", "16", "causal", "512")[-2:] == ["-", "-"]
+    assert "torch_cudnn: forward grid d16 s512 causal b1 h1: unsupported: cuDNN runs on CUDA devices" in printed.err
+    assert float(cells(printed.out, "softcap", "16", "causal")[-1]) > 0

@@ -55,6 +55,7 @@ from gpu_cases import (
     mla_cases,
     num_copies,
     option_cases,
+    passes_of,
 )
 from overhead_gpu import measure_overhead
 from plain_beside import PlainBeside
@@ -160,10 +161,7 @@ def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:
 
 
 def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, Pass]]:
-    for case in all_cases(options):
-        for operation in case.passes:
-            if options.filter is None or options.filter.search(case.label(operation)):
-                yield case, operation
+    return passes_of(all_cases(options), options.filter)
 
 
 def empty_results(options: argparse.Namespace) -> Json:

@@ -139,7 +139,7 @@ TILEWISE_INLINE void measure(Shared& shared, int beside, float factor, uint64_t*
   }
   if (threadIdx.x == 0) shared.done = 0;
   __syncthreads();
-  asm volatile("fence.proxy.async;" ::: "memory");
+  Machine::fence_shared_writes();
   __syncthreads();
   if (threadIdx.x < kWorkers * kGroup) {
     work<Mix>(shared, beside != 0, factor, to, sink);

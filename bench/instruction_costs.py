@@ -35,7 +35,8 @@ def constant(name: str) -> int:
     return int(found[1])
 
 
-SCORES, REPEATS, WORKERS = (constant(name) for name in ("kScores", "kRepeats", "kWorkers"))
+SCORES, REPEATS, WORKERS = constant("kScores"), constant("kRepeats"), constant("kWorkers")
+THREADS, SHARED_BYTES = (WORKERS + 1) * constant("kGroup"), constant("kSharedBytes")
 
 INSTRUCTIONS = {
     "fadd": "FADD",
@@ -144,8 +145,7 @@ class Measurement:
     def run(self, mix: str, beside: bool) -> list[int]:
         pointer = self._answer.data_ptr()
         arguments = [ctypes.c_int(beside), ctypes.c_float(1.1), ctypes.c_void_p(pointer), ctypes.c_void_p(pointer + 24)]
-        threads = (WORKERS + 1) * constant("kGroup")
-        self._module.launch(f"measure_{kernel_name(mix)}_", threads, constant("kSharedBytes"), arguments)
+        self._module.launch(f"measure_{kernel_name(mix)}_", THREADS, SHARED_BYTES, arguments)
         return [int(number) for number in self._answer.tolist()]
 
     def cost(self, mix: str) -> Cost:
@@ -168,7 +168,7 @@ def cost_rows(costs: Mapping[str, Cost], names: Mapping[str, str]) -> list[list[
 
 
 def report(instructions: Mapping[str, Cost], mixes: Mapping[str, Cost]) -> str:
-    header = ["beside", "cycles alone", "cycles beside products", "their rate"]
+    header = ["cycles alone", "cycles beside products", "their rate"]
     bounds = []
     plain = {dim: least_cycles([mixes["softmax"]], matrix_cycles(dim)) for dim in HEAD_DIMS}
     for kernel, parts in KERNELS.items():
@@ -177,8 +177,8 @@ def report(instructions: Mapping[str, Cost], mixes: Mapping[str, Cost]) -> str:
             bounds.append([kernel, str(dim), f"{matrix_cycles(dim):.1f}", f"{least:.1f}", f"{plain[dim] / least:.2f}"])
     return "\n\n".join(
         [
-            table(["instruction", *header[1:]], cost_rows(instructions, INSTRUCTIONS)),
-            table(["of a score", *header[1:]], cost_rows(mixes, {})),
+            table(["instruction", *header], cost_rows(instructions, INSTRUCTIONS)),
+            table(["of a score", *header], cost_rows(mixes, {})),
             table(["kernel", "head_dim", "cycles of products", "least cycles a score", "of softmax"], bounds),
         ]
     )

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
-from command_line import EXIT_FAILURE, EXIT_OK, PASSES
+from attention_gpu import compile_cases, kind_of
+from command_line import EXIT_FAILURE, EXIT_OK, PASSES, add_device
 from gpu_cases import (
     HEAD_DIMS,
     HIDDEN_SIZE,
@@ -27,15 +27,15 @@ from gpu_cases import (
     fp8_cases,
     grid_cases,
     option_cases,
+    passes_of,
 )
 from plain_beside import PlainBeside
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewise.bench.argument_types import integer, list_of, one_of, regex, seconds
-from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import Contender, Tilewise
 from tilewise.bench.device_timing import Clock, clock_of, sustain
-from tilewise.bench.gpu import gpu_kind, gpu_name, refusal
+from tilewise.bench.gpu import gpu_name, refusal
 from tilewise.bench.gpu_contenders import TorchCudnn
 from tilewise.bench.inputs import Inputs, make_inputs
 from tilewise.bench.markdown import table
@@ -50,13 +50,13 @@ Rates = dict[str, float]  # TFLOP/s by what was measured: "tilewise", "torch_cud
 
 def main() -> int:
     options = parse_arguments()
-    device = gpu_kind() if options.device == "cuda" else options.device
+    device = kind_of(options.device)
     if options.device == "cuda" and (reason := refusal(device)):
         print(f"sustained_gpu.py: {reason}", file=sys.stderr)
         return EXIT_FAILURE
     clock = clock_of(options.device)
     wanted = list(wanted_passes(options))
-    compile_cases([case for case, _ in wanted], device)
+    compile_cases(Tilewise(), [case for case, _ in wanted], options.device)
     print(gpu_name() if options.device == "cuda" else "none: measured on the CPU")
     measured: list[tuple[GpuCase, Pass, Rates]] = []
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -79,7 +79,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--filter", type=regex, metavar="REGEX", help="only cases whose label it matches")
     parser.add_argument("--seconds", type=seconds, default=0.8, help="of each call in a turn (default: 0.8)")
     parser.add_argument("--turns", type=integer(1), default=1, help="of each case (default: 1)")
-    parser.add_argument("--device", type=one_of(("cuda", "cpu")), default="cuda", help='"cpu" only tries the script')
+    add_device(parser)
     parser.add_argument("--tokens", type=integer(1), default=NUM_TOKENS, help="batch x seqlen (default: 16384)")
     parser.add_argument("--hidden", type=integer(1), default=HIDDEN_SIZE, help="heads x head_dim (default: 2048)")
     return parser.parse_args(arguments)
@@ -95,18 +95,7 @@ def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, Pass]]
         cases += option_cases(passes, min(OPTION_SEQLEN, tokens), min(OPTION_HEAD_DIM, hidden), hidden, tokens)
     if "fp8" in options.kinds and "forward" in passes:
         cases += fp8_cases(head_dims, [min(FP8_SEQLEN, tokens)], hidden, tokens)
-    for case in cases:
-        for operation in case.passes:
-            if case.kind != PLAIN and (options.filter is None or options.filter.search(case.label(operation))):
-                yield case, operation
-
-
-def compile_cases(cases: Sequence[GpuCase], device: str) -> None:
-    beside = [GpuCase(PLAIN, case.plain, case.passes) for case in cases if case.plain]
-    every = dict.fromkeys((*cases, *beside))
-    compiled = compile_all([(case.label(""), partial(Tilewise().warm_up, case.on(device))) for case in every])
-    for label, message in compiled.failures:
-        print(f"not compiled ahead: {label}: {message}", file=sys.stderr)
+    return passes_of([case for case in cases if case.kind != PLAIN], options.filter)
 
 
 def measure_case(

@@ -120,20 +120,19 @@ def graph_of(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
 def _sustained(call: Callable[[], object], clock: Clock, seconds: float) -> float:
     call()
     clock.wait()
-    once = clock.seconds(*_burst(call, clock, MIN_SAMPLES)) / MIN_SAMPLES
-    rounds = max(MIN_SAMPLES, int(seconds / 2 / max(once, 1e-7)))
+    rounds = max(MIN_SAMPLES, int(seconds / 2 / max(_mean(call, clock, MIN_SAMPLES), 1e-7)))
     for _ in range(rounds):
         call()
-    return clock.seconds(*_burst(call, clock, rounds)) / rounds
+    return _mean(call, clock, rounds)
 
 
-def _burst(call: Callable[[], object], clock: Clock, calls: int) -> tuple[Any, Any]:
+def _mean(call: Callable[[], object], clock: Clock, calls: int) -> float:
     first = clock.mark()
     for _ in range(calls):
         call()
     last = clock.mark()
     clock.wait()
-    return first, last
+    return clock.seconds(first, last) / calls
 
 
 def _timed(call: Callable[[], object], clock: Clock, before: Callable[[], object]) -> tuple[Any, Any]:

@@ -2,8 +2,9 @@
 
 The headline table: hidden size 2048, batch x seqlen = 16384, head_dim {64, 128, 256} x seqlen {512 .. 16384} x
 {full, causal}; head dims of MLA; long shapes in fp8; decode steps against the memory's bandwidth, and chunks of a
-prefill; a case for each option, and one of extreme scores, beside the same without; and what a call costs. Results go
-to bench/results/ as JSON, and with --write-docs into docs/benchmarks.md. See bench/README.md.
+prefill; a case for each option, and one of extreme scores, beside the same without; and what a call costs. Calls of all
+libraries alternate, or each library's follow each other (--timing). Results go to bench/results/ as JSON, and with
+--write-docs into docs/benchmarks.md. See bench/README.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,7 @@ from tilewise.bench.argument_types import integer, list_of, one_of, seconds
 from tilewise.bench.ceilings import measure_gpu_ceilings
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import Contender, Tilewise
-from tilewise.bench.device_timing import clock_of, measure
+from tilewise.bench.device_timing import Sustained, clock_of, measure, measure_runs
 from tilewise.bench.expected import FewHeads, few_heads
 from tilewise.bench.gpu import gpu_kind
 from tilewise.bench.gpu_contenders import TorchCudnn, TorchFlash
@@ -78,9 +79,11 @@ from tilewise.bench.shapes import Case, Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
 KINDS = ("grid", "mla", "fp8", "decode", "chunk", "options", "extreme")
+CONTENDERS: dict[str, type[Contender[Case, Inputs]]] = {"torch": TorchFlash, "torch_cudnn": TorchCudnn}
 # Seconds for each library, case and pass; and of all of them, past which samples get as few as they can.
 FULL_DEFAULTS = {"seqlens": list(SEQLENS), "seconds": 0.2, "limit": 200.0}
 QUICK_DEFAULTS = {"seqlens": list(QUICK_SEQLENS), "seconds": 0.04, "limit": 45.0}
+SUSTAINED_SECONDS = 0.8
 
 Json = dict[str, Any]
 
@@ -112,10 +115,26 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--seqlens", type=list_of(integer(1)), help="default: 512 .. 16384; with --quick 512,4096")
     parser.add_argument("--tokens", type=int, default=NUM_TOKENS, help="batch x seqlen (default: 16384)")
     parser.add_argument("--hidden", type=int, default=HIDDEN_SIZE, help="heads x head_dim (default: 2048)")
-    parser.add_argument("--seconds", type=seconds, help="for each library, case and pass (default: 0.2; quick 0.04)")
-    parser.add_argument("--limit", type=seconds, help="seconds for all cases together (default: 200; quick 45)")
+    parser.add_argument(
+        "--beside",
+        type=list_of(one_of(tuple(CONTENDERS))),
+        default=list(CONTENDERS),
+        help=f"default: {','.join(CONTENDERS)}",
+    )
+    parser.add_argument(
+        "--timing",
+        type=one_of(tuple(gpu_report.TIMINGS)),
+        default="turns",
+        help="calls of all libraries alternate, those of each come in short runs, or each call for --seconds by itself:"
+        f" {', '.join(gpu_report.TIMINGS)} (default: turns)",
+    )
+    parser.add_argument(
+        "--seconds", type=seconds, help="for each library, case and pass (default: 0.2; quick 0.04; sustained 0.8)"
+    )
+    parser.add_argument("--limit", type=seconds, help="seconds for all cases in turns (default: 200; quick 45)")
     options = parser.parse_args(arguments)
     check_report(parser, options)
+    check_timing(parser, options)
     fill_in(options, QUICK_DEFAULTS if options.quick else FULL_DEFAULTS)
     check_shapes(parser, options)
     if options.list:
@@ -124,8 +143,24 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if options.from_json is None:
         check_device(parser, options)
         options.machine_info = describe_gpu(options.device, options.machine)
-        options.json = options.json or results_file("attention_gpu", options.machine_info.name)
+        options.json = options.json or results_file(results_name(options.timing), options.machine_info.name)
     return options
+
+
+def check_timing(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Judges what goes with a way of timing, and fills in its default."""
+    if options.limit is not None and options.timing != "turns":
+        parser.error(
+            f"argument --limit: must go with --timing turns, whose samples it makes fewer (got {options.timing!r})"
+        )
+    if options.seconds is not None and options.timing == "runs":
+        parser.error("argument --seconds: must not be given with --timing runs, whose calls are counted")
+    if options.timing == "sustained":
+        fill_in(options, {"seconds": SUSTAINED_SECONDS})
+
+
+def results_name(timing: str) -> str:
+    return "attention_gpu" if timing == "turns" else f"attention_gpu_{timing}"
 
 
 def check_shapes(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -169,6 +204,7 @@ def empty_results(options: argparse.Namespace) -> Json:
     return {
         "machine": dataclasses.asdict(options.machine_info),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "timing": options.timing,
         "command": published_command("attention_gpu.py", sys.argv[1:]),
         "ceilings": {},
         "compiled_ahead": {},
@@ -178,20 +214,22 @@ def empty_results(options: argparse.Namespace) -> Json:
 
 
 def measure_all(options: argparse.Namespace, results: Json) -> None:
-    contenders = [Tilewise(options.implementation), TorchFlash(), TorchCudnn()]
+    tilewise = Tilewise(options.implementation)
+    contenders = [tilewise, *(CONTENDERS[name]() for name in options.beside)]
+    timer_of = timers(options)
     wanted: dict[GpuCase, list[Pass]] = {}
     for case, operation in wanted_passes(options):
         wanted.setdefault(case, []).append(operation)
     ceilings = measure_gpu_ceilings(options.device)
     results["ceilings"] = dataclasses.asdict(ceilings)
-    results["compiled_ahead"] = compile_cases(contenders[0], list(wanted), options.device)
+    results["compiled_ahead"] = compile_cases(tilewise, list(wanted), options.device)
     end = time.monotonic() + options.limit
     left = sum(len(operations) for operations in wanted.values())
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         for case, operations in wanted.items():
             # A pass takes about four times one library's samples: three libraries, warm-up and reference.
             budget = min(options.seconds, max(0.0, (end - time.monotonic()) / left / 4))
-            results["rows"] += measure_case(case, operations, contenders, options, budget)
+            results["rows"] += measure_case(case, operations, contenders, options, timer_of(budget))
             left -= len(operations)
     results["ceilings"] = dataclasses.asdict(ceilings.best_of(measure_gpu_ceilings(options.device)))
     if not options.no_overhead:
@@ -199,6 +237,15 @@ def measure_all(options: argparse.Namespace, results: Json) -> None:
             results["overhead"] = measure_overhead(options.device, quick=options.quick)
         except (RuntimeError, subprocess.SubprocessError) as error:  # the tables are worth more than a clean end
             results["overhead"] = {"failed": f"{type(error).__name__}: {error}"}
+
+
+def timers(options: argparse.Namespace) -> Callable[[float], Timer]:
+    """What times the calls of a case, by the seconds that each has if calls alternate."""
+    clock = clock_of(options.device)
+    if options.timing == "turns":
+        return lambda budget: partial(measure, clock=clock, seconds=budget)
+    timer: Timer = partial(measure_runs, clock=clock) if options.timing == "runs" else Sustained(clock, options.seconds)
+    return lambda budget: timer
 
 
 def kind_of(device: str) -> str:
@@ -221,14 +268,13 @@ def measure_case(
     operations: Sequence[Pass],
     contenders: Sequence[Contender[Case, Inputs]],
     options: argparse.Namespace,
-    budget: float,
+    timer: Timer,
 ) -> list[Json]:
     """One row for each library and pass; inputs and reference are shared by all of them. Tilewise is the first."""
     on_device = case.on(kind_of(options.device))
     copies = [make_inputs(on_device, seed) for seed in range(num_copies(case, options.device))]
     unread = FewHeads(on_device, [])  # that it is finite
     expected = unread if options.no_accuracy else few_heads(on_device, copies[0], "backward" in case.passes)
-    timer: Timer = partial(measure, clock=clock_of(options.device), seconds=budget)
     plain = PlainBeside(case.plain, case.passes, on_device.device, contenders[0]) if case.plain else None
     rows: list[Json] = []
     for operation in operations:

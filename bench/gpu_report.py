@@ -12,6 +12,7 @@ from typing import Any, Optional
 from gpu_cases import EXTREME_DEVIATION, PACKED, PLAIN, WIDE_DEVIATION
 from overhead_report import overhead_parts
 
+from tilewise.bench.device_timing import RUN_CALLS, RUN_SAMPLES, RUN_UNTIMED
 from tilewise.bench.markdown import distinct, group_by_label, ratio_of, replace_section, table
 from tilewise.bench.timing import geometric_mean
 
@@ -19,8 +20,16 @@ Json = dict[str, Any]
 
 # As the tables call what Tilewise is measured beside.
 RIVALS = {"torch": "FlashAttention-2", "torch_cudnn": "cuDNN"}
+# How calls of a case are timed, by what attention_gpu.py calls it.
+TIMINGS = {
+    "turns": "calls of all libraries alternate, so that all run at one clock",
+    "runs": f"each library's calls by themselves, {RUN_UNTIMED} untimed and {RUN_SAMPLES} times {RUN_CALLS} timed,"
+    " in two rounds of opposite order",
+    "sustained": "each library's calls by themselves, of whose time the second half counts, at the clock that their own"
+    " power allows",
+}
 FP8_INTRO = (
-    "fp8: TFLOP/s forward of q, k and v in e4m3 with out in bf16, beside the same call in bf16 in the same turns;"
+    "fp8: TFLOP/s forward of q, k and v in e4m3 with out in bf16, beside the same call in bf16, timed with it;"
     " the error is that of out beside float64 formulas of what the fp8 tensors hold:"
 )
 MLA_INTRO = (
@@ -66,6 +75,7 @@ def machine_list(results: Json) -> str:
         f"ceilings in the same run: bf16 matrix product {ceilings['matmul_tflops']:.0f} TFLOP/s,"
         f" copy {ceilings['copy_gb_per_s']:.0f} GB/s (read and written)",
         f"all kernels of the run ready after {ahead['seconds']:.0f} s on {ahead['cpus']} processors",
+        f"timing: {TIMINGS[results.get('timing', 'turns')]}",
         f"command: `{results['command']}` ({results['date']})",
     ]
     return "\n".join(f"- {line}" for line in lines)
@@ -199,7 +209,7 @@ def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
     header = ["batch", "keys", "FlashAttention-2 us", "Tilewise us", "ratio", "Tilewise GB/s", "of the copy"]
     lines = []
     for pair in pairs(rows):
-        ours, theirs = pair["tilewise"], pair["torch"]
+        ours, theirs = pair["tilewise"], pair.get("torch", NOTHING)
         share = "-" if ours["gb_per_s"] is None else f"{100 * ours['gb_per_s'] / copy_gb_per_s:.0f}%"
         times = [number(theirs["median_us"], 1), number(ours["median_us"], 1), number(ratio_of(pair.values()), 2)]
         lines.append([str(ours["batch_size"]), str(ours["seqlen_k"]), *times, number(ours["gb_per_s"]), share])
@@ -209,7 +219,7 @@ def decode_table(rows: Sequence[Json], copy_gb_per_s: float) -> str:
 def options_intro(rows: Sequence[Json]) -> str:
     beside = "the same call without the option"
     if any(row.get("plain_tflops") for row in rows):
-        beside += ", timed in the same turns"
+        beside += ", timed with it"
     if packed := [row["plain_shape"] for row in rows if row["kind"] == PACKED and row.get("plain_shape")]:
         batch_size, seqlen, *_ = packed[0].split("x")
         beside += f", for packed sequences a batch of equal work, {batch_size} of {seqlen}"

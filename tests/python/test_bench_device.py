@@ -16,7 +16,16 @@ from tilewise.bench import arguments, ceilings, cli, gpu, reference, runner
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.contenders import RIVALS, Tilewise, Unsupported
 from tilewise.bench.device_reference import Scoring, exact_attention
-from tilewise.bench.device_timing import MAX_SAMPLES, MIN_SAMPLES, measure, sustain
+from tilewise.bench.device_timing import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    RUN_CALLS,
+    RUN_SAMPLES,
+    RUN_UNTIMED,
+    Sustained,
+    measure,
+    measure_runs,
+)
 from tilewise.bench.inputs import make_inputs, to_reference
 from tilewise.bench.runner import Settings
 from tilewise.bench.shapes import Case, problem_text
@@ -100,13 +109,31 @@ def test_sustained_calls_are_timed_when_half_of_their_time_has_passed():
         order.append(name)
 
     calls = {"a": lambda: call("a", 1.0, 0.5), "b": lambda: call("b", 2.0, 4.0)}
-    timings = sustain(calls, clock, seconds=64.0, turns=2)
-    assert timings == {"a": Timing((0.5, 0.5)), "b": Timing((4.0, 4.0))}
-    assert [name for name, _ in itertools.groupby(order)] == ["a", "b", "a"]  # turns of a, b, b and a
-    assert order.index("b") == 1 + MIN_SAMPLES + 2 * 32
-    order.clear()
-    assert sustain(calls, clock, seconds=0.1, turns=1)["a"] == Timing((1.0,))  # too few to get hot
-    assert sustain({}, clock, 1.0, 1) == {}
+    sustained = Sustained(clock, seconds=64.0)
+    for first, second in ("ab", "ba"):
+        timings = sustained(calls)
+        assert timings == {"a": Timing((0.5,)), "b": Timing((4.0,))}
+        assert list(timings) == ["a", "b"]
+        assert [name for name, _ in itertools.groupby(order)] == [first, second]
+        assert order.count("a") == 1 + MIN_SAMPLES + 2 * 32
+        order.clear()
+    assert Sustained(clock, seconds=0.1)(calls)["a"] == Timing((1.0,))  # too few to get hot
+    assert Sustained(clock, seconds=1.0)({}) == {}
+
+
+def test_runs_are_of_calls_by_themselves_in_both_orders():
+    clock, order = CountingClock(), []
+
+    def call(name, cold, warm):
+        clock.now += warm if order[-RUN_UNTIMED:] == [name] * RUN_UNTIMED else cold
+        order.append(name)
+
+    timings = measure_runs({"a": lambda: call("a", 9.0, 0.5), "b": lambda: call("b", 9.0, 4.0)}, clock)
+    assert timings == {"a": Timing((0.5,) * 2 * RUN_SAMPLES), "b": Timing((4.0,) * 2 * RUN_SAMPLES)}
+    of_a_run = RUN_UNTIMED + RUN_SAMPLES * RUN_CALLS
+    assert [(name, len(list(run))) for name, run in itertools.groupby(order)] == [
+        *(("a", of_a_run), ("b", 2 * of_a_run), ("a", of_a_run)),
+    ]
 
 
 def test_samples_alternate_and_fill_the_time():

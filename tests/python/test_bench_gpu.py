@@ -42,6 +42,10 @@ def run_script(script, *arguments, timeout=120):
         (["--limit", "nan"], "--limit", "'nan'"),
         (["--from-json", "/nonexistent.json"], "--from-json", "'/nonexistent.json'"),
         (["--quick", "--write-docs"], "--write-docs", "--quick"),
+        (["--beside", "flashinfer"], "--beside", "'flashinfer'"),
+        (["--timing", "rested"], "--timing", "'rested'"),
+        (["--timing", "sustained", "--limit", "9"], "--limit", "--timing turns"),
+        (["--timing", "runs", "--seconds", "1"], "--seconds", "--timing runs"),
     ],
 )
 def test_bad_arguments_are_named(bench_module, arguments, argument, value, capsys):
@@ -78,9 +82,8 @@ def test_tiny_run_and_its_report(tmp_path):
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() == result.stdout.partition("\nwritten:")[0].strip()
     assert str(tmp_path) not in again.stdout
-    assert (
-        "beside the same call without the option, timed in the same turns, for packed sequences a batch" in again.stdout
-    )
+    assert "beside the same call without the option, timed with it, for packed sequences a batch" in again.stdout
+    assert "- timing: calls of all libraries alternate" in again.stdout
     assert "whose standard deviation is 81 nats, one of 9:" in again.stdout
     fp8 = rows["tilewise", "forward fp8 d16 s64 causal b1 h2"]
     table = again.stdout.partition("| fp8 by bf16")[2].partition("Decode")[0]
@@ -90,6 +93,23 @@ def test_tiny_run_and_its_report(tmp_path):
         row for (library, label), row in rows.items() if label.startswith("forward window") and library == "tilewise"
     )
     assert cells(again.stdout, "window", "causal", "forward")[-2] == f"{window['tflops'] / window['plain_tflops']:.2f}"
+
+
+@pytest.mark.parametrize(("timing", "told"), [("runs", "12 untimed and 20 times 3"), ("sustained", "the second half")])
+def test_other_ways_of_timing(bench_module, timing, told, monkeypatch, tmp_path, capsys):
+    script, file = bench_module("attention_gpu"), tmp_path / "tiny.json"
+    arguments = [*TINY, "--timing", timing, "--beside", "torch_cudnn", "--json", str(file), "--no-overhead"]
+    arguments += ["--seconds", "0.0001"] if timing == "sustained" else []
+    monkeypatch.setattr(sys, "argv", ["attention_gpu.py", *arguments, "--filter", "forward (grid|softcap|decode)"])
+    assert script.main() == 0
+    results, printed = json.loads(file.read_text()), capsys.readouterr().out
+    assert results["timing"] == timing
+    assert {row["library"] for row in results["rows"]} == {"tilewise", "torch_cudnn"}
+    assert told in printed
+    for mask in ("full", "causal"):
+        assert float(cells(printed, "softcap", mask, "forward")[-2]) > 0
+    default = script.parse_arguments([*TINY, "--timing", timing]).json
+    assert default.stem.startswith(f"attention_gpu_{timing}_")
 
 
 def test_a_plain_call_beside_is_timed_and_not_told_of(bench_module):
@@ -221,6 +241,7 @@ def sample_results():
     return {
         "machine": {"name": "Sample", "gpu": "gpu", "driver": "driver", "host": "host", "versions": "versions"},
         "date": "2000-01-01",
+        "timing": "turns",
         "command": "python bench/attention_gpu.py",
         "ceilings": {"matmul_tflops": 700.0, "copy_gb_per_s": 4000.0},
         "compiled_ahead": {"seconds": 12.0, "cpus": 16},

@@ -1,4 +1,4 @@
-"""Fair timing of several functions on a GPU: interleaved samples between events, medians.
+"""Fair timing of several functions on a GPU between events: of calls that alternate, in runs, or sustained.
 
 On the CPU, where only the logic of a benchmark is tried, a host clock takes the events' place.
 """
@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from tilewise.bench.timing import Timing, turn_by_turn
+from tilewise.bench.timing import Timing, no_garbage_collection, turn_by_turn
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 200
 WARMUP_CALLS = 3
+RUN_UNTIMED, RUN_SAMPLES, RUN_CALLS = 12, 20, 3  # calls ahead of a run's samples, samples, calls of each
 
 
 class Clock(Protocol):
@@ -86,17 +87,54 @@ def measure(
     return {name: Timing(tuple(clock.seconds(*pair) for pair in pairs)) for name, pairs in marks.items()}
 
 
-def sustain(calls: Mapping[str, Callable[[], object]], clock: Clock, seconds: float, turns: int) -> dict[str, Timing]:
-    """Times each function call after call for `seconds`, in as many turns of all of them.
+def measure_runs(calls: Mapping[str, Callable[[], object]], clock: Clock) -> dict[str, Timing]:
+    """Times each function's calls by themselves, some untimed ahead of them, in two rounds of opposite order.
 
-    Of a turn the second half counts: a GPU at its power limit has the clock by then that this function's power allows,
-    if a turn is about a second. In turns of 0.2 s an H200 still had the clock for what came before (8% of the time);
-    where single calls alternate, as measure() has them, all run at one clock, for the mean of their power.
+    The first round's last function is the second one's first. A run of some 50 ms is too short for a GPU at its power
+    limit to come to the clock of this function's own power, and begins at that of the run before.
     """
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for name in turn_by_turn(list(calls), turns):
-        samples[name].append(_sustained(calls[name], clock, seconds))
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    with no_garbage_collection():
+        for name in (*names, *reversed(names)):
+            for _ in range(RUN_UNTIMED):
+                calls[name]()
+            marks = [_marked(calls[name], clock, RUN_CALLS) for _ in range(RUN_SAMPLES)]
+            clock.wait()
+            samples[name] += [clock.seconds(*pair) / RUN_CALLS for pair in marks]
     return {name: Timing(tuple(times)) for name, times in samples.items()}
+
+
+class Sustained:
+    """Times each function call after call for `seconds`; who comes first changes from one use to the next.
+
+    Of that the second half counts: a GPU at its power limit has the clock by then that this function's power allows,
+    if it is about a second. In turns of 0.2 s an H200 still had the clock for what came before (8% of the time); where
+    single calls alternate, as measure() has them, all run at one clock, for the mean of their power.
+    """
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self._seconds, self._order = clock, seconds, 1
+
+    def __call__(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
+        names = list(calls)[:: self._order]
+        self._order = -self._order
+        with no_garbage_collection():
+            timings = {name: Timing((self._time(calls[name]),)) for name in names}
+        return {name: timings[name] for name in calls}
+
+    def _time(self, call: Callable[[], object]) -> float:
+        call()
+        self._clock.wait()
+        rounds = max(MIN_SAMPLES, int(self._seconds / 2 / max(self._mean(call, MIN_SAMPLES), 1e-7)))
+        for _ in range(rounds):
+            call()
+        return self._mean(call, rounds)
+
+    def _mean(self, call: Callable[[], object], calls: int) -> float:
+        marks = _marked(call, self._clock, calls)
+        self._clock.wait()
+        return self._clock.seconds(*marks) / calls
 
 
 def graph_of(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
@@ -117,26 +155,13 @@ def graph_of(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
     return replay
 
 
-def _sustained(call: Callable[[], object], clock: Clock, seconds: float) -> float:
-    call()
-    clock.wait()
-    rounds = max(MIN_SAMPLES, int(seconds / 2 / max(_mean(call, clock, MIN_SAMPLES), 1e-7)))
-    for _ in range(rounds):
-        call()
-    return _mean(call, clock, rounds)
-
-
-def _mean(call: Callable[[], object], clock: Clock, calls: int) -> float:
+def _marked(call: Callable[[], object], clock: Clock, calls: int) -> tuple[Any, Any]:
     first = clock.mark()
     for _ in range(calls):
         call()
-    last = clock.mark()
-    clock.wait()
-    return clock.seconds(first, last) / calls
+    return first, clock.mark()
 
 
 def _timed(call: Callable[[], object], clock: Clock, before: Callable[[], object]) -> tuple[Any, Any]:
     before()
-    first = clock.mark()
-    call()
-    return first, clock.mark()
+    return _marked(call, clock, 1)

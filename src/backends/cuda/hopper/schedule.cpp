@@ -1,4 +1,4 @@
-// A table of tiles, measured on an H200 (docs/hopper.md), and what follows from them.
+// A table of tiles, measured on an H200 (docs/hopper_forward.md), and what follows from them.
 #include "backends/cuda/hopper/schedule.hpp"
 
 #include <algorithm>

@@ -56,7 +56,6 @@ from gpu_cases import (
     mla_cases,
     num_copies,
     option_cases,
-    passes_of,
 )
 from overhead_gpu import measure_overhead
 from plain_beside import PlainBeside
@@ -79,7 +78,7 @@ from tilewise.bench.shapes import Case, Pass
 
 PLOT = REPOSITORY / "docs" / "benchmarks_gpu.png"
 KINDS = ("grid", "mla", "fp8", "decode", "chunk", "options", "extreme")
-CONTENDERS: dict[str, type[Contender[Case, Inputs]]] = {"torch": TorchFlash, "torch_cudnn": TorchCudnn}
+CONTENDERS: dict[str, type[Contender[Case, Inputs]]] = {each.name: each for each in (TorchFlash, TorchCudnn)}
 # Seconds for each library, case and pass; and of all of them, past which samples get as few as they can.
 FULL_DEFAULTS = {"seqlens": list(SEQLENS), "seconds": 0.2, "limit": 200.0}
 QUICK_DEFAULTS = {"seqlens": list(QUICK_SEQLENS), "seconds": 0.04, "limit": 45.0}
@@ -196,7 +195,10 @@ def all_cases(options: argparse.Namespace) -> Iterator[GpuCase]:
 
 
 def wanted_passes(options: argparse.Namespace) -> Iterator[tuple[GpuCase, Pass]]:
-    return passes_of(all_cases(options), options.filter)
+    for case in all_cases(options):
+        for operation in case.passes:
+            if options.filter is None or options.filter.search(case.label(operation)):
+                yield case, operation
 
 
 def empty_results(options: argparse.Namespace) -> Json:

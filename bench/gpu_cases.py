@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,14 +68,6 @@ class GpuCase:
         heads = f"h{shape.num_heads_q}" if shape.num_heads_q == shape.num_heads_k else ""
         heads = heads or f"h{shape.num_heads_q}/{shape.num_heads_k}"
         return f"{operation} {self.kind} d{shape.head_dims()} {seqlen} {self.mask} b{shape.batch_size} {heads}"
-
-
-def passes_of(cases: Iterable[GpuCase], wanted: re.Pattern[str] | None) -> Iterator[tuple[GpuCase, Pass]]:
-    """Each pass of each case whose label `wanted` matches; of all where there is none."""
-    for case in cases:
-        for operation in case.passes:
-            if wanted is None or wanted.search(case.label(operation)):
-                yield case, operation
 
 
 def grid_cases(

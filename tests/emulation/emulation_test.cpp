@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../support/dense_call.hpp"
+#include "../support/expect_passed.hpp"
 #include "tilewise/attention.hpp"
 #include "tilewise/error.hpp"
 #include "verify/random.hpp"
@@ -27,9 +28,7 @@ class Emulation : public testing::TestWithParam<std::string> {
                                 " seqlen_q=" + std::to_string(64 + random.integer(1, longest - 64)) +
                                 " seqlen_k=" + draw(longest) + " num_heads_q=" + std::to_string(2 * heads_k) +
                                 " num_heads_k=" + std::to_string(heads_k);
-      const verify::Report report =
-          verify::check_implementation(parse_problem(kernel + shape), GetParam(), static_cast<std::uint64_t>(i));
-      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+      expect_passed(parse_problem(kernel + shape), GetParam(), static_cast<std::uint64_t>(i));
     }
   }
 };

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "../support/expect_passed.hpp"
 #include "hopper_paths.hpp"
 
 namespace tilewise::test {
@@ -22,16 +23,14 @@ TEST(HopperBwdValues, SpecialValuesThatNobodySees) {
     for (std::uint64_t seed = 300000; checked < 12; ++seed) {
       if (!verify::draws_aligned_rows(seed) || !verify::draws_special_values(seed)) continue;
       ++checked;
-      const verify::Report report = verify::check_implementation(parse_problem(text), kHopper, seed);
-      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+      expect_passed(parse_problem(text), kHopper, seed);
     }
   }
 }
 
 void check_seeds(std::initializer_list<std::pair<const char*, std::uint64_t>> problems) {
   for (const auto& [text, seed] : problems) {
-    const verify::Report report = verify::check_implementation(parse_problem(text), kHopper, seed);
-    EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    expect_passed(parse_problem(text), kHopper, seed);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "../support/expect_passed.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/verify.hpp"
 
@@ -28,8 +29,7 @@ inline void check(std::string_view path, const std::string& text, bool special =
   const Problem problem = parse_problem(operation + text);
   const std::string schedule = plan(problem, {std::string(kHopper)}).schedule();
   EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << text;
-  const verify::Report report = verify::check_implementation(problem, kHopper, aligned_seed(special));
-  EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+  expect_passed(problem, kHopper, aligned_seed(special));
 }
 
 inline const std::string kGroups = " num_heads_q=4 num_heads_k=2", kLengths = " batch_size=2 seqlen_q=200 seqlen_k=330";

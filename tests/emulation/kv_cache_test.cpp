@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/expect_passed.hpp"
 #include "../support/kv_cache_step.hpp"
 #include "core/implementation.hpp"
 #include "core/message.hpp"
@@ -28,8 +29,7 @@ class EmulatedKvCache : public testing::TestWithParam<std::string> {
   /// Seeds differ in lengths, pages, strides and alignment.
   static void check(const std::string& problem, std::uint64_t seeds = 2) {
     for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-      const verify::Report report = verify::check_implementation(parse_problem(problem), GetParam(), seed);
-      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+      expect_passed(parse_problem(problem), GetParam(), seed);
     }
   }
 };
@@ -229,8 +229,7 @@ TEST_P(EmulatedKvCache, RandomProblems) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const AnyProblem problem =
         verify::verifier_of(operation_of(kTag)).random_problem(seed, verify::Limits{row->supported_features(), 3e5});
-    const verify::Report report = verify::check_implementation(problem, GetParam(), seed);
-    EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    expect_passed(problem, GetParam(), seed);
   }
 }
 
@@ -243,8 +242,7 @@ class EmulatedHopperKvCache : public testing::Test {
     const std::string schedule = plan(parse_problem(problem), {"emulation.sm90"}).schedule();
     EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << problem;
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
-      const verify::Report report = verify::check_implementation(parse_problem(problem), "emulation.sm90", seed);
-      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+      expect_passed(parse_problem(problem), "emulation.sm90", seed);
     }
   }
 };
@@ -358,8 +356,7 @@ class EmulatedHopperLatent : public testing::Test {
     const std::string schedule = plan(parse_problem(problem), {"emulation.sm90"}).schedule();
     EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << problem;
     for (std::uint64_t seed = 0; seed < 6; ++seed) {  // half of them have rows that the copy engine can't bring
-      const verify::Report report = verify::check_implementation(parse_problem(problem), "emulation.sm90", seed);
-      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+      expect_passed(parse_problem(problem), "emulation.sm90", seed);
     }
   }
 };

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "../support/expect_passed.hpp"
 #include "tilewise/merge.hpp"
-#include "verify/verify.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -15,8 +15,7 @@ class EmulatedMerge : public testing::TestWithParam<std::string> {
   /// Seeds differ in strides, alignment, which rows saw nothing, and one in four in special values.
   static void check(const std::string& problem, std::uint64_t seeds) {
     for (std::uint64_t seed = 0; seed < seeds; ++seed) {
-      const verify::Report report = verify::check_implementation(parse_problem(problem), GetParam(), seed);
-      EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+      expect_passed(parse_problem(problem), GetParam(), seed);
     }
   }
 };

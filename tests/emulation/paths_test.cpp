@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../support/expect_passed.hpp"
 #include "../support/schedule_path.hpp"
 #include "tilewise/attention.hpp"
 #include "verify/verify.hpp"
@@ -44,8 +45,7 @@ class Paths : public testing::TestWithParam<std::string> {
     const Problem problem = parse_problem(text);
     const std::string schedule = plan(problem, {GetParam()}).schedule();
     ASSERT_TRUE(is_meant(path_of(schedule))) << "another path: " << schedule << "\n  " << text;
-    const verify::Report report = verify::check_implementation(problem, GetParam(), plain_seed());
-    EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    expect_passed(problem, GetParam(), plain_seed());
   }
   void check_forward(const std::string& text, bool splits, bool heads_packed) const {
     check(text, [=](const SchedulePath& path) {

@@ -85,7 +85,7 @@ TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
   const std::string problem = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
   for (const char* dims : {"", "head_dim_v=256 "}) {
     const gpu::Lowering dealt = lowered_backward(problem + dims + "mask=causal");
-    EXPECT_TRUE(gpu::config_of<Bwd>(dealt.launches().at(1)->key).persistent);
+    EXPECT_TRUE(gradients_config(dealt).persistent);
     EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
   }
   const std::string any_dim = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 ";
@@ -93,13 +93,13 @@ TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
        {problem + "bias=query[b,h,q,k]", problem + "bias=query[b,h,q,k] mask=causal", problem + "bias=bool[b,1,1,k]",
         any_dim + "head_dim=96 dropout_p=0.1", any_dim + "head_dim=256 softcap=30",
         std::string("dtype=f16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=64")}) {
-    EXPECT_TRUE(gpu::config_of<Bwd>(lowered_backward(more).launches().at(1)->key).persistent) << more;
+    EXPECT_TRUE(gradients_config(lowered_backward(more)).persistent) << more;
   }
   for (const char* not_so : {"deterministic=1 dropout_p=0.1", "dropout_p=0.1", "num_heads_k=4 seqused_k=1",
                              "bias=f32[b,h,q,k]", "bias=query[b,h,q,k] softcap=30"}) {
     const gpu::Lowering each = lowered_backward(problem + not_so);
     const std::uint32_t heads = std::string_view(not_so).starts_with("num_heads_k=4") ? 4 : 16;
-    EXPECT_FALSE(gpu::config_of<Bwd>(each.launches().at(1)->key).persistent) << not_so;
+    EXPECT_FALSE(gradients_config(each).persistent) << not_so;
     EXPECT_EQ(each.launches().at(1)->grid, gpu::Extent3{32 * heads * 2}) << not_so;
     EXPECT_EQ(each.part("tile_counter"), nullptr) << not_so;
   }

@@ -14,14 +14,14 @@ TEST(HopperBwdOrder, OrdersTheSumsOfDqWhereAsked) {
   const std::string problem = "dtype=bf16 seqlen_q=200 num_heads_q=2 head_dim=64 ";
   for (const char* asks : {"deterministic=1", "batch_invariant=1"}) {
     const gpu::Lowering lowering = lowered_backward(problem + asks);
-    EXPECT_TRUE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
+    EXPECT_TRUE(gradients_config(lowering).ordered);
     EXPECT_EQ(lowering.part("turns")->bytes, 2U * 2U * sizeof(float));  // heads, tiles of queries
     const gpu::Lowering drops = lowered_backward(problem + asks + " dropout_p=0.1");
     EXPECT_EQ(drops.part("turns")->bytes, 2U * 2U * 4U * sizeof(float));  // and warps, since none is left for couriers
   }
   for (const char* not_so : {"", "deterministic=1 dq=0"}) {
     const gpu::Lowering lowering = lowered_backward(problem + not_so);
-    EXPECT_FALSE(gpu::config_of<Bwd>(lowering.launches().at(1)->key).ordered);
+    EXPECT_FALSE(gradients_config(lowering).ordered);
     EXPECT_EQ(lowering.part("turns"), nullptr);
   }
 }
@@ -29,7 +29,7 @@ TEST(HopperBwdOrder, OrdersTheSumsOfDqWhereAsked) {
 /// Where nobody asks for an order, and it is quicker.
 TEST(HopperBwdOrder, OrdersTheSumsOfDqOfShortSequences) {
   const auto ordered = [](const std::string& problem) {
-    return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key).ordered != 0;
+    return gradients_config(lowered_backward(problem)).ordered != 0;
   };
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ",
                     short_ones = heads + "batch_size=32 seqlen_q=512 ";
@@ -86,7 +86,7 @@ TEST(HopperBwdOrder, OrdersTheSumsOfDqOfShortSequences) {
   // Wide heads, by a block for each tile of keys.
   const std::string wide = "dtype=bf16 batch_size=32 seqlen_q=512 num_heads_q=8 mask=causal ";
   EXPECT_TRUE(ordered(wide + "head_dim=256"));
-  EXPECT_FALSE(gpu::config_of<Bwd>(lowered_backward(wide + "head_dim=256").launches().at(1)->key).persistent);
+  EXPECT_FALSE(gradients_config(lowered_backward(wide + "head_dim=256")).persistent);
   EXPECT_FALSE(ordered(wide + "head_dim=192"));
 }
 
@@ -207,9 +207,7 @@ TEST(HopperBwdOrder, RoundsDqWhereItsLastSumsAreKnown) {
 /// The last tile of keys that adds to queries rounds them where couriers carry sums and no tile ends too many, as that
 /// of the first keys does under a causal mask but in an order both ways.
 TEST(HopperBwdOrder, RoundsDqWithItsLastSums) {
-  const auto config = [](const std::string& problem) {
-    return gpu::config_of<Bwd>(lowered_backward(problem).launches().at(1)->key);
-  };
+  const auto config = [](const std::string& problem) { return gradients_config(lowered_backward(problem)); };
   const std::string heads = "dtype=bf16 num_heads_q=16 head_dim=128 ";
   for (const char* problem : {"batch_size=32 seqlen_q=512", "batch_size=16 seqlen_q=1000 mask=causal softcap=30",
                               "batch_size=4 seqlen_q=4096 mask=causal window_left=1023",

@@ -75,7 +75,7 @@ TEST(HopperBwdSchedule, TheLastHeadsBeginWithTheirFirstKeys) {
 TEST(HopperBwdSchedule, TilesOfManyQueryHeadsGoOneWay) {
   const auto both_ways = [](const std::string& text) {
     const gpu::Lowering lowering = lowered_backward("dtype=bf16 batch_size=16 num_heads_q=32 mask=causal " + text);
-    return gpu::config_of<Bwd>(lowering.launches().at(1)->key).both_ways != 0;
+    return gradients_config(lowering).both_ways != 0;
   };
   EXPECT_TRUE(both_ways("seqlen_q=1024 head_dim=64 num_heads_k=8"));
   EXPECT_FALSE(both_ways("seqlen_q=1024 head_dim=64 num_heads_k=2"));

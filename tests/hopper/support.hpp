@@ -44,6 +44,11 @@ inline gpu::Lowering lowered_backward(std::string_view text) {
   return std::move(outcome.lowering);
 }
 
+/// Of the kernel that makes the gradients.
+inline auto gradients_config(const gpu::Lowering& lowering) {
+  return gpu::config_of<Bwd>(lowering.launches().at(1)->key);
+}
+
 /// That device, for which one schedule was tuned.
 inline core::DeviceDescription tuned_h200(const Problem& problem, std::string name) {
   core::DeviceDescription device = h200();

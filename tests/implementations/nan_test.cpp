@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "../support/dense_call.hpp"
+#include "../support/expect_passed.hpp"
 #include "implementation_test.hpp"
 
 namespace tilewise::test {
@@ -277,8 +278,7 @@ TEST_P(NotANumber, IsDrawnAndCompared) {
   for (std::uint64_t seed = seed_base() + 900'000u; checked < 60; ++seed) {
     if (!verify::draws_special_values(seed)) continue;
     ++checked;
-    const verify::Report report = verify::check_implementation(verify::random_problem(seed, filter), GetParam(), seed);
-    EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+    expect_passed(verify::random_problem(seed, filter), GetParam(), seed);
   }
 }
 

@@ -1,0 +1,19 @@
+// A problem's results by an implementation, held against the reference's.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "verify/verify.hpp"
+
+namespace tilewise::test {
+
+/// What fails names the command that repeats it.
+inline void expect_passed(const AnyProblem& problem, std::string_view implementation, std::uint64_t seed) {
+  const verify::Report report = verify::check_implementation(problem, implementation, seed);
+  EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+}
+
+}  // namespace tilewise::test

@@ -112,6 +112,7 @@ void LoweredKernel::run(const Launch& launch, const KnownKernel& kernel, const v
   for (const TensorMapParameter& parameter : launch.tensor_maps) {
     TensorMap map = parameter.map;
     parameter.bind(call, map);
+    if (parameter.most_columns > 0) map.dims[0] = std::min(map.dims[0], parameter.most_columns);
     if (!parameter.part.empty()) map.address = static_cast<std::byte*>(workspace) + parameter.offset;
     runtime_->encode(map, block + parameter.param_offset);
   }

@@ -34,8 +34,9 @@ struct TensorMapParameter {
   TensorMap map;               ///< as far as the problem decides it
   /// Sets address, dims and strides from the operation's parameters.
   void (*bind)(const void* call, TensorMap& map);
-  std::string_view part{};  ///< of the workspace, which is the address then; empty: none
-  std::size_t offset = 0;   ///< of the part, in bytes
+  std::string_view part{};         ///< of the workspace, which is the address then; empty: none
+  std::size_t offset = 0;          ///< of the part, in bytes
+  std::uint64_t most_columns = 0;  ///< of the innermost dimension, where the map has the first ones alone; 0: all
 };
 
 }  // namespace tilewise::gpu

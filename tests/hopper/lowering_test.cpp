@@ -263,7 +263,7 @@ TEST(HopperLowering, MapsTensorsByTheirStrides) {
   const std::vector<std::size_t> places{
       offsetof(device::HopperForwardParams, q_map), offsetof(device::HopperForwardParams, k_map),
       offsetof(device::HopperForwardParams, v_map), offsetof(device::HopperForwardParams, out_map)};
-  ASSERT_EQ(launch.tensor_maps.size(), places.size());
+  ASSERT_EQ(launch.tensor_maps.size(), 2 * places.size());  // and of their first columns
   for (std::size_t i = 0; i < places.size(); ++i) {
     EXPECT_EQ(launch.tensor_maps[i].param_offset, places[i]);
     EXPECT_EQ(launch.tensor_maps[i].param_offset % 64, 0U);

@@ -42,6 +42,7 @@ struct HopperForwardConfig : ScoreConfig {
   Flag bias_boxes = 0;    // a bias comes by the copy engine beside K, else each score loads its own
   Flag scales_late = 0;   // of a boolean bias alone in boxes: the scale is positive, and the exponent applies it
   Flag normal_bound = 0;  // 65536 * dropout_p is, as bits of bf16, a normal number: dropout_p from 0.002 to 0.498
+  Flag turned_columns = 0;  // rows are 16 bytes longer than whole chunks, and lie as column_maps.h has it
   Flag clustered = 0;  // two blocks with neighbouring tiles of queries each bring half of every tile of keys, to both
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
@@ -79,7 +80,8 @@ struct HopperForwardConfig : ScoreConfig {
     visit("windowed", c.windowed), visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
     visit("cached", c.cached), visit("page_size", c.page_size), visit("bounded", c.bounded);
     visit("bias_boxes", c.bias_boxes), visit("scales_late", c.scales_late);
-    visit("normal_bound", c.normal_bound), visit("clustered", c.clustered);
+    visit("normal_bound", c.normal_bound), visit("turned_columns", c.turned_columns);
+    visit("clustered", c.clustered);
   }
 };
 
@@ -219,7 +221,8 @@ constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
   // Of 24 the warps that bring tiles spill, 100 bytes where they bring a bias too; parts of sequences of any length are
   // found with more.
   const bool alone = !config.split && config.page_size == 0;
-  const bool wide = config.head_dim_v > 128 && alone && !config.clustered && config.plain_scale && !config.dropout;
+  const bool wide = config.head_dim_v > 128 && alone && !config.clustered && config.plain_scale && !config.dropout &&
+                    !config.turned_columns;
   if (config.consumers() == 2) return wide ? RegisterShares{24, 240} : RegisterShares{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};

@@ -14,6 +14,7 @@ template <class Machine, HopperForwardConfig C>
 class ForwardProducer {
   using Shared = HopperForwardShared<Machine, C>;
   using QueryTile = typename Shared::QueryTile;
+  using Columns = ColumnBoxes<C.turned_columns>;
   static constexpr int kRowChunks = QueryTile::kChunks;
   static constexpr int kBiasRowBytes = C.bias_row_bytes(),
                        kBiasChunks = (C.block_n * bias_bytes(C) + kBiasRowBytes - 1) / kBiasRowBytes;
@@ -38,24 +39,25 @@ class ForwardProducer {
       works.advance();
       if (work.tile == WorkTile::kNoMore) break;
       if constexpr (C.page_size != 0) {
-        load_rows(rows, work);
+        load_rows(rows, work, Columns(p_.q_map, p_.q_first_map));
         rows.advance();
         source.ask();
         continue;
       }
       const int32_t head = work.head / heads_of_group_, biased = biased_warpgroups(work);
+      const Columns columns(p_.k_map, p_.k_first_map, p_.k_starts, head);
       const auto load_keys = [&](int32_t row) {
         keys.wait_empty(shared_.key_ring);
         Barrier<Machine>& full = shared_.key_ring.full[keys.stage];
-        load_tile(shared_.keys[keys.stage], p_.k_map, full, row, head, work.k_batch, bias_box_bytes(biased));
+        load_tile(shared_.keys[keys.stage], columns, full, row, head, work.k_batch, bias_box_bytes(biased));
         if constexpr (C.bias_boxes) load_bias(keys.stage, full, work, row - work.k_row, biased);
         keys.advance();
       };
       const auto load_raw_values = [&](int32_t row) {
         if constexpr (C.fp8()) {
           raws.wait_empty(shared_.raw_ring);
-          load_tile(shared_.raw_values[raws.stage], p_.v_map, shared_.raw_ring.full[raws.stage], row, head,
-                    work.k_batch);
+          load_tile(shared_.raw_values[raws.stage], Columns(p_.v_map, p_.v_first_map),
+                    shared_.raw_ring.full[raws.stage], row, head, work.k_batch);
           raws.advance();
         }
       };
@@ -63,7 +65,7 @@ class ForwardProducer {
       int32_t row = work.k_row + work.begin * C.block_n;
       const int32_t last = work.k_row + (work.end - 1) * C.block_n;
       load_keys(row);  // which do not wait for the place of Q
-      load_rows(rows, work);
+      load_rows(rows, work, Columns(p_.q_map, p_.q_first_map, p_.k_starts, head));
       rows.advance();
       load_raw_values(row);
       // With a bias a third copy of this would pass the 32 registers here.
@@ -81,7 +83,7 @@ class ForwardProducer {
     for (;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      KeyBoxes<Machine, C> boxes(p_, p_.k_map, work, work.head / heads_of_group_);
+      KeyBoxes<Machine, C> boxes(p_, Columns(p_.k_map, p_.k_first_map), work, work.head / heads_of_group_);
       TILEWISE_NO_UNROLL
       for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
         keys.wait_empty(shared_.key_ring);
@@ -122,7 +124,8 @@ class ForwardProducer {
     for (uint32_t parity = 0;;) {
       const WorkTile work = take_work<Machine>(shared_, works);
       if (work.tile == WorkTile::kNoMore) break;
-      KeyBoxes<Machine, C> boxes(p_, p_.v_map, work, work.head / heads_of_group_);
+      const int32_t head = work.head / heads_of_group_;
+      KeyBoxes<Machine, C> boxes(p_, Columns(p_.v_map, p_.v_first_map, p_.v_starts, head), work, head);
       TILEWISE_NO_UNROLL
       for (int32_t tile = work.begin; tile < work.end; ++tile, values.advance()) {
         auto& to = shared_.values[values.stage];
@@ -189,41 +192,48 @@ class ForwardProducer {
     }
   }
 
-  /// Q of each warpgroup once its place is free.
-  TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work) {
-    const int32_t queries = p_.order.queries_per_warpgroup, batch = p_.shape.cu_seqlens_q ? 0 : work.batch;
-    TILEWISE_UNROLL
-    for (int i = 0; i < C.consumers(); ++i) {
-      auto& ring = shared_.row_rings[i];
-      place.wait_empty(ring);
-      ring.full[place.stage].arrive_and_expect(kRowChunks * queries * group() * kChunkRowBytes);
-      const int32_t first = work.q_row + (work.tile * C.consumers() + i) * queries;
+  /// Q of each warpgroup once its place is free; its columns lie as K's do.
+  TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work, const Columns& columns) {
+    if constexpr (C.turned_columns) {  // three copies of this would pass the 32 registers here
+      TILEWISE_NO_UNROLL
+      for (int i = 0; i < C.consumers(); ++i) load_rows_of(i, place, work, columns);
+    } else {
       TILEWISE_UNROLL
-      for (int c = 0; c < kRowChunks; ++c) {
-        bring_rows(shared_.rows[place.stage][i].chunk(c), ring.full[place.stage], c * QueryTile::kChunkColumns, first,
-                   work.head, batch);
-      }
+      for (int i = 0; i < C.consumers(); ++i) load_rows_of(i, place, work, columns);
     }
+  }
+  TILEWISE_INLINE void load_rows_of(int warpgroup, const RingPlace<C.q_stages>& place, const WorkTile& work,
+                                    const Columns& columns) {
+    const int32_t queries = p_.order.queries_per_warpgroup, batch = p_.shape.cu_seqlens_q ? 0 : work.batch;
+    auto& ring = shared_.row_rings[warpgroup];
+    place.wait_empty(ring);
+    ring.full[place.stage].arrive_and_expect(kRowChunks * queries * group() * kChunkRowBytes);
+    const int32_t first = work.q_row + (work.tile * C.consumers() + warpgroup) * queries;
+    columns.template for_each<Machine, kRowChunks, QueryTile::kChunkColumns>(
+        [&](int c, const TensorMap& map, int32_t column) {
+          bring_rows(shared_.rows[place.stage][warpgroup].chunk(c), map, ring.full[place.stage], column, first,
+                     work.head, batch);
+        });
   }
 
   /// Blocks with other parts of the keys read a tile of queries again. Else L2 had better keep K and V, which at
   /// head_dim 256 is 1% of a causal call to 1k; elsewhere it tells nothing, and the policy would take registers.
-  TILEWISE_INLINE void bring_rows(uint8_t* to, Barrier<Machine>& landed, int32_t column, int32_t row, int32_t head,
-                                  int32_t batch) {
+  TILEWISE_INLINE void bring_rows(uint8_t* to, const TensorMap& map, Barrier<Machine>& landed, int32_t column,
+                                  int32_t row, int32_t head, int32_t batch) {
     constexpr bool kOnce = C.head_dim > 128 && !C.split;
     if constexpr (kOnce) {
-      Machine::copy_box_once(to, p_.q_map, landed.state(), column, 0, row, head, batch);
+      Machine::copy_box_once(to, map, landed.state(), column, 0, row, head, batch);
     } else {
-      Machine::copy_box(to, p_.q_map, landed.state(), column, 0, row, head, batch);
+      Machine::copy_box(to, map, landed.state(), column, 0, row, head, batch);
     }
   }
 
   /// more_bytes: of other copies that are to land by then.
   template <class Tile>
-  TILEWISE_INLINE static void load_tile(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
+  TILEWISE_INLINE static void load_tile(Tile& to, const Columns& columns, Barrier<Machine>& landed, int32_t row,
                                         int32_t head, int32_t batch, int32_t more_bytes = 0) {
     landed.arrive_and_expect(Tile::kBytes + more_bytes);
-    copy_keys<C>(to, map, landed, row, head, batch);
+    copy_keys<C>(to, columns, landed, row, head, batch);
   }
 
   template <class Tile>

@@ -3,6 +3,7 @@
 
 #include "device/attention/sink.h"
 #include "device/attention/tensor_rows.h"
+#include "device/hopper/column_maps.h"
 #include "device/hopper/forward_rows.h"
 #include "device/hopper/softmax.h"
 #include "device/hopper/tensor_map.h"
@@ -88,6 +89,7 @@ class RowStore {
   template <class Out>
   TILEWISE_INLINE void store_directly(const Out& O) const {
     const auto pieces = static_cast<int32_t>(p_.shape.head_dim_v / 8);
+    const bool turned = columns().turned;
     TILEWISE_UNROLL
     for (int slot = 0; slot < Out::kSlots; ++slot) {
       const int32_t row = rows_.row_of_slot(slot);
@@ -100,8 +102,8 @@ class RowStore {
           if (c + i < Out::kColTiles) word[i] = rounded_pair(O, c + i, slot);
         }
         transpose_quad<Machine>(word);
-        const int32_t piece = c + Machine::lane() % 4;
-        if (to && piece < pieces) {
+        const int32_t place = c + Machine::lane() % 4, piece = piece_of_place(place, pieces, turned);
+        if (to && place < pieces) {
           Machine::store_global(reinterpret_cast<Chunk*>(to + piece * 8), Chunk{{word[0], word[1], word[2], word[3]}});
         }
       }
@@ -126,6 +128,10 @@ class RowStore {
   }
 
  private:
+  TILEWISE_INLINE ColumnBoxes<C.turned_columns> columns() const {
+    return {p_.out_map, p_.out_first_map, p_.v_starts, key_head<C>(p_, work_)};
+  }
+
   template <class Out>
   TILEWISE_INLINE static uint32_t rounded_pair(const Out& O, int col_tile, int slot) {
     const auto& x = O.tile[0][col_tile];
@@ -160,21 +166,21 @@ class RowStore {
   TILEWISE_INLINE void store_boxes(Tile& tile) const {
     constexpr int kChunks = SwizzledTile<C.kRows, C.head_dim_v>::kChunks;
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
-    TILEWISE_UNROLL
-    for (int c = 0; c < kChunks; ++c) {
-      Machine::store_box(p_.out_map, tile.chunk(c), c * Tile::kChunkColumns, 0, work_.q_row + rows_.first_query,
-                         work_.head, batch);
-    }
+    columns().template for_each<Machine, kChunks, Tile::kChunkColumns>(
+        [&](int c, const TensorMap& map, int32_t column) {
+          Machine::store_box(map, tile.chunk(c), column, 0, work_.q_row + rows_.first_query, work_.head, batch);
+        });
     Machine::commit_stores();
   }
 
   TILEWISE_INLINE void copy_rows(Tile& tile) const {
     const auto pieces = static_cast<int32_t>(p_.shape.head_dim_v / 8);
+    const bool turned = columns().turned;
     TILEWISE_NO_UNROLL
     for (auto unit = Machine::thread() % kWarpgroupThreads; unit < C.kRows * pieces; unit += kWarpgroupThreads) {
       const int32_t row = unit / pieces, piece = unit % pieces;
       if (!rows_.is_among(row, work_.all_q)) continue;
-      const Chunk chunk = Machine::template load_shared<Chunk>(tile.piece(row, piece));
+      const Chunk chunk = Machine::template load_shared<Chunk>(tile.piece(row, place_of_piece(piece, pieces, turned)));
       Machine::store_global(reinterpret_cast<Chunk*>(address_of(row) + piece * 8), chunk);
     }
   }

@@ -2,6 +2,7 @@
 // a box of its own.
 #pragma once
 
+#include "device/hopper/column_maps.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
 #include "device/kv_cache/places.h"
@@ -9,29 +10,28 @@
 namespace tilewise::device {
 
 /// All columns of a box, to rows of a tile from `to_row` on, of `kBlocks` blocks of the cluster.
-template <int kBlocks = 1, class Machine, class Tile>
-TILEWISE_INLINE void copy_columns(Tile& to, int32_t to_row, const TensorMap& map, Barrier<Machine>& landed, int32_t row,
-                                  int32_t head, int32_t batch) {
-  TILEWISE_UNROLL
-  for (int c = 0; c < Tile::kChunks; ++c) {
-    uint8_t* const place = to.chunk(c) + to_row * kChunkRowBytes;
-    const int32_t column = c * Tile::kChunkColumns;
-    if constexpr (kBlocks > 1) {
-      constexpr uint32_t kAll = (1u << kBlocks) - 1;
-      Machine::copy_box_to_blocks(kAll, place, map, landed.state(), column, row, head, batch);
-    } else {
-      Machine::copy_box(place, map, landed.state(), column, row, head, batch);
-    }
-  }
+template <int kBlocks = 1, class Machine, class Tile, bool kMayTurn>
+TILEWISE_INLINE void copy_columns(Tile& to, int32_t to_row, const ColumnBoxes<kMayTurn>& boxes,
+                                  Barrier<Machine>& landed, int32_t row, int32_t head, int32_t batch) {
+  boxes.template for_each<Machine, Tile::kChunks, Tile::kChunkColumns>(
+      [&](int c, const TensorMap& map, int32_t column) {
+        uint8_t* const place = to.chunk(c) + to_row * kChunkRowBytes;
+        if constexpr (kBlocks > 1) {
+          constexpr uint32_t kAll = (1u << kBlocks) - 1;
+          Machine::copy_box_to_blocks(kAll, place, map, landed.state(), column, row, head, batch);
+        } else {
+          Machine::copy_box(place, map, landed.state(), column, row, head, batch);
+        }
+      });
 }
 
 /// A tile of contiguous keys from `row` on, by one thread: in a cluster each block's half of it, to both.
 template <HopperForwardConfig C, class Machine, class Tile>
-TILEWISE_INLINE void copy_keys(Tile& to, const TensorMap& map, Barrier<Machine>& landed, int32_t row, int32_t head,
-                               int32_t batch) {
+TILEWISE_INLINE void copy_keys(Tile& to, const ColumnBoxes<C.turned_columns>& boxes, Barrier<Machine>& landed,
+                               int32_t row, int32_t head, int32_t batch) {
   int32_t share = 0;
   if constexpr (C.clustered) share = Machine::rank_in_cluster() * C.keys_of_box();
-  copy_columns<C.blocks_of_cluster()>(to, share, map, landed, row + share, head, batch);
+  copy_columns<C.blocks_of_cluster()>(to, share, boxes, landed, row + share, head, batch);
 }
 
 /// Those that one tile of queries sees.
@@ -42,8 +42,9 @@ class KeyBoxes {
   static_assert(kBoxes * kKeys == C.block_n && kBoxes <= 32, "boxes are lanes'");
 
  public:
-  TILEWISE_INLINE KeyBoxes(const HopperForwardParams& params, const TensorMap& map, const WorkTile& work, int32_t head)
-      : map_(map), work_(work), places_{}, head_(head), page_(work.k_batch) {
+  TILEWISE_INLINE KeyBoxes(const HopperForwardParams& params, const ColumnBoxes<C.turned_columns>& boxes,
+                           const WorkTile& work, int32_t head)
+      : columns_(boxes), work_(work), places_{}, head_(head), page_(work.k_batch) {
     if constexpr (!kPaged) return;
     const CacheShape& cache = params.cache;
     places_ = {cache.block_table + work.k_batch * cache.block_table_stride, 0, work.first_key, work.seqlen_k,
@@ -60,11 +61,11 @@ class KeyBoxes {
       Machine::wave_sync();
       if (lane < kBoxes) {
         const int32_t within = places_.within_page(first_key(tile));
-        copy_columns(to, lane * kKeys, map_, landed, within, head_, page_);
+        copy_columns(to, lane * kKeys, columns_, landed, within, head_, page_);
       }
       if (tile + 1 < work_.end) look_up_page(tile + 1);
     } else {
-      if (lane == 0) copy_keys<C>(to, map_, landed, work_.k_row + tile * C.block_n, head_, page_);
+      if (lane == 0) copy_keys<C>(to, columns_, landed, work_.k_row + tile * C.block_n, head_, page_);
     }
   }
 
@@ -85,7 +86,7 @@ class KeyBoxes {
     page_ = places_.page_of(places_.place_of(first_key(tile)));
   }
 
-  const TensorMap& map_;
+  ColumnBoxes<C.turned_columns> columns_;
   const WorkTile& work_;
   CachePlaces<Machine, C.page_size> places_;
   int32_t head_, page_;

@@ -75,6 +75,23 @@ struct BiasPlaces {
   }
 };
 
+inline constexpr int32_t kPieceColumns = 8;  // of 16 bits: half of a sector of L2
+
+/// Which heads' rows begin between two sectors, 16 bytes behind one: those of head h where base + head * h is odd.
+struct OddStarts {
+  int32_t base, head;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("base", p.base), visit("head", p.head);
+  }
+};
+/// Whether a head's first piece lies behind its others in shared memory, so that the boxes of those begin with a
+/// sector: of a row of 144 bytes a box of 128 then takes four sectors instead of five.
+constexpr bool is_turned(const OddStarts& starts, int32_t head) {
+  return ((starts.base ^ (starts.head & head)) & 1) != 0;
+}
+
 inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
 
 struct HopperForwardParams {
@@ -84,6 +101,7 @@ struct HopperForwardParams {
   // boxes is [key, head of the group, query, group, batch], as q is, with boxes of 128 bytes of keys, and of one row
   // where it has no queries or heads.
   TensorMap q_map, k_map, v_map, out_map, bias_map;
+  TensorMap q_first_map, k_first_map, v_first_map, out_first_map;  // of the first kPieceColumns, with turned_columns
   AttentionShape shape;
   ScoreParams score;
   Tensor4 out;
@@ -91,6 +109,7 @@ struct HopperForwardParams {
   SinkTensor sink;
   HeadScales q_scale, k_scale, v_scale;  // fp8 only
   CacheShape cache;                      // of a config that is cached; AttentionShape::seqlen_k is its capacity
+  OddStarts k_starts, v_starts;          // of a config with turned_columns
   TileOrder order;
   BiasPlaces bias_places;
   uint32_t* tile_counter;  // [counters]: see tile_counter.h
@@ -101,9 +120,11 @@ struct HopperForwardParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("out_map", p.out_map);
-    visit("bias_map", p.bias_map);
+    visit("bias_map", p.bias_map), visit("q_first_map", p.q_first_map), visit("k_first_map", p.k_first_map);
+    visit("v_first_map", p.v_first_map), visit("out_first_map", p.out_first_map);
     visit("shape", p.shape), visit("score", p.score), visit("out", p.out), visit("softmax_lse", p.softmax_lse);
     visit("sink", p.sink), visit("q_scale", p.q_scale), visit("k_scale", p.k_scale), visit("v_scale", p.v_scale);
+    visit("k_starts", p.k_starts), visit("v_starts", p.v_starts);
     visit("cache", p.cache), visit("order", p.order), visit("bias_places", p.bias_places);
     visit("tile_counter", p.tile_counter), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
   }

@@ -53,6 +53,16 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
                                             {offsetof(Params, k_map), keys, binds.k},
                                             {offsetof(Params, v_map), keys, binds.v},
                                             {offsetof(Params, out_map), outs, binds.out}};
+  if (config.turned_columns) {
+    constexpr std::uint32_t kFirst[] = {offsetof(Params, q_first_map), offsetof(Params, k_first_map),
+                                        offsetof(Params, v_first_map), offsetof(Params, out_first_map)};
+    for (std::size_t i = 0; i < std::size(kFirst); ++i) {
+      gpu::TensorMapParameter first = maps[i];
+      first.param_offset = kFirst[i];
+      first.most_columns = device::kPieceColumns;
+      maps.push_back(first);
+    }
+  }
   if (config.bias_boxes) {
     gpu::TensorMap bias = rows;
     bias.dtype = operations::attention::bias_dtype(p);
@@ -78,6 +88,14 @@ void bind_bias(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
 }
 void bind_k(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.k, call.head_dim, map); }
 void bind_v(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.v, call.head_dim_v, map); }
+
+device::OddStarts odd_starts(const device::Tensor4& t) {
+  constexpr std::int64_t kSectorColumns = 2 * device::kPieceColumns;
+  constexpr std::uintptr_t kPieceBytes = 16;
+  if (t.seq_stride % kSectorColumns != 0 || t.batch_stride % kSectorColumns != 0) return {};
+  const std::uintptr_t pieces = reinterpret_cast<std::uintptr_t>(t.data) / kPieceBytes;
+  return {static_cast<std::int32_t>(pieces % 2), static_cast<std::int32_t>(t.head_stride / device::kPieceColumns % 2)};
+}
 
 std::string refusal_of(const Problem& p) {
   if (p.head_dim > kMostHeadDim || p.head_dim_v > kMostHeadDim) {

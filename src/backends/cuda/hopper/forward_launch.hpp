@@ -8,6 +8,7 @@
 
 #include "backends/cuda/hopper/schedule.hpp"
 #include "device/common/params.h"
+#include "device/hopper/params.h"
 #include "gpu/lowering.hpp"
 
 namespace tilewise::backends::hopper {
@@ -18,6 +19,9 @@ void bind_out(const device::AttentionParams& call, bool packs, gpu::TensorMap& m
 void bind_k(const device::AttentionParams& call, gpu::TensorMap& map);
 void bind_v(const device::AttentionParams& call, gpu::TensorMap& map);
 void bind_bias(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
+
+/// Of K or V in 16 bits, as a config with turned_columns has it: none where that differs by key or by batch entry.
+[[nodiscard]] device::OddStarts odd_starts(const device::Tensor4& t);
 
 /// How a call's tensor maps are set.
 struct MapBinds {

@@ -31,6 +31,8 @@ void bind(const void* call, void* block) {
   params.q_scale = from.q_scale;
   params.k_scale = from.k_scale;
   params.v_scale = from.v_scale;
+  params.k_starts = odd_starts(from.k);
+  params.v_starts = odd_starts(from.v);
 }
 
 void add_parts_combine(const Problem& p, std::int64_t splits, gpu::LoweringBuilder& builder) {

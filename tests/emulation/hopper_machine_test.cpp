@@ -179,6 +179,40 @@ TEST(HopperCopies, BelongToTheEngineUntilTheyAreWaitedFor) {
                        "begins at byte 8 of a row, not on 16 bytes"));
 }
 
+/// fp32 [2, 1, 1, 1, 32] of which a box is all.
+struct Target {
+  alignas(16) std::array<float, 64> element{};
+  TensorMap map{};
+
+  Target() {
+    gpu::TensorMap described;
+    described.address = element.data();
+    described.dtype = DType::f32;
+    described.rank = 5;
+    described.dims = {32, 1, 1, 1, 2};
+    described.strides = {128, 128, 128, 128};
+    described.box = {32, 1, 1, 1, 2};
+    const auto host = backends::emulation::encode_host_map(described);
+    std::memcpy(static_cast<void*>(&map), &host, sizeof host);
+  }
+};
+const Target& target() {
+  static const Target only;
+  return only;
+}
+
+/// As on an H200, which brings boxes from there.
+TEST(HopperCopies, StoreNoBoxInFrontOfItsTensor) {
+  EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
+                         if (M::thread() == 0) M::store_box(target().map, shared.tile[0], -8, 0, 0, 0, 0);
+                       }),
+                       "stores a box that begins at -8 in dimension 0, in front of its tensor"));
+  EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
+                         if (M::thread() == 0) M::store_box(target().map, shared.tile[0], 0, 0, 0, 0, -1);
+                       }),
+                       "-1 in dimension 4"));
+}
+
 /// Of kernels that move runs, which capture nothing.
 alignas(16) float numbers[64], sums[64];  // 0, 1, 2, ...; 100 each
 backends::emulation::GlobalMemory memory_of_runs(gpu::Access of_sums) {

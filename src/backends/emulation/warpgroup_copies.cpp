@@ -134,7 +134,12 @@ void WarpgroupEmulator::land(std::size_t index) {
   advance(barrier);
 }
 
+/// Boxes that begin in front of a tensor can be brought, but an H200 ends a store or addition of one with an illegal
+/// instruction.
 void WarpgroupEmulator::store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) {
+  for (std::int32_t i = 0; i < rank; ++i) {
+    if (at[i] < 0) fail("stores a box that begins at ", at[i], " in dimension ", i, ", in front of its tensor");
+  }
   begin_store(map_at(map, rank), coordinates(at, rank), from, kTileAlignment, false);
 }
 

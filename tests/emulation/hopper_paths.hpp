@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -15,13 +14,6 @@
 namespace tilewise::test {
 
 inline constexpr std::string_view kHopper = "emulation.sm90";
-
-/// Rows that start on 16 bytes, as the copy engine wants them; with NaN and infinities among the inputs, or none.
-inline std::uint64_t aligned_seed(bool special) {
-  std::uint64_t seed = 0;
-  while (!verify::draws_aligned_rows(seed) || verify::draws_special_values(seed) != special) ++seed;
-  return seed;
-}
 
 /// Runs a problem whose schedule names `path`.
 inline void check(std::string_view path, const std::string& text, bool special = false,

@@ -24,6 +24,8 @@ struct RowConfig {
   Flag exact_dims = 0;   // head dims equal their padded values
   Flag lengths = 0;      // cu_seqlens, seqused or leftpad_k are given
 
+  constexpr int32_t wider_dim() const { return head_dim > head_dim_v ? head_dim : head_dim_v; }
+
   template <class Config, class Visit>
   static constexpr void for_each_row_field(Config& c, const Visit& visit) {
     visit("q_type", c.q_type), visit("k_type", c.k_type), visit("v_type", c.v_type), visit("out_type", c.out_type);

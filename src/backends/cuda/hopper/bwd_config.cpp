@@ -21,7 +21,6 @@ using device::HopperBwdConfig;
 
 constexpr std::int32_t kNarrow = 64;  // columns, and queries of a tile that registers have room for
 
-std::int32_t wider_dim(const HopperBwdConfig& c) { return std::max(c.head_dim, c.head_dim_v); }
 bool is_biased(const HopperBwdConfig& c) { return c.bias_type != device::kBiasNone; }
 
 /// A bias in boxes takes the room of a third stage. Where two find none, each score loads its own.
@@ -51,10 +50,10 @@ HopperBwdConfig features_config(const Problem& p) {
   portable::set_score_options(c, p);
   c.windowed = p.window_left >= 0;
   c.plain_scale = 1;  // a negative scale is one too: no maximum is looked for
-  c.shares_keys = wider_dim(c) > kWide;
+  c.shares_keys = c.wider_dim() > kWide;
   c.normal_bound = has_normal_bound(p);
   const bool biased = p.bias != BiasKind::none;
-  c.block_m = wider_dim(c) <= kNarrow && !biased ? 128 : 64;
+  c.block_m = c.wider_dim() <= kNarrow && !biased ? 128 : 64;
   c.partial_rows = c.lengths || p.seqlen_q % c.block_m != 0;
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
@@ -90,8 +89,8 @@ bool deal_pays(const Problem& p, const HopperBwdConfig& c) {
   if (c.ordered && c.shares_keys && c.ranged) return false;
   const bool modified = c.dropout || is_biased(c);
   if (modified && c.softcap + c.alibi + c.dropout + is_biased(c) > 1) return false;
-  if (c.dropout) return wider_dim(c) <= kMiddle;
-  if (is_biased(c) && wider_dim(c) > kNarrow) {
+  if (c.dropout) return c.wider_dim() <= kMiddle;
+  if (is_biased(c) && c.wider_dim() > kNarrow) {
     return c.bias_type != device::kBiasF32 && (c.ordered || !c.ranged || c.shares_keys);
   }
   return true;
@@ -115,7 +114,7 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
 /// Whether the last heads' tiles of keys may begin with the first ones (see TileOrder), so that the longest do, and the
 /// last tiles of all are short. Which heads these are the batch decides. A bias in f16 would spill 68 bytes, for 44.
 bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
-  const bool fits = c.bias_type == device::kBiasNone || c.q_type == device::kBf16 || wider_dim(c) <= kNarrow;
+  const bool fits = c.bias_type == device::kBiasNone || c.q_type == device::kBf16 || c.wider_dim() <= kNarrow;
   return c.carried() && c.persistent && c.ranged && !p.batch_invariant && fits;
 }
 
@@ -218,7 +217,7 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
     return c.head_dim > 192 && c.ranged && !c.windowed && !c.softcap && !biased ? 512 : 0;
   }
   if (c.own_dq) return looks_near(p, c) ? kAny : c.ranged ? 2048 : 768;
-  if (biased) return c.both_ways ? 8192 : c.ranged && wider_dim(c) <= kNarrow ? 2048 : 1024;
+  if (biased) return c.both_ways ? 8192 : c.ranged && c.wider_dim() <= kNarrow ? 2048 : 1024;
   if (c.block_m > kNarrow) return c.windowed ? 2048 : c.ranged ? 4096 : 1024;
   return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 8192 : 2048;
 }

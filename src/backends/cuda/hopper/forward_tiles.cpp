@@ -69,7 +69,7 @@ int options_of(const HopperForwardConfig& c) {
 }
 
 const Tile& fp8_tile_for(const HopperForwardConfig& c) {
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   const bool crowded = !c.plain_scale || c.dropout;
   if (dim > 128 && options_of(c) > 1) return kFp8WidestCrowded;
   if (dim > 128) return crowded ? kFp8WideCrowded : kFp8Wide;
@@ -145,7 +145,7 @@ const Tile& narrow_tile_for(const Problem& p, const HopperForwardConfig& c, std:
 
 /// From 65 to 128, likewise.
 const Tile& middle_tile_for(const Problem& p, const HopperForwardConfig& c, std::int64_t length) {
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   const Tile* tile = c.ranged ? &kMiddle80Causal : &kMiddle80;
   if (dim > 80) tile = &kMiddle96;
   if (dim > 96) tile = !c.ranged && length >= 16384 ? &kMiddleLong : &kMiddle;
@@ -157,7 +157,7 @@ const Tile& middle_tile_for(const Problem& p, const HopperForwardConfig& c, std:
 const Tile& tile_for(const Problem& p, const HopperForwardConfig& c) {
   if (c.fp8()) return fp8_tile_for(c);
   if (const Tile* shared = shared_tile_for(p, c)) return *shared;
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   const std::int64_t length = chosen_length(p);
   const bool loads_bias = c.bias_type != device::kBiasNone && !c.bias_boxes;
   const bool crowded = c.dropout || loads_bias || options_of(c) > 1;
@@ -184,7 +184,7 @@ Tile pair_for(const Tile& tile, const HopperForwardConfig& c) {
   Tile pair = tile;
   pair.consumers = 2;
   if (c.fp8()) return pair;
-  const bool narrow = std::max(c.head_dim, c.head_dim_v) <= 64;
+  const bool narrow = c.wider_dim() <= 64;
   if (!c.plain_scale || c.dropout) return kModifiedPair;
   if (c.windowed) return narrow ? kModifiedPair : kWindowPair;
   return narrow ? kNarrowPair : kMiddlePair;
@@ -194,7 +194,7 @@ std::vector<Tile> tiles_to_try(const Problem& p, const HopperForwardConfig& c) {
   Tile alone = tile_for(p, c);
   alone.clustered = false;
   std::vector<Tile> tiles{tile_for(p, c), alone, pair_for(alone, c)};
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   if (c.fp8() || !c.plain_scale || c.dropout || dim > 128) return tiles;
   if (dim <= 64) {
     tiles.insert(tiles.end(), {kNarrow, kNarrowLengths, kNarrowPair});

@@ -85,7 +85,7 @@ HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
 /// 4%), of 4,096 1 to 2%; at 256 columns softcap 3% more.
 bool takes_turns(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kShort = 2048;
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   const bool capped = c.bounded && !c.windowed;  // by softcap, and nothing else is done to scores
   const bool biased = c.bias_type != device::kBiasNone;
   if (c.windowed && !c.fp8() && !c.dropout && !biased && (c.plain_scale || dim <= 128)) return false;

@@ -151,12 +151,12 @@ Estimator::Blocks Estimator::key_blocks(const device::ScoreConfig& c, std::int64
               block_m, group() / splits);
   b.flops = rows * block_m *
             (flop * (2.0 + products) * (c.head_dim + c.head_dim_v) + kGradientScore + kGradientFeatures * features(c));
-  b.own_us = kBwdBlockUs + kBwdRowUs * rows * std::max(c.head_dim, c.head_dim_v);
+  b.own_us = kBwdBlockUs + kBwdRowUs * rows * c.wider_dim();
   return b;
 }
 
 double Estimator::bwd_us(const device::BwdConfig& c, std::int64_t blocks, std::int64_t splits) const {
-  const double flop = std::max(c.head_dim, c.head_dim_v) > 128 ? kBwdWideFlop : kBwdFlop;
+  const double flop = c.wider_dim() > 128 ? kBwdWideFlop : kBwdFlop;
   const Blocks b = key_blocks(c, blocks, c.block_n(), c.block_m, c.wants_dk + c.wants_dv + c.wants_dq, flop, f(splits));
   const double bytes = kHalf * dims() * (2.0 * rows_k() + rows_q()) + (c.wants_dq ? dq_accum_bytes() : 0.0);
   return kStartUs + std::max({blocks_us(b), stream_us(bytes), c.wants_dq ? added_us(b, c) : 0.0});

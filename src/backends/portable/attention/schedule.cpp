@@ -116,7 +116,7 @@ void shape_lone_rdna_wave(device::ForwardConfig& c, bool batch_invariant) {
 }
 
 void shape_forward(device::ForwardConfig& c, const Problem& p, const DeviceTraits& traits) {
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   const std::int64_t rows = p.seqlen_q * group_of(p);
   switch (traits.family) {
     case Family::sm80:
@@ -157,7 +157,7 @@ constexpr std::array<BwdShape, 2> kBwdWide{{{8, 4, 64, 2}, {8, 4, 64, 1}}};
 /// Registers that a wave lacks for the first shapes of a list: dropout's draws and a bias pass them by some hundred
 /// bytes a lane at head_dim 64, everything together at 128.
 std::span<const BwdShape> bwd_shapes(const ScoreConfig& c, const DeviceTraits& traits) {
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   const bool has_bias = c.bias_type != device::kBiasNone;
   if (dim <= 64) return std::span(kBwdNarrow).subspan(c.dropout || has_bias ? 1 : 0);
   // Dropout or a bias alone spills 84 bytes of the first middle shape on sm_80, at most 20 elsewhere.
@@ -282,7 +282,7 @@ device::BwdPreprocessConfig bwd_preprocess_config(const Problem& p) {
 device::BwdDqConfig bwd_dq_config(const Problem& p, const DeviceTraits& traits) {
   device::BwdDqConfig c;
   set_scores(c, p);
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   c.rows_per_wave = gradient_rows(traits.family);
   c.rows_in_registers = traits.family == Family::cdna;
   c.block_n = 32;
@@ -303,7 +303,7 @@ device::BwdDqConfig bwd_dq_config(const Problem& p, const DeviceTraits& traits) 
 device::BwdDkdvConfig bwd_dkdv_config(const Problem& p, const DeviceTraits& traits) {
   device::BwdDkdvConfig c;
   set_scores(c, p);
-  const std::int32_t dim = std::max(c.head_dim, c.head_dim_v);
+  const std::int32_t dim = c.wider_dim();
   c.rows_per_wave = gradient_rows(traits.family);
   c.rows_in_registers = traits.family == Family::cdna;
   c.block_m = 32;

@@ -72,9 +72,7 @@ std::uint32_t Bwd::shared_bytes(const Config& c, Family) {
 
 std::uint32_t BwdConvertDq::shared_bytes(const Config& c, Family) { return size(tile(c.block_m, c.head_dim)); }
 
-std::uint32_t BwdConvertDkdv::shared_bytes(const Config& c, Family) {
-  return size(tile(c.block_n(), std::max(c.head_dim, c.head_dim_v)));
-}
+std::uint32_t BwdConvertDkdv::shared_bytes(const Config& c, Family) { return size(tile(c.block_n(), c.wider_dim())); }
 
 std::uint32_t BwdDbias::shared_bytes(const Config& c, Family) {
   const std::int32_t own = tile(c.block_m(), c.head_dim) + tile(c.block_m(), c.head_dim_v);

@@ -194,26 +194,25 @@ class ForwardProducer {
 
   /// Q of each warpgroup once its place is free; its columns lie as K's do.
   TILEWISE_INLINE void load_rows(const RingPlace<C.q_stages>& place, const WorkTile& work, const Columns& columns) {
+    const int32_t queries = p_.order.queries_per_warpgroup, batch = p_.shape.cu_seqlens_q ? 0 : work.batch;
+    const auto load = [&](int warpgroup) {
+      auto& ring = shared_.row_rings[warpgroup];
+      place.wait_empty(ring);
+      ring.full[place.stage].arrive_and_expect(kRowChunks * queries * group() * kChunkRowBytes);
+      const int32_t first = work.q_row + (work.tile * C.consumers() + warpgroup) * queries;
+      columns.template for_each<Machine, kRowChunks, QueryTile::kChunkColumns>(
+          [&](int c, const TensorMap& map, int32_t column) {
+            bring_rows(shared_.rows[place.stage][warpgroup].chunk(c), map, ring.full[place.stage], column, first,
+                       work.head, batch);
+          });
+    };
     if constexpr (C.turned_columns) {  // three copies of this would pass the 32 registers here
       TILEWISE_NO_UNROLL
-      for (int i = 0; i < C.consumers(); ++i) load_rows_of(i, place, work, columns);
+      for (int i = 0; i < C.consumers(); ++i) load(i);
     } else {
       TILEWISE_UNROLL
-      for (int i = 0; i < C.consumers(); ++i) load_rows_of(i, place, work, columns);
+      for (int i = 0; i < C.consumers(); ++i) load(i);
     }
-  }
-  TILEWISE_INLINE void load_rows_of(int warpgroup, const RingPlace<C.q_stages>& place, const WorkTile& work,
-                                    const Columns& columns) {
-    const int32_t queries = p_.order.queries_per_warpgroup, batch = p_.shape.cu_seqlens_q ? 0 : work.batch;
-    auto& ring = shared_.row_rings[warpgroup];
-    place.wait_empty(ring);
-    ring.full[place.stage].arrive_and_expect(kRowChunks * queries * group() * kChunkRowBytes);
-    const int32_t first = work.q_row + (work.tile * C.consumers() + warpgroup) * queries;
-    columns.template for_each<Machine, kRowChunks, QueryTile::kChunkColumns>(
-        [&](int c, const TensorMap& map, int32_t column) {
-          bring_rows(shared_.rows[place.stage][warpgroup].chunk(c), map, ring.full[place.stage], column, first,
-                     work.head, batch);
-        });
   }
 
   /// Blocks with other parts of the keys read a tile of queries again. Else L2 had better keep K and V, which at

@@ -5,9 +5,18 @@
 #include <cstring>
 
 #include "backends/emulation/host_tensor_map.hpp"
+#include "device/hopper/tensor_map.h"
 #include "gpu/lowering.hpp"
 
 namespace tilewise::test {
+
+/// As it travels in the parameters of a kernel on the emulated machine.
+inline device::TensorMap encoded_map(const gpu::TensorMap& described) {
+  const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(described);
+  device::TensorMap map{};
+  std::memcpy(static_cast<void*>(&map), &host, sizeof host);
+  return map;
+}
 
 /// As far as the launch and the call decide it. `call`: the operation's parameters.
 template <class Params>
@@ -23,8 +32,8 @@ void write_maps(const gpu::Launch& launch, const void* call, Params& params, con
     gpu::TensorMap map = parameter.map;
     parameter.bind(call, map);
     change(map);
-    const backends::emulation::HostTensorMap host = backends::emulation::encode_host_map(map);
-    std::memcpy(reinterpret_cast<std::byte*>(&params) + parameter.param_offset, &host, sizeof host);
+    const device::TensorMap encoded = encoded_map(map);
+    std::memcpy(reinterpret_cast<std::byte*>(&params) + parameter.param_offset, &encoded, sizeof encoded);
   }
 }
 template <class Params>

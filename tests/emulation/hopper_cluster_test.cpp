@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/emulation/host_tensor_map.hpp"
 #include "device/common/float16.h"
 #include "device/hopper/machine_host.h"
 #include "emulated.hpp"
+#include "emulated_maps.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -53,8 +53,7 @@ struct Source {
     described.dims = {64, kRows, 1, 1};
     described.strides = {128, 16, 16};
     described.box = {64, kRows, 1, 1};
-    const auto host = backends::emulation::encode_host_map(described);
-    std::memcpy(static_cast<void*>(&map), &host, sizeof host);
+    map = encoded_map(described);
   }
 };
 const TensorMap& source() {

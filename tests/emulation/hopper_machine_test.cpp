@@ -8,6 +8,7 @@
 #include "device/hopper/machine_host.h"
 #include "device/hopper/warpgroup.h"
 #include "emulated.hpp"
+#include "emulated_maps.hpp"
 
 namespace tilewise::test {
 namespace {
@@ -124,8 +125,7 @@ struct Source {
     described.dims = {70, 3, 1, 1};
     described.strides = {160, 16, 16};
     described.box = {64, 8, 1, 1};
-    const auto host = backends::emulation::encode_host_map(described);
-    std::memcpy(static_cast<void*>(&map), &host, sizeof host);
+    map = encoded_map(described);
   }
 };
 const Source& source() {
@@ -192,8 +192,7 @@ struct Target {
     described.dims = {32, 1, 1, 1, 2};
     described.strides = {128, 128, 128, 128};
     described.box = {32, 1, 1, 1, 2};
-    const auto host = backends::emulation::encode_host_map(described);
-    std::memcpy(static_cast<void*>(&map), &host, sizeof host);
+    map = encoded_map(described);
   }
 };
 const Target& target() {

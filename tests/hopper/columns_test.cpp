@@ -2,7 +2,6 @@
 // they are.
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <string>
 #include <vector>
 

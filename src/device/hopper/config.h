@@ -17,6 +17,8 @@ constexpr int32_t keys_of_box(int32_t page_size, int32_t block_n) {
 /// Pages that boxes can be of: the swizzle repeats every 8 rows.
 inline constexpr int32_t kPageUnit = 8;
 
+inline constexpr int32_t kSectorColumns = 16, kPieceColumns = 8;  // of 16 bits, in a sector of L2 and in half of one
+
 /// Of one element of a bias.
 constexpr int32_t bias_bytes(const ScoreConfig& config) {
   return config.bias_type == kBiasF32 ? 4 : config.bias_type == kBiasBool ? 1 : 2;

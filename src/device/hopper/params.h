@@ -75,8 +75,6 @@ struct BiasPlaces {
   }
 };
 
-inline constexpr int32_t kPieceColumns = 8;  // of 16 bits: half of a sector of L2
-
 /// Which heads' rows begin between two sectors, 16 bytes behind one: those of head h where base + head * h is odd.
 struct OddStarts {
   int32_t base, head;

@@ -90,9 +90,8 @@ void bind_k(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, 
 void bind_v(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.v, call.head_dim_v, map); }
 
 device::OddStarts odd_starts(const device::Tensor4& t) {
-  constexpr std::int64_t kSectorColumns = 2 * device::kPieceColumns;
   constexpr std::uintptr_t kPieceBytes = 16;
-  if (t.seq_stride % kSectorColumns != 0 || t.batch_stride % kSectorColumns != 0) return {};
+  if (t.seq_stride % device::kSectorColumns != 0 || t.batch_stride % device::kSectorColumns != 0) return {};
   const std::uintptr_t pieces = reinterpret_cast<std::uintptr_t>(t.data) / kPieceBytes;
   return {static_cast<std::int32_t>(pieces % 2), static_cast<std::int32_t>(t.head_stride / device::kPieceColumns % 2)};
 }

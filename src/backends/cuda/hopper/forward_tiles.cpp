@@ -89,8 +89,7 @@ bool shares_keys(const Problem& p, const HopperForwardConfig& c, const Tile& til
 }
 /// A row of an odd number of 16 bytes begins between sectors in every other head: it costs L2 one of them more.
 bool begins_between_sectors(const Problem& p) {
-  constexpr std::int64_t kSectorColumns = 16;
-  return p.head_dim % kSectorColumns != 0 || p.head_dim_v % kSectorColumns != 0;
+  return p.head_dim % device::kSectorColumns != 0 || p.head_dim_v % device::kSectorColumns != 0;
 }
 /// Where it takes two blocks; null where each is better alone.
 const Tile* shared_tile_for(const Problem& p, const HopperForwardConfig& c) {

@@ -8,6 +8,7 @@
 #include "backends/cuda/hopper/estimate.hpp"
 #include "backends/cuda/hopper/forward_tiles.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
+#include "backends/cuda/hopper/tensor_maps.hpp"
 #include "backends/portable/attention/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -139,10 +140,8 @@ ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device
 /// comes once for two, and other boxes tell more: on an H200 head_dim 72 takes 3 to 15% longer so, else 3 to 8% less,
 /// and 136 under a causal mask 15% less.
 bool turns_columns(const Problem& p, const HopperForwardConfig& c) {
-  constexpr std::int64_t kChunkColumns = 64;
-  const auto has_one_more = [](std::int64_t dim) {
-    return dim > kChunkColumns && dim % kChunkColumns == device::kPieceColumns;
-  };
+  const std::int64_t chunk = box_columns(p.dtype);
+  const auto has_one_more = [=](std::int64_t dim) { return dim > chunk && dim % chunk == device::kPieceColumns; };
   return !c.fp8() && !c.clustered && !c.split && has_one_more(p.head_dim) && has_one_more(p.head_dim_v);
 }
 

@@ -149,11 +149,11 @@ class BwdDq {
 
   /// Without options, two elements at a time.
   TILEWISE_INLINE void plain(Scores& S, Scores& dP) {
-    const float scale = p_.score.softmax_scale * kLog2E;
+    const float scale = p_.score.softmax_scale;
     S.for_each_packed(dP, lane_, [&](int slot, int, auto& s, auto& dp) {
-      auto p = s * scale - statistics_[slot].lse;
-      p[0] = Machine::exp2(p[0]);
-      p[1] = Machine::exp2(p[1]);
+      auto p = Scores::Accumulator::rounded_product(s, scale) - statistics_[slot].lse;
+      p[0] = Machine::exp2(p[0] * kLog2E);
+      p[1] = Machine::exp2(p[1] * kLog2E);
       s = p * (dp - statistics_[slot].delta);
     });
   }

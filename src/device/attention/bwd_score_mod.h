@@ -43,13 +43,13 @@ class BwdScoreMod {
   /// Without options, two elements at a time.
   template <class Stage>
   TILEWISE_INLINE void plain(Scores& S, Scores& dP, const Stage& stage) const {
-    const float scale = keys_.p.score.softmax_scale * kLog2E;
+    const float scale = keys_.p.score.softmax_scale;
     S.for_each_packed(dP, lane_, [&](int, int col, auto& s, auto& dp) {
       const TwoStatistics two = stage.two_statistics(first_col_ + col);
       const typename Scores::Pair lse{two.lse[0], two.lse[1]}, delta{two.delta[0], two.delta[1]};
-      const auto exponent = s * scale - lse;
-      s[0] = Machine::exp2(exponent[0]);
-      s[1] = Machine::exp2(exponent[1]);
+      const auto exponent = Scores::Accumulator::rounded_product(s, scale) - lse;
+      s[0] = Machine::exp2(exponent[0] * kLog2E);
+      s[1] = Machine::exp2(exponent[1] * kLog2E);
       dp = s * (dp - delta);
     });
   }

@@ -9,7 +9,7 @@ namespace tilewise::device {
 
 /// What a query brings to P and dS.
 struct QueryStatistics {
-  float lse;    // in units of log2; +infinity where it sees nothing, so that its P is 0
+  float lse;    // +infinity where it sees nothing, so that its P is 0
   float delta;  // rowsum(out * dout) - dlse
 };
 
@@ -20,7 +20,14 @@ TILEWISE_INLINE QueryStatistics load_statistics(const Params& p, const Sequence&
   if (i >= s.seqlen_q) return {kInfinity, 0.0f};
   const float lse = Machine::load_global(p.softmax_lse.data + lse_offset(p.softmax_lse, s, batch, i, head));
   const float delta = Machine::load_global(p.delta + dense_row(p.shape, batch, i, head));
-  return {lse == -kInfinity ? kInfinity : with_plain_nan<Machine>(lse * kLog2E), with_plain_nan<Machine>(delta)};
+  return {lse == -kInfinity ? kInfinity : with_plain_nan<Machine>(lse), with_plain_nan<Machine>(delta)};
+}
+
+/// P of a score in natural units. What is subtracted is rounded as the forward pass rounded it, and before any other
+/// factor: of a key that wins alone nothing is left, and P is 1.
+template <class Machine>
+TILEWISE_INLINE float weight_of(float score, float lse) {
+  return Machine::exp2((score - lse) * kLog2E);
 }
 
 /// P of one position, before dropout, and what dS = P * (dP - delta) * slope needs beside it.
@@ -34,11 +41,11 @@ struct Probability {
 template <class Machine, auto C>
 TILEWISE_INLINE Probability probability_of(const ScoreParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
                                            float product, float lse) {
-  if constexpr (C.plain_scale) return {Machine::exp2(product * (p.softmax_scale * kLog2E) - lse), 1.0f, false};
+  if constexpr (C.plain_scale) return {weight_of<Machine>(rounded_product(product, p.softmax_scale), lse), 1.0f, false};
   float capped = 0.0f;
   const float score = full_score<Machine, C>(p, row, seqlen_k, key, product, &capped);
   const float slope = C.softcap ? 1.0f - capped * capped : 1.0f;
-  return {Machine::exp2(score - lse), slope, C.bias_type != kBiasNone && score == -kInfinity};
+  return {weight_of<Machine>(score, lse), slope, C.bias_type != kBiasNone && score == -kInfinity};
 }
 
 }  // namespace tilewise::device

@@ -9,6 +9,7 @@
 #include "device/attention/sink.h"
 #include "device/attention/tensor_rows.h"
 #include "device/tile/contract.h"
+#include "device/tile/row_reference.h"
 
 namespace tilewise::device {
 
@@ -133,8 +134,8 @@ class Combine {
     }
   };
 
-  /// The highest lse that is a number, and the sum of weights, a NaN where any lse is one. `seen`: by a split whose
-  /// lse is a number; what splits of NaN have written is NaN whatever it is multiplied by.
+  /// The highest of the scores that the parts' lse are counted from, and the sum of weights, a NaN where any lse is
+  /// one. `seen`: by any split.
   struct Totals {
     float highest, sum;
     bool seen;
@@ -144,13 +145,15 @@ class Combine {
   TILEWISE_INLINE static Totals weigh(const Params& p, int32_t splits, int64_t rows, int64_t row, int32_t head,
                                       bool used, float* weights, bool stores) {
     constexpr int kEach = kMostSplits / Machine::kLanes;
-    float lse[kEach], highest = -kInfinity;
+    RowLse lse[kEach];
+    float highest = -kInfinity;
     TILEWISE_UNROLL
     for (int j = 0; j < kEach; ++j) {
       const int split = Machine::lane() + j * Machine::kLanes;
       const bool there = used && split < splits;
-      lse[j] = there ? Machine::load_global(p.lse_accum + split * rows + row) : -kInfinity;
-      highest = maximum(highest, lse[j]);
+      lse[j] = RowLse{-kInfinity, 0.0f};
+      if (there) lse[j] = RowLse::load<Machine>(p.lse_accum, split * rows + row);
+      highest = maximum(highest, lse[j].score);
     }
     TILEWISE_UNROLL
     for (int bit = 1; bit < Machine::kLanes; bit *= 2) highest = maximum(highest, Machine::shuffle_xor(highest, bit));
@@ -162,7 +165,7 @@ class Combine {
     float sum = 0.0f;
     TILEWISE_UNROLL
     for (int j = 0; j < kEach; ++j) {
-      const float weight = Machine::exp2((lse[j] - base) * kLog2E);
+      const float weight = Machine::exp2(((lse[j].score - base) + lse[j].rest) * kLog2E);
       if (stores) Machine::store_shared(&weights[Machine::lane() + j * Machine::kLanes], weight);
       sum += weight;
     }

@@ -90,7 +90,7 @@ class Forward {
       Call::template add_keys<C>(sequence_, p_, queries_.batch);
     }
     O_.clear();
-    softmax_.clear();
+    softmax_.clear(scale());
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t row = row_of_slot(slot);
@@ -217,33 +217,31 @@ class Forward {
     mma_AB(O_, P, stage.v);  // O += P V
   }
 
-  /// What scores are multiplied by on their way into exp2.
-  TILEWISE_INLINE float scale() const {
-    return C.plain_scale ? uniform<Machine>(p_.score.softmax_scale * kLog2E) : 1.0f;
+  /// What scores are multiplied by to be in natural units, and on their way into exp2.
+  TILEWISE_INLINE float natural_scale() const {
+    return C.plain_scale ? uniform<Machine>(p_.score.softmax_scale) : 1.0f;
   }
+  TILEWISE_INLINE float scale() const { return natural_scale() * kLog2E; }
 
-  /// Divides by the sum, joins the sink, and writes out and lse. The largest score of a row that sees something has
-  /// weight 1, and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
+  /// Divides by the sum, joins the sink, and writes out and lse. The largest score of a row that sees something has a
+  /// weight far from 0, and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
   TILEWISE_INLINE void finish() {
     softmax_.reduce_row_sum();
     typename Out::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t row = row_of_slot(slot);
-      const bool used = row < queries_.used_rows, seen = softmax_.row_sum[slot] != 0.0f;
-      float row_max = softmax_.row_max[slot], row_sum = softmax_.row_sum[slot], rescale = 1.0f;
+      const float row_sum = softmax_.row_sum[slot];
+      const bool used = row < queries_.used_rows, seen = row_sum != 0.0f;
+      RowLse lse = RowLse::of<Machine>(softmax_.reference(slot), row_sum, natural_scale());
+      factor[slot] = used && seen ? 1.0f / row_sum : 0.0f;
       if (kJoinsSink && is_whole()) {
         const int32_t head = queries_.head(minimum(row, queries_.total_rows - 1));
-        const float sink = load_sink<Machine, C.q_type>(p_.sink, head) * kLog2E;
-        const float moved = maximum(row_max, sink);
-        rescale = seen ? Machine::exp2(row_max - moved) : 0.0f;
-        row_sum = row_sum * rescale + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
-        row_max = moved;
+        factor[slot] *= lse.join_sink<Machine>(load_sink<Machine, C.q_type>(p_.sink, head), seen);
+        // A sink that takes all leaves a row its NaN.
+        factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       }
-      const float lse = used ? (row_max + Machine::log2(row_sum)) * kLn2 : -kInfinity;
-      factor[slot] = used && seen ? rescale / row_sum : 0.0f;
-      // A sink that takes all leaves a row its NaN.
-      if (kJoinsSink && is_whole()) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
+      if (!used) lse = {-kInfinity, 0.0f};
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
       if (row < queries_.total_rows && owns_row(slot) && columns_.first() == 0) store_lse(row, lse);
     }
@@ -273,12 +271,13 @@ class Forward {
     return (of_part * p_.shape.num_heads_q + queries_.head(row)) * p_.shape.seqlen_q + queries_.query(row);
   }
 
-  TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
+  TILEWISE_INLINE void store_lse(int32_t row, const RowLse& lse) const {
     if (!is_whole()) {
-      Machine::store_global(p_.lse_accum + accum_row(row), lse);
+      lse.store<Machine>(p_.lse_accum, accum_row(row));
     } else if (p_.softmax_lse.data) {
       const int64_t i = queries_.query(row), head = queries_.head(row);
-      Machine::store_global(p_.softmax_lse.data + lse_offset(p_.softmax_lse, sequence_, queries_.batch, i, head), lse);
+      Machine::store_global(p_.softmax_lse.data + lse_offset(p_.softmax_lse, sequence_, queries_.batch, i, head),
+                            lse.sum());
     }
   }
 

@@ -29,6 +29,9 @@ constexpr TileGrid tile_grid(int64_t tiles, int64_t splits, int64_t heads, int64
   return {t, s, h, g, divisor_of(t), divisor_of(s), divisor_of(h), divisor_of(g)};
 }
 
+/// Floats that a part of the keys leaves of a row's log-sum-exp: see RowLse.
+inline constexpr int64_t kLseNumbers = 2;
+
 /// What a block asks for first stands first, near each other.
 struct ForwardParams {
   AttentionShape shape;
@@ -36,7 +39,7 @@ struct ForwardParams {
   Tensor4 q, k, v;
   // Written instead of out and softmax_lse where keys are split; each part's out is divided by its own sum.
   float* out_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q, head_dim_v]
-  float* lse_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q], natural logarithm
+  float* lse_accum;  // [num_splits, batch_size, num_heads_q, seqlen_q, 2]: see RowLse
   ScoreParams score;
   Tensor4 out;
   LseTensor softmax_lse;

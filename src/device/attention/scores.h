@@ -57,51 +57,65 @@ TILEWISE_INLINE RowScore row_score(const ScoreParams& p, int64_t num_heads_q, co
   return row;
 }
 
+/// Exact to some units in the last place, near 0 too, since softcap multiplies it by the cap: an odd polynomial
+/// (minimax on [0, 0.625]) there, 1 - 2 / (e^2|x| + 1) beyond.
 template <class Machine>
 TILEWISE_INLINE float tanh_of(float x) {
-  const float e = Machine::exp2(x * (2.0f * kLog2E));
-  return 1.0f - 2.0f * Machine::reciprocal(e + 1.0f);
+  const float square = x * x, size = magnitude(x);
+  float p = fused_multiply_add(-0x1.75e1cap-8f, square, 0x1.52269ap-6f);
+  p = fused_multiply_add(p, square, -0x1.b83c5ap-5f);
+  p = fused_multiply_add(p, square, 0x1.110726p-3f);
+  p = fused_multiply_add(p, square, -0x1.555532p-2f);
+  const float near = fused_multiply_add(x * square, p, x);
+  const float far = 1.0f - 2.0f * Machine::reciprocal(Machine::exp2(size * (2.0f * kLog2E)) + 1.0f);
+  // x in the end, which may be no number.
+  return size > 0.625f ? (x < 0.0f ? -far : far) : near;
 }
 
-/// A score with the bias at an offset. Where a boolean bias hides the position, whatever the score is: -infinity.
+/// The bias at an offset, of a type that has numbers.
 template <class Machine, auto C>
-TILEWISE_INLINE float add_bias(float score, const ScoreParams& p, int64_t offset) {
+TILEWISE_INLINE float load_bias(const ScoreParams& p, int64_t offset) {
+  static_assert(C.bias_type == kBiasF32 || C.bias_type == kBiasBf16 || C.bias_type == kBiasF16);
   if constexpr (C.bias_type == kBiasF32) {
-    return score + with_plain_nan<Machine>(Machine::load_global(static_cast<const float*>(p.bias.data) + offset));
+    return with_plain_nan<Machine>(Machine::load_global(static_cast<const float*>(p.bias.data) + offset));
+  } else {
+    const uint16_t bits = Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset);
+    return C.bias_type == kBiasBf16 ? bf16_to_float(bits) : f16_to_float(bits);
   }
-  if constexpr (C.bias_type == kBiasBool) {
-    return Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset) ? score : -kInfinity;
-  }
-  if constexpr (C.bias_type == kBiasBf16) {
-    return score + bf16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
-  }
-  if constexpr (C.bias_type == kBiasF16) {
-    return score + f16_to_float(Machine::load_global(static_cast<const uint16_t*>(p.bias.data) + offset));
-  }
-  return score;
 }
 
-/// A score in units of log2, from the plain product. `capped`: the score after the cap, before the
-/// bias, divided by softcap (the backward pass needs it).
+/// score * scale and the bias at an offset, rounded once. Where a boolean bias hides the position, whatever the score
+/// is: -infinity.
+template <class Machine, auto C>
+TILEWISE_INLINE float scale_and_bias(float score, float scale, const ScoreParams& p, int64_t offset) {
+  if constexpr (C.bias_type == kBiasBool) {
+    const bool seen = Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + offset);
+    return seen ? rounded_product(score, scale) : -kInfinity;
+  } else if constexpr (C.bias_type == kBiasNone) {
+    return rounded_product(score, scale);
+  } else {
+    return fused_multiply_add(score, scale, load_bias<Machine, C>(p, offset));
+  }
+}
+
+/// A score in natural units, from the plain product. `capped`: the score after the cap, before the bias, divided by
+/// softcap (the backward pass needs it).
 template <class Machine, auto C>
 TILEWISE_INLINE float full_score(const ScoreParams& p, const RowScore& row, int32_t seqlen_k, int32_t key,
                                  float product, float* capped = nullptr) {
-  float x = product * p.softmax_scale;
+  float x = product, scale = p.softmax_scale;
   if constexpr (C.softcap) {
-    const float t = tanh_of<Machine>(x * Machine::reciprocal(p.softcap));
-    if (capped) *capped = t;
-    x = p.softcap * t;
+    x = tanh_of<Machine>(product * p.softmax_scale * Machine::reciprocal(p.softcap));
+    if (capped) *capped = x;
+    scale = p.softcap;
   }
-  if constexpr (C.bias_type != kBiasNone) {
-    // A key past the end has no bias to read; its score is masked away.
-    const int64_t inside = minimum(key, seqlen_k - 1);
-    x = add_bias<Machine, C>(x, p, row.bias + inside * p.bias.key_stride);
-  }
+  const int64_t inside = minimum(key, seqlen_k - 1);  // a key past the end has no bias, and is masked away
+  x = scale_and_bias<Machine, C>(x, scale, p, row.bias + inside * p.bias.key_stride);
   if constexpr (C.alibi) {
     const int32_t distance = row.diagonal - key;
-    x -= row.slope * static_cast<float>(distance < 0 ? -distance : distance);
+    x = fused_multiply_add(-row.slope, static_cast<float>(distance < 0 ? -distance : distance), x);
   }
-  return x * kLog2E;
+  return x;
 }
 
 template <auto C, bool kMasked, class Scores>

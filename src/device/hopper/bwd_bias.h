@@ -20,7 +20,12 @@ class LoadedBwdBias {
     /// Register i of column tile c: a number, or -infinity where a boolean bias hides the position.
     TILEWISE_INLINE float load(int c, int i) const {
       const int64_t query = minimum(first + 8 * c + i % 2, last);
-      return add_bias<Machine, C>(0.0f, p, of_key[i / 2] + query * p.bias.query_stride);
+      const int64_t at = of_key[i / 2] + query * p.bias.query_stride;
+      if constexpr (C.bias_type == kBiasBool) {
+        return Machine::load_global(static_cast<const uint8_t*>(p.bias.data) + at) != 0 ? 0.0f : -kInfinity;
+      } else {
+        return load_bias<Machine, C>(p, at);
+      }
     }
   };
 

@@ -221,6 +221,7 @@ class BwdMain {
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    scores_.scale_large(p_, shared_, tile_place_.stage);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
     constexpr bool kFirst = kValuesFirst<kMasked>, kBeside = !kFirst && !kValuesLast;
     if constexpr (C.softcap && C.dropout) scores_.drop();

@@ -5,6 +5,7 @@
 #include "device/hopper/bwd_bias.h"
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
+#include "device/hopper/large_lse.h"
 #include "device/hopper/matrix_descriptor.h"
 #include "device/hopper/warpgroup.h"
 #include "device/tile/element.h"
@@ -29,7 +30,7 @@ class BwdScores {
   TILEWISE_INLINE BwdScores(const HopperBwdParams& p, const BwdWork& work, int warpgroup, int thread)
       : lane_(thread % 32),
         row_(warpgroup * C.kRows + thread / 32 % 4 * 16),
-        scale_((C.softcap ? p.score.softcap : p.score.softmax_scale) * kLog2E),
+        scale_((C.softcap ? p.score.softcap : p.score.softmax_scale) * (C.natural_lse() ? 1.0f : kLog2E)),
         inner_scale_(C.softcap ? p.score.softmax_scale / p.score.softcap : 1.0f),
         dropout_scale_(p.score.dropout_scale) {
     clear();
@@ -54,7 +55,7 @@ class BwdScores {
   /// The next head of the group.
   TILEWISE_INLINE void enter_head(const ScoreParams& p) {
     if constexpr (C.alibi) {
-      slope_ = Machine::load_global(slopes_) * kLog2E;
+      slope_ = Machine::load_global(slopes_);
       slopes_ += p.alibi_head_stride;
     }
     if constexpr (kBiased) bias_.enter_head(p);
@@ -115,6 +116,32 @@ class BwdScores {
     for (uint32_t& visible : visible_) visible &= ~rows;
   }
 
+  /// Of queries whose log-sum-exp is large: products become what weigh() makes the right exponents of. Their scores are
+  /// rounded in natural units, as the forward pass had them, before the log-sum-exp is subtracted.
+  TILEWISE_INLINE void scale_large(const HopperBwdParams& p, HopperBwdShared<Machine, C>& shared, uint32_t stage) {
+    if constexpr (C.tells_large()) {
+      const int64_t place = Machine::template load_shared<int64_t>(&shared.large[stage]) - 1;
+      if (place < 0) return;
+      const float natural = p.score.softmax_scale, inverse = 1.0f / natural;
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int column = 0; column < 2; ++column) {
+          const int of = c % 2 * 2 + column;
+          float& lse2 = lse2_[c / 2].value[of];
+          if (!is_large_lse(lse2)) continue;
+          const float lse = Machine::load_global(p.large_lse + place + 16 * (c / 2) + 4 * (lane_ % 4) + of);
+          TILEWISE_UNROLL
+          for (int slot = 0; slot < 2; ++slot) {
+            float& x = S.tile[0][c][2 * slot + column];
+            x = (rounded_product(x, natural) - lse) * inverse;
+          }
+          lse2 = 0.0f;
+        }
+      }
+    }
+  }
+
   /// S becomes P; with softcap it is left as the factors, which keep_factors() rounds.
   template <bool kMasked, class BiasTile>
   TILEWISE_INLINE void weigh(const HopperBwdParams& p, int32_t tile, BiasTile& bias_tile) {
@@ -130,19 +157,25 @@ class BwdScores {
       for (int i = 0; i < 4; ++i) {
         const float capped = C.softcap ? Machine::tanh(x[i] * inner_scale_) : x[i];  // as the forward pass has it
         const float lse2 = lse2_[c / 2].value[c % 2 * 2 + i % 2];
-        float score = capped * scale_ - lse2;
         [[maybe_unused]] bool hidden = false;
-        if constexpr (kBiased) {
-          const float bias = biases.load(c, i), whole = capped * scale_ + bias * kLog2E;
-          // A boolean bias hides a position whatever its product is.
-          hidden = whole == -kInfinity || (C.bias_type == kBiasBool && bias == -kInfinity);
-          score = whole - lse2;
+        if constexpr (C.natural_lse()) {
+          float score = capped;
+          if constexpr (kBiased) {
+            const float bias = biases.load(c, i);
+            score = fused_multiply_add(capped, scale_, bias);
+            // A boolean bias hides a position whatever its product is.
+            hidden = score == -kInfinity || (C.bias_type == kBiasBool && bias == -kInfinity);
+          } else {
+            score = rounded_product(capped, scale_);
+          }
+          if constexpr (C.alibi) {
+            const float away = distance + static_cast<float>(i / 2 * 8 - 8 * c - i % 2);
+            score = fused_multiply_add(-slope_, higher(away, -away), score);
+          }
+          x[i] = Machine::exp2((score - lse2) * kLog2E);
+        } else {
+          x[i] = Machine::exp2(fused_multiply_add(capped, scale_, -lse2));
         }
-        if constexpr (C.alibi) {
-          const float away = distance + static_cast<float>(i / 2 * 8 - 8 * c - i % 2);
-          score -= slope_ * higher(away, -away);
-        }
-        x[i] = Machine::exp2(score);
         if constexpr (C.softcap) factor[i] = x[i] - x[i] * (capped * capped);
         if constexpr (kBiased) x[i] = marked(x[i], hidden);
         if constexpr (kBiased && C.softcap) factor[i] = marked(factor[i], hidden);
@@ -271,7 +304,8 @@ class BwdScores {
   }
 
   const int lane_, row_;
-  // From products, or capped scores divided by softcap, to units of log2; from products to what tanh is taken of.
+  // From products, or capped scores divided by softcap, to the log-sum-exp's units; from products to what tanh is taken
+  // of.
   const float scale_, inner_scale_;
   const float dropout_scale_;
   // Of this lane's first key: the first and the last query that sees it, and where queries end, counted from the lane's
@@ -279,7 +313,7 @@ class BwdScores {
   int32_t first_, last_, end_, used_ = 0;
   int32_t distance_ = 0;  // of ALiBi, likewise: from where query 0 stands to the key
   const float* slopes_;   // of the next head
-  float slope_;           // in units of log2
+  float slope_;
   BwdBias<Machine, C> bias_;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords

@@ -141,6 +141,8 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   BwdHandover<Machine, C> handover;
   float lse2[C.stages][C.block_m];
   float delta[C.stages][C.block_m];
+  /// Of a tile with a large log-sum-exp, where its statistics begin, counted from 1; else 0.
+  Choose<C.tells_large(), int64_t[C.stages], NoShared> large;
   Choose<(C.dropout != 0), KeptWords<C>, NoShared> draws;  // of a tile
   Ring<Machine, C.stages> tile_ring;                       // of Q, dO and their statistics
   Ring<Machine, C.score_stages()> score_ring;              // of dS

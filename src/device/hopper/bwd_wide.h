@@ -128,6 +128,7 @@ class BwdWide {
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
+    scores_.scale_large(p_, shared_, stage);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(stage));
     if constexpr (kHandsFirst) hand_weights(room);
     if constexpr (C.dropout) scores_.drop();

@@ -124,6 +124,12 @@ struct HopperBwdConfig : ScoreConfig {
   /// Whether a warp beside the couriers awaits turns to add to a group's dk and dv, and hands them on: each takes 1,000
   /// cycles and more, for which warps that compute would stand still.
   constexpr bool tells_groups() const { return grouped && couriers(); }
+  /// Whether weights come of scores in natural units and of a log-sum-exp in those, which takes a biased score no
+  /// instruction more; else of products and a log-sum-exp in units of log2, one instruction a score.
+  constexpr bool natural_lse() const { return alibi || bias_type != kBiasNone; }
+  /// Whether tiles of queries with a large log-sum-exp, of which units of log2 would lose too much, are told of. Capped
+  /// scores are small.
+  constexpr bool tells_large() const { return !natural_lse() && !softcap; }
   /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
   constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
   /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
@@ -178,6 +184,12 @@ struct HopperBwdStatisticsConfig : RowConfig {
   static constexpr int32_t kStages = 3, kTeamWarps = 8, kOtherWarps = 1 + kStages;
   static constexpr int32_t kWaves = kOtherWarps + kStages * kTeamWarps, kThreads = 32 * kWaves;
   static constexpr int32_t kZeros = 2048;  // floats
+  Flag natural_lse = 0, tells_large = 0;   // as HopperBwdConfig says
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_row_field(c, visit), visit("natural_lse", c.natural_lse), visit("tells_large", c.tells_large);
+  }
 
   constexpr int32_t row_bytes() const { return (head_dim_v + 63) / 64 * 128; }
   /// As many as make 64 KB with their dO: a stage.
@@ -192,6 +204,8 @@ constexpr HopperBwdStatisticsConfig statistics_config(const HopperBwdConfig& bwd
   c.head_dim_v = bwd.head_dim_v;
   c.waves = HopperBwdStatisticsConfig::kWaves;
   c.lengths = bwd.lengths;
+  c.natural_lse = bwd.natural_lse();
+  c.tells_large = bwd.tells_large();
   return c;
 }
 

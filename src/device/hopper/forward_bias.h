@@ -85,17 +85,17 @@ class BoxedBias {
     float &low = x[2 * slot], &high = x[2 * slot + 1];
     if constexpr (kOfHalves) {
       const uint32_t word = words_[col_tile / 2][col_tile % 2 * 2 + slot];
-      low = low * scale + widened(word & 0xFFFFu);
-      high = high * scale + widened(word >> 16);
+      low = fused_multiply_add(low, scale, widened(word & 0xFFFFu));
+      high = fused_multiply_add(high, scale, widened(word >> 16));
     } else if constexpr (C.bias_type == kBiasBool) {
-      if constexpr (!C.scales_late) low *= scale, high *= scale;
+      if constexpr (!C.scales_late) low = rounded_product(low, scale), high = rounded_product(high, scale);
       const Pair seen = pairs_[col_tile][slot];
       low = seen & 0xFFu ? low : -kInfinity;
       high = seen >> 8 ? high : -kInfinity;
     } else {
       const Pair& bias = pairs_[col_tile][slot];
-      low = low * scale + bias.value[0];
-      high = high * scale + bias.value[1];
+      low = fused_multiply_add(low, scale, bias.value[0]);
+      high = fused_multiply_add(high, scale, bias.value[1]);
     }
   }
 

@@ -302,7 +302,7 @@ class ForwardConsumer {
   /// Output of the tile of queries before the one at row_place_.
   TILEWISE_INLINE void store_rows(Softmax& softmax) {
     const RowStore<Machine, C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
-    const typename Out::PerRow lse = store.normalize(softmax, O_);
+    const LseOfRows lse = store.normalize(softmax, O_);
     if constexpr (kStagesOut) {
       auto& tile = shared_.rows[staged_place_.stage][warpgroup_];
       store.stage(O_, tile);

@@ -70,13 +70,22 @@ class ScoreRows {
     }
     if constexpr (C.bias_boxes) bias_.begin(p.bias_places, rows);
     if constexpr (C.dropout) seed_ = dropout_seed(p.score);
+    begin_scales(p, work, rows);
+    if constexpr (C.softcap) inner_scale_ = plain_scale(p.score) / p.score.softcap;
+  }
+
+  /// What natural_scale() depends on; begin() does it too.
+  TILEWISE_INLINE void begin_scales(const HopperForwardParams& p, const SharedWork<Machine>& work,
+                                    const QueryRows<Machine, C>& rows) {
     if constexpr (C.fp8()) {  // one factor: heads that are packed have q's in common
       product_scale_ = load_scale<Machine>(p.q_scale, work.batch, rows.first_head) *
                        load_scale<Machine>(p.k_scale, work.batch, key_head<C>(p, work));
     }
-    if constexpr (C.softcap) inner_scale_ = plain_scale(p.score) / p.score.softcap;
     if constexpr (C.alibi) {
-      for (int slot = 0; slot < 2; ++slot) slope_[slot] = row_[slot].slope;
+      for (int slot = 0; slot < 2; ++slot) {
+        const int64_t head = minimum<int64_t>(rows.head(rows.row_of_slot(slot)), p.shape.num_heads_q - 1);
+        slope_[slot] = p.score.alibi_slopes[work.batch * p.score.alibi_batch_stride + head * p.score.alibi_head_stride];
+      }
     }
     if constexpr (kSlopesProducts) {
       const float scale = plain_scale(p.score);
@@ -93,13 +102,14 @@ class ScoreRows {
     }
   }
 
-  /// From what adjust() leaves to scores.
-  TILEWISE_INLINE float remaining_scale(const ScoreParams& p) const {
-    return C.scales_late || (kSlopesProducts && slopes_products_) ? plain_scale(p) : 1.0f;
+  /// From what adjust() leaves to scores in natural units.
+  TILEWISE_INLINE float natural_scale(const ScoreParams& p) const {
+    if constexpr (C.plain_scale || C.scales_late) return plain_scale(p);
+    if constexpr (kCapsAlone) return p.softcap;
+    return kSlopesProducts && slopes_products_ ? plain_scale(p) : 1.0f;
   }
-
-  /// Of fp8: what a product of stored numbers is multiplied by before softmax_scale.
-  TILEWISE_INLINE float product_scale() const { return product_scale_; }
+  /// Whether it is the same for all rows of a call, and begin_scales() not needed.
+  static constexpr bool kOneScale = !C.fp8() && !kSlopesProducts;
 
   /// Applies the options that C names to scores of the tile that begins with first_key, unless that is a plain scale,
   /// and hides what the rows do not see where kMasked. A bias that comes in boxes has been read.
@@ -117,8 +127,11 @@ class ScoreRows {
       if constexpr (C.bias_boxes) {
         bias_.add(S, scale);
       } else {
-        if constexpr (!kCapsAlone) S.for_each(0, [&](int, int, auto&& x) { x *= scale; });
-        if constexpr (C.bias_type != kBiasNone) add_bias_of<kMasked>(S, p, origin);
+        if constexpr (C.bias_type != kBiasNone) {
+          scale_and_bias_of<kMasked>(S, scale, p, origin);
+        } else if constexpr (!kCapsAlone) {
+          S.for_each(0, [&](int, int, auto&& x) { x = rounded_product(x, scale); });
+        }
       }
       if constexpr (C.alibi) slope(S, origin);
     }
@@ -188,7 +201,7 @@ class ScoreRows {
     for (int slot = 0; slot < 2; ++slot) distance[slot] = static_cast<float>(row_[slot].diagonal - origin);
     S.for_each(0, [&](int slot, int col, auto&& x) {
       const float away = distance[slot] - static_cast<float>(col);
-      x -= slope_[slot] * magnitude(away);
+      x = fused_multiply_add(-slope_[slot], magnitude(away), x);
     });
   }
 
@@ -207,15 +220,15 @@ class ScoreRows {
 
   /// Neighbouring keys' biases lie side by side, as a rule: their addresses are a constant apart then.
   template <bool kMasked, class Scores>
-  TILEWISE_INLINE void add_bias_of(Scores& S, const ScoreParams& p, int32_t origin) const {
+  TILEWISE_INLINE void scale_and_bias_of(Scores& S, float scale, const ScoreParams& p, int32_t origin) const {
     if (seqlen_k_ == 0) return;
     if (!kMasked && p.bias.key_stride == 1) {
       const int64_t at[2] = {row_[0].bias + origin, row_[1].bias + origin};
-      S.for_each(0, [&](int slot, int col, auto&& x) { x = add_bias<Machine, C>(x, p, at[slot] + col); });
+      S.for_each(0, [&](int slot, int col, auto&& x) { x = scale_and_bias<Machine, C>(x, scale, p, at[slot] + col); });
     } else {
       S.for_each(0, [&](int slot, int col, auto&& x) {
         const int64_t key = minimum(origin + col, seqlen_k_ - 1);  // a key past the end has no bias, and is hidden
-        x = add_bias<Machine, C>(x, p, row_[slot].bias + key * p.bias.key_stride);
+        x = scale_and_bias<Machine, C>(x, scale, p, row_[slot].bias + key * p.bias.key_stride);
       });
     }
   }

@@ -10,6 +10,11 @@
 
 namespace tilewise::device {
 
+/// Of a lane's two rows.
+struct LseOfRows {
+  RowLse of[2];
+};
+
 template <class Machine, HopperForwardConfig C>
 class RowStore {
   using Tile = typename HopperForwardShared<Machine, C>::RowTile;
@@ -21,30 +26,29 @@ class RowStore {
   /// Divides O by the rows' sums, and returns their lse. The greatest weight of a row that sees something is far from
   /// 0, and NaN among its scores makes the sum a NaN: a sum of 0 is that of a row that sees nothing.
   template <class Softmax, class Out>
-  TILEWISE_INLINE typename Out::PerRow normalize(Softmax& softmax, Out& O) const {
+  TILEWISE_INLINE LseOfRows normalize(Softmax& softmax, Out& O) const {
     softmax.reduce_sum();
-    typename Out::PerRow factor, lse;
+    typename Out::PerRow factor;
+    LseOfRows lse;
     float value_scale = 1.0f;
     if constexpr (C.fp8()) {
       value_scale = load_scale<Machine>(p_.v_scale, work_.batch, key_head<C>(p_, work_));
     }
+    const float natural = natural_scale();
     TILEWISE_UNROLL
     for (int slot = 0; slot < Out::kSlots; ++slot) {
       const int32_t row = rows_.row_of_slot(slot);
-      const bool used = rows_.is_among(row, work_.seqlen_q), seen = softmax.row_sum[slot] != 0.0f;
-      float base = softmax.base[slot], sum = softmax.row_sum[slot], weight = 1.0f;
+      const float sum = softmax.row_sum[slot];
+      const bool used = rows_.is_among(row, work_.seqlen_q), seen = sum != 0.0f;
+      lse.of[slot] = softmax.lse(slot, sum, natural);
+      factor[slot] = used && seen ? 1.0f / sum : 0.0f;
       if constexpr (C.sink) {
         const int64_t head = minimum<int64_t>(rows_.head(row), p_.shape.num_heads_q - 1);
-        const float sink = load_sink<Machine, C.out_type>(p_.sink, head) * kLog2E;
-        const float moved = seen ? maximum(base, sink) : sink;
-        weight = seen ? Machine::exp2(base - moved) : 0.0f;
-        sum = sum * weight + (sink == -kInfinity ? 0.0f : Machine::exp2(sink - moved));
-        base = moved;
+        factor[slot] *= lse.of[slot].template join_sink<Machine>(load_sink<Machine, C.out_type>(p_.sink, head), seen);
+        // A sink that takes all leaves a row its NaN.
+        factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       }
-      lse[slot] = used ? log2_of_weights<Machine>(base, sum) * kLn2 : -kInfinity;
-      factor[slot] = used && seen ? weight / sum : 0.0f;
-      // A sink that takes all leaves a row its NaN.
-      if constexpr (C.sink) factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
+      if (!used) lse.of[slot] = {-kInfinity, 0.0f};
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
       if constexpr (C.fp8()) factor[slot] *= value_scale;
     }
@@ -58,11 +62,10 @@ class RowStore {
   }
 
   /// Behind stage(), whose fence would wait for these stores: 2% of a call at 512.
-  template <class PerRow>
-  TILEWISE_INLINE void store_lse(const PerRow& lse) const {
+  TILEWISE_INLINE void store_lse(const LseOfRows& lse) const {
     if (Machine::lane() % 4 != 0) return;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < 2; ++slot) store_lse_of(rows_.row_of_slot(slot), lse[slot]);
+    for (int slot = 0; slot < 2; ++slot) store_lse_of(rows_.row_of_slot(slot), lse.of[slot]);
   }
 
   /// Rounds O into a tile of shared memory.
@@ -151,16 +154,23 @@ class RowStore {
            dense_row(s, work_.batch, rows_.query(row), rows_.head(row));
   }
 
-  TILEWISE_INLINE void store_lse_of(int32_t row, float lse) const {
+  /// As ForwardWeights had it for these rows.
+  TILEWISE_INLINE float natural_scale() const {
+    ScoreRows<Machine, C> scores;
+    if constexpr (!ScoreRows<Machine, C>::kOneScale) scores.begin_scales(p_, work_, rows_);
+    return scores.natural_scale(p_.score);
+  }
+
+  TILEWISE_INLINE void store_lse_of(int32_t row, const RowLse& lse) const {
     if constexpr (C.split) {
-      if (rows_.is_among(row, work_.all_q)) Machine::store_global(p_.lse_accum + part_row(row), lse);
+      if (rows_.is_among(row, work_.all_q)) lse.store<Machine>(p_.lse_accum, part_row(row));
       return;
     }
     if (!p_.softmax_lse.data || !rows_.is_among(row, work_.all_q)) return;
     const LseTensor& t = p_.softmax_lse;
     const int64_t at = work_.batch * t.batch_stride + rows_.head(row) * t.head_stride +
                        static_cast<int64_t>(work_.q_row + rows_.query(row)) * t.seq_stride;
-    Machine::store_global(t.data + at, lse);
+    Machine::store_global(t.data + at, lse.sum());
   }
 
   TILEWISE_INLINE void store_boxes(Tile& tile) const {

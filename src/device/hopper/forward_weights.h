@@ -26,9 +26,7 @@ class ForwardWeights {
   Softmax softmax;
 
   TILEWISE_INLINE explicit ForwardWeights(const HopperForwardParams& p)
-      : scale_(C.plain_scale      ? p.score.softmax_scale * kLog2E  // fp8 has scales of heads beside it
-               : Rows::kCapsAlone ? p.score.softcap * kLog2E
-                                  : kLog2E) {}
+      : scale_(Rows::kOneScale ? rows_.natural_scale(p.score) * kLog2E : 1.0f) {}
 
   TILEWISE_INLINE void clear() {
     for (WgmmaRegisters& part : P) part = WgmmaRegisters{};
@@ -41,8 +39,7 @@ class ForwardWeights {
     rows_.begin(p, work, warpgroup);
     fetch_bias(bias);
     draw(p, tile);
-    if constexpr (Rows::kSlopesProducts || C.scales_late) scale_ = rows_.remaining_scale(p.score) * kLog2E;
-    if constexpr (C.fp8() && C.plain_scale) scale_ = p.score.softmax_scale * rows_.product_scale() * kLog2E;
+    if constexpr (!Rows::kOneScale) scale_ = rows_.natural_scale(p.score) * kLog2E;
     if (masked) {
       rows_.template adjust<true>(S, p.score, tile * C.block_n);
     } else {
@@ -60,8 +57,10 @@ class ForwardWeights {
         if (!rows.is_among(rows.row_of_slot(slot), work.seqlen_q)) softmax.ignore(slot);
       }
     }
-    if constexpr (C.watch_sums) careful_ = softmax.has_unseen();
-    weigh(p, NoRest{}, O, once_free);
+    if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || softmax.has_far();
+    NoRest rest;
+    if constexpr (!C.bounded) softmax.subtract_far(S, scale_, rest);
+    weigh(p, rest, O, once_free);
   }
 
   /// What draws of dropout for a tile of keys have in common. Asked for before the tile's products, between which the
@@ -95,7 +94,8 @@ class ForwardWeights {
       adjusted_become<kMasked>(p, rest, O, once_free);
     } else {
       rows_.template adjust<kMasked>(S, p.score, tile * C.block_n);
-      adjusted_become<kMasked>(p, NoRest{}, O, once_free);
+      NoRest rest;
+      adjusted_become<kMasked>(p, rest, O, once_free);
     }
   }
 
@@ -179,15 +179,18 @@ class ForwardWeights {
 
   /// `rest`: what S still lacks, by rows.
   template <bool kMasked, class Rest, class OnceFree>
-  TILEWISE_INLINE void adjusted_become(const HopperForwardParams& p, const Rest& rest, Out& O,
-                                       const OnceFree& once_free) {
+  TILEWISE_INLINE void adjusted_become(const HopperForwardParams& p, Rest& rest, Out& O, const OnceFree& once_free) {
     PerRow factor;
     const bool compares = !C.bounded && (kMasked || !C.watches() || (C.watch_sums && careful_));
     const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
     if constexpr (C.watch_weights && !kMasked) softmax.look_at_sums();
+    if constexpr (!C.bounded) softmax.subtract_far(S, scale_, rest);
     weigh(p, rest, O, once_free);
-    if (moved != 0) Softmax::scale_moved(O, moved, factor);
+    if (moved != 0) {
+      Softmax::scale_moved(O, moved, factor);
+      if constexpr (C.watch_sums) careful_ = careful_ || softmax.has_far();
+    }
   }
 
   template <class Rest, class OnceFree>
@@ -263,6 +266,8 @@ class ForwardWeights {
     }
     PerRow factor;
     Softmax::scale_moved(O, softmax.move(S, scale_, factor), factor);
+    NoRest rest;
+    softmax.subtract_far(S, scale_, rest);
     TileSums sums;
     softmax.template weigh<0, kElements>(S, scale_, sums);
     softmax.add(sums);
@@ -299,6 +304,8 @@ class ForwardWeights {
     multiply_bytes_again(Q, K);
     PerRow factor;
     softmax.refer_to_lost(S, scale_, lost, factor);
+    NoRest rest;
+    softmax.subtract_far(S, scale_, rest);
     O.scale_rows(factor);
     TILEWISE_UNROLL
     for (int c = 0; c < Scores::kColTiles; c += 2) {
@@ -337,8 +344,8 @@ class ForwardWeights {
     Machine::template mma<kF16>(second, rows, pairs[3][0], pairs[3][1]);
   }
 
-  float scale_;  // from scores to units of log2
   Rows rows_;
+  float scale_;  // from scores to units of log2
   PerRow sum_before_;
   bool careful_;
   Choose<C.dropout, KeptPairs<Scores, (C.normal_bound != 0)>, NoShared> draws_;

@@ -189,6 +189,8 @@ class LatentConsumer {
     const bool ends = last_key >= work_.seqlen_k;
     if (ends || (C.ranged && last_key > work_.first_query + work_.diagonal)) hide(first_key);
     const bool moved = softmax_.move(S_, scale_, factor) != 0;
+    typename Softmax::NoRest rest;
+    softmax_.subtract_far(S_, scale_, rest);
     typename Softmax::template TileSums<true> sums;
     softmax_.template weigh<0, Softmax::kElements>(S_, scale_, sums);
     softmax_.add(sums);
@@ -239,12 +241,14 @@ class LatentConsumer {
     bool moved = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const auto reference =
+      const auto record =
           Machine::template load_shared<RowRecord>(&shared_.reference[1 - warpgroup_][rows_.row_of_slot(slot)]);
-      factor[slot] = softmax_.refer_to(slot, {reference.base, reference.limit});
+      factor[slot] = softmax_.refer_to(slot, {record.base, record.limit}, scale_);
       moved |= factor[slot] != 1.0f;
     }
-    if (Machine::any(moved)) O_.scale_rows(factor);
+    if (!Machine::any(moved)) return;
+    softmax_.find_far(scale_);
+    O_.scale_rows(factor);
   }
 
   // ------------------------------------------------------------------ output
@@ -266,7 +270,8 @@ class LatentConsumer {
       const float sum = Machine::template load_shared<RowRecord>(&shared_.row_sum[0][row]).sum +
                         Machine::template load_shared<RowRecord>(&shared_.row_sum[1][row]).sum;
       const bool used = rows_.is_among(row, work_.seqlen_q), seen = sum != 0.0f;
-      const float lse = used ? log2_of_weights<Machine>(softmax_.base[slot], sum) * kLn2 : -kInfinity;
+      RowLse lse{-kInfinity, 0.0f};
+      if (used) lse = softmax_.lse(slot, sum, p_.score.softmax_scale);
       factor[slot] = used && seen ? 1.0f / sum : 0.0f;
       if (warpgroup_ == 0 && Machine::lane() % 4 == 0) store.store_lse(row, lse);
     }

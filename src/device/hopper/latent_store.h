@@ -3,6 +3,7 @@
 
 #include "device/attention/tensor_rows.h"
 #include "device/hopper/latent_shared.h"
+#include "device/tile/row_reference.h"
 
 namespace tilewise::device {
 
@@ -50,16 +51,16 @@ class LatentStore {
     }
   }
 
-  TILEWISE_INLINE void store_lse(int32_t row, float lse) const {
+  TILEWISE_INLINE void store_lse(int32_t row, const RowLse& lse) const {
     if (!rows_.is_among(row, work_.all_q)) return;
     if (leaves_sums()) {
-      Machine::store_global(p_.lse_accum + part_row(row), lse);
+      lse.store<Machine>(p_.lse_accum, part_row(row));
       return;
     }
     const LseTensor& t = p_.softmax_lse;
     if (!t.data) return;
     const int64_t at = work_.batch * t.batch_stride + rows_.head(row) * t.head_stride + place_of(row) * t.seq_stride;
-    Machine::store_global(t.data + at, lse);
+    Machine::store_global(t.data + at, lse.sum());
   }
 
  private:

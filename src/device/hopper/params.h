@@ -134,16 +134,23 @@ constexpr int64_t statistic_place(int64_t row) {
   return (row & ~int64_t{15}) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1);
 }
 
-/// What it begins with: of each query its log-sum-exp in units of log2 and delta = rowsum(out * dout) - dlse, both
-/// permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
+/// Queries of which one word says whether any has a large log-sum-exp: see large_lse.h.
+inline constexpr int32_t kLargeRows = 8;
+
+/// What it begins with: of each query its log-sum-exp, as a rule in units of log2, and delta = rowsum(out * dout) -
+/// dlse, both permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
 struct HopperBwdStatisticsParams {
   TensorMap out_map, dout_map;
   AttentionShape shape;
   Tensor4 dq;  // null but where those of queries that see nothing are cleared
   LseTensor softmax_lse, dlse;
-  TileGrid grid;    // of tiles of queries, head after head
-  float* lse2;      // [batch_size, num_heads_q, rows_a_head]
-  float* delta;     // [batch_size, num_heads_q, rows_a_head]
+  TileGrid grid;  // of tiles of queries, head after head
+  float* lse2;    // [batch_size, num_heads_q, rows_a_head]; natural where the config says so
+  float* delta;   // [batch_size, num_heads_q, rows_a_head]
+  // Where the config tells of large ones: they in natural units, in lse2's places, and of each kLargeRows queries
+  // whether there is one. [batch_size, num_heads_q, rows_a_head], and as many words.
+  float* large_lse;
+  uint32_t* has_large;
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]; null where first sums are stored
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
@@ -154,6 +161,7 @@ struct HopperBwdStatisticsParams {
   uint32_t* dkdv_turns;
   uint32_t* tiles_done;  // [tiles], 1 for each tile that is made; null where nobody asks before this launch has ended
   int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, all_turns, counters, gradient_turns;
+  int64_t large_rows_a_head;   // rows_a_head where the config tells of large ones, else 0
   int32_t tiles, first_tiles;  // in all, and by all blocks; the rest by the first late_blocks
   int32_t late_blocks;
 
@@ -161,11 +169,13 @@ struct HopperBwdStatisticsParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("out_map", p.out_map), visit("dout_map", p.dout_map), visit("shape", p.shape), visit("dq", p.dq);
     visit("softmax_lse", p.softmax_lse), visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2);
-    visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta);
+    visit("delta", p.delta), visit("large_lse", p.large_lse), visit("has_large", p.has_large);
+    visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta);
     visit("turns", p.turns), visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns);
     visit("tiles_done", p.tiles_done), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
     visit("all_turns", p.all_turns), visit("counters", p.counters), visit("gradient_turns", p.gradient_turns);
+    visit("large_rows_a_head", p.large_rows_a_head);
     visit("tiles", p.tiles), visit("first_tiles", p.first_tiles);
     visit("late_blocks", p.late_blocks);
   }
@@ -191,6 +201,8 @@ struct HopperBwdParams {
   OrderDivisors divisors;
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
+  const float* large_lse;
+  const uint32_t* has_large;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
   uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
   // As the portable BwdParams have them; written instead of dk and dv where queries come in parts, and by all shares of
@@ -203,6 +215,7 @@ struct HopperBwdParams {
   // [batch_size, num_heads_q, statistics_tiles], as above; null where all have been made before
   const uint32_t* statistics_done;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
+  int64_t large_rows_a_head;
   int32_t statistics_tiles;
 
   template <class Params, class Visit>
@@ -214,9 +227,11 @@ struct HopperBwdParams {
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
     visit("shares", p.shares), visit("tiles", p.tiles), visit("divisors", p.divisors);
-    visit("lse2", p.lse2), visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
+    visit("lse2", p.lse2), visit("delta", p.delta), visit("large_lse", p.large_lse);
+    visit("has_large", p.has_large), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
     visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("dkdv_turns", p.dkdv_turns);
     visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
+    visit("large_rows_a_head", p.large_rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
     visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
   }

@@ -7,6 +7,7 @@
 #include "device/common/float8.h"
 #include "device/common/tensors.h"
 #include "device/tile/fragment.h"
+#include "device/tile/row_reference.h"
 
 namespace tilewise::device {
 
@@ -31,18 +32,6 @@ struct WeightRange {
   static constexpr float kMostBounded = 40.0f;
 };
 
-/// log2 of the sum of a row's weights, counted from `base`. lg2.approx errs by 2^-22 of its answer, which is 1.4e-5 for
-/// 2^-60, so only the sum's mantissa goes through it. Its exponent, 0 for a sink alone, is added to the base, which so
-/// keeps all of its bits. 0, infinity and NaN come out as log2 has them.
-template <class Machine>
-TILEWISE_INLINE float log2_of_weights(float base, float sum) {
-  constexpr int32_t kMantissaBits = 23, kBias = 127, kMost = 126;  // 2^-kMost is the least normal number
-  const int32_t biased = static_cast<int32_t>(__builtin_bit_cast(uint32_t, sum) >> kMantissaBits & 0xFF);
-  const int32_t exponent = minimum(biased - kBias, kMost);
-  const float scale = __builtin_bit_cast(float, static_cast<uint32_t>(kBias - exponent) << kMantissaBits);
-  return (base + static_cast<float>(exponent)) + Machine::log2(sum * scale);
-}
-
 /// `scale` takes scores to units of log2 and is positive.
 template <class Scores, int kElement, bool kWatchesWeights = false>
 class SteadySoftmax {
@@ -50,6 +39,8 @@ class SteadySoftmax {
   using FragmentLayout = typename Scores::FragmentLayout;
   using Range = WeightRange<kElement>;
   static constexpr int kSlots = Scores::kSlots, kRegisters = FragmentLayout::kRegisters;
+  static constexpr int32_t kMostSteps =
+      112;  // 2^-kMostSteps is a normal number, and kMostSteps what any near base can be raised by
 
  public:
   using PerRow = RowValues<kSlots>;
@@ -66,25 +57,52 @@ class SteadySoftmax {
     PerRow chains[2];
   };
 
-  PerRow base;     // a score's weight is exp2(score * scale - base); kUnseen while a row has seen nothing
   PerRow row_sum;  // this lane's part of the weights' sum
 
-  /// Where a row's weights are counted from, as another warp can take it over.
+  /// Where a row's weights are counted from: a score's is exp2(score * scale - base). A score above the limit moves it;
+  /// kUnseen and -infinity while the row has seen nothing. The limit of a row that is far (see RowReference) is its
+  /// greatest score, which is subtracted from the others before they are scaled, and its base is 0.
   struct Reference {
     float base, limit;
+    TILEWISE_INLINE bool is_far(float scale) const { return RowReference::is_far_score(limit, scale); }
   };
-  TILEWISE_INLINE Reference reference(int slot) const { return {base[slot], limit_[slot]}; }
-  /// Takes over a reference no lower than its own. What weights and sums that exist are to be multiplied by.
-  TILEWISE_INLINE float refer_to(int slot, const Reference& reference) {
-    if (reference.limit == limit_[slot]) return 1.0f;
-    const float factor = limit_[slot] == -kInfinity ? 0.0f : Machine::exp2(base[slot] - reference.base);
-    base[slot] = reference.base;
-    limit_[slot] = reference.limit;
+  TILEWISE_INLINE Reference reference(int slot) const { return {bases_[slot], limits_[slot]}; }
+  /// Takes over another warp's reference, no lower than its own. What weights and sums that exist are to be multiplied
+  /// by.
+  TILEWISE_INLINE float refer_to(int slot, const Reference& reference, float scale) {
+    if (reference.limit == limits_[slot]) return 1.0f;
+    const Reference before = take(slot, reference);
+    const float factor = factor_between(before, reference, scale);
     row_sum[slot] *= factor;
     return factor;
   }
+  /// Where references have been taken over.
+  TILEWISE_INLINE void find_far(float scale) {
+    bool far = false;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) far |= reference(slot).is_far(scale);
+    far_ = Machine::any(far);
+  }
   /// Rows that have seen nothing yet.
-  TILEWISE_INLINE void clear() { base.fill(kUnseen), row_sum.fill(0.0f), limit_.fill(-kInfinity); }
+  TILEWISE_INLINE void clear() { bases_.fill(kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity), far_ = false; }
+  /// Whether a row of the warp is far: scores are to be compared from then on.
+  TILEWISE_INLINE bool has_far() const { return far_; }
+  /// Subtracts what the scores of rows that are far are counted from. After move(), before weigh().
+  template <class Rest>
+  TILEWISE_INLINE void subtract_far(Scores& S, float scale, Rest& rest) const {
+    if (!far_) return;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (!reference(slot).is_far(scale)) continue;
+      add_rest(S, slot, rest);
+      S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x - limits_[slot] : x; });
+    }
+  }
+  TILEWISE_INLINE RowLse lse(int slot, float sum, float natural) const {
+    const Reference reference = this->reference(slot);
+    return reference.is_far(natural * kLog2E) ? RowLse::of_score<Machine>(reference.limit, sum, natural)
+                                              : RowLse::of_base<Machine>(reference.base, sum, natural);
+  }
 
   /// Takes the first tile's maximum as reference.
   TILEWISE_INLINE void start(const Scores& S, float scale) {
@@ -93,18 +111,19 @@ class SteadySoftmax {
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       row_sum[slot] = 0.0f;
-      refer_to(slot, row_max[slot], scale);
+      take(slot, reference_at(row_max[slot], scale));
     }
+    find_far(scale);
   }
 
-  /// Where no score passes `most` in units of log2, and none is below its negative.
-  TILEWISE_INLINE void start_bounded(float most) {
+  /// Where no score passes 1, and none is below -1.
+  TILEWISE_INLINE void start_bounded(float scale) {
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       row_sum[slot] = 0.0f;
-      base[slot] = most - Range::kMostBounded;
-      limit_[slot] = kInfinity;
+      take(slot, {scale - Range::kMostBounded, kInfinity});
     }
+    far_ = false;
   }
 
   /// Moves the references of rows that a score of this tile passes by far, and says of which slots some did, a bit
@@ -116,12 +135,13 @@ class SteadySoftmax {
     bool comparable = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      threshold[slot] = completed(limit_[slot], rest, slot, -1.0f);
+      threshold[slot] = completed(limits_[slot], rest, slot, -1.0f);
       comparable = comparable && threshold[slot] >= 0.0f;
     }
     if (!Machine::any(!comparable || passes(row_max, threshold))) return 0;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) most[slot] = threshold[slot] + step(scale);
+    for (int slot = 0; slot < kSlots; ++slot)
+      most[slot] = threshold[slot] + (can_step(slot, scale) ? step(scale) : 0.0f);
     if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
       if (Machine::any(!comparable)) {
         row_max = greatest_as<float>(S);
@@ -146,12 +166,12 @@ class SteadySoftmax {
   TILEWISE_INLINE void weigh(Scores& S, float scale, TileSums<kCarries>& sums, const Rest& rest = {}) const {
     PerRow from;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) from[slot] = completed(base[slot], rest, slot, -scale);
+    for (int slot = 0; slot < kSlots; ++slot) from[slot] = completed(bases_[slot], rest, slot, -scale);
     TILEWISE_UNROLL
     for (int e = kFrom; e < kTo; ++e) {
       const int slot = FragmentLayout::slot(e % kRegisters), chain = e % 2;
       float& x = S.tile[0][e / kRegisters][e % kRegisters];
-      x = Machine::exp2(x * scale - from[slot]);
+      x = Machine::exp2(fused_multiply_add(x, scale, -from[slot]));
       float& sum = sums.chains[chain][slot];
       if (e >= kRegisters) {
         sum += x;
@@ -182,13 +202,14 @@ class SteadySoftmax {
   TILEWISE_INLINE bool has_unseen() const {
     bool unseen = false;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) unseen |= limit_[slot] == -kInfinity;
+    for (int slot = 0; slot < kSlots; ++slot) unseen |= limits_[slot] == -kInfinity;
     return Machine::any(unseen);
   }
   /// Rows that are no query's get weights of 0 and move nothing.
-  TILEWISE_INLINE void ignore(int slot) { base[slot] = limit_[slot] = kInfinity; }
+  TILEWISE_INLINE void ignore(int slot) { take(slot, {kInfinity, kInfinity}); }
 
-  /// Lowers the weights of rows whose sum has grown, by powers of 2: to be done to O and to weights in use too.
+  /// Lowers the weights of rows whose sum has grown, by powers of 2, as far as the base can say: to be done to O and to
+  /// weights in use too. None of them is far, whose scores are compared.
   TILEWISE_INLINE void lower(float scale, PerRow& factor) {
     PerRow most = row_sum;
     reduce_rows<Machine, FragmentLayout>(most, [](float a, float b) { return higher(a, b); });
@@ -196,10 +217,12 @@ class SteadySoftmax {
     for (int slot = 0; slot < kSlots; ++slot) {
       const int32_t exponent = (__builtin_bit_cast(int32_t, most[slot]) >> 23) - 127;
       const bool grown = most[slot] > Range::kMostSum && most[slot] < kInfinity;
-      const int32_t steps = grown ? minimum(exponent - static_cast<int32_t>(Range::kStart), 120) : 0;
+      const int32_t wanted = grown ? minimum(exponent - static_cast<int32_t>(Range::kStart), kMostSteps) : 0;
+      const float lowered = bases_[slot] + static_cast<float>(wanted);
+      const auto steps = static_cast<int32_t>(lowered - bases_[slot] + 0.5f);
       factor[slot] = __builtin_bit_cast(float, (127 - steps) << 23);
-      base[slot] += static_cast<float>(steps);
-      limit_[slot] += static_cast<float>(steps) / scale;
+      bases_[slot] = lowered;
+      raise_limit(slot, static_cast<float>(steps) / scale, scale);
       row_sum[slot] *= factor[slot];
     }
   }
@@ -241,12 +264,14 @@ class SteadySoftmax {
     uint32_t moved = 0;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const bool is_lost = most[slot] >= Range::kLostWeight, moves = great[slot] && most[slot] < Range::kLostWeight;
-      const float before = base[slot], reference = before + (Machine::log2(most[slot]) - Range::kStart);
+      const bool is_far = reference(slot).is_far(scale) && great[slot],
+                 is_lost = is_far || most[slot] >= Range::kLostWeight;
+      const bool moves = great[slot] && !is_lost && most[slot] < Range::kLostWeight;
+      const float before = bases_[slot], reference = before + (Machine::log2(most[slot]) - Range::kStart);
       lost[slot] = is_lost ? 1.0f : 0.0f;
       factor[slot] = moves ? Machine::exp2(before - reference) : 1.0f;
-      base[slot] = moves ? reference : before;
-      limit_[slot] += moves ? (reference - before) * Machine::reciprocal(scale) : 0.0f;
+      bases_[slot] = moves ? reference : before;
+      if (moves) raise_limit(slot, (reference - before) * Machine::reciprocal(scale), scale);
       row_sum[slot] *= factor[slot];
       if (Machine::any(moves)) moved |= 1u << slot;
     }
@@ -263,8 +288,9 @@ class SteadySoftmax {
       factor[slot] = is_lost ? 0.0f : 1.0f;
       // A sum that is no number stays so.
       row_sum[slot] = is_lost && row_sum[slot] == row_sum[slot] ? 0.0f : row_sum[slot];
-      if (is_lost) refer_to(slot, row_max[slot], scale);
+      if (is_lost) take(slot, reference_at(row_max[slot], scale));
     }
+    find_far(scale);
   }
   /// Scores become weights, and those of lost rows join their sum.
   TILEWISE_INLINE void weigh_lost(Sm80Accumulator (&tiles)[2], float scale, const PerRow& lost) {
@@ -272,7 +298,7 @@ class SteadySoftmax {
     for (int i = 0; i < 2 * kRegisters; ++i) {
       const int slot = FragmentLayout::slot(i % kRegisters);
       float& x = tiles[i / kRegisters][i % kRegisters];
-      x = Machine::exp2(x * scale - base[slot]);
+      x = Machine::exp2(fused_multiply_add(x, scale, -bases_[slot]));
       row_sum[slot] += lost[slot] != 0.0f ? x : 0.0f;
     }
   }
@@ -299,16 +325,25 @@ class SteadySoftmax {
   TILEWISE_INLINE static float completed(float x, const PerRow& rest, int slot, float scale) {
     return x + rest[slot] * scale;
   }
+  TILEWISE_INLINE static void add_rest(const Scores&, int, const NoRest&) {}
+  TILEWISE_INLINE static void add_rest(Scores& S, int slot, PerRow& rest) {
+    S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x + rest[slot] : x; });
+    rest[slot] = 0.0f;
+  }
 
   /// Most rows that move do so by the same step, as far as a score may pass a reference: a power of 2, of which neither
   /// the row's maximum nor an exponential has to be waited for. Not e4m3, which holds a row's greatest weight only
   /// where that is a power of 2.
   static constexpr bool kSteps = kElement != kE4m3;
   TILEWISE_INLINE static float step(float scale) { return Range::kReach * Machine::reciprocal(scale); }
+  /// Whether the base can say it: large ones have no room for it in their last places.
+  TILEWISE_INLINE bool can_step(int slot, float scale) const {
+    return !reference(slot).is_far(scale) && (bases_[slot] + Range::kReach) - bases_[slot] == Range::kReach;
+  }
   /// What the row's weights so far are multiplied by.
   TILEWISE_INLINE float step_row(int slot, float scale, bool passed) {
-    base[slot] += passed ? Range::kReach : 0.0f;
-    limit_[slot] += passed ? step(scale) : 0.0f;
+    bases_[slot] += passed ? Range::kReach : 0.0f;
+    limits_[slot] += passed ? step(scale) : 0.0f;
     constexpr int32_t kBias = 127, kMantissaBits = 23;
     constexpr int32_t kFactor = (kBias - static_cast<int32_t>(Range::kReach)) << kMantissaBits;
     return passed ? __builtin_bit_cast(float, kFactor) : 1.0f;
@@ -327,23 +362,50 @@ class SteadySoftmax {
     reduce_rows<Machine, FragmentLayout>(row_max, [](float a, float b) { return higher(a, b); });
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const float before = base[slot], limit = limit_[slot];
+      const Reference before = reference(slot);
       const bool passed = row_max[slot] > -kInfinity, jumped = kSteps ? jumps[slot] : passed;
       factor[slot] = kSteps ? step_row(slot, scale, passed && !jumped) : 1.0f;
       if (jumped) {
-        refer_to(slot, row_max[slot], scale);
-        factor[slot] = limit == -kInfinity ? 0.0f : Machine::exp2(before - base[slot]);
+        take(slot, reference_at(row_max[slot], scale));
+        factor[slot] = factor_between(before, reference(slot), scale);
       }
       row_sum[slot] *= factor[slot];
     }
+    find_far(scale);
     return (1u << kSlots) - 1;
   }
   /// Whether one of them has scores of this lane's rows.
   TILEWISE_INLINE static bool has_lane_of_row(uint32_t lanes) { return (lanes >> (Machine::lane() & 28) & 15u) != 0; }
 
-  TILEWISE_INLINE void refer_to(int slot, float row_max, float scale) {
-    base[slot] = row_max == -kInfinity ? kUnseen : row_max * scale - Range::kStart;
-    limit_[slot] = row_max + Range::kReach / scale;
+  TILEWISE_INLINE static Reference reference_at(float row_max, float scale) {
+    if (row_max == -kInfinity) return {kUnseen, -kInfinity};
+    if (RowReference::is_far_score(row_max, scale)) return {0.0f, row_max};
+    float base = fused_multiply_add(row_max, scale, -Range::kStart);
+    // A large base is rounded by some powers of 2: the weight must not begin beyond its reach, and the limit, which is
+    // rounded likewise, must not lie beyond it.
+    constexpr float kMost = Range::kStart + Range::kReach;
+    if (fused_multiply_add(row_max, scale, -base) > kMost) {
+      base += __builtin_bit_cast(float, (__builtin_bit_cast(int32_t, base) & 0x7F800000) - (23 << 23));
+    }
+    const float room = kMost - fused_multiply_add(row_max, scale, -base),
+                limit = row_max + room * Machine::reciprocal(scale);
+    const bool beyond = (limit - row_max) * scale > room + 0.5f || RowReference::is_far_score(limit, scale);
+    return {base, beyond ? row_max : limit};
+  }
+  TILEWISE_INLINE Reference take(int slot, const Reference& reference) {
+    const Reference before = this->reference(slot);
+    bases_[slot] = reference.base;
+    limits_[slot] = reference.limit;
+    return before;
+  }
+  TILEWISE_INLINE void raise_limit(int slot, float by, float scale) {
+    const float limit = limits_[slot] + by;
+    limits_[slot] = RowReference::is_far_score(limit, scale) ? limits_[slot] : limit;
+  }
+  /// What weights so far are multiplied by: a row that is far, or was, has left all that came before far behind.
+  TILEWISE_INLINE static float factor_between(const Reference& before, const Reference& moved, float scale) {
+    const bool alike = before.limit != -kInfinity && !before.is_far(scale) && !moved.is_far(scale);
+    return alike ? Machine::exp2(before.base - moved.base) : 0.0f;
   }
 
   TILEWISE_INLINE static bool passes(const PerRow& row_max, const PerRow& threshold) {
@@ -380,8 +442,9 @@ class SteadySoftmax {
   TILEWISE_INLINE static float greater(float a, float b) { return higher(a, b); }
   TILEWISE_INLINE static int32_t greater(int32_t a, int32_t b) { return maximum(a, b); }
 
-  bool many_[kSlots];  // where weights are watched: whether the lane's part of the row's sum was that of many
-  PerRow limit_;       // a score above it moves the reference; -infinity while a row has seen nothing
+  bool many_[kSlots];      // where weights are watched: whether the lane's part of the row's sum was that of many
+  PerRow bases_, limits_;  // see Reference
+  bool far_ = false;
 };
 
 }  // namespace tilewise::device

@@ -153,6 +153,29 @@ TILEWISE_INLINE float higher(float a, float b) {
 #endif
 }
 
+/// a * b + c, rounded once on every machine: where that decides a result, compilers' contraction must not.
+TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
+/// a * b, rounded by itself, whatever it is added to: compilers contract products else.
+TILEWISE_INLINE float rounded_product(float a, float b) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return __fmul_rn(a, b);
+#elif defined(__clang__)
+#pragma clang fp contract(off)
+  return a * b;
+#else
+  float product = a * b;
+  asm("" : "+g"(product));
+  return product;
+#endif
+}
+
 template <int kValue>
 struct Index {
   static constexpr int value = kValue;

@@ -26,6 +26,23 @@ struct CdnaAccumulator {
   TILEWISE_INLINE const float& operator[](int i) const { return reinterpret_cast<const float*>(&value)[i]; }
   /// Registers i and i + 1, i even.
   TILEWISE_INLINE Pair& pair(int i) { return reinterpret_cast<Pair*>(&value)[i / 2]; }
+  /// See platform.h.
+  TILEWISE_INLINE static Pair rounded_product(Pair x, float factor) {
+#if defined(__clang__)
+#pragma clang fp contract(off)
+    return x * factor;
+#else
+    return Pair{device::rounded_product(x[0], factor), device::rounded_product(x[1], factor)};
+#endif
+  }
+  /// x * factor - less, each rounded once.
+  TILEWISE_INLINE static Pair multiply_subtract(Pair x, float factor, float less) {
+#if defined(__clang__)
+    return __builtin_elementwise_fma(x, Pair{factor, factor}, -Pair{less, less});
+#else
+    return Pair{fused_multiply_add(x[0], factor, -less), fused_multiply_add(x[1], factor, -less)};
+#endif
+  }
 };
 
 /// Eight 16-bit elements of one row: half of the contraction of a 32x32x16 product.

@@ -107,6 +107,9 @@ std::string refusal_of(const Problem& p) {
                   ")");
   }
   if (p.unaligned) return "every row of q, k, v and out must start on 16 bytes (got one that does not)";
+  // tanh.approx errs by 2^-11 of its answer, which the cap multiplies: by 0.06 at most. The portable kernels' is exact.
+  constexpr double kMostCap = 128.0;
+  if (p.softcap > kMostCap) return concat("softcap must be <= ", kMostCap, " (got ", p.softcap, ")");
   const std::int64_t longest = std::max({p.seqlen_q, p.seqlen_k, p.total_q, p.total_k});
   if (longest > kLongest) return concat("rows of a tensor must be <= 2^29 (got ", longest, ")");
   return {};

@@ -38,7 +38,7 @@ void for_each_pointer(const device::ForwardParams& p, const RegionVisitor& visit
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
   table.workspace(p.out_accum, "out_accum", Access::write, rows * p.shape.head_dim_v);
-  table.workspace(p.lse_accum, "lse_accum", Access::write, rows);
+  table.workspace(p.lse_accum, "lse_accum", Access::write, device::kLseNumbers * rows);
 }
 
 void for_each_pointer(const device::CombineParams& p, const RegionVisitor& visit) {
@@ -48,7 +48,7 @@ void for_each_pointer(const device::CombineParams& p, const RegionVisitor& visit
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
   table.workspace(p.out_accum, "out_accum", Access::read, p.num_splits * table.statistics() * p.shape.head_dim_v);
-  table.workspace(p.lse_accum, "lse_accum", Access::read, p.num_splits * table.statistics());
+  table.workspace(p.lse_accum, "lse_accum", Access::read, device::kLseNumbers * p.num_splits * table.statistics());
 }
 
 void for_each_pointer(const device::BwdPreprocessParams& p, const RegionVisitor& visit) {

@@ -50,7 +50,7 @@ class CacheTable : public PointerTable<Params> {
     const std::int64_t entries = deal.places > 0 ? deal.places : splits * p_.shape.batch_size;
     const std::int64_t rows = entries * p_.shape.num_heads_q * p_.shape.seqlen_q;
     this->workspace(p_.out_accum, "out_accum", access, rows * p_.shape.head_dim_v);
-    this->workspace(p_.lse_accum, "lse_accum", access, rows);
+    this->workspace(p_.lse_accum, "lse_accum", access, device::kLseNumbers * rows);
     this->add(deal.parts, {.name = "dealt_parts",
                            .workspace = true,
                            .access = access,

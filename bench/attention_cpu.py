@@ -3,7 +3,7 @@
 The project's headline table: head_dim {64, 128} x seqlen {256, 1024, 4096} x {full, causal}, 16 heads,
 batch 1, forward and backward, bf16 and f32; one decode step against the memory's read bandwidth; and
 the fraction of the processor's multiply-add peak. Results go to bench/results/ as JSON, and with
---write-docs into docs/benchmarks.md. See bench/README.md.
+--write-docs into docs/benchmarks. See bench/README.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The headline table: hidden size 2048, batch x seqlen = 16384, head_dim {64, 128,
 {full, causal}; head dims of MLA; long shapes in fp8; decode steps against the memory's bandwidth, and chunks of a
 prefill; a case for each option, and one of extreme scores, beside the same without; and what a call costs. Calls of all
 libraries alternate, or each library's follow each other (--timing). Results go to bench/results/ as JSON, and with
---write-docs into docs/benchmarks.md. See bench/README.md.
+--write-docs into docs/benchmarks. See bench/README.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ PASSES = ("forward", "backward")
 DEVICES = ("cuda", "cpu")
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILDS = sorted(REPOSITORY.glob("build*"))  # where programs may have been built
-DOCS = REPOSITORY / "docs" / "benchmarks.md"
+DOCS = REPOSITORY / "docs" / "benchmarks"  # the data that docs/benchmarks.md is made of
 
 # Options that hold paths or names of this machine: no part of a published command.
 _LOCAL = re.compile(r"--(ceilings|csv|json|plot|machine|write-docs)\b")
@@ -48,7 +48,7 @@ def add_report(parser: argparse.ArgumentParser, machine: str) -> None:
     parser.add_argument("--machine", metavar="NAME", help=f"title of this machine's section (default: {machine})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
     parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
-    parser.add_argument("--write-docs", action="store_true", help="write its section in docs/benchmarks.md")
+    parser.add_argument("--write-docs", action="store_true", help="keep it in docs/benchmarks, and make the page anew")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Turns the results of attention_cpu.py into Markdown tables, a section of docs/benchmarks.md and a plot.
+"""Turns the results of attention_cpu.py into Markdown tables, a section of docs/benchmarks and a plot.
 
 Works from the JSON alone, so that a run on another machine can be reported here.
 """
@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewise.bench.markdown import distinct, group_by_label, mask_name, ratio_of, replace_section, table
+from benchmarks_page import publish
+
+from tilewise.bench.markdown import distinct, group_by_label, mask_name, ratio_of, table
 from tilewise.bench.timing import geometric_mean
 
 Json = dict[str, Any]
 
 PEAK_POINT = (128, 4096, "none")  # head_dim, seqlen, mask of "fraction of the peak"
-END_OF_MACHINES = "<!-- attention_cpu.py adds new machines above this line -->"
 
 
 def text(results: Json) -> str:
@@ -154,10 +155,8 @@ def grid_table(rows: Sequence[Json]) -> str:
 
 
 def write_section(docs: Path, results: Json, plot_file: Path) -> None:
-    """Replaces the section of this machine in `docs`, or adds it after the others."""
-    name = results["machine"]["name"]
-    picture = f"![Forward and backward speed beside torch on {name}]({plot_file.name})"
-    replace_section(docs, name, f"### {name}\n\n{text(results)}\n\n{picture}", END_OF_MACHINES)
+    """Keeps the section of this machine in the folder `docs`, in place of an earlier one."""
+    publish("attention_cpu", results["machine"]["name"], text(results), plot_file.name, docs)
 
 
 def plot(results: Json, file: Path) -> None:

@@ -2,7 +2,7 @@
 
 A figure is that of a replayed CUDA graph, which holds one step on each of as many caches as exceed the last-level cache
 fourfold, divided by the steps: keys come from memory, and the host takes no part. Results go to bench/results/ as JSON,
-and with --write-docs into docs/benchmarks.md. See bench/README.md.
+and with --write-docs into docs/benchmarks. See bench/README.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns the results of decode_gpu.py into Markdown tables and a section of docs/benchmarks.md.
+"""Turns the results of decode_gpu.py into Markdown tables and a section of docs/benchmarks.
 
 Works from the JSON alone, so that a run on another machine can be reported here.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks_page import publish
 from decode_cases import FORMS, Form
 from gpu_report import error, machine_list, number
 
-from tilewise.bench.markdown import Json, distinct, replace_section, table
+from tilewise.bench.markdown import Json, distinct, table
 
-END_OF_MACHINES = "<!-- decode_gpu.py adds new machines above this line -->"
 # Columns for what is not the default in every row, and the cells of the default.
 RARE = {"capacity": "longest", "queries": "bf16", "num_splits": "own"}
 
@@ -62,6 +62,5 @@ def step_table(rows: Sequence[Json]) -> str:
 
 
 def write_section(docs: Path, results: Json) -> None:
-    """Replaces the section of this GPU in `docs`, or adds it after the others."""
-    name = results["machine"]["name"]
-    replace_section(docs, f"decode {name}", f"### Decode steps on {name}\n\n{text(results)}", END_OF_MACHINES)
+    """Keeps the section of this GPU in the folder `docs`, in place of an earlier one."""
+    publish("decode_gpu", results["machine"]["name"], text(results), folder=docs)

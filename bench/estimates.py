@@ -2,7 +2,7 @@
 
 On the CPU those of attention_cpu.py, on a GPU those of attention_gpu.py, and on both the default grid of
 `python -m tilewise.bench`, forward and backward. Prints estimate by measured time for every case, and the extremes;
---csv keeps both times. With --write-docs the section of docs/benchmarks.md is written. See bench/README.md.
+--csv keeps both times. With --write-docs its section of docs/benchmarks is kept. See bench/README.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks_page import publish
 from command_line import DOCS, EXIT_OK, PASSES, published_command
 from estimate_cases import Job, cpu_jobs, gpu_jobs
 
@@ -23,10 +24,9 @@ from tilewise.bench.argument_types import integer, list_of, one_of, regex, secon
 from tilewise.bench.compile_ahead import compile_all
 from tilewise.bench.gpu import gpu_name
 from tilewise.bench.machine import describe_machine
-from tilewise.bench.markdown import replace_section, table
+from tilewise.bench.markdown import table
 from tilewise.bench.timing import geometric_mean
 
-END_OF_MACHINES = "<!-- estimates.py adds new machines above this line -->"
 DEFAULT_SECONDS = {"cpu": 0.1, "cuda": 0.02}
 FACTOR = 2.0  # that estimates are held to, either way
 
@@ -67,10 +67,7 @@ def main() -> int:
                 write_csv(options.csv, estimates)
     print(text(estimates))
     if options.write_docs:
-        machine = estimates[0].machine
-        replace_section(
-            DOCS, f"estimates {machine}", f"### Estimates on {machine}\n\n{text(estimates)}", END_OF_MACHINES
-        )
+        publish("estimates", estimates[0].machine, text(estimates), folder=DOCS)
         print(f"written: {DOCS}")
     return EXIT_OK
 
@@ -92,7 +89,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the labels of the cases and leave")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write every case here")
     parser.add_argument("--from-csv", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
-    parser.add_argument("--write-docs", action="store_true", help="write the section in docs/benchmarks.md")
+    parser.add_argument("--write-docs", action="store_true", help="keep it in docs/benchmarks, and make the page anew")
     options = parser.parse_args()
     if options.from_csv is not None and not options.from_csv.is_file():
         parser.error(f"argument --from-csv: must be a file (got {str(options.from_csv)!r})")

@@ -1,4 +1,4 @@
-"""Turns the results of attention_gpu.py into Markdown tables, a section of docs/benchmarks.md and a plot.
+"""Turns the results of attention_gpu.py into Markdown tables, a section of docs/benchmarks and a plot.
 
 Works from the JSON alone, so that a run on another machine can be reported here.
 """
@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from benchmarks_page import publish
 from gpu_cases import EXTREME_DEVIATION, PACKED, PLAIN, WIDE_DEVIATION
 from overhead_report import overhead_parts
 
 from tilewise.bench.device_timing import RUN_CALLS, RUN_SAMPLES, RUN_UNTIMED
-from tilewise.bench.markdown import distinct, group_by_label, ratio_of, replace_section, table
+from tilewise.bench.markdown import distinct, group_by_label, ratio_of, table
 from tilewise.bench.timing import geometric_mean
 
 Json = dict[str, Any]
@@ -38,7 +39,6 @@ MLA_INTRO = (
 )
 NOTHING: Json = {"tflops": None, "median_us": None}  # of a library that was not there
 APART = ("grid", "mla", "fp8", "decode", "chunk")  # kinds that have tables of their own; the others are options
-END_OF_MACHINES = "<!-- attention_gpu.py adds new machines above this line -->"
 
 
 def text(results: Json) -> str:
@@ -261,11 +261,8 @@ def table_of_measured(header: Sequence[str], lines: Sequence[Sequence[str]]) -> 
 
 
 def write_section(docs: Path, results: Json, plot_file: Optional[Path]) -> None:
-    """Replaces the section of this GPU in `docs`, or adds it after the others."""
-    name = results["machine"]["name"]
-    picture = f"\n\n![Speed beside torch's FlashAttention-2 and cuDNN on {name}]({plot_file.name})" if plot_file else ""
-    # A key of its own: attention_cpu.py may have a section of the same name.
-    replace_section(docs, f"GPU {name}", f"### {name}\n\n{text(results)}{picture}", END_OF_MACHINES)
+    """Keeps the section of this GPU in the folder `docs`, in place of an earlier one."""
+    publish("attention_gpu", results["machine"]["name"], text(results), plot_file.name if plot_file else "", docs)
 
 
 def plot(results: Json, file: Path) -> bool:

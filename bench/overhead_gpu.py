@@ -2,7 +2,7 @@
 
 First calls are measured in processes of their own with a fresh kernel cache, on two processors where there are more;
 host times by bursts of launches on a tiny problem, the device being waited for between bursts. Results go to
-bench/results/ as JSON, and with --write-docs into docs/benchmarks.md.
+bench/results/ as JSON, and with --write-docs into docs/benchmarks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns what overhead_gpu.py measured into Markdown tables and a section of docs/benchmarks.md.
+"""Turns what overhead_gpu.py measured into Markdown tables and a section of docs/benchmarks.
 
 Works from the JSON alone, so that a run on another machine can be reported here.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewise.bench.markdown import Json, replace_section, table
+from benchmarks_page import publish
 
-END_OF_MACHINES = "<!-- overhead_gpu.py adds new machines above this line -->"
+from tilewise.bench.markdown import Json, table
 
 
 def text(results: Json) -> str:
@@ -26,9 +26,8 @@ def text(results: Json) -> str:
 
 
 def write_section(docs: Path, results: Json) -> None:
-    """Replaces the section of this GPU in `docs`, or adds it after the others."""
-    name = results["machine"]["name"]
-    replace_section(docs, f"cost {name}", f"### Cost of a call on {name}\n\n{text(results)}", END_OF_MACHINES)
+    """Keeps the section of this GPU in the folder `docs`, in place of an earlier one."""
+    publish("overhead_gpu", results["machine"]["name"], text(results), folder=docs)
 
 
 def overhead_parts(overhead: Json) -> list[str]:

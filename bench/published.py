@@ -1,4 +1,4 @@
-"""Holds a run of attention_cpu.py against what docs/benchmarks.md has of the same processor.
+"""Holds a run of attention_cpu.py against what docs/benchmarks has of the same processor.
 
     python bench/published.py RESULTS.json [--report FILE]
 
@@ -12,17 +12,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from command_line import read_results
 from cpu_report import ratios_by_label
+from publication import Section, read
 
-from tilewise.bench.markdown import Table, read_tables, table
+from tilewise.bench.markdown import table
 from tilewise.bench.timing import geometric_mean
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 LEAST = 0.8  # geometric means of two runs on one machine differ by some percent, by more where others run
 WORST = 5
 
@@ -46,25 +46,23 @@ def family_and_model(processor: str) -> str:
     return found.group() if found else processor
 
 
-def heading_of(text: str, processor: str) -> str:
-    """The heading of the section about that kind of processor; empty where there is none."""
-    heading = ""
-    for line in text.splitlines():
-        if line.startswith("### "):
-            heading = line[4:]
-        if line.startswith("- processor:") and family_and_model(line) == family_and_model(processor):
-            return heading
-    return ""
+def section_about(sections: Sequence[Section], processor: str) -> Optional[Section]:
+    """The section of attention_cpu.py on that kind of processor, if there is one."""
+    for section in sections:
+        facts = [fact for fact in section.facts if fact.startswith("processor:")]
+        if section.kind == "attention_cpu" and family_and_model(processor) in map(family_and_model, facts):
+            return section
+    return None
 
 
-def published_ratios(tables: list[Table], heading: str) -> dict[str, float]:
+def published_ratios(section: Section) -> dict[str, float]:
     """Of every case of a section's tables of speeds, by its label."""
     ratios: dict[str, float] = {}
-    for each in tables:
+    for each in section.tables:
         title = re.match(r"(forward|backward), (\w+), GFLOP/s", each.title)
-        if each.heading != heading or title is None:
+        if title is None:
             continue
-        for row in each.rows:
+        for row in each.dicts():
             for column in row:
                 if threads := re.fullmatch(r"Tilewise, (\d+) thr\.", column):
                     case = f"d{row['head_dim']} s{row['seqlen']} {row['mask']} t{threads[1]}"
@@ -73,12 +71,13 @@ def published_ratios(tables: list[Table], heading: str) -> dict[str, float]:
     return ratios
 
 
-def compare(results: Mapping[str, Any], text: str) -> tuple[str, list[Comparison]]:
-    """The section that a run is held against, and every case that both have."""
-    heading = heading_of(text, results["machine"]["processor"])
-    known = published_ratios(read_tables(text), heading)
-    now = ratios_by_label(results["rows"])
-    return heading, [Comparison(label, known[label], now[label]) for label in known if label in now]
+def compare(results: Mapping[str, Any], sections: Sequence[Section]) -> tuple[str, list[Comparison]]:
+    """The heading of the section that a run is held against, and every case that both have."""
+    section = section_about(sections, results["machine"]["processor"])
+    if section is None:
+        return "", []
+    known, now = published_ratios(section), ratios_by_label(results["rows"])
+    return section.heading, [Comparison(label, known[label], now[label]) for label in known if label in now]
 
 
 def means(cases: list[Comparison]) -> dict[str, tuple[int, float, float]]:
@@ -92,9 +91,9 @@ def means(cases: list[Comparison]) -> dict[str, tuple[int, float, float]]:
     }
 
 
-def report(results: Mapping[str, Any], text: str, least: float) -> tuple[str, bool]:
+def report(results: Mapping[str, Any], sections: Sequence[Section], least: float) -> tuple[str, bool]:
     """The report, and whether some pass and dtype became slower than may be."""
-    heading, cases = compare(results, text)
+    heading, cases = compare(results, sections)
     processor = results["machine"]["processor"]
     if not cases:
         return f"Nothing is published of {processor}: nothing to hold this run against.", False
@@ -107,7 +106,7 @@ def report(results: Mapping[str, Any], text: str, least: float) -> tuple[str, bo
     slower = [name for name, (_, before, now) in groups.items() if now < least * before]
     verdict = f"Slower than {least:g} of what was published: {', '.join(slower)}." if slower else "No pass is slower."
     parts = [
-        f"Times of torch by times of Tilewise on {processor}, beside the section {heading!r} of docs/benchmarks.md.",
+        f"Times of torch by times of Tilewise on {processor}, beside the section {heading!r} of docs/benchmarks.",
         table(["pass", "cases", "published", "now", "now by published"], rows),
         "The cases that fell most:",
         table(
@@ -125,7 +124,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="write it there too")
     parser.add_argument("--least", type=float, default=LEAST, help=f"share of what was published (default: {LEAST})")
     options = parser.parse_args()
-    text, slower = report(read_results(options.results), DOCS.read_text(encoding="utf-8"), options.least)
+    text, slower = report(read_results(options.results), read(), options.least)
     print(text)
     if options.report is not None:
         options.report.write_text(text + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Tokens per second of transformers' continuous batching, with Tilewise's attention and with its own "sdpa".
 
 Requests of equal prompts' lengths are added at once and answered greedily; both implementations run as transformers
-sets them up by default, in turn, on the same weights. With --write-docs the section of docs/benchmarks.md is written.
+sets them up by default, in turn, on the same weights. With --write-docs its section of docs/benchmarks is kept.
 See bench/README.md.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks_page import publish
 from command_line import (
     DEVICES,
     DOCS,
@@ -31,12 +32,11 @@ from command_line import (
 
 from tilewise.bench.argument_types import integer, list_of, one_of
 from tilewise.bench.machine import describe_gpu, describe_machine, versions
-from tilewise.bench.markdown import Json, replace_section, table
+from tilewise.bench.markdown import Json, table
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-END_OF_MACHINES = "<!-- serving.py adds new machines above this line -->"
 IMPLEMENTATIONS = ("tilewise", "sdpa")
 PAGE_SIZE = 256  # transformers' default
 # Random weights in the shapes of known models; "smollm2" is the demonstration's, with its weights.
@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (default: in bench/results)")
     parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing: report an earlier run")
-    parser.add_argument("--write-docs", action="store_true", help="write the section in docs/benchmarks.md")
+    parser.add_argument("--write-docs", action="store_true", help="keep it in docs/benchmarks, and make the page anew")
     options = parser.parse_args()
     if options.from_json is None:
         check_device(parser, options)
@@ -240,7 +240,7 @@ def main() -> int:
     print(text(results))
     if options.write_docs:
         machine = f"{results['machine']}, {results['model']}"
-        replace_section(DOCS, f"serving {machine}", f"### Serving on {machine}\n\n{text(results)}", END_OF_MACHINES)
+        publish("serving", machine, text(results), folder=DOCS)
     return EXIT_OK
 
 

@@ -224,14 +224,12 @@ def markdown(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def write_table(document: Path, lines: list[str]) -> None:
-    """Replaces what stands between this script's marks."""
-    begin, end = "<!-- begin amd_isa.py -->\n", "<!-- end amd_isa.py -->"
-    text = document.read_text()
-    if begin not in text or end not in text:
-        sys.exit(f"{document} has no {begin.strip()} and {end}")
-    before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
-    document.write_text(before + "\n".join(lines) + "\n" + after)
+def publish_table(lines: list[str]) -> None:
+    """Keeps the table in docs/benchmarks, and makes docs/benchmarks.md anew."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    from benchmarks_page import publish
+
+    print(f"written: {publish('amd_isa', '', chr(10).join(['Main loops:', '', *lines]))}")
 
 
 def main() -> None:
@@ -242,7 +240,7 @@ def main() -> None:
     parser.add_argument("--kernel", choices=sorted(KERNELS), help="compile this one by --set, not problems")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of KernelConfig")
     parser.add_argument("--keep", type=Path, help="folder that keeps the code objects")
-    parser.add_argument("--write", type=Path, help="put the table into this document")
+    parser.add_argument("--write-docs", action="store_true", help="keep the table in docs/benchmarks, for its page")
     arguments = parser.parse_args()
     lines = [markdown(HEADING), markdown(("---",) * 2 + ("---:",) * (len(HEADING) - 2))]
     print("\n".join(lines))
@@ -257,8 +255,8 @@ def main() -> None:
         for cells in rows:
             lines.append(markdown(cells))
             print(lines[-1], flush=True)
-    if arguments.write:
-        write_table(arguments.write, lines)
+    if arguments.write_docs:
+        publish_table(lines)
 
 
 if __name__ == "__main__":

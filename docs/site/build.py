@@ -91,7 +91,7 @@ def main() -> int:
     read_headers(folder)
     stage(source)
     write_page(ROOT / "build" / "tilewise", source / "api" / "command.md")
-    draw(ROOT / "docs" / "benchmarks.md", source)
+    draw(source)
     try:
         make_pages(source, folder)
     except subprocess.CalledProcessError as error:

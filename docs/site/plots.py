@@ -1,8 +1,8 @@
-# What the tables of docs/benchmarks.md say at a glance. The tables are the one place where figures stand: a plot is
-# drawn from them whenever the site is built.
+# What the data of docs/benchmarks says at a glance: plots are drawn from it whenever the site is built.
 """Draws the plots of the page "Benchmarks at a glance"."""
 
 import re
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -10,7 +10,9 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot
 
-from tilewise.bench.markdown import Table, read_tables
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+from publication import Section, Table, read
 
 OURS, THEIRS, LINE = "#2a6fbb", "#9a9a9a", "#777777"
 GPU_LIBRARIES = {"Tilewise": OURS, "cuDNN": "#b3541e", "FlashAttention-2": THEIRS}  # columns of its tables
@@ -31,11 +33,19 @@ STYLE = {
 }
 
 
-def named(tables: list[Table], heading: str, title: str) -> Table:
-    """The table below `heading` whose introduction begins with `title`; there must be one."""
-    found = [table for table in tables if table.heading == heading and table.title.startswith(title)]
+def of_kind(sections: list[Section], kind: str) -> list[Section]:
+    """Those that one script wrote; there must be some."""
+    found = [section for section in sections if section.kind == kind]
+    if not found:
+        raise SystemExit(f"docs/benchmarks: must have a section of {kind!r}")
+    return found
+
+
+def named(section: Section, title: str) -> Table:
+    """The table of a section whose title begins so; there must be one."""
+    found = [table for table in section.tables if table.title.startswith(title)]
     if len(found) != 1:
-        raise SystemExit(f"benchmarks.md: must have one table {title!r} below {heading!r} (got {len(found)})")
+        raise SystemExit(f"docs/benchmarks: {section.name}: must have one table {title!r} (got {len(found)})")
     return found[0]
 
 
@@ -44,10 +54,10 @@ def short(heading: str) -> str:
     return re.sub(r"\(R\)| Processor", "", heading).replace(", ", ",\n")
 
 
-def draw_cpu(tables: list[Table], path: Path) -> None:
+def draw_cpu(sections: list[Section], path: Path) -> None:
     """Bars: how many times as fast as torch, by processor."""
+    machines = of_kind(sections, "attention_cpu")
     title = "Time of torch divided by time of Tilewise"
-    machines = [table for table in tables if table.title.startswith(title) and "dtype" in table.rows[0]]
     cases = [("forward", "bf16"), ("forward", "f32"), ("backward", "bf16"), ("backward", "f32")]
     colours = ["#1f5fa8", "#7db4f0", "#b3541e", "#f0a878"]
     figure, axis = pyplot.subplots(figsize=(7.5, 4.2))
@@ -55,7 +65,7 @@ def draw_cpu(tables: list[Table], path: Path) -> None:
         means = [
             next(
                 float(row["geometric mean"])
-                for row in machine.rows
+                for row in named(machine, title).dicts()
                 if (row["pass"], row["dtype"]) == (operation, dtype) and "," in row["threads"]
             )
             for machine in machines
@@ -72,9 +82,10 @@ def draw_cpu(tables: list[Table], path: Path) -> None:
     pyplot.close(figure)
 
 
-def draw_gpu(tables: list[Table], operation: str, path: Path) -> None:
+def draw_gpu(sections: list[Section], operation: str, path: Path) -> None:
     """Lines: TFLOP/s by sequence length, a panel for each head_dim."""
-    rows = named(tables, "NVIDIA H200", f"TFLOP/s, {operation}").rows
+    section = next(each for each in of_kind(sections, "attention_gpu") if each.heading == "NVIDIA H200")
+    rows = named(section, f"TFLOP/s, {operation}").dicts()
     head_dims = list(dict.fromkeys(row["head_dim"] for row in rows))
     most = max(float(row[who]) for row in rows for who in GPU_LIBRARIES)
     figure, axes = pyplot.subplots(1, len(head_dims), figsize=(7.5, 3.6), sharey=True)
@@ -97,12 +108,9 @@ def draw_gpu(tables: list[Table], operation: str, path: Path) -> None:
     pyplot.close(figure)
 
 
-def draw_serving(tables: list[Table], path: Path) -> None:
+def draw_serving(sections: list[Section], path: Path) -> None:
     """Bars: tokens a second of a model that serves, beside transformers' own attention."""
-    tables = [table for table in tables if "tilewise, tokens/s" in table.rows[0]]
-    if not tables:
-        raise SystemExit("benchmarks.md: must have a table of serving")
-    rows = tables[0].rows
+    rows = of_kind(sections, "serving")[0].tables[0].dicts()
     figure, axis = pyplot.subplots(figsize=(7.5, 3.6))
     for who, colour, shift in (("tilewise, tokens/s", OURS, -0.19), ("sdpa", THEIRS, 0.19)):
         speeds = [float(row[who]) for row in rows]
@@ -119,11 +127,11 @@ def draw_serving(tables: list[Table], path: Path) -> None:
     pyplot.close(figure)
 
 
-def draw(benchmarks: Path, folder: Path) -> None:
+def draw(folder: Path) -> None:
     """Writes every plot below `folder`."""
-    tables = read_tables(benchmarks.read_text(encoding="utf-8"))
+    sections = read()
     with pyplot.rc_context(STYLE):
-        draw_cpu(tables, folder / "glance_cpu.svg")
+        draw_cpu(sections, folder / "glance_cpu.svg")
         for operation in ("forward", "backward"):
-            draw_gpu(tables, operation, folder / f"glance_gpu_{operation}.svg")
-        draw_serving(tables, folder / "glance_serving.svg")
+            draw_gpu(sections, operation, folder / f"glance_gpu_{operation}.svg")
+        draw_serving(sections, folder / "glance_serving.svg")

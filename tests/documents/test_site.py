@@ -1,4 +1,4 @@
-"""What `make docs` does before and after Sphinx: links are rewritten and followed, headers and tables are read."""
+"""What `make docs` does before and after Sphinx: links are rewritten and followed, headers read, plots drawn."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import stage  # noqa: E402
 from command import subcommands  # noqa: E402
 from doxygen_filter import marked, without_namespace  # noqa: E402
 from plots import draw  # noqa: E402
-
-from tilewise.bench.markdown import read_tables  # noqa: E402
 
 SOURCE = ROOT / "docs" / "tutorials" / "cpp.md"
 
@@ -107,13 +105,8 @@ def test_every_public_name_of_python_is_in_its_reference() -> None:
             assert f":: tilewise.{name}\n" in text
 
 
-def test_tables_are_read() -> None:
-    (table,) = read_tables("## Here\n\nOf it:\n\n| a | b | a |\n|---|--:|---|\n| 1 | x y | 2 |\n\nafter\n")
-    assert table == ("Here", "Of it:", [{"a": "1", "b": "x y"}])
-
-
-def test_plots_are_drawn_from_the_published_tables(tmp_path: Path) -> None:
-    draw(ROOT / "docs" / "benchmarks.md", tmp_path)
+def test_plots_are_drawn_from_the_published_data(tmp_path: Path) -> None:
+    draw(tmp_path)
     page = (ROOT / "docs" / "site" / "pages" / "glance.md").read_text()
     drawn = sorted(path.name for path in tmp_path.iterdir())
     assert len(drawn) == 4

@@ -21,6 +21,14 @@ def cells(text, *start):
     return line
 
 
+def data_folder(tmp_path):
+    """A folder as docs/benchmarks is one: with what its page is made of, and no data yet."""
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    (folder / "page.md.in").write_text("# Benchmarks\n\nbefore\n")
+    return folder
+
+
 def assert_refused(parse, capsys, argument, value):
     """parse() ends the program with a last line that names the argument, the expectation and the value."""
     with pytest.raises(SystemExit) as exit_info:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench_support import assert_refused, cells
+from bench_support import assert_refused, cells, data_folder
 
 import tilewise
 
@@ -125,12 +125,11 @@ def test_section_of_the_documentation(bench_module, tmp_path):
         "compiled_ahead": {"seconds": 12.0, "cpus": 16},
         "rows": [{**row, "status": "ok"}, {**row, "page_size": 0, "products_bound": False, "status": "ok"}],
     }
-    docs = tmp_path / "benchmarks.md"
-    docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
+    folder = data_folder(tmp_path)
     for _ in range(2):
-        report.write_section(docs, results)
-    document = docs.read_text()
-    assert document.startswith("before") and document.endswith("after\n")
-    assert document.count("### Decode steps on Sample") == 1
-    assert cells(document, "64x8192", "bf16", "64")[3:] == ["200.0", "3000", "700", "95%", "2.0e-03"]
-    assert cells(document, "64x8192", "bf16", "contiguous")[5] == "-"
+        report.write_section(folder, results)
+    (section,) = bench_module("publication").read(folder)
+    assert (section.kind, section.heading) == ("decode_gpu", "Sample")
+    ((paged, contiguous),) = [table.rows for table in section.tables]
+    assert paged == ["64x8192", "bf16", "64", "200.0", "3000", "700", "95%", "2.0e-03"]
+    assert contiguous[2] == "contiguous" and contiguous[5] == "-"

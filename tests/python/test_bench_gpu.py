@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from bench_support import BENCH, assert_refused, cells
+from bench_support import BENCH, assert_refused, cells, data_folder
 
 from tilewise.bench.ceilings import find_program
 from tilewise.bench.contenders import Tilewise
@@ -156,17 +156,18 @@ def test_overhead_on_the_cpu(bench_module, monkeypatch):
 
 
 def test_section_of_the_cost_of_a_call(bench_module, tmp_path, monkeypatch, capsys):
-    overhead, report = bench_module("overhead_gpu"), bench_module("overhead_report")
+    overhead, folder = bench_module("overhead_gpu"), data_folder(tmp_path)
     sample = sample_results()
     results = {name: sample[name] for name in ("machine", "date", "command", "overhead")}
-    file, docs = tmp_path / "cost.json", tmp_path / "benchmarks.md"
+    file = tmp_path / "cost.json"
     file.write_text(json.dumps(results))
-    docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
-    monkeypatch.setattr(overhead, "DOCS", docs)
+    monkeypatch.setattr(overhead, "DOCS", folder)
     monkeypatch.setattr("sys.argv", ["overhead_gpu.py", "--from-json", str(file), "--write-docs"])
     assert overhead.main() == 0
-    assert "### Cost of a call on Sample" in docs.read_text()
-    assert cells(docs.read_text(), "attention_forward", "cuda.x") == cells(capsys.readouterr().out, "attention_forward")
+    (section,) = bench_module("publication").read(folder)
+    assert (section.kind, section.heading) == ("overhead_gpu", "Sample")
+    rows = [row for table in section.tables for row in table.rows]
+    assert cells(capsys.readouterr().out, "attention_forward", "cuda.x") in rows
 
 
 def test_overhead_program(bench_module):
@@ -297,23 +298,15 @@ def test_report(bench_module):
 
 
 def test_section_of_the_documentation(bench_module, tmp_path):
-    report = bench_module("gpu_report")
-    docs = tmp_path / "benchmarks.md"
-    processors = "<!-- begin Sample -->\n### Sample\nof a processor\n<!-- end Sample -->"
-    docs.write_text(f"before\n\n{processors}\n\n{report.END_OF_MACHINES}\nafter\n")
+    report, folder = bench_module("gpu_report"), data_folder(tmp_path)
+    bench_module("benchmarks_page").publish("attention_cpu", "Sample", "of a processor", folder=folder)
     for plot_file in (None, tmp_path / "plot.png"):
-        report.write_section(docs, sample_results(), plot_file)
-    document = docs.read_text()
-    assert document.count("### Sample") == 2
-    assert document.count("(plot.png)") == document.count(processors) == 1
-    assert document.startswith("before")
-    assert document.endswith("after\n")
-
-
-def test_documentation_has_a_place_for_sections(bench_module):
-    docs = (BENCH.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    for report in ("gpu_report", "decode_report", "overhead_report"):
-        assert docs.count(bench_module(report).END_OF_MACHINES) == 1
+        report.write_section(folder, sample_results(), plot_file)
+    processor, gpu = bench_module("publication").read(folder)
+    assert (processor.heading, processor.notes) == ("Sample", ["of a processor"])
+    assert (gpu.name, gpu.heading, gpu.picture) == ("attention_gpu_sample", "Sample", "plot.png")
+    assert gpu.tables[0].title.startswith("TFLOP/s, forward")
+    assert (tmp_path / "benchmarks.md").read_text().endswith("before\n")
 
 
 def test_plot(bench_module, tmp_path):

@@ -6,15 +6,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from bench_support import BENCH, cells
+from bench_support import cells
 
-DOCUMENT = """
-### Another
-
-- processor: Other (family 6, model 12, stepping 2), 2 cores
-
-### Some CPU, 2 cores
-
+REPORT = """
 - processor: Some (family 6, model 1, stepping 2), 2 cores
 
 forward, bf16, GFLOP/s (Tilewise: cpu.avx2)
@@ -51,33 +45,38 @@ def published(bench_module):
     return bench_module("published")
 
 
-def test_same_speed_is_told(published):
-    text, slower = published.report(results(2.0, 4.0), DOCUMENT, 0.8)
+@pytest.fixture
+def sections(bench_module):
+    make = bench_module("publication").section_of
+    another = make("attention_cpu", "Another", "- processor: Other (family 6, model 12, stepping 2), 2 cores")
+    return [another, make("attention_cpu", "Some CPU, 2 cores", REPORT)]
+
+
+def test_same_speed_is_told(published, sections):
+    text, slower = published.report(results(2.0, 4.0), sections, 0.8)
     assert not slower
     assert cells(text, "forward bf16")[1:] == ["2", "2.83", "2.83", "1.00"]
     assert "'Some CPU, 2 cores'" in text
     assert text.endswith("No pass is slower.")
 
 
-def test_slower_pass_is_told_with_its_worst_case_first(published):
-    text, slower = published.report(results(2.0, 2.0), DOCUMENT, 0.8)
+def test_slower_pass_is_told_with_its_worst_case_first(published, sections):
+    text, slower = published.report(results(2.0, 2.0), sections, 0.8)
     assert slower
     assert cells(text, "forward bf16")[1:] == ["2", "2.83", "2.00", "0.71"]
     assert re.search(r"by published \|\n\|[-|:]+\|\n\| forward bf16 d64 s256 causal t1 +\| +4.00 \| 2.00", text)
     assert text.endswith("Slower than 0.8 of what was published: forward bf16.")
 
 
-def test_processor_that_nothing_is_published_of(published):
+def test_processor_that_nothing_is_published_of(published, sections):
     for model in (2, 12):  # 12 has a section without tables
-        text, slower = published.report(results(0.1, 0.1, model=model), DOCUMENT, 0.8)
+        text, slower = published.report(results(0.1, 0.1, model=model), sections, 0.8)
         assert not slower
         assert "Nothing is published" in text
 
 
 def test_published_tables_are_understood(published):
-    text = (BENCH.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    tables = published.read_tables(text)
-    headings = [table.heading for table in tables if table.title.startswith("forward, bf16, GFLOP/s")]
-    assert len(headings) >= 3
-    for heading in headings:
-        assert len(published.published_ratios(tables, heading)) == 96
+    sections = [section for section in published.read() if section.kind == "attention_cpu"]
+    assert len(sections) >= 3
+    for section in sections:
+        assert len(published.published_ratios(section)) == 96

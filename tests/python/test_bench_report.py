@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from bench_support import cells
+from bench_support import cells, data_folder
 
 from tilewise.bench.ceilings import find_program, measure_cpu_ceilings
 
@@ -53,20 +53,14 @@ def test_report_leaves_failed_cases_out_of_the_means(bench_module):
 
 
 def test_section_is_replaced_and_others_stay(bench_module, tmp_path):
-    report = bench_module("cpu_report")
-    docs = tmp_path / "benchmarks.md"
-    docs.write_text(f"before\n\n{report.END_OF_MACHINES}\nafter\n")
+    report, folder = bench_module("cpu_report"), data_folder(tmp_path)
     first, second = sample_results(), sample_results()
     second["machine"]["name"] = "Other"
     for results in (first, second, first):
-        report.write_section(docs, results, tmp_path / "plot.png")
-    document = docs.read_text()
-    assert document.count("### Sample") == document.count("### Other") == 1
-    assert document.startswith("before")
-    assert document.endswith("after\n")
-    docs.write_text("no mark")
-    with pytest.raises(ValueError, match="must contain the line"):
-        report.write_section(docs, first, tmp_path / "plot.png")
+        report.write_section(folder, results, tmp_path / "plot.png")
+    other, sample = bench_module("publication").read(folder)
+    assert (other.heading, sample.heading, sample.picture) == ("Other", "Sample", "plot.png")
+    assert other.tables == sample.tables
 
 
 def test_plot(bench_module, tmp_path):

@@ -1,11 +1,9 @@
-"""Tables and sections of a document, and the rows of a run in plain JSON values that they are made of."""
+"""Tables of a document, and the rows of a run in plain JSON values that they are made of."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 Json = dict[str, Any]
 
@@ -53,56 +51,3 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     rule = "|" + "|".join("-" * (w + 1) + (":" if r else "-") for w, r in zip(widths, right)) + "|"
     return "\n".join([line(header), rule, *(line(row) for row in rows)])
-
-
-class Table(NamedTuple):
-    """A published table: the heading above it, the last line of text before it, and rows by the names of columns."""
-
-    heading: str
-    title: str
-    rows: list[dict[str, str]]
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def read_tables(text: str) -> list[Table]:
-    """Every table of a document, in order. Of columns that share a name the first one counts."""
-    tables: list[Table] = []
-    heading = title = ""
-    names: list[str] = []
-    for line in text.splitlines():
-        if line.startswith("|"):
-            if not names:
-                names = _cells(line)
-                tables.append(Table(heading, title, []))
-            elif not re.fullmatch(r"[|:\- ]+", line):
-                tables[-1].rows.append(dict(zip(reversed(names), reversed(_cells(line)))))
-            continue
-        names = []
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        if line.strip():
-            title = line.strip()
-    return tables
-
-
-def replace_section(docs: Path, key: str, body: str, end_of_sections: str) -> None:
-    """Puts `body` in the place of the section between the marks of `key`, or before the line `end_of_sections`.
-
-    Raises ValueError where `docs` has neither.
-    """
-    begin, end = f"<!-- begin {key} -->", f"<!-- end {key} -->"
-    section = f"{begin}\n{body}\n{end}"
-    document = docs.read_text(encoding="utf-8")
-    if begin in document:
-        before, _, rest = document.partition(begin)
-        _, _, after = rest.partition(end)
-        document = before + section + after
-    else:
-        before, marker, after = document.partition(end_of_sections)
-        if not marker:
-            raise ValueError(f"{docs}: must contain the line {end_of_sections!r}")
-        document = f"{before}{section}\n\n{marker}{after}"
-    docs.write_text(document, encoding="utf-8")

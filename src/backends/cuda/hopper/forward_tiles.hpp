@@ -1,4 +1,4 @@
-// Tiles of the forward kernel, measured on an H200 (docs/hopper_forward.md).
+// Tiles of the forward kernel, measured on an H200 (docs/hopper.md).
 #pragma once
 
 #include <cstdint>

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import publication
+import speed_picture
 from publication import DATA, Section, Table
 
 from tilewise.bench.markdown import table as markdown_table
@@ -35,6 +36,11 @@ HEAD = "<!-- Made by bench/benchmarks_page.py of docs/benchmarks/page.md.in and 
 def page_of(folder: Path) -> Path:
     """The page stands beside the folder of its data and is called like it."""
     return folder.with_suffix(".md")
+
+
+def picture_of(folder: Path) -> Path:
+    """The README's picture stands there too."""
+    return folder.with_name(f"{folder.name}_speed.svg")
 
 
 class Page:
@@ -163,9 +169,11 @@ def make(folder: Path = DATA) -> str:
 
 
 def write(folder: Path = DATA) -> Path:
-    """Writes the page."""
-    page = page_of(folder)
+    """Writes the page, and the README's picture where the data has what it shows."""
+    page, sections = page_of(folder), publication.read(folder)
     page.write_text(make(folder), encoding="utf-8")
+    if speed_picture.bars(sections):
+        picture_of(folder).write_text(speed_picture.draw(sections), encoding="utf-8")
     return page
 
 

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "SECURITY.md": "security.md",
     "bench/README.md": "bench.md",
 }
+PICTURES = (".png", ".svg")
 LINK = re.compile(r"(?<=\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)[ ]*$)", re.MULTILINE | re.DOTALL)
 
@@ -51,7 +52,7 @@ def rewrite(text: str, source: Path, place: Path, places: dict[Path, Path]) -> s
             return match[0]  # a plot, which is drawn beside the staged pages
         if not linked.exists():
             raise SystemExit(f"{source}: {path}: nothing is there")
-        if linked.suffix == ".png":
+        if linked.suffix in PICTURES:
             return relative(linked.relative_to(ROOT / "docs"), place)
         kind = "tree" if linked.is_dir() else "blob"
         return f"{REPOSITORY}/{kind}/main/{linked.relative_to(ROOT).as_posix()}{anchor}"
@@ -67,5 +68,6 @@ def stage(folder: Path) -> None:
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(rewrite(source.read_text(encoding="utf-8"), source, place, places), encoding="utf-8")
-    for picture in (ROOT / "docs").glob("*.png"):
-        shutil.copy2(picture, folder / picture.name)
+    for picture in (ROOT / "docs").iterdir():
+        if picture.suffix in PICTURES:
+            shutil.copy2(picture, folder / picture.name)

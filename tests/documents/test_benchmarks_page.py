@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import benchmarks_page  # noqa: E402
 import publication  # noqa: E402
+import speed_picture  # noqa: E402
 
 REPORT = """
 - GPU: some GPU; driver 1
@@ -43,6 +44,15 @@ def page(section: publication.Section, template: str) -> str:
 def test_page_is_what_the_data_makes() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert text == benchmarks_page.make(), "python bench/benchmarks_page.py makes it anew"
+
+
+def test_picture_is_what_the_data_makes() -> None:
+    sections = publication.read()
+    text = (ROOT / "docs" / "benchmarks_speed.svg").read_text(encoding="utf-8")
+    assert text == speed_picture.draw(sections), "python bench/benchmarks_page.py makes it anew"
+    assert "(docs/benchmarks_speed.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {bar.beside for bar in speed_picture.bars(sections)} == {"cuDNN", "FlashAttention-2", "torch"}
+    assert not speed_picture.bars([])
 
 
 def test_page_is_short_and_names_every_file_of_data() -> None:

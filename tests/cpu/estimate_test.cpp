@@ -44,7 +44,7 @@ double estimate(std::string_view text, Isa isa, const Processor& processor, int 
   return estimate(parse_problem(text), isa, processor, threads);
 }
 
-/// Figures of docs/benchmarks.md, measured with nothing else running: 16 heads.
+/// Figures of docs/benchmarks, measured with nothing else running: 16 heads.
 struct Measured {
   Processor processor;
   Isa isa;

@@ -96,6 +96,19 @@ def test_paths_in_running_text_exist(document: Path) -> None:
         assert (ROOT / path).exists(), f"{path} does not exist"
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [("architecture", 3000), ("hopper", 2500), ("portable_kernels", 1000), ("kv_cache_step", 1000)],
+)
+def test_page_stays_short(page: str, words: int) -> None:
+    """Conclusions, not logs: what somebody with five minutes reads. Figures belong into docs/benchmarks."""
+    assert len((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split()) <= words
+
+
+def test_changelog_stays_short() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("## [0.1.0]")[1].splitlines()) <= 60
+
+
 def test_changelog_has_the_version_in_the_making() -> None:
     version = re.search(r"project\(tilewise VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())
     assert version

@@ -16,7 +16,7 @@ double estimate(std::string_view architecture, std::string_view text) {
   return lowered(architecture, text).estimated_us;
 }
 
-/// Figures of docs/benchmarks.md.
+/// Figures of docs/benchmarks.
 struct Measured {
   const char* problem;
   double us;

@@ -1,4 +1,4 @@
-// The constants are fitted to the tables of docs/benchmarks.md (AMD EPYC of family 25, Intel Xeon with AMX) and, for
+// The constants are fitted to the tables of docs/benchmarks (AMD EPYC of family 25, Intel Xeon with AMX) and, for
 // the sets that are not chosen there, to calls that name them.
 #include "backends/cpu/cost.hpp"
 

@@ -1,6 +1,6 @@
 // A launch takes as long as the longest of: the arithmetic of all its blocks, spread over the multiprocessors; one
 // block after the other where there are too few to hide each other's latency; and the way of its tensors to memory
-// and back. The constants are those of an H200 (docs/benchmarks.md), as work that the device's rates turn into time.
+// and back. The constants are those of an H200 (docs/benchmarks), as work that the device's rates turn into time.
 #include "backends/portable/attention/estimate.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Numbers of parts, fitted to an H200; see key_parts.hpp and docs/benchmarks.md.
+// Numbers of parts, fitted to an H200; see key_parts.hpp and docs/benchmarks.
 #include "backends/portable/kv_cache/key_parts.hpp"
 
 #include <algorithm>

@@ -14,6 +14,7 @@
 #include "console.hpp"
 #include "core/implementation.hpp"
 #include "core/message.hpp"
+#include "core/spelling.hpp"
 #include "gpu/ahead_of_time.hpp"
 #include "gpu/architectures.hpp"
 #include "gpu/lowered_kernel.hpp"
@@ -44,16 +45,16 @@ struct Row {
 /// where there is none.
 Row find_row(const AnyProblem& problem, const gpu::Architecture& architecture, const std::string& name) {
   const core::DeviceDescription device = gpu::describe(architecture);
-  std::string names;
+  std::vector<std::string_view> names;
   for (const core::Implementation* row : core::implementation_table()) {
     const auto* kernels = dynamic_cast<const gpu::AheadOfTime*>(row);
     if (kernels == nullptr || &row->operation() != &problem.operation()) continue;
     if (row->device() != device.device.type || !gpu::has_family(device, kernels->family())) continue;
     if (name.empty() || name == row->name()) return {row, kernels};
-    core::append(names, core::concat(names.empty() ? "" : ", ", row->name()));
+    names.push_back(row->name());
   }
-  core::invalid_argument("implementation: must be one of those for ", architecture.name, ": ", names, " (got ",
-                         core::quoted(name), ")");
+  core::invalid_argument("implementation: must be one of those for ", architecture.name, ": ", core::listed(names),
+                         core::did_you_mean(name, names), " (got ", core::quoted(name), ")");
 }
 
 std::vector<ProblemText> problems_of(const Options& options) {

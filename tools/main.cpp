@@ -11,6 +11,7 @@
 
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/spelling.hpp"
 #include "operations/attention/foreign_words.hpp"
 #include "run_kv_cache.hpp"
 #include "tilewise/attention.hpp"
@@ -40,13 +41,14 @@ int report(const std::exception& error, int status) {
 /// CLI11 only says that a subcommand is required where the first word is none. `words` end with null.
 void check_subcommand(const CLI::App& program, const char* const* words) {
   if (!*words || **words == '-') return;
-  std::string known;
-  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
+  const auto commands = program.get_subcommands([](const CLI::App*) { return true; });
+  std::vector<std::string> names;
+  for (const CLI::App* command : commands) {
     if (command->get_name() == *words) return check_subcommand(*command, words + 1);
-    known += (known.empty() ? "" : ", ") + command->get_name();
+    names.push_back(command->get_name());
   }
-  if (known.empty()) return;
-  throw Error(ErrorCode::invalid_argument, "SUBCOMMAND: must be one of " + known + " (got '" + *words + "')");
+  if (names.empty()) return;
+  core::refuse_word("SUBCOMMAND", *words, std::vector<std::string_view>(names.begin(), names.end()));
 }
 
 /// The sentence about the first option that the subcommand in use does not have, or "".

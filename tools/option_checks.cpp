@@ -7,6 +7,9 @@
 #include <sstream>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "core/spelling.hpp"
 
 namespace tilewise::tools {
 namespace {
@@ -73,7 +76,9 @@ CLI::Validator one_of(std::vector<std::string> words) {
   for (const std::string& word : words) list += (list.empty() ? "" : "|") + word;
   return CLI::Validator(
       [words = std::move(words), list](const std::string& text) {
-        return std::ranges::find(words, text) != words.end() ? std::string() : expected("one of " + list, text);
+        if (std::ranges::find(words, text) != words.end()) return std::string();
+        const std::vector<std::string_view> known(words.begin(), words.end());
+        return expected("one of " + list + core::did_you_mean(text, known), text);
       },
       list, "one_of");
 }

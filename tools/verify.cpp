@@ -16,7 +16,9 @@
 #include "backends/reference/reference_backend.hpp"
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/message.hpp"
 #include "core/select.hpp"
+#include "core/spelling.hpp"
 #include "option_checks.hpp"
 #include "report.hpp"
 #include "tilewise/attention.hpp"
@@ -85,9 +87,8 @@ std::vector<verify::Limits> make_limits(const Options& options, std::span<const 
   }
   for (const std::string& name : options.without) {
     if (std::ranges::find(known, name) == known.end()) {
-      std::string list;
-      for (const std::string_view feature : known) list += (list.empty() ? "" : ", ") + std::string(feature);
-      throw Error(ErrorCode::invalid_argument, "--without: must be of " + list + " (got '" + name + "')");
+      core::invalid_argument("--without: must be of ", core::listed(known), core::did_you_mean(name, known), " (got ",
+                             core::quoted(name), ")");
     }
     for (std::size_t i = 0; i < drawn.size(); ++i) {
       const std::span<const std::string_view> names = drawn[i]->operation().feature_names();
@@ -104,9 +105,7 @@ std::vector<Tally> make_tallies(const Options& options) {
   std::vector<Tally> tallies;
   for (const std::string& name : options.implementations) {
     if (std::ranges::find(names, name) == names.end()) {
-      std::string known;
-      for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
-      throw Error(ErrorCode::invalid_argument, "--implementation: must be one of " + known + " (got '" + name + "')");
+      core::refuse_word("--implementation", name, std::vector<std::string_view>(names.begin(), names.end()));
     }
     tallies.emplace_back(name);
   }

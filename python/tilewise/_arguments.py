@@ -182,8 +182,14 @@ def named(name: str, value: Any, known: Mapping[Any, Any], advice: str = "") -> 
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name}: must be one of {_listed(known)}{advice} (got {type(value).__name__})")
     if value not in known:
-        raise ValueError(f"{name}: must be one of {_listed(known)}{advice} (got {value!r})")
+        raise ValueError(f"{name}: must be one of {_listed(known)}{advice or _meant(value, known)} (got {value!r})")
     return known[value]
+
+
+def _meant(value: Optional[str], known: Mapping[Any, Any]) -> str:
+    """Which name a mistyped one was probably meant to be."""
+    near = _core.nearest_word(value or "", [name for name in known if name is not None])
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _mask_advice(mask: Any) -> str:

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "core/message.hpp"
+#include "core/spelling.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::core {
@@ -32,13 +34,8 @@ template <typename Enum>
   return static_cast<std::size_t>(value) < kNamesOf<Enum>.size();
 }
 
-/// "none, causal": the choices, for messages.
-template <typename Enum>
-[[nodiscard]] std::string names_text() {
-  std::string text;
-  for (const std::string_view name : kNamesOf<Enum>) text += concat(text.empty() ? "" : ", ", name);
-  return text;
-}
+/// Dtypes that a problem may be of, for messages; the others are those of lengths, masks and the like.
+inline constexpr std::array<std::string_view, 5> kComputedDTypes{"f32", "bf16", "f16", "f64", "fp8_e4m3"};
 
 /// The value called `name`. Throws an Error that begins with `argument`.
 template <typename Enum>
@@ -46,7 +43,8 @@ template <typename Enum>
   for (std::size_t i = 0; i < kNamesOf<Enum>.size(); ++i) {
     if (kNamesOf<Enum>[i] == name) return static_cast<Enum>(i);
   }
-  invalid_argument(argument, ": must be one of ", names_text<Enum>(), " (got ", quoted(name), ")");
+  if constexpr (std::same_as<Enum, DType>) refuse_word(argument, name, kComputedDTypes);
+  refuse_word(argument, name, kNamesOf<Enum>);
 }
 
 /// The value at `index` in the order of kNamesOf. Throws an Error that begins with `argument`.
@@ -54,7 +52,8 @@ template <typename Enum>
 [[nodiscard]] Enum value_at(std::string_view argument, std::int64_t index) {
   constexpr auto kCount = static_cast<std::int64_t>(kNamesOf<Enum>.size());
   if (index < 0 || index >= kCount) {
-    invalid_argument(argument, ": must be 0 to ", kCount - 1, ", one of ", names_text<Enum>(), " (got ", index, ")");
+    invalid_argument(argument, ": must be 0 to ", kCount - 1, ", one of ", listed(kNamesOf<Enum>), " (got ", index,
+                     ")");
   }
   return static_cast<Enum>(index);
 }

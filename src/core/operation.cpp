@@ -1,21 +1,24 @@
 // AnyProblem, through the interface of whatever operation it belongs to.
 #include "core/operation.hpp"
 
+#include <vector>
+
 #include "core/message.hpp"
+#include "core/spelling.hpp"
 
 namespace tilewise {
 namespace core {
 namespace {
 
 const OperationInterface& operation_named(std::string_view name) {
-  std::string names;
+  std::vector<std::string_view> names;
   for (const OperationInterface* operation : operation_table()) {
     for (const std::string_view known : operation->problem_names()) {
       if (known == name) return *operation;
-      names += concat(names.empty() ? "" : ", ", known);
+      names.push_back(known);
     }
   }
-  invalid_argument("operation: must be one of ", names, " (got ", quoted(name), ")");
+  refuse_word("operation", name, names);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/message.hpp"
+#include "core/spelling.hpp"
 
 namespace tilewise::core {
 namespace {
@@ -70,9 +71,8 @@ void check_names(std::string_view list, std::string_view source, std::string_vie
                  std::span<const std::string_view> names) {
   any_entry(list, [&](std::string_view pattern) {
     if (pattern == "*" || names_any(pattern, names)) return false;
-    std::string known;
-    for (const std::string_view name : names) known += concat(known.empty() ? "" : ", ", name);
-    invalid_argument(source, ": must name an implementation", kind, ": ", known, " (got ", quoted(pattern), ")");
+    invalid_argument(source, ": must name an implementation", kind, ": ", listed(names), did_you_mean(pattern, names),
+                     " (got ", quoted(pattern), ")");
   });
 }
 

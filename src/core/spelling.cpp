@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,11 +32,20 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
-/// Whether `known` has `word` as one or more of the parts between its underscores or hyphens.
-bool has_parts(std::string_view known, std::string_view word) {
-  std::string whole = concat('_', known, '_'), parts = concat('_', word, '_');
-  for (std::string* text : {&whole, &parts}) std::ranges::replace(*text, '-', '_');
-  return whole.find(parts) != std::string::npos;
+/// "_avx512_bf16_" of "avx512.bf16": words with marks around each of their parts.
+std::string marked_parts(std::string_view word) {
+  std::string parts = concat('_', word, '_');
+  std::ranges::replace(parts, '-', '_');
+  std::ranges::replace(parts, '.', '_');
+  return parts;
+}
+
+/// How many parts `known` has besides `word`, which must be one or more of those between its underscores, hyphens or
+/// dots; none where it is not.
+std::optional<std::ptrdiff_t> other_parts(std::string_view known, std::string_view word) {
+  const std::string whole = marked_parts(known), parts = marked_parts(word);
+  if (whole.find(parts) == std::string::npos) return std::nullopt;
+  return std::ranges::count(whole, '_') - std::ranges::count(parts, '_');
 }
 
 }  // namespace
@@ -61,8 +71,30 @@ std::string_view nearest_word(std::string_view word, std::span<const std::string
     }
   }
   if (!best.empty() || letters.empty() || word.size() > kLongest) return best;
-  const auto part = std::ranges::find_if(known, [word](std::string_view other) { return has_parts(other, word); });
-  return part == known.end() ? std::string_view() : *part;
+  std::optional<std::ptrdiff_t> fewest;
+  for (const std::string_view candidate : known) {
+    const std::optional<std::ptrdiff_t> others = other_parts(candidate, word);
+    if (!others || (fewest && *fewest <= *others)) continue;
+    fewest = others;
+    best = candidate;
+  }
+  return best;
+}
+
+std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
+  const std::string_view meant = nearest_word(word, known);
+  return meant.empty() ? std::string() : concat("; did you mean ", meant, "?");
+}
+
+std::string listed(std::span<const std::string_view> words) {
+  std::string list;
+  for (const std::string_view word : words) list += concat(list.empty() ? "" : ", ", word);
+  return list;
+}
+
+void refuse_word(std::string_view argument, std::string_view word, std::span<const std::string_view> known) {
+  invalid_argument(argument, ": must be one of ", listed(known), did_you_mean(word, known), " (got ", quoted(word),
+                   ")");
 }
 
 }  // namespace tilewise::core

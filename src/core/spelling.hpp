@@ -11,7 +11,19 @@ namespace tilewise::core {
 [[nodiscard]] std::string plain_letters(std::string_view word);
 
 /// The one of `known` that `word` resembles most, or "" where none is near: a few letters apart, or with `word` as
-/// some of its parts ("size" in "batch_size"). Case, '_' and '-' count for nothing; of equals, the first wins.
+/// some of its parts ("size" in "batch_size", "avx512" in "cpu.avx512"). Case, '_' and '-' count for nothing; of
+/// equals, the one with the fewest other parts wins, or the first.
 [[nodiscard]] std::string_view nearest_word(std::string_view word, std::span<const std::string_view> known);
+
+/// "; did you mean causal?" of the nearest_word(), or "".
+[[nodiscard]] std::string did_you_mean(std::string_view word, std::span<const std::string_view> known);
+
+/// "a, b, c"
+[[nodiscard]] std::string listed(std::span<const std::string_view> words);
+
+/// Throws because `word` is none of the `known`: "target: must be one of sm_80, sm_90; did you mean sm_90? (got
+/// 'sm90')".
+[[noreturn]] void refuse_word(std::string_view argument, std::string_view word,
+                              std::span<const std::string_view> known);
 
 }  // namespace tilewise::core

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "core/message.hpp"
+#include "core/spelling.hpp"
 
 namespace tilewise::gpu {
 namespace {
@@ -43,8 +45,9 @@ const Architecture* find_architecture(std::string_view name) {
 
 const Architecture& named_architecture(std::string_view name) {
   if (const Architecture* found = find_architecture(name)) return *found;
-  core::invalid_argument("target: must be one of ", architecture_names(DeviceType::cuda), ", ",
-                         architecture_names(DeviceType::hip), " (got ", core::quoted(name), ")");
+  std::vector<std::string_view> names;
+  for (const Architecture& known : kArchitectures) names.push_back(known.name);
+  core::refuse_word("target", name, names);
 }
 
 std::string architecture_names(DeviceType type) {

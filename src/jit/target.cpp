@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
-#include "core/message.hpp"
+#include "core/spelling.hpp"
 
 namespace tilewise::jit {
 namespace {
@@ -28,9 +29,9 @@ constexpr std::array<Known, 20> kKnown = {{
 Target parse_target(std::string_view text) {
   const auto found = std::ranges::find(kKnown, text, &Known::architecture);
   if (found != kKnown.end()) return {found->kind, std::string(found->architecture)};
-  std::string list;
-  for (const Known& known : kKnown) list += core::concat(list.empty() ? "" : ", ", known.architecture);
-  core::invalid_argument("target: must be one of ", list, " (got ", core::quoted(text), ")");
+  std::vector<std::string_view> names;
+  for (const Known& known : kKnown) names.push_back(known.architecture);
+  core::refuse_word("target", text, names);
 }
 
 std::vector<std::string> known_architectures() {

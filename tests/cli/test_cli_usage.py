@@ -91,6 +91,32 @@ def test_help_of_each_subcommand(tilewise, name):
             ["unknown key; did you mean seqlen_q? (got 'seqlenq')"],
         ),
         (["explain", "attention_forward", "causal=1"], ["unknown key; did you mean mask=causal? (got 'causal')"]),
+        (["docter"], ["SUBCOMMAND: must be one of doctor, ", "; did you mean doctor? (got 'docter')"]),
+        (["cache", "lits"], ["must be one of list, clear; did you mean list? (got 'lits')"]),
+        (["completion", "bsh"], ["SHELL: must be one of bash|zsh|fish; did you mean bash? (got 'bsh')"]),
+        (["explain", "atention_forward"], ["operation: must be one of ", "; did you mean attention_forward? (got 'at"]),
+        (["explain", f"{PROBLEM} mask=casual"], ["must be one of none, causal; did you mean causal? (got 'casual')"]),
+        (
+            ["explain", f"{PROBLEM} dtype=fp16"],
+            ["dtype: must be one of f32, bf16, f16, f64, fp8_e4m3; did you mean f16? (got 'fp16')"],
+        ),
+        (["explain", f"{PROBLEM} layout=bsdh"], ["layout: must be one of ", "did you mean bshd? (got 'bsdh')"]),
+        (["explain", PROBLEM, "--implementation", "avx512"], ["; did you mean cpu.avx512? (got 'avx512')"]),
+        (
+            ["verify", "--implementation", "refrence"],
+            ["--implementation: ", "did you mean reference? (got 'refrence')"],
+        ),
+        (["verify", "--without", "sofcap"], ["--without: must be of ", "did you mean softcap? (got 'sofcap')"]),
+        (["verify", "--operation", "atention"], ["did you mean attention? (got 'atention')"]),
+        (["run", "--layout", "bsdh"], ["--layout: must be one of ", "did you mean bshd? (got 'bsdh')"]),
+        (
+            ["compile", "--target", "sm90", "--problem", PROBLEM],
+            ["target: must be one of sm_80, ", "; did you mean sm_90? (got 'sm90')"],
+        ),
+        (
+            ["compile", "--target", "sm_90", "--implementation", "cuda.sm8", "--problem", PROBLEM],
+            ["must be one of those for sm_90: cuda.sm80; did you mean cuda.sm80? (got 'cuda.sm8')"],
+        ),
         (
             ["verify", "--problem", "attention_forward seqlen_q=16 headdim=8"],
             ["did you mean head_dim? (got 'headdim')"],
@@ -122,6 +148,34 @@ def test_bad_environment(tilewise, variable, value):
     done = tilewise("bench", PROBLEM, "--min-time", "0.001", "--no-ceilings", status=2, **{variable: value})
     assert variable in done.stderr
     assert value in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "meant"),
+    [
+        ("TILEWISE_CPU_ISA", "avx521", "avx512"),
+        ("TILEWISE_FORCE", "cpu.avx521", "cpu.avx512"),
+        ("TILEWISE_DISABLE", "refrence", "reference"),
+    ],
+)
+def test_misspelt_environment(tilewise, variable, value, meant):
+    done = tilewise("bench", PROBLEM, "--min-time", "0.001", "--no-ceilings", status=2, **{variable: value})
+    assert done.stderr.startswith(f"tilewise: {variable}: must ")
+    assert f"; did you mean {meant}? (got '{value}')" in done.stderr
+
+
+def test_a_variable_that_nobody_reads_is_logged_once(tilewise):
+    words = ["bench", PROBLEM, PROBLEM.replace("16", "17"), "--min-time", "0.001", "--no-ceilings"]
+    misspelt = {"TILEWISE_NUM_THREAD": "1", "TILEWISE_COLOUR": "1"}
+    lines = tilewise(*words, TILEWISE_LOG="dispatch", **misspelt).stderr.splitlines()
+    assert sorted(lines[:2]) == [
+        "tilewise: TILEWISE_COLOUR: must be a variable that Tilewise reads (got an unknown name)",
+        "tilewise: TILEWISE_NUM_THREAD: must be a variable that Tilewise reads; did you mean TILEWISE_NUM_THREADS?"
+        " (got an unknown name)",
+    ]
+    assert len(lines) == 4
+    assert all(line.startswith("tilewise: attention_forward ") for line in lines[2:])
+    assert tilewise(*words, **misspelt).stderr == ""
 
 
 def test_a_full_disk_is_a_failure(command, environment):

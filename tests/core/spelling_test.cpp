@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "../support/expect_error.hpp"
 #include "operations/attention/foreign_words.hpp"
 
 namespace tilewise::core {
@@ -38,6 +39,22 @@ TEST(Spelling, LeavesOtherWordsAlone) {
   }
   EXPECT_EQ(nearest_word(std::string(1000000, 'q'), kWords), "");
   EXPECT_EQ(nearest_word("sink", {}), "");
+}
+
+TEST(Spelling, SaysWhatAWordWasMeantToBe) {
+  constexpr std::array<std::string_view, 4> kNames{"cpu.avx512_bf16", "cpu.avx2", "cpu.avx512", "reference"};
+  EXPECT_EQ(did_you_mean("cpu.avx521", kNames), "; did you mean cpu.avx512?");
+  EXPECT_EQ(did_you_mean("avx512", kNames), "; did you mean cpu.avx512?");
+  EXPECT_EQ(did_you_mean("bf16", kNames), "; did you mean cpu.avx512_bf16?");
+  EXPECT_EQ(did_you_mean("cuda", kNames), "");
+  EXPECT_EQ(listed(kNames), "cpu.avx512_bf16, cpu.avx2, cpu.avx512, reference");
+  const auto expect = [&](const char* word, const char* sentence) {
+    test::expect_invalid(sentence, [&] { refuse_word("target", word, kNames); });
+  };
+  expect("refrence",
+         "target: must be one of cpu.avx512_bf16, cpu.avx2, cpu.avx512, reference; did you mean reference? (got "
+         "'refrence')");
+  expect("colour", "target: must be one of cpu.avx512_bf16, cpu.avx2, cpu.avx512, reference (got 'colour')");
 }
 
 TEST(Spelling, KnowsWordsOfOtherLibraries) {

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Optional, TypeVar
 
+from tilewise import _core
+
 T = TypeVar("T")
 
 
@@ -31,7 +33,9 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)} (got {text!r})")
+            near = _core.nearest_word(text, list(names))
+            meant = f"; did you mean {near}?" if near else ""
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)}{meant} (got {text!r})")
         return text
 
     return parse

@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "tilewise/error.hpp"
+#include "core/spelling.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -148,13 +148,10 @@ std::array<IsaStatus, kIsaCount> detect() { return all_missing("this processor i
 Isa isa_cap() {
   const char* text = std::getenv("TILEWISE_CPU_ISA");
   if (!text || !*text) return static_cast<Isa>(kIsaCount - 1);
-  std::string known;
   for (int i = 0; i < kIsaCount; ++i) {
-    const std::string_view name = kNames[static_cast<std::size_t>(i)];
-    if (name == text) return static_cast<Isa>(i);
-    known += (i ? ", " : "") + std::string(name);
+    if (kNames[static_cast<std::size_t>(i)] == text) return static_cast<Isa>(i);
   }
-  throw Error(ErrorCode::invalid_argument, "TILEWISE_CPU_ISA: must be one of " + known + " (got '" + text + "')");
+  core::refuse_word("TILEWISE_CPU_ISA", text, kNames);
 }
 
 }  // namespace

@@ -37,9 +37,7 @@ void refuse_key(std::string_view key, const KvCacheProblem& problem) {
     if (has(attention, key)) core::invalid_argument(key, ": belongs to kv_cache_attention (got it in append_kv)");
   }
   const std::vector<std::string_view> keys = keys_of(problem);
-  const std::string_view meant = core::nearest_word(key, keys);
-  core::invalid_argument("problem: unknown key", meant.empty() ? "" : "; did you mean ", meant,
-                         meant.empty() ? "" : "?", " (got ", core::quoted(key), ")");
+  core::invalid_argument("problem: unknown key", core::did_you_mean(key, keys), " (got ", core::quoted(key), ")");
 }
 
 }  // namespace tilewise::operations::kv_cache

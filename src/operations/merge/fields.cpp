@@ -26,9 +26,7 @@ void refuse_key(std::string_view key, const MergeProblem& problem) {
     core::invalid_argument(key, is_packed(problem) ? ": excludes layout=thd" : ": requires layout=thd",
                            " (got layout=", core::name_of(problem.layout), ")");
   }
-  const std::string_view meant = core::nearest_word(key, keys);
-  const std::string advice = meant.empty() ? "" : core::concat("; did you mean ", meant, "?");
-  core::invalid_argument("problem: unknown key", advice, " (got ", core::quoted(key), ")");
+  core::invalid_argument("problem: unknown key", core::did_you_mean(key, keys), " (got ", core::quoted(key), ")");
 }
 
 }  // namespace tilewise::operations::merge

@@ -15,6 +15,7 @@
 
 #include "bindings.hpp"
 #include "core/device_memory.hpp"
+#include "core/foreign_dtype.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::python {
@@ -117,12 +118,14 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
                                                                                  : kDLFloat);
     tensor.dtype = {code, tensor.dtype.bits, 1};
   }
-  view_ = from_dlpack(tensor, name);
+  view_ = core::import_dlpack(tensor, name);
 }
 
 void bind_array(nb::module_& module) {
-  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("like") = nb::none(),
-             "Uninitialised memory as a DLPack array, on the device of `like` (None: the CPU).");
+  module.def(
+      "empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("like") = nb::none(),
+      nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: str, like: Array | None = None) -> object"),
+      "Uninitialised memory as a DLPack array, on the device of `like` (None: the CPU).");
   nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
       .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(),
            nb::arg("name"), nb::arg("dtype") = "", nb::arg("writable") = false,

@@ -18,6 +18,7 @@
 #include "core/run.hpp"
 #include "operations/attention/attention.hpp"
 #include "operations/attention/names.hpp"
+#include "operations/attention/validate.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "tilewise/attention.hpp"
@@ -71,8 +72,12 @@ using Sizes = std::vector<std::int64_t>;
 Sizes sizes_of(const TensorView& view) { return Sizes(view.shape.begin(), view.shape.begin() + view.rank); }
 
 /// The shapes of out and softmax_lse. Checks the whole call, so that nothing is allocated for a
-/// wrong one.
-std::pair<Sizes, Sizes> output_shapes(const Array& q, const Array& k, const Array& v, const Options& options) {
+/// wrong one. `backward`: gradients are to follow, which q's dtype must have.
+std::pair<Sizes, Sizes> output_shapes(const Array& q, const Array& k, const Array& v, const Options& options,
+                                      bool backward) {
+  if (backward) {
+    operations::attention::validate_dtype(Operation::attention_backward, q.view().dtype, q.view().device.type);
+  }
   ForwardArguments arguments{q.view(), k.view(), v.view(), {}, {}, options.value};
   arguments.out = planned_out(arguments.q, arguments.v);
   arguments.softmax_lse = planned_lse(arguments.q, arguments.options.layout);
@@ -136,7 +141,7 @@ void bind_attention(nb::module_& module) {
   module.def("synchronize", &synchronize, nb::arg("array"), nb::arg("stream") = 0,
              "Waits for what a GPU's stream holds; on the CPU there is nothing to wait for.");
   module.def("output_shapes", &output_shapes, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
-             "Checks a forward call and returns the shapes of out and softmax_lse.");
+             nb::arg("backward") = false, "Checks a forward call and returns the shapes of out and softmax_lse.");
   module.def("attention_backward", &backward, nb::arg("dout"), optional("dlse"), nb::arg("q"), nb::arg("k"),
              nb::arg("v"), nb::arg("out"), nb::arg("softmax_lse"), optional("dq"), optional("dk"), optional("dv"),
              optional("dbias"), optional("dsink"), nb::arg("options"), nb::arg("implementation") = "",

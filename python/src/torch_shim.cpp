@@ -3,9 +3,13 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <optional>
 #include <utility>
 
+#include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
+#include "core/names.hpp"
 #include "core/tensor_checks.hpp"
 
 namespace tilewise::python::torch_shim {
@@ -72,7 +76,7 @@ void find_numbers(Lookup& lookup, Api& api) {
   set(DType::i64, "aoti_torch_dtype_int64");
   set(DType::fp8_e4m3, "aoti_torch_dtype_float8_e4m3fn");
   for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
-    api.other_dtypes[i] = lookup.number((std::string("aoti_torch_dtype_") + kOtherDtypes[i]).c_str(), true);
+    api.other_dtypes[i] = lookup.number((std::string("aoti_torch_dtype_") + kOtherDtypes[i].torch).c_str(), true);
   }
   api.devices.fill(-1);
   api.devices[static_cast<std::size_t>(DeviceType::cpu)] = lookup.number("aoti_torch_device_type_cpu");
@@ -98,9 +102,18 @@ DType dtype_of(TensorHandle handle, const char* name) {
     if (g_api.dtypes[i] == number) return static_cast<DType>(i);
   }
   for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
-    if (g_api.other_dtypes[i] == number) core::refuse_dtype(name, kOtherDtypes[i]);
+    if (g_api.other_dtypes[i] != number) continue;
+    if (const std::optional<DType> foreign = core::foreign_dtype(kOtherDtypes[i].name)) return *foreign;
+    core::refuse_dtype(name, kOtherDtypes[i].name);
   }
   core::refuse_dtype(name, core::concat("torch's number ", number));
+}
+
+/// torch's number of a dtype that a view has from dtype_of().
+std::int32_t number_of(DType dtype) {
+  if (core::is_named(dtype)) return g_api.dtypes[static_cast<std::size_t>(dtype)];
+  const auto* other = std::ranges::find(kOtherDtypes, core::foreign_name(dtype), &OtherDtype::name);
+  return g_api.other_dtypes[static_cast<std::size_t>(other - kOtherDtypes.begin())];
 }
 
 Device device_of(TensorHandle handle, const char* name) {
@@ -163,8 +176,7 @@ void Tensor::reset() noexcept {
 
 Tensor Tensor::empty(TensorView* view) {
   TensorHandle handle = nullptr;
-  check(g_api.empty_strided(view->rank, view->shape.data(), view->strides.data(),
-                            g_api.dtypes[static_cast<std::size_t>(view->dtype)],
+  check(g_api.empty_strided(view->rank, view->shape.data(), view->strides.data(), number_of(view->dtype),
                             g_api.devices[static_cast<std::size_t>(view->device.type)], view->device.index, &handle),
         "allocating a tensor");
   Tensor tensor(handle);

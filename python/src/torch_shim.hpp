@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "tilewise/tensor.hpp"
 
@@ -22,10 +23,24 @@ using StableIValue = std::uint64_t;
 using Status = std::int32_t;  // 0: success
 using BoxedKernel = void (*)(StableIValue* stack, std::uint64_t num_inputs, std::uint64_t num_outputs);
 
-/// dtypes that no tensor may have, by torch's names, for messages.
-inline constexpr std::array kOtherDtypes{
-    "int8",       "int16",       "uint16",          "uint32",          "uint64",         "complex32",       "complex64",
-    "complex128", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"};
+/// dtypes that no tensor may have, by torch's names and by ours, for messages.
+struct OtherDtype {
+  const char* torch;
+  std::string_view name;
+};
+inline constexpr std::array kOtherDtypes{OtherDtype{"int8", "i8"},
+                                         OtherDtype{"int16", "i16"},
+                                         OtherDtype{"uint16", "u16"},
+                                         OtherDtype{"uint32", "u32"},
+                                         OtherDtype{"uint64", "u64"},
+                                         OtherDtype{"complex32", "complex32"},
+                                         OtherDtype{"complex64", "complex64"},
+                                         OtherDtype{"complex128", "complex128"},
+                                         OtherDtype{"float8_e5m2", "float8_e5m2"},
+                                         OtherDtype{"float8_e4m3fnuz", "float8_e4m3fnuz"},
+                                         OtherDtype{"float8_e5m2fnuz", "float8_e5m2fnuz"},
+                                         OtherDtype{"float8_e8m0fnu", "float8_e8m0fnu"},
+                                         OtherDtype{"float4_e2m1fn_x2", "float4_e2m1fn_x2"}};
 
 /// The functions used here, and the numbers torch gives to dtypes and devices.
 struct Api {

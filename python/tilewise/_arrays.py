@@ -24,6 +24,8 @@ from tilewise._arguments import (
 from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
+ELEMENT_DTYPES = ("f32", "bf16", "f16", "f64")  # those of results
+
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
     """A view of `array` for the core; TypeError naming `name` where it cannot be had."""
@@ -64,9 +66,10 @@ def empty_for(
         dtypes: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
         if dtype == "bf16":
             dtypes["bf16"] = sys.modules["ml_dtypes"].bfloat16
-        memory = np.empty(shape, dtypes.get(dtype, like.dtype))
+        memory: Any = np.empty(shape, dtypes.get(dtype, like.dtype))
     else:
-        memory = _core.empty(list(shape), dtype, view)
+        # An array of another dtype is refused before anybody looks at what was to be written.
+        memory = _core.empty(list(shape), dtype if dtype in ELEMENT_DTYPES else "f32", view)
     return memory, borrow("out", memory, writable=True)
 
 
@@ -163,7 +166,7 @@ def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options
     views: dict[str, Any] = {
         name: borrow_optional(name, array) if name == "dlse" else borrow(name, array) for name, array in tensors.items()
     }
-    _core.output_shapes(views["q"], views["k"], views["v"], borrowed)  # for its checks, before anything is allocated
+    _core.output_shapes(views["q"], views["k"], views["v"], borrowed, True)  # for its checks, before allocations
     inputs = {"dq": tensors["q"], "dk": tensors["k"], "dv": tensors["v"], "dbias": options.bias, "dsink": options.sink}
     likes = {name: borrow_optional(name, array) for name, array in inputs.items()}
     wanted = wanted_gradients(gradients, options, likes["dbias"] is not None and likes["dbias"].dtype == "bool")

@@ -1,8 +1,7 @@
 # The extension module tilewise._core, as nanobind.stubgen writes it (see tests/python/test_typing.py).
 from collections.abc import Sequence
-from typing import Any
 
-def empty(shape: Sequence[int], dtype: str, like: Array | None = None) -> Any:
+def empty(shape: Sequence[int], dtype: str, like: Array | None = None) -> object:
     """
     Uninitialised memory as a DLPack array, on the device of `like` (None: the CPU).
     """
@@ -98,7 +97,9 @@ def synchronize(array: Array, stream: int = 0) -> None:
     Waits for what a GPU's stream holds; on the CPU there is nothing to wait for.
     """
 
-def output_shapes(q: Array, k: Array, v: Array, options: AttentionOptions) -> tuple[list[int], list[int]]:
+def output_shapes(
+    q: Array, k: Array, v: Array, options: AttentionOptions, backward: bool = False
+) -> tuple[list[int], list[int]]:
     """Checks a forward call and returns the shapes of out and softmax_lse."""
 
 def attention_backward(

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "tilewise/c/common.h"
@@ -49,7 +50,7 @@ Pointer* required(Pointer* pointer, std::string_view name) {
 }
 
 inline TensorView view_of(const DLTensor* tensor, std::string_view name) {
-  return tensor == nullptr ? TensorView{} : from_dlpack(*tensor, name);
+  return tensor == nullptr ? TensorView{} : import_dlpack(*tensor, name);
 }
 
 /// Null stands for no choice.

@@ -2,7 +2,9 @@
 #include <dlpack/dlpack.h>
 
 #include <limits>
+#include <optional>
 
+#include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
 #include "core/tensor_checks.hpp"
 #include "tilewise/tensor.hpp"
@@ -52,11 +54,14 @@ std::string type_text(const DLDataType& type) {
   return type.lanes == 1 ? text : core::concat(text, " in ", unsigned{type.lanes}, " lanes");
 }
 
+/// One of DType's, or a foreign one's number.
 DType dtype_of(const DLDataType& type, std::string_view name) {
   for (const DTypePair& pair : kDTypePairs) {
     if (type.code == pair.code && type.bits == pair.bits && type.lanes == 1) return pair.dtype;
   }
-  core::refuse_dtype(name, type_text(type));
+  const std::string text = type_text(type);
+  if (const std::optional<DType> foreign = core::foreign_dtype(text)) return *foreign;
+  core::refuse_dtype(name, text);
 }
 
 Device device_of(const DLDevice& device, std::string_view name) {
@@ -78,7 +83,7 @@ Device device_of(const DLDevice& device, std::string_view name) {
 
 }  // namespace
 
-TensorView from_dlpack(const DLTensor& tensor, std::string_view name) {
+TensorView core::import_dlpack(const DLTensor& tensor, std::string_view name) {
   if (tensor.ndim < 0 || tensor.ndim > kMaxRank) {
     core::invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", tensor.ndim, ")");
   }
@@ -101,6 +106,14 @@ TensorView from_dlpack(const DLTensor& tensor, std::string_view name) {
     }
   }
   view.data = tensor.data != nullptr ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
+  return view;
+}
+
+TensorView from_dlpack(const DLTensor& tensor, std::string_view name) {
+  const TensorView view = core::import_dlpack(tensor, name);
+  if (const std::string_view foreign = core::foreign_name(view.dtype); !foreign.empty()) {
+    core::refuse_dtype(name, foreign);
+  }
   return view;
 }
 

@@ -9,6 +9,7 @@
 #include "core/device.hpp"
 #include "core/duration.hpp"
 #include "core/message.hpp"
+#include "core/taken_dtypes.hpp"
 
 namespace tilewise {
 namespace core {
@@ -33,8 +34,12 @@ PlanCache& plan_cache() {
   return implementation_table();
 }();
 
-[[noreturn]] void refuse(const AnyProblem& problem, const Selection& selection) {
-  std::string message = concat("no implementation accepts ", to_string(problem));
+[[noreturn]] void refuse(const AnyProblem& problem, const Selection& selection,
+                         std::span<const Implementation* const> table) {
+  const OperationInterface& operation = problem.operation();
+  std::string message =
+      concat("no implementation accepts ", to_string(problem),
+             unsupported_text(operation, problem.device(), operation.required_features(problem.value()), table));
   for (const Candidate& candidate : selection.candidates) {
     message += concat("\n  ", candidate.implementation->name(), ": ", candidate.verdict.reason);
   }
@@ -100,7 +105,7 @@ PlanState make_plan(const AnyProblem& problem, const Overrides& overrides,
   validate(problem);
   const DeviceDescription device = describe_device(problem.device());
   Selection selection = select(problem, overrides, device, table);
-  if (selection.chosen < 0) refuse(problem, selection);
+  if (selection.chosen < 0) refuse(problem, selection, table);
   Candidate& chosen = selection.candidates[static_cast<std::size_t>(selection.chosen)];
   chosen.verdict.kernel->load();
   auto plan =

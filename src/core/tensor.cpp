@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
 
@@ -19,8 +20,14 @@ int checked_rank(std::size_t rank) {
 
 }  // namespace
 
-std::size_t size_of(DType dtype) noexcept { return kSizes[static_cast<std::size_t>(dtype)]; }
-std::string_view to_string(DType dtype) noexcept { return core::name_of(dtype); }
+std::size_t size_of(DType dtype) noexcept {
+  return core::is_named(dtype) ? kSizes[static_cast<std::size_t>(dtype)] : 0;
+}
+std::string_view to_string(DType dtype) noexcept {
+  if (core::is_named(dtype)) return core::name_of(dtype);
+  const std::string_view foreign = core::foreign_name(dtype);
+  return foreign.empty() ? "unknown" : foreign;
+}
 std::string_view to_string(DeviceType type) noexcept { return core::name_of(type); }
 
 TensorView::TensorView(void* memory, DType element, std::initializer_list<std::int64_t> sizes, Device where)

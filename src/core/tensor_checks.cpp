@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/device.hpp"
+#include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "core/overlap.hpp"
@@ -56,8 +57,9 @@ void check_view(const TensorView& view, const ArgumentName& name, Device device,
   if (view.rank < 0 || view.rank > kMaxRank) {
     invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", view.rank, ")");
   }
-  if (!is_named(view.dtype))
+  if (!is_named(view.dtype) && foreign_name(view.dtype).empty()) {
     invalid_type(name, ": dtype is no known one (got number ", static_cast<int>(view.dtype), ")");
+  }
   if (view.device != device) {
     invalid_type(name, ": must be on ", device_name(device), ", where ", anchor, " is (got ", device_name(view.device),
                  ")");
@@ -68,6 +70,7 @@ void check_view(const TensorView& view, const ArgumentName& name, Device device,
     invalid_argument(name, ": data must not be null (shape ", list_text(view.shape, view.rank), ")");
   }
   const std::size_t size = size_of(view.dtype);
+  if (size == 0) return;  // a foreign type, which the check of the dtype refuses
   const std::size_t misalignment = reinterpret_cast<std::uintptr_t>(view.data) % size;
   if (misalignment != 0) {
     invalid_argument(name, ": data must be aligned to its element of ", size, " bytes (got an address ", misalignment,
@@ -111,11 +114,15 @@ void check_shape(const TensorView& view, const ArgumentName& name, const Shape& 
   invalid_argument(name, ": shape must be ", words, "] = ", sizes, "] (got ", list_text(view.shape, view.rank), ")");
 }
 
-void check_contiguous_last(const TensorView& view, const ArgumentName& name) {
+void check_contiguous_last(const TensorView& view, const ArgumentName& name, Access access) {
   const int last = view.rank - 1;
   if (size_at(view, last) > 1 && stride_at(view, last) != 1 && view.numel() > 0) {
-    invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last),
-                     ")");
+    std::string advice;  // none for what is written: a copy would not be the caller's
+    if (access == Access::read) {
+      advice = concat("; ", name, ".contiguous() in torch or numpy.ascontiguousarray(", name, ") makes it so");
+    }
+    invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last), ")",
+                     advice);
   }
 }
 

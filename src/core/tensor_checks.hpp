@@ -66,8 +66,8 @@ void check_dtype(const TensorView& view, const ArgumentName& name, DType expecte
 /// `words` names the dimensions, e.g. "[rows, columns]".
 void check_rank(const TensorView& view, const ArgumentName& name, int expected, std::string_view words);
 void check_shape(const TensorView& view, const ArgumentName& name, const Shape& expected);
-/// The last dimension has stride 1 (or at most one element).
-void check_contiguous_last(const TensorView& view, const ArgumentName& name);
+/// The last dimension has stride 1 (or at most one element). The message names what makes a copy of what is only read.
+void check_contiguous_last(const TensorView& view, const ArgumentName& name, Access access = Access::read);
 /// Whether every row (along the last dimension) starts on 16 bytes.
 [[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view);
 /// Elements of an output must not share memory, be it through a stride of 0 or through rows that overlap.

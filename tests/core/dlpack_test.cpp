@@ -2,7 +2,9 @@
 #include <dlpack/dlpack.h>
 
 #include <limits>
+#include <optional>
 
+#include "core/foreign_dtype.hpp"
 #include "support.hpp"
 
 namespace tilewise {
@@ -79,6 +81,24 @@ TEST(DLPack, RefusesWhatItDoesNotKnow) {
   raw.tensor.device.device_type = kDLMetal;
   expect_error(ErrorCode::invalid_type, "v: device must be cpu, cuda or hip (got DLPack device type 8)",
                [&] { (void)from_dlpack(raw.tensor, "v"); });
+}
+
+TEST(DLPack, ForeignTypesKeepTheirNameForWhoChecksThem) {
+  Raw raw;
+  raw.tensor.dtype = {kDLComplex, 64, 1};
+  const TensorView view = core::import_dlpack(raw.tensor, "k");
+  EXPECT_EQ(view.dtype, core::foreign_dtype("complex64"));
+  EXPECT_EQ(to_string(view.dtype), "complex64");
+  EXPECT_EQ(size_of(view.dtype), 0u);
+  EXPECT_EQ(core::foreign_dtype("f32"), std::nullopt);
+  EXPECT_EQ(core::foreign_name(DType::f32), "");
+  EXPECT_EQ(core::foreign_name(static_cast<DType>(255)), "");
+  EXPECT_EQ(to_string(static_cast<DType>(255)), "unknown");
+  raw.tensor.dtype = {200, 16, 1};
+  expect_error(
+      ErrorCode::invalid_type,
+      "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64, fp8_e4m3 (got DLPack code 200, bits 16)",
+      [&] { (void)core::import_dlpack(raw.tensor, "k"); });
 }
 
 TEST(DLPack, RefusesBrokenShapes) {

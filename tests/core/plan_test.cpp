@@ -99,6 +99,26 @@ TEST_F(PlanCacheTest, RefusalsAreListed) {
                [&] { (void)core::make_plan(problem_of(3), {}, table); });
 }
 
+TEST_F(PlanCacheTest, RefusalsSayWhatNobodyOnTheDeviceTakes) {
+  using operations::attention::Feature;
+  FakeImplementation picky("picky", FeatureSet{Feature::forward, Feature::bf16, Feature::f16}, 1.0);
+  FakeImplementation elsewhere("elsewhere", FeatureSet::all(), 1.0, DeviceType::cuda);
+  const std::array<const core::Implementation*, 2> table{&picky, &elsewhere};
+  expect_error(ErrorCode::unsupported,
+               "no implementation accepts attention_forward seqlen_q=3 head_dim=64; none on cpu supports f32 (dtypes "
+               "that some do: bf16, f16)\n"
+               "  picky: does not support f32\n  elsewhere: runs on cuda, the tensors are on cpu",
+               [&] { (void)core::make_plan(problem_of(3), {}, table); });
+  Problem other = problem_of(3);
+  other.dtype = DType::bf16;
+  other.softcap = 3.0;
+  expect_error(ErrorCode::unsupported,
+               "no implementation accepts attention_forward dtype=bf16 seqlen_q=3 head_dim=64 softcap=3; none on cpu "
+               "supports softcap\n  picky: does not support softcap\n"
+               "  elsewhere: runs on cuda, the tensors are on cpu",
+               [&] { (void)core::make_plan(other, {}, table); });
+}
+
 TEST(Plan, IsCached) {
   EXPECT_EQ(&plan(problem_of(77)).state(), &plan(problem_of(77)).state());
   EXPECT_NE(&plan(problem_of(77)).state(), &plan(problem_of(78)).state());

@@ -74,7 +74,12 @@ BAD = {
     "q_integers": ([tensor.int() for tensor in DENSE], {}, TypeError, r"q: dtype must be.*got i32"),
     "k_dtype": ((_q(), _kv(dtype=torch.float16), _kv()), {}, TypeError, r"k: dtype must be f32 \(got f16\)"),
     "v_dtype": ((_q(), _kv(), _kv(dtype=torch.float16)), {}, TypeError, r"v: dtype must be f32 \(got f16\)"),
-    "unknown_dtype": ((_q(), _kv(dtype=torch.complex64), _kv()), {}, TypeError, r"k: dtype must be one of f32"),
+    "unknown_dtype": (
+        (_q(), _kv(dtype=torch.complex64), _kv()),
+        {},
+        TypeError,
+        r"k: dtype must be f32 \(got complex64\)",
+    ),
     "q_stride": (
         (_q(2, 6, 8, 4).transpose(2, 3), _kv(), _kv()),
         {},
@@ -144,7 +149,7 @@ BAD = {
         DENSE,
         {"alignment": "left"},
         ValueError,
-        r"alignment: must be one of 'bottom_right', 'top_left' \(got 'left'\)",
+        r"alignment: must be one of 'bottom_right', 'top_left'; did you mean 'top_left'\? \(got 'left'\)",
     ),
     "layout": (
         DENSE,

@@ -2,6 +2,9 @@
 """What a call in another library's words is told."""
 
 import inspect
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -117,7 +120,44 @@ def test_masks(qkv):
     _refused(r'mask: must be .*; "causal" stands for True.* \(got bool\)', *qkv, mask=True)
     _refused(r'mask: must be .*; "causal" stands for True.* \(got bool\)', *qkv, mask=np.True_)
     _refused(r"mask: must be one of None, 'causal', 'causal_top_left' \(got int\)", *qkv, mask=1)
-    _refused(r"mask: must be one of .* \(got 'casual'\)", *qkv, exception=ValueError, mask="casual")
+    meant = r"mask: must be one of .*; did you mean 'causal'\? \(got 'casual'\)"
+    _refused(meant, *qkv, exception=ValueError, mask="casual")
+
+
+@_both_kinds
+def test_mistyped_values(qkv):
+    for name, value, meant in (
+        ("layout", "bsdh", "bshd"),
+        ("layout", "BHSD", "bhsd"),
+        ("alignment", "topleft", "top_left"),
+        ("mask", "causal-top-left", "causal_top_left"),
+    ):
+        pattern = rf"^{name}: must be one of .*; did you mean '{meant}'\? \(got '{value}'\)$"
+        _refused(pattern, *qkv, exception=ValueError, **{name: value})
+    _refused(r"layout: must be one of [^;]* \(got 'colour'\)", *qkv, exception=ValueError, layout="colour")
+    meant = r"implementation: must name an implementation.*; did you mean reference\? \(got 'refrence'\)"
+    _refused(meant, *qkv, exception=ValueError, implementation="refrence")
+    backward = {"function": tilewise.attention_backward, "gradients": ["dbais"]}
+    lse = qkv[0][..., 0]
+    _refused(r"gradients\[0\]: .*; did you mean 'dbias'\?", qkv[0], *qkv, qkv[0], lse, exception=ValueError, **backward)
+
+
+def test_a_variable_that_nobody_reads_is_logged_once():
+    program = (
+        "import numpy, tilewise\n"
+        "for seqlen in (3, 4):\n"
+        "    q = numpy.zeros((1, seqlen, 1, 8), numpy.float32)\n"
+        "    tilewise.attention(q, q, q)\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("TILEWISE_")}
+    for log, expected in (("dispatch", 3), ("", 0)):
+        variables = {"TILEWISE_CACHEDIR": "/tmp", "TILEWISE_LOG": log}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=bare | variables)
+        assert done.returncode == 0, done.stderr
+        assert len(done.stderr.splitlines()) == expected, done.stderr
+        told = "tilewise: TILEWISE_CACHEDIR: must be a variable that Tilewise reads; did you mean "
+        assert done.stderr.startswith(told) == (log == "dispatch")
 
 
 @_both_kinds
@@ -247,12 +287,68 @@ def test_tensors_that_are_not_dense(make, pattern):
     _refused(rf"q: must be .*{pattern}", tensor, K, K, function=tilewise.explain)
 
 
+LENGTHS, LSE = torch.zeros(2), torch.zeros(2, 4, 6)
+# What each argument takes on the CPU; the arguments of a call of each function, with one of another dtype among them.
+TAKEN = {
+    "q": ("f32, bf16, f16, f64 or fp8_e4m3", lambda x: (tilewise.attention, (x(Q), K, K), {})),
+    "k": ("f32", lambda x: (tilewise.attention, (Q, x(K), K), {})),
+    "bias": ("f32, bool or that of q, f32", lambda x: (tilewise.attention, (Q, K, K), {"bias": x(Q[0, 0])})),
+    "sink": ("f32 or that of q, f32", lambda x: (tilewise.attention, (Q, K, K), {"sink": x(LENGTHS)})),
+    "seqused_k": ("i32", lambda x: (tilewise.attention, (Q, K, K), {"seqused_k": x(LENGTHS)})),
+    "q in attention_backward": (
+        "f32, bf16, f16 or f64 in attention_backward",
+        lambda x: (tilewise.attention_backward, (x(Q), x(Q), x(K), x(K), x(Q), LSE), {}),
+    ),
+    "q of a cache": ("f32, bf16 or f16", lambda x: (tilewise.kv_cache_attention, (x(Q), K, K), {})),
+    "k_cache": ("that of q and k, f32, or fp8_e4m3", lambda x: (tilewise.kv_cache_attention, (Q, x(K), K), {})),
+    "k of append_kv": ("f32, bf16 or f16", lambda x: (tilewise.append_kv, (K, K, x(K), K), {"cache_seqlens": 0})),
+    r"outs\[0\]": ("f32, bf16, f16 or f64", lambda x: (tilewise.merge, ([x(Q), x(Q)], [LSE, LSE]), {})),
+}
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "int16", "uint16", "float8_e5m2"])
-def test_dtypes_of_torch(dtype):
-    tensor = Q.to(getattr(torch, dtype))
-    short = dtype.replace("uint", "u").replace("int", "i")  # as the Python registration of the operators has it
-    _refused(rf"q: dtype must be (one of )?f32, .* \(got ({dtype}|{short})\)", tensor, K, K)
-    _refused(rf"bias: dtype must be (one of )?f32, .* \(got ({dtype}|{short})\)", Q, K, K, bias=tensor)
+@pytest.mark.parametrize("argument", TAKEN)
+def test_dtypes_that_are_not_taken(argument, dtype):
+    taken, make = TAKEN[argument]
+    function, tensors, options = make(lambda tensor: tensor.to(getattr(torch, dtype)))
+    got = dtype.replace("uint", "u").replace("int", "i")
+    pattern = rf"^{argument.split(' ')[0]}: dtype must be {taken} \(got {got}\)$"
+    _refused(pattern, *tensors, function=function, **options)
+    if dtype == "float8_e5m2":  # NumPy has none
+        return
+
+    def array(value):
+        if isinstance(value, list):
+            return [array(one) for one in value]
+        return value.numpy() if isinstance(value, torch.Tensor) else value
+
+    options = {name: array(value) for name, value in options.items()}
+    _refused(pattern, *map(array, tensors), function=function, **options)
+
+
+def test_arrays_of_other_libraries_that_are_not_taken():
+    """Results are made before a call is looked at, which must not show."""
+    integers, rows = Exporter(Q.int()), Exporter(K)
+    pattern = r"^q: dtype must be f32, bf16 or f16 \(got i32\)$"
+    _refused(pattern, integers, rows, rows, function=tilewise.kv_cache_attention)
+    lse = Exporter(LSE)
+    pattern = r"^outs\[0\]: dtype must be f32, bf16, f16 or f64 \(got i32\)$"
+    _refused(pattern, [integers, integers], [lse, lse], function=tilewise.merge)
+
+
+@_both_kinds
+def test_strided_rows(qkv):
+    def strided(array):
+        return array.swapaxes(2, 3)
+
+    q, k, v = qkv
+    advice = r"; {0}\.contiguous\(\) in torch or numpy\.ascontiguousarray\({0}\) makes it so$"
+    pattern = r"^{0}: the last dimension must be contiguous, stride 1 \(got stride \d+\)" + advice
+    _refused(pattern.format("q"), strided(q), strided(q), strided(q), exception=ValueError)
+    _refused(pattern.format("v"), q, k, k[..., ::2], exception=ValueError)
+    # A copy of what is written would not be the caller's.
+    out = strided(q.reshape(2, 6, 8, 4) + 0)
+    _refused(r"^out: the last dimension must be contiguous.*\)$", q, k, v, exception=ValueError, out=out)
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -280,7 +376,10 @@ def test_layouts_that_fit_better(qkv):
     for options in ({}, {"mask": "causal"}, {"window": (3, -1)}, {"return_lse": True}):
         _refused(r"got 100 and 77\); q, k and v fit layout=bhsd$", *sdpa, exception=ValueError, **options)
     _refused(r"q, k and v fit layout=bhsd$", *sdpa, exception=ValueError, function=tilewise.explain)
-    other_batch = shaped((100, 2, 8, 64), (77, 2, 2, 64), (77, 2, 2, 64))
-    _refused(r"k: shape must be .*; q, k and v fit layout=sbhd$", *other_batch, exception=ValueError)
+    packed = shaped((100, 2, 8, 64), (77, 2, 2, 64), (77, 2, 2, 64))
+    _refused(r"q: rank must be 3.*; q, k and v fit layout=sbhd$", *packed, exception=ValueError, layout="thd")
+    # Where batch sizes alone differ, they are what is wrong, and not the order of dimensions.
+    for other_batch in (shaped((2, 9, 4, 8), (3, 9, 2, 8), (3, 9, 2, 8)), packed):
+        _refused(r"k: shape must be .* \(got \[[\d, ]+\]\)$", *other_batch, exception=ValueError)
     hopeless = shaped((2, 9, 7, 64), (2, 5, 3, 64), (2, 5, 3, 64))
     _refused(r"got 7 and 3\)$", *hopeless, exception=ValueError)

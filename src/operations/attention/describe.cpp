@@ -56,19 +56,22 @@ class Describer {
   [[nodiscard]] Dim head_dim() const { return {"head_dim", p_.head_dim}; }
   [[nodiscard]] Dim head_dim_v() const { return {"head_dim_v", p_.head_dim_v}; }
 
-  void check_data(const TensorView& view, std::string_view name) const { check_rows(view, name, p_.dtype); }
-  void check_rows(const TensorView& view, std::string_view name, DType dtype) const {
+  void check_data(const TensorView& view, std::string_view name, Access access = Access::read) const {
+    check_rows(view, name, p_.dtype, access);
+  }
+  void check_rows(const TensorView& view, std::string_view name, DType dtype, Access access) const {
     check_view(view, name, device_, kAnchor);
     check_dtype(view, name, dtype);
     check_rank(view, name, axes_of(p_.layout).rank(), packed() ? "[total, heads, dim]" : "four dimensions");
-    check_contiguous_last(view, name);
+    check_contiguous_last(view, name, access);
   }
-  void check_data(const TensorView& view, std::string_view name, const Shape& shape) const {
-    check_data(view, name);
+  void check_data(const TensorView& view, std::string_view name, const Shape& shape,
+                  Access access = Access::read) const {
+    check_data(view, name, access);
     check_shape(view, name, shape);
   }
   void check_output(const TensorView& view, std::string_view name, const Shape& shape) const {
-    check_data(view, name, shape);
+    check_data(view, name, shape, Access::write);
     check_writable(view, name);
   }
   void check_lse(const TensorView& view, std::string_view name) const {
@@ -101,7 +104,7 @@ class Describer {
   void check_qkv() {
     const Axes axes = axes_of(p_.layout);
     p_.dtype = call_.q.dtype;
-    if (call_.q.defined()) validate_dtype(call_.operation, p_.dtype);
+    if (call_.q.defined()) validate_dtype(call_.operation, p_.dtype, device_.type);
     check_data(call_.q, "q");
     check_data(call_.k, "k");
     check_data(call_.v, "v");
@@ -165,7 +168,7 @@ class Describer {
   void describe_out() {
     const DType given = call_.out.dtype;
     if (p_.dtype == DType::fp8_e4m3 && (given == DType::bf16 || given == DType::f16)) p_.out_dtype = given;
-    check_rows(call_.out, "out", out_dtype_of(p_));
+    check_rows(call_.out, "out", out_dtype_of(p_), Access::write);
     check_shape(call_.out, "out", query_shape(head_dim_v()));
     check_writable(call_.out, "out");
   }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/message.hpp"
+#include "core/taken_dtypes.hpp"
 #include "operations/attention/factors.hpp"
 #include "operations/attention/rules.hpp"
 
@@ -143,17 +144,19 @@ void validate_head_counts(const AttentionProblem& p) {
   }
 }
 
-void validate_dtype(Operation operation, DType dtype) {
-  if (!is_element_type(dtype) && dtype != DType::fp8_e4m3) {
-    invalid_type("q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got ", to_string(dtype), ")");
-  }
-  if (dtype == DType::fp8_e4m3 && operation == Operation::attention_backward) {
-    invalid_type("q: dtype must be f32, bf16, f16 or f64 in attention_backward (got fp8_e4m3, which has no gradient)");
-  }
+void validate_dtype(Operation operation, DType dtype, DeviceType device) {
+  const bool backward = operation == Operation::attention_backward;
+  if (is_element_type(dtype) || (dtype == DType::fp8_e4m3 && !backward)) return;
+  const core::OperationInterface& attention = operation_of(static_cast<const AttentionProblem*>(nullptr));
+  using enum DType;
+  const std::string taken = backward ? core::taken_dtypes(attention, device, {f32, bf16, f16, f64})
+                                     : core::taken_dtypes(attention, device, {f32, bf16, f16, f64, fp8_e4m3});
+  invalid_type("q: dtype must be ", taken, backward ? " in attention_backward" : "", " (got ", to_string(dtype),
+               dtype == fp8_e4m3 ? ", which has no gradient)" : ")");
 }
 
 void validate(const AttentionProblem& problem) {
-  validate_dtype(problem.operation, problem.dtype);
+  validate_dtype(problem.operation, problem.dtype, problem.device);
   validate_fp8(problem);
   check_range("q: batch_size", problem.batch_size, 0, kMaxInt32);
   validate_lengths(problem);

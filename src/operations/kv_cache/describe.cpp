@@ -58,10 +58,11 @@ class Describer {
     check_view(view, name, device_, anchor_);
     check_dtype(view, name, dtype);
   }
-  void check_rows(const TensorView& view, std::string_view name, DType dtype, const Shape& shape) const {
+  void check_rows(const TensorView& view, std::string_view name, DType dtype, const Shape& shape,
+                  Access access = Access::read) const {
     check_typed(view, name, dtype);
     check_shape(view, name, shape);
-    check_contiguous_last(view, name);
+    check_contiguous_last(view, name, access);
   }
   void check_lengths(const TensorView& view, std::string_view name, const Shape& shape) const {
     check_rows(view, name, DType::i32, shape);
@@ -70,7 +71,7 @@ class Describer {
   /// q, or what stands for it in append_kv: the dtype, and rows of the batch.
   void describe_data() {
     const TensorView& data = anchor();
-    if (data.defined()) validate_dtype(anchor_, data.dtype);
+    if (data.defined()) validate_dtype(anchor_, data.dtype, device_.type);
     check_view(data, anchor_, device_, anchor_);
     const Axes axes = axes_of(p_.layout);
     check_rank(data, anchor_, axes.rank(), packed() ? "[total, heads, dim]" : "[batch_size, seqlen, heads, dim]");
@@ -111,7 +112,7 @@ class Describer {
     validate_cache_dtype(p_.dtype, k.dtype);
     p_.cache_dtype = k.dtype;
     check_rank(k, "k_cache", 4, "[batch_size or num_pages, capacity or page_size, num_heads_k, head_dim]");
-    check_contiguous_last(k, "k_cache");
+    check_contiguous_last(k, "k_cache", Access::mutate);
     p_.num_heads_k = size_at(k, 2);
     if (call_.appends_alone()) p_.num_heads_q = p_.num_heads_k;
     validate_head_counts(p_);
@@ -148,7 +149,8 @@ class Describer {
                {{paged ? "num_pages" : "batch_size", size_at(call_.k_cache, 0)},
                 {paged ? "page_size" : "capacity", size_at(call_.k_cache, 1)},
                 heads_k(),
-                head_dim_v()});
+                head_dim_v()},
+               Access::mutate);
     if (options_.head_dim_v && *options_.head_dim_v != p_.head_dim_v) {
       invalid_argument("head_dim_v: must be that of v_cache, ", p_.head_dim_v, " (got ", *options_.head_dim_v, ")");
     }
@@ -280,7 +282,7 @@ class Describer {
 
   void describe_attention() {
     const Dim heads{"num_heads_q", p_.num_heads_q};
-    check_rows(call_.out, "out", p_.dtype, rows_shape(rows_q(), heads, head_dim_v()));
+    check_rows(call_.out, "out", p_.dtype, rows_shape(rows_q(), heads, head_dim_v()), Access::write);
     check_writable(call_.out, "out");
     p_.softmax_lse = call_.softmax_lse.defined();
     if (p_.softmax_lse) {

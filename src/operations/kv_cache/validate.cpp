@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/message.hpp"
+#include "core/taken_dtypes.hpp"
 #include "operations/kv_cache/names.hpp"
 #include "operations/kv_cache/rules.hpp"
 
@@ -167,9 +168,12 @@ void validate_call(const KvCacheProblem& p) {
 
 }  // namespace
 
-void validate_dtype(std::string_view name, DType dtype) {
-  if (dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return;
-  invalid_type(name, ": dtype must be f32, bf16 or f16 (got ", to_string(dtype), ")");
+void validate_dtype(std::string_view name, DType dtype, DeviceType device) {
+  using enum DType;
+  if (dtype == f32 || dtype == bf16 || dtype == f16) return;
+  const core::OperationInterface& operation = operation_of(static_cast<const KvCacheProblem*>(nullptr));
+  invalid_type(name, ": dtype must be ", core::taken_dtypes(operation, device, {f32, bf16, f16}), " (got ",
+               to_string(dtype), ")");
 }
 
 void validate_cache_dtype(DType dtype, DType cache_dtype) {
@@ -189,7 +193,7 @@ void validate_head_counts(const KvCacheProblem& p) {
 
 void validate(const KvCacheProblem& p) {
   const bool alone = appends_alone(p);
-  validate_dtype(alone ? "k" : "q", p.dtype);
+  validate_dtype(alone ? "k" : "q", p.dtype, p.device);
   validate_cache_dtype(p.dtype, p.cache_dtype);
   if (p.layout != Layout::bshd && p.layout != Layout::thd) {
     invalid_argument("layout: must be bshd or thd (got ", core::name_of(p.layout), ")");

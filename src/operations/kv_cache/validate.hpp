@@ -7,8 +7,9 @@
 
 namespace tilewise::operations::kv_cache {
 
-/// Throws unless `dtype` is one that q, new keys and out may have; `name` is the tensor's.
-void validate_dtype(std::string_view name, DType dtype);
+/// Throws unless `dtype` is one that q, new keys and out may have; `name` is the tensor's. The message lists those that
+/// are taken on the device.
+void validate_dtype(std::string_view name, DType dtype, DeviceType device);
 /// Throws unless a cache of `cache_dtype` goes with q and new keys of `dtype`.
 void validate_cache_dtype(DType dtype, DType cache_dtype);
 void validate_head_counts(const KvCacheProblem& problem);

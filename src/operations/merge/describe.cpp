@@ -51,11 +51,11 @@ class Describer {
   void describe_result() {
     const Axes axes = axes_of(p_.layout);
     check_view(result_, anchor_, result_.device, anchor_);
-    if (!is_element_type(result_.dtype)) {
-      invalid_type(anchor_, ": dtype must be f32, bf16, f16 or f64 (got ", to_string(result_.dtype), ")");
-    }
+    // The parts before out, which may have been made like them: they are what the caller knows of.
+    if (call_.outs[0].defined()) check_element_type(call_.outs[0], name_of_part("outs", 0));
+    check_element_type(result_, anchor_);
     check_rank(result_, anchor_, axes.rank(), is_packed(p_) ? "[total, heads, dim]" : "four dimensions");
-    check_contiguous_last(result_, anchor_);
+    check_contiguous_last(result_, anchor_, call_.backward() ? Access::read : Access::write);
     if (!call_.backward()) check_writable(result_, anchor_);
     p_.dtype = result_.dtype;
     p_.batch_size = axes.batch < 0 ? 1 : size_at(result_, axes.batch);
@@ -65,6 +65,11 @@ class Describer {
     if (p_.head_dim_v < 1 || p_.head_dim_v > kMaxHeadDimV) {
       invalid_argument(anchor_, ": head_dim_v must be 1 to ", kMaxHeadDimV, " (got ", p_.head_dim_v, ")");
     }
+  }
+
+  static void check_element_type(const TensorView& view, const ArgumentName& name) {
+    if (is_element_type(view.dtype)) return;
+    invalid_type(name, ": dtype must be f32, bf16, f16 or f64 (got ", to_string(view.dtype), ")");
   }
 
   [[nodiscard]] Dim seq() const { return {is_packed(p_) ? "total_q" : "seqlen_q", p_.seqlen_q}; }
@@ -147,7 +152,7 @@ class Describer {
       check_view(call_.douts[n], name, result_.device, anchor_);
       check_dtype(call_.douts[n], name, call_.outs[n].dtype);
       check_shape(call_.douts[n], name, rows);
-      check_contiguous_last(call_.douts[n], name);
+      check_contiguous_last(call_.douts[n], name, Access::write);
       check_writable(call_.douts[n], name);
     }
     for (std::size_t n = 0; n < call_.dlses.size(); ++n) {

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "../../core/support.hpp"
+#include "core/foreign_dtype.hpp"
 
 namespace tilewise {
 namespace {
@@ -44,7 +45,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadCall{"softmax_lse: shape must be [batch_size, num_heads_q, seqlen_q] = [2, 4, 3] (got [2, 3, 4])",
                 [](SmallCall& c) { c.forward.softmax_lse = c.tensor({2, 3, 4}); }},
         BadCall{"q: shape[1] must be >= 0 (got -3)", [](SmallCall& c) { c.forward.q.shape[1] = -3; }},
-        BadCall{"q: the last dimension must be contiguous, stride 1 (got stride 2)",
+        BadCall{"q: the last dimension must be contiguous, stride 1 (got stride 2); q.contiguous() in torch or "
+                "numpy.ascontiguousarray(q) makes it so",
                 [](SmallCall& c) { c.forward.q.strides[3] = 2; }},
         BadCall{"out: the last dimension must be contiguous, stride 1 (got stride 0)",
                 [](SmallCall& c) { c.forward.out.strides[3] = 0; }},
@@ -83,9 +85,11 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 10 and 7); q, k and v fit layout=bhsd",
                 [](SmallCall& c) { reshape(c, Sizes<2, 8, 10, 16>{}, Sizes<2, 4, 7, 16>{}); }},
-        BadCall{"k: shape must be [batch_size, seqlen_k, num_heads_k, head_dim] = [10, 2, 4, 16] (got [7, 2, 4, 16]); "
-                "q, k and v fit layout=sbhd",
-                [](SmallCall& c) { reshape(c, Sizes<10, 2, 8, 16>{}, Sizes<7, 2, 4, 16>{}); }},
+        BadCall{"q: rank must be 3, [total, heads, dim] (got 4, shape [10, 2, 8, 16]); q, k and v fit layout=sbhd",
+                [](SmallCall& c) {
+                  reshape(c, Sizes<10, 2, 8, 16>{}, Sizes<7, 2, 4, 16>{});
+                  c.forward.options.layout = Layout::thd;
+                }},
         BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 8 and 16); q, k and v fit layout=bshd",
                 [](SmallCall& c) {
                   reshape(c, Sizes<2, 8, 16, 4>{}, Sizes<2, 16, 8, 4>{});
@@ -102,6 +106,14 @@ INSTANTIATE_TEST_SUITE_P(
                 [](SmallCall& c) {
                   reshape(c, Sizes<2, 6, 4, 8>{}, Sizes<2, 9, 2, 8>{});
                   c.forward.options.layout = Layout::thd;
+                }},
+        // Batch sizes that differ are what is wrong, though dimensions that change places would fit.
+        BadCall{"k: shape must be [batch_size, seqlen_k, num_heads_k, head_dim] = [2, 6, 2, 16] (got [3, 6, 2, 16])",
+                [](SmallCall& c) { reshape(c, Sizes<2, 6, 4, 16>{}, Sizes<3, 6, 2, 16>{}); }},
+        BadCall{"k: shape must be [batch_size, num_heads_k, seqlen_k, head_dim] = [2, 4, 6, 16] (got [4, 4, 6, 16])",
+                [](SmallCall& c) {
+                  reshape(c, Sizes<2, 4, 6, 16>{}, Sizes<4, 4, 6, 16>{});
+                  c.forward.options.layout = Layout::bhsd;
                 }},
         // Nothing to say where no layout fits.
         BadCall{"q: num_heads_q must be a multiple of num_heads_k (got 4 and 3)",
@@ -141,7 +153,9 @@ INSTANTIATE_TEST_SUITE_P(
                 }},
         BadCall{"seqused_q: shape must be [batch_size] = [2] (got [3])",
                 [](SmallCall& c) { c.forward.options.seqused_q = c.lengths({1, 1, 1}); }},
-        BadCall{"seqused_k: the last dimension must be contiguous, stride 1 (got stride 2)", [](SmallCall& c) {
+        BadCall{"seqused_k: the last dimension must be contiguous, stride 1 (got stride 2); seqused_k.contiguous() in "
+                "torch or numpy.ascontiguousarray(seqused_k) makes it so",
+                [](SmallCall& c) {
                   c.forward.options.seqused_k = c.lengths({1, 1, 1, 1});
                   c.forward.options.seqused_k.shape[0] = 2;
                   c.forward.options.seqused_k.strides[0] = 2;
@@ -159,6 +173,24 @@ INSTANTIATE_TEST_SUITE_P(
     All, DescribeForwardType,
     testing::Values(BadCall{"q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got i32)",
                             [](SmallCall& c) { c.forward.q.dtype = DType::i32; }},
+                    BadCall{"q: dtype must be bf16, f16 or fp8_e4m3 on cuda (got i32)",
+                            [](SmallCall& c) {
+                              c.forward.q.dtype = DType::i32;
+                              c.forward.q.device = {DeviceType::cuda, 0};
+                            }},
+                    BadCall{"q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got complex64)",
+                            [](SmallCall& c) { c.forward.q.dtype = *core::foreign_dtype("complex64"); }},
+                    BadCall{"v: dtype must be f32 (got i16)",
+                            [](SmallCall& c) { c.forward.v.dtype = *core::foreign_dtype("i16"); }},
+                    BadCall{"bias: dtype must be f32, bool or that of q, f32 (got float8_e5m2)",
+                            [](SmallCall& c) {
+                              c.forward.options.bias = c.tensor({3, 5}, DType::f32);
+                              c.forward.options.bias.dtype = *core::foreign_dtype("float8_e5m2");
+                            }},
+                    BadCall{"q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got unknown)",
+                            [](SmallCall& c) { c.forward.q.dtype = static_cast<DType>(200); }},
+                    BadCall{"k: dtype is no known one (got number 200)",
+                            [](SmallCall& c) { c.forward.k.dtype = static_cast<DType>(200); }},
                     BadCall{"k: dtype must be f32 (got bf16)", [](SmallCall& c) { c.forward.k.dtype = DType::bf16; }},
                     BadCall{"out: dtype must be f32 (got f64)", [](SmallCall& c) { c.forward.out.dtype = DType::f64; }},
                     BadCall{"softmax_lse: dtype must be f32 (got f16)",

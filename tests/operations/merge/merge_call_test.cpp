@@ -117,6 +117,16 @@ TEST(MergeCall, WrongDtypesOfTheBackwardPass) {
           [](auto& call, auto& b) { b.dlses[0] = call.tensor({2, 4, 3}, DType::bf16); });
 }
 
+TEST(MergeCall, PartsOfNoSuchDtypeAreNamedAndNotWhatWasMadeLikeThem) {
+  SmallMerge call(2, DType::bf16);
+  for (TensorView* view : {&call.forward.outs[0], &call.forward.outs[1], &call.forward.out}) view->dtype = DType::i32;
+  expect_error(ErrorCode::invalid_type, "outs[0]: dtype must be f32, bf16, f16 or f64 (got i32)",
+               [&] { (void)describe(call.forward); });
+  for (TensorView* view : {&call.forward.outs[0], &call.forward.outs[1]}) view->dtype = DType::bf16;
+  expect_error(ErrorCode::invalid_type, "out: dtype must be f32, bf16, f16 or f64 (got i32)",
+               [&] { (void)describe(call.forward); });
+}
+
 /// More tensors than the framework has room for without memory of its own.
 TEST(MergeCall, AnyNumberOfParts) {
   SmallMerge call(150);

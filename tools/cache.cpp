@@ -53,7 +53,10 @@ Json to_json(const std::vector<jit::CachedKernel>& kernels) {
                     {"age_seconds", static_cast<long>(age_seconds(kernel))},
                     {"fault", kernel.fault}});
   }
-  return {{"folder", jit::cache_folder().string()}, {"limit_bytes", jit::cache_size_limit()}, {"kernels", list}};
+  return {{"folder", jit::cache_folder().string()},
+          {"limit_bytes", jit::cache_size_limit()},
+          {"reason", jit::cache_folder_reason()},
+          {"kernels", list}};
 }
 
 /// Refuses a bad TILEWISE_CACHE_SIZE_MB or a file in the folder's place before anything is said of the kernels.
@@ -68,6 +71,7 @@ void check_cache() {
 
 void list_kernels(bool json) {
   check_cache();
+  check_that_cache_keeps();
   const std::vector<jit::CachedKernel> kernels = jit::list_disk_cache();
   if (json) {
     std::cout << to_json(kernels).dump(2, ' ', false, Json::error_handler_t::replace) << '\n';

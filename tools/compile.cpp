@@ -192,6 +192,7 @@ std::string counted(std::size_t count, std::string_view thing) {
 
 void compile_problems(const Options& options) {
   const auto begin = std::chrono::steady_clock::now();
+  check_that_cache_keeps();
   const gpu::Architecture& architecture = gpu::named_architecture(options.target);
   const jit::Target target = jit::parse_target(architecture.name);
   core::DeviceDescription device = gpu::describe(architecture);

@@ -7,11 +7,13 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <ostream>
 #include <sstream>
 #include <utility>
 
 #include "core/message.hpp"
+#include "jit/disk_cache.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::tools {
@@ -78,6 +80,12 @@ std::string format_seconds(double seconds) {
   if (seconds < 1e-3) return format_number(seconds * 1e6) + " us";
   if (seconds < 1.0) return format_number(seconds * 1e3) + " ms";
   return format_number(seconds) + " s";
+}
+
+bool check_that_cache_keeps() {
+  const std::string reason = jit::cache_folder_reason();
+  if (!reason.empty()) std::cerr << "tilewise: kernel cache: " << reason << " (nothing is kept)\n";
+  return reason.empty();
 }
 
 std::vector<std::string> join_problems(const std::vector<std::string>& words) {

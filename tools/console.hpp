@@ -1,4 +1,5 @@
-// What the subcommands share on the terminal: aligned tables, a progress bar, numbers, and problems in words.
+// What the subcommands share on the terminal: aligned tables, a progress bar, numbers, a word about the cache, and
+// problems in words.
 #pragma once
 
 #include <chrono>
@@ -50,6 +51,10 @@ class Progress {
 [[nodiscard]] std::string format_number(double value);
 /// "850 ns", "12.3 us", "4.56 ms", "7.89 s".
 [[nodiscard]] std::string format_seconds(double seconds);
+
+/// Says on standard error why compiled kernels and tuned schedules are not kept, where they are not; returns whether
+/// they are.
+bool check_that_cache_keeps();
 
 /// Splits words into problem texts: a word without '=' (an operation) begins a new one, so that
 /// quoting a problem on the command line is optional.

@@ -1,6 +1,4 @@
 // `tilewise doctor`: what this machine offers, what is in force, and what is wrong.
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -11,10 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "backends/cpu/cpu_features.hpp"
 #include "commands.hpp"
 #include "console.hpp"
+#include "core/environment.hpp"
 #include "core/plan.hpp"
 #include "jit/cuda_driver.hpp"
 #include "jit/disk_cache.hpp"
@@ -30,33 +30,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 namespace cpu = backends::cpu;
-
-struct Variable {
-  std::string_view name, meaning;
-};
-constexpr std::array<Variable, 21> kVariables = {{
-    {"TILEWISE_FORCE", "use only these implementations"},
-    {"TILEWISE_DISABLE", "never use these implementations"},
-    {"TILEWISE_LOG", "dispatch: print each decision once"},
-    {"TILEWISE_NUM_THREADS", "CPU threads"},
-    {"TILEWISE_CPU_ISA", "the best CPU instruction set to use"},
-    {"TILEWISE_TORCH_OPS", "python or c++: how the torch operators are registered"},
-    {"TILEWISE_FLASH_ATTN_DMASK", "rocm: S_dmask of the flash_attn drop-in as bytes"},
-    {"TILEWISE_CACHE_DIR", "folder of compiled kernels and tuned schedules"},
-    {"TILEWISE_CACHE_SIZE_MB", "how large that folder may become"},
-    {"TILEWISE_BUNDLE", "files of kernels compiled ahead of time, separated by ':'"},
-    {"TILEWISE_COMPILE_TIMEOUT", "seconds that one compilation may take"},
-    {"TILEWISE_KEEP_SOURCE", "1: keep what compilers are given and say"},
-    {"TILEWISE_COMPILER", "the program in which NVRTC and hipRTC run"},
-    {"TILEWISE_NVRTC", "NVRTC, or the folder with it"},
-    {"TILEWISE_CLANG", "clang for AMD GPUs; none: hipRTC"},
-    {"TILEWISE_HIPRTC", "hipRTC, or the folder with it"},
-    {"TILEWISE_CXX", "C++ compiler for emulated kernels"},
-    {"TILEWISE_EMULATION_SEED", "order in which emulated lanes advance"},
-    {"TILEWISE_CUDA_DRIVER", "library to open in place of libcuda.so.1"},
-    {"TILEWISE_HIP_DRIVER", "library to open in place of libamdhip64"},
-    {"TILEWISE_CHECK", "1: read lengths that lie in a GPU's memory, and check them"},
-}};
 
 /// The value of `compute`, or null with the error's sentence added to `problems`.
 Json checked(Json& problems, const std::function<Json()>& compute) {
@@ -146,22 +119,19 @@ Json libraries(Json& problems) {
 
 Json kernel_cache(Json& problems) {
   const Json limit = checked(problems, [] { return Json(jit::cache_size_limit()); });
-  return {{"folder", jit::cache_folder().string()}, {"limit_bytes", limit}, {"reason", jit::cache_folder_reason()}};
+  const std::string reason = jit::cache_folder_reason();
+  if (jit::cache_is_ignored()) problems.push_back("kernel cache: " + reason);
+  return {{"folder", jit::cache_folder().string()}, {"limit_bytes", limit}, {"reason", reason}};
 }
 
 Json environment(Json& problems) {
   Json list = Json::array();
-  for (const Variable& variable : kVariables) {
+  for (const core::EnvironmentVariable& variable : core::environment_variables()) {
     const char* value = std::getenv(std::string(variable.name).c_str());
     list.push_back(
         {{"name", variable.name}, {"value", value ? Json(value) : Json(nullptr)}, {"meaning", variable.meaning}});
   }
-  for (char** entry = environ; entry && *entry; ++entry) {
-    const std::string_view name = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
-    if (!name.starts_with("TILEWISE_") || std::ranges::find(kVariables, name, &Variable::name) != kVariables.end())
-      continue;
-    problems.push_back(std::string(name) + ": must be a variable that Tilewise reads (got an unknown name)");
-  }
+  for (std::string& sentence : core::unknown_variables()) problems.push_back(std::move(sentence));
   return list;
 }
 

@@ -287,6 +287,10 @@ void run_tune(const Options& options) {
   for (const ProblemText& text : texts) {
     problems.push_back(at_its_place(text, [&] { return read_problem(text.text); }));
   }
+  if (!check_that_cache_keeps() && !options.dry_run) {
+    throw Error(ErrorCode::runtime,
+                "tune: what it finds could not be kept; --dry-run times the schedules all the same");
+  }
   compile_schedules(problems);
   Json report = Json::array();
   std::vector<Summary> rows;

@@ -34,7 +34,7 @@ template <typename Enum>
   return static_cast<std::size_t>(value) < kNamesOf<Enum>.size();
 }
 
-/// Dtypes that a problem may be of, for messages; the others are those of lengths, masks and the like.
+/// Dtypes that a problem may be of, for messages; the others are those of indices, flags and the like.
 inline constexpr std::array<std::string_view, 5> kComputedDTypes{"f32", "bf16", "f16", "f64", "fp8_e4m3"};
 
 /// The value called `name`. Throws an Error that begins with `argument`.

@@ -3,11 +3,13 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 
 #include "core/device.hpp"
 #include "core/duration.hpp"
+#include "core/environment.hpp"
 #include "core/message.hpp"
 #include "core/taken_dtypes.hpp"
 
@@ -46,11 +48,21 @@ PlanCache& plan_cache() {
   throw Error(ErrorCode::unsupported, message);
 }
 
+/// One line for each variable that is set and not read, in the process's first log alone.
+void log_unknown_variables() {
+  static constinit std::atomic<bool> told{false};
+  if (told.exchange(true)) return;
+  for (const std::string& sentence : unknown_variables()) {
+    std::fputs(concat("tilewise: ", sentence, "\n").c_str(), stderr);
+  }
+}
+
 /// TILEWISE_LOG=dispatch: one line for each decision.
 void log_decision(const Plan::State& plan, double estimated_us) {
   const char* log = std::getenv("TILEWISE_LOG");
   if (log == nullptr || *log == '\0') return;
   if (std::string_view(log) != "dispatch") invalid_argument("TILEWISE_LOG: must be dispatch (got ", quoted(log), ")");
+  log_unknown_variables();
   const std::string line = concat("tilewise: ", to_string(plan.problem), " -> ", plan.implementation->name(), " (",
                                   plan.kernel->schedule(), "), estimated ", duration_text(estimated_us), "\n");
   std::fputs(line.c_str(), stderr);

@@ -107,6 +107,12 @@ std::string cache_folder_reason() {
   return fault.empty() ? fault : fault + "; kernels there are ignored";
 }
 
+bool cache_is_ignored() {
+  std::error_code error;
+  const fs::path kernels = trusted_subfolder("kernels");
+  return !cache_folder_reason().empty() && !(fs::is_directory(kernels, error) && !fs::is_empty(kernels, error));
+}
+
 std::uintmax_t cache_size_limit() {
   constexpr std::uintmax_t kDefaultMegabytes = 1024, kMostMegabytes = std::uintmax_t{1} << 30;
   const std::string text = environment_variable("TILEWISE_CACHE_SIZE_MB");

@@ -20,6 +20,8 @@ namespace tilewise::jit {
 /// Why nothing is kept there and nothing loaded: it can't be written, or distrust() (trust.hpp) speaks against it.
 /// Empty where all is well.
 [[nodiscard]] std::string cache_folder_reason();
+/// Whether nothing can be loaded from there either, as from a folder that is only closed to writing.
+[[nodiscard]] bool cache_is_ignored();
 /// TILEWISE_CACHE_SIZE_MB in bytes, default 1024 MB; 0: nothing is kept. Throws Error for another text.
 [[nodiscard]] std::uintmax_t cache_size_limit();
 

@@ -57,5 +57,32 @@ def test_doctor_speaks_of_the_cache(tilewise, tmp_path):
     (tmp_path / "file").write_text("")
     good = json.loads(tilewise("doctor", "--json", TILEWISE_CACHE_DIR=str(tmp_path / "new")).stdout)["kernel_cache"]
     assert good == {"folder": str(tmp_path / "new"), "limit_bytes": 1024 * 1000**2, "reason": ""}
-    text = tilewise("doctor", TILEWISE_CACHE_DIR=str(tmp_path / "file")).stdout
+    text = tilewise("doctor", status=1, TILEWISE_CACHE_DIR=str(tmp_path / "file")).stdout
     assert f"Kernel cache: {tmp_path / 'file'}: not a folder (nothing is kept)" in text
+    assert f"\nProblems\n  kernel cache: {tmp_path / 'file'}: not a folder\n" in text
+
+
+def test_a_folder_that_others_may_write_is_told(tilewise, tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    reason = f"{folder}: must be writable by nobody else than its owner (mode 0777); kernels there are ignored"
+    told = f"tilewise: kernel cache: {reason} (nothing is kept)\n"
+    place = {"TILEWISE_CACHE_DIR": str(folder)}
+    assert tilewise("cache", "list", **place).stderr == told
+    done = tilewise("cache", "list", "--json", **place)
+    assert done.stderr == told
+    assert json.loads(done.stdout)["reason"] == reason
+    problem = "attention_forward device=cuda dtype=bf16 seqlen_q=64 head_dim=64"
+    assert tilewise("tune", "--dry-run", problem, status=1, **place).stderr.startswith(told)
+    kept = tilewise("tune", problem, status=1, **place).stderr
+    assert (
+        kept == f"{told}tilewise: tune: what it finds could not be kept; --dry-run times the schedules all the same\n"
+    )
+
+
+def test_nothing_is_told_of_a_cache_that_keeps(tilewise, tmp_path):
+    place = {"TILEWISE_CACHE_DIR": str(tmp_path / "new")}
+    done = tilewise("cache", "list", "--json", **place)
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["reason"] == ""

@@ -300,3 +300,15 @@ def test_kv_cache_steps_can_be_packed(compile_, tmp_path, target, suffix):
     tensors = alone["pointers"]["tensors"]
     assert (tensors["slots"], tensors["k_scale.data"], tensors["v_scale.data"]) == ("slots", "k_scale", "v_scale")
     assert alone["values_of_contiguous_tensors"]["slot_bytes"] == 8
+
+
+def test_a_cache_that_keeps_nothing_is_told(tilewise, tmp_path):
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    words = ["compile", "--target", "gfx942", "--problem", FORWARD]
+    done = tilewise(*words, status=1, TILEWISE_CACHE_DIR=str(folder), **NO_COMPILER)
+    assert done.stderr.startswith(f"tilewise: kernel cache: {folder}: must be writable by nobody else than its owner")
+    assert "; kernels there are ignored (nothing is kept)\n" in done.stderr
+    quiet = tilewise(*words, status=1, TILEWISE_CACHE_DIR=str(tmp_path / "new"), **NO_COMPILER)
+    assert "kernel cache" not in quiet.stderr

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+
+import pytest
 
 ISAS = ["generic", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "neon_bf16"]
 
@@ -76,13 +79,49 @@ def test_what_others_may_write_is_told(tilewise, tmp_path):
     named = {"TILEWISE_CACHE_DIR": str(cache), "TILEWISE_BUNDLE": str(bundle), "TILEWISE_CXX": str(compiler)}
     report = json.loads(tilewise("doctor", "--json", status=1, **named).stdout)
     assert report["kernel_cache"]["reason"] == f"{cache}: {words}; kernels there are ignored"
-    assert report["problems"] == [f"TILEWISE_BUNDLE: {bundle} is ignored: {bundle}: {words}"]
+    assert report["problems"] == [
+        f"kernel cache: {cache}: {words}; kernels there are ignored",
+        f"TILEWISE_BUNDLE: {bundle} is ignored: {bundle}: {words}",
+    ]
     emulation = {library["name"]: library for library in report["libraries"]}["compiler for emulation"]
     assert not emulation["found"]
     assert f"ignored: {compiler}: {words}" in emulation["detail"]
     text = tilewise("doctor", status=1, **named).stdout
     for path in [cache, bundle, compiler]:
         assert f"{path}: {words}" in text
+
+
+def without_home(command, environment, *words, status):
+    """The command where nothing names a folder for the cache."""
+    bare = {name: value for name, value in environment.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    done = subprocess.run([command, *words], capture_output=True, text=True, timeout=60, env=bare)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def test_a_cache_without_a_place_is_a_problem(command, environment):
+    problem = "kernel cache: none of TILEWISE_CACHE_DIR, XDG_CACHE_HOME and HOME is set"
+    report = json.loads(without_home(command, environment, "doctor", "--json", status=1).stdout)
+    assert report["problems"] == [problem]
+    assert f"\nProblems\n  {problem}\n" in without_home(command, environment, "doctor", status=1).stdout
+
+
+def test_a_cache_that_is_closed_to_writing_is_none_where_kernels_are_in_it(tilewise, tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    (kernels / ("a" * 64 + ".kernel")).write_bytes(b"no kernel")
+    tmp_path.chmod(0o555)
+    report = json.loads(tilewise("doctor", "--json", TILEWISE_CACHE_DIR=str(tmp_path)).stdout)
+    assert report["kernel_cache"]["reason"] == f"{tmp_path}: Permission denied"
+    assert report["problems"] == []
+
+
+def test_a_misspelt_variable_is_told_with_what_it_was_meant_to_be(tilewise):
+    text = "TILEWISE_NUM_THREAD: must be a variable that Tilewise reads; did you mean TILEWISE_NUM_THREADS? (got an"
+    report = json.loads(tilewise("doctor", "--json", status=1, TILEWISE_NUM_THREAD="2").stdout)
+    assert report["problems"] == [f"{text} unknown name)"]
 
 
 def test_a_compiler_that_is_passed_over_is_told_beside_the_one_found(tilewise, tmp_path):

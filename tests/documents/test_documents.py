@@ -68,9 +68,28 @@ def test_doctor_knows_what_the_sources_read() -> None:
     sources = [path for folder in ("src", "python/tilewise") for path in (ROOT / folder).rglob("*.[cp][py]*")]
     read = r'(?:environ(?:\.get)?[(\[]|environment_variable\(|getenv\(|library_names\()"(TILEWISE_\w+)"'
     found = {name for path in sources for name in re.findall(read, path.read_text(encoding="utf-8"))}
-    known = set(re.findall(r'^    \{"(TILEWISE_\w+)", "', (ROOT / "tools" / "doctor.cpp").read_text(), re.MULTILINE))
+    listed = (ROOT / "src" / "core" / "environment.cpp").read_text(encoding="utf-8")
+    known = set(re.findall(r'^    \{"(TILEWISE_\w+)", "', listed, re.MULTILINE))
     assert len(found) > 15
     assert found <= known
+
+
+def test_an_operation_has_one_section() -> None:
+    """Two definitions of one thing drift apart."""
+    text = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
+    headings = [re.sub(r"\s*\(.*", "", heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    assert "KV cache step" in headings
+    assert sorted({*headings}) == sorted(headings)
+
+
+def test_what_is_told_to_install_is_to_be_had() -> None:
+    """By a path, or where no index is asked: on an index the name may be nobody's, or somebody else's."""
+    for document in DOCUMENTS:
+        for line in re.findall(r"pip install[^`\n]*", document.read_text(encoding="utf-8")):
+            by_name = re.search(r"(?<![\w/.-])tilewise(\[|\s|\"|$)", line)
+            assert not by_name or "--no-index" in line, f"{document}: {line}"
+    first_screen = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How fast")[0]
+    assert re.search(r"^\$ pip install \.$", first_screen, re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", LINKED, ids=lambda path: str(path.relative_to(ROOT)))

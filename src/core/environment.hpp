@@ -1,0 +1,22 @@
+// The environment variables that Tilewise reads, in one list for whoever speaks of them.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tilewise::core {
+
+struct EnvironmentVariable {
+  std::string_view name, meaning;
+};
+
+/// Those of the Python package among them, in the order in which they are shown.
+[[nodiscard]] std::span<const EnvironmentVariable> environment_variables();
+
+/// A sentence about each variable that is set under a TILEWISE_ name and that nobody reads: a typing error, most
+/// likely, which must not pass for a setting.
+[[nodiscard]] std::vector<std::string> unknown_variables();
+
+}  // namespace tilewise::core

@@ -11,7 +11,7 @@ over caches of keys and values.
 
 import importlib
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilewise import semantics
 from tilewise._attention import attention, explain, warmup
@@ -19,6 +19,7 @@ from tilewise._backward import AttentionGradients, attention_backward
 from tilewise._core import ExplainRow, Explanation, version
 from tilewise._kv_cache import append_kv, kv_cache_attention
 from tilewise._merge import merge
+from tilewise._public import lists_public_names
 from tilewise._threads import get_num_threads, set_num_threads
 
 __version__: str = version()
@@ -43,11 +44,15 @@ __all__ = [
     "warmup",
 ]
 
+_ON_USE = ("compat", "nn")  # imported where they are first used: they need torch
+__dir__ = lists_public_names([*__all__, *_ON_USE])
 
-if not TYPE_CHECKING:  # a type checker would take every name for one of the module's
+if TYPE_CHECKING:
+    from tilewise import compat as compat
+    from tilewise import nn as nn
+else:  # a type checker would take every name for one of the module's
 
-    def __getattr__(name: str) -> Any:
-        """tilewise.nn and tilewise.compat, which are imported where they are first used: they need torch."""
-        if name in ("compat", "nn"):
+    def __getattr__(name: str) -> object:
+        if name in _ON_USE:
             return importlib.import_module(f"tilewise.{name}")
         raise AttributeError(f"module 'tilewise' has no attribute {name!r}")

@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from tilewise import _arrays, _core
 from tilewise._arguments import (
@@ -27,13 +27,12 @@ from tilewise._arguments import (
 from tilewise._keywords import check_keywords, keywords_of
 from tilewise._kinds import form
 from tilewise._threads import torch_threads
+from tilewise._types import Alignment, Array, ArrayT, Layout, Mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tilewise._types import AttentionOptions
-
-ArrayT = TypeVar("ArrayT")
 
 _torch_backend: Any = None  # tilewise._torch, from the first eager call with torch loaded on
 
@@ -116,37 +115,37 @@ def attention(
 ) -> Union[ArrayT, tuple[ArrayT, ArrayT]]: ...
 @_with_short_way
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
     *,
-    mask: Any = None,
-    alignment: Any = "bottom_right",
-    window: Any = (-1, -1),
-    softmax_scale: Any = None,
-    softcap: Any = 0.0,
-    bias: Any = None,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    dropout_p: Any = 0.0,
-    seed: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
-    leftpad_k: Any = None,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    layout: Any = "bshd",
-    return_lse: Any = False,
-    deterministic: Any = False,
-    batch_invariant: Any = False,
-    out: Any = None,
-    implementation: Any = None,
-) -> Any:
+    mask: Mask = None,
+    alignment: Alignment = "bottom_right",
+    window: tuple[int, int] = (-1, -1),
+    softmax_scale: Optional[float] = None,
+    softcap: float = 0.0,
+    bias: Optional[Array] = None,
+    alibi_slopes: Optional[Array] = None,
+    sink: Optional[Array] = None,
+    dropout_p: float = 0.0,
+    seed: Optional[Union[int, Array]] = None,
+    cu_seqlens_q: Optional[Array] = None,
+    cu_seqlens_k: Optional[Array] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    seqused_q: Optional[Array] = None,
+    seqused_k: Optional[Array] = None,
+    leftpad_k: Optional[Array] = None,
+    q_scale: Optional[Union[float, Array]] = None,
+    k_scale: Optional[Union[float, Array]] = None,
+    v_scale: Optional[Union[float, Array]] = None,
+    layout: Layout = "bshd",
+    return_lse: bool = False,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    out: Optional[Array] = None,
+    implementation: Optional[str] = None,
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]:
     """Softmax attention: ``softmax(softmax_scale * q @ k.T + ...) @ v`` per head, without the score matrix.
 
     Torch tensors have autograd (q, k, v, bias and sink), torch.compile, autocast and vmap. NumPy arrays
@@ -211,12 +210,15 @@ def attention(
     if bias is sink is alibi_slopes is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is leftpad_k is None:
         arrays = None if q_scale is k_scale is v_scale is None else arrays
     backend = _torch_backend or _load_torch_backend()
+    result: Union[ArrayT, tuple[ArrayT, ArrayT]]
     if backend is not None and isinstance(q, backend.Tensor):
-        return backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
+        result = backend.attention(q, k, v, out, seed, head, arrays, tail, return_lse)
+        return result
     if backend is not None and hasattr(q, "__dlpack__") and isinstance(k, backend.Tensor):
         got = "; ".join(filter(None, (type(q).__name__, form(q))))
         raise TypeError(f"q: must be a torch tensor as k is (got {got})")
-    return _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse)
+    result = _arrays.attention(q, k, v, out, _arrays.call_options(head, arrays, tail, seed), return_lse)
+    return result
 
 
 @overload
@@ -225,7 +227,9 @@ def explain(q: str, *, implementation: Optional[str] = ...) -> _core.Explanation
 def explain(
     q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = ..., **options: Unpack[AttentionOptions]
 ) -> _core.Explanation: ...
-def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Explanation:
+def explain(
+    q: Union[str, Array], k: Optional[Array] = None, v: Optional[Array] = None, **options: object
+) -> _core.Explanation:
     """Every implementation's verdict on a forward call: accepted with an estimate, or refused with a reason.
 
     Estimates on the CPU are those of as many threads as the call would use, get_num_threads().
@@ -259,7 +263,14 @@ def explain(q: Any, k: Any = None, v: Any = None, **options: Any) -> _core.Expla
 def warmup(q: str, *, implementation: Optional[str] = ...) -> None: ...
 @overload
 def warmup(q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = ..., **options: Unpack[AttentionOptions]) -> None: ...
-def warmup(q: Any, k: Any = None, v: Any = None, *, return_lse: Any = False, **options: Any) -> None:
+def warmup(
+    q: Union[str, Array],
+    k: Optional[Array] = None,
+    v: Optional[Array] = None,
+    *,
+    return_lse: bool = False,
+    **options: object,
+) -> None:
     """Makes the plan of a call and loads its kernels, compiling them where that is needed, without running it.
 
     A GPU's stream can only capture kernels that are loaded, so this comes before a capture of calls that have not

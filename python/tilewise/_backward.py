@@ -5,29 +5,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Generic, NamedTuple, Optional, TypeVar, Union, overload
 
 from tilewise import _arrays
 from tilewise._arguments import DEFAULT_TAIL, DROPOUT_IN_TAIL, head_and_tail
 from tilewise._attention import _load_torch_backend
 from tilewise._keywords import with_known_keywords
+from tilewise._types import Alignment, Array, ArrayT, Gradient, Layout, Mask
 
 if TYPE_CHECKING:
-    from tilewise._types import Alignment, Gradient, Layout, Mask
+    from typing_extensions import Unpack
 
-ArrayT = TypeVar("ArrayT")
+    from tilewise._types import BackwardOptions
+
+    RowsT = TypeVar("RowsT")
+    OtherT = TypeVar("OtherT")
+
+    class AttentionGradients(NamedTuple, Generic[RowsT, OtherT]):
+        """Gradients of rows are arrays, optional ones where a call names those that it wants."""
+
+        dq: RowsT
+        dk: RowsT
+        dv: RowsT
+        dbias: OtherT
+        dsink: OtherT
+
+else:  # before Python 3.11 no named tuple is generic
+
+    class AttentionGradients(NamedTuple):
+        """Gradients by name, each of its input's kind, shape and dtype; None where not asked for."""
+
+        dq: Optional[Array]
+        dk: Optional[Array]
+        dv: Optional[Array]
+        dbias: Optional[Array]
+        dsink: Optional[Array]
 
 
-class AttentionGradients(NamedTuple):
-    """Gradients by name, each of its input's kind, shape and dtype; None where not asked for."""
-
-    dq: Any
-    dk: Any
-    dv: Any
-    dbias: Any
-    dsink: Any
-
-
+@overload
+def attention_backward(
+    dout: ArrayT,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    out: ArrayT,
+    softmax_lse: ArrayT,
+    *,
+    gradients: None = ...,
+    **options: Unpack[BackwardOptions],
+) -> AttentionGradients[ArrayT, Optional[ArrayT]]: ...
+@overload
+def attention_backward(
+    dout: ArrayT,
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    out: ArrayT,
+    softmax_lse: ArrayT,
+    *,
+    gradients: Optional[Sequence[Gradient]],
+    **options: Unpack[BackwardOptions],
+) -> AttentionGradients[Optional[ArrayT], Optional[ArrayT]]: ...
 @with_known_keywords
 def attention_backward(
     dout: ArrayT,
@@ -37,30 +75,30 @@ def attention_backward(
     out: ArrayT,
     softmax_lse: ArrayT,
     *,
-    dlse: Optional[ArrayT] = None,
+    dlse: Optional[Array] = None,
     gradients: Optional[Sequence[Gradient]] = None,
     mask: Mask = None,
     alignment: Alignment = "bottom_right",
     window: tuple[int, int] = (-1, -1),
     softmax_scale: Optional[float] = None,
     softcap: float = 0.0,
-    bias: Optional[ArrayT] = None,
-    alibi_slopes: Optional[ArrayT] = None,
-    sink: Optional[ArrayT] = None,
+    bias: Optional[Array] = None,
+    alibi_slopes: Optional[Array] = None,
+    sink: Optional[Array] = None,
     dropout_p: float = 0.0,
-    seed: Optional[Union[int, ArrayT]] = None,
-    cu_seqlens_q: Optional[ArrayT] = None,
-    cu_seqlens_k: Optional[ArrayT] = None,
+    seed: Optional[Union[int, Array]] = None,
+    cu_seqlens_q: Optional[Array] = None,
+    cu_seqlens_k: Optional[Array] = None,
     max_seqlen_q: Optional[int] = None,
     max_seqlen_k: Optional[int] = None,
-    seqused_q: Optional[ArrayT] = None,
-    seqused_k: Optional[ArrayT] = None,
-    leftpad_k: Optional[ArrayT] = None,
+    seqused_q: Optional[Array] = None,
+    seqused_k: Optional[Array] = None,
+    leftpad_k: Optional[Array] = None,
     layout: Layout = "bshd",
     deterministic: bool = False,
     batch_invariant: bool = False,
     implementation: Optional[str] = None,
-) -> AttentionGradients:
+) -> Union[AttentionGradients[ArrayT, Optional[ArrayT]], AttentionGradients[Optional[ArrayT], Optional[ArrayT]]]:
     """Gradients of attention() from what it took and gave, without the score matrix.
 
     NumPy arrays (bfloat16 through ml_dtypes) and DLPack arrays, on the CPU or a GPU, give new arrays of their own

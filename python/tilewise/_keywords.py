@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from tilewise import _core
@@ -97,31 +97,48 @@ def advised_arguments(advice: str) -> set[str]:
 def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names that `function` takes as keywords."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind in kinds)
+    parameters = inspect.signature(function).parameters.items()
+    return tuple(name for name, parameter in parameters if parameter.kind in kinds and name != "self")
 
 
-def check_keywords(function: str, given: Iterable[str], known: Collection[str]) -> None:
-    """TypeError for the first name of `given` that is not `known`."""
+_NONE: Mapping[str, str] = {}
+
+
+def check_keywords(
+    function: str, given: Iterable[str], known: Collection[str], instead: Mapping[str, str] = _NONE
+) -> None:
+    """TypeError for the first name of `given` that is not `known`.
+
+    instead: What to do in place of arguments that attention() has and this function has not.
+    """
     for name in given:
         if name not in known:
-            _refuse(function, name, known)
+            _refuse(function, name, known, instead)
 
 
-def _refuse(function: str, name: str, known: Collection[str]) -> NoReturn:
-    advice = ADVICE.get(name, "")
-    if not advice or not advised_arguments(advice) <= set(known):
-        near = _core.nearest_word(name, list(known))
-        advice = f"did you mean {near}=?" if near else f"it takes {', '.join(known)}"
+def _refuse(function: str, name: str, known: Collection[str], instead: Mapping[str, str]) -> NoReturn:
+    advice = instead.get(name) or _advice(name, known, instead)
     raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {advice}")  # Python's words, and advice
 
 
-def with_known_keywords(function: FunctionT) -> FunctionT:
+def _advice(name: str, known: Collection[str], instead: Mapping[str, str]) -> str:
+    advice = ADVICE.get(name, "")
+    advised = advised_arguments(advice)
+    if advice and advised <= set(known):
+        return advice
+    if advised and advised <= {*known, *instead}:
+        return "; ".join(instead[argument] for argument in sorted(advised) if argument in instead)
+    near = _core.nearest_word(name, [*known, *instead])
+    return instead.get(near) or (f"did you mean {near}=?" if near else f"it takes {', '.join(known)}")
+
+
+def with_known_keywords(function: FunctionT, instead: Mapping[str, str] = _NONE) -> FunctionT:
     """`function`, which answers unknown keywords as all of them do."""
     known = keywords_of(function)
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
-        check_keywords(function.__name__, options, known)
+        check_keywords(function.__qualname__, options, known, instead)
         return function(*args, **options)
 
     return checked  # type: ignore[return-value]

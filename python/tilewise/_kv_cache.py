@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 from tilewise import _attention, _core
 from tilewise._arguments import flag, implementation_name, integer, is_number, named, number, window_pair
@@ -14,6 +14,12 @@ from tilewise._arrays import borrow, borrow_optional, cupy_stream, empty_for, on
 from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._keywords import check_keywords, keywords_of, with_known_keywords
 from tilewise._threads import torch_threads
+from tilewise._types import Array, ArrayT, CacheMask
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tilewise._types import KvCacheOptions
 
 _MASKS: dict[Optional[str], bool] = {None: False, "causal": True}
 # The arrays among the options, in the order of the torch operators.
@@ -82,41 +88,74 @@ def _with_short_way(careful: Callable[..., Any]) -> Callable[..., Any]:
     return kv_cache_attention
 
 
+@overload
+def kv_cache_attention(
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Optional[Array],
+    k: Optional[Array] = ...,
+    v: Optional[Array] = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[KvCacheOptions],
+) -> ArrayT: ...
+@overload
+def kv_cache_attention(
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Optional[Array],
+    k: Optional[Array] = ...,
+    v: Optional[Array] = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[KvCacheOptions],
+) -> tuple[ArrayT, ArrayT]: ...
+@overload
+def kv_cache_attention(
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Optional[Array],
+    k: Optional[Array] = ...,
+    v: Optional[Array] = ...,
+    *,
+    return_lse: bool,
+    **options: Unpack[KvCacheOptions],
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]: ...
 @_with_short_way
 def kv_cache_attention(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    k: Any = None,
-    v: Any = None,
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Optional[Array],
+    k: Optional[Array] = None,
+    v: Optional[Array] = None,
     *,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    rotary_interleaved: Any = False,
-    rotary_seqlens: Any = None,
-    rotary_offset: Any = 0,
-    cache_seqlens: Any = None,
-    cache_batch_idx: Any = None,
-    cache_leftpad: Any = None,
-    block_table: Any = None,
-    cu_seqlens_q: Any = None,
-    max_seqlen_q: Any = None,
-    cu_seqlens_k_new: Any = None,
-    head_dim_v: Any = None,
-    mask: Any = None,
-    window: Any = (-1, -1),
-    softmax_scale: Any = None,
-    softcap: Any = 0.0,
-    alibi_slopes: Any = None,
-    sink: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    num_splits: Any = 0,
-    batch_invariant: Any = False,
-    return_lse: Any = False,
-    out: Any = None,
-    implementation: Any = None,
-) -> Any:
+    rotary_cos: Optional[Array] = None,
+    rotary_sin: Optional[Array] = None,
+    rotary_interleaved: bool = False,
+    rotary_seqlens: Optional[Array] = None,
+    rotary_offset: int = 0,
+    cache_seqlens: Optional[Union[int, Array]] = None,
+    cache_batch_idx: Optional[Array] = None,
+    cache_leftpad: Optional[Array] = None,
+    block_table: Optional[Array] = None,
+    cu_seqlens_q: Optional[Array] = None,
+    max_seqlen_q: Optional[int] = None,
+    cu_seqlens_k_new: Optional[Array] = None,
+    head_dim_v: Optional[int] = None,
+    mask: CacheMask = None,
+    window: tuple[int, int] = (-1, -1),
+    softmax_scale: Optional[float] = None,
+    softcap: float = 0.0,
+    alibi_slopes: Optional[Array] = None,
+    sink: Optional[Array] = None,
+    k_scale: Optional[Union[float, Array]] = None,
+    v_scale: Optional[Union[float, Array]] = None,
+    num_splits: int = 0,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+    out: Optional[Array] = None,
+    implementation: Optional[str] = None,
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]:
     """One step of a serving engine: rotate q and k, append k and v to the caches in place, attend over the caches.
 
     It equals append_kv() followed by the same call without k and v. The full definition is in docs/semantics.md,
@@ -190,31 +229,33 @@ def kv_cache_attention(
     return_lse = flag("return_lse", return_lse)
     implementation = implementation_name(implementation)
     backend = _load_torch_backend().kv_cache.attend if _is_torch(q) else _attend_arrays
-    return backend(q, k_cache, v_cache, k, v, arrays, values, out, return_lse, implementation)
+    result: Union[ArrayT, tuple[ArrayT, ArrayT]]
+    result = backend(q, k_cache, v_cache, k, v, arrays, values, out, return_lse, implementation)
+    return result
 
 
 @with_known_keywords
 def append_kv(
-    k_cache: Any,
-    v_cache: Any,
-    k: Any,
-    v: Any,
+    k_cache: Array,
+    v_cache: Optional[Array],
+    k: Array,
+    v: Optional[Array],
     *,
-    cache_seqlens: Any = None,
-    slots: Any = None,
-    cu_seqlens_k_new: Any = None,
-    max_seqlen_k_new: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    rotary_interleaved: Any = False,
-    rotary_seqlens: Any = None,
-    rotary_offset: Any = 0,
-    cache_batch_idx: Any = None,
-    cache_leftpad: Any = None,
-    block_table: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    implementation: Any = None,
+    cache_seqlens: Optional[Union[int, Array]] = None,
+    slots: Optional[Array] = None,
+    cu_seqlens_k_new: Optional[Array] = None,
+    max_seqlen_k_new: Optional[int] = None,
+    rotary_cos: Optional[Array] = None,
+    rotary_sin: Optional[Array] = None,
+    rotary_interleaved: bool = False,
+    rotary_seqlens: Optional[Array] = None,
+    rotary_offset: int = 0,
+    cache_batch_idx: Optional[Array] = None,
+    cache_leftpad: Optional[Array] = None,
+    block_table: Optional[Array] = None,
+    k_scale: Optional[Union[float, Array]] = None,
+    v_scale: Optional[Union[float, Array]] = None,
+    implementation: Optional[str] = None,
 ) -> None:
     """Appends k and v to the caches in place, as kv_cache_attention() does before it attends.
 
@@ -325,10 +366,10 @@ def _attend_arrays(
     options = core_options(arrays, values, appends)
     fresh = out is None
     if fresh:
-        out, out_view = empty_for(q, out_shape(q, v_cache, values), view.dtype, view)
+        out, out_view = empty_for(q, out_shape(view, caches[1], values), view.dtype, view)
     else:
         out_view = borrow("out", out, writable=True)
-    lse, lse_view = empty_for(q, lse_shape(q), "f32", view) if return_lse else (None, None)
+    lse, lse_view = empty_for(q, lse_shape(view), "f32", view) if return_lse else (None, None)
     stream = cupy_stream(q)
     _core.kv_cache_attention(
         view, *caches, borrow_optional("k", k), borrow_optional("v", v), out_view, lse_view, options,

@@ -5,74 +5,92 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypeVar, overload
+from typing import Any, Literal, Optional, Union, overload
 
 from tilewise import _arrays
 from tilewise._arguments import LAYOUTS, flag, implementation_name, named
 from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._keywords import with_known_keywords
-
-if TYPE_CHECKING:
-    from tilewise._types import Layout
-
-ArrayT = TypeVar("ArrayT")
+from tilewise._types import Array, ArrayT, Layout
 
 
 @overload
 def merge(
     outs: Sequence[ArrayT],
     lses: Sequence[ArrayT],
-    sink: Optional[ArrayT] = ...,
+    sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
     return_lse: Literal[True] = ...,
-    out: Optional[ArrayT] = ...,
+    out: Optional[Array] = ...,
     implementation: Optional[str] = ...,
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def merge(
     outs: Sequence[ArrayT],
     lses: Sequence[ArrayT],
-    sink: Optional[ArrayT] = ...,
+    sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
     return_lse: Literal[False],
-    out: Optional[ArrayT] = ...,
+    out: Optional[Array] = ...,
     implementation: Optional[str] = ...,
 ) -> ArrayT: ...
 @overload
 def merge(
     outs: ArrayT,
     lses: ArrayT,
-    sink: Optional[ArrayT] = ...,
+    sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
     return_lse: Literal[True] = ...,
-    out: Optional[ArrayT] = ...,
+    out: Optional[Array] = ...,
     implementation: Optional[str] = ...,
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def merge(
     outs: ArrayT,
     lses: ArrayT,
-    sink: Optional[ArrayT] = ...,
+    sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
     return_lse: Literal[False],
-    out: Optional[ArrayT] = ...,
+    out: Optional[Array] = ...,
     implementation: Optional[str] = ...,
 ) -> ArrayT: ...
+@overload
+def merge(
+    outs: Sequence[ArrayT],
+    lses: Sequence[ArrayT],
+    sink: Optional[Array] = ...,
+    *,
+    layout: Layout = ...,
+    return_lse: bool,
+    out: Optional[Array] = ...,
+    implementation: Optional[str] = ...,
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]: ...
+@overload
+def merge(
+    outs: ArrayT,
+    lses: ArrayT,
+    sink: Optional[Array] = ...,
+    *,
+    layout: Layout = ...,
+    return_lse: bool,
+    out: Optional[Array] = ...,
+    implementation: Optional[str] = ...,
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]: ...
 @with_known_keywords
 def merge(
-    outs: Any,
-    lses: Any,
-    sink: Any = None,
+    outs: Union[ArrayT, Sequence[ArrayT]],
+    lses: Union[ArrayT, Sequence[ArrayT]],
+    sink: Optional[Array] = None,
     *,
-    layout: Any = "bshd",
-    return_lse: Any = True,
-    out: Any = None,
-    implementation: Any = None,
-) -> Any:
+    layout: Layout = "bshd",
+    return_lse: bool = True,
+    out: Optional[Array] = None,
+    implementation: Optional[str] = None,
+) -> Union[ArrayT, tuple[ArrayT, ArrayT]]:
     """Joins partial results of the same queries over disjoint keys, each computed without the sink.
 
     Sums are fp32 (f64 where out is). A part adds nothing to rows where its lse is -inf, whatever its out holds. Torch

@@ -1,41 +1,102 @@
-# Types of the public functions' keyword arguments, for type checkers alone.
-"""Keyword arguments of attention() and explain(), as type checkers see them."""
+# Types of the public functions' arguments and results.
+"""Arguments as type checkers see them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Optional, TypedDict, Union
+from typing import Literal, Optional, Protocol, TypedDict, TypeVar, Union
 
 Mask = Optional[Literal["causal", "causal_top_left"]]
+CacheMask = Optional[Literal["causal"]]
 Alignment = Literal["bottom_right", "top_left"]
 Layout = Literal["bshd", "sbhd", "bhsd", "thd"]
 Gradient = Literal["dq", "dk", "dv", "dbias", "dsink"]
 
 
-class AttentionOptions(TypedDict, total=False):
-    """Everything but q, k, v and return_lse. Arrays are of q's kind; see attention() for the meaning."""
+class Array(Protocol):
+    """A torch tensor, a NumPy array, or whatever else speaks DLPack."""
+
+    def __dlpack_device__(self) -> tuple[object, object]:
+        """(device type, device number)"""
+
+
+ArrayT = TypeVar("ArrayT", bound=Array)
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Of a call of any kind, forward or backward. Arrays are of q's kind; see attention() for the meaning."""
+
+    alignment: Alignment
+    window: tuple[int, int]
+    softcap: float
+    bias: Optional[Array]
+    alibi_slopes: Optional[Array]
+    sink: Optional[Array]
+    seed: Optional[Union[int, Array]]
+    cu_seqlens_q: Optional[Array]
+    cu_seqlens_k: Optional[Array]
+    max_seqlen_q: Optional[int]
+    max_seqlen_k: Optional[int]
+    seqused_q: Optional[Array]
+    seqused_k: Optional[Array]
+    leftpad_k: Optional[Array]
+    batch_invariant: bool
+    implementation: Optional[str]
+
+
+class FormOptions(TypedDict, total=False):
+    """What tilewise.nn.FlashAttention has of its own, or takes under another name."""
 
     mask: Mask
-    alignment: Alignment
+    softmax_scale: Optional[float]
+    dropout_p: float
+    layout: Layout
+    deterministic: bool
+
+
+class ModuleOptions(ScoreOptions, total=False):
+    """Everything that a call of tilewise.nn.FlashAttention takes by keyword, causal and return_lse apart."""
+
+    q_scale: Optional[Union[float, Array]]
+    k_scale: Optional[Union[float, Array]]
+    v_scale: Optional[Union[float, Array]]
+    out: Optional[Array]
+
+
+class AttentionOptions(ModuleOptions, FormOptions, total=False):
+    """Everything that attention() takes by keyword, return_lse apart."""
+
+
+class BackwardOptions(ScoreOptions, FormOptions, total=False):
+    """Everything that attention_backward() takes by keyword, gradients apart."""
+
+    dlse: Optional[Array]
+
+
+class KvCacheOptions(TypedDict, total=False):
+    """Everything that kv_cache_attention() takes by keyword, return_lse apart."""
+
+    rotary_cos: Optional[Array]
+    rotary_sin: Optional[Array]
+    rotary_interleaved: bool
+    rotary_seqlens: Optional[Array]
+    rotary_offset: int
+    cache_seqlens: Optional[Union[int, Array]]
+    cache_batch_idx: Optional[Array]
+    cache_leftpad: Optional[Array]
+    block_table: Optional[Array]
+    cu_seqlens_q: Optional[Array]
+    max_seqlen_q: Optional[int]
+    cu_seqlens_k_new: Optional[Array]
+    head_dim_v: Optional[int]
+    mask: CacheMask
     window: tuple[int, int]
     softmax_scale: Optional[float]
     softcap: float
-    bias: Optional[Any]
-    alibi_slopes: Optional[Any]
-    sink: Optional[Any]
-    dropout_p: float
-    seed: Optional[Union[int, Any]]
-    cu_seqlens_q: Optional[Any]
-    cu_seqlens_k: Optional[Any]
-    max_seqlen_q: Optional[int]
-    max_seqlen_k: Optional[int]
-    seqused_q: Optional[Any]
-    seqused_k: Optional[Any]
-    leftpad_k: Optional[Any]
-    q_scale: Optional[Union[float, Any]]
-    k_scale: Optional[Union[float, Any]]
-    v_scale: Optional[Union[float, Any]]
-    layout: Layout
-    deterministic: bool
+    alibi_slopes: Optional[Array]
+    sink: Optional[Array]
+    k_scale: Optional[Union[float, Array]]
+    v_scale: Optional[Union[float, Array]]
+    num_splits: int
     batch_invariant: bool
-    out: Optional[Any]
+    out: Optional[Array]
     implementation: Optional[str]

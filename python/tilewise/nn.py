@@ -4,23 +4,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 import torch
 from torch import Tensor
 
 from tilewise._arguments import LAYOUTS, flag, named, number
 from tilewise._attention import attention
+from tilewise._keywords import check_keywords, keywords_of, with_known_keywords
+from tilewise._public import lists_public_names
+from tilewise._types import Layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tilewise._types import ModuleOptions
 
 __all__ = ["FlashAttention"]
+__dir__ = lists_public_names(__all__)
 
 _attend: Callable[..., Any] = attention
+# attention()'s arguments that a call of the module does not have, and what to do instead.
 _NOT_OPTIONS = {
     "mask": "use causal=",
-    "softmax_scale": "the module has it",
+    "softmax_scale": "the module has it, FlashAttention(softmax_scale=)",
     "dropout_p": "the module's attention_dropout is applied while it trains",
-    "layout": "the module has it",
-    "deterministic": "the module has it",
+    "layout": "the module has it, FlashAttention(layout=)",
+    "deterministic": "the module has it, FlashAttention(deterministic=)",
+}
+_OPTIONS = ("causal", *(name for name in keywords_of(attention) if name not in _NOT_OPTIONS))
+# Likewise those that the module is not made with.
+_NOT_THE_MODULES = {
+    **{name: f"calls of the module take {name}=" for name in _OPTIONS},
+    "mask": "calls of the module take causal=",
+    "dropout_p": "use attention_dropout=",
 }
 
 
@@ -42,7 +59,7 @@ class FlashAttention(torch.nn.Module):
         softmax_scale: Optional[float] = None,
         attention_dropout: float = 0.0,
         *,
-        layout: str = "bshd",
+        layout: Layout = "bshd",
         deterministic: bool = False,
     ) -> None:
         super().__init__()
@@ -53,7 +70,42 @@ class FlashAttention(torch.nn.Module):
         self.layout: str = named("layout", layout, LAYOUTS)
         self.deterministic = flag("deterministic", deterministic)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **options: Any) -> Any:
+    @overload
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = ...,
+        *,
+        return_lse: Literal[False] = ...,
+        **options: Unpack[ModuleOptions],
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = ...,
+        *,
+        return_lse: Literal[True],
+        **options: Unpack[ModuleOptions],
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = ...,
+        *,
+        return_lse: bool,
+        **options: Unpack[ModuleOptions],
+    ) -> Union[Tensor, tuple[Tensor, Tensor]]: ...
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **options: Any
+    ) -> Union[Tensor, tuple[Tensor, Tensor]]:
         """tilewise.attention(q, k, v) with the module's arguments.
 
         Args:
@@ -71,13 +123,21 @@ class FlashAttention(torch.nn.Module):
         for name in options:
             if name in _NOT_OPTIONS:
                 raise TypeError(f"{name}: must not be given to a call; {_NOT_OPTIONS[name]}")
+        check_keywords("FlashAttention.forward", options, _OPTIONS, _NOT_OPTIONS)
         if flag("causal", causal):
             options["mask"] = "causal"
         if self.attention_dropout != 0.0 and self.training:
             options["dropout_p"] = self.attention_dropout
         if self.deterministic:
             options["deterministic"] = True
-        return _attend(q, k, v, softmax_scale=self.softmax_scale, layout=self.layout, **options)
+        result: Union[Tensor, tuple[Tensor, Tensor]]
+        result = _attend(q, k, v, softmax_scale=self.softmax_scale, layout=self.layout, **options)
+        return result
+
+    if TYPE_CHECKING:  # torch says of a module's call no more than that it is one
+        __call__ = forward
+    else:
+        __init__ = with_known_keywords(__init__, _NOT_THE_MODULES)
 
     def extra_repr(self) -> str:
         """What the module was made with, as far as it is not the default."""

@@ -5,6 +5,7 @@
 from pathlib import Path
 
 import tilewise
+from tilewise._public import lists_public_names
 
 
 def _read() -> str:
@@ -18,6 +19,7 @@ def _read() -> str:
 
 __doc__ = _read()
 __all__: list[str] = []
+__dir__ = lists_public_names(__all__)
 
 if __name__ == "__main__":
     print(__doc__, end="")

@@ -84,6 +84,31 @@ REFUSED = {
     "dropout of a call": ({}, {"dropout_p": 0.1}, TypeError, "dropout_p: must not be given to a call; the module's"),
     "unknown": ({}, {"windows": (1, 1)}, TypeError, r"unexpected keyword argument 'windows'; did you mean window="),
 }  # fmt: skip
+# Words of other libraries, in a call of the module and in making it: what they are told.
+CALLS = {
+    "is_causal": "use causal=$",
+    "attention_mask": r"use bias=, bool \(true = visible\) or numbers added to the scores$",
+    "window_size": r"use window=\(left, right\), -1 for unbounded$",
+    "scale": r"the module has it, FlashAttention\(softmax_scale=\)$",
+    "sinks": "use sink=$",
+    "dropout": "the module's attention_dropout is applied while it trains$",
+    "qkv_format": r"the module has it, FlashAttention\(layout=\)$",
+    "casual": "did you mean causal=",
+    "softmax_sclae": r"the module has it, FlashAttention\(softmax_scale=\)$",
+    "return_softmax_lse": "use return_lse=$",
+    "no_such_option": "it takes causal, q, k, v, alignment, window",
+}
+MAKINGS = {
+    "scale": "use softmax_scale=$",
+    "softmax_sclae": "did you mean softmax_scale=",
+    "dropout": "use attention_dropout=$",
+    "dropout_p": "use attention_dropout=$",
+    "causal": "calls of the module take causal=$",
+    "window_size": "calls of the module take window=$",
+    "sink": "calls of the module take sink=$",
+    "qkv_format": 'use layout="bshd", "sbhd", "bhsd" or "thd"$',
+    "no_such_option": "it takes softmax_scale, attention_dropout, layout, deterministic$",
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -92,6 +117,19 @@ def test_refusals(name):
     tensors, _ = draw("plain")
     with pytest.raises(kind, match=message):
         tilewise.nn.FlashAttention(**made)(*tensors, **options)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_keywords_of_others_in_a_call(name):
+    tensors, _ = draw("plain")
+    with pytest.raises(TypeError, match=rf"^FlashAttention\.forward\(\) got .* '{name}'; {CALLS[name]}"):
+        tilewise.nn.FlashAttention()(*tensors, **{name: None})
+
+
+@pytest.mark.parametrize("name", MAKINGS)
+def test_keywords_of_others_in_making_it(name):
+    with pytest.raises(TypeError, match=rf"^FlashAttention\.__init__\(\) got .* '{name}'; {MAKINGS[name]}"):
+        tilewise.nn.FlashAttention(**{name: None})
 
 
 # --- the example ---

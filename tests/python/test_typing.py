@@ -2,10 +2,12 @@
 """mypy over the package and over code that uses it; the stub against nanobind's generator."""
 
 import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,15 @@ MISTAKES = {
     "option_of_warmup": ('warmup(q, q, q, mask="causal")', "warmup(q, q, q, is_causal=True)", "is_causal"),
     "window": ("window=(128, -1)", "window=128", "window"),
     "layout": ('layout="bhsd"', 'layout="hbsd"', "layout"),
-    "lse_without_return_lse": (", return_lse=True)", ")", "returning any"),
+    "lse_without_return_lse": ("torch.tensor([1, 2]), return_lse=True)", "torch.tensor([1, 2]))", "return"),
+    "no_array": ("tilewise.warmup(q, q, q, mask", "tilewise.warmup(q, q, 3, mask", "warmup"),
+    "bias": ("seqused_k=lengths", "bias=[[0.0]]", "bias"),
+    "gradient_that_may_be_missing": ("return every.dq, some.dk", "return some.dq, some.dk", "return value"),
+    "mask_of_a_step": ('mask="causal", cache_seqlens', 'mask="causal_top_left", cache_seqlens', "mask"),
+    "lse_of_a_step": ("cache_seqlens=table[0], return_lse=True)", "cache_seqlens=table[0])", "return"),
+    "keyword_of_a_step": ("cache_seqlens=3,", "cache_seqlen=3,", "cache_seqlen"),
+    "keyword_of_the_module": ("attention_dropout=0.1", "dropout_p=0.1", "dropout_p"),
+    "option_of_the_modules_call": ("causal=True, window", 'mask="causal", window', "mask"),
     "gradients": ('gradients=("dq", "dk")', 'gradients=("dq", "dw")', "gradients"),
     "backward_mask": ('"causal_top_left")', '"diagonal")', "mask"),
     "num_threads": ("set_num_threads(tilewise.get_num_threads())", 'set_num_threads("2")', "set_num_threads"),
@@ -58,6 +68,40 @@ def test_mistakes_are_found(tmp_path):
     for name, (_, _, word) in MISTAKES.items():
         errors = [line for line in found.splitlines() if f"mistake_{name}.py" in line and "error:" in line]
         assert any(word in line.lower() for line in errors), f"{name}: {errors}"
+
+
+PUBLIC = (
+    "append_kv", "attention", "attention_backward", "explain", "get_num_threads", "kv_cache_attention", "merge",
+    "set_num_threads", "warmup",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_signatures_have_types(name):
+    """What help() shows, and what get_type_hints() gives."""
+    assert {*PUBLIC} == {name for name in tilewise.__all__ if inspect.isfunction(getattr(tilewise, name))}
+    function = getattr(tilewise, name)
+    hints = typing.get_type_hints(function)
+    assert hints.keys() == {*inspect.signature(function).parameters, "return"}
+    assert [argument for argument, hint in hints.items() if "Any" in str(hint)] == []
+
+
+def test_stubs_and_overloads_have_no_any():
+    """Of the modules that public names come from; private helpers may take anything."""
+    for name in ("_core.pyi", "_attention.py", "_backward.py", "_kv_cache.py", "_merge.py", "_types.py", "__init__.py"):
+        tree = ast.parse((SOURCE / name).read_text())
+        public = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
+            and (node.name in PUBLIC or name in ("_core.pyi", "_types.py"))
+            # The short ways, whose signature is that of what they shorten.
+            and (node in tree.body or name in ("_core.pyi", "_types.py"))
+        ]
+        assert public or name == "__init__.py", name
+        for node in public:
+            spelled = [ast.unparse(part) for part in (node.args, node.returns) if part is not None]
+            assert not any(re.search(r"\bAny\b", part) for part in spelled), f"{name}: {node.name}"
 
 
 def test_package_says_that_it_is_typed():

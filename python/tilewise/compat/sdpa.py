@@ -19,9 +19,11 @@ from torch import Tensor
 
 from tilewise._arguments import flag, number
 from tilewise._attention import attention
+from tilewise._public import lists_public_names
 from tilewise.compat._names import REFUSALS, renamed
 
 __all__ = ["routed", "scaled_dot_product_attention"]
+__dir__ = lists_public_names(__all__)
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "softmax_scale": "scale"}
 _attend: Callable[..., Tensor] = attention

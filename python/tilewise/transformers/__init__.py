@@ -16,12 +16,14 @@ if int(transformers.__version__.partition(".")[0]) < 5:
 from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface
 
+from tilewise._public import lists_public_names
 from tilewise.transformers import serving, support
 from tilewise.transformers.forward import attention_forward
 from tilewise.transformers.masks import LazyMask, attention_mask
 from tilewise.transformers.support import NAME
 
 __all__ = ["LazyMask", "attention_forward", "attention_mask", "register"]
+__dir__ = lists_public_names(__all__)
 
 
 def register() -> None:

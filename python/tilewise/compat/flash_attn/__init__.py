@@ -5,6 +5,7 @@
 docs/migrating.md says what is the same and what differs.
 """
 
+from tilewise._public import lists_public_names
 from tilewise.compat.flash_attn._install import install
 from tilewise.compat.flash_attn._metadata import VERSION
 from tilewise.compat.flash_attn.flash_attn_interface import (
@@ -29,3 +30,4 @@ __all__ = [
     "flash_attn_with_kvcache",
     "install",
 ]
+__dir__ = lists_public_names([*__all__, "__version__"])

@@ -9,7 +9,8 @@ install(TARGETS tilewise EXPORT tilewise
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tilewise_development
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tilewise_development)
 install(DIRECTORY include/tilewise DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT tilewise_development)
-install(FILES third_party/dlpack/dlpack.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/dlpack
+# Not as dlpack/dlpack.h, which may be another project's: tilewise/dlpack.h includes that one where there is one.
+install(FILES third_party/dlpack/dlpack.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tilewise/third_party/dlpack
   COMPONENT tilewise_development)
 
 install(EXPORT tilewise NAMESPACE tilewise:: FILE tilewiseTargets.cmake DESTINATION ${package_directory}

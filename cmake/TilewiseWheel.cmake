@@ -9,7 +9,8 @@ set_target_properties(${shared} PROPERTIES EXCLUDE_FROM_ALL OFF EXPORT_NAME tile
 target_include_directories(${shared} INTERFACE $<INSTALL_INTERFACE:tilewise/include>)
 install(TARGETS ${shared} EXPORT tilewise LIBRARY DESTINATION tilewise/lib NAMELINK_SKIP)
 install(DIRECTORY include/tilewise DESTINATION tilewise/include)
-install(FILES third_party/dlpack/dlpack.h DESTINATION tilewise/include/dlpack)
+# Not as dlpack/dlpack.h, which may be another project's: tilewise/dlpack.h includes that one where there is one.
+install(FILES third_party/dlpack/dlpack.h DESTINATION tilewise/include/tilewise/third_party/dlpack)
 install(EXPORT tilewise NAMESPACE tilewise:: FILE tilewiseTargets.cmake DESTINATION ${package_directory})
 configure_package_config_file(cmake/tilewiseConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/tilewiseConfig.cmake
   INSTALL_DESTINATION ${package_directory} NO_SET_AND_CHECK_MACRO)

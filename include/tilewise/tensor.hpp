@@ -2,8 +2,6 @@
 // from DLPack's DLTensor. Strides count elements, as everywhere in Tilewise.
 #pragma once
 
-#include <dlpack/dlpack.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include <string_view>
 
 #include "tilewise/cxx20.hpp"
+#include "tilewise/dlpack.h"
 #include "tilewise/export.h"
 
 namespace tilewise {

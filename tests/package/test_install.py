@@ -79,3 +79,48 @@ def test_pkg_config_compiles_and_links(prefix: Path, tmp_path: Path, language: s
     run(tmp_path / "consumer", LD_LIBRARY_PATH=str(library.parent))
     version = run("pkg-config", "--modversion", "tilewise", PKG_CONFIG_PATH=str(library)).strip()
     assert run(prefix / "bin" / "tilewise", "--version") == f"tilewise {version}\n"
+
+
+ANOTHERS_DLPACK = """\
+#ifndef DLPACK_DLPACK_H_
+#define DLPACK_DLPACK_H_
+typedef struct {
+  void* data;
+} DLTensor;
+#define NEWER_THAN_OURS 1
+#endif
+"""
+
+
+def installed_into(prefix: Path) -> Path:
+    run("cmake", "--install", BUILD, "--component", "tilewise_development", "--prefix", prefix)
+    return prefix / "include" / "dlpack" / "dlpack.h"
+
+
+def compiles(program: Path, *includes: object) -> bool:
+    flags = [f"-I{folder}" for folder in includes]
+    done = subprocess.run(["gcc", "-std=c11", "-Werror", "-fsyntax-only", *flags, program], capture_output=True)
+    return done.returncode == 0
+
+
+def test_dlpack_of_another_project_is_left_alone_and_used(tmp_path: Path) -> None:
+    header, program = tmp_path / "include" / "dlpack" / "dlpack.h", tmp_path / "program.c"
+    header.parent.mkdir(parents=True)
+    header.write_text(ANOTHERS_DLPACK)
+    installed_into(tmp_path)
+    assert header.read_text() == ANOTHERS_DLPACK
+    program.write_text("#include <tilewise/tilewise.h>\nint is_newer = NEWER_THAN_OURS;\n")
+    assert compiles(program, tmp_path / "include")
+
+
+def test_dlpack_of_our_own_is_in_nobodys_way(tmp_path: Path) -> None:
+    assert not installed_into(tmp_path / "prefix").parent.exists()
+    program, own = tmp_path / "program.c", tmp_path / "own" / "dlpack" / "dlpack.h"
+    program.write_text("#include <tilewise/tilewise.h>\nint major = DLPACK_MAJOR_VERSION;\nDLTensor q;\n")
+    assert compiles(program, tmp_path / "prefix" / "include")
+    own.parent.mkdir(parents=True)
+    own.write_text(ANOTHERS_DLPACK)
+    program.write_text(
+        "#include <tilewise/tilewise.h>\n#include <dlpack/dlpack.h>\nint is_newer = NEWER_THAN_OURS;\nDLTensor q;\n"
+    )
+    assert compiles(program, tmp_path / "prefix" / "include", own.parents[1])

@@ -83,7 +83,7 @@ def test_all_that_is_promised_is_within() -> None:
         "tilewise/tilewise-compiler",
         "tilewise/include/tilewise/tilewise.h",
         "tilewise/include/tilewise/attention.hpp",
-        "tilewise/include/dlpack/dlpack.h",
+        "tilewise/include/tilewise/third_party/dlpack/dlpack.h",
         "tilewise/lib/cmake/tilewise/tilewiseConfig.cmake",
         "tilewise/semantics.md",
         "tilewise/py.typed",

@@ -2,10 +2,10 @@
 #ifndef TILEWISE_C_COMMON_H
 #define TILEWISE_C_COMMON_H
 
-#include <dlpack/dlpack.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tilewise/dlpack.h"
 #include "tilewise/export.h"
 
 #ifdef __cplusplus

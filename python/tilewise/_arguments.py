@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tilewise import _core
+from tilewise._keywords import nearest_word
 
 LAYOUT_NAMES = tuple(_core.layout_names())
 LAYOUTS: dict[str, str] = {name: name for name in LAYOUT_NAMES}
@@ -188,7 +189,7 @@ def named(name: str, value: Any, known: Mapping[Any, Any], advice: str = "") -> 
 
 def _meant(value: Optional[str], known: Mapping[Any, Any]) -> str:
     """Which name a mistyped one was probably meant to be."""
-    near = _core.nearest_word(value or "", [name for name in known if name is not None])
+    near = nearest_word(value or "", [name for name in known if name is not None])
     return f"; did you mean {near!r}?" if near else ""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -101,6 +102,14 @@ def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name, parameter in parameters if parameter.kind in kinds and name != "self")
 
 
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """The one of `known` that a mistyped word was probably meant to be, or ""."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return ""  # a compiler that looks on can't follow the core, and would speak of that in place of the word
+    return _core.nearest_word(word, list(known))
+
+
 _NONE: Mapping[str, str] = {}
 
 
@@ -128,7 +137,7 @@ def _advice(name: str, known: Collection[str], instead: Mapping[str, str]) -> st
         return advice
     if advised and advised <= {*known, *instead}:
         return "; ".join(instead[argument] for argument in sorted(advised) if argument in instead)
-    near = _core.nearest_word(name, [*known, *instead])
+    near = nearest_word(name, [*known, *instead])
     return instead.get(near) or (f"did you mean {near}=?" if near else f"it takes {', '.join(known)}")
 
 

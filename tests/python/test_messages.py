@@ -110,6 +110,17 @@ def test_a_traced_call_says_the_same():
         call(Q, K, K)
 
 
+@pytest.mark.parametrize("options", [{"mask": "casual"}, {"layout": "bsdh"}, {"masc": "causal"}], ids=str)
+def test_a_mistyped_word_is_named_though_a_compiler_looks_on(options):
+    (name, value), *_ = options.items()
+    torch._dynamo.reset()
+    call = torch.compile(lambda q, k, v: tilewise.attention(q, k, v, **options), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=rf"{name}: must be one of|unexpected keyword argument .*{name}") as info:
+        call(Q, K, K)
+    assert value in str(info.value) or name == "masc"
+    assert "nb_func" not in str(info.value)
+
+
 # --- values of other types ---
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Optional, TypeVar
 
-from tilewise import _core
+from tilewise._keywords import nearest_word
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if text not in names:
-            near = _core.nearest_word(text, list(names))
+            near = nearest_word(text, names)
             meant = f"; did you mean {near}?" if near else ""
             raise argparse.ArgumentTypeError(f"must be one of {', '.join(names)}{meant} (got {text!r})")
         return text

@@ -231,13 +231,13 @@ def test_deterministic_gradients():
 
 
 def test_autocast_changes_nothing():
-    """flash_attn's operators are none of autocast's list: fp32 stays refused, and bf16 stays bf16."""
+    """flash_attn's operators are none of autocast's list: fp32 stays fp32, and bf16 stays bf16."""
     q, k, v = _qkv(2, 30, 40, 2, 16)
     expected = flash_attn.flash_attn_func(q, k, v, softcap=2.0)
     with torch.autocast("cpu", torch.float16):
         assert torch.equal(flash_attn.flash_attn_func(q, k, v, softcap=2.0), expected)
-        with pytest.raises(RuntimeError, match="only support fp16 and bf16"):
-            flash_attn.flash_attn_func(q.float(), k.float(), v.float())
+        wide = flash_attn.flash_attn_func(q.float(), k.float(), v.float(), softcap=2.0)
+    assert torch.equal(wide, flash_attn.flash_attn_func(q.float(), k.float(), v.float(), softcap=2.0))
 
 
 @pytest.mark.parametrize("options", [{}, {"window_size": (5, 5), "return_attn_probs": True}], ids=["plain", "window"])

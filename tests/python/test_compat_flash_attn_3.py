@@ -261,7 +261,7 @@ def test_latent_caches(paged):
 # --- refusals ---
 
 
-def test_refusals():
+def test_refusals(monkeypatch):
     q, k, v = (tensor.detach() for tensor in _qkv())
     starts = torch.tensor([0, 20, 40], dtype=torch.int32), torch.tensor([0, 30, 60], dtype=torch.int32)
     rows = [tensor.flatten(0, 1) for tensor in (q, k, v)]
@@ -277,6 +277,7 @@ def test_refusals():
             call(qv=q)
         with pytest.raises(TypeError):
             call(dropout_p=0.1)
+    monkeypatch.setenv("TILEWISE_FLASH_ATTN_STRICT", "1")
     with pytest.raises(RuntimeError, match="only supports fp16, bf16, and fp8_e4m3"):
         flash_attn_3.flash_attn_func(q.float(), k.float(), v.float())
     with pytest.raises(RuntimeError, match="query and key must have the same dtype"):

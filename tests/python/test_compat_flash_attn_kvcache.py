@@ -265,7 +265,10 @@ _TABLE = torch.zeros(2, 1, dtype=torch.int32)
 _HALF = torch.ones(64, 16, dtype=torch.bfloat16)
 _PAGES = torch.zeros(3, 256, 2, 32, dtype=torch.bfloat16)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "fp32": ({"q": torch.ones(2, 1, 4, 32)}, "FlashAttention only support fp16 and bf16 data type"),
+    "fp32": (
+        {name: torch.ones(2, 1, 4, 32) for name in ("q", "k_cache", "v_cache")},
+        "FlashAttention only support fp16 and bf16 data type",
+    ),
     "mixed": ({"v_cache": torch.zeros(2, 64, 2, 32)}, "query and value must have the same dtype"),
     "heads": ({"q": torch.ones(2, 1, 3, 32, dtype=torch.bfloat16)}, "must divide number of heads in query"),
     "v_shape": ({"v_cache": torch.zeros(2, 63, 2, 32, dtype=torch.bfloat16)}, "v_cache must have shape"),
@@ -298,8 +301,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+# What only flash_attn's kernels ask for.
+LIMITS = ("fp32", "rotary_dim", "rotary_rows", "rotary_f32", "splits", "small_pages", "pages_leftpad")
+
+
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_in_their_words(name):
+def test_refusals_in_their_words(name, monkeypatch):
+    if name in LIMITS:
+        monkeypatch.setenv("TILEWISE_FLASH_ATTN_STRICT", "1")
     changes, words = REFUSED[name]
     with pytest.raises(RuntimeError, match=words):
         flash_attn.flash_attn_with_kvcache(**_step(**changes))

@@ -55,24 +55,32 @@ def _tensors(*heads, dim=32, dtype=torch.bfloat16, batch=2):
 
 
 REFUSED = {
-    "fp32": (_tensors(dtype=torch.float32), {}, "FlashAttention only support fp16 and bf16 data type"),
     "mixed_k": ([*_tensors(4), *_tensors(4, 4, dtype=torch.float16)], {}, "query and key must have the same dtype"),
     "mixed_v": ([*_tensors(4, 4), *_tensors(4, dtype=torch.float16)], {}, "query and value must have the same dtype"),
-    "head_dim": (_tensors(dim=264), {}, "only supports head dimension at most 256"),
     "heads": (_tensors(4, 3, 3), {}, "Number of heads in key/value must divide number of heads in query"),
-    "no_batch": (_tensors(batch=0), {}, "batch size must be positive"),
     "shape": ([*_tensors(4, 4), *_tensors(2)], {}, "v must have shape"),
     "shape_q": ([*_tensors(4, batch=3), *_tensors(4, 4)], {}, "k must have shape"),
-    "softcap": (_tensors(), {"softcap": 1.0, "dropout_p": 0.1}, "Softcapping does not support dropout for now"),
     "dropout": (_tensors(), {"dropout_p": 1.0}, "p_dropout < 1.f"),
     "slopes": (_tensors(), {"alibi_slopes": torch.ones(3)}, "alibi_slopes must have shape"),
     "slopes_f16": (_tensors(), {"alibi_slopes": torch.ones(4).half()}, "ALiBi slopes must have dtype fp32"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_in_their_words(name):
-    tensors, options, words = REFUSED[name]
+# What only flash_attn's kernels ask for.
+LIMITS = {
+    "fp32": (_tensors(dtype=torch.float32), {}, "FlashAttention only support fp16 and bf16 data type"),
+    "head_dim": (_tensors(dim=264), {}, "only supports head dimension at most 256"),
+    "no_batch": (_tensors(batch=0), {}, "batch size must be positive"),
+    "head_dim_v": ([*_tensors(4, 4), *_tensors(4, dim=16)], {}, "v must have shape"),
+    "softcap": (_tensors(), {"softcap": 1.0, "dropout_p": 0.1}, "Softcapping does not support dropout for now"),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *LIMITS])
+def test_refusals_in_their_words(name, monkeypatch):
+    if name in LIMITS:
+        monkeypatch.setenv("TILEWISE_FLASH_ATTN_STRICT", "1")
+    tensors, options, words = {**REFUSED, **LIMITS}[name]
     with pytest.raises(RuntimeError, match=words):
         flash_attn.flash_attn_func(*tensors, **options)
     if name not in ("no_batch", "shape_q"):
@@ -82,7 +90,7 @@ def test_refusals_in_their_words(name):
             flash_attn.flash_attn_varlen_func(*rows, starts, starts, 5, 5, **options)
 
 
-def test_refusals_of_packed_sequences():
+def test_refusals_of_packed_sequences(monkeypatch):
     rows = [tensor.flatten(0, 1) for tensor in _tensors()]
     starts = torch.tensor([0, 5, 10], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="cu_seqlens_q must have dtype int32"):
@@ -91,6 +99,7 @@ def test_refusals_of_packed_sequences():
         flash_attn.flash_attn_varlen_func(*rows, starts, starts.repeat_interleave(2)[::2], 5, 5, softcap=1.0)
     with pytest.raises(RuntimeError, match="cu_seqlens_k must have shape"):
         flash_attn.flash_attn_varlen_func(*rows, starts, starts[:2], 5, 5)
+    monkeypatch.setenv("TILEWISE_FLASH_ATTN_STRICT", "1")
     pages = [torch.ones(3, 256, 4, 32, dtype=torch.bfloat16)] * 2
     table = torch.zeros(2, 1, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="num_splits > 1 is not supported"):

@@ -30,6 +30,7 @@ from tilewise.compat.flash_attn._lse import (
     row_constants,
     to_flash_attn,
 )
+from tilewise.compat.flash_attn._strict import strict
 
 
 class Stacked:
@@ -52,15 +53,16 @@ class Stacked:
 
 
 def in_doubt(q: Tensor, k: Tensor, v: Tensor, softcap: float, dropout_p: float) -> bool:
-    """Whether flash_attn may refuse a call that Tilewise would take."""
+    """Whether flash_attn may refuse a call that Tilewise would take, and so must this one."""
     shape = q.shape
-    return (
+    doubtful = (
         q.dtype not in HALVES
         or shape[-1] > MAX_HEAD_DIM
         or shape[0] == 0
         or k.shape != v.shape
         or (softcap > 0.0 and dropout_p > 0.0)
     )
+    return doubtful and strict()
 
 
 def takes_short_way(q: Any, k: Any, v: Any) -> bool:

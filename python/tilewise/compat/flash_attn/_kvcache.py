@@ -11,16 +11,14 @@ from torch import Tensor
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn import _kvcache_refusals
 from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, WHOLE, Packed, dense_rows, window_sides
+from tilewise.compat.flash_attn._leftpad import without_leftpad
 from tilewise.compat.flash_attn._lse import (
     drops_row_constant,
     lengths_of,
     packed_row_constants,
     to_flash_attn,
 )
-
-
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+from tilewise.compat.flash_attn._strict import strict
 
 
 def check_pages(block_table: Tensor, page_size: int, seqlens: Any, seqlen_new: int) -> None:
@@ -28,9 +26,9 @@ def check_pages(block_table: Tensor, page_size: int, seqlens: Any, seqlen_new: i
 
     On a GPU this waits for the lengths, as there, but not while a graph is captured.
     """
-    if seqlens is None or _capturing(block_table):
+    if seqlens is None or _kvcache_refusals.capturing(block_table):
         return
-    longest = seqlens if isinstance(seqlens, int) else int(seqlens.max()) if seqlens.numel() else 0
+    longest = _kvcache_refusals.longest_of(seqlens)
     room = block_table.shape[1] * page_size
     if longest + seqlen_new > room:
         raise RuntimeError(
@@ -49,16 +47,14 @@ def _attended(
     cache_seqlens: Union[int, Tensor, None], cache_leftpad: Optional[Tensor], capacity: int, new: int, q: Tensor
 ) -> Tensor:
     """[batch_size], the keys that each sequence attends to."""
-    if not isinstance(cache_seqlens, Tensor):
-        cache_seqlens = torch.full((q.shape[0],), capacity if cache_seqlens is None else cache_seqlens, device=q.device)
-    lengths = cache_seqlens + new
+    lengths = _lengths(cache_seqlens, capacity, q) + new
     return lengths if cache_leftpad is None else lengths - cache_leftpad
 
 
 def _in_doubt(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Optional[Tensor], num_splits: int) -> bool:
-    """Whether flash_attn may refuse a call that Tilewise would take."""
+    """Whether flash_attn may refuse a call that Tilewise would take, and so must this one."""
     shape = q.shape
-    return (
+    doubtful = (
         q.dtype not in HALVES
         or shape[-1] > MAX_HEAD_DIM
         or shape[0] == 0
@@ -66,6 +62,15 @@ def _in_doubt(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Optional
         or num_splits > 128
         or (block_table is not None and k_cache.shape[1] % 256 != 0)
     )
+    return doubtful and strict()
+
+
+def _lengths(cache_seqlens: Union[int, Tensor, None], capacity: int, q: Tensor) -> Tensor:
+    """int32 [batch_size], the places in use, whatever they came as."""
+    if isinstance(cache_seqlens, Tensor):
+        return cache_seqlens
+    used = capacity if cache_seqlens is None else cache_seqlens
+    return torch.full((q.shape[0],), used, device=q.device, dtype=torch.int32)
 
 
 def attend(
@@ -96,7 +101,7 @@ def attend(
     if _in_doubt(q, k_cache, v_cache, block_table, num_splits):
         _kvcache_refusals.refuse(*refusal)
     if rotary_cos is not None:
-        _kvcache_refusals.rotary_tables(q, k_cache, k, (rotary_cos, rotary_sin), block_table)
+        _kvcache_refusals.rotary_tables(q, k_cache, k, (rotary_cos, rotary_sin), block_table, cache_seqlens)
     new = 0 if k is None else k.shape[1]
     capacity = k_cache.shape[1]
     if block_table is not None:
@@ -122,6 +127,14 @@ def attend(
             _kvcache_refusals.refuse(*refusal)
             raise
     window = window_sides(window_size, capacity, causal)
+    rotary_seqlens = None
+    if block_table is not None and cache_leftpad is not None:
+        lengths = _lengths(cache_seqlens, capacity, q)
+        rotary_seqlens = None if rotary_cos is None else lengths
+        k_cache, v_cache, block_table, cache_seqlens = without_leftpad(
+            k_cache, v_cache, block_table, cache_leftpad, lengths
+        )
+        cache_leftpad = None
     values: dict[str, Any] = {
         "rotary_interleaved": bool(rotary_interleaved) and rotary_cos is not None,
         "causal": bool(causal),
@@ -133,7 +146,7 @@ def attend(
     }
     if isinstance(cache_seqlens, int):
         values["cache_seqlen"] = cache_seqlens
-    arrays = (rotary_cos, rotary_sin, None, cache_seqlens if isinstance(cache_seqlens, Tensor) else None,
+    arrays = (rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens if isinstance(cache_seqlens, Tensor) else None,
               cache_batch_idx, cache_leftpad, block_table, *[None] * 5, alibi_slopes, None)  # fmt: skip
     with torch.no_grad():  # as there, nothing of it has a graph
         try:
@@ -168,6 +181,12 @@ def attend_packed(
     lengths = sequences.seqused_k
     if lengths is None:
         lengths = lengths_of(sequences.cu_seqlens_k)
+    used = lengths
+    if sequences.leftpad_k is not None:
+        with torch.no_grad():
+            k_pages, v_pages, block_table, used = without_leftpad(
+                k_pages, v_pages, block_table, sequences.leftpad_k, lengths
+            )
     values: dict[str, Any] = {
         "causal": bool(causal),
         "window_left": window[0],
@@ -176,7 +195,7 @@ def attend_packed(
         "softcap": softcap if softcap > 0.0 else 0.0,
         "max_seqlen_q": sequences.max_seqlen_q,
     }
-    arrays = (None, None, None, lengths, None, None, block_table, None, sequences.cu_seqlens_q, None, None, None,
+    arrays = (None, None, None, used, None, None, block_table, None, sequences.cu_seqlens_q, None, None, None,
               alibi_slopes, None)  # fmt: skip
     with torch.no_grad():
         result, lse = kv_cache.attend(

@@ -1,5 +1,6 @@
 # What flash_attn 2.8 refuses, in its own words, since programs and tests match on them. Whatever the operators refuse
-# too is asked about here only after they have; what Tilewise could do is asked about before, by a cheaper test.
+# too is asked about here only after they have. What flash_attn's kernels cannot do, and Tilewise can, is a limit: it
+# holds under TILEWISE_FLASH_ATTN_STRICT=1 alone, and is asked about before, by a cheaper test.
 """Errors in flash_attn's words."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any, Optional
 from torch import Tensor
 
 from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, Packed
+from tilewise.compat.flash_attn._strict import strict
 
 _DTYPES = "FlashAttention only support fp16 and bf16 data type"
 
@@ -16,6 +18,11 @@ _DTYPES = "FlashAttention only support fp16 and bf16 data type"
 def check(holds: bool, words: str) -> None:
     if not holds:
         raise RuntimeError(words)
+
+
+def limit(holds: bool, words: str) -> None:
+    """check() of what only flash_attn's kernels ask for."""
+    check(holds or not strict(), words)
 
 
 def check_tensors(**given: Any) -> None:
@@ -32,15 +39,15 @@ def check_same_device(q: Tensor, others: dict[str, Any]) -> None:
 
 
 def check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    check(q.dtype in HALVES, f"{_DTYPES} (got {q.dtype})")
+    limit(q.dtype in HALVES, f"{_DTYPES} (got {q.dtype})")
     check(k.dtype == q.dtype, f"query and key must have the same dtype (got {q.dtype} and {k.dtype})")
     check(v.dtype == q.dtype, f"query and value must have the same dtype (got {q.dtype} and {v.dtype})")
 
 
 def check_heads(q: Tensor, k: Tensor, what: str = "forward") -> None:
     dim, heads, heads_k = q.shape[-1], q.shape[-2], k.shape[-2]
-    limit = f"FlashAttention {what} only supports head dimension at most {MAX_HEAD_DIM} (got {dim})"
-    check(dim <= MAX_HEAD_DIM, limit)
+    words = f"FlashAttention {what} only supports head dimension at most {MAX_HEAD_DIM} (got {dim})"
+    limit(dim <= MAX_HEAD_DIM, words)
     words = f"Number of heads in key/value must divide number of heads in query (got {heads_k} and {heads})"
     check(heads_k > 0 and heads % heads_k == 0, words)
 
@@ -51,6 +58,14 @@ def check_shape(name: str, tensor: Tensor, *wanted: int) -> None:
 
 def check_rank(name: str, tensor: Tensor, rank: int) -> None:
     check(tensor.dim() == rank, f"{name} must have {rank} dimensions (got {tensor.dim()})")
+
+
+def check_v(name: str, v: Tensor, *shape: int) -> None:
+    """`shape` is that of the keys: without a limit the values may have a head_dim of their own."""
+    if strict():
+        check_shape(name, v, *shape)
+    check_rank(name, v, len(shape))
+    check_shape(name, v, *shape[:-1], v.shape[-1])
 
 
 def check_int32(name: str, tensor: Optional[Tensor], *shape: int) -> None:
@@ -65,7 +80,7 @@ def check_int32(name: str, tensor: Optional[Tensor], *shape: int) -> None:
 def score(batch_size: int, num_heads: int, softcap: float, dropout_p: float, alibi_slopes: Optional[Tensor]) -> None:
     """Of what changes scores and weights."""
     check(dropout_p < 1.0, f"p_dropout < 1.f (got {dropout_p})")
-    check(not (softcap > 0.0 and dropout_p > 0.0), "Softcapping does not support dropout for now")
+    limit(not (softcap > 0.0 and dropout_p > 0.0), "Softcapping does not support dropout for now")
     if alibi_slopes is None:
         return
     check_tensors(alibi_slopes=alibi_slopes)
@@ -85,11 +100,11 @@ def dense(q: Any, k: Any, v: Any, softcap: float, dropout_p: float, alibi_slopes
         check_rank(name, tensor, 4)
     check_dtypes(q, k, v)
     batch_size, _, num_heads, head_dim = q.shape
-    check(batch_size > 0, "batch size must be positive (got 0)")
+    limit(batch_size > 0, "batch size must be positive (got 0)")
     check_heads(q, k)
     wanted = (batch_size, k.shape[1], k.shape[2], head_dim)
     check_shape("k", k, *wanted)
-    check_shape("v", v, *wanted)
+    check_v("v", v, *wanted)
     score(batch_size, num_heads, softcap, dropout_p, alibi_slopes)
 
 
@@ -118,16 +133,16 @@ def packed(
         check_int32(name, tensor, batch_size + 1)
     for name, tensor in lengths.items():
         check_int32(name, tensor, batch_size)
-    check(batch_size > 0, "batch size must be positive (got 0)")
+    limit(batch_size > 0, "batch size must be positive (got 0)")
     check_heads(q, k)
     check_shape("k", k, *k.shape[:-1], q.shape[-1])
-    check_shape("v", v, *k.shape)
+    check_v("v", v, *k.shape)
     score(batch_size, q.shape[1], softcap, dropout_p, alibi_slopes)
     if block_table is None:
         return
     page_table(block_table, batch_size, k.shape[1])
-    check(sequences.leftpad_k is None, "We don't support Paged KV and leftpad_k running at the same time yet")
-    check(num_splits <= 1, f"num_splits > 1 is not supported for varlen paged KV (got {num_splits})")
+    limit(sequences.leftpad_k is None, "We don't support Paged KV and leftpad_k running at the same time yet")
+    limit(num_splits <= 1, f"num_splits > 1 is not supported for varlen paged KV (got {num_splits})")
 
 
 def page_table(block_table: Any, batch_size: int, page_size: int) -> None:
@@ -138,7 +153,8 @@ def page_table(block_table: Any, batch_size: int, page_size: int) -> None:
     check(block_table.stride(-1) == 1, "block_table must have contiguous last dimension")
     check_shape("block_table", block_table, batch_size, *block_table.shape[1:])
     words = f"Paged KV cache block size must be divisible by 256 (got {page_size})"
-    check(page_size > 0 and page_size % 256 == 0, words)
+    check(page_size > 0, words)
+    limit(page_size % 256 == 0, words)
 
 
 def backward(q: Any, k: Any, v: Any, out: Any, dout: Any, gradients: dict[str, Any]) -> None:
@@ -149,7 +165,7 @@ def backward(q: Any, k: Any, v: Any, out: Any, dout: Any, gradients: dict[str, A
     for name, tensor in (("out", out), ("dout", dout)):
         words = f"query and {name} must have the same dtype (got {q.dtype} and {tensor.dtype})"
         check(tensor.dtype == q.dtype, words)
-        check_shape(name, tensor, *q.shape)
+        check_shape(name, tensor, *q.shape[:-1], v.shape[-1])
     for (name, tensor), like in zip(gradients.items(), (q, k, v)):
         if tensor is not None:
             check(tensor.dtype == q.dtype, f"{name} must have the same dtype as q (got {tensor.dtype})")

@@ -8,19 +8,22 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from tilewise.compat.flash_attn._strict import strict
+
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float8_e4m3fn))
 MAX_HEAD_DIM = 256
 
 
 def refuse(q: Tensor, k: Tensor, v: Tensor, attention_chunk: int) -> None:
-    """What FlashAttention-3 refuses, or Tilewise of it, and the core would take or say in other words."""
-    if q.dtype not in DTYPES:
+    """What FlashAttention-3 refuses, or Tilewise of it, and the core would take or say in other words; what only its
+    kernels ask for holds under TILEWISE_FLASH_ATTN_STRICT=1."""
+    if q.dtype not in DTYPES and strict():
         words = "FlashAttention only supports fp16, bf16, and fp8_e4m3 data type"
         raise RuntimeError(f"{words} (got {q.dtype})")
     for name, tensor in (("key", k), ("value", v)):
         if tensor.dtype != q.dtype and tensor.dtype != torch.float8_e4m3fn:
             raise RuntimeError(f"query and {name} must have the same dtype (got {q.dtype} and {tensor.dtype})")
-    if q.shape[-1] > MAX_HEAD_DIM:
+    if q.shape[-1] > MAX_HEAD_DIM and strict():
         words = f"FlashAttention forward only supports head dimension at most {MAX_HEAD_DIM}"
         raise RuntimeError(f"{words} (got {q.shape[-1]})")
     if attention_chunk != 0:

@@ -1,0 +1,64 @@
+# Pages with left padding: rows of pages are pages of one row, and a table of rows can begin where the padding ends. No
+# key is copied.
+"""Paged caches whose sequences begin later than their first page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Caches as pages of one row each, the table of a sequence's rows behind its padding, and how many are in use."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    cache_seqlens: Tensor
+
+
+def _rows_apart(pages: Tensor) -> int:
+    """How many rows lie from one page to the next, those of other tensors in the same storage included.
+
+    Raises:
+        NotImplementedError: That is no whole number.
+    """
+    num_pages, page_size = pages.shape[:2]
+    if num_pages <= 1 or page_size <= 1:
+        return page_size
+    apart, remainder = divmod(pages.stride(0), pages.stride(1))
+    if remainder:
+        raise NotImplementedError(
+            "cache_leftpad: must come with pages that lie a whole number of rows apart "
+            f"(got strides {pages.stride(0)} and {pages.stride(1)})"
+        )
+    return apart
+
+
+def _as_rows(pages: Tensor, apart: int) -> Tensor:
+    num_pages, page_size = pages.shape[:2]
+    step = pages.stride(0) if page_size <= 1 else pages.stride(1)
+    rows = max(num_pages - 1, 0) * apart + page_size
+    return pages.as_strided((rows, 1, *pages.shape[2:]), (step, step, *pages.stride()[2:]))
+
+
+def without_leftpad(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, leftpad: Tensor, seqlens: Tensor) -> Rows:
+    """The same keys without their left padding.
+
+    Args:
+        leftpad: int32 [batch_size], rows to skip at the start of a sequence.
+        seqlens: int32 [batch_size], rows in use, those included.
+    """
+    apart, page_size = _rows_apart(k_pages), k_pages.shape[1]
+    if _rows_apart(v_pages) != apart:
+        raise NotImplementedError(
+            "cache_leftpad: must come with pages of keys and of values that lie equally far apart"
+        )
+    room = block_table.shape[1] * page_size
+    places = torch.arange(room, device=block_table.device) + leftpad[:, None]
+    places = places.clamp(0, max(room - 1, 0))
+    rows = block_table.long().gather(1, places // page_size) * apart + places % page_size
+    used = (seqlens - leftpad).to(torch.int32)
+    return Rows(_as_rows(k_pages, apart), _as_rows(v_pages, apart), rows.to(torch.int32), used)

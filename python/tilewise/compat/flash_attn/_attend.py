@@ -88,15 +88,24 @@ def with_nothing_dropped(q: Tensor, k: Tensor, out: Tensor, softmax_lse: Tensor,
     return out, softmax_lse, _probabilities.none(q)
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, stacked: Optional[Stacked], options: tuple[Any, ...], with_lse: bool) -> Any:
-    """(out, softmax_lse), or out; autocast leaves flash_attn's operators alone, and so these."""
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    stacked: Optional[Stacked],
+    options: tuple[Any, ...],
+    with_lse: bool,
+    sink: Optional[Tensor] = None,
+) -> Any:
+    """(out, softmax_lse), or out; autocast leaves flash_attn's operators alone, and so these. `sink`, which may need a
+    gradient, is among the options."""
     if (_torch.compiling() or _torch.any_autocast()) and torch.is_autocast_enabled(q.device.type):
         with torch.autocast(q.device.type, enabled=False):
-            return run(q, k, v, stacked, options, with_lse)
+            return run(q, k, v, stacked, options, with_lse, sink)
     if _torch.forward_ad._current_level >= 0 and not _torch.compiling():
         refuse_tangents((("q", q), ("k", k), ("v", v)))
     if stacked is None:
-        return _torch.forward(q, k, v, options, return_lse=with_lse)
+        return _torch.forward(q, k, v, options, sink=sink, return_lse=with_lse)
     out, softmax_lse = forward_stacked(stacked.tensor, stacked.q, options)
     return (out, softmax_lse) if with_lse else out
 

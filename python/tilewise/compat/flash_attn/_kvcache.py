@@ -11,7 +11,7 @@ from torch import Tensor
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn import _kvcache_refusals
 from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, WHOLE, Packed, dense_rows, window_sides
-from tilewise.compat.flash_attn._leftpad import without_leftpad
+from tilewise.compat.flash_attn._leftpad import appended, without_leftpad
 from tilewise.compat.flash_attn._lse import (
     drops_row_constant,
     lengths_of,
@@ -127,14 +127,18 @@ def attend(
             _kvcache_refusals.refuse(*refusal)
             raise
     window = window_sides(window_size, capacity, causal)
-    rotary_seqlens = None
     if block_table is not None and cache_leftpad is not None:
+        _kvcache_refusals.refuse(*refusal)
         lengths = _lengths(cache_seqlens, capacity, q)
-        rotary_seqlens = None if rotary_cos is None else lengths
+        if k is not None and v is not None:
+            local = causal or window != WHOLE
+            tables = (rotary_cos, rotary_sin)
+            q = appended(q, k_cache, v_cache, k, v, tables, rotary_interleaved, local, lengths, block_table)
+            k = v = rotary_cos = rotary_sin = None
         k_cache, v_cache, block_table, cache_seqlens = without_leftpad(
-            k_cache, v_cache, block_table, cache_leftpad, lengths
+            k_cache, v_cache, block_table, cache_leftpad, lengths + new
         )
-        cache_leftpad = None
+        cache_leftpad, new = None, 0
     values: dict[str, Any] = {
         "rotary_interleaved": bool(rotary_interleaved) and rotary_cos is not None,
         "causal": bool(causal),
@@ -146,7 +150,7 @@ def attend(
     }
     if isinstance(cache_seqlens, int):
         values["cache_seqlen"] = cache_seqlens
-    arrays = (rotary_cos, rotary_sin, rotary_seqlens, cache_seqlens if isinstance(cache_seqlens, Tensor) else None,
+    arrays = (rotary_cos, rotary_sin, None, cache_seqlens if isinstance(cache_seqlens, Tensor) else None,
               cache_batch_idx, cache_leftpad, block_table, *[None] * 5, alibi_slopes, None)  # fmt: skip
     with torch.no_grad():  # as there, nothing of it has a graph
         try:

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tilewise._kv_cache import ARRAYS
+from tilewise._torch import kv_cache
+from tilewise.compat.flash_attn.layers.rotary import apply_rotary_emb
 
 
 class Rows(NamedTuple):
@@ -62,3 +66,39 @@ def without_leftpad(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, leftp
     rows = block_table.long().gather(1, places // page_size) * apart + places % page_size
     used = (seqlens - leftpad).to(torch.int32)
     return Rows(_as_rows(k_pages, apart), _as_rows(v_pages, apart), rows.to(torch.int32), used)
+
+
+def appended(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: tuple[Any, Any],
+    interleaved: bool,
+    local: bool,
+    seqlens: Tensor,
+    block_table: Tensor,
+) -> Tensor:
+    """Appends k and v to the pages, which as rows may overlap where they interleave and so cannot be written then.
+
+    Args:
+        tables: Rotary cos and sin, or None twice.
+        local: Queries stand behind one another, not all at the first new place.
+
+    Returns:
+        The queries, rotated as the keys are.
+    """
+    cos, sin = tables
+    given = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": seqlens, "block_table": block_table}
+    arrays = tuple(given.get(name) for name in ARRAYS)
+    rotates = cos is not None
+    with torch.no_grad():
+        kv_cache.append(k_pages, v_pages, k, v, arrays, {"rotary_interleaved": bool(interleaved) and rotates}, None)
+        if not rotates:
+            return q
+        if local:
+            return apply_rotary_emb(q, cos, sin, bool(interleaved), seqlen_offsets=seqlens)
+        each = q.flatten(0, 1).unsqueeze(1)
+        places = seqlens.repeat_interleave(q.shape[1])
+        return apply_rotary_emb(each, cos, sin, bool(interleaved), seqlen_offsets=places).view_as(q)

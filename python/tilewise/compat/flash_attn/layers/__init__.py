@@ -1,2 +1,2 @@
-# flash_attn.layers, of which the rotary embedding is here.
-"""Layers: `rotary`."""
+# flash_attn.layers.
+"""Layers: `rotary` and `patch_embed`."""

@@ -13,6 +13,9 @@ from tilewise.compat.flash_attn._plain import refuse
 from tilewise.compat.flash_attn.layers._rotation import overwritten, table_rows, turned
 
 __all__ = [
+    "ApplyRotaryEmb",
+    "ApplyRotaryEmbKV_",
+    "ApplyRotaryEmbQKV_",
     "RotaryEmbedding",
     "apply_rotary_emb",
     "apply_rotary_emb_func",
@@ -142,6 +145,24 @@ def apply_rotary_emb_kv_(
     fits = kv.dim() == 5 and kv.shape[2] == 2
     assert fits, f"kv must have shape (batch, seqlen, 2, nheads, headdim) (got {tuple(kv.shape)})"
     return overwritten(kv, _turned_part(kv, (..., 0, slice(None)), (cos, sin), interleaved, seqlen_offsets))
+
+
+class ApplyRotaryEmb:
+    """apply_rotary_emb under the name of flash_attn's autograd function."""
+
+    apply = staticmethod(apply_rotary_emb)
+
+
+class ApplyRotaryEmbQKV_:  # noqa: N801 - flash_attn's name
+    """apply_rotary_emb_qkv_ under the name of flash_attn's autograd function."""
+
+    apply = staticmethod(apply_rotary_emb_qkv_)
+
+
+class ApplyRotaryEmbKV_:  # noqa: N801 - flash_attn's name
+    """apply_rotary_emb_kv_ under the name of flash_attn's autograd function."""
+
+    apply = staticmethod(apply_rotary_emb_kv_)
 
 
 def _of_inference(table: Tensor) -> bool:

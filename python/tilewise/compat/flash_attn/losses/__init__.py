@@ -1,0 +1,2 @@
+# flash_attn.losses.
+"""Losses: `cross_entropy`."""

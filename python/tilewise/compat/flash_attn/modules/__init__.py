@@ -1,0 +1,2 @@
+# flash_attn.modules.
+"""Modules: `block`, `embedding`, `mha` and `mlp`."""

@@ -1,0 +1,2 @@
+# flash_attn.ops.
+"""Operations in torch's own: `activations`, `fused_dense`, `layer_norm`, `rms_norm` and `triton`."""

@@ -1,0 +1,2 @@
+# flash_attn.utils.
+"""Helpers: `benchmark`, `distributed`, `generation`, `pretrained` and `torch`."""

@@ -1,18 +1,16 @@
-# `import flash_attn` resolving to this package: its modules stand in sys.modules under flash_attn's names.
+# install(): which names are taken, and where others' packages stand in the way.
 """install()."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 
 import torch
 
-from tilewise.compat.flash_attn import _metadata, _transformers
+from tilewise.compat.flash_attn import _importing, _others, _transformers
 
-_PACKAGE = "tilewise.compat.flash_attn"
-_MODULES = ("", ".bert_padding", ".flash_attn_interface", ".layers", ".layers.rotary")
+_PACKAGE = _importing.FLASH_ATTN["flash_attn"]
 
 
 def installed() -> bool:
@@ -21,24 +19,23 @@ def installed() -> bool:
 
 
 def _refuse_to_shadow() -> None:
-    module = sys.modules.get("flash_attn")
-    if module is None and importlib.util.find_spec("flash_attn") is None:
-        return
-    spec = importlib.util.find_spec("flash_attn") if module is None else getattr(module, "__spec__", None)
-    origin = getattr(spec, "origin", None) or "an unknown place"
-    raise ImportError(
-        f"flash_attn: there is one already, from {origin}; install(force=True) puts Tilewise's in its place"
-    )
+    origin = _others.other("flash_attn")
+    if origin is not None:
+        raise ImportError(
+            f"flash_attn: there is one already, from {origin}; install(force=True) puts Tilewise's in its place"
+        )
 
 
 def install(force: bool = False, transformers: bool = False) -> None:
-    """Makes `import flash_attn` and its modules resolve to Tilewise's in this process. Calling again is harmless.
+    """Makes imports of flash_attn and its modules resolve to Tilewise's in this process. Calling again is harmless.
 
-    flash_attn_2_cuda, its extension module, becomes the raw passes. Where torch has a GPU, the distribution's metadata
-    is found too, as importlib.metadata.version("flash-attn"), by which libraries know that it is there.
+    flash_attn_2_cuda, its extension module, becomes the raw passes; flash_attn_interface and flash_attn_3 become
+    FlashAttention-3's, unless one is installed. importlib.metadata.version("flash_attn") answers the release whose
+    interface this is. FlashAttention-4, which is installed as flash_attn.cute alone, stays what it is; without it
+    flash_attn.cute is Tilewise's too. A module that Tilewise lacks is an ImportError that says so.
 
     Args:
-        force: Take the place of a flash_attn that is installed or imported.
+        force: Take the place of a flash_attn and of a FlashAttention-3 that are installed or imported.
         transformers: Also make Hugging Face transformers take attn_implementation="flash_attention_2" where torch has
             no GPU, for which its checks are replaced; docs/migrating.md lists them.
 
@@ -48,18 +45,9 @@ def install(force: bool = False, transformers: bool = False) -> None:
     if not installed():
         if not force:
             _refuse_to_shadow()
-        _put_modules()
-    has_gpu = torch.cuda.is_available()
-    if has_gpu or transformers:
-        _metadata.make_findable()
-    if transformers and not has_gpu:
+        _importing.serve(_importing.FLASH_ATTN)
+        importlib.import_module(f"{_PACKAGE}._operators").register(force=True)
+    if force or not any(_others.other(name) for name in _importing.FLASH_ATTN_3):
+        _importing.serve(_importing.FLASH_ATTN_3)
+    if transformers and not torch.cuda.is_available():
         _transformers.take_cpus()
-
-
-def _put_modules() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
-        del sys.modules[name]
-    for suffix in _MODULES:
-        sys.modules[f"flash_attn{suffix}"] = importlib.import_module(f"{_PACKAGE}{suffix}")
-    sys.modules["flash_attn_2_cuda"] = importlib.import_module(f"{_PACKAGE}._raw")
-    importlib.import_module(f"{_PACKAGE}._operators").register(force=True)

@@ -1,5 +1,5 @@
-# The metadata of a distribution named flash-attn, which libraries ask for before they import it.
-"""importlib.metadata for the drop-in."""
+# The metadata of distributions named flash-attn and flash-attn-3, which libraries ask for before they import them.
+"""importlib.metadata for the drop-ins."""
 
 from __future__ import annotations
 
@@ -7,48 +7,53 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
 VERSION = "2.8.4"  # of flash_attn's interface
-_NAME = "flash-attn"
+VERSION_3 = "3.0.0"  # of FlashAttention-3's
+_OF_TRANSFORMERS = (
+    "_package_distribution_mapping",
+    "is_flash_attn_2_available",
+    "is_flash_attn_3_available",
+    "is_flash_attn_greater_or_equal",
+)
 
 
-class _Distribution(importlib.metadata.Distribution):
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Distribution(importlib.metadata.Distribution):
+    """One of the drop-ins."""
+
+    def __init__(self, name: str, version: str, modules: tuple[str, ...]) -> None:
+        self._files = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            "top_level.txt": "".join(f"{module}\n" for module in modules),
+        }
+        self._name = name
+
+    def is_asked_for(self, name: Optional[str]) -> bool:
+        """Whether a search for this name, or for all with None, finds it."""
+        return name is None or _normalized(name) == self._name
+
     def read_text(self, filename: str) -> Optional[str]:
         """The two files of a distribution that are asked for by name."""
-        return {
-            "METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: {VERSION}\n",
-            "top_level.txt": "flash_attn\n",
-        }.get(filename)
+        return self._files.get(filename)
 
     def locate_file(self, path: Any) -> Any:
         """Nothing of it is a file of its own."""
         return os.path.join(os.path.dirname(__file__), path)
 
 
-class _Finder:
-    """A place of sys.meta_path that knows this distribution and no module."""
-
-    def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: Any = None) -> None:
-        return None
-
-    def find_distributions(self, context: Any = None) -> Iterator[importlib.metadata.Distribution]:
-        name = getattr(context, "name", None)
-        if name is None or re.sub(r"[-_.]+", "-", name).lower() == _NAME:
-            yield _Distribution()
-
-    def invalidate_caches(self) -> None:
-        """There are none."""
+FLASH_ATTN = Distribution("flash-attn", VERSION, ("flash_attn",))
+FLASH_ATTN_3 = Distribution("flash-attn-3", VERSION_3, ("flash_attn_3", "flash_attn_interface"))
 
 
-def make_findable() -> None:
-    """Lets importlib.metadata find flash-attn; what transformers has remembered of its absence is forgotten."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    sys.meta_path.insert(0, _Finder())  # before a distribution whose place the drop-in takes
+def forget_absence() -> None:
+    """Makes transformers ask again where it has remembered that there is no flash_attn."""
     utilities = sys.modules.get("transformers.utils.import_utils")
-    for name in ("_package_distribution_mapping", "is_flash_attn_2_available", "is_flash_attn_greater_or_equal"):
+    for name in _OF_TRANSFORMERS:
         forget = getattr(getattr(utilities, name, None), "cache_clear", None)
         if forget is not None:
             forget()

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
 from tilewise._torch import autograd
-from tilewise.compat.flash_attn import _raw
+from tilewise.compat.flash_attn import _others, _raw
 from tilewise.compat.flash_attn._call import Packed, dense_rows
 from tilewise.compat.flash_attn._probabilities import in_bytes
 
@@ -201,12 +199,7 @@ _LIBRARY: Optional[torch.library.Library] = None  # lives as long as its registr
 
 def _foreign() -> bool:
     """Whether another flash_attn has registered these operators, or would when it is imported."""
-    if any(hasattr(torch.ops.flash_attn, name) for name in _OPERATORS):
-        return True
-    module = sys.modules.get("flash_attn")
-    if module is not None:
-        return not getattr(module, "__name__", "").startswith("tilewise.")
-    return importlib.util.find_spec("flash_attn") is not None
+    return any(hasattr(torch.ops.flash_attn, name) for name in _OPERATORS) or _others.other("flash_attn") is not None
 
 
 def register(force: bool = False) -> bool:

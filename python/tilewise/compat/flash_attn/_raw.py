@@ -186,7 +186,7 @@ def _gradients(
     return made
 
 
-def _backward(inputs: tuple[Tensor, ...], gradients: list[Tensor], options: tuple[Any, ...]) -> None:
+def run_backward(inputs: tuple[Tensor, ...], gradients: list[Tensor], options: tuple[Any, ...]) -> None:
     """`inputs`: dout, q, k, v, out and softmax_lse in Tilewise's form."""
     dout, *others = inputs
     try:
@@ -262,7 +262,7 @@ def bwd(
     seed = _seed(q, p_dropout, generator) if rng_state is None else rng_state
     options, lse = dense_backward(q, k, softmax_lse, alibi_slopes, scores, deterministic, seed)
     gradients = _gradients(q, k, v, (dq, dk, dv), None, zero=False)
-    _backward((dout, q, k, v, out, lse), gradients, options)
+    run_backward((dout, q, k, v, out, lse), gradients, options)
     sums = (dout.float() * out.float()).sum(-1).transpose(1, 2)
     return [*gradients, torch.nn.functional.pad(sums, (0, -q.shape[1] % 128))]
 
@@ -302,11 +302,11 @@ def varlen_bwd(
     seed = _seed(q, p_dropout, generator) if rng_state is None else rng_state
     options, lse = packed_backward(q, sequences, softmax_lse, alibi_slopes, scores, deterministic, seed)
     gradients = _gradients(q, k, v, (dq, dk, dv), sequences, zero_tensors)
-    _backward((dout, q, k, v, out, lse), gradients, options)
-    return [*gradients, _packed_sums(dout, out, cu_seqlens_q)]
+    run_backward((dout, q, k, v, out, lse), gradients, options)
+    return [*gradients, packed_sums(dout, out, cu_seqlens_q)]
 
 
-def _packed_sums(dout: Tensor, out: Tensor, cu_seqlens: Tensor) -> Tensor:
+def packed_sums(dout: Tensor, out: Tensor, cu_seqlens: Tensor) -> Tensor:
     sums = (dout.float() * out.float()).sum(-1)
     sequence, row = places(cu_seqlens, out.shape[0])
     padded = sums.new_zeros(out.shape[1], out.shape[0] + 128 * (cu_seqlens.numel() - 1))

@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 USE_TRITON_ROCM = False
+_wrapped_flash_attn_forward = _flash_attn_forward
+_wrapped_flash_attn_varlen_forward = _flash_attn_varlen_forward
+_wrapped_flash_attn_backward = _flash_attn_backward
+_wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 _FULL, _CAUSAL = FORMS[None, "bshd"], FORMS["causal", "bshd"]
 _PAGED_BACKWARD = "flash_attn_varlen_func: there is no backward pass with block_table"
 

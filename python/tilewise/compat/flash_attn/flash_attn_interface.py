@@ -71,25 +71,27 @@ def flash_attn_func(
 ) -> Any:
     """Attention of q [batch_size, seqlen_q, num_heads, head_dim] and k, v [batch_size, seqlen_k, num_heads_k, dim].
 
-    All fp16 or bf16, head_dim up to 256, on the CPU or a GPU; any strides, those whose last dimension is not
-    contiguous at the price of a copy. Causal masks and windows end at the last query and the last key.
+    All of one dtype: fp16 or bf16 as flash_attn takes them, fp32, or f64 on the CPU; head_dim up to 576, v's may be
+    another. On the CPU or a GPU; any strides, those whose last dimension is not contiguous at the price of a copy.
+    Causal masks and windows end at the last query and the last key.
 
     Args:
         dropout_p: Probability of dropping a weight, drawn with torch's default generator of the device.
         softmax_scale: None means 1/sqrt(head_dim).
         causal: Whether a query sees no key behind its own place.
         window_size: (left, right), numbers or a tensor; -1 is unbounded.
-        softcap: Scores become softcap * tanh(score / softcap); 0 switches it off. Not with dropout.
+        softcap: Scores become softcap * tanh(score / softcap); 0 switches it off.
         alibi_slopes: f32 [num_heads] or [batch_size, num_heads].
         deterministic: The gradient of q is bit-reproducible too (k's and v's always are).
         return_attn_probs: Also return softmax_lse and S_dmask.
 
     Returns:
-        out, as q; or (out, softmax_lse, S_dmask): f32 [batch_size, num_heads, seqlen_q], +inf where a row sees
-        nothing, and with dropout the weights with the sign of the dropped ones set, else an empty tensor.
+        out, as q with v's head_dim; or (out, softmax_lse, S_dmask): f32 [batch_size, num_heads, seqlen_q], +inf where
+        a row sees nothing, and with dropout the weights with the sign of the dropped ones set, else an empty tensor.
 
     Raises:
-        RuntimeError: flash_attn refuses the call; the message begins with its words.
+        RuntimeError: flash_attn refuses the call, its kernels' own limits counting under TILEWISE_FLASH_ATTN_STRICT=1
+            alone; the message begins with its words.
         ValueError, TypeError, NotImplementedError: Tilewise refuses it.
     """
     if (
@@ -228,8 +230,8 @@ def flash_attn_varlen_func(
     Args:
         cu_seqlens_q, cu_seqlens_k: int32 [batch_size + 1], where sequences start.
         max_seqlen_q, max_seqlen_k: Longest sequences.
-        block_table: int32 [batch_size, pages]; k and v are [num_pages, page_size, num_heads_k, head_dim] then, with a
-            page_size that is a multiple of 256, and there is neither dropout nor a backward pass.
+        block_table: int32 [batch_size, pages]; k and v are [num_pages, page_size, num_heads_k, head_dim] then, of any
+            page_size, and there is neither dropout nor a backward pass.
 
     Returns, Raises:
         As flash_attn_func, softmax_lse being [num_heads, total_q].
@@ -272,17 +274,17 @@ def flash_attn_with_kvcache(
     """Appends k and v to the caches in place, rotated if tables are given, and attends over the caches.
 
     Args:
-        q: [batch_size, seqlen_q, num_heads, head_dim], fp16 or bf16.
+        q: [batch_size, seqlen_q, num_heads, head_dim], fp16, bf16 or fp32.
         k_cache, v_cache: [batch_size_cache, capacity, num_heads_k, head_dim], or with a block_table [num_pages,
-            page_size, num_heads_k, head_dim], page_size being a multiple of 256.
+            page_size, num_heads_k, head_dim] of any page_size; v_cache may have a head_dim of its own.
         k, v: New keys and values [batch_size, seqlen_new, num_heads_k, head_dim]; None: none.
-        rotary_cos, rotary_sin: In q's dtype [rows, rotary_dim / 2], rotary_dim being a multiple of 16.
+        rotary_cos, rotary_sin: In q's dtype or fp32, [rows, rotary_dim / 2], with a row for every position.
         cache_seqlens: int or int32 [batch_size], places in use before the new keys; None: all.
         cache_batch_idx: int32 [batch_size], which sequence of the cache is whose.
         cache_leftpad: int32 [batch_size], places to skip at the start.
         block_table: int32 [batch_size, pages]. The longest sequence must fit, which waits for a GPU's cache_seqlens.
         rotary_interleaved: Pairs are (2i, 2i + 1), not (i, i + rotary_dim / 2).
-        num_splits: Parts of the keys that are computed side by side, up to 128; 0 chooses.
+        num_splits: Parts of the keys that are computed side by side; 0 chooses.
         softmax_scale, causal, window_size, softcap, alibi_slopes: As flash_attn_func takes them.
 
     Returns:

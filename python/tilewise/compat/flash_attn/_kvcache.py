@@ -11,7 +11,7 @@ from torch import Tensor
 from tilewise._torch import kv_cache
 from tilewise.compat.flash_attn import _kvcache_refusals
 from tilewise.compat.flash_attn._call import HALVES, MAX_HEAD_DIM, WHOLE, Packed, dense_rows, window_sides
-from tilewise.compat.flash_attn._leftpad import appended, without_leftpad
+from tilewise.compat.flash_attn._leftpad import Rotary, appended, without_leftpad
 from tilewise.compat.flash_attn._lse import (
     drops_row_constant,
     lengths_of,
@@ -130,15 +130,13 @@ def attend(
     if block_table is not None and cache_leftpad is not None:
         _kvcache_refusals.refuse(*refusal)
         lengths = _lengths(cache_seqlens, capacity, q)
-        if k is not None and v is not None:
-            local = causal or window != WHOLE
-            tables = (rotary_cos, rotary_sin)
-            q = appended(q, k_cache, v_cache, k, v, tables, rotary_interleaved, local, lengths, block_table)
-            k = v = rotary_cos = rotary_sin = None
+        rotary = Rotary(rotary_cos, rotary_sin, bool(rotary_interleaved), causal or window != WHOLE)
+        q = appended(q, k_cache, v_cache, k, v, rotary, lengths, block_table)
         k_cache, v_cache, block_table, cache_seqlens = without_leftpad(
             k_cache, v_cache, block_table, cache_leftpad, lengths + new
         )
-        cache_leftpad, new = None, 0
+        k = v = rotary_cos = rotary_sin = cache_leftpad = None
+        new = 0
     values: dict[str, Any] = {
         "rotary_interleaved": bool(rotary_interleaved) and rotary_cos is not None,
         "causal": bool(causal),

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -68,37 +68,38 @@ def without_leftpad(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, leftp
     return Rows(_as_rows(k_pages, apart), _as_rows(v_pages, apart), rows.to(torch.int32), used)
 
 
+class Rotary(NamedTuple):
+    """Tables, or None twice; their pairs; whether queries stand behind one another, not all at the first new place."""
+
+    cos: Optional[Tensor]
+    sin: Optional[Tensor]
+    interleaved: bool
+    local: bool
+
+
 def appended(
     q: Tensor,
     k_pages: Tensor,
     v_pages: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: tuple[Any, Any],
-    interleaved: bool,
-    local: bool,
+    k: Optional[Tensor],
+    v: Optional[Tensor],
+    rotary: Rotary,
     seqlens: Tensor,
     block_table: Tensor,
 ) -> Tensor:
-    """Appends k and v to the pages, which as rows may overlap where they interleave and so cannot be written then.
-
-    Args:
-        tables: Rotary cos and sin, or None twice.
-        local: Queries stand behind one another, not all at the first new place.
-
-    Returns:
-        The queries, rotated as the keys are.
-    """
-    cos, sin = tables
+    """Appends k and v, if there are any, to the pages, which as rows may overlap where they interleave and so cannot be
+    written then. Returns the queries, rotated as the keys are."""
+    if k is None or v is None:
+        return q
+    cos, sin, interleaved, local = rotary
     given = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": seqlens, "block_table": block_table}
     arrays = tuple(given.get(name) for name in ARRAYS)
-    rotates = cos is not None
     with torch.no_grad():
-        kv_cache.append(k_pages, v_pages, k, v, arrays, {"rotary_interleaved": bool(interleaved) and rotates}, None)
-        if not rotates:
+        numbers = {"rotary_interleaved": interleaved and cos is not None}
+        kv_cache.append(k_pages, v_pages, k, v, arrays, numbers, None)
+        if cos is None or sin is None:
             return q
         if local:
-            return apply_rotary_emb(q, cos, sin, bool(interleaved), seqlen_offsets=seqlens)
-        each = q.flatten(0, 1).unsqueeze(1)
-        places = seqlens.repeat_interleave(q.shape[1])
-        return apply_rotary_emb(each, cos, sin, bool(interleaved), seqlen_offsets=places).view_as(q)
+            return apply_rotary_emb(q, cos, sin, interleaved, seqlen_offsets=seqlens)
+        each, places = q.flatten(0, 1).unsqueeze(1), seqlens.repeat_interleave(q.shape[1])
+        return apply_rotary_emb(each, cos, sin, interleaved, seqlen_offsets=places).view_as(q)

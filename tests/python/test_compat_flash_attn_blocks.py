@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from tilewise.compat.flash_attn.layers.patch_embed import PatchEmbed
 from tilewise.compat.flash_attn.modules import block, embedding, mlp
 from tilewise.compat.flash_attn.modules._stochastic_depth import StochasticDepth
+from tilewise.compat.flash_attn.ops import rms_norm
 from tilewise.compat.flash_attn.ops.triton.layer_norm import RMSNorm
 
 DIM = 8
@@ -50,7 +51,9 @@ def _made(kind, **options):
 
 
 @pytest.mark.parametrize(
-    ("norm", "fused", "fp32", "first"), list(itertools.product([nn.LayerNorm, RMSNorm], *[[False, True]] * 3)), ids=str
+    ("norm", "fused", "fp32", "first"),
+    list(itertools.product([nn.LayerNorm, RMSNorm, rms_norm.RMSNorm], *[[False, True]] * 3)),
+    ids=str,
 )
 def test_prenorm(norm, fused, fp32, first):
     module = _made(block.Block, norm_cls=norm, fused_dropout_add_ln=fused, residual_in_fp32=fp32)

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from tilewise.compat.flash_attn.modules._stochastic_depth import StochasticDepth
 from tilewise.compat.flash_attn.modules.mha import MHA
 from tilewise.compat.flash_attn.modules.mlp import Mlp
+from tilewise.compat.flash_attn.ops import rms_norm
 from tilewise.compat.flash_attn.ops.triton.layer_norm import RMSNorm, layer_norm_fn
 
 __all__ = ["Block", "ParallelBlock"]
 
 _Maker = Optional[Callable[..., Any]]
+_RMS_NORMS = (RMSNorm, rms_norm.RMSNorm)
 
 
 class _Layer(nn.Module):
@@ -33,10 +35,11 @@ class _Layer(nn.Module):
 
     def _check_fused(self) -> None:
         for name, part, kinds in (
-            ("norm_cls", self.norm1, (nn.LayerNorm, RMSNorm)),
+            ("norm_cls", self.norm1, (nn.LayerNorm, *_RMS_NORMS)),
             ("dropout_cls", self.dropout1, (nn.Dropout,)),
         ):
-            words = f"{name}: must make {' or '.join(kind.__name__ for kind in kinds)} with fused_dropout_add_ln"
+            names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+            words = f"{name}: must make {names} with fused_dropout_add_ln"
             assert isinstance(part, kinds), f"{words} (got {type(part).__name__})"
 
     def _mark(self, sequence_parallel: bool, mark_shared_params: bool) -> None:
@@ -117,7 +120,7 @@ class Block(_Layer):
             out, total = layer_norm_fn(
                 x, norm.weight, norm.bias, residual, eps=norm.eps, dropout_p=dropout.p if self.training else 0.0,
                 rowscale=rowscale, prenorm=True, residual_in_fp32=self.residual_in_fp32,
-                is_rms_norm=isinstance(norm, RMSNorm),
+                is_rms_norm=isinstance(norm, _RMS_NORMS),
                 zero_centered_weight=getattr(norm, "zero_centered_weight", False),
             )  # fmt: skip
             return out, total
@@ -222,7 +225,7 @@ class ParallelBlock(_Layer):
                 hidden_states1, norm1.weight, norm1.bias, residual, x1=hidden_states2,
                 weight1=None if self.tied_norm else norm2.weight, bias1=None if self.tied_norm else norm2.bias,
                 eps=norm1.eps, dropout_p=self.dropout1.p if self.training else 0.0, prenorm=True,
-                residual_in_fp32=self.residual_in_fp32, is_rms_norm=isinstance(norm1, RMSNorm),
+                residual_in_fp32=self.residual_in_fp32, is_rms_norm=isinstance(norm1, _RMS_NORMS),
                 zero_centered_weight=getattr(norm1, "zero_centered_weight", False),
             )  # fmt: skip
             return first, second[0] if second else first, total

@@ -80,7 +80,7 @@ class CrossEntropyLoss(torch.autograd.Function):
         chosen = torch.where(kept, labels, 0).long()[:, None]
         gradient = gradient.scatter_add(-1, chosen, torch.full_like(lse[:, None], smoothing - 1.0))
         gradient = gradient * slope
-        if inplace:
+        if inplace and not torch.compiler.is_compiling():  # a compiler places the gradient by itself
             with torch.no_grad():
                 gradient = logits.detach().copy_(gradient)
         return gradient.to(logits.dtype), *[None] * 8

@@ -24,12 +24,10 @@ class BwdLoader {
     if (Machine::agreed(item.steps) == 0) return;
     const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
     at.wait_empty(shared_.tile_ring);
-    const int32_t entry = Machine::agreed(item.batch), head = Machine::agreed(item.query_head);
-    await_statistics(entry, head);
-    const bool large = has_large(entry, head, Machine::agreed(item.first_query));
+    await_statistics(Machine::agreed(item.batch), Machine::agreed(item.query_head));
     Machine::wave_sync();
     if (!leads_) return;
-    copy_queries(at.stage, 0, item.first_query, item.query_head, item.batch, item.k_row, large,
+    copy_queries(at.stage, 0, item.first_query, item.query_head, item.batch, item.k_row,
                  shared_.tile_ring.full[at.stage]);
   }
   TILEWISE_INLINE void bring_next_keys() {
@@ -158,16 +156,12 @@ class BwdLoader {
     Barrier<Machine>& full = shared_.tile_ring.full[at.stage];
     // By all lanes, together: what only one of them waits for the compiler takes for a warp that has parted, which
     // keeps nothing in uniform registers.
-    const int32_t head = work_.query_head + place.head;
-    bool large = false;
-    if constexpr (!C.late_statistics) large = has_large(work_.batch, head, first);  // its answer comes meanwhile
     at.wait_empty(shared_.tile_ring);
+    const int32_t head = work_.query_head + place.head;
     await_statistics(work_.batch, head);
-    if constexpr (C.late_statistics) large = has_large(work_.batch, head, first);
     Machine::wave_sync();
     if (leads_) {
-      copy_queries(at.stage, work_.q_row, first, head, work_.batch, work_.first_key, large,
-                   whole ? full : shared_.landed);
+      copy_queries(at.stage, work_.q_row, first, head, work_.batch, work_.first_key, whole ? full : shared_.landed);
     }
     if (!whole) {
       wait_landed();
@@ -195,18 +189,6 @@ class BwdLoader {
       }
     }
   }
-  /// Whether a query of a tile has a large log-sum-exp, by all lanes.
-  TILEWISE_INLINE bool has_large([[maybe_unused]] int32_t entry, [[maybe_unused]] int32_t head,
-                                 [[maybe_unused]] int32_t first) const {
-    if constexpr (!C.tells_large()) return false;
-    constexpr int32_t kWords = C.block_m / kLargeRows;
-    static_assert(C.block_m % kLargeRows == 0 && kWords <= Machine::kLanes);
-    const int64_t word = (statistics_of(entry, head) + first) / kLargeRows + minimum(Machine::lane(), kWords - 1);
-    return Machine::any(Machine::load_global(p_.has_large + word) != 0);
-  }
-  TILEWISE_INLINE int64_t statistics_of(int32_t entry, int32_t head) const {
-    return (entry * p_.shape.num_heads_q + head) * p_.rows_a_head;
-  }
   TILEWISE_INLINE void call_keys(uint32_t stage, int32_t row, int32_t head, int32_t batch, bool whole) const {
     Barrier<Machine>& keys = whole ? shared_.keys_full[stage] : shared_.keys_landed;
     keys.arrive_and_expect(Shared::KeyTile::kBytes + (whole || C.shares_keys ? 0 : Shared::ValueTile::kBytes));
@@ -233,18 +215,21 @@ class BwdLoader {
 
   /// Of a query head of batch entry `entry`, whose queries begin in row q_row, beside keys from first_key on.
   TILEWISE_INLINE void copy_queries(uint32_t stage, int32_t q_row, int32_t first, int32_t head, int32_t entry,
-                                    int32_t first_key, bool large, Barrier<Machine>& landed) const {
+                                    int32_t first_key, Barrier<Machine>& landed) const {
     constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : entry;
-    const int64_t statistics = statistics_of(entry, head) + first;
-    if constexpr (C.tells_large()) Machine::store_shared(&shared_.large[stage], large ? statistics + 1 : int64_t{0});
-    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes +
+    const int64_t statistics = (entry * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
+    constexpr int32_t kLargeBytes = C.tells_large() ? C.block_m : 0;
+    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes + kLargeBytes +
                              bias_box_bytes());
     copy_rows(shared_.queries[stage], p_.q_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
     if constexpr (C.bias_boxes) copy_bias(stage, first, head, entry, first_key, landed);
     copy_rows(shared_.douts[stage], p_.dout_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.delta[stage], p_.delta + statistics, kStatisticBytes, landed.state());
+    if constexpr (C.tells_large()) {
+      Machine::copy_run(shared_.large[stage].row, p_.large + statistics, kLargeBytes, landed.state());
+    }
   }
 
   /// Of all boxes of a bias that come with a tile of queries.

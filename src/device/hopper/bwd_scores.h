@@ -120,23 +120,23 @@ class BwdScores {
   /// rounded in natural units, as the forward pass had them, before the log-sum-exp is subtracted.
   TILEWISE_INLINE void scale_large(const HopperBwdParams& p, HopperBwdShared<Machine, C>& shared, uint32_t stage) {
     if constexpr (C.tells_large()) {
-      const int64_t place = Machine::template load_shared<int64_t>(&shared.large[stage]) - 1;
-      if (place < 0) return;
-      const float natural = p.score.softmax_scale, inverse = 1.0f / natural;
+      const auto& rows = shared.large[stage];
+      constexpr int kPieces = C.block_m / 16;
+      const Chunk piece = Machine::template load_shared<Chunk>(rows.row + 16 * (lane_ % kPieces));
+      if (!Machine::any((piece.word[0] | piece.word[1] | piece.word[2] | piece.word[3]) != 0)) return;
+      const float natural = p.score.softmax_scale, inverse = Machine::reciprocal(natural);
       TILEWISE_UNROLL
       for (int c = 0; c < kColTiles; ++c) {
         TILEWISE_UNROLL
         for (int column = 0; column < 2; ++column) {
-          const int of = c % 2 * 2 + column;
-          float& lse2 = lse2_[c / 2].value[of];
-          if (!is_large_lse(lse2)) continue;
-          const float lse = Machine::load_global(p.large_lse + place + 16 * (c / 2) + 4 * (lane_ % 4) + of);
+          if (Machine::template load_shared<uint8_t>(rows.row + 8 * c + 2 * (lane_ % 4) + column) == 0) continue;
+          float& lse = lse2_[c / 2].value[c % 2 * 2 + column];
           TILEWISE_UNROLL
           for (int slot = 0; slot < 2; ++slot) {
             float& x = S.tile[0][c][2 * slot + column];
             x = (rounded_product(x, natural) - lse) * inverse;
           }
-          lse2 = 0.0f;
+          lse = 0.0f;
         }
       }
     }

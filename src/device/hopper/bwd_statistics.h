@@ -149,7 +149,6 @@ class BwdRowStatistics {
     }
     const float delta = sum_of_own_row(sums);
     if (part_ < kCount) store(place, place.first + row(part_), delta, asked);
-    if constexpr (C.tells_large) tell_large(place, asked);
   }
 
  private:
@@ -204,27 +203,20 @@ class BwdRowStatistics {
 
   /// Queries that are not used or see nothing have weights of 2^-infinity.
   TILEWISE_INLINE void store(const Place& place, int64_t i, float delta, const Asked& asked) const {
-    const float lse2 = asked.lse == -kInfinity ? kInfinity : C.natural_lse ? asked.lse : asked.lse * kLog2E;
+    float lse2 = asked.lse == -kInfinity ? kInfinity : C.natural_lse ? asked.lse : asked.lse * kLog2E;
     const int64_t at = place.head_of_all(p_) * p_.rows_a_head + statistic_place(i);
     if (C.tile_rows() > C.kRows && i >= p_.rows_a_head) return;
     delta -= asked.dlse;
     if (p_.dense_delta && i < place.s.seqlen_q) {
       Machine::store_global(p_.dense_delta + dense_row(p_.shape, place.batch, i, place.head), delta);
     }
+    if constexpr (C.tells_large) {
+      const bool large = is_large_lse(lse2);
+      if (large) lse2 = asked.lse;
+      Machine::store_global(p_.large + place.head_of_all(p_) * p_.rows_a_head + i, static_cast<uint8_t>(large ? 1 : 0));
+    }
     Machine::store_global(p_.lse2 + at, lse2);
     Machine::store_global(p_.delta + at, lse2 == kInfinity ? 0.0f : delta);
-    if constexpr (C.tells_large) {
-      if (is_large_lse(lse2)) Machine::store_global(p_.large_lse + at, asked.lse);
-    }
-  }
-  /// Of all of the warp's rows at once.
-  TILEWISE_INLINE void tell_large(const Place& place, const Asked& asked) const {
-    constexpr int kWords = kRows / kLargeRows;
-    const bool large = Machine::any(part_ < kCount && is_large_lse(asked.lse * kLog2E));
-    const int64_t first = place.first + row_ - Machine::lane() / kLanesARow, word = Machine::lane();
-    if (word >= kWords || first >= p_.rows_a_head) return;
-    const int64_t of_head = place.head_of_all(p_) / kLargeRows;
-    Machine::store_global(p_.has_large + of_head + first / kLargeRows + word, large ? 1u : 0u);
   }
 
   const HopperBwdStatisticsParams& p_;

@@ -134,9 +134,6 @@ constexpr int64_t statistic_place(int64_t row) {
   return (row & ~int64_t{15}) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1);
 }
 
-/// Queries of which one word says whether any has a large log-sum-exp: see large_lse.h.
-inline constexpr int32_t kLargeRows = 8;
-
 /// What it begins with: of each query its log-sum-exp, as a rule in units of log2, and delta = rowsum(out * dout) -
 /// dlse, both permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
 struct HopperBwdStatisticsParams {
@@ -147,10 +144,9 @@ struct HopperBwdStatisticsParams {
   TileGrid grid;  // of tiles of queries, head after head
   float* lse2;    // [batch_size, num_heads_q, rows_a_head]; natural where the config says so
   float* delta;   // [batch_size, num_heads_q, rows_a_head]
-  // Where the config tells of large ones: they in natural units, in lse2's places, and of each kLargeRows queries
-  // whether there is one. [batch_size, num_heads_q, rows_a_head], and as many words.
-  float* large_lse;
-  uint32_t* has_large;
+  // [batch_size, num_heads_q, large_rows_a_head], query after query: 1 where the log-sum-exp is large, and natural
+  // therefore, else 0. See large_lse.h.
+  uint8_t* large;
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]; null where first sums are stored
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
@@ -169,7 +165,7 @@ struct HopperBwdStatisticsParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("out_map", p.out_map), visit("dout_map", p.dout_map), visit("shape", p.shape), visit("dq", p.dq);
     visit("softmax_lse", p.softmax_lse), visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2);
-    visit("delta", p.delta), visit("large_lse", p.large_lse), visit("has_large", p.has_large);
+    visit("delta", p.delta), visit("large", p.large);
     visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta);
     visit("turns", p.turns), visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns);
     visit("tiles_done", p.tiles_done), visit("rows_a_head", p.rows_a_head);
@@ -201,8 +197,7 @@ struct HopperBwdParams {
   OrderDivisors divisors;
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
-  const float* large_lse;
-  const uint32_t* has_large;
+  const uint8_t* large;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
   uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
   // As the portable BwdParams have them; written instead of dk and dv where queries come in parts, and by all shares of
@@ -227,8 +222,8 @@ struct HopperBwdParams {
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
     visit("shares", p.shares), visit("tiles", p.tiles), visit("divisors", p.divisors);
-    visit("lse2", p.lse2), visit("delta", p.delta), visit("large_lse", p.large_lse);
-    visit("has_large", p.has_large), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
+    visit("lse2", p.lse2), visit("delta", p.delta), visit("large", p.large);
+    visit("dq_accum", p.dq_accum), visit("turns", p.turns);
     visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("dkdv_turns", p.dkdv_turns);
     visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
     visit("large_rows_a_head", p.large_rows_a_head);

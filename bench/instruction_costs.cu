@@ -1,6 +1,6 @@
 // What instructions cost a warp scheduler by themselves and beside products: one warpgroup multiplies without a pause
 // while two work through a mix of instructions. instruction_costs.py writes the mixes behind this text.
-#include "device/hopper/machine.h"
+#include "device/sm90/machine.h"
 
 namespace tilewise::device {
 

@@ -36,8 +36,8 @@ struct FamilyTraits {
               "CdnaOps"};
     case Family::sm90:
       return {"NVIDIA's Hopper",         DeviceType::cuda,      32,
-              "device/hopper/machine.h", "HopperMachine",       "device/hopper/machine_host.h",
-              "HostSm90Machine",         "device/hopper/ops.h", "Sm90Ops"};
+              "device/sm90/machine.h", "HopperMachine",       "device/sm90/machine_host.h",
+              "HostSm90Machine",         "device/sm90/ops.h", "Sm90Ops"};
     case Family::rdna:
       return {"AMD's RDNA",
               DeviceType::hip,

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "device/hopper/contract.h"
-#include "device/hopper/machine_host.h"
+#include "device/sm90/contract.h"
+#include "device/sm90/machine_host.h"
 #include "device/tile/machine_host.h"
 #include "device/tile/ops_cdna.h"
 #include "device/tile/ops_rdna.h"

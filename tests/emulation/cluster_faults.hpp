@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
-#include "device/hopper/machine_host.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/machine_host.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::test {
 

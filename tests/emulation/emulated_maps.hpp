@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "backends/emulation/host_tensor_map.hpp"
-#include "device/hopper/tensor_map.h"
+#include "device/sm90/tensor_map.h"
 #include "gpu/lowering.hpp"
 
 namespace tilewise::test {

@@ -10,7 +10,7 @@
 #include "backends/cuda/hopper/kernels.hpp"
 #include "described_call.hpp"
 #include "device/hopper/bwd_statistics.h"
-#include "device/hopper/machine_host.h"
+#include "device/sm90/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "device/common/float16.h"
-#include "device/hopper/machine_host.h"
+#include "device/sm90/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 

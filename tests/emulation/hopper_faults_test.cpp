@@ -9,7 +9,7 @@
 #include "cluster_faults.hpp"
 #include "described_call.hpp"
 #include "device/hopper/forward.h"
-#include "device/hopper/machine_host.h"
+#include "device/sm90/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 

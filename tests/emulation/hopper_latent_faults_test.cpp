@@ -11,7 +11,7 @@
 #include "cluster_faults.hpp"
 #include "device/common/float16.h"
 #include "device/hopper/latent.h"
-#include "device/hopper/machine_host.h"
+#include "device/sm90/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 #include "operations/kv_cache/call.hpp"

@@ -5,8 +5,8 @@
 
 #include "backends/emulation/host_tensor_map.hpp"
 #include "device/common/float16.h"
-#include "device/hopper/machine_host.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/machine_host.h"
+#include "device/sm90/warpgroup.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 

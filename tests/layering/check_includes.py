@@ -2,7 +2,7 @@
 
 include <- core <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an operation
 includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of device,
-attention includes tile and tile includes common; the tiles speak of no attention. The library itself needs the standard
+attention includes sm90 or tile, sm90 includes tile and tile includes common; sm90 and tile speak of no attention. The library itself needs the standard
 library, the system and DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
 """
 
@@ -52,12 +52,15 @@ FOREIGN_TO_CORE = re.compile(
     r"attention|\bheads?\b|num_heads|sequences?\b|seqlen|\bmask(s|ed)?\b|softmax", re.IGNORECASE
 )
 FOREIGN_TO_TILES = re.compile(r"attention|\bheads?\b|head_dim|\bquer(y|ies)\b|sequences?\b|seqlen", re.IGNORECASE)
-FOREIGN = {"src/core": FOREIGN_TO_CORE, "src/device/tile": FOREIGN_TO_TILES}
+FOREIGN_TO_HOPPER = re.compile(rf"{FOREIGN_TO_TILES.pattern}|\bkeys?\b|softmax", re.IGNORECASE)
+FOREIGN = {"src/core": FOREIGN_TO_CORE, "src/device/tile": FOREIGN_TO_TILES, "src/device/sm90": FOREIGN_TO_HOPPER}
 # A file belongs to the first layer whose folder holds it.
 LAYERS = (
     layer("include/tilewise", "tilewise/", angled=WITH_DLPACK),
     layer("src/device/common", "device/common/", angled=INTEGERS),
     layer("src/device/tile", "device/tile/", "device/common/", angled=INTEGERS),
+    layer("src/device/sm90", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
+    layer("src/device/gemm", "device/gemm/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
     *(
         layer(f"src/device/{name}", f"device/{name}/", "device/tile/", "device/common/", angled=INTEGERS)
         for name in OPERATION_NAMES
@@ -67,7 +70,7 @@ LAYERS = (
         layer(
             f"src/device/{name}",
             f"device/{name}/",
-            *(("device/kv_cache/",) if name == "hopper" else ()),
+            *(("device/kv_cache/", "device/sm90/") if name == "hopper" else ()),
             "device/attention/",
             "device/tile/",
             "device/common/",

@@ -1,5 +1,5 @@
 // Runs the lanes of a block of a Hopper machine: barriers in shared memory, a copy engine and products that go on
-// beside the lanes. What device/hopper/machine_host.h calls.
+// beside the lanes. What device/sm90/machine_host.h calls.
 #pragma once
 
 #include <array>

@@ -13,7 +13,7 @@
 #include "device/hopper/bwd_own_courier.h"
 #include "device/hopper/bwd_rounder.h"
 #include "device/hopper/bwd_wide.h"
-#include "device/hopper/contract.h"
+#include "device/sm90/contract.h"
 
 namespace tilewise::device {
 

@@ -4,7 +4,7 @@
 
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

@@ -6,7 +6,7 @@
 #include "device/hopper/bwd_dq_sums.h"
 #include "device/hopper/bwd_loader.h"
 #include "device/hopper/bwd_turns.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 #include "device/tile/registers.h"
 
 namespace tilewise::device {

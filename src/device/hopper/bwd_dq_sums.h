@@ -5,7 +5,7 @@
 #include "device/attention/tensor_rows.h"
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
-#include "device/hopper/matrix_descriptor.h"
+#include "device/sm90/matrix_descriptor.h"
 #include "device/tile/registers.h"
 
 namespace tilewise::device {

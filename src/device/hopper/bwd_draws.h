@@ -4,7 +4,7 @@
 
 #include "device/attention/dropout.h"
 #include "device/hopper/bwd_loader.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/hopper/bwd_work.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 #include "device/tile/lane_sums.h"
 
 namespace tilewise::device {

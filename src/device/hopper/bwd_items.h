@@ -3,7 +3,7 @@
 
 #include "device/hopper/bwd_loader.h"
 #include "device/hopper/bwd_work.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

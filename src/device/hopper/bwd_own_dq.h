@@ -5,7 +5,7 @@
 #include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq_places.h"
 #include "device/hopper/bwd_dq_sums.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 #include "device/tile/registers.h"
 
 namespace tilewise::device {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "device/hopper/config.h"
-#include "device/hopper/matrix_descriptor.h"
-#include "device/hopper/swizzled_tile.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/matrix_descriptor.h"
+#include "device/sm90/swizzled_tile.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

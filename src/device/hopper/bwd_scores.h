@@ -6,8 +6,8 @@
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
 #include "device/hopper/large_lse.h"
-#include "device/hopper/matrix_descriptor.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/matrix_descriptor.h"
+#include "device/sm90/warpgroup.h"
 #include "device/tile/element.h"
 #include "device/tile/registers.h"
 

@@ -7,12 +7,12 @@
 #include "device/attention/grid_place.h"
 #include "device/attention/tensor_rows.h"
 #include "device/hopper/config.h"
-#include "device/hopper/contract.h"
 #include "device/hopper/large_lse.h"
-#include "device/hopper/mbarrier.h"
 #include "device/hopper/params.h"
-#include "device/hopper/swizzled_tile.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/contract.h"
+#include "device/sm90/mbarrier.h"
+#include "device/sm90/swizzled_tile.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

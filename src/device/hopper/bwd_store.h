@@ -5,7 +5,7 @@
 #include "device/attention/dkdv_accum.h"
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 #include "device/tile/registers.h"
 
 namespace tilewise::device {

@@ -3,7 +3,7 @@
 
 #include "device/attention/grid_place.h"
 #include "device/hopper/config.h"
-#include "device/hopper/mbarrier.h"
+#include "device/sm90/mbarrier.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_order.h"
 

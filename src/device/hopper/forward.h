@@ -2,7 +2,7 @@
 // that multiply them by wgmma.
 #pragma once
 
-#include "device/hopper/contract.h"
+#include "device/sm90/contract.h"
 #include "device/hopper/forward_consumer.h"
 #include "device/hopper/forward_producer.h"
 #include "device/hopper/forward_transposer.h"

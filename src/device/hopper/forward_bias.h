@@ -4,7 +4,7 @@
 #include "device/common/float16.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

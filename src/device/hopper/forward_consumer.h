@@ -4,7 +4,7 @@
 
 #include "device/hopper/forward_store.h"
 #include "device/hopper/forward_weights.h"
-#include "device/hopper/matrix_descriptor.h"
+#include "device/sm90/matrix_descriptor.h"
 
 namespace tilewise::device {
 

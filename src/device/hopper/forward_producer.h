@@ -5,8 +5,8 @@
 #include "device/attention/dropout.h"
 #include "device/hopper/forward_work.h"
 #include "device/hopper/key_boxes.h"
-#include "device/hopper/tensor_map.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/tensor_map.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

@@ -5,7 +5,7 @@
 #include "device/attention/scores.h"
 #include "device/hopper/forward_bias.h"
 #include "device/hopper/forward_work.h"
-#include "device/hopper/warpgroup.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

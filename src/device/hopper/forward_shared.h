@@ -3,8 +3,8 @@
 
 #include "device/common/philox.h"
 #include "device/hopper/config.h"
-#include "device/hopper/mbarrier.h"
-#include "device/hopper/swizzled_tile.h"
+#include "device/sm90/mbarrier.h"
+#include "device/sm90/swizzled_tile.h"
 
 namespace tilewise::device {
 

@@ -6,7 +6,7 @@
 #include "device/hopper/column_maps.h"
 #include "device/hopper/forward_rows.h"
 #include "device/hopper/softmax.h"
-#include "device/hopper/tensor_map.h"
+#include "device/sm90/tensor_map.h"
 
 namespace tilewise::device {
 

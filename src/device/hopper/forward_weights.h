@@ -4,7 +4,7 @@
 
 #include "device/hopper/forward_draws.h"
 #include "device/hopper/forward_rows.h"
-#include "device/hopper/matrix_descriptor.h"
+#include "device/sm90/matrix_descriptor.h"
 #include "device/hopper/softmax.h"
 
 namespace tilewise::device {

@@ -3,7 +3,7 @@
 
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
-#include "device/hopper/tile_counter.h"
+#include "device/sm90/tile_counter.h"
 #include "device/hopper/tile_order.h"
 #include "device/kv_cache/sequence.h"
 

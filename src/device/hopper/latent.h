@@ -2,7 +2,7 @@
 // a warpgroup brings tiles and two others multiply them, as keys and as values from one copy.
 #pragma once
 
-#include "device/hopper/contract.h"
+#include "device/sm90/contract.h"
 #include "device/hopper/latent_consumer.h"
 #include "device/hopper/latent_producer.h"
 

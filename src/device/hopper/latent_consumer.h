@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/hopper/latent_store.h"
-#include "device/hopper/matrix_descriptor.h"
+#include "device/sm90/matrix_descriptor.h"
 #include "device/hopper/softmax.h"
 
 namespace tilewise::device {

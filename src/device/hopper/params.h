@@ -3,7 +3,7 @@
 
 #include "device/attention/params.h"
 #include "device/common/params.h"
-#include "device/hopper/tensor_map.h"
+#include "device/sm90/tensor_map.h"
 #include "device/kv_cache/params.h"
 
 namespace tilewise::device {

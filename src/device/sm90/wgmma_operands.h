@@ -74,8 +74,8 @@
 // The accumulators of columns 8c to 8c + 7.
 #define TILEWISE_WGMMA_TILE(d, c) "+f"(d[c][0]), "+f"(d[c][1]), "+f"(d[c][2]), "+f"(d[c][3])
 
-// apply(N, N/2 and the numbers after it): of the operands that follow the accumulators. Of scores, gradients and fp8
-// columns are multiples of 16, of out in 16 bits of 8.
+// apply(N, N/2 and the numbers after it): of the operands that follow the accumulators. Of bytes the columns are
+// multiples of 16 here, of 16 bits of 8.
 #define TILEWISE_FOR_EACH_WGMMA_WIDTH(apply) \
   apply(16, 8, 9, 10, 11, 12, 13, 14) \
   apply(32, 16, 17, 18, 19, 20, 21, 22) \

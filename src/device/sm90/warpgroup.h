@@ -1,7 +1,7 @@
 // What lanes of a warpgroup do together, made of what their machine offers.
 #pragma once
 
-#include "device/hopper/mbarrier.h"
+#include "device/sm90/mbarrier.h"
 #include "device/tile/fragment.h"
 
 namespace tilewise::device {

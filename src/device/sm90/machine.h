@@ -1,8 +1,8 @@
 // A Hopper GPU: what it can do beyond sm_80's, as PTX in small named wrappers. contract.h says what each is.
 #pragma once
 
-#include "device/hopper/tensor_map.h"
-#include "device/hopper/wgmma.h"
+#include "device/sm90/tensor_map.h"
+#include "device/sm90/wgmma.h"
 #include "device/tile/machine_sm80.h"
 
 namespace tilewise::device {
@@ -29,7 +29,7 @@ struct HopperMachine : Sm80Machine {
   }
   TILEWISE_INLINE static void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
   TILEWISE_INLINE static void pin(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
-  /// What follows is issued when this sum of weights, which is never negative, is known: among instructions without
+  /// What follows is issued when this sum, which is never negative, is known: among instructions without
   /// branches the assembler puts a wait for products before arithmetic that would have hidden behind them.
   TILEWISE_INLINE static void order_after(float sum) {
     if (any(sum < 0.0f)) asm volatile("trap;" ::: "memory");

@@ -3,8 +3,8 @@
 
 #include "device/common/float16.h"
 #include "device/common/float8.h"
-#include "device/hopper/matrix_descriptor.h"
-#include "device/hopper/tensor_map.h"
+#include "device/sm90/matrix_descriptor.h"
+#include "device/sm90/tensor_map.h"
 #include "device/tile/machine_host.h"
 
 namespace tilewise::device {

@@ -2,9 +2,9 @@
 // machine that lacks some of it.
 #pragma once
 
-#include "device/hopper/matrix_descriptor.h"
-#include "device/hopper/ops.h"
-#include "device/hopper/tensor_map.h"
+#include "device/sm90/matrix_descriptor.h"
+#include "device/sm90/ops.h"
+#include "device/sm90/tensor_map.h"
 #include "device/tile/contract.h"
 
 namespace tilewise::device {

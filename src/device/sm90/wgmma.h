@@ -2,8 +2,8 @@
 #pragma once
 
 #include "device/common/tensors.h"
-#include "device/hopper/matrix_descriptor.h"
-#include "device/hopper/wgmma_operands.h"
+#include "device/sm90/matrix_descriptor.h"
+#include "device/sm90/wgmma_operands.h"
 #include "device/tile/registers.h"
 
 namespace tilewise::device {

@@ -46,10 +46,11 @@ struct FaultyClusterSm90 : device::HostSm90Machine {
     if (!passes_cluster()) return HostSm90Machine::wait_for_cluster();
     if (fault == ClusterFault::begun_alone) barrier();  // what each block had without the other
   }
-  static void copy_box_to_blocks(uint32_t blocks, void* to, const device::TensorMap& map, uint64_t* landed, int32_t x0,
-                                 int32_t x1, int32_t x2, int32_t x3) {
+  template <class... X>
+  static void copy_box_to_blocks(uint32_t blocks, void* to, const device::TensorMap& map, uint64_t* landed,
+                                 const X&... x) {
     if (fault == ClusterFault::copy_misses_peer) blocks = 1u << rank_in_cluster();
-    HostSm90Machine::copy_box_to_blocks(blocks, to, map, landed, x0, x1, x2, x3);
+    HostSm90Machine::copy_box_to_blocks(blocks, to, map, landed, x...);
   }
 
  private:

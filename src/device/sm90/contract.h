@@ -36,7 +36,7 @@ concept HasClusters = requires(uint64_t* barrier, void* to, const TensorMap& map
   { M::arrive_at_cluster() } -> SameAs<void>;
   { M::wait_for_cluster() } -> SameAs<void>;
   // To the same place of each block whose bit is set, where its bytes count on the same barrier of that block.
-  { M::copy_box_to_blocks(blocks, to, map, barrier, x, x, x, x) } -> SameAs<void>;
+  { M::copy_box_to_blocks(blocks, to, map, barrier, x, x) } -> SameAs<void>;
 };
 
 /// The tensor memory accelerator: boxes of a tensor move between global and shared memory by one thread's instruction.
@@ -44,7 +44,8 @@ concept HasClusters = requires(uint64_t* barrier, void* to, const TensorMap& map
 template <class M>
 concept HasCopyEngine =
     requires(void* to, const void* from, const TensorMap& map, uint64_t* landed, float* sum, int32_t x) {
-      { M::copy_box(to, map, landed, x, x, x, x) } -> SameAs<void>;  // its bytes count on the barrier `landed`
+      // Of one to five dimensions, the innermost first; its bytes count on the barrier `landed`.
+      { M::copy_box(to, map, landed, x) } -> SameAs<void>;
       { M::copy_box(to, map, landed, x, x, x, x, x) } -> SameAs<void>;
       // One that no other block reads: of all lines in L2 its own are the first to go.
       { M::copy_box_once(to, map, landed, x, x, x, x, x) } -> SameAs<void>;

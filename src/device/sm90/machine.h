@@ -1,7 +1,7 @@
 // A Hopper GPU: what it can do beyond sm_80's, as PTX in small named wrappers. contract.h says what each is.
 #pragma once
 
-#include "device/sm90/tensor_map.h"
+#include "device/sm90/tma.h"
 #include "device/sm90/wgmma.h"
 #include "device/tile/machine_sm80.h"
 
@@ -197,40 +197,22 @@ struct HopperMachine : Sm80Machine {
   }
 
   // ------------------------------------------------------------------ copy engine
-  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
-                                       int32_t x2, int32_t x3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
-        "[%2];" ::"r"(shared_address(to)),
-        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3)
-        : "memory");
+  template <class... X>
+  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, const X&... x) {
+    Tma<sizeof...(X)>::load(shared_address(to), map, shared_address(landed), x...);
   }
+  template <class... X>
   TILEWISE_INLINE static void copy_box_to_blocks(uint32_t blocks, void* to, const TensorMap& map, uint64_t* landed,
-                                                 int32_t x0, int32_t x1, int32_t x2, int32_t x3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
-        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "h"(static_cast<uint16_t>(blocks))
-        : "memory");
+                                                 const X&... x) {
+    Tma<sizeof...(X)>::load_to_blocks(static_cast<uint16_t>(blocks), shared_address(to), map, shared_address(landed),
+                                      x...);
   }
-  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
-                                       int32_t x2, int32_t x3, int32_t x4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-        "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(to)),
-        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
-        : "memory");
-  }
-  TILEWISE_INLINE static void copy_box_once(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
-                                            int32_t x2, int32_t x3, int32_t x4) {
+  template <class... X>
+  TILEWISE_INLINE static void copy_box_once(void* to, const TensorMap& map, uint64_t* landed, const X&... x) {
     uint64_t policy;
-    // Made anew each time: kept, it would take two of the few registers of the warp that brings tiles.
+    // Made anew each time: kept, it would take two of the few registers of the warp that loads tiles.
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-        "[%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared_address(to)),
-        "l"(&map), "r"(shared_address(landed)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "l"(policy)
-        : "memory");
+    Tma<sizeof...(X)>::load_by_policy(policy, shared_address(to), map, shared_address(landed), x...);
   }
   TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -248,11 +230,9 @@ struct HopperMachine : Sm80Machine {
                  "r"(bytes)
                  : "memory");
   }
-  TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
-                                        int32_t x3, int32_t x4) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
-                 "r"(shared_address(from)), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
-                 : "memory");
+  template <class... X>
+  TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, const X&... x) {
+    Tma<sizeof...(X)>::store(map, shared_address(from), x...);
   }
   TILEWISE_INLINE static void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
   template <int kPending = 0>

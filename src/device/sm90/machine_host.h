@@ -114,24 +114,19 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void arrive_at_cluster() { engine().arrive_at_cluster(); }
   TILEWISE_INLINE static void wait_for_cluster() { engine().wait_for_cluster(); }
 
-  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
-                                       int32_t x2, int32_t x3) {
-    const int32_t at[] = {x0, x1, x2, x3};
-    engine().copy_box(to, &map, landed, at, 4, 0);
+  template <class... X>
+  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, const X&... x) {
+    copy_box_to_blocks(0, to, map, landed, x...);
   }
+  template <class... X>
   TILEWISE_INLINE static void copy_box_to_blocks(uint32_t blocks, void* to, const TensorMap& map, uint64_t* landed,
-                                                 int32_t x0, int32_t x1, int32_t x2, int32_t x3) {
-    const int32_t at[] = {x0, x1, x2, x3};
-    engine().copy_box(to, &map, landed, at, 4, blocks);
+                                                 const X&... x) {
+    const int32_t at[] = {static_cast<int32_t>(x)...};
+    engine().copy_box(to, &map, landed, at, sizeof...(X), blocks);
   }
-  TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
-                                       int32_t x2, int32_t x3, int32_t x4) {
-    const int32_t at[] = {x0, x1, x2, x3, x4};
-    engine().copy_box(to, &map, landed, at, 5, 0);
-  }
-  TILEWISE_INLINE static void copy_box_once(void* to, const TensorMap& map, uint64_t* landed, int32_t x0, int32_t x1,
-                                            int32_t x2, int32_t x3, int32_t x4) {
-    copy_box(to, map, landed, x0, x1, x2, x3, x4);
+  template <class... X>
+  TILEWISE_INLINE static void copy_box_once(void* to, const TensorMap& map, uint64_t* landed, const X&... x) {
+    copy_box(to, map, landed, x...);
   }
   TILEWISE_INLINE static void copy_run(void* to, const void* from, int32_t bytes, uint64_t* landed) {
     engine().copy_run(to, from, bytes, landed);
@@ -142,10 +137,10 @@ struct HostSm90Machine : HostSm80Machine {
   }
   TILEWISE_INLINE static void prefetch_run(const void* from, int32_t bytes) { engine().prefetch_run(from, bytes); }
   TILEWISE_INLINE static void prefetch_map(const TensorMap&) {}
-  TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, int32_t x0, int32_t x1, int32_t x2,
-                                        int32_t x3, int32_t x4) {
-    const int32_t at[] = {x0, x1, x2, x3, x4};
-    engine().store_box(&map, from, at, 5);
+  template <class... X>
+  TILEWISE_INLINE static void store_box(const TensorMap& map, const void* from, const X&... x) {
+    const int32_t at[] = {static_cast<int32_t>(x)...};
+    engine().store_box(&map, from, at, sizeof...(X));
   }
   TILEWISE_INLINE static void commit_stores() { engine().commit_stores(); }
   template <int kPending = 0>

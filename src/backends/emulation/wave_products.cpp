@@ -1,4 +1,5 @@
-// Operands by wgmma's descriptors and register layouts, exact products, sums in fp32 in order of the depth.
+// Operands by wgmma's descriptors and register layouts, exact products, sums in fp32 in order of the depth; those of
+// bytes keep fewer bits (narrow_sum.hpp).
 #include "backends/emulation/wave_products.hpp"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <limits>
 
 #include "backends/emulation/host_tensor_map.hpp"
+#include "backends/emulation/narrow_sum.hpp"
 #include "backends/emulation/operand_layout.hpp"
 #include "core/message.hpp"
 #include "device/common/float16.h"
@@ -243,6 +245,14 @@ std::string WaveProducts::compute(const Product& product) {
   const std::size_t columns = product.sums->columns;
   float* const d = product.sums->value.data();
   if (!product.lanes[0].accumulate) std::fill_n(d, kRows * columns, 0.0f);
+  if (product.lanes[0].element == device::kE4m3) {
+    for (std::size_t i = 0; i < kRows * columns; ++i) {
+      float term[kMostDepth];
+      for (std::size_t k = 0; k < kMostDepth; ++k) term[k] = a[i / columns][k] * b[k][i % columns];
+      d[i] = narrow_sum(d[i], term);
+    }
+    return {};
+  }
   for (std::size_t m = 0; m < kRows; ++m) {
     for (std::size_t k = 0; k < depth_of(product.lanes[0].element); ++k) {
       for (std::size_t n = 0; n < columns; ++n) d[m * columns + n] += a[m][k] * b[k][n];

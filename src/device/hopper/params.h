@@ -4,6 +4,7 @@
 #include "device/attention/params.h"
 #include "device/common/params.h"
 #include "device/sm90/tensor_map.h"
+#include "device/sm90/tile_counter.h"
 #include "device/kv_cache/params.h"
 
 namespace tilewise::device {
@@ -89,8 +90,6 @@ struct OddStarts {
 constexpr bool is_turned(const OddStarts& starts, int32_t head) {
   return ((starts.base ^ (starts.head & head)) & 1) != 0;
 }
-
-inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
 
 struct HopperForwardParams {
   // q and out: [dim, head of the group, seq, group, batch] with boxes [64, group, queries_per_warpgroup, 1, 1]; the

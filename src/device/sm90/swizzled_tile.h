@@ -13,6 +13,7 @@ inline constexpr int kChunkRowBytes = 128;
 /// those of others, such as 80, lie in different banks as they are.
 template <int Rows, int Cols, int ElementBytes = 2, int RowBytes = kChunkRowBytes>
 struct alignas(1024) SwizzledTile {
+  static constexpr int kRows = Rows, kCols = Cols, kElementBytes = ElementBytes, kRowBytes = RowBytes;
   static constexpr int kChunkColumns = RowBytes / ElementBytes, kRowPieces = RowBytes / 16;
   static constexpr int kChunks = (Cols + kChunkColumns - 1) / kChunkColumns;
   static constexpr int kChunkBytes = Rows * RowBytes, kBytes = kChunks * kChunkBytes;

@@ -6,6 +6,8 @@
 
 namespace tilewise::device {
 
+inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
+
 /// One thread a block counts. Its memory is kCounterWords words, aligned to 8 bytes: a state, and the next number. The
 /// first block that comes opens the counter, whoever gets the last number closes it, so that no launch finds it open.
 template <class Machine>

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "device/gemm/sm90/params.h"
 #include "gpu/compile_ahead.hpp"
 #include "jit/kernel_cache.hpp"
 #include "jit/search_paths.hpp"
@@ -200,9 +201,48 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
   }
 }
 
+struct Gemm {
+  using Params = device::GemmParams;
+  static constexpr std::string_view kParams = "GemmParams";
+};
+struct ScaledGemm {
+  using Params = device::ScaledGemmParams;
+  static constexpr std::string_view kParams = "ScaledGemmParams";
+};
+
+/// Of products, whose accumulators fill the registers that their warpgroups take.
+TEST_F(HopperCompiled, ProductsKeepToRegisters) {
+  struct Case {
+    std::string_view header, kernel, config;
+    int cluster;
+  };
+  for (const Case& one :
+       {Case{"product", "Sm90Gemm", "", 2},
+        {"product", "Sm90Gemm", "c.block_m = 256, c.block_n = 128, c.shares_x = 1;", 2},
+        {"product", "Sm90Gemm", "c.w_across = 1, c.cluster = 1;", 1},
+        {"scaled_product", "Sm90ScaledGemm",
+         "c.type = kE4m3, c.block_m = 256, c.block_n = 128, c.shares_x = 1, c.stages = 3, c.store_buffers = 4;", 2},
+        {"scaled_product", "Sm90ScaledGemm",
+         "c.type = kE4m3, c.block_n = 128, c.stages = 6, c.store_buffers = 1, c.parts = 2;", 2}}) {
+    const std::string text = concat(
+        "#include \"device/sm90/machine.h\"\n#include \"device/gemm/sm90/", one.header,
+        ".h\"\nnamespace tilewise::device {\ninline constexpr GemmConfig kConfig = [] {\n  GemmConfig c;\n  ",
+        one.config, "\n  return c;\n}();\nusing Kernel = ", one.kernel, "<Sm90Ops<HopperMachine>, kConfig>;\n",
+        "static_assert(sizeof(Kernel::Shared) <= 232448, \"a block's shared memory\");\n}\n",
+        "extern \"C\" __global__ void __cluster_dims__(", one.cluster,
+        ") __launch_bounds__(384, 1) product(const __grid_constant__ tilewise::device::Kernel::Params params) {\n",
+        "  extern __shared__ __align__(1024) unsigned char memory[];\n",
+        "  tilewise::device::Kernel::run(params, *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory));\n}\n");
+    const auto compiled = jit::find_or_compile(target_, {text, "product", {}});
+    EXPECT_EQ(compiled->resources.spill_bytes, 0) << text;
+    EXPECT_EQ(compiled->log.find("wgmma.mma_async instructions are serialized"), std::string::npos) << text;
+  }
+}
+
 TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
-  const std::string text = concat("#include \"device/hopper/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
-                                  layout_of<BwdStatistics>(), "extern \"C\" __global__ void layout() {}\n");
+  const std::string text = concat("#include \"device/hopper/params.h\"\n#include \"device/gemm/sm90/params.h\"\n",
+                                  layout_of<Forward>(), layout_of<Bwd>(), layout_of<BwdStatistics>(), layout_of<Gemm>(),
+                                  layout_of<ScaledGemm>(), "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }
 

@@ -1,0 +1,101 @@
+// out = x w^T of 16-bit elements: a persistent block per multiprocessor, a thread that loads by TMA, two warpgroups
+// that multiply, each warp storing its own rows while the next tile's operands land.
+#pragma once
+
+#include "device/gemm/sm90/tiles.h"
+#include "device/sm90/contract.h"
+#include "device/sm90/epilogue.h"
+#include "device/sm90/mma.h"
+#include "device/sm90/roles.h"
+
+namespace tilewise::device {
+
+template <Sm90TileOps Ops, GemmConfig C>
+class Sm90Gemm {
+  using Machine = typename Ops::Machine;
+  using Stage = GemmStage<C>;
+  using Pipe = Pipeline<Machine, C.stages, C.cluster>;
+  using Sums = Fragment<Ops, 16, C.block_n>;
+  using Scheduler = StaticScheduler<Machine, C.cluster>;
+  static constexpr int kRowBlocks = C.row_blocks(), kConsumerWarps = 4 * C.kConsumers;
+
+ public:
+  using Params = GemmParams;
+  struct Shared {
+    Stage stage[C.stages];
+    StoreStaging<C.store_buffers> staging[kConsumerWarps];
+    Pipe pipe;
+  };
+
+  TILEWISE_INLINE static void run(const GemmParams& p, Shared& shared) {
+    if (Machine::thread() == 0) {
+      shared.pipe.init(kConsumerWarps);
+      Machine::publish_barriers();
+      Machine::prefetch_map(p.x_map), Machine::prefetch_map(p.w_map), Machine::prefetch_map(p.out_map);
+    }
+    meet_cluster<Machine, C.cluster>();
+    let_next_step_begin<Machine>();
+    wait_for_step_before<Machine>();
+    run_roles<Machine, C.kConsumers>(
+        [&](int) TILEWISE_INLINE_LAMBDA {
+          if (Machine::thread() == 0) produce(p, shared);
+        },
+        [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { consume(p, shared, warpgroup); });
+    leave_cluster<Machine, C.cluster>();
+  }
+
+ private:
+  TILEWISE_INLINE static void produce(const GemmParams& p, Shared& shared) {
+    ProducerPlace<Pipe> place(shared.pipe);
+    for (Scheduler tiles(p.grid.count()); tiles.has_tile(); tiles.advance()) {
+      const TilePlace origin = tile_origin<Machine, C>(p.grid, tiles.number());
+      TILEWISE_NO_UNROLL
+      for (int32_t step = 0; step < p.steps; ++step, place.advance()) {
+        load_operands<Machine, C>(p, shared.stage[place.stage()], place.begin(Stage::kBytes), origin, step);
+      }
+    }
+  }
+
+  TILEWISE_INLINE static void consume(const GemmParams& p, Shared& shared, int32_t warpgroup) {
+    const int32_t first_row = warpgroup * 64 * kRowBlocks;
+    const BoxStore<Machine, C.out_type, C.store_buffers> out(shared.staging[Machine::wave() - 4]);
+    ConsumerPlace<Pipe> place(shared.pipe);
+    Sums sums[kRowBlocks];
+    for (Scheduler tiles(p.grid.count()); tiles.has_tile(); tiles.advance()) {
+      multiply(sums, shared, place, first_row, p.steps);
+      const TilePlace origin = tile_origin<Machine, C>(p.grid, tiles.number());
+      out.store(
+          sums, [](float x) TILEWISE_INLINE_LAMBDA { return x; }, p.out_map, origin.col,
+          origin.row + first_row + warp_row<Machine>());
+    }
+    out.finish();
+  }
+
+  /// All steps of a tile: a step's products are issued before those of the step before have been waited for.
+  TILEWISE_INLINE static void multiply(Sums (&sums)[kRowBlocks], Shared& shared, ConsumerPlace<Pipe>& place,
+                                       int32_t first_row, int32_t steps) {
+    for (Sums& part : sums) pin_registers<Machine>(part);
+    TILEWISE_NO_UNROLL
+    for (int32_t step = 0; step < steps; ++step, place.advance()) {
+      place.wait();
+      Stage& stage = shared.stage[place.stage()];
+      Machine::wgmma_fence();
+      TILEWISE_UNROLL
+      for (int i = 0; i < kRowBlocks; ++i) {
+        if constexpr (C.w_across) {
+          mma_AB<Machine, C.type>(sums[i].tile[0], stage.x, first_row + 64 * i, stage.w, step > 0);
+        } else {
+          mma_ABt<Machine, C.type>(sums[i].tile[0], stage.x, first_row + 64 * i, stage.w, step > 0);
+        }
+      }
+      Machine::wgmma_commit();
+      Machine::template wgmma_wait<1>();
+      if (step > 0) place.release_before();
+    }
+    Machine::template wgmma_wait<0>();
+    for (Sums& part : sums) pin_registers<Machine>(part);
+    place.release_before();
+  }
+};
+
+}  // namespace tilewise::device

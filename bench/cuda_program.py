@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ _STDINT = "".join(
         "uintptr_t": "unsigned long",
     }.items()
 )
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAX_DYNAMIC_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -75,6 +76,25 @@ def _text_of(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
     return text.raw
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute whose value is an int."""
+
+    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 class CudaModule:
     """Machine code loaded into the context that torch has made."""
 
@@ -92,11 +112,67 @@ class CudaModule:
 
     def launch(self, name: str, threads: int, shared_bytes: int, arguments: Sequence[Any]) -> None:
         """One block of a kernel on the default stream, of ctypes' values. Waits for its end."""
+        self.prepare(name, 1, threads, shared_bytes, arguments)(0)
+        self._check("cuCtxSynchronize")
+
+    def prepare(
+        self,
+        name: str,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        arguments: Sequence[Any],
+        programmatic: bool = False,
+    ) -> Callable[[int], None]:
+        """What launches a kernel with ctypes' values on the stream of that handle.
+
+        programmatic: the kernel waits itself for the one before it in the stream."""
         function = ctypes.c_void_p()
         self._check("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
         self._check("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
         pointers = (ctypes.c_void_p * len(arguments))(
             *(ctypes.cast(ctypes.pointer(argument), ctypes.c_void_p) for argument in arguments)
         )
-        self._check("cuLaunchKernel", function, 1, 1, 1, threads, 1, 1, shared_bytes, None, pointers, None)
-        self._check("cuCtxSynchronize")
+
+        attribute = _LaunchAttribute(id=_PROGRAMMATIC, value=1)
+        config = _LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared_bytes)
+        config.attributes, config.count = ctypes.pointer(attribute), int(programmatic)
+
+        def launch(stream: int) -> None:
+            config.stream = stream
+            self._check("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
+
+        return launch
+
+    def number(self, name: str) -> int:
+        """An int among the module's variables."""
+        address, size, value = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_int()
+        self._check("cuModuleGetGlobal_v2", ctypes.byref(address), ctypes.byref(size), self._module, name.encode())
+        self._check("cuMemcpyDtoH_v2", ctypes.byref(value), address, ctypes.c_size_t(ctypes.sizeof(value)))
+        return value.value
+
+
+def matrix_map(address: int, element: str, shape: tuple[int, int], box: tuple[int, int], swizzles: bool) -> bytes:
+    """The driver's 128 bytes for a contiguous matrix of "u8", "bf16" or "f32": rows and columns, of it and of a box."""
+    size, kind = {"u8": (1, 0), "bf16": (2, 9), "f32": (4, 7)}[element]
+    memory = ctypes.create_string_buffer(128 + 64)
+    place = -(-ctypes.addressof(memory) // 64) * 64
+    rows, cols = shape
+    promotion = 3  # of L2, to 256 bytes
+    result = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place),
+        kind,
+        2,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(cols, rows),
+        (ctypes.c_uint64 * 1)(cols * size),
+        (ctypes.c_uint32 * 2)(box[1], box[0]),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,
+        3 if swizzles else 0,
+        promotion,
+        0,
+    )
+    if result != 0:
+        raise RuntimeError(f"cuTensorMapEncodeTiled: error {result} for {shape} {element} in boxes of {box}")
+    return ctypes.string_at(place, 128)

@@ -347,6 +347,8 @@ def measure(dtype: str, products: list[Product], options: argparse.Namespace) ->
             for overlaps in (False, True):
                 name = f"{product.config.name} panel {panel}{' programmatic' if overlaps else ''}"
                 calls[name] = product.prepare(inputs, panel, overlaps)
+    if options.check_only:
+        return {"shape": inputs.shape, "errors": errors}
     calls |= peers(inputs)
     m, n, k = inputs.shape
     tera = 2e-12 * m * n * k
@@ -375,6 +377,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=0.03, metavar="SECONDS", help="before a sample, default: 0.03")
     parser.add_argument("--kernels", type=Path, metavar="DIR", help="where machine code is kept")
     parser.add_argument("--compile-only", type=Path, metavar="DIR", help="compile into this folder and leave")
+    parser.add_argument("--check-only", action="store_true", help="compare with float64 and leave, as for sanitizers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
     options = parser.parse_args()
     dtypes = options.dtypes.split(",")

@@ -35,9 +35,9 @@ struct FamilyTraits {
               "device/tile/ops_cdna.h",
               "CdnaOps"};
     case Family::sm90:
-      return {"NVIDIA's Hopper",         DeviceType::cuda,      32,
-              "device/sm90/machine.h", "HopperMachine",       "device/sm90/machine_host.h",
-              "HostSm90Machine",         "device/sm90/ops.h", "Sm90Ops"};
+      return {"NVIDIA's Hopper",       DeviceType::cuda,    32,
+              "device/sm90/machine.h", "HopperMachine",     "device/sm90/machine_host.h",
+              "HostSm90Machine",       "device/sm90/ops.h", "Sm90Ops"};
     case Family::rdna:
       return {"AMD's RDNA",
               DeviceType::hip,

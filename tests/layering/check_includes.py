@@ -2,8 +2,9 @@
 
 include <- core <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an operation
 includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of device,
-attention includes sm90 or tile, sm90 includes tile and tile includes common; sm90 and tile speak of no attention. The library itself needs the standard
-library, the system and DLPack's header, and nothing else. Prints every violation; exit status 1 if any.
+attention includes sm90 or tile, sm90 includes tile and tile includes common; sm90 and tile speak of no attention. The
+library itself needs the standard library, the system and DLPack's header, and nothing else. Prints every violation;
+exit status 1 if any.
 """
 
 import re

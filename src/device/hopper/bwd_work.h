@@ -3,9 +3,9 @@
 
 #include "device/attention/grid_place.h"
 #include "device/hopper/config.h"
-#include "device/sm90/mbarrier.h"
 #include "device/hopper/params.h"
 #include "device/hopper/tile_order.h"
+#include "device/sm90/mbarrier.h"
 
 namespace tilewise::device {
 

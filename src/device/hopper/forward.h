@@ -2,10 +2,10 @@
 // that multiply them by wgmma.
 #pragma once
 
-#include "device/sm90/contract.h"
 #include "device/hopper/forward_consumer.h"
 #include "device/hopper/forward_producer.h"
 #include "device/hopper/forward_transposer.h"
+#include "device/sm90/contract.h"
 
 namespace tilewise::device {
 

@@ -4,8 +4,8 @@
 
 #include "device/hopper/forward_draws.h"
 #include "device/hopper/forward_rows.h"
-#include "device/sm90/matrix_descriptor.h"
 #include "device/hopper/softmax.h"
+#include "device/sm90/matrix_descriptor.h"
 
 namespace tilewise::device {
 

@@ -3,9 +3,9 @@
 
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
-#include "device/sm90/tile_counter.h"
 #include "device/hopper/tile_order.h"
 #include "device/kv_cache/sequence.h"
+#include "device/sm90/tile_counter.h"
 
 namespace tilewise::device {
 

@@ -2,9 +2,9 @@
 // a warpgroup brings tiles and two others multiply them, as keys and as values from one copy.
 #pragma once
 
-#include "device/sm90/contract.h"
 #include "device/hopper/latent_consumer.h"
 #include "device/hopper/latent_producer.h"
+#include "device/sm90/contract.h"
 
 namespace tilewise::device {
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "device/hopper/latent_store.h"
-#include "device/sm90/matrix_descriptor.h"
 #include "device/hopper/softmax.h"
+#include "device/sm90/matrix_descriptor.h"
 
 namespace tilewise::device {
 

@@ -4,9 +4,9 @@
 #include "device/common/mask.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
-#include "device/sm90/warpgroup.h"
 #include "device/kv_cache/key_deal.h"
 #include "device/kv_cache/sequence.h"
+#include "device/sm90/warpgroup.h"
 
 namespace tilewise::device {
 

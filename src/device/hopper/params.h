@@ -3,9 +3,9 @@
 
 #include "device/attention/params.h"
 #include "device/common/params.h"
+#include "device/kv_cache/params.h"
 #include "device/sm90/tensor_map.h"
 #include "device/sm90/tile_counter.h"
-#include "device/kv_cache/params.h"
 
 namespace tilewise::device {
 

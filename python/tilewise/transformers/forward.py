@@ -8,20 +8,19 @@ import torch
 from transformers.utils.output_capturing import _active_collector
 
 import tilewise
-from tilewise.transformers import paged
-from tilewise.transformers.masks import LazyMask
+from tilewise.transformers import packed, paged
+from tilewise.transformers.masks import Band, LazyMask
 from tilewise.transformers.serving import check_version, is_paged_cache
-from tilewise.transformers.support import NAME
+from tilewise.transformers.support import NAME, SELECTIONS
 
 __all__ = ["attention_forward"]
 
 # Keywords that change what attention computes and that the hook cannot honour, with the reason.
 _REFUSED_KEYWORDS = {
-    "block_indices": "block-sparse selection is not supported",
+    **SELECTIONS,
     "block_table": "tables of pages go with continuous batching's cache",
     "cache": "this cache is not the one of continuous batching",
     "head_mask": "masking whole heads is not supported",
-    "indices": "sparse key selection is not supported",
     "layer_head_mask": "masking whole heads is not supported",
     "output_attentions": "the attention weights are never stored",
     "seq_idx": "sequence indices are not supported; pass cu_seq_lens_q and cu_seq_lens_k or position_ids",
@@ -45,11 +44,22 @@ def _refuse_keywords(module: torch.nn.Module, given: dict[str, Any], refused: di
             )
 
 
-def _mask_arguments(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, causal: bool, sliding_window: int | None
-) -> dict[str, Any]:
-    """Arguments of tilewise.attention for a mask as models pass it; query, key: [batch_size, heads, length, ...]."""
+def _check_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> None:
     q_length, kv_length = query.shape[2], key.shape[2]
+    if mask.ndim != 4 or mask.shape[-2] not in (1, q_length) or mask.shape[-1] not in (1, kv_length):
+        raise ValueError(
+            f"attention_mask: expected [batch_size, heads, {q_length}, {kv_length}] or sizes of 1 "
+            f"(got {list(mask.shape)})"
+        )
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(f"attention_mask: dtype must be bool (true = visible) or floating (added) (got {mask.dtype})")
+
+
+def _mask_arguments(
+    query: torch.Tensor, mask: torch.Tensor | None, causal: bool, sliding_window: int | None
+) -> dict[str, Any]:
+    """Arguments of tilewise.attention for a mask as models pass it; query: [batch_size, heads, length, head_dim]."""
+    q_length = query.shape[2]
     if mask is None:
         # As with "sdpa", one query is a decoding step on a full cache, and more of them start at the first key.
         arguments: dict[str, Any] = {"alignment": "bottom_right" if q_length == 1 else "top_left"}
@@ -59,15 +69,8 @@ def _mask_arguments(
             left = sliding_window - 1
             arguments["window"] = (left, -1 if causal else left)
         return arguments
-    if mask.ndim != 4 or mask.shape[-2] not in (1, q_length) or mask.shape[-1] not in (1, kv_length):
-        raise ValueError(
-            f"attention_mask: expected [batch_size, heads, {q_length}, {kv_length}] or sizes of 1 "
-            f"(got {list(mask.shape)})"
-        )
     if isinstance(mask, LazyMask):
         return mask.arguments
-    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
-        raise TypeError(f"attention_mask: dtype must be bool (true = visible) or floating (added) (got {mask.dtype})")
     return {"bias": mask if mask.dtype in (torch.bool, torch.float32) else mask.to(query.dtype)}
 
 
@@ -85,24 +88,10 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if tensor.stride(-1) == 1 else tensor.contiguous()).transpose(1, 2)
 
 
-def _packed_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any], **lengths: Any
-) -> torch.Tensor:
-    """Attention over sequences packed into one row.
-
-    query: [1, heads, total, head_dim]. Returns [1, total, heads, head_dim_v].
-    """
-    if query.shape[0] != 1:
-        raise ValueError(f"cu_seq_lens_q: packed sequences lie in a batch of 1 (got a batch of {query.shape[0]})")
-    q, k, v = _rows(query)[0], _rows(key)[0], _rows(value)[0]
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        if lengths[name] is None:
-            raise ValueError(f"cu_seq_lens_{name[-1]}: cu_seq_lens_q and cu_seq_lens_k go together (got None)")
-        lengths[name] = lengths[name].to(torch.int32)
-    for name in ("max_seqlen_q", "max_seqlen_k"):
-        lengths[name] = None if lengths[name] is None else int(lengths[name])
-    out: torch.Tensor = tilewise.attention(q, k, v, layout="thd", **arguments, **lengths)
-    return out.unsqueeze(0)
+def _unmasked_band(causal: bool, sliding_window: int | None) -> Band:
+    """What a layer that is given no mask sees of a packed sequence."""
+    left = None if sliding_window is None else sliding_window - 1
+    return Band(left, 0 if causal else left)
 
 
 def _sink(s_aux: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -159,7 +148,8 @@ def attention_forward(
 
     query: [batch_size, num_heads_q, q_length, head_dim]; key, value: [batch_size, num_heads_k, kv_length, ...],
     shared heads as they are. attention_mask: from attention_mask(), or any 4D boolean (true = visible) or
-    additive mask; None: causal where the module (or is_causal) says so. Returns ([batch_size, q_length,
+    additive mask; None: causal where the module (or is_causal) says so. cu_seq_lens_q, cu_seq_lens_k: int
+    [sequences + 1], where packed sequences begin: each attends to itself, by the band that the mask is. Returns ([batch_size, q_length,
     num_heads_q, head_dim_v], None). Raises NotImplementedError for keywords it cannot honour.
     """
     if not torch.compiler.is_compiling() and any("attentions" in name for name in _active_collector.get() or ()):
@@ -173,33 +163,28 @@ def attention_forward(
         }
         refusable = {"position_bias": position_bias, "dropout": dropout or None}
         return _paged_attention(module, (query, key, value), scaling, softcap, s_aux, refusable, kwargs), None
+    lengths = None
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        lengths = packed.Lengths.of(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        kwargs.pop("seq_idx", None)  # which says again what the lengths say
     _refuse_keywords(module, kwargs, _REFUSED_KEYWORDS)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
 
-    arguments = _mask_arguments(query, key, attention_mask, is_causal, sliding_window)
-    if position_bias is not None:
-        arguments = _add_position_bias(arguments, position_bias, query.dtype)
-    arguments = {
-        **arguments,
+    options = {
         "softmax_scale": scaling,
         "softcap": 0.0 if softcap is None else softcap,
         "sink": None if s_aux is None else _sink(s_aux, query.dtype),
         "dropout_p": dropout,
         "deterministic": bool(deterministic),
     }
-    # A mask already separates packed sequences; without one their boundaries do.
-    if attention_mask is None and (cu_seq_lens_q is not None or cu_seq_lens_k is not None):
-        out = _packed_attention(
-            query,
-            key,
-            value,
-            arguments,
-            cu_seqlens_q=cu_seq_lens_q,
-            cu_seqlens_k=cu_seq_lens_k,
-            max_seqlen_q=max_length_q,
-            max_seqlen_k=max_length_k,
-        )
-    else:
-        out = tilewise.attention(_rows(query), _rows(key), _rows(value), **arguments)
-    return out, None
+    if attention_mask is not None:
+        _check_mask(query, key, attention_mask)
+    if lengths is not None and not packed.goes_on(attention_mask, lengths, module):
+        band = _unmasked_band(is_causal, sliding_window)
+        tensors = (query, key, value)
+        return packed.attend(module, tensors, attention_mask, band, lengths, position_bias, options), None
+    arguments = _mask_arguments(query, attention_mask, is_causal, sliding_window)
+    if position_bias is not None:
+        arguments = _add_position_bias(arguments, position_bias, query.dtype)
+    return tilewise.attention(_rows(query), _rows(key), _rows(value), **arguments, **options), None

@@ -15,20 +15,20 @@ from transformers.utils.import_utils import is_tracing
 
 from tilewise.transformers.support import NAME
 
-__all__ = ["LazyMask", "attention_mask"]
+__all__ = ["Band", "LazyMask", "MaskSource", "attention_mask"]
 
 
 @dataclass(frozen=True)
-class _Band:
+class Band:
     """Bounds on (key position - query position): -left <= difference <= right; None: unbounded."""
 
     left: int | None = None
     right: int | None = None
 
-    def intersect(self, other: _Band) -> _Band:
+    def intersect(self, other: Band) -> Band:
         lefts = [x for x in (self.left, other.left) if x is not None]
         rights = [x for x in (self.right, other.right) if x is not None]
-        return _Band(min(lefts, default=None), min(rights, default=None))
+        return Band(min(lefts, default=None), min(rights, default=None))
 
 
 def _made_by(function: Callable[..., Any], factory: Callable[..., Any]) -> bool:
@@ -36,22 +36,47 @@ def _made_by(function: Callable[..., Any], factory: Callable[..., Any]) -> bool:
     return getattr(function, "__code__", None) in factory.__code__.co_consts
 
 
-def _band_of(mask_function: Callable[..., Any]) -> _Band | None:
-    """The band that one of transformers' own mask functions describes; None for anything else."""
+def _band_of(mask_function: Callable[..., Any], longest: int | None = None) -> Band | None:
+    """The band that one of transformers' own mask functions describes; None for anything else.
+
+    longest: of sequences that are told apart already, and in which alone the band has to hold; 0 where it is not
+    known, None where nothing tells them apart.
+    """
     if mask_function is masking_utils.causal_mask_function:
-        return _Band(right=0)
+        return Band(right=0)
     if mask_function is masking_utils.bidirectional_mask_function:
-        return _Band()
+        return Band()
     captured = inspect.getclosurevars(mask_function).nonlocals if inspect.isfunction(mask_function) else {}
     if _made_by(mask_function, masking_utils.sliding_window_overlay):
-        return _Band(left=int(captured["sliding_window"]) - 1)
+        return Band(left=int(captured["sliding_window"]) - 1)
     if _made_by(mask_function, masking_utils.sliding_window_bidirectional_overlay):
-        return _Band(int(captured["sliding_window"]), int(captured["sliding_window"]))
+        return Band(int(captured["sliding_window"]), int(captured["sliding_window"]))
     if _made_by(mask_function, masking_utils.and_masks):
-        bands = [_band_of(part) for part in captured["mask_functions"]]
+        bands = [_band_of(part, longest) for part in captured["mask_functions"]]
         known = [band for band in bands if band is not None]
-        return functools.reduce(_Band.intersect, known) if len(known) == len(bands) else None
+        return functools.reduce(Band.intersect, known) if len(known) == len(bands) else None
+    if longest is None:
+        return None
+    if _made_by(mask_function, masking_utils.packed_sequence_mask_function):
+        return Band()
+    if _made_by(mask_function, masking_utils.remap_positions_for_packed_sequence):
+        return _band_of(captured["mask_function"], longest)
+    if _made_by(mask_function, masking_utils.chunked_overlay) and 0 < longest <= int(captured["chunk_size"]):
+        return Band()
     return None
+
+
+@dataclass(frozen=True)
+class MaskSource:
+    """What transformers asked a mask of: the rule, the padding, and where the queries are."""
+
+    function: Callable[..., Any] | None  # None: one that tells of each place by itself
+    padding: torch.Tensor | None  # bool [batch_size, kv_length], true = a token; None: no padding
+    shift: int  # position of the first query minus position of the first key
+
+    def band(self, longest: int | None) -> Band | None:
+        """The band that it is within sequences that are told apart already, the longest of `longest` tokens."""
+        return None if self.function is None else _band_of(self.function, longest or 0)
 
 
 def _padding_runs(padding: torch.Tensor, kv_length: int, kv_offset: int) -> tuple[list[int], list[int]] | None:
@@ -75,7 +100,7 @@ def _lengths(values: list[int], device: torch.device) -> torch.Tensor:
 
 
 def _native_arguments(
-    band: _Band, shift: int, q_length: int, kv_length: int, begins: list[int], ends: list[int], device: torch.device
+    band: Band, shift: int, q_length: int, kv_length: int, begins: list[int], ends: list[int], device: torch.device
 ) -> dict[str, Any] | None:
     """Arguments of tilewise.attention that mean this mask, or None where none do.
 
@@ -119,11 +144,13 @@ class LazyMask(torch.Tensor):
     """A boolean mask [batch_size, 1, q_length, kv_length] that is only built if someone computes with it.
 
     `arguments` hold what it means to tilewise.attention. Parts of it and logic with it are masks again. A
-    model (`owner`) that adds it to scores, as it would an "eager" mask, or writes into it, is refused.
+    model (`owner`) that adds it to scores, as it would an "eager" mask, or writes into it, is refused. `source` is
+    None where it is no longer what transformers asked for.
     """
 
-    arguments: dict[str, Any]
     owner: str
+    source: MaskSource | None
+    _arguments: dict[str, Any] | None
     _build: Callable[[], torch.Tensor]
 
     @staticmethod
@@ -131,23 +158,34 @@ class LazyMask(torch.Tensor):
         cls,
         shape: tuple[int, ...],
         device: torch.device,
-        arguments: dict[str, Any],
+        arguments: dict[str, Any] | None,
         build: Callable[[], torch.Tensor],
         owner: str = "the model",
+        source: MaskSource | None = None,
     ) -> LazyMask:
         mask: LazyMask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        mask.arguments = arguments
+        mask._arguments = arguments
         mask.owner = owner
+        mask.source = source
         mask._build = functools.cache(build)
         return mask
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of tilewise.attention: the array itself where they have no other name for the mask."""
+        return {"bias": self._build()} if self._arguments is None else self._arguments
+
+    def array(self) -> torch.Tensor:
+        """The mask as a plain boolean tensor. Built once."""
+        return self._build()
 
     @classmethod
     def of(cls, array: torch.Tensor, owner: str) -> LazyMask:
         """A mask that is an array already."""
-        return cls(tuple(array.shape), array.device, {"bias": array}, lambda: array, owner)
+        return cls(tuple(array.shape), array.device, None, lambda: array, owner)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"LazyMask(shape={tuple(self.shape)}, arguments={self.arguments})"
+        return f"LazyMask(shape={tuple(self.shape)}, arguments={self._arguments})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -223,11 +261,15 @@ def attention_mask(
     runs: tuple[list[int], list[int]] | None = ([0] * batch_size, [kv_length] * batch_size)
     if padding is not None:
         runs = _padding_runs(padding, kv_length, kv_offset)
-    band = None if use_vmap else _band_of(mask_function)
-    if band is None or runs is None:
-        return LazyMask.of(build(), owner)
+    function = None if use_vmap else mask_function
+    band = None if function is None else _band_of(function)
     device = torch.device(device)
-    arguments = _native_arguments(band, int(q_offset) - kv_offset, q_length, kv_length, *runs, device)
-    if arguments is None:
-        return LazyMask.of(build(), owner)
-    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build, owner)
+    shift = int(q_offset) - kv_offset
+    arguments = None
+    if band is not None and runs is not None:
+        arguments = _native_arguments(band, shift, q_length, kv_length, *runs, device)
+    whole = runs is not None and all(n == 0 for n in runs[0]) and all(n == kv_length for n in runs[1])
+    if padding is not None:
+        padding = None if whole else padding[:, kv_offset : kv_offset + kv_length]
+    source = MaskSource(function, padding, shift)
+    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build, owner, source)

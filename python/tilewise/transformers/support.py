@@ -17,9 +17,16 @@ from typing import Any
 import torch
 from transformers.modeling_utils import AttentionInterface, PreTrainedModel
 
-__all__ = ["NAME", "Attention", "check", "find_attention", "install"]
+__all__ = ["NAME", "SELECTIONS", "Attention", "check", "check_modules", "find_attention", "install"]
 
 NAME = "tilewise"
+
+# Keywords that select the keys of each query, which no kernel here can do yet. A model whose attention passes one is
+# refused when it is built; a call that has one is refused too.
+SELECTIONS = {
+    "block_indices": "block-sparse selection is not supported",
+    "indices": "sparse key selection is not supported",
+}
 
 _PRODUCTS = {"baddbmm", "bmm", "einsum", "matmul"}
 # Ways to build a part from its configuration.
@@ -64,6 +71,12 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
+def _words(code: CodeType) -> set[str]:
+    """Strings of this code, names of keywords that it passes among them."""
+    tuples = (constant if isinstance(constant, tuple) else (constant,) for constant in code.co_consts)
+    return {word for constants in tuples for word in constants if isinstance(word, str)}
+
+
 def _methods(cls: type) -> Iterator[Any]:
     """Functions of a class and of its bases that are model code."""
     seen = {"_init_weights"}  # it names every class of its file
@@ -87,6 +100,7 @@ class _Reader:
         self.interface = False
         self.masked = False
         self.parts = False
+        self.selections: set[str] = set()
         self.modules: list[type] = []
         self.tables: list[str] = []
         self._functions: set[Any] = set()
@@ -105,6 +119,8 @@ class _Reader:
                 step.argrepr in ("@", "@=") or step.opname == "BINARY_MATRIX_MULTIPLY"
                 for step in dis.get_instructions(code)
             )
+            if any(isinstance(function.__globals__.get(name), AttentionInterface) for name in code.co_names):
+                self.selections |= _words(code) & SELECTIONS.keys()
             for name in code.co_names:
                 self._follow(name, function.__globals__.get(name))
 
@@ -171,11 +187,30 @@ def check(model_class: type) -> None:
     """Raises NotImplementedError, with the reason, for a model class that NAME cannot serve."""
     obstacle = find_attention(model_class).obstacle
     if obstacle is not None:
-        raise NotImplementedError(
-            f"attn_implementation: {model_class.__name__} cannot use {NAME!r}: {obstacle}; "
-            'load it with "eager" (a part of a larger model: by a dict, e.g. '
-            f'{{"text_config": "{NAME}", "vision_config": "eager"}})'
-        )
+        raise _refusal(model_class, obstacle)
+
+
+def _refusal(model_class: type, obstacle: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"attn_implementation: {model_class.__name__} cannot use {NAME!r}: {obstacle}; "
+        'load it with "eager" (a part of a larger model: by a dict, e.g. '
+        f'{{"text_config": "{NAME}", "vision_config": "eager"}})'
+    )
+
+
+def check_modules(model: PreTrainedModel) -> None:
+    """Raises NotImplementedError for a model, with its modules built, one of which passes one of SELECTIONS.
+
+    Layers that select have what they select with, as `indexer`; others of the same class have None there. A part
+    with a configuration of its own is looked at by itself.
+    """
+    for module in model.modules():
+        cls = type(module)
+        if getattr(module, "config", model.config) is not model.config or not _is_model_code(cls.__module__):
+            continue
+        for name in sorted(_read(cls).selections):
+            if getattr(module, "indexer", name) is not None:
+                raise _refusal(type(model), f"{cls.__name__} passes {name} to attention, and {SELECTIONS[name]}")
 
 
 def _configurations(model: PreTrainedModel) -> list[Any]:
@@ -202,10 +237,11 @@ def _requests(config: Any, request: str | dict[str, Any] | None) -> dict[int, An
 
 
 def install() -> None:
-    """Has transformers ask check() whenever a model is built with NAME or switched to it. Again is harmless.
+    """Has transformers ask check() and check_modules() whenever a model is built with NAME or switched to it. Again is
+    harmless.
 
     transformers lets no attention implementation look at the model before it runs, so its two methods that
-    decide for a model are wrapped.
+    decide for a model are wrapped, and the one that every model calls when its modules are there.
     """
     resolve, switch = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.set_attn_implementation
     if hasattr(resolve, "__wrapped__"):
@@ -229,6 +265,7 @@ def install() -> None:
         for model in models:
             if requests.get(id(model.config), requests[id(self.config)]) == NAME:
                 check(type(model))
+                check_modules(model)
         before = [(config, config._attn_implementation_internal) for config in _configurations(self)]
         try:
             switch(self, attn_implementation, *args, **kwargs)
@@ -237,5 +274,14 @@ def install() -> None:
                 config._attn_implementation_internal = implementation
             raise
 
+    finish = PreTrainedModel.post_init
+
+    @functools.wraps(finish)
+    def post_init(self: PreTrainedModel) -> None:
+        if self.config._attn_implementation == NAME:
+            check_modules(self)
+        finish(self)
+
+    PreTrainedModel.post_init = post_init
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
     PreTrainedModel.set_attn_implementation = set_attn_implementation

@@ -17,7 +17,7 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface
 
 from tilewise._public import lists_public_names
-from tilewise.transformers import serving, support
+from tilewise.transformers import packed, serving, support
 from tilewise.transformers.forward import attention_forward
 from tilewise.transformers.masks import LazyMask, attention_mask
 from tilewise.transformers.support import NAME
@@ -38,6 +38,7 @@ def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     masking_utils.AttentionMaskInterface.register(NAME, attention_mask)
     support.install()
+    packed.install()
     serving.install()
 
 

@@ -167,6 +167,8 @@ def attention_forward(
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         lengths = packed.Lengths.of(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         kwargs.pop("seq_idx", None)  # which says again what the lengths say
+    else:
+        packed.check_passed_on(module)
     _refuse_keywords(module, kwargs, _REFUSED_KEYWORDS)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))

@@ -66,6 +66,14 @@ def _band_of(mask_function: Callable[..., Any], longest: int | None = None) -> B
     return None
 
 
+def _tells_apart(mask_function: Callable[..., Any]) -> bool:
+    """Whether transformers found packed sequences in the positions, and forbade itself to skip the mask for that."""
+    if not _made_by(mask_function, masking_utils.and_masks):
+        return False
+    parts = inspect.getclosurevars(mask_function).nonlocals["mask_functions"]
+    return any(_made_by(part, masking_utils.packed_sequence_mask_function) or _tells_apart(part) for part in parts)
+
+
 @dataclass(frozen=True)
 class MaskSource:
     """What transformers asked a mask of: the rule, the padding, and where the queries are."""
@@ -145,10 +153,12 @@ class LazyMask(torch.Tensor):
 
     `arguments` hold what it means to tilewise.attention. Parts of it and logic with it are masks again. A
     model (`owner`) that adds it to scores, as it would an "eager" mask, or writes into it, is refused. `source` is
-    None where it is no longer what transformers asked for.
+    None where it is no longer what transformers asked for. One that is not `guarded` may be read as numbers too: its
+    caller may have asked for an array.
     """
 
     owner: str
+    guarded: bool
     source: MaskSource | None
     _arguments: dict[str, Any] | None
     _build: Callable[[], torch.Tensor]
@@ -162,11 +172,13 @@ class LazyMask(torch.Tensor):
         build: Callable[[], torch.Tensor],
         owner: str = "the model",
         source: MaskSource | None = None,
+        guarded: bool = True,
     ) -> LazyMask:
         mask: LazyMask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         mask._arguments = arguments
         mask.owner = owner
         mask.source = source
+        mask.guarded = guarded
         mask._build = functools.cache(build)
         return mask
 
@@ -191,7 +203,8 @@ class LazyMask(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        owner = next((x.owner for x in tree_leaves((args, kwargs)) if isinstance(x, LazyMask)), "the model")
+        masks = [x for x in tree_leaves((args, kwargs)) if isinstance(x, LazyMask)]
+        owner = masks[0].owner if masks else "the model"
         name = function.overloadpacket.__name__
         if function._schema.is_mutable and (name != "copy_" or isinstance(args[0], LazyMask)):
             raise NotImplementedError(
@@ -200,6 +213,8 @@ class LazyMask(torch.Tensor):
             )
         dense_args, dense_kwargs = tree_map_only(LazyMask, lambda mask: mask._build(), (args, kwargs or {}))
         result = function(*dense_args, **dense_kwargs)
+        if not all(mask.guarded for mask in masks):
+            return result
         numbers = name == "_to_copy" and result.dtype != torch.bool
         if name not in _LOGIC or numbers:
             raise NotImplementedError(
@@ -251,7 +266,8 @@ def attention_mask(
         mask: torch.Tensor | None = array(**skips)
         dtype = kwargs.get("dtype") or torch.float32
         return None if mask is None else torch.where(mask, mask.new_zeros((), dtype=dtype), torch.finfo(dtype).min)
-    if not any(skips.values()):
+    packed = not use_vmap and _tells_apart(mask_function)
+    if not any(skips.values()) and not packed:
         asked_for: torch.Tensor = array(**skips)
         return asked_for
     owner = str(getattr(kwargs.get("config"), "model_type", None) or "the model")
@@ -272,4 +288,4 @@ def attention_mask(
     if padding is not None:
         padding = None if whole else padding[:, kv_offset : kv_offset + kv_length]
     source = MaskSource(function, padding, shift)
-    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build, owner, source)
+    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build, owner, source, guarded=any(skips.values()))

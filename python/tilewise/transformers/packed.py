@@ -6,19 +6,25 @@ windows), and the padding; one that is no band within the sequences is refused b
 
 from __future__ import annotations
 
+import functools
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 import tilewise
 from tilewise.transformers.masks import Band, LazyMask
 from tilewise.transformers.support import NAME
 
-__all__ = ["Lengths", "attend", "goes_on"]
+__all__ = ["Lengths", "attend", "check_passed_on", "goes_on", "install"]
 
 # A number this low hides a key: what models add for it is finfo.min of some dtype, -1e9 or -1e4.
 _HIDES = -1e4
+
+# The model that runs now and was given lengths, "" where it was given none.
+_given_to: ContextVar[str] = ContextVar("tilewise_lengths_given_to", default="")
 
 
 @dataclass(frozen=True)
@@ -233,9 +239,43 @@ def attend(
         _add_position_bias(arguments, _blocks(expanded, lengths), query.dtype)
     if query.is_cuda:
         lengths = lengths.measured()
-    q, k, v = (x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in tensors)
+    rows = (x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
+    q, k, v = (x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in rows)
     out: torch.Tensor = tilewise.attention(
         q, k, v, layout="thd", cu_seqlens_q=lengths.cu_q, cu_seqlens_k=lengths.cu_k, max_seqlen_q=lengths.max_q,
         max_seqlen_k=lengths.max_k, **arguments, **options,
     )  # fmt: skip
     return out.view(query.shape[0], query.shape[2], *out.shape[1:])
+
+
+def install() -> None:
+    """Has models remember, while they run, that they were given lengths. Again is harmless.
+
+    Some models take them and pass them on to no attention, which would then see all of the row. Under torch.compile
+    nothing is remembered.
+    """
+    call = PreTrainedModel.__call__
+    if hasattr(call, "__wrapped__"):
+        return
+
+    @functools.wraps(call)
+    def remembering_call(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
+        if torch.compiler.is_compiling() or not (given or _given_to.get()):
+            return call(self, *args, **kwargs)
+        before = _given_to.set(type(self).__name__ if given else "")
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            _given_to.reset(before)
+
+    PreTrainedModel.__call__ = remembering_call
+
+
+def check_passed_on(module: torch.nn.Module) -> None:
+    """Raises NotImplementedError in a layer that was given no lengths, of a model that was."""
+    if not torch.compiler.is_compiling() and _given_to.get():
+        raise NotImplementedError(
+            f"cu_seq_lens_q: {_given_to.get()} does not pass it on to {type(module).__name__}, so that "
+            f"attn_implementation={NAME!r} cannot keep packed sequences apart; without it position_ids that restart do"
+        )

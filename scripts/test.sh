@@ -72,6 +72,13 @@ cpp_tests() {
 # Folder by folder: two of them may have files of one name.
 python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 -n "$JOBS" --dist loadfile "tests/$@"; }
 
+# What goes with models, beside the newest transformers that is pinned; all else is tested beside that of the build.
+newest_transformers() {
+  local file files=()
+  for file in tests/python/test_transformers*.py; do files+=("${file#tests/}"); done
+  PYTHONPATH=$PYTHONPATH:$PWD/.venv/newest python_tests "${files[@]}"
+}
+
 # With clang the fuzz step's build serves both; else one of gcc.
 sanitizers() {
   local preset=asan options=(-DPython_EXECUTABLE="$PWD/.venv/bin/python" -DTILEWISE_TEST_KERNELS="$PWD/build/kernels") clang
@@ -129,6 +136,7 @@ case ${1:-} in
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests build
       step "Python tests" python_tests python
+      step "newest transformers" newest_transformers
       step "command tests" python_tests cli
       step "document tests" python_tests documents tests/golden --dist load  # few files
       step "wheel" python_tests package
@@ -159,6 +167,8 @@ case ${1:-} in
       step "verify merge" verify merge 50
       step "verify emulations" verify attention 20 --without f32,f64,fp8_e4m3 \
         --implementation emulation.sm80,emulation.sm90,emulation.cdna,emulation.rdna
+      TILEWISE_TEST_PACKED=$(times_factor 20) TILEWISE_TEST_PACKED_SEED=$SEED \
+        step "packed batches" python_tests python/test_transformers_packed.py -k random_batches --dist load
       SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz
       step "golden" golden
       step "ratios" ratios

@@ -19,7 +19,8 @@ transformers = pytest.importorskip("transformers")
 
 from transformers import masking_utils  # noqa: E402
 from transformers_matrix import table  # noqa: E402
-from transformers_matrix.checks import examine, model_types  # noqa: E402
+from transformers_matrix.checks import configuration_auto, examine, model_class, model_types  # noqa: E402
+from transformers_matrix.tiny import tiny_config  # noqa: E402
 
 import tilewise.transformers as hook  # noqa: E402
 from tilewise.transformers.support import find_attention  # noqa: E402
@@ -30,13 +31,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "transformers.md"
 
 # Models that add the mask to scores of their own, and models that pick from a table of their own.
 REFUSED = {
-    "bloom": "BloomAttention", "mpt": "MptAttention", "codegen": "CodeGenAttention", "xglm": "XGLMAttention",
+    "bloom": "BloomAttention", "mpt": "MptAttention", "xglm": "XGLMAttention",
     "mpnet": "MPNetSelfAttention", "luke": "LukeSelfAttention", "squeezebert": "SqueezeBertSelfAttention",
     "roformer": "RoFormerSelfAttention", "convbert": "ConvBertSelfAttention", "ibert": "IBertSelfAttention",
     "nystromformer": "NystromformerSelfAttention", "canine": "CanineSelfAttention", "tapas": "TapasSelfAttention",
     "longformer": "LongformerSelfAttention", "big_bird": "BigBird", "megatron-bert": "MegatronBertSelfAttention",
     "led": "LEDEncoderSelfAttention", "falcon": "FALCON_ATTENTION_CLASSES", "gpt_neo": "GPT_NEO_ATTENTION_CLASSES",
-    "gptj": "GPTJ_ATTENTION_CLASSES", "deepseek_v4": "reads the mask as numbers",
+    "deepseek_v4": "reads the mask as numbers",
     "deepseek_v32": "indices",
 }  # fmt: skip
 # One of each way to attend: GQA, encoders, cross attention, learned biases, windows, chunks, softcap, sinks,
@@ -74,6 +75,30 @@ def test_every_type_of_the_registry_is_documented(documented: dict[str, str]) ->
     assert sorted(documented) == model_types()
     assert "FAILED" not in documented.values()
     assert sum(result in ("pass", "refused") for result in documented.values()) >= 150
+
+
+@pytest.mark.parametrize("build", ["deepseek_v32", "glm_moe_dsa", "hy_v4"])
+def test_a_selection_of_keys_is_refused_when_the_model_is_built(build: str) -> None:
+    config = tiny_config(configuration_auto.CONFIG_MAPPING[build], build)
+    cls = model_class(build, config)
+    with pytest.raises(NotImplementedError, match=r"cannot use 'tilewise': \w+Attention passes indices to attention"):
+        cls._from_config(config, attn_implementation="tilewise")
+    model = cls._from_config(config, attn_implementation="eager")
+    with pytest.raises(NotImplementedError, match=r"cannot use 'tilewise': \w+Attention passes indices to attention"):
+        model.set_attn_implementation("tilewise")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_layers_that_select_nothing_are_served() -> None:
+    """Of one class some layers select blocks of keys and others do not, as the configuration says."""
+    name = "minimax_m3_vl_text"
+    config = tiny_config(configuration_auto.CONFIG_MAPPING[name], name)
+    cls = model_class(name, config)
+    assert set(config.layer_types) == {"full_attention"}
+    cls._from_config(config, attn_implementation="tilewise")
+    config.layer_types = ["full_attention", "minimax_m3_sparse"]
+    with pytest.raises(NotImplementedError, match="Attention passes block_indices to attention, and block-sparse"):
+        cls._from_config(config, attn_implementation="tilewise")
 
 
 def tiny_llava() -> Any:

@@ -1,7 +1,7 @@
 """Packed sequences given by cu_seq_lens_q and cu_seq_lens_k to transformers models, with all that may come beside them.
 
-The oracle is "eager" on each sequence by itself. TILEWISE_TEST_PACKED says how many random batches are drawn; the
-nightly run draws more than the tests do.
+The oracle is "eager" on each sequence by itself. TILEWISE_TEST_PACKED says how many random batches are drawn, one
+a type where it is not set, and TILEWISE_TEST_PACKED_SEED which is the first; the nightly run draws many.
 """
 
 from __future__ import annotations
@@ -40,8 +40,14 @@ def test_random_batches_are_each_sequence_by_itself(seed: int) -> None:
 
 def tiny(implementation: str, kind: str = "llama", **more: Any) -> Any:
     torch.manual_seed(0)
-    common = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
-    heads = {"num_key_value_heads": 2, "head_dim": 8} if kind != "bert" else {}
+    common = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 61,
+    }
+    heads = {"num_key_value_heads": 2, "head_dim": 8}
     config = transformers.AutoConfig.for_model(kind, **{**common, **heads, **more})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
     for name, parameter in model.named_parameters():
@@ -107,7 +113,9 @@ def test_a_mask_that_is_no_band_is_refused(kind: str) -> None:
         mask[0, 3] = True
     else:
         mask = mask.repeat(2, 1, 1, 1)
-    with pytest.raises(NotImplementedError, match=r"attention_mask: beside cu_seq_lens_q .*band.*'tilewise'.*LlamaAttention"):
+    with pytest.raises(
+        NotImplementedError, match=r"attention_mask: beside cu_seq_lens_q .*band.*'tilewise'.*LlamaAttention"
+    ):
         tiny("tilewise")(tokens(), attention_mask=mask, **PACKED)
 
 
@@ -117,7 +125,9 @@ def test_padding_within_a_sequence(side: str) -> None:
     visible[0, {"left": slice(5, 6), "right": slice(10, 12), "inside": slice(2, 3)}[side]] = 0
     eager = tiny("eager")
     with torch.no_grad():
-        pairs = zip(tokens().split(LENGTHS, dim=1), visible.split(LENGTHS, dim=1), packed_positions().split(LENGTHS, dim=1))
+        pairs = zip(
+            tokens().split(LENGTHS, dim=1), visible.split(LENGTHS, dim=1), packed_positions().split(LENGTHS, dim=1)
+        )
         want = torch.cat([eager(a, attention_mask=b, position_ids=c).logits for a, b, c in pairs], dim=1)
         got = tiny("tilewise")(tokens(), position_ids=packed_positions(), attention_mask=visible, **PACKED).logits
     real = visible.bool()
@@ -159,8 +169,7 @@ def test_a_batch_is_one_row_after_the_other() -> None:
         tiny("tilewise")(ids, **PACKED)
 
 
-@pytest.mark.parametrize("mask", [None, "ones"])
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize(("kind", "mask"), [("llama", None), ("mistral", "ones")])
 def test_in_one_graph(kind: str, mask: str | None) -> None:
     more = {"sliding_window": 3} if kind == "mistral" else {}
     compiled = torch.compile(tiny("tilewise", kind, **more), backend="aot_eager", fullgraph=True)
@@ -224,7 +233,10 @@ def test_a_learned_bias_is_read_within_each_sequence() -> None:
     apart = torch.where(block_diagonal(), bias, -torch.inf)
     want = call(TOTAL, TOTAL, attention_mask=None, position_bias=apart)
     torch.testing.assert_close(got, want)
-    (gradient,), (wanted,) = torch.autograd.grad(got.square().sum(), bias), torch.autograd.grad(want.square().sum(), bias)
+    (gradient,), (wanted,) = (
+        torch.autograd.grad(got.square().sum(), bias),
+        torch.autograd.grad(want.square().sum(), bias),
+    )
     torch.testing.assert_close(gradient, wanted)
 
 
@@ -247,7 +259,9 @@ def test_what_sequences_a_token_belongs_to_needs_lengths_beside_it() -> None:
 
 def test_lengths_that_a_model_keeps_to_itself_are_refused() -> None:
     model = tiny("tilewise", "stablelm")
-    with pytest.raises(NotImplementedError, match=r"cu_seq_lens_q: StableLmModel does not pass it on to StableLmAttention"):
+    with pytest.raises(
+        NotImplementedError, match=r"cu_seq_lens_q: StableLmModel does not pass it on to StableLmAttention"
+    ):
         model(tokens(), **PACKED)
     model(tokens())  # and a refusal is forgotten
 
@@ -263,7 +277,10 @@ def test_what_the_collator_gives(position_ids: bool) -> None:
     eager = tiny("eager")
     with torch.no_grad():
         want = torch.cat(
-            [eager(torch.tensor([p]), position_ids=torch.arange(s, s + len(p))[None]).logits for p, s in zip(parts, starts)],
+            [
+                eager(torch.tensor([p]), position_ids=torch.arange(s, s + len(p))[None]).logits
+                for p, s in zip(parts, starts)
+            ],
             dim=1,
         )
         got = tiny("tilewise")(**batch).logits

@@ -149,8 +149,9 @@ def attention_forward(
     query: [batch_size, num_heads_q, q_length, head_dim]; key, value: [batch_size, num_heads_k, kv_length, ...],
     shared heads as they are. attention_mask: from attention_mask(), or any 4D boolean (true = visible) or
     additive mask; None: causal where the module (or is_causal) says so. cu_seq_lens_q, cu_seq_lens_k: int
-    [sequences + 1], where packed sequences begin: each attends to itself, by the band that the mask is. Returns ([batch_size, q_length,
-    num_heads_q, head_dim_v], None). Raises NotImplementedError for keywords it cannot honour.
+    [sequences + 1], where packed sequences begin and end: each attends to itself, by the band that the mask is.
+    Returns ([batch_size, q_length, num_heads_q, head_dim_v], None). Raises NotImplementedError for keywords it cannot
+    honour, and for masks beside such lengths that are no band.
     """
     if not torch.compiler.is_compiling() and any("attentions" in name for name in _active_collector.get() or ()):
         kwargs["output_attentions"] = True  # asked of the model, which need not pass it on

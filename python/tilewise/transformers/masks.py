@@ -288,4 +288,6 @@ def attention_mask(
     if padding is not None:
         padding = None if whole else padding[:, kv_offset : kv_offset + kv_length]
     source = MaskSource(function, padding, shift)
-    return LazyMask((batch_size, 1, q_length, kv_length), device, arguments, build, owner, source, guarded=any(skips.values()))
+    return LazyMask(
+        (batch_size, 1, q_length, kv_length), device, arguments, build, owner, source, guarded=any(skips.values())
+    )

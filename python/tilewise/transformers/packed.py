@@ -84,7 +84,7 @@ def goes_on(mask: torch.Tensor | None, lengths: Lengths, module: torch.nn.Module
         return False
     if lengths.sequences > 1:
         raise NotImplementedError(
-            f"cu_seq_lens_q: {lengths.sequences} packed sequences cannot go on from a cache, where the keys of each lie "
+            f"cu_seq_lens_q: {lengths.sequences} packed sequences cannot go on from a cache, where each one's keys lie "
             f"apart, with attn_implementation={NAME!r} (passed by {type(module).__name__})"
         )
     return True
@@ -126,9 +126,7 @@ def _band_of_array(mask: torch.Tensor, lengths: Lengths, module: torch.nn.Module
     if left < 0 or right < 0 or not bool(((blocks == inside) | ~real).all()):
         raise _no_band(mask, module, "this one is none")
     farthest = distance[real]
-    return Band(
-        None if -left <= int(farthest.min()) else left, None if right >= int(farthest.max()) else right
-    )
+    return Band(None if -left <= int(farthest.min()) else left, None if right >= int(farthest.max()) else right)
 
 
 def _blocks(array: torch.Tensor, lengths: Lengths) -> torch.Tensor:
@@ -195,7 +193,7 @@ def _check_rows(
     Keys that are not as many as queries are another sequence's, or lie in a cache that is not full.
     """
     batch_size, q_length, kv_length = query.shape[0], query.shape[2], key.shape[2]
-    if batch_size == 1 and q_length == kv_length or torch.compiler.is_compiling():
+    if (batch_size == 1 and q_length == kv_length) or torch.compiler.is_compiling():
         return
     if batch_size > 1 and q_length != kv_length:
         raise ValueError(
@@ -232,7 +230,7 @@ def attend(
     if position_bias is not None:
         if position_bias.shape[0] != 1:
             raise NotImplementedError(
-                f"position_bias: beside cu_seq_lens_q it must be the same for the batch (got {list(position_bias.shape)})"
+                f"position_bias: beside cu_seq_lens_q it must be one for the batch (got {list(position_bias.shape)})"
             )
         lengths = lengths.measured()
         expanded = position_bias.expand(-1, -1, query.shape[2], key.shape[2])

@@ -13,8 +13,9 @@ from transformers_matrix.tiny import VOCABULARY
 
 # Decoders, encoders, windows of both kinds, softcap, sinks, GQA, latent attention, experts, biases of every kind.
 TYPES = (
-    "apertus", "bert", "cohere2", "deepseek_v3", "ernie4_5", "gemma2", "gemma3_text", "gemma4_text", "glm4", "gpt2", "gpt_oss",
-    "granite", "llama", "mistral", "mixtral", "modernbert", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "roberta",
+    "apertus", "bert", "cohere2", "deepseek_v3", "ernie4_5", "gemma2", "gemma3_text", "gemma4_text", "glm4", "gpt2",
+    "gpt_oss", "granite", "llama", "mistral", "mixtral", "modernbert", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe",
+    "roberta",
 )  # fmt: skip
 
 
@@ -37,7 +38,9 @@ def draw(seed: int) -> Batch:
     lengths = tuple(pick.choice((1, 2, 3, 5, 8, 13, 20)) for _ in range(pick.randint(1, 5)))
     positions = pick.choice(("restarting", "running", "none"))
     cache = pick.choice((None, True, False))
-    return Batch(seed, lengths, positions, pick.choice(("none", "ones")), cache, pick.random() < 0.8, pick.random() < 0.3)
+    return Batch(
+        seed, lengths, positions, pick.choice(("none", "ones")), cache, pick.random() < 0.8, pick.random() < 0.3
+    )
 
 
 # Whose positions begin behind the padding token's number where none are given.

@@ -3,6 +3,7 @@ make under "sdpa", keys are read and written where they lie, and what cannot be 
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 from collections import Counter
@@ -295,7 +296,7 @@ def test_the_implementation_stays_and_others_are_left_alone(monkeypatch: pytest.
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("llama", "tilewise")
-    monkeypatch.setattr(transformers, "__version__", "5.99.1")
+    monkeypatch.setattr(importlib.import_module("transformers"), "__version__", "5.99.1")
     words = (
         r"attn_implementation: continuous batching with 'tilewise' is known for transformers 5\.23\.x \(got 5\.99\.1\)"
     )

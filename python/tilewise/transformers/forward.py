@@ -174,7 +174,7 @@ def attention_forward(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
 
-    options = {
+    options: dict[str, Any] = {
         "softmax_scale": scaling,
         "softcap": 0.0 if softcap is None else softcap,
         "sink": None if s_aux is None else _sink(s_aux, query.dtype),

@@ -205,7 +205,7 @@ def check_modules(model: PreTrainedModel) -> None:
     with a configuration of its own is looked at by itself.
     """
     for module in model.modules():
-        cls = type(module)
+        cls: Any = type(module)
         if getattr(module, "config", model.config) is not model.config or not _is_model_code(cls.__module__):
             continue
         for name in sorted(_read(cls).selections):

@@ -68,7 +68,7 @@ def model_class(model_type: str, config: Any) -> Any:
 
 def first_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    text = re.sub(r"[^\s']*/site-packages/", "", text)  # a table is the same wherever packages lie
+    text = re.sub(r"[^\s']*/(site-packages|newest)/", "", text)  # a table is the same wherever packages lie
     return f"{type(error).__name__}: {text[:200]}"
 
 

@@ -185,13 +185,6 @@ def test_attention_in_two_halves_has_the_gradients_of_the_whole(dtype):
         assert_close(one.float(), other.float(), 1e-5 if dtype == torch.float32 else 5e-2)
 
 
-def test_no_second_derivatives():
-    outs, lses, sink = _differentiable("bshd")
-    (gradient,) = torch.autograd.grad(tilewise.merge(outs, lses, sink)[0].sum(), [outs], create_graph=True)
-    with pytest.raises(NotImplementedError, match="merge: double backward is not supported"):
-        gradient.sum().backward()
-
-
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled(stacked, backend):

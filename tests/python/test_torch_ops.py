@@ -281,16 +281,6 @@ def test_eager_and_registered_autograd_agree():
     assert_same(first + first_grads, second + second_grads)
 
 
-@pytest.mark.parametrize("use", [tilewise.attention, lambda q, k, v: operators.forward(q, k, v)[0]])
-def test_double_backward_is_refused(use):
-    (q, k, v), _ = draw("plain")
-    q.requires_grad_()
-    out = use(q, k, v)
-    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="attention: double backward is not supported"):
-        dq.sum().backward()
-
-
 def test_create_graph_alone_is_fine():
     (q, k, v), _ = draw("plain")
     _, (expected, *_) = gradients(tilewise.attention, q, k, v)

@@ -125,5 +125,3 @@ def test_func_grad_and_per_sample_gradients():
         leaves = [tensor[i].clone().requires_grad_() for tensor in (q, k, v)]
         expected = torch.autograd.grad(loss(*leaves), leaves)
         assert_same([grad[i] for grad in per_sample], expected, 1e-5)
-    with pytest.raises(NotImplementedError, match="double backward is not supported"):
-        torch.func.grad(lambda q: torch.func.grad(loss)(q, k[0], v[0]).sum())(q[0])

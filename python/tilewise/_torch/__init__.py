@@ -9,7 +9,6 @@ from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad as forward_ad
 
 from tilewise._arguments import (
     ARRAY_NAMES,
@@ -17,28 +16,32 @@ from tilewise._arguments import (
     DROPOUT_IN_TAIL,
     FORMS,
     NO_ARRAYS,
+    Options,
     seed_value,
     with_seed,
 )
 from tilewise._kinds import form
-from tilewise._torch import autocast, autograd, batching, fake, jagged, operators  # noqa: F401 (they register rules)
+from tilewise._torch import autocast, autograd, batching, fake, jagged, operators  # noqa: F401 (they register)
+from tilewise._torch import formula as formula
 from tilewise._torch import kv_cache as kv_cache
+from tilewise._torch import private as private
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge
 from tilewise._torch.operators import registered_by as registered_by
-from tilewise._torch.refusals import refuse_gradient, refuse_tangents
+from tilewise._torch.private import forward_ad as forward_ad
+from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents
 
 # Looked up once: a call of a few microseconds notices every attribute of torch.
 _autocast_enabled = torch.is_autocast_enabled
 compiling = torch.compiler.is_compiling
-any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+any_autocast: Callable[[], bool] = private.is_any_autocast_enabled
 _grad_enabled = torch.is_grad_enabled
 _apply_plain = autograd.apply_plain
 _apply_usual = autograd.apply_usual
 _eager_plain = operators.eager_plain
 _eager_plain_lse = operators.eager_plain_lse
-transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
+transforming: Callable[[], bool] = private.are_transforms_active
 
 
 _WITHOUT_GRADIENT = [(ARRAY_NAMES.index(name), name) for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale")]
@@ -52,7 +55,7 @@ def _check_tensors(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
         if arrays[place] is not None:
             refuse_gradient(name, arrays[place])
     if forward_ad._current_level >= 0:
-        refuse_tangents((("out", out), *zip(ARRAY_NAMES, arrays)))
+        refuse_tangents((("out", out), *zip(ARRAY_NAMES[2:], arrays[2:])))  # bias and sink have derivatives
 
 
 def _refuse_others(k: Any, v: Any, out: Any, arrays: Sequence[Any]) -> None:
@@ -137,8 +140,8 @@ def attention(
     if not (traced or dual_level or transforming()) and arrays is tail is seed is out is None:
         causal, softmax_scale, layout = head
         return plain_attention(q, k, v, FORMS["causal" if causal else None, layout], softmax_scale, return_lse)
-    if dual_level and not traced:
-        refuse_tangents((("q", q), ("k", k), ("v", v)))
+    if dual_level and out is not None and not traced:
+        refuse_tangents(zip(("q", "k", "v", *ARRAY_NAMES), (q, k, v, *(arrays or NO_ARRAYS))))
     options = head
     if tail is not None or arrays is not None or seed is not None:
         arrays, tail = arrays or NO_ARRAYS, tail or DEFAULT_TAIL
@@ -167,6 +170,13 @@ def _needs_graph(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor] = None,
     )
 
 
+def _with_tangents(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """(out, softmax_lse) in a dual level, whose transforms do not say which tensors are dual ones."""
+    own = Options(*options)
+    formula.say("forward AD", q, k, own)
+    return formula.forward(formula.Inputs(q, k, v, own.bias, own.sink), own)
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -181,6 +191,8 @@ def forward(
     them. Errors are torch's: whoever calls this asks raise_known() about them."""
     if compiling():
         out, lse = operators.forward(q, k, v, *options)
+    elif forward_ad._current_level >= 0 and (transforming() or has_tangents((q, k, v, bias, sink))):
+        out, lse = _with_tangents(q, k, v, options)
     elif transforming():
         out, lse = autograd.TransformedAttention.apply(q, k, v, *options)
     elif _needs_graph(q, k, v, bias, sink):

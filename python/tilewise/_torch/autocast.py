@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewise._arguments import Options
-from tilewise._torch import operators
+from tilewise._torch import operators, private
 from tilewise._torch.operators import LIBRARY
 
 
@@ -28,12 +28,12 @@ def cast(
 def _kernel(operator: Any, device_type: str, key: Any) -> Callable[..., Any]:
     def run(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Any:
         options = Options(*args)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+        with private.ExcludeDispatchKeyGuard(private.DispatchKeySet(key)):
             q, k, v, bias = cast(q, k, v, options.bias, torch.get_autocast_dtype(device_type))
             return operator(q, k, v, *options._replace(bias=bias))
 
     return run
 
 
-for _device_type, _key in (("cpu", torch._C.DispatchKey.AutocastCPU), ("cuda", torch._C.DispatchKey.AutocastCUDA)):
+for _device_type, _key in private.autocast_keys.items():
     LIBRARY.impl("attention_forward", _kernel(operators.forward, _device_type, _key), f"Autocast{_device_type.upper()}")

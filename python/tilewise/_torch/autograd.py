@@ -11,16 +11,16 @@ from torch import Tensor
 
 from tilewise import _core
 from tilewise._arguments import ARRAYS, FORMS, HEAD, TAIL, Options, form_parts, short_options
-from tilewise._torch import batching, operators
+from tilewise._torch import batching, formula, operators, private
 from tilewise._torch.operators import LIBRARY
-from tilewise._torch.refusals import refuse_gradient, refuse_tangents
+from tilewise._torch.private import forward_ad
+from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents
 
-_DOUBLE_BACKWARD = "attention: double backward is not supported; the gradients of attention have no gradient"
 _OTHER_DEFAULTS: tuple[Any, ...] = tuple(Options())[HEAD.stop :]
 _BIAS = Options._fields.index("bias")  # sink is next
 
 # Skips the operators' registered autograd, as an autograd.Function has already taken its place.
-below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+below_autograd = private.AutoDispatchBelowAutograd
 
 
 def eager_forward(q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], with_lse: bool = True) -> Any:
@@ -59,12 +59,22 @@ def gradients(
     operator: Any = operators.backward,
 ) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv, dbias, dsink), None where not needed. `saved`: q, k, v, out, softmax_lse."""
-    refuse_tangents((("dout", dout), ("dlse", dlse)))
     dout = _dense_rows(dout, saved[3])
     if torch.are_deterministic_algorithms_enabled():
         options = Options(*options)._replace(deterministic=True)
     results = operator(dout, dlse, *saved, *needed, *options)
     return tuple(result if wanted else None for result, wanted in zip(results, needed))
+
+
+def _gradients_with_tangents(
+    dout: Tensor, dlse: Optional[Tensor], saved: tuple[Tensor, ...], options: Options, needed: tuple[bool, ...]
+) -> tuple[Optional[Tensor], ...]:
+    """gradients() of a dout or dlse that is a dual tensor."""
+    inputs = formula.Inputs(saved[0], saved[1], saved[2], options.bias, options.sink)
+    formula.say("forward AD of the gradients", inputs.q, inputs.k, options)
+    wanted = tuple(place for place, each in enumerate(needed) if each)
+    found = dict(zip(wanted, formula.gradients(dout, dlse, inputs, options, wanted)))
+    return tuple(found.get(place) for place in range(len(needed)))
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -134,16 +144,15 @@ def _usual_attention(form: int) -> Any:
         def backward(ctx: Any, dout: Tensor) -> Any:
             return _plain_gradients(ctx, dout, None, form, None)
 
-    return super(torch.autograd.Function, UsualAttention).apply
+    return private.unguarded_apply(UsualAttention)
 
 
 def _plain_gradients(
     ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], form: int, softmax_scale: Optional[float]
 ) -> tuple[Optional[Tensor], ...]:
     """(dq, dk, dv) of a call whose options are a HEAD."""
-    refuse_tangents((("dout", dout), ("dlse", dlse)))
     need_dq, need_dk, need_dv, *_ = ctx.needs_input_grad
-    if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled():
+    if torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled() or forward_ad._current_level >= 0:
         causal, layout = form_parts(form)
         options = (causal, softmax_scale, layout, *_OTHER_DEFAULTS)
         needed = (need_dq, need_dk, need_dv, False, False)
@@ -168,8 +177,10 @@ def eager_gradients(
     needed: tuple[bool, ...],
 ) -> tuple[Optional[Tensor], ...]:
     """gradients() from an autograd.Function's backward pass, with errors of their right types."""
+    if has_tangents((dout, dlse)):  # asked here, since below autograd none is seen
+        return _gradients_with_tangents(_dense_rows(dout, saved[3]), dlse, saved, Options(*options), needed)
     try:
-        if torch.is_grad_enabled():  # create_graph: the operator's own autograd refuses a second pass
+        if torch.is_grad_enabled():  # create_graph: the operator's own autograd has the second pass
             return gradients(dout, dlse, saved, options, needed)
         with below_autograd():
             return gradients(dout, dlse, saved, options, needed)
@@ -178,9 +189,8 @@ def eager_gradients(
         raise
 
 
-# The Functions' apply() without its preparations for functorch transforms, under which they are never called.
-apply: Any = super(torch.autograd.Function, AttentionFunction).apply
-apply_plain: Any = super(torch.autograd.Function, PlainAttention).apply
+apply = private.unguarded_apply(AttentionFunction)
+apply_plain = private.unguarded_apply(PlainAttention)
 apply_usual = tuple(_usual_attention(form) for form in range(max(FORMS.values()) + 1))
 
 
@@ -199,12 +209,35 @@ def _backward(
     # Arguments that equal their defaults may be missing from the call that torch recorded.
     needs = (*ctx.needs_input_grad, *[False] * len(Options._fields))
     needed = (*needs[:3], *needs[3 + _BIAS : 5 + _BIAS])
+    refuse_tangents((("dout", dout), ("dlse", dlse)))
     dq, dk, dv, dbias, dsink = gradients(dout, dlse, tensors[:5], (*head, *tensors[5:], *tail), needed, operator)
     return (dq, dk, dv, *[None] * _BIAS, dbias, dsink, *[None] * (len(Options._fields) - _BIAS - 2))
 
 
-def _refuse_double_backward(ctx: Any, *grad_outputs: Optional[Tensor]) -> None:
-    raise NotImplementedError(_DOUBLE_BACKWARD)
+_TENSORS = 7  # of attention_backward, before what is needed: dout, dlse, q, k, v, out, softmax_lse
+_NEEDED = 5
+
+
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    dout, dlse, q, k, v, _, _, *rest = inputs
+    options: tuple[Any, ...] = Options(*rest[_NEEDED:])
+    ctx.save_for_backward(dout, dlse, q, k, v, *options[ARRAYS])
+    ctx.scalars = options[HEAD], options[TAIL]
+    ctx.count = len(inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _second_backward(ctx: Any, *given: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+    """Gradients of attention_backward. What its out and softmax_lse add goes by q, k, v, bias and sink, which they are
+    made of."""
+    head, tail = ctx.scalars
+    dout, dlse, q, k, v, *arrays = ctx.saved_tensors
+    options = Options(*head, *arrays, *tail)
+    inputs = formula.Inputs(q, k, v, options.bias, options.sink)
+    ddout, ddlse, dq, dk, dv, dbias, dsink = formula.second_gradients(given, dout, dlse, inputs, options)
+    before = (ddout, ddlse, dq, dk, dv, None, None, *[None] * (_NEEDED + _BIAS))
+    results = (*before, dbias, dsink, *[None] * (len(Options._fields) - _BIAS - 2))
+    return results[: ctx.count]
 
 
 class TransformedAttention(torch.autograd.Function):
@@ -226,11 +259,8 @@ class TransformedGradients(torch.autograd.Function):
     """attention_backward under torch.func's transforms."""
 
     forward = staticmethod(operators.backward)
-    backward = staticmethod(_refuse_double_backward)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
+    setup_context = staticmethod(_setup_second)
+    backward = staticmethod(_second_backward)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Optional[int], ...], *args: Any) -> Any:
@@ -270,7 +300,7 @@ def refuse_autograd(name: str) -> None:
                 refuse_gradient(argument, value)
                 refuse_tangents([(argument, value)])
         with below_autograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+            return operator.redispatch(keyset & private.after_autograd_keyset, *args, **kwargs)
 
     LIBRARY.impl(name, refusing, "Autograd", with_keyset=True)
 
@@ -282,6 +312,6 @@ def register(name: str, backward: Any, setup_context: Any = None) -> None:
 
 
 register("attention_forward", _backward, _setup_forward)
-register("attention_backward", _refuse_double_backward)
+register("attention_backward", _second_backward, _setup_second)
 refuse_autograd("attention_forward_out")
 refuse_autograd("attention_backward_out")

@@ -12,6 +12,7 @@ from torch import Tensor
 from tilewise._arguments import ARRAY_NAMES, ARRAYS, DEFAULT_TAIL, HEAD, NO_ARRAYS, TAIL, Options
 from tilewise._kinds import described
 from tilewise._torch.errors import refuse_forms
+from tilewise._torch.private import of_jagged
 
 _JAGGED_DIM = {"bshd": 1, "bhsd": 2}
 _MOST_ROWS = 2**31 - 1  # that cu_seqlens, which are int32, can count
@@ -36,8 +37,9 @@ class Rows(NamedTuple):
             values = torch.nn.functional.pad(values, (0, 0, 0, 0, self.first, 0))
         values = values.transpose(0, 1) if self.dim == 2 else values
         like = self.like
+        known = (of_jagged(like, "_maybe_min_seqlen"), of_jagged(like, "_maybe_max_seqlen"))
         result: Tensor = torch.nested.nested_tensor_from_jagged(
-            values, like.offsets(), like.lengths(), self.dim, like._maybe_min_seqlen, like._maybe_max_seqlen
+            values, like.offsets(), like.lengths(), self.dim, *known
         )
         return result
 
@@ -61,7 +63,7 @@ def _check(name: str, tensor: Any, dim: int) -> None:
         raise TypeError(f"{name}: must be a jagged tensor like q (got {described(tensor)})")
     if tensor.dim() != 4:
         raise ValueError(f"{name}: rank must be 4, the batch and the jagged dimension included (got {tensor.dim()})")
-    own: int = tensor._ragged_idx  # type: ignore[attr-defined]
+    own: int = of_jagged(tensor, "_ragged_idx")
     if own != dim:
         layout = next(layout for layout, jagged_dim in _JAGGED_DIM.items() if jagged_dim == dim)
         raise ValueError(f"{name}: the jagged dimension must be {dim} with layout={layout} (got {own})")
@@ -89,8 +91,9 @@ def _place(side: str, tensor: Any, dim: int, options: dict[str, Any]) -> Rows:
     _refuse_given(f"cu_seqlens_{side}", options[f"cu_seqlens_{side}"], f"the offsets of {side} take its place")
     if lengths is None:
         first = 0
-        if max_seqlen is None and (tensor.is_cuda or tensor._max_seqlen_tensor is not None):
-            max_seqlen = tensor._get_max_seqlen() if tensor.shape[0] > 0 else 0  # torch keeps it once it is known
+        if max_seqlen is None and (tensor.is_cuda or of_jagged(tensor, "_max_seqlen_tensor") is not None):
+            longest = of_jagged(tensor, "_get_max_seqlen")  # torch keeps it once it is known
+            max_seqlen = longest() if tensor.shape[0] > 0 else 0
     else:  # sequences with gaps between them, the first one anywhere
         _refuse_given(f"seqused_{side}", options[f"seqused_{side}"], f"the lengths of {side} take its place")
         if side == "k":

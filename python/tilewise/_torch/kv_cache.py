@@ -8,12 +8,13 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from tilewise import _core
 from tilewise._kv_cache import ARRAYS, lse_shape, out_shape
+from tilewise._torch import private
 from tilewise._torch.errors import raise_known
 from tilewise._torch.operators import LIBRARY, implement, registered_by
+from tilewise._torch.private import forward_ad
 from tilewise._torch.python_kernels import stream_of
 from tilewise._torch.refusals import refuse_tangents
 
@@ -215,7 +216,7 @@ LIBRARY.impl(_PLAIN, torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_fake(f"tilewise::{_PLAIN}", _fake_plain, lib=LIBRARY)
 # The functions below look for gradients themselves.
 _attend_plain: Any = torch.ops.tilewise.kv_cache_attention.plain
-_attend_plain = getattr(_attend_plain, "_op", _attend_plain)
+_attend_plain = private.handle_of(_attend_plain)
 _attend: Any = torch.ops.tilewise.kv_cache_attention.detached
 _attend_out: Any = torch.ops.tilewise.kv_cache_attention_out.detached
 _append: Any = torch.ops.tilewise.append_kv.detached
@@ -242,7 +243,7 @@ def _numbers(values: dict[str, Any], scalars: tuple[tuple[str, Any], ...]) -> li
 
 
 _grad_enabled = torch.is_grad_enabled
-_transforming: Any = torch._C._are_functorch_transforms_active  # under vmap, grad and their kin
+_transforming = private.are_transforms_active
 
 
 def nobody_derives() -> bool:

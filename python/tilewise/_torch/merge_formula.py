@@ -1,10 +1,11 @@
-# Merge in torch's own operations: the road of calls on GPUs that no implementation accepts, such as float64 ones. It
-# can be captured.
+# Merge in torch's own operations: the road of calls on GPUs that no implementation accepts, such as float64 ones, and
+# of forward AD and second derivatives. It can be captured.
 """merge() and its gradients as torch formulas."""
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -20,9 +21,17 @@ class _Weights:
         if sink is not None:
             own = sink.to(lses.dtype).reshape(-1, 1).expand_as(lses[0]).unsqueeze(0)
             everything = torch.cat((lses, own))
-        self.lse = torch.logsumexp(everything, 0)
-        self.seen = ~torch.isneginf(lses)
-        self.parts = torch.where(self.seen, torch.exp(lses - self.lse), 0.0)
+        # By hand, since differences of infinities have NaN for a derivative. The greatest counts as a constant.
+        seen = ~torch.isneginf(everything)
+        top = everything.detach().amax(0)
+        top = torch.where(torch.isneginf(top), 0.0, top)
+        terms = torch.where(seen, torch.exp(torch.where(seen, everything - top, 0.0)), 0.0)
+        total = terms.sum(0)
+        nothing = total == 0
+        total = torch.where(nothing, 1.0, total)
+        self.lse = torch.where(nothing, -torch.inf, top + torch.log(total))
+        self.seen = seen[: lses.shape[0]]
+        self.parts = terms[: lses.shape[0]] / total
         self.order = _ORDER[layout]
 
     def of_rows(self, tensor: Tensor) -> Tensor:
@@ -60,3 +69,57 @@ def backward(
     logit = sink.to(lses.dtype).reshape(-1, 1)
     terms = torch.where(torch.isneginf(logit), 0.0, torch.exp(logit - weights.lse)) * own
     return douts, dlses, terms.sum([axis for axis in range(terms.dim()) if axis != terms.dim() - 2])
+
+
+def of_parts(
+    outs: Sequence[Tensor], lses: Sequence[Tensor], sink: Optional[Tensor], layout: str
+) -> tuple[Tensor, Tensor]:
+    """(out, softmax_lse) of parts in lists, or of lists of one stack, with every derivative."""
+    dtype = outs[0].dtype
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+    stacks = (_stacked(outs, layout, statistics), _stacked(lses, layout, statistics, own_rank=2))
+    return forward(*stacks, sink, dtype, layout)
+
+
+def _stacked(tensors: Sequence[Tensor], layout: str, dtype: torch.dtype, own_rank: Optional[int] = None) -> Tensor:
+    rank = (3 if layout == "thd" else 4) if own_rank is None else (2 if layout == "thd" else 3)
+    if len(tensors) == 1 and tensors[0].dim() == rank + 1:
+        return tensors[0].to(dtype)
+    return torch.stack([tensor.to(dtype) for tensor in tensors])
+
+
+def second_gradients(
+    given: tuple[Any, Any, Optional[Tensor]],
+    dout: Tensor,
+    dlse: Optional[Tensor],
+    outs: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    sink: Optional[Tensor],
+    layout: str,
+) -> tuple[Any, ...]:
+    """Gradients by dout, dlse, outs, lses and sink of merge's gradients, whose own are `given`: those of douts, dlses
+    (lists, or None) and dsink."""
+    count, inputs = len(outs), (*outs, *lses, *(() if sink is None else (sink,)))
+    flat = (*(given[0] or (None,) * count), *(given[1] or (None,) * count), given[2])
+    wanted = [i for i, gradient in enumerate(flat) if gradient is not None and i < len(inputs)]
+    if not wanted:
+        return None, None, [None] * count, [None] * count, None
+    rows = (dout,) if dlse is None else (dout, dlse)
+
+    def first(*tensors: Tensor) -> tuple[Tensor, ...]:
+        own, values = tensors[: len(rows)], list(tensors[len(rows) :])
+
+        def run(*parts: Tensor) -> tuple[Tensor, ...]:
+            for place, part in zip(wanted, parts):
+                values[place] = part
+            results = of_parts(
+                values[:count], values[count : 2 * count], values[2 * count] if sink is not None else None, layout
+            )
+            return results[: len(rows)]
+
+        found: tuple[Tensor, ...] = torch.func.vjp(run, *(values[i] for i in wanted))[1](own)
+        return found
+
+    found = list(torch.func.vjp(first, *rows, *inputs)[1](tuple(flat[i] for i in wanted)))
+    ddout, ddlse = found.pop(0), found.pop(0) if dlse is not None else None
+    return ddout, ddlse, found[:count], found[count : 2 * count], found[2 * count] if sink is not None else None

@@ -10,14 +10,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from tilewise import _core
+from tilewise import _core, _log
 from tilewise._torch import autograd, merge_formula
 from tilewise._torch.errors import raise_known
 from tilewise._torch.operators import LIBRARY
+from tilewise._torch.private import are_transforms_active as transforming
 from tilewise._torch.python_kernels import borrow, stream_of
-from tilewise._torch.refusals import refuse_tangents
-
-_DOUBLE_BACKWARD = "merge: double backward is not supported; the gradients of merge have no gradient"
+from tilewise._torch.refusals import has_tangents, refuse_tangents
 
 
 def _is_stacked(outs: Sequence[Tensor], layout: str) -> bool:
@@ -233,11 +232,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Any, ...]:
-    refuse_tangents((("dout", dout), ("dlse", dlse)))
     *tensors, sink = ctx.saved_tensors
     outs, lses = tensors[: ctx.count], tensors[ctx.count :]
     need_outs, need_lses, need_sink = ctx.needs_input_grad[:3]
     layout, implementation = ctx.options
+    refuse_tangents((("dout", dout), ("dlse", dlse)))
     if dout is None:
         dout = torch.zeros_like(_new_results(outs, lses, layout)[0])
     elif dout.stride(-1) != 1:
@@ -258,12 +257,26 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tupl
     return (*results, *[None] * (len(ctx.needs_input_grad) - len(results)))
 
 
-def _refuse_double_backward(ctx: Any, *grad_outputs: Any) -> None:
-    raise NotImplementedError(_DOUBLE_BACKWARD)
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    dout, dlse, outs, lses, sink, *_ = inputs
+    ctx.save_for_backward(dout, dlse, *outs, *lses, sink)
+    ctx.count = len(outs)
+    ctx.layout = (*inputs, "bshd")[8]
+    ctx.set_materialize_grads(False)
+
+
+def _second_gradients(ctx: Any, ddouts: Any, ddlses: Any, ddsink: Optional[Tensor]) -> tuple[Any, ...]:
+    """Gradients of merge_backward, by the formula."""
+    dout, dlse, *parts, sink = ctx.saved_tensors
+    _log.dispatch("double backward of merge -> torch's operations")
+    found = merge_formula.second_gradients(
+        (ddouts, ddlses, ddsink), dout, dlse, parts[: ctx.count], parts[ctx.count :], sink, ctx.layout
+    )
+    return (*found, *[None] * (len(ctx.needs_input_grad) - len(found)))
 
 
 autograd.register("merge", _gradients, _setup)
-autograd.register("merge_backward", _refuse_double_backward)
+autograd.register("merge_backward", _second_gradients, _setup_second)
 autograd.refuse_autograd("merge_out")
 
 
@@ -285,6 +298,10 @@ def merge(
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: must be a torch tensor like {first} (got {type(tensor).__name__})")
+    derived = [tensor for name, tensor in given.items() if name != "out"]
+    if out is None and (transforming() or has_tangents(derived)):
+        _log.dispatch("merge under a transform or with dual tensors -> torch's operations")
+        return merge_formula.of_parts(list(outs), list(lses), sink, layout)
     refuse_tangents(given.items())
     try:
         if out is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilewise import _core
-from tilewise._torch import python_kernels
+from tilewise._torch import private, python_kernels
 
 LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # lives as long as its registrations
 
@@ -53,7 +53,7 @@ forward_out: Any = torch.ops.tilewise.attention_forward_out.default
 backward: Any = torch.ops.tilewise.attention_backward.default
 backward_out: Any = torch.ops.tilewise.attention_backward_out.default
 
-eager_forward: Any = getattr(forward, "_op", forward)  # what calling `forward` calls, one Python frame less
+eager_forward: Any = private.handle_of(forward)
 
 # Overloads for calls without other options. They have no autograd, not even torch's own layer that would say so:
 # torch goes straight to their kernels, and who calls them looks after gradients.
@@ -63,9 +63,9 @@ LIBRARY.impl("attention_backward.plain", torch.library.fallthrough_kernel, "Auto
 plain: Any = torch.ops.tilewise.attention_forward.plain
 plain_lse: Any = torch.ops.tilewise.attention_forward.plain_lse
 plain_backward: Any = torch.ops.tilewise.attention_backward.plain
-eager_plain: Any = getattr(plain, "_op", plain)
-eager_plain_lse: Any = getattr(plain_lse, "_op", plain_lse)
+eager_plain: Any = private.handle_of(plain)
+eager_plain_lse: Any = private.handle_of(plain_lse)
 short: Any = torch.ops.tilewise.attention_forward.short
 short_lse: Any = torch.ops.tilewise.attention_forward.short_lse
-eager_short: Any = getattr(short, "_op", short)
-eager_short_lse: Any = getattr(short_lse, "_op", short_lse)
+eager_short: Any = private.handle_of(short)
+eager_short_lse: Any = private.handle_of(short_lse)

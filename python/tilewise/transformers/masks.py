@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
 
+from tilewise._torch.private import tree_leaves, tree_map_only
 from tilewise.transformers.support import NAME
 
 __all__ = ["Band", "LazyMask", "MaskSource", "attention_mask"]

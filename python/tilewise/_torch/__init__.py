@@ -21,7 +21,7 @@ from tilewise._arguments import (
     with_seed,
 )
 from tilewise._kinds import form
-from tilewise._torch import autocast, autograd, batching, fake, jagged, operators  # noqa: F401 (they register)
+from tilewise._torch import autocast, autograd, batching, fake, flops, jagged, operators  # noqa: F401 (they register)
 from tilewise._torch import formula as formula
 from tilewise._torch import kv_cache as kv_cache
 from tilewise._torch import private as private

@@ -49,6 +49,12 @@ CASES = {
     "gqa_three_dimensions": Case(q=(4, 7, 16), k=(2, 11, 16), options=GQA),
     "gqa_five_dimensions": Case(q=(2, 3, 4, 7, 16), k=(2, 3, 2, 11, 16), options=GQA),
     "gqa_broadcast_batch": Case(k=(1, 2, 11, 16), options=GQA),
+    "gqa_own_heads": Case(q=(2, 8, 7, 16), k=(2, 4, 11, 16), v=(2, 2, 11, 16), options=GQA),
+    "gqa_more_values": Case(q=(2, 6, 7, 16), k=(2, 2, 11, 16), v=(2, 3, 11, 24), options={**GQA, "is_causal": True}),
+    "gqa_own_heads_three_dimensions": Case(q=(4, 7, 16), k=(4, 11, 16), v=(1, 11, 16), options=GQA),
+    "gqa_own_heads_mask": Case(
+        q=(2, 4, 7, 16), k=(2, 1, 11, 16), v=(2, 4, 11, 16), mask=_bools(2, 4, 7, 11), options=GQA
+    ),
     "value_dim": Case(v=(2, 4, 11, 24)),
     "two_dimensions": Case(q=(7, 16), k=(11, 16)),
     "three_dimensions": Case(q=(3, 7, 16), k=(3, 11, 16), mask=_bools(3, 7, 11)),
@@ -70,6 +76,12 @@ CASES = {
     "numbers_broadcast": Case(mask=_numbers(4, 1, 11)),
     "numbers_infinite": Case(mask=_infinite),
     "numbers_five_dimensions": Case(q=(2, 3, 4, 7, 16), k=(2, 3, 4, 11, 16), mask=_numbers(2, 1, 4, 1, 11)),
+    "mask_causal": Case(k=(2, 4, 7, 16), mask=_bools(2, 1, 7, 7), options={"is_causal": True}),
+    "mask_causal_more_keys": Case(mask=_bools(4, 7, 11), options={"is_causal": True}),
+    "mask_causal_five_dimensions": Case(
+        q=(2, 3, 4, 7, 16), k=(2, 3, 4, 11, 16), mask=_bools(3, 1, 1, 11), options={"is_causal": True}
+    ),
+    "numbers_causal": Case(q=(2, 4, 13, 16), mask=_numbers(2, 4, 13, 11), options={"is_causal": True}),
     "no_keys": Case(k=(2, 4, 0, 16)),
     "no_queries": Case(q=(2, 4, 0, 16)),
     "no_batch": Case(q=(0, 4, 7, 16), k=(0, 4, 11, 16)),
@@ -81,7 +93,17 @@ _AXES: dict[str, list[Any]] = {
     "lengths": [(7, 11), (9, 9), (13, 4), (1, 20)],
     "heads": [(4, 4), (4, 2), (4, 1), (1, 1)],
     "dims": [(16, 16), (24, 8), (7, 16)],
-    "mask": [None, "causal", "bool", "bool_keys", "bool_heads", "numbers", "numbers_keys", "infinite"],
+    "mask": [
+        None,
+        "causal",
+        "bool",
+        "bool_keys",
+        "bool_heads",
+        "numbers",
+        "numbers_keys",
+        "infinite",
+        "causal_numbers",
+    ],
     "scale": [None, 0.5, -0.3],
     "rows_first": [False, True],
     "dtype": [torch.float32, torch.bfloat16, torch.float16, torch.float64],
@@ -90,6 +112,7 @@ _AXES: dict[str, list[Any]] = {
 
 def _mask(kind: str, lead: tuple[int, ...], heads: int, lengths: tuple[int, int]) -> Callable[[], torch.Tensor]:
     seqlen_q, seqlen_k = lengths
+    kind = kind.removeprefix("causal_")
     shapes = {
         "bool": (*lead, heads, seqlen_q, seqlen_k),
         "bool_keys": (*lead, 1, 1, seqlen_k),
@@ -110,7 +133,7 @@ def _pair(lead: Any, lengths: Any, heads: Any, dims: Any, mask: Any, scale: Any,
         (*lead, h, n, d)
         for h, n, d in zip((heads[0], heads[1], heads[1]), (lengths[0], *lengths[1:] * 2), (dims[0], *dims))
     )
-    options = {"scale": scale, "enable_gqa": heads[0] != heads[1], "is_causal": mask == "causal"}
+    options = {"scale": scale, "enable_gqa": heads[0] != heads[1], "is_causal": str(mask).startswith("causal")}
     drawn = None if mask in (None, "causal") else _mask(mask, lead, heads[0], lengths)
     return Case(q, k, v, drawn, options), rest["rows_first"], rest["dtype"]
 
@@ -137,7 +160,12 @@ def call_of(function: Any, case: Case) -> Any:
 
 
 def by_formula(*args: Any, **options: Any) -> torch.Tensor:
-    """torch's own function as the plain formula."""
+    """torch's own function as the plain formula, which takes a mask beside is_causal in one."""
+    if len(args) > 3 and options.get("is_causal"):
+        q, k, v, mask = args
+        lower = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        mask = mask & lower if mask.dtype == torch.bool else torch.where(lower, mask, -torch.inf)
+        args, options = (q, k, v, mask), {**options, "is_causal": False}
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **options)
 

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import tilewise  # noqa: E402
 from tilewise.compat import sdpa  # noqa: E402
-from tilewise.compat.sdpa import routed, scaled_dot_product_attention  # noqa: E402
+from tilewise.compat.sdpa import LeftToTorch, routed, scaled_dot_product_attention  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 TORCH = F.scaled_dot_product_attention
@@ -68,6 +68,25 @@ def test_any_strides():
     torch.testing.assert_close(scaled_dot_product_attention(q, k, v), TORCH(q, k, v))
     mask = torch.rand(7, 2, 1, 7).permute(1, 2, 3, 0) < 0.8
     torch.testing.assert_close(scaled_dot_product_attention(q, k, v, mask), TORCH(q, k, v, mask))
+
+
+def test_mask_beside_causal_is_torchs_on_the_cpu():
+    q, k, v, mask = draw(CASES["mask_causal"], torch.float32)
+    both = TORCH(q, k, v, mask, is_causal=True)
+    torch.testing.assert_close(scaled_dot_product_attention(q, k, v, mask, is_causal=True), both)
+    assert not torch.allclose(both, TORCH(q, k, v, mask))
+    assert not torch.allclose(both, TORCH(q, k, v, is_causal=True))
+
+
+def test_double_backward():
+    q, k, v = (tensor.requires_grad_() for tensor in draw(CASES["plain"], torch.float64))
+
+    def second(function):
+        (dq,) = torch.autograd.grad(function(q, k, v).square().sum(), q, create_graph=True)
+        return torch.autograd.grad(dq.square().sum(), (q, k, v))
+
+    for got, expected in zip(second(scaled_dot_product_attention), second(by_formula)):
+        torch.testing.assert_close(got, expected)
 
 
 # --- dropout ---
@@ -153,15 +172,15 @@ REFUSED = {
     "dtypes": ((Q, K.double(), K), {}, RuntimeError, "to have the same dtype, but got query.dtype: torch.float32 key"),
     "integers": ((Q.int(), K.int(), K.int()), {}, TypeError, r"query: dtype must be f32, .* \(got i32\)"),
     "array": ((Q, K.numpy(), K), {}, TypeError, r"argument 'key' \(position 2\) must be Tensor, not ndarray"),
-    "mask and causal": ((Q, K, K, BOOLS), {"is_causal": True}, RuntimeError, "attn_mask: must be None beside is_"),
     "mask of integers": ((Q, K, K, BOOLS.int()), {}, RuntimeError, "Expected attn_mask dtype to be bool or float"),
     "mask of another dtype": ((Q, K, K, BOOLS.half()), {}, RuntimeError, "got attn_mask.dtype: torch.float16"),
     "mask of one dimension": ((Q, K, K, BOOLS[0]), {}, RuntimeError, "attn_mask: must have at least 2 dimensions"),
     "mask of another shape": ((Q, K, K, BOOLS[:5]), {}, ValueError, r"attn_mask: dimension 0 must be 1 or seqlen_q"),
     "mask of a list": ((Q, K, K, [[True]]), {}, TypeError, r"attn_mask: must be a tensor or None \(got list\)"),
     "heads": ((Q, K[:, :2], K[:, :2]), {}, RuntimeError, r"heads must broadcast \(got \[4\], \[2\], \[2\]\)"),
-    "gqa": ((Q, K[:, :3], K[:, :3]), {"enable_gqa": True}, RuntimeError, r"a divisor of query's 4 \(got 3 and 3\)"),
-    "gqa of value": ((Q, K, K[:, :2]), {"enable_gqa": True}, RuntimeError, r"same number of heads, .* \(got 4 and 2\)"),
+    "gqa": ((Q, K[:, :3], K[:, :3]), {"enable_gqa": True}, RuntimeError, r"divides query's 4 \(got 3 and 3\)"),
+    "gqa of value": ((Q, K, K[:, :3]), {"enable_gqa": True}, RuntimeError, r"divides query's 4 \(got 4 and 3\)"),
+    "own heads alone": ((Q, K, K[:, :2]), {}, RuntimeError, r"heads must broadcast \(got \[4\], \[4\], \[2\]\)"),
     "batches": ((Q, K[:1].expand(3, 4, 11, 16), K), {}, RuntimeError, "dimensions before the heads must broadcast"),
     "positions": ((Q, K, K[:, :, :9]), {}, RuntimeError, r"value: must have as many positions as key, 11 \(got 9\)"),
     "widths": ((Q, K[..., :8], K), {}, ValueError, r"key: shape must be .* \[2, 4, 11, 16\] \(got \[2, 4, 11, 8\]\)"),
@@ -244,8 +263,6 @@ class Named(torch.Tensor):
 
 LEFT_ALONE = {
     "wide heads": ((torch.randn(1, 1, 2, 640),) * 3, {}),
-    "shared keys, own values": ((torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 2, 7, 16)),
-                                {"enable_gqa": True}),
     "subclass": ((torch.randn(2, 4, 7, 16).as_subclass(Named),) * 3, {}),
     "no width of values": ((torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 16), torch.randn(2, 4, 7, 0)), {}),
     "dropout": ((torch.randn(1, 1, 2, 640),) * 3, {"dropout_p": 0.5}),
@@ -270,7 +287,7 @@ def test_routed_leaves_the_formula_alone(calls):
     with routed(), sdpa_kernel(SDPBackend.MATH):
         out = F.scaled_dot_product_attention(q, k, v)
     (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    assert torch.autograd.grad(dq.sum(), k)[0].isfinite().all()  # a second derivative, which Tilewise has not
+    assert torch.autograd.grad(dq.sum(), k)[0].isfinite().all()
     assert not calls
 
 
@@ -284,6 +301,86 @@ def test_routed_refuses_as_torch_does():
 
 def _runs(code):
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# --- the account of routed() ---
+
+
+def test_routed_counts():
+    q, k, v = draw(CASES["plain"], torch.float32)
+    wide = torch.randn(1, 1, 2, 640)
+    with routed() as outer:
+        F.scaled_dot_product_attention(q, k, v)
+        with routed() as inner:
+            for _ in range(2):
+                F.scaled_dot_product_attention(wide, wide, wide)
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with sdpa_kernel(SDPBackend.MATH):
+            F.scaled_dot_product_attention(q, k, v)
+    F.scaled_dot_product_attention(q, k, v)
+    reason = "query: head_dim must be <= 576 (got 640)"
+    assert (inner.routed, inner.left, inner.reasons) == (1, 2, {reason: 2})
+    assert (outer.routed, outer.left) == (2, 3)
+    assert outer.reasons == {reason: 2, "sdpa_kernel() allows the plain formula alone": 1}
+    assert repr(inner) == f"RoutedCalls: 1 routed, 2 left to torch\n  2 x {reason}"
+
+
+def test_routed_as_a_decorator_counts_for_those_around_it():
+    q, k, v = draw(CASES["plain"], torch.float32)
+
+    @routed()
+    def call():
+        return F.scaled_dot_product_attention(q, k, v)
+
+    with routed() as calls:
+        call()
+    assert calls.routed == 1
+    assert F.scaled_dot_product_attention is TORCH
+
+
+def test_an_account_has_an_end():
+    q = torch.randn(1, 1, 2, 4)
+    with routed() as calls:
+        for i in range(400):
+            with pytest.raises(TypeError):
+                F.scaled_dot_product_attention(q, q, q, scale=f"{i}")
+    assert calls.left == 400
+    assert len(calls.reasons) <= 257
+    assert sum(calls.reasons.values()) == 400
+
+
+def test_the_log_says_what_was_left_to_torch(monkeypatch, capfd):
+    monkeypatch.setenv("TILEWISE_LOG", "dispatch")
+    wide = torch.randn(1, 1, 2, 700)
+    with routed():
+        for _ in range(3):
+            F.scaled_dot_product_attention(wide, wide, wide, is_causal=True)
+    tensors = ", ".join(["float32 [1, 1, 2, 700]"] * 3)
+    reason = "query: head_dim must be <= 576 (got 700)"
+    line = f"tilewise: scaled_dot_product_attention({tensors}, is_causal=True) -> torch ({reason})\n"
+    assert capfd.readouterr().err.count(line) == 1
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_strict(name):
+    tensors, options = LEFT_ALONE[name]
+    q, k, v = draw(CASES["plain"], torch.float32)
+    with routed(strict=True) as calls:
+        F.scaled_dot_product_attention(q, k, v)
+        with routed(), pytest.raises(LeftToTorch, match=r"routed\(strict=True\): the call would be left to torch: .+"):
+            F.scaled_dot_product_attention(*tensors, **options)
+    assert (calls.routed, calls.left) == (1, 0)
+    with routed():
+        F.scaled_dot_product_attention(*tensors, **options)  # another context's wish is over
+
+
+def test_strict_under_the_formula_alone_and_of_no_flag():
+    q, k, v = draw(CASES["plain"], torch.float32)
+    with routed(strict=True), sdpa_kernel(SDPBackend.MATH), pytest.raises(LeftToTorch, match="the plain formula alone"):
+        F.scaled_dot_product_attention(q, k, v)
+    with pytest.raises(TypeError, match=r"strict: must be True or False \(got str\)"), routed(strict="yes"):
+        pass
+    assert F.scaled_dot_product_attention is TORCH
 
 
 def test_importing_the_package_imports_no_torch():

@@ -3,35 +3,31 @@
 """torch.nn.functional.scaled_dot_product_attention: the same signature, the same meaning.
 
 ``scaled_dot_product_attention`` is the function. ``routed`` is a context manager (or decorator) in which torch's own
-goes to it wherever Tilewise honours the call; every other call is torch's as before.
+goes to it wherever Tilewise honours the call; every other call is torch's as before. ``RoutedCalls`` says how many
+went which way, and why.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tilewise._arguments import flag, number
 from tilewise._attention import attention
 from tilewise._public import lists_public_names
 from tilewise.compat._names import REFUSALS, renamed
+from tilewise.compat._sdpa_routing import LeftToTorch, RefusedCall, RoutedCalls, routed, serve
 
-__all__ = ["routed", "scaled_dot_product_attention"]
+__all__ = ["LeftToTorch", "RoutedCalls", "routed", "scaled_dot_product_attention"]
 __dir__ = lists_public_names(__all__)
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "softmax_scale": "scale"}
 _attend: Callable[..., Tensor] = attention
 _compiling = torch.compiler.is_compiling
-
-
-class RefusedCall(RuntimeError):
-    """A call that torch's own function does not define either: torch raises RuntimeError for it."""
 
 
 def scaled_dot_product_attention(
@@ -50,14 +46,16 @@ def scaled_dot_product_attention(
     Args:
         query: [..., num_heads_q, seqlen_q, head_dim], of two dimensions or more, f32, bf16 or f16; on the CPU f64 too.
         key: [..., num_heads_k, seqlen_k, head_dim]. Dimensions before seqlen broadcast.
-        value: [..., num_heads_k, seqlen_k, head_dim_v].
+        value: [..., num_heads_v, seqlen_k, head_dim_v]; num_heads_v is num_heads_k but with enable_gqa.
         attn_mask: Broadcastable to [..., num_heads_q, seqlen_q, seqlen_k], never expanded: bool, where True takes
             part, or f32 or the dtype of query, which is added to the scores and may require a gradient.
         dropout_p: Probability in [0, 1], rounded to a multiple of 2^-16, of dropping a weight. The seed is drawn with
             torch's generator of query's device.
-        is_causal: Query i sees keys 0 to i (the diagonal is at the top left); not together with attn_mask.
+        is_causal: Query i sees keys 0 to i (the diagonal is at the top left), and of those what attn_mask lets it see,
+            as torch has it on the CPU.
         scale: Any finite number; None means 1/sqrt(head_dim).
-        enable_gqa: num_heads_k may be a divisor of num_heads_q. Without it they broadcast, as the rest does.
+        enable_gqa: num_heads_k and num_heads_v may be divisors of num_heads_q, each its own: the fewer ones are
+            repeated in memory up to their least common multiple. Without it heads broadcast, as the rest does.
 
     Returns:
         [..., num_heads_q, seqlen_q, head_dim_v], stored heads first or rows first as query is. Rows that see no key
@@ -71,21 +69,22 @@ def scaled_dot_product_attention(
         try:
             shape_q, shape_k = query.shape, key.shape
             heads_fit = len(shape_q) == 4 and (enable_gqa is True or (enable_gqa is False and shape_q[1] == shape_k[1]))
-            if heads_fit and not query.is_nested:
-                if attn_mask is None and (is_causal is False or is_causal is True):
-                    mask = None
-                    if is_causal:  # where both lengths are the same the usual mask means the same, and is quicker
-                        mask = "causal" if shape_q[2] == shape_k[2] else "causal_top_left"
+            if heads_fit and (is_causal is False or is_causal is True) and not query.is_nested:
+                mask = None
+                if is_causal:  # where both lengths are the same the usual mask means the same, and is quicker
+                    mask = "causal" if shape_q[2] == shape_k[2] else "causal_top_left"
+                if attn_mask is None:
                     if dropout_p == 0.0:
                         return _attend(query, key, value, mask=mask, softmax_scale=scale, layout="bhsd")
                     if 0.0 < dropout_p < 1.0:
                         return _attend(
                             query, key, value, mask=mask, softmax_scale=scale, layout="bhsd", dropout_p=dropout_p
                         )
-                elif attn_mask is not None and attn_mask.dim() >= 2 and is_causal is False and 0.0 <= dropout_p < 1.0:
+                elif attn_mask.dim() >= 2 and 0.0 <= dropout_p < 1.0:
                     return _attend(
-                        query, key, value, softmax_scale=scale, layout="bhsd", bias=attn_mask, dropout_p=dropout_p
-                    )
+                        query, key, value, mask=mask, softmax_scale=scale, layout="bhsd", bias=attn_mask,
+                        dropout_p=dropout_p,
+                    )  # fmt: skip
         except (AttributeError, *REFUSALS):
             pass
     return _careful(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -122,8 +121,6 @@ def _careful(
         return _attention(query, key, value, options)
     q, k, v, lead = _aligned(query, key, value, enable_gqa)
     if attn_mask is not None:
-        if is_causal:
-            raise RefusedCall("attn_mask: must be None beside is_causal=True (got a tensor)")
         options["bias"] = _bias(attn_mask, query, lead)
     out = _attention(q, k, v, options)
     rank = max(query.dim(), key.dim(), value.dim())
@@ -172,12 +169,14 @@ def _aligned(
     tensors = [tensor[(None,) * (rank - tensor.dim())] for tensor in (query, key, value)]
     heads_q, heads_k, heads_v = (tensor.shape[-3] for tensor in tensors)
     if enable_gqa:
-        if heads_k != heads_v or heads_k == 0 or heads_q % heads_k != 0:
+        if 0 in (heads_k, heads_v) or heads_q % heads_k != 0 or heads_q % heads_v != 0:
             raise RefusedCall(
-                f"key, value: must have the same number of heads, a divisor of query's {heads_q} (got {heads_k} and "
+                f"key, value: must each have a number of heads that divides query's {heads_q} (got {heads_k} and "
                 f"{heads_v})"
             )
-        heads: tuple[int, ...] = (heads_q, heads_k, heads_v)
+        common = math.lcm(heads_k, heads_v)
+        tensors[1:] = (_repeated(tensor, common) for tensor in tensors[1:])
+        heads: tuple[int, ...] = (heads_q, common, common)
     else:
         (common,) = _broadcast("heads", ((heads_q,), (heads_k,), (heads_v,)))
         shared = heads_k == heads_v == 1  # one key head for all of them needs no expansion
@@ -187,6 +186,12 @@ def _aligned(
         _rows(tensor.expand(*lead, count, *tensor.shape[-2:])).flatten(0, -4) for tensor, count in zip(tensors, heads)
     )
     return q, k, v, lead
+
+
+def _repeated(tensor: Tensor, heads: int) -> Tensor:
+    """[..., heads, seqlen, dim]: each head as often as it takes."""
+    own = tensor.shape[-3]
+    return tensor if own == heads else tensor.repeat_interleave(heads // own, -3)
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -225,80 +230,4 @@ def _bias(attn_mask: Tensor, query: Tensor, lead: tuple[int, ...]) -> Tensor:
     return attn_mask.flatten(0, -4)
 
 
-# --- routing torch's own ---
-
-
-class _Routing:
-    """torch's own function while routed() replaces it, and by how many contexts."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.depth = 0
-        self.own: Any = F.scaled_dot_product_attention
-
-
-_routing = _Routing()
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _is_torchs(tensors: Iterable[Any]) -> bool:
-    """Whether a call is left alone before it is looked at: for tensors of subclasses, whose results are theirs to make
-    (or FX's proxies), and where the plain formula is all that sdpa_kernel() allows."""
-    if any(type(x) not in _PLAIN and isinstance(x, Tensor) and not x.is_nested for x in tensors):
-        return True
-    if _compiling():
-        return False  # a compiler that looks on cannot read those
-    cuda = torch.backends.cuda
-    return not (cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled())
-
-
-def _route(*args: Any, **kwargs: Any) -> Any:
-    """torch.nn.functional.scaled_dot_product_attention within routed()."""
-    if not _routing.depth or _is_torchs((*args, *kwargs.values())):
-        return _routing.own(*args, **kwargs)
-    dropout_p = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-    generator = _generator(args, kwargs) if dropout_p else None
-    state = None if generator is None else generator.get_state()
-    try:
-        return scaled_dot_product_attention(*args, **kwargs)
-    except (RefusedCall, *REFUSALS):
-        if generator is not None and state is not None:
-            generator.set_state(state)  # a seed may have been drawn, which torch's own call must not notice
-        return _routing.own(*args, **kwargs)
-
-
-def _generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[torch.Generator]:
-    """torch's generator that a call draws its seed with; None where its state cannot be read, as in a capture."""
-    query = args[0] if args else kwargs.get("query")
-    if _compiling() or not isinstance(query, Tensor):
-        return None
-    if not query.is_cuda:
-        return torch.default_generator
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    return torch.cuda.default_generators[query.get_device()]
-
-
-@contextlib.contextmanager
-def routed() -> Iterator[None]:
-    """A context in which torch.nn.functional.scaled_dot_product_attention is Tilewise's wherever it honours the call.
-
-    It holds for all threads, as torch's own sdpa_kernel() does, so that checkpoints which are computed again while
-    gradients run on other threads are what they were; contexts nest. Left to torch are: calls that Tilewise refuses,
-    tensors of subclasses, eager calls under sdpa_kernel(SDPBackend.MATH), code that holds the function under another
-    name already (from torch.nn.functional import ...), and torch's own C++ (TransformerEncoderLayer in evaluation).
-    Functions that torch.compile compiled outside are compiled again. A routed call has no double backward;
-    sdpa_kernel(SDPBackend.MATH) asks for torch's.
-    """
-    with _routing.lock:
-        if _routing.depth == 0 and F.scaled_dot_product_attention is not _route:
-            _routing.own = F.scaled_dot_product_attention
-            F.scaled_dot_product_attention = _route
-        _routing.depth += 1
-    try:
-        yield
-    finally:
-        with _routing.lock:
-            _routing.depth -= 1
-            if _routing.depth == 0 and F.scaled_dot_product_attention is _route:
-                F.scaled_dot_product_attention = _routing.own
+serve(scaled_dot_product_attention)

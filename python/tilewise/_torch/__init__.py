@@ -25,6 +25,7 @@ from tilewise._torch import autocast, autograd, batching, fake, flops, jagged, o
 from tilewise._torch import formula as formula
 from tilewise._torch import kv_cache as kv_cache
 from tilewise._torch import private as private
+from tilewise._torch import sharding as sharding
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge
@@ -75,6 +76,9 @@ def drawn_seed(device: torch.device, generator: Optional[torch.Generator] = None
 
 def _seeded(q: Tensor, seed: Any, tail: tuple[Any, ...]) -> tuple[Optional[Tensor], tuple[Any, ...]]:
     """(tensor of seed and offset or None, tail with an integer seed)."""
+    if tail[DROPOUT_IN_TAIL] != 0.0 and sharding.is_sharded(q):
+        got = tail[DROPOUT_IN_TAIL]
+        raise NotImplementedError(f"dropout_p: must be 0 with DTensors, whose shards would all drop alike (got {got})")
     if isinstance(seed, Tensor):
         return seed, tail
     if seed is not None:
@@ -108,6 +112,8 @@ def plain_attention(
             return _eager_plain(q, k, v, form)
         return _eager_plain(q, k, v, form, softmax_scale)
     except RuntimeError as error:
+        if sharding.register_for(q, k, v):  # the first of their kind
+            return plain_attention(q, k, v, form, softmax_scale, return_lse)
         raise_known(error, q=q, k=k, v=v)
         raise
 
@@ -156,6 +162,8 @@ def attention(
         bias, sink = (None, None) if arrays is None else arrays[:2]
         return forward(q, k, v, options, bias, sink, return_lse)
     except RuntimeError as error:
+        if sharding.register_for(q, k, v):
+            return attention(q, k, v, out, seed, head, arrays, tail, return_lse)
         raise_known(error, q=q, k=k, v=v, out=out, **dict(zip(ARRAY_NAMES, arrays or ())))
         raise
 

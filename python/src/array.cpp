@@ -16,6 +16,7 @@
 #include "bindings.hpp"
 #include "core/device_memory.hpp"
 #include "core/foreign_dtype.hpp"
+#include "core/tensor_checks.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::python {
@@ -121,6 +122,34 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
   view_ = core::import_dlpack(tensor, name);
 }
 
+Array Array::without_memory(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& strides,
+                            const std::string& dtype, const std::string& device, int device_index,
+                            std::uintptr_t address, const std::string& name) {
+  Array array;
+  TensorView& view = array.view_;
+  if (shape.size() > kMaxRank || shape.size() != strides.size()) {
+    throw Error(ErrorCode::invalid_argument, name + ": rank must be 0 to " + std::to_string(kMaxRank) + " (got " +
+                                                 std::to_string(shape.size()) + ")");
+  }
+  for (const DType candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::u8, DType::i32,
+                                DType::i64, DType::fp8_e4m3}) {
+    if (to_string(candidate) == dtype) view.dtype = candidate;
+  }
+  if (!view.defined()) core::refuse_dtype(name, dtype);
+  bool known = false;
+  for (const DeviceType candidate : {DeviceType::cpu, DeviceType::cuda, DeviceType::hip}) {
+    if (to_string(candidate) != device) continue;
+    view.device = {candidate, device_index};
+    known = true;
+  }
+  if (!known) throw Error(ErrorCode::invalid_type, "device: must be cpu, cuda or hip (got " + device + ")");
+  view.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  view.data = reinterpret_cast<void*>(address);
+  return array;
+}
+
 void bind_array(nb::module_& module) {
   module.def(
       "empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("like") = nb::none(),
@@ -131,6 +160,9 @@ void bind_array(nb::module_& module) {
            nb::arg("name"), nb::arg("dtype") = "", nb::arg("writable") = false,
            "Imports `array`; `name` appears in messages. `dtype` reinterprets elements as \"bf16\", \"f16\" or "
            "\"fp8_e4m3\".")
+      .def_static("without_memory", &Array::without_memory, nb::arg("shape"), nb::arg("strides"), nb::arg("dtype"),
+                  nb::arg("device"), nb::arg("device_index"), nb::arg("address"), nb::arg("name"),
+                  "What a tensor without memory would be on a device; its address is never read.")
       .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })
       .def_prop_ro("device", [](const Array& array) { return std::string(to_string(array.view().device.type)); })
       .def_prop_ro("shape",

@@ -5,8 +5,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tilewise/tensor.hpp"
 
@@ -20,9 +22,19 @@ class Array {
   /// own, so such an array comes as uint16. Throws Error naming `name`.
   Array(nb::object object, const std::string& name, const std::string& dtype, bool writable);
 
+  /// A tensor that has no memory, such as torch's on the meta device: what it would be on `device` ("cpu", "cuda",
+  /// "hip"). `address` says how it would be aligned and apart from others, and is never read. Throws Error naming
+  /// `name`.
+  [[nodiscard]] static Array without_memory(const std::vector<std::int64_t>& shape,
+                                            const std::vector<std::int64_t>& strides, const std::string& dtype,
+                                            const std::string& device, int device_index, std::uintptr_t address,
+                                            const std::string& name);
+
   [[nodiscard]] const TensorView& view() const noexcept { return view_; }
 
  private:
+  Array() = default;
+
   nb::ndarray<nb::ro> array_;
   TensorView view_;
 };

@@ -29,6 +29,8 @@ ELEMENT_DTYPES = ("f32", "bf16", "f16", "f64")  # those of results
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
     """A view of `array` for the core; TypeError naming `name` where it cannot be had."""
+    if isinstance(array, _core.Array):
+        return array
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)  # importing it would take 30 ms
     if masked is not None and isinstance(array, masked):
         raise TypeError(f"{name}: must not be masked, the mask would be ignored (got {type_name(array)})")

@@ -225,10 +225,15 @@ def attention(
 def explain(q: str, *, implementation: Optional[str] = ...) -> _core.Explanation: ...
 @overload
 def explain(
-    q: ArrayT, k: ArrayT, v: ArrayT, *, return_lse: bool = ..., **options: Unpack[AttentionOptions]
+    q: ArrayT, k: ArrayT, v: ArrayT, *, device: object = ..., return_lse: bool = ..., **options: Unpack[AttentionOptions]
 ) -> _core.Explanation: ...
 def explain(
-    q: Union[str, Array], k: Optional[Array] = None, v: Optional[Array] = None, **options: object
+    q: Union[str, Array],
+    k: Optional[Array] = None,
+    v: Optional[Array] = None,
+    *,
+    device: object = None,
+    **options: object,
 ) -> _core.Explanation:
     """Every implementation's verdict on a forward call: accepted with an estimate, or refused with a reason.
 
@@ -236,7 +241,11 @@ def explain(
 
     Args:
         q: As attention() takes it, with all its other arguments; or a problem as text, on its own or with
-            implementation=, such as "attention_backward dtype=bf16 seqlen_q=4096 num_heads_q=32 head_dim=128".
+            implementation=, such as "attention_backward dtype=bf16 seqlen_q=4096 num_heads_q=32 head_dim=128". Torch
+            tensors need no memory: those of the meta device and fake ones are taken as aligned as torch allocates.
+            Packed ones then need max_seqlen_q and max_seqlen_k.
+        device: Of torch tensors, where the call would run, as torch names devices. None: where they are, those of the
+            meta device on torch's GPU, or on the CPU where it has none.
 
     Returns:
         An object that prints as a table; .rows holds the verdicts, .problem the problem as text.
@@ -245,8 +254,13 @@ def explain(
         ValueError, TypeError: The call itself is wrong.
     """
     if isinstance(q, str):
-        return _core.explain_problem(q, _of_text("explain", {"k": k, "v": v}, {}, options), torch_threads())
+        others = {"k": k, "v": v, "device": device}
+        return _core.explain_problem(q, _of_text("explain", others, {}, options), torch_threads())
     given, call = _bound_call("explain", q, k, v, options)
+    if _is_torch(q) and (device is not None or not _load_torch_backend().private.has_values(q)):
+        given, call = _load_torch_backend().without_memory.placed(given, call, device)
+    elif device is not None:
+        raise TypeError(f"device: must be None with arrays that are no torch tensors (got {device!r})")
     return _core.explain_forward(
         _arrays.borrow("q", given["q"]),
         _arrays.borrow("k", given["k"]),

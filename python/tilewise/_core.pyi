@@ -14,6 +14,20 @@ class Array:
         Imports `array`; `name` appears in messages. `dtype` reinterprets elements as "bf16", "f16" or "fp8_e4m3".
         """
 
+    @staticmethod
+    def without_memory(
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: str,
+        device: str,
+        device_index: int,
+        address: int,
+        name: str,
+    ) -> Array:
+        """
+        What a tensor without memory would be on a device; its address is never read.
+        """
+
     @property
     def dtype(self) -> str: ...
     @property

@@ -26,6 +26,7 @@ from tilewise._torch import formula as formula
 from tilewise._torch import kv_cache as kv_cache
 from tilewise._torch import private as private
 from tilewise._torch import sharding as sharding
+from tilewise._torch import without_memory as without_memory
 from tilewise._torch.backward import attention_backward as attention_backward
 from tilewise._torch.errors import raise_known
 from tilewise._torch.merging import merge as merge

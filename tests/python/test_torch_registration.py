@@ -12,7 +12,13 @@ import torch
 
 import tilewise._torch
 
-OPERATOR_TESTS = ("test_torch_ops.py", "test_torch_short.py", "test_torch_compile.py", "test_torch_transforms.py")
+OPERATOR_TESTS = (
+    "test_torch_ops.py",
+    "test_torch_short.py",
+    "test_torch_compile.py",
+    "test_torch_transforms.py",
+    "test_torch_flops.py",
+)
 
 
 def _import_in(environment):

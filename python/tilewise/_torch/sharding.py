@@ -144,10 +144,9 @@ def _backward(dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, softmax_ls
 def register() -> None:
     """Tells torch's DTensor of the operators."""
     global _done
-    register_sharding = name_of("register_sharding", f"{_MODULE}.experimental")
-    schema_info = name_of("RuntimeSchemaInfo", f"{_MODULE}._op_schema")
-    propagator = name_of("DTensor._op_dispatcher.sharding_propagator", _MODULE)
-    name_of("DTensor._op_dispatcher.sharding_propagator.op_to_schema_info", _MODULE)
+    register_sharding = name_of("register_sharding", "torch.distributed.tensor.experimental")
+    schema_info = name_of("RuntimeSchemaInfo", "torch.distributed.tensor._op_schema")
+    schemas = name_of("DTensor._op_dispatcher.sharding_propagator.op_to_schema_info", "torch.distributed.tensor")
     for operator, rule, tensors in (
         (operators.forward, _forward(2), 3),
         (operators.plain, _forward(1), 3),
@@ -159,7 +158,7 @@ def register() -> None:
     ):
         register_sharding(operator)(rule)
         # The layout and what is needed tell calls apart whose tensors are alike: all after the tensors is remembered.
-        propagator.op_to_schema_info[operator] = schema_info(tensors, needs_pytree=True)
+        schemas[operator] = schema_info(tensors, needs_pytree=True)
     _done = True
 
 

@@ -225,7 +225,13 @@ def attention(
 def explain(q: str, *, implementation: Optional[str] = ...) -> _core.Explanation: ...
 @overload
 def explain(
-    q: ArrayT, k: ArrayT, v: ArrayT, *, device: object = ..., return_lse: bool = ..., **options: Unpack[AttentionOptions]
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    device: object = ...,
+    return_lse: bool = ...,
+    **options: Unpack[AttentionOptions],
 ) -> _core.Explanation: ...
 def explain(
     q: Union[str, Array],

@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
+from tilewise._torch.private import name_of
 from tilewise.compat.flash_attn._plain import wide
 from tilewise.compat.flash_attn._strict import strict
 
@@ -119,7 +120,7 @@ def _autograd_may_write(x: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() or not x._is_view():
         return True
-    creation: Any = torch._C._autograd._get_creation_meta(x)
+    creation: Any = name_of("_C._autograd._get_creation_meta")(x)
     return bool(creation.name == _DEFAULT_CREATION)
 
 

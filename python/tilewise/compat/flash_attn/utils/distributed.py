@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from tilewise._torch.private import name_of
+
+_flatten_dense_tensors = name_of("_flatten_dense_tensors", "torch._utils")
+_unflatten_dense_tensors = name_of("_unflatten_dense_tensors", "torch._utils")
 
 __all__ = [
     "AllGatherFunc",

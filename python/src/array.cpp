@@ -16,7 +16,10 @@
 #include "bindings.hpp"
 #include "core/device_memory.hpp"
 #include "core/foreign_dtype.hpp"
+#include "core/message.hpp"
+#include "core/names.hpp"
 #include "core/tensor_checks.hpp"
+#include "outputs.hpp"
 #include "tilewise/error.hpp"
 
 namespace tilewise::python {
@@ -150,6 +153,18 @@ Array Array::without_memory(const std::vector<std::int64_t>& shape, const std::v
   return array;
 }
 
+Array Array::planned(const std::string& name, const std::vector<std::int64_t>& shape, const std::string& dtype) {
+  const auto known = std::find(core::kNamesOf<DType>.begin() + 1, core::kNamesOf<DType>.end(), dtype);
+  if (known == core::kNamesOf<DType>.end()) core::refuse_dtype(name, dtype);
+  if (shape.size() > std::size_t{kMaxRank}) {
+    core::invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", shape.size(), ")");
+  }
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::copy(shape.begin(), shape.end(), sizes.begin());
+  return Array(
+      contiguous(static_cast<DType>(known - core::kNamesOf<DType>.begin()), {}, static_cast<int>(shape.size()), sizes));
+}
+
 void bind_array(nb::module_& module) {
   module.def(
       "empty", &empty, nb::arg("shape"), nb::arg("dtype"), nb::arg("like") = nb::none(),
@@ -163,6 +178,8 @@ void bind_array(nb::module_& module) {
       .def_static("without_memory", &Array::without_memory, nb::arg("shape"), nb::arg("strides"), nb::arg("dtype"),
                   nb::arg("device"), nb::arg("device_index"), nb::arg("address"), nb::arg("name"),
                   "What a tensor without memory would be on a device; its address is never read.")
+      .def_static("planned", &Array::planned, nb::arg("name"), nb::arg("shape"), nb::arg("dtype"),
+                  "A contiguous array on the CPU without memory, for the checks of a call that does not run.")
       .def_prop_ro("dtype", [](const Array& array) { return std::string(to_string(array.view().dtype)); })
       .def_prop_ro("device", [](const Array& array) { return std::string(to_string(array.view().device.type)); })
       .def_prop_ro("shape",

@@ -30,10 +30,16 @@ class Array {
                                             const std::string& device, int device_index, std::uintptr_t address,
                                             const std::string& name);
 
+  /// A contiguous array on the CPU that has no memory: enough for checks of a call that is traced and not run. `dtype`
+  /// is a name of DType, or a foreign one, which is refused in those words.
+  [[nodiscard]] static Array planned(const std::string& name, const std::vector<std::int64_t>& shape,
+                                     const std::string& dtype);
+
   [[nodiscard]] const TensorView& view() const noexcept { return view_; }
 
  private:
   Array() = default;
+  explicit Array(const TensorView& view) : view_(view) {}
 
   nb::ndarray<nb::ro> array_;
   TensorView view_;

@@ -37,6 +37,9 @@ def form(value: Any) -> str:
     """What keeps `value` from being rows of numbers in memory, where its type knows; "" for a dense array."""
     if type(value).__module__.startswith("torch.fx."):
         return "it stands for a tensor while torch.fx traces: torch.fx.wrap the function that calls Tilewise"
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    if tracer is not None and isinstance(value, tracer):
+        return "it stands for an array while JAX traces: use tilewise.jax.attention"
     layout = str(getattr(value, "layout", ""))
     if getattr(value, "is_nested", False) is True:
         return f"a nested tensor of layout {layout}"

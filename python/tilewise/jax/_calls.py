@@ -1,0 +1,115 @@
+# One custom call of XLA: what a call is while JAX traces it, the types of its results, and what its attributes say.
+# Names of targets, arrays and attributes are those that the extension module reads.
+"""Calls of the extension module from traced code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tilewise import _arrays, _core
+from tilewise._arguments import Options
+
+DTYPES = {
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float64": "f64",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "float8_e4m3fn": "fp8_e4m3",
+}
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
+_NUMBERS = ("softmax_scale", "softcap", "dropout_p", "q_scale_value", "k_scale_value", "v_scale_value")
+_INTEGERS = ("window_left", "window_right", "max_seqlen_q", "max_seqlen_k")
+_FLAGS = ("causal", "top_left", "deterministic", "batch_invariant")
+
+
+class Call(NamedTuple):
+    """A call but for its arrays; hashable, so that JAX compiles once for equal ones."""
+
+    options: Options  # None in place of arrays
+    names: tuple[str, ...]  # of the arrays: q, k, v and those among the options that are given
+
+
+class Result(NamedTuple):
+    """An array that a call writes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def planned(name: str, array: Any) -> _core.Array:
+    """`array` as the core's checks see it: shape and dtype, and contents where they are read."""
+    shape = list(array.shape)
+    if name == "seed_and_offset":  # four 32-bit words here
+        return _core.Array.planned("seed", [2], "i64")
+    if name in _LENGTHS and array.dtype == np.int32:  # 0 is right for every length
+        return _core.Array(np.zeros(shape, np.int32), name)
+    return _core.Array.planned(name, shape, DTYPES.get(array.dtype.name, array.dtype.name))
+
+
+def forward_results(call: Call, arrays: Sequence[Any]) -> tuple[Result, Result]:
+    """out and softmax_lse. Checks the whole call: ValueError or TypeError in the core's words."""
+    views = {name: planned(name, array) for name, array in zip(call.names, arrays)}
+    values = call.options._asdict()
+    del values["implementation"]
+    q, k, v = (views.pop(name) for name in "qkv")
+    out, lse = _core.output_shapes(q, k, v, _core.AttentionOptions(**{**values, **views}))
+    out_dtype = jax.numpy.bfloat16 if _arrays.out_dtype(q) == "bf16" else arrays[0].dtype
+    lse_dtype = np.float64 if _arrays.lse_dtype(q) == "f64" else np.float32
+    return Result("out", tuple(out), out_dtype), Result("softmax_lse", tuple(lse), lse_dtype)
+
+
+def _attributes(options: Options) -> dict[str, Any]:
+    """Options in 64 bits, whatever JAX's own default is; those that are None are left out."""
+    values = options._asdict()
+    attributes: dict[str, Any] = {name: np.bool_(values[name]) for name in _FLAGS}
+    for names, kind in ((_NUMBERS, np.float64), (_INTEGERS, np.int64)):
+        attributes |= {name: kind(values[name]) for name in names if values[name] is not None}
+    return {**attributes, "layout": options.layout, "implementation": options.implementation or ""}
+
+
+def _varying(array: Any) -> dict[str, Any]:
+    """How a result differs between the devices of a shard_map: as `array` does, for ShapeDtypeStruct."""
+    kind = getattr(jax.typeof(array), "manual_axis_type", None)
+    return {} if kind is None else {"manual_axis_type": kind}
+
+
+def custom_call(target: str, options: Options, names: Sequence[str], results: Sequence[Result]) -> Callable[..., Any]:
+    """The function that makes `results` of arrays with these names, in their order, as a tuple.
+
+    Differentiating it says why that cannot be.
+    """
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        types = tuple(jax.ShapeDtypeStruct(r.shape, r.dtype, **_varying(arrays[0])) for r in results)
+        call = jax.ffi.ffi_call(target, types)
+        written = call(
+            *arrays,
+            arguments=" ".join(names),
+            results=" ".join(result.name for result in results),
+            **_attributes(options),
+        )
+        return tuple(written)
+
+    opaque = jax.custom_jvp(run)
+
+    @opaque.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(NO_DERIVATIVE)
+
+    return opaque
+
+
+NO_DERIVATIVE = (
+    "tilewise.jax.attention: JAX traces for a derivative that the kernels do not have: they have one reverse pass, "
+    "which jax.grad and jax.vjp use, but no forward mode (jax.jvp, jax.jacfwd, jax.hessian) and no derivative of their "
+    'gradients; with implementation="jax" the call is made of jax.numpy\'s operations, which JAX differentiates in '
+    "every way, at the cost of the score matrix"
+)

@@ -26,6 +26,10 @@ class Array:
     ) -> Array:
         """
         What a tensor without memory would be on a device; its address is never read.
+
+    def planned(name: str, shape: Sequence[int], dtype: str) -> Array:
+        """
+        A contiguous array on the CPU without memory, for the checks of a call that does not run.
         """
 
     @property
@@ -307,6 +311,11 @@ def torch_schemas() -> list[str]:
 def rethrow_torch_error(message: str) -> None:
     """
     Raises the error that a torch operator reported with this message; returns if there is none.
+    """
+
+def jax_targets() -> list:
+    """
+    (target, platform, capsule) of each handler that jax.ffi is to register.
     """
 
 def nearest_word(word: str, known: Sequence[str]) -> str:

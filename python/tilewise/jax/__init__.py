@@ -13,15 +13,14 @@ try:
     import jax
 except ImportError as error:
     raise ImportError(f"tilewise.jax needs JAX 0.10 or newer: pip install jax ({error})") from error
+if jax.__version_info__ < (0, 10):
+    raise ImportError(f"tilewise.jax needs JAX 0.10 or newer (found {jax.__version__})")
 
 from tilewise import _core
 from tilewise.jax._attention import attention
 from tilewise.jax._merge import merge
 
 __all__ = ["attention", "merge"]
-
-if not hasattr(getattr(jax, "ffi", None), "ffi_call") or jax.__version_info__ < (0, 10):
-    raise ImportError(f"tilewise.jax needs JAX 0.10 or newer (found {jax.__version__})")
 
 for _target, _platform, _capsule in _core.jax_targets():
     jax.ffi.register_ffi_target(_target, _capsule, platform=_platform)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from tilewise._arguments import (
 )
 from tilewise._keywords import with_known_keywords
 from tilewise._kinds import type_name
-from tilewise.jax._calls import NO_DERIVATIVE, Call, forward_results
+from tilewise.jax._calls import NO_DERIVATIVE, Call, check_implementation, forward_results
 from tilewise.jax._derivatives import differentiable
 from tilewise.jax._formula import formula, refuse
 
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 _SEED = "seed: must be an integer, a key of jax.random, or an int64 array [2] or uint32 array [4] of seed and offset"
 
 
-@overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[False] = ..., **options: Any) -> jax.Array: ...
-@overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Any) -> tuple[jax.Array, jax.Array]: ...
 @with_known_keywords
 def attention(
     q: Any,
@@ -137,6 +133,7 @@ def _call(options: Options, arrays: dict[str, Any], return_lse: bool) -> Any:
     if by_formula:
         refuse(call, arrays["q"])
         return formula(call, return_lse)(*operands)
+    check_implementation(call, operands, return_lse)
     try:
         return differentiable(call, return_lse)(*operands)
     except TypeError as error:

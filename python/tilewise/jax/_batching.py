@@ -82,7 +82,10 @@ def _loop(function: Callable[..., Any], mapped: Sequence[bool], arrays: Sequence
 def with_vmap(
     run: Callable[..., Any], again: Callable[[Call], Callable[..., Any]], call: Call, results: Sequence[str]
 ) -> Callable[..., Any]:
-    """`run`, which makes the arrays `results` of call.names, with a vmap rule. `again` is the function of another call."""
+    """`run`, which makes the arrays `results` of call.names, with a vmap rule.
+
+    `again` gives the like function of another call.
+    """
     function = jax.custom_batching.custom_vmap(run)
 
     @function.def_vmap

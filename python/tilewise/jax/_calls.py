@@ -54,13 +54,26 @@ def planned(name: str, array: Any) -> _core.Array:
     return _core.Array.planned(name, shape, DTYPES.get(array.dtype.name, array.dtype.name))
 
 
-def forward_results(call: Call, arrays: Sequence[Any]) -> tuple[Result, Result]:
-    """out and softmax_lse. Checks the whole call: ValueError or TypeError in the core's words."""
+def _core_call(call: Call, arrays: Sequence[Any]) -> tuple[_core.Array, _core.Array, _core.Array, Any]:
+    """q, k, v and the options for the core's checks."""
     views = {name: planned(name, array) for name, array in zip(call.names, arrays)}
     values = call.options._asdict()
     del values["implementation"]
     q, k, v = (views.pop(name) for name in "qkv")
-    out, lse = _core.output_shapes(q, k, v, _core.AttentionOptions(**{**values, **views}))
+    return q, k, v, _core.AttentionOptions(**{**values, **views})
+
+
+def check_implementation(call: Call, arrays: Sequence[Any], return_lse: bool) -> None:
+    """ValueError where the implementation that the caller wishes does not exist."""
+    if call.options.implementation is not None:
+        q, k, v, options = _core_call(call, arrays)
+        _core.explain_forward(q, k, v, None, return_lse, options, call.options.implementation, 0)
+
+
+def forward_results(call: Call, arrays: Sequence[Any]) -> tuple[Result, Result]:
+    """out and softmax_lse. Checks the whole call: ValueError or TypeError in the core's words."""
+    q, k, v, options = _core_call(call, arrays)
+    out, lse = _core.output_shapes(q, k, v, options)
     out_dtype = jax.numpy.bfloat16 if _arrays.out_dtype(q) == "bf16" else arrays[0].dtype
     lse_dtype = np.float64 if _arrays.lse_dtype(q) == "f64" else np.float32
     return Result("out", tuple(out), out_dtype), Result("softmax_lse", tuple(lse), lse_dtype)

@@ -81,7 +81,7 @@ def attention(
         seed: With dropout an integer, or a traced array of one; a key of jax.random, whose words are the seed; an
             int64 array [2] of seed and offset, or the same as four uint32, low words first.
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k: int32. Wrong contents are an error when the call
-            runs, a jax.errors.JaxRuntimeError with the same sentence.
+            runs, a ValueError or jax.errors.JaxRuntimeError with the same sentence.
         max_seqlen_q, max_seqlen_k: Longest sequence of layout "thd", needed beside a bias; None: on the CPU computed,
             on a GPU as many as there are rows.
         q_scale, k_scale, v_scale: As tilewise.attention takes them, of q, k and v in fp8.

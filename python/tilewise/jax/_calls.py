@@ -88,10 +88,15 @@ def _attributes(options: Options) -> dict[str, Any]:
     return {**attributes, "layout": options.layout, "implementation": options.implementation or ""}
 
 
-def _varying(array: Any) -> dict[str, Any]:
-    """How a result differs between the devices of a shard_map: as `array` does, for ShapeDtypeStruct."""
-    kind = getattr(jax.typeof(array), "manual_axis_type", None)
-    return {} if kind is None else {"manual_axis_type": kind}
+def _type(result: Result, like: Any) -> jax.ShapeDtypeStruct:
+    """The result's type: inside a shard_map it differs between the devices that `like` differs between."""
+    own = jax.typeof(like)
+    kind = getattr(own, "manual_axis_type", None)
+    if kind is None or not kind.varying:
+        return jax.ShapeDtypeStruct(result.shape, result.dtype)
+    whole = jax.sharding.PartitionSpec(*[None] * len(result.shape))
+    sharding = jax.sharding.NamedSharding(own.sharding.mesh, whole)
+    return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=sharding, manual_axis_type=kind)
 
 
 def custom_call(target: str, options: Options, names: Sequence[str], results: Sequence[Result]) -> Callable[..., Any]:
@@ -101,8 +106,7 @@ def custom_call(target: str, options: Options, names: Sequence[str], results: Se
     """
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        types = tuple(jax.ShapeDtypeStruct(r.shape, r.dtype, **_varying(arrays[0])) for r in results)
-        call = jax.ffi.ffi_call(target, types)
+        call = jax.ffi.ffi_call(target, tuple(_type(result, arrays[0]) for result in results))
         written = call(
             *arrays,
             arguments=" ".join(names),

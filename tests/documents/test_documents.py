@@ -1,5 +1,6 @@
 """The documents keep their word: every Python example runs, and every link leads somewhere."""
 
+import importlib.util
 import json
 import os
 import re
@@ -38,6 +39,8 @@ def test_examples_are_found() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs(example: str) -> None:
+    if "import jax" in example and importlib.util.find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "explain" not in example or "chosen" in done.stdout

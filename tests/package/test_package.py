@@ -84,6 +84,7 @@ def test_holds_the_package_and_nothing_of_the_repository(wheel: Path) -> None:
         "tilewise/__init__.py",
         "tilewise/py.typed",
         "tilewise/_core.pyi",
+        "tilewise/jax/__init__.py",
         "tilewise/transformers/__init__.py",
         "tilewise/include/tilewise/tilewise.h",
         "tilewise/lib/cmake/tilewise/tilewiseConfig.cmake",

@@ -17,10 +17,12 @@ if jax.__version_info__ < (0, 10):
     raise ImportError(f"tilewise.jax needs JAX 0.10 or newer (found {jax.__version__})")
 
 from tilewise import _core
+from tilewise._public import lists_public_names
 from tilewise.jax._attention import attention
 from tilewise.jax._merge import merge
 
 __all__ = ["attention", "merge"]
+__dir__ = lists_public_names(__all__)
 
 for _target, _platform, _capsule in _core.jax_targets():
     jax.ffi.register_ffi_target(_target, _capsule, platform=_platform)

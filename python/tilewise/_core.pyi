@@ -26,7 +26,9 @@ class Array:
     ) -> Array:
         """
         What a tensor without memory would be on a device; its address is never read.
+        """
 
+    @staticmethod
     def planned(name: str, shape: Sequence[int], dtype: str) -> Array:
         """
         A contiguous array on the CPU without memory, for the checks of a call that does not run.

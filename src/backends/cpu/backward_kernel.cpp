@@ -13,6 +13,7 @@
 #include <string>
 
 #include "backends/cpu/bias_gradient.hpp"
+#include "backends/cpu/decode_kernel.hpp"
 #include "backends/cpu/gradient_rows.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/ceil_div.hpp"
@@ -56,6 +57,7 @@ class BackwardKernel final : public operations::attention::Kernel {
                  problem.batch_size * kRowPadding),
         num_heads_(problem.num_heads_q),
         wants_dq_(problem.dq),
+        decoded_(suits_decode(problem, kernels)),
         kernel_scratch_(kernels.backward_scratch[element_](static_cast<std::int32_t>(problem.head_dim),
                                                            static_cast<std::int32_t>(problem.head_dim_v))) {
     flops_ = 2.5 * forward_flops(problem);
@@ -72,7 +74,8 @@ class BackwardKernel final : public operations::attention::Kernel {
   }
 
   void launch(const device::AttentionParams& p, void* workspace, void*) const override {
-    const ScoreParams score = make_score_params(p, factors_);
+    ScoreParams score = make_score_params(p, factors_);
+    score.decoded = decoded_;
     const int workers = workers_for(flops_);
     const std::int64_t heads = p.batch_size * p.num_heads_k;
     if (p.dq.data || p.dk.data || p.dv.data) {
@@ -174,7 +177,7 @@ class BackwardKernel final : public operations::attention::Kernel {
   std::int64_t dq_stride_;
   std::int64_t dq_rows_;  // of one head: all sequences and their padding
   std::int64_t num_heads_;
-  bool wants_dq_;
+  bool wants_dq_, decoded_;
   std::size_t kernel_scratch_;
   double flops_ = 0.0;
 };

@@ -131,7 +131,9 @@ class DbiasPass {
 void accumulate_dbias(const device::AttentionParams& p, const ScoreParams& score, const KernelSet& kernels,
                       ElementIndex element, std::size_t kernel_scratch, int workers) {
   const DbiasPass pass(p, score, kernels, element, kernel_scratch);
-  core::parallel_for(pass.size(), workers, [&](std::int64_t task, int) { pass.run(task); });
+  core::parallel_for(pass.size(), workers, [&](std::int64_t task, int) {
+    pass.run(task);
+  });
 }
 
 void accumulate_dsink(const device::AttentionParams& p, const KernelSet& kernels, ElementIndex element, int workers) {
@@ -143,8 +145,8 @@ void accumulate_dsink(const device::AttentionParams& p, const KernelSet& kernels
       const GradientRows rows(p, kernels, element, b, s);
       for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
         if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
-        double lse_log2 = 0.0, delta = 0.0;
-        rows.statistics(head, i, 1, &lse_log2, &delta);
+        double unless_blind = 0.0, delta = 0.0;
+        rows.statistics(head, i, 1, &unless_blind, &delta);
         const double lse =
             operations::load_element(real_of(element), lse_address(p.softmax_lse, s, b, i, head, element), 0);
         if (std::isinf(lse) && lse < 0.0) continue;

@@ -12,9 +12,7 @@
 
 namespace tilewise::backends::cpu {
 
-constexpr double kLog2E = 1.44269504088896340736;
-
-void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse_log2,
+void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse,
                               double* delta) const {
   const std::size_t size = element_size(element_);
   const DType real = real_of(element_);
@@ -22,8 +20,8 @@ void GradientRows::statistics(std::int64_t head, std::int64_t first, std::int64_
     if (i % kRowsBetweenQuestions == 0 && core::abandoned()) return;
     const std::int64_t row = sequence_.q_row + first + i;
     const void* address = lse_address(p_.softmax_lse, sequence_, batch_, first + i, head, element_);
-    const double lse = operations::load_element(real, address, 0);
-    lse_log2[i] = std::isinf(lse) && lse < 0.0 ? std::numeric_limits<double>::infinity() : lse * kLog2E;
+    lse[i] = operations::load_element(real, address, 0);
+    if (std::isinf(lse[i]) && lse[i] < 0.0) lse[i] = std::numeric_limits<double>::infinity();
     delta[i] = kernels_.dot[element_](row_address(p_.out, batch_, row, head, size),
                                       row_address(p_.dout, batch_, row, head, size), p_.head_dim_v);
     if (const void* dlse = lse_address(p_.dlse, sequence_, batch_, first + i, head, element_))
@@ -49,18 +47,18 @@ KeyBlock GradientRows::key_block(const ScoreParams& score, std::int64_t head_k, 
   return block;
 }
 
-void GradientRows::add_queries(const KeyBlock& block, std::int64_t head, const double* lse_log2, const double* delta,
+void GradientRows::add_queries(const KeyBlock& block, std::int64_t head, const double* lse, const double* delta,
                                void* dq, std::int64_t dq_stride, void* scratch) const {
   for (std::int64_t first = 0; first < sequence_.seqlen_q; first += kernels_.backward_rows) {
     if (core::abandoned()) return;
     const std::int64_t count = std::min<std::int64_t>(kernels_.backward_rows, sequence_.seqlen_q - first);
-    add_block(block, head, first, count, lse_log2 + first, delta + first,
+    add_block(block, head, first, count, lse + first, delta + first,
               dq ? advance(dq, first * dq_stride, real_size(element_)) : nullptr, dq_stride, DbiasSums{}, scratch);
   }
 }
 
 void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count,
-                             const double* lse_log2, const double* delta, void* dq, std::int64_t dq_stride,
+                             const double* lse, const double* delta, void* dq, std::int64_t dq_stride,
                              const DbiasSums& dbias, void* scratch) const {
   // A row's range of keys moves with the row, so the first and the last one bound the block's.
   const std::int64_t d = device::diagonal_offset(p_, sequence_);
@@ -72,7 +70,7 @@ void GradientRows::add_block(const KeyBlock& block, std::int64_t head, std::int6
   for (std::int64_t i = 0; i < count; ++i) {
     RowInfo& row = rows[static_cast<std::size_t>(i)];
     row = maker_.row(first + i, head);
-    row.lse_log2 = lse_log2[i];
+    row.softmax_lse = lse[i];
     row.delta = delta[i];
     if (!dbias.first) continue;
     row.dbias = advance(dbias.first, i * dbias.query_stride, real_size(element_));

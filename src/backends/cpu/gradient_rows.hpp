@@ -32,19 +32,18 @@ class GradientRows {
 
   /// lse (log2 units, +infinity where nothing is seen) and rowsum(out * dout) - dlse of queries
   /// [first, first + count) of a head.
-  void statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse_log2, double* delta) const;
+  void statistics(std::int64_t head, std::int64_t first, std::int64_t count, double* lse, double* delta) const;
 
   [[nodiscard]] KeyBlock key_block(const ScoreParams& score, std::int64_t head_k, std::int64_t key,
                                    std::int64_t num_keys) const;
 
   /// Passes the queries of a head that see the block, a query block at a time. `dq`, Reals, may be null.
-  void add_queries(const KeyBlock& block, std::int64_t head, const double* lse_log2, const double* delta, void* dq,
+  void add_queries(const KeyBlock& block, std::int64_t head, const double* lse, const double* delta, void* dq,
                    std::int64_t dq_stride, void* scratch) const;
 
   /// One query block, queries [first, first + count).
-  void add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count,
-                 const double* lse_log2, const double* delta, void* dq, std::int64_t dq_stride, const DbiasSums& dbias,
-                 void* scratch) const;
+  void add_block(const KeyBlock& block, std::int64_t head, std::int64_t first, std::int64_t count, const double* lse,
+                 const double* delta, void* dq, std::int64_t dq_stride, const DbiasSums& dbias, void* scratch) const;
 
   void finish_keys(const KeyBlock& block, std::int64_t head_k, std::int64_t key, void* scratch) const;
   void store_dq(const void* sums, std::int64_t query, std::int64_t head, double softmax_scale) const;

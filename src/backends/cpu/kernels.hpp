@@ -20,14 +20,15 @@ struct ScoreParams : device::ScoreFactors {
   bool has_sink;
   uint32_t dropout_threshold;  // 0: off
   uint64_t seed, offset;
+  bool decoded;  // backward: the forward pass sums products as decoding does
 };
 
 /// One (query, head) of a tile. Keys count from the first used key of the sequence.
 struct RowInfo {
   const void* q;
-  void* out;      // element row, or null
-  void* lse;      // Real, or null
-  void* partial;  // Reals; split over keys: [head_dim_v] unnormalised outputs, then reference (log2) and sum
+  void* out;                   // element row, or null
+  void* lse;                   // Real, or null
+  void* partial;               // Reals; split over keys: [head_dim_v] unnormalised outputs, then reference and sum
   int32_t key_begin, key_end;  // visible by mask and window
   const void* bias;            // at key 0
   double alibi_slope;
@@ -35,9 +36,9 @@ struct RowInfo {
   double sink;
   uint32_t batch_head, query;  // dropout's coordinates
   // Backward only.
-  double lse_log2;  // log-sum-exp of the row in log2 units; +infinity where it sees nothing
-  double delta;     // rowsum(out * dout) - dlse
-  void* dbias;      // accumulator, Reals, at the key block's first key, or null
+  double softmax_lse;  // +infinity where the row sees nothing
+  double delta;        // rowsum(out * dout) - dlse
+  void* dbias;         // accumulator, Reals, at the key block's first key, or null
 };
 
 /// Rows that share one key head, and the part of its keys to visit.

@@ -19,8 +19,6 @@ constexpr std::int64_t kLargestHeadDim = 512;
 template <typename Real>
 struct Merged {
   static constexpr Real kNothingSeen = -std::numeric_limits<Real>::infinity();
-  static constexpr Real kLog2E = static_cast<Real>(1.44269504088896340736L);
-  static constexpr Real kLn2 = static_cast<Real>(0.69314718055994530942L);
 
   std::array<Real, kLargestHeadDim> out;
   Real lse;
@@ -28,7 +26,7 @@ struct Merged {
   /// `sink`: -infinity where there is none.
   Merged(const Real* parts, std::int64_t num_splits, std::int64_t head_dim_v, Real sink, Real value_scale) {
     const std::int64_t stride = head_dim_v + 2;
-    Real reference = sink * kLog2E;
+    Real reference = sink;
     bool seen = false;
     for (std::int64_t n = 0; n < num_splits; ++n) {
       const Real part = parts[n * stride + head_dim_v];
@@ -38,17 +36,17 @@ struct Merged {
     std::fill_n(out.begin(), head_dim_v, Real{0});
     lse = sink;
     if (!seen) return;
-    Real sum = sink == kNothingSeen ? Real{0} : std::exp2(sink * kLog2E - reference);
+    Real sum = sink == kNothingSeen ? Real{0} : std::exp(sink - reference);
     for (std::int64_t n = 0; n < num_splits; ++n) {
       const Real* part = parts + n * stride;
       if (part[head_dim_v] == kNothingSeen) continue;
-      const Real scale = std::exp2(part[head_dim_v] - reference);
+      const Real scale = std::exp(part[head_dim_v] - reference);
       sum += part[head_dim_v + 1] * scale;
       for (std::int64_t d = 0; d < head_dim_v; ++d) out[static_cast<std::size_t>(d)] += part[d] * scale;
     }
     const Real factor = value_scale / sum;
     for (std::int64_t d = 0; d < head_dim_v; ++d) out[static_cast<std::size_t>(d)] *= factor;
-    lse = (reference + std::log2(sum)) * kLn2;
+    lse = reference + std::log(sum);
   }
 };
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "backends/cpu/isa/arena.h"
+#include "backends/cpu/isa/decoded_scores.h"
 #include "backends/cpu/isa/output.h"
 #include "backends/cpu/isa/pack.h"
 #include "backends/cpu/isa/score_gradients.h"
@@ -122,8 +123,12 @@ class Backward {
                           int64_t end) {
     const int64_t rows = t.num_rows - first < kGroup ? t.num_rows - first : kGroup, columns = end - begin;
     const int64_t depth_k = depth_units<C>(b.head_dim), depth_v = depth_units<C>(b.head_dim_v);
-    C::multiply(rows, columns, depth_k, w.q + first * w.ldq, w.ldq, w.k_columns + begin * depth_k, kPanel<V> * depth_k,
-                w.scores, kKeys, false);
+    if (b.score.decoded)
+      decoded_scores<C>(rows, columns, b.num_keys - begin, w.q + first * w.ldq, w.ldq,
+                        static_cast<const In*>(b.k) + begin * b.k_stride, b.k_stride, b.head_dim, w.scores, kKeys);
+    else
+      C::multiply(rows, columns, depth_k, w.q + first * w.ldq, w.ldq, w.k_columns + begin * depth_k,
+                  kPanel<V> * depth_k, w.scores, kKeys, false);
     C::multiply(rows, columns, depth_v, w.dout + first * w.ldo, w.ldo, w.v_columns + begin * depth_v,
                 kPanel<V> * depth_v, w.dp, kKeys, false);
     const KeySpan span{b.first_key + begin, columns, b.num_keys - begin};

@@ -1,4 +1,4 @@
-// exp2 and tanh over vectors, with the error each caller can afford.
+// exp and tanh over vectors, with the error each caller can afford.
 #pragma once
 
 #include "backends/cpu/isa/elements.h"
@@ -7,15 +7,13 @@ namespace tilewise::backends::cpu {
 
 template <class Real>
 inline constexpr Real kLog2E = static_cast<Real>(1.44269504088896340736L);
-template <class Real>
-inline constexpr Real kLn2 = static_cast<Real>(0.69314718055994530942L);
 
-TILEWISE_INLINE float power_of_2(float x) { return __builtin_exp2f(x); }
-TILEWISE_INLINE double power_of_2(double x) { return __builtin_exp2(x); }
-TILEWISE_INLINE float log_of_2(float x) { return __builtin_log2f(x); }
-TILEWISE_INLINE double log_of_2(double x) { return __builtin_log2(x); }
+TILEWISE_INLINE float exp_of(float x) { return __builtin_expf(x); }
+TILEWISE_INLINE double exp_of(double x) { return __builtin_exp(x); }
+TILEWISE_INLINE float log_of(float x) { return __builtin_logf(x); }
+TILEWISE_INLINE double log_of(double x) { return __builtin_log(x); }
 
-/// Largest relative error of exp2: 3e-6 suits results rounded to 8 or 11 bits, 1e-7 fp32, 3e-16 fp64.
+/// Largest relative error of exp, for x near 0: 3e-6 suits results rounded to 8 or 11 bits, 1e-7 fp32, 3e-16 fp64.
 enum class Precision { low, full, wide };
 
 /// What a vector's numbers can hold.
@@ -53,27 +51,46 @@ TILEWISE_INLINE typename V::F exp2_slope(typename V::F f) {
   return p;
 }
 
-/// 2^x; exactly 0 for -infinity and below the normal range, exactly 1 for 0, NaN for NaN.
-template <Precision kPrecision, class V>
-TILEWISE_INLINE typename V::F exp2(typename V::F x) {
+/// e^x as 2^n times 2^f with n integral, in the form that V::scale takes.
+template <class V>
+struct Power {
+  typename V::F n, f;
+};
+
+template <class V>
+TILEWISE_INLINE Power<V> power_of(typename V::F x) {
   using F = typename V::F;
-  const F bounded = V::max(V::set1(V::kLowestExponent), x);  // NaN in x survives: max returns its second operand
-  const F n = V::round(bounded);
-  const F f = V::sub(bounded, n);
-  return V::scale_by_power(V::fma(exp2_slope<kPrecision, V>(f), f, V::set1(1.0f)), n);
+  const F factor = V::set1(kLog2E<typename V::Real>);
+  if constexpr (V::kSplitsPowers) {
+    const F power = V::mul(x, factor), f = V::fraction(power);
+    return {V::sub(power, f), f};
+  } else {
+    // Bounded to where 2^n is 0 and infinity; a NaN stays, since min and max return their second operand then. What is
+    // added leaves no fraction, and n as a biased exponent in the lowest bits.
+    const F bounded = V::min(V::set1(V::kHighest), V::max(V::set1(V::kLowest), x)), rounder = V::set1(V::kRounder);
+    const F n = V::fma(bounded, factor, rounder);
+    return {n, V::fms(bounded, factor, V::sub(n, rounder))};
+  }
 }
 
-/// As below to a few units of fp64: e / (e + 2) with e = exp(2|x|) - 1, which exp2's parts give without
+/// e^x; exactly 1 for 0, 0 for -infinity and below the normal range,
+/// infinity beyond the largest number and for infinity, NaN for NaN.
+template <Precision kPrecision, class V>
+TILEWISE_INLINE typename V::F exp(typename V::F x) {
+  const Power<V> power = power_of<V>(x);
+  return V::scale(V::fma(exp2_slope<kPrecision, V>(power.f), power.f, V::set1(1.0f)), power.n);
+}
+
+/// As below to a few units of fp64: e / (e + 2) with e = exp(2|x|) - 1, which exp's parts give without
 /// cancellation.
 template <class V>
 TILEWISE_INLINE typename V::F tanh_wide(typename V::F x) {
   using F = typename V::F;
   // -max(-20, -|x|): min(20, |x|) that keeps NaN.
   const F bounded = V::sub(V::zero(), V::max(V::set1(-20.0), V::sub(V::zero(), V::abs(x))));
-  const F power = V::mul(bounded, V::set1(2.0 * kLog2E<double>));
-  const F n = V::round(power), f = V::sub(power, n), one = V::set1(1.0);
-  const F scale = V::scale_by_power(one, n);
-  const F part = V::mul(exp2_slope<Precision::wide, V>(f), f);  // 2^f - 1
+  const Power<V> power = power_of<V>(V::add(bounded, bounded));
+  const F one = V::set1(1.0), scale = V::scale(one, power.n);
+  const F part = V::mul(exp2_slope<Precision::wide, V>(power.f), power.f);  // 2^f - 1
   const F e = V::fma(part, scale, V::sub(scale, one));
   const F magnitude = V::div(e, V::add(e, V::set1(2.0)));
   return V::select(V::greater(V::zero(), x), V::sub(V::zero(), magnitude), magnitude);
@@ -93,7 +110,7 @@ TILEWISE_INLINE typename V::F tanh(typename V::F x) {
   const F near = V::fma(V::mul(x, square), p, x);
   // -max(-20, -|x|): min(20, |x|) that keeps NaN.
   const F bounded = V::sub(V::zero(), V::max(V::set1(-20.0f), V::sub(V::zero(), magnitude)));
-  const F e = exp2<Precision::full, V>(V::mul(bounded, V::set1(2.0f * kLog2E<float>)));
+  const F e = exp<Precision::full, V>(V::add(bounded, bounded));
   const F far = V::sub(V::set1(1.0f), V::div(V::set1(2.0f), V::add(e, V::set1(1.0f))));
   const F signed_far = V::select(V::greater(V::zero(), x), V::sub(V::zero(), far), far);
   return V::select(V::greater(magnitude, V::set1(0.625f)), signed_far, near);

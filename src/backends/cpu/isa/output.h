@@ -37,21 +37,20 @@ template <class Real>
 RowTotal<Real> total_of(Real reference, Real sum, bool has_sink, Real sink) {
   const bool seen = reference != -__builtin_inff();
   if (!has_sink) return {reference, sum, seen && sum != 0 ? 1 / sum : 0};
-  const Real sink_log2 = sink * kLog2E<Real>;
-  if (!seen) return {sink_log2, 1, 0};
-  if (sink_log2 > reference) {
-    const Real scale = power_of_2(reference - sink_log2);
-    const Real total = sum * scale + power_of_2(sink_log2 - sink_log2);  // 1, or NaN of an infinite sink
-    return {sink_log2, total, scale / total};
+  if (!seen) return {sink, 1, 0};
+  if (sink > reference) {
+    const Real scale = exp_of(reference - sink);
+    const Real total = sum * scale + exp_of(sink - sink);  // 1, or NaN of an infinite sink
+    return {sink, total, scale / total};
   }
-  const Real total = sum + power_of_2(sink_log2 - reference);
+  const Real total = sum + exp_of(sink - reference);
   return {reference, total, 1 / total};
 }
 
 template <class Real>
 Real natural_lse(const RowTotal<Real>& total) {
   if (total.reference == -__builtin_inff()) return -__builtin_inff();
-  return (total.reference + log_of_2(total.sum)) * kLn2<Real>;
+  return total.reference + log_of(total.sum);
 }
 
 /// What outputs are multiplied by before their row's sum divides them. Weights are rounded before they meet the values,

@@ -26,11 +26,11 @@ struct ScoreGradients {
       fill_zero(p, span.columns);
       return fill_zero(ds, span.columns);
     }
-    Real factor = static_cast<Real>(params.softmax_scale) * kLog2E<Real>;
+    Real factor = static_cast<Real>(params.softmax_scale);
     if (Scores<V>::modifies(params)) {
       const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
       Scores<V>::modify(p, span.columns, valid, span.key, row, params, params.softcap > 0.0 ? capped : nullptr);
-      factor = kLog2E<Real>;
+      factor = 1.0f;
     }
     const bool hides = params.bias_type != device::kBiasNone;
     if (params.dropout_threshold) {
@@ -57,12 +57,17 @@ struct ScoreGradients {
     return V::select(V::greater(V::set1(kLowest), score), V::zero(), x);
   }
 
+  /// The forward pass's: the score is rounded as there, and what is left is one difference.
+  TILEWISE_INLINE static F weight_of(F score, F scale, F lse) {
+    return exp<kPrecision, V>(V::sub(V::mul(score, scale), lse));
+  }
+
   template <bool kHides>
   static void weigh(Real* p, Real* ds, int64_t columns, const RowInfo& row, Real factor) {
-    const F scale = V::set1(factor), lse = V::set1(static_cast<Real>(row.lse_log2));
+    const F scale = V::set1(factor), lse = V::set1(static_cast<Real>(row.softmax_lse));
     const F delta = V::set1(static_cast<Real>(row.delta));
     for (int64_t j = 0; j < columns; j += V::kLanes) {
-      const F score = V::load(p + j), weight = exp2<kPrecision, V>(V::fms(score, scale, lse));
+      const F score = V::load(p + j), weight = weight_of(score, scale, lse);
       V::store(p + j, unless_hidden<kHides>(score, weight));
       V::store(ds + j, unless_hidden<kHides>(score, V::mul(weight, V::sub(V::load(ds + j), delta))));
     }
@@ -71,12 +76,12 @@ struct ScoreGradients {
   template <bool kHides>
   static void drop(Real* p, Real* ds, int64_t columns, const RowInfo& row, Real factor, const uint16_t* draws,
                    const ScoreParams& params) {
-    const F scale = V::set1(factor), lse = V::set1(static_cast<Real>(row.lse_log2));
+    const F scale = V::set1(factor), lse = V::set1(static_cast<Real>(row.softmax_lse));
     const F delta = V::set1(static_cast<Real>(row.delta));
     const F keep_scale = V::set1(static_cast<Real>(params.dropout_scale));
     for (int64_t j = 0; j < columns; j += V::kLanes) {
       const auto keep = V::at_least_u16(draws + j, params.dropout_threshold);
-      const F score = V::load(p + j), weight = exp2<kPrecision, V>(V::fms(score, scale, lse));
+      const F score = V::load(p + j), weight = weight_of(score, scale, lse);
       const F dp = V::select(keep, V::mul(V::load(ds + j), keep_scale), V::zero());
       V::store(p + j, V::select(keep, unless_hidden<kHides>(score, weight), V::zero()));
       V::store(ds + j, unless_hidden<kHides>(score, V::mul(weight, V::sub(dp, delta))));

@@ -1,4 +1,4 @@
-// From q·k to masked scores in log2 units: scale, softcap, bias, ALiBi, and the edges of a
+// From q·k to masked scores: scale, softcap, bias, ALiBi, and the edges of a
 // row's visible range. One row of one key block at a time.
 #pragma once
 
@@ -17,6 +17,9 @@ struct Scores {
   using Real = typename V::Real;
   using F = typename V::F;
 
+  /// A part of the cap that tanh leaves as it is, in fp64 too. Of a cap near the largest number parts vanish.
+  static constexpr Real kLeastCapped = 0x1p-28f;
+
   /// True where scores are more than softmax_scale * q·k.
   TILEWISE_INLINE static bool modifies(const ScoreParams& p) {
     return p.softcap > 0.0 || p.bias_type != device::kBiasNone || p.has_alibi;
@@ -29,10 +32,11 @@ struct Scores {
                      Real* capped) {
     const F scale = V::set1(static_cast<Real>(p.softmax_scale));
     if (p.softcap > 0.0) {
-      const F cap = V::set1(static_cast<Real>(p.softcap));
-      const F inverse = V::set1(static_cast<Real>(p.softmax_scale / p.softcap));
+      const F cap = V::set1(static_cast<Real>(p.softcap)), inverse = V::set1(static_cast<Real>(1.0 / p.softcap));
+      const F least = V::set1(kLeastCapped);
       for (int64_t j = 0; j < count; j += V::kLanes) {
-        const F x = V::mul(cap, tanh<V>(V::mul(V::load(s + j), inverse)));
+        const F score = V::mul(V::load(s + j), scale), part = V::mul(score, inverse);
+        const F x = V::select(V::greater(V::abs(part), least), V::mul(cap, tanh<V>(part)), score);
         V::store(s + j, x);
         if (capped) V::store(capped + j, x);
       }

@@ -33,6 +33,7 @@ struct Avx2 {
   TILEWISE_INLINE static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   TILEWISE_INLINE static F fms(F a, F b, F c) { return _mm256_fmsub_ps(a, b, c); }
   TILEWISE_INLINE static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  TILEWISE_INLINE static F min(F a, F b) { return _mm256_min_ps(a, b); }
   TILEWISE_INLINE static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   TILEWISE_INLINE static M greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
   TILEWISE_INLINE static F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
@@ -52,15 +53,14 @@ struct Avx2 {
     const I d = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(draws)));
     return _mm256_castsi256_ps(_mm256_cmpgt_epi32(d, _mm256_set1_epi32(static_cast<int>(threshold) - 1)));
   }
-  TILEWISE_INLINE static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x in [0.5, 2) times 2^n for integral n >= -127; -127 gives 0, 128 and more infinity. Through
-  /// integers: AVX2 has no scalef. NaN in x survives the product.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const I bounded = _mm256_cvtps_epi32(_mm256_min_ps(n, _mm256_set1_ps(128.0f)));
-    const I exponent = _mm256_add_epi32(bounded, _mm256_set1_epi32(127));
-    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  /// x in [0.5, 2) times 2^n, where math.h's power_of() has left n in the lowest bits: AVX2 has no scalef. NaN in x
+  /// survives the product.
+  TILEWISE_INLINE static F scale(F x, F n) {
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(n), 23)));
   }
-  static constexpr float kLowestExponent = -127.0f;
+  // e^x of kLowest and below is 0, of kHighest and above infinity: 2^-127 and 2^128 as scale() has them.
+  static constexpr bool kSplitsPowers = false;
+  static constexpr float kLowest = -88.1f, kHighest = 89.0f, kRounder = 0x1.8p23f + 127.0f;
 
   TILEWISE_INLINE static F load(const Bf16* p) {
     const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

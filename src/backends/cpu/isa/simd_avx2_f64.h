@@ -34,6 +34,7 @@ struct Avx2F64 {
   TILEWISE_INLINE static F fma(F a, F b, F c) { return _mm256_fmadd_pd(a, b, c); }
   TILEWISE_INLINE static F fms(F a, F b, F c) { return _mm256_fmsub_pd(a, b, c); }
   TILEWISE_INLINE static F max(F a, F b) { return _mm256_max_pd(a, b); }
+  TILEWISE_INLINE static F min(F a, F b) { return _mm256_min_pd(a, b); }
   TILEWISE_INLINE static F abs(F a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
   TILEWISE_INLINE static M greater(F a, F b) { return _mm256_cmp_pd(a, b, _CMP_GT_OQ); }
   TILEWISE_INLINE static F select(M m, F yes, F no) { return _mm256_blendv_pd(no, yes, m); }
@@ -51,15 +52,13 @@ struct Avx2F64 {
     const I d = _mm256_cvtepu16_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(draws)));
     return _mm256_castsi256_pd(_mm256_cmpgt_epi64(d, _mm256_set1_epi64x(int64_t{threshold} - 1)));
   }
-  TILEWISE_INLINE static F round(F x) { return _mm256_round_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x in [0.5, 2) times 2^n for integral n >= -1023; -1023 gives 0, 1024 and more infinity. Adding 2^52
-  /// leaves the biased exponent in a double's lowest bits. NaN in x survives the product.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const F bounded = _mm256_min_pd(n, _mm256_set1_pd(1024.0));
-    const I exponent = _mm256_castpd_si256(_mm256_add_pd(bounded, _mm256_set1_pd(0x1p52 + 1023.0)));
-    return _mm256_mul_pd(x, _mm256_castsi256_pd(_mm256_slli_epi64(exponent, 52)));
+  /// As simd_avx2.h.
+  TILEWISE_INLINE static F scale(F x, F n) {
+    return _mm256_mul_pd(x, _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_castpd_si256(n), 52)));
   }
-  static constexpr double kLowestExponent = -1023.0;
+  // As simd_avx2.h, of 2^-1023 and 2^1024.
+  static constexpr bool kSplitsPowers = false;
+  static constexpr double kLowest = -709.2, kHighest = 710.0, kRounder = 0x1.8p52 + 1023.0;
 
   /// Lane i: the sum over r[i].
   TILEWISE_INLINE static F sum_each(F (&r)[kLanes]) {

@@ -51,10 +51,11 @@ struct Avx512 {
   TILEWISE_INLINE static M true_bytes(const uint8_t* p) {
     return _mm_test_epi8_mask(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(-1));
   }
-  TILEWISE_INLINE static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x * 2^n for integral n; underflows to 0.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) { return _mm512_scalef_ps(x, n); }
-  static constexpr float kLowestExponent = -1000.0f;
+  /// x less the nearest integer: 0 for infinities.
+  TILEWISE_INLINE static F fraction(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// x * 2^n for integral n and infinities.
+  TILEWISE_INLINE static F scale(F x, F n) { return _mm512_scalef_ps(x, n); }
+  static constexpr bool kSplitsPowers = true;
 
   // Loads of 16 elements as floats, and the reverse, for each element type.
   TILEWISE_INLINE static F load(const Bf16* p) {

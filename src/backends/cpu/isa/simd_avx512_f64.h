@@ -45,10 +45,11 @@ struct Avx512F64 {
     const I d = _mm512_cvtepu16_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(draws)));
     return _mm512_cmpge_epu64_mask(d, _mm512_set1_epi64(threshold));
   }
-  TILEWISE_INLINE static F round(F x) { return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  /// x * 2^n for integral n; underflows to 0.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) { return _mm512_scalef_pd(x, n); }
-  static constexpr double kLowestExponent = -10000.0;
+  /// x less the nearest integer: 0 for infinities.
+  TILEWISE_INLINE static F fraction(F x) { return _mm512_reduce_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  /// x * 2^n for integral n and infinities.
+  TILEWISE_INLINE static F scale(F x, F n) { return _mm512_scalef_pd(x, n); }
+  static constexpr bool kSplitsPowers = true;
 
   /// Lane i: the sum over r[i].
   TILEWISE_INLINE static F sum_each(F (&r)[kLanes]) {

@@ -37,6 +37,7 @@ struct Generic {
   TILEWISE_INLINE static F fma(F a, F b, F c) { return a * b + c; }
   TILEWISE_INLINE static F fms(F a, F b, F c) { return a * b - c; }
   TILEWISE_INLINE static F max(F a, F b) { return a > b ? a : b; }
+  TILEWISE_INLINE static F min(F a, F b) { return a < b ? a : b; }
   TILEWISE_INLINE static F abs(F a) { return reinterpret_cast<F>(reinterpret_cast<I>(a) & 0x7FFFFFFF); }
   TILEWISE_INLINE static M greater(F a, F b) { return a > b; }
   TILEWISE_INLINE static F select(M m, F yes, F no) { return m ? yes : no; }
@@ -51,18 +52,11 @@ struct Generic {
     const auto t = static_cast<int32_t>(threshold);
     return I{draws[0], draws[1], draws[2], draws[3]} >= I{t, t, t, t};
   }
-  /// To the nearest integer for |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bits. Larger x are
-  /// far from any power of two that matters.
-  TILEWISE_INLINE static F round(F x) {
-    const F magic = set1(12582912.0f);
-    return (x + magic) - magic;
-  }
-  /// As simd_avx2.h: 2^-127 is 0, 2^128 infinity. NaN stays NaN through the product.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const F finite = n < set1(128.0f) ? n : set1(128.0f);
-    return x * reinterpret_cast<F>((__builtin_convertvector(finite, I) + 127) << 23);
-  }
-  static constexpr float kLowestExponent = -127.0f;
+  /// As simd_avx2.h.
+  TILEWISE_INLINE static F scale(F x, F n) { return x * reinterpret_cast<F>(reinterpret_cast<I>(n) << 23); }
+  // e^x of kLowest and below is 0, of kHighest and above infinity: 2^-127 and 2^128 as scale() has them.
+  static constexpr bool kSplitsPowers = false;
+  static constexpr float kLowest = -88.1f, kHighest = 89.0f, kRounder = 0x1.8p23f + 127.0f;
 
   TILEWISE_INLINE static F load(const Bf16* p) {
     return reinterpret_cast<F>(I{p[0].bits, p[1].bits, p[2].bits, p[3].bits} << 16);

@@ -38,6 +38,7 @@ struct GenericF64 {
   TILEWISE_INLINE static F fma(F a, F b, F c) { return a * b + c; }
   TILEWISE_INLINE static F fms(F a, F b, F c) { return a * b - c; }
   TILEWISE_INLINE static F max(F a, F b) { return a > b ? a : b; }
+  TILEWISE_INLINE static F min(F a, F b) { return a < b ? a : b; }
   TILEWISE_INLINE static F abs(F a) { return reinterpret_cast<F>(reinterpret_cast<I>(a) & INT64_MAX); }
   TILEWISE_INLINE static M greater(F a, F b) { return a > b; }
   TILEWISE_INLINE static F select(M m, F yes, F no) { return m ? yes : no; }
@@ -52,18 +53,11 @@ struct GenericF64 {
     const int64_t t = threshold;
     return I{draws[0], draws[1], draws[2], draws[3]} >= I{t, t, t, t};
   }
-  /// To the nearest integer for |x| < 2^51: adding 1.5 * 2^52 leaves no fraction bits. Larger x are
-  /// far from any power of two that matters.
-  TILEWISE_INLINE static F round(F x) {
-    const F magic = set1(0x1.8p52);
-    return (x + magic) - magic;
-  }
-  /// As simd_avx2_f64.h: 2^-1023 is 0, 2^1024 infinity. NaN stays NaN through the product.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const F finite = n < set1(1024.0) ? n : set1(1024.0);
-    return x * reinterpret_cast<F>((__builtin_convertvector(finite, I) + 1023) << 52);
-  }
-  static constexpr double kLowestExponent = -1023.0;
+  /// As simd_avx2_f64.h.
+  TILEWISE_INLINE static F scale(F x, F n) { return x * reinterpret_cast<F>(reinterpret_cast<I>(n) << 52); }
+  // As simd_avx2.h, of 2^-1023 and 2^1024.
+  static constexpr bool kSplitsPowers = false;
+  static constexpr double kLowest = -709.2, kHighest = 710.0, kRounder = 0x1.8p52 + 1023.0;
 
   TILEWISE_INLINE static F sum_each(F (&r)[kLanes]) {
     return F{reduce_add(r[0]), reduce_add(r[1]), reduce_add(r[2]), reduce_add(r[3])};

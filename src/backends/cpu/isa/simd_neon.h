@@ -34,6 +34,7 @@ struct Neon {
   TILEWISE_INLINE static F fms(F a, F b, F c) { return vfmaq_f32(vnegq_f32(c), a, b); }
   /// The second operand where either is NaN, as on x86: NEON's own would keep the first one's.
   TILEWISE_INLINE static F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+  TILEWISE_INLINE static F min(F a, F b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
   TILEWISE_INLINE static F abs(F a) { return vabsq_f32(a); }
   TILEWISE_INLINE static M greater(F a, F b) { return vcgtq_f32(a, b); }
   TILEWISE_INLINE static F select(M m, F yes, F no) { return vbslq_f32(m, yes, no); }
@@ -47,14 +48,13 @@ struct Neon {
   TILEWISE_INLINE static M at_least_u16(const uint16_t* draws, uint32_t threshold) {
     return vcgeq_u32(vmovl_u16(vld1_u16(draws)), vdupq_n_u32(threshold));
   }
-  TILEWISE_INLINE static F round(F x) { return vrndnq_f32(x); }
-  /// As simd_avx2.h: 2^-127 is 0, 2^128 infinity. NaN in x survives the product.
-  TILEWISE_INLINE static F scale_by_power(F x, F n) {
-    const F most = vdupq_n_f32(128.0f);
-    const I bounded = vcvtq_s32_f32(vbslq_f32(vcltq_f32(n, most), n, most));
-    return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(bounded, vdupq_n_s32(127)), 23)));
+  /// As simd_avx2.h.
+  TILEWISE_INLINE static F scale(F x, F n) {
+    return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(n), 23)));
   }
-  static constexpr float kLowestExponent = -127.0f;
+  // e^x of kLowest and below is 0, of kHighest and above infinity: 2^-127 and 2^128 as scale() has them.
+  static constexpr bool kSplitsPowers = false;
+  static constexpr float kLowest = -88.1f, kHighest = 89.0f, kRounder = 0x1.8p23f + 127.0f;
 
   TILEWISE_INLINE static F load(const Bf16* p) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16));

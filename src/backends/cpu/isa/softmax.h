@@ -1,6 +1,9 @@
 // The online softmax of one row. Its reference is set by the row's first block and moved only
 // when the sum says that a score exceeded it by far: probabilities then lie in fp32's and bf16's exponent range
 // instead of [0, 1], and the accumulators are almost never rescaled.
+//
+// A score is rounded once, in natural units, and the reference is one of them: whatever their size, equal scores have
+// equal weights and the greatest one of a block that sets the reference weighs exactly 1.
 #pragma once
 
 #include <stdint.h>
@@ -15,7 +18,7 @@ struct RowState {
   using Real = typename V::Real;
   alignas(64) Real sum[V::kLanes];
   Real rounded_sum[V::kLanes];  // of the weights as the product with the values has them; see Softmax::Sums
-  Real reference;               // log2 units; -infinity until a visible score was seen
+  Real reference;               // a score as rounded; -infinity until a visible one was seen
 };
 
 template <class C, Precision kPrecision>
@@ -32,7 +35,7 @@ struct Softmax {
   // fp32's 2^127 even times |v| of 2^60, and far above what ordinary scores reach.
   static constexpr float kLargestSum = 0x1p40f;
 
-  /// Turns scores (to be multiplied by `factor`; log2 units then) into unnormalised
+  /// Turns products (times `factor` they are scores) into unnormalised
   /// probabilities: Reals in place, and as an A operand in `p`. Returns what the accumulated
   /// outputs must be multiplied by (1 nearly always). `scales`, where not null, are the values': the operand, not
   /// the sum, is multiplied by them.
@@ -79,13 +82,13 @@ struct Softmax {
     V::store(state.rounded_sum, sums.rounded);
   }
 
-  /// p = 2^(s * scale - reference); returns `sums` with them added, lane by lane.
+  /// p = e^(s * scale - reference), the product rounded first; returns `sums` with them added, lane by lane.
   TILEWISE_INLINE static Sums exponentiate(const Real* s, int64_t count, F scale, Real reference, Sums sums, Real* p,
                                            const Real* scales) {
-    const F bias = V::set1(reference);
+    const F top = V::set1(reference);
     for (int64_t j = 0; j < count; j += 2 * V::kLanes) {
-      const F x0 = exp2<kPrecision, V>(V::fms(V::load(s + j), scale, bias));
-      const F x1 = exp2<kPrecision, V>(V::fms(V::load(s + j + V::kLanes), scale, bias));
+      const F x0 = exp<kPrecision, V>(V::sub(V::mul(V::load(s + j), scale), top));
+      const F x1 = exp<kPrecision, V>(V::sub(V::mul(V::load(s + j + V::kLanes), scale), top));
       sums.exact = V::add(sums.exact, V::add(x0, x1));
       if (scales) {  // the rounding is that of products, of which no sum is the one that divides
         sums.rounded = V::add(sums.rounded, V::add(x0, x1));
@@ -103,7 +106,7 @@ struct Softmax {
   [[gnu::noinline]] static Real move_reference(const Real* s, int64_t count, F scale, RowState<V>& state, Sums before,
                                                Real* p, const Real* scales) {
     const Real moved = scaled_max(s, count, scale);
-    const Real rescale = exp2_scalar(state.reference - moved);
+    const Real rescale = exp_scalar(state.reference - moved);
     state.reference = moved;
     const F block = exponentiate(s, count, scale, moved, {V::zero(), V::zero()}, p, scales).exact;
     const F factor = V::set1(rescale);
@@ -126,9 +129,9 @@ struct Softmax {
     return V::reduce_add(sum) == kUnset;
   }
 
-  static Real exp2_scalar(Real x) {
+  static Real exp_scalar(Real x) {
     alignas(64) Real lanes[V::kLanes];
-    V::store(lanes, exp2<best_precision<V>(), V>(V::set1(x)));
+    V::store(lanes, exp<best_precision<V>(), V>(V::set1(x)));
     return lanes[0];
   }
 };

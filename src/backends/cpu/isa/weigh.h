@@ -36,12 +36,12 @@ struct Weigh {
       RowSoftmax::clear(probabilities, span.columns);
       return 1.0f;
     }
-    Real factor = static_cast<Real>(p.softmax_scale) * kLog2E<Real>;
+    Real factor = static_cast<Real>(p.softmax_scale);
     const bool modified = Scores<V>::modifies(p);
     if (modified) {
       const int64_t valid = span.valid < span.columns ? span.valid : span.columns;
       Scores<V>::modify(scores, span.columns, valid, span.key, row, p, nullptr);
-      factor = kLog2E<Real>;
+      factor = 1.0f;
     }
     if (factor == 0.0f) {  // the one factor that can't turn an infinity into "hidden"
       Scores<V>::multiply(scores, span.columns, factor);

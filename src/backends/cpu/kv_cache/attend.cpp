@@ -22,11 +22,10 @@ namespace {
 
 constexpr std::int64_t kLargestHeadDimV = 512;
 constexpr float kNothingSeen = -std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.44269504088896340736f, kLn2 = 0.69314718055994530942f;
 
 std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// A partial result: head_dim_v unnormalised outputs, their reference in log2 units, the sum of weights.
+/// A partial result: head_dim_v unnormalised outputs, their reference, the sum of weights.
 void add_partial(const float* from, std::int64_t dim, float* to) {
   if (from[dim] == kNothingSeen) return;
   if (to[dim] == kNothingSeen) {
@@ -34,7 +33,7 @@ void add_partial(const float* from, std::int64_t dim, float* to) {
     return;
   }
   const float reference = std::max(to[dim], from[dim]);
-  const float own = std::exp2(to[dim] - reference), other = std::exp2(from[dim] - reference);
+  const float own = std::exp(to[dim] - reference), other = std::exp(from[dim] - reference);
   for (std::int64_t d = 0; d < dim; ++d) to[d] = to[d] * own + from[d] * other;
   to[dim] = reference;
   to[dim + 1] = to[dim + 1] * own + from[dim + 1] * other;
@@ -289,13 +288,13 @@ void CacheAttention::finish(const KvCacheParams& p, const Sequence& s, std::int6
   } else {
     float own = 1.0f, total = sum[static_cast<std::size_t>(head_dim_v_ + 1)], top = reference;
     if (p.sink != nullptr) {
-      top = std::max(reference, sink * kLog2E);
-      own = std::exp2(reference - top);
-      total = total * own + std::exp2(sink * kLog2E - top);
+      top = std::max(reference, sink);
+      own = std::exp(reference - top);
+      total = total * own + std::exp(sink - top);
     }
     kernels_.store_scaled[own_](sum.data(), head_dim_v_,
                                 double{own} / double{total} * scale_of_values(p, s, b, h / group_), out);
-    lse = (top + std::log2(total)) * kLn2;
+    lse = top + std::log(total);
   }
   const device::LseTensor& t = p.softmax_lse;
   if (t.data != nullptr) t.data[b * t.batch_stride + h * t.head_stride + (s.q_row + i) * t.seq_stride] = lse;

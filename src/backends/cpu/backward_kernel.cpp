@@ -14,6 +14,7 @@
 
 #include "backends/cpu/bias_gradient.hpp"
 #include "backends/cpu/decode_kernel.hpp"
+#include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/gradient_rows.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/ceil_div.hpp"
@@ -80,12 +81,14 @@ class BackwardKernel final : public operations::attention::Kernel {
     const std::int64_t heads = p.batch_size * p.num_heads_k;
     if (p.dq.data || p.dk.data || p.dv.data) {
       core::parallel_for(heads * parts_, workers, [&](std::int64_t task, int) {
+        const FlushDenormals flush;
         const std::int64_t part = task / heads, head = task % heads;
         run_head(p, score, workspace, head / p.num_heads_k, head % p.num_heads_k, part);
       });
     }
     if (parts_ > 1 && p.dq.data) {
       core::parallel_for(p.batch_size * p.num_heads_q, workers, [&](std::int64_t task, int) {
+        const FlushDenormals flush;
         sum_parts(p, workspace, task / p.num_heads_q, task % p.num_heads_q);
       });
     }

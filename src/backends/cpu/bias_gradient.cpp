@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/gradient_rows.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
@@ -132,6 +133,7 @@ void accumulate_dbias(const device::AttentionParams& p, const ScoreParams& score
                       ElementIndex element, std::size_t kernel_scratch, int workers) {
   const DbiasPass pass(p, score, kernels, element, kernel_scratch);
   core::parallel_for(pass.size(), workers, [&](std::int64_t task, int) {
+    const FlushDenormals flush;
     pass.run(task);
   });
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <string>
 
+#include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/tile_maker.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
@@ -52,6 +53,7 @@ class DecodeKernel final : public operations::attention::Kernel {
     const std::int64_t together = key_heads_a_task(p, workers);
     const std::int64_t head_tasks = ceil_div(p.num_heads_k, together);
     core::parallel_for(p.batch_size * num_splits_ * head_tasks, workers, [&](std::int64_t task, int) {
+      const FlushDenormals flush;
       const std::int64_t first = task % head_tasks * together, split = task / head_tasks % num_splits_;
       const TileMaker maker(p, score, element_, task / head_tasks / num_splits_);
       run_heads(p, maker, first, std::min(first + together, p.num_heads_k),

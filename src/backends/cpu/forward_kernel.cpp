@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backends/cpu/decode_kernel.hpp"
+#include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/tile_maker.hpp"
 #include "core/ceil_div.hpp"
 #include "core/parallel.hpp"
@@ -50,6 +51,7 @@ class ForwardKernel final : public operations::attention::Kernel {
     const std::int64_t query_tiles = std::max<std::int64_t>(1, ceil_div(p.seqlen_q, queries));
     // Later query tiles see more keys under a causal mask: they start first.
     core::parallel_for(query_tiles * heads, workers, [&](std::int64_t task, int) {
+      const FlushDenormals flush;
       const std::int64_t head = task % heads / tiles_a_key_head, part = task % tiles_a_key_head;
       const std::int64_t head_k = head % p.num_heads_k, first_head = head_k * group + part * heads_per_tile_;
       const TileRows rows{head_k, first_head, std::min(heads_per_tile_, (head_k + 1) * group - first_head),

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/parallel.hpp"
 #include "operations/elements.hpp"
@@ -74,6 +75,7 @@ void* Splits::row(void* workspace, std::int64_t batch, std::int64_t head, std::i
 void Splits::merge(const device::AttentionParams& p, const ScoreParams& score, ElementIndex element, void* workspace,
                    int workers) const {
   core::parallel_for(batch_size_ * num_heads_, workers, [&](std::int64_t task, int) {
+    const FlushDenormals flush;
     const std::int64_t batch = task / num_heads_, head = task % num_heads_;
     real_of(element) == DType::f64 ? merge_head<double>(p, score, element, workspace, batch, head)
                                    : merge_head<float>(p, score, element, workspace, batch, head);

@@ -73,8 +73,8 @@ TILEWISE_INLINE Power<V> power_of(typename V::F x) {
   }
 }
 
-/// e^x; exactly 1 for 0, 0 for -infinity and below the normal range,
-/// infinity beyond the largest number and for infinity, NaN for NaN.
+/// e^x; exactly 1 for 0, 0 for -infinity and, under FlushDenormals, below the normal range, infinity beyond the largest
+/// number, NaN for NaN.
 template <Precision kPrecision, class V>
 TILEWISE_INLINE typename V::F exp(typename V::F x) {
   const Power<V> power = power_of<V>(x);

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 
+#include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/kv_cache/append.hpp"
 #include "backends/cpu/kv_cache/cache_stream.hpp"
 #include "backends/cpu/rows.hpp"
@@ -77,11 +78,13 @@ void CacheAttention::run(const KvCacheParams& p) const {
   }
   const int workers = workers_for(work.flops);
   core::parallel_for(static_cast<std::int64_t>(work.tasks.size()), workers, [&](std::int64_t n, int) {
+    const FlushDenormals flush;
     const Task& task = work.tasks[static_cast<std::size_t>(n)];
     run_task(p, task, work.parts[static_cast<std::size_t>(task.b)], partials.get());
   });
   if (work.floats == 0) return;
   core::parallel_for(p.batch_size * p.num_heads_q, workers, [&](std::int64_t n, int) {
+    const FlushDenormals flush;
     const std::int64_t b = n / p.num_heads_q, h = n % p.num_heads_q;
     const Parts& parts = work.parts[static_cast<std::size_t>(b)];
     if (parts.count <= 1) return;

@@ -44,6 +44,12 @@ struct Numbers {
         out_dtype(operations::attention::out_dtype_of(problem)),
         statistics(operations::statistics_dtype(problem.dtype)),
         factors(operations::attention::score_factors(problem)) {}
+
+  /// A score as the formula has it after each of its steps: a number of fp32, or of f64 where q is.
+  template <typename Real>
+  [[nodiscard]] Real rounded(Real score) const {
+    return statistics == DType::f64 ? Real{static_cast<double>(score)} : Real{static_cast<float>(score)};
+  }
 };
 
 /// Rows [0, count) of one head, `width` numbers each.
@@ -90,10 +96,11 @@ Real dot(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
-/// s[i, j], and its derivative by the score before softcap. The value is -inf where bias hides j.
+/// s[i, j], its derivative by the score before softcap, and what it is before the bias. The value is -inf where bias
+/// hides j.
 template <typename Real>
 struct Score {
-  Real value, slope;
+  Real value, slope, unbiased;
   /// Of those that mask and window leave: a NaN is seen.
   [[nodiscard]] bool visible() const { return value != -kInfinity; }
 };
@@ -129,20 +136,26 @@ struct HeadContext {
   [[nodiscard]] Score<Real> score(std::int64_t i, std::int64_t j, const double* q, const double* k) const {
     const double bias_value = bias(i, j);
     if (p.bias_type == device::kBiasBool && bias_value != 0.0)
-      return {-kInfinity, 1};  // before any number is looked at
+      return {-kInfinity, 1, 0};  // before any number is looked at
     const Real cap = numbers.factors.softcap;
-    Real s = softmax_scale * dot<Real>(q, k, p.head_dim), slope = 1;
+    Real s = numbers.rounded(softmax_scale * dot<Real>(q, k, p.head_dim)), slope = 1;
     if (cap > 0) {
       const Real t = std::tanh(s / cap);
-      s = cap * t;
+      s = numbers.rounded(cap * t);
       slope = 1 - t * t;
     }
-    s += bias_value;
-    if (p.alibi_slopes) {
-      const std::int64_t at = b * p.alibi_batch_stride + h * p.alibi_head_stride;
-      s -= Real{load_element(numbers.statistics, p.alibi_slopes, at)} * static_cast<Real>(std::llabs(i + diagonal - j));
-    }
-    return {s, slope};
+    const Real unbiased = s;
+    if (p.bias_type != device::kBiasNone) s = numbers.rounded(s + bias_value);
+    if (p.alibi_slopes) s = numbers.rounded(s - alibi<Real>(i, j));
+    return {s, slope, unbiased};
+  }
+
+  /// What ALiBi takes from a score.
+  template <typename Real = double>
+  [[nodiscard]] Real alibi(std::int64_t i, std::int64_t j) const {
+    if (!p.alibi_slopes) return 0;
+    const std::int64_t at = b * p.alibi_batch_stride + h * p.alibi_head_stride;
+    return Real{load_element(numbers.statistics, p.alibi_slopes, at)} * static_cast<Real>(std::llabs(i + diagonal - j));
   }
 
   /// -inf where there is no sink.

@@ -11,6 +11,13 @@ namespace tilewise::operations::attention {
 
 using core::invalid_argument;
 
+namespace {
+
+/// The nearest number of fp32. Alone, since GCC 12 takes a vector of two such roundings for none.
+[[gnu::noinline]] double round_to_f32(double value) { return static_cast<double>(static_cast<float>(value)); }
+
+}  // namespace
+
 void validate_factors(const AttentionProblem& p) {
   // What kernels compute in: what they read must be finite there, and a softcap must not vanish.
   const DType computed = statistics_dtype(p.dtype);
@@ -30,9 +37,7 @@ void validate_factors(const AttentionProblem& p) {
 }
 
 device::ScoreFactors score_factors(const AttentionProblem& p) {
-  const auto rounded = [&p](double value) {
-    return p.dtype == DType::f64 ? value : static_cast<double>(static_cast<float>(value));
-  };
+  const auto rounded = [&p](double value) { return p.dtype == DType::f64 ? value : round_to_f32(value); };
   return {rounded(p.softmax_scale), rounded(p.softcap), rounded(1.0 / (1.0 - p.dropout_p))};
 }
 

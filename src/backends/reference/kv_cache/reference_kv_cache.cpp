@@ -126,15 +126,16 @@ double sink_of(const KvCacheParams& p, std::int64_t h) {
   return p.sink == nullptr ? -kInfinity : load_element(p.sink_dtype, p.sink, h * p.sink_stride);
 }
 
+/// Rounded to fp32 after each step, as the formula has it.
 double score_of(const KvCacheParams& p, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
                 std::int64_t j, const std::vector<double>& q, const std::vector<double>& k) {
   double score = 0.0;
   for (std::size_t d = 0; d < q.size(); ++d) score += q[d] * k[d];
-  score *= p.softmax_scale;
-  if (p.softcap > 0.0f) score = p.softcap * std::tanh(score / p.softcap);
+  score = static_cast<float>(score * p.softmax_scale);
+  if (p.softcap > 0.0f) score = static_cast<float>(p.softcap * std::tanh(score / p.softcap));
   if (p.alibi_slopes != nullptr) {
     const double slope = p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride];
-    score -= slope * static_cast<double>(std::abs(i + s.diagonal() - j));
+    score = static_cast<float>(score - slope * static_cast<double>(std::abs(i + s.diagonal() - j)));
   }
   return score;
 }

@@ -46,6 +46,7 @@ CallTensors::CallTensors(const Problem& problem, std::uint64_t seed, Values valu
   draw_scales();
   draw_seed();
   if (values == Values::special) plant_special_values();
+  if (values == Values::large) draw_large_values();
   if (problem.operation == Operation::attention_backward) draw_gradients();
   seal_inputs();
   const std::vector<Output> outputs = make_outputs(0);

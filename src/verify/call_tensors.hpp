@@ -83,11 +83,15 @@ class CallTensors final : public DrawnCall {
   void plant_special_gradients();
   void plant_in_rows(const TensorView& view, Side side);
   void plant_in_bias();
+  /// Makes scores, the bias's numbers or sinks large, or several of them.
+  void draw_large_values();
+  void draw_large_scores();
+  void draw_large_bias();
 
   Problem problem_;
   Values values_;
   Random rng_;
-  Random special_rng_;  ///< of its own, so that all else is as without special values
+  Random special_rng_;  ///< of its own, so that all else is as with ordinary values
   bool aligned_;        ///< rows of q, k, v and what is like them start on 16 bytes, where packing lets them
   device::AttentionParams lengths_{};                       ///< what sequence() needs
   TensorView q_, k_, v_, out_, softmax_lse_, dout_, dlse_;  ///< dimensions as in Output

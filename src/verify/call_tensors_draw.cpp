@@ -180,6 +180,47 @@ void CallTensors::draw_qkv() {
   });
 }
 
+/// Products of small integers times a power of two: every order of summing them is exact, so that scores to 1e9 are
+/// the same numbers everywhere. Now and then all are equal.
+void CallTensors::draw_large_scores() {
+  // What is left of a gradient must fit f16.
+  const int most = problem_.dtype == DType::f16 ? 6 : problem_.dtype == DType::fp8_e4m3 ? 7 : 14;
+  const auto power = [&] { return std::ldexp(1.0, static_cast<int>(special_rng_.integer(0, most))); };
+  const double size_q = power(), size_k = power();
+  const bool equal = special_rng_.chance(0.3);
+  const auto integer = [&] { return equal ? 1.0 : static_cast<double>(special_rng_.integer(-2, 2)); };
+  fill_rows(q_, Side::query, Part::used, [&](std::int64_t, std::int64_t) { return size_q * integer(); });
+  fill_rows(k_, Side::key, Part::used, [&](std::int64_t, std::int64_t) { return size_k * integer(); });
+}
+
+/// What masks that are added hide with, over a range of keys or over whole rows, and numbers as large above 0.
+void CallTensors::draw_large_bias() {
+  const TensorView& bias = options.bias;
+  const double number = std::min(special_rng_.pick({1e4, 1e9, 1e10, 1e12, 1e20, 1e30, largest_finite(bias.dtype)}),
+                                 largest_finite(bias.dtype));
+  const double value = special_rng_.chance(0.2) ? number : -number;
+  const bool in_rows = special_rng_.chance(0.4);
+  const std::int64_t last = special_rng_.integer(0, problem_.seqlen_k);
+  const std::int64_t first = special_rng_.chance(0.7) ? 0 : special_rng_.integer(0, last);
+  for_each_element(bias, [&](std::span<const std::int64_t> position, std::int64_t offset) {
+    std::array<std::int64_t, 4> at{};  // leading dimensions may have been left out
+    std::copy(position.begin(), position.end(), at.end() - static_cast<std::ptrdiff_t>(position.size()));
+    const bool chosen = (at[3] >= first && at[3] < last) || (in_rows && at[2] % 3 == 1);
+    if (chosen && bias_used(at) && std::isfinite(value_at(bias, offset))) store_at(bias, offset, value);
+  });
+}
+
+void CallTensors::draw_large_values() {
+  // Errors of a large cap's tanh are whole units of an exponent, which no gradient can be held to.
+  const bool bounded = problem_.operation == Operation::attention_forward || problem_.softcap < 1e4;
+  if (special_rng_.chance(0.5) && bounded) draw_large_scores();
+  if (options.bias.defined() && options.bias.dtype != DType::boolean && special_rng_.chance(0.8)) draw_large_bias();
+  if (!options.sink.defined() || special_rng_.chance(0.3)) return;
+  for_each_element(options.sink, [&](std::span<const std::int64_t>, std::int64_t offset) {
+    if (special_rng_.chance(0.6)) store_at(options.sink, offset, large_value(options.sink.dtype, special_rng_));
+  });
+}
+
 /// Whether some sequence reads this element of the bias.
 bool CallTensors::bias_used(std::span<const std::int64_t> position) const {
   const BiasDims& dims = problem_.bias_dims;

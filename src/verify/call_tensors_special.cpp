@@ -7,7 +7,16 @@
 #include "verify/call_tensors.hpp"
 
 namespace tilewise::verify {
+
 bool draws_special_values(std::uint64_t seed) { return Random(seed + 0x51ECu).chance(0.25); }
+
+bool draws_large_values(std::uint64_t seed) {
+  return Random(seed + 0x1A26Eu).chance(0.25) && !draws_special_values(seed);  // a fifth of all
+}
+
+bool takes_large_values(std::string_view implementation) {
+  return implementation == "reference" || implementation.starts_with("cpu.");
+}
 
 void CallTensors::plant_in_rows(const TensorView& view, Side side) {
   if (!view.defined() || problem_.batch_size == 0) return;

@@ -42,27 +42,38 @@ struct Checker::Expected {
   std::vector<Output> outputs;
   std::vector<ErrorBounds> bounds;
 
-  Expected(const AnyProblem& problem, std::uint64_t tensor_seed)
+  Expected(const AnyProblem& problem, std::uint64_t tensor_seed, Values values)
       : seed(tensor_seed),
-        call(verifier_of(problem.operation())
-                 .draw(problem, tensor_seed, draws_special_values(tensor_seed) ? Values::special : Values::ordinary)),
+        call(verifier_of(problem.operation()).draw(problem, tensor_seed, values)),
         outputs(call->make_outputs(tensor_seed)) {
     call->run(call->plan("reference", outputs), outputs);
     bounds = call->bounds(outputs, 0.0);
   }
 };
 
-Checker::Checker(const AnyProblem& problem, std::uint64_t seed)
-    : expected_(std::make_unique<Expected>(problem, seed)) {}
+Checker::Checker(const AnyProblem& problem, std::uint64_t seed) : problem_(problem), seed_(seed) {
+  problem.operation().validate(problem.value());
+}
 Checker::~Checker() = default;
 
+const Checker::Expected& Checker::expected_for(std::string_view implementation) const {
+  const bool large = draws_large_values(seed_) && takes_large_values(implementation);
+  std::unique_ptr<const Expected>& expected = large ? expected_large_ : expected_;
+  if (expected == nullptr) {
+    const Values otherwise = draws_special_values(seed_) ? Values::special : Values::ordinary;
+    expected = std::make_unique<Expected>(problem_, seed_, large ? Values::large : otherwise);
+  }
+  return *expected;
+}
+
 Report Checker::check(std::string_view implementation) const {
-  const DrawnCall& call = *expected_->call;
+  const Expected& expected = expected_for(implementation);
+  const DrawnCall& call = *expected.call;
   Report report;
-  report.reproduce = core::concat("tilewise verify --implementation ", implementation, " --seed ", expected_->seed,
+  report.reproduce = core::concat("tilewise verify --implementation ", implementation, " --seed ", expected.seed,
                                   " --problem \"", to_string(call.any_problem()), "\"");
   // Other strides than the reference's.
-  const std::vector<Output> outputs = call.make_outputs(~expected_->seed);
+  const std::vector<Output> outputs = call.make_outputs(~expected.seed);
   try {
     if (const DeviceType device = device_of(call.any_problem().operation(), implementation);
         device == DeviceType::cpu) {
@@ -84,9 +95,9 @@ Report Checker::check(std::string_view implementation) const {
     return report;
   }
   const double coarse = tanh_error(implementation);
-  const std::vector<ErrorBounds> bounds = coarse > 0.0 ? call.bounds(expected_->outputs, coarse) : expected_->bounds;
+  const std::vector<ErrorBounds> bounds = coarse > 0.0 ? call.bounds(expected.outputs, coarse) : expected.bounds;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    report.outputs.push_back(compare(outputs[i], expected_->outputs[i], bounds[i]));
+    report.outputs.push_back(compare(outputs[i], expected.outputs[i], bounds[i]));
     if (report.message.empty()) report.message = report.outputs.back().failure;
   }
   if (const std::string input = call.find_changed_input(); report.message.empty() && !input.empty())

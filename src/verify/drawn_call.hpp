@@ -28,8 +28,14 @@ struct Output {
 /// The output of that name, or null.
 [[nodiscard]] const Output* find_output(const std::vector<Output>& outputs, std::string_view name);
 
-/// What the used parts of inputs hold: ordinary numbers, or a few NaN and infinities among them.
-enum class Values : std::uint8_t { ordinary, special };
+/// What the used parts of inputs hold: ordinary numbers, a few NaN and infinities among them, or numbers that make
+/// scores, biases and sinks large.
+enum class Values : std::uint8_t { ordinary, special, large };
+
+/// A sink, or a log-sum-exp, of any size that is finite in `dtype`.
+[[nodiscard]] double large_value(DType dtype, Random& rng);
+/// The largest finite number.
+[[nodiscard]] double largest_finite(DType dtype);
 
 /// NaN half of the time, now and then one whose payload has every bit; else an infinity.
 [[nodiscard]] double special_value(Random& rng);

@@ -7,6 +7,7 @@
 #include "backends/reference/reference_math.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/call.hpp"
+#include "verify/weight_errors.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -139,6 +140,7 @@ class BoundsPass {
     if (!coarse_sums_) return 0.0;
     return (3.0 + std::sqrt(static_cast<double>(terms) / static_cast<double>(kFp8SumTerms))) * kFp8SumRoundoff;
   }
+  [[nodiscard]] double product_error(const HeadContext& c, const double* q, const double* k) const;
   [[nodiscard]] Weight weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                               const double* k) const;
   void backward_row(const HeadContext& c, std::int64_t i, const double* q, const double* out, const double* dout,
@@ -186,26 +188,35 @@ double dot_magnitude(const double* a, const double* b, std::int64_t n) {
   return sum;
 }
 
+/// Of scale * q.k, rounded once: none where the products' sum is exact, whatever its order.
+double BoundsPass::product_error(const HeadContext& c, const double* q, const double* k) const {
+  constexpr double kLarge = 16.0;                             // of smaller scores nobody asks
+  const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
+  if (!std::isfinite(magnitude)) return 0.0;
+  const double scale = std::abs(c.softmax_scale), sum = scale * sum_error(p_.head_dim) * magnitude;
+  if (coarse_sums_) return sum + scale * coarse_dot_error(q, k, p_.head_dim);
+  return scale * magnitude > kLarge && sums_exactly(q, k, p_.head_dim, u_) ? 0.0 : sum;
+}
+
 BoundsPass::Weight BoundsPass::weight(const HeadContext& c, std::int64_t i, std::int64_t j, const double* q,
                                       const double* k) const {
-  const auto [score, slope] = c.score(i, j, q, k);
-  const double bias = c.bias(i, j);
+  const auto [score, slope, unbiased] = c.score(i, j, q, k);
   if (score == -kInfinity) return {score, slope, 0.0, 0.0, false};
-  const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
-  double product_error = 0.0;
-  if (std::isfinite(magnitude)) {
-    const double coarse_error = coarse_sums_ ? coarse_dot_error(q, k, p_.head_dim) : 0.0;
-    product_error = std::abs(c.softmax_scale) * (sum_error(p_.head_dim) * magnitude + coarse_error);
-  }
-  const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
-  const double cap = numbers_.factors.softcap;
-  const double slope_error =
-      cap > 0 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * product_error / cap + 4.0 * u_) + 2.0 * u_ +
-                    2.0 * (1.0 - slope) * tanh_error_
-              : 0.0;
+  const double bias = c.bias(i, j), alibi = std::abs(c.alibi(i, j)), cap = numbers_.factors.softcap;
+  const double of_product = product_error(c, q, k);
+  const double slope_error = cap > 0
+                                 ? 2.0 * std::sqrt(std::max(0.0, 1.0 - slope)) * (slope * of_product / cap + 4.0 * u_) +
+                                       2.0 * u_ + 2.0 * (1.0 - slope) * tanh_error_
+                                 : 0.0;
   // Of the capped score itself: ALiBi behind it may take nearly all of it away.
   const double capped_error = cap > 0 ? (8.0 * u_ + tanh_error_) * cap * std::sqrt(std::max(0.0, 1.0 - slope)) : 0.0;
-  return {score, slope, product_error + capped_error + 6.0 * u_ * added, slope_error, true};
+  const double before = of_product + capped_error;
+  // Beside a large bias nothing of the score is left, and what was exact is rounded once.
+  const bool lost = vanishes_beside(std::abs(unbiased) + alibi, before, bias, u_);
+  const bool exact = before == 0.0 && (alibi == 0.0 || vanishes_beside(alibi, 0.0, score, u_));
+  const double added = std::abs(score) + 2.0 * std::abs(bias);  // alibi is at most their sum and the capped score
+  const double error = lost || exact ? 0.0 : before + 6.0 * u_ * added;
+  return {score, slope, error, slope_error, true};
 }
 
 void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
@@ -227,30 +238,36 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     }
     if (maximum == -kInfinity) continue;  // sees nothing: exact
     const auto error_of = [&](double score, double score_error) {
-      return score_error + u_ * (3.0 * std::abs(score - maximum) + 3.0 * std::abs(maximum) + 4.0) + exp_;
+      return score_error + u_ * (3.0 * std::abs(score - maximum) + 4.0) + exp_;
     };
     std::int64_t terms = 1;
+    WeightRange range(maximum);
+    if (c.sink() != -kInfinity) range.add(c.sink(), 0.0);
     double sum = std::exp(c.sink() - maximum), sum_errors = sum == 0.0 ? 0.0 : sum * error_of(c.sink(), 0.0);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       const Weight& w = weights[static_cast<std::size_t>(j)];
       if (!w.visible) continue;
+      range.add(w.score, w.score_error);
       sum += std::exp(w.score - maximum);
-      sum_errors += std::exp(w.score - maximum) * error_of(w.score, w.score_error);
+      sum_errors += std::exp(w.score - maximum) * error_of(w.score, range.wide() ? 0.0 : w.score_error);
       ++terms;
     }
     const double sum_relative = sum_errors / sum + sum_error(terms), lse = maximum + std::log(sum);
     if (ErrorBounds* bounds = find("softmax_lse")) {
       const std::size_t index = lse_row_index(c, i);
-      bounds->limit[index] = bounds->sigma[index] = kSafety * (sum_relative + u_ * (2.0 + 3.0 * std::abs(lse))) + tiny_;
+      bounds->limit[index] = bounds->sigma[index] =
+          kSafety * (sum_relative + (range.wide() ? range.log_error() : 0.0) + u_ * (2.0 + 3.0 * std::abs(lse))) +
+          tiny_;
     }
     std::fill(value.begin(), value.end(), 0.0);
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       const Weight& w = weights[static_cast<std::size_t>(j)];
       const double dropout = w.visible ? c.dropout(i, j) : 0.0;
       if (dropout == 0.0) continue;
-      const double p = dropout * std::exp(w.score - lse) * c.value_scale;
-      const double tiny = fp8() ? kFp8LeastWeight * std::exp(maximum - lse) : r_tiny_;
-      out.add(i, p * error_of(w.score, w.score_error) + dropout * c.value_scale * tiny, p, v[j]);
+      const double kept = dropout * c.value_scale, p = kept * std::exp(w.score - maximum) / sum;
+      const double tiny = fp8() ? kFp8LeastWeight / sum : r_tiny_;
+      const double score_error = range.wide() ? kept * range.error_of(w.score, w.score_error) : p * w.score_error;
+      out.add(i, score_error + p * error_of(w.score, 0.0) + kept * tiny, p, v[j]);
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d) value[static_cast<std::size_t>(d)] += p * v[j][d];
     }
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
@@ -275,8 +292,8 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     const Weight w = weight(c, i, j, q, k[j]);
     if (!w.visible) continue;
     const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
-    // Relative to p.
-    const double p_error = w.score_error + u_ * (3.0 * std::abs(w.score) + 3.0 * std::abs(lse) + 4.0) + exp_;
+    // Relative to p, of the one difference.
+    const double p_error = exponential_error(w.score_error) + u_ * (3.0 * std::abs(w.score - lse) + 4.0) + exp_;
     double dp = 0.0, dp_error = 0.0;
     if (dropout != 0.0) {
       dp = dropout * backends::reference::dot(dout, v[j], p_.head_dim_v);
@@ -303,8 +320,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
   if (c.sink() != -kInfinity) {
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
-               p * (delta_error +
-                    std::abs(dlse - delta) * (u_ * (3.0 * std::abs(c.sink()) + 3.0 * std::abs(lse) + 8.0) + exp_)),
+               p * (delta_error + std::abs(dlse - delta) * (u_ * (3.0 * std::abs(c.sink() - lse) + 8.0) + exp_)),
                p * (dlse - delta));
   }
 }

@@ -9,6 +9,7 @@
 #include "operations/elements.hpp"
 #include "verify/error_bounds.hpp"
 #include "verify/kv_cache_call.hpp"
+#include "verify/weight_errors.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -58,23 +59,29 @@ class Pass {
     const CachePlace at = cache_place(p_, s, b, s.leftpad + j);
     const std::int64_t head_k = h / (p_.num_heads_q / p_.num_heads_k);
     double sum = 0.0, magnitude = 0.0;
+    std::vector<double> k(static_cast<std::size_t>(p_.head_dim));
     for (std::int64_t d = 0; d < p_.head_dim; ++d) {
-      const double term = q[static_cast<std::size_t>(d)] * cache_element(p_.k_cache, p_.k_scale, at, b, head_k, d);
+      k[static_cast<std::size_t>(d)] = cache_element(p_.k_cache, p_.k_scale, at, b, head_k, d);
+      const double term = q[static_cast<std::size_t>(d)] * k[static_cast<std::size_t>(d)];
       sum += term;
       magnitude += std::abs(term);
     }
-    double value = sum * p_.softmax_scale;
-    double error =
-        kU * (2.0 * std::sqrt(static_cast<double>(p_.head_dim)) + 8.0) * magnitude * std::abs(double{p_.softmax_scale});
-    if (std::isinf(value)) error = 0.0;  // whose error is no number
+    const double scale = std::abs(double{p_.softmax_scale});
+    double value = static_cast<float>(sum * p_.softmax_scale);
+    double error = kU * (2.0 * std::sqrt(static_cast<double>(p_.head_dim)) + 8.0) * magnitude * scale;
+    // An infinity's error is no number. A large score that is summed exactly and rounded once has none; those that
+    // scales of fp8 multiply are rounded more than once.
+    const bool exact =
+        p_.scales == CacheScales::none && scale * magnitude > 16.0 && sums_exactly(q.data(), k.data(), p_.head_dim, kU);
+    if (std::isinf(value) || exact) error = 0.0;
     if (p_.softcap > 0.0f) {
-      value = p_.softcap * std::tanh(value / p_.softcap);
-      error += 16.0 * kU * double{p_.softcap} + tanh_error_ * std::abs(value);
+      value = static_cast<float>(p_.softcap * std::tanh(value / p_.softcap));
+      error += 16.0 * kU * std::abs(value) + tanh_error_ * std::abs(value);
     }
     if (p_.alibi_slopes != nullptr) {
       const double slope = p_.alibi_slopes[b * p_.alibi_batch_stride + h * p_.alibi_head_stride];
       const double bias = slope * static_cast<double>(std::abs(i + s.diagonal() - j));
-      value -= bias;
+      value = static_cast<float>(value - bias);
       error += 4.0 * kU * bias;
     }
     return {value, error};
@@ -97,22 +104,38 @@ class Pass {
       largest = std::max(largest, value);
     }
     if (special_) mark_reach(s, b, h, i, weight);
-    double sum = sink == -kInfinity ? 0.0 : std::exp(sink - largest), sum_error = 0.0;
+    WeightRange range(largest);
+    double sum = sink == -kInfinity ? 0.0 : std::exp(sink - largest);
+    if (sink != -kInfinity) range.add(sink, 0.0);
     for (std::size_t n = 0; n < weight.size(); ++n) {
-      if (weight[n] == -kInfinity) {  // hides its key
-        weight[n] = error[n] = 0.0;
-        continue;
-      }
-      error[n] += kU * (16.0 + 4.0 * std::abs(weight[n]) + 4.0 * (largest - weight[n])) + 0.02 * r_;
-      weight[n] = std::exp(weight[n] - largest);
-      sum += weight[n];
-      sum_error += weight[n] * error[n];
+      if (weight[n] == -kInfinity) continue;  // hides its key
+      if (error[n] != 0.0) error[n] += 4.0 * kU * std::abs(weight[n]);
+      range.add(weight[n], error[n]);
+      sum += std::exp(weight[n] - largest);
     }
-    const double terms = kU * (4.0 * std::sqrt(static_cast<double>(weight.size())) + 16.0);
-    sum_error = sum_error / sum + terms;
-    const double lse = largest + std::log(sum);
-    set_row(s, b, h, i, weight, error, sum, sum_error, terms);
-    set("softmax_lse", lse_index(s, b, h, i), sum_error + 8.0 * kU * std::abs(lse));
+    const double lse = largest + std::log(sum), sum_error = weigh(range, largest, sum, weight, error);
+    set_row(s, b, h, i, weight, error, sum_error);
+    set("softmax_lse", lse_index(s, b, h, i),
+        sum_error + (range.wide() ? range.log_error() : 0.0) + 8.0 * kU * std::abs(lse));
+  }
+
+  [[nodiscard]] static double terms_error(std::size_t terms) {
+    return kU * (4.0 * std::sqrt(static_cast<double>(terms)) + 16.0);
+  }
+
+  /// Scores and their errors to weights and theirs, in place. Returns the relative error that their sum adds to each.
+  [[nodiscard]] double weigh(const WeightRange& range, double largest, double sum, std::vector<double>& weight,
+                             std::vector<double>& error) const {
+    double sum_error = terms_error(weight.size());
+    for (std::size_t n = 0; n < weight.size(); ++n) {
+      const double score = weight[n], rounding = kU * (16.0 + 4.0 * (largest - score)) + 0.02 * r_;
+      weight[n] = score == -kInfinity ? 0.0 : std::exp(score - largest) / sum;
+      const double of_score = range.wide() ? range.error_of(score, error[n]) : weight[n] * error[n];
+      const double own = weight[n] > 0.0 ? weight[n] * rounding : 0.0;
+      error[n] = score == -kInfinity ? 0.0 : of_score + own;
+      sum_error += range.wide() ? own : error[n];
+    }
+    return sum_error;
   }
 
   /// Where a row's result may be, or must be, no number, by the scores of the keys that it sees.
@@ -147,16 +170,16 @@ class Pass {
   }
 
   void set_row(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i, const std::vector<double>& weight,
-               const std::vector<double>& error, double sum, double sum_error, double terms) {
+               const std::vector<double>& error, double sum_error) {
     const std::int64_t first = visible_keys(p_, s, i).begin, head_k = h / (p_.num_heads_q / p_.num_heads_k);
     std::vector<double> limit(static_cast<std::size_t>(p_.head_dim_v));
     for (std::size_t n = 0; n < weight.size(); ++n) {
-      if (error[n] == 0.0) continue;  // hidden by its score
+      if (weight[n] == 0.0 && error[n] == 0.0) continue;
       const CachePlace at = cache_place(p_, s, b, s.leftpad + first + static_cast<std::int64_t>(n));
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
-        limit[static_cast<std::size_t>(d)] += weight[n] / sum *
-                                              std::abs(cache_element(p_.v_cache, p_.v_scale, at, b, head_k, d)) *
-                                              (error[n] + sum_error + terms + 1.02 * weight_r_);
+        limit[static_cast<std::size_t>(d)] +=
+            std::abs(cache_element(p_.v_cache, p_.v_scale, at, b, head_k, d)) *
+            (error[n] + weight[n] * (sum_error + terms_error(weight.size()) + 1.02 * weight_r_));
     }
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
       set("out", out_index(s, b, h, i) + d, limit[static_cast<std::size_t>(d)] + smallest_rounding(DType::f32));

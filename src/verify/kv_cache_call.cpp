@@ -51,8 +51,9 @@ DrawnKvCache::DrawnKvCache(const KvCacheProblem& problem, std::uint64_t seed, Va
   draw_scales();
   draw_rotary();
   if (!alone()) draw_scores();
-  Random special_rng(~seed);  // of its own, so that all else is as without special values
+  Random special_rng(~seed);  // of its own, so that all else is as with ordinary values
   if (values == Values::special) plant_special_values(special_rng);
+  if (values == Values::large) draw_large_values(special_rng);
   seal_inputs();
   const std::vector<Output> outputs = make_outputs(0);
   problem_ = alone() ? describe(append_arguments(outputs)) : describe(arguments(outputs));
@@ -219,13 +220,17 @@ void DrawnKvCache::fill_cache(const TensorView& cache) {
   });
   if (p.slots != SlotKind::none) return;
   const bool wide = rng_.chance(0.3);
+  fill_places(cache, [&] { return (wide ? 8.0 : 1.0) * rng_.normal(); });
+}
+
+void DrawnKvCache::fill_places(const TensorView& cache, const std::function<double()>& draw) {
+  const KvCacheProblem& p = problem_;
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
     const auto n = static_cast<std::size_t>(b);
     for (std::int64_t place = leftpad_[n]; rows_[n] >= 0 && place < cached_[n]; ++place) {
       const std::int64_t at = place_offset(cache, n, place);
       for (std::int64_t h = 0; h < p.num_heads_k; ++h)
-        for (std::int64_t d = 0; d < cache.shape[3]; ++d)
-          store_at(cache, at + h * cache.strides[2] + d, (wide ? 8.0 : 1.0) * rng_.normal());
+        for (std::int64_t d = 0; d < cache.shape[3]; ++d) store_at(cache, at + h * cache.strides[2] + d, draw());
     }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,10 +54,14 @@ class DrawnKvCache final : public DrawnCall {
   void draw_scores();
   /// Numbers where the call may read, elsewhere what must not reach a result.
   void fill_cache(const TensorView& cache);
+  /// Those places that are in use.
+  void fill_places(const TensorView& cache, const std::function<double()>& draw);
   /// Element [0] of a place of a sequence in a cache.
   [[nodiscard]] std::int64_t place_offset(const TensorView& cache, std::size_t sequence, std::int64_t place) const;
   /// Puts up to three special values into queries, new keys and values, and places of the cache that are in use.
   void plant_special_values(Random& rng);
+  /// Makes scores or sinks large, or both.
+  void draw_large_values(Random& rng);
 
   KvCacheProblem problem_;
   Values values_;

@@ -82,6 +82,29 @@ void DrawnKvCache::draw_scores() {
   options_.sink = sink;
 }
 
+/// Small integers times a power of two, whose products sum exactly in any order; equal ones now and then.
+void DrawnKvCache::draw_large_values(Random& rng) {
+  if (!alone() && rng.chance(0.7)) {
+    const auto power = [&rng](DType dtype) {
+      return std::ldexp(1.0, static_cast<int>(rng.integer(0, dtype == DType::fp8_e4m3 ? 7 : 14)));
+    };
+    const double size_q = power(problem_.dtype), size_k = power(problem_.cache_dtype);
+    const bool equal = rng.chance(0.3);
+    const auto integer = [&] { return equal ? 1.0 : static_cast<double>(rng.integer(-2, 2)); };
+    const auto fill = [&](const TensorView& view, double size) {
+      for_each_element(view,
+                       [&](std::span<const std::int64_t>, std::int64_t at) { store_at(view, at, size * integer()); });
+    };
+    fill(q_, size_q);
+    if (k_.defined()) fill(k_, size_k);
+    if (problem_.slots == SlotKind::none) fill_places(k_cache_, [&] { return size_k * integer(); });
+  }
+  if (!options_.sink.defined() || rng.chance(0.3)) return;
+  for_each_element(options_.sink, [&](std::span<const std::int64_t>, std::int64_t at) {
+    if (rng.chance(0.6)) store_at(options_.sink, at, large_value(options_.sink.dtype, rng));
+  });
+}
+
 void DrawnKvCache::plant_special_values(Random& rng) {
   const auto plant = [&](const TensorView& view, std::int64_t offset, int first_axis) {
     for (int axis = first_axis; axis < view.rank; ++axis) {

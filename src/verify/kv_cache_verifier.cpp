@@ -1,5 +1,6 @@
 // Drawing problems of the KV cache step: by the list of fields, with lengths and pages around the blocks of kernels.
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "core/ceil_div.hpp"
@@ -136,7 +137,10 @@ class KvCacheVerifier final : public Verifier {
     KvCacheProblem problem = draw_fields<KvCache>(base, rng, limits, [&](std::string_view key, auto value) {
       using Value = decltype(value);
       if constexpr (std::is_same_v<Value, double>) {
-        if (key == "softcap") return rng.chance(0.25) ? rng.uniform(2.0, 30.0) : 0.0;
+        if (key == "softcap") {
+          const double softcap = rng.chance(0.25) ? rng.uniform(2.0, 30.0) : 0.0;
+          return softcap > 25.0 && limits.large_softcaps ? std::exp2(softcap) : softcap;
+        }
         return rng.chance(0.2) ? rng.uniform(-0.3, 0.5) : value;
       } else {
         return draw_size(key, value, limits.head_dim_multiple, rng);

@@ -26,13 +26,14 @@ std::int64_t lse_offset(const device::LseTensor& t, std::int64_t b, std::int64_t
 }
 
 /// Weights of one row and their relative errors: each rounding of a log-sum-exp, a difference of two, an exponential,
-/// the total, and of intermediate results where the parts are merged in groups.
+/// the total, and of intermediate results where the parts are merged in groups. Beside large numbers there are no
+/// groups, and the difference of two is exact.
 struct RowWeights {
   std::vector<double> weight, error;
   double sink = 0.0, sink_error = 0.0, lse = 0.0, lse_error = 0.0;
 
   RowWeights(const MergeParams& p, double u, std::int64_t b, std::int64_t s, std::int64_t h) {
-    constexpr double kExponentials = 10.0;
+    constexpr double kExponentials = 10.0, kLargeLse = 1e3;
     const double own = p.sink == nullptr ? -kInfinity : load_element(p.sink_dtype, p.sink, h * p.sink_stride);
     double largest = own, magnitude = std::isfinite(own) ? std::abs(own) : 0.0;
     for (const Part& part : p.parts) {
@@ -40,7 +41,8 @@ struct RowWeights {
       largest = std::max(largest, weight.back());
       if (std::isfinite(weight.back())) magnitude = std::max(magnitude, std::abs(weight.back()));
     }
-    const double rounding = u * (4.0 * magnitude + kExponentials + static_cast<double>(p.parts.size()));
+    const double rounding =
+        u * (4.0 * std::min(magnitude, kLargeLse) + kExponentials + static_cast<double>(p.parts.size()));
     const auto exponential = [&](double value) { return value == -kInfinity ? 0.0 : std::exp(value - largest); };
     sink = exponential(own);
     sink_error = rounding + 4.0 * u * spread(own, largest);

@@ -60,6 +60,7 @@ MergeCall::MergeCall(const MergeProblem& problem, std::uint64_t seed, Values val
   }
   if (!forward()) draw_gradients();
   if (values == Values::special) plant_special_values();
+  if (values == Values::large) draw_large_values();
   seal_inputs();
   const std::vector<Output> outputs = make_outputs(0);
   problem_ = forward() ? describe(forward_arguments(outputs)) : describe(backward_arguments(outputs));
@@ -162,6 +163,23 @@ void MergeCall::draw_gradients() {
   dlse_ = add("dlse", operations::statistics_dtype(problem_.dtype), statistics,
               random_placement(natural_order(statistics.size()), false, rng_));
   fill(dlse_, [this] { return rng_.normal(); });
+}
+
+/// All of a part's log-sum-exps, so that parts of a row are equal, or one is all that counts. What many parts are
+/// merged to in groups loses its logarithm beside a large number: they stay as they are.
+void MergeCall::draw_large_values() {
+  constexpr std::int64_t kMostParts = 8;
+  const auto fill_some = [&](const TensorView& view, double value, double chance) {
+    for_each_element(view, [&](std::span<const std::int64_t>, std::int64_t offset) {
+      if (std::isfinite(value_at(view, offset)) && special_rng_.chance(chance)) store_at(view, offset, value);
+    });
+  };
+  const double common = large_value(operations::statistics_dtype(problem_.dtype), special_rng_);
+  for (std::int64_t n = 0; problem_.parts <= kMostParts && n < problem_.parts; ++n) {
+    const TensorView lse = part_of(lses_, static_cast<std::size_t>(n), problem_.stacked);
+    if (special_rng_.chance(0.7)) fill_some(lse, common, special_rng_.pick({0.5, 1.0}));
+  }
+  if (sink_.defined()) fill_some(sink_, large_value(sink_.dtype, special_rng_), 0.5);
 }
 
 /// Up to three of them, anywhere.

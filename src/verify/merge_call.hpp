@@ -48,6 +48,7 @@ class MergeCall final : public DrawnCall {
   void draw_parts();
   void draw_part(std::int64_t n);
   void draw_gradients();
+  void draw_large_values();
   void plant_special_values();
 
   MergeProblem problem_;

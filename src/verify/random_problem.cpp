@@ -16,7 +16,8 @@ using operations::attention::Feature;
 
 class ProblemDraw {
  public:
-  ProblemDraw(std::uint64_t seed, const Filter& filter) : rng_(seed), filter_(filter) {}
+  ProblemDraw(std::uint64_t seed, const Filter& filter)
+      : rng_(seed), softcap_rng_(seed + 0x50F7CA9u), filter_(filter) {}
 
   /// The options and heads of `problem`, in other sizes.
   Problem resize(const Problem& problem) {
@@ -184,6 +185,8 @@ class ProblemDraw {
     if (rng_.chance(0.2)) p_.softmax_scale *= rng_.uniform(0.1, 4.0);
     if (wanted(Feature::scale_sign, 0.1)) p_.softmax_scale = rng_.chance(0.3) ? 0.0 : -p_.softmax_scale;
     if (wanted(Feature::softcap, 0.2)) p_.softcap = rng_.pick({0.5, 2.0, 15.0, 50.0});
+    if (p_.softcap > 0.0 && filter_.large_softcaps && softcap_rng_.chance(0.4))
+      p_.softcap = softcap_rng_.pick({1e4, 1e5, 1e6, 1e7, 1e8});
     if (wanted(Feature::alibi, 0.2))
       p_.alibi_slopes = rng_.chance(0.5) ? AlibiKind::per_head : AlibiKind::per_batch_head;
     if (wanted(Feature::sink, 0.2))
@@ -225,6 +228,7 @@ class ProblemDraw {
   }
 
   Random rng_;
+  Random softcap_rng_;  // of its own, so that all else is as without large softcaps
   const Filter& filter_;
   Problem p_;
 };

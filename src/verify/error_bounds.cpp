@@ -238,7 +238,7 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
     }
     if (maximum == -kInfinity) continue;  // sees nothing: exact
     const auto error_of = [&](double score, double score_error) {
-      return score_error + u_ * (3.0 * std::abs(score - maximum) + 4.0) + exp_;
+      return score_error + u_ * (3.0 * distance(score, maximum) + 4.0) + exp_;
     };
     std::int64_t terms = 1;
     WeightRange range(maximum);
@@ -293,7 +293,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
     if (!w.visible) continue;
     const double p = std::exp(w.score - lse), dropout = c.dropout(i, j);
     // Relative to p, of the one difference.
-    const double p_error = exponential_error(w.score_error) + u_ * (3.0 * std::abs(w.score - lse) + 4.0) + exp_;
+    const double p_error = exponential_error(w.score_error) + u_ * (3.0 * distance(w.score, lse) + 4.0) + exp_;
     double dp = 0.0, dp_error = 0.0;
     if (dropout != 0.0) {
       dp = dropout * backends::reference::dot(dout, v[j], p_.head_dim_v);
@@ -320,7 +320,7 @@ void BoundsPass::backward_row(const HeadContext& c, std::int64_t i, const double
   if (c.sink() != -kInfinity) {
     const double p = std::exp(c.sink() - lse);
     add_shared("dsink", static_cast<std::size_t>(c.h),
-               p * (delta_error + std::abs(dlse - delta) * (u_ * (3.0 * std::abs(c.sink() - lse) + 8.0) + exp_)),
+               p * (delta_error + std::abs(dlse - delta) * (u_ * (3.0 * distance(c.sink(), lse) + 8.0) + exp_)),
                p * (dlse - delta));
   }
 }

@@ -64,7 +64,8 @@ struct RowWeights {
 
  private:
   static double spread(double value, double largest) {
-    return std::isfinite(value) && std::isfinite(largest) ? largest - value : 0.0;
+    constexpr double kFar = 1e4;  // exp of it is 0 as it is of all beyond, whose difference may be none of f64
+    return std::isfinite(value) && std::isfinite(largest) ? std::min(largest - value, kFar) : 0.0;
   }
 };
 

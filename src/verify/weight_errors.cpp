@@ -8,8 +8,9 @@
 namespace tilewise::verify {
 namespace {
 
-constexpr double kFirstOrder = 0.1;      // an error beyond which exp is no longer 1 + error
-constexpr double kNegligible = 1e-12;    // of the greatest weight
+constexpr double kFirstOrder = 0.1;    // an error beyond which exp is no longer 1 + error
+constexpr double kNegligible = 1e-12;  // of the greatest weight
+constexpr double kFar = 1e6;
 constexpr double kLargestPower = 700.0;  // exp of it is finite
 
 /// The exponent of a number's lowest bit that is set.
@@ -37,6 +38,8 @@ bool sums_exactly(const double* a, const double* b, std::int64_t n, double u) {
 bool vanishes_beside(double score, double error, double added, double u) {
   return added != 0.0 && std::abs(score) + error <= 0.25 * u * std::abs(added);
 }
+
+double distance(double a, double b) { return std::min(std::abs(a - b), kFar); }
 
 double exponential_error(double error) {
   return error < kFirstOrder ? error : std::expm1(std::min(error, kLargestPower));

@@ -14,6 +14,9 @@ namespace tilewise::verify {
 /// Whether a score, off by `error`, leaves no trace beside what is added to it.
 [[nodiscard]] bool vanishes_beside(double score, double error, double added, double u);
 
+/// Of two scores; those so far apart that the weight is 0 count as no farther, lest it be infinite.
+[[nodiscard]] double distance(double a, double b);
+
 /// Relative error of exp(x) where x is off by `error`.
 [[nodiscard]] double exponential_error(double error);
 

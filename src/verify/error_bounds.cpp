@@ -260,13 +260,16 @@ void BoundsPass::forward_head(std::int64_t b, std::int64_t h) {
           tiny_;
     }
     std::fill(value.begin(), value.end(), 0.0);
+    std::size_t added = c.sink() == -kInfinity ? 0 : 1;  // scores of the range before the next one
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
       const Weight& w = weights[static_cast<std::size_t>(j)];
-      const double dropout = w.visible ? c.dropout(i, j) : 0.0;
+      if (!w.visible) continue;
+      const std::size_t n = added++;
+      const double dropout = c.dropout(i, j);
       if (dropout == 0.0) continue;
       const double kept = dropout * c.value_scale, p = kept * std::exp(w.score - maximum) / sum;
       const double tiny = fp8() ? kFp8LeastWeight / sum : r_tiny_;
-      const double score_error = range.wide() ? kept * range.error_of(w.score, w.score_error) : p * w.score_error;
+      const double score_error = range.wide() ? kept * range.error_of(n) : p * w.score_error;
       out.add(i, score_error + p * error_of(w.score, 0.0) + kept * tiny, p, v[j]);
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d) value[static_cast<std::size_t>(d)] += p * v[j][d];
     }

@@ -127,12 +127,19 @@ class Pass {
   [[nodiscard]] double weigh(const WeightRange& range, double largest, double sum, std::vector<double>& weight,
                              std::vector<double>& error) const {
     double sum_error = terms_error(weight.size());
+    std::size_t added = range.size() - static_cast<std::size_t>(std::ranges::count_if(
+                                           weight, [](double score) { return score != -kInfinity; }));  // the sink
     for (std::size_t n = 0; n < weight.size(); ++n) {
+      if (weight[n] == -kInfinity) {
+        weight[n] = error[n] = 0.0;
+        continue;
+      }
       const double score = weight[n], rounding = kU * (16.0 + 4.0 * (largest - score)) + 0.02 * r_;
-      weight[n] = score == -kInfinity ? 0.0 : std::exp(score - largest) / sum;
-      const double of_score = range.wide() ? range.error_of(score, error[n]) : weight[n] * error[n];
+      weight[n] = std::exp(score - largest) / sum;
+      const double of_score = range.wide() ? range.error_of(added) : weight[n] * error[n];
+      ++added;
       const double own = weight[n] > 0.0 ? weight[n] * rounding : 0.0;
-      error[n] = score == -kInfinity ? 0.0 : of_score + own;
+      error[n] = of_score + own;
       sum_error += range.wide() ? own : error[n];
     }
     return sum_error;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 namespace tilewise::verify {
 namespace {
@@ -45,28 +46,29 @@ double exponential_error(double error) {
   return error < kFirstOrder ? error : std::expm1(std::min(error, kLargestPower));
 }
 
-double WeightRange::least(double score, double error) const { return std::exp(score - maximum_ - error); }
-double WeightRange::most(double score, double error) const {
-  return std::exp(std::min(score - maximum_ + error, kLargestPower));
-}
-
 void WeightRange::add(double score, double error) {
-  sum_ += std::exp(score - maximum_);
-  least_ += least(score, error);
-  most_ += most(score, error);
-  wide_ |= error > kFirstOrder && most(score, error) > kNegligible;
+  weights_.push_back(std::exp(score - maximum_));
+  least_.push_back(std::exp(score - maximum_ - error));
+  most_.push_back(std::exp(std::min(score - maximum_ + error, kLargestPower)));
+  wide_ |= error > kFirstOrder && most_.back() > kNegligible;
 }
 
-double WeightRange::error_of(double score, double error) const {
-  const double weight = std::exp(score - maximum_) / sum_;
-  const double low = least(score, error), high = most(score, error);
-  // The others' sums; a difference may fall below 0 by its rounding.
-  const double others_least = std::max(0.0, least_ - low), others_most = std::max(0.0, most_ - high);
-  return std::max({0.0, high / (high + others_least) - weight, weight - low / (low + others_most)});
+double WeightRange::error_of(std::size_t n) const {
+  double sum = 0.0, others_least = 0.0, others_most = 0.0;  // no differences: one score may be nearly all of a sum
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    sum += weights_[i];
+    if (i == n) continue;
+    others_least += least_[i];
+    others_most += most_[i];
+  }
+  const double weight = weights_[n] / sum;
+  return std::max({0.0, most_[n] / (most_[n] + others_least) - weight, weight - least_[n] / (least_[n] + others_most)});
 }
 
 double WeightRange::log_error() const {
-  return std::max(std::log(most_ / sum_), least_ > 0.0 ? std::log(sum_ / least_) : kLargestPower);
+  const auto total = [](const std::vector<double>& terms) { return std::accumulate(terms.begin(), terms.end(), 0.0); };
+  const double sum = total(weights_), least = total(least_);
+  return std::max(std::log(total(most_) / sum), least > 0.0 ? std::log(sum / least) : kLargestPower);
 }
 
 }  // namespace tilewise::verify

@@ -3,7 +3,9 @@
 // keys that win alone are so held to their exact weights however large the scores are.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace tilewise::verify {
 
@@ -29,16 +31,15 @@ class WeightRange {
   void add(double score, double error);
   /// Whether the errors ask for this class: they are too large for the first order.
   [[nodiscard]] bool wide() const { return wide_; }
-  /// How far the weight of one of the scores may be off.
-  [[nodiscard]] double error_of(double score, double error) const;
+  [[nodiscard]] std::size_t size() const { return weights_.size(); }
+  /// How far the weight of the nth score that was added may be off.
+  [[nodiscard]] double error_of(std::size_t n) const;
   /// How far the logarithm of the sum may be off.
   [[nodiscard]] double log_error() const;
 
  private:
-  [[nodiscard]] double least(double score, double error) const;
-  [[nodiscard]] double most(double score, double error) const;
-
-  double maximum_, sum_ = 0.0, least_ = 0.0, most_ = 0.0;
+  double maximum_;
+  std::vector<double> weights_, least_, most_;  // before they are divided by their sum
   bool wide_ = false;
 };
 

@@ -23,8 +23,8 @@ TEST(WeightErrors, SmallIntegersSumExactly) {
   const std::vector<double> fine{1.0 + 0x1p-23, 1.0, 1.0, 1.0};
   EXPECT_FALSE(sums_exactly(a.data(), fine.data(), 4, kU)) << "the sum has more bits than fp32";
   EXPECT_TRUE(sums_exactly(a.data(), fine.data(), 4, 0x1p-53));
-  const std::vector<double> large{0x1p24, 1.0, 0.0, 0.0};
-  EXPECT_FALSE(sums_exactly(a.data(), large.data(), 4, kU)) << "2^24 + 1 has no place in fp32";
+  const std::vector<double> large{0x1p24, 0.5, 0.0, 0.0};
+  EXPECT_FALSE(sums_exactly(a.data(), large.data(), 4, kU)) << "with -1 that is more than 2^24 ones";
 }
 
 TEST(WeightErrors, AScoreVanishesBesideALargeNumber) {
@@ -38,8 +38,8 @@ TEST(WeightErrors, ExactScoresHaveExactWeights) {
   for (int n = 0; n < 4; ++n) range.add(1e20, 0.0);
   range.add(5.0, 1.0);
   EXPECT_FALSE(range.wide());
-  EXPECT_EQ(range.error_of(1e20, 0.0), 0.0);
-  EXPECT_EQ(range.error_of(5.0, 1.0), 0.0);
+  EXPECT_EQ(range.error_of(0), 0.0);
+  EXPECT_EQ(range.error_of(4), 0.0);
 }
 
 TEST(WeightErrors, ScoresThatMayBeOffByUnitsShareWhatTheyHave) {
@@ -47,12 +47,12 @@ TEST(WeightErrors, ScoresThatMayBeOffByUnitsShareWhatTheyHave) {
   near.add(1e9, 60.0);
   near.add(1e9 - 64.0, 60.0);
   EXPECT_TRUE(near.wide());
-  EXPECT_NEAR(near.error_of(1e9, 60.0), 1.0, 1e-9) << "either may be all";
-  EXPECT_NEAR(near.error_of(1e9 - 64.0, 60.0), 1.0, 1e-9);
+  EXPECT_NEAR(near.error_of(0), 1.0, 1e-9) << "either may be all";
+  EXPECT_NEAR(near.error_of(1), 1.0, 1e-9);
   WeightRange far(1e9);
   far.add(1e9, 60.0);
   far.add(1e9 - 1e4, 60.0);
-  EXPECT_LT(far.error_of(1e9, 60.0), 1e-9) << "the winner weighs 1 whatever the errors";
+  EXPECT_LT(far.error_of(0), 1e-9) << "the winner weighs 1 whatever the errors";
 }
 
 TEST(LargeValues, AreDrawnForOneSeedInFive) {

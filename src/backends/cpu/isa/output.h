@@ -34,7 +34,7 @@ struct RowTotal {
 };
 
 template <class Real>
-RowTotal<Real> total_of(Real reference, Real sum, bool has_sink, Real sink) {
+TILEWISE_INLINE RowTotal<Real> total_of(Real reference, Real sum, bool has_sink, Real sink) {
   const bool seen = reference != -__builtin_inff();
   if (!has_sink) return {reference, sum, seen && sum != 0 ? 1 / sum : 0};
   if (!seen) return {sink, 1, 0};
@@ -48,7 +48,7 @@ RowTotal<Real> total_of(Real reference, Real sum, bool has_sink, Real sink) {
 }
 
 template <class Real>
-Real natural_lse(const RowTotal<Real>& total) {
+TILEWISE_INLINE Real natural_lse(const RowTotal<Real>& total) {
   if (total.reference == -__builtin_inff()) return -__builtin_inff();
   return total.reference + log_of(total.sum);
 }

@@ -76,7 +76,6 @@ class BwdCall {
     bind_params(launch_, &params_of_call_, params_);
     params_.lse2 = lse2_.data();
     params_.delta = delta_.data();
-    if (C.tells_large()) params_.large = large_.data();
     params_.dq_accum = dq_accum_.data();
     if (C.ordered || C.rounds) params_.turns = turns_.data();
     // Tiles of 128 queries each have one that sees a key, by which their sums begin.
@@ -138,7 +137,7 @@ class BwdCall {
         double delta = 0.0;
         for (std::int64_t d = 0; d < kDimV; ++d) delta += call_.out.get({0, i, h, d}) * call_.dout.get({0, i, h, d});
         lse2_[at] = std::isinf(lse) ? INFINITY : static_cast<float>(lse / std::log(2.0));
-        delta_[at] = static_cast<float>(delta);
+        delta_[at] = with_large_mark(static_cast<float>(delta), false);
       }
     }
   }
@@ -155,7 +154,6 @@ class BwdCall {
 
   DenseCall expected_, call_;
   std::vector<float> lse2_, delta_, dq_accum_;
-  std::vector<std::uint8_t> large_ = std::vector<std::uint8_t>(kHeads * kRows);
   std::vector<std::uint32_t> turns_;
   static constexpr std::int64_t kKeyTiles = (kKeys + C.block_n() - 1) / C.block_n();
   std::vector<float> dk_accum_, dv_accum_;

@@ -80,8 +80,6 @@ class StatisticsCall {
     words_.assign(static_cast<std::size_t>(params_.tiles), 7U);
     turns_.assign(static_cast<std::size_t>(params_.all_turns), 7U);
     params_.lse2 = lse2_.data(), params_.delta = delta_.data(), params_.dq_accum = dq_accum_.data();
-    large_.assign(rows, 7);
-    params_.large = large_.data();
     params_.tiles_done = words_.data(), params_.tile_counter = counters_;
     if (params_.all_turns > 0) params_.turns = turns_.data();
   }
@@ -115,7 +113,6 @@ class StatisticsCall {
       }
     }
     for (const float sum : dq_accum_) ASSERT_EQ(sum, 0.0F);
-    for (const std::uint8_t large : large_) ASSERT_EQ(large, 0);
   }
 
  private:
@@ -132,7 +129,6 @@ class StatisticsCall {
 
   DenseCall call_;
   std::vector<float> lse2_, delta_, dq_accum_;
-  std::vector<std::uint8_t> large_;
   std::vector<std::uint32_t> words_, turns_;
   std::uint32_t counters_[2] = {7, 7};
   AttentionParams params_of_call_{};

@@ -219,17 +219,13 @@ class BwdLoader {
     constexpr int32_t kStatisticBytes = C.block_m * static_cast<int32_t>(sizeof(float));
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : entry;
     const int64_t statistics = (entry * p_.shape.num_heads_q + head) * p_.rows_a_head + first;
-    constexpr int32_t kLargeBytes = C.tells_large() ? C.block_m : 0;
-    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes + kLargeBytes +
+    landed.arrive_and_expect(Shared::QueryTile::kBytes + Shared::DoutTile::kBytes + 2 * kStatisticBytes +
                              bias_box_bytes());
     copy_rows(shared_.queries[stage], p_.q_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.lse2[stage], p_.lse2 + statistics, kStatisticBytes, landed.state());
     if constexpr (C.bias_boxes) copy_bias(stage, first, head, entry, first_key, landed);
     copy_rows(shared_.douts[stage], p_.dout_map, landed, q_row + first, head, batch);
     Machine::copy_run(shared_.delta[stage], p_.delta + statistics, kStatisticBytes, landed.state());
-    if constexpr (C.tells_large()) {
-      Machine::copy_run(shared_.large[stage].row, p_.large + statistics, kLargeBytes, landed.state());
-    }
   }
 
   /// Of all boxes of a bias that come with a tile of queries.

@@ -192,7 +192,7 @@ class BwdMain {
     skip(before_);
     if (seen_.count() > 0) {
       tile_place_.wait_full(shared_.tile_ring);
-      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
       read_kept();
     }
     visit_tiles<C>(seen_, from_last_, [&](auto masked, int32_t tile, bool first, bool more) {
@@ -215,13 +215,13 @@ class BwdMain {
     Products::template issue_scores<C.k_type, C.head_dim, true>(scores_.S, K, first_row, Q, false);  // S^T = K Q^T
     RingPlace<C.stages> next = tile_place_;
     next.advance();
-    if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     if constexpr (C.own_couriers()) own_dq_.hand_over(shared_, score_place_.before().parity);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage]);
-    scores_.scale_large(p_, shared_, tile_place_.stage);
+    if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
+    scores_.scale_large(p_, shared_.delta[tile_place_.stage]);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
     constexpr bool kFirst = kValuesFirst<kMasked>, kBeside = !kFirst && !kValuesLast;
     if constexpr (C.softcap && C.dropout) scores_.drop();
@@ -252,7 +252,7 @@ class BwdMain {
     scores_.store(shared_.dS[score_place_.stage]);
     if (!landed) next.wait_full(shared_.tile_ring);
     if (more) {
-      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[next.stage]);
+      if constexpr (kReadsAhead) scores_.read_lse(shared_.lse2[next.stage], shared_.delta[next.stage]);
       read_kept();
     } else if constexpr (kForgets) {
       scores_.forget();

@@ -62,15 +62,20 @@ class BwdScores {
   }
 
   /// What this lane's queries of a tile need: two of each 8, as bwd_statistics.h has laid them out.
-  TILEWISE_INLINE void read_lse(const float* lse2) {
+  TILEWISE_INLINE void read_lse(const float* lse2, [[maybe_unused]] const float* delta) {
     TILEWISE_UNROLL
     for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);
+    if constexpr (C.tells_large()) {
+      const Chunk some = Machine::template load_shared<Chunk>(delta + 4 * (lane_ % (C.block_m / 4)));
+      marks_ = some.word[0] | some.word[1] | some.word[2] | some.word[3];
+    }
   }
   /// Where no tile follows whose statistics are read. Else those of the last one would be kept through each tile, in
   /// registers that could serve something else.
   TILEWISE_INLINE void forget() {
     for (FloatRun<4>& four : lse2_) four = FloatRun<4>{};
     for (uint32_t& word : kept_) word = 0;
+    marks_ = 0;
   }
   TILEWISE_INLINE void read_delta(const float* delta) {
     TILEWISE_UNROLL
@@ -118,19 +123,18 @@ class BwdScores {
 
   /// Of queries whose log-sum-exp is large: products become what weigh() makes the right exponents of. Their scores are
   /// rounded in natural units, as the forward pass had them, before the log-sum-exp is subtracted.
-  TILEWISE_INLINE void scale_large(const HopperBwdParams& p, HopperBwdShared<Machine, C>& shared, uint32_t stage) {
+  TILEWISE_INLINE void scale_large(const HopperBwdParams& p, const float* delta) {
     if constexpr (C.tells_large()) {
-      const auto& rows = shared.large[stage];
-      constexpr int kPieces = C.block_m / 16;
-      const Chunk piece = Machine::template load_shared<Chunk>(rows.row + 16 * (lane_ % kPieces));
-      if (!Machine::any((piece.word[0] | piece.word[1] | piece.word[2] | piece.word[3]) != 0)) return;
+      if (!Machine::any((marks_ & kLargeMark) != 0)) return;
       const float natural = p.score.softmax_scale, inverse = Machine::reciprocal(natural);
       TILEWISE_UNROLL
       for (int c = 0; c < kColTiles; ++c) {
         TILEWISE_UNROLL
         for (int column = 0; column < 2; ++column) {
-          if (Machine::template load_shared<uint8_t>(rows.row + 8 * c + 2 * (lane_ % 4) + column) == 0) continue;
-          float& lse = lse2_[c / 2].value[c % 2 * 2 + column];
+          const int of = c % 2 * 2 + column;
+          const float marked = Machine::template load_shared<float>(delta + 16 * (c / 2) + 4 * (lane_ % 4) + of);
+          if (!has_large_mark(marked)) continue;
+          float& lse = lse2_[c / 2].value[of];
           TILEWISE_UNROLL
           for (int slot = 0; slot < 2; ++slot) {
             float& x = S.tile[0][c][2 * slot + column];
@@ -317,6 +321,7 @@ class BwdScores {
   BwdBias<Machine, C> bias_;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
+  uint32_t marks_ = 0;         // of large ones, of four of the tile's queries: see large_lse.h
   FloatRun<4> lse2_[kColTiles / 2], delta_[kColTiles / 2];
 };
 

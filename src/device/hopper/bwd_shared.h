@@ -125,12 +125,6 @@ struct BwdBiasStages {
 template <HopperBwdConfig C>
 struct BwdBiasStages<C, false> {};
 
-/// Of each query of a tile whether its log-sum-exp is large.
-template <HopperBwdConfig C>
-struct alignas(16) LargeRows {
-  uint8_t row[C.block_m];
-};
-
 template <class Machine, HopperBwdConfig C>
 struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   using KeyTile = SwizzledTile<C.block_n(), C.head_dim>;
@@ -147,7 +141,6 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   BwdHandover<Machine, C> handover;
   float lse2[C.stages][C.block_m];
   float delta[C.stages][C.block_m];
-  Choose<C.tells_large(), LargeRows<C>, NoShared> large[C.stages];
   Choose<(C.dropout != 0), KeptWords<C>, NoShared> draws;  // of a tile
   Ring<Machine, C.stages> tile_ring;                       // of Q, dO and their statistics
   Ring<Machine, C.score_stages()> score_ring;              // of dS

@@ -213,7 +213,7 @@ class BwdRowStatistics {
     if constexpr (C.tells_large) {
       const bool large = is_large_lse(lse2);
       if (large) lse2 = asked.lse;
-      Machine::store_global(p_.large + place.head_of_all(p_) * p_.rows_a_head + i, static_cast<uint8_t>(large ? 1 : 0));
+      delta = with_large_mark(delta, large);
     }
     Machine::store_global(p_.lse2 + at, lse2);
     Machine::store_global(p_.delta + at, lse2 == kInfinity ? 0.0f : delta);

@@ -106,7 +106,7 @@ class BwdWide {
   TILEWISE_INLINE void visit_head() {
     if constexpr (kSumsDv) scores_.enter_head(p_.score);
     tile_place_.wait_full(shared_.tile_ring);
-    if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage]);
+    if constexpr (kSumsDv) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
     read_kept();
     visit_tiles<C>(seen_, false, [&](auto masked, int32_t tile, bool /*first*/, bool more) {
       constexpr bool kMasked = decltype(masked)::value != 0;
@@ -128,7 +128,7 @@ class BwdWide {
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    scores_.scale_large(p_, shared_, stage);
+    scores_.scale_large(p_, shared_.delta[stage]);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(stage));
     if constexpr (kHandsFirst) hand_weights(room);
     if constexpr (C.dropout) scores_.drop();
@@ -137,7 +137,7 @@ class BwdWide {
     if constexpr (!kHandsFirst) hand_weights(room);
     if (!landed) next.wait_full(shared_.tile_ring);
     if (more) {
-      scores_.read_lse(shared_.lse2[next.stage]);
+      scores_.read_lse(shared_.lse2[next.stage], shared_.delta[next.stage]);
       read_kept();
     } else {
       scores_.forget();

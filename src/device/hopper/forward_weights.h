@@ -57,7 +57,7 @@ class ForwardWeights {
         if (!rows.is_among(rows.row_of_slot(slot), work.seqlen_q)) softmax.ignore(slot);
       }
     }
-    if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || softmax.has_far();
+    if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || softmax.has_far(scale_);
     NoRest rest;
     if constexpr (!C.bounded) softmax.subtract_far(S, scale_, rest);
     weigh(p, rest, O, once_free);
@@ -185,11 +185,11 @@ class ForwardWeights {
     const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
     if constexpr (C.watch_weights && !kMasked) softmax.look_at_sums();
-    if constexpr (!C.bounded) softmax.subtract_far(S, scale_, rest);
+    if constexpr (C.watch_weights && !kMasked) softmax.subtract_far(S, scale_, rest);
     weigh(p, rest, O, once_free);
     if (moved != 0) {
       Softmax::scale_moved(O, moved, factor);
-      if constexpr (C.watch_sums) careful_ = careful_ || softmax.has_far();
+      if constexpr (C.watch_sums) careful_ = careful_ || softmax.has_far(scale_);
     }
   }
 
@@ -265,9 +265,8 @@ class ForwardWeights {
       softmax.row_sum[slot] = lost[slot] != 0.0f ? sum_before_[slot] : softmax.row_sum[slot];
     }
     PerRow factor;
-    Softmax::scale_moved(O, softmax.move(S, scale_, factor), factor);
     NoRest rest;
-    softmax.subtract_far(S, scale_, rest);
+    Softmax::scale_moved(O, softmax.move(S, scale_, factor, rest), factor);
     TileSums sums;
     softmax.template weigh<0, kElements>(S, scale_, sums);
     softmax.add(sums);

@@ -188,9 +188,8 @@ class LatentConsumer {
     const int32_t first_key = tile * C.kKeys, last_key = first_key + C.kKeys - 1;
     const bool ends = last_key >= work_.seqlen_k;
     if (ends || (C.ranged && last_key > work_.first_query + work_.diagonal)) hide(first_key);
-    const bool moved = softmax_.move(S_, scale_, factor) != 0;
     typename Softmax::NoRest rest;
-    softmax_.subtract_far(S_, scale_, rest);
+    const bool moved = softmax_.move(S_, scale_, factor, rest) != 0;
     typename Softmax::template TileSums<true> sums;
     softmax_.template weigh<0, Softmax::kElements>(S_, scale_, sums);
     softmax_.add(sums);
@@ -246,9 +245,7 @@ class LatentConsumer {
       factor[slot] = softmax_.refer_to(slot, {record.base, record.limit}, scale_);
       moved |= factor[slot] != 1.0f;
     }
-    if (!Machine::any(moved)) return;
-    softmax_.find_far(scale_);
-    O_.scale_rows(factor);
+    if (Machine::any(moved)) O_.scale_rows(factor);
   }
 
   // ------------------------------------------------------------------ output

@@ -140,12 +140,9 @@ struct HopperBwdStatisticsParams {
   AttentionShape shape;
   Tensor4 dq;  // null but where those of queries that see nothing are cleared
   LseTensor softmax_lse, dlse;
-  TileGrid grid;  // of tiles of queries, head after head
-  float* lse2;    // [batch_size, num_heads_q, rows_a_head]; natural where the config says so
-  float* delta;   // [batch_size, num_heads_q, rows_a_head]
-  // [batch_size, num_heads_q, large_rows_a_head], query after query: 1 where the log-sum-exp is large, and natural
-  // therefore, else 0. See large_lse.h.
-  uint8_t* large;
+  TileGrid grid;    // of tiles of queries, head after head
+  float* lse2;      // [batch_size, num_heads_q, rows_a_head]; natural where the config says so
+  float* delta;     // [batch_size, num_heads_q, rows_a_head]
   float* dq_accum;  // [batch_size, num_heads_q, rows_a_head, head_dim padded]; null where first sums are stored
   // [batch_size, num_heads_q, dense_rows_a_head], delta of query after query; null where no kernel reads it
   float* dense_delta;
@@ -156,7 +153,6 @@ struct HopperBwdStatisticsParams {
   uint32_t* dkdv_turns;
   uint32_t* tiles_done;  // [tiles], 1 for each tile that is made; null where nobody asks before this launch has ended
   int64_t rows_a_head, dq_accum_a_head, dense_rows_a_head, all_turns, counters, gradient_turns;
-  int64_t large_rows_a_head;   // rows_a_head where the config tells of large ones, else 0
   int32_t tiles, first_tiles;  // in all, and by all blocks; the rest by the first late_blocks
   int32_t late_blocks;
 
@@ -164,13 +160,11 @@ struct HopperBwdStatisticsParams {
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("out_map", p.out_map), visit("dout_map", p.dout_map), visit("shape", p.shape), visit("dq", p.dq);
     visit("softmax_lse", p.softmax_lse), visit("dlse", p.dlse), visit("grid", p.grid), visit("lse2", p.lse2);
-    visit("delta", p.delta), visit("large", p.large);
-    visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta);
+    visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("dense_delta", p.dense_delta);
     visit("turns", p.turns), visit("tile_counter", p.tile_counter), visit("dkdv_turns", p.dkdv_turns);
     visit("tiles_done", p.tiles_done), visit("rows_a_head", p.rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("dense_rows_a_head", p.dense_rows_a_head);
     visit("all_turns", p.all_turns), visit("counters", p.counters), visit("gradient_turns", p.gradient_turns);
-    visit("large_rows_a_head", p.large_rows_a_head);
     visit("tiles", p.tiles), visit("first_tiles", p.first_tiles);
     visit("late_blocks", p.late_blocks);
   }
@@ -196,7 +190,6 @@ struct HopperBwdParams {
   OrderDivisors divisors;
   const float* lse2;  // as HopperBwdStatisticsParams has them
   const float* delta;
-  const uint8_t* large;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
   uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
   // As the portable BwdParams have them; written instead of dk and dv where queries come in parts, and by all shares of
@@ -209,7 +202,6 @@ struct HopperBwdParams {
   // [batch_size, num_heads_q, statistics_tiles], as above; null where all have been made before
   const uint32_t* statistics_done;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
-  int64_t large_rows_a_head;
   int32_t statistics_tiles;
 
   template <class Params, class Visit>
@@ -221,11 +213,9 @@ struct HopperBwdParams {
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
     visit("order", p.order), visit("bias_places", p.bias_places), visit("group", p.group);
     visit("shares", p.shares), visit("tiles", p.tiles), visit("divisors", p.divisors);
-    visit("lse2", p.lse2), visit("delta", p.delta), visit("large", p.large);
-    visit("dq_accum", p.dq_accum), visit("turns", p.turns);
+    visit("lse2", p.lse2), visit("delta", p.delta), visit("dq_accum", p.dq_accum), visit("turns", p.turns);
     visit("dk_accum", p.dk_accum), visit("dv_accum", p.dv_accum), visit("dkdv_turns", p.dkdv_turns);
     visit("tile_counter", p.tile_counter), visit("rows_a_head", p.rows_a_head);
-    visit("large_rows_a_head", p.large_rows_a_head);
     visit("dq_accum_a_head", p.dq_accum_a_head), visit("turns_a_head", p.turns_a_head);
     visit("dk_accum_a_block", p.dk_accum_a_block), visit("dv_accum_a_block", p.dv_accum_a_block);
   }

@@ -60,47 +60,59 @@ class SteadySoftmax {
   PerRow row_sum;  // this lane's part of the weights' sum
 
   /// Where a row's weights are counted from: a score's is exp2(score * scale - base). A score above the limit moves it;
-  /// kUnseen and -infinity while the row has seen nothing. The limit of a row that is far (see RowReference) is its
-  /// greatest score, which is subtracted from the others before they are scaled, and its base is 0.
+  /// kUnseen and -infinity while the row has seen nothing. From the scores of a row that is far (see RowReference) its
+  /// greatest is subtracted before they are scaled, and its base is 0. That score stands in the limit without its sign,
+  /// which is the base's, and below 0, by which move() takes the slow way without a look of its own.
   struct Reference {
     float base, limit;
     TILEWISE_INLINE bool is_far(float scale) const { return RowReference::is_far_score(limit, scale); }
+    TILEWISE_INLINE static Reference far(float row_max) {
+      return {__builtin_bit_cast(float, __builtin_bit_cast(uint32_t, row_max) & kSign), -magnitude(row_max)};
+    }
+    TILEWISE_INLINE float far_score() const {
+      return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, -limit) | __builtin_bit_cast(uint32_t, base));
+    }
+    TILEWISE_INLINE bool equals(const Reference& other) const {
+      return limit == other.limit && __builtin_bit_cast(uint32_t, base) == __builtin_bit_cast(uint32_t, other.base);
+    }
+
+   private:
+    static constexpr uint32_t kSign = 0x80000000u;
   };
   TILEWISE_INLINE Reference reference(int slot) const { return {bases_[slot], limits_[slot]}; }
   /// Takes over another warp's reference, no lower than its own. What weights and sums that exist are to be multiplied
   /// by.
   TILEWISE_INLINE float refer_to(int slot, const Reference& reference, float scale) {
-    if (reference.limit == limits_[slot]) return 1.0f;
+    if (reference.equals(this->reference(slot))) return 1.0f;
     const Reference before = take(slot, reference);
     const float factor = factor_between(before, reference, scale);
     row_sum[slot] *= factor;
     return factor;
   }
-  /// Where references have been taken over.
-  TILEWISE_INLINE void find_far(float scale) {
+  /// Rows that have seen nothing yet.
+  TILEWISE_INLINE void clear() { bases_.fill(kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity); }
+  /// Whether a row of the warp is far: scores are to be compared from then on.
+  TILEWISE_INLINE bool has_far(float scale) const {
     bool far = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) far |= reference(slot).is_far(scale);
-    far_ = Machine::any(far);
+    return Machine::any(far);
   }
-  /// Rows that have seen nothing yet.
-  TILEWISE_INLINE void clear() { bases_.fill(kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity), far_ = false; }
-  /// Whether a row of the warp is far: scores are to be compared from then on.
-  TILEWISE_INLINE bool has_far() const { return far_; }
-  /// Subtracts what the scores of rows that are far are counted from. After move(), before weigh().
+  /// Subtracts what the scores of rows that are far are counted from, as move() does too, before weigh().
   template <class Rest>
   TILEWISE_INLINE void subtract_far(Scores& S, float scale, Rest& rest) const {
-    if (!far_) return;
+    if (!has_far(scale)) return;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       if (!reference(slot).is_far(scale)) continue;
       add_rest(S, slot, rest);
-      S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x - limits_[slot] : x; });
+      const float row_max = reference(slot).far_score();
+      S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x - row_max : x; });
     }
   }
   TILEWISE_INLINE RowLse lse(int slot, float sum, float natural) const {
     const Reference reference = this->reference(slot);
-    return reference.is_far(natural * kLog2E) ? RowLse::of_score<Machine>(reference.limit, sum, natural)
+    return reference.is_far(natural * kLog2E) ? RowLse::of_score<Machine>(reference.far_score(), sum, natural)
                                               : RowLse::of_base<Machine>(reference.base, sum, natural);
   }
 
@@ -113,7 +125,6 @@ class SteadySoftmax {
       row_sum[slot] = 0.0f;
       take(slot, reference_at(row_max[slot], scale));
     }
-    find_far(scale);
   }
 
   /// Where no score passes 1, and none is below -1.
@@ -123,15 +134,14 @@ class SteadySoftmax {
       row_sum[slot] = 0.0f;
       take(slot, {scale - Range::kMostBounded, kInfinity});
     }
-    far_ = false;
   }
 
   /// Moves the references of rows that a score of this tile passes by far, and says of which slots some did, a bit
   /// each: O is then to be multiplied by `factor`. Rows that are near keep theirs, so that a row's bits don't depend on
   /// the rows beside it. `rest`: what this lane's scores of each row still lack.
-  template <class Rest = NoRest>
-  TILEWISE_INLINE uint32_t move(const Scores& S, float scale, PerRow& factor, const Rest& rest = {}) {
-    PerRow threshold, most, row_max = greatest_as<int32_t>(S);
+  template <class Rest>
+  TILEWISE_INLINE uint32_t move(Scores& S, float scale, PerRow& factor, Rest& rest) {
+    PerRow threshold, row_max = greatest_as<int32_t>(S);
     bool comparable = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
@@ -139,24 +149,8 @@ class SteadySoftmax {
       comparable = comparable && threshold[slot] >= 0.0f;
     }
     if (!Machine::any(!comparable || passes(row_max, threshold))) return 0;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot)
-      most[slot] = threshold[slot] + (can_step(slot, scale) ? step(scale) : 0.0f);
-    if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
-      if (Machine::any(!comparable)) {
-        row_max = greatest_as<float>(S);
-        if (!Machine::any(passes(row_max, threshold))) return 0;
-      }
-      return jump(row_max, threshold, most, scale, factor, rest);
-    }
-    uint32_t moved = 0;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const uint32_t lanes = Machine::lanes_where(row_max[slot] > threshold[slot]);
-      if (lanes != 0) moved |= 1u << slot;
-      factor[slot] = step_row(slot, scale, has_lane_of_row(lanes));
-      row_sum[slot] *= factor[slot];
-    }
+    const uint32_t moved = move_rows(S, row_max, threshold, comparable, scale, factor, rest);
+    subtract_far(S, scale, rest);
     return moved;
   }
 
@@ -290,7 +284,6 @@ class SteadySoftmax {
       row_sum[slot] = is_lost && row_sum[slot] == row_sum[slot] ? 0.0f : row_sum[slot];
       if (is_lost) take(slot, reference_at(row_max[slot], scale));
     }
-    find_far(scale);
   }
   /// Scores become weights, and those of lost rows join their sum.
   TILEWISE_INLINE void weigh_lost(Sm80Accumulator (&tiles)[2], float scale, const PerRow& lost) {
@@ -348,6 +341,33 @@ class SteadySoftmax {
     constexpr int32_t kFactor = (kBias - static_cast<int32_t>(Range::kReach)) << kMantissaBits;
     return passed ? __builtin_bit_cast(float, kFactor) : 1.0f;
   }
+  /// move() once some row may have to.
+  template <class Rest>
+  TILEWISE_INLINE uint32_t move_rows(const Scores& S, PerRow& row_max, PerRow& threshold, bool comparable, float scale,
+                                     PerRow& factor, const Rest& rest) {
+    PerRow most;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (reference(slot).is_far(scale)) threshold[slot] = completed(reference(slot).far_score(), rest, slot, -1.0f);
+      most[slot] = threshold[slot] + (can_step(slot, scale) ? step(scale) : 0.0f);
+    }
+    if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
+      if (Machine::any(!comparable)) {
+        row_max = greatest_as<float>(S);
+        if (!Machine::any(passes(row_max, threshold))) return 0;
+      }
+      return jump(row_max, threshold, most, scale, factor, rest);
+    }
+    uint32_t moved = 0;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const uint32_t lanes = Machine::lanes_where(row_max[slot] > threshold[slot]);
+      if (lanes != 0) moved |= 1u << slot;
+      factor[slot] = step_row(slot, scale, has_lane_of_row(lanes));
+      row_sum[slot] *= factor[slot];
+    }
+    return moved;
+  }
   /// move() where for some row a step may not be enough, or it sees its first key: then its greatest score becomes its
   /// reference.
   template <class Rest>
@@ -371,7 +391,6 @@ class SteadySoftmax {
       }
       row_sum[slot] *= factor[slot];
     }
-    find_far(scale);
     return (1u << kSlots) - 1;
   }
   /// Whether one of them has scores of this lane's rows.
@@ -379,7 +398,7 @@ class SteadySoftmax {
 
   TILEWISE_INLINE static Reference reference_at(float row_max, float scale) {
     if (row_max == -kInfinity) return {kUnseen, -kInfinity};
-    if (RowReference::is_far_score(row_max, scale)) return {0.0f, row_max};
+    if (RowReference::is_far_score(row_max, scale)) return Reference::far(row_max);
     float base = fused_multiply_add(row_max, scale, -Range::kStart);
     // A large base is rounded by some powers of 2: the weight must not begin beyond its reach, and the limit, which is
     // rounded likewise, must not lie beyond it.
@@ -444,7 +463,6 @@ class SteadySoftmax {
 
   bool many_[kSlots];      // where weights are watched: whether the lane's part of the row's sum was that of many
   PerRow bases_, limits_;  // see Reference
-  bool far_ = false;
 };
 
 }  // namespace tilewise::device

@@ -171,7 +171,6 @@ class BackwardLowerer {
     params.rows_a_head = rows_a_head_;
     const bool stores_first = config_.ordered && (config_.last_rounds || each_query_sees_a_key(p_, config_));
     params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
-    params.large_rows_a_head = c.tells_large ? rows_a_head_ : 0;
     params.dense_rows_a_head = p_.dsink || p_.dbias ? p_.seqlen_q : 0;
     const std::int64_t heads = p_.num_heads_q * p_.batch_size;
     params.all_turns = heads * query_tiles_ * turns_a_block();
@@ -200,7 +199,6 @@ class BackwardLowerer {
     params.divisors = device::order_divisors(params.order, params.shares);
     params.order.counters = static_cast<std::int32_t>(counters());
     params.rows_a_head = rows_a_head_;
-    params.large_rows_a_head = config_.tells_large() ? rows_a_head_ : 0;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
     if (config_.late_statistics) params.statistics_tiles = static_cast<std::int32_t>(statistics_tiles());

@@ -38,9 +38,6 @@ void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::Reg
   table.lse(p.dlse, "dlse", Access::read);
   table.workspace(p.lse2, "lse2", Access::write, table.heads() * p.rows_a_head);
   table.workspace(p.delta, "tile_delta", Access::write, table.heads() * p.rows_a_head);
-  gpu::Region large = gpu::float_workspace("large", Access::write, table.heads() * p.large_rows_a_head);
-  large.element_bytes = 1;
-  table.add(p.large, large);
   table.workspace(p.dq_accum, "dq_accum", Access::write, table.heads() * p.dq_accum_a_head);
   table.workspace(p.dense_delta, "delta", Access::write, table.heads() * p.dense_rows_a_head);
   table.add(p.turns, gpu::float_workspace("turns", Access::write, p.all_turns));
@@ -61,9 +58,6 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   table.queries(p.dq, "dq", Access::write);
   table.workspace(p.lse2, "lse2", Access::read, table.heads() * p.rows_a_head);
   table.workspace(p.delta, "tile_delta", Access::read, table.heads() * p.rows_a_head);
-  gpu::Region large = gpu::float_workspace("large", Access::read, table.heads() * p.large_rows_a_head);
-  large.element_bytes = 1;
-  table.add(p.large, large);
   gpu::Region sums = gpu::float_workspace("dq_accum", Access::add, table.heads() * p.dq_accum_a_head);
   sums.one_writer = p.turns_a_head == 0;  // in turn one stores and others add
   table.add(p.dq_accum, sums);

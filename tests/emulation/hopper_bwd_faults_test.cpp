@@ -136,7 +136,7 @@ class BwdCall {
         const double lse = call_.lse.get({0, h, i});
         double delta = 0.0;
         for (std::int64_t d = 0; d < kDimV; ++d) delta += call_.out.get({0, i, h, d}) * call_.dout.get({0, i, h, d});
-        lse2_[at] = std::isinf(lse) ? INFINITY : static_cast<float>(lse / std::log(2.0));
+        lse2_[at] = std::isinf(lse) ? INFINITY : static_cast<float>(C.natural_lse() ? lse : lse / std::log(2.0));
         delta_[at] = with_large_mark(static_cast<float>(delta), false);
       }
     }

@@ -14,7 +14,8 @@ namespace {
 
 using core::concat;
 
-constexpr int kMostSpilledBytes = 64;
+// Most of a kernel at its limit are of what only rows whose scores are huge have use for, outside the loops.
+constexpr int kMostSpilledBytes = 112;
 
 class HopperCompiled : public ::testing::Test {
  protected:

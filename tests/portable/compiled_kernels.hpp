@@ -75,7 +75,7 @@ inline CompiledKernels compile_kernels(std::string_view architecture, std::span<
 }
 
 /// Bytes that each lane may store because registers ran out: on NVIDIA's those that ptxas spills, on AMD's any scratch.
-inline int most_bytes(const jit::Target& target) { return target.kind == jit::TargetKind::cuda ? 64 : 0; }
+inline int most_bytes(const jit::Target& target) { return target.kind == jit::TargetKind::cuda ? 80 : 0; }
 
 inline int bytes_out_of_registers(const gpu::KernelBuild& build) {
   const jit::KernelResources& used = build.compiled->resources;

@@ -61,6 +61,10 @@ def test_results_verify(emulate, command, model):
         "17",
         "--max-flops",
         "3e5",
+        # The kernels flush denormals, which by Intel's and AMD's manuals leaves conversions to f16 as they are; qemu's
+        # flush there too.
+        "--without",
+        "f16",
     )  # every instruction set has a row that attends
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {

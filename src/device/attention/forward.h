@@ -90,7 +90,7 @@ class Forward {
       Call::template add_keys<C>(sequence_, p_, queries_.batch);
     }
     O_.clear();
-    softmax_.clear(scale());
+    softmax_.clear();
     TILEWISE_UNROLL
     for (int slot = 0; slot < Scores::kSlots; ++slot) {
       const int32_t row = row_of_slot(slot);
@@ -233,7 +233,7 @@ class Forward {
       const int32_t row = row_of_slot(slot);
       const float row_sum = softmax_.row_sum[slot];
       const bool used = row < queries_.used_rows, seen = row_sum != 0.0f;
-      RowLse lse = RowLse::of<Machine>(softmax_.reference(slot), row_sum, natural_scale());
+      RowLse lse = softmax_.lse(slot, natural_scale());
       factor[slot] = used && seen ? 1.0f / row_sum : 0.0f;
       if (kJoinsSink && is_whole()) {
         const int32_t head = queries_.head(minimum(row, queries_.total_rows - 1));

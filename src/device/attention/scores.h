@@ -57,19 +57,15 @@ TILEWISE_INLINE RowScore row_score(const ScoreParams& p, int64_t num_heads_q, co
   return row;
 }
 
-/// Exact to some units in the last place, near 0 too, since softcap multiplies it by the cap: an odd polynomial
-/// (minimax on [0, 0.625]) there, 1 - 2 / (e^2|x| + 1) beyond.
+/// Exact to some units in the last place, near 0 too, since softcap multiplies it by the cap: the first terms of its
+/// series there, 1 - 2 / (e^2x + 1) beyond.
 template <class Machine>
 TILEWISE_INLINE float tanh_of(float x) {
-  const float square = x * x, size = magnitude(x);
-  float p = fused_multiply_add(-0x1.75e1cap-8f, square, 0x1.52269ap-6f);
-  p = fused_multiply_add(p, square, -0x1.b83c5ap-5f);
-  p = fused_multiply_add(p, square, 0x1.110726p-3f);
-  p = fused_multiply_add(p, square, -0x1.555532p-2f);
-  const float near = fused_multiply_add(x * square, p, x);
-  const float far = 1.0f - 2.0f * Machine::reciprocal(Machine::exp2(size * (2.0f * kLog2E)) + 1.0f);
-  // x in the end, which may be no number.
-  return size > 0.625f ? (x < 0.0f ? -far : far) : near;
+  const float far = 1.0f - 2.0f * Machine::reciprocal(Machine::exp2(x * (2.0f * kLog2E)) + 1.0f);
+  const float square = x * x;
+  float p = fused_multiply_add(square, -17.0f / 315.0f, 2.0f / 15.0f);
+  p = fused_multiply_add(p, square, -1.0f / 3.0f);
+  return square < 0.06f ? fused_multiply_add(x * square, p, x) : far;
 }
 
 /// The bias at an offset, of a type that has numbers.

@@ -49,6 +49,7 @@ class RowStore {
         factor[slot] = used && seen ? maximum(factor[slot], kLeastNormal) : 0.0f;
       }
       if (!used) lse.of[slot] = {-kInfinity, 0.0f};
+      if constexpr (!C.split) lse.of[slot] = {lse.of[slot].sum(), 0.0f};  // one register until it is stored
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;
       if constexpr (C.fp8()) factor[slot] *= value_scale;
     }

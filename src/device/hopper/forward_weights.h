@@ -185,7 +185,6 @@ class ForwardWeights {
     const uint32_t moved = compares ? softmax.move(S, scale_, factor, rest) : 0;
     if constexpr (C.watch_sums && !kMasked) sum_before_ = softmax.row_sum;
     if constexpr (C.watch_weights && !kMasked) softmax.look_at_sums();
-    if constexpr (C.watch_weights && !kMasked) softmax.subtract_far(S, scale_, rest);
     weigh(p, rest, O, once_free);
     if (moved != 0) {
       Softmax::scale_moved(O, moved, factor);
@@ -303,8 +302,6 @@ class ForwardWeights {
     multiply_bytes_again(Q, K);
     PerRow factor;
     softmax.refer_to_lost(S, scale_, lost, factor);
-    NoRest rest;
-    softmax.subtract_far(S, scale_, rest);
     O.scale_rows(factor);
     TILEWISE_UNROLL
     for (int c = 0; c < Scores::kColTiles; c += 2) {

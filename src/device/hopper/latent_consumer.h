@@ -15,7 +15,7 @@ class LatentConsumer {
   using Shared = HopperLatentShared<Machine, C>;
   using Scores = Fragment<Ops, 16, C.kKeys>;
   using Out = Fragment<Ops, 16, C.head_dim_v / C.kConsumers>;
-  using Softmax = SteadySoftmax<Scores, C.v_type>;
+  using Softmax = SteadySoftmax<Scores, C.v_type, false, true>;
   using PerRow = typename Softmax::PerRow;
   static constexpr int kDepth = 16, kStepBytes = 32, kSteps = C.kKeys / kDepth;
   static constexpr int kSlots = Scores::kSlots, kComputing = C.kConsumers * kWarpgroupThreads;

@@ -33,11 +33,14 @@ struct WeightRange {
 };
 
 /// `scale` takes scores to units of log2 and is positive.
-template <class Scores, int kElement, bool kWatchesWeights = false>
+template <class Scores, int kElement, bool kWatchesWeights = false, bool kSubtracts = false>
 class SteadySoftmax {
   using Machine = typename Scores::Ops::Machine;
   using FragmentLayout = typename Scores::FragmentLayout;
   using Range = WeightRange<kElement>;
+  /// Not of fp8, whose scores come from numbers up to 448: behind a branch that may change them its products would wait
+  /// for each other.
+  static constexpr bool kGoesFar = kElement != kE4m3;
   static constexpr int kSlots = Scores::kSlots, kRegisters = FragmentLayout::kRegisters;
   static constexpr int32_t kMostSteps =
       112;  // 2^-kMostSteps is a normal number, and kMostSteps what any near base can be raised by
@@ -65,7 +68,7 @@ class SteadySoftmax {
   /// which is the base's, and below 0, by which move() takes the slow way without a look of its own.
   struct Reference {
     float base, limit;
-    TILEWISE_INLINE bool is_far(float scale) const { return RowReference::is_far_score(limit, scale); }
+    TILEWISE_INLINE bool is_far(float scale) const { return kGoesFar && RowReference::is_far_score(limit, scale); }
     TILEWISE_INLINE static Reference far(float row_max) {
       return {__builtin_bit_cast(float, __builtin_bit_cast(uint32_t, row_max) & kSign), -magnitude(row_max)};
     }
@@ -112,8 +115,8 @@ class SteadySoftmax {
   }
   TILEWISE_INLINE RowLse lse(int slot, float sum, float natural) const {
     const Reference reference = this->reference(slot);
-    return reference.is_far(natural * kLog2E) ? RowLse::of_score<Machine>(reference.far_score(), sum, natural)
-                                              : RowLse::of_base<Machine>(reference.base, sum, natural);
+    const bool far = reference.is_far(natural * kLog2E);
+    return RowLse::of<Machine>(far, far ? reference.far_score() : reference.base, sum, natural);
   }
 
   /// Takes the first tile's maximum as reference.
@@ -150,7 +153,7 @@ class SteadySoftmax {
     }
     if (!Machine::any(!comparable || passes(row_max, threshold))) return 0;
     const uint32_t moved = move_rows(S, row_max, threshold, comparable, scale, factor, rest);
-    subtract_far(S, scale, rest);
+    if constexpr (!kSubtracts) subtract_far(S, scale, rest);
     return moved;
   }
 
@@ -161,10 +164,18 @@ class SteadySoftmax {
     PerRow from;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) from[slot] = completed(bases_[slot], rest, slot, -scale);
+    [[maybe_unused]] PerRow less;
+    if constexpr (kSubtracts) {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < kSlots; ++slot) {
+        less[slot] = reference(slot).is_far(scale) ? reference(slot).far_score() : 0.0f;
+      }
+    }
     TILEWISE_UNROLL
     for (int e = kFrom; e < kTo; ++e) {
       const int slot = FragmentLayout::slot(e % kRegisters), chain = e % 2;
       float& x = S.tile[0][e / kRegisters][e % kRegisters];
+      if constexpr (kSubtracts) x -= less[slot];
       x = Machine::exp2(fused_multiply_add(x, scale, -from[slot]));
       float& sum = sums.chains[chain][slot];
       if (e >= kRegisters) {
@@ -258,9 +269,7 @@ class SteadySoftmax {
     uint32_t moved = 0;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      const bool is_far = reference(slot).is_far(scale) && great[slot],
-                 is_lost = is_far || most[slot] >= Range::kLostWeight;
-      const bool moves = great[slot] && !is_lost && most[slot] < Range::kLostWeight;
+      const bool is_lost = most[slot] >= Range::kLostWeight, moves = great[slot] && most[slot] < Range::kLostWeight;
       const float before = bases_[slot], reference = before + (Machine::log2(most[slot]) - Range::kStart);
       lost[slot] = is_lost ? 1.0f : 0.0f;
       factor[slot] = moves ? Machine::exp2(before - reference) : 1.0f;
@@ -330,9 +339,7 @@ class SteadySoftmax {
   static constexpr bool kSteps = kElement != kE4m3;
   TILEWISE_INLINE static float step(float scale) { return Range::kReach * Machine::reciprocal(scale); }
   /// Whether the base can say it: large ones have no room for it in their last places.
-  TILEWISE_INLINE bool can_step(int slot, float scale) const {
-    return !reference(slot).is_far(scale) && (bases_[slot] + Range::kReach) - bases_[slot] == Range::kReach;
-  }
+  TILEWISE_INLINE bool can_step(int slot, float scale) const { return magnitude(limits_[slot] * scale) < 0x1p12f; }
   /// What the row's weights so far are multiplied by.
   TILEWISE_INLINE float step_row(int slot, float scale, bool passed) {
     bases_[slot] += passed ? Range::kReach : 0.0f;
@@ -400,16 +407,16 @@ class SteadySoftmax {
     if (row_max == -kInfinity) return {kUnseen, -kInfinity};
     if (RowReference::is_far_score(row_max, scale)) return Reference::far(row_max);
     float base = fused_multiply_add(row_max, scale, -Range::kStart);
+    if constexpr (kElement != kF16) return {base, row_max + Range::kReach * Machine::reciprocal(scale)};
     // A large base is rounded by some powers of 2: the weight must not begin beyond its reach, and the limit, which is
     // rounded likewise, must not lie beyond it.
     constexpr float kMost = Range::kStart + Range::kReach;
     if (fused_multiply_add(row_max, scale, -base) > kMost) {
       base += __builtin_bit_cast(float, (__builtin_bit_cast(int32_t, base) & 0x7F800000) - (23 << 23));
     }
-    const float room = kMost - fused_multiply_add(row_max, scale, -base),
-                limit = row_max + room * Machine::reciprocal(scale);
-    const bool beyond = (limit - row_max) * scale > room + 0.5f || RowReference::is_far_score(limit, scale);
-    return {base, beyond ? row_max : limit};
+    const float room = kMost - fused_multiply_add(row_max, scale, -base);
+    const float limit = row_max + room * Machine::reciprocal(scale);
+    return {base, (limit - row_max) * scale > room + 0.5f ? row_max : limit};
   }
   TILEWISE_INLINE Reference take(int slot, const Reference& reference) {
     const Reference before = this->reference(slot);
@@ -419,7 +426,7 @@ class SteadySoftmax {
   }
   TILEWISE_INLINE void raise_limit(int slot, float by, float scale) {
     const float limit = limits_[slot] + by;
-    limits_[slot] = RowReference::is_far_score(limit, scale) ? limits_[slot] : limit;
+    limits_[slot] = kGoesFar && RowReference::is_far_score(limit, scale) ? limits_[slot] : limit;
   }
   /// What weights so far are multiplied by: a row that is far, or was, has left all that came before far behind.
   TILEWISE_INLINE static float factor_between(const Reference& before, const Reference& moved, float scale) {

@@ -18,20 +18,22 @@ class OnlineSoftmax {
  public:
   RowValues<kSlots> row_sum;  // this lane's part
 
-  /// scale: of the call's scores, to units of log2. It is positive.
-  TILEWISE_INLINE void clear(float scale) {
-    scales_.fill(scale);
-    bases_.fill(-kInfinity);
+  /// Rows that have seen nothing.
+  TILEWISE_INLINE void clear() {
+    row_max_.fill(-kInfinity);
     row_sum.fill(0.0f);
     if constexpr (kPacked) sums_.clear();
   }
 
-  /// Where a row's weights are counted from; its base is 0 while no score was seen.
-  TILEWISE_INLINE RowReference reference(int slot) const {
-    return {scales_[slot], bases_[slot] == -kInfinity ? 0.0f : bases_[slot]};
+  /// The log-sum-exp of a row whose sum is complete. `natural` takes scores to natural units.
+  TILEWISE_INLINE RowLse lse(int slot, float natural) const {
+    const float scale = natural * kLog2E;
+    const bool far = is_far(slot, scale);
+    return RowLse::of<Machine>(far, far ? row_max_[slot] : base(slot, scale), row_sum[slot], natural);
   }
 
-  /// P = exp2(S * scale - base), in the place of S. Rescales O where a reference moves.
+  /// P = exp2(S * scale - base), in the place of S. Rescales O where a reference moves. The scale takes scores to units
+  /// of log2 and is positive.
   template <class Out>
   TILEWISE_INLINE void update(Scores& S, Out& O, float scale) {
     RowValues<kSlots> highest;
@@ -39,21 +41,24 @@ class OnlineSoftmax {
     S.for_each(0, [&](int slot, int, auto&& x) { highest[slot] = higher(highest[slot], x); });
     bool far = false;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) far |= passed(highest[slot], slot);
-    if (Machine::any(far)) move_references(highest, O, scale);
-    RowValues<kSlots> base;
+    for (int slot = 0; slot < kSlots; ++slot) far |= passed(highest[slot], slot, scale) || is_far(slot, scale);
+    if (Machine::any(far)) {
+      move_references(highest, O, scale);
+      subtract_far(S, scale);
+    }
+    RowValues<kSlots> bases;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) base[slot] = reference(slot).base;
+    for (int slot = 0; slot < kSlots; ++slot) bases[slot] = base(slot, scale);
     if constexpr (kPacked) {
       S.for_each_packed([&](int slot, auto& x) {
-        const auto exponent = Scores::Accumulator::multiply_subtract(x, scales_[slot], base[slot]);
+        const auto exponent = Scores::Accumulator::multiply_subtract(x, scale, bases[slot]);
         x[0] = Machine::exp2(exponent[0]);
         x[1] = Machine::exp2(exponent[1]);
         sums_.value[slot] += x;
       });
     } else {
       S.for_each(0, [&](int slot, int, auto&& x) {
-        const float p = Machine::exp2(fused_multiply_add(x, scales_[slot], -base[slot]));
+        const float p = Machine::exp2(fused_multiply_add(x, scale, -bases[slot]));
         row_sum[slot] += p;
         x = p;
       });
@@ -69,9 +74,23 @@ class OnlineSoftmax {
   }
 
  private:
-  /// Where a row has seen nothing its base of -infinity is passed by every score but one of -infinity.
-  TILEWISE_INLINE bool passed(float score, int slot) const {
-    return fused_multiply_add(score, scales_[slot], -bases_[slot]) > kSlack;
+  TILEWISE_INLINE bool is_far(int slot, float scale) const { return RowReference::is_far_score(row_max_[slot], scale); }
+  /// What exponents subtract, worked out for each tile rather than kept: a row has one register so. 0 while it has seen
+  /// nothing, and where it is far, whose row_max is subtracted from the scores themselves.
+  TILEWISE_INLINE float base(int slot, float scale) const {
+    return row_max_[slot] == -kInfinity || is_far(slot, scale) ? 0.0f : row_max_[slot] * scale;
+  }
+  /// Whether a score moves the reference of a row that is not far. Where it has seen nothing every score does but one
+  /// of -infinity.
+  TILEWISE_INLINE bool passed(float score, int slot, float scale) const {
+    return fused_multiply_add(score, scale, -(row_max_[slot] * scale)) > kSlack;
+  }
+  TILEWISE_INLINE void subtract_far(Scores& S, float scale) const {
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (!is_far(slot, scale)) continue;
+      S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x - row_max_[slot] : x; });
+    }
   }
 
   template <class Out>
@@ -82,11 +101,13 @@ class OnlineSoftmax {
     for (int slot = 0; slot < kSlots; ++slot) {
       // Rows that are near keep theirs, so that a row's bits don't depend on the rows beside it.
       factor[slot] = 1.0f;
-      if (passed(highest[slot], slot)) {
-        const RowReference before{scales_[slot], bases_[slot]}, moved = RowReference::at(highest[slot], scale, 0.0f);
-        factor[slot] = before.template factor_to<Machine>(moved);
-        scales_[slot] = moved.scale;
-        bases_[slot] = moved.base;
+      const bool was_far = is_far(slot, scale);
+      if (was_far ? highest[slot] > row_max_[slot] : passed(highest[slot], slot, scale)) {
+        const bool near = row_max_[slot] != -kInfinity && !was_far;
+        const float before = base(slot, scale);
+        row_max_[slot] = highest[slot];
+        // Beside a row that is far what came before it counts for nothing.
+        factor[slot] = near && !is_far(slot, scale) ? Machine::exp2(before - base(slot, scale)) : 0.0f;
       }
       if constexpr (kPacked) {
         sums_.value[slot] *= factor[slot];
@@ -106,7 +127,7 @@ class OnlineSoftmax {
     }
   };
   Pairs sums_;
-  RowValues<kSlots> scales_, bases_;  // a base is -infinity until a score was seen
+  RowValues<kSlots> row_max_;  // a score that the row had; -infinity until it has seen one
 };
 
 }  // namespace tilewise::device

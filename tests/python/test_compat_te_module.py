@@ -240,7 +240,11 @@ PACKED = torch.zeros(2, 7, 3, 4, 16)
 MADE = {
     "heads": ({"num_gqa_groups": 3}, ValueError, r"num_gqa_groups: must be a multiple of tp_size = 1 and divide .* 3"),
     "ranks": ({"tp_size": 3}, ValueError, r"num_attention_heads: must be a multiple of tp_size = 3 .* \(got 4\)"),
-    "format": ({"qkv_format": "bhsd"}, ValueError, r"qkv_format: must be one of 'sbhd', 'bshd', 'thd' \(got 'bhsd'\)"),
+    "format": (
+        {"qkv_format": "bhsd"},
+        ValueError,
+        r"qkv_format: must be one of 'sbhd', 'bshd', 'thd'; did you mean 'bshd'\? \(got 'bhsd'\)",
+    ),
     "kind": ({"attn_mask_type": "full"}, ValueError, r"attn_mask_type: must be one of 'no_mask'"),
     "softmax": ({"softmax_type": "off_by_one"}, ValueError, r"softmax_type: must be one of 'vanilla', 'off-by-one'"),
     "logit": ({"return_max_logit": True}, NotImplementedError, "return_max_logit: must be False"),

@@ -224,7 +224,7 @@ class SteadySoftmax {
       const bool grown = most[slot] > Range::kMostSum && most[slot] < kInfinity;
       const int32_t wanted = grown ? minimum(exponent - static_cast<int32_t>(Range::kStart), kMostSteps) : 0;
       const float lowered = bases_[slot] + static_cast<float>(wanted);
-      const auto steps = static_cast<int32_t>(lowered - bases_[slot] + 0.5f);
+      const int32_t steps = grown ? static_cast<int32_t>(lowered - bases_[slot] + 0.5f) : 0;
       factor[slot] = __builtin_bit_cast(float, (127 - steps) << 23);
       bases_[slot] = lowered;
       raise_limit(slot, static_cast<float>(steps) / scale, scale);

@@ -142,7 +142,7 @@ TEST(HopperStepLowering, SharesKeysAsValuesInMlasForm) {
   const std::uint32_t blocks = one.lowering.launches()[0]->grid.x;
   EXPECT_GE(blocks, 32U);
   EXPECT_LE(blocks, 132U);
-  EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * sizeof(float));
+  EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * 2 * sizeof(float));
 }
 
 bool deals_mlas_keys(const gpu::Outcome& outcome) {
@@ -166,7 +166,7 @@ TEST(HopperStepLowering, DealsMlasKeysOfSequencesThatDiffer) {
   EXPECT_TRUE(gpu::config_of<Latent>(latent.key).split);
   EXPECT_TRUE(gpu::config_of<portable::KvCacheCombine>(combine.key).takes_turns);
   EXPECT_EQ(combine.grid, gpu::Extent3{5 * 132}) << "however many rows there are";
-  EXPECT_EQ(dealt.lowering.part("lse_accum")->bytes, places * 128 * sizeof(float));
+  EXPECT_EQ(dealt.lowering.part("lse_accum")->bytes, places * 128 * 2 * sizeof(float));
   EXPECT_EQ(dealt.lowering.part("dealt_parts")->bytes, 64 * sizeof(std::int64_t));
   EXPECT_TRUE(deals("batch_size=2 max_pages_per_seq=4000"));
   EXPECT_TRUE(deals("batch_size=512 max_pages_per_seq=129"));

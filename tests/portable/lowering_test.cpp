@@ -329,7 +329,7 @@ TEST(Lowering, WorkspacePartsLieApart) {
       ++split;
       const auto splits = static_cast<std::size_t>(params_of<Forward>(*forward.launches()[0]).grid.num_splits);
       EXPECT_EQ(bytes_of(forward, "out_accum"), 4 * splits * rows * static_cast<std::size_t>(p.head_dim_v));
-      EXPECT_EQ(bytes_of(forward, "lse_accum"), 4 * splits * rows);
+      EXPECT_EQ(bytes_of(forward, "lse_accum"), 2 * 4 * splits * rows);
     }
     const gpu::Lowering backward = lowered(architecture, concat("attention_backward", text.substr(text.find(' '))));
     EXPECT_EQ(backward.part("out_accum"), nullptr);

@@ -42,8 +42,8 @@ class SteadySoftmax {
   /// for each other.
   static constexpr bool kGoesFar = kElement != kE4m3;
   static constexpr int kSlots = Scores::kSlots, kRegisters = FragmentLayout::kRegisters;
-  static constexpr int32_t kMostSteps =
-      112;  // 2^-kMostSteps is a normal number, and kMostSteps what any near base can be raised by
+  /// Powers of 2 by which any near base can be raised: 2^-kMostSteps is a normal number.
+  static constexpr int32_t kMostSteps = 112;
 
  public:
   using PerRow = RowValues<kSlots>;

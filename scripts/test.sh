@@ -49,6 +49,9 @@ step() {
 
 summary() {
   local passed=0 failed=0 i
+  for i in "${!names[@]}"; do
+    [[ ${results[i]} == passed ]] || printf '\n== the end of %s\n%s\n' "${names[i]}" "$(tail -n 20 "$LOGS/${names[i]// /-}.log")"
+  done
   printf '\n== summary\n'
   for i in "${!names[@]}"; do
     printf '%-7s %-16s %4d s, %4d s of processors  %s\n' "${results[i]}" "${names[i]}" "${seconds[i]}" \
@@ -69,15 +72,11 @@ cpp_tests() {
     END { printf "%d passed, %d skipped, %d failed\n", passed, skipped, failed }' "$folder/Testing/Temporary/LastTest.log"
   return $status
 }
-# Folder by folder: two of them may have files of one name.
-python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 -n "$JOBS" --dist loadfile "tests/$@"; }
+# python_tests PATH... [OPTION...]: folder by folder, because two of them may have files of one name.
+python_tests() { .venv/bin/python -m pytest -q -p no:cacheprovider --durations=5 -n "$JOBS" --dist loadfile "$@"; }
 
 # What goes with models, beside the newest transformers that is pinned; all else is tested beside that of the build.
-newest_transformers() {
-  local file files=()
-  for file in tests/python/test_transformers*.py; do files+=("${file#tests/}"); done
-  PYTHONPATH=$PYTHONPATH:$PWD/.venv/newest python_tests "${files[@]}"
-}
+newest_transformers() { PYTHONPATH=$PYTHONPATH:$PWD/.venv/newest python_tests tests/python/test_transformers*.py; }
 
 # With clang the fuzz step's build serves both; else one of gcc.
 sanitizers() {
@@ -135,11 +134,11 @@ case ${1:-} in
   all)
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests build
-      step "Python tests" python_tests python
+      step "Python tests" python_tests tests/python
       step "newest transformers" newest_transformers
-      step "command tests" python_tests cli
-      step "document tests" python_tests documents tests/golden --dist load  # few files
-      step "wheel" python_tests package
+      step "command tests" python_tests tests/cli
+      step "document tests" python_tests tests/documents tests/golden --dist load  # few files
+      step "wheel" python_tests tests/package
       step "lint" scripts/lint.sh
       step "sanitizers" sanitizers
       step "fuzz" fuzz
@@ -148,8 +147,8 @@ case ${1:-} in
   quick)
     if step "build" make --no-print-directory test-build; then
       step "C++ tests" cpp_tests build -LE 'qemu|consumer'
-      step "Python tests" python_tests python
-      step "command tests" python_tests cli
+      step "Python tests" python_tests tests/python
+      step "command tests" python_tests tests/cli
     fi
     ;;
   sanitizers) step "sanitizers" sanitizers ;;
@@ -168,7 +167,7 @@ case ${1:-} in
       step "verify emulations" verify attention 20 --without f32,f64,fp8_e4m3 \
         --implementation emulation.sm80,emulation.sm90,emulation.cdna,emulation.rdna
       TILEWISE_TEST_PACKED=$(times_factor 20) TILEWISE_TEST_PACKED_SEED=$SEED \
-        step "packed batches" python_tests python/test_transformers_packed.py -k random_batches --dist load
+        step "packed batches" python_tests tests/python/test_transformers_packed.py -k random_batches --dist load
       SECONDS_EACH=$(times_factor "${SECONDS_EACH:-15}") step "fuzz" fuzz
       step "golden" golden
       step "ratios" ratios

@@ -226,7 +226,7 @@ class SteadySoftmax {
       const float lowered = bases_[slot] + static_cast<float>(wanted);
       const int32_t steps = grown ? static_cast<int32_t>(lowered - bases_[slot] + 0.5f) : 0;
       factor[slot] = __builtin_bit_cast(float, (127 - steps) << 23);
-      bases_[slot] = lowered;
+      bases_[slot] = grown ? lowered : bases_[slot];
       raise_limit(slot, static_cast<float>(steps) / scale, scale);
       row_sum[slot] *= factor[slot];
     }
@@ -342,7 +342,7 @@ class SteadySoftmax {
   TILEWISE_INLINE bool can_step(int slot, float scale) const { return magnitude(limits_[slot] * scale) < 0x1p12f; }
   /// What the row's weights so far are multiplied by.
   TILEWISE_INLINE float step_row(int slot, float scale, bool passed) {
-    bases_[slot] += passed ? Range::kReach : 0.0f;
+    bases_[slot] = passed ? bases_[slot] + Range::kReach : bases_[slot];  // a sum would lose a far row's sign
     limits_[slot] += passed ? step(scale) : 0.0f;
     constexpr int32_t kBias = 127, kMantissaBits = 23;
     constexpr int32_t kFactor = (kBias - static_cast<int32_t>(Range::kReach)) << kMantissaBits;

@@ -66,8 +66,9 @@ struct alignas(8) RowLse {
     const float less = Machine::exp2(-magnitude(above) * kLog2E), both = 1.0f + less;
     const float grown = Machine::log2(both) * kLn2, share = Machine::reciprocal(both);
     if (above > 0.0f) {
-      *this = {sink, grown};
-      return less * share;
+      const float nothing = sink - sink;  // but of an infinite sink, which leaves no number
+      *this = {sink, grown + nothing};
+      return fused_multiply_add(less, share, nothing);
     }
     rest += grown;
     return share;

@@ -57,6 +57,7 @@ class Forward {
  public:
   using Params = typename Call::Forward;
   using Shared = ForwardShared<Ops, C, Call>;
+  using Pipeline = typename Call::template Pipeline<Ops, C, typename Shared::Stage>;
 
   TILEWISE_INLINE static void run(const Params& params, Shared& shared) {
     if constexpr (C.split) let_next_step_begin<Machine>();
@@ -215,6 +216,11 @@ class Forward {
     const auto P = to_operand<C.v_type>(S);
     if (kLateStart && more) pipeline_.start(stage_of(turn + 1), next);
     mma_AB(O_, P, stage.v);  // O += P V
+    if constexpr (Pipeline::kTwoTerms) {
+      Machine::wave_sync();  // V is read again: what is left of the scores has no registers to spare for it
+      keep_rounding_errors<C.v_type>(S);
+      mma_AB(O_, to_operand<C.v_type>(S), stage.v);
+    }
   }
 
   /// What scores are multiplied by to be in natural units, and on their way into exp2.
@@ -303,7 +309,7 @@ class Forward {
   Columns columns_;
   KeyPart part_;
   int lane_, wave_row_;
-  typename Call::template Pipeline<Ops, C, typename Shared::Stage> pipeline_;
+  Pipeline pipeline_;
   typename Shared::QRows q_rows_;
   RowScore row_scores_[Scores::kSlots];
   VisibleBand band_;

@@ -52,6 +52,7 @@ class KvPipeline {
   TILEWISE_INLINE void wait(Stage& stage, const Stage&, int32_t) { wait(stage); }
 
   /// Keys and values are what stands in memory: nothing is left to scale.
+  static constexpr bool kTwoTerms = false;
   template <class Scores>
   TILEWISE_INLINE void scale_scores(Scores&, const Stage&) const {}
   template <class Scores>

@@ -174,6 +174,9 @@ class CachePipeline {
       }
     });
   }
+  /// A weight times the scale of a token may leave f16's range, and one bf16 number keeps less of it than f16 queries
+  /// ask for: the sum of two does.
+  static constexpr bool kTwoTerms = C.scales == kTokenScales && C.q_type == kF16;
   /// P *= v_scale of tokens. What is not seen stays 0, whatever its scale is.
   template <class Scores>
   TILEWISE_INLINE void scale_weights(Scores& P, const Stage& stage) const {

@@ -2,6 +2,7 @@
 // streams have brought are read the way the product needs them.
 #pragma once
 
+#include "device/tile/element.h"
 #include "device/tile/fragment.h"
 #include "device/tile/stream_tile.h"
 
@@ -54,6 +55,16 @@ TILEWISE_INLINE void mma_AtB(Fragment<Ops, Rows, Cols>& to, const A& a, const B&
 template <int kElement, class Ops, int Rows, int Cols>
 TILEWISE_INLINE auto to_operand(const Fragment<Ops, Rows, Cols>& from) {
   return Ops::template to_operand<kElement>(from);
+}
+
+/// What to_operand() leaves out: each number without its rounded value. Of one whose rounded value is no number, 0.
+template <int kElement, class Ops, int Rows, int Cols>
+TILEWISE_INLINE void keep_rounding_errors(Fragment<Ops, Rows, Cols>& of) {
+  using Machine = typename Ops::Machine;
+  of.for_each(Machine::lane(), [](int, int, auto&& x) {
+    const float rest = x - element_to_float<kElement>(Machine::template pack<kElement>(x, x));
+    x = rest == rest ? rest : 0.0f;
+  });
 }
 
 }  // namespace tilewise::device

@@ -67,7 +67,7 @@ void shape_byte_tiles(device::KvCacheForwardConfig& c) {
 void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std::int64_t rows, bool batch_invariant) {
   const bool is_sm80 = traits.family == gpu::Family::sm80;
   // e4m3 is exact in bf16 and in f16, but a weight times the scale of a token may leave f16's range.
-  c.v_type = device::kBf16;
+  if (c.scales == device::kTokenScales) c.v_type = device::kBf16;
   if (multiplies_bytes(c, traits, rows, batch_invariant)) return shape_byte_tiles(c);
   // Widening takes more than one wave's instructions; tiles on their way through registers take those of more than one.
   c.waves = std::max(c.waves, 4);
@@ -76,14 +76,16 @@ void shape_fp8(device::KvCacheForwardConfig& c, const DeviceTraits& traits, std:
   // 64 keys of 128 elements beside 32 rows, or of more, spill 84 to 104 bytes on sm_90a.
   const bool crowded = c.rows_per_wave > 16 || c.head_dim + c.head_dim_v > 256;
   if (is_sm80 && !c.keeps_bytes && c.head_dim + c.head_dim_v > 128 && crowded) c.block_n = 32;
-  // Options, and scales of tokens, pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a).
-  if (is_sm80 && c.rows_per_wave > 16 && (!c.plain_scale || c.scales == device::kTokenScales)) {
+  // Options, and scales of tokens, pass the registers of 32 rows (80 bytes spilled at head_dim 128 on sm_90a, 12 and 36
+  // at 64 on gfx1100).
+  const bool is_rdna = traits.family == gpu::Family::rdna, has_token_scales = c.scales == device::kTokenScales;
+  if (c.rows_per_wave > 16 && ((is_sm80 && (!c.plain_scale || has_token_scales)) || (is_rdna && has_token_scales))) {
     c.rows_per_wave = 16, c.waves = 8;
   }
   // One wave computes, two copy and widen: 578 us for 64 sequences of 8,192 keys, 719 with 4 waves and 64 keys (H200).
   if (c.keeps_bytes && rows <= c.rows_per_wave) c.waves = 2, c.block_n = 32;
   // 32 keys of 256 elements spill 92 to 128 bytes on RDNA, 16 none.
-  if (traits.family == gpu::Family::rdna && c.head_dim + c.head_dim_v > 384) c.block_n = 16;
+  if (is_rdna && c.head_dim + c.head_dim_v > 384) c.block_n = 16;
 }
 
 /// A lone wave of RDNA that holds tiles in its registers has none left for addresses of pages (8 bytes of scratch at

@@ -176,10 +176,7 @@ void run_verify(const Options& options) {
   if (!options.problem_words.empty()) given = parse_problem(single_problem(options.problem_words));
   std::vector<Tally> tallies = make_tallies(options);
   const std::vector<const verify::Verifier*> drawn = drawn_operations(options, tallies);
-  std::vector<verify::Limits> limits = make_limits(options, drawn);
-  const bool large =
-      std::ranges::all_of(tallies, [](const Tally& tally) { return verify::takes_large_values(tally.implementation); });
-  for (verify::Limits& each : limits) each.large_softcaps = large;
+  const std::vector<verify::Limits> limits = make_limits(options, drawn);
   set_num_threads(options.threads);
 
   Progress progress(options.count);

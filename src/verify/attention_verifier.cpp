@@ -28,7 +28,7 @@ class AttentionVerifier final : public Verifier {
   static Filter filter_of(const Limits& limits) {
     using operations::attention::FeatureSet;
     return {FeatureSet::from_bits(limits.features & FeatureSet::all().bits()), limits.max_flops,
-            limits.head_dim_multiple, limits.large_softcaps};
+            limits.head_dim_multiple};
   }
 };
 

@@ -14,10 +14,6 @@ bool draws_large_values(std::uint64_t seed) {
   return Random(seed + 0x1A26Eu).chance(0.25) && !draws_special_values(seed);  // a fifth of all
 }
 
-bool takes_large_values(std::string_view implementation) {
-  return implementation == "reference" || implementation.starts_with("cpu.");
-}
-
 void CallTensors::plant_in_rows(const TensorView& view, Side side) {
   if (!view.defined() || problem_.batch_size == 0) return;
   const std::int64_t b = special_rng_.integer(0, problem_.batch_size - 1);

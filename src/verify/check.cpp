@@ -51,23 +51,27 @@ struct Checker::Expected {
   }
 };
 
+namespace {
+
+Values drawn_values(std::uint64_t seed) {
+  if (draws_special_values(seed)) return Values::special;
+  return draws_large_values(seed) ? Values::large : Values::ordinary;
+}
+
+}  // namespace
+
 Checker::Checker(const AnyProblem& problem, std::uint64_t seed) : problem_(problem), seed_(seed) {
   problem.operation().validate(problem.value());
 }
 Checker::~Checker() = default;
 
-const Checker::Expected& Checker::expected_for(std::string_view implementation) const {
-  const bool large = draws_large_values(seed_) && takes_large_values(implementation);
-  std::unique_ptr<const Expected>& expected = large ? expected_large_ : expected_;
-  if (expected == nullptr) {
-    const Values otherwise = draws_special_values(seed_) ? Values::special : Values::ordinary;
-    expected = std::make_unique<Expected>(problem_, seed_, large ? Values::large : otherwise);
-  }
-  return *expected;
+const Checker::Expected& Checker::expected() const {
+  if (expected_ == nullptr) expected_ = std::make_unique<Expected>(problem_, seed_, drawn_values(seed_));
+  return *expected_;
 }
 
 Report Checker::check(std::string_view implementation) const {
-  const Expected& expected = expected_for(implementation);
+  const Expected& expected = this->expected();
   const DrawnCall& call = *expected.call;
   Report report;
   report.reproduce = core::concat("tilewise verify --implementation ", implementation, " --seed ", expected.seed,

@@ -22,11 +22,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 class Pass {
  public:
   Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values, double tanh_error)
-      : p_(p),
-        special_(values == Values::special),
-        tanh_error_(tanh_error),
-        r_(unit_roundoff(p.dtype)),
-        weight_r_(p.scales == CacheScales::none ? r_ : std::max(r_, unit_roundoff(DType::bf16))) {
+      : p_(p), special_(values == Values::special), tanh_error_(tanh_error), r_(unit_roundoff(p.dtype)) {
     for (const Output& output : expected) {
       const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
       bounds_.push_back({output.name, zero, zero, {}});
@@ -186,7 +182,7 @@ class Pass {
       for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
         limit[static_cast<std::size_t>(d)] +=
             std::abs(cache_element(p_.v_cache, p_.v_scale, at, b, head_k, d)) *
-            (error[n] + weight[n] * (sum_error + terms_error(weight.size()) + 1.02 * weight_r_));
+            (error[n] + weight[n] * (sum_error + terms_error(weight.size()) + 1.02 * r_));
     }
     for (std::int64_t d = 0; d < p_.head_dim_v; ++d)
       set("out", out_index(s, b, h, i) + d, limit[static_cast<std::size_t>(d)] + smallest_rounding(DType::f32));
@@ -235,7 +231,6 @@ class Pass {
   bool special_;
   double tanh_error_;
   double r_;
-  double weight_r_;  // beside fp8 values kernels may keep weights in bf16
   std::vector<ErrorBounds> bounds_;
 };
 

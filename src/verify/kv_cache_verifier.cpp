@@ -139,7 +139,7 @@ class KvCacheVerifier final : public Verifier {
       if constexpr (std::is_same_v<Value, double>) {
         if (key == "softcap") {
           const double softcap = rng.chance(0.25) ? rng.uniform(2.0, 30.0) : 0.0;
-          return softcap > 25.0 && limits.large_softcaps ? std::exp2(softcap) : softcap;
+          return softcap > 25.0 ? std::exp2(softcap) : softcap;
         }
         return rng.chance(0.2) ? rng.uniform(-0.3, 0.5) : value;
       } else {

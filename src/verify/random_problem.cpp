@@ -185,8 +185,7 @@ class ProblemDraw {
     if (rng_.chance(0.2)) p_.softmax_scale *= rng_.uniform(0.1, 4.0);
     if (wanted(Feature::scale_sign, 0.1)) p_.softmax_scale = rng_.chance(0.3) ? 0.0 : -p_.softmax_scale;
     if (wanted(Feature::softcap, 0.2)) p_.softcap = rng_.pick({0.5, 2.0, 15.0, 50.0});
-    if (p_.softcap > 0.0 && filter_.large_softcaps && softcap_rng_.chance(0.4))
-      p_.softcap = softcap_rng_.pick({1e4, 1e5, 1e6, 1e7, 1e8});
+    if (p_.softcap > 0.0 && softcap_rng_.chance(0.4)) p_.softcap = softcap_rng_.pick({1e4, 1e5, 1e6, 1e7, 1e8});
     if (wanted(Feature::alibi, 0.2))
       p_.alibi_slopes = rng_.chance(0.5) ? AlibiKind::per_head : AlibiKind::per_batch_head;
     if (wanted(Feature::sink, 0.2))
@@ -228,7 +227,7 @@ class ProblemDraw {
   }
 
   Random rng_;
-  Random softcap_rng_;  // of its own, so that all else is as without large softcaps
+  Random softcap_rng_;  // of its own, so that problems drawn before it stay
   const Filter& filter_;
   Problem p_;
 };

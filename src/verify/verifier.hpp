@@ -16,7 +16,6 @@ struct Limits {
   core::FeatureBits features = ~core::FeatureBits{0};  ///< it asks for no others
   double max_flops = 2e7;                              ///< of its cost, so that the double reference stays quick
   std::int64_t head_dim_multiple = 1;                  ///< head dims are rounded up to it (a merge's are not)
-  bool large_softcaps = false;                         ///< up to 1e8 too
 };
 
 class Verifier {

@@ -22,8 +22,6 @@ struct Filter {
   double max_flops = 2e7;
   /// head_dim and head_dim_v are rounded up to multiples of it. Kernels that copy whole rows want 16 bytes or more.
   std::int64_t head_dim_multiple = 1;
-  /// Softcaps up to 1e8 too.
-  bool large_softcaps = false;
 };
 
 /// Floating-point operations of the whole (unmasked) problem: 2 per multiply-add of its matrix products.
@@ -39,12 +37,8 @@ struct Filter {
 /// Whether check_implementation() puts NaN and infinities among the inputs of this seed: for one seed in four.
 [[nodiscard]] bool draws_special_values(std::uint64_t seed);
 
-/// Whether it makes scores, biases or sinks of this seed large, where the implementation is one that is asked for that:
-/// for one seed in five.
+/// Whether it makes scores, biases or sinks of this seed large: for one seed in five.
 [[nodiscard]] bool draws_large_values(std::uint64_t seed);
-
-/// Whether an implementation is held to the softmax of large numbers: the reference and the CPU's.
-[[nodiscard]] bool takes_large_values(std::string_view implementation);
 
 /// Whether it starts all rows of q, k, v and what is like them on 16 bytes, where the layout lets it: for every other
 /// seed. The others may, and GPU kernels for rows that don't are others.
@@ -85,12 +79,11 @@ class Checker {
 
  private:
   struct Expected;
-  /// Of large values where the seed draws them and the implementation takes them.
-  [[nodiscard]] const Expected& expected_for(std::string_view implementation) const;
+  [[nodiscard]] const Expected& expected() const;
 
   AnyProblem problem_;
   std::uint64_t seed_;
-  mutable std::unique_ptr<const Expected> expected_, expected_large_;  // made when they are first asked for
+  mutable std::unique_ptr<const Expected> expected_;  // made when it is first asked for
 };
 
 /// Draws tensors for `problem` from `seed`, runs `implementation` and the reference on them and

@@ -14,8 +14,7 @@ class RandomProblems : public ImplementationTest {
   void check(operations::attention::Feature other_pass, int count, double max_flops) {
     if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
       count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
-    const verify::Filter filter{
-        .features = supported_features().minus({other_pass}), .max_flops = max_flops, .large_softcaps = true};
+    const verify::Filter filter{.features = supported_features().minus({other_pass}), .max_flops = max_flops};
     const std::uint64_t first = seed_base() + (other_pass == operations::attention::Feature::forward ? 50000u : 0u);
     int failures = 0;
     for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(count) && failures < 5; ++seed) {

@@ -72,6 +72,22 @@ def test_rows_of_one_large_bias_have_the_mean(implementation, dtype, number):
     assert all(torch.isfinite(x).all() for x in gradients[:3])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [-1e9, 1e9])
+def test_rows_whose_greatest_score_comes_late_beside_others(implementation, dtype, number):
+    """Beside 1e9 fp32 tells scores apart by 64: some rows move their reference while their neighbours stay."""
+    q, k = (torch.randint(-2, 3, (1, rows, 1, 64)).to(dtype) * 8 for rows in (70, 150))
+    v = torch.randn(1, 150, 1, 64).to(dtype)
+    bias = torch.full((1, 1, 70, 150), number)
+    scores = (torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) / 8).float() + bias
+    want = torch.einsum("bhij,bjhd->bihd", scores.double().softmax(-1), v.double())
+    try:
+        out = tilewise.attention(q, k, v, bias=bias, implementation=implementation)
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    assert_close(out.double(), want, TOLERANCE[dtype], f"out, {number:g}")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seqlen_q", [1, 50])
 def test_equal_scores_have_equal_weights(implementation, dtype, seqlen_q):
@@ -93,6 +109,27 @@ def test_equal_scores_over_a_cache(implementation, dtype):
         except NotImplementedError as refusal:
             pytest.skip(str(refusal))
         assert (out == q).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**18])  # the latter times a weight is beyond f16
+def test_an_fp8_cache_with_scales_of_tokens_has_the_accuracy_of_f16(implementation, scale):
+    keys = torch.randn(1, 200, 1, 64).to(torch.float8_e4m3fn)
+    values = (torch.randn(1, 200, 1, 64) / scale ** (1 / 3)).to(torch.float8_e4m3fn)
+    k_scale, v_scale = (torch.rand(1, 200, 1) + 0.5 for _ in range(2))
+    v_scale = v_scale * scale
+    q = torch.randn(1, 1, 8, 64).half()
+    try:
+        out = tilewise.kv_cache_attention(
+            q, keys, values, k_scale=k_scale, v_scale=v_scale, cache_seqlens=torch.tensor([200], dtype=torch.int32),
+            implementation=implementation,
+        )  # fmt: skip
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    k, v = keys[0, :, 0].double() * k_scale[0].double(), values[0, :, 0].double() * v_scale[0].double()
+    weights = (q[0, 0].double() @ k.T / 8).softmax(-1)
+    # No more than f16's rounding of the weights and of out: bf16's is eight times that.
+    bound = 2.0**-11 * (weights @ v.abs() * 0.3 + (weights @ v).abs())
+    assert ((out[0, 0].double() - weights @ v).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -125,6 +162,19 @@ def test_sinks_of_any_size(implementation, dtype):
         out, got, _ = attend(implementation, dout, q, k, v, sink=torch.tensor([-size]))
         assert (out == plain).all()
         assert (got == lse).all()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_sink_that_is_no_number_never_vanishes(implementation, number):
+    _, q, k, v = draw(40, 70, torch.bfloat16)
+    try:
+        out, lse = tilewise.attention(
+            q, k, v, sink=torch.tensor([number]), return_lse=True, implementation=implementation
+        )
+    except NotImplementedError as refusal:
+        pytest.skip(str(refusal))
+    assert out.isnan().all()
+    assert lse.isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -26,8 +26,7 @@ class KvCacheRandom : public testing::TestWithParam<std::string> {
     const core::Implementation* row = core::find_row(core::implementation_table(), operation_of(kTag), GetParam());
     ASSERT_NE(row, nullptr);
     const verify::Limits limits{.features = row->supported_features() & FeatureSet::all().minus(without).bits(),
-                                .max_flops = 5e5,
-                                .large_softcaps = verify::takes_large_values(GetParam())};
+                                .max_flops = 5e5};
     int failures = 0, passed = 0;
     for (std::uint64_t seed = first; seed < first + static_cast<std::uint64_t>(count) && failures < 5; ++seed) {
       const verify::Report report =

@@ -82,7 +82,7 @@ TILEWISE_INLINE void multiply(Shared& shared, uint64_t* to, float* sink) {
       TILEWISE_UNROLL
       for (int k = 0; k < 2 * kDepth / 16; ++k) {
         const int chunk = k / 4 % 2, bytes = k % 4 * 32;
-        Machine::template wgmma<kBf16, kAlongDepth, kAlongDepth>(
+        Machine::template wgmma<kBf16, kKMajor, kKMajor>(
             sums, A.advanced(chunk * static_cast<int>(sizeof shared.rows[0]) + bytes),
             B.advanced(chunk * static_cast<int>(sizeof shared.columns[0]) + bytes), true);
       }

@@ -1,5 +1,5 @@
 """Compiles kernels for AMD GPUs that need not be here and reports what limits them: registers, scratch, shared memory,
-waves a SIMD, and how the main loop's instructions keep the matrix and the vector unit busy.
+waves a SIMD, and how the mainloop's instructions keep the matrix and the vector unit busy.
 
 Without --kernel, the kernels that `tilewise compile` makes of a list of problems; with it, one kernel of the
 configuration that --set gives."""
@@ -229,7 +229,7 @@ def publish_table(lines: list[str]) -> None:
     sys.path.insert(0, str(ROOT / "bench"))
     from benchmarks_page import publish
 
-    print(f"written: {publish('amd_isa', '', chr(10).join(['Main loops:', '', *lines]))}")
+    print(f"written: {publish('amd_isa', '', chr(10).join(['Mainloops:', '', *lines]))}")
 
 
 def main() -> None:

@@ -161,14 +161,14 @@ using Cases =
                    Case<Rdna, 2, 16, 256>, Case<Rdna, 1, 32, 160>>;
 TYPED_TEST_SUITE(Loader, Cases);
 
-TYPED_TEST(Loader, BringsEveryElement) { TypeParam::holds_every_element(100, 3, 300); }
+TYPED_TEST(Loader, LoadsEveryElement) { TypeParam::holds_every_element(100, 3, 300); }
 
 TYPED_TEST(Loader, StoresEachOnce) { TypeParam::stores_each_once(); }
 
 TYPED_TEST(Loader, FillsRowsPastTheEndWithZeros) { TypeParam::holds_every_element(20, 10, 264); }
 
 // Tiles of nearly 2 GB have 32-bit offsets, larger ones a window a row.
-TYPED_TEST(Loader, BringsRowsThatLieFarApart) {
+TYPED_TEST(Loader, LoadsRowsThatLieFarApart) {
   for (const std::int64_t stride : {(std::int64_t{1} << 30) / 64 - 8, std::int64_t{1} << 26, std::int64_t{1} << 31}) {
     TypeParam::holds_every_element(100, 9, stride);
     TypeParam::holds_every_element(20, 10, stride);

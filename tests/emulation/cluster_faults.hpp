@@ -1,4 +1,4 @@
-// Faults that two blocks make possible which bring tiles of keys for both, planted in a kernel that has such clusters.
+// Faults that two blocks make possible which load tiles of keys for both, planted in a kernel that has such clusters.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Decoding over pages by sequences of any length, as a call of its own memory: for tests of how their keys are dealt
-// out.
+// Decoding over pages by sequences of any length, as a call of its own memory: for tests of how their keys are
+// scheduled.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@
 
 namespace tilewise::test {
 
-inline bool deals(const AnyProblem& problem, const std::string& implementation) {
-  return plan(problem, {implementation}).schedule().find("dealt by lengths") != std::string::npos;
+inline bool schedules(const AnyProblem& problem, const std::string& implementation) {
+  return plan(problem, {implementation}).schedule().find("scheduled by lengths") != std::string::npos;
 }
 
 /// Heads of a call, and pages in which a sequence may have 10,240 keys. dim_v below dim: values are columns of the

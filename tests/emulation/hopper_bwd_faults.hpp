@@ -100,22 +100,22 @@ inline constexpr HopperBwdConfig kOrdered = [] {
   return c;
 }();
 /// Blocks work on one tile of keys after the other, and wait for each other's sums.
-inline constexpr HopperBwdConfig kOrderedDealt = [] {
+inline constexpr HopperBwdConfig kOrderedPersistent = [] {
   HopperBwdConfig c = kOrdered;
   c.persistent = 1;
   return c;
 }();
 /// The same where there is room for one tile of K alone.
-inline constexpr HopperBwdConfig kOrderedMiddle = with_middle_dims(kOrderedDealt);
+inline constexpr HopperBwdConfig kOrderedMiddle = with_middle_dims(kOrderedPersistent);
 /// Blocks that have no tile of keys left round dq.
 inline constexpr HopperBwdConfig kRounding = [] {
-  HopperBwdConfig c = kOrderedDealt;
+  HopperBwdConfig c = kOrderedPersistent;
   c.rounds = 1;
   return c;
 }();
 /// The last tile of keys that adds to a tile of queries rounds it.
 inline constexpr HopperBwdConfig kFinishing = [] {
-  HopperBwdConfig c = kOrderedDealt;
+  HopperBwdConfig c = kOrderedPersistent;
   c.last_rounds = 1;
   return c;
 }();
@@ -145,12 +145,12 @@ inline constexpr HopperBwdConfig kWideCounting = [] {
   c.waves = 4 * c.warpgroups();
   return c;
 }();
-/// Statistics are made while this launch runs.
-constexpr HopperBwdConfig beside_statistics(HopperBwdConfig c) {
-  c.late_statistics = 1;
+/// Later heads are preprocessed while this launch runs.
+constexpr HopperBwdConfig beside_preprocess(HopperBwdConfig c) {
+  c.late_preprocess = 1;
   return c;
 }
-inline constexpr HopperBwdConfig kLate = beside_statistics(kBothWays);
+inline constexpr HopperBwdConfig kLate = beside_preprocess(kBothWays);
 /// Draws take the warps that would be couriers: those that multiply dQ take turns themselves.
 inline constexpr HopperBwdConfig kOrderedDropout = [] {
   HopperBwdConfig c = kDropout;
@@ -221,7 +221,7 @@ inline constexpr HopperBwdConfig kWideRounding = [] {
   return c;
 }();
 inline constexpr HopperBwdConfig kWideGrouped = with_groups(kWideRounding);
-inline constexpr HopperBwdConfig kWideLate = beside_statistics(kWideGrouped);
+inline constexpr HopperBwdConfig kWideLate = beside_preprocess(kWideGrouped);
 inline constexpr HopperBwdConfig kWideDropout = [] {
   HopperBwdConfig c = kWide;
   c.persistent = 0;
@@ -234,7 +234,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   using Block = HopperBwdShared<FaultyBwdSm90, C>;
   /// Whether it is of the warpgroup that adds up dq.
   static bool sums() { return thread() / kWarpgroupThreads == (C.shares_keys ? 1 : 0); }
-  /// Whether it is of the one that brings tiles.
+  /// Whether it is of the one that loads tiles.
   static bool loads() { return thread() / kWarpgroupThreads == (C.couriers() ? 3 : 0); }
   /// Whether it is of the one that makes draws.
   static bool draws() { return thread() / kWarpgroupThreads == (C.shares_keys ? 0 : 3); }
@@ -364,7 +364,7 @@ struct FaultyBwdSm90 : HostSm90Machine {
   static uint32_t peek_global(const uint32_t* word) {
     return g_bwd_fault == BwdFault::turns_come_late ? 0 : HostSm90Machine::peek_global(word);
   }
-  /// Of the tiles of keys, which the warp that brings them draws, an idle block gets none.
+  /// Of the tiles of keys, which the warp that loads them draws, an idle block gets none.
   static uint32_t count_later(uint32_t* counter) {
     const bool idle = g_bwd_fault == BwdFault::first_block_idle || g_bwd_fault == BwdFault::rounded_early;
     if (idle && block() == 0 && carries()) return 1000;

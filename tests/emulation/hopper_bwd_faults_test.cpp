@@ -12,7 +12,7 @@
 #include "backends/cuda/hopper/schedule.hpp"
 #include "described_call.hpp"
 #include "device/hopper/bwd.h"
-#include "device/hopper/bwd_statistics.h"
+#include "device/hopper/bwd_preprocess.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
 #include "hopper_bwd_faults.hpp"
@@ -31,9 +31,9 @@ class BwdCall {
   using Machine = FaultyBwdSm90<C>;
   static constexpr std::int64_t kDim = C.head_dim, kDimV = C.head_dim_v, kHeads = C.grouped ? 4 : 2,
                                 kHeadsK = C.grouped ? 1 : kHeads,
-                                kKeys = !C.loader_deals() && !C.shares_keys ? 200
-                                        : C.grouped                         ? 600  // in a share for each head
-                                                                            : 500;
+                                kKeys = !C.loader_schedules() && !C.shares_keys ? 200
+                                        : C.grouped                             ? 600  // in a share for each head
+                                                                                : 500;
   /// Where one tile of keys comes after the other, one has them all; two where they wait for each other.
   static constexpr int kBlocks = !C.persistent ? 4 : C.ordered || C.rounds ? 2 : 1;
 
@@ -61,7 +61,7 @@ class BwdCall {
     }
     expected_.backward();
     draw_statistics();
-    std::ranges::fill(statistics_done_, 1U);
+    std::ranges::fill(preprocess_done_, 1U);
     const auto [problem, params] = described_call(call_.backward_arguments());
     params_of_call_ = params;
     core::DeviceDescription device;
@@ -81,16 +81,16 @@ class BwdCall {
     // Tiles of 128 queries each have one that sees a key, by which their sums begin.
     if (C.ordered && C.block_m == 128) std::ranges::fill(dq_accum_, NAN);
     if (C.persistent) params_.tile_counter = tile_counters_;
-    params_.statistics_done = C.late_statistics ? statistics_done_ : nullptr;
-    params_.statistics_tiles = C.late_statistics ? kStatisticsTiles : 0;
+    params_.preprocess_done = C.late_preprocess ? preprocess_done_ : nullptr;
+    params_.preprocess_tiles = C.late_preprocess ? kPreprocessTiles : 0;
     if (params_.shares > 1) {
       params_.dk_accum = dk_accum_.data(), params_.dv_accum = dv_accum_.data();
       params_.dkdv_turns = dkdv_turns_.data();
     }
   }
 
-  /// The last head's statistics are never made.
-  void forget_last_head() { statistics_done_[kHeads * kStatisticsTiles - 1] = 0; }
+  /// The last head is never preprocessed.
+  void forget_last_head() { preprocess_done_[kHeads * kPreprocessTiles - 1] = 0; }
 
   /// What went wrong in a run with that fault, or empty.
   std::string run(BwdFault fault = BwdFault::none, std::uint64_t seed = 0) {
@@ -159,8 +159,8 @@ class BwdCall {
   std::vector<float> dk_accum_, dv_accum_;
   std::vector<std::uint32_t> dkdv_turns_;
   std::uint32_t tile_counters_[2] = {};
-  static constexpr std::int32_t kStatisticsTiles = 3;
-  std::uint32_t statistics_done_[kHeads * kStatisticsTiles];
+  static constexpr std::int32_t kPreprocessTiles = 3;
+  std::uint32_t preprocess_done_[kHeads * kPreprocessTiles];
   AttentionParams params_of_call_{};
   HopperBwdParams params_{};
   gpu::Launch launch_;
@@ -186,8 +186,8 @@ void expect_right(std::uint64_t seed) {
 
 TEST(EmulatedHopperBwd, IsRightInAnyOrder) {
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    expect_right<kNarrow, kMiddle, kWide, kDropout, kWideDropout, kSoftcap, kBiased, kOrdered, kOrderedDealt, kRounding,
-                 kFinishing, kFinishingWindow, kBothWays, kBothWaysWindow, kCounting, kWideCounting, kOwnDq,
+    expect_right<kNarrow, kMiddle, kWide, kDropout, kWideDropout, kSoftcap, kBiased, kOrdered, kOrderedPersistent,
+                 kRounding, kFinishing, kFinishingWindow, kBothWays, kBothWaysWindow, kCounting, kWideCounting, kOwnDq,
                  kOwnDqCounting, kOwnDqOrdered, kOwnDqFinishing, kOwnDqBothWays, kWideRounding, kOrderedDropout,
                  kWideOrdered, kGrouped, kGroupedCounting, kWideGrouped, kLate, kWideLate>(seed);
   }
@@ -271,8 +271,8 @@ TEST(EmulatedHopperBwd, FaultsOfCouriersAreCaught) {
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::taken_before_staged), "which nobody wrote"));
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::staged_before_read), "since it was read by a store"));
   EXPECT_TRUE(contains(fault_of_run<kOrdered>(BwdFault::handed_back_unread), "since it was read by a store"));
-  EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::taken_before_staged), "which nobody wrote"));
-  EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::staged_before_read), "since it was read by a store"));
+  EXPECT_TRUE(contains(fault_of_run<kOrderedPersistent>(BwdFault::taken_before_staged), "which nobody wrote"));
+  EXPECT_TRUE(contains(fault_of_run<kOrderedPersistent>(BwdFault::staged_before_read), "since it was read by a store"));
 }
 
 /// What has been added up so far comes to where the last sums are staged.
@@ -322,7 +322,7 @@ TEST(EmulatedHopperBwd, AShareThatIsHandedOnBeforeItIsJoinedIsCaught) {
   EXPECT_TRUE(contains(fault_of_run<kGrouped>(BwdFault::share_handed_on_early), "no lane can go on"));
 }
 
-/// What the next tile of keys brings meets what the one before has left, or still reads.
+/// What the next tile of keys loads meets what the one before has left, or still reads.
 TEST(EmulatedHopperBwd, FaultsBetweenTwoTilesOfKeysAreCaught) {
   EXPECT_TRUE(contains(fault_of_run(BwdFault::values_overwritten), "copies to offset"));
   EXPECT_TRUE(contains(fault_of_run(BwdFault::keys_overwritten), "since it was read by a product of wave"));
@@ -333,12 +333,13 @@ TEST(EmulatedHopperBwd, FaultsBetweenTwoTilesOfKeysAreCaught) {
   EXPECT_NE(fault_of_run<kWide>(BwdFault::values_overwritten), "");
   EXPECT_TRUE(contains(fault_of_run<kWide>(BwdFault::keys_overwritten), "since it was read by a product of wave"));
   EXPECT_NE(fault_of_run<kWide>(BwdFault::numbers_overwritten), "");
-  EXPECT_TRUE(contains(fault_of_run<kOrderedDealt>(BwdFault::values_overwritten), "since it was written by a copy"));
+  EXPECT_TRUE(
+      contains(fault_of_run<kOrderedPersistent>(BwdFault::values_overwritten), "since it was written by a copy"));
   EXPECT_TRUE(contains(fault_of_run<kOrderedMiddle>(BwdFault::values_overwritten), "copies to offset"));
   EXPECT_TRUE(
       contains(fault_of_run<kOrderedMiddle>(BwdFault::keys_overwritten), "since it was read by a product of wave"));
-  EXPECT_NE(fault_of_run<kOrderedDealt>(BwdFault::gradients_overwritten), "");
-  EXPECT_NE(fault_of_run<kOrderedDealt>(BwdFault::numbers_overwritten), "");
+  EXPECT_NE(fault_of_run<kOrderedPersistent>(BwdFault::gradients_overwritten), "");
+  EXPECT_NE(fault_of_run<kOrderedPersistent>(BwdFault::numbers_overwritten), "");
 }
 
 /// No fault: who has no tile of keys rounds what others add up.
@@ -354,8 +355,8 @@ TEST(EmulatedHopperBwd, SumsThatAreRoundedBeforeTheyAreCompleteAreCaughtByTheRes
   EXPECT_GT(call.error(), kWrong);
 }
 
-/// By those that bring a head's queries.
-TEST(EmulatedHopperBwd, LateStatisticsAreWaitedFor) {
+/// By those that load a head's queries.
+TEST(EmulatedHopperBwd, LatePreprocessIsWaitedFor) {
   const auto expect_wait = [](auto call) {
     call.forget_last_head();
     EXPECT_TRUE(contains(call.run(), "waits for 1 in memory that holds 0"));

@@ -43,7 +43,7 @@ TEST(HopperBwdPaths, WideHeads) {
 
 /// Wide heads of whose dk and dv two warpgroups have 64 keys each, and multiply dq besides.
 TEST(HopperBwdPaths, WideHeadsThatMultiplyDqToo) {
-  const std::string both = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, dealt by a counter",
+  const std::string both = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, scheduled by a counter",
                     narrow = "num_heads_q=2 head_dim=192 head_dim_v=128 ";
   check_backward(both, "dtype=bf16 " + narrow + kLengths);
   check_backward(both, "dtype=bf16 mask=causal dlse=1 sink=query dsink=1 " + narrow + "seqlen_q=260 seqlen_k=200");
@@ -62,7 +62,7 @@ TEST(HopperBwdPaths, WideHeadsThatMultiplyDqToo) {
 
 /// And whose sums of dq have an order.
 TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooInAFixedOrder) {
-  const std::string own = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, dealt by a counter",
+  const std::string own = "128x64 tiles, 2 warpgroups that multiply dq too, 2 stages, scheduled by a counter",
                     of_group = own + ", a query head at a time",
                     by_blocks = ", dq in a fixed order, rounded by blocks without tiles",
                     with_last = ", dq in a fixed order, rounded with its last sums",
@@ -78,7 +78,7 @@ TEST(HopperBwdPaths, WideHeadsThatMultiplyDqTooInAFixedOrder) {
   check_backward(own + both_ways,
                  "dtype=f16 mask=causal layout=thd batch_size=4 max_seqlen_q=200 max_seqlen_k=250 " + narrow);
   check_backward(own + with_last, "dtype=bf16 seqused_q=1 seqused_k=1 leftpad_k=1 " + narrow + kLengths, true);
-  // Queries that see no key, whose dq the statistics clear.
+  // Queries that see no key, whose dq the preprocess clears.
   check_backward(own + ", dq in a fixed order", "dtype=bf16 mask=causal " + narrow + "seqlen_q=260 seqlen_k=200");
 }
 
@@ -132,7 +132,8 @@ TEST(HopperBwdPaths, InAnOrderBothWays) {
 
 /// A tile of keys for one query head of a group after the other, all of them or a share.
 TEST(HopperBwdPaths, QueryHeadsOfAGroup) {
-  const std::string heads = "num_heads_q=4 num_heads_k=1 ", one_by_one = "dealt by a counter, a query head at a time";
+  const std::string heads = "num_heads_q=4 num_heads_k=1 ",
+                    one_by_one = "scheduled by a counter, a query head at a time";
   check_backward(one_by_one, heads + "dtype=bf16 head_dim=64 mask=causal batch_size=2 seqlen_q=200 seqlen_k=330");
   check_backward(one_by_one,
                  heads + "dtype=bf16 head_dim=64 deterministic=1 seqlen_q=150 seqlen_k=260 alibi_slopes=[h]");
@@ -216,23 +217,23 @@ TEST(HopperBwdPaths, ABias) {
 }
 
 /// Blocks that work on one tile of keys after the other, whose tiles of queries are odd numbers.
-TEST(HopperBwdPaths, OptionsOfTilesThatAreDealtOut) {
-  const std::string_view dealt = "dealt by a counter", in_order = "dealt by a counter, dq in a fixed order";
+TEST(HopperBwdPaths, OptionsOfPersistentBlocks) {
+  const std::string_view scheduled = "scheduled by a counter", in_order = "scheduled by a counter, dq in a fixed order";
   const std::string heads = " num_heads_q=2 ", lengths = heads + "seqlen_q=650 seqlen_k=700 ";
-  check_backward(dealt, "dtype=bf16 head_dim=64 dropout_p=0.25 mask=causal" + lengths);
-  check_backward(dealt, "dtype=f16 head_dim=96 dropout_p=0.25" + lengths);
-  check_backward(dealt,
+  check_backward(scheduled, "dtype=bf16 head_dim=64 dropout_p=0.25 mask=causal" + lengths);
+  check_backward(scheduled, "dtype=f16 head_dim=96 dropout_p=0.25" + lengths);
+  check_backward(scheduled,
                  "dtype=f16 head_dim=40 dropout_p=0.25 mask=causal layout=thd batch_size=3 max_seqlen_q=400 "
                  "max_seqlen_k=400 total_q=500 total_k=700" +
                      heads);
-  check_backward(dealt, "dtype=bf16 head_dim=128 bias=query[b,h,q,k]" + lengths);
-  check_backward(dealt, "dtype=f16 head_dim=64 bias=bool[b,1,1,k] mask=causal seqused_k=1" + lengths);
+  check_backward(scheduled, "dtype=bf16 head_dim=128 bias=query[b,h,q,k]" + lengths);
+  check_backward(scheduled, "dtype=f16 head_dim=64 bias=bool[b,1,1,k] mask=causal seqused_k=1" + lengths);
   check_backward(in_order, "dtype=bf16 head_dim=64 bias=f32[1,h,q,k] mask=causal deterministic=1" + lengths);
   check_backward(in_order, "dtype=f16 head_dim=128 bias=query[b,1,q,k] deterministic=1" + lengths);
-  check_backward(dealt, "dtype=f16 head_dim=64 mask=causal" + lengths);
+  check_backward(scheduled, "dtype=f16 head_dim=64 mask=causal" + lengths);
   check_backward(in_order, "dtype=f16 head_dim=64 window_left=200 window_right=0 deterministic=1" + lengths);
-  check_backward(dealt, "dtype=bf16 head_dim=256 softcap=2 mask=causal seqlen_q=300 seqlen_k=330" + heads);
-  check_backward(dealt, "dtype=bf16 head_dim=192 bias=query[b,h,q,k] seqlen_q=300 seqlen_k=330" + heads);
+  check_backward(scheduled, "dtype=bf16 head_dim=256 softcap=2 mask=causal seqlen_q=300 seqlen_k=330" + heads);
+  check_backward(scheduled, "dtype=bf16 head_dim=192 bias=query[b,h,q,k] seqlen_q=300 seqlen_k=330" + heads);
 }
 
 /// Keys that begin in the middle of a group of 32 that share draws, too.
@@ -302,8 +303,8 @@ TEST(HopperBwdPaths, InPartsOfTheQueries) {
 }
 
 /// Of more heads than the emulated machine's four multiprocessors work on at first.
-TEST(HopperBwdPaths, StatisticsOfLaterHeads) {
-  const std::string late = "statistics of later heads meanwhile";
+TEST(HopperBwdPaths, PreprocessOfLaterHeads) {
+  const std::string late = "preprocess of later heads meanwhile";
   check_backward(late, "dtype=bf16 head_dim=64 batch_size=2 num_heads_q=3 seqlen_q=170 seqlen_k=170 dlse=1");
   check_backward(late, "dtype=f16 head_dim=64 mask=causal" + kGroups + " batch_size=3 seqlen_q=300 seqlen_k=330");
   check_backward(late,
@@ -314,7 +315,7 @@ TEST(HopperBwdPaths, StatisticsOfLaterHeads) {
   check_backward(late,
                  "dtype=bf16 head_dim=64 layout=thd batch_size=4 num_heads_q=3 max_seqlen_q=90 max_seqlen_k=400 "
                  "total_q=250 total_k=1500");
-  // Some heads' queries see no key, and nobody waits for their statistics.
+  // Some heads' queries see no key, and nobody waits for their preprocess.
   check_backward(late,
                  "dtype=bf16 head_dim=64 layout=thd batch_size=6 num_heads_q=2 max_seqlen_q=90 max_seqlen_k=900 "
                  "total_q=400 total_k=2400 sink=1",

@@ -128,7 +128,7 @@ TEST(HopperClusters, ArriveAtEachOthersBarriers) {
   }
 }
 
-TEST(HopperClusters, BringACopyToEachBlockOfTheMask) {
+TEST(HopperClusters, LoadACopyForEachBlockOfTheMask) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     EXPECT_EQ(fault_of_pair(
                   [](Shared& shared) {

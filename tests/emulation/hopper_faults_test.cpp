@@ -47,7 +47,7 @@ Fault g_fault = Fault::none;
 using FaultyPairSm90 = FaultyClusterSm90<384, 8>;
 
 struct FaultySm90 : FaultyPairSm90 {
-  /// The thread that brings queries and keys, and one that tells of what it has used.
+  /// The thread that loads queries and keys, and one that tells of what it has used.
   static bool produces() { return thread() == 0; }
   static bool consumes() { return thread() == 2 * kWarpgroupThreads; }
   static bool draws() { return thread() / kLanes == 2; }
@@ -80,9 +80,9 @@ struct FaultySm90 : FaultyPairSm90 {
     if (g_fault != Fault::lost_turn || !consumes()) HostSm90Machine::named_barrier_arrive(number, threads);
   }
   template <int kRegisters>
-  static void take_registers() {
-    HostSm90Machine::take_registers<kRegisters>();
-    if (g_fault == Fault::registers_too_many) HostSm90Machine::take_registers<kRegisters + 8>();
+  static void alloc_registers() {
+    HostSm90Machine::alloc_registers<kRegisters>();
+    if (g_fault == Fault::registers_too_many) HostSm90Machine::alloc_registers<kRegisters + 8>();
   }
   static void fence_shared_writes() {
     if (g_fault != Fault::no_proxy_fence) HostSm90Machine::fence_shared_writes();
@@ -128,10 +128,10 @@ constexpr HopperForwardConfig kDropConfig = [] {
   return c;
 }();
 static_assert(kDropConfig.shares_draws());
-/// Of blocks alone, whose warpgroups meet nowhere: no turns.
+/// Of blocks alone, whose warpgroups meet nowhere: no ping-pong.
 constexpr HopperForwardConfig kAloneConfig = [] {
   HopperForwardConfig c = kConfig;
-  c.ranged = c.lengths = c.dynamic = c.turns = 0;
+  c.ranged = c.lengths = c.dynamic = c.ping_pong = 0;
   c.stages = 3;
   return c;
 }();
@@ -251,7 +251,7 @@ TEST(EmulatedHopper, APhaseThatIsWaitedForTwiceIsCaught) {
   EXPECT_TRUE(contains(fault, " twice"));
 }
 
-TEST(EmulatedHopper, BarriersThatTheCopyEngineDoesNotKnowAreCaught) {
+TEST(EmulatedHopper, BarriersThatTmaDoesNotKnowAreCaught) {
   EXPECT_TRUE(contains(fault_of_run(Fault::unpublished), "which publish_barriers() was not called for"));
 }
 

@@ -85,8 +85,8 @@ struct Problem {
   [[nodiscard]] double reference(std::int32_t row, std::int32_t col) const {
     double sum = 0.0;
     for (std::int32_t k = 0; k < size.k; ++k) {
-      const std::size_t at = C.w_across ? elements(k, size.n) + static_cast<std::size_t>(col)
-                                        : elements(col, size.k) + static_cast<std::size_t>(k);
+      const std::size_t at = C.w_mn_major ? elements(k, size.n) + static_cast<std::size_t>(col)
+                                          : elements(col, size.k) + static_cast<std::size_t>(k);
       double term = value(x[elements(row, size.k) + static_cast<std::size_t>(k)]) * value(w[at]);
       if constexpr (kFp8) {
         term *= x_scale[elements(k / kScaled, size.m) + static_cast<std::size_t>(row)];
@@ -100,8 +100,8 @@ struct Problem {
   [[nodiscard]] GemmParams params() {
     GemmParams p{};
     p.x_map = encoded_map(matrix_map(x.data(), kDType, size.m, size.k, C.x_box(), C.block_k()));
-    p.w_map = encoded_map(C.w_across ? matrix_map(w.data(), kDType, size.k, size.n, C.w_box(), 64)
-                                     : matrix_map(w.data(), kDType, size.n, size.k, C.w_box(), C.block_k()));
+    p.w_map = encoded_map(C.w_mn_major ? matrix_map(w.data(), kDType, size.k, size.n, C.w_box(), 64)
+                                       : matrix_map(w.data(), kDType, size.n, size.k, C.w_box(), C.block_k()));
     p.out_map = encoded_map(matrix_map(out.data(), DType::bf16, size.m, size.n, 16, 64));
     p.grid = {ceil_div(size.m, C.cluster_m()), ceil_div(size.n, C.cluster_n()), 2, 0};
     p.steps = ceil_div(size.k, C.block_k());
@@ -146,10 +146,10 @@ void multiply(Sizes size, std::int32_t blocks, unsigned seed) {
 }
 
 constexpr GemmConfig config(std::int32_t block_m, std::int32_t block_n, std::int32_t stages, std::int32_t cluster,
-                            std::int32_t shares_x, std::int32_t w_across) {
+                            std::int32_t shares_x, std::int32_t w_mn_major) {
   GemmConfig c;
   c.block_m = block_m, c.block_n = block_n, c.stages = stages, c.store_buffers = 1;
-  c.cluster = cluster, c.shares_x = shares_x, c.w_across = w_across;
+  c.cluster = cluster, c.shares_x = shares_x, c.w_mn_major = w_mn_major;
   return c;
 }
 

@@ -40,10 +40,10 @@ Fault g_fault = Fault::none;
 using FaultyPairSm90 = FaultyClusterSm90<HopperLatentConfig::kThreads, 4>;
 
 struct FaultyLatentSm90 : FaultyPairSm90 {
-  static bool brings() { return thread() < kWarpgroupThreads; }
+  static bool loads() { return thread() < kWarpgroupThreads; }
 
   static void fence_shared_writes() {
-    if (g_fault != Fault::weights_unfenced || brings()) HostSm90Machine::fence_shared_writes();
+    if (g_fault != Fault::weights_unfenced || loads()) HostSm90Machine::fence_shared_writes();
   }
   static void named_barrier_sync(int number, int threads) {
     if (g_fault == Fault::weights_too_early && number != kConsumersMeet) return;
@@ -55,7 +55,7 @@ struct FaultyLatentSm90 : FaultyPairSm90 {
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
     if (g_fault == Fault::refilled_early && thread() < 32 && parity == 0) return;
-    if (g_fault == Fault::cleared_early && brings() && is_of_weights(barrier)) return;
+    if (g_fault == Fault::cleared_early && loads() && is_of_weights(barrier)) return;
     HostSm90Machine::wait(barrier, parity);
   }
   static bool is_of_weights(uint64_t* barrier);
@@ -66,7 +66,7 @@ struct FaultyLatentSm90 : FaultyPairSm90 {
   }
   template <class T>
   static void store_shared(void* to, T value) {
-    if (g_fault == Fault::end_not_cleared && brings() && sizeof(T) == sizeof(Chunk)) return;
+    if (g_fault == Fault::end_not_cleared && loads() && sizeof(T) == sizeof(Chunk)) return;
     HostSm90Machine::store_shared(to, value);
   }
   template <int kPending>

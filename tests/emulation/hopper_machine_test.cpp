@@ -1,5 +1,5 @@
-// What Hopper's emulated machine promises, on kernels of a few lines: values that the copy engine and the matrix unit
-// bring, and the barriers that its errors name.
+// What Hopper's emulated machine promises, on kernels of a few lines: values that TMA and the matrix unit
+// load, and the barriers that its errors name.
 #include <array>
 #include <cstring>
 
@@ -133,7 +133,7 @@ const Source& source() {
   return only;
 }
 
-TEST(HopperCopies, BringZerosFromOutsideAndSwizzle) {
+TEST(HopperCopies, LoadZerosFromOutsideAndSwizzle) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const std::string fault = fault_of_body_with_barriers(
         [](Shared& shared) {
@@ -200,7 +200,7 @@ const Target& target() {
   return only;
 }
 
-/// As on an H200, which brings boxes from there.
+/// As on an H200, which loads boxes from there.
 TEST(HopperCopies, StoreNoBoxInFrontOfItsTensor) {
   EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
                          if (M::thread() == 0) M::store_box(target().map, shared.tile[0], -8, 0, 0, 0, 0);
@@ -222,7 +222,7 @@ backends::emulation::GlobalMemory memory_of_runs(gpu::Access of_sums) {
   return memory;
 }
 
-TEST(HopperCopies, BringRunsAndAddThem) {
+TEST(HopperCopies, LoadRunsAndAddThem) {
   const auto memory = memory_of_runs(gpu::Access::add);
   const auto body = [](Shared& shared) {
     if (M::thread() == 0) {
@@ -301,7 +301,7 @@ std::string product(Body) {
 void multiply(Shared& shared, device::Sm80Accumulator (&d)[8], bool accumulate) {
   const auto A = device::MatrixDescriptor::of<M>(shared.tile[0], 16),
              B = device::MatrixDescriptor::of<M>(shared.tile[1], 16);
-  M::wgmma<device::kBf16, device::kAlongDepth, device::kAlongDepth>(d, A, B, accumulate);
+  M::wgmma<device::kBf16, device::kKMajor, device::kKMajor>(d, A, B, accumulate);
 }
 
 TEST(HopperProducts, MultiplyByTheManualsLayout) {
@@ -324,7 +324,7 @@ TEST(HopperProducts, MultiplyByTheManualsLayout) {
             "");
 }
 
-/// The left tile as it lies, its rows steps of the depth: A[m][k] = k + m.
+/// An MN-major left tile: A[m][k] = k + m.
 TEST(HopperProducts, MultiplyLeftTilesAcrossTheirRows) {
   EXPECT_EQ(product([](Shared& shared, device::Sm80Accumulator(&d)[8]) {
               M::fence_shared_writes();
@@ -332,7 +332,7 @@ TEST(HopperProducts, MultiplyLeftTilesAcrossTheirRows) {
               M::wgmma_fence();
               const auto A = device::MatrixDescriptor::of<M>(shared.tile[0], 64 * 128),
                          B = device::MatrixDescriptor::of<M>(shared.tile[1], 16);
-              M::wgmma<device::kBf16, device::kAcrossDepth, device::kAlongDepth>(d, A.advanced(16 * 128), B, false);
+              M::wgmma<device::kBf16, device::kMnMajor, device::kKMajor>(d, A.advanced(16 * 128), B, false);
               M::wgmma_commit();
               M::wgmma_wait<0>();
               for (int i = 0; i < 32; ++i) {

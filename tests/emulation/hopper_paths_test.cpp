@@ -41,7 +41,7 @@ TEST(HopperPaths, EveryTile) {
   check("128x64 tiles, 2 warpgroups, 2 stages", "dtype=bf16 head_dim=256 num_heads_q=2 seqlen_q=200 seqlen_k=330");
 }
 
-/// Two blocks bring each tile of keys for both.
+/// Two blocks load each tile of keys for both.
 TEST(HopperPaths, SharedKeys) {
   check("128x64 tiles, 2 warpgroups, 2 stages, pairs of blocks that share keys",
         "dtype=f16 head_dim=200 head_dim_v=256 num_heads_q=2 num_heads_k=1 seqlen_q=250 seqlen_k=1030" + kTable);
@@ -79,7 +79,7 @@ TEST(HopperPaths, RowsOfNoSequence) {
   check("128x128 tiles", packed + " mask=causal", false, "attention_backward ");
 }
 
-/// A bias that the copy engine brings: each dtype, each dimension that it may lack, heads packed, and rows that start
+/// A bias that TMA loads: each dtype, each dimension that it may lack, heads packed, and rows that start
 /// nowhere, whose scores load their own.
 TEST(HopperPaths, BiasInBoxes) {
   const std::string bf16 = "dtype=bf16 head_dim=128 num_heads_q=2 seqlen_q=150 seqlen_k=270" + kTable,
@@ -164,9 +164,9 @@ TEST(HopperPaths, HeadsOfAGroupInOneTile) {
 
 TEST(HopperPaths, LengthsOfSequences) {
   const std::string packed = " layout=thd batch_size=3 max_seqlen_q=200 max_seqlen_k=300 total_q=400 total_k=600";
-  check("dealt by a counter", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);
-  check("dealt by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths);
-  check("dealt by a counter", "dtype=bf16 head_dim=256 mask=causal seqused_k=1 num_heads_q=2" + kLengths);
+  check("scheduled by a counter", "dtype=bf16 head_dim=64 mask=causal" + kGroups + packed);
+  check("scheduled by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths);
+  check("scheduled by a counter", "dtype=bf16 head_dim=256 mask=causal seqused_k=1 num_heads_q=2" + kLengths);
 }
 
 TEST(HopperPaths, EveryOptionAtOnce) {
@@ -186,7 +186,8 @@ TEST(HopperPaths, LengthsOfZeroAndOne) {
 
 TEST(HopperPaths, SpecialValues) {
   check("256x64 tiles", "dtype=bf16 head_dim=64 num_heads_q=2 seqlen_q=200 seqlen_k=200" + kTable, true);
-  check("dealt by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
+  check("scheduled by a counter", "dtype=bf16 head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths,
+        true);
 }
 
 TEST(HopperPaths, Fp8) {
@@ -197,7 +198,7 @@ TEST(HopperPaths, Fp8) {
   check("128x96 tiles", fp8 + " head_dim=256 mask=causal" + many);
   check("192x96 tiles", fp8 + " head_dim=80 head_dim_v=48" + many);
   check("192x96 tiles", fp8 + " head_dim=64 head_dim_v=128 num_heads_q=2 seqlen_q=70 seqlen_k=1" + kTable);
-  check("dealt by a counter", fp8 + " head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
+  check("scheduled by a counter", fp8 + " head_dim=128 seqused_q=1 seqused_k=1 leftpad_k=1" + kGroups + kLengths, true);
   check("128x64 tiles", fp8 +
                             " head_dim=64 mask=causal window_left=20 softcap=5 bias=f32[b,h,q,k] alibi_slopes=[h] "
                             "sink=1 dropout_p=0.25 seed_tensor=1 seqused_k=1 q_scale=head k_scale=tensor" +

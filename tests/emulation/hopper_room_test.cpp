@@ -84,7 +84,7 @@ TEST(HopperSchedulers, CountTilesOverAllBlocks) {
   }
 }
 
-TEST(HopperSchedulers, DealTilesToClusters) {
+TEST(HopperSchedulers, ScheduleTilesOfClusters) {
   std::ranges::fill(produced, 0);
   const auto body = [](QueueShared&) {
     if (M::thread() != 0) return;

@@ -248,7 +248,7 @@ class EmulatedHopperKvCache : public testing::Test {
 };
 
 TEST_F(EmulatedHopperKvCache, LengthsOfSequences) {
-  check("dealt by a counter",
+  check("scheduled by a counter",
         "dtype=bf16 batch_size=2 batch_size_cache=2 head_dim=64 capacity=300 seqlen_q=70 mask=causal softmax_lse=1");
   check("heads packed",
         "dtype=f16 batch_size=3 batch_size_cache=3 head_dim=64 head_dim_v=40 capacity=90 seqlen_q=20 cache_leftpad=1 "
@@ -355,7 +355,7 @@ class EmulatedHopperLatent : public testing::Test {
     const std::string problem = core::concat("kv_cache_attention mla=1 num_heads_k=1 cache_seqlens=1 ", text);
     const std::string schedule = plan(parse_problem(problem), {"emulation.sm90"}).schedule();
     EXPECT_NE(schedule.find(path), std::string::npos) << "another path: " << schedule << "\n  " << problem;
-    for (std::uint64_t seed = 0; seed < 6; ++seed) {  // half of them have rows that the copy engine can't bring
+    for (std::uint64_t seed = 0; seed < 6; ++seed) {  // half of them have rows that TMA can't load
       expect_passed(parse_problem(problem), "emulation.sm90", seed);
     }
   }

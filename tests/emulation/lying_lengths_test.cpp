@@ -75,7 +75,7 @@ TEST_P(LyingLengths, LeadNoLaneOutsideTheTensors) {
   check(std::string("attention_backward dtype=bf16 dbias=1") + kPacked + kOptions);
 }
 
-/// Hopper's copy engine reads nothing outside a tensor, but lanes store the rows of partial tiles.
+/// Hopper's TMA reads nothing outside a tensor, but lanes store the rows of partial tiles.
 class LyingLengthsOfHopper : public LyingLengths {};
 
 TEST_P(LyingLengthsOfHopper, LeadNoLaneOutsideTheTensors) {

@@ -1,4 +1,4 @@
-# What compilers make of a fixed list of problems on every target: registers, spills, and what the main loop does. No
+# What compilers make of a fixed list of problems on every target: registers, spills, and what the mainloop does. No
 # GPU takes part.
 """Golden outputs of compiled kernels."""
 
@@ -74,9 +74,9 @@ HOPPER = {
         "chunk",
     )
 }
-# A capacity in which keys are dealt out by lengths; the portable kernels of NVIDIA are those of "mla".
+# A capacity in which keys are scheduled by lengths; the portable kernels of NVIDIA are those of "mla".
 HOPPER |= {
-    "mla-dealt": "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 "
+    "mla-scheduled": "kv_cache_attention dtype=bf16 mla=1 batch_size=64 seqlen_q=1 num_heads_q=128 num_heads_k=1 "
     "head_dim=576 head_dim_v=512 page_size=64 num_pages=8192 max_pages_per_seq=512 cache_seqlens=1 mask=causal",
 }
 COUNTED = ("instructions", "matrix", "transcendental", "shared")
@@ -127,7 +127,7 @@ def amd_code(image: Path, target: str) -> tuple[list[str], list[str], dict[str, 
 
 
 def loop_counts(image: Path, target: str) -> dict[str, int]:
-    """Of the main loop: instructions, and how many of them are of each kind. Empty where there is no matrix product."""
+    """Of the mainloop: instructions, and how many of them are of each kind. Empty where there is no matrix product."""
     kinds, jumps, labels = nvidia_code(image) if target.startswith("sm_") else amd_code(image, target)
     loop = main_loop(jumps, labels, [kind == "matrix" for kind in kinds])
     if loop is None:

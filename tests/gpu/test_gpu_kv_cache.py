@@ -99,7 +99,7 @@ def test_contiguous_caches_of_which_lengths_alone_are_known(implementation, quer
 @pytest.mark.parametrize("window", [(-1, -1), (20, 0)])
 @pytest.mark.parametrize("page_size", [8, 16, 24, 64])
 @pytest.mark.parametrize(("queries", "splits"), [(1, 0), (40, 0), (40, 3), (70, 1)])
-def test_pages_by_the_copy_engine(queries, splits, page_size, window):
+def test_pages_by_tma(queries, splits, page_size, window):
     """With NaN in the pages of no sequence, where entries lead that no query needs."""
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs a Hopper GPU")
@@ -246,7 +246,7 @@ def test_captured_with_other_lengths_tables_and_keys():
 @pytest.mark.parametrize("batch", [2, 9, 100])
 @pytest.mark.parametrize(("mla", "page_size"), [(False, 16), (True, 16), (True, 64)])
 def test_captured_with_lengths_that_differ(mla, page_size, batch):
-    """In a large capacity parts of the keys are dealt out by lengths that the device alone reads."""
+    """In a large capacity parts of the keys are scheduled by lengths that the device alone reads."""
     generator = torch.Generator().manual_seed(batch)
     long, capacity = 9000, 16384
     pages = batch * 4 + -(-long // page_size)

@@ -18,7 +18,7 @@ TEST(HopperBwdLowering, HasThreeLaunches) {
   const gpu::Lowering lowering = lowered_backward("dtype=bf16 seqlen_q=16384 num_heads_q=8 head_dim=128 mask=causal");
   const std::vector<const gpu::Launch*> launches = lowering.launches();
   ASSERT_EQ(launches.size(), 3U);
-  EXPECT_EQ(launches[0]->key.body->name, "hopper_bwd_statistics");
+  EXPECT_EQ(launches[0]->key.body->name, "hopper_bwd_preprocess");
   EXPECT_EQ(launches[1]->key.body->name, "hopper_bwd");
   EXPECT_EQ(launches[2]->key.body->name, "hopper_bwd_convert_dq");
   EXPECT_TRUE(launches[1]->programmatic);
@@ -44,49 +44,49 @@ TEST(HopperBwdLowering, HasThreeLaunches) {
   EXPECT_GT(biased.estimated_us, lowered_backward("dtype=bf16 seqlen_q=64 num_heads_q=2 head_dim=64").estimated_us);
 }
 
-/// Tiles of statistics that are made before gradients begin, and blocks that make the others meanwhile.
-void expect_late_statistics(const std::string& problem, std::int32_t first_tiles, std::int32_t late_blocks) {
+/// Tiles that are preprocessed before gradients begin, and blocks that preprocess the others meanwhile.
+void expect_late_preprocess(const std::string& problem, std::int32_t first_tiles, std::int32_t late_blocks) {
   const gpu::Lowering lowering = lowered_backward("dtype=bf16 " + problem);
-  const auto& statistics = params_of<BwdStatistics>(*lowering.launches().at(0));
-  EXPECT_EQ(statistics.first_tiles, first_tiles) << problem;
-  EXPECT_EQ(statistics.late_blocks, late_blocks) << problem;
+  const auto& preprocess = params_of<BwdPreprocess>(*lowering.launches().at(0));
+  EXPECT_EQ(preprocess.first_tiles, first_tiles) << problem;
+  EXPECT_EQ(preprocess.late_blocks, late_blocks) << problem;
   const gpu::Launch& gradients = *lowering.launches().at(1);
-  EXPECT_EQ(gpu::config_of<Bwd>(gradients.key).late_statistics, late_blocks > 0) << problem;
+  EXPECT_EQ(gpu::config_of<Bwd>(gradients.key).late_preprocess, late_blocks > 0) << problem;
   EXPECT_TRUE(gradients.programmatic) << problem;
   EXPECT_EQ(lowering.schedule.find("meanwhile") != std::string::npos, late_blocks > 0) << lowering.schedule;
   if (late_blocks == 0) {
-    EXPECT_EQ(statistics.tiles, first_tiles) << problem;
+    EXPECT_EQ(preprocess.tiles, first_tiles) << problem;
     EXPECT_EQ(lowering.part("tiles_done"), nullptr) << problem;
   } else {
-    EXPECT_EQ(params_of<Bwd>(gradients).statistics_tiles, statistics.grid.num_tiles) << problem;
-    EXPECT_EQ(lowering.part("tiles_done")->bytes, static_cast<std::size_t>(statistics.tiles) * sizeof(std::uint32_t));
+    EXPECT_EQ(params_of<Bwd>(gradients).preprocess_tiles, preprocess.grid.num_tiles) << problem;
+    EXPECT_EQ(lowering.part("tiles_done")->bytes, static_cast<std::size_t>(preprocess.tiles) * sizeof(std::uint32_t));
   }
 }
-TEST(HopperBwdLowering, StatisticsOfLaterHeadsAreMadeMeanwhile) {
+TEST(HopperBwdLowering, PreprocessOfLaterHeadsAreMadeMeanwhile) {
   const std::string shape = "batch_size=4 seqlen_q=4096 num_heads_q=16 ";
-  expect_late_statistics(shape + "head_dim=128 mask=causal", 6 * 32, 10);
-  expect_late_statistics(shape + "head_dim=64 mask=causal", 6 * 16, 10);
-  expect_late_statistics(shape + "head_dim=256 mask=causal", 4 * 64, 12);  // dq's sums are cleared, too
-  expect_late_statistics(shape + "head_dim=128 num_heads_k=4 mask=causal", 4 * 6 * 32, 10);
-  expect_late_statistics(
+  expect_late_preprocess(shape + "head_dim=128 mask=causal", 6 * 32, 10);
+  expect_late_preprocess(shape + "head_dim=64 mask=causal", 6 * 16, 10);
+  expect_late_preprocess(shape + "head_dim=256 mask=causal", 4 * 64, 12);  // dq's sums are cleared, too
+  expect_late_preprocess(shape + "head_dim=128 num_heads_k=4 mask=causal", 4 * 6 * 32, 10);
+  expect_late_preprocess(
       "batch_size=4 num_heads_q=16 head_dim=128 mask=causal layout=thd max_seqlen_q=4096 max_seqlen_k=4096 "
       "total_q=9000 total_k=9000",
       6 * 32, 10);
-  expect_late_statistics(shape + "head_dim=256 mask=causal seqused_k=1", 64 * 64, 0);  // which would spill
-  expect_late_statistics("seqlen_q=4096 num_heads_q=5 head_dim=128 mask=causal", 5 * 32, 0);
+  expect_late_preprocess(shape + "head_dim=256 mask=causal seqused_k=1", 64 * 64, 0);  // which would spill
+  expect_late_preprocess("seqlen_q=4096 num_heads_q=5 head_dim=128 mask=causal", 5 * 32, 0);
   // Of queries that see few keys gradients would wait for so few blocks.
-  expect_late_statistics("batch_size=40 seqlen_q=512 num_heads_q=16 head_dim=128 mask=causal", 34 * 4, 10);
-  expect_late_statistics("batch_size=40 seqlen_q=384 num_heads_q=16 head_dim=128 mask=causal", 640 * 3, 0);
-  expect_late_statistics("batch_size=40 seqlen_q=384 num_heads_q=16 head_dim=64 mask=causal", 45 * 2, 10);
-  expect_late_statistics("seqlen_q=128 seqlen_k=8192 num_heads_q=2 head_dim=128", 2, 0);
+  expect_late_preprocess("batch_size=40 seqlen_q=512 num_heads_q=16 head_dim=128 mask=causal", 34 * 4, 10);
+  expect_late_preprocess("batch_size=40 seqlen_q=384 num_heads_q=16 head_dim=128 mask=causal", 640 * 3, 0);
+  expect_late_preprocess("batch_size=40 seqlen_q=384 num_heads_q=16 head_dim=64 mask=causal", 45 * 2, 10);
+  expect_late_preprocess("seqlen_q=128 seqlen_k=8192 num_heads_q=2 head_dim=128", 2, 0);
 }
 
-TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
+TEST(HopperBwdLowering, SchedulesTilesOfKeysByACounterWhereItCan) {
   const std::string problem = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 head_dim=128 ";
   for (const char* dims : {"", "head_dim_v=256 "}) {
-    const gpu::Lowering dealt = lowered_backward(problem + dims + "mask=causal");
-    EXPECT_TRUE(gradients_config(dealt).persistent);
-    EXPECT_EQ(dealt.part("tile_counter")->bytes, sizeof(std::uint32_t));
+    const gpu::Lowering scheduled = lowered_backward(problem + dims + "mask=causal");
+    EXPECT_TRUE(gradients_config(scheduled).persistent);
+    EXPECT_EQ(scheduled.part("tile_counter")->bytes, sizeof(std::uint32_t));
   }
   const std::string any_dim = "dtype=bf16 batch_size=2 seqlen_q=4096 num_heads_q=16 ";
   for (const std::string& more :
@@ -103,7 +103,7 @@ TEST(HopperBwdLowering, DealsTilesOfKeysOutByACounterWhereItCan) {
     EXPECT_EQ(each.launches().at(1)->grid, gpu::Extent3{32 * heads * 2}) << not_so;
     EXPECT_EQ(each.part("tile_counter"), nullptr) << not_so;
   }
-  // Nobody clears the counter where there are no statistics.
+  // Nobody clears the counter where there is no preprocess.
   const gpu::Lowering unasked =
       lowered_backward("dtype=bf16 batch_size=32 seqlen_q=0 seqlen_k=512 num_heads_q=16 head_dim=128");
   EXPECT_EQ(unasked.part("tile_counter"), nullptr);
@@ -170,9 +170,9 @@ TEST(HopperBwdLowering, TakesTheScheduleThatWasTuned) {
   const auto schedule_with = [&](const std::string& name) {
     return lower(problem, tuned_h200(problem, name)).lowering.schedule;
   };
-  EXPECT_NE(schedule_with("128x64/3/fixed order/dealt").find(", dealt by a counter, dq in a fixed order"),
+  EXPECT_NE(schedule_with("128x64/3/fixed order/persistent").find(", scheduled by a counter, dq in a fixed order"),
             std::string::npos);
-  EXPECT_EQ(schedule_with("128x64/3/fixed order").find("dealt"), std::string::npos);
+  EXPECT_EQ(schedule_with("128x64/3/fixed order").find("scheduled by a counter"), std::string::npos);
   EXPECT_EQ(schedule_with("no such schedule"), lower(problem, h200()).lowering.schedule);
 }
 
@@ -185,7 +185,7 @@ TEST(HopperBwdLowering, FitsSharedMemoryForEveryHeadDim) {
         const gpu::KernelKey key = lowered_backward(text).launches().at(1)->key;
         EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
         const auto config = gpu::config_of<Bwd>(key);
-        const device::RegisterShares shares = device::register_shares(config);
+        const device::WarpgroupRegisters shares = device::warpgroup_registers(config);
         EXPECT_LE(shares.producer + shares.other + 2 * shares.consumer,
                   config.waves / 4 * (65536 / config.threads() / 8 * 8))
             << text;

@@ -95,7 +95,7 @@ TEST(HopperBwdOrder, OrdersTheSumsOfDqOfWideHeadsThatOwnThem) {
   const auto schedule = [](const std::string& text) {
     return lowered_backward("dtype=bf16 num_heads_q=16 head_dim=192 head_dim_v=128 " + text).schedule;
   };
-  const std::string own = "2 warpgroups that multiply dq too, 2 stages, dealt by a counter";
+  const std::string own = "2 warpgroups that multiply dq too, 2 stages, scheduled by a counter";
   const auto has = [&](const std::string& text, const std::string& what) {
     return schedule(text).find(what) != std::string::npos;
   };

@@ -1,4 +1,4 @@
-// How the backward pass deals out tiles of keys: their order, held against a list schedule, and parts of queries.
+// How the backward pass schedules tiles of keys: their order, held against a list schedule, and parts of queries.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -98,7 +98,7 @@ TEST(HopperBwdSchedule, WideHeadsOfFewTilesAreDoneAtOnce) {
 /// Whether the launch before the gradients' clears dq's sums.
 bool clears_sums(const std::string& problem) {
   const gpu::Lowering lowering = lowered_backward("dtype=bf16 head_dim=128 num_heads_q=2 " + problem);
-  return params_of<BwdStatistics>(*lowering.launches().at(0)).dq_accum_a_head > 0;
+  return params_of<BwdPreprocess>(*lowering.launches().at(0)).dq_accum_a_head > 0;
 }
 
 /// In an order the first sums of a tile of queries are stored; queries that see no key have none.
@@ -129,7 +129,7 @@ double busy_part(const std::string& text, std::int32_t seqlen, std::int32_t grou
   return all / (*std::ranges::max_element(busy) * static_cast<double>(busy.size()));
 }
 
-TEST(HopperBwdSchedule, TilesOfKeysAreDealtOutEvenly) {
+TEST(HopperBwdSchedule, TilesOfKeysAreScheduledEvenly) {
   for (const auto& [batch, seqlen, heads, heads_k] : {std::array{4, 4096, 16, 16},
                                                       {4, 4096, 16, 4},
                                                       {4, 4096, 16, 2},
@@ -142,7 +142,7 @@ TEST(HopperBwdSchedule, TilesOfKeysAreDealtOutEvenly) {
         core::concat("batch_size=", batch, " seqlen_q=", seqlen, " num_heads_q=", heads, " num_heads_k=", heads_k);
     EXPECT_GT(busy_part(problem + " mask=causal dq=0", seqlen, heads / heads_k, seqlen), 0.968) << problem;
   }
-  for (const int window : {512, 1023, 2048}) {  // with dq some have an order, in which they are not dealt out so
+  for (const int window : {512, 1023, 2048}) {  // with dq some have an order, in which they are not scheduled so
     const std::string problem = core::concat("batch_size=4 seqlen_q=4096 num_heads_q=16 mask=causal dq=0 window_left=");
     EXPECT_GT(busy_part(core::concat(problem, window), 4096, 1, window), 0.985) << window;
   }

@@ -220,7 +220,7 @@ TEST_F(HopperCompiled, ProductsKeepToRegisters) {
   for (const Case& one :
        {Case{"product", "Sm90Gemm", "", 2},
         {"product", "Sm90Gemm", "c.block_m = 256, c.block_n = 128, c.shares_x = 1;", 2},
-        {"product", "Sm90Gemm", "c.w_across = 1, c.cluster = 1;", 1},
+        {"product", "Sm90Gemm", "c.w_mn_major = 1, c.cluster = 1;", 1},
         {"scaled_product", "Sm90ScaledGemm",
          "c.type = kE4m3, c.block_m = 256, c.block_n = 128, c.shares_x = 1, c.stages = 3, c.store_buffers = 4;", 2},
         {"scaled_product", "Sm90ScaledGemm",
@@ -242,7 +242,7 @@ TEST_F(HopperCompiled, ProductsKeepToRegisters) {
 
 TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
   const std::string text = concat("#include \"device/hopper/params.h\"\n#include \"device/gemm/sm90/params.h\"\n",
-                                  layout_of<Forward>(), layout_of<Bwd>(), layout_of<BwdStatistics>(), layout_of<Gemm>(),
+                                  layout_of<Forward>(), layout_of<Bwd>(), layout_of<BwdPreprocess>(), layout_of<Gemm>(),
                                   layout_of<ScaledGemm>(), "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }

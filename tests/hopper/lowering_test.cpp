@@ -14,7 +14,7 @@ namespace {
 
 using core::concat;
 
-TEST(HopperLowering, FillsTheDeviceAndDealsFromACounter) {
+TEST(HopperLowering, FillsTheDeviceAndSchedulesFromACounter) {
   const gpu::Lowering lowering = lowered(kCausal);
   ASSERT_EQ(lowering.steps.size(), 1U);
   EXPECT_EQ(lowering.part("tile_counter")->bytes, 16U);
@@ -27,7 +27,7 @@ TEST(HopperLowering, FillsTheDeviceAndDealsFromACounter) {
   EXPECT_EQ(order.short_tiles, 11);
 }
 
-TEST(HopperLowering, DealsEqualTilesBeforehand) {
+TEST(HopperLowering, SchedulesEqualTilesBeforehand) {
   const gpu::Lowering lowering = lowered("dtype=bf16 seqlen_q=300 num_heads_q=3 head_dim=128 batch_invariant=1");
   ASSERT_EQ(lowering.steps.size(), 1U);
   EXPECT_EQ(lowering.workspace_bytes, 0U);
@@ -55,7 +55,7 @@ TEST(HopperLowering, BlocksShareKeysTwoByTwo) {
   }
 }
 
-TEST(HopperLowering, DealsKeysInPartsWhereTilesAreFew) {
+TEST(HopperLowering, SchedulesKeysInPartsWhereTilesAreFew) {
   const gpu::Lowering lowering =
       lowered("dtype=bf16 seqlen_q=64 seqlen_k=8192 num_heads_q=32 num_heads_k=8 head_dim=128 mask=causal");
   ASSERT_EQ(lowering.steps.size(), 2U);
@@ -117,30 +117,30 @@ TEST(HopperLowering, CountsWholeRoundsBesideAWindow) {
 /// Where masks leave computing warpgroups unequal numbers of tiles, unless there are many or scores have options, and
 /// in fp8 to head_dim 128.
 TEST(HopperLowering, TakesNoTurnsWhereWarpgroupsSeeUnequalKeys) {
-  const auto takes_turns = [](std::string_view text) {
+  const auto uses_ping_pong = [](std::string_view text) {
     const std::string_view dtype = text.starts_with("dtype=") ? "" : "dtype=bf16 ";
     const Problem problem = problem_of(concat(dtype, "batch_size=8 num_heads_q=16 ", text));
-    return forward_schedule(problem, h200()).config.turns != 0;
+    return forward_schedule(problem, h200()).config.ping_pong != 0;
   };
-  EXPECT_FALSE(takes_turns("seqlen_q=512 head_dim=128 mask=causal"));
-  EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=128"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal"));
-  EXPECT_TRUE(takes_turns("seqlen_q=512 seqlen_k=4096 head_dim=128 mask=causal"));
-  EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=256 mask=causal"));
-  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal softcap=30"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 softcap=30"));
-  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=64 mask=causal softcap=30"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=64 softcap=30"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal softcap=30 alibi_slopes=[h]"));
-  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=256 mask=causal window_left=1024"));
-  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 alibi_slopes=[h]"));
-  EXPECT_FALSE(takes_turns("seqlen_q=4096 head_dim=64 mask=causal window_left=1024 softcap=30"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=256 mask=causal window_left=1024 softcap=30"));
-  EXPECT_TRUE(takes_turns("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 bias=query[b,h,q,k]"));
-  EXPECT_TRUE(takes_turns("seqlen_q=512 head_dim=128 mask=causal dropout_p=0.1"));
-  EXPECT_FALSE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128"));
-  EXPECT_TRUE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=256"));
-  EXPECT_TRUE(takes_turns("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128 softcap=30"));
+  EXPECT_FALSE(uses_ping_pong("seqlen_q=512 head_dim=128 mask=causal"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=512 head_dim=128"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=4096 head_dim=128 mask=causal"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=512 seqlen_k=4096 head_dim=128 mask=causal"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=512 head_dim=256 mask=causal"));
+  EXPECT_FALSE(uses_ping_pong("seqlen_q=4096 head_dim=128 mask=causal softcap=30"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=4096 head_dim=128 softcap=30"));
+  EXPECT_FALSE(uses_ping_pong("seqlen_q=4096 head_dim=64 mask=causal softcap=30"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=4096 head_dim=64 softcap=30"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=4096 head_dim=128 mask=causal softcap=30 alibi_slopes=[h]"));
+  EXPECT_FALSE(uses_ping_pong("seqlen_q=4096 head_dim=256 mask=causal window_left=1024"));
+  EXPECT_FALSE(uses_ping_pong("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 alibi_slopes=[h]"));
+  EXPECT_FALSE(uses_ping_pong("seqlen_q=4096 head_dim=64 mask=causal window_left=1024 softcap=30"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=4096 head_dim=256 mask=causal window_left=1024 softcap=30"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=4096 head_dim=128 mask=causal window_left=1024 bias=query[b,h,q,k]"));
+  EXPECT_TRUE(uses_ping_pong("seqlen_q=512 head_dim=128 mask=causal dropout_p=0.1"));
+  EXPECT_FALSE(uses_ping_pong("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128"));
+  EXPECT_TRUE(uses_ping_pong("dtype=fp8_e4m3 seqlen_q=4096 head_dim=256"));
+  EXPECT_TRUE(uses_ping_pong("dtype=fp8_e4m3 seqlen_q=4096 head_dim=128 softcap=30"));
 }
 
 /// Tiles that fit few queries and keys, and a bias's of narrow heads.
@@ -348,7 +348,7 @@ TEST(HopperLowering, FitsSharedMemoryForEveryHeadDim) {
           const gpu::KernelKey& key = lowering.launches().at(0)->key;
           EXPECT_LE(key.shared_bytes(), 227U << 10) << text;
           const auto config = gpu::config_of<Forward>(key);
-          const device::RegisterShares shares = device::register_shares(config);
+          const device::WarpgroupRegisters shares = device::warpgroup_registers(config);
           const int launched = 65536 / config.threads() / 8 * 8;
           EXPECT_LE(4 * shares.producer + (config.waves - 4) * shares.consumer, config.waves * launched) << text;
         }

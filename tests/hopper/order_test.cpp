@@ -1,4 +1,4 @@
-// The order in which tiles of queries are dealt out.
+// The order in which tiles of queries are scheduled.
 #include <array>
 #include <cstddef>
 #include <cstdint>

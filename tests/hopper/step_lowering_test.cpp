@@ -100,7 +100,7 @@ TEST(HopperStepLowering, EstimatesLeaveDecodingToPortableKernels) {
 }
 
 /// Of 128 keys a box has what lies in one page; the swizzle wants 8 rows.
-TEST(HopperStepLowering, BringsPagesByBoxes) {
+TEST(HopperStepLowering, LoadsPagesByBoxes) {
   const auto box_of = [](int page_size) {
     const int pages = 8192 / page_size;
     const gpu::Outcome outcome =
@@ -127,7 +127,7 @@ constexpr std::string_view kMla =
     "kv_cache_attention device=cuda dtype=bf16 mla=1 num_heads_q=128 num_heads_k=1 head_dim=576 head_dim_v=512 "
     "page_size=64 cache_seqlens=1 mask=causal seqlen_q=1 ";
 
-/// 128 heads are two tiles of rows; 64 sequences fill the device, one is dealt out in parts.
+/// 128 heads are two tiles of rows; 64 sequences fill the device, one is scheduled in parts.
 TEST(HopperStepLowering, SharesKeysAsValuesInMlasForm) {
   const gpu::Outcome many =
       lower(KvCacheProblem(parse_problem(concat(kMla, "batch_size=64 num_pages=8192 max_pages_per_seq=128"))), h200());
@@ -145,48 +145,48 @@ TEST(HopperStepLowering, SharesKeysAsValuesInMlasForm) {
   EXPECT_EQ(one.lowering.part("lse_accum")->bytes, blocks / 2 * 128 * 2 * sizeof(float));
 }
 
-bool deals_mlas_keys(const gpu::Outcome& outcome) {
+bool schedules_mlas_keys(const gpu::Outcome& outcome) {
   EXPECT_EQ(outcome.refusal, "");
-  return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).deals_keys != 0;
+  return gpu::config_of<Latent>(outcome.lowering.launches().at(0)->key).schedules_keys != 0;
 }
 
 /// By the portable kernels' rule: of a capacity above 8,192 keys, whose sequences may differ much in length. Blocks are
 /// as many as 2.5 times what is computed at once, and those of a whole sequence each.
-TEST(HopperStepLowering, DealsMlasKeysOfSequencesThatDiffer) {
+TEST(HopperStepLowering, SchedulesMlasKeysOfSequencesThatDiffer) {
   const auto lowered = [](const std::string& sequences) {
     return lower(KvCacheProblem(parse_problem(concat(kMla, "num_pages=8192 ", sequences))), h200());
   };
-  const auto deals = [&](const std::string& sequences) { return deals_mlas_keys(lowered(sequences)); };
-  const gpu::Outcome dealt = lowered("batch_size=64 max_pages_per_seq=129");
-  ASSERT_EQ(dealt.refusal, "");
-  ASSERT_EQ(dealt.lowering.launches().size(), 2U);
-  const gpu::Launch &latent = *dealt.lowering.launches()[0], &combine = *dealt.lowering.launches()[1];
+  const auto schedules = [&](const std::string& sequences) { return schedules_mlas_keys(lowered(sequences)); };
+  const gpu::Outcome scheduled = lowered("batch_size=64 max_pages_per_seq=129");
+  ASSERT_EQ(scheduled.refusal, "");
+  ASSERT_EQ(scheduled.lowering.launches().size(), 2U);
+  const gpu::Launch &latent = *scheduled.lowering.launches()[0], &combine = *scheduled.lowering.launches()[1];
   const std::uint32_t places = 132 / 2 * 5 / 2 + 64;
   EXPECT_EQ(latent.grid, gpu::Extent3{2 * places});
   EXPECT_TRUE(gpu::config_of<Latent>(latent.key).split);
   EXPECT_TRUE(gpu::config_of<portable::KvCacheCombine>(combine.key).takes_turns);
   EXPECT_EQ(combine.grid, gpu::Extent3{5 * 132}) << "however many rows there are";
-  EXPECT_EQ(dealt.lowering.part("lse_accum")->bytes, places * 128 * 2 * sizeof(float));
-  EXPECT_EQ(dealt.lowering.part("dealt_parts")->bytes, 64 * sizeof(std::int64_t));
-  EXPECT_TRUE(deals("batch_size=2 max_pages_per_seq=4000"));
-  EXPECT_TRUE(deals("batch_size=512 max_pages_per_seq=129"));
-  EXPECT_FALSE(deals("batch_size=513 max_pages_per_seq=129"));
-  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=128"));
-  EXPECT_FALSE(deals("max_pages_per_seq=4000"));
-  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=129 num_splits=3"));
-  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=129 num_splits=1"));
-  EXPECT_FALSE(deals("batch_size=64 max_pages_per_seq=129 batch_invariant=1"));
+  EXPECT_EQ(scheduled.lowering.part("lse_accum")->bytes, places * 128 * 2 * sizeof(float));
+  EXPECT_EQ(scheduled.lowering.part("scheduled_parts")->bytes, 64 * sizeof(std::int64_t));
+  EXPECT_TRUE(schedules("batch_size=2 max_pages_per_seq=4000"));
+  EXPECT_TRUE(schedules("batch_size=512 max_pages_per_seq=129"));
+  EXPECT_FALSE(schedules("batch_size=513 max_pages_per_seq=129"));
+  EXPECT_FALSE(schedules("batch_size=64 max_pages_per_seq=128"));
+  EXPECT_FALSE(schedules("max_pages_per_seq=4000"));
+  EXPECT_FALSE(schedules("batch_size=64 max_pages_per_seq=129 num_splits=3"));
+  EXPECT_FALSE(schedules("batch_size=64 max_pages_per_seq=129 num_splits=1"));
+  EXPECT_FALSE(schedules("batch_size=64 max_pages_per_seq=129 batch_invariant=1"));
 }
 
 /// Tiles of rows that fill the device want no parts.
-TEST(HopperStepLowering, DealsNoKeysOfChunksInMlasForm) {
+TEST(HopperStepLowering, SchedulesNoKeysOfChunksInMlasForm) {
   KvCacheProblem problem = parse_problem(concat(kMla, "batch_size=4 num_pages=8192 max_pages_per_seq=512"));
-  const auto deals = [&problem](std::int64_t queries) {
+  const auto schedules = [&problem](std::int64_t queries) {
     problem.seqlen_q = queries;
-    return deals_mlas_keys(lower(problem, h200()));
+    return schedules_mlas_keys(lower(problem, h200()));
   };
-  EXPECT_TRUE(deals(66));
-  EXPECT_FALSE(deals(67));
+  EXPECT_TRUE(schedules(66));
+  EXPECT_FALSE(schedules(67));
 }
 
 /// 128 heads of one query, where tiles are many copies: 64 heads are one block.

@@ -93,9 +93,9 @@ TEST(KvCacheLowering, CapacitySaysLittleOfLengths) {
   EXPECT_NE(splits("capacity=131072"), splits("capacity=4096")) << "all lengths are that of the cache";
 }
 
-/// Blocks of a deal are as many as what is computed at once asks for, and one more for each sequence, however large the
-/// cache; sums in the workspace are as many.
-TEST(KvCacheLowering, DealsKeysOfSequencesThatDiffer) {
+/// Blocks of a schedule are as many as what is computed at once asks for, and one more for each sequence, however large
+/// the cache; sums in the workspace are as many.
+TEST(KvCacheLowering, SchedulesKeysOfSequencesThatDiffer) {
   for (const std::string_view architecture : kMachines) {
     const auto lowered = [&](int batch_size, int pages) {
       return cache_lowered(architecture,
@@ -110,7 +110,7 @@ TEST(KvCacheLowering, DealsKeysOfSequencesThatDiffer) {
     EXPECT_EQ(blocks(many), blocks(few) + 200 * 8) << architecture;
     EXPECT_EQ(few.workspace_bytes, large.workspace_bytes) << architecture;
     EXPECT_LT(many.workspace_bytes, std::size_t{32} << 20) << architecture;
-    EXPECT_TRUE(gpu::config_of<KvCacheForward>(few.launches().front()->key).deals_keys) << architecture;
+    EXPECT_TRUE(gpu::config_of<KvCacheForward>(few.launches().front()->key).schedules_keys) << architecture;
   }
 }
 

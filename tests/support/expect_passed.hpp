@@ -10,7 +10,7 @@
 
 namespace tilewise::test {
 
-/// Rows that start on 16 bytes, as the copy engine wants them, so that all cases of a configuration share one kernel;
+/// Rows that start on 16 bytes, as TMA wants them, so that all cases of a configuration share one kernel;
 /// with NaN and infinities among the inputs, or none.
 inline std::uint64_t aligned_seed(bool special) {
   std::uint64_t seed = 0;

@@ -1,4 +1,4 @@
-// The shared memory of a block that a copy engine and a matrix unit use beside its lanes: who touched what, and whether
+// The shared memory of a block that TMA and a matrix unit use beside its lanes: who touched what, and whether
 // the one knew of the other. Checks bounds, alignment, words nobody wrote, races, and writes of lanes that were not
 // made visible to the engine.
 #pragma once

@@ -35,7 +35,7 @@ void note_alignment(Problem& problem, const device::AttentionParams& p) {
   problem.bias_unaligned = problem.bias_dims.key && !comes_in_boxes(problem, p.bias);
 }
 
-/// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.
+/// Rows that TMA can't load go to the portable kernels, as they do on a GPU.
 gpu::Lowering lower_for(const Problem& problem, const core::DeviceDescription& device, gpu::Family family) {
   if (family != gpu::Family::sm90) return portable::lower(problem, device, family).lowering;
   if (problem.unaligned && problem.dtype == DType::fp8_e4m3) {

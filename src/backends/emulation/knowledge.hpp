@@ -14,7 +14,7 @@ using Time = std::uint32_t;
 /// Of each actor, up to when what it did is known.
 struct Clock {
   std::vector<Time> seen;     ///< by lanes
-  std::vector<Time> visible;  ///< by the copy engine and the matrix unit too
+  std::vector<Time> visible;  ///< by TMA and the matrix unit too
 
   void reset(std::size_t actors) {
     seen.assign(actors, 0);
@@ -72,7 +72,7 @@ class Knowledge {
     clocks_[lane].seen[actors_.lane(lane)] = pass();
     to.learn(clocks_[lane]);
   }
-  /// What the lane knows becomes visible to the copy engine and the matrix unit.
+  /// What the lane knows becomes visible to TMA and the matrix unit.
   void fence(std::size_t lane) {
     Clock& own = clocks_[lane];
     own.seen[actors_.lane(lane)] = pass();

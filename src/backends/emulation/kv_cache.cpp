@@ -10,7 +10,7 @@
 namespace tilewise::backends::emulation {
 namespace {
 
-/// Rows that the copy engine can't bring go to the portable kernels, as they do on a GPU.
+/// Rows that TMA can't load go to the portable kernels, as they do on a GPU.
 portable::Outcome lower_for(const KvCacheProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
   if (family != gpu::Family::sm90) return portable::lower(problem, device, family);
   return problem.unaligned ? portable::lower(problem, device, gpu::Family::sm80) : hopper::lower(problem, device);

@@ -1,4 +1,4 @@
-// The copy engine of a Hopper block: boxes of tensors that move beside the lanes.
+// TMA of a Hopper block: boxes of tensors that move beside the lanes.
 #include <algorithm>
 #include <cstring>
 
@@ -134,7 +134,7 @@ void WarpgroupEmulator::land(std::size_t index) {
   advance(barrier);
 }
 
-/// Boxes that begin in front of a tensor can be brought, but an H200 ends a store or addition of one with an illegal
+/// Boxes that begin in front of a tensor can be loaded, but an H200 ends a store or addition of one with an illegal
 /// instruction.
 void WarpgroupEmulator::store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) {
   for (std::int32_t i = 0; i < rank; ++i) {

@@ -1,4 +1,4 @@
-// Collectives and memory of a Hopper block's lanes. Barriers stand in warpgroup_barriers.cpp, the copy engine in
+// Collectives and memory of a Hopper block's lanes. Barriers stand in warpgroup_barriers.cpp, TMA in
 // warpgroup_copies.cpp.
 #include "backends/emulation/warpgroup_emulator.hpp"
 
@@ -112,7 +112,7 @@ void WarpgroupEmulator::store_shared(void* to, const void* from, std::int32_t by
 }
 
 void WarpgroupEmulator::copy_async(void*, const void*, bool) {
-  fail("copies asynchronously by lanes, which is not emulated beside a copy engine");
+  fail("copies asynchronously by lanes, which is not emulated beside TMA");
 }
 
 std::string WarpgroupEmulator::load_row(const Lane& lane, void* to, const void* row, std::size_t bytes) {

@@ -1,4 +1,4 @@
-// Runs the lanes of a block of a Hopper machine: barriers in shared memory, a copy engine and products that go on
+// Runs the lanes of a block of a Hopper machine: barriers in shared memory, TMA and products that go on
 // beside the lanes. What device/sm90/machine_host.h calls.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Operands by wgmma's descriptors and register layouts, exact products, sums in fp32 in order of the depth; those of
+// Operands by wgmma's descriptors and register layouts, exact products, sums in fp32 in order of K; those of
 // bytes keep fewer bits (narrow_sum.hpp).
 #include "backends/emulation/wave_products.hpp"
 
@@ -154,21 +154,21 @@ std::string WaveProducts::compute_next() {
 std::string WaveProducts::load_piece(const Product& product, bool left, std::size_t row, std::size_t piece,
                                      float (&to)[kPieceBytes]) {
   const TilePlace place(left ? product.lanes[0].a_tile : product.lanes[0].b_tile);
-  const bool across = left ? product.lanes[0].a_across : product.lanes[0].b_across;
+  const bool mn_major = left ? product.lanes[0].a_mn_major : product.lanes[0].b_mn_major;
   if (place.swizzle != kSwizzle128 || place.base_offset != 0) {
     return "multiplies a tile of another swizzle than 128 bytes, which is not emulated";
   }
-  // Rows of 128 bytes, 8 to a pattern. Along the depth a row is one of M or N; across it, one step of the depth, whose
+  // Rows of 128 bytes, 8 to a pattern. K-major, a row is one of M or N; MN-major, one step of K, whose
   // 64 columns are followed by those of the next chunk.
   const auto r = static_cast<std::int64_t>(row), p = static_cast<std::int64_t>(piece);
   std::int64_t at = place.start + r % 8 * 128 + r / 8 * place.stride_bytes;
-  at += across ? p / 8 * place.leading_bytes + p % 8 * 16 : p * 16;
+  at += mn_major ? p / 8 * place.leading_bytes + p % 8 * 16 : p * 16;
   at = swizzled(gpu::Swizzle::bytes128, at);
   std::uint8_t bits[kPieceBytes];
   const device::HostProduct& lane = product.lanes[0];
-  if (across && bytes_of(lane.element) != 2) return "multiplies bytes across their rows, which wgmma cannot";
-  // A row of the left tile that is nobody's makes a row of sums that is nobody's; a step of the depth meets all.
-  const bool counts = lane.wanted && (memory_.is_written(at) || !left || across);
+  if (mn_major && bytes_of(lane.element) != 2) return "multiplies bytes across their rows, which wgmma cannot";
+  // A row of the left tile that is nobody's makes a row of sums that is nobody's; a step of K meets all.
+  const bool counts = lane.wanted && (memory_.is_written(at) || !left || mn_major);
   if (counts) {
     const std::size_t leader = knowledge_.actors().lane(wave_ * Actors::kWaveLanes);
     const std::size_t actor = knowledge_.actors().products(wave_, static_cast<std::size_t>(product.group));
@@ -208,11 +208,11 @@ std::string WaveProducts::load_left(const Product& product, float (&a)[kRows][kM
   for (std::size_t row = 0; row < kRows; ++row) {
     for (std::size_t piece = 0; piece < 2; ++piece) {
       float part[kPieceBytes];
-      std::string fault = first.a_across ? load_piece(product, true, row, 2 * own + piece, part)
-                                         : load_piece(product, true, kRows * own + row, piece, part);
+      std::string fault = first.a_mn_major ? load_piece(product, true, row, 2 * own + piece, part)
+                                           : load_piece(product, true, kRows * own + row, piece, part);
       if (!fault.empty()) return fault;
       for (std::size_t i = 0; i < count; ++i)
-        (first.a_across ? a[count * piece + i][row] : a[row][count * piece + i]) = part[i];
+        (first.a_mn_major ? a[count * piece + i][row] : a[row][count * piece + i]) = part[i];
     }
   }
   return {};
@@ -222,7 +222,7 @@ std::string WaveProducts::load_right(const Product& product, float (&b)[kMostDep
   const device::HostProduct& first = product.lanes[0];
   const auto columns = static_cast<std::size_t>(first.columns);
   const std::size_t depth = depth_of(first.element), count = kPieceBytes / bytes_of(first.element);
-  const std::size_t rows = first.b_across ? depth : columns, pieces = (first.b_across ? columns : depth) / count;
+  const std::size_t rows = first.b_mn_major ? depth : columns, pieces = (first.b_mn_major ? columns : depth) / count;
   for (std::size_t row = 0; row < rows; ++row) {
     for (std::size_t piece = 0; piece < pieces; ++piece) {
       float part[kPieceBytes];
@@ -230,7 +230,7 @@ std::string WaveProducts::load_right(const Product& product, float (&b)[kMostDep
         return fault;
       }
       for (std::size_t i = 0; i < count; ++i) {
-        (first.b_across ? b[row][count * piece + i] : b[count * piece + i][row]) = part[i];
+        (first.b_mn_major ? b[row][count * piece + i] : b[count * piece + i][row]) = part[i];
       }
     }
   }

@@ -56,7 +56,7 @@ class WaveProducts {
   [[nodiscard]] std::string compute(const Product& product);
   [[nodiscard]] std::string load_left(const Product& product, float (&a)[kRows][kMostDepth]);
   [[nodiscard]] std::string load_right(const Product& product, float (&b)[kMostDepth][kMostColumns]);
-  /// 16 bytes of adjacent elements of a tile; `row` counts along the depth of the product or across it, as the tile's
+  /// 16 bytes of adjacent elements of a tile; `row` counts along K or across it, as the tile's
   /// do.
   [[nodiscard]] std::string load_piece(const Product& product, bool left, std::size_t row, std::size_t piece,
                                        float (&to)[kPieceBytes]);

@@ -7,7 +7,7 @@
 
 namespace tilewise::device {
 
-/// What a query brings to P and dS.
+/// What a query contributes to P and dS.
 struct QueryStatistics {
   float lse;    // +infinity where it sees nothing, so that its P is 0
   float delta;  // rowsum(out * dout) - dlse

@@ -8,7 +8,7 @@
 
 namespace tilewise::device {
 
-/// Rows are dealt out to blocks; a wave clears a head's row.
+/// Rows are distributed over blocks; a wave clears a head's row.
 template <TileOps Ops, auto C>
 class ClearRest {
   using Machine = typename Ops::Machine;

@@ -17,7 +17,7 @@ template <TileOps Ops, auto C, class Call = AttentionCall>
 class Combine {
   using Machine = typename Ops::Machine;
   static constexpr int kLaneCols = 4, kCols = kLaneCols * Machine::kLanes;  // of a pass
-  static constexpr bool kDeals = Call::template deals<C>(), kTakesTurns = Call::template takes_turns<C>();
+  static constexpr bool kSchedules = Call::template schedules<C>(), kTakesTurns = Call::template takes_turns<C>();
 
  public:
   using Params = typename Call::Combine;
@@ -33,7 +33,7 @@ class Combine {
       const GridPlace place = grid_place<Machine>(p.grid);
       const Sequence s = Call::template sequence_at<C>(p, place.batch);
       const Splits splits = splits_of(p, place.batch);
-      if (kDeals && splits.count == 1) return;  // stands in out as it is
+      if (kSchedules && splits.count == 1) return;  // stands in out as it is
       join(p, shared, place, s, splits);
     }
   }
@@ -81,7 +81,7 @@ class Combine {
     const bool used = i < s.seqlen_q;
 
     // What was read until here stood in memory before the plan.
-    if constexpr (!kDeals) wait_for_step_before<Machine>();
+    if constexpr (!kSchedules) wait_for_step_before<Machine>();
     float* const weights = shared.weights[team.first_wave];
     const Totals totals = weigh(p, splits.count, rows, row, place.head, used, weights, team.wave == 0);
     Machine::barrier();
@@ -109,7 +109,7 @@ class Combine {
 
   TILEWISE_INLINE static Splits splits_of(const Params& p, int32_t batch) {
     const int64_t of_entry = p.shape.num_heads_q * p.shape.seqlen_q;
-    if constexpr (kDeals) {
+    if constexpr (kSchedules) {
       const KeyPart parts = Call::template parts_of<Machine, C>(p, batch);
       return {parts.count, parts.place, of_entry};
     } else {
@@ -119,7 +119,7 @@ class Combine {
 
   /// All of a block where splits are many, or may be.
   TILEWISE_INLINE static int waves_of_team(int num_splits) {
-    return (kDeals && !kTakesTurns) || num_splits > kRowSplits ? C.waves : 1;
+    return (kSchedules && !kTakesTurns) || num_splits > kRowSplits ? C.waves : 1;
   }
   /// The waves that share a row's columns.
   struct Team {

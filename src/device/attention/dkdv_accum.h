@@ -15,7 +15,7 @@ TILEWISE_INLINE Float* dkdv_part(Float* accum, int64_t a_block, int64_t tile, in
   return accum + (tile * num_splits + split) * a_block;
 }
 
-/// A block's part of dk has C.block_n() x C.head_dim floats, that of dv C.block_n() x C.head_dim_v, each dealt out to
+/// A block's part of dk has C.block_n() x C.head_dim floats, that of dv C.block_n() x C.head_dim_v, each divided among
 /// the waves.
 template <class Ops, auto C>
 struct DkdvAccum {

@@ -7,7 +7,7 @@
 
 namespace tilewise::device {
 
-/// A tile of queries has C.block_m x C.head_dim floats, dealt out to C.waves waves.
+/// A tile of queries has C.block_m x C.head_dim floats, divided among C.waves waves.
 template <class Ops, auto C>
 struct DqAccum {
   static constexpr int kRows = dq_accum_rows(C), kWaveRows = C.block_m / kRows, kParts = C.waves / kWaveRows;

@@ -51,8 +51,8 @@ class Forward {
   using Columns = typename Call::template Columns<C>;
   using Attended = typename Call::AttendedSequence;
   static constexpr bool kLate = Call::template adds_keys<C>();
-  static constexpr bool kDeals = Call::template deals<C>();
-  static constexpr bool kJoinsSink = C.sink && (!C.split || kDeals);
+  static constexpr bool kSchedules = Call::template schedules<C>();
+  static constexpr bool kJoinsSink = C.sink && (!C.split || kSchedules);
 
  public:
   using Params = typename Call::Forward;
@@ -71,7 +71,7 @@ class Forward {
     GridPlace place = grid_place<Machine>(params.grid);
     const KeyPart part = Call::template part_at<Machine, C>(params, place);
     const Columns columns(place);
-    if (kDeals && part.count == 0) return;
+    if (kSchedules && part.count == 0) return;
     const Attended sequence = Call::template sequence_at<C>(params, place.batch);
     const Queries queries(params.grid, sequence, place, C.block_m());
     if (!Call::template appends<C>() && queries.first_row >= queries.total_rows) return;
@@ -127,7 +127,7 @@ class Forward {
   }
 
   TILEWISE_INLINE int32_t tiles_a_part(int32_t tiles) const {
-    if constexpr (kDeals) return ceil_div(tiles, part_.count);
+    if constexpr (kSchedules) return ceil_div(tiles, part_.count);
     return divide(tiles + p_.grid.num_splits - 1, p_.grid.by_splits);
   }
 
@@ -265,7 +265,7 @@ class Forward {
   }
 
   /// Whether a block sees all of its sequence's keys, so that what it leaves is the result.
-  TILEWISE_INLINE bool is_whole() const { return !C.split || (kDeals && part_.count == 1); }
+  TILEWISE_INLINE bool is_whole() const { return !C.split || (kSchedules && part_.count == 1); }
 
   /// One of the lanes that hold parts of a row.
   TILEWISE_INLINE bool owns_row(int slot) const { return (lane_ & Ops::FragmentLayout::kRowMask) == 0 || slot < 0; }
@@ -273,7 +273,7 @@ class Forward {
   /// Where a row stands in lse_accum, and in out_accum but for its head_dim_v.
   TILEWISE_INLINE int64_t accum_row(int32_t row) const {
     const int64_t of_part =
-        kDeals ? part_.place : static_cast<int64_t>(part_.number) * p_.shape.batch_size + queries_.batch;
+        kSchedules ? part_.place : static_cast<int64_t>(part_.number) * p_.shape.batch_size + queries_.batch;
     return (of_part * p_.shape.num_heads_q + queries_.head(row)) * p_.shape.seqlen_q + queries_.query(row);
   }
 

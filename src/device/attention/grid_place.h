@@ -14,7 +14,7 @@ struct GridPlace {
 };
 
 /// Blocks of a batch entry in an order that follows the machine's caches. GPUs of several dies, each with
-/// a cache of its own, deal blocks out to them in turn: each die takes a run of neighbours instead, so
+/// a cache of its own, hand blocks out to them in turn: each die takes a run of neighbours instead, so
 /// that the keys of a head pass through one cache and not through all.
 template <class Machine>
 TILEWISE_INLINE int block_in_order(const TileGrid& grid) {

@@ -75,7 +75,7 @@ struct WholeRows {
 };
 
 /// What a call is to the forward kernel and to combine: their parameters, its sequences, and where keys come from.
-/// Other operations that attend bring one of their own.
+/// Other operations that attend provide one of their own.
 struct AttentionCall {
   static constexpr bool kFollows = false;  // the forward kernel may come after another step
   /// Whether the forward kernel appends new keys: with new_keys() and append().
@@ -99,7 +99,7 @@ struct AttentionCall {
   /// Whether sequences differ in their number of parts: then parts_of() tells combine, and the only part of a sequence
   /// leaves what an unsplit one does.
   template <auto C>
-  static constexpr bool deals() {
+  static constexpr bool schedules() {
     return false;
   }
   /// Whether combine's blocks take turns at rows of several parts then: Rows says whose they are.

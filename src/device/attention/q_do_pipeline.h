@@ -9,7 +9,7 @@
 
 namespace tilewise::device {
 
-/// Of two neighbouring queries, which a lane that holds both columns brings with one load.
+/// Of two neighbouring queries, which a lane that holds both columns fetches with one load.
 struct alignas(16) TwoStatistics {
   float lse[2], delta[2];
 };
@@ -31,7 +31,7 @@ struct QDoStage {
 template <class Ops, auto C, class Stage>
 class QDoPipeline {
   using Machine = typename Ops::Machine;
-  static_assert(C.waves * Machine::kLanes >= C.block_m, "a thread brings the statistics of one query");
+  static_assert(C.waves * Machine::kLanes >= C.block_m, "a thread loads the statistics of one query");
 
  public:
   /// visit(tile's stage, its place, masked) for tiles [begin, end) of those that see the block's keys, counted over

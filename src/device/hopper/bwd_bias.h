@@ -1,4 +1,4 @@
-// A bias in the backward kernel, whose rows are keys: brought by the copy engine beside each tile of queries, or loaded
+// A bias in the backward kernel, whose rows are keys: loaded by TMA beside each tile of queries, or loaded
 // by each score for itself.
 #pragma once
 

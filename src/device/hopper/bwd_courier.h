@@ -3,8 +3,8 @@
 // queries need not go there: what has been added up so far is fetched, they are added to it, and leave as dq.
 #pragma once
 
-#include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq.h"
+#include "device/hopper/bwd_scheduler.h"
 
 namespace tilewise::device {
 
@@ -192,7 +192,7 @@ class BwdCourier {
       : p_(params), shared_(shared), work_(work), run_(run), index_(index), turns_(params, work, 0) {}
 
   TILEWISE_INLINE void run() {
-    wait_for_statistics<Machine, C>();  // before it looks at a turn
+    wait_for_preprocess<Machine, C>();  // before it looks at a turn
     if (Machine::lane() != 0) return;
     const int32_t count = work_.queries.count(), steps = work_.steps();
     int32_t tiles_left = count;

@@ -1,5 +1,5 @@
 // The warpgroup of the backward kernel that multiplies dQ = dS K, tile of queries by tile, and adds it to dq_accum: by
-// the copy engine, from shared memory, while its first warp brings what the others compute with; or where shared memory
+// TMA, from shared memory, while its first warp loads what the others compute with; or where shared memory
 // has no room for that, from registers. Where couriers add it for them, see bwd_courier.h.
 #pragma once
 
@@ -112,7 +112,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
   template <class Publish>
   TILEWISE_INLINE void run(const Publish& publish) {
     const int32_t steps = this->work_.steps();
-    if (C.ordered && warp_ != 0) wait_for_statistics<Machine, C>();  // before it looks at a turn
+    if (C.ordered && warp_ != 0) wait_for_preprocess<Machine, C>();  // before it looks at a turn
     // All warps have the number of this tile of keys: a later one may take its place.
     if constexpr (C.persistent) Machine::named_barrier_sync(kKeyRows, kWarpgroupThreads);
     if (warp_ == 0 && (steps > 0 || C.persistent)) {
@@ -121,13 +121,13 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
       loader_.finish_keys();
     }
     Machine::wave_sync();
-    const int32_t calls_next = maximum(steps + 1 - C.stages, 0);  // the step that has no tile of its own to bring
+    const int32_t calls_next = maximum(steps + 1 - C.stages, 0);  // the step that has no tile of its own to load
     TILEWISE_NO_UNROLL
     for (int32_t step = 0; step < steps; ++step) {
       // The stage of the tile before is on its way to be free.
-      if (warp_ == 0 && step > 0 && loader_.has_more()) loader_.bring_queries();
+      if (warp_ == 0 && step > 0 && loader_.has_more()) loader_.load_queries();
       if constexpr (Loader::kEarly) {
-        if (warp_ == 0 && step == calls_next) loader_.bring_next_queries();
+        if (warp_ == 0 && step == calls_next) loader_.load_next_queries();
       }
       Machine::wave_sync();
       if (step == 0) this->wait_keys(run_);
@@ -141,7 +141,7 @@ class BwdDqSums : BwdDqProducts<Ops, C> {
     if (steps == 0) return;
     if (this->work_.template ends_keys<C>(p_)) arrive_as_warp(shared_.keys_done[key_stage_], lane_);
     if constexpr (Loader::kEarly) {
-      if (warp_ == 0) loader_.bring_next_keys();
+      if (warp_ == 0) loader_.load_next_keys();
       Machine::wave_sync();
     }
     if constexpr (C.ordered) {
@@ -228,7 +228,7 @@ class BwdDqAdds : BwdDqProducts<Ops, C> {
     const int32_t steps = this->work_.steps();
     const bool ends_keys = this->work_.template ends_keys<C>(this->p_);
     if (steps == 0) return;
-    if constexpr (C.ordered) wait_for_statistics<Machine, C>();  // before it looks at a turn
+    if constexpr (C.ordered) wait_for_preprocess<Machine, C>();  // before it looks at a turn
     to_ += 4 * lane_;
     this->wait_keys(run_);
     TILEWISE_NO_UNROLL

@@ -1,5 +1,5 @@
 // Where dq's sums lie in the workspace: those of 16 queries as the accumulators of the warp that adds them, one run of
-// bytes for the copy engine. Of 8 columns 64 bytes are a row's and those of the 8th row behind it.
+// bytes for TMA. Of 8 columns 64 bytes are a row's and those of the 8th row behind it.
 #pragma once
 
 #include "device/hopper/config.h"

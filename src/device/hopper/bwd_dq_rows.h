@@ -5,6 +5,7 @@
 #include "device/hopper/bwd_dq_places.h"
 #include "device/hopper/params.h"
 #include "device/tile/element.h"
+#include "device/tile/fragment.h"
 
 namespace tilewise::device {
 
@@ -71,7 +72,7 @@ class BwdDqRows {
   }
 
   const float* const sums_;  // [rows, head_dim padded]
-  const float* const lse2_;  // as HopperBwdStatisticsParams have it
+  const float* const lse2_;  // as HopperBwdPreprocessParams have it
   ElementBits<C.q_type>* const dq_;
   const int64_t seq_stride_;
   const int32_t head_dim_;

@@ -6,6 +6,7 @@
 #include "device/hopper/bwd_shared.h"
 #include "device/hopper/bwd_work.h"
 #include "device/sm90/matrix_descriptor.h"
+#include "device/tile/fragment.h"
 #include "device/tile/registers.h"
 
 namespace tilewise::device {
@@ -24,8 +25,8 @@ TILEWISE_INLINE void issue_dq(Sm80Accumulator (&dQ)[kTiles], MatrixDescriptor dS
   TILEWISE_UNROLL
   for (int k = 0; k < C.block_n() / 16; ++k) {
     constexpr int kStepBytes = 16 * kChunkRowBytes;
-    Machine::template wgmma<C.k_type, kAcrossDepth, kAcrossDepth>(dQ, dS.advanced(k * kStepBytes),
-                                                                  K.advanced(k * kStepBytes), k > 0);
+    Machine::template wgmma<C.k_type, kMnMajor, kMnMajor>(dQ, dS.advanced(k * kStepBytes), K.advanced(k * kStepBytes),
+                                                          k > 0);
   }
   Machine::wgmma_commit();
 }

@@ -32,7 +32,7 @@ class BwdDraws {
   TILEWISE_INLINE void run() {
     visit_heads([] {});
   }
-  /// The same by a warpgroup whose first warp brings tiles. Where the draws of a tile have found their place, the tile
+  /// The same by a warpgroup whose first warp loads tiles. Where the draws of a tile have found their place, the tile
   /// two before is on its way to be handed back.
   TILEWISE_INLINE void run_beside(BwdLoader<Machine, C>& loader) {
     const bool loads = uniform<Machine>(thread_ / 32) == 0;
@@ -41,7 +41,7 @@ class BwdDraws {
     Machine::wave_sync();
     int32_t drawn = 0;
     visit_heads([&] {
-      if (loads && drawn > 1 && loader.has_more()) loader.bring_queries();
+      if (loads && drawn > 1 && loader.has_more()) loader.load_queries();
       Machine::wave_sync();
       ++drawn;
     });

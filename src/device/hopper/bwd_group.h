@@ -14,7 +14,7 @@ TILEWISE_INLINE int64_t group_tile(const HopperBwdParams& p, const BwdWork& work
 }
 
 /// A warp's part of it: 16 keys of dk, of dv or of both. It has a word that says how many query heads are done, so that
-/// sums have an order. A head is dealt out once those of as many key heads as fill the device have been: as a rule it
+/// sums have an order. A head is scheduled once those of as many key heads as fill the device have been: as a rule it
 /// waits for none.
 template <class Ops, HopperBwdConfig C>
 class BwdGroup {

@@ -39,7 +39,7 @@ class BwdItems {
 
   /// Tells the block of its first tile, where that is drawn.
   TILEWISE_INLINE void publish_first(bool leads) const {
-    wait_for_statistics<Machine, C>();  // which clears the counter
+    wait_for_preprocess<Machine, C>();  // which clears the counter
     if (!leads) return;
     store_number<Machine>(shared_.items[0].number, static_cast<int32_t>(Machine::count(p_.tile_counter)));
     if constexpr (C.grouped) store_number<Machine>(shared_.items[0].member, 0);

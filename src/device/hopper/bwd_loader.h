@@ -1,5 +1,5 @@
-// Brings K and V of a block of the backward kernel, and Q, dO and their statistics tile by tile: by one warp, of which
-// one thread talks to the copy engine.
+// Loads K and V of a block of the backward kernel, and Q, dO and their statistics tile by tile: by one warp, of which
+// one thread talks to TMA.
 #pragma once
 
 #include "device/hopper/bwd_shared.h"
@@ -19,18 +19,18 @@ class BwdLoader {
   /// Whether the next tile of keys is called before this one is done: its first queries where they are next in the
   /// ring, and K once dq's last product has read this one's.
   static constexpr bool kEarly = C.persistent && !C.lengths && !C.lone_loader();
-  TILEWISE_INLINE void bring_next_queries() {
+  TILEWISE_INLINE void load_next_queries() {
     const auto& item = shared_.items[(run_.index + 1) % 2];
     if (Machine::agreed(item.steps) == 0) return;
     const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
     at.wait_empty(shared_.tile_ring);
-    await_statistics(Machine::agreed(item.batch), Machine::agreed(item.query_head));
+    await_preprocess(Machine::agreed(item.batch), Machine::agreed(item.query_head));
     Machine::wave_sync();
     if (!leads_) return;
     copy_queries(at.stage, 0, item.first_query, item.query_head, item.batch, item.k_row,
                  shared_.tile_ring.full[at.stage]);
   }
-  TILEWISE_INLINE void bring_next_keys() {
+  TILEWISE_INLINE void load_next_keys() {
     const auto& item = shared_.items[(run_.index + 1) % 2];
     if (!work_.template ends_keys<C>(p_) || Machine::agreed(item.steps) == 0) return;
     shared_.keys_done[0].wait(run_.seen % 2);
@@ -43,26 +43,26 @@ class BwdLoader {
     const bool early = kEarly && run_.early, any = work_.steps() > 0;
     if (any && !early && work_.begins_keys()) begin_keys();
     // Statistics, and zeros in dq_accum and in the counter; additions come after them.
-    if (run_.index == 0) wait_for_statistics<Machine, C>();
+    if (run_.index == 0) wait_for_preprocess<Machine, C>();
     if (early) {
       next_ = 1;
     } else if (any) {
-      bring_queries();
+      load_queries();
     }
     if (work_.begins_keys()) begin_values();
     TILEWISE_NO_UNROLL
-    for (int i = 1; i < C.stages && has_more(); ++i) bring_queries();
+    for (int i = 1; i < C.stages && has_more(); ++i) load_queries();
   }
 
   TILEWISE_INLINE bool has_more() const { return next_ < work_.steps(); }
 
   /// All that a block needs, by a warp that has nothing else to do.
-  TILEWISE_INLINE void bring_all() {
+  TILEWISE_INLINE void load_all() {
     if (work_.steps() == 0) return;
     begin();
     finish_keys();
     TILEWISE_NO_UNROLL
-    while (has_more()) bring_queries();
+    while (has_more()) load_queries();
   }
   /// Whether the next tile of keys is drawn as late as its answer allows. Where dq's sums have an order, whoever drew
   /// an earlier tile is waited for, so that it had better begin with it at once: drawn a whole tile ahead, under a
@@ -73,17 +73,17 @@ class BwdLoader {
   /// called as soon as these are free: of wide heads in this order, else K before V, by whose place dv leaves. draw()
   /// asks for the next tile, publish(what it gave) tells the block of it, once the answer is likely to have come.
   template <class Draw, class Publish>
-  TILEWISE_INLINE void bring_among_others(const Draw& draw, const Publish& publish) {
+  TILEWISE_INLINE void load_among_others(const Draw& draw, const Publish& publish) {
     const bool any = work_.steps() > 0, first = run_.index == 0, calls_keys = work_.begins_keys();
     if (first) {
       if (any) begin_keys();
-      wait_for_statistics<Machine, C>();  // statistics, and zeros in dq_accum and in the counter
+      wait_for_preprocess<Machine, C>();  // statistics, and zeros in dq_accum and in the counter
     }
     uint32_t drawn = 0;
     if constexpr (!kDrawsLate) drawn = draw();
     if (any) {
       if (C.key_stages() > 1 && !first && calls_keys) begin_keys();
-      bring_queries();
+      load_queries();
       if (C.shares_keys && calls_keys) begin_values();
       if (C.key_stages() == 1 && !first && calls_keys) begin_keys();
     }
@@ -91,10 +91,10 @@ class BwdLoader {
     finish_keys();
     if constexpr (!kDrawsLate) publish(drawn);
     TILEWISE_NO_UNROLL
-    while (next_ + kDrawsLate < work_.steps()) bring_queries();
+    while (next_ + kDrawsLate < work_.steps()) load_queries();
     if constexpr (kDrawsLate) {
       drawn = draw();
-      if (has_more()) bring_queries();
+      if (has_more()) load_queries();
       publish(drawn);
     }
   }
@@ -148,7 +148,7 @@ class BwdLoader {
   }
 
   /// The next tile of queries, once its stage is empty.
-  TILEWISE_INLINE void bring_queries() {
+  TILEWISE_INLINE void load_queries() {
     const QueryPlace place = query_place<C>(work_, next_);
     const auto at = ring_place<C.stages>(run_.steps + static_cast<uint32_t>(next_));
     const int32_t first = place.tile * C.block_m;
@@ -158,7 +158,7 @@ class BwdLoader {
     // keeps nothing in uniform registers.
     at.wait_empty(shared_.tile_ring);
     const int32_t head = work_.query_head + place.head;
-    await_statistics(work_.batch, head);
+    await_preprocess(work_.batch, head);
     Machine::wave_sync();
     if (leads_) {
       copy_queries(at.stage, work_.q_row, first, head, work_.batch, work_.first_key, whole ? full : shared_.landed);
@@ -176,16 +176,16 @@ class BwdLoader {
 
  private:
   /// Of a query head of batch entry `entry`, by all lanes, once for all of its tiles that follow each other.
-  TILEWISE_INLINE void await_statistics([[maybe_unused]] int32_t entry, [[maybe_unused]] int32_t head) {
-    if constexpr (C.late_statistics) {
+  TILEWISE_INLINE void await_preprocess([[maybe_unused]] int32_t entry, [[maybe_unused]] int32_t head) {
+    if constexpr (C.late_preprocess) {
       const int32_t of_all = entry * static_cast<int32_t>(p_.shape.num_heads_q) + head;
       if (of_all == run_.known_head) return;
       run_.known_head = of_all;
-      const int32_t last = p_.statistics_tiles - 1;
+      const int32_t last = p_.preprocess_tiles - 1;
       TILEWISE_NO_UNROLL
       for (int32_t i = 0; i <= last; i += Machine::kLanes) {
         const int32_t tile = minimum(i + Machine::lane(), last);
-        Machine::await_global_together(p_.statistics_done + of_all * p_.statistics_tiles + tile, 1u);
+        Machine::await_global_together(p_.preprocess_done + of_all * p_.preprocess_tiles + tile, 1u);
       }
     }
   }

@@ -1,5 +1,5 @@
 // Where those that compute multiply dQ too and its additions have an order: warps that take a tile's sums from shared
-// memory to dq_accum, and bring back those so far where they are to be rounded with the last ones.
+// memory to dq_accum, and load those so far where they are to be rounded with the last ones.
 #pragma once
 
 #include "device/hopper/bwd_courier.h"
@@ -26,7 +26,7 @@ class BwdOwnCourier {
   }
 
   TILEWISE_INLINE void run(int32_t steps) {
-    wait_for_statistics<Machine, C>();  // before it looks at a turn
+    wait_for_preprocess<Machine, C>();  // before it looks at a turn
     if (Machine::lane() != 0) return;
     if (steps > 0 && courier_place<C>(run_, -1).courier == index_ && fetches(steps)) fetch();
     TILEWISE_NO_UNROLL

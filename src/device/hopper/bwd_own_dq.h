@@ -1,10 +1,10 @@
 // dQ = dS K by the warpgroups that compute, each half of its columns, where dk and dv of wide heads leave no registers
-// for a warpgroup beside them. The sums lie where S and P were, and leave for dq_accum by the copy engine.
+// for a warpgroup beside them. The sums lie where S and P were, and leave for dq_accum by TMA.
 #pragma once
 
-#include "device/hopper/bwd_deal.h"
 #include "device/hopper/bwd_dq_places.h"
 #include "device/hopper/bwd_dq_sums.h"
+#include "device/hopper/bwd_scheduler.h"
 #include "device/sm90/warpgroup.h"
 #include "device/tile/registers.h"
 
@@ -105,7 +105,7 @@ class BwdOwnDq {
       shared.handover.fetched.wait(run_.fetched);
       run_.fetched ^= 1;
       add_staged<Machine>(dQ, staged_at(shared), lane_);
-      Machine::fence_shared_writes();  // reads, too, are to be done before the copy engine writes there
+      Machine::fence_shared_writes();  // reads, too, are to be done before TMA writes there
     }
     tell_courier(shared, parity);
     const BwdWork work = work_at_hand<Machine, C>(p_, shared, run_);  // not kept in registers through the steps

@@ -19,8 +19,8 @@ struct BwdProducts {
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < kDepth / 16; ++k) {
-      Machine::template wgmma<kElement, kAlongDepth, kAlongDepth>(scores.tile[0], A.advanced(along<Rows>(k, kOfKeys)),
-                                                                  B.advanced(along<Cols>(k)), k > 0 || keeps);
+      Machine::template wgmma<kElement, kKMajor, kKMajor>(scores.tile[0], A.advanced(along<Rows>(k, kOfKeys)),
+                                                          B.advanced(along<Cols>(k)), k > 0 || keeps);
     }
     Machine::wgmma_commit();
   }
@@ -47,11 +47,11 @@ struct BwdProducts {
     const auto B = MatrixDescriptor::of<Machine>(cols.chunk(kFirst / 8), Tile::kChunkBytes);
     TILEWISE_UNROLL
     for (int k = 0; k < C.block_m / 16; ++k) {
-      Machine::template wgmma<kElement, kAcrossDepth>(part, rows[k], B.advanced(k * 16 * kChunkRowBytes), true, true);
+      Machine::template wgmma<kElement, kMnMajor>(part, rows[k], B.advanced(k * 16 * kChunkRowBytes), true, true);
     }
   }
 
-  /// Step k of a tile whose rows run along the depth.
+  /// Step k of a K-major tile.
   template <class Tile>
   TILEWISE_INLINE static constexpr int32_t along(int k, bool of_keys = false) {
     return (of_keys ? C.key_chunk(k / 4) : k / 4) * Tile::kChunkBytes + k % 4 * 32;

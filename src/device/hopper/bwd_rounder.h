@@ -17,7 +17,7 @@ class BwdRounder {
   TILEWISE_INLINE explicit BwdRounder(const HopperBwdParams& params) : p_(params) {}
 
   TILEWISE_INLINE void run() const {
-    wait_for_statistics<Machine, C>();  // which clears the counter
+    wait_for_preprocess<Machine, C>();  // which clears the counter
     int32_t number = static_cast<int32_t>(agreed<Machine>(draw()));
     const int32_t count = numbers();
     TILEWISE_NO_UNROLL

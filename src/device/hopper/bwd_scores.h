@@ -61,7 +61,7 @@ class BwdScores {
     if constexpr (kBiased) bias_.enter_head(p);
   }
 
-  /// What this lane's queries of a tile need: two of each 8, as bwd_statistics.h has laid them out.
+  /// What this lane's queries of a tile need: two of each 8, as bwd_preprocess.h has laid them out.
   TILEWISE_INLINE void read_lse(const float* lse2, [[maybe_unused]] const float* delta) {
     TILEWISE_UNROLL
     for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);

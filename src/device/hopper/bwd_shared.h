@@ -46,7 +46,7 @@ struct KeptWords {
   uint32_t kept[kCount][kOwners][4];
 };
 
-/// What warps leave for others beside tiles: sums of dq of each warp, for the copy engine.
+/// What warps leave for others beside tiles: sums of dq of each warp, for TMA.
 template <class Machine, HopperBwdConfig C>
 struct BwdHandover {
   float dq[4][DqParts<C>::kStaged][DqParts<C>::kWarpFloats];
@@ -146,7 +146,8 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
   Ring<Machine, C.score_stages()> score_ring;              // of dS
   Ring<Machine, 1> draw_ring;                              // of dropout's bits
   Barrier<Machine> item_full[2];                           // of the numbers of tiles of keys
-  // A block is done with a tile of keys, whose place it read (see bwd_deal.h); or warps that draw have read a number.
+  // A block is done with a tile of keys, whose place it read (see bwd_scheduler.h); or warps that draw have read a
+  // number.
   Barrier<Machine> item_read[2];
   Barrier<Machine> keys_full[C.key_stages()], values_full;
   Barrier<Machine> values_free;  // dv has left the place of V; of wide heads dP's last product has read it

@@ -2,11 +2,11 @@
 // sums up dV, the other dP and dK. P goes from the one to the other through the place where dS will lie.
 #pragma once
 
-#include "device/hopper/bwd_deal.h"
+#include "device/hopper/bwd_epilogue.h"
 #include "device/hopper/bwd_group.h"
 #include "device/hopper/bwd_products.h"
+#include "device/hopper/bwd_scheduler.h"
 #include "device/hopper/bwd_scores.h"
-#include "device/hopper/bwd_store.h"
 #include "device/hopper/bwd_visit.h"
 
 namespace tilewise::device {
@@ -61,11 +61,11 @@ class BwdWide {
   }
 
  private:
-  /// By way of the last queries, or of their dO, whose stage is kept until the copy engine has read it: so K's and V's
+  /// By way of the last queries, or of their dO, whose stage is kept until TMA has read it: so K's and V's
   /// places are free for the next tile of keys as soon as products have read them.
   TILEWISE_INLINE void store_gradient() {
     const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
-    const BwdStore<Ops, C> store(p_, work, 0, lane_);
+    const BwdEpilogue<Ops, C> store(p_, work, 0, lane_);
     const BwdGroup<Ops, C> group = group_of(work);
     group.await(shared_, run_.seen);
     kSumsDv ? group.join_dv(sums_) : group.join_dk(sums_);
@@ -92,7 +92,7 @@ class BwdWide {
   TILEWISE_INLINE void clear_gradient() {
     const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
     if (!ends_keys_ || !group_of(work).ends()) return;
-    const BwdStore<Ops, C> store(p_, work, 0, lane_);
+    const BwdEpilogue<Ops, C> store(p_, work, 0, lane_);
     if constexpr (C.split) {
       sums_.clear();
       kSumsDv ? store.store_dv(shared_.values, sums_) : store.store_dk(shared_.keys[0], sums_);
@@ -144,7 +144,7 @@ class BwdWide {
     }
     Machine::template wgmma_wait<0>();
     scores_.pin_operands();
-    // The copy engine overwrites statistics that loads have read. The other warpgroup has its fence for dS.
+    // TMA overwrites statistics that loads have read. The other warpgroup has its fence for dS.
     Machine::fence_shared_writes();
     leave_queries(more);
   }

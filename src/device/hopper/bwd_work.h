@@ -21,7 +21,7 @@ struct BwdWork {
   int32_t tile, head, batch;         // of keys; a key head
   int32_t part;                      // of the tiles of queries
   int32_t rises;                     // whether dq's order begins with the first keys: from_last()
-  int32_t share;                     // of the key head's query heads, in the order in which they are dealt out
+  int32_t share;                     // of the key head's query heads, in the order in which they are scheduled
   int32_t member;                    // of the share: the query head that is worked on, where they come one by one
   int32_t group, query_head;         // query heads that are worked on, and the first one
   int32_t q_row, k_row;              // where the used queries and the block's first row start, in rows of the tensors
@@ -75,7 +75,7 @@ struct BwdRun {
   uint32_t tiles = 0;          // how many before, each once
   uint32_t seen = 0;           // how many of these are seen by queries
   uint32_t steps = 0;          // of all before
-  int32_t known_head = -1;     // the query head whose statistics have been waited for last
+  int32_t known_head = -1;     // the query head whose preprocess has been waited for last
   bool early = false;          // the one before has called what comes first of this one
   uint32_t fetched = 0;        // parities of the barriers for sums that are fetched, a bit each
   uint32_t landed_parity = 0;  // of the barrier for queries that are cleared behind a sequence's end
@@ -169,11 +169,11 @@ TILEWISE_INLINE bool rises_at(const HopperBwdParams& p, const OrderPlace& place)
   return place.tile < p.tiles && head >= p.divisors.last_set * p.order.heads_at_once;
 }
 
-/// Until the launch before has ended, which makes statistics and clears words. Where later heads' are made still, each
+/// Until the launch before has ended, which preprocesses and clears words. Where later heads' are made still, each
 /// head's are waited for, and words have been cleared before blocks of this launch begin.
 template <class Machine, HopperBwdConfig C>
-TILEWISE_INLINE void wait_for_statistics() {
-  if constexpr (!C.late_statistics) wait_for_step_before<Machine>();
+TILEWISE_INLINE void wait_for_preprocess() {
+  if constexpr (!C.late_preprocess) wait_for_step_before<Machine>();
 }
 
 /// Where tile `index` of keys stands. The first keys have the most queries under a causal mask and begin first, unless

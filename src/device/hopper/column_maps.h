@@ -1,4 +1,4 @@
-// The order in which a head's columns lie in shared memory, and the boxes that bring and take them so.
+// The order in which a head's columns lie in shared memory, and the boxes that load and take them so.
 #pragma once
 
 #include "device/hopper/config.h"

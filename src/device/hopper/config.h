@@ -5,7 +5,7 @@
 
 namespace tilewise::device {
 
-/// Keys that one copy brings of a tile of `block_n`: as many as lie in one page wherever a tile begins.
+/// Keys that one copy loads of a tile of `block_n`: as many as lie in one page wherever a tile begins.
 constexpr int32_t keys_of_box(int32_t page_size, int32_t block_n) {
   int32_t box = block_n;
   for (int32_t rest = page_size; rest != 0;) {
@@ -24,14 +24,14 @@ constexpr int32_t bias_bytes(const ScoreConfig& config) {
   return config.bias_type == kBiasF32 ? 4 : config.bias_type == kBiasBool ? 1 : 2;
 }
 
-/// One warpgroup brings tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
+/// One warpgroup loads tiles, `waves` / 4 - 1 others compute, each with 64 rows of queries; keys are streamed in tiles
 /// of block_n. Here head_dim is padded to multiples of 16 (in fp8 32), head_dim_v of 8 (in fp8 16), and vector_rows
 /// is 1.
 struct HopperForwardConfig : ScoreConfig {
   int32_t block_n = 128, stages = 2;
   int32_t q_stages = 2;  // tiles of Q held: with 1 the next one comes once the last scores of this one are there
-  Flag turns = 1;        // computing warpgroups take turns at issuing products
-  Flag dynamic = 1;      // tiles from a counter in memory, else dealt out beforehand
+  Flag ping_pong = 1;    // consumer warpgroups take turns at issuing products
+  Flag dynamic = 1;      // tiles from a counter in memory, else scheduled beforehand
   Flag watch_sums = 0;   // a row's reference moves when its sum has grown far, else when a score passes it by far; bf16
   Flag watch_weights = 0;  // fp8: when a rounded weight is near the greatest that e4m3 holds, else likewise
   Flag windowed = 0;       // of a ranged config: keys on the left are hidden too
@@ -41,11 +41,11 @@ struct HopperForwardConfig : ScoreConfig {
   Flag cached = 0;        // K and V are a cache, whose sequences are found as a KV cache step has them
   int32_t page_size = 0;  // of a cached config; 0: contiguous
   Flag bounded = 0;       // softcap alone keeps scores within what weights in fp32 hold: no reference ever moves; bf16
-  Flag bias_boxes = 0;    // a bias comes by the copy engine beside K, else each score loads its own
+  Flag bias_boxes = 0;    // a bias comes by TMA beside K, else each score loads its own
   Flag scales_late = 0;   // of a boolean bias alone in boxes: the scale is positive, and the exponent applies it
   Flag normal_bound = 0;  // 65536 * dropout_p is, as bits of bf16, a normal number: dropout_p from 0.002 to 0.498
   Flag turned_columns = 0;  // rows are 16 bytes longer than whole chunks, and lie as column_maps.h has it
-  Flag clustered = 0;  // two blocks with neighbouring tiles of queries each bring half of every tile of keys, to both
+  Flag clustered = 0;  // two blocks with neighbouring tiles of queries each load half of every tile of keys, to both
 
   static constexpr int32_t kRows = 64;                    // of a warpgroup
   static constexpr int32_t kStepBytes = 32;               // of a row of an operand: as deep as one wgmma goes
@@ -58,7 +58,7 @@ struct HopperForwardConfig : ScoreConfig {
   constexpr int32_t threads() const { return waves * 32; }
   constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
   /// Whether what draws of dropout for a tile of keys have in common comes with its keys: all rows are of one head, and
-  /// a warp that brings tiles has nothing else to do. Beyond 80 columns options beside it take 1 to 2% longer so, a
+  /// a warp that loads tiles has nothing else to do. Beyond 80 columns options beside it take 1 to 2% longer so, a
   /// window 5%, and beyond 128 causal calls 3 to 4%.
   constexpr bool shares_draws() const {
     const bool quicker = has_narrow_heads() || (plain_scale && !windowed && head_dim <= 128 && head_dim_v <= 128);
@@ -71,13 +71,14 @@ struct HopperForwardConfig : ScoreConfig {
     const int32_t bytes = block_n * bias_bytes(*this);
     return bytes < kMost && bytes % kUnit == 0 ? bytes : kMost;
   }
-  /// Of K and V: all contiguous keys that a block brings of a tile, else those of a page.
+  /// Of K and V: all contiguous keys that a block loads of a tile, else those of a page.
   constexpr int32_t keys_of_box() const { return device::keys_of_box(page_size, block_n / blocks_of_cluster()); }
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
-    visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages), visit("turns", c.turns);
+    visit("block_n", c.block_n), visit("stages", c.stages), visit("q_stages", c.q_stages),
+        visit("ping_pong", c.ping_pong);
     visit("dynamic", c.dynamic), visit("watch_sums", c.watch_sums), visit("watch_weights", c.watch_weights);
     visit("windowed", c.windowed), visit("pack_gqa", c.pack_gqa), visit("split", c.split), visit("sink", c.sink);
     visit("cached", c.cached), visit("page_size", c.page_size), visit("bounded", c.bounded);
@@ -88,16 +89,16 @@ struct HopperForwardConfig : ScoreConfig {
 };
 
 /// A block owns block_n() keys and streams queries in tiles of block_m. Two warpgroups compute; a third multiplies what
-/// adds up to dq and brings tiles. A fourth makes dropout's draws; for wide heads it brings tiles. Head dims are padded
+/// adds up to dq and loads tiles. A fourth makes dropout's draws; for wide heads it loads tiles. Head dims are padded
 /// to multiples of 32, vector_rows is 1.
 struct HopperBwdConfig : ScoreConfig {
   int32_t block_m = 64, stages = 3;
   Flag windowed = 0;         // of a ranged config: keys on the left are hidden too
-  Flag bias_boxes = 0;       // a bias comes by the copy engine beside Q, else each score loads its own
+  Flag bias_boxes = 0;       // a bias comes by TMA beside Q, else each score loads its own
   Flag partial_rows = 0;     // queries of a sequence may end within a tile
   Flag ordered = 0;          // dq is added up in the order of tiles of keys
   Flag both_ways = 0;        // that order begins with the last keys, but for the last heads with the first ones
-  Flag late_statistics = 0;  // later heads' are made while this kernel works on others
+  Flag late_preprocess = 0;  // later heads are preprocessed while this kernel works on others
   Flag split = 0;            // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
   Flag shares_keys = 0;      // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag own_dq = 0;           // those that compute multiply dQ too, half of its columns each; of persistent blocks
@@ -117,7 +118,7 @@ struct HopperBwdConfig : ScoreConfig {
     const bool biased = bias_type != kBiasNone, crowded = softcap ? biased || block_m > 64 : biased && !bias_boxes;
     return ordered && !shares_keys && !own_dq && !dropout && !crowded;
   }
-  /// Whether warps beside the one that brings tiles do, of those who multiply dQ beside dk and dv.
+  /// Whether warps beside the one that loads tiles do, of those who multiply dQ beside dk and dv.
   constexpr bool own_couriers() const { return own_dq && ordered; }
   /// Whether there are couriers of either kind.
   constexpr bool carried() const { return couriers() || own_couriers(); }
@@ -132,12 +133,12 @@ struct HopperBwdConfig : ScoreConfig {
   constexpr bool tells_large() const { return !natural_lse() && !softcap; }
   /// Tiles of dS held: 192 columns of dq on their way to memory leave room for one.
   constexpr int32_t score_stages() const { return own_dq ? 1 : 2; }
-  /// Whether a warp does nothing but bring tiles, so that it runs ahead to the next tile of keys.
+  /// Whether a warp does nothing but load tiles, so that it runs ahead to the next tile of keys.
   constexpr bool lone_loader() const { return shares_keys || own_dq || couriers(); }
-  /// Whether it then deals tiles of keys out.
-  constexpr bool loader_deals() const { return persistent && lone_loader(); }
+  /// Whether it then schedules tiles of keys.
+  constexpr bool loader_schedules() const { return persistent && lone_loader(); }
   /// Tiles of K held: with two the next one comes while this one is worked on, for which there is room to 64 columns.
-  constexpr int32_t key_stages() const { return loader_deals() && !shares_keys && head_dim <= 64 ? 2 : 1; }
+  constexpr int32_t key_stages() const { return loader_schedules() && !shares_keys && head_dim <= 64 ? 2 : 1; }
   /// Whether a block's first tile is drawn, too, else it has the block's number. Where sums have an order, or blocks
   /// round dq in the end, a block waits for others' tiles, and these are to have begun: a block that finds no
   /// multiprocessor until others end has none yet.
@@ -146,7 +147,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// is one of them, else those that draw.
   constexpr int32_t item_readers() const {
     const int32_t carriers = (carried() ? kCouriers : 0) + tells_groups(), dq = (own_dq ? 0 : kDqWarps) + carriers;
-    if (loader_deals()) return 4 * kConsumers + dq + 1;
+    if (loader_schedules()) return 4 * kConsumers + dq + 1;
     return persistent && dropout ? kDrawWarps : 0;
   }
   /// Where chunk i of 64 columns of K lies: of three the outer ones in front of the inner one, of which each warpgroup
@@ -157,7 +158,7 @@ struct HopperBwdConfig : ScoreConfig {
   /// Words of dq's order that a tile of queries has: a courier's one, or one for each warp that adds.
   constexpr int32_t turns_a_tile() const { return carried() ? 1 : kDqWarps; }
   constexpr int32_t tile_floats() const { return block_m * head_dim; }  // of dq's sums
-  /// Those that compute, one for dq, and one that brings tiles of wide heads, makes dropout's draws, or brings tiles
+  /// Those that compute, one for dq, and one that loads tiles of wide heads, makes dropout's draws, or loads tiles
   /// and has the couriers.
   constexpr int32_t warpgroups() const { return kConsumers + (shares_keys || dropout || couriers() ? 2 : 1); }
   constexpr int32_t block_n() const { return shares_keys ? kRows : kRows * kConsumers; }
@@ -169,7 +170,7 @@ struct HopperBwdConfig : ScoreConfig {
     for_each_score_field(c, visit);
     visit("block_m", c.block_m), visit("stages", c.stages), visit("windowed", c.windowed);
     visit("bias_boxes", c.bias_boxes), visit("partial_rows", c.partial_rows), visit("ordered", c.ordered);
-    visit("both_ways", c.both_ways), visit("late_statistics", c.late_statistics);
+    visit("both_ways", c.both_ways), visit("late_preprocess", c.late_preprocess);
     visit("split", c.split), visit("shares_keys", c.shares_keys), visit("own_dq", c.own_dq);
     visit("persistent", c.persistent), visit("grouped", c.grouped);
     visit("rounds", c.rounds), visit("last_rounds", c.last_rounds);
@@ -177,9 +178,9 @@ struct HopperBwdConfig : ScoreConfig {
   }
 };
 
-/// What the Hopper backward pass begins with; see bwd_statistics.h. One warp brings tiles; each stage has a warp that
+/// What the Hopper backward pass begins with; see bwd_preprocess.h. One warp loads tiles; each stage has a warp that
 /// tells what is made, and a team of warps that makes it.
-struct HopperBwdStatisticsConfig : RowConfig {
+struct HopperBwdPreprocessConfig : RowConfig {
   static constexpr int32_t kRows = 128;  // in whole runs of which a head's statistics lie: block_m divides them
   static constexpr int32_t kStages = 3, kTeamWarps = 8, kOtherWarps = 1 + kStages;
   static constexpr int32_t kWaves = kOtherWarps + kStages * kTeamWarps, kThreads = 32 * kWaves;
@@ -197,12 +198,12 @@ struct HopperBwdStatisticsConfig : RowConfig {
   constexpr int32_t stage_bytes() const { return 2 * tile_rows() * row_bytes(); }
 };
 
-constexpr HopperBwdStatisticsConfig statistics_config(const HopperBwdConfig& bwd) {
-  HopperBwdStatisticsConfig c;
+constexpr HopperBwdPreprocessConfig preprocess_config(const HopperBwdConfig& bwd) {
+  HopperBwdPreprocessConfig c;
   c.out_type = bwd.out_type;
   c.head_dim = bwd.head_dim;
   c.head_dim_v = bwd.head_dim_v;
-  c.waves = HopperBwdStatisticsConfig::kWaves;
+  c.waves = HopperBwdPreprocessConfig::kWaves;
   c.lengths = bwd.lengths;
   c.natural_lse = bwd.natural_lse();
   c.tells_large = bwd.tells_large();
@@ -213,7 +214,7 @@ inline constexpr int32_t kDqRows = 16;  // queries whose sums of dq lie together
 
 /// What it ends with where no block rounds dq, of blocks of as many; see bwd_convert_dq.h.
 struct HopperBwdConvertDqConfig : RowConfig {
-  static constexpr int32_t kRows = HopperBwdStatisticsConfig::kRows;
+  static constexpr int32_t kRows = HopperBwdPreprocessConfig::kRows;
   Flag own_dq = 0;  // of the kernel that added up
 
   template <class Config, class Visit>
@@ -222,49 +223,49 @@ struct HopperBwdConvertDqConfig : RowConfig {
   }
 };
 
-/// Registers of a thread of the warpgroup that brings tiles, and of those that compute: multiples of 8, together no
+/// Registers of a thread of the warpgroup that loads tiles, and of those that compute: multiples of 8, together no
 /// more than the block was launched with, which is 168 a thread of three warpgroups, 128 of four and 96 of five. A
 /// block that asks for more waits forever.
-struct RegisterShares {
+struct WarpgroupRegisters {
   int32_t producer, consumer;
   int32_t other = 0;  // of a warpgroup that does neither
 };
-constexpr RegisterShares register_shares(const HopperForwardConfig& config) {
+constexpr WarpgroupRegisters warpgroup_registers(const HopperForwardConfig& config) {
   if (config.consumers() == 1) return {56, 256};
   // Warps that transpose need some: of 32 registers they spill, and computing warpgroups of 96 keys do with 152.
   if (config.fp8() && config.consumers() == 2) return {56, 224};
   if (config.fp8() && config.consumers() == 3) return {56, 152};
-  // Of 24 the warps that bring tiles spill, 100 bytes where they bring a bias too; parts of sequences of any length are
+  // Of 24 the warps that load tiles spill, 100 bytes where they load a bias too; parts of sequences of any length are
   // found with more.
   const bool alone = !config.split && config.page_size == 0;
   const bool wide = config.head_dim_v > 128 && alone && !config.clustered && config.plain_scale && !config.dropout &&
                     !config.turned_columns;
-  if (config.consumers() == 2) return wide ? RegisterShares{24, 240} : RegisterShares{40, 232};
+  if (config.consumers() == 2) return wide ? WarpgroupRegisters{24, 240} : WarpgroupRegisters{40, 232};
   if (config.consumers() == 3) return {32, 160};
   return {32, 112};
 }
 
 /// Those of the backward kernel: 504 = 3 x 168 is all there is of three warpgroups, 512 of four. Of wide heads the
-/// first brings tiles and another adds up dq, else the first does both, unless there are couriers. Draws of two calls
+/// first loads tiles and another adds up dq, else the first does both, unless there are couriers. Draws of two calls
 /// need 32; dq's sums, 32 a thread, do with 64 where somebody needs the rest, but not with 56.
-constexpr RegisterShares register_shares(const HopperBwdConfig& config) {
-  if (config.shares_keys) return config.dropout ? RegisterShares{32, 208, 64} : RegisterShares{24, 208, 72};
+constexpr WarpgroupRegisters warpgroup_registers(const HopperBwdConfig& config) {
+  if (config.shares_keys) return config.dropout ? WarpgroupRegisters{32, 208, 64} : WarpgroupRegisters{24, 208, 72};
   if (config.own_dq) return {24, 240};
   if (config.couriers()) return {72, 208, 24};
-  return config.dropout ? RegisterShares{64, 208, 32} : RegisterShares{72, 216};
+  return config.dropout ? WarpgroupRegisters{64, 208, 32} : WarpgroupRegisters{72, 216};
 }
 
 /// Values are the first head_dim_v columns of the keys, of one head that all query heads share; the rest of a key is
 /// one chunk of 64 columns. A block is 64 rows of (query, head) pairs.
 struct HopperLatentConfig : ScoreConfig {
-  int32_t page_size = 0;  // 0: contiguous
-  Flag split = 0;         // keys come in parts, each of which leaves its own sums for combine
-  Flag clustered = 0;     // two blocks with the same keys each bring half of every tile of them, to both
-  Flag deals_keys = 0;    // of split keys: see kv_cache/key_deal.h
+  int32_t page_size = 0;    // 0: contiguous
+  Flag split = 0;           // keys come in parts, each of which leaves its own sums for combine
+  Flag clustered = 0;       // two blocks with the same keys each load half of every tile of them, to both
+  Flag schedules_keys = 0;  // of split keys: see kv_cache/key_scheduler.h
 
   static constexpr int32_t kRows = 64, kKeys = 64, kStages = 2;
-  static constexpr int32_t block_n = kKeys;      // as others call it
-  static constexpr bool kDealsSparingly = true;  // 128 rows of 512 fp32 sums, there and back, are 7 tiles of keys
+  static constexpr int32_t block_n = kKeys;          // as others call it
+  static constexpr bool kSchedulesSparingly = true;  // 128 rows of 512 fp32 sums, there and back, are 7 tiles of keys
   constexpr int32_t blocks_of_cluster() const { return clustered ? 2 : 1; }
   static constexpr int32_t kConsumers = 2;  // warpgroups, each with half of the columns of out
   static constexpr int32_t kThreads = 128 * (kConsumers + 1);
@@ -274,7 +275,7 @@ struct HopperLatentConfig : ScoreConfig {
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     for_each_score_field(c, visit);
     visit("page_size", c.page_size), visit("split", c.split), visit("clustered", c.clustered);
-    visit("deals_keys", c.deals_keys);
+    visit("schedules_keys", c.schedules_keys);
   }
 };
 

@@ -1,4 +1,4 @@
-// The Hopper forward kernel: a persistent block per multiprocessor, one warpgroup that brings tiles by TMA and others
+// The Hopper forward kernel: a persistent block per multiprocessor, one warpgroup that loads tiles by TMA and others
 // that multiply them by wgmma.
 #pragma once
 
@@ -27,24 +27,24 @@ class HopperForward {
     if constexpr (C.clustered) Machine::arrive_at_cluster(), Machine::wait_for_cluster();
     if constexpr (!C.clustered) Machine::barrier();
     if constexpr (C.cached) wait_for_step_before<Machine>();  // new keys are appended by it
-    constexpr RegisterShares kShares = register_shares(C);
+    constexpr WarpgroupRegisters kRegisters = warpgroup_registers(C);
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
-      Machine::template give_registers<kShares.producer>();
+      Machine::template dealloc_registers<kRegisters.producer>();
       const int32_t warp = Machine::thread() / 32;
       if constexpr (C.fp8()) {
         if (warp >= 1) return ValueTransposer<Machine, C>(shared, warp - 1).run();
       }
       ForwardProducer<Machine, C> producer(params, shared);
-      if (Machine::thread() == 0) producer.bring_queries_and_keys();
-      if (warp == 1) producer.bring_values();
+      if (Machine::thread() == 0) producer.load_queries_and_keys();
+      if (warp == 1) producer.load_values();
       if constexpr (C.page_size != 0) {
-        if (warp == 2) producer.bring_paged_keys();
+        if (warp == 2) producer.load_paged_keys();
       }
       if constexpr (C.shares_draws()) {
-        if (warp == 2) producer.bring_draws();
+        if (warp == 2) producer.load_draws();
       }
     } else {
-      Machine::template take_registers<kShares.consumer>();
+      Machine::template alloc_registers<kRegisters.consumer>();
       ForwardConsumer<Ops, C>(params, shared).run();
     }
     // The other block's warps hand stages back to this one until they have read the last tile.

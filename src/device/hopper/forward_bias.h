@@ -1,4 +1,4 @@
-// A bias that the copy engine has brought: from a tile of shared memory to the scores of a warp.
+// A bias that TMA has loaded: from a tile of shared memory to the scores of a warp.
 #pragma once
 
 #include "device/common/float16.h"

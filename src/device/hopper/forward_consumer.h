@@ -2,7 +2,7 @@
 // computed while the weights of the one before multiply their values, across tiles of queries too.
 #pragma once
 
-#include "device/hopper/forward_store.h"
+#include "device/hopper/forward_epilogue.h"
 #include "device/hopper/forward_weights.h"
 #include "device/sm90/matrix_descriptor.h"
 
@@ -44,13 +44,13 @@ class ForwardConsumer {
   }
 
  private:
-  // ------------------------------------------------------------------ turns and rings
+  // ------------------------------------------------------------------ ping-pong and rings
   TILEWISE_INLINE void take_turn() const {
-    if constexpr (C.turns) Machine::named_barrier_sync(kTurn + warpgroup_, 2 * kWarpgroupThreads);
+    if constexpr (C.ping_pong) Machine::named_barrier_sync(kTurn + warpgroup_, 2 * kWarpgroupThreads);
   }
   TILEWISE_INLINE void pass_turn() const {
     const int next = warpgroup_ + 1 == C.consumers() ? 0 : warpgroup_ + 1;
-    if constexpr (C.turns) Machine::named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
+    if constexpr (C.ping_pong) Machine::named_barrier_arrive(kTurn + next, 2 * kWarpgroupThreads);
   }
   TILEWISE_INLINE void release_keys() {
     Barrier<Machine>& empty = shared_.key_ring.empty[key_place_.stage];
@@ -98,7 +98,7 @@ class ForwardConsumer {
   }
 
   // ------------------------------------------------------------------ products
-  /// Step k of a tile whose rows run along the depth.
+  /// Step k of a K-major tile.
   template <class Tile>
   TILEWISE_INLINE static constexpr int32_t along(int k) {
     return k / 4 * Tile::kChunkBytes + k % 4 * C.kStepBytes;
@@ -112,9 +112,9 @@ class ForwardConsumer {
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < C.head_dim / C.depth(); ++k) {
-      Machine::template wgmma<C.q_type, kAlongDepth, kAlongDepth>(
-          weights_.S.tile[0], Q.advanced(along<typename Shared::RowTile>(k)),
-          K.advanced(along<typename Shared::KeyTile>(k)), k > 0);
+      Machine::template wgmma<C.q_type, kKMajor, kKMajor>(weights_.S.tile[0],
+                                                          Q.advanced(along<typename Shared::RowTile>(k)),
+                                                          K.advanced(along<typename Shared::KeyTile>(k)), k > 0);
     }
     Machine::wgmma_commit();
   }
@@ -124,7 +124,7 @@ class ForwardConsumer {
     const auto V = MatrixDescriptor::of<Machine>(&shared_.values[value_place_.stage], Shared::ValueTile::kChunkBytes);
     pin_registers<Machine>(O_);
     Machine::wgmma_fence();
-    constexpr Major kMajor = C.fp8() ? kAlongDepth : kAcrossDepth;
+    constexpr Major kMajor = C.fp8() ? kKMajor : kMnMajor;
     TILEWISE_UNROLL
     for (int k = 0; k < C.block_n / C.depth(); ++k) {
       const int32_t at = C.fp8() ? along<typename Shared::ValueTile>(k) : k * 16 * kChunkRowBytes;
@@ -301,7 +301,7 @@ class ForwardConsumer {
 
   /// Output of the tile of queries before the one at row_place_.
   TILEWISE_INLINE void store_rows(Softmax& softmax) {
-    const RowStore<Machine, C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
+    const ForwardEpilogue<Machine, C> store(p_, shared_.work[stored_place_.stage], warpgroup_);
     const LseOfRows lse = store.normalize(softmax, O_);
     if constexpr (kStagesOut) {
       auto& tile = shared_.rows[staged_place_.stage][warpgroup_];

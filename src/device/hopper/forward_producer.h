@@ -1,4 +1,4 @@
-// The warps that bring tiles: one thread hands out work and loads Q and K, a warp loads V, and where they lie in pages
+// The warps that load tiles: one thread hands out work and loads Q and K, a warp loads V, and where they lie in pages
 // another one K. V in fp8 is that thread's, too, which leaves three warps to transpose it.
 #pragma once
 
@@ -25,7 +25,7 @@ class ForwardProducer {
   }
 
   /// By one thread. K where it is contiguous, and V in fp8 to where others transpose it.
-  TILEWISE_INLINE void bring_queries_and_keys() {
+  TILEWISE_INLINE void load_queries_and_keys() {
     RingPlace<C.q_stages> rows;
     RingPlace<C.stages> keys;
     RingPlace<kRawStages> raws;
@@ -77,7 +77,7 @@ class ForwardProducer {
   }
 
   /// By a warp, where they lie in pages.
-  TILEWISE_INLINE void bring_paged_keys() {
+  TILEWISE_INLINE void load_paged_keys() {
     RingPlace<C.stages> keys;
     RingPlace<kWorkStages> works;
     for (;;) {
@@ -87,13 +87,13 @@ class ForwardProducer {
       TILEWISE_NO_UNROLL
       for (int32_t tile = work.begin; tile < work.end; ++tile, keys.advance()) {
         keys.wait_empty(shared_.key_ring);
-        boxes.bring(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
+        boxes.load(shared_.keys[keys.stage], shared_.key_ring.full[keys.stage], tile);
       }
     }
   }
 
   /// By a warp: what draws for a tile of keys have in common, beside K.
-  TILEWISE_INLINE void bring_draws() {
+  TILEWISE_INLINE void load_draws() {
     constexpr int kPairs = 4, kColumns = C.block_n / 8;
     static_assert(kColumns <= Machine::kLanes);
     const int32_t lane = Machine::lane();
@@ -117,7 +117,7 @@ class ForwardProducer {
   }
 
   /// By a warp.
-  TILEWISE_INLINE void bring_values() {
+  TILEWISE_INLINE void load_values() {
     RingPlace<C.stages> values;
     RingPlace<kWorkStages> works;
     const bool leads = Machine::thread() % 32 == 0;
@@ -133,11 +133,11 @@ class ForwardProducer {
         const int32_t used = work.seqlen_k - tile * C.block_n, stray = boxes.stray_rows(tile);
         values.wait_empty(shared_.value_ring);
         if ((!C.lengths || used >= C.block_n) && stray == 0) {
-          boxes.bring(to, full, tile);
+          boxes.load(to, full, tile);
           continue;
         }
         // Weights past the end are 0, but 0 times what lies there need not be.
-        boxes.bring(to, shared_.last_values, tile);
+        boxes.load(to, shared_.last_values, tile);
         shared_.last_values.wait(parity);
         parity ^= 1;
         clear_rows(to, 0, stray);
@@ -173,9 +173,8 @@ class ForwardProducer {
     }
     return count;
   }
-  /// The bias of every warpgroup's rows, where it has some: with boxes that lie behind the last query 128 queries of 64
-  /// columns take 117 us in tiles of 256, without them 55 (H100). In a loop three warpgroups take 6% longer (H200).
-  /// `key`: its column.
+  /// The bias of every warpgroup's rows, where it has some: boxes that lie behind the last query would double the time
+  /// of 128 queries. Unrolled, since in a loop three warpgroups take 6% longer. `key`: its column.
   TILEWISE_INLINE void load_bias(uint32_t stage, Barrier<Machine>& landed, const WorkTile& work, int32_t key,
                                  int32_t warpgroups) {
     const BiasPlaces& places = p_.bias_places;
@@ -202,8 +201,8 @@ class ForwardProducer {
       const int32_t first = work.q_row + (work.tile * C.consumers() + warpgroup) * queries;
       columns.template for_each<Machine, kRowChunks, QueryTile::kChunkColumns>(
           [&](int c, const TensorMap& map, int32_t column) {
-            bring_rows(shared_.rows[place.stage][warpgroup].chunk(c), map, ring.full[place.stage], column, first,
-                       work.head, batch);
+            load_rows(shared_.rows[place.stage][warpgroup].chunk(c), map, ring.full[place.stage], column, first,
+                      work.head, batch);
           });
     };
     if constexpr (C.turned_columns) {  // three copies of this would pass the 32 registers here
@@ -217,8 +216,8 @@ class ForwardProducer {
 
   /// Blocks with other parts of the keys read a tile of queries again. Else L2 had better keep K and V, which at
   /// head_dim 256 is 1% of a causal call to 1k; elsewhere it tells nothing, and the policy would take registers.
-  TILEWISE_INLINE void bring_rows(uint8_t* to, const TensorMap& map, Barrier<Machine>& landed, int32_t column,
-                                  int32_t row, int32_t head, int32_t batch) {
+  TILEWISE_INLINE void load_rows(uint8_t* to, const TensorMap& map, Barrier<Machine>& landed, int32_t column,
+                                 int32_t row, int32_t head, int32_t batch) {
     constexpr bool kOnce = C.head_dim > 128 && !C.split;
     if constexpr (kOnce) {
       Machine::copy_box_once(to, map, landed.state(), column, 0, row, head, batch);

@@ -30,7 +30,7 @@ inline constexpr int kWorkStages = 4;
 
 inline constexpr int kRawStages = 2;
 
-/// V in fp8 as it comes. The matrix unit wants the depth of both operands along their rows, so that warps transpose it.
+/// V in fp8 as it comes. The matrix unit wants K-major operands, so that warps transpose it.
 template <HopperForwardConfig C, bool kTransposed>
 struct RawValues {
   using RawTile = SwizzledTile<C.block_n, C.head_dim_v, 1>;
@@ -63,7 +63,7 @@ struct HopperForwardShared : RawValues<C, C.fp8()>, BiasStages<C, C.bias_boxes !
   static constexpr int kKeyBringers = C.page_size == 0 ? 0 : 1;   // of pages; contiguous keys take a thread
   static constexpr int kDrawBringers = C.shares_draws() ? 1 : 0;
 
-  /// Whether Q's place takes O on its way out; the copy engine hands it back then, by one thread of the warpgroup.
+  /// Whether Q's place takes O on its way out; TMA hands it back then, by one thread of the warpgroup.
   static constexpr bool kStagesOut = C.q_stages > 1;
   static_assert(!C.split || !kStagesOut, "parts are stored from registers");
 

@@ -1,4 +1,4 @@
-// V in fp8 on its way to the matrix unit, whose operands in fp8 run along the depth of the product: three warps turn
+// V in fp8 on its way to the matrix unit, whose operands in fp8 are K-major: three warps turn
 // tiles [key, dim] into [dim, key]. Keys change their order within each 32, to the one in which a lane holds its
 // weights, so that weights are an operand as they are rounded.
 #pragma once

@@ -141,6 +141,8 @@ class ForwardWeights {
   /// Rounded bytes are looked at, 18 instructions for 96 keys, where comparing scores takes 26 and every exponential
   /// waits for the answer: at head_dim 128 a call takes 6% less. What has passed e4m3 is right in S still.
   template <class RowTile, class KeyTile>
+  /// Looks at rounded bytes, 18 instructions for 96 keys, where comparing scores takes 26 and every exponential waits
+  /// for the answer. What has passed e4m3 is right in S still.
   TILEWISE_INLINE void watch_weights(Out& O, RowTile& Q, KeyTile& K) {
     if (!has_great_weight()) return;
     PerRow lost, factor;
@@ -163,18 +165,18 @@ class ForwardWeights {
   }
 
   static constexpr int kElements = Softmax::kElements;
-  /// Draws, by 32 keys, that are made beside a tile's products; the others are made beside its exponentials, where head
-  /// dims are small: to 64 columns 2 to 8% of time. Products share their time with draws, exponentials hide some.
+  /// Draws, by 32 keys, that are made beside a tile's products; where head dims are small the others are made beside
+  /// its exponentials. Products share their time with draws, exponentials hide some.
   static constexpr int kDraws = C.block_n / 32, kEarlyDraws = C.has_narrow_heads() ? kDraws / 2 : kDraws;
   /// With ALiBi, 80 columns of scores and 128 of O leave no registers for weights in two parts (72 bytes of spills).
   static constexpr bool kSlopesWide = Rows::kSlopesProducts && C.block_n > 64 && C.head_dim_v > 64;
-  /// Whether all weights are there before the products with V are waited for, and that is enforced: where tanh takes
-  /// as long as the exponentials. Where warpgroups take no turns it costs 1 to 2%.
-  static constexpr bool kWeighsFirst = C.bounded && C.turns;
+  /// Whether all weights are there before the products with V are waited for, and that is enforced: where tanh takes as
+  /// long as the exponentials, and consumers work ping-pong.
+  static constexpr bool kWeighsFirst = C.bounded && C.ping_pong;
   /// Weighed while the products with V run.
   static constexpr int kHalf = kWeighsFirst || kSlopesWide ? kElements : kElements / 2 / 8 * 8;
 
-  /// Sums that go on from one tile to the next make steps up to 4% shorter, but 1% longer with dropout.
+  /// Sums that go on from one tile to the next make steps up to 4% shorter, but not with dropout.
   using TileSums = typename Softmax::template TileSums<!C.dropout>;
 
   /// `rest`: what S still lacks, by rows.

@@ -32,7 +32,7 @@ TILEWISE_INLINE KeyTiles full_tiles(const KeyBand& band, const WorkTileOf<Number
   return {ceil_div(begin, C.block_n), end / C.block_n};
 }
 
-/// Hands out tiles of queries, each with the keys it sees: dealt out beforehand, or from a counter in memory. The
+/// Hands out tiles of queries, each with the keys it sees: scheduled beforehand, or from a counter in memory. The
 /// blocks of a cluster have neighbouring ones, with the keys that either sees. Used by one thread.
 template <class Machine, HopperForwardConfig C>
 class WorkSource {

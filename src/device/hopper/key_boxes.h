@@ -1,4 +1,4 @@
-// Tiles of K or V as boxes of the copy engine, by a warp: one lane brings a tile of contiguous keys, of pages each lane
+// Tiles of K or V as boxes of TMA, by a warp: one lane loads a tile of contiguous keys, of pages each lane
 // a box of its own.
 #pragma once
 
@@ -54,7 +54,7 @@ class KeyBoxes {
 
   /// Tiles come in their order.
   template <class Tile>
-  TILEWISE_INLINE void bring(Tile& to, Barrier<Machine>& landed, int32_t tile) {
+  TILEWISE_INLINE void load(Tile& to, Barrier<Machine>& landed, int32_t tile) {
     const int32_t lane = Machine::lane();
     if (lane == 0) landed.arrive_and_expect(Tile::kBytes);
     if constexpr (kPaged) {
@@ -80,7 +80,7 @@ class KeyBoxes {
   TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.block_n + Machine::lane() * kKeys; }
 
   /// Of this lane's box of a tile, a tile ahead: a copy that waits for its table takes twice as long. A box that no
-  /// query sees brings what is near one that is seen.
+  /// query sees loads what is near one that is seen.
   TILEWISE_INLINE void look_up_page(int32_t tile) {
     if (work_.seqlen_k == 0 || Machine::lane() >= kBoxes) return;
     page_ = places_.page_of(places_.place_of(first_key(tile)));

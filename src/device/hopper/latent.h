@@ -1,5 +1,5 @@
 // The Hopper kernel of MLA's decoding: a block has 64 (query, head) pairs and a part of their sequence's keys, of which
-// a warpgroup brings tiles and two others multiply them, as keys and as values from one copy.
+// a warpgroup loads tiles and two others multiply them, as keys and as values from one copy.
 #pragma once
 
 #include "device/hopper/latent_consumer.h"
@@ -28,14 +28,14 @@ class HopperLatent {
     wait_for_step_before<Machine>();  // new keys are appended by it
     const LatentWork work = latent_work<Machine, C>(params);
     if constexpr (C.clustered) Machine::wait_for_cluster();  // the barriers of both stand
-    // Of a packed sequence with fewer queries, or a place that has not been dealt; both blocks of a cluster alike.
+    // Of a packed sequence with fewer queries, or a place without a part; both blocks of a cluster alike.
     if (work.first_query >= work.all_q) return;
     if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
-      Machine::template give_registers<kProducerRegisters>();
+      Machine::template dealloc_registers<kProducerRegisters>();
       LatentProducer<Machine, C>(params, shared, work).run();
       if constexpr (C.clustered) Machine::arrive_at_cluster();
     } else {
-      Machine::template take_registers<kConsumerRegisters>();
+      Machine::template alloc_registers<kConsumerRegisters>();
       LatentConsumer<Ops, C>(params, shared, work).run();
     }
     if constexpr (C.clustered) Machine::wait_for_cluster();  // the other's warps hand stages back to this block

@@ -3,7 +3,7 @@
 // other's products.
 #pragma once
 
-#include "device/hopper/latent_store.h"
+#include "device/hopper/latent_epilogue.h"
 #include "device/hopper/softmax.h"
 #include "device/sm90/matrix_descriptor.h"
 
@@ -19,7 +19,7 @@ class LatentConsumer {
   using PerRow = typename Softmax::PerRow;
   static constexpr int kDepth = 16, kStepBytes = 32, kSteps = C.kKeys / kDepth;
   static constexpr int kSlots = Scores::kSlots, kComputing = C.kConsumers * kWarpgroupThreads;
-  static constexpr bool kTurns = !C.clustered;  // not measured where stages wait for both blocks of a cluster
+  static constexpr bool kPingPong = !C.clustered;  // not measured where stages wait for both blocks of a cluster
 
  public:
   TILEWISE_INLINE LatentConsumer(const HopperLatentParams& params, Shared& shared, const LatentWork& work)
@@ -56,7 +56,7 @@ class LatentConsumer {
  private:
   // ------------------------------------------------------------------ a pair of tiles
   // The tile of warpgroup i lies in stage i. Tiles are multiplied in their order, so that what their weights are
-  // counted from never falls. Where warpgroups take turns, the second tile's scores are issued behind the first one's
+  // counted from never falls. With ping-pong the second tile's scores are issued behind the first one's
   // and before its values: the matrix unit takes products in this order, each softmax beside the other's products.
 
   /// By warpgroup 0, whose tile is the first one.
@@ -72,21 +72,21 @@ class LatentConsumer {
   template <bool kPaired>
   TILEWISE_INLINE void make_first(int32_t tile) {
     issue_scores(tile);
-    if constexpr (kPaired && kTurns) Machine::named_barrier_arrive(kFirstIssued, kComputing);
+    if constexpr (kPaired && kPingPong) Machine::named_barrier_arrive(kFirstIssued, kComputing);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(S_);
     PerRow factor;
     if (make_weights(tile, factor)) O_.scale_rows(factor);
-    if constexpr (kPaired && kTurns) Machine::named_barrier_sync(kSecondIssued, kComputing);
+    if constexpr (kPaired && kPingPong) Machine::named_barrier_sync(kSecondIssued, kComputing);
     issue_own_out();
     finish_out(0);
   }
 
   /// By warpgroup 1, whose tile is the second one.
   TILEWISE_INLINE void follow(int32_t tile) {
-    if constexpr (kTurns) Machine::named_barrier_sync(kFirstIssued, kComputing);
+    if constexpr (kPingPong) Machine::named_barrier_sync(kFirstIssued, kComputing);
     issue_scores(tile + 1);
-    if constexpr (kTurns) Machine::named_barrier_arrive(kSecondIssued, kComputing);
+    if constexpr (kPingPong) Machine::named_barrier_arrive(kSecondIssued, kComputing);
     shared_.weights[0].wait(parity_);
     take_over_references();
     issue_others_out();
@@ -133,7 +133,7 @@ class LatentConsumer {
     TILEWISE_UNROLL
     for (int k = first * kStepsAChunk; k < (first + count) * kStepsAChunk; ++k) {
       const int32_t at = k / kStepsAChunk * Shared::KeyTile::kChunkBytes + k % kStepsAChunk * kStepBytes;
-      Machine::template wgmma<C.q_type, kAlongDepth, kAlongDepth>(S_.tile[0], Q.advanced(at), K.advanced(at), k > 0);
+      Machine::template wgmma<C.q_type, kKMajor, kKMajor>(S_.tile[0], Q.advanced(at), K.advanced(at), k > 0);
     }
   }
   static_assert(Shared::RowTile::kChunkBytes == Shared::KeyTile::kChunkBytes);
@@ -150,8 +150,8 @@ class LatentConsumer {
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
-      Machine::template wgmma<C.v_type, kAcrossDepth>(O_.tile[0], P_[k], V.advanced(k * kDepth * kChunkRowBytes), true,
-                                                      true);
+      Machine::template wgmma<C.v_type, kMnMajor>(O_.tile[0], P_[k], V.advanced(k * kDepth * kChunkRowBytes), true,
+                                                  true);
     }
     Machine::wgmma_commit();
   }
@@ -164,8 +164,8 @@ class LatentConsumer {
     Machine::wgmma_fence();
     TILEWISE_UNROLL
     for (int k = 0; k < kSteps; ++k) {
-      Machine::template wgmma<C.v_type, kAlongDepth, kAcrossDepth>(O_.tile[0], P.advanced(k * kStepBytes),
-                                                                   V.advanced(k * kDepth * kChunkRowBytes), true);
+      Machine::template wgmma<C.v_type, kKMajor, kMnMajor>(O_.tile[0], P.advanced(k * kStepBytes),
+                                                           V.advanced(k * kDepth * kChunkRowBytes), true);
     }
     Machine::wgmma_commit();
   }
@@ -259,7 +259,7 @@ class LatentConsumer {
       }
     }
     Machine::named_barrier_sync(kConsumersMeet, kComputing);
-    const LatentStore<Machine, C> store(p_, work_, warpgroup_);
+    const LatentEpilogue<Machine, C> store(p_, work_, warpgroup_);
     PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {

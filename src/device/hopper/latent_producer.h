@@ -1,4 +1,4 @@
-// The warpgroup that brings Q once and then tiles of keys, by pages.
+// The warpgroup that loads Q once and then tiles of keys, by pages.
 #pragma once
 
 #include "device/hopper/latent_shared.h"
@@ -24,16 +24,16 @@ class LatentProducer {
         places_{params.cache.block_table + work.batch * params.cache.block_table_stride, work.k_row, 0, work.seqlen_k,
                 static_cast<int32_t>(params.cache.rows)} {}
 
-  /// By four warps: the first one brings tiles, the others clear what lies past the end of a sequence.
+  /// By four warps: the first one loads tiles, the others clear what lies past the end of a sequence.
   TILEWISE_INLINE void run() {
-    const bool brings = Machine::thread() < 32;
-    if (Machine::thread() == 0) bring_rows();
-    if (brings) look_up_page(work_.begin);
+    const bool loads = Machine::thread() < 32;
+    if (Machine::thread() == 0) load_rows();
+    if (loads) look_up_page(work_.begin);
     RingPlace<C.kStages> place;
     TILEWISE_NO_UNROLL
     for (int32_t tile = work_.begin; tile < work_.end; ++tile, place.advance()) {
-      if (brings) {
-        bring_keys(place, tile);
+      if (loads) {
+        load_keys(place, tile);
         continue;
       }
       wait_for_tile_before(place, shared_.last);
@@ -46,7 +46,7 @@ class LatentProducer {
   }
 
  private:
-  TILEWISE_INLINE void bring_rows() {
+  TILEWISE_INLINE void load_rows() {
     const int32_t rows = p_.order.queries_of_tile * p_.order.heads_of_tile;
     const int32_t batch = p_.shape.cu_seqlens_q ? 0 : work_.batch;
     shared_.rows_landed.arrive_and_expect(RowTile::kChunks * rows * kChunkRowBytes);
@@ -83,23 +83,23 @@ class LatentProducer {
   }
   TILEWISE_INLINE static int32_t first_key(int32_t tile) { return tile * C.kKeys + Machine::lane() * kBoxKeys; }
 
-  TILEWISE_INLINE void bring_keys(const RingPlace<C.kStages>& place, int32_t tile) {
-    // A box past the end brings whatever is near.
+  TILEWISE_INLINE void load_keys(const RingPlace<C.kStages>& place, int32_t tile) {
+    // A box past the end loads whatever is near.
     const int32_t page = page_, within = this->within(first_key(tile));
-    const bool brings_last = !C.clustered || static_cast<int32_t>(place.stage) == rank_;
+    const bool loads_last = !C.clustered || static_cast<int32_t>(place.stage) == rank_;
     if constexpr (C.clustered) {
       TILEWISE_UNROLL
       for (int i = 0; i < C.kConsumers; ++i) {
         if (i != rank_) expect_chunks(place, shared_.half[i], Shared::kHalfChunks);
       }
-      if (!brings_last) expect_chunks(place, shared_.last, 1);
+      if (!loads_last) expect_chunks(place, shared_.last, 1);
     }
     TILEWISE_UNROLL
     for (int i = 0; i < C.kConsumers; ++i) {
       if (C.clustered && i != rank_) continue;
-      bring_chunks(place, shared_.half[i], i * Shared::kHalfChunks, Shared::kHalfChunks, page, within);
+      load_chunks(place, shared_.half[i], i * Shared::kHalfChunks, Shared::kHalfChunks, page, within);
     }
-    if (brings_last) bring_chunks(place, shared_.last, Shared::kLastChunk, 1, page, within);
+    if (loads_last) load_chunks(place, shared_.last, Shared::kLastChunk, 1, page, within);
     if (tile + 1 < work_.end) look_up_page(tile + 1);
   }
 
@@ -107,7 +107,7 @@ class LatentProducer {
   TILEWISE_INLINE static void wait_for_tile_before(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring) {
     ring.full[place.stage].wait(place.parity ^ 1);
   }
-  /// What the other block of the cluster brings. One lane alone waits: others might come when this tile has landed,
+  /// What the other block of the cluster loads. One lane alone waits: others might come when this tile has landed,
   /// too.
   TILEWISE_INLINE static void expect_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring,
                                             int count) {
@@ -116,8 +116,8 @@ class LatentProducer {
     ring.full[place.stage].arrive_and_expect(count * KeyTile::kChunkBytes);
   }
 
-  TILEWISE_INLINE void bring_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring, int first,
-                                    int count, int32_t page, int32_t within) {
+  TILEWISE_INLINE void load_chunks(const RingPlace<C.kStages>& place, typename Shared::KeyRing& ring, int first,
+                                   int count, int32_t page, int32_t within) {
     place.wait_empty(ring);
     Barrier<Machine>& landed = ring.full[place.stage];
     if (Machine::lane() == 0) landed.arrive_and_expect(count * KeyTile::kChunkBytes);

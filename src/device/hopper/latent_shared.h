@@ -4,7 +4,7 @@
 #include "device/common/mask.h"
 #include "device/hopper/forward_shared.h"
 #include "device/hopper/params.h"
-#include "device/kv_cache/key_deal.h"
+#include "device/kv_cache/key_scheduler.h"
 #include "device/kv_cache/sequence.h"
 #include "device/sm90/warpgroup.h"
 
@@ -49,7 +49,7 @@ struct HopperLatentShared {
     constexpr int kBlocks = C.blocks_of_cluster();
     rows_landed.init(1);
     for (KeyRing& ring : half) ring.init(1, 4 * kBlocks);
-    last.init(4, 4 * kBlocks);  // each warp that brings keys; the warps of the warpgroup that did not make the weights
+    last.init(4, 4 * kBlocks);  // each warp that loads keys; the warps of the warpgroup that did not make the weights
     for (auto& made : weights) made.init(4 * kWarpArrivals);
     Machine::publish_barriers();
   }
@@ -79,8 +79,8 @@ template <class Machine, HopperLatentConfig C>
 TILEWISE_INLINE KeyPart latent_part(const HopperLatentParams& p, int32_t& batch) {
   const LatentOrder& order = p.order;
   const int32_t place = Machine::block() / order.row_tiles;
-  if constexpr (deals_keys<C>()) {
-    return dealt_part<Machine, C>(p, place, Machine::block() % order.row_tiles == 0, batch);
+  if constexpr (schedules_keys<C>()) {
+    return scheduled_part<Machine, C>(p, place, Machine::block() % order.row_tiles == 0, batch);
   } else {
     batch = place / order.num_splits;
     return {place % order.num_splits, order.num_splits, 0};
@@ -93,7 +93,7 @@ TILEWISE_INLINE LatentWork latent_work(const HopperLatentParams& p) {
   const int32_t tile = Machine::block() % order.row_tiles;
   LatentWork w{};
   w.part = latent_part<Machine, C>(p, w.batch);
-  if (deals_keys<C>() && w.part.count == 0) return w;
+  if (schedules_keys<C>() && w.part.count == 0) return w;
   w.first_query = tile / order.head_tiles * order.queries_of_tile;
   w.first_head = tile % order.head_tiles * order.heads_of_tile;
   const CachedSequence s = attended_sequence<C>(p.shape, p.cache, w.batch);

@@ -9,7 +9,7 @@
 
 namespace tilewise::device {
 
-/// The order in which tiles of queries are dealt out: heads in sets of `heads_at_once`, a set's last tiles first, since
+/// The order in which tiles of queries are scheduled: heads in sets of `heads_at_once`, a set's last tiles first, since
 /// under a causal mask they see the most keys; the first `short_tiles` tiles of the heads from `first_late_head` on
 /// come at the very end. Heads are counted over the batch. Backwards tiles are of keys, and in an order both ways the
 /// last `rising_heads` heads are one set, whose first tiles come first.
@@ -22,8 +22,8 @@ struct TileOrder {
   int32_t rising_heads;           // backwards
   int32_t batch_inside;           // forwards: a head's batch entries come one after the other, else an entry's heads
   int32_t queries_per_warpgroup;  // 64, or 64 / heads of a group where heads are packed
-  int32_t counters;               // words of the counter that deals tiles out: kCounterWords, backwards 1; else 0
-  int32_t num_splits;             // parts in which a tile's keys, or queries, are dealt out
+  int32_t counters;               // words of the counter that schedules tiles: kCounterWords, backwards 1; else 0
+  int32_t num_splits;             // parts in which a tile's keys, or queries, are scheduled
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -135,7 +135,7 @@ constexpr int64_t statistic_place(int64_t row) {
 
 /// What it begins with: of each query its log-sum-exp, as a rule in units of log2, and delta = rowsum(out * dout) -
 /// dlse, both permuted (see statistic_place()) and padded to whole tiles, and zeros in dq_accum.
-struct HopperBwdStatisticsParams {
+struct HopperBwdPreprocessParams {
   TensorMap out_map, dout_map;
   AttentionShape shape;
   Tensor4 dq;  // null but where those of queries that see nothing are cleared
@@ -188,7 +188,7 @@ struct HopperBwdParams {
   int32_t group;          // query heads of a tile of keys
   int32_t shares, tiles;  // in which a key head's query heads come, each with tiles of keys of its own; tiles of each
   OrderDivisors divisors;
-  const float* lse2;  // as HopperBwdStatisticsParams has them
+  const float* lse2;  // as HopperBwdPreprocessParams has them
   const float* delta;
   float* dq_accum;  // dq before its scale, in the order of accumulators: see dq_accum.h
   uint32_t* turns;  // [batch_size, num_heads_q, turns_a_head]: see bwd_turns.h
@@ -199,15 +199,15 @@ struct HopperBwdParams {
   uint32_t* dkdv_turns;  // [batch_size, num_heads_k, tiles, kGradientWarps], 0 at first: see bwd_group.h
   // [order.counters], 0 at first: how many tiles of keys, and of queries to be rounded, have been asked for
   uint32_t* tile_counter;
-  // [batch_size, num_heads_q, statistics_tiles], as above; null where all have been made before
-  const uint32_t* statistics_done;
+  // [batch_size, num_heads_q, preprocess_tiles], as above; null where all have been made before
+  const uint32_t* preprocess_done;
   int64_t rows_a_head, dq_accum_a_head, turns_a_head, dk_accum_a_block, dv_accum_a_block;
-  int32_t statistics_tiles;
+  int32_t preprocess_tiles;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("v_map", p.v_map), visit("dout_map", p.dout_map);
-    visit("statistics_done", p.statistics_done), visit("statistics_tiles", p.statistics_tiles);
+    visit("preprocess_done", p.preprocess_done), visit("preprocess_tiles", p.preprocess_tiles);
     visit("dk_map", p.dk_map), visit("dv_map", p.dv_map), visit("bias_map", p.bias_map);
     visit("dq_map", p.dq_map);
     visit("shape", p.shape), visit("score", p.score), visit("dk", p.dk), visit("dv", p.dv), visit("dq", p.dq);
@@ -225,7 +225,7 @@ struct HopperBwdConvertDqParams {
   AttentionShape shape;
   Tensor4 dq;
   TileGrid grid;
-  const float* lse2;      // as HopperBwdStatisticsParams has them
+  const float* lse2;      // as HopperBwdPreprocessParams has them
   const float* dq_accum;  // dq before its scale, in the order of accumulators
   int64_t rows_a_head, dq_accum_a_head;
   float softmax_scale;
@@ -239,12 +239,12 @@ struct HopperBwdConvertDqParams {
   }
 };
 
-/// How (query, head) pairs and parts of the keys are dealt out over blocks: row tiles of a part run fastest, so that
+/// How (query, head) pairs and parts of the keys are distributed over blocks: row tiles of a part run fastest, so that
 /// blocks that read the same keys run at the same time.
 struct LatentOrder {
   int32_t queries_of_tile, heads_of_tile;  // rows of a tile: heads run fastest
   int32_t head_tiles, row_tiles;           // of a query; of a sequence
-  int32_t num_splits;                      // parts of each sequence's keys; 1 where they are dealt by lengths
+  int32_t num_splits;                      // parts of each sequence's keys; 1 where they are scheduled by lengths
   int32_t unused;                          // keeps the block free of holes
 
   template <class Params, class Visit>
@@ -268,14 +268,14 @@ struct HopperLatentParams {
   Tensor4 k;         // of the cache, one head
   float* out_accum;  // as KvCacheForwardParams have them
   float* lse_accum;
-  KeyDeal deal;
+  KeySchedule key_schedule;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("q_map", p.q_map), visit("k_map", p.k_map), visit("shape", p.shape), visit("score", p.score);
     visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("cache", p.cache), visit("order", p.order);
     visit("k", p.k), visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
-    visit("deal", p.deal);
+    visit("key_schedule", p.key_schedule);
   }
 };
 

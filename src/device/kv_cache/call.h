@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/kv_cache/cache_pipeline.h"
-#include "device/kv_cache/key_deal.h"
+#include "device/kv_cache/key_scheduler.h"
 #include "device/kv_cache/new_chunks.h"
 #include "device/kv_cache/rotated_tile.h"
 
@@ -50,8 +50,8 @@ struct KvCacheCall {
     return learns_length_late(C);
   }
   template <auto C>
-  static constexpr bool deals() {
-    return deals_keys<C>();
+  static constexpr bool schedules() {
+    return schedules_keys<C>();
   }
   template <auto C>
   static constexpr bool takes_turns() {
@@ -59,24 +59,24 @@ struct KvCacheCall {
   }
   template <class Machine, auto C>
   TILEWISE_INLINE static KeyPart part_at(const Forward& p, GridPlace& place) {
-    if constexpr (deals<C>()) {
+    if constexpr (schedules<C>()) {
       // The grid's batch entries are parts of all sequences.
-      return dealt_part<Machine, C>(p, place.batch, place.head == 0, place.batch);
+      return scheduled_part<Machine, C>(p, place.batch, place.head == 0, place.batch);
     } else {
       return {place.split, p.grid.num_splits, 0};
     }
   }
   /// Of blocks that take turns.
   template <class Machine>
-  using Rows = DealtRows<Machine, Combine>;
+  using Rows = ScheduledRows<Machine, Combine>;
   /// A sequence's first part, but with the count of all: of few sequences found while the step before is under way, of
   /// many as that step has left it.
   template <class Machine, auto C>
   TILEWISE_INLINE static KeyPart parts_of(const Combine& p, int32_t batch) {
     KeyPart parts{};
-    if (!p.deal.parts) parts = KeyDealer<Machine, C, Combine>(p).parts_of(batch);
+    if (!p.key_schedule.parts) parts = KeyScheduler<Machine, C, Combine>(p).parts_of(batch);
     wait_for_step_before<Machine>();
-    if (p.deal.parts) parts = parts_left<Machine>(p, batch);
+    if (p.key_schedule.parts) parts = parts_left<Machine>(p, batch);
     return parts;
   }
   template <auto C>

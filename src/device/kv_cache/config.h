@@ -21,7 +21,7 @@ struct KvCacheForwardConfig : ForwardConfig {
   Flag seqlens_alone = 0;            // cache_seqlens are given, and nothing else about sequences
   Flag keeps_bytes = 0;       // fp8 tiles come to shared memory as they are and are widened there, else on their way
   Flag multiplies_bytes = 0;  // or they stay as they are there, and products widen what they read of them
-  Flag deals_keys = 0;        // of split keys: see key_deal.h
+  Flag schedules_keys = 0;    // of split keys: see key_scheduler.h
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
@@ -30,7 +30,7 @@ struct KvCacheForwardConfig : ForwardConfig {
     visit("v_parts", c.v_parts), visit("rotary", c.rotary), visit("interleaved", c.interleaved);
     visit("float_tables", c.float_tables), visit("vector_tables", c.vector_tables);
     visit("appends", c.appends), visit("seqlens_alone", c.seqlens_alone), visit("keeps_bytes", c.keeps_bytes);
-    visit("multiplies_bytes", c.multiplies_bytes), visit("deals_keys", c.deals_keys);
+    visit("multiplies_bytes", c.multiplies_bytes), visit("schedules_keys", c.schedules_keys);
   }
 };
 
@@ -40,11 +40,11 @@ constexpr bool fits_byte_tile(int32_t dim) { return dim == 32 || dim % 64 == 0; 
 /// Whether tiles come as attention's do: elements of the tile's own type, in places that lie in a row.
 constexpr bool lies_in_rows(const KvCacheForwardConfig& c) { return c.page_size == 0 && c.cache_type != kE4m3; }
 
-/// Whether a block asks for its queries and a tile of keys before it asks how long its sequence is. Its tiles lie
-/// num_splits apart, so that the first is the same one at any length. 1 query on 16,384 keys won 0.6 us by it, on 4,096
-/// keys 0.1 (H200); pages, which a table names first, lost 0.5 us.
+/// Whether a block asks for its queries and a tile of keys before it asks how long its sequence is, which saves 0.6 us
+/// at 16,384 keys. Its tiles lie num_splits apart, so that the first is the same one at any length. Pages are slower
+/// so: a table names the first.
 constexpr bool learns_length_late(const KvCacheForwardConfig& c) {
-  return c.split && !c.deals_keys && lies_in_rows(c) && c.seqlens_alone && !c.sink && !c.appends && !c.rotary &&
+  return c.split && !c.schedules_keys && lies_in_rows(c) && c.seqlens_alone && !c.sink && !c.appends && !c.rotary &&
          !c.rows_in_registers;
 }
 
@@ -53,14 +53,14 @@ constexpr bool learns_length_late(const KvCacheForwardConfig& c) {
 constexpr int32_t places_a_stage(const KvCacheForwardConfig& c) { return c.stages == 1 && !c.keeps_bytes ? 2 : 1; }
 
 struct KvCacheCombineConfig : CombineConfig {
-  Flag seqlens_alone = 0, deals_keys = 0;  // as KvCacheForwardConfig
-  int32_t block_n = 0;                     // likewise, where keys are dealt, but where blocks take turns
-  Flag takes_turns = 0;  // of dealt keys, whose parts the step before has left: blocks take rows that have several
+  Flag seqlens_alone = 0, schedules_keys = 0;  // as KvCacheForwardConfig
+  int32_t block_n = 0;                         // likewise, where keys are scheduled, but where blocks take turns
+  Flag takes_turns = 0;  // of scheduled keys, whose parts the step before has left: blocks take rows that have several
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
     CombineConfig::for_each_field(c, visit);
-    visit("seqlens_alone", c.seqlens_alone), visit("deals_keys", c.deals_keys), visit("block_n", c.block_n);
+    visit("seqlens_alone", c.seqlens_alone), visit("schedules_keys", c.schedules_keys), visit("block_n", c.block_n);
     visit("takes_turns", c.takes_turns);
   }
 };

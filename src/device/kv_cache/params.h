@@ -73,22 +73,22 @@ struct NewKeys {
   }
 };
 
-/// Sequences whose keys are dealt out, at most.
-inline constexpr int32_t kMostDealtSequences = 512;
+/// Sequences whose keys are scheduled, at most.
+inline constexpr int32_t kMostScheduledSequences = 512;
 
-/// How parts of the keys are dealt out where sequences differ in their number: see key_deal.h.
-struct KeyDeal {
+/// How parts of the keys are scheduled where sequences differ in their number: see key_scheduler.h.
+struct KeySchedule {
   int64_t* parts;      // [batch_size], as pack() has them, from the forward kernel to combine; null: not left
   int32_t places;      // parts of all sequences at most; 0: as many for each
   int32_t most_tiles;  // that a sequence's queries see
-  // The share of all tiles that a part should have; where sequences are about as long. Where keys are dealt sparingly,
-  // the second is what a sequence may have and stay whole, and so many parts begin at once.
+  // The share of all tiles that a part should have; where sequences are about as long. Where keys are scheduled
+  // sparingly, the second is what a sequence may have and stay whole, and so many parts begin at once.
   float of_parts, of_even_parts;
   float fewest_tiles;  // of a part
-  int32_t sparing;     // whether deals_sparingly() holds
+  int32_t sparing;     // whether schedules_sparingly() holds
 
-  /// Each of combine's blocks works out the deal of few sequences while it waits. Of 256 that took 70 us (H200), and
-  /// reading what the forward kernel has left takes a load more.
+  /// Each of combine's blocks computes the schedule of few sequences while it waits. That of many takes longer than to
+  /// read what the forward kernel has left.
   [[nodiscard]] constexpr bool leaves_parts(int64_t batch_size) const {
     return places > 0 && (sparing != 0 || batch_size > 32);
   }
@@ -111,9 +111,9 @@ struct KvCacheForwardParams {
   TileGrid grid;
   Tensor4 q, k_cache, v_cache;
   CacheShape cache;
-  KeyDeal deal;
-  // As ForwardParams has them; [deal.places, num_heads_q, seqlen_q, head_dim_v] and without head_dim_v where there is a
-  // deal.
+  KeySchedule key_schedule;
+  // As ForwardParams has them; [key_schedule.places, num_heads_q, seqlen_q, head_dim_v] and without head_dim_v where
+  // there is a schedule.
   float* out_accum;
   float* lse_accum;
   ScoreParams score;
@@ -128,7 +128,7 @@ struct KvCacheForwardParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("grid", p.grid), visit("q", p.q), visit("k_cache", p.k_cache);
-    visit("v_cache", p.v_cache), visit("cache", p.cache), visit("deal", p.deal);
+    visit("v_cache", p.v_cache), visit("cache", p.cache), visit("key_schedule", p.key_schedule);
     visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
     visit("score", p.score), visit("k_scale", p.k_scale);
     visit("v_scale", p.v_scale), visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
@@ -146,14 +146,14 @@ struct KvCacheCombineParams {
   LseTensor softmax_lse;
   SinkTensor sink;
   CacheShape cache;
-  KeyDeal deal;
+  KeySchedule key_schedule;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("grid", p.grid), visit("num_splits", p.num_splits);
     visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("out", p.out);
     visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("cache", p.cache);
-    visit("deal", p.deal);
+    visit("key_schedule", p.key_schedule);
   }
 };
 

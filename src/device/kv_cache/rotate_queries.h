@@ -1,4 +1,4 @@
-// Rotates queries into the workspace, for kernels whose tiles of queries come by the copy engine. A lane takes 16 bytes
+// Rotates queries into the workspace, for kernels whose tiles of queries come by TMA. A lane takes 16 bytes
 // of a row, or two that turn into each other.
 #pragma once
 

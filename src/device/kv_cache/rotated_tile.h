@@ -26,7 +26,7 @@ class RotatedTile {
   TILEWISE_INLINE RotatedTile(Tile& tile, const RotaryTables& tables, int rows)
       : tile_(tile), tables_(tables), rows_(minimum(rows, Tile::kRows)), pairs_(static_cast<int>(tables.dim / 2)) {}
 
-  /// Row r to position_of(r). Waits for the copies that bring the rows once it has asked for their first angles, and
+  /// Row r to position_of(r). Waits for the copies that load the rows once it has asked for their first angles, and
   /// has called meanwhile().
   template <class PositionOf, class Meanwhile>
   TILEWISE_INLINE void rotate(const PositionOf& position_of, const Meanwhile& meanwhile) {

@@ -13,7 +13,7 @@ namespace tilewise::device {
 template <class M>
 concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, int number, int threads) {
   { M::init_barrier(barrier, n) } -> SameAs<void>;
-  { M::publish_barriers() } -> SameAs<void>;  // to the copy engine: by who has initialised them, before a barrier
+  { M::publish_barriers() } -> SameAs<void>;  // to TMA: by who has initialised them, before a barrier
   { M::arrive(barrier) } -> SameAs<void>;
   { M::arrive_and_expect(barrier, n) } -> SameAs<void>;
   { M::wait(barrier, parity) } -> SameAs<void>;
@@ -21,8 +21,8 @@ concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, in
   // Hardware barriers by number; 0 is the whole block's. threads: those that wait and those that only arrive.
   { M::named_barrier_sync(number, threads) } -> SameAs<void>;
   { M::named_barrier_arrive(number, threads) } -> SameAs<void>;
-  { M::template take_registers<160>() } -> SameAs<void>;  // waits for registers that another warpgroup gives up
-  { M::template give_registers<32>() } -> SameAs<void>;
+  { M::template alloc_registers<160>() } -> SameAs<void>;  // waits for registers that another warpgroup gives up
+  { M::template dealloc_registers<32>() } -> SameAs<void>;
 };
 
 /// Clusters: blocks that run side by side and reach each other's barriers and shared memory. A block must not end
@@ -61,7 +61,7 @@ concept HasCopyEngine =
       { M::wait_stores_read() } -> SameAs<void>;              // until this thread's stores have read shared memory
       { M::template wait_stores_read<1>() } -> SameAs<void>;  // but for the last so many committed groups of them
       { M::wait_stores() } -> SameAs<void>;                   // until they have been written
-      // Lets the copy engine and the matrix unit see what this thread has written to shared memory, and waits for
+      // Lets TMA and the matrix unit see what this thread has written to shared memory, and waits for
       // nothing.
       { M::fence_shared_writes() } -> SameAs<void>;
     };
@@ -75,9 +75,9 @@ concept HasMatrixUnit =
       { M::order_after(f) } -> SameAs<void>;            // the next instructions come after f is known
       { M::template wgmma_wait<1>() } -> SameAs<void>;  // until at most so many committed groups are under way
       // d = A B, or d += A B. wanted: unless nobody looks at what it yields, whatever the tile holds.
-      { M::template wgmma<kBf16, kAlongDepth, kAlongDepth>(d, tile, tile, b) } -> SameAs<void>;
-      { M::template wgmma<kBf16, kAcrossDepth>(d, a, tile, b, b) } -> SameAs<void>;
-      { M::template wgmma<kE4m3, kAlongDepth>(d, a, tile, b, b) } -> SameAs<void>;  // of bytes all operands run along
+      { M::template wgmma<kBf16, kKMajor, kKMajor>(d, tile, tile, b) } -> SameAs<void>;
+      { M::template wgmma<kBf16, kMnMajor>(d, a, tile, b, b) } -> SameAs<void>;
+      { M::template wgmma<kE4m3, kKMajor>(d, a, tile, b, b) } -> SameAs<void>;  // of bytes all operands run along
     };
 
 template <class M>
@@ -102,7 +102,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasC
                         // What global memory held; the second number takes its place where that was the first.
                         { M::exchange_if(wide, *wide, *wide) } -> SameAs<uint64_t>;
                         { M::fence_global() } -> SameAs<void>;  // what was written is seen before what follows
-                        // Until another block has released this value; the copy engine's additions have arrived that
+                        // Until another block has released this value; TMA's additions have arrived that
                         // it waited for, and those of this thread come behind.
                         { M::await_global(counter, word) } -> SameAs<void>;
                         { M::await_global_together(counter, word) } -> SameAs<void>;

@@ -81,7 +81,7 @@ struct HopperMachine : Sm80Machine {
         "r"(value)
         : "memory");
   }
-  /// The copy engine's additions are seen by others once a release has waited for them, 1,200 cycles. wait_stores()
+  /// TMA's additions are seen by others once a release has waited for them, 1,200 cycles. wait_stores()
   /// alone does not: it is the instruction of wait_stores_read(), and with a relaxed store 15 of 250 runs had bits of
   /// their own.
   TILEWISE_INLINE static void release_global(uint32_t* word, uint32_t value) {
@@ -188,15 +188,15 @@ struct HopperMachine : Sm80Machine {
 
   // ------------------------------------------------------------------ registers
   template <int kRegisters>
-  TILEWISE_INLINE static void take_registers() {
+  TILEWISE_INLINE static void alloc_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
   }
   template <int kRegisters>
-  TILEWISE_INLINE static void give_registers() {
+  TILEWISE_INLINE static void dealloc_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
   }
 
-  // ------------------------------------------------------------------ copy engine
+  // ------------------------------------------------------------------ TMA
   template <class... X>
   TILEWISE_INLINE static void copy_box(void* to, const TensorMap& map, uint64_t* landed, const X&... x) {
     Tma<sizeof...(X)>::load(shared_address(to), map, shared_address(landed), x...);

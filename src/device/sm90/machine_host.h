@@ -101,11 +101,11 @@ struct HostSm90Machine : HostSm80Machine {
     engine().meet_at(number, threads, false);
   }
   template <int kRegisters>
-  TILEWISE_INLINE static void take_registers() {
+  TILEWISE_INLINE static void alloc_registers() {
     engine().set_registers(kRegisters);
   }
   template <int kRegisters>
-  TILEWISE_INLINE static void give_registers() {
+  TILEWISE_INLINE static void dealloc_registers() {
     engine().set_registers(kRegisters);
   }
 
@@ -160,14 +160,14 @@ struct HostSm90Machine : HostSm80Machine {
   template <int kElement, Major kMajorA, Major kMajorB, int kTiles>
   TILEWISE_INLINE static void wgmma(Sm80Accumulator (&d)[kTiles], MatrixDescriptor a, MatrixDescriptor b,
                                     bool accumulate) {
-    engine().begin_product({kElement, 8 * kTiles, d[0].value, nullptr, a.bits, b.bits, kMajorA == kAcrossDepth,
-                            kMajorB == kAcrossDepth, accumulate, true});
+    engine().begin_product({kElement, 8 * kTiles, d[0].value, nullptr, a.bits, b.bits, kMajorA == kMnMajor,
+                            kMajorB == kMnMajor, accumulate, true});
   }
   template <int kElement, Major kMajorB, int kTiles>
   TILEWISE_INLINE static void wgmma(Sm80Accumulator (&d)[kTiles], const WgmmaRegisters& a, MatrixDescriptor b,
                                     bool accumulate, bool wanted) {
     engine().begin_product(
-        {kElement, 8 * kTiles, d[0].value, a.word, 0, b.bits, false, kMajorB == kAcrossDepth, accumulate, wanted});
+        {kElement, 8 * kTiles, d[0].value, a.word, 0, b.bits, false, kMajorB == kMnMajor, accumulate, wanted});
   }
 
  private:

@@ -5,13 +5,12 @@
 
 namespace tilewise::device {
 
-/// Where an operand tile lies in shared memory and how: rows of 64 elements (128 bytes), swizzled as the copy engine's
+/// Where an operand tile lies in shared memory and how: rows of 64 elements (128 bytes), swizzled as TMA's
 /// 128-byte mode leaves them, 8 rows to a pattern of 1024 bytes.
 struct MatrixDescriptor {
   uint64_t bits;
 
-  /// `chunk_bytes`: between a tile's chunks of 64 columns; read only where the tile's rows are the depth of the
-  /// product.
+  /// `chunk_bytes`: between a tile's chunks of 64 columns; read only of an MN-major tile.
   template <class Machine>
   TILEWISE_INLINE static MatrixDescriptor of(const void* tile, int32_t chunk_bytes) {
     constexpr uint64_t kPatternBytes = 1024, kSwizzle128 = uint64_t{1} << 62;
@@ -28,7 +27,7 @@ struct WgmmaRegisters {
   uint32_t word[4];
 };
 
-/// Whether an operand's rows in shared memory run along the depth of the product ("K-major") or across it.
-enum Major : int32_t { kAlongDepth = 0, kAcrossDepth = 1 };
+/// How an operand lies in shared memory: its rows run along K, or along M or N.
+enum Major : int32_t { kKMajor = 0, kMnMajor = 1 };
 
 }  // namespace tilewise::device

@@ -22,7 +22,7 @@ class Barrier {
   TILEWISE_INLINE void wait(uint32_t parity) { Machine::wait(&state_, parity); }
   /// Whether it has; where it has, this was the wait.
   TILEWISE_INLINE bool test(uint32_t parity) { return Machine::test(&state_, parity); }
-  /// Where the copy engine counts bytes.
+  /// Where TMA counts bytes.
   TILEWISE_INLINE uint64_t* state() { return &state_; }
 
  private:

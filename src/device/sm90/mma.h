@@ -9,23 +9,23 @@
 
 namespace tilewise::device {
 
-inline constexpr int kStepBytes = 32;  // of a row along the depth, in one instruction
-/// Elements that one instruction multiplies along the depth.
+inline constexpr int kStepBytes = 32;  // of a K-major row, in one instruction
+/// K of one instruction, in elements.
 template <int kElement>
 inline constexpr int kStepDepth = kElement == kE4m3 ? 32 : 16;
 
-/// Bytes from a tile's beginning to step k of its depth. Along: the tile's rows run along the depth.
+/// Bytes from a K-major tile's beginning to step k, and from an MN-major one's.
 template <class Tile>
-TILEWISE_INLINE constexpr int32_t step_along(int k) {
+TILEWISE_INLINE constexpr int32_t k_major_step(int k) {
   constexpr int kSteps = Tile::kRowBytes / kStepBytes;
   return k / kSteps * Tile::kChunkBytes + k % kSteps * kStepBytes;
 }
 template <class Tile>
-TILEWISE_INLINE constexpr int32_t step_across(int k) {
+TILEWISE_INLINE constexpr int32_t mn_major_step(int k) {
   return k * 16 * Tile::kRowBytes;
 }
 
-/// sums = A B^T of 64 rows of A from first_row on, or sums += A B^T. Both tiles' rows run along the depth. Between
+/// sums = A B^T of 64 rows of A from first_row on, or sums += A B^T. Both tiles are K-major. Between
 /// wgmma_fence() and wgmma_commit(), here and below.
 template <class Machine, int kElement, int kTiles, class A, class B>
 TILEWISE_INLINE void mma_ABt(Sm80Accumulator (&sums)[kTiles], A& a, int first_row, B& b, bool accumulate) {
@@ -34,12 +34,12 @@ TILEWISE_INLINE void mma_ABt(Sm80Accumulator (&sums)[kTiles], A& a, int first_ro
              right = MatrixDescriptor::of<Machine>(b.bytes, 16);
   TILEWISE_UNROLL
   for (int k = 0; k < A::kCols / kStepDepth<kElement>; ++k) {
-    Machine::template wgmma<kElement, kAlongDepth, kAlongDepth>(sums, left.advanced(step_along<A>(k)),
-                                                                right.advanced(step_along<B>(k)), k > 0 || accumulate);
+    Machine::template wgmma<kElement, kKMajor, kKMajor>(sums, left.advanced(k_major_step<A>(k)),
+                                                        right.advanced(k_major_step<B>(k)), k > 0 || accumulate);
   }
 }
 
-/// B's rows are the depth; elements of 16 bits.
+/// B is MN-major; elements of 16 bits.
 template <class Machine, int kElement, int kTiles, class A, class B>
 TILEWISE_INLINE void mma_AB(Sm80Accumulator (&sums)[kTiles], A& a, int first_row, B& b, bool accumulate) {
   static_assert(A::kCols == B::kRows && B::kCols == 8 * kTiles && kElement != kE4m3);
@@ -47,8 +47,8 @@ TILEWISE_INLINE void mma_AB(Sm80Accumulator (&sums)[kTiles], A& a, int first_row
              right = MatrixDescriptor::of<Machine>(b.bytes, B::kChunkBytes);
   TILEWISE_UNROLL
   for (int k = 0; k < A::kCols / kStepDepth<kElement>; ++k) {
-    Machine::template wgmma<kElement, kAlongDepth, kAcrossDepth>(
-        sums, left.advanced(step_along<A>(k)), right.advanced(step_across<B>(k)), k > 0 || accumulate);
+    Machine::template wgmma<kElement, kKMajor, kMnMajor>(sums, left.advanced(k_major_step<A>(k)),
+                                                         right.advanced(mn_major_step<B>(k)), k > 0 || accumulate);
   }
 }
 
@@ -60,8 +60,8 @@ TILEWISE_INLINE void mma_ABt(Sm80Accumulator (&sums)[kTiles], const WgmmaRegiste
   const auto right = MatrixDescriptor::of<Machine>(b.bytes, 16);
   TILEWISE_UNROLL
   for (int k = 0; k < kSteps; ++k) {
-    Machine::template wgmma<kElement, kAlongDepth>(sums, a[k], right.advanced(step_along<B>(k)), k > 0 || accumulate,
-                                                   true);
+    Machine::template wgmma<kElement, kKMajor>(sums, a[k], right.advanced(k_major_step<B>(k)), k > 0 || accumulate,
+                                               true);
   }
 }
 

@@ -24,10 +24,10 @@ template <class Machine, int kConsumers, class Produce, class Consume>
 TILEWISE_INLINE void run_roles(const Produce& produce, const Consume& consume) {
   constexpr RoleRegisters kRegisters = role_registers(kConsumers);
   if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
-    Machine::template give_registers<kRegisters.producer>();
+    Machine::template dealloc_registers<kRegisters.producer>();
     produce(Machine::thread() / 32);
   } else {
-    Machine::template take_registers<kRegisters.consumer>();
+    Machine::template alloc_registers<kRegisters.consumer>();
     consume(uniform<Machine>(Machine::thread() / kWarpgroupThreads - 1));
   }
 }

@@ -1,4 +1,4 @@
-// Tiles in shared memory as the copy engine leaves them and the matrix unit reads them.
+// Tiles in shared memory as TMA leaves them and the matrix unit reads them.
 #pragma once
 
 #include "device/tile/platform.h"
@@ -7,7 +7,7 @@ namespace tilewise::device {
 
 inline constexpr int kChunkRowBytes = 128;
 
-/// Rows x Cols elements as the copy engine leaves them and the matrix unit reads them: chunks of 64 columns, or of 128
+/// Rows x Cols elements as TMA leaves them and the matrix unit reads them: chunks of 64 columns, or of 128
 /// where elements are bytes, each row of a chunk 128 bytes, whose 16-byte pieces are permuted by the row. What no
 /// product reads may have shorter rows: the pieces of 64 and 32 bytes are permuted by the 128 bytes that they are in,
 /// those of others, such as 80, lie in different banks as they are.

@@ -37,7 +37,7 @@ struct Wgmma;
                      "r"(static_cast<int32_t>(accumulate)), "n"(int{kMajorB}));                                    \
     }                                                                                                              \
   };
-// Of e4m3 both operands run along the depth, which is 32 elements.
+// Both operands of e4m3 are K-major; K is 32 elements.
 #define TILEWISE_WGMMA_FP8_TEXT(n, a, b, flag)                                                           \
   "{ .reg .pred accumulate; setp.ne.b32 accumulate, %" #flag ", 0; wgmma.mma_async.sync.aligned.m64n" #n \
   "k32.f32.e4m3.e4m3 {" TILEWISE_WGMMA_D##n "}, " a ", %" #b ", accumulate, 1, 1; }"
@@ -48,7 +48,7 @@ struct Wgmma;
     template <Major kMajorA, Major kMajorB>                                                                        \
     TILEWISE_INLINE static void multiply(Sm80Accumulator (&d)[n / 8], MatrixDescriptor a, MatrixDescriptor b,      \
                                          bool accumulate) {                                                        \
-      static_assert(kMajorA == kAlongDepth && kMajorB == kAlongDepth);                                             \
+      static_assert(kMajorA == kKMajor && kMajorB == kKMajor);                                                     \
       asm volatile(TILEWISE_WGMMA_FP8_TEXT(n, "%" #o0, o1, o2)                                                     \
                    : TILEWISE_WGMMA_R##n(d)                                                                        \
                    : "l"(a.bits), "l"(b.bits), "r"(static_cast<int32_t>(accumulate)));                             \
@@ -56,7 +56,7 @@ struct Wgmma;
     template <Major kMajorB>                                                                                       \
     TILEWISE_INLINE static void multiply(Sm80Accumulator (&d)[n / 8], const WgmmaRegisters& a, MatrixDescriptor b, \
                                          bool accumulate) {                                                        \
-      static_assert(kMajorB == kAlongDepth);                                                                       \
+      static_assert(kMajorB == kKMajor);                                                                           \
       asm volatile(TILEWISE_WGMMA_FP8_TEXT(n, "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}", o4, o5)                  \
                    : TILEWISE_WGMMA_R##n(d)                                                                        \
                    : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "l"(b.bits),                  \

@@ -28,7 +28,7 @@ concept AccumulatorLayout = requires(int lane, int i) {
 ///   pack_e4m3(float, float)     two floats to fp8, as float_to_e4m3() does
 ///   unpack_e4m3<kBf16>(two words, word)    a word's fp8 bytes to elements: what products of ByteTiles take, with
 ///   swap_middle_bytes(word)     bytes 0, 2, 1 and 3 of it
-///   kDies                       dies with a cache of their own, to which blocks are dealt in turn
+///   kDies                       dies with a cache of their own, to which blocks go in turn
 ///   kRoundsByAdding             pack_nearest() adds to the bits, which a NaN of full payload does not survive
 template <class M>
 concept TileMachine = requires(int i, float x, bool b, const float* from, float* to, const void* there, void* here) {
@@ -104,10 +104,10 @@ concept ReadsTransposedCopies = requires(Samples::Columns& copy, int i) {
   { Ops::transposed_place(copy, i, i) } -> SameAs<uint16_t*>;  // where rows [i, i + 4) of a column stand
 };
 
-/// Operations that bring a block's own rows from global memory straight to registers.
+/// Operations that load a block's own rows from global memory straight to registers.
 template <class Ops>
 concept GathersRows = requires(Samples::Operand<Ops>& to) {
-  { Ops::gather_rows(to, Samples::load) } -> SameAs<void>;  // load(row, chunk) brings 8 elements
+  { Ops::gather_rows(to, Samples::load) } -> SameAs<void>;  // load(row, chunk) returns 8 elements
 };
 
 /// Operations that read them from a tile.

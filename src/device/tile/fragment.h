@@ -42,7 +42,7 @@ struct PairOf<Accumulator> {
   using Type = typename Accumulator::Pair;
 };
 
-/// The columns of a wave where kParts (a power of 2) waves share rows: units of 16, dealt out in turn.
+/// The columns of a wave where kParts (a power of 2) waves share rows: units of 16, assigned in turn.
 template <int kParts>
 struct ColumnPart {
   int index;

@@ -1,4 +1,4 @@
-// Bringing rows that lie anywhere into shared tiles: asynchronously where the machine can and elements are those of the
+// Loading rows that lie anywhere into shared tiles: asynchronously where the machine can and elements are those of the
 // tile, else through registers, where fp8 is widened. Whoever computes with a tile leaves out the rows that stand for
 // none; columns past the used ones are zeros.
 #pragma once

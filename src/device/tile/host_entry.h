@@ -16,11 +16,11 @@ struct HostProduct {
   float* d;                     // of 4 registers for 8 columns each
   const uint32_t* a_registers;  // null where A is a tile
   uint64_t a_tile, b_tile;      // descriptors
-  bool a_across, b_across;      // whether a tile's rows run across the depth
+  bool a_mn_major, b_mn_major;  // of tiles; else K-major
   bool accumulate, wanted;
 };
 
-/// What a block of a machine with warpgroups, barriers in shared memory and a copy engine does besides. Barriers are
+/// What a block of a machine with warpgroups, barriers in shared memory and TMA does besides. Barriers are
 /// addresses in shared memory, tensor maps what the host has written.
 class HostWarpgroups {
  public:

@@ -1,4 +1,4 @@
-// Bringing rows of a tensor into shared tiles: asynchronously where the machine can, else through
+// Loading rows of a tensor into shared tiles: asynchronously where the machine can, else through
 // registers. Rows past the end repeat the last one, and whoever computes with
 // them leaves them out; columns past the used ones are zeros. No lane reads outside the tensor.
 #pragma once

@@ -1,5 +1,5 @@
 // Products of tiles as kernels write them. The accumulators say which machine's operations are meant, and tiles that
-// streams have brought are read the way the product needs them.
+// streams have loaded are read the way the product needs them.
 #pragma once
 
 #include "device/tile/element.h"

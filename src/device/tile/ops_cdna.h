@@ -15,7 +15,7 @@ struct CdnaOps {
   using Accumulator = CdnaAccumulator;
   static constexpr bool kAsyncCopies = false;
   static constexpr bool kTransposedCopies = true;
-  static constexpr bool kDirectRows = true;  // gather_rows() brings a block's own rows
+  static constexpr bool kDirectRows = true;  // gather_rows() loads a block's own rows
   static constexpr int kChunkMates = 2;      // how many blocks of 4 rows apart are those of a transposed chunk
   static constexpr int kRoomyDims = 448;     // widths of a wave's two operands together beyond which registers are few
   static constexpr int kMostHeldBytes = 64;  // of a tile on its way, a lane, where registers are few
@@ -36,7 +36,7 @@ struct CdnaOps {
     CdnaOperand step[Rows / 32][Depth / 16];
   };
 
-  /// Fills an operand from global memory: load(row, chunk) brings 8 elements of a row of the wave.
+  /// Fills an operand from global memory: load(row, chunk) returns 8 elements of a row of the wave.
   template <int kElement, int Rows, int Depth, class Load>
   TILEWISE_INLINE static void gather_rows(Operand<kElement, Rows, Depth>& to, const Load& load) {
     const int lane = Machine::lane();

@@ -28,7 +28,7 @@ class OwnRows {
   /// What the rows need of shared memory; empty where they come straight to registers.
   using Tile = Choose<kDirect, NoTile, RowTile>;
 
-  /// Starts bringing the block's first `rows` rows, which lie at address(row); the others are zeros. Rows
+  /// Starts loading the block's first `rows` rows, which lie at address(row); the others are zeros. Rows
   /// that move to registers through shared memory need two barriers; rows that stay are ready after the first barrier
   /// of the caller.
   template <class Address>

@@ -1,4 +1,4 @@
-// A stream tile as the runs that lanes bring to it through registers: which lane has which run, and how a run gets to
+// A stream tile as the runs that lanes load into it through registers: which lane has which run, and how a run gets to
 // the tile's copies.
 #pragma once
 

@@ -303,7 +303,7 @@ class Describer {
     check_writable(call_.dsink, "dsink");
   }
 
-  /// Whether a copy engine can bring parts of the bias: rows on 16 bytes, keys side by side, and rows in their order.
+  /// Whether TMA can load parts of the bias: rows on 16 bytes, keys side by side, and rows in their order.
   [[nodiscard]] bool comes_in_boxes(const TensorView& bias) const {
     bool fits = rows_start_on_16_bytes(bias) && bias.strides[static_cast<std::size_t>(bias.rank - 1)] == 1;
     for (int axis = 0; axis + 1 < bias.rank; ++axis)

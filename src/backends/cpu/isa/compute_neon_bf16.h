@@ -1,4 +1,4 @@
-// Products of bf16 pairs with NEON's bfdot: one unit is two elements adjacent along the depth.
+// Products of bf16 pairs with NEON's bfdot: one unit is two elements adjacent along K.
 #pragma once
 
 #include <stdint.h>

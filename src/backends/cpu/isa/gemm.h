@@ -1,6 +1,6 @@
 // C (+)= A · B on small packed operands: the only matrix product of the CPU backend.
 //
-// Operands are counted in units: a Real (float or double), or a pair of bf16 adjacent along the depth.
+// Operands are counted in units: a Real (float or double), or a pair of bf16 adjacent along K.
 // A is row-major [rows][depth]; B lies in panels of kPanel columns, [panel][depth][kPanel]; C is
 // row-major Reals. Scores, outputs and all five products of the backward pass have this shape.
 #pragma once

@@ -23,7 +23,7 @@ TILEWISE_INLINE typename C::V::F load_units(const In* row, int64_t begin, int64_
   return C::load_units(tail);
 }
 
-/// Units along the depth for `size` elements, padding included.
+/// Units along K for `size` elements, padding included.
 template <class C>
 TILEWISE_INLINE constexpr int64_t depth_units(int64_t size) {
   return round_up(size, int64_t{C::kPair} * C::kDepthUnits) / C::kPair;

@@ -27,16 +27,16 @@ bool is_biased(const HopperBwdConfig& c) { return c.bias_type != device::kBiasNo
 HopperBwdConfig with_room_for_bias(HopperBwdConfig c) {
   const HopperBwdConfig wanted = c;
   for (; c.stages >= 2; --c.stages) {
-    HopperBwdConfig dealt = c;  // which may hold two tiles of K
-    dealt.persistent = 1;
-    if (Bwd::shared_bytes(dealt, gpu::Family::sm90) <= kSharedRoom) return c;
+    HopperBwdConfig by_counter = c;  // which may hold two tiles of K
+    by_counter.persistent = 1;
+    if (Bwd::shared_bytes(by_counter, gpu::Family::sm90) <= kSharedRoom) return c;
   }
   c = wanted;
   c.bias_boxes = 0;
   return c;
 }
 
-/// What the problem alone decides, whatever order dq's sums have and however tiles of keys are dealt out.
+/// What the problem alone decides: neither the order of dq's sums nor the scheduler of tiles of keys.
 HopperBwdConfig features_config(const Problem& p) {
   constexpr std::int32_t kWide = 128;
   HopperBwdConfig c;
@@ -58,32 +58,29 @@ HopperBwdConfig features_config(const Problem& p) {
   // Of K, V and three stages, as wide as boxes are, shared memory has room to 192.
   const auto boxed = [](std::int32_t dim) { return ceil_div(dim, 64) * 64; };
   c.stages = c.block_m > 64 || boxed(c.head_dim) + boxed(c.head_dim_v) > 2 * 192 ? 2 : 3;
-  // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
+  // Left padding would have boxes begin anywhere; TMA wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
   return c;
 }
 
-/// Whether a block may work on one tile of keys after the other. Of wide heads with dropout the warps that bring tiles
-/// draw too. The statistics' first block clears the counter, and without queries there is none.
-bool may_deal(const Problem& p, const HopperBwdConfig& c) {
+/// Whether a block may work on one tile of keys after the other. Of wide heads with dropout the warps that load tiles
+/// draw too. The preprocess clears the scheduler's counter, and without queries there is none.
+bool may_be_persistent(const Problem& p, const HopperBwdConfig& c) {
   return (!c.ordered || c.lone_loader()) && !(c.shares_keys && c.dropout) && (!is_biased(c) || c.bias_boxes) &&
          p.seqlen_q > 0;
 }
-/// With blocks that do, if they may. Groups of heads would be one loop more around the steps, in which ptxas keeps
-/// nothing in uniform registers, so that a block gets a tile of keys once for each query head.
-HopperBwdConfig dealt(const Problem& p, HopperBwdConfig c) {
-  c.persistent = may_deal(p, c);
+/// With persistent blocks, if they may be. A group's heads would be one loop more around the steps, in which ptxas
+/// keeps nothing in uniform registers, so a block gets a tile of keys once for each query head.
+HopperBwdConfig persistent(const Problem& p, HopperBwdConfig c) {
+  c.persistent = may_be_persistent(p, c);
   c.grouped = c.persistent && portable::group_of(p) > 1;
   return c;
 }
 
-/// Whether that is quicker than a block for each tile. Of 16,384 tokens in 16 heads of 128 or 32 of 64 on an H100: with
-/// dropout 64 columns take 1 to 6% less and 96 3 to 4%, 128 at 4k 1% longer; with a bias all keys seen 2 to 4% less,
-/// causal 64 columns 2 to 6% less, 128 up to 8% longer without an order, and in fp32 1%. Dropout or a bias beside other
-/// options has not been timed. Wide heads in a fixed order: under a mask blocks of one tile are 2 to 10% quicker.
-/// Groups of heads on an H200, without an order: 64 columns 5 to 6% less, 256 1 to 3%, 128 from 4 less to 4% more by
-/// the run, but packed sequences of 512 3% longer, dropout 2%.
-bool deal_pays(const Problem& p, const HopperBwdConfig& c) {
+/// Whether persistent blocks are quicker than a block for each tile: nearly everywhere, by up to 6%. Not for dropout
+/// beyond 96 columns, for wide ordered heads under a mask (10% slower), for most biases beyond 64 columns, nor for
+/// packed or dropped groups without an order. Dropout or a bias beside other options has not been timed.
+bool persistence_pays(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int32_t kMiddle = 96;
   if (portable::group_of(p) > 1 && !c.ordered && (c.lengths || c.dropout)) return false;
   if (c.ordered && c.shares_keys && c.ranged) return false;
@@ -111,19 +108,17 @@ bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::Devic
          (key_blocks(p, c, device) >= kFewestTiles && p.seqlen_q >= kFewestQueries / (c.shares_keys ? 2 : 1));
 }
 
-/// Whether the last heads' tiles of keys may begin with the first ones (see TileOrder), so that the longest do, and the
-/// last tiles of all are short. Which heads these are the batch decides. A bias in f16 would spill 68 bytes, for 44.
+/// Whether the last heads' tiles of keys may begin with the first ones (see TileOrder), so that the longest begin and
+/// the last tiles of all are short. Which heads these are the batch decides. A bias in f16 would spill 68 bytes instead
+/// of 44.
 bool may_go_both_ways(const Problem& p, const HopperBwdConfig& c) {
   const bool fits = c.bias_type == device::kBiasNone || c.q_type == device::kBf16 || c.wider_dim() <= kNarrow;
   return c.carried() && c.persistent && c.ranged && !p.batch_invariant && fits;
 }
 
-/// Whether that is quicker. Blocks that work on a head together wait for each other then, and where a block has a tile
-/// for several query heads, for each of these anew, but for a window, whose tiles of keys are apart by themselves: 71
-/// heads of 64 on 1 at 2k take 48% longer, 16 of 128 on 4 at 4k by one share 3 to 12%. Of 16,384 tokens on an H200, 16
-/// heads of 128 on 4, causal, 512, 1k and 4k take 282 us for 299, 436 for 472 and 1,301 for 1,338, a window of 1,024 at
-/// 4k 672 for 724; 32 heads of 64 on 8 and on 4 at 1k 434 and 479 for 465 and 534; on an H100 1k take 616 for 589, of
-/// 192 and 128 columns 1k and 2k 947 for 924 and 1,423 for 1,357.
+/// Whether that is quicker: by 3 to 7%, unless blocks that work on a head together wait for each other once for each of
+/// many query heads (48% slower for 71 heads on one). A window's tiles of keys are apart by themselves. An H100's
+/// memory is too slow for groups of short sequences.
 bool both_ways_pay(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kFewKeys = 512, kMoreKeys = 1024, kFewHeads = 8, kManyTiles = 512;
   const std::int64_t few_keys = c.block_m > kNarrow ? kMoreKeys : kFewKeys;
@@ -135,8 +130,8 @@ bool both_ways_pay(const Problem& p, const HopperBwdConfig& c, const core::Devic
 }
 
 /// Whether the last tile of keys that adds to a tile of queries may round it. Of sequences whose lengths the device
-/// reads some queries may see no key: the statistics clear their dq, and know them by a log-sum-exp of -infinity, which
-/// a sink would make finite.
+/// reads some queries may see no key: the preprocess clears their dq, and knows them by a log-sum-exp of -infinity,
+/// which a sink would make finite.
 bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
   const bool known = c.lengths ? p.sink == SinkKind::none : each_query_sees_a_key(p, c);
   return p.dq && c.persistent && c.carried() && known;
@@ -177,7 +172,7 @@ HopperBwdConfig with_ways_and_rounding(const Problem& p, HopperBwdConfig c, cons
   c.last_rounds = may_round_last(p, c) && last_rounding_pays(p, c);
   c.rounds = !c.last_rounds && may_round(p, c) && rounding_pays(p, c, device);
   if (c.rounds) c.both_ways = 0;  // blocks that do know one way
-  c.late_statistics = has_late_statistics(p, c, device);
+  c.late_preprocess = has_late_preprocess(p, c, device);
   return c;
 }
 
@@ -190,26 +185,14 @@ HopperBwdConfig with_order(HopperBwdConfig c, bool ordered) {
 
 BwdSchedule in_parts(HopperBwdConfig c, std::int64_t splits) {
   c.split = splits > 1;
-  if (c.split) c.persistent = c.grouped = c.both_ways = c.rounds = c.last_rounds = c.late_statistics = 0;
+  if (c.split) c.persistent = c.grouped = c.both_ways = c.rounds = c.last_rounds = c.late_preprocess = 0;
   return {c, splits};
 }
 
-/// The keys up to which a fixed order of dq's sums is quicker than none: their first ones are stored, and blocks round
-/// the last ones, so that no launch clears or rounds dq (figures of before last_rounding_pays()). With few tiles of
-/// keys that is worth more than what waiting for turns costs: of 16,384 tokens in 16 heads of 128 on an H200, causal,
-/// 512 take 336 us for 376, 1k 448 for 474, 2k 703 for 728, 4k 1,257 for 1,251 (on an H100 1,201 for 1,276, and of 96
-/// columns 999 for 1,068); all keys seen, 512 429 for 438, 1k 689 for 702, 2k are level (on an H100 1,206 for 1,253); a
-/// window of 1,024 at 4k 658 for 676; 32 heads of 64, causal, 2k 853 for 872, 4k 1,517 for 1,508 (on an H100 1,470 for
-/// 1,532), all keys seen, 1k 783 for 824 since, 2k is level, and a window 872 for 834. With softcap, whose dQ couriers
-/// keep out of the way of what it computes, all lengths gain 2 to 8%. With a bias on an H100 128 columns, causal, 512
-/// and 1k 380 for 517 and 579 for 659, 2k 966 for 954, all keys seen, 512 and 1k 487 for 580 and 829 for 886, 64
-/// columns, causal, 512 to 2k 409, 648 and 1,107 for 528, 733 and 1,135. Of 192 and 128 columns on an H200, causal, 256
-/// take 301 us for 450, 512 388 for 530, 1k 570 for 651, 2k 937 for 966, 4k 1,797 for 1,707; all keys seen, 256 362 for
-/// 470, 512 540 for 617, 768 699 for 739, 1k are level; a window of 1,024 885 for 910 at 4k. In an order both ways
-/// longer ones are, too: on an H200 causal 8k take 2,288 us for 2,394, 16k 4,546 for 4,482, a window of 4,096 at 8k
-/// 1,924 for 1,952, 64 columns 8k 2,699 for 2,697, 192 and 128 4k 1,775 for 1,760; packed 2k, 4k and 8k 667, 1,257 and
-/// 2,438 for 788, 1,326 and 2,571; with a bias 2k and 4k 793 and 1,502 for 924 and 1,635, in 8,192 tokens 8k 1,421 for
-/// 1,483, of 64 columns 4k 2,056 for 2,094.
+/// The keys up to which a fixed order of dq's sums is quicker than none: the first sums are stored and the last ones
+/// rounded, so that no launch clears or rounds dq. With few tiles of keys that is worth more than waiting for turns
+/// costs: 10% at 512 causal keys of 128 columns, nothing at 16k. Softcap leaves couriers time, so that all lengths
+/// gain.
 std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   const bool biased = is_biased(c);
@@ -222,15 +205,8 @@ std::int64_t most_keys_in_order(const Problem& p, const HopperBwdConfig& c) {
   return c.softcap || looks_near(p, c) ? kAny : c.ranged ? 8192 : 2048;
 }
 
-/// The same of groups of heads, whose dk and dv have to be added up in memory where tiles of keys are to be short (see
-/// head_shares()). Of 16,384 tokens on an H200, 16 heads of 128 on 4, causal, 512 and 1k take 280 us for 387 and 454
-/// for 481, 8k with a window of 1,024 32 on 8 1,367 for 1,475; all keys seen 512 and 1k 369 for 413 and 676 for 695, 2k
-/// are level. 32 heads of 64 on 8, causal, 1k 482 for 565, 2k 850 for 829; 71 on 1 2k 1,889 for 2,138. On an H100, by a
-/// share for each head, 32 on 8, causal, 2k and 4k take 1,642 us for 1,902 and 2,670 for 2,855 without an order, 16 on
-/// 4 822 for 984 and 1,342 for 1,468, 64 on 8 3,384 for 4,430 and 5,142 for 6,911, 8k 4,958 for 5,041. Softcap in 4k
-/// took 6% longer by shares of two. 16 heads of 192 and 128 on 4 on an H200, causal, 512 406 us for 576, 1k 681 for
-/// 723, 2k 1,156 for 1,047; all keys seen, 512 508 for 555, 1k 884 for 883, a window of 1,024 at 4k 915 for 909. Both
-/// ways, with a share for each head, 4k take 1,314 us for 1,340 in 16 heads on 4, 2,742 for 2,683 in 32 on 8.
+/// The same for groups of heads, whose dk and dv are added up in memory where tiles of keys are to be short (see
+/// head_shares()): 28% less at 512 causal keys, 16 heads on 4.
 std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig& c,
                                         const core::DeviceDescription& device) {
   constexpr std::int64_t kManyHeads = 8, kFewTiles = 256, kManyTiles = 1024;
@@ -245,11 +221,9 @@ std::int64_t most_grouped_keys_in_order(const Problem& p, const HopperBwdConfig&
   return (every_head || portable::group_of(p) >= kManyHeads) && !c.softcap ? 4096 : 2048;
 }
 
-/// The heads of a batch from which on it is: blocks wait for each other, so that neighbours of a head are to have
-/// others between them, and fewer come in parts. 32 heads of 1k and 2k and 128 of 64 columns and 2k lose 6 to 8%, 16 of
-/// 4k with softcap 14%; 32 heads of 512, causal, gain 12%, 128 with all keys seen 5%, 64 and 128 of 64 columns and 1k,
-/// causal, 4 and 10% (H100). Of 192 and 128 columns, causal, 64 of 512 gain 1%, 128 14%, 64 of 1k and 2k lose 0 to 8%,
-/// 128 gain 5 and 3% (H200). Both ways 64 of 1k gain 12%, 32 of 2k 3%, 16 of 4k lose 10%.
+/// The heads of a batch from which on the order is quicker: blocks wait for each other, so that neighbours of a head
+/// need others between them, and fewer heads come in parts. 32 heads of 512 causal keys gain 12%, 32 of 2k one way lose
+/// 8%.
 std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kFewest = 32, kFew = 64, kMore = 128, kMany = 256;
   if (c.shares_keys) return kMany;
@@ -259,10 +233,8 @@ std::int64_t fewest_heads_in_order(const Problem& p, const HopperBwdConfig& c) {
   return c.ranged ? kFew : kMany;
 }
 
-/// Whether fewer heads have tiles enough all the same: 16 of a window of 1,024 at 4k gain 6%, 128 of 64 columns,
-/// causal, at 4k 4% (H100). Both ways it takes two tiles for a multiprocessor, fewer in short sequences: causal 1k in
-/// 16 heads gain 10%, 2k in 16 12%, 4k in 8 11%, 8k in 4 and 8 6 and 7%, but 1k and 2k in 8, which would come in parts,
-/// lose 20 and 51% (H200).
+/// Whether fewer heads have tiles enough all the same. Both ways it takes two tiles for a multiprocessor, fewer in
+/// short sequences: 8 heads of causal 4k gain 11%, 8 of 2k, which would come in parts, lose half.
 bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kMany = 1024, kManyOfWindow = 512, kManyNarrow = 4096;
   constexpr std::int64_t kFewBothWays = 96, kMoreBothWays = 256, kShortKeys = 1024;
@@ -276,29 +248,29 @@ bool has_tiles_for_order(const Problem& p, const HopperBwdConfig& c, const core:
   return key_blocks(p, c, device) >= (c.windowed && !c.softcap ? kManyOfWindow : kMany);
 }
 
-/// Whether that order is worth it though nobody asks for it.
+/// Whether the order is quicker though nobody asks for it.
 bool order_pays(const Problem& p, const HopperBwdConfig& unordered, const core::DeviceDescription& device) {
-  const HopperBwdConfig c = with_ways_and_rounding(p, dealt(p, with_order(unordered, true)), device);
-  if (!c.persistent || !(c.shares_keys || c.own_dq || deal_pays(p, c))) return false;
+  const HopperBwdConfig c = with_ways_and_rounding(p, persistent(p, with_order(unordered, true)), device);
+  if (!c.persistent || !(c.shares_keys || c.own_dq || persistence_pays(p, c))) return false;
   const bool complete = c.lengths ? c.last_rounds != 0 : each_query_sees_a_key(p, c);
   if (p.seqlen_q != p.seqlen_k || !complete) return false;
   if (p.seqlen_k > (c.grouped ? most_grouped_keys_in_order(p, c, device) : most_keys_in_order(p, c))) return false;
   return p.num_heads_q * p.batch_size >= fewest_heads_in_order(p, c) || has_tiles_for_order(p, c, device);
 }
 
-/// Whether the warpgroups that compute may multiply dQ too, with 64 keys each for wide heads: dk and dv of 192 and 128
+/// Whether the consumer warpgroups may multiply dQ too, with 64 keys each, for wide heads: dk and dv of 192 and 128
 /// columns leave them registers for masks, and for nothing else that is done to scores.
 bool may_own_dq(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int32_t kWide = 192, kNarrower = 128;
   const bool plain = !c.softcap && !c.alibi && !c.dropout && !is_biased(c);
-  return c.head_dim == kWide && c.head_dim_v <= kNarrower && plain && may_deal(p, c);
+  return c.head_dim == kWide && c.head_dim_v <= kNarrower && plain && may_be_persistent(p, c);
 }
 
 HopperBwdConfig with_own_dq(const Problem& p, HopperBwdConfig c, const core::DeviceDescription& device) {
   c.shares_keys = 0;
   c.own_dq = 1;
   c.stages = 2;
-  c = dealt(p, c);
+  c = persistent(p, c);
   c.waves = 4 * c.warpgroups();
   return with_ways_and_rounding(p, c, device);
 }
@@ -316,7 +288,7 @@ bool asks_for_order(const Problem& p) { return p.dq && (p.deterministic || p.bat
 HopperBwdConfig usual_config(const Problem& p, const core::DeviceDescription& device) {
   const HopperBwdConfig features = features_config(p);
   HopperBwdConfig c = with_order(features, asks_for_order(p) || (p.dq && order_pays(p, features, device)));
-  if (deal_pays(p, c)) c = dealt(p, c);
+  if (persistence_pays(p, c)) c = persistent(p, c);
   return with_ways_and_rounding(p, c, device);
 }
 
@@ -327,8 +299,8 @@ HopperBwdConfig bwd_config(const Problem& p, const core::DeviceDescription& devi
   return may_own_dq(p, c) ? own_dq_config(p, c, device) : c;
 }
 
-/// Blocks that multiply dq themselves take 20 to 36% less than those of 64 keys from 512 keys on, 5 to 8% where memory
-/// is what takes long (192 and 128 columns on an H100), but have no parts.
+/// Consumers that multiply dQ themselves take 20 to 36% less time than blocks of 64 keys from 512 keys on, but have no
+/// parts.
 BwdSchedule bwd_schedule(const Problem& p, const core::DeviceDescription& device) {
   const HopperBwdConfig usual = usual_config(p, device);
   const BwdSchedule schedule = in_parts(usual, query_parts(p, usual, device));
@@ -350,18 +322,18 @@ std::vector<BwdSchedule> bwd_candidates(const Problem& p, const core::DeviceDesc
   for (const bool ordered : {false, true}) {
     if (ordered ? !p.dq : asks_for_order(p)) continue;
     const HopperBwdConfig c = with_order(features, ordered);
-    const HopperBwdConfig by_counter = dealt(p, c);
+    const HopperBwdConfig by_counter = persistent(p, c);
     consider({c, 1});
-    const auto consider_rounding = [&](HopperBwdConfig dealt) {
-      dealt.both_ways = dealt.rounds = dealt.last_rounds = 0;
-      consider({dealt, 1});
-      dealt.rounds = may_round(p, dealt);
-      consider({dealt, 1});
-      dealt.rounds = 0;
-      dealt.last_rounds = may_round_last(p, dealt);
-      consider({dealt, 1});
-      dealt.both_ways = may_go_both_ways(p, dealt);
-      consider({dealt, 1});
+    const auto consider_rounding = [&](HopperBwdConfig rounded) {
+      rounded.both_ways = rounded.rounds = rounded.last_rounds = 0;
+      consider({rounded, 1});
+      rounded.rounds = may_round(p, rounded);
+      consider({rounded, 1});
+      rounded.rounds = 0;
+      rounded.last_rounds = may_round_last(p, rounded);
+      consider({rounded, 1});
+      rounded.both_ways = may_go_both_ways(p, rounded);
+      consider({rounded, 1});
     };
     consider_rounding(by_counter);
     if (may_own_dq(p, c)) consider_rounding(with_own_dq(p, c, device));
@@ -379,7 +351,7 @@ BwdSchedule tuned_bwd_schedule(const Problem& p, const core::DeviceDescription& 
 std::string name_of(const BwdSchedule& schedule) {
   const HopperBwdConfig& c = schedule.config;
   return concat(c.block_n(), "x", c.block_m, "/", c.stages, c.ordered ? "/fixed order" : "",
-                c.both_ways ? "/both ways" : "", c.persistent ? "/dealt" : "", c.rounds ? "/rounds" : "",
+                c.both_ways ? "/both ways" : "", c.persistent ? "/persistent" : "", c.rounds ? "/rounds" : "",
                 c.last_rounds ? "/last rounds" : "", c.split ? concat("/", schedule.splits, " splits") : std::string());
 }
 
@@ -388,11 +360,11 @@ std::string describe(const BwdSchedule& schedule) {
   return concat(Bwd::kName, " ", c.block_n(), "x", c.block_m, " tiles, ", c.kConsumers, " warpgroups",
                 c.own_dq ? " that multiply dq too, " : ", ", c.stages, " stages",
                 c.split ? concat(", ", schedule.splits, " splits") : "", c.bias_boxes ? ", bias in boxes" : "",
-                c.persistent ? ", dealt by a counter" : "", c.grouped ? ", a query head at a time" : "",
+                c.persistent ? ", scheduled by a counter" : "", c.grouped ? ", a query head at a time" : "",
                 c.ordered ? ", dq in a fixed order" : "", c.both_ways ? ", of the last heads the other way round" : "",
                 c.rounds ? ", rounded by blocks without tiles" : "",
                 c.last_rounds ? ", rounded with its last sums" : "",
-                c.late_statistics ? ", statistics of later heads meanwhile" : "");
+                c.late_preprocess ? ", preprocess of later heads meanwhile" : "");
 }
 
 }  // namespace tilewise::backends::hopper

@@ -26,11 +26,11 @@ struct BwdSchedule {
 [[nodiscard]] BwdSchedule bwd_schedule(const Problem& problem, const core::DeviceDescription& device);
 
 /// The schedules that a problem can have, first the one that it has untuned: dq's sums in a fixed order or in none,
-/// tiles of keys dealt out by a counter or a block for each, dq rounded beside them or by a launch of its own, and
+/// tiles of keys scheduled by a counter or a block for each, dq rounded beside them or by a launch of its own, and
 /// parts of the queries. Results that must not depend on the batch have the first alone.
 [[nodiscard]] std::vector<BwdSchedule> bwd_candidates(const Problem& problem, const core::DeviceDescription& device);
-/// "128x64/3/fixed order/dealt": keys, queries and stages of queries; behind them whether dq's sums have an order,
-/// tiles of keys are dealt out by a counter, dq is rounded beside them, and the parts of the queries.
+/// "128x64/3/fixed order/persistent": keys, queries and stages of queries; behind them whether dq's sums have an order,
+/// tiles of keys are scheduled by a counter, dq is rounded beside them, and the parts of the queries.
 [[nodiscard]] std::string name_of(const BwdSchedule& schedule);
 /// The candidate of that name; the untuned one where there is none.
 [[nodiscard]] BwdSchedule tuned_bwd_schedule(const Problem& problem, const core::DeviceDescription& device,

@@ -28,18 +28,18 @@ using device::AttentionParams;
 
 const AttentionParams& call_of(const void* call) { return *static_cast<const AttentionParams*>(call); }
 
-void bind_statistics(const void* call, void* block) {
+void bind_preprocess(const void* call, void* block) {
   const AttentionParams& from = call_of(call);
-  auto& params = *static_cast<device::HopperBwdStatisticsParams*>(block);
+  auto& params = *static_cast<device::HopperBwdPreprocessParams*>(block);
   params.shape = from;
   params.softmax_lse = from.softmax_lse;
   params.dlse = from.dlse;
 }
 
 /// Where it clears what the gradients' own launch may leave out of dq, too.
-void bind_statistics_that_clear(const void* call, void* block) {
-  bind_statistics(call, block);
-  static_cast<device::HopperBwdStatisticsParams*>(block)->dq = call_of(call).dq;
+void bind_preprocess_that_clears(const void* call, void* block) {
+  bind_preprocess(call, block);
+  static_cast<device::HopperBwdPreprocessParams*>(block)->dq = call_of(call).dq;
 }
 
 void bind_bwd(const void* call, void* block) {
@@ -70,7 +70,7 @@ void bind_gradient(const AttentionParams& call, const device::Tensor4& t, const 
   bind_key_rows(call, t.data != nullptr ? t : like, dim, map);
 }
 
-/// Without queries nothing is brought, and the map may be any.
+/// Without queries nothing is loaded, and the map may be any.
 void bind_queries(const AttentionParams& call, const device::Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
   bind_query_rows(call, t, dim, 1, map);
   if (t.data == nullptr) map.address = call.k.data;
@@ -126,8 +126,8 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
   return maps;
 }
 
-std::vector<gpu::TensorMapParameter> statistics_maps(const Problem& p, const device::HopperBwdStatisticsConfig& c) {
-  using Params = device::HopperBwdStatisticsParams;
+std::vector<gpu::TensorMapParameter> preprocess_maps(const Problem& p, const device::HopperBwdPreprocessConfig& c) {
+  using Params = device::HopperBwdPreprocessParams;
   const gpu::TensorMap rows = boxes_of_rows(p, c.tile_rows());
   const auto bind_out = [](const void* call, gpu::TensorMap& map) {
     bind_queries(call_of(call), call_of(call).out, call_of(call).head_dim_v, map);
@@ -143,13 +143,13 @@ class BackwardLowerer {
         traits_(portable::traits_of(device, gpu::Family::sm80)),
         config_(schedule.config),
         shape_(operations::attention::shape_of(p)),
-        query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdStatisticsConfig::kRows)),
-        rows_a_head_(query_tiles_ * device::HopperBwdStatisticsConfig::kRows),
+        query_tiles_(ceil_div(p.seqlen_q, device::HopperBwdPreprocessConfig::kRows)),
+        rows_a_head_(query_tiles_ * device::HopperBwdPreprocessConfig::kRows),
         splits_(schedule.splits),
         builder_(traits_.overlaps_steps) {}
 
   gpu::Outcome lower() {
-    add_statistics();
+    add_preprocess();
     add_gradients();
     if (config_.split) add_sums_of_parts();
     if (p_.dq && !rounds_dq()) add_dq();
@@ -163,11 +163,11 @@ class BackwardLowerer {
   }
 
  private:
-  void add_statistics() {
-    const device::HopperBwdStatisticsConfig c = device::statistics_config(config_);
-    device::HopperBwdStatisticsParams params{};
+  void add_preprocess() {
+    const device::HopperBwdPreprocessConfig c = device::preprocess_config(config_);
+    device::HopperBwdPreprocessParams params{};
     params.shape = shape_;
-    params.grid = device::tile_grid(statistics_tiles(), 1, p_.num_heads_q, portable::group_of(p_));
+    params.grid = device::tile_grid(preprocess_tiles(), 1, p_.num_heads_q, portable::group_of(p_));
     params.rows_a_head = rows_a_head_;
     const bool stores_first = config_.ordered && (config_.last_rounds || each_query_sees_a_key(p_, config_));
     params.dq_accum_a_head = stores_first ? 0 : rows_a_head_ * c.head_dim;
@@ -177,15 +177,15 @@ class BackwardLowerer {
     params.counters = counters();
     params.gradient_turns = gradient_turns();
     params.tiles = params.first_tiles = static_cast<std::int32_t>(heads * params.grid.num_tiles);
-    if (config_.late_statistics) {
+    if (config_.late_preprocess) {
       params.first_tiles = static_cast<std::int32_t>(first_heads(p_, config_, device_) * params.grid.num_tiles);
       params.late_blocks = static_cast<std::int32_t>(late_blocks(!stores_first, device_));
     }
     const auto blocks = std::min<std::int64_t>(params.tiles, device_.multiprocessors);
-    gpu::Launch* launch = builder_.launch<BwdStatistics>(
+    gpu::Launch* launch = builder_.launch<BwdPreprocess>(
         gpu::Family::sm90, c, {static_cast<std::uint32_t>(blocks)}, params,
-        config_.last_rounds && config_.lengths ? bind_statistics_that_clear : bind_statistics);
-    if (launch != nullptr) launch->tensor_maps = statistics_maps(p_, c);
+        config_.last_rounds && config_.lengths ? bind_preprocess_that_clears : bind_preprocess);
+    if (launch != nullptr) launch->tensor_maps = preprocess_maps(p_, c);
   }
 
   void add_gradients() {
@@ -201,7 +201,7 @@ class BackwardLowerer {
     params.rows_a_head = rows_a_head_;
     params.dq_accum_a_head = rows_a_head_ * config_.head_dim;
     params.turns_a_head = query_tiles_ * turns_a_block();
-    if (config_.late_statistics) params.statistics_tiles = static_cast<std::int32_t>(statistics_tiles());
+    if (config_.late_preprocess) params.preprocess_tiles = static_cast<std::int32_t>(preprocess_tiles());
     params.bias_places = {p_.bias_dims.batch, p_.bias_dims.head, p_.bias_dims.query};
     if (config_.split || params.shares > 1)
       params.dk_accum_a_block = dk_accum_a_block(), params.dv_accum_a_block = dv_accum_a_block();
@@ -275,10 +275,10 @@ class BackwardLowerer {
   }
 
   /// Of a head's queries.
-  [[nodiscard]] std::int64_t statistics_tiles() const {
-    return ceil_div(p_.seqlen_q, std::int64_t{device::statistics_config(config_).tile_rows()});
+  [[nodiscard]] std::int64_t preprocess_tiles() const {
+    return ceil_div(p_.seqlen_q, std::int64_t{device::preprocess_config(config_).tile_rows()});
   }
-  /// Of tiles of keys that are dealt out, and of queries to be rounded.
+  /// Of tiles of keys that are scheduled, and of queries to be rounded.
   [[nodiscard]] std::int64_t counters() const { return config_.persistent + config_.rounds; }
   /// Of the warps that hold a tile's dk and dv, which several query heads add up.
   [[nodiscard]] std::int64_t gradient_turns() const {
@@ -286,9 +286,9 @@ class BackwardLowerer {
   }
   /// Whether blocks of the gradients' own launch do.
   [[nodiscard]] bool rounds_dq() const { return config_.rounds || config_.last_rounds; }
-  /// Of the tiles of queries that a block of the statistics has.
+  /// Of the tiles of queries that a block of the preprocess has.
   [[nodiscard]] std::int64_t turns_a_block() const {
-    const std::int64_t tiles = device::HopperBwdStatisticsConfig::kRows / config_.block_m;
+    const std::int64_t tiles = device::HopperBwdPreprocessConfig::kRows / config_.block_m;
     return config_.ordered ? tiles * config_.turns_a_tile() : config_.rounds;
   }
   [[nodiscard]] std::int64_t dk_accum_a_block() const { return std::int64_t{config_.block_n()} * config_.head_dim; }

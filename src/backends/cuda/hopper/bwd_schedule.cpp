@@ -24,7 +24,7 @@ std::int64_t heads_that_fill(std::int64_t heads, std::int64_t tiles, std::int64_
   return std::clamp<std::int64_t>(ceil_div(multiprocessors, tiles), 1, heads);
 }
 
-/// Heads whose tiles of keys are dealt out together under a causal mask: as many as fill the device, so that their
+/// Heads whose tiles of keys are scheduled together under a causal mask: as many as fill the device, so that their
 /// queries stay in its cache. Where heads are few, as many as it takes for the last set and the shortest tiles of all
 /// heads to last as long as the longest tile, which begins with them: 16 heads of 32 tiles in sets of 5 would leave one
 /// head for the end, and a tenth of the device idle.
@@ -38,11 +38,8 @@ std::int64_t heads_of_set(std::int64_t heads, std::int64_t tiles, std::int64_t m
 }
 
 /// Of an order both ways, how many heads have their first keys first: the last ones, no fewer than a set and less than
-/// two, or all. Of 16,384 tokens in 16 heads of 128 on an H200, causal, 4k with 4, 9 and 19 heads of 64 in sets of 5
-/// take 3.1, 4.1 and 1.7% less than one way, with all of them 0.7%; 2k with 11, 20 and 38 of 128 in sets of 9 4.9, 5.1
-/// and 1.7%; of 192 and 128 columns 4k with 4, 9 and 19 of 64 0.8 and 6.1% less, 0.3% more. Many wait for memory: fewer
-/// of a head's tiles are worked on together, and share what L2 holds. To 64 columns it is a set more: 512, 1k, 2k and
-/// 4k take 1.2, 1.4, 0.2 and 0.3% less so.
+/// two, or all. Where many have, fewer of a head's tiles are worked on together and share what L2 holds. To 64 columns
+/// it is a set more.
 std::int64_t rising_heads(std::int64_t heads, std::int64_t a_set, bool narrow) {
   return heads - std::max<std::int64_t>(heads / a_set - (narrow ? 2 : 1), 0) * a_set;
 }
@@ -52,8 +49,8 @@ std::int64_t rising_heads(std::int64_t heads, std::int64_t a_set, bool narrow) {
 bool waits_for_memory(const device::HopperBwdConfig& c, std::int64_t heads, std::int64_t tiles,
                       std::int64_t multiprocessors) {
   constexpr std::int64_t kFewTiles = 8;
-  const bool dealt = c.shares_keys && c.persistent;
-  return dealt && tiles <= kFewTiles && heads >= kFewSets * heads_that_fill(heads, tiles, multiprocessors);
+  const bool by_counter = c.shares_keys && c.persistent;
+  return by_counter && tiles <= kFewTiles && heads >= kFewSets * heads_that_fill(heads, tiles, multiprocessors);
 }
 
 }  // namespace
@@ -120,7 +117,7 @@ std::int64_t first_heads(const Problem& p, const device::HopperBwdConfig& c, con
   return std::min(heads, (a_set + 1) * portable::group_of(p));
 }
 
-bool has_late_statistics(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
+bool has_late_preprocess(const Problem& p, const device::HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr double kFewKeys = 240.0, kFewerKeys = 160.0;
   const bool wide = c.shares_keys || c.own_dq;
   const bool spills = c.lengths && wide, slow = c.softcap && c.couriers() && !c.ranged;

@@ -48,19 +48,19 @@ void add_cache_combine(const Problem& attention, std::int64_t splits, gpu::Lower
                                         builder);
 }
 
-void add_dealt_combine(const Problem& attention, const device::KeyDeal& deal, int multiprocessors,
-                       gpu::LoweringBuilder& builder) {
+void add_scheduled_combine(const Problem& attention, const device::KeySchedule& key_schedule, int multiprocessors,
+                           gpu::LoweringBuilder& builder) {
   using Kernel = portable::KvCacheCombine;
   constexpr std::int64_t kBlocksAtOnce = 5;  // that a multiprocessor has registers for
   Kernel::Config config = portable::kv_cache_combine_config(attention);
-  config.deals_keys = config.takes_turns = 1;
+  config.schedules_keys = config.takes_turns = 1;
   const std::int64_t tiles = portable::combine_tiles(attention, config, device::kMostSplits, gpu::Family::sm80);
   const std::int64_t pieces = tiles * attention.num_heads_q * attention.batch_size;
   const std::int64_t blocks = std::min(pieces, kBlocksAtOnce * multiprocessors);
   Kernel::Params params{};
   params.shape = operations::attention::shape_of(attention);
   params.grid = device::tile_grid(blocks, 1, 1, portable::group_of(attention));
-  params.deal = deal;
+  params.key_schedule = key_schedule;
   builder.launch<Kernel>(gpu::Family::sm80, config, {static_cast<std::uint32_t>(blocks)}, params, bind_combine);
 }
 

@@ -48,8 +48,8 @@ void bind_step(const void* call, Params& params) {
 /// `attention` is the step's, as portable::attention_of() has it.
 void add_cache_combine(const Problem& attention, std::int64_t splits, gpu::LoweringBuilder& builder);
 
-/// The same of parts that are dealt out by lengths: blocks take turns at the rows that have several.
-void add_dealt_combine(const Problem& attention, const device::KeyDeal& deal, int multiprocessors,
-                       gpu::LoweringBuilder& builder);
+/// The same of parts that are scheduled by lengths: blocks take turns at the rows that have several.
+void add_scheduled_combine(const Problem& attention, const device::KeySchedule& key_schedule, int multiprocessors,
+                           gpu::LoweringBuilder& builder);
 
 }  // namespace tilewise::backends::hopper

@@ -48,7 +48,7 @@ template <typename Source>
   return binds;
 }
 
-/// What the copy engine and the kernel can't do; empty where they can.
+/// What TMA and the kernel can't do; empty where they can.
 [[nodiscard]] std::string refusal_of(const Problem& attention);
 
 /// Adds the kernel; returns why it can't be, or nothing.

@@ -55,7 +55,7 @@ constexpr Tile kNarrowPair{2, 128, 4, 2, true};    // to 64
 constexpr Tile kWindowPair{2, 128, 2, 2, false};   // from 65 to 128, with a window
 constexpr Tile kModifiedPair{2, 64, 4, 2, false};  // to 128, scores that are more than a scale, or a window at 64
 
-// fp8: keys in multiples of 32, the depth of a product. V takes room twice, as it comes and transposed.
+// fp8: keys in multiples of 32, the K of a wgmma. V takes room twice, as it comes and transposed.
 constexpr Tile kFp8Narrow{3, 128, 3, 2, false};  // head_dim to 64
 constexpr Tile kFp8Middle{3, 96, 3, 2, false};   // to 128
 constexpr Tile kFp8Crowded{2, 64, 3, 2, false};  // to 128, with scores that are more than a scale
@@ -77,7 +77,7 @@ const Tile& fp8_tile_for(const HopperForwardConfig& c) {
   return dim > 64 ? kFp8Middle : kFp8Narrow;
 }
 
-/// Whether two blocks, each with such a tile of queries, are to bring each tile of keys for both. All queries see all
+/// Whether two blocks, each with such a tile of queries, are to load each tile of keys for both. All queries see all
 /// keys, of which there are enough to be worth it, and where pairs of tiles end behind the last query no more than a
 /// 16th of their rows is idle: a warpgroup without rows walks at the pace of the other block.
 bool shares_keys(const Problem& p, const HopperForwardConfig& c, const Tile& tile) {
@@ -107,9 +107,7 @@ const Tile* shared_tile_for(const Problem& p, const HopperForwardConfig& c) {
 }
 
 /// Whether tiles of one kind cover a quarter less of what all queries and all keys are than those of another: few of
-/// either are, and their ends tell. Of 16,384 tokens on an H200 256 queries of 128 columns take 10% less in tiles of
-/// 128 than of 192, of 96 columns 21%, of 72 11%, 197 of 128 12%; at 64 columns 257, 384 and 576 take 12, 10 and 12%
-/// less in 192x96 than in 256x64. A tenth less (320) is no gain.
+/// either are, and their ends tell (10 to 21% less time). A tenth less is no gain.
 bool covers_less(const Problem& p, const HopperForwardConfig& c, const Tile& tile, const Tile& than) {
   const auto covered = [&p](const Tile& t) {
     const std::int64_t rows = std::int64_t{t.consumers} * HopperForwardConfig::kRows;
@@ -118,15 +116,13 @@ bool covers_less(const Problem& p, const HopperForwardConfig& c, const Tile& til
   return !c.ranged && !c.lengths && !c.pack_gqa && 4 * covered(tile) <= 3 * covered(than);
 }
 
-/// Few queries to head_dim 64: of 16,384 tokens in 12 heads on an H100 128, 100, 96, 77 and 50 take 3, 4, 4, 7 and 7%
-/// less in tiles of 128 than of 256, 128 under a causal mask 7%, with ALiBi 12% less than in tiles of 192.
+/// Few queries to head_dim 64 take 3 to 7% less in tiles of 128 than of 256, with ALiBi 12%.
 bool has_narrow_few(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kFew = 128;
   return p.seqlen_q <= kFew && !c.lengths && !c.pack_gqa && !c.windowed;
 }
 
-/// With a bias to head_dim 64: 128, 320 and 384 queries take 9, 11 and 9% less in tiles of 192 rows than of 256, with a
-/// key padding mask 320 and 384 13 and 9% (H100).
+/// With a bias to head_dim 64, 128, 320 and 384 queries take 10% less in tiles of 192 rows than of 256.
 const Tile& narrow_bias_tile_for(const Problem& p, const HopperForwardConfig& c) {
   return covers_less(p, c, kNarrowBiasFew, kNarrowBias) ? kNarrowBiasFew : kNarrowBias;
 }

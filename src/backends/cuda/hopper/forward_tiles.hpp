@@ -13,7 +13,7 @@ namespace tilewise::backends::hopper {
 struct Tile {
   std::int32_t consumers, block_n, stages, q_stages;
   bool watch_sums;
-  bool clustered = false;  // two blocks bring each tile of keys for both
+  bool clustered = false;  // two blocks load each tile of keys for both
 };
 
 /// The table's, for a config that has the problem's features.

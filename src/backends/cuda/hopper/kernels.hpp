@@ -28,17 +28,17 @@ struct Forward : HopperKernel<device::HopperForwardConfig, device::HopperForward
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 
-struct BwdStatistics : HopperKernel<device::HopperBwdStatisticsConfig, device::HopperBwdStatisticsParams> {
-  static constexpr std::string_view kName = "hopper_bwd_statistics", kHeader = "device/hopper/bwd_statistics.h",
-                                    kKernel = "HopperBwdStatistics", kConfig = "HopperBwdStatisticsConfig",
-                                    kParams = "HopperBwdStatisticsParams";
+struct BwdPreprocess : HopperKernel<device::HopperBwdPreprocessConfig, device::HopperBwdPreprocessParams> {
+  static constexpr std::string_view kName = "hopper_bwd_preprocess", kHeader = "device/hopper/bwd_preprocess.h",
+                                    kKernel = "HopperBwdPreprocess", kConfig = "HopperBwdPreprocessConfig",
+                                    kParams = "HopperBwdPreprocessParams";
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 
 struct Bwd : HopperKernel<device::HopperBwdConfig, device::HopperBwdParams> {
   static constexpr std::string_view kName = "hopper_bwd", kHeader = "device/hopper/bwd.h", kKernel = "HopperBwd",
                                     kConfig = "HopperBwdConfig", kParams = "HopperBwdParams";
-  static constexpr bool kWaits = true;  // for the statistics
+  static constexpr bool kWaits = true;  // for the preprocess
   static std::uint32_t shared_bytes(const Config& config, gpu::Family family);
 };
 

@@ -81,7 +81,7 @@ gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescript
   if (std::string reason = refusal_of(attention); !reason.empty()) return {{}, std::move(reason)};
   ForwardSchedule schedule = forward_schedule(attention, device, p.num_splits);
   schedule.config.cached = 1;
-  schedule.config.turned_columns = 0;  // boxes of pages bring columns in their order
+  schedule.config.turned_columns = 0;  // boxes of pages load columns in their order
   schedule.config.page_size = static_cast<std::int32_t>(p.page_size);
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
   const bool packs = schedule.config.pack_gqa != 0;

@@ -61,7 +61,7 @@ HopperLatentConfig config_for(const KvCacheProblem& p) {
   return c;
 }
 
-/// Whether two blocks, whose rows are heads of one query, bring each tile of keys for both. Beside each block for
+/// Whether two blocks, whose rows are heads of one query, load each tile of keys for both. Beside each block for
 /// itself that takes 6% less where a tile is many copies, and 3% more where it is few, since stages wait for both.
 bool shares_keys(const HopperLatentConfig& config, const device::LatentOrder& order) {
   constexpr std::int32_t kKeysOfBox = 16;
@@ -119,13 +119,13 @@ class LatentEstimator {
 
 /// By the portable kernels' rule. Row tiles that fill the device by themselves, as those of a chunk of queries do, want
 /// no parts.
-device::KeyDeal key_deal(const KvCacheProblem& p, const core::DeviceDescription& device,
-                         const device::LatentOrder& order) {
+device::KeySchedule schedule_keys(const KvCacheProblem& p, const core::DeviceDescription& device,
+                                  const device::LatentOrder& order) {
   const portable::DeviceTraits traits = portable::traits_of(device, gpu::Family::sm80);
   if (order.row_tiles > traits.multiprocessors) return {};
-  const portable::DealtBlocks blocks{order.row_tiles, 1, HopperLatentConfig::kKeys,
-                                     HopperLatentConfig::kDealsSparingly};
-  return portable::key_deal(p, portable::attention_of(p), traits, blocks);
+  const portable::ScheduledBlocks blocks{order.row_tiles, 1, HopperLatentConfig::kKeys,
+                                         HopperLatentConfig::kSchedulesSparingly};
+  return portable::schedule_keys(p, portable::attention_of(p), traits, blocks);
 }
 
 }  // namespace
@@ -170,10 +170,10 @@ LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescri
     if (candidate.us < best.us) best = candidate;
   }
   // Estimated as if each sequence filled the cache.
-  if (const device::KeyDeal deal = key_deal(p, device, best.order); deal.places > 0) {
-    best.config.split = best.config.deals_keys = 1;
+  if (const device::KeySchedule key_schedule = schedule_keys(p, device, best.order); key_schedule.places > 0) {
+    best.config.split = best.config.schedules_keys = 1;
     best.order.num_splits = 1;
-    best.deal = deal;
+    best.key_schedule = key_schedule;
   }
   return best;
 }
@@ -181,9 +181,10 @@ LatentSchedule latent_schedule(const KvCacheProblem& p, const core::DeviceDescri
 gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription& device) {
   if (std::string reason = latent_refusal(p); !reason.empty()) return {{}, std::move(reason)};
   const LatentSchedule schedule = latent_schedule(p, device);
-  const bool deals = schedule.deal.places > 0;
+  const bool scheduled = schedule.key_schedule.places > 0;
   const std::int64_t splits = schedule.order.num_splits;
-  const std::int64_t blocks = schedule.order.row_tiles * (deals ? schedule.deal.places : p.batch_size * splits);
+  const std::int64_t blocks =
+      schedule.order.row_tiles * (scheduled ? schedule.key_schedule.places : p.batch_size * splits);
   constexpr std::int64_t kMostBlocks = std::int64_t{1} << 30;
   if (blocks > kMostBlocks) return {{}, concat("blocks must be <= 2^30 (got ", blocks, ")")};
   gpu::LoweringBuilder builder(portable::traits_of(device, gpu::Family::sm80).overlaps_steps);
@@ -191,7 +192,7 @@ gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription
   HopperLatentParams params{};
   params.shape = operations::attention::shape_of(attention);
   params.order = schedule.order;
-  params.deal = schedule.deal;
+  params.key_schedule = schedule.key_schedule;
   const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
   if (gpu::Launch* launch = builder.launch<Latent>(gpu::Family::sm90, schedule.config, grid, params, bind)) {
     launch->tensor_maps = tensor_maps(p, schedule);
@@ -199,11 +200,11 @@ gpu::Outcome lower_latent(const KvCacheProblem& p, const core::DeviceDescription
   }
   builder.append_schedule(concat("64x64 tiles, 2 warpgroups that share values, 2 stages",
                                  schedule.config.clustered ? ", pairs of blocks that share keys" : "",
-                                 deals        ? concat(", ", schedule.deal.places, " parts dealt by lengths")
+                                 scheduled ? concat(", ", schedule.key_schedule.places, " parts scheduled by lengths")
                                  : splits > 1 ? concat(", ", splits, " splits")
                                               : std::string()));
-  if (deals) {
-    add_dealt_combine(attention, schedule.deal, device.multiprocessors, builder);
+  if (scheduled) {
+    add_scheduled_combine(attention, schedule.key_schedule, device.multiprocessors, builder);
   } else if (splits > 1) {
     add_cache_combine(attention, splits, builder);
   }

@@ -10,18 +10,18 @@
 
 namespace tilewise::backends::hopper {
 
-/// How rows and keys are dealt out, and how long that takes.
+/// How rows and keys are scheduled, and how long that takes.
 struct LatentSchedule {
   device::HopperLatentConfig config;
   device::LatentOrder order;
   double us = 0.0;
-  device::KeyDeal deal{};  // places 0: each sequence's keys come in order.num_splits parts
+  device::KeySchedule key_schedule{};  // places 0: each sequence's keys come in order.num_splits parts
 };
 
 /// Why the kernel can't serve MLA's form; empty where it can.
 [[nodiscard]] std::string latent_refusal(const KvCacheProblem& problem);
 
-/// Parts that are dealt out by lengths where these may differ much; else their quickest number, by an estimate, or that
+/// Parts that are scheduled by lengths where these may differ much; else their quickest number, by an estimate, or that
 /// which is asked for. Of a problem that is not refused.
 [[nodiscard]] LatentSchedule latent_schedule(const KvCacheProblem& problem, const core::DeviceDescription& device);
 

@@ -29,7 +29,7 @@ void for_each_pointer(const device::HopperForwardParams& p, const gpu::RegionVis
   table.workspace(p.lse_accum, "lse_accum", Access::write, device::kLseNumbers * rows);
 }
 
-void for_each_pointer(const device::HopperBwdStatisticsParams& p, const gpu::RegionVisitor& visit) {
+void for_each_pointer(const device::HopperBwdPreprocessParams& p, const gpu::RegionVisitor& visit) {
   using gpu::Access;
   const portable::PointerTable table(p, visit);
   table.lengths();
@@ -78,7 +78,7 @@ void for_each_pointer(const device::HopperBwdParams& p, const gpu::RegionVisitor
   gpu::Region counter = gpu::float_workspace("tile_counter", Access::add, p.order.counters);
   counter.one_writer = false;  // all blocks add
   table.add(p.tile_counter, counter);
-  table.add(p.statistics_done, gpu::float_workspace("tiles_done", Access::read, table.heads() * p.statistics_tiles));
+  table.add(p.preprocess_done, gpu::float_workspace("tiles_done", Access::read, table.heads() * p.preprocess_tiles));
 }
 
 void for_each_pointer(const device::HopperBwdConvertDqParams& p, const gpu::RegionVisitor& visit) {

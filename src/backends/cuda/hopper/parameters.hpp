@@ -8,7 +8,7 @@
 namespace tilewise::backends::hopper {
 
 void for_each_pointer(const device::HopperForwardParams& params, const gpu::RegionVisitor& visit);
-void for_each_pointer(const device::HopperBwdStatisticsParams& params, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::HopperBwdPreprocessParams& params, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::HopperBwdParams& params, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::HopperBwdConvertDqParams& params, const gpu::RegionVisitor& visit);
 void for_each_pointer(const device::HopperLatentParams& params, const gpu::RegionVisitor& visit);

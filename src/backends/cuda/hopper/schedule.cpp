@@ -57,7 +57,7 @@ HopperForwardConfig features_config(const Problem& p) {
   const bool biased = p.bias != BiasKind::none;
   c.bounded = c.softcap && !c.alibi && !biased && p.softcap <= kMostBoundedCap && p.dtype == DType::bf16;
   c.normal_bound = has_normal_bound(p);
-  // Left padding would have boxes begin anywhere; the copy engine wants 16 bytes.
+  // Left padding would have boxes begin anywhere; TMA wants 16 bytes.
   c.bias_boxes = biased && p.bias_dims.key && !p.bias_unaligned && !p.leftpad_k;
   c.scales_late = c.bias_boxes && p.bias == BiasKind::boolean && !c.softcap && !c.alibi && p.softmax_scale > 0.0;
   return c;
@@ -78,13 +78,12 @@ HopperForwardConfig with_room_for_bias(HopperForwardConfig c) {
   return c;
 }
 
-/// Whether computing warpgroups take turns, which hold one's softmax against another's products. A mask lets each see
-/// other tiles of keys, and with turns the one that is done waits for the others' last tiles; without, it goes on to
-/// its next queries. Beyond 2k keys that no longer tells, but where softcap keeps the exponentials' unit busier than
-/// the matrix unit. In fp8, whose products are short, a turn is what a sixth of a step waits for. A bias or dropout
-/// costs 10% and more without turns. Beside a window of 1,024 softcap and ALiBi take 7% less without (64 columns 10 and
-/// 4%), of 4,096 1 to 2%; at 256 columns softcap 3% more.
-bool takes_turns(const Problem& p, const HopperForwardConfig& c) {
+/// Whether consumer warpgroups issue products ping-pong: one's softmax runs beside another's products. A mask lets each
+/// see other tiles of keys, and with ping-pong the one that is done waits for the others' last tiles; without, it goes
+/// on to its next queries. Beyond 2k keys that no longer tells, but where softcap keeps the exponentials' unit busier
+/// than the matrix unit. In fp8, whose products are short, waiting for a turn is a sixth of a step. A bias or dropout
+/// costs 10% and more without ping-pong, a window 7% with it.
+bool uses_ping_pong(const Problem& p, const HopperForwardConfig& c) {
   constexpr std::int64_t kShort = 2048;
   const std::int32_t dim = c.wider_dim();
   const bool capped = c.bounded && !c.windowed;  // by softcap, and nothing else is done to scores
@@ -135,10 +134,9 @@ ForwardSchedule quickest(const Problem& p, const core::DeviceDescription& device
   return best;
 }
 
-/// Whether heads that begin between sectors have their first 8 columns behind the others in shared memory: there are
-/// 8 columns more than whole chunks, of which boxes can leave out the first ones. Where blocks share keys each sector
-/// comes once for two, and other boxes tell more: on an H200 head_dim 72 takes 3 to 15% longer so, else 3 to 8% less,
-/// and 136 under a causal mask 15% less.
+/// Whether heads that begin between sectors have their first 8 columns behind the others in shared memory (3 to 15%
+/// less): there are 8 columns more than whole chunks, of which boxes can leave out the first ones. Where blocks share
+/// keys, each sector comes once for two, and it is slower.
 bool turns_columns(const Problem& p, const HopperForwardConfig& c) {
   const std::int64_t chunk = box_columns(p.dtype);
   const auto has_one_more = [=](std::int64_t dim) { return dim > chunk && dim % chunk == device::kPieceColumns; };
@@ -146,9 +144,9 @@ bool turns_columns(const Problem& p, const HopperForwardConfig& c) {
 }
 
 /// Tiles come from a counter unless every one takes as long, or every block has one.
-ForwardSchedule dealt(ForwardSchedule schedule, const Problem& p, const core::DeviceDescription& device) {
+ForwardSchedule scheduled(ForwardSchedule schedule, const Problem& p, const core::DeviceDescription& device) {
   HopperForwardConfig& c = schedule.config;
-  c.turns = takes_turns(p, c);
+  c.ping_pong = uses_ping_pong(p, c);
   c.turned_columns = turns_columns(p, c);
   c.dynamic = (c.ranged || c.lengths) && tiles_of(p, c) * schedule.splits > device.multiprocessors;
   return schedule;
@@ -182,7 +180,7 @@ ForwardSchedule forward_schedule(const Problem& p, const core::DeviceDescription
   } else if (num_splits > 1) {
     schedule = {in_parts(schedule.config), num_splits};
   }
-  return dealt(schedule, p, device);
+  return scheduled(schedule, p, device);
 }
 
 std::vector<ForwardSchedule> forward_candidates(const Problem& p, const core::DeviceDescription& device) {
@@ -190,7 +188,7 @@ std::vector<ForwardSchedule> forward_candidates(const Problem& p, const core::De
   if (p.batch_invariant) return candidates;
   const auto consider = [&](const ForwardSchedule& schedule) {
     if (Forward::shared_bytes(schedule.config, gpu::Family::sm90) > kSharedRoom) return;
-    add_candidate(candidates, dealt(schedule, p, device));
+    add_candidate(candidates, scheduled(schedule, p, device));
   };
   const HopperForwardConfig features = features_config(p);
   for (const Tile& tile : tiles_to_try(p, features)) {
@@ -232,7 +230,7 @@ std::string describe(const ForwardSchedule& schedule) {
   const HopperForwardConfig& c = schedule.config;
   return core::concat(c.block_m(), "x", c.block_n, " tiles, ", c.consumers(), " warpgroups, ", c.stages, " stages",
                       c.bias_boxes ? ", bias in boxes" : "", c.turned_columns ? ", columns turned" : "",
-                      c.dynamic ? ", dealt by a counter" : "", c.pack_gqa ? ", heads packed" : "",
+                      c.dynamic ? ", scheduled by a counter" : "", c.pack_gqa ? ", heads packed" : "",
                       c.clustered ? ", pairs of blocks that share keys" : "",
                       c.split ? core::concat(", ", schedule.splits, " splits") : std::string());
 }

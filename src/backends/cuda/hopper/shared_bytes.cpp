@@ -54,7 +54,7 @@ std::uint32_t Bwd::shared_bytes(const Config& c, gpu::Family) {
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);
 }
 
-std::uint32_t BwdStatistics::shared_bytes(const Config& c, gpu::Family) {
+std::uint32_t BwdPreprocess::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024, kBarrier = 8, kFloat = 4;
   const std::int32_t bytes = Config::kStages * (c.stage_bytes() + 3 * kBarrier) + Config::kZeros * kFloat;
   return static_cast<std::uint32_t>((bytes + kPattern - 1) / kPattern * kPattern);

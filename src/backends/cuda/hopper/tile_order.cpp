@@ -1,4 +1,4 @@
-// In which order tiles of queries are dealt out: what device/hopper/tile_order.h reads an index by.
+// In which order tiles of queries are scheduled: what device/hopper/tile_order.h reads an index by.
 #include <algorithm>
 
 #include "backends/cuda/hopper/schedule.hpp"

@@ -60,8 +60,7 @@ bool has_few_blocks(const Problem& p, const DeviceTraits& traits) {
 }
 
 /// Whether packed heads leave so few tiles of 4 x 32 rows that keys are split for most of the multiprocessors: twice as
-/// many of half the rows hide more of each other's latency (64 queries on 4,096 keys of 8 heads take 28 us instead of
-/// 30, 32 queries 20 instead of 23; from 128 queries on it is even, from 256 on 10% slower; H200).
+/// many of half the rows hide more of each other's latency (to 64 queries on 4,096 keys of 8 heads).
 bool has_few_tiles(const Problem& p, const DeviceTraits& traits) {
   constexpr std::int64_t kTileRows = 128;
   const std::int64_t tiles = (p.seqlen_q * group_of(p) + kTileRows - 1) / kTileRows;
@@ -89,10 +88,9 @@ void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const Device
   if (rows <= 16 && lone_wave) {
     c.rows_per_wave = 16;
     c.waves = 1;
-    // A wave's latency decides where there are few: twice as many with half the tile take 19 us instead of 24
-    // for 4096 keys of 8 heads on an H200. Where there are many, rows of 64 elements come 10% faster by larger tiles,
-    // and of 128 by smaller ones, of which more are under way at once (478 us instead of 523 for 64 sequences of 8192
-    // keys).
+    // A wave's latency decides where there are few: twice as many with half the tile take 20% less. Where there are
+    // many, rows of 64 elements come 10% faster by larger tiles, and of 128 by smaller ones, of which more are under
+    // way at once.
     if (few_blocks || dim > 64) c.block_n = 32;
   } else if (rows <= 64 || (dim <= 128 && has_few_tiles(p, traits))) {
     c.rows_per_wave = 16;
@@ -100,7 +98,7 @@ void shape_sm80_forward(device::ForwardConfig& c, const Problem& p, const Device
   }
 }
 
-/// One wave of RDNA alone brings whole tiles of keys and values through registers that Q and O nearly fill. 32 keys of
+/// One wave of RDNA alone loads whole tiles of keys and values through registers that Q and O nearly fill. 32 keys of
 /// head_dim 96 are 96 registers a lane beside 96 of Q and O: 168 to 360 bytes a lane spilled (228 of 64 beside 128),
 /// none with 16 keys, of which a wave takes 244. Wider tiles are not held (RdnaOps::kRoomyDims).
 void shape_lone_rdna_wave(device::ForwardConfig& c, bool batch_invariant) {

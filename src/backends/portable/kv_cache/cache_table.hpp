@@ -44,18 +44,18 @@ class CacheTable : public PointerTable<Params> {
                .one_writer = false});
   }
 
-  /// What parts of the keys leave in the workspace: as many as are dealt out to all sequences, or `splits` of each.
+  /// What parts of the keys leave in the workspace: as many as all sequences have together, or `splits` of each.
   void parts_of_keys(std::int64_t splits, Access access) const {
-    const device::KeyDeal& deal = p_.deal;
-    const std::int64_t entries = deal.places > 0 ? deal.places : splits * p_.shape.batch_size;
+    const device::KeySchedule& key_schedule = p_.key_schedule;
+    const std::int64_t entries = key_schedule.places > 0 ? key_schedule.places : splits * p_.shape.batch_size;
     const std::int64_t rows = entries * p_.shape.num_heads_q * p_.shape.seqlen_q;
     this->workspace(p_.out_accum, "out_accum", access, rows * p_.shape.head_dim_v);
     this->workspace(p_.lse_accum, "lse_accum", access, device::kLseNumbers * rows);
-    this->add(deal.parts, {.name = "dealt_parts",
-                           .workspace = true,
-                           .access = access,
-                           .element_bytes = sizeof(std::int64_t),
-                           .row = deal.leaves_parts(p_.shape.batch_size) ? p_.shape.batch_size : 0});
+    this->add(key_schedule.parts, {.name = "scheduled_parts",
+                                   .workspace = true,
+                                   .access = access,
+                                   .element_bytes = sizeof(std::int64_t),
+                                   .row = key_schedule.leaves_parts(p_.shape.batch_size) ? p_.shape.batch_size : 0});
   }
 
   /// Of a block that has them.

@@ -49,7 +49,7 @@ struct AppendKv : KvCacheKernel<device::AppendKvConfig, device::AppendKvParams> 
   static std::uint32_t shared_bytes(const Config&, gpu::Family) { return 0; }
 };
 
-/// Of queries that another kernel's copy engine is to find rotated.
+/// Of queries that another kernel's TMA is to find rotated.
 struct RotateQueries : KvCacheKernel<device::AppendKvConfig, device::RotateQueriesParams> {
   static constexpr std::string_view kName = "rotate_queries", kHeader = "device/kv_cache/rotate_queries.h",
                                     kKernel = "RotateQueries", kConfig = "AppendKvConfig",

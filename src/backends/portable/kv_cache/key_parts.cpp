@@ -11,15 +11,14 @@
 namespace tilewise::backends::portable {
 namespace {
 
-/// To so many keys all sequences have as many parts: what dealing costs those that are equally long (64 of 8,192 keys
-/// took 503 us instead of 485, H200) is more there than what a long one can cost.
+/// To so many keys all sequences have as many parts: what scheduling costs those that are equally long (4%) is more
+/// there than what a long one can cost.
 constexpr std::int64_t kLeastKeys = 8192;
 /// Of blocks that are computed at once, the parts that there should be: of sequences that differ many, so that the last
 /// ones to end are short; else as many as fit, so that all begin at once.
 constexpr double kRounds = 2.5, kEvenRounds = 1.15, kMostEvenRounds = 1.5;
 constexpr float kFewestTiles = 2.0f;
-/// More parts than of so many keys win a longer sequence nothing, and cost a shorter one their merge: in a capacity of
-/// 131,072 one of 4,096 keys took 11.8 us in 66 parts and 11.4 in 64, one of 131,072 134 and 133 (H200).
+/// More parts than of so many keys win a longer sequence nothing, and cost a shorter one their merge.
 constexpr std::int64_t kTypicalKeys = 16384;
 
 double f(std::int64_t n) { return static_cast<double>(n); }
@@ -34,29 +33,30 @@ std::int64_t key_splits(const KvCacheProblem& p, const Problem& attention, const
   return forward_splits(typical, traits, config, tiles * heads * p.batch_size, blocks_at_once(config));
 }
 
-device::KeyDeal key_deal(const KvCacheProblem& p, const Problem& attention, const DeviceTraits& traits,
-                         const DealtBlocks& blocks) {
-  device::KeyDeal deal{};
-  const bool differ = p.cache_seqlens && p.batch_size > 1 && p.batch_size <= device::kMostDealtSequences;
-  if (!differ || p.num_splits > 0 || p.batch_invariant) return deal;
+device::KeySchedule schedule_keys(const KvCacheProblem& p, const Problem& attention, const DeviceTraits& traits,
+                                  const ScheduledBlocks& blocks) {
+  device::KeySchedule key_schedule{};
+  const bool differ = p.cache_seqlens && p.batch_size > 1 && p.batch_size <= device::kMostScheduledSequences;
+  if (!differ || p.num_splits > 0 || p.batch_invariant) return key_schedule;
   const double seen = operations::attention::most_keys_seen(attention, f(std::max<std::int64_t>(p.seqlen_q, 1)));
   const double most_tiles = std::ceil(seen / blocks.block_n) + 1.0;
   constexpr double kMostTiles = 2147483647.0;  // of all sequences
-  if (seen <= f(kLeastKeys) || most_tiles * f(p.batch_size) > kMostTiles) return deal;
+  if (seen <= f(kLeastKeys) || most_tiles * f(p.batch_size) > kMostTiles) return key_schedule;
   const double at_once = std::max(1.0, f(blocks.at_once * traits.multiprocessors) / f(blocks.a_part));
   const bool fit = f(p.batch_size) <= kMostEvenRounds * at_once;
   const double even_rounds = blocks.sparing ? 1.0 : fit ? kEvenRounds : kRounds;
-  deal.places = static_cast<std::int32_t>(std::ceil(kRounds * at_once)) + static_cast<std::int32_t>(p.batch_size);
-  deal.most_tiles = static_cast<std::int32_t>(most_tiles);
-  deal.of_parts = static_cast<float>(1.0 / (kRounds * at_once));
-  deal.of_even_parts = static_cast<float>(1.0 / (even_rounds * at_once));
-  deal.fewest_tiles = kFewestTiles;
-  deal.sparing = blocks.sparing;
-  return deal;
+  key_schedule.places =
+      static_cast<std::int32_t>(std::ceil(kRounds * at_once)) + static_cast<std::int32_t>(p.batch_size);
+  key_schedule.most_tiles = static_cast<std::int32_t>(most_tiles);
+  key_schedule.of_parts = static_cast<float>(1.0 / (kRounds * at_once));
+  key_schedule.of_even_parts = static_cast<float>(1.0 / (even_rounds * at_once));
+  key_schedule.fewest_tiles = kFewestTiles;
+  key_schedule.sparing = blocks.sparing;
+  return key_schedule;
 }
 
-std::int64_t mean_parts(const device::KeyDeal& deal, std::int64_t batch_size) {
-  return std::max<std::int64_t>(1, (deal.places - batch_size) / batch_size);
+std::int64_t mean_parts(const device::KeySchedule& key_schedule, std::int64_t batch_size) {
+  return std::max<std::int64_t>(1, (key_schedule.places - batch_size) / batch_size);
 }
 
 }  // namespace tilewise::backends::portable

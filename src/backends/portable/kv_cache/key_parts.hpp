@@ -18,19 +18,19 @@ namespace tilewise::backends::portable {
                                       const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
                                       std::int64_t heads, std::int64_t tiles);
 
-/// How a kernel's blocks take the keys that are dealt out.
-struct DealtBlocks {
+/// How a kernel's blocks take the keys that are scheduled.
+struct ScheduledBlocks {
   std::int64_t a_part;   // blocks that work on one part: of all heads, or parts of heads, or tiles of rows
   int at_once;           // blocks that a multiprocessor computes
   std::int32_t block_n;  // keys of a tile
-  bool sparing = false;  // device::deals_sparingly()
+  bool sparing = false;  // device::schedules_sparingly()
 };
 
-/// How parts are dealt out by lengths, where these may differ much; places 0: they are not.
-[[nodiscard]] device::KeyDeal key_deal(const KvCacheProblem& problem, const Problem& attention,
-                                       const DeviceTraits& traits, const DealtBlocks& blocks);
+/// How parts are scheduled by lengths, where these may differ much; places 0: they are not.
+[[nodiscard]] device::KeySchedule schedule_keys(const KvCacheProblem& problem, const Problem& attention,
+                                                const DeviceTraits& traits, const ScheduledBlocks& blocks);
 
 /// Of a sequence, where all are equally long.
-[[nodiscard]] std::int64_t mean_parts(const device::KeyDeal& deal, std::int64_t batch_size);
+[[nodiscard]] std::int64_t mean_parts(const device::KeySchedule& key_schedule, std::int64_t batch_size);
 
 }  // namespace tilewise::backends::portable

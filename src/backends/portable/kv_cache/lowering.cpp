@@ -123,46 +123,48 @@ class Lowerer {
     const std::int64_t rows = p_.seqlen_q * (config.pack_gqa ? group_of(attention_) : 1);
     const std::int64_t heads = (config.pack_gqa ? p_.num_heads_k : p_.num_heads_q) * config.v_parts;
     const std::int64_t tiles = ceil_div(rows, config.block_m()), blocks = tiles * heads * p_.batch_size;
-    const DealtBlocks dealt{heads, blocks_at_once(config), config.block_n};
-    const device::KeyDeal deal = tiles == 1 ? key_deal(p_, attention_, traits_, dealt) : device::KeyDeal{};
-    const bool deals = deal.places > 0;
+    const ScheduledBlocks blocks_taken{heads, blocks_at_once(config), config.block_n};
+    const device::KeySchedule key_schedule =
+        tiles == 1 ? schedule_keys(p_, attention_, traits_, blocks_taken) : device::KeySchedule{};
+    const bool scheduled = key_schedule.places > 0;
     const std::int64_t splits =
-        deals ? mean_parts(deal, p_.batch_size) : key_splits(p_, attention_, traits_, config, heads, tiles);
-    config.deals_keys = deals;
-    config.split = deals || splits > 1;
-    if (config.split && !deals) config.sink = 0;  // else the only part of a sequence joins it
+        scheduled ? mean_parts(key_schedule, p_.batch_size) : key_splits(p_, attention_, traits_, config, heads, tiles);
+    config.schedules_keys = scheduled;
+    config.split = scheduled || splits > 1;
+    if (config.split && !scheduled) config.sink = 0;  // else the only part of a sequence joins it
     device::KvCacheForwardParams params{};
-    params.grid = grid_of(tiles, deals ? 1 : splits, heads);
-    params.deal = deal;
+    params.grid = grid_of(tiles, scheduled ? 1 : splits, heads);
+    params.key_schedule = key_schedule;
     params.appends = config.appends;
     const double key_bytes = config.cache_type == device::kE4m3 ? 1.0 : 2.0;
     const double us =
         estimator_.forward_us(config, blocks * splits, splits, key_bytes) + (config.appends ? kAppendUs : 0.0);
-    const std::int64_t all_blocks = deals ? deal.places * heads : blocks * splits;
+    const std::int64_t all_blocks = scheduled ? key_schedule.places * heads : blocks * splits;
     gpu::Launch* const launch = add<KvCacheForward>(config, params, all_blocks, us);
     if (launch != nullptr && launch->programmatic) spread(*launch);
-    if (config.split) add_combine(config, deal, splits);
+    if (config.split) add_combine(config, key_schedule, splits);
     builder_.append_schedule(concat(config.block_m(), "x", config.block_n, " tiles, ", config.waves, " waves, ",
                                     config.stages, config.stages == 1 ? " stage" : " stages",
                                     config.pack_gqa ? ", heads packed" : "", config.appends ? ", appends" : "",
                                     config.multiplies_bytes ? ", fp8 widened in products" : "",
                                     config.v_parts > 1 ? concat(", ", config.v_parts, " parts of v") : std::string(),
-                                    deals        ? concat(", ", deal.places, " parts dealt by lengths")
+                                    scheduled    ? concat(", ", key_schedule.places, " parts scheduled by lengths")
                                     : splits > 1 ? concat(", ", splits, " splits")
                                                  : std::string()));
   }
 
-  void add_combine(const device::KvCacheForwardConfig& forward, const device::KeyDeal& deal, std::int64_t splits) {
+  void add_combine(const device::KvCacheForwardConfig& forward, const device::KeySchedule& key_schedule,
+                   std::int64_t splits) {
     device::KvCacheCombineConfig config = kv_cache_combine_config(attention_);
     config.seqlens_alone = forward.seqlens_alone;
-    config.deals_keys = forward.deals_keys;
-    if (config.deals_keys) config.block_n = forward.block_n;
-    // Of a deal any row may have many parts.
-    const std::int64_t most = config.deals_keys ? device::kMostSplits : splits;
+    config.schedules_keys = forward.schedules_keys;
+    if (config.schedules_keys) config.block_n = forward.block_n;
+    // Of scheduled keys any row may have many parts.
+    const std::int64_t most = config.schedules_keys ? device::kMostSplits : splits;
     const std::int64_t tiles = combine_tiles(attention_, config, most, traits_.family);
     device::KvCacheCombineParams params{};
     params.num_splits = splits;
-    params.deal = deal;
+    params.key_schedule = key_schedule;
     params.grid = grid_of(tiles, 1, p_.num_heads_q);
     add<KvCacheCombine>(config, params, tiles * p_.num_heads_q * p_.batch_size, estimator_.combine_us(splits));
   }

@@ -82,7 +82,7 @@ class Sm90Gemm {
       Machine::wgmma_fence();
       TILEWISE_UNROLL
       for (int i = 0; i < kRowBlocks; ++i) {
-        if constexpr (C.w_across) {
+        if constexpr (C.w_mn_major) {
           mma_AB<Machine, C.type>(sums[i].tile[0], stage.x, first_row + 64 * i, stage.w, step > 0);
         } else {
           mma_ABt<Machine, C.type>(sums[i].tile[0], stage.x, first_row + 64 * i, stage.w, step > 0);

@@ -20,8 +20,8 @@ class Sm90ScaledGemm {
   using PerRow = typename Sums::PerRow;
   using Scheduler = StaticScheduler<Machine, C.cluster>;
   static constexpr int kRowBlocks = C.row_blocks(), kConsumerWarps = 4 * C.kConsumers;
-  static constexpr int kBlock = 128, kRun = 4;  // elements of a scale along k; scales that one load brings
-  static_assert(kBlock % C.block_n == 0 && C.block_k() == kBlock && !C.w_across);
+  static constexpr int kBlock = 128, kRun = 4;  // elements of a scale along k; scales of one load
+  static_assert(kBlock % C.block_n == 0 && C.block_k() == kBlock && !C.w_mn_major);
   static_assert(C.parts == 1 || kRowBlocks == 1, "there are no registers for more");
 
  public:

@@ -12,7 +12,8 @@ namespace tilewise::device {
 template <GemmConfig C>
 struct GemmStage {
   using X = SwizzledTile<C.block_m, C.block_k(), C.element_bytes()>;
-  using W = SwizzledTile<C.w_across ? C.block_k() : C.block_n, C.w_across ? C.block_n : C.block_k(), C.element_bytes()>;
+  using W =
+      SwizzledTile<C.w_mn_major ? C.block_k() : C.block_n, C.w_mn_major ? C.block_n : C.block_k(), C.element_bytes()>;
   static constexpr int32_t kBytes = X::kBytes + W::kBytes;
   X x;
   W w;
@@ -34,7 +35,7 @@ TILEWISE_INLINE void load_operands(const GemmParams& p, GemmStage<C>& stage, Bar
   constexpr int kXBlocks = C.shares_x ? C.cluster : 1, kWBlocks = C.shares_x ? 1 : C.cluster;
   const int32_t k = step * C.block_k();
   load_share<kXBlocks>(stage.x, p.x_map, full, k, origin.row);
-  load_share<kWBlocks>(stage.w, p.w_map, full, C.w_across ? origin.col : k, C.w_across ? k : origin.col);
+  load_share<kWBlocks>(stage.w, p.w_map, full, C.w_mn_major ? origin.col : k, C.w_mn_major ? k : origin.col);
 }
 
 }  // namespace tilewise::device

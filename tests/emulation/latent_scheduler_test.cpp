@@ -1,4 +1,4 @@
-// MLA's decoding by Hopper's kernel over sequences that differ in length: parts of the keys that the device deals out,
+// MLA's decoding by Hopper's kernel over sequences that differ in length: parts of the keys that the device schedules,
 // and rows of several parts that combine's blocks take in turn.
 #include <gtest/gtest.h>
 
@@ -25,13 +25,13 @@ void check(bool in_parts, std::vector<std::int32_t> lengths, const DecodingForm&
   Decoding decoding(std::move(lengths), form);
   const std::string schedule = decoding.schedule_of(kSm90);
   EXPECT_NE(schedule.find("2 warpgroups that share values"), std::string::npos) << schedule;
-  EXPECT_NE(schedule.find("dealt by lengths"), std::string::npos) << schedule;
+  EXPECT_NE(schedule.find("scheduled by lengths"), std::string::npos) << schedule;
   EXPECT_EQ(schedule.find("pairs of blocks") != std::string::npos, form.page_size < 32) << schedule;
   decoding.check(kSm90);
   EXPECT_EQ(decoding.has_parts(kSm90), in_parts);
 }
 
-TEST(EmulatedLatentDeal, OneLongSequenceAmongShortOnes) {
+TEST(EmulatedLatentScheduler, OneLongSequenceAmongShortOnes) {
   check(true, {3000, 3, 0, -1, 130, 33});  // in more parts than a wave adds up
   check(true, {33, 0, 2600, 70}, kWideRows);
   check(true, {700, 33, 2600, 1400});
@@ -39,7 +39,7 @@ TEST(EmulatedLatentDeal, OneLongSequenceAmongShortOnes) {
   check(true, {1, 1900, 0, 64, 65}, kPairs);
 }
 
-TEST(EmulatedLatentDeal, SequencesOfOneLength) {
+TEST(EmulatedLatentScheduler, SequencesOfOneLength) {
   check(false, {640, 650, 630, 660, 655});  // more than are computed at once
   check(true, {640, 650});
   check(false, {600, 550}, kTwoTiles);
@@ -47,20 +47,20 @@ TEST(EmulatedLatentDeal, SequencesOfOneLength) {
   check(false, std::vector<std::int32_t>(40, 70));
 }
 
-TEST(EmulatedLatentDeal, FewKeysOrNone) {
+TEST(EmulatedLatentScheduler, FewKeysOrNone) {
   check(false, {1, 1});
   check(false, {0, 1}, kTwoTiles);
   check(false, {0, 0, -1}, kPairs);
 }
 
 /// Several sequences in a lane, of which some have few parts and some many.
-TEST(EmulatedLatentDeal, ManySequences) {
+TEST(EmulatedLatentScheduler, ManySequences) {
   std::vector<std::int32_t> many(131, 20);
   many[70] = 6000, many[130] = 0, many[3] = -1, many[100] = 5000;
   check(true, many);
 }
 
-TEST(EmulatedLatentDeal, EveryOption) {
+TEST(EmulatedLatentScheduler, EveryOption) {
   const std::string decode =
       "kv_cache_attention mla=1 num_heads_k=1 batch_size=3 cache_seqlens=1 head_dim=192 head_dim_v=128 ";
   const std::string pages = "page_size=32 num_pages=900 max_pages_per_seq=300 ";
@@ -74,13 +74,13 @@ TEST(EmulatedLatentDeal, EveryOption) {
                        "mask=causal softmax_lse=1"),
        }) {
     const AnyProblem problem = parse_problem(decode + rest);
-    EXPECT_TRUE(deals(problem, kSm90)) << rest;
+    EXPECT_TRUE(schedules(problem, kSm90)) << rest;
     expect_passed(problem, kSm90, 1);
   }
 }
 
 /// Parts are no more than there is room for, whatever lengths say.
-TEST(EmulatedLatentDeal, LengthsThatLie) {
+TEST(EmulatedLatentScheduler, LengthsThatLie) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(),
                          kLeast = std::numeric_limits<std::int32_t>::min();
   for (const std::vector<std::int32_t>& lie :

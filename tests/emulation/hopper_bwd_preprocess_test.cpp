@@ -9,7 +9,7 @@
 #include "backends/cuda/hopper/bwd_lowering.hpp"
 #include "backends/cuda/hopper/kernels.hpp"
 #include "described_call.hpp"
-#include "device/hopper/bwd_statistics.h"
+#include "device/hopper/bwd_preprocess.h"
 #include "device/sm90/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
@@ -20,48 +20,48 @@ namespace {
 using namespace device;
 namespace hopper = backends::hopper;
 
-enum class StatisticsFault { none, made_unread, overwritten_early, told_early, sums_told_early, lost_arrival };
-StatisticsFault g_fault = StatisticsFault::none;
+enum class PreprocessFault { none, made_unread, overwritten_early, told_early, sums_told_early, lost_arrival };
+PreprocessFault g_fault = PreprocessFault::none;
 
-template <HopperBwdStatisticsConfig C>
-struct FaultyStatisticsSm90 : HostSm90Machine {
-  using Block = HopperBwdStatisticsShared<FaultyStatisticsSm90, C>;
+template <HopperBwdPreprocessConfig C>
+struct FaultyPreprocessSm90 : HostSm90Machine {
+  using Block = HopperBwdPreprocessShared<FaultyPreprocessSm90, C>;
   /// Whether it is one of the barriers that begin there.
   static bool is_among(uint64_t* barrier, size_t offset) {
     return shared_address(barrier) - static_cast<uint32_t>(offset) < C.kStages * sizeof(*barrier);
   }
   static void wait(uint64_t* barrier, uint32_t parity) {
-    using Stages = Ring<FaultyStatisticsSm90, C.kStages>;
+    using Stages = Ring<FaultyPreprocessSm90, C.kStages>;
     const size_t ring = offsetof(Block, ring);
-    if (g_fault == StatisticsFault::made_unread && is_among(barrier, ring + offsetof(Stages, full))) return;
-    if (g_fault == StatisticsFault::overwritten_early && is_among(barrier, ring + offsetof(Stages, empty))) return;
-    if (g_fault == StatisticsFault::told_early && is_among(barrier, offsetof(Block, made))) return;
+    if (g_fault == PreprocessFault::made_unread && is_among(barrier, ring + offsetof(Stages, full))) return;
+    if (g_fault == PreprocessFault::overwritten_early && is_among(barrier, ring + offsetof(Stages, empty))) return;
+    if (g_fault == PreprocessFault::told_early && is_among(barrier, offsetof(Block, made))) return;
     HostSm90Machine::wait(barrier, parity);
   }
   static void arrive(uint64_t* barrier) {
-    const bool lost = g_fault == StatisticsFault::lost_arrival && thread() == C.kOtherWarps * kLanes;
+    const bool lost = g_fault == PreprocessFault::lost_arrival && thread() == C.kOtherWarps * kLanes;
     if (!lost) HostSm90Machine::arrive(barrier);
   }
   static void wait_stores() {
-    if (g_fault != StatisticsFault::sums_told_early) HostSm90Machine::wait_stores();
+    if (g_fault != PreprocessFault::sums_told_early) HostSm90Machine::wait_stores();
   }
 };
 
-constexpr HopperBwdStatisticsConfig config_of(int32_t head_dim) {
+constexpr HopperBwdPreprocessConfig config_of(int32_t head_dim) {
   HopperBwdConfig c;
   c.head_dim = c.head_dim_v = head_dim;
-  return statistics_config(c);
+  return preprocess_config(c);
 }
 
 /// Of two heads by both blocks, of the others by one.
 template <int32_t kDim>
-class StatisticsCall {
-  static constexpr HopperBwdStatisticsConfig kConfig = config_of(kDim);
-  using Machine = FaultyStatisticsSm90<kConfig>;
+class PreprocessCall {
+  static constexpr HopperBwdPreprocessConfig kConfig = config_of(kDim);
+  using Machine = FaultyPreprocessSm90<kConfig>;
   static constexpr std::int64_t kHeads = 6, kQueries = 600;
 
  public:
-  StatisticsCall() : call_(sizes()) {
+  PreprocessCall() : call_(sizes()) {
     call_.options.mask = Mask::causal;  // dq's sums have no order, and are cleared
     call_.forward();
     call_.prepare_backward();
@@ -84,11 +84,11 @@ class StatisticsCall {
     if (params_.all_turns > 0) params_.turns = turns_.data();
   }
 
-  std::string run(StatisticsFault fault, std::uint64_t seed = 0) {
-    using Kernel = HopperBwdStatistics<Sm90Ops<Machine>, kConfig>;
+  std::string run(PreprocessFault fault, std::uint64_t seed = 0) {
+    using Kernel = HopperBwdPreprocess<Sm90Ops<Machine>, kConfig>;
     g_fault = fault;
     write_maps(launch_, &params_of_call_, params_);
-    memory_ = backends::emulation::memory_of(gpu::body_of<hopper::BwdStatistics>(), &params_);
+    memory_ = backends::emulation::memory_of(gpu::body_of<hopper::BwdPreprocess>(), &params_);
     return fault_of(host_kernel<Kernel, Machine>(), kConfig.kThreads, static_cast<int>(launch_.grid.x), seed, memory_,
                     &params_, 1, kBlocks);
   }
@@ -132,40 +132,40 @@ class StatisticsCall {
   std::vector<std::uint32_t> words_, turns_;
   std::uint32_t counters_[2] = {7, 7};
   AttentionParams params_of_call_{};
-  HopperBwdStatisticsParams params_{};
+  HopperBwdPreprocessParams params_{};
   gpu::Launch launch_;
   backends::emulation::GlobalMemory memory_;
 };
 
 template <int32_t kDim>
 void expect_right(std::uint64_t seed) {
-  StatisticsCall<kDim> call;
-  ASSERT_EQ(call.run(StatisticsFault::none, seed), "");
+  PreprocessCall<kDim> call;
+  ASSERT_EQ(call.run(PreprocessFault::none, seed), "");
   call.expect_right();
 }
 /// Tiles of 256, 128 and 64 queries.
-TEST(EmulatedHopperBwdStatistics, AreRightInAnyOrder) {
+TEST(EmulatedHopperBwdPreprocess, AreRightInAnyOrder) {
   for (std::uint64_t seed = 0; seed < 3; ++seed)
     expect_right<64>(seed), expect_right<128>(seed), expect_right<256>(seed);
 }
 
-std::string fault_of_statistics(StatisticsFault fault) { return StatisticsCall<128>().run(fault); }
+std::string fault_of_preprocess(PreprocessFault fault) { return PreprocessCall<128>().run(fault); }
 
-TEST(EmulatedHopperBwdStatistics, ATileThatHasNotLandedIsNotRead) {
-  EXPECT_TRUE(contains(fault_of_statistics(StatisticsFault::made_unread), "of shared memory"));
+TEST(EmulatedHopperBwdPreprocess, ATileThatHasNotLandedIsNotRead) {
+  EXPECT_TRUE(contains(fault_of_preprocess(PreprocessFault::made_unread), "of shared memory"));
 }
-TEST(EmulatedHopperBwdStatistics, AStageThatIsFilledBeforeItIsReadIsCaught) {
-  EXPECT_NE(fault_of_statistics(StatisticsFault::overwritten_early), "");
+TEST(EmulatedHopperBwdPreprocess, AStageThatIsFilledBeforeItIsReadIsCaught) {
+  EXPECT_NE(fault_of_preprocess(PreprocessFault::overwritten_early), "");
 }
 /// Its stage would be the next tile's while it is read.
-TEST(EmulatedHopperBwdStatistics, ATileThatIsToldBeforeItIsMadeIsCaught) {
-  EXPECT_NE(fault_of_statistics(StatisticsFault::told_early), "");
+TEST(EmulatedHopperBwdPreprocess, ATileThatIsToldBeforeItIsMadeIsCaught) {
+  EXPECT_NE(fault_of_preprocess(PreprocessFault::told_early), "");
 }
-TEST(EmulatedHopperBwdStatistics, SumsThatAreToldBeforeTheyAreClearIsCaught) {
-  EXPECT_TRUE(contains(fault_of_statistics(StatisticsFault::sums_told_early), "of its stores are under way"));
+TEST(EmulatedHopperBwdPreprocess, SumsThatAreToldBeforeTheyAreClearIsCaught) {
+  EXPECT_TRUE(contains(fault_of_preprocess(PreprocessFault::sums_told_early), "of its stores are under way"));
 }
-TEST(EmulatedHopperBwdStatistics, ALostArrivalNamesItsBarrier) {
-  EXPECT_TRUE(contains(fault_of_statistics(StatisticsFault::lost_arrival), "lacks 1 of 8 arrivals"));
+TEST(EmulatedHopperBwdPreprocess, ALostArrivalNamesItsBarrier) {
+  EXPECT_TRUE(contains(fault_of_preprocess(PreprocessFault::lost_arrival), "lacks 1 of 8 arrivals"));
 }
 
 }  // namespace

@@ -9,11 +9,11 @@
 
 namespace tilewise::device {
 
-/// Whether a kernel's parts are dealt out so, and not as many for each sequence.
+/// Whether a kernel's parts are scheduled by lengths, and not as many for each sequence.
 template <auto C>
-constexpr bool deals_keys() {
-  if constexpr (requires { C.deals_keys; }) {
-    return C.deals_keys != 0;
+constexpr bool schedules_keys() {
+  if constexpr (requires { C.schedules_keys; }) {
+    return C.schedules_keys != 0;
   } else {
     return false;
   }
@@ -23,7 +23,7 @@ constexpr bool deals_keys() {
 template <class Machine>
 class SequenceRuns {
  public:
-  static constexpr int kMostOfLane = kMostDealtSequences / 32;  // where a wave has 32 lanes, or more
+  static constexpr int kMostOfLane = kMostScheduledSequences / 32;  // where a wave has 32 lanes, or more
 
   TILEWISE_INLINE explicit SequenceRuns(int64_t batches)
       : a_lane_(ceil_div(static_cast<int32_t>(batches), Machine::kLanes)), begin_(Machine::lane() * a_lane_) {}
@@ -73,22 +73,22 @@ class SequenceRuns {
 /// Whether parts are few, since to leave a part's sums and to join them takes as long as several tiles of keys: what a
 /// block can well have whole stays so, and sequences that are equally long have no more parts than begin at once.
 template <auto C>
-constexpr bool deals_sparingly() {
-  if constexpr (requires { C.kDealsSparingly; }) {
-    return C.kDealsSparingly;
+constexpr bool schedules_sparingly() {
+  if constexpr (requires { C.kSchedulesSparingly; }) {
+    return C.kSchedulesSparingly;
   } else {
     return false;
   }
 }
 
-/// Every wave works the deal out for itself, a run of sequences in each lane: it waits for lengths once, and for some
+/// Every wave computes the schedule itself, a run of sequences in each lane: it waits for lengths once, and for some
 /// shuffles.
 template <class Machine, auto C, class Params>
-class KeyDealer {
-  static constexpr bool kSparing = deals_sparingly<C>();
+class KeyScheduler {
+  static constexpr bool kSparing = schedules_sparingly<C>();
 
  public:
-  TILEWISE_INLINE explicit KeyDealer(const Params& p) : p_(p), runs_(p.shape.batch_size) {
+  TILEWISE_INLINE explicit KeyScheduler(const Params& p) : p_(p), runs_(p.shape.batch_size) {
     const auto batches = static_cast<int32_t>(p.shape.batch_size);
     int32_t all = 0, most = 0;
     runs_.for_each_of_lane([&](int i, int32_t batch) {
@@ -99,15 +99,15 @@ class KeyDealer {
     const auto all_tiles = static_cast<float>(sum_of_wave<Machine>(all));
     const auto most_tiles = static_cast<float>(highest_of_wave<Machine>(most));
     even_ = most_tiles * static_cast<float>(batches) <= kEven * all_tiles;
-    float wanted = all_tiles * (even_ ? p.deal.of_even_parts : p.deal.of_parts);
+    float wanted = all_tiles * (even_ ? p.key_schedule.of_even_parts : p.key_schedule.of_parts);
     if constexpr (kSparing) {
       constexpr float kNearly = 1.001f;  // of a quotient that should be a whole number
-      const float at_once = kNearly / (p.deal.of_even_parts * static_cast<float>(batches));
+      const float at_once = kNearly / (p.key_schedule.of_even_parts * static_cast<float>(batches));
       most_parts_ = even_ ? static_cast<int32_t>(at_once) : kMostSplits;
-      whole_tiles_ = even_ ? 0.0f : all_tiles * p.deal.of_even_parts;
+      whole_tiles_ = even_ ? 0.0f : all_tiles * p.key_schedule.of_even_parts;
       wanted = even_ ? 0.0f : wanted;
     }
-    const float a_part = maximum(maximum(wanted, p.deal.fewest_tiles), most_tiles * (1.0f / kMostSplits));
+    const float a_part = maximum(maximum(wanted, p.key_schedule.fewest_tiles), most_tiles * (1.0f / kMostSplits));
     parts_a_tile_ = 1.0f / a_part;
   }
 
@@ -135,11 +135,11 @@ class KeyDealer {
 
   TILEWISE_INLINE int32_t tiles_of(int32_t batch) const {
     const auto keys = static_cast<int32_t>(attended_sequence<C>(p_.shape, p_.cache, batch).seqlen_k);
-    return minimum(ceil_div(keys, C.block_n), p_.deal.most_tiles);
+    return minimum(ceil_div(keys, C.block_n), p_.key_schedule.most_tiles);
   }
   /// Of sequences that differ so many that none is too long; else the nearest number, since those of one length that
-  /// lacks a little would have twice as many parts (sparingly dealt, all of them have as many as fit). A sequence that
-  /// is not there has none.
+  /// lacks a little would have twice as many parts (scheduled sparingly, all of them have as many as fit). A sequence
+  /// that is not there has none.
   TILEWISE_INLINE int32_t parts_of_tiles(int32_t tiles) const {
     if constexpr (kSparing) {
       if (static_cast<float>(tiles) <= whole_tiles_) return tiles < 0 ? 0 : 1;
@@ -160,7 +160,7 @@ class KeyDealer {
   int32_t tiles_[SequenceRuns<Machine>::kMostOfLane];  // -1: of no sequence
   float parts_a_tile_;
   bool even_;
-  // Sparingly dealt: that a sequence has, and up to which it stays whole.
+  // Scheduled sparingly: that a sequence has, and up to which it stays whole.
   int32_t most_parts_;
   float whole_tiles_;
 };
@@ -168,28 +168,27 @@ class KeyDealer {
 /// Part `place` of the parts of all sequences, and whose it is; count 0 where there are fewer. A sequence's first block
 /// leaves for combine how many parts there are.
 template <class Machine, auto C, class Params>
-TILEWISE_INLINE KeyPart dealt_part(const Params& p, int32_t place, bool is_first_block, int32_t& batch) {
-  const KeyPart part = KeyDealer<Machine, C, Params>(p).part_at(place, batch);
-  if (p.deal.parts && part.count > 0 && part.number == 0 && is_first_block && Machine::thread() == 0) {
-    Machine::store_global(p.deal.parts + batch, KeyDeal::pack(part.place, part.count));
+TILEWISE_INLINE KeyPart scheduled_part(const Params& p, int32_t place, bool is_first_block, int32_t& batch) {
+  const KeyPart part = KeyScheduler<Machine, C, Params>(p).part_at(place, batch);
+  if (p.key_schedule.parts && part.count > 0 && part.number == 0 && is_first_block && Machine::thread() == 0) {
+    Machine::store_global(p.key_schedule.parts + batch, KeySchedule::pack(part.place, part.count));
   }
   return part;
 }
 /// A sequence's first part, but with the count of all, as that block has left it.
 template <class Machine, class Params>
 TILEWISE_INLINE KeyPart parts_left(const Params& p, int32_t batch) {
-  const int64_t left = Machine::load_global(p.deal.parts + batch);
-  return {0, KeyDeal::count_of(left), KeyDeal::first_of(left)};
+  const int64_t left = Machine::load_global(p.key_schedule.parts + batch);
+  return {0, KeySchedule::count_of(left), KeySchedule::first_of(left)};
 }
 
-/// The rows of sequences in several parts, as pieces of work that combine's blocks take in turn. Of a block for each
-/// row there would be 32,768 where 64 sequences have 128 heads of 512 columns, and where none of them has two parts
-/// that took 13 us (H200), as some 2,000 at a time found it out.
+/// The rows of sequences in several parts, as pieces of work that combine's blocks take in turn. A block for each row
+/// would be 32,768 blocks where 64 sequences have 128 heads of 512 columns, most of them without work.
 template <class Machine, class Params>
-class DealtRows {
+class ScheduledRows {
  public:
   /// Pieces of a sequence in up to kRowSplits parts, and of one in more.
-  TILEWISE_INLINE DealtRows(const Params& p, int32_t of_few, int32_t of_many)
+  TILEWISE_INLINE ScheduledRows(const Params& p, int32_t of_few, int32_t of_many)
       : p_(p), runs_(p.shape.batch_size), of_few_(of_few), of_many_(of_many) {
     runs_.for_each_of_lane([&](int i, int32_t batch) {
       const int32_t count = batch < p.shape.batch_size ? parts_left<Machine>(p, batch).count : 0;

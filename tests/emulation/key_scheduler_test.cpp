@@ -1,4 +1,4 @@
-// Decoding over a cache whose sequences differ in length, with parts of the keys dealt out by what the device alone
+// Decoding over a cache whose sequences differ in length, with parts of the keys scheduled by what the device alone
 // knows: every option of the step, sequences from none to all of the capacity, few and many of them, and equal bits.
 #include <gtest/gtest.h>
 
@@ -15,12 +15,12 @@
 namespace tilewise::test {
 namespace {
 
-class EmulatedKeyDeal : public testing::TestWithParam<std::string> {
+class EmulatedKeyScheduler : public testing::TestWithParam<std::string> {
  protected:
   static void check(std::vector<std::int32_t> lengths) { Decoding(std::move(lengths)).check(GetParam()); }
 };
 
-TEST_P(EmulatedKeyDeal, SequencesOfAnyLength) {
+TEST_P(EmulatedKeyScheduler, SequencesOfAnyLength) {
   check({5100, 3, 0, -1, 700, 33});                         // one has most
   check({3, 700, 0, 10240});                                // the last one
   check({640, 650, 630, 660, 655});                         // equally long, nearly
@@ -33,7 +33,7 @@ TEST_P(EmulatedKeyDeal, SequencesOfAnyLength) {
   check(std::vector<std::int32_t>(90, 100));  // each whole
 }
 
-TEST_P(EmulatedKeyDeal, EveryOption) {
+TEST_P(EmulatedKeyScheduler, EveryOption) {
   const std::string decode = "kv_cache_attention batch_size=3 cache_seqlens=1 ";
   const std::string pages = "page_size=32 num_pages=900 max_pages_per_seq=300 ";
   for (const std::string& rest : {
@@ -52,13 +52,13 @@ TEST_P(EmulatedKeyDeal, EveryOption) {
                        "cache_batch_idx=1 batch_size_cache=4 window_left=8500 unaligned=1 softmax_lse=1"),
        }) {
     const AnyProblem problem = parse_problem(decode + rest);
-    EXPECT_TRUE(deals(problem, GetParam())) << rest;
+    EXPECT_TRUE(schedules(problem, GetParam())) << rest;
     expect_passed(problem, GetParam(), 1);
   }
 }
 
 /// Parts are no more than there is room for, whatever lengths say.
-TEST_P(EmulatedKeyDeal, LengthsThatLie) {
+TEST_P(EmulatedKeyScheduler, LengthsThatLie) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(),
                          kLeast = std::numeric_limits<std::int32_t>::min();
   const std::vector<std::vector<std::int32_t>> lies = {
@@ -67,19 +67,19 @@ TEST_P(EmulatedKeyDeal, LengthsThatLie) {
 }
 
 /// Whoever gives a number of parts, or wants a row's bits to depend on no other, has them so.
-TEST_P(EmulatedKeyDeal, WhereThereIsNone) {
+TEST_P(EmulatedKeyScheduler, WhereThereIsNone) {
   const std::string decode = "kv_cache_attention dtype=bf16 seqlen_q=1 num_heads_q=4 num_heads_k=2 head_dim=64 ";
-  EXPECT_TRUE(deals(parse_problem(decode + "batch_size=2 cache_seqlens=1 capacity=10000"), GetParam()));
+  EXPECT_TRUE(schedules(parse_problem(decode + "batch_size=2 cache_seqlens=1 capacity=10000"), GetParam()));
   for (const char* rest : {"cache_seqlens=1 capacity=10000", "batch_size=2 cache_seqlens=1 capacity=8192",
                            "batch_size=2 capacity=10000", "batch_size=2 cache_seqlens=1 capacity=10000 num_splits=3",
                            "batch_size=2 cache_seqlens=1 capacity=10000 batch_invariant=1",
                            "batch_size=2 cache_seqlens=1 capacity=10000 window_left=900",
                            "batch_size=2000 cache_seqlens=1 capacity=10000"}) {
-    EXPECT_FALSE(deals(parse_problem(decode + rest), GetParam())) << rest;
+    EXPECT_FALSE(schedules(parse_problem(decode + rest), GetParam())) << rest;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKeyDeal,
+INSTANTIATE_TEST_SUITE_P(Machines, EmulatedKeyScheduler,
                          testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
                          [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
 

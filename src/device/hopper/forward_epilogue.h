@@ -1,4 +1,4 @@
-// From accumulators to out and softmax_lse: by the copy engine through the place of the rows' Q, or from registers.
+// From accumulators to out and softmax_lse: by TMA through the place of the rows' Q, or from registers.
 #pragma once
 
 #include "device/attention/sink.h"
@@ -16,11 +16,11 @@ struct LseOfRows {
 };
 
 template <class Machine, HopperForwardConfig C>
-class RowStore {
+class ForwardEpilogue {
   using Tile = typename HopperForwardShared<Machine, C>::RowTile;
 
  public:
-  TILEWISE_INLINE RowStore(const HopperForwardParams& params, const SharedWork<Machine>& work, int32_t warpgroup)
+  TILEWISE_INLINE ForwardEpilogue(const HopperForwardParams& params, const SharedWork<Machine>& work, int32_t warpgroup)
       : p_(params), work_(work), rows_(params, work, warpgroup) {}
 
   /// Divides O by the rows' sums, and returns their lse. The greatest weight of a row that sees something is far from

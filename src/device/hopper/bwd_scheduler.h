@@ -13,17 +13,17 @@ namespace tilewise::device {
 template <class Machine, HopperBwdConfig C>
 TILEWISE_INLINE BwdWork work_at_hand(const HopperBwdParams& p, const HopperBwdShared<Machine, C>& shared,
                                      const BwdRun& run) {
-  if constexpr (!C.loader_deals()) return find_work<C>(p, Machine::not_hoisted(run.item), run.member);
+  if constexpr (!C.loader_schedules()) return find_work<C>(p, Machine::not_hoisted(run.item), run.member);
   const auto& item = shared.items[run.index % 2];
   return work_at<C>(p, {item.tile, item.head, item.batch}, run.member);
 }
 
 template <class Machine, HopperBwdConfig C>
-class BwdDeal {
+class BwdScheduler {
   using Shared = HopperBwdShared<Machine, C>;
 
  public:
-  TILEWISE_INLINE BwdDeal(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
+  TILEWISE_INLINE BwdScheduler(const HopperBwdParams& params, Shared& shared) : p_(params), shared_(shared) {}
 
   /// visit(work, the run so far) for each of the block's tiles of keys.
   template <class Visit>
@@ -47,7 +47,7 @@ class BwdDeal {
   TILEWISE_INLINE uint32_t draw(bool leads) const { return leads ? Machine::count_later(p_.tile_counter) : 0; }
   /// Tells the block of its first tile, and of the one that was drawn after run's.
   TILEWISE_INLINE void publish_first(bool leads) const {
-    if constexpr (C.draws_first()) wait_for_statistics<Machine, C>();  // which clears the counter
+    if constexpr (C.draws_first()) wait_for_preprocess<Machine, C>();  // which clears the counter
     publish(0, place_of(C.draws_first() ? number_of(draw(leads)) : Machine::block()), 0, leads);
   }
   TILEWISE_INLINE void publish_drawn(const BwdRun& run, uint32_t drawn, bool leads) const {

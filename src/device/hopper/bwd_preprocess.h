@@ -1,7 +1,7 @@
-// What the Hopper backward pass begins with: of every query its log-sum-exp and delta, as the computing warpgroups read
-// them, and zeros where dq will be summed up. A block has a multiprocessor, and tiles of out and dO stream past: loads
-// by lanes would bring 57 GB/s there, the copy engine brings 120 to 150 (H200). So a few blocks can make the statistics
-// of later heads while the others' multiprocessors work on gradients already.
+// The Hopper backward pass's preprocess kernel: of every query its log-sum-exp and delta, as consumer warpgroups read
+// them, and zeros where dq will be summed up. A block has a multiprocessor, and tiles of out and dO stream past by TMA,
+// which loads twice as much a second as lanes do. So a few blocks can preprocess later heads while the other
+// multiprocessors already work on gradients.
 #pragma once
 
 #include "device/attention/grid_place.h"
@@ -16,8 +16,8 @@
 
 namespace tilewise::device {
 
-template <class Machine, HopperBwdStatisticsConfig C>
-struct HopperBwdStatisticsShared {
+template <class Machine, HopperBwdPreprocessConfig C>
+struct HopperBwdPreprocessShared {
   using Tile = SwizzledTile<C.tile_rows(), C.head_dim_v>;
   static_assert(2 * Tile::kBytes == C.stage_bytes());
 
@@ -38,14 +38,14 @@ struct HopperBwdStatisticsShared {
 };
 
 /// A tile of queries of a head.
-template <HopperBwdStatisticsConfig C>
-struct BwdStatisticsPlace {
+template <HopperBwdPreprocessConfig C>
+struct BwdPreprocessPlace {
   int32_t head = 0, batch = 0;  // a query head
   int32_t first = 0;            // query
   Sequence s{};
 
-  BwdStatisticsPlace() = default;
-  TILEWISE_INLINE BwdStatisticsPlace(const HopperBwdStatisticsParams& p, int32_t tile) {
+  BwdPreprocessPlace() = default;
+  TILEWISE_INLINE BwdPreprocessPlace(const HopperBwdPreprocessParams& p, int32_t tile) {
     const int32_t of_all = divide(tile, p.grid.by_tiles);
     batch = divide(of_all, p.grid.by_heads);
     head = of_all - batch * p.grid.num_heads;
@@ -54,19 +54,19 @@ struct BwdStatisticsPlace {
   }
   /// Whether any row is the sequence's.
   TILEWISE_INLINE bool has_rows() const { return !C.lengths || first < s.all_q; }
-  TILEWISE_INLINE int64_t head_of_all(const HopperBwdStatisticsParams& p) const {
+  TILEWISE_INLINE int64_t head_of_all(const HopperBwdPreprocessParams& p) const {
     return int64_t{batch} * p.grid.num_heads + head;
   }
 };
 
 /// A block's tiles, of first_tiles its share, and where it is one of late_blocks, of the rest: those with rows, which
 /// come through the ring, and of these the ones that are left by `of` to `mine`.
-template <class Machine, HopperBwdStatisticsConfig C>
-class BwdStatisticsTiles {
-  using Place = BwdStatisticsPlace<C>;
+template <class Machine, HopperBwdPreprocessConfig C>
+class BwdPreprocessTiles {
+  using Place = BwdPreprocessPlace<C>;
 
  public:
-  TILEWISE_INLINE BwdStatisticsTiles(const HopperBwdStatisticsParams& p, int mine = 0, int of = 1)
+  TILEWISE_INLINE BwdPreprocessTiles(const HopperBwdPreprocessParams& p, int mine = 0, int of = 1)
       : p_(p), of_(of), tile_(Machine::block() < p.first_tiles ? Machine::block() : first_late()) {
     find(mine);
   }
@@ -100,7 +100,7 @@ class BwdStatisticsTiles {
     return Machine::block() < p_.late_blocks ? p_.first_tiles + Machine::block() : p_.tiles;
   }
 
-  const HopperBwdStatisticsParams& p_;
+  const HopperBwdPreprocessParams& p_;
   const int of_;
   int32_t tile_;
   uint32_t count_ = 0;
@@ -109,17 +109,17 @@ class BwdStatisticsTiles {
 
 /// A warp's rows of a tile. Lanes side by side share a row; each has the log-sum-exp of one and stores that one's
 /// statistics.
-template <class Machine, HopperBwdStatisticsConfig C>
+template <class Machine, HopperBwdPreprocessConfig C>
 class BwdRowStatistics {
-  using Place = BwdStatisticsPlace<C>;
-  using Shared = HopperBwdStatisticsShared<Machine, C>;
+  using Place = BwdPreprocessPlace<C>;
+  using Shared = HopperBwdPreprocessShared<Machine, C>;
   static constexpr int kRows = C.tile_rows() / C.kTeamWarps, kLanesARow = lanes_a_delta_row(C, Machine::kLanes),
                        kStride = Machine::kLanes / kLanesARow, kCount = kRows / kStride;
   static_assert(kCount >= 1 && kCount <= kLanesARow && kCount * kStride == kRows &&
                 kRows * C.kTeamWarps == C.tile_rows());
 
  public:
-  TILEWISE_INLINE BwdRowStatistics(const HopperBwdStatisticsParams& p, int warp, int lane)
+  TILEWISE_INLINE BwdRowStatistics(const HopperBwdPreprocessParams& p, int warp, int lane)
       : p_(p), row_(warp * kRows + lane / kLanesARow), part_(lane % kLanesARow) {}
 
   /// What comes from memory, a tile ahead.
@@ -219,21 +219,21 @@ class BwdRowStatistics {
     Machine::store_global(p_.delta + at, lse2 == kInfinity ? 0.0f : delta);
   }
 
-  const HopperBwdStatisticsParams& p_;
+  const HopperBwdPreprocessParams& p_;
   const int row_, part_;
 };
 
-template <Sm90TileOps Ops, HopperBwdStatisticsConfig C>
-class HopperBwdStatistics {
+template <Sm90TileOps Ops, HopperBwdPreprocessConfig C>
+class HopperBwdPreprocess {
   using Machine = typename Ops::Machine;
-  using Tiles = BwdStatisticsTiles<Machine, C>;
-  using Place = BwdStatisticsPlace<C>;
+  using Tiles = BwdPreprocessTiles<Machine, C>;
+  using Place = BwdPreprocessPlace<C>;
   using Rows = BwdRowStatistics<Machine, C>;
   static constexpr int kMaking = C.kStages * C.kTeamWarps * Machine::kLanes;  // threads
 
  public:
-  using Params = HopperBwdStatisticsParams;
-  using Shared = HopperBwdStatisticsShared<Machine, C>;
+  using Params = HopperBwdPreprocessParams;
+  using Shared = HopperBwdPreprocessShared<Machine, C>;
 
   TILEWISE_INLINE static void run(const Params& p, Shared& shared) {
     if (Machine::thread() == 0) {
@@ -249,7 +249,7 @@ class HopperBwdStatistics {
     Machine::barrier();
     const int32_t warp = uniform<Machine>(Machine::thread() / Machine::kLanes), of_making = warp - C.kOtherWarps;
     if (warp == 0) {
-      bring(p, shared);
+      load(p, shared);
     } else if (warp < C.kOtherWarps) {
       tell(p, shared, warp - 1);
     } else {
@@ -287,7 +287,7 @@ class HopperBwdStatistics {
     }
   }
 
-  TILEWISE_INLINE static void bring(const Params& p, Shared& shared) {
+  TILEWISE_INLINE static void load(const Params& p, Shared& shared) {
     TILEWISE_NO_UNROLL
     for (Tiles tiles(p); tiles.has_any(); tiles.advance()) {
       const auto at = tiles.at();

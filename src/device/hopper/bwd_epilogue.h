@@ -1,4 +1,4 @@
-// From accumulators to dk and dv: through shared memory that nobody reads any more, by the copy engine. Sums over a
+// From accumulators to dk and dv: through shared memory that nobody reads any more, by TMA. Sums over a
 // part of the queries go to the workspace as they lie.
 #pragma once
 
@@ -11,12 +11,12 @@
 namespace tilewise::device {
 
 template <class Ops, HopperBwdConfig C>
-class BwdStore {
+class BwdEpilogue {
   using Machine = typename Ops::Machine;
 
  public:
   /// warpgroup: whose 64 rows of a tile they are.
-  TILEWISE_INLINE BwdStore(const HopperBwdParams& params, const BwdWork& work, int warpgroup, int lane)
+  TILEWISE_INLINE BwdEpilogue(const HopperBwdParams& params, const BwdWork& work, int warpgroup, int lane)
       : p_(params), work_(work), warpgroup_(warpgroup), lane_(lane) {}
 
   template <class Tile, class Sums>

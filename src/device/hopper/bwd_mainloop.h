@@ -2,12 +2,12 @@
 // and dS are transposed here. dK and dV stay in registers; dS goes to the warpgroup that multiplies dQ.
 #pragma once
 
-#include "device/hopper/bwd_deal.h"
+#include "device/hopper/bwd_epilogue.h"
 #include "device/hopper/bwd_group.h"
 #include "device/hopper/bwd_own_dq.h"
 #include "device/hopper/bwd_products.h"
+#include "device/hopper/bwd_scheduler.h"
 #include "device/hopper/bwd_scores.h"
-#include "device/hopper/bwd_store.h"
 #include "device/hopper/bwd_visit.h"
 
 namespace tilewise::device {
@@ -20,7 +20,7 @@ struct BwdGradients {
 };
 
 template <class Ops, HopperBwdConfig C>
-class BwdMain {
+class BwdMainloop {
   using Machine = typename Ops::Machine;
   using Shared = HopperBwdShared<Machine, C>;
   using Scores = BwdScores<Ops, C>;
@@ -33,25 +33,24 @@ class BwdMain {
   template <bool kMasked>
   static constexpr bool kValuesFirst = C.softcap && (C.block_m > 64 || (!kRoomy && (kMasked || C.ranged || kModified)));
   /// When a tile's log-sum-exp is read: a tile ahead; beside the products of S with softcap where couriers leave 208
-  /// registers (a tile ahead, steps take 2% longer), and where dQ's sums need them; once S is there where softcap meets
-  /// dropout, whose registers are needed during the products too (100 to 220 bytes of spills).
+  /// registers, and where dQ's sums need them; once S is there where softcap meets dropout, whose registers are needed
+  /// during the products too (100 to 220 bytes of spills).
   static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.own_dq || (C.couriers() && C.softcap),
                         kReadsAhead = !kReadsLate && !kReadsBeside;
-  /// Whether delta is read while dP is multiplied, not once it is there. It makes steps of 128 queries 3 to 5% shorter
-  /// and a window's 0.5%, but others of 64 queries up to 2% longer. Softcap with dropout has no registers for it, nor
-  /// has a window in f16.
+  /// Whether delta is read while dP is multiplied, not once it is there: 3 to 5% less in tiles of 128 queries, but
+  /// slower in most others of 64. Softcap with dropout has no registers for it, nor has a window in f16.
   static constexpr bool kDeltaEarly =
       !kReadsLate && (C.block_m > 64 || (C.couriers() && C.ranged && C.q_type == kBf16 && !C.softcap));
-  /// Whether registers of statistics serve something else from their last use to the next tile's: steps get 1 to 3%
-  /// shorter, but at 128 columns those with dropout 3% longer and those of bf16 without a mask 1%.
+  /// Whether registers of statistics serve something else from their last use to the next tile's. It shortens steps,
+  /// but not at 128 columns with dropout, or in bf16 without a mask.
   static constexpr bool kForgets = kRoomy || C.own_dq || (!C.dropout && (C.ranged || C.couriers() || C.q_type == kF16));
   /// Whether dV is multiplied behind dK: where dS comes of weights that dV lacks, since there are no registers for
   /// both, and of f16 in tiles of 128 queries, whose dS is made in fp32.
   static constexpr bool kValuesLast = !C.softcap && (C.dropout || (C.q_type == kF16 && C.block_m > 64));
 
  public:
-  TILEWISE_INLINE BwdMain(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run, int thread,
-                          BwdGradients<Ops, C>& sums)
+  TILEWISE_INLINE BwdMainloop(const HopperBwdParams& params, Shared& shared, const BwdWork& work, BwdRun& run,
+                              int thread, BwdGradients<Ops, C>& sums)
       : p_(params),
         shared_(shared),
         run_(run),
@@ -97,7 +96,7 @@ class BwdMain {
     }
     if (!work.template ends_keys<C>(p_)) return;
     const BwdWork stored = work_to_store();
-    const BwdStore<Ops, C> store(p_, stored, warpgroup_, lane_);
+    const BwdEpilogue<Ops, C> store(p_, stored, warpgroup_, lane_);
     if constexpr (C.own_dq) {
       if (!any) return clear_gradients();  // K's place may be the next tile's already
     }
@@ -129,7 +128,7 @@ class BwdMain {
   /// Of a tile of keys that no query sees.
   TILEWISE_INLINE void clear_gradients() {
     const BwdWork work = work_at_hand<Machine, C>(p_, shared_, run_);
-    const BwdStore<Ops, C> store(p_, work, warpgroup_, lane_);
+    const BwdEpilogue<Ops, C> store(p_, work, warpgroup_, lane_);
     const BwdGroup<Ops, C> group(p_, work, 0, 0, lane_);
     if (group.ends()) store.clear_dv(), store.clear_dk();
     free_place(shared_.values_free);

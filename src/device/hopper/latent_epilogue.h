@@ -30,11 +30,11 @@ struct LatentRows {
 
 /// Stores half of the columns: those of one warpgroup.
 template <class Machine, HopperLatentConfig C>
-class LatentStore {
+class LatentEpilogue {
   static constexpr int kColumns = C.head_dim_v / C.kConsumers;
 
  public:
-  TILEWISE_INLINE LatentStore(const HopperLatentParams& params, const LatentWork& work, int32_t warpgroup)
+  TILEWISE_INLINE LatentEpilogue(const HopperLatentParams& params, const LatentWork& work, int32_t warpgroup)
       : p_(params), work_(work), rows_(params, work), warpgroup_(warpgroup) {}
 
   template <class Out>
@@ -65,7 +65,7 @@ class LatentStore {
 
  private:
   /// For combine, in the same way in all of a block.
-  TILEWISE_INLINE bool leaves_sums() const { return C.split && !(deals_keys<C>() && work_.is_whole()); }
+  TILEWISE_INLINE bool leaves_sums() const { return C.split && !(schedules_keys<C>() && work_.is_whole()); }
 
   /// 8 bytes a lane, four lanes to 32 bytes of a row.
   template <class Out>
@@ -108,7 +108,7 @@ class LatentStore {
   TILEWISE_INLINE int64_t part_row(int32_t row) const {
     const AttentionShape& s = p_.shape;
     const int64_t query = rows_.query(row), head = rows_.head(row);
-    if constexpr (deals_keys<C>()) return dense_row(s, work_.part.place, query, head);
+    if constexpr (schedules_keys<C>()) return dense_row(s, work_.part.place, query, head);
     return work_.part.number * (s.batch_size * s.num_heads_q * s.seqlen_q) + dense_row(s, work_.batch, query, head);
   }
 

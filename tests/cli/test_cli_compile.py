@@ -292,10 +292,10 @@ def test_kv_cache_steps_can_be_packed(compile_, tmp_path, target, suffix):
     assert forward["pointers"]["workspace"] == combine["pointers"]["workspace"] == places
     assert forward["pointers"]["tensors"]["rotary.cos"] == "rotary_cos"
     tensors = append["pointers"]["tensors"]
-    changed = {"k_cache.data": "k_cache", "v_cache.data": "v_cache", "cache.block_table": "block_table"}
+    changed = {"k.data": "k_cache", "v.data": "v_cache", "cache.block_table": "block_table"}
     assert changed.items() <= tensors.items() and tensors["rotary.cos"] == "rotary_cos"
     values = forward["values_of_contiguous_tensors"]
-    assert values["k_cache.batch_stride"] == 16 * 2 * 64 and values["cache.block_table_stride"] == 8
+    assert values["k.batch_stride"] == 16 * 2 * 64 and values["cache.block_table_stride"] == 8
     (alone,) = appended["steps"]
     tensors = alone["pointers"]["tensors"]
     assert (tensors["slots"], tensors["k_scale.data"], tensors["v_scale.data"]) == ("slots", "k_scale", "v_scale")

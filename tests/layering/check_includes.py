@@ -95,7 +95,7 @@ LAYERS = (
     layer("src/jit", *SHARED, "jit/"),
     layer("src/gpu", *SHARED, "jit/", "gpu/"),
     layer("src/backends/reference", *OPERATIONS, "jit/", "backends/reference/"),
-    layer("src/backends/cpu", *OPERATIONS, "jit/", "backends/cpu/"),
+    layer("src/backends/cpu", *OPERATIONS, "jit/", "backends/cpu/", "backends/attended_rows.hpp"),
     layer(
         "src/backends/emulation", *OPERATIONS, *KERNELS, "jit/", "gpu/", "backends/", "device/tile/", angled=WITH_FIBERS
     ),

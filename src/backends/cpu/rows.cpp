@@ -24,7 +24,7 @@ struct AlignedFree {
   void operator()(std::byte* bytes) const { ::operator delete[](bytes, std::align_val_t{kScratchAlignment}); }
 };
 
-const void* offset_bias(const device::AttentionParams& p, std::int64_t elements) {
+const void* offset_bias(const device::AttendedRows& p, std::int64_t elements) {
   const auto size = static_cast<std::int64_t>(size_of(operations::dtype_of(p.bias_type)));
   return static_cast<const std::byte*>(p.bias.data) + elements * size;
 }
@@ -53,7 +53,7 @@ double forward_flops(const Problem& problem) {
          f(problem.head_dim + problem.head_dim_v);
 }
 
-ScoreParams make_score_params(const device::AttentionParams& p, const device::ScoreFactors& factors) {
+ScoreParams make_score_params(const device::AttendedRows& p, const device::ScoreFactors& factors) {
   ScoreParams s{};
   static_cast<device::ScoreFactors&>(s) = factors;
   s.bias_type = p.bias_type;
@@ -66,7 +66,7 @@ ScoreParams make_score_params(const device::AttentionParams& p, const device::Sc
   return s;
 }
 
-double sink_of(const device::AttentionParams& p, std::int64_t head) {
+double sink_of(const device::AttendedRows& p, std::int64_t head) {
   if (!p.sink.data) return -std::numeric_limits<double>::infinity();
   return operations::load_element(operations::dtype_of(p.sink.type), p.sink.data, head * p.sink.stride);
 }

@@ -38,10 +38,10 @@ namespace tilewise::backends::cpu {
 /// Multiply-adds of the forward pass without a mask, times 2.
 [[nodiscard]] double forward_flops(const Problem& problem);
 
-[[nodiscard]] ScoreParams make_score_params(const device::AttentionParams& p, const device::ScoreFactors& factors);
+[[nodiscard]] ScoreParams make_score_params(const device::AttendedRows& p, const device::ScoreFactors& factors);
 
 /// -infinity where there is none.
-[[nodiscard]] double sink_of(const device::AttentionParams& p, std::int64_t head);
+[[nodiscard]] double sink_of(const device::AttendedRows& p, std::int64_t head);
 
 /// Address of row `row` (in memory rows) of head `head`.
 [[nodiscard]] inline const void* row_address(const device::Tensor4& t, std::int64_t batch, std::int64_t row,
@@ -62,14 +62,14 @@ namespace tilewise::backends::cpu {
 /// The part of a call that one (batch, head) shares: filled once, then asked for each query.
 class RowMaker {
  public:
-  RowMaker(const device::AttentionParams& p, ElementIndex element, std::int64_t batch, const device::Sequence& sequence)
+  RowMaker(const device::AttendedRows& p, ElementIndex element, std::int64_t batch, const device::Sequence& sequence)
       : p_(p), element_(element), batch_(batch), sequence_(sequence), diagonal_(device::diagonal_offset(p, sequence)) {}
 
   /// q, bias, ALiBi, sink, visible keys and dropout coordinates of query i (of the used part).
   [[nodiscard]] RowInfo row(std::int64_t i, std::int64_t head) const;
 
  private:
-  const device::AttentionParams& p_;
+  const device::AttendedRows& p_;
   ElementIndex element_;
   std::int64_t batch_;
   device::Sequence sequence_;

@@ -59,11 +59,17 @@ struct ScoreParams {
   }
 };
 
-/// A whole call, forward or backward: what CPU kernels take, and what those of GPUs are given their parameters from.
-struct AttentionParams : AttentionShape, ScoreParams {
+/// Queries and the keys that they attend to, as kernels see them: attention fills them from its tensors, the KV cache
+/// step from its cache, whose k and v are [row of the cache or page, place, head, dim] and whose seqlen_k is a
+/// sequence's capacity.
+struct AttendedRows : AttentionShape, ScoreParams {
   Tensor4 q, k, v, out;
   LseTensor softmax_lse;  // data null where the forward pass is not asked for it
   SinkTensor sink;
+};
+
+/// A whole call, forward or backward: what CPU kernels take, and what those of GPUs are given their parameters from.
+struct AttentionParams : AttendedRows {
   HeadScales q_scale, k_scale, v_scale;  // 1 but in fp8; q_scale by query heads, the others by key heads
 
   // Backward only. Undefined outputs have null data.

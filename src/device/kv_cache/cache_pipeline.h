@@ -202,8 +202,8 @@ class CachePipeline {
       const auto* const data = elements_of<C.cache_type>(t) + row + head * t.head_stride + first_col;
       return HeadOfCache{data, t.batch_stride, t.seq_stride};
     };
-    k_head_ = head_of(p.k_cache, 0);
-    v_head_ = head_of(p.v_cache, columns.first());
+    k_head_ = head_of(p.k, 0);
+    v_head_ = head_of(p.v, columns.first());
     k_.cols = static_cast<int32_t>(p.shape.head_dim), v_.cols = static_cast<int32_t>(columns.count(p.shape));
     open_scales(p, cache_row, queries.batch, head);
     if constexpr (kWay != kPlainRows) turn_ = 0;

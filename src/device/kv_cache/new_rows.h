@@ -51,11 +51,11 @@ class NewRows {
   };
   template <class Params>
   TILEWISE_INLINE static Stream keys(const Params& p) {
-    return {p.new_keys.k, p.k_cache, p.k_scale, p.shape.head_dim};
+    return {p.new_keys.k, p.k, p.k_scale, p.shape.head_dim};
   }
   template <class Params>
   TILEWISE_INLINE static Stream values(const Params& p) {
-    return {p.new_keys.v, p.v_cache, p.v_scale, p.shape.head_dim_v};
+    return {p.new_keys.v, p.v, p.v_scale, p.shape.head_dim_v};
   }
 
   /// Columns of the values that stand beside a key, 0 where there are none.

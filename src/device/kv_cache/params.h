@@ -105,55 +105,39 @@ struct KeySchedule {
   }
 };
 
-/// In ForwardParams' order.
-struct KvCacheForwardParams {
-  AttentionShape shape;
-  TileGrid grid;
-  Tensor4 q, k_cache, v_cache;
+/// Where a sequence's keys lie, and its parts of them: what a block asks for before it can ask for anything else.
+struct CachedKeys {
   CacheShape cache;
   KeySchedule key_schedule;
-  // As ForwardParams has them; [key_schedule.places, num_heads_q, seqlen_q, head_dim_v] and without head_dim_v where
-  // there is a schedule.
-  float* out_accum;
-  float* lse_accum;
-  ScoreParams score;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("cache", p.cache), visit("key_schedule", p.key_schedule);
+  }
+};
+
+/// Attention's, over a cache: k and v are [row or page, place, head, dim]. Where there is a key schedule, out_accum is
+/// [key_schedule.places, num_heads_q, seqlen_q, head_dim_v], and lse_accum likewise.
+struct KvCacheForwardParams : CachedKeys, ForwardParams {
   ScaleTensor k_scale, v_scale;
-  Tensor4 out;
-  LseTensor softmax_lse;
-  SinkTensor sink;
   NewKeys new_keys;     // where it appends them
   RotaryTables rotary;  // of q, and of new keys
   int64_t appends;      // whether the kernel appends, and no step before it
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("grid", p.grid), visit("q", p.q), visit("k_cache", p.k_cache);
-    visit("v_cache", p.v_cache), visit("cache", p.cache), visit("key_schedule", p.key_schedule);
-    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum);
-    visit("score", p.score), visit("k_scale", p.k_scale);
-    visit("v_scale", p.v_scale), visit("out", p.out), visit("softmax_lse", p.softmax_lse), visit("sink", p.sink);
-    visit("new_keys", p.new_keys), visit("rotary", p.rotary), visit("appends", p.appends);
+    CachedKeys::for_each_field(p, visit), ForwardParams::for_each_field(p, visit);
+    visit("k_scale", p.k_scale), visit("v_scale", p.v_scale), visit("new_keys", p.new_keys);
+    visit("rotary", p.rotary), visit("appends", p.appends);
   }
 };
 
-struct KvCacheCombineParams {
-  AttentionShape shape;
-  TileGrid grid;           // without splits of its own; where blocks take turns, as many tiles as blocks
-  int64_t num_splits;      // of the keys, where all sequences have as many
-  const float* out_accum;  // as KvCacheForwardParams has them
-  const float* lse_accum;
-  Tensor4 out;
-  LseTensor softmax_lse;
-  SinkTensor sink;
-  CacheShape cache;
-  KeySchedule key_schedule;
-
+/// Attention's. Where blocks take turns, the grid has as many tiles as there are blocks. num_splits is read where all
+/// sequences have as many.
+struct KvCacheCombineParams : CombineParams, CachedKeys {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("grid", p.grid), visit("num_splits", p.num_splits);
-    visit("out_accum", p.out_accum), visit("lse_accum", p.lse_accum), visit("out", p.out);
-    visit("softmax_lse", p.softmax_lse), visit("sink", p.sink), visit("cache", p.cache);
-    visit("key_schedule", p.key_schedule);
+    CombineParams::for_each_field(p, visit), CachedKeys::for_each_field(p, visit);
   }
 };
 
@@ -162,7 +146,7 @@ struct AppendKvParams {
   AttentionShape shape;
   CacheShape cache;
   NewKeys new_keys;
-  Tensor4 k_cache, v_cache;
+  Tensor4 k, v;  // of the cache
   ScaleTensor k_scale, v_scale;
   RotaryTables rotary;
   const void* slots;  // null: cache_seqlens say where keys go; [total_k_new], or [batch_size, seqlen_k_new]
@@ -171,7 +155,7 @@ struct AppendKvParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("cache", p.cache), visit("new_keys", p.new_keys);
-    visit("k_cache", p.k_cache), visit("v_cache", p.v_cache), visit("k_scale", p.k_scale);
+    visit("k", p.k), visit("v", p.v), visit("k_scale", p.k_scale);
     visit("v_scale", p.v_scale), visit("rotary", p.rotary), visit("slots", p.slots);
     visit("slot_bytes", p.slot_bytes), visit("slots_batch_stride", p.slots_batch_stride);
     visit("slots_stride", p.slots_stride);

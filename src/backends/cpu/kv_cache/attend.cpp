@@ -8,13 +8,13 @@
 #include <limits>
 #include <memory>
 
+#include "backends/attended_rows.hpp"
 #include "backends/cpu/flush_denormals.hpp"
 #include "backends/cpu/kv_cache/append.hpp"
 #include "backends/cpu/kv_cache/cache_stream.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/message.hpp"
 #include "core/parallel.hpp"
-#include "operations/elements.hpp"
 #include "operations/kv_cache/rules.hpp"
 #include "operations/kv_cache/sequence.hpp"
 
@@ -38,6 +38,11 @@ void add_partial(const float* from, std::int64_t dim, float* to) {
   for (std::int64_t d = 0; d < dim; ++d) to[d] = to[d] * own + from[d] * other;
   to[dim] = reference;
   to[dim + 1] = to[dim + 1] * own + from[dim + 1] * other;
+}
+
+/// As rows of attention have it: keys count from the left padding on.
+device::Sequence attended(const operations::kv_cache::Sequence& s) {
+  return {s.q_row, 0, s.seqlen_q, s.seqlen_k(), s.seqlen_q, s.seqlen_k(), 0};
 }
 
 }  // namespace
@@ -70,17 +75,19 @@ CacheAttention::CacheAttention(const KvCacheProblem& p, const KernelSet& kernels
 }
 
 void CacheAttention::run(const KvCacheParams& p) const {
+  Call call{p, attended_rows(p), {}};
+  call.score = make_score_params(call.rows, {p.softmax_scale, p.softcap, 1.0});
   const Work work = plan(p);
   std::unique_ptr<float[]> partials;
   if (work.floats > 0) partials = std::make_unique_for_overwrite<float[]>(work.floats);
   for (std::int64_t b = 0; b < p.batch_size; ++b) {
-    if (sequence_of(p, b).absent) clear(p, b);
+    if (sequence_of(p, b).absent) clear(call, b);
   }
   const int workers = workers_for(work.flops);
   core::parallel_for(static_cast<std::int64_t>(work.tasks.size()), workers, [&](std::int64_t n, int) {
     const FlushDenormals flush;
     const Task& task = work.tasks[static_cast<std::size_t>(n)];
-    run_task(p, task, work.parts[static_cast<std::size_t>(task.b)], partials.get());
+    run_task(call, task, work.parts[static_cast<std::size_t>(task.b)], partials.get());
   });
   if (work.floats == 0) return;
   core::parallel_for(p.batch_size * p.num_heads_q, workers, [&](std::int64_t n, int) {
@@ -90,7 +97,7 @@ void CacheAttention::run(const KvCacheParams& p) const {
     if (parts.count <= 1) return;
     const Sequence s = sequence_of(p, b);
     for (std::int64_t i = 0; i < s.seqlen_q; ++i)
-      finish(p, s, b, h, i,
+      finish(call, s, b, h, i,
              partials.get() + parts.offset +
                  static_cast<std::size_t>((h * s.seqlen_q + i) * parts.count * (head_dim_v_ + 2)),
              parts.count);
@@ -98,15 +105,15 @@ void CacheAttention::run(const KvCacheParams& p) const {
 }
 
 /// A sequence without a cache: zeros, and -infinity whatever the sink.
-void CacheAttention::clear(const KvCacheParams& p, std::int64_t b) const {
-  const Sequence s = sequence_of(p, b);
+void CacheAttention::clear(const Call& call, std::int64_t b) const {
+  const device::AttendedRows& rows = call.rows;
+  const device::Sequence s = attended(sequence_of(call.p, b));
   const std::size_t size = element_size(own_);
-  for (std::int64_t h = 0; h < p.num_heads_q; ++h) {
+  for (std::int64_t h = 0; h < rows.num_heads_q; ++h) {
     for (std::int64_t i = 0; i < s.seqlen_q; ++i) {
-      std::memset(mutable_row_address(p.out, b, s.q_row + i, h, size), 0, static_cast<std::size_t>(head_dim_v_) * size);
-      const device::LseTensor& t = p.softmax_lse;
-      if (t.data != nullptr)
-        t.data[b * t.batch_stride + h * t.head_stride + (s.q_row + i) * t.seq_stride] = kNothingSeen;
+      void* const out = mutable_row_address(rows.out, b, s.q_row + i, h, size);
+      std::memset(out, 0, static_cast<std::size_t>(head_dim_v_) * size);
+      if (void* lse = lse_address(rows.softmax_lse, s, b, i, h, own_)) *static_cast<float*>(lse) = kNothingSeen;
     }
   }
 }
@@ -119,8 +126,8 @@ std::size_t CacheAttention::scratch_bytes(const Task& t) const {
          (t.decode ? 0 : round_up(tiles_.scratch_bytes(t.heads_k.count())));
 }
 
-void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Parts& parts, float* partials) const {
-  const Sequence s = sequence_of(p, task.b);
+void CacheAttention::run_task(const Call& call, const Task& task, const Parts& parts, float* partials) const {
+  const Sequence s = sequence_of(call.p, task.b);
   const auto num_rows = static_cast<std::size_t>(task.heads_k.count() * task.num_members * task.num_queries);
   const std::size_t row_bytes = round_up(num_rows * static_cast<std::size_t>(head_dim_v_ + 2) * sizeof(float));
   Scratch w;
@@ -130,21 +137,21 @@ void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Pa
   w.total = reinterpret_cast<float*>(results);
   w.part = reinterpret_cast<float*>(results + row_bytes);
   w.chunk = results + 2 * row_bytes;
-  fill_rows(p, s, task, w);
+  fill_rows(call, s, task, w);
   const std::int64_t stride = head_dim_v_ + 2;
   for (std::size_t r = 0; r < num_rows; ++r)
     w.total[static_cast<std::int64_t>(r) * stride + head_dim_v_] = kNothingSeen;
   if (task.decode) {
-    decode(p, s, task, w);
+    decode(call, s, task, w);
   } else {
-    prefill(p, s, task, w);
+    prefill(call, s, task, w);
   }
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(num_rows); ++r) {
     const std::int64_t member = r / task.num_queries, i = task.first_query + r % task.num_queries;
     const std::int64_t h =
         (task.heads_k.first + member / task.num_members) * group_ + task.first_member + member % task.num_members;
     if (parts.count <= 1) {
-      finish(p, s, task.b, h, i, w.total + r * stride, 1);
+      finish(call, s, task.b, h, i, w.total + r * stride, 1);
       continue;
     }
     float* to =
@@ -154,18 +161,19 @@ void CacheAttention::run_task(const KvCacheParams& p, const Task& task, const Pa
 }
 
 /// Rows in the order (key head, member, query), with the keys that they see of all.
-void CacheAttention::fill_rows(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& w) const {
+void CacheAttention::fill_rows(const Call& call, const Sequence& s, const Task& task, Scratch& w) const {
+  const KvCacheParams& p = call.p;
   const ElementIndex element = task.decode ? decode_element_ : prefill_element_;
-  const std::size_t own_size = element_size(own_), size = element_size(element);
+  const std::size_t size = element_size(element);
   const std::int64_t position = p.rotary.dim > 0 ? rotary_position(p, s, task.b) : 0;
+  const RowMaker maker(call.rows, own_, task.b, attended(s));
   RowInfo* row = w.rows.data();
   std::byte* q = w.q;
   for (std::int64_t head_k = task.heads_k.first; head_k < task.heads_k.last; ++head_k) {
     for (std::int64_t m = task.first_member; m < task.first_member + task.num_members; ++m) {
       const std::int64_t h = head_k * group_ + m;
       for (std::int64_t i = task.first_query; i < task.first_query + task.num_queries; ++i, ++row) {
-        *row = {};
-        row->q = row_address(p.q, task.b, s.q_row + i, h, own_size);
+        *row = maker.row(i, h);
         if (p.rotary.dim > 0 || element != own_) {
           std::array<float, 576> values;
           load_row(p.dtype, row->q, head_dim_, values.data());
@@ -179,12 +187,6 @@ void CacheAttention::fill_rows(const KvCacheParams& p, const Sequence& s, const 
           row->q = q;
           q += static_cast<std::size_t>(head_dim_) * size;
         }
-        const KeyRange keys = visible_keys(p, s, i);
-        row->key_begin = static_cast<std::int32_t>(keys.begin);
-        row->key_end = static_cast<std::int32_t>(keys.end);
-        row->diagonal = static_cast<std::int32_t>(i + s.diagonal());
-        if (p.alibi_slopes != nullptr)
-          row->alibi_slope = p.alibi_slopes[task.b * p.alibi_batch_stride + h * p.alibi_head_stride];
       }
     }
   }
@@ -192,8 +194,8 @@ void CacheAttention::fill_rows(const KvCacheParams& p, const Sequence& s, const 
 
 /// What the tiles of a task have in common, with keys counted from `start` on, of which `keys` are read, and its rows
 /// with what they see of these and where their results go.
-ForwardTile CacheAttention::show_keys(const KvCacheParams& p, const Task& task, std::int64_t start,
-                                      const KeyRange& keys, float* results, Scratch& w) const {
+ForwardTile CacheAttention::show_keys(const Call& call, const Task& task, std::int64_t start, const KeyRange& keys,
+                                      float* results, Scratch& w) const {
   const std::int64_t num_rows = task.heads_k.count() * task.num_members * task.num_queries;
   for (std::int64_t r = 0; r < num_rows; ++r) {
     RowInfo& row = w.shifted[static_cast<std::size_t>(r)];
@@ -210,17 +212,16 @@ ForwardTile CacheAttention::show_keys(const KvCacheParams& p, const Task& task, 
   tile.key_begin = static_cast<std::int32_t>(keys.begin - start);
   tile.head_dim = static_cast<std::int32_t>(head_dim_);
   tile.head_dim_v = static_cast<std::int32_t>(head_dim_v_);
-  tile.score.softmax_scale = p.softmax_scale;
-  tile.score.softcap = p.softcap;
-  tile.score.has_alibi = p.alibi_slopes != nullptr;
+  tile.score = call.score;
   tile.abandoned = &core::abandoned;
   return tile;
 }
 
 /// All keys of a task in one go, where they lie in the cache.
-void CacheAttention::decode(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& w) const {
+void CacheAttention::decode(const Call& call, const Sequence& s, const Task& task, Scratch& w) const {
+  const KvCacheParams& p = call.p;
   if (task.keys.end <= task.keys.begin || core::abandoned()) return;
-  const ForwardTile tile = show_keys(p, task, 0, task.keys, w.total, w);
+  const ForwardTile tile = show_keys(call, task, 0, task.keys, w.total, w);
   const KeyStream stream = cache_stream(p, s, task.b, task.heads_k, task.ahead);
   const auto size = static_cast<std::int64_t>(size_of(p.cache_dtype));
   const bool scales_scores = p.scales != CacheScales::none && p.scales != CacheScales::token;
@@ -247,7 +248,7 @@ void CacheAttention::decode(const KvCacheParams& p, const Sequence& s, const Tas
 }
 
 /// The keys of a task chunk after chunk, whose partial results are added up.
-void CacheAttention::prefill(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& w) const {
+void CacheAttention::prefill(const Call& call, const Sequence& s, const Task& task, Scratch& w) const {
   const std::int64_t chunk_keys =
       tiles_.chunk_keys() > 0 ? tiles_.chunk_keys() : std::numeric_limits<std::int32_t>::max();
   const std::int64_t num_rows = task.num_members * task.num_queries, stride = head_dim_v_ + 2;
@@ -255,8 +256,8 @@ void CacheAttention::prefill(const KvCacheParams& p, const Sequence& s, const Ta
   for (std::int64_t start = task.keys.begin / chunk_keys * chunk_keys; start < task.keys.end && !core::abandoned();
        start += chunk_keys, first = false) {
     const KeyRange keys{std::max(start, task.keys.begin), std::min(start + chunk_keys, task.keys.end)};
-    const CacheChunk chunk = tiles_.chunk(p, s, task.b, task.heads_k, start, keys, w.chunk);
-    ForwardTile tile = show_keys(p, task, start, keys, first ? w.total : w.part, w);
+    const CacheChunk chunk = tiles_.chunk(call.p, s, task.b, task.heads_k, start, keys, w.chunk);
+    ForwardTile tile = show_keys(call, task, start, keys, first ? w.total : w.part, w);
     tile.k = chunk.k;
     tile.v = chunk.v;
     tile.k_stride = chunk.k_stride;
@@ -275,32 +276,30 @@ double CacheAttention::scale_of_values(const KvCacheParams& p, const Sequence& s
 }
 
 /// A row's parts, reduced in ascending order, and the sink: to out and lse.
-void CacheAttention::finish(const KvCacheParams& p, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
+void CacheAttention::finish(const Call& call, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
                             const float* parts, std::int64_t count) const {
+  const device::AttendedRows& rows = call.rows;
   std::array<float, kLargestHeadDimV + 2> sum;
   sum[static_cast<std::size_t>(head_dim_v_)] = kNothingSeen;
   for (std::int64_t n = 0; n < count; ++n) add_partial(parts + n * (head_dim_v_ + 2), head_dim_v_, sum.data());
-  const auto sink = p.sink == nullptr
-                        ? kNothingSeen
-                        : static_cast<float>(operations::load_element(p.sink_dtype, p.sink, h * p.sink_stride));
+  const auto sink = static_cast<float>(sink_of(rows, h));
   const float reference = sum[static_cast<std::size_t>(head_dim_v_)];
-  void* out = mutable_row_address(p.out, b, s.q_row + i, h, element_size(own_));
+  void* out = mutable_row_address(rows.out, b, s.q_row + i, h, element_size(own_));
   float lse = sink;
   if (reference == kNothingSeen) {
     std::memset(out, 0, static_cast<std::size_t>(head_dim_v_) * element_size(own_));
   } else {
     float own = 1.0f, total = sum[static_cast<std::size_t>(head_dim_v_ + 1)], top = reference;
-    if (p.sink != nullptr) {
+    if (call.score.has_sink) {
       top = std::max(reference, sink);
       own = std::exp(reference - top);
       total = total * own + std::exp(sink - top);
     }
     kernels_.store_scaled[own_](sum.data(), head_dim_v_,
-                                double{own} / double{total} * scale_of_values(p, s, b, h / group_), out);
+                                double{own} / double{total} * scale_of_values(call.p, s, b, h / group_), out);
     lse = top + std::log(total);
   }
-  const device::LseTensor& t = p.softmax_lse;
-  if (t.data != nullptr) t.data[b * t.batch_stride + h * t.head_stride + (s.q_row + i) * t.seq_stride] = lse;
+  if (void* to = lse_address(rows.softmax_lse, attended(s), b, i, h, own_)) *static_cast<float*>(to) = lse;
 }
 
 }  // namespace tilewise::backends::cpu

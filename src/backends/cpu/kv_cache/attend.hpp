@@ -7,6 +7,7 @@
 
 #include "backends/cpu/kernels.hpp"
 #include "backends/cpu/kv_cache/cache_tiles.hpp"
+#include "device/common/params.h"
 #include "operations/kv_cache/params.hpp"
 
 namespace tilewise::backends::cpu {
@@ -50,6 +51,12 @@ class CacheAttention {
     double flops = 0.0;
   };
   struct Scratch;
+  /// The cache, and the rows that attend to it.
+  struct Call {
+    const KvCacheParams& p;
+    device::AttendedRows rows;
+    ScoreParams score;
+  };
 
   [[nodiscard]] bool decodes(std::int64_t rows) const;
   [[nodiscard]] Parts parts_of(const KvCacheParams& p, const Sequence& s, const KeyRange& keys) const;
@@ -58,17 +65,17 @@ class CacheAttention {
                         bool in_order, std::vector<Task>& tasks) const;
   void add_prefill_tasks(const KvCacheParams& p, std::int64_t b, int workers, std::vector<Task>& tasks) const;
   [[nodiscard]] std::size_t scratch_bytes(const Task& task) const;
-  void clear(const KvCacheParams& p, std::int64_t b) const;
-  void run_task(const KvCacheParams& p, const Task& task, const Parts& parts, float* partials) const;
-  void fill_rows(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& scratch) const;
-  void decode(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& scratch) const;
-  void prefill(const KvCacheParams& p, const Sequence& s, const Task& task, Scratch& scratch) const;
-  [[nodiscard]] ForwardTile show_keys(const KvCacheParams& p, const Task& task, std::int64_t start,
-                                      const KeyRange& keys, float* results, Scratch& scratch) const;
+  void clear(const Call& call, std::int64_t b) const;
+  void run_task(const Call& call, const Task& task, const Parts& parts, float* partials) const;
+  void fill_rows(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
+  void decode(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
+  void prefill(const Call& call, const Sequence& s, const Task& task, Scratch& scratch) const;
+  [[nodiscard]] ForwardTile show_keys(const Call& call, const Task& task, std::int64_t start, const KeyRange& keys,
+                                      float* results, Scratch& scratch) const;
   [[nodiscard]] double scale_of_values(const KvCacheParams& p, const Sequence& s, std::int64_t b,
                                        std::int64_t head_k) const;
-  void finish(const KvCacheParams& p, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
-              const float* parts, std::int64_t count) const;
+  void finish(const Call& call, const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i, const float* parts,
+              std::int64_t count) const;
 
   CacheTiles tiles_;
   const KernelSet &kernels_, &prefill_kernels_;

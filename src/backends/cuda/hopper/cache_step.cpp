@@ -9,30 +9,12 @@
 
 namespace tilewise::backends::hopper {
 
-device::AttentionParams CacheCalls::of(const void* from) {
-  const operations::kv_cache::KvCacheParams& call = params_of(from);
-  device::AttentionParams attention{};
-  attention.batch_size = call.batch_size;
-  attention.seqlen_q = call.seqlen_q;
-  attention.total_q = call.total_q;
-  attention.seqlen_k = call.row_places;
-  attention.num_heads_q = call.num_heads_q;
-  attention.num_heads_k = call.num_heads_k;
-  attention.head_dim = call.head_dim;
-  attention.head_dim_v = call.head_dim_v;
-  attention.cu_seqlens_q = call.cu_seqlens_q;
-  attention.q = call.q;
-  attention.k = call.k_cache;
-  attention.v = call.v_cache;
-  attention.out = call.out;
-  return attention;
-}
-
-device::AttentionParams CacheCalls::keys_of(const void* call) {
-  device::AttentionParams attention = of(call);
-  attention.batch_size = params_of(call).cache_rows;
-  if (attention.batch_size == 0) attention.seqlen_k = 0;
-  return attention;
+device::AttendedRows CacheCalls::keys_of(const void* call) {
+  const operations::kv_cache::KvCacheParams& params = params_of(call);
+  device::AttendedRows rows = of(call);
+  rows.batch_size = params.cache_rows;
+  rows.seqlen_k = params.cache_rows == 0 ? 0 : params.row_places;
+  return rows;
 }
 
 namespace {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "backends/attended_rows.hpp"
+#include "backends/cuda/hopper/forward_launch.hpp"
 #include "backends/portable/kv_cache/bind.hpp"
 #include "device/kv_cache/params.h"
 #include "gpu/lowering.hpp"
@@ -16,33 +18,27 @@ struct CacheCalls {
   static const operations::kv_cache::KvCacheParams& params_of(const void* call) {
     return *static_cast<const operations::kv_cache::KvCacheParams*>(call);
   }
-  /// The attention over the cache's tensors, as far as tensor maps go.
-  static device::AttentionParams of(const void* call);
-  /// Its keys and values, of which each page, or row of a contiguous cache, counts as a sequence.
-  static device::AttentionParams keys_of(const void* call);
+  static device::AttendedRows of(const void* call) { return attended_rows(params_of(call)); }
+  /// For tensor maps of keys and values, of which each page, or row of a contiguous cache, counts as a sequence.
+  static device::AttendedRows keys_of(const void* call);
 };
 
 /// With queries that a launch before has rotated into the workspace.
 struct RotatedCalls : CacheCalls {
-  static device::AttentionParams of(const void* call) {
-    device::AttentionParams attention = CacheCalls::of(call);
-    attention.q = portable::rotated_queries(params_of(call));
-    return attention;
+  static device::AttendedRows of(const void* call) {
+    device::AttendedRows rows = CacheCalls::of(call);
+    rows.q = portable::rotated_queries(params_of(call));
+    return rows;
   }
 };
 
-/// As the portable kernel is told of the call: what all of the kernels' parameters have.
+/// What all of the step's kernels are told of a call.
 template <typename Params>
 void bind_step(const void* call, Params& params) {
-  device::KvCacheForwardParams from{};
-  portable::bind(CacheCalls::params_of(call), from);
-  params.shape = from.shape;
-  params.score = from.score;
-  params.cache = from.cache;
-  params.out = from.out;
-  params.softmax_lse = from.softmax_lse;
-  if constexpr (requires { params.sink; }) params.sink = from.sink;
-  if constexpr (requires { params.k; }) params.k = from.k_cache;
+  const device::AttendedRows rows = CacheCalls::of(call);
+  bind_rows(rows, params);
+  params.cache = portable::cache_of(CacheCalls::params_of(call));
+  if constexpr (requires { params.k; }) params.k = rows.k;
 }
 
 /// `attention` is the step's, as portable::attention_of() has it.

@@ -13,14 +13,12 @@ namespace tilewise::backends::hopper {
 namespace {
 
 using core::concat;
-using device::AttentionParams;
+using device::AttendedRows;
 
 constexpr std::int64_t kMostHeadDim = 256;
 constexpr std::int64_t kLongest = std::int64_t{1} << 29;
 
-std::int64_t group_of(const AttentionParams& call, bool packs) {
-  return packs ? call.num_heads_q / call.num_heads_k : 1;
-}
+std::int64_t group_of(const AttendedRows& call, bool packs) { return packs ? call.num_heads_q / call.num_heads_k : 1; }
 
 /// How rows of a SwizzledTile lie.
 gpu::Swizzle swizzle_of(std::int32_t row_bytes) {
@@ -77,17 +75,17 @@ std::vector<gpu::TensorMapParameter> tensor_maps(const Problem& p, const device:
 
 }  // namespace
 
-void bind_q(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
+void bind_q(const AttendedRows& call, bool packs, gpu::TensorMap& map) {
   bind_query_rows(call, call.q, call.head_dim, group_of(call, packs), map);
 }
-void bind_out(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
+void bind_out(const AttendedRows& call, bool packs, gpu::TensorMap& map) {
   bind_query_rows(call, call.out, call.head_dim_v, group_of(call, packs), map);
 }
-void bind_bias(const AttentionParams& call, bool packs, gpu::TensorMap& map) {
+void bind_bias(const AttendedRows& call, bool packs, gpu::TensorMap& map) {
   bind_bias_rows(call, group_of(call, packs), map);
 }
-void bind_k(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.k, call.head_dim, map); }
-void bind_v(const AttentionParams& call, gpu::TensorMap& map) { bind_keys(call, call.v, call.head_dim_v, map); }
+void bind_k(const AttendedRows& call, gpu::TensorMap& map) { bind_keys(call, call.k, call.head_dim, map); }
+void bind_v(const AttendedRows& call, gpu::TensorMap& map) { bind_keys(call, call.v, call.head_dim_v, map); }
 
 device::OddStarts odd_starts(const device::Tensor4& t) {
   constexpr std::uintptr_t kPieceBytes = 16;

@@ -1,5 +1,5 @@
-// The forward kernel's launch with its tensor maps, for every operation that attends: each says how its calls are
-// attention's.
+// The forward kernel's launch with its tensor maps, for every operation that attends: each says which rows its calls
+// have.
 #pragma once
 
 #include <string>
@@ -14,14 +14,24 @@
 namespace tilewise::backends::hopper {
 
 /// Sets a tensor map's address and extents: of q, k, v and out. packs: heads of a group are rows of one tile.
-void bind_q(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
-void bind_out(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
-void bind_k(const device::AttentionParams& call, gpu::TensorMap& map);
-void bind_v(const device::AttentionParams& call, gpu::TensorMap& map);
-void bind_bias(const device::AttentionParams& call, bool packs, gpu::TensorMap& map);
+void bind_q(const device::AttendedRows& call, bool packs, gpu::TensorMap& map);
+void bind_out(const device::AttendedRows& call, bool packs, gpu::TensorMap& map);
+void bind_k(const device::AttendedRows& call, gpu::TensorMap& map);
+void bind_v(const device::AttendedRows& call, gpu::TensorMap& map);
+void bind_bias(const device::AttendedRows& call, bool packs, gpu::TensorMap& map);
 
 /// Of K or V in 16 bits, as a config with turned_columns has it: none where that differs by key or by batch entry.
 [[nodiscard]] device::OddStarts odd_starts(const device::Tensor4& t);
+
+/// What all kernels that attend are told of a call.
+template <typename Params>
+void bind_rows(const device::AttendedRows& rows, Params& params) {
+  params.shape = rows;
+  params.score = rows;
+  params.out = rows.out;
+  params.softmax_lse = rows.softmax_lse;
+  if constexpr (requires { params.sink; }) params.sink = rows.sink;
+}
 
 /// How a call's tensor maps are set.
 struct MapBinds {
@@ -30,7 +40,7 @@ struct MapBinds {
   std::string_view q_part{};  ///< of the workspace, where q is there
 };
 
-/// Of calls that Source::of() turns into attention's, and Source::keys_of() for k and v.
+/// Of calls whose rows are Source::of(), and for k and v Source::keys_of().
 template <typename Source>
 [[nodiscard]] MapBinds map_binds(bool packs) {
   using Map = gpu::TensorMap;

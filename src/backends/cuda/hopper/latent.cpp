@@ -27,12 +27,12 @@ constexpr std::int64_t kMostPart = 512;     // columns of values
 
 /// All heads are of one group, which is no dimension here.
 void bind_q(const void* call, gpu::TensorMap& map) {
-  const device::AttentionParams attention = CacheCalls::of(call);
-  gpu::TensorMap rows = map;
-  bind_query_rows(attention, attention.q, attention.head_dim, attention.num_heads_q, rows);
-  map.address = rows.address;
-  map.dims = {rows.dims[0], rows.dims[1], rows.dims[2], rows.dims[4]};
-  map.strides = {rows.strides[0], rows.strides[1], rows.strides[3]};
+  const device::AttendedRows rows = CacheCalls::of(call);
+  gpu::TensorMap grouped = map;
+  bind_query_rows(rows, rows.q, rows.head_dim, rows.num_heads_q, grouped);
+  map.address = grouped.address;
+  map.dims = {grouped.dims[0], grouped.dims[1], grouped.dims[2], grouped.dims[4]};
+  map.strides = {grouped.strides[0], grouped.strides[1], grouped.strides[3]};
 }
 
 std::vector<gpu::TensorMapParameter> tensor_maps(const KvCacheProblem& p, const LatentSchedule& schedule) {

@@ -23,11 +23,7 @@ struct Calls {
 void bind(const void* call, void* block) {
   const AttentionParams& from = Calls::of(call);
   auto& params = *static_cast<device::HopperForwardParams*>(block);
-  params.shape = from;
-  params.score = from;
-  params.out = from.out;
-  params.softmax_lse = from.softmax_lse;
-  params.sink = from.sink;
+  bind_rows(from, params);
   params.q_scale = from.q_scale;
   params.k_scale = from.k_scale;
   params.v_scale = from.v_scale;

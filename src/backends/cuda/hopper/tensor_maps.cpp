@@ -7,7 +7,7 @@
 
 namespace tilewise::backends::hopper {
 
-using device::AttentionParams, device::Tensor4;
+using device::AttendedRows, device::Tensor4;
 
 namespace {
 
@@ -20,7 +20,7 @@ std::uint64_t extent_of(std::int64_t extent) { return static_cast<std::uint64_t>
 
 }  // namespace
 
-void bind_query_rows(const AttentionParams& call, const Tensor4& t, std::int64_t dim, std::int64_t group,
+void bind_query_rows(const AttendedRows& call, const Tensor4& t, std::int64_t dim, std::int64_t group,
                      gpu::TensorMap& map) {
   const bool packed = call.cu_seqlens_q != nullptr;
   const std::int64_t rows = packed ? call.total_q : call.seqlen_q, batch = packed ? 1 : call.batch_size;
@@ -34,7 +34,7 @@ void bind_query_rows(const AttentionParams& call, const Tensor4& t, std::int64_t
                  bytes(batch, t.batch_stride)};
 }
 
-void bind_bias_rows(const AttentionParams& call, std::int64_t group, gpu::TensorMap& map) {
+void bind_bias_rows(const AttendedRows& call, std::int64_t group, gpu::TensorMap& map) {
   const device::BiasTensor& t = call.bias;
   if (call.seqlen_k == 0) {  // any memory does
     map.address = call.q.data;
@@ -50,7 +50,7 @@ void bind_bias_rows(const AttentionParams& call, std::int64_t group, gpu::Tensor
   }
 }
 
-void bind_keys(const AttentionParams& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
+void bind_keys(const AttendedRows& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
   const bool packed = call.cu_seqlens_k != nullptr;
   const std::int64_t rows = packed ? call.total_k : call.seqlen_k, batch = packed ? 1 : call.batch_size;
   const auto bytes = [&map](std::int64_t extent, std::int64_t stride) {
@@ -67,7 +67,7 @@ void bind_keys(const AttentionParams& call, const Tensor4& t, std::int64_t dim, 
   map.strides = {bytes(rows, t.seq_stride), bytes(call.num_heads_k, t.head_stride), bytes(batch, t.batch_stride)};
 }
 
-void bind_key_rows(const AttentionParams& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
+void bind_key_rows(const AttendedRows& call, const Tensor4& t, std::int64_t dim, gpu::TensorMap& map) {
   gpu::TensorMap keys = map;
   bind_keys(call, t, dim, keys);
   map.address = keys.address;

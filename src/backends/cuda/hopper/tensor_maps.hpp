@@ -1,4 +1,4 @@
-// How attention's tensors are told to TMA: a map's address and extents, set from a call.
+// How tensors of rows that attend are told to TMA: a map's address and extents, set from a call.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,14 @@ namespace tilewise::backends::hopper {
 }
 
 /// [dim, head of the group, seq, group, batch] of a tensor whose rows are queries.
-void bind_query_rows(const device::AttentionParams& call, const device::Tensor4& t, std::int64_t dim,
-                     std::int64_t group, gpu::TensorMap& map);
+void bind_query_rows(const device::AttendedRows& call, const device::Tensor4& t, std::int64_t dim, std::int64_t group,
+                     gpu::TensorMap& map);
 /// [key, head of the group, query, group, batch] of the bias. Dimensions that are broadcast have stride 0, which the
 /// TMA takes.
-void bind_bias_rows(const device::AttentionParams& call, std::int64_t group, gpu::TensorMap& map);
+void bind_bias_rows(const device::AttendedRows& call, std::int64_t group, gpu::TensorMap& map);
 /// [dim, seq, head, batch] of one whose rows are keys. Without keys any memory does: no weight is anything but 0.
-void bind_keys(const device::AttentionParams& call, const device::Tensor4& t, std::int64_t dim, gpu::TensorMap& map);
+void bind_keys(const device::AttendedRows& call, const device::Tensor4& t, std::int64_t dim, gpu::TensorMap& map);
 /// The same as [dim, 1, seq, head, batch], as stores have it.
-void bind_key_rows(const device::AttentionParams& call, const device::Tensor4& t, std::int64_t dim,
-                   gpu::TensorMap& map);
+void bind_key_rows(const device::AttendedRows& call, const device::Tensor4& t, std::int64_t dim, gpu::TensorMap& map);
 
 }  // namespace tilewise::backends::hopper

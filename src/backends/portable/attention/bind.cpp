@@ -6,7 +6,7 @@ namespace {
 
 /// What kernels that see scores take.
 template <typename Params>
-void bind_scores(const device::AttentionParams& call, Params& params) {
+void bind_scores(const device::AttendedRows& call, Params& params) {
   params.shape = call;
   params.score = call;
   params.q = call.q;
@@ -24,13 +24,13 @@ void bind_gradients(const device::AttentionParams& call, Params& params) {
 
 }  // namespace
 
-void bind(const device::AttentionParams& call, device::ForwardParams& params) {
+void bind(const device::AttendedRows& call, device::ForwardParams& params) {
   bind_scores(call, params);
   params.out = call.out;
   params.sink = call.sink;
 }
 
-void bind(const device::AttentionParams& call, device::CombineParams& params) {
+void bind(const device::AttendedRows& call, device::CombineParams& params) {
   params.shape = call;
   params.out = call.out;
   params.softmax_lse = call.softmax_lse;

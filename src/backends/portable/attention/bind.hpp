@@ -5,8 +5,10 @@
 
 namespace tilewise::backends::portable {
 
-void bind(const device::AttentionParams& call, device::ForwardParams& params);
-void bind(const device::AttentionParams& call, device::CombineParams& params);
+// Of any operation that attends.
+void bind(const device::AttendedRows& call, device::ForwardParams& params);
+void bind(const device::AttendedRows& call, device::CombineParams& params);
+
 void bind(const device::AttentionParams& call, device::BwdPreprocessParams& params);
 void bind(const device::AttentionParams& call, device::BwdDqParams& params);
 void bind(const device::AttentionParams& call, device::BwdDkdvParams& params);

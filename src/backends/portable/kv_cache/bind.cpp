@@ -5,35 +5,16 @@
 #include <cstdint>
 #include <limits>
 
+#include "backends/attended_rows.hpp"
+#include "backends/portable/attention/bind.hpp"
+
 namespace tilewise::backends::portable {
 namespace {
 
 using operations::kv_cache::KvCacheParams;
 
-device::BiasType type_of(DType dtype) {
-  return dtype == DType::bf16 ? device::kBiasBf16 : dtype == DType::f16 ? device::kBiasF16 : device::kBiasF32;
-}
-
 device::ScaleTensor scale_of(const operations::kv_cache::ScaleTensor& t) {
   return {t.data, t.batch_stride, t.row_stride, t.place_stride, t.head_stride, t.value, 0};
-}
-
-device::SinkTensor sink_of(const KvCacheParams& call) {
-  return {const_cast<void*>(call.sink), call.sink_stride,
-          call.sink == nullptr ? std::int32_t{device::kBiasNone} : std::int32_t{type_of(call.sink_dtype)}, 0};
-}
-
-device::ScoreParams score_of(const KvCacheParams& call) {
-  device::ScoreParams score{};
-  score.window_left = call.window_left;
-  score.window_right = call.window_right;
-  score.softmax_scale = call.softmax_scale;
-  score.softcap = call.softcap;
-  score.alibi_slopes = call.alibi_slopes;
-  score.alibi_batch_stride = call.alibi_batch_stride;
-  score.alibi_head_stride = call.alibi_head_stride;
-  score.dropout_scale = 1.0f;
-  return score;
 }
 
 device::RotaryTables rotary_of(const KvCacheParams& call) {
@@ -50,19 +31,11 @@ device::RotaryTables rotary_of(const KvCacheParams& call) {
           call.window_left >= 0 || call.window_right >= 0};
 }
 
-device::AttentionShape shape_of(const KvCacheParams& call) {
-  device::AttentionShape shape{};
-  shape.batch_size = call.batch_size;
-  shape.seqlen_q = call.seqlen_q;
-  shape.seqlen_k = call.paged ? call.max_pages_per_seq * call.row_places : call.row_places;
-  shape.num_heads_q = call.num_heads_q;
-  shape.num_heads_k = call.num_heads_k;
-  shape.head_dim = call.head_dim;
-  shape.head_dim_v = call.head_dim_v;
-  shape.total_q = call.total_q;
-  shape.cu_seqlens_q = call.cu_seqlens_q;
-  return shape;
+device::NewKeys new_keys_of(const KvCacheParams& call) {
+  return {call.k, call.mla ? device::Tensor4{} : call.v, call.packed, !call.mla};
 }
+
+}  // namespace
 
 device::CacheShape cache_of(const KvCacheParams& call) {
   return {call.cache_rows,
@@ -80,44 +53,28 @@ device::CacheShape cache_of(const KvCacheParams& call) {
           call.block_table};
 }
 
-device::NewKeys new_keys_of(const KvCacheParams& call) {
-  return {call.k, call.mla ? device::Tensor4{} : call.v, call.packed, !call.mla};
-}
-
-}  // namespace
-
 void bind(const KvCacheParams& call, device::KvCacheForwardParams& params) {
-  params.shape = shape_of(call);
-  params.score = score_of(call);
+  bind(attended_rows(call), params);
   params.cache = cache_of(call);
-  if (params.appends) params.new_keys = new_keys_of(call);
-  params.q = call.q;
-  params.rotary = rotary_of(call);
-  params.k_cache = call.k_cache;
-  params.v_cache = call.v_cache;
-  params.out = call.out;
   params.k_scale = scale_of(call.k_scale);
   params.v_scale = scale_of(call.v_scale);
-  params.softmax_lse = call.softmax_lse;
-  params.sink = sink_of(call);
+  if (params.appends) params.new_keys = new_keys_of(call);
+  params.rotary = rotary_of(call);
 }
 
 void bind(const KvCacheParams& call, device::KvCacheCombineParams& params) {
-  params.shape = shape_of(call);
+  bind(attended_rows(call), params);
   params.cache = cache_of(call);
-  params.out = call.out;
-  params.softmax_lse = call.softmax_lse;
-  params.sink = sink_of(call);
 }
 
 void bind(const KvCacheParams& call, device::AppendKvParams& params) {
-  params.shape = shape_of(call);
+  params.shape = attended_rows(call);
   params.cache = cache_of(call);
   params.new_keys = new_keys_of(call);
-  params.k_cache = call.k_cache;
+  params.k = call.k_cache;
   params.k_scale = scale_of(call.k_scale);
   if (!call.mla) {
-    params.v_cache = call.v_cache;
+    params.v = call.v_cache;
     params.v_scale = scale_of(call.v_scale);
   }
   params.rotary = rotary_of(call);
@@ -128,7 +85,7 @@ void bind(const KvCacheParams& call, device::AppendKvParams& params) {
 }
 
 void bind(const KvCacheParams& call, device::RotateQueriesParams& params) {
-  params.shape = shape_of(call);
+  params.shape = attended_rows(call);
   params.cache = cache_of(call);
   params.q = call.q;
   if (call.packed) params.q.batch_stride = 0;

@@ -12,6 +12,9 @@ void bind(const operations::kv_cache::KvCacheParams& call, device::KvCacheCombin
 void bind(const operations::kv_cache::KvCacheParams& call, device::AppendKvParams& params);
 void bind(const operations::kv_cache::KvCacheParams& call, device::RotateQueriesParams& params);
 
+/// Where sequences are in the cache.
+[[nodiscard]] device::CacheShape cache_of(const operations::kv_cache::KvCacheParams& call);
+
 /// Queries as RotateQueries leaves them, side by side, but for their address.
 [[nodiscard]] device::Tensor4 rotated_queries(const operations::kv_cache::KvCacheParams& call);
 

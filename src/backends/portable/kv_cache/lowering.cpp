@@ -14,6 +14,7 @@
 #include "backends/portable/kv_cache/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
+#include "operations/attention/call.hpp"
 #include "operations/kv_cache/rules.hpp"
 
 namespace tilewise::backends::portable {
@@ -24,20 +25,6 @@ using operations::kv_cache::appends_alone, operations::kv_cache::KvCacheParams;
 
 constexpr double kAppendUs = 1.5;  // of a row that is rotated and stored, beside its bytes
 constexpr std::int64_t kMostPlaces = std::numeric_limits<std::int32_t>::max();
-
-/// The call's sizes as far as the problem decides them: what workspaces are placed by.
-device::AttentionShape shape_of(const KvCacheProblem& p) {
-  device::AttentionShape shape{};
-  shape.batch_size = p.batch_size;
-  shape.seqlen_q = p.seqlen_q;
-  shape.seqlen_k = operations::kv_cache::capacity_of(p);
-  shape.num_heads_q = p.num_heads_q;
-  shape.num_heads_k = p.num_heads_k;
-  shape.head_dim = p.head_dim;
-  shape.head_dim_v = p.head_dim_v;
-  shape.total_q = p.total_q;
-  return shape;
-}
 
 class Lowerer {
  public:
@@ -66,7 +53,7 @@ class Lowerer {
   template <typename Kernel>
   gpu::Launch* add(const typename Kernel::Config& config, typename Kernel::Params params, std::int64_t blocks,
                    double us) {
-    params.shape = shape_of(p_);
+    params.shape = operations::attention::shape_of(attention_);
     const auto bind_params = [](const void* call, void* block) {
       bind(*static_cast<const KvCacheParams*>(call), *static_cast<typename Kernel::Params*>(block));
     };

@@ -14,8 +14,8 @@ void for_each_pointer(const device::KvCacheForwardParams& p, const RegionVisitor
   table.rotary(p.rotary);
   table.new_keys();
   const Access caches = p.appends ? Access::write : Access::read;
-  table.cache(p.k_cache, "k_cache", caches, p.shape.head_dim);
-  table.cache(p.v_cache, "v_cache", caches, p.shape.head_dim_v);
+  table.cache(p.k, "k_cache", caches, p.shape.head_dim);
+  table.cache(p.v, "v_cache", caches, p.shape.head_dim_v);
   table.scale(p.k_scale, "k_scale", caches);
   table.scale(p.v_scale, "v_scale", caches);
   table.outs(p.out, "out", Access::write);
@@ -39,8 +39,8 @@ void for_each_pointer(const device::AppendKvParams& p, const RegionVisitor& visi
   table.lengths();
   table.cache_lengths();
   table.new_keys();
-  table.cache(p.k_cache, "k_cache", Access::write, p.shape.head_dim);
-  table.cache(p.v_cache, "v_cache", Access::write, p.shape.head_dim_v);
+  table.cache(p.k, "k_cache", Access::write, p.shape.head_dim);
+  table.cache(p.v, "v_cache", Access::write, p.shape.head_dim_v);
   table.scale(p.k_scale, "k_scale", Access::write);
   table.scale(p.v_scale, "v_scale", Access::write);
   table.rotary(p.rotary);

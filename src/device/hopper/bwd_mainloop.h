@@ -37,10 +37,9 @@ class BwdMainloop {
   /// during the products too (100 to 220 bytes of spills).
   static constexpr bool kReadsLate = C.softcap && C.dropout, kReadsBeside = C.own_dq || (C.couriers() && C.softcap),
                         kReadsAhead = !kReadsLate && !kReadsBeside;
-  /// Whether delta is read while dP is multiplied, not once it is there: 3 to 5% less in tiles of 128 queries, but
-  /// slower in most others of 64. Softcap with dropout has no registers for it, nor has a window in f16.
-  static constexpr bool kDeltaEarly =
-      !kReadsLate && (C.block_m > 64 || (C.couriers() && C.ranged && C.q_type == kBf16 && !C.softcap));
+  /// Whether delta is read while dP is multiplied, not once it is there: 3 to 5% less in tiles of 128 queries, slower
+  /// in others. Softcap with dropout has no registers for it.
+  static constexpr bool kDeltaEarly = !kReadsLate && C.block_m > 64;
   /// Whether registers of statistics serve something else from their last use to the next tile's. It shortens steps,
   /// but not at 128 columns with dropout, or in bf16 without a mask.
   static constexpr bool kForgets = kRoomy || C.own_dq || (!C.dropout && (C.ranged || C.couriers() || C.q_type == kF16));

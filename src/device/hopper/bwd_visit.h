@@ -10,7 +10,7 @@ namespace tilewise::device {
 template <HopperBwdConfig C>
 inline constexpr bool kMasksBothEnds = C.windowed || C.partial_rows;
 
-/// Steps [from, to) in which no weight is hidden.
+/// Steps [from, to) in which no weight is hidden, where only tiles that see the diagonal hide some.
 struct WholeSteps {
   int32_t from, to;
 };
@@ -18,12 +18,8 @@ template <HopperBwdConfig C>
 TILEWISE_INLINE WholeSteps whole_steps(const QueryTiles& seen, bool from_last) {
   const int32_t count = seen.count();
   if constexpr (C.both_ways) {
-    const auto place = [&](int32_t tile) { return minimum(maximum(tile, seen.begin), seen.end) - seen.begin; };
-    const int32_t begin = place(seen.full_begin),
-                  end = maximum(kMasksBothEnds<C> ? place(seen.full_end) : count, begin);
-    return from_last ? WholeSteps{count - end, count - begin} : WholeSteps{begin, end};
-  } else if constexpr (kMasksBothEnds<C>) {
-    return {minimum(seen.full_begin, seen.end) - seen.begin, minimum(seen.full_end, seen.end) - seen.begin};
+    const int32_t hiding = minimum(maximum(seen.full_begin, seen.begin), seen.end) - seen.begin;
+    return from_last ? WholeSteps{0, count - hiding} : WholeSteps{hiding, count};
   } else {
     return {count - (seen.end - maximum(seen.begin, seen.full_begin)), count};
   }
@@ -33,16 +29,13 @@ TILEWISE_INLINE WholeSteps whole_steps(const QueryTiles& seen, bool from_last) {
 /// head's tiles, from the first one on, or in an order both ways from the last one if told so.
 template <HopperBwdConfig C, class Step>
 TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, bool from_last, const Step& step) {
-  // Code of their own for tiles masked at either end spares packed sequences 1 to 2% at head_dim 128; of tiles of 128
-  // queries, wide heads and blocks of one tile of keys it would be a third more, and has not been timed.
-  constexpr bool kOwnCode = C.persistent && !C.shares_keys && C.block_m <= 64;
   const int32_t count = seen.count();
   const auto tile_of = [&, first = from_last ? seen.end - 1 : seen.begin, stride = from_last ? -1 : 1](int32_t i) {
     return C.both_ways ? first + i * stride : seen.begin + i;
   };
   const auto visit = [&](auto masked, int32_t i) { step(masked, tile_of(i), i == 0, i + 1 < count); };
   int32_t i = 0;
-  if constexpr (kMasksBothEnds<C> && !kOwnCode) {
+  if constexpr (kMasksBothEnds<C>) {
     TILEWISE_NO_UNROLL
     for (; i < count; ++i) {
       const int32_t tile = tile_of(i);
@@ -58,7 +51,7 @@ TILEWISE_INLINE void visit_tiles(const QueryTiles& seen, bool from_last, const S
     for (; i < whole.from; ++i) visit(Index<1>{}, i);
     TILEWISE_NO_UNROLL
     for (; i < whole.to; ++i) visit(Index<0>{}, i);
-    if constexpr (kMasksBothEnds<C> || C.both_ways) {
+    if constexpr (C.both_ways) {
       TILEWISE_NO_UNROLL
       for (; i < count; ++i) visit(Index<1>{}, i);
     }

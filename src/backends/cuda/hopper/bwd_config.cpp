@@ -99,9 +99,8 @@ bool may_round(const Problem& p, const HopperBwdConfig& c) {
   return p.dq && c.persistent && each_query_sees_a_key(p, c) && (c.ordered || !c.ranged);
 }
 
-/// Whether that is quicker than a launch. A head's tiles of keys have to be counted as they are done, once their sums
-/// have arrived: of 16,384 tokens in 16 heads of 128 on an H200 2k take 0.6% less, 4k, 8k and 16k 2.3 to 2.6%, but 1k
-/// 2% and 512 5% longer; in 8 heads of 256 1k take 1% less. With 512 tiles 4k is level and 2k takes 2% longer.
+/// Whether that is quicker than a launch. Without an order a head's tiles of keys have to be counted as they are done,
+/// once their sums have arrived: 2 to 4% less in long sequences, but 5% more in short ones.
 bool rounding_pays(const Problem& p, const HopperBwdConfig& c, const core::DeviceDescription& device) {
   constexpr std::int64_t kFewestTiles = 1024, kFewestQueries = 2048;
   return c.ordered ||
@@ -138,12 +137,8 @@ bool may_round_last(const Problem& p, const HopperBwdConfig& c) {
 }
 
 /// The same where the warps that multiply dQ beside dk and dv wait themselves for what comes from memory, so that it
-/// takes as many tiles of keys as keep neighbours apart. Of 16,384 tokens in 16 heads of 192 and 128 on an H200, by
-/// blocks without tiles and with the last sums: causal 256, 512, 1k and 2k 393, 459, 601 and 937 us and 301, 388, 570
-/// and 955; all keys seen 512 and 768 576 and 712, 540 and 699; a window of 1,024 at 16k 948 and 926; of 4,096 tokens
-/// causal 512 143 and 133, 1k 175 and 197. 16 heads on 4, causal 512 and 1k 476 and 719, 406 and 681, all keys seen 512
-/// 508 and 551, a window of 1,024 at 4k 915 and 995; 16 on 1, causal 512 501 and 551. In an order both ways 2k take
-/// 1,002 with the last sums and 1,033 by blocks, 4,096 tokens 1k, 2k and 4k 156, 244 and 435 for 171, 285 and 487.
+/// takes as many tiles of keys as keep neighbours apart: 24% less at 256 causal keys, but 13% more in 4,096 tokens of
+/// 1k.
 bool own_last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   constexpr std::int64_t kManyTiles = 1536, kManyOfGroups = 256, kFewKeys = 512;
   if (c.both_ways) return true;
@@ -156,11 +151,8 @@ bool own_last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
 
 /// Whether that is quicker than blocks without tiles that do. What has been added so far comes from memory then, which
 /// takes a little longer than a step; and but for a window the first tile of keys is the last one of all queries, for
-/// which all others wait in the end. Of 16,384 tokens in 16 heads of 128 on an H100 a window of 1,024 at 4k takes 662
-/// us for 704, causal 512, 1k, 2k, 4k 356, 473, 730, 1,231 for 427, 521, 729, 1,187, all keys seen, 512 and 1k 437 and
-/// 685 for 488 and 705, 2k is level; in 32 heads of 64, causal 512, 2k, 4k 352, 760, 1,452 for 413, 811, 1,456. In an
-/// order both ways they are at any length: on an H200 causal 2k, 4k and 8k take 4.9, 4.1 and 5.5% less than one way by
-/// blocks without tiles, both ways by such blocks 0.9% more, 1.2 and 3.7% less.
+/// which all others wait in the end. So short sequences gain (17% at 512 causal keys), and in an order both ways all
+/// do.
 bool last_rounding_pays(const Problem& p, const HopperBwdConfig& c) {
   if (c.own_dq) return own_last_rounding_pays(p, c);
   return c.both_ways || c.windowed || p.seqlen_k <= (c.block_m > kNarrow ? 2048 : 1024);

@@ -21,13 +21,6 @@ namespace {
 
 void bind(const void* call, void* block) { bind_step(call, *static_cast<device::HopperForwardParams*>(block)); }
 
-/// The step's attention, whose lengths are read by the kernel in every case.
-Problem attention_of(const KvCacheProblem& p) {
-  Problem attention = portable::attention_of(p);
-  attention.seqused_k = true;
-  return attention;
-}
-
 /// A launch that waits itself for the one before it.
 void begin_early(gpu::Step& step, const core::DeviceDescription& device) {
   std::get<gpu::Launch>(step).programmatic = portable::traits_of(device, gpu::Family::sm80).overlaps_steps;
@@ -77,7 +70,8 @@ std::string step_refusal(const KvCacheProblem& p) {
 }
 
 gpu::Outcome lower_attention(const KvCacheProblem& p, const core::DeviceDescription& device) {
-  const Problem attention = attention_of(p);
+  Problem attention = portable::attention_of(p);
+  attention.seqused_k = true;  // its lengths are read by the kernel in every case
   if (std::string reason = refusal_of(attention); !reason.empty()) return {{}, std::move(reason)};
   ForwardSchedule schedule = forward_schedule(attention, device, p.num_splits);
   schedule.config.cached = 1;

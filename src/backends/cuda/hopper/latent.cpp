@@ -125,7 +125,7 @@ device::KeySchedule schedule_keys(const KvCacheProblem& p, const core::DeviceDes
   if (order.row_tiles > traits.multiprocessors) return {};
   const portable::ScheduledBlocks blocks{order.row_tiles, 1, HopperLatentConfig::kKeys,
                                          HopperLatentConfig::kSchedulesSparingly};
-  return portable::schedule_keys(p, portable::attention_of(p), traits, blocks);
+  return portable::schedule_keys(p, traits, blocks);
 }
 
 }  // namespace

@@ -25,20 +25,19 @@ double f(std::int64_t n) { return static_cast<double>(n); }
 
 }  // namespace
 
-std::int64_t key_splits(const KvCacheProblem& p, const Problem& attention, const DeviceTraits& traits,
-                        const device::KvCacheForwardConfig& config, std::int64_t heads, std::int64_t tiles) {
+std::int64_t key_splits(const KvCacheProblem& p, const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
+                        std::int64_t heads, std::int64_t tiles) {
   if (p.num_splits > 0) return std::min<std::int64_t>(p.num_splits, device::kMostSplits);
-  Problem typical = attention;
+  Problem typical = attention_of(p);
   if (p.cache_seqlens && tiles == 1) typical.seqlen_k = std::min(typical.seqlen_k, kTypicalKeys);
   return forward_splits(typical, traits, config, tiles * heads * p.batch_size, blocks_at_once(config));
 }
 
-device::KeySchedule schedule_keys(const KvCacheProblem& p, const Problem& attention, const DeviceTraits& traits,
-                                  const ScheduledBlocks& blocks) {
+device::KeySchedule schedule_keys(const KvCacheProblem& p, const DeviceTraits& traits, const ScheduledBlocks& blocks) {
   device::KeySchedule key_schedule{};
   const bool differ = p.cache_seqlens && p.batch_size > 1 && p.batch_size <= device::kMostScheduledSequences;
   if (!differ || p.num_splits > 0 || p.batch_invariant) return key_schedule;
-  const double seen = operations::attention::most_keys_seen(attention, f(std::max<std::int64_t>(p.seqlen_q, 1)));
+  const double seen = operations::attention::most_keys_seen(attention_of(p), f(std::max<std::int64_t>(p.seqlen_q, 1)));
   const double most_tiles = std::ceil(seen / blocks.block_n) + 1.0;
   constexpr double kMostTiles = 2147483647.0;  // of all sequences
   if (seen <= f(kLeastKeys) || most_tiles * f(p.batch_size) > kMostTiles) return key_schedule;

@@ -13,10 +13,9 @@
 namespace tilewise::backends::portable {
 
 /// As many for each sequence, whose queries are `tiles` tiles for each of `heads` heads (or parts of heads).
-/// `attention`: attention_of() the problem.
-[[nodiscard]] std::int64_t key_splits(const KvCacheProblem& problem, const Problem& attention,
-                                      const DeviceTraits& traits, const device::KvCacheForwardConfig& config,
-                                      std::int64_t heads, std::int64_t tiles);
+[[nodiscard]] std::int64_t key_splits(const KvCacheProblem& problem, const DeviceTraits& traits,
+                                      const device::KvCacheForwardConfig& config, std::int64_t heads,
+                                      std::int64_t tiles);
 
 /// How a kernel's blocks take the keys that are scheduled.
 struct ScheduledBlocks {
@@ -27,8 +26,8 @@ struct ScheduledBlocks {
 };
 
 /// How parts are scheduled by lengths, where these may differ much; places 0: they are not.
-[[nodiscard]] device::KeySchedule schedule_keys(const KvCacheProblem& problem, const Problem& attention,
-                                                const DeviceTraits& traits, const ScheduledBlocks& blocks);
+[[nodiscard]] device::KeySchedule schedule_keys(const KvCacheProblem& problem, const DeviceTraits& traits,
+                                                const ScheduledBlocks& blocks);
 
 /// Of a sequence, where all are equally long.
 [[nodiscard]] std::int64_t mean_parts(const device::KeySchedule& key_schedule, std::int64_t batch_size);

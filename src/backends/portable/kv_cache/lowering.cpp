@@ -101,7 +101,7 @@ class Lowerer {
   }
 
   void add_attention() {
-    device::KvCacheForwardConfig config = kv_cache_forward_config(p_, attention_, traits_);
+    device::KvCacheForwardConfig config = kv_cache_forward_config(p_, traits_);
     if (p_.append && !config.appends) add_append();
     add_forward(config);
   }
@@ -112,10 +112,10 @@ class Lowerer {
     const std::int64_t tiles = ceil_div(rows, config.block_m()), blocks = tiles * heads * p_.batch_size;
     const ScheduledBlocks blocks_taken{heads, blocks_at_once(config), config.block_n};
     const device::KeySchedule key_schedule =
-        tiles == 1 ? schedule_keys(p_, attention_, traits_, blocks_taken) : device::KeySchedule{};
+        tiles == 1 ? schedule_keys(p_, traits_, blocks_taken) : device::KeySchedule{};
     const bool scheduled = key_schedule.places > 0;
     const std::int64_t splits =
-        scheduled ? mean_parts(key_schedule, p_.batch_size) : key_splits(p_, attention_, traits_, config, heads, tiles);
+        scheduled ? mean_parts(key_schedule, p_.batch_size) : key_splits(p_, traits_, config, heads, tiles);
     config.schedules_keys = scheduled;
     config.split = scheduled || splits > 1;
     if (config.split && !scheduled) config.sink = 0;  // else the only part of a sequence joins it

@@ -196,8 +196,8 @@ Problem attention_of(const KvCacheProblem& p) {
   return a;
 }
 
-device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& p, const Problem& attention,
-                                                     const DeviceTraits& traits) {
+device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& p, const DeviceTraits& traits) {
+  const Problem attention = attention_of(p);
   device::KvCacheForwardConfig c = shaped_forward(p, attention, traits);
   // As attention's: with batch_invariant tiles of keys are those of many rows.
   if (p.batch_invariant && p.seqlen_q < kManyQueries) {

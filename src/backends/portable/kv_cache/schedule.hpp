@@ -16,9 +16,8 @@ namespace tilewise::backends::portable {
 /// What the step's attention is to the schedules of attention: as many keys as the cache has room for.
 [[nodiscard]] Problem attention_of(const KvCacheProblem& problem);
 
-/// Everything decided but `split`. `attention`: attention_of() the problem.
+/// Everything decided but `split`.
 [[nodiscard]] device::KvCacheForwardConfig kv_cache_forward_config(const KvCacheProblem& problem,
-                                                                   const Problem& attention,
                                                                    const DeviceTraits& traits);
 /// Everything decided but `seqlens_alone`, which is the forward kernel's: combine relies on what that leaves then.
 [[nodiscard]] device::KvCacheCombineConfig kv_cache_combine_config(const Problem& attention);

@@ -102,7 +102,7 @@ struct FaultySm90 : FaultyPairSm90 {
   }
 };
 
-/// Two computing warpgroups, tiles of 64 keys, two of them on their way; lengths in device memory, so that the end of
+/// Two consumer warpgroups, tiles of 64 keys, two of them on their way; lengths in device memory, so that the end of
 /// the values is cleared.
 constexpr HopperForwardConfig kConfig = [] {
   HopperForwardConfig c;

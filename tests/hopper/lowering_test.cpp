@@ -114,7 +114,7 @@ TEST(HopperLowering, CountsWholeRoundsBesideAWindow) {
   EXPECT_EQ(forward_schedule(problem, h200()).config.block_m(), 128);
 }
 
-/// Where masks leave computing warpgroups unequal numbers of tiles, unless there are many or scores have options, and
+/// Where masks leave consumer warpgroups unequal numbers of tiles, unless there are many or scores have options, and
 /// in fp8 to head_dim 128.
 TEST(HopperLowering, TakesNoTurnsWhereWarpgroupsSeeUnequalKeys) {
   const auto uses_ping_pong = [](std::string_view text) {

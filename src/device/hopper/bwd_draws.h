@@ -78,7 +78,7 @@ class BwdDraws {
     }
   }
 
-  /// Once the computing warps have read those of the tile before.
+  /// Once the consumer warps have read those of the tile before.
   TILEWISE_INLINE void publish(uint32_t (&kept)[4]) {
     TILEWISE_UNROLL
     for (uint32_t& word : kept) {

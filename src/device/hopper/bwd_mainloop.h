@@ -1,4 +1,4 @@
-// A computing warpgroup of the backward kernel: 64 keys, past which tiles of queries stream. Rows are keys: S, P, dP
+// A consumer warpgroup of the backward kernel: 64 keys, past which tiles of queries stream. Rows are keys: S, P, dP
 // and dS are transposed here. dK and dV stay in registers; dS goes to the warpgroup that multiplies dQ.
 #pragma once
 

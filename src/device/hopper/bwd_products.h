@@ -1,4 +1,4 @@
-// The products of a computing warpgroup of the backward kernel, whose rows are keys.
+// The products of a consumer warpgroup of the backward kernel, whose rows are keys.
 #pragma once
 
 #include "device/hopper/config.h"

@@ -160,7 +160,7 @@ struct HopperBwdShared : BwdBiasStages<C, C.bias_boxes != 0> {
     typename Machine::SharedNumber tile;    // of wide heads, of which tile, head and batch are told; -1: none
     typename Machine::SharedNumber member;  // of the query heads for which the block has this tile
   } items[2];
-  /// Where a computing warpgroup's dk and dv go, left there by the thread that will ask.
+  /// Where a consumer warpgroup's dk and dv go, left there by the thread that will ask.
   struct alignas(16) StorePlace {
     typename Machine::SharedNumber k_row, head, batch;
   } store_places[2];

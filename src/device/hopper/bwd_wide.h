@@ -1,4 +1,4 @@
-// The computing warpgroups of the backward kernel for wide heads: both have the block's 64 keys. One multiplies S and
+// The consumer warpgroups of the backward kernel for wide heads: both have the block's 64 keys. One multiplies S and
 // sums up dV, the other dP and dK. P goes from the one to the other through the place where dS will lie.
 #pragma once
 

@@ -100,7 +100,7 @@ struct HopperBwdConfig : ScoreConfig {
   Flag both_ways = 0;        // that order begins with the last keys, but for the last heads with the first ones
   Flag late_preprocess = 0;  // later heads are preprocessed while this kernel works on others
   Flag split = 0;            // queries come in parts, each of which leaves its own sums for bwd_convert_dkdv
-  Flag shares_keys = 0;      // both computing warpgroups have the same 64 keys, the one S and dV, the other dP and dK
+  Flag shares_keys = 0;      // both consumer warpgroups have the same 64 keys, the one S and dV, the other dP and dK
   Flag own_dq = 0;           // those that compute multiply dQ too, half of its columns each; of persistent blocks
   Flag persistent = 0;       // a block works on one tile of keys after the other
   Flag grouped = 0;          // of such blocks: a key head has several query heads, of which a tile of keys has some
@@ -223,16 +223,16 @@ struct HopperBwdConvertDqConfig : RowConfig {
   }
 };
 
-/// Registers of a thread of the warpgroup that loads tiles, and of those that compute: multiples of 8, together no
-/// more than the block was launched with, which is 168 a thread of three warpgroups, 128 of four and 96 of five. A
-/// block that asks for more waits forever.
+/// Registers of a thread of the producer warpgroup, and of consumer ones, as setmaxnreg sets them: multiples of 8,
+/// together no more than the block was launched with, which is 168 a thread of three warpgroups, 128 of four and 96 of
+/// five. A block that asks for more waits forever.
 struct WarpgroupRegisters {
   int32_t producer, consumer;
   int32_t other = 0;  // of a warpgroup that does neither
 };
 constexpr WarpgroupRegisters warpgroup_registers(const HopperForwardConfig& config) {
   if (config.consumers() == 1) return {56, 256};
-  // Warps that transpose need some: of 32 registers they spill, and computing warpgroups of 96 keys do with 152.
+  // Warps that transpose need some: of 32 registers they spill, and consumer warpgroups of 96 keys do with 152.
   if (config.fp8() && config.consumers() == 2) return {56, 224};
   if (config.fp8() && config.consumers() == 3) return {56, 152};
   // Of 24 the warps that load tiles spill, 100 bytes where they load a bias too; parts of sequences of any length are

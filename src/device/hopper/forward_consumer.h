@@ -1,4 +1,4 @@
-// A computing warpgroup of the forward kernel: 64 rows of queries, keys streamed past them. The scores of a tile are
+// A consumer warpgroup of the forward kernel: 64 rows of queries, keys streamed past them. The scores of a tile are
 // computed while the weights of the one before multiply their values, across tiles of queries too.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The two computing warpgroups of MLA's decoding. Both hold all 64 rows, each half of the columns of out. They make
+// The two consumer warpgroups of MLA's decoding. Both hold all 64 rows, each half of the columns of out. They make
 // the weights of every other tile of keys, in turn, and both multiply every tile's: one's softmax runs beside the
 // other's products.
 #pragma once

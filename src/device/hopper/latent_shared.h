@@ -16,7 +16,7 @@ struct alignas(16) RowRecord {
 };
 
 /// Keys of one stage come in three parts with rings of their own, so that each is refilled as soon as its last reader
-/// is done: the columns of values that each computing warpgroup multiplies, and the last chunk, which no value has.
+/// is done: the columns of values that each consumer warpgroup multiplies, and the last chunk, which no value has.
 /// There a tile's weights stand once its scores are computed.
 ///
 /// In a cluster of two, both blocks' stages are refilled together, by one of them: the columns of warpgroup i by the

@@ -127,7 +127,7 @@ struct HopperForwardParams {
   }
 };
 
-/// Where the statistics of query `row` lie among a head's. A lane of a computing warpgroup holds columns 8c + 2l and
+/// Where the statistics of query `row` lie among a head's. A lane of a consumer warpgroup holds columns 8c + 2l and
 /// 8c + 2l + 1 of a product: the four that it has of 16 queries lie side by side.
 constexpr int64_t statistic_place(int64_t row) {
   return (row & ~int64_t{15}) | (row & 6) << 1 | (row & 8) >> 2 | (row & 1);

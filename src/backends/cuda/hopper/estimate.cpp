@@ -21,7 +21,7 @@ constexpr double kSoftcap = 190.0, kDropout = 480.0, kBias = 230.0, kOwnBias = 1
 constexpr double kPartUs = 2.2;  // of keys in parts, beside merging them: fp32 sums stored by every block
 constexpr double kOfMemoryRate = 0.7;
 constexpr double kNearlyAll = 0.8;  // of the most steps: where the mean tile beside a window has them, most have all
-/// What one, two, ... computing warpgroups reach of that rate: they hide each other's softmax.
+/// What one, two, ... consumer warpgroups reach of that rate: they hide each other's softmax.
 constexpr std::array<double, 4> kOfConsumers{0.6, 0.95, 1.0, 1.0};
 
 double f(std::int64_t n) { return static_cast<double>(n); }

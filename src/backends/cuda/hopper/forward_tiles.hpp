@@ -19,7 +19,7 @@ struct Tile {
 /// The table's, for a config that has the problem's features.
 [[nodiscard]] const Tile& tile_for(const Problem& problem, const device::HopperForwardConfig& config);
 
-/// Two computing warpgroups where the table has more: more tiles for multiprocessors that have none, and a full block
+/// Two consumer warpgroups where the table has more: more tiles for multiprocessors that have none, and a full block
 /// of 128 rows where three warpgroups would leave a third of theirs empty.
 [[nodiscard]] Tile pair_for(const Tile& tile, const device::HopperForwardConfig& config);
 

@@ -62,7 +62,7 @@ std::uint32_t BwdPreprocess::shared_bytes(const Config& c, gpu::Family) {
 
 std::uint32_t Latent::shared_bytes(const Config& c, gpu::Family) {
   constexpr std::int32_t kPattern = 1024, kBarrier = 8, kElement = 2;
-  constexpr std::int32_t kRecord = 16, kRecords = 2;  // of each row, by each computing warpgroup
+  constexpr std::int32_t kRecord = 16, kRecords = 2;  // of each row, by each consumer warpgroup
   const std::int32_t tiles = (Config::kRows + Config::kStages * Config::kKeys) * c.head_dim * kElement;
   const std::int32_t statistics = kRecords * Config::kConsumers * Config::kRows * kRecord;
   const std::int32_t rings = (Config::kConsumers + 1) * 2 * Config::kStages;

@@ -1,5 +1,5 @@
-// From a warp's accumulators to global memory: rounded, through shared memory and TMA, or straight from registers where
-// rows end that are not a box's. Warps wait for no other warp.
+// Epilogues store a warp's accumulators to global memory: rounded, through shared memory and TMA, or straight from
+// registers where rows end within a box. No warp waits for another.
 #pragma once
 
 #include "device/sm90/swizzled_tile.h"
@@ -8,14 +8,14 @@
 
 namespace tilewise::device {
 
-/// Where a warp's 16 rows wait to be stored, by 64 columns of 16 bits.
+/// Holds a warp's 16 rows until they are stored, 64 columns of 16 bits at a time.
 template <int kBuffers>
 struct StoreStaging {
   using Tile = SwizzledTile<16, 64>;
   Tile buffer[kBuffers];
 };
 
-/// For the lanes of one warp. The map's box is 16 rows of 64 columns.
+/// Is used by the lanes of one warp. The map's box is 16 rows of 64 columns.
 template <class Machine, int kElement, int kBuffers>
 class BoxStore {
  public:
@@ -24,8 +24,8 @@ class BoxStore {
 
   TILEWISE_INLINE explicit BoxStore(Staging& staging) : staging_(staging) {}
 
-  /// A warp's 16 rows of each of some fragments, each 64 rows below the one before. value_of(x): what is stored of a
-  /// sum. What lies outside the tensor is not stored.
+  /// Stores a warp's 16 rows of each fragment; fragments lie 64 rows apart. value_of(x) is what is stored of a sum.
+  /// What lies outside the tensor is not stored.
   template <class Fragment, int kCount, class ValueOf, class... X>
   TILEWISE_INLINE void store(const Fragment (&sums)[kCount], const ValueOf& value_of, const TensorMap& map, int32_t col,
                              int32_t row, X... x) const {
@@ -51,7 +51,7 @@ class BoxStore {
     }
   }
 
-  /// Before the kernel ends.
+  /// Waits for all stores, before the kernel ends.
   TILEWISE_INLINE void finish() const {
     if (Machine::lane() == 0) Machine::wait_stores();
   }
@@ -60,8 +60,8 @@ class BoxStore {
   Staging& staging_;
 };
 
-/// Straight from registers: fp32, 8 bytes a lane. row_of(slot): where a row of this lane goes, null: nowhere; columns
-/// from `cols` on are left out, an even number.
+/// Stores fp32 straight from registers, 8 bytes a lane. row_of(slot) is where a row of this lane goes; null is nowhere.
+/// Columns from `cols` on, an even number, are left out.
 template <class Machine, class Fragment, class RowOf>
 TILEWISE_INLINE void store_float_rows(const Fragment& sums, int32_t cols, const RowOf& row_of) {
   TILEWISE_UNROLL
@@ -78,8 +78,9 @@ TILEWISE_INLINE void store_float_rows(const Fragment& sums, int32_t cols, const 
   }
 }
 
-/// Likewise rounded to 16 bits, 16 bytes a lane, four lanes to 64 bytes of a row; `cols` is a multiple of 8. All lanes
-/// take part.
+/// Does the same rounded to 16 bits: a lane stores 16 bytes, four lanes store 64 bytes of a row. `cols` is a multiple
+/// of
+/// 8. All lanes take part.
 template <class Machine, int kElement, class Fragment, class RowOf>
 TILEWISE_INLINE void store_rounded_rows(const Fragment& sums, int32_t cols, const RowOf& row_of) {
   static_assert(Fragment::kColTiles % 4 == 0);
@@ -102,9 +103,9 @@ TILEWISE_INLINE void store_rounded_rows(const Fragment& sums, int32_t cols, cons
   }
 }
 
-/// Of a product with its sides swapped: its columns are out's rows, rounded to 16 bits, 4 bytes a lane, 16 adjacent
-/// elements a warp. to_of(column): where the tile's first row goes, null: nowhere; rows from `rows` on are left out, an
-/// even number. All lanes take part.
+/// Stores a product whose sides are swapped, so that its columns are out's rows. They are rounded to 16 bits: a lane
+/// stores 4 bytes, a warp 16 adjacent elements. to_of(column) is where the tile's first row goes; null is nowhere. Rows
+/// from `rows` on, an even number, are left out. All lanes take part.
 template <class Machine, int kElement, class Fragment, class ToOf>
 TILEWISE_INLINE void store_transposed(const Fragment& sums, int32_t rows, const ToOf& to_of) {
   const int lane = Machine::lane();
@@ -114,7 +115,7 @@ TILEWISE_INLINE void store_transposed(const Fragment& sums, int32_t rows, const 
     uint16_t* const to = to_of(8 * c + 2 * (lane % 4) + (odd ? 1 : 0));
     TILEWISE_UNROLL
     for (int slot = 0; slot < Fragment::kSlots; ++slot) {
-      // Lanes of two adjacent rows have two columns each, and change them for two rows of one column.
+      // Lanes of two adjacent rows have two columns each, and exchange them for two rows of one column.
       const auto& x = sums.tile[0][c];
       const uint32_t own = Machine::template pack<kElement>(x[2 * slot], x[2 * slot + 1]);
       const uint32_t other = Machine::shuffle_xor(own, 4);

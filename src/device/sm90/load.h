@@ -1,4 +1,5 @@
-// Tiles from global to shared memory by TMA: whole ones, shares of what all blocks of a cluster get, gathered rows.
+// Loads of tiles from global to shared memory by TMA: whole tiles, shares of what all blocks of a cluster get, and
+// gathered rows.
 #pragma once
 
 #include "device/sm90/mbarrier.h"
@@ -7,7 +8,8 @@
 
 namespace tilewise::device {
 
-/// By one thread. The map's box is a chunk of the tile; x0, x...: where the tile begins, the innermost dimension first.
+/// Loads a tile. One thread calls it. The map's box is a chunk of the tile, which begins at x0, x..., the innermost
+/// dimension first.
 template <class Machine, class Tile, class... X>
 TILEWISE_INLINE void load_tile(Tile& tile, const TensorMap& map, Barrier<Machine>& full, int32_t x0, X... x) {
   TILEWISE_UNROLL
@@ -16,8 +18,8 @@ TILEWISE_INLINE void load_tile(Tile& tile, const TensorMap& map, Barrier<Machine
   }
 }
 
-/// This block's share of a tile that all kBlocks of its cluster get: so many of its rows, which the map's box is of.
-/// Each block expects the bytes of the whole tile.
+/// Loads this block's share of the rows of a tile that all kBlocks of its cluster get. The map's box has that many
+/// rows. Each block expects the bytes of the whole tile.
 template <int kBlocks, class Machine, class Tile, class... X>
 TILEWISE_INLINE void load_share(Tile& tile, const TensorMap& map, Barrier<Machine>& full, int32_t x0, int32_t row,
                                 X... x) {
@@ -36,8 +38,8 @@ TILEWISE_INLINE void load_share(Tile& tile, const TensorMap& map, Barrier<Machin
   }
 }
 
-/// Rows from anywhere, by all lanes of a warp once the bytes are expected; the map's box is one row of a chunk.
-/// row_of(i): of the tile's row i, in the tensor; negative or past its end: zeros.
+/// Gathers rows from anywhere. All lanes of a warp call it once the bytes are expected. The map's box is one row of a
+/// chunk. row_of(i) is the place in the tensor of the tile's row i; where it is negative or past the end, zeros come.
 template <class Machine, class Tile, class RowOf>
 TILEWISE_INLINE void load_gathered(Tile& tile, const TensorMap& map, Barrier<Machine>& full, int32_t x0,
                                    const RowOf& row_of) {

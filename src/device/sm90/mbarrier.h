@@ -8,21 +8,21 @@ namespace tilewise::device {
 
 inline constexpr int32_t kWarpArrivals = 32;  // where each lane of a warp arrives
 
-/// A phase ends once all arrivals have come and all expected bytes have landed; the next begins at once.
+/// A phase ends once all arrivals have come and all expected bytes have landed. The next one begins at once.
 template <class Machine>
 class Barrier {
  public:
   TILEWISE_INLINE void init(int32_t arrivals) { Machine::init_barrier(&state_, arrivals); }
   TILEWISE_INLINE void arrive() { Machine::arrive(&state_); }
-  /// At the same barrier of a block of the cluster.
+  /// Arrives at the same barrier of another block of the cluster.
   TILEWISE_INLINE void arrive_at(int32_t rank) { Machine::arrive_at(&state_, rank); }
-  /// Arrives, and has the phase wait for so many bytes more.
+  /// Arrives, and has the phase wait for that many bytes more.
   TILEWISE_INLINE void arrive_and_expect(int32_t bytes) { Machine::arrive_and_expect(&state_, bytes); }
-  /// Until the phase of this parity has ended. The phase before the first one counts as ended, and as odd.
+  /// Waits until the phase of this parity has ended. The phase before the first one counts as ended, and as odd.
   TILEWISE_INLINE void wait(uint32_t parity) { Machine::wait(&state_, parity); }
-  /// Whether it has; where it has, this was the wait.
+  /// Returns whether it has ended. Where it has, no further wait is needed.
   TILEWISE_INLINE bool test(uint32_t parity) { return Machine::test(&state_, parity); }
-  /// Where TMA counts bytes.
+  /// The word in which TMA counts bytes.
   TILEWISE_INLINE uint64_t* state() { return &state_; }
 
  private:
@@ -49,7 +49,7 @@ struct RingPlace {
   TILEWISE_INLINE void advance() {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
-  /// Where it was an advance ago.
+  /// The place before the last advance.
   TILEWISE_INLINE RingPlace before() const {
     return stage == 0 ? RingPlace{kStages - 1, parity ^ 1} : RingPlace{stage - 1, parity};
   }
@@ -71,7 +71,7 @@ struct RingPlace {
   }
 };
 
-/// After so many advances.
+/// The place after that many advances.
 template <int kStages>
 TILEWISE_INLINE RingPlace<kStages> ring_place(uint32_t count) {
   return {count % kStages, count / kStages % 2};

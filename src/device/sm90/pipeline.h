@@ -12,13 +12,14 @@ struct Pipeline {
   static constexpr int kStages = kStages_, kBlocks = kBlocks_;
   Ring<Machine, kStages> ring;
 
-  /// consumer_warps: of each block. Producers announce a stage's bytes once each: one thread, unless said otherwise.
+  /// consumer_warps counts those of each block. Each producer announces a stage's bytes once; there is one unless told
+  /// otherwise.
   TILEWISE_INLINE void init(int32_t consumer_warps, int32_t producers = 1) {
     ring.init(producers, consumer_warps * kBlocks);
   }
 };
 
-/// Where the producer stands, which is one thread of a block, or a warp whose first lane speaks for it.
+/// The producer's place. A producer is one thread of a block, or a warp whose first lane speaks for it.
 template <class Pipe>
 class ProducerPlace {
   using Machine = typename Pipe::Machine;
@@ -29,7 +30,8 @@ class ProducerPlace {
   TILEWISE_INLINE uint32_t stage() const { return place_.stage; }
   /// Waits until the stage is empty, in all blocks of the cluster.
   TILEWISE_INLINE void wait() const { place_.wait_empty(ring_); }
-  /// Waits likewise, and announces the bytes that will land in this block's stage. Loads count on the barrier.
+  /// Waits likewise, and announces the bytes that will land in this block's stage. Returns the barrier that counts
+  /// them.
   TILEWISE_INLINE Barrier<Machine>& begin(int32_t bytes) const {
     wait();
     full().arrive_and_expect(bytes);
@@ -43,7 +45,7 @@ class ProducerPlace {
   RingPlace<Pipe::kStages> place_;
 };
 
-/// Where a consumer warp stands. Its lanes wait and release together.
+/// A consumer warp's place. Its lanes wait and release together.
 template <class Pipe>
 class ConsumerPlace {
   using Machine = typename Pipe::Machine;
@@ -53,7 +55,7 @@ class ConsumerPlace {
 
   TILEWISE_INLINE uint32_t stage() const { return place_.stage; }
   TILEWISE_INLINE void wait() const { place_.wait_full(ring_); }
-  /// Hands this stage back, or one so many before it.
+  /// Hands this stage back, or the one that many stages before it.
   TILEWISE_INLINE void release() const { release(place_); }
   template <int kBack = 1>
   TILEWISE_INLINE void release_before() const {

@@ -5,21 +5,21 @@
 
 namespace tilewise::device {
 
-/// Registers of a thread of each role.
+/// How many registers a thread of each role has.
 struct RoleRegisters {
   int producer, consumer;
 };
 
-/// What is usual for one producer warpgroup and so many consumers, of the 65,536 of a multiprocessor that one block
-/// has.
+/// The usual numbers for one producer warpgroup and `consumers` others, where a block has all 65,536 registers of a
+/// multiprocessor.
 constexpr RoleRegisters role_registers(int consumers) {
   return consumers == 1   ? RoleRegisters{128, 256 - 8}
          : consumers == 2 ? RoleRegisters{40, 232}
                           : RoleRegisters{32, 160};
 }
 
-/// produce(warp) in the warps of the first warpgroup, consume(warpgroup) in the others, counted from 0. Lambdas are
-/// marked TILEWISE_INLINE_LAMBDA. What follows in the kernel has the registers of neither for granted.
+/// Calls produce(warp) in the warps of the first warpgroup and consume(warpgroup) in the others, counted from 0.
+/// Lambdas are marked TILEWISE_INLINE_LAMBDA. Code behind it can rely on the registers of neither role.
 template <class Machine, int kConsumers, class Produce, class Consume>
 TILEWISE_INLINE void run_roles(const Produce& produce, const Consume& consume) {
   constexpr RoleRegisters kRegisters = role_registers(kConsumers);
@@ -32,7 +32,7 @@ TILEWISE_INLINE void run_roles(const Produce& produce, const Consume& consume) {
   }
 }
 
-/// Once barriers have been initialised by a thread: all of the block, or of all blocks of its cluster, know of them.
+/// Makes barriers that a thread has initialised known to the block, or to all blocks of its cluster.
 template <class Machine, int kBlocks>
 TILEWISE_INLINE void meet_cluster() {
   if constexpr (kBlocks == 1) {
@@ -43,7 +43,7 @@ TILEWISE_INLINE void meet_cluster() {
   }
 }
 
-/// At the end of a kernel: others' arrivals at this block's barriers have come, and none of it ends before.
+/// Ends a kernel: no block of the cluster ends before all arrivals at its barriers have come.
 template <class Machine, int kBlocks>
 TILEWISE_INLINE void leave_cluster() {
   if constexpr (kBlocks > 1) meet_cluster<Machine, kBlocks>();

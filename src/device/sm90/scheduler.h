@@ -9,14 +9,14 @@
 
 namespace tilewise::device {
 
-/// Block b of n has tiles b, b + n, b + 2n, ...; kBlocks: of a cluster, which has them together.
+/// Gives block b of n the tiles b, b + n, b + 2n, ... The kBlocks blocks of a cluster count as one.
 template <class Machine, int kBlocks = 1>
 class StaticScheduler {
  public:
   TILEWISE_INLINE explicit StaticScheduler(int32_t count)
       : number_(Machine::block() / kBlocks), step_(Machine::blocks() / kBlocks), count_(count) {}
 
-  /// False: there are no more.
+  /// Returns false where there are no more.
   TILEWISE_INLINE bool has_tile() const { return number_ < count_; }
   TILEWISE_INLINE int32_t number() const { return number_; }
   TILEWISE_INLINE void advance() { number_ += step_; }
@@ -26,7 +26,7 @@ class StaticScheduler {
   const int32_t step_, count_;
 };
 
-/// What a counting producer tells the consumers of its block.
+/// The number that a counting producer tells the consumers of its block.
 template <class Machine, int kSlots = 4>
 struct TileQueue {
   struct alignas(16) Slot {
@@ -38,8 +38,8 @@ struct TileQueue {
   TILEWISE_INLINE void init(int32_t consumer_warps) { ring.init(1, consumer_warps); }
 };
 
-/// Tiles as blocks get to them, by a counter in global memory of kCounterWords words (tile_counter.h). For the one
-/// producer thread of a block, which tells the others.
+/// Gives each block the next tile when it asks, by a counter of kCounterWords words in global memory (tile_counter.h).
+/// The one producer thread of a block asks and tells the others.
 template <class Machine, int kSlots = 4>
 class CountingScheduler {
  public:
@@ -55,7 +55,7 @@ class CountingScheduler {
  private:
   TILEWISE_INLINE void take() {
     number_ = counter_.next();
-    if (number_ == count_ - 1 + Machine::blocks()) counter_.close();  // each block takes one that is none
+    if (number_ == count_ - 1 + Machine::blocks()) counter_.close();  // each block draws one number past the end
     place_.wait_empty(queue_.ring);
     store_number<Machine>(queue_.slot[place_.stage].number, number_);
     queue_.ring.full[place_.stage].arrive();
@@ -69,7 +69,7 @@ class CountingScheduler {
   RingPlace<kSlots> place_;
 };
 
-/// What that producer has told, for warps that consume.
+/// Reads what that producer has told, in consumer warps.
 template <class Machine, int kSlots = 4>
 class ToldScheduler {
  public:
@@ -95,8 +95,8 @@ class ToldScheduler {
   RingPlace<kSlots> place_;
 };
 
-/// Rows of several matrices one below another, where each begins and ends said in global memory: none of its tiles has
-/// rows of two. Numbers must come in rising order.
+/// Tiles of several matrices that lie one below another, with their first rows in global memory. No tile has rows of
+/// two matrices. Numbers must come in rising order.
 template <class Machine>
 class GroupedTiles {
  public:

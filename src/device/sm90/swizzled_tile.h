@@ -22,16 +22,16 @@ struct alignas(1024) SwizzledTile {
   uint8_t bytes[kBytes];
 
   TILEWISE_INLINE uint8_t* chunk(int index) { return bytes + index * kChunkBytes; }
-  /// 16 bytes of a row, `piece` counted over all chunks.
+  /// Returns 16 bytes of a row; `piece` counts over all chunks.
   TILEWISE_INLINE uint8_t* piece(int row, int piece) {
     return chunk(piece / kRowPieces) + place_of(row, piece % kRowPieces);
   }
-  /// Where a chunk's piece lies in it.
+  /// Returns where a piece lies in its chunk.
   TILEWISE_INLINE static constexpr int place_of(int row, int piece) {
     const int moved = kPermutes ? piece ^ row * RowBytes / kChunkRowBytes % kRowPieces : piece;
     return row * RowBytes + (moved << 4);
   }
-  /// Piece `first` + 2k of a row, `first` being 0 or 1 and `place` its place: one register for all of them.
+  /// Returns piece `first` + 2k of a row. `first` is 0 or 1 and lies at `place`: one register serves all k.
   TILEWISE_INLINE uint8_t* pair_piece(int place, int k) { return chunk(k / 4) + (place ^ k % 4 * 32); }
 };
 

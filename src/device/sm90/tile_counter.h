@@ -1,5 +1,5 @@
-// Numbers tiles for all blocks of a launch, in memory that holds whatever was there before: clearing it in a launch of
-// its own takes 4 to 6 us of each call on an H200.
+// Numbers tiles for all blocks of a launch, in memory that nobody has cleared: a launch that clears it would take 4 to
+// 6 us of each call.
 #pragma once
 
 #include "device/tile/platform.h"
@@ -8,22 +8,23 @@ namespace tilewise::device {
 
 inline constexpr int32_t kCounterWords = 4;  // of a TileCounter
 
-/// One thread a block counts. Its memory is kCounterWords words, aligned to 8 bytes: a state, and the next number. The
-/// first block that comes opens the counter, whoever gets the last number closes it, so that no launch finds it open.
+/// One thread of each block counts. The memory is kCounterWords words, aligned to 8 bytes: a state and the next number.
+/// The first block that comes opens the counter, and whoever gets the last number closes it, so that no launch finds it
+/// open.
 template <class Machine>
 class TileCounter {
-  // States that 2^-63 of all memory looks like. Any other: closed.
+  // Arbitrary memory looks like one of these states with a probability of 2^-63. Any other value means closed.
   static constexpr uint64_t kOpening = 0x9B1D5C27E84F6A31u, kOpen = 0x4E6AF3D18B52C097u;
 
  public:
   TILEWISE_INLINE explicit TileCounter(uint32_t* words) : words_(words) {}
 
-  /// 0, 1, 2, ... over all blocks. Nothing here waits for the answer.
+  /// Returns 0, 1, 2, ... over all blocks. Nothing here waits for the answer.
   TILEWISE_INLINE int32_t next() {
     if (!known_open_) open();
     return static_cast<int32_t>(Machine::count(words_ + 2));
   }
-  /// By who got the last number.
+  /// Is called by whoever got the last number.
   TILEWISE_INLINE void close() const { Machine::store_global(state(), uint64_t{0}); }
 
  private:

@@ -1,4 +1,4 @@
-// TMA's PTX for boxes of one to five dimensions: one struct for each rank. contract.h says what each is.
+// TMA's PTX for boxes of one to five dimensions, a struct for each rank. contract.h says what each call does.
 #pragma once
 
 #include "device/sm90/tensor_map.h"
@@ -6,7 +6,7 @@
 
 namespace tilewise::device {
 
-/// Addresses of shared memory are those of the shared window; x0 and on: where the box begins, the innermost dimension
+/// Addresses of shared memory are those of the shared window. The box begins at x0 and on, the innermost dimension
 /// first.
 template <int kRank>
 struct Tma;

@@ -1,4 +1,4 @@
-// What lanes of a warpgroup do together, made of what their machine offers.
+// Operations of a warpgroup's lanes, made of what their machine offers.
 #pragma once
 
 #include "device/sm90/mbarrier.h"
@@ -14,26 +14,26 @@ TILEWISE_INLINE int32_t warp_row() {
   return Machine::thread() / 32 % 4 * 16;
 }
 
-/// Whether it is the one thread of its warpgroup that speaks for it.
+/// Whether this is the one thread of its warpgroup that speaks for it.
 template <class Machine>
 TILEWISE_INLINE bool leads_warpgroup() {
   return Machine::thread() % kWarpgroupThreads == 0;
 }
 
-/// A number in shared memory, by one lane.
+/// Stores a number in shared memory. One lane calls it.
 template <class Machine>
 TILEWISE_INLINE void store_number(typename Machine::SharedNumber& to, int32_t value) {
   Machine::store_shared(reinterpret_cast<int32_t*>(&to), value);
 }
 
-/// Once all lanes have come here, one of them tells a barrier.
+/// Has one lane arrive at a barrier once all lanes of the warp have come here.
 template <class Machine>
 TILEWISE_INLINE void arrive_as_warp(Barrier<Machine>& barrier) {
   Machine::wave_sync();
   if (Machine::thread() % 32 == 0) barrier.arrive();
 }
 
-/// Likewise, and this barrier of all blocks of the cluster.
+/// Does the same at this barrier of all blocks of the cluster.
 template <int kBlocks, class Machine>
 TILEWISE_INLINE void arrive_as_warp_at_all(Barrier<Machine>& barrier) {
   Machine::wave_sync();
@@ -41,15 +41,15 @@ TILEWISE_INLINE void arrive_as_warp_at_all(Barrier<Machine>& barrier) {
   if (lane < kBlocks) barrier.arrive_at(lane);
 }
 
-/// Likewise, by lanes that have kept their number: where it is read anew that may take 50 to 150 cycles.
+/// Has one lane arrive likewise, where lanes have kept their number. To read it anew may take 50 to 150 cycles.
 template <class Machine>
 TILEWISE_INLINE void arrive_as_warp(Barrier<Machine>& barrier, int lane) {
   Machine::wave_sync();
   if (lane == 0) barrier.arrive();
 }
 
-/// Once all lanes have come here, each tells a barrier, which counts kWarpArrivals for a warp. Where lanes leave
-/// numbers for other lanes' loads, compute-sanitizer's racecheck follows no arrival but a lane's own; no cost was seen.
+/// Has each lane arrive once all lanes have come here; the barrier counts kWarpArrivals for a warp. It serves lanes
+/// that leave numbers for other lanes' loads: compute-sanitizer's racecheck follows no arrival but a lane's own.
 template <class Machine>
 TILEWISE_INLINE void arrive_as_lanes(Barrier<Machine>& barrier) {
   Machine::wave_sync();
@@ -62,11 +62,11 @@ TILEWISE_INLINE void pin_registers(Fragment& fragment) {
   fragment.for_each(0, [](int, int, auto&& x) { Machine::pin(x); });
 }
 
-/// Of an accumulator's row a lane holds columns 0, 1, 8, 9, 16, ..., counted from its first one. Those of so many
-/// columns are the bits of a word, in their order.
+/// A lane holds columns 0, 1, 8, 9, 16, ... of an accumulator's row, counted from its first one. The bits of a word
+/// stand for those of kWordColumns columns, in their order.
 inline constexpr int kWordColumns = 128;
 TILEWISE_INLINE constexpr int column_bit(int col) { return col / 8 * 2 + col % 8; }
-/// The bits of those of kColumns that are below `col`.
+/// Returns the bits of those that are below `col`.
 template <int kColumns = kWordColumns>
 TILEWISE_INLINE uint32_t column_bits_before(int32_t col) {
   static_assert(kColumns <= kWordColumns);
@@ -75,8 +75,8 @@ TILEWISE_INLINE uint32_t column_bits_before(int32_t col) {
   return static_cast<uint32_t>((uint64_t{1} << count) - 1);
 }
 
-/// Of four lanes that each hold a part of four things, each gets all parts of one: word[i] of lane j goes to word[j]
-/// of lane i, within lanes of the same quarter of the warp's lane numbers.
+/// Transposes words among four lanes: word[i] of lane j goes to word[j] of lane i. Lane numbers differ in their last
+/// two bits.
 template <class Machine>
 TILEWISE_INLINE void transpose_quad(uint32_t (&word)[4]) {
   TILEWISE_UNROLL
@@ -92,8 +92,8 @@ TILEWISE_INLINE void transpose_quad(uint32_t (&word)[4]) {
   }
 }
 
-/// A warp's 16 rows, rounded, into a tile as copy engines want it. pair_of(eight columns, slot): two columns of the
-/// first or the second of the lane's rows. place: of the lane, as the tile's place_of() gives it.
+/// Stores a warp's 16 rows, rounded, in a tile as TMA reads it. pair_of(eight columns, slot) is two columns of the
+/// first or the second of the lane's rows, `place` the lane's, as the tile's place_of() gives it.
 template <class Machine, int kColTiles, class Tile, class PairOf>
 TILEWISE_INLINE void store_pairs(Tile& tile, int place, const PairOf& pair_of) {
   TILEWISE_UNROLL

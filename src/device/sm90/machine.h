@@ -1,4 +1,4 @@
-// A Hopper GPU: what it can do beyond sm_80's, as PTX in small named wrappers. contract.h says what each is.
+// A Hopper GPU: what it can do beyond sm_80's, as PTX in small named wrappers. contract.h says what each does.
 #pragma once
 
 #include "device/sm90/tma.h"

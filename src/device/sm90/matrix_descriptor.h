@@ -10,7 +10,7 @@ namespace tilewise::device {
 struct MatrixDescriptor {
   uint64_t bits;
 
-  /// `chunk_bytes`: between a tile's chunks of 64 columns; read only of an MN-major tile.
+  /// `chunk_bytes` lie between a tile's chunks of 64 columns. They are read only of an MN-major tile.
   template <class Machine>
   TILEWISE_INLINE static MatrixDescriptor of(const void* tile, int32_t chunk_bytes) {
     constexpr uint64_t kPatternBytes = 1024, kSwizzle128 = uint64_t{1} << 62;

@@ -71,7 +71,7 @@ class Sm90Gemm {
     out.finish();
   }
 
-  /// All steps of a tile: a step's products are issued before those of the step before have been waited for.
+  /// The mainloop over a tile's steps. A step's products are issued before those of the step before are waited for.
   TILEWISE_INLINE static void multiply(Sums (&sums)[kRowBlocks], Shared& shared, ConsumerPlace<Pipe>& place,
                                        int32_t first_row, int32_t steps) {
     for (Sums& part : sums) pin_registers<Machine>(part);

@@ -1,5 +1,6 @@
-// out = x w^T of fp8 elements with scales of 1 x 128 of x and of 128 x 128 of w. The products of 128 along k are summed
-// by the matrix unit, and promoted: one part while the next one is multiplied, or while the other warpgroup multiplies.
+// out = x w^T of fp8 elements with scales of 1 x 128 of x and of 128 x 128 of w. Products of 128 elements of K are
+// summed by the matrix unit, and promoted: one part while the next one is multiplied, or while the other warpgroup
+// multiplies.
 #pragma once
 
 #include "device/gemm/sm90/tiles.h"
@@ -110,8 +111,8 @@ class Sm90ScaledGemm {
       }
     }
 
-    /// One part is multiplied while the other is promoted. The first one's issue stands before the loop: ptxas must see
-    /// on every way that a part has been waited for before it is touched.
+    /// The mainloop of two parts, ping-pong: one is multiplied while the other is promoted. The first one's issue
+    /// stands before the loop, since ptxas must see on every path that a part has been waited for before it is touched.
     TILEWISE_INLINE void multiply_in_turn() {
       begin_turn<0>(0);
       int32_t step = 1;
@@ -137,7 +138,7 @@ class Sm90ScaledGemm {
       issue(part_[kPart], 0);
       place_.advance();
     }
-    /// Of a part behind which so many others have been issued.
+    /// Ends the turn of a part behind which kPending others have been issued.
     template <int kPart, int kPending>
     TILEWISE_INLINE void finish_turn() {
       Machine::template wgmma_wait<kPending>();
@@ -153,7 +154,7 @@ class Sm90ScaledGemm {
       mma_ABt<Machine, C.type>(part.tile[0], stage.x, first_row_ + 64 * row_block, stage.w, false);
       Machine::wgmma_commit();
     }
-    /// Of this lane's rows, at the stage.
+    /// Returns the factors of this lane's rows at the stage.
     TILEWISE_INLINE PerRow factors(int row_block, int32_t step) const {
       const float* const x_scale = &shared_.x_scale[place_.stage()][lane_row_ + 64 * row_block];
       const float w_scale = Machine::template load_shared<float>(&shared_.w_scale[place_.stage()][step % kRun]);

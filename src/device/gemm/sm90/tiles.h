@@ -19,7 +19,7 @@ struct GemmStage {
   W w;
 };
 
-/// Row and column of out where this block's part of a cluster's tile begins.
+/// Returns the row and column of out where this block's part of a cluster's tile begins.
 template <class Machine, GemmConfig C>
 TILEWISE_INLINE TilePlace tile_origin(const TileMatrix& grid, int32_t number) {
   const TilePlace place = grid.place(number);
@@ -28,7 +28,7 @@ TILEWISE_INLINE TilePlace tile_origin(const TileMatrix& grid, int32_t number) {
           place.col * C.cluster_n() + (C.shares_x ? rank * C.block_n : 0)};
 }
 
-/// x and w of one step along k.
+/// Loads x and w of one step along K.
 template <class Machine, GemmConfig C>
 TILEWISE_INLINE void load_operands(const GemmParams& p, GemmStage<C>& stage, Barrier<Machine>& full, TilePlace origin,
                                    int32_t step) {

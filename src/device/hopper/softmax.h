@@ -3,34 +3,11 @@
 // range.
 #pragma once
 
-#include "device/common/float16.h"
 #include "device/common/float8.h"
-#include "device/common/tensors.h"
+#include "device/hopper/steady_reference.h"
 #include "device/tile/fragment.h"
-#include "device/tile/row_reference.h"
 
 namespace tilewise::device {
-
-/// In units of log2. A row's greatest weight starts as 2^kStart; scores may exceed the one that weighs so by kReach
-/// before the reference moves. bf16: with weights of 2^-60 to 2^40 a product with a value is a normal number for values
-/// of 2^-58 to 2^70. f16: weights from 2^8 to 2^15 < 65504, so that those that vanish are 2^-32 of the greatest. e4m3:
-/// from 2^6 to 2^8 < 448; those below 2^-12 of the greatest keep fewer bits, and below 2^-16 they vanish.
-template <int kElement>
-struct WeightRange {
-  static constexpr float kStart = kElement == kE4m3 ? 6.0f : kElement == kF16 ? 8.0f : -60.0f;
-  static constexpr float kReach = kElement == kE4m3 ? 2.0f : kElement == kF16 ? 7.0f : 100.0f;
-  /// Where sums are watched, not scores: a lane's part of a row's sum that is too great. 2^127 is 2^86 away, so that a
-  /// jump of 59 nats from one tile to the next is not lost.
-  static constexpr float kMostSum = 0x1p41f;
-  /// In e4m3, where weights are watched, one that rounds to 2^8 or more is great: a row that has few others errs by
-  /// what its greatest is rounded by, unless that is a power of 2. Once a lane's part of the row's sum is beyond
-  /// kManyWeights none tells so much, and one that rounds to 448 is, as all do that are greater.
-  static constexpr float kGreatWeight = 248.0f, kGreatestWeight = 432.0f, kManyWeights = 224.0f;
-  /// From here on a weight may be any score's; beside it what the row has seen before counts for nothing.
-  static constexpr float kLostWeight = 0x1p100f;
-  /// Where scores are bounded, the greatest weight that one may have. The least is 2^-104 with softcap 50.
-  static constexpr float kMostBounded = 40.0f;
-};
 
 /// `scale` takes scores to units of log2 and is positive.
 template <class Scores, int kElement, bool kWatchesWeights = false, bool kSubtracts = false>
@@ -38,9 +15,6 @@ class SteadySoftmax {
   using Machine = typename Scores::Ops::Machine;
   using FragmentLayout = typename Scores::FragmentLayout;
   using Range = WeightRange<kElement>;
-  /// Not of fp8, whose scores come from numbers up to 448: behind a branch that may change them its products would wait
-  /// for each other.
-  static constexpr bool kGoesFar = kElement != kE4m3;
   static constexpr int kSlots = Scores::kSlots, kRegisters = FragmentLayout::kRegisters;
   /// Powers of 2 by which any near base can be raised: 2^-kMostSteps is a normal number.
   static constexpr int32_t kMostSteps = 112;
@@ -62,38 +36,19 @@ class SteadySoftmax {
 
   PerRow row_sum;  // this lane's part of the weights' sum
 
-  /// Where a row's weights are counted from: a score's is exp2(score * scale - base). A score above the limit moves it;
-  /// kUnseen and -infinity while the row has seen nothing. From the scores of a row that is far (see RowReference) its
-  /// greatest is subtracted before they are scaled, and its base is 0. That score stands in the limit without its sign,
-  /// which is the base's, and below 0, by which move() takes the slow way without a look of its own.
-  struct Reference {
-    float base, limit;
-    TILEWISE_INLINE bool is_far(float scale) const { return kGoesFar && RowReference::is_far_score(limit, scale); }
-    TILEWISE_INLINE static Reference far(float row_max) {
-      return {__builtin_bit_cast(float, __builtin_bit_cast(uint32_t, row_max) & kSign), -magnitude(row_max)};
-    }
-    TILEWISE_INLINE float far_score() const {
-      return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, -limit) | __builtin_bit_cast(uint32_t, base));
-    }
-    TILEWISE_INLINE bool equals(const Reference& other) const {
-      return limit == other.limit && __builtin_bit_cast(uint32_t, base) == __builtin_bit_cast(uint32_t, other.base);
-    }
-
-   private:
-    static constexpr uint32_t kSign = 0x80000000u;
-  };
+  using Reference = SteadyReference<Machine, kElement, kWatchesWeights>;
   TILEWISE_INLINE Reference reference(int slot) const { return {bases_[slot], limits_[slot]}; }
   /// Takes over another warp's reference, no lower than its own. What weights and sums that exist are to be multiplied
   /// by.
   TILEWISE_INLINE float refer_to(int slot, const Reference& reference, float scale) {
     if (reference.equals(this->reference(slot))) return 1.0f;
     const Reference before = take(slot, reference);
-    const float factor = factor_between(before, reference, scale);
+    const float factor = Reference::factor_between(before, reference, scale);
     row_sum[slot] *= factor;
     return factor;
   }
   /// Rows that have seen nothing yet.
-  TILEWISE_INLINE void clear() { bases_.fill(kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity); }
+  TILEWISE_INLINE void clear() { bases_.fill(Reference::kUnseen), row_sum.fill(0.0f), limits_.fill(-kInfinity); }
   /// Whether a row of the warp is far: scores are to be compared from then on.
   TILEWISE_INLINE bool has_far(float scale) const {
     bool far = false;
@@ -126,7 +81,7 @@ class SteadySoftmax {
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       row_sum[slot] = 0.0f;
-      take(slot, reference_at(row_max[slot], scale));
+      take(slot, Reference::at(row_max[slot], scale));
     }
   }
 
@@ -291,7 +246,7 @@ class SteadySoftmax {
       factor[slot] = is_lost ? 0.0f : 1.0f;
       // A sum that is no number stays so.
       row_sum[slot] = is_lost && row_sum[slot] == row_sum[slot] ? 0.0f : row_sum[slot];
-      if (is_lost) take(slot, reference_at(row_max[slot], scale));
+      if (is_lost) take(slot, Reference::at(row_max[slot], scale));
     }
   }
   /// Scores become weights, and those of lost rows join their sum.
@@ -318,9 +273,6 @@ class SteadySoftmax {
   TILEWISE_INLINE void reduce_sum() {
     reduce_rows<Machine, FragmentLayout>(row_sum, [](float a, float b) { return a + b; });
   }
-
-  /// Where weights are watched, the first score that a row sees is to have a weight that is lost.
-  static constexpr float kUnseen = kWatchesWeights ? -0x1p100f : 0.0f;
 
  private:
   TILEWISE_INLINE static float completed(float x, const NoRest&, int, float) { return x; }
@@ -393,8 +345,8 @@ class SteadySoftmax {
       const bool passed = row_max[slot] > -kInfinity, jumped = kSteps ? jumps[slot] : passed;
       factor[slot] = kSteps ? step_row(slot, scale, passed && !jumped) : 1.0f;
       if (jumped) {
-        take(slot, reference_at(row_max[slot], scale));
-        factor[slot] = factor_between(before, reference(slot), scale);
+        take(slot, Reference::at(row_max[slot], scale));
+        factor[slot] = Reference::factor_between(before, reference(slot), scale);
       }
       row_sum[slot] *= factor[slot];
     }
@@ -403,21 +355,6 @@ class SteadySoftmax {
   /// Whether one of them has scores of this lane's rows.
   TILEWISE_INLINE static bool has_lane_of_row(uint32_t lanes) { return (lanes >> (Machine::lane() & 28) & 15u) != 0; }
 
-  TILEWISE_INLINE static Reference reference_at(float row_max, float scale) {
-    if (row_max == -kInfinity) return {kUnseen, -kInfinity};
-    if (RowReference::is_far_score(row_max, scale)) return Reference::far(row_max);
-    float base = fused_multiply_add(row_max, scale, -Range::kStart);
-    if constexpr (kElement != kF16) return {base, row_max + Range::kReach * Machine::reciprocal(scale)};
-    // A large base is rounded by some powers of 2: the weight must not begin beyond its reach, and the limit, which is
-    // rounded likewise, must not lie beyond it.
-    constexpr float kMost = Range::kStart + Range::kReach;
-    if (fused_multiply_add(row_max, scale, -base) > kMost) {
-      base += __builtin_bit_cast(float, (__builtin_bit_cast(int32_t, base) & 0x7F800000) - (23 << 23));
-    }
-    const float room = kMost - fused_multiply_add(row_max, scale, -base);
-    const float limit = row_max + room * Machine::reciprocal(scale);
-    return {base, (limit - row_max) * scale > room + 0.5f ? row_max : limit};
-  }
   TILEWISE_INLINE Reference take(int slot, const Reference& reference) {
     const Reference before = this->reference(slot);
     bases_[slot] = reference.base;
@@ -426,14 +363,8 @@ class SteadySoftmax {
   }
   TILEWISE_INLINE void raise_limit(int slot, float by, float scale) {
     const float limit = limits_[slot] + by;
-    limits_[slot] = kGoesFar && RowReference::is_far_score(limit, scale) ? limits_[slot] : limit;
+    limits_[slot] = Reference::kGoesFar && RowReference::is_far_score(limit, scale) ? limits_[slot] : limit;
   }
-  /// What weights so far are multiplied by: a row that is far, or was, has left all that came before far behind.
-  TILEWISE_INLINE static float factor_between(const Reference& before, const Reference& moved, float scale) {
-    const bool alike = before.limit != -kInfinity && !before.is_far(scale) && !moved.is_far(scale);
-    return alike ? Machine::exp2(before.base - moved.base) : 0.0f;
-  }
-
   TILEWISE_INLINE static bool passes(const PerRow& row_max, const PerRow& threshold) {
     bool passed = false;
     TILEWISE_UNROLL

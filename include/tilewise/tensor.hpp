@@ -15,7 +15,24 @@
 
 namespace tilewise {
 
-enum class DType : std::uint8_t { none, f32, bf16, f16, f64, boolean, u8, i32, i64, fp8_e4m3 };
+/// fp8_e4m3 is e4m3fn (±448, no infinities); fp8_e8m0 a scale, 2^(byte - 127), 255 a NaN. fp4_e2m1 is packed: elements
+/// 2i and 2i + 1 along the dimension of stride 1 share a byte, the first in its low half, and every other stride is
+/// even, so that a row begins on a byte. Shapes and strides count elements there too.
+enum class DType : std::uint8_t {
+  none,
+  f32,
+  bf16,
+  f16,
+  f64,
+  boolean,
+  u8,
+  i32,
+  i64,
+  fp8_e4m3,
+  fp8_e5m2,
+  fp8_e8m0,
+  fp4_e2m1
+};
 enum class DeviceType : std::uint8_t { cpu, cuda, hip };
 
 struct Device {
@@ -24,8 +41,10 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// Size of one element in bytes (0 for DType::none).
-[[nodiscard]] TILEWISE_EXPORT std::size_t size_of(DType dtype) noexcept;
+/// Size of one element in bits (0 for DType::none).
+[[nodiscard]] TILEWISE_EXPORT std::size_t bits_of(DType dtype) noexcept;
+/// Size of one element in bytes (0 for DType::none). Throws Error (invalid_argument) for one that is no whole byte.
+[[nodiscard]] TILEWISE_EXPORT std::size_t size_of(DType dtype);
 /// "f32", "bf16", ...: the names used in problem text and messages.
 [[nodiscard]] TILEWISE_EXPORT std::string_view to_string(DType dtype) noexcept;
 /// "cpu", "cuda" or "hip".

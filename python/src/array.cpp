@@ -18,6 +18,7 @@
 #include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
+#include "core/packed.hpp"
 #include "core/tensor_checks.hpp"
 #include "outputs.hpp"
 #include "tilewise/error.hpp"
@@ -47,11 +48,21 @@ nb::ndarray<nb::ro> import(const nb::object& object, const std::string& name, bo
 }
 
 DType dtype_named(const std::string& dtype, const std::string& name) {
-  if (dtype == to_string(DType::bf16)) return DType::bf16;
-  if (dtype == to_string(DType::f16)) return DType::f16;
-  if (dtype == to_string(DType::fp8_e4m3)) return DType::fp8_e4m3;
-  throw Error(ErrorCode::invalid_type,
-              name + ": elements can be reinterpreted as bf16, f16 or fp8_e4m3 (got " + dtype + ")");
+  for (const DType candidate :
+       {DType::bf16, DType::f16, DType::fp8_e4m3, DType::fp8_e5m2, DType::fp8_e8m0, DType::fp4_e2m1}) {
+    if (to_string(candidate) == dtype) return candidate;
+  }
+  core::invalid_type(name,
+                     ": elements can be reinterpreted as bf16, f16, fp8_e4m3, fp8_e5m2, fp8_e8m0 or, pairs of them, as "
+                     "fp4_e2m1 (got ",
+                     dtype, ")");
+}
+
+/// The dtype of that name.
+DType known_dtype(const std::string& dtype, const std::string& name) {
+  const auto known = std::find(core::kNamesOf<DType>.begin() + 1, core::kNamesOf<DType>.end(), dtype);
+  if (known == core::kNamesOf<DType>.end()) core::refuse_dtype(name, dtype);
+  return static_cast<DType>(known - core::kNamesOf<DType>.begin());
 }
 
 DLTensor to_dltensor(const nb::ndarray<nb::ro>& array) {
@@ -112,15 +123,21 @@ Array::Array(nb::object object, const std::string& name, const std::string& dtyp
   DLTensor tensor = to_dltensor(array_);
   if (!dtype.empty()) {
     const DType reinterpreted = dtype_named(dtype, name);
-    if (tensor.dtype.bits != 8 * size_of(reinterpreted)) {
-      throw Error(ErrorCode::invalid_type, name + ": elements must have " + std::to_string(8 * size_of(reinterpreted)) +
-                                               " bits to be read as " + dtype + " (got " +
-                                               std::to_string(tensor.dtype.bits) + ")");
+    const auto lanes = static_cast<std::uint16_t>(core::is_packed(reinterpreted) ? 2 : 1);
+    if (const std::size_t bits = lanes * bits_of(reinterpreted); tensor.dtype.bits != bits || tensor.dtype.lanes != 1) {
+      core::invalid_type(name, ": elements must have ", bits, " bits to be read as ", dtype, " (got ",
+                         unsigned{tensor.dtype.bits}, ")");
     }
-    const auto code = static_cast<std::uint8_t>(reinterpreted == DType::fp8_e4m3 ? kDLFloat8_e4m3fn
-                                                : reinterpreted == DType::bf16   ? kDLBfloat
-                                                                                 : kDLFloat);
-    tensor.dtype = {code, tensor.dtype.bits, 1};
+    TensorView of_dtype;
+    of_dtype.dtype = reinterpreted;
+    DLTensor named{};
+    to_dlpack(of_dtype, &named);
+    tensor.dtype = {named.dtype.code, named.dtype.bits, lanes};
+  } else if (tensor.dtype.code == kDLFloat4_e2m1fn && tensor.dtype.lanes == 1) {
+    // The flag that says so of a DLPack array does not reach us.
+    core::invalid_type(name,
+                       ": elements of 4 bits must come as bytes of two, torch's float4_e2m1fn_x2 (got float4_e2m1fn, "
+                       "which may have a byte for each)");
   }
   view_ = core::import_dlpack(tensor, name);
 }
@@ -134,11 +151,7 @@ Array Array::without_memory(const std::vector<std::int64_t>& shape, const std::v
     throw Error(ErrorCode::invalid_argument, name + ": rank must be 0 to " + std::to_string(kMaxRank) + " (got " +
                                                  std::to_string(shape.size()) + ")");
   }
-  for (const DType candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::boolean, DType::u8, DType::i32,
-                                DType::i64, DType::fp8_e4m3}) {
-    if (to_string(candidate) == dtype) view.dtype = candidate;
-  }
-  if (!view.defined()) core::refuse_dtype(name, dtype);
+  view.dtype = known_dtype(dtype, name);
   bool known = false;
   for (const DeviceType candidate : {DeviceType::cpu, DeviceType::cuda, DeviceType::hip}) {
     if (to_string(candidate) != device) continue;
@@ -150,19 +163,18 @@ Array Array::without_memory(const std::vector<std::int64_t>& shape, const std::v
   std::copy(shape.begin(), shape.end(), view.shape.begin());
   std::copy(strides.begin(), strides.end(), view.strides.begin());
   view.data = reinterpret_cast<void*>(address);
+  if (core::is_packed(view.dtype)) view = core::elements_of_pairs(view, name);  // as torch counts them
   return array;
 }
 
 Array Array::planned(const std::string& name, const std::vector<std::int64_t>& shape, const std::string& dtype) {
-  const auto known = std::find(core::kNamesOf<DType>.begin() + 1, core::kNamesOf<DType>.end(), dtype);
-  if (known == core::kNamesOf<DType>.end()) core::refuse_dtype(name, dtype);
+  const DType known = known_dtype(dtype, name);
   if (shape.size() > std::size_t{kMaxRank}) {
     core::invalid_argument(name, ": rank must be 0 to ", kMaxRank, " (got ", shape.size(), ")");
   }
   std::array<std::int64_t, kMaxRank> sizes{};
   std::copy(shape.begin(), shape.end(), sizes.begin());
-  return Array(
-      contiguous(static_cast<DType>(known - core::kNamesOf<DType>.begin()), {}, static_cast<int>(shape.size()), sizes));
+  return Array(contiguous(known, {}, static_cast<int>(shape.size()), sizes));
 }
 
 void bind_array(nb::module_& module) {
@@ -173,8 +185,7 @@ void bind_array(nb::module_& module) {
   nb::class_<Array>(module, "Array", "A borrowed DLPack array, as the core sees it.")
       .def(nb::init<nb::object, const std::string&, const std::string&, bool>(), nb::arg("array").none(),
            nb::arg("name"), nb::arg("dtype") = "", nb::arg("writable") = false,
-           "Imports `array`; `name` appears in messages. `dtype` reinterprets elements as \"bf16\", \"f16\" or "
-           "\"fp8_e4m3\".")
+           "Imports `array`; `name` appears in messages. `dtype` reinterprets elements, bytes as two of \"fp4_e2m1\".")
       .def_static("without_memory", &Array::without_memory, nb::arg("shape"), nb::arg("strides"), nb::arg("dtype"),
                   nb::arg("device"), nb::arg("device_index"), nb::arg("address"), nb::arg("name"),
                   "What a tensor without memory would be on a device; its address is never read.")

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
 #include "core/names.hpp"
+#include "core/packed.hpp"
 #include "core/tensor_checks.hpp"
 
 namespace tilewise::python::torch_shim {
@@ -62,9 +64,10 @@ void find_functions(Lookup& lookup, Api& api) {
 }
 
 void find_numbers(Lookup& lookup, Api& api) {
-  const auto set = [&](DType dtype, const char* name) {
-    api.dtypes[static_cast<std::size_t>(dtype)] = lookup.number(name);
+  const auto set = [&](DType dtype, const char* name, bool optional = false) {
+    api.dtypes[static_cast<std::size_t>(dtype)] = lookup.number(name, optional);
   };
+  static_assert(std::tuple_size_v<decltype(api.dtypes)> == core::kNamesOf<DType>.size());
   api.dtypes.fill(-1);
   set(DType::f32, "aoti_torch_dtype_float32");
   set(DType::bf16, "aoti_torch_dtype_bfloat16");
@@ -75,6 +78,9 @@ void find_numbers(Lookup& lookup, Api& api) {
   set(DType::i32, "aoti_torch_dtype_int32");
   set(DType::i64, "aoti_torch_dtype_int64");
   set(DType::fp8_e4m3, "aoti_torch_dtype_float8_e4m3fn");
+  set(DType::fp8_e5m2, "aoti_torch_dtype_float8_e5m2", true);
+  set(DType::fp8_e8m0, "aoti_torch_dtype_float8_e8m0fnu", true);
+  set(DType::fp4_e2m1, "aoti_torch_dtype_float4_e2m1fn_x2", true);
   for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
     api.other_dtypes[i] = lookup.number((std::string("aoti_torch_dtype_") + kOtherDtypes[i].torch).c_str(), true);
   }
@@ -176,7 +182,8 @@ void Tensor::reset() noexcept {
 
 Tensor Tensor::empty(TensorView* view) {
   TensorHandle handle = nullptr;
-  check(g_api.empty_strided(view->rank, view->shape.data(), view->strides.data(), number_of(view->dtype),
+  const TensorView stored = core::is_packed(view->dtype) ? core::bytes_of(*view) : *view;  // torch counts pairs
+  check(g_api.empty_strided(view->rank, stored.shape.data(), stored.strides.data(), number_of(view->dtype),
                             g_api.devices[static_cast<std::size_t>(view->device.type)], view->device.index, &handle),
         "allocating a tensor");
   Tensor tensor(handle);
@@ -201,7 +208,7 @@ TensorView Tensor::view(const char* name) const {
     view.shape[i] = sizes[i];
     view.strides[i] = strides[i];
   }
-  return view;
+  return core::is_packed(view.dtype) ? core::elements_of_pairs(view, name) : view;
 }
 
 }  // namespace tilewise::python::torch_shim

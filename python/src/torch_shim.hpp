@@ -36,11 +36,8 @@ inline constexpr std::array kOtherDtypes{OtherDtype{"int8", "i8"},
                                          OtherDtype{"complex32", "complex32"},
                                          OtherDtype{"complex64", "complex64"},
                                          OtherDtype{"complex128", "complex128"},
-                                         OtherDtype{"float8_e5m2", "float8_e5m2"},
                                          OtherDtype{"float8_e4m3fnuz", "float8_e4m3fnuz"},
-                                         OtherDtype{"float8_e5m2fnuz", "float8_e5m2fnuz"},
-                                         OtherDtype{"float8_e8m0fnu", "float8_e8m0fnu"},
-                                         OtherDtype{"float4_e2m1fn_x2", "float4_e2m1fn_x2"}};
+                                         OtherDtype{"float8_e5m2fnuz", "float8_e5m2fnuz"}};
 
 /// The functions used here, and the numbers torch gives to dtypes and devices.
 struct Api {
@@ -68,7 +65,7 @@ struct Api {
   Status (*get_num_threads)(std::uint32_t* num_threads);
   Status (*get_current_stream)(std::int32_t device_index, void** stream);  // null without a GPU library
 
-  std::array<std::int32_t, 10> dtypes;  // indexed by DType
+  std::array<std::int32_t, 13> dtypes;  // indexed by DType; -1: an older torch has none
   std::array<std::int32_t, kOtherDtypes.size()> other_dtypes;
   std::array<std::int32_t, 3> devices;  // indexed by DeviceType; torch calls HIP "cuda" too, and has one of the two
   DeviceType gpu;                       // which of the two that is

@@ -24,6 +24,7 @@ from tilewise._arguments import (
 from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
+BYTE_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float8_e8m0fnu": "fp8_e8m0"}  # of ml_dtypes
 ELEMENT_DTYPES = ("f32", "bf16", "f16", "f64")  # those of results
 
 
@@ -38,8 +39,8 @@ def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
         _refuse_immutable(name, array)
     if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16" and array.dtype.isnative:
         return _core.Array(array.view(np.uint16), name, "bf16", writable)
-    if isinstance(array, np.ndarray) and array.dtype.name == "float8_e4m3fn":
-        return _core.Array(array.view(np.uint8), name, "fp8_e4m3", writable)
+    if isinstance(array, np.ndarray) and (byte := BYTE_DTYPES.get(array.dtype.name)):
+        return _core.Array(array.view(np.uint8), name, byte, writable)
     return _core.Array(array, name, "", writable)
 
 

@@ -11,7 +11,7 @@ class Array:
 
     def __init__(self, array: object | None, name: str, dtype: str = "", writable: bool = False) -> None:
         """
-        Imports `array`; `name` appears in messages. `dtype` reinterprets elements as "bf16", "f16" or "fp8_e4m3".
+        Imports `array`; `name` appears in messages. `dtype` reinterprets elements, bytes as two of "fp4_e2m1".
         """
 
     @staticmethod

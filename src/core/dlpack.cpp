@@ -6,6 +6,7 @@
 
 #include "core/foreign_dtype.hpp"
 #include "core/message.hpp"
+#include "core/packed.hpp"
 #include "core/tensor_checks.hpp"
 #include "tilewise/tensor.hpp"
 
@@ -16,15 +17,23 @@ struct DTypePair {
   DType dtype;
   std::uint8_t code, bits;
 };
-constexpr std::array<DTypePair, 9> kDTypePairs{{{DType::f32, kDLFloat, 32},
-                                                {DType::bf16, kDLBfloat, 16},
-                                                {DType::f16, kDLFloat, 16},
-                                                {DType::f64, kDLFloat, 64},
-                                                {DType::boolean, kDLBool, 8},
-                                                {DType::u8, kDLUInt, 8},
-                                                {DType::i32, kDLInt, 32},
-                                                {DType::i64, kDLInt, 64},
-                                                {DType::fp8_e4m3, kDLFloat8_e4m3fn, 8}}};
+constexpr std::array<DTypePair, 12> kDTypePairs{{{DType::f32, kDLFloat, 32},
+                                                 {DType::bf16, kDLBfloat, 16},
+                                                 {DType::f16, kDLFloat, 16},
+                                                 {DType::f64, kDLFloat, 64},
+                                                 {DType::boolean, kDLBool, 8},
+                                                 {DType::u8, kDLUInt, 8},
+                                                 {DType::i32, kDLInt, 32},
+                                                 {DType::i64, kDLInt, 64},
+                                                 {DType::fp8_e4m3, kDLFloat8_e4m3fn, 8},
+                                                 {DType::fp8_e5m2, kDLFloat8_e5m2, 8},
+                                                 {DType::fp8_e8m0, kDLFloat8_e8m0fnu, 8},
+                                                 {DType::fp4_e2m1, kDLFloat4_e2m1fn, 4}}};
+
+/// torch's float4_e2m1fn_x2: pairs, whose shape counts bytes.
+constexpr bool is_pairs(const DLDataType& type) {
+  return type.code == kDLFloat4_e2m1fn && type.bits == 4 && type.lanes == 2;
+}
 
 /// What DLPack's codes stand for, in their order. A number of bits follows the first seven.
 constexpr std::array<std::string_view, 18> kCodeNames{"i",
@@ -56,6 +65,7 @@ std::string type_text(const DLDataType& type) {
 
 /// One of DType's, or a foreign one's number.
 DType dtype_of(const DLDataType& type, std::string_view name) {
+  if (is_pairs(type)) return DType::fp4_e2m1;
   for (const DTypePair& pair : kDTypePairs) {
     if (type.code == pair.code && type.bits == pair.bits && type.lanes == 1) return pair.dtype;
   }
@@ -106,7 +116,7 @@ TensorView core::import_dlpack(const DLTensor& tensor, std::string_view name) {
     }
   }
   view.data = tensor.data != nullptr ? static_cast<std::byte*>(tensor.data) + tensor.byte_offset : nullptr;
-  return view;
+  return is_pairs(tensor.dtype) ? elements_of_pairs(view, name) : view;
 }
 
 TensorView from_dlpack(const DLTensor& tensor, std::string_view name) {

@@ -18,8 +18,8 @@ namespace tilewise::core {
 template <typename Enum>
 [[gnu::visibility("hidden")]] inline constexpr std::array<std::string_view, 0> kNamesOf{};
 template <>
-inline constexpr std::array<std::string_view, 10> kNamesOf<DType>{"none", "f32", "bf16", "f16", "f64",
-                                                                  "bool", "u8",  "i32",  "i64", "fp8_e4m3"};
+inline constexpr std::array<std::string_view, 13> kNamesOf<DType>{
+    "none", "f32", "bf16", "f16", "f64", "bool", "u8", "i32", "i64", "fp8_e4m3", "fp8_e5m2", "fp8_e8m0", "fp4_e2m1"};
 template <>
 inline constexpr std::array<std::string_view, 3> kNamesOf<DeviceType>{"cpu", "cuda", "hip"};
 

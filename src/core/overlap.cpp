@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/message.hpp"
+#include "core/packed.hpp"
 
 namespace tilewise::core {
 namespace {
@@ -105,6 +106,7 @@ struct Range {
 
 Range range_of(const TensorView& view) {
   if (!view.defined()) return {};
+  if (is_packed(view.dtype)) return range_of(bytes_of(view));
   std::uint64_t low = 0, high = 1;  // in elements; unsigned, since the strides of an empty tensor may be anything
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
     if (view.shape[axis] == 0) return {};
@@ -168,6 +170,9 @@ void check_many(std::span<const NamedTensor> outputs, std::span<const NamedTenso
 }  // namespace
 
 bool share_memory(const TensorView& a, const TensorView& b) {
+  // Who writes half a byte writes the other half too.
+  if (is_packed(a.dtype)) return share_memory(bytes_of(a), b);
+  if (is_packed(b.dtype)) return share_memory(a, bytes_of(b));
   const Range range_a = range_of(a), range_b = range_of(b);
   if (!range_a.meets(range_b)) return false;
   Sums sums;
@@ -183,6 +188,7 @@ bool share_memory(const TensorView& a, const TensorView& b) {
 }
 
 bool overlaps_itself(const TensorView& view) {
+  if (is_packed(view.dtype)) return overlaps_itself(bytes_of(view));
   if (view.numel() == 0) return false;
   Terms<kMaxRank> given;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {

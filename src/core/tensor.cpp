@@ -11,7 +11,7 @@
 namespace tilewise {
 namespace {
 
-constexpr std::array<std::size_t, core::kNamesOf<DType>.size()> kSizes{0, 4, 2, 2, 8, 1, 1, 4, 8, 1};
+constexpr std::array<std::uint8_t, core::kNamesOf<DType>.size()> kBits{0, 32, 16, 16, 64, 8, 8, 32, 64, 8, 8, 8, 4};
 
 int checked_rank(std::size_t rank) {
   if (rank > std::size_t{kMaxRank}) core::invalid_argument("tensor: rank must be <= ", kMaxRank, " (got ", rank, ")");
@@ -20,8 +20,14 @@ int checked_rank(std::size_t rank) {
 
 }  // namespace
 
-std::size_t size_of(DType dtype) noexcept {
-  return core::is_named(dtype) ? kSizes[static_cast<std::size_t>(dtype)] : 0;
+std::size_t bits_of(DType dtype) noexcept { return core::is_named(dtype) ? kBits[static_cast<std::size_t>(dtype)] : 0; }
+std::size_t size_of(DType dtype) {
+  const std::size_t bits = bits_of(dtype);
+  if (bits % 8 != 0) {
+    core::invalid_argument("dtype: must have elements of whole bytes here (got ", to_string(dtype), ", ", bits,
+                           " bits)");
+  }
+  return bits / 8;
 }
 std::string_view to_string(DType dtype) noexcept {
   if (core::is_named(dtype)) return core::name_of(dtype);

@@ -8,6 +8,7 @@
 #include "core/message.hpp"
 #include "core/names.hpp"
 #include "core/overlap.hpp"
+#include "core/packed.hpp"
 
 namespace tilewise::core {
 namespace {
@@ -30,7 +31,7 @@ bool grow_reach(std::int64_t size, std::int64_t stride, std::int64_t element, st
 }
 
 void check_extent(const TensorView& view, const ArgumentName& name) {
-  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  const auto element = static_cast<std::int64_t>((bits_of(view.dtype) + 7) / 8);  // no less than it takes
   std::int64_t low = 0, high = 0, count = 1;
   bool overflow = false;
   for (int axis = 0; axis < view.rank; ++axis) {
@@ -66,11 +67,12 @@ void check_view(const TensorView& view, const ArgumentName& name, Device device,
   }
   check_extent(view, name);
   if (view.numel() == 0) return;  // nothing is read or written, wherever it points
+  check_packed(view, name);
   if (view.data == nullptr) {
     invalid_argument(name, ": data must not be null (shape ", list_text(view.shape, view.rank), ")");
   }
-  const std::size_t size = size_of(view.dtype);
-  if (size == 0) return;  // a foreign type, which the check of the dtype refuses
+  const std::size_t size = bits_of(view.dtype) / 8;
+  if (size == 0) return;  // packed, or a foreign type, which the check of the dtype refuses
   const std::size_t misalignment = reinterpret_cast<std::uintptr_t>(view.data) % size;
   if (misalignment != 0) {
     invalid_argument(name, ": data must be aligned to its element of ", size, " bytes (got an address ", misalignment,
@@ -128,11 +130,11 @@ void check_contiguous_last(const TensorView& view, const ArgumentName& name, Acc
 
 bool rows_start_on_16_bytes(const TensorView& view) {
   constexpr std::int64_t kBytes = 16;
-  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  const auto bits = static_cast<std::int64_t>(bits_of(view.dtype));
   if (reinterpret_cast<std::uintptr_t>(view.data) % kBytes != 0) return false;
   for (int axis = 0; axis + 1 < view.rank; ++axis) {
     const auto a = static_cast<std::size_t>(axis);
-    if (view.shape[a] > 1 && view.strides[a] * size % kBytes != 0) return false;
+    if (view.shape[a] > 1 && view.strides[a] * bits % (8 * kBytes) != 0) return false;
   }
   return true;
 }

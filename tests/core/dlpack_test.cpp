@@ -67,14 +67,17 @@ TEST(DLPack, RefusesWhatItDoesNotKnow) {
   const auto expect_dtype = [&raw](DLDataType dtype, const std::string& got) {
     raw.tensor.dtype = dtype;
     expect_error(ErrorCode::invalid_type,
-                 "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64, fp8_e4m3 (got " + got + ")",
+                 "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64, fp8_e4m3, fp8_e5m2, fp8_e8m0, "
+                 "fp4_e2m1 (got " +
+                     got + ")",
                  [&] { (void)from_dlpack(raw.tensor, "k"); });
   };
   expect_dtype({kDLComplex, 64, 1}, "complex64");
   expect_dtype({kDLInt, 16, 1}, "i16");
   expect_dtype({kDLUInt, 16, 1}, "u16");
   expect_dtype({kDLFloat8_e4m3fnuz, 8, 1}, "float8_e4m3fnuz");
-  expect_dtype({kDLFloat4_e2m1fn, 4, 2}, "float4_e2m1fn in 2 lanes");
+  expect_dtype({kDLFloat4_e2m1fn, 4, 4}, "float4_e2m1fn in 4 lanes");
+  expect_dtype({kDLFloat4_e2m1fn, 8, 1}, "float4_e2m1fn");
   expect_dtype({kDLFloat, 32, 4}, "f32 in 4 lanes");
   expect_dtype({200, 16, 1}, "DLPack code 200, bits 16");
   raw.tensor.dtype = {kDLFloat, 32, 1};
@@ -97,7 +100,8 @@ TEST(DLPack, ForeignTypesKeepTheirNameForWhoChecksThem) {
   raw.tensor.dtype = {200, 16, 1};
   expect_error(
       ErrorCode::invalid_type,
-      "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64, fp8_e4m3 (got DLPack code 200, bits 16)",
+      "k: dtype must be one of f32, bf16, f16, f64, bool, u8, i32, i64, fp8_e4m3, fp8_e5m2, fp8_e8m0, fp4_e2m1 (got "
+      "DLPack code 200, bits 16)",
       [&] { (void)core::import_dlpack(raw.tensor, "k"); });
 }
 

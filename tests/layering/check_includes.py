@@ -1,10 +1,10 @@
 """Checks the direction of includes that docs/architecture.md draws.
 
-include <- core <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an operation
-includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of device,
-attention includes sm90 or tile, sm90 includes tile and tile includes common; sm90 and tile speak of no attention. The
-library itself needs the standard library, the system and DLPack's header, and nothing else. Prints every violation;
-exit status 1 if any.
+include <- core <- formats <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an
+operation includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of
+device, attention includes sm90 or tile, sm90 includes tile and tile includes common; sm90 and tile speak of no
+attention. The library itself needs the standard library, the system and DLPack's header, and nothing else. Prints every
+violation; exit status 1 if any.
 """
 
 import re
@@ -41,7 +41,8 @@ ANYTHING = re.compile(".+")
 INTEGERS = re.compile(r"stdint\.h")  # all that NVRTC and hipRTC are given
 CORE = ("tilewise/", "core/")
 SHARED = (*CORE, "device/common/")
-OPERATIONS = (*SHARED, "operations/")
+FORMATS = (*SHARED, "formats/")
+OPERATIONS = (*FORMATS, "operations/")
 OPERATION_NAMES = tuple(path.name for path in (Path(__file__).parents[2] / "src/operations").iterdir() if path.is_dir())
 # Kernels that are attention's, or made of its parts.
 ATTENDING = ("hopper", "kv_cache")
@@ -80,10 +81,11 @@ LAYERS = (
         for name in ATTENDING
     ),
     layer("src/core", *CORE, angled=WITH_DLPACK),
+    layer("src/formats", *FORMATS),
     *(
         layer(
             f"src/operations/{name}",
-            *SHARED,
+            *FORMATS,
             f"operations/{name}/",
             "operations/layout.hpp",
             "operations/elements.hpp",

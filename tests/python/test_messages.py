@@ -227,7 +227,7 @@ def _bfloat16(byte_order):
 
 
 def _float8():
-    return Q.numpy().astype(pytest.importorskip("ml_dtypes").float8_e5m2)
+    return Q.numpy().astype(pytest.importorskip("ml_dtypes").float8_e5m2fnuz)
 
 
 class Tracer(Exporter):
@@ -245,10 +245,10 @@ ARRAYS = {
     "object": (lambda: Q.numpy().astype(object), "numpy.ndarray of dtype object"),
     "text": (lambda: Q.numpy().astype("U4"), "numpy.ndarray of dtype <U4"),
     "complex": (lambda: Q.numpy().astype(np.complex64), "complex64"),
-    "float8": (_float8, "numpy.ndarray of dtype float8_e5m2"),
+    "float8": (_float8, "numpy.ndarray of dtype float8_e5m2fnuz"),
     "int16": (lambda: Q.numpy().astype(np.int16), "i16"),
     "uint16": (lambda: Q.numpy().astype(np.uint16), "u16"),
-    "exported_float8": (lambda: Exporter(Q.to(torch.float8_e5m2)), "float8_e5m2"),
+    "exported_float8": (lambda: Exporter(Q.to(torch.float8_e5m2)), "fp8_e5m2"),
     "masked": (lambda: np.ma.masked_array(Q.numpy()), "numpy.ma.*MaskedArray"),
     "list": (lambda: Q.tolist(), "list"),
     "tracer": (
@@ -322,7 +322,7 @@ TAKEN = {
 def test_dtypes_that_are_not_taken(argument, dtype):
     taken, make = TAKEN[argument]
     function, tensors, options = make(lambda tensor: tensor.to(getattr(torch, dtype)))
-    got = dtype.replace("uint", "u").replace("int", "i")
+    got = dtype.replace("uint", "u").replace("int", "i").replace("float8_e5m2", "fp8_e5m2")
     pattern = rf"^{argument.split(' ')[0]}: dtype must be {taken} \(got {got}\)$"
     _refused(pattern, *tensors, function=function, **options)
     if dtype == "float8_e5m2":  # NumPy has none

@@ -12,6 +12,7 @@ from torch import Tensor
 from tilewise import _core
 from tilewise._kv_cache import ARRAYS, lse_shape, out_shape
 from tilewise._torch import private
+from tilewise._torch.dtypes import BYTE_DTYPES
 from tilewise._torch.errors import raise_known
 from tilewise._torch.operators import LIBRARY, implement, registered_by
 from tilewise._torch.private import forward_ad
@@ -47,8 +48,8 @@ _APPEND_SCALARS = _scalars("append_kv")
 def _borrow(name: str, tensor: Optional[Tensor], writable: bool = False) -> Any:
     if tensor is None:
         return None
-    if tensor.dtype == torch.float8_e4m3fn:  # older DLPack has no name for it
-        return _core.Array(tensor.detach().view(torch.uint8), name, "fp8_e4m3", writable)
+    if byte := BYTE_DTYPES.get(tensor.dtype):
+        return _core.Array(tensor.detach().view(torch.uint8), name, byte, writable)
     return _core.Array(tensor.detach(), name, "", writable)
 
 

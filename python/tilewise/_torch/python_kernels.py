@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewise import _core
 from tilewise._arguments import ARRAYS, HEAD, TAIL, Options, Short, form_parts
 from tilewise._arrays import core_options
+from tilewise._torch.dtypes import BYTE_DTYPES
 
 
 def lse_dtype(q: Tensor) -> torch.dtype:
@@ -34,8 +35,8 @@ def new_rows(like: Tensor, shape: Sequence[int], layout: str, dtype: Optional[to
 
 
 def borrow(name: str, tensor: Tensor, writable: bool = False) -> _core.Array:
-    if tensor.dtype == torch.float8_e4m3fn:  # older DLPack has no name for it
-        return _core.Array(tensor.detach().view(torch.uint8), name, "fp8_e4m3", writable)
+    if byte := BYTE_DTYPES.get(tensor.dtype):
+        return _core.Array(tensor.detach().view(torch.uint8), name, byte, writable)
     return _core.Array(tensor.detach(), name, "", writable)
 
 

@@ -11,19 +11,9 @@ from torch import Tensor
 
 from tilewise import _core
 from tilewise._arguments import ARRAY_NAMES, Options
+from tilewise._torch.dtypes import CORE_DTYPES
 from tilewise._torch.private import has_values
 
-_DTYPES = {
-    torch.float32: "f32",
-    torch.bfloat16: "bf16",
-    torch.float16: "f16",
-    torch.float64: "f64",
-    torch.bool: "bool",
-    torch.uint8: "u8",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float8_e4m3fn: "fp8_e4m3",
-}
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "leftpad_k")
 _APART = 2**44  # bytes between the addresses of two tensors, which so never overlap
 
@@ -61,7 +51,7 @@ class _Placing:
             return tensor if has_values(tensor) and tensor.device.type == "cpu" else _stand_in(tensor)
         self.count += 1
         address = self.count * _APART + int(tensor.storage_offset()) * tensor.element_size()
-        dtype = _DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        dtype = CORE_DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         index = 0 if self.on_cpu else self.index
         return _core.Array.without_memory(
             list(tensor.shape), list(tensor.stride()), dtype, self.kind, index, address, name

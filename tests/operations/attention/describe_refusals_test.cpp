@@ -182,10 +182,10 @@ INSTANTIATE_TEST_SUITE_P(
                             [](SmallCall& c) { c.forward.q.dtype = *core::foreign_dtype("complex64"); }},
                     BadCall{"v: dtype must be f32 (got i16)",
                             [](SmallCall& c) { c.forward.v.dtype = *core::foreign_dtype("i16"); }},
-                    BadCall{"bias: dtype must be f32, bool or that of q, f32 (got float8_e5m2)",
+                    BadCall{"bias: dtype must be f32, bool or that of q, f32 (got float8_e5m2fnuz)",
                             [](SmallCall& c) {
                               c.forward.options.bias = c.tensor({3, 5}, DType::f32);
-                              c.forward.options.bias.dtype = *core::foreign_dtype("float8_e5m2");
+                              c.forward.options.bias.dtype = *core::foreign_dtype("float8_e5m2fnuz");
                             }},
                     BadCall{"q: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got unknown)",
                             [](SmallCall& c) { c.forward.q.dtype = static_cast<DType>(200); }},

@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "core/message.hpp"
-#include "device/common/float16.h"
-#include "device/common/float8.h"
+#include "core/packed.hpp"
+#include "device/common/float4.h"
+#include "formats/element.hpp"
 
 namespace tilewise::verify {
 namespace {
@@ -56,7 +57,7 @@ Placement random_placement(std::vector<int> natural_order, bool last_contiguous,
 }
 
 Placement with_aligned_rows(Placement placement, DType dtype) {
-  placement.granule = 16 / static_cast<std::int64_t>(size_of(dtype));
+  placement.granule = 128 / static_cast<std::int64_t>(bits_of(dtype));
   placement.misalignment -= placement.misalignment % placement.granule;
   return placement;
 }
@@ -73,12 +74,27 @@ std::uint64_t poison_of(DType dtype) {
       return 0xFFF8A5A5A5A5A5A5u;
     case DType::boolean:
       return 1;
-    default:
+    case DType::i32:
+    case DType::i64:
       return 0x7A7A7A7Au;
+    case DType::fp8_e4m3:
+      return 0xFFu;
+    case DType::fp8_e5m2:
+      return 0xFEu;
+    case DType::fp4_e2m1:
+      return 0xAu;
+    default:
+      return 0x7Au;
   }
 }
 
-Buffer::Buffer(DType dtype, std::vector<std::int64_t> shape, const Placement& placement) {
+Buffer::Buffer(DType dtype, std::vector<std::int64_t> shape, const Placement& where) {
+  Placement placement = where;
+  if (core::is_packed(dtype)) {  // rows begin on bytes, and elements of one share them
+    placement.granule += placement.granule % 2;
+    placement.misalignment += placement.misalignment % 2;
+    placement.strided_last = false;
+  }
   view_.dtype = dtype;
   view_.rank = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), view_.shape.begin());
@@ -91,8 +107,11 @@ Buffer::Buffer(DType dtype, std::vector<std::int64_t> shape, const Placement& pl
     stride = (stride + placement.granule - 1) / placement.granule * placement.granule;
   }
   elements_ = stride + placement.misalignment;
-  bytes_.resize(static_cast<std::size_t>(elements_) * size_of(dtype) + 2 * kGuardBytes + kAlignment);
-  view_.data = begin() + kGuardBytes + static_cast<std::size_t>(placement.misalignment) * size_of(dtype);
+  const auto bytes = [dtype](std::int64_t elements) {
+    return (static_cast<std::size_t>(elements) * bits_of(dtype) + 7) / 8;
+  };
+  bytes_.resize(bytes(elements_) + 2 * kGuardBytes + kAlignment);
+  view_.data = begin() + kGuardBytes + bytes(placement.misalignment);
   fill(poison_of(dtype));
 }
 
@@ -103,17 +122,23 @@ std::byte* Buffer::begin() const {
 }
 
 void Buffer::fill(std::uint64_t bits) {
-  fill_ = bits;
-  const std::size_t size = size_of(view_.dtype);
-  const std::size_t count = static_cast<std::size_t>(elements_) + 2 * kGuardBytes / size;
-  for (std::size_t i = 0; i < count; ++i) copy_bits(begin() + i * size, &bits, size);
+  // A packed dtype is filled byte by byte, and looked at so.
+  fill_ = core::is_packed(view_.dtype) ? bits * 0x11u : bits;
+  const std::size_t size = unit();
+  for (std::size_t i = 0; i < units(); ++i) copy_bits(begin() + i * size, &fill_, size);
+}
+
+std::size_t Buffer::unit() const { return core::is_packed(view_.dtype) ? 1 : size_of(view_.dtype); }
+
+std::size_t Buffer::units() const {
+  return ((static_cast<std::size_t>(elements_) * bits_of(view_.dtype) + 7) / 8 + 2 * kGuardBytes) / unit();
 }
 
 std::string Buffer::find_stray_write(std::span<const TensorView> views) const {
-  const std::size_t size = size_of(view_.dtype);
-  const std::size_t count = static_cast<std::size_t>(elements_) + 2 * kGuardBytes / size;
+  const std::size_t size = unit(), count = units();
   std::vector<bool> inside(count);
-  for (const TensorView& view : views) {
+  for (const TensorView& given : views) {
+    const TensorView view = core::is_packed(given.dtype) ? core::bytes_of(given) : given;
     const std::byte* data = static_cast<const std::byte*>(view.data);
     for_each_element(view, [&](std::span<const std::int64_t>, std::int64_t offset) {
       inside[static_cast<std::size_t>((data - begin()) / static_cast<std::ptrdiff_t>(size) + offset)] = true;
@@ -134,53 +159,17 @@ std::int64_t offset_of(const TensorView& view, std::span<const std::int64_t> pos
 }
 
 std::uint64_t bits_at(const TensorView& view, std::int64_t offset) {
+  if (core::is_packed(view.dtype)) return device::e2m1_at(static_cast<const std::uint8_t*>(view.data), offset);
   const auto size = static_cast<std::int64_t>(size_of(view.dtype));
   return read_bits(static_cast<const std::byte*>(view.data) + offset * size, static_cast<std::size_t>(size));
 }
 
 double value_at(const TensorView& view, std::int64_t offset) {
-  const std::uint64_t bits = bits_at(view, offset);
-  switch (view.dtype) {
-    case DType::f32:
-      return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits));
-    case DType::bf16:
-      return device::bf16_to_float(static_cast<std::uint16_t>(bits));
-    case DType::f16:
-      return device::f16_to_float(static_cast<std::uint16_t>(bits));
-    case DType::i32:
-      return static_cast<std::int32_t>(bits);
-    case DType::f64:
-      return __builtin_bit_cast(double, bits);
-    case DType::fp8_e4m3:
-      return device::e4m3_to_float(static_cast<std::uint8_t>(bits));
-    default:
-      return static_cast<double>(static_cast<std::int64_t>(bits));
-  }
+  return formats::load_element(view.dtype, view.data, offset);
 }
 
 void store_at(const TensorView& view, std::int64_t offset, double value) {
-  std::uint64_t bits = 0;
-  switch (view.dtype) {
-    case DType::f32:
-      bits = __builtin_bit_cast(std::uint32_t, static_cast<float>(value));
-      break;
-    case DType::bf16:
-      bits = device::float_to_bf16(static_cast<float>(value));
-      break;
-    case DType::f16:
-      bits = device::float_to_f16(static_cast<float>(value));
-      break;
-    case DType::f64:
-      bits = __builtin_bit_cast(std::uint64_t, value);
-      break;
-    case DType::fp8_e4m3:
-      bits = device::float_to_e4m3(static_cast<float>(value));
-      break;
-    default:
-      bits = static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
-  }
-  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
-  copy_bits(static_cast<std::byte*>(view.data) + offset * size, &bits, static_cast<std::size_t>(size));
+  formats::store_element(view.dtype, view.data, offset, value);
 }
 
 TensorView without_leading(TensorView view, int dimensions) {

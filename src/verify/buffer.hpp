@@ -28,7 +28,7 @@ struct Placement {
 /// The same with rows that start on 16 bytes, as the fast paths of GPU kernels want them.
 [[nodiscard]] Placement with_aligned_rows(Placement placement, DType dtype);
 
-/// What lies where nothing was stored. Quiet NaNs with an unusual payload for floats.
+/// What lies where nothing was stored. NaNs with an unusual payload where there are such.
 [[nodiscard]] std::uint64_t poison_of(DType dtype);
 
 /// Owns the bytes of one tensor. The view's data pointer stays valid when the Buffer moves.
@@ -49,6 +49,9 @@ class Buffer {
 
  private:
   [[nodiscard]] std::byte* begin() const;
+  /// Bytes of what fill() writes at once, and how many of them there are.
+  [[nodiscard]] std::size_t unit() const;
+  [[nodiscard]] std::size_t units() const;
 
   TensorView view_;
   std::int64_t elements_ = 0;  ///< between the guards

@@ -107,8 +107,11 @@ std::int64_t CallTensors::rows_of_sequences(Side side) const {
 
 Output CallTensors::data_output(std::string name, Side side, std::int64_t heads, std::int64_t dim, Random& rng,
                                 DType dtype) const {
-  return {std::move(name), Buffer(dtype, data_shape(side, heads, dim), data_placement(rng)), packed() ? 0 : 1,
-          rows_of_sequences(side)};
+  return {std::move(name),
+          Buffer(dtype, data_shape(side, heads, dim), data_placement(rng)),
+          packed() ? 0 : 1,
+          rows_of_sequences(side),
+          {"batch", "row", "head", "dim"}};
 }
 
 std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_lse) const {
@@ -120,7 +123,10 @@ std::vector<Output> CallTensors::make_forward_outputs(Random& rng, bool softmax_
   outputs.push_back(
       {"softmax_lse",
        Buffer(operations::statistics_dtype(problem_.dtype), lse_shape(), random_placement(order, false, rng)),
-       packed() ? 1 : 2, rows_of_sequences(Side::query)});
+       packed() ? 1 : 2,
+       rows_of_sequences(Side::query),
+       {"batch", "head", "row"}});
+  outputs.back().is_log_sum = true;
   return outputs;
 }
 
@@ -145,13 +151,17 @@ std::vector<Output> CallTensors::make_gradients(Random& rng) const {
   if (p.dbias) {
     outputs.push_back(
         {"dbias",
-         Buffer(operations::attention::bias_dtype(p), bias_shape(), random_placement({0, 1, 2, 3}, false, rng)), -1,
-         0});
+         Buffer(operations::attention::bias_dtype(p), bias_shape(), random_placement({0, 1, 2, 3}, false, rng)),
+         -1,
+         0,
+         {"batch", "head", "query", "key"}});
   }
   if (p.dsink) {
     outputs.push_back({"dsink",
                        Buffer(operations::attention::sink_dtype(p), {p.num_heads_q}, random_placement({0}, false, rng)),
-                       -1, 0});
+                       -1,
+                       0,
+                       {"head"}});
   }
   return outputs;
 }

@@ -44,37 +44,100 @@ class Comparison {
  private:
   void element(std::span<const std::int64_t> position, std::int64_t offset, std::size_t index) {
     const TensorView& view = got_.buffer.view();
-    const bool untouched = bits_at(view, offset) == poison_of(view.dtype);
+    const std::uint64_t bits = bits_at(view, offset), poison = poison_of(view.dtype);
     if (got_.row_axis >= 0 && position[static_cast<std::size_t>(got_.row_axis)] >= got_.rows) {
       if (got_.rest_is_cleared) {
-        const double cleared = got_.name == "softmax_lse" ? -HUGE_VAL : 0.0;
-        if (untouched || value_at(view, offset) != cleared)
-          fail(position, "not cleared, though its row belongs to no sequence");
-      } else if (!untouched) {
-        fail(position, "written, though its row belongs to no sequence");
+        const double cleared = got_.is_log_sum ? -HUGE_VAL : 0.0;
+        if (bits == poison || value_at(view, offset) != cleared)
+          fail(position, "not cleared, though its row is none of the call's");
+      } else if (bits != poison) {
+        fail(position, "written, though its row is none of the call's");
       }
       return;
     }
-    if (untouched) return fail(position, "never written");
-    const double got = value_at(view, offset);
-    const double expected = value_at(expected_.buffer.view(), offset_of(expected_.buffer.view(), position));
+    const TensorView& reference = expected_.buffer.view();
+    const std::int64_t there = offset_of(reference, position);
+    const std::uint64_t expected_bits = bits_at(reference, there);
+    // A narrow dtype has no pattern to spare: the poison may be the right result.
+    const bool may_be_right = bits_of(view.dtype) < 16 && expected_bits == poison;
+    if (bits == poison && !may_be_right && got_.model != Model::permutation) return fail(position, "never written");
+    const double got = value_at(view, offset), expected = value_at(reference, there);
+    switch (got_.model) {
+      case Model::bits:
+        return same_bits(position, bits, expected_bits, got, expected);
+      case Model::permutation:
+        return of_row(position, offset, there);
+      default:
+        return near(position, index, got, expected);
+    }
+  }
+
+  void near(std::span<const std::int64_t> position, std::size_t index, double got, double expected) {
     if (!same_class(got, expected, bounds_.reach.empty() ? Reach::none : bounds_.reach[index]))
       return fail(position, core::concat("got ", number(got), ", the reference ", number(expected)));
     if (!std::isfinite(got)) return;
-    const double error = std::abs(got - expected), rounding = unit_roundoff(view.dtype) * std::abs(expected);
+    const DType dtype = got_.buffer.view().dtype;
+    const double error = std::abs(got - expected), rounding = unit_roundoff(dtype) * std::abs(expected);
     // Both sides round to the output's dtype. Where no term contributes, the result is exact.
-    const bool exact = bounds_.limit[index] == 0.0;
-    const double limit = exact ? 0.0 : bounds_.limit[index] + 2.0 * (rounding + smallest_rounding(view.dtype));
-    const double sigma = exact ? 0.0 : std::hypot(bounds_.sigma[index], rounding + smallest_rounding(view.dtype));
+    const bool exact = got_.model == Model::exact || bounds_.limit[index] == 0.0;
+    const double limit = exact ? 0.0 : bounds_.limit[index] + 2.0 * (rounding + smallest_rounding(dtype));
+    const double sigma = exact ? 0.0 : std::hypot(bounds_.sigma[index], rounding + smallest_rounding(dtype));
     count(position, error, limit, sigma, got, expected);
   }
 
-  /// Finite where the reference is. A log-sum-exp of -infinity says that nothing is seen, and a NaN must be one there.
+  /// Finite where the reference is. What must be NaN is no infinity, and a log-sum is of one kind with the reference's.
   [[nodiscard]] bool same_class(double got, double expected, Reach reach) const {
     if (std::isfinite(got) || std::isfinite(expected))
       return std::isfinite(got) == std::isfinite(expected) || (std::isfinite(expected) && reach == Reach::may);
-    if (got_.name == "softmax_lse") return std::isnan(got) ? expected != -HUGE_VAL : got == expected;
+    if (got_.is_log_sum) return std::isnan(got) ? expected != -HUGE_VAL : got == expected;
     return reach != Reach::must_nan || std::isnan(got);
+  }
+
+  void same_bits(std::span<const std::int64_t> position, std::uint64_t got_bits, std::uint64_t expected_bits,
+                 double got, double expected) {
+    if (got_bits == expected_bits || (std::isnan(got) && std::isnan(expected))) {
+      ++elements_;
+      return;
+    }
+    fail(position, core::concat("got ", text(got_bits, got), ", the reference ", text(expected_bits, expected)));
+  }
+
+  /// An integer as it is, anything else as its number and bits.
+  [[nodiscard]] std::string text(std::uint64_t bits, double value) const {
+    switch (got_.buffer.view().dtype) {
+      case DType::i64:
+        return core::concat(static_cast<std::int64_t>(bits));
+      case DType::i32:
+      case DType::u8:
+      case DType::boolean:
+        return core::concat(static_cast<std::int64_t>(value));
+      default:
+        return core::concat(number(value), " (bits ", bits, ")");
+    }
+  }
+
+  /// Gathers a row of the last dimension, and compares what it holds at its end.
+  void of_row(std::span<const std::int64_t> position, std::int64_t offset, std::int64_t there) {
+    const TensorView& view = got_.buffer.view();
+    got_row_.push_back(bits_at(view, offset));
+    expected_row_.push_back(bits_at(expected_.buffer.view(), there));
+    if (position.empty() || position.back() + 1 < view.shape[position.size() - 1]) return;
+    std::ranges::sort(got_row_);
+    std::ranges::sort(expected_row_);
+    if (got_row_ == expected_row_) {
+      ++elements_;
+    } else {
+      const auto [mine, theirs] = std::ranges::mismatch(got_row_, expected_row_);
+      fail(position.first(position.empty() ? 0 : position.size() - 1),
+           core::concat("no permutation of the reference's row (in order, got ", bits_text(*mine), " where it has ",
+                        bits_text(*theirs), ")"));
+    }
+    got_row_.clear();
+    expected_row_.clear();
+  }
+  [[nodiscard]] std::string bits_text(std::uint64_t bits) const {
+    alignas(8) std::uint64_t memory = bits;
+    return text(bits, value_at({&memory, got_.buffer.view().dtype, {1}}, 0));
   }
 
   void count(std::span<const std::int64_t> position, double error, double limit, double sigma, double got,
@@ -121,25 +184,19 @@ class Comparison {
   std::string first_, worst_;
   std::int64_t failures_ = 0, beyond_ = 0, elements_ = 0;
   double squared_error_ = 0.0, squared_sigma_ = 0.0;
+  std::vector<std::uint64_t> got_row_, expected_row_;
 };
 
 }  // namespace
 
 std::string describe_position(const Output& output, std::span<const std::int64_t> position) {
-  static constexpr std::array<std::string_view, 4> kData{"batch", "row", "head", "dim"};
-  static constexpr std::array<std::string_view, 4> kLse{"", "batch", "head", "row"};
-  static constexpr std::array<std::string_view, 4> kBias{"batch", "head", "query", "key"};
-  static constexpr std::array<std::string_view, 4> kSink{"", "", "", "head"};
-  const bool lse = output.name == "softmax_lse";
-  std::span<const std::string_view> names = lse                      ? kLse
-                                            : output.name == "dbias" ? kBias
-                                            : output.name == "dsink" ? kSink
-                                                                     : kData;
-  if (!output.axes.empty()) names = output.axes;
   std::string text = core::concat(output.name, "[");
   for (std::size_t i = 0; i < position.size(); ++i) {
     if (i > 0) text += ", ";
-    text += core::concat(names[names.size() - position.size() + i], " ", position[i]);
+    // A position may lack the last dimension, of a row as a whole.
+    const std::size_t rank = static_cast<std::size_t>(output.buffer.view().rank);
+    const bool named = output.axes.size() >= rank;
+    text += core::concat(named ? output.axes[output.axes.size() - rank + i] : "", named ? " " : "", position[i]);
   }
   return text + "]";
 }

@@ -1,4 +1,4 @@
-// One output against the reference's: failures first (stray or missing writes, NaN), then bounds.
+// One output against the reference's by its model: failures first (stray or missing writes, NaN), then bounds.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "verify/call_tensors.hpp"
-#include "verify/error_bounds.hpp"
+#include "verify/drawn_call.hpp"
 #include "verify/verify.hpp"
 
 namespace tilewise::verify {
@@ -18,7 +17,7 @@ namespace tilewise::verify {
 /// "out[batch 0, row 3, head 1, dim 7]".
 [[nodiscard]] std::string describe_position(const Output& output, std::span<const std::int64_t> position);
 
-/// Empty where both hold the same bits in every row that belongs to a sequence, else the first difference.
+/// Empty where both hold the same bits in every row of the call's, else the first difference.
 [[nodiscard]] std::string find_bit_difference(const Output& a, const Output& b);
 
 }  // namespace tilewise::verify

@@ -59,13 +59,6 @@ double special_value(Random& rng) {
                    std::bit_cast<double>(std::uint64_t{0x7FFFFFFFFFFFFFFFu}), kInfinity, -kInfinity, kInfinity});
 }
 
-double largest_finite(DType dtype) {
-  if (dtype == DType::f16) return 65504.0;
-  if (dtype == DType::bf16) return 0x1.FEp127;
-  if (dtype == DType::fp8_e4m3) return 448.0;
-  return dtype == DType::f64 ? std::numeric_limits<double>::max() : double{std::numeric_limits<float>::max()};
-}
-
 double large_value(DType dtype, Random& rng) {
   const double size = rng.pick({1e4, 1e9, 1e10, 1e20, 1e30, largest_finite(dtype)});
   return (rng.chance(0.5) ? 1.0 : -1.0) * std::min(size, largest_finite(dtype));

@@ -12,17 +12,28 @@
 
 #include "tilewise/plan.hpp"
 #include "verify/buffer.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
+
+/// How an output compares with the reference's.
+enum class Model : std::uint8_t {
+  bounded,     ///< within its ErrorBounds
+  exact,       ///< the reference's numbers; where they are not finite, any that are not
+  bits,        ///< the reference's bits, but for those of a NaN: integers, and what is quantised
+  permutation  ///< along the last dimension the reference's elements in any order
+};
 
 /// One output with its guards.
 struct Output {
   std::string name;
   Buffer buffer;
   int row_axis;                          ///< -1: every element is written
-  std::int64_t rows;                     ///< along row_axis; later rows belong to no sequence and stay untouched
-  std::vector<std::string_view> axes{};  ///< names of the dimensions, for messages; empty: by the output's name
-  bool rest_is_cleared = false;          ///< those later rows become 0, softmax_lse -infinity
+  std::int64_t rows;                     ///< along row_axis; later rows are none of the call's and stay untouched
+  std::vector<std::string_view> axes{};  ///< names of the dimensions, for messages; of more than it has, the last ones
+  bool rest_is_cleared = false;          ///< those later rows become 0, a log-sum -infinity
+  Model model = Model::bounded;
+  bool is_log_sum = false;  ///< its -infinity says that nothing was summed: never what stands for a NaN
 };
 
 /// The output of that name, or null.
@@ -34,8 +45,6 @@ enum class Values : std::uint8_t { ordinary, special, large };
 
 /// A sink, or a log-sum-exp, of any size that is finite in `dtype`.
 [[nodiscard]] double large_value(DType dtype, Random& rng);
-/// The largest finite number.
-[[nodiscard]] double largest_finite(DType dtype);
 
 /// NaN half of the time, now and then one whose payload has every bit; else an infinity.
 [[nodiscard]] double special_value(Random& rng);
@@ -50,7 +59,8 @@ enum class Reach : std::uint8_t {
   must_nan  ///< NaN, where else any non-finite one will do
 };
 
-/// Row-major over one output's view. The rounding of the output itself is not included.
+/// Row-major over the view of an output that is Model::bounded, empty of others. The rounding of the output itself is
+/// not included.
 struct ErrorBounds {
   std::string_view output;
   std::vector<double> limit, sigma;

@@ -349,12 +349,6 @@ void BoundsPass::backward_key_head(std::int64_t b, std::int64_t h_k) {
 
 }  // namespace
 
-double unit_roundoff(DType dtype) {
-  return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : working_roundoff(dtype);
-}
-
-double smallest_rounding(DType dtype) { return dtype == DType::f16 ? 0x1p-25 : working_tiny(dtype); }
-
 std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected,
                                       double tanh_error) {
   const Problem& problem = tensors.problem();

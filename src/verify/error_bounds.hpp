@@ -18,15 +18,12 @@
 #include <vector>
 
 #include "verify/call_tensors.hpp"
+#include "verify/rounding.hpp"
 
 namespace tilewise::verify {
 
 /// Bounds of every output of a call whose reference results are `expected`. tanh_error: see DrawnCall::bounds().
 [[nodiscard]] std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vector<Output>& expected,
                                                     double tanh_error = 0.0);
-
-/// Largest relative error of one rounding to dtype, and the absolute one among subnormals.
-[[nodiscard]] double unit_roundoff(DType dtype);
-[[nodiscard]] double smallest_rounding(DType dtype);
 
 }  // namespace tilewise::verify

@@ -24,7 +24,8 @@ class Pass {
   Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values, double tanh_error)
       : p_(p), special_(values == Values::special), tanh_error_(tanh_error), r_(unit_roundoff(p.dtype)) {
     for (const Output& output : expected) {
-      const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
+      const bool bounded = output.model == Model::bounded;
+      const std::vector<double> zero(bounded ? static_cast<std::size_t>(output.buffer.view().numel()) : 0);
       bounds_.push_back({output.name, zero, zero, {}});
       if (special_) bounds_.back().reach.assign(zero.size(), Reach::none);
     }

@@ -276,14 +276,15 @@ std::vector<Output> DrawnKvCache::make_outputs(std::uint64_t seed) const {
                        Buffer(DType::f32, shape, placement(shape.size(), DType::f32, false, rng)),
                        is_packed(p) ? 1 : -1,
                        rows,
-                       {}});
+                       {"batch", "head", "row"}});
+    outputs.back().is_log_sum = true;
   }
   if (!p.append) return outputs;
   const auto add_changed = [&](std::string name, const TensorView& before, std::vector<std::string_view> axes) {
     if (!before.defined()) return;
     const std::vector<std::int64_t> shape(before.shape.begin(), before.shape.begin() + before.rank);
     Buffer buffer(before.dtype, shape, placement(shape.size(), before.dtype, before.rank == 4, rng));
-    outputs.push_back({std::move(name), std::move(buffer), -1, 0, std::move(axes)});
+    outputs.push_back({std::move(name), std::move(buffer), -1, 0, std::move(axes), false, Model::exact});
     copy_elements(before, outputs.back().buffer.view());
   };
   add_changed("k_cache", k_cache_, {"page", "place", "head", "dim"});

@@ -217,7 +217,10 @@ std::vector<Output> MergeCall::make_outputs(std::uint64_t seed) const {
   };
   if (forward()) {
     add_rows("out", p.dtype, rows_shape(), false);
-    if (p.softmax_lse) add_lse("softmax_lse", lse_shape(), false);
+    if (p.softmax_lse) {
+      add_lse("softmax_lse", lse_shape(), false);
+      outputs.back().is_log_sum = true;
+    }
     return outputs;
   }
   for (std::size_t n = 0; p.douts && n < list_size(); ++n)

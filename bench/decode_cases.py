@@ -77,6 +77,10 @@ class Step:
         """How many each sequence's keys fill."""
         return [-(-keys // self.page_size) for keys in self.lengths]
 
+    def bf16_flops(self) -> float:
+        """Those that take as long in bf16, whose products the GPU's ceiling is of."""
+        return self.flops()
+
     def traffic_bytes(self) -> int:
         """What must move at least: each key and value once, with its scales, and q and out."""
         queries = len(self.lengths) * self.form.num_heads_q * (self.form.head_dim + self.form.head_dim_v) * 2

@@ -11,15 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "bench_call.hpp"
 #include "ceilings/ceilings.hpp"
 #include "ceilings/timing.hpp"
 #include "commands.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
+#include "core/select.hpp"
 #include "machine.hpp"
-#include "operations/attention/attention.hpp"
 #include "option_checks.hpp"
-#include "sample_call.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -37,6 +37,7 @@ struct Options {
 
 struct Result {
   Plan plan;
+  DType dtype;
   std::int64_t runs;
   double median_seconds, best_seconds, flops, bytes;
 };
@@ -57,18 +58,24 @@ std::vector<std::string> default_problems() {
 
 /// Times single calls until `min_time` is spent, and at least one, after one that warms caches and the
 /// thread pool up. Calls too short for the clock are timed in groups.
-Result measure(const Problem& problem, const Options& options) {
+Result measure(const AnyProblem& problem, const Options& options) {
   constexpr double kShortestSample = 20e-6;
-  const SampleCall call(problem);
-  Result result{plan(call.problem(), SelectOptions{options.implementation}), 0, 0.0, 0.0, call.flops(), call.bytes()};
-  call.run(result.plan);
+  const std::unique_ptr<const BenchCall> call = make_bench_call(problem);
+  Result result{plan(call->problem(), SelectOptions{options.implementation}),
+                call->dtype(),
+                0,
+                0.0,
+                0.0,
+                call->flops(),
+                call->bytes()};
+  call->run(result.plan);
 
   std::vector<double> samples;
   std::int64_t group = 1;
   const Clock::time_point begin = Clock::now();
   do {
     const Clock::time_point start = Clock::now();
-    for (std::int64_t i = 0; i < group; ++i) call.run(result.plan);
+    for (std::int64_t i = 0; i < group; ++i) call->run(result.plan);
     const double elapsed = seconds_since(start);
     if (elapsed < kShortestSample) {
       group *= 2;
@@ -88,7 +95,7 @@ struct CeilingFraction {
   bool compute_bound;
 };
 std::optional<CeilingFraction> ceiling_fraction(const Result& result, const Ceilings& ceilings) {
-  const double peak = ceilings.peak_gflops(result.plan.problem().get<AttentionProblem>().dtype) * 1e9;
+  const double peak = ceilings.peak_gflops(result.dtype) * 1e9;
   const double bandwidth = ceilings.read_gb_per_s * 1e9;
   if (peak <= 0.0 || bandwidth <= 0.0) return std::nullopt;
   const double compute = result.flops / peak, traffic = result.bytes / bandwidth;
@@ -149,20 +156,20 @@ void require_cpu(std::string_view argument, DeviceType device, std::string_view 
                          "); on a GPU, measure with `python -m tilewise.bench --device cuda`");
 }
 
-std::vector<Problem> problems_of(const Options& options) {
+std::vector<AnyProblem> problems_of(const Options& options) {
   for (const core::Implementation* row : core::implementation_table())
     if (row->name() == options.implementation) require_cpu("--implementation", row->device(), row->name());
-  std::vector<Problem> problems;
+  std::vector<AnyProblem> problems;
   for (const std::string& text :
        options.problem_words.empty() ? default_problems() : join_problems(options.problem_words)) {
     problems.push_back(parse_problem(text));
-    require_cpu("device", problems.back().device, to_string(problems.back().device));
+    require_cpu("device", problems.back().device(), to_string(problems.back().device()));
   }
   return problems;
 }
 
 void run_bench(const Options& options) {
-  const std::vector<Problem> problems = problems_of(options);
+  const std::vector<AnyProblem> problems = problems_of(options);
   set_num_threads(options.threads);
 
   const auto count = static_cast<std::int64_t>(problems.size());
@@ -171,7 +178,7 @@ void run_bench(const Options& options) {
   std::optional<Ceilings> ceilings;
   if (!options.no_ceilings) ceilings = measure_ceilings(get_num_threads());
   std::vector<Result> results;
-  for (const Problem& problem : problems) {
+  for (const AnyProblem& problem : problems) {
     progress.update(1 + static_cast<std::int64_t>(results.size()), to_string(problem));
     results.push_back(measure(problem, options));
   }

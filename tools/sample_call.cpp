@@ -2,10 +2,8 @@
 #include "sample_call.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 
-#include "device/common/float16.h"
-#include "device/common/float8.h"
 #include "device/common/mask.h"
 #include "operations/attention/call.hpp"
 #include "operations/attention/rules.hpp"
@@ -13,69 +11,6 @@
 #include "operations/layout.hpp"
 
 namespace tilewise::tools {
-namespace {
-
-/// Uniform with mean 0 and variance 1: quick to draw, and scores stay in the usual range.
-float draw(std::uint64_t& state) {
-  constexpr float kHalfWidth = 1.7320508f;  // sqrt(3)
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  const auto bits = static_cast<std::uint32_t>(state >> 40);  // 24 bits
-  return (static_cast<float>(bits) * 0x1p-23f - 1.0f) * kHalfWidth;
-}
-
-void store(std::byte* target, DType dtype, float value) {
-  switch (dtype) {
-    case DType::bf16: {
-      const std::uint16_t bits = device::float_to_bf16(value);
-      std::memcpy(target, &bits, sizeof bits);
-      return;
-    }
-    case DType::f16: {
-      const std::uint16_t bits = device::float_to_f16(value);
-      std::memcpy(target, &bits, sizeof bits);
-      return;
-    }
-    case DType::f64: {
-      const double wide = value;
-      std::memcpy(target, &wide, sizeof wide);
-      return;
-    }
-    case DType::fp8_e4m3:
-      *target = std::byte{device::float_to_e4m3(value)};
-      return;
-    case DType::boolean:
-      *target = std::byte{1};
-      return;
-    default:
-      std::memcpy(target, &value, sizeof value);
-  }
-}
-
-}  // namespace
-
-TensorView SampleCall::add(DType dtype, std::span<const std::int64_t> shape, std::string_view name) {
-  const Array& array = arrays_.emplace_back(dtype, shape, name);
-  bytes_ += static_cast<double>(array.size_bytes());
-  return array.view();
-}
-
-TensorView SampleCall::add_random(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name) {
-  const TensorView view = add(dtype, shape, name);
-  fill(view);
-  return view;
-}
-
-/// Large tensors repeat what a few million draws gave: drawing 34 million numbers took half a second, a copy 10 ms.
-void SampleCall::fill(const TensorView& view) {
-  constexpr std::int64_t kDrawn = (std::int64_t{1} << 21) + 91;  // no multiple of a row
-  auto* const data = static_cast<std::byte*>(view.data);
-  const auto size = static_cast<std::int64_t>(size_of(view.dtype)), all = view.numel();
-  const std::int64_t drawn = std::min(all, kDrawn);
-  for (std::int64_t i = 0; i < drawn; ++i) store(data + i * size, view.dtype, draw(random_));
-  for (std::int64_t i = drawn; i < all; i += drawn) {
-    std::memcpy(data + i * size, data, static_cast<std::size_t>(std::min(drawn, all - i) * size));
-  }
-}
 
 TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random,
                                 std::string_view name, DType given_dtype) {
@@ -92,19 +27,19 @@ TensorView SampleCall::add_data(bool query_side, std::int64_t heads, std::int64_
   at(axes.head) = heads;
   at(axes.dim) = dim;
   const DType dtype = given_dtype == DType::none ? p.dtype : given_dtype;
-  const TensorView view = add(dtype, std::span(shape).first(static_cast<std::size_t>(axes.rank())), name);
-  if (random) fill(view);
-  return view;
+  const auto sizes = std::span(shape).first(static_cast<std::size_t>(axes.rank()));
+  return random ? tensors_.add_random(dtype, sizes, name) : tensors_.add(dtype, sizes, name);
 }
 
 TensorView SampleCall::add_lse(std::string_view name) {
   const Problem& p = problem_;
-  if (p.layout == Layout::thd) return add(operations::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
-  return add(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
+  if (p.layout == Layout::thd)
+    return tensors_.add(operations::statistics_dtype(p.dtype), {p.num_heads_q, p.total_q}, name);
+  return tensors_.add(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q, p.seqlen_q}, name);
 }
 
 TensorView SampleCall::add_cu_seqlens(std::int64_t total, std::int64_t longest, std::string_view name) {
-  const TensorView view = add(DType::i32, {problem_.batch_size + 1}, name);
+  const TensorView view = tensors_.add(DType::i32, {problem_.batch_size + 1}, name);
   auto* values = static_cast<std::int32_t*>(view.data);
   const std::int64_t length = std::min(longest, total / std::max<std::int64_t>(problem_.batch_size, 1));
   for (std::int64_t b = 0; b <= problem_.batch_size; ++b) values[b] = static_cast<std::int32_t>(b * length);
@@ -112,7 +47,7 @@ TensorView SampleCall::add_cu_seqlens(std::int64_t total, std::int64_t longest, 
 }
 
 TensorView SampleCall::add_lengths(std::int32_t length, std::string_view name) {
-  const TensorView view = add(DType::i32, {problem_.batch_size}, name);
+  const TensorView view = tensors_.add(DType::i32, {problem_.batch_size}, name);
   std::fill_n(static_cast<std::int32_t*>(view.data), problem_.batch_size, length);
   return view;
 }
@@ -121,22 +56,24 @@ void SampleCall::make_options() {
   const Problem& p = problem_;
   AttentionOptions& o = forward_.options;
   o = operations::attention::stated_options(p);
-  if (p.seed_tensor) o.seed_and_offset = add(DType::i64, {2}, "seed_and_offset");
+  if (p.seed_tensor) o.seed_and_offset = tensors_.add(DType::i64, {2}, "seed_and_offset");
   if (p.bias != BiasKind::none) {
     const auto [batch, heads, queries, keys] = operations::attention::bias_shape(p);
-    o.bias = add_random(operations::attention::bias_dtype(p), {batch, heads, queries, keys}, "bias");
+    o.bias = tensors_.add_random(operations::attention::bias_dtype(p), {batch, heads, queries, keys}, "bias");
   }
   if (p.alibi_slopes == AlibiKind::per_head)
-    o.alibi_slopes = add_random(operations::statistics_dtype(p.dtype), {p.num_heads_q}, "alibi_slopes");
+    o.alibi_slopes = tensors_.add_random(operations::statistics_dtype(p.dtype), {p.num_heads_q}, "alibi_slopes");
   if (p.alibi_slopes == AlibiKind::per_batch_head)
-    o.alibi_slopes = add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
-  if (p.sink != SinkKind::none) o.sink = add_random(operations::attention::sink_dtype(p), {p.num_heads_q}, "sink");
+    o.alibi_slopes =
+        tensors_.add_random(operations::statistics_dtype(p.dtype), {p.batch_size, p.num_heads_q}, "alibi_slopes");
+  if (p.sink != SinkKind::none)
+    o.sink = tensors_.add_random(operations::attention::sink_dtype(p), {p.num_heads_q}, "sink");
   const auto scales = [&](ScaleKind kind, std::int64_t heads, std::string_view name) {
     TensorView view;
     if (kind == ScaleKind::none) return view;
-    if (kind == ScaleKind::head) view = add(DType::f32, {heads}, name);
-    if (kind == ScaleKind::batch_head) view = add(DType::f32, {p.batch_size, p.num_heads_k}, name);
-    if (kind == ScaleKind::tensor) view = add(DType::f32, {1}, name);
+    if (kind == ScaleKind::head) view = tensors_.add(DType::f32, {heads}, name);
+    if (kind == ScaleKind::batch_head) view = tensors_.add(DType::f32, {p.batch_size, p.num_heads_k}, name);
+    if (kind == ScaleKind::tensor) view = tensors_.add(DType::f32, {1}, name);
     std::fill_n(static_cast<float*>(view.data), view.numel(), 1.0f);
     return view;
   };
@@ -176,9 +113,9 @@ SampleCall::SampleCall(const Problem& problem) : problem_(problem) {
 void SampleCall::move_to(Device device) {
   const auto move = [&](TensorView& view) {
     if (!view.defined()) return;
-    const auto owner = std::ranges::find_if(arrays_, [&](Array& array) { return array.view().data == view.data; });
-    const core::DeviceMemory& memory = on_device_.emplace_back(device, std::max<std::size_t>(owner->size_bytes(), 1));
-    memory.write(memory.data(), {static_cast<const std::byte*>(view.data), owner->size_bytes()});
+    const std::span<const std::byte> host = tensors_.memory_of(view);
+    const core::DeviceMemory& memory = on_device_.emplace_back(device, std::max<std::size_t>(host.size(), 1));
+    memory.write(memory.data(), host);
     view.data = memory.data();
     view.device = device;
   };
@@ -207,8 +144,8 @@ void SampleCall::make_gradients() {
   if (p.dq) backward_.dq = add_data(true, p.num_heads_q, p.head_dim, false, "dq");
   if (p.dk) backward_.dk = add_data(false, p.num_heads_k, p.head_dim, false, "dk");
   if (p.dv) backward_.dv = add_data(false, p.num_heads_k, p.head_dim_v, false, "dv");
-  if (p.dbias) backward_.dbias = add(forward_.options.bias.dtype, shape_of(forward_.options.bias), "dbias");
-  if (p.dsink) backward_.dsink = add(operations::attention::sink_dtype(p), {p.num_heads_q}, "dsink");
+  if (p.dbias) backward_.dbias = tensors_.add(forward_.options.bias.dtype, shape_of(forward_.options.bias), "dbias");
+  if (p.dsink) backward_.dsink = tensors_.add(operations::attention::sink_dtype(p), {p.num_heads_q}, "dsink");
 }
 
 void SampleCall::run(const Plan& plan) const {

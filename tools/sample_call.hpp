@@ -1,17 +1,13 @@
-// A call with plain contiguous tensors for any Problem, and how much work it is: what
-// `tilewise bench` measures.
+// A call of attention with plain contiguous tensors, and how much work it is: what `tilewise bench` and `tilewise tune`
+// measure.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <initializer_list>
 #include <string_view>
 #include <vector>
 
-#include "array.hpp"
 #include "core/device_memory.hpp"
+#include "random_tensors.hpp"
 #include "tilewise/attention.hpp"
 
 namespace tilewise::tools {
@@ -35,15 +31,9 @@ class SampleCall {
   /// products, two of them forward and five backward. A bool bias counts as all true.
   [[nodiscard]] double flops() const;
   /// Bytes of all inputs and outputs, each once: the least that memory must move.
-  [[nodiscard]] double bytes() const noexcept { return bytes_; }
+  [[nodiscard]] double bytes() const noexcept { return tensors_.bytes(); }
 
  private:
-  TensorView add(DType dtype, std::span<const std::int64_t> shape, std::string_view name);
-  TensorView add(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name) {
-    return add(dtype, std::span(shape.begin(), shape.size()), name);
-  }
-  void fill(const TensorView& view);
-  TensorView add_random(DType dtype, std::initializer_list<std::int64_t> shape, std::string_view name);
   /// dtype none: the problem's.
   TensorView add_data(bool query_side, std::int64_t heads, std::int64_t dim, bool random, std::string_view name,
                       DType given_dtype = DType::none);
@@ -54,10 +44,8 @@ class SampleCall {
   void make_gradients();
 
   Problem problem_;
-  std::deque<Array> arrays_;
+  RandomTensors tensors_;
   std::vector<core::DeviceMemory> on_device_;  ///< where they have been moved
-  std::uint64_t random_ = 1;
-  double bytes_ = 0.0;
   ForwardArguments forward_;
   BackwardArguments backward_;
 };

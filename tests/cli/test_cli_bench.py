@@ -102,3 +102,20 @@ def test_gpus_are_measured_elsewhere(tilewise, words, message):
     refused = tilewise("bench", *words, *QUICK, status=2)
     assert message in refused.stderr
     assert "python -m tilewise.bench --device cuda" in refused.stderr
+
+
+def test_merge_is_measured_too(tilewise):
+    text = "merge parts=3 seqlen_q=40 num_heads_q=2 head_dim_v=16"
+    backward = text.replace("merge ", "merge_backward ")
+    rows = bench(tilewise, text, backward, f"{text} layout=bhsd stacked=1", "attention_forward seqlen_q=16 head_dim=8")
+    elements = 3 * 40 * 2 * 16
+    assert [row["flops"] for row in rows] == [2 * elements, 4 * elements, 2 * elements, 4 * 16 * 16 * 8]
+    tensor, lse = 40 * 2 * 16 * 4, 40 * 2 * 4
+    assert rows[0]["bytes"] == rows[2]["bytes"] == 4 * (tensor + lse)
+    assert rows[1]["bytes"] == 7 * tensor + 6 * lse
+    assert rows[2]["problem"].startswith("merge layout=bhsd")
+
+
+def test_an_operation_outside_the_table_is_refused_by_name(tilewise):
+    refused = tilewise("bench", "kv_cache_attention seqlen_q=1 head_dim=8 capacity=16", *QUICK, status=1)
+    assert "of an operation that is measured here, attention, merge (got kv_cache)" in refused.stderr

@@ -17,14 +17,13 @@ from typing import Any
 from tilewise.bench.arguments import cases_of, parse
 from tilewise.bench.ceilings import measure_gpu_ceilings
 from tilewise.bench.compile_ahead import compile_all
-from tilewise.bench.contenders import CaseT, Contender, InputsT, Tilewise, make_rival
+from tilewise.bench.contenders import CaseT, Contender, InputsT
 from tilewise.bench.gpu import gpu_name
-from tilewise.bench.gpu_contenders import make_gpu_rival
-from tilewise.bench.kv_cache_contenders import KvTilewise, make_kv_rival
+from tilewise.bench.operation import BenchOperation
+from tilewise.bench.operations import OPERATIONS
 from tilewise.bench.progress import Step, progress_bar
 from tilewise.bench.rows import AnyCase, Row
-from tilewise.bench.runner import Settings, gpu_settings, run_case, run_kv_case
-from tilewise.bench.shapes import Case
+from tilewise.bench.runner import Settings, gpu_settings
 from tilewise.bench.tables import print_summary, print_table
 
 EXIT_OK, EXIT_FAILURE = 0, 1  # argparse exits with 2 for usage
@@ -56,14 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _runner(options: argparse.Namespace, cases: Sequence[Any], settings: Settings, messages: Any) -> Run:
     """What runs a case of the operation, on the libraries that are installed."""
-    if options.operation == "kv_cache":
-        kv_rivals = _installed((make_kv_rival(name, options.device) for name in options.compare), messages)
-        return functools.partial(_run, run_kv_case, [KvTilewise(), *kv_rivals], settings)
-    tilewise, make = Tilewise(), make_rival if options.device == "cpu" else make_gpu_rival
-    rivals = _installed((make(name) for name in options.compare), messages)
+    operation = OPERATIONS[options.operation]
+    ours = operation.ours()
+    rivals = _installed((operation.rival(name, options.device) for name in options.compare), messages)
     if options.device != "cpu":
-        compile_kernels(tilewise, cases, messages)
-    return functools.partial(_run, run_case, [tilewise, *rivals], settings)
+        compile_kernels(operation.compile_jobs(ours, cases), messages)
+    return functools.partial(_run, operation, [ours, *rivals], settings)
 
 
 def _installed(rivals: Iterable[Contender[CaseT, InputsT]], messages: Any) -> list[Contender[CaseT, InputsT]]:
@@ -77,20 +74,22 @@ def _installed(rivals: Iterable[Contender[CaseT, InputsT]], messages: Any) -> li
     return found
 
 
-def _run(runner: Any, contenders: Sequence[Any], settings: Settings, case: AnyCase, on_step: OnStep) -> list[Row]:
-    rows: list[Row] = runner(case, contenders, settings, on_step=on_step)
-    return rows
+def _run(
+    operation: BenchOperation, contenders: Sequence[Any], settings: Settings, case: AnyCase, on_step: OnStep
+) -> list[Row]:
+    return operation.run(case, contenders, settings, on_step)
 
 
-def compile_kernels(tilewise: Tilewise, cases: Sequence[Case], messages: Any) -> None:
+def compile_kernels(jobs: Sequence[tuple[str, Callable[[], object]]], messages: Any) -> None:
     """Every kernel that is compiled on first use, so that none is while anything is timed."""
-    jobs = [(str(case), functools.partial(tilewise.warm_up, case)) for case in cases]
+    if not jobs:
+        return
     with progress_bar(messages, len(jobs)) as step:
         step("compiling", 0)
         compiled = compile_all(jobs, lambda label: step(f"compiling: {label}", 1))
     _say(
         messages,
-        f"kernels of {len(cases)} cases compiled or loaded in {compiled.seconds:.1f} s on {compiled.cpus} processors,"
+        f"kernels of {len(jobs)} cases compiled or loaded in {compiled.seconds:.1f} s on {compiled.cpus} processors,"
         f" {len(compiled.failures)} failed",
     )
 

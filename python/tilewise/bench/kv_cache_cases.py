@@ -110,6 +110,10 @@ class KvCase:
         pairs = s.batch_size * visible_pairs(s.seqlen_q, s.seqlen_k, "causal")
         return flops_of(s, pairs, "forward")
 
+    def bf16_flops(self) -> float:
+        """Those that take as long in bf16, whose products the GPU's ceiling is of."""
+        return self.flops()
+
     def traffic_bytes(self) -> int:
         """Bytes that must move at least: q, out and every key and value once, with their scales; the new ones are read
         and written too."""

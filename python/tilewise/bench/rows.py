@@ -37,6 +37,9 @@ class AnyCase(Protocol):
     def flops(self) -> float:
         """Multiplications and additions that count."""
 
+    def bf16_flops(self) -> float:
+        """Those that take as long in bf16, whose products the GPU's ceiling is of."""
+
     def traffic_bytes(self) -> int:
         """Bytes that must move at least."""
 

@@ -23,7 +23,7 @@ from tilewise.bench.kv_cache_cases import KvCase
 from tilewise.bench.kv_cache_inputs import KvInputs, few_sequences, make_kv_inputs
 from tilewise.bench.reference import Accuracy
 from tilewise.bench.rows import AnyCaseT, Row
-from tilewise.bench.shapes import FP8, Case
+from tilewise.bench.shapes import Case
 from tilewise.bench.timing import Timing, measure
 
 KV_BYTES = 2**28  # that steps on a CPU go round over: more than caches hold
@@ -171,9 +171,7 @@ def _row(
 ) -> Row:
     median, best = (timing.median, timing.best) if timing else (math.nan, math.nan)
     work, traffic = case.flops(), case.traffic_bytes()
-    # The ceiling's product is one of bf16; those of fp8 take half the time.
-    of_bf16 = work / 2 if isinstance(case, Case) and case.dtype == FP8 else work
-    least = settings.ceilings.least_seconds(of_bf16, traffic) if settings.ceilings else math.nan
+    least = settings.ceilings.least_seconds(case.bf16_flops(), traffic) if settings.ceilings else math.nan
     return Row(
         library=contender.name,
         version=contender.version(),

@@ -158,6 +158,10 @@ class Case:
         """Multiplications and additions of the visible work."""
         return flops_of(self.shape, pairs_of(self), self.operation)
 
+    def bf16_flops(self) -> float:
+        """Those that take as long in bf16, whose products the GPU's ceiling is of."""
+        return self.flops() / 2 if self.dtype == FP8 else self.flops()
+
     def traffic_bytes(self) -> int:
         """Bytes that must move at least: each input read once and each output written once.
 

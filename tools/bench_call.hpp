@@ -1,0 +1,34 @@
+// What `tilewise bench` measures of an operation: a call with tensors of its own, and how much work it is. The table of
+// operations is the one place that names them.
+#pragma once
+
+#include <memory>
+
+#include "tilewise/plan.hpp"
+
+namespace tilewise::tools {
+
+class BenchCall {
+ public:
+  BenchCall() = default;
+  virtual ~BenchCall() = default;
+  BenchCall(const BenchCall&) = delete;
+  BenchCall& operator=(const BenchCall&) = delete;
+
+  /// What the tensors describe to.
+  [[nodiscard]] virtual AnyProblem problem() const = 0;
+  /// Computes once with a plan of problem().
+  virtual void run(const Plan& plan) const = 0;
+  /// 2 per multiply-add that the problem asks for.
+  [[nodiscard]] virtual double flops() const = 0;
+  /// Of all inputs and outputs, each once: the least that memory must move.
+  [[nodiscard]] virtual double bytes() const = 0;
+  /// The dtype whose rate bounds the arithmetic.
+  [[nodiscard]] virtual DType dtype() const = 0;
+};
+
+/// Contiguous tensors of random numbers for a problem of the CPU. Throws Error(unsupported) that names the operations
+/// there are for one that is not in the table.
+[[nodiscard]] std::unique_ptr<const BenchCall> make_bench_call(const AnyProblem& problem);
+
+}  // namespace tilewise::tools

@@ -89,6 +89,7 @@ LAYERS = (
             f"operations/{name}/",
             "operations/layout.hpp",
             "operations/elements.hpp",
+            "operations/matrices.hpp",
             "operations/score_names.hpp",
         )
         for name in OPERATION_NAMES

@@ -1,0 +1,204 @@
+// docs/semantics.md in code: one (token, expert) after the other, whose intermediate values the backward pass makes
+// again.
+#include "backends/reference/moe/reference_moe.hpp"
+
+#include <vector>
+
+#include "backends/reference/activation_math.hpp"
+#include "backends/reference/matrix_access.hpp"
+#include "core/parallel.hpp"
+
+namespace tilewise::backends::reference {
+namespace {
+
+using device::GateLayout;
+using operations::moe::MoeParams;
+
+constexpr std::int64_t kNobody = -1;
+
+/// The expert of (token, j) as the weights here count them.
+std::int64_t expert_of(const MoeParams& p, std::int64_t token, std::int64_t j) {
+  const std::int64_t id = operations::load_integer(p.topk_ids.dtype, p.topk_ids.data,
+                                                   token * p.topk_ids.row_stride + j * p.topk_ids.column_stride);
+  const bool here = id >= p.first_expert && id - p.first_expert < p.gate_up.num_experts;
+  return here ? id - p.first_expert : kNobody;
+}
+
+std::int64_t intermediate(const MoeParams& p) { return p.down.columns; }
+
+std::int64_t gate_row(const MoeParams& p, std::int64_t i) {
+  return p.gate_layout == GateLayout::interleaved ? 2 * i : i;
+}
+std::int64_t up_row(const MoeParams& p, std::int64_t i) {
+  if (p.gate_layout == GateLayout::none) return i;
+  return p.gate_layout == GateLayout::interleaved ? 2 * i + 1 : intermediate(p) + i;
+}
+
+/// One token at one expert.
+template <typename Real>
+struct Part {
+  Real input_weight = 1, output_weight = 1;
+  std::vector<Gated<Real>> h;  ///< intermediate values; by_gate is 0 where there is no gate
+  std::vector<Real> z;         ///< down h + b''
+
+  Part(const MoeParams& p, std::int64_t token, std::int64_t j, std::int64_t expert) {
+    (p.weight_on_input ? input_weight : output_weight) = load(p.topk_weights, token, j);
+    const auto product = [&](std::int64_t row) {
+      Real sum = 0;
+      for (std::int64_t k = 0; k < p.x.columns; ++k)
+        sum += Real{load(p.x, token, k)} * Real{load(p.gate_up, expert, row, k)};
+      return input_weight * sum + load(p.gate_up_bias, expert, row);
+    };
+    for (std::int64_t i = 0; i < intermediate(p); ++i) {
+      const Real up = product(up_row(p, i));
+      if (p.gate_layout != GateLayout::none) {
+        h.push_back(gated(p.activation, product(gate_row(p, i)), up));
+      } else {
+        const Slope<Real> active = clamped(p.activation, up);
+        h.push_back({active.value, 0, active.derivative});
+      }
+    }
+    for (std::int64_t n = 0; n < p.down.rows; ++n) {
+      Real sum = load(p.down_bias, expert, n);
+      for (std::int64_t i = 0; i < intermediate(p); ++i)
+        sum += h[static_cast<std::size_t>(i)].value * Real{load(p.down, expert, n, i)};
+      z.push_back(sum);
+    }
+  }
+};
+
+template <typename Real>
+void forward(const MoeParams& p) {
+  core::parallel_for(p.x.rows, [&](std::int64_t token, int) {
+    std::vector<Real> sum(static_cast<std::size_t>(p.down.rows));
+    for (std::int64_t j = 0; j < p.topk_ids.columns; ++j) {
+      const std::int64_t expert = expert_of(p, token, j);
+      if (expert == kNobody) continue;
+      const Part<Real> part(p, token, j, expert);
+      for (std::size_t n = 0; n < sum.size(); ++n) sum[n] += part.output_weight * part.z[n];
+    }
+    for (std::size_t n = 0; n < sum.size(); ++n)
+      store(p.out, token, static_cast<std::int64_t>(n), static_cast<double>(sum[n]));
+  });
+}
+
+/// Gradients of what one part is made of.
+template <typename Real>
+struct PartGradients {
+  std::vector<Real> dz, dh, products;  ///< products: of rows of gate_up, without the bias
+
+  PartGradients(const MoeParams& p, std::int64_t token, std::int64_t expert, const Part<Real>& part)
+      : dh(part.h.size()), products(static_cast<std::size_t>(p.gate_up.rows)) {
+    for (std::size_t n = 0; n < part.z.size(); ++n)
+      dz.push_back(part.output_weight * Real{load(p.dout, token, static_cast<std::int64_t>(n))});
+    for (std::size_t i = 0; i < dh.size(); ++i) {
+      const auto column = static_cast<std::int64_t>(i);
+      for (std::size_t n = 0; n < dz.size(); ++n)
+        dh[i] += dz[n] * Real{load(p.down, expert, static_cast<std::int64_t>(n), column)};
+      products[static_cast<std::size_t>(up_row(p, column))] = dh[i] * part.h[i].by_up;
+      if (p.gate_layout != GateLayout::none)
+        products[static_cast<std::size_t>(gate_row(p, column))] = dh[i] * part.h[i].by_gate;
+    }
+  }
+};
+
+/// dx and dtopk_weights of one token.
+template <typename Real>
+void token_gradients(const MoeParams& p, std::int64_t token) {
+  std::vector<Real> dx(static_cast<std::size_t>(p.x.columns));
+  for (std::int64_t j = 0; j < p.topk_ids.columns; ++j) {
+    const std::int64_t expert = expert_of(p, token, j);
+    Real dweight = 0;
+    if (expert != kNobody) {
+      const Part<Real> part(p, token, j, expert);
+      const PartGradients<Real> d(p, token, expert, part);
+      for (std::size_t n = 0; n < part.z.size() && !p.weight_on_input; ++n)
+        dweight += part.z[n] * Real{load(p.dout, token, static_cast<std::int64_t>(n))};
+      for (std::size_t k = 0; k < dx.size(); ++k) {
+        const auto column = static_cast<std::int64_t>(k);
+        Real dinput = 0;  // of x times its weight
+        for (std::size_t r = 0; r < d.products.size(); ++r)
+          dinput += d.products[r] * Real{load(p.gate_up, expert, static_cast<std::int64_t>(r), column)};
+        dx[k] += part.input_weight * dinput;
+        if (p.weight_on_input) dweight += dinput * Real{load(p.x, token, column)};
+      }
+    }
+    if (p.dtopk_weights.data != nullptr) store(p.dtopk_weights, token, j, static_cast<double>(dweight));
+  }
+  for (std::size_t k = 0; k < dx.size() && p.dx.data != nullptr; ++k)
+    store(p.dx, token, static_cast<std::int64_t>(k), static_cast<double>(dx[k]));
+}
+
+/// Sums of one expert's tokens.
+template <typename Real>
+class ExpertGradients {
+ public:
+  explicit ExpertGradients(const MoeParams& p)
+      : p_(p),
+        gate_up_(static_cast<std::size_t>(p.gate_up.rows * p.gate_up.columns)),
+        down_(static_cast<std::size_t>(p.down.rows * p.down.columns)),
+        gate_up_bias_(static_cast<std::size_t>(p.gate_up.rows)),
+        down_bias_(static_cast<std::size_t>(p.down.rows)) {}
+
+  void add(std::int64_t token, std::int64_t j, std::int64_t expert) {
+    const Part<Real> part(p_, token, j, expert);
+    const PartGradients<Real> d(p_, token, expert, part);
+    const std::size_t columns = static_cast<std::size_t>(p_.x.columns);
+    for (std::size_t r = 0; r < gate_up_bias_.size(); ++r) {
+      gate_up_bias_[r] += d.products[r];
+      for (std::size_t k = 0; k < columns; ++k)
+        gate_up_[r * columns + k] +=
+            d.products[r] * part.input_weight * Real{load(p_.x, token, static_cast<std::int64_t>(k))};
+    }
+    for (std::size_t n = 0; n < down_bias_.size(); ++n) {
+      down_bias_[n] += d.dz[n];
+      for (std::size_t i = 0; i < part.h.size(); ++i) down_[n * part.h.size() + i] += d.dz[n] * part.h[i].value;
+    }
+  }
+
+  void store_to(std::int64_t expert) const {
+    store_matrix(p_.dgate_up, expert, gate_up_);
+    store_matrix(p_.ddown, expert, down_);
+    store_vector(p_.dgate_up_bias, expert, gate_up_bias_);
+    store_vector(p_.ddown_bias, expert, down_bias_);
+  }
+
+ private:
+  static void store_matrix(const operations::ExpertMatrices& w, std::int64_t expert, const std::vector<Real>& values) {
+    for (std::int64_t i = 0; i < w.rows * w.columns && w.data != nullptr; ++i)
+      store(w, expert, i / w.columns, i % w.columns, static_cast<double>(values[static_cast<std::size_t>(i)]));
+  }
+  static void store_vector(const operations::ExpertVectors& v, std::int64_t expert, const std::vector<Real>& values) {
+    for (std::int64_t i = 0; i < v.size && v.data != nullptr; ++i)
+      store(v, expert, i, static_cast<double>(values[static_cast<std::size_t>(i)]));
+  }
+
+  const MoeParams& p_;
+  std::vector<Real> gate_up_, down_, gate_up_bias_, down_bias_;
+};
+
+template <typename Real>
+void backward(const MoeParams& p) {
+  core::parallel_for(p.x.rows, [&](std::int64_t token, int) { token_gradients<Real>(p, token); });
+  core::parallel_for(p.gate_up.num_experts, [&](std::int64_t expert, int) {
+    ExpertGradients<Real> sums(p);
+    for (std::int64_t token = 0; token < p.x.rows; ++token) {
+      for (std::int64_t j = 0; j < p.topk_ids.columns; ++j) {
+        if (expert_of(p, token, j) == expert) sums.add(token, j, expert);
+      }
+    }
+    sums.store_to(expert);
+  });
+}
+
+}  // namespace
+
+void moe_forward(const MoeParams& p) {
+  return p.out.dtype == DType::f64 ? forward<long double>(p) : forward<double>(p);
+}
+
+void moe_backward(const MoeParams& p) {
+  return p.dout.dtype == DType::f64 ? backward<long double>(p) : backward<double>(p);
+}
+
+}  // namespace tilewise::backends::reference

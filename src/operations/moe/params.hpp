@@ -1,0 +1,32 @@
+// What implementations of whole expert layers are launched with, both passes.
+#pragma once
+
+#include <cstdint>
+
+#include "device/common/activation.h"
+#include "operations/matrices.hpp"
+
+namespace tilewise::operations::moe {
+
+/// out[t] = sum over j of w[t, j] (down[e] act(gate[e] x[t] + b, up[e] x[t] + b') + b''), e = topk_ids[t, j]. Of ids,
+/// [first_expert, first_expert + num_experts) are the weights given here; any other is somebody else's and adds 0.
+struct MoeParams {
+  Matrix x, out;                          ///< [tokens, hidden]
+  Matrix topk_ids;                        ///< [tokens, top_k], i32 or i64
+  Matrix topk_weights;                    ///< [tokens, top_k]
+  ExpertMatrices gate_up;                 ///< [num_experts, 2 intermediate, hidden], or [.., intermediate, ..]
+  ExpertMatrices down;                    ///< [num_experts, hidden, intermediate]
+  ExpertVectors gate_up_bias, down_bias;  ///< [num_experts, 2 intermediate or intermediate], [num_experts, hidden]
+  device::GateLayout gate_layout;
+  device::Activation activation;
+  std::int64_t first_expert;
+  bool weight_on_input;  ///< w[t, j] multiplies x[t] instead
+  bool batch_invariant;  ///< a token's result does not depend on other tokens
+
+  // Backward: dout is read, the others are written where given.
+  Matrix dout, dx, dtopk_weights;
+  ExpertMatrices dgate_up, ddown;
+  ExpertVectors dgate_up_bias, ddown_bias;
+};
+
+}  // namespace tilewise::operations::moe

@@ -1,0 +1,18 @@
+// Linear and grouped linear layers on the CPU, forward.
+#pragma once
+
+#include <cstddef>
+
+#include "backends/cpu/gemm/gemm_kernels.hpp"
+#include "operations/linear/params.hpp"
+
+namespace tilewise::backends::cpu {
+
+/// By shapes alone.
+[[nodiscard]] std::size_t linear_workspace_size(const operations::linear::LinearParams& p);
+
+/// x and w have one dtype, which `kernels` have; x and out a contiguous last dimension, and w one of its last two.
+/// Throws Error where they don't.
+void run_linear(const operations::linear::LinearParams& p, const GemmKernels& kernels, void* workspace);
+
+}  // namespace tilewise::backends::cpu

@@ -1,0 +1,19 @@
+// Whole expert layers on the CPU, forward.
+#pragma once
+
+#include <cstddef>
+
+#include "backends/cpu/gemm/gemm_kernels.hpp"
+#include "operations/moe/params.hpp"
+
+namespace tilewise::backends::cpu {
+
+/// By shapes alone. Tokens are taken in chunks, so that it does not grow with them beyond about 256 MiB, or what one
+/// token needs.
+[[nodiscard]] std::size_t moe_workspace_size(const operations::moe::MoeParams& p);
+
+/// x and weights have one dtype, which `kernels` have; x and out a contiguous last dimension, and each weight one of
+/// its last two. Throws Error where they don't.
+void run_moe(const operations::moe::MoeParams& p, const GemmKernels& kernels, void* workspace);
+
+}  // namespace tilewise::backends::cpu

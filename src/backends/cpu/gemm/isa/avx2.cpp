@@ -9,6 +9,6 @@ using Compute = ComputeReal<Avx2>;
 }
 
 const GemmKernels kAvx2Gemm = make_gemm_kernels<Gemm<Compute, float>, Gemm<Compute, Bf16>, Gemm<Compute, F16>,
-                                                Gemm<ComputeReal<Avx2F64>, double>>(8);
+                                                Gemm<ComputeReal<Avx2F64>, double>>(16);
 
 }  // namespace tilewise::backends::cpu

@@ -4,6 +4,6 @@
 
 namespace tilewise::backends::cpu {
 
-const GemmKernels kAvx512Bf16Gemm = make_gemm_kernels<NoGemm, Gemm<ComputeBf16, Bf16>, NoGemm, NoGemm>(8);
+const GemmKernels kAvx512Bf16Gemm = make_gemm_kernels<NoGemm, Gemm<ComputeBf16, Bf16>, NoGemm, NoGemm>(16);
 
 }  // namespace tilewise::backends::cpu

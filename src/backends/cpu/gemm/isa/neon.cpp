@@ -11,6 +11,6 @@ struct NeonF64 : GenericF64 {};
 }  // namespace
 
 const GemmKernels kNeonGemm = make_gemm_kernels<Gemm<Compute, float>, Gemm<Compute, Bf16>, Gemm<Compute, F16>,
-                                                Gemm<ComputeReal<NeonF64>, double>>(8);
+                                                Gemm<ComputeReal<NeonF64>, double>>(16);
 
 }  // namespace tilewise::backends::cpu

@@ -4,6 +4,6 @@
 
 namespace tilewise::backends::cpu {
 
-const GemmKernels kNeonBf16Gemm = make_gemm_kernels<NoGemm, Gemm<ComputeNeonBf16, Bf16>, NoGemm, NoGemm>(8);
+const GemmKernels kNeonBf16Gemm = make_gemm_kernels<NoGemm, Gemm<ComputeNeonBf16, Bf16>, NoGemm, NoGemm>(16);
 
 }  // namespace tilewise::backends::cpu

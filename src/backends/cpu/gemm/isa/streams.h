@@ -15,10 +15,9 @@ class StreamProduct {
   static constexpr int64_t kElements = int64_t{V::kLanes} * C::kPair;  // of a vector of units
   // Sums held at once: half of the registers of sets with 32 and of those with 16.
   static constexpr int kSums = V::kPanelVectors * V::kTileRows >= 24 ? 16 : 8;
-  static constexpr int kQuad = 4;     // rows that pass together
-  static constexpr int kColumns = 8;  // whose weights all rows pass before the next ones
-  static constexpr int columns_of(int rows) { return rows == 1 ? kColumns : rows == 2 ? kSums / 2 : kSums / 4; }
-  static constexpr int64_t kLine = 64 / int64_t{sizeof(In)};  // elements of a cache line
+  static constexpr int kQuad = 4;  // rows that pass together
+  // Elements of a cache line, and those requested ahead: processors' own requests end with a page.
+  static constexpr int64_t kLine = 64 / int64_t{sizeof(In)}, kPage = 4096 / int64_t{sizeof(In)};
   static constexpr int64_t kDepth = 64;         // rows of weights with contiguous outputs visited together
   static constexpr int64_t kAhead = 8;          // and requested ahead
   static constexpr int kChunk = kSums / kQuad;  // vectors of sums of each row
@@ -46,81 +45,85 @@ class StreamProduct {
  private:
   TILEWISE_INLINE static int64_t stride_of(int64_t depth) { return round_up(depth_units<C>(depth), V::kLanes); }
 
+  /// Weights whose depth is contiguous: two outputs at a time, one of either half, so that memory is read in two long
+  /// streams, as it answers soonest.
   static void along_depth(const GemmTask& t, const In* w, const Real* rows, int64_t stride, Real* c, int64_t ldc) {
-    for (int64_t output = 0; output < t.w.outputs; output += kColumns) {
+    const int64_t half = (t.w.outputs + 1) / 2;
+    for (int64_t j = 0; j < half; ++j) {
+      const int64_t other = j + half < t.w.outputs ? j + half : j;
+      const In *first = w + j * t.w.output_stride, *second = w + other * t.w.output_stride;
       for (int64_t row = 0; row < t.rows; row += kQuad) {
         const Real* a = rows + row * stride;
         Real* to = c + row * ldc;
-        // What is requested is the next outputs' while the first rows pass.
-        switch (t.rows - row) {
-          case 1:
-            some_columns<1>(t, w, output, a, stride, to, ldc, row == 0);
-            break;
-          case 2:
-            some_columns<2>(t, w, output, a, stride, to, ldc, row == 0);
-            break;
-          case 3:
-            some_columns<3>(t, w, output, a, stride, to, ldc, row == 0);
-            break;
-          default:
-            some_columns<4>(t, w, output, a, stride, to, ldc, row == 0);
-            break;
-        }
+        if (row == 0)
+          dots<true>(t.rows, first, second, t.depth, a, stride, to + j, to + other, ldc);
+        else
+          dots<false>(t.rows - row, first, second, t.depth, a, stride, to + j, to + other, ldc);
       }
     }
   }
 
-  template <int kRows>
-  TILEWISE_INLINE static void some_columns(const GemmTask& t, const In* w, int64_t output, const Real* a, int64_t lda,
-                                           Real* c, int64_t ldc, bool first) {
-    for (int64_t j = output; j < output + kColumns && j < t.w.outputs; j += columns_of(kRows))
-      dot<kRows>(t, w, j, a, lda, c, ldc, first);
+  template <bool kRequest>
+  TILEWISE_INLINE static void dots(int64_t rows, const In* first, const In* second, int64_t depth, const Real* a,
+                                   int64_t lda, Real* c, Real* d, int64_t ldc) {
+    switch (rows) {
+      case 1:
+        return dot<1, kRequest>(first, second, depth, a, lda, c, d, ldc);
+      case 2:
+        return dot<2, kRequest>(first, second, depth, a, lda, c, d, ldc);
+      case 3:
+        return dot<3, kRequest>(first, second, depth, a, lda, c, d, ldc);
+      default:
+        return dot<4, kRequest>(first, second, depth, a, lda, c, d, ldc);
+    }
   }
 
-  /// c[r][output + i] of kRows rows and as many outputs as registers hold. Not inlined: sums need all registers.
-  template <int kRows>
-  [[gnu::noinline]] static void dot(const GemmTask& t, const In* w, int64_t output, const Real* a, int64_t lda, Real* c,
-                                    int64_t ldc, bool first) {
-    constexpr int kTogether = columns_of(kRows), kVectors = (kRows * kTogether + V::kLanes - 1) / V::kLanes;
-    const In* rows[kTogether];
+  /// c[r] and d[r] of two outputs and kRows rows, requesting weights ahead where these are the first rows. Not inlined:
+  /// sums need all registers.
+  template <int kRows, bool kRequest>
+  [[gnu::noinline]] static void dot(const In* first, const In* second, int64_t depth, const Real* a, int64_t lda,
+                                    Real* c, Real* d, int64_t ldc) {
+    constexpr int kUnroll = kSums / (2 * kRows);  // vectors side by side, which hide the latency of sums
+    constexpr int64_t kStep = kUnroll * kElements;
+    F sums[kUnroll][2][kRows];
 #pragma GCC unroll 8
-    for (int i = 0; i < kTogether; ++i) {
-      const int64_t there = output + i < t.w.outputs ? output + i : t.w.outputs - 1;
-      rows[i] = w + there * t.w.output_stride;
-    }
-    F sums[kVectors][V::kLanes];  // [output][row]
+    for (int u = 0; u < kUnroll; ++u)
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 16
-      for (int i = 0; i < V::kLanes; ++i) sums[v][i] = V::zero();
-    const int64_t next = kColumns * t.w.output_stride;
+        for (int r = 0; r < kRows; ++r) sums[u][i][r] = V::zero();
     int64_t k = 0;
-    for (; k + kElements <= t.depth; k += kElements) {
+    for (; k + kStep <= depth; k += kStep) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kTogether; ++i) {
-        if (k % kLine == 0 && first) __builtin_prefetch(rows[i] + k + next, 0, 2);
-        add<kRows>(sums, i, C::load_units(rows[i] + k), a + k / C::kPair, lda);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int64_t at = k + u * kElements;
+        if (kRequest && (kStep % kLine == 0 ? u * kElements : at) % kLine == 0) {
+          __builtin_prefetch(first + at + kPage, 0, 2);
+          __builtin_prefetch(second + at + kPage, 0, 2);
+        }
+        add<kRows>(sums[u], C::load_units(first + at), C::load_units(second + at), a + at / C::kPair, lda);
       }
     }
-    if (k < t.depth) {
-#pragma GCC unroll 8
-      for (int i = 0; i < kTogether; ++i)
-        add<kRows>(sums, i, load_units<C>(rows[i], k, t.depth), a + k / C::kPair, lda);
-    }
-    alignas(64) Real totals[kVectors * V::kLanes];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) V::store(totals + v * V::kLanes, V::sum_each(sums[v]));
-    const int64_t left = t.w.outputs - output, count = left < kTogether ? left : kTogether;
-    for (int r = 0; r < kRows; ++r)
-      for (int64_t i = 0; i < count; ++i) c[r * ldc + output + i] = totals[i * kRows + r];
-  }
-
-  template <int kRows, int kVectors>
-  TILEWISE_INLINE static void add(F (&sums)[kVectors][V::kLanes], int output, F weights, const Real* a, int64_t lda) {
+    for (; k < depth; k += kElements)
+      add<kRows>(sums[0], load_units<C>(first, k, depth), load_units<C>(second, k, depth), a + k / C::kPair, lda);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      F& sum = sums[(output * kRows + r) / V::kLanes][(output * kRows + r) % V::kLanes];
-      sum = C::dot(sum, V::load(a + r * lda), weights);
+#pragma GCC unroll 8
+      for (int u = 1; u < kUnroll; ++u)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) sums[0][i][r] = V::add(sums[0][i][r], sums[u][i][r]);
+      c[r * ldc] = V::reduce_add(sums[0][0][r]);
+      d[r * ldc] = V::reduce_add(sums[0][1][r]);
+    }
+  }
+
+  template <int kRows>
+  TILEWISE_INLINE static void add(F (&sums)[2][kRows], F first, F second, const Real* a, int64_t lda) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const F x = V::load(a + r * lda);
+      sums[0][r] = C::dot(sums[0][r], x, first);
+      sums[1][r] = C::dot(sums[1][r], x, second);
     }
   }
 

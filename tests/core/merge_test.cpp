@@ -304,7 +304,7 @@ TEST(Merge, BadArguments) {
   expect_invalid("lses: must have as many entries as outs, 2 (got 1)",
                  [&] { tilewise::merge(outs, std::span(lses, 1), {}, out, lse); });
   expect_invalid("out: must be given", [&] { tilewise::merge(outs, lses, {}, {}, lse); });
-  expect_invalid("out: rank must be 3, [total, heads, dim] (got 4, shape [1, 1, 1, 2])",
+  expect_invalid("out: rank must be 3, [total_q, num_heads_q, head_dim_v] (got 4, shape [1, 1, 1, 2])",
                  [&] { tilewise::merge(outs, lses, {}, out, lse, Layout::thd); });
   Floats wide({1, 1, 1, 513}, std::vector<float>(513));
   expect_invalid("out: head_dim_v must be 1 to 512 (got 513)",

@@ -43,7 +43,13 @@ CORE = ("tilewise/", "core/")
 SHARED = (*CORE, "device/common/")
 FORMATS = (*SHARED, "formats/")
 OPERATIONS = (*FORMATS, "operations/")
-OPERATION_NAMES = tuple(path.name for path in (Path(__file__).parents[2] / "src/operations").iterdir() if path.is_dir())
+# What a schema is, and what follows from one, for every operation.
+SCHEMA = ("operations/schema.hpp", "operations/derived/", "operations/layout.hpp", "operations/elements.hpp")
+OPERATION_NAMES = tuple(
+    path.name
+    for path in (Path(__file__).parents[2] / "src/operations").iterdir()
+    if path.is_dir() and path.name != "derived"
+)
 # Kernels that are attention's, or made of its parts.
 ATTENDING = ("hopper", "kv_cache")
 # What the host knows of kernels.
@@ -86,14 +92,14 @@ LAYERS = (
         layer(
             f"src/operations/{name}",
             *FORMATS,
+            *SCHEMA,
             f"operations/{name}/",
-            "operations/layout.hpp",
-            "operations/elements.hpp",
             "operations/matrices.hpp",
             "operations/score_names.hpp",
         )
         for name in OPERATION_NAMES
     ),
+    layer("src/operations/derived", *SHARED, *SCHEMA),
     layer("src/operations", *OPERATIONS),
     layer("src/jit", *SHARED, "jit/"),
     layer("src/gpu", *SHARED, "jit/", "gpu/"),

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
-#include "backends/portable/merge/implementation.hpp"
 #include "backends/portable/merge/kernels.hpp"
+#include "backends/portable/merge/lowering.hpp"
 #include "support.hpp"
 
 namespace tilewise::backends::portable {
@@ -23,7 +23,7 @@ void for_each_merge_kernel(Visit&& visit) {
 gpu::Lowering merge_lowered(std::string_view architecture, std::string_view text) {
   const MergeProblem problem =
       parse_problem(core::concat(text, " device=", to_string(device_of(architecture).device.type)));
-  Outcome outcome = lower(problem, device_of(architecture), family_of(architecture));
+  Outcome outcome = Portable<operations::Merge>::lower(problem, device_of(architecture), family_of(architecture));
   EXPECT_EQ(outcome.refusal, "") << text;
   return std::move(outcome.lowering);
 }
@@ -125,12 +125,12 @@ TEST(MergeLowering, PartsAreNamedByTheirPlaceInTheCall) {
 
 TEST(MergeLowering, TooManyRowsAreRefused) {
   const MergeProblem problem = parse_problem("merge device=cuda batch_size=70000 seqlen_q=40000 head_dim_v=1");
-  EXPECT_EQ(lower(problem, device_of("sm_90a"), family_of("sm_90a")).refusal,
+  EXPECT_EQ(Portable<operations::Merge>::lower(problem, device_of("sm_90a"), family_of("sm_90a")).refusal,
             "batch_size * seqlen_q * num_heads_q must be <= 2147483647 (got 2800000000)");
 }
 
 TEST(MergeLowering, ContiguousCallsHaveStrides) {
-  const MergeImplementation row("cuda.sm80", gpu::Family::sm80, nullptr);
+  const PortableRow<operations::Merge> row("cuda.sm80", gpu::Family::sm80, nullptr);
   const MergeProblem problem =
       parse_problem("merge_backward device=cuda parts=3 stacked=1 batch_size=2 seqlen_q=4 num_heads_q=5 head_dim_v=8");
   const auto call = std::static_pointer_cast<const operations::merge::MergeParams>(row.contiguous_call(problem));

@@ -5,14 +5,16 @@
 
 #include "backends/emulation/attention.hpp"
 #include "backends/emulation/kv_cache.hpp"
-#include "backends/emulation/merge.hpp"
+#include "backends/emulation/row.hpp"
+#include "backends/portable/merge/lowering.hpp"
 #include "backends/rows_of.hpp"
 
 namespace tilewise::backends {
 namespace {
 
 /// Made of a gpu::Family.
-using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedMerge>;
+using FamilyRows =
+    RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedRow<operations::Merge>>;
 
 }  // namespace
 

@@ -3,12 +3,12 @@
 
 #include "backends/portable/attention/implementation.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
-#include "backends/portable/merge/implementation.hpp"
+#include "backends/portable/merge/lowering.hpp"
 #include "backends/rows_of.hpp"
 
 namespace tilewise::backends::portable {
 
 /// Made of a name, a gpu::Family and a gpu::FindRuntime.
-using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, MergeImplementation>;
+using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, PortableRow<operations::Merge>>;
 
 }  // namespace tilewise::backends::portable

@@ -1,5 +1,5 @@
 // The parameters of each kernel of merge: plain data, shape beside every pointer. The host's table of their pointers
-// stands in backends/portable/merge/parameters.hpp.
+// stands in backends/portable/merge/kernels.hpp.
 #pragma once
 
 #include "device/common/tensors.h"

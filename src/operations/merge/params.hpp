@@ -2,11 +2,14 @@
 // comes as the list of its slices too.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/common/params.h"
-#include "tilewise/tensor.hpp"
+#include "operations/merge/schema.hpp"
+#include "tilewise/merge.hpp"
 
 namespace tilewise::operations::merge {
 
@@ -37,5 +40,24 @@ struct MergeParams {
   void* dsink;  ///< of sink_dtype; null where not wanted
   std::int64_t dsink_stride;
 };
+
+/// Part n of a list, or of the one tensor [parts, ...] that is all of them.
+[[nodiscard]] inline TensorView part_of(std::span<const TensorView> list, std::size_t n, bool stacked) {
+  if (!stacked) return list[n];
+  TensorView view = list.front();
+  if (view.data != nullptr) {
+    const std::int64_t offset = static_cast<std::int64_t>(n) * view.strides[0];
+    view.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(size_of(view.dtype));
+  }
+  --view.rank;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    view.shape[axis] = view.shape[axis + 1];
+    view.strides[axis] = view.strides[axis + 1];
+  }
+  return view;
+}
+
+/// The parameters of a call that describes to `problem`.
+[[nodiscard]] MergeParams make_params(const Call& call, const MergeProblem& problem);
 
 }  // namespace tilewise::operations::merge

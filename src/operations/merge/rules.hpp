@@ -1,7 +1,9 @@
-// Pure rules about a merge problem that more than one file needs: element types and the one normal form.
+// Rules about a merge problem beside its schema: element types, what is allowed, and the one normal form.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "operations/elements.hpp"
 #include "tilewise/merge.hpp"
@@ -43,6 +45,14 @@ inline constexpr std::int64_t kMaxHeadDimV = 512;
   return DType::none;
 }
 
+/// Element type of part n, its gradient too. Of mixed parts every second one is f32.
+[[nodiscard]] constexpr DType part_dtype(const MergeProblem& p, std::size_t n) {
+  if (p.parts_dtype != PartsDType::mixed) return dtype_of(p.parts_dtype);
+  return n % 2 == 0 ? p.dtype : DType::f32;
+}
+/// Of a problem that knows its dtype.
+void note_parts(MergeProblem& problem, std::span<const TensorView> outs);
+
 /// Element type of a sink and of its gradient, where there is one.
 [[nodiscard]] constexpr DType sink_dtype(const MergeProblem& p) {
   return p.sink == MergeSink::query ? p.dtype : DType::f32;
@@ -55,6 +65,9 @@ inline constexpr std::int64_t kMaxHeadDimV = 512;
 
 /// Bytes that a pass reads and writes at least, for estimates.
 [[nodiscard]] double bytes_moved(const MergeProblem& problem);
+
+/// As tilewise::validate().
+void validate(const MergeProblem& problem);
 
 /// The one form of all problems that mean the same computation: a sink of f32's dtype is just f32, and the CPU does
 /// not care how rows are aligned. Values that validate() rejects are left alone.

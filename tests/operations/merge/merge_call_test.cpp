@@ -165,17 +165,17 @@ TEST(MergeCall, RunsPlans) {
 
 /// A remembered plan serves exactly the calls that describe to its problem.
 TEST(MergeCall, WhatIsRememberedKnowsEveryTensor) {
-  using operations::merge::call_of;
+  using Call = operations::Merge::Call;
   SmallMerge call;
-  operations::merge::LastCall last;
-  ASSERT_TRUE(last.remember(call_of(call.backward)));
-  EXPECT_TRUE(last.is_like(call_of(call.backward)));
+  operations::Merge::LastCall last;
+  ASSERT_TRUE(last.remember(Call(call.backward)));
+  EXPECT_TRUE(last.is_like(Call(call.backward)));
   SmallMerge again;
-  EXPECT_TRUE(last.is_like(call_of(again.backward)));
+  EXPECT_TRUE(last.is_like(Call(again.backward)));
   const auto expect_other = [&](auto&& change) {
     MergeBackwardArguments changed = call.backward;
     change(changed);
-    EXPECT_FALSE(last.is_like(call_of(changed)));
+    EXPECT_FALSE(last.is_like(Call(changed)));
   };
   expect_other([](auto& b) { b.layout = Layout::sbhd; });
   expect_other([](auto& b) { b.outs.pop_back(), b.lses.pop_back(); });
@@ -190,10 +190,10 @@ TEST(MergeCall, WhatIsRememberedKnowsEveryTensor) {
   expect_other([](auto& b) { b.lses[1].strides[2] = 2; });
   expect_other([](auto& b) { b.dlses[1].shape[0] = 1; });
   MergeArguments forward = call.forward;
-  operations::merge::LastCall last_forward;
-  ASSERT_TRUE(last_forward.remember(call_of(forward)));
+  operations::Merge::LastCall last_forward;
+  ASSERT_TRUE(last_forward.remember(Call(forward)));
   forward.softmax_lse = {};
-  EXPECT_FALSE(last_forward.is_like(call_of(forward)));
+  EXPECT_FALSE(last_forward.is_like(Call(forward)));
 }
 
 }  // namespace

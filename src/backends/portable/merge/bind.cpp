@@ -1,5 +1,5 @@
 // From the call to each kernel's block: range, sizes and workspace stay as they are.
-#include "backends/portable/merge/bind.hpp"
+#include "backends/portable/merge/kernels.hpp"
 
 #include <cstddef>
 

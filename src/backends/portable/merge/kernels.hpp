@@ -1,14 +1,31 @@
-// The kernels of src/device/merge as the host knows them: see gpu::body_of().
+// The kernels of src/device/merge as the host knows them (see gpu::body_of()): what each pointer of a parameter block
+// points to, for workspaces, the emulation's memory checks and launch.json, and filling a block in for a call.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
-#include "backends/portable/merge/parameters.hpp"
 #include "device/merge/config.h"
+#include "device/merge/params.h"
 #include "gpu/kernel.hpp"
+#include "gpu/parameters.hpp"
+#include "operations/merge/params.hpp"
 
 namespace tilewise::backends::portable {
+
+void for_each_pointer(const device::MergeForwardParams& p, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::MergeBwdPreprocessParams& p, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::MergeBwdParams& p, const gpu::RegionVisitor& visit);
+void for_each_pointer(const device::MergeBwdDsinkParams& p, const gpu::RegionVisitor& visit);
+
+/// The tensors of a call in a block: of the parts those that the block's range says.
+void bind(const operations::merge::MergeParams& call, device::MergeForwardParams& params);
+void bind(const operations::merge::MergeParams& call, device::MergeBwdPreprocessParams& params);
+void bind(const operations::merge::MergeParams& call, device::MergeBwdParams& params);
+void bind(const operations::merge::MergeParams& call, device::MergeBwdDsinkParams& params);
+
+/// PartType of an element type that GPUs have.
+[[nodiscard]] std::int32_t part_type_of(DType dtype);
 
 /// What the kernels' traits have in common.
 template <typename Config, typename Params>

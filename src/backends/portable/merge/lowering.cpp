@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "backends/portable/alignment.hpp"
-#include "backends/portable/merge/bind.hpp"
 #include "backends/portable/merge/kernels.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -158,21 +157,28 @@ class Lowerer {
 
 }  // namespace
 
-operations::merge::FeatureSet merge_features() {
+operations::merge::FeatureSet Portable<operations::Merge>::features() {
   using enum operations::merge::Feature;
   return {forward, backward, f32, bf16, f16, f32_parts, mixed_parts, packed, stacked, sink, dlse, dsink};
 }
 
-Outcome lower(const MergeProblem& problem, const core::DeviceDescription& device, gpu::Family family) {
+Outcome Portable<operations::Merge>::lower(const MergeProblem& problem, const core::DeviceDescription& device,
+                                           gpu::Family family) {
   return Lowerer(problem, device, family).lower();
 }
 
-bool is_aligned(const MergeParams& call) {
+bool Portable<operations::Merge>::is_aligned(const MergeParams& call) {
   return rows_start_on_16_bytes(call.out, call.dtype) && rows_start_on_16_bytes(call.dout, call.dtype) &&
          std::ranges::all_of(call.parts, [&call](const operations::merge::Part& part) {
            return rows_start_on_16_bytes(part.out, part.dtype, call.stacked.out) &&
                   rows_start_on_16_bytes(part.dout, part.dtype, call.stacked.dout);
          });
+}
+
+double Portable<operations::Merge>::emulated_us(const MergeProblem& problem) {
+  constexpr double kCallUs = 1000.0, kPartUs = 5.0, kElementUs = 0.1;
+  const double parts = static_cast<double>(operations::merge::rows_of(problem)) * static_cast<double>(problem.parts);
+  return kCallUs + parts * (kPartUs + kElementUs * static_cast<double>(problem.head_dim_v));
 }
 
 }  // namespace tilewise::backends::portable

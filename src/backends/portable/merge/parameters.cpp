@@ -1,5 +1,5 @@
 // What each pointer of a parameter block points to: name, access and extent.
-#include "backends/portable/merge/parameters.hpp"
+#include "backends/portable/merge/kernels.hpp"
 
 #include <algorithm>
 #include <array>

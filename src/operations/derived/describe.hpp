@@ -1,0 +1,173 @@
+// From a call to its problem by the schema: every tensor's presence, device, element type, shape, strides and data are
+// checked, and what the problem says about them is filled in. Allocates only to report an error.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/message.hpp"
+#include "core/names.hpp"
+#include "core/tensor_checks.hpp"
+#include "operations/derived/call.hpp"
+#include "operations/derived/shapes.hpp"
+#include "operations/schema.hpp"
+
+namespace tilewise::operations::schema {
+
+/// Throws unless `dtype` is among `allowed`; `own` of them, where one is, is that of the anchor.
+void check_dtype_among(DType dtype, const core::ArgumentName& name, std::span<const DType> allowed, DType own,
+                       std::string_view anchor);
+
+template <const auto& kSchema>
+class Describer {
+ public:
+  using Call = CallOf<kSchema>;
+  using Problem = typename Call::Problem;
+
+  explicit Describer(const Call& call) : call_(call), p_(call.stated()), anchor_(call.anchor()) {}
+
+  /// Not in its normal form yet.
+  Problem describe() {
+    constexpr auto kKind = std::remove_cvref_t<decltype(kSchema)>::kKind;
+    p_.*kKind = static_cast<std::remove_cvref_t<decltype(p_.*kKind)>>(call_.index());
+    if constexpr (requires { p_.layout; }) (void)core::value_at<Layout>("layout", static_cast<std::int64_t>(p_.layout));
+    device_ = call_.one_at(anchor_).device;
+    p_.device = device_.type;
+    count_lists();
+    describe(anchor_);
+    for (std::size_t place = 0; place < Call::kCount; ++place)
+      if (place != anchor_) describe(place);
+    return p_;
+  }
+
+ private:
+  using Row = Tensor<Problem>;
+  [[nodiscard]] static const Row& row(std::size_t place) { return kTensors<kSchema>[place]; }
+  [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const { return call_.entries()[place]; }
+  [[nodiscard]] std::string_view anchor_name() const { return row(anchor_).name; }
+
+  /// The first list says how many entries all others have.
+  void count_lists() {
+    constexpr std::size_t kFirst = kFirstList<kSchema>;
+    if constexpr (kFirst < Call::kCount) {
+      const List<Problem>& list = row(kFirst).list;
+      say(*list.count);
+      std::int64_t& count = p_.*list.count->size;
+      if (!entries(kFirst).empty()) {
+        p_.*list.stacked = call_.stacked();
+        count = call_.stacked() ? entries(kFirst)[0].shape[0] : static_cast<std::int64_t>(entries(kFirst).size());
+      }
+      if (entries(kFirst).empty() || count == 0)
+        core::invalid_argument(row(kFirst).name, ": must hold at least one ", list.noun, " (got none)");
+      for (std::size_t place = kFirst + 1; place < Call::kCount; ++place) {
+        const std::size_t own = entries(place).size();
+        if (row(place).list.count == nullptr || own == entries(kFirst).size()) continue;
+        if (own == 0 && (row(place).optional || !call_.has(place))) continue;
+        core::invalid_argument(row(place).name, ": must have as many entries as ", row(kFirst).name, ", ",
+                               entries(kFirst).size(), " (got ", own, ")");
+      }
+    }
+  }
+
+  void describe(std::size_t place) {
+    if (!call_.has(place)) return;
+    const Row& tensor = row(place);
+    const std::span<const TensorView> views = entries(place);
+    const bool given = tensor.list.count != nullptr ? !views.empty() : views[0].defined();
+    if (tensor.given != nullptr) p_.*tensor.given = given;
+    if (!given && tensor.optional) return;
+    // The rules of the operation say that the other tensor must be given.
+    if (!tensor.like.empty() && !call_.one_at(Role<kSchema>::place_of(tensor.like)).defined()) return;
+    if (!tensor.made_like.empty()) check_what_it_was_made_like(Role<kSchema>::place_of(tensor.made_like));
+    core::Shape shape;
+    for (std::size_t n = 0; n < views.size(); ++n) {
+      const core::ArgumentName name = call_.name(place, n);
+      core::check_view(views[n], name, device_, anchor_name());
+      check_dtype(tensor, views[n], name, n);
+      if (n == 0) shape = said_by(tensor, views[n], name);
+      core::check_shape(views[n], name, shape);
+      check_memory(tensor, views[n], name);
+    }
+    if (tensor.note != nullptr) tensor.note(p_, views);
+  }
+
+  /// An output may have been made like an input of a dtype that the operation does not know: the input is what the
+  /// caller knows of.
+  void check_what_it_was_made_like(std::size_t place) const {
+    const TensorView& first = call_.one_at(place);
+    if (first.defined()) check_dtype_of(row(anchor_), first, call_.name(place, 0));
+  }
+
+  void check_dtype(const Row& tensor, const TensorView& view, const core::ArgumentName& name, std::size_t entry) {
+    if (!tensor.like.empty())
+      return core::check_dtype(view, name, entries(Role<kSchema>::place_of(tensor.like))[entry].dtype);
+    const std::size_t count = types_of(tensor);
+    std::size_t found = 0;
+    while (found < count && view.dtype != tensor.types[found].of(p_)) ++found;
+    if (found == count) check_dtype_of(tensor, view, name);
+    if (tensor.dtype != nullptr) p_.*tensor.dtype = view.dtype;
+    if (tensor.kind.set != nullptr) tensor.kind.set(p_, found);
+  }
+  /// Throws where it is none of the row's.
+  void check_dtype_of(const Row& tensor, const TensorView& view, const core::ArgumentName& name) const {
+    std::array<DType, 4> allowed{};
+    DType own = DType::none;
+    const std::size_t count = types_of(tensor);
+    for (std::size_t i = 0; i < count; ++i) {
+      allowed[i] = tensor.types[i].of(p_);
+      if (tensor.types[i].own) own = allowed[i];
+    }
+    check_dtype_among(view.dtype, name, std::span(allowed).first(count), own, anchor_name());
+  }
+
+  /// The tensor's shape; sizes that no tensor before has said are those of this one.
+  [[nodiscard]] core::Shape said_by(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+    core::Shape shape = shape_of(tensor, p_);
+    bool says_some = false;
+    for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
+      if (is_said(dimension)) return;
+      if (view.rank != shape.rank) core::check_rank(view, name, shape.rank, words_of(shape));
+      p_.*dimension.size = core::size_at(view, axis);
+      check_size(tensor.name, dimension, p_);
+      say(dimension);
+      says_some = true;
+    });
+    return says_some ? shape_of(tensor, p_) : shape;
+  }
+  void say(const Dimension<Problem>& dimension) { said_[said_count_++] = &dimension; }
+  [[nodiscard]] bool is_said(const Dimension<Problem>& dimension) const {
+    for (std::size_t i = 0; i < said_count_; ++i)
+      if (said_[i] == &dimension) return true;
+    return false;
+  }
+
+  void check_memory(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+    if (tensor.rows) core::check_contiguous_last(view, name, tensor.access);
+    if (tensor.access != core::Access::read) core::check_writable(view, name);
+    if constexpr (requires { p_.unaligned; }) {
+      // Kernels of other devices move rows 16 bytes at a time where they may.
+      p_.unaligned |= tensor.rows && p_.device != DeviceType::cpu && !core::rows_start_on_16_bytes(view);
+    }
+  }
+
+  /// "[rows, columns]".
+  [[nodiscard]] static std::string words_of(const core::Shape& shape) {
+    std::string words = "[";
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(shape.rank); ++axis)
+      words += core::concat(axis > 0 ? ", " : "", shape.dims[axis].name);
+    return words + "]";
+  }
+
+  const Call& call_;
+  Problem p_;
+  std::size_t anchor_;
+  Device device_;
+  std::array<const Dimension<Problem>*, Call::kCount * Dimensions<Problem>::kMost> said_{};
+  std::size_t said_count_ = 0;
+};
+
+}  // namespace tilewise::operations::schema

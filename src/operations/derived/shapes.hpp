@@ -1,0 +1,184 @@
+// From a problem to its tensors: the shape and element type of each, as its schema says them, and which are there. And
+// the limits of sizes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/message.hpp"
+#include "core/tensor_checks.hpp"
+#include "operations/derived/call.hpp"
+#include "operations/schema.hpp"
+
+namespace tilewise::operations::schema {
+
+/// Calls visit(axis, dimension) for each that a tensor of the problem has, a stacked list's count first.
+template <typename Problem, typename Visit>
+void for_each_axis(const Tensor<Problem>& tensor, const Problem& problem, const Visit& visit) {
+  int before = 0;
+  if (is_stacked(tensor, problem)) visit(before++, *tensor.list.count);
+  const Dimensions<Problem>& dimensions = tensor.dimensions;
+  if constexpr (requires { problem.layout; }) {
+    if (dimensions.order == Dimensions<Problem>::Order::layout) {
+      const Axes axes = axes_of(problem.layout);
+      if (axes.batch >= 0) visit(before + axes.batch, *dimensions.of[0]);
+      visit(before + axes.seq, *dimensions.of[1]);
+      visit(before + axes.head, *dimensions.of[2]);
+      visit(before + axes.dim, *dimensions.of[3]);
+      return;
+    }
+  }
+  for (const Dimension<Problem>* dimension : dimensions.of) {
+    if (dimension != nullptr && !(dimension->unpacked_only && is_packed(problem))) visit(before++, *dimension);
+  }
+}
+
+/// Names and sizes, as checks compare and print them.
+template <typename Problem>
+[[nodiscard]] core::Shape shape_of(const Tensor<Problem>& tensor, const Problem& problem) {
+  core::Shape shape;
+  for_each_axis(tensor, problem, [&](int axis, const Dimension<Problem>& dimension) {
+    shape.dims[static_cast<std::size_t>(axis)] = {dimension.name_in(problem), problem.*dimension.size};
+    ++shape.rank;
+  });
+  return shape;
+}
+[[nodiscard]] inline std::vector<std::int64_t> sizes_of(const core::Shape& shape) {
+  std::vector<std::int64_t> sizes;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(shape.rank); ++axis)
+    sizes.push_back(shape.dims[axis].size);
+  return sizes;
+}
+
+/// How many of a tensor's types there are.
+template <typename Problem>
+[[nodiscard]] constexpr std::size_t types_of(const Tensor<Problem>& tensor) {
+  std::size_t count = 0;
+  while (count < tensor.types.size() && tensor.types[count].of != nullptr) ++count;
+  return count;
+}
+
+/// Whether calls like the problem's, of which this tensor is, have it.
+template <typename Problem>
+[[nodiscard]] bool is_given(const Tensor<Problem>& tensor, const Problem& problem) {
+  if (tensor.given != nullptr) return problem.*tensor.given;
+  return tensor.kind.get == nullptr || tensor.kind.get(problem) < types_of(tensor);
+}
+
+template <const auto& kSchema, typename Problem>
+[[nodiscard]] DType dtype_of(const Tensor<Problem>& tensor, const Problem& problem, std::size_t entry = 0) {
+  if (!tensor.like.empty())
+    return dtype_of<kSchema>(kTensors<kSchema>[Role<kSchema>::place_of(tensor.like)], problem, entry);
+  if (tensor.entry_dtype != nullptr) return tensor.entry_dtype(problem, entry);
+  if (tensor.dtype != nullptr) return problem.*tensor.dtype;
+  return tensor.types[tensor.kind.get == nullptr ? 0 : tensor.kind.get(problem)].of(problem);
+}
+
+/// How many tensors a role holds where it is given.
+template <typename Problem>
+[[nodiscard]] std::size_t entries_of(const Tensor<Problem>& tensor, const Problem& problem) {
+  if (tensor.list.count == nullptr || is_stacked(tensor, problem)) return 1;
+  return static_cast<std::size_t>(problem.*tensor.list.count->size);
+}
+
+/// A row-major tensor without memory.
+[[nodiscard]] inline TensorView contiguous(const core::Shape& shape, DType dtype) {
+  TensorView view;
+  view.dtype = dtype;
+  view.rank = shape.rank;
+  std::int64_t stride = 1;
+  for (auto axis = static_cast<std::size_t>(shape.rank); axis-- > 0;) {
+    view.shape[axis] = shape.dims[axis].size;
+    view.strides[axis] = stride;
+    stride *= view.shape[axis] > 0 ? view.shape[axis] : 1;
+  }
+  return view;
+}
+
+/// Arguments of a problem whose tensors are what `make(place, entry)` gives, for all that it says are there.
+template <const auto& kSchema, typename Arguments, typename Problem, typename Make>
+[[nodiscard]] Arguments arguments_of(const Problem& problem, const Make& make) {
+  Arguments arguments;
+  const auto state = [&](const auto& field) {
+    const auto member = member_in<Arguments>(field.members);
+    if constexpr (std::tuple_size_v<decltype(member)> > 0) arguments.*std::get<0>(member) = problem.*field.value;
+  };
+  std::apply([&](const auto&... fields) { (state(fields), ...); }, kSchema.fields);
+  for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
+    const Tensor<Problem>& tensor = kTensors<kSchema>[place];
+    if (!is_given(tensor, problem)) return;
+    if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
+      entries = make(place, 0);
+    } else {
+      for (std::size_t n = 0; n < entries_of(tensor, problem); ++n) entries.push_back(make(place, n));
+    }
+  });
+  return arguments;
+}
+
+/// What kernels are launched with for a problem whose tensors are contiguous and have no memory yet.
+template <typename Op>
+[[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem) {
+  constexpr const auto& kSchema = Op::kSchema;
+  return Op::Schema::with_arguments(problem, [&problem]<typename Arguments> {
+    const auto make = [&problem](std::size_t place, std::size_t entry) {
+      const auto& tensor = kTensors<kSchema>[place];
+      return contiguous(shape_of(tensor, problem), dtype_of<kSchema>(tensor, problem, entry));
+    };
+    const auto arguments = arguments_of<kSchema, Arguments>(problem, make);
+    return Op::make_params(typename Op::Call(arguments), problem);
+  });
+}
+
+/// "q: batch_size", or the name alone of what counts a list.
+template <typename Problem>
+void check_size(std::string_view tensor, const Dimension<Problem>& dimension, const Problem& problem) {
+  const std::int64_t size = problem.*dimension.size;
+  if (size >= dimension.least && size <= dimension.most) return;
+  const std::string name = tensor.empty() ? core::concat(dimension.name_in(problem), ":")
+                                          : core::concat(tensor, ": ", dimension.name_in(problem));
+  if (dimension.most < kMostInt32) {
+    core::invalid_argument(name, " must be ", dimension.least, " to ", dimension.most, " (got ", size, ")");
+  }
+  if (size < dimension.least) core::invalid_argument(name, " must be >= ", dimension.least, " (got ", size, ")");
+  core::invalid_argument(name, " must be <= ", dimension.most, " (got ", size, ")");
+}
+
+/// Throws for a tensor whose elements can't be counted in bytes.
+template <typename Problem>
+void check_elements(const Tensor<Problem>& tensor, const Problem& problem) {
+  std::vector<std::int64_t> sizes = sizes_of(shape_of(tensor, problem));
+  if (tensor.list.count != nullptr && !is_stacked(tensor, problem))
+    sizes.insert(sizes.begin(), problem.*tensor.list.count->size);
+  std::int64_t bytes = 8;
+  bool overflow = false;
+  std::string product;
+  for (const std::int64_t size : sizes) {
+    if (size == 0) return;
+    overflow |= __builtin_mul_overflow(bytes, size, &bytes);
+    product += core::concat(product.empty() ? "" : " * ", size);
+  }
+  if (overflow) core::invalid_argument(tensor.name, ": must have less than 2^60 elements (got ", product, ")");
+}
+
+/// Throws for a size that its dimension does not allow, or a tensor with too many elements. Sizes that the anchor has
+/// are its own in messages.
+template <const auto& kSchema, typename Problem>
+void check_sizes(const Problem& problem) {
+  const auto call = static_cast<std::size_t>(problem.*std::remove_cvref_t<decltype(kSchema)>::kKind);
+  const auto check = [&problem](const Tensor<Problem>& tensor) {
+    if (tensor.list.count != nullptr) check_size("", *tensor.list.count, problem);
+    for (const Dimension<Problem>* dimension : tensor.dimensions.of)
+      if (dimension != nullptr) check_size(tensor.name, *dimension, problem);
+  };
+  check(kTensors<kSchema>[kAnchors<kSchema>[call]]);
+  for (std::size_t place = 0; place < kTensors<kSchema>.size(); ++place)
+    if (kRoles<kSchema>[call][place]) check(kTensors<kSchema>[place]);
+  for (std::size_t place = 0; place < kTensors<kSchema>.size(); ++place)
+    if (kRoles<kSchema>[call][place]) check_elements(kTensors<kSchema>[place], problem);
+}
+
+}  // namespace tilewise::operations::schema

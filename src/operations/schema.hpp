@@ -1,0 +1,238 @@
+// What an operation is, as one constexpr value: its kinds of calls, the fields of its problem, and its tensors. What
+// follows from it for every operation stands in derived/; docs/decisions/0009 says what does and what does not.
+// src/operations/merge/schema.hpp is the one to read first.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "core/problem_text.hpp"
+#include "core/tensor_checks.hpp"
+#include "operations/elements.hpp"
+#include "operations/layout.hpp"
+
+namespace tilewise::operations::schema {
+
+inline constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
+
+/// The class and the type of a pointer to a member.
+template <typename Member>
+struct MemberOf;
+template <typename Class_, typename Value_>
+struct MemberOf<Value_ Class_::*> {
+  using Class = Class_;
+  using Value = Value_;
+};
+
+/// Whether the sequences of a problem are packed one after another, where its operation knows layouts.
+template <typename Problem>
+[[nodiscard]] constexpr bool is_packed(const Problem& problem) {
+  if constexpr (requires { problem.layout; }) return problem.layout == Layout::thd;
+  return false;
+}
+
+/// A dimension by name. Its size is a field of the problem, which the first tensor that has the dimension says.
+template <typename Problem>
+struct Dimension {
+  std::string_view name;
+  std::int64_t Problem::* size;
+  std::int64_t least = 0, most = kMostInt32;
+  std::string_view packed_name = name;  ///< where sequences are packed
+  bool unpacked_only = false;           ///< tensors do not have it where sequences are packed
+  std::string_view index = name;        ///< a position along it, in messages
+
+  [[nodiscard]] constexpr std::string_view name_in(const Problem& p) const { return is_packed(p) ? packed_name : name; }
+};
+
+/// The dimensions of a tensor, in the order of its shape.
+template <typename Problem>
+struct Dimensions {
+  static constexpr std::size_t kMost = 5;  // and one more for the parts of a stacked list
+  /// layout: the four are batch, sequence, head and dim, and the layout says where each is.
+  enum class Order : std::uint8_t { written, layout };
+
+  Order order = Order::written;
+  std::array<const Dimension<Problem>*, kMost> of{};  ///< null after the last
+
+  [[nodiscard]] constexpr int rank(bool packed) const {
+    int rank = 0;
+    for (const Dimension<Problem>* dimension : of)
+      rank += dimension != nullptr && !(packed && dimension->unpacked_only) ? 1 : 0;
+    return rank;
+  }
+};
+
+/// An element type that a tensor may have: always the same, or one that depends on the problem.
+template <typename Problem>
+struct Type {
+  DType (*of)(const Problem& problem);
+  bool own = false;  ///< that of the tensor which sets the problem's
+};
+template <typename Problem, DType dtype>
+inline constexpr Type<Problem> kFixed{[](const Problem&) { return dtype; }};
+/// The problem's.
+template <typename Problem>
+inline constexpr Type<Problem> kOwn{[](const Problem& problem) { return problem.dtype; }, true};
+/// Of log-sum-exps: f64 where the problem's is, else f32.
+template <typename Problem>
+inline constexpr Type<Problem> kStatistics{[](const Problem& problem) { return statistics_dtype(problem.dtype); }};
+
+/// A field of the problem that says which of a tensor's types it has: values in the order of the types, and 0 for a
+/// tensor that is not given.
+template <typename Problem>
+struct Kind {
+  void (*set)(Problem& problem, std::size_t type) = nullptr;
+  std::size_t (*get)(const Problem& problem) = nullptr;  ///< the number of types: not given
+};
+template <auto member, auto... values>
+[[nodiscard]] constexpr auto kind() {
+  using Problem = typename MemberOf<decltype(member)>::Class;
+  return Kind<Problem>{[](Problem& problem, std::size_t type) {
+                         constexpr std::array kValues{values...};
+                         problem.*member = kValues[type];
+                       },
+                       [](const Problem& problem) {
+                         constexpr std::array kValues{values...};
+                         std::size_t type = 0;
+                         while (type < kValues.size() && problem.*member != kValues[type]) ++type;
+                         return type;
+                       }};
+}
+
+/// Tensors of one role, as many as a dimension says; or one tensor with that dimension before its own.
+template <typename Problem>
+struct List {
+  const Dimension<Problem>* count = nullptr;
+  bool Problem::* stacked = nullptr;
+  std::string_view noun{};  ///< one of them, in messages
+};
+
+/// A tensor, or a list of them.
+template <typename Problem>
+struct Tensor {
+  std::string_view name;
+  core::Access access = core::Access::read;
+  bool optional = false;
+  bool rows = false;  ///< its last dimension is contiguous, and whether every row starts on 16 bytes is the problem's
+  Dimensions<Problem> dimensions{};
+  List<Problem> list{};
+
+  // One of these says its element type.
+  std::array<Type<Problem>, 4> types{};  ///< any of them, in the order of preference
+  /// Entry by entry that of another tensor, which must be given and whose dimensions, list and rows are this one's too.
+  std::string_view like{};
+
+  // What the problem says about it.
+  DType Problem::* dtype = nullptr;  ///< takes its element type
+  bool Problem::* given = nullptr;   ///< whether it is there
+  Kind<Problem> kind{};              ///< whether, and which of `types` it has
+  void (*note)(Problem& problem, std::span<const TensorView> entries) = nullptr;  ///< anything else
+  DType (*entry_dtype)(const Problem& problem, std::size_t entry) = nullptr;      ///< what `note` has noted of one
+
+  std::string_view made_like{};  ///< an output that nobody gives is made like the (first) tensor of this role
+  std::string_view summary{};    ///< for whoever gives it on a command line ...
+  std::string_view flag{};       ///< ... by a flag of this name, where that is not the tensor's
+};
+
+/// The tensors of a schema by themselves, each with what it takes from the one that it is like.
+template <typename Problem, std::size_t count>
+[[nodiscard]] constexpr std::array<Tensor<Problem>, count> completed(std::array<Tensor<Problem>, count> tensors) {
+  for (Tensor<Problem>& tensor : tensors) {
+    if (tensor.like.empty()) continue;
+    std::size_t other = 0;
+    while (tensors.at(other).name != tensor.like) ++other;
+    tensor.dimensions = tensors.at(other).dimensions;
+    tensor.list = tensors.at(other).list;
+    tensor.rows = tensors.at(other).rows;
+  }
+  return tensors;
+}
+
+/// Whether the entries of a list are all in one tensor.
+template <typename Problem>
+[[nodiscard]] constexpr bool is_stacked(const Tensor<Problem>& tensor, const Problem& problem) {
+  return tensor.list.stacked != nullptr && problem.*tensor.list.stacked;
+}
+
+/// A tensor, and the members of the calls' arguments that hold it: one of each kind of call that has it.
+template <typename Problem, typename... Members>
+struct Argument {
+  Tensor<Problem> tensor;
+  std::tuple<Members...> members;
+};
+template <typename Problem, typename... Members>
+[[nodiscard]] constexpr Argument<Problem, Members...> argument(const Tensor<Problem>& tensor, Members... members) {
+  return {tensor, {members...}};
+}
+
+/// The default of a field: that of a fresh problem.
+struct Fresh {};
+
+/// A field of the problem: one key=value word of its text. `by_default` is Fresh, core::kRequired, or a function of the
+/// problem with all fields before this one.
+template <typename Problem, typename Value, typename Default, typename... Members>
+struct Field {
+  std::string_view key, packed_key;
+  bool unpacked_only;
+  Value Problem::* value;
+  Default by_default;
+  std::tuple<Members...> members{};  ///< of the calls' arguments that the field is copied from
+
+  /// Says where calls state it.
+  template <typename... Stated>
+  [[nodiscard]] constexpr Field<Problem, Value, Default, Stated...> from(Stated... stated) const {
+    return {key, packed_key, unpacked_only, value, by_default, {stated...}};
+  }
+};
+template <typename Problem, typename Value, typename Default = Fresh>
+[[nodiscard]] constexpr Field<Problem, Value, Default> field(std::string_view key, Value Problem::* value,
+                                                             Default by_default = {}) {
+  return {key, key, false, value, by_default};
+}
+template <typename Problem, typename Default = Fresh>
+[[nodiscard]] constexpr Field<Problem, std::int64_t, Default> size(const Dimension<Problem>& dimension,
+                                                                   Default by_default = {}) {
+  return {dimension.name, dimension.packed_name, dimension.unpacked_only, dimension.size, by_default};
+}
+
+/// `kName` says which kind of call a problem is; its values go with `Calls`, the structs of arguments. Of these the
+/// first tensor that sets the problem's dtype is the anchor: where it is, all others must be.
+template <auto kName, typename FieldTuple, typename ArgumentTuple, typename... Calls>
+struct Operation {
+  using Problem = typename MemberOf<decltype(kName)>::Class;
+  using Names = typename MemberOf<decltype(kName)>::Value;
+  static constexpr auto kKind = kName;
+  static constexpr std::size_t kCalls = sizeof...(Calls), kTensors = std::tuple_size_v<ArgumentTuple>;
+
+  std::string_view name;
+  FieldTuple fields;
+  ArgumentTuple arguments;
+
+  /// Returns visit.operator()<Arguments>() for the struct of arguments that such problems have.
+  template <typename Visit>
+  static auto with_arguments(const Problem& problem, const Visit& visit) {
+    return with_arguments<Visit, Calls...>(static_cast<std::size_t>(problem.*kKind), visit);
+  }
+
+ private:
+  template <typename Visit, typename First, typename... Rest>
+  static auto with_arguments(std::size_t index, const Visit& visit) {
+    if constexpr (sizeof...(Rest) > 0) {
+      if (index > 0) return with_arguments<Visit, Rest...>(index - 1, visit);
+    }
+    return visit.template operator()<First>();
+  }
+};
+template <auto kName, typename... Calls, typename... Fields, typename... Arguments>
+[[nodiscard]] constexpr auto operation(std::string_view name, std::tuple<Fields...> fields,
+                                       std::tuple<Arguments...> arguments) {
+  return Operation<kName, std::tuple<Fields...>, std::tuple<Arguments...>, Calls...>{name, fields, arguments};
+}
+
+}  // namespace tilewise::operations::schema

@@ -3,26 +3,29 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "commands.hpp"
 #include "core/message.hpp"
 #include "operations/attention/names.hpp"
+#include "operations/merge/merge.hpp"
 #include "option_checks.hpp"
 #include "run_attention.hpp"
 #include "run_kv_cache.hpp"
-#include "run_merge.hpp"
+#include "run_schema.hpp"
 
 namespace tilewise::tools {
 namespace {
 
+using RunMerge = SchemaRun<operations::Merge>;
+
 /// What attention is given stands in `run`, and other operations take of it what they need.
 struct Options {
   AttentionRun run;
-  MergeFiles merge;
+  std::optional<RunMerge> merge;
   KvCacheFiles kv_cache;
   std::vector<const CLI::Option*> stated_by_problem;
 };
@@ -91,13 +94,6 @@ void refuse_others(const Options& given, std::string_view chosen_by, const std::
     if (option->count() > 0 && !has(options, std::string_view(option->get_name()))) refuse(option->get_name());
 }
 
-void run_merge_files(const Options& given) {
-  refuse_others(given, "--outs", {kSink, kDout, kDlse}, {kOut, kLse, kDsink}, {"--layout"});
-  run_merge({given.merge, given.run.inputs[kSink], given.run.inputs[kDout], given.run.inputs[kDlse],
-             given.run.outputs[kOut], given.run.outputs[kLse], given.run.outputs[kDsink], given.run.problem_words,
-             given.run.layout, given.run.implementation, given.run.threads});
-}
-
 void run_kv_cache_files(const Options& given) {
   refuse_others(given, "--k-cache", {kQ, kK, kV, kAlibiSlopes, kSink, kCuSeqlensQ}, {kOut, kLse},
                 {"--mask", "--window-left", "--window-right", "--softmax-scale", "--softcap", "--max-seqlen-q",
@@ -109,17 +105,12 @@ void run_kv_cache_files(const Options& given) {
 }
 
 void run_given(const Options& given) {
-  const MergeFiles& merge = given.merge;
-  const bool merges = !merge.outs.empty(), steps = !given.kv_cache.k_cache.empty();
-  for (const auto& [files, name] :
-       {std::pair{&merge.lses, "--lses"}, {&merge.douts, "--douts"}, {&merge.dlses, "--dlses"}})
-    if (!merges && !files->empty()) core::invalid_argument(name, ": needs --outs (got none)");
-  for (const CLI::Option* option : given.kv_cache.all) {
-    if (option->count() == 0) continue;
-    if (merges) core::invalid_argument("--outs: excludes ", option->get_name(), " (got both)");
-    if (!steps) core::invalid_argument(option->get_name(), ": needs --k-cache (got none)");
-  }
-  if (merges) return run_merge_files(given);
+  if (given.merge->is_chosen())
+    return given.merge->run({given.run.problem_words, given.run.implementation, given.run.threads});
+  given.merge->refuse_own();
+  const bool steps = !given.kv_cache.k_cache.empty();
+  for (const CLI::Option* option : given.kv_cache.all)
+    if (option->count() > 0 && !steps) core::invalid_argument(option->get_name(), ": needs --k-cache (got none)");
   if (steps) return run_kv_cache_files(given);
   for (const std::size_t i : {kQ, kK, kV})
     if (given.run.inputs[i].empty()) core::invalid_argument(kInputs[i].name, " is required");
@@ -144,7 +135,7 @@ void add_run(CLI::App& program) {
                   "states the options and must agree with the files (default: made of both)")
       ->option_text("...");
   add_files(command, *options);
-  add_merge_files(command, options->merge);
+  options->merge.emplace(command, RunMerge::Role("outs"), "Merge");
   add_kv_cache_files(command, options->kv_cache);
   add_attention_options(command, *options);
   add_implementation_option(command, options->run.implementation);

@@ -93,7 +93,7 @@ def test_a_problem_states_layout_and_dtype(tilewise, tmp_path, parts):
         ),
         (
             ["--outs", "{dir}/outs.npy", "--lses", "{dir}/lses.npy", "--douts", "{dir}/x.npy"],
-            ["--douts: gradients need --dout (got none)"],
+            ["--douts: needs --dout (got none)"],
         ),
         (
             ["--outs", "{dir}/outs0.npy,{dir}/outs1.npy", "--lses", "{dir}/lses0.npy", "--out", "{dir}/x.npy"],

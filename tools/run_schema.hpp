@@ -1,0 +1,262 @@
+// `tilewise run` for an operation by its schema: a flag for each tensor, named after it, with a file, or a list of
+// files for a list of tensors; and a flag for each field that its calls state. Flags that the command has already are
+// shared.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include "array.hpp"
+#include "console.hpp"
+#include "core/message.hpp"
+#include "operations/derived/call.hpp"
+#include "operations/derived/shapes.hpp"
+#include "option_checks.hpp"
+#include "run_files.hpp"
+
+namespace tilewise::tools {
+
+/// What every operation of the command has.
+struct CommonOptions {
+  std::vector<std::string> problem_words;
+  std::string implementation;
+  int threads = 0;
+};
+
+/// "--softmax-lse"
+[[nodiscard]] inline std::string flag_of(std::string_view name) {
+  std::string flag = core::concat("--", name);
+  std::ranges::replace(flag, '_', '-');
+  return flag;
+}
+
+/// What was given for a flag, in words.
+[[nodiscard]] inline std::vector<std::string> words_of(const CLI::App& command, const std::string& flag) {
+  const CLI::Option* option = command.get_option_no_throw(flag);
+  return option == nullptr ? std::vector<std::string>{} : option->results();
+}
+
+template <typename Op>
+class SchemaRun {
+ public:
+  using Problem = typename Op::Problem;
+  using Tensor = operations::schema::Tensor<Problem>;
+  using Role = operations::schema::Role<Op::kSchema>;
+  static constexpr const auto& kTensors = operations::schema::kTensors<Op::kSchema>;
+  static constexpr const auto& kRoles = operations::schema::kRoles<Op::kSchema>;
+
+  /// `chooser` is the role whose flag says that the command is to run this operation.
+  SchemaRun(CLI::App& command, Role chooser, const std::string& group)
+      : command_(command), with_(flag(kTensors[chooser.place])) {
+    for (const Tensor& tensor : kTensors) {
+      if (command.get_option_no_throw(flag(tensor)) != nullptr) continue;
+      const std::string help(tensor.summary);
+      CLI::Option* option = command.add_option(flag(tensor), help)->group(group);
+      if (tensor.list.count == nullptr) {
+        option->type_name("FILE.npy");
+      } else {
+        option->delimiter(',')->expected(1, -1)->allow_extra_args(false)->type_name("FILE.npy,...");
+      }
+      own_.push_back(option);
+    }
+  }
+
+  [[nodiscard]] bool is_chosen() const { return !words_of(command_, with_).empty(); }
+  [[nodiscard]] const std::string& chooser() const { return with_; }
+  /// Throws for flags that belong to this operation alone.
+  void refuse_own() const {
+    for (const CLI::Option* option : own_)
+      if (option->count() > 0) core::invalid_argument(option->get_name(), ": needs ", with_, " (got none)");
+  }
+
+  /// Throws Error.
+  void run(const CommonOptions& common) const {
+    refuse_others();
+    set_num_threads(common.threads);
+    std::optional<Problem> stated;
+    if (!common.problem_words.empty())
+      stated = parse_problem(single_problem(common.problem_words)).template get<Problem>();
+    Files files{std::vector<std::vector<Array>>(kTensors.size()), Results(with_)};
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      if (kTensors[place].access != core::Access::read) continue;
+      for (const std::string& name : words(place))
+        files.arrays[place].push_back(read_named(flag(kTensors[place]), name, with_));
+    }
+    run_each(common, stated, files, std::make_index_sequence<Op::Schema::kCalls>());
+    files.results.write();
+  }
+
+ private:
+  /// Inputs as they were read, and outputs once they are made.
+  struct Files {
+    std::vector<std::vector<Array>> arrays;
+    Results results;
+  };
+
+  static std::string flag(const Tensor& tensor) { return flag_of(tensor.flag.empty() ? tensor.name : tensor.flag); }
+  [[nodiscard]] std::vector<std::string> words(std::size_t place) const {
+    return words_of(command_, flag(kTensors[place]));
+  }
+
+  /// Whatever the command was given for another operation.
+  void refuse_others() const {
+    std::vector<std::string> known{"PROBLEM", "--implementation", "--threads", "--help"};
+    for (const Tensor& tensor : kTensors) known.push_back(flag(tensor));
+    const auto add_stated = [&known](const auto& field) {
+      if constexpr (std::tuple_size_v<decltype(field.members)> > 0) known.push_back(flag_of(field.key));
+    };
+    std::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
+    for (const CLI::Option* option : command_.get_options()) {
+      if (option->count() == 0 || std::ranges::count(known, option->get_name()) > 0) continue;
+      core::invalid_argument(with_, ": excludes ", option->get_name(), " (got both)");
+    }
+  }
+
+  template <std::size_t... calls>
+  void run_each(const CommonOptions& common, const std::optional<Problem>& stated, Files& files,
+                std::index_sequence<calls...>) const {
+    std::array<bool, sizeof...(calls)> wanted{is_wanted(calls, files)...};
+    if (std::ranges::count(wanted, true) == 0) files.results.check_wanted();
+    const bool one = std::ranges::count(wanted, true) == 1;
+    const auto run_one = [&]<std::size_t call> {
+      if (!wanted[call]) return;
+      Problem kind;
+      Op::select_name(kind, call);
+      Op::Schema::with_arguments(kind, [&]<typename Arguments> {
+        run_call<Arguments>(common, stated, stated && (one || Op::problem_name(*stated) == call), files);
+      });
+    };
+    (run_one.template operator()<calls>(), ...);
+  }
+
+  /// Whether a file is named for an output of such calls; throws where one is, or an input that they alone have, and
+  /// the tensor that they begin with is not.
+  [[nodiscard]] bool is_wanted(std::size_t call, const Files& files) const {
+    const std::size_t anchor = operations::schema::kAnchors<Op::kSchema>[call];
+    const bool begun = kTensors[anchor].access != core::Access::read || !files.arrays[anchor].empty();
+    bool wanted = false;
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      const auto has = [place](const auto& roles) { return roles[place]; };
+      if (!kRoles[call][place] || words(place).empty() || std::ranges::count_if(kRoles, has) > 1) continue;
+      if (!begun) core::invalid_argument(flag(kTensors[place]), ": needs ", flag(kTensors[anchor]), " (got none)");
+      wanted |= kTensors[place].access != core::Access::read;
+    }
+    return wanted;
+  }
+
+  template <typename Arguments>
+  void run_call(const CommonOptions& common, const std::optional<Problem>& stated, bool must_agree,
+                Files& files) const {
+    Arguments arguments = stated_arguments<Arguments>(stated);
+    fill(arguments, files, core::Access::read);
+    make_defaults(arguments, stated, files);
+    const Problem described = Op::describe(typename Op::Call(arguments));
+    make_wanted(described, files);
+    fill(arguments, files, core::Access::write);
+    const Problem problem = describe(arguments);
+    if (must_agree) check_stated(*stated, problem);
+    const Plan planned = plan(problem, {common.implementation});
+    print_plan(std::cout, planned);
+    tilewise::run(planned, arguments);
+  }
+
+  /// The fields that calls state: the problem's, or those of flags.
+  template <typename Arguments>
+  [[nodiscard]] Arguments stated_arguments(const std::optional<Problem>& stated) const {
+    Arguments arguments;
+    const auto state = [&](const auto& field) {
+      const auto member = operations::schema::member_in<Arguments>(field.members);
+      if constexpr (std::tuple_size_v<decltype(member)> > 0) {
+        auto& value = arguments.*std::get<0>(member);
+        if (stated) value = (*stated).*field.value;
+        if (const auto given = words_of(command_, flag_of(field.key)); !given.empty())
+          core::read_word(flag_of(field.key), given.front(), value);
+      }
+    };
+    std::apply([&](const auto&... fields) { (state(fields), ...); }, Op::kSchema.fields);
+    return arguments;
+  }
+
+  template <typename Arguments>
+  static void fill(Arguments& arguments, const Files& files, core::Access access) {
+    operations::schema::for_each_member<Op::kSchema>(arguments, [&](std::size_t place, auto& entries) {
+      if (kTensors[place].access != access) return;
+      const std::vector<Array>& arrays = files.arrays[place];
+      if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
+        entries = arrays.empty() ? TensorView{} : arrays.front().view();
+      } else {
+        entries.clear();
+        for (const Array& array : arrays) entries.push_back(array.view());
+      }
+    });
+  }
+
+  /// Outputs that a call can't be described without: like an input, in the dtype of a stated problem.
+  template <typename Arguments>
+  void make_defaults(Arguments& arguments, const std::optional<Problem>& stated, Files& files) const {
+    const typename Op::Call call(arguments);
+    const bool stacked = call.stacked();
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      const Tensor& tensor = kTensors[place];
+      if (tensor.made_like.empty() || !call.has(place)) continue;
+      const TensorView like = call.one_at(Role::place_of(tensor.made_like));
+      const DType dtype = stated ? (*stated).*tensor.dtype : like.dtype;
+      add(files, place, Array(dtype, shape_of(like).subspan(stacked ? 1 : 0), tensor.name));
+    }
+    fill(arguments, files, core::Access::write);
+  }
+
+  /// The outputs that files are named for.
+  void make_wanted(const Problem& problem, Files& files) const {
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      const Tensor& tensor = kTensors[place];
+      const std::vector<std::string> names = words(place);
+      if (tensor.access == core::Access::read || !kRoles[Op::problem_name(problem)][place]) continue;
+      if (names.empty() || !files.arrays[place].empty()) continue;
+      if (tensor.like.empty()) {
+        add(files, place,
+            Array(dtype_of<Op::kSchema>(tensor, problem),
+                  operations::schema::sizes_of(operations::schema::shape_of(tensor, problem)), tensor.name));
+        continue;
+      }
+      const std::size_t model = Role::place_of(tensor.like);
+      const std::vector<Array>& like = files.arrays[model];
+      if (like.empty()) core::invalid_argument(flag(tensor), ": needs ", flag(kTensors[model]), " (got none)");
+      if (names.size() != like.size()) {
+        core::invalid_argument(flag(tensor), ": must name as many files as ", flag(kTensors[model]), ", ", like.size(),
+                               " (got ", names.size(), ")");
+      }
+      for (const Array& array : like) add(files, place, zeros_like(array.view(), tensor.name));
+    }
+  }
+  void add(Files& files, std::size_t place, Array array) const {
+    const std::vector<std::string> names = words(place);
+    std::vector<Array>& arrays = files.arrays[place];
+    if (arrays.size() < names.size()) files.results.add(flag(kTensors[place]), names[arrays.size()], array.view());
+    arrays.push_back(std::move(array));
+  }
+
+  /// A problem text must say what the arrays say; which results are wanted is the files' business.
+  static void check_stated(Problem stated, const Problem& described) {
+    for (const Tensor& tensor : kTensors)
+      if (tensor.access != core::Access::read && tensor.given != nullptr)
+        stated.*tensor.given = described.*tensor.given;
+    check_agrees(stated, described, "the files");
+  }
+
+  const CLI::App& command_;
+  std::string with_;
+  std::vector<const CLI::Option*> own_;
+};
+
+}  // namespace tilewise::tools

@@ -18,6 +18,10 @@ from tilewise._torch.private import are_transforms_active as transforming
 from tilewise._torch.python_kernels import borrow, stream_of
 from tilewise._torch.refusals import has_tangents, refuse_tangents
 
+Tensors = list[Tensor]
+Maybe = Optional[Tensor]
+Name = Optional[str]
+
 
 def _is_stacked(outs: Sequence[Tensor], layout: str) -> bool:
     return len(outs) == 1 and outs[0].dim() == (4 if layout == "thd" else 5)
@@ -47,13 +51,7 @@ def _stack(tensors: Sequence[Tensor], stacked: bool, dtype: Optional[torch.dtype
 
 
 def _run(
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
-    out: Tensor,
-    lse: Tensor,
-    layout: str,
-    implementation: Optional[str],
+    outs: Tensors, lses: Tensors, sink: Maybe, out: Tensor, lse: Tensor, layout: str, implementation: Name
 ) -> None:
     stacked = _is_stacked(outs, layout)
     try:
@@ -79,11 +77,7 @@ def _run(
 
 
 def _kernel(
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
-    layout: str = "bshd",
-    implementation: Optional[str] = None,
+    outs: Tensors, lses: Tensors, sink: Maybe, layout: str = "bshd", implementation: Name = None
 ) -> tuple[Tensor, Tensor]:
     out, lse = _new_results(outs, lses, layout)
     _run(outs, lses, sink, out, lse, layout, implementation)
@@ -91,12 +85,7 @@ def _kernel(
 
 
 def _kernel_out(
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
-    out: Tensor,
-    layout: str = "bshd",
-    implementation: Optional[str] = None,
+    outs: Tensors, lses: Tensors, sink: Maybe, out: Tensor, layout: str = "bshd", implementation: Name = None
 ) -> Tensor:
     lse = _new_lse(outs, lses, layout, out.dtype)
     _run(outs, lses, sink, out, lse, layout, implementation)
@@ -105,16 +94,16 @@ def _kernel_out(
 
 def _kernel_backward(
     dout: Tensor,
-    dlse: Optional[Tensor],
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
+    dlse: Maybe,
+    outs: Tensors,
+    lses: Tensors,
+    sink: Maybe,
     need_douts: bool,
     need_dlses: bool,
     need_dsink: bool,
     layout: str = "bshd",
-    implementation: Optional[str] = None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    implementation: Name = None,
+) -> tuple[Tensors, Tensors, Tensor]:
     douts, dlses, dsink = _fake_backward(dout, dlse, outs, lses, sink, need_douts, need_dlses, need_dsink)
     stacked = _is_stacked(outs, layout)
     try:
@@ -148,7 +137,7 @@ def _kernel_backward(
 
 
 def _check_devices(
-    first: str, device: torch.device, outs: Sequence[Tensor], lses: Sequence[Tensor], **others: Optional[Tensor]
+    first: str, device: torch.device, outs: Sequence[Tensor], lses: Sequence[Tensor], **others: Maybe
 ) -> None:
     for i, (out, lse) in enumerate(zip(outs, lses)):
         for name, tensor in ((f"outs[{i}]", out), (f"lses[{i}]", lse), *others.items()):
@@ -157,23 +146,14 @@ def _check_devices(
 
 
 def _fake(
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
-    layout: str = "bshd",
-    implementation: Optional[str] = None,
+    outs: Tensors, lses: Tensors, sink: Maybe, layout: str = "bshd", implementation: Name = None
 ) -> tuple[Tensor, Tensor]:
     _check_devices("outs[0]", outs[0].device, outs, lses, sink=sink)
     return _new_results(outs, lses, layout)
 
 
 def _fake_out(
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
-    out: Tensor,
-    layout: str = "bshd",
-    implementation: Optional[str] = None,
+    outs: Tensors, lses: Tensors, sink: Maybe, out: Tensor, layout: str = "bshd", implementation: Name = None
 ) -> Tensor:
     _check_devices("out", out.device, outs, lses, sink=sink)
     return _new_lse(outs, lses, layout, out.dtype)
@@ -181,16 +161,16 @@ def _fake_out(
 
 def _fake_backward(
     dout: Tensor,
-    dlse: Optional[Tensor],
-    outs: list[Tensor],
-    lses: list[Tensor],
-    sink: Optional[Tensor],
+    dlse: Maybe,
+    outs: Tensors,
+    lses: Tensors,
+    sink: Maybe,
     need_douts: bool,
     need_dlses: bool,
     need_dsink: bool,
     layout: str = "bshd",
-    implementation: Optional[str] = None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    implementation: Name = None,
+) -> tuple[Tensors, Tensors, Tensor]:
     _check_devices("dout", dout.device, outs, lses, dlse=dlse, sink=sink)
     if need_dsink and sink is None:
         raise ValueError("dsink: cannot be asked for without its input")
@@ -281,14 +261,8 @@ autograd.refuse_autograd("merge_out")
 
 
 def merge(
-    outs: Sequence[Any],
-    lses: Sequence[Any],
-    sink: Any,
-    layout: str,
-    out: Any,
-    return_lse: bool,
-    implementation: Optional[str],
-) -> tuple[Tensor, Optional[Tensor]]:
+    outs: Sequence[Any], lses: Sequence[Any], sink: Any, layout: str, out: Any, return_lse: bool, implementation: Name
+) -> tuple[Tensor, Maybe]:
     """(out, softmax_lse); see tilewise.merge."""
     given = {name: tensor for name, tensor in (("sink", sink), ("out", out)) if tensor is not None}
     stacked = _is_stacked(outs, layout)

@@ -73,7 +73,9 @@ template <const auto& kSchema, auto kName, typename Fields, typename Tensors, ty
         },
         kSchema.arguments);
   };
-  return std::array{of_call(std::type_identity<Calls>())...};
+  // By its whole type: an array of one array would be taken for a copy of that.
+  using Roles = std::array<bool, std::tuple_size_v<Tensors>>;
+  return std::array<Roles, sizeof...(Calls)>{of_call(std::type_identity<Calls>())...};
 }
 template <const auto& kSchema>
 inline constexpr auto kRoles = roles_of<kSchema>(kSchema);

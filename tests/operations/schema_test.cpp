@@ -1,0 +1,154 @@
+// What follows from a schema, of an operation made up for the purpose: without layouts and lists, with dimensions and
+// an element type of its second tensor, and an output that is made like an input.
+#include "operations/schema.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../support/expect_error.hpp"
+#include "operations/derived/describe.hpp"
+#include "operations/derived/fields.hpp"
+
+namespace tilewise {
+namespace {
+
+using test::expect_error, test::expect_invalid;
+
+enum class ProjectKind : std::uint8_t { project };
+
+struct ProjectProblem {
+  ProjectKind kind = ProjectKind::project;
+  DType dtype = DType::f32, w_dtype = DType::f32;
+  DeviceType device = DeviceType::cpu;
+  std::int64_t tokens = 0, k = 0, n = 0;
+  bool bias = false, transposed = false, unaligned = false;
+  friend bool operator==(const ProjectProblem&, const ProjectProblem&) = default;
+};
+
+struct ProjectArguments {
+  TensorView x, w, bias, out;
+  bool transposed = false;
+};
+
+using P = ProjectProblem;
+using A = ProjectArguments;
+namespace s = operations::schema;
+
+constexpr s::Dimension<P> kTokens{.name = "tokens", .size = &P::tokens};
+constexpr s::Dimension<P> kK{.name = "k", .size = &P::k, .least = 1, .most = 64};
+constexpr s::Dimension<P> kN{.name = "n", .size = &P::n};
+template <const s::Dimension<P>&... dimensions>
+constexpr s::Dimensions<P> kOf{s::Dimensions<P>::Order::written, {&dimensions...}};
+template <DType dtype>
+constexpr s::Type<P> kFixed = s::kFixed<P, dtype>;
+
+constexpr auto kProject = s::operation<&P::kind, A>(
+    "project",
+    std::tuple{s::field("dtype", &P::dtype), s::field("w_dtype", &P::w_dtype, [](const P& p) { return p.dtype; }),
+               s::size(kTokens, core::kRequired), s::size(kK, core::kRequired), s::size(kN, core::kRequired),
+               s::field("bias", &P::bias), s::field("transposed", &P::transposed).from(&A::transposed),
+               s::field("unaligned", &P::unaligned)},
+    std::tuple{
+        s::argument<P>({.name = "x",
+                        .rows = true,
+                        .dimensions = kOf<kTokens, kK>,
+                        .types = {kFixed<DType::f32>, kFixed<DType::bf16>},
+                        .dtype = &P::dtype},
+                       &A::x),
+        s::argument<P>({.name = "w",
+                        .rows = true,
+                        .dimensions = kOf<kN, kK>,
+                        .types = {s::kOwn<P>, kFixed<DType::fp8_e4m3>},
+                        .dtype = &P::w_dtype},
+                       &A::w),
+        s::argument<P>(
+            {.name = "bias", .optional = true, .dimensions = kOf<kN>, .types = {kFixed<DType::f32>}, .given = &P::bias},
+            &A::bias),
+        s::argument<P>({.name = "out",
+                        .access = core::Access::write,
+                        .rows = true,
+                        .dimensions = kOf<kTokens, kN>,
+                        .types = {s::kOwn<P>}},
+                       &A::out)});
+using Call = s::CallOf<kProject>;
+
+class Schema : public testing::Test {
+ protected:
+  TensorView tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
+    return {memory_.data() + 64 * next_++, dtype, shape};
+  }
+  static P described(const A& arguments) { return s::Describer(Call(arguments)).describe(); }
+
+  std::vector<double> memory_ = std::vector<double>(640);
+  std::size_t next_ = 0;
+  A call_{tensor(DType::f32, {5, 8}), tensor(DType::f32, {3, 8}), {}, tensor(DType::f32, {5, 3}), true};
+};
+
+TEST_F(Schema, DescribesWhatTensorsSay) {
+  P expected{.tokens = 5, .k = 8, .n = 3, .transposed = true};
+  EXPECT_EQ(described(call_), expected);
+  call_.bias = tensor(DType::f32, {3});
+  call_.w = tensor(DType::fp8_e4m3, {3, 8});
+  expected.bias = true;
+  expected.w_dtype = DType::fp8_e4m3;
+  EXPECT_EQ(described(call_), expected);
+}
+
+TEST_F(Schema, NamesTheTensorThatDoesNotFit) {
+  const auto refused = [this](const std::string& sentence, TensorView A::* tensor, const TensorView& view) {
+    A changed = call_;
+    changed.*tensor = view;
+    expect_invalid(sentence, [&] { (void)described(changed); });
+  };
+  refused("w: must be given", &A::w, {});
+  refused("w: shape must be [n, k] = [3, 8] (got [3, 7])", &A::w, tensor(DType::f32, {3, 7}));
+  refused("x: rank must be 2, [tokens, k] (got 1, shape [8])", &A::x, tensor(DType::f32, {8}));
+  refused("x: k must be 1 to 64 (got 65)", &A::x, {nullptr, DType::f32, {0, 65}});
+  refused("out: shape must be [tokens, n] = [5, 3] (got [3, 5])", &A::out, tensor(DType::f32, {3, 5}));
+  refused("bias: shape must be [n] = [3] (got [8])", &A::bias, tensor(DType::f32, {8}));
+}
+
+TEST_F(Schema, NamesTheDtypesThatATensorMayHave) {
+  const auto refused = [this](const std::string& sentence, TensorView A::* tensor, DType dtype) {
+    A changed = call_;
+    (changed.*tensor).dtype = dtype;
+    expect_error(ErrorCode::invalid_type, sentence, [&] { (void)described(changed); });
+  };
+  refused("x: dtype must be f32 or bf16 (got f64)", &A::x, DType::f64);
+  refused("w: dtype must be fp8_e4m3 or that of x, f32 (got bf16)", &A::w, DType::bf16);
+  refused("out: dtype must be f32 (got bf16)", &A::out, DType::bf16);
+}
+
+TEST_F(Schema, RemembersWhatACallSays) {
+  s::LastCallOf<kProject> last;
+  EXPECT_FALSE(last.is_like(Call(call_)));
+  last.remember(Call(call_));
+  EXPECT_TRUE(last.is_like(Call(call_)));
+  A other = call_;
+  other.transposed = false;
+  EXPECT_FALSE(last.is_like(Call(other)));
+  other = call_;
+  other.bias = tensor(DType::f32, {3});
+  EXPECT_FALSE(last.is_like(Call(other)));
+  other = call_;
+  other.w.strides[0] = 16;
+  EXPECT_FALSE(last.is_like(Call(other)));
+}
+
+TEST_F(Schema, ListsFieldsAndTensors) {
+  EXPECT_EQ(s::keys_of<kProject>(P{}),
+            (std::vector<std::string_view>{"dtype", "w_dtype", "tokens", "k", "n", "bias", "transposed", "unaligned"}));
+  std::string text;
+  s::for_each_tensor(Call(call_), [&text](const core::ArgumentName& name, const TensorView& view, core::Access access) {
+    text += core::concat(name, access == core::Access::write ? "!" : "", view.defined() ? " " : "- ");
+  });
+  EXPECT_EQ(text, "x w bias- out! ");
+  expect_invalid("problem: unknown key; did you mean tokens? (got 'token')",
+                 [] { s::refuse_key<kProject>("token", P{}); });
+}
+
+}  // namespace
+}  // namespace tilewise

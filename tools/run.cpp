@@ -105,8 +105,13 @@ void run_kv_cache_files(const Options& given) {
 }
 
 void run_given(const Options& given) {
-  if (given.merge->is_chosen())
+  if (given.merge->is_chosen()) {
+    // The option that chooses another operation before those that go with it.
+    for (const CLI::Option* option : given.kv_cache.all)
+      if (option->count() > 0)
+        core::invalid_argument(given.merge->chooser(), ": excludes ", option->get_name(), " (got both)");
     return given.merge->run({given.run.problem_words, given.run.implementation, given.run.threads});
+  }
   given.merge->refuse_own();
   const bool steps = !given.kv_cache.k_cache.empty();
   for (const CLI::Option* option : given.kv_cache.all)

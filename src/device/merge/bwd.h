@@ -19,7 +19,7 @@ class MergeBwd {
     const RowPlace place = row_place<Machine, C>(p.shape);
     const auto dim = static_cast<int32_t>(p.shape.head_dim_v);
     const int64_t rows = p.shape.batch_size * p.shape.seqlen_q * p.shape.num_heads_q;
-    const float whole = Machine::load_global(p.lse_accum + place.index);
+    const RowLse whole = RowLse::load<Machine>(p.lse_accum, place.index);
     const float delta = Machine::load_global(p.delta + place.index);
     const float dlse = p.dlse.data ? Machine::load_global(p.dlse.data + lse_offset(p.dlse, place)) : 0.0f;
     MergeRow<C> dout;
@@ -28,7 +28,7 @@ class MergeBwd {
       const MergeBwdPart& part = p.parts[entry_of<C>(n)];
       const float lse = load_lse<Machine, C>(p.parts, p.range, n, place);
       const bool seen = lse != -kInfinity;
-      const float weight = seen ? Machine::exp2((lse - whole) * kLog2E) : 0.0f;
+      const float weight = seen ? Machine::exp2(((lse - whole.score) - whole.rest) * kLog2E) : 0.0f;
       if (part.dout.data) {
         const int64_t stacked = C.stacked ? n * p.range.drows_stride : 0;
         const MergeRow<C> gradient = scaled(dout, weight, seen);

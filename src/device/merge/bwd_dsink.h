@@ -27,8 +27,9 @@ class MergeBwdDsink {
       const int64_t batch = row / p.shape.seqlen_q, query = row % p.shape.seqlen_q;
       const int64_t at = batch * p.dlse.batch_stride + head * p.dlse.head_stride + query * p.dlse.seq_stride;
       const float dlse = p.dlse.data ? Machine::load_global(p.dlse.data + at) : 0.0f;
-      const float lse = Machine::load_global(p.lse_accum + index), delta = Machine::load_global(p.delta + index);
-      if (sink != -kInfinity) sum += Machine::exp2((sink - lse) * kLog2E) * (dlse - delta);
+      const RowLse lse = RowLse::load<Machine>(p.lse_accum, index);
+      const float delta = Machine::load_global(p.delta + index);
+      if (sink != -kInfinity) sum += Machine::exp2(((sink - lse.score) - lse.rest) * kLog2E) * (dlse - delta);
     }
     const int thread = Machine::thread();
     Machine::store_shared(&shared.part[thread], sum);

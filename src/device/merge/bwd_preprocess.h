@@ -18,12 +18,13 @@ class MergeBwdPreprocess {
   TILEWISE_INLINE static void run(const Params& p, Shared&) {
     const RowPlace place = row_place<Machine, C>(p.shape);
     const auto dim = static_cast<int32_t>(p.shape.head_dim_v);
-    float before = -kInfinity, delta = 0.0f;
-    if constexpr (C.resumes) before = Machine::load_global(p.lse_before + place.index);
-    RowTotal total = begin_total<Machine, C>(p, place, before);
+    RowLse before{-kInfinity, 0.0f};
+    float delta = 0.0f;
+    if constexpr (C.resumes) before = RowLse::load<Machine>(p.lse_before, place.index);
+    RowTotal total = begin_total<Machine, C>(p, place, before.sum());
     if constexpr (C.resumes) {
       const float weight = total.template add<Machine>(before, true);
-      if (before != -kInfinity) delta = weight * Machine::load_global(p.delta_before + place.index);
+      if (before.score != -kInfinity) delta = weight * Machine::load_global(p.delta_before + place.index);
     }
     MergeRow<C> dout;
     load_row<Machine, C, C.out_type>(dout, C.out_type, p.dout.data, row_offset(p.dout, place), place, dim);
@@ -32,7 +33,7 @@ class MergeBwdPreprocess {
     }
     total.template add_sink<Machine>();
     if (!place.own || !place.first) return;
-    Machine::store_global(p.lse_accum + place.index, total.template lse<Machine>());
+    total.template lse<Machine>().template store<Machine>(p.lse_accum, place.index);
     Machine::store_global(p.delta + place.index, delta * total.inverse());
   }
 
@@ -59,7 +60,7 @@ class MergeBwdPreprocess {
       }
       TILEWISE_UNROLL
       for (int bit = 1; bit < C.lanes_a_row; bit *= 2) dot += Machine::shuffle_xor(dot, bit);
-      const float weight = total.template add<Machine>(lse[j], there);
+      const float weight = total.template add<Machine>({lse[j], 0.0f}, there);
       delta += seen ? weight * dot : 0.0f;
       if (there && place.own && place.first) {
         Machine::store_global(p.dots + (p.range.first_part + first + j) * rows + place.index, seen ? dot : 0.0f);

@@ -18,14 +18,14 @@ class Merge {
   TILEWISE_INLINE static void run(const Params& p, Shared&) {
     const RowPlace place = row_place<Machine, C>(p.shape);
     const auto dim = static_cast<int32_t>(p.shape.head_dim_v);
-    float before = -kInfinity;
-    if constexpr (C.resumes) before = Machine::load_global(p.lse_before + place.index);
-    RowTotal total = begin_total<Machine, C>(p, place, before);
+    RowLse before{-kInfinity, 0.0f};
+    if constexpr (C.resumes) before = RowLse::load<Machine>(p.lse_before, place.index);
+    RowTotal total = begin_total<Machine, C>(p, place, before.sum());
     MergeRow<C> sum = {};
     if constexpr (C.resumes) {
       MergeRow<C> merged;
       load_row<Machine, C, kPartF32>(merged, kPartF32, p.out_accum, place.index * dim, place, dim);
-      add(sum, merged, total.template add<Machine>(before, true), before != -kInfinity);
+      add(sum, merged, total.template add<Machine>(before, true), before.score != -kInfinity);
     }
     for (int64_t first = 0; first < p.range.num_parts; first += kPartsAtOnce) {
       add_parts(p, place, first, dim, total, sum);
@@ -39,11 +39,11 @@ class Merge {
     }
     if constexpr (C.pauses) {
       store_row<Machine, C, kPartF32>(sum, kPartF32, p.out_accum, place.index * dim, place, dim);
-      if (place.own && place.first) Machine::store_global(p.lse_accum + place.index, total.template lse<Machine>());
+      if (place.own && place.first) total.template lse<Machine>().template store<Machine>(p.lse_accum, place.index);
     } else {
       store_row<Machine, C, C.out_type>(sum, C.out_type, p.out.data, row_offset(p.out, place), place, dim);
       if (!p.softmax_lse.data || !place.own || !place.first) return;
-      Machine::store_global(p.softmax_lse.data + lse_offset(p.softmax_lse, place), total.template lse<Machine>());
+      Machine::store_global(p.softmax_lse.data + lse_offset(p.softmax_lse, place), total.template lse<Machine>().sum());
     }
   }
 
@@ -70,7 +70,7 @@ class Merge {
     TILEWISE_UNROLL
     for (int j = 0; j < kPartsAtOnce; ++j) {
       const bool there = first + j < p.range.num_parts;
-      const float weight = total.template add<Machine>(lse[j], there);
+      const float weight = total.template add<Machine>({lse[j], 0.0f}, there);
       add(sum, row[j], weight, there && lse[j] != -kInfinity);
     }
   }

@@ -9,6 +9,9 @@ namespace tilewise::device {
 /// Parts that one launch has room for; stacked ones are any number.
 inline constexpr int kMostParts = 16;
 
+/// Of lse_accum, a row: see RowLse. A log-sum-exp in one number loses beside 1e9 what tells two parts from one.
+inline constexpr int64_t kMergeLseNumbers = 2;
+
 struct MergeShape {
   int64_t batch_size, seqlen_q, num_heads_q, head_dim_v;  // packed: a batch of one
 
@@ -57,7 +60,7 @@ struct MergeForwardParams {
   // Between launches, rows in the order [batch, query, head]. lse_before is what the launch before wrote.
   float* out_accum;  // [rows, head_dim_v]
   const float* lse_before;
-  float* lse_accum;  // [rows]
+  float* lse_accum;  // [rows, kMergeLseNumbers]
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
@@ -76,8 +79,8 @@ struct MergeBwdPreprocessParams {
   int64_t out_type;       // PartType of dout
   int64_t parts_of_call;  // of all launches
   MergePart parts[kMostParts];
-  const float *lse_before, *delta_before;  // what the launch before wrote, [rows]
-  float *lse_accum, *delta;                // [rows]
+  const float *lse_before, *delta_before;  // what the launch before wrote, as the next two
+  float *lse_accum, *delta;                // [rows, kMergeLseNumbers] and [rows]
   float* dots;                             // [parts, rows], of all parts of the call
 
   template <class Params, class Visit>

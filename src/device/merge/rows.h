@@ -6,6 +6,7 @@
 #include "device/merge/params.h"
 #include "device/tile/element.h"
 #include "device/tile/platform.h"
+#include "device/tile/row_reference.h"
 
 namespace tilewise::device {
 
@@ -194,9 +195,9 @@ struct RowTotal {
 
   /// Counts a part and returns its weight, 0 of one that saw nothing.
   template <class Machine>
-  TILEWISE_INLINE float add(float lse, bool there) {
-    const bool counts = there && lse != -kInfinity;
-    const float weight = counts ? Machine::exp2((lse - base) * kLog2E) : 0.0f;
+  TILEWISE_INLINE float add(const RowLse& lse, bool there) {
+    const bool counts = there && lse.score != -kInfinity;
+    const float weight = counts ? Machine::exp2(((lse.score - base) + lse.rest) * kLog2E) : 0.0f;
     sum += weight;
     seen = seen || counts;
     return weight;
@@ -209,8 +210,8 @@ struct RowTotal {
   TILEWISE_INLINE float inverse() const { return seen ? 1.0f / sum : 0.0f; }
   /// A row that no part saw has the sink's logit, whatever number that is.
   template <class Machine>
-  TILEWISE_INLINE float lse() const {
-    return seen ? highest + Machine::log2(sum) * kLn2 : sink;
+  TILEWISE_INLINE RowLse lse() const {
+    return seen ? RowLse{highest, Machine::log2(sum) * kLn2} : RowLse{sink, 0.0f};
   }
 };
 

@@ -119,8 +119,8 @@ void for_each_pointer(const device::MergeForwardParams& p, const RegionVisitor& 
   table.lse(p.softmax_lse, "softmax_lse", Access::write);
   table.sink(p.sink, "sink", Access::read);
   table.of_rows(p.out_accum, "out_accum", p.range.resumes != 0 || p.range.pauses != 0 ? p.shape.head_dim_v : 0);
-  table.of_rows(p.lse_before, before(kLse, p.range), p.range.resumes);
-  table.of_rows(p.lse_accum, after(kLse, p.range), p.range.pauses);
+  table.of_rows(p.lse_before, before(kLse, p.range), p.range.resumes * device::kMergeLseNumbers);
+  table.of_rows(p.lse_accum, after(kLse, p.range), p.range.pauses * device::kMergeLseNumbers);
 }
 
 void for_each_pointer(const device::MergeBwdPreprocessParams& p, const RegionVisitor& visit) {
@@ -128,9 +128,9 @@ void for_each_pointer(const device::MergeBwdPreprocessParams& p, const RegionVis
   add_parts(table, p);
   table.rows(p.dout, "dout", Access::read, bytes_of(p.out_type));
   table.sink(p.sink, "sink", Access::read);
-  table.of_rows(p.lse_before, before(kLse, p.range), p.range.resumes);
+  table.of_rows(p.lse_before, before(kLse, p.range), p.range.resumes * device::kMergeLseNumbers);
   table.of_rows(p.delta_before, before(kDelta, p.range), p.range.resumes);
-  table.of_rows(p.lse_accum, after(kLse, p.range));
+  table.of_rows(p.lse_accum, after(kLse, p.range), device::kMergeLseNumbers);
   table.of_rows(p.delta, after(kDelta, p.range));
   table.of_rows(p.dots, "dots", p.parts_of_call);
 }
@@ -146,7 +146,7 @@ void for_each_pointer(const device::MergeBwdParams& p, const RegionVisitor& visi
   }
   table.rows(p.dout, "dout", Access::read, bytes_of(p.out_type));
   table.lse(p.dlse, "dlse", Access::read);
-  table.of_rows(p.lse_accum, after(kLse, p.range));
+  table.of_rows(p.lse_accum, after(kLse, p.range), device::kMergeLseNumbers);
   table.of_rows(p.delta, after(kDelta, p.range));
   table.of_rows(p.dots, "dots", p.parts_of_call);
 }
@@ -156,7 +156,7 @@ void for_each_pointer(const device::MergeBwdDsinkParams& p, const RegionVisitor&
   table.lse(p.dlse, "dlse", Access::read);
   table.sink(p.sink, "sink", Access::read);
   table.sink(p.dsink, "dsink", Access::write);
-  table.of_rows(p.lse_accum, kLse[static_cast<std::size_t>(p.turn)]);
+  table.of_rows(p.lse_accum, kLse[static_cast<std::size_t>(p.turn)], device::kMergeLseNumbers);
   table.of_rows(p.delta, kDelta[static_cast<std::size_t>(p.turn)]);
 }
 

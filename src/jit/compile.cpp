@@ -118,7 +118,7 @@ std::vector<std::string> usual_options(const Compiler& compiler, const Target& t
     case CompilerKind::host:
       break;
   }
-  return {"-std=c++20", "-O1", "-fPIC", "-shared"};
+  return {"-std=c++20", "-Og", "-fPIC", "-shared"};  // compiling takes longer than running
 }
 
 std::string recipe(const Compiler& compiler, const Target& target) {

@@ -115,7 +115,7 @@ TEST_F(Compilers, OptionsReachTheCompiler) {
   set_variable("TILEWISE_CXX", make_compiler("telling", "echo \"$@\" > kernel.out"));
   const auto kernel = find_or_compile(kHost, source);
   const std::string told(reinterpret_cast<const char*>(kernel->image.data()), kernel->image.size());
-  expect_parts(told, {"-std=c++20", "-O1", "-fPIC", "-shared", "-DEXTRA=1", "-I.", "stub.cpp", "-o kernel.out"});
+  expect_parts(told, {"-std=c++20", "-Og", "-fPIC", "-shared", "-DEXTRA=1", "-I.", "stub.cpp", "-o kernel.out"});
 }
 
 TEST_F(Compilers, MissingOnesAreReasons) {

@@ -347,6 +347,9 @@ TEST(CpuExperts, RefuseWhatTheyCannotRead) {
   p.x.column_stride = 1;
   p.down.column_stride = p.down.row_stride = 3;
   EXPECT_EQ(message(), "down: one of the last two dimensions must have stride 1 (got strides 3 and 3)");
+  float scale = 2.0F;
+  p.gate_up.scales.data = &scale;
+  EXPECT_EQ(message(), "gate_up: must have no scales beside bf16 (got some)");
   p.gate_up.dtype = DType::f16;
   EXPECT_EQ(message(), "gate_up: dtype must be bf16 (got f16)");
   p.out.dtype = DType::f64;

@@ -206,6 +206,8 @@ void check_results(const char* name, const operations::Matrix& m, DType dtype) {
 void check_weights(const char* name, const operations::ExpertMatrices& w, DType dtype) {
   if (w.dtype != dtype)
     core::invalid_type(name, ": dtype must be ", to_string(dtype), " (got ", to_string(w.dtype), ")");
+  if (w.scales.data != nullptr || w.expert_scales.data != nullptr)
+    core::invalid_argument(name, ": must have no scales beside ", to_string(dtype), " (got some)");
   if (w.row_stride != 1 && w.rows > 1 && w.column_stride != 1 && w.columns > 1)
     core::invalid_argument(name, ": one of the last two dimensions must have stride 1 (got strides ", w.row_stride,
                            " and ", w.column_stride, ")");

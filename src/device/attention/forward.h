@@ -245,7 +245,8 @@ class Forward {
         const int32_t head = queries_.head(minimum(row, queries_.total_rows - 1));
         factor[slot] *= lse.join_sink<Machine>(load_sink<Machine, C.q_type>(p_.sink, head), seen);
         // A sink that takes all leaves a row its NaN, and one that is a NaN makes the row one.
-        if (factor[slot] < kLeastNormal) factor[slot] = used && seen ? kLeastNormal : 0.0f;
+        if (factor[slot] < kLeastNormal) factor[slot] = kLeastNormal;
+        if (!used || !seen) factor[slot] = 0.0f;
       }
       if (!used) lse = {-kInfinity, 0.0f};
       if constexpr (C.dropout) factor[slot] *= p_.score.dropout_scale;

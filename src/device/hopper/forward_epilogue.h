@@ -46,7 +46,8 @@ class ForwardEpilogue {
         const int64_t head = minimum<int64_t>(rows_.head(row), p_.shape.num_heads_q - 1);
         factor[slot] *= lse.of[slot].template join_sink<Machine>(load_sink<Machine, C.out_type>(p_.sink, head), seen);
         // A sink that takes all leaves a row its NaN, and one that is a NaN makes the row one.
-        if (factor[slot] < kLeastNormal) factor[slot] = used && seen ? kLeastNormal : 0.0f;
+        if (factor[slot] < kLeastNormal) factor[slot] = kLeastNormal;
+        if (!used || !seen) factor[slot] = 0.0f;
       }
       if (!used) lse.of[slot] = {-kInfinity, 0.0f};
       if constexpr (!C.split) lse.of[slot] = {lse.of[slot].sum(), 0.0f};  // one register until it is stored

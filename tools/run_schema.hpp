@@ -225,7 +225,7 @@ class SchemaRun {
       if (names.empty() || !files.arrays[place].empty()) continue;
       if (tensor.like.empty()) {
         add(files, place,
-            Array(dtype_of<Op::kSchema>(tensor, problem),
+            Array(operations::schema::dtype_of<Op::kSchema>(tensor, problem),
                   operations::schema::sizes_of(operations::schema::shape_of(tensor, problem)), tensor.name));
         continue;
       }

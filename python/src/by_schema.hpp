@@ -41,12 +41,15 @@ class CallBinding {
   /// The places of tensors that such calls have.
   template <std::size_t... places>
   static constexpr auto places_with(std::index_sequence<places...>) {
-    return std::tuple_cat([] {
-      if constexpr (std::tuple_size_v<decltype(kMember<places>)> > 0)
-        return std::tuple<std::integral_constant<std::size_t, places>>();
-      else
-        return std::tuple<>();
-    }()...);
+    return std::tuple_cat(place_if_there<places>()...);
+  }
+  template <std::size_t place>
+  static constexpr auto place_if_there() {
+    constexpr auto kFound = kMember<place>;
+    if constexpr (std::tuple_size_v<std::remove_const_t<decltype(kFound)>> > 0)
+      return std::tuple<std::integral_constant<std::size_t, place>>();
+    else
+      return std::tuple<>();
   }
   /// Pairs of key and member of the fields that such calls state.
   template <typename... Fields>

@@ -64,7 +64,7 @@ class SchemaCall : public DrawnCall {
     for_each_place([&](std::size_t place, const Tensor& tensor) {
       if (tensor.access != core::Access::read) return;
       for (std::size_t n = 0; n < entries_of(tensor, problem_); ++n) {
-        const DType dtype = dtype_of<Op::kSchema>(tensor, problem_, n);
+        const DType dtype = operations::schema::dtype_of<Op::kSchema>(tensor, problem_, n);
         inputs_of_[place].push_back(
             add_poisoned(name_of(tensor, n), dtype, shape(tensor), placement(tensor, dtype, rng_), rng_).buffer.view());
       }
@@ -134,7 +134,7 @@ class SchemaCall : public DrawnCall {
   }
   [[nodiscard]] Buffer make_buffer(std::size_t place, std::size_t n, Random& rng) const {
     const Tensor& tensor = operations::schema::kTensors<Op::kSchema>[place];
-    const DType dtype = dtype_of<Op::kSchema>(tensor, problem_, n);
+    const DType dtype = operations::schema::dtype_of<Op::kSchema>(tensor, problem_, n);
     return {dtype, shape(tensor), placement(tensor, dtype, rng)};
   }
   template <typename Arguments>

@@ -48,9 +48,10 @@ Values scores_of(Score score, const Values& logits) {
 Indices greatest(const std::vector<float>& values, std::int64_t count) {
   Indices order(values.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
     const float x = values[index(a)], y = values[index(b)];
-    return std::isnan(x) ? !std::isnan(y) : x > y;
+    if (std::isnan(x) != std::isnan(y)) return std::isnan(x);
+    return x > y || (!(x < y) && a < b);
   });
   order.resize(index(count));
   return order;

@@ -27,7 +27,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct BenchOptions {
   std::vector<std::string> problem_words;
   std::string implementation;
   double min_time = 0.25;
@@ -58,7 +58,7 @@ std::vector<std::string> default_problems() {
 
 /// Times single calls until `min_time` is spent, and at least one, after one that warms caches and the
 /// thread pool up. Calls too short for the clock are timed in groups.
-Result measure(const AnyProblem& problem, const Options& options) {
+Result measure(const AnyProblem& problem, const BenchOptions& options) {
   constexpr double kShortestSample = 20e-6;
   const std::unique_ptr<const BenchCall> call = make_bench_call(problem);
   Result result{plan(call->problem(), SelectOptions{options.implementation}),
@@ -156,7 +156,7 @@ void require_cpu(std::string_view argument, DeviceType device, std::string_view 
                          "); on a GPU, measure with `python -m tilewise.bench --device cuda`");
 }
 
-std::vector<AnyProblem> problems_of(const Options& options) {
+std::vector<AnyProblem> problems_of(const BenchOptions& options) {
   for (const core::Implementation* row : core::implementation_table())
     if (row->name() == options.implementation) require_cpu("--implementation", row->device(), row->name());
   std::vector<AnyProblem> problems;
@@ -168,7 +168,7 @@ std::vector<AnyProblem> problems_of(const Options& options) {
   return problems;
 }
 
-void run_bench(const Options& options) {
+void run_bench(const BenchOptions& options) {
   const std::vector<AnyProblem> problems = problems_of(options);
   set_num_threads(options.threads);
 
@@ -190,7 +190,7 @@ void run_bench(const Options& options) {
 
 void add_bench(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("bench", "Measure problems on the CPU, beside its ceilings");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<BenchOptions>();
   command.add_option("PROBLEM", options->problem_words, "problems (default: a small grid of common shapes)")
       ->option_text("...");
   add_implementation_option(command, options->implementation);

@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct CompileOptions {
   std::string target, implementation, problems_file, folder, bundle;
   std::vector<std::string> words;
   int multiprocessors = 0;
@@ -57,7 +57,7 @@ Row find_row(const AnyProblem& problem, const gpu::Architecture& architecture, c
                          core::did_you_mean(name, names), " (got ", core::quoted(name), ")");
 }
 
-std::vector<ProblemText> problems_of(const Options& options) {
+std::vector<ProblemText> problems_of(const CompileOptions& options) {
   std::vector<ProblemText> texts = given_problems(options.words, options.problems_file);
   if (texts.empty()) core::invalid_argument("PROBLEM: must be given with --problem or --problems (got none)");
   return texts;
@@ -101,7 +101,7 @@ struct Lowered {
   std::vector<LoweredProblem> problems;
 };
 
-Lowered lower_problems(const Options& options, const gpu::Architecture& architecture,
+Lowered lower_problems(const CompileOptions& options, const gpu::Architecture& architecture,
                        const core::DeviceDescription& device) {
   Lowered lowered;
   for (const ProblemText& given : problems_of(options)) {
@@ -190,7 +190,7 @@ std::string counted(std::size_t count, std::string_view thing) {
   return core::concat(count, " ", thing, count == 1 ? "" : "s");
 }
 
-void compile_problems(const Options& options) {
+void compile_problems(const CompileOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   check_that_cache_keeps();
   const gpu::Architecture& architecture = gpu::named_architecture(options.target);
@@ -218,7 +218,7 @@ void compile_problems(const Options& options) {
 
 void add_compile(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("compile", "Compile the kernels of problems, for a GPU here or not");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CompileOptions>();
   command.add_option("--target", options->target, "the GPU's architecture, e.g. sm_90a, gfx942")
       ->required()
       ->type_name("NAME");

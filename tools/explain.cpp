@@ -13,7 +13,7 @@
 namespace tilewise::tools {
 namespace {
 
-struct Options {
+struct ExplainOptions {
   std::vector<std::string> words;
   std::string implementation;
   bool json = false;
@@ -39,7 +39,7 @@ nlohmann::ordered_json to_json(const Explanation& explanation) {
   return report;
 }
 
-void explain_problem(const Options& options) {
+void explain_problem(const ExplainOptions& options) {
   const std::string text = single_problem(options.words);
   const Explanation explanation = explain(parse_problem(text), SelectOptions{options.implementation});
   if (options.json) {
@@ -54,7 +54,7 @@ void explain_problem(const Options& options) {
 
 void add_explain(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("explain", "Say which implementation computes a problem, and why");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ExplainOptions>();
   command.add_option("PROBLEM", options->words, "the problem, as one line of text")->required()->option_text("...");
   add_implementation_option(command, options->implementation);
   command.add_flag("--json", options->json, "print JSON");

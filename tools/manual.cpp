@@ -33,7 +33,7 @@ void print_entry(std::ostream& page, const std::string& bold, const std::string&
   page << ".TP\n.B " << escaped(bold) << '\n' << escaped(text) << '\n';
 }
 
-std::string joined(const std::vector<std::string>& words) {
+std::string with_commas(const std::vector<std::string>& words) {
   std::string list;
   for (const std::string& word : words) list += (list.empty() ? "" : ", ") + word;
   return list;
@@ -44,8 +44,8 @@ void print_option(std::ostream& page, const OptionRow& option) {
   std::string text = option.description;
   if (option.required && !positional) text += " (required)";
   if (!option.default_value.empty()) text += " (default: " + option.default_value + ")";
-  if (!option.excludes.empty()) text += "; not with " + joined(option.excludes);
-  print_entry(page, joined(option.names) + (option.value.empty() ? "" : ' ' + option.value), text);
+  if (!option.excludes.empty()) text += "; not with " + with_commas(option.excludes);
+  print_entry(page, with_commas(option.names) + (option.value.empty() ? "" : ' ' + option.value), text);
 }
 
 std::string synopsis(const CommandRow& command) {

@@ -35,7 +35,7 @@ using Json = nlohmann::ordered_json;
 /// Less than this is not worth a schedule of its own: runs differ by as much.
 constexpr double kWorthwhileGain = 0.02;
 
-struct Options {
+struct TuneOptions {
   std::vector<std::string> problem_words;
   std::string problems_file, csv_file;
   double seconds = 0.1;
@@ -168,7 +168,7 @@ void compile_schedules(std::span<const AnyProblem> problems) {
   gpu::compile_ahead(builds, [&](std::size_t done) { progress.update(static_cast<std::int64_t>(done), "compiled"); });
 }
 
-Tuning tune(const AnyProblem& asked, const Options& options) {
+Tuning tune(const AnyProblem& asked, const TuneOptions& options) {
   const DeviceType type = asked.device();
   const core::DeviceDescription untuned = untuned_device(type);
   const Device device{type, core::planning_device(type)};
@@ -273,7 +273,7 @@ void print(std::span<const Summary> rows) {
   table.print(std::cout);
 }
 
-void run_tune(const Options& options) {
+void run_tune(const TuneOptions& options) {
   const std::vector<ProblemText> texts = given_problems(options.problem_words, options.problems_file);
   if (texts.empty()) core::invalid_argument("PROBLEM: must be given, or a file of them with --problems (got none)");
   const auto at_its_place = [](const ProblemText& text, const auto& run) {
@@ -309,7 +309,7 @@ void run_tune(const Options& options) {
 
 void add_tune(CLI::App& program) {
   CLI::App& command = *program.add_subcommand("tune", "Find a problem's quickest schedule on the GPU that is here");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TuneOptions>();
   command
       .add_option("PROBLEM", options->problem_words,
                   "attention problems on a GPU, forward or backward, each as one line of text")

@@ -29,7 +29,7 @@
 namespace tilewise::tools {
 namespace {
 
-struct Options {
+struct VerifyOptions {
   std::int64_t count = 100, sizes = 1, head_dim_multiple = 1;
   std::uint64_t seed = 1;
   std::vector<std::string> implementations, without;
@@ -58,7 +58,7 @@ bool has_row(const core::OperationInterface& operation, const Tally& tally) {
 }
 
 /// The operations to draw problems of: the one that is named, or all that any of the implementations computes.
-std::vector<const verify::Verifier*> drawn_operations(const Options& options, std::span<const Tally> tallies) {
+std::vector<const verify::Verifier*> drawn_operations(const VerifyOptions& options, std::span<const Tally> tallies) {
   std::vector<const verify::Verifier*> drawn;
   for (const verify::Verifier* verifier : verify::verifiers()) {
     const core::OperationInterface& operation = verifier->operation();
@@ -77,7 +77,7 @@ std::vector<std::string> operation_names() {
 
 /// The limits of each operation that is drawn. A feature to leave out may be of any operation, drawn or not, so that
 /// one list serves all of them.
-std::vector<verify::Limits> make_limits(const Options& options, std::span<const verify::Verifier* const> drawn) {
+std::vector<verify::Limits> make_limits(const VerifyOptions& options, std::span<const verify::Verifier* const> drawn) {
   std::vector<verify::Limits> limits(
       drawn.size(), verify::Limits{.max_flops = options.max_flops, .head_dim_multiple = options.head_dim_multiple});
   std::vector<std::string_view> known;
@@ -100,7 +100,7 @@ std::vector<verify::Limits> make_limits(const Options& options, std::span<const 
 }
 
 /// The asked-for implementations, or everything but the reference and emulations, or everything on GPUs.
-std::vector<Tally> make_tallies(const Options& options) {
+std::vector<Tally> make_tallies(const VerifyOptions& options) {
   const std::vector<std::string> names = verify::implementation_names();
   std::vector<Tally> tallies;
   for (const std::string& name : options.implementations) {
@@ -171,7 +171,7 @@ AnyProblem draw_problem(const verify::Verifier& verifier, const verify::Limits& 
   return seed == of_options ? problem : verifier.resized(problem, seed, limits);
 }
 
-void run_verify(const Options& options) {
+void run_verify(const VerifyOptions& options) {
   std::optional<AnyProblem> given;
   if (!options.problem_words.empty()) given = parse_problem(single_problem(options.problem_words));
   std::vector<Tally> tallies = make_tallies(options);
@@ -210,7 +210,7 @@ void run_verify(const Options& options) {
 void add_verify(CLI::App& program) {
   CLI::App& command =
       *program.add_subcommand("verify", "Check implementations against the reference on random problems");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<VerifyOptions>();
   CLI::Option* count =
       with_check(command.add_option("--count", options->count, "problems to draw (default: 100; 1 with --problem)"),
                  integer_between(1));

@@ -48,4 +48,7 @@ class Array {
 /// The view of an Array argument; undefined for None.
 [[nodiscard]] inline TensorView view_of(const Array* array) { return array == nullptr ? TensorView{} : array->view(); }
 
+/// A device's stream, which Python hands over as a number.
+[[nodiscard]] inline void* stream_pointer(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
+
 }  // namespace tilewise::python

@@ -26,8 +26,6 @@
 namespace tilewise::python {
 namespace {
 
-void* stream_pointer(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
-
 /// `fresh_out`: out was allocated for this call, as softmax_lse and all gradients always are.
 void forward(const Array& q, const Array& k, const Array& v, const Array& out, const Array* softmax_lse,
              const Options& options, const std::string& implementation, int torch_threads, bool fresh_out,

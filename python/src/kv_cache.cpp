@@ -30,8 +30,6 @@ struct CacheOptions {
   }
 };
 
-void* stream_pointer(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
-
 /// `fresh_out`: out was allocated for this call, as softmax_lse always is.
 void attend(const Array& q, const Array& k_cache, const Array* v_cache, const Array* k, const Array* v,
             const Array& out, const Array* softmax_lse, const CacheOptions& options, const std::string& implementation,

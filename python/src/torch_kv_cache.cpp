@@ -27,7 +27,7 @@ constexpr const char* kAttendNumbers =
     "SymInt? max_seqlen_k_new, int? head_dim_v, float? k_scale_value, float? v_scale_value, "
     "bool causal, int window_left, int window_right, float? softmax_scale, float softcap, "
     "int num_splits, bool batch_invariant, str? implementation";
-constexpr const char* kPlainSchema =
+constexpr const char* kPlainStepSchema =
     "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? cache_seqlens, "
     "Tensor? block_table, Tensor? rotary_cos, Tensor? rotary_sin, bool causal, float? softmax_scale) -> Tensor";
 constexpr const char* kAppendNumbers =
@@ -210,7 +210,7 @@ std::vector<TorchOperator> kv_cache_operators() {
   // First: torch 2.13 takes operators of Python back in this order when a program ends, and aborts over a third
   // overload that comes last.
   operators.push_back(
-      {"kv_cache_attention.plain", std::string("kv_cache_attention.plain(") + kPlainSchema, plain_attend_kernel});
+      {"kv_cache_attention.plain", std::string("kv_cache_attention.plain(") + kPlainStepSchema, plain_attend_kernel});
   for (const std::string overload : {"", ".detached"}) {
     const auto add = [&](const std::string& name, const std::string& tensors, const char* numbers, const char* returns,
                          shim::BoxedKernel kernel) {

@@ -10,7 +10,7 @@
 namespace tilewise::jit {
 namespace {
 
-constexpr Seal kSeal{"TWKERNEL", kKernelFileVersion, "a kernel"};
+constexpr Seal kKernelSeal{"TWKERNEL", kKernelFileVersion, "a kernel"};
 
 std::vector<std::byte> encode_payload(const KernelFile& file) {
   ByteWriter writer;
@@ -53,13 +53,13 @@ KernelFile decode_payload(ByteReader& reader) {
 
 std::vector<std::byte> encode(const KernelFile& file) {
   ByteWriter writer;
-  write_sealed(writer, kSeal, encode_payload(file));
+  write_sealed(writer, kKernelSeal, encode_payload(file));
   return writer.result();
 }
 
 std::optional<KernelFile> decode(std::span<const std::byte> bytes, std::string& fault) {
   ByteReader reader(bytes);
-  const auto payload = read_sealed(reader, kSeal, fault);
+  const auto payload = read_sealed(reader, kKernelSeal, fault);
   if (payload && !reader.complete()) {
     fault = "longer than it says";
   } else if (payload) {

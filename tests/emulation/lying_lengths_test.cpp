@@ -16,8 +16,8 @@
 namespace tilewise::test {
 namespace {
 
-constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max(),
-                       kLeast = std::numeric_limits<std::int32_t>::min();
+constexpr std::int32_t kLargest = std::numeric_limits<std::int32_t>::max(),
+                       kSmallest = std::numeric_limits<std::int32_t>::min();
 
 /// What stands where cu_seqlens (4 entries), seqused and leftpad (3 entries) were, after they were checked.
 struct Lie {
@@ -26,10 +26,10 @@ struct Lie {
   std::array<std::int32_t, 3> counts;
 };
 constexpr std::array<Lie, 5> kLies = {{
-    {"far beyond the end", {0, 1000, 100000, kMost}, {kMost, 1000, 5}},
-    {"negative", {-1, -2, kLeast, -100}, {-1, kLeast, -7}},
+    {"far beyond the end", {0, 1000, 100000, kLargest}, {kLargest, 1000, 5}},
+    {"negative", {-1, -2, kSmallest, -100}, {-1, kSmallest, -7}},
     {"falling", {90, 60, 30, 0}, {50, 40, 30}},
-    {"everything to everyone", {0, 100, 0, 100}, {kMost, kMost, kMost}},
+    {"everything to everyone", {0, 100, 0, 100}, {kLargest, kLargest, kLargest}},
     {"one beyond", {1, 41, 71, 101}, {41, 31, 31}},
 }};
 

@@ -57,13 +57,14 @@ class Paths : public testing::TestWithParam<std::string> {
 
 constexpr int kHeadDims[] = {32, 64, 128, 256};
 const std::string kLayouts[] = {"bshd", "sbhd", "bhsd", "thd"};
-const std::string kHeads = " num_heads_q=4 num_heads_k=2";
+const std::string kTwoHeadsAGroup = " num_heads_q=4 num_heads_k=2";
 
 TEST_P(Paths, ForwardInEveryLayout) {
   for (const int head_dim : kHeadDims) {
     for (const std::string& layout : kLayouts) {
       if (layout == "thd" && head_dim != 64) continue;  // a kernel of its own
-      check_forward("attention_forward mask=causal" + kHeads + sizes(layout, head_dim, {70, 90}), false, false);
+      check_forward("attention_forward mask=causal" + kTwoHeadsAGroup + sizes(layout, head_dim, {70, 90}), false,
+                    false);
     }
   }
 }
@@ -86,13 +87,13 @@ TEST_P(Paths, DecodingInManySplits) {
 }
 
 TEST_P(Paths, DecodingWithoutSplits) {
-  check_forward("attention_forward mask=causal" + kHeads + sizes("bhsd", 128, {3, 60}), false, true);
-  check_forward("attention_forward mask=causal" + kHeads + sizes("bshd", 128, {60, 60}), false, true);
+  check_forward("attention_forward mask=causal" + kTwoHeadsAGroup + sizes("bhsd", 128, {3, 60}), false, true);
+  check_forward("attention_forward mask=causal" + kTwoHeadsAGroup + sizes("bshd", 128, {60, 60}), false, true);
 }
 
 /// Heads of 80 columns, of which a lone wave of RDNA takes 16 keys at a time: half of a group that shares its draws.
 TEST_P(Paths, DecodingWithDropout) {
-  check("attention_forward dropout_p=0.3" + kHeads + sizes("bshd", 80, {3, 100}),
+  check("attention_forward dropout_p=0.3" + kTwoHeadsAGroup + sizes("bshd", 80, {3, 100}),
         [](const SchedulePath& path) { return path.kernels.empty() && path.heads_packed; });
 }
 
@@ -100,16 +101,17 @@ TEST_P(Paths, BackwardInEveryLayout) {
   for (const int head_dim : kHeadDims) {
     for (const std::string& layout : kLayouts) {
       if (layout == "thd" && head_dim != 32) continue;
-      check_backward("attention_backward mask=causal" + kHeads + sizes(layout, head_dim, {70, 90}), {words::kBwd},
-                     false);
+      check_backward("attention_backward mask=causal" + kTwoHeadsAGroup + sizes(layout, head_dim, {70, 90}),
+                     {words::kBwd}, false);
     }
   }
 }
 
 TEST_P(Paths, DeterministicBackward) {
   for (const int head_dim : {64, 256})
-    check_backward("attention_backward deterministic=1 mask=causal" + kHeads + sizes("bhsd", head_dim, {70, 90}),
-                   {words::kBwd, words::kBwdDq}, false);
+    check_backward(
+        "attention_backward deterministic=1 mask=causal" + kTwoHeadsAGroup + sizes("bhsd", head_dim, {70, 90}),
+        {words::kBwd, words::kBwdDq}, false);
 }
 
 TEST_P(Paths, BackwardSplitOverQueries) {

@@ -29,7 +29,7 @@ constexpr std::pair<int, int> kHeadDims[] = {{32, 32},   {40, 40},   {64, 64},  
                                              {192, 192}, {224, 224}, {256, 256}, {192, 128}, {256, 32},  {32, 256}};
 
 /// What changes a block's shape: rows, heads that share a tile, what scores need, parts, and the gradients wanted.
-constexpr std::string_view kForward[] = {
+constexpr std::string_view kForwardProblems[] = {
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 softcap=3 dropout_p=0.5 bias=f32[1,1,q,k]",
     "seqlen_q=40 seqlen_k=4096 num_heads_q=16 batch_size=64",
@@ -47,7 +47,7 @@ constexpr std::string_view kKvCache[] = {
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=token",
     "seqlen_q=64 num_heads_q=32 num_heads_k=8 capacity=4096 cache_dtype=fp8_e4m3 scales=head",
 };
-constexpr std::string_view kBackward[] = {
+constexpr std::string_view kBackwardProblems[] = {
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 deterministic=1 sink=1 dsink=1",
     "seqlen_q=4096 seqlen_k=4096 num_heads_q=16 batch_size=8 bias=f32[1,1,q,k] dbias=1 dropout_p=0.5 seqused_k=1",
@@ -128,8 +128,9 @@ TEST(SharedBytes, AreTheSizesOfTheKernelsStructs) {
   for (const std::string_view block : kBlocks) {
     for (const auto& [head_dim, head_dim_v] : kHeadDims) {
       const std::string dims = concat(" dtype=bf16 head_dim=", head_dim, " head_dim_v=", head_dim_v, " ");
-      for (const std::string_view text : kForward) kernels.add(block, concat("attention_forward", dims, text));
-      for (const std::string_view text : kBackward) kernels.add(block, concat("attention_backward", dims, text));
+      for (const std::string_view text : kForwardProblems) kernels.add(block, concat("attention_forward", dims, text));
+      for (const std::string_view text : kBackwardProblems)
+        kernels.add(block, concat("attention_backward", dims, text));
       for (const std::string_view text : kKvCache)
         kernels.add_kv_cache(block, concat("kv_cache_attention", dims, text));
     }

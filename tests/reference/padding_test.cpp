@@ -11,7 +11,7 @@ namespace tilewise::test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kInf = std::numeric_limits<double>::infinity();
 
 /// Two sequences with unused rows of NaN: used_q {3, 2} of 4, keys [1, 5) and [0, 3) of 6.
 struct Padded : testing::Test {
@@ -56,7 +56,7 @@ TEST_F(Padded, ForwardGivesEachSequenceItsOwnResult) {
     for (std::int64_t h = 0; h < 2; ++h) {
       for (std::int64_t i = 0; i < 4; ++i) {
         const bool used = i < used_q[b];
-        EXPECT_EQ(call.lse.get({b, h, i}), used ? one.lse.get({0, h, i}) : -kInfinity);
+        EXPECT_EQ(call.lse.get({b, h, i}), used ? one.lse.get({0, h, i}) : -kInf);
         for (std::int64_t d = 0; d < 4; ++d)
           EXPECT_EQ(call.out.get({b, i, h, d}), used ? one.out.get({0, i, h, d}) : 0.0);
       }
@@ -122,7 +122,7 @@ TEST(Packed, RowsOfNoSequenceStayUntouched) {
   for (std::int64_t h = 0; h < 2; ++h) {
     EXPECT_EQ(lse.get({h, 1}), first.lse.get({0, h, 1}));
     EXPECT_EQ(out.get({1, h, 2}), first.out.get({0, 1, h, 2}));
-    EXPECT_EQ(lse.get({h, 2}), -kInfinity);  // the last sequence has no keys
+    EXPECT_EQ(lse.get({h, 2}), -kInf);  // the last sequence has no keys
     EXPECT_EQ(out.get({2, h, 0}), 0.0);
     EXPECT_EQ(lse.get({h, 3}), 123.0);
     EXPECT_EQ(out.get({3, h, 0}), 123.0);

@@ -13,15 +13,15 @@ Bind bind_array;
 Bind bind_options;
 Bind bind_attention;
 Bind bind_kv_cache;
-Bind bind_merge;
+Bind bind_schemas;
 Bind bind_explain;
 Bind bind_torch_operators;
 Bind bind_jax_operators;
 
 /// In the order of binding: a class comes before what takes it.
 inline constexpr std::array kParts{
-    &bind_array, &bind_options, &bind_attention,       &bind_kv_cache,
-    &bind_merge, &bind_explain, &bind_torch_operators, &bind_jax_operators,
+    &bind_array,   &bind_options, &bind_attention,       &bind_kv_cache,
+    &bind_schemas, &bind_explain, &bind_torch_operators, &bind_jax_operators,
 };
 
 }  // namespace tilewise::python

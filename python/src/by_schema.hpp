@@ -1,5 +1,5 @@
-// Functions of the module by an operation's schema: one for each kind of call, which takes that call's tensors in the
-// order of the schema, then the fields that calls state.
+// Functions of the module by an operation's schema, two for each kind of call. NAME takes that call's tensors in the
+// order of the schema, then the fields that calls state. NAME_outputs takes those there are yet, and plans the outputs.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,23 +16,35 @@
 #include "array.hpp"
 #include "core/names.hpp"
 #include "core/num_threads.hpp"
+#include "core/problem_text.hpp"
 #include "core/run.hpp"
 #include "operations/derived/call.hpp"
+#include "operations/derived/outputs.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::python {
+
+/// One tensor that a call would write, as Python sees it.
+struct Output {
+  std::string name, dtype;
+  std::vector<std::int64_t> shape;
+  std::vector<std::pair<std::string, int>> sources;  ///< the input and its axis that a size is; -1: of none
+};
 
 /// Binds one kind of call. Outputs are allocated by the caller; what is not wanted comes as None, or as an empty list.
 template <typename Op, typename Arguments>
 class CallBinding {
  public:
-  static void define(nb::module_& module, const char* doc) {
-    define(module, doc, places_with(kAll), fields_with(kSchema.fields));
+  static void define(nb::module_& module) {
+    define_run(module, places_with(kAll), kStated);
+    define_outputs(module, places_with(kAll), kStated);
   }
 
  private:
   static constexpr const auto& kSchema = Op::kSchema;
   static constexpr auto kAll = std::make_index_sequence<Op::Call::kCount>();
+  static constexpr auto kStated = operations::schema::stated_members<kSchema, Arguments>();
+  static constexpr std::string_view kName = Op::kProblemNames[operations::schema::call_index<Arguments>(kSchema)];
 
   /// The member that holds tensor `place`, as its only one; or none.
   template <std::size_t place>
@@ -51,18 +63,6 @@ class CallBinding {
     else
       return std::tuple<>();
   }
-  /// Pairs of key and member of the fields that such calls state.
-  template <typename... Fields>
-  static constexpr auto fields_with(const std::tuple<Fields...>& fields) {
-    const auto stated = [](const auto& field) {
-      const auto member = operations::schema::member_in<Arguments>(field.members);
-      if constexpr (std::tuple_size_v<decltype(member)> > 0)
-        return std::make_tuple(std::pair(field.key, std::get<0>(member)));
-      else
-        return std::tuple<>();
-    };
-    return std::apply([&stated](const auto&... each) { return std::tuple_cat(stated(each)...); }, fields);
-  }
 
   template <std::size_t place>
   static constexpr bool is_list() {
@@ -75,42 +75,58 @@ class CallBinding {
   static void take(std::vector<TensorView>& views, const std::vector<const Array*>& arrays) {
     for (const Array* array : arrays) views.push_back(view_of(array));
   }
-  /// Enumerations come by name.
+  /// What is no number comes by name.
   template <typename Value>
-  static auto default_of(Value value) {
-    if constexpr (std::is_enum_v<Value>)
-      return core::name_of(value).data();
-    else
+  static auto default_of(const Value& value) {
+    if constexpr (std::is_arithmetic_v<Value>) {
       return value;
+    } else {
+      std::string name;
+      core::print_value(name, value);
+      return name;
+    }
   }
   template <typename Value>
-  using Stated = std::conditional_t<std::is_enum_v<Value>, const std::string&, Value>;
+  using Stated = std::conditional_t<std::is_arithmetic_v<Value>, Value, const std::string&>;
   template <typename Value, typename From>
   static void state(Value& value, std::string_view key, const From& from) {
-    if constexpr (std::is_enum_v<Value>)
-      value = core::value_of<Value>(key, from);
-    else
+    using core::read_word;
+    if constexpr (std::is_arithmetic_v<Value>)
       value = from;
+    else
+      read_word(key, from, value);
   }
 
-  template <std::size_t place>
+  /// `planned`: before there are outputs.
+  template <std::size_t place, bool planned = false>
   static auto argument() {
     constexpr const auto& kTensor = operations::schema::kTensors<kSchema>[place];
-    if constexpr (kTensor.list.count == nullptr && kTensor.optional)
+    constexpr bool kLater = planned && kTensor.access == core::Access::write;
+    if constexpr (kTensor.list.count == nullptr && (kTensor.optional || kLater))
       return nb::arg(kTensor.name.data()).none();
     else
       return nb::arg(kTensor.name.data());
   }
 
+  /// The call's arguments from what the functions take.
+  template <typename... Places, typename... Values>
+  static Arguments arguments_of(std::tuple<Places...> /*places*/, const std::tuple<Values...>& stated,
+                                Given<Places::value>... given) {
+    Arguments arguments;
+    (take(arguments.*std::get<0>(kMember<Places::value>), given), ...);
+    [&]<std::size_t... n>(std::index_sequence<n...>) {
+      (state(arguments.*std::get<n>(kStated).second, std::get<n>(kStated).first, std::get<n>(stated)), ...);
+    }(std::make_index_sequence<sizeof...(Values)>());
+    return arguments;
+  }
+
   template <typename... Places, typename... Members>
-  static void define(nb::module_& module, const char* doc, std::tuple<Places...> /*places*/,
-                     std::tuple<std::pair<std::string_view, Members>...> fields) {
-    const auto call = [fields](Given<Places::value>... given,
-                               Stated<typename operations::schema::MemberOf<Members>::Value>... stated,
-                               const std::string& implementation, int torch_threads, std::uintptr_t stream) {
-      Arguments arguments;
-      (take(arguments.*std::get<0>(kMember<Places::value>), given), ...);
-      std::apply([&](const auto&... field) { (state(arguments.*field.second, field.first, stated), ...); }, fields);
+  static void define_run(nb::module_& module, std::tuple<Places...> /*places*/,
+                         const std::tuple<std::pair<std::string_view, Members>...>& fields) {
+    const auto run = [](Given<Places::value>... given,
+                        Stated<typename operations::schema::MemberOf<Members>::Value>... stated,
+                        const std::string& implementation, int torch_threads, std::uintptr_t stream) {
+      const Arguments arguments = arguments_of(std::tuple<Places...>(), std::tie(stated...), given...);
       const nb::gil_scoped_release release;
       const core::FrameworkThreads threads(torch_threads);
       core::run_call<Op>(typename Op::Call(arguments), {implementation}, reinterpret_cast<void*>(stream), nullptr);
@@ -118,11 +134,48 @@ class CallBinding {
     const Arguments fresh;
     std::apply(
         [&](const auto&... field) {
-          module.def(Op::kProblemNames[operations::schema::call_index<Arguments>(kSchema)].data(), call,
-                     argument<Places::value>()..., (nb::arg(field.first.data()) = default_of(fresh.*field.second))...,
-                     nb::arg("implementation") = "", nb::arg("torch_threads") = 0, nb::arg("stream") = 0, doc);
+          module.def(kName.data(), run, argument<Places::value>()...,
+                     (nb::arg(field.first.data()) = default_of(fresh.*field.second))..., nb::arg("implementation") = "",
+                     nb::arg("torch_threads") = 0, nb::arg("stream") = 0,
+                     "Writes what is given of it. An empty list is not wanted.");
         },
         fields);
+  }
+
+  template <typename... Places, typename... Members>
+  static void define_outputs(nb::module_& module, std::tuple<Places...> /*places*/,
+                             const std::tuple<std::pair<std::string_view, Members>...>& fields) {
+    const auto plan = [](Given<Places::value>... given,
+                         Stated<typename operations::schema::MemberOf<Members>::Value>... stated) {
+      const Arguments arguments = arguments_of(std::tuple<Places...>(), std::tie(stated...), given...);
+      return outputs_of(typename Op::Call(arguments));
+    };
+    const Arguments fresh;
+    std::apply(
+        [&](const auto&... field) {
+          module.def((std::string(kName) + "_outputs").c_str(), plan, argument<Places::value, true>()...,
+                     (nb::arg(field.first.data()) = default_of(fresh.*field.second))...,
+                     "What such a call writes. Looks at no more than it needs to: the call itself checks everything.");
+        },
+        fields);
+  }
+
+  static std::vector<Output> outputs_of(const typename Op::Call& call) {
+    constexpr const auto& kTensors = operations::schema::kTensors<kSchema>;
+    const operations::schema::OutputPlanner<kSchema> planner(call);
+    std::vector<Output> outputs;
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      if (!call.has(place) || kTensors[place].access != core::Access::write) continue;
+      for (std::size_t n = 0; n < planner.count(place); ++n) {
+        const operations::schema::PlannedOutput planned = planner.plan(place, n);
+        Output& output = outputs.emplace_back(
+            Output{std::string(kTensors[place].name), std::string(to_string(planned.dtype)), {}, {}});
+        output.shape = operations::schema::sizes_of(planned.shape);
+        for (std::size_t axis = 0; axis < output.shape.size(); ++axis)
+          output.sources.emplace_back(kTensors[planned.sources[axis].place].name, planned.sources[axis].axis);
+      }
+    }
+    return outputs;
   }
 };
 

@@ -25,6 +25,7 @@ struct TorchOperator {
 /// Those of each operation that brings its own kernels.
 [[nodiscard]] std::vector<TorchOperator> attention_operators();
 [[nodiscard]] std::vector<TorchOperator> kv_cache_operators();
+[[nodiscard]] std::vector<TorchOperator> operators_by_schema();
 
 /// The last Error a kernel threw on this thread: torch turns every exception into a RuntimeError,
 /// and the Python wrapper turns that one back into the right type.

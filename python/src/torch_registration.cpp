@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,12 +46,14 @@ constexpr const char* kOrigin = "tilewise/torch_registration.cpp";
 std::vector<TorchOperator> all_operators() {
   std::vector<TorchOperator> operators = attention_operators();
   for (TorchOperator& op : kv_cache_operators()) operators.push_back(std::move(op));
+  for (TorchOperator& op : operators_by_schema()) operators.push_back(std::move(op));
   return operators;
 }
 
-/// Defines the operators and their kernels, for the CPU and where torch has it for the GPU, in the torch whose
-/// libtorch_cpu is at `path`. Returns "" or why it cannot be done; then nothing has been defined.
-std::string register_torch_operators(const std::string& path) {
+/// Defines the operators and their kernels, for the CPU and where torch has it for the GPU, but for those whose kernels
+/// there Python brings, in the torch whose libtorch_cpu is at `path`. Returns "" or why it cannot be done; then nothing
+/// has been defined.
+std::string register_torch_operators(const std::string& path, const std::vector<std::string>& python_on_gpu) {
   if (std::string reason = shim::load(path); !reason.empty()) return reason;
   const shim::Api& api = shim::api();
   // The libraries live as long as the process: torch looks the kernels up in them.
@@ -63,8 +66,10 @@ std::string register_torch_operators(const std::string& path) {
     if (std::string_view(key) == "CUDA" && api.get_current_stream == nullptr) continue;
     shim::LibraryHandle kernels = nullptr;
     shim::check(api.library_init_impl("tilewise", key, kOrigin, __LINE__, &kernels), "library_init_impl");
-    for (const TorchOperator& op : operators)
+    for (const TorchOperator& op : operators) {
+      if (std::string_view(key) == "CUDA" && std::ranges::count(python_on_gpu, op.name) > 0) continue;
       shim::check(api.library_impl(kernels, op.name.c_str(), op.kernel, kTorchAbi), op.name.c_str());
+    }
   }
   return {};
 }
@@ -79,7 +84,7 @@ void rethrow_torch_error(const std::string& message) {
 }  // namespace
 
 void bind_torch_operators(nb::module_& module) {
-  module.def("register_torch_operators", &register_torch_operators, nb::arg("libtorch_path"),
+  module.def("register_torch_operators", &register_torch_operators, nb::arg("libtorch_path"), nb::arg("python_on_gpu"),
              "Registers the operators in the loaded libtorch; returns \"\" or why that cannot be done.");
   module.def(
       "torch_schemas",

@@ -59,6 +59,11 @@ void find_functions(Lookup& lookup, Api& api) {
   lookup.find("torch_string_length", &api.string_length);
   lookup.find("torch_string_c_str", &api.string_data);
   lookup.find("torch_delete_string", &api.delete_string);
+  lookup.find("torch_new_list_reserve_size", &api.new_list);
+  lookup.find("torch_list_size", &api.list_size);
+  lookup.find("torch_list_get_item", &api.list_get);
+  lookup.find("torch_list_push_back", &api.list_push_back);
+  lookup.find("torch_delete_list", &api.delete_list);
   lookup.find("torch_delete_stable_ivalue", &api.delete_ivalue, true);
   lookup.find("torch_get_num_threads", &api.get_num_threads);
 }
@@ -101,7 +106,7 @@ void find_gpu(const std::string& cpu_library, Api& api) {
   }
 }
 
-DType dtype_of(TensorHandle handle, const char* name) {
+DType dtype_of(TensorHandle handle, const core::ArgumentName& name) {
   std::int32_t number = -1;
   check(g_api.get_dtype(handle, &number), "get_dtype");
   for (std::size_t i = 1; i < g_api.dtypes.size(); ++i) {
@@ -122,7 +127,7 @@ std::int32_t number_of(DType dtype) {
   return g_api.other_dtypes[static_cast<std::size_t>(other - kOtherDtypes.begin())];
 }
 
-Device device_of(TensorHandle handle, const char* name) {
+Device device_of(TensorHandle handle, const core::ArgumentName& name) {
   std::int32_t type = -1;
   check(g_api.get_device_type(handle, &type), "get_device_type");
   Device device;
@@ -191,7 +196,7 @@ Tensor Tensor::empty(TensorView* view) {
   return tensor;
 }
 
-TensorView Tensor::view(const char* name) const {
+TensorView Tensor::view(const core::ArgumentName& name) const {
   TensorView view;
   if (handle_ == nullptr) return view;
   std::int64_t rank = 0;
@@ -208,7 +213,7 @@ TensorView Tensor::view(const char* name) const {
     view.shape[i] = sizes[i];
     view.strides[i] = strides[i];
   }
-  return core::is_packed(view.dtype) ? core::elements_of_pairs(view, name) : view;
+  return core::is_packed(view.dtype) ? core::elements_of_pairs(view, name.role) : view;
 }
 
 }  // namespace tilewise::python::torch_shim

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/tensor_checks.hpp"
 #include "tilewise/tensor.hpp"
 
 namespace tilewise::python::torch_shim {
@@ -16,9 +17,11 @@ namespace tilewise::python::torch_shim {
 struct AtenTensor;
 struct TorchLibrary;
 struct TorchString;
+struct TorchList;
 using TensorHandle = AtenTensor*;
 using LibraryHandle = TorchLibrary*;
 using StringHandle = TorchString*;
+using ListHandle = TorchList*;
 using StableIValue = std::uint64_t;
 using Status = std::int32_t;  // 0: success
 using BoxedKernel = void (*)(StableIValue* stack, std::uint64_t num_inputs, std::uint64_t num_outputs);
@@ -61,6 +64,11 @@ struct Api {
   Status (*string_length)(StringHandle string, std::size_t* length);
   Status (*string_data)(StringHandle string, const char** data);
   Status (*delete_string)(StringHandle string);
+  Status (*new_list)(std::size_t reserved, ListHandle* list);
+  Status (*list_size)(ListHandle list, std::size_t* size);
+  Status (*list_get)(ListHandle list, std::size_t index, StableIValue* element);
+  Status (*list_push_back)(ListHandle list, StableIValue element);
+  Status (*delete_list)(ListHandle list);
   Status (*delete_ivalue)(StableIValue* value);  // null before torch 2.13, which freed with operator delete
   Status (*get_num_threads)(std::uint32_t* num_threads);
   Status (*get_current_stream)(std::int32_t device_index, void** stream);  // null without a GPU library
@@ -97,7 +105,7 @@ class Tensor {
   /// A new uninitialised tensor with the shape, strides, dtype and device of `view`, which then points into it.
   [[nodiscard]] static Tensor empty(TensorView* view);
   /// The tensor as the core sees it; undefined for an empty handle. Throws Error naming `name`.
-  [[nodiscard]] TensorView view(const char* name) const;
+  [[nodiscard]] TensorView view(const core::ArgumentName& name) const;
   [[nodiscard]] bool defined() const noexcept { return handle_ != nullptr; }
   [[nodiscard]] TensorHandle release() noexcept;
 

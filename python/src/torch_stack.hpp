@@ -7,6 +7,8 @@
 #include <new>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "torch_shim.hpp"
 
@@ -15,11 +17,15 @@ namespace tilewise::python::torch_shim {
 /// A string handle and its characters, freed together; an empty handle is an empty string.
 class String {
  public:
+  String() = default;
   explicit String(StringHandle handle) noexcept : handle_(handle) {}
   String(String&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
   String(const String&) = delete;
   String& operator=(const String&) = delete;
-  String& operator=(String&&) = delete;
+  String& operator=(String&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
   ~String() {
     if (handle_ != nullptr) api().delete_string(handle_);
   }
@@ -33,8 +39,19 @@ class String {
   }
 
  private:
-  StringHandle handle_;
+  StringHandle handle_ = nullptr;
 };
+
+/// What a kernel returns, as it lies on the stack.
+[[nodiscard]] inline StableIValue returned(Tensor& tensor) noexcept {
+  return reinterpret_cast<std::uintptr_t>(tensor.release());
+}
+[[nodiscard]] inline StableIValue returned(std::vector<Tensor>& tensors) {
+  ListHandle list = nullptr;
+  check(api().new_list(tensors.size(), &list), "new_list");
+  for (Tensor& tensor : tensors) check(api().list_push_back(list, returned(tensor)), "list_push_back");
+  return reinterpret_cast<std::uintptr_t>(list);
+}
 
 class StackReader {
  public:
@@ -44,6 +61,19 @@ class StackReader {
   [[nodiscard]] Tensor optional_tensor() noexcept {
     const std::optional<StableIValue> value = optional();
     return value ? Tensor(pointer<AtenTensor>(*value)) : Tensor();
+  }
+  [[nodiscard]] std::vector<Tensor> tensors() {
+    auto* list = pointer<TorchList>(*next_++);
+    std::size_t size = 0;
+    check(api().list_size(list, &size), "list_size");
+    std::vector<Tensor> tensors(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      StableIValue element = 0;
+      check(api().list_get(list, i, &element), "list_get_item");
+      tensors[i] = Tensor(pointer<AtenTensor>(element));
+    }
+    check(api().delete_list(list), "delete_list");
+    return tensors;
   }
   [[nodiscard]] std::int64_t integer() noexcept { return std::bit_cast<std::int64_t>(*next_++); }
   [[nodiscard]] std::optional<std::int64_t> optional_integer() noexcept {

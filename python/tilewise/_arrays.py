@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -21,6 +21,7 @@ from tilewise._arguments import (
     wanted_gradients,
     with_seed,
 )
+from tilewise._calls import CALLS, Tensor
 from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
@@ -194,39 +195,39 @@ def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options
     ]
 
 
-def merge(
-    outs: Sequence[Any],
-    lses: Sequence[Any],
-    sink: Any,
-    layout: str,
-    out: Any,
-    return_lse: bool,
-    implementation: Optional[str],
-) -> tuple[Any, Any]:
-    """(out, softmax_lse) of partial results, softmax_lse None where not asked for."""
-    stacked = len(outs) == 1 and len(outs[0].shape) == (4 if layout == "thd" else 5)
-    names = (("outs", "lses") if stacked else (f"outs[{i}]", f"lses[{i}]") for i in range(len(outs)))
-    out_views, lse_views = [], []
-    for (out_name, lse_name), part, statistics in zip(names, outs, lses):
-        out_views.append(borrow(out_name, part))
-        lse_views.append(borrow(lse_name, statistics))
-    first, own = outs[0], int(stacked)  # dimensions of the stack
-    fresh = out is None
-    if fresh:
-        out, out_view = empty_for(first, out_views[0].shape[own:], out_views[0].dtype, out_views[0])
-    else:
-        out_view = borrow("out", out, writable=True)
-    lse, lse_view = None, None
-    if return_lse:
-        lse, lse_view = empty_for(first, lse_views[0].shape[own:], lse_dtype(out_view), out_views[0])
-    stream = cupy_stream(first)
-    sink_view = borrow_optional("sink", sink)
-    _core.merge(
-        out_views, lse_views, sink_view, out_view, lse_view, layout, implementation or "", torch_threads(), stream or 0
-    )
+def _borrow_all(described: Tensor, value: Any) -> Any:
+    """The views of an argument that is one array, a list of them or None."""
+    name, written = described.name, described.written
+    if not described.list:
+        return borrow_optional(name, value, written)
+    if isinstance(value, (list, tuple)):
+        return [borrow(f"{name}[{i}]", each, written) for i, each in enumerate(value)]
+    return [] if value is None else [borrow(name, value, written)]
+
+
+def call(operation: str, given: dict[str, Any], out: dict[str, Any], unwanted: Collection[str] = ()) -> tuple[Any, ...]:
+    """The outputs of an operation that is stated by a schema, in its order, None where `unwanted`.
+
+    given: Its inputs, fields and implementation by name. out: Outputs that there are, None where there is none.
+    """
+    kind = CALLS[operation]
+    arrays = {**given, **out}
+    views = {tensor.name: _borrow_all(tensor, arrays.get(tensor.name)) for tensor in (*kind.inputs, *kind.outputs)}
+    fields = {field.name: given[field.name] for field in kind.fields}
+    model, model_view = given[kind.inputs[0].name], views[kind.inputs[0].name]
+    if isinstance(model_view, list):
+        model, model_view = model[0] if isinstance(model, (list, tuple)) else model, model_view[0]
+    memories: dict[str, Any] = {}
+    for output in getattr(_core, f"{operation}_outputs")(**views, **fields):
+        if views[output.name] is None and output.name not in unwanted:
+            memories[output.name], views[output.name] = empty_for(model, output.shape, output.dtype, model_view)
+    stream = cupy_stream(model)
+    implementation, threads = given["implementation"] or "", torch_threads()
+    run = getattr(_core, operation)
+    run(**views, **fields, implementation=implementation, torch_threads=threads, stream=stream or 0)
     if stream is None:
-        _core.synchronize(out_view)
-    return (
-        once_written(first, out, out_view) if fresh else out,
-        None if lse_view is None else once_written(first, lse, lse_view),
+        _core.synchronize(model_view)
+    return tuple(
+        once_written(model, memories[name], views[name]) if name in memories else out.get(name)
+        for name in (tensor.name for tensor in kind.outputs)
     )

@@ -16,8 +16,8 @@ from tilewise._types import Array, ArrayT, Layout
 
 @overload
 def merge(
-    outs: Sequence[ArrayT],
-    lses: Sequence[ArrayT],
+    outs: Union[ArrayT, Sequence[ArrayT]],
+    lses: Union[ArrayT, Sequence[ArrayT]],
     sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
@@ -27,8 +27,8 @@ def merge(
 ) -> tuple[ArrayT, ArrayT]: ...
 @overload
 def merge(
-    outs: Sequence[ArrayT],
-    lses: Sequence[ArrayT],
+    outs: Union[ArrayT, Sequence[ArrayT]],
+    lses: Union[ArrayT, Sequence[ArrayT]],
     sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
@@ -38,41 +38,8 @@ def merge(
 ) -> ArrayT: ...
 @overload
 def merge(
-    outs: ArrayT,
-    lses: ArrayT,
-    sink: Optional[Array] = ...,
-    *,
-    layout: Layout = ...,
-    return_lse: Literal[True] = ...,
-    out: Optional[Array] = ...,
-    implementation: Optional[str] = ...,
-) -> tuple[ArrayT, ArrayT]: ...
-@overload
-def merge(
-    outs: ArrayT,
-    lses: ArrayT,
-    sink: Optional[Array] = ...,
-    *,
-    layout: Layout = ...,
-    return_lse: Literal[False],
-    out: Optional[Array] = ...,
-    implementation: Optional[str] = ...,
-) -> ArrayT: ...
-@overload
-def merge(
-    outs: Sequence[ArrayT],
-    lses: Sequence[ArrayT],
-    sink: Optional[Array] = ...,
-    *,
-    layout: Layout = ...,
-    return_lse: bool,
-    out: Optional[Array] = ...,
-    implementation: Optional[str] = ...,
-) -> Union[ArrayT, tuple[ArrayT, ArrayT]]: ...
-@overload
-def merge(
-    outs: ArrayT,
-    lses: ArrayT,
+    outs: Union[ArrayT, Sequence[ArrayT]],
+    lses: Union[ArrayT, Sequence[ArrayT]],
     sink: Optional[Array] = ...,
     *,
     layout: Layout = ...,
@@ -117,33 +84,33 @@ def merge(
     named("layout", layout, LAYOUTS)
     return_lse = flag("return_lse", return_lse)
     implementation = implementation_name(implementation)
-    parts, statistics = _lists(outs, lses, layout)
-    backend = _load_torch_backend().merge if _is_torch(parts[0]) else _arrays.merge
-    result, softmax_lse = backend(parts, statistics, sink, layout, out, return_lse, implementation)
+    _check_parts(outs, lses, layout)
+    given = {"outs": outs, "lses": lses, "sink": sink, "layout": layout, "implementation": implementation}
+    if _is_torch(outs[0] if isinstance(outs, (list, tuple)) else outs):
+        result, softmax_lse = _load_torch_backend().OPERATIONS["merge"](given, {"out": out})
+    else:
+        result, softmax_lse = _arrays.call("merge", given, {"out": out}, () if return_lse else ("softmax_lse",))
     return (result, softmax_lse) if return_lse else result
 
 
-def _lists(outs: Any, lses: Any, layout: str) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Both as lists; a stacked array is the only one in its list."""
+def _check_parts(outs: Any, lses: Any, layout: str) -> None:
+    """Both are lists, or stacked arrays."""
+    rank = 3 if layout == "thd" else 4
     if isinstance(outs, (list, tuple)):
         if not isinstance(lses, (list, tuple)):
             raise TypeError(f"lses: must be a list or tuple of arrays as outs is (got {type(lses).__name__})")
         if len(outs) == 0 or len(outs) != len(lses):
             raise ValueError(f"lses: must have as many arrays as outs, at least one (got {len(outs)} and {len(lses)})")
-        rank = 3 if layout == "thd" else 4
         if len(outs) == 1 and len(getattr(outs[0], "shape", ())) == rank + 1:
             raise ValueError(f"outs[0]: rank must be {rank} (got {rank + 1}); a stacked array goes without a list")
-        return outs, lses
-    if not hasattr(outs, "__dlpack__"):
+    elif not hasattr(outs, "__dlpack__"):
         raise TypeError(
             f"outs: must be a list or tuple of arrays, or one array [parts, ...] (got {type(outs).__name__})"
         )
-    if not hasattr(lses, "__dlpack__"):
+    elif not hasattr(lses, "__dlpack__"):
         raise TypeError(f"lses: must be one array [parts, ...] as outs is (got {type(lses).__name__})")
-    rank = 4 if layout == "thd" else 5
-    if len(outs.shape) != rank:
+    elif len(outs.shape) != rank + 1:
         raise ValueError(
-            f"outs: rank must be {rank}, [parts, ...] of layout {layout} (got {len(outs.shape)}); "
+            f"outs: rank must be {rank + 1}, [parts, ...] of layout {layout} (got {len(outs.shape)}); "
             "parts that are arrays of their own go into a list"
         )
-    return [outs], [lses]

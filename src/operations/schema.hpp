@@ -135,9 +135,10 @@ struct Tensor {
   void (*note)(Problem& problem, std::span<const TensorView> entries) = nullptr;  ///< anything else
   DType (*entry_dtype)(const Problem& problem, std::size_t entry) = nullptr;      ///< what `note` has noted of one
 
-  std::string_view made_like{};  ///< an output that nobody gives is made like the (first) tensor of this role
-  std::string_view summary{};    ///< for whoever gives it on a command line ...
-  std::string_view flag{};       ///< ... by a flag of this name, where that is not the tensor's
+  std::string_view derivative_of{};  ///< the tensor that it is a gradient by, where its name is not that after a d
+  std::string_view made_like{};      ///< an output that nobody gives is made like the (first) tensor of this role
+  std::string_view summary{};        ///< for whoever gives it on a command line ...
+  std::string_view flag{};           ///< ... by a flag of this name, where that is not the tensor's
 };
 
 /// The tensors of a schema by themselves, each with what it takes from the one that it is like.
@@ -214,6 +215,11 @@ struct Operation {
   FieldTuple fields;
   ArgumentTuple arguments;
 
+  /// Calls visit.operator()<Arguments>() for each kind of call.
+  template <typename Visit>
+  static void for_each_call(const Visit& visit) {
+    (visit.template operator()<Calls>(), ...);
+  }
   /// Returns visit.operator()<Arguments>() for the struct of arguments that such problems have.
   template <typename Visit>
   static auto with_arguments(const Problem& problem, const Visit& visit) {

@@ -28,8 +28,8 @@ from tilewise._torch import private as private
 from tilewise._torch import sharding as sharding
 from tilewise._torch import without_memory as without_memory
 from tilewise._torch.backward import attention_backward as attention_backward
+from tilewise._torch.by_schema import OPERATIONS as OPERATIONS
 from tilewise._torch.errors import raise_known
-from tilewise._torch.merging import merge as merge
 from tilewise._torch.operators import registered_by as registered_by
 from tilewise._torch.private import forward_ad as forward_ad
 from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents

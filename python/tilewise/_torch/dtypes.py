@@ -26,3 +26,4 @@ CORE_DTYPES: dict[torch.dtype, str] = {
     torch.int64: "i64",
     **BYTE_DTYPES,
 }
+TORCH_DTYPES: dict[str, torch.dtype] = {ours: theirs for theirs, ours in CORE_DTYPES.items()}

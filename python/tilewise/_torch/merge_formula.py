@@ -1,10 +1,9 @@
 # Merge in torch's own operations: the road of calls on GPUs that no implementation accepts, such as float64 ones, and
-# of forward AD and second derivatives. It can be captured.
+# of forward AD and second derivatives (see formulas.py). It can be captured.
 """merge() and its gradients as torch formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
@@ -71,40 +70,60 @@ def backward(
     return douts, dlses, terms.sum([axis for axis in range(terms.dim()) if axis != terms.dim() - 2])
 
 
-def of_parts(
-    outs: Sequence[Tensor], lses: Sequence[Tensor], sink: Optional[Tensor], layout: str
-) -> tuple[Tensor, Tensor]:
-    """(out, softmax_lse) of parts in lists, or of lists of one stack, with every derivative."""
-    dtype = outs[0].dtype
+def differentiable(given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """(out, softmax_lse), with every derivative."""
+    outs, layout = given["outs"], given["layout"]
+    dtype = (outs if isinstance(outs, Tensor) else outs[0]).dtype
+    return forward(*_stacks(given, dtype), given["sink"], dtype, layout)
+
+
+def write(given: dict[str, Any], outputs: dict[str, Any]) -> None:
+    """The outputs of a call of either kind that are not None."""
+    sink, layout = given["sink"], given["layout"]
+    if "out" in outputs:
+        out = outputs["out"]
+        results: tuple[Any, ...] = forward(*_stacks(given, out.dtype), sink, out.dtype, layout)
+    else:
+        outs, lses = _stacks(given, given["dout"].dtype)
+        results = backward(given["dout"], given["dlse"], outs, lses, sink, layout)
+    for target, result in zip(outputs.values(), results):
+        if isinstance(target, list):
+            stacked = len(target) == 1 and target[0].dim() == result.dim()
+            for each, part in zip(target, [result] if stacked else result):
+                each.copy_(part)
+        elif target is not None:
+            target.copy_(result)
+
+
+def _stacks(given: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """outs and lses, each in one tensor, of lists of parts or of one stack."""
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
-    stacks = (_stacked(outs, layout, statistics), _stacked(lses, layout, statistics, own_rank=2))
-    return forward(*stacks, sink, dtype, layout)
+    rank = 3 if given["layout"] == "thd" else 4
+    return _stacked(given["outs"], rank, statistics), _stacked(given["lses"], rank - 1, statistics)
 
 
-def _stacked(tensors: Sequence[Tensor], layout: str, dtype: torch.dtype, own_rank: Optional[int] = None) -> Tensor:
-    rank = (3 if layout == "thd" else 4) if own_rank is None else (2 if layout == "thd" else 3)
-    if len(tensors) == 1 and tensors[0].dim() == rank + 1:
-        return tensors[0].to(dtype)
+def _stacked(tensors: Any, rank: int, dtype: torch.dtype) -> Tensor:
+    """`rank`: of one of them."""
+    if not isinstance(tensors, Tensor) and len(tensors) == 1 and tensors[0].dim() == rank + 1:
+        tensors = tensors[0]
+    if isinstance(tensors, Tensor):
+        return tensors.to(dtype)
     return torch.stack([tensor.to(dtype) for tensor in tensors])
 
 
-def second_gradients(
-    given: tuple[Any, Any, Optional[Tensor]],
-    dout: Tensor,
-    dlse: Optional[Tensor],
-    outs: Sequence[Tensor],
-    lses: Sequence[Tensor],
-    sink: Optional[Tensor],
-    layout: str,
-) -> tuple[Any, ...]:
-    """Gradients by dout, dlse, outs, lses and sink of merge's gradients, whose own are `given`: those of douts, dlses
-    (lists, or None) and dsink."""
+def second(given: dict[str, Any], derivatives: dict[str, Any]) -> dict[str, Any]:
+    """Gradients of merge's gradients, whose own are `derivatives`: those of douts, dlses (lists, or None) and dsink."""
+    outs, lses, sink, dlse = given["outs"], given["lses"], given["sink"], given["dlse"]
     count, inputs = len(outs), (*outs, *lses, *(() if sink is None else (sink,)))
-    flat = (*(given[0] or (None,) * count), *(given[1] or (None,) * count), given[2])
+    flat = (
+        *(derivatives["douts"] or (None,) * count),
+        *(derivatives["dlses"] or (None,) * count),
+        derivatives["dsink"],
+    )
     wanted = [i for i, gradient in enumerate(flat) if gradient is not None and i < len(inputs)]
     if not wanted:
-        return None, None, [None] * count, [None] * count, None
-    rows = (dout,) if dlse is None else (dout, dlse)
+        return {"outs": [None] * count, "lses": [None] * count}
+    rows = (given["dout"],) if dlse is None else (given["dout"], dlse)
 
     def first(*tensors: Tensor) -> tuple[Tensor, ...]:
         own, values = tensors[: len(rows)], list(tensors[len(rows) :])
@@ -112,14 +131,21 @@ def second_gradients(
         def run(*parts: Tensor) -> tuple[Tensor, ...]:
             for place, part in zip(wanted, parts):
                 values[place] = part
-            results = of_parts(
-                values[:count], values[count : 2 * count], values[2 * count] if sink is not None else None, layout
-            )
-            return results[: len(rows)]
+            parts_and_sink = {
+                "outs": values[:count],
+                "lses": values[count : 2 * count],
+                "sink": values[2 * count] if sink is not None else None,
+            }
+            return differentiable({**given, **parts_and_sink})[: len(rows)]
 
         found: tuple[Tensor, ...] = torch.func.vjp(run, *(values[i] for i in wanted))[1](own)
         return found
 
     found = list(torch.func.vjp(first, *rows, *inputs)[1](tuple(flat[i] for i in wanted)))
-    ddout, ddlse = found.pop(0), found.pop(0) if dlse is not None else None
-    return ddout, ddlse, found[:count], found[count : 2 * count], found[2 * count] if sink is not None else None
+    results = {"dout": found.pop(0), "dlse": found.pop(0) if dlse is not None else None}
+    return {
+        **results,
+        "outs": found[:count],
+        "lses": found[count : 2 * count],
+        "sink": found[2 * count] if sink is not None else None,
+    }

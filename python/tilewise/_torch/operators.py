@@ -1,5 +1,5 @@
-# Registers the operators that have kernels in C++, attention's and those of the KV cache step:
-# from C++ where torch has the symbols for it (torch 2.10 and newer), else from Python, same schemas.
+# Registers the operators, which have kernels in C++: from there where torch has the symbols for it (torch 2.10 and
+# newer), else from Python, same schemas.
 """The torch operators. TILEWISE_TORCH_OPS=python asks for the Python registration."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from tilewise import _core
 from tilewise._torch import private, python_kernels
+from tilewise._torch.formulas import PYTHON_ON_GPU
 
 LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # lives as long as its registrations
 
@@ -28,7 +29,7 @@ def _register() -> str:
         raise ValueError(f"TILEWISE_TORCH_OPS: must be c++ or python (got {asked!r})")
     reason = "TILEWISE_TORCH_OPS=python"
     if asked != "python":
-        reason = _core.register_torch_operators(_libtorch_path())
+        reason = _core.register_torch_operators(_libtorch_path(), PYTHON_ON_GPU)
         if not reason:
             return "c++"
         if asked == "c++":
@@ -47,6 +48,12 @@ def implement(kernels: dict[str, Any]) -> None:
 
 
 registered_by: str = _register()
+
+
+def is_left_to_python(name: str, key: str) -> bool:
+    """Whether an operator has no kernel in C++ for a dispatch key."""
+    return registered_by != "c++" or (key == "CUDA" and name in PYTHON_ON_GPU)
+
 
 forward: Any = torch.ops.tilewise.attention_forward.default
 forward_out: Any = torch.ops.tilewise.attention_forward_out.default

@@ -213,6 +213,18 @@ void for_each_member(Arguments& arguments, const Visit& visit) {
   };
   std::apply([&](const auto&... each) { (look_at(each), ...); }, kSchema.arguments);
 }
+/// Pairs of a field's key and member, of the fields that such calls state.
+template <const auto& kSchema, typename Arguments>
+[[nodiscard]] constexpr auto stated_members() {
+  const auto pair_of = [](const auto& field) {
+    const auto member = member_in<Arguments>(field.members);
+    if constexpr (std::tuple_size_v<decltype(member)> > 0)
+      return std::make_tuple(std::pair(field.key, std::get<0>(member)));
+    else
+      return std::tuple<>();
+  };
+  return std::apply([&pair_of](const auto&... fields) { return std::tuple_cat(pair_of(fields)...); }, kSchema.fields);
+}
 template <const auto& kSchema, typename Arguments, typename Visit>
 void change_each_tensor(Arguments& arguments, const Visit& visit) {
   for_each_member<kSchema>(arguments, [&visit](std::size_t, auto& entries) {

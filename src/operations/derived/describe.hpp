@@ -154,14 +154,6 @@ class Describer {
     }
   }
 
-  /// "[rows, columns]".
-  [[nodiscard]] static std::string words_of(const core::Shape& shape) {
-    std::string words = "[";
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(shape.rank); ++axis)
-      words += core::concat(axis > 0 ? ", " : "", shape.dims[axis].name);
-    return words + "]";
-  }
-
   const Call& call_;
   Problem p_;
   std::size_t anchor_;

@@ -46,6 +46,13 @@ template <typename Problem>
   });
   return shape;
 }
+/// "[rows, columns]".
+[[nodiscard]] inline std::string words_of(const core::Shape& shape) {
+  std::string words = "[";
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(shape.rank); ++axis)
+    words += core::concat(axis > 0 ? ", " : "", shape.dims[axis].name);
+  return words + "]";
+}
 [[nodiscard]] inline std::vector<std::int64_t> sizes_of(const core::Shape& shape) {
   std::vector<std::int64_t> sizes;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(shape.rank); ++axis)

@@ -1,0 +1,245 @@
+// Torch operators by an operation's schema, for each kind of call: NAME, which makes its outputs, and NAME_out, which
+// is given those that every call has. Where a kind of call has none of these, as gradients, flags say which are needed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/message.hpp"
+#include "core/problem_text.hpp"
+#include "operations/derived/call.hpp"
+#include "operations/derived/description.hpp"
+#include "operations/derived/outputs.hpp"
+#include "outputs.hpp"
+#include "torch_kernel.hpp"
+#include "torch_stack.hpp"
+
+namespace tilewise::python {
+
+template <typename Op, typename Arguments>
+class TorchBinding {
+ public:
+  static void add_to(std::vector<TorchOperator>& operators) {
+    operators.push_back(one<false>());
+    if (kAlwaysMakesSome) operators.push_back(one<true>());
+  }
+
+ private:
+  static constexpr const auto& kSchema = Op::kSchema;
+  static constexpr const auto& kTensors = operations::schema::kTensors<kSchema>;
+  static constexpr std::size_t kCall = operations::schema::call_index<Arguments>(kSchema);
+  static constexpr const auto& kHas = operations::schema::kRoles<kSchema>[kCall];
+  static constexpr auto kStated = operations::schema::stated_members<kSchema, Arguments>();
+
+  [[nodiscard]] static constexpr bool is_list(std::size_t place) { return kTensors[place].list.count != nullptr; }
+  [[nodiscard]] static constexpr bool is_output(std::size_t place) {
+    return kHas[place] && kTensors[place].access == core::Access::write;
+  }
+  static constexpr bool kAlwaysMakesSome = [] {
+    for (std::size_t place = 0; place < kTensors.size(); ++place)
+      if (is_output(place) && !kTensors[place].optional) return true;
+    return false;
+  }();
+  /// Outputs that come as arguments where `into`.
+  template <bool into>
+  [[nodiscard]] static constexpr bool is_given(std::size_t place) {
+    return kHas[place] && (!is_output(place) || (into && !kTensors[place].optional));
+  }
+
+  template <typename Value>
+  using Raw = std::conditional_t<std::is_arithmetic_v<Value>, Value, torch_shim::String>;
+  template <typename... Members>
+  static auto raw_of(const std::tuple<std::pair<std::string_view, Members>...>&)
+      -> std::tuple<Raw<typename operations::schema::MemberOf<Members>::Value>...>;
+  using RawValues = decltype(raw_of(kStated));
+
+  /// The stack's values, owned before anything throws; then the outputs too.
+  struct Values {
+    std::array<torch_shim::Tensor, kTensors.size()> one;
+    std::array<std::vector<torch_shim::Tensor>, kTensors.size()> lists;
+    std::array<bool, kTensors.size()> needed{};
+    RawValues stated;
+    torch_shim::String implementation;
+  };
+
+  template <bool into>
+  static TorchOperator one() {
+    std::string name(core::kNamesOf<typename Op::Schema::Names>[kCall]);
+    if (into) name += "_out";
+    std::string schema = name + arguments_text<into>() + " -> " + returns_text<into>();
+    return {std::move(name), std::move(schema), &kernel<into>};
+  }
+
+  template <bool into>
+  static std::string arguments_text() {
+    std::string text = "(";
+    char alias = 'a';
+    const auto add = [&](std::size_t place) {
+      const auto& tensor = kTensors[place];
+      const std::string written = tensor.access == core::Access::read ? "" : core::concat('(', alias++, "!)");
+      text += core::concat("Tensor", written,
+                           is_list(place)    ? "[]"
+                           : tensor.optional ? "?"
+                                             : "",
+                           ' ', tensor.name, ", ");
+    };
+    for (const bool outputs : {false, true})
+      for (std::size_t place = 0; place < kTensors.size(); ++place)
+        if (is_given<into>(place) && is_output(place) == outputs) add(place);
+    for (std::size_t place = 0; place < kTensors.size(); ++place)
+      if (is_output(place) && !kAlwaysMakesSome) text += core::concat("bool need_", kTensors[place].name, ", ");
+    for (const auto& field : operations::schema::Describing<kSchema>::template call<Arguments>().fields) {
+      const bool quotes = field.type == "str";
+      const std::string value = field.type != "bool" ? field.by_default : field.by_default == "1" ? "True" : "False";
+      text += core::concat(field.type, ' ', field.name);
+      if (!field.required) text += core::concat('=', quotes ? "\"" : "", value, quotes ? "\"" : "");
+      text += ", ";
+    }
+    return text + "str? implementation=None)";
+  }
+  template <bool into>
+  static std::string returns_text() {
+    std::string text;
+    std::size_t count = 0;
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      if (!kHas[place] || is_given<into>(place)) continue;
+      text += core::concat(count++ > 0 ? ", " : "", is_list(place) ? "Tensor[]" : "Tensor");
+    }
+    return count == 1 ? text : "(" + text + ")";
+  }
+
+  template <typename Value>
+  static Value read(torch_shim::StackReader& stack) {
+    if constexpr (std::is_same_v<Value, bool>)
+      return stack.boolean();
+    else if constexpr (std::is_integral_v<Value>)
+      return static_cast<Value>(stack.integer());
+    else if constexpr (std::is_floating_point_v<Value>)
+      return static_cast<Value>(stack.number());
+    else
+      return stack.string();
+  }
+  template <typename... Value>
+  static std::tuple<Value...> read_all(torch_shim::StackReader& stack, std::type_identity<std::tuple<Value...>>) {
+    return std::tuple<Value...>{read<Value>(stack)...};  // braces evaluate in order
+  }
+
+  template <bool into>
+  static Values take(torch_shim::StackReader& stack) {
+    Values values{};
+    for (const bool outputs : {false, true}) {
+      for (std::size_t place = 0; place < kTensors.size(); ++place) {
+        if (!is_given<into>(place) || is_output(place) != outputs) continue;
+        if (is_list(place))
+          values.lists[place] = stack.tensors();
+        else if (kTensors[place].optional)
+          values.one[place] = stack.optional_tensor();
+        else
+          values.one[place] = stack.tensor();
+      }
+    }
+    for (std::size_t place = 0; place < kTensors.size(); ++place)
+      if (is_output(place)) values.needed[place] = kAlwaysMakesSome || stack.boolean();
+    values.stated = read_all(stack, std::type_identity<RawValues>());
+    values.implementation = stack.optional_string();
+    return values;
+  }
+
+  template <typename Value, typename From>
+  static void state(Value& value, std::string_view key, const From& from) {
+    using core::read_word;
+    if constexpr (std::is_arithmetic_v<Value>)
+      value = from;
+    else
+      read_word(key, from.view(), value);
+  }
+  template <bool into>
+  static Arguments arguments_of(const Values& values) {
+    Arguments arguments;
+    [&]<std::size_t... n>(std::index_sequence<n...>) {
+      (state(arguments.*std::get<n>(kStated).second, std::get<n>(kStated).first, std::get<n>(values.stated)), ...);
+    }(std::make_index_sequence<std::tuple_size_v<RawValues>>());
+    operations::schema::for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
+      if (!is_given<into>(place)) return;
+      if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
+        entries = values.one[place].view(kTensors[place].name);
+      } else {
+        const auto& list = values.lists[place];
+        for (std::size_t n = 0; n < list.size(); ++n)
+          entries.push_back(list[n].view(core::ArgumentName(kTensors[place].name, n)));
+      }
+    });
+    return arguments;
+  }
+
+  [[nodiscard]] static TensorView planned(const operations::schema::PlannedOutput& output, Device device) {
+    std::array<std::int64_t, kMaxRank> sizes{};
+    for (std::size_t axis = 0; axis < sizes.size(); ++axis) sizes[axis] = output.shape.dims[axis].size;
+    return contiguous(output.dtype, device, output.shape.rank, sizes);
+  }
+
+  /// Plans the outputs, and allocates them once all are planned. A huge call, or one that can't be planned, is judged
+  /// first, so that a wrong shape is reported as such and not as memory that torch could not find.
+  template <bool into>
+  static void make_outputs(Arguments& arguments, Values& values) {
+    const typename Op::Call call(arguments);
+    const operations::schema::OutputPlanner<kSchema> planner(call);
+    const TensorView model = planner.model();
+    bool judged = model.defined();
+    const auto for_each_output = [&](const auto& visit) {
+      operations::schema::for_each_member<kSchema>(arguments, [&](std::size_t place, auto& entries) {
+        if (is_output(place) && !is_given<into>(place)) visit(place, entries);
+      });
+    };
+    for_each_output([&](std::size_t place, auto& entries) {
+      if (!values.needed[place]) return;
+      const std::size_t count = planner.count(place);
+      if (count == 0 && judged) core::invalid_argument(kTensors[place].name, ": cannot be asked for without its input");
+      for (std::size_t n = 0; n < count; ++n) {
+        const TensorView view = planned(planner.plan(place, n), model.device);
+        judged &= !is_huge(view);
+        if constexpr (std::is_same_v<decltype(entries), TensorView&>)
+          entries = view;
+        else
+          entries.push_back(view);
+      }
+    });
+    if (!judged) static_cast<void>(Op::describe(typename Op::Call(arguments)));
+    for_each_output([&](std::size_t place, auto& entries) {
+      if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
+        TensorView nothing = contiguous(model.dtype, model.device, 1, {0});
+        values.one[place] = torch_shim::Tensor::empty(values.needed[place] ? &entries : &nothing);
+      } else {
+        for (TensorView& view : entries) values.lists[place].push_back(torch_shim::Tensor::empty(&view));
+      }
+    });
+  }
+
+  template <bool into>
+  static void kernel(torch_shim::StableIValue* stack, std::uint64_t /*num_inputs*/, std::uint64_t /*num_outputs*/) {
+    torch_shim::StackReader reader(stack);
+    Values values = take<into>(reader);
+    run_kernel([&values] {
+      Arguments arguments = arguments_of<into>(values);
+      make_outputs<into>(arguments, values);
+      const typename Op::Call call(arguments);
+      const Device device = Op::device(call);
+      run_on_stream<Op>(call, device, {std::string(values.implementation.view())}, torch_shim::current_stream(device));
+    });
+    std::size_t next = 0;
+    for (std::size_t place = 0; place < kTensors.size(); ++place) {
+      if (!is_output(place) || is_given<into>(place)) continue;
+      stack[next++] =
+          is_list(place) ? torch_shim::returned(values.lists[place]) : torch_shim::returned(values.one[place]);
+    }
+  }
+};
+
+}  // namespace tilewise::python

@@ -1,0 +1,307 @@
+# The torch operators of operations that are stated by a schema, NAME, NAME_out and NAME_backward: what follows from
+# the description that the core gives of each. Their kernels in C++ are python/src/torch_by_schema.hpp's.
+"""Fake kernels, kernels in Python and autograd by schema, and calls of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from tilewise import _core, _log
+from tilewise._calls import CALLS, Call
+from tilewise._calls import Tensor as Described
+from tilewise._torch import autograd, operators
+from tilewise._torch.dtypes import CORE_DTYPES, TORCH_DTYPES
+from tilewise._torch.errors import raise_known
+from tilewise._torch.formulas import FORMULAS
+from tilewise._torch.operators import LIBRARY
+from tilewise._torch.private import are_transforms_active as transforming
+from tilewise._torch.python_kernels import borrow, stream_of
+from tilewise._torch.refusals import has_tangents, refuse_gradient, refuse_tangents
+
+Given = dict[str, Any]  # arguments of an operator by name
+Borrow = Callable[[str, Tensor], _core.Array]
+
+
+def _flat(value: Any) -> tuple[Tensor, ...]:
+    """The tensors of an argument: none, one, or a list."""
+    return () if value is None else (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of an argument, as messages call them."""
+    if isinstance(value, (list, tuple)):
+        yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
+    elif value is not None:
+        yield name, value
+
+
+def _all_named(given: Given, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for name in names:
+        yield from _named(name, given.get(name))
+
+
+class Operator:
+    """One operator: a kind of call, with its outputs made or, where `into`, those that are always there given."""
+
+    def __init__(self, kind: Call, into: bool = False) -> None:
+        self.kind = kind
+        self.name = kind.name + ("_out" if into else "")
+        self.formula: Any = FORMULAS.get(kind.operation)
+        self.given = [tensor for tensor in kind.outputs if into and not tensor.optional]
+        self.made = [tensor for tensor in kind.outputs if tensor not in self.given]
+        self.tensors = (*kind.inputs, *self.given)
+        self.lists = {tensor.name for tensor in kind.inputs if tensor.list}
+        self.fields = [field.name for field in kind.fields]
+        self.handle: Any = getattr(torch.ops.tilewise, self.name).default
+        arguments = self.handle._schema.arguments
+        self.names = [argument.name for argument in arguments]
+        self._defaults = {argument.name: argument.default_value for argument in arguments}
+        self._firsts = [name for name in self.names if name == kind.anchor] + [tensor.name for tensor in kind.inputs]
+
+    def bind(self, args: Iterable[Any], others: Optional[Given] = None) -> Given:
+        """The arguments of a call by name; torch leaves those out that equal their defaults."""
+        return {**self._defaults, **dict(zip(self.names, args)), **(others or {})}
+
+    def first(self, given: Given) -> tuple[str, Tensor]:
+        """The tensor where all others must be, and its name."""
+        for each in _all_named(given, self._firsts):
+            return each
+        raise ValueError(f"{self.kind.inputs[0].name}: must hold at least one tensor (got none)")
+
+    def _views(self, given: Given, take: Borrow) -> dict[str, Any]:
+        views: dict[str, Any] = {field: given[field] for field in self.fields}
+        for tensor in (*self.kind.inputs, *self.kind.outputs):
+            seen = [take(name, value) for name, value in _named(tensor.name, given.get(tensor.name))]
+            views[tensor.name] = seen if tensor.list else seen[0] if seen else None
+        return views
+
+    def new_outputs(self, given: Given, take: Borrow, size_of: Callable[[_core.Output, int], Any]) -> dict[str, Any]:
+        """The outputs that the operator makes, None where one is not needed. size_of: the size of an axis."""
+        _, first = self.first(given)
+        made: dict[str, Any] = {tensor.name: [] for tensor in self.made}
+        for output in getattr(_core, f"{self.kind.name}_outputs")(**self._views(given, take)):
+            if output.name in made and given.get(f"need_{output.name}", True):
+                shape = [size_of(output, axis) for axis in range(len(output.shape))]
+                made[output.name].append(first.new_empty(shape, dtype=TORCH_DTYPES.get(output.dtype, first.dtype)))
+        for tensor in self.made:
+            needed = given.get(f"need_{tensor.name}", True)
+            if needed and not made[tensor.name]:
+                raise ValueError(f"{tensor.name}: cannot be asked for without its input")
+            if not tensor.list:
+                made[tensor.name] = made[tensor.name][0] if needed else None
+        return made
+
+    def returned(self, given: Given, made: dict[str, Any]) -> Any:
+        """What the operator returns: [0] in place of a tensor that is not needed."""
+        values = [self.first(given)[1].new_empty(0) if value is None else value for value in made.values()]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def fake(self, *args: Any, **others: Any) -> Any:
+        given = self.bind(args, others)
+        first_name, first = self.first(given)
+        for name, value in _all_named(given, (tensor.name for tensor in self.tensors)):
+            if value.device != first.device:
+                raise TypeError(f"{name}: must be on {first.device}, where {first_name} is (got {value.device})")
+
+        def size(output: _core.Output, axis: int) -> Any:
+            source, source_axis = output.sources[axis]
+            return output.shape[axis] if source_axis < 0 else _flat(given[source])[0].shape[source_axis]
+
+        return self.returned(given, self.new_outputs(given, _without_sizes, size))
+
+    def kernel(self, *args: Any, **others: Any) -> Any:
+        given = self.bind(args, others)
+        made = self.new_outputs(given, borrow, lambda output, axis: output.shape[axis])
+        _, first = self.first(given)
+        written = {tensor.name for tensor in self.kind.outputs}
+        try:
+            getattr(_core, self.kind.name)(
+                **self._views(
+                    {**given, **made}, lambda name, value: borrow(name, value, name.split("[")[0] in written)
+                ),
+                implementation=given["implementation"] or "",
+                torch_threads=torch.get_num_threads(),
+                stream=stream_of(first),
+            )
+        except NotImplementedError:
+            if self.formula is None or not first.is_cuda or given["implementation"] is not None:
+                raise
+            self.formula.write(given, {**{each.name: given[each.name] for each in self.given}, **made})
+        return self.returned(given, made)
+
+
+def _without_sizes(name: str, tensor: Tensor) -> _core.Array:
+    """A tensor whose sizes may be symbols, as the core plans with it."""
+    rank = tensor.dim()
+    dtype = CORE_DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    return _core.Array.without_memory([1] * rank, [1] * rank, dtype, "cpu", 0, 64, name)
+
+
+class Derivatives:
+    """Autograd of an operation whose NAME_backward takes what it has of the forward call's inputs and outputs, and the
+    gradients of outputs, and returns those of inputs."""
+
+    def __init__(self, forward: Operator, backward: Operator) -> None:
+        self.forward, self.backward = forward, backward
+        outputs = {tensor.name for tensor in forward.kind.outputs}
+        # The gradient of each input that has one, and the output of each gradient that comes.
+        self.gradient_of = {tensor.derivative_of: tensor.name for tensor in backward.kind.outputs}
+        self._given = [tensor for tensor in backward.kind.inputs if tensor.derivative_of in outputs]
+        self._saved = [tensor.name for tensor in backward.kind.inputs if tensor not in self._given]
+        autograd.register(forward.name, self._gradients, self._setup)
+        if forward.formula is None:
+            autograd.refuse_autograd(backward.name)
+        else:
+            autograd.register(backward.name, self._second_gradients, self._setup_second)
+
+    @staticmethod
+    def _save(ctx: Any, given: Given, names: list[str]) -> None:
+        tensors = {name: _flat(given[name]) for name in names}
+        ctx.save_for_backward(*(tensor for name in names for tensor in tensors[name]))
+        ctx.counts = {name: len(tensors[name]) if isinstance(given[name], (list, tuple)) else
+                      None if given[name] is None else -1 for name in names}  # fmt: skip
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def _restore(ctx: Any) -> Given:
+        tensors = iter(ctx.saved_tensors)
+        return {
+            name: None if count is None else next(tensors) if count < 0 else [next(tensors) for _ in range(count)]
+            for name, count in ctx.counts.items()
+        }
+
+    def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        given = self.forward.bind(inputs)
+        results = output if isinstance(output, tuple) else (output,)
+        given.update(zip((tensor.name for tensor in self.forward.made), results))
+        self._save(ctx, given, self._saved)
+        ctx.stated = {name: given[name] for name in (*self.forward.fields, "implementation")}
+
+    def _gradients(self, ctx: Any, *derivatives: Optional[Tensor]) -> tuple[Any, ...]:
+        given = {**ctx.stated, **self._restore(ctx)}
+        of_output = dict(zip((tensor.name for tensor in self.forward.made), derivatives))
+        named = {tensor.name: of_output[tensor.derivative_of] for tensor in self._given}
+        refuse_tangents(named.items())
+        given.update((tensor.name, self._dense(tensor, named[tensor.name], given)) for tensor in self._given)
+        needed = dict(zip(self.forward.names, ctx.needs_input_grad))
+        for name, gradient in self.gradient_of.items():
+            given[f"need_{gradient}"] = any(needed[name]) if isinstance(needed[name], (list, tuple)) else needed[name]
+        try:
+            results = self.backward.handle(*(given[name] for name in self.backward.names))
+        except RuntimeError as error:
+            raise_known(error, **named)
+            raise
+        found = dict(zip((tensor.name for tensor in self.backward.made), _tuple(results)))
+        return tuple(self._gradient(found, name, each) for name, each in needed.items())
+
+    def _dense(self, tensor: Described, value: Optional[Tensor], given: Given) -> Optional[Tensor]:
+        """The gradient of an output as the kernels read it; None stands for zeros."""
+        if value is None and not tensor.optional:
+            made = _tuple(self.forward.fake(*(given[name] for name in self.forward.names)))
+            return torch.zeros_like(dict(zip((each.name for each in self.forward.made), made))[tensor.derivative_of])
+        if value is not None and tensor.rows and value.stride(-1) != 1:
+            return value.contiguous()  # such as the expanded gradient of a sum
+        return value
+
+    def _gradient(self, found: dict[str, Any], name: str, needed: Any) -> Any:
+        value = found.get(self.gradient_of.get(name, ""))
+        if isinstance(needed, (list, tuple)):
+            return [value[i] if each and value is not None else None for i, each in enumerate(needed)]
+        return value if needed else None
+
+    def _setup_second(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        given = self.backward.bind(inputs)
+        self._save(ctx, given, [tensor.name for tensor in self.backward.kind.inputs])
+        ctx.stated = {name: given[name] for name in self.backward.fields}
+
+    def _second_gradients(self, ctx: Any, *derivatives: Any) -> tuple[Any, ...]:
+        """Gradients of NAME_backward, by the formula."""
+        _log.dispatch(f"double backward of {self.forward.name} -> torch's operations")
+        given = {**ctx.stated, **self._restore(ctx)}
+        made = (tensor.name for tensor in self.backward.made)
+        found = self.forward.formula.second(given, dict(zip(made, derivatives)))
+        return tuple(found.get(name) for name, _ in zip(self.backward.names, ctx.needs_input_grad))
+
+
+def _tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+class Operation:
+    """What a public function of an operation calls."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.make = self._register(Operator(CALLS[name]))
+        self.write = self._register(Operator(CALLS[name], into=True))
+        self.derivatives: Optional[Derivatives] = None
+        if (backward := CALLS.get(f"{name}_backward")) is not None:
+            self.derivatives = Derivatives(self.make, self._register(Operator(backward)))
+        else:
+            autograd.refuse_autograd(name)
+        autograd.refuse_autograd(self.write.name)
+        has = {} if self.derivatives is None else self.derivatives.gradient_of
+        self._without_gradient = [tensor.name for tensor in self.make.kind.inputs if tensor.name not in has]
+
+    @staticmethod
+    def _register(operator: Operator) -> Operator:
+        for key in ("CPU", "CUDA"):  # ROCm's builds of torch call their GPU CUDA too
+            if operators.is_left_to_python(operator.name, key):
+                LIBRARY.impl(operator.name, operator.kernel, key)
+        torch.library.register_fake(f"tilewise::{operator.name}", operator.fake, lib=LIBRARY)
+        return operator
+
+    def __call__(self, given: Given, out: Given) -> tuple[Any, ...]:
+        """The outputs in the schema's order. given: inputs, fields and implementation; out: outputs that there are."""
+        traced = torch.compiler.is_compiling()
+        into = any(value is not None for value in out.values())
+        operator = self.write if into else self.make
+        values = {**given, **out} if into else given
+        tensors = [each for tensor in operator.tensors for each in _listed(values.get(tensor.name))]
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            self._refuse_others(operator, values)
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if wanted:
+            for name, tensor in _all_named(values, self._without_gradient):
+                refuse_gradient(name, tensor)
+        if not into and operator.formula is not None and (transforming() or has_tangents(tensors)):
+            _log.dispatch(f"{self.name} under a transform or with dual tensors -> torch's operations")
+            results: tuple[Any, ...] = operator.formula.differentiable(given)
+            return results
+        refuse_tangents(_all_named(values, operator.names))
+        if into and wanted:
+            raise ValueError(f"{operator.given[0].name}: cannot be given with inputs that require gradients")
+        arguments = [
+            _listed(values.get(name)) if name in operator.lists else values.get(name) for name in operator.names
+        ]
+        try:
+            if wanted or traced or transforming():
+                made = operator.handle(*arguments)
+            else:
+                with autograd.below_autograd():
+                    made = operator.handle(*arguments)
+        except RuntimeError as error:
+            raise_known(error, **dict(_all_named(values, (tensor.name for tensor in operator.tensors))))
+            raise
+        results = dict(zip((tensor.name for tensor in operator.made), _tuple(made)))
+        return tuple(results.get(tensor.name, out.get(tensor.name)) for tensor in operator.kind.outputs)
+
+    @staticmethod
+    def _refuse_others(operator: Operator, values: Given) -> None:
+        """TypeError that names the first argument that is no tensor."""
+        named = list(_all_named(values, (tensor.name for tensor in operator.tensors)))
+        for name, value in named:
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name}: must be a torch tensor like {named[0][0]} (got {type(value).__name__})")
+
+
+def _listed(value: Any) -> Any:
+    """A list of what may be one tensor or none; torch wants no tuple."""
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+OPERATIONS = {name: Operation(name) for name in CALLS if not name.endswith("_backward")}

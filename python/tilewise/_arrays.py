@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from tilewise import _core
+from tilewise import _calls, _core
 from tilewise._arguments import (
     ARRAY_NAMES,
     DEFAULT_TAIL,
@@ -21,7 +21,6 @@ from tilewise._arguments import (
     wanted_gradients,
     with_seed,
 )
-from tilewise._calls import CALLS, Tensor
 from tilewise._kinds import type_name
 from tilewise._threads import torch_threads
 
@@ -195,7 +194,7 @@ def attention_backward(tensors: dict[str, Any], gradients: Any, options: Options
     ]
 
 
-def _borrow_all(described: Tensor, value: Any) -> Any:
+def _borrow_all(described: _calls.Tensor, value: Any) -> Any:
     """The views of an argument that is one array, a list of them or None."""
     name, written = described.name, described.written
     if not described.list:
@@ -210,7 +209,7 @@ def call(operation: str, given: dict[str, Any], out: dict[str, Any], unwanted: C
 
     given: Its inputs, fields and implementation by name. out: Outputs that there are, None where there is none.
     """
-    kind = CALLS[operation]
+    kind = _calls.CALLS[operation]
     arrays = {**given, **out}
     views = {tensor.name: _borrow_all(tensor, arrays.get(tensor.name)) for tensor in (*kind.inputs, *kind.outputs)}
     fields = {field.name: given[field.name] for field in kind.fields}
@@ -218,13 +217,11 @@ def call(operation: str, given: dict[str, Any], out: dict[str, Any], unwanted: C
     if isinstance(model_view, list):
         model, model_view = model[0] if isinstance(model, (list, tuple)) else model, model_view[0]
     memories: dict[str, Any] = {}
-    for output in getattr(_core, f"{operation}_outputs")(**views, **fields):
+    for output in _calls.planned_outputs(operation, **views, **fields):
         if views[output.name] is None and output.name not in unwanted:
             memories[output.name], views[output.name] = empty_for(model, output.shape, output.dtype, model_view)
     stream = cupy_stream(model)
-    implementation, threads = given["implementation"] or "", torch_threads()
-    run = getattr(_core, operation)
-    run(**views, **fields, implementation=implementation, torch_threads=threads, stream=stream or 0)
+    _calls.run(operation, given["implementation"], torch_threads(), stream or 0, **views, **fields)
     if stream is None:
         _core.synchronize(model_view)
     return tuple(

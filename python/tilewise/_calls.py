@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, cast
 
 from tilewise import _core
 
@@ -50,4 +50,16 @@ def _call(operation: str, name: str, anchor: str, tensors: list[dict[str, Any]],
     return Call(operation, name, anchor, inputs, outputs, tuple(Field(**words) for words in fields))
 
 
-CALLS: dict[str, Call] = {words["name"]: _call(**words) for words in _core.described_calls()}
+CALLS: dict[str, Call] = {call.name: call for call in (_call(**cast(Any, words)) for words in _core.described_calls())}
+
+
+def planned_outputs(name: str, **arguments: Any) -> list[_core.Output]:
+    """What a call would write. Tensors and lists of them as the core's Arrays, those that there are yet; fields."""
+    outputs: list[_core.Output] = getattr(_core, f"{name}_outputs")(**arguments)
+    return outputs
+
+
+def run(name: str, implementation: Optional[str], torch_threads: int, stream: int, **arguments: Any) -> None:
+    """Runs a call, which writes the outputs that are given; None or an empty list is not wanted."""
+    run_call = getattr(_core, name)
+    run_call(**arguments, implementation=implementation or "", torch_threads=torch_threads, stream=stream)

@@ -1,4 +1,5 @@
-# The extension module tilewise._core, as nanobind.stubgen writes it (see tests/python/test_typing.py).
+# The extension module tilewise._core, as nanobind.stubgen writes it (see tests/python/test_typing.py). The functions of
+# operations that are stated by a schema have no line here: tilewise._calls finds them by name.
 from collections.abc import Sequence
 
 def empty(shape: Sequence[int], dtype: str, like: Array | None = None) -> object:
@@ -209,37 +210,22 @@ def append_kv(
 ) -> None:
     """Appends k and v to the caches."""
 
-def merge(
-    outs: Sequence[Array],
-    lses: Sequence[Array],
-    sink: Array | None,
-    out: Array,
-    softmax_lse: Array | None,
-    layout: str = "bshd",
-    implementation: str = "",
-    torch_threads: int = 0,
-    stream: int = 0,
-) -> None:
-    """
-    Writes the merge of partial results over disjoint keys: lists of them, or one stacked array in each list.
-    """
+class Output:
+    """A tensor that a call would write."""
 
-def merge_backward(
-    dout: Array,
-    dlse: Array | None,
-    outs: Sequence[Array],
-    lses: Sequence[Array],
-    sink: Array | None,
-    douts: Sequence[Array],
-    dlses: Sequence[Array],
-    dsink: Array | None,
-    layout: str = "bshd",
-    implementation: str = "",
-    torch_threads: int = 0,
-    stream: int = 0,
-) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def sources(self) -> list[tuple[str, int]]:
+        """Of each size the input and the axis that it is of; -1: of none."""
+
+def described_calls() -> list[dict[str, object]]:
     """
-    Writes the gradients of merge that are given; an empty list is not wanted.
+    Every kind of call of the operations that are stated by a schema; see tilewise._calls.
     """
 
 class ExplainRow:
@@ -302,7 +288,7 @@ def explain_problem(problem: str, implementation: str = "", torch_threads: int =
 def warm_up_problem(problem: str, implementation: str = "") -> None:
     """Makes the plan of a problem and loads its kernels."""
 
-def register_torch_operators(libtorch_path: str) -> str:
+def register_torch_operators(libtorch_path: str, python_on_gpu: Sequence[str]) -> str:
     """
     Registers the operators in the loaded libtorch; returns "" or why that cannot be done.
     """

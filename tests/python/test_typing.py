@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tilewise
+from tilewise import _calls
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "python" / "tilewise"
@@ -121,6 +122,9 @@ def test_stub_is_up_to_date(tmp_path):
     command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "tilewise._core", "-o", str(generated)]
     environment = {**os.environ, "PYTHONPATH": str(Path(tilewise.__file__).parents[1])}
     subprocess.run(command, check=True, env=environment)
-    committed = (SOURCE / "_core.pyi").read_text()
-    same = ast.dump(ast.parse(committed)) == ast.dump(ast.parse(generated.read_text()))
+    written = ast.parse(generated.read_text())
+    by_schema = {name + kind for name in _calls.CALLS for kind in ("", "_outputs")}  # they follow from what is tested
+    assert by_schema <= {node.name for node in written.body if isinstance(node, ast.FunctionDef)}
+    written.body = [node for node in written.body if getattr(node, "name", None) not in by_schema]
+    same = ast.dump(ast.parse((SOURCE / "_core.pyi").read_text())) == ast.dump(written)
     assert same, "python/tilewise/_core.pyi: write it anew with python " + " ".join(command[1:])

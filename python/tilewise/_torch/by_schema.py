@@ -10,9 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from tilewise import _core, _log
-from tilewise._calls import CALLS, Call
-from tilewise._calls import Tensor as Described
+from tilewise import _calls, _core, _log
 from tilewise._torch import autograd, operators
 from tilewise._torch.dtypes import CORE_DTYPES, TORCH_DTYPES
 from tilewise._torch.errors import raise_known
@@ -47,7 +45,7 @@ def _all_named(given: Given, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 class Operator:
     """One operator: a kind of call, with its outputs made or, where `into`, those that are always there given."""
 
-    def __init__(self, kind: Call, into: bool = False) -> None:
+    def __init__(self, kind: _calls.Call, into: bool = False) -> None:
         self.kind = kind
         self.name = kind.name + ("_out" if into else "")
         self.formula: Any = FORMULAS.get(kind.operation)
@@ -83,7 +81,7 @@ class Operator:
         """The outputs that the operator makes, None where one is not needed. size_of: the size of an axis."""
         _, first = self.first(given)
         made: dict[str, Any] = {tensor.name: [] for tensor in self.made}
-        for output in getattr(_core, f"{self.kind.name}_outputs")(**self._views(given, take)):
+        for output in _calls.planned_outputs(self.kind.name, **self._views(given, take)):
             if output.name in made and given.get(f"need_{output.name}", True):
                 shape = [size_of(output, axis) for axis in range(len(output.shape))]
                 made[output.name].append(first.new_empty(shape, dtype=TORCH_DTYPES.get(output.dtype, first.dtype)))
@@ -119,14 +117,10 @@ class Operator:
         _, first = self.first(given)
         written = {tensor.name for tensor in self.kind.outputs}
         try:
-            getattr(_core, self.kind.name)(
-                **self._views(
-                    {**given, **made}, lambda name, value: borrow(name, value, name.split("[")[0] in written)
-                ),
-                implementation=given["implementation"] or "",
-                torch_threads=torch.get_num_threads(),
-                stream=stream_of(first),
+            views = self._views(
+                {**given, **made}, lambda name, value: borrow(name, value, name.split("[")[0] in written)
             )
+            _calls.run(self.kind.name, given["implementation"], torch.get_num_threads(), stream_of(first), **views)
         except NotImplementedError:
             if self.formula is None or not first.is_cuda or given["implementation"] is not None:
                 raise
@@ -198,7 +192,7 @@ class Derivatives:
         found = dict(zip((tensor.name for tensor in self.backward.made), _tuple(results)))
         return tuple(self._gradient(found, name, each) for name, each in needed.items())
 
-    def _dense(self, tensor: Described, value: Optional[Tensor], given: Given) -> Optional[Tensor]:
+    def _dense(self, tensor: _calls.Tensor, value: Optional[Tensor], given: Given) -> Optional[Tensor]:
         """The gradient of an output as the kernels read it; None stands for zeros."""
         if value is None and not tensor.optional:
             made = _tuple(self.forward.fake(*(given[name] for name in self.forward.names)))
@@ -236,10 +230,10 @@ class Operation:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.make = self._register(Operator(CALLS[name]))
-        self.write = self._register(Operator(CALLS[name], into=True))
+        self.make = self._register(Operator(_calls.CALLS[name]))
+        self.write = self._register(Operator(_calls.CALLS[name], into=True))
         self.derivatives: Optional[Derivatives] = None
-        if (backward := CALLS.get(f"{name}_backward")) is not None:
+        if (backward := _calls.CALLS.get(f"{name}_backward")) is not None:
             self.derivatives = Derivatives(self.make, self._register(Operator(backward)))
         else:
             autograd.refuse_autograd(name)
@@ -270,8 +264,8 @@ class Operation:
                 refuse_gradient(name, tensor)
         if not into and operator.formula is not None and (transforming() or has_tangents(tensors)):
             _log.dispatch(f"{self.name} under a transform or with dual tensors -> torch's operations")
-            results: tuple[Any, ...] = operator.formula.differentiable(given)
-            return results
+            outputs: tuple[Any, ...] = operator.formula.differentiable(given)
+            return outputs
         refuse_tangents(_all_named(values, operator.names))
         if into and wanted:
             raise ValueError(f"{operator.given[0].name}: cannot be given with inputs that require gradients")
@@ -304,4 +298,4 @@ def _listed(value: Any) -> Any:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-OPERATIONS = {name: Operation(name) for name in CALLS if not name.endswith("_backward")}
+OPERATIONS = {name: Operation(name) for name in _calls.CALLS if not name.endswith("_backward")}

@@ -2,7 +2,7 @@
 """Which operations have a formula: a module with
 
 - write(given, outputs): writes the outputs that are not None, of a call that no implementation on a GPU accepts;
-- differentiable(given): the outputs of a forward call, with every derivative, for forward AD and torch.func's transforms;
+- differentiable(given): the outputs of a forward call with every derivative, for forward AD and torch.func transforms;
 - second(given, derivatives): gradients of the backward operator's inputs, by name.
 
 `given` are an operator's arguments by name.

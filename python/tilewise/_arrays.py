@@ -37,10 +37,11 @@ def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
         raise TypeError(f"{name}: must not be masked, the mask would be ignored (got {type_name(array)})")
     if writable:
         _refuse_immutable(name, array)
-    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16" and array.dtype.isnative:
-        return _core.Array(array.view(np.uint16), name, "bf16", writable)
-    if isinstance(array, np.ndarray) and (byte := BYTE_DTYPES.get(array.dtype.name)):
-        return _core.Array(array.view(np.uint8), name, byte, writable)
+    if isinstance(array, np.ndarray) and array.dtype.isbuiltin != 1:  # a name takes a microsecond to make
+        if array.dtype.name == "bfloat16" and array.dtype.isnative:
+            return _core.Array(array.view(np.uint16), name, "bf16", writable)
+        if byte := BYTE_DTYPES.get(array.dtype.name):
+            return _core.Array(array.view(np.uint8), name, byte, writable)
     return _core.Array(array, name, "", writable)
 
 

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tables import tables
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = Path(os.environ["TILEWISE_SITE_BUILD"])
 sys.path.insert(0, str(ROOT / "build" / "python"))
@@ -79,7 +83,19 @@ def join_names(match: re.Match[str]) -> str:
     return match[1] + re.sub(r"\s+", " ", match[2])
 
 
+def tabulate(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Adds the tables of an operation that is stated by a schema."""
+    from tilewise._calls import CALLS
+
+    module, _, function = name.rpartition(".")
+    if module == "tilewise" and function in CALLS:
+        lines += tables(CALLS[function])
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", shorten, priority=100)
     app.connect("autodoc-process-docstring", adapt, priority=200)
+    app.connect(
+        "autodoc-process-docstring", tabulate, priority=900
+    )  # napoleon's, at 500, would take them for a section

@@ -16,6 +16,9 @@ import stage  # noqa: E402
 from command import subcommands  # noqa: E402
 from doxygen_filter import marked, without_namespace  # noqa: E402
 from plots import draw  # noqa: E402
+from tables import tables  # noqa: E402
+
+from tilewise._calls import CALLS  # noqa: E402
 
 SOURCE = ROOT / "docs" / "tutorials" / "cpp.md"
 
@@ -117,3 +120,13 @@ def test_subcommands_are_found() -> None:
     text = "Options:\n  -h  help\n\nSubcommands:\n  run     Do it\n          again\n  stop    Don't\n\nEnd\n"
     assert subcommands(text) == ["run", "stop"]
     assert subcommands("Usage: x run\n\nOptions:\n  -h  help\n") == []
+
+
+def test_tables_of_what_a_schema_says() -> None:
+    text = "\n".join(tables(CALLS["merge"]))
+    row = ("   * - ``outs``\n     - each of a list\n     - ``[batch_size, seqlen_q, num_heads_q, head_dim_v]``; thd "
+           "``[total_q, num_heads_q, head_dim_v]``\n     - that of out or f32 (f64 where out is f64)\n")  # fmt: skip
+    assert row in text
+    assert "   * - ``sink``\n     - optional\n     - ``[num_heads_q]``\n     - f32 or that of out\n" in text
+    assert "   * - ``layout``\n     - ``bshd``, ``sbhd``, ``bhsd``, ``thd``\n     - ``bshd``\n" in text
+    assert "that of outs" in "\n".join(tables(CALLS["merge_backward"]))

@@ -4,13 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "../support/expect_error.hpp"
 #include "operations/derived/describe.hpp"
+#include "operations/derived/description.hpp"
 #include "operations/derived/fields.hpp"
+#include "operations/derived/outputs.hpp"
 
 namespace tilewise {
 namespace {
@@ -18,6 +21,13 @@ namespace {
 using test::expect_error, test::expect_invalid;
 
 enum class ProjectKind : std::uint8_t { project };
+
+}  // namespace
+
+template <>
+constexpr std::array<std::string_view, 1> core::kNamesOf<ProjectKind>{"project"};
+
+namespace {
 
 struct ProjectProblem {
   ProjectKind kind = ProjectKind::project;
@@ -148,6 +158,57 @@ TEST_F(Schema, ListsFieldsAndTensors) {
   EXPECT_EQ(text, "x w bias- out! ");
   expect_invalid("problem: unknown key; did you mean tokens? (got 'token')",
                  [] { s::refuse_key<kProject>("token", P{}); });
+}
+
+TEST_F(Schema, PlansOutputsFromInputs) {
+  call_.out = {};
+  const Call call(call_);
+  const s::OutputPlanner<kProject> planner(call);
+  constexpr std::size_t kOut = s::Role<kProject>::place_of("out");
+  EXPECT_EQ(planner.count(kOut), 1u);
+  const s::PlannedOutput planned = planner.plan(kOut, 0);
+  EXPECT_EQ(planned.dtype, DType::f32);
+  EXPECT_EQ(s::sizes_of(planned.shape), (std::vector<std::int64_t>{5, 3}));
+  // tokens is axis 0 of x, n axis 0 of w.
+  EXPECT_EQ(planned.sources[0].place, s::Role<kProject>::place_of("x"));
+  EXPECT_EQ(planned.sources[0].axis, 0);
+  EXPECT_EQ(planned.sources[1].place, s::Role<kProject>::place_of("w"));
+  EXPECT_EQ(planned.sources[1].axis, 0);
+}
+
+TEST_F(Schema, PlansNothingFromAnInputOfAnotherRank) {
+  call_.w = tensor(DType::f32, {8});
+  const Call call(call_);
+  expect_invalid("w: rank must be 2, [n, k] (got 1, shape [8])", [&] { (void)s::OutputPlanner<kProject>(call); });
+}
+
+TEST_F(Schema, IsPrinted) {
+  const s::CallDescription words = s::Describing<kProject>::call<A>();
+  EXPECT_EQ(words.operation, "project");
+  EXPECT_EQ(words.name, "project");
+  EXPECT_EQ(words.anchor, "x");
+  std::string text;
+  for (const s::TensorDescription& tensor : words.tensors)
+    text += core::concat(tensor.name, tensor.written ? "!" : "", tensor.optional ? "?" : "", ' ', tensor.shape, ' ',
+                         tensor.dtypes, '\n');
+  EXPECT_EQ(text,
+            "x [tokens, k] f32 or bf16\n"
+            "w [n, k] that of x or fp8_e4m3\n"
+            "bias? [n] f32\n"
+            "out! [tokens, n] that of x\n");
+  ASSERT_EQ(words.fields.size(), 1u);
+  EXPECT_EQ(words.fields[0].name, "transposed");
+  EXPECT_EQ(words.fields[0].type, "bool");
+  EXPECT_EQ(words.fields[0].by_default, "0");
+  EXPECT_FALSE(words.fields[0].required);
+}
+
+TEST(SchemaWords, OfTypesThatDependOnTheAnchors) {
+  constexpr std::array kAnchors{DType::f32, DType::bf16, DType::f64};
+  EXPECT_EQ(s::dtype_words(kAnchors, kAnchors, "x"), "that of x");
+  EXPECT_EQ(s::dtype_words(std::array{DType::f32, DType::f32, DType::f32}, kAnchors, "x"), "f32");
+  EXPECT_EQ(s::dtype_words(std::array{DType::f32, DType::f32, DType::f64}, kAnchors, "x"), "f32 (f64 where x is f64)");
+  EXPECT_EQ(s::alternatives({"f32", "bf16", "f32", "that of x"}), "f32, bf16 or that of x");
 }
 
 }  // namespace

@@ -181,7 +181,8 @@ class TorchBinding {
 
   [[nodiscard]] static TensorView planned(const operations::schema::PlannedOutput& output, Device device) {
     std::array<std::int64_t, kMaxRank> sizes{};
-    for (std::size_t axis = 0; axis < sizes.size(); ++axis) sizes[axis] = output.shape.dims[axis].size;
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(output.shape.rank); ++axis)
+      sizes[axis] = output.shape.dims[axis].size;
     return contiguous(output.dtype, device, output.shape.rank, sizes);
   }
 

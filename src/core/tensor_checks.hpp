@@ -51,9 +51,9 @@ struct Dim {
 /// An expected shape.
 struct Shape {
   int rank = 0;
-  std::array<Dim, kMaxRank> dims{};
+  std::array<Dim, kMaxRank> dims;  ///< those past the rank hold anything: zeros for all took a third of describing
 
-  Shape() = default;
+  Shape() {}  // NOLINT(modernize-use-equals-default,cppcoreguidelines-pro-type-member-init): Shape{} would fill dims
   Shape(std::initializer_list<Dim> list);
 };
 

@@ -83,14 +83,16 @@ class Describer {
     // The rules of the operation say that the other tensor must be given.
     if (!tensor.like.empty() && !call_.one_at(Role<kSchema>::place_of(tensor.like)).defined()) return;
     if (!tensor.made_like.empty()) check_what_it_was_made_like(Role<kSchema>::place_of(tensor.made_like));
-    core::Shape shape;
-    for (std::size_t n = 0; n < views.size(); ++n) {
-      const core::ArgumentName name = call_.name(place, n);
-      core::check_view(views[n], name, device_, anchor_name());
-      check_dtype(tensor, views[n], name, n);
-      if (n == 0) shape = said_by(tensor, views[n], name);
-      core::check_shape(views[n], name, shape);
-      check_memory(tensor, views[n], name);
+    if (!views.empty()) {
+      check_kind(tensor, views[0], call_.name(place, 0), 0);
+      take_sizes(tensor, views[0], call_.name(place, 0));
+      const core::Shape shape = shape_of(tensor, p_);  // once: filling one in takes longer than any check
+      for (std::size_t n = 0; n < views.size(); ++n) {
+        const core::ArgumentName name = call_.name(place, n);
+        if (n > 0) check_kind(tensor, views[n], name, n);
+        core::check_shape(views[n], name, shape);
+        check_memory(tensor, views[n], name);
+      }
     }
     if (tensor.note != nullptr) tensor.note(p_, views);
   }
@@ -102,6 +104,10 @@ class Describer {
     if (first.defined()) check_dtype_of(row(anchor_), first, call_.name(place, 0));
   }
 
+  void check_kind(const Row& tensor, const TensorView& view, const core::ArgumentName& name, std::size_t entry) {
+    core::check_view(view, name, device_, anchor_name());
+    check_dtype(tensor, view, name, entry);
+  }
   void check_dtype(const Row& tensor, const TensorView& view, const core::ArgumentName& name, std::size_t entry) {
     if (!tensor.like.empty())
       return core::check_dtype(view, name, entries(Role<kSchema>::place_of(tensor.like))[entry].dtype);
@@ -124,19 +130,23 @@ class Describer {
     check_dtype_among(view.dtype, name, std::span(allowed).first(count), own, anchor_name());
   }
 
-  /// The tensor's shape; sizes that no tensor before has said are those of this one.
-  [[nodiscard]] core::Shape said_by(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
-    core::Shape shape = shape_of(tensor, p_);
-    bool says_some = false;
+  /// Sizes that no tensor before has said are those of this one.
+  void take_sizes(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+    int rank = 0;
+    for_each_axis(tensor, p_, [&rank](int, const Dimension<Problem>&) { ++rank; });
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
       if (is_said(dimension)) return;
-      if (view.rank != shape.rank) core::check_rank(view, name, shape.rank, words_of(shape));
+      if (view.rank != rank) refuse_rank(tensor, view, name);
       p_.*dimension.size = core::size_at(view, axis);
       check_size(tensor.name, dimension, p_);
       say(dimension);
-      says_some = true;
     });
-    return says_some ? shape_of(tensor, p_) : shape;
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(const Row& tensor, const TensorView& view,
+                                                          const core::ArgumentName& name) const {
+    const core::Shape shape = shape_of(tensor, p_);
+    core::check_rank(view, name, shape.rank, words_of(shape));
+    __builtin_unreachable();
   }
   void say(const Dimension<Problem>& dimension) { said_[said_count_++] = &dimension; }
   [[nodiscard]] bool is_said(const Dimension<Problem>& dimension) const {
@@ -158,7 +168,7 @@ class Describer {
   Problem p_;
   std::size_t anchor_;
   Device device_;
-  std::array<const Dimension<Problem>*, Call::kCount * Dimensions<Problem>::kMost> said_{};
+  std::array<const Dimension<Problem>*, Call::kCount * Dimensions<Problem>::kMost> said_;  ///< the first said_count_
   std::size_t said_count_ = 0;
 };
 

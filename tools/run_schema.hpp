@@ -179,8 +179,9 @@ class SchemaRun {
       if constexpr (std::tuple_size_v<decltype(member)> > 0) {
         auto& value = arguments.*std::get<0>(member);
         if (stated) value = (*stated).*field.value;
+        using core::read_word;
         if (const auto given = words_of(command_, flag_of(field.key)); !given.empty())
-          core::read_word(flag_of(field.key), given.front(), value);
+          read_word(flag_of(field.key), given.front(), value);
       }
     };
     std::apply([&](const auto&... fields) { (state(fields), ...); }, Op::kSchema.fields);

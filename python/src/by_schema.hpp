@@ -102,7 +102,7 @@ class CallBinding {
   static auto argument() {
     constexpr const auto& kTensor = operations::schema::kTensors<kSchema>[place];
     constexpr bool kLater = planned && kTensor.access == core::Access::write;
-    if constexpr (kTensor.list.count == nullptr && (kTensor.optional || kLater))
+    if constexpr (kTensor.list.count == nullptr && (kTensor.may_be_absent() || kLater))
       return nb::arg(kTensor.name.data()).none();
     else
       return nb::arg(kTensor.name.data());

@@ -47,6 +47,16 @@ void check_extent(const TensorView& view, const ArgumentName& name) {
   }
 }
 
+bool is_contiguous_along(const TensorView& view, int axis) {
+  return size_at(view, axis) <= 1 || stride_at(view, axis) == 1 || view.numel() == 0;
+}
+
+/// None for what is written: a copy would not be the caller's.
+std::string copy_advice(const ArgumentName& name, Access access) {
+  if (access != Access::read) return {};
+  return concat("; ", name, ".contiguous() in torch or numpy.ascontiguousarray(", name, ") makes it so");
+}
+
 }  // namespace
 
 Shape::Shape(std::initializer_list<Dim> list) : rank(static_cast<int>(list.size())) {
@@ -118,23 +128,26 @@ void check_shape(const TensorView& view, const ArgumentName& name, const Shape& 
 
 void check_contiguous_last(const TensorView& view, const ArgumentName& name, Access access) {
   const int last = view.rank - 1;
-  if (size_at(view, last) > 1 && stride_at(view, last) != 1 && view.numel() > 0) {
-    std::string advice;  // none for what is written: a copy would not be the caller's
-    if (access == Access::read) {
-      advice = concat("; ", name, ".contiguous() in torch or numpy.ascontiguousarray(", name, ") makes it so");
-    }
-    invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last), ")",
-                     advice);
-  }
+  if (is_contiguous_along(view, last)) return;
+  invalid_argument(name, ": the last dimension must be contiguous, stride 1 (got stride ", stride_at(view, last), ")",
+                   copy_advice(name, access));
 }
 
-bool rows_start_on_16_bytes(const TensorView& view) {
+int contiguous_of_last_two(const TensorView& view, const ArgumentName& name, Access access) {
+  const int last = view.rank - 1;
+  if (is_contiguous_along(view, last)) return last;
+  if (is_contiguous_along(view, last - 1)) return last - 1;
+  invalid_argument(name, ": one of the last two dimensions must be contiguous, stride 1 (got strides ",
+                   stride_at(view, last - 1), " and ", stride_at(view, last), ")", copy_advice(name, access));
+}
+
+bool rows_start_on_16_bytes(const TensorView& view, int contiguous) {
   constexpr std::int64_t kBytes = 16;
   const auto bits = static_cast<std::int64_t>(bits_of(view.dtype));
   if (reinterpret_cast<std::uintptr_t>(view.data) % kBytes != 0) return false;
-  for (int axis = 0; axis + 1 < view.rank; ++axis) {
+  for (int axis = 0; axis < view.rank; ++axis) {
     const auto a = static_cast<std::size_t>(axis);
-    if (view.shape[a] > 1 && view.strides[a] * bits % (8 * kBytes) != 0) return false;
+    if (axis != contiguous && view.shape[a] > 1 && view.strides[a] * bits % (8 * kBytes) != 0) return false;
   }
   return true;
 }

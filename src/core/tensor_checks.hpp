@@ -68,8 +68,15 @@ void check_rank(const TensorView& view, const ArgumentName& name, int expected, 
 void check_shape(const TensorView& view, const ArgumentName& name, const Shape& expected);
 /// The last dimension has stride 1 (or at most one element). The message names what makes a copy of what is only read.
 void check_contiguous_last(const TensorView& view, const ArgumentName& name, Access access = Access::read);
-/// Whether every row (along the last dimension) starts on 16 bytes.
-[[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view);
+/// The axis of the last two that has stride 1 (or at most one element), the last one where both do. Throws where
+/// neither does.
+[[nodiscard]] int contiguous_of_last_two(const TensorView& view, const ArgumentName& name, Access access);
+/// Whether every row along the contiguous axis starts on 16 bytes.
+[[nodiscard]] bool rows_start_on_16_bytes(const TensorView& view, int contiguous);
+/// The same of rows along the last dimension.
+[[nodiscard]] inline bool rows_start_on_16_bytes(const TensorView& view) {
+  return rows_start_on_16_bytes(view, view.rank - 1);
+}
 /// Elements of an output must not share memory, be it through a stride of 0 or through rows that overlap.
 void check_writable(const TensorView& view, const ArgumentName& name);
 

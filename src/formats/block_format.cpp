@@ -5,6 +5,7 @@
 #include <array>
 
 #include "core/spelling.hpp"
+#include "formats/field.hpp"
 
 namespace tilewise {
 namespace {
@@ -28,6 +29,15 @@ constexpr std::array<NamedFormat, 10> kFormats{{
 }};
 
 }  // namespace
+
+std::span<const BlockFormat> block_formats() {
+  static const auto formats = [] {
+    std::array<BlockFormat, kFormats.size()> all;
+    std::ranges::transform(kFormats, all.begin(), &NamedFormat::format);
+    return all;
+  }();
+  return formats;
+}
 
 std::string_view to_string(const BlockFormat& format) noexcept {
   const auto* found = std::ranges::find(kFormats, format, &NamedFormat::format);

@@ -1,6 +1,7 @@
 // A format as a field of an operation's problem: its word in problem text, and its hash.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,9 @@
 #include "tilewise/block_format.hpp"
 
 namespace tilewise {
+
+/// All that have a name, that of numbers that are not quantised first.
+[[nodiscard]] std::span<const BlockFormat> block_formats();
 
 inline void append(std::string& text, const BlockFormat& format) { text += to_string(format); }
 

@@ -37,17 +37,26 @@ template <typename Problem>
   return false;
 }
 
-/// A dimension by name. Its size is a field of the problem, which the first tensor that has the dimension says.
+/// A dimension by name. Its size is a field of the problem, which the first tensor that has the dimension says; or
+/// follows from the problem: blocks along another dimension, say, which a tensor before it must have said.
 template <typename Problem>
 struct Dimension {
   std::string_view name;
-  std::int64_t Problem::* size;
+  std::int64_t Problem::* size = nullptr;
   std::int64_t least = 0, most = kMostInt32;
-  std::string_view packed_name = name;  ///< where sequences are packed
-  bool unpacked_only = false;           ///< tensors do not have it where sequences are packed
-  std::string_view index = name;        ///< a position along it, in messages
+  std::string_view packed_name = name;                        ///< where sequences are packed
+  bool unpacked_only = false;                                 ///< tensors do not have it where sequences are packed
+  std::string_view index = name;                              ///< a position along it, in messages
+  std::int64_t (*follows)(const Problem& problem) = nullptr;  ///< instead of a field
+  bool (*exists)(const Problem& problem) = nullptr;           ///< tensors have it where this holds; null: always
 
   [[nodiscard]] constexpr std::string_view name_in(const Problem& p) const { return is_packed(p) ? packed_name : name; }
+  [[nodiscard]] constexpr std::int64_t size_in(const Problem& p) const {
+    return follows != nullptr ? follows(p) : p.*size;
+  }
+  [[nodiscard]] constexpr bool is_in(const Problem& p) const {
+    return !(unpacked_only && is_packed(p)) && (exists == nullptr || exists(p));
+  }
 };
 
 /// The dimensions of a tensor, in the order of its shape.
@@ -79,6 +88,12 @@ inline constexpr Type<Problem> kFixed{[](const Problem&) { return dtype; }};
 /// The problem's.
 template <typename Problem>
 inline constexpr Type<Problem> kOwn{[](const Problem& problem) { return problem.dtype; }, true};
+inline constexpr std::size_t kMostTypes = 5;
+/// Those that operations compute in.
+template <typename Problem>
+inline constexpr std::array<Type<Problem>, kMostTypes> kElements{
+    kFixed<Problem, DType::f32>, kFixed<Problem, DType::bf16>, kFixed<Problem, DType::f16>,
+    kFixed<Problem, DType::f64>};
 /// Of log-sum-exps: f64 where the problem's is, else f32.
 template <typename Problem>
 inline constexpr Type<Problem> kStatistics{[](const Problem& problem) { return statistics_dtype(problem.dtype); }};
@@ -120,11 +135,13 @@ struct Tensor {
   core::Access access = core::Access::read;
   bool optional = false;
   bool rows = false;  ///< its last dimension is contiguous, and whether every row starts on 16 bytes is the problem's
+  /// The same of a matrix whose last dimension or the one before it is contiguous: whether the latter is.
+  bool Problem::* transposed = nullptr;
   Dimensions<Problem> dimensions{};
   List<Problem> list{};
 
   // One of these says its element type.
-  std::array<Type<Problem>, 4> types{};  ///< any of them, in the order of preference
+  std::array<Type<Problem>, kMostTypes> types{};  ///< any of them, in the order of preference
   /// Entry by entry that of another tensor, which must be given and whose dimensions, list and rows are this one's too.
   std::string_view like{};
 
@@ -132,6 +149,9 @@ struct Tensor {
   DType Problem::* dtype = nullptr;  ///< takes its element type
   bool Problem::* given = nullptr;   ///< whether it is there
   Kind<Problem> kind{};              ///< whether, and which of `types` it has
+  /// Whether it must be there, else it must not: by the field of this key, which calls state.
+  bool (*needed)(const Problem& problem) = nullptr;
+  std::string_view needed_by{};
   void (*note)(Problem& problem, std::span<const TensorView> entries) = nullptr;  ///< anything else
   DType (*entry_dtype)(const Problem& problem, std::size_t entry) = nullptr;      ///< what `note` has noted of one
 
@@ -139,6 +159,8 @@ struct Tensor {
   std::string_view made_like{};      ///< an output that nobody gives is made like the (first) tensor of this role
   std::string_view summary{};        ///< for whoever gives it on a command line ...
   std::string_view flag{};           ///< ... by a flag of this name, where that is not the tensor's
+
+  [[nodiscard]] constexpr bool may_be_absent() const { return optional || needed != nullptr; }
 };
 
 /// The tensors of a schema by themselves, each with what it takes from the one that it is like.

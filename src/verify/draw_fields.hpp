@@ -3,20 +3,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "core/names.hpp"
+#include "formats/field.hpp"
 #include "tilewise/error.hpp"
 #include "verify/random.hpp"
 #include "verify/verifier.hpp"
 
 namespace tilewise::verify {
 
-/// Draws the fields of `base`, a valid problem, one after another. Enumerations and flags take any value;
-/// draw_integer(key, field) returns that of an integer. A value that makes the problem invalid, all later fields being
-/// their defaults, or that asks for a feature beyond the limits is drawn again, and in the end left alone.
-/// So a later field may find itself no longer fit: it is drawn from its default then, not from what base has.
+/// Draws the fields of `base`, a valid problem, one after another. Enumerations and flags take any value, and
+/// so do formats of blocks; draw_integer(key, field) returns that of an integer. A value that makes the problem
+/// invalid, all later fields being their defaults, or that asks for a feature beyond the limits is drawn again, and in
+/// the end left alone. So a later field may find itself no longer fit: it is drawn from its default then, not from what
+/// base has.
 template <typename Traits, typename DrawInteger>
 typename Traits::Problem draw_fields(typename Traits::Problem base, Random& rng, const Limits& limits,
                                      const DrawInteger& draw_integer) {
@@ -53,6 +56,9 @@ typename Traits::Problem draw_fields(typename Traits::Problem base, Random& rng,
         field = rng.chance(0.35) != before;
       } else if constexpr (std::is_enum_v<Field>) {
         field = static_cast<Field>(rng.integer(0, static_cast<std::int64_t>(core::kNamesOf<Field>.size()) - 1));
+      } else if constexpr (std::is_same_v<Field, BlockFormat>) {
+        const std::span<const BlockFormat> formats = block_formats();
+        field = formats[static_cast<std::size_t>(rng.integer(0, static_cast<std::int64_t>(formats.size()) - 1))];
       } else {
         field = draw_integer(key, field);
       }

@@ -129,8 +129,10 @@ class SchemaCall : public DrawnCall {
   [[nodiscard]] Placement placement(const Tensor& tensor, DType dtype, Random& rng) const {
     std::vector<int> order(shape(tensor).size());
     std::iota(order.begin(), order.end(), 0);
-    Placement placement = random_placement(std::move(order), tensor.rows, rng);
-    return tensor.rows && aligned_ ? with_aligned_rows(std::move(placement), dtype) : placement;
+    const bool matrix = tensor.transposed != nullptr, rows = tensor.rows || matrix;
+    if (matrix && problem_.*tensor.transposed) std::swap(order[order.size() - 2], order.back());
+    Placement placement = random_placement(std::move(order), rows, rng);
+    return rows && aligned_ ? with_aligned_rows(std::move(placement), dtype) : placement;
   }
   [[nodiscard]] Buffer make_buffer(std::size_t place, std::size_t n, Random& rng) const {
     const Tensor& tensor = operations::schema::kTensors<Op::kSchema>[place];

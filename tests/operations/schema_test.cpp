@@ -1,5 +1,5 @@
-// What follows from a schema, of an operation made up for the purpose: without layouts and lists, with dimensions and
-// an element type of its second tensor, and an output that is made like an input.
+// What follows from a schema, of an operation made up for the purpose: without layouts and lists, with an element type
+// of its second tensor, a dimension and tensors that are there or not, and sizes that follow from others.
 #include "operations/schema.hpp"
 
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../support/expect_error.hpp"
+#include "core/ceil_div.hpp"
 #include "operations/derived/describe.hpp"
 #include "operations/derived/description.hpp"
 #include "operations/derived/fields.hpp"
@@ -18,9 +19,19 @@
 namespace tilewise {
 namespace {
 
-using test::expect_error, test::expect_invalid;
-
 enum class ProjectKind : std::uint8_t { project };
+enum class Offsets : std::uint8_t { none, i32, i64 };
+
+}  // namespace
+
+namespace core {
+template <>
+inline constexpr std::array<std::string_view, 3> kNamesOf<Offsets>{"none", "i32", "i64"};
+}  // namespace core
+
+namespace {
+
+using test::expect_error, test::expect_invalid;
 
 }  // namespace
 
@@ -33,14 +44,16 @@ struct ProjectProblem {
   ProjectKind kind = ProjectKind::project;
   DType dtype = DType::f32, w_dtype = DType::f32;
   DeviceType device = DeviceType::cpu;
-  std::int64_t tokens = 0, k = 0, n = 0;
-  bool bias = false, transposed = false, unaligned = false;
+  std::int64_t tokens = 0, k = 0, n = 0, experts = 1, block = 0;
+  Offsets offsets = Offsets::none;
+  bool bias = false, causal = false, w_transposed = false, unaligned = false;
   friend bool operator==(const ProjectProblem&, const ProjectProblem&) = default;
 };
 
 struct ProjectArguments {
-  TensorView x, w, bias, out;
-  bool transposed = false;
+  TensorView x{}, w{}, bias{}, scales{}, offsets{}, out{};
+  bool causal = false;
+  std::int64_t block = 0;
 };
 
 using P = ProjectProblem;
@@ -50,6 +63,11 @@ namespace s = operations::schema;
 constexpr s::Dimension<P> kTokens{.name = "tokens", .size = &P::tokens};
 constexpr s::Dimension<P> kK{.name = "k", .size = &P::k, .least = 1, .most = 64};
 constexpr s::Dimension<P> kN{.name = "n", .size = &P::n};
+constexpr s::Dimension<P> kExperts{
+    .name = "experts", .size = &P::experts, .exists = [](const P& p) { return p.offsets != Offsets::none; }};
+constexpr s::Dimension<P> kEnds{.name = "experts + 1", .follows = [](const P& p) { return p.experts + 1; }};
+constexpr s::Dimension<P> kBlocks{.name = "blocks of k",
+                                  .follows = [](const P& p) { return core::ceil_div(p.k, p.block); }};
 template <const s::Dimension<P>&... dimensions>
 constexpr s::Dimensions<P> kOf{s::Dimensions<P>::Order::written, {&dimensions...}};
 template <DType dtype>
@@ -59,8 +77,9 @@ constexpr auto kProject = s::operation<&P::kind, A>(
     "project",
     std::tuple{s::field("dtype", &P::dtype), s::field("w_dtype", &P::w_dtype, [](const P& p) { return p.dtype; }),
                s::size(kTokens, core::kRequired), s::size(kK, core::kRequired), s::size(kN, core::kRequired),
-               s::field("bias", &P::bias), s::field("transposed", &P::transposed).from(&A::transposed),
-               s::field("unaligned", &P::unaligned)},
+               s::size(kExperts), s::field("block", &P::block).from(&A::block), s::field("offsets", &P::offsets),
+               s::field("bias", &P::bias), s::field("causal", &P::causal).from(&A::causal),
+               s::field("w_transposed", &P::w_transposed), s::field("unaligned", &P::unaligned)},
     std::tuple{
         s::argument<P>({.name = "x",
                         .rows = true,
@@ -69,14 +88,26 @@ constexpr auto kProject = s::operation<&P::kind, A>(
                         .dtype = &P::dtype},
                        &A::x),
         s::argument<P>({.name = "w",
-                        .rows = true,
-                        .dimensions = kOf<kN, kK>,
+                        .transposed = &P::w_transposed,
+                        .dimensions = kOf<kExperts, kN, kK>,
                         .types = {s::kOwn<P>, kFixed<DType::fp8_e4m3>},
                         .dtype = &P::w_dtype},
                        &A::w),
         s::argument<P>(
             {.name = "bias", .optional = true, .dimensions = kOf<kN>, .types = {kFixed<DType::f32>}, .given = &P::bias},
             &A::bias),
+        s::argument<P>({.name = "scales",
+                        .dimensions = kOf<kTokens, kBlocks>,
+                        .types = {kFixed<DType::f32>},
+                        .needed = [](const P& p) { return p.block > 0; },
+                        .needed_by = "block"},
+                       &A::scales),
+        s::argument<P>({.name = "offsets",
+                        .optional = true,
+                        .dimensions = kOf<kEnds>,
+                        .types = {kFixed<DType::i32>, kFixed<DType::i64>},
+                        .kind = s::kind<&P::offsets, Offsets::i32, Offsets::i64>()},
+                       &A::offsets),
         s::argument<P>({.name = "out",
                         .access = core::Access::write,
                         .rows = true,
@@ -92,19 +123,57 @@ class Schema : public testing::Test {
   }
   static P described(const A& arguments) { return s::Describer(Call(arguments)).describe(); }
 
-  std::vector<double> memory_ = std::vector<double>(640);
+  std::vector<double> memory_ = std::vector<double>(2048);
   std::size_t next_ = 0;
-  A call_{tensor(DType::f32, {5, 8}), tensor(DType::f32, {3, 8}), {}, tensor(DType::f32, {5, 3}), true};
+  A call_{.x = tensor(DType::f32, {5, 8}),
+          .w = tensor(DType::f32, {3, 8}),
+          .out = tensor(DType::f32, {5, 3}),
+          .causal = true};
 };
 
 TEST_F(Schema, DescribesWhatTensorsSay) {
-  P expected{.tokens = 5, .k = 8, .n = 3, .transposed = true};
+  P expected{.tokens = 5, .k = 8, .n = 3, .causal = true};
   EXPECT_EQ(described(call_), expected);
   call_.bias = tensor(DType::f32, {3});
   call_.w = tensor(DType::fp8_e4m3, {3, 8});
   expected.bias = true;
   expected.w_dtype = DType::fp8_e4m3;
   EXPECT_EQ(described(call_), expected);
+}
+
+TEST_F(Schema, HasADimensionWhereALaterTensorIsGiven) {
+  call_.w = tensor(DType::f32, {4, 3, 8});
+  expect_invalid("w: rank must be 2, [n, k] (got 3, shape [4, 3, 8])", [this] { (void)described(call_); });
+  call_.offsets = tensor(DType::i64, {5});
+  EXPECT_EQ(described(call_), (P{.tokens = 5, .k = 8, .n = 3, .experts = 4, .offsets = Offsets::i64, .causal = true}));
+  call_.offsets = tensor(DType::i32, {4});
+  expect_invalid("offsets: shape must be [experts + 1] = [5] (got [4])", [this] { (void)described(call_); });
+}
+
+TEST_F(Schema, WantsATensorWhereAFieldSaysSo) {
+  call_.block = 3;
+  expect_invalid("scales: must be given with block=3 (got none)", [this] { (void)described(call_); });
+  call_.scales = tensor(DType::f32, {5, 2});
+  expect_invalid("scales: shape must be [tokens, blocks of k] = [5, 3] (got [5, 2])",
+                 [this] { (void)described(call_); });
+  call_.scales = tensor(DType::f32, {5, 3});
+  EXPECT_EQ(described(call_).block, 3);
+  call_.block = 0;
+  expect_invalid("scales: excludes block=0 (got both)", [this] { (void)described(call_); });
+}
+
+TEST_F(Schema, TakesMatricesEitherWay) {
+  const auto strided = [this](std::int64_t rows, std::int64_t columns) {
+    call_.w.strides[0] = rows, call_.w.strides[1] = columns;
+    return described(call_).w_transposed;
+  };
+  EXPECT_FALSE(strided(20, 1));
+  EXPECT_TRUE(strided(1, 4));
+  EXPECT_FALSE(strided(1, 1));
+  expect_invalid(
+      "w: one of the last two dimensions must be contiguous, stride 1 (got strides 3 and 3); "
+      "w.contiguous() in torch or numpy.ascontiguousarray(w) makes it so",
+      [&] { strided(3, 3); });
 }
 
 TEST_F(Schema, NamesTheTensorThatDoesNotFit) {
@@ -138,7 +207,7 @@ TEST_F(Schema, RemembersWhatACallSays) {
   last.remember(Call(call_));
   EXPECT_TRUE(last.is_like(Call(call_)));
   A other = call_;
-  other.transposed = false;
+  other.causal = false;
   EXPECT_FALSE(last.is_like(Call(other)));
   other = call_;
   other.bias = tensor(DType::f32, {3});
@@ -150,12 +219,13 @@ TEST_F(Schema, RemembersWhatACallSays) {
 
 TEST_F(Schema, ListsFieldsAndTensors) {
   EXPECT_EQ(s::keys_of<kProject>(P{}),
-            (std::vector<std::string_view>{"dtype", "w_dtype", "tokens", "k", "n", "bias", "transposed", "unaligned"}));
+            (std::vector<std::string_view>{"dtype", "w_dtype", "tokens", "k", "n", "experts", "block", "offsets",
+                                           "bias", "causal", "w_transposed", "unaligned"}));
   std::string text;
   s::for_each_tensor(Call(call_), [&text](const core::ArgumentName& name, const TensorView& view, core::Access access) {
     text += core::concat(name, access == core::Access::write ? "!" : "", view.defined() ? " " : "- ");
   });
-  EXPECT_EQ(text, "x w bias- out! ");
+  EXPECT_EQ(text, "x w bias- scales- offsets- out! ");
   expect_invalid("problem: unknown key; did you mean tokens? (got 'token')",
                  [] { s::refuse_key<kProject>("token", P{}); });
 }

@@ -13,6 +13,7 @@
 #include "core/names.hpp"
 #include "core/tensor_checks.hpp"
 #include "operations/derived/call.hpp"
+#include "operations/derived/fields.hpp"
 #include "operations/derived/shapes.hpp"
 #include "operations/schema.hpp"
 
@@ -39,6 +40,7 @@ class Describer {
     p_.device = device_.type;
     count_lists();
     describe(anchor_);
+    note_what_is_given();
     for (std::size_t place = 0; place < Call::kCount; ++place)
       if (place != anchor_) describe(place);
     return p_;
@@ -73,13 +75,30 @@ class Describer {
     }
   }
 
+  [[nodiscard]] bool is_given(std::size_t place) const {
+    return row(place).list.count != nullptr ? !entries(place).empty() : call_.one_at(place).defined();
+  }
+
+  /// Which dimensions a tensor has may depend on whether one after it is given.
+  void note_what_is_given() {
+    for (std::size_t place = 0; place < Call::kCount; ++place) {
+      if (!call_.has(place)) continue;
+      const Row& tensor = row(place);
+      const bool given = is_given(place);
+      if (tensor.given != nullptr) p_.*tensor.given = given;
+      if (!given || tensor.kind.set == nullptr) continue;
+      if (const std::size_t found = type_of(tensor, call_.one_at(place).dtype); found < types_of(tensor))
+        tensor.kind.set(p_, found);  // any other is refused when its turn comes
+    }
+  }
+
   void describe(std::size_t place) {
     if (!call_.has(place)) return;
     const Row& tensor = row(place);
     const std::span<const TensorView> views = entries(place);
-    const bool given = tensor.list.count != nullptr ? !views.empty() : views[0].defined();
-    if (tensor.given != nullptr) p_.*tensor.given = given;
-    if (!given && tensor.optional) return;
+    const bool given = is_given(place);
+    if (tensor.needed != nullptr && given != tensor.needed(p_)) refuse_presence(tensor, given);
+    if (!given && tensor.may_be_absent()) return;
     // The rules of the operation say that the other tensor must be given.
     if (!tensor.like.empty() && !call_.one_at(Role<kSchema>::place_of(tensor.like)).defined()) return;
     if (!tensor.made_like.empty()) check_what_it_was_made_like(Role<kSchema>::place_of(tensor.made_like));
@@ -111,16 +130,19 @@ class Describer {
   void check_dtype(const Row& tensor, const TensorView& view, const core::ArgumentName& name, std::size_t entry) {
     if (!tensor.like.empty())
       return core::check_dtype(view, name, entries(Role<kSchema>::place_of(tensor.like))[entry].dtype);
+    if (type_of(tensor, view.dtype) == types_of(tensor)) check_dtype_of(tensor, view, name);
+    if (tensor.dtype != nullptr) p_.*tensor.dtype = view.dtype;
+  }
+  /// Which of a row's types it is; how many they are where none.
+  [[nodiscard]] std::size_t type_of(const Row& tensor, DType dtype) const {
     const std::size_t count = types_of(tensor);
     std::size_t found = 0;
-    while (found < count && view.dtype != tensor.types[found].of(p_)) ++found;
-    if (found == count) check_dtype_of(tensor, view, name);
-    if (tensor.dtype != nullptr) p_.*tensor.dtype = view.dtype;
-    if (tensor.kind.set != nullptr) tensor.kind.set(p_, found);
+    while (found < count && dtype != tensor.types[found].of(p_)) ++found;
+    return found;
   }
   /// Throws where it is none of the row's.
   void check_dtype_of(const Row& tensor, const TensorView& view, const core::ArgumentName& name) const {
-    std::array<DType, 4> allowed{};
+    std::array<DType, kMostTypes> allowed{};
     DType own = DType::none;
     const std::size_t count = types_of(tensor);
     for (std::size_t i = 0; i < count; ++i) {
@@ -135,7 +157,7 @@ class Describer {
     int rank = 0;
     for_each_axis(tensor, p_, [&rank](int, const Dimension<Problem>&) { ++rank; });
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
-      if (is_said(dimension)) return;
+      if (dimension.size == nullptr || is_said(dimension)) return;
       if (view.rank != rank) refuse_rank(tensor, view, name);
       p_.*dimension.size = core::size_at(view, axis);
       check_size(tensor.name, dimension, p_);
@@ -156,12 +178,28 @@ class Describer {
   }
 
   void check_memory(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+    int contiguous = view.rank - 1;
     if (tensor.rows) core::check_contiguous_last(view, name, tensor.access);
+    if (tensor.transposed != nullptr) {
+      contiguous = core::contiguous_of_last_two(view, name, tensor.access);
+      p_.*tensor.transposed = contiguous != view.rank - 1;
+    }
     if (tensor.access != core::Access::read) core::check_writable(view, name);
     if constexpr (requires { p_.unaligned; }) {
       // Kernels of other devices move rows 16 bytes at a time where they may.
-      p_.unaligned |= tensor.rows && p_.device != DeviceType::cpu && !core::rows_start_on_16_bytes(view);
+      const bool moved = tensor.rows || tensor.transposed != nullptr;
+      p_.unaligned |= moved && p_.device != DeviceType::cpu && !core::rows_start_on_16_bytes(view, contiguous);
     }
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_presence(const Row& tensor, bool given) const {
+    std::string word;
+    Problem problem = p_;
+    for_each_field<kSchema>(problem, [&](std::string_view key, const auto& field, const auto&) {
+      if (key == tensor.needed_by) core::print_word(word, key, field);
+    });
+    if (given) core::invalid_argument(tensor.name, ": excludes", word, " (got both)");
+    core::invalid_argument(tensor.name, ": must be given with", word, " (got none)");
   }
 
   const Call& call_;

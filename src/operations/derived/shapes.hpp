@@ -32,7 +32,7 @@ void for_each_axis(const Tensor<Problem>& tensor, const Problem& problem, const 
     }
   }
   for (const Dimension<Problem>* dimension : dimensions.of) {
-    if (dimension != nullptr && !(dimension->unpacked_only && is_packed(problem))) visit(before++, *dimension);
+    if (dimension != nullptr && dimension->is_in(problem)) visit(before++, *dimension);
   }
 }
 
@@ -41,7 +41,7 @@ template <typename Problem>
 [[nodiscard]] core::Shape shape_of(const Tensor<Problem>& tensor, const Problem& problem) {
   core::Shape shape;
   for_each_axis(tensor, problem, [&](int axis, const Dimension<Problem>& dimension) {
-    shape.dims[static_cast<std::size_t>(axis)] = {dimension.name_in(problem), problem.*dimension.size};
+    shape.dims[static_cast<std::size_t>(axis)] = {dimension.name_in(problem), dimension.size_in(problem)};
     ++shape.rank;
   });
   return shape;
@@ -71,6 +71,7 @@ template <typename Problem>
 /// Whether calls like the problem's, of which this tensor is, have it.
 template <typename Problem>
 [[nodiscard]] bool is_given(const Tensor<Problem>& tensor, const Problem& problem) {
+  if (tensor.needed != nullptr) return tensor.needed(problem);
   if (tensor.given != nullptr) return problem.*tensor.given;
   return tensor.kind.get == nullptr || tensor.kind.get(problem) < types_of(tensor);
 }
@@ -143,6 +144,7 @@ template <typename Op>
 /// "q: batch_size", or the name alone of what counts a list.
 template <typename Problem>
 void check_size(std::string_view tensor, const Dimension<Problem>& dimension, const Problem& problem) {
+  if (dimension.size == nullptr) return;
   const std::int64_t size = problem.*dimension.size;
   if (size >= dimension.least && size <= dimension.most) return;
   const std::string name = tensor.empty() ? core::concat(dimension.name_in(problem), ":")

@@ -43,8 +43,7 @@ inline constexpr Dimensions kLse{Dimensions::Order::written, {&kBatch, &kHeads, 
 inline constexpr Dimensions kPerHead{Dimensions::Order::written, {&kHeads}};
 
 inline constexpr schema::List<P> kEachPart{&kParts, &P::stacked, "partial result"};
-inline constexpr std::array kElements{schema::kFixed<P, DType::f32>, schema::kFixed<P, DType::bf16>,
-                                      schema::kFixed<P, DType::f16>, schema::kFixed<P, DType::f64>};
+inline constexpr auto kElements = schema::kElements<P>;
 
 inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
     "merge",

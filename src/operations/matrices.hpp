@@ -27,8 +27,8 @@ struct ExpertVectors {
   std::int64_t num_experts, size, expert_stride, stride;
 };
 
-/// Factors of blocks of a weight's elements: block (i, j) of block_rows x block_columns elements has the scale at
-/// [expert, i, j]. A stride of 0 repeats one.
+/// Factors of blocks of a matrix's elements: block (i, j) of block_rows x block_columns elements has the scale at
+/// [expert, i, j]. A stride of 0 repeats one. Those of rows x have no expert.
 struct BlockScales {
   void* data;
   DType dtype;

@@ -14,6 +14,20 @@ namespace tilewise::backends::reference {
 [[nodiscard]] inline double load(const operations::Matrix& m, std::int64_t row, std::int64_t column) {
   return operations::load_element(m.dtype, m.data, row * m.row_stride + column * m.column_stride);
 }
+/// The scale of an element's block; 1 where there are none.
+[[nodiscard]] inline double load(const operations::BlockScales& s, std::int64_t expert, std::int64_t row,
+                                 std::int64_t column) {
+  if (s.data == nullptr) return 1.0;
+  return operations::load_element(
+      s.dtype, s.data,
+      expert * s.expert_stride + row / s.block_rows * s.row_stride + column / s.block_columns * s.column_stride);
+}
+
+/// An element of rows with their scales.
+[[nodiscard]] inline double load(const operations::Matrix& m, const operations::BlockScales& scales, std::int64_t row,
+                                 std::int64_t column) {
+  return load(m, row, column) * load(scales, 0, row, column);
+}
 inline void store(const operations::Matrix& m, std::int64_t row, std::int64_t column, double value) {
   operations::store_element(m.dtype, m.data, row * m.row_stride + column * m.column_stride, value);
 }
@@ -30,13 +44,9 @@ inline void store(const operations::ExpertVectors& v, std::int64_t expert, std::
 /// A weight with its scales.
 [[nodiscard]] inline double load(const operations::ExpertMatrices& w, std::int64_t expert, std::int64_t row,
                                  std::int64_t column) {
-  double value = operations::load_element(w.dtype, w.data,
-                                          expert * w.expert_stride + row * w.row_stride + column * w.column_stride);
-  if (const operations::BlockScales& s = w.scales; s.data != nullptr) {
-    value *= operations::load_element(
-        s.dtype, s.data,
-        expert * s.expert_stride + row / s.block_rows * s.row_stride + column / s.block_columns * s.column_stride);
-  }
+  const double element = operations::load_element(
+      w.dtype, w.data, expert * w.expert_stride + row * w.row_stride + column * w.column_stride);
+  const double value = element * load(w.scales, expert, row, column);
   return w.expert_scales.data == nullptr ? value : value * load(w.expert_scales, expert);
 }
 inline void store(const operations::ExpertMatrices& w, std::int64_t expert, std::int64_t row, std::int64_t column,

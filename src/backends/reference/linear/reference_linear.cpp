@@ -30,7 +30,8 @@ std::vector<std::int64_t> experts_of_rows(const LinearParams& p) {
 template <typename Real>
 Real sum(const LinearParams& p, std::int64_t row, std::int64_t expert, std::int64_t n) {
   Real sum = load(p.bias, expert, n);
-  for (std::int64_t k = 0; k < p.w.columns; ++k) sum += Real{load(p.x, row, k)} * Real{load(p.w, expert, n, k)};
+  for (std::int64_t k = 0; k < p.w.columns; ++k)
+    sum += Real{load(p.x, p.x_scales, row, k)} * Real{load(p.w, expert, n, k)};
   return sum;
 }
 
@@ -73,7 +74,7 @@ class Backward {
   void weights() {
     for_each_output([&](std::int64_t expert, std::int64_t n) {
       for (std::int64_t k = 0; k < p_.w.columns; ++k) {
-        const Real sum = over_rows(expert, n, [&](std::int64_t row) { return Real{load(p_.x, row, k)}; });
+        const Real sum = over_rows(expert, n, [&](std::int64_t row) { return Real{load(p_.x, p_.x_scales, row, k)}; });
         store(p_.dw, expert, n, k, static_cast<double>(sum));
       }
     });

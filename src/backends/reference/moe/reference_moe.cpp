@@ -2,11 +2,13 @@
 // again.
 #include "backends/reference/moe/reference_moe.hpp"
 
+#include <cmath>
 #include <vector>
 
 #include "backends/reference/activation_math.hpp"
 #include "backends/reference/matrix_access.hpp"
 #include "core/parallel.hpp"
+#include "formats/quantize.hpp"
 
 namespace tilewise::backends::reference {
 namespace {
@@ -46,7 +48,7 @@ struct Part {
     const auto product = [&](std::int64_t row) {
       Real sum = 0;
       for (std::int64_t k = 0; k < p.x.columns; ++k)
-        sum += Real{load(p.x, token, k)} * Real{load(p.gate_up, expert, row, k)};
+        sum += Real{load(p.x, p.x_scales, token, k)} * Real{load(p.gate_up, expert, row, k)};
       return input_weight * sum + load(p.gate_up_bias, expert, row);
     };
     for (std::int64_t i = 0; i < intermediate(p); ++i) {
@@ -58,12 +60,41 @@ struct Part {
         h.push_back({active.value, 0, active.derivative});
       }
     }
+    if (p.h_format.defined()) quantize_h(p.h_format);
     for (std::int64_t n = 0; n < p.down.rows; ++n) {
       Real sum = load(p.down_bias, expert, n);
       for (std::int64_t i = 0; i < intermediate(p); ++i)
         sum += h[static_cast<std::size_t>(i)].value * Real{load(p.down, expert, n, i)};
       z.push_back(sum);
     }
+    if (p.norm_weight.data != nullptr) normalise(p, expert);
+  }
+
+ private:
+  void quantize_h(const BlockFormat& format) {
+    std::vector<float> values;
+    for (const Gated<Real>& one : h) values.push_back(static_cast<float>(one.value));
+    const auto size = static_cast<std::int64_t>(values.size());
+    const auto row = [&](void* data, DType dtype, std::int64_t columns) {
+      return TensorView(data, dtype, {1, columns});
+    };
+    const TensorView numbers = row(values.data(), DType::f32, size);
+    const std::int64_t blocks = formats::scales_shape(format, numbers.shape, numbers.rank)[1];
+    std::vector<std::uint8_t> elements(values.size() + 1);
+    std::vector<float> scales(static_cast<std::size_t>(blocks) + 1);
+    const formats::Quantized quantized{
+        row(elements.data(), format.element, size), row(scales.data(), format.scale, blocks), {}};
+    formats::quantize(numbers, format, quantized);
+    formats::dequantize(quantized, format, numbers);
+    for (std::size_t i = 0; i < h.size(); ++i) h[i].value = Real{values[i]};
+  }
+
+  void normalise(const MoeParams& p, std::int64_t expert) {
+    Real squares = 0;
+    for (const Real value : z) squares += value * value;
+    const Real root = std::sqrt(squares / static_cast<Real>(z.size()) + static_cast<Real>(p.norm_epsilon));
+    for (std::size_t n = 0; n < z.size(); ++n)
+      z[n] *= Real{load(p.norm_weight, expert, static_cast<std::int64_t>(n))} / root;
   }
 };
 
@@ -120,7 +151,7 @@ void token_gradients(const MoeParams& p, std::int64_t token) {
         for (std::size_t r = 0; r < d.products.size(); ++r)
           dinput += d.products[r] * Real{load(p.gate_up, expert, static_cast<std::int64_t>(r), column)};
         dx[k] += part.input_weight * dinput;
-        if (p.weight_on_input) dweight += dinput * Real{load(p.x, token, column)};
+        if (p.weight_on_input) dweight += dinput * Real{load(p.x, p.x_scales, token, column)};
       }
     }
     if (p.dtopk_weights.data != nullptr) store(p.dtopk_weights, token, j, static_cast<double>(dweight));
@@ -148,7 +179,7 @@ class ExpertGradients {
       gate_up_bias_[r] += d.products[r];
       for (std::size_t k = 0; k < columns; ++k)
         gate_up_[r * columns + k] +=
-            d.products[r] * part.input_weight * Real{load(p_.x, token, static_cast<std::int64_t>(k))};
+            d.products[r] * part.input_weight * Real{load(p_.x, p_.x_scales, token, static_cast<std::int64_t>(k))};
     }
     for (std::size_t n = 0; n < down_bias_.size(); ++n) {
       down_bias_[n] += d.dz[n];

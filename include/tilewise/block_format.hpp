@@ -22,7 +22,7 @@ struct BlockFormat {
   std::int64_t block_columns = kAll;
   bool global = false;  ///< one f32 for the whole tensor beside the scales
 
-  [[nodiscard]] bool defined() const noexcept { return element != DType::none; }
+  [[nodiscard]] constexpr bool defined() const noexcept { return element != DType::none; }
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };
 

@@ -4,11 +4,13 @@
 
 #include "backends/cpu/cpu_backend.hpp"
 #include "backends/cpu/kv_cache/kv_cache_backend.hpp"
+#include "backends/cpu/linear/linear_backend.hpp"
 #include "backends/cpu/merge/merge_backend.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "backends/emulation/emulation_backend.hpp"
 #include "backends/hip/hip_backend.hpp"
 #include "backends/reference/kv_cache/reference_kv_cache.hpp"
+#include "backends/reference/linear/linear_backend.hpp"
 #include "backends/reference/merge/reference_merge.hpp"
 #include "backends/reference/reference_backend.hpp"
 #include "core/implementation.hpp"
@@ -28,6 +30,8 @@ std::span<const Implementation* const> implementation_table() {
     rows.push_back(&backends::reference_kv_cache_implementation());
     rows.push_back(&backends::cpu_merge_implementation());
     rows.push_back(&backends::reference_merge_implementation());
+    for (const Implementation* row : backends::cpu_linear_implementations()) rows.push_back(row);
+    rows.push_back(&backends::reference_linear_implementation());
     return rows;
   }();
   return table;

@@ -4,6 +4,7 @@
 
 #include "operations/attention/attention.hpp"
 #include "operations/kv_cache/kv_cache.hpp"
+#include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
 
 namespace tilewise::operations {
@@ -18,6 +19,6 @@ struct List {
   static constexpr std::size_t kSize = sizeof...(Traits);
 };
 
-using All = List<Attention, KvCache, Merge>;
+using All = List<Attention, KvCache, Merge, Linear>;
 
 }  // namespace tilewise::operations

@@ -57,8 +57,9 @@ typename Traits::Problem draw_fields(typename Traits::Problem base, Random& rng,
       } else if constexpr (std::is_enum_v<Field>) {
         field = static_cast<Field>(rng.integer(0, static_cast<std::int64_t>(core::kNamesOf<Field>.size()) - 1));
       } else if constexpr (std::is_same_v<Field, BlockFormat>) {
-        const std::span<const BlockFormat> formats = block_formats();
-        field = formats[static_cast<std::size_t>(rng.integer(0, static_cast<std::int64_t>(formats.size()) - 1))];
+        const std::span<const BlockFormat> formats = block_formats();  // none of them half of the time
+        const std::int64_t last = static_cast<std::int64_t>(formats.size()) - 1;
+        field = formats[static_cast<std::size_t>(rng.chance(0.5) ? 0 : rng.integer(0, last))];
       } else {
         field = draw_integer(key, field);
       }

@@ -15,6 +15,8 @@ template <>
 const Verifier& verifier<operations::KvCache>();
 template <>
 const Verifier& verifier<operations::Merge>();
+template <>
+const Verifier& verifier<operations::Linear>();
 
 std::span<const Verifier* const> verifiers() {
   static const auto table = [] {

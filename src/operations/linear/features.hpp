@@ -1,0 +1,62 @@
+// What a linear problem may ask of an implementation, feature by feature.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/features.hpp"
+#include "tilewise/linear.hpp"
+
+namespace tilewise::operations::linear {
+
+enum class Feature : std::uint8_t {
+  forward,
+  backward,
+  f32,
+  bf16,
+  f16,
+  f64,
+  out_dtype,    ///< out in another element type than x, neither being quantised
+  x_quantised,  ///< x in fp8 with scales; what x is not, w may still be
+  // Formats of x or w.
+  fp8_tensor,
+  fp8_row,
+  fp8_1x128,
+  fp8_128x128,
+  e8m0_blocks,  ///< scales in fp8_e8m0 of blocks of 128
+  mxfp8,
+  mxfp4,
+  nvfp4,
+  grouped,
+  bias,
+  activation,
+  w_transposed,
+  batch_invariant,
+  dx,
+  dw,
+  dbias,
+  count_
+};
+
+inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::count_)> kFeatureNames{
+    "forward",     "backward",   "f32",     "bf16",      "f16",         "f64",          "out_dtype",
+    "x_quantised", "fp8_tensor", "fp8_row", "fp8_1x128", "fp8_128x128", "e8m0_blocks",  "mxfp8",
+    "mxfp4",       "nvfp4",      "grouped", "bias",      "activation",  "w_transposed", "batch_invariant",
+    "dx",          "dw",         "dbias"};
+static_assert(!kFeatureNames.back().empty());
+
+using FeatureSet = core::FeatureSetOf<Feature>;
+
+/// What a problem asks of an implementation: a pure function, the only copy of this rule.
+[[nodiscard]] FeatureSet required_features(const LinearProblem& problem);
+
+/// The feature of an element type of x that is not quantised.
+[[nodiscard]] Feature feature_of(DType dtype);
+
+[[nodiscard]] inline std::string to_string(FeatureSet features) {
+  return core::features_text(features.bits(), kFeatureNames);
+}
+
+}  // namespace tilewise::operations::linear

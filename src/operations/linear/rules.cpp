@@ -1,0 +1,196 @@
+// What a linear problem may be, its normal form, what it asks of implementations, and the work that it is.
+#include "operations/linear/rules.hpp"
+
+#include <string_view>
+
+#include "core/message.hpp"
+#include "core/names.hpp"
+#include "formats/field.hpp"
+#include "operations/derived/shapes.hpp"
+#include "operations/elements.hpp"
+#include "operations/linear/features.hpp"
+#include "operations/linear/schema.hpp"
+
+namespace tilewise::operations::linear {
+namespace {
+
+using core::invalid_argument, core::invalid_type, core::name_of;
+
+constexpr std::int64_t kLargeBlock = 128;
+
+bool is_known(const BlockFormat& format) {
+  const auto formats = block_formats();
+  return std::ranges::find(formats, format) != formats.end();
+}
+
+/// Rows are quantised one by one, or all of them as one.
+bool suits_rows(const BlockFormat& format) {
+  return !format.defined() || (format.element == DType::fp8_e4m3 && format.block_rows != kLargeBlock);
+}
+
+DType dtype_of(LinearBias bias) {
+  switch (bias) {
+    case LinearBias::none:
+      break;
+    case LinearBias::f32:
+      return DType::f32;
+    case LinearBias::bf16:
+      return DType::bf16;
+    case LinearBias::f16:
+      return DType::f16;
+    case LinearBias::f64:
+      return DType::f64;
+  }
+  return DType::none;
+}
+
+/// `name` may be f32, bf16 or f16, and f64 where x is.
+void validate_beside(const LinearProblem& p, std::string_view name, DType dtype) {
+  if (p.dtype == DType::f64 ? dtype == DType::f64 : is_element_type(dtype) && dtype != DType::f64) return;
+  invalid_type(name, ": dtype must be ", p.dtype == DType::f64 ? "f64" : "f32, bf16 or f16", " where that of x is ",
+               to_string(p.dtype), " (got ", to_string(dtype), ")");
+}
+
+void validate_dtypes(const LinearProblem& p) {
+  if (p.x_format.defined() && p.dtype != p.x_format.element) {
+    invalid_type("x: dtype must be ", to_string(p.x_format.element), " with x_format=", to_string(p.x_format), " (got ",
+                 to_string(p.dtype), ")");
+  }
+  if (!p.x_format.defined() && p.dtype == DType::fp8_e4m3)
+    invalid_argument("x_format: must be given where x is fp8_e4m3 (got none)");
+  if (!p.x_format.defined() && !is_element_type(p.dtype))
+    invalid_type("x: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got ", to_string(p.dtype), ")");
+  if (p.dtype == DType::f64 && p.w_format.defined())
+    invalid_argument("w_format: must be none where x is f64 (got ", to_string(p.w_format), ")");
+  validate_beside(p, p.pass == LinearPass::linear ? "out" : "dout", p.out_dtype);
+  if (p.bias != LinearBias::none) validate_beside(p, "bias", dtype_of(p.bias));
+}
+
+void validate_gradients(const LinearProblem& p) {
+  const bool forward = p.pass == LinearPass::linear;
+  if (forward) {
+    const auto refuse = [](bool given, std::string_view name) {
+      if (given) invalid_argument(name, ": belongs to linear_backward (got it in linear)");
+    };
+    refuse(!p.dx, "dx");
+    refuse(p.dw == false, "dw");
+    refuse(p.dbias, "dbias");
+    refuse(p.dw_transposed, "dw_transposed");
+    return;
+  }
+  if (p.x_format.defined())
+    invalid_argument("x_format: belongs to linear (got ", to_string(p.x_format), " in linear_backward)");
+  if (p.dw && p.w_format.defined())
+    invalid_argument("dw: excludes w_format=", to_string(p.w_format), ", what is quantised has no gradient (got both)");
+  if (p.dw_transposed && !p.dw) invalid_argument("dw_transposed: requires dw (got none)");
+  if (p.dbias && p.bias == LinearBias::none) invalid_argument("dbias: requires bias (got none)");
+  if (!(p.dx || p.dw || p.dbias)) invalid_argument("dx: at least one of dx, dw and dbias must be given (got none)");
+}
+
+double size_in_bytes(DType dtype) { return static_cast<double>(bits_of(dtype)) / 8.0; }
+
+/// The one form of whether a matrix [experts, n, k] is transposed: never where its last dimension is contiguous anyway.
+bool canonical_transposed(const LinearProblem& p, bool transposed) {
+  return transposed && p.k > 1 && p.n > 0 && (p.num_experts > 0 || !is_grouped(p));
+}
+
+}  // namespace
+
+void validate_formats(const LinearProblem& p) {
+  constexpr std::string_view kNames = "fp8_tensor, fp8_row, fp8_1x128, ";
+  if (!is_known(p.x_format) || !suits_rows(p.x_format)) {
+    invalid_argument("x_format: must be none, ", kNames, "fp8_1x128_e8m0 or mxfp8 (got ", to_string(p.x_format), ")");
+  }
+  if (!is_known(p.w_format)) {
+    invalid_argument("w_format: must be none, ", kNames,
+                     "fp8_128x128, the last two with _e8m0, mxfp8, mxfp4 or nvfp4 (got ", to_string(p.w_format), ")");
+  }
+  if (p.x_format.defined() && !p.w_format.defined())
+    invalid_argument("w_format: must be given with x_format=", to_string(p.x_format), " (got none)");
+}
+
+void validate(const LinearProblem& p) {
+  validate_formats(p);
+  validate_dtypes(p);
+  if (!is_grouped(p) && p.num_experts != 1)
+    invalid_argument("num_experts: must be 1 with groups=none (got ", p.num_experts, ")");
+  schema::check_sizes<kSchema>(p);
+  if (p.w_transposed && p.w_format.element == DType::fp4_e2m1) {
+    invalid_argument("w: k must be contiguous with w_format=", to_string(p.w_format),
+                     ", of which two elements along k share a byte (got n contiguous)");
+  }
+  validate_gradients(p);
+}
+
+double flops(const LinearProblem& p) {
+  const double forward = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  if (p.pass == LinearPass::linear) return forward;
+  const bool again = p.activation != Activation::identity;  // its argument
+  return forward * ((again ? 1.0 : 0.0) + (p.dx ? 1.0 : 0.0) + (p.dw ? 1.0 : 0.0));
+}
+
+double bytes_moved(const LinearProblem& p) {
+  const double tokens = static_cast<double>(p.tokens), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double touched = std::min(static_cast<double>(p.num_experts), std::max(tokens, 1.0));
+  const double weights = n * k * size_in_bytes(w_dtype(p));
+  const double rows = tokens * (k * size_in_bytes(p.dtype) + n * size_in_bytes(p.out_dtype));
+  if (p.pass == LinearPass::linear) return rows + touched * weights;
+  return rows + touched * weights + (p.dx ? tokens * k * size_in_bytes(p.dtype) : 0.0) +
+         (p.dw ? static_cast<double>(p.num_experts) * weights : 0.0);
+}
+
+LinearProblem canonical(LinearProblem p) {
+  p.w_transposed = canonical_transposed(p, p.w_transposed);
+  p.dw_transposed = canonical_transposed(p, p.dw_transposed);
+  if (p.device == DeviceType::cpu) p.unaligned = false;
+  return p;
+}
+
+Feature feature_of(DType dtype) {
+  return dtype == DType::bf16  ? Feature::bf16
+         : dtype == DType::f16 ? Feature::f16
+         : dtype == DType::f64 ? Feature::f64
+                               : Feature::f32;
+}
+
+namespace {
+
+void need_format(FeatureSet& set, const BlockFormat& format) {
+  if (!format.defined()) return;
+  if (format.element == DType::fp4_e2m1) return set.insert(format.global ? Feature::nvfp4 : Feature::mxfp4);
+  if (format.block_columns == BlockFormat::kAll)
+    return set.insert(format.block_rows == BlockFormat::kAll ? Feature::fp8_tensor : Feature::fp8_row);
+  if (format.block_columns != kLargeBlock) return set.insert(Feature::mxfp8);
+  set.insert(format.block_rows == kLargeBlock ? Feature::fp8_128x128 : Feature::fp8_1x128);
+  if (format.scale == DType::fp8_e8m0) set.insert(Feature::e8m0_blocks);
+}
+
+}  // namespace
+
+FeatureSet required_features(const LinearProblem& p) {
+  // Every field by name: a new one does not compile until somebody has decided here what it asks for.
+  [[maybe_unused]] const auto& [pass, dtype, out_dtype, device, x_format, w_format, tokens, n, k, num_experts, groups,
+                                bias, activation, batch_invariant, w_transposed, dx, dw, dbias, dw_transposed,
+                                unaligned] = p;
+  const bool backward = pass == LinearPass::linear_backward;
+  FeatureSet set{backward ? Feature::backward : Feature::forward};
+  const auto need = [&set](Feature feature, bool needed) {
+    if (needed) set.insert(feature);
+  };
+  need(Feature::x_quantised, x_format.defined());
+  need(feature_of(dtype), !x_format.defined());
+  need_format(set, x_format);
+  need_format(set, w_format);
+  need(Feature::out_dtype, out_dtype != dtype && !x_format.defined());
+  need(Feature::grouped, groups != LinearGroups::none);
+  need(Feature::bias, bias != LinearBias::none);
+  need(Feature::activation, activation != Activation::identity);
+  need(Feature::w_transposed, w_transposed || (backward && dw_transposed));
+  need(Feature::batch_invariant, batch_invariant);
+  need(Feature::dx, backward && dx);
+  need(Feature::dw, backward && dw);
+  need(Feature::dbias, backward && dbias);
+  return set;
+}
+
+}  // namespace tilewise::operations::linear

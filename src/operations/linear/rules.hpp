@@ -1,0 +1,42 @@
+// Rules about a linear problem beside its schema: what is allowed, and the one normal form.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/ceil_div.hpp"
+#include "tilewise/linear.hpp"
+
+namespace tilewise::operations::linear {
+
+[[nodiscard]] constexpr bool is_grouped(const LinearProblem& p) { return p.groups != LinearGroups::none; }
+[[nodiscard]] constexpr bool is_counted(const LinearProblem& p) {
+  return p.groups == LinearGroups::counts_i32 || p.groups == LinearGroups::counts_i64;
+}
+
+/// Element type of w and of its gradient.
+[[nodiscard]] constexpr DType w_dtype(const LinearProblem& p) {
+  return p.w_format.defined() ? p.w_format.element : p.dtype;
+}
+
+/// Scales along a dimension of `size`, for blocks of so many. Of formats that nobody knows, which validate() refuses,
+/// as if a block had all.
+[[nodiscard]] constexpr std::int64_t blocks_of(std::int64_t size, std::int64_t block) {
+  return block > 0 ? core::ceil_div(std::max<std::int64_t>(size, 0), block) : 1;
+}
+
+/// Multiply-adds of a pass, times 2, with all rows in groups.
+[[nodiscard]] double flops(const LinearProblem& problem);
+/// Bytes that a pass reads and writes at least.
+[[nodiscard]] double bytes_moved(const LinearProblem& problem);
+
+/// Throws for formats that x and w can't have: what scales' shapes are asked of must be known.
+void validate_formats(const LinearProblem& problem);
+/// As tilewise::validate().
+void validate(const LinearProblem& problem);
+
+/// The one form of all problems that mean the same computation: a matrix of one column, or without elements, lies like
+/// any other, and the CPU does not care how rows are aligned. Values that validate() rejects are left alone.
+[[nodiscard]] LinearProblem canonical(LinearProblem problem);
+
+}  // namespace tilewise::operations::linear

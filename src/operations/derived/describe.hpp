@@ -87,8 +87,10 @@ class Describer {
       const bool given = is_given(place);
       if (tensor.given != nullptr) p_.*tensor.given = given;
       if (!given || tensor.kind.set == nullptr) continue;
-      if (const std::size_t found = type_of(tensor, call_.one_at(place).dtype); found < types_of(tensor))
-        tensor.kind.set(p_, found);  // any other is refused when its turn comes
+      const TensorView& view = call_.one_at(place);
+      core::check_view(view, call_.name(place, 0), device_, anchor_name());
+      check_dtype(tensor, view, call_.name(place, 0), 0);
+      tensor.kind.set(p_, type_of(tensor, view.dtype));
     }
   }
 

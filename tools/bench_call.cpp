@@ -1,15 +1,17 @@
 // The table, and the calls that are quick to say.
 #include "bench_call.hpp"
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+#include "bench_schema.hpp"
 #include "core/message.hpp"
 #include "core/operation.hpp"
 #include "core/spelling.hpp"
+#include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
 #include "sample_call.hpp"
 #include "tilewise/error.hpp"
@@ -30,85 +32,31 @@ class AttentionBench final : public BenchCall {
   SampleCall call_;
 };
 
-class MergeBench final : public BenchCall {
+class MergeBench final : public SchemaBench<operations::Merge> {
  public:
-  explicit MergeBench(const MergeProblem& problem) : dtype_(problem.dtype) {
-    using namespace operations::merge;
-    const MergeProblem& p = problem;
-    const bool forward = p.pass == MergePass::merge;
-    add_parts(p, outs_, lses_, true);
-    if (p.sink != MergeSink::none) sink_ = numbers_.add_random(sink_dtype(p), {p.num_heads_q}, "sink");
-    const TensorView rows = numbers_.add_random(p.dtype, rows_of(p), forward ? "out" : "dout");
-    TensorView lse;
-    if (forward ? p.softmax_lse : p.dlse)
-      lse = numbers_.add_random(statistics(p), lses_of(p), forward ? "softmax_lse" : "dlse");
-    const auto elements = static_cast<double>(p.parts * rows.numel());
-    flops_ = (forward ? 2.0 : 4.0) * elements;
-    if (forward) {
-      forward_ = {outs_, lses_, sink_, rows, lse, p.layout};
-      problem_ = describe(forward_);
-      return;
-    }
-    backward_ = {rows, lse, outs_, lses_, sink_, {}, {}, {}, p.layout};
-    std::vector<TensorView> douts, dlses;
-    add_parts(p, douts, dlses, false);
-    if (p.douts) backward_.douts = std::move(douts);
-    if (p.dlses) backward_.dlses = std::move(dlses);
-    if (p.dsink) backward_.dsink = numbers_.add_random(sink_dtype(p), {p.num_heads_q}, "dsink");
-    problem_ = describe(backward_);
+  explicit MergeBench(const MergeProblem& problem) : SchemaBench(problem) {}
+  /// Multiply-adds of all parts, twice that of the backward pass.
+  [[nodiscard]] double flops() const override {
+    const MergeProblem& p = own_problem();
+    const auto elements = static_cast<double>(operations::merge::rows_of(p) * p.parts * p.head_dim_v);
+    return (p.pass == MergePass::merge ? 2.0 : 4.0) * elements;
   }
+};
 
-  [[nodiscard]] AnyProblem problem() const override { return problem_; }
-  void run(const Plan& plan) const override {
-    if (problem_.pass == MergePass::merge) return tilewise::run(plan, forward_);
-    tilewise::run(plan, backward_);
+/// Rows are dealt evenly to the experts.
+class LinearBench final : public SchemaBench<operations::Linear> {
+ public:
+  explicit LinearBench(const LinearProblem& problem) : SchemaBench(problem) {
+    const std::int64_t experts = std::max<std::int64_t>(problem.num_experts, 1);
+    const auto end = [&](std::int64_t e) { return problem.tokens * e / experts; };
+    const auto fill = [](const TensorView& view, const auto& value) {
+      for (std::int64_t e = 0; view.defined() && e < view.numel(); ++e)
+        operations::store_integer(view.dtype, view.data, e, value(e));
+    };
+    fill(one("offsets"), end);
+    fill(one("counts"), [&](std::int64_t e) { return end(e + 1) - end(e); });
   }
-  [[nodiscard]] double flops() const override { return flops_; }
-  [[nodiscard]] double bytes() const override { return numbers_.bytes(); }
-  [[nodiscard]] DType dtype() const override { return dtype_; }
-
- private:
-  static DType statistics(const MergeProblem& p) { return operations::statistics_dtype(p.dtype); }
-  static std::vector<std::int64_t> rows_of(const MergeProblem& p) {
-    const std::int64_t b = p.batch_size, s = p.seqlen_q, h = p.num_heads_q, d = p.head_dim_v;
-    switch (p.layout) {
-      case Layout::thd:
-        return {s, h, d};
-      case Layout::sbhd:
-        return {s, b, h, d};
-      case Layout::bhsd:
-        return {b, h, s, d};
-      default:
-        return {b, s, h, d};
-    }
-  }
-  static std::vector<std::int64_t> lses_of(const MergeProblem& p) {
-    if (p.layout == Layout::thd) return {p.num_heads_q, p.seqlen_q};
-    return {p.batch_size, p.num_heads_q, p.seqlen_q};
-  }
-  /// Of parts that are mixed, every other one is in the dtype of out.
-  static DType part_dtype(const MergeProblem& p, std::int64_t n) {
-    if (p.parts_dtype == PartsDType::mixed) return n % 2 == 0 ? p.dtype : DType::f32;
-    return operations::merge::dtype_of(p.parts_dtype);
-  }
-
-  void add_parts(const MergeProblem& p, std::vector<TensorView>& rows, std::vector<TensorView>& lses, bool read) {
-    for (std::int64_t n = 0; n < (p.stacked ? 1 : p.parts); ++n) {
-      std::vector<std::int64_t> of_rows = rows_of(p), of_lses = lses_of(p);
-      if (p.stacked) of_rows.insert(of_rows.begin(), p.parts), of_lses.insert(of_lses.begin(), p.parts);
-      if (read || p.douts) rows.push_back(numbers_.add_random(part_dtype(p, n), of_rows, read ? "outs" : "douts"));
-      if (read || p.dlses) lses.push_back(numbers_.add_random(statistics(p), of_lses, read ? "lses" : "dlses"));
-    }
-  }
-
-  DType dtype_;
-  MergeProblem problem_;
-  RandomTensors numbers_;
-  std::vector<TensorView> outs_, lses_;
-  TensorView sink_;
-  MergeArguments forward_;
-  MergeBackwardArguments backward_;
-  double flops_ = 0.0;
+  [[nodiscard]] double flops() const override { return operations::linear::flops(own_problem()); }
 };
 
 struct Row {
@@ -125,7 +73,8 @@ Row row() {
 }
 
 std::span<const Row> table() {
-  static const std::array rows{row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>()};
+  static const std::array rows{row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>(),
+                               row<LinearBench, LinearProblem>()};
   return rows;
 }
 

@@ -1,9 +1,8 @@
-// `tilewise run`: attention on .npy files, or with --outs merge, with --k-cache the KV cache step; with --dout the
-// backward pass too.
+// `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --k-cache the KV cache
+// step; with --dout the backward pass too.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "commands.hpp"
 #include "core/message.hpp"
 #include "operations/attention/names.hpp"
+#include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
 #include "option_checks.hpp"
 #include "run_attention.hpp"
@@ -20,12 +20,10 @@
 namespace tilewise::tools {
 namespace {
 
-using RunMerge = SchemaRun<operations::Merge>;
-
 /// What attention is given stands in `run`, and other operations take of it what they need.
 struct Options {
   AttentionRun run;
-  std::optional<RunMerge> merge;
+  std::vector<std::unique_ptr<const OperationRun>> by_schema;
   KvCacheFiles kv_cache;
   std::vector<const CLI::Option*> stated_by_problem;
 };
@@ -105,14 +103,15 @@ void run_kv_cache_files(const Options& given) {
 }
 
 void run_given(const Options& given) {
-  if (given.merge->is_chosen()) {
+  for (const auto& operation : given.by_schema) {
+    if (!operation->is_chosen()) continue;
     // The option that chooses another operation before those that go with it.
     for (const CLI::Option* option : given.kv_cache.all)
       if (option->count() > 0)
-        core::invalid_argument(given.merge->chooser(), ": excludes ", option->get_name(), " (got both)");
-    return given.merge->run({given.run.problem_words, given.run.implementation, given.run.threads});
+        core::invalid_argument(operation->chooser(), ": excludes ", option->get_name(), " (got both)");
+    return operation->run({given.run.problem_words, given.run.implementation, given.run.threads});
   }
-  given.merge->refuse_own();
+  for (const auto& operation : given.by_schema) operation->refuse_own();
   const bool steps = !given.kv_cache.k_cache.empty();
   for (const CLI::Option* option : given.kv_cache.all)
     if (option->count() > 0 && !steps) core::invalid_argument(option->get_name(), ": needs --k-cache (got none)");
@@ -133,21 +132,27 @@ void check_problem_excludes_options(const Options& given) {
 }  // namespace
 
 void add_run(CLI::App& program) {
-  CLI::App& command = *program.add_subcommand("run", "Compute attention, merge, or a KV cache step on .npy files");
+  CLI::App& command =
+      *program.add_subcommand("run", "Compute attention, merge, a linear layer or a KV cache step on .npy files");
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->run.problem_words,
                   "states the options and must agree with the files (default: made of both)")
       ->option_text("...");
   add_files(command, *options);
-  options->merge.emplace(command, RunMerge::Role("outs"), "Merge");
   add_kv_cache_files(command, options->kv_cache);
   add_attention_options(command, *options);
+  const auto add = [&]<typename Op>(typename SchemaRun<Op>::Role chooser, const char* group) {
+    options->by_schema.push_back(std::make_unique<SchemaRun<Op>>(command, chooser, group));
+  };
+  add.operator()<operations::Merge>("outs", "Merge");
+  add.operator()<operations::Linear>("x", "Linear layers");
   add_implementation_option(command, options->run.implementation);
   add_threads_option(command, options->run.threads);
   command.footer(
       "Examples: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
       "tilewise run --outs a.npy,b.npy --lses lse_a.npy,lse_b.npy --sink sink.npy --out out.npy\n"
+      "tilewise run --x x.npy --w w.npy --bias bias.npy --activation silu --out out.npy\n"
       "tilewise run --q q.npy --k k.npy --v v.npy --k-cache keys.npy --v-cache values.npy --cache-seqlen 100 --out "
       "out.npy "
       "--k-cache-out keys.npy --v-cache-out values.npy\n"

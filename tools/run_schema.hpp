@@ -19,7 +19,9 @@
 #include "array.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
+#include "core/packed.hpp"
 #include "operations/derived/call.hpp"
+#include "operations/derived/describe.hpp"
 #include "operations/derived/shapes.hpp"
 #include "option_checks.hpp"
 #include "run_files.hpp"
@@ -46,8 +48,25 @@ struct CommonOptions {
   return option == nullptr ? std::vector<std::string>{} : option->results();
 }
 
+/// An operation of the command, which one of its flags chooses.
+class OperationRun {
+ public:
+  OperationRun() = default;
+  virtual ~OperationRun() = default;
+  OperationRun(const OperationRun&) = delete;
+  OperationRun& operator=(const OperationRun&) = delete;
+
+  [[nodiscard]] virtual bool is_chosen() const = 0;
+  /// The flag that does it.
+  [[nodiscard]] virtual const std::string& chooser() const = 0;
+  /// Throws for flags that belong to this operation alone.
+  virtual void refuse_own() const = 0;
+  /// Throws Error.
+  virtual void run(const CommonOptions& common) const = 0;
+};
+
 template <typename Op>
-class SchemaRun {
+class SchemaRun final : public OperationRun {
  public:
   using Problem = typename Op::Problem;
   using Tensor = operations::schema::Tensor<Problem>;
@@ -69,18 +88,24 @@ class SchemaRun {
       }
       own_.push_back(option);
     }
+    const auto add_stated = [&](const auto& field) {
+      if constexpr (std::tuple_size_v<decltype(field.members)> > 0) {
+        if (command.get_option_no_throw(flag_of(field.key)) != nullptr) return;
+        const std::string help = core::concat(field.key, " of the problem");
+        own_.push_back(command.add_option(flag_of(field.key), help)->type_name("WORD")->group(group));
+      }
+    };
+    std::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
   }
 
-  [[nodiscard]] bool is_chosen() const { return !words_of(command_, with_).empty(); }
-  [[nodiscard]] const std::string& chooser() const { return with_; }
-  /// Throws for flags that belong to this operation alone.
-  void refuse_own() const {
+  [[nodiscard]] bool is_chosen() const override { return !words_of(command_, with_).empty(); }
+  [[nodiscard]] const std::string& chooser() const override { return with_; }
+  void refuse_own() const override {
     for (const CLI::Option* option : own_)
       if (option->count() > 0) core::invalid_argument(option->get_name(), ": needs ", with_, " (got none)");
   }
 
-  /// Throws Error.
-  void run(const CommonOptions& common) const {
+  void run(const CommonOptions& common) const override {
     refuse_others();
     set_num_threads(common.threads);
     std::optional<Problem> stated;
@@ -180,8 +205,12 @@ class SchemaRun {
         auto& value = arguments.*std::get<0>(member);
         if (stated) value = (*stated).*field.value;
         using core::read_word;
-        if (const auto given = words_of(command_, flag_of(field.key)); !given.empty())
-          read_word(flag_of(field.key), given.front(), value);
+        if (const auto given = words_of(command_, flag_of(field.key)); !given.empty()) {
+          if constexpr (std::is_same_v<decltype(value), bool&>)
+            value = true;
+          else
+            read_word(flag_of(field.key), given.front(), value);
+        }
       }
     };
     std::apply([&](const auto&... fields) { (state(fields), ...); }, Op::kSchema.fields);
@@ -190,26 +219,45 @@ class SchemaRun {
 
   template <typename Arguments>
   static void fill(Arguments& arguments, const Files& files, core::Access access) {
+    const Problem stated = typename Op::Call(arguments).stated();
     operations::schema::for_each_member<Op::kSchema>(arguments, [&](std::size_t place, auto& entries) {
       if (kTensors[place].access != access) return;
       const std::vector<Array>& arrays = files.arrays[place];
       if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
-        entries = arrays.empty() ? TensorView{} : arrays.front().view();
+        entries = arrays.empty() ? TensorView{} : as_stored(arrays.front().view(), place, stated);
       } else {
         entries.clear();
-        for (const Array& array : arrays) entries.push_back(array.view());
+        for (const Array& array : arrays) entries.push_back(as_stored(array.view(), place, stated));
       }
     });
   }
 
-  /// Outputs that a call can't be described without: like an input, in the dtype of a stated problem.
+  /// .npy files have no narrow floating-point numbers: bytes are what a tensor of them is stored in, pairs in one byte.
+  static TensorView as_stored(TensorView view, std::size_t place, const Problem& stated) {
+    if (view.dtype != DType::u8) return view;
+    for (const auto& type : kTensors[place].types) {
+      const DType dtype = type.of == nullptr ? DType::none : type.of(stated);
+      if (core::is_packed(dtype)) return core::elements_of_pairs(view, kTensors[place].name);
+      if (dtype != DType::none && bits_of(dtype) == 8) view.dtype = dtype;
+    }
+    return view;
+  }
+
+  /// Outputs that a call can't be described without, in the dtype of a stated problem: like an input, or as the inputs
+  /// describe them.
   template <typename Arguments>
   void make_defaults(Arguments& arguments, const std::optional<Problem>& stated, Files& files) const {
     const typename Op::Call call(arguments);
     const bool stacked = call.stacked();
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
       const Tensor& tensor = kTensors[place];
-      if (tensor.made_like.empty() || !call.has(place)) continue;
+      if (!call.has(place) || tensor.access == core::Access::read || tensor.optional) continue;
+      if (tensor.made_like.empty()) {
+        Problem problem = operations::schema::Describer(call).describe_inputs();
+        if (stated && tensor.dtype != nullptr) problem.*tensor.dtype = (*stated).*tensor.dtype;
+        add_wanted(files, place, problem);
+        continue;
+      }
       const TensorView like = call.one_at(Role::place_of(tensor.made_like));
       const DType dtype = stated ? (*stated).*tensor.dtype : like.dtype;
       add(files, place, Array(dtype, shape_of(like).subspan(stacked ? 1 : 0), tensor.name));
@@ -225,9 +273,7 @@ class SchemaRun {
       if (tensor.access == core::Access::read || !kRoles[Op::problem_name(problem)][place]) continue;
       if (names.empty() || !files.arrays[place].empty()) continue;
       if (tensor.like.empty()) {
-        add(files, place,
-            Array(operations::schema::dtype_of<Op::kSchema>(tensor, problem),
-                  operations::schema::sizes_of(operations::schema::shape_of(tensor, problem)), tensor.name));
+        add_wanted(files, place, problem);
         continue;
       }
       const std::size_t model = Role::place_of(tensor.like);
@@ -239,6 +285,12 @@ class SchemaRun {
       }
       for (const Array& array : like) add(files, place, zeros_like(array.view(), tensor.name));
     }
+  }
+  void add_wanted(Files& files, std::size_t place, const Problem& problem) const {
+    const Tensor& tensor = kTensors[place];
+    add(files, place,
+        Array(operations::schema::dtype_of<Op::kSchema>(tensor, problem),
+              operations::schema::sizes_of(operations::schema::shape_of(tensor, problem)), tensor.name));
   }
   void add(Files& files, std::size_t place, Array array) const {
     const std::vector<std::string> names = words(place);

@@ -8,6 +8,7 @@
 #include "tilewise/c/attention.h"
 #include "tilewise/c/common.h"
 #include "tilewise/c/kv_cache.h"
+#include "tilewise/c/linear.h"
 #include "tilewise/c/merge.h"
 
 #endif /* TILEWISE_TILEWISE_H */

@@ -33,6 +33,20 @@ void for_each_field(Problem& problem, const Visit& visit) {
   std::apply([&](const auto&... fields) { (visit_field(fields, problem, visit), ...); }, kSchema.fields);
 }
 
+/// Gives an element type the default of its field, which may depend on the fields before it.
+template <const auto& kSchema, typename Problem>
+void set_default(Problem& problem, DType Problem::* dtype) {
+  const auto look_at = [&](const auto& field) {
+    if constexpr (std::is_same_v<decltype(field.value), DType Problem::*>) {
+      if (field.value != dtype) return;
+      visit_field(field, problem, [](std::string_view, auto& value, const auto& by_default) {
+        if constexpr (std::is_assignable_v<decltype(value), decltype(by_default)>) value = by_default;
+      });
+    }
+  };
+  std::apply([&](const auto&... fields) { (look_at(fields), ...); }, kSchema.fields);
+}
+
 template <const auto& kSchema, typename Problem>
 [[nodiscard]] std::vector<std::string_view> keys_of(Problem problem) {
   std::vector<std::string_view> keys;

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/message.hpp"
+#include "core/packed.hpp"
 #include "core/tensor_checks.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/schema.hpp"
@@ -102,6 +104,23 @@ template <typename Problem>
     view.shape[axis] = shape.dims[axis].size;
     view.strides[axis] = stride;
     stride *= view.shape[axis] > 0 ? view.shape[axis] : 1;
+    if (core::is_packed(dtype)) stride += stride % 2;  // rows begin on bytes
+  }
+  return view;
+}
+
+/// One of a role's tensors without memory, as compact as the problem says that it lies.
+template <const auto& kSchema, typename Problem>
+[[nodiscard]] TensorView compact(std::size_t place, const Problem& problem, std::size_t entry = 0) {
+  const Tensor<Problem>& tensor = kTensors<kSchema>[place];
+  core::Shape shape = shape_of(tensor, problem);
+  const bool transposed = tensor.transposed != nullptr && problem.*tensor.transposed;
+  const auto last = static_cast<std::size_t>(shape.rank - 1);
+  if (transposed) std::swap(shape.dims[last - 1], shape.dims[last]);
+  TensorView view = contiguous(shape, dtype_of<kSchema>(tensor, problem, entry));
+  if (transposed) {
+    std::swap(view.shape[last - 1], view.shape[last]);
+    std::swap(view.strides[last - 1], view.strides[last]);
   }
   return view;
 }
@@ -127,14 +146,13 @@ template <const auto& kSchema, typename Arguments, typename Problem, typename Ma
   return arguments;
 }
 
-/// What kernels are launched with for a problem whose tensors are contiguous and have no memory yet.
+/// What kernels are launched with for a problem whose tensors are compact and have no memory yet.
 template <typename Op>
 [[nodiscard]] typename Op::Params contiguous_params(const typename Op::Problem& problem) {
   constexpr const auto& kSchema = Op::kSchema;
   return Op::Schema::with_arguments(problem, [&problem]<typename Arguments> {
     const auto make = [&problem](std::size_t place, std::size_t entry) {
-      const auto& tensor = kTensors<kSchema>[place];
-      return contiguous(shape_of(tensor, problem), dtype_of<kSchema>(tensor, problem, entry));
+      return compact<kSchema>(place, problem, entry);
     };
     const auto arguments = arguments_of<kSchema, Arguments>(problem, make);
     return Op::make_params(typename Op::Call(arguments), problem);

@@ -68,12 +68,12 @@ class Tensors {
     return {integers(dtype, values).data, dtype, rows, columns, columns, 1};
   }
 
- private:
   void* bytes(std::size_t size) {
     memory_.emplace_back(size + 1);  // never empty: data that is null is not given
     return memory_.back().data();
   }
 
+ private:
   void* floats(DType dtype, std::int64_t count) {
     void* data = bytes(static_cast<std::size_t>(count) * size_of(dtype));
     for (std::int64_t i = 0; i < count; ++i) operations::store_element(dtype, data, i, deviation * random.normal());

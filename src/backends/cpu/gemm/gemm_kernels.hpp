@@ -5,28 +5,49 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backends/cpu/kernels.hpp"
+#include "backends/cpu/formats/kernels.hpp"
 #include "device/common/activation.h"
 
 namespace tilewise::backends::cpu {
+
+// `Real` below is what a kernel computes in: fp32, and fp64 of f64.
+
+/// Element types of rows, weights, results and scales. e2m1 is packed, two a byte.
+enum class GemmElement : int32_t { f32, bf16, f16, f64, e4m3, e2m1, e8m0 };
+
+/// Factors of blocks of elements, as they are stored. Blocks of 16 or 32 elements lie along the depth alone; others are
+/// a multiple of 128 deep, or as deep as there is.
+struct GemmScales {
+  const void* data;                  // of row 0 at depth 0; null: all are 1
+  GemmElement element;               // f32, e8m0 or e4m3
+  int64_t block_rows, block_depth;   // in elements
+  int64_t row_stride, depth_stride;  // from block to block
+};
 
 /// Outputs whose weights are adjacent in memory or evenly apart.
 struct WeightRun {
   const void* data;  // of the first output at depth 0
   const void* bias;  // Reals, with room to whole vectors of 16; null: none
+  int64_t row;       // of the first output, as scales count rows
 };
 
 /// What the rows are multiplied by. A gate and its up are two runs, or one whose outputs alternate.
 struct GemmWeights {
   WeightRun runs[2];
   int32_t num_runs;
+  GemmElement element;
   int64_t outputs;                      // of each run
   int64_t output_stride, depth_stride;  // in elements; one of them is 1
+  GemmScales scales;                    // of quantised weights
+  int64_t row_step;                     // rows of scales from output to output
+  float factor;                         // of all weights, where they are quantised
 };
 
 struct GemmTask {
   const void* x;  // rows with a contiguous depth
+  GemmElement x_element;
   int64_t x_stride;
+  GemmScales x_scales;       // of quantised rows, in the order of memory
   const int64_t* row_index;  // rows of x that are multiplied; null: the first ones
   int64_t rows, depth;
   bool streamed;  // few rows: weights are read once, straight from memory, else packed for all rows
@@ -38,19 +59,31 @@ struct GemmTask {
   bool factor_on_product;  // before bias and activation, else last of all
   void* out;               // of the first row and result
   int64_t out_stride;
-  ElementIndex out_element;
+  GemmElement out_element;
+};
+
+/// What scratch depends on: tasks have at most that many rows, and outputs of all runs.
+struct GemmShape {
+  int64_t rows, outputs, depth;
+  bool streamed, quantized;
 };
 
 using GemmFn = void (*)(const GemmTask& task, void* scratch);
-/// Bytes for tasks of at most that many rows and outputs of all runs.
-using GemmScratchFn = size_t (*)(int64_t rows, int64_t outputs, int64_t depth, bool streamed);
+using GemmScratchFn = size_t (*)(const GemmShape& shape);
 
-/// What one instruction set offers, by the element type of rows and weights; null where it is left to another set.
+/// Products computed in one way. Rows and weights of one task may differ in their elements.
+struct GemmKernel {
+  GemmFn run;
+  GemmScratchFn scratch;
+  int64_t stream_rows;  // up to which streaming is faster than packing
+  int64_t panel;        // outputs that are packed side by side
+};
+
+/// What one instruction set offers: products in fp32, of bf16 (and what it holds exactly) in the set's own
+/// instructions, and in fp64. Without a run they are left to another set.
 struct GemmKernels {
-  GemmFn run[kElementCount];
-  GemmScratchFn scratch[kElementCount];
-  int64_t stream_rows[kElementCount];  // up to which streaming is faster than packing
-  int64_t panel[kElementCount];        // outputs that are packed side by side
+  GemmKernel f32, bf16, f64;
+  const FormatKernels* formats;  // that quantise rows
 };
 
 /// Rows of a task at most.

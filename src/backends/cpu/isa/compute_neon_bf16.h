@@ -64,7 +64,8 @@ struct ComputeNeonBf16 {
   TILEWISE_INLINE static void order_depth(float*) {}
 
   /// Elements [begin, begin + 8) of two adjacent rows, interleaved: columns of a B operand.
-  TILEWISE_INLINE static void load_paired(F (&out)[kPair], const Bf16* row, int64_t stride, int64_t rows_left,
+  template <class In>
+  TILEWISE_INLINE static void load_paired(F (&out)[kPair], const In* row, int64_t stride, int64_t rows_left,
                                           int64_t begin, int64_t size) {
     load_shuffled(out, rows_left > 0 ? row : nullptr, rows_left > 1 ? row + stride : nullptr, begin, size);
   }

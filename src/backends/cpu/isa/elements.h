@@ -19,5 +19,9 @@ struct F16 {
 struct E4m3 {
   uint8_t bits;
 };
+/// Two numbers of fp4 (device/common/float4.h), the first in the low half: read alone, and exact in every other type.
+struct E2m1 {
+  uint8_t pair;
+};
 
 }  // namespace tilewise::backends::cpu

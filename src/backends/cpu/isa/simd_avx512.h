@@ -79,6 +79,17 @@ struct Avx512 {
     return _mm512_castsi512_ps(
         _mm512_ternarylogic_epi32(bits, code, _mm512_set1_epi32(static_cast<int>(0x80000000u)), kFirstOrBoth));
   }
+  /// 16 numbers of 8 bytes, looked up by four bits that a byte's halves leave lowest.
+  TILEWISE_INLINE static F load(const E2m1* p) {
+    const I bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return look_up(_mm512_or_si512(bytes, _mm512_slli_epi64(bytes, 28)));
+  }
+  /// Of the codes in the words' lowest four bits.
+  TILEWISE_INLINE static F look_up(I codes) {
+    const F table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
+                                   -3.0f, -4.0f, -6.0f);
+    return _mm512_permutexvar_ps(codes, table);
+  }
   TILEWISE_INLINE static void store(Bf16* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(round_to_bf16(x)));
   }

@@ -6,6 +6,7 @@
 
 #include "backends/cpu/isa/elements.h"
 #include "device/common/float16.h"
+#include "device/common/float4.h"
 
 namespace tilewise::backends::cpu {
 
@@ -73,6 +74,10 @@ struct Generic {
     const F value = reinterpret_cast<F>(bits) - reinterpret_cast<F>(small & (121 << 23));
     const I nan = (magnitude == 0x7F) & 0x7FC00000;
     return reinterpret_cast<F>(reinterpret_cast<I>(value) | nan | ((code & 0x80) << 24));
+  }
+  TILEWISE_INLINE static F load(const E2m1* p) {
+    return F{device::e2m1_to_float(p[0].pair & 15), device::e2m1_to_float(p[0].pair >> 4),
+             device::e2m1_to_float(p[1].pair & 15), device::e2m1_to_float(p[1].pair >> 4)};
   }
   TILEWISE_INLINE static void store(Bf16* p, F x) {
 #pragma GCC unroll 4

@@ -75,6 +75,29 @@ struct Neon {
     const uint16x4_t nan = vceq_u16(vorr_u16(half, vdup_n_u16(0x8000)), vdup_n_u16(0xBF80));
     return vmulq_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(half, nan))), vdupq_n_f32(256.0f));
   }
+  /// 4 numbers of 2 bytes.
+  TILEWISE_INLINE static F load(const E2m1* p) {
+    uint16_t bytes;
+    __builtin_memcpy(&bytes, p, sizeof bytes);
+    uint16x8_t numbers[4];
+    widen(vreinterpretq_u8_u16(vdupq_n_u16(bytes)), numbers);
+    return vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(numbers[0]), 16));
+  }
+  /// 32 numbers of 16 bytes as bf16, in order: both bytes of each are looked up.
+  TILEWISE_INLINE static void widen(uint8x16_t bytes, uint16x8_t (&numbers)[4]) {
+    const uint8x16_t low = {0x00, 0x00, 0x80, 0xC0, 0x00, 0x40, 0x80, 0xC0,
+                            0x00, 0x00, 0x80, 0xC0, 0x00, 0x40, 0x80, 0xC0};
+    const uint8x16_t high = {0x00, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40,
+                             0x80, 0xBF, 0xBF, 0xBF, 0xC0, 0xC0, 0xC0, 0xC0};
+    const uint8x16_t even = vandq_u8(bytes, vdupq_n_u8(15)), odd = vshrq_n_u8(bytes, 4);
+    const uint8x16_t codes[2] = {vzip1q_u8(even, odd), vzip2q_u8(even, odd)};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const uint8x16_t l = vqtbl1q_u8(low, codes[i]), h = vqtbl1q_u8(high, codes[i]);
+      numbers[2 * i] = vreinterpretq_u16_u8(vzip1q_u8(l, h));
+      numbers[2 * i + 1] = vreinterpretq_u16_u8(vzip2q_u8(l, h));
+    }
+  }
   TILEWISE_INLINE static void store(Bf16* p, F x) {
     vst1_u16(reinterpret_cast<uint16_t*>(p), vshrn_n_u32(round_to_bf16(x), 16));
   }

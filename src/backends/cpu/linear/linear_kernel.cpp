@@ -26,9 +26,11 @@ std::size_t linear_workspace_size(const LinearParams& p) {
 }
 
 void run_linear(const LinearParams& p, const GemmKernels& kernels, void* workspace) {
-  check_rows("x", p.x, p.x.dtype);
+  check_rows("x", p.x);
   check_results("out", p.out, p.x.dtype);
+  check_scales("x", p.x_scales, p.x.dtype, p.x.columns);
   check_weights("w", p.w, p.x.dtype);
+  check_kernel(kernels, p.x.dtype, p.w.dtype);
   auto* groups = static_cast<std::int64_t*>(workspace);
   Groups ends(p);
   groups[0] = ends.end();
@@ -41,6 +43,7 @@ void run_linear(const LinearParams& p, const GemmKernels& kernels, void* workspa
   product.dtype = p.x.dtype;
   product.x = p.x.data;
   product.x_stride = p.x.row_stride;
+  product.x_scales = p.x_scales;
   product.groups = groups;
   product.w = p.w;
   product.bias = p.bias;

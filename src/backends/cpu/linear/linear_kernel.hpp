@@ -11,8 +11,8 @@ namespace tilewise::backends::cpu {
 /// By shapes alone.
 [[nodiscard]] std::size_t linear_workspace_size(const operations::linear::LinearParams& p);
 
-/// x and w have one dtype, which `kernels` have; x and out a contiguous last dimension, and w one of its last two.
-/// Throws Error where they don't.
+/// x is f32, bf16, f16, f64 or fp8_e4m3, w has its dtype or is quantised, and `kernels` multiply the two; x and out
+/// have a contiguous last dimension, and w one of its last two. Throws Error where they don't.
 void run_linear(const operations::linear::LinearParams& p, const GemmKernels& kernels, void* workspace);
 
 }  // namespace tilewise::backends::cpu

@@ -2,12 +2,15 @@
 #include "backends/cpu/moe/moe_kernel.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "backends/cpu/formats/quantize.hpp"
 #include "backends/cpu/gemm/grouped_product.hpp"
 #include "backends/cpu/merge/merge_rows.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/ceil_div.hpp"
+#include "core/message.hpp"
 #include "core/parallel.hpp"
 #include "operations/elements.hpp"
 
@@ -18,12 +21,33 @@ using operations::moe::MoeParams;
 
 constexpr std::int64_t kNowhere = -1;
 
+/// How intermediate values lie in the workspace: as they are summed up where they are quantised afterwards.
+struct Intermediate {
+  DType dtype;
+  bool quantized;
+  std::int64_t block, blocks;  ///< elements of a scale, and scales of a row
+
+  explicit Intermediate(const MoeParams& p)
+      : dtype(p.h_format.defined()           ? DType::f32
+              : p.x.dtype == DType::fp8_e4m3 ? DType::bf16
+                                             : p.x.dtype),
+        quantized(p.h_format.defined()),
+        block(p.h_format.block_columns == BlockFormat::kAll ? std::max<std::int64_t>(p.down.columns, 1)
+                                                            : p.h_format.block_columns),
+        blocks(quantized ? core::ceil_div(p.down.columns, block) : 0) {}
+
+  /// Of a row.
+  [[nodiscard]] std::int64_t bytes(std::int64_t columns) const {
+    const std::int64_t codes = quantized ? columns + 4 * blocks : 0;
+    return columns * static_cast<std::int64_t>(size_of(dtype)) + codes;
+  }
+};
+
 /// Tokens that share the workspace at a time: equal parts of the call.
 std::int64_t chunk_of(const MoeParams& p) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
-  const ElementIndex element = element_of(p.x.dtype);
-  const std::int64_t part_bytes = p.down.columns * static_cast<std::int64_t>(element_size(element)) +
-                                  (p.down.rows + 1) * static_cast<std::int64_t>(real_size(element)) + 16;
+  const auto real = static_cast<std::int64_t>(size_of(sum_dtype(p.x.dtype)));
+  const std::int64_t part_bytes = Intermediate(p).bytes(p.down.columns) + (p.down.rows + 1) * real + 16;
   const std::int64_t most =
       std::max<std::int64_t>(kMostBytes / (part_bytes * std::max<std::int64_t>(p.topk_ids.columns, 1)), 1);
   return core::ceil_div(p.x.rows, std::max<std::int64_t>(core::ceil_div(p.x.rows, most), 1));
@@ -31,21 +55,25 @@ std::int64_t chunk_of(const MoeParams& p) {
 
 /// The workspace's parts. A part is one token at one expert; parts are sorted by expert.
 struct Workspace {
-  std::int64_t *groups,  ///< [num_experts + 1] first parts
-      *token, *place;    ///< of each part its token; of each (token, j) its part
-  void *factor, *h, *y;  ///< Reals, elements of x, Reals
+  std::int64_t *groups,      ///< [num_experts + 1] first parts
+      *token, *place;        ///< of each part its token; of each (token, j) its part
+  void *factor, *h, *y;      ///< sum_dtype(), Intermediate's, sum_dtype()
+  void *h_codes, *h_scales;  ///< where h is quantised
   void* tasks;
   std::size_t bytes = 0;
 
   Workspace(const MoeParams& p, void* base) : base_(static_cast<std::byte*>(base)) {
-    const ElementIndex element = element_of(p.x.dtype);
+    const std::size_t real = size_of(sum_dtype(p.x.dtype));
+    const Intermediate h_kind(p);
     const std::int64_t parts = chunk_of(p) * p.topk_ids.columns, experts = p.gate_up.num_experts;
     groups = static_cast<std::int64_t*>(take(experts + 1, sizeof(std::int64_t)));
     token = static_cast<std::int64_t*>(take(parts, sizeof(std::int64_t)));
     place = static_cast<std::int64_t*>(take(parts, sizeof(std::int64_t)));
-    factor = take(parts, real_size(element));
-    h = take(parts * p.down.columns, element_size(element));
-    y = take(parts * p.down.rows, real_size(element));
+    factor = take(parts, real);
+    h = take(parts * p.down.columns, size_of(h_kind.dtype));
+    y = take(parts * p.down.rows, real);
+    h_codes = take(h_kind.quantized ? parts * p.down.columns : 0, 1);
+    h_scales = take(parts * h_kind.blocks, sizeof(float));
     tasks = take(static_cast<std::int64_t>(grouped_product_workspace(experts)), 1);
   }
 
@@ -61,7 +89,7 @@ struct Workspace {
 /// Tokens [first, first + count) by expert, in their order and that of j.
 void sort(const MoeParams& p, std::int64_t first, std::int64_t count, const Workspace& w) {
   const std::int64_t experts = p.gate_up.num_experts, top_k = p.topk_ids.columns;
-  const DType real = real_of(element_of(p.x.dtype));
+  const DType real = sum_dtype(p.x.dtype);
   const auto expert_of = [&](std::int64_t i) {
     const std::int64_t at = (first + i / top_k) * p.topk_ids.row_stride + i % top_k * p.topk_ids.column_stride;
     const std::int64_t id = operations::load_integer(p.topk_ids.dtype, p.topk_ids.data, at);
@@ -86,12 +114,24 @@ void sort(const MoeParams& p, std::int64_t first, std::int64_t count, const Work
   w.groups[0] = 0;
 }
 
+/// h as rows of p.h_format.
+void quantize_h(const MoeParams& p, const GemmKernels& kernels, const Workspace& w) {
+  const Intermediate h(p);
+  const std::int64_t parts = w.groups[p.gate_up.num_experts];
+  const TensorView numbers(w.h, h.dtype, {parts, p.down.columns});
+  const formats::Quantized to{
+      {w.h_codes, p.h_format.element, {parts, p.down.columns}}, {w.h_scales, p.h_format.scale, {parts, h.blocks}}, {}};
+  if (parts > 0 && p.down.columns > 0) quantize(*kernels.formats, numbers, p.h_format, to);
+}
+
 void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w) {
+  const Intermediate h(p);
   GroupedProduct product{};
   product.kernels = &kernels;
   product.dtype = p.x.dtype;
   product.x = p.x.data;
   product.x_stride = p.x.row_stride;
+  product.x_scales = p.x_scales;
   product.row_index = w.token;
   product.groups = w.groups;
   product.w = p.gate_up;
@@ -102,40 +142,82 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   product.factor_on_product = p.weight_on_input;
   product.out = w.h;
   product.out_stride = p.down.columns;
-  product.out_dtype = p.x.dtype;
+  product.out_dtype = h.dtype;
   product.batch_invariant = p.batch_invariant;
   run_grouped_product(product, w.tasks);
+  if (h.quantized) quantize_h(p, kernels, w);
 
-  product.x = w.h;
+  product.dtype = h.quantized ? p.h_format.element : h.dtype;
+  product.x = h.quantized ? w.h_codes : w.h;
   product.x_stride = p.down.columns;
+  product.x_scales = {};
+  if (h.quantized) product.x_scales = {w.h_scales, p.h_format.scale, 1, h.block, 0, h.blocks, 1};
   product.row_index = nullptr;
   product.w = p.down;
   product.bias = p.down_bias;
   product.layout = device::GateLayout::none;
   product.activation = {};
-  product.factor = p.weight_on_input ? nullptr : w.factor;
+  product.factor = p.weight_on_input || p.norm_weight.data != nullptr ? nullptr : w.factor;
   product.factor_on_product = false;
   product.out = w.y;
   product.out_stride = p.down.rows;
-  product.out_dtype = real_of(element_of(p.x.dtype));
+  product.out_dtype = sum_dtype(p.x.dtype);
   run_grouped_product(product, w.tasks);
+}
+
+/// The expert of a part.
+std::int64_t expert_of(const MoeParams& p, const Workspace& w, std::int64_t part) {
+  return std::upper_bound(w.groups, w.groups + p.gate_up.num_experts + 1, part) - w.groups - 1;
+}
+
+/// A part's row, by its norm and its weight.
+template <typename Real>
+void normalise(const MoeParams& p, const Workspace& w, std::int64_t part, Real* row) {
+  const std::int64_t expert = expert_of(p, w, part), size = p.down.rows;
+  const Real squares = dot(row, row, sum_dtype(p.x.dtype), size);
+  const Real root = std::sqrt(squares / static_cast<Real>(size) + static_cast<Real>(p.norm_epsilon));
+  const Real factor = (p.weight_on_input ? Real{1} : static_cast<const Real*>(w.factor)[part]) / root;
+  const operations::ExpertVectors& norm = p.norm_weight;
+  for (std::int64_t n = 0; n < size; ++n) {
+    const double weight =
+        operations::load_element(norm.dtype, norm.data, expert * norm.expert_stride + n * norm.stride);
+    row[n] *= factor * static_cast<Real>(weight);
+  }
 }
 
 template <typename Real>
 void combine(const MoeParams& p, std::int64_t first, std::int64_t count, const Workspace& w) {
   const std::int64_t top_k = p.topk_ids.columns, columns = p.down.rows;
-  const DType real = real_of(element_of(p.x.dtype));
+  const DType real = sum_dtype(p.x.dtype);
   const int workers = workers_for(4.0 * static_cast<double>(count * top_k * columns));
   core::parallel_for(count, workers, [&](std::int64_t t, int) {
     auto* sum = static_cast<Real*>(thread_scratch(static_cast<std::size_t>(columns) * sizeof(Real)));
     std::fill_n(sum, columns, Real{0});
     for (std::int64_t j = 0; j < top_k; ++j) {
       const std::int64_t part = w.place[t * top_k + j];
-      if (part != kNowhere) add_weighted(sum, static_cast<const Real*>(w.y) + part * columns, real, columns, Real{1});
+      if (part == kNowhere) continue;
+      Real* row = static_cast<Real*>(w.y) + part * columns;
+      if (p.norm_weight.data != nullptr) normalise(p, w, part, row);
+      add_weighted(sum, row, real, columns, Real{1});
     }
     store_weighted(advance(p.out.data, (first + t) * p.out.row_stride, size_of(p.out.dtype)), p.out.dtype, sum, columns,
                    Real{1});
   });
+}
+
+void check(const MoeParams& p, const GemmKernels& kernels) {
+  check_rows("x", p.x);
+  check_scales("x", p.x_scales, p.x.dtype, p.x.columns);
+  check_results("out", p.out, p.x.dtype);
+  if (p.h_format.defined() && (!operations::moe::is_h_format(p.h_format) || p.x.dtype == DType::f64))
+    core::invalid_argument("h_format: must be fp8 with scales of one row, of x in less than f64 (got ",
+                           to_string(p.h_format), " of ", to_string(p.x.dtype), ")");
+  const Intermediate h(p);
+  const DType h_dtype = h.quantized ? p.h_format.element : h.dtype;
+  check_weights("gate_up", p.gate_up, p.x.dtype);
+  check_weights("down", p.down, h_dtype);
+  check_kernel(kernels, p.x.dtype, p.gate_up.dtype);
+  check_kernel(kernels, h_dtype, p.down.dtype);
 }
 
 }  // namespace
@@ -143,10 +225,7 @@ void combine(const MoeParams& p, std::int64_t first, std::int64_t count, const W
 std::size_t moe_workspace_size(const MoeParams& p) { return Workspace(p, nullptr).bytes; }
 
 void run_moe(const MoeParams& p, const GemmKernels& kernels, void* workspace) {
-  check_rows("x", p.x, p.x.dtype);
-  check_results("out", p.out, p.x.dtype);
-  check_weights("gate_up", p.gate_up, p.x.dtype);
-  check_weights("down", p.down, p.x.dtype);
+  check(p, kernels);
   const Workspace w(p, workspace);
   const std::int64_t chunk = chunk_of(p);
   for (std::int64_t first = 0; first < p.x.rows; first += chunk) {

@@ -12,8 +12,8 @@ namespace tilewise::backends::cpu {
 /// token needs.
 [[nodiscard]] std::size_t moe_workspace_size(const operations::moe::MoeParams& p);
 
-/// x and weights have one dtype, which `kernels` have; x and out a contiguous last dimension, and each weight one of
-/// its last two. Throws Error where they don't.
+/// x is f32, bf16, f16, f64 or fp8_e4m3, weights have its dtype or are quantised, and `kernels` multiply them; x and
+/// out have a contiguous last dimension, and each weight one of its last two. Throws Error where they don't.
 void run_moe(const operations::moe::MoeParams& p, const GemmKernels& kernels, void* workspace);
 
 }  // namespace tilewise::backends::cpu

@@ -4,11 +4,10 @@
 #include "backends/cpu/isa/simd_avx2_f64.h"
 
 namespace tilewise::backends::cpu {
-namespace {
-using Compute = ComputeReal<Avx2>;
-}
 
-const GemmKernels kAvx2Gemm = make_gemm_kernels<Gemm<Compute, float>, Gemm<Compute, Bf16>, Gemm<Compute, F16>,
-                                                Gemm<ComputeReal<Avx2F64>, double>>(16);
+const GemmKernels kAvx2Gemm = {.f32 = Gemm<ComputeReal<Avx2>>::kernel(16),
+                               .bf16 = {},
+                               .f64 = Gemm<ComputeReal<Avx2F64>>::kernel(16),
+                               .formats = &kAvx2Formats};
 
 }  // namespace tilewise::backends::cpu

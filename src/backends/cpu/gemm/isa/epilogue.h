@@ -59,9 +59,9 @@ class Epilogue {
     if constexpr (sizeof(Real) == sizeof(double)) {
       store_scaled<V>(c, results, factor, static_cast<double*>(t.out) + at);
     } else {
-      if (t.out_element == kElementBf16)
+      if (t.out_element == GemmElement::bf16)
         store_scaled<V>(c, results, factor, static_cast<Bf16*>(t.out) + at);
-      else if (t.out_element == kElementF16)
+      else if (t.out_element == GemmElement::f16)
         store_scaled<V>(c, results, factor, static_cast<F16*>(t.out) + at);
       else
         store_scaled<V>(c, results, factor, static_cast<float*>(t.out) + at);

@@ -4,11 +4,10 @@
 #include "backends/cpu/isa/simd_generic_f64.h"
 
 namespace tilewise::backends::cpu {
-namespace {
-using Compute = ComputeReal<Generic>;
-}
 
-const GemmKernels kGenericGemm = make_gemm_kernels<Gemm<Compute, float>, Gemm<Compute, Bf16>, Gemm<Compute, F16>,
-                                                   Gemm<ComputeReal<GenericF64>, double>>(8);
+const GemmKernels kGenericGemm = {.f32 = Gemm<ComputeReal<Generic>>::kernel(8),
+                                  .bf16 = {},
+                                  .f64 = Gemm<ComputeReal<GenericF64>>::kernel(8),
+                                  .formats = &kGenericFormats};
 
 }  // namespace tilewise::backends::cpu

@@ -3,58 +3,64 @@
 
 #include <stdint.h>
 
-#include "backends/cpu/gemm/gemm_kernels.hpp"
+#include "backends/cpu/gemm/isa/codes.h"
 #include "backends/cpu/isa/arena.h"
-#include "backends/cpu/isa/pack.h"
 
 namespace tilewise::backends::cpu {
 
-template <class C, class In>
+/// Blocks of the depth and of rows.
+template <class C>
+struct PanelBlocks {
+  using V = typename C::V;
+  static constexpr int64_t kPanelBytes = 32 * 1024;  // of weights that stay in the first-level cache
+  static constexpr int64_t kFitting = kPanelBytes / int64_t{kPanel<V> * sizeof(typename V::Real)};
+  // AMX keeps half a panel there, and has results come and go at each block's end.
+  static constexpr int64_t kUnits = C::kDepthUnits > 1 ? 256 : kFitting < 256 ? kFitting : 256;
+  static constexpr int64_t kDepth = kUnits * C::kPair;        // elements of a block
+  static constexpr int64_t kRows = 96;                        // packed at once: whole register tiles of every set
+  static constexpr int64_t kStride = kUnits + 2 * V::kLanes;  // of packed rows, no power of two
+  static_assert(kDepth % 128 == 0 && kDepth <= kWidened);
+};
+
+template <class C>
 class PanelProduct {
   using V = typename C::V;
   using Real = typename V::Real;
-  static constexpr int64_t kPanelBytes = 32 * 1024;  // of weights that stay in the first-level cache
-  static constexpr int64_t kFitting = kPanelBytes / int64_t{kPanel<V> * sizeof(Real)};
-  // AMX keeps half a panel there, and has results come and go at each block's end.
-  static constexpr int64_t kUnits = C::kDepthUnits > 1 ? 256 : kFitting < 256 ? kFitting : 256;
-  static constexpr int64_t kDepth = kUnits * C::kPair;    // elements of a block
-  static constexpr int64_t kRows = 96;                    // packed at once: whole register tiles of every set
-  static constexpr int64_t kStride = kUnits + V::kLanes;  // of packed rows, no power of two
+  using Blocks = PanelBlocks<C>;
 
  public:
   struct Scratch {
     Real *rows, *panels;
     TILEWISE_INLINE Scratch(Arena<V>& arena, int64_t outputs)
-        : rows(arena.reals((kRows + C::kRowPadding) * kStride)),
-          panels(arena.reals((outputs + 2 * int64_t{kPanel<V>}) * kUnits)) {}
+        : rows(arena.reals((Blocks::kRows + C::kRowPadding) * Blocks::kStride)),
+          panels(arena.reals((outputs + 2 * int64_t{kPanel<V>}) * Blocks::kUnits)) {}
   };
 
   /// c[row][run * second + output]; rows are padded by C::kRowPadding.
   static void run(const GemmTask& t, const Scratch& s, Real* c, int64_t ldc, int64_t second) {
-    for (int64_t depth = 0; depth < t.depth; depth += kDepth) {
-      const int64_t size = t.depth - depth < kDepth ? t.depth - depth : kDepth, units = depth_units<C>(size);
+    for (int64_t depth = 0; depth < t.depth; depth += Blocks::kDepth) {
+      const int64_t size = t.depth - depth < Blocks::kDepth ? t.depth - depth : Blocks::kDepth;
+      const int64_t units = depth_units<C>(size);
       for (int32_t i = 0; i < t.w.num_runs; ++i) pack(t, i, depth, size, s.panels + i * second * units);
-      for (int64_t row = 0; row < t.rows; row += kRows) {
-        const int64_t rows = t.rows - row < kRows ? t.rows - row : kRows;
-        for (int64_t r = 0; r < rows; ++r) pack_row<C>(row_of(t, row + r) + depth, size, s.rows + r * kStride);
+      for (int64_t row = 0; row < t.rows; row += Blocks::kRows) {
+        const int64_t rows = t.rows - row < Blocks::kRows ? t.rows - row : Blocks::kRows;
+        pack_rows<C>(t, row, rows, depth, size, s.rows, Blocks::kStride);
         for (int32_t i = 0; i < t.w.num_runs; ++i)
-          C::multiply(rows, t.w.outputs, units, s.rows, kStride, s.panels + i * second * units, units * kPanel<V>,
-                      c + row * ldc + i * second, ldc, depth > 0);
+          C::multiply(rows, t.w.outputs, units, s.rows, Blocks::kStride, s.panels + i * second * units,
+                      units * kPanel<V>, c + row * ldc + i * second, ldc, depth > 0);
       }
     }
   }
 
-  TILEWISE_INLINE static const In* row_of(const GemmTask& t, int64_t row) {
-    return static_cast<const In*>(t.x) + (t.row_index ? t.row_index[row] : row) * t.x_stride;
-  }
-
  private:
   TILEWISE_INLINE static void pack(const GemmTask& t, int32_t run, int64_t depth, int64_t size, Real* panels) {
-    const In* from = static_cast<const In*>(t.w.runs[run].data) + depth * t.w.depth_stride;
-    if (t.w.depth_stride == 1)
-      pack_transposed<C>(from, t.w.output_stride, t.w.outputs, size, panels);
-    else
-      pack_paired<C>(from, t.w.depth_stride, size, t.w.outputs, panels);
+    with_numbers<C>(t.w.element, [&]<class W>(const W*) {
+      const W* from = static_cast<const W*>(t.w.runs[run].data) + depth * t.w.depth_stride;
+      if (t.w.depth_stride == 1)
+        pack_transposed<C>(from, t.w.output_stride, t.w.outputs, size, panels);
+      else
+        pack_paired<C>(from, t.w.depth_stride, size, t.w.outputs, panels);
+    });
   }
 };
 

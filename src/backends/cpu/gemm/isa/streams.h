@@ -7,6 +7,20 @@
 
 namespace tilewise::backends::cpu {
 
+/// Units of a packed row.
+template <class C>
+TILEWISE_INLINE int64_t stream_stride(int64_t depth) {
+  return round_up(depth_units<C>(depth), C::V::kLanes);
+}
+
+template <class C>
+struct StreamScratch {
+  RealOf<C>* rows;
+  TILEWISE_INLINE StreamScratch(Arena<typename C::V>& arena, int64_t rows, int64_t depth)
+      : rows(arena.reals(rows * stream_stride<C>(depth))) {}
+};
+
+/// Weights in In.
 template <class C, class In>
 class StreamProduct {
   using V = typename C::V;
@@ -23,16 +37,9 @@ class StreamProduct {
   static constexpr int kChunk = kSums / kQuad;  // vectors of sums of each row
 
  public:
-  struct Scratch {
-    Real* rows;
-    TILEWISE_INLINE Scratch(Arena<V>& arena, int64_t rows, int64_t depth)
-        : rows(arena.reals(rows * stride_of(depth))) {}
-  };
-
-  static void run(const GemmTask& t, const Scratch& s, Real* c, int64_t ldc, int64_t second) {
-    const int64_t stride = stride_of(t.depth);
-    for (int64_t row = 0; row < t.rows; ++row)
-      pack_row<C>(PanelProduct<C, In>::row_of(t, row), t.depth, s.rows + row * stride);
+  static void run(const GemmTask& t, const StreamScratch<C>& s, Real* c, int64_t ldc, int64_t second) {
+    const int64_t stride = stream_stride<C>(t.depth);
+    pack_rows<C>(t, 0, t.rows, 0, t.depth, s.rows, stride);
     for (int32_t i = 0; i < t.w.num_runs; ++i) {
       const In* w = static_cast<const In*>(t.w.runs[i].data);
       if (t.w.depth_stride == 1)
@@ -43,8 +50,6 @@ class StreamProduct {
   }
 
  private:
-  TILEWISE_INLINE static int64_t stride_of(int64_t depth) { return round_up(depth_units<C>(depth), V::kLanes); }
-
   /// Weights whose depth is contiguous: two outputs at a time, one of either half, so that memory is read in two long
   /// streams, as it answers soonest.
   static void along_depth(const GemmTask& t, const In* w, const Real* rows, int64_t stride, Real* c, int64_t ldc) {

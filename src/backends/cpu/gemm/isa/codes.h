@@ -1,0 +1,94 @@
+// Quantised elements on their way into operands. Scales of short blocks join their elements, as far as these stay exact
+// in every type that is multiplied: with the row's greatest power of two taken out. What is left is one factor of the
+// row's part.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/gemm/isa/operands.h"
+#include "device/common/float8.h"
+#include "device/common/float8_e8m0.h"
+
+namespace tilewise::backends::cpu {
+
+/// Blocks of 16 or 32.
+TILEWISE_INLINE bool has_short_blocks(const GemmScales& s) { return s.data && s.block_depth < 128; }
+
+TILEWISE_INLINE float scale_value(GemmElement element, const void* data, int64_t index) {
+  if (element == GemmElement::f32) return static_cast<const float*>(data)[index];
+  const uint8_t byte = static_cast<const uint8_t*>(data)[index];
+  return element == GemmElement::e8m0 ? device::e8m0_to_float(byte) : device::e4m3_to_float(byte);
+}
+
+/// Of the block that holds an element.
+TILEWISE_INLINE float scale_at(const GemmScales& s, int64_t row, int64_t depth) {
+  if (!s.data) return 1.0f;
+  return scale_value(s.element, s.data, row / s.block_rows * s.row_stride + depth / s.block_depth * s.depth_stride);
+}
+
+/// factors[i] of each short block of elements [depth, depth + size) of a row, and what is common to all of them: their
+/// greatest power of two, so that factors are at most 1 and none is subnormal; those below 2^-110 of it are 2^-110.
+/// Factors in e4m3 are left as they are: their products with e2m1 have six bits.
+TILEWISE_INLINE float short_factors(const GemmScales& s, int64_t row, int64_t depth, int64_t size, float* factors) {
+  const int64_t blocks = (size + s.block_depth - 1) / s.block_depth;
+  const auto* bytes =
+      static_cast<const uint8_t*>(s.data) + row / s.block_rows * s.row_stride + depth / s.block_depth * s.depth_stride;
+  if (s.element == GemmElement::e4m3) {
+    for (int64_t i = 0; i < blocks; ++i) factors[i] = device::e4m3_to_float(bytes[i * s.depth_stride]);
+    return 1.0f;
+  }
+  constexpr int32_t kLeast = -110;
+  int32_t greatest = 0;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int32_t byte = bytes[i * s.depth_stride];
+    greatest = byte > greatest && byte != device::kNanE8m0 ? byte : greatest;
+  }
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int32_t byte = bytes[i * s.depth_stride], below = byte - greatest;
+    const int32_t exponent = below > kLeast ? below : kLeast;
+    const float factor = __builtin_bit_cast(float, (127 + exponent) << 23);
+    factors[i] = byte == device::kNanE8m0 ? __builtin_nanf("") : factor;
+  }
+  return device::e8m0_to_float(static_cast<uint8_t>(greatest));
+}
+
+/// Most elements that widen_row() takes at once, and short blocks of them.
+inline constexpr int64_t kWidened = 512, kWidenedBlocks = kWidened / 16;
+
+/// Elements [0, size) as units, zeros in the padding to a whole number of two vectors. `factors` are those of each
+/// `block` elements.
+template <class C, class T>
+void widen_scaled(const T* codes, int64_t size, const float* factors, int64_t block, RealOf<C>* units) {
+  using V = typename C::V;
+  constexpr int64_t kStep = 2 * V::kLanes;
+  const auto widen = [&](const T* from, int64_t at) {
+    const typename V::F first = V::set1(factors[at / block]), second = V::set1(factors[(at + V::kLanes) / block]);
+    C::store_row(units, at, V::mul(V::load(from), first), V::mul(V::load(from + V::kLanes / kPacked<T>), second));
+  };
+  int64_t at = 0;
+  for (; at + kStep <= size; at += kStep) widen(codes + at / kPacked<T>, at);
+  if (at == size) return;
+  T tail[kStep] = {};
+  for (int64_t i = at; i < size; i += kPacked<T>) tail[(i - at) / kPacked<T>] = codes[i / kPacked<T>];
+  if constexpr (kPacked<T> > 1)
+    if (size % 2 != 0) tail[(size - at) / 2].pair &= 15;
+  widen(tail, at);
+}
+
+/// Elements [depth, depth + size) of a quantised row, at most kWidened, as units; `row` counts scales. Returns what
+/// they lack: the factor of them all. `scales` end where the elements do: what lies behind is never read.
+template <class C, class T>
+float widen_row(const T* row_data, const GemmScales& scales, int64_t row, int64_t depth, int64_t size,
+                RealOf<C>* units) {
+  const T* codes = row_data + depth / kPacked<T>;
+  if (has_short_blocks(scales)) {
+    float factors[kWidenedBlocks + 2] = {};
+    const float common = short_factors(scales, row, depth, size, factors);
+    widen_scaled<C>(codes, size, factors, scales.block_depth, units);
+    return common;
+  }
+  if constexpr (kPacked<T> == 1) pack_row<C>(codes, size, units);
+  return scale_at(scales, row, depth);
+}
+
+}  // namespace tilewise::backends::cpu

@@ -1,0 +1,126 @@
+// Many rows and quantised weights: these are widened on their way into panels, and products get their scales where the
+// scales' blocks end.
+#pragma once
+
+#include <stdint.h>
+
+#include "backends/cpu/gemm/isa/panels.h"
+
+namespace tilewise::backends::cpu {
+
+template <class C>
+class ScaledPanelProduct {
+  using V = typename C::V;
+  using F = typename V::F;
+  using Real = typename V::Real;
+  using Blocks = PanelBlocks<C>;
+  static constexpr int64_t kScaled = 128;  // depth of the shortest blocks whose scales are left to products
+
+ public:
+  struct Scratch {
+    typename PanelProduct<C>::Scratch operands;
+    Real *units,         // kLanes outputs' weights
+        *sums,           // of one block of rows and one panel
+        *output_scales,  // of both runs
+        *row_scales;
+    TILEWISE_INLINE Scratch(Arena<V>& arena, int64_t outputs)
+        : operands(arena, outputs),
+          units(arena.reals(outputs ? V::kLanes * Blocks::kStride : 0)),
+          sums(arena.reals(outputs ? (Blocks::kRows + C::kRowPadding) * kPanel<V> : 0)),
+          output_scales(arena.reals(outputs ? outputs + 2 * int64_t{kPanel<V>} : 0)),
+          row_scales(arena.reals(outputs ? Blocks::kRows : 0)) {}
+  };
+
+  /// As PanelProduct's.
+  static void run(const GemmTask& t, const Scratch& s, Real* c, int64_t ldc, int64_t second) {
+    const int64_t step = is_scaled_within(t.x_scales, t.depth) || is_scaled_within(t.w.scales, t.depth)
+                             ? kScaled
+                             : int64_t{Blocks::kDepth};
+    for (int64_t depth = 0; depth < t.depth; depth += step) {
+      const int64_t size = t.depth - depth < step ? t.depth - depth : step, units = depth_units<C>(size);
+      for (int32_t i = 0; i < t.w.num_runs; ++i)
+        pack_run(t, i, depth, size, s, s.operands.panels + i * second * units, s.output_scales + i * second);
+      for (int64_t row = 0; row < t.rows; row += Blocks::kRows) {
+        const int64_t rows = t.rows - row < Blocks::kRows ? t.rows - row : Blocks::kRows;
+        pack_scaled_rows(t, row, rows, depth, size, s);
+        for (int32_t i = 0; i < t.w.num_runs; ++i) {
+          const Real* panel = s.operands.panels + i * second * units;
+          for (int64_t j = 0; j < t.w.outputs; j += kPanel<V>, panel += units * kPanel<V>) {
+            const int64_t width = t.w.outputs - j < kPanel<V> ? t.w.outputs - j : int64_t{kPanel<V>};
+            C::multiply(rows, width, units, s.operands.rows, Blocks::kStride, panel, 0, s.sums, kPanel<V>, false);
+            add_scaled(rows, width, s, s.output_scales + i * second + j, c + row * ldc + i * second + j, ldc,
+                       depth == 0);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  /// Whether scales change along the depth, other than those that join the elements.
+  TILEWISE_INLINE static bool is_scaled_within(const GemmScales& s, int64_t depth) {
+    return s.data && !has_short_blocks(s) && s.block_depth < depth && s.depth_stride != 0;
+  }
+
+  static void pack_scaled_rows(const GemmTask& t, int64_t row, int64_t count, int64_t depth, int64_t size,
+                               const Scratch& s) {
+    if (t.x_element != GemmElement::e4m3) {
+      pack_rows<C>(t, row, count, depth, size, s.operands.rows, Blocks::kStride);
+      for (int64_t r = 0; r < count; ++r) s.row_scales[r] = 1;
+      return;
+    }
+    for (int64_t r = 0; r < count; ++r)
+      s.row_scales[r] = widen_row<C>(row_of<E4m3>(t, row + r), t.x_scales, memory_row(t, row + r), depth, size,
+                                     s.operands.rows + r * Blocks::kStride);
+  }
+
+  static void pack_run(const GemmTask& t, int32_t run, int64_t depth, int64_t size, const Scratch& s, Real* panels,
+                       Real* scales) {
+    const WeightRun& w = t.w.runs[run];
+    if (t.w.element == GemmElement::e2m1) return pack_codes<E2m1>(t, w, depth, size, s.units, panels, scales);
+    if (t.w.depth_stride == 1) return pack_codes<E4m3>(t, w, depth, size, s.units, panels, scales);
+    pack_paired<C>(static_cast<const E4m3*>(w.data) + depth * t.w.depth_stride, t.w.depth_stride, size, t.w.outputs,
+                   panels);
+    for (int64_t j = 0; j < t.w.outputs; ++j)
+      scales[j] = scale_at(t.w.scales, w.row + j * t.w.row_step, depth) * t.w.factor;
+  }
+
+  /// pack_transposed() of rows that are widened first.
+  template <class T>
+  static void pack_codes(const GemmTask& t, const WeightRun& w, int64_t depth, int64_t size, Real* units, Real* panels,
+                         Real* scales) {
+    const int64_t deep = depth_units<C>(size);
+    for (int64_t column = 0; column < round_up(t.w.outputs, kPanel<V>); column += V::kLanes) {
+      for (int64_t r = 0; r < V::kLanes && column + r < t.w.outputs; ++r) {
+        const int64_t output = column + r;
+        scales[output] =
+            t.w.factor * widen_row<C>(element_at<T>(w.data, output * t.w.output_stride), t.w.scales,
+                                      w.row + output * t.w.row_step, depth, size, units + r * Blocks::kStride);
+      }
+      Real* panel = panels + column / kPanel<V> * deep * kPanel<V> + column % kPanel<V>;
+      for (int64_t unit = 0; unit < deep; unit += V::kLanes) {
+        F block[V::kLanes];
+#pragma GCC unroll 16
+        for (int r = 0; r < V::kLanes; ++r)
+          block[r] = column + r < t.w.outputs ? V::load(units + r * Blocks::kStride + unit) : V::zero();
+        V::transpose(block);
+        const int64_t left = deep - unit < V::kLanes ? deep - unit : V::kLanes;
+        for (int64_t u = 0; u < left; ++u) V::store(panel + (unit + u) * kPanel<V>, block[u]);
+      }
+    }
+  }
+
+  static void add_scaled(int64_t rows, int64_t width, const Scratch& s, const Real* scales, Real* c, int64_t ldc,
+                         bool first) {
+    for (int64_t j = 0; j < width; j += V::kLanes) {
+      const F scale = V::load(scales + j);
+      for (int64_t r = 0; r < rows; ++r) {
+        const F product = V::mul(V::load(s.sums + r * kPanel<V> + j), V::set1(s.row_scales[r]));
+        const F sum = first ? V::zero() : V::load(c + r * ldc + j);
+        V::store(c + r * ldc + j, V::fma(product, scale, sum));
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::backends::cpu

@@ -19,10 +19,10 @@
 #include "array.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
-#include "core/packed.hpp"
 #include "operations/derived/call.hpp"
-#include "operations/derived/describe.hpp"
+#include "operations/derived/outputs.hpp"
 #include "operations/derived/shapes.hpp"
+#include "operations/derived/stored.hpp"
 #include "option_checks.hpp"
 #include "run_files.hpp"
 
@@ -217,6 +217,7 @@ class SchemaRun final : public OperationRun {
     return arguments;
   }
 
+  /// .npy files have no narrow floating-point numbers, but their bytes.
   template <typename Arguments>
   static void fill(Arguments& arguments, const Files& files, core::Access access) {
     const Problem stated = typename Op::Call(arguments).stated();
@@ -224,23 +225,14 @@ class SchemaRun final : public OperationRun {
       if (kTensors[place].access != access) return;
       const std::vector<Array>& arrays = files.arrays[place];
       if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
-        entries = arrays.empty() ? TensorView{} : as_stored(arrays.front().view(), place, stated);
+        entries = arrays.empty() ? TensorView{}
+                                 : operations::schema::as_stored(arrays.front().view(), kTensors[place], stated);
       } else {
         entries.clear();
-        for (const Array& array : arrays) entries.push_back(as_stored(array.view(), place, stated));
+        for (const Array& array : arrays)
+          entries.push_back(operations::schema::as_stored(array.view(), kTensors[place], stated));
       }
     });
-  }
-
-  /// .npy files have no narrow floating-point numbers: bytes are what a tensor of them is stored in, pairs in one byte.
-  static TensorView as_stored(TensorView view, std::size_t place, const Problem& stated) {
-    if (view.dtype != DType::u8) return view;
-    for (const auto& type : kTensors[place].types) {
-      const DType dtype = type.of == nullptr ? DType::none : type.of(stated);
-      if (core::is_packed(dtype)) return core::elements_of_pairs(view, kTensors[place].name);
-      if (dtype != DType::none && bits_of(dtype) == 8) view.dtype = dtype;
-    }
-    return view;
   }
 
   /// Outputs that a call can't be described without, in the dtype of a stated problem: like an input, or as the inputs
@@ -253,9 +245,10 @@ class SchemaRun final : public OperationRun {
       const Tensor& tensor = kTensors[place];
       if (!call.has(place) || tensor.access == core::Access::read || tensor.optional) continue;
       if (tensor.made_like.empty()) {
-        Problem problem = operations::schema::Describer(call).describe_inputs();
-        if (stated && tensor.dtype != nullptr) problem.*tensor.dtype = (*stated).*tensor.dtype;
-        add_wanted(files, place, problem);
+        const operations::schema::PlannedOutput planned =
+            operations::schema::OutputPlanner<Op::kSchema>(call).plan(place, 0);
+        const DType dtype = stated && tensor.dtype != nullptr ? (*stated).*tensor.dtype : planned.dtype;
+        add(files, place, Array(dtype, operations::schema::sizes_of(planned.shape), tensor.name));
         continue;
       }
       const TensorView like = call.one_at(Role::place_of(tensor.made_like));
@@ -273,7 +266,9 @@ class SchemaRun final : public OperationRun {
       if (tensor.access == core::Access::read || !kRoles[Op::problem_name(problem)][place]) continue;
       if (names.empty() || !files.arrays[place].empty()) continue;
       if (tensor.like.empty()) {
-        add_wanted(files, place, problem);
+        add(files, place,
+            Array(operations::schema::dtype_of<Op::kSchema>(tensor, problem),
+                  operations::schema::sizes_of(operations::schema::shape_of(tensor, problem)), tensor.name));
         continue;
       }
       const std::size_t model = Role::place_of(tensor.like);
@@ -285,12 +280,6 @@ class SchemaRun final : public OperationRun {
       }
       for (const Array& array : like) add(files, place, zeros_like(array.view(), tensor.name));
     }
-  }
-  void add_wanted(Files& files, std::size_t place, const Problem& problem) const {
-    const Tensor& tensor = kTensors[place];
-    add(files, place,
-        Array(operations::schema::dtype_of<Op::kSchema>(tensor, problem),
-              operations::schema::sizes_of(operations::schema::shape_of(tensor, problem)), tensor.name));
   }
   void add(Files& files, std::size_t place, Array array) const {
     const std::vector<std::string> names = words(place);

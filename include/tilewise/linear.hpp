@@ -75,6 +75,7 @@ struct LinearArguments {
   TensorView counts;          ///< i32 or i64 [num_experts], instead of offsets
   TensorView out;             ///< written; f32, bf16 or f16 (f64 of f64) [tokens, n], n contiguous
   BlockFormat x_format{}, w_format{};
+  DType out_dtype = DType::none;  ///< that of out, for whoever makes it; none: that of x, bf16 where x is quantised
   Activation activation = Activation::identity;
   bool batch_invariant = false;
 };

@@ -20,6 +20,7 @@
 #include "core/run.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/outputs.hpp"
+#include "operations/derived/stored.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise::python {
@@ -117,6 +118,7 @@ class CallBinding {
     [&]<std::size_t... n>(std::index_sequence<n...>) {
       (state(arguments.*std::get<n>(kStated).second, std::get<n>(kStated).first, std::get<n>(stated)), ...);
     }(std::make_index_sequence<sizeof...(Values)>());
+    operations::schema::read_bytes<kSchema>(arguments);
     return arguments;
   }
 

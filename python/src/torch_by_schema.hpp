@@ -17,6 +17,7 @@
 #include "operations/derived/call.hpp"
 #include "operations/derived/description.hpp"
 #include "operations/derived/outputs.hpp"
+#include "operations/derived/stored.hpp"
 #include "outputs.hpp"
 #include "torch_kernel.hpp"
 #include "torch_stack.hpp"
@@ -85,9 +86,9 @@ class TorchBinding {
       const auto& tensor = kTensors[place];
       const std::string written = tensor.access == core::Access::read ? "" : core::concat('(', alias++, "!)");
       text += core::concat("Tensor", written,
-                           is_list(place)    ? "[]"
-                           : tensor.optional ? "?"
-                                             : "",
+                           is_list(place)           ? "[]"
+                           : tensor.may_be_absent() ? "?"
+                                                    : "",
                            ' ', tensor.name, ", ");
     };
     for (const bool outputs : {false, true})
@@ -139,7 +140,7 @@ class TorchBinding {
         if (!is_given<into>(place) || is_output(place) != outputs) continue;
         if (is_list(place))
           values.lists[place] = stack.tensors();
-        else if (kTensors[place].optional)
+        else if (kTensors[place].may_be_absent())
           values.one[place] = stack.optional_tensor();
         else
           values.one[place] = stack.tensor();
@@ -176,6 +177,7 @@ class TorchBinding {
           entries.push_back(list[n].view(core::ArgumentName(kTensors[place].name, n)));
       }
     });
+    operations::schema::read_bytes<kSchema>(arguments);
     return arguments;
   }
 

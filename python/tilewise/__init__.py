@@ -5,8 +5,8 @@
 ``attention`` computes, ``attention_backward`` its gradients where no autograd does, ``explain`` shows
 which implementation would and why, ``warmup`` prepares a call without running it, ``merge`` joins
 partial results over disjoint keys, ``kv_cache_attention`` and ``append_kv`` are a serving engine's step
-over caches of keys and values.
-``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
+over caches of keys and values, ``linear`` and ``grouped_linear`` are linear layers of all rows and of rows
+by expert. ``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
 import importlib
@@ -18,6 +18,7 @@ from tilewise._attention import attention, explain, warmup
 from tilewise._backward import AttentionGradients, attention_backward
 from tilewise._core import ExplainRow, Explanation, version
 from tilewise._kv_cache import append_kv, kv_cache_attention
+from tilewise._linear import grouped_linear, linear
 from tilewise._merge import merge
 from tilewise._public import lists_public_names
 from tilewise._threads import get_num_threads, set_num_threads
@@ -37,7 +38,9 @@ __all__ = [
     "attention_backward",
     "explain",
     "get_num_threads",
+    "grouped_linear",
     "kv_cache_attention",
+    "linear",
     "merge",
     "semantics",
     "set_num_threads",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Collection, Sequence
 from typing import Any, Optional
@@ -62,19 +63,28 @@ def empty_for(
 ) -> tuple[Any, _core.Array]:
     """Memory of a new array of `like`'s kind and the core's writable view of it.
 
-    dtype: "f32", "f64", that of `like`, or "bf16" beside NumPy's float8, whose package has bfloat16 too.
+    dtype: The core's name of one of ELEMENT_DTYPES, or that of `like`.
 
     `view`: of `like`, whose device the new array shares; None for the CPU. once_written() makes the memory an array.
     """
     if isinstance(like, np.ndarray):
-        dtypes: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
-        if dtype == "bf16":
-            dtypes["bf16"] = sys.modules["ml_dtypes"].bfloat16
-        memory: Any = np.empty(shape, dtypes.get(dtype, like.dtype))
+        memory: Any = np.empty(shape, _numpy_dtype(dtype) or like.dtype)
     else:
         # An array of another dtype is refused before anybody looks at what was to be written.
         memory = _core.empty(list(shape), dtype if dtype in ELEMENT_DTYPES else "f32", view)
     return memory, borrow("out", memory, writable=True)
+
+
+def _numpy_dtype(dtype: str) -> Any:
+    """NumPy's dtype for one of ELEMENT_DTYPES; None for another."""
+    if dtype == "bf16":
+        try:
+            return importlib.import_module("ml_dtypes").bfloat16
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "out: bfloat16 beside NumPy needs the package ml_dtypes; another out_dtype, or out, does without"
+            ) from None
+    return {"f32": np.float32, "f16": np.float16, "f64": np.float64}.get(dtype)
 
 
 def once_written(like: Any, memory: Any, view: _core.Array) -> Any:

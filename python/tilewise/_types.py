@@ -9,6 +9,19 @@ Mask = Optional[Literal["causal", "causal_top_left"]]
 CacheMask = Optional[Literal["causal"]]
 Alignment = Literal["bottom_right", "top_left"]
 Layout = Literal["bshd", "sbhd", "bhsd", "thd"]
+Activation = Literal["identity", "silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+BlockFormat = Literal[
+    "none",
+    "fp8_tensor",
+    "fp8_row",
+    "fp8_1x128",
+    "fp8_128x128",
+    "fp8_1x128_e8m0",
+    "fp8_128x128_e8m0",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4",
+]
 Gradient = Literal["dq", "dk", "dv", "dbias", "dsink"]
 
 

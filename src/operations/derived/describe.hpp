@@ -32,22 +32,7 @@ class Describer {
   explicit Describer(const Call& call) : call_(call), p_(call.stated()), anchor_(call.anchor()) {}
 
   /// Not in its normal form yet.
-  Problem describe() { return describe_tensors(true); }
-
-  /// What the inputs alone say, outputs being in their default element types: for whoever makes outputs. The anchor
-  /// must be an input.
-  Problem describe_inputs() {
-    describe_tensors(false);
-    for (std::size_t place = 0; place < Call::kCount; ++place) {
-      const Row& tensor = row(place);
-      if (call_.has(place) && tensor.access == core::Access::write && tensor.dtype != nullptr)
-        set_default<kSchema>(p_, tensor.dtype);
-    }
-    return p_;
-  }
-
- private:
-  Problem describe_tensors(bool outputs) {
+  Problem describe() {
     constexpr auto kKind = std::remove_cvref_t<decltype(kSchema)>::kKind;
     p_.*kKind = static_cast<std::remove_cvref_t<decltype(p_.*kKind)>>(call_.index());
     if constexpr (requires { p_.layout; }) (void)core::value_at<Layout>("layout", static_cast<std::int64_t>(p_.layout));
@@ -57,10 +42,11 @@ class Describer {
     describe(anchor_);
     note_what_is_given();
     for (std::size_t place = 0; place < Call::kCount; ++place)
-      if (place != anchor_ && (outputs || row(place).access != core::Access::write)) describe(place);
+      if (place != anchor_) describe(place);
     return p_;
   }
 
+ private:
   using Row = Tensor<Problem>;
   [[nodiscard]] static const Row& row(std::size_t place) { return kTensors<kSchema>[place]; }
   [[nodiscard]] std::span<const TensorView> entries(std::size_t place) const { return call_.entries()[place]; }

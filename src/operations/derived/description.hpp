@@ -82,9 +82,12 @@ class Describing {
 
  private:
   static TensorDescription tensor(const Tensor<Problem>& tensor, const Tensor<Problem>& anchor) {
-    TensorDescription words{tensor.name,          tensor.access == core::Access::write,
-                            tensor.optional,      tensor.list.count != nullptr,
-                            tensor.rows,          tensor.like,
+    TensorDescription words{tensor.name,
+                            tensor.access == core::Access::write,
+                            tensor.may_be_absent(),
+                            tensor.list.count != nullptr,
+                            tensor.rows,
+                            tensor.like,
                             derivative_of(tensor)};
     Problem problem;
     words.shape = words_of(shape_of(tensor, problem));

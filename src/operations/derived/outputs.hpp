@@ -8,6 +8,7 @@
 
 #include "core/tensor_checks.hpp"
 #include "operations/derived/call.hpp"
+#include "operations/derived/fields.hpp"
 #include "operations/derived/shapes.hpp"
 #include "operations/schema.hpp"
 
@@ -43,6 +44,8 @@ class OutputPlanner {
     for (const bool presence : {true, false})  // which dimensions a tensor has may depend on whether another is given
       for (std::size_t place = 0; place < Call::kCount; ++place)
         if (is_given(place)) presence ? note_presence(place) : note_sizes(place);
+    for (std::size_t place = 0; place < Call::kCount; ++place)
+      if (call.has(place) && !is_given(place)) note_default(place);
   }
 
   /// Where the outputs will be, and the element type that others follow from; none of a call without the input that
@@ -104,6 +107,12 @@ class OutputPlanner {
     if (tensor.kind.set == nullptr) return;
     for (std::size_t type = 0; type < types_of(tensor); ++type)
       if (tensor.types[type].of(p_) == dtype) return tensor.kind.set(p_, type);
+  }
+  /// An output's element type that is not stated either.
+  void note_default(std::size_t place) {
+    const Row& tensor = row(place);
+    if (tensor.access != core::Access::write || tensor.dtype == nullptr || place == call_.anchor()) return;
+    if (call_.stated().*tensor.dtype == DType::none) set_default<kSchema>(p_, tensor.dtype);
   }
   void note_sizes(std::size_t place) {
     const Row& tensor = row(place);

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "core/c_api.hpp"
+#include "operations/derived/stored.hpp"
 #include "operations/linear/linear.hpp"
 #include "tilewise/c/linear.h"
 
@@ -63,6 +64,7 @@ tilewise_status tilewise_linear(const tilewise_linear_tensors* tensors, const ti
     arguments.x_scale = view_of(t.x_scale, "x_scale");
     arguments.x_format = operations::linear::format_of(o.x_format, "x_format");
     arguments.out = view_of(t.out, "out");
+    operations::schema::read_bytes<operations::linear::kSchema>(arguments);
     core::run_call<operations::Linear>(operations::Linear::Call(arguments), select_of(o.implementation), nullptr,
                                        nullptr);
   });
@@ -82,6 +84,7 @@ tilewise_status tilewise_linear_backward(const tilewise_linear_backward_tensors*
     arguments.dx = view_of(t.dx, "dx");
     arguments.dw = view_of(t.dw, "dw");
     arguments.dbias = view_of(t.dbias, "dbias");
+    operations::schema::read_bytes<operations::linear::kSchema>(arguments);
     linear_backward(arguments, select_of(o.implementation));
   });
 }

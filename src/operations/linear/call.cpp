@@ -60,6 +60,9 @@ LinearProblem describe(const Call& call) {
   validate_formats(call.stated());
   if (call.one("offsets").defined() && call.one("counts").defined())
     core::invalid_argument("counts: excludes offsets (got both)");
+  const DType stated = call.stated().out_dtype, given = call.one("out").dtype;
+  if (stated != DType::none && given != DType::none && given != stated)
+    core::invalid_type("out: dtype must be out_dtype, ", to_string(stated), " (got ", to_string(given), ")");
   return canonical(schema::Describer(call).describe());
 }
 

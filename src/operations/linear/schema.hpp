@@ -68,7 +68,8 @@ inline constexpr auto kSchema = schema::operation<&P::pass, Forward, Backward>(
         field("w_format", &P::w_format).from(&Forward::w_format, &Backward::w_format),
         field("x_format", &P::x_format).from(&Forward::x_format),
         field("dtype", &P::dtype, [](const P& p) { return p.x_format.defined() ? p.x_format.element : DType::f32; }),
-        field("out_dtype", &P::out_dtype, [](const P& p) { return p.x_format.defined() ? DType::bf16 : p.dtype; }),
+        field("out_dtype", &P::out_dtype, [](const P& p) { return p.x_format.defined() ? DType::bf16 : p.dtype; })
+            .from(&Forward::out_dtype),
         size(kTokens, kRequired),
         size(kN, kRequired),
         size(kK, kRequired),

@@ -22,10 +22,10 @@ using operations::linear::LinearParams;
 
 class LinearKernel final : public operations::linear::Kernel {
  public:
-  LinearKernel(const LinearProblem& problem, const GemmKernels& kernels)
+  LinearKernel(const LinearProblem& problem, const GemmKernels& kernels, const GemmKernel& kernel)
       : kernels_(kernels),
         workspace_size_(linear_workspace_size(operations::schema::contiguous_params<operations::Linear>(problem))),
-        schedule_(schedule_of(problem, kernels)) {}
+        schedule_(schedule_of(problem, kernel)) {}
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return workspace_size_; }
   [[nodiscard]] std::string schedule() const override { return schedule_; }
@@ -34,12 +34,11 @@ class LinearKernel final : public operations::linear::Kernel {
   }
 
  private:
-  static std::string schedule_of(const LinearProblem& problem, const GemmKernels& kernels) {
-    const ElementIndex element = element_of(problem.dtype);
+  static std::string schedule_of(const LinearProblem& problem, const GemmKernel& kernel) {
     const std::string packed =
-        core::concat("blocks of up to ", kGemmRows, " rows by panels of ", kernels.panel[element], " outputs");
+        core::concat("blocks of up to ", kGemmRows, " rows by panels of ", kernel.panel, " outputs");
     if (problem.batch_invariant) return packed;
-    return core::concat(packed, "; weights of up to ", kernels.stream_rows[element], " rows streamed");
+    return core::concat(packed, "; weights of up to ", kernel.stream_rows, " rows streamed");
   }
 
   const GemmKernels& kernels_;
@@ -60,18 +59,31 @@ class LinearImplementation final : public operations::linear::Implementation {
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
   [[nodiscard]] operations::linear::FeatureSet supported() const noexcept override {
     using enum operations::linear::Feature;
-    operations::linear::FeatureSet set{forward, out_dtype, grouped, bias, activation, w_transposed, batch_invariant};
-    if (kernels_.run[kElementF32] != nullptr) set.insert(f32);
-    if (kernels_.run[kElementBf16] != nullptr) set.insert(bf16);
-    if (kernels_.run[kElementF16] != nullptr) set.insert(f16);
-    if (kernels_.run[kElementF64] != nullptr) set.insert(f64);
+    operations::linear::FeatureSet set{forward,      out_dtype,       grouped,    bias,    activation,
+                                       w_transposed, batch_invariant, fp8_tensor, fp8_row, fp8_1x128,
+                                       fp8_128x128,  e8m0_blocks,     mxfp8,      mxfp4,   nvfp4};
+    const auto insert = [&](operations::linear::Feature feature, DType dtype) {
+      if (gemm_kernel(kernels_, dtype, dtype) != nullptr) set.insert(feature);
+    };
+    insert(f32, DType::f32);
+    insert(bf16, DType::bf16);
+    insert(f16, DType::f16);
+    insert(f64, DType::f64);
+    insert(x_quantised, DType::fp8_e4m3);
     return set;
   }
 
   [[nodiscard]] core::Verdict judge(const LinearProblem& problem, const core::DeviceDescription& cpu) const override {
     for (const core::DeviceDescription::Lack& lack : cpu.lacks)
       if (lack.instruction_set == to_string(traits_.isa)) return core::Verdict::refuse(lack.reason);
-    return core::Verdict::accept(estimate_us(problem, cpu), std::make_unique<LinearKernel>(problem, kernels_));
+    const DType w = operations::linear::w_dtype(problem);
+    const GemmKernel* kernel = gemm_kernel(kernels_, problem.dtype, w);
+    if (kernel == nullptr) {
+      return core::Verdict::refuse(core::concat("has no products of ", to_string(problem.dtype), " by ", to_string(w)));
+    }
+    if (problem.w_transposed && problem.w_format == parse_block_format("mxfp8"))
+      return core::Verdict::refuse("scales of 32 elements want them contiguous, n is (w_transposed)");
+    return core::Verdict::accept(estimate_us(problem, cpu), std::make_unique<LinearKernel>(problem, kernels_, *kernel));
   }
 
  private:

@@ -54,6 +54,7 @@ class Pass {
     tiny_ = smallest_rounding(sums);
     const bool narrow = problem.dtype == DType::bf16 || problem.dtype == DType::f16;
     r_ = narrow ? unit_roundoff(problem.dtype) : 0.0;
+    coarse_ = problem.x_format.defined() ? unit_roundoff(DType::bf16) : r_;
     tiny_row_ = narrow ? smallest_rounding(problem.dtype) : 0.0;
     for (const Output& output : expected) {
       const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
@@ -131,7 +132,7 @@ class Pass {
     const double steepest =
         std::max({std::abs(f.at.derivative), std::abs(f.below.derivative), std::abs(f.above.derivative)});
     const double own = kRoundings * u_ * (std::abs(f.at.value) + std::abs(s.value * f.at.derivative)) +
-                       kCoarse * r_ * std::abs(f.at.value) + tiny_;
+                       kCoarse * coarse_ * std::abs(f.at.value) + tiny_;
     return {f.at.value, steepest * s.limit + own, std::hypot(steepest * s.sigma, 0.5 * own)};
   }
 
@@ -142,7 +143,7 @@ class Pass {
     Estimate d{dout};
     if (!is_identity()) {
       const Around f = around(sum(row, n));
-      const double own = kRoundings * u_ * (1.0 + std::abs(f.at.derivative)) + kCoarse * r_;
+      const double own = kRoundings * u_ * (1.0 + std::abs(f.at.derivative)) + kCoarse * coarse_;
       d.value = dout * f.at.derivative;
       d.limit = std::abs(dout) * (own + std::max(std::abs(f.below.derivative - f.at.derivative),
                                                  std::abs(f.above.derivative - f.at.derivative)));
@@ -187,6 +188,7 @@ class Pass {
   std::vector<std::int64_t> experts_;
   double u_ = 0.0, tiny_ = 0.0;      ///< of sums
   double r_ = 0.0, tiny_row_ = 0.0;  ///< of 16-bit x
+  double coarse_ = 0.0;              ///< of the bf16 that quantised x is widened to, else of 16-bit x
   std::vector<ErrorBounds> bounds_;
   std::vector<Estimate> dsums_;
 };

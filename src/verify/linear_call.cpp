@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace tilewise::verify {
@@ -86,22 +87,29 @@ void LinearCall::draw_large_values() {
   }
 }
 
-/// Up to three of them, in any numbers.
+/// Up to three of them, in any numbers. A scale becomes NaN: an infinite one times a sum is an infinity, times its
+/// terms may be NaN, and both are right.
 void LinearCall::plant_special_values() {
-  std::vector<TensorView> places;
-  for (const std::vector<TensorView>& views : all_inputs())
-    for (const TensorView& view : views)
-      if (view.dtype != DType::i32 && view.dtype != DType::i64 && view.dtype != DType::fp4_e2m1) places.push_back(view);
-  const std::int64_t count = special_rng_.integer(1, 3);
+  struct Place {
+    TensorView view;
+    bool scale;
+  };
+  std::vector<Place> places;
+  const auto add = [&](Role role, bool scale) {
+    for (const TensorView& view : input(role))
+      if (view.dtype != DType::fp4_e2m1 && view.numel() > 0) places.push_back({view, scale});
+  };
+  add("x", false), add("w", false), add("bias", false), add("dout", false);
+  add("x_scale", true), add("w_scale", true), add("w_global_scale", true);
+  const std::int64_t count = places.empty() ? 0 : special_rng_.integer(1, 3);
   for (std::int64_t n = 0; n < count; ++n) {
-    const TensorView& view =
+    const auto& [view, scale] =
         places[static_cast<std::size_t>(special_rng_.integer(0, static_cast<std::int64_t>(places.size()) - 1))];
     std::int64_t offset = 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
-      if (view.shape[axis] == 0) return;
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis)
       offset += special_rng_.integer(0, view.shape[axis] - 1) * view.strides[axis];
-    }
-    store_at(view, offset, special_value(special_rng_));
+    const double value = special_value(special_rng_);
+    store_at(view, offset, scale ? std::numeric_limits<double>::quiet_NaN() : value);
   }
 }
 

@@ -195,7 +195,8 @@ class Derivatives:
     def _dense(self, tensor: _calls.Tensor, value: Optional[Tensor], given: Given) -> Optional[Tensor]:
         """The gradient of an output as the kernels read it; None stands for zeros."""
         if value is None and not tensor.optional:
-            made = _tuple(self.forward.fake(*(given[name] for name in self.forward.names)))
+            # An input that the backward call has no use for is not there: no output is of its size.
+            made = _tuple(self.forward.fake(*(given.get(name) for name in self.forward.names)))
             return torch.zeros_like(dict(zip((each.name for each in self.forward.made), made))[tensor.derivative_of])
         if value is not None and tensor.rows and value.stride(-1) != 1:
             return value.contiguous()  # such as the expanded gradient of a sum

@@ -105,8 +105,9 @@ class OutputPlanner {
     if (tensor.given != nullptr) p_.*tensor.given = true;
     if (tensor.dtype != nullptr) p_.*tensor.dtype = dtype;
     if (tensor.kind.set == nullptr) return;
-    for (std::size_t type = 0; type < types_of(tensor); ++type)
-      if (tensor.types[type].of(p_) == dtype) return tensor.kind.set(p_, type);
+    std::size_t found = 0;
+    while (found < types_of(tensor) && tensor.types[found].of(p_) != dtype) ++found;
+    tensor.kind.set(p_, found < types_of(tensor) ? found : 0);  // describing refuses another: it is there all the same
   }
   /// An output's element type that is not stated either.
   void note_default(std::size_t place) {

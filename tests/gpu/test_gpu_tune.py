@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-COMMAND = Path(os.environ.get("TILEWISE_COMPILER", "")).with_name("tilewise")
+import tilewise
+
+# Beside the helper that TILEWISE_COMPILER names, or in the build folder whose python/ the package is in: not resolved,
+# since a build's package is links to the sources.
+HELPER = os.environ.get("TILEWISE_COMPILER")
+COMMAND = Path(HELPER).parent / "tilewise" if HELPER else Path(tilewise.__file__).absolute().parents[2] / "tilewise"
 FORWARD = "attention_forward device=cuda dtype=bf16 batch_size=2 seqlen_q=1000 num_heads_q=4 head_dim=64"
 BACKWARD = FORWARD.replace("forward", "backward")
 
 if not COMMAND.is_file():
-    pytest.skip("TILEWISE_COMPILER names no helper beside the command", allow_module_level=True)
+    pytest.skip(f"no command at {COMMAND}: TILEWISE_COMPILER names a helper beside it", allow_module_level=True)
 if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
     pytest.skip("needs a GPU of compute capability 9.0", allow_module_level=True)
 

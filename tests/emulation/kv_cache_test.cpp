@@ -209,6 +209,18 @@ TEST_P(EmulatedKvCache, MlasForm) {
       "seqlen_q=3 cache_seqlens=1 mask=causal num_splits=2");
 }
 
+/// Blocks share the columns of v and out, all but the last a padded width of them: rows that are no whole chunks of 16
+/// bytes are read and written element by element, or the last chunk would reach past them.
+TEST_P(EmulatedKvCache, WideValuesThatEndWithinAChunk) {
+  for (const int dim : {257, 263, 270, 300, 506, 511}) {
+    const std::string dims = core::concat(" head_dim=16 seqlen_q=3 cache_seqlens=1 softmax_lse=1 head_dim_v=", dim);
+    check("kv_cache_attention dtype=f16 cache_dtype=fp8_e4m3 scales=head page_size=3 num_pages=9 max_pages_per_seq=9" +
+          dims);
+    check("kv_cache_attention dtype=bf16 batch_size=2 num_heads_q=4 num_heads_k=2 capacity=70 num_splits=2" + dims);
+    check("kv_cache_attention dtype=bf16 batch_size=2 capacity=9 append=1 seqlen_k_new=2" + dims);
+  }
+}
+
 TEST_P(EmulatedKvCache, AppendsAlone) {
   check("append_kv dtype=bf16 batch_size=3 seqlen_k_new=5 num_heads_k=2 head_dim=64 capacity=30 cache_seqlens=1", 3);
   check(

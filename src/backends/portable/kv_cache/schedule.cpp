@@ -104,6 +104,8 @@ device::KvCacheForwardConfig shaped_forward(const KvCacheProblem& p, const Probl
   Problem part = attention;
   if (p.head_dim > kMostWholeDim || p.head_dim_v > kMostWholeDim) {
     c.v_parts = static_cast<std::int32_t>((p.head_dim_v + kPartDim - 1) / kPartDim);
+    // The last part's rows need not be whole chunks, whatever its padded width.
+    part.unaligned |= !has_vector_rows(p);
     if (c.v_parts > 1) part.head_dim_v = kPartDim;
   }
   static_cast<device::ForwardConfig&>(c) = forward_config(part, traits);

@@ -137,7 +137,7 @@ class BwdCall {
         double delta = 0.0;
         for (std::int64_t d = 0; d < kDimV; ++d) delta += call_.out.get({0, i, h, d}) * call_.dout.get({0, i, h, d});
         lse2_[at] = std::isinf(lse) ? INFINITY : static_cast<float>(C.natural_lse() ? lse : lse / std::log(2.0));
-        delta_[at] = with_large_mark(static_cast<float>(delta), false);
+        delta_[at] = with_marks(static_cast<float>(delta), false, false);
       }
     }
   }
@@ -277,7 +277,7 @@ TEST(EmulatedHopperBwd, FaultsOfCouriersAreCaught) {
 
 /// What has been added up so far comes to where the last sums are staged.
 TEST(EmulatedHopperBwd, FaultsOfSumsThatAreFetchedAreCaught) {
-  EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::fetched_early), "written by a copy that counts on barrier"));
+  EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::fetched_early), "a copy that counts on barrier"));
   EXPECT_NE(fault_of_run<kFinishing>(BwdFault::taken_before_fetched), "");
   EXPECT_NE(fault_of_run<kBothWays>(BwdFault::taken_before_fetched), "");
   EXPECT_TRUE(contains(fault_of_run<kFinishing>(BwdFault::sums_sent_unfenced), "with no fence_shared_writes() since"));

@@ -150,6 +150,19 @@ def test_a_winner_weighs_one_in_the_backward_pass(implementation, dtype, seqlen_
         assert_close(gradients.dv.double(), want, tolerance, f"dv, numbers of {size:g}")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [32, 128, 256])
+@pytest.mark.parametrize("seqlen_q", [34, 68])
+def test_a_row_of_large_scores_among_those_that_see_nothing(implementation, dtype, dim, seqlen_q):
+    """The last query alone sees the one key, whose weight is 1."""
+    dout, q, k, v = draw(seqlen_q, 1, dtype, dim)
+    k = (torch.rand_like(k) + 0.5) * 100
+    q[:, -1] = 400 * k[:, 0]
+    out, _, gradients = attend(implementation, dout, q, k, v, mask="causal")
+    assert_close(out[:, -1], v[:, 0], TOLERANCE[dtype], "out")
+    assert_close(gradients.dv[:, 0], dout[:, -1], TOLERANCE[dtype], "dv")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sinks_of_any_size(implementation, dtype):
     dout, q, k, v = draw(40, 90, dtype)

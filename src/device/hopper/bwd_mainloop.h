@@ -216,10 +216,13 @@ class BwdMainloop {
     if constexpr (kReadsBeside) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
     if constexpr (C.own_couriers()) own_dq_.hand_over(shared_, score_place_.before().parity);
+    const bool has_large = scores_.has_large();
+    if constexpr (kMasked && !kReadsLate) scores_.find_hidden(tile);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
     if constexpr (kReadsLate) scores_.read_lse(shared_.lse2[tile_place_.stage], shared_.delta[tile_place_.stage]);
-    scores_.scale_large(p_, shared_.delta[tile_place_.stage]);
+    if constexpr (kMasked && kReadsLate) scores_.find_hidden(tile);
+    scores_.scale_large(p_, shared_.delta[tile_place_.stage], has_large);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(tile_place_.stage));
     constexpr bool kFirst = kValuesFirst<kMasked>, kBeside = !kFirst && !kValuesLast;
     if constexpr (C.softcap && C.dropout) scores_.drop();

@@ -148,7 +148,8 @@ class BwdRowStatistics {
       }
     }
     const float delta = sum_of_own_row(sums);
-    if (part_ < kCount) store(place, place.first + row(part_), delta, asked);
+    const bool any_large = C.tells_large && Machine::any(is_large_lse(asked.lse * kLog2E));
+    if (part_ < kCount) store(place, place.first + row(part_), delta, asked, any_large);
   }
 
  private:
@@ -202,7 +203,7 @@ class BwdRowStatistics {
   }
 
   /// Queries that are not used or see nothing have weights of 2^-infinity.
-  TILEWISE_INLINE void store(const Place& place, int64_t i, float delta, const Asked& asked) const {
+  TILEWISE_INLINE void store(const Place& place, int64_t i, float delta, const Asked& asked, bool any_large) const {
     float lse2 = asked.lse == -kInfinity ? kInfinity : C.natural_lse ? asked.lse : asked.lse * kLog2E;
     const int64_t at = place.head_of_all(p_) * p_.rows_a_head + statistic_place(i);
     if (C.tile_rows() > C.kRows && i >= p_.rows_a_head) return;
@@ -210,13 +211,14 @@ class BwdRowStatistics {
     if (p_.dense_delta && i < place.s.seqlen_q) {
       Machine::store_global(p_.dense_delta + dense_row(p_.shape, place.batch, i, place.head), delta);
     }
-    if constexpr (C.tells_large) {
+    if (lse2 == kInfinity) delta = 0.0f;
+    if constexpr (C.tells_large) {  // a query without weights may be the one that is looked at
       const bool large = is_large_lse(lse2);
       if (large) lse2 = asked.lse;
-      delta = with_large_mark(delta, large);
+      delta = with_marks(delta, large, any_large);
     }
     Machine::store_global(p_.lse2 + at, lse2);
-    Machine::store_global(p_.delta + at, lse2 == kInfinity ? 0.0f : delta);
+    Machine::store_global(p_.delta + at, delta);
   }
 
   const HopperBwdPreprocessParams& p_;

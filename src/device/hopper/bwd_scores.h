@@ -30,7 +30,7 @@ class BwdScores {
   TILEWISE_INLINE BwdScores(const HopperBwdParams& p, const BwdWork& work, int warpgroup, int thread)
       : lane_(thread % 32),
         row_(warpgroup * C.kRows + thread / 32 % 4 * 16),
-        scale_((C.softcap ? p.score.softcap : p.score.softmax_scale) * (C.natural_lse() ? 1.0f : kLog2E)),
+        scale_(kept_scale((C.softcap ? p.score.softcap : p.score.softmax_scale) * (C.natural_lse() ? 1.0f : kLog2E))),
         inner_scale_(C.softcap ? p.score.softmax_scale / p.score.softcap : 1.0f),
         dropout_scale_(p.score.dropout_scale) {
     clear();
@@ -66,8 +66,8 @@ class BwdScores {
     TILEWISE_UNROLL
     for (int i = 0; i < kColTiles / 2; ++i) lse2_[i] = four_of(lse2, i);
     if constexpr (C.tells_large()) {
-      const Chunk some = Machine::template load_shared<Chunk>(delta + 4 * (lane_ % (C.block_m / 4)));
-      marks_ = some.word[0] | some.word[1] | some.word[2] | some.word[3];
+      marks_ =
+          Machine::template load_shared<uint32_t>(reinterpret_cast<const uint32_t*>(delta) + C.block_m / 32 * lane_);
     }
   }
   /// Where no tile follows whose statistics are read. Else those of the last one would be kept through each tile, in
@@ -121,11 +121,19 @@ class BwdScores {
     for (uint32_t& visible : visible_) visible &= ~rows;
   }
 
+  /// Whether any of the tile's log-sum-exps is large. Marks are looked at once the products of S are under way: where
+  /// they are asked for, each step waited for shared memory before it handed dS on (5 to 8% of a pass at head_dim 64).
+  TILEWISE_INLINE bool has_large() {
+    if constexpr (!C.tells_large()) return false;
+    Machine::pin(marks_);
+    return Machine::any((marks_ & kGroupMark) != 0);
+  }
+
   /// Of queries whose log-sum-exp is large: products become what weigh() makes the right exponents of. Their scores are
   /// rounded in natural units, as the forward pass had them, before the log-sum-exp is subtracted.
-  TILEWISE_INLINE void scale_large(const HopperBwdParams& p, const float* delta) {
+  TILEWISE_INLINE void scale_large(const HopperBwdParams& p, const float* delta, bool any) {
     if constexpr (C.tells_large()) {
-      if (!Machine::any((marks_ & kLargeMark) != 0)) return;
+      if (!any) return;
       const float natural = p.score.softmax_scale, inverse = Machine::reciprocal(natural);
       TILEWISE_UNROLL
       for (int c = 0; c < kColTiles; ++c) {
@@ -146,10 +154,12 @@ class BwdScores {
     }
   }
 
+  /// Which weights are hidden, before scale_large(): behind its branch that would come after the products of S.
+  TILEWISE_INLINE void find_hidden(int32_t tile) { find_visible(tile), hide_rows_without_weight(); }
+
   /// S becomes P; with softcap it is left as the factors, which keep_factors() rounds.
   template <bool kMasked, class BiasTile>
   TILEWISE_INLINE void weigh(const HopperBwdParams& p, int32_t tile, BiasTile& bias_tile) {
-    if constexpr (kMasked) find_visible(tile), hide_rows_without_weight();
     // In floats, which count to 2^24: a conversion a score costs as much as an exponential.
     [[maybe_unused]] const auto distance = static_cast<float>(distance_ - tile * C.block_m);
     [[maybe_unused]] auto biases = bias_.of_tile(p, tile, bias_tile);
@@ -272,6 +282,12 @@ class BwdScores {
   /// does not know which rows a bias leaves without any weight.
   static constexpr float kHidden = kBiased ? -0.0f : 0.0f;
 
+  /// Known to be the same in all lanes, and not to be a product of parameters: behind the branch of scale_large() the
+  /// compiler would load and multiply these in each step, once the products of S are there.
+  TILEWISE_INLINE static float kept_scale(float scale) {
+    return __builtin_bit_cast(float, Machine::agreed(__builtin_bit_cast(int32_t, scale)));
+  }
+
   /// A weight that a bias hides is a 0 with a sign, by which derive() knows that no gradient comes from there, whatever
   /// it is computed from. The others, NaN too, have none.
   TILEWISE_INLINE static float marked(float weight, bool hidden) {
@@ -321,7 +337,7 @@ class BwdScores {
   BwdBias<Machine, C> bias_;
   uint32_t visible_[2];
   uint32_t kept_[kKeptWords];  // see KeptWords
-  uint32_t marks_ = 0;         // of large ones, of four of the tile's queries: see large_lse.h
+  uint32_t marks_ = 0;         // delta of one of the tile's queries, for has_large()
   FloatRun<4> lse2_[kColTiles / 2], delta_[kColTiles / 2];
 };
 

@@ -126,9 +126,11 @@ class BwdWide {
     RingPlace<C.stages> next = tile_place_;
     next.advance();
     const bool landed = !more || next.test_full(shared_.tile_ring), room = score_place_.test_empty(shared_.score_ring);
+    const bool has_large = scores_.has_large();
+    if constexpr (kMasked) scores_.find_hidden(tile);
     Machine::template wgmma_wait<0>();
     pin_registers<Machine>(scores_.S);
-    scores_.scale_large(p_, shared_.delta[stage]);
+    scores_.scale_large(p_, shared_.delta[stage], has_large);
     scores_.template weigh<kMasked>(p_, tile, shared_.bias_tile(stage));
     if constexpr (kHandsFirst) hand_weights(room);
     if constexpr (C.dropout) scores_.drop();

@@ -38,9 +38,10 @@ std::int64_t heads_of_set(std::int64_t heads, std::int64_t tiles, std::int64_t m
 }
 
 /// Of an order both ways, how many heads have their first keys first: the last ones, no fewer than a set and less than
-/// two, or all. Where many have, fewer of a head's tiles are worked on together and share what L2 holds.
-std::int64_t rising_heads(std::int64_t heads, std::int64_t a_set) {
-  return heads - std::max<std::int64_t>(heads / a_set - 1, 0) * a_set;
+/// two, or all. Where many have, fewer of a head's tiles are worked on together and share what L2 holds. To 64 columns
+/// it is a set more, which short causal sequences gain up to 1.4% by.
+std::int64_t rising_heads(std::int64_t heads, std::int64_t a_set, bool narrow) {
+  return heads - std::max<std::int64_t>(heads / a_set - (narrow ? 2 : 1), 0) * a_set;
 }
 
 /// Wide heads with few tiles wait for memory. A head's shortest ones left to the end would read its queries, and what
@@ -96,7 +97,8 @@ device::TileOrder key_order(const Problem& p, const device::HopperBwdConfig& c, 
     // In an order the shortest ones come first, and heads in turn, so that blocks of a head, which wait for each other,
     // begin one after another. Of a group's heads a tile comes again when all multiprocessors have had others since.
     order.heads_at_once = static_cast<std::int32_t>(heads_that_fill(heads, tiles, multiprocessors));
-    if (c.both_ways) order.rising_heads = static_cast<std::int32_t>(rising_heads(heads, order.heads_at_once));
+    if (c.both_ways)
+      order.rising_heads = static_cast<std::int32_t>(rising_heads(heads, order.heads_at_once, c.block_m > kNarrow));
   } else if (c.windowed) {
     // At the end the shorter half of those whose queries end with the sequence, before the window does.
     order.short_tiles = static_cast<std::int32_t>(std::min(tiles, ceil_div(p.window_left, c.block_n())) / 2);

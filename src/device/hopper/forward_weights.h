@@ -57,9 +57,10 @@ class ForwardWeights {
         if (!rows.is_among(rows.row_of_slot(slot), work.seqlen_q)) softmax.ignore(slot);
       }
     }
-    if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || softmax.has_far(scale_);
+    const bool far = !C.bounded && softmax.has_far(scale_);
+    if constexpr (C.watch_sums) careful_ = softmax.has_unseen() || far;
     NoRest rest;
-    if constexpr (!C.bounded) softmax.subtract_far(S, scale_, rest);
+    softmax.subtract_far(S, scale_, rest, far);
     weigh(p, rest, O, once_free);
   }
 
@@ -138,11 +139,9 @@ class ForwardWeights {
     }
   }
 
-  /// Rounded bytes are looked at, 18 instructions for 96 keys, where comparing scores takes 26 and every exponential
-  /// waits for the answer: at head_dim 128 a call takes 6% less. What has passed e4m3 is right in S still.
-  template <class RowTile, class KeyTile>
   /// Looks at rounded bytes, 18 instructions for 96 keys, where comparing scores takes 26 and every exponential waits
   /// for the answer. What has passed e4m3 is right in S still.
+  template <class RowTile, class KeyTile>
   TILEWISE_INLINE void watch_weights(Out& O, RowTile& Q, KeyTile& K) {
     if (!has_great_weight()) return;
     PerRow lost, factor;

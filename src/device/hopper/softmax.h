@@ -56,17 +56,19 @@ class SteadySoftmax {
     for (int slot = 0; slot < kSlots; ++slot) far |= reference(slot).is_far(scale);
     return Machine::any(far);
   }
-  /// Subtracts what the scores of rows that are far are counted from, as move() does too, before weigh().
+  /// Subtracts what the scores of rows that are far are counted from, as move() does too, before weigh(). any:
+  /// has_far().
   template <class Rest>
-  TILEWISE_INLINE void subtract_far(Scores& S, float scale, Rest& rest) const {
-    if (!has_far(scale)) return;
+  TILEWISE_INLINE void subtract_far(Scores& S, float scale, Rest& rest, bool any) const {
+    if (!any) return;
+    PerRow lacks, less;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      if (!reference(slot).is_far(scale)) continue;
-      add_rest(S, slot, rest);
-      const float row_max = reference(slot).far_score();
-      S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x - row_max : x; });
+      const bool far = reference(slot).is_far(scale);
+      less[slot] = far ? reference(slot).far_score() : 0.0f;
+      lacks[slot] = take_rest(rest, slot, far);
     }
+    S.for_each(0, [&](int slot, int, auto&& x) { x = (x + lacks[slot]) - less[slot]; });
   }
   TILEWISE_INLINE RowLse lse(int slot, float sum, float natural) const {
     const Reference reference = this->reference(slot);
@@ -99,16 +101,32 @@ class SteadySoftmax {
   /// the rows beside it. `rest`: what this lane's scores of each row still lack.
   template <class Rest>
   TILEWISE_INLINE uint32_t move(Scores& S, float scale, PerRow& factor, Rest& rest) {
-    PerRow threshold, row_max = greatest_as<int32_t>(S);
+    PerRow threshold, most, row_max = greatest_as<int32_t>(S);
     bool comparable = true;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       threshold[slot] = completed(limits_[slot], rest, slot, -1.0f);
-      comparable = comparable && threshold[slot] >= 0.0f;
+      comparable = comparable && threshold[slot] >= 0.0f && !hides_far(rest, slot, scale);
     }
     if (!Machine::any(!comparable || passes(row_max, threshold))) return 0;
-    const uint32_t moved = move_rows(S, row_max, threshold, comparable, scale, factor, rest);
-    if constexpr (!kSubtracts) subtract_far(S, scale, rest);
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      most[slot] = threshold[slot] + (can_step(slot, scale) ? step(scale) : 0.0f);
+    }
+    if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
+      const uint32_t moved = move_far(S, row_max, threshold, most, comparable, scale, factor, rest);
+      if constexpr (!kSubtracts) subtract_far(S, scale, rest, has_far(scale));
+      return moved;
+    }
+    // No row is far, or becomes it by a step.
+    uint32_t moved = 0;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const uint32_t lanes = Machine::lanes_where(row_max[slot] > threshold[slot]);
+      if (lanes != 0) moved |= 1u << slot;
+      factor[slot] = step_row(slot, scale, has_lane_of_row(lanes));
+      row_sum[slot] *= factor[slot];
+    }
     return moved;
   }
 
@@ -182,7 +200,7 @@ class SteadySoftmax {
       const int32_t steps = grown ? static_cast<int32_t>(lowered - bases_[slot] + 0.5f) : 0;
       factor[slot] = __builtin_bit_cast(float, (127 - steps) << 23);
       bases_[slot] = grown ? lowered : bases_[slot];
-      raise_limit(slot, static_cast<float>(steps) / scale, scale);
+      limits_[slot] += static_cast<float>(steps) / scale;
       row_sum[slot] *= factor[slot];
     }
   }
@@ -229,7 +247,7 @@ class SteadySoftmax {
       lost[slot] = is_lost ? 1.0f : 0.0f;
       factor[slot] = moves ? Machine::exp2(before - reference) : 1.0f;
       bases_[slot] = moves ? reference : before;
-      if (moves) raise_limit(slot, (reference - before) * Machine::reciprocal(scale), scale);
+      limits_[slot] += moves ? (reference - before) * Machine::reciprocal(scale) : 0.0f;
       row_sum[slot] *= factor[slot];
       if (Machine::any(moves)) moved |= 1u << slot;
     }
@@ -279,10 +297,15 @@ class SteadySoftmax {
   TILEWISE_INLINE static float completed(float x, const PerRow& rest, int slot, float scale) {
     return x + rest[slot] * scale;
   }
-  TILEWISE_INLINE static void add_rest(const Scores&, int, const NoRest&) {}
-  TILEWISE_INLINE static void add_rest(Scores& S, int slot, PerRow& rest) {
-    S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x + rest[slot] : x; });
-    rest[slot] = 0.0f;
+  /// Whether a row is far and its threshold may not say so: it is the limit, below 0, where scores lack nothing.
+  TILEWISE_INLINE bool hides_far(const NoRest&, int, float) const { return false; }
+  TILEWISE_INLINE bool hides_far(const PerRow&, int slot, float scale) const { return reference(slot).is_far(scale); }
+  /// What scores of a row that is far lack, and do no more.
+  TILEWISE_INLINE static float take_rest(const NoRest&, int, bool) { return 0.0f; }
+  TILEWISE_INLINE static float take_rest(PerRow& rest, int slot, bool far) {
+    const float taken = far ? rest[slot] : 0.0f;
+    rest[slot] = far ? 0.0f : rest[slot];
+    return taken;
   }
 
   /// Most rows that move do so by the same step, as far as a score may pass a reference: a power of 2, of which neither
@@ -300,35 +323,22 @@ class SteadySoftmax {
     constexpr int32_t kFactor = (kBias - static_cast<int32_t>(Range::kReach)) << kMantissaBits;
     return passed ? __builtin_bit_cast(float, kFactor) : 1.0f;
   }
-  /// move() once some row may have to.
+  /// move() where for some row a step may not be enough, or its scores cannot be compared as integers.
   template <class Rest>
-  TILEWISE_INLINE uint32_t move_rows(const Scores& S, PerRow& row_max, PerRow& threshold, bool comparable, float scale,
-                                     PerRow& factor, const Rest& rest) {
-    PerRow most;
+  TILEWISE_INLINE uint32_t move_far(const Scores& S, PerRow& row_max, PerRow& threshold, PerRow& most, bool comparable,
+                                    float scale, PerRow& factor, const Rest& rest) {
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      if (reference(slot).is_far(scale)) threshold[slot] = completed(reference(slot).far_score(), rest, slot, -1.0f);
-      most[slot] = threshold[slot] + (can_step(slot, scale) ? step(scale) : 0.0f);
+      if (!reference(slot).is_far(scale)) continue;
+      threshold[slot] = most[slot] = completed(reference(slot).far_score(), rest, slot, -1.0f);
     }
-    if (!kSteps || Machine::any(!comparable || passes(row_max, most))) {
-      if (Machine::any(!comparable)) {
-        row_max = greatest_as<float>(S);
-        if (!Machine::any(passes(row_max, threshold))) return 0;
-      }
-      return jump(row_max, threshold, most, scale, factor, rest);
+    if (Machine::any(!comparable)) {
+      row_max = greatest_as<float>(S);
+      if (!Machine::any(passes(row_max, threshold))) return 0;
     }
-    uint32_t moved = 0;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const uint32_t lanes = Machine::lanes_where(row_max[slot] > threshold[slot]);
-      if (lanes != 0) moved |= 1u << slot;
-      factor[slot] = step_row(slot, scale, has_lane_of_row(lanes));
-      row_sum[slot] *= factor[slot];
-    }
-    return moved;
+    return jump(row_max, threshold, most, scale, factor, rest);
   }
-  /// move() where for some row a step may not be enough, or it sees its first key: then its greatest score becomes its
-  /// reference.
+  /// Then a row's greatest score becomes its reference, where that is too far for a step or sees its first key.
   template <class Rest>
   TILEWISE_INLINE uint32_t jump(PerRow& row_max, const PerRow& threshold, const PerRow& most, float scale,
                                 PerRow& factor, const Rest& rest) {
@@ -360,10 +370,6 @@ class SteadySoftmax {
     bases_[slot] = reference.base;
     limits_[slot] = reference.limit;
     return before;
-  }
-  TILEWISE_INLINE void raise_limit(int slot, float by, float scale) {
-    const float limit = limits_[slot] + by;
-    limits_[slot] = Reference::kGoesFar && RowReference::is_far_score(limit, scale) ? limits_[slot] : limit;
   }
   TILEWISE_INLINE static bool passes(const PerRow& row_max, const PerRow& threshold) {
     bool passed = false;

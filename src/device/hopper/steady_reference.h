@@ -65,12 +65,15 @@ struct SteadyReference {
     return alike ? Machine::exp2(before.base - moved.base) : 0.0f;
   }
 
-  TILEWISE_INLINE bool is_far(float scale) const { return kGoesFar && RowReference::is_far_score(limit, scale); }
+  /// By the sign too: the limit of a row that is near may pass kFar.
+  TILEWISE_INLINE bool is_far(float scale) const {
+    return kGoesFar && limit * scale <= -RowReference::kFar && limit > -kInfinity;
+  }
   TILEWISE_INLINE float far_score() const {
     return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, -limit) | __builtin_bit_cast(uint32_t, base));
   }
   TILEWISE_INLINE bool equals(const SteadyReference& other) const {
-    return limit == other.limit && __builtin_bit_cast(uint32_t, base) == __builtin_bit_cast(uint32_t, other.base);
+    return (limit == other.limit) & (__builtin_bit_cast(uint32_t, base) == __builtin_bit_cast(uint32_t, other.base));
   }
 
  private:

@@ -236,16 +236,20 @@ class LatentConsumer {
   }
   /// Before the other's weights are multiplied, which are counted from its references.
   TILEWISE_INLINE void take_over_references() {
-    PerRow factor;
-    bool moved = false;
+    typename Softmax::Reference others[kSlots];
+    bool differ = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       const auto record =
           Machine::template load_shared<RowRecord>(&shared_.reference[1 - warpgroup_][rows_.row_of_slot(slot)]);
-      factor[slot] = softmax_.refer_to(slot, {record.base, record.limit}, scale_);
-      moved |= factor[slot] != 1.0f;
+      others[slot] = {record.base, record.limit};
+      differ |= !others[slot].equals(softmax_.reference(slot));
     }
-    if (Machine::any(moved)) O_.scale_rows(factor);
+    if (!Machine::any(differ)) return;
+    PerRow factor;
+    TILEWISE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) factor[slot] = softmax_.refer_to(slot, others[slot], scale_);
+    O_.scale_rows(factor);
   }
 
   // ------------------------------------------------------------------ output
@@ -267,9 +271,9 @@ class LatentConsumer {
       const float sum = Machine::template load_shared<RowRecord>(&shared_.row_sum[0][row]).sum +
                         Machine::template load_shared<RowRecord>(&shared_.row_sum[1][row]).sum;
       const bool used = rows_.is_among(row, work_.seqlen_q), seen = sum != 0.0f;
-      RowLse lse{-kInfinity, 0.0f};
-      if (used) lse = softmax_.lse(slot, sum, p_.score.softmax_scale);
-      factor[slot] = used && seen ? 1.0f / sum : 0.0f;
+      RowLse lse = softmax_.lse(slot, sum, p_.score.softmax_scale);
+      if (!used) lse = {-kInfinity, 0.0f};
+      factor[slot] = used && seen ? Machine::reciprocal(sum) : 0.0f;
       if (warpgroup_ == 0 && Machine::lane() % 4 == 0) store.store_lse(row, lse);
     }
     O_.scale_or_clear_rows(factor);

@@ -240,7 +240,7 @@ class Forward {
       const float row_sum = softmax_.row_sum[slot];
       const bool used = row < queries_.used_rows, seen = row_sum != 0.0f;
       RowLse lse = softmax_.lse(slot, natural_scale());
-      factor[slot] = used && seen ? 1.0f / row_sum : 0.0f;
+      factor[slot] = used && seen ? Machine::reciprocal(row_sum) : 0.0f;
       if (kJoinsSink && is_whole()) {
         const int32_t head = queries_.head(minimum(row, queries_.total_rows - 1));
         factor[slot] *= lse.join_sink<Machine>(load_sink<Machine, C.q_type>(p_.sink, head), seen);

@@ -15,7 +15,7 @@ struct RowReference {
   static constexpr float kFar = 0x1p28f;
   /// scale: from scores to units of log2.
   TILEWISE_INLINE static bool is_far_score(float score, float scale) {
-    return magnitude(score) < kInfinity && magnitude(score * scale) >= kFar;
+    return (magnitude(score) < kInfinity) & (magnitude(score * scale) >= kFar);
   }
 };
 
@@ -39,19 +39,17 @@ struct alignas(8) RowLse {
   /// far from a score. `natural` takes scores to natural units, natural * kLog2E to those of log2.
   template <class Machine>
   TILEWISE_INLINE static RowLse of(bool is_far, float base_or_score, float row_sum, float natural) {
-    if (row_sum == 0.0f) return {-kInfinity, 0.0f};
     float exponent;
-    const float mantissa = log2_of_mantissa<Machine>(row_sum, exponent);
-    if (is_far) return {base_or_score * natural, (exponent + mantissa) * kLn2};
+    const float mantissa = log2_of_mantissa<Machine>(row_sum, exponent), base = base_or_score, whole = base + exponent;
+    RowLse lse = {whole * kLn2, mantissa * kLn2};
     // What its roundings lose of a small one moves no weight by 2^-11: the rest costs a short call 2%.
     constexpr float kSmall = 0x1p12f;
-    const float base = base_or_score, whole = base + exponent;
-    if (magnitude(base) < kSmall) return {whole * kLn2, mantissa * kLn2};
-    // Both sums and the product exactly, as two numbers each.
-    const float shared = whole - base, lost = (base - (whole - shared)) + (exponent - shared);
-    const float call_scale = natural * kLog2E, inverse = Machine::reciprocal(call_scale), unit = natural * inverse;
-    const float unit_rest = fused_multiply_add(-unit, call_scale, natural) * inverse, score = whole * unit;
-    return {score, fused_multiply_add(whole, unit, -score) + whole * unit_rest + (lost + mantissa) * kLn2};
+    if (is_far | (magnitude(base) >= kSmall)) {
+      lse = is_far ? RowLse{base * natural, (exponent + mantissa) * kLn2}
+                   : large<Machine>(base, exponent, mantissa, natural);
+    }
+    const bool sees = row_sum != 0.0f;
+    return {sees ? lse.score : -kInfinity, sees ? lse.rest : 0.0f};
   }
 
   /// Joins a sink's logit; what the row's weights, divided by their sum, are then multiplied by. `seen`: whether the
@@ -75,6 +73,15 @@ struct alignas(8) RowLse {
   }
 
  private:
+  /// Both sums and the product exactly, as two numbers each.
+  template <class Machine>
+  TILEWISE_INLINE static RowLse large(float base, float exponent, float mantissa, float natural) {
+    const float whole = base + exponent, shared = whole - base;
+    const float lost = (base - (whole - shared)) + (exponent - shared);
+    const float call_scale = natural * kLog2E, inverse = Machine::reciprocal(call_scale), unit = natural * inverse;
+    const float unit_rest = fused_multiply_add(-unit, call_scale, natural) * inverse, score = whole * unit;
+    return {score, fused_multiply_add(whole, unit, -score) + whole * unit_rest + (lost + mantissa) * kLn2};
+  }
   /// log2 of a sum is this and `exponent`, a whole number: lg2.approx errs by 2^-22 of its answer.
   template <class Machine>
   TILEWISE_INLINE static float log2_of_mantissa(float sum, float& exponent) {

@@ -29,26 +29,28 @@ class OnlineSoftmax {
   TILEWISE_INLINE RowLse lse(int slot, float natural) const {
     const float scale = natural * kLog2E;
     const bool far = is_far(slot, scale);
-    return RowLse::of<Machine>(far, far ? row_max_[slot] : base(slot, scale), row_sum[slot], natural);
+    const float row_max = row_max_[slot];
+    return RowLse::of<Machine>(far, far ? row_max : base(slot, row_max * scale, far), row_sum[slot], natural);
   }
 
   /// P = exp2(S * scale - base), in the place of S. Rescales O where a reference moves. The scale takes scores to units
   /// of log2 and is positive.
   template <class Out>
   TILEWISE_INLINE void update(Scores& S, Out& O, float scale) {
-    RowValues<kSlots> highest;
+    RowValues<kSlots> highest, bases;
     highest.fill(-kInfinity);
     S.for_each(0, [&](int slot, int, auto&& x) { highest[slot] = higher(highest[slot], x); });
-    bool far = false;
+    bool moves = false;
     TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) far |= passed(highest[slot], slot, scale) || is_far(slot, scale);
-    if (Machine::any(far)) {
-      move_references(highest, O, scale);
+    for (int slot = 0; slot < kSlots; ++slot) {
+      bases[slot] = row_max_[slot] * scale;
+      // A row that is far, or has seen nothing, is looked at in any case: so others' bases are what they are.
+      moves |= passed(highest[slot], bases[slot], scale) | (magnitude(bases[slot]) >= RowReference::kFar);
+    }
+    if (Machine::any(moves)) {
+      move_references(highest, bases, O, scale);
       subtract_far(S, scale);
     }
-    RowValues<kSlots> bases;
-    TILEWISE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) bases[slot] = base(slot, scale);
     if constexpr (kPacked) {
       S.for_each_packed([&](int slot, auto& x) {
         const auto exponent = Scores::Accumulator::multiply_subtract(x, scale, bases[slot]);
@@ -75,40 +77,49 @@ class OnlineSoftmax {
 
  private:
   TILEWISE_INLINE bool is_far(int slot, float scale) const { return RowReference::is_far_score(row_max_[slot], scale); }
-  /// What exponents subtract, worked out for each tile rather than kept: a row has one register so. 0 while it has seen
-  /// nothing, and where it is far, whose row_max is subtracted from the scores themselves.
-  TILEWISE_INLINE float base(int slot, float scale) const {
-    return row_max_[slot] == -kInfinity || is_far(slot, scale) ? 0.0f : row_max_[slot] * scale;
+  /// What exponents subtract, of row_max times scale: worked out for each tile rather than kept, so that a row has one
+  /// register. 0 while it has seen nothing, and where it is far, whose row_max is subtracted from the scores
+  /// themselves.
+  TILEWISE_INLINE float base(int slot, float product, bool far) const {
+    return far | (row_max_[slot] == -kInfinity) ? 0.0f : product;
   }
   /// Whether a score moves the reference of a row that is not far. Where it has seen nothing every score does but one
   /// of -infinity.
-  TILEWISE_INLINE bool passed(float score, int slot, float scale) const {
-    return fused_multiply_add(score, scale, -(row_max_[slot] * scale)) > kSlack;
+  TILEWISE_INLINE static bool passed(float score, float product, float scale) {
+    return fused_multiply_add(score, scale, -product) > kSlack;
   }
   TILEWISE_INLINE void subtract_far(Scores& S, float scale) const {
+    RowValues<kSlots> less;
+    bool any = false;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      if (!is_far(slot, scale)) continue;
-      S.for_each(0, [&](int of, int, auto&& x) { x = of == slot ? x - row_max_[slot] : x; });
+      const bool far = is_far(slot, scale);
+      less[slot] = far ? row_max_[slot] : 0.0f;
+      any |= far;
     }
+    if (!Machine::any(any)) return;
+    S.for_each(0, [&](int slot, int, auto&& x) { x = x - less[slot]; });
   }
 
+  /// Of selects, not branches: it is run for the first tile of each block, and a short call is little else.
   template <class Out>
-  TILEWISE_INLINE void move_references(RowValues<kSlots>& highest, Out& O, float scale) {
+  TILEWISE_INLINE void move_references(RowValues<kSlots>& highest, RowValues<kSlots>& bases, Out& O, float scale) {
     reduce_rows<Machine, typename Scores::FragmentLayout>(highest, [](float a, float b) { return maximum(a, b); });
     typename Out::PerRow factor;
     TILEWISE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
-      // Rows that are near keep theirs, so that a row's bits don't depend on the rows beside it.
-      factor[slot] = 1.0f;
+      const float row_max = row_max_[slot], product = bases[slot];
       const bool was_far = is_far(slot, scale);
-      if (was_far ? highest[slot] > row_max_[slot] : passed(highest[slot], slot, scale)) {
-        const bool near = row_max_[slot] != -kInfinity && !was_far;
-        const float before = base(slot, scale);
-        row_max_[slot] = highest[slot];
-        // Beside a row that is far what came before it counts for nothing.
-        factor[slot] = near && !is_far(slot, scale) ? Machine::exp2(before - base(slot, scale)) : 0.0f;
-      }
+      // Rows that are near keep theirs, so that a row's bits don't depend on the rows beside it.
+      const bool moves = was_far ? highest[slot] > row_max : passed(highest[slot], product, scale);
+      const float moved = moves ? highest[slot] : row_max, moved_product = moved * scale;
+      row_max_[slot] = moved;
+      const bool far = is_far(slot, scale);
+      bases[slot] = base(slot, moved_product, far);
+      // Beside a row that is far what came before it counts for nothing.
+      const bool counts = !was_far & !far & (row_max != -kInfinity);
+      const float rescaled = counts ? Machine::exp2(product - moved_product) : 0.0f;
+      factor[slot] = moves ? rescaled : 1.0f;
       if constexpr (kPacked) {
         sums_.value[slot] *= factor[slot];
       } else {

@@ -133,6 +133,7 @@ template <typename Problem>
 struct Tensor {
   std::string_view name;
   core::Access access = core::Access::read;
+  bool read_later = false;  ///< written by the first kind of call, and read by the others
   bool optional = false;
   bool rows = false;  ///< its last dimension is contiguous, and whether every row starts on 16 bytes is the problem's
   /// The same of a matrix whose last dimension or the one before it is contiguous: whether the latter is.
@@ -161,6 +162,10 @@ struct Tensor {
   std::string_view flag{};           ///< ... by a flag of this name, where that is not the tensor's
 
   [[nodiscard]] constexpr bool may_be_absent() const { return optional || needed != nullptr; }
+  /// What calls of a kind, by its index, do with it.
+  [[nodiscard]] constexpr core::Access access_in(std::size_t call) const {
+    return read_later && call > 0 ? core::Access::read : access;
+  }
 };
 
 /// The tensors of a schema by themselves, each with what it takes from the one that it is like.

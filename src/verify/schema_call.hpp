@@ -32,7 +32,7 @@ class SchemaCall : public DrawnCall {
     Random rng(seed);
     std::vector<Output> outputs;
     for_each_place([&](std::size_t place, const Tensor& tensor) {
-      if (tensor.access == core::Access::read) return;
+      if (is_read(tensor)) return;
       for (std::size_t n = 0; n < entries_of(tensor, problem_); ++n)
         outputs.push_back({name_of(tensor, n), make_buffer(place, n, rng), -1, 0, axes_of(tensor)});
     });
@@ -62,7 +62,7 @@ class SchemaCall : public DrawnCall {
       : problem_(problem), rng_(seed), aligned_(Random(seed + 0x9E3779B9u).chance(0.5)) {
     validate(problem);
     for_each_place([&](std::size_t place, const Tensor& tensor) {
-      if (tensor.access != core::Access::read) return;
+      if (!is_read(tensor)) return;
       for (std::size_t n = 0; n < entries_of(tensor, problem_); ++n) {
         const DType dtype = operations::schema::dtype_of<Op::kSchema>(tensor, problem_, n);
         inputs_of_[place].push_back(
@@ -85,7 +85,7 @@ class SchemaCall : public DrawnCall {
   auto with_arguments(const std::vector<Output>& outputs, const Visit& visit) const {
     const auto make = [&](std::size_t place, std::size_t n) {
       const Tensor& tensor = operations::schema::kTensors<Op::kSchema>[place];
-      if (tensor.access == core::Access::read) return inputs_of_[place][n];
+      if (is_read(tensor)) return inputs_of_[place][n];
       const Output* output = find_output(outputs, name_of(tensor, n));
       return output == nullptr ? TensorView{} : output->buffer.view();
     };
@@ -112,6 +112,9 @@ class SchemaCall : public DrawnCall {
         visit(place, kTensors[place]);
       }
     }
+  }
+  [[nodiscard]] bool is_read(const Tensor& tensor) const {
+    return tensor.access_in(Op::problem_name(problem_)) == core::Access::read;
   }
   static std::string name_of(const Tensor& tensor, std::size_t n) {
     return tensor.list.count == nullptr ? std::string(tensor.name) : core::concat(tensor.name, "[", n, "]");

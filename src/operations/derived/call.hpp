@@ -191,13 +191,13 @@ template <const auto& kSchema, typename Visit>
 void for_each_tensor(const CallOf<kSchema>& call, Visit&& visit) {
   for_each_place<kSchema>([&](auto place) {
     constexpr std::string_view kName = kTensors<kSchema>[place].name;
-    constexpr core::Access kAccess = kTensors<kSchema>[place].access;
+    const core::Access access = kTensors<kSchema>[place].access_in(call.index());
     const std::span<const TensorView> entries = call.entries()[place];
     if constexpr (kTensors<kSchema>[place].list.count == nullptr) {
-      if (!entries.empty()) visit(core::ArgumentName(kName), entries.front(), kAccess);
+      if (!entries.empty()) visit(core::ArgumentName(kName), entries.front(), access);
     } else {
       for (std::size_t n = 0; n < entries.size(); ++n)
-        visit(call.stacked() ? core::ArgumentName(kName) : core::ArgumentName(kName, n), entries[n], kAccess);
+        visit(call.stacked() ? core::ArgumentName(kName) : core::ArgumentName(kName, n), entries[n], access);
     }
   });
 }

@@ -180,13 +180,14 @@ class Describer {
   }
 
   void check_memory(const Row& tensor, const TensorView& view, const core::ArgumentName& name) {
+    const core::Access access = tensor.access_in(call_.index());
     int contiguous = view.rank - 1;
-    if (tensor.rows) core::check_contiguous_last(view, name, tensor.access);
+    if (tensor.rows) core::check_contiguous_last(view, name, access);
     if (tensor.transposed != nullptr) {
-      contiguous = core::contiguous_of_last_two(view, name, tensor.access);
+      contiguous = core::contiguous_of_last_two(view, name, access);
       p_.*tensor.transposed = contiguous != view.rank - 1;
     }
-    if (tensor.access != core::Access::read) core::check_writable(view, name);
+    if (access != core::Access::read) core::check_writable(view, name);
     if constexpr (requires { p_.unaligned; }) {
       // Kernels of other devices move rows 16 bytes at a time where they may.
       const bool moved = tensor.rows || tensor.transposed != nullptr;

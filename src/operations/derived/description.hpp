@@ -70,7 +70,7 @@ class Describing {
     const Tensor<Problem>& anchor = kTensors<kSchema>[kAnchors<kSchema>[kIndex]];
     CallDescription call{kSchema.name, core::kNamesOf<typename Schema::Names>[kIndex], anchor.name};
     for (std::size_t place = 0; place < kTensors<kSchema>.size(); ++place)
-      if (kRoles<kSchema>[kIndex][place]) call.tensors.push_back(tensor(kTensors<kSchema>[place], anchor));
+      if (kRoles<kSchema>[kIndex][place]) call.tensors.push_back(tensor(kTensors<kSchema>[place], anchor, kIndex));
     const auto add = [&call](const auto& field) {
       const auto member = member_in<Arguments>(field.members);
       if constexpr (std::tuple_size_v<decltype(member)> > 0)
@@ -81,9 +81,9 @@ class Describing {
   }
 
  private:
-  static TensorDescription tensor(const Tensor<Problem>& tensor, const Tensor<Problem>& anchor) {
+  static TensorDescription tensor(const Tensor<Problem>& tensor, const Tensor<Problem>& anchor, std::size_t call) {
     TensorDescription words{tensor.name,
-                            tensor.access == core::Access::write,
+                            tensor.access_in(call) == core::Access::write,
                             tensor.may_be_absent(),
                             tensor.list.count != nullptr,
                             tensor.rows,

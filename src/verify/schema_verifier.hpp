@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string_view>
+#include <type_traits>
 
 #include "core/message.hpp"
 #include "verify/draw_fields.hpp"
@@ -25,8 +26,11 @@ class SchemaVerifier : public Verifier {
   [[nodiscard]] AnyProblem random_problem(std::uint64_t seed, const Limits& limits) const override {
     Random rng(seed);
     const auto base = begin(Features::from_bits(limits.features & Features::all().bits()), rng);
-    Problem problem = draw_fields<Op>(base, rng, limits, [this, &rng](std::string_view key, std::int64_t value) {
-      return draw_size(key, value, rng);
+    Problem problem = draw_fields<Op>(base, rng, limits, [this, &rng](std::string_view key, auto value) {
+      if constexpr (std::is_floating_point_v<decltype(value)>)
+        return draw_number(key, value, rng);
+      else
+        return draw_size(key, value, rng);
     });
     fit_cost(problem, limits.max_flops);
     return problem;
@@ -41,6 +45,9 @@ class SchemaVerifier : public Verifier {
   [[nodiscard]] virtual Problem begin(Features features, Random& rng) const = 0;
   /// Of the field `key`.
   [[nodiscard]] virtual std::int64_t draw_size(std::string_view key, std::int64_t by_default, Random& rng) const = 0;
+  [[nodiscard]] virtual double draw_number(std::string_view /*key*/, double by_default, Random& /*rng*/) const {
+    return by_default;
+  }
   /// Shrinks what the cost grows with.
   virtual void fit_cost(Problem& problem, double max_flops) const = 0;
 

@@ -6,6 +6,7 @@
 #include "backends/cpu/kv_cache/kv_cache_backend.hpp"
 #include "backends/cpu/linear/linear_backend.hpp"
 #include "backends/cpu/merge/merge_backend.hpp"
+#include "backends/cpu/route/route_backend.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "backends/emulation/emulation_backend.hpp"
 #include "backends/hip/hip_backend.hpp"
@@ -13,6 +14,7 @@
 #include "backends/reference/linear/linear_backend.hpp"
 #include "backends/reference/merge/reference_merge.hpp"
 #include "backends/reference/reference_backend.hpp"
+#include "backends/reference/route/reference_route.hpp"
 #include "core/implementation.hpp"
 
 namespace tilewise::core {
@@ -32,6 +34,8 @@ std::span<const Implementation* const> implementation_table() {
     rows.push_back(&backends::reference_merge_implementation());
     for (const Implementation* row : backends::cpu_linear_implementations()) rows.push_back(row);
     rows.push_back(&backends::reference_linear_implementation());
+    rows.push_back(&backends::cpu_route_implementation());
+    rows.push_back(&backends::reference_route_implementation());
     return rows;
   }();
   return table;

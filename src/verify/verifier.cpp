@@ -17,6 +17,8 @@ template <>
 const Verifier& verifier<operations::Merge>();
 template <>
 const Verifier& verifier<operations::Linear>();
+template <>
+const Verifier& verifier<operations::Route>();
 
 std::span<const Verifier* const> verifiers() {
   static const auto table = [] {

@@ -111,8 +111,7 @@ TEST(ReferenceGradients, Experts) {
 }
 
 TEST(ReferenceGradients, Route) {
-  using enum operations::route::Score;
-  using operations::route::Normalise, operations::route::Weigh;
+  using enum RouteScore;
   Tensors tensors(13);
   operations::route::RouteParams p{};
   p.logits = tensors.matrix(DType::f32, 3, 6);
@@ -129,9 +128,11 @@ TEST(ReferenceGradients, Route) {
   p.epsilon = 0.125;
   constexpr double kStep = 0x1p-12;  // logits are rounded to fp32
   for (const auto score : {softmax, sigmoid, sqrt_softplus, identity}) {
-    for (const auto weigh : {Weigh::score, Weigh::softmax_of_chosen, Weigh::sigmoid_of_chosen}) {
-      for (const auto normalise : {Normalise::no, Normalise::sum_plus_epsilon, Normalise::at_least_epsilon}) {
-        if (score == identity && weigh == Weigh::score && normalise != Normalise::no) continue;  // sums near 0
+    for (const auto weigh : {RouteWeigh::score, RouteWeigh::softmax_of_chosen, RouteWeigh::sigmoid_of_chosen}) {
+      for (const auto normalise :
+           {RouteNormalise::no, RouteNormalise::sum_plus_epsilon, RouteNormalise::at_least_epsilon}) {
+        if (score == identity && weigh == RouteWeigh::score && normalise != RouteNormalise::no)
+          continue;  // sums near 0
         p.score = score, p.weigh = weigh, p.normalise = normalise;
         backends::reference::route_forward(p);
         backends::reference::route_backward(p);

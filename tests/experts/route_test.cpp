@@ -11,9 +11,7 @@ namespace tilewise {
 namespace {
 
 using experts_test::at, experts_test::id_at, experts_test::set, experts_test::Tensors;
-using operations::route::ChosenBy, operations::route::GroupValue, operations::route::Normalise;
-using operations::route::OutsideGroups, operations::route::RouteParams, operations::route::Score;
-using operations::route::Weigh;
+using operations::route::RouteParams;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -62,35 +60,35 @@ TEST(Route, SoftmaxOverAllExpertsThenTheGreatest) {
   const double sum = std::exp(1) + std::exp(3) + std::exp(2) + std::exp(-1);
   EXPECT_NEAR(route.weight(0), std::exp(3) / sum, 1e-7);
   EXPECT_NEAR(route.weight(1), std::exp(2) / sum, 1e-7);
-  route.p.normalise = Normalise::sum_plus_epsilon;
+  route.p.normalise = RouteNormalise::sum_plus_epsilon;
   EXPECT_EQ(route.ids(), (Ids{1, 2}));
   EXPECT_NEAR(route.weight(0), sigmoid(1), 1e-7);
-  route.p.normalise = Normalise::no;
-  route.p.weigh = Weigh::softmax_of_chosen;
+  route.p.normalise = RouteNormalise::no;
+  route.p.weigh = RouteWeigh::softmax_of_chosen;
   EXPECT_EQ(route.ids(), (Ids{1, 2}));
   EXPECT_NEAR(route.weight(1), sigmoid(-1), 1e-7);
 }
 
 TEST(Route, ABiasChoosesAndNeverWeighs) {
   Route route({1, 3, 2, -1}, 2, DType::i64);
-  route.p.score = Score::sigmoid;
+  route.p.score = RouteScore::sigmoid;
   route.add_bias({0, 0, 0, 1});
   EXPECT_EQ(route.ids(), (Ids{3, 1}));
   EXPECT_NEAR(route.weight(0), sigmoid(-1), 1e-7);
   EXPECT_NEAR(route.weight(1), sigmoid(3), 1e-7);
-  route.p.chosen_by = ChosenBy::logits;  // -1 + 1 is less than 1
+  route.p.chosen_by = RouteChosenBy::logits;  // -1 + 1 is less than 1
   EXPECT_EQ(route.ids(), (Ids{1, 2}));
 }
 
 TEST(Route, EpsilonsAndScales) {
   Route route({0, -2, 1}, 2);
-  route.p.score = Score::identity;
-  route.p.normalise = Normalise::sum_plus_epsilon;
+  route.p.score = RouteScore::identity;
+  route.p.normalise = RouteNormalise::sum_plus_epsilon;
   route.p.epsilon = 0.5;
   route.p.routed_scaling_factor = 3;
   EXPECT_EQ(route.ids(), (Ids{2, 0}));
   EXPECT_NEAR(route.weight(0), 3 * 1 / 1.5, 1e-6);
-  route.p.normalise = Normalise::at_least_epsilon;
+  route.p.normalise = RouteNormalise::at_least_epsilon;
   route.p.epsilon = 4;
   EXPECT_EQ(route.ids(), (Ids{2, 0}));
   EXPECT_NEAR(route.weight(0), 0.75, 1e-6);
@@ -102,7 +100,7 @@ TEST(Route, EpsilonsAndScales) {
 
 TEST(Route, SquareRootOfSoftplus) {
   Route route({0, 100, -250}, 3);
-  route.p.score = Score::sqrt_softplus;
+  route.p.score = RouteScore::sqrt_softplus;
   EXPECT_EQ(route.ids(), (Ids{1, 0, 2}));
   EXPECT_NEAR(route.weight(0), 10, 1e-6);
   EXPECT_NEAR(route.weight(1), std::sqrt(std::log(2)), 1e-7);
@@ -111,30 +109,30 @@ TEST(Route, SquareRootOfSoftplus) {
 
 TEST(Route, TiesGoToTheLowerExpertAndNaNIsGreatest) {
   Route ties({2, 5, 5, 2, 5}, 4);
-  ties.p.score = Score::identity;
+  ties.p.score = RouteScore::identity;
   EXPECT_EQ(ties.ids(), (Ids{1, 2, 4, 0}));
   Route zeros({-0.0, 0.0, 1.0}, 3);
-  zeros.p.score = Score::identity;
+  zeros.p.score = RouteScore::identity;
   EXPECT_EQ(zeros.ids(), (Ids{2, 0, 1}));
   Route nans({kInfinity, kNaN, 3, kNaN}, 3);
-  nans.p.score = Score::identity;
+  nans.p.score = RouteScore::identity;
   EXPECT_EQ(nans.ids(), (Ids{1, 3, 0}));
   EXPECT_TRUE(std::isnan(nans.weight(0)));
   Route saturated({30, 40, 50}, 2);  // all are 1 in fp32
-  saturated.p.score = Score::sigmoid;
+  saturated.p.score = RouteScore::sigmoid;
   EXPECT_EQ(saturated.ids(), (Ids{0, 1}));
   Route hidden({-kInfinity, -kInfinity, -kInfinity}, 3);
-  hidden.p.score = Score::identity;
+  hidden.p.score = RouteScore::identity;
   EXPECT_EQ(hidden.ids(), (Ids{0, 1, 2}));
 }
 
 TEST(Route, GroupsStayByTheirGreatestOrTheSumOfTwo) {
   Route route({5, 0, 3, 3, 4, 1}, 2);
-  route.p.score = Score::identity;
+  route.p.score = RouteScore::identity;
   route.p.n_group = 3;
   route.p.topk_group = 1;
   EXPECT_EQ(route.ids(), (Ids{0, 1}));  // 5 is the greatest
-  route.p.group_value = GroupValue::sum_of_two;
+  route.p.group_value = RouteGroupValue::sum_of_two;
   EXPECT_EQ(route.ids(), (Ids{2, 3}));  // 3 + 3
   route.p.topk_group = 2;
   EXPECT_EQ(route.ids(), (Ids{0, 2}));  // 5 + 0 and 4 + 1 tie: the lower group
@@ -142,14 +140,14 @@ TEST(Route, GroupsStayByTheirGreatestOrTheSumOfTwo) {
 
 TEST(Route, OutsideOfGroupsCountsAsMinusInfinityOrZero) {
   Route route({-1, -2, -3, -4}, 2);
-  route.p.score = Score::identity;
+  route.p.score = RouteScore::identity;
   route.p.n_group = 2;
   route.p.topk_group = 1;
   EXPECT_EQ(route.ids(), (Ids{0, 1}));
-  route.p.outside_groups = OutsideGroups::zero;
+  route.p.outside_groups = RouteOutsideGroups::zero;
   EXPECT_EQ(route.ids(), (Ids{2, 3}));
   EXPECT_EQ(route.weight(0), -3);
-  route.p.outside_groups = OutsideGroups::minus_infinity;
+  route.p.outside_groups = RouteOutsideGroups::minus_infinity;
   route.p.topk_ids.columns = route.p.topk_weights.columns = 1;
   route.p.logits.columns = 4;
   EXPECT_EQ(route.ids(), (Ids{0}));

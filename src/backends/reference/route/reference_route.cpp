@@ -4,17 +4,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "backends/reference/matrix_access.hpp"
 #include "core/parallel.hpp"
+#include "operations/route/route.hpp"
 
-namespace tilewise::backends::reference {
+namespace tilewise::backends {
+namespace reference {
 namespace {
 
-using operations::route::ChosenBy, operations::route::GroupValue, operations::route::Normalise;
-using operations::route::OutsideGroups, operations::route::RouteParams, operations::route::Score;
-using operations::route::Weigh;
+using operations::route::RouteParams;
 
 using Values = std::vector<double>;
 using Indices = std::vector<std::int64_t>;
@@ -34,12 +36,12 @@ Values softmax(const Values& x) {
   return weights;
 }
 
-Values scores_of(Score score, const Values& logits) {
-  if (score == Score::softmax) return softmax(logits);
+Values scores_of(RouteScore score, const Values& logits) {
+  if (score == RouteScore::softmax) return softmax(logits);
   Values scores = logits;
   for (double& s : scores) {
-    if (score == Score::sigmoid) s = sigmoid(s);
-    if (score == Score::sqrt_softplus) s = std::isnan(s) ? s : std::sqrt(softplus(s));
+    if (score == RouteScore::sigmoid) s = sigmoid(s);
+    if (score == RouteScore::sqrt_softplus) s = std::isnan(s) ? s : std::sqrt(softplus(s));
   }
   return scores;
 }
@@ -61,14 +63,14 @@ float value_of_group(const RouteParams& p, const float* first, std::int64_t size
   const std::vector<float> members(first, first + size);
   const Indices best = greatest(members, std::min<std::int64_t>(size, 2));
   float value = members[index(best[0])];
-  if (p.group_value == GroupValue::sum_of_two && size > 1) value += members[index(best[1])];
+  if (p.group_value == RouteGroupValue::sum_of_two && size > 1) value += members[index(best[1])];
   return value;
 }
 
 Indices choose(const RouteParams& p, const Values& logits, const Values& scores) {
   std::vector<float> choice(logits.size());
   for (std::size_t e = 0; e < choice.size(); ++e) {
-    choice[e] = static_cast<float>(p.chosen_by == ChosenBy::logits ? logits[e] : scores[e]);
+    choice[e] = static_cast<float>(p.chosen_by == RouteChosenBy::logits ? logits[e] : scores[e]);
     if (p.bias.data != nullptr) choice[e] += static_cast<float>(load(p.bias, static_cast<std::int64_t>(e)));
   }
   if (p.n_group > 1) {
@@ -79,7 +81,7 @@ Indices choose(const RouteParams& p, const Values& logits, const Values& scores)
     for (const std::int64_t g : greatest(values, p.topk_group)) stays[index(g)] = true;
     for (std::size_t e = 0; e < choice.size(); ++e) {
       if (stays[e / index(size)]) continue;
-      choice[e] = p.outside_groups == OutsideGroups::zero ? 0.0f : -std::numeric_limits<float>::infinity();
+      choice[e] = p.outside_groups == RouteOutsideGroups::zero ? 0.0f : -std::numeric_limits<float>::infinity();
     }
   }
   return greatest(choice, p.topk_ids.columns);
@@ -88,17 +90,18 @@ Indices choose(const RouteParams& p, const Values& logits, const Values& scores)
 /// What the chosen weigh before normalisation.
 Values weigh(const RouteParams& p, const Values& logits, const Values& scores, const Indices& ids) {
   Values chosen;
-  for (const std::int64_t id : ids) chosen.push_back(p.weigh == Weigh::score ? scores[index(id)] : logits[index(id)]);
-  if (p.weigh == Weigh::softmax_of_chosen) return softmax(chosen);
-  return p.weigh == Weigh::sigmoid_of_chosen ? scores_of(Score::sigmoid, chosen) : chosen;
+  for (const std::int64_t id : ids)
+    chosen.push_back(p.weigh == RouteWeigh::score ? scores[index(id)] : logits[index(id)]);
+  if (p.weigh == RouteWeigh::softmax_of_chosen) return softmax(chosen);
+  return p.weigh == RouteWeigh::sigmoid_of_chosen ? scores_of(RouteScore::sigmoid, chosen) : chosen;
 }
 
 /// What the weights are divided by. A NaN stays.
 double divisor(const RouteParams& p, const Values& weights) {
-  if (p.normalise == Normalise::no) return 1;
+  if (p.normalise == RouteNormalise::no) return 1;
   double sum = 0;
   for (const double weight : weights) sum += weight;
-  if (p.normalise == Normalise::sum_plus_epsilon) return sum + p.epsilon;
+  if (p.normalise == RouteNormalise::sum_plus_epsilon) return sum + p.epsilon;
   return sum < p.epsilon ? p.epsilon : sum;
 }
 
@@ -108,8 +111,7 @@ double factor_of(const RouteParams& p, std::int64_t id) {
 
 Values logits_of(const RouteParams& p, std::int64_t token) {
   Values logits;
-  for (std::int64_t e = 0; e < p.logits.columns; ++e)
-    logits.push_back(static_cast<double>(static_cast<float>(load(p.logits, token, e))));
+  for (std::int64_t e = 0; e < p.logits.columns; ++e) logits.push_back(load(p.logits, token, e));
   return logits;
 }
 
@@ -135,14 +137,13 @@ Values through_softmax(const Values& weights, const Values& d) {
   return result;
 }
 
-Values through_score(Score score, const Values& logits, const Values& scores, const Values& d) {
-  if (score == Score::softmax) return through_softmax(scores, d);
-  Values result = d;
-  for (std::size_t e = 0; e < d.size(); ++e) {
-    if (score == Score::sigmoid) result[e] *= scores[e] * (1 - scores[e]);
-    if (score == Score::sqrt_softplus) result[e] *= scores[e] == 0 ? 0 : sigmoid(logits[e]) / (2 * scores[e]);
-  }
-  return result;
+/// What the logit of a chosen expert does to its weight, softmax aside.
+double slope(const RouteParams& p, double logit, double weight) {
+  if (p.weigh == RouteWeigh::softmax_of_chosen) return 1;
+  const bool sigmoids = p.weigh == RouteWeigh::sigmoid_of_chosen || p.score == RouteScore::sigmoid;
+  if (sigmoids) return weight * sigmoid(-logit);
+  if (p.score != RouteScore::sqrt_softplus) return 1;
+  return weight == 0 ? 0 : sigmoid(logit) / (2 * weight);
 }
 
 /// Gradients of the weights before normalisation and scales.
@@ -151,7 +152,7 @@ Values through_normalisation(const RouteParams& p, const Values& weights, Values
   double dot = 0;
   for (std::size_t j = 0; j < d.size(); ++j) dot += d[j] * weights[j] / sum;
   const bool constant =
-      p.normalise == Normalise::no || (p.normalise == Normalise::at_least_epsilon && sum == p.epsilon);
+      p.normalise == RouteNormalise::no || (p.normalise == RouteNormalise::at_least_epsilon && sum == p.epsilon);
   for (double& value : d) value = (value - (constant ? 0 : dot)) / sum;
   return d;
 }
@@ -171,15 +172,67 @@ void backward(const RouteParams& p, std::int64_t token) {
   if (!ids.empty()) {
     const Values weights = weigh(p, logits, scores, ids);
     d = through_normalisation(p, weights, d);
-    if (p.weigh == Weigh::softmax_of_chosen) d = through_softmax(weights, d);
-    for (std::size_t j = 0; j < ids.size(); ++j) {
-      const double slope = p.weigh == Weigh::sigmoid_of_chosen ? weights[j] * (1 - weights[j]) : 1;
-      dlogits[index(ids[j])] += d[j] * slope;
-    }
-    if (p.weigh == Weigh::score) dlogits = through_score(p.score, logits, scores, dlogits);
+    if (p.weigh == RouteWeigh::softmax_of_chosen) d = through_softmax(weights, d);
+    for (std::size_t j = 0; j < ids.size(); ++j)
+      dlogits[index(ids[j])] += d[j] * slope(p, logits[index(ids[j])], weights[j]);
+    const bool of_all = p.weigh == RouteWeigh::score && p.score == RouteScore::softmax;
+    if (of_all) dlogits = through_softmax(scores, dlogits);
   }
   for (std::int64_t e = 0; e < p.logits.columns; ++e) store(p.dlogits, token, e, dlogits[index(e)]);
 }
+
+class RouteKernel final : public operations::route::Kernel {
+ public:
+  explicit RouteKernel(const RouteProblem& problem) : backward_(problem.pass == RoutePass::route_backward) {}
+  [[nodiscard]] std::size_t workspace_size() const noexcept override { return 0; }
+  [[nodiscard]] std::string schedule() const override { return "f64, one token at a time"; }
+  void launch(const RouteParams& params, void*, void*) const override {
+    backward_ ? route_backward(params) : route_forward(params);
+  }
+
+ private:
+  bool backward_;
+};
+
+class RouteImplementation final : public operations::route::Implementation {
+ public:
+  [[nodiscard]] std::string_view name() const noexcept override { return "reference"; }
+  [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
+  [[nodiscard]] operations::route::FeatureSet supported() const noexcept override {
+    using enum operations::route::Feature;
+    return {forward,
+            backward,
+            f32,
+            bf16,
+            f16,
+            f64,
+            i64_ids,
+            narrow_weights,
+            softmax,
+            sigmoid,
+            sqrt_softplus,
+            identity,
+            by_logits,
+            bias,
+            groups,
+            sum_of_two,
+            zero_outside,
+            softmax_of_chosen,
+            sigmoid_of_chosen,
+            sum_plus_epsilon,
+            at_least_epsilon,
+            routed_scaling_factor,
+            scale_of_expert};
+  }
+
+  /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.
+  [[nodiscard]] core::Verdict judge(const RouteProblem& problem, const core::DeviceDescription&) const override {
+    constexpr double kCallUs = 20.0, kTokenUs = 1.0, kExpertUs = 0.2;
+    const double experts = static_cast<double>(problem.num_experts);
+    return core::Verdict::accept(kCallUs + static_cast<double>(problem.tokens) * (kTokenUs + kExpertUs * experts),
+                                 std::make_unique<RouteKernel>(problem));
+  }
+};
 
 }  // namespace
 
@@ -191,4 +244,11 @@ void route_backward(const RouteParams& p) {
   core::parallel_for(p.logits.rows, [&](std::int64_t token, int) { backward(p, token); });
 }
 
-}  // namespace tilewise::backends::reference
+}  // namespace reference
+
+const core::Implementation& reference_route_implementation() {
+  static const reference::RouteImplementation implementation;
+  return implementation;
+}
+
+}  // namespace tilewise::backends

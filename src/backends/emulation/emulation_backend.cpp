@@ -7,14 +7,15 @@
 #include "backends/emulation/kv_cache.hpp"
 #include "backends/emulation/row.hpp"
 #include "backends/portable/merge/lowering.hpp"
+#include "backends/portable/route/lowering.hpp"
 #include "backends/rows_of.hpp"
 
 namespace tilewise::backends {
 namespace {
 
 /// Made of a gpu::Family.
-using FamilyRows =
-    RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedRow<operations::Merge>>;
+using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache,
+                          emulation::EmulatedRow<operations::Merge>, emulation::EmulatedRow<operations::Route>>;
 
 }  // namespace
 

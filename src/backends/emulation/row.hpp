@@ -37,7 +37,9 @@ class EmulatedRow final : public core::ImplementationOf<Op> {
       [](const Problem& problem, const core::DeviceDescription& device, gpu::Family family) {
         return Portable::lower(problem, device, family).lowering;
       },
-      [](Problem& problem, const typename Op::Params& call) { problem.unaligned = !Portable::is_aligned(call); }};
+      [](Problem& problem, const typename Op::Params& call) {
+        if constexpr (requires { problem.unaligned; }) problem.unaligned = !Portable::is_aligned(call);
+      }};
 
   gpu::Family family_;
 };

@@ -15,7 +15,7 @@ namespace tilewise::backends::portable {
 /// What an operation says of its portable kernels. Each specializes it, with static functions
 ///   features()                       what they honour, for every family
 ///   lower(problem, device, family)   their steps: a pure function
-///   is_aligned(params)               whether every row that they touch starts on 16 bytes
+///   is_aligned(params)               whether every row that they touch starts on 16 bytes; of problems that ask
 ///   emulated_us(problem)             the order of magnitude of their emulation on one thread, compilation aside
 template <typename Op>
 struct Portable;

@@ -4,11 +4,13 @@
 #include "backends/portable/attention/implementation.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
 #include "backends/portable/merge/lowering.hpp"
+#include "backends/portable/route/lowering.hpp"
 #include "backends/rows_of.hpp"
 
 namespace tilewise::backends::portable {
 
 /// Made of a name, a gpu::Family and a gpu::FindRuntime.
-using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, PortableRow<operations::Merge>>;
+using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, PortableRow<operations::Merge>,
+                          PortableRow<operations::Route>>;
 
 }  // namespace tilewise::backends::portable

@@ -153,6 +153,14 @@ TILEWISE_INLINE float higher(float a, float b) {
 #endif
 }
 
+TILEWISE_INLINE float square_root(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return sqrtf(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
 /// a * b + c, rounded once on every machine: where that decides a result, compilers' contraction must not.
 TILEWISE_INLINE float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

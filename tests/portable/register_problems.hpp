@@ -72,6 +72,14 @@ inline constexpr std::string_view kMergeProblems[] = {
     "merge_backward dtype=f16 parts_dtype=mixed parts=20 head_dim_v=39 sink=query dsink=1 seqlen_q=64",
     "merge_backward dtype=bf16 stacked=1 head_dim_v=512 seqlen_q=64"};
 
+/// Likewise.
+inline constexpr std::string_view kRouteProblems[] = {
+    "route dtype=bf16 tokens=512 num_experts=256 top_k=8 score=sigmoid bias=f32 n_group=8 topk_group=4 "
+    "group_value=sum_of_two normalise=sum_plus_epsilon",
+    "route tokens=512 num_experts=1024 top_k=100 scale_of_expert=bf16",
+    "route_backward dtype=f16 tokens=512 num_experts=256 top_k=8 normalise=sum_plus_epsilon",
+    "route_backward tokens=512 num_experts=256 top_k=8 score=sqrt_softplus"};
+
 /// Likewise; the sweep alone has the wider ones.
 inline constexpr std::string_view kKvCacheProblems[] = {
     "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
@@ -153,6 +161,7 @@ inline std::vector<std::string> sampled_problems(std::string_view architecture) 
   std::vector<std::string> problems = sampled_attention(architecture);
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
     problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+    problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
     problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
   }
   return problems;
@@ -177,6 +186,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   }
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
   problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
+  problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
   problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
   for (const int head_dim : {64, 80, 96, 128, 192, 256, 576}) {
     for (const std::string_view queries : {"batch_size=64 seqlen_q=1", "seqlen_q=1", "seqlen_q=64"}) {

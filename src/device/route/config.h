@@ -5,8 +5,8 @@
 
 namespace tilewise::device {
 
-/// Element types of route's tensors.
-enum RouteType : int32_t { kRouteF32 = 0, kRouteBf16 = 1, kRouteF16 = 2, kRouteI32 = 3, kRouteI64 = 4 };
+/// Element types of route's tensors; none of one that is not given.
+enum RouteType : int32_t { kRouteNone = 0, kRouteF32 = 1, kRouteBf16 = 2, kRouteF16 = 3, kRouteI32 = 4, kRouteI64 = 5 };
 
 /// In the order of the host's enumerations of these names.
 enum RouteScoreKind : int32_t { kScoreSoftmax = 0, kScoreSigmoid = 1, kScoreSqrtSoftplus = 2, kScoreIdentity = 3 };
@@ -15,7 +15,7 @@ enum RouteNormaliseKind : int32_t { kNormaliseNo = 0, kNormaliseSumPlusEpsilon =
 
 /// A wave has a token.
 struct RouteConfig {
-  int32_t logits_type = kRouteF32;  // RouteType
+  int32_t logits_type = kRouteF32, bias_type = kRouteNone;  // RouteType
   int32_t score = kScoreSoftmax, weigh = kWeighScore;
   int32_t values = 8;     // experts that a lane holds
   int32_t chosen = 8;     // room for choices of a token
@@ -25,8 +25,9 @@ struct RouteConfig {
 
   template <class Config, class Visit>
   static constexpr void for_each_field(Config& c, const Visit& visit) {
-    visit("logits_type", c.logits_type), visit("score", c.score), visit("weigh", c.weigh), visit("values", c.values);
-    visit("chosen", c.chosen), visit("by_logits", c.by_logits), visit("groups", c.groups), visit("waves", c.waves);
+    visit("logits_type", c.logits_type), visit("bias_type", c.bias_type), visit("score", c.score);
+    visit("weigh", c.weigh), visit("values", c.values), visit("chosen", c.chosen), visit("by_logits", c.by_logits);
+    visit("groups", c.groups), visit("waves", c.waves);
   }
 };
 

@@ -37,7 +37,8 @@ class Route {
     TILEWISE_UNROLL
     for (int i = 0; i < C.values; ++i) {
       choice[i] = C.by_logits ? x[i] : score_of<Machine, C.score>(x[i], all);
-      if (p.bias.data && expert(i) < experts) choice[i] += load_number<Machine>(p.bias, p.bias.type, 0, expert(i));
+      if (C.bias_type != kRouteNone && expert(i) < experts)
+        choice[i] += load_number<Machine>(p.bias, C.bias_type, 0, expert(i));
     }
     if constexpr (C.groups) limit_to_groups(p, choice, shared.choice[wave], shared.group[wave]);
     choose(choice, experts, static_cast<int32_t>(p.shape.top_k), shared.chosen[wave]);

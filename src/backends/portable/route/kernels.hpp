@@ -21,7 +21,7 @@ void for_each_pointer(const device::RouteBwdParams& p, const gpu::RegionVisitor&
 void bind(const operations::route::RouteParams& call, device::RouteForwardParams& params);
 void bind(const operations::route::RouteParams& call, device::RouteBwdParams& params);
 
-/// RouteType of a dtype that GPUs have.
+/// RouteType of a dtype that GPUs have, or of none.
 [[nodiscard]] std::int32_t route_type_of(DType dtype);
 
 struct RouteForward : gpu::KernelTraits<device::RouteConfig, device::RouteForwardParams> {

@@ -61,6 +61,7 @@ void add(gpu::LoweringBuilder& builder, const RouteProblem& p, gpu::Family famil
 
 void add_forward(gpu::LoweringBuilder& builder, const RouteProblem& p, gpu::Family family) {
   auto config = config_of<device::RouteConfig>(p);
+  config.bias_type = route_type_of(p.bias);
   const auto lanes = static_cast<std::int64_t>(gpu::lanes(family));
   config.values = static_cast<std::int32_t>(std::bit_ceil(static_cast<std::uint64_t>(ceil_div(p.num_experts, lanes))));
   config.by_logits = p.chosen_by == RouteChosenBy::logits;

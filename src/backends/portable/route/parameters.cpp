@@ -33,6 +33,8 @@ RouteTensor tensor(const Vector& v) { return {v.data, 0, v.stride, route_type_of
 
 std::int32_t route_type_of(DType dtype) {
   switch (dtype) {
+    case DType::f32:
+      return device::kRouteF32;
     case DType::bf16:
       return device::kRouteBf16;
     case DType::f16:
@@ -42,7 +44,7 @@ std::int32_t route_type_of(DType dtype) {
     case DType::i64:
       return device::kRouteI64;
     default:
-      return device::kRouteF32;
+      return device::kRouteNone;
   }
 }
 

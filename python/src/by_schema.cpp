@@ -60,6 +60,7 @@ nb::dict described(const CallDescription& call) {
   words["anchor"] = call.anchor;
   words["tensors"] = described(call.tensors);
   words["fields"] = described(call.fields);
+  words["choices"] = described(call.choices);
   return words;
 }
 

@@ -1,5 +1,6 @@
 // Functions of the module by an operation's schema, two for each kind of call. NAME takes that call's tensors in the
-// order of the schema, then the fields that calls state. NAME_outputs takes those there are yet, and plans the outputs.
+// order of the schema, then the fields that calls state. NAME_outputs takes those there are yet, and what is chosen of
+// outputs, and plans these.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -45,6 +46,7 @@ class CallBinding {
   static constexpr const auto& kSchema = Op::kSchema;
   static constexpr auto kAll = std::make_index_sequence<Op::Call::kCount>();
   static constexpr auto kStated = operations::schema::stated_members<kSchema, Arguments>();
+  static constexpr auto kChoices = operations::schema::output_choices<kSchema, Arguments>();
   static constexpr std::string_view kName = Op::kProblemNames[operations::schema::call_index<Arguments>(kSchema)];
 
   /// The member that holds tensor `place`, as its only one; or none.
@@ -148,23 +150,41 @@ class CallBinding {
   static void define_outputs(nb::module_& module, std::tuple<Places...> /*places*/,
                              const std::tuple<std::pair<std::string_view, Members>...>& fields) {
     const auto plan = [](Given<Places::value>... given,
-                         Stated<typename operations::schema::MemberOf<Members>::Value>... stated) {
+                         Stated<typename operations::schema::MemberOf<Members>::Value>... stated,
+                         const nb::dict& choices) {
       const Arguments arguments = arguments_of(std::tuple<Places...>(), std::tie(stated...), given...);
-      return outputs_of(typename Op::Call(arguments));
+      return outputs_of(typename Op::Call(arguments), chosen_of(choices));
     };
     const Arguments fresh;
     std::apply(
         [&](const auto&... field) {
           module.def((std::string(kName) + "_outputs").c_str(), plan, argument<Places::value, true>()...,
                      (nb::arg(field.first.data()) = default_of(fresh.*field.second))...,
+                     nb::arg("choices") = nb::dict(),
                      "What such a call writes. Looks at no more than it needs to: the call itself checks everything.");
         },
         fields);
   }
 
-  static std::vector<Output> outputs_of(const typename Op::Call& call) {
+  static operations::schema::ChosenOutputs chosen_of(const nb::dict& choices) {
+    operations::schema::ChosenOutputs chosen;
+    for (std::size_t i = 0; i < operations::schema::count_of(kChoices); ++i) {
+      const std::string name(kChoices[i].name);
+      if (!choices.contains(name.c_str())) continue;
+      const nb::object value = choices[name.c_str()];
+      if (kChoices[i].dimension >= 0)
+        chosen.sizes[i] = nb::cast<std::int64_t>(value);
+      else
+        chosen.dtypes[i] = core::value_of<DType>(name, nb::cast<std::string>(value));
+    }
+    return chosen;
+  }
+
+  static std::vector<Output> outputs_of(const typename Op::Call& call,
+                                        const operations::schema::ChosenOutputs& chosen) {
     constexpr const auto& kTensors = operations::schema::kTensors<kSchema>;
-    const operations::schema::OutputPlanner<kSchema> planner(call);
+    const operations::schema::OutputPlanner<kSchema> planner(
+        call, std::span(kChoices).first(operations::schema::count_of(kChoices)), chosen);
     std::vector<Output> outputs;
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
       if (!call.has(place) || kTensors[place].access != core::Access::write) continue;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -38,6 +39,9 @@ class TorchBinding {
   static constexpr std::size_t kCall = operations::schema::call_index<Arguments>(kSchema);
   static constexpr const auto& kHas = operations::schema::kRoles<kSchema>[kCall];
   static constexpr auto kStated = operations::schema::stated_members<kSchema, Arguments>();
+  /// Sizes, then element types.
+  static constexpr auto kAllChoices = operations::schema::output_choices<kSchema, Arguments>();
+  static constexpr std::span kChoices = std::span(kAllChoices).first(operations::schema::count_of(kAllChoices));
 
   [[nodiscard]] static constexpr bool is_list(std::size_t place) { return kTensors[place].list.count != nullptr; }
   [[nodiscard]] static constexpr bool is_output(std::size_t place) {
@@ -67,6 +71,8 @@ class TorchBinding {
     std::array<std::vector<torch_shim::Tensor>, kTensors.size()> lists;
     std::array<bool, kTensors.size()> needed{};
     RawValues stated;
+    operations::schema::ChosenOutputs chosen;
+    std::array<torch_shim::String, kAllChoices.size()> dtypes;  // of `chosen`, by name
     torch_shim::String implementation;
   };
 
@@ -96,6 +102,8 @@ class TorchBinding {
         if (is_given<into>(place) && is_output(place) == outputs) add(place);
     for (std::size_t place = 0; place < kTensors.size(); ++place)
       if (is_output(place) && !kAlwaysMakesSome) text += core::concat("bool need_", kTensors[place].name, ", ");
+    for (const auto& choice : kChoices)
+      if (!into && choice.dimension >= 0) text += core::concat("int ", choice.name, ", ");
     for (const auto& field : operations::schema::Describing<kSchema>::template call<Arguments>().fields) {
       const bool quotes = field.type == "str";
       const std::string value = field.type != "bool" ? field.by_default : field.by_default == "1" ? "True" : "False";
@@ -103,6 +111,8 @@ class TorchBinding {
       if (!field.required) text += core::concat('=', quotes ? "\"" : "", value, quotes ? "\"" : "");
       text += ", ";
     }
+    for (const auto& choice : kChoices)
+      if (!into && choice.dimension < 0) text += core::concat("str? ", choice.name, "=None, ");
     return text + "str? implementation=None)";
   }
   template <bool into>
@@ -148,7 +158,11 @@ class TorchBinding {
     }
     for (std::size_t place = 0; place < kTensors.size(); ++place)
       if (is_output(place)) values.needed[place] = kAlwaysMakesSome || stack.boolean();
+    for (std::size_t i = 0; i < kChoices.size(); ++i)
+      if (!into && kChoices[i].dimension >= 0) values.chosen.sizes[i] = stack.integer();
     values.stated = read_all(stack, std::type_identity<RawValues>());
+    for (std::size_t i = 0; i < kChoices.size(); ++i)
+      if (!into && kChoices[i].dimension < 0) values.dtypes[i] = stack.optional_string();
     values.implementation = stack.optional_string();
     return values;
   }
@@ -193,7 +207,10 @@ class TorchBinding {
   template <bool into>
   static void make_outputs(Arguments& arguments, Values& values) {
     const typename Op::Call call(arguments);
-    const operations::schema::OutputPlanner<kSchema> planner(call);
+    for (std::size_t i = 0; i < kChoices.size(); ++i)
+      if (const std::string_view name = values.dtypes[i].view(); !name.empty())
+        values.chosen.dtypes[i] = core::value_of<DType>(kChoices[i].name, name);
+    const operations::schema::OutputPlanner<kSchema> planner(call, kChoices, values.chosen);
     const TensorView model = planner.model();
     bool judged = model.defined();
     const auto for_each_output = [&](const auto& visit) {

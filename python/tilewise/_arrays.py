@@ -218,7 +218,7 @@ def _borrow_all(described: _calls.Tensor, value: Any) -> Any:
 def call(operation: str, given: dict[str, Any], out: dict[str, Any], unwanted: Collection[str] = ()) -> tuple[Any, ...]:
     """The outputs of an operation that is stated by a schema, in its order, None where `unwanted`.
 
-    given: Its inputs, fields and implementation by name. out: Outputs that there are, None where there is none.
+    given: Its inputs, fields, choices and implementation by name. out: Outputs that there are, or None.
     """
     kind = _calls.CALLS[operation]
     arrays = {**given, **out}
@@ -228,7 +228,7 @@ def call(operation: str, given: dict[str, Any], out: dict[str, Any], unwanted: C
     if isinstance(model_view, list):
         model, model_view = model[0] if isinstance(model, (list, tuple)) else model, model_view[0]
     memories: dict[str, Any] = {}
-    for output in _calls.planned_outputs(operation, **views, **fields):
+    for output in _calls.planned_outputs(operation, given, **views, **fields):
         if views[output.name] is None and output.name not in unwanted:
             memories[output.name], views[output.name] = empty_for(model, output.shape, output.dtype, model_view)
     stream = cupy_stream(model)

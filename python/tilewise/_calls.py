@@ -42,20 +42,33 @@ class Call(NamedTuple):
     inputs: tuple[Tensor, ...]  # in the order of the schema
     outputs: tuple[Tensor, ...]
     fields: tuple[Field, ...]
+    choices: tuple[Field, ...]  # of whoever has the outputs made: sizes that no input says, and dtypes
 
 
-def _call(operation: str, name: str, anchor: str, tensors: list[dict[str, Any]], fields: list[dict[str, Any]]) -> Call:
+def _call(
+    operation: str,
+    name: str,
+    anchor: str,
+    tensors: list[dict[str, Any]],
+    fields: list[dict[str, Any]],
+    choices: list[dict[str, Any]],
+) -> Call:
     described = [Tensor(**words) for words in tensors]
     inputs, outputs = (tuple(each for each in described if each.written is written) for written in (False, True))
-    return Call(operation, name, anchor, inputs, outputs, tuple(Field(**words) for words in fields))
+    stated, chosen = (tuple(Field(**words) for words in each) for each in (fields, choices))
+    return Call(operation, name, anchor, inputs, outputs, stated, chosen)
 
 
 CALLS: dict[str, Call] = {call.name: call for call in (_call(**cast(Any, words)) for words in _core.described_calls())}
 
 
-def planned_outputs(name: str, **arguments: Any) -> list[_core.Output]:
-    """What a call would write. Tensors and lists of them as the core's Arrays, those that there are yet; fields."""
-    outputs: list[_core.Output] = getattr(_core, f"{name}_outputs")(**arguments)
+def planned_outputs(name: str, given: dict[str, Any], **arguments: Any) -> list[_core.Output]:
+    """What a call would write. Tensors and lists of them as the core's Arrays, those that there are yet; fields.
+
+    given: Has the choices by name, None or nothing for a default.
+    """
+    choices = {field.name: given[field.name] for field in CALLS[name].choices if given.get(field.name) is not None}
+    outputs: list[_core.Output] = getattr(_core, f"{name}_outputs")(**arguments, choices=choices)
     return outputs
 
 

@@ -116,6 +116,36 @@ constexpr auto kProject = s::operation<&P::kind, A>(
                        &A::out)});
 using Call = s::CallOf<kProject>;
 
+/// An operation whose output has a size and an element type that no input says.
+struct PickProblem {
+  ProjectKind kind = ProjectKind::project;
+  DType dtype = DType::f32, ids_dtype = DType::i32;
+  DeviceType device = DeviceType::cpu;
+  std::int64_t tokens = 0, experts = 0, top_k = 0;
+};
+struct PickArguments {
+  TensorView x, ids;
+};
+using Q = PickProblem;
+constexpr s::Dimension<Q> kRows{.name = "tokens", .size = &Q::tokens};
+constexpr s::Dimension<Q> kExperts{.name = "experts", .size = &Q::experts};
+constexpr s::Dimension<Q> kTopK{.name = "top_k", .size = &Q::top_k};
+constexpr auto kPick = s::operation<&Q::kind, PickArguments>(
+    "pick",
+    std::tuple{s::field("ids_dtype", &Q::ids_dtype,
+                        [](const Q& q) { return q.dtype == DType::f64 ? DType::i64 : DType::i32; })},
+    std::tuple{s::argument<Q>({.name = "x",
+                               .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kExperts}},
+                               .types = {s::kFixed<Q, DType::f32>, s::kFixed<Q, DType::f64>},
+                               .dtype = &Q::dtype},
+                              &PickArguments::x),
+               s::argument<Q>({.name = "ids",
+                               .access = core::Access::write,
+                               .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kTopK}},
+                               .types = {s::kFixed<Q, DType::i32>, s::kFixed<Q, DType::i64>},
+                               .dtype = &Q::ids_dtype},
+                              &PickArguments::ids)});
+
 class Schema : public testing::Test {
  protected:
   TensorView tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -250,6 +280,28 @@ TEST_F(Schema, PlansNothingFromAnInputOfAnotherRank) {
   call_.w = tensor(DType::f32, {8});
   const Call call(call_);
   expect_invalid("w: rank must be 2, [n, k] (got 1, shape [8])", [&] { (void)s::OutputPlanner<kProject>(call); });
+}
+
+TEST_F(Schema, LeavesToChooseWhatNoInputSays) {
+  constexpr auto kChoices = s::output_choices<kPick, PickArguments>();
+  ASSERT_EQ(s::count_of(kChoices), 2u);
+  EXPECT_EQ(kChoices[0].name, "top_k");
+  EXPECT_EQ(kChoices[1].name, "ids_dtype");
+  EXPECT_EQ(s::count_of(s::output_choices<kProject, A>()), 0u);
+
+  const PickArguments arguments{tensor(DType::f64, {5, 8}), {}};
+  const s::CallOf<kPick> call(arguments);
+  const auto planned = [&](const s::ChosenOutputs& chosen) {
+    return s::OutputPlanner<kPick>(call, std::span(kChoices).first(2), chosen).plan(1, 0);
+  };
+  s::ChosenOutputs chosen;
+  expect_invalid("top_k: must be given and >= 0 (got -1)", [&] { (void)planned(chosen); });
+  chosen.sizes[0] = 2;
+  EXPECT_EQ(s::sizes_of(planned(chosen).shape), (std::vector<std::int64_t>{5, 2}));
+  EXPECT_EQ(planned(chosen).dtype, DType::i64);  // by default beside f64
+  EXPECT_EQ(planned(chosen).sources[1].axis, -1);
+  chosen.dtypes[1] = DType::i32;
+  EXPECT_EQ(planned(chosen).dtype, DType::i32);
 }
 
 TEST_F(Schema, IsPrinted) {

@@ -81,7 +81,7 @@ class Operator:
         """The outputs that the operator makes, None where one is not needed. size_of: the size of an axis."""
         _, first = self.first(given)
         made: dict[str, Any] = {tensor.name: [] for tensor in self.made}
-        for output in _calls.planned_outputs(self.kind.name, **self._views(given, take)):
+        for output in _calls.planned_outputs(self.kind.name, given, **self._views(given, take)):
             if output.name in made and given.get(f"need_{output.name}", True):
                 shape = [size_of(output, axis) for axis in range(len(output.shape))]
                 made[output.name].append(first.new_empty(shape, dtype=TORCH_DTYPES.get(output.dtype, first.dtype)))
@@ -170,8 +170,9 @@ class Derivatives:
 
     def _setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         given = self.forward.bind(inputs)
-        results = output if isinstance(output, tuple) else (output,)
-        given.update(zip((tensor.name for tensor in self.forward.made), results))
+        made = dict(zip((tensor.name for tensor in self.forward.made), _tuple(output)))
+        given.update(made)
+        ctx.made = {name: (value.shape, value.dtype) for name, value in made.items()}
         self._save(ctx, given, self._saved)
         ctx.stated = {name: given[name] for name in (*self.forward.fields, "implementation")}
 
@@ -180,7 +181,8 @@ class Derivatives:
         of_output = dict(zip((tensor.name for tensor in self.forward.made), derivatives))
         named = {tensor.name: of_output[tensor.derivative_of] for tensor in self._given}
         refuse_tangents(named.items())
-        given.update((tensor.name, self._dense(tensor, named[tensor.name], given)) for tensor in self._given)
+        first = self.forward.first(given)[1]
+        given.update((tensor.name, self._dense(tensor, named[tensor.name], ctx.made, first)) for tensor in self._given)
         needed = dict(zip(self.forward.names, ctx.needs_input_grad))
         for name, gradient in self.gradient_of.items():
             given[f"need_{gradient}"] = any(needed[name]) if isinstance(needed[name], (list, tuple)) else needed[name]
@@ -192,12 +194,12 @@ class Derivatives:
         found = dict(zip((tensor.name for tensor in self.backward.made), _tuple(results)))
         return tuple(self._gradient(found, name, each) for name, each in needed.items())
 
-    def _dense(self, tensor: _calls.Tensor, value: Optional[Tensor], given: Given) -> Optional[Tensor]:
+    @staticmethod
+    def _dense(tensor: _calls.Tensor, value: Optional[Tensor], made: dict[str, Any], first: Tensor) -> Optional[Tensor]:
         """The gradient of an output as the kernels read it; None stands for zeros."""
         if value is None and not tensor.optional:
-            # An input that the backward call has no use for is not there: no output is of its size.
-            made = _tuple(self.forward.fake(*(given.get(name) for name in self.forward.names)))
-            return torch.zeros_like(dict(zip((each.name for each in self.forward.made), made))[tensor.derivative_of])
+            shape, dtype = made[tensor.derivative_of]
+            return first.new_zeros(shape, dtype=dtype)
         if value is not None and tensor.rows and value.stride(-1) != 1:
             return value.contiguous()  # such as the expanded gradient of a sum
         return value
@@ -251,7 +253,10 @@ class Operation:
         return operator
 
     def __call__(self, given: Given, out: Given) -> tuple[Any, ...]:
-        """The outputs in the schema's order. given: inputs, fields and implementation; out: outputs that there are."""
+        """The outputs in the schema's order.
+
+        given: Inputs, fields, choices and implementation by name. out: Outputs that there are, or None.
+        """
         traced = torch.compiler.is_compiling()
         into = any(value is not None for value in out.values())
         operator = self.write if into else self.make

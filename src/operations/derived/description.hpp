@@ -13,6 +13,7 @@
 #include "core/names.hpp"
 #include "core/problem_text.hpp"
 #include "operations/derived/call.hpp"
+#include "operations/derived/outputs.hpp"
 #include "operations/derived/shapes.hpp"
 #include "operations/schema.hpp"
 
@@ -42,6 +43,7 @@ struct CallDescription {
   std::string_view operation, name, anchor;
   std::vector<TensorDescription> tensors{};
   std::vector<FieldDescription> fields{};
+  std::vector<FieldDescription> choices{};  ///< of whoever has the outputs made; see output_choices()
 };
 
 /// The values of a type that depends on `anchor`'s, in words. `values` goes with `anchors`, the dtypes anchor may have.
@@ -77,6 +79,10 @@ class Describing {
         call.fields.push_back(stated(field, Arguments().*std::get<0>(member)));
     };
     std::apply([&add](const auto&... fields) { (add(fields), ...); }, kSchema.fields);
+    for (const OutputChoice& choice : output_choices<kSchema, Arguments>()) {
+      const bool is_size = choice.dimension >= 0;
+      if (!choice.name.empty()) call.choices.push_back({choice.name, is_size ? "int" : "str", is_size});
+    }
     return call;
   }
 

@@ -4,8 +4,13 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
 
+#include "core/message.hpp"
 #include "core/tensor_checks.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/fields.hpp"
@@ -28,6 +33,70 @@ struct PlannedOutput {
   std::array<SizeSource, kMaxRank> sources{};
 };
 
+/// What nothing else of a call says of its outputs, so that whoever has them made chooses it: by the name of a
+/// dimension a size, or by the key of a field the element type of an output, whose default is that field's.
+struct OutputChoice {
+  std::string_view name{};
+  std::size_t place = 0;  ///< of the output
+  int dimension = -1;     ///< among the output's; -1: it is the element type
+};
+inline constexpr std::size_t kMostChoices = 4;
+
+/// Sizes first, then element types, each in the order of the outputs; without a name after the last.
+template <const auto& kSchema, typename Arguments>
+[[nodiscard]] constexpr std::array<OutputChoice, kMostChoices> output_choices() {
+  constexpr std::size_t kCall = call_index<Arguments>(kSchema);
+  constexpr const auto& kAll = kTensors<kSchema>;
+  std::array<OutputChoice, kMostChoices> choices{};
+  std::size_t count = 0;
+  const auto is_output = [&](std::size_t place) {
+    return kRoles<kSchema>[kCall][place] && kAll[place].access == core::Access::write && kAll[place].like.empty();
+  };
+  const auto is_said = [&](const auto* dimension) {
+    bool said = dimension->size == nullptr;
+    for (std::size_t place = 0; place < kAll.size(); ++place)
+      for (const auto* other : kAll[place].dimensions.of)
+        said |= kRoles<kSchema>[kCall][place] && kAll[place].access != core::Access::write && other == dimension;
+    for (const auto& choice : choices) said |= choice.dimension >= 0 && dimension->name == choice.name;
+    const auto states = [&](const auto& field) {
+      if constexpr (std::tuple_size_v<decltype(member_in<Arguments>(field.members))> > 0) {
+        if constexpr (std::is_same_v<decltype(field.value), decltype(dimension->size)>)
+          said |= field.value == dimension->size;
+      }
+    };
+    std::apply([&](const auto&... fields) { (states(fields), ...); }, kSchema.fields);
+    return said;
+  };
+  for (std::size_t place = 0; place < kAll.size(); ++place) {
+    for (std::size_t axis = 0; is_output(place) && axis < kAll[place].dimensions.of.size(); ++axis) {
+      const auto* dimension = kAll[place].dimensions.of[axis];
+      if (dimension != nullptr && !is_said(dimension))
+        choices.at(count++) = {dimension->name, place, static_cast<int>(axis)};
+    }
+  }
+  for (std::size_t place = 0; place < kAll.size(); ++place) {
+    if (!is_output(place) || kAll[place].dtype == nullptr || !kAll[place].made_like.empty()) continue;
+    const auto name = [&](const auto& field) {
+      if constexpr (std::is_same_v<decltype(field.value), decltype(kAll[place].dtype)>)
+        if (field.value == kAll[place].dtype) choices.at(count++) = {field.key, place, -1};
+    };
+    std::apply([&](const auto&... fields) { (name(fields), ...); }, kSchema.fields);
+  }
+  return choices;
+}
+
+[[nodiscard]] constexpr std::size_t count_of(const std::array<OutputChoice, kMostChoices>& choices) {
+  std::size_t count = 0;
+  while (count < choices.size() && !choices[count].name.empty()) ++count;
+  return count;
+}
+
+/// Values of output_choices(), in their order: sizes, or element types, where none is the default.
+struct ChosenOutputs {
+  std::array<std::int64_t, kMostChoices> sizes{-1, -1, -1, -1};
+  std::array<DType, kMostChoices> dtypes{};
+};
+
 /// Of a call without its outputs, or with some of them.
 template <const auto& kSchema>
 class OutputPlanner {
@@ -35,17 +104,24 @@ class OutputPlanner {
   using Call = CallOf<kSchema>;
   using Problem = typename Call::Problem;
 
-  /// Throws for an input that has not the rank to say the sizes it should.
-  explicit OutputPlanner(const Call& call) : call_(call), p_(call.stated()) {
+  /// Throws for an input that has not the rank to say the sizes it should, and for a size that nobody says.
+  explicit OutputPlanner(const Call& call, std::span<const OutputChoice> choices = {}, const ChosenOutputs& chosen = {})
+      : call_(call), p_(call.stated()) {
     constexpr auto kKind = std::remove_cvref_t<decltype(kSchema)>::kKind;
     p_.*kKind = static_cast<std::remove_cvref_t<decltype(p_.*kKind)>>(call.index());
     count_list();
     note_dtype(call.anchor());
-    for (const bool presence : {true, false})  // which dimensions a tensor has may depend on whether another is given
-      for (std::size_t place = 0; place < Call::kCount; ++place)
-        if (is_given(place)) presence ? note_presence(place) : note_sizes(place);
+    // Which dimensions a tensor has may depend on whether another is given.
+    for (std::size_t place = 0; place < Call::kCount; ++place)
+      if (is_given(place)) note_presence(place);
     for (std::size_t place = 0; place < Call::kCount; ++place)
       if (call.has(place) && !is_given(place)) note_default(place);
+    for (std::size_t i = 0; i < choices.size(); ++i)
+      if (choices[i].dimension < 0 && !is_given(choices[i].place)) take_dtype(choices[i].place, chosen.dtypes[i]);
+    for (std::size_t place = 0; place < Call::kCount; ++place)
+      if (is_given(place)) note_sizes(place);
+    for (std::size_t i = 0; i < choices.size(); ++i)
+      if (choices[i].dimension >= 0) take_size(choices[i], chosen.sizes[i]);
   }
 
   /// Where the outputs will be, and the element type that others follow from; none of a call without the input that
@@ -126,6 +202,25 @@ class OutputPlanner {
       said_[said_count_++] = {&dimension, {place, axis}};
     });
     if (tensor.note != nullptr) tensor.note(p_, call_.entries()[place]);
+  }
+  /// What was chosen, or the field's default.
+  void take_dtype(std::size_t place, DType chosen) {
+    const auto take = [&](const auto& field) {
+      if constexpr (std::is_same_v<decltype(field.value), decltype(row(place).dtype)>) {
+        if (field.value != row(place).dtype) return;
+        if (chosen != DType::none)
+          p_.*field.value = chosen;
+        else if constexpr (std::is_invocable_v<decltype(field.by_default), const Problem&>)
+          p_.*field.value = field.by_default(p_);
+      }
+    };
+    std::apply([&](const auto&... fields) { (take(fields), ...); }, kSchema.fields);
+  }
+  void take_size(const OutputChoice& choice, std::int64_t chosen) {
+    const Dimension<Problem>& dimension = *row(choice.place).dimensions.of[static_cast<std::size_t>(choice.dimension)];
+    if (find(dimension) != nullptr) return;
+    if (chosen < 0) core::invalid_argument(choice.name, ": must be given and >= 0 (got ", chosen, ")");
+    p_.*dimension.size = chosen;
   }
   [[nodiscard]] const SaidSize* find(const Dimension<Problem>& dimension) const {
     for (std::size_t i = 0; i < said_count_; ++i)

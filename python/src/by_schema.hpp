@@ -47,7 +47,8 @@ class CallBinding {
   static constexpr auto kAll = std::make_index_sequence<Op::Call::kCount>();
   static constexpr auto kStated = operations::schema::stated_members<kSchema, Arguments>();
   static constexpr auto kChoices = operations::schema::output_choices<kSchema, Arguments>();
-  static constexpr std::string_view kName = Op::kProblemNames[operations::schema::call_index<Arguments>(kSchema)];
+  static constexpr std::size_t kCall = operations::schema::call_index<Arguments>(kSchema);
+  static constexpr std::string_view kName = Op::kProblemNames[kCall];
 
   /// The member that holds tensor `place`, as its only one; or none.
   template <std::size_t place>
@@ -104,7 +105,7 @@ class CallBinding {
   template <std::size_t place, bool planned = false>
   static auto argument() {
     constexpr const auto& kTensor = operations::schema::kTensors<kSchema>[place];
-    constexpr bool kLater = planned && kTensor.access == core::Access::write;
+    constexpr bool kLater = planned && kTensor.access_in(kCall) == core::Access::write;
     if constexpr (kTensor.list.count == nullptr && (kTensor.may_be_absent() || kLater))
       return nb::arg(kTensor.name.data()).none();
     else
@@ -187,7 +188,7 @@ class CallBinding {
         call, std::span(kChoices).first(operations::schema::count_of(kChoices)), chosen);
     std::vector<Output> outputs;
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
-      if (!call.has(place) || kTensors[place].access != core::Access::write) continue;
+      if (!call.has(place) || kTensors[place].access_in(kCall) != core::Access::write) continue;
       for (std::size_t n = 0; n < planner.count(place); ++n) {
         const operations::schema::PlannedOutput planned = planner.plan(place, n);
         Output& output = outputs.emplace_back(

@@ -45,7 +45,7 @@ class TorchBinding {
 
   [[nodiscard]] static constexpr bool is_list(std::size_t place) { return kTensors[place].list.count != nullptr; }
   [[nodiscard]] static constexpr bool is_output(std::size_t place) {
-    return kHas[place] && kTensors[place].access == core::Access::write;
+    return kHas[place] && kTensors[place].access_in(kCall) == core::Access::write;
   }
   static constexpr bool kAlwaysMakesSome = [] {
     for (std::size_t place = 0; place < kTensors.size(); ++place)
@@ -90,7 +90,7 @@ class TorchBinding {
     char alias = 'a';
     const auto add = [&](std::size_t place) {
       const auto& tensor = kTensors[place];
-      const std::string written = tensor.access == core::Access::read ? "" : core::concat('(', alias++, "!)");
+      const std::string written = tensor.access_in(kCall) == core::Access::read ? "" : core::concat('(', alias++, "!)");
       text += core::concat("Tensor", written,
                            is_list(place)           ? "[]"
                            : tensor.may_be_absent() ? "?"

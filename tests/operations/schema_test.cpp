@@ -128,14 +128,14 @@ struct PickArguments {
 };
 using Q = PickProblem;
 constexpr s::Dimension<Q> kRows{.name = "tokens", .size = &Q::tokens};
-constexpr s::Dimension<Q> kExperts{.name = "experts", .size = &Q::experts};
+constexpr s::Dimension<Q> kAllExperts{.name = "experts", .size = &Q::experts};
 constexpr s::Dimension<Q> kTopK{.name = "top_k", .size = &Q::top_k};
 constexpr auto kPick = s::operation<&Q::kind, PickArguments>(
     "pick",
     std::tuple{s::field("ids_dtype", &Q::ids_dtype,
                         [](const Q& q) { return q.dtype == DType::f64 ? DType::i64 : DType::i32; })},
     std::tuple{s::argument<Q>({.name = "x",
-                               .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kExperts}},
+                               .dimensions = {s::Dimensions<Q>::Order::written, {&kRows, &kAllExperts}},
                                .types = {s::kFixed<Q, DType::f32>, s::kFixed<Q, DType::f64>},
                                .dtype = &Q::dtype},
                               &PickArguments::x),

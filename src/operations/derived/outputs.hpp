@@ -50,13 +50,15 @@ template <const auto& kSchema, typename Arguments>
   std::array<OutputChoice, kMostChoices> choices{};
   std::size_t count = 0;
   const auto is_output = [&](std::size_t place) {
-    return kRoles<kSchema>[kCall][place] && kAll[place].access == core::Access::write && kAll[place].like.empty();
+    return kRoles<kSchema>[kCall][place] && kAll[place].access_in(kCall) == core::Access::write &&
+           kAll[place].like.empty();
   };
   const auto is_said = [&](const auto* dimension) {
     bool said = dimension->size == nullptr;
     for (std::size_t place = 0; place < kAll.size(); ++place)
       for (const auto* other : kAll[place].dimensions.of)
-        said |= kRoles<kSchema>[kCall][place] && kAll[place].access != core::Access::write && other == dimension;
+        said |=
+            kRoles<kSchema>[kCall][place] && kAll[place].access_in(kCall) != core::Access::write && other == dimension;
     for (const auto& choice : choices) said |= choice.dimension >= 0 && dimension->name == choice.name;
     const auto states = [&](const auto& field) {
       if constexpr (std::tuple_size_v<decltype(member_in<Arguments>(field.members))> > 0) {
@@ -188,7 +190,8 @@ class OutputPlanner {
   /// An output's element type that is not stated either.
   void note_default(std::size_t place) {
     const Row& tensor = row(place);
-    if (tensor.access != core::Access::write || tensor.dtype == nullptr || place == call_.anchor()) return;
+    if (tensor.access_in(call_.index()) != core::Access::write || tensor.dtype == nullptr || place == call_.anchor())
+      return;
     if (call_.stated().*tensor.dtype == DType::none) set_default<kSchema>(p_, tensor.dtype);
   }
   void note_sizes(std::size_t place) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <iostream>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -96,6 +97,11 @@ class SchemaRun final : public OperationRun {
       }
     };
     std::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
+    for_each_size([&](const Dimension& dimension) {
+      if (command.get_option_no_throw(flag_of(dimension.name)) != nullptr) return;
+      const std::string help = core::concat(dimension.name, " of the outputs, where PROBLEM is not given");
+      own_.push_back(command.add_option(flag_of(dimension.name), help)->type_name("INTEGER")->group(group));
+    });
   }
 
   [[nodiscard]] bool is_chosen() const override { return !words_of(command_, with_).empty(); }
@@ -112,16 +118,15 @@ class SchemaRun final : public OperationRun {
     if (!common.problem_words.empty())
       stated = parse_problem(single_problem(common.problem_words)).template get<Problem>();
     Files files{std::vector<std::vector<Array>>(kTensors.size()), Results(with_)};
-    for (std::size_t place = 0; place < kTensors.size(); ++place) {
-      if (kTensors[place].access != core::Access::read) continue;
-      for (const std::string& name : words(place))
-        files.arrays[place].push_back(read_named(flag(kTensors[place]), name, with_));
-    }
+    for (std::size_t place = 0; place < kTensors.size(); ++place)
+      if (kTensors[place].access == core::Access::read) read(files, place);
     run_each(common, stated, files, std::make_index_sequence<Op::Schema::kCalls>());
     files.results.write();
   }
 
  private:
+  using Dimension = operations::schema::Dimension<Problem>;
+
   /// Inputs as they were read, and outputs once they are made.
   struct Files {
     std::vector<std::vector<Array>> arrays;
@@ -133,6 +138,22 @@ class SchemaRun final : public OperationRun {
     return words_of(command_, flag(kTensors[place]));
   }
 
+  void read(Files& files, std::size_t place) const {
+    for (const std::string& name : words(place))
+      files.arrays[place].push_back(read_named(flag(kTensors[place]), name, with_));
+  }
+  [[nodiscard]] static const Dimension& dimension_of(const operations::schema::OutputChoice& choice) {
+    return *kTensors[choice.place].dimensions.of[static_cast<std::size_t>(choice.dimension)];
+  }
+  /// Calls visit(dimension) for those of outputs that no input of their calls has.
+  template <typename Visit>
+  static void for_each_size(const Visit& visit) {
+    Op::Schema::for_each_call([&visit]<typename Arguments> {
+      for (const auto& choice : operations::schema::output_choices<Op::kSchema, Arguments>())
+        if (choice.dimension >= 0) visit(dimension_of(choice));
+    });
+  }
+
   /// Whatever the command was given for another operation.
   void refuse_others() const {
     std::vector<std::string> known{"PROBLEM", "--implementation", "--threads", "--help"};
@@ -141,6 +162,7 @@ class SchemaRun final : public OperationRun {
       if constexpr (std::tuple_size_v<decltype(field.members)> > 0) known.push_back(flag_of(field.key));
     };
     std::apply([&](const auto&... fields) { (add_stated(fields), ...); }, Op::kSchema.fields);
+    for_each_size([&known](const Dimension& dimension) { known.push_back(flag_of(dimension.name)); });
     for (const CLI::Option* option : command_.get_options()) {
       if (option->count() == 0 || std::ranges::count(known, option->get_name()) > 0) continue;
       core::invalid_argument(with_, ": excludes ", option->get_name(), " (got both)");
@@ -153,6 +175,8 @@ class SchemaRun final : public OperationRun {
     std::array<bool, sizeof...(calls)> wanted{is_wanted(calls, files)...};
     if (std::ranges::count(wanted, true) == 0) files.results.check_wanted();
     const bool one = std::ranges::count(wanted, true) == 1;
+    for (std::size_t place = 0; place < kTensors.size(); ++place)
+      if (kTensors[place].read_later && !wanted[0]) read(files, place);
     const auto run_one = [&]<std::size_t call> {
       if (!wanted[call]) return;
       Problem kind;
@@ -168,13 +192,13 @@ class SchemaRun final : public OperationRun {
   /// the tensor that they begin with is not.
   [[nodiscard]] bool is_wanted(std::size_t call, const Files& files) const {
     const std::size_t anchor = operations::schema::kAnchors<Op::kSchema>[call];
-    const bool begun = kTensors[anchor].access != core::Access::read || !files.arrays[anchor].empty();
+    const bool begun = kTensors[anchor].access_in(call) != core::Access::read || !files.arrays[anchor].empty();
     bool wanted = false;
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
       const auto has = [place](const auto& roles) { return roles[place]; };
       if (!kRoles[call][place] || words(place).empty() || std::ranges::count_if(kRoles, has) > 1) continue;
       if (!begun) core::invalid_argument(flag(kTensors[place]), ": needs ", flag(kTensors[anchor]), " (got none)");
-      wanted |= kTensors[place].access != core::Access::read;
+      wanted |= kTensors[place].access_in(call) != core::Access::read;
     }
     return wanted;
   }
@@ -222,7 +246,7 @@ class SchemaRun final : public OperationRun {
   static void fill(Arguments& arguments, const Files& files, core::Access access) {
     const Problem stated = typename Op::Call(arguments).stated();
     operations::schema::for_each_member<Op::kSchema>(arguments, [&](std::size_t place, auto& entries) {
-      if (kTensors[place].access != access) return;
+      if (kTensors[place].access_in(operations::schema::call_index<Arguments>(Op::kSchema)) != access) return;
       const std::vector<Array>& arrays = files.arrays[place];
       if constexpr (std::is_same_v<decltype(entries), TensorView&>) {
         entries = arrays.empty() ? TensorView{}
@@ -243,10 +267,12 @@ class SchemaRun final : public OperationRun {
     const bool stacked = call.stacked();
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
       const Tensor& tensor = kTensors[place];
-      if (!call.has(place) || tensor.access == core::Access::read || tensor.optional) continue;
+      if (!call.has(place) || tensor.access_in(call.index()) == core::Access::read || tensor.optional) continue;
       if (tensor.made_like.empty()) {
-        const operations::schema::PlannedOutput planned =
-            operations::schema::OutputPlanner<Op::kSchema>(call).plan(place, 0);
+        constexpr auto kChoices = operations::schema::output_choices<Op::kSchema, Arguments>();
+        const operations::schema::OutputPlanner<Op::kSchema> planner(
+            call, std::span(kChoices).first(operations::schema::count_of(kChoices)), chosen_sizes(kChoices, stated));
+        const operations::schema::PlannedOutput planned = planner.plan(place, 0);
         const DType dtype = stated && tensor.dtype != nullptr ? (*stated).*tensor.dtype : planned.dtype;
         add(files, place, Array(dtype, operations::schema::sizes_of(planned.shape), tensor.name));
         continue;
@@ -263,7 +289,8 @@ class SchemaRun final : public OperationRun {
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
       const Tensor& tensor = kTensors[place];
       const std::vector<std::string> names = words(place);
-      if (tensor.access == core::Access::read || !kRoles[Op::problem_name(problem)][place]) continue;
+      const std::size_t call = Op::problem_name(problem);
+      if (tensor.access_in(call) == core::Access::read || !kRoles[call][place]) continue;
       if (names.empty() || !files.arrays[place].empty()) continue;
       if (tensor.like.empty()) {
         add(files, place,
@@ -280,6 +307,25 @@ class SchemaRun final : public OperationRun {
       }
       for (const Array& array : like) add(files, place, zeros_like(array.view(), tensor.name));
     }
+  }
+  /// Of flags, or of a stated problem.
+  template <std::size_t count>
+  [[nodiscard]] operations::schema::ChosenOutputs chosen_sizes(
+      const std::array<operations::schema::OutputChoice, count>& choices, const std::optional<Problem>& stated) const {
+    operations::schema::ChosenOutputs chosen;
+    for (std::size_t i = 0; i < operations::schema::count_of(choices); ++i) {
+      if (choices[i].dimension < 0) continue;
+      const Dimension& dimension = dimension_of(choices[i]);
+      const std::string name = flag_of(dimension.name);
+      const auto given = words_of(command_, name);
+      if (given.empty() && !stated)
+        core::invalid_argument(with_, ": needs ", name, ", or a problem that says it (got neither)");
+      if (stated) chosen.sizes[i] = (*stated).*dimension.size;
+      if (!given.empty()) core::read_word(name, given.front(), chosen.sizes[i]);
+      if (chosen.sizes[i] < dimension.least)
+        core::invalid_argument(name, ": must be >= ", dimension.least, " (got ", chosen.sizes[i], ")");
+    }
+    return chosen;
   }
   void add(Files& files, std::size_t place, Array array) const {
     const std::vector<std::string> names = words(place);

@@ -13,6 +13,7 @@
 #include "core/spelling.hpp"
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
+#include "operations/route/route.hpp"
 #include "sample_call.hpp"
 #include "tilewise/error.hpp"
 
@@ -59,6 +60,20 @@ class LinearBench final : public SchemaBench<operations::Linear> {
   [[nodiscard]] double flops() const override { return operations::linear::flops(own_problem()); }
 };
 
+class RouteBench final : public SchemaBench<operations::Route> {
+ public:
+  /// A backward pass takes other experts for each token, no one of them twice.
+  explicit RouteBench(const RouteProblem& problem) : SchemaBench(problem) {
+    const TensorView ids = one("topk_ids");
+    for (std::int64_t i = 0; ids.defined() && i < ids.numel(); ++i)
+      operations::store_integer(ids.dtype, ids.data, i, (i / problem.top_k * 7 + i) % problem.num_experts);
+  }
+  /// Memory is what routing waits for: an exponential and a comparison for each expert.
+  [[nodiscard]] double flops() const override {
+    return 2.0 * static_cast<double>(own_problem().tokens) * static_cast<double>(own_problem().num_experts);
+  }
+};
+
 struct Row {
   const core::OperationInterface* operation;
   std::unique_ptr<const BenchCall> (*make)(const AnyProblem& problem);
@@ -74,7 +89,7 @@ Row row() {
 
 std::span<const Row> table() {
   static const std::array rows{row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>(),
-                               row<LinearBench, LinearProblem>()};
+                               row<LinearBench, LinearProblem>(), row<RouteBench, RouteProblem>()};
   return rows;
 }
 

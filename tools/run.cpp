@@ -1,5 +1,5 @@
-// `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --k-cache the KV cache
-// step; with --dout the backward pass too.
+// `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --logits routing, with
+// --k-cache the KV cache step; with --dout the backward pass too.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -12,6 +12,7 @@
 #include "operations/attention/names.hpp"
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
+#include "operations/route/route.hpp"
 #include "option_checks.hpp"
 #include "run_attention.hpp"
 #include "run_kv_cache.hpp"
@@ -132,8 +133,8 @@ void check_problem_excludes_options(const Options& given) {
 }  // namespace
 
 void add_run(CLI::App& program) {
-  CLI::App& command =
-      *program.add_subcommand("run", "Compute attention, merge, a linear layer or a KV cache step on .npy files");
+  CLI::App& command = *program.add_subcommand(
+      "run", "Compute attention, merge, a linear layer, routing or a KV cache step on .npy files");
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->run.problem_words,
@@ -147,12 +148,14 @@ void add_run(CLI::App& program) {
   };
   add.operator()<operations::Merge>("outs", "Merge");
   add.operator()<operations::Linear>("x", "Linear layers");
+  add.operator()<operations::Route>("logits", "Routing");
   add_implementation_option(command, options->run.implementation);
   add_threads_option(command, options->run.threads);
   command.footer(
       "Examples: tilewise run --q q.npy --k k.npy --v v.npy --mask causal --out out.npy --lse lse.npy\n"
       "tilewise run --outs a.npy,b.npy --lses lse_a.npy,lse_b.npy --sink sink.npy --out out.npy\n"
       "tilewise run --x x.npy --w w.npy --bias bias.npy --activation silu --out out.npy\n"
+      "tilewise run --logits logits.npy --top-k 8 --score sigmoid --topk-ids ids.npy --topk-weights weights.npy\n"
       "tilewise run --q q.npy --k k.npy --v v.npy --k-cache keys.npy --v-cache values.npy --cache-seqlen 100 --out "
       "out.npy "
       "--k-cache-out keys.npy --v-cache-out values.npy\n"

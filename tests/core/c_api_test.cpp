@@ -304,6 +304,44 @@ TEST_F(CApi, MergeBackward) {
   EXPECT_FLOAT_EQ(out[0], 2.0f);
 }
 
+TEST_F(CApi, Route) {
+  float logits[8] = {1, 3, 2, -1, 0, 0, 5, 5}, bias[4] = {0, 0, 0, 9}, weights[4] = {}, dweights[4] = {1, 0, 0, 1};
+  float dlogits[8] = {};
+  std::int64_t ids[4] = {};
+  tilewise_route_tensors tensors{};
+  tensors.logits = dl(TensorView(logits, DType::f32, {2, 4}));
+  tensors.topk_ids = dl(TensorView(ids, DType::i64, {2, 2}));
+  tensors.topk_weights = dl(TensorView(weights, DType::f32, {2, 2}));
+  ASSERT_EQ(tilewise_route(&tensors, nullptr), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ((std::array{ids[0], ids[1], ids[2], ids[3]}), (std::array<std::int64_t, 4>{1, 2, 2, 3}));
+  tilewise_route_options options;
+  ASSERT_EQ(tilewise_route_options_init(&options, sizeof options), TILEWISE_OK);
+  options.score = "identity";
+  options.normalise = "sum_plus_epsilon";
+  tensors.bias = dl(TensorView(bias, DType::f32, {4}));
+  ASSERT_EQ(tilewise_route(&tensors, &options), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ((std::array{ids[0], ids[1]}), (std::array<std::int64_t, 2>{3, 1}));
+  EXPECT_FLOAT_EQ(weights[0], -0.5f);
+  EXPECT_FLOAT_EQ(weights[1], 1.5f);
+  tilewise_route_backward_tensors gradients{};
+  gradients.logits = tensors.logits;
+  gradients.topk_ids = tensors.topk_ids;
+  gradients.dtopk_weights = dl(TensorView(dweights, DType::f32, {2, 2}));
+  gradients.dlogits = dl(TensorView(dlogits, DType::f32, {2, 4}));
+  ASSERT_EQ(tilewise_route_backward(&gradients, &options), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_FLOAT_EQ(dlogits[3], 0.75f);  // of x / (x + y), y / (x + y)^2 with x = -1 and y = 3
+  EXPECT_EQ(dlogits[0], 0.0f);
+  options.n_group = 2;
+  expect(TILEWISE_INVALID_ARGUMENT, "n_group: belongs to route (got it in route_backward)",
+         tilewise_route_backward(&gradients, &options));
+  options.n_group = 3;
+  expect(TILEWISE_INVALID_ARGUMENT, "n_group: must divide num_experts, 4 (got 3)", tilewise_route(&tensors, &options));
+  options.score = "relu";
+  expect(TILEWISE_INVALID_ARGUMENT, "score: must be one of softmax, sigmoid, sqrt_softplus, identity (got 'relu')",
+         tilewise_route(&tensors, &options));
+  expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null", tilewise_route(nullptr, nullptr));
+}
+
 TEST_F(CApi, Threads) {
   int before = 0, after = 0;
   ASSERT_EQ(tilewise_get_num_threads(&before), TILEWISE_OK);

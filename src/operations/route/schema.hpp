@@ -48,12 +48,12 @@ inline constexpr Dimensions kPerExpert{Dimensions::Order::written, {&kTokens, &k
 inline constexpr Dimensions kPerChoice{Dimensions::Order::written, {&kTokens, &kTopK}};
 inline constexpr Dimensions kOfExperts{Dimensions::Order::written, {&kExperts}};
 
-inline constexpr std::array kElements{schema::kFixed<P, DType::f32>, schema::kFixed<P, DType::bf16>,
-                                      schema::kFixed<P, DType::f16>, schema::kFixed<P, DType::f64>};
-inline constexpr std::array<schema::Type<P>, 4> kIntegers{schema::kFixed<P, DType::i32>, schema::kFixed<P, DType::i64>};
+using Types = std::array<schema::Type<P>, schema::kMostTypes>;
+inline constexpr Types kElements = schema::kElements<P>;
+inline constexpr Types kIntegers{schema::kFixed<P, DType::i32>, schema::kFixed<P, DType::i64>};
 /// Of weights: f64 where the logits are.
-inline constexpr std::array kWeights{schema::kFixed<P, DType::f32>, schema::kFixed<P, DType::bf16>,
-                                     schema::kFixed<P, DType::f16>, schema::kStatistics<P>};
+inline constexpr Types kWeights{schema::kFixed<P, DType::f32>, schema::kFixed<P, DType::bf16>,
+                                schema::kFixed<P, DType::f16>, schema::kStatistics<P>};
 template <DType P::* member>
 inline constexpr auto kElement = schema::kind<member, DType::f32, DType::bf16, DType::f16, DType::f64>();
 

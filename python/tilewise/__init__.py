@@ -6,7 +6,8 @@
 which implementation would and why, ``warmup`` prepares a call without running it, ``merge`` joins
 partial results over disjoint keys, ``kv_cache_attention`` and ``append_kv`` are a serving engine's step
 over caches of keys and values, ``linear`` and ``grouped_linear`` are linear layers of all rows and of rows
-by expert. ``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
+by expert, ``route`` chooses the experts of tokens.
+``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
 import importlib
@@ -21,6 +22,7 @@ from tilewise._kv_cache import append_kv, kv_cache_attention
 from tilewise._linear import grouped_linear, linear
 from tilewise._merge import merge
 from tilewise._public import lists_public_names
+from tilewise._route import route
 from tilewise._threads import get_num_threads, set_num_threads
 
 __version__: str = version()
@@ -42,6 +44,7 @@ __all__ = [
     "kv_cache_attention",
     "linear",
     "merge",
+    "route",
     "semantics",
     "set_num_threads",
     "warmup",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -211,6 +211,27 @@ def implementation_name(implementation: Any) -> Optional[str]:
     if implementation is not None and not isinstance(implementation, str):
         raise TypeError(f"implementation: must be a name or None (got {type(implementation).__name__})")
     return implementation
+
+
+_CORE_DTYPES = {
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "float64": "f64",
+    "int32": "i32",
+    "int64": "i64",
+}
+
+
+def dtype_name(name: str, dtype: Any, known: Sequence[str]) -> Optional[str]:
+    """The core's name of a dtype of torch or NumPy, or of its name; None for None. ValueError for one not `known`."""
+    if dtype is None:
+        return None
+    word = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
+    word = word.removeprefix("torch.")
+    if word not in known:
+        raise ValueError(f"{name}: must be {', '.join(known[:-1])} or {known[-1]} (got {word})")
+    return _CORE_DTYPES[word]
 
 
 def is_number(value: Any) -> bool:

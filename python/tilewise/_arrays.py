@@ -27,6 +27,7 @@ from tilewise._threads import torch_threads
 
 BYTE_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float8_e8m0fnu": "fp8_e8m0"}  # of ml_dtypes
 ELEMENT_DTYPES = ("f32", "bf16", "f16", "f64")  # those of results
+RESULT_DTYPES = (*ELEMENT_DTYPES, "i32", "i64")  # and of results that are indices
 
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
@@ -63,7 +64,7 @@ def empty_for(
 ) -> tuple[Any, _core.Array]:
     """Memory of a new array of `like`'s kind and the core's writable view of it.
 
-    dtype: The core's name of one of ELEMENT_DTYPES, or that of `like`.
+    dtype: One of RESULT_DTYPES, or that of `like`.
 
     `view`: of `like`, whose device the new array shares; None for the CPU. once_written() makes the memory an array.
     """
@@ -71,12 +72,12 @@ def empty_for(
         memory: Any = np.empty(shape, _numpy_dtype(dtype) or like.dtype)
     else:
         # An array of another dtype is refused before anybody looks at what was to be written.
-        memory = _core.empty(list(shape), dtype if dtype in ELEMENT_DTYPES else "f32", view)
+        memory = _core.empty(list(shape), dtype if dtype in RESULT_DTYPES else "f32", view)
     return memory, borrow("out", memory, writable=True)
 
 
 def _numpy_dtype(dtype: str) -> Any:
-    """NumPy's dtype for one of ELEMENT_DTYPES; None for another."""
+    """NumPy's dtype for one of RESULT_DTYPES; None for another."""
     if dtype == "bf16":
         try:
             return importlib.import_module("ml_dtypes").bfloat16
@@ -84,7 +85,8 @@ def _numpy_dtype(dtype: str) -> Any:
             raise ModuleNotFoundError(
                 "out: bfloat16 beside NumPy needs the package ml_dtypes; another out_dtype, or out, does without"
             ) from None
-    return {"f32": np.float32, "f16": np.float16, "f64": np.float64}.get(dtype)
+    known = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+    return known.get(dtype)
 
 
 def once_written(like: Any, memory: Any, view: _core.Array) -> Any:

@@ -21,8 +21,10 @@ _DROPOUT = "use dropout_p="
 _IMPLEMENTATION = "use implementation="
 _LAYOUT = 'use layout="bshd", "sbhd", "bhsd" or "thd"'
 _LSE = "there are no attention probabilities to return; return_lse=True returns softmax_lse"
+_NORMALISE = 'use normalise="sum_plus_epsilon"; weigh="softmax_of_chosen" is softmax after the choice'
 _PAGES = "kv_cache_attention() attends over pages, which its block_table names"
 _SCALE = "use softmax_scale="
+_SCORE = 'use score="softmax", "sigmoid", "sqrt_softplus" or "identity"'
 _SEED = "use seed="
 _SINK = "use sink="
 _SOFTCAP = "use softcap="
@@ -47,6 +49,7 @@ ADVICE: dict[str, str] = {
     "custom_mask": _ARRAY_MASK,
     "dropout": _DROPOUT,
     "dropout_rate": _DROPOUT,
+    "e_score_correction_bias": "use bias=",
     "enable_gqa": "leave it out: num_heads_k may be any divisor of num_heads_q",
     "generator": _SEED,
     "is_causal": 'use mask="causal"; torch aligns top left, mask="causal_top_left", where lengths differ',
@@ -63,6 +66,8 @@ ADVICE: dict[str, str] = {
     "max_seqlen": "use max_seqlen_q= and max_seqlen_k=",
     "max_seqlen_kv": "use max_seqlen_k=",
     "need_weights": _LSE,
+    "norm_topk_prob": _NORMALISE,
+    "num_expert_group": "use n_group=",
     "num_splits": "leave it out: keys are split by estimated cost",
     "op": _IMPLEMENTATION,
     "p": _DROPOUT,
@@ -70,18 +75,22 @@ ADVICE: dict[str, str] = {
     "q_descale": "use q_scale=",
     "qkv_format": _LAYOUT,
     "query_seq_lengths": "use seqused_q=",
+    "renormalize": _NORMALISE,
     "return_attn_probs": _LSE,
     "return_softmax_lse": "use return_lse=",
     "s_aux": _SINK,
     "scale": _SCALE,
     "scaling": _SCALE,
+    "score_func": _SCORE,
     "score_mod": "use bias=, alibi_slopes= or softcap=",
+    "scoring_func": _SCORE,
     "sinks": _SINK,
     "slot_mapping": "use slots=",
     "sliding_window": "use window=(sliding_window - 1, 0)",
     "sm_scale": _SCALE,
     "softmax_offset": _SINK,
     "softmax_type": "use sink=, zeros for off-by-one",
+    "topk": "use top_k=",
     "training": "leave it out: dropout_p=0.0 turns dropout off",
     "v_descale": "use v_scale=",
     "window_left": _WINDOW,

@@ -22,6 +22,12 @@ BlockFormat = Literal[
     "mxfp4",
     "nvfp4",
 ]
+Score = Literal["softmax", "sigmoid", "sqrt_softplus", "identity"]
+ChosenBy = Literal["score", "logits"]
+GroupValue = Literal["max", "sum_of_two"]
+OutsideGroups = Literal["minus_infinity", "zero"]
+Weigh = Literal["score", "softmax_of_chosen", "sigmoid_of_chosen"]
+Normalise = Literal["no", "sum_plus_epsilon", "at_least_epsilon"]
 Gradient = Literal["dq", "dk", "dv", "dbias", "dsink"]
 
 

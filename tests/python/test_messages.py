@@ -67,7 +67,7 @@ def test_keywords_of_others(qkv, function, name):
 
 
 def test_advice_names_arguments_that_there_are():
-    functions = (tilewise.attention, tilewise.kv_cache_attention, tilewise.append_kv)
+    functions = (tilewise.attention, tilewise.kv_cache_attention, tilewise.append_kv, tilewise.route)
     known = [set(keywords_of(function)) for function in functions]
     for name, advice in ADVICE.items():
         assert any(name not in taken and advised_arguments(advice) <= taken for taken in known), name

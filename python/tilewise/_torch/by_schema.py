@@ -94,9 +94,9 @@ class Operator:
         return made
 
     def returned(self, given: Given, made: dict[str, Any]) -> Any:
-        """What the operator returns: [0] in place of a tensor that is not needed."""
+        """What the operator returns: [0] in place of a tensor that is not needed; nothing where all are given."""
         values = [self.first(given)[1].new_empty(0) if value is None else value for value in made.values()]
-        return values[0] if len(values) == 1 else tuple(values)
+        return values[0] if len(values) == 1 else tuple(values) or None
 
     def fake(self, *args: Any, **others: Any) -> Any:
         given = self.bind(args, others)

@@ -86,7 +86,8 @@ void bind_schemas(nb::module_& module) {
       .def_ro("name", &Output::name)
       .def_ro("dtype", &Output::dtype)
       .def_ro("shape", &Output::shape)
-      .def_ro("sources", &Output::sources, "Of each size the input and the axis that it is of; -1: of none.");
+      .def_ro("sources", &Output::sources,
+              "Of each size the input and the axis that it is of; -1: it is stated, -2: it follows from others.");
   for_each_call([&module]<typename Op, typename Arguments> { CallBinding<Op, Arguments>::define(module); });
   module.def("described_calls", &described_calls, nb::sig("def described_calls() -> list[dict[str, object]]"),
              "Every kind of call of the operations that are stated by a schema; see tilewise._calls.");

@@ -30,7 +30,7 @@ namespace tilewise::python {
 struct Output {
   std::string name, dtype;
   std::vector<std::int64_t> shape;
-  std::vector<std::pair<std::string, int>> sources;  ///< the input and its axis that a size is; -1: of none
+  std::vector<std::pair<std::string, int>> sources;  ///< see SizeSource
 };
 
 /// Binds one kind of call. Outputs are allocated by the caller; what is not wanted comes as None, or as an empty list.

@@ -221,7 +221,9 @@ class Output:
     def shape(self) -> list[int]: ...
     @property
     def sources(self) -> list[tuple[str, int]]:
-        """Of each size the input and the axis that it is of; -1: of none."""
+        """
+        Of each size the input and the axis that it is of; -1: it is stated, -2: it follows from others.
+        """
 
 def described_calls() -> list[dict[str, object]]:
     """

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
@@ -77,13 +78,20 @@ class Operator:
             views[tensor.name] = seen if tensor.list else seen[0] if seen else None
         return views
 
-    def new_outputs(self, given: Given, take: Borrow, size_of: Callable[[_core.Output, int], Any]) -> dict[str, Any]:
+    def planned(self, given: Given, take: Borrow) -> list[_core.Output]:
+        return _calls.planned_outputs(self.kind.name, given, **self._views(given, take))
+
+    def new_outputs(
+        self, given: Given, planned: list[_core.Output], size_of: Callable[[_core.Output, int], Any]
+    ) -> dict[str, Any]:
         """The outputs that the operator makes, None where one is not needed. size_of: the size of an axis."""
         _, first = self.first(given)
         made: dict[str, Any] = {tensor.name: [] for tensor in self.made}
-        for output in _calls.planned_outputs(self.kind.name, given, **self._views(given, take)):
+        for output in planned:
             if output.name in made and given.get(f"need_{output.name}", True):
                 shape = [size_of(output, axis) for axis in range(len(output.shape))]
+                if output.dtype == _PACKED:
+                    shape[-1] = (shape[-1] + 1) // 2
                 made[output.name].append(first.new_empty(shape, dtype=TORCH_DTYPES.get(output.dtype, first.dtype)))
         for tensor in self.made:
             needed = given.get(f"need_{tensor.name}", True)
@@ -107,13 +115,16 @@ class Operator:
 
         def size(output: _core.Output, axis: int) -> Any:
             source, source_axis = output.sources[axis]
-            return output.shape[axis] if source_axis < 0 else _flat(given[source])[0].shape[source_axis]
+            return output.shape[axis] if source_axis < 0 else _elements(_flat(given[source])[0], source_axis)
 
-        return self.returned(given, self.new_outputs(given, _without_sizes, size))
+        planned = self.planned(given, _without_memory)
+        if any(axis == _FOLLOWS for output in planned for _, axis in output.sources):
+            planned = self.planned(given, functools.partial(_without_memory, with_sizes=True))
+        return self.returned(given, self.new_outputs(given, planned, size))
 
     def kernel(self, *args: Any, **others: Any) -> Any:
         given = self.bind(args, others)
-        made = self.new_outputs(given, borrow, lambda output, axis: output.shape[axis])
+        made = self.new_outputs(given, self.planned(given, borrow), lambda output, axis: output.shape[axis])
         _, first = self.first(given)
         written = {tensor.name for tensor in self.kind.outputs}
         try:
@@ -128,11 +139,25 @@ class Operator:
         return self.returned(given, made)
 
 
-def _without_sizes(name: str, tensor: Tensor) -> _core.Array:
-    """A tensor whose sizes may be symbols, as the core plans with it."""
-    rank = tensor.dim()
+_PACKED = "fp4_e2m1"  # of which torch counts pairs
+
+
+def _elements(tensor: Tensor, axis: int) -> Any:
+    """A size as the core counts it, a number or a symbol."""
+    packed = CORE_DTYPES.get(tensor.dtype) == _PACKED and tensor.stride(axis) == 1
+    return tensor.shape[axis] * 2 if packed else tensor.shape[axis]
+
+
+_FOLLOWS = -2  # among the sources of an output's sizes: it can only be computed
+
+
+def _without_memory(name: str, tensor: Tensor, with_sizes: bool = False) -> _core.Array:
+    """A tensor that is traced, as the core plans with it. Its sizes may be symbols, which `with_sizes` makes numbers:
+    what is compiled serves those sizes alone."""
+    shape = [int(size) if with_sizes else 1 for size in tensor.shape]
     dtype = CORE_DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-    return _core.Array.without_memory([1] * rank, [1] * rank, dtype, "cpu", 0, 64, name)
+    strides = [2] * (len(shape) - 1) + [1] * min(len(shape), 1)
+    return _core.Array.without_memory(shape, strides, dtype, "cpu", 0, 64, name)
 
 
 class Derivatives:

@@ -22,7 +22,8 @@ namespace tilewise::operations::schema {
 /// The dimension of an input that a size is: of the first tensor of a role.
 struct SizeSource {
   std::size_t place = 0;
-  int axis = -1;  ///< -1: of none, it is stated or follows from others
+  int axis = -1;                                     ///< or one of these
+  static constexpr int kStated = -1, kFollows = -2;  ///< from other sizes
 };
 
 /// A tensor that a call will write.
@@ -145,7 +146,9 @@ class OutputPlanner {
       output.dtype = call_.entries()[Role<kSchema>::place_of(tensor.like)][entry].dtype;
     }
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
-      if (const SaidSize* said = find(dimension)) output.sources[static_cast<std::size_t>(axis)] = said->source;
+      SizeSource& source = output.sources[static_cast<std::size_t>(axis)];
+      if (const SaidSize* said = find(dimension)) source = said->source;
+      if (dimension.size == nullptr) source.axis = SizeSource::kFollows;
     });
     return output;
   }

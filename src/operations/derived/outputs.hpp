@@ -79,8 +79,14 @@ template <const auto& kSchema, typename Arguments>
   }
   for (std::size_t place = 0; place < kAll.size(); ++place) {
     if (!is_output(place) || kAll[place].dtype == nullptr || !kAll[place].made_like.empty()) continue;
+    bool said = false;
+    for (std::size_t input = 0; input < kAll.size(); ++input)
+      said |= kRoles<kSchema>[kCall][input] && kAll[input].access != core::Access::write &&
+              kAll[input].dtype == kAll[place].dtype;
+    if (said) continue;
     const auto name = [&](const auto& field) {
-      if constexpr (std::is_same_v<decltype(field.value), decltype(kAll[place].dtype)>)
+      if constexpr (std::is_same_v<decltype(field.value), decltype(kAll[place].dtype)> &&
+                    std::tuple_size_v<decltype(member_in<Arguments>(field.members))> == 0)
         if (field.value == kAll[place].dtype) choices.at(count++) = {field.key, place, -1};
     };
     std::apply([&](const auto&... fields) { (name(fields), ...); }, kSchema.fields);
@@ -121,6 +127,9 @@ class OutputPlanner {
       if (call.has(place) && !is_given(place)) note_default(place);
     for (std::size_t i = 0; i < choices.size(); ++i)
       if (choices[i].dimension < 0 && !is_given(choices[i].place)) take_dtype(choices[i].place, chosen.dtypes[i]);
+    for (std::size_t place = 0; place < Call::kCount; ++place)
+      if (call.has(place) && row(place).dtype != nullptr && p_.*row(place).dtype == DType::none)
+        take_dtype(place, DType::none);
     for (std::size_t place = 0; place < Call::kCount; ++place)
       if (is_given(place)) note_sizes(place);
     for (std::size_t i = 0; i < choices.size(); ++i)
@@ -218,6 +227,8 @@ class OutputPlanner {
           p_.*field.value = chosen;
         else if constexpr (std::is_invocable_v<decltype(field.by_default), const Problem&>)
           p_.*field.value = field.by_default(p_);
+        else
+          p_.*field.value = Problem().*field.value;
       }
     };
     std::apply([&](const auto&... fields) { (take(fields), ...); }, kSchema.fields);

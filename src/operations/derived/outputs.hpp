@@ -81,7 +81,7 @@ template <const auto& kSchema, typename Arguments>
     if (!is_output(place) || kAll[place].dtype == nullptr || !kAll[place].made_like.empty()) continue;
     bool said = false;
     for (std::size_t input = 0; input < kAll.size(); ++input)
-      said |= kRoles<kSchema>[kCall][input] && kAll[input].access != core::Access::write &&
+      said |= kRoles<kSchema>[kCall][input] && kAll[input].access_in(kCall) != core::Access::write &&
               kAll[input].dtype == kAll[place].dtype;
     if (said) continue;
     const auto name = [&](const auto& field) {
@@ -127,9 +127,6 @@ class OutputPlanner {
       if (call.has(place) && !is_given(place)) note_default(place);
     for (std::size_t i = 0; i < choices.size(); ++i)
       if (choices[i].dimension < 0 && !is_given(choices[i].place)) take_dtype(choices[i].place, chosen.dtypes[i]);
-    for (std::size_t place = 0; place < Call::kCount; ++place)
-      if (call.has(place) && row(place).dtype != nullptr && p_.*row(place).dtype == DType::none)
-        take_dtype(place, DType::none);
     for (std::size_t place = 0; place < Call::kCount; ++place)
       if (is_given(place)) note_sizes(place);
     for (std::size_t i = 0; i < choices.size(); ++i)
@@ -220,18 +217,10 @@ class OutputPlanner {
   }
   /// What was chosen, or the field's default.
   void take_dtype(std::size_t place, DType chosen) {
-    const auto take = [&](const auto& field) {
-      if constexpr (std::is_same_v<decltype(field.value), decltype(row(place).dtype)>) {
-        if (field.value != row(place).dtype) return;
-        if (chosen != DType::none)
-          p_.*field.value = chosen;
-        else if constexpr (std::is_invocable_v<decltype(field.by_default), const Problem&>)
-          p_.*field.value = field.by_default(p_);
-        else
-          p_.*field.value = Problem().*field.value;
-      }
-    };
-    std::apply([&](const auto&... fields) { (take(fields), ...); }, kSchema.fields);
+    if (chosen == DType::none)
+      set_default<kSchema>(p_, row(place).dtype);
+    else
+      p_.*row(place).dtype = chosen;
   }
   void take_size(const OutputChoice& choice, std::int64_t chosen) {
     const Dimension<Problem>& dimension = *row(choice.place).dimensions.of[static_cast<std::size_t>(choice.dimension)];

@@ -96,14 +96,23 @@ class Describing {
                             tensor.like,
                             derivative_of(tensor)};
     Problem problem;
-    words.shape = words_of(shape_of(tensor, problem));
+    words.shape = shape(tensor, problem);
     if constexpr (requires { problem.layout; }) {
       problem.layout = Layout::thd;
-      if (std::string packed = words_of(shape_of(tensor, problem)); packed != words.shape)
-        words.packed_shape = std::move(packed);
+      if (std::string packed = shape(tensor, problem); packed != words.shape) words.packed_shape = std::move(packed);
     }
     if (tensor.like.empty()) words.dtypes = dtypes(tensor, anchor);
     return words;
+  }
+
+  /// "[rows, columns]". Of a problem that has no sizes yet, so that none may be asked for.
+  static std::string shape(const Tensor<Problem>& tensor, const Problem& problem) {
+    core::Shape shape;
+    for_each_axis(tensor, problem, [&](int axis, const Dimension<Problem>& dimension) {
+      shape.dims[static_cast<std::size_t>(axis)] = {dimension.name_in(problem), 0};
+      ++shape.rank;
+    });
+    return words_of(shape);
   }
 
   static std::string_view derivative_of(const Tensor<Problem>& tensor) {

@@ -317,12 +317,14 @@ TEST_F(Schema, IsPrinted) {
             "x [tokens, k] f32 or bf16\n"
             "w [n, k] that of x or fp8_e4m3\n"
             "bias? [n] f32\n"
+            "scales? [tokens, blocks of k] f32\n"
+            "offsets? [experts + 1] i32 or i64\n"
             "out! [tokens, n] that of x\n");
-  ASSERT_EQ(words.fields.size(), 1u);
-  EXPECT_EQ(words.fields[0].name, "transposed");
-  EXPECT_EQ(words.fields[0].type, "bool");
-  EXPECT_EQ(words.fields[0].by_default, "0");
-  EXPECT_FALSE(words.fields[0].required);
+  ASSERT_EQ(words.fields.size(), 2u);
+  EXPECT_EQ(words.fields[1].name, "causal");
+  EXPECT_EQ(words.fields[1].type, "bool");
+  EXPECT_EQ(words.fields[1].by_default, "0");
+  EXPECT_FALSE(words.fields[1].required);
 }
 
 TEST(SchemaWords, OfTypesThatDependOnTheAnchors) {

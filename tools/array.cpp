@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "core/packed.hpp"
 
@@ -30,11 +29,11 @@ Extent measure(DType dtype, std::span<const std::int64_t> shape, std::string_vie
     fits = shape[d] >= 0 && !__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[d], 1), &stride);
     if (core::is_packed(dtype)) fits = fits && !__builtin_add_overflow(stride, stride % 2, &stride);  // whole bytes
   }
-  constexpr std::int64_t kByte = 8;
-  fits = fits && !__builtin_mul_overflow(stride, static_cast<std::int64_t>(bits_of(dtype)), &bytes);
-  bytes = core::ceil_div(bytes, kByte);
+  const std::int64_t units = core::is_packed(dtype) ? stride / 2 + stride % 2 : stride;
+  const std::int64_t size = core::is_packed(dtype) ? 1 : static_cast<std::int64_t>(size_of(dtype));
+  fits = fits && !__builtin_mul_overflow(units, size, &bytes);
   if (!fits) {
-    core::invalid_argument(name, ": shape must have <= ", kMaxRank, " dimensions and < 2^60 bytes (got ",
+    core::invalid_argument(name, ": shape must have <= ", kMaxRank, " dimensions and < 2^63 bytes (got ",
                            print_shape(shape), ")");
   }
   extent.bytes = std::ranges::find(shape, 0) != shape.end() ? 0 : static_cast<std::size_t>(bytes);

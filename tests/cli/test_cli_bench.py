@@ -116,6 +116,18 @@ def test_merge_is_measured_too(tilewise):
     assert rows[2]["problem"].startswith("merge layout=bhsd")
 
 
+def test_linear_layers_are_measured_too(tilewise):
+    text = "linear dtype=bf16 tokens=10 n=12 k=33"
+    grouped = f"{text} w_format=mxfp4 groups=counts_i64 num_experts=3 bias=f32"
+    rows = bench(tilewise, text, grouped, text.replace("linear", "linear_backward"))
+    flops = 2 * 10 * 12 * 33
+    assert [row["flops"] for row in rows] == [flops, flops, 2 * flops]
+    x, w, out = 2 * 10 * 33, 2 * 12 * 33, 2 * 10 * 12
+    assert [rows[0]["bytes"], rows[2]["bytes"]] == [x + w + out, 2 * (x + w) + out]
+    elements, scales = 3 * 12 * 17, 3 * 12 * 2  # rows of fp4 begin on bytes
+    assert rows[1]["bytes"] == x + elements + scales + out + 4 * 3 * 12 + 8 * 3
+
+
 def test_an_operation_outside_the_table_is_refused_by_name(tilewise):
     refused = tilewise("bench", "kv_cache_attention seqlen_q=1 head_dim=8 capacity=16", *QUICK, status=1)
-    assert "of an operation that is measured here, attention, merge (got kv_cache)" in refused.stderr
+    assert "of an operation that is measured here, attention, merge, linear (got kv_cache)" in refused.stderr

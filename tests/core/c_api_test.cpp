@@ -342,6 +342,59 @@ TEST_F(CApi, Route) {
   expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null", tilewise_route(nullptr, nullptr));
 }
 
+TEST_F(CApi, Linear) {
+  float x[4] = {1, 2, 3, 4}, w[4] = {1, 0, -2, 1}, bias[2] = {10, 0}, out[4] = {}, dout[4] = {1, 0, 0, 1}, dx[4] = {};
+  const auto matrix = [&](float* data) { return dl(TensorView(data, DType::f32, {2, 2})); };
+  tilewise_linear_tensors tensors{};
+  tensors.x = matrix(x);
+  tensors.w = matrix(w);
+  tensors.bias = dl(TensorView(bias, DType::f32, {2}));
+  tensors.out = matrix(out);
+  ASSERT_EQ(tilewise_linear(&tensors, nullptr), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ((std::array{out[0], out[1], out[2], out[3]}), (std::array{11.0f, 0.0f, 13.0f, -2.0f}));
+  tilewise_linear_options options;
+  ASSERT_EQ(tilewise_linear_options_init(&options, sizeof options), TILEWISE_OK);
+  options.activation = "relu";
+  ASSERT_EQ(tilewise_linear(&tensors, &options), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(out[3], 0.0f);
+  tilewise_linear_backward_tensors gradients{};
+  gradients.dout = matrix(dout);
+  gradients.x = tensors.x;
+  gradients.w = tensors.w;
+  gradients.bias = tensors.bias;
+  gradients.dx = matrix(dx);
+  ASSERT_EQ(tilewise_linear_backward(&gradients, &options), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ((std::array{dx[0], dx[1], dx[2], dx[3]}), (std::array{1.0f, 0.0f, 0.0f, 0.0f}));
+  options.activation = "exp";
+  expect(TILEWISE_INVALID_ARGUMENT,
+         "activation: must be one of identity, silu, gelu, gelu_tanh, relu, relu_squared (got 'exp')",
+         tilewise_linear(&tensors, &options));
+  options.activation = nullptr;
+  options.x_format = "mxfp8";
+  expect(TILEWISE_INVALID_ARGUMENT, "x_format: belongs to linear (got mxfp8 in linear_backward)",
+         tilewise_linear_backward(&gradients, &options));
+  expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null", tilewise_linear(nullptr, nullptr));
+}
+
+/// Bytes stand for narrow elements; a row of experts by counts.
+TEST_F(CApi, GroupedLinear) {
+  float x[2] = {1, 3}, out[2] = {};
+  std::uint8_t w[3] = {0x38, 0x40, 0x48}, scale[3] = {127, 127, 128};  // 1, 2 and 4; 1, 1 and 2
+  std::int64_t counts[3] = {1, 0, 1};
+  tilewise_linear_tensors tensors{};
+  tensors.x = dl(TensorView(x, DType::f32, {2, 1}));
+  tensors.w = dl(TensorView(w, DType::u8, {3, 1, 1}));
+  tensors.w_scale = dl(TensorView(scale, DType::u8, {3, 1, 1}));
+  tensors.counts = dl(TensorView(counts, DType::i64, {3}));
+  tensors.out = dl(TensorView(out, DType::f32, {2, 1}));
+  tilewise_linear_options options;
+  ASSERT_EQ(tilewise_linear_options_init(&options, sizeof options), TILEWISE_OK);
+  options.w_format = "mxfp8";
+  ASSERT_EQ(tilewise_linear(&tensors, &options), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(out[0], 1.0f);
+  EXPECT_EQ(out[1], 24.0f);
+}
+
 TEST_F(CApi, Threads) {
   int before = 0, after = 0;
   ASSERT_EQ(tilewise_get_num_threads(&before), TILEWISE_OK);

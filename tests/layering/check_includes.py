@@ -94,6 +94,7 @@ LAYERS = (
             *FORMATS,
             *SCHEMA,
             f"operations/{name}/",
+            "operations/activation.hpp",
             "operations/matrices.hpp",
             "operations/score_names.hpp",
         )

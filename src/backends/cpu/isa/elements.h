@@ -19,6 +19,10 @@ struct F16 {
 struct E4m3 {
   uint8_t bits;
 };
+/// A scale of device/common/float8_e8m0.h: read alone.
+struct E8m0 {
+  uint8_t bits;
+};
 /// Two numbers of fp4 (device/common/float4.h), the first in the low half: read alone, and exact in every other type.
 struct E2m1 {
   uint8_t pair;

@@ -77,6 +77,12 @@ struct Avx2 {
     const __m128i nan = _mm_cmpeq_epi16(_mm_or_si128(half, sign), _mm_set1_epi16(static_cast<short>(0xBF80)));
     return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, nan)), _mm256_set1_ps(256.0f));
   }
+  TILEWISE_INLINE static F load(const E8m0* p) {
+    const I code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const I least = _mm256_and_si256(_mm256_cmpeq_epi32(code, _mm256_setzero_si256()), _mm256_set1_epi32(0x00400000));
+    const I nan = _mm256_and_si256(_mm256_cmpeq_epi32(code, _mm256_set1_epi32(255)), _mm256_set1_epi32(0x7FC00000));
+    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(code, 23), _mm256_or_si256(least, nan)));
+  }
   /// 8 numbers of 4 bytes: magnitudes are looked up by three bits, and signs joined.
   TILEWISE_INLINE static F load(const E2m1* p) {
     int32_t word;

@@ -79,6 +79,13 @@ struct Avx512 {
     return _mm512_castsi512_ps(
         _mm512_ternarylogic_epi32(bits, code, _mm512_set1_epi32(static_cast<int>(0x80000000u)), kFirstOrBoth));
   }
+  TILEWISE_INLINE static F load(const E8m0* p) {
+    const I code = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const I power = _mm512_slli_epi32(code, 23), infinite = _mm512_set1_epi32(0x7F800000);
+    const I least = _mm512_mask_mov_epi32(power, _mm512_testn_epi32_mask(code, code), _mm512_set1_epi32(0x00400000));
+    const M nan = _mm512_cmpeq_epi32_mask(power, infinite);
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(least, nan, _mm512_set1_epi32(0x7FC00000)));
+  }
   /// 16 numbers of 8 bytes, looked up by four bits that a byte's halves leave lowest.
   TILEWISE_INLINE static F load(const E2m1* p) {
     const I bytes = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

@@ -75,6 +75,10 @@ struct Generic {
     const I nan = (magnitude == 0x7F) & 0x7FC00000;
     return reinterpret_cast<F>(reinterpret_cast<I>(value) | nan | ((code & 0x80) << 24));
   }
+  TILEWISE_INLINE static F load(const E8m0* p) {
+    const I code{p[0].bits, p[1].bits, p[2].bits, p[3].bits};
+    return reinterpret_cast<F>((code << 23) | ((code == 0) & 0x00400000) | ((code == 255) & 0x7FC00000));
+  }
   TILEWISE_INLINE static F load(const E2m1* p) {
     return F{device::e2m1_to_float(p[0].pair & 15), device::e2m1_to_float(p[0].pair >> 4),
              device::e2m1_to_float(p[1].pair & 15), device::e2m1_to_float(p[1].pair >> 4)};

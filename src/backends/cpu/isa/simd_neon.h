@@ -75,6 +75,14 @@ struct Neon {
     const uint16x4_t nan = vceq_u16(vorr_u16(half, vdup_n_u16(0x8000)), vdup_n_u16(0xBF80));
     return vmulq_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(half, nan))), vdupq_n_f32(256.0f));
   }
+  TILEWISE_INLINE static F load(const E8m0* p) {
+    uint32_t word;
+    __builtin_memcpy(&word, p, sizeof word);
+    const uint32x4_t code = vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)))));
+    const uint32x4_t least = vandq_u32(vceqzq_u32(code), vdupq_n_u32(0x00400000));
+    const uint32x4_t nan = vandq_u32(vceqq_u32(code, vdupq_n_u32(255)), vdupq_n_u32(0x7FC00000));
+    return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(code, 23), vorrq_u32(least, nan)));
+  }
   /// 4 numbers of 2 bytes.
   TILEWISE_INLINE static F load(const E2m1* p) {
     uint16_t bytes;

@@ -11,6 +11,9 @@
 
 namespace tilewise::backends::cpu {
 
+/// Most elements that widen_row() takes at once, and short blocks of them.
+inline constexpr int64_t kWidened = 512, kWidenedBlocks = kWidened / 16;
+
 /// Blocks of 16 or 32.
 TILEWISE_INLINE bool has_short_blocks(const GemmScales& s) { return s.data && s.block_depth < 128; }
 
@@ -26,34 +29,54 @@ TILEWISE_INLINE float scale_at(const GemmScales& s, int64_t row, int64_t depth) 
   return scale_value(s.element, s.data, row / s.block_rows * s.row_stride + depth / s.block_depth * s.depth_stride);
 }
 
+/// Short blocks of a row's elements [depth, depth + size), whose depth_stride is that of the scales.
+TILEWISE_INLINE const uint8_t* short_scales(const GemmScales& s, int64_t row, int64_t depth) {
+  return static_cast<const uint8_t*>(s.data) + row / s.block_rows * s.row_stride +
+         (s.block_depth == 32 ? depth >> 5 : depth >> 4) * s.depth_stride;
+}
+
+/// Scales [0, count) of short blocks as numbers, and some behind them: out has room to whole sixteens.
+template <class C>
+TILEWISE_INLINE void read_short_scales(const GemmScales& s, const uint8_t* bytes, int64_t count, float* out) {
+  using V = typename C::V;
+  constexpr int64_t kChunk = 16;
+  for (int64_t i = 0; i < count; i += kChunk) {
+    uint8_t codes[kChunk] = {};
+    const int64_t left = count - i < kChunk ? count - i : kChunk;
+    if (s.depth_stride == 1 && left == kChunk)
+      __builtin_memcpy(codes, bytes + i, kChunk);
+    else
+      for (int64_t j = 0; j < left; ++j) codes[j] = bytes[(i + j) * s.depth_stride];
+    for (int64_t j = 0; j < kChunk; j += V::kLanes)
+      V::store(out + i + j, s.element == GemmElement::e8m0 ? V::load(reinterpret_cast<const E8m0*>(codes) + j)
+                                                           : V::load(reinterpret_cast<const E4m3*>(codes) + j));
+  }
+}
+
 /// factors[i] of each short block of elements [depth, depth + size) of a row, and what is common to all of them: their
 /// greatest power of two, so that factors are at most 1 and none is subnormal; those below 2^-110 of it are 2^-110.
-/// Factors in e4m3 are left as they are: their products with e2m1 have six bits.
+/// Factors in e4m3 are left as they are: their products with e2m1 have six bits. There is room to whole sixteens.
+template <class C>
 TILEWISE_INLINE float short_factors(const GemmScales& s, int64_t row, int64_t depth, int64_t size, float* factors) {
-  const int64_t blocks = (size + s.block_depth - 1) / s.block_depth;
-  const auto* bytes =
-      static_cast<const uint8_t*>(s.data) + row / s.block_rows * s.row_stride + depth / s.block_depth * s.depth_stride;
+  const int64_t blocks = (size + s.block_depth - 1) >> (s.block_depth == 32 ? 5 : 4);
+  const uint8_t* bytes = short_scales(s, row, depth);
   if (s.element == GemmElement::e4m3) {
-    for (int64_t i = 0; i < blocks; ++i) factors[i] = device::e4m3_to_float(bytes[i * s.depth_stride]);
+    read_short_scales<C>(s, bytes, blocks, factors);
     return 1.0f;
   }
-  constexpr int32_t kLeast = -110;
-  int32_t greatest = 0;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int32_t byte = bytes[i * s.depth_stride];
-    greatest = byte > greatest && byte != device::kNanE8m0 ? byte : greatest;
+  int32_t codes[kWidenedBlocks] = {}, greatest = 0;
+  for (int64_t i = 0; i < blocks; ++i) codes[i] = bytes[i * s.depth_stride];
+  for (int64_t i = 0; i < kWidenedBlocks; ++i) {
+    const int32_t finite = codes[i] == device::kNanE8m0 ? 0 : codes[i];
+    greatest = finite > greatest ? finite : greatest;
   }
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int32_t byte = bytes[i * s.depth_stride], below = byte - greatest;
-    const int32_t exponent = below > kLeast ? below : kLeast;
-    const float factor = __builtin_bit_cast(float, (127 + exponent) << 23);
-    factors[i] = byte == device::kNanE8m0 ? __builtin_nanf("") : factor;
+  constexpr int32_t kLeast = -110, kNaN = 0x7FC00000;
+  for (int64_t i = 0; i < kWidenedBlocks; ++i) {
+    const int32_t below = codes[i] - greatest, exponent = below > kLeast ? below : kLeast;
+    factors[i] = __builtin_bit_cast(float, codes[i] == device::kNanE8m0 ? kNaN : (127 + exponent) << 23);
   }
   return device::e8m0_to_float(static_cast<uint8_t>(greatest));
 }
-
-/// Most elements that widen_row() takes at once, and short blocks of them.
-inline constexpr int64_t kWidened = 512, kWidenedBlocks = kWidened / 16;
 
 /// Elements [0, size) as units, zeros in the padding to a whole number of two vectors. `factors` are those of each
 /// `block` elements.
@@ -61,8 +84,9 @@ template <class C, class T>
 void widen_scaled(const T* codes, int64_t size, const float* factors, int64_t block, RealOf<C>* units) {
   using V = typename C::V;
   constexpr int64_t kStep = 2 * V::kLanes;
+  const int shift = block == 32 ? 5 : 4;
   const auto widen = [&](const T* from, int64_t at) {
-    const typename V::F first = V::set1(factors[at / block]), second = V::set1(factors[(at + V::kLanes) / block]);
+    const typename V::F first = V::set1(factors[at >> shift]), second = V::set1(factors[(at + V::kLanes) >> shift]);
     C::store_row(units, at, V::mul(V::load(from), first), V::mul(V::load(from + V::kLanes / kPacked<T>), second));
   };
   int64_t at = 0;
@@ -75,6 +99,11 @@ void widen_scaled(const T* codes, int64_t size, const float* factors, int64_t bl
   widen(tail, at);
 }
 
+/// Asks for `bytes` from there on: processors' own requests are slow to find the rows of a block.
+TILEWISE_INLINE void request(const void* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 0, 2);
+}
+
 /// Elements [depth, depth + size) of a quantised row, at most kWidened, as units; `row` counts scales. Returns what
 /// they lack: the factor of them all. `scales` end where the elements do: what lies behind is never read.
 template <class C, class T>
@@ -83,7 +112,7 @@ float widen_row(const T* row_data, const GemmScales& scales, int64_t row, int64_
   const T* codes = row_data + depth / kPacked<T>;
   if (has_short_blocks(scales)) {
     float factors[kWidenedBlocks + 2] = {};
-    const float common = short_factors(scales, row, depth, size, factors);
+    const float common = short_factors<C>(scales, row, depth, size, factors);
     widen_scaled<C>(codes, size, factors, scales.block_depth, units);
     return common;
   }

@@ -93,9 +93,10 @@ class ScaledPanelProduct {
     for (int64_t column = 0; column < round_up(t.w.outputs, kPanel<V>); column += V::kLanes) {
       for (int64_t r = 0; r < V::kLanes && column + r < t.w.outputs; ++r) {
         const int64_t output = column + r;
-        scales[output] =
-            t.w.factor * widen_row<C>(element_at<T>(w.data, output * t.w.output_stride), t.w.scales,
-                                      w.row + output * t.w.row_step, depth, size, units + r * Blocks::kStride);
+        const T* codes = element_at<T>(w.data, output * t.w.output_stride);
+        if (depth + size < t.depth) request(codes + (depth + size) / kPacked<T>, size / kPacked<T>);
+        scales[output] = t.w.factor * widen_row<C>(codes, t.w.scales, w.row + output * t.w.row_step, depth, size,
+                                                   units + r * Blocks::kStride);
       }
       Real* panel = panels + column / kPanel<V> * deep * kPanel<V> + column % kPanel<V>;
       for (int64_t unit = 0; unit < deep; unit += V::kLanes) {

@@ -103,12 +103,12 @@ class ScaledStreamProduct {
     }
     float common = 0, factors[kWidenedBlocks + 2] = {};
     for (int64_t k = 0; k < depth; k += kWidened) {
-      const float part = short_factors(scales, row, k, depth - k < kWidened ? depth - k : kWidened, factors);
+      const float part = short_factors<C>(scales, row, k, depth - k < kWidened ? depth - k : kWidened, factors);
       common = part > common ? part : common;
     }
     for (int64_t k = 0; k < depth; k += kWidened) {
       const int64_t size = depth - k < kWidened ? depth - k : kWidened;
-      const float ratio = short_factors(scales, row, k, size, factors) / common;
+      const float ratio = short_factors<C>(scales, row, k, size, factors) / common;
       for (float& factor : factors) factor = at_least(factor * ratio, 0x1p-110f);
       widen_scaled<C>(codes + k, size, factors, scales.block_depth, units + k / C::kPair);
     }
@@ -120,26 +120,17 @@ class ScaledStreamProduct {
   /// One for each kBlock elements, ones up to a whole vector behind them.
   static void read_scales(const GemmScales& s, int64_t row, int64_t depth, float* out) {
     const int64_t blocks = (depth + kBlock - 1) / kBlock;
-    for (int64_t i = blocks; i < blocks + 16; ++i) out[i] = 1;
-    if (!has_short_blocks(s)) {
-      float scale = 0;
-      for (int64_t i = 0; i < blocks; ++i) {
-        if (i % (128 / kBlock) == 0) scale = scale_at(s, row, i * kBlock);
-        out[i] = scale;
-      }
-      return;
-    }
-    const auto* bytes = static_cast<const uint8_t*>(s.data) + row / s.block_rows * s.row_stride;
-    if (s.element == GemmElement::e8m0 && s.depth_stride == 1) {
-      for (int64_t i = 0; i < blocks; ++i) out[i] = power_of(bytes[i]);
+    if (has_short_blocks(s)) {
+      read_short_scales<C>(s, short_scales(s, row, 0), blocks, out);
     } else {
-      for (int64_t i = 0; i < blocks; ++i) out[i] = scale_value(s.element, bytes, i * s.depth_stride);
+      const int64_t size = is_scaled_within(s, depth) ? s.block_depth / kBlock : blocks;
+      const int64_t first = s.data ? row / s.block_rows * s.row_stride : 0;
+      for (int64_t i = 0, block = 0; i < blocks; i += size, ++block) {
+        const F scale = V::set1(s.data ? scale_value(s.element, s.data, first + block * s.depth_stride) : 1.0f);
+        for (int64_t j = i; j < i + size && j < blocks; j += V::kLanes) V::store(out + j, scale);
+      }
     }
-  }
-  /// device::e8m0_to_float() without a branch.
-  TILEWISE_INLINE static float power_of(uint8_t byte) {
-    const uint32_t power = uint32_t{byte} << 23, least = byte == 0 ? 0x00400000u : 0u;
-    return __builtin_bit_cast(float, power | least | (byte == device::kNanE8m0 ? 0x7FC00000u : 0u));
+    for (int64_t i = blocks; i < blocks + 16; ++i) out[i] = 1;
   }
 
   static void join(const Scratch& s, int64_t row, int64_t rows, int64_t depth) {

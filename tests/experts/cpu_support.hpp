@@ -59,11 +59,12 @@ inline void run(const MoeParams& p, const GemmKernels& kernels) {
   backends::cpu::run_moe(p, kernels, aligned(workspace));
 }
 
-/// Errors of each row within `own` of the value and `rest` of the row's greatest.
-inline void expect_near(const Matrix& out, const Matrix& expected, double own, double rest, const std::string& what) {
+/// Errors of each row within `own` of the value and `rest` of the row's greatest, or of `terms` where that is more.
+inline void expect_near(const Matrix& out, const Matrix& expected, double own, double rest, const std::string& what,
+                        double terms = 0) {
   const double least = out.dtype == DType::f16 ? 0x1p-24 : 0;  // its numbers' distance about 0
   for (std::int64_t row = 0; row < out.rows; ++row) {
-    double greatest = 0;
+    double greatest = terms;
     for (std::int64_t n = 0; n < out.columns; ++n) greatest = std::max(greatest, std::abs(at(expected, row, n)));
     for (std::int64_t n = 0; n < out.columns; ++n) {
       const double value = at(expected, row, n);

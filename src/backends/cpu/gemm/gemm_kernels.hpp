@@ -68,8 +68,51 @@ struct GemmShape {
   bool streamed, quantized;
 };
 
+/// Rows in the order of groups.
+struct OuterRows {
+  const void* data;
+  GemmElement element;
+  int64_t stride;
+  const int64_t* index;  // of each one in memory; null: as they lie
+  const void* factor;    // Reals, of each; null: 1
+  int64_t columns;
+};
+
+/// out[i, j] = sum over rows of a[row, i] b[row, j]: a block of the gradient of one group's weights.
+struct OuterTask {
+  OuterRows a, b;
+  int64_t rows;
+  void* out;  // columns of b are contiguous
+  int64_t out_stride;
+  GemmElement out_element;
+};
+
+/// The gradient of an activation's arguments, of which it is computed again.
+struct ActivationTask {
+  device::Activation activation;
+  device::GateLayout layout;  // of arguments
+  int64_t rows, results;      // of one row; arguments are as many, or twice as many with a gate
+  const void* arguments;      // Reals; null: the activation is the identity
+  int64_t argument_stride;
+  const void* dresult;  // gradient of the results
+  GemmElement dresult_element;
+  int64_t dresult_stride;
+  const void* factor;  // Reals, of each row, of the gradient of the results; null: 1
+  void* dargument;
+  int64_t dargument_stride;
+  void* result;  // the results once more, or null
+  int64_t result_stride;
+  GemmElement element;  // of dargument and result
+  void* products;       // Reals: sums over a row of result times dresult; or null
+};
+
 using GemmFn = void (*)(const GemmTask& task, void* scratch);
 using GemmScratchFn = size_t (*)(const GemmShape& shape);
+using OuterFn = void (*)(const OuterTask& task, void* scratch);
+using OuterScratchFn = size_t (*)(int64_t a_columns, int64_t b_columns);
+/// Scratch: activation_scratch() bytes.
+using ActivationFn = void (*)(const ActivationTask& task, void* scratch);
+using ActivationScratchFn = size_t (*)(int64_t results);
 
 /// Products computed in one way. Rows and weights of one task may differ in their elements.
 struct GemmKernel {
@@ -77,6 +120,10 @@ struct GemmKernel {
   GemmScratchFn scratch;
   int64_t stream_rows;  // up to which streaming is faster than packing
   int64_t panel;        // outputs that are packed side by side
+  OuterFn outer;
+  OuterScratchFn outer_scratch;
+  ActivationFn activation;
+  ActivationScratchFn activation_scratch;
 };
 
 /// What one instruction set offers: products in fp32, of bf16 (and what it holds exactly) in the set's own
@@ -88,6 +135,8 @@ struct GemmKernels {
 
 /// Rows of a task at most.
 inline constexpr int64_t kGemmRows = 384;
+/// Columns of either kind of rows in an OuterTask at most.
+inline constexpr int64_t kOuterColumns = 256;
 
 /// Defined by gemm/isa/<name>.cpp.
 extern const GemmKernels kGenericGemm, kAvx2Gemm, kAvx512Gemm, kAvx512Bf16Gemm, kAmxBf16Gemm, kNeonGemm, kNeonBf16Gemm;

@@ -21,27 +21,6 @@ constexpr std::int64_t kVectorReals = 16;  // of the widest vectors
 
 std::int64_t round_up_to(std::int64_t value, std::int64_t multiple) { return ceil_div(value, multiple) * multiple; }
 
-bool is_quantized(DType dtype) { return dtype == DType::fp8_e4m3 || dtype == DType::fp4_e2m1; }
-
-GemmElement gemm_element(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return GemmElement::bf16;
-    case DType::f16:
-      return GemmElement::f16;
-    case DType::f64:
-      return GemmElement::f64;
-    case DType::fp8_e4m3:
-      return GemmElement::e4m3;
-    case DType::fp4_e2m1:
-      return GemmElement::e2m1;
-    case DType::fp8_e8m0:
-      return GemmElement::e8m0;
-    default:
-      return GemmElement::f32;
-  }
-}
-
 /// `elements` further, which are whole bytes.
 void* advance_elements(const void* from, std::int64_t elements, DType dtype) {
   return advance(const_cast<void*>(from), elements * static_cast<std::int64_t>(bits_of(dtype)) / 8, 1);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backends/cpu/cpu_features.hpp"
+#include "backends/cpu/gemm/elements.hpp"
 #include "backends/cpu/gemm/gemm_kernels.hpp"
 #include "operations/matrices.hpp"
 
@@ -15,9 +16,6 @@ namespace tilewise::backends::cpu {
 
 /// The kernel that multiplies rows of one dtype by weights of another; null where the set has none.
 [[nodiscard]] const GemmKernel* gemm_kernel(const GemmKernels& kernels, DType x, DType w);
-
-/// What products of such rows are summed up in.
-[[nodiscard]] inline DType sum_dtype(DType x) { return x == DType::f64 ? DType::f64 : DType::f32; }
 
 struct GroupedProduct {
   const GemmKernels* kernels;

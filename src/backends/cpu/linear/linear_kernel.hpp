@@ -1,4 +1,4 @@
-// Linear and grouped linear layers on the CPU, forward.
+// Linear and grouped linear layers on the CPU.
 #pragma once
 
 #include <cstddef>
@@ -14,5 +14,12 @@ namespace tilewise::backends::cpu {
 /// x is f32, bf16, f16, f64 or fp8_e4m3, w has its dtype or is quantised, and `kernels` multiply the two; x and out
 /// have a contiguous last dimension, and w one of its last two. Throws Error where they don't.
 void run_linear(const operations::linear::LinearParams& p, const GemmKernels& kernels, void* workspace);
+
+/// By shapes and dtypes alone: the gradient of what the activation is given, where it is not dout itself.
+[[nodiscard]] std::size_t linear_backward_workspace_size(const operations::linear::LinearParams& p);
+
+/// Writes those of dx, dw and dbias that are given. x and weights have one dtype but f16 weights' rows may be f32
+/// inside; tensors lie as in run_linear(), gradients as what they are of may. Throws Error where they don't.
+void run_linear_backward(const operations::linear::LinearParams& p, const GemmKernels& kernels, void* workspace);
 
 }  // namespace tilewise::backends::cpu

@@ -3,9 +3,8 @@
 
 #include <stdint.h>
 
-#include "backends/cpu/gemm/gemm_kernels.hpp"
+#include "backends/cpu/gemm/isa/numbers.h"
 #include "backends/cpu/isa/math.h"
-#include "backends/cpu/isa/output.h"
 
 namespace tilewise::backends::cpu {
 
@@ -33,7 +32,7 @@ class Epilogue {
         const F first = V::load(c + j);
         V::store(c + j, t.gated ? gated(t.activation, first, V::load(c + second + j)) : clamped(t.activation, first));
       }
-      store(t, row, c, results, t.factor_on_product ? 1 : factor);
+      store_numbers<V>(c, results, t.factor_on_product ? 1 : factor, t.out, t.out_element, row * t.out_stride);
     }
   }
 
@@ -51,20 +50,6 @@ class Epilogue {
     for (int64_t j = 0; j < results; ++j) {
       ups[j] = c[2 * j + 1];
       c[j] = c[2 * j];
-    }
-  }
-
-  static void store(const GemmTask& t, int64_t row, const Real* c, int64_t results, Real factor) {
-    const int64_t at = row * t.out_stride;
-    if constexpr (sizeof(Real) == sizeof(double)) {
-      store_scaled<V>(c, results, factor, static_cast<double*>(t.out) + at);
-    } else {
-      if (t.out_element == GemmElement::bf16)
-        store_scaled<V>(c, results, factor, static_cast<Bf16*>(t.out) + at);
-      else if (t.out_element == GemmElement::f16)
-        store_scaled<V>(c, results, factor, static_cast<F16*>(t.out) + at);
-      else
-        store_scaled<V>(c, results, factor, static_cast<float*>(t.out) + at);
     }
   }
 

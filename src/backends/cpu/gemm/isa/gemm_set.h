@@ -1,7 +1,9 @@
 // Builds the table of one instruction set's products.
 #pragma once
 
+#include "backends/cpu/gemm/isa/activation_gradient.h"
 #include "backends/cpu/gemm/isa/epilogue.h"
+#include "backends/cpu/gemm/isa/outer.h"
 #include "backends/cpu/gemm/isa/scaled_panels.h"
 #include "backends/cpu/gemm/isa/scaled_streams.h"
 #include "backends/cpu/gemm/isa/streams.h"
@@ -56,7 +58,17 @@ class Gemm {
   }
 
   /// With the rows up to which streaming is faster than packing.
-  static constexpr GemmKernel kernel(int64_t stream_rows) { return {&run, &scratch_bytes, stream_rows, kPanel<V>}; }
+  static constexpr GemmKernel kernel(int64_t stream_rows) {
+    using Gradient = ActivationGradient<V, C::template precision<float>()>;
+    return {.run = &run,
+            .scratch = &scratch_bytes,
+            .stream_rows = stream_rows,
+            .panel = kPanel<V>,
+            .outer = &OuterProduct<C>::run,
+            .outer_scratch = &OuterProduct<C>::scratch_bytes,
+            .activation = &Gradient::run,
+            .activation_scratch = &Gradient::scratch_bytes};
+  }
 
  private:
   static void of_numbers(const GemmTask& t, const Scratch& s, int64_t second) {

@@ -78,5 +78,117 @@ TEST(CpuLinearGradients, EqualTheReference) {
   }
 }
 
+/// Gradients of the layer drawn, of which some may be unwanted.
+void draw_gradients(Tensors& tensors, DType dtype, MoeParams& p) {
+  verify::Random& random = tensors.random;
+  p.dout = tensors.matrix(draw_gradient_dtype(tensors, dtype), p.out.rows, p.out.columns, draw_layout(tensors, false));
+  if (random.chance(0.8))
+    p.dx = tensors.matrix(draw_gradient_dtype(tensors, dtype), p.x.rows, p.x.columns, draw_layout(tensors, false));
+  if (random.chance(0.8))
+    p.dtopk_weights = tensors.matrix(draw_gradient_dtype(tensors, dtype), p.topk_ids.rows, p.topk_ids.columns);
+  if (random.chance(0.8)) p.dgate_up = like(tensors, p.gate_up, draw_gradient_dtype(tensors, dtype));
+  if (random.chance(0.8)) p.ddown = like(tensors, p.down, draw_gradient_dtype(tensors, dtype));
+  if (p.gate_up_bias.data != nullptr)
+    p.dgate_up_bias = tensors.vectors(dtype, p.gate_up_bias.num_experts, p.gate_up_bias.size);
+  if (p.down_bias.data != nullptr) p.ddown_bias = tensors.vectors(dtype, p.down_bias.num_experts, p.down_bias.size);
+}
+
+/// The same gradients in f64.
+MoeParams reference_of(Tensors& tensors, MoeParams p) {
+  const auto matrix = [&](Matrix& m) {
+    if (m.data != nullptr) m = tensors.matrix(DType::f64, m.rows, m.columns);
+  };
+  const auto weights = [&](ExpertMatrices& w) {
+    if (w.data != nullptr) w = tensors.weights(DType::f64, w.num_experts, w.rows, w.columns);
+  };
+  const auto vectors = [&](ExpertVectors& v) {
+    if (v.data != nullptr) v = tensors.vectors(DType::f64, v.num_experts, v.size);
+  };
+  matrix(p.dx), matrix(p.dtopk_weights);
+  weights(p.dgate_up), weights(p.ddown);
+  vectors(p.dgate_up_bias), vectors(p.ddown_bias);
+  return p;
+}
+
+void run_backward(const MoeParams& p, const GemmKernels& kernels) {
+  for (const Matrix* m : {&p.dx, &p.dtopk_weights})
+    if (m->data != nullptr) experts_test::fill_with_nan(*m);
+  for (const ExpertMatrices* w : {&p.dgate_up, &p.ddown})
+    if (w->data != nullptr) fill_with_nan(*w);
+  std::vector<std::byte> workspace = poisoned(backends::cpu::moe_backward_workspace_size(p));
+  backends::cpu::run_moe_backward(p, kernels, aligned(workspace));
+}
+
+void expect_gradients(const MoeParams& p, const MoeParams& reference, DType dtype, const std::string& what) {
+  const double rest = rest_of(dtype), terms = terms_of(p.x.rows);
+  if (p.dx.data != nullptr) expect_near(p.dx, reference.dx, rounding_of(p.dx.dtype), rest, "dx " + what, 1);
+  if (p.dtopk_weights.data != nullptr)
+    expect_near(p.dtopk_weights, reference.dtopk_weights, rounding_of(p.dtopk_weights.dtype), rest,
+                "dtopk_weights " + what, 1);
+  if (p.dgate_up.data != nullptr)
+    expect_weights_near(p.dgate_up, reference.dgate_up, dtype, p.x.rows, "dgate_up " + what);
+  if (p.ddown.data != nullptr) expect_weights_near(p.ddown, reference.ddown, dtype, p.x.rows, "ddown " + what);
+  if (p.dgate_up_bias.data != nullptr)
+    expect_near(rows_of(p.dgate_up_bias), rows_of(reference.dgate_up_bias), rounding_of(dtype), rest,
+                "dgate_up_bias " + what, terms);
+  if (p.ddown_bias.data != nullptr)
+    expect_near(rows_of(p.ddown_bias), rows_of(reference.ddown_bias), rounding_of(dtype), rest, "ddown_bias " + what,
+                terms);
+}
+
+TEST(CpuExpertsGradients, EqualTheReference) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    Tensors tensors(seed);
+    const DType dtype = kDTypes[seed % 4];
+    MoeParams p = draw_moe(tensors, dtype);
+    draw_gradients(tensors, dtype, p);
+    const MoeParams reference = reference_of(tensors, p);
+    backends::reference::moe_backward(reference);
+    for (const Isa isa : isas()) {
+      if (!has(gemm_kernels_of(isa), dtype)) continue;
+      run_backward(p, gemm_kernels_of(isa));
+      std::ostringstream what;
+      what << to_string(isa) << " " << to_string(dtype) << " dout " << to_string(p.dout.dtype) << " seed " << seed;
+      expect_gradients(p, reference, dtype, what.str());
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(CpuExpertsGradients, AreTheSameOnAnyNumberOfThreadsAnd0WithoutTokens) {
+  Tensors tensors(20);
+  MoeParams p = draw_moe(tensors, DType::bf16);
+  p.x = tensors.matrix(DType::bf16, 90, p.x.columns);
+  p.out = p.dout = tensors.matrix(DType::bf16, 90, p.x.columns);
+  p.topk_ids = tensors.ids(DType::i32, 90, 2, [&] { return p.first_expert; });  // the others get none
+  p.topk_weights = tensors.matrix(DType::f32, 90, 2);
+  p.dtopk_weights = tensors.matrix(DType::f32, 90, 2);
+  p.dx = tensors.matrix(DType::bf16, 90, p.x.columns);
+  p.dgate_up = tensors.weights(DType::f32, p.gate_up.num_experts, p.gate_up.rows, p.gate_up.columns);
+  p.ddown = tensors.weights(DType::bf16, p.down.num_experts, p.down.rows, p.down.columns, {.by_columns = true});
+  ASSERT_GT(p.gate_up.num_experts, 1);
+  for (const Isa isa : isas()) {
+    if (!has(gemm_kernels_of(isa), DType::bf16)) continue;
+    std::vector<double> expected;
+    for (const int threads : {1, 2, 5}) {
+      core::set_num_threads(threads, 0);
+      run_backward(p, gemm_kernels_of(isa));
+      std::vector<double> found = values_of(p.dx);
+      for (std::int64_t e = 0; e < p.gate_up.num_experts; ++e) {
+        for (const ExpertMatrices* w : {&p.dgate_up, &p.ddown}) {
+          const std::vector<double> values = values_of(matrix_of(*w, e));
+          if (e > 0) {
+            EXPECT_EQ(values, std::vector<double>(values.size(), 0.0)) << to_string(isa) << " expert " << e;
+          }
+          found.insert(found.end(), values.begin(), values.end());
+        }
+      }
+      if (threads == 1) expected = found;
+      EXPECT_EQ(found, expected) << to_string(isa) << " on " << threads;
+    }
+  }
+  core::set_num_threads(core::num_cores(), 0);
+}
+
 }  // namespace
 }  // namespace tilewise

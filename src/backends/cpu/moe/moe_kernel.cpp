@@ -8,6 +8,7 @@
 #include "backends/cpu/formats/quantize.hpp"
 #include "backends/cpu/gemm/grouped_product.hpp"
 #include "backends/cpu/merge/merge_rows.hpp"
+#include "backends/cpu/moe/parts.hpp"
 #include "backends/cpu/rows.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
@@ -18,8 +19,6 @@ namespace tilewise::backends::cpu {
 namespace {
 
 using operations::moe::MoeParams;
-
-constexpr std::int64_t kNowhere = -1;
 
 /// How intermediate values lie in the workspace: as they are summed up where they are quantised afterwards.
 struct Intermediate {
@@ -53,71 +52,32 @@ std::int64_t chunk_of(const MoeParams& p) {
   return core::ceil_div(p.x.rows, std::max<std::int64_t>(core::ceil_div(p.x.rows, most), 1));
 }
 
-/// The workspace's parts. A part is one token at one expert; parts are sorted by expert.
 struct Workspace {
-  std::int64_t *groups,      ///< [num_experts + 1] first parts
-      *token, *place;        ///< of each part its token; of each (token, j) its part
-  void *factor, *h, *y;      ///< sum_dtype(), Intermediate's, sum_dtype()
+  Parts parts;
+  void *h, *y;               ///< Intermediate's, sum_dtype()
   void *h_codes, *h_scales;  ///< where h is quantised
   void* tasks;
   std::size_t bytes = 0;
 
-  Workspace(const MoeParams& p, void* base) : base_(static_cast<std::byte*>(base)) {
-    const std::size_t real = size_of(sum_dtype(p.x.dtype));
+  Workspace(const MoeParams& p, void* base) {
+    const DType real = sum_dtype(p.x.dtype);
     const Intermediate h_kind(p);
-    const std::int64_t parts = chunk_of(p) * p.topk_ids.columns, experts = p.gate_up.num_experts;
-    groups = static_cast<std::int64_t*>(take(experts + 1, sizeof(std::int64_t)));
-    token = static_cast<std::int64_t*>(take(parts, sizeof(std::int64_t)));
-    place = static_cast<std::int64_t*>(take(parts, sizeof(std::int64_t)));
-    factor = take(parts, real);
-    h = take(parts * p.down.columns, size_of(h_kind.dtype));
-    y = take(parts * p.down.rows, real);
-    h_codes = take(h_kind.quantized ? parts * p.down.columns : 0, 1);
-    h_scales = take(parts * h_kind.blocks, sizeof(float));
-    tasks = take(static_cast<std::int64_t>(grouped_product_workspace(experts)), 1);
+    const std::int64_t count = chunk_of(p) * p.topk_ids.columns, experts = p.gate_up.num_experts;
+    Carver carver(base);
+    parts = Parts(carver, count, experts, real);
+    h = carver.take(count * p.down.columns, size_of(h_kind.dtype));
+    y = carver.take(count * p.down.rows, size_of(real));
+    h_codes = carver.take(h_kind.quantized ? count * p.down.columns : 0, 1);
+    h_scales = carver.take(count * h_kind.blocks, sizeof(float));
+    tasks = carver.take(static_cast<std::int64_t>(grouped_product_workspace(experts)), 1);
+    bytes = carver.used();
   }
-
- private:
-  void* take(std::int64_t count, std::size_t size) {
-    void* taken = base_ == nullptr ? nullptr : base_ + bytes;
-    bytes += (static_cast<std::size_t>(count) * size + 63) / 64 * 64;
-    return taken;
-  }
-  std::byte* base_;
 };
-
-/// Tokens [first, first + count) by expert, in their order and that of j.
-void sort(const MoeParams& p, std::int64_t first, std::int64_t count, const Workspace& w) {
-  const std::int64_t experts = p.gate_up.num_experts, top_k = p.topk_ids.columns;
-  const DType real = sum_dtype(p.x.dtype);
-  const auto expert_of = [&](std::int64_t i) {
-    const std::int64_t at = (first + i / top_k) * p.topk_ids.row_stride + i % top_k * p.topk_ids.column_stride;
-    const std::int64_t id = operations::load_integer(p.topk_ids.dtype, p.topk_ids.data, at);
-    return id >= p.first_expert && id - p.first_expert < experts ? id - p.first_expert : kNowhere;
-  };
-  std::fill_n(w.groups, experts + 1, std::int64_t{0});
-  for (std::int64_t i = 0; i < count * top_k; ++i) {
-    if (const std::int64_t expert = w.place[i] = expert_of(i); expert != kNowhere) ++w.groups[expert + 1];
-  }
-  for (std::int64_t e = 0; e < experts; ++e) w.groups[e + 1] += w.groups[e];
-  // Each group's first part counts up to the next one's while parts are placed, and is set back afterwards.
-  for (std::int64_t i = 0; i < count * top_k; ++i) {
-    if (w.place[i] == kNowhere) continue;
-    const std::int64_t part = w.groups[w.place[i]]++, t = first + i / top_k;
-    w.place[i] = part;
-    w.token[part] = t;
-    const std::int64_t at = t * p.topk_weights.row_stride + i % top_k * p.topk_weights.column_stride;
-    operations::store_element(real, w.factor, part,
-                              operations::load_element(p.topk_weights.dtype, p.topk_weights.data, at));
-  }
-  std::copy_backward(w.groups, w.groups + experts, w.groups + experts + 1);
-  w.groups[0] = 0;
-}
 
 /// h as rows of p.h_format.
 void quantize_h(const MoeParams& p, const GemmKernels& kernels, const Workspace& w) {
   const Intermediate h(p);
-  const std::int64_t parts = w.groups[p.gate_up.num_experts];
+  const std::int64_t parts = w.parts.groups[p.gate_up.num_experts];
   const TensorView numbers(w.h, h.dtype, {parts, p.down.columns});
   const formats::Quantized to{
       {w.h_codes, p.h_format.element, {parts, p.down.columns}}, {w.h_scales, p.h_format.scale, {parts, h.blocks}}, {}};
@@ -132,13 +92,13 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   product.x = p.x.data;
   product.x_stride = p.x.row_stride;
   product.x_scales = p.x_scales;
-  product.row_index = w.token;
-  product.groups = w.groups;
+  product.row_index = w.parts.token;
+  product.groups = w.parts.groups;
   product.w = p.gate_up;
   product.bias = p.gate_up_bias;
   product.layout = p.gate_layout;
   product.activation = p.activation;
-  product.factor = p.weight_on_input ? w.factor : nullptr;
+  product.factor = p.weight_on_input ? w.parts.factor : nullptr;
   product.factor_on_product = p.weight_on_input;
   product.out = w.h;
   product.out_stride = p.down.columns;
@@ -157,7 +117,7 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   product.bias = p.down_bias;
   product.layout = device::GateLayout::none;
   product.activation = {};
-  product.factor = p.weight_on_input || p.norm_weight.data != nullptr ? nullptr : w.factor;
+  product.factor = p.weight_on_input || p.norm_weight.data != nullptr ? nullptr : w.parts.factor;
   product.factor_on_product = false;
   product.out = w.y;
   product.out_stride = p.down.rows;
@@ -165,18 +125,13 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   run_grouped_product(product, w.tasks);
 }
 
-/// The expert of a part.
-std::int64_t expert_of(const MoeParams& p, const Workspace& w, std::int64_t part) {
-  return std::upper_bound(w.groups, w.groups + p.gate_up.num_experts + 1, part) - w.groups - 1;
-}
-
 /// A part's row, by its norm and its weight.
 template <typename Real>
 void normalise(const MoeParams& p, const Workspace& w, std::int64_t part, Real* row) {
-  const std::int64_t expert = expert_of(p, w, part), size = p.down.rows;
+  const std::int64_t expert = expert_of_part(w.parts, p.gate_up.num_experts, part), size = p.down.rows;
   const Real squares = dot(row, row, sum_dtype(p.x.dtype), size);
   const Real root = std::sqrt(squares / static_cast<Real>(size) + static_cast<Real>(p.norm_epsilon));
-  const Real factor = (p.weight_on_input ? Real{1} : static_cast<const Real*>(w.factor)[part]) / root;
+  const Real factor = (p.weight_on_input ? Real{1} : static_cast<const Real*>(w.parts.factor)[part]) / root;
   const operations::ExpertVectors& norm = p.norm_weight;
   for (std::int64_t n = 0; n < size; ++n) {
     const double weight =
@@ -194,7 +149,7 @@ void combine(const MoeParams& p, std::int64_t first, std::int64_t count, const W
     auto* sum = static_cast<Real*>(thread_scratch(static_cast<std::size_t>(columns) * sizeof(Real)));
     std::fill_n(sum, columns, Real{0});
     for (std::int64_t j = 0; j < top_k; ++j) {
-      const std::int64_t part = w.place[t * top_k + j];
+      const std::int64_t part = w.parts.place[t * top_k + j];
       if (part == kNowhere) continue;
       Real* row = static_cast<Real*>(w.y) + part * columns;
       if (p.norm_weight.data != nullptr) normalise(p, w, part, row);
@@ -230,7 +185,7 @@ void run_moe(const MoeParams& p, const GemmKernels& kernels, void* workspace) {
   const std::int64_t chunk = chunk_of(p);
   for (std::int64_t first = 0; first < p.x.rows; first += chunk) {
     const std::int64_t count = std::min(chunk, p.x.rows - first);
-    sort(p, first, count, w);
+    sort_parts(p, first, count, w.parts);
     multiply(p, kernels, w);
     if (p.x.dtype == DType::f64)
       combine<double>(p, first, count, w);

@@ -11,8 +11,8 @@
 namespace tilewise::core {
 
 template <>
-inline constexpr std::array<std::string_view, 6> kNamesOf<Activation>{"identity",  "silu", "gelu",
-                                                                      "gelu_tanh", "relu", "relu_squared"};
+inline constexpr std::array<std::string_view, 7> kNamesOf<Activation>{
+    "identity", "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "swiglu_oai"};
 
 }  // namespace tilewise::core
 
@@ -32,6 +32,8 @@ namespace tilewise::operations {
       return device::ActivationKind::relu;
     case Activation::relu_squared:
       return device::ActivationKind::relu_squared;
+    case Activation::swiglu_oai:
+      return device::ActivationKind::swiglu_oai;
   }
   return device::ActivationKind::identity;
 }

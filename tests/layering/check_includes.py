@@ -95,7 +95,9 @@ LAYERS = (
             *SCHEMA,
             f"operations/{name}/",
             "operations/activation.hpp",
+            "operations/block_formats.hpp",
             "operations/matrices.hpp",
+            "operations/matrix_views.hpp",
             "operations/score_names.hpp",
         )
         for name in OPERATION_NAMES

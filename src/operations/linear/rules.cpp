@@ -16,18 +16,6 @@ namespace {
 
 using core::invalid_argument, core::invalid_type, core::name_of;
 
-constexpr std::int64_t kLargeBlock = 128;
-
-bool is_known(const BlockFormat& format) {
-  const auto formats = block_formats();
-  return std::ranges::find(formats, format) != formats.end();
-}
-
-/// Rows are quantised one by one, or all of them as one.
-bool suits_rows(const BlockFormat& format) {
-  return !format.defined() || (format.element == DType::fp8_e4m3 && format.block_rows != kLargeBlock);
-}
-
 DType dtype_of(LinearBias bias) {
   switch (bias) {
     case LinearBias::none:
@@ -97,14 +85,8 @@ bool canonical_transposed(const LinearProblem& p, bool transposed) {
 }  // namespace
 
 void validate_formats(const LinearProblem& p) {
-  constexpr std::string_view kNames = "fp8_tensor, fp8_row, fp8_1x128, ";
-  if (!is_known(p.x_format) || !suits_rows(p.x_format)) {
-    invalid_argument("x_format: must be none, ", kNames, "fp8_1x128_e8m0 or mxfp8 (got ", to_string(p.x_format), ")");
-  }
-  if (!is_known(p.w_format)) {
-    invalid_argument("w_format: must be none, ", kNames,
-                     "fp8_128x128, the last two with _e8m0, mxfp8, mxfp4 or nvfp4 (got ", to_string(p.w_format), ")");
-  }
+  check_row_format("x_format", p.x_format);
+  check_weight_format("w_format", p.w_format);
   if (p.x_format.defined() && !p.w_format.defined())
     invalid_argument("w_format: must be given with x_format=", to_string(p.x_format), " (got none)");
 }
@@ -112,6 +94,8 @@ void validate_formats(const LinearProblem& p) {
 void validate(const LinearProblem& p) {
   validate_formats(p);
   validate_dtypes(p);
+  if (p.activation == Activation::swiglu_oai)
+    invalid_argument("activation: must have one argument, swiglu_oai is of a gate and what it gates (got swiglu_oai)");
   if (!is_grouped(p) && p.num_experts != 1)
     invalid_argument("num_experts: must be 1 with groups=none (got ", p.num_experts, ")");
   schema::check_sizes<kSchema>(p);
@@ -153,20 +137,6 @@ Feature feature_of(DType dtype) {
                                : Feature::f32;
 }
 
-namespace {
-
-void need_format(FeatureSet& set, const BlockFormat& format) {
-  if (!format.defined()) return;
-  if (format.element == DType::fp4_e2m1) return set.insert(format.global ? Feature::nvfp4 : Feature::mxfp4);
-  if (format.block_columns == BlockFormat::kAll)
-    return set.insert(format.block_rows == BlockFormat::kAll ? Feature::fp8_tensor : Feature::fp8_row);
-  if (format.block_columns != kLargeBlock) return set.insert(Feature::mxfp8);
-  set.insert(format.block_rows == kLargeBlock ? Feature::fp8_128x128 : Feature::fp8_1x128);
-  if (format.scale == DType::fp8_e8m0) set.insert(Feature::e8m0_blocks);
-}
-
-}  // namespace
-
 FeatureSet required_features(const LinearProblem& p) {
   // Every field by name: a new one does not compile until somebody has decided here what it asks for.
   [[maybe_unused]] const auto& [pass, dtype, out_dtype, device, x_format, w_format, tokens, n, k, num_experts, groups,
@@ -179,8 +149,8 @@ FeatureSet required_features(const LinearProblem& p) {
   };
   need(Feature::x_quantised, x_format.defined());
   need(feature_of(dtype), !x_format.defined());
-  need_format(set, x_format);
-  need_format(set, w_format);
+  insert_format(set, x_format);
+  insert_format(set, w_format);
   need(Feature::out_dtype, out_dtype != dtype && !x_format.defined());
   need(Feature::grouped, groups != LinearGroups::none);
   need(Feature::bias, bias != LinearBias::none);

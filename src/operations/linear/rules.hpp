@@ -1,10 +1,9 @@
 // Rules about a linear problem beside its schema: what is allowed, and the one normal form.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
-#include "core/ceil_div.hpp"
+#include "operations/block_formats.hpp"
 #include "tilewise/linear.hpp"
 
 namespace tilewise::operations::linear {
@@ -17,12 +16,6 @@ namespace tilewise::operations::linear {
 /// Element type of w and of its gradient.
 [[nodiscard]] constexpr DType w_dtype(const LinearProblem& p) {
   return p.w_format.defined() ? p.w_format.element : p.dtype;
-}
-
-/// Scales along a dimension of `size`, for blocks of so many. Of formats that nobody knows, which validate() refuses,
-/// as if a block had all.
-[[nodiscard]] constexpr std::int64_t blocks_of(std::int64_t size, std::int64_t block) {
-  return block > 0 ? core::ceil_div(std::max<std::int64_t>(size, 0), block) : 1;
 }
 
 /// Multiply-adds of a pass, times 2, with all rows in groups.

@@ -208,9 +208,10 @@ class OutputPlanner {
     const TensorView& view = call_.one_at(place);
     const core::Shape shape = shape_of(tensor, p_);
     for_each_axis(tensor, p_, [&](int axis, const Dimension<Problem>& dimension) {
-      if (dimension.size == nullptr || find(dimension) != nullptr) return;
+      if (find(dimension) != nullptr) return;
       if (view.rank != shape.rank) core::check_rank(view, call_.name(place, 0), shape.rank, words_of(shape));
-      p_.*dimension.size = core::size_at(view, axis);
+      // A size that follows from others is said too: of an output it is this one, whatever the others are while traced.
+      if (dimension.size != nullptr) p_.*dimension.size = core::size_at(view, axis);
       said_[said_count_++] = {&dimension, {place, axis}};
     });
     if (tensor.note != nullptr) tensor.note(p_, call_.entries()[place]);

@@ -58,12 +58,12 @@ class Operator:
         self.handle: Any = getattr(torch.ops.tilewise, self.name).default
         arguments = self.handle._schema.arguments
         self.names = [argument.name for argument in arguments]
-        self._defaults = {argument.name: argument.default_value for argument in arguments}
+        self.defaults = {argument.name: argument.default_value for argument in arguments}
         self._firsts = [name for name in self.names if name == kind.anchor] + [tensor.name for tensor in kind.inputs]
 
     def bind(self, args: Iterable[Any], others: Optional[Given] = None) -> Given:
         """The arguments of a call by name; torch leaves those out that equal their defaults."""
-        return {**self._defaults, **dict(zip(self.names, args)), **(others or {})}
+        return {**self.defaults, **dict(zip(self.names, args)), **(others or {})}
 
     def first(self, given: Given) -> tuple[str, Tensor]:
         """The tensor where all others must be, and its name."""
@@ -177,6 +177,15 @@ class Derivatives:
         else:
             autograd.register(backward.name, self._second_gradients, self._setup_second)
 
+    def lost(self) -> list[tuple[str, Any]]:
+        """What the forward call has that the backward one does not know, with the value that changes nothing."""
+        known = {tensor.name for tensor in self.backward.kind.inputs} | {
+            field.name for field in self.backward.kind.fields
+        }
+        inputs = [(tensor.name, None) for tensor in self.forward.kind.inputs if tensor.name not in known]
+        fields = [(field.name, self.forward.defaults[field.name]) for field in self.forward.kind.fields]
+        return [*inputs, *(field for field in fields if field[0] not in known)]
+
     @staticmethod
     def _save(ctx: Any, given: Given, names: list[str]) -> None:
         tensors = {name: _flat(given[name]) for name in names}
@@ -253,6 +262,11 @@ def _tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+def _is_other(value: Any, than: Any) -> bool:
+    """Whether an argument is given, and another value than that."""
+    return value is not None and (isinstance(value, Tensor) or value != than)
+
+
 class Operation:
     """What a public function of an operation calls."""
 
@@ -268,6 +282,7 @@ class Operation:
         autograd.refuse_autograd(self.write.name)
         has = {} if self.derivatives is None else self.derivatives.gradient_of
         self._without_gradient = [tensor.name for tensor in self.make.kind.inputs if tensor.name not in has]
+        self._forward_only = [] if self.derivatives is None else self.derivatives.lost()
 
     @staticmethod
     def _register(operator: Operator) -> Operator:
@@ -293,6 +308,9 @@ class Operation:
         if wanted:
             for name, tensor in _all_named(values, self._without_gradient):
                 refuse_gradient(name, tensor)
+            for name, unused in self._forward_only:
+                if _is_other(values.get(name), unused):
+                    raise NotImplementedError(f"{name}: has no backward pass; call it on what requires no gradient")
         if not into and operator.formula is not None and (transforming() or has_tangents(tensors)):
             _log.dispatch(f"{self.name} under a transform or with dual tensors -> torch's operations")
             outputs: tuple[Any, ...] = operator.formula.differentiable(given)

@@ -6,6 +6,7 @@
 #include "backends/cpu/kv_cache/kv_cache_backend.hpp"
 #include "backends/cpu/linear/linear_backend.hpp"
 #include "backends/cpu/merge/merge_backend.hpp"
+#include "backends/cpu/moe/moe_backend.hpp"
 #include "backends/cpu/route/route_backend.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "backends/emulation/emulation_backend.hpp"
@@ -13,6 +14,7 @@
 #include "backends/reference/kv_cache/reference_kv_cache.hpp"
 #include "backends/reference/linear/linear_backend.hpp"
 #include "backends/reference/merge/reference_merge.hpp"
+#include "backends/reference/moe/moe_backend.hpp"
 #include "backends/reference/reference_backend.hpp"
 #include "backends/reference/route/reference_route.hpp"
 #include "core/implementation.hpp"
@@ -36,6 +38,8 @@ std::span<const Implementation* const> implementation_table() {
     rows.push_back(&backends::reference_linear_implementation());
     rows.push_back(&backends::cpu_route_implementation());
     rows.push_back(&backends::reference_route_implementation());
+    for (const Implementation* row : backends::cpu_moe_implementations()) rows.push_back(row);
+    rows.push_back(&backends::reference_moe_implementation());
     return rows;
   }();
   return table;

@@ -6,6 +6,7 @@
 #include "operations/kv_cache/kv_cache.hpp"
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
+#include "operations/moe/moe.hpp"
 #include "operations/route/route.hpp"
 
 namespace tilewise::operations {
@@ -20,6 +21,6 @@ struct List {
   static constexpr std::size_t kSize = sizeof...(Traits);
 };
 
-using All = List<Attention, KvCache, Merge, Linear, Route>;
+using All = List<Attention, KvCache, Merge, Linear, Route, Moe>;
 
 }  // namespace tilewise::operations

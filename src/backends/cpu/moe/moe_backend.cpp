@@ -1,0 +1,110 @@
+// What each instruction set's kernels of experts honour, and how long they take.
+#include "backends/cpu/moe/moe_backend.hpp"
+
+#include <memory>
+#include <string>
+
+#include "backends/cpu/gemm/gemm_rows.hpp"
+#include "backends/cpu/moe/moe_kernel.hpp"
+#include "core/message.hpp"
+#include "operations/derived/shapes.hpp"
+#include "operations/moe/moe.hpp"
+
+namespace tilewise::backends {
+namespace cpu {
+namespace {
+
+using operations::moe::MoeParams;
+
+/// What rows of the second product are in.
+DType intermediate_dtype(const MoeProblem& problem) {
+  if (problem.h_format.defined()) return problem.h_format.element;
+  return problem.x_format.defined() ? DType::bf16 : problem.dtype;
+}
+
+class MoeKernel final : public operations::moe::Kernel {
+ public:
+  MoeKernel(const MoeProblem& problem, const GemmKernels& kernels, const GemmKernel& first)
+      : kernels_(kernels),
+        backward_(problem.pass == MoePass::moe_backward),
+        workspace_size_(size_of_workspace(problem)),
+        schedule_(schedule_of(problem, first)) {}
+
+  [[nodiscard]] std::size_t workspace_size() const noexcept override { return workspace_size_; }
+  [[nodiscard]] std::string schedule() const override { return schedule_; }
+  void launch(const MoeParams& params, void* workspace, void*) const override {
+    backward_ ? run_moe_backward(params, kernels_, workspace) : run_moe(params, kernels_, workspace);
+  }
+
+ private:
+  static std::size_t size_of_workspace(const MoeProblem& problem) {
+    const MoeParams params = operations::schema::contiguous_params<operations::Moe>(problem);
+    return problem.pass == MoePass::moe_backward ? moe_backward_workspace_size(params) : moe_workspace_size(params);
+  }
+  static std::string schedule_of(const MoeProblem& problem, const GemmKernel& kernel) {
+    const std::string packed =
+        core::concat("tokens by expert, blocks of up to ", kGemmRows, " rows by panels of ", kernel.panel, " outputs");
+    if (problem.batch_invariant) return packed;
+    return core::concat(packed, "; weights of up to ", kernel.stream_rows, " rows streamed");
+  }
+
+  const GemmKernels& kernels_;
+  bool backward_;
+  std::size_t workspace_size_;
+  std::string schedule_;
+};
+
+class MoeImplementation final : public operations::moe::Implementation {
+ public:
+  explicit MoeImplementation(GemmIsa isa) : isa_(isa), kernels_(gemm_kernels_of(isa.isa)) {}
+
+  [[nodiscard]] std::string_view name() const noexcept override { return isa_.name; }
+  [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
+  [[nodiscard]] operations::moe::FeatureSet supported() const noexcept override {
+    using enum operations::moe::Feature;
+    operations::moe::FeatureSet set{forward,       backward,        out_dtype,    h_quantised, fp8_tensor,      fp8_row,
+                                    fp8_1x128,     fp8_128x128,     e8m0_blocks,  mxfp8,       mxfp4,           nvfp4,
+                                    no_gate,       interleaved,     activation,   swiglu_oai,  clamp,           bias,
+                                    norm,          weight_on_input, first_expert, transposed,  batch_invariant, dx,
+                                    dtopk_weights, dweights,        dbias};
+    const auto insert = [&](operations::moe::Feature feature, DType dtype) {
+      if (gemm_kernel(kernels_, dtype, dtype) != nullptr) set.insert(feature);
+    };
+    insert(f32, DType::f32);
+    insert(bf16, DType::bf16);
+    insert(f16, DType::f16);
+    insert(f64, DType::f64);
+    insert(x_quantised, DType::fp8_e4m3);
+    return set;
+  }
+
+  [[nodiscard]] core::Verdict judge(const MoeProblem& problem, const core::DeviceDescription& cpu) const override {
+    if (const auto lack = lack_of(isa_.isa, cpu)) return core::Verdict::refuse(*lack);
+    if (problem.pass == MoePass::moe_backward && problem.w_format.defined())
+      return core::Verdict::refuse(core::concat("has no gradients beside w_format=", to_string(problem.w_format)));
+    const DType w = operations::moe::weight_dtype(problem);
+    for (const DType rows : {problem.dtype, intermediate_dtype(problem)}) {
+      if (gemm_kernel(kernels_, rows, w) == nullptr)
+        return core::Verdict::refuse(core::concat("has no products of ", to_string(rows), " by ", to_string(w)));
+    }
+    if ((problem.gate_up_transposed || problem.down_transposed) && problem.w_format == parse_block_format("mxfp8"))
+      return core::Verdict::refuse("scales of 32 elements want them contiguous (gate_up_transposed, down_transposed)");
+    const double us = gemm_estimate_us(isa_.isa, operations::moe::flops(problem), operations::moe::bytes_moved(problem),
+                                       problem.dtype == DType::f64, cpu);
+    return core::Verdict::accept(
+        us, std::make_unique<MoeKernel>(problem, kernels_, *gemm_kernel(kernels_, problem.dtype, w)));
+  }
+
+ private:
+  GemmIsa isa_;
+  const GemmKernels& kernels_;
+};
+
+}  // namespace
+}  // namespace cpu
+
+std::span<const core::Implementation* const> cpu_moe_implementations() {
+  return cpu::rows_of_gemm_isas<cpu::MoeImplementation>();
+}
+
+}  // namespace tilewise::backends

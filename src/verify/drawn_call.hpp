@@ -55,8 +55,9 @@ enum class Values : std::uint8_t { ordinary, special, large };
 /// What else an element may be than the reference's class of number (finite or not).
 enum class Reach : std::uint8_t {
   none,
-  may,      ///< non-finite, though the reference's is finite: 0 times a NaN or infinity where nothing is seen
-  must_nan  ///< NaN, where else any non-finite one will do
+  may,       ///< non-finite, though the reference's is finite: 0 times a NaN or infinity where nothing is seen
+  must_nan,  ///< NaN, where else any non-finite one will do
+  any        ///< any number and any that is none, whatever the reference's
 };
 
 /// Row-major over the view of an output that is Model::bounded, empty of others. The rounding of the output itself is

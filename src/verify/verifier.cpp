@@ -19,6 +19,8 @@ template <>
 const Verifier& verifier<operations::Linear>();
 template <>
 const Verifier& verifier<operations::Route>();
+template <>
+const Verifier& verifier<operations::Moe>();
 
 std::span<const Verifier* const> verifiers() {
   static const auto table = [] {

@@ -13,6 +13,7 @@
 #include "core/spelling.hpp"
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
+#include "operations/moe/moe.hpp"
 #include "operations/route/route.hpp"
 #include "sample_call.hpp"
 #include "tilewise/error.hpp"
@@ -74,6 +75,19 @@ class RouteBench final : public SchemaBench<operations::Route> {
   }
 };
 
+/// Experts in turn, each wanted as often as any other.
+class MoeBench final : public SchemaBench<operations::Moe> {
+ public:
+  explicit MoeBench(const MoeProblem& problem) : SchemaBench(problem) {
+    const TensorView ids = one("topk_ids");
+    for (std::int64_t i = 0; i < ids.numel(); ++i) {
+      const std::int64_t expert = problem.num_experts > 0 ? i % problem.num_experts : 0;
+      operations::store_integer(ids.dtype, ids.data, i, problem.first_expert + expert);
+    }
+  }
+  [[nodiscard]] double flops() const override { return operations::moe::flops(own_problem()); }
+};
+
 struct Row {
   const core::OperationInterface* operation;
   std::unique_ptr<const BenchCall> (*make)(const AnyProblem& problem);
@@ -89,7 +103,8 @@ Row row() {
 
 std::span<const Row> table() {
   static const std::array rows{row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>(),
-                               row<LinearBench, LinearProblem>(), row<RouteBench, RouteProblem>()};
+                               row<LinearBench, LinearProblem>(), row<RouteBench, RouteProblem>(),
+                               row<MoeBench, MoeProblem>()};
   return rows;
 }
 

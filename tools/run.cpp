@@ -1,8 +1,9 @@
 // `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --logits routing, with
-// --k-cache the KV cache step; with --dout the backward pass too.
+// --gate-up too a layer of experts, with --k-cache the KV cache step; with --dout the backward pass too.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "operations/attention/names.hpp"
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
+#include "operations/moe/moe.hpp"
 #include "operations/route/route.hpp"
 #include "option_checks.hpp"
 #include "run_attention.hpp"
@@ -104,7 +106,8 @@ void run_kv_cache_files(const Options& given) {
 }
 
 void run_given(const Options& given) {
-  for (const auto& operation : given.by_schema) {
+  // The last one first: --gate-up goes with --x, which chooses linear layers where it stands alone.
+  for (const auto& operation : std::views::reverse(given.by_schema)) {
     if (!operation->is_chosen()) continue;
     // The option that chooses another operation before those that go with it.
     for (const CLI::Option* option : given.kv_cache.all)
@@ -134,7 +137,7 @@ void check_problem_excludes_options(const Options& given) {
 
 void add_run(CLI::App& program) {
   CLI::App& command = *program.add_subcommand(
-      "run", "Compute attention, merge, a linear layer, routing or a KV cache step on .npy files");
+      "run", "Compute attention, merge, a linear layer, routing, experts or a KV cache step on .npy files");
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->run.problem_words,
@@ -149,6 +152,7 @@ void add_run(CLI::App& program) {
   add.operator()<operations::Merge>("outs", "Merge");
   add.operator()<operations::Linear>("x", "Linear layers");
   add.operator()<operations::Route>("logits", "Routing");
+  add.operator()<operations::Moe>("gate_up", "Experts");
   add_implementation_option(command, options->run.implementation);
   add_threads_option(command, options->run.threads);
   command.footer(
@@ -156,6 +160,9 @@ void add_run(CLI::App& program) {
       "tilewise run --outs a.npy,b.npy --lses lse_a.npy,lse_b.npy --sink sink.npy --out out.npy\n"
       "tilewise run --x x.npy --w w.npy --bias bias.npy --activation silu --out out.npy\n"
       "tilewise run --logits logits.npy --top-k 8 --score sigmoid --topk-ids ids.npy --topk-weights weights.npy\n"
+      "tilewise run --x x.npy --topk-ids ids.npy --topk-weights weights.npy --gate-up gate_up.npy --down down.npy "
+      "--out "
+      "out.npy\n"
       "tilewise run --q q.npy --k k.npy --v v.npy --k-cache keys.npy --v-cache values.npy --cache-seqlen 100 --out "
       "out.npy "
       "--k-cache-out keys.npy --v-cache-out values.npy\n"

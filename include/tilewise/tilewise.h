@@ -10,6 +10,7 @@
 #include "tilewise/c/kv_cache.h"
 #include "tilewise/c/linear.h"
 #include "tilewise/c/merge.h"
+#include "tilewise/c/moe.h"
 #include "tilewise/c/route.h"
 
 #endif /* TILEWISE_TILEWISE_H */

@@ -21,6 +21,7 @@ from tilewise._core import ExplainRow, Explanation, version
 from tilewise._kv_cache import append_kv, kv_cache_attention
 from tilewise._linear import grouped_linear, linear
 from tilewise._merge import merge
+from tilewise._moe import moe
 from tilewise._public import lists_public_names
 from tilewise._route import route
 from tilewise._threads import get_num_threads, set_num_threads
@@ -44,6 +45,7 @@ __all__ = [
     "kv_cache_attention",
     "linear",
     "merge",
+    "moe",
     "route",
     "semantics",
     "set_num_threads",

@@ -1,0 +1,230 @@
+"""moe(): layouts, activations, ids, formats, out=, gradients, torch.compile and opcheck, on every kind of array."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import assert_close
+from checking import Exporter
+
+import tilewise
+
+TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 9, 16, 12, 5, 3
+
+
+def _draw(dtype=torch.float32, gate="concatenated", biased=False):
+    """Arguments of moe(), some ids nobody's and one expert twice in a token."""
+    torch.manual_seed(0)
+    rows = INTERMEDIATE if gate == "none" else 2 * INTERMEDIATE
+    ids = torch.randint(0, EXPERTS, (TOKENS, TOP_K))
+    ids[0], ids[1, 0], ids[2] = torch.tensor([-1, EXPERTS, 2**40]), -7, ids[2, 0]
+    given = {
+        "x": torch.randn(TOKENS, HIDDEN),
+        "topk_weights": torch.rand(TOKENS, TOP_K),
+        "gate_up": torch.randn(EXPERTS, rows, HIDDEN) / HIDDEN**0.5,
+        "down": torch.randn(EXPERTS, HIDDEN, INTERMEDIATE) / INTERMEDIATE**0.5,
+    }
+    if biased:
+        given["gate_up_bias"], given["down_bias"] = torch.randn(EXPERTS, rows), torch.randn(EXPERTS, HIDDEN)
+    given = {name: tensor.to(dtype) for name, tensor in given.items()}
+    if dtype != torch.float64:
+        given["topk_weights"] = given["topk_weights"].float()
+    return {**given, "topk_ids": ids}
+
+
+ACTIVATIONS = {
+    "identity": lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x) ** 2,
+    "swiglu_oai": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+def _expected(
+    x, topk_ids, topk_weights, gate_up, down, gate_up_bias=None, down_bias=None, gate="concatenated",
+    activation="silu", limit=None, clamp="before", weight_on_input=False, first_expert=0,
+):  # fmt: skip
+    """The layer in torch's own operations, a token at a time."""
+    rows = []
+    for token in range(x.shape[0]):
+        row = torch.zeros(down.shape[1], dtype=x.dtype)
+        for j in range(topk_ids.shape[1]):
+            expert = int(topk_ids[token, j]) - first_expert
+            if not 0 <= expert < gate_up.shape[0]:
+                continue
+            weight = topk_weights[token, j].to(x.dtype)
+            product = gate_up[expert] @ x[token] * (weight if weight_on_input else 1)
+            product = product if gate_up_bias is None else product + gate_up_bias[expert]
+            g, u = product, None
+            if gate == "concatenated":
+                g, u = product.chunk(2)
+            elif gate == "interleaved":
+                g, u = product[::2], product[1::2]
+            g = g if limit is None or clamp == "after" else g.clamp(max=limit)
+            g = ACTIVATIONS[activation](g)
+            g = g if limit is None or clamp == "before" else g.clamp(max=limit)
+            if u is not None:
+                u = u if limit is None else u.clamp(-limit, limit)
+                g = g * (u + 1 if activation == "swiglu_oai" else u)
+            y = down[expert] @ g
+            y = y if down_bias is None else y + down_bias[expert]
+            row = row + (y if weight_on_input else weight * y)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gate": "interleaved", "activation": "swiglu_oai", "limit": 0.5},
+        {"gate": "none", "activation": "relu_squared"},
+        {"activation": "gelu_tanh", "limit": 0.3, "clamp": "after"},
+        {"activation": "gelu", "weight_on_input": True},
+        {"gate": "none", "activation": "identity", "first_expert": 2},
+        {"activation": "relu", "batch_invariant": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_is_the_layer(dtype, options):
+    given = _draw(dtype, options.get("gate", "concatenated"), biased=True)
+    out = tilewise.moe(**given, **options)
+    assert out.dtype == dtype
+    wide = {name: each.double() if each.is_floating_point() else each for name, each in given.items()}
+    known = {name: value for name, value in options.items() if name != "batch_invariant"}
+    tolerance = {torch.bfloat16: 4e-2, torch.float16: 5e-3, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    assert_close(out.double(), _expected(**wide, **known), tolerance)
+    assert not out[0].any() or options.get("first_expert"), "nobody's token"
+
+
+def test_weights_lie_either_way():
+    given = _draw()
+    expected = tilewise.moe(**given)
+    for name in ("gate_up", "down"):
+        given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
+    assert_close(tilewise.moe(**given), expected, 1e-6)
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_arrays_of_every_kind(ids):
+    given = _draw(biased=True)
+    given["topk_ids"] = given["topk_ids"].clamp(-1, EXPERTS).to(ids)
+    expected = tilewise.moe(**given)
+    arrays = {name: each.numpy() for name, each in given.items()}
+    out = tilewise.moe(**arrays)
+    assert isinstance(out, np.ndarray)
+    np.testing.assert_array_equal(out, expected.numpy())
+    exported = tilewise.moe(**{name: Exporter(each) for name, each in arrays.items()})
+    np.testing.assert_array_equal(np.asarray(exported), expected.numpy())
+    narrow = {
+        name: each.astype(ml_dtypes.bfloat16) if each.dtype == np.float32 else each for name, each in arrays.items()
+    }
+    assert tilewise.moe(**narrow).dtype == ml_dtypes.bfloat16
+
+
+def test_out_is_written_and_decides_the_dtype():
+    given = _draw(torch.bfloat16)
+    out = torch.full((TOKENS, HIDDEN), torch.nan)
+    assert tilewise.moe(**given, out=out) is out
+    assert_close(out.bfloat16(), tilewise.moe(**given), 1e-6)
+    with pytest.raises(ValueError, match="out: cannot be given with inputs that require gradients"):
+        tilewise.moe(**{**given, "x": given["x"].requires_grad_()}, out=out)
+
+
+GRADIENTS = ("x", "topk_weights", "gate_up", "down", "gate_up_bias", "down_bias")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gate": "interleaved", "activation": "swiglu_oai", "limit": 0.5}, {"gate": "none", "weight_on_input": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_are_torchs(dtype, options):
+    given = _draw(dtype, options.get("gate", "concatenated"), biased=True)
+    wide = {name: each.double() if each.is_floating_point() else each for name, each in given.items()}
+    dout = torch.randn(TOKENS, HIDDEN)
+    for arguments, compute in ((given, tilewise.moe), (wide, _expected)):
+        for name in GRADIENTS:
+            arguments[name].requires_grad_()
+        compute(**arguments, **options).backward(dout.to(arguments["x"].dtype))
+    tolerance = {torch.bfloat16: 6e-2, torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+    for name in GRADIENTS:
+        assert given[name].grad.dtype == given[name].dtype
+        assert_close(given[name].grad.double(), wide[name].grad, tolerance, name)
+    assert not given["x"].grad[0].any()
+
+
+def test_gradients_of_some():
+    given = _draw()
+    given["down"].requires_grad_()
+    tilewise.moe(**given).sum().backward()
+    assert given["down"].grad.shape == given["down"].shape
+    unused = {int(e) for e in range(EXPERTS)} - {int(e) for e in given["topk_ids"].flatten()}
+    for expert in unused:
+        assert not given["down"].grad[expert].any()
+
+
+def test_gradcheck():
+    given = _draw(torch.float64, biased=True)
+
+    def run(*tensors):
+        return tilewise.moe(**{**given, **dict(zip(GRADIENTS, tensors))})
+
+    assert torch.autograd.gradcheck(run, [given[name].requires_grad_() for name in GRADIENTS])
+
+
+def test_compiles_whole():
+    given = _draw(biased=True)
+    for name in GRADIENTS:
+        given[name].requires_grad_()
+    expected = torch.autograd.grad(tilewise.moe(**given).sum(), [given[name] for name in GRADIENTS])
+    compiled = torch.compile(lambda: tilewise.moe(**given, activation="silu"), fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled().sum(), [given[name] for name in GRADIENTS])
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
+
+
+def test_opcheck():
+    given = _draw(biased=True)
+    for name in GRADIENTS:
+        given[name].requires_grad_()
+    operator = torch.ops.tilewise.moe.default
+    torch.library.opcheck(
+        operator, [given.get(a.name) for a in operator._schema.arguments if a.name in given or "Tensor" in str(a.type)]
+    )
+
+
+def test_refuses_gradients_of_what_has_none():
+    given = _draw()
+    given["x"].requires_grad_()
+    with pytest.raises(NotImplementedError, match="norm_weight"):
+        tilewise.moe(**given, norm_weight=torch.ones(EXPERTS, HIDDEN))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"topk_ids": torch.zeros(TOKENS, TOP_K)}, "topk_ids: dtype must be i32 or i64"),
+        ({"x": torch.zeros(TOKENS, HIDDEN, dtype=torch.int32)}, "x: dtype must be"),
+        ({"topk_weights": torch.zeros(TOKENS, TOP_K + 1)}, "topk_weights: shape must be"),
+        ({"gate_up": torch.zeros(EXPERTS, INTERMEDIATE, HIDDEN)}, "gate_up: shape must be"),
+        ({"gate": "split"}, "gate: must be one of 'none', 'concatenated', 'interleaved'"),
+        ({"activation": "swish"}, "activation: must be one of"),
+        ({"limit": 0.0}, "limit: must be > 0 and finite"),
+        ({"alpha": 1.0}, "alpha: requires activation=swiglu_oai"),
+        ({"first_expert": -1}, "first_expert: must be >= 0"),
+        ({"w_format": "fp9"}, "w_format: must be one of"),
+        ({"w_format": "fp8_row"}, "dtype must be fp8_e4m3|gate_up_scale: must be given"),
+    ],
+)
+def test_names_the_bad_argument(changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        tilewise.moe(**{**_draw(), **changes})

@@ -51,9 +51,11 @@ test-build: bootstrap-dev
 bootstrap-dev:
 	@scripts/bootstrap.sh build demo dev
 
-matrix: test-build ## every model type of transformers against "eager"; writes docs/transformers.md
+matrix: test-build ## every model type of transformers against "eager"; writes docs/transformers*.md
 	cd tests/python && PYTHONPATH=$(CURDIR)/$(BUILD)/python:$(CURDIR)/$(VENV)/newest:. $(CURDIR)/$(PY) -m transformers_matrix --jobs $(JOBS) \
 	  --write $(CURDIR)/docs/transformers.md
+	cd tests/python && PYTHONPATH=$(CURDIR)/$(BUILD)/python:$(CURDIR)/$(VENV)/newest:. $(CURDIR)/$(PY) -m transformers_matrix.experts \
+	  $(CURDIR)/docs/transformers_experts.md
 
 asan: bootstrap-dev ## the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	scripts/test.sh sanitizers

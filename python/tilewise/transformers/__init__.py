@@ -1,6 +1,7 @@
-"""The "tilewise" attention implementation of Hugging Face transformers.
+"""The "tilewise" implementations of attention and of experts for Hugging Face transformers.
 
-Importing this package registers it: `AutoModel.from_pretrained(..., attn_implementation="tilewise")`.
+Importing this package registers them: `AutoModel.from_pretrained(..., attn_implementation="tilewise")`, and
+`experts_implementation="tilewise"` for mixtures of experts.
 A model computes what it computes under "eager", or is refused with the reason when it is built.
 """
 
@@ -17,7 +18,7 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface
 
 from tilewise._public import lists_public_names
-from tilewise.transformers import packed, serving, support
+from tilewise.transformers import experts, packed, serving, support
 from tilewise.transformers.forward import attention_forward
 from tilewise.transformers.masks import LazyMask, attention_mask
 from tilewise.transformers.support import NAME
@@ -27,7 +28,7 @@ __dir__ = lists_public_names(__all__)
 
 
 def register() -> None:
-    """Makes attn_implementation="tilewise" known to transformers.
+    """Makes attn_implementation="tilewise" and experts_implementation="tilewise" known to transformers.
 
     Importing this package calls it; calling again is harmless. Raises ImportError for transformers before 5.
     """
@@ -40,6 +41,7 @@ def register() -> None:
     support.install()
     packed.install()
     serving.install()
+    experts.install()
 
 
 register()

@@ -15,7 +15,7 @@ BEGIN = "<!-- The matrix writes from here on. -->"
 TITLES = {"pass": "Pass", "refused": "Refused", "not built": "Not built", "FAILED": "Failed"}
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -34,7 +34,7 @@ def render(verdicts: list[Verdict]) -> str:
         if chosen:
             heading = {"pass": "checked", "refused": "message"}.get(result, "reason")
             lines += ["", f"## {title}", "", f"| type | kind | class | {heading} |", "|---|---|---|---|"]
-            lines += [f"| {v.model_type} | {v.kind} | {v.model} | {_cell(v.detail)} |" for v in chosen]
+            lines += [f"| {v.model_type} | {v.kind} | {v.model} | {cell(v.detail)} |" for v in chosen]
     return "\n".join(lines) + "\n"
 
 

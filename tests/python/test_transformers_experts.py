@@ -1,0 +1,165 @@
+"""experts_implementation="tilewise": tiny random models of many types beside "eager", and refusals by name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts  # noqa: E402
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
+from transformers_matrix.checks import compare, configuration_auto, inputs_of, model_class, outputs_of  # noqa: E402
+from transformers_matrix.tiny import tiny_config  # noqa: E402
+
+import tilewise.transformers as hook  # noqa: E402
+from tilewise.transformers import experts  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# One of each way to compute experts: plain, biased, interleaved, transposed, clamped, without a gate.
+FORMS = {
+    "mixtral": ("concatenated", "silu", None),
+    "qwen3_moe": ("concatenated", "silu", None),
+    "olmoe": ("concatenated", "silu", None),
+    "phimoe": ("concatenated", "silu", None),
+    "gpt_oss": ("interleaved", "swiglu_oai", 7.0),
+    "minimax_m3_vl_text": ("concatenated", "swiglu_oai", 7.0),
+    "openai_privacy_filter": ("concatenated", "swiglu_oai", 7.0),
+    "deepseek_v4": ("concatenated", "silu", 10.0),
+    "hy_v4": ("concatenated", "silu", 10.0),
+    "nemotron_h": ("none", "relu_squared", None),
+    "granitemoe": ("concatenated", "silu", None),
+    "aria_text": ("concatenated", "silu", None),
+}
+REFUSED = {
+    "llama4_text": "Llama4TextExperts never asks",
+    "jetmoe": "JetMoe.* never asks",
+    "longcat_flash": "LongcatFlashExperts never asks",
+    "inkling2": "Inkling2Experts cannot use 'tilewise': its _apply_gate",
+}
+
+
+def _build(model_type: str, implementation: str) -> Any:
+    if model_type not in configuration_auto.CONFIG_MAPPING_NAMES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    config = tiny_config(configuration_auto.CONFIG_MAPPING[model_type], model_type)
+    cls = model_class(model_type, config)
+    torch.manual_seed(0)
+    model = cls._from_config(
+        config, attn_implementation="eager", experts_implementation=implementation, dtype=torch.float32
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def _experts(model: Any) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+
+
+@pytest.mark.parametrize("model_type", FORMS)
+def test_equals_eager(model_type: str) -> None:
+    eager, ours = _build(model_type, "eager"), _build(model_type, "tilewise")
+    ours.load_state_dict(eager.state_dict())
+    gate, activation, limit = FORMS[model_type]
+    assert _experts(ours), "a model without experts shows nothing"
+    for module in _experts(ours):
+        form = experts.recognise(module)
+        assert (form.gate, form.activation, form.limit) == (gate, activation, limit)
+    batch = inputs_of(eager, "none")
+    with torch.no_grad():
+        for one, other in zip(outputs_of(ours, batch), outputs_of(eager, batch)):
+            compare(one, other, model_type)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "nemotron_h"])
+def test_gradients_equal_eager(model_type: str) -> None:
+    eager, ours = _build(model_type, "eager"), _build(model_type, "tilewise")
+    ours.load_state_dict(eager.state_dict())
+    batch = inputs_of(eager, "none")
+    for model in (eager, ours):
+        sum(each.square().mean() for each in outputs_of(model, batch)).backward()
+    named = dict(eager.named_parameters())
+    compared = 0
+    for name, parameter in ours.named_parameters():
+        expected = named[name].grad
+        if expected is None:
+            assert parameter.grad is None or not parameter.grad.any(), name
+            continue
+        compare(parameter.grad, expected, name)
+        compared += "experts" in name
+    assert compared
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_refused_by_name(model_type: str) -> None:
+    eager = _build(model_type, "eager")
+    with pytest.raises(NotImplementedError, match=REFUSED[model_type]):
+        eager.set_experts_implementation("tilewise")
+    assert all(module.config._experts_implementation == "eager" for module in _experts(eager))
+    with pytest.raises(NotImplementedError, match=REFUSED[model_type]):
+        _build(model_type, "tilewise")
+
+
+def test_registered_in_both_registries() -> None:
+    hook.register()
+    assert ALL_EXPERTS_FUNCTIONS["tilewise"] is experts.experts_forward
+    assert ALL_FP8_EXPERTS_FUNCTIONS["tilewise"] is experts.fp8_experts_forward
+
+
+def test_experts_of_other_ranks_add_nothing() -> None:
+    model = _build("mixtral", "tilewise")
+    module = _experts(model)[0]
+    hidden = torch.randn(5, module.gate_up_proj.shape[-1])
+    ids, weights = torch.tensor([[0, 1]] * 5), torch.rand(5, 2)
+    whole = experts.experts_forward(module, hidden, ids, weights)
+    ids[2] = module.num_experts
+    part = experts.experts_forward(module, hidden, ids, weights)
+    assert not part[2].any()
+    torch.testing.assert_close(part[[0, 1, 3, 4]], whole[[0, 1, 3, 4]])
+
+
+def test_an_activation_of_its_own_is_refused() -> None:
+    model = _build("mixtral", "eager")
+    module = _experts(model)[0]
+    type(module)._apply_gate, before = (
+        (lambda self, x: x.chunk(2, -1)[0].tanh() * x.chunk(2, -1)[1]),
+        module._apply_gate,
+    )
+    try:
+        with pytest.raises(NotImplementedError, match="MixtralExperts cannot use 'tilewise': its _apply_gate"):
+            model.set_experts_implementation("tilewise")
+    finally:
+        type(module)._apply_gate = before.__func__
+
+
+def test_fp8_blocks_as_they_are_stored() -> None:
+    config = transformers.MixtralConfig(
+        hidden_size=256, intermediate_size=128, num_local_experts=3, num_experts_per_tok=2, hidden_act="silu"
+    )
+    torch.manual_seed(0)
+    module = FP8Experts(config, block_size=(128, 128))
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(module, name)
+            weight.copy_((torch.randn(weight.shape) * 2).to(weight.dtype))
+            getattr(module, f"{name}_scale_inv").uniform_(0.01, 0.05)
+    wide = {}
+    for name in ("gate_up_proj", "down_proj"):
+        scale = getattr(module, f"{name}_scale_inv").repeat_interleave(128, 1).repeat_interleave(128, 2)
+        wide[name] = getattr(module, name).float() * scale
+    x, ids, weights = torch.randn(7, 256), torch.randint(0, 3, (7, 2)), torch.rand(7, 2)
+    out = experts.fp8_experts_forward(module, x, ids, weights)
+    gate, up = torch.einsum("tkrh,th->tkr", wide["gate_up_proj"][ids], x).chunk(2, -1)
+    y = torch.einsum("tkhi,tki->tkh", wide["down_proj"][ids], torch.nn.functional.silu(gate) * up)
+    compare(out, (weights.unsqueeze(-1) * y).sum(1), "fp8 blocks")
+    module.activation_scheme = "static"
+    with pytest.raises(NotImplementedError, match="static scales"):
+        experts.fp8_experts_forward(module, x, ids, weights)

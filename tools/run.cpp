@@ -1,5 +1,5 @@
-// `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --logits routing, with
-// --gate-up too a layer of experts, with --k-cache the KV cache step; with --dout the backward pass too.
+// `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --gate-up too a layer of
+// experts, with --logits routing, with --k-cache the KV cache step; with --dout the backward pass too.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

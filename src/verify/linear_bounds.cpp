@@ -31,17 +31,20 @@ class Sum {
     value_ += a.value * factor;
     magnitude_ += std::abs(a.value * factor);
     limit_ += a.limit * std::abs(factor);
-    square_ += a.sigma * factor * a.sigma * factor;
+    const long double sigma = static_cast<long double>(a.sigma) * factor;
+    square_ += sigma * sigma;
     ++terms_;
   }
-  /// Summed in an order of the kernel's choice, each step rounded by u.
+  /// Summed in an order of the kernel's choice, each step rounded by u. What is not finite is so without an error.
   [[nodiscard]] Estimate rounded(double u, double tiny) const {
+    if (!std::isfinite(value_)) return {value_};
     const double own = u * (4.0 * std::sqrt(static_cast<double>(terms_)) + 8.0) * magnitude_ + tiny;
-    return {value_, terms_ == 0 ? 0.0 : limit_ + own, std::hypot(std::sqrt(square_), 0.5 * own)};
+    return {value_, terms_ == 0 ? 0.0 : limit_ + own, std::hypot(static_cast<double>(std::sqrt(square_)), 0.5 * own)};
   }
 
  private:
-  double value_ = 0.0, magnitude_ = 0.0, limit_ = 0.0, square_ = 0.0;
+  double value_ = 0.0, magnitude_ = 0.0, limit_ = 0.0;
+  long double square_ = 0.0L;  // of large numbers beyond f64
   std::int64_t terms_ = 0;
 };
 

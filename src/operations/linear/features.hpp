@@ -35,16 +35,38 @@ enum class Feature : std::uint8_t {
   w_transposed,
   batch_invariant,
   dx,
+  backward_quantised,  ///< with a quantised w
   dw,
   dbias,
   count_
 };
 
 inline constexpr std::array<std::string_view, static_cast<std::size_t>(Feature::count_)> kFeatureNames{
-    "forward",     "backward",   "f32",     "bf16",      "f16",         "f64",          "out_dtype",
-    "x_quantised", "fp8_tensor", "fp8_row", "fp8_1x128", "fp8_128x128", "e8m0_blocks",  "mxfp8",
-    "mxfp4",       "nvfp4",      "grouped", "bias",      "activation",  "w_transposed", "batch_invariant",
-    "dx",          "dw",         "dbias"};
+    "forward",
+    "backward",
+    "f32",
+    "bf16",
+    "f16",
+    "f64",
+    "out_dtype",
+    "x_quantised",
+    "fp8_tensor",
+    "fp8_row",
+    "fp8_1x128",
+    "fp8_128x128",
+    "e8m0_blocks",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4",
+    "grouped",
+    "bias",
+    "activation",
+    "w_transposed",
+    "batch_invariant",
+    "dx",
+    "backward_quantised",
+    "dw",
+    "dbias"};
 static_assert(!kFeatureNames.back().empty());
 
 using FeatureSet = core::FeatureSetOf<Feature>;

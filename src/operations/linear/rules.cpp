@@ -158,6 +158,7 @@ FeatureSet required_features(const LinearProblem& p) {
   need(Feature::w_transposed, w_transposed || (backward && dw_transposed));
   need(Feature::batch_invariant, batch_invariant);
   need(Feature::dx, backward && dx);
+  need(Feature::backward_quantised, backward && w_format.defined());
   need(Feature::dw, backward && dw);
   need(Feature::dbias, backward && dbias);
   return set;

@@ -122,6 +122,7 @@ TEST(LinearFeatures, EachFieldAsksForItsOwn) {
   EXPECT_EQ(asked("linear x_format=mxfp8 w_format=mxfp4"), "forward, x_quantised, mxfp8, mxfp4");
   EXPECT_EQ(asked("linear dtype=f16 w_format=nvfp4"), "forward, f16, nvfp4");
   EXPECT_EQ(asked("linear_backward dtype=f16"), "backward, f16, dx, dw");
+  EXPECT_EQ(asked("linear_backward w_format=mxfp8"), "backward, f32, mxfp8, dx, backward_quantised");
   EXPECT_EQ(asked("linear_backward dx=0 dw_transposed=1 bias=f32 dbias=1"),
             "backward, f32, bias, w_transposed, dw, dbias");
 }

@@ -24,16 +24,20 @@ class LinearKernel final : public operations::linear::Kernel {
  public:
   LinearKernel(const LinearProblem& problem, const GemmKernels& kernels, const GemmKernel& kernel)
       : kernels_(kernels),
-        workspace_size_(linear_workspace_size(operations::schema::contiguous_params<operations::Linear>(problem))),
+        backward_(problem.pass == LinearPass::linear_backward),
+        workspace_size_(workspace_size_of(operations::schema::contiguous_params<operations::Linear>(problem))),
         schedule_(schedule_of(problem, kernel)) {}
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return workspace_size_; }
   [[nodiscard]] std::string schedule() const override { return schedule_; }
   void launch(const LinearParams& params, void* workspace, void*) const override {
-    run_linear(params, kernels_, workspace);
+    backward_ ? run_linear_backward(params, kernels_, workspace) : run_linear(params, kernels_, workspace);
   }
 
  private:
+  [[nodiscard]] std::size_t workspace_size_of(const LinearParams& params) const {
+    return backward_ ? linear_backward_workspace_size(params) : linear_workspace_size(params);
+  }
   static std::string schedule_of(const LinearProblem& problem, const GemmKernel& kernel) {
     const std::string packed =
         core::concat("blocks of up to ", kGemmRows, " rows by panels of ", kernel.panel, " outputs");
@@ -42,6 +46,7 @@ class LinearKernel final : public operations::linear::Kernel {
   }
 
   const GemmKernels& kernels_;
+  bool backward_;
   std::size_t workspace_size_;
   std::string schedule_;
 };
@@ -59,9 +64,10 @@ class LinearImplementation final : public operations::linear::Implementation {
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
   [[nodiscard]] operations::linear::FeatureSet supported() const noexcept override {
     using enum operations::linear::Feature;
-    operations::linear::FeatureSet set{forward,      out_dtype,       grouped,    bias,    activation,
-                                       w_transposed, batch_invariant, fp8_tensor, fp8_row, fp8_1x128,
-                                       fp8_128x128,  e8m0_blocks,     mxfp8,      mxfp4,   nvfp4};
+    operations::linear::FeatureSet set{forward,         backward,   dx,      dw,         dbias,
+                                       out_dtype,       grouped,    bias,    activation, w_transposed,
+                                       batch_invariant, fp8_tensor, fp8_row, fp8_1x128,  fp8_128x128,
+                                       e8m0_blocks,     mxfp8,      mxfp4,   nvfp4};
     const auto insert = [&](operations::linear::Feature feature, DType dtype) {
       if (gemm_kernel(kernels_, dtype, dtype) != nullptr) set.insert(feature);
     };

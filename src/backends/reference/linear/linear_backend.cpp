@@ -29,10 +29,31 @@ class LinearImplementation final : public operations::linear::Implementation {
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
   [[nodiscard]] operations::linear::FeatureSet supported() const noexcept override {
     using enum operations::linear::Feature;
-    return {forward,     backward,   f32,     bf16,      f16,         f64,          out_dtype,
-            x_quantised, fp8_tensor, fp8_row, fp8_1x128, fp8_128x128, e8m0_blocks,  mxfp8,
-            mxfp4,       nvfp4,      grouped, bias,      activation,  w_transposed, batch_invariant,
-            dx,          dw,         dbias};
+    return {forward,
+            backward,
+            f32,
+            bf16,
+            f16,
+            f64,
+            out_dtype,
+            x_quantised,
+            fp8_tensor,
+            fp8_row,
+            fp8_1x128,
+            fp8_128x128,
+            e8m0_blocks,
+            mxfp8,
+            mxfp4,
+            nvfp4,
+            grouped,
+            bias,
+            activation,
+            w_transposed,
+            batch_invariant,
+            dx,
+            backward_quantised,
+            dw,
+            dbias};
   }
 
   /// The order of magnitude, on one thread. Each cost is above what any faster implementation has in its place.

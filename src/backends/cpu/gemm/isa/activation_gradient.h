@@ -143,9 +143,11 @@ class ActivationGradient {
     return swish(x, z, V::mul(factor, V::fma(square, V::set1(3), one())));
   }
 
+  /// A NaN stays, and lets the gradient pass.
   TILEWISE_INLINE static Slope relu(F x) {
     const auto below = V::greater(V::zero(), x);
-    return {V::select(below, V::zero(), x), V::select(V::greater(x, V::zero()), one(), V::zero())};
+    const F step = V::select(V::greater(x, V::zero()), one(), V::zero());
+    return {V::select(below, V::zero(), x), V::select(V::greater(one(), x), step, one())};
   }
 
   TILEWISE_INLINE static Slope activate(const device::Activation& a, F x) {

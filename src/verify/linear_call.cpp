@@ -75,9 +75,10 @@ void LinearCall::draw_large_values() {
       64.0 * static_cast<double>(std::max({problem().k, problem().n, problem().tokens, std::int64_t{1}}));
   double most = std::min({largest_finite(problem().dtype), largest_finite(problem().out_dtype),
                           problem().dtype == DType::f64 ? largest_finite(DType::f64) : largest_finite(DType::f32)});
-  const bool squared = problem().activation == Activation::relu_squared;
-  if (squared || problem().pass == LinearPass::linear_backward) most = std::sqrt(most);
-  if (problem().dtype == DType::f64) most = std::sqrt(most);
+  // Large factors of one term: x in a sum and in its gradient, dout.
+  const double factors = 1.0 + (problem().activation == Activation::relu_squared ? 1.0 : 0.0) +
+                         (problem().pass == LinearPass::linear_backward ? 1.0 : 0.0);
+  most = std::pow(most, 1.0 / (problem().dtype == DType::f64 ? 2.0 * factors : factors));
   for (const auto* views : {&input("x"), &input("dout")}) {
     for (const TensorView& view : *views) {
       const double factor = std::min(std::abs(large_value(view.dtype, special_rng_)), most / terms);

@@ -63,7 +63,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "groups: must be one of none, offsets_i32, offsets_i64, counts_i32, counts_i64 "
                 "(got 'ends')"},
         BadText{"linear activation=swish",
-                "activation: must be one of identity, silu, gelu, gelu_tanh, relu, relu_squared (got 'swish')"},
+                "activation: must be one of identity, silu, gelu, gelu_tanh, relu, relu_squared, swiglu_oai (got "
+                "'swish')"},
+        BadText{"linear activation=swiglu_oai",
+                "activation: must have one argument, swiglu_oai is of a gate and what it gates (got swiglu_oai)"},
         BadText{"linear x_format=nvfp4 w_format=nvfp4",
                 "x_format: must be none, fp8_tensor, fp8_row, fp8_1x128, fp8_1x128_e8m0 or mxfp8 (got nvfp4)"},
         BadText{"linear x_format=fp8_128x128 w_format=fp8_128x128",

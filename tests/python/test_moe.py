@@ -228,3 +228,55 @@ def test_refuses_gradients_of_what_has_none():
 def test_names_the_bad_argument(changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         tilewise.moe(**{**_draw(), **changes})
+
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _mxfp4(experts, rows, columns):
+    """Weights as gpt-oss stores them, bytes of pairs and of scales, and their numbers."""
+    pairs = torch.randint(0, 256, (experts, rows, columns // 2), dtype=torch.uint8)
+    exponents = torch.randint(122, 127, (experts, rows, columns // 32), dtype=torch.uint8)
+    numbers = torch.stack((FP4[(pairs & 15).long()], FP4[(pairs >> 4).long()]), -1).flatten(-2)
+    return pairs, exponents, numbers * torch.exp2(exponents.float() - 127).repeat_interleave(32, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mxfp4_as_it_is_stored(dtype):
+    torch.manual_seed(1)
+    first, first_scale, gate_up = _mxfp4(3, 128, 96)
+    second, second_scale, down = _mxfp4(3, 96, 64)
+    x, ids, weights = torch.randn(5, 96, dtype=dtype) / 8, torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+    form = {"gate": "interleaved", "activation": "swiglu_oai", "limit": 7.0}
+    scales = {"w_format": "mxfp4", "gate_up_scale": first_scale, "down_scale": second_scale}
+    out = tilewise.moe(x, ids, weights, first, second, **scales, **form)
+    expected = _expected(x.double(), ids, weights, gate_up.double(), down.double(), **form)
+    assert_close(out.double(), expected, {torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype])
+    pairs = (each.view(torch.float4_e2m1fn_x2) for each in (first, second))
+    typed = {name: each.view(torch.float8_e8m0fnu) if name.endswith("scale") else each for name, each in scales.items()}
+    assert torch.equal(tilewise.moe(x, ids, weights, *pairs, **typed, **form), out)
+    wide = x.double().requires_grad_()
+    _expected(wide, ids, weights, gate_up.double(), down.double(), **form).sum().backward()
+    tilewise.moe(x.requires_grad_(), ids, weights, first, second, **scales, **form).sum().backward()
+    assert_close(x.grad.double(), wide.grad, {torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype])
+
+
+def test_fp8_rows_by_fp8_weights():
+    torch.manual_seed(1)
+    given = {"x": torch.randn(5, 64), "gate_up": torch.randn(3, 48, 64) / 8, "down": torch.randn(3, 64, 24) / 5}
+    scales = {name: each.abs().amax(-1) / 448 for name, each in given.items()}
+    elements = {name: (each / scales[name].unsqueeze(-1)).to(torch.float8_e4m3fn) for name, each in given.items()}
+    wide = {name: each.double() * scales[name].unsqueeze(-1).double() for name, each in elements.items()}
+    ids, weights = torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+    formats = {"w_format": "fp8_row", "x_format": "fp8_row", "x_scale": scales["x"].unsqueeze(-1)}
+    formats |= {"gate_up_scale": scales["gate_up"], "down_scale": scales["down"]}
+    out = tilewise.moe(topk_ids=ids, topk_weights=weights, **elements, **formats)
+    assert out.dtype == torch.bfloat16
+    assert (
+        tilewise.moe(topk_ids=ids, topk_weights=weights, **elements, **formats, out_dtype="float32").dtype
+        == torch.float32
+    )
+    expected = _expected(topk_ids=ids, topk_weights=weights, **wide)
+    assert_close(out.double(), expected, 4e-2)
+    quantised = tilewise.moe(topk_ids=ids, topk_weights=weights, **elements, **formats, h_format="fp8_row")
+    assert_close(quantised.double(), expected, 2e-1)

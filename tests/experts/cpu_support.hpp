@@ -62,7 +62,8 @@ inline void run(const MoeParams& p, const GemmKernels& kernels) {
 /// Errors of each row within `own` of the value and `rest` of the row's greatest, or of `terms` where that is more.
 inline void expect_near(const Matrix& out, const Matrix& expected, double own, double rest, const std::string& what,
                         double terms = 0) {
-  const double least = out.dtype == DType::f16 ? 0x1p-24 : 0;  // its numbers' distance about 0
+  // Where numbers lie as far apart from 0 on, and what underflows before.
+  const double least = out.dtype == DType::f16 ? 0x1p-24 : 0x1p-120;
   for (std::int64_t row = 0; row < out.rows; ++row) {
     double greatest = terms;
     for (std::int64_t n = 0; n < out.columns; ++n) greatest = std::max(greatest, std::abs(at(expected, row, n)));

@@ -80,7 +80,9 @@ class Tasks {
   [[nodiscard]] bool is_streamed(std::int64_t rows) const {
     return rows <= kernel_.stream_rows && !p_.batch_invariant && (!is_quantized(p_.w.dtype) || is_by_depth());
   }
-  [[nodiscard]] bool is_by_depth() const { return p_.w.column_stride == 1 || p_.w.columns <= 1; }
+  [[nodiscard]] bool is_by_depth() const {
+    return p_.w.column_stride == 1 || (p_.w.columns <= 1 && p_.w.dtype != DType::fp4_e2m1);
+  }
   [[nodiscard]] std::int64_t tasks_of(std::int64_t group) const {
     const std::int64_t rows = rows_of(group);
     return ceil_div(rows, kGemmRows) * ceil_div(results_, is_streamed(rows) ? streamed_ : packed_);
@@ -294,7 +296,8 @@ void check_weights(const char* name, const operations::ExpertMatrices& w, DType 
   if (!by_depth && !by_output)
     core::invalid_argument(name, ": one of the last two dimensions must have stride 1 (got strides ", w.row_stride,
                            " and ", w.column_stride, ")");
-  if (!by_depth && (w.dtype == DType::fp4_e2m1 || (w.scales.data != nullptr && is_short(w.scales))))
+  if ((w.dtype == DType::fp4_e2m1 && w.column_stride != 1) ||
+      (!by_depth && w.scales.data != nullptr && is_short(w.scales)))
     core::invalid_argument(name, ": the last dimension must have stride 1 where its blocks are short (got ",
                            w.column_stride, ")");
   if (w.dtype == DType::fp4_e2m1 &&

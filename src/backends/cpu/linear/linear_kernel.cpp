@@ -121,9 +121,10 @@ void find_dsums(const LinearParams& p, const GemmKernels& kernels, const GemmKer
 
 void check_backward(const LinearParams& p, const GemmKernels& kernels) {
   check_rows("x", p.x);
-  if (is_quantized(p.x.dtype) || p.w.dtype != p.x.dtype)
-    core::invalid_type("w: dtype must be that of x, one that is not quantised (got ", to_string(p.w.dtype), " and ",
-                       to_string(p.x.dtype), ")");
+  if (is_quantized(p.x.dtype))
+    core::invalid_type("x: dtype must be one that is not quantised (got ", to_string(p.x.dtype), ")");
+  if (is_quantized(p.w.dtype) && p.dw.data != nullptr)
+    core::invalid_argument("dw: quantised weights have no gradient (got w in ", to_string(p.w.dtype), ")");
   check_weights("w", p.w, p.x.dtype);
   check_results("dout", p.dout, p.x.dtype);
   if (p.dx.data != nullptr) check_results("dx", p.dx, p.x.dtype);

@@ -18,8 +18,8 @@ void run_linear(const operations::linear::LinearParams& p, const GemmKernels& ke
 /// By shapes and dtypes alone: the gradient of what the activation is given, where it is not dout itself.
 [[nodiscard]] std::size_t linear_backward_workspace_size(const operations::linear::LinearParams& p);
 
-/// Writes those of dx, dw and dbias that are given. x and weights have one dtype but f16 weights' rows may be f32
-/// inside; tensors lie as in run_linear(), gradients as what they are of may. Throws Error where they don't.
+/// Writes those of dx, dw and dbias that are given; quantised weights have no gradient, and x is not quantised. Tensors
+/// lie as in run_linear(), gradients as what they are of may. Throws Error where they don't.
 void run_linear_backward(const operations::linear::LinearParams& p, const GemmKernels& kernels, void* workspace);
 
 }  // namespace tilewise::backends::cpu

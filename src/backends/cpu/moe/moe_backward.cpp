@@ -270,13 +270,15 @@ class Backward {
 
 void check(const MoeParams& p, const GemmKernels& kernels) {
   check_rows("x", p.x);
-  for (const operations::ExpertMatrices* w : {&p.gate_up, &p.down}) {
-    const char* name = w == &p.gate_up ? "gate_up" : "down";
-    if (is_quantized(p.x.dtype) || w->dtype != p.x.dtype)
-      core::invalid_type(name, ": dtype must be that of x, one that is not quantised (got ", to_string(w->dtype),
-                         " and ", to_string(p.x.dtype), ")");
-    check_weights(name, *w, p.x.dtype);
-  }
+  if (is_quantized(p.x.dtype))
+    core::invalid_type("x: dtype must be one that is not quantised (got ", to_string(p.x.dtype), ")");
+  check_weights("gate_up", p.gate_up, p.x.dtype);
+  check_weights("down", p.down, p.x.dtype);
+  if (is_quantized(p.gate_up.dtype) && p.dgate_up.data != nullptr)
+    core::invalid_argument("dgate_up: quantised weights have no gradient (got gate_up in ", to_string(p.gate_up.dtype),
+                           ")");
+  if (is_quantized(p.down.dtype) && p.ddown.data != nullptr)
+    core::invalid_argument("ddown: quantised weights have no gradient (got down in ", to_string(p.down.dtype), ")");
   check_results("dout", p.dout, p.x.dtype);
   if (p.dx.data != nullptr) check_results("dx", p.dx, p.x.dtype);
   if (p.dgate_up.data != nullptr) check_weight_gradient("dgate_up", p.dgate_up, p.x.dtype);
@@ -285,6 +287,7 @@ void check(const MoeParams& p, const GemmKernels& kernels) {
     core::invalid_argument("h_format: gradients are of layers without one, and without a norm (got ",
                            to_string(p.h_format), p.norm_weight.data != nullptr ? " and a norm)" : ")");
   check_kernel(kernels, p.x.dtype, p.gate_up.dtype);
+  check_kernel(kernels, p.x.dtype, p.down.dtype);
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ void run_moe(const operations::moe::MoeParams& p, const GemmKernels& kernels, vo
 /// dtype of x (f32 of f16), and up to 256 MiB beside them.
 [[nodiscard]] std::size_t moe_backward_workspace_size(const operations::moe::MoeParams& p);
 
-/// Writes those of dx, dtopk_weights and the gradients of weights and biases that are given. x and weights have one
-/// dtype, which is not quantised; tensors lie as in run_moe(), gradients as what they are of may. Throws Error where
+/// Writes those of dx, dtopk_weights and the gradients of weights and biases that are given; quantised weights have no
+/// gradient, and x is not quantised. Tensors lie as in run_moe(), gradients as what they are of may. Throws Error where
 /// they don't.
 void run_moe_backward(const operations::moe::MoeParams& p, const GemmKernels& kernels, void* workspace);
 

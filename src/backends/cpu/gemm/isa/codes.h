@@ -15,7 +15,14 @@ namespace tilewise::backends::cpu {
 inline constexpr int64_t kWidened = 512, kWidenedBlocks = kWidened / 16;
 
 /// Blocks of 16 or 32.
-TILEWISE_INLINE bool has_short_blocks(const GemmScales& s) { return s.data && s.block_depth < 128; }
+TILEWISE_INLINE bool has_short_blocks(const GemmScales& s) {
+  return s.data && (s.block_depth == 16 || s.block_depth == 32);
+}
+
+/// Whether scales change along the depth, other than those that join the elements.
+TILEWISE_INLINE bool is_scaled_within(const GemmScales& s, int64_t depth) {
+  return s.data && !has_short_blocks(s) && s.block_depth < depth && s.depth_stride != 0;
+}
 
 TILEWISE_INLINE float scale_value(GemmElement element, const void* data, int64_t index) {
   if (element == GemmElement::f32) return static_cast<const float*>(data)[index];
@@ -97,6 +104,18 @@ void widen_scaled(const T* codes, int64_t size, const float* factors, int64_t bl
   if constexpr (kPacked<T> > 1)
     if (size % 2 != 0) tail[(size - at) / 2].pair &= 15;
   widen(tail, at);
+}
+
+/// Elements [0, size) times a factor, as elements of To; zeros up to a whole vector.
+template <class V, class T, class To>
+void widen_run(const T* codes, int64_t size, float factor, To* to) {
+  const typename V::F f = V::set1(factor);
+  int64_t i = 0;
+  for (; i + V::kLanes <= size; i += V::kLanes) V::store(to + i, V::mul(V::load(codes + i / kPacked<T>), f));
+  if (i == size) return;
+  T tail[V::kLanes] = {};
+  for (int64_t j = i; j < size; j += kPacked<T>) tail[(j - i) / kPacked<T>] = codes[j / kPacked<T>];
+  V::store(to + i, V::mul(V::load(tail), f));
 }
 
 /// Asks for `bytes` from there on: processors' own requests are slow to find the rows of a block.

@@ -15,6 +15,16 @@ inline constexpr bool kPairs = C::kPair > 1;
 template <class C>
 inline constexpr bool kWide = sizeof(typename C::V::Real) == sizeof(double);
 
+/// What rows are made of once they are numbers: Reals, or bf16 where pairs are multiplied.
+template <bool kPaired, class Real>
+struct GatheredElement {
+  using Type = Real;
+};
+template <class Real>
+struct GatheredElement<true, Real> {
+  using Type = Bf16;
+};
+
 /// Calls visit(T*) with the type of elements that are not quantised.
 template <class C, class Visit>
 TILEWISE_INLINE void with_numbers(GemmElement element, Visit&& visit) {

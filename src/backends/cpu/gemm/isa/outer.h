@@ -9,16 +9,6 @@
 
 namespace tilewise::backends::cpu {
 
-/// What gathered rows are made of.
-template <bool kPaired, class Real>
-struct GatheredElement {
-  using Type = Real;
-};
-template <class Real>
-struct GatheredElement<true, Real> {
-  using Type = Bf16;
-};
-
 template <class C>
 class OuterProduct {
   using V = typename C::V;

@@ -22,13 +22,15 @@ class ScaledPanelProduct {
     Real *units,         // kLanes outputs' weights
         *sums,           // of one block of rows and one panel
         *output_scales,  // of both runs
-        *row_scales;
+        *row_scales,
+        *widened;  // kScaled rows of all outputs
     TILEWISE_INLINE Scratch(Arena<V>& arena, int64_t outputs)
         : operands(arena, outputs),
           units(arena.reals(outputs ? V::kLanes * Blocks::kStride : 0)),
           sums(arena.reals(outputs ? (Blocks::kRows + C::kRowPadding) * kPanel<V> : 0)),
           output_scales(arena.reals(outputs ? outputs + 2 * int64_t{kPanel<V>} : 0)),
-          row_scales(arena.reals(outputs ? Blocks::kRows : 0)) {}
+          row_scales(arena.reals(outputs ? Blocks::kRows : 0)),
+          widened(arena.reals(outputs ? kScaled * widened_stride(outputs) / C::kPair : 0)) {}
   };
 
   /// As PanelProduct's.
@@ -57,11 +59,6 @@ class ScaledPanelProduct {
   }
 
  private:
-  /// Whether scales change along the depth, other than those that join the elements.
-  TILEWISE_INLINE static bool is_scaled_within(const GemmScales& s, int64_t depth) {
-    return s.data && !has_short_blocks(s) && s.block_depth < depth && s.depth_stride != 0;
-  }
-
   static void pack_scaled_rows(const GemmTask& t, int64_t row, int64_t count, int64_t depth, int64_t size,
                                const Scratch& s) {
     if (t.x_element != GemmElement::e4m3) {
@@ -77,8 +74,14 @@ class ScaledPanelProduct {
   static void pack_run(const GemmTask& t, int32_t run, int64_t depth, int64_t size, const Scratch& s, Real* panels,
                        Real* scales) {
     const WeightRun& w = t.w.runs[run];
-    if (t.w.element == GemmElement::e2m1) return pack_codes<E2m1>(t, w, depth, size, s.units, panels, scales);
-    if (t.w.depth_stride == 1) return pack_codes<E4m3>(t, w, depth, size, s.units, panels, scales);
+    const bool fp4 = t.w.element == GemmElement::e2m1;
+    if (t.w.depth_stride == 1) {
+      if (fp4) return pack_codes<E2m1>(t, w, depth, size, s.units, panels, scales);
+      return pack_codes<E4m3>(t, w, depth, size, s.units, panels, scales);
+    }
+    if (fp4) return pack_widened<E2m1>(t, w, depth, size, s.widened, panels, scales);
+    if (t.w.scales.data && t.w.scales.block_depth < kScaled)
+      return pack_widened<E4m3>(t, w, depth, size, s.widened, panels, scales);
     pack_paired<C>(static_cast<const E4m3*>(w.data) + depth * t.w.depth_stride, t.w.depth_stride, size, t.w.outputs,
                    panels);
     for (int64_t j = 0; j < t.w.outputs; ++j)
@@ -109,6 +112,30 @@ class ScaledPanelProduct {
         for (int64_t u = 0; u < left; ++u) V::store(panel + (unit + u) * kPanel<V>, block[u]);
       }
     }
+  }
+
+  /// Elements of a row of widened weights.
+  static constexpr int64_t widened_stride(int64_t outputs) { return round_up(outputs, kPanel<V>) + kPanel<V>; }
+
+  /// Weights whose outputs are contiguous and whose scales change from one element of the depth to the next: those of a
+  /// product with the other side of weights as they are stored. Each is rounded to the operands' elements once.
+  template <class T>
+  static void pack_widened(const GemmTask& t, const WeightRun& w, int64_t depth, int64_t size, Real* buffer,
+                           Real* panels, Real* scales) {
+    using Operand = typename GatheredElement<kPairs<C>, Real>::Type;
+    auto* widened = reinterpret_cast<Operand*>(buffer);
+    const int64_t stride = widened_stride(t.w.outputs), block = t.w.scales.block_rows;
+    for (int64_t d = 0; d < size; ++d) {
+      const T* codes = element_at<T>(w.data, (depth + d) * t.w.depth_stride);
+      for (int64_t j = 0, count = 0; j < t.w.outputs; j += count) {
+        const int64_t row = w.row + j, left = block - row % block;
+        count = left < t.w.outputs - j ? left : t.w.outputs - j;
+        widen_run<V>(codes + j / kPacked<T>, count, scale_at(t.w.scales, row, depth + d) * t.w.factor,
+                     widened + d * stride + j);
+      }
+    }
+    pack_paired<C>(widened, stride, size, t.w.outputs, panels);
+    for (int64_t j = 0; j < t.w.outputs; ++j) scales[j] = 1;
   }
 
   static void add_scaled(int64_t rows, int64_t width, const Scratch& s, const Real* scales, Real* c, int64_t ldc,

@@ -71,10 +71,6 @@ class ScaledStreamProduct {
   }
 
  private:
-  TILEWISE_INLINE static bool is_scaled_within(const GemmScales& s, int64_t depth) {
-    return s.data && !has_short_blocks(s) && s.block_depth < depth && s.depth_stride != 0;
-  }
-
   /// Rows with zeros behind their end, what is common to each one, and its scales.
   static void pack(const GemmTask& t, const Scratch& s, bool row_scales) {
     for (int64_t row = 0; row < t.rows; ++row) {

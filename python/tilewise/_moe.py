@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any, Literal, Optional
 
 from tilewise import _arrays, _calls
-from tilewise._arguments import flag, implementation_name, integer, named, number
+from tilewise._arguments import dtype_name, flag, implementation_name, integer, named, number
 from tilewise._attention import _is_torch, _load_torch_backend
 from tilewise._keywords import with_known_keywords
-from tilewise._linear import _dtype_name, _w_scale
+from tilewise._linear import _w_scale
 from tilewise._types import Array, ArrayT, BlockFormat
 
 Gate = Literal["none", "concatenated", "interleaved"]
@@ -17,6 +17,7 @@ Activation = Literal["identity", "silu", "gelu", "gelu_tanh", "relu", "relu_squa
 Clamp = Literal["before", "after"]
 
 _NAMES = {field.name: {name: name for name in field.names} for field in _calls.CALLS["moe"].fields}
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _CLAMPS = {name: name for name in _NAMES["clamp"] if name != "none"}
 
 
@@ -124,7 +125,7 @@ def moe(
         "w_format": w_format,
         "x_format": x_format,
         "h_format": h_format,
-        "out_dtype": _dtype_name(out_dtype),
+        "out_dtype": dtype_name("out_dtype", out_dtype, _DTYPES) or "none",
         "batch_invariant": flag("batch_invariant", batch_invariant),
         "implementation": implementation_name(implementation),
     }

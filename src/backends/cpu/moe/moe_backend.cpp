@@ -80,8 +80,6 @@ class MoeImplementation final : public operations::moe::Implementation {
 
   [[nodiscard]] core::Verdict judge(const MoeProblem& problem, const core::DeviceDescription& cpu) const override {
     if (const auto lack = lack_of(isa_.isa, cpu)) return core::Verdict::refuse(*lack);
-    if (problem.pass == MoePass::moe_backward && problem.w_format.defined())
-      return core::Verdict::refuse(core::concat("has no gradients beside w_format=", to_string(problem.w_format)));
     const DType w = operations::moe::weight_dtype(problem);
     for (const DType rows : {problem.dtype, intermediate_dtype(problem)}) {
       if (gemm_kernel(kernels_, rows, w) == nullptr)

@@ -107,7 +107,10 @@ class OperationOf final : public OperationInterface {
     std::string text{Traits::kProblemNames[Traits::problem_name(of(problem))]};
     Problem copy = of(problem);
     Traits::for_each_field(copy, [&text](std::string_view key, const auto& field, const auto& by_default) {
-      if (field != by_default) print_word(text, key, field);
+      if constexpr (std::is_assignable_v<decltype(field), decltype(by_default)>) {
+        if (field == by_default) return;
+      }
+      print_word(text, key, field);
     });
     return text;
   }

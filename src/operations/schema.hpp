@@ -49,13 +49,14 @@ struct Dimension {
   std::string_view index = name;                              ///< a position along it, in messages
   std::int64_t (*follows)(const Problem& problem) = nullptr;  ///< instead of a field
   bool (*exists)(const Problem& problem) = nullptr;           ///< tensors have it where this holds; null: always
+  bool Problem::* present = nullptr;  ///< the same by a field, which the rank of a call's anchor says
 
   [[nodiscard]] constexpr std::string_view name_in(const Problem& p) const { return is_packed(p) ? packed_name : name; }
   [[nodiscard]] constexpr std::int64_t size_in(const Problem& p) const {
     return follows != nullptr ? follows(p) : p.*size;
   }
   [[nodiscard]] constexpr bool is_in(const Problem& p) const {
-    return !(unpacked_only && is_packed(p)) && (exists == nullptr || exists(p));
+    return !(unpacked_only && is_packed(p)) && (exists == nullptr || exists(p)) && (present == nullptr || p.*present);
   }
 };
 
@@ -230,7 +231,8 @@ template <typename Problem, typename Default = Fresh>
 }
 
 /// `kName` says which kind of call a problem is; its values go with `Calls`, the structs of arguments. Of these the
-/// first tensor that sets the problem's dtype is the anchor: where it is, all others must be.
+/// first tensor that sets the problem's dtype is the anchor, an output only where it is made like an input; or the
+/// first tensor of all. Where it is, all others must be.
 template <auto kName, typename FieldTuple, typename ArgumentTuple, typename... Calls>
 struct Operation {
   using Problem = typename MemberOf<decltype(kName)>::Class;

@@ -47,6 +47,8 @@ struct ProjectProblem {
   std::int64_t tokens = 0, k = 0, n = 0, experts = 1, block = 0;
   Offsets offsets = Offsets::none;
   bool bias = false, causal = false, w_transposed = false, unaligned = false;
+  bool batched = false;
+  std::int64_t batch = 1;
   friend bool operator==(const ProjectProblem&, const ProjectProblem&) = default;
 };
 
@@ -60,6 +62,7 @@ using P = ProjectProblem;
 using A = ProjectArguments;
 namespace s = operations::schema;
 
+constexpr s::Dimension<P> kBatch{.name = "batch", .size = &P::batch, .present = &P::batched};
 constexpr s::Dimension<P> kTokens{.name = "tokens", .size = &P::tokens};
 constexpr s::Dimension<P> kK{.name = "k", .size = &P::k, .least = 1, .most = 64};
 constexpr s::Dimension<P> kN{.name = "n", .size = &P::n};
@@ -83,7 +86,7 @@ constexpr auto kProject = s::operation<&P::kind, A>(
     std::tuple{
         s::argument<P>({.name = "x",
                         .rows = true,
-                        .dimensions = kOf<kTokens, kK>,
+                        .dimensions = kOf<kBatch, kTokens, kK>,
                         .types = {kFixed<DType::f32>, kFixed<DType::bf16>},
                         .dtype = &P::dtype},
                        &A::x),
@@ -111,7 +114,7 @@ constexpr auto kProject = s::operation<&P::kind, A>(
         s::argument<P>({.name = "out",
                         .access = core::Access::write,
                         .rows = true,
-                        .dimensions = kOf<kTokens, kN>,
+                        .dimensions = kOf<kBatch, kTokens, kN>,
                         .types = {s::kOwn<P>}},
                        &A::out)});
 using Call = s::CallOf<kProject>;
@@ -178,6 +181,16 @@ TEST_F(Schema, HasADimensionWhereALaterTensorIsGiven) {
   EXPECT_EQ(described(call_), (P{.tokens = 5, .k = 8, .n = 3, .experts = 4, .offsets = Offsets::i64, .causal = true}));
   call_.offsets = tensor(DType::i32, {4});
   expect_invalid("offsets: shape must be [experts + 1] = [5] (got [4])", [this] { (void)described(call_); });
+}
+
+TEST_F(Schema, HasADimensionWhereTheRankOfTheAnchorSaysSo) {
+  call_.x = tensor(DType::f32, {2, 5, 8});
+  expect_invalid("out: shape must be [batch, tokens, n] = [2, 5, 3] (got [5, 3])", [this] { (void)described(call_); });
+  call_.out = tensor(DType::f32, {2, 5, 3});
+  EXPECT_EQ(described(call_), (P{.tokens = 5, .k = 8, .n = 3, .causal = true, .batched = true, .batch = 2}));
+  call_.x = tensor(DType::f32, {1, 2, 5, 8});
+  expect_invalid("x: rank must be 3, [batch, tokens, k] (got 4, shape [1, 2, 5, 8])",
+                 [this] { (void)described(call_); });
 }
 
 TEST_F(Schema, WantsATensorWhereAFieldSaysSo) {

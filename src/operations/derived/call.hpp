@@ -80,12 +80,23 @@ template <const auto& kSchema, auto kName, typename Fields, typename Tensors, ty
 template <const auto& kSchema>
 inline constexpr auto kRoles = roles_of<kSchema>(kSchema);
 
-/// Of each kind of call the first tensor that sets the problem's dtype.
+/// Of each kind of call the first tensor that sets the problem's dtype, an output only where it is made like an input;
+/// or the first of all.
 template <const auto& kSchema>
 inline constexpr auto kAnchors = [] {
   std::array<std::size_t, kRoles<kSchema>.size()> anchors{};
-  for (std::size_t call = 0; call < anchors.size(); ++call)
-    while (kTensors<kSchema>[anchors[call]].dtype == nullptr || !kRoles<kSchema>[call][anchors[call]]) ++anchors[call];
+  constexpr std::size_t kCount = kTensors<kSchema>.size();
+  for (std::size_t call = 0; call < anchors.size(); ++call) {
+    std::size_t first = kCount, setting = kCount;
+    for (std::size_t place = kCount; place-- > 0;) {
+      if (!kRoles<kSchema>[call][place]) continue;
+      first = place;
+      const auto& tensor = kTensors<kSchema>[place];
+      const bool begins = tensor.access_in(call) == core::Access::read || !tensor.made_like.empty();
+      if (tensor.dtype != nullptr && begins) setting = place;
+    }
+    anchors[call] = setting < kCount ? setting : first;
+  }
   return anchors;
 }();
 

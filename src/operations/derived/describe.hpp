@@ -39,6 +39,7 @@ class Describer {
     device_ = call_.one_at(anchor_).device;
     p_.device = device_.type;
     count_lists();
+    note_rank(p_, row(anchor_), call_.one_at(anchor_).rank);
     describe(anchor_);
     note_what_is_given();
     for (std::size_t place = 0; place < Call::kCount; ++place)

@@ -130,7 +130,7 @@ class Describing {
       std::vector<DType> values;
       for (const DType dtype : anchors) {
         Problem problem;
-        problem.*anchor.dtype = dtype;
+        if (anchor.dtype != nullptr) problem.*anchor.dtype = dtype;
         values.push_back(tensor.types[type].of(problem));
       }
       words.push_back(dtype_words(values, anchors, anchor.name));

@@ -119,7 +119,7 @@ class OutputPlanner {
     constexpr auto kKind = std::remove_cvref_t<decltype(kSchema)>::kKind;
     p_.*kKind = static_cast<std::remove_cvref_t<decltype(p_.*kKind)>>(call.index());
     count_list();
-    note_dtype(call.anchor());
+    note_anchor(call.anchor());
     // Which dimensions a tensor has may depend on whether another is given.
     for (std::size_t place = 0; place < Call::kCount; ++place)
       if (is_given(place)) note_presence(place);
@@ -136,9 +136,11 @@ class OutputPlanner {
   /// Where the outputs will be, and the element type that others follow from; none of a call without the input that
   /// says them.
   [[nodiscard]] const TensorView& model() const { return *model_; }
-  /// How many tensors an output of the call holds; 0 for one that is like an input which is not given.
+  /// How many tensors an output of the call holds; 0 for one that is like an input which is not given, or that such
+  /// calls have not.
   [[nodiscard]] std::size_t count(std::size_t place) const {
     const Row& tensor = row(place);
+    if (tensor.needed != nullptr && !tensor.needed(p_)) return 0;
     if (tensor.like.empty()) return entries_of(tensor, p_);
     const std::size_t model = Role<kSchema>::place_of(tensor.like);
     return is_given(model) ? call_.entries()[model].size() : 0;
@@ -179,12 +181,13 @@ class OutputPlanner {
 
   /// The problem's own element type, which others follow from: an output that is not there has that of what it is made
   /// like.
-  void note_dtype(std::size_t anchor) {
+  void note_anchor(std::size_t anchor) {
     const Row& tensor = row(anchor);
     std::size_t place = anchor;
     if (!is_given(anchor) && !tensor.made_like.empty()) place = Role<kSchema>::place_of(tensor.made_like);
     model_ = &call_.one_at(place);
-    if (is_given(place)) p_.*tensor.dtype = model_->dtype;
+    if (is_given(place) && tensor.dtype != nullptr) p_.*tensor.dtype = model_->dtype;
+    note_rank(p_, tensor, model_->rank);
   }
   void note_presence(std::size_t place) {
     const Row& tensor = row(place);

@@ -38,6 +38,14 @@ void for_each_axis(const Tensor<Problem>& tensor, const Problem& problem, const 
   }
 }
 
+/// What a tensor's rank says about dimensions that it may lack: all of them are there, or none.
+template <typename Problem>
+void note_rank(Problem& problem, const Tensor<Problem>& tensor, int rank) {
+  const bool present = rank >= tensor.dimensions.rank(is_packed(problem));
+  for (const Dimension<Problem>* dimension : tensor.dimensions.of)
+    if (dimension != nullptr && dimension->present != nullptr) problem.*dimension->present = present;
+}
+
 /// Names and sizes, as checks compare and print them.
 template <typename Problem>
 [[nodiscard]] core::Shape shape_of(const Tensor<Problem>& tensor, const Problem& problem) {

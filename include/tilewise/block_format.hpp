@@ -11,8 +11,7 @@
 namespace tilewise {
 
 /// Value = element * scale (* global). A block is block_rows by block_columns of the last two dimensions, columns along
-/// the summed one; at the ends it may be short. Of leading dimensions each index has blocks of its own, unless a block
-/// has all rows: then it has all of theirs too.
+/// the summed one; at the ends it may be short. Of leading dimensions each index is a tensor of its own.
 struct BlockFormat {
   static constexpr std::int64_t kAll = 0;
 
@@ -20,7 +19,7 @@ struct BlockFormat {
   DType scale = DType::none;       ///< f32, fp8_e8m0 or fp8_e4m3
   std::int64_t block_rows = kAll;  ///< kAll: every row
   std::int64_t block_columns = kAll;
-  bool global = false;  ///< one f32 for the whole tensor beside the scales
+  bool global = false;  ///< one f32 for the whole matrix beside the scales
 
   [[nodiscard]] constexpr bool defined() const noexcept { return element != DType::none; }
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;

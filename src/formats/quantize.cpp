@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
+#include <cstddef>
 #include <vector>
 
-#include "core/message.hpp"
-#include "core/tensor_checks.hpp"
+#include "core/parallel.hpp"
 #include "formats/element.hpp"
 #include "formats/scales.hpp"
 
@@ -16,14 +15,41 @@ namespace {
 
 using Extents = std::array<std::int64_t, kMaxRank>;
 
+/// Dimensions before the matrix, of which each index is a tensor of its own.
+std::size_t leading_of(const TensorView& numbers) { return static_cast<std::size_t>(std::max(numbers.rank - 2, 0)); }
+std::int64_t parts_of(const TensorView& numbers) {
+  std::int64_t parts = 1;
+  for (std::size_t a = 0; a < leading_of(numbers); ++a) parts *= numbers.shape[a];
+  return parts;
+}
+
+/// One of the tensors that `view` holds along its first dimensions.
+TensorView part_of(const TensorView& view, std::size_t leading, std::int64_t part) {
+  if (!view.defined()) return view;
+  TensorView matrix = view;
+  std::int64_t offset = 0;
+  for (std::size_t a = leading; a-- > 0; part /= view.shape[a]) offset += part % view.shape[a] * view.strides[a];
+  if (view.data != nullptr)
+    matrix.data = static_cast<std::byte*>(view.data) + offset * static_cast<std::int64_t>(bits_of(view.dtype)) / 8;
+  matrix.rank = std::max(view.rank - static_cast<int>(leading), 0);
+  for (std::size_t a = 0; a < static_cast<std::size_t>(matrix.rank); ++a) {
+    matrix.shape[a] = view.shape[a + leading];
+    matrix.strides[a] = view.strides[a + leading];
+  }
+  return matrix;
+}
+Quantized part_of(const Quantized& quantized, std::size_t leading, std::int64_t part) {
+  return {part_of(quantized.elements, leading, part), part_of(quantized.scales, leading, part),
+          part_of(quantized.global, leading, part)};
+}
+
 /// Elements of one block along an axis.
 std::int64_t block_along(const BlockFormat& format, int axis, int rank) {
   if (axis == rank - 1) return format.block_columns;
-  if (axis == rank - 2) return format.block_rows;
-  return format.block_rows == BlockFormat::kAll ? BlockFormat::kAll : 1;
+  return axis == rank - 2 ? format.block_rows : 1;
 }
 
-/// Where numbers, their elements and their scales lie.
+/// Where numbers, their elements and their scales lie, of one matrix or row.
 class Blocks {
  public:
   Blocks(const BlockFormat& format, const TensorView& numbers, const Quantized& quantized)
@@ -85,43 +111,6 @@ class Blocks {
   std::int64_t count_ = 1;
 };
 
-void check_same_shape(const TensorView& view, std::string_view name, const Extents& shape, int rank) {
-  core::Shape expected;
-  expected.rank = rank;
-  for (int axis = 0; axis < rank; ++axis) {
-    const auto a = static_cast<std::size_t>(axis);
-    expected.dims[a] = {axis == rank - 1 ? "columns" : axis == rank - 2 ? "rows" : "leading", shape[a]};
-  }
-  core::check_shape(view, name, expected);
-}
-
-void check(const TensorView& numbers, std::string_view name, const BlockFormat& format, const Quantized& quantized) {
-  if (to_string(format) == "unknown" || !format.defined()) {
-    core::invalid_argument("format: must be one that has a name (got ", to_string(format), ")");
-  }
-  core::check_view(numbers, name, {}, name);
-  if (numbers.dtype != DType::f32 && numbers.dtype != DType::bf16 && numbers.dtype != DType::f16) {
-    core::invalid_type(name, ": dtype must be f32, bf16 or f16 (got ", to_string(numbers.dtype), ")");
-  }
-  if (numbers.rank < 1) core::invalid_argument(name, ": rank must be >= 1 (got 0)");
-  core::check_view(quantized.elements, "elements", {}, name);
-  core::check_dtype(quantized.elements, "elements", format.element);
-  check_same_shape(quantized.elements, "elements", numbers.shape, numbers.rank);
-  core::check_contiguous_last(quantized.elements, "elements", core::Access::write);
-  core::check_view(quantized.scales, "scales", {}, name);
-  core::check_dtype(quantized.scales, "scales", format.scale);
-  check_same_shape(quantized.scales, "scales", scales_shape(format, numbers.shape, numbers.rank), numbers.rank);
-  if (format.global != quantized.global.defined()) {
-    core::invalid_argument("global: must be given with nvfp4, and with it alone (format ", to_string(format), ")");
-  }
-  if (!format.global) return;
-  core::check_view(quantized.global, "global", {}, name);
-  core::check_dtype(quantized.global, "global", DType::f32);
-  if (quantized.global.numel() != 1) {
-    core::invalid_argument("global: must have one element (got ", quantized.global.numel(), ")");
-  }
-}
-
 /// What one pass over the numbers finds.
 struct Extremes {
   std::vector<float> amax;  // of each block, over its finite numbers
@@ -141,12 +130,47 @@ Extremes extremes_of(const TensorView& x, const Blocks& blocks) {
 /// The half byte behind each row of odd length.
 void clear_rest(const TensorView& packed) {
   const auto last = static_cast<std::size_t>(packed.rank - 1);
-  if (packed.dtype != DType::fp4_e2m1 || packed.shape[last] % 2 == 0 || packed.numel() == 0) return;
-  TensorView rests = packed;
-  rests.shape[last] = 1;
-  const Quantized itself{rests, {}, {}};
-  Blocks({}, rests, itself).for_each([&](std::int64_t row, std::int64_t, std::size_t) {
-    device::set_e2m1(static_cast<std::uint8_t*>(packed.data), row + packed.shape[last], 0);
+  if (packed.dtype != DType::fp4_e2m1 || packed.shape[last] % 2 == 0) return;
+  const std::int64_t rows = packed.rank == 1 ? 1 : packed.shape[0], stride = packed.rank == 1 ? 0 : packed.strides[0];
+  for (std::int64_t row = 0; row < rows; ++row)
+    device::set_e2m1(static_cast<std::uint8_t*>(packed.data), row * stride + packed.shape[last], 0);
+}
+
+void quantize_matrix(const TensorView& x, const BlockFormat& format, const Quantized& out, bool power_of_two) {
+  const Blocks blocks(format, x, out);
+  const Extremes extremes = extremes_of(x, blocks);
+  float global = 1.0f;
+  if (format.global) {
+    float amax = 0.0f;
+    for (const float each : extremes.amax) amax = std::max(amax, each);
+    global = device::global_scale(amax);
+    *static_cast<float*>(out.global.data) = global;
+  }
+  const device::BlockRule rule = rule_of(format, power_of_two);
+  std::vector<float> divisors(blocks.count());
+  blocks.for_each_scale([&](std::int64_t offset, std::size_t block) {
+    const std::uint32_t bits = device::scale_bits(rule, extremes.amax[block], extremes.nan[block], global);
+    store_scale(out.scales, offset, bits);
+    const float scale = device::scale_value(rule.scale_type, bits);
+    divisors[block] = format.global ? scale * global : scale;
+  });
+  blocks.for_each([&](std::int64_t number, std::int64_t element, std::size_t block) {
+    const float quotient = static_cast<float>(load_element(x.dtype, x.data, number)) / divisors[block];
+    store_element(format.element, out.elements.data, element, quotient);
+  });
+  clear_rest(out.elements);
+}
+
+void dequantize_matrix(const Quantized& x, const BlockFormat& format, const TensorView& out) {
+  const Blocks blocks(format, out, x);
+  const double global = format.global ? double{*static_cast<const float*>(x.global.data)} : 1.0;
+  std::vector<double> scales(blocks.count());
+  blocks.for_each_scale([&](std::int64_t offset, std::size_t block) {
+    scales[block] = load_element(format.scale, x.scales.data, offset) * global;
+  });
+  blocks.for_each([&](std::int64_t number, std::int64_t element, std::size_t block) {
+    const double value = load_element(format.element, x.elements.data, element) * scales[block];
+    store_element(out.dtype, out.data, number, static_cast<float>(value));
   });
 }
 
@@ -162,56 +186,19 @@ std::array<std::int64_t, kMaxRank> scales_shape(const BlockFormat& format, const
   return blocks;
 }
 
-void check_quantize(const TensorView& x, const BlockFormat& format, const Quantized& out, bool power_of_two) {
-  check(x, "x", format, out);
-  if (power_of_two && (format.element != DType::fp8_e4m3 || format == parse_block_format("mxfp8"))) {
-    core::invalid_argument("power_of_two: must be false with ", to_string(format), ", whose scales are fixed");
-  }
-}
-
-void check_dequantize(const Quantized& x, const BlockFormat& format, const TensorView& out) {
-  check(out, "out", format, x);
-}
+// Tasks have the default floating-point mode.
 
 void quantize(const TensorView& x, const BlockFormat& format, const Quantized& out, bool power_of_two) {
-  check_quantize(x, format, out, power_of_two);
-  const Blocks blocks(format, x, out);
-  const Extremes extremes = extremes_of(x, blocks);
-  float global = 1.0f;
-  if (format.global) {
-    float amax = 0.0f;
-    for (const float each : extremes.amax) amax = std::max(amax, each);
-    global = global_scale(amax);
-    *static_cast<float*>(out.global.data) = global;
-  }
-  const bool marked = format.element == DType::fp4_e2m1;  // its NaN is in the scale
-  std::vector<float> divisors(blocks.count());
-  blocks.for_each_scale([&](std::int64_t offset, std::size_t block) {
-    const std::uint32_t bits = marked && extremes.nan[block]
-                                   ? nan_scale(format.scale)
-                                   : scale_bits(format, extremes.amax[block], global, power_of_two);
-    store_scale(out.scales, offset, bits);
-    const float scale = scale_value(format.scale, bits);
-    divisors[block] = format.global ? scale * global : scale;
+  const std::size_t leading = leading_of(x);
+  core::parallel_for(parts_of(x), [&](std::int64_t part, int) {
+    quantize_matrix(part_of(x, leading, part), format, part_of(out, leading, part), power_of_two);
   });
-  blocks.for_each([&](std::int64_t number, std::int64_t element, std::size_t block) {
-    const float quotient = static_cast<float>(load_element(x.dtype, x.data, number)) / divisors[block];
-    store_element(format.element, out.elements.data, element, quotient);
-  });
-  clear_rest(out.elements);
 }
 
 void dequantize(const Quantized& x, const BlockFormat& format, const TensorView& out) {
-  check_dequantize(x, format, out);
-  const Blocks blocks(format, out, x);
-  const double global = format.global ? double{*static_cast<const float*>(x.global.data)} : 1.0;
-  std::vector<double> scales(blocks.count());
-  blocks.for_each_scale([&](std::int64_t offset, std::size_t block) {
-    scales[block] = load_element(format.scale, x.scales.data, offset) * global;
-  });
-  blocks.for_each([&](std::int64_t number, std::int64_t element, std::size_t block) {
-    const double value = load_element(format.element, x.elements.data, element) * scales[block];
-    store_element(out.dtype, out.data, number, static_cast<float>(value));
+  const std::size_t leading = leading_of(out);
+  core::parallel_for(parts_of(out), [&](std::int64_t part, int) {
+    dequantize_matrix(part_of(x, leading, part), format, part_of(out, leading, part));
   });
 }
 

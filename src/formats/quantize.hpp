@@ -1,5 +1,5 @@
 // quantize() and dequantize() one number after the other, as docs/semantics.md fixes them: the reference of whatever
-// does it faster. Both want the default floating-point mode, since scales may be subnormal.
+// does it faster. Tensors fit each other, as operations/quantize checks.
 #pragma once
 
 #include <array>
@@ -10,11 +10,12 @@
 
 namespace tilewise::formats {
 
-/// A quantised tensor. All but `global` have the rank of the numbers, any strides with elements' columns contiguous.
+/// A quantised tensor of the numbers' rank, which is 1 or more: any strides with elements' columns contiguous. Of
+/// leading dimensions each index is a tensor of its own.
 struct Quantized {
   TensorView elements;  ///< the numbers' shape
   TensorView scales;    ///< scales_shape()
-  TensorView global;    ///< f32, one element; undefined where the format has none
+  TensorView global;    ///< f32, the leading dimensions; undefined where the format has none
 };
 
 /// How many blocks there are along each dimension of numbers of such a shape.
@@ -22,15 +23,11 @@ struct Quantized {
                                                               const std::array<std::int64_t, kMaxRank>& shape,
                                                               int rank);
 
-/// Writes all of `out`. x is f32, bf16 or f16, of rank 1 or more. power_of_two, of fp8 without the mx blocks of 32:
-/// each scale is the least power of two that is not smaller; scales in fp8_e8m0 of those blocks without it follow OCP
-/// MX. A block with a NaN reads NaN throughout where elements cannot be one; its elements are 0 then. The half byte
-/// behind a packed row of odd length is 0. Throws Error (invalid_argument, invalid_type) for tensors that do not fit.
+/// Writes all of `out`. x is f32, bf16 or f16. power_of_two, of fp8 without the mx blocks of 32: each scale is the
+/// least power of two that is not smaller; scales in fp8_e8m0 of those blocks without it follow OCP MX. A block with a
+/// NaN reads NaN throughout where elements cannot be one; its elements are 0 then. The half byte behind a packed row of
+/// odd length is 0.
 void quantize(const TensorView& x, const BlockFormat& format, const Quantized& out, bool power_of_two = false);
-
-/// The checks of the two alone.
-void check_quantize(const TensorView& x, const BlockFormat& format, const Quantized& out, bool power_of_two);
-void check_dequantize(const Quantized& x, const BlockFormat& format, const TensorView& out);
 
 /// out is f32, bf16 or f16: the exact product rounded to f32, then to out's dtype.
 void dequantize(const Quantized& x, const BlockFormat& format, const TensorView& out);

@@ -15,7 +15,7 @@ namespace {
 /// A tensor [2, rows, columns] with room behind its rows, and its quantised form.
 struct Tensors {
   std::vector<std::byte> numbers, elements, scales;
-  float global = 0.0f;
+  float global[2] = {};
   TensorView view;
   formats::Quantized quantized;
 
@@ -28,7 +28,7 @@ struct Tensors {
     scales.assign(static_cast<std::size_t>(blocks[0] * blocks[1] * blocks[2]) * size_of(format.scale), std::byte{0x5A});
     quantized.elements = {elements.data(), format.element, {2, rows, columns}, {rows * packed_step, packed_step, 1}};
     quantized.scales = {scales.data(), format.scale, {blocks[0], blocks[1], blocks[2]}};
-    if (format.global) quantized.global = {&global, DType::f32, {}};
+    if (format.global) quantized.global = {global, DType::f32, {2}};
   }
 };
 
@@ -60,8 +60,8 @@ class FormatKernelsTest : public testing::TestWithParam<Isa> {
 TEST_P(FormatKernelsTest, AgreeWithTheReference) {
   const FormatKernels& kernels = *format_kernels(GetParam());
   std::uint32_t seed = 1;
-  for (const std::string_view name :
-       {"fp8_tensor", "fp8_row", "fp8_1x128", "fp8_128x128", "fp8_1x128_e8m0", "mxfp8", "mxfp4", "nvfp4"}) {
+  for (const std::string_view name : {"fp8_tensor", "fp8_row", "fp8_1x128", "fp8_128x128", "fp8_1x128_e8m0",
+                                      "fp8_128x128_e8m0", "mxfp8", "mxfp4", "nvfp4"}) {
     const BlockFormat format = parse_block_format(name);
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const auto& [rows, columns] : {std::pair{1, 1}, {3, 31}, {5, 64}, {140, 130}, {2, 333}}) {
@@ -75,7 +75,7 @@ TEST_P(FormatKernelsTest, AgreeWithTheReference) {
           formats::quantize(expected.view, format, expected.quantized, power_of_two);
           ASSERT_EQ(got.elements, expected.elements) << what;
           ASSERT_EQ(got.scales, expected.scales) << what;
-          ASSERT_EQ(std::memcmp(&got.global, &expected.global, sizeof(float)), 0) << what;
+          ASSERT_EQ(std::memcmp(got.global, expected.global, sizeof got.global), 0) << what;
         }
         dequantize(kernels, got.quantized, format, got.view);
         formats::dequantize(expected.quantized, format, expected.view);

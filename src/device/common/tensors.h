@@ -10,6 +10,11 @@ namespace tilewise::device {
 /// in memory alone: see float8.h and tile/widen.h.
 enum ElementType : int32_t { kBf16 = 0, kF16 = 1, kE4m3 = 2 };
 
+/// Types that numbers have where floats are too.
+enum NumberType : int32_t { kNumberF32 = 0, kNumberBf16 = 1, kNumberF16 = 2 };
+/// Columns of a row of numbers that a lane takes at a time: 16 bytes of 16-bit elements.
+inline constexpr int kLaneColumns = 8;
+
 /// A [batch, seq, head, dim] tensor with contiguous dim. Packed (thd): batch_stride is 0 and
 /// rows are counted over all sequences.
 struct Tensor4 {

@@ -1,15 +1,15 @@
 // What each kernel of merge is specialised on; see device/attention/config.h for what a config is.
 #pragma once
 
-#include <stdint.h>
+#include "device/common/tensors.h"
 
 namespace tilewise::device {
 
 /// Element types of parts, out and their gradients. Mixed: each part says its own, f32 or that of out.
-enum PartType : int32_t { kPartF32 = 0, kPartBf16 = 1, kPartF16 = 2, kPartMixed = 3 };
+enum PartType : int32_t { kPartF32 = kNumberF32, kPartBf16 = kNumberBf16, kPartF16 = kNumberF16, kPartMixed = 3 };
 
 /// Columns of a row that a lane takes at a time.
-inline constexpr int kMergeCols = 8;
+inline constexpr int kMergeCols = kLaneColumns;
 
 /// Of every kernel that touches rows. A wave has a row for each lanes_a_row lanes, of which each takes `passes` times
 /// kMergeCols columns.

@@ -4,6 +4,7 @@
 
 #include "device/merge/config.h"
 #include "device/merge/params.h"
+#include "device/tile/columns.h"
 #include "device/tile/element.h"
 #include "device/tile/platform.h"
 #include "device/tile/row_reference.h"
@@ -49,78 +50,6 @@ struct MergeRow {
   float value[C.passes][kMergeCols];
 };
 
-/// Columns of a row of 16-bit elements or floats; zeros past its end.
-template <class Machine, auto C, int kType>
-TILEWISE_INLINE void load_cols(float (&to)[kMergeCols], const void* data, int64_t offset, int32_t col, int32_t dim) {
-  if constexpr (kType == kPartF32) {
-    const auto* from = static_cast<const float*>(data) + offset + col;
-    if constexpr (C.vector_rows) {
-      Chunk chunk[2] = {};
-      if (col < dim) {
-        chunk[0] = Machine::load_global(reinterpret_cast<const Chunk*>(from));
-        chunk[1] = Machine::load_global(reinterpret_cast<const Chunk*>(from) + 1);
-      }
-      TILEWISE_UNROLL
-      for (int i = 0; i < kMergeCols; ++i) to[i] = __builtin_bit_cast(float, chunk[i / 4].word[i % 4]);
-    } else {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kMergeCols; ++i) to[i] = col + i < dim ? Machine::load_global(from + i) : 0.0f;
-    }
-  } else {
-    constexpr int kElement = kType == kPartBf16 ? kBf16 : kF16;
-    const auto* from = static_cast<const uint16_t*>(data) + offset + col;
-    if constexpr (C.vector_rows) {
-      Chunk chunk = {};
-      if (col < dim) chunk = Machine::load_global(reinterpret_cast<const Chunk*>(from));
-      TILEWISE_UNROLL
-      for (int i = 0; i < kMergeCols; ++i) {
-        to[i] = element_to_float<kElement>(chunk.element(i));
-      }
-    } else {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kMergeCols; ++i) {
-        to[i] = col + i < dim ? element_to_float<kElement>(Machine::load_global(from + i)) : 0.0f;
-      }
-    }
-  }
-}
-
-template <class Machine, auto C, int kType>
-TILEWISE_INLINE void store_cols(const float (&from)[kMergeCols], void* data, int64_t offset, int32_t col, int32_t dim) {
-  if constexpr (kType == kPartF32) {
-    auto* to = static_cast<float*>(data) + offset + col;
-    if constexpr (C.vector_rows) {
-      if (col >= dim) return;
-      TILEWISE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        Chunk chunk;
-        TILEWISE_UNROLL
-        for (int i = 0; i < 4; ++i) chunk.word[i] = __builtin_bit_cast(uint32_t, from[4 * half + i]);
-        Machine::store_global(reinterpret_cast<Chunk*>(to) + half, chunk);
-      }
-    } else {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kMergeCols; ++i) {
-        if (col + i < dim) Machine::store_global(to + i, from[i]);
-      }
-    }
-  } else {
-    constexpr int kElement = kType == kPartBf16 ? kBf16 : kF16;
-    auto* to = static_cast<uint16_t*>(data) + offset + col;
-    Chunk chunk;
-    TILEWISE_UNROLL
-    for (int i = 0; i < 4; ++i) chunk.word[i] = Machine::template pack<kElement>(from[2 * i], from[2 * i + 1]);
-    if constexpr (C.vector_rows) {
-      if (col < dim) Machine::store_global(reinterpret_cast<Chunk*>(to), chunk);
-    } else {
-      TILEWISE_UNROLL
-      for (int i = 0; i < kMergeCols; ++i) {
-        if (col + i < dim) Machine::store_global(to + i, chunk.element(i));
-      }
-    }
-  }
-}
-
 /// Calls visit(Index<type>) with kType, or of mixed parts with f32 or the type of out.
 template <int kType, int kOutType, class Visit>
 TILEWISE_INLINE void with_type(int32_t type, const Visit& visit) {
@@ -139,8 +68,8 @@ TILEWISE_INLINE void load_row(MergeRow<C>& to, int32_t type, const void* data, i
   with_type<kType, C.out_type>(type, [&](auto known) {
     TILEWISE_UNROLL
     for (int pass = 0; pass < C.passes; ++pass) {
-      load_cols<Machine, C, decltype(known)::value>(to.value[pass], data, offset, place.col + pass * place.pass_cols,
-                                                    dim);
+      load_columns<Machine, C.vector_rows != 0, decltype(known)::value>(to.value[pass], data, offset,
+                                                                        place.col + pass * place.pass_cols, dim);
     }
   });
 }
@@ -152,8 +81,8 @@ TILEWISE_INLINE void store_row(const MergeRow<C>& from, int32_t type, void* data
   with_type<kType, C.out_type>(type, [&](auto known) {
     TILEWISE_UNROLL
     for (int pass = 0; pass < C.passes; ++pass) {
-      store_cols<Machine, C, decltype(known)::value>(from.value[pass], data, offset, place.col + pass * place.pass_cols,
-                                                     dim);
+      store_columns<Machine, C.vector_rows != 0, decltype(known)::value>(from.value[pass], data, offset,
+                                                                         place.col + pass * place.pass_cols, dim);
     }
   });
 }

@@ -7,6 +7,7 @@
 #include "backends/cpu/linear/linear_backend.hpp"
 #include "backends/cpu/merge/merge_backend.hpp"
 #include "backends/cpu/moe/moe_backend.hpp"
+#include "backends/cpu/quantize/quantize_backend.hpp"
 #include "backends/cpu/route/route_backend.hpp"
 #include "backends/cuda/cuda_backend.hpp"
 #include "backends/emulation/emulation_backend.hpp"
@@ -15,6 +16,7 @@
 #include "backends/reference/linear/linear_backend.hpp"
 #include "backends/reference/merge/reference_merge.hpp"
 #include "backends/reference/moe/moe_backend.hpp"
+#include "backends/reference/quantize/quantize_backend.hpp"
 #include "backends/reference/reference_backend.hpp"
 #include "backends/reference/route/reference_route.hpp"
 #include "core/implementation.hpp"
@@ -40,6 +42,8 @@ std::span<const Implementation* const> implementation_table() {
     rows.push_back(&backends::reference_route_implementation());
     for (const Implementation* row : backends::cpu_moe_implementations()) rows.push_back(row);
     rows.push_back(&backends::reference_moe_implementation());
+    for (const Implementation* row : backends::cpu_quantize_implementations()) rows.push_back(row);
+    rows.push_back(&backends::reference_quantize_implementation());
     return rows;
   }();
   return table;

@@ -7,6 +7,7 @@
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
 #include "operations/moe/moe.hpp"
+#include "operations/quantize/quantize.hpp"
 #include "operations/route/route.hpp"
 
 namespace tilewise::operations {
@@ -21,6 +22,6 @@ struct List {
   static constexpr std::size_t kSize = sizeof...(Traits);
 };
 
-using All = List<Attention, KvCache, Merge, Linear, Route, Moe>;
+using All = List<Attention, KvCache, Merge, Linear, Route, Moe, Quantize>;
 
 }  // namespace tilewise::operations

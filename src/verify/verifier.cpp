@@ -21,6 +21,8 @@ template <>
 const Verifier& verifier<operations::Route>();
 template <>
 const Verifier& verifier<operations::Moe>();
+template <>
+const Verifier& verifier<operations::Quantize>();
 
 std::span<const Verifier* const> verifiers() {
   static const auto table = [] {

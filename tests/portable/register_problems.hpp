@@ -80,6 +80,17 @@ inline constexpr std::string_view kRouteProblems[] = {
     "route_backward dtype=f16 tokens=512 num_experts=256 top_k=8 normalise=sum_plus_epsilon",
     "route_backward tokens=512 num_experts=256 top_k=8 score=sqrt_softplus"};
 
+/// Likewise: every way that a scale is found, and back.
+inline constexpr std::string_view kQuantizeProblems[] = {
+    "quantize format=fp8_tensor dtype=bf16 rows=512 columns=4096",
+    "quantize format=fp8_row dtype=bf16 power_of_two=1 rows=512 columns=4096",
+    "quantize format=fp8_128x128 dtype=f16 rows=512 columns=4095",
+    "quantize format=mxfp8 rows=512 columns=4096",
+    "quantize format=mxfp4 dtype=bf16 rows=512 columns=4096",
+    "quantize format=nvfp4 dtype=bf16 rows=512 columns=4095",
+    "dequantize format=fp8_128x128_e8m0 rows=512 columns=4096",
+    "dequantize format=nvfp4 dtype=bf16 rows=512 columns=4095"};
+
 /// Likewise; the sweep alone has the wider ones.
 inline constexpr std::string_view kKvCacheProblems[] = {
     "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
@@ -162,6 +173,7 @@ inline std::vector<std::string> sampled_problems(std::string_view architecture) 
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
     problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
     problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
+    problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
     problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
   }
   return problems;
@@ -187,6 +199,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
   problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
   problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
+  problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
   problems.insert(problems.end(), std::begin(kKvCacheProblems), std::end(kKvCacheProblems));
   for (const int head_dim : {64, 80, 96, 128, 192, 256, 576}) {
     for (const std::string_view queries : {"batch_size=64 seqlen_q=1", "seqlen_q=1", "seqlen_q=64"}) {

@@ -7,6 +7,7 @@
 #include "backends/emulation/kv_cache.hpp"
 #include "backends/emulation/row.hpp"
 #include "backends/portable/merge/lowering.hpp"
+#include "backends/portable/quantize/lowering.hpp"
 #include "backends/portable/route/lowering.hpp"
 #include "backends/rows_of.hpp"
 
@@ -14,8 +15,9 @@ namespace tilewise::backends {
 namespace {
 
 /// Made of a gpu::Family.
-using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache,
-                          emulation::EmulatedRow<operations::Merge>, emulation::EmulatedRow<operations::Route>>;
+using FamilyRows =
+    RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedRow<operations::Merge>,
+           emulation::EmulatedRow<operations::Quantize>, emulation::EmulatedRow<operations::Route>>;
 
 }  // namespace
 

@@ -46,6 +46,7 @@ void GlobalMemory::add(const gpu::Region& described, const void* data) {
   region.begin = static_cast<std::uintptr_t>(begin);
   region.end = static_cast<std::uintptr_t>(end);
   region.writable = described.access != GlobalAccess::read;
+  region.cell = std::min<std::size_t>(described.element_bytes, 2);
   region.row_bytes = nested ? static_cast<std::size_t>(described.row * element) : region.end - region.begin;
   if (nested) region.outer = std::move(outer);
   if (region.writable && described.one_writer) track_writers(region);
@@ -61,7 +62,7 @@ bool GlobalMemory::Region::holds(std::uintptr_t address, std::size_t bytes) cons
 
 void GlobalMemory::track_writers(Region& region) {
   // calloc's zeros take no memory until they are touched.
-  const std::size_t cells = (region.end - region.begin + 1) / 2;
+  const std::size_t cells = (region.end - region.begin + region.cell - 1) / region.cell;
   void* zeros = std::calloc(cells, sizeof(std::atomic<std::uint32_t>));
   if (zeros == nullptr) throw Error(ErrorCode::runtime, concat("emulation: no memory to watch ", region.name));
   region.writers.reset(static_cast<std::atomic<std::uint32_t>*>(zeros), [](auto* p) { std::free(p); });
@@ -89,8 +90,8 @@ std::string GlobalMemory::access(const void* address, std::size_t bytes, GlobalA
   const auto threads = static_cast<std::uint32_t>(who.threads);
   const std::uint32_t lane = static_cast<std::uint32_t>(who.block) * threads + static_cast<std::uint32_t>(who.thread);
   const std::uint32_t own = what == GlobalAccess::add ? kManyAdders : lane + 1;
-  for (std::uintptr_t byte = at; byte < at + bytes; byte += 2) {
-    std::atomic<std::uint32_t>& writer = region->writers[(byte - region->begin) / 2];
+  for (std::uintptr_t byte = at; byte < at + bytes; byte += region->cell) {
+    std::atomic<std::uint32_t>& writer = region->writers[(byte - region->begin) / region->cell];
     const std::uint32_t other =
         write ? writer.exchange(own, std::memory_order_relaxed) : writer.load(std::memory_order_relaxed);
     if (other == 0 || other == own) continue;

@@ -40,7 +40,8 @@ class GlobalMemory {
     std::vector<gpu::Dimension> outer;  ///< in bytes, widest stride first; empty: every byte between begin and end
     std::size_t row_bytes = 0;
     bool writable = false;
-    std::shared_ptr<std::atomic<std::uint32_t>[]> writers;  ///< of each two bytes: 1 + the lane, 0: nobody
+    std::size_t cell = 1;                                   ///< bytes that have one writer: an element's, two at most
+    std::shared_ptr<std::atomic<std::uint32_t>[]> writers;  ///< of each cell: 1 + the lane, 0: nobody
 
     [[nodiscard]] bool holds(std::uintptr_t address, std::size_t bytes) const;
   };

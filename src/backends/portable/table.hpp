@@ -4,6 +4,7 @@
 #include "backends/portable/attention/implementation.hpp"
 #include "backends/portable/kv_cache/implementation.hpp"
 #include "backends/portable/merge/lowering.hpp"
+#include "backends/portable/quantize/lowering.hpp"
 #include "backends/portable/route/lowering.hpp"
 #include "backends/rows_of.hpp"
 
@@ -11,6 +12,6 @@ namespace tilewise::backends::portable {
 
 /// Made of a name, a gpu::Family and a gpu::FindRuntime.
 using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, PortableRow<operations::Merge>,
-                          PortableRow<operations::Route>>;
+                          PortableRow<operations::Quantize>, PortableRow<operations::Route>>;
 
 }  // namespace tilewise::backends::portable

@@ -14,6 +14,7 @@
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
 #include "operations/moe/moe.hpp"
+#include "operations/quantize/quantize.hpp"
 #include "operations/route/route.hpp"
 #include "sample_call.hpp"
 #include "tilewise/error.hpp"
@@ -88,6 +89,16 @@ class MoeBench final : public SchemaBench<operations::Moe> {
   [[nodiscard]] double flops() const override { return operations::moe::flops(own_problem()); }
 };
 
+/// A division or a product for each number.
+class QuantizeBench final : public SchemaBench<operations::Quantize> {
+ public:
+  explicit QuantizeBench(const QuantizeProblem& problem) : SchemaBench(problem) {}
+  [[nodiscard]] double flops() const override {
+    const QuantizeProblem& p = own_problem();
+    return static_cast<double>(p.num_experts) * static_cast<double>(p.rows) * static_cast<double>(p.columns);
+  }
+};
+
 struct Row {
   const core::OperationInterface* operation;
   std::unique_ptr<const BenchCall> (*make)(const AnyProblem& problem);
@@ -102,9 +113,9 @@ Row row() {
 }
 
 std::span<const Row> table() {
-  static const std::array rows{row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>(),
-                               row<LinearBench, LinearProblem>(), row<RouteBench, RouteProblem>(),
-                               row<MoeBench, MoeProblem>()};
+  static const std::array rows{
+      row<AttentionBench, AttentionProblem>(), row<MergeBench, MergeProblem>(), row<LinearBench, LinearProblem>(),
+      row<RouteBench, RouteProblem>(),         row<MoeBench, MoeProblem>(),     row<QuantizeBench, QuantizeProblem>()};
   return rows;
 }
 

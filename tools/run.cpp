@@ -1,5 +1,6 @@
 // `tilewise run`: attention on .npy files, or with --outs merge, with --x a linear layer, with --gate-up too a layer of
-// experts, with --logits routing, with --k-cache the KV cache step; with --dout the backward pass too.
+// experts, with --elements quantising, with --logits routing, with --k-cache the KV cache step; with --dout the
+// backward pass too.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "operations/linear/linear.hpp"
 #include "operations/merge/merge.hpp"
 #include "operations/moe/moe.hpp"
+#include "operations/quantize/quantize.hpp"
 #include "operations/route/route.hpp"
 #include "option_checks.hpp"
 #include "run_attention.hpp"
@@ -106,7 +108,7 @@ void run_kv_cache_files(const Options& given) {
 }
 
 void run_given(const Options& given) {
-  // The last one first: --gate-up goes with --x, which chooses linear layers where it stands alone.
+  // The last one first: --gate-up and --elements go with --x, which chooses linear layers where it stands alone.
   for (const auto& operation : std::views::reverse(given.by_schema)) {
     if (!operation->is_chosen()) continue;
     // The option that chooses another operation before those that go with it.
@@ -137,7 +139,8 @@ void check_problem_excludes_options(const Options& given) {
 
 void add_run(CLI::App& program) {
   CLI::App& command = *program.add_subcommand(
-      "run", "Compute attention, merge, a linear layer, routing, experts or a KV cache step on .npy files");
+      "run",
+      "Compute attention, merge, a linear layer, routing, experts, a KV cache step or quantised numbers on .npy files");
   const auto options = std::make_shared<Options>();
   command
       .add_option("PROBLEM", options->run.problem_words,
@@ -153,6 +156,7 @@ void add_run(CLI::App& program) {
   add.operator()<operations::Linear>("x", "Linear layers");
   add.operator()<operations::Route>("logits", "Routing");
   add.operator()<operations::Moe>("gate_up", "Experts");
+  add.operator()<operations::Quantize>("elements", "Quantising");
   add_implementation_option(command, options->run.implementation);
   add_threads_option(command, options->run.threads);
   command.footer(
@@ -163,6 +167,8 @@ void add_run(CLI::App& program) {
       "tilewise run --x x.npy --topk-ids ids.npy --topk-weights weights.npy --gate-up gate_up.npy --down down.npy "
       "--out "
       "out.npy\n"
+      "tilewise run --x x.npy --format mxfp4 --elements elements.npy --scales scales.npy\n"
+      "tilewise run --elements elements.npy --scales scales.npy --format mxfp4 --out out.npy\n"
       "tilewise run --q q.npy --k k.npy --v v.npy --k-cache keys.npy --v-cache values.npy --cache-seqlen 100 --out "
       "out.npy "
       "--k-cache-out keys.npy --v-cache-out values.npy\n"

@@ -20,6 +20,7 @@
 #include "array.hpp"
 #include "console.hpp"
 #include "core/message.hpp"
+#include "core/packed.hpp"
 #include "operations/derived/call.hpp"
 #include "operations/derived/outputs.hpp"
 #include "operations/derived/shapes.hpp"
@@ -172,7 +173,7 @@ class SchemaRun final : public OperationRun {
   template <std::size_t... calls>
   void run_each(const CommonOptions& common, const std::optional<Problem>& stated, Files& files,
                 std::index_sequence<calls...>) const {
-    std::array<bool, sizeof...(calls)> wanted{is_wanted(calls, files)...};
+    std::array<bool, sizeof...(calls)> wanted{is_wanted(calls)...};
     if (std::ranges::count(wanted, true) == 0) files.results.check_wanted();
     const bool one = std::ranges::count(wanted, true) == 1;
     for (std::size_t place = 0; place < kTensors.size(); ++place)
@@ -190,17 +191,23 @@ class SchemaRun final : public OperationRun {
 
   /// Whether a file is named for an output of such calls; throws where one is, or an input that they alone have, and
   /// the tensor that they begin with is not.
-  [[nodiscard]] bool is_wanted(std::size_t call, const Files& files) const {
+  [[nodiscard]] bool is_wanted(std::size_t call) const {
     const std::size_t anchor = operations::schema::kAnchors<Op::kSchema>[call];
-    const bool begun = kTensors[anchor].access_in(call) != core::Access::read || !files.arrays[anchor].empty();
+    const bool begun = kTensors[anchor].access_in(call) != core::Access::read || !words(anchor).empty();
     bool wanted = false;
     for (std::size_t place = 0; place < kTensors.size(); ++place) {
-      const auto has = [place](const auto& roles) { return roles[place]; };
-      if (!kRoles[call][place] || words(place).empty() || std::ranges::count_if(kRoles, has) > 1) continue;
+      if (!kRoles[call][place] || words(place).empty()) continue;
+      // What a later kind of call reads may be an input, but beside what this one alone begins with.
+      const bool written = kTensors[place].access_in(call) != core::Access::read;
+      if (is_shared(place) && !(written && begun && !is_shared(anchor))) continue;
       if (!begun) core::invalid_argument(flag(kTensors[place]), ": needs ", flag(kTensors[anchor]), " (got none)");
-      wanted |= kTensors[place].access_in(call) != core::Access::read;
+      wanted |= written;
     }
     return wanted;
+  }
+  /// Whether several kinds of call have a tensor.
+  [[nodiscard]] static bool is_shared(std::size_t place) {
+    return std::ranges::count_if(kRoles, [place](const auto& roles) { return roles[place]; }) > 1;
   }
 
   template <typename Arguments>
@@ -259,6 +266,13 @@ class SchemaRun final : public OperationRun {
     });
   }
 
+  /// The other way.
+  static TensorView stored(TensorView view) {
+    if (core::is_packed(view.dtype)) return core::bytes_of(view);
+    if (bits_of(view.dtype) == 8 && view.dtype != DType::boolean) view.dtype = DType::u8;
+    return view;
+  }
+
   /// Outputs that a call can't be described without, in the dtype of a stated problem: like an input, or as the inputs
   /// describe them.
   template <typename Arguments>
@@ -272,6 +286,7 @@ class SchemaRun final : public OperationRun {
         constexpr auto kChoices = operations::schema::output_choices<Op::kSchema, Arguments>();
         const operations::schema::OutputPlanner<Op::kSchema> planner(
             call, std::span(kChoices).first(operations::schema::count_of(kChoices)), chosen_sizes(kChoices, stated));
+        if (planner.count(place) == 0) continue;
         const operations::schema::PlannedOutput planned = planner.plan(place, 0);
         const DType dtype = stated && tensor.dtype != nullptr ? (*stated).*tensor.dtype : planned.dtype;
         add(files, place, Array(dtype, operations::schema::sizes_of(planned.shape), tensor.name));
@@ -330,7 +345,8 @@ class SchemaRun final : public OperationRun {
   void add(Files& files, std::size_t place, Array array) const {
     const std::vector<std::string> names = words(place);
     std::vector<Array>& arrays = files.arrays[place];
-    if (arrays.size() < names.size()) files.results.add(flag(kTensors[place]), names[arrays.size()], array.view());
+    if (arrays.size() < names.size())
+      files.results.add(flag(kTensors[place]), names[arrays.size()], stored(array.view()));
     arrays.push_back(std::move(array));
   }
 

@@ -11,6 +11,7 @@
 #include "tilewise/c/linear.h"
 #include "tilewise/c/merge.h"
 #include "tilewise/c/moe.h"
+#include "tilewise/c/quantize.h"
 #include "tilewise/c/route.h"
 
 #endif /* TILEWISE_TILEWISE_H */

@@ -100,11 +100,11 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::size_t>& shape, const st
   TensorView view;
   view.dtype = DType::none;
   if (like != nullptr) view.device = like->view().device;
-  for (const DType candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64}) {
+  for (const DType candidate : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8}) {
     if (to_string(candidate) == dtype) view.dtype = candidate;
   }
   if (!view.defined()) {
-    throw Error(ErrorCode::invalid_type, "dtype: must be one of f32, bf16, f16, f64, i32, i64 (got " + dtype + ")");
+    throw Error(ErrorCode::invalid_type, "dtype: must be one of f32, bf16, f16, f64, i32, i64, u8 (got " + dtype + ")");
   }
   to_dlpack(view, &tensor);
   std::size_t bytes = size_of(view.dtype);

@@ -49,13 +49,13 @@ class TorchBinding {
   }
   static constexpr bool kAlwaysMakesSome = [] {
     for (std::size_t place = 0; place < kTensors.size(); ++place)
-      if (is_output(place) && !kTensors[place].optional) return true;
+      if (is_output(place) && !kTensors[place].may_be_absent()) return true;
     return false;
   }();
   /// Outputs that come as arguments where `into`.
   template <bool into>
   [[nodiscard]] static constexpr bool is_given(std::size_t place) {
-    return kHas[place] && (!is_output(place) || (into && !kTensors[place].optional));
+    return kHas[place] && (!is_output(place) || (into && !kTensors[place].may_be_absent()));
   }
 
   template <typename Value>
@@ -221,7 +221,9 @@ class TorchBinding {
     for_each_output([&](std::size_t place, auto& entries) {
       if (!values.needed[place]) return;
       const std::size_t count = planner.count(place);
-      if (count == 0 && judged) core::invalid_argument(kTensors[place].name, ": cannot be asked for without its input");
+      if (count == 0 && kTensors[place].needed != nullptr) values.needed[place] = false;
+      if (count == 0 && judged && values.needed[place])
+        core::invalid_argument(kTensors[place].name, ": cannot be asked for without its input");
       for (std::size_t n = 0; n < count; ++n) {
         const TensorView view = planned(planner.plan(place, n), model.device);
         judged &= !is_huge(view);

@@ -86,6 +86,8 @@ void find_numbers(Lookup& lookup, Api& api) {
   set(DType::fp8_e5m2, "aoti_torch_dtype_float8_e5m2", true);
   set(DType::fp8_e8m0, "aoti_torch_dtype_float8_e8m0fnu", true);
   set(DType::fp4_e2m1, "aoti_torch_dtype_float4_e2m1fn_x2", true);
+  for (std::int32_t& number : api.dtypes)  // bytes stand for narrow elements that torch has not
+    if (number < 0 && &number != &api.dtypes.front()) number = api.dtypes[static_cast<std::size_t>(DType::u8)];
   for (std::size_t i = 0; i < kOtherDtypes.size(); ++i) {
     api.other_dtypes[i] = lookup.number((std::string("aoti_torch_dtype_") + kOtherDtypes[i].torch).c_str(), true);
   }

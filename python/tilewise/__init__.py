@@ -6,7 +6,8 @@
 which implementation would and why, ``warmup`` prepares a call without running it, ``merge`` joins
 partial results over disjoint keys, ``kv_cache_attention`` and ``append_kv`` are a serving engine's step
 over caches of keys and values, ``linear`` and ``grouped_linear`` are linear layers of all rows and of rows
-by expert, ``route`` chooses the experts of tokens.
+by expert, ``route`` chooses the experts of tokens, ``quantize`` and ``dequantize`` make narrow numbers and
+undo it.
 ``tilewise.semantics`` says what every argument means: ``help("tilewise.semantics")``.
 """
 
@@ -23,6 +24,7 @@ from tilewise._linear import grouped_linear, linear
 from tilewise._merge import merge
 from tilewise._moe import moe
 from tilewise._public import lists_public_names
+from tilewise._quantize import dequantize, quantize
 from tilewise._route import route
 from tilewise._threads import get_num_threads, set_num_threads
 
@@ -39,6 +41,7 @@ __all__ = [
     "append_kv",
     "attention",
     "attention_backward",
+    "dequantize",
     "explain",
     "get_num_threads",
     "grouped_linear",
@@ -46,6 +49,7 @@ __all__ = [
     "linear",
     "merge",
     "moe",
+    "quantize",
     "route",
     "semantics",
     "set_num_threads",

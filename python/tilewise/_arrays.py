@@ -27,7 +27,9 @@ from tilewise._threads import torch_threads
 
 BYTE_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float8_e8m0fnu": "fp8_e8m0"}  # of ml_dtypes
 ELEMENT_DTYPES = ("f32", "bf16", "f16", "f64")  # those of results
-RESULT_DTYPES = (*ELEMENT_DTYPES, "i32", "i64")  # and of results that are indices
+RESULT_DTYPES = (*ELEMENT_DTYPES, "i32", "i64", "u8")  # and of results that are indices, or bytes
+NARROW_DTYPES = {ours: theirs for theirs, ours in BYTE_DTYPES.items()}
+PAIRS = "fp4_e2m1"  # of which two share a byte, where ml_dtypes takes one for each
 
 
 def borrow(name: str, array: Any, writable: bool = False) -> _core.Array:
@@ -64,20 +66,29 @@ def empty_for(
 ) -> tuple[Any, _core.Array]:
     """Memory of a new array of `like`'s kind and the core's writable view of it.
 
-    dtype: One of RESULT_DTYPES, or that of `like`.
+    dtype: One of RESULT_DTYPES, a narrow one, or that of `like`. Narrow elements are ml_dtypes' where NumPy has them,
+    else bytes, and pairs of them always are.
 
     `view`: of `like`, whose device the new array shares; None for the CPU. once_written() makes the memory an array.
     """
+    if dtype == PAIRS:
+        shape, dtype = [*shape[:-1], (shape[-1] + 1) // 2], "u8"
     if isinstance(like, np.ndarray):
         memory: Any = np.empty(shape, _numpy_dtype(dtype) or like.dtype)
     else:
         # An array of another dtype is refused before anybody looks at what was to be written.
-        memory = _core.empty(list(shape), dtype if dtype in RESULT_DTYPES else "f32", view)
+        stored = "u8" if dtype in NARROW_DTYPES else dtype if dtype in RESULT_DTYPES else "f32"
+        memory = _core.empty(list(shape), stored, view)
     return memory, borrow("out", memory, writable=True)
 
 
 def _numpy_dtype(dtype: str) -> Any:
-    """NumPy's dtype for one of RESULT_DTYPES; None for another."""
+    """NumPy's dtype for one of RESULT_DTYPES or a narrow one; None for another."""
+    if dtype in NARROW_DTYPES:
+        try:
+            return getattr(importlib.import_module("ml_dtypes"), NARROW_DTYPES[dtype], np.uint8)
+        except ModuleNotFoundError:
+            return np.uint8
     if dtype == "bf16":
         try:
             return importlib.import_module("ml_dtypes").bfloat16
@@ -85,7 +96,7 @@ def _numpy_dtype(dtype: str) -> Any:
             raise ModuleNotFoundError(
                 "out: bfloat16 beside NumPy needs the package ml_dtypes; another out_dtype, or out, does without"
             ) from None
-    known = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i32": np.int32, "i64": np.int64}
+    known = {"f32": np.float32, "f16": np.float16, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u8": np.uint8}
     return known.get(dtype)
 
 

@@ -79,8 +79,8 @@ def test_mistake_is_found(checked, name):
 
 
 PUBLIC = (
-    "append_kv", "attention", "attention_backward", "explain", "get_num_threads", "grouped_linear",
-    "kv_cache_attention", "linear", "merge", "route", "set_num_threads", "warmup",
+    "append_kv", "attention", "attention_backward", "dequantize", "explain", "get_num_threads", "grouped_linear",
+    "kv_cache_attention", "linear", "merge", "moe", "quantize", "route", "set_num_threads", "warmup",
 )  # fmt: skip
 
 

@@ -96,7 +96,9 @@ class Operator:
         for tensor in self.made:
             needed = given.get(f"need_{tensor.name}", True)
             if needed and not made[tensor.name]:
-                raise ValueError(f"{tensor.name}: cannot be asked for without its input")
+                if tensor.like:
+                    raise ValueError(f"{tensor.name}: cannot be asked for without its input")
+                needed = False  # calls like this one have none
             if not tensor.list:
                 made[tensor.name] = made[tensor.name][0] if needed else None
         return made
@@ -115,11 +117,14 @@ class Operator:
 
         def size(output: _core.Output, axis: int) -> Any:
             source, source_axis = output.sources[axis]
-            return output.shape[axis] if source_axis < 0 else _elements(_flat(given[source])[0], source_axis)
+            if source_axis < 0:
+                return output.shape[axis]
+            return _flat(given[source])[0].shape[source_axis] * of_ones[id(output)].shape[axis]
 
-        planned = self.planned(given, _without_memory)
+        planned = ones = self.planned(given, _without_memory)  # whose sizes are 1, but 2 where torch counts pairs
         if any(axis == _FOLLOWS for output in planned for _, axis in output.sources):
             planned = self.planned(given, functools.partial(_without_memory, with_sizes=True))
+        of_ones = {id(output): one for output, one in zip(planned, ones)}
         return self.returned(given, self.new_outputs(given, planned, size))
 
     def kernel(self, *args: Any, **others: Any) -> Any:
@@ -140,12 +145,6 @@ class Operator:
 
 
 _PACKED = "fp4_e2m1"  # of which torch counts pairs
-
-
-def _elements(tensor: Tensor, axis: int) -> Any:
-    """A size as the core counts it, a number or a symbol."""
-    packed = CORE_DTYPES.get(tensor.dtype) == _PACKED and tensor.stride(axis) == 1
-    return tensor.shape[axis] * 2 if packed else tensor.shape[axis]
 
 
 _FOLLOWS = -2  # among the sources of an output's sizes: it can only be computed

@@ -26,4 +26,8 @@ CORE_DTYPES: dict[torch.dtype, str] = {
     torch.int64: "i64",
     **BYTE_DTYPES,
 }
-TORCH_DTYPES: dict[str, torch.dtype] = {ours: theirs for theirs, ours in CORE_DTYPES.items()}
+# Of narrow ones that torch has not, bytes.
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    **dict.fromkeys(_SMALL.values(), torch.uint8),
+    **{ours: theirs for theirs, ours in CORE_DTYPES.items()},
+}

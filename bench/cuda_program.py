@@ -154,20 +154,32 @@ class CudaModule:
 
 def matrix_map(address: int, element: str, shape: tuple[int, int], box: tuple[int, int], swizzles: bool) -> bytes:
     """The driver's 128 bytes for a contiguous matrix of "u8", "bf16" or "f32": rows and columns, of it and of a box."""
+    return tensor_map(address, element, shape, (shape[1],), box, swizzles)
+
+
+def tensor_map(
+    address: int,
+    element: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzles: bool,
+) -> bytes:
+    """The same of any rank from 2 to 5, the innermost dimension last; strides, in elements, of all but that one."""
     size, kind = {"u8": (1, 0), "bf16": (2, 9), "f32": (4, 7)}[element]
     memory = ctypes.create_string_buffer(128 + 64)
     place = -(-ctypes.addressof(memory) // 64) * 64
-    rows, cols = shape
+    rank = len(shape)
     promotion = 3  # of L2, to 256 bytes
     result = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
         ctypes.c_void_p(place),
         kind,
-        2,
+        rank,
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(cols, rows),
-        (ctypes.c_uint64 * 1)(cols * size),
-        (ctypes.c_uint32 * 2)(box[1], box[0]),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * (rank - 1))(*(stride * size for stride in reversed(strides))),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
         0,
         3 if swizzles else 0,
         promotion,

@@ -53,7 +53,7 @@ OPERATION_NAMES = tuple(
 # Kernels that are attention's, or made of its parts.
 ATTENDING = ("hopper", "kv_cache")
 # What the host knows of kernels.
-KERNELS = tuple(f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper") for header in ("config", "params"))
+KERNELS = tuple(f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper", "moe/sm90") for header in ("config", "params"))
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
 # Words of operations, which neither the framework nor the tiles of kernels may speak of.
 FOREIGN_TO_CORE = re.compile(
@@ -69,6 +69,7 @@ LAYERS = (
     layer("src/device/tile", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/sm90", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/gemm", "device/gemm/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
+    layer("src/device/moe/sm90", "device/moe/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
     *(
         layer(f"src/device/{name}", f"device/{name}/", "device/tile/", "device/common/", angled=INTEGERS)
         for name in OPERATION_NAMES

@@ -88,6 +88,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasT
                         // All lanes have the same number, and the compiler keeps it in a uniform register from here on.
                         { M::agreed(i) } -> SameAs<int32_t>;
                         { M::shuffle_xor(word, i) } -> SameAs<uint32_t>;
+                        { M::shuffle(i, i) } -> SameAs<int32_t>;         // that of another lane of the warp
                         { M::lanes_where(bool{}) } -> SameAs<uint32_t>;  // a bit for each lane of the warp
                         { M::tanh(x) } -> SameAs<float>;                 // its relative error is 2^-11
                         { M::pin(x) } -> SameAs<void>;                   // no use of x moves across it

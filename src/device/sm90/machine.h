@@ -17,6 +17,7 @@ struct HopperMachine : Sm80Machine {
   TILEWISE_INLINE static uint32_t lanes_where(bool value) { return __ballot_sync(~0u, value); }
   using Sm80Machine::shuffle_xor;
   TILEWISE_INLINE static uint32_t shuffle_xor(uint32_t value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
+  TILEWISE_INLINE static int32_t shuffle(int32_t value, int lane) { return __shfl_sync(~0u, value, lane); }
   TILEWISE_INLINE static float tanh(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -27,6 +27,9 @@ struct HostSm90Machine : HostSm80Machine {
     return static_cast<int32_t>(host_block->shuffle_xor(static_cast<uint32_t>(value), lane()));  // lane 0's
   }
   TILEWISE_INLINE static int32_t agreed(int32_t value) { return uniform(value); }
+  TILEWISE_INLINE static int32_t shuffle(int32_t value, int from) {
+    return static_cast<int32_t>(host_block->shuffle_xor(static_cast<uint32_t>(value), lane() ^ from));
+  }
   TILEWISE_INLINE static uint32_t lanes_where(bool value) {
     uint32_t lanes = static_cast<uint32_t>(value) << lane();
     for (int bit = 1; bit < 32; bit *= 2) lanes |= host_block->shuffle_xor(lanes, bit);

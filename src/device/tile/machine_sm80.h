@@ -27,6 +27,7 @@ struct Sm80Machine {
   TILEWISE_INLINE static float shuffle_xor(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
   TILEWISE_INLINE static int32_t highest_of_wave(int32_t value) { return __reduce_max_sync(~0u, value); }
   TILEWISE_INLINE static int32_t sum_of_wave(int32_t value) { return __reduce_add_sync(~0u, value); }
+  TILEWISE_INLINE static uint32_t bits_of_wave(uint32_t value) { return __reduce_or_sync(~0u, value); }
 
   template <class T>
   TILEWISE_INLINE static T load_global(const T* from) {

@@ -110,6 +110,34 @@ TILEWISE_INLINE int32_t sum_of_wave(int32_t value) {
   }
 }
 
+/// The bits that are set in some lane of a wave: known to be the same in each.
+template <class Machine>
+TILEWISE_INLINE uint32_t bits_of_wave(uint32_t value) {
+  if constexpr (requires { Machine::bits_of_wave(value); }) {
+    return Machine::bits_of_wave(value);
+  } else {
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < Machine::kLanes; bit *= 2) {
+      value |= static_cast<uint32_t>(shuffle_xor<Machine>(static_cast<int32_t>(value), bit));
+    }
+    return value;
+  }
+}
+
+/// How many bits are set.
+TILEWISE_INLINE int32_t popcount(uint32_t bits) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return __popc(bits);
+#else
+  return __builtin_popcount(bits);
+#endif
+}
+/// The place of the n-th bit, from 0, of those that are set; there are more than n.
+TILEWISE_INLINE int32_t nth_bit(uint32_t bits, int32_t n) {
+  for (; n > 0; --n) bits &= bits - 1;
+  return popcount((bits & (0u - bits)) - 1);
+}
+
 /// Keeps instructions on their side of this call, where the machine has a way to.
 template <class Machine>
 TILEWISE_INLINE void keep_order() {
@@ -158,6 +186,14 @@ TILEWISE_INLINE float square_root(float x) {
   return sqrtf(x);
 #else
   return __builtin_sqrtf(x);
+#endif
+}
+
+TILEWISE_INLINE float complementary_error_function(float x) {
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+  return erfcf(x);
+#else
+  return __builtin_erfcf(x);
 #endif
 }
 

@@ -1,0 +1,432 @@
+"""Hopper's expert layers (src/device/moe/sm90) beside torch's grouped_mm, bf16.
+
+Each configuration is compiled by NVRTC, compared with fp32 arithmetic on random data, and timed in turns with the layer
+made of torch.nn.functional.grouped_mm as transformers has it: captured graphs of calls whose routings are drawn anew,
+so that weights come from memory. --compile-only DIR leaves machine code there, which --kernels DIR takes. Needs torch
+and an NVIDIA GPU of sm_90, and NVRTC where there is no machine code yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
+
+if TYPE_CHECKING:
+    import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ARCHITECTURE = "sm_90a"
+BYTES_PER_SECOND, FLOPS = 4.2e12, 780e12  # of the floor
+LEAST_BYTES = 4e8  # of weights that the calls of a graph touch
+WORST_ERROR = 6e-3  # of out in bf16, relative, in the norm: h and each part are rounded before
+
+STUB = """#include "device/sm90/machine.h"
+#include "device/sm90/ops.h"
+#include "device/moe/sm90/{header}.h"
+namespace tilewise::device {{
+using Ops = Sm90Ops<HopperMachine>;
+inline constexpr {struct} kConfig = [] {{
+  {struct} c;
+  {config}
+  return c;
+}}();
+using Kernel = {kernel}<Ops, kConfig>;
+}}  // namespace tilewise::device
+extern "C" __device__ const int shared_bytes = sizeof(tilewise::device::Kernel::Shared);
+extern "C" __device__ const int param_bytes = sizeof(tilewise::device::Kernel::Params);
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+    layer(const __grid_constant__ tilewise::device::Kernel::Params params) {{
+  extern __shared__ __align__(1024) unsigned char memory[];
+  tilewise::device::Kernel::run(params, *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory));
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Layer:
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+
+
+LAYERS = {
+    "qwen": Layer(128, 8, 2048, 768),
+    "mixtral": Layer(8, 2, 4096, 14336),
+    "deepseek": Layer(256, 8, 7168, 2048),
+}
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """MoeDecodeConfig of device/moe/sm90/config.h."""
+
+    block_n: int
+    held_ids: int
+    stages: int
+    consumers: int = 1
+    row_blocks: int = 1
+
+    DEPTH = 128
+
+    @property
+    def name(self) -> str:
+        return f"decode_n{self.block_n}_h{self.held_ids}_c{self.consumers}x{self.row_blocks}_s{self.stages}"
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.consumers * self.row_blocks
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * 128
+
+    @property
+    def source(self) -> str:
+        fields = {name: getattr(self, name) for name in ("block_n", "held_ids", "stages", "consumers", "row_blocks")}
+        return STUB.format(
+            header="decode",
+            struct="MoeDecodeConfig",
+            kernel="Sm90MoeDecode",
+            config=" ".join(f"c.{name} = {value};" for name, value in fields.items()),
+            threads=self.threads,
+        )
+
+
+class Pairs(ctypes.Structure):
+    """PairTensor of params.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("token_stride", ctypes.c_int64),
+        ("slot_stride", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class Rows(ctypes.Structure):
+    """RowTensor."""
+
+    _fields_ = (("data", ctypes.c_uint64), ("row_stride", ctypes.c_int64))
+
+
+class Shape(ctypes.Structure):
+    """MoeShape."""
+
+    _fields_ = (("sizes", ctypes.c_int32 * 6), ("first_expert", ctypes.c_int64))
+
+
+class DecodeParams(ctypes.Structure):
+    """MoeDecodeParams."""
+
+    _fields_ = (
+        ("maps", ctypes.c_char * 512),
+        ("shape", Shape),
+        ("topk_ids", Pairs),
+        ("topk_weights", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("biases", ctypes.c_uint64 * 10),
+        ("h", Rows),
+        ("parts", Rows),
+        ("out", Rows),
+        ("counters", ctypes.c_uint64),
+        ("alpha_limit", ctypes.c_float * 2),
+        ("rest", ctypes.c_char * 56),
+    )
+
+
+@dataclass
+class Weights:
+    layer: Layer
+    gate_up: torch.Tensor  # [experts, 2 intermediate, hidden]
+    down: torch.Tensor  # [experts, hidden, intermediate]
+
+    @classmethod
+    def draw(cls, layer: Layer) -> Weights:
+        import torch
+
+        def matrix(rows: int, cols: int) -> torch.Tensor:
+            out = torch.empty(layer.experts, rows, cols, device="cuda", dtype=torch.bfloat16)
+            for expert in out:
+                expert.copy_(torch.randn(rows, cols, device="cuda") * cols**-0.5)
+            return out
+
+        return cls(layer, matrix(2 * layer.intermediate, layer.hidden), matrix(layer.hidden, layer.intermediate))
+
+
+@dataclass
+class Call:
+    """A call's rows and routing, and what it leaves."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    out: torch.Tensor
+    scratch: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def draw(cls, layer: Layer, tokens: int, skewed: bool = False) -> Call:
+        import torch
+
+        x = torch.randn(tokens, layer.hidden, device="cuda").bfloat16()
+        logits = torch.randn(tokens, layer.experts, device="cuda")
+        if skewed:
+            logits += torch.linspace(3, 0, layer.experts, device="cuda")
+        weights, ids = torch.topk(torch.softmax(logits, -1), layer.top_k, sorted=True)
+        return cls(x, ids.int(), weights / weights.sum(-1, keepdim=True), torch.empty_like(x))
+
+    def reference(self, w: Weights) -> torch.Tensor:
+        """In fp32, an expert after the other."""
+        import torch
+
+        out = torch.zeros(self.x.shape, device="cuda")
+        for expert in self.ids.unique().tolist():
+            if not 0 <= expert < w.layer.experts:
+                continue
+            token, slot = (self.ids == expert).nonzero(as_tuple=True)
+            gate, up = (self.x[token].float() @ w.gate_up[expert].float().t()).chunk(2, -1)
+            part = (torch.nn.functional.silu(gate) * up) @ w.down[expert].float().t()
+            out.index_add_(0, token, part * self.weights[token, slot, None])
+        return out
+
+
+class Decode:
+    """A configuration's machine code."""
+
+    def __init__(self, config: DecodeConfig, code: bytes) -> None:
+        self.config = config
+        self._module = CudaModule(code)
+        self._shared_bytes = self._module.number("shared_bytes")
+        if (found := self._module.number("param_bytes")) != ctypes.sizeof(DecodeParams):
+            raise RuntimeError(f"{config.name}: parameters are {found} bytes, {ctypes.sizeof(DecodeParams)} here")
+
+    def serves(self, call: Call) -> bool:
+        tokens, top_k = call.ids.shape
+        return tokens <= self.config.block_n and tokens * top_k <= 32 * self.config.held_ids
+
+    def prepare(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+        import torch
+
+        c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
+        pairs, i, h = tokens * top_k, layer.intermediate, layer.hidden
+        kept = {"device": "cuda", "dtype": torch.bfloat16}
+        values, parts = (torch.full((pairs, cols), float("nan"), **kept) for cols in (i, h))
+        counters = torch.randint(-(2**31), 2**31 - 1, (4 + pairs,), device="cuda", dtype=torch.int32)
+        call.scratch += [values, parts, counters]
+        maps = [
+            matrix_map(call.x.data_ptr(), "bf16", (tokens, h), (1, 64), True),
+            tensor_map(
+                w.gate_up.data_ptr(),
+                "bf16",
+                (layer.experts, i // 8, 2, 8, h),
+                (2 * i * h, 8 * h, i * h, h),
+                (1, c.block_m // 16, 2, 8, 64),
+                True,
+            ),
+            matrix_map(values.data_ptr(), "bf16", (pairs, i), (1, 64), True),
+            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, c.block_m, 64), True),
+        ]
+        p = DecodeParams()
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 512)
+        p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
+        p.topk_ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
+        p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (values, parts, call.out))
+        p.counters = counters.data_ptr()
+        blocks = torch.cuda.get_device_properties(0).multi_processor_count
+        launch = self._module.prepare("layer", blocks, c.threads, self._shared_bytes, [p], programmatic)
+        return lambda: launch(torch.cuda.current_stream().cuda_stream)
+
+
+def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
+    """As transformers' "grouped_mm" experts have it."""
+    import torch
+
+    up_t, down_t = w.gate_up.transpose(-2, -1), w.down.transpose(-2, -1)
+    tokens, top_k = call.ids.shape
+
+    def layer() -> None:
+        flat = call.ids.reshape(-1)
+        order = torch.argsort(flat)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device="cuda")
+        counts = torch.histc(flat.float(), bins=w.layer.experts, min=0, max=w.layer.experts - 1)
+        offsets = torch.cumsum(counts, 0, dtype=torch.int32)
+        rows = call.x[order // top_k]
+        gate, up = torch._grouped_mm(rows, up_t, offs=offsets).chunk(2, -1)
+        parts = torch._grouped_mm(torch.nn.functional.silu(gate) * up, down_t, offs=offsets)
+        parts = parts * call.weights.reshape(-1)[order, None]
+        call.out.copy_(parts[back].view(tokens, top_k, -1).sum(1))
+
+    return layer
+
+
+def compiled(configs: tuple[DecodeConfig, ...], folder: Path | None) -> dict[str, bytes]:
+    """Machine code of each, from the folder or by NVRTC, and then left there."""
+
+    def code_of(config: DecodeConfig) -> bytes:
+        file = folder / f"{config.name}.cubin" if folder else None
+        if file and file.is_file():
+            return file.read_bytes()
+        code = compile_cuda(config.source, ARCHITECTURE, REPOSITORY / "src")
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(code)
+        return code
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip((config.name for config in configs), threads.map(code_of, configs), strict=True))
+
+
+def error_of(kernel: Decode, w: Weights, call: Call) -> float:
+    """Relative, in the norm; infinite where runs differ in a bit or something is not written."""
+    import torch
+
+    run, runs = kernel.prepare(w, call, False), []
+    for _ in range(3):
+        call.out.fill_(float("nan"))
+        run()
+        runs.append(call.out.clone())
+    torch.cuda.synchronize()
+    if not all(torch.equal(run.view(torch.int16), runs[0].view(torch.int16)) for run in runs):
+        return float("inf")
+    reference = call.reference(w)
+    error = ((runs[0].float() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+    return error if error == error else float("inf")
+
+
+def floor_of(layer: Layer, calls: list[Call]) -> float:
+    """Seconds of a call: of the weights that it touches, or of its operations."""
+    expert = 3 * layer.intermediate * layer.hidden
+    touched = statistics.mean(call.ids.unique().numel() for call in calls)
+    return max(touched * expert * 2 / BYTES_PER_SECOND, calls[0].ids.numel() * expert * 2 / FLOPS)
+
+
+def graph_of(runs: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
+    import torch
+
+    runs[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    return graph
+
+
+def seconds_of(ways: dict[str, list[Callable[[], Any]]], samples: int, pause: float) -> dict[str, list[float]]:
+    """Of a call, in turns; each sample is a graph of all calls, after a pause."""
+    import torch
+
+    graphs = {name: graph_of(runs) for name, runs in ways.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(samples + 1):
+        for name, graph in graphs.items():
+            torch.cuda.synchronize()
+            time.sleep(pause)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if turn > 0:
+                seconds[name].append(begin.elapsed_time(end) / 1e3 / len(ways[name]))
+    return seconds
+
+
+def measure(name: str, tokens: int, w: Weights, kernels: list[Decode], options: argparse.Namespace) -> dict[str, Any]:
+    layer = w.layer
+    fine = []
+    for kernel in kernels:
+        errors = [error_of(kernel, w, Call.draw(layer, tokens, skewed)) for skewed in (False, True)]
+        print(f"{name} {tokens} {kernel.config.name}: errors {errors[0]:.2e} {errors[1]:.2e}", flush=True)
+        if max(errors) < WORST_ERROR:
+            fine.append(kernel)
+    if options.check_only:
+        return {}
+    expert_bytes = 6 * layer.intermediate * layer.hidden
+    count = max(4, min(32, round(LEAST_BYTES / (layer.top_k * expert_bytes)) + 1))
+    calls = [Call.draw(layer, tokens) for _ in range(count)]
+    floor = floor_of(layer, calls)
+    ways = {
+        f"{k.config.name}{' pdl' if pdl else ''}": [k.prepare(w, call, pdl) for call in calls]
+        for k in fine
+        for pdl in (False, True)
+    }
+    if options.peers:
+        ways["grouped_mm"] = [grouped_layer(w, call) for call in calls]
+    seconds = seconds_of(ways, options.samples, options.pause)
+    print(f"{name} {tokens} tokens: floor {floor * 1e6:.1f} us, {count} calls")
+    for way, of in sorted(seconds.items(), key=lambda item: statistics.median(item[1])):
+        middle = statistics.median(of)
+        print(
+            f"  {way:36} {middle * 1e6:8.1f} us ({min(of) * 1e6:.1f} to {max(of) * 1e6:.1f})  {middle / floor:.2f} x",
+            flush=True,
+        )
+    return {"floor": floor, "seconds": seconds}
+
+
+CONFIGS = (
+    DecodeConfig(8, 1, 11),
+    DecodeConfig(8, 2, 11),
+    DecodeConfig(8, 1, 6, consumers=2),
+    DecodeConfig(16, 4, 10),
+    DecodeConfig(16, 4, 5, consumers=2),
+    DecodeConfig(64, 16, 7),
+    DecodeConfig(64, 16, 4, consumers=2),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", default="qwen,mixtral", help="default: qwen,mixtral")
+    parser.add_argument("--tokens", default="1,16,64", help="default: 1,16,64")
+    parser.add_argument("--filter", default="", help="only configurations whose name contains it")
+    parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
+    parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave torch's layer out")
+    parser.add_argument("--kernels", type=Path, metavar="DIR", help="where machine code is kept")
+    parser.add_argument("--compile-only", type=Path, metavar="DIR", help="compile into this folder and leave")
+    parser.add_argument("--check-only", action="store_true", help="compare with fp32 and leave, as for sanitizers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    options = parser.parse_args()
+    configs = tuple(c for c in CONFIGS if options.filter in c.name)
+    code = compiled(configs, options.compile_only or options.kernels)
+    if options.compile_only:
+        return 0
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        print("moe_gpu.py: needs an NVIDIA GPU of sm_90, which torch does not see", file=sys.stderr)
+        return 1
+    torch.zeros(1, device="cuda")
+    torch.manual_seed(options.samples)
+    kernels = [Decode(config, code[config.name]) for config in configs]
+    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for name in options.layers.split(","):
+        weights = Weights.draw(LAYERS[name])
+        for tokens in (int(text) for text in options.tokens.split(",")):
+            draw = Call.draw(LAYERS[name], tokens)
+            results[f"{name} {tokens}"] = measure(
+                name, tokens, weights, [k for k in kernels if k.serves(draw)], options
+            )
+        del weights
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

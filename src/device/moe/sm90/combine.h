@@ -1,0 +1,57 @@
+// The last step of a layer: a token's parts summed in fp32 in the order of its slots, and rounded once.
+#pragma once
+
+#include "device/moe/sm90/pairs.h"
+#include "device/tile/element.h"
+
+namespace tilewise::device {
+
+inline constexpr int kPartsAtOnce = 4;
+
+/// Sums 16 bytes of a token's row, from element `col` on. is_here(slot): whether the slot has a part.
+template <class Machine, int kElement, class IsHere>
+TILEWISE_INLINE Chunk sum_parts(const MoeShape& shape, const RowTensor& parts, int32_t token, int32_t col,
+                                const IsHere& is_here) {
+  float sum[8] = {};
+  const auto* const first =
+      static_cast<const uint16_t*>(parts.data) + int64_t{token} * shape.top_k * parts.row_stride + col;
+  for (int32_t slot = 0; slot < shape.top_k; slot += kPartsAtOnce) {
+    Chunk part[kPartsAtOnce];
+    TILEWISE_UNROLL
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      part[i] = {};
+      if (slot + i >= shape.top_k || !is_here(slot + i)) continue;
+      part[i] = Machine::load_global(reinterpret_cast<const Chunk*>(first + (slot + i) * parts.row_stride));
+    }
+    TILEWISE_UNROLL
+    for (int i = 0; i < kPartsAtOnce; ++i) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < 8; ++c) {
+        const uint16_t bits = part[i].element(c);
+        sum[c] += kElement == kBf16 ? bf16_to_float(bits) : Machine::widen_f16(bits);
+      }
+    }
+  }
+  Chunk out;
+  TILEWISE_UNROLL
+  for (int c = 0; c < 4; ++c) out.word[c] = Machine::template pack<kElement>(sum[2 * c], sum[2 * c + 1]);
+  return out;
+}
+
+/// Does so for all of out: `worker` of `workers` threads.
+template <class Machine, int kElement>
+TILEWISE_INLINE void combine_parts(const MoeShape& shape, const PairTensor& ids, const RowTensor& parts,
+                                   const RowTensor& out, int32_t worker, int32_t workers) {
+  const int32_t chunks = shape.hidden / 8;
+  const int64_t all = int64_t{shape.tokens} * chunks;
+  for (int64_t unit = worker; unit < all; unit += workers) {
+    const auto token = static_cast<int32_t>(unit / chunks), col = static_cast<int32_t>(unit % chunks) * 8;
+    const Chunk sum = sum_parts<Machine, kElement>(shape, parts, token, col, [&](int32_t slot) TILEWISE_INLINE_LAMBDA {
+      return load_expert<Machine>(shape, ids, token, slot) != kNobody;
+    });
+    auto* const to = static_cast<uint16_t*>(out.data) + token * out.row_stride + col;
+    Machine::store_global(reinterpret_cast<Chunk*>(to), sum);
+  }
+}
+
+}  // namespace tilewise::device

@@ -1,0 +1,355 @@
+// A whole expert layer in one launch, for few rows. Weights are M of every product and an expert's rows are N, so that
+// a tile streams 64 rows of weights or more for 8 to 128 rows of x. All blocks do tiles of gate and up first and tiles
+// of down then; weights of these are on their way while h is not yet there. Parts are summed last, in the same launch.
+#pragma once
+
+#include "device/moe/sm90/combine.h"
+#include "device/moe/sm90/config.h"
+#include "device/moe/sm90/pairs.h"
+#include "device/sm90/epilogue.h"
+#include "device/sm90/grid_counters.h"
+#include "device/sm90/load.h"
+#include "device/sm90/mma.h"
+#include "device/sm90/pipeline.h"
+#include "device/sm90/roles.h"
+#include "device/sm90/scheduler.h"
+
+namespace tilewise::device {
+
+/// A tile of weights and the rows that it is multiplied with.
+struct MoeDecodeTile {
+  ExpertGroup group;
+  int32_t number;  // of the group
+  int32_t index;   // of the expert's tiles
+  int32_t down;    // 0: of gate and up
+};
+
+template <Sm90TileOps Ops, MoeDecodeConfig C>
+class Sm90MoeDecode {
+  using Machine = typename Ops::Machine;
+  template <int kColumns>
+  using RowsTile = SwizzledTile<kColumns, C.kDepth>;
+  struct Stage {
+    SwizzledTile<C.block_m(), C.kDepth> weights;
+    RowsTile<C.block_n> rows;
+  };
+  using Pipe = Pipeline<Machine, C.stages>;
+  using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>, ReadPairs<Machine>>;
+  using Scheduler = StaticScheduler<Machine>;
+  using Tile = MoeDecodeTile;
+  static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
+  static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up
+  static_assert(C.block_n % 8 == 0 && (C.block_n & (C.block_n - 1)) == 0);
+
+ public:
+  using Params = MoeDecodeParams;
+  struct Shared {
+    Stage stage[C.stages];
+    Pipe pipe;
+  };
+
+  TILEWISE_INLINE static void run(const MoeDecodeParams& p, Shared& shared) {
+    if (Machine::thread() == 0) {
+      shared.pipe.init(4 * C.consumers, 2);
+      Machine::publish_barriers();
+      Machine::prefetch_map(p.x_map), Machine::prefetch_map(p.gate_up_map);
+      Machine::prefetch_map(p.h_map), Machine::prefetch_map(p.down_map);
+    }
+    meet_cluster<Machine, 1>();
+    let_next_step_begin<Machine>();
+    wait_for_step_before<Machine>();
+    run_roles<Machine, C.consumers>(
+        [&](int warp) TILEWISE_INLINE_LAMBDA {
+          if (warp == 0) Role(p, shared).load_weights();
+          if (warp == 1) Role(p, shared).load_rows();
+        },
+        [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { Role(p, shared).consume(warpgroup); });
+  }
+
+ private:
+  /// What a warp does, all of whose lanes go through the same tiles.
+  class Role {
+   public:
+    TILEWISE_INLINE Role(const MoeDecodeParams& p, Shared& shared)
+        : p_(p),
+          shared_(shared),
+          pairs_(p),
+          tiles_up_(ceil_div(p.shape.intermediate, C.block_j())),
+          tiles_down_(ceil_div(p.shape.hidden, C.block_m())) {}
+
+    /// Of weights a lane loads all. They wait for nothing but room.
+    TILEWISE_INLINE void load_weights() {
+      ProducerPlace<Pipe> place(shared_.pipe);
+      for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
+        if (Machine::lane() == 0) {
+          const int32_t steps = steps_of(tile), expert = tile.group.expert;
+          TILEWISE_NO_UNROLL
+          for (int32_t step = 0; step < steps; ++step, place.advance()) {
+            Stage& stage = shared_.stage[place.stage()];
+            Barrier<Machine>& full = place.begin(sizeof stage.weights.bytes);
+            const int32_t k = step * C.kDepth;
+            if (tile.down) {
+              load_tile(stage.weights, p_.down_map, full, k, tile.index * C.block_m(), expert);
+            } else {
+              load_tile(stage.weights, p_.gate_up_map, full, k, 0, 0, tile.index * (C.block_j() / 8), expert);
+            }
+          }
+        }
+        Machine::wave_sync();
+      });
+    }
+
+    TILEWISE_INLINE void load_rows() {
+      ProducerPlace<Pipe> place(shared_.pipe);
+      const GridCounters<Machine> counters(p_.counters);
+      int32_t ready = kNobody;  // the group whose h is known to be there
+      if (pairs_.num_groups() > 0) {
+        if (Machine::lane() == 0) counters.open(pairs_.num_groups());
+        Machine::wave_sync();
+      }
+      for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
+        int32_t row[kHeldColumns];
+        look_up(row, tile);
+        TILEWISE_UNROLL
+        for (int32_t& x : row) x = tile.down || x == kNobody ? x : x / p_.shape.top_k;
+        if (tile.down && tile.number != ready) counters.wait(tile.number, tiles_up_), ready = tile.number;
+        const int32_t steps = steps_of(tile), columns = columns_of(tile);
+        const TensorMap& map = tile.down ? p_.h_map : p_.x_map;
+        TILEWISE_NO_UNROLL
+        for (int32_t step = 0; step < steps; ++step, place.advance()) {
+          place.wait();
+          if (Machine::lane() == 0) place.full().arrive_and_expect(columns * C.kDepth * 2);
+          Machine::wave_sync();
+          load_step(row, columns, shared_.stage[place.stage()].rows, map, place.full(), step * C.kDepth);
+        }
+      });
+    }
+
+    TILEWISE_INLINE void consume(int32_t warpgroup) {
+      const GridCounters<Machine> counters(p_.counters);
+      const bool speaks = Machine::thread() == kWarpgroupThreads;
+      if (speaks) counters.open(pairs_.num_groups());
+      ConsumerPlace<Pipe> place(shared_.pipe);
+      for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
+        for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
+          compute<decltype(columns)::value>(tile, place, warpgroup * 64 * C.row_blocks);
+        });
+        if (tile.down) return;
+        Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
+        if (speaks) counters.arrive(tile.number);
+      });
+      Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
+      if (speaks) counters.meet(Machine::blocks());
+      Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
+      combine_parts<Machine, C.type>(p_.shape, p_.topk_ids, p_.parts, p_.out,
+                                     Machine::block() * kConsumerThreads + Machine::thread() - kWarpgroupThreads,
+                                     Machine::blocks() * kConsumerThreads);
+    }
+
+   private:
+    template <class Visit>
+    TILEWISE_INLINE void for_each_tile(const Visit& visit) {
+      const int32_t up = pairs_.num_groups() * tiles_up_, down = pairs_.num_groups() * tiles_down_;
+      for (Scheduler tiles(up + down); tiles.has_tile(); tiles.advance()) {
+        const bool is_down = tiles.number() >= up;
+        const int32_t place = is_down ? tiles.number() - up : tiles.number();
+        const int32_t of_group = is_down ? tiles_down_ : tiles_up_, number = place / of_group;
+        visit(Tile{pairs_.group(number), number, place - number * of_group, is_down});
+      }
+    }
+    TILEWISE_INLINE int32_t steps_of(const Tile& tile) const {
+      return ceil_div(tile.down ? p_.shape.intermediate : p_.shape.hidden, int32_t{C.kDepth});
+    }
+    /// The columns that are multiplied: 8, 16, 32, ... of which the rows are the first ones.
+    TILEWISE_INLINE static int32_t columns_of(const Tile& tile) {
+      int32_t columns = 8;
+      while (columns < tile.group.count) columns *= 2;
+      return columns;
+    }
+    template <int kColumns = 8, class Visit>
+    TILEWISE_INLINE static void for_columns_of(const Tile& tile, const Visit& visit) {
+      if constexpr (kColumns == C.block_n) {
+        visit(Index<kColumns>{});
+      } else if (tile.group.count <= kColumns) {
+        visit(Index<kColumns>{});
+      } else {
+        for_columns_of<2 * kColumns>(tile, visit);
+      }
+    }
+    /// Pairs of columns lane, lane + 32, ...
+    template <int kCount>
+    TILEWISE_INLINE void look_up(int32_t (&pair)[kCount], const Tile& tile) const {
+      TILEWISE_UNROLL
+      for (int i = 0; i < kCount; ++i) pair[i] = pairs_.pair(tile.group, Machine::lane() + 32 * i);
+    }
+
+    /// Columns without a row are loaded as zeros, from in front of the tensor.
+    TILEWISE_INLINE void load_step(const int32_t (&row)[kHeldColumns], int32_t columns, RowsTile<C.block_n>& to,
+                                   const TensorMap& map, Barrier<Machine>& full, int32_t k) const {
+      TILEWISE_UNROLL
+      for (int i = 0; i < kHeldColumns; ++i) {
+        const int32_t column = Machine::lane() + 32 * i;
+        if (column >= columns) continue;
+        TILEWISE_UNROLL
+        for (int chunk = 0; chunk < RowsTile<8>::kChunks; ++chunk) {
+          Machine::copy_box(to.bytes + (chunk * columns + column) * kChunkRowBytes, map, full.state(),
+                            k + chunk * RowsTile<8>::kChunkColumns, row[i]);
+        }
+      }
+    }
+
+    template <int kColumns>
+    TILEWISE_INLINE void compute(const Tile& tile, ConsumerPlace<Pipe>& place, int32_t first_row) const {
+      using Sums = Fragment<Ops, 16, kColumns>;
+      Sums sums[C.row_blocks];
+      multiply<kColumns>(sums, place, first_row, steps_of(tile));
+      int32_t pair[ceil_div(kColumns, 32)];
+      look_up(pair, tile);
+      TILEWISE_UNROLL
+      for (int i = 0; i < C.row_blocks; ++i) {
+        if (tile.down) {
+          store_part(sums[i], tile, pair, tile.index * C.block_m() + first_row + 64 * i);
+        } else {
+          store_h(sums[i], tile, pair, first_row + 64 * i);
+        }
+      }
+    }
+
+    template <int kColumns, class Sums>
+    TILEWISE_INLINE void multiply(Sums (&sums)[C.row_blocks], ConsumerPlace<Pipe>& place, int32_t first_row,
+                                  int32_t steps) const {
+      for (Sums& part : sums) pin_registers<Machine>(part);
+      TILEWISE_NO_UNROLL
+      for (int32_t step = 0; step < steps; ++step, place.advance()) {
+        place.wait();
+        Stage& stage = shared_.stage[place.stage()];
+        auto& rows = reinterpret_cast<RowsTile<kColumns>&>(stage.rows);
+        Machine::wgmma_fence();
+        TILEWISE_UNROLL
+        for (int i = 0; i < C.row_blocks; ++i) {
+          mma_ABt<Machine, C.type>(sums[i].tile[0], stage.weights, first_row + 64 * i, rows, step > 0);
+        }
+        Machine::wgmma_commit();
+        Machine::template wgmma_wait<1>();
+        if (step > 0) place.release_before();
+      }
+      Machine::template wgmma_wait<0>();
+      for (Sums& part : sums) pin_registers<Machine>(part);
+      place.release_before();
+    }
+
+    /// visit(eight columns, column, its pair or kNobody) for the columns of whose pairs of rows a lane stores.
+    template <int kColumns, int kCount, class Visit>
+    TILEWISE_INLINE static void for_stored_columns(const int32_t (&pair)[kCount], const Visit& visit) {
+      const int lane = Machine::lane();
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColumns / 8; ++c) {
+        const int32_t column = 8 * c + 2 * (lane % 4) + lane / 4 % 2;
+        visit(c, column, Machine::shuffle(pair[c / 4], column % 32));
+      }
+    }
+
+    /// Of any column: registers are chosen by constants.
+    template <int kCount>
+    TILEWISE_INLINE static int32_t pair_of_column(const int32_t (&pair)[kCount], int32_t column) {
+      int32_t own = pair[0];
+      TILEWISE_UNROLL
+      for (int i = 1; i < kCount; ++i) own = column / 32 == i ? pair[i] : own;
+      return Machine::shuffle(own, column % 32);
+    }
+
+    template <class Sums, int kCount>
+    TILEWISE_INLINE void store_part(Sums& sums, const Tile& tile, const int32_t (&pair)[kCount], int32_t row) const {
+      const int32_t rows = p_.shape.hidden - row, own = warp_row<Machine>() + Machine::lane() / 4;
+      if constexpr (C.biases) {
+        for_rows(sums, [&](float& x, int slot, int, int) TILEWISE_INLINE_LAMBDA {
+          if (own + 8 * slot < rows) x += bias(p_.down_bias, tile.group.expert, 0, row + own + 8 * slot);
+        });
+      }
+      if constexpr (!C.weight_on_input) multiply_by_weights(sums, pair);
+      auto* const parts = static_cast<uint16_t*>(p_.parts.data) + row;
+      store_transposed<Machine, C.type>(sums, rows, [&](int32_t column) TILEWISE_INLINE_LAMBDA -> uint16_t* {
+        const int32_t to = pair_of_column(pair, column);
+        return to == kNobody ? nullptr : parts + to * p_.parts.row_stride;
+      });
+    }
+
+    template <class Sums, int kCount>
+    TILEWISE_INLINE void store_h(Sums& sums, const Tile& tile, const int32_t (&pair)[kCount], int32_t row) const {
+      if constexpr (C.weight_on_input) multiply_by_weights(sums, pair);
+      const int32_t expert = tile.group.expert, lane = Machine::lane();
+      auto* const h = static_cast<uint16_t*>(p_.h.data);
+      if constexpr (!C.gated) {
+        const int32_t first = tile.index * C.block_j() + row, rows = p_.shape.intermediate - first;
+        for_rows(sums, [&](float& x, int slot, int, int) TILEWISE_INLINE_LAMBDA {
+          const int32_t own = warp_row<Machine>() + lane / 4 + 8 * slot;
+          if (C.biases && own < rows) x += bias(p_.gate_up_bias, expert, 0, first + own);
+          x = activate_clamped<Machine, C.activation, C.clamp>(x, p_.numbers);
+        });
+        store_transposed<Machine, C.type>(sums, rows, [&](int32_t column) TILEWISE_INLINE_LAMBDA -> uint16_t* {
+          const int32_t to = pair_of_column(pair, column);
+          return to == kNobody ? nullptr : h + to * p_.h.row_stride + first;
+        });
+      } else {
+        // Rows 0 to 7 of each 16 are gate's and the others up's, of the same eight intermediate values.
+        const int32_t first = tile.index * C.block_j() + (row + warp_row<Machine>()) / 2, own = first + lane / 4;
+        float gate_bias = 0.0f, up_bias = 0.0f;
+        if (C.biases && own < p_.shape.intermediate) {
+          gate_bias = bias(p_.gate_up_bias, expert, 0, own), up_bias = bias(p_.gate_up_bias, expert, 1, own);
+        }
+        for_stored_columns<Sums::kCols>(pair, [&](int c, int32_t, int32_t to) TILEWISE_INLINE_LAMBDA {
+          auto& x = sums.tile[0][c];
+          const auto value = [&](int i) TILEWISE_INLINE_LAMBDA {
+            return activate_gated<Machine, C.activation, C.clamp>(x[i] + gate_bias, x[2 + i] + up_bias, p_.numbers);
+          };
+          // Lanes of two adjacent values have two columns each, and exchange them for two values of one column.
+          const uint32_t kept = Machine::template pack<C.type>(value(0), value(1));
+          const uint32_t other = Machine::shuffle_xor(kept, 4);
+          const uint32_t two = lane / 4 % 2 ? other >> 16 | (kept & 0xFFFF0000u) : (kept & 0xFFFFu) | other << 16;
+          const int32_t at = first + lane / 8 * 2;
+          if (to == kNobody || at >= p_.shape.intermediate) return;
+          Machine::store_global(reinterpret_cast<uint32_t*>(h + to * p_.h.row_stride + at), two);
+        });
+      }
+    }
+
+    /// visit(x, slot, eight columns, which of the lane's two columns of them) for each of a lane's sums.
+    template <class Sums, class Visit>
+    TILEWISE_INLINE static void for_rows(Sums& sums, const Visit& visit) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < Sums::kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) visit(sums.tile[0][c][i], i / 2, c, i % 2);
+      }
+    }
+    template <class Sums, int kCount>
+    TILEWISE_INLINE void multiply_by_weights(Sums& sums, const int32_t (&pair)[kCount]) const {
+      float weight[kCount];
+      TILEWISE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        weight[i] = pair[i] == kNobody ? 0.0f : load_weight<Machine>(p_.shape, p_.topk_weights, pair[i]);
+      }
+      TILEWISE_UNROLL
+      for (int c = 0; c < Sums::kColTiles; ++c) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const int32_t from = 8 * c % 32 + 2 * (Machine::lane() % 4) + i;
+          const float factor =
+              __builtin_bit_cast(float, Machine::shuffle(__builtin_bit_cast(int32_t, weight[c / 4]), from));
+          sums.tile[0][c][i] *= factor, sums.tile[0][c][2 + i] *= factor;
+        }
+      }
+    }
+    TILEWISE_INLINE static float bias(const ExpertBias& from, int32_t expert, int32_t gate, int32_t i) {
+      return load_number<Machine>(from.data, expert * from.expert_stride + gate * from.gate_stride + i * from.stride,
+                                  from.type);
+    }
+
+    const MoeDecodeParams& p_;
+    Shared& shared_;
+    Pairs pairs_;
+    const int32_t tiles_up_, tiles_down_;
+  };
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,136 @@
+// Which expert takes which pairs (token, slot): looked up by a warp whose lanes hold all ids of a small call, or read
+// from lists that the sorting kernels have left.
+#pragma once
+
+#include "device/moe/sm90/params.h"
+#include "device/sm90/contract.h"
+
+namespace tilewise::device {
+
+inline constexpr int32_t kNobody = -1;
+
+/// A number of BiasType `type`.
+template <class Machine>
+TILEWISE_INLINE float load_number(const void* data, int64_t index, int32_t type) {
+  if (type == kBiasF32) return Machine::load_global(static_cast<const float*>(data) + index);
+  const uint16_t bits = Machine::load_global(static_cast<const uint16_t*>(data) + index);
+  return type == kBiasBf16 ? bf16_to_float(bits) : Machine::widen_f16(bits);
+}
+
+/// The expert of a slot as the weights here count them, or kNobody.
+template <class Machine>
+TILEWISE_INLINE int32_t load_expert(const MoeShape& shape, const PairTensor& ids, int32_t token, int32_t slot) {
+  const int64_t at = token * ids.token_stride + slot * ids.slot_stride;
+  int64_t id;
+  if (ids.type == 8) {
+    id = Machine::load_global(static_cast<const int64_t*>(ids.data) + at);
+  } else {
+    id = Machine::load_global(static_cast<const int32_t*>(ids.data) + at);
+  }
+  // Wraps where the difference does, so that no id of a far range comes out as one of these.
+  const uint64_t local = static_cast<uint64_t>(id) - static_cast<uint64_t>(shape.first_expert);
+  return local < static_cast<uint64_t>(shape.num_experts) ? static_cast<int32_t>(local) : kNobody;
+}
+
+template <class Machine>
+TILEWISE_INLINE float load_weight(const MoeShape& shape, const PairTensor& weights, int32_t pair) {
+  const int32_t token = pair / shape.top_k, slot = pair - token * shape.top_k;
+  return load_number<Machine>(weights.data, token * weights.token_stride + slot * weights.slot_stride, weights.type);
+}
+
+/// Lane l holds the ids of pairs l, l + 32, ... Every call is made by all lanes of a warp, here and below.
+template <class Machine, int kHeld>
+class HeldPairs {
+ public:
+  template <class Params>
+  TILEWISE_INLINE explicit HeldPairs(const Params& p) {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kHeld; ++r) {
+      const int32_t pair = 32 * r + Machine::lane(), token = pair / p.shape.top_k;
+      expert_[r] = pair < p.shape.pairs()
+                       ? load_expert<Machine>(p.shape, p.topk_ids, token, pair - token * p.shape.top_k)
+                       : kNobody;
+    }
+    const int32_t words = ceil_div(p.shape.num_experts, 32);
+    for (int32_t word = 0; word < words; ++word) {
+      uint32_t own = 0;
+      TILEWISE_UNROLL
+      for (int r = 0; r < kHeld; ++r) {
+        if (expert_[r] >> 5 == word) own |= 1u << (expert_[r] & 31);
+      }
+      const uint32_t all = bits_of_wave<Machine>(own);
+      if (Machine::lane() == word) active_ = all;
+    }
+    before_ = popcount(active_);
+    groups_ = sum_of_wave<Machine>(before_);
+    before_ = sum_of_lanes_before(before_);
+  }
+
+  TILEWISE_INLINE int32_t num_groups() const { return groups_; }
+
+  /// The group of that number: the so-manyth expert that has rows, and all that it has.
+  TILEWISE_INLINE ExpertGroup group(int32_t number) {
+    const int32_t rest = number - before_;
+    const bool here = rest >= 0 && rest < popcount(active_);
+    const int32_t own = here ? 32 * Machine::lane() + nth_bit(active_, rest) : 0;
+    const auto expert = static_cast<int32_t>(bits_of_wave<Machine>(static_cast<uint32_t>(own)));
+    int32_t count = 0;
+    TILEWISE_UNROLL
+    for (int r = 0; r < kHeld; ++r) {
+      lanes_[r] = Machine::lanes_where(expert_[r] == expert);
+      count += popcount(lanes_[r]);
+    }
+    return {expert, 0, count, 0};
+  }
+  /// Row i of the group that was asked for last, or kNobody.
+  TILEWISE_INLINE int32_t pair(const ExpertGroup&, int32_t i) const {
+    uint32_t lanes = 0;
+    int32_t first = 0, rest = 0;
+    TILEWISE_UNROLL
+    for (int r = 0; r < kHeld; ++r) {
+      const int32_t here = popcount(lanes_[r]);
+      if (i >= 0 && i < here) lanes = lanes_[r], first = 32 * r, rest = i;
+      i -= here;
+    }
+    return lanes == 0 ? kNobody : first + nth_bit(lanes, rest);
+  }
+
+ private:
+  /// Of lanes with lower numbers.
+  TILEWISE_INLINE static int32_t sum_of_lanes_before(int32_t value) {
+    int32_t before = 0;
+    TILEWISE_UNROLL
+    for (int bit = 1; bit < 32; bit *= 2) {
+      const int32_t other = shuffle_xor<Machine>(value, bit);
+      if (Machine::lane() & bit) before += other;
+      value += other;
+    }
+    return before;
+  }
+
+  int32_t expert_[kHeld];
+  uint32_t lanes_[kHeld];
+  uint32_t active_ = 0;  // experts 32 l to 32 l + 31 that have rows
+  int32_t before_, groups_;
+};
+
+/// What the sorting kernels have left.
+template <class Machine>
+class ReadPairs {
+ public:
+  template <class Params>
+  TILEWISE_INLINE explicit ReadPairs(const Params& p)
+      : sorted_(p.sorted), groups_(Machine::load_global(p.sorted.num_groups)) {}
+
+  TILEWISE_INLINE int32_t num_groups() const { return groups_; }
+  TILEWISE_INLINE ExpertGroup group(int32_t number) const { return Machine::load_global(sorted_.groups + number); }
+  TILEWISE_INLINE int32_t pair(const ExpertGroup& group, int32_t i) const {
+    return i < group.count ? Machine::load_global(sorted_.pairs + group.first + i) : kNobody;
+  }
+
+ private:
+  const SortedPairs& sorted_;
+  const int32_t groups_;
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,103 @@
+// What Hopper's kernels of expert layers are told: plain data, shape beside every pointer.
+#pragma once
+
+#include "device/sm90/tensor_map.h"
+#include "device/tile/activate.h"
+
+namespace tilewise::device {
+
+struct MoeShape {
+  int32_t tokens, top_k, hidden, intermediate, num_experts, unused;
+  int64_t first_expert;  // an id outside [first_expert, first_expert + num_experts) is nobody's here
+  constexpr int32_t pairs() const { return tokens * top_k; }
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("tokens", p.tokens), visit("top_k", p.top_k), visit("hidden", p.hidden);
+    visit("intermediate", p.intermediate), visit("num_experts", p.num_experts), visit("unused", p.unused);
+    visit("first_expert", p.first_expert);
+  }
+};
+
+/// [tokens, top_k] of integers of 4 or 8 bytes, or of a BiasType's numbers.
+struct PairTensor {
+  const void* data;
+  int64_t token_stride, slot_stride;
+  int32_t type;    // of ids: bytes of one; of weights: BiasType
+  int32_t unused;  // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("token_stride", p.token_stride), visit("slot_stride", p.slot_stride);
+    visit("type", p.type), visit("unused", p.unused);
+  }
+};
+
+/// [num_experts, gate and up, size]: element (e, g, i) of BiasType `type`. data null: there is none.
+struct ExpertBias {
+  const void* data;
+  int64_t expert_stride, gate_stride, stride;
+  int32_t type;
+  int32_t unused;  // keeps the block free of holes
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("gate_stride", p.gate_stride);
+    visit("stride", p.stride), visit("type", p.type), visit("unused", p.unused);
+  }
+};
+
+/// A matrix of 16-bit elements with contiguous rows that start on 16 bytes.
+struct RowTensor {
+  void* data;
+  int64_t row_stride;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("row_stride", p.row_stride);
+  }
+};
+
+/// Rows of one expert that a tile takes: pairs[first] to pairs[first + count - 1].
+struct alignas(16) ExpertGroup {
+  int32_t expert, first, count, unused;
+};
+
+/// Which pairs, t * top_k + j, each expert has, as the sorting kernels leave it: by experts, by pairs within.
+struct SortedPairs {
+  const int32_t* num_groups;  // [1]
+  const ExpertGroup* groups;  // [*num_groups], each of block_n rows at most
+  const int32_t* pairs;       // [tokens * top_k]
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("num_groups", p.num_groups), visit("groups", p.groups), visit("pairs", p.pairs);
+  }
+};
+
+/// The launch: a block for each multiprocessor, all of which must find room while no other launch waits for this one.
+/// hidden and intermediate are multiples of 8, top_k * tokens is at most 32 * held_ids where ids are held.
+struct MoeDecodeParams {
+  TensorMap x_map;        // [tokens, hidden], boxes of 1 x 64
+  TensorMap gate_up_map;  // [num_experts, intermediate / 8, gate and up, 8, hidden], [1, block_j / 8, 1 or 2, 8, 64]
+  TensorMap h_map;        // [pairs, intermediate], 1 x 64
+  TensorMap down_map;     // [num_experts, hidden, intermediate], 1 x block_m x 64
+  MoeShape shape;
+  PairTensor topk_ids, topk_weights;
+  SortedPairs sorted;  // where ids are not held
+  ExpertBias gate_up_bias, down_bias;
+  RowTensor h, parts, out;  // [pairs, intermediate], [pairs, hidden], [tokens, hidden]
+  uint32_t* counters;       // GridCounters' words, of as many counters as there can be groups
+  ActivationNumbers numbers;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("x_map", p.x_map), visit("gate_up_map", p.gate_up_map), visit("h_map", p.h_map);
+    visit("down_map", p.down_map), visit("shape", p.shape), visit("topk_ids", p.topk_ids);
+    visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
+    visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
+    visit("counters", p.counters), visit("numbers", p.numbers);
+  }
+};
+
+}  // namespace tilewise::device

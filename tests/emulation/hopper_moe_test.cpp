@@ -1,0 +1,219 @@
+// Hopper's expert layers under emulation: values beside double, whatever routing, layouts and edges.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "backends/reference/activation_math.hpp"
+#include "device/common/float16.h"
+#include "device/moe/sm90/decode.h"
+#include "device/sm90/machine_host.h"
+#include "emulated.hpp"
+#include "emulated_maps.hpp"
+
+namespace tilewise::test {
+namespace {
+
+using namespace device;
+using Ops = Sm90Ops<HostSm90Machine>;
+
+struct Sizes {
+  std::int32_t tokens, top_k, hidden, intermediate, num_experts;
+  std::int64_t first_expert = 0;
+};
+
+/// Dimensions, strides in elements and box, the innermost last, of a tensor of bf16.
+gpu::TensorMap tensor_map(const void* address, std::vector<std::int64_t> dims, std::vector<std::int64_t> strides,
+                          std::vector<std::int32_t> box) {
+  gpu::TensorMap map;
+  map.address = const_cast<void*>(address);
+  map.rank = static_cast<int>(dims.size());
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    map.dims[i] = static_cast<std::uint64_t>(dims[dims.size() - 1 - i]);
+    map.box[i] = static_cast<std::uint32_t>(box[dims.size() - 1 - i]);
+  }
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    map.strides[i] = static_cast<std::uint64_t>(strides[strides.size() - 1 - i]) * 2;
+  }
+  return map;
+}
+
+constexpr std::uint16_t kPoison = 0x7FFF;
+
+/// A layer whose gate and up lie one behind the other, or row by row; out and what is between begin as NaN.
+template <MoeDecodeConfig C>
+struct Problem {
+  static constexpr std::int64_t kGates = C.gated ? 2 : 1;
+  Sizes size;
+  bool interleaved;
+  std::vector<std::uint16_t> x, gate_up, down, h, parts, out;
+  std::vector<std::int64_t> ids;
+  std::vector<float> weights, gate_up_bias, down_bias;
+  std::vector<std::uint32_t> counters;
+  ActivationNumbers numbers{1.7f, 1.25f};
+
+  Problem(Sizes sizes, unsigned seed, bool interleaves)
+      : size(sizes),
+        interleaved(interleaves),
+        x(elements(sizes.tokens, sizes.hidden)),
+        gate_up(elements(sizes.num_experts, kGates * sizes.intermediate * sizes.hidden)),
+        down(elements(sizes.num_experts, sizes.intermediate * sizes.hidden)),
+        h(elements(pairs(), sizes.intermediate), kPoison),
+        parts(elements(pairs(), sizes.hidden), kPoison),
+        out(elements(sizes.tokens, sizes.hidden), kPoison),
+        ids(elements(pairs(), 1)),
+        weights(elements(pairs(), 1)),
+        gate_up_bias(elements(sizes.num_experts, kGates * sizes.intermediate)),
+        down_bias(elements(sizes.num_experts, sizes.hidden)),
+        counters(elements(pairs() + 4, 1)) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (auto* to : {&x, &gate_up, &down}) {
+      const float scale = to == &x ? 1.0f : 1.0f / std::sqrt(static_cast<float>(sizes.hidden));
+      for (auto& element : *to) element = float_to_bf16(scale * normal(random));
+    }
+    for (auto* to : {&gate_up_bias, &down_bias})
+      for (float& element : *to) element = normal(random);
+    for (float& weight : weights) weight = std::fabs(normal(random));
+    for (auto& word : counters) word = static_cast<std::uint32_t>(random());
+    for (std::int32_t token = 0; token < size.tokens; ++token) {
+      std::vector<std::int64_t> all(static_cast<std::size_t>(size.num_experts));
+      std::iota(all.begin(), all.end(), size.first_expert);
+      std::ranges::shuffle(all, random);
+      std::copy_n(all.begin(), size.top_k, ids.begin() + token * size.top_k);
+    }
+  }
+
+  [[nodiscard]] std::int64_t pairs() const { return std::int64_t{size.tokens} * size.top_k; }
+  static std::size_t elements(std::int64_t rows, std::int64_t cols) { return static_cast<std::size_t>(rows * cols); }
+
+  [[nodiscard]] std::int64_t gate_up_row(std::int64_t gate, std::int64_t i) const {
+    return interleaved ? i * kGates + gate : gate * size.intermediate + i;
+  }
+  [[nodiscard]] double product(std::int64_t token, std::int64_t expert, std::int64_t row) const {
+    double sum = 0.0;
+    for (std::int64_t k = 0; k < size.hidden; ++k) {
+      sum +=
+          double{bf16_to_float(x[elements(token, size.hidden) + static_cast<std::size_t>(k)])} *
+          bf16_to_float(
+              gate_up[elements(expert * kGates * size.intermediate + row, size.hidden) + static_cast<std::size_t>(k)]);
+    }
+    return sum;
+  }
+  [[nodiscard]] double value(std::int64_t token, std::int64_t expert, std::int64_t i, double weight) const {
+    const Activation a{C.activation, C.clamp, double{numbers.alpha}, double{numbers.limit}};
+    double sums[2] = {};
+    for (std::int64_t gate = 0; gate < kGates; ++gate) {
+      const std::int64_t row = gate_up_row(gate, i);
+      sums[gate] = product(token, expert, row) * (C.weight_on_input ? weight : 1.0);
+      if (C.biases) sums[gate] += gate_up_bias[elements(expert, kGates * size.intermediate) + elements(row, 1)];
+    }
+    return C.gated ? backends::reference::gated(a, sums[0], sums[1]).value
+                   : backends::reference::clamped(a, sums[0]).value;
+  }
+  [[nodiscard]] std::vector<double> reference(std::int64_t token) const {
+    std::vector<double> sum(elements(size.hidden, 1));
+    for (std::int64_t j = 0; j < size.top_k; ++j) {
+      const std::int64_t expert = ids[elements(token, size.top_k) + elements(j, 1)] - size.first_expert;
+      if (expert < 0 || expert >= size.num_experts) continue;
+      const double weight = weights[elements(token, size.top_k) + elements(j, 1)];
+      std::vector<double> hidden;
+      for (std::int64_t i = 0; i < size.intermediate; ++i) hidden.push_back(value(token, expert, i, weight));
+      for (std::int64_t n = 0; n < size.hidden; ++n) {
+        double z = C.biases ? double{down_bias[elements(expert, size.hidden) + elements(n, 1)]} : 0.0;
+        for (std::int64_t i = 0; i < size.intermediate; ++i) {
+          z += hidden[elements(i, 1)] *
+               bf16_to_float(down[elements(expert * size.hidden + n, size.intermediate) + elements(i, 1)]);
+        }
+        sum[elements(n, 1)] += z * (C.weight_on_input ? 1.0 : weight);
+      }
+    }
+    return sum;
+  }
+
+  [[nodiscard]] MoeDecodeParams params() {
+    const std::int64_t i = size.intermediate, k = size.hidden, e = size.num_experts;
+    const std::int64_t row = interleaved ? kGates * k : k, gate = interleaved ? k : i * k;
+    MoeDecodeParams p{};
+    p.x_map = encoded_map(tensor_map(x.data(), {size.tokens, k}, {k}, {1, 64}));
+    p.gate_up_map =
+        encoded_map(tensor_map(gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
+                               {1, C.block_j() / 8, static_cast<std::int32_t>(kGates), 8, 64}));
+    p.h_map = encoded_map(tensor_map(h.data(), {pairs(), i}, {i}, {1, 64}));
+    p.down_map = encoded_map(tensor_map(down.data(), {e, k, i}, {i * k, i}, {1, C.block_m(), 64}));
+    p.shape = {size.tokens, size.top_k, size.hidden, size.intermediate, size.num_experts, 0, size.first_expert};
+    p.topk_ids = {ids.data(), size.top_k, 1, 8, 0};
+    p.topk_weights = {weights.data(), size.top_k, 1, kBiasF32, 0};
+    p.gate_up_bias = {gate_up_bias.data(), kGates * i, interleaved ? 1 : i, interleaved ? kGates : 1, kBiasF32, 0};
+    p.down_bias = {down_bias.data(), k, 0, 1, kBiasF32, 0};
+    p.h = {h.data(), i}, p.parts = {parts.data(), k}, p.out = {out.data(), k};
+    p.counters = counters.data();
+    p.numbers = numbers;
+    return p;
+  }
+
+  template <class T>
+  static void add(backends::emulation::GlobalMemory& memory, std::string_view name, gpu::Access access,
+                  std::vector<T>& of, bool one_writer) {
+    gpu::Region region{.name = name, .access = access, .element_bytes = sizeof(T)};
+    region.row = static_cast<std::int64_t>(of.size()), region.one_writer = one_writer;
+    memory.add(region, of.data());
+  }
+  std::string run(std::int32_t blocks, std::uint64_t seed) {
+    const MoeDecodeParams p = params();
+    backends::emulation::GlobalMemory memory;
+    add(memory, "topk_ids", gpu::Access::read, ids, true);
+    add(memory, "topk_weights", gpu::Access::read, weights, true);
+    add(memory, "gate_up_bias", gpu::Access::read, gate_up_bias, true);
+    add(memory, "down_bias", gpu::Access::read, down_bias, true);
+    add(memory, "h", gpu::Access::write, h, true);
+    add(memory, "parts", gpu::Access::write, parts, false);  // others read it once all have met
+    add(memory, "out", gpu::Access::write, out, true);
+    add(memory, "counters", gpu::Access::add, counters, false);
+    return fault_of(host_kernel<Sm90MoeDecode<Ops, C>, HostSm90Machine>(), C.threads(), blocks, seed, memory, &p, 1,
+                    blocks);
+  }
+
+  /// Of all of out, by the norms of error and reference: NaN where something was not written.
+  [[nodiscard]] double error() const {
+    double wrong = 0.0, all = 1e-30;
+    for (std::int64_t token = 0; token < size.tokens; ++token) {
+      const std::vector<double> expected = reference(token);
+      for (std::int64_t n = 0; n < size.hidden; ++n) {
+        const double off = bf16_to_float(out[elements(token, size.hidden) + elements(n, 1)]) - expected[elements(n, 1)];
+        wrong += off * off, all += expected[elements(n, 1)] * expected[elements(n, 1)];
+      }
+    }
+    return std::sqrt(wrong / all);
+  }
+};
+
+constexpr double kRounding = 4e-3;  // of h, of each part and of out to bf16
+
+constexpr MoeDecodeConfig config(std::int32_t block_n, std::int32_t held_ids, std::int32_t stages,
+                                 std::int32_t consumers = 1, std::int32_t row_blocks = 1) {
+  MoeDecodeConfig c;
+  c.block_n = block_n, c.held_ids = held_ids, c.stages = stages, c.consumers = consumers, c.row_blocks = row_blocks;
+  return c;
+}
+
+template <MoeDecodeConfig C>
+void compute(Sizes size, std::int32_t blocks, unsigned seed, bool interleaved = false) {
+  Problem<C> problem(size, seed, interleaved);
+  for (std::uint64_t run = 0; run < 2; ++run) {  // the second one finds the counters as the first one has left them
+    std::ranges::fill(problem.out, kPoison);
+    EXPECT_EQ(problem.run(blocks, seed + run), "");
+    EXPECT_LT(problem.error(), kRounding);
+  }
+}
+
+TEST(HopperMoeDecode, ComputesALayer) { compute<config(8, 1, 3)>({1, 2, 128, 64, 4}, 2, 1); }
+TEST(HopperMoeDecode, EndsWhereTensorsEnd) {
+  compute<config(8, 1, 2)>({5, 3, 200, 40, 6}, 3, 2);
+  compute<config(16, 2, 2, 2)>({11, 4, 72, 104, 5}, 2, 3, true);
+}
+TEST(HopperMoeDecode, HasSeveralRowBlocks) { compute<config(32, 2, 2, 2, 2)>({21, 2, 136, 136, 3}, 2, 4); }
+
+}  // namespace
+}  // namespace tilewise::test

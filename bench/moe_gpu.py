@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
+from cuda_program import CudaModule, compile_cuda, tensor_map
 
 if TYPE_CHECKING:
     import torch
@@ -132,18 +132,19 @@ class DecodeParams(ctypes.Structure):
     """MoeDecodeParams."""
 
     _fields_ = (
-        ("maps", ctypes.c_char * 512),
+        ("maps", ctypes.c_char * 256),
         ("shape", Shape),
         ("topk_ids", Pairs),
         ("topk_weights", Pairs),
         ("sorted", ctypes.c_uint64 * 3),
         ("biases", ctypes.c_uint64 * 10),
+        ("x", Rows),
         ("h", Rows),
         ("parts", Rows),
         ("out", Rows),
         ("counters", ctypes.c_uint64),
         ("alpha_limit", ctypes.c_float * 2),
-        ("rest", ctypes.c_char * 56),
+        ("rest", ctypes.c_char * 40),
     )
 
 
@@ -226,7 +227,6 @@ class Decode:
         counters = torch.randint(-(2**31), 2**31 - 1, (4 + pairs,), device="cuda", dtype=torch.int32)
         call.scratch += [values, parts, counters]
         maps = [
-            matrix_map(call.x.data_ptr(), "bf16", (tokens, h), (1, 64), True),
             tensor_map(
                 w.gate_up.data_ptr(),
                 "bf16",
@@ -235,15 +235,14 @@ class Decode:
                 (1, c.block_m // 16, 2, 8, 64),
                 True,
             ),
-            matrix_map(values.data_ptr(), "bf16", (pairs, i), (1, 64), True),
             tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, c.block_m, 64), True),
         ]
         p = DecodeParams()
-        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 512)
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 256)
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         p.topk_ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
         p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
-        p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (values, parts, call.out))
+        p.x, p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (call.x, values, parts, call.out))
         p.counters = counters.data_ptr()
         blocks = torch.cuda.get_device_properties(0).multi_processor_count
         launch = self._module.prepare("layer", blocks, c.threads, self._shared_bytes, [p], programmatic)

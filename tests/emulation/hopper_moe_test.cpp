@@ -8,6 +8,7 @@
 #include "backends/reference/activation_math.hpp"
 #include "device/common/float16.h"
 #include "device/moe/sm90/decode.h"
+#include "device/moe/sm90/sort.h"
 #include "device/sm90/machine_host.h"
 #include "emulated.hpp"
 #include "emulated_maps.hpp"
@@ -51,6 +52,7 @@ struct Problem {
   std::vector<std::int64_t> ids;
   std::vector<float> weights, gate_up_bias, down_bias;
   std::vector<std::uint32_t> counters;
+  std::vector<std::int32_t> offsets, sorted, rows;
   ActivationNumbers numbers{1.7f, 1.25f};
 
   Problem(Sizes sizes, unsigned seed, bool interleaves)
@@ -66,7 +68,10 @@ struct Problem {
         weights(elements(pairs(), 1)),
         gate_up_bias(elements(sizes.num_experts, kGates * sizes.intermediate)),
         down_bias(elements(sizes.num_experts, sizes.hidden)),
-        counters(elements(pairs() + 4, 1)) {
+        counters(elements(pairs() + 4, 1)),
+        offsets(elements(sizes.num_experts + 1, 1)),
+        sorted(elements(pairs(), 1)),
+        rows(elements(pairs(), 1)) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     for (auto* to : {&x, &gate_up, &down}) {
@@ -136,19 +141,18 @@ struct Problem {
     const std::int64_t i = size.intermediate, k = size.hidden, e = size.num_experts;
     const std::int64_t row = interleaved ? kGates * k : k, gate = interleaved ? k : i * k;
     MoeDecodeParams p{};
-    p.x_map = encoded_map(tensor_map(x.data(), {size.tokens, k}, {k}, {1, 64}));
     p.gate_up_map =
         encoded_map(tensor_map(gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
                                {1, C.block_j() / 8, static_cast<std::int32_t>(kGates), 8, 64}));
-    p.h_map = encoded_map(tensor_map(h.data(), {pairs(), i}, {i}, {1, 64}));
     p.down_map = encoded_map(tensor_map(down.data(), {e, k, i}, {i * k, i}, {1, C.block_m(), 64}));
     p.shape = {size.tokens, size.top_k, size.hidden, size.intermediate, size.num_experts, 0, size.first_expert};
     p.topk_ids = {ids.data(), size.top_k, 1, 8, 0};
     p.topk_weights = {weights.data(), size.top_k, 1, kBiasF32, 0};
     p.gate_up_bias = {gate_up_bias.data(), kGates * i, interleaved ? 1 : i, interleaved ? kGates : 1, kBiasF32, 0};
     p.down_bias = {down_bias.data(), k, 0, 1, kBiasF32, 0};
-    p.h = {h.data(), i}, p.parts = {parts.data(), k}, p.out = {out.data(), k};
+    p.x = {x.data(), k}, p.h = {h.data(), i}, p.parts = {parts.data(), k}, p.out = {out.data(), k};
     p.counters = counters.data();
+    p.sorted = {offsets.data(), sorted.data(), rows.data()};
     p.numbers = numbers;
     return p;
   }
@@ -160,14 +164,33 @@ struct Problem {
     region.row = static_cast<std::int64_t>(of.size()), region.one_writer = one_writer;
     memory.add(region, of.data());
   }
+  std::string sort(std::uint64_t seed) {
+    constexpr MoeSortConfig kSort{2};
+    const MoeDecodeParams p = params();
+    const MoeSortParams own{p.shape, p.topk_ids, p.sorted};
+    backends::emulation::GlobalMemory memory;
+    add(memory, "topk_ids", gpu::Access::read, ids, true);
+    add(memory, "offsets", gpu::Access::write, offsets, true);
+    add(memory, "pairs", gpu::Access::write, sorted, true);
+    add(memory, "rows", gpu::Access::write, rows, true);
+    const std::int32_t blocks = ceil_div(size.num_experts, kSort.kExperts);
+    return fault_of(host_kernel<Sm90MoeSort<Ops, kSort>, HostSm90Machine>(), kSort.threads(), blocks, seed, memory,
+                    &own, 1, blocks);
+  }
   std::string run(std::int32_t blocks, std::uint64_t seed) {
+    if (C.held_ids == 0) {
+      if (std::string fault = sort(seed); !fault.empty()) return fault;
+    }
     const MoeDecodeParams p = params();
     backends::emulation::GlobalMemory memory;
+    add(memory, "offsets", gpu::Access::read, offsets, true);
+    add(memory, "pairs", gpu::Access::read, sorted, true);
+    add(memory, "x", gpu::Access::read, x, true);
     add(memory, "topk_ids", gpu::Access::read, ids, true);
     add(memory, "topk_weights", gpu::Access::read, weights, true);
     add(memory, "gate_up_bias", gpu::Access::read, gate_up_bias, true);
     add(memory, "down_bias", gpu::Access::read, down_bias, true);
-    add(memory, "h", gpu::Access::write, h, true);
+    add(memory, "h", gpu::Access::write, h, false);          // others read it once the group's tiles have come
     add(memory, "parts", gpu::Access::write, parts, false);  // others read it once all have met
     add(memory, "out", gpu::Access::write, out, true);
     add(memory, "counters", gpu::Access::add, counters, false);
@@ -210,10 +233,64 @@ void compute(Sizes size, std::int32_t blocks, unsigned seed, bool interleaved = 
 
 TEST(HopperMoeDecode, ComputesALayer) { compute<config(8, 1, 3)>({1, 2, 128, 64, 4}, 2, 1); }
 TEST(HopperMoeDecode, EndsWhereTensorsEnd) {
-  compute<config(8, 1, 2)>({5, 3, 200, 40, 6}, 3, 2);
-  compute<config(16, 2, 2, 2)>({11, 4, 72, 104, 5}, 2, 3, true);
+  compute<config(8, 1, 4)>({5, 3, 200, 40, 6}, 3, 2);
+  compute<config(16, 2, 3, 2)>({11, 4, 72, 104, 5}, 2, 3, true);
 }
-TEST(HopperMoeDecode, HasSeveralRowBlocks) { compute<config(32, 2, 2, 2, 2)>({21, 2, 136, 136, 3}, 2, 4); }
+TEST(HopperMoeDecode, HasSeveralRowBlocks) { compute<config(32, 2, 3, 2, 2)>({21, 2, 136, 136, 3}, 2, 4); }
+TEST(HopperMoeDecode, ReadsWhatTheSortLeft) { compute<config(16, 0, 4)>({150, 2, 72, 40, 9}, 3, 5); }
+
+/// Ids outside the range, in any spelling, and the same expert several times in a token.
+TEST(HopperMoeDecode, TakesAnyIds) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 32;
+  const auto ids = [](auto& problem) {
+    const std::vector<std::int64_t> hostile{-1, 7, 3, 3, 3, 3, 11, kFar + 4, INT64_MIN, INT64_MAX, 10, 10, 10, 10, 3};
+    for (std::size_t i = 0; i < problem.ids.size(); ++i) problem.ids[i] = hostile[i % hostile.size()];
+  };
+  const auto check = [&](auto problem) {
+    ids(problem);
+    EXPECT_EQ(problem.run(2, 7), "");
+    EXPECT_LT(problem.error(), kRounding);
+  };
+  check(Problem<config(8, 2, 4)>({8, 6, 72, 40, 8, 3}, 6, false));
+  check(Problem<config(8, 0, 4)>({8, 6, 72, 40, 8, 3}, 6, false));
+}
+
+TEST(HopperMoeSort, OrdersPairsByExpert) {
+  for (const Sizes size : {Sizes{1, 1, 8, 8, 1}, Sizes{70, 3, 8, 8, 13}, Sizes{300, 2, 8, 8, 6}}) {
+    Problem<config(8, 0, 4)> problem(size, 8, false);
+    for (std::size_t i = 0; i < problem.ids.size(); i += 5) problem.ids[i] = -1;
+    ASSERT_EQ(problem.sort(9), "");
+    std::vector<std::int32_t> expected;
+    for (std::int64_t expert = 0; expert < size.num_experts; ++expert) {
+      EXPECT_EQ(problem.offsets[static_cast<std::size_t>(expert)], static_cast<std::int32_t>(expected.size()));
+      for (std::size_t i = 0; i < problem.ids.size(); ++i) {
+        if (problem.ids[i] == expert) expected.push_back(static_cast<std::int32_t>(i));
+      }
+    }
+    EXPECT_EQ(problem.offsets.back(), static_cast<std::int32_t>(expected.size()));
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), problem.sorted.begin()));
+    for (std::size_t i = 0; i < problem.ids.size(); ++i) {
+      const auto place = std::ranges::find(expected, static_cast<std::int32_t>(i));
+      EXPECT_EQ(problem.rows[i], place == expected.end() ? -1 : place - expected.begin());
+    }
+  }
+}
+
+constexpr MoeDecodeConfig activated(ActivationKind kind, ActivationClamp clamp, bool gated, bool on_input) {
+  MoeDecodeConfig c = config(8, 1, 4);
+  c.activation = kind, c.clamp = clamp, c.gated = gated, c.weight_on_input = on_input, c.biases = 1;
+  return c;
+}
+TEST(HopperMoeDecode, Activates) {
+  using enum ActivationKind;
+  using enum ActivationClamp;
+  constexpr Sizes kSizes{5, 3, 72, 40, 4};
+  compute<activated(swiglu_oai, before, true, false)>(kSizes, 2, 10, true);
+  compute<activated(gelu, after, true, true)>(kSizes, 2, 11);
+  compute<activated(gelu_tanh, none, false, false)>(kSizes, 2, 12);
+  compute<activated(relu, none, false, true)>(kSizes, 2, 13);
+  compute<activated(relu_squared, before, false, false)>(kSizes, 2, 14);
+}
 
 }  // namespace
 }  // namespace tilewise::test

@@ -134,6 +134,28 @@ void WarpgroupEmulator::land(std::size_t index) {
   advance(barrier);
 }
 
+void WarpgroupEmulator::copy_async(void* to, const void* from, bool valid) {
+  let_time_pass();
+  if (valid) check(global_.access(from, kPieceBytes, GlobalAccess::read, global_accessor()));
+  const std::int64_t offset = memory_of_block_.offset_of(to);
+  if (offset % std::int64_t{kPieceBytes} != 0) fail("copies 16 bytes to offset ", offset, " of shared memory");
+  check(memory_of_block_.begin_copy(toucher(own_lane()), knowledge_.now(), offset));
+  lane_copies_[own_lane()].push_back({offset, valid ? from : nullptr, copy_groups_[own_lane()]});
+}
+
+void WarpgroupEmulator::commit_copies() { ++copy_groups_[own_lane()]; }
+
+/// What lands is the lane's own write: neither others nor the matrix unit see it without a barrier and a fence.
+void WarpgroupEmulator::wait_copies(std::int32_t pending) {
+  let_time_pass();
+  std::deque<LaneCopy>& copies = lane_copies_[own_lane()];
+  for (; !copies.empty() && copies.front().group < copy_groups_[own_lane()] - pending; copies.pop_front()) {
+    const LaneCopy& copy = copies.front();
+    constexpr std::byte kZeros[kPieceBytes]{};
+    memory_of_block_.land_copy(toucher(own_lane()), knowledge_.now(), copy.to, copy.from ? copy.from : kZeros);
+  }
+}
+
 /// Boxes that begin in front of a tensor can be loaded, but an H200 ends a store or addition of one with an illegal
 /// instruction.
 void WarpgroupEmulator::store_box(const void* map, const void* from, const std::int32_t* at, std::int32_t rank) {

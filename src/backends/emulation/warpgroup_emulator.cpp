@@ -25,7 +25,9 @@ WarpgroupEmulator::WarpgroupEmulator(const device::HostKernel& kernel, const Act
       knowledge_(actors),
       memory_of_block_(static_cast<std::size_t>(kernel.shared_bytes), knowledge_.actors()),
       global_(memory),
+      lane_copies_(actors.lanes),
       store_groups_(actors.lanes),
+      copy_groups_(actors.lanes),
       registers_(actors.lanes),
       wants_registers_(actors.lanes) {
   warpgroups = this;
@@ -50,6 +52,8 @@ void WarpgroupEmulator::begin_block() {
   copies_.clear();
   stores_.clear();
   std::ranges::fill(store_groups_, 0);
+  std::ranges::fill(copy_groups_, 0);
+  for (auto& copies : lane_copies_) copies.clear();
   std::ranges::fill(registers_, kRegisters / static_cast<std::int32_t>(lanes_.size()) / kUnit * kUnit);
   std::ranges::fill(wants_registers_, 0);
   free_registers_ = 0;
@@ -91,6 +95,7 @@ void WarpgroupEmulator::finish_lane() {
     if (store.lane == own_lane() && !store.read) fail("ends before a store of its has read shared memory");
   }
   if (!products_[wave_index()].is_idle()) fail("ends while products of its wave are under way");
+  if (!lane_copies_[own_lane()].empty()) fail("ends while copies of its own are under way");
   wait_stores(true, 0);
   if (ended_ + 1 < static_cast<std::int32_t>(lanes_.size())) return;
   if (!copies_.empty()) {
@@ -109,10 +114,6 @@ void WarpgroupEmulator::load_shared(void* to, const void* from, std::int32_t byt
 void WarpgroupEmulator::store_shared(void* to, const void* from, std::int32_t bytes) {
   check(memory_of_block_.store(toucher(own_lane()), knowledge_.now(), memory_of_block_.offset_of(to), from,
                                static_cast<std::size_t>(bytes)));
-}
-
-void WarpgroupEmulator::copy_async(void*, const void*, bool) {
-  fail("copies asynchronously by lanes, which is not emulated beside TMA");
 }
 
 std::string WarpgroupEmulator::load_row(const Lane& lane, void* to, const void* row, std::size_t bytes) {

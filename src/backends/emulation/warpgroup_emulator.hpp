@@ -26,6 +26,8 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void load_shared(void* to, const void* from, std::int32_t bytes) override;
   void store_shared(void* to, const void* from, std::int32_t bytes) override;
   void copy_async(void* to, const void* from, bool valid) override;
+  void commit_copies() override;
+  void wait_copies(std::int32_t pending) override;
 
   std::uint32_t shared_address(const void* pointer) override;
   std::uint32_t count_global(std::uint32_t* counter) override;
@@ -103,6 +105,13 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
     std::vector<std::byte> bytes{};
   };
 
+  /// A lane's own copy of 16 bytes, which lands when the lane waits for it; from null: zeros.
+  struct LaneCopy {
+    std::int64_t to;
+    const void* from;
+    std::int32_t group;  ///< of its lane
+  };
+
   void begin_block() override;
   [[nodiscard]] void* window() const override { return memory_of_block_.window(); }
   void perform(Collective collective, std::span<Lane> group) override;
@@ -164,7 +173,9 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::vector<WaveProducts> products_;
   std::deque<BoxCopy> copies_;
   std::deque<BoxStore> stores_;
-  std::vector<std::int32_t> store_groups_;                 ///< of each lane: how many it has committed
+  std::vector<std::deque<LaneCopy>> lane_copies_;  ///< of each lane
+  /// Of each lane: how many groups it has committed.
+  std::vector<std::int32_t> store_groups_, copy_groups_;
   std::vector<std::int32_t> registers_, wants_registers_;  ///< of each lane; wants: 0 where it does not wait
   std::int64_t free_registers_ = 0;
   std::vector<std::int32_t> wait_for_cluster_;  ///< lanes

@@ -20,9 +20,9 @@ constexpr RoleRegisters role_registers(int consumers) {
 
 /// Calls produce(warp) in the warps of the first warpgroup and consume(warpgroup) in the others, counted from 0.
 /// Lambdas are marked TILEWISE_INLINE_LAMBDA. Code behind it can rely on the registers of neither role.
-template <class Machine, int kConsumers, class Produce, class Consume>
+template <class Machine, int kConsumers, RoleRegisters kRegisters = role_registers(kConsumers), class Produce,
+          class Consume>
 TILEWISE_INLINE void run_roles(const Produce& produce, const Consume& consume) {
-  constexpr RoleRegisters kRegisters = role_registers(kConsumers);
   if (static_cast<uint32_t>(Machine::thread()) < kWarpgroupThreads) {
     Machine::template dealloc_registers<kRegisters.producer>();
     produce(Machine::thread() / 32);

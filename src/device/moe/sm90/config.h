@@ -6,20 +6,29 @@
 
 namespace tilewise::device {
 
+struct MoeSortConfig {
+  int32_t warps = 32;
+
+  static constexpr int32_t kExperts = 4;  // of a block
+  constexpr int32_t threads() const { return 32 * warps; }
+  bool operator==(const MoeSortConfig&) const = default;
+};
+
 /// The whole layer in one launch, for few rows: weights are M of the products, an expert's rows are N.
 struct MoeDecodeConfig {
   int32_t type = kBf16;                   // of rows and weights
   int32_t block_n = 8;                    // most rows of an expert in a tile: 8, 16, 32, 64 or 128
   int32_t consumers = 1, row_blocks = 1;  // warpgroups that multiply, and 64s of weights' rows that each has
   int32_t stages = 8;
-  int32_t held_ids = 1;  // ids that a lane holds, where 32 times as many are all of the call; 0: rows come sorted
+  int32_t held_ids = 1;      // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
+  int32_t held_experts = 4;  // whose counts a lane holds where ids come sorted; 32 times as many are all
+  int32_t depth = 128;       // elements along k of a stage
   ActivationKind activation = ActivationKind::silu;
   ActivationClamp clamp = ActivationClamp::none;
   int32_t gated = 1;            // 0: there is no gate, whatever GateLayout it would have
   int32_t weight_on_input = 0;  // topk_weights multiply the rows of x
   int32_t biases = 0;
 
-  static constexpr int32_t kDepth = 128;  // elements along k of a stage
   constexpr int32_t threads() const { return (consumers + 1) * 128; }
   /// Rows of weights in a tile, and how many intermediate values they are.
   constexpr int32_t block_m() const { return consumers * row_blocks * 64; }

@@ -12,6 +12,7 @@
 #include "device/sm90/mma.h"
 #include "device/sm90/pipeline.h"
 #include "device/sm90/roles.h"
+#include "device/sm90/row_copies.h"
 #include "device/sm90/scheduler.h"
 
 namespace tilewise::device {
@@ -22,22 +23,27 @@ struct MoeDecodeTile {
   int32_t number;  // of the group
   int32_t index;   // of the expert's tiles
   int32_t down;    // 0: of gate and up
+  int32_t last;    // of the rows that these weights are multiplied with
 };
 
 template <Sm90TileOps Ops, MoeDecodeConfig C>
 class Sm90MoeDecode {
   using Machine = typename Ops::Machine;
   template <int kColumns>
-  using RowsTile = SwizzledTile<kColumns, C.kDepth>;
+  using RowsTile = SwizzledTile<kColumns, C.depth>;
   struct Stage {
-    SwizzledTile<C.block_m(), C.kDepth> weights;
+    SwizzledTile<C.block_m(), C.depth> weights;
     RowsTile<C.block_n> rows;
   };
   using Pipe = Pipeline<Machine, C.stages>;
-  using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>, ReadPairs<Machine>>;
+  using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>,
+                       ReadPairs<Machine, C.held_experts, C.block_n>>;
   using Scheduler = StaticScheduler<Machine>;
   using Tile = MoeDecodeTile;
   static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
+  static constexpr int kRowWarps = 3;
+  // Producers look ids up, and consumers hold no large products.
+  static constexpr RoleRegisters kRegisters = C.consumers == 1 ? RoleRegisters{128, 248} : RoleRegisters{96, 200};
   static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up
   static_assert(C.block_n % 8 == 0 && (C.block_n & (C.block_n - 1)) == 0);
 
@@ -52,16 +58,15 @@ class Sm90MoeDecode {
     if (Machine::thread() == 0) {
       shared.pipe.init(4 * C.consumers, 2);
       Machine::publish_barriers();
-      Machine::prefetch_map(p.x_map), Machine::prefetch_map(p.gate_up_map);
-      Machine::prefetch_map(p.h_map), Machine::prefetch_map(p.down_map);
+      Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.down_map);
     }
     meet_cluster<Machine, 1>();
     let_next_step_begin<Machine>();
     wait_for_step_before<Machine>();
-    run_roles<Machine, C.consumers>(
+    run_roles<Machine, C.consumers, kRegisters>(
         [&](int warp) TILEWISE_INLINE_LAMBDA {
           if (warp == 0) Role(p, shared).load_weights();
-          if (warp == 1) Role(p, shared).load_rows();
+          if (warp > 0) Role(p, shared).load_rows(warp - 1);
         },
         [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { Role(p, shared).consume(warpgroup); });
   }
@@ -87,7 +92,7 @@ class Sm90MoeDecode {
           for (int32_t step = 0; step < steps; ++step, place.advance()) {
             Stage& stage = shared_.stage[place.stage()];
             Barrier<Machine>& full = place.begin(sizeof stage.weights.bytes);
-            const int32_t k = step * C.kDepth;
+            const int32_t k = step * C.depth;
             if (tile.down) {
               load_tile(stage.weights, p_.down_map, full, k, tile.index * C.block_m(), expert);
             } else {
@@ -99,30 +104,33 @@ class Sm90MoeDecode {
       });
     }
 
-    TILEWISE_INLINE void load_rows() {
-      ProducerPlace<Pipe> place(shared_.pipe);
+    /// The stages' rows, of three warps in turn.
+    TILEWISE_INLINE void load_rows(int32_t turn) {
       const GridCounters<Machine> counters(p_.counters);
+      if (Machine::lane() == 0) counters.open(pairs_.num_groups());
+      Machine::wave_sync();
+      RowCopies<Pipe, kRowWarps> copies(shared_.pipe, turn);
       int32_t ready = kNobody;  // the group whose h is known to be there
-      if (pairs_.num_groups() > 0) {
-        if (Machine::lane() == 0) counters.open(pairs_.num_groups());
-        Machine::wave_sync();
-      }
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         int32_t row[kHeldColumns];
         look_up(row, tile);
         TILEWISE_UNROLL
         for (int32_t& x : row) x = tile.down || x == kNobody ? x : x / p_.shape.top_k;
-        if (tile.down && tile.number != ready) counters.wait(tile.number, tiles_up_), ready = tile.number;
+        if (tile.down && tile.number != ready) {
+          copies.finish();  // what the tiles before wait for, some of which may be what is waited for here
+          counters.wait(tile.number, tiles_up_), ready = tile.number;
+        }
         const int32_t steps = steps_of(tile), columns = columns_of(tile);
-        const TensorMap& map = tile.down ? p_.h_map : p_.x_map;
+        const RowTensor& from = tile.down ? p_.h : p_.x;
+        const int32_t depth = tile.down ? p_.shape.intermediate : p_.shape.hidden;
         TILEWISE_NO_UNROLL
-        for (int32_t step = 0; step < steps; ++step, place.advance()) {
-          place.wait();
-          if (Machine::lane() == 0) place.full().arrive_and_expect(columns * C.kDepth * 2);
-          Machine::wave_sync();
-          load_step(row, columns, shared_.stage[place.stage()].rows, map, place.full(), step * C.kDepth);
+        for (int32_t step = copies.skip_to_own(steps); step < steps; step += kRowWarps) {
+          auto& to = shared_.stage[copies.begin()].rows;
+          load_step(row, columns, to, from, step * C.depth, depth);
+          copies.commit();
         }
       });
+      copies.finish();
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
@@ -134,7 +142,7 @@ class Sm90MoeDecode {
         for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
           compute<decltype(columns)::value>(tile, place, warpgroup * 64 * C.row_blocks);
         });
-        if (tile.down) return;
+        if (tile.down || !tile.last) return;
         Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
         if (speaks) counters.arrive(tile.number);
       });
@@ -154,11 +162,20 @@ class Sm90MoeDecode {
         const bool is_down = tiles.number() >= up;
         const int32_t place = is_down ? tiles.number() - up : tiles.number();
         const int32_t of_group = is_down ? tiles_down_ : tiles_up_, number = place / of_group;
-        visit(Tile{pairs_.group(number), number, place - number * of_group, is_down});
+        const ExpertGroup all = pairs_.group(number);
+        // More rows than the block has columns only where a token has an expert twice and ids are held.
+        for (int32_t first = 0; first < all.count; first += C.block_n) {
+          const int32_t count = minimum(all.count - first, C.block_n);
+          visit(Tile{{all.expert, all.first + first, count},
+                     number,
+                     place - number * of_group,
+                     is_down,
+                     first + count == all.count});
+        }
       }
     }
     TILEWISE_INLINE int32_t steps_of(const Tile& tile) const {
-      return ceil_div(tile.down ? p_.shape.intermediate : p_.shape.hidden, int32_t{C.kDepth});
+      return ceil_div(tile.down ? p_.shape.intermediate : p_.shape.hidden, C.depth);
     }
     /// The columns that are multiplied: 8, 16, 32, ... of which the rows are the first ones.
     TILEWISE_INLINE static int32_t columns_of(const Tile& tile) {
@@ -183,17 +200,22 @@ class Sm90MoeDecode {
       for (int i = 0; i < kCount; ++i) pair[i] = pairs_.pair(tile.group, Machine::lane() + 32 * i);
     }
 
-    /// Columns without a row are loaded as zeros, from in front of the tensor.
+    /// Two rows at a time, 16 lanes each. Columns without a row, and what lies behind a row, become zeros.
     TILEWISE_INLINE void load_step(const int32_t (&row)[kHeldColumns], int32_t columns, RowsTile<C.block_n>& to,
-                                   const TensorMap& map, Barrier<Machine>& full, int32_t k) const {
+                                   const RowTensor& from, int32_t k, int32_t depth) const {
+      constexpr int kPieces = C.depth / 8;
+      const int32_t piece = Machine::lane() % kPieces, first = k + 8 * piece;
+      const int32_t chunk = piece / RowsTile<8>::kRowPieces, place = piece % RowsTile<8>::kRowPieces;
+      const auto* const data = static_cast<const uint16_t*>(from.data) + first;
+      uint8_t* const to_chunk = to.bytes + chunk * columns * kChunkRowBytes;
       TILEWISE_UNROLL
       for (int i = 0; i < kHeldColumns; ++i) {
-        const int32_t column = Machine::lane() + 32 * i;
-        if (column >= columns) continue;
-        TILEWISE_UNROLL
-        for (int chunk = 0; chunk < RowsTile<8>::kChunks; ++chunk) {
-          Machine::copy_box(to.bytes + (chunk * columns + column) * kChunkRowBytes, map, full.state(),
-                            k + chunk * RowsTile<8>::kChunkColumns, row[i]);
+        TILEWISE_NO_UNROLL
+        for (int32_t c = 0; c < minimum(columns - 32 * i, 32); c += 32 / kPieces) {
+          const int32_t column = c + Machine::lane() / kPieces, source = Machine::shuffle(row[i], column);
+          const bool there = source != kNobody && first < depth;
+          Machine::copy_async(to_chunk + RowsTile<8>::place_of(32 * i + column, place),
+                              there ? data + source * from.row_stride : from.data, there);
         }
       }
     }

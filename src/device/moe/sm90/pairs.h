@@ -38,6 +38,24 @@ TILEWISE_INLINE float load_weight(const MoeShape& shape, const PairTensor& weigh
   return load_number<Machine>(weights.data, token * weights.token_stride + slot * weights.slot_stride, weights.type);
 }
 
+/// Rows of one expert that a tile takes.
+struct ExpertGroup {
+  int32_t expert, first, count;
+};
+
+/// Of lanes with lower numbers.
+template <class Machine>
+TILEWISE_INLINE int32_t sum_of_lanes_before(int32_t value) {
+  int32_t before = 0;
+  TILEWISE_UNROLL
+  for (int bit = 1; bit < 32; bit *= 2) {
+    const int32_t other = shuffle_xor<Machine>(value, bit);
+    if (Machine::lane() & bit) before += other;
+    value += other;
+  }
+  return before;
+}
+
 /// Lane l holds the ids of pairs l, l + 32, ... Every call is made by all lanes of a warp, here and below.
 template <class Machine, int kHeld>
 class HeldPairs {
@@ -63,7 +81,7 @@ class HeldPairs {
     }
     before_ = popcount(active_);
     groups_ = sum_of_wave<Machine>(before_);
-    before_ = sum_of_lanes_before(before_);
+    before_ = sum_of_lanes_before<Machine>(before_);
   }
 
   TILEWISE_INLINE int32_t num_groups() const { return groups_; }
@@ -80,10 +98,12 @@ class HeldPairs {
       lanes_[r] = Machine::lanes_where(expert_[r] == expert);
       count += popcount(lanes_[r]);
     }
-    return {expert, 0, count, 0};
+    return {expert, 0, count};
   }
   /// Row i of the group that was asked for last, or kNobody.
-  TILEWISE_INLINE int32_t pair(const ExpertGroup&, int32_t i) const {
+  TILEWISE_INLINE int32_t pair(const ExpertGroup& group, int32_t i) const {
+    if (i >= group.count) return kNobody;
+    i += group.first;
     uint32_t lanes = 0;
     int32_t first = 0, rest = 0;
     TILEWISE_UNROLL
@@ -96,41 +116,54 @@ class HeldPairs {
   }
 
  private:
-  /// Of lanes with lower numbers.
-  TILEWISE_INLINE static int32_t sum_of_lanes_before(int32_t value) {
-    int32_t before = 0;
-    TILEWISE_UNROLL
-    for (int bit = 1; bit < 32; bit *= 2) {
-      const int32_t other = shuffle_xor<Machine>(value, bit);
-      if (Machine::lane() & bit) before += other;
-      value += other;
-    }
-    return before;
-  }
-
   int32_t expert_[kHeld];
   uint32_t lanes_[kHeld];
   uint32_t active_ = 0;  // experts 32 l to 32 l + 31 that have rows
   int32_t before_, groups_;
 };
 
-/// What the sorting kernels have left.
-template <class Machine>
+/// What the sorting kernel has left. Lane l holds how many pairs experts l * kHeld to l * kHeld + kHeld - 1 have, which
+/// are cut into groups of kRows at most.
+template <class Machine, int kHeld, int kRows>
 class ReadPairs {
  public:
   template <class Params>
-  TILEWISE_INLINE explicit ReadPairs(const Params& p)
-      : sorted_(p.sorted), groups_(Machine::load_global(p.sorted.num_groups)) {}
+  TILEWISE_INLINE explicit ReadPairs(const Params& p) : pairs_(p.sorted.pairs) {
+    const int32_t first = Machine::lane() * kHeld;
+    TILEWISE_UNROLL
+    for (int e = 0; e <= kHeld; ++e) {
+      offset_[e] = Machine::load_global(p.sorted.offsets + minimum(first + e, p.shape.num_experts));
+    }
+    TILEWISE_UNROLL
+    for (int e = 0; e < kHeld; ++e) own_ += ceil_div(offset_[e + 1] - offset_[e], kRows);
+    groups_ = sum_of_wave<Machine>(own_);
+    before_ = sum_of_lanes_before<Machine>(own_);
+  }
 
   TILEWISE_INLINE int32_t num_groups() const { return groups_; }
-  TILEWISE_INLINE ExpertGroup group(int32_t number) const { return Machine::load_global(sorted_.groups + number); }
+  TILEWISE_INLINE ExpertGroup group(int32_t number) const {
+    int32_t rest = number - before_;
+    const bool here = rest >= 0 && rest < own_;
+    ExpertGroup own{};
+    TILEWISE_UNROLL
+    for (int e = 0; e < kHeld; ++e) {
+      const int32_t tiles = ceil_div(offset_[e + 1] - offset_[e], kRows), first = offset_[e] + rest * kRows;
+      if (here && rest >= 0 && rest < tiles) {
+        own = {Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, kRows)};
+      }
+      rest -= tiles;
+    }
+    const int32_t lane = nth_bit(Machine::lanes_where(here), 0);
+    return {Machine::shuffle(own.expert, lane), Machine::shuffle(own.first, lane), Machine::shuffle(own.count, lane)};
+  }
   TILEWISE_INLINE int32_t pair(const ExpertGroup& group, int32_t i) const {
-    return i < group.count ? Machine::load_global(sorted_.pairs + group.first + i) : kNobody;
+    return i < group.count ? Machine::load_global(pairs_ + group.first + i) : kNobody;
   }
 
  private:
-  const SortedPairs& sorted_;
-  const int32_t groups_;
+  const int32_t* const pairs_;
+  int32_t offset_[kHeld + 1];
+  int32_t own_ = 0, before_, groups_;  // groups of this lane's experts, of those before, of all
 };
 
 }  // namespace tilewise::device

@@ -58,44 +58,50 @@ struct RowTensor {
   }
 };
 
-/// Rows of one expert that a tile takes: pairs[first] to pairs[first + count - 1].
-struct alignas(16) ExpertGroup {
-  int32_t expert, first, count, unused;
-};
-
-/// Which pairs, t * top_k + j, each expert has, as the sorting kernels leave it: by experts, by pairs within.
+/// Pairs, t * top_k + j, by experts and in their order within, as the sorting kernel leaves them.
 struct SortedPairs {
-  const int32_t* num_groups;  // [1]
-  const ExpertGroup* groups;  // [*num_groups], each of block_n rows at most
-  const int32_t* pairs;       // [tokens * top_k]
+  int32_t* offsets;  // [num_experts + 1]: where each expert's begin
+  int32_t* pairs;    // [tokens * top_k]
+  int32_t* rows;     // [tokens * top_k]: where a pair stands among them; of those that are nobody's -1
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("num_groups", p.num_groups), visit("groups", p.groups), visit("pairs", p.pairs);
+    visit("offsets", p.offsets), visit("pairs", p.pairs), visit("rows", p.rows);
+  }
+};
+
+/// The launch: a block of 32 * warps threads for each four experts.
+struct MoeSortParams {
+  MoeShape shape;
+  PairTensor topk_ids;
+  SortedPairs sorted;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("topk_ids", p.topk_ids), visit("sorted", p.sorted);
   }
 };
 
 /// The launch: a block for each multiprocessor, all of which must find room while no other launch waits for this one.
-/// hidden and intermediate are multiples of 8, top_k * tokens is at most 32 * held_ids where ids are held.
+/// hidden and intermediate are multiples of 8. Where ids are held, pairs are at most 32 * held_ids and tokens block_n.
 struct MoeDecodeParams {
-  TensorMap x_map;        // [tokens, hidden], boxes of 1 x 64
-  TensorMap gate_up_map;  // [num_experts, intermediate / 8, gate and up, 8, hidden], [1, block_j / 8, 1 or 2, 8, 64]
-  TensorMap h_map;        // [pairs, intermediate], 1 x 64
-  TensorMap down_map;     // [num_experts, hidden, intermediate], 1 x block_m x 64
+  // [num_experts, intermediate / 8, gate and up, 8, hidden], boxes of [1, block_j / 8, 1 or 2, 8, 64]
+  TensorMap gate_up_map;
+  TensorMap down_map;  // [num_experts, hidden, intermediate], boxes of [1, block_m, 64]
   MoeShape shape;
   PairTensor topk_ids, topk_weights;
   SortedPairs sorted;  // where ids are not held
   ExpertBias gate_up_bias, down_bias;
-  RowTensor h, parts, out;  // [pairs, intermediate], [pairs, hidden], [tokens, hidden]
-  uint32_t* counters;       // GridCounters' words, of as many counters as there can be groups
+  RowTensor x, h, parts, out;  // [tokens, hidden], [pairs, intermediate], [pairs, hidden], [tokens, hidden]
+  uint32_t* counters;          // GridCounters' words, of as many counters as there can be groups
   ActivationNumbers numbers;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("x_map", p.x_map), visit("gate_up_map", p.gate_up_map), visit("h_map", p.h_map);
-    visit("down_map", p.down_map), visit("shape", p.shape), visit("topk_ids", p.topk_ids);
-    visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
-    visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
+    visit("gate_up_map", p.gate_up_map), visit("down_map", p.down_map), visit("shape", p.shape);
+    visit("topk_ids", p.topk_ids), visit("topk_weights", p.topk_weights), visit("sorted", p.sorted);
+    visit("gate_up_bias", p.gate_up_bias), visit("down_bias", p.down_bias), visit("x", p.x), visit("h", p.h),
+        visit("parts", p.parts), visit("out", p.out);
     visit("counters", p.counters), visit("numbers", p.numbers);
   }
 };

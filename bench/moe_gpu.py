@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ using Kernel = {kernel}<Ops, kConfig>;
 }}  // namespace tilewise::device
 extern "C" __device__ const int shared_bytes = sizeof(tilewise::device::Kernel::Shared);
 extern "C" __device__ const int param_bytes = sizeof(tilewise::device::Kernel::Params);
-extern "C" __global__ void __launch_bounds__({threads}, 1)
+extern "C" __global__ void __launch_bounds__(tilewise::device::kConfig.threads(), 1)
     layer(const __grid_constant__ tilewise::device::Kernel::Params params) {{
   extern __shared__ __align__(1024) unsigned char memory[];
   tilewise::device::Kernel::run(params, *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory));
@@ -55,6 +55,8 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 
 @dataclass(frozen=True)
 class Layer:
+    """Sizes of an expert layer."""
+
     experts: int
     top_k: int
     hidden: int
@@ -68,21 +70,46 @@ LAYERS = {
 }
 
 
+def source_of(header: str, name: str, fields: dict[str, int]) -> str:
+    config = " ".join(f"c.{field} = {value};" for field, value in fields.items())
+    return STUB.format(header=header, struct=f"Moe{name}Config", kernel=f"Sm90Moe{name}", config=config)
+
+
+@dataclass(frozen=True)
+class SortConfig:
+    """MoeSortConfig of device/moe/sm90/config.h."""
+
+    warps: int = 32
+
+    EXPERTS = 4
+    name = "sort"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def source(self) -> str:
+        return source_of("sort", "Sort", {"warps": self.warps})
+
+
 @dataclass(frozen=True)
 class DecodeConfig:
-    """MoeDecodeConfig of device/moe/sm90/config.h."""
+    """MoeDecodeConfig of device/moe/sm90/config.h; tokens: fewest and most that it is tried with."""
 
     block_n: int
     held_ids: int
     stages: int
+    depth: int
     consumers: int = 1
     row_blocks: int = 1
-
-    DEPTH = 128
+    held_experts: int = 4
+    tokens: tuple[int, int] = (1, 1)
 
     @property
     def name(self) -> str:
-        return f"decode_n{self.block_n}_h{self.held_ids}_c{self.consumers}x{self.row_blocks}_s{self.stages}"
+        held = f"h{self.held_ids}" if self.held_ids else f"e{self.held_experts}"
+        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
 
     @property
     def block_m(self) -> int:
@@ -94,14 +121,7 @@ class DecodeConfig:
 
     @property
     def source(self) -> str:
-        fields = {name: getattr(self, name) for name in ("block_n", "held_ids", "stages", "consumers", "row_blocks")}
-        return STUB.format(
-            header="decode",
-            struct="MoeDecodeConfig",
-            kernel="Sm90MoeDecode",
-            config=" ".join(f"c.{name} = {value};" for name, value in fields.items()),
-            threads=self.threads,
-        )
+        return source_of("decode", "Decode", {k: v for k, v in asdict(self).items() if k != "tokens"})
 
 
 class Pairs(ctypes.Structure):
@@ -128,6 +148,12 @@ class Shape(ctypes.Structure):
     _fields_ = (("sizes", ctypes.c_int32 * 6), ("first_expert", ctypes.c_int64))
 
 
+class SortParams(ctypes.Structure):
+    """MoeSortParams."""
+
+    _fields_ = (("shape", Shape), ("topk_ids", Pairs), ("sorted", ctypes.c_uint64 * 3))
+
+
 class DecodeParams(ctypes.Structure):
     """MoeDecodeParams."""
 
@@ -150,6 +176,8 @@ class DecodeParams(ctypes.Structure):
 
 @dataclass
 class Weights:
+    """Random weights on the GPU."""
+
     layer: Layer
     gate_up: torch.Tensor  # [experts, 2 intermediate, hidden]
     down: torch.Tensor  # [experts, hidden, intermediate]
@@ -203,34 +231,56 @@ class Call:
         return out
 
 
-class Decode:
+class Kernel:
     """A configuration's machine code."""
 
-    def __init__(self, config: DecodeConfig, code: bytes) -> None:
+    def __init__(self, config: SortConfig | DecodeConfig, code: bytes, params: type[ctypes.Structure]) -> None:
         self.config = config
         self._module = CudaModule(code)
         self._shared_bytes = self._module.number("shared_bytes")
-        if (found := self._module.number("param_bytes")) != ctypes.sizeof(DecodeParams):
-            raise RuntimeError(f"{config.name}: parameters are {found} bytes, {ctypes.sizeof(DecodeParams)} here")
+        if (found := self._module.number("param_bytes")) != ctypes.sizeof(params):
+            raise RuntimeError(f"{config.name}: parameters are {found} bytes, {ctypes.sizeof(params)} here")
 
-    def serves(self, call: Call) -> bool:
-        tokens, top_k = call.ids.shape
-        return tokens <= self.config.block_n and tokens * top_k <= 32 * self.config.held_ids
+    def prepare(self, blocks: int, params: ctypes.Structure, programmatic: bool) -> Callable[[], None]:
+        import torch
 
-    def prepare(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+        launch = self._module.prepare("layer", blocks, self.config.threads, self._shared_bytes, [params], programmatic)
+        return lambda: launch(torch.cuda.current_stream().cuda_stream)
+
+
+class Decode(Kernel):
+    """The whole layer, and the sort before it where it takes one."""
+
+    config: DecodeConfig
+
+    def __init__(self, config: DecodeConfig, code: bytes, sort: Kernel) -> None:
+        super().__init__(config, code, DecodeParams)
+        self._sort = sort
+
+    def serves(self, layer: Layer, tokens: int) -> bool:
+        c = self.config
+        held = tokens <= c.block_n and tokens * layer.top_k <= 32 * c.held_ids
+        return c.tokens[0] <= tokens <= c.tokens[1] and (held if c.held_ids else layer.experts <= 32 * c.held_experts)
+
+    def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
         import torch
 
         c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
         pairs, i, h = tokens * top_k, layer.intermediate, layer.hidden
-        kept = {"device": "cuda", "dtype": torch.bfloat16}
-        values, parts = (torch.full((pairs, cols), float("nan"), **kept) for cols in (i, h))
-        counters = torch.randint(-(2**31), 2**31 - 1, (4 + pairs,), device="cuda", dtype=torch.int32)
-        call.scratch += [values, parts, counters]
+        values, parts = (
+            torch.full((pairs, cols), float("nan"), device="cuda", dtype=torch.bfloat16) for cols in (i, h)
+        )
+        counters, offsets, order, rows = (
+            torch.randint(-(2**31), 2**31 - 1, (count,), device="cuda", dtype=torch.int32)
+            for count in (4 + pairs, layer.experts + 1, pairs, pairs)
+        )
+        call.scratch += [values, parts, counters, offsets, order, rows]
+        octets = (layer.experts, i // 8, 2, 8, h)
         maps = [
             tensor_map(
                 w.gate_up.data_ptr(),
                 "bf16",
-                (layer.experts, i // 8, 2, 8, h),
+                octets,
                 (2 * i * h, 8 * h, i * h, h),
                 (1, c.block_m // 16, 2, 8, 64),
                 True,
@@ -242,11 +292,20 @@ class Decode:
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         p.topk_ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
         p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        p.sorted[:] = [x.data_ptr() for x in (offsets, order, rows)]
         p.x, p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (call.x, values, parts, call.out))
         p.counters = counters.data_ptr()
-        blocks = torch.cuda.get_device_properties(0).multi_processor_count
-        launch = self._module.prepare("layer", blocks, c.threads, self._shared_bytes, [p], programmatic)
-        return lambda: launch(torch.cuda.current_stream().cuda_stream)
+        run = self.prepare(torch.cuda.get_device_properties(0).multi_processor_count, p, programmatic)
+        if c.held_ids:
+            return run
+        own = SortParams(shape=p.shape, topk_ids=p.topk_ids, sorted=p.sorted)
+        sort = self._sort.prepare(-(-layer.experts // SortConfig.EXPERTS), own, programmatic)
+
+        def both() -> None:
+            sort()
+            run()
+
+        return both
 
 
 def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
@@ -272,10 +331,10 @@ def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
     return layer
 
 
-def compiled(configs: tuple[DecodeConfig, ...], folder: Path | None) -> dict[str, bytes]:
+def compiled(configs: tuple[SortConfig | DecodeConfig, ...], folder: Path | None) -> dict[str, bytes]:
     """Machine code of each, from the folder or by NVRTC, and then left there."""
 
-    def code_of(config: DecodeConfig) -> bytes:
+    def code_of(config: SortConfig | DecodeConfig) -> bytes:
         file = folder / f"{config.name}.cubin" if folder else None
         if file and file.is_file():
             return file.read_bytes()
@@ -293,7 +352,7 @@ def error_of(kernel: Decode, w: Weights, call: Call) -> float:
     """Relative, in the norm; infinite where runs differ in a bit or something is not written."""
     import torch
 
-    run, runs = kernel.prepare(w, call, False), []
+    run, runs = kernel.layer(w, call, False), []
     for _ in range(3):
         call.out.fill_(float("nan"))
         run()
@@ -302,7 +361,7 @@ def error_of(kernel: Decode, w: Weights, call: Call) -> float:
     if not all(torch.equal(run.view(torch.int16), runs[0].view(torch.int16)) for run in runs):
         return float("inf")
     reference = call.reference(w)
-    error = ((runs[0].float() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+    error: float = ((runs[0].float() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
     return error if error == error else float("inf")
 
 
@@ -360,7 +419,7 @@ def measure(name: str, tokens: int, w: Weights, kernels: list[Decode], options: 
     calls = [Call.draw(layer, tokens) for _ in range(count)]
     floor = floor_of(layer, calls)
     ways = {
-        f"{k.config.name}{' pdl' if pdl else ''}": [k.prepare(w, call, pdl) for call in calls]
+        f"{k.config.name}{' pdl' if pdl else ''}": [k.layer(w, call, pdl) for call in calls]
         for k in fine
         for pdl in (False, True)
     }
@@ -378,20 +437,26 @@ def measure(name: str, tokens: int, w: Weights, kernels: list[Decode], options: 
 
 
 CONFIGS = (
-    DecodeConfig(8, 1, 11),
-    DecodeConfig(8, 2, 11),
-    DecodeConfig(8, 1, 6, consumers=2),
-    DecodeConfig(16, 4, 10),
-    DecodeConfig(16, 4, 5, consumers=2),
-    DecodeConfig(64, 16, 7),
-    DecodeConfig(64, 16, 4, consumers=2),
+    DecodeConfig(8, 1, 12, 128),
+    DecodeConfig(8, 1, 22, 64),
+    DecodeConfig(8, 1, 6, 128, consumers=2),
+    DecodeConfig(8, 1, 12, 64, consumers=2),
+    DecodeConfig(16, 4, 11, 128, tokens=(16, 16)),
+    DecodeConfig(16, 4, 6, 128, consumers=2, tokens=(16, 16)),
+    DecodeConfig(16, 4, 12, 64, consumers=2, tokens=(16, 16)),
+    DecodeConfig(64, 16, 9, 64, consumers=2, tokens=(64, 64)),
+    DecodeConfig(64, 16, 5, 64, consumers=2, row_blocks=2, tokens=(64, 64)),
+    DecodeConfig(64, 0, 9, 64, consumers=2, tokens=(64, 512)),
+    DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, tokens=(64, 512)),
+    DecodeConfig(128, 0, 7, 64, consumers=2, tokens=(512, 512)),
+    DecodeConfig(128, 0, 4, 64, consumers=2, row_blocks=2, tokens=(512, 512)),
 )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", default="qwen,mixtral", help="default: qwen,mixtral")
-    parser.add_argument("--tokens", default="1,16,64", help="default: 1,16,64")
+    parser.add_argument("--tokens", default="1,16,64,512", help="default: 1,16,64,512")
     parser.add_argument("--filter", default="", help="only configurations whose name contains it")
     parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
@@ -402,7 +467,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
     options = parser.parse_args()
     configs = tuple(c for c in CONFIGS if options.filter in c.name)
-    code = compiled(configs, options.compile_only or options.kernels)
+    code = compiled((SortConfig(), *configs), options.compile_only or options.kernels)
     if options.compile_only:
         return 0
     import torch
@@ -412,15 +477,14 @@ def main() -> int:
         return 1
     torch.zeros(1, device="cuda")
     torch.manual_seed(options.samples)
-    kernels = [Decode(config, code[config.name]) for config in configs]
+    sort = Kernel(SortConfig(), code["sort"], SortParams)
+    kernels = [Decode(config, code[config.name], sort) for config in configs]
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for name in options.layers.split(","):
         weights = Weights.draw(LAYERS[name])
         for tokens in (int(text) for text in options.tokens.split(",")):
-            draw = Call.draw(LAYERS[name], tokens)
-            results[f"{name} {tokens}"] = measure(
-                name, tokens, weights, [k for k in kernels if k.serves(draw)], options
-            )
+            fit = [kernel for kernel in kernels if kernel.serves(LAYERS[name], tokens)]
+            results[f"{name} {tokens}"] = measure(name, tokens, weights, fit, options)
         del weights
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -19,12 +19,17 @@ class GridCounters {
 
   TILEWISE_INLINE explicit GridCounters(uint32_t* memory) : memory_(memory) {}
 
-  /// Sets `count` counters to 0, or waits until another block has. A thread calls it before it touches any.
+  /// Sets `count` counters to 0, or waits until another block has. One thread of each block calls it, before any of the
+  /// block touches them: all at once would wait for each other's exchanges.
   TILEWISE_INLINE void open(int32_t count) const {
     for (uint64_t expected = 0;;) {
       const uint64_t found = Machine::exchange_if(state(), expected, kOpening);
       if (found == kOpen) break;
-      if (found == kOpening) continue;
+      if (found == kOpening) {
+        // Its upper half says enough, and to ask for it disturbs nobody.
+        Machine::await_global(reinterpret_cast<uint32_t*>(state()) + 1, static_cast<uint32_t>(kOpen >> 32));
+        break;
+      }
       if (found == expected) {
         for (int32_t i = kEnded; i < words(count); ++i) Machine::store_global(memory_ + i, 0u);
         Machine::fence_global();

@@ -27,10 +27,15 @@ class RowCopies {
     passed_ += static_cast<uint32_t>(steps);
     return own;
   }
-  /// Returns the next stage, once it is empty.
-  TILEWISE_INLINE uint32_t begin() const {
+  /// Returns the next stage, once it is empty. What is under way is announced before the warp waits for room, which
+  /// consumers make by what they have been told.
+  TILEWISE_INLINE uint32_t begin() {
     const auto place = ring_place<kStages>(next_);
-    place.wait_empty(ring_);
+    const bool is_empty = place.test_empty(ring_);
+    if (Machine::any(!is_empty)) {
+      finish();
+      if (!is_empty) place.wait_empty(ring_);
+    }
     return place.stage;
   }
   /// Closes the group of copies to that stage.

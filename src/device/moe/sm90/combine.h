@@ -16,15 +16,18 @@ TILEWISE_INLINE Chunk sum_parts(const MoeShape& shape, const RowTensor& parts, i
   const auto* const first =
       static_cast<const uint16_t*>(parts.data) + int64_t{token} * shape.top_k * parts.row_stride + col;
   for (int32_t slot = 0; slot < shape.top_k; slot += kPartsAtOnce) {
+    // What nobody has written is loaded too, rather than that loads wait for ids.
     Chunk part[kPartsAtOnce];
+    bool here[kPartsAtOnce];
     TILEWISE_UNROLL
     for (int i = 0; i < kPartsAtOnce; ++i) {
-      part[i] = {};
-      if (slot + i >= shape.top_k || !is_here(slot + i)) continue;
-      part[i] = Machine::load_global(reinterpret_cast<const Chunk*>(first + (slot + i) * parts.row_stride));
+      const int32_t own = minimum(slot + i, shape.top_k - 1);
+      part[i] = Machine::load_global(reinterpret_cast<const Chunk*>(first + own * parts.row_stride));
+      here[i] = slot + i < shape.top_k && is_here(own);
     }
     TILEWISE_UNROLL
     for (int i = 0; i < kPartsAtOnce; ++i) {
+      if (!here[i]) continue;
       TILEWISE_UNROLL
       for (int c = 0; c < 8; ++c) {
         const uint16_t bits = part[i].element(c);

@@ -13,7 +13,6 @@
 #include "device/sm90/pipeline.h"
 #include "device/sm90/roles.h"
 #include "device/sm90/row_copies.h"
-#include "device/sm90/scheduler.h"
 
 namespace tilewise::device {
 
@@ -38,12 +37,13 @@ class Sm90MoeDecode {
   using Pipe = Pipeline<Machine, C.stages>;
   using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>,
                        ReadPairs<Machine, C.held_experts, C.block_n>>;
-  using Scheduler = StaticScheduler<Machine>;
   using Tile = MoeDecodeTile;
   static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
-  static constexpr int kRowWarps = 3;
+  static constexpr int kRowWarps = 2, kTold = 4;
   // Producers look ids up, and consumers hold no large products.
   static constexpr RoleRegisters kRegisters = C.consumers == 1 ? RoleRegisters{128, 248} : RoleRegisters{96, 200};
+  // Of a row in a stage, 16 bytes each; the rows that a warp copies at once, and how often.
+  static constexpr int kPieces = C.depth / 8, kRowsAtOnce = 32 / kPieces, kCopies = C.block_n / kRowsAtOnce;
   static constexpr int kHeldColumns = ceil_div(C.block_n, 32);  // of a tile's, that a lane looks up
   static_assert(C.block_n % 8 == 0 && (C.block_n & (C.block_n - 1)) == 0);
 
@@ -52,11 +52,15 @@ class Sm90MoeDecode {
   struct Shared {
     Stage stage[C.stages];
     Pipe pipe;
+    Barrier<Machine> opened;          // the counters, to this block's warps
+    Ring<Machine, kTold> tiles_done;  // of gate and up, to the warp that tells other blocks
   };
 
   TILEWISE_INLINE static void run(const MoeDecodeParams& p, Shared& shared) {
     if (Machine::thread() == 0) {
       shared.pipe.init(4 * C.consumers, 2);
+      shared.opened.init(1);
+      shared.tiles_done.init(4 * C.consumers, 1);
       Machine::publish_barriers();
       Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.down_map);
     }
@@ -66,7 +70,8 @@ class Sm90MoeDecode {
     run_roles<Machine, C.consumers, kRegisters>(
         [&](int warp) TILEWISE_INLINE_LAMBDA {
           if (warp == 0) Role(p, shared).load_weights();
-          if (warp > 0) Role(p, shared).load_rows(warp - 1);
+          if (warp == 1) Role(p, shared).tell_others();
+          if (warp > 1) Role(p, shared).load_rows(warp - 2);
         },
         [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { Role(p, shared).consume(warpgroup); });
   }
@@ -104,19 +109,32 @@ class Sm90MoeDecode {
       });
     }
 
-    /// The stages' rows, of three warps in turn.
+    /// Tells other blocks of h's tiles. Counters take 7 us to open and a release 1 us or more while weights stream,
+    /// which no consumer waits for.
+    TILEWISE_INLINE void tell_others() {
+      const GridCounters<Machine> counters(p_.counters);
+      RingPlace<kTold> place;
+      if (Machine::lane() == 0) counters.open(pairs_.num_groups());
+      arrive_as_warp(shared_.opened);
+      for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
+        if (tile.down || !tile.last) return;
+        place.wait_full(shared_.tiles_done);
+        if (Machine::lane() == 0) counters.arrive(tile.number);
+        arrive_as_warp(shared_.tiles_done.empty[place.stage]);
+        place.advance();
+      });
+    }
+
+    /// The stages' rows, of two warps in turn.
     TILEWISE_INLINE void load_rows(int32_t turn) {
       const GridCounters<Machine> counters(p_.counters);
-      if (Machine::lane() == 0) counters.open(pairs_.num_groups());
-      Machine::wave_sync();
       RowCopies<Pipe, kRowWarps> copies(shared_.pipe, turn);
       int32_t ready = kNobody;  // the group whose h is known to be there
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        int32_t row[kHeldColumns];
-        look_up(row, tile);
-        TILEWISE_UNROLL
-        for (int32_t& x : row) x = tile.down || x == kNobody ? x : x / p_.shape.top_k;
+        int32_t row[kCopies];
+        rows_to_copy(row, tile);
         if (tile.down && tile.number != ready) {
+          if (ready == kNobody) shared_.opened.wait(0);
           copies.finish();  // what the tiles before wait for, some of which may be what is waited for here
           counters.wait(tile.number, tiles_up_), ready = tile.number;
         }
@@ -134,20 +152,22 @@ class Sm90MoeDecode {
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
-      const GridCounters<Machine> counters(p_.counters);
-      const bool speaks = Machine::thread() == kWarpgroupThreads;
-      if (speaks) counters.open(pairs_.num_groups());
       ConsumerPlace<Pipe> place(shared_.pipe);
+      RingPlace<kTold> told;
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
           compute<decltype(columns)::value>(tile, place, warpgroup * 64 * C.row_blocks);
         });
         if (tile.down || !tile.last) return;
-        Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
-        if (speaks) counters.arrive(tile.number);
+        told.wait_empty(shared_.tiles_done);
+        arrive_as_warp(shared_.tiles_done.full[told.stage]);
+        told.advance();
       });
       Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
-      if (speaks) counters.meet(Machine::blocks());
+      if (Machine::thread() == kWarpgroupThreads) {
+        shared_.opened.wait(0);
+        GridCounters<Machine>(p_.counters).meet(Machine::blocks());
+      }
       Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
       combine_parts<Machine, C.type>(p_.shape, p_.topk_ids, p_.parts, p_.out,
                                      Machine::block() * kConsumerThreads + Machine::thread() - kWarpgroupThreads,
@@ -155,20 +175,30 @@ class Sm90MoeDecode {
     }
 
    private:
+    /// Block b of n has tiles b, b + n, ... of gate and up. The blocks that so have one tile less than others get more
+    /// of down, as far as the tiles' depths make up for it.
     template <class Visit>
     TILEWISE_INLINE void for_each_tile(const Visit& visit) {
+      const int32_t blocks = Machine::blocks(), block = Machine::block();
       const int32_t up = pairs_.num_groups() * tiles_up_, down = pairs_.num_groups() * tiles_down_;
-      for (Scheduler tiles(up + down); tiles.has_tile(); tiles.advance()) {
-        const bool is_down = tiles.number() >= up;
-        const int32_t place = is_down ? tiles.number() - up : tiles.number();
-        const int32_t of_group = is_down ? tiles_down_ : tiles_up_, number = place / of_group;
+      const int32_t heavy = up % blocks, light = blocks - heavy;
+      const int32_t rounds = heavy == 0 ? 0 : minimum(p_.shape.hidden / p_.shape.intermediate, down / light);
+      const int32_t own_rounds = block < heavy ? 0 : rounds;
+      const int32_t own_up = ceil_div(maximum(up - block, 0), blocks);
+      for (int32_t i = -own_up;; ++i) {
+        const bool is_down = i >= 0;
+        int32_t tile = block + (own_up + i) * blocks;  // of its kind
+        if (is_down)
+          tile = i < own_rounds ? block - heavy + i * light : rounds * light + block + (i - own_rounds) * blocks;
+        if (is_down && tile >= down) break;
+        const int32_t of_group = is_down ? tiles_down_ : tiles_up_, number = tile / of_group;
         const ExpertGroup all = pairs_.group(number);
         // More rows than the block has columns only where a token has an expert twice and ids are held.
         for (int32_t first = 0; first < all.count; first += C.block_n) {
           const int32_t count = minimum(all.count - first, C.block_n);
           visit(Tile{{all.expert, all.first + first, count},
                      number,
-                     place - number * of_group,
+                     tile - number * of_group,
                      is_down,
                      first + count == all.count});
         }
@@ -200,23 +230,30 @@ class Sm90MoeDecode {
       for (int i = 0; i < kCount; ++i) pair[i] = pairs_.pair(tile.group, Machine::lane() + 32 * i);
     }
 
-    /// Two rows at a time, 16 lanes each. Columns without a row, and what lies behind a row, become zeros.
-    TILEWISE_INLINE void load_step(const int32_t (&row)[kHeldColumns], int32_t columns, RowsTile<C.block_n>& to,
+    /// The rows of columns lane / kPieces, kRowsAtOnce further, ...: a warp copies so many at once.
+    TILEWISE_INLINE void rows_to_copy(int32_t (&row)[kCopies], const Tile& tile) const {
+      int32_t pair[kHeldColumns];
+      look_up(pair, tile);
+      TILEWISE_UNROLL
+      for (int i = 0; i < kCopies; ++i) {
+        const int32_t column = i * kRowsAtOnce + Machine::lane() / kPieces;
+        const int32_t own = pair_of_column(pair, column);
+        row[i] = tile.down || own == kNobody ? own : own / p_.shape.top_k;
+      }
+    }
+    /// Columns without a row, and what lies behind a row, become zeros.
+    TILEWISE_INLINE void load_step(const int32_t (&row)[kCopies], int32_t columns, RowsTile<C.block_n>& to,
                                    const RowTensor& from, int32_t k, int32_t depth) const {
-      constexpr int kPieces = C.depth / 8;
-      const int32_t piece = Machine::lane() % kPieces, first = k + 8 * piece;
+      const int32_t piece = Machine::lane() % kPieces, first = k + 8 * piece, own = Machine::lane() / kPieces;
       const int32_t chunk = piece / RowsTile<8>::kRowPieces, place = piece % RowsTile<8>::kRowPieces;
       const auto* const data = static_cast<const uint16_t*>(from.data) + first;
       uint8_t* const to_chunk = to.bytes + chunk * columns * kChunkRowBytes;
       TILEWISE_UNROLL
-      for (int i = 0; i < kHeldColumns; ++i) {
-        TILEWISE_NO_UNROLL
-        for (int32_t c = 0; c < minimum(columns - 32 * i, 32); c += 32 / kPieces) {
-          const int32_t column = c + Machine::lane() / kPieces, source = Machine::shuffle(row[i], column);
-          const bool there = source != kNobody && first < depth;
-          Machine::copy_async(to_chunk + RowsTile<8>::place_of(32 * i + column, place),
-                              there ? data + source * from.row_stride : from.data, there);
-        }
+      for (int i = 0; i < kCopies; ++i) {
+        if (i * kRowsAtOnce >= columns) break;
+        const bool there = row[i] != kNobody && first < depth;
+        Machine::copy_async(to_chunk + RowsTile<8>::place_of(i * kRowsAtOnce + own, place),
+                            there ? data + row[i] * from.row_stride : from.data, there);
       }
     }
 

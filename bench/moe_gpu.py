@@ -415,7 +415,7 @@ def measure(name: str, tokens: int, w: Weights, kernels: list[Decode], options: 
     if options.check_only:
         return {}
     expert_bytes = 6 * layer.intermediate * layer.hidden
-    count = max(4, min(32, round(LEAST_BYTES / (layer.top_k * expert_bytes)) + 1))
+    count = 24 if tokens <= 4 else 8
     calls = [Call.draw(layer, tokens) for _ in range(count)]
     floor = floor_of(layer, calls)
     ways = {

@@ -147,6 +147,17 @@ void WarpgroupEmulator::set_registers(std::int32_t count) {
 /// What lanes wait for and no lane of the block does: a copy that is yet to land, or else another block's word.
 bool WarpgroupEmulator::go_on_alone() {
   if (!fault_.empty()) return false;
+  if (!lane_arrivals_.empty()) {
+    const LaneArrival& first = lane_arrivals_.front();
+    const std::string by = name(lanes_[first.lane]);
+    try {
+      land_arrival(0);
+    } catch (const LaneFault& fault) {
+      fault_ = concat(by, ": ", fault.text());
+      return false;
+    }
+    return true;
+  }
   if (copies_.empty()) return wake_for_words();
   const std::size_t copy = random(static_cast<std::uint32_t>(copies_.size()));
   const WarpgroupEmulator& sender = *copies_[copy].sender;

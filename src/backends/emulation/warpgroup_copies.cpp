@@ -1,6 +1,7 @@
 // TMA of a Hopper block: boxes of tensors that move beside the lanes.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "backends/emulation/lane_fault.hpp"
 #include "backends/emulation/warpgroup_emulator.hpp"
@@ -150,10 +151,28 @@ void WarpgroupEmulator::wait_copies(std::int32_t pending) {
   let_time_pass();
   std::deque<LaneCopy>& copies = lane_copies_[own_lane()];
   for (; !copies.empty() && copies.front().group < copy_groups_[own_lane()] - pending; copies.pop_front()) {
-    const LaneCopy& copy = copies.front();
-    constexpr std::byte kZeros[kPieceBytes]{};
-    memory_of_block_.land_copy(toucher(own_lane()), knowledge_.now(), copy.to, copy.from ? copy.from : kZeros);
+    land(own_lane(), copies.front());
   }
+}
+
+void WarpgroupEmulator::land(std::size_t lane, const LaneCopy& copy) {
+  constexpr std::byte kZeros[kPieceBytes]{};
+  memory_of_block_.land_copy(toucher(lane), knowledge_.now(), copy.to, copy.from ? copy.from : kZeros);
+}
+
+void WarpgroupEmulator::arrive_after_copies(void* barrier) {
+  let_time_pass();
+  lane_arrivals_.push_back({own_lane(), &barrier_at(barrier), std::exchange(lane_copies_[own_lane()], {})});
+}
+
+/// What the lane has done since counts as known too.
+void WarpgroupEmulator::land_arrival(std::size_t index) {
+  const LaneArrival arrival = std::move(lane_arrivals_[index]);
+  lane_arrivals_.erase(lane_arrivals_.begin() + static_cast<std::ptrdiff_t>(index));
+  for (const LaneCopy& copy : arrival.copies) land(arrival.lane, copy);
+  check(arrival.barrier->arrive(0));
+  knowledge_.tell(arrival.lane, arrival.barrier->pending);
+  advance(*arrival.barrier);
 }
 
 /// Boxes that begin in front of a tensor can be loaded, but an H200 ends a store or addition of one with an illegal

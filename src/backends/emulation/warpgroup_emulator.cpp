@@ -54,6 +54,7 @@ void WarpgroupEmulator::begin_block() {
   std::ranges::fill(store_groups_, 0);
   std::ranges::fill(copy_groups_, 0);
   for (auto& copies : lane_copies_) copies.clear();
+  lane_arrivals_.clear();
   std::ranges::fill(registers_, kRegisters / static_cast<std::int32_t>(lanes_.size()) / kUnit * kUnit);
   std::ranges::fill(wants_registers_, 0);
   free_registers_ = 0;
@@ -98,6 +99,9 @@ void WarpgroupEmulator::finish_lane() {
   if (!lane_copies_[own_lane()].empty()) fail("ends while copies of its own are under way");
   wait_stores(true, 0);
   if (ended_ + 1 < static_cast<std::int32_t>(lanes_.size())) return;
+  if (!lane_arrivals_.empty()) {
+    fail("ends the block while lanes' copies are under way that count on ", lane_arrivals_.front().barrier->name());
+  }
   if (!copies_.empty()) {
     fail("ends the block while a copy is under way that counts on ", copies_.front().barrier->name());
   }
@@ -182,6 +186,9 @@ void WarpgroupEmulator::let_time_pass() {
   while (products.has_uncomputed() && random(16) == 0) check(products.compute_next());
   for (std::size_t i = copies_.size(); i-- > 0;) {
     if (random(copies_[i].odds) == 0) land(i);
+  }
+  for (std::size_t i = lane_arrivals_.size(); i-- > 0;) {
+    if (random(kQuick) == 0) land_arrival(i);
   }
   for (BoxStore& store : stores_) {
     if (store.lane == own_lane() && store.group >= 0 && !store.read && random(2) == 0) read_store(store);

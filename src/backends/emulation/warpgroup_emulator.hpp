@@ -42,6 +42,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void init_barrier(void* barrier, std::int32_t arrivals) override;
   void publish_barriers() override;
   void arrive(void* barrier, std::int32_t bytes) override;
+  void arrive_after_copies(void* barrier) override;
   void wait(void* barrier, std::uint32_t parity) override;
   bool test(void* barrier, std::uint32_t parity) override;
   void meet_at(std::int32_t number, std::int32_t threads, bool waits) override;
@@ -112,6 +113,13 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
     std::int32_t group;  ///< of its lane
   };
 
+  /// Copies of a lane that arrive at a barrier by themselves.
+  struct LaneArrival {
+    std::size_t lane;
+    MemoryBarrier* barrier;
+    std::deque<LaneCopy> copies;
+  };
+
   void begin_block() override;
   [[nodiscard]] void* window() const override { return memory_of_block_.window(); }
   void perform(Collective collective, std::span<Lane> group) override;
@@ -159,6 +167,8 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void begin_store(const HostTensorMap& map, const std::array<std::int32_t, 5>& at, const void* from,
                    std::int64_t alignment, bool adds);
   void land(std::size_t copy);
+  void land(std::size_t lane, const LaneCopy& copy);
+  void land_arrival(std::size_t arrival);
   void read_store(BoxStore& store);
   void write_store(const BoxStore& store);
   /// Time passes beside the lanes: of what is under way some is done.
@@ -174,6 +184,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   std::deque<BoxCopy> copies_;
   std::deque<BoxStore> stores_;
   std::vector<std::deque<LaneCopy>> lane_copies_;  ///< of each lane
+  std::deque<LaneArrival> lane_arrivals_;
   /// Of each lane: how many groups it has committed.
   std::vector<std::int32_t> store_groups_, copy_groups_;
   std::vector<std::int32_t> registers_, wants_registers_;  ///< of each lane; wants: 0 where it does not wait

@@ -16,6 +16,9 @@ concept HasBarriers = requires(uint64_t* barrier, int32_t n, uint32_t parity, in
   { M::publish_barriers() } -> SameAs<void>;  // lets TMA see barriers that this thread initialised
   { M::arrive(barrier) } -> SameAs<void>;
   { M::arrive_and_expect(barrier, n) } -> SameAs<void>;
+  // Arrives once this lane's copies by copy_async() have landed, and waits for nothing. Whoever waits for the barrier
+  // lets the matrix unit see them by fence_shared_writes().
+  { M::arrive_after_copies(barrier) } -> SameAs<void>;
   { M::wait(barrier, parity) } -> SameAs<void>;
   { M::test(barrier, parity) } -> SameAs<bool>;  // whether the phase has ended; true replaces wait()
   // Hardware barriers have numbers; 0 is the whole block's. `threads` counts those that wait and those that arrive.

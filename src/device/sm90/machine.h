@@ -143,6 +143,9 @@ struct HopperMachine : Sm80Machine {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
   }
+  TILEWISE_INLINE static void arrive_after_copies(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+  }
   TILEWISE_INLINE static void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{ .reg .pred p;\n"

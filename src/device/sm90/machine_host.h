@@ -97,6 +97,7 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void publish_barriers() { engine().publish_barriers(); }
   TILEWISE_INLINE static void arrive(uint64_t* barrier) { engine().arrive(barrier, 0); }
   TILEWISE_INLINE static void arrive_and_expect(uint64_t* barrier, int32_t bytes) { engine().arrive(barrier, bytes); }
+  TILEWISE_INLINE static void arrive_after_copies(uint64_t* barrier) { engine().arrive_after_copies(barrier); }
   TILEWISE_INLINE static void wait(uint64_t* barrier, uint32_t parity) { engine().wait(barrier, parity); }
   TILEWISE_INLINE static bool test(uint64_t* barrier, uint32_t parity) { return engine().test(barrier, parity); }
   TILEWISE_INLINE static void named_barrier_sync(int number, int threads) { engine().meet_at(number, threads, true); }

@@ -18,6 +18,8 @@ class Barrier {
   TILEWISE_INLINE void arrive_at(int32_t rank) { Machine::arrive_at(&state_, rank); }
   /// Arrives, and has the phase wait for that many bytes more.
   TILEWISE_INLINE void arrive_and_expect(int32_t bytes) { Machine::arrive_and_expect(&state_, bytes); }
+  /// Arrives once this lane's copies have landed.
+  TILEWISE_INLINE void arrive_after_copies() { Machine::arrive_after_copies(&state_); }
   /// Waits until the phase of this parity has ended. The phase before the first one counts as ended, and as odd.
   TILEWISE_INLINE void wait(uint32_t parity) { Machine::wait(&state_, parity); }
   /// Returns whether it has ended. Where it has, no further wait is needed.

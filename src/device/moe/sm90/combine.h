@@ -6,7 +6,7 @@
 
 namespace tilewise::device {
 
-inline constexpr int kPartsAtOnce = 4;
+inline constexpr int kPartsAtOnce = 8;
 
 /// Sums 16 bytes of a token's row, from element `col` on. is_here(slot): whether the slot has a part.
 template <class Machine, int kElement, class IsHere>

@@ -58,7 +58,7 @@ class Sm90MoeDecode {
 
   TILEWISE_INLINE static void run(const MoeDecodeParams& p, Shared& shared) {
     if (Machine::thread() == 0) {
-      shared.pipe.init(4 * C.consumers, 2);
+      shared.pipe.init(4 * C.consumers, 1 + kWarpArrivals);
       shared.opened.init(1);
       shared.tiles_done.init(4 * C.consumers, 1);
       Machine::publish_barriers();
@@ -135,7 +135,6 @@ class Sm90MoeDecode {
         rows_to_copy(row, tile);
         if (tile.down && tile.number != ready) {
           if (ready == kNobody) shared_.opened.wait(0);
-          copies.finish();  // what the tiles before wait for, some of which may be what is waited for here
           counters.wait(tile.number, tiles_up_), ready = tile.number;
         }
         const int32_t steps = steps_of(tile), columns = columns_of(tile);
@@ -148,7 +147,6 @@ class Sm90MoeDecode {
           copies.commit();
         }
       });
-      copies.finish();
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
@@ -175,22 +173,14 @@ class Sm90MoeDecode {
     }
 
    private:
-    /// Block b of n has tiles b, b + n, ... of gate and up. The blocks that so have one tile less than others get more
-    /// of down, as far as the tiles' depths make up for it.
+    /// Block b of n has tiles b, b + n, ..., those of gate and up first.
     template <class Visit>
     TILEWISE_INLINE void for_each_tile(const Visit& visit) {
       const int32_t blocks = Machine::blocks(), block = Machine::block();
       const int32_t up = pairs_.num_groups() * tiles_up_, down = pairs_.num_groups() * tiles_down_;
-      const int32_t heavy = up % blocks, light = blocks - heavy;
-      const int32_t rounds = heavy == 0 ? 0 : minimum(p_.shape.hidden / p_.shape.intermediate, down / light);
-      const int32_t own_rounds = block < heavy ? 0 : rounds;
-      const int32_t own_up = ceil_div(maximum(up - block, 0), blocks);
-      for (int32_t i = -own_up;; ++i) {
-        const bool is_down = i >= 0;
-        int32_t tile = block + (own_up + i) * blocks;  // of its kind
-        if (is_down)
-          tile = i < own_rounds ? block - heavy + i * light : rounds * light + block + (i - own_rounds) * blocks;
-        if (is_down && tile >= down) break;
+      for (int32_t i = block; i < up + down; i += blocks) {
+        const bool is_down = i >= up;
+        const int32_t tile = is_down ? i - up : i;
         const int32_t of_group = is_down ? tiles_down_ : tiles_up_, number = tile / of_group;
         const ExpertGroup all = pairs_.group(number);
         // More rows than the block has columns only where a token has an expert twice and ids are held.
@@ -283,6 +273,7 @@ class Sm90MoeDecode {
         place.wait();
         Stage& stage = shared_.stage[place.stage()];
         auto& rows = reinterpret_cast<RowsTile<kColumns>&>(stage.rows);
+        Machine::fence_shared_writes();  // which rows' copies are
         Machine::wgmma_fence();
         TILEWISE_UNROLL
         for (int i = 0; i < C.row_blocks; ++i) {

@@ -8,6 +8,8 @@
 #include "backends/reference/activation_math.hpp"
 #include "device/common/float16.h"
 #include "device/moe/sm90/decode.h"
+#include "device/moe/sm90/gather.h"
+#include "device/moe/sm90/layer.h"
 #include "device/moe/sm90/sort.h"
 #include "device/sm90/machine_host.h"
 #include "emulated.hpp"
@@ -253,6 +255,106 @@ TEST(HopperMoeDecode, TakesAnyIds) {
   };
   check(Problem<config(8, 2, 4)>({8, 6, 72, 40, 8, 3}, 6, false));
   check(Problem<config(8, 0, 4)>({8, 6, 72, 40, 8, 3}, 6, false));
+}
+
+/// The kernels for many rows, on the problem of those for few.
+template <MoeLayerConfig L>
+constexpr MoeDecodeConfig kSameLayer = [] {
+  MoeDecodeConfig c = config(8, 0, 4);
+  c.activation = L.activation, c.clamp = L.clamp, c.gated = L.gated, c.weight_on_input = L.weight_on_input;
+  c.biases = L.biases;
+  return c;
+}();
+template <MoeLayerConfig L>
+struct LayerProblem : Problem<kSameLayer<L>> {
+  std::vector<std::uint16_t> gathered;
+
+  LayerProblem(Sizes sizes, unsigned seed, bool interleaves)
+      : Problem<kSameLayer<L>>(sizes, seed, interleaves),
+        gathered(this->elements(this->pairs(), sizes.hidden), kPoison) {}
+
+  std::string gather(std::uint64_t seed) {
+    constexpr MoeGatherConfig kGather{2};
+    const MoeDecodeParams p = this->params();
+    const MoeGatherParams own{p.shape, p.sorted, p.x, {gathered.data(), this->size.hidden}};
+    backends::emulation::GlobalMemory memory;
+    this->add(memory, "offsets", gpu::Access::read, this->offsets, true);
+    this->add(memory, "pairs", gpu::Access::read, this->sorted, true);
+    this->add(memory, "x", gpu::Access::read, this->x, true);
+    this->add(memory, "rows", gpu::Access::write, gathered, true);
+    return fault_of(host_kernel<Sm90MoeGather<Ops, kGather>, HostSm90Machine>(), kGather.threads(), 3, seed, memory,
+                    &own, 1, 3);
+  }
+  [[nodiscard]] MoeLayerParams layer_params() {
+    const std::int64_t i = this->size.intermediate, k = this->size.hidden, e = this->size.num_experts;
+    constexpr std::int64_t kGates = L.gated ? 2 : 1;
+    const std::int64_t row = this->interleaved ? kGates * k : k, gate = this->interleaved ? k : i * k;
+    const MoeDecodeParams d = this->params();
+    MoeLayerParams p{};
+    p.rows_map = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {16, 64}));
+    p.gate_up_map =
+        encoded_map(tensor_map(this->gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
+                               {1, L.gated ? 8 : 16, static_cast<std::int32_t>(kGates), 8, 64}));
+    p.h_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, 64}));
+    p.down_map = encoded_map(tensor_map(this->down.data(), {e, k, i}, {i * k, i}, {1, 128, 64}));
+    p.parts_map = encoded_map(tensor_map(this->parts.data(), {this->pairs(), k}, {k}, {16, 64}));
+    p.shape = d.shape, p.topk_weights = d.topk_weights, p.sorted = d.sorted;
+    p.gate_up_bias = d.gate_up_bias, p.down_bias = d.down_bias;
+    p.h = d.h, p.parts = d.parts, p.out = d.out;
+    p.counters = d.counters, p.numbers = d.numbers;
+    return p;
+  }
+  std::string run(std::int32_t blocks, std::uint64_t seed) {
+    if (std::string fault = this->sort(seed); !fault.empty()) return fault;
+    if (std::string fault = gather(seed); !fault.empty()) return fault;
+    const MoeLayerParams p = layer_params();
+    backends::emulation::GlobalMemory memory;
+    this->add(memory, "offsets", gpu::Access::read, this->offsets, true);
+    this->add(memory, "pairs", gpu::Access::read, this->sorted, true);
+    this->add(memory, "rows", gpu::Access::read, this->rows, true);
+    this->add(memory, "topk_weights", gpu::Access::read, this->weights, true);
+    this->add(memory, "gate_up_bias", gpu::Access::read, this->gate_up_bias, true);
+    this->add(memory, "down_bias", gpu::Access::read, this->down_bias, true);
+    this->add(memory, "h", gpu::Access::write, this->h, false);
+    this->add(memory, "parts", gpu::Access::write, this->parts, false);
+    this->add(memory, "out", gpu::Access::write, this->out, true);
+    this->add(memory, "counters", gpu::Access::add, this->counters, false);
+    return fault_of(host_kernel<Sm90MoeLayer<Ops, L>, HostSm90Machine>(), L.threads(), blocks, seed, memory, &p,
+                    L.cluster, blocks);
+  }
+};
+
+template <MoeLayerConfig L>
+void compute_layer(Sizes size, std::int32_t blocks, unsigned seed, bool interleaved = false) {
+  LayerProblem<L> problem(size, seed, interleaved);
+  if (size.first_expert != 0)
+    for (std::size_t i = 0; i < problem.ids.size(); i += 3) problem.ids[i] = -1;
+  for (std::uint64_t run = 0; run < 2; ++run) {
+    std::ranges::fill(problem.out, kPoison);
+    EXPECT_EQ(problem.run(blocks, seed + run), "");
+    EXPECT_LT(problem.error(), kRounding);
+  }
+}
+constexpr MoeLayerConfig layer_config(std::int32_t block_n, std::int32_t stages, std::int32_t cluster) {
+  MoeLayerConfig c;
+  c.block_n = block_n, c.stages = stages, c.cluster = cluster;
+  return c;
+}
+TEST(HopperMoeLayer, ComputesALayer) { compute_layer<layer_config(64, 3, 1)>({70, 2, 136, 72, 3}, 2, 20); }
+TEST(HopperMoeLayer, LoadsRowsInClusters) {
+  compute_layer<layer_config(128, 2, 2)>({180, 2, 200, 136, 2}, 4, 21, true);
+  compute_layer<layer_config(64, 3, 2)>({50, 3, 72, 40, 7, 5}, 2, 22);
+}
+constexpr MoeLayerConfig activated_layer(ActivationKind kind, ActivationClamp clamp, bool gated, bool on_input) {
+  MoeLayerConfig c = layer_config(128, 2, 2);
+  c.activation = kind, c.clamp = clamp, c.gated = gated, c.weight_on_input = on_input, c.biases = 1;
+  return c;
+}
+TEST(HopperMoeLayer, Activates) {
+  constexpr Sizes kSizes{60, 3, 72, 40, 3};
+  compute_layer<activated_layer(ActivationKind::swiglu_oai, ActivationClamp::before, true, false)>(kSizes, 2, 23, true);
+  compute_layer<activated_layer(ActivationKind::gelu, ActivationClamp::after, true, true)>(kSizes, 2, 24);
+  compute_layer<activated_layer(ActivationKind::relu_squared, ActivationClamp::none, false, false)>(kSizes, 2, 25);
 }
 
 TEST(HopperMoeSort, OrdersPairsByExpert) {

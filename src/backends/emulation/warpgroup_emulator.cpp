@@ -14,6 +14,7 @@ namespace {
 struct StoreArguments {
   void* row;
   const std::uint32_t* from;
+  bool transposed;
 };
 
 }  // namespace
@@ -144,19 +145,27 @@ std::uint64_t WarpgroupEmulator::exchange_global_if(std::uint64_t* to, std::uint
   return expected;
 }
 
-void WarpgroupEmulator::store_matrices(void* row, const std::uint32_t* from) {
-  StoreArguments arguments{row, from};
+void WarpgroupEmulator::store_matrices(void* row, const std::uint32_t* from, bool transposed) {
+  StoreArguments arguments{row, from, transposed};
   join(Collective::store_matrices, &arguments);
 }
 
 void WarpgroupEmulator::store_rows(std::span<Lane> wave) {
   constexpr std::size_t kRows = 32;
+  const auto held = [](const Lane& lane, std::size_t matrix) {
+    return static_cast<const StoreArguments*>(lane.arguments)->from[matrix];
+  };
   for (std::size_t row = 0; row < kRows; ++row) {
     std::uint32_t words[4];  // row % 8 of matrix row / 8: four lanes hold two elements each
     for (std::size_t i = 0; i < 4; ++i) {
-      words[i] = static_cast<const StoreArguments*>(wave[row % 8 * 4 + i].arguments)->from[row / 8];
+      words[i] = held(wave[row % 8 * 4 + i], row / 8);
     }
     const auto& arguments = *static_cast<const StoreArguments*>(wave[row].arguments);
+    for (std::size_t i = 0; i < 4 && arguments.transposed; ++i) {  // of a column, which eight lanes hold
+      const std::size_t column = row % 8, shift = 16 * (column % 2);
+      const auto half = [&](std::size_t k) { return held(wave[4 * k + column / 2], row / 8) >> shift & 0xFFFFu; };
+      words[i] = half(2 * i) | half(2 * i + 1) << 16;
+    }
     check(memory_of_block_.store(toucher(static_cast<std::size_t>(wave[row].thread)), knowledge_.now(),
                                  memory_of_block_.offset_of(arguments.row), words, sizeof words));
   }

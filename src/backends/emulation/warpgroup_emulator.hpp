@@ -36,7 +36,7 @@ class WarpgroupEmulator final : public BlockEmulator, public device::HostWarpgro
   void await_global(const std::uint32_t* word, std::uint32_t value) override;
   void release_global(std::uint32_t* word, std::uint32_t value) override;
   void release_count(std::uint32_t* counter) override;
-  void store_matrices(void* row, const std::uint32_t* from) override;
+  void store_matrices(void* row, const std::uint32_t* from, bool transposed) override;
   void set_registers(std::int32_t count) override;
 
   void init_barrier(void* barrier, std::int32_t arrivals) override;

@@ -118,6 +118,7 @@ concept Sm90Machine = TileMachine<M> && HasBarriers<M> && HasClusters<M> && HasT
                         { M::load_matrices(four, row) } -> SameAs<void>;
                         { M::load_matrices_transposed(four, row) } -> SameAs<void>;
                         { M::store_matrices(row, four) } -> SameAs<void>;
+                        { M::store_matrices_transposed(row, four) } -> SameAs<void>;
                         // Byte i of the result is the one of b's and a's that digit i of the selector names.
                         { M::permute_bytes(word, word, word) } -> SameAs<uint32_t>;
                         // Returns halves of all ones or zeros, by the top bits of the bytes of these numbers.

@@ -100,6 +100,12 @@ struct HopperMachine : Sm80Machine {
                  : "memory");
   }
 
+  TILEWISE_INLINE static void store_matrices_transposed(void* row, const uint32_t (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+  }
+
   TILEWISE_INLINE static uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
     return __byte_perm(a, b, selector);
   }

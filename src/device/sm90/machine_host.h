@@ -64,7 +64,10 @@ struct HostSm90Machine : HostSm80Machine {
   TILEWISE_INLINE static void release_count(uint32_t* counter) { engine().release_count(counter); }
   TILEWISE_INLINE static uint32_t shared_address(const void* pointer) { return engine().shared_address(pointer); }
   TILEWISE_INLINE static void store_matrices(void* row, const uint32_t (&from)[4]) {
-    engine().store_matrices(row, from);
+    engine().store_matrices(row, from, false);
+  }
+  TILEWISE_INLINE static void store_matrices_transposed(void* row, const uint32_t (&from)[4]) {
+    engine().store_matrices(row, from, true);
   }
 
   TILEWISE_INLINE static uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {

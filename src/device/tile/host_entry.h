@@ -34,7 +34,7 @@ class HostWarpgroups {
   virtual void await_global(const uint32_t* word, uint32_t value) = 0;
   virtual void release_global(uint32_t* word, uint32_t value) = 0;
   virtual void release_count(uint32_t* counter) = 0;
-  virtual void store_matrices(void* row, const uint32_t* from) = 0;  // collective
+  virtual void store_matrices(void* row, const uint32_t* from, bool transposed) = 0;  // collective
   virtual void set_registers(int32_t count) = 0;                     // of this lane, from now on
 
   virtual void init_barrier(void* barrier, int32_t arrivals) = 0;

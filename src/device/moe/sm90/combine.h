@@ -8,26 +8,29 @@ namespace tilewise::device {
 
 inline constexpr int kPartsAtOnce = 8;
 
-/// Sums 16 bytes of a token's row, from element `col` on. is_here(slot): whether the slot has a part.
-template <class Machine, int kElement, class IsHere>
-TILEWISE_INLINE Chunk sum_parts(const MoeShape& shape, const RowTensor& parts, int32_t token, int32_t col,
-                                const IsHere& is_here) {
+/// The row of a slot's part, which is loaded in any case so that no load waits for another, and whether it counts.
+struct PartPlace {
+  int32_t row;
+  bool is_there;
+};
+
+/// Sums 16 bytes of a token's row, from element `col` on. part_of(slot): its part.
+template <class Machine, int kElement, class PartOf>
+TILEWISE_INLINE Chunk sum_parts(const MoeShape& shape, const RowTensor& parts, int32_t col, const PartOf& part_of) {
   float sum[8] = {};
-  const auto* const first =
-      static_cast<const uint16_t*>(parts.data) + int64_t{token} * shape.top_k * parts.row_stride + col;
   for (int32_t slot = 0; slot < shape.top_k; slot += kPartsAtOnce) {
-    // What nobody has written is loaded too, rather than that loads wait for ids.
     Chunk part[kPartsAtOnce];
-    bool here[kPartsAtOnce];
+    bool there[kPartsAtOnce];
     TILEWISE_UNROLL
     for (int i = 0; i < kPartsAtOnce; ++i) {
-      const int32_t own = minimum(slot + i, shape.top_k - 1);
-      part[i] = Machine::load_global(reinterpret_cast<const Chunk*>(first + own * parts.row_stride));
-      here[i] = slot + i < shape.top_k && is_here(own);
+      const PartPlace place = part_of(minimum(slot + i, shape.top_k - 1));
+      const auto* const from = static_cast<const uint16_t*>(parts.data) + place.row * parts.row_stride + col;
+      part[i] = Machine::load_global(reinterpret_cast<const Chunk*>(from));
+      there[i] = place.is_there && slot + i < shape.top_k;
     }
     TILEWISE_UNROLL
     for (int i = 0; i < kPartsAtOnce; ++i) {
-      if (!here[i]) continue;
+      if (!there[i]) continue;
       TILEWISE_UNROLL
       for (int c = 0; c < 8; ++c) {
         const uint16_t bits = part[i].element(c);
@@ -41,17 +44,16 @@ TILEWISE_INLINE Chunk sum_parts(const MoeShape& shape, const RowTensor& parts, i
   return out;
 }
 
-/// Does so for all of out: `worker` of `workers` threads.
-template <class Machine, int kElement>
-TILEWISE_INLINE void combine_parts(const MoeShape& shape, const PairTensor& ids, const RowTensor& parts,
-                                   const RowTensor& out, int32_t worker, int32_t workers) {
+/// Does so for all of out: `worker` of `workers` threads. part_of(token, slot).
+template <class Machine, int kElement, class PartOf>
+TILEWISE_INLINE void combine_parts(const MoeShape& shape, const RowTensor& parts, const RowTensor& out, int32_t worker,
+                                   int32_t workers, const PartOf& part_of) {
   const int32_t chunks = shape.hidden / 8;
   const int64_t all = int64_t{shape.tokens} * chunks;
   for (int64_t unit = worker; unit < all; unit += workers) {
     const auto token = static_cast<int32_t>(unit / chunks), col = static_cast<int32_t>(unit % chunks) * 8;
-    const Chunk sum = sum_parts<Machine, kElement>(shape, parts, token, col, [&](int32_t slot) TILEWISE_INLINE_LAMBDA {
-      return load_expert<Machine>(shape, ids, token, slot) != kNobody;
-    });
+    const Chunk sum = sum_parts<Machine, kElement>(
+        shape, parts, col, [&](int32_t slot) TILEWISE_INLINE_LAMBDA { return part_of(token, slot); });
     auto* const to = static_cast<uint16_t*>(out.data) + token * out.row_stride + col;
     Machine::store_global(reinterpret_cast<Chunk*>(to), sum);
   }

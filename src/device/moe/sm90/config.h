@@ -14,6 +14,31 @@ struct MoeSortConfig {
   bool operator==(const MoeSortConfig&) const = default;
 };
 
+struct MoeGatherConfig {
+  int32_t warps = 8;
+
+  constexpr int32_t threads() const { return 32 * warps; }
+  bool operator==(const MoeGatherConfig&) const = default;
+};
+
+/// The whole layer in one launch for many rows, which come sorted and gathered.
+struct MoeLayerConfig {
+  int32_t type = kBf16;
+  int32_t block_n = 256;  // most rows of an expert in a tile, a multiple of 64
+  int32_t stages = 4;
+  int32_t cluster = 2;       // blocks that load rows for each other
+  int32_t held_experts = 4;  // as MoeDecodeConfig has it, and what follows
+  ActivationKind activation = ActivationKind::silu;
+  ActivationClamp clamp = ActivationClamp::none;
+  int32_t gated = 1;
+  int32_t weight_on_input = 0;
+  int32_t biases = 0;
+
+  static constexpr int32_t kColumnStep = 32;  // columns of a tile are a multiple of it
+  constexpr int32_t threads() const { return 3 * 128; }
+  bool operator==(const MoeLayerConfig&) const = default;
+};
+
 /// The whole layer in one launch, for few rows: weights are M of the products, an expert's rows are N.
 struct MoeDecodeConfig {
   int32_t type = kBf16;                   // of rows and weights

@@ -36,7 +36,7 @@ class Sm90MoeDecode {
   };
   using Pipe = Pipeline<Machine, C.stages>;
   using Pairs = Choose<C.held_ids != 0, HeldPairs<Machine, maximum(C.held_ids, 1)>,
-                       ReadPairs<Machine, C.held_experts, C.block_n>>;
+                       ReadPairs<Machine, C.held_experts, C.block_n, C.block_n>>;
   using Tile = MoeDecodeTile;
   static constexpr int kConsumerThreads = C.consumers * kWarpgroupThreads, kConsumersMeet = 1;
   static constexpr int kRowWarps = 2, kTold = 4;
@@ -167,9 +167,12 @@ class Sm90MoeDecode {
         GridCounters<Machine>(p_.counters).meet(Machine::blocks());
       }
       Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
-      combine_parts<Machine, C.type>(p_.shape, p_.topk_ids, p_.parts, p_.out,
-                                     Machine::block() * kConsumerThreads + Machine::thread() - kWarpgroupThreads,
-                                     Machine::blocks() * kConsumerThreads);
+      combine_parts<Machine, C.type>(
+          p_.shape, p_.parts, p_.out, Machine::block() * kConsumerThreads + Machine::thread() - kWarpgroupThreads,
+          Machine::blocks() * kConsumerThreads, [&](int32_t token, int32_t slot) TILEWISE_INLINE_LAMBDA {
+            return PartPlace{token * p_.shape.top_k + slot,
+                             load_expert<Machine>(p_.shape, p_.topk_ids, token, slot) != kNobody};
+          });
     }
 
    private:

@@ -123,8 +123,8 @@ class HeldPairs {
 };
 
 /// What the sorting kernel has left. Lane l holds how many pairs experts l * kHeld to l * kHeld + kHeld - 1 have, which
-/// are cut into groups of kRows at most.
-template <class Machine, int kHeld, int kRows>
+/// are cut into groups of kRows at most, as even as multiples of kStep allow.
+template <class Machine, int kHeld, int kRows, int kStep>
 class ReadPairs {
  public:
   template <class Params>
@@ -147,9 +147,10 @@ class ReadPairs {
     ExpertGroup own{};
     TILEWISE_UNROLL
     for (int e = 0; e < kHeld; ++e) {
-      const int32_t tiles = ceil_div(offset_[e + 1] - offset_[e], kRows), first = offset_[e] + rest * kRows;
+      const int32_t count = offset_[e + 1] - offset_[e], tiles = ceil_div(count, kRows);
       if (here && rest >= 0 && rest < tiles) {
-        own = {Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, kRows)};
+        const int32_t rows = ceil_div(ceil_div(count, tiles), kStep) * kStep, first = offset_[e] + rest * rows;
+        own = {Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, rows)};
       }
       rest -= tiles;
     }

@@ -82,6 +82,44 @@ struct MoeSortParams {
   }
 };
 
+/// rows[i] = x[pairs[i] / top_k]. Blocks of 32 * warps threads, as many as fill the machine.
+struct MoeGatherParams {
+  MoeShape shape;
+  SortedPairs sorted;
+  RowTensor x, rows;  // [tokens, hidden], [tokens * top_k, hidden]
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("shape", p.shape), visit("sorted", p.sorted), visit("x", p.x), visit("rows", p.rows);
+  }
+};
+
+/// The launch: clusters of blocks, one for each multiprocessor, all of which must find room while no other launch waits
+/// for this one. Rows, h and parts stand in the order of sorted pairs.
+struct MoeLayerParams {
+  TensorMap rows_map;     // [pairs, hidden], boxes of 16 x 64
+  TensorMap gate_up_map;  // as MoeDecodeParams has it, of 128 rows
+  TensorMap h_map;        // [pairs, intermediate], 16 x 64
+  TensorMap down_map;     // [num_experts, hidden, intermediate], 1 x 128 x 64
+  TensorMap parts_map;    // [pairs, hidden], 16 x 64
+  MoeShape shape;
+  PairTensor topk_weights;
+  SortedPairs sorted;
+  ExpertBias gate_up_bias, down_bias;
+  RowTensor h, parts, out;
+  uint32_t* counters;  // GridCounters' words, of as many counters as there can be groups
+  ActivationNumbers numbers;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("rows_map", p.rows_map), visit("gate_up_map", p.gate_up_map), visit("h_map", p.h_map);
+    visit("down_map", p.down_map), visit("parts_map", p.parts_map), visit("shape", p.shape);
+    visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
+    visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
+    visit("counters", p.counters), visit("numbers", p.numbers);
+  }
+};
+
 /// The launch: a block for each multiprocessor, all of which must find room while no other launch waits for this one.
 /// hidden and intermediate are multiples of 8. Where ids are held, pairs are at most 32 * held_ids and tokens block_n.
 struct MoeDecodeParams {

@@ -154,7 +154,7 @@ class CudaModule:
 
 def matrix_map(address: int, element: str, shape: tuple[int, int], box: tuple[int, int], swizzles: bool) -> bytes:
     """The driver's 128 bytes for a contiguous matrix of "u8", "bf16" or "f32": rows and columns, of it and of a box."""
-    return tensor_map(address, element, shape, (shape[1],), box, swizzles)
+    return tensor_map(address, element, shape, (shape[1],), box, 128 if swizzles else 0)
 
 
 def tensor_map(
@@ -163,9 +163,10 @@ def tensor_map(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     box: tuple[int, ...],
-    swizzles: bool,
+    swizzle_bytes: int,
 ) -> bytes:
-    """The same of any rank from 2 to 5, the innermost dimension last; strides, in elements, of all but that one."""
+    """The same of any rank from 2 to 5, the innermost dimension last; strides, in elements, of all but that one; swizzled
+    within 0, 32, 64 or 128 bytes."""
     size, kind = {"u8": (1, 0), "bf16": (2, 9), "f32": (4, 7)}[element]
     memory = ctypes.create_string_buffer(128 + 64)
     place = -(-ctypes.addressof(memory) // 64) * 64
@@ -181,7 +182,7 @@ def tensor_map(
         (ctypes.c_uint32 * rank)(*reversed(box)),
         (ctypes.c_uint32 * rank)(*[1] * rank),
         0,
-        3 if swizzles else 0,
+        {0: 0, 32: 1, 64: 2, 128: 3}[swizzle_bytes],
         promotion,
         0,
     )

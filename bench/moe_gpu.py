@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuda_program import CudaModule, compile_cuda, tensor_map
+from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90a"
 BYTES_PER_SECOND, FLOPS = 4.2e12, 780e12  # of the floor
-LEAST_BYTES = 4e8  # of weights that the calls of a graph touch
 WORST_ERROR = 6e-3  # of out in bf16, relative, in the norm: h and each part are rounded before
 
 STUB = """#include "device/sm90/machine.h"
@@ -45,7 +44,7 @@ using Kernel = {kernel}<Ops, kConfig>;
 }}  // namespace tilewise::device
 extern "C" __device__ const int shared_bytes = sizeof(tilewise::device::Kernel::Shared);
 extern "C" __device__ const int param_bytes = sizeof(tilewise::device::Kernel::Params);
-extern "C" __global__ void __launch_bounds__(tilewise::device::kConfig.threads(), 1)
+extern "C" __global__ void __cluster_dims__({cluster}) __launch_bounds__(tilewise::device::kConfig.threads(), 1)
     layer(const __grid_constant__ tilewise::device::Kernel::Params params) {{
   extern __shared__ __align__(1024) unsigned char memory[];
   tilewise::device::Kernel::run(params, *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory));
@@ -70,9 +69,11 @@ LAYERS = {
 }
 
 
-def source_of(header: str, name: str, fields: dict[str, int]) -> str:
+def source_of(header: str, name: str, fields: dict[str, int], cluster: int = 1) -> str:
     config = " ".join(f"c.{field} = {value};" for field, value in fields.items())
-    return STUB.format(header=header, struct=f"Moe{name}Config", kernel=f"Sm90Moe{name}", config=config)
+    return STUB.format(
+        header=header, struct=f"Moe{name}Config", kernel=f"Sm90Moe{name}", config=config, cluster=cluster
+    )
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,45 @@ class SortConfig:
     @property
     def source(self) -> str:
         return source_of("sort", "Sort", {"warps": self.warps})
+
+
+@dataclass(frozen=True)
+class GatherConfig:
+    """MoeGatherConfig."""
+
+    warps: int = 8
+
+    name = "gather"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def source(self) -> str:
+        return source_of("gather", "Gather", {"warps": self.warps})
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """MoeLayerConfig; tokens: fewest and most that it is tried with."""
+
+    block_n: int
+    stages: int
+    cluster: int = 2
+    held_experts: int = 4
+    tokens: tuple[int, int] = (512, 1 << 20)
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        return f"layer_n{self.block_n}_e{self.held_experts}_cl{self.cluster}_s{self.stages}"
+
+    @property
+    def source(self) -> str:
+        fields = {k: v for k, v in asdict(self).items() if k != "tokens"}
+        return source_of("layer", "Layer", fields, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -146,6 +186,30 @@ class Shape(ctypes.Structure):
     """MoeShape."""
 
     _fields_ = (("sizes", ctypes.c_int32 * 6), ("first_expert", ctypes.c_int64))
+
+
+class LayerParams(ctypes.Structure):
+    """MoeLayerParams."""
+
+    _fields_ = (
+        ("maps", ctypes.c_char * 768),
+        ("shape", Shape),
+        ("topk_weights", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("biases", ctypes.c_uint64 * 10),
+        ("h", Rows),
+        ("parts", Rows),
+        ("out", Rows),
+        ("counters", ctypes.c_uint64),
+        ("alpha_limit", ctypes.c_float * 2),
+        ("rest", ctypes.c_char * 24),
+    )
+
+
+class GatherParams(ctypes.Structure):
+    """MoeGatherParams."""
+
+    _fields_ = (("shape", Shape), ("sorted", ctypes.c_uint64 * 3), ("x", Rows), ("rows", Rows))
 
 
 class SortParams(ctypes.Structure):
@@ -231,10 +295,13 @@ class Call:
         return out
 
 
+Config = SortConfig | GatherConfig | LayerConfig | DecodeConfig
+
+
 class Kernel:
     """A configuration's machine code."""
 
-    def __init__(self, config: SortConfig | DecodeConfig, code: bytes, params: type[ctypes.Structure]) -> None:
+    def __init__(self, config: Config, code: bytes, params: type[ctypes.Structure]) -> None:
         self.config = config
         self._module = CudaModule(code)
         self._shared_bytes = self._module.number("shared_bytes")
@@ -283,9 +350,9 @@ class Decode(Kernel):
                 octets,
                 (2 * i * h, 8 * h, i * h, h),
                 (1, c.block_m // 16, 2, 8, 64),
-                True,
+                128,
             ),
-            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, c.block_m, 64), True),
+            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, c.block_m, 64), 128),
         ]
         p = DecodeParams()
         ctypes.memmove(ctypes.addressof(p), b"".join(maps), 256)
@@ -306,6 +373,73 @@ class Decode(Kernel):
             run()
 
         return both
+
+
+class ManyRows(Kernel):
+    """The whole layer of many rows behind its sort and its gather."""
+
+    config: LayerConfig
+
+    def __init__(self, config: LayerConfig, code: bytes, sort: Kernel, gather: Kernel) -> None:
+        super().__init__(config, code, LayerParams)
+        self._sort, self._gather = sort, gather
+
+    def serves(self, layer: Layer, tokens: int) -> bool:
+        c = self.config
+        return c.tokens[0] <= tokens <= c.tokens[1] and layer.experts <= 32 * c.held_experts
+
+    def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+        import torch
+
+        c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
+        pairs, i, h = tokens * top_k, layer.intermediate, layer.hidden
+        values, parts, gathered = (
+            torch.full((pairs, cols), float("nan"), device="cuda", dtype=torch.bfloat16) for cols in (i, h, h)
+        )
+        counters, offsets, order, rows = (
+            torch.randint(-(2**31), 2**31 - 1, (count,), device="cuda", dtype=torch.int32)
+            for count in (4 + pairs, layer.experts + 1, pairs, pairs)
+        )
+        call.scratch += [values, parts, gathered, counters, offsets, order, rows]
+        octets = (layer.experts, i // 8, 2, 8, h)
+        maps = [
+            matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (16, 64), True),
+            tensor_map(w.gate_up.data_ptr(), "bf16", octets, (2 * i * h, 8 * h, i * h, h), (1, 8, 2, 8, 64), 128),
+            matrix_map(values.data_ptr(), "bf16", (pairs, i), (16, 64), True),
+            tensor_map(values.data_ptr(), "bf16", (pairs, i), (i,), (16, 32), 64),
+            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, 128, 64), 128),
+            matrix_map(parts.data_ptr(), "bf16", (pairs, h), (16, 64), True),
+        ]
+        p = LayerParams()
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 768)
+        p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
+        ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
+        p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        p.sorted[:] = [x.data_ptr() for x in (offsets, order, rows)]
+        p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (values, parts, call.out))
+        p.counters = counters.data_ptr()
+        multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        steps = (
+            self._sort.prepare(
+                -(-layer.experts // SortConfig.EXPERTS),
+                SortParams(shape=p.shape, topk_ids=ids, sorted=p.sorted),
+                programmatic,
+            ),
+            self._gather.prepare(
+                multiprocessors * 4,
+                GatherParams(
+                    p.shape, p.sorted, Rows(call.x.data_ptr(), call.x.stride(0)), Rows(gathered.data_ptr(), h)
+                ),
+                programmatic,
+            ),
+            self.prepare(multiprocessors // c.cluster * c.cluster, p, programmatic),
+        )
+
+        def all_steps() -> None:
+            for step in steps:
+                step()
+
+        return all_steps
 
 
 def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
@@ -331,10 +465,10 @@ def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
     return layer
 
 
-def compiled(configs: tuple[SortConfig | DecodeConfig, ...], folder: Path | None) -> dict[str, bytes]:
+def compiled(configs: tuple[Config, ...], folder: Path | None) -> dict[str, bytes]:
     """Machine code of each, from the folder or by NVRTC, and then left there."""
 
-    def code_of(config: SortConfig | DecodeConfig) -> bytes:
+    def code_of(config: Config) -> bytes:
         file = folder / f"{config.name}.cubin" if folder else None
         if file and file.is_file():
             return file.read_bytes()
@@ -348,7 +482,7 @@ def compiled(configs: tuple[SortConfig | DecodeConfig, ...], folder: Path | None
         return dict(zip((config.name for config in configs), threads.map(code_of, configs), strict=True))
 
 
-def error_of(kernel: Decode, w: Weights, call: Call) -> float:
+def error_of(kernel: Decode | ManyRows, w: Weights, call: Call) -> float:
     """Relative, in the norm; infinite where runs differ in a bit or something is not written."""
     import torch
 
@@ -361,15 +495,15 @@ def error_of(kernel: Decode, w: Weights, call: Call) -> float:
     if not all(torch.equal(run.view(torch.int16), runs[0].view(torch.int16)) for run in runs):
         return float("inf")
     reference = call.reference(w)
-    error: float = ((runs[0].float() - reference).norm() / reference.norm().clamp_min(1e-30)).item()
+    error = float(((runs[0].float() - reference).norm() / reference.norm().clamp_min(1e-30)).item())
     return error if error == error else float("inf")
 
 
 def floor_of(layer: Layer, calls: list[Call]) -> float:
     """Seconds of a call: of the weights that it touches, or of its operations."""
     expert = 3 * layer.intermediate * layer.hidden
-    touched = statistics.mean(call.ids.unique().numel() for call in calls)
-    return max(touched * expert * 2 / BYTES_PER_SECOND, calls[0].ids.numel() * expert * 2 / FLOPS)
+    touched = statistics.mean(float(call.ids.unique().numel()) for call in calls)
+    return float(max(touched * expert * 2 / BYTES_PER_SECOND, calls[0].ids.numel() * expert * 2 / FLOPS))
 
 
 def graph_of(runs: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
@@ -404,7 +538,9 @@ def seconds_of(ways: dict[str, list[Callable[[], Any]]], samples: int, pause: fl
     return seconds
 
 
-def measure(name: str, tokens: int, w: Weights, kernels: list[Decode], options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    name: str, tokens: int, w: Weights, kernels: list[Decode | ManyRows], options: argparse.Namespace
+) -> dict[str, Any]:
     layer = w.layer
     fine = []
     for kernel in kernels:
@@ -414,8 +550,7 @@ def measure(name: str, tokens: int, w: Weights, kernels: list[Decode], options: 
             fine.append(kernel)
     if options.check_only:
         return {}
-    expert_bytes = 6 * layer.intermediate * layer.hidden
-    count = 24 if tokens <= 4 else 8
+    count = 24 if tokens <= 4 else 8 if tokens <= 512 else 2
     calls = [Call.draw(layer, tokens) for _ in range(count)]
     floor = floor_of(layer, calls)
     ways = {
@@ -448,8 +583,8 @@ CONFIGS = (
     DecodeConfig(64, 16, 5, 64, consumers=2, row_blocks=2, tokens=(64, 64)),
     DecodeConfig(64, 0, 9, 64, consumers=2, tokens=(64, 512)),
     DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, tokens=(64, 512)),
-    DecodeConfig(128, 0, 7, 64, consumers=2, tokens=(512, 512)),
-    DecodeConfig(128, 0, 4, 64, consumers=2, row_blocks=2, tokens=(512, 512)),
+    LayerConfig(256, 4),
+    LayerConfig(192, 5),
 )
 
 
@@ -467,7 +602,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
     options = parser.parse_args()
     configs = tuple(c for c in CONFIGS if options.filter in c.name)
-    code = compiled((SortConfig(), *configs), options.compile_only or options.kernels)
+    code = compiled((SortConfig(), GatherConfig(), *configs), options.compile_only or options.kernels)
     if options.compile_only:
         return 0
     import torch
@@ -478,7 +613,11 @@ def main() -> int:
     torch.zeros(1, device="cuda")
     torch.manual_seed(options.samples)
     sort = Kernel(SortConfig(), code["sort"], SortParams)
-    kernels = [Decode(config, code[config.name], sort) for config in configs]
+    gather = Kernel(GatherConfig(), code["gather"], GatherParams)
+    kernels = [
+        ManyRows(c, code[c.name], sort, gather) if isinstance(c, LayerConfig) else Decode(c, code[c.name], sort)
+        for c in configs
+    ]
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for name in options.layers.split(","):
         weights = Weights.draw(LAYERS[name])

@@ -296,6 +296,9 @@ struct LayerProblem : Problem<kSameLayer<L>> {
         encoded_map(tensor_map(this->gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
                                {1, L.gated ? 8 : 16, static_cast<std::int32_t>(kGates), 8, 64}));
     p.h_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, 64}));
+    gpu::TensorMap halves = tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, 32});
+    halves.swizzle = gpu::Swizzle::bytes64;
+    p.h_store_map = encoded_map(halves);
     p.down_map = encoded_map(tensor_map(this->down.data(), {e, k, i}, {i * k, i}, {1, 128, 64}));
     p.parts_map = encoded_map(tensor_map(this->parts.data(), {this->pairs(), k}, {k}, {16, 64}));
     p.shape = d.shape, p.topk_weights = d.topk_weights, p.sorted = d.sorted;

@@ -18,7 +18,9 @@ template <Sm90TileOps Ops, MoeLayerConfig C>
 class Sm90MoeLayer {
   using Machine = typename Ops::Machine;
   static constexpr int kDepth = 64, kBlockM = 128, kStep = C.kColumnStep, kBoxRows = 16;
-  static constexpr int kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroupThreads, kConsumersMeet = 1;
+  static constexpr int kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroupThreads;
+  // Consumers meet nobody but their own warpgroup: one finishes a tile while the other multiplies.
+  static constexpr int kWarpgroupMeets = 1;
   static constexpr int32_t kBlockJ = C.gated ? kBlockM / 2 : kBlockM;
   struct Stage {
     SwizzledTile<kBlockM, kDepth> weights;
@@ -27,9 +29,11 @@ class Sm90MoeLayer {
   using Pipe = Pipeline<Machine, C.stages, C.cluster>;
   using Pairs = ReadPairs<Machine, C.held_experts, C.block_n, kStep>;
   using Sums = Fragment<Ops, 16, C.block_n>;
-  /// What waits to be stored: kStoredRows rows of 64 columns, twice.
+  /// What a warpgroup leaves to be stored: 64 columns of half of the rows, or of gated values 32 columns of all.
   static constexpr int kStoredRows = C.block_n / 2;
   using Stored = SwizzledTile<kStoredRows, 64>;
+  using StoredGated = SwizzledTile<C.block_n, 32, 2, 64>;
+  static_assert(sizeof(Stored) == sizeof(StoredGated));
   struct Tile {
     ExpertGroup group;
     int32_t number;  // of the group
@@ -41,18 +45,18 @@ class Sm90MoeLayer {
   using Params = MoeLayerParams;
   struct Shared {
     Stage stage[C.stages];
-    Stored stored[2];
-    alignas(16) float weight[C.block_n];
+    Stored stored[kConsumers];
+    alignas(16) float weight[kConsumers][C.block_n];
     Pipe pipe;
-    Barrier<Machine> opened;        // the counters, to this block's warps
-    Ring<Machine, 1> to_be_stored;  // between consumers and the warp that stores
+    Barrier<Machine> opened;                    // the counters, to this block's warps
+    Ring<Machine, 1> to_be_stored[kConsumers];  // between consumers and the warp that stores for each
   };
 
   TILEWISE_INLINE static void run(const MoeLayerParams& p, Shared& shared) {
     if (Machine::thread() == 0) {
       shared.pipe.init(4 * kConsumers);
       shared.opened.init(1);
-      shared.to_be_stored.init(4 * kConsumers, 1);
+      for (auto& ring : shared.to_be_stored) ring.init(4, 1);
       Machine::publish_barriers();
       Machine::prefetch_map(p.rows_map), Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.h_map);
       Machine::prefetch_map(p.down_map), Machine::prefetch_map(p.parts_map);
@@ -63,7 +67,7 @@ class Sm90MoeLayer {
     run_roles<Machine, kConsumers>(
         [&](int warp) TILEWISE_INLINE_LAMBDA {
           if (warp == 0) Role(p, shared).load();
-          if (warp == 1) Role(p, shared).store();
+          if (warp == 1 || warp == 2) Role(p, shared).store(warp - 1);
         },
         [&](int32_t warpgroup) TILEWISE_INLINE_LAMBDA { Role(p, shared).consume(warpgroup); });
     leave_cluster<Machine, C.cluster>();
@@ -88,29 +92,37 @@ class Sm90MoeLayer {
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         if (tile.down && tile.number != ready) {
           if (ready == kNobody) shared_.opened.wait(0);
-          counters.wait(tile.number, tiles_up_ * C.cluster), ready = tile.number;
+          counters.wait(tile.number, tiles_up_ * C.cluster * kConsumers), ready = tile.number;
         }
         if (Machine::lane() == 0) load_tile_steps(tile, place);
         Machine::wave_sync();
       });
     }
 
-    /// Stores what consumers have left, and tells other blocks of h: no consumer waits for either.
-    TILEWISE_INLINE void store() {
+    /// Stores what a warpgroup has left, and tells other blocks of h: no consumer waits for either.
+    TILEWISE_INLINE void store(int32_t warpgroup) {
       const GridCounters<Machine> counters(p_.counters);
+      Ring<Machine, 1>& ring = shared_.to_be_stored[warpgroup];
       RingPlace<1> place;
-      if (Machine::lane() == 0) counters.open(pairs_.num_groups());
-      arrive_as_warp(shared_.opened);
+      if (warpgroup == 0) {
+        if (Machine::lane() == 0) counters.open(pairs_.num_groups());
+        arrive_as_warp(shared_.opened);
+      } else {
+        shared_.opened.wait(0);
+      }
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
         const int32_t turns = turns_of(tile);
         for (int32_t turn = 0; turn < turns; ++turn, place.advance()) {
-          place.wait_full(shared_.to_be_stored);
-          // h: all rows, the upper ones in the second tile; parts: 64 columns in each tile.
-          const bool beside = tile.down || !C.gated;
-          store_rows(tile, 0, turn * kStoredRows, 0);
-          store_rows(tile, 1, (beside ? turn : 1) * kStoredRows, beside ? 64 : 0);
+          place.wait_full(ring);
+          if (!tile.down && C.gated) {
+            store_rows(reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]), tile, p_.h_store_map, 0,
+                       tile.row / 2 + 32 * warpgroup);
+          } else {
+            store_rows(shared_.stored[warpgroup], tile, tile.down ? p_.parts_map : p_.h_map, turn * kStoredRows,
+                       tile.row + 64 * warpgroup);
+          }
           if (Machine::lane() == 0) Machine::commit_stores(), Machine::wait_stores_read();
-          arrive_as_warp(shared_.to_be_stored.empty[0]);
+          arrive_as_warp(ring.empty[0]);
         }
         if (tile.down) return;
         if (Machine::lane() == 0) Machine::wait_stores(), counters.arrive(tile.number);
@@ -118,8 +130,8 @@ class Sm90MoeLayer {
       });
       if (Machine::lane() == 0) Machine::wait_stores();
       Machine::wave_sync();
-      if (Machine::lane() == 0) counters.meet(Machine::blocks());
-      arrive_as_warp(shared_.to_be_stored.empty[0]);
+      if (Machine::lane() == 0) counters.meet(Machine::blocks() * kConsumers);
+      arrive_as_warp(ring.empty[0]);
     }
 
     TILEWISE_INLINE void consume(int32_t warpgroup) {
@@ -128,24 +140,15 @@ class Sm90MoeLayer {
       const int32_t thread = Machine::thread() - kWarpgroupThreads;
       Sums sums[1];
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        if (uses_weights(tile) && 4 * thread < C.block_n) {
-          FloatRun<4> weight;
-          TILEWISE_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int32_t pair = pairs_.pair(tile.group, 4 * thread + i);
-            weight.value[i] = pair == kNobody ? 0.0f : load_weight<Machine>(p_.shape, p_.topk_weights, pair);
-          }
-          Machine::store_shared(&shared_.weight[4 * thread], weight);
-        }
+        if (uses_weights(tile)) leave_weights(tile, warpgroup);
         for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
           multiply<decltype(columns)::value>(sums[0], place, warpgroup * 64, steps_of(tile));
         });
-        Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
         finish_tile(sums[0], tile, warpgroup, stored);
-        Machine::named_barrier_sync(kConsumersMeet, kConsumerThreads);
       });
-      stored.wait_empty(shared_.to_be_stored), stored.advance();
-      stored.wait_empty(shared_.to_be_stored);  // all blocks have stored all parts
+      Ring<Machine, 1>& ring = shared_.to_be_stored[warpgroup];
+      stored.wait_empty(ring), stored.advance();
+      stored.wait_empty(ring);  // all blocks have stored all parts
       combine_parts<Machine, C.type>(
           p_.shape, p_.parts, p_.out, Machine::block() * kConsumerThreads + thread,
           Machine::blocks() * kConsumerThreads, [&](int32_t token, int32_t slot) TILEWISE_INLINE_LAMBDA {
@@ -262,12 +265,30 @@ class Sm90MoeLayer {
         to[i] = row + apart * i < rows ? load_number<Machine>(from.data, at, from.type) : 0.0f;
       }
     }
+    /// Leaves the columns' weights to this warpgroup.
+    TILEWISE_INLINE void leave_weights(const Tile& tile, int32_t warpgroup) const {
+      meet(warpgroup);  // all have read those of the tile before
+      const int32_t first = Machine::thread() % kWarpgroupThreads * 4;
+      if (first < C.block_n) {
+        FloatRun<4> weight;
+        TILEWISE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int32_t pair = pairs_.pair(tile.group, first + i);
+          weight.value[i] = pair == kNobody ? 0.0f : load_weight<Machine>(p_.shape, p_.topk_weights, pair);
+        }
+        Machine::store_shared(&shared_.weight[warpgroup][first], weight);
+      }
+      meet(warpgroup);
+    }
+    TILEWISE_INLINE static void meet(int32_t warpgroup) {
+      Machine::named_barrier_sync(kWarpgroupMeets + warpgroup, kWarpgroupThreads);
+    }
     /// Of this lane's two columns of eight.
-    TILEWISE_INLINE FloatRun<2> weights_of(int c) const {
-      return Machine::template load_shared<FloatRun<2>>(&shared_.weight[8 * c + 2 * (Machine::lane() % 4)]);
+    TILEWISE_INLINE FloatRun<2> weights_of(int32_t warpgroup, int c) const {
+      return Machine::template load_shared<FloatRun<2>>(&shared_.weight[warpgroup][8 * c + 2 * (Machine::lane() % 4)]);
     }
 
-    /// Leaves the gated values of all columns: rows of 64 values, of which each warp has eight.
+    /// Leaves the gated values of all columns: rows of 32 values, of which each warp has eight.
     TILEWISE_INLINE void leave_gated(Sums& sums, const Tile& tile, int32_t warpgroup, RingPlace<1>& stored) const {
       const int lane = Machine::lane(), warp = Machine::wave() % 4;
       float gate_bias[2] = {}, up_bias[2] = {};  // of one value: the second ones are not asked for
@@ -276,7 +297,7 @@ class Sm90MoeLayer {
         load_biases(gate_bias, p_.gate_up_bias, tile.group.expert, 0, own, 0, p_.shape.intermediate);
         load_biases(up_bias, p_.gate_up_bias, tile.group.expert, 1, own, 0, p_.shape.intermediate);
       }
-      stored.wait_empty(shared_.to_be_stored);
+      stored.wait_empty(shared_.to_be_stored[warpgroup]);
       TILEWISE_UNROLL
       for (int c = 0; c < Sums::kColTiles; c += 4) {
         if (8 * c >= tile.group.count) break;
@@ -285,7 +306,7 @@ class Sm90MoeLayer {
         for (int m = 0; m < 4; ++m) {
           const auto& x = sums.tile[0][c + m];
           float value[2];
-          const FloatRun<2> weight = C.weight_on_input ? weights_of(c + m) : FloatRun<2>{{1.0f, 1.0f}};
+          const FloatRun<2> weight = C.weight_on_input ? weights_of(warpgroup, c + m) : FloatRun<2>{{1.0f, 1.0f}};
           TILEWISE_UNROLL
           for (int i = 0; i < 2; ++i) {
             value[i] = activate_gated<Machine, C.activation, C.clamp>(
@@ -293,11 +314,10 @@ class Sm90MoeLayer {
           }
           packed[m] = Machine::template pack<C.type>(value[0], value[1]);
         }
-        const int row = 8 * c + lane;  // of 32 columns' rows, this lane's
-        Stored& tile_of_rows = shared_.stored[8 * c / kStoredRows];
-        Machine::store_matrices_transposed(tile_of_rows.piece(row % kStoredRows, 4 * warpgroup + warp), packed);
+        auto& to = reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]);
+        Machine::store_matrices_transposed(to.piece(8 * c + lane, warp), packed);
       }
-      announce(stored);
+      announce(warpgroup, stored);
     }
 
     /// Leaves value_of(sum, slot, the column's weight): 64 of each warpgroup beside each other, half of all columns at
@@ -310,7 +330,7 @@ class Sm90MoeLayer {
       TILEWISE_UNROLL
       for (int turn = 0; turn < 2; ++turn) {
         if (turn == 1 && turns_of(tile) == 1) break;
-        stored.wait_empty(shared_.to_be_stored);
+        stored.wait_empty(shared_.to_be_stored[warpgroup]);
         TILEWISE_UNROLL
         for (int c = turn * kStoredRows / 8; c < (turn + 1) * kStoredRows / 8; c += 2) {
           if (8 * c >= tile.group.count) break;
@@ -318,7 +338,7 @@ class Sm90MoeLayer {
           TILEWISE_UNROLL
           for (int m = 0; m < 4; ++m) {
             const auto& x = sums.tile[0][c + m / 2];
-            const FloatRun<2> weight = weighs ? weights_of(c + m / 2) : FloatRun<2>{{1.0f, 1.0f}};
+            const FloatRun<2> weight = weighs ? weights_of(warpgroup, c + m / 2) : FloatRun<2>{{1.0f, 1.0f}};
             const int slot = m % 2;
             packed[m] = Machine::template pack<C.type>(value_of(x[2 * slot], slot, weight.value[0]),
                                                        value_of(x[2 * slot + 1], slot, weight.value[1]));
@@ -326,37 +346,36 @@ class Sm90MoeLayer {
           const int row = 8 * c + lane / 16 * 8 + lane % 8 - turn * kStoredRows;
           Machine::store_matrices_transposed(shared_.stored[warpgroup].piece(row, piece), packed);
         }
-        announce(stored);
+        announce(warpgroup, stored);
       }
     }
-    TILEWISE_INLINE void announce(RingPlace<1>& stored) const {
+    TILEWISE_INLINE void announce(int32_t warpgroup, RingPlace<1>& stored) const {
       Machine::fence_shared_writes();
-      arrive_as_warp(shared_.to_be_stored.full[0]);
+      arrive_as_warp(shared_.to_be_stored[warpgroup].full[0]);
       stored.advance();
     }
 
-    /// Stores one of the two tiles: the group's rows from `first` on, so many columns further. Whole boxes by TMA,
-    /// since rows behind the group's are another's, and the others row by row.
-    TILEWISE_INLINE void store_rows(const Tile& tile, int which, int32_t first, int32_t col) const {
-      const int32_t rows = minimum(tile.group.count - first, kStoredRows);
-      if (rows <= 0) return;
-      const bool halves = !tile.down && C.gated;
-      const int32_t to_row = tile.group.first + first, to_col = (halves ? tile.row / 2 : tile.row) + col;
+    /// Stores the group's rows from `first` on. Whole boxes by TMA, since rows behind the group's are another's, and
+    /// the others row by row.
+    template <class From>
+    TILEWISE_INLINE void store_rows(From& from, const Tile& tile, const TensorMap& map, int32_t first,
+                                    int32_t col) const {
+      const int32_t rows = minimum(tile.group.count - first, From::kRows), to_row = tile.group.first + first;
       const int32_t whole = rows / kBoxRows * kBoxRows;
-      Stored& from = shared_.stored[which];
       if (Machine::lane() == 0) {
         for (int32_t i = 0; i < whole; i += kBoxRows) {
-          Machine::store_box(tile.down ? p_.parts_map : p_.h_map, from.bytes + i * kChunkRowBytes, to_col, to_row + i);
+          Machine::store_box(map, from.bytes + i * From::kRowBytes, col, to_row + i);
         }
       }
       Machine::wave_sync();
+      constexpr int kPieces = From::kRowPieces;
       const RowTensor& to = tile.down ? p_.parts : p_.h;
-      const int32_t cols = tile.down ? p_.shape.hidden : p_.shape.intermediate;
-      for (int32_t i = whole + Machine::lane() / 8; i < rows; i += 4) {
-        const int32_t piece = Machine::lane() % 8, at = to_col + 8 * piece;
+      const int32_t piece = Machine::lane() % kPieces, at = col + 8 * piece;
+      const bool there = at < (tile.down ? p_.shape.hidden : p_.shape.intermediate);
+      for (int32_t i = whole + Machine::lane() / kPieces; i < rows; i += 32 / kPieces) {
         const Chunk chunk = Machine::template load_shared<Chunk>(from.piece(i, piece));
         auto* const row = static_cast<uint16_t*>(to.data) + (to_row + i) * to.row_stride;
-        if (at < cols) Machine::store_global(reinterpret_cast<Chunk*>(row + at), chunk);
+        if (there) Machine::store_global(reinterpret_cast<Chunk*>(row + at), chunk);
       }
       Machine::wave_sync();
     }

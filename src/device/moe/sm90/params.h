@@ -100,6 +100,7 @@ struct MoeLayerParams {
   TensorMap rows_map;     // [pairs, hidden], boxes of 16 x 64
   TensorMap gate_up_map;  // as MoeDecodeParams has it, of 128 rows
   TensorMap h_map;        // [pairs, intermediate], 16 x 64
+  TensorMap h_store_map;  // where there is a gate: the same, 16 x 32, swizzled in 64 bytes
   TensorMap down_map;     // [num_experts, hidden, intermediate], 1 x 128 x 64
   TensorMap parts_map;    // [pairs, hidden], 16 x 64
   MoeShape shape;
@@ -113,7 +114,8 @@ struct MoeLayerParams {
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("rows_map", p.rows_map), visit("gate_up_map", p.gate_up_map), visit("h_map", p.h_map);
-    visit("down_map", p.down_map), visit("parts_map", p.parts_map), visit("shape", p.shape);
+    visit("h_store_map", p.h_store_map), visit("down_map", p.down_map), visit("parts_map", p.parts_map);
+    visit("shape", p.shape);
     visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
     visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
     visit("counters", p.counters), visit("numbers", p.numbers);

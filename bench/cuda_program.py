@@ -165,8 +165,9 @@ def tensor_map(
     box: tuple[int, ...],
     swizzle_bytes: int,
 ) -> bytes:
-    """The same of any rank from 2 to 5, the innermost dimension last; strides, in elements, of all but that one; swizzled
-    within 0, 32, 64 or 128 bytes."""
+    """The same of any rank from 2 to 5, the innermost dimension last; strides, in elements, of all but that one.
+
+    swizzle_bytes: within which 16 bytes are permuted, 32, 64 or 128; 0: none."""
     size, kind = {"u8": (1, 0), "bf16": (2, 9), "f32": (4, 7)}[element]
     memory = ctypes.create_string_buffer(128 + 64)
     place = -(-ctypes.addressof(memory) // 64) * 64

@@ -118,6 +118,7 @@ class LayerConfig:
     block_n: int
     stages: int
     cluster: int = 2
+    column_step: int = 32
     held_experts: int = 4
     tokens: tuple[int, int] = (512, 1 << 20)
 
@@ -125,7 +126,7 @@ class LayerConfig:
 
     @property
     def name(self) -> str:
-        return f"layer_n{self.block_n}_e{self.held_experts}_cl{self.cluster}_s{self.stages}"
+        return f"layer_n{self.block_n}_e{self.held_experts}_cl{self.cluster}_s{self.stages}_k{self.column_step}"
 
     @property
     def source(self) -> str:
@@ -192,7 +193,7 @@ class LayerParams(ctypes.Structure):
     """MoeLayerParams."""
 
     _fields_ = (
-        ("maps", ctypes.c_char * 768),
+        ("maps", ctypes.c_char * 1024),
         ("shape", Shape),
         ("topk_weights", Pairs),
         ("sorted", ctypes.c_uint64 * 3),
@@ -403,15 +404,17 @@ class ManyRows(Kernel):
         call.scratch += [values, parts, gathered, counters, offsets, order, rows]
         octets = (layer.experts, i // 8, 2, 8, h)
         maps = [
-            matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (16, 64), True),
+            matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (64, 64), True),
+            matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (c.column_step // c.cluster, 64), True),
             tensor_map(w.gate_up.data_ptr(), "bf16", octets, (2 * i * h, 8 * h, i * h, h), (1, 8, 2, 8, 64), 128),
-            matrix_map(values.data_ptr(), "bf16", (pairs, i), (16, 64), True),
+            matrix_map(values.data_ptr(), "bf16", (pairs, i), (64, 64), True),
+            matrix_map(values.data_ptr(), "bf16", (pairs, i), (c.column_step // c.cluster, 64), True),
             tensor_map(values.data_ptr(), "bf16", (pairs, i), (i,), (16, 32), 64),
             tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, 128, 64), 128),
             matrix_map(parts.data_ptr(), "bf16", (pairs, h), (16, 64), True),
         ]
         p = LayerParams()
-        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 768)
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 1024)
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
         p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
@@ -538,6 +541,19 @@ def seconds_of(ways: dict[str, list[Callable[[], Any]]], samples: int, pause: fl
     return seconds
 
 
+def kernel_microseconds(call: Callable[[], Any]) -> list[float]:
+    """Of each launch of a call, as CUPTI sees them, the last of three times."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+    events = sorted(profile.events() or [], key=lambda event: event.time_range.start)
+    times = [round(event.device_time_total, 1) for event in events if event.device_time_total > 0]
+    return times[len(times) // 3 * 2 :]
+
+
 def measure(
     name: str, tokens: int, w: Weights, kernels: list[Decode | ManyRows], options: argparse.Namespace
 ) -> dict[str, Any]:
@@ -558,6 +574,9 @@ def measure(
         for k in fine
         for pdl in (False, True)
     }
+    if options.kernels_apart:
+        for kernel in fine:
+            print(f"  {kernel.config.name}: {kernel_microseconds(kernel.layer(w, calls[0], False))}", flush=True)
     if options.peers:
         ways["grouped_mm"] = [grouped_layer(w, call) for call in calls]
     seconds = seconds_of(ways, options.samples, options.pause)
@@ -584,7 +603,8 @@ CONFIGS = (
     DecodeConfig(64, 0, 9, 64, consumers=2, tokens=(64, 512)),
     DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, tokens=(64, 512)),
     LayerConfig(256, 4),
-    LayerConfig(192, 5),
+    LayerConfig(256, 4, column_step=16),
+    LayerConfig(192, 5, column_step=16, tokens=(128, 512)),
 )
 
 
@@ -596,6 +616,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=20, help="of each, default: 20")
     parser.add_argument("--pause", type=float, default=0.01, metavar="SECONDS", help="before a sample, default: 0.01")
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="leave torch's layer out")
+    parser.add_argument("--kernels-apart", action="store_true", help="time each launch of a call too")
     parser.add_argument("--kernels", type=Path, metavar="DIR", help="where machine code is kept")
     parser.add_argument("--compile-only", type=Path, metavar="DIR", help="compile into this folder and leave")
     parser.add_argument("--check-only", action="store_true", help="compare with fp32 and leave, as for sanitizers")

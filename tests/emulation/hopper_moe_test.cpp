@@ -291,13 +291,16 @@ struct LayerProblem : Problem<kSameLayer<L>> {
     const std::int64_t row = this->interleaved ? kGates * k : k, gate = this->interleaved ? k : i * k;
     const MoeDecodeParams d = this->params();
     MoeLayerParams p{};
-    p.rows_map = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {16, 64}));
+    constexpr std::int32_t kEdge = L.column_step / L.cluster;
+    p.rows_map = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {64, 64}));
+    p.rows_edge_map = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {kEdge, 64}));
     p.gate_up_map =
         encoded_map(tensor_map(this->gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
                                {1, L.gated ? 8 : 16, static_cast<std::int32_t>(kGates), 8, 64}));
-    p.h_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, 64}));
-    gpu::TensorMap halves = tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, 32});
-    halves.swizzle = gpu::Swizzle::bytes64;
+    p.h_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {64, 64}));
+    p.h_edge_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {kEdge, 64}));
+    gpu::TensorMap halves = tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, L.gated ? 32 : 64});
+    if (L.gated) halves.swizzle = gpu::Swizzle::bytes64;
     p.h_store_map = encoded_map(halves);
     p.down_map = encoded_map(tensor_map(this->down.data(), {e, k, i}, {i * k, i}, {1, 128, 64}));
     p.parts_map = encoded_map(tensor_map(this->parts.data(), {this->pairs(), k}, {k}, {16, 64}));
@@ -338,14 +341,17 @@ void compute_layer(Sizes size, std::int32_t blocks, unsigned seed, bool interlea
     EXPECT_LT(problem.error(), kRounding);
   }
 }
-constexpr MoeLayerConfig layer_config(std::int32_t block_n, std::int32_t stages, std::int32_t cluster) {
+constexpr MoeLayerConfig layer_config(std::int32_t block_n, std::int32_t stages, std::int32_t cluster,
+                                      std::int32_t column_step = 32) {
   MoeLayerConfig c;
+  c.column_step = column_step;
   c.block_n = block_n, c.stages = stages, c.cluster = cluster;
   return c;
 }
 TEST(HopperMoeLayer, ComputesALayer) { compute_layer<layer_config(64, 3, 1)>({70, 2, 136, 72, 3}, 2, 20); }
 TEST(HopperMoeLayer, LoadsRowsInClusters) {
   compute_layer<layer_config(128, 2, 2)>({180, 2, 200, 136, 2}, 4, 21, true);
+  compute_layer<layer_config(256, 2, 2, 16)>({310, 2, 72, 40, 2}, 4, 26);
   compute_layer<layer_config(64, 3, 2)>({50, 3, 72, 40, 7, 5}, 2, 22);
 }
 constexpr MoeLayerConfig activated_layer(ActivationKind kind, ActivationClamp clamp, bool gated, bool on_input) {

@@ -27,6 +27,7 @@ struct MoeLayerConfig {
   int32_t block_n = 256;  // most rows of an expert in a tile, a multiple of 64
   int32_t stages = 4;
   int32_t cluster = 2;       // blocks that load rows for each other
+  int32_t column_step = 32;  // columns of a tile are a multiple of it, and it is one of 8 * cluster
   int32_t held_experts = 4;  // as MoeDecodeConfig has it, and what follows
   ActivationKind activation = ActivationKind::silu;
   ActivationClamp clamp = ActivationClamp::none;
@@ -34,7 +35,6 @@ struct MoeLayerConfig {
   int32_t weight_on_input = 0;
   int32_t biases = 0;
 
-  static constexpr int32_t kColumnStep = 32;  // columns of a tile are a multiple of it
   constexpr int32_t threads() const { return 3 * 128; }
   bool operator==(const MoeLayerConfig&) const = default;
 };

@@ -17,7 +17,8 @@ namespace tilewise::device {
 template <Sm90TileOps Ops, MoeLayerConfig C>
 class Sm90MoeLayer {
   using Machine = typename Ops::Machine;
-  static constexpr int kDepth = 64, kBlockM = 128, kStep = C.kColumnStep, kBoxRows = 16;
+  static constexpr int kDepth = 64, kBlockM = 128, kStep = C.column_step;
+  static constexpr int kBoxRows = 64, kEdgeRows = kStep / C.cluster, kStoredBoxRows = 16;  // of loads; of stores
   static constexpr int kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroupThreads;
   // Consumers meet nobody but their own warpgroup: one finishes a tile while the other multiplies.
   static constexpr int kWarpgroupMeets = 1;
@@ -118,7 +119,7 @@ class Sm90MoeLayer {
             store_rows(reinterpret_cast<StoredGated&>(shared_.stored[warpgroup]), tile, p_.h_store_map, 0,
                        tile.row / 2 + 32 * warpgroup);
           } else {
-            store_rows(shared_.stored[warpgroup], tile, tile.down ? p_.parts_map : p_.h_map, turn * kStoredRows,
+            store_rows(shared_.stored[warpgroup], tile, tile.down ? p_.parts_map : p_.h_store_map, turn * kStoredRows,
                        tile.row + 64 * warpgroup);
           }
           if (Machine::lane() == 0) Machine::commit_stores(), Machine::wait_stores_read();
@@ -164,9 +165,8 @@ class Sm90MoeLayer {
       const int32_t up = pairs_.num_groups() * tiles_up_, all = up + pairs_.num_groups() * tiles_down_;
       for (int32_t i = Machine::block() / C.cluster; i < all; i += Machine::blocks() / C.cluster) {
         const bool is_down = i >= up;
-        const int32_t tile = is_down ? i - up : i, of_group = is_down ? tiles_down_ : tiles_up_;
-        const int32_t number = tile / of_group, index = (tile - number * of_group) * C.cluster + rank_;
-        visit(Tile{pairs_.group(number), number, index * kBlockM, is_down});
+        const GroupTile tile = pairs_.place(is_down ? i - up : i, is_down ? tiles_down_ : tiles_up_);
+        visit(Tile{tile.group, tile.number, (tile.index * C.cluster + rank_) * kBlockM, is_down});
       }
     }
     TILEWISE_INLINE int32_t steps_of(const Tile& tile) const {
@@ -189,11 +189,13 @@ class Sm90MoeLayer {
       return (tile.down || !C.gated) && tile.group.count > kStoredRows ? 2 : 1;
     }
 
-    /// A block loads its weights, and its share of the columns for all blocks of the cluster, 16 at a time.
+    /// A block loads its weights, and its share of the columns for all blocks of the cluster: 64 at a time, and
+    /// what is left by boxes that the steps of columns are made of.
     TILEWISE_INLINE void load_tile_steps(const Tile& tile, ProducerPlace<Pipe>& place) const {
       constexpr uint32_t kAll = (1u << C.cluster) - 1;
       const int32_t steps = steps_of(tile), columns = columns_of(tile), share = columns / C.cluster;
       const TensorMap& map = tile.down ? p_.h_map : p_.rows_map;
+      const TensorMap& edge_map = tile.down ? p_.h_edge_map : p_.rows_edge_map;
       TILEWISE_NO_UNROLL
       for (int32_t step = 0; step < steps; ++step, place.advance()) {
         Stage& stage = shared_.stage[place.stage()];
@@ -205,15 +207,20 @@ class Sm90MoeLayer {
         } else {
           load_tile(stage.weights, p_.gate_up_map, full, k, 0, 0, tile.row / (C.gated ? 16 : 8), tile.group.expert);
         }
-        TILEWISE_NO_UNROLL
-        for (int32_t first = rank_ * share; first < rank_ * share + share; first += kBoxRows) {
+        const auto copy = [&](const TensorMap& boxes, int32_t first) TILEWISE_INLINE_LAMBDA {
           uint8_t* const to = stage.rows.bytes + first * kChunkRowBytes;
           if constexpr (C.cluster > 1) {
-            Machine::copy_box_to_blocks(kAll, to, map, full.state(), k, tile.group.first + first);
+            Machine::copy_box_to_blocks(kAll, to, boxes, full.state(), k, tile.group.first + first);
           } else {
-            Machine::copy_box(to, map, full.state(), k, tile.group.first + first);
+            Machine::copy_box(to, boxes, full.state(), k, tile.group.first + first);
           }
-        }
+        };
+        int32_t first = rank_ * share;
+        const int32_t end = first + share;
+        TILEWISE_NO_UNROLL
+        for (; first + kBoxRows <= end; first += kBoxRows) copy(map, first);
+        TILEWISE_NO_UNROLL
+        for (; first < end; first += kEdgeRows) copy(edge_map, first);
       }
     }
 
@@ -361,9 +368,9 @@ class Sm90MoeLayer {
     TILEWISE_INLINE void store_rows(From& from, const Tile& tile, const TensorMap& map, int32_t first,
                                     int32_t col) const {
       const int32_t rows = minimum(tile.group.count - first, From::kRows), to_row = tile.group.first + first;
-      const int32_t whole = rows / kBoxRows * kBoxRows;
+      const int32_t whole = rows / kStoredBoxRows * kStoredBoxRows;
       if (Machine::lane() == 0) {
-        for (int32_t i = 0; i < whole; i += kBoxRows) {
+        for (int32_t i = 0; i < whole; i += kStoredBoxRows) {
           Machine::store_box(map, from.bytes + i * From::kRowBytes, col, to_row + i);
         }
       }

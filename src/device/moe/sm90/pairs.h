@@ -43,6 +43,12 @@ struct ExpertGroup {
   int32_t expert, first, count;
 };
 
+/// A tile of weights for a group.
+struct GroupTile {
+  ExpertGroup group;
+  int32_t number, index;  // of the group; of the expert's tiles
+};
+
 /// Of lanes with lower numbers.
 template <class Machine>
 TILEWISE_INLINE int32_t sum_of_lanes_before(int32_t value) {
@@ -141,21 +147,26 @@ class ReadPairs {
   }
 
   TILEWISE_INLINE int32_t num_groups() const { return groups_; }
-  TILEWISE_INLINE ExpertGroup group(int32_t number) const {
-    int32_t rest = number - before_;
-    const bool here = rest >= 0 && rest < own_;
-    ExpertGroup own{};
+  TILEWISE_INLINE ExpertGroup group(int32_t number) const { return place(number, 1).group; }
+  /// Where each group has so many tiles: tile `number` of all, by experts, each tile's for all of the expert's groups
+  /// before the next one's, which so share weights in L2.
+  TILEWISE_INLINE GroupTile place(int32_t number, int32_t tiles) const {
+    int32_t rest = number - before_ * tiles, group = before_;
+    const bool here = rest >= 0 && rest < own_ * tiles;
+    GroupTile own{};
     TILEWISE_UNROLL
     for (int e = 0; e < kHeld; ++e) {
-      const int32_t count = offset_[e + 1] - offset_[e], tiles = ceil_div(count, kRows);
-      if (here && rest >= 0 && rest < tiles) {
-        const int32_t rows = ceil_div(ceil_div(count, tiles), kStep) * kStep, first = offset_[e] + rest * rows;
-        own = {Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, rows)};
+      const int32_t count = offset_[e + 1] - offset_[e], groups = ceil_div(count, kRows);
+      if (here && rest >= 0 && rest < groups * tiles) {
+        const int32_t index = rest / groups, part = rest - index * groups;
+        const int32_t rows = ceil_div(ceil_div(count, groups), kStep) * kStep, first = offset_[e] + part * rows;
+        own = {{Machine::lane() * kHeld + e, first, minimum(offset_[e + 1] - first, rows)}, group + part, index};
       }
-      rest -= tiles;
+      rest -= groups * tiles, group += groups;
     }
     const int32_t lane = nth_bit(Machine::lanes_where(here), 0);
-    return {Machine::shuffle(own.expert, lane), Machine::shuffle(own.first, lane), Machine::shuffle(own.count, lane)};
+    const auto told = [&](int32_t x) TILEWISE_INLINE_LAMBDA { return Machine::shuffle(x, lane); };
+    return {{told(own.group.expert), told(own.group.first), told(own.group.count)}, told(own.number), told(own.index)};
   }
   TILEWISE_INLINE int32_t pair(const ExpertGroup& group, int32_t i) const {
     return i < group.count ? Machine::load_global(pairs_ + group.first + i) : kNobody;

@@ -97,12 +97,12 @@ struct MoeGatherParams {
 /// The launch: clusters of blocks, one for each multiprocessor, all of which must find room while no other launch waits
 /// for this one. Rows, h and parts stand in the order of sorted pairs.
 struct MoeLayerParams {
-  TensorMap rows_map;     // [pairs, hidden], boxes of 16 x 64
-  TensorMap gate_up_map;  // as MoeDecodeParams has it, of 128 rows
-  TensorMap h_map;        // [pairs, intermediate], 16 x 64
-  TensorMap h_store_map;  // where there is a gate: the same, 16 x 32, swizzled in 64 bytes
-  TensorMap down_map;     // [num_experts, hidden, intermediate], 1 x 128 x 64
-  TensorMap parts_map;    // [pairs, hidden], 16 x 64
+  TensorMap rows_map, rows_edge_map;  // [pairs, hidden], boxes of 64 x 64, and of column_step / cluster rows
+  TensorMap gate_up_map;              // as MoeDecodeParams has it, of 128 rows
+  TensorMap h_map, h_edge_map;        // [pairs, intermediate], the same
+  TensorMap h_store_map;              // 16 x 64; where there is a gate 16 x 32, swizzled in 64 bytes
+  TensorMap down_map;                 // [num_experts, hidden, intermediate], 1 x 128 x 64
+  TensorMap parts_map;                // [pairs, hidden], 16 x 64
   MoeShape shape;
   PairTensor topk_weights;
   SortedPairs sorted;
@@ -113,8 +113,9 @@ struct MoeLayerParams {
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("rows_map", p.rows_map), visit("gate_up_map", p.gate_up_map), visit("h_map", p.h_map);
-    visit("h_store_map", p.h_store_map), visit("down_map", p.down_map), visit("parts_map", p.parts_map);
+    visit("rows_map", p.rows_map), visit("rows_edge_map", p.rows_edge_map), visit("gate_up_map", p.gate_up_map);
+    visit("h_map", p.h_map), visit("h_edge_map", p.h_edge_map), visit("h_store_map", p.h_store_map),
+        visit("down_map", p.down_map), visit("parts_map", p.parts_map);
     visit("shape", p.shape);
     visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
     visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);

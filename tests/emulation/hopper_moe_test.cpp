@@ -167,17 +167,25 @@ struct Problem {
     memory.add(region, of.data());
   }
   std::string sort(std::uint64_t seed) {
-    constexpr MoeSortConfig kSort{2};
+    const std::int32_t chunks = ceil_div(static_cast<std::int32_t>(pairs()), MoeSortConfig::kChunk);
+    std::vector<std::int32_t> counts(elements(chunks, size.num_experts), -7);
+    if (chunks > 1) {
+      if (std::string fault = sort_step<MoeSortConfig{4, 4, 1}>(chunks, counts, seed); !fault.empty()) return fault;
+    }
+    return sort_step<MoeSortConfig{4, 4, 0}>(chunks, counts, seed);
+  }
+  template <MoeSortConfig S>
+  std::string sort_step(std::int32_t chunks, std::vector<std::int32_t>& counts, std::uint64_t seed) {
     const MoeDecodeParams p = params();
-    const MoeSortParams own{p.shape, p.topk_ids, p.sorted};
+    const MoeSortParams own{p.shape, p.topk_ids, p.sorted, counts.data(), chunks, 0};
     backends::emulation::GlobalMemory memory;
     add(memory, "topk_ids", gpu::Access::read, ids, true);
+    add(memory, "counts", S.counts ? gpu::Access::write : gpu::Access::read, counts, true);
     add(memory, "offsets", gpu::Access::write, offsets, true);
     add(memory, "pairs", gpu::Access::write, sorted, true);
     add(memory, "rows", gpu::Access::write, rows, true);
-    const std::int32_t blocks = ceil_div(size.num_experts, kSort.kExperts);
-    return fault_of(host_kernel<Sm90MoeSort<Ops, kSort>, HostSm90Machine>(), kSort.threads(), blocks, seed, memory,
-                    &own, 1, blocks);
+    return fault_of(host_kernel<Sm90MoeSort<Ops, S>, HostSm90Machine>(), S.threads(), chunks, seed, memory, &own, 1,
+                    chunks);
   }
   std::string run(std::int32_t blocks, std::uint64_t seed) {
     if (C.held_ids == 0) {
@@ -268,20 +276,24 @@ constexpr MoeDecodeConfig kSameLayer = [] {
 template <MoeLayerConfig L>
 struct LayerProblem : Problem<kSameLayer<L>> {
   std::vector<std::uint16_t> gathered;
+  std::vector<float> row_weights;
 
   LayerProblem(Sizes sizes, unsigned seed, bool interleaves)
       : Problem<kSameLayer<L>>(sizes, seed, interleaves),
-        gathered(this->elements(this->pairs(), sizes.hidden), kPoison) {}
+        gathered(this->elements(this->pairs(), sizes.hidden), kPoison),
+        row_weights(this->elements(this->pairs(), 1), NAN) {}
 
   std::string gather(std::uint64_t seed) {
     constexpr MoeGatherConfig kGather{2};
     const MoeDecodeParams p = this->params();
-    const MoeGatherParams own{p.shape, p.sorted, p.x, {gathered.data(), this->size.hidden}};
+    const MoeGatherParams own{p.shape,           p.topk_weights, p.sorted, p.x, {gathered.data(), this->size.hidden},
+                              row_weights.data()};
     backends::emulation::GlobalMemory memory;
-    this->add(memory, "offsets", gpu::Access::read, this->offsets, true);
-    this->add(memory, "pairs", gpu::Access::read, this->sorted, true);
+    this->add(memory, "topk_weights", gpu::Access::read, this->weights, true);
+    this->add(memory, "places", gpu::Access::read, this->rows, true);
     this->add(memory, "x", gpu::Access::read, this->x, true);
     this->add(memory, "rows", gpu::Access::write, gathered, true);
+    this->add(memory, "row_weights", gpu::Access::write, row_weights, true);
     return fault_of(host_kernel<Sm90MoeGather<Ops, kGather>, HostSm90Machine>(), kGather.threads(), 3, seed, memory,
                     &own, 1, 3);
   }
@@ -304,7 +316,7 @@ struct LayerProblem : Problem<kSameLayer<L>> {
     p.h_store_map = encoded_map(halves);
     p.down_map = encoded_map(tensor_map(this->down.data(), {e, k, i}, {i * k, i}, {1, 128, 64}));
     p.parts_map = encoded_map(tensor_map(this->parts.data(), {this->pairs(), k}, {k}, {16, 64}));
-    p.shape = d.shape, p.topk_weights = d.topk_weights, p.sorted = d.sorted;
+    p.shape = d.shape, p.row_weights = row_weights.data(), p.sorted = d.sorted;
     p.gate_up_bias = d.gate_up_bias, p.down_bias = d.down_bias;
     p.h = d.h, p.parts = d.parts, p.out = d.out;
     p.counters = d.counters, p.numbers = d.numbers;
@@ -318,7 +330,7 @@ struct LayerProblem : Problem<kSameLayer<L>> {
     this->add(memory, "offsets", gpu::Access::read, this->offsets, true);
     this->add(memory, "pairs", gpu::Access::read, this->sorted, true);
     this->add(memory, "rows", gpu::Access::read, this->rows, true);
-    this->add(memory, "topk_weights", gpu::Access::read, this->weights, true);
+    this->add(memory, "row_weights", gpu::Access::read, row_weights, true);
     this->add(memory, "gate_up_bias", gpu::Access::read, this->gate_up_bias, true);
     this->add(memory, "down_bias", gpu::Access::read, this->down_bias, true);
     this->add(memory, "h", gpu::Access::write, this->h, false);
@@ -367,7 +379,8 @@ TEST(HopperMoeLayer, Activates) {
 }
 
 TEST(HopperMoeSort, OrdersPairsByExpert) {
-  for (const Sizes size : {Sizes{1, 1, 8, 8, 1}, Sizes{70, 3, 8, 8, 13}, Sizes{300, 2, 8, 8, 6}}) {
+  for (const Sizes size :
+       {Sizes{1, 1, 8, 8, 1}, Sizes{70, 3, 8, 8, 13}, Sizes{300, 2, 8, 8, 6}, Sizes{900, 3, 8, 8, 16}}) {
     Problem<config(8, 0, 4)> problem(size, 8, false);
     for (std::size_t i = 0; i < problem.ids.size(); i += 5) problem.ids[i] = -1;
     ASSERT_EQ(problem.sort(9), "");

@@ -6,10 +6,12 @@
 
 namespace tilewise::device {
 
+/// Of at most warps * own_experts experts.
 struct MoeSortConfig {
-  int32_t warps = 32;
+  int32_t warps = 32, own_experts = 4;
+  int32_t counts = 0;  // 1: the first launch, 0: the second
 
-  static constexpr int32_t kExperts = 4;  // of a block
+  static constexpr int32_t kChunk = 1024;  // pairs of a block
   constexpr int32_t threads() const { return 32 * warps; }
   bool operator==(const MoeSortConfig&) const = default;
 };

@@ -141,10 +141,12 @@ class Sm90MoeLayer {
       const int32_t thread = Machine::thread() - kWarpgroupThreads;
       Sums sums[1];
       for_each_tile([&](const Tile& tile) TILEWISE_INLINE_LAMBDA {
-        if (uses_weights(tile)) leave_weights(tile, warpgroup);
+        FloatRun<4> weight;
+        if (uses_weights(tile)) weight = load_weights(tile);  // they come while the tile is multiplied
         for_columns_of(tile, [&](auto columns) TILEWISE_INLINE_LAMBDA {
           multiply<decltype(columns)::value>(sums[0], place, warpgroup * 64, steps_of(tile));
         });
+        if (uses_weights(tile)) leave_weights(weight, warpgroup);
         finish_tile(sums[0], tile, warpgroup, stored);
       });
       Ring<Machine, 1>& ring = shared_.to_be_stored[warpgroup];
@@ -272,19 +274,23 @@ class Sm90MoeLayer {
         to[i] = row + apart * i < rows ? load_number<Machine>(from.data, at, from.type) : 0.0f;
       }
     }
-    /// Leaves the columns' weights to this warpgroup.
-    TILEWISE_INLINE void leave_weights(const Tile& tile, int32_t warpgroup) const {
-      meet(warpgroup);  // all have read those of the tile before
+    /// Of four columns a thread.
+    TILEWISE_INLINE FloatRun<4> load_weights(const Tile& tile) const {
       const int32_t first = Machine::thread() % kWarpgroupThreads * 4;
-      if (first < C.block_n) {
-        FloatRun<4> weight;
-        TILEWISE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int32_t pair = pairs_.pair(tile.group, first + i);
-          weight.value[i] = pair == kNobody ? 0.0f : load_weight<Machine>(p_.shape, p_.topk_weights, pair);
-        }
-        Machine::store_shared(&shared_.weight[warpgroup][first], weight);
+      FloatRun<4> weight;
+      TILEWISE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int32_t column = first + i;
+        weight.value[i] =
+            column < tile.group.count ? Machine::load_global(p_.row_weights + tile.group.first + column) : 0.0f;
       }
+      return weight;
+    }
+    /// Leaves them to this warpgroup.
+    TILEWISE_INLINE void leave_weights(const FloatRun<4>& weight, int32_t warpgroup) const {
+      const int32_t first = Machine::thread() % kWarpgroupThreads * 4;
+      meet(warpgroup);  // all have read those of the tile before
+      if (first < C.block_n) Machine::store_shared(&shared_.weight[warpgroup][first], weight);
       meet(warpgroup);
     }
     TILEWISE_INLINE static void meet(int32_t warpgroup) {

@@ -70,27 +70,35 @@ struct SortedPairs {
   }
 };
 
-/// The launch: a block of 32 * warps threads for each four experts.
+/// The launches: a block of 32 * warps threads for each chunk of pairs. One chunk takes the second launch alone.
 struct MoeSortParams {
   MoeShape shape;
   PairTensor topk_ids;
   SortedPairs sorted;
+  int32_t* counts;  // [chunks, num_experts], what the first launch tells the second one
+  int32_t chunks;
+  int32_t unused;  // keeps the block free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("topk_ids", p.topk_ids), visit("sorted", p.sorted);
+    visit("shape", p.shape), visit("topk_ids", p.topk_ids), visit("sorted", p.sorted), visit("counts", p.counts);
+    visit("chunks", p.chunks), visit("unused", p.unused);
   }
 };
 
-/// rows[i] = x[pairs[i] / top_k]. Blocks of 32 * warps threads, as many as fill the machine.
+/// rows[i] = x[pairs[i] / top_k], row_weights[i] = topk_weights of pairs[i]. Blocks of 32 * warps threads, as many as
+/// fill the machine.
 struct MoeGatherParams {
   MoeShape shape;
+  PairTensor topk_weights;
   SortedPairs sorted;
-  RowTensor x, rows;  // [tokens, hidden], [tokens * top_k, hidden]
+  RowTensor x, rows;   // [tokens, hidden], [tokens * top_k, hidden]
+  float* row_weights;  // [tokens * top_k]
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("shape", p.shape), visit("sorted", p.sorted), visit("x", p.x), visit("rows", p.rows);
+    visit("shape", p.shape), visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("x", p.x);
+    visit("rows", p.rows), visit("row_weights", p.row_weights);
   }
 };
 
@@ -104,7 +112,7 @@ struct MoeLayerParams {
   TensorMap down_map;                 // [num_experts, hidden, intermediate], 1 x 128 x 64
   TensorMap parts_map;                // [pairs, hidden], 16 x 64
   MoeShape shape;
-  PairTensor topk_weights;
+  const float* row_weights;  // [pairs]
   SortedPairs sorted;
   ExpertBias gate_up_bias, down_bias;
   RowTensor h, parts, out;
@@ -117,7 +125,7 @@ struct MoeLayerParams {
     visit("h_map", p.h_map), visit("h_edge_map", p.h_edge_map), visit("h_store_map", p.h_store_map),
         visit("down_map", p.down_map), visit("parts_map", p.parts_map);
     visit("shape", p.shape);
-    visit("topk_weights", p.topk_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
+    visit("row_weights", p.row_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
     visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);
     visit("counters", p.counters), visit("numbers", p.numbers);
   }

@@ -1,6 +1,6 @@
-// Pairs (token, slot) by expert, in the order of pairs within each: counts of each warp's share of the ids, then
-// places. A block does a few experts and reads all ids, so that one launch is enough and no block waits for another:
-// 131,072 ids of 128 experts are 16 MB from L2 each of two times.
+// Pairs (token, slot) by expert, in the order of pairs within each. A block has a chunk of the pairs, whose experts it
+// keeps in shared memory, and each of its warps a few experts. Two launches of several chunks: the first one counts
+// each chunk's pairs of each expert, the second one places them. One chunk takes the second launch alone.
 #pragma once
 
 #include "device/moe/sm90/config.h"
@@ -11,119 +11,135 @@ namespace tilewise::device {
 template <Sm90TileOps Ops, MoeSortConfig C>
 class Sm90MoeSort {
   using Machine = typename Ops::Machine;
-  static constexpr int kExperts = MoeSortConfig::kExperts, kAtOnce = 4;
-  static_assert(kExperts == 4 && C.warps <= Machine::kLanes);
+  static constexpr int kOwn = C.own_experts, kAtOnce = 4;
+  static_assert(C.warps <= Machine::kLanes && MoeSortConfig::kChunk % (32 * kAtOnce) == 0);
+  static constexpr int32_t kPastEnd = -2;
 
  public:
   using Params = MoeSortParams;
   struct Shared {
-    Chunk counts[C.warps], below[C.warps];  // of each warp's ids: of this block's experts; of lower ones
+    Chunk experts[MoeSortConfig::kChunk / 4];  // of the chunk's pairs
+    Chunk totals[C.warps];                     // the first word: pairs of a warp's experts, of all chunks
   };
 
   TILEWISE_INLINE static void run(const MoeSortParams& p, Shared& shared) {
     let_next_step_begin<Machine>();
     wait_for_step_before<Machine>();
-    const int32_t share = ceil_div(ceil_div(p.shape.pairs(), C.warps), 32 * kAtOnce) * (32 * kAtOnce);
-    const int32_t begin = minimum(p.shape.pairs(), Machine::wave() * share);
-    const int32_t end = minimum(p.shape.pairs(), begin + share);
-    const int32_t first = Machine::block() * kExperts;
-    count(p, shared, first, begin, end);
+    keep_experts(p, shared);
     Machine::barrier();
-    Places places(shared, first, p);
-    place(p, places, first, begin, end);
+    const int32_t first = Machine::wave() * kOwn;
+    int32_t counts[kOwn];
+    if (C.counts || p.chunks == 1) count(shared, first, counts);
+    if constexpr (C.counts) {
+      for (int e = 0; e < kOwn; ++e) {
+        if (Machine::lane() == 0 && first + e < p.shape.num_experts) {
+          Machine::store_global(p.counts + int64_t{Machine::block()} * p.shape.num_experts + first + e, counts[e]);
+        }
+      }
+    } else {
+      int32_t next[kOwn];
+      find_places(p, shared, first, counts, next);
+      place(p, shared, first, next);
+    }
   }
 
  private:
-  /// visit(pairs, their experts) for kAtOnce pairs of a lane at a time: 32 adjacent ones of a warp each.
-  template <class Visit>
-  TILEWISE_INLINE static void for_pairs(const MoeSortParams& p, int32_t begin, int32_t end, const Visit& visit) {
+  /// The experts of four adjacent pairs a thread.
+  TILEWISE_INLINE static void keep_experts(const MoeSortParams& p, Shared& shared) {
     const bool dense = p.topk_ids.slot_stride == 1 && p.topk_ids.token_stride == p.shape.top_k;
-    TILEWISE_NO_UNROLL
-    for (int32_t at = begin; at < end; at += 32 * kAtOnce) {
-      int32_t pair[kAtOnce], expert[kAtOnce];
+    for (int32_t i = Machine::thread(); i < MoeSortConfig::kChunk / 4; i += 32 * C.warps) {
+      Chunk experts;
       TILEWISE_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        pair[i] = at + 32 * i + Machine::lane();
-        // Of dense ids a division less, which would take most of the time.
-        const int32_t token = dense ? 0 : pair[i] / p.shape.top_k;
-        expert[i] = kPastEnd;
-        if (pair[i] < end)
-          expert[i] = load_expert<Machine>(p.shape, p.topk_ids, token, pair[i] - token * p.shape.top_k);
+      for (int j = 0; j < 4; ++j) {
+        const int32_t pair = Machine::block() * MoeSortConfig::kChunk + 4 * i + j;
+        const int32_t token = dense ? 0 : pair / p.shape.top_k;  // a division less
+        int32_t expert = kPastEnd;
+        if (pair < p.shape.pairs()) {
+          expert = load_expert<Machine>(p.shape, p.topk_ids, token, pair - token * p.shape.top_k);
+          if (!C.counts && expert == kNobody) Machine::store_global(p.sorted.rows + pair, kNobody);
+        }
+        experts.word[j] = static_cast<uint32_t>(expert);
       }
-      visit(pair, expert);
+      Machine::store_shared(&shared.experts[i], experts);
+    }
+  }
+  /// visit(the pair's place in the chunk, its expert) for kAtOnce pairs of a lane at a time: 32 adjacent ones each.
+  template <class Visit>
+  TILEWISE_INLINE static void for_pairs(const Shared& shared, const Visit& visit) {
+    const auto* const experts = reinterpret_cast<const int32_t*>(shared.experts);
+    TILEWISE_NO_UNROLL
+    for (int32_t at = Machine::lane(); at < MoeSortConfig::kChunk; at += 32 * kAtOnce) {
+      int32_t expert[kAtOnce];
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) expert[i] = Machine::template load_shared<int32_t>(experts + at + 32 * i);
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) visit(at + 32 * i, expert[i]);
     }
   }
 
-  TILEWISE_INLINE static void count(const MoeSortParams& p, Shared& shared, int32_t first, int32_t begin, int32_t end) {
-    int32_t counts[kExperts] = {}, below = 0;
-    for_pairs(p, begin, end, [&](const int32_t (&)[kAtOnce], const int32_t (&expert)[kAtOnce]) TILEWISE_INLINE_LAMBDA {
+  TILEWISE_INLINE static void count(const Shared& shared, int32_t first, int32_t (&counts)[kOwn]) {
+    for (int32_t& x : counts) x = 0;
+    for_pairs(shared, [&](int32_t, int32_t expert) TILEWISE_INLINE_LAMBDA {
       TILEWISE_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        TILEWISE_UNROLL
-        for (int e = 0; e < kExperts; ++e) counts[e] += expert[i] == first + e;
-        below += expert[i] >= 0 && expert[i] < first;
+      for (int e = 0; e < kOwn; ++e) counts[e] += expert == first + e;
+    });
+    for (int32_t& x : counts) x = sum_of_wave<Machine>(x);
+  }
+
+  /// Where the chunk's first pair of each of the warp's experts goes. `counts` are read of a single chunk alone.
+  TILEWISE_INLINE static void find_places(const MoeSortParams& p, Shared& shared, int32_t first,
+                                          const int32_t (&counts)[kOwn], int32_t (&next)[kOwn]) {
+    const int lane = Machine::lane(), wave = Machine::wave();
+    int32_t before[kOwn] = {}, total[kOwn] = {}, all = 0;
+    TILEWISE_UNROLL
+    for (int e = 0; e < kOwn; ++e) {
+      if (p.chunks == 1) {
+        total[e] = counts[e];
+      } else if (first + e < p.shape.num_experts) {
+        for (int32_t chunk = lane; chunk < p.chunks; chunk += 32) {
+          const int32_t x = Machine::load_global(p.counts + int64_t{chunk} * p.shape.num_experts + first + e);
+          total[e] += x, before[e] += chunk < Machine::block() ? x : 0;
+        }
+        total[e] = sum_of_wave<Machine>(total[e]), before[e] = sum_of_wave<Machine>(before[e]);
+      }
+      all += total[e];
+    }
+    if (lane == 0) Machine::store_shared(&shared.totals[wave], Chunk{{static_cast<uint32_t>(all), 0, 0, 0}});
+    Machine::barrier();
+    int32_t offset = 0;
+    if (lane < wave) offset = static_cast<int32_t>(Machine::template load_shared<Chunk>(&shared.totals[lane]).word[0]);
+    offset = sum_of_wave<Machine>(offset);
+    TILEWISE_UNROLL
+    for (int e = 0; e < kOwn; ++e) {
+      const bool tells = Machine::block() == 0 && lane == 0 && first + e < p.shape.num_experts;
+      if (tells) Machine::store_global(p.sorted.offsets + first + e, offset);
+      next[e] = offset + before[e];
+      offset += total[e];
+      if (tells && first + e == p.shape.num_experts - 1) {
+        Machine::store_global(p.sorted.offsets + p.shape.num_experts, offset);
+      }
+    }
+  }
+
+  TILEWISE_INLINE static void place(const MoeSortParams& p, const Shared& shared, int32_t first,
+                                    int32_t (&next)[kOwn]) {
+    const uint32_t lanes_before = (1u << Machine::lane()) - 1;
+    for_pairs(shared, [&](int32_t at, int32_t expert) TILEWISE_INLINE_LAMBDA {
+      if (!Machine::any(expert >= first && expert < first + kOwn)) return;
+      TILEWISE_UNROLL
+      for (int e = 0; e < kOwn; ++e) {
+        const bool own = expert == first + e;
+        const uint32_t lanes = Machine::lanes_where(own);
+        if (own) {
+          const int32_t pair = Machine::block() * MoeSortConfig::kChunk + at;
+          const int32_t row = next[e] + popcount(lanes & lanes_before);
+          Machine::store_global(p.sorted.pairs + row, pair);
+          Machine::store_global(p.sorted.rows + pair, row);
+        }
+        next[e] += popcount(lanes);
       }
     });
-    Chunk sums;
-    TILEWISE_UNROLL
-    for (int e = 0; e < kExperts; ++e) sums.word[e] = static_cast<uint32_t>(sum_of_wave<Machine>(counts[e]));
-    const Chunk all_below{{static_cast<uint32_t>(sum_of_wave<Machine>(below)), 0, 0, 0}};
-    const int wave = Machine::wave();
-    if (Machine::lane() == 0) {
-      Machine::store_shared(&shared.counts[wave], sums), Machine::store_shared(&shared.below[wave], all_below);
-    }
   }
-
-  /// Where this warp's next pair of each expert goes.
-  struct Places {
-    int32_t next[kExperts];
-
-    TILEWISE_INLINE Places(const Shared& shared, int32_t first, const MoeSortParams& p) {
-      const int lane = Machine::lane(), wave = Machine::wave();
-      Chunk counts{}, below{};
-      if (lane < C.warps) {
-        counts = Machine::template load_shared<Chunk>(&shared.counts[lane]);
-        below = Machine::template load_shared<Chunk>(&shared.below[lane]);
-      }
-      int32_t offset = sum_of_wave<Machine>(static_cast<int32_t>(below.word[0]));
-      TILEWISE_UNROLL
-      for (int e = 0; e < kExperts; ++e) {
-        const auto count = static_cast<int32_t>(counts.word[e]);
-        if (Machine::thread() == 0 && first + e < p.shape.num_experts) {
-          Machine::store_global(p.sorted.offsets + first + e, offset);
-        }
-        next[e] = offset + sum_of_wave<Machine>(lane < wave ? count : 0);
-        offset += sum_of_wave<Machine>(count);
-        if (Machine::thread() == 0 && first + e == p.shape.num_experts - 1) {
-          Machine::store_global(p.sorted.offsets + p.shape.num_experts, offset);
-        }
-      }
-    }
-  };
-
-  TILEWISE_INLINE static void place(const MoeSortParams& p, Places& places, int32_t first, int32_t begin, int32_t end) {
-    const uint32_t lanes_before = (1u << Machine::lane()) - 1;
-    for_pairs(p, begin, end,
-              [&](const int32_t (&pair)[kAtOnce], const int32_t (&expert)[kAtOnce]) TILEWISE_INLINE_LAMBDA {
-                TILEWISE_UNROLL
-                for (int i = 0; i < kAtOnce; ++i) {
-                  TILEWISE_UNROLL
-                  for (int e = 0; e < kExperts; ++e) {
-                    const bool own = expert[i] == first + e;
-                    const uint32_t lanes = Machine::lanes_where(own);
-                    if (own) {
-                      const int32_t row = places.next[e] + popcount(lanes & lanes_before);
-                      Machine::store_global(p.sorted.pairs + row, pair[i]);
-                      Machine::store_global(p.sorted.rows + pair[i], row);
-                    }
-                    places.next[e] += popcount(lanes);
-                  }
-                  if (first == 0 && expert[i] == kNobody) Machine::store_global(p.sorted.rows + pair[i], kNobody);
-                }
-              });
-  }
-
-  static constexpr int32_t kPastEnd = -2;
 };
 
 }  // namespace tilewise::device

@@ -80,10 +80,19 @@ def source_of(header: str, name: str, fields: dict[str, int], cluster: int = 1) 
 class SortConfig:
     """MoeSortConfig of device/moe/sm90/config.h."""
 
+    counts: int
+    own_experts: int = 4
     warps: int = 32
 
-    EXPERTS = 4
-    name = "sort"
+    CHUNK = 512
+
+    @property
+    def name(self) -> str:
+        return f"sort_{'count' if self.counts else 'place'}_{self.own_experts}"
+
+    @property
+    def most_experts(self) -> int:
+        return self.warps * self.own_experts
 
     @property
     def threads(self) -> int:
@@ -91,7 +100,7 @@ class SortConfig:
 
     @property
     def source(self) -> str:
-        return source_of("sort", "Sort", {"warps": self.warps})
+        return source_of("sort", "Sort", asdict(self))
 
 
 @dataclass(frozen=True)
@@ -145,12 +154,14 @@ class DecodeConfig:
     consumers: int = 1
     row_blocks: int = 1
     held_experts: int = 4
+    weights_once: int = 0
     tokens: tuple[int, int] = (1, 1)
 
     @property
     def name(self) -> str:
         held = f"h{self.held_ids}" if self.held_ids else f"e{self.held_experts}"
-        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
+        once = "_once" if self.weights_once else ""
+        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}{once}"
 
     @property
     def block_m(self) -> int:
@@ -195,7 +206,7 @@ class LayerParams(ctypes.Structure):
     _fields_ = (
         ("maps", ctypes.c_char * 1024),
         ("shape", Shape),
-        ("topk_weights", Pairs),
+        ("row_weights", ctypes.c_uint64),
         ("sorted", ctypes.c_uint64 * 3),
         ("biases", ctypes.c_uint64 * 10),
         ("h", Rows),
@@ -203,20 +214,34 @@ class LayerParams(ctypes.Structure):
         ("out", Rows),
         ("counters", ctypes.c_uint64),
         ("alpha_limit", ctypes.c_float * 2),
-        ("rest", ctypes.c_char * 24),
+        ("rest", ctypes.c_char * 48),
     )
 
 
 class GatherParams(ctypes.Structure):
     """MoeGatherParams."""
 
-    _fields_ = (("shape", Shape), ("sorted", ctypes.c_uint64 * 3), ("x", Rows), ("rows", Rows))
+    _fields_ = (
+        ("shape", Shape),
+        ("topk_weights", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("x", Rows),
+        ("rows", Rows),
+        ("row_weights", ctypes.c_uint64),
+    )
 
 
 class SortParams(ctypes.Structure):
     """MoeSortParams."""
 
-    _fields_ = (("shape", Shape), ("topk_ids", Pairs), ("sorted", ctypes.c_uint64 * 3))
+    _fields_ = (
+        ("shape", Shape),
+        ("topk_ids", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("counts", ctypes.c_uint64),
+        ("chunks", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
 
 
 class DecodeParams(ctypes.Structure):
@@ -296,6 +321,14 @@ class Call:
         return out
 
 
+def in_turn(steps: list[Callable[[], None]]) -> Callable[[], None]:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
 Config = SortConfig | GatherConfig | LayerConfig | DecodeConfig
 
 
@@ -316,12 +349,41 @@ class Kernel:
         return lambda: launch(torch.cuda.current_stream().cuda_stream)
 
 
+class Sort:
+    """Both launches."""
+
+    def __init__(self, code: dict[str, bytes]) -> None:
+        self._steps = {
+            most: [Kernel(c, code[c.name], SortParams) for c in SORTS if c.most_experts == most]
+            for most in sorted({c.most_experts for c in SORTS})
+        }
+
+    def prepare(self, call: Call, experts: int, params: SortParams, programmatic: bool) -> list[Callable[[], None]]:
+        import torch
+
+        params.chunks = -(-call.ids.numel() // SortConfig.CHUNK)
+        steps = next(steps for most, steps in self._steps.items() if experts <= most)
+        counts = torch.empty(params.chunks * most_experts(experts), device="cuda", dtype=torch.int32)
+        call.scratch.append(counts)
+        params.counts = counts.data_ptr()
+        steps = steps[1:] if params.chunks == 1 else steps
+        return [step.prepare(params.chunks, params, programmatic) for step in steps]
+
+
+SORTS = tuple(SortConfig(counts, own) for own in (4, 8) for counts in (1, 0))
+
+
+def most_experts(experts: int) -> int:
+    """That the sort for so many has room for."""
+    return min(c.most_experts for c in SORTS if c.most_experts >= experts)
+
+
 class Decode(Kernel):
     """The whole layer, and the sort before it where it takes one."""
 
     config: DecodeConfig
 
-    def __init__(self, config: DecodeConfig, code: bytes, sort: Kernel) -> None:
+    def __init__(self, config: DecodeConfig, code: bytes, sort: Sort) -> None:
         super().__init__(config, code, DecodeParams)
         self._sort = sort
 
@@ -367,13 +429,7 @@ class Decode(Kernel):
         if c.held_ids:
             return run
         own = SortParams(shape=p.shape, topk_ids=p.topk_ids, sorted=p.sorted)
-        sort = self._sort.prepare(-(-layer.experts // SortConfig.EXPERTS), own, programmatic)
-
-        def both() -> None:
-            sort()
-            run()
-
-        return both
+        return in_turn([*self._sort.prepare(call, layer.experts, own, programmatic), run])
 
 
 class ManyRows(Kernel):
@@ -381,13 +437,14 @@ class ManyRows(Kernel):
 
     config: LayerConfig
 
-    def __init__(self, config: LayerConfig, code: bytes, sort: Kernel, gather: Kernel) -> None:
+    def __init__(self, config: LayerConfig, code: bytes, sort: Sort, gather: Kernel) -> None:
         super().__init__(config, code, LayerParams)
         self._sort, self._gather = sort, gather
 
     def serves(self, layer: Layer, tokens: int) -> bool:
         c = self.config
-        return c.tokens[0] <= tokens <= c.tokens[1] and layer.experts <= 32 * c.held_experts
+        fits = 16 * c.held_experts < layer.experts <= 32 * c.held_experts or c.held_experts == 4
+        return c.tokens[0] <= tokens <= c.tokens[1] and fits and layer.experts <= 32 * c.held_experts
 
     def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
         import torch
@@ -417,32 +474,32 @@ class ManyRows(Kernel):
         ctypes.memmove(ctypes.addressof(p), b"".join(maps), 1024)
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
-        p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
         p.sorted[:] = [x.data_ptr() for x in (offsets, order, rows)]
         p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (values, parts, call.out))
         p.counters = counters.data_ptr()
         multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-        steps = (
-            self._sort.prepare(
-                -(-layer.experts // SortConfig.EXPERTS),
-                SortParams(shape=p.shape, topk_ids=ids, sorted=p.sorted),
-                programmatic,
-            ),
+        weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        row_weights = torch.full((pairs,), float("nan"), device="cuda")
+        call.scratch.append(row_weights)
+        p.row_weights = row_weights.data_ptr()
+        own = SortParams(shape=p.shape, topk_ids=ids, sorted=p.sorted)
+        steps = [
+            *self._sort.prepare(call, layer.experts, own, programmatic),
             self._gather.prepare(
                 multiprocessors * 4,
                 GatherParams(
-                    p.shape, p.sorted, Rows(call.x.data_ptr(), call.x.stride(0)), Rows(gathered.data_ptr(), h)
+                    p.shape,
+                    weights,
+                    p.sorted,
+                    Rows(call.x.data_ptr(), call.x.stride(0)),
+                    Rows(gathered.data_ptr(), h),
+                    row_weights.data_ptr(),
                 ),
                 programmatic,
             ),
             self.prepare(multiprocessors // c.cluster * c.cluster, p, programmatic),
-        )
-
-        def all_steps() -> None:
-            for step in steps:
-                step()
-
-        return all_steps
+        ]
+        return in_turn(steps)
 
 
 def grouped_layer(w: Weights, call: Call) -> Callable[[], Any]:
@@ -594,6 +651,7 @@ CONFIGS = (
     DecodeConfig(8, 1, 12, 128),
     DecodeConfig(8, 1, 22, 64),
     DecodeConfig(8, 1, 6, 128, consumers=2),
+    DecodeConfig(8, 1, 6, 128, consumers=2, weights_once=1),
     DecodeConfig(8, 1, 12, 64, consumers=2),
     DecodeConfig(16, 4, 11, 128, tokens=(16, 16)),
     DecodeConfig(16, 4, 6, 128, consumers=2, tokens=(16, 16)),
@@ -602,8 +660,9 @@ CONFIGS = (
     DecodeConfig(64, 16, 5, 64, consumers=2, row_blocks=2, tokens=(64, 64)),
     DecodeConfig(64, 0, 9, 64, consumers=2, tokens=(64, 512)),
     DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, tokens=(64, 512)),
+    DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, weights_once=1, tokens=(512, 512)),
     LayerConfig(256, 4),
-    LayerConfig(256, 4, column_step=16),
+    LayerConfig(256, 4, held_experts=8, tokens=(4096, 1 << 20)),
     LayerConfig(192, 5, column_step=16, tokens=(128, 512)),
 )
 
@@ -623,7 +682,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
     options = parser.parse_args()
     configs = tuple(c for c in CONFIGS if options.filter in c.name)
-    code = compiled((SortConfig(), GatherConfig(), *configs), options.compile_only or options.kernels)
+    code = compiled((*SORTS, GatherConfig(), *configs), options.compile_only or options.kernels)
     if options.compile_only:
         return 0
     import torch
@@ -633,7 +692,7 @@ def main() -> int:
         return 1
     torch.zeros(1, device="cuda")
     torch.manual_seed(options.samples)
-    sort = Kernel(SortConfig(), code["sort"], SortParams)
+    sort = Sort(code)
     gather = Kernel(GatherConfig(), code["gather"], GatherParams)
     kernels = [
         ManyRows(c, code[c.name], sort, gather) if isinstance(c, LayerConfig) else Decode(c, code[c.name], sort)

@@ -6,12 +6,13 @@
 
 namespace tilewise::device {
 
-/// Of at most warps * own_experts experts.
+/// Of at most most_experts().
 struct MoeSortConfig {
-  int32_t warps = 32, own_experts = 4;
-  int32_t counts = 0;  // 1: the first launch, 0: the second
+  int32_t warps = 32, own_experts = 4;  // experts of a warp, a multiple of 4
+  int32_t counts = 0;                   // 1: the first launch, 0: the second
 
-  static constexpr int32_t kChunk = 1024;  // pairs of a block
+  static constexpr int32_t kChunk = 512;  // pairs of a block
+  constexpr int32_t most_experts() const { return warps * own_experts; }
   constexpr int32_t threads() const { return 32 * warps; }
   bool operator==(const MoeSortConfig&) const = default;
 };
@@ -50,6 +51,7 @@ struct MoeDecodeConfig {
   int32_t held_ids = 1;      // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
   int32_t held_experts = 4;  // whose counts a lane holds where ids come sorted; 32 times as many are all
   int32_t depth = 128;       // elements along k of a stage
+  int32_t weights_once = 0;  // 1: L2 evicts weights first, since no expert has rows of several groups
   ActivationKind activation = ActivationKind::silu;
   ActivationClamp clamp = ActivationClamp::none;
   int32_t gated = 1;            // 0: there is no gate, whatever GateLayout it would have

@@ -75,7 +75,7 @@ struct MoeSortParams {
   MoeShape shape;
   PairTensor topk_ids;
   SortedPairs sorted;
-  int32_t* counts;  // [chunks, num_experts], what the first launch tells the second one
+  int32_t* counts;  // [chunks, most_experts()], on 16 bytes: what the first launch tells the second one
   int32_t chunks;
   int32_t unused;  // keeps the block free of holes
 

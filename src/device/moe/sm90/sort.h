@@ -28,17 +28,17 @@ class Sm90MoeSort {
     keep_experts(p, shared);
     Machine::barrier();
     const int32_t first = Machine::wave() * kOwn;
-    int32_t counts[kOwn];
-    if (C.counts || p.chunks == 1) count(shared, first, counts);
+    ExpertCounts counts{};
+    if (C.counts || p.chunks == 1) counts = count(shared, first);
     if constexpr (C.counts) {
-      for (int e = 0; e < kOwn; ++e) {
-        if (Machine::lane() == 0 && first + e < p.shape.num_experts) {
-          Machine::store_global(p.counts + int64_t{Machine::block()} * p.shape.num_experts + first + e, counts[e]);
+      if (Machine::lane() == 0) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < kOwn / 4; ++i) {
+          Machine::store_global(counts_of(p, Machine::block(), first) + i, counts.four(i));
         }
       }
     } else {
-      int32_t next[kOwn];
-      find_places(p, shared, first, counts, next);
+      ExpertCounts next = find_places(p, shared, first, counts);
       place(p, shared, first, next);
     }
   }
@@ -77,66 +77,85 @@ class Sm90MoeSort {
     }
   }
 
-  TILEWISE_INLINE static void count(const Shared& shared, int32_t first, int32_t (&counts)[kOwn]) {
-    for (int32_t& x : counts) x = 0;
-    for_pairs(shared, [&](int32_t, int32_t expert) TILEWISE_INLINE_LAMBDA {
-      TILEWISE_UNROLL
-      for (int e = 0; e < kOwn; ++e) counts[e] += expert == first + e;
-    });
-    for (int32_t& x : counts) x = sum_of_wave<Machine>(x);
+  /// A number for each of a warp's experts.
+  struct ExpertCounts {
+    int32_t value[kOwn];
+    TILEWISE_INLINE Chunk four(int i) const {
+      const auto word = [&](int j) { return static_cast<uint32_t>(value[4 * i + j]); };
+      return {{word(0), word(1), word(2), word(3)}};
+    }
+  };
+  /// Of a chunk, from this expert on; 16 bytes hold those of four.
+  TILEWISE_INLINE static Chunk* counts_of(const MoeSortParams& p, int32_t chunk, int32_t first) {
+    return reinterpret_cast<Chunk*>(p.counts + int64_t{chunk} * C.most_experts() + first);
   }
 
-  /// Where the chunk's first pair of each of the warp's experts goes. `counts` are read of a single chunk alone.
-  TILEWISE_INLINE static void find_places(const MoeSortParams& p, Shared& shared, int32_t first,
-                                          const int32_t (&counts)[kOwn], int32_t (&next)[kOwn]) {
+  TILEWISE_INLINE static ExpertCounts count(const Shared& shared, int32_t first) {
+    ExpertCounts counts{};
+    for_pairs(shared, [&](int32_t, int32_t expert) TILEWISE_INLINE_LAMBDA {
+      TILEWISE_UNROLL
+      for (int e = 0; e < kOwn; ++e) counts.value[e] += expert == first + e;
+    });
+    for (int32_t& x : counts.value) x = sum_of_wave<Machine>(x);
+    return counts;
+  }
+
+  /// Where the chunk's first pair of each of the warp's experts goes. `own` are counts of a single chunk.
+  TILEWISE_INLINE static ExpertCounts find_places(const MoeSortParams& p, Shared& shared, int32_t first,
+                                                  const ExpertCounts& own) {
     const int lane = Machine::lane(), wave = Machine::wave();
-    int32_t before[kOwn] = {}, total[kOwn] = {}, all = 0;
-    TILEWISE_UNROLL
-    for (int e = 0; e < kOwn; ++e) {
-      if (p.chunks == 1) {
-        total[e] = counts[e];
-      } else if (first + e < p.shape.num_experts) {
-        for (int32_t chunk = lane; chunk < p.chunks; chunk += 32) {
-          const int32_t x = Machine::load_global(p.counts + int64_t{chunk} * p.shape.num_experts + first + e);
-          total[e] += x, before[e] += chunk < Machine::block() ? x : 0;
+    ExpertCounts before{}, total = own;
+    if (p.chunks > 1) {
+      total = {};
+      TILEWISE_NO_UNROLL
+      for (int32_t chunk = lane; chunk < p.chunks; chunk += 32) {
+        TILEWISE_UNROLL
+        for (int e = 0; e < kOwn; e += 4) {
+          const Chunk four = Machine::load_global(counts_of(p, chunk, first) + e / 4);
+          TILEWISE_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const auto x = static_cast<int32_t>(four.word[i]);
+            total.value[e + i] += x, before.value[e + i] += chunk < Machine::block() ? x : 0;
+          }
         }
-        total[e] = sum_of_wave<Machine>(total[e]), before[e] = sum_of_wave<Machine>(before[e]);
       }
-      all += total[e];
+      for (int32_t& x : total.value) x = sum_of_wave<Machine>(x);
+      for (int32_t& x : before.value) x = sum_of_wave<Machine>(x);
     }
+    int32_t all = 0, offset = 0;
+    for (const int32_t x : total.value) all += x;
     if (lane == 0) Machine::store_shared(&shared.totals[wave], Chunk{{static_cast<uint32_t>(all), 0, 0, 0}});
     Machine::barrier();
-    int32_t offset = 0;
     if (lane < wave) offset = static_cast<int32_t>(Machine::template load_shared<Chunk>(&shared.totals[lane]).word[0]);
     offset = sum_of_wave<Machine>(offset);
     TILEWISE_UNROLL
     for (int e = 0; e < kOwn; ++e) {
       const bool tells = Machine::block() == 0 && lane == 0 && first + e < p.shape.num_experts;
       if (tells) Machine::store_global(p.sorted.offsets + first + e, offset);
-      next[e] = offset + before[e];
-      offset += total[e];
+      before.value[e] += offset;
+      offset += total.value[e];
       if (tells && first + e == p.shape.num_experts - 1) {
         Machine::store_global(p.sorted.offsets + p.shape.num_experts, offset);
       }
     }
+    return before;
   }
 
-  TILEWISE_INLINE static void place(const MoeSortParams& p, const Shared& shared, int32_t first,
-                                    int32_t (&next)[kOwn]) {
+  TILEWISE_INLINE static void place(const MoeSortParams& p, const Shared& shared, int32_t first, ExpertCounts& next) {
     const uint32_t lanes_before = (1u << Machine::lane()) - 1;
     for_pairs(shared, [&](int32_t at, int32_t expert) TILEWISE_INLINE_LAMBDA {
-      if (!Machine::any(expert >= first && expert < first + kOwn)) return;
       TILEWISE_UNROLL
       for (int e = 0; e < kOwn; ++e) {
         const bool own = expert == first + e;
         const uint32_t lanes = Machine::lanes_where(own);
+        if (lanes == 0) continue;  // of most
         if (own) {
           const int32_t pair = Machine::block() * MoeSortConfig::kChunk + at;
-          const int32_t row = next[e] + popcount(lanes & lanes_before);
+          const int32_t row = next.value[e] + popcount(lanes & lanes_before);
           Machine::store_global(p.sorted.pairs + row, pair);
           Machine::store_global(p.sorted.rows + pair, row);
         }
-        next[e] += popcount(lanes);
+        next.value[e] += popcount(lanes);
       }
     });
   }

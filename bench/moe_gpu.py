@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90a"
 BYTES_PER_SECOND, FLOPS = 4.2e12, 780e12  # of the floor
+BOX_ROWS = (64, 32, 16, 8)  # of loads of rows
 WORST_ERROR = 6e-3  # of out in bf16, relative, in the norm: h and each part are rounded before
 
 STUB = """#include "device/sm90/machine.h"
@@ -66,6 +67,7 @@ LAYERS = {
     "qwen": Layer(128, 8, 2048, 768),
     "mixtral": Layer(8, 2, 4096, 14336),
     "deepseek": Layer(256, 8, 7168, 2048),
+    "ragged": Layer(13, 4, 520, 264),
 }
 
 
@@ -154,14 +156,12 @@ class DecodeConfig:
     consumers: int = 1
     row_blocks: int = 1
     held_experts: int = 4
-    weights_once: int = 0
     tokens: tuple[int, int] = (1, 1)
 
     @property
     def name(self) -> str:
         held = f"h{self.held_ids}" if self.held_ids else f"e{self.held_experts}"
-        once = "_once" if self.weights_once else ""
-        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}{once}"
+        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
 
     @property
     def block_m(self) -> int:
@@ -204,7 +204,7 @@ class LayerParams(ctypes.Structure):
     """MoeLayerParams."""
 
     _fields_ = (
-        ("maps", ctypes.c_char * 1024),
+        ("maps", ctypes.c_char * 1536),
         ("shape", Shape),
         ("row_weights", ctypes.c_uint64),
         ("sorted", ctypes.c_uint64 * 3),
@@ -461,17 +461,15 @@ class ManyRows(Kernel):
         call.scratch += [values, parts, gathered, counters, offsets, order, rows]
         octets = (layer.experts, i // 8, 2, 8, h)
         maps = [
-            matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (64, 64), True),
-            matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (c.column_step // c.cluster, 64), True),
+            *(matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (rows, 64), True) for rows in BOX_ROWS),
+            *(matrix_map(values.data_ptr(), "bf16", (pairs, i), (rows, 64), True) for rows in BOX_ROWS),
             tensor_map(w.gate_up.data_ptr(), "bf16", octets, (2 * i * h, 8 * h, i * h, h), (1, 8, 2, 8, 64), 128),
-            matrix_map(values.data_ptr(), "bf16", (pairs, i), (64, 64), True),
-            matrix_map(values.data_ptr(), "bf16", (pairs, i), (c.column_step // c.cluster, 64), True),
             tensor_map(values.data_ptr(), "bf16", (pairs, i), (i,), (16, 32), 64),
             tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, 128, 64), 128),
             matrix_map(parts.data_ptr(), "bf16", (pairs, h), (16, 64), True),
         ]
         p = LayerParams()
-        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 1024)
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 1536)
         p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
         ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
         p.sorted[:] = [x.data_ptr() for x in (offsets, order, rows)]
@@ -651,7 +649,6 @@ CONFIGS = (
     DecodeConfig(8, 1, 12, 128),
     DecodeConfig(8, 1, 22, 64),
     DecodeConfig(8, 1, 6, 128, consumers=2),
-    DecodeConfig(8, 1, 6, 128, consumers=2, weights_once=1),
     DecodeConfig(8, 1, 12, 64, consumers=2),
     DecodeConfig(16, 4, 11, 128, tokens=(16, 16)),
     DecodeConfig(16, 4, 6, 128, consumers=2, tokens=(16, 16)),
@@ -660,8 +657,8 @@ CONFIGS = (
     DecodeConfig(64, 16, 5, 64, consumers=2, row_blocks=2, tokens=(64, 64)),
     DecodeConfig(64, 0, 9, 64, consumers=2, tokens=(64, 512)),
     DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, tokens=(64, 512)),
-    DecodeConfig(64, 0, 5, 64, consumers=2, row_blocks=2, weights_once=1, tokens=(512, 512)),
     LayerConfig(256, 4),
+    LayerConfig(256, 4, column_step=16),
     LayerConfig(256, 4, held_experts=8, tokens=(4096, 1 << 20)),
     LayerConfig(192, 5, column_step=16, tokens=(128, 512)),
 )

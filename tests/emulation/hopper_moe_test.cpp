@@ -248,11 +248,7 @@ TEST(HopperMoeDecode, EndsWhereTensorsEnd) {
   compute<config(16, 2, 3, 2)>({11, 4, 72, 104, 5}, 2, 3, true);
 }
 TEST(HopperMoeDecode, HasSeveralRowBlocks) { compute<config(32, 2, 3, 2, 2)>({21, 2, 136, 136, 3}, 2, 4); }
-constexpr MoeDecodeConfig once(MoeDecodeConfig c) {
-  c.weights_once = 1;
-  return c;
-}
-TEST(HopperMoeDecode, ReadsWhatTheSortLeft) { compute<once(config(16, 0, 4))>({150, 2, 72, 40, 9}, 3, 5); }
+TEST(HopperMoeDecode, ReadsWhatTheSortLeft) { compute<config(16, 0, 4)>({150, 2, 72, 40, 9}, 3, 5); }
 
 /// Ids outside the range, in any spelling, and the same expert several times in a token.
 TEST(HopperMoeDecode, TakesAnyIds) {
@@ -308,14 +304,13 @@ struct LayerProblem : Problem<kSameLayer<L>> {
     const std::int64_t row = this->interleaved ? kGates * k : k, gate = this->interleaved ? k : i * k;
     const MoeDecodeParams d = this->params();
     MoeLayerParams p{};
-    constexpr std::int32_t kEdge = L.column_step / L.cluster;
-    p.rows_map = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {64, 64}));
-    p.rows_edge_map = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {kEdge, 64}));
+    for (std::int32_t box = 0; box < kRowBoxes; ++box) {
+      p.rows_map[box] = encoded_map(tensor_map(gathered.data(), {this->pairs(), k}, {k}, {kMostBoxRows >> box, 64}));
+      p.h_map[box] = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {kMostBoxRows >> box, 64}));
+    }
     p.gate_up_map =
         encoded_map(tensor_map(this->gate_up.data(), {e, i / 8, kGates, 8, k}, {kGates * i * k, 8 * row, gate, row},
                                {1, L.gated ? 8 : 16, static_cast<std::int32_t>(kGates), 8, 64}));
-    p.h_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {64, 64}));
-    p.h_edge_map = encoded_map(tensor_map(this->h.data(), {this->pairs(), i}, {i}, {kEdge, 64}));
     gpu::TensorMap halves = tensor_map(this->h.data(), {this->pairs(), i}, {i}, {16, L.gated ? 32 : 64});
     if (L.gated) halves.swizzle = gpu::Swizzle::bytes64;
     p.h_store_map = encoded_map(halves);
@@ -369,6 +364,7 @@ TEST(HopperMoeLayer, ComputesALayer) { compute_layer<layer_config(64, 3, 1)>({70
 TEST(HopperMoeLayer, LoadsRowsInClusters) {
   compute_layer<layer_config(128, 2, 2)>({180, 2, 200, 136, 2}, 4, 21, true);
   compute_layer<layer_config(256, 2, 2, 16)>({310, 2, 72, 40, 2}, 4, 26);
+  compute_layer<layer_config(192, 2, 2, 16)>({122, 3, 72, 40, 3}, 2, 27);
   compute_layer<layer_config(64, 3, 2)>({50, 3, 72, 40, 7, 5}, 2, 22);
 }
 constexpr MoeLayerConfig activated_layer(ActivationKind kind, ActivationClamp clamp, bool gated, bool on_input) {

@@ -18,15 +18,6 @@ TILEWISE_INLINE void load_tile(Tile& tile, const TensorMap& map, Barrier<Machine
   }
 }
 
-/// Loads one likewise that no other block reads: L2 evicts it first.
-template <class Machine, class Tile, class... X>
-TILEWISE_INLINE void load_tile_once(Tile& tile, const TensorMap& map, Barrier<Machine>& full, int32_t x0, X... x) {
-  TILEWISE_UNROLL
-  for (int c = 0; c < Tile::kChunks; ++c) {
-    Machine::copy_box_once(tile.chunk(c), map, full.state(), x0 + c * Tile::kChunkColumns, x...);
-  }
-}
-
 /// Loads this block's share of the rows of a tile that all kBlocks of its cluster get. The map's box has that many
 /// rows. Each block expects the bytes of the whole tile.
 template <int kBlocks, class Machine, class Tile, class... X>

@@ -30,7 +30,7 @@ struct MoeLayerConfig {
   int32_t block_n = 256;  // most rows of an expert in a tile, a multiple of 64
   int32_t stages = 4;
   int32_t cluster = 2;       // blocks that load rows for each other
-  int32_t column_step = 32;  // columns of a tile are a multiple of it, and it is one of 8 * cluster
+  int32_t column_step = 16;  // columns of a tile are a multiple of it, and it is one of 8 * cluster
   int32_t held_experts = 4;  // as MoeDecodeConfig has it, and what follows
   ActivationKind activation = ActivationKind::silu;
   ActivationClamp clamp = ActivationClamp::none;
@@ -51,7 +51,6 @@ struct MoeDecodeConfig {
   int32_t held_ids = 1;      // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
   int32_t held_experts = 4;  // whose counts a lane holds where ids come sorted; 32 times as many are all
   int32_t depth = 128;       // elements along k of a stage
-  int32_t weights_once = 0;  // 1: L2 evicts weights first, since no expert has rows of several groups
   ActivationKind activation = ActivationKind::silu;
   ActivationClamp clamp = ActivationClamp::none;
   int32_t gated = 1;            // 0: there is no gate, whatever GateLayout it would have

@@ -98,14 +98,10 @@ class Sm90MoeDecode {
             Stage& stage = shared_.stage[place.stage()];
             Barrier<Machine>& full = place.begin(sizeof stage.weights.bytes);
             const int32_t k = step * C.depth;
-            const auto load = [&](const TensorMap& map, auto... x) TILEWISE_INLINE_LAMBDA {
-              if constexpr (C.weights_once) load_tile_once(stage.weights, map, full, k, x...);
-              if constexpr (!C.weights_once) load_tile(stage.weights, map, full, k, x...);
-            };
             if (tile.down) {
-              load(p_.down_map, tile.index * C.block_m(), expert);
+              load_tile(stage.weights, p_.down_map, full, k, tile.index * C.block_m(), expert);
             } else {
-              load(p_.gate_up_map, 0, 0, tile.index * (C.block_j() / 8), expert);
+              load_tile(stage.weights, p_.gate_up_map, full, k, 0, 0, tile.index * (C.block_j() / 8), expert);
             }
           }
         }

@@ -18,7 +18,7 @@ template <Sm90TileOps Ops, MoeLayerConfig C>
 class Sm90MoeLayer {
   using Machine = typename Ops::Machine;
   static constexpr int kDepth = 64, kBlockM = 128, kStep = C.column_step;
-  static constexpr int kBoxRows = 64, kEdgeRows = kStep / C.cluster, kStoredBoxRows = 16;  // of loads; of stores
+  static constexpr int kStoredBoxRows = 16;
   static constexpr int kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroupThreads;
   // Consumers meet nobody but their own warpgroup: one finishes a tile while the other multiplies.
   static constexpr int kWarpgroupMeets = 1;
@@ -59,7 +59,7 @@ class Sm90MoeLayer {
       shared.opened.init(1);
       for (auto& ring : shared.to_be_stored) ring.init(4, 1);
       Machine::publish_barriers();
-      Machine::prefetch_map(p.rows_map), Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.h_map);
+      Machine::prefetch_map(p.rows_map[0]), Machine::prefetch_map(p.gate_up_map), Machine::prefetch_map(p.h_map[0]);
       Machine::prefetch_map(p.down_map), Machine::prefetch_map(p.parts_map);
     }
     meet_cluster<Machine, C.cluster>();
@@ -191,13 +191,11 @@ class Sm90MoeLayer {
       return (tile.down || !C.gated) && tile.group.count > kStoredRows ? 2 : 1;
     }
 
-    /// A block loads its weights, and its share of the columns for all blocks of the cluster: 64 at a time, and
-    /// what is left by boxes that the steps of columns are made of.
+    /// A block loads its weights, and its share of the columns for all blocks of the cluster.
     TILEWISE_INLINE void load_tile_steps(const Tile& tile, ProducerPlace<Pipe>& place) const {
       constexpr uint32_t kAll = (1u << C.cluster) - 1;
       const int32_t steps = steps_of(tile), columns = columns_of(tile), share = columns / C.cluster;
-      const TensorMap& map = tile.down ? p_.h_map : p_.rows_map;
-      const TensorMap& edge_map = tile.down ? p_.h_edge_map : p_.rows_edge_map;
+      const TensorMap(&maps)[kRowBoxes] = tile.down ? p_.h_map : p_.rows_map;
       TILEWISE_NO_UNROLL
       for (int32_t step = 0; step < steps; ++step, place.advance()) {
         Stage& stage = shared_.stage[place.stage()];
@@ -219,10 +217,11 @@ class Sm90MoeLayer {
         };
         int32_t first = rank_ * share;
         const int32_t end = first + share;
-        TILEWISE_NO_UNROLL
-        for (; first + kBoxRows <= end; first += kBoxRows) copy(map, first);
-        TILEWISE_NO_UNROLL
-        for (; first < end; first += kEdgeRows) copy(edge_map, first);
+        TILEWISE_UNROLL
+        for (int box = 0; box < kRowBoxes; ++box) {
+          const int32_t rows = kMostBoxRows >> box;
+          for (; first + rows <= end; first += rows) copy(maps[box], first);
+        }
       }
     }
 

@@ -102,15 +102,18 @@ struct MoeGatherParams {
   }
 };
 
+/// Loads of rows take boxes of 64, 32, 16 and 8 of them: the fewer, the less the copy engine has to do.
+inline constexpr int32_t kRowBoxes = 4, kMostBoxRows = 64;
+
 /// The launch: clusters of blocks, one for each multiprocessor, all of which must find room while no other launch waits
 /// for this one. Rows, h and parts stand in the order of sorted pairs.
 struct MoeLayerParams {
-  TensorMap rows_map, rows_edge_map;  // [pairs, hidden], boxes of 64 x 64, and of column_step / cluster rows
-  TensorMap gate_up_map;              // as MoeDecodeParams has it, of 128 rows
-  TensorMap h_map, h_edge_map;        // [pairs, intermediate], the same
-  TensorMap h_store_map;              // 16 x 64; where there is a gate 16 x 32, swizzled in 64 bytes
-  TensorMap down_map;                 // [num_experts, hidden, intermediate], 1 x 128 x 64
-  TensorMap parts_map;                // [pairs, hidden], 16 x 64
+  TensorMap rows_map[kRowBoxes];  // [pairs, hidden], boxes of kMostBoxRows x 64, half as many rows, ...
+  TensorMap h_map[kRowBoxes];     // [pairs, intermediate], the same
+  TensorMap gate_up_map;          // as MoeDecodeParams has it, of 128 rows
+  TensorMap h_store_map;          // 16 x 64; where there is a gate 16 x 32, swizzled in 64 bytes
+  TensorMap down_map;             // [num_experts, hidden, intermediate], 1 x 128 x 64
+  TensorMap parts_map;            // [pairs, hidden], 16 x 64
   MoeShape shape;
   const float* row_weights;  // [pairs]
   SortedPairs sorted;
@@ -121,9 +124,8 @@ struct MoeLayerParams {
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("rows_map", p.rows_map), visit("rows_edge_map", p.rows_edge_map), visit("gate_up_map", p.gate_up_map);
-    visit("h_map", p.h_map), visit("h_edge_map", p.h_edge_map), visit("h_store_map", p.h_store_map),
-        visit("down_map", p.down_map), visit("parts_map", p.parts_map);
+    visit("rows_map", p.rows_map), visit("h_map", p.h_map), visit("gate_up_map", p.gate_up_map);
+    visit("h_store_map", p.h_store_map), visit("down_map", p.down_map), visit("parts_map", p.parts_map);
     visit("shape", p.shape);
     visit("row_weights", p.row_weights), visit("sorted", p.sorted), visit("gate_up_bias", p.gate_up_bias);
     visit("down_bias", p.down_bias), visit("h", p.h), visit("parts", p.parts), visit("out", p.out);

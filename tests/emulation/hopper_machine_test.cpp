@@ -201,6 +201,65 @@ const Target& target() {
 }
 
 /// As on an H200, which loads boxes from there.
+/// 16 bytes for each lane, which say whose they are.
+constexpr auto kCopied = [] {
+  std::array<Chunk, 128> chunks{};
+  for (std::uint32_t i = 0; i < 128; ++i) chunks[i].word[0] = i;
+  return chunks;
+}();
+template <class Body>
+std::string fault_of_lane_copies(Body, std::uint64_t seed = 0) {
+  backends::emulation::GlobalMemory memory;
+  gpu::Region region{.name = "copied", .element_bytes = sizeof(Chunk)};
+  region.row = 128;
+  memory.add(region, kCopied.data());
+  const auto body = [](Shared& shared) {
+    if (M::thread() == 0) M::init_barrier(&shared.barrier[0], 128), M::publish_barriers();
+    M::barrier();
+    auto* const chunks = reinterpret_cast<Chunk*>(shared.tile[0]);
+    M::copy_async(chunks + M::thread(), &kCopied[static_cast<std::size_t>(M::thread())], M::thread() != 5);
+    Body{}(shared, chunks);
+  };
+  return fault_of(kernel_of<M, Shared>(body), 128, 1, seed, memory);
+}
+void expect_others_chunk(const Chunk* chunks) {
+  const int other = 127 - M::thread();
+  EXPECT_EQ(M::load_shared<Chunk>(chunks + other).word[0], other == 5 ? 0u : static_cast<std::uint32_t>(other));
+}
+
+TEST(HopperCopies, OfLanesAreTheirOwnWrites) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    EXPECT_EQ(fault_of_lane_copies(
+                  [](Shared&, Chunk* chunks) {
+                    M::commit_copies(), M::wait_copies<0>();
+                    M::barrier();
+                    expect_others_chunk(chunks);
+                  },
+                  seed),
+              "");
+    EXPECT_EQ(fault_of_lane_copies(
+                  [](Shared& shared, Chunk* chunks) {
+                    M::arrive_after_copies(&shared.barrier[0]);
+                    M::wait(&shared.barrier[0], 0);
+                    expect_others_chunk(chunks);
+                  },
+                  seed),
+              "");
+  }
+  EXPECT_TRUE(contains(fault_of_lane_copies([](Shared&, Chunk* chunks) {
+                         M::commit_copies();
+                         M::load_shared<Chunk>(chunks + M::thread());
+                         M::wait_copies<0>();
+                       }),
+                       "where a copy is under way"));
+  EXPECT_TRUE(contains(fault_of_lane_copies([](Shared&, Chunk* chunks) {
+                         M::commit_copies(), M::wait_copies<0>();
+                         M::load_shared<Chunk>(chunks + 127 - M::thread());
+                       }),
+                       "reads offset"));
+  EXPECT_TRUE(contains(fault_of_lane_copies([](Shared&, Chunk*) {}), "ends while copies of its own are under way"));
+}
+
 TEST(HopperCopies, StoreNoBoxInFrontOfItsTensor) {
   EXPECT_TRUE(contains(fault_of_body_with_barriers([](Shared& shared) {
                          if (M::thread() == 0) M::store_box(target().map, shared.tile[0], -8, 0, 0, 0, 0);

@@ -379,6 +379,28 @@ TEST(HopperMoeLayer, Activates) {
   compute_layer<activated_layer(ActivationKind::relu_squared, ActivationClamp::none, false, false)>(kSizes, 2, 25);
 }
 
+/// Nobody's tokens are 0, and a NaN stays in its own row.
+template <class P>
+void compute_special(P problem) {
+  std::ranges::fill(problem.ids, -1);
+  EXPECT_EQ(problem.run(2, 30), "");
+  EXPECT_TRUE(std::ranges::all_of(problem.out, [](std::uint16_t bits) { return bits == 0; }));
+
+  for (std::size_t i = 0; i < problem.ids.size(); ++i) problem.ids[i] = static_cast<std::int64_t>(i % 2);
+  problem.x[3] = kPoison;
+  EXPECT_EQ(problem.run(2, 31), "");
+  for (std::size_t i = 0; i < problem.out.size(); ++i) {
+    const bool first = i < static_cast<std::size_t>(problem.size.hidden);
+    EXPECT_EQ(std::isnan(bf16_to_float(problem.out[i])), first) << i;
+  }
+}
+TEST(HopperMoeDecode, LeavesNobodysTokensAndNanAlone) {
+  compute_special(Problem<config(8, 1, 4)>({5, 2, 72, 40, 3}, 30, false));
+}
+TEST(HopperMoeLayer, LeavesNobodysTokensAndNanAlone) {
+  compute_special(LayerProblem<layer_config(64, 3, 2)>({20, 2, 72, 40, 3}, 31, false));
+}
+
 TEST(HopperMoeSort, OrdersPairsByExpert) {
   for (const Sizes size :
        {Sizes{1, 1, 8, 8, 1}, Sizes{70, 3, 8, 8, 13}, Sizes{300, 2, 8, 8, 6}, Sizes{900, 3, 8, 8, 16}}) {

@@ -7,6 +7,7 @@
 #include "device/common/float16.h"
 #include "device/sm90/contract.h"
 #include "device/sm90/epilogue.h"
+#include "device/sm90/grid_counters.h"
 #include "device/sm90/load.h"
 #include "device/sm90/machine_host.h"
 #include "device/sm90/mma.h"
@@ -81,6 +82,35 @@ TEST(HopperSchedulers, CountTilesOverAllBlocks) {
       EXPECT_EQ(times, 1) << tile;
     }
     for (const auto& warp : consumed) EXPECT_TRUE(std::ranges::equal(warp, produced));
+  }
+}
+
+alignas(16) std::uint32_t grid_words[GridCounters<M>::words(kBlocks + 1)];
+std::int32_t turns, turn_of[kBlocks];
+
+/// Whatever the memory held, and as launches before have left it.
+TEST(HopperGridCounters, CountOverAllBlocks) {
+  backends::emulation::GlobalMemory memory;
+  gpu::Region words{.name = "counters", .access = gpu::Access::add, .element_bytes = 4};
+  words.row = GridCounters<M>::words(kBlocks + 1), words.one_writer = false;
+  memory.add(words, grid_words);
+  const auto body = [](NoShared&) {
+    const GridCounters<M> counters(grid_words);
+    if (M::lane() == 0) counters.open(kBlocks + 1);
+    M::wave_sync();
+    if (M::block() > 0) counters.wait(M::block() - 1, 1);  // a block after the other
+    if (M::lane() == 0) {
+      turn_of[M::block()] = turns++;
+      counters.arrive(M::block()), counters.arrive(kBlocks);
+    }
+    counters.wait(kBlocks, M::blocks());
+    if (M::lane() == 0) counters.meet(M::blocks());
+  };
+  std::ranges::fill(grid_words, 0xDEADBEEFu);
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    turns = 0;
+    EXPECT_EQ(fault_of(kernel_of<M, NoShared>(body), 32, kBlocks, seed, memory, &kNoParams, 1, kBlocks), "");
+    for (std::int32_t block = 0; block < kBlocks; ++block) EXPECT_EQ(turn_of[block], block);
   }
 }
 

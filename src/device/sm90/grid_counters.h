@@ -43,7 +43,8 @@ class GridCounters {
 
   /// What this thread has written, or has seen written, is seen by those that wait for the count.
   TILEWISE_INLINE void arrive(int32_t index) const { Machine::release_count(memory_ + kFirst + index); }
-  /// All lanes of a warp wait until so many have arrived. TMA sees then what they have written.
+  /// All lanes of a warp wait until so many have arrived, which are all that ever will: one more would pass them by.
+  /// TMA sees then what they have written.
   TILEWISE_INLINE void wait(int32_t index, int32_t count) const {
     Machine::await_global_together(memory_ + kFirst + index, static_cast<uint32_t>(count));
   }

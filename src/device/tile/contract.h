@@ -21,7 +21,7 @@ concept AccumulatorLayout = requires(int lane, int i) {
 
 /// What every machine_*.h offers. A machine may add, and kernels make use of:
 ///   uniform(int)                a value that is the same in every lane, made known as such
-///   highest_of_wave(int), sum_of_wave(int), bits_of_wave(word)    of its lanes, in one instruction, and known to be the same in each
+///   highest_of_wave(int), sum_of_wave(int), bits_of_wave(word)    of its lanes, in one instruction, the same in each
 ///   keep_order()                instructions stay on their side of it
 ///   compute_by_here(x)          x is computed by here, not behind a later branch
 ///   wait_for_step_before(), let_next_step_begin()    steps of a plan overlap

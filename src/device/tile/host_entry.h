@@ -35,12 +35,12 @@ class HostWarpgroups {
   virtual void release_global(uint32_t* word, uint32_t value) = 0;
   virtual void release_count(uint32_t* counter) = 0;
   virtual void store_matrices(void* row, const uint32_t* from, bool transposed) = 0;  // collective
-  virtual void set_registers(int32_t count) = 0;                     // of this lane, from now on
+  virtual void set_registers(int32_t count) = 0;                                      // of this lane, from now on
 
   virtual void init_barrier(void* barrier, int32_t arrivals) = 0;
   virtual void publish_barriers() = 0;
   virtual void arrive(void* barrier, int32_t bytes) = 0;  // with bytes that the phase is to wait for besides
-  virtual void arrive_after_copies(void* barrier) = 0;  // once copy_async()'s of this lane have landed
+  virtual void arrive_after_copies(void* barrier) = 0;    // once copy_async()'s of this lane have landed
   virtual void wait(void* barrier, uint32_t parity) = 0;
   virtual bool test(void* barrier, uint32_t parity) = 0;                  // true is as good as having waited
   virtual void meet_at(int32_t number, int32_t threads, bool waits) = 0;  // a named barrier

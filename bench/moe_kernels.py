@@ -1,0 +1,426 @@
+"""Hopper's kernels of expert layers (src/device/moe/sm90) as a benchmark compiles and launches them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
+from moe_inputs import Call, Layer, Weights
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ARCHITECTURE = "sm_90a"
+BOX_ROWS = (64, 32, 16, 8)  # of loads of rows
+
+STUB = """#include "device/sm90/machine.h"
+#include "device/sm90/ops.h"
+#include "device/moe/sm90/{header}.h"
+namespace tilewise::device {{
+using Ops = Sm90Ops<HopperMachine>;
+inline constexpr {struct} kConfig = [] {{
+  {struct} c;
+  {config}
+  return c;
+}}();
+using Kernel = {kernel}<Ops, kConfig>;
+}}  // namespace tilewise::device
+extern "C" __device__ const int shared_bytes = sizeof(tilewise::device::Kernel::Shared);
+extern "C" __device__ const int param_bytes = sizeof(tilewise::device::Kernel::Params);
+extern "C" __global__ void __cluster_dims__({cluster}) __launch_bounds__(tilewise::device::kConfig.threads(), 1)
+    layer(const __grid_constant__ tilewise::device::Kernel::Params params) {{
+  extern __shared__ __align__(1024) unsigned char memory[];
+  tilewise::device::Kernel::run(params, *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory));
+}}
+"""
+
+
+def source_of(header: str, name: str, fields: dict[str, int], cluster: int = 1) -> str:
+    config = " ".join(f"c.{field} = {value};" for field, value in fields.items())
+    return STUB.format(
+        header=header, struct=f"Moe{name}Config", kernel=f"Sm90Moe{name}", config=config, cluster=cluster
+    )
+
+
+@dataclass(frozen=True)
+class SortConfig:
+    """MoeSortConfig of device/moe/sm90/config.h."""
+
+    counts: int
+    own_experts: int = 4
+    warps: int = 32
+
+    CHUNK = 512
+
+    @property
+    def name(self) -> str:
+        return f"sort_{'count' if self.counts else 'place'}_{self.own_experts}"
+
+    @property
+    def most_experts(self) -> int:
+        return self.warps * self.own_experts
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def source(self) -> str:
+        return source_of("sort", "Sort", asdict(self))
+
+
+@dataclass(frozen=True)
+class GatherConfig:
+    """MoeGatherConfig."""
+
+    warps: int = 8
+
+    name = "gather"
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def source(self) -> str:
+        return source_of("gather", "Gather", {"warps": self.warps})
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """MoeLayerConfig; tokens: fewest and most that it is tried with."""
+
+    block_n: int
+    stages: int
+    cluster: int = 2
+    column_step: int = 16
+    held_experts: int = 4
+    tokens: tuple[int, int] = (512, 1 << 20)
+
+    threads = 384
+
+    @property
+    def name(self) -> str:
+        return f"layer_n{self.block_n}_e{self.held_experts}_cl{self.cluster}_s{self.stages}_k{self.column_step}"
+
+    @property
+    def source(self) -> str:
+        fields = {k: v for k, v in asdict(self).items() if k != "tokens"}
+        return source_of("layer", "Layer", fields, self.cluster)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """MoeDecodeConfig of device/moe/sm90/config.h; tokens: fewest and most that it is tried with."""
+
+    block_n: int
+    held_ids: int
+    stages: int
+    depth: int
+    consumers: int = 1
+    row_blocks: int = 1
+    held_experts: int = 4
+    tokens: tuple[int, int] = (1, 1)
+
+    @property
+    def name(self) -> str:
+        held = f"h{self.held_ids}" if self.held_ids else f"e{self.held_experts}"
+        return f"decode_n{self.block_n}_{held}_c{self.consumers}x{self.row_blocks}_d{self.depth}_s{self.stages}"
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.consumers * self.row_blocks
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * 128
+
+    @property
+    def source(self) -> str:
+        return source_of("decode", "Decode", {k: v for k, v in asdict(self).items() if k != "tokens"})
+
+
+class Pairs(ctypes.Structure):
+    """PairTensor of params.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("token_stride", ctypes.c_int64),
+        ("slot_stride", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class Rows(ctypes.Structure):
+    """RowTensor."""
+
+    _fields_ = (("data", ctypes.c_uint64), ("row_stride", ctypes.c_int64))
+
+
+class Shape(ctypes.Structure):
+    """MoeShape."""
+
+    _fields_ = (("sizes", ctypes.c_int32 * 6), ("first_expert", ctypes.c_int64))
+
+
+class LayerParams(ctypes.Structure):
+    """MoeLayerParams."""
+
+    _fields_ = (
+        ("maps", ctypes.c_char * 1536),
+        ("shape", Shape),
+        ("row_weights", ctypes.c_uint64),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("biases", ctypes.c_uint64 * 10),
+        ("h", Rows),
+        ("parts", Rows),
+        ("out", Rows),
+        ("counters", ctypes.c_uint64),
+        ("alpha_limit", ctypes.c_float * 2),
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+class GatherParams(ctypes.Structure):
+    """MoeGatherParams."""
+
+    _fields_ = (
+        ("shape", Shape),
+        ("topk_weights", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("x", Rows),
+        ("rows", Rows),
+        ("row_weights", ctypes.c_uint64),
+    )
+
+
+class SortParams(ctypes.Structure):
+    """MoeSortParams."""
+
+    _fields_ = (
+        ("shape", Shape),
+        ("topk_ids", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("counts", ctypes.c_uint64),
+        ("chunks", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class DecodeParams(ctypes.Structure):
+    """MoeDecodeParams."""
+
+    _fields_ = (
+        ("maps", ctypes.c_char * 256),
+        ("shape", Shape),
+        ("topk_ids", Pairs),
+        ("topk_weights", Pairs),
+        ("sorted", ctypes.c_uint64 * 3),
+        ("biases", ctypes.c_uint64 * 10),
+        ("x", Rows),
+        ("h", Rows),
+        ("parts", Rows),
+        ("out", Rows),
+        ("counters", ctypes.c_uint64),
+        ("alpha_limit", ctypes.c_float * 2),
+        ("rest", ctypes.c_char * 40),
+    )
+
+
+def in_turn(steps: list[Callable[[], None]]) -> Callable[[], None]:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+Config = SortConfig | GatherConfig | LayerConfig | DecodeConfig
+
+
+class Kernel:
+    """A configuration's machine code."""
+
+    def __init__(self, config: Config, code: bytes, params: type[ctypes.Structure]) -> None:
+        self.config = config
+        self._module = CudaModule(code)
+        self._shared_bytes = self._module.number("shared_bytes")
+        if (found := self._module.number("param_bytes")) != ctypes.sizeof(params):
+            raise RuntimeError(f"{config.name}: parameters are {found} bytes, {ctypes.sizeof(params)} here")
+
+    def prepare(self, blocks: int, params: ctypes.Structure, programmatic: bool) -> Callable[[], None]:
+        import torch
+
+        launch = self._module.prepare("layer", blocks, self.config.threads, self._shared_bytes, [params], programmatic)
+        return lambda: launch(torch.cuda.current_stream().cuda_stream)
+
+
+class Sort:
+    """Both launches."""
+
+    def __init__(self, code: dict[str, bytes]) -> None:
+        self._steps = {
+            most: [Kernel(c, code[c.name], SortParams) for c in SORTS if c.most_experts == most]
+            for most in sorted({c.most_experts for c in SORTS})
+        }
+
+    def prepare(self, call: Call, experts: int, params: SortParams, programmatic: bool) -> list[Callable[[], None]]:
+        import torch
+
+        params.chunks = -(-call.ids.numel() // SortConfig.CHUNK)
+        steps = next(steps for most, steps in self._steps.items() if experts <= most)
+        counts = torch.empty(params.chunks * most_experts(experts), device="cuda", dtype=torch.int32)
+        call.scratch.append(counts)
+        params.counts = counts.data_ptr()
+        steps = steps[1:] if params.chunks == 1 else steps
+        return [step.prepare(params.chunks, params, programmatic) for step in steps]
+
+
+SORTS = tuple(SortConfig(counts, own) for own in (4, 8) for counts in (1, 0))
+
+
+def most_experts(experts: int) -> int:
+    """That the sort for so many has room for."""
+    return min(c.most_experts for c in SORTS if c.most_experts >= experts)
+
+
+class Decode(Kernel):
+    """The whole layer, and the sort before it where it takes one."""
+
+    config: DecodeConfig
+
+    def __init__(self, config: DecodeConfig, code: bytes, sort: Sort) -> None:
+        super().__init__(config, code, DecodeParams)
+        self._sort = sort
+
+    def serves(self, layer: Layer, tokens: int) -> bool:
+        c = self.config
+        held = tokens <= c.block_n and tokens * layer.top_k <= 32 * c.held_ids
+        return c.tokens[0] <= tokens <= c.tokens[1] and (held if c.held_ids else layer.experts <= 32 * c.held_experts)
+
+    def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+        import torch
+
+        c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
+        pairs, i, h = tokens * top_k, layer.intermediate, layer.hidden
+        values, parts = (
+            torch.full((pairs, cols), float("nan"), device="cuda", dtype=torch.bfloat16) for cols in (i, h)
+        )
+        counters, offsets, order, rows = (
+            torch.randint(-(2**31), 2**31 - 1, (count,), device="cuda", dtype=torch.int32)
+            for count in (4 + pairs, layer.experts + 1, pairs, pairs)
+        )
+        call.scratch += [values, parts, counters, offsets, order, rows]
+        octets = (layer.experts, i // 8, 2, 8, h)
+        maps = [
+            tensor_map(
+                w.gate_up.data_ptr(),
+                "bf16",
+                octets,
+                (2 * i * h, 8 * h, i * h, h),
+                (1, c.block_m // 16, 2, 8, 64),
+                128,
+            ),
+            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, c.block_m, 64), 128),
+        ]
+        p = DecodeParams()
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 256)
+        p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
+        p.topk_ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
+        p.topk_weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        p.sorted[:] = [x.data_ptr() for x in (offsets, order, rows)]
+        p.x, p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (call.x, values, parts, call.out))
+        p.counters = counters.data_ptr()
+        run = self.prepare(torch.cuda.get_device_properties(0).multi_processor_count, p, programmatic)
+        if c.held_ids:
+            return run
+        own = SortParams(shape=p.shape, topk_ids=p.topk_ids, sorted=p.sorted)
+        return in_turn([*self._sort.prepare(call, layer.experts, own, programmatic), run])
+
+
+class ManyRows(Kernel):
+    """The whole layer of many rows behind its sort and its gather."""
+
+    config: LayerConfig
+
+    def __init__(self, config: LayerConfig, code: bytes, sort: Sort, gather: Kernel) -> None:
+        super().__init__(config, code, LayerParams)
+        self._sort, self._gather = sort, gather
+
+    def serves(self, layer: Layer, tokens: int) -> bool:
+        c = self.config
+        fits = 16 * c.held_experts < layer.experts <= 32 * c.held_experts or c.held_experts == 4
+        return c.tokens[0] <= tokens <= c.tokens[1] and fits and layer.experts <= 32 * c.held_experts
+
+    def layer(self, w: Weights, call: Call, programmatic: bool) -> Callable[[], None]:
+        import torch
+
+        c, layer, (tokens, top_k) = self.config, w.layer, call.ids.shape
+        pairs, i, h = tokens * top_k, layer.intermediate, layer.hidden
+        values, parts, gathered = (
+            torch.full((pairs, cols), float("nan"), device="cuda", dtype=torch.bfloat16) for cols in (i, h, h)
+        )
+        counters, offsets, order, rows = (
+            torch.randint(-(2**31), 2**31 - 1, (count,), device="cuda", dtype=torch.int32)
+            for count in (4 + pairs, layer.experts + 1, pairs, pairs)
+        )
+        call.scratch += [values, parts, gathered, counters, offsets, order, rows]
+        octets = (layer.experts, i // 8, 2, 8, h)
+        maps = [
+            *(matrix_map(gathered.data_ptr(), "bf16", (pairs, h), (rows, 64), True) for rows in BOX_ROWS),
+            *(matrix_map(values.data_ptr(), "bf16", (pairs, i), (rows, 64), True) for rows in BOX_ROWS),
+            tensor_map(w.gate_up.data_ptr(), "bf16", octets, (2 * i * h, 8 * h, i * h, h), (1, 8, 2, 8, 64), 128),
+            tensor_map(values.data_ptr(), "bf16", (pairs, i), (i,), (16, 32), 64),
+            tensor_map(w.down.data_ptr(), "bf16", (layer.experts, h, i), (h * i, i), (1, 128, 64), 128),
+            matrix_map(parts.data_ptr(), "bf16", (pairs, h), (16, 64), True),
+        ]
+        p = LayerParams()
+        ctypes.memmove(ctypes.addressof(p), b"".join(maps), 1536)
+        p.shape.sizes[:] = [tokens, top_k, h, i, layer.experts, 0]
+        ids = Pairs(call.ids.data_ptr(), call.ids.stride(0), call.ids.stride(1), 4, 0)
+        p.sorted[:] = [x.data_ptr() for x in (offsets, order, rows)]
+        p.h, p.parts, p.out = (Rows(x.data_ptr(), x.stride(0)) for x in (values, parts, call.out))
+        p.counters = counters.data_ptr()
+        multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        weights = Pairs(call.weights.data_ptr(), call.weights.stride(0), call.weights.stride(1), 1, 0)
+        row_weights = torch.full((pairs,), float("nan"), device="cuda")
+        call.scratch.append(row_weights)
+        p.row_weights = row_weights.data_ptr()
+        own = SortParams(shape=p.shape, topk_ids=ids, sorted=p.sorted)
+        steps = [
+            *self._sort.prepare(call, layer.experts, own, programmatic),
+            self._gather.prepare(
+                multiprocessors * 4,
+                GatherParams(
+                    p.shape,
+                    weights,
+                    p.sorted,
+                    Rows(call.x.data_ptr(), call.x.stride(0)),
+                    Rows(gathered.data_ptr(), h),
+                    row_weights.data_ptr(),
+                ),
+                programmatic,
+            ),
+            self.prepare(multiprocessors // c.cluster * c.cluster, p, programmatic),
+        ]
+        return in_turn(steps)
+
+
+def compiled(configs: tuple[Config, ...], folder: Path | None) -> dict[str, bytes]:
+    """Machine code of each, from the folder or by NVRTC, and then left there."""
+
+    def code_of(config: Config) -> bytes:
+        file = folder / f"{config.name}.cubin" if folder else None
+        if file and file.is_file():
+            return file.read_bytes()
+        code = compile_cuda(config.source, ARCHITECTURE, REPOSITORY / "src")
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(code)
+        return code
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip((config.name for config in configs), threads.map(code_of, configs), strict=True))

@@ -65,7 +65,7 @@ struct GemmTask {
 /// What scratch depends on: tasks have at most that many rows, and outputs of all runs.
 struct GemmShape {
   int64_t rows, outputs, depth;
-  bool streamed, quantized;
+  bool streamed, quantized, paired;  // paired: gates and ups alternate in one run
 };
 
 /// Rows in the order of groups.
@@ -134,7 +134,7 @@ struct GemmKernels {
 };
 
 /// Rows of a task at most.
-inline constexpr int64_t kGemmRows = 384;
+inline constexpr int64_t kGemmRows = 576;
 /// Columns of either kind of rows in an OuterTask at most.
 inline constexpr int64_t kOuterColumns = 256;
 

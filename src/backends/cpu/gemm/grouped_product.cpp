@@ -62,7 +62,7 @@ class Tasks {
     const std::int64_t outputs = runs_ * std::max(packed_, streamed_), most_rows = rows_of(order_[0]);
     const bool quantized = is_quantized(p_.w.dtype);
     const auto scratch = [&](std::int64_t rows, bool streamed) {
-      return kernel_.scratch({rows, outputs, p_.w.columns, streamed, quantized});
+      return kernel_.scratch({rows, outputs, p_.w.columns, streamed, quantized, is_paired()});
     };
     const std::size_t bytes = std::max(scratch(std::min(most_rows, kGemmRows), false),
                                        scratch(std::min(most_rows, kernel_.stream_rows), true));
@@ -83,6 +83,8 @@ class Tasks {
   [[nodiscard]] bool is_by_depth() const {
     return p_.w.column_stride == 1 || (p_.w.columns <= 1 && p_.w.dtype != DType::fp4_e2m1);
   }
+  /// Contiguous outputs of gates and ups that alternate stay together: one run of pairs.
+  [[nodiscard]] bool is_paired() const { return p_.layout == device::GateLayout::interleaved && !is_by_depth(); }
   [[nodiscard]] std::int64_t tasks_of(std::int64_t group) const {
     const std::int64_t rows = rows_of(group);
     return ceil_div(rows, kGemmRows) * ceil_div(results_, is_streamed(rows) ? streamed_ : packed_);
@@ -149,8 +151,7 @@ class Tasks {
     const bool by_depth = is_by_depth();
     GemmWeights w{};
     w.depth_stride = by_depth ? 1 : p_.w.column_stride;
-    // Contiguous outputs that alternate stay together: one run of pairs.
-    const bool pairs = alternate && !by_depth;
+    const bool pairs = is_paired();
     w.num_runs = pairs ? 1 : runs_;
     w.outputs = pairs ? 2 * count : count;
     const std::int64_t step = alternate && !pairs ? 2 : 1;  // from output to output of a run

@@ -19,16 +19,11 @@ inline constexpr int kPanel = V::kPanelVectors * V::kLanes;
 template <class C>
 using RealOf = typename C::V::Real;
 
-/// kRows x kVectors accumulators held in registers over the whole depth.
+/// Adds the products of a whole depth to kRows x kVectors accumulators held in registers.
 template <class C, int kRows, int kVectors>
-void multiply_tile(const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C>* c, int64_t ldc, int64_t depth,
-                   bool accumulate) {
+TILEWISE_INLINE void accumulate_tile(typename C::V::F (&acc)[kRows][kVectors], const RealOf<C>* a, int64_t lda,
+                                     const RealOf<C>* b, int64_t depth) {
   using V = typename C::V;
-  typename V::F acc[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = accumulate ? V::load(c + r * ldc + v * V::kLanes) : V::zero();
   for (int64_t d = 0; d < depth; ++d) {
     typename V::F columns[kVectors];
 #pragma GCC unroll 4
@@ -40,36 +35,53 @@ void multiply_tile(const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C
       for (int v = 0; v < kVectors; ++v) acc[r][v] = C::dot(acc[r][v], row, columns[v]);
     }
   }
+}
+
+template <class C, int kRows, int kVectors>
+void multiply_tile(const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C>* c, int64_t ldc, int64_t depth,
+                   bool accumulate) {
+  using V = typename C::V;
+  typename V::F acc[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = accumulate ? V::load(c + r * ldc + v * V::kLanes) : V::zero();
+  accumulate_tile<C>(acc, a, lda, b, depth);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) V::store(c + r * ldc + v * V::kLanes, acc[r][v]);
 }
 
-template <class C, int kVectors>
-void multiply_panel(int64_t rows, const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C>* c, int64_t ldc,
-                    int64_t depth, bool accumulate) {
+/// visit.operator()<rows of a tile>(its first row) for all rows.
+template <class C, class Visit>
+TILEWISE_INLINE void visit_tiles(int64_t rows, Visit&& visit) {
   constexpr int kRows = C::V::kTileRows;
   static_assert(kRows == 6 || kRows == 4);
   int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows)
-    multiply_tile<C, kRows, kVectors>(a + r * lda, lda, b, c + r * ldc, ldc, depth, accumulate);
-  a += r * lda;
-  c += r * ldc;
+  for (; r + kRows <= rows; r += kRows) visit.template operator()<kRows>(r);
   switch (rows - r) {
     case 5:
-      return multiply_tile<C, 5, kVectors>(a, lda, b, c, ldc, depth, accumulate);
+      return visit.template operator()<5>(r);
     case 4:
-      return multiply_tile<C, 4, kVectors>(a, lda, b, c, ldc, depth, accumulate);
+      return visit.template operator()<4>(r);
     case 3:
-      return multiply_tile<C, 3, kVectors>(a, lda, b, c, ldc, depth, accumulate);
+      return visit.template operator()<3>(r);
     case 2:
-      return multiply_tile<C, 2, kVectors>(a, lda, b, c, ldc, depth, accumulate);
+      return visit.template operator()<2>(r);
     case 1:
-      return multiply_tile<C, 1, kVectors>(a, lda, b, c, ldc, depth, accumulate);
+      return visit.template operator()<1>(r);
     default:
       return;
   }
+}
+
+template <class C, int kVectors>
+void multiply_panel(int64_t rows, const RealOf<C>* a, int64_t lda, const RealOf<C>* b, RealOf<C>* c, int64_t ldc,
+                    int64_t depth, bool accumulate) {
+  visit_tiles<C>(rows, [&]<int kRows>(int64_t r) {
+    multiply_tile<C, kRows, kVectors>(a + r * lda, lda, b, c + r * ldc, ldc, depth, accumulate);
+  });
 }
 
 /// `columns` is rounded up to whole vectors: C must have room for them. Panels are

@@ -65,24 +65,18 @@ TILEWISE_INLINE void read_short_scales(const GemmScales& s, const uint8_t* bytes
 /// Factors in e4m3 are left as they are: their products with e2m1 have six bits. There is room to whole sixteens.
 template <class C>
 TILEWISE_INLINE float short_factors(const GemmScales& s, int64_t row, int64_t depth, int64_t size, float* factors) {
+  using V = typename C::V;
   const int64_t blocks = (size + s.block_depth - 1) >> (s.block_depth == 32 ? 5 : 4);
-  const uint8_t* bytes = short_scales(s, row, depth);
-  if (s.element == GemmElement::e4m3) {
-    read_short_scales<C>(s, bytes, blocks, factors);
-    return 1.0f;
-  }
-  int32_t codes[kWidenedBlocks] = {}, greatest = 0;
-  for (int64_t i = 0; i < blocks; ++i) codes[i] = bytes[i * s.depth_stride];
-  for (int64_t i = 0; i < kWidenedBlocks; ++i) {
-    const int32_t finite = codes[i] == device::kNanE8m0 ? 0 : codes[i];
-    greatest = finite > greatest ? finite : greatest;
-  }
-  constexpr int32_t kLeast = -110, kNaN = 0x7FC00000;
-  for (int64_t i = 0; i < kWidenedBlocks; ++i) {
-    const int32_t below = codes[i] - greatest, exponent = below > kLeast ? below : kLeast;
-    factors[i] = __builtin_bit_cast(float, codes[i] == device::kNanE8m0 ? kNaN : (127 + exponent) << 23);
-  }
-  return device::e8m0_to_float(static_cast<uint8_t>(greatest));
+  read_short_scales<C>(s, short_scales(s, row, depth), blocks, factors);
+  if (s.element == GemmElement::e4m3) return 1.0f;
+  for (int64_t i = blocks; i % 16 != 0; ++i) factors[i] = 0;
+  typename V::F greatest = V::set1(0x1p-127f);
+  for (int64_t i = 0; i < blocks; i += V::kLanes) greatest = V::max(V::load(factors + i), greatest);  // without NaN
+  const float common = V::reduce_max(greatest);
+  const typename V::F inverse = V::set1(1.0f / common), least = V::set1(0x1p-110f);
+  for (int64_t i = 0; i < blocks; i += V::kLanes)
+    V::store(factors + i, V::max(least, V::mul(V::load(factors + i), inverse)));  // NaN stays
+  return common;
 }
 
 /// Elements [0, size) as units, zeros in the padding to a whole number of two vectors. `factors` are those of each

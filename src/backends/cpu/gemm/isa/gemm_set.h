@@ -31,7 +31,7 @@ class Gemm {
 
     TILEWISE_INLINE Scratch(void* base, const GemmShape& s)
         : arena(base),
-          ldc(round_up(s.outputs + s.outputs / 2, kPanel<V>) + 2 * kPanel<V>),
+          ldc(round_up(s.outputs + (s.paired ? s.outputs / 2 : 0), kPanel<V>) + 2 * kPanel<V> + V::kLanes),
           c(arena.reals((s.rows + C::kRowPadding) * ldc)),
           kinds{arena, arena, arena, arena},
           panels(kinds[0], s.outputs),
@@ -47,7 +47,7 @@ class Gemm {
   static void run(const GemmTask& t, void* scratch) {
     const int64_t second = round_up(t.w.outputs, kPanel<V>);
     const bool quantized = t.w.element == GemmElement::e4m3 || t.w.element == GemmElement::e2m1;
-    const Scratch s(scratch, {t.rows, t.w.outputs * t.w.num_runs, t.depth, t.streamed, quantized});
+    const Scratch s(scratch, {t.rows, t.w.outputs * t.w.num_runs, t.depth, t.streamed, quantized, is_paired(t)});
     if (t.depth == 0)
       __builtin_memset(s.c, 0, static_cast<size_t>(t.rows * s.ldc) * sizeof(Real));
     else if (!quantized)
@@ -71,6 +71,8 @@ class Gemm {
   }
 
  private:
+  static bool is_paired(const GemmTask& t) { return t.gated && t.w.num_runs == 1; }
+
   static void of_numbers(const GemmTask& t, const Scratch& s, int64_t second) {
     if (!t.streamed) {
       [[maybe_unused]] const typename C::Session session;

@@ -53,9 +53,21 @@ class PanelProduct {
   }
 
  private:
+  /// Has the next block's weights come while this one is multiplied.
+  template <class W>
+  TILEWISE_INLINE static void request_next(const GemmTask& t, const W* from, int64_t next) {
+    const int64_t size = t.depth - next < Blocks::kDepth ? t.depth - next : Blocks::kDepth;
+    if (size <= 0) return;
+    const W* to = from + Blocks::kDepth * t.w.depth_stride;
+    const bool by_depth = t.w.depth_stride == 1;
+    const int64_t rows = by_depth ? t.w.outputs : size, bytes = (by_depth ? size : t.w.outputs) * int64_t{sizeof(W)};
+    for (int64_t r = 0; r < rows; ++r) request(to + r * (by_depth ? t.w.output_stride : t.w.depth_stride), bytes);
+  }
+
   TILEWISE_INLINE static void pack(const GemmTask& t, int32_t run, int64_t depth, int64_t size, Real* panels) {
     with_numbers<C>(t.w.element, [&]<class W>(const W*) {
       const W* from = static_cast<const W*>(t.w.runs[run].data) + depth * t.w.depth_stride;
+      request_next(t, from, depth + size);
       if (t.w.depth_stride == 1)
         pack_transposed<C>(from, t.w.output_stride, t.w.outputs, size, panels);
       else

@@ -20,7 +20,7 @@ class ScaledPanelProduct {
   struct Scratch {
     typename PanelProduct<C>::Scratch operands;
     Real *units,         // kLanes outputs' weights
-        *sums,           // of one block of rows and one panel
+        *sums,           // of one block of rows and one panel, where tiles don't scale them
         *output_scales,  // of both runs
         *row_scales,
         *widened;  // kScaled rows of all outputs
@@ -49,9 +49,8 @@ class ScaledPanelProduct {
           const Real* panel = s.operands.panels + i * second * units;
           for (int64_t j = 0; j < t.w.outputs; j += kPanel<V>, panel += units * kPanel<V>) {
             const int64_t width = t.w.outputs - j < kPanel<V> ? t.w.outputs - j : int64_t{kPanel<V>};
-            C::multiply(rows, width, units, s.operands.rows, Blocks::kStride, panel, 0, s.sums, kPanel<V>, false);
-            add_scaled(rows, width, s, s.output_scales + i * second + j, c + row * ldc + i * second + j, ldc,
-                       depth == 0);
+            multiply(rows, width, units, s, panel, s.output_scales + i * second + j, c + row * ldc + i * second + j,
+                     ldc, depth == 0);
           }
         }
       }
@@ -138,16 +137,68 @@ class ScaledPanelProduct {
     for (int64_t j = 0; j < t.w.outputs; ++j) scales[j] = 1;
   }
 
-  static void add_scaled(int64_t rows, int64_t width, const Scratch& s, const Real* scales, Real* c, int64_t ldc,
-                         bool first) {
-    for (int64_t j = 0; j < width; j += V::kLanes) {
-      const F scale = V::load(scales + j);
-      for (int64_t r = 0; r < rows; ++r) {
-        const F product = V::mul(V::load(s.sums + r * kPanel<V> + j), V::set1(s.row_scales[r]));
-        const F sum = first ? V::zero() : V::load(c + r * ldc + j);
-        V::store(c + r * ldc + j, V::fma(product, scale, sum));
+  /// One panel's products times the scales of its outputs and of the rows, added to what c has.
+  static void multiply(int64_t rows, int64_t width, int64_t depth, const Scratch& s, const Real* panel,
+                       const Real* scales, Real* c, int64_t ldc, bool first) {
+    if constexpr (C::kRowPadding > 0) {
+      C::multiply(rows, width, depth, s.operands.rows, Blocks::kStride, panel, 0, s.sums, kPanel<V>, false);
+      add_scaled(rows, width, s, scales, c, ldc, first);
+    } else {
+      const Tiles tiles{s.operands.rows, panel, s.row_scales, scales, c, ldc, depth, rows, first};
+      switch ((width + V::kLanes - 1) / V::kLanes) {
+        case 1:
+          return tiles.template visit<1>();
+        case 2:
+          return tiles.template visit<2>();
+        case 3:
+          return tiles.template visit<3>();
+        default:
+          return tiles.template visit<4>();
       }
     }
+  }
+
+  struct Tiles {
+    const Real *a, *b, *row_scales, *scales;
+    Real* c;
+    int64_t ldc, depth, rows;
+    bool first;
+
+    template <int kVectors>
+    TILEWISE_INLINE void visit() const {
+      if constexpr (kVectors <= V::kPanelVectors)
+        visit_tiles<C>(rows, [&]<int kRows>(int64_t r) { tile<kRows, kVectors>(r); });
+    }
+
+    template <int kRows, int kVectors>
+    [[gnu::noinline]] void tile(int64_t row) const {
+      F acc[kRows][kVectors];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = V::zero();
+      accumulate_tile<C>(acc, a + row * Blocks::kStride, Blocks::kStride, b, depth);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const F row_scale = V::set1(row_scales[row + r]);
+        Real* to = c + (row + r) * ldc;
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          store_scaled_sum(acc[r][v], row_scale, scales + v * V::kLanes, to + v * V::kLanes, first);
+      }
+    }
+  };
+
+  TILEWISE_INLINE static void store_scaled_sum(F sum, F row_scale, const Real* scales, Real* c, bool first) {
+    V::store(c, V::fma(V::mul(sum, row_scale), V::load(scales), first ? V::zero() : V::load(c)));
+  }
+
+  static void add_scaled(int64_t rows, int64_t width, const Scratch& s, const Real* scales, Real* c, int64_t ldc,
+                         bool first) {
+    for (int64_t j = 0; j < width; j += V::kLanes)
+      for (int64_t r = 0; r < rows; ++r)
+        store_scaled_sum(V::load(s.sums + r * kPanel<V> + j), V::set1(s.row_scales[r]), scales + j, c + r * ldc + j,
+                         first);
   }
 };
 

@@ -155,10 +155,11 @@ struct Layer {
 };
 constexpr Layer kLayers[] = {{"qwen3-30b-a3b", 128, 8, 2048, 768}, {"gpt-oss-20b", 32, 4, 2880, 2880}};
 
-/// Drawn routings in turn.
-void experts(const Options& options, const Layer& layer, DType dtype, std::string_view format, std::int64_t tokens) {
-  const std::string label = "moe " + std::string(layer.name) + " " + std::string(to_string(dtype)) + " x " +
-                            std::string(format) + " " + std::to_string(tokens);
+/// Drawn routings in turn. Backward: of everything, after no forward pass.
+void experts(const Options& options, const Layer& layer, DType dtype, std::string_view format, std::int64_t tokens,
+             bool backward = false) {
+  const std::string label = (backward ? "moe backward " : "moe ") + std::string(layer.name) + " " +
+                            std::string(to_string(dtype)) + " x " + std::string(format) + " " + std::to_string(tokens);
   if (!is_wanted(options, label)) return;
   const BlockFormat parsed = format == "same" ? BlockFormat{} : parse_block_format(format);
   operations::moe::MoeParams p{};
@@ -186,17 +187,27 @@ void experts(const Options& options, const Layer& layer, DType dtype, std::strin
     }
     touched += static_cast<double>(all.size()) / kRoutings;
   }
-  std::vector<std::byte> workspace(backends::cpu::moe_workspace_size([&] {
-    p.topk_ids = {ids[0].data(), DType::i32, tokens, layer.top_k, layer.top_k, 1};
-    return p;
-  }()));
+  p.topk_ids = {ids[0].data(), DType::i32, tokens, layer.top_k, layer.top_k, 1};
+  if (backward) {
+    p.dout = rows_of(dtype, tokens, layer.hidden);
+    p.dx = rows_of(dtype, tokens, layer.hidden);
+    p.dtopk_weights = rows_of(DType::f32, tokens, layer.top_k);
+    p.dgate_up = weights({}, dtype, layer.experts, p.gate_up.rows, p.gate_up.columns);
+    p.ddown = weights({}, dtype, layer.experts, p.down.rows, p.down.columns);
+  }
+  std::vector<std::byte> workspace(backward ? backends::cpu::moe_backward_workspace_size(p)
+                                            : backends::cpu::moe_workspace_size(p));
   std::size_t next = 0;
   const double seconds = median_seconds(options, [&] {
     p.topk_ids.data = ids[next++ % kRoutings].data();
-    backends::cpu::run_moe(p, kernels, workspace.data());
+    if (backward)
+      backends::cpu::run_moe_backward(p, kernels, workspace.data());
+    else
+      backends::cpu::run_moe(p, kernels, workspace.data());
   });
   report(label, seconds, touched * (bytes_of(p.gate_up) + bytes_of(p.down)),
-         6.0 * static_cast<double>(tokens * layer.top_k * layer.hidden * layer.intermediate));
+         // Both products; backward the first once more, and two of each for its gradients.
+         (backward ? 16.0 : 6.0) * static_cast<double>(tokens * layer.top_k * layer.hidden * layer.intermediate));
 }
 
 void run(const Options& options) {
@@ -208,6 +219,7 @@ void run(const Options& options) {
   for (const Layer& layer : kLayers)
     for (const std::int64_t tokens : {1, 16, 512, 4096})
       for (const char* format : {"same", "fp8_128x128", "mxfp4"}) experts(options, layer, DType::bf16, format, tokens);
+  for (const Layer& layer : kLayers) experts(options, layer, DType::bf16, "same", 4096, true);
 }
 
 }  // namespace

@@ -191,6 +191,31 @@ TEST(CpuExpertsGradients, AreTheSameOnAnyNumberOfThreadsAnd0WithoutTokens) {
   core::set_num_threads(core::num_cores(), 0);
 }
 
+TEST(CpuLinearGradients, StridesBeyond32Bits) {
+  constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 4096;
+  const Reserved memory(3 * kStride * sizeof(std::uint16_t));
+  ASSERT_NE(memory.data(), MAP_FAILED);
+  Tensors tensors(6);
+  LinearParams p{};
+  p.x = tensors.matrix(DType::bf16, 30, 50);
+  p.w = tensors.weights(DType::bf16, 3, 40, 50);
+  p.dout = tensors.matrix(DType::bf16, 30, 40);
+  p.dw = tensors.weights(DType::bf16, 3, 40, 50);
+  p.groups = tensors.integers(DType::i32, {0, 9, 9, 30});
+  LinearParams far = p;
+  far.dw.data = memory.data();
+  far.dw.expert_stride = kStride;
+  for (const Isa isa : isas()) {
+    if (!has(gemm_kernels_of(isa), DType::bf16)) continue;
+    for (const LinearParams* one : {&p, &far}) {
+      std::vector<std::byte> workspace = poisoned(backends::cpu::linear_backward_workspace_size(*one));
+      backends::cpu::run_linear_backward(*one, gemm_kernels_of(isa), aligned(workspace));
+    }
+    for (std::int64_t e = 0; e < 3; ++e)
+      EXPECT_EQ(values_of(matrix_of(far.dw, e)), values_of(matrix_of(p.dw, e))) << to_string(isa) << " expert " << e;
+  }
+}
+
 TEST(CpuLinearGradients, OfRowsThroughQuantizedWeights) {
   constexpr std::string_view kFormats[] = {"fp8_tensor", "fp8_row", "fp8_128x128", "mxfp8", "mxfp4", "nvfp4"};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {

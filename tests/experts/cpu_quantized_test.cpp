@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <sstream>
 
 #include "backends/reference/linear/reference_linear.hpp"
@@ -172,6 +173,31 @@ TEST(CpuQuantizedLinear, NaNInAScaleReachesItsOutputsAlone) {
               << to_string(isa) << " " << format << " " << tokens << " rows, output " << n;
       }
     }
+  }
+}
+
+TEST(CpuQuantizedLinear, StridesBeyond32Bits) {
+  constexpr std::int64_t kStride = (std::int64_t{1} << 33) + 8192;  // in elements, two a byte
+  const Reserved memory(2 * kStride);
+  ASSERT_NE(memory.data(), MAP_FAILED);
+  Tensors tensors(5);
+  LinearParams p{};
+  p.x = tensors.matrix(DType::bf16, 40, 96);
+  p.out = tensors.matrix(DType::f32, 40, 70);
+  p.w = draw_quantized(tensors, parse_block_format("mxfp4"), 3, 70, 96).elements;
+  p.groups = tensors.integers(DType::i64, {0, 3, 5, 40});
+  LinearParams far = p;
+  far.w.data = memory.data();
+  far.w.expert_stride = kStride;
+  far.out = tensors.matrix(DType::f32, 40, 70);
+  for (std::int64_t e = 0; e < 3; ++e)
+    std::memcpy(static_cast<std::byte*>(far.w.data) + e * kStride / 2,
+                static_cast<std::byte*>(p.w.data) + e * p.w.expert_stride / 2, 70 * 96 / 2);
+  for (const Isa isa : isas()) {
+    if (!has(gemm_kernels_of(isa), DType::bf16, p.w.dtype)) continue;
+    run(p, gemm_kernels_of(isa));
+    run(far, gemm_kernels_of(isa));
+    EXPECT_EQ(values_of(far.out), values_of(p.out)) << to_string(isa);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <sstream>
@@ -158,5 +159,21 @@ inline std::vector<double> values_of(const Matrix& m) {
   for (std::int64_t i = 0; i < m.rows * m.columns; ++i) values.push_back(at(m, i / m.columns, i % m.columns));
   return values;
 }
+
+/// Memory of which few pages are ever touched.
+class Reserved {
+ public:
+  explicit Reserved(std::size_t bytes)
+      : bytes_(bytes),
+        data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Reserved() { munmap(data_, bytes_); }
+  Reserved(const Reserved&) = delete;
+  Reserved& operator=(const Reserved&) = delete;
+  [[nodiscard]] void* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+};
 
 }  // namespace tilewise::experts_test

@@ -1,6 +1,5 @@
 // Linear layers and experts of every instruction set that this machine has, against the reference.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
@@ -141,22 +140,6 @@ TEST(CpuExperts, NaNReachesItsOwnRowAndThoseOfItsExpert) {
     }
   }
 }
-
-/// Memory of which few pages are ever touched.
-class Reserved {
- public:
-  explicit Reserved(std::size_t bytes)
-      : bytes_(bytes),
-        data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
-  ~Reserved() { munmap(data_, bytes_); }
-  Reserved(const Reserved&) = delete;
-  Reserved& operator=(const Reserved&) = delete;
-  [[nodiscard]] void* data() const { return data_; }
-
- private:
-  std::size_t bytes_;
-  void* data_;
-};
 
 TEST(CpuExperts, StridesBeyond32Bits) {
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 4096;

@@ -130,7 +130,9 @@ def moe(
         "implementation": implementation_name(implementation),
     }
     if _is_torch(x):
-        (result,) = _load_torch_backend().OPERATIONS["moe"](given, {"out": out})
+        stated = [name for name in ("x_format", "h_format") if given[name] != "none"]
+        forward_only = [*stated, *(["norm_weight"] if norm_weight is not None else [])]
+        (result,) = _load_torch_backend().OPERATIONS["moe"](given, {"out": out}, forward_only)
     else:
         (result,) = _arrays.call("moe", given, {"out": out})
     return result  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import torch
@@ -58,12 +58,12 @@ class Operator:
         self.handle: Any = getattr(torch.ops.tilewise, self.name).default
         arguments = self.handle._schema.arguments
         self.names = [argument.name for argument in arguments]
-        self.defaults = {argument.name: argument.default_value for argument in arguments}
+        self._defaults = {argument.name: argument.default_value for argument in arguments}
         self._firsts = [name for name in self.names if name == kind.anchor] + [tensor.name for tensor in kind.inputs]
 
     def bind(self, args: Iterable[Any], others: Optional[Given] = None) -> Given:
         """The arguments of a call by name; torch leaves those out that equal their defaults."""
-        return {**self.defaults, **dict(zip(self.names, args)), **(others or {})}
+        return {**self._defaults, **dict(zip(self.names, args)), **(others or {})}
 
     def first(self, given: Given) -> tuple[str, Tensor]:
         """The tensor where all others must be, and its name."""
@@ -176,15 +176,6 @@ class Derivatives:
         else:
             autograd.register(backward.name, self._second_gradients, self._setup_second)
 
-    def lost(self) -> list[tuple[str, Any]]:
-        """What the forward call has that the backward one does not know, with the value that changes nothing."""
-        known = {tensor.name for tensor in self.backward.kind.inputs} | {
-            field.name for field in self.backward.kind.fields
-        }
-        inputs = [(tensor.name, None) for tensor in self.forward.kind.inputs if tensor.name not in known]
-        fields = [(field.name, self.forward.defaults[field.name]) for field in self.forward.kind.fields]
-        return [*inputs, *(field for field in fields if field[0] not in known)]
-
     @staticmethod
     def _save(ctx: Any, given: Given, names: list[str]) -> None:
         tensors = {name: _flat(given[name]) for name in names}
@@ -261,11 +252,6 @@ def _tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def _is_other(value: Any, than: Any) -> bool:
-    """Whether an argument is given, and another value than that."""
-    return value is not None and (isinstance(value, Tensor) or value != than)
-
-
 class Operation:
     """What a public function of an operation calls."""
 
@@ -281,7 +267,6 @@ class Operation:
         autograd.refuse_autograd(self.write.name)
         has = {} if self.derivatives is None else self.derivatives.gradient_of
         self._without_gradient = [tensor.name for tensor in self.make.kind.inputs if tensor.name not in has]
-        self._forward_only = [] if self.derivatives is None else self.derivatives.lost()
 
     @staticmethod
     def _register(operator: Operator) -> Operator:
@@ -291,10 +276,11 @@ class Operation:
         torch.library.register_fake(f"tilewise::{operator.name}", operator.fake, lib=LIBRARY)
         return operator
 
-    def __call__(self, given: Given, out: Given) -> tuple[Any, ...]:
+    def __call__(self, given: Given, out: Given, forward_only: Sequence[str] = ()) -> tuple[Any, ...]:
         """The outputs in the schema's order.
 
-        given: Inputs, fields, choices and implementation by name. out: Outputs that there are, or None.
+        given: Inputs, fields, choices and implementation by name. out: Outputs that there are, or None. forward_only:
+        Those of given that gradients would need and the backward call does not take.
         """
         traced = torch.compiler.is_compiling()
         into = any(value is not None for value in out.values())
@@ -307,9 +293,10 @@ class Operation:
         if wanted:
             for name, tensor in _all_named(values, self._without_gradient):
                 refuse_gradient(name, tensor)
-            for name, unused in self._forward_only:
-                if _is_other(values.get(name), unused):
-                    raise NotImplementedError(f"{name}: has no backward pass; call it on what requires no gradient")
+            if forward_only:
+                raise NotImplementedError(
+                    f"{forward_only[0]}: has no backward pass; call it on what requires no gradient"
+                )
         if not into and operator.formula is not None and (transforming() or has_tangents(tensors)):
             _log.dispatch(f"{self.name} under a transform or with dual tensors -> torch's operations")
             outputs: tuple[Any, ...] = operator.formula.differentiable(given)

@@ -106,12 +106,13 @@ class OperationOf final : public OperationInterface {
   [[nodiscard]] std::string text(const void* problem) const override {
     std::string text{Traits::kProblemNames[Traits::problem_name(of(problem))]};
     Problem copy = of(problem);
-    Traits::for_each_field(copy, [&text](std::string_view key, const auto& field, const auto& by_default) {
-      if constexpr (std::is_assignable_v<decltype(field), decltype(by_default)>) {
-        if (field == by_default) return;
-      }
-      print_word(text, key, field);
-    });
+    Traits::for_each_field(copy,
+                           [&text]<typename Field>(std::string_view key, const Field& field, const auto& by_default) {
+                             if constexpr (std::is_assignable_v<Field&, decltype(by_default)>) {
+                               if (field == by_default) return;
+                             }
+                             print_word(text, key, field);
+                           });
     return text;
   }
   [[nodiscard]] AnyProblem parse(Words& words) const override {

@@ -131,7 +131,9 @@ def test_features_can_be_left_out(tilewise):
 def test_each_operation_has_its_turn(tilewise):
     """Without --operation problems of all are drawn; an implementation without a row of one refuses it."""
     rows = summary(tilewise("verify", "--count", "9", "--max-flops", "1e5").stdout)
-    assert rows["cpu.generic"] == [9, 0, 0]
+    passed, failed, refused = rows["cpu.generic"]
+    assert (failed, passed + refused) == (0, 9)
+    assert passed >= 6
     assert rows["cpu.avx2"][2] >= 3  # turns of merge and route
     done = tilewise("verify", "--operation", "merge", "--count", "20", "--max-flops", "1e5", "--tolerance-scale", "0",
                     "--implementation", "cpu.generic", "--without", "backward,f16", status=1)  # fmt: skip

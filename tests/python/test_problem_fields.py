@@ -41,6 +41,7 @@ MERGE_ARRAYS = {
     "stacked", "unaligned",
 }  # fmt: skip
 MERGE_ARGUMENTS = {"softmax_lse": (tilewise.merge, "return_lse")}
+ROUTE_ARRAYS = {"device", "dtype", "tokens", "num_experts"}
 MERGE_AUTOGRAD = {"dlse", "douts", "dlses", "dsink"}  # autograd asks for them
 
 
@@ -50,8 +51,9 @@ MERGE_AUTOGRAD = {"dlse", "douts", "dlses", "dsink"}  # autograd asks for them
         (tilewise.attention, ATTENTION_ARRAYS, ATTENTION_ARGUMENTS),
         (tilewise.kv_cache_attention, KV_CACHE_ARRAYS, KV_CACHE_ARGUMENTS),
         (tilewise.merge, MERGE_ARRAYS | MERGE_AUTOGRAD, MERGE_ARGUMENTS),
+        (tilewise.route, ROUTE_ARRAYS, {}),
     ],
-    ids=["attention", "kv_cache", "merge"],
+    ids=["attention", "kv_cache", "merge", "route"],
 )
 def test_every_field_has_an_argument(function, arrays, arguments):
     fields = set(_core.problem_fields()[function.__name__.removesuffix("_attention")])
@@ -71,4 +73,4 @@ def test_the_core_takes_every_option_of_attention():
 
 
 def test_operations():
-    assert sorted(_core.problem_fields()) == ["attention", "kv_cache", "merge"]
+    assert sorted(_core.problem_fields()) == ["attention", "kv_cache", "linear", "merge", "moe", "quantize", "route"]

@@ -40,7 +40,6 @@ class ScaledStreamProduct {
   using Steps = CodeSteps<C, T>;
   using Scratch = ScaledStreamScratch<C>;
   static constexpr int64_t kElements = Steps::kElements, kUnits = kElements / C::kPair;
-  static constexpr int64_t kScales = kElements / kBlock;  // of a step
   static constexpr int kVectors = Steps::kVectors, kShared = Steps::template kShared<kBlock>;
   static constexpr int64_t kBytes = kElements / kPacked<T>;  // of a step
   static constexpr int64_t kAhead = 4096;                    // bytes: processors' own requests end with a page
@@ -201,29 +200,28 @@ class ScaledStreamProduct {
   template <int kRows, bool kOfRows>
   TILEWISE_INLINE static void add(F (&sums)[2][kRows], const T* first, const T* second, const Real* x, int64_t ldx,
                                   const float* scales, int64_t lds) {
-    F w[2][kVectors];
-    Steps::load(w[0], first);
-    Steps::load(w[1], second);
+    add_output<kRows, kOfRows>(sums[0], first, x, ldx, scales, lds);
+    add_output<kRows, kOfRows>(sums[1], second, x, ldx, scales + (kOfRows ? kQuad : 1) * lds, lds);
+  }
+
+  /// One output after the other: few sets have registers for the weights of both.
+  template <int kRows, bool kOfRows>
+  TILEWISE_INLINE static void add_output(F (&sums)[kRows], const T* codes, const Real* x, int64_t ldx,
+                                         const float* scales, int64_t lds) {
+    F w[kVectors];
+    Steps::load(w, codes);
 #pragma GCC unroll 2
     for (int group = 0; group < kVectors / kShared; ++group) {
-      F scale[2];
-      if constexpr (!kOfRows)
-#pragma GCC unroll 2
-        for (int o = 0; o < 2; ++o) scale[o] = Steps::template scale<kBlock>(scales + o * lds, group);
+      F scale = V::zero();
+      if constexpr (!kOfRows) scale = Steps::template scale<kBlock>(scales, group);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        F part[2] = {V::zero(), V::zero()};
+        F part = V::zero();
 #pragma GCC unroll 8
-        for (int v = group * kShared; v < (group + 1) * kShared; ++v) {
-          const F units = V::load(x + r * ldx + v * V::kLanes);
-          part[0] = C::dot(part[0], units, w[0][v]);
-          part[1] = C::dot(part[1], units, w[1][v]);
-        }
-        if constexpr (kOfRows)
-#pragma GCC unroll 2
-          for (int o = 0; o < 2; ++o) scale[o] = Steps::template scale<kBlock>(scales + (o * kQuad + r) * lds, group);
-#pragma GCC unroll 2
-        for (int o = 0; o < 2; ++o) sums[o][r] = V::fma(part[o], scale[o], sums[o][r]);
+        for (int v = group * kShared; v < (group + 1) * kShared; ++v)
+          part = C::dot(part, V::load(x + r * ldx + v * V::kLanes), w[v]);
+        if constexpr (kOfRows) scale = Steps::template scale<kBlock>(scales + r * lds, group);
+        sums[r] = V::fma(part, scale, sums[r]);
       }
     }
   }

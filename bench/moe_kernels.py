@@ -206,7 +206,7 @@ class SortParams(ctypes.Structure):
         ("sorted", ctypes.c_uint64 * 3),
         ("counts", ctypes.c_uint64),
         ("chunks", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("most_experts", ctypes.c_int32),
     )
 
 
@@ -272,7 +272,8 @@ class Sort:
 
         params.chunks = -(-call.ids.numel() // SortConfig.CHUNK)
         steps = next(steps for most, steps in self._steps.items() if experts <= most)
-        counts = torch.empty(params.chunks * most_experts(experts), device="cuda", dtype=torch.int32)
+        params.most_experts = most_experts(experts)
+        counts = torch.empty(params.chunks * params.most_experts, device="cuda", dtype=torch.int32)
         call.scratch.append(counts)
         params.counts = counts.data_ptr()
         steps = steps[1:] if params.chunks == 1 else steps

@@ -109,7 +109,7 @@ struct Problem {
     return sum;
   }
   [[nodiscard]] double value(std::int64_t token, std::int64_t expert, std::int64_t i, double weight) const {
-    const Activation a{C.activation, C.clamp, double{numbers.alpha}, double{numbers.limit}};
+    const Activation a{C.kind(), C.clamps(), double{numbers.alpha}, double{numbers.limit}};
     double sums[2] = {};
     for (std::int64_t gate = 0; gate < kGates; ++gate) {
       const std::int64_t row = gate_up_row(gate, i);
@@ -178,7 +178,7 @@ struct Problem {
   template <MoeSortConfig S>
   std::string sort_step(std::int32_t chunks, std::vector<std::int32_t>& counts, std::uint64_t seed) {
     const MoeDecodeParams p = params();
-    const MoeSortParams own{p.shape, p.topk_ids, p.sorted, counts.data(), chunks, 0};
+    const MoeSortParams own{p.shape, p.topk_ids, p.sorted, counts.data(), chunks, kMostSorted};
     backends::emulation::GlobalMemory memory;
     add(memory, "topk_ids", gpu::Access::read, ids, true);
     add(memory, "counts", S.counts ? gpu::Access::write : gpu::Access::read, counts, true);
@@ -369,7 +369,8 @@ TEST(HopperMoeLayer, LoadsRowsInClusters) {
 }
 constexpr MoeLayerConfig activated_layer(ActivationKind kind, ActivationClamp clamp, bool gated, bool on_input) {
   MoeLayerConfig c = layer_config(128, 2, 2);
-  c.activation = kind, c.clamp = clamp, c.gated = gated, c.weight_on_input = on_input, c.biases = 1;
+  c.activation = static_cast<std::int32_t>(kind), c.clamp = static_cast<std::int32_t>(clamp);
+  c.gated = gated, c.weight_on_input = on_input, c.biases = 1;
   return c;
 }
 TEST(HopperMoeLayer, Activates) {
@@ -425,7 +426,8 @@ TEST(HopperMoeSort, OrdersPairsByExpert) {
 
 constexpr MoeDecodeConfig activated(ActivationKind kind, ActivationClamp clamp, bool gated, bool on_input) {
   MoeDecodeConfig c = config(8, 1, 4);
-  c.activation = kind, c.clamp = clamp, c.gated = gated, c.weight_on_input = on_input, c.biases = 1;
+  c.activation = static_cast<std::int32_t>(kind), c.clamp = static_cast<std::int32_t>(clamp);
+  c.gated = gated, c.weight_on_input = on_input, c.biases = 1;
   return c;
 }
 TEST(HopperMoeDecode, Activates) {

@@ -9,6 +9,11 @@ namespace tilewise::device {
 /// What an activation's config does not say.
 struct ActivationNumbers {
   float alpha, limit;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("alpha", p.alpha), visit("limit", p.limit);
+  }
 };
 
 /// min(x, limit), which keeps a NaN.

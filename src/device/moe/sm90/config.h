@@ -15,6 +15,11 @@ struct MoeSortConfig {
   constexpr int32_t most_experts() const { return warps * own_experts; }
   constexpr int32_t threads() const { return 32 * warps; }
   bool operator==(const MoeSortConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    visit("warps", c.warps), visit("own_experts", c.own_experts), visit("counts", c.counts);
+  }
 };
 
 struct MoeGatherConfig {
@@ -22,28 +27,54 @@ struct MoeGatherConfig {
 
   constexpr int32_t threads() const { return 32 * warps; }
   bool operator==(const MoeGatherConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    visit("warps", c.warps);
+  }
+};
+
+/// What is done between both products, and to their sums.
+struct MoeActivationConfig {
+  int32_t activation = static_cast<int32_t>(ActivationKind::silu);
+  int32_t clamp = static_cast<int32_t>(ActivationClamp::none);
+  int32_t gated = 1;            // 0: there is no gate, whatever GateLayout it would have
+  int32_t weight_on_input = 0;  // topk_weights multiply the rows of x
+  int32_t biases = 0;           // of either product, or of both
+
+  constexpr ActivationKind kind() const { return static_cast<ActivationKind>(activation); }
+  constexpr ActivationClamp clamps() const { return static_cast<ActivationClamp>(clamp); }
+  bool operator==(const MoeActivationConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_activation_field(Config& c, const Visit& visit) {
+    visit("activation", c.activation), visit("clamp", c.clamp), visit("gated", c.gated);
+    visit("weight_on_input", c.weight_on_input), visit("biases", c.biases);
+  }
 };
 
 /// The whole layer in one launch for many rows, which come sorted and gathered.
-struct MoeLayerConfig {
+struct MoeLayerConfig : MoeActivationConfig {
   int32_t type = kBf16;
   int32_t block_n = 256;  // most rows of an expert in a tile, a multiple of 64
   int32_t stages = 4;
   int32_t cluster = 2;       // blocks that load rows for each other
   int32_t column_step = 16;  // columns of a tile are a multiple of it, and it is one of 8 * cluster
-  int32_t held_experts = 4;  // as MoeDecodeConfig has it, and what follows
-  ActivationKind activation = ActivationKind::silu;
-  ActivationClamp clamp = ActivationClamp::none;
-  int32_t gated = 1;
-  int32_t weight_on_input = 0;
-  int32_t biases = 0;
+  int32_t held_experts = 4;  // as MoeDecodeConfig has it
 
   constexpr int32_t threads() const { return 3 * 128; }
   bool operator==(const MoeLayerConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_activation_field(c, visit);
+    visit("type", c.type), visit("block_n", c.block_n), visit("stages", c.stages), visit("cluster", c.cluster);
+    visit("column_step", c.column_step), visit("held_experts", c.held_experts);
+  }
 };
 
 /// The whole layer in one launch, for few rows: weights are M of the products, an expert's rows are N.
-struct MoeDecodeConfig {
+struct MoeDecodeConfig : MoeActivationConfig {
   int32_t type = kBf16;                   // of rows and weights
   int32_t block_n = 8;                    // most rows of an expert in a tile: 8, 16, 32, 64 or 128
   int32_t consumers = 1, row_blocks = 1;  // warpgroups that multiply, and 64s of weights' rows that each has
@@ -51,17 +82,20 @@ struct MoeDecodeConfig {
   int32_t held_ids = 1;      // ids that a lane holds, where 32 times as many are all of the call; 0: they come sorted
   int32_t held_experts = 4;  // whose counts a lane holds where ids come sorted; 32 times as many are all
   int32_t depth = 128;       // elements along k of a stage
-  ActivationKind activation = ActivationKind::silu;
-  ActivationClamp clamp = ActivationClamp::none;
-  int32_t gated = 1;            // 0: there is no gate, whatever GateLayout it would have
-  int32_t weight_on_input = 0;  // topk_weights multiply the rows of x
-  int32_t biases = 0;
 
   constexpr int32_t threads() const { return (consumers + 1) * 128; }
   /// Rows of weights in a tile, and how many intermediate values they are.
   constexpr int32_t block_m() const { return consumers * row_blocks * 64; }
   constexpr int32_t block_j() const { return gated ? block_m() / 2 : block_m(); }
   bool operator==(const MoeDecodeConfig&) const = default;
+
+  template <class Config, class Visit>
+  static constexpr void for_each_field(Config& c, const Visit& visit) {
+    for_each_activation_field(c, visit);
+    visit("type", c.type), visit("block_n", c.block_n), visit("consumers", c.consumers);
+    visit("row_blocks", c.row_blocks), visit("stages", c.stages), visit("held_ids", c.held_ids);
+    visit("held_experts", c.held_experts), visit("depth", c.depth);
+  }
 };
 
 }  // namespace tilewise::device

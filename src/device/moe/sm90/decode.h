@@ -337,7 +337,7 @@ class Sm90MoeDecode {
         for_rows(sums, [&](float& x, int slot, int, int) TILEWISE_INLINE_LAMBDA {
           const int32_t own = warp_row<Machine>() + lane / 4 + 8 * slot;
           if (C.biases && own < rows) x += bias(p_.gate_up_bias, expert, 0, first + own);
-          x = activate_clamped<Machine, C.activation, C.clamp>(x, p_.numbers);
+          x = activate_clamped<Machine, C.kind(), C.clamps()>(x, p_.numbers);
         });
         store_transposed<Machine, C.type>(sums, rows, [&](int32_t column) TILEWISE_INLINE_LAMBDA -> uint16_t* {
           const int32_t to = pair_of_column(pair, column);
@@ -353,7 +353,7 @@ class Sm90MoeDecode {
         for_stored_columns<Sums::kCols>(pair, [&](int c, int32_t, int32_t to) TILEWISE_INLINE_LAMBDA {
           auto& x = sums.tile[0][c];
           const auto value = [&](int i) TILEWISE_INLINE_LAMBDA {
-            return activate_gated<Machine, C.activation, C.clamp>(x[i] + gate_bias, x[2 + i] + up_bias, p_.numbers);
+            return activate_gated<Machine, C.kind(), C.clamps()>(x[i] + gate_bias, x[2 + i] + up_bias, p_.numbers);
           };
           // Lanes of two adjacent values have two columns each, and exchange them for two values of one column.
           const uint32_t kept = Machine::template pack<C.type>(value(0), value(1));
@@ -394,6 +394,7 @@ class Sm90MoeDecode {
       }
     }
     TILEWISE_INLINE static float bias(const ExpertBias& from, int32_t expert, int32_t gate, int32_t i) {
+      if (from.data == nullptr) return 0.0f;  // where the other product alone has one
       return load_number<Machine>(from.data, expert * from.expert_stride + gate * from.gate_stride + i * from.stride,
                                   from.type);
     }

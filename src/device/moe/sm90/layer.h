@@ -259,7 +259,7 @@ class Sm90MoeLayer {
         if constexpr (C.biases) load_biases(bias, p_.gate_up_bias, tile.group.expert, 0, row, 8, p_.shape.intermediate);
         leave_beside(sums, tile, warpgroup, stored, [&](float x, int slot, float weight) TILEWISE_INLINE_LAMBDA {
           x = (C.weight_on_input ? x * weight : x) + bias[slot];
-          return activate_clamped<Machine, C.activation, C.clamp>(x, p_.numbers);
+          return activate_clamped<Machine, C.kind(), C.clamps()>(x, p_.numbers);
         });
       } else {
         leave_gated(sums, tile, warpgroup, stored);
@@ -270,7 +270,8 @@ class Sm90MoeLayer {
       TILEWISE_UNROLL
       for (int i = 0; i < 2; ++i) {
         const int64_t at = expert * from.expert_stride + gate * from.gate_stride + (row + apart * i) * from.stride;
-        to[i] = row + apart * i < rows ? load_number<Machine>(from.data, at, from.type) : 0.0f;
+        const bool there = from.data != nullptr && row + apart * i < rows;
+        to[i] = there ? load_number<Machine>(from.data, at, from.type) : 0.0f;
       }
     }
     /// Of four columns a thread.
@@ -321,7 +322,7 @@ class Sm90MoeLayer {
           const FloatRun<2> weight = C.weight_on_input ? weights_of(warpgroup, c + m) : FloatRun<2>{{1.0f, 1.0f}};
           TILEWISE_UNROLL
           for (int i = 0; i < 2; ++i) {
-            value[i] = activate_gated<Machine, C.activation, C.clamp>(
+            value[i] = activate_gated<Machine, C.kind(), C.clamps()>(
                 x[i] * weight.value[i] + gate_bias[0], x[2 + i] * weight.value[i] + up_bias[0], p_.numbers);
           }
           packed[m] = Machine::template pack<C.type>(value[0], value[1]);

@@ -76,13 +76,12 @@ struct MoeSortParams {
   PairTensor topk_ids;
   SortedPairs sorted;
   int32_t* counts;  // [chunks, most_experts()], on 16 bytes: what the first launch tells the second one
-  int32_t chunks;
-  int32_t unused;  // keeps the block free of holes
+  int32_t chunks, most_experts;
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("shape", p.shape), visit("topk_ids", p.topk_ids), visit("sorted", p.sorted), visit("counts", p.counts);
-    visit("chunks", p.chunks), visit("unused", p.unused);
+    visit("chunks", p.chunks), visit("most_experts", p.most_experts);
   }
 };
 

@@ -1,0 +1,243 @@
+// Which kernels an expert layer takes, and what they are told of it; see moe.hpp.
+#include "backends/cuda/hopper/moe.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "backends/cuda/hopper/moe_kernels.hpp"
+#include "backends/cuda/hopper/moe_maps.hpp"
+#include "backends/portable/traits.hpp"
+#include "core/ceil_div.hpp"
+#include "core/message.hpp"
+#include "gpu/lowered_kernel.hpp"
+#include "operations/activation.hpp"
+#include "operations/derived/shapes.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::ceil_div, core::concat;
+using operations::moe::MoeParams;
+
+constexpr std::int64_t kUnit = 8;  // elements of the 16 bytes that rows are moved by
+constexpr std::int64_t kMostHeldExperts = 1024, kMostSortedExperts = 256;
+constexpr std::int64_t kMostColumns = std::int64_t{1} << 24, kMostPairs = std::int64_t{1} << 28,
+                       kMostTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kIdsOfHeld = 32;  // of a warp's lanes, one each
+/// Tokens of an expert, on average, from which products bound a layer: it streams weights below.
+constexpr std::int64_t kManyRows = 48;
+
+static_assert(static_cast<std::int32_t>(MoeClamp::before) == static_cast<std::int32_t>(device::ActivationClamp::before),
+              "clamps have the device's numbers");
+static_assert(static_cast<std::int32_t>(MoeClamp::after) == static_cast<std::int32_t>(device::ActivationClamp::after));
+
+enum class Way { held, sorted, gathered };
+
+/// Where ids are held, all of the call's are: so many of a lane, of so few tokens.
+struct HeldIds {
+  std::int32_t tokens, ids;
+};
+constexpr HeldIds kHeld[] = {{8, 1}, {16, 4}};
+
+const HeldIds* held_ids_of(const MoeProblem& p) {
+  const auto* const found = std::ranges::find_if(kHeld, [&p](const HeldIds& held) {
+    return p.tokens <= held.tokens && p.tokens * p.top_k <= kIdsOfHeld * held.ids;
+  });
+  return found == std::end(kHeld) ? nullptr : found;
+}
+
+Way way_of(const MoeProblem& p) {
+  if (held_ids_of(p) != nullptr) return Way::held;
+  return p.tokens * p.top_k <= kManyRows * p.num_experts ? Way::sorted : Way::gathered;
+}
+
+std::string refusal_of(const MoeProblem& p) {
+  if (p.unaligned) return "every row of x, out, gate_up and down must start on 16 bytes (got one that does not)";
+  const auto refuse_columns = [](std::string_view name, std::int64_t size) -> std::string {
+    if (size % kUnit != 0) return concat(name, " must be a multiple of ", kUnit, " (got ", size, ")");
+    if (size > kMostColumns) return concat(name, " must be <= 2^24 (got ", size, ")");
+    return {};
+  };
+  if (std::string reason = refuse_columns("hidden", p.hidden); !reason.empty()) return reason;
+  if (std::string reason = refuse_columns("intermediate", p.intermediate); !reason.empty()) return reason;
+  if (p.intermediate == 0) return "intermediate must be > 0 (got 0)";
+  if (p.num_experts == 0) return "num_experts must be > 0 (got 0)";
+  if (p.top_k == 0) return "top_k must be > 0 (got 0)";
+  if (p.tokens > kMostPairs / p.top_k) {
+    return concat("tokens * top_k must be <= 2^28 (got ", p.tokens, " * ", p.top_k, ")");
+  }
+  const std::int64_t most = way_of(p) == Way::held ? kMostHeldExperts : kMostSortedExperts;
+  if (p.num_experts > most) {
+    return concat("num_experts must be <= ", most, " with tokens=", p.tokens, " (got ", p.num_experts, ")");
+  }
+  // The least that a tile has: 64 rows of weights, of 32 intermediate values, and eight rows of an expert.
+  const std::int64_t groups = std::min(p.tokens * p.top_k, p.tokens * p.top_k / kUnit + p.num_experts);
+  const std::int64_t tiles = ceil_div(p.hidden, std::int64_t{64}) + ceil_div(p.intermediate, std::int64_t{32});
+  if (groups > kMostTiles / tiles) {
+    return concat("tiles of experts' rows and weights must be <= 2^30 (got ", groups, " * ", tiles, ")");
+  }
+  return {};
+}
+
+std::int32_t element_type(DType dtype) { return dtype == DType::f16 ? device::kF16 : device::kBf16; }
+/// Counts that a lane holds so that 32 of them have all experts; a warp of the sort has as many experts.
+std::int32_t experts_of_lane(const MoeProblem& p) { return p.num_experts <= 128 ? 4 : 8; }
+
+template <typename Config>
+Config config_of(const MoeProblem& p) {
+  Config config;
+  config.type = element_type(p.dtype);
+  config.activation = static_cast<std::int32_t>(operations::kind_of(p.activation));
+  config.clamp = static_cast<std::int32_t>(p.clamp);
+  config.gated = p.gate != MoeGate::none;
+  config.weight_on_input = p.weight_on_input;
+  config.biases = p.gate_up_bias != MoeVector::none || p.down_bias != MoeVector::none;
+  config.held_experts = experts_of_lane(p);
+  return config;
+}
+
+/// A lane that waits for weights has 200 KiB on their way: stages are as many as there is room for.
+device::MoeDecodeConfig decode_config(const MoeProblem& p) {
+  auto config = config_of<device::MoeDecodeConfig>(p);
+  config.depth = 64;
+  if (const HeldIds* held = held_ids_of(p)) {
+    config.held_ids = held->ids, config.block_n = held->tokens;
+    config.consumers = held->tokens <= 8 ? 1 : 2, config.stages = held->tokens <= 8 ? 22 : 12;
+  } else {
+    config.held_ids = 0, config.block_n = 64, config.consumers = 2, config.stages = 9;
+  }
+  return config;
+}
+
+class Lowerer {
+ public:
+  Lowerer(const MoeProblem& problem, const core::DeviceDescription& device)
+      : p_(problem),
+        device_(device),
+        builder_(portable::traits_of(device, gpu::Family::sm80).overlaps_steps),
+        shape_{static_cast<std::int32_t>(problem.tokens),
+               static_cast<std::int32_t>(problem.top_k),
+               static_cast<std::int32_t>(problem.hidden),
+               static_cast<std::int32_t>(problem.intermediate),
+               static_cast<std::int32_t>(problem.num_experts),
+               0,
+               problem.first_expert} {}
+
+  gpu::Lowering lower() && {
+    if (p_.tokens > 0 && p_.hidden > 0) add_steps();
+    gpu::Lowering lowering = builder_.finish();
+    lowering.estimated_us = estimated_us();
+    return lowering;
+  }
+
+ private:
+  void add_steps() {
+    const Way way = way_of(p_);
+    if (way != Way::held) add_sort();
+    if (way == Way::gathered) {
+      add_gather();
+      add_layer();
+    } else {
+      add_decode();
+    }
+  }
+
+  template <typename Kernel>
+  gpu::Launch& add(const typename Kernel::Config& config, std::int64_t blocks, typename Kernel::Params params) {
+    params.shape = shape_;
+    const auto bind_params = [](const void* call, void* block) {
+      bind(*static_cast<const MoeParams*>(call), *static_cast<typename Kernel::Params*>(block));
+    };
+    const gpu::Extent3 grid{static_cast<std::uint32_t>(blocks)};
+    return *builder_.launch<Kernel>(gpu::Family::sm90, config, grid, params, bind_params);
+  }
+
+  void add_sort() {
+    device::MoeSortConfig config;
+    config.own_experts = experts_of_lane(p_);
+    device::MoeSortParams params{};
+    params.chunks = ceil_div(shape_.pairs(), device::MoeSortConfig::kChunk);
+    params.most_experts = config.most_experts();
+    for (config.counts = params.chunks > 1 ? 1 : 0; config.counts >= 0; --config.counts) {
+      add<MoeSort>(config, params.chunks, params);
+    }
+    builder_.append_schedule("pairs sorted");
+  }
+
+  void add_gather() {
+    constexpr std::int64_t kBlocksAtOnce = 4;  // of a multiprocessor
+    const device::MoeGatherConfig config;
+    const std::int64_t blocks = ceil_div(p_.tokens, std::int64_t{config.warps});
+    add<MoeGather>(config, std::min(blocks, kBlocksAtOnce * device_.multiprocessors), {});
+    builder_.append_schedule("rows gathered");
+  }
+
+  void add_layer() {
+    const auto config = config_of<device::MoeLayerConfig>(p_);
+    device::MoeLayerParams params{};
+    params.numbers = numbers();
+    const std::int64_t clusters = std::max(device_.multiprocessors / config.cluster, 1);
+    gpu::Launch& launch = add<MoeLayer>(config, clusters * config.cluster, params);
+    launch.cluster.x = static_cast<std::uint32_t>(config.cluster);
+    add_moe_maps(config, p_.dtype, launch);
+    builder_.append_schedule(concat("tiles of 128 weights' rows by up to ", config.block_n, " of an expert's"));
+  }
+
+  void add_decode() {
+    const device::MoeDecodeConfig config = decode_config(p_);
+    device::MoeDecodeParams params{};
+    params.numbers = numbers();
+    add_moe_maps(config, p_.dtype, add<MoeDecode>(config, device_.multiprocessors, params));
+    builder_.append_schedule(
+        concat("weights streamed, ", config.block_m(), " rows by up to ", config.block_n, " of an expert's"));
+  }
+
+  [[nodiscard]] device::ActivationNumbers numbers() const {
+    return {static_cast<float>(p_.alpha), static_cast<float>(p_.limit)};
+  }
+
+  /// The floor of weights that are read once, at 4.2 of the 4.8 TB/s of an H200, and of products, at 780 of its 989
+  /// TFLOP/s; rows in the workspace, which go there and back twice; and what a launch takes.
+  [[nodiscard]] double estimated_us() const {
+    constexpr double kOfMemory = 0.875, kOfPeak = 0.79, kWgmma = 2.0;  // times mma.sync's rate, which matrix_rate is
+    constexpr double kOverFloor = 1.1, kStartUs = 8.0, kStepUs = 4.0, kElementBytes = 2.0, kWays = 4.0;
+    const double bytes_a_us = kOfMemory * device_.memory_gigabytes_per_second * 1e3;
+    const double flops_a_us =
+        kOfPeak * kWgmma * 2.0 * device_.matrix_rate * device_.gigahertz * device_.multiprocessors * 1e3;
+    const double pairs = static_cast<double>(p_.tokens) * static_cast<double>(p_.top_k);
+    const double weights = operations::moe::bytes_moved(p_) / bytes_a_us, products = operations::moe::flops(p_);
+    const double rows = kWays * pairs * static_cast<double>(p_.hidden) * kElementBytes / bytes_a_us;
+    const Way way = way_of(p_);
+    const double more_steps = way == Way::held ? 0.0 : way == Way::sorted ? 1.0 : 2.0;
+    return kStartUs + kStepUs * more_steps + kOverFloor * (std::max(weights, products / flops_a_us) + rows);
+  }
+
+  const MoeProblem& p_;
+  const core::DeviceDescription& device_;
+  gpu::LoweringBuilder builder_;
+  device::MoeShape shape_;
+};
+
+}  // namespace
+
+operations::moe::FeatureSet moe_features() {
+  using enum operations::moe::Feature;
+  return {forward, bf16, f16, no_gate, interleaved, activation, swiglu_oai, clamp, bias, weight_on_input, first_expert};
+}
+
+gpu::Outcome lower(const MoeProblem& problem, const core::DeviceDescription& device) {
+  if (std::string reason = refusal_of(problem); !reason.empty()) return {{}, std::move(reason)};
+  return {Lowerer(problem, device).lower(), {}};
+}
+
+core::Verdict MoeImplementation::judge(const MoeProblem& problem, const core::DeviceDescription& device) const {
+  return gpu::judge_lowered(device, gpu::Family::sm90, find_runtime_, [&] { return lower(problem, device); });
+}
+
+std::shared_ptr<const void> MoeImplementation::contiguous_call(const core::ProblemView& problem) const {
+  return std::make_shared<const MoeParams>(
+      operations::schema::contiguous_params<operations::Moe>(problem.as<MoeProblem>()));
+}
+
+}  // namespace tilewise::backends::hopper

@@ -1,0 +1,100 @@
+// Addresses, extents and strides of an expert layer's tensor maps.
+#include "backends/cuda/hopper/moe_maps.hpp"
+
+#include <cstddef>
+#include <string_view>
+
+#include "backends/cuda/hopper/moe_kernels.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using operations::ExpertMatrices, operations::moe::MoeParams;
+
+constexpr std::uint32_t kBoxColumns = 64, kOctet = 8;  // elements of a swizzled row; rows that gate or up have at once
+constexpr std::uint32_t kLayerRows = 128;              // of weights in a tile of Sm90MoeLayer
+constexpr std::uint32_t kStoredRows = 16;              // that it stores at once
+constexpr std::uint64_t kElementBytes = 2, kUnit = 16;
+
+const MoeParams& call_of(const void* call) { return *static_cast<const MoeParams*>(call); }
+std::uint64_t u(std::int64_t n) { return static_cast<std::uint64_t>(n); }
+std::uint64_t bytes(std::int64_t stride) { return u(stride) * kElementBytes; }
+
+/// An only expert may have whatever stride; the driver wants one on 16 bytes.
+std::uint64_t expert_bytes(const ExpertMatrices& w) { return w.num_experts > 1 ? bytes(w.expert_stride) : kUnit; }
+
+/// [num_experts, intermediate / 8, gate and up, 8, hidden]: a box has eight rows of each in turns.
+void bind_gate_up(const void* call, gpu::TensorMap& map) {
+  const ExpertMatrices& w = call_of(call).gate_up;
+  const bool interleaved = call_of(call).gate_layout == device::GateLayout::interleaved;
+  const std::int64_t gates = call_of(call).gate_layout == device::GateLayout::none ? 1 : 2, size = w.rows / gates;
+  const std::int64_t row = interleaved ? 2 * w.row_stride : w.row_stride;
+  const std::int64_t gate = interleaved ? w.row_stride : size * w.row_stride;
+  map.address = w.data;
+  map.dims = {u(w.columns), kOctet, u(gates), u(size) / kOctet, u(w.num_experts)};
+  map.strides = {bytes(row), bytes(gate), kOctet * bytes(row), expert_bytes(w)};
+}
+void bind_down(const void* call, gpu::TensorMap& map) {
+  const ExpertMatrices& w = call_of(call).down;
+  map.address = w.data;
+  map.dims = {u(w.columns), u(w.rows), u(w.num_experts)};
+  map.strides = {bytes(w.row_stride), expert_bytes(w)};
+}
+
+/// Rows of the workspace, one of each pair.
+void set_pair_rows(const void* call, std::int64_t columns, gpu::TensorMap& map) {
+  map.dims = {u(columns), u(call_of(call).topk_ids.rows * call_of(call).topk_ids.columns)};
+  map.strides = {bytes(columns)};
+}
+void bind_hidden_rows(const void* call, gpu::TensorMap& map) { set_pair_rows(call, call_of(call).x.columns, map); }
+void bind_intermediate_rows(const void* call, gpu::TensorMap& map) {
+  set_pair_rows(call, call_of(call).down.columns, map);
+}
+
+gpu::TensorMapParameter gate_up_map(std::size_t offset, DType dtype, bool gated, std::int32_t rows) {
+  const std::uint32_t gates = gated ? 2 : 1;
+  gpu::TensorMap map{.dtype = dtype, .rank = 5};
+  map.box = {kBoxColumns, kOctet, gates, static_cast<std::uint32_t>(rows) / (gates * kOctet), 1};
+  return {static_cast<std::uint32_t>(offset), map, bind_gate_up};
+}
+gpu::TensorMapParameter down_map(std::size_t offset, DType dtype, std::int32_t rows) {
+  gpu::TensorMap map{.dtype = dtype, .rank = 3};
+  map.box = {kBoxColumns, static_cast<std::uint32_t>(rows), 1};
+  return {static_cast<std::uint32_t>(offset), map, bind_down};
+}
+gpu::TensorMapParameter row_map(std::size_t offset, DType dtype, std::string_view part, std::uint32_t rows,
+                                std::uint32_t columns = kBoxColumns) {
+  gpu::TensorMap map{.dtype = dtype, .rank = 2};
+  map.box = {columns, rows};
+  if (columns < kBoxColumns) map.swizzle = gpu::Swizzle::bytes64;
+  gpu::TensorMapParameter parameter{static_cast<std::uint32_t>(offset), map,
+                                    part == kMoeH ? bind_intermediate_rows : bind_hidden_rows};
+  parameter.part = part;
+  return parameter;
+}
+
+}  // namespace
+
+void add_moe_maps(const device::MoeDecodeConfig& config, DType dtype, gpu::Launch& launch) {
+  using Params = device::MoeDecodeParams;
+  launch.tensor_maps = {gate_up_map(offsetof(Params, gate_up_map), dtype, config.gated != 0, config.block_m()),
+                        down_map(offsetof(Params, down_map), dtype, config.block_m())};
+}
+
+void add_moe_maps(const device::MoeLayerConfig& config, DType dtype, gpu::Launch& launch) {
+  using Params = device::MoeLayerParams;
+  const bool gated = config.gated != 0;
+  launch.tensor_maps = {
+      gate_up_map(offsetof(Params, gate_up_map), dtype, gated, kLayerRows),
+      down_map(offsetof(Params, down_map), dtype, kLayerRows),
+      row_map(offsetof(Params, h_store_map), dtype, kMoeH, kStoredRows, gated ? kBoxColumns / 2 : kBoxColumns),
+      row_map(offsetof(Params, parts_map), dtype, kMoeParts, kStoredRows)};
+  for (std::uint32_t box = 0; box < device::kRowBoxes; ++box) {
+    const std::size_t offset = box * sizeof(device::TensorMap);
+    const std::uint32_t rows = static_cast<std::uint32_t>(device::kMostBoxRows) >> box;
+    launch.tensor_maps.push_back(row_map(offsetof(Params, rows_map) + offset, dtype, kMoeGathered, rows));
+    launch.tensor_maps.push_back(row_map(offsetof(Params, h_map) + offset, dtype, kMoeH, rows));
+  }
+}
+
+}  // namespace tilewise::backends::hopper

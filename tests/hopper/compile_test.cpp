@@ -3,11 +3,14 @@
 #include <cstdlib>
 #include <vector>
 
+#include "backends/cuda/hopper/moe.hpp"
+#include "backends/cuda/hopper/moe_kernels.hpp"
 #include "device/gemm/sm90/params.h"
 #include "gpu/compile_ahead.hpp"
 #include "jit/kernel_cache.hpp"
 #include "jit/search_paths.hpp"
 #include "support.hpp"
+#include "tilewise/moe.hpp"
 
 namespace tilewise::backends::hopper {
 namespace {
@@ -211,6 +214,32 @@ struct ScaledGemm {
   static constexpr std::string_view kParams = "ScaledGemmParams";
 };
 
+/// A layer's own: few tokens, more, many with each number of experts, and what options add.
+TEST_F(HopperCompiled, ExpertLayersKeepToRegisters) {
+  const std::string qwen = " hidden=2048 intermediate=768 num_experts=128 top_k=8",
+                    wide = " hidden=7168 intermediate=2048 num_experts=256 top_k=8",
+                    gpt_oss =
+                        " hidden=2880 intermediate=2880 num_experts=32 top_k=4 gate=interleaved "
+                        "activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=bf16";
+  std::vector<gpu::KernelBuild> builds;
+  for (const std::string& layer :
+       {"dtype=bf16 tokens=1" + qwen, "dtype=f16 tokens=16" + qwen, "dtype=bf16 tokens=256" + wide,
+        "dtype=bf16 tokens=16384" + qwen, "dtype=bf16 tokens=16384" + wide, "dtype=bf16 tokens=2" + gpt_oss,
+        "dtype=bf16 tokens=64" + gpt_oss, "dtype=bf16 tokens=16384" + gpt_oss,
+        "dtype=f16 tokens=4096 weight_on_input=1 gate=none activation=gelu" + qwen}) {
+    const gpu::Outcome outcome = lower(MoeProblem(parse_problem(concat("moe device=cuda ", layer))), h200());
+    ASSERT_EQ(outcome.refusal, "");
+    gpu::add_builds(outcome.lowering.launches(), target_, builds);
+  }
+  gpu::compile_ahead(builds);
+  for (const gpu::KernelBuild& build : builds) {
+    if (build.error) std::rethrow_exception(build.error);
+    EXPECT_EQ(build.compiled->resources.spill_bytes, 0) << build.source.stub;
+    EXPECT_EQ(build.compiled->log.find("wgmma.mma_async instructions are serialized"), std::string::npos)
+        << build.compiled->log << build.source.stub;
+  }
+}
+
 /// Of products, whose accumulators fill the registers that their warpgroups take.
 TEST_F(HopperCompiled, ProductsKeepToRegisters) {
   struct Case {
@@ -242,8 +271,10 @@ TEST_F(HopperCompiled, ProductsKeepToRegisters) {
 
 TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
   const std::string text = concat("#include \"device/hopper/params.h\"\n#include \"device/gemm/sm90/params.h\"\n",
-                                  layout_of<Forward>(), layout_of<Bwd>(), layout_of<BwdPreprocess>(), layout_of<Gemm>(),
-                                  layout_of<ScaledGemm>(), "extern \"C\" __global__ void layout() {}\n");
+                                  "#include \"device/moe/sm90/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
+                                  layout_of<BwdPreprocess>(), layout_of<Gemm>(), layout_of<ScaledGemm>(),
+                                  layout_of<MoeSort>(), layout_of<MoeGather>(), layout_of<MoeLayer>(),
+                                  layout_of<MoeDecode>(), "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }
 

@@ -1,0 +1,75 @@
+// Expert layers as Hopper takes them, under emulation against the reference: each way through its kernels, options,
+// edges, hostile ids, and what is refused.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+
+#include "../support/expect_passed.hpp"
+#include "core/message.hpp"
+#include "tilewise/moe.hpp"
+
+namespace tilewise::test {
+namespace {
+
+using core::concat;
+
+constexpr std::string_view kName = "emulation.sm90";
+
+/// Checks two problems that differ in strides and ids, of which one has special values, where the schedule is `way`.
+void check(std::string_view way, const std::string& text) {
+  const AnyProblem problem = parse_problem("moe " + text);
+  const std::string schedule = plan(problem, {std::string(kName)}).schedule();
+  ASSERT_NE(schedule.find(way), std::string::npos) << "another way: " << schedule << "\n  " << text;
+  for (const bool special : {false, true}) expect_passed(problem, kName, aligned_seed(special));
+}
+
+constexpr std::string_view kFew = "weights streamed, 64 rows by up to 8",
+                           kMore = "weights streamed, 128 rows by up to 16",
+                           kSorted = "pairs sorted; weights streamed, 128 rows by up to 64",
+                           kMany = "pairs sorted; rows gathered; tiles of 128";
+
+TEST(EmulatedMoe, EveryWay) {
+  check(kFew, "dtype=bf16 tokens=1 hidden=136 intermediate=72 num_experts=8 top_k=2");
+  check(kFew, "dtype=f16 tokens=5 hidden=72 intermediate=40 num_experts=200 top_k=6 ids_dtype=i64");
+  check(kMore, "dtype=bf16 tokens=13 hidden=72 intermediate=136 num_experts=5 top_k=4 weights_dtype=bf16");
+  check(kSorted, "dtype=bf16 tokens=60 hidden=72 intermediate=40 num_experts=7 top_k=3");
+  check(kSorted, "dtype=f16 tokens=300 hidden=40 intermediate=24 num_experts=140 top_k=2 weights_dtype=f16");
+  check(kMany, "dtype=bf16 tokens=150 hidden=136 intermediate=72 num_experts=2 top_k=1");
+  check(kMany, "dtype=f16 tokens=290 hidden=40 intermediate=24 num_experts=3 top_k=2 ids_dtype=i64");
+}
+
+TEST(EmulatedMoe, EveryOption) {
+  const std::string few = " dtype=bf16 tokens=6 hidden=72 intermediate=40 num_experts=3 top_k=3",
+                    many = " dtype=bf16 tokens=60 hidden=72 intermediate=40 num_experts=1 top_k=1";
+  for (const char* options :
+       {"gate=interleaved activation=swiglu_oai clamp=before gate_up_bias=bf16 down_bias=f32 first_expert=8",
+        "gate=none activation=relu_squared gate_up_bias=f16 clamp=after",
+        "down_bias=f32 activation=gelu weight_on_input=1", "gate=none activation=identity weight_on_input=1",
+        "gate=interleaved activation=gelu_tanh clamp=after"}) {
+    check(kFew, concat(options, few));
+    check(kMany, concat(options, many));
+  }
+}
+
+TEST(EmulatedMoe, WithoutTokens) { check("", "dtype=bf16 tokens=0 hidden=72 intermediate=40 num_experts=3 top_k=2"); }
+
+std::string reason_of(const std::string& text) {
+  for (const ExplainRow& row : explain(parse_problem("moe " + text)).rows) {
+    if (row.implementation == kName)
+      return row.accepted ? concat("accepted", row.chosen ? ", chosen" : "") : row.reason;
+  }
+  return "no such row";
+}
+
+TEST(EmulatedMoe, RefusesWithAReasonAndIsNeverChosenUnasked) {
+  const std::string sizes = " tokens=20 intermediate=64 top_k=2";
+  EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=8" + sizes), "accepted");
+  EXPECT_EQ(reason_of("dtype=f32 hidden=64 num_experts=8" + sizes), "does not support f32");
+  EXPECT_EQ(reason_of("dtype=bf16 hidden=60 num_experts=8" + sizes), "hidden must be a multiple of 8 (got 60)");
+  EXPECT_EQ(reason_of("dtype=bf16 hidden=64 num_experts=300" + sizes),
+            "num_experts must be <= 256 with tokens=20 (got 300)");
+}
+
+}  // namespace
+}  // namespace tilewise::test

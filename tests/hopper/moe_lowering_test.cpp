@@ -1,0 +1,86 @@
+// What becomes of expert layers: launches, their workspace and tensor maps, estimates, and reasons for what is refused.
+#include <string>
+#include <string_view>
+
+#include "backends/cuda/hopper/moe.hpp"
+#include "backends/cuda/hopper/moe_kernels.hpp"
+#include "support.hpp"
+#include "tilewise/moe.hpp"
+
+namespace tilewise::backends::hopper {
+namespace {
+
+using core::concat;
+
+constexpr std::string_view kQwen = "hidden=2048 intermediate=768 num_experts=128 top_k=8 ";
+
+MoeProblem moe_problem(const std::string& text) {
+  return MoeProblem(parse_problem(concat("moe device=cuda dtype=bf16 ", text)));
+}
+gpu::Lowering lowered_layer(const std::string& text) {
+  gpu::Outcome outcome = lower(moe_problem(text), h200());
+  EXPECT_EQ(outcome.refusal, "") << text;
+  return std::move(outcome.lowering);
+}
+std::string kernels_of(const gpu::Lowering& lowering) {
+  std::string names;
+  for (const gpu::Launch* launch : lowering.launches()) core::append(names, concat(launch->key.body->name, " "));
+  return names;
+}
+
+TEST(HopperMoeLowering, TakesMoreLaunchesOfMoreTokens) {
+  EXPECT_EQ(kernels_of(lowered_layer(concat(kQwen, "tokens=0"))), "");
+  EXPECT_EQ(kernels_of(lowered_layer(concat(kQwen, "tokens=1"))), "moe_decode ");
+  EXPECT_EQ(kernels_of(lowered_layer(concat(kQwen, "tokens=16"))), "moe_decode ");
+  EXPECT_EQ(kernels_of(lowered_layer(concat(kQwen, "tokens=64"))), "moe_sort moe_decode ");
+  EXPECT_EQ(kernels_of(lowered_layer(concat(kQwen, "tokens=512"))), "moe_sort moe_sort moe_decode ");
+  const gpu::Lowering many = lowered_layer(concat(kQwen, "tokens=4096"));
+  EXPECT_EQ(kernels_of(many), "moe_sort moe_sort moe_gather moe_layer ");
+  const gpu::Launch& layer = *many.launches().back();
+  EXPECT_EQ(layer.cluster, gpu::Extent3{2});
+  EXPECT_EQ(layer.grid, gpu::Extent3{132});
+  EXPECT_TRUE(layer.programmatic);
+}
+
+TEST(HopperMoeLowering, PointsMapsIntoTheWorkspace) {
+  const gpu::Lowering many = lowered_layer(concat(kQwen, "tokens=4096"));
+  ASSERT_NE(many.part(kMoeGathered), nullptr);
+  EXPECT_EQ(many.part(kMoeGathered)->bytes, 4096U * 8 * 2048 * 2);
+  EXPECT_EQ(many.part(kMoeH)->bytes, 4096U * 8 * 768 * 2);
+  std::size_t in_workspace = 0;
+  for (const gpu::TensorMapParameter& map : many.launches().back()->tensor_maps) {
+    if (map.part.empty()) continue;
+    EXPECT_EQ(map.offset, many.part(map.part)->offset) << map.part;
+    ++in_workspace;
+  }
+  EXPECT_EQ(in_workspace, 2U + 2 * device::kRowBoxes);
+  EXPECT_EQ(lowered_layer(concat(kQwen, "tokens=1")).part(kMoeGathered), nullptr);
+}
+
+/// Measured there: 28 us, 2,275 and, of Mixtral's, 175 and 17,200.
+TEST(HopperMoeLowering, EstimatesWhatAnH200Takes) {
+  constexpr std::string_view kMixtral = "hidden=4096 intermediate=14336 num_experts=8 top_k=2 ";
+  const auto us = [](const std::string& text) { return lowered_layer(text).estimated_us; };
+  EXPECT_NEAR(us(concat(kQwen, "tokens=1")), 28, 6);
+  EXPECT_NEAR(us(concat(kQwen, "tokens=16384")), 2275, 300);
+  EXPECT_NEAR(us(concat(kMixtral, "tokens=1")), 175, 30);
+  EXPECT_NEAR(us(concat(kMixtral, "tokens=16384")), 17200, 1800);
+}
+
+TEST(HopperMoeLowering, RefusesWithAReason) {
+  const auto refusal = [](const std::string& text) { return lower(moe_problem(text), h200()).refusal; };
+  EXPECT_EQ(refusal("tokens=1 hidden=64 intermediate=36 num_experts=2 top_k=1"),
+            "intermediate must be a multiple of 8 (got 36)");
+  EXPECT_EQ(refusal("tokens=1 hidden=64 intermediate=64 num_experts=2 top_k=1 unaligned=1"),
+            "every row of x, out, gate_up and down must start on 16 bytes (got one that does not)");
+  EXPECT_EQ(refusal("tokens=1 hidden=64 intermediate=64 num_experts=2000 top_k=1"),
+            "num_experts must be <= 1024 with tokens=1 (got 2000)");
+  EXPECT_EQ(refusal("tokens=1 hidden=64 intermediate=64 num_experts=2 top_k=0"), "top_k must be > 0 (got 0)");
+  EXPECT_EQ(refusal("tokens=300000000 hidden=64 intermediate=64 num_experts=2 top_k=2"),
+            "tokens * top_k must be <= 2^28 (got 300000000 * 2)");
+  EXPECT_EQ(refusal("tokens=100000000 hidden=16777216 intermediate=64 num_experts=2 top_k=2"),
+            "tiles of experts' rows and weights must be <= 2^30 (got 25000002 * 262146)");
+}
+
+}  // namespace
+}  // namespace tilewise::backends::hopper

@@ -144,8 +144,7 @@ class Lowerer {
   }
 
   template <typename Kernel>
-  gpu::Launch& add(const typename Kernel::Config& config, std::int64_t blocks, typename Kernel::Params params) {
-    params.shape = shape_;
+  gpu::Launch& add(const typename Kernel::Config& config, std::int64_t blocks, const typename Kernel::Params& params) {
     const auto bind_params = [](const void* call, void* block) {
       bind(*static_cast<const MoeParams*>(call), *static_cast<typename Kernel::Params*>(block));
     };
@@ -157,7 +156,8 @@ class Lowerer {
     device::MoeSortConfig config;
     config.own_experts = experts_of_lane(p_);
     device::MoeSortParams params{};
-    params.chunks = ceil_div(shape_.pairs(), device::MoeSortConfig::kChunk);
+    params.shape = shape_;
+    params.chunks = static_cast<std::int32_t>(ceil_div(shape_.pairs(), device::MoeSortConfig::kChunk));
     params.most_experts = config.most_experts();
     for (config.counts = params.chunks > 1 ? 1 : 0; config.counts >= 0; --config.counts) {
       add<MoeSort>(config, params.chunks, params);
@@ -168,15 +168,17 @@ class Lowerer {
   void add_gather() {
     constexpr std::int64_t kBlocksAtOnce = 4;  // of a multiprocessor
     const device::MoeGatherConfig config;
+    device::MoeGatherParams params{};
+    params.shape = shape_, params.rows.row_stride = p_.hidden;
     const std::int64_t blocks = ceil_div(p_.tokens, std::int64_t{config.warps});
-    add<MoeGather>(config, std::min(blocks, kBlocksAtOnce * device_.multiprocessors), {});
+    add<MoeGather>(config, std::min(blocks, kBlocksAtOnce * device_.multiprocessors), params);
     builder_.append_schedule("rows gathered");
   }
 
   void add_layer() {
     const auto config = config_of<device::MoeLayerConfig>(p_);
     device::MoeLayerParams params{};
-    params.numbers = numbers();
+    begin(params);
     const std::int64_t clusters = std::max(device_.multiprocessors / config.cluster, 1);
     gpu::Launch& launch = add<MoeLayer>(config, clusters * config.cluster, params);
     launch.cluster.x = static_cast<std::uint32_t>(config.cluster);
@@ -187,14 +189,17 @@ class Lowerer {
   void add_decode() {
     const device::MoeDecodeConfig config = decode_config(p_);
     device::MoeDecodeParams params{};
-    params.numbers = numbers();
+    begin(params);
     add_moe_maps(config, p_.dtype, add<MoeDecode>(config, device_.multiprocessors, params));
     builder_.append_schedule(
         concat("weights streamed, ", config.block_m(), " rows by up to ", config.block_n, " of an expert's"));
   }
 
-  [[nodiscard]] device::ActivationNumbers numbers() const {
-    return {static_cast<float>(p_.alpha), static_cast<float>(p_.limit)};
+  template <typename Params>
+  void begin(Params& params) const {
+    params.shape = shape_;
+    params.h.row_stride = p_.intermediate, params.parts.row_stride = p_.hidden;
+    params.numbers = {static_cast<float>(p_.alpha), static_cast<float>(p_.limit)};
   }
 
   /// The floor of weights that are read once, at 4.2 of the 4.8 TB/s of an H200, and of products, at 780 of its 989

@@ -237,8 +237,9 @@ class SchemaRun final : public OperationRun {
         if (stated) value = (*stated).*field.value;
         using core::read_word;
         if (const auto given = words_of(command_, flag_of(field.key)); !given.empty()) {
-          if constexpr (std::is_same_v<decltype(value), bool&>)
-            value = true;
+          constexpr std::string_view kFlag = "true";  // one of another operation, that takes no value
+          if (std::is_same_v<decltype(value), bool&> && given.front() == kFlag)
+            read_word(flag_of(field.key), "1", value);
           else
             read_word(flag_of(field.key), given.front(), value);
         }

@@ -17,8 +17,14 @@
 
 namespace tilewise::core {
 
-/// The default of a field that must be given.
-inline constexpr std::optional<std::int64_t> kRequired;
+/// The default of a field that must be given: no value equals it, and none can be assigned it.
+struct Required {
+  template <typename Field>
+  friend constexpr bool operator==(const Field&, const Required&) {
+    return false;
+  }
+};
+inline constexpr Required kRequired;
 
 /// The key=value words of a text; each is taken once.
 class Words {

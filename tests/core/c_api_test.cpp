@@ -342,6 +342,30 @@ TEST_F(CApi, Route) {
   expect(TILEWISE_INVALID_ARGUMENT, "tensors: must not be null", tilewise_route(nullptr, nullptr));
 }
 
+/// Bytes stand for narrow elements, two of e2m1 in one.
+TEST_F(CApi, Quantize) {
+  float x[4] = {1, -6, 0.5f, 4}, back[4] = {};
+  std::uint8_t elements[2] = {}, scales[1] = {};
+  const DLTensor* numbers = dl(TensorView(x, DType::f32, {1, 4}));
+  const DLTensor* pairs = dl(TensorView(elements, DType::u8, {1, 2}));
+  const DLTensor* scale = dl(TensorView(scales, DType::u8, {1, 1}));
+  ASSERT_EQ(tilewise_quantize(numbers, pairs, scale, nullptr, "mxfp4", 0), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_EQ(scales[0], 127);
+  EXPECT_EQ(elements[0], 0xF2);
+  EXPECT_EQ(elements[1], 0x61);
+  const DLTensor* out = dl(TensorView(back, DType::f32, {1, 4}));
+  ASSERT_EQ(tilewise_dequantize(pairs, scale, nullptr, out, "mxfp4"), TILEWISE_OK) << tilewise_last_error();
+  EXPECT_TRUE(std::equal(x, x + 4, back));
+  expect(TILEWISE_INVALID_ARGUMENT, "format: must not be null",
+         tilewise_quantize(numbers, pairs, scale, nullptr, nullptr, 0));
+  expect(TILEWISE_INVALID_ARGUMENT, "x: must be given", tilewise_quantize(nullptr, pairs, scale, nullptr, "mxfp4", 0));
+  expect(TILEWISE_INVALID_ARGUMENT,
+         "power_of_two: must be false with format=mxfp4, which has one rule for its scales (got true)",
+         tilewise_quantize(numbers, pairs, scale, nullptr, "mxfp4", 1));
+  expect(TILEWISE_INVALID_ARGUMENT, "global_scale: must be given with format=nvfp4 (got none)",
+         tilewise_dequantize(pairs, scale, nullptr, out, "nvfp4"));
+}
+
 TEST_F(CApi, Linear) {
   float x[4] = {1, 2, 3, 4}, w[4] = {1, 0, -2, 1}, bias[2] = {10, 0}, out[4] = {}, dout[4] = {1, 0, 0, 1}, dx[4] = {};
   const auto matrix = [&](float* data) { return dl(TensorView(data, DType::f32, {2, 2})); };

@@ -86,7 +86,7 @@ TEST(QuantizeLowering, ShapesShareAKernel) {
   for (const std::string_view shape : {"rows=1 columns=8", "rows=4096 columns=14336", "rows=7 columns=2880",
                                        "stacked=1 num_experts=9 rows=3 columns=16"}) {
     const gpu::Lowering lowering = quantize_lowered("gfx942", core::concat("quantize format=mxfp4 dtype=bf16 ", shape));
-    for (const gpu::Launch* launch : lowering.launches()) keys.insert(gpu::make_source(launch->key, false).text);
+    for (const gpu::Launch* launch : lowering.launches()) keys.insert(gpu::make_source(launch->key, false).stub);
   }
   EXPECT_EQ(keys.size(), 1u);
 }

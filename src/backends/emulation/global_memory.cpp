@@ -91,7 +91,8 @@ std::string GlobalMemory::access(const void* address, std::size_t bytes, GlobalA
   const std::uint32_t lane = static_cast<std::uint32_t>(who.block) * threads + static_cast<std::uint32_t>(who.thread);
   const std::uint32_t own = what == GlobalAccess::add ? kManyAdders : lane + 1;
   for (std::uintptr_t byte = at; byte < at + bytes; byte += region->cell) {
-    std::atomic<std::uint32_t>& writer = region->writers[(byte - region->begin) / region->cell];
+    std::atomic<std::uint32_t>& writer =
+        region->writers[static_cast<std::ptrdiff_t>((byte - region->begin) / region->cell)];
     const std::uint32_t other =
         write ? writer.exchange(own, std::memory_order_relaxed) : writer.load(std::memory_order_relaxed);
     if (other == 0 || other == own) continue;

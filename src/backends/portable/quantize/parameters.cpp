@@ -26,15 +26,16 @@ class Table {
     rows(t, "elements", access, 1, s_.e2m1 != 0 ? ceil_div(s_.columns, 2) : s_.columns);
   }
   void scales(const QuantizeScales& t, Access access) const {
-    gpu::visit_pointer(p_, t.data,
-                       {.name = "scales",
-                        .access = access,
-                        .element_bytes = s_.scale_type == device::kScaleF32 ? sizeof(float) : 1,
-                        .outer = {{{s_.num_experts, t.expert_stride},
-                                   {ceil_div(s_.rows, s_.block_rows), t.row_stride},
-                                   {ceil_div(s_.columns, s_.block_columns), t.column_stride}}},
-                        .rank = 3},
-                       visit_);
+    gpu::visit_pointer(
+        p_, t.data,
+        {.name = "scales",
+         .access = access,
+         .element_bytes = s_.scale_type == device::kScaleF32 ? sizeof(float) : 1,
+         .outer = {{{s_.num_experts, t.expert_stride},
+                    {ceil_div(s_.rows, s_.block_rows), t.row_stride},
+                    {ceil_div(std::max<std::int64_t>(s_.columns, 1), s_.block_columns), t.column_stride}}},
+         .rank = 3},
+        visit_);
   }
   void whole(const QuantizeWhole& t, Access access) const {
     gpu::visit_pointer(p_, t.data,

@@ -67,7 +67,7 @@ def linear(
     """
     given = {"x": x, "w": w, "bias": bias, "offsets": None, "counts": None}
     given |= {"x_scale": x_scale, "w_scale": w_scale, "w_global_scale": w_global_scale}
-    return _call(given, activation, x_format, w_format, out_dtype, out, batch_invariant, implementation)
+    return _call(given, activation, x_format, w_format, out_dtype, out, batch_invariant, implementation)  # type: ignore[no-any-return]
 
 
 @with_known_keywords
@@ -123,7 +123,7 @@ def grouped_linear(
         raise ValueError("offsets: must be given, or counts (got neither)")
     given = {"x": x, "w": w, "bias": bias, "offsets": offsets, "counts": counts}
     given |= {"x_scale": x_scale, "w_scale": w_scale, "w_global_scale": w_global_scale}
-    return _call(given, activation, x_format, w_format, out_dtype, out, batch_invariant, implementation)
+    return _call(given, activation, x_format, w_format, out_dtype, out, batch_invariant, implementation)  # type: ignore[no-any-return]
 
 
 def _call(

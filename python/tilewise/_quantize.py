@@ -86,7 +86,7 @@ def dequantize(
     given = {"elements": elements, "scales": scales, "global_scale": global_scale, "format": format}
     given["dtype"] = dtype_name("dtype", dtype, _DTYPES) or "none"
     (result,) = _call("dequantize", given, implementation, ("out",), out)
-    return result
+    return result  # type: ignore[no-any-return]
 
 
 def _call(

@@ -161,10 +161,17 @@ class Pass {
       const std::int64_t expert = expert_of(row);
       for (std::int64_t k = 0; expert != kNobody && k < problem_.k; ++k) {
         Sum sum;
-        for (std::int64_t n = 0; n < problem_.n; ++n) sum.add(dsum(row, n), load(p_.w, expert, n, k));
+        for (std::int64_t n = 0; n < problem_.n; ++n) sum.add(beside_w(dsum(row, n)), load(p_.w, expert, n, k));
         set(find("dx"), row * problem_.k + k, sum.rounded(u_, tiny_));
       }
     }
+  }
+
+  /// A quantised weight, with its scale, may be rounded to the dtype of x there.
+  [[nodiscard]] Estimate beside_w(const Estimate& dsum) const {
+    if (!problem_.w_format.defined()) return dsum;
+    const double rounding = r_ * std::abs(dsum.value);
+    return {dsum.value, dsum.limit + rounding, std::hypot(dsum.sigma, rounding)};
   }
 
   /// Of the rows of one expert.

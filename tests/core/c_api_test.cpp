@@ -391,7 +391,7 @@ TEST_F(CApi, Linear) {
   EXPECT_EQ((std::array{dx[0], dx[1], dx[2], dx[3]}), (std::array{1.0f, 0.0f, 0.0f, 0.0f}));
   options.activation = "exp";
   expect(TILEWISE_INVALID_ARGUMENT,
-         "activation: must be one of identity, silu, gelu, gelu_tanh, relu, relu_squared (got 'exp')",
+         "activation: must be one of identity, silu, gelu, gelu_tanh, relu, relu_squared, swiglu_oai (got 'exp')",
          tilewise_linear(&tensors, &options));
   options.activation = nullptr;
   options.x_format = "mxfp8";

@@ -53,7 +53,9 @@ OPERATION_NAMES = tuple(
 # Kernels that are attention's, or made of its parts.
 ATTENDING = ("hopper", "kv_cache")
 # What the host knows of kernels.
-KERNELS = tuple(f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper", "moe/sm90") for header in ("config", "params"))
+KERNELS = tuple(
+    f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper", "moe/sm90") for header in ("config", "params")
+)
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
 # Words of operations, which neither the framework nor the tiles of kernels may speak of.
 FOREIGN_TO_CORE = re.compile(

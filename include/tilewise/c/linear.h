@@ -23,8 +23,8 @@ typedef struct tilewise_linear_options {
 /* Sets every field to its default. Pass sizeof(tilewise_linear_options). */
 TILEWISE_EXPORT tilewise_status tilewise_linear_options_init(tilewise_linear_options* options, size_t struct_size);
 
-/* Tensors of out = activation(x w' + bias). With offsets or counts of rows, each expert's rows have weights of their own,
- * w [num_experts, n, k]. Shapes and dtypes: tilewise/linear.hpp. All but x, w and out may be NULL. */
+/* Tensors of out = activation(x w' + bias). With offsets or counts of rows, each expert's rows have weights of their
+ * own, w [num_experts, n, k]. Shapes and dtypes: tilewise/linear.hpp. All but x, w and out may be NULL. */
 typedef struct tilewise_linear_tensors {
   const DLTensor *x, *w, *bias;
   const DLTensor *x_scale, *w_scale, *w_global_scale;

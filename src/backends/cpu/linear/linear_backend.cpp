@@ -64,10 +64,10 @@ class LinearImplementation final : public operations::linear::Implementation {
   [[nodiscard]] DeviceType device() const noexcept override { return DeviceType::cpu; }
   [[nodiscard]] operations::linear::FeatureSet supported() const noexcept override {
     using enum operations::linear::Feature;
-    operations::linear::FeatureSet set{forward,         backward,   dx,      dw,         dbias,
-                                       out_dtype,       grouped,    bias,    activation, w_transposed,
-                                       batch_invariant, fp8_tensor, fp8_row, fp8_1x128,  fp8_128x128,
-                                       e8m0_blocks,     mxfp8,      mxfp4,   nvfp4};
+    operations::linear::FeatureSet set{
+        forward,    backward,     backward_quantised, dx,         dw,      dbias,     out_dtype,   grouped,     bias,
+        activation, w_transposed, batch_invariant,    fp8_tensor, fp8_row, fp8_1x128, fp8_128x128, e8m0_blocks, mxfp8,
+        mxfp4,      nvfp4};
     const auto insert = [&](operations::linear::Feature feature, DType dtype) {
       if (gemm_kernel(kernels_, dtype, dtype) != nullptr) set.insert(feature);
     };

@@ -85,8 +85,13 @@ class MoeImplementation final : public operations::moe::Implementation {
       if (gemm_kernel(kernels_, rows, w) == nullptr)
         return core::Verdict::refuse(core::concat("has no products of ", to_string(rows), " by ", to_string(w)));
     }
-    if ((problem.gate_up_transposed || problem.down_transposed) && problem.w_format == parse_block_format("mxfp8"))
+    const bool transposed = problem.gate_up_transposed || problem.down_transposed;
+    if (transposed && problem.w_format == parse_block_format("mxfp8"))
       return core::Verdict::refuse("scales of 32 elements want them contiguous (gate_up_transposed, down_transposed)");
+    // Gradients are sums over the rows that such scales are of.
+    if (transposed && problem.pass == MoePass::moe_backward && problem.w_format.block_rows == 1)
+      return core::Verdict::refuse(
+          "gradients want rows with scales of their own contiguous (gate_up_transposed, down_transposed)");
     const double us = gemm_estimate_us(isa_.isa, operations::moe::flops(problem), operations::moe::bytes_moved(problem),
                                        problem.dtype == DType::f64, cpu);
     return core::Verdict::accept(

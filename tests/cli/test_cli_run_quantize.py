@@ -35,7 +35,8 @@ def test_one_command_does_both(tilewise, tmp_path, x):
     done = tilewise("run", *_files(tmp_path, "x", "elements", "scales", "global-scale", "out"), "--format", "nvfp4")
     assert "quantize format=nvfp4" in done.stdout and "dequantize format=nvfp4" in done.stdout
     assert np.load(tmp_path / "global-scale.npy").dtype == np.float32
-    assert np.abs(np.load(tmp_path / "out.npy") - x).max() < 0.5
+    # Half of the step from 4 to 6 of a block whose scale is a sixth of its greatest number, and that scale's rounding.
+    assert np.abs(np.load(tmp_path / "out.npy") - x).max() <= 1.1 * np.abs(x).max() / 6
 
 
 def test_a_problem_states_the_dtype(tilewise, tmp_path, x):

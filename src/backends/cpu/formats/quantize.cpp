@@ -34,6 +34,7 @@ class Rows {
   /// Tensors of their own, by the leading dimensions, and rows of one.
   [[nodiscard]] std::int64_t parts() const { return parts_; }
   [[nodiscard]] std::int64_t rows() const { return rows_; }
+  [[nodiscard]] std::int64_t columns() const { return columns_; }
   [[nodiscard]] std::int64_t runs() const { return core::ceil_div(columns_, run_); }
   [[nodiscard]] std::int64_t run_size(std::int64_t run) const { return std::min(run_, columns_ - run * run_); }
 
@@ -134,7 +135,7 @@ class Quantizer {
   void see_parts() {
     for (std::int64_t part = 0; part < rows_.parts(); ++part) of_part(part) = 0.0f;
     core::parallel_for(rows_.parts() * rows_.rows(), [this](std::int64_t index, int) {
-      raise_to(of_part(index / rows_.rows()), extremes_of({index, 1}, 0, rows_.runs()).amax);
+      raise_to(of_part(index / rows_.rows()), extremes_(rows_.row(index).numbers, rows_.columns()).amax);
     });
     core::parallel_for(rows_.parts(), [this](std::int64_t part, int) {
       float& result = of_part(part);
@@ -144,7 +145,7 @@ class Quantizer {
   }
 
   void quantize_block(std::int64_t part, const RowRange& range, std::int64_t run) const {
-    const RunExtremes found = extremes_of(range, run, run + 1);
+    const RunExtremes found = extremes_of(range, run);
     const float global = format_.global ? rows_.global(part) : 1.0f;
     const std::uint32_t bits = device::scale_bits(rule_, found.amax, found.nan, global);
     formats::store_scale(out_.scales, rows_.scale(rows_.row(range.first), run), bits);
@@ -152,15 +153,12 @@ class Quantizer {
     encode(range, run, format_.global ? scale * global : scale);
   }
 
-  [[nodiscard]] RunExtremes extremes_of(const RowRange& range, std::int64_t first_run, std::int64_t end_run) const {
+  [[nodiscard]] RunExtremes extremes_of(const RowRange& range, std::int64_t run) const {
     RunExtremes all{0.0f, false};
     for (std::int64_t index = range.first; index < range.first + range.count; ++index) {
-      const Rows::Row row = rows_.row(index);
-      for (std::int64_t run = first_run; run < end_run; ++run) {
-        const RunExtremes found = extremes_(rows_.numbers(row, run), rows_.run_size(run));
-        all.amax = std::max(all.amax, found.amax);
-        all.nan |= found.nan;
-      }
+      const RunExtremes found = extremes_(rows_.numbers(rows_.row(index), run), rows_.run_size(run));
+      all.amax = std::max(all.amax, found.amax);
+      all.nan |= found.nan;
     }
     return all;
   }

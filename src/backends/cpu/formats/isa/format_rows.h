@@ -1,6 +1,7 @@
 // Quantising and dequantising runs of numbers, in integer arithmetic over chunks of f32 that the vectors widened: plain
 // loops, which compilers turn into this instruction set's vectors. Equal to device/common/float8.h and float4.h bit for
-// bit.
+// bit. Chunks are 64 numbers, and 32 or 16 where fewer are left: blocks of 16 would be a quarter of
+// a chunk.
 #pragma once
 
 #include "backends/cpu/formats/kernels.hpp"
@@ -10,20 +11,18 @@ namespace tilewise::backends::cpu {
 
 template <class V, class In>
 struct FormatRows {
-  static constexpr int64_t kChunk = 64;  // a whole number of vectors, and even
-
   static RunExtremes extremes(const void* numbers, int64_t size) {
-    float chunk[kChunk];
     uint32_t amax = 0, nan = 0;
-    for (int64_t begin = 0; begin < size; begin += kChunk) {
+    for_each_chunk(size, [&]<int64_t length>(Length<length>, int64_t begin) {
+      float chunk[length];
       widen(static_cast<const In*>(numbers) + begin, size - begin, chunk);
-      for (int64_t i = 0; i < kChunk; ++i) {  // behind the end are zeros
+      for (int64_t i = 0; i < length; ++i) {  // behind the end are zeros
         const uint32_t magnitude = __builtin_bit_cast(uint32_t, chunk[i]) & 0x7FFFFFFFu;
         const uint32_t finite = magnitude < 0x7F800000u ? magnitude : 0u;
         amax = finite > amax ? finite : amax;
         nan |= magnitude > 0x7F800000u ? 1u : 0u;
       }
-    }
+    });
     return {__builtin_bit_cast(float, amax), nan != 0};
   }
 
@@ -67,7 +66,10 @@ struct FormatRows {
 
   static void decode_e4m3(const uint8_t* elements, int64_t size, float scale, float global, void* numbers) {
     decode(
-        size, scale, global, numbers, [&](int64_t i) { return uint32_t{elements[i]}; },
+        size, scale, global, numbers,
+        [&](int64_t begin, int64_t count, uint32_t* codes) {
+          for (int64_t i = 0; i < count; ++i) codes[i] = elements[begin + i];
+        },
         [](uint32_t code) {
           const uint32_t magnitude = code & 0x7Fu, sign = (code & 0x80u) << 24;
           const float normal = __builtin_bit_cast(float, (magnitude << 20) + (120u << 23));
@@ -80,8 +82,14 @@ struct FormatRows {
   }
 
   static void decode_e2m1(const uint8_t* elements, int64_t size, float scale, float global, void* numbers) {
-    const auto code_at = [&](int64_t i) { return uint32_t{elements[i >> 1]} >> (4 * (i & 1)) & 15u; };
-    decode(size, scale, global, numbers, code_at, [](uint32_t code) {
+    const auto load = [&](int64_t begin, int64_t count, uint32_t* codes) {
+      for (int64_t i = 0; i < (count + 1) / 2; ++i) {
+        const uint32_t pair = elements[begin / 2 + i];
+        codes[2 * i] = pair & 15u;
+        codes[2 * i + 1] = pair >> 4;
+      }
+    };
+    decode(size, scale, global, numbers, load, [](uint32_t code) {
       const uint32_t magnitude = code & 7u, sign = (code & 8u) << 28;
       const uint32_t normal = (magnitude << 22) + (126u << 23), half = magnitude == 0 ? 0u : 0x3F000000u;
       return __builtin_bit_cast(float, (magnitude < 2 ? half : normal) | sign);
@@ -97,48 +105,65 @@ struct FormatRows {
   }
 
  private:
-  static_assert(kChunk % V::kLanes == 0);
+  static constexpr int64_t kLargeChunk = 64, kHalfChunk = 32, kSmallChunk = 16;  // whole numbers of vectors
+  static_assert(kSmallChunk % V::kLanes == 0);
+  template <int64_t length>
+  struct Length {};
 
-  /// The first kChunk of `size` numbers, zeros behind the last.
-  TILEWISE_INLINE static void widen(const In* numbers, int64_t size, float* chunk) {
-    if (size >= kChunk) {
-      for (int64_t i = 0; i < kChunk; i += V::kLanes) V::store(chunk + i, V::load(numbers + i));
+  /// Calls visit(length, begin). The last chunk may be longer than what is left.
+  template <class Visit>
+  TILEWISE_INLINE static void for_each_chunk(int64_t size, const Visit& visit) {
+    int64_t begin = 0;
+    for (; begin + kLargeChunk <= size; begin += kLargeChunk) visit(Length<kLargeChunk>{}, begin);
+    for (; begin + kHalfChunk <= size; begin += kHalfChunk) visit(Length<kHalfChunk>{}, begin);
+    for (; begin < size; begin += kSmallChunk) visit(Length<kSmallChunk>{}, begin);
+  }
+
+  /// The first of `size` numbers, zeros behind the last.
+  template <int64_t length>
+  TILEWISE_INLINE static void widen(const In* numbers, int64_t size, float (&chunk)[length]) {
+    if (size >= length) {
+      for (int64_t i = 0; i < length; i += V::kLanes) V::store(chunk + i, V::load(numbers + i));
       return;
     }
-    In rest[kChunk] = {};
+    In rest[length] = {};
     for (int64_t i = 0; i < size; ++i) rest[i] = numbers[i];
-    for (int64_t i = 0; i < kChunk; i += V::kLanes) V::store(chunk + i, V::load(rest + i));
+    for (int64_t i = 0; i < length; i += V::kLanes) V::store(chunk + i, V::load(rest + i));
   }
 
   template <class Store, class Code>
   TILEWISE_INLINE static void encode(const void* numbers, int64_t size, float divisor, Store&& store, Code&& code) {
-    float chunk[kChunk];
-    uint32_t codes[kChunk];
-    for (int64_t begin = 0; begin < size; begin += kChunk) {
+    for_each_chunk(size, [&]<int64_t length>(Length<length>, int64_t begin) {
+      float chunk[length];
+      uint32_t codes[length];
       widen(static_cast<const In*>(numbers) + begin, size - begin, chunk);
-      for (int64_t i = 0; i < kChunk; ++i) codes[i] = code(chunk[i] / divisor);
-      const int64_t count = size - begin < kChunk ? size - begin : kChunk;
+      for (int64_t i = 0; i < length; ++i) codes[i] = code(chunk[i] / divisor);
+      const int64_t count = size - begin < length ? size - begin : length;
       if (count % 2 != 0) codes[count] = 0;  // a NaN divisor makes more of a zero
       store(codes, begin, count);
-    }
+    });
   }
 
-  template <class CodeAt, class Value>
-  TILEWISE_INLINE static void decode(int64_t size, float scale, float global, void* numbers, CodeAt&& code_at,
+  template <class Load, class Value>
+  TILEWISE_INLINE static void decode(int64_t size, float scale, float global, void* numbers, Load&& load,
                                      Value&& value) {
-    float chunk[kChunk];
     In* out = static_cast<In*>(numbers);
-    int64_t begin = 0;
-    for (; begin + kChunk <= size; begin += kChunk) {
-      for (int64_t i = 0; i < kChunk; ++i) chunk[i] = value(code_at(begin + i)) * scale * global;
-      for (int64_t i = 0; i < kChunk; i += V::kLanes) V::store(out + begin + i, V::load(chunk + i));
-    }
-    if (begin == size) return;
-    for (int64_t i = 0; i < kChunk; ++i)
-      chunk[i] = begin + i < size ? value(code_at(begin + i)) * scale * global : 0.0f;
-    In rest[kChunk];
-    for (int64_t i = 0; i < kChunk; i += V::kLanes) V::store(rest + i, V::load(chunk + i));
-    for (int64_t i = begin; i < size; ++i) out[i] = rest[i - begin];
+    for_each_chunk(size, [&]<int64_t length>(Length<length>, int64_t begin) {
+      float chunk[length];
+      if (begin + length <= size) {
+        uint32_t codes[length];
+        load(begin, length, codes);
+        for (int64_t i = 0; i < length; ++i) chunk[i] = value(codes[i]) * scale * global;
+        for (int64_t i = 0; i < length; i += V::kLanes) V::store(out + begin + i, V::load(chunk + i));
+        return;
+      }
+      uint32_t codes[length] = {};
+      load(begin, size - begin, codes);
+      for (int64_t i = 0; i < length; ++i) chunk[i] = value(codes[i]) * scale * global;
+      In rest[length];
+      for (int64_t i = 0; i < length; i += V::kLanes) V::store(rest + i, V::load(chunk + i));
+      for (int64_t i = begin; i < size; ++i) out[i] = rest[i - begin];
+    });
   }
 };
 

@@ -226,7 +226,7 @@ class TorchBinding {
         core::invalid_argument(kTensors[place].name, ": cannot be asked for without its input");
       for (std::size_t n = 0; n < count; ++n) {
         const TensorView view = planned(planner.plan(place, n), model.device);
-        judged &= !is_huge(view);
+        judged &= view.defined() && !is_huge(view);
         if constexpr (std::is_same_v<decltype(entries), TensorView&>)
           entries = view;
         else

@@ -209,11 +209,14 @@ def test_torch_compile_and_sizes_that_change():
         assert torch.equal(compiled_scales.view(torch.uint8), scales.view(torch.uint8))
 
 
-def test_operators_are_what_torch_expects():
+@pytest.mark.parametrize("format", ["fp8_row", "mxfp4", "nvfp4"])
+def test_operators_are_what_torch_expects(format):
     x = torch.from_numpy(_numbers(4, 32))
-    torch.library.opcheck(torch.ops.tilewise.quantize.default, (x, "fp8_row"))
-    elements, scales = tilewise.quantize(x, "fp8_row")
-    torch.library.opcheck(torch.ops.tilewise.dequantize.default, (elements, scales, None, "fp8_row"))
+    elements, scales, *factor = tilewise.quantize(x, format)
+    torch.library.opcheck(torch.ops.tilewise.quantize.default, (x, format))
+    # Of bytes, since torch's check multiplies what an operator reads.
+    stored = [each if each.dtype == torch.float32 else each.view(torch.uint8) for each in (elements, scales)]
+    torch.library.opcheck(torch.ops.tilewise.dequantize.default, (*stored, factor[0] if factor else None, format))
 
 
 def test_has_no_gradient():

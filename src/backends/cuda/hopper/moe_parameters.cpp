@@ -1,6 +1,5 @@
 // What each pointer of an expert layer's kernels points to, a call's tensors in their blocks, and their shared memory.
 #include "backends/cuda/hopper/moe_kernels.hpp"
-#include "device/sm90/grid_counters.h"
 
 namespace tilewise::backends::hopper {
 namespace {

@@ -1,6 +1,7 @@
 // What Hopper's kernels of expert layers are told: plain data, shape beside every pointer.
 #pragma once
 
+#include "device/sm90/grid_counters.h"
 #include "device/sm90/tensor_map.h"
 #include "device/tile/activate.h"
 

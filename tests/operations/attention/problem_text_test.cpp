@@ -210,10 +210,12 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadText{"",
                 "operation: must be one of attention_forward, attention_backward, kv_cache_attention, append_kv, "
-                "merge, merge_backward (got '')"},
+                "merge, merge_backward, linear, linear_backward, route, route_backward, moe, moe_backward, quantize, "
+                "dequantize (got '')"},
         BadText{"attention",
                 "operation: must be one of attention_forward, attention_backward, kv_cache_attention, append_kv, "
-                "merge, merge_backward; did you mean attention_forward? (got 'attention')"},
+                "merge, merge_backward, linear, linear_backward, route, route_backward, moe, moe_backward, quantize, "
+                "dequantize; did you mean attention_forward? (got 'attention')"},
         BadText{"attention_forward", "seqlen_q: must be given (got no such word)"},
         BadText{"attention_forward layout=thd head_dim=8", "max_seqlen_q: must be given (got no such word)"},
         BadText{"attention_forward seqlen_q=4", "head_dim: must be given (got no such word)"},

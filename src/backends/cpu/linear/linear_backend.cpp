@@ -89,6 +89,9 @@ class LinearImplementation final : public operations::linear::Implementation {
     }
     if (problem.w_transposed && problem.w_format == parse_block_format("mxfp8"))
       return core::Verdict::refuse("scales of 32 elements want them contiguous, n is (w_transposed)");
+    // Gradients are sums over the rows that such scales are of.
+    if (problem.w_transposed && problem.pass == LinearPass::linear_backward && problem.w_format.block_rows == 1)
+      return core::Verdict::refuse("gradients want rows with scales of their own contiguous, n is (w_transposed)");
     return core::Verdict::accept(estimate_us(problem, cpu), std::make_unique<LinearKernel>(problem, kernels_, *kernel));
   }
 

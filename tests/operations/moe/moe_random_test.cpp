@@ -59,6 +59,16 @@ class MoeRandom : public testing::TestWithParam<std::string> {
 TEST_P(MoeRandom, Forward) { check(Feature::backward, 1700000, 150); }
 TEST_P(MoeRandom, Backward) { check(Feature::forward, 1800000, 100); }
 
+/// Of a seed whose rows' squares are 0 in fp32, beside an epsilon of 0.
+TEST_P(MoeRandom, NormOfRowsWhoseSquaresVanish) {
+  const AnyProblem problem = parse_problem(
+      "moe dtype=bf16 weights_dtype=f16 tokens=10 hidden=256 intermediate=8 num_experts=2 top_k=3 "
+      "activation=swiglu_oai alpha=1 clamp=before gate_up_bias=f16 norm=f16 norm_epsilon=0");
+  const verify::Report report = verify::check_implementation(problem, GetParam(), 77142);
+  if (report.status == verify::Status::refused) GTEST_SKIP() << "not served";
+  EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
+}
+
 INSTANTIATE_TEST_SUITE_P(Rows, MoeRandom, testing::ValuesIn(rows()),
                          [](const testing::TestParamInfo<std::string>& info) {
                            std::string name = info.param;

@@ -125,18 +125,20 @@ void multiply(const MoeParams& p, const GemmKernels& kernels, const Workspace& w
   run_grouped_product(product, w.tasks);
 }
 
-/// A part's row, by its norm and its weight.
+/// A part's row, by its norm and its weight. In double: squares of fp32 numbers leave the range of fp32.
 template <typename Real>
 void normalise(const MoeParams& p, const Workspace& w, std::int64_t part, Real* row) {
   const std::int64_t expert = expert_of_part(w.parts, p.gate_up.num_experts, part), size = p.down.rows;
-  const Real squares = dot(row, row, sum_dtype(p.x.dtype), size);
-  const Real root = std::sqrt(squares / static_cast<Real>(size) + static_cast<Real>(p.norm_epsilon));
-  const Real factor = (p.weight_on_input ? Real{1} : static_cast<const Real*>(w.parts.factor)[part]) / root;
+  double squares = 0;
+  for (std::int64_t n = 0; n < size; ++n) squares += static_cast<double>(row[n]) * static_cast<double>(row[n]);
+  const double root = std::sqrt(squares / static_cast<double>(size) + p.norm_epsilon);
+  const double factor =
+      (p.weight_on_input ? 1.0 : static_cast<double>(static_cast<const Real*>(w.parts.factor)[part])) / root;
   const operations::ExpertVectors& norm = p.norm_weight;
   for (std::int64_t n = 0; n < size; ++n) {
     const double weight =
         operations::load_element(norm.dtype, norm.data, expert * norm.expert_stride + n * norm.stride);
-    row[n] *= factor * static_cast<Real>(weight);
+    row[n] = static_cast<Real>(static_cast<double>(row[n]) * factor * weight);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "tilewise/cxx20.hpp"
+
 namespace tilewise {
 
 /// gelu is the one with erf, gelu_tanh its approximation. relu_squared: max(x, 0)^2. swiglu_oai, of experts with a

@@ -13,7 +13,10 @@
 
 #include "backends/cpu/cost.hpp"
 #include "backends/cpu/gemm/grouped_product.hpp"
+#include "core/features.hpp"
 #include "core/implementation.hpp"
+#include "core/message.hpp"
+#include "tilewise/block_format.hpp"
 
 namespace tilewise::backends::cpu {
 
@@ -49,6 +52,35 @@ template <typename Row>
   for (const core::DeviceDescription::Lack& lack : cpu.lacks)
     if (lack.instruction_set == to_string(isa)) return lack.reason;
   return std::nullopt;
+}
+
+/// Features of rows' element types that the set has kernels of.
+template <typename Feature>
+void insert_rows(core::FeatureSetOf<Feature>& set, const GemmKernels& kernels) {
+  const auto insert = [&](Feature feature, DType dtype) {
+    if (gemm_kernel(kernels, dtype, dtype) != nullptr) set.insert(feature);
+  };
+  insert(Feature::f32, DType::f32);
+  insert(Feature::bf16, DType::bf16);
+  insert(Feature::f16, DType::f16);
+  insert(Feature::f64, DType::f64);
+  insert(Feature::x_quantised, DType::fp8_e4m3);
+}
+
+/// Why kernels refuse weights of that format whose summed dimension is not contiguous; empty where they don't.
+[[nodiscard]] inline std::string_view refusal_of_transposed(const BlockFormat& format, bool backward) {
+  if (format == parse_block_format("mxfp8")) return "scales of 32 elements want them contiguous";
+  // Gradients are sums over the rows that such scales are of.
+  if (backward && format.block_rows == 1) return "gradients want rows with scales of their own contiguous";
+  return {};
+}
+
+/// How rows are multiplied, for whoever asks.
+[[nodiscard]] inline std::string schedule_of(const GemmKernel& kernel, bool batch_invariant) {
+  const std::string packed =
+      core::concat("blocks of up to ", kGemmRows, " rows by panels of ", kernel.panel, " outputs");
+  if (batch_invariant) return packed;
+  return core::concat(packed, "; weights of up to ", kernel.stream_rows, " rows streamed");
 }
 
 /// Products at the set's rate, weights and rows at memory's, on as many threads as the fastest set's work deserves:

@@ -28,7 +28,7 @@ class MoeKernel final : public operations::moe::Kernel {
       : kernels_(kernels),
         backward_(problem.pass == MoePass::moe_backward),
         workspace_size_(size_of_workspace(problem)),
-        schedule_(schedule_of(problem, first)) {}
+        schedule_("tokens by expert, " + schedule_of(first, problem.batch_invariant)) {}
 
   [[nodiscard]] std::size_t workspace_size() const noexcept override { return workspace_size_; }
   [[nodiscard]] std::string schedule() const override { return schedule_; }
@@ -40,12 +40,6 @@ class MoeKernel final : public operations::moe::Kernel {
   static std::size_t size_of_workspace(const MoeProblem& problem) {
     const MoeParams params = operations::schema::contiguous_params<operations::Moe>(problem);
     return problem.pass == MoePass::moe_backward ? moe_backward_workspace_size(params) : moe_workspace_size(params);
-  }
-  static std::string schedule_of(const MoeProblem& problem, const GemmKernel& kernel) {
-    const std::string packed =
-        core::concat("tokens by expert, blocks of up to ", kGemmRows, " rows by panels of ", kernel.panel, " outputs");
-    if (problem.batch_invariant) return packed;
-    return core::concat(packed, "; weights of up to ", kernel.stream_rows, " rows streamed");
   }
 
   const GemmKernels& kernels_;
@@ -67,14 +61,7 @@ class MoeImplementation final : public operations::moe::Implementation {
                                     no_gate,       interleaved,     activation,   swiglu_oai,  clamp,           bias,
                                     norm,          weight_on_input, first_expert, transposed,  batch_invariant, dx,
                                     dtopk_weights, dweights,        dbias};
-    const auto insert = [&](operations::moe::Feature feature, DType dtype) {
-      if (gemm_kernel(kernels_, dtype, dtype) != nullptr) set.insert(feature);
-    };
-    insert(f32, DType::f32);
-    insert(bf16, DType::bf16);
-    insert(f16, DType::f16);
-    insert(f64, DType::f64);
-    insert(x_quantised, DType::fp8_e4m3);
+    insert_rows(set, kernels_);
     return set;
   }
 
@@ -85,13 +72,11 @@ class MoeImplementation final : public operations::moe::Implementation {
       if (gemm_kernel(kernels_, rows, w) == nullptr)
         return core::Verdict::refuse(core::concat("has no products of ", to_string(rows), " by ", to_string(w)));
     }
-    const bool transposed = problem.gate_up_transposed || problem.down_transposed;
-    if (transposed && problem.w_format == parse_block_format("mxfp8"))
-      return core::Verdict::refuse("scales of 32 elements want them contiguous (gate_up_transposed, down_transposed)");
-    // Gradients are sums over the rows that such scales are of.
-    if (transposed && problem.pass == MoePass::moe_backward && problem.w_format.block_rows == 1)
-      return core::Verdict::refuse(
-          "gradients want rows with scales of their own contiguous (gate_up_transposed, down_transposed)");
+    if (problem.gate_up_transposed || problem.down_transposed) {
+      const auto refusal = refusal_of_transposed(problem.w_format, problem.pass == MoePass::moe_backward);
+      if (!refusal.empty())
+        return core::Verdict::refuse(core::concat(refusal, " (gate_up_transposed, down_transposed)"));
+    }
     const double us = gemm_estimate_us(isa_.isa, operations::moe::flops(problem), operations::moe::bytes_moved(problem),
                                        problem.dtype == DType::f64, cpu);
     return core::Verdict::accept(

@@ -10,6 +10,7 @@
 #include "core/features.hpp"
 #include "core/message.hpp"
 #include "formats/field.hpp"
+#include "operations/elements.hpp"
 
 namespace tilewise::operations {
 
@@ -43,6 +44,24 @@ inline void check_weight_format(std::string_view name, const BlockFormat& format
                          ": must be none, fp8_tensor, fp8_row, fp8_1x128, fp8_128x128, the last two with _e8m0, mxfp8, "
                          "mxfp4 or nvfp4 (got ",
                          to_string(format), ")");
+}
+
+/// Throws for an element type of x that has no place beside its format.
+inline void check_row_dtype(DType dtype, const BlockFormat& format) {
+  if (format.defined() && dtype != format.element) {
+    core::invalid_type("x: dtype must be ", to_string(format.element), " with x_format=", to_string(format), " (got ",
+                       to_string(dtype), ")");
+  }
+  if (format.defined()) return;
+  if (dtype == DType::fp8_e4m3) core::invalid_argument("x_format: must be given where x is fp8_e4m3 (got none)");
+  if (!is_element_type(dtype))
+    core::invalid_type("x: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got ", to_string(dtype), ")");
+}
+/// Throws unless `dtype` is f32, bf16 or f16, or f64 where that of x is.
+inline void check_dtype_beside(std::string_view name, DType dtype, DType x) {
+  if (x == DType::f64 ? dtype == DType::f64 : is_element_type(dtype) && dtype != DType::f64) return;
+  core::invalid_type(name, ": dtype must be ", x == DType::f64 ? "f64" : "f32, bf16 or f16", " where that of x is ",
+                     to_string(x), " (got ", to_string(dtype), ")");
 }
 
 /// What a format of rows or weights asks for, by the names that operations' features share.

@@ -8,6 +8,7 @@
 
 #include "core/features.hpp"
 #include "operations/attention/rules.hpp"
+#include "operations/elements.hpp"
 #include "tilewise/problem.hpp"
 
 namespace tilewise::operations::attention {
@@ -59,12 +60,8 @@ static_assert(!kFeatureNames.back().empty());
 using FeatureSet = core::FeatureSetOf<Feature>;
 
 /// The feature of an element type of q.
-[[nodiscard]] inline Feature feature_of(DType dtype) {
-  return dtype == DType::bf16       ? Feature::bf16
-         : dtype == DType::f16      ? Feature::f16
-         : dtype == DType::f64      ? Feature::f64
-         : dtype == DType::fp8_e4m3 ? Feature::fp8_e4m3
-                                    : Feature::f32;
+[[nodiscard]] constexpr Feature feature_of(DType dtype) {
+  return dtype == DType::fp8_e4m3 ? Feature::fp8_e4m3 : element_feature<Feature>(dtype);
 }
 
 /// What a problem asks of an implementation: a pure function, the only copy of this rule.

@@ -5,10 +5,6 @@
 
 namespace tilewise::operations::kv_cache {
 
-Feature feature_of(DType dtype) {
-  return dtype == DType::bf16 ? Feature::bf16 : dtype == DType::f16 ? Feature::f16 : Feature::f32;
-}
-
 FeatureSet required_features(const KvCacheProblem& p) {
   // Every field by name: a new one does not compile until somebody has decided here what it asks for.
   [[maybe_unused]] const auto& [call, dtype, cache_dtype, device, layout, batch_size, seqlen_q, total_q, seqlen_k_new,

@@ -16,42 +16,12 @@ namespace {
 
 using core::invalid_argument, core::invalid_type, core::name_of;
 
-DType dtype_of(LinearBias bias) {
-  switch (bias) {
-    case LinearBias::none:
-      break;
-    case LinearBias::f32:
-      return DType::f32;
-    case LinearBias::bf16:
-      return DType::bf16;
-    case LinearBias::f16:
-      return DType::f16;
-    case LinearBias::f64:
-      return DType::f64;
-  }
-  return DType::none;
-}
-
-/// `name` may be f32, bf16 or f16, and f64 where x is.
-void validate_beside(const LinearProblem& p, std::string_view name, DType dtype) {
-  if (p.dtype == DType::f64 ? dtype == DType::f64 : is_element_type(dtype) && dtype != DType::f64) return;
-  invalid_type(name, ": dtype must be ", p.dtype == DType::f64 ? "f64" : "f32, bf16 or f16", " where that of x is ",
-               to_string(p.dtype), " (got ", to_string(dtype), ")");
-}
-
 void validate_dtypes(const LinearProblem& p) {
-  if (p.x_format.defined() && p.dtype != p.x_format.element) {
-    invalid_type("x: dtype must be ", to_string(p.x_format.element), " with x_format=", to_string(p.x_format), " (got ",
-                 to_string(p.dtype), ")");
-  }
-  if (!p.x_format.defined() && p.dtype == DType::fp8_e4m3)
-    invalid_argument("x_format: must be given where x is fp8_e4m3 (got none)");
-  if (!p.x_format.defined() && !is_element_type(p.dtype))
-    invalid_type("x: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got ", to_string(p.dtype), ")");
+  check_row_dtype(p.dtype, p.x_format);
   if (p.dtype == DType::f64 && p.w_format.defined())
     invalid_argument("w_format: must be none where x is f64 (got ", to_string(p.w_format), ")");
-  validate_beside(p, p.pass == LinearPass::linear ? "out" : "dout", p.out_dtype);
-  if (p.bias != LinearBias::none) validate_beside(p, "bias", dtype_of(p.bias));
+  check_dtype_beside(p.pass == LinearPass::linear ? "out" : "dout", p.out_dtype, p.dtype);
+  if (p.bias != LinearBias::none) check_dtype_beside("bias", dtype_of_vector(p.bias), p.dtype);
 }
 
 void validate_gradients(const LinearProblem& p) {
@@ -128,13 +98,6 @@ LinearProblem canonical(LinearProblem p) {
   p.dw_transposed = canonical_transposed(p, p.dw_transposed);
   if (p.device == DeviceType::cpu) p.unaligned = false;
   return p;
-}
-
-Feature feature_of(DType dtype) {
-  return dtype == DType::bf16  ? Feature::bf16
-         : dtype == DType::f16 ? Feature::f16
-         : dtype == DType::f64 ? Feature::f64
-                               : Feature::f32;
 }
 
 FeatureSet required_features(const LinearProblem& p) {

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/features.hpp"
+#include "operations/elements.hpp"
 #include "tilewise/merge.hpp"
 
 namespace tilewise::operations::merge {
@@ -39,7 +40,7 @@ using FeatureSet = core::FeatureSetOf<Feature>;
 [[nodiscard]] FeatureSet required_features(const MergeProblem& problem);
 
 /// The feature of an element type of out.
-[[nodiscard]] Feature feature_of(DType dtype);
+[[nodiscard]] constexpr Feature feature_of(DType dtype) { return element_feature<Feature>(dtype); }
 
 [[nodiscard]] inline std::string to_string(FeatureSet features) {
   return core::features_text(features.bits(), kFeatureNames);

@@ -85,13 +85,6 @@ MergeProblem canonical(MergeProblem p) {
   return p;
 }
 
-Feature feature_of(DType dtype) {
-  return dtype == DType::bf16  ? Feature::bf16
-         : dtype == DType::f16 ? Feature::f16
-         : dtype == DType::f64 ? Feature::f64
-                               : Feature::f32;
-}
-
 FeatureSet required_features(const MergeProblem& p) {
   // Every field by name: a new one does not compile until somebody has decided here what it asks for.
   [[maybe_unused]] const auto& [pass, dtype, parts_dtype, device, layout, parts, batch_size, seqlen_q, num_heads_q,

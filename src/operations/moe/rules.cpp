@@ -18,47 +18,17 @@ namespace {
 
 using core::invalid_argument, core::invalid_type, core::name_of;
 
-DType dtype_of(MoeVector vector) {
-  switch (vector) {
-    case MoeVector::none:
-      break;
-    case MoeVector::f32:
-      return DType::f32;
-    case MoeVector::bf16:
-      return DType::bf16;
-    case MoeVector::f16:
-      return DType::f16;
-    case MoeVector::f64:
-      return DType::f64;
-  }
-  return DType::none;
-}
-
-/// `name` may be f32, bf16 or f16, or f64 where x is.
-void validate_beside(const MoeProblem& p, std::string_view name, DType dtype) {
-  if (p.dtype == DType::f64 ? dtype == DType::f64 : is_element_type(dtype) && dtype != DType::f64) return;
-  invalid_type(name, ": dtype must be ", p.dtype == DType::f64 ? "f64" : "f32, bf16 or f16", " where that of x is ",
-               to_string(p.dtype), " (got ", to_string(dtype), ")");
-}
-
 void validate_dtypes(const MoeProblem& p) {
-  if (p.x_format.defined() && p.dtype != p.x_format.element) {
-    invalid_type("x: dtype must be ", to_string(p.x_format.element), " with x_format=", to_string(p.x_format), " (got ",
-                 to_string(p.dtype), ")");
-  }
-  if (!p.x_format.defined() && p.dtype == DType::fp8_e4m3)
-    invalid_argument("x_format: must be given where x is fp8_e4m3 (got none)");
-  if (!p.x_format.defined() && !is_element_type(p.dtype))
-    invalid_type("x: dtype must be f32, bf16, f16, f64 or fp8_e4m3 (got ", to_string(p.dtype), ")");
+  check_row_dtype(p.dtype, p.x_format);
   for (const auto& [name, format] : {std::pair{"w_format", p.w_format}, std::pair{"h_format", p.h_format}})
     if (p.dtype == DType::f64 && format.defined())
       invalid_argument(name, ": must be none where x is f64 (got ", to_string(format), ")");
   if (p.ids_dtype != DType::i32 && p.ids_dtype != DType::i64)
     invalid_type("topk_ids: dtype must be i32 or i64 (got ", to_string(p.ids_dtype), ")");
-  validate_beside(p, "topk_weights", p.weights_dtype);
-  validate_beside(p, p.pass == MoePass::moe ? "out" : "dout", p.out_dtype);
+  check_dtype_beside("topk_weights", p.weights_dtype, p.dtype);
+  check_dtype_beside(p.pass == MoePass::moe ? "out" : "dout", p.out_dtype, p.dtype);
   const auto validate_vector = [&p](std::string_view name, MoeVector vector) {
-    if (vector != MoeVector::none) validate_beside(p, name, dtype_of(vector));
+    if (vector != MoeVector::none) check_dtype_beside(name, dtype_of_vector(vector), p.dtype);
   };
   validate_vector("gate_up_bias", p.gate_up_bias);
   validate_vector("down_bias", p.down_bias);
@@ -203,13 +173,6 @@ MoeProblem canonical(MoeProblem p) {
   p.ddown_transposed = form(p.ddown_transposed, p.hidden, p.intermediate);
   if (p.device == DeviceType::cpu) p.unaligned = false;
   return p;
-}
-
-Feature feature_of(DType dtype) {
-  return dtype == DType::bf16  ? Feature::bf16
-         : dtype == DType::f16 ? Feature::f16
-         : dtype == DType::f64 ? Feature::f64
-                               : Feature::f32;
 }
 
 FeatureSet required_features(const MoeProblem& p) {

@@ -60,10 +60,6 @@ QuantizeProblem canonical(QuantizeProblem p) {
   return p;
 }
 
-Feature feature_of(DType dtype) {
-  return dtype == DType::bf16 ? Feature::bf16 : dtype == DType::f16 ? Feature::f16 : Feature::f32;
-}
-
 FeatureSet required_features(const QuantizeProblem& p) {
   // Every field by name: a new one does not compile until somebody has decided here what it asks for.
   [[maybe_unused]] const auto& [pass, dtype, device, format, power_of_two, stacked, num_experts, rows, columns,

@@ -128,13 +128,6 @@ RouteProblem canonical(RouteProblem p) {
   return p;
 }
 
-Feature feature_of(DType dtype) {
-  return dtype == DType::bf16  ? Feature::bf16
-         : dtype == DType::f16 ? Feature::f16
-         : dtype == DType::f64 ? Feature::f64
-                               : Feature::f32;
-}
-
 FeatureSet required_features(const RouteProblem& p) {
   // Every field by name: a new one does not compile until somebody has decided here what it asks for.
   [[maybe_unused]] const auto& [pass, device, dtype, ids_dtype, weights_dtype, tokens, num_experts, top_k, score, weigh,

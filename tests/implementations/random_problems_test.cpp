@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "../support/random_rows.hpp"
 #include "implementation_test.hpp"
 
 namespace tilewise::test {
@@ -12,8 +13,7 @@ class RandomProblems : public ImplementationTest {
  protected:
   /// Checks `count` problems of one pass, or TILEWISE_TEST_PERCENT of them where that is set.
   void check(operations::attention::Feature other_pass, int count, double max_flops) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     const verify::Filter filter{.features = supported_features().minus({other_pass}), .max_flops = max_flops};
     const std::uint64_t first = seed_base() + (other_pass == operations::attention::Feature::forward ? 50000u : 0u);
     int failures = 0;

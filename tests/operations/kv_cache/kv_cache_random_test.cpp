@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "../../support/kv_cache_step.hpp"
+#include "../../support/random_rows.hpp"
 #include "verify/verifier.hpp"
 #include "verify/verify.hpp"
 
@@ -19,8 +19,7 @@ using operations::kv_cache::Feature, operations::kv_cache::FeatureSet;
 class KvCacheRandom : public testing::TestWithParam<std::string> {
  protected:
   void check(FeatureSet without, std::uint64_t first, int count) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     constexpr const KvCacheProblem* kTag = nullptr;
     const verify::Verifier& verifier = verify::verifier_of(operation_of(kTag));
     const core::Implementation* row = core::find_row(core::implementation_table(), operation_of(kTag), GetParam());
@@ -78,12 +77,7 @@ TEST(KvCacheRandomProblems, ReachEveryOption) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, KvCacheRandom, testing::ValuesIn(test::kv_cache_rows()),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           std::string name = info.param;
-                           std::ranges::replace(name, '.', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Rows, KvCacheRandom, testing::ValuesIn(test::kv_cache_rows()), case_of_row);
 
 }  // namespace
 }  // namespace tilewise

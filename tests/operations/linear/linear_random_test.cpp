@@ -2,8 +2,8 @@
 // error.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
+#include "../../support/random_rows.hpp"
 #include "device/common/float16.h"
 #include "linear_support.hpp"
 #include "verify/linear_call.hpp"
@@ -15,22 +15,11 @@ namespace {
 
 using operations::linear::Feature, operations::linear::FeatureSet;
 
-/// The rows that this machine's CPU may run.
-std::vector<std::string> cpu_rows() {
-  std::vector<std::string> names;
-  for (const core::Implementation* row : core::implementation_table()) {
-    constexpr const LinearProblem* kTag = nullptr;
-    if (&row->operation() == &operation_of(kTag) && row->device() == DeviceType::cpu) names.emplace_back(row->name());
-  }
-  return names;
-}
-
 class LinearRandom : public testing::TestWithParam<std::string> {
  protected:
   /// Of what the row honours alone. Rows of instruction sets that are not here refuse all.
   void check(Feature other_pass, std::uint64_t first, int count) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     constexpr const LinearProblem* kTag = nullptr;
     const core::Implementation* row = core::find_row(core::implementation_table(), operation_of(kTag), GetParam());
     const auto features = FeatureSet::from_bits(row->supported_features()).minus({other_pass});
@@ -54,12 +43,7 @@ class LinearRandom : public testing::TestWithParam<std::string> {
 TEST_P(LinearRandom, Forward) { check(Feature::backward, 700000, 120); }
 TEST_P(LinearRandom, Backward) { check(Feature::forward, 800000, 120); }
 
-INSTANTIATE_TEST_SUITE_P(Rows, LinearRandom, testing::ValuesIn(cpu_rows()),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           std::string name = info.param;
-                           std::ranges::replace(name, '.', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Rows, LinearRandom, testing::ValuesIn(cpu_rows_of<LinearProblem>()), case_of_row);
 
 /// Results rounded to bf16 once more than they may be: every output's bound must break, by far.
 TEST(LinearBounds, SeeALostRounding) {

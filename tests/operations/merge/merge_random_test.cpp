@@ -1,8 +1,8 @@
 // Random problems on every row of merge against the reference, and that the bounds are tight enough to see an error.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
+#include "../../support/random_rows.hpp"
 #include "backends/cpu/merge/merge_rows.hpp"
 #include "device/common/float16.h"
 #include "merge_support.hpp"
@@ -18,8 +18,7 @@ using operations::merge::Feature, operations::merge::FeatureSet;
 class MergeRandom : public testing::TestWithParam<std::string> {
  protected:
   void check(Feature other_pass, std::uint64_t first, int count) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     constexpr const MergeProblem* kTag = nullptr;
     const verify::Verifier& verifier = verify::verifier_of(operation_of(kTag));
     const verify::Limits limits{FeatureSet::all().minus({other_pass}).bits(), 3e5};
@@ -37,10 +36,7 @@ class MergeRandom : public testing::TestWithParam<std::string> {
 TEST_P(MergeRandom, Forward) { check(Feature::backward, 700000, 150); }
 TEST_P(MergeRandom, Backward) { check(Feature::forward, 800000, 150); }
 
-INSTANTIATE_TEST_SUITE_P(Rows, MergeRandom, testing::Values("cpu.generic", "reference"),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           return info.param == "reference" ? std::string("reference") : std::string("cpu_generic");
-                         });
+INSTANTIATE_TEST_SUITE_P(Rows, MergeRandom, testing::Values("cpu.generic", "reference"), case_of_row);
 
 /// Each result rounded to bf16 once, as by a kernel that sums in bf16: every output's bound must break, by far. (With
 /// this seed every part saw something.)

@@ -1,8 +1,8 @@
 // Random problems on every row of experts against the reference, and that the bounds are tight enough to see an error.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
+#include "../../support/random_rows.hpp"
 #include "device/common/float16.h"
 #include "moe_support.hpp"
 #include "verify/moe_call.hpp"
@@ -14,26 +14,15 @@ namespace {
 
 using operations::moe::Feature, operations::moe::FeatureSet;
 
-/// The rows of this machine that serve anything.
-std::vector<std::string> rows() {
-  std::vector<std::string> names;
-  for (const core::Implementation* row : core::implementation_table()) {
-    constexpr const MoeProblem* kTag = nullptr;
-    if (&row->operation() == &operation_of(kTag) && row->device() == DeviceType::cpu) names.emplace_back(row->name());
-  }
-  return names;
-}
-
 class MoeRandom : public testing::TestWithParam<std::string> {
  protected:
   /// Problems with what the row declares; a set of instructions that the processor lacks serves none.
   void check(Feature other_pass, std::uint64_t first, int count) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     constexpr const MoeProblem* kTag = nullptr;
     const verify::Verifier& verifier = verify::verifier_of(operation_of(kTag));
-    const core::FeatureBits supported = bits_of_row();
-    const core::FeatureBits wanted = supported & FeatureSet::all().minus({other_pass}).bits();
+    const core::Implementation* row = core::find_row(core::implementation_table(), operation_of(kTag), GetParam());
+    const core::FeatureBits wanted = row->supported_features() & FeatureSet::all().minus({other_pass}).bits();
     const Feature pass = other_pass == Feature::forward ? Feature::backward : Feature::forward;
     if (!FeatureSet::from_bits(wanted).contains(pass)) GTEST_SKIP() << "of the other pass alone";
     int failures = 0, served = 0;
@@ -46,13 +35,6 @@ class MoeRandom : public testing::TestWithParam<std::string> {
       ADD_FAILURE() << report.to_string();
     }
     if (served == 0) GTEST_SKIP() << "the processor does not serve it";
-  }
-  [[nodiscard]] static core::FeatureBits bits_of_row() {
-    for (const core::Implementation* row : core::implementation_table()) {
-      constexpr const MoeProblem* kTag = nullptr;
-      if (&row->operation() == &operation_of(kTag) && row->name() == GetParam()) return row->supported_features();
-    }
-    return 0;
   }
 };
 
@@ -69,12 +51,7 @@ TEST_P(MoeRandom, NormOfRowsWhoseSquaresVanish) {
   EXPECT_EQ(report.status, verify::Status::passed) << report.to_string();
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, MoeRandom, testing::ValuesIn(rows()),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           std::string name = info.param;
-                           std::ranges::replace(name, '.', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Rows, MoeRandom, testing::ValuesIn(cpu_rows_of<MoeProblem>()), case_of_row);
 
 /// How many times the bound an output of `row` is off, at most, once each of its numbers is rounded to bf16.
 double worst_of_rounded(const verify::MoeCall& call, const std::string& row, std::size_t output) {

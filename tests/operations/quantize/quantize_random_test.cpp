@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "../../support/random_rows.hpp"
 #include "core/implementation.hpp"
 #include "operations/quantize/quantize.hpp"
 #include "verify/compare.hpp"
@@ -18,22 +18,11 @@ namespace {
 
 using operations::quantize::Feature, operations::quantize::FeatureSet;
 
-/// The rows that this machine's CPU may run.
-std::vector<std::string> cpu_rows() {
-  std::vector<std::string> names;
-  for (const core::Implementation* row : core::implementation_table()) {
-    constexpr const QuantizeProblem* kTag = nullptr;
-    if (&row->operation() == &operation_of(kTag) && row->device() == DeviceType::cpu) names.emplace_back(row->name());
-  }
-  return names;
-}
-
 class QuantizeRandom : public testing::TestWithParam<std::string> {
  protected:
   /// Of what the row honours alone. Rows of instruction sets that are not here refuse all.
   void check(Feature other_pass, std::uint64_t first, int count) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     constexpr const QuantizeProblem* kTag = nullptr;
     const core::Implementation* row = core::find_row(core::implementation_table(), operation_of(kTag), GetParam());
     const auto features = FeatureSet::from_bits(row->supported_features()).minus({other_pass});
@@ -55,12 +44,7 @@ class QuantizeRandom : public testing::TestWithParam<std::string> {
 TEST_P(QuantizeRandom, Quantize) { check(Feature::dequantize, 100000, 200); }
 TEST_P(QuantizeRandom, Dequantize) { check(Feature::quantize, 200000, 120); }
 
-INSTANTIATE_TEST_SUITE_P(Rows, QuantizeRandom, testing::ValuesIn(cpu_rows()),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           std::string name = info.param;
-                           std::ranges::replace(name, '.', '_');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Rows, QuantizeRandom, testing::ValuesIn(cpu_rows_of<QuantizeProblem>()), case_of_row);
 
 /// One bit of each output in turn.
 TEST(QuantizeBounds, SeeAWrongBit) {

@@ -1,8 +1,8 @@
 // Random problems on every row of route against the reference, and that the bounds are tight enough to see an error.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
+#include "../../support/random_rows.hpp"
 #include "device/common/float16.h"
 #include "route_support.hpp"
 #include "verify/route_call.hpp"
@@ -17,8 +17,7 @@ using operations::route::Feature, operations::route::FeatureSet;
 class RouteRandom : public testing::TestWithParam<std::string> {
  protected:
   void check(Feature other_pass, std::uint64_t first, int count) {
-    if (const char* percent = std::getenv("TILEWISE_TEST_PERCENT"))
-      count = std::max(1, static_cast<int>(count * std::strtod(percent, nullptr) / 100));
+    count = problems_of(count);
     constexpr const RouteProblem* kTag = nullptr;
     const verify::Verifier& verifier = verify::verifier_of(operation_of(kTag));
     const verify::Limits limits{FeatureSet::all().minus({other_pass}).bits(), 2e5};
@@ -36,10 +35,7 @@ class RouteRandom : public testing::TestWithParam<std::string> {
 TEST_P(RouteRandom, Forward) { check(Feature::backward, 700000, 600); }
 TEST_P(RouteRandom, Backward) { check(Feature::forward, 800000, 600); }
 
-INSTANTIATE_TEST_SUITE_P(Rows, RouteRandom, testing::Values("cpu.generic", "reference"),
-                         [](const testing::TestParamInfo<std::string>& info) {
-                           return info.param == "reference" ? std::string("reference") : std::string("cpu_generic");
-                         });
+INSTANTIATE_TEST_SUITE_P(Rows, RouteRandom, testing::Values("cpu.generic", "reference"), case_of_row);
 
 /// Each result rounded to bf16 once, as by a kernel that computes in bf16: the bound must break, by far.
 TEST(RouteBounds, SeeALostRounding) {

@@ -53,6 +53,21 @@ const Output* find_output(const std::vector<Output>& outputs, std::string_view n
   return found == outputs.end() ? nullptr : &*found;
 }
 
+std::vector<ErrorBounds> no_errors(const std::vector<Output>& outputs) {
+  std::vector<ErrorBounds> bounds;
+  for (const Output& output : outputs) {
+    const bool bounded = output.model == Model::bounded;
+    const std::vector<double> zero(bounded ? static_cast<std::size_t>(output.buffer.view().numel()) : 0);
+    bounds.push_back({output.name, zero, zero, {}});
+  }
+  return bounds;
+}
+
+ErrorBounds* find_bounds(std::vector<ErrorBounds>& bounds, std::string_view output) {
+  const auto found = std::ranges::find(bounds, output, &ErrorBounds::output);
+  return found == bounds.end() ? nullptr : &*found;
+}
+
 double special_value(Random& rng) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   return rng.pick({std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN(),

@@ -68,6 +68,11 @@ struct ErrorBounds {
   std::vector<Reach> reach;  ///< empty: none everywhere
 };
 
+/// Of every output, 0 throughout: room for what will be found. Outputs that are not bounded have none.
+[[nodiscard]] std::vector<ErrorBounds> no_errors(const std::vector<Output>& outputs);
+/// Those of the output of that name, or null.
+[[nodiscard]] ErrorBounds* find_bounds(std::vector<ErrorBounds>& bounds, std::string_view output);
+
 /// Done to each tensor of a call before it is used, such as moving it to a device.
 using Change = std::function<void(TensorView&)>;
 

@@ -95,10 +95,7 @@ class BoundsPass {
     bool visible;
   };
 
-  [[nodiscard]] ErrorBounds* find(std::string_view name) {
-    const auto found = std::find_if(bounds_.begin(), bounds_.end(), [&](const auto& b) { return b.output == name; });
-    return found == bounds_.end() ? nullptr : &*found;
-  }
+  [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
   [[nodiscard]] bool fp8() const { return dtype_ == DType::fp8_e4m3; }
   [[nodiscard]] bool packed() const { return p_.cu_seqlens_q != nullptr; }
   /// Row-major index of element 0 of a row of a [batch, seq, head, dim] output.
@@ -359,11 +356,7 @@ std::vector<ErrorBounds> error_bounds(const CallTensors& tensors, const std::vec
   const AttentionParams params = operations::attention::make_params(
       forward ? operations::attention::call_of(forward_arguments) : operations::attention::call_of(backward_arguments),
       problem);
-  std::vector<ErrorBounds> bounds;
-  for (const Output& output : expected) {
-    const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
-    bounds.push_back({output.name, zero, zero, {}});
-  }
+  std::vector<ErrorBounds> bounds = no_errors(expected);
   BoundsPass pass(params, problem, tanh_error, bounds);
   const std::int64_t heads = forward ? params.num_heads_q : params.num_heads_k;
   const bool shared = params.dbias.data || params.dsink.data;

@@ -22,13 +22,13 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 class Pass {
  public:
   Pass(const KvCacheParams& p, const std::vector<Output>& expected, Values values, double tanh_error)
-      : p_(p), special_(values == Values::special), tanh_error_(tanh_error), r_(unit_roundoff(p.dtype)) {
-    for (const Output& output : expected) {
-      const bool bounded = output.model == Model::bounded;
-      const std::vector<double> zero(bounded ? static_cast<std::size_t>(output.buffer.view().numel()) : 0);
-      bounds_.push_back({output.name, zero, zero, {}});
-      if (special_) bounds_.back().reach.assign(zero.size(), Reach::none);
-    }
+      : p_(p),
+        special_(values == Values::special),
+        tanh_error_(tanh_error),
+        r_(unit_roundoff(p.dtype)),
+        bounds_(no_errors(expected)) {
+    for (ErrorBounds& bounds : bounds_)
+      if (special_) bounds.reach.assign(bounds.limit.size(), Reach::none);
   }
 
   std::vector<ErrorBounds> run() && {
@@ -145,7 +145,7 @@ class Pass {
   /// Where a row's result may be, or must be, no number, by the scores of the keys that it sees.
   void mark_reach(const Sequence& s, std::int64_t b, std::int64_t h, std::int64_t i,
                   const std::vector<double>& scores) {
-    const auto found = std::ranges::find(bounds_, "out", &ErrorBounds::output);
+    ErrorBounds* const found = find_bounds(bounds_, "out");
     const std::span row(found->reach.data() + out_index(s, b, h, i), static_cast<std::size_t>(p_.head_dim_v));
     const KeyRange keys = visible_keys(p_, s, i);
     bool sees = false, nan = false;
@@ -219,8 +219,8 @@ class Pass {
   }
 
   void set(std::string_view name, std::int64_t index, double limit) {
-    const auto found = std::ranges::find(bounds_, name, &ErrorBounds::output);
-    if (found == bounds_.end() || !std::isfinite(limit)) return;
+    ErrorBounds* const found = find_bounds(bounds_, name);
+    if (found == nullptr || !std::isfinite(limit)) return;
     found->limit[static_cast<std::size_t>(index)] = limit;
     // A weight that is rounded with its token's scale errs alike in every column.
     const double deviation = p_.scales == CacheScales::none ? 0.5 : 1.0;

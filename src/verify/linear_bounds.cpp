@@ -2,13 +2,14 @@
 // formulas.
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "backends/reference/activation_math.hpp"
 #include "backends/reference/matrix_access.hpp"
 #include "operations/elements.hpp"
 #include "operations/linear/groups.hpp"
+#include "verify/estimate.hpp"
 #include "verify/linear_call.hpp"
 
 namespace tilewise::verify {
@@ -19,12 +20,8 @@ using operations::linear::LinearParams;
 
 constexpr std::int64_t kNobody = -1;
 
-/// A number, how far off it may be, and how far it is on average.
-struct Estimate {
-  double value = 0.0, limit = 0.0, sigma = 0.0;
-};
-
-/// A sum of products, one factor of which is an estimate.
+/// A sum of products, one factor of which is an estimate. Beside SumOfEstimates it keeps squares beyond f64, and an
+/// error where magnitudes alone overflow.
 class Sum {
  public:
   void add(const Estimate& a, double factor) {
@@ -51,7 +48,10 @@ class Sum {
 class Pass {
  public:
   Pass(const LinearParams& p, const LinearProblem& problem, const std::vector<Output>& expected)
-      : p_(p), problem_(problem), experts_(static_cast<std::size_t>(problem.tokens), kNobody) {
+      : p_(p),
+        problem_(problem),
+        experts_(static_cast<std::size_t>(problem.tokens), kNobody),
+        bounds_(no_errors(expected)) {
     const DType sums = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
     u_ = unit_roundoff(sums);
     tiny_ = smallest_rounding(sums);
@@ -59,10 +59,6 @@ class Pass {
     r_ = narrow ? unit_roundoff(problem.dtype) : 0.0;
     coarse_ = problem.x_format.defined() ? unit_roundoff(DType::bf16) : r_;
     tiny_row_ = narrow ? smallest_rounding(problem.dtype) : 0.0;
-    for (const Output& output : expected) {
-      const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
-      bounds_.push_back({output.name, zero, zero, {}});
-    }
     operations::linear::Groups groups(p);
     for (std::int64_t expert = 0; expert < problem.num_experts; ++expert) {
       const std::int64_t begin = groups.end();
@@ -95,10 +91,7 @@ class Pass {
       for (std::int64_t n = 0; expert_of(row) != kNobody && n < problem_.n; ++n) visit(row, n);
   }
 
-  [[nodiscard]] ErrorBounds* find(const std::string& name) {
-    const auto found = std::ranges::find(bounds_, name, &ErrorBounds::output);
-    return found == bounds_.end() ? nullptr : &*found;
-  }
+  [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
   static void set(ErrorBounds* bounds, std::int64_t index, const Estimate& estimate) {
     if (!std::isfinite(estimate.limit) || !std::isfinite(estimate.sigma)) return;
     bounds->limit[static_cast<std::size_t>(index)] = estimate.limit;

@@ -72,11 +72,10 @@ struct RowWeights {
 class Pass {
  public:
   Pass(const MergeParams& p, const MergeProblem& problem, const std::vector<Output>& expected)
-      : p_(p), problem_(problem), u_(unit_roundoff(operations::statistics_dtype(problem.dtype))) {
-    for (const Output& output : expected) {
-      const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
-      bounds_.push_back({output.name, zero, zero, {}});
-    }
+      : p_(p),
+        problem_(problem),
+        u_(unit_roundoff(operations::statistics_dtype(problem.dtype))),
+        bounds_(no_errors(expected)) {
     tiny_ = smallest_rounding(operations::statistics_dtype(problem.dtype));
     out_ = find("out");
     lse_ = find("softmax_lse");
@@ -118,10 +117,7 @@ class Pass {
   [[nodiscard]] std::int64_t rows() const { return p_.batch_size * p_.seqlen_q * p_.num_heads_q; }
 
   /// The bounds of that output; null where there is none.
-  [[nodiscard]] ErrorBounds* find(const std::string& name) {
-    const auto found = std::ranges::find(bounds_, name, &ErrorBounds::output);
-    return found == bounds_.end() ? nullptr : &*found;
-  }
+  [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
   /// Of each part's gradient, which is an output of a list or a slice of the only one.
   [[nodiscard]] std::vector<ErrorBounds*> find_parts(std::string_view role) {
     std::vector<ErrorBounds*> found;

@@ -1,7 +1,7 @@
 // Errors of results and of gradients of experts, evaluated in double along the reference's own formulas.
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "verify/moe_call.hpp"
@@ -20,11 +20,8 @@ bool any_not_finite(const std::vector<double>& values, std::int64_t first, std::
 class Pass {
  public:
   Pass(const MoeParams& p, const MoeProblem& problem, const std::vector<Output>& expected)
-      : p_(p), problem_(problem), numbers_(p), precision_(problem) {
-    for (const Output& output : expected) {
-      const std::vector<double> zero(static_cast<std::size_t>(output.buffer.view().numel()));
-      bounds_.push_back({output.name, zero, zero, std::vector<Reach>(zero.size(), Reach::none)});
-    }
+      : p_(p), problem_(problem), numbers_(p), precision_(problem), bounds_(no_errors(expected)) {
+    for (ErrorBounds& bounds : bounds_) bounds.reach.assign(bounds.limit.size(), Reach::none);
     const auto experts = static_cast<std::size_t>(numbers_.num_experts);
     if (problem.pass == MoePass::moe) return;
     gate_up_.resize(problem.dgate_up ? numbers_.gate_up.size() : 0);
@@ -49,16 +46,13 @@ class Pass {
   [[nodiscard]] std::int64_t expert_of(std::int64_t token, std::int64_t j) const {
     return numbers_.experts[static_cast<std::size_t>(token * numbers_.top_k + j)];
   }
-  [[nodiscard]] ErrorBounds* find(const std::string& name) {
-    const auto found = std::ranges::find(bounds_, name, &ErrorBounds::output);
-    return found == bounds_.end() ? nullptr : &*found;
-  }
+  [[nodiscard]] ErrorBounds* find(std::string_view name) { return find_bounds(bounds_, name); }
   static void set(ErrorBounds* bounds, std::int64_t index, const Estimate& estimate) {
     if (bounds == nullptr || !std::isfinite(estimate.limit) || !std::isfinite(estimate.sigma)) return;
     bounds->limit[static_cast<std::size_t>(index)] = estimate.limit;
     bounds->sigma[static_cast<std::size_t>(index)] = estimate.sigma;
   }
-  void finish(const std::string& name, const std::vector<SumOfEstimates>& sums) {
+  void finish(std::string_view name, const std::vector<SumOfEstimates>& sums) {
     for (std::size_t i = 0; i < sums.size(); ++i)
       set(find(name), static_cast<std::int64_t>(i), sums[i].rounded(precision_.u, precision_.tiny));
   }

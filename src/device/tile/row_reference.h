@@ -15,7 +15,8 @@ struct RowReference {
   static constexpr float kFar = 0x1p28f;
   /// scale: from scores to units of log2.
   TILEWISE_INLINE static bool is_far_score(float score, float scale) {
-    return (magnitude(score) < kInfinity) & (magnitude(score * scale) >= kFar);
+    const bool finite = magnitude(score) < kInfinity, large = magnitude(score * scale) >= kFar;
+    return finite & large;  // no branch
   }
 };
 

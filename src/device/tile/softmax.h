@@ -45,7 +45,8 @@ class OnlineSoftmax {
     for (int slot = 0; slot < kSlots; ++slot) {
       bases[slot] = row_max_[slot] * scale;
       // A row that is far, or has seen nothing, is looked at in any case: so others' bases are what they are.
-      moves |= passed(highest[slot], bases[slot], scale) | (magnitude(bases[slot]) >= RowReference::kFar);
+      moves |= passed(highest[slot], bases[slot], scale);
+      moves |= magnitude(bases[slot]) >= RowReference::kFar;
     }
     if (Machine::any(moves)) {
       move_references(highest, bases, O, scale);

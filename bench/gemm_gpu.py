@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cuda_program import CudaModule, compile_cuda, matrix_map
+from cuda_program import CudaModule, compile_cuda, matrix_map, tensor_map
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +114,13 @@ class Params(ctypes.Structure):
     _fields_ = (
         ("maps", ctypes.c_char * 384),
         ("grid", ctypes.c_int32 * 4),
+        ("groups_and_out", ctypes.c_int64 * 3),
+        ("bias", ctypes.c_int64 * 4),
         ("steps", ctypes.c_int32),
-        ("unused", ctypes.c_int32 * 11),
+        ("num_experts", ctypes.c_int32),
+        ("m", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("unused", ctypes.c_int64 * 5),
     )
 
 
@@ -126,8 +131,9 @@ class ScaledParams(ctypes.Structure):
         ("gemm", Params),
         ("x_scale_map", ctypes.c_char * 128),
         ("w_scale", ctypes.c_uint64),
+        ("w_scale_expert_stride", ctypes.c_int64),
         ("w_scale_stride", ctypes.c_int64),
-        ("unused", ctypes.c_int64 * 6),
+        ("unused", ctypes.c_int64 * 5),
     )
 
 
@@ -193,7 +199,7 @@ class Product:
         x_box, w_box = (c.block_m // c.cluster, c.block_n) if c.shares_x else (c.block_m, c.block_n // c.cluster)
         maps = [
             matrix_map(inputs.x.data_ptr(), element, (m, k), (x_box, c.block_k), True),
-            matrix_map(inputs.w.data_ptr(), element, (n, k), (w_box, c.block_k), True),
+            tensor_map(inputs.w.data_ptr(), element, (1, n, k), (n * k, k), (1, w_box, c.block_k), 128),
             matrix_map(inputs.out.data_ptr(), "bf16", (m, n), (16, 64), True),
         ]
         rows = -(-m // (c.block_m * (1 if c.shares_x else c.cluster)))
@@ -202,6 +208,7 @@ class Product:
         ctypes.memmove(ctypes.addressof(params), b"".join(maps), 384)
         params.grid[:] = [rows, cols, panel, 0]
         params.steps = -(-k // c.block_k)
+        params.m, params.n = m, n
         argument: ctypes.Structure = params
         if inputs.x_scale is not None and inputs.w_scale is not None:
             scaled = ScaledParams(gemm=params)

@@ -7,6 +7,7 @@
 #include "backends/reference/reference_math.hpp"
 #include "core/parallel.hpp"
 #include "operations/attention/call.hpp"
+#include "verify/coarse_sums.hpp"
 #include "verify/weight_errors.hpp"
 
 namespace tilewise::verify {
@@ -41,11 +42,6 @@ struct Sums {
     square += term * term;
   }
 };
-
-/// Of sums of products in fp8: Hopper's matrix unit keeps 13 bits below the greatest of the 32 products that it adds at
-/// once, and of what it adds them to (scores of 79 nats were off by 0.05 on an H200).
-constexpr double kFp8SumRoundoff = 0x1p-13;
-constexpr std::int64_t kFp8SumTerms = 32;
 
 /// Weights in fp8: their rounding, and the least they are told apart by where a row's greatest is 2^6.
 constexpr double kFp8WeightRoundoff = 0x1p-4, kFp8LeastWeight = 0x1p-16;
@@ -160,25 +156,6 @@ class BoundsPass {
   std::vector<ErrorBounds>& bounds_;
 };
 
-/// The most that a dot product of fp8 numbers can lose in Hopper's matrix unit: of each product, and of the sum so far,
-/// what lies below the bits that the greatest of them leaves. It is cut off, so that where one product is most of a sum
-/// and others have one sign their losses add up (0.11 of a score of 117 on an H200).
-double coarse_dot_error(const double* a, const double* b, std::int64_t n) {
-  double sum = 0.0, error = 0.0;
-  for (std::int64_t begin = 0; begin < n; begin += kFp8SumTerms) {
-    const std::int64_t end = std::min(begin + kFp8SumTerms, n);
-    double greatest = std::abs(sum);
-    for (std::int64_t d = begin; d < end; ++d) greatest = std::max(greatest, std::abs(a[d] * b[d]));
-    const double least_kept = kFp8SumRoundoff * greatest;
-    error += std::min(std::abs(sum), least_kept);
-    for (std::int64_t d = begin; d < end; ++d) {
-      error += std::min(std::abs(a[d] * b[d]), least_kept);
-      sum += a[d] * b[d];
-    }
-  }
-  return error;
-}
-
 double dot_magnitude(const double* a, const double* b, std::int64_t n) {
   double sum = 0.0;
   for (std::int64_t d = 0; d < n; ++d) sum += std::abs(a[d] * b[d]);
@@ -191,7 +168,8 @@ double BoundsPass::product_error(const HeadContext& c, const double* q, const do
   const double magnitude = dot_magnitude(q, k, p_.head_dim);  // an infinite product is exactly that, and so is its cap
   if (!std::isfinite(magnitude)) return 0.0;
   const double scale = std::abs(c.softmax_scale), sum = scale * sum_error(p_.head_dim) * magnitude;
-  if (coarse_sums_) return sum + scale * coarse_dot_error(q, k, p_.head_dim);
+  if (coarse_sums_)
+    return sum + scale * coarse_products_error(p_.head_dim, [&](std::int64_t d) { return q[d] * k[d]; });
   return scale * magnitude > kLarge && sums_exactly(q, k, p_.head_dim, u_) ? 0.0 : sum;
 }
 

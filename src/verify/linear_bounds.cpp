@@ -9,6 +9,7 @@
 #include "backends/reference/matrix_access.hpp"
 #include "operations/elements.hpp"
 #include "operations/linear/groups.hpp"
+#include "verify/coarse_sums.hpp"
 #include "verify/estimate.hpp"
 #include "verify/linear_call.hpp"
 
@@ -104,7 +105,22 @@ class Pass {
     Sum sum;
     for (std::int64_t k = 0; k < problem_.k; ++k) sum.add({load(p_.x, p_.x_scales, row, k)}, load(p_.w, expert, n, k));
     if (p_.bias.data != nullptr) sum.add({load(p_.bias, expert, n)}, 1.0);
-    return sum.rounded(u_, tiny_);
+    Estimate all = sum.rounded(u_, tiny_);
+    if (problem_.x_format.defined() && problem_.w_format.element == DType::fp8_e4m3) {
+      const double coarse = coarse_error(row, expert, n);
+      if (std::isfinite(coarse)) all.limit += coarse, all.sigma = std::hypot(all.sigma, 0.5 * coarse);
+    }
+    return all;
+  }
+  /// Of fp8 by fp8, of which the matrix unit sums up to 128 products at most.
+  [[nodiscard]] double coarse_error(std::int64_t row, std::int64_t expert, std::int64_t n) const {
+    constexpr std::int64_t kPromoted = 128;
+    double error = 0.0;
+    for (std::int64_t begin = 0; begin < problem_.k; begin += kPromoted)
+      error += coarse_products_error(std::min(kPromoted, problem_.k - begin), [&](std::int64_t i) {
+        return static_cast<double>(load(p_.x, p_.x_scales, row, begin + i)) * load(p_.w, expert, n, begin + i);
+      });
+    return error;
   }
 
   [[nodiscard]] bool is_identity() const { return problem_.activation == Activation::identity; }

@@ -100,11 +100,14 @@ struct Problem {
   [[nodiscard]] GemmParams params() {
     GemmParams p{};
     p.x_map = encoded_map(matrix_map(x.data(), kDType, size.m, size.k, C.x_box(), C.block_k()));
-    p.w_map = encoded_map(C.w_mn_major ? matrix_map(w.data(), kDType, size.k, size.n, C.w_box(), 64)
-                                       : matrix_map(w.data(), kDType, size.n, size.k, C.w_box(), C.block_k()));
+    gpu::TensorMap w_map = C.w_mn_major ? matrix_map(w.data(), kDType, size.k, size.n, C.w_box(), 64)
+                                        : matrix_map(w.data(), kDType, size.n, size.k, C.w_box(), C.block_k());
+    w_map.rank = 3, w_map.dims[2] = 1, w_map.strides[1] = 16, w_map.box[2] = 1;  // an only expert
+    p.w_map = encoded_map(w_map);
     p.out_map = encoded_map(matrix_map(out.data(), DType::bf16, size.m, size.n, 16, 64));
     p.grid = {ceil_div(size.m, C.cluster_m()), ceil_div(size.n, C.cluster_n()), 2, 0};
     p.steps = ceil_div(size.k, C.block_k());
+    p.m = size.m, p.n = size.n;
     return p;
   }
 
@@ -177,6 +180,7 @@ ScaledGemmParams scaled_params(Problem<C>& problem) {
                                          problem.size.m, 1, C.block_m));
   p.w_scale = problem.w_scale.data();
   p.w_scale_stride = problem.scale_steps;
+  p.w_scale_expert_stride = 0;
   return p;
 }
 

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "backends/cuda/hopper/linear.hpp"
+#include "backends/cuda/hopper/linear_kernels.hpp"
 #include "backends/cuda/hopper/moe.hpp"
 #include "backends/cuda/hopper/moe_kernels.hpp"
 #include "device/gemm/sm90/params.h"
@@ -10,6 +12,7 @@
 #include "jit/kernel_cache.hpp"
 #include "jit/search_paths.hpp"
 #include "support.hpp"
+#include "tilewise/linear.hpp"
 #include "tilewise/moe.hpp"
 
 namespace tilewise::backends::hopper {
@@ -205,14 +208,15 @@ TEST_F(HopperCompiled, KernelsKeepToRegisters) {
   }
 }
 
-struct Gemm {
-  using Params = device::GemmParams;
-  static constexpr std::string_view kParams = "GemmParams";
-};
-struct ScaledGemm {
-  using Params = device::ScaledGemmParams;
-  static constexpr std::string_view kParams = "ScaledGemmParams";
-};
+void expect_few_spills(std::vector<gpu::KernelBuild>& builds, std::int64_t most) {
+  gpu::compile_ahead(builds);
+  for (const gpu::KernelBuild& build : builds) {
+    if (build.error) std::rethrow_exception(build.error);
+    EXPECT_LE(build.compiled->resources.spill_bytes, most) << build.source.stub;
+    EXPECT_EQ(build.compiled->log.find("wgmma.mma_async instructions are serialized"), std::string::npos)
+        << build.compiled->log << build.source.stub;
+  }
+}
 
 /// A layer's own: few tokens, more, many with each number of experts, and what options add. Accumulators of 256 columns
 /// leave little: most is spilled with eight experts' columns held, 388 bytes, and the speeds of docs/hopper.md include
@@ -234,50 +238,35 @@ TEST_F(HopperCompiled, ExpertLayersKeepToRegisters) {
     ASSERT_EQ(outcome.refusal, "");
     gpu::add_builds(outcome.lowering.launches(), target_, builds);
   }
-  gpu::compile_ahead(builds);
-  for (const gpu::KernelBuild& build : builds) {
-    if (build.error) std::rethrow_exception(build.error);
-    EXPECT_LE(build.compiled->resources.spill_bytes, kMostSpilled) << build.source.stub;
-    EXPECT_EQ(build.compiled->log.find("wgmma.mma_async instructions are serialized"), std::string::npos)
-        << build.compiled->log << build.source.stub;
-  }
+  expect_few_spills(builds, kMostSpilled);
 }
 
-/// Of products, whose accumulators fill the registers that their warpgroups take.
-TEST_F(HopperCompiled, ProductsKeepToRegisters) {
-  struct Case {
-    std::string_view header, kernel, config;
-    int cluster;
-  };
-  for (const Case& one :
-       {Case{"product", "Sm90Gemm", "", 2},
-        {"product", "Sm90Gemm", "c.block_m = 256, c.block_n = 128, c.shares_x = 1;", 2},
-        {"product", "Sm90Gemm", "c.w_mn_major = 1, c.cluster = 1;", 1},
-        {"scaled_product", "Sm90ScaledGemm",
-         "c.type = kE4m3, c.block_m = 256, c.block_n = 128, c.shares_x = 1, c.stages = 3, c.store_buffers = 4;", 2},
-        {"scaled_product", "Sm90ScaledGemm",
-         "c.type = kE4m3, c.block_n = 128, c.stages = 6, c.store_buffers = 1, c.parts = 2;", 2}}) {
-    const std::string text = concat(
-        "#include \"device/sm90/machine.h\"\n#include \"device/gemm/sm90/", one.header,
-        ".h\"\nnamespace tilewise::device {\ninline constexpr GemmConfig kConfig = [] {\n  GemmConfig c;\n  ",
-        one.config, "\n  return c;\n}();\nusing Kernel = ", one.kernel, "<Sm90Ops<HopperMachine>, kConfig>;\n",
-        "static_assert(sizeof(Kernel::Shared) <= 232448, \"a block's shared memory\");\n}\n",
-        "extern \"C\" __global__ void __cluster_dims__(", one.cluster,
-        ") __launch_bounds__(384, 1) product(const __grid_constant__ tilewise::device::Kernel::Params params) {\n",
-        "  extern __shared__ __align__(1024) unsigned char memory[];\n",
-        "  tilewise::device::Kernel::run(params, *reinterpret_cast<tilewise::device::Kernel::Shared*>(memory));\n}\n");
-    const auto compiled = jit::find_or_compile(target_, {text, "product", {}});
-    EXPECT_EQ(compiled->resources.spill_bytes, 0) << text;
-    EXPECT_EQ(compiled->log.find("wgmma.mma_async instructions are serialized"), std::string::npos) << text;
+/// Linear layers, whose accumulators fill the registers that their warpgroups take: each tile, and what options add.
+TEST_F(HopperCompiled, LinearLayersKeepToRegisters) {
+  constexpr std::int64_t kMostSpilled = 0;
+  const std::string large = " tokens=8192 n=8192 k=8192",
+                    fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 w_format=fp8_128x128",
+                    groups = " groups=offsets_i32 num_experts=64";
+  std::vector<gpu::KernelBuild> builds;
+  for (const std::string& layer :
+       {"dtype=bf16" + large, "dtype=f16 w_transposed=1" + large, "dtype=bf16 tokens=64 n=4096 k=4096",
+        "dtype=bf16 tokens=512 n=4096 k=4096", "dtype=bf16 bias=f32 activation=gelu" + large,
+        "dtype=bf16 bias=bf16 activation=silu" + groups + large, fp8 + large, fp8 + " tokens=64 n=4096 k=4096",
+        fp8 + " tokens=512 n=4096 k=4096", fp8 + " bias=bf16 activation=silu" + groups + large}) {
+    const gpu::Outcome outcome = lower(LinearProblem(parse_problem(concat("linear device=cuda ", layer))), h200());
+    ASSERT_EQ(outcome.refusal, "");
+    gpu::add_builds(outcome.lowering.launches(), target_, builds);
   }
+  expect_few_spills(builds, kMostSpilled);
 }
 
 TEST_F(HopperCompiled, ParametersLieAsTheHostSays) {
-  const std::string text = concat("#include \"device/hopper/params.h\"\n#include \"device/gemm/sm90/params.h\"\n",
-                                  "#include \"device/moe/sm90/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
-                                  layout_of<BwdPreprocess>(), layout_of<Gemm>(), layout_of<ScaledGemm>(),
-                                  layout_of<MoeSort>(), layout_of<MoeGather>(), layout_of<MoeLayer>(),
-                                  layout_of<MoeDecode>(), "extern \"C\" __global__ void layout() {}\n");
+  const std::string text =
+      concat("#include \"device/hopper/params.h\"\n#include \"device/gemm/sm90/params.h\"\n",
+             "#include \"device/moe/sm90/params.h\"\n", layout_of<Forward>(), layout_of<Bwd>(),
+             layout_of<BwdPreprocess>(), layout_of<Gemm>(), layout_of<ScaledGemm>(), layout_of<GemmPrepare>(),
+             layout_of<MoeSort>(), layout_of<MoeGather>(), layout_of<MoeLayer>(), layout_of<MoeDecode>(),
+             "extern \"C\" __global__ void layout() {}\n");
   EXPECT_EQ(jit::find_or_compile(target_, {text, "layout", {}})->symbol, "layout");
 }
 

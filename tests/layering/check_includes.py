@@ -54,7 +54,9 @@ OPERATION_NAMES = tuple(
 ATTENDING = ("hopper", "kv_cache")
 # What the host knows of kernels.
 KERNELS = tuple(
-    f"device/{name}/{header}.h" for name in (*OPERATION_NAMES, "hopper", "moe/sm90") for header in ("config", "params")
+    f"device/{name}/{header}.h"
+    for name in (*OPERATION_NAMES, "hopper", "gemm/sm90", "moe/sm90")
+    for header in ("config", "params")
 )
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
 # Words of operations, which neither the framework nor the tiles of kernels may speak of.

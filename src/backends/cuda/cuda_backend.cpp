@@ -7,6 +7,7 @@
 
 #include "backends/cuda/hopper/implementation.hpp"
 #include "backends/cuda/hopper/kv_cache.hpp"
+#include "backends/cuda/hopper/linear.hpp"
 #include "backends/cuda/hopper/moe.hpp"
 #include "backends/portable/table.hpp"
 #include "gpu/system.hpp"
@@ -203,8 +204,9 @@ const gpu::Runtime& cuda_runtime(int index) { return gpu::required_gpu<CudaApi>(
 
 std::span<const core::Implementation* const> cuda_implementations() {
   static const portable::FamilyRows sm80("cuda.sm80", gpu::Family::sm80, cuda_runtime);
-  static const RowsOf<hopper::AttentionImplementation, hopper::KvCacheImplementation, hopper::MoeImplementation> hopper(
-      cuda_runtime);
+  static const RowsOf<hopper::AttentionImplementation, hopper::KvCacheImplementation, hopper::MoeImplementation,
+                      hopper::LinearImplementation>
+      hopper(cuda_runtime);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;
     sm80.append_to(rows);

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "backends/emulation/attention.hpp"
+#include "backends/emulation/hopper_row.hpp"
 #include "backends/emulation/kv_cache.hpp"
-#include "backends/emulation/moe.hpp"
 #include "backends/emulation/row.hpp"
 #include "backends/portable/merge/lowering.hpp"
 #include "backends/portable/quantize/lowering.hpp"
@@ -24,8 +24,9 @@ using FamilyRows =
 
 std::span<const core::Implementation* const> emulation_implementations() {
   using gpu::Family;
-  static const RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedMoe> sm90(
-      Family::sm90);
+  static const RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::HopperRow<operations::Moe>,
+                      emulation::HopperRow<operations::Linear>>
+      sm90(Family::sm90);
   static const FamilyRows sm80(Family::sm80), cdna(Family::cdna), rdna(Family::rdna);
   static const std::vector<const core::Implementation*> table = [] {
     std::vector<const core::Implementation*> rows;

@@ -1,10 +1,9 @@
-// out = x w^T of 16-bit elements: a persistent block per multiprocessor, a thread that loads by TMA, two warpgroups
-// that multiply, each warp storing its own rows while the next tile's operands land.
+// out = activation(x w^T + bias) of 16-bit elements: a persistent block per multiprocessor, a thread that loads by TMA,
+// two warpgroups that multiply, each warp storing its own rows while the next tile's operands land.
 #pragma once
 
-#include "device/gemm/sm90/tiles.h"
+#include "device/gemm/sm90/finish.h"
 #include "device/sm90/contract.h"
-#include "device/sm90/epilogue.h"
 #include "device/sm90/mma.h"
 #include "device/sm90/roles.h"
 
@@ -16,7 +15,7 @@ class Sm90Gemm {
   using Stage = GemmStage<C>;
   using Pipe = Pipeline<Machine, C.stages, C.cluster>;
   using Sums = Fragment<Ops, 16, C.block_n>;
-  using Scheduler = StaticScheduler<Machine, C.cluster>;
+  using Tiles = GemmTiles<Machine, C>;
   static constexpr int kRowBlocks = C.row_blocks(), kConsumerWarps = 4 * C.kConsumers;
 
  public:
@@ -47,28 +46,25 @@ class Sm90Gemm {
  private:
   TILEWISE_INLINE static void produce(const GemmParams& p, Shared& shared) {
     ProducerPlace<Pipe> place(shared.pipe);
-    for (Scheduler tiles(p.grid.count()); tiles.has_tile(); tiles.advance()) {
-      const TilePlace origin = tile_origin<Machine, C>(p.grid, tiles.number());
+    for (Tiles tiles(p); tiles.has_tile(); tiles.advance()) {
+      const GemmTile tile = tiles.tile();
       TILEWISE_NO_UNROLL
       for (int32_t step = 0; step < p.steps; ++step, place.advance()) {
-        load_operands<Machine, C>(p, shared.stage[place.stage()], place.begin(Stage::kBytes), origin, step);
+        load_operands<Machine, C>(p, shared.stage[place.stage()], place.begin(Stage::kBytes), tile, step);
       }
     }
   }
 
   TILEWISE_INLINE static void consume(const GemmParams& p, Shared& shared, int32_t warpgroup) {
     const int32_t first_row = warpgroup * 64 * kRowBlocks;
-    const BoxStore<Machine, C.out_type, C.store_buffers> out(shared.staging[Machine::wave() - 4]);
+    const GemmEpilogue<Machine, C> epilogue(p, shared.staging[Machine::wave() - 4], first_row + warp_row<Machine>());
     ConsumerPlace<Pipe> place(shared.pipe);
     Sums sums[kRowBlocks];
-    for (Scheduler tiles(p.grid.count()); tiles.has_tile(); tiles.advance()) {
+    for (Tiles tiles(p); tiles.has_tile(); tiles.advance()) {
       multiply(sums, shared, place, first_row, p.steps);
-      const TilePlace origin = tile_origin<Machine, C>(p.grid, tiles.number());
-      out.store(
-          sums, [](float x) TILEWISE_INLINE_LAMBDA { return x; }, p.out_map, origin.col,
-          origin.row + first_row + warp_row<Machine>());
+      epilogue.finish_tile(sums, tiles.tile());
     }
-    out.finish();
+    epilogue.finish();
   }
 
   /// The mainloop over a tile's steps. A step's products are issued before those of the step before are waited for.

@@ -1,11 +1,10 @@
-// out = x w^T of fp8 elements with scales of 1 x 128 of x and of 128 x 128 of w. Products of 128 elements of K are
-// summed by the matrix unit, and promoted: one part while the next one is multiplied, or while the other warpgroup
-// multiplies.
+// out = activation(x w^T + bias) of fp8 elements with scales of 1 x 128 of x and of 128 x 128 of w. Products of 128
+// elements of K are summed by the matrix unit, and promoted: one part while the next one is multiplied, or while the
+// other warpgroup multiplies.
 #pragma once
 
-#include "device/gemm/sm90/tiles.h"
+#include "device/gemm/sm90/finish.h"
 #include "device/sm90/contract.h"
-#include "device/sm90/epilogue.h"
 #include "device/sm90/mma.h"
 #include "device/sm90/promotion.h"
 #include "device/sm90/roles.h"
@@ -19,7 +18,7 @@ class Sm90ScaledGemm {
   using Pipe = Pipeline<Machine, C.stages, C.cluster>;
   using Sums = Fragment<Ops, 16, C.block_n>;
   using PerRow = typename Sums::PerRow;
-  using Scheduler = StaticScheduler<Machine, C.cluster>;
+  using Tiles = GemmTiles<Machine, C>;
   static constexpr int kRowBlocks = C.row_blocks(), kConsumerWarps = 4 * C.kConsumers;
   static constexpr int kBlock = 128, kRun = 4;  // elements of a scale along k; scales of one load
   static_assert(kBlock % C.block_n == 0 && C.block_k() == kBlock && !C.w_mn_major);
@@ -30,7 +29,7 @@ class Sm90ScaledGemm {
   struct Shared {
     Stage stage[C.stages];
     StoreStaging<C.store_buffers> staging[kConsumerWarps];
-    alignas(128) float x_scale[C.stages][C.block_m];
+    alignas(128) float x_scale[C.stages][C.x_scale_room()];
     alignas(16) float w_scale[C.stages][kRun];
     Pipe pipe;
   };
@@ -55,20 +54,26 @@ class Sm90ScaledGemm {
 
  private:
   TILEWISE_INLINE static void produce(const ScaledGemmParams& p, Shared& shared) {
-    constexpr int32_t kBytes = Stage::kBytes + sizeof shared.x_scale[0] + sizeof shared.w_scale[0];
+    constexpr int32_t kBytes = Stage::kBytes + C.x_scale_box() * sizeof(float) + sizeof shared.w_scale[0];
     ProducerPlace<Pipe> place(shared.pipe);
-    for (Scheduler tiles(p.gemm.grid.count()); tiles.has_tile(); tiles.advance()) {
-      const TilePlace origin = tile_origin<Machine, C>(p.gemm.grid, tiles.number());
-      const float* const w_scale = p.w_scale + origin.col / kBlock * p.w_scale_stride;
+    for (Tiles tiles(p.gemm); tiles.has_tile(); tiles.advance()) {
+      const GemmTile tile = tiles.tile();
+      const float* const w_scale = scales_of(p, tile);
       TILEWISE_NO_UNROLL
       for (int32_t step = 0; step < p.gemm.steps; ++step, place.advance()) {
         Barrier<Machine>& full = place.begin(kBytes);
-        load_operands<Machine, C>(p.gemm, shared.stage[place.stage()], full, origin, step);
-        Machine::copy_box(shared.x_scale[place.stage()], p.x_scale_map, full.state(), origin.row, step);
+        load_operands<Machine, C>(p.gemm, shared.stage[place.stage()], full, tile, step);
+        Machine::copy_box(shared.x_scale[place.stage()], p.x_scale_map, full.state(), tile.row / 4 * 4, step);
         Machine::copy_run(shared.w_scale[place.stage()], w_scale + step / kRun * kRun, sizeof shared.w_scale[0],
                           full.state());
       }
     }
+  }
+
+  /// Of a tile past n the last ones: whatever they are, nothing is stored.
+  TILEWISE_INLINE static const float* scales_of(const ScaledGemmParams& p, const GemmTile& tile) {
+    const int32_t row = minimum(tile.col, p.gemm.n - 1) / kBlock;
+    return p.w_scale + tile.expert * p.w_scale_expert_stride + row * p.w_scale_stride;
   }
 
   class Consumer {
@@ -78,20 +83,20 @@ class Sm90ScaledGemm {
           shared_(shared),
           first_row_(warpgroup * 64 * kRowBlocks),
           lane_row_(first_row_ + warp_row<Machine>() + Machine::lane() / 4),
+          scale_row_(lane_row_),
           place_(shared.pipe) {}
 
     TILEWISE_INLINE void run() {
-      const BoxStore<Machine, C.out_type, C.store_buffers> out(shared_.staging[Machine::wave() - 4]);
-      for (Scheduler tiles(p_.gemm.grid.count()); tiles.has_tile(); tiles.advance()) {
+      const GemmEpilogue<Machine, C> epilogue(p_.gemm, shared_.staging[Machine::wave() - 4],
+                                              first_row_ + warp_row<Machine>());
+      for (Tiles tiles(p_.gemm); tiles.has_tile(); tiles.advance()) {
         for (Sums& sums : sums_) sums.clear();
+        if constexpr (C.grouped) scale_row_ = lane_row_ + tiles.tile().row % 4;
         if constexpr (C.parts == 1) multiply();
         if constexpr (C.parts == 2) multiply_in_turn();
-        const TilePlace origin = tile_origin<Machine, C>(p_.gemm.grid, tiles.number());
-        out.store(
-            sums_, [](float x) TILEWISE_INLINE_LAMBDA { return x; }, p_.gemm.out_map, origin.col,
-            origin.row + first_row_ + warp_row<Machine>());
+        epilogue.finish_tile(sums_, tiles.tile());
       }
-      out.finish();
+      epilogue.finish();
     }
 
    private:
@@ -156,7 +161,7 @@ class Sm90ScaledGemm {
     }
     /// Returns the factors of this lane's rows at the stage.
     TILEWISE_INLINE PerRow factors(int row_block, int32_t step) const {
-      const float* const x_scale = &shared_.x_scale[place_.stage()][lane_row_ + 64 * row_block];
+      const float* const x_scale = &shared_.x_scale[place_.stage()][scale_row_ + 64 * row_block];
       const float w_scale = Machine::template load_shared<float>(&shared_.w_scale[place_.stage()][step % kRun]);
       PerRow factor;
       TILEWISE_UNROLL
@@ -169,6 +174,7 @@ class Sm90ScaledGemm {
     const ScaledGemmParams& p_;
     Shared& shared_;
     const int32_t first_row_, lane_row_;
+    int32_t scale_row_;  // among those that a stage has
     ConsumerPlace<Pipe> place_;
     Sums sums_[kRowBlocks], part_[C.parts];
     PerRow factor_[C.parts];

@@ -19,23 +19,61 @@ struct GemmStage {
   W w;
 };
 
-/// Returns the row and column of out where this block's part of a cluster's tile begins.
+/// This block's part of a cluster's tile: where it begins in out, where its expert's rows end.
+struct GemmTile {
+  int32_t row, col, end, expert;
+};
+
+/// The tiles that a block works on, one after another.
 template <class Machine, GemmConfig C>
-TILEWISE_INLINE TilePlace tile_origin(const TileMatrix& grid, int32_t number) {
-  const TilePlace place = grid.place(number);
-  const int32_t rank = C.cluster > 1 ? Machine::rank_in_cluster() : 0;
-  return {place.row * C.cluster_m() + (C.shares_x ? 0 : rank * C.block_m),
-          place.col * C.cluster_n() + (C.shares_x ? rank * C.block_n : 0)};
-}
+class GemmTiles {
+ public:
+  TILEWISE_INLINE explicit GemmTiles(const GemmParams& p)
+      : p_(p),
+        numbers_(C.grouped ? kMostTiles : p.grid.count()),
+        groups_(C.grouped ? p.offsets : nullptr, p.num_experts, C.cluster_m(), p.grid.cols) {
+    if constexpr (C.grouped) place_ = groups_.place(numbers_.number());
+  }
+
+  TILEWISE_INLINE bool has_tile() const { return C.grouped ? place_.group < p_.num_experts : numbers_.has_tile(); }
+  TILEWISE_INLINE void advance() {
+    numbers_.advance();
+    if constexpr (C.grouped) place_ = groups_.place(numbers_.number());
+  }
+  TILEWISE_INLINE GemmTile tile() const {
+    if constexpr (C.grouped) {
+      return own_part({place_.row, place_.col * C.cluster_n(), place_.end, place_.group});
+    } else {
+      const TilePlace place = p_.grid.place(numbers_.number());
+      return own_part({place.row * C.cluster_m(), place.col * C.cluster_n(), p_.m, 0});
+    }
+  }
+
+ private:
+  static constexpr int32_t kMostTiles = 0x7FFFFFFF;  // how many there are only the groups know
+  struct NoGroups {
+    TILEWISE_INLINE NoGroups(const int32_t*, int32_t, int32_t, int32_t) {}
+  };
+  TILEWISE_INLINE static GemmTile own_part(GemmTile tile) {
+    const int32_t rank = C.cluster > 1 ? Machine::rank_in_cluster() : 0;
+    (C.shares_x ? tile.col : tile.row) += rank * (C.shares_x ? C.block_n : C.block_m);
+    return tile;
+  }
+
+  const GemmParams& p_;
+  StaticScheduler<Machine, C.cluster> numbers_;
+  Choose<C.grouped != 0, GroupedTiles<Machine>, NoGroups> groups_;
+  typename GroupedTiles<Machine>::Place place_{};
+};
 
 /// Loads x and w of one step along K.
 template <class Machine, GemmConfig C>
-TILEWISE_INLINE void load_operands(const GemmParams& p, GemmStage<C>& stage, Barrier<Machine>& full, TilePlace origin,
-                                   int32_t step) {
+TILEWISE_INLINE void load_operands(const GemmParams& p, GemmStage<C>& stage, Barrier<Machine>& full,
+                                   const GemmTile& tile, int32_t step) {
   constexpr int kXBlocks = C.shares_x ? C.cluster : 1, kWBlocks = C.shares_x ? 1 : C.cluster;
   const int32_t k = step * C.block_k();
-  load_share<kXBlocks>(stage.x, p.x_map, full, k, origin.row);
-  load_share<kWBlocks>(stage.w, p.w_map, full, C.w_mn_major ? origin.col : k, C.w_mn_major ? k : origin.col);
+  load_share<kXBlocks>(stage.x, p.x_map, full, k, tile.row);
+  load_share<kWBlocks>(stage.w, p.w_map, full, C.w_mn_major ? tile.col : k, C.w_mn_major ? k : tile.col, tile.expert);
 }
 
 }  // namespace tilewise::device

@@ -4,18 +4,11 @@
 
 #include "device/moe/sm90/params.h"
 #include "device/sm90/contract.h"
+#include "device/sm90/number.h"
 
 namespace tilewise::device {
 
 inline constexpr int32_t kNobody = -1;
-
-/// A number of BiasType `type`.
-template <class Machine>
-TILEWISE_INLINE float load_number(const void* data, int64_t index, int32_t type) {
-  if (type == kBiasF32) return Machine::load_global(static_cast<const float*>(data) + index);
-  const uint16_t bits = Machine::load_global(static_cast<const uint16_t*>(data) + index);
-  return type == kBiasBf16 ? bf16_to_float(bits) : Machine::widen_f16(bits);
-}
 
 /// The expert of a slot as the weights here count them, or kNobody.
 template <class Machine>

@@ -1,0 +1,18 @@
+// Numbers of a type that only a call knows.
+#pragma once
+
+#include "device/common/float16.h"
+#include "device/common/tensors.h"
+#include "device/tile/platform.h"
+
+namespace tilewise::device {
+
+/// A number of BiasType `type`.
+template <class Machine>
+TILEWISE_INLINE float load_number(const void* data, int64_t index, int32_t type) {
+  if (type == kBiasF32) return Machine::load_global(static_cast<const float*>(data) + index);
+  const uint16_t bits = Machine::load_global(static_cast<const uint16_t*>(data) + index);
+  return type == kBiasBf16 ? bf16_to_float(bits) : Machine::widen_f16(bits);
+}
+
+}  // namespace tilewise::device

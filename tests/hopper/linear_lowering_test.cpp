@@ -30,6 +30,7 @@ std::string kernels_of(const gpu::Lowering& lowering) {
 
 TEST(HopperLinearLowering, PreparesGroupsAndScales) {
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=0 n=64 k=64"))), "");
+  EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=100 n=0 k=64"))), "");
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=100 n=64 k=64"))), "gemm ");
   EXPECT_EQ(kernels_of(lowered_linear(concat(kBf16, "tokens=100 n=64 k=64 groups=counts_i32 num_experts=4"))),
             "gemm_prepare gemm ");

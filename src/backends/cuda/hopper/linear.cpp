@@ -51,7 +51,8 @@ std::string refusal_of(const LinearProblem& p) {
   if (p.num_experts == 0 || p.num_experts > kMostExperts) {
     return concat("num_experts must be between 1 and 2^20 (got ", p.num_experts, ")");
   }
-  const std::int64_t down = p.tokens / std::int64_t{128} + p.num_experts, across = ceil_div(p.n, std::int64_t{64});
+  const std::int64_t down = p.tokens / std::int64_t{128} + p.num_experts,
+                     across = std::max<std::int64_t>(ceil_div(p.n, std::int64_t{64}), 1);
   if (down > kMostTiles / across) {
     return concat("tiles of rows and weights must be <= 2^30 (got ", down, " * ", across, ")");
   }

@@ -2,9 +2,9 @@
 
 include <- core <- formats <- operations <- backends <- (verify, python, tools), and jit <- gpu beside operations; an
 operation includes nothing of another one, and core knows none: it speaks of no tensor dimension that has a meaning. Of
-device, attention includes sm90 or tile, sm90 includes tile and tile includes common; sm90 and tile speak of no
-attention. The library itself needs the standard library, the system and DLPack's header, and nothing else. Prints every
-violation; exit status 1 if any.
+device, attention includes sm90 or tile, linear and moe product, sm90 and product include tile and tile includes common;
+sm90 and tile speak of no attention. The library itself needs the standard library, the system and DLPack's header, and
+nothing else. Prints every violation; exit status 1 if any.
 """
 
 import re
@@ -52,10 +52,12 @@ OPERATION_NAMES = tuple(
 )
 # Kernels that are attention's, or made of its parts.
 ATTENDING = ("hopper", "kv_cache")
+# Those made of products.
+MULTIPLYING = ("linear", "moe")
 # What the host knows of kernels.
 KERNELS = tuple(
     f"device/{name}/{header}.h"
-    for name in (*OPERATION_NAMES, "hopper", "gemm/sm90", "moe/sm90")
+    for name in (*OPERATION_NAMES, "hopper", "gemm/sm90", "moe/sm90", "product")
     for header in ("config", "params")
 )
 TOP = (*OPERATIONS, "jit/", "gpu/", "backends/", "verify/", "ceilings/")
@@ -72,10 +74,18 @@ LAYERS = (
     layer("src/device/common", "device/common/", angled=INTEGERS),
     layer("src/device/tile", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/sm90", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
+    layer("src/device/product", "device/product/", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/gemm", "device/gemm/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
     layer("src/device/moe/sm90", "device/moe/", "device/sm90/", "device/tile/", "device/common/", angled=INTEGERS),
     *(
-        layer(f"src/device/{name}", f"device/{name}/", "device/tile/", "device/common/", angled=INTEGERS)
+        layer(
+            f"src/device/{name}",
+            f"device/{name}/",
+            *(("device/product/",) if name in MULTIPLYING else ()),
+            "device/tile/",
+            "device/common/",
+            angled=INTEGERS,
+        )
         for name in OPERATION_NAMES
         if name not in ATTENDING
     ),

@@ -70,6 +70,7 @@ struct CdnaOps {
   template <int Rows, int Cols, class Own, bool kTight, class Tile>
   TILEWISE_INLINE static void mma_ABt(Fragment<CdnaOps, Rows, Cols>& to, const TilePart<Own, kTight>& a,
                                       const Tile& b) {
+    const auto right = part_of(b);
     TILEWISE_UNROLL
     for (int k = 0; k < Own::kCols / 16; ++k) {
       CdnaOperand own[Rows / 32];
@@ -77,10 +78,10 @@ struct CdnaOps {
       for (int r = 0; r < Rows / 32; ++r) own[r] = read_step(a.tile, a.first_row + 32 * r, k);
       TILEWISE_UNROLL
       for (int c = 0; c < Cols / 32; ++c) {
-        const CdnaOperand right = read_step(b, 32 * c, k);
+        const CdnaOperand other = read_step(right.tile, right.first_row + 32 * c, k);
         TILEWISE_UNROLL
         for (int r = 0; r < Rows / 32; ++r) {
-          Machine::template mma_32x32x16<Own::kElement>(to.tile[r][c], right, own[r]);
+          Machine::template mma_32x32x16<Own::kElement>(to.tile[r][c], other, own[r]);
         }
       }
     }

@@ -74,7 +74,8 @@ struct RdnaOps {
   template <int Rows, int Cols, class Own, bool kTight, class Tile>
   TILEWISE_INLINE static void mma_ABt(Fragment<RdnaOps, Rows, Cols>& to, const TilePart<Own, kTight>& a,
                                       const Tile& b) {
-    const int lane = product_lane<(kTight || Tile::kCols > 128)>();
+    const auto right = part_of(b);
+    const int lane = product_lane<(kTight || Own::kCols > 128)>();
     TILEWISE_UNROLL
     for (int k = 0; k < Own::kCols / 16; ++k) {
       keep_order<Machine>();
@@ -83,10 +84,10 @@ struct RdnaOps {
       for (int r = 0; r < Rows / 16; ++r) own[r] = read_step(a.tile, lane, a.first_row + 16 * r, k);
       TILEWISE_UNROLL
       for (int c = 0; c < Cols / 16; ++c) {
-        const RdnaOperand right = read_step(b, lane, 16 * c, k);
+        const RdnaOperand other = read_step(right.tile, lane, right.first_row + 16 * c, k);
         TILEWISE_UNROLL
         for (int r = 0; r < Rows / 16; ++r) {
-          Machine::template mma_16x16x16<Own::kElement>(to.tile[r][c], right, own[r]);
+          Machine::template mma_16x16x16<Own::kElement>(to.tile[r][c], other, own[r]);
         }
       }
     }

@@ -1,0 +1,310 @@
+// An operand of products as a block sees it: its own rows, each of them anywhere, and how they get to shared tiles.
+// Rows past the block's last repeat it, and whoever gets their sums leaves them out; depth past the end is zeros.
+#pragma once
+
+#include "device/product/float_tile.h"
+#include "device/product/params.h"
+#include "device/product/runs.h"
+#include "device/tile/loader.h"
+
+namespace tilewise::device {
+
+/// The rows of one expert from first_row on. rows: at least 1 where anything is loaded.
+struct OperandRows {
+  const uint8_t* data;
+  int64_t line_stride;  // bytes
+  const void* scales;
+  int64_t scale_row_stride, scale_depth_stride;  // in scales
+  const int32_t* index;                          // where gathered: row r of the operand is row index[r] in memory
+  int64_t first_row;
+  int32_t rows;
+};
+
+template <OperandConfig O>
+TILEWISE_INLINE OperandRows operand_rows(const ProductOperand& p, int64_t expert, int64_t first_row, int32_t rows,
+                                         const int32_t* index = nullptr) {
+  OperandRows operand{static_cast<const uint8_t*>(p.data) + expert * p.expert_stride,
+                      p.line_stride,
+                      p.scales.data,
+                      p.scales.row_stride,
+                      p.scales.depth_stride,
+                      index,
+                      first_row,
+                      rows};
+  if constexpr (O.scale_use != kScaleNever) {
+    constexpr int64_t kBytes = O.scale_type == kScaleF32 ? 4 : 1;
+    operand.scales = static_cast<const uint8_t*>(p.scales.data) + expert * p.scales.expert_stride * kBytes;
+  }
+  return operand;
+}
+
+/// Bytes of so many elements.
+template <OperandConfig O>
+TILEWISE_INLINE constexpr int64_t bytes_of_elements(int64_t elements) {
+  return elements * bits_of_product_type(O.type) / 8;
+}
+
+/// The tile of one side of a product. Writers of transposed ones walk down its columns.
+template <ProductConfig C, OperandConfig O, int kRows>
+struct OperandTile : Choose<C.in_f32(), FloatTile<kRows, C.block_k>,
+                            SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>> {};
+
+/// Which row of an operand, or line of a transposed one, a block's row is in memory.
+template <class Machine, OperandConfig O>
+TILEWISE_INLINE int64_t memory_row(const OperandRows& operand, int row) {
+  const int64_t at = operand.first_row + minimum(row, operand.rows - 1);
+  if constexpr (O.gathered) return Machine::load_global(operand.index + at);
+  return at;
+}
+
+/// Offset of the scale of a row.
+template <OperandConfig O>
+TILEWISE_INLINE int64_t scale_row(const OperandRows& operand, int64_t row) {
+  constexpr auto kRows = static_cast<uint64_t>(O.scale_rows);
+  return kRows == 0 ? 0
+                    : static_cast<int64_t>(static_cast<uint64_t>(row) / maximum(kRows, uint64_t{1})) *
+                          operand.scale_row_stride;
+}
+template <OperandConfig O>
+TILEWISE_INLINE int64_t scale_depth(const OperandRows& operand, int64_t depth) {
+  constexpr auto kDepth = static_cast<uint64_t>(O.scale_depth);
+  return kDepth == 0 ? 0
+                     : static_cast<int64_t>(static_cast<uint64_t>(depth) / maximum(kDepth, uint64_t{1})) *
+                           operand.scale_depth_stride;
+}
+
+/// Rows of 16-bit elements as they are, asynchronously.
+template <class Ops, ProductConfig C, OperandConfig O, int kRows>
+class CopyingLoader {
+  using Machine = typename Ops::Machine;
+  using Tile = OperandTile<C, O, kRows>;
+  static constexpr int kThreads = C.waves * Machine::kLanes, kRowRuns = C.block_k / kChunk, kUnits = kRows * kRowRuns;
+  static constexpr int kSteps = ceil_div(kUnits, kThreads);
+
+ public:
+  TILEWISE_INLINE explicit CopyingLoader(const OperandRows& operand) {
+    for_each([&](int step, int row, int run) {
+      from_[step] = operand.data + memory_row<Machine, O>(operand, row) * operand.line_stride + 2 * kChunk * run;
+    });
+  }
+
+  /// Elements [depth, end) of each row, of which all lie in the tile where it is whole.
+  TILEWISE_INLINE void start(Tile& tile, int64_t depth, int64_t end, bool whole) {
+    for_each([&](int step, int row, int run) {
+      const bool valid = whole || depth + run * kChunk < end;
+      const uint8_t* const from = from_[step] + (valid ? 2 * depth : 0);
+      Machine::copy_async(tile.chunk(row, run), valid ? from : from_[0], valid);
+    });
+  }
+  TILEWISE_INLINE void finish(Tile&) {}
+
+ private:
+  template <class Visit>
+  TILEWISE_INLINE static void for_each(const Visit& visit) {
+    const auto thread = static_cast<uint32_t>(Machine::thread());
+    TILEWISE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t unit = thread + static_cast<uint32_t>(step * kThreads);
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      visit(step, static_cast<int>(unit / kRowRuns), static_cast<int>(unit % kRowRuns));
+    }
+  }
+
+  const uint8_t* from_[kSteps];
+};
+
+/// Rows through registers, where they are widened and multiplied by their scales.
+template <class Ops, ProductConfig C, OperandConfig O, int kRows>
+class RowLoader {
+  using Machine = typename Ops::Machine;
+  using Tile = OperandTile<C, O, kRows>;
+  static constexpr int kRun = O.run(), kThreads = C.waves * Machine::kLanes, kRowRuns = C.block_k / kRun;
+  static constexpr int kUnits = kRows * kRowRuns, kSteps = ceil_div(kUnits, kThreads);
+  static constexpr bool kScaled = O.scale_use == kScaleElements;
+  static_assert(C.block_k % kRun == 0 && (O.scale_depth % kRun == 0 || !kScaled), "a run has one scale");
+  using Run = ElementRun<O.type, kRun>;
+
+ public:
+  TILEWISE_INLINE explicit RowLoader(const OperandRows& operand) : operand_(operand) {
+    for_each([&](int step, int row, int run) {
+      const int64_t line = memory_row<Machine, O>(operand, row);
+      from_[step] = operand.data + line * operand.line_stride + bytes_of_elements<O>(run * kRun);
+      if constexpr (kScaled) scale_row_[step] = scale_row<O>(operand, line);
+    });
+  }
+
+  TILEWISE_INLINE void start(Tile&, int64_t depth, int64_t end, bool whole) {
+    if (whole) {
+      load(depth, [&](const uint8_t* at, int) { return Run::template load<Machine, O.vectors != 0>(at); });
+    } else {
+      load(depth, [&](const uint8_t* at, int run) {
+        return Run::template load_some<Machine, O.vectors != 0>(at, end - depth - run * kRun);
+      });
+    }
+    if constexpr (kScaled) {
+      for_each([&](int step, int, int run) {
+        // Behind the end there are zeros, whose scale may be any that there is.
+        const int64_t at = scale_depth<O>(operand_, minimum(depth + run * kRun, end - 1));
+        scale_[step] = load_scale<Machine, O.scale_type>(operand_.scales, scale_row_[step] + at);
+      });
+    }
+  }
+
+  TILEWISE_INLINE void finish(Tile& tile) {
+    for_each([&](int step, int row, int run) {
+      const float scale = kScaled ? scale_[step] : 1.0f;
+      if constexpr (C.in_f32()) {
+        TILEWISE_UNROLL
+        for (int i = 0; i < kRun; ++i) {
+          const float x = held_[step].number(i);
+          Machine::store_shared(tile.at(row, run * kRun + i), kScaled ? x * scale : x);
+        }
+      } else {
+        for_each_index<0, kRun / kChunk>([&](auto i) {
+          constexpr int kFirst = decltype(i)::value * kChunk;
+          Machine::store_shared(tile.chunk(row, run * (kRun / kChunk) + decltype(i)::value),
+                                chunk_of<Machine, C.element, kScaled, kFirst>(held_[step], scale));
+        });
+      }
+    });
+  }
+
+ private:
+  template <class Load>
+  TILEWISE_INLINE void load(int64_t depth, const Load& load) {
+    const int64_t skip = bytes_of_elements<O>(depth);
+    for_each([&](int step, int, int run) { held_[step] = load(from_[step] + skip, run); });
+  }
+  template <class Visit>
+  TILEWISE_INLINE static void for_each(const Visit& visit) {
+    const auto thread = static_cast<uint32_t>(Machine::thread());
+    TILEWISE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t unit = thread + static_cast<uint32_t>(step * kThreads);
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      visit(step, static_cast<int>(unit / kRowRuns), static_cast<int>(unit % kRowRuns));
+    }
+  }
+
+  const OperandRows& operand_;
+  const uint8_t* from_[kSteps];
+  int64_t scale_row_[kScaled ? kSteps : 1];
+  float scale_[kScaled ? kSteps : 1];
+  Run held_[kSteps];
+};
+
+/// Columns of memory through registers: of 4 steps of the depth a lane has 8 rows each, which leave as 4 elements of
+/// each row.
+template <class Ops, ProductConfig C, OperandConfig O, int kRows>
+class TransposingLoader {
+  using Machine = typename Ops::Machine;
+  using Tile = OperandTile<C, O, kRows>;
+  static constexpr int kRun = O.run(), kDeep = 4;
+  static constexpr int kThreads = C.waves * Machine::kLanes, kRowRuns = kRows / kRun;
+  static constexpr int kUnits = kRowRuns * (C.block_k / kDeep), kSteps = ceil_div(kUnits, kThreads);
+  static constexpr bool kScaled = O.scale_use == kScaleElements;
+  /// Scales of a lane's square.
+  static constexpr int kScaleRows = kScaled && O.scale_rows == 1 ? kRun : 1;
+  static constexpr int kScaleDepths = kScaled && O.scale_depth == 1 ? kDeep : 1;
+  using Run = ElementRun<O.type, kRun>;
+  struct Square {
+    Run line[kDeep];
+  };
+  struct Scales {
+    float of[kScaleRows][kScaleDepths];
+  };
+
+ public:
+  TILEWISE_INLINE explicit TransposingLoader(const OperandRows& operand) : operand_(operand) {
+    static_assert(!O.gathered, "rows that lie anywhere are no columns");
+    for_each([&](int step, int row, int deep) {
+      // Whole runs, the last of them more than once.
+      if (O.vectors) row = minimum(row, operand.rows - kRun);
+      from_[step] = operand.data + bytes_of_elements<O>(operand.first_row + row) + deep * operand.line_stride;
+    });
+  }
+
+  TILEWISE_INLINE void start(Tile&, int64_t depth, int64_t end, bool) {
+    for_each([&](int step, int row, int deep) {
+      TILEWISE_UNROLL
+      for (int i = 0; i < kDeep; ++i) {
+        const int64_t rows = O.vectors ? kRun : operand_.rows - row;
+        held_[step].line[i] = Run::template load_some<Machine, O.vectors != 0>(
+            from_[step] + (depth + i) * operand_.line_stride, depth + deep + i < end ? rows : 0);
+      }
+      if constexpr (kScaled) load_scales(scales_[step], row, depth + deep, end);
+    });
+  }
+
+  TILEWISE_INLINE void finish(Tile& tile) {
+    for_each([&](int step, int row, int deep) {
+      const Square& square = held_[step];
+      TILEWISE_UNROLL
+      for (int r = 0; r < kRun; ++r) {
+        if constexpr (C.in_f32()) {
+          TILEWISE_UNROLL
+          for (int i = 0; i < kDeep; ++i) Machine::store_shared(tile.at(row + r, deep + i), number(step, r, i));
+        } else {
+          HalfChunk four;
+          TILEWISE_UNROLL
+          for (int i = 0; i < kDeep; i += 2) {
+            if constexpr (O.type == C.element && !kScaled) {
+              four.word[i / 2] = square.line[i].bits(r) | square.line[i + 1].bits(r) << 16;
+            } else {
+              four.word[i / 2] = Machine::template pack<C.element>(number(step, r, i), number(step, r, i + 1));
+            }
+          }
+          Machine::store_shared(tile.chunk(row + r, deep / kChunk) + deep % kChunk, four);
+        }
+      }
+    });
+  }
+
+ private:
+  TILEWISE_INLINE float number(int step, int row, int deep) const {
+    const float x = held_[step].line[deep].number(row);
+    if constexpr (!kScaled) return x;
+    return x * scales_[kScaled ? step : 0].of[kScaleRows > 1 ? row : 0][kScaleDepths > 1 ? deep : 0];
+  }
+
+  TILEWISE_INLINE void load_scales(Scales& to, int row, int64_t depth, int64_t end) const {
+    TILEWISE_UNROLL
+    for (int r = 0; r < kScaleRows; ++r) {
+      const int64_t line = operand_.first_row + minimum(row + r, operand_.rows - 1);
+      TILEWISE_UNROLL
+      for (int i = 0; i < kScaleDepths; ++i) {
+        const int64_t at = scale_row<O>(operand_, line) + scale_depth<O>(operand_, minimum(depth + i, end - 1));
+        to.of[r][i] = load_scale<Machine, O.scale_type>(operand_.scales, at);
+      }
+    }
+  }
+
+  /// Neighbours have adjacent runs of rows.
+  template <class Visit>
+  TILEWISE_INLINE static void for_each(const Visit& visit) {
+    const auto thread = static_cast<uint32_t>(Machine::thread());
+    TILEWISE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t unit = thread + static_cast<uint32_t>(step * kThreads);
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      visit(step, static_cast<int>(unit % kRowRuns) * kRun, static_cast<int>(unit / kRowRuns) * kDeep);
+    }
+  }
+
+  const OperandRows& operand_;
+  const uint8_t* from_[kSteps];
+  Scales scales_[kScaled ? kSteps : 1];
+  Square held_[kSteps];
+};
+
+/// Whether rows can be copied beside the lanes.
+template <class Ops, ProductConfig C, OperandConfig O>
+inline constexpr bool kCopiesRows = Ops::kAsyncCopies && O.type == C.element && !C.in_f32() && !O.transposed &&
+                                    O.vectors != 0 && O.scale_use != kScaleElements;
+
+template <class Ops, ProductConfig C, OperandConfig O, int kRows>
+using OperandLoader =
+    Choose<kCopiesRows<Ops, C, O>, CopyingLoader<Ops, C, O, kRows>,
+           Choose<O.transposed != 0, TransposingLoader<Ops, C, O, kRows>, RowLoader<Ops, C, O, kRows>>>;
+
+}  // namespace tilewise::device

@@ -1,0 +1,50 @@
+// Operands of products and groups of rows as kernels' parameters have them: plain data, shape beside every pointer.
+#pragma once
+
+#include <stdint.h>
+
+namespace tilewise::device {
+
+/// Scales of an operand's blocks: of the block of row r and depth k at [expert, r / scale_rows, k / scale_depth], by
+/// strides in scales. data null: there are none.
+struct ProductScales {
+  const void* data;
+  int64_t expert_stride, row_stride, depth_stride;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("row_stride", p.row_stride);
+    visit("depth_stride", p.depth_stride);
+  }
+};
+
+/// Rows of an operand, of each expert. A line is a row or, transposed, a step of the depth; strides count bytes.
+struct ProductOperand {
+  const void* data;
+  int64_t expert_stride, line_stride;
+  ProductScales scales;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("line_stride", p.line_stride);
+    visit("scales", p.scales);
+  }
+};
+
+/// How rows belong to groups.
+enum GroupsType : int32_t { kGroupsNone = 0, kGroupsOffsets = 1, kGroupsCounts = 2 };
+
+/// Offsets [num_groups + 1] or counts [num_groups] of rows, in device memory: any numbers. See device/product/groups.h.
+struct ProductGroups {
+  const void* data;
+  int64_t stride;      // in numbers
+  int32_t num_groups;  // of GroupsType none: 1
+  int32_t bytes;       // of a number
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("stride", p.stride), visit("num_groups", p.num_groups), visit("bytes", p.bytes);
+  }
+};
+
+}  // namespace tilewise::device

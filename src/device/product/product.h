@@ -1,0 +1,122 @@
+// Products of a block's tiles: sums over the depth of a[row, depth] b[column, depth], each operand's elements of
+// whatever type and wherever they lie. While a tile is multiplied the next ones are on their way.
+#pragma once
+
+#include "device/product/operand.h"
+#include "device/product/sums.h"
+#include "device/tile/contract.h"
+
+namespace tilewise::device {
+
+template <TileOps Ops, ProductConfig C>
+class Product {
+  using Machine = typename Ops::Machine;
+  using TileA = OperandTile<C, C.a, C.block_m>;
+  using TileB = OperandTile<C, C.b, C.block_n>;
+  using LoaderA = OperandLoader<Ops, C, C.a, C.block_m>;
+  using LoaderB = OperandLoader<Ops, C, C.b, C.block_n>;
+  static constexpr int kScaledDepth = C.scaled_depth();
+  static constexpr bool kCopies = kCopiesRows<Ops, C, C.a> || kCopiesRows<Ops, C, C.b>;
+  static_assert(kScaledDepth % C.block_k == 0, "a tile has one scale");
+  static_assert(C.stages >= 2, "a tile is multiplied while the next one lands");
+
+  struct Stage {
+    TileA a;
+    TileB b;
+  };
+
+ public:
+  using Sums = ProductSums<Ops, C>;
+  struct Shared {
+    Stage stage[C.stages];
+  };
+
+  /// Adds the products of depth [begin, end) to `sums`. `begin` is a multiple of block_k, and of the scales' depth
+  /// where sums are scaled; an empty range adds nothing. All lanes of the block call it; shared memory is free for
+  /// other uses after a barrier.
+  TILEWISE_INLINE static void run(Shared& shared, const OperandRows& a, const OperandRows& b, int64_t begin,
+                                  int64_t end, Sums& sums) {
+    if (begin >= end) return;
+    const auto steps = static_cast<int32_t>(ceil_div(end - begin, int64_t{C.block_k}));
+    LoaderA load_a(a);
+    LoaderB load_b(b);
+    const auto start = [&](int32_t step) {
+      if (step >= steps) return;
+      Stage& stage = shared.stage[step % C.stages];
+      const int64_t depth = begin + int64_t{step} * C.block_k;
+      const bool whole = depth + C.block_k <= end;
+      load_a.start(stage.a, depth, end, whole);
+      load_b.start(stage.b, depth, end, whole);
+    };
+    const auto finish = [&](int32_t step) {
+      if (step >= steps) return;
+      Stage& stage = shared.stage[step % C.stages];
+      load_a.finish(stage.a);
+      load_b.finish(stage.b);
+    };
+    TILEWISE_UNROLL
+    for (int32_t step = 0; step < C.stages - 1; ++step) {
+      start(step);
+      commit();
+      finish(step);
+    }
+    Sums part(Machine::wave());
+    if constexpr (kScaledDepth != 0) part.clear();
+    TILEWISE_NO_UNROLL
+    for (int32_t step = 0; step < steps; ++step) {
+      wait();
+      Machine::barrier();  // this step's tiles are there, and nobody reads the last step's any more
+      start(step + C.stages - 1);
+      commit();
+      const Stage& stage = shared.stage[step % C.stages];
+      if constexpr (kScaledDepth == 0) {
+        sums.multiply(stage.a, stage.b);
+      } else {
+        part.multiply(stage.a, stage.b);
+        const int64_t next = begin + int64_t{step + 1} * C.block_k;
+        if (next % kScaledDepth == 0 || next >= end) add_scaled(a, b, next - C.block_k, part, sums);
+      }
+      finish(step + C.stages - 1);
+    }
+  }
+
+ private:
+  TILEWISE_INLINE static void commit() {
+    if constexpr (kCopies) Machine::commit_copies();
+  }
+  TILEWISE_INLINE static void wait() {
+    if constexpr (kCopies) Machine::template wait_copies<C.stages - 2>();
+  }
+
+  /// The sums of the block of scales at `depth`, times its scales.
+  TILEWISE_INLINE static void add_scaled(const OperandRows& a, const OperandRows& b, int64_t depth, Sums& part,
+                                         Sums& sums) {
+    RowValues<Sums::kSlots> row_factor;
+    row_factor.fill(1.0f);
+    if constexpr (C.a.scale_use == kScaleSums) {
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < Sums::kSlots; ++slot)
+        row_factor[slot] = scale_at<C.a>(a, sums.row_of_slot(slot), depth);
+    }
+    if constexpr (C.b.scale_use == kScaleSums && C.b.scale_rows >= C.block_n) {
+      const float factor = scale_at<C.b>(b, 0, depth);
+      TILEWISE_UNROLL
+      for (int slot = 0; slot < Sums::kSlots; ++slot) row_factor[slot] *= factor;
+    }
+    if constexpr (C.b.scale_use == kScaleSums && C.b.scale_rows < C.block_n) {
+      sums.add_scaled(part, row_factor, [&](int col) { return scale_at<C.b>(b, col, depth); });
+    } else {
+      sums.add_scaled(part, row_factor, [](int) { return 1.0f; });
+    }
+    part.clear();
+  }
+
+  template <OperandConfig O>
+  TILEWISE_INLINE static float scale_at(const OperandRows& operand, int row, int64_t depth) {
+    const int64_t line = memory_row<Machine, O>(operand, row);
+    return load_scale<Machine, O.scale_type>(operand.scales,
+                                             scale_row<O>(operand, line) + scale_depth<O>(operand, depth));
+  }
+};
+
+}  // namespace tilewise::device

@@ -1,0 +1,111 @@
+// Runs of an operand's elements on their way from memory to shared tiles: as they lie, as floats, and as 16-bit
+// elements.
+#pragma once
+
+#include "device/common/float8_e8m0.h"
+#include "device/product/config.h"
+#include "device/tile/widen.h"
+
+namespace tilewise::device {
+
+/// kCount elements of ProductType kType as they lie in memory.
+template <int kType, int kCount>
+struct ElementRun {
+  static constexpr int kBits = bits_of_product_type(kType), kWords = ceil_div(kCount * kBits, 32);
+  uint32_t word[kWords];
+
+  TILEWISE_INLINE uint32_t bits(int i) const {
+    constexpr uint32_t kMask = kBits == 32 ? ~0u : (1u << (kBits % 32)) - 1;
+    return word[i * kBits / 32] >> (i * kBits % 32) & kMask;
+  }
+
+  /// Of 4 bits a mantissa bit, two of the exponent and the sign: moved to a float's places they are 2^126 too small.
+  TILEWISE_INLINE float number(int i) const {
+    const uint32_t x = bits(i);
+    if constexpr (kType == kProductF32) {
+      return __builtin_bit_cast(float, x);
+    } else if constexpr (kType == kProductE4m3) {
+      return widen_e4m3(x);
+    } else if constexpr (kType == kProductE2m1) {
+      return __builtin_bit_cast(float, (x & 8u) << 28 | (x & 7u) << 22) * 0x1p126f;
+    } else {
+      return element_to_float<kType>(x);
+    }
+  }
+
+  /// From `at` on. kVectors: all at once, which must be aligned to their size, or 16 bytes of it.
+  template <class Machine, bool kVectors>
+  TILEWISE_INLINE static ElementRun load(const uint8_t* at) {
+    if constexpr (!kVectors) return load_some<Machine, false>(at, kCount);
+    ElementRun run;
+    constexpr int kAtOnce = minimum(kWords, 4);
+    TILEWISE_UNROLL
+    for (int first = 0; first < kWords; first += kAtOnce) {
+      const auto part = Machine::load_global(reinterpret_cast<const WordRun<kAtOnce>*>(at) + first / kAtOnce);
+      TILEWISE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) run.word[first + i] = part.word[i];
+    }
+    return run;
+  }
+
+  /// The same of the first `left` elements, and zeros. kVectors: all or none.
+  template <class Machine, bool kVectors>
+  TILEWISE_INLINE static ElementRun load_some(const uint8_t* at, int64_t left) {
+    if constexpr (kVectors) {
+      if (left > 0) return load<Machine, true>(at);
+      return ElementRun{};
+    } else {
+      ElementRun run{};
+      TILEWISE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        uint32_t x = 0;
+        if (i < left) x = load_element<Machine>(at, i);
+        run.word[i * kBits / 32] |= x << (i * kBits % 32);
+      }
+      return run;
+    }
+  }
+
+ private:
+  template <class Machine>
+  TILEWISE_INLINE static uint32_t load_element(const uint8_t* at, int i) {
+    if constexpr (kBits == 32) {
+      return Machine::load_global(reinterpret_cast<const uint32_t*>(at) + i);
+    } else if constexpr (kBits == 16) {
+      return Machine::load_global(reinterpret_cast<const uint16_t*>(at) + i);
+    } else if constexpr (kBits == 8) {
+      return Machine::load_global(at + i);
+    } else {
+      return uint32_t{Machine::load_global(at + i / 2)} >> (4 * (i % 2)) & 15u;
+    }
+  }
+};
+
+/// A scale of ScaleType kType as a float.
+template <class Machine, int kType>
+TILEWISE_INLINE float load_scale(const void* scales, int64_t index) {
+  if constexpr (kType == kScaleF32) {
+    return Machine::load_global(static_cast<const float*>(scales) + index);
+  } else {
+    const uint8_t byte = Machine::load_global(static_cast<const uint8_t*>(scales) + index);
+    return kType == kScaleE8m0 ? e8m0_to_float(byte) : widen_e4m3(byte);
+  }
+}
+
+/// 8 adjacent elements of a run, from kFirst on, times a scale and rounded to 16-bit elements of type kTo.
+template <class Machine, int kTo, bool kScaled, int kFirst, int kType, int kCount>
+TILEWISE_INLINE Chunk chunk_of(const ElementRun<kType, kCount>& run, float scale) {
+  Chunk chunk;
+  TILEWISE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kType == kTo && !kScaled) {
+      chunk.word[i] = run.word[kFirst / 2 + i];
+    } else {
+      const float low = run.number(kFirst + 2 * i), high = run.number(kFirst + 2 * i + 1);
+      chunk.word[i] = Machine::template pack<kTo>(kScaled ? low * scale : low, kScaled ? high * scale : high);
+    }
+  }
+  return chunk;
+}
+
+}  // namespace tilewise::device

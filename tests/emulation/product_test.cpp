@@ -115,7 +115,9 @@ Side drawn_side(const OperandConfig& o, std::int64_t rows, std::int64_t depth, s
           double{value} * (scale.empty() ? 1.0 : double{scale[static_cast<std::size_t>(block)]});
     }
   }
-  side.params = {side.bytes.data(), 0, side.line, {side.scales.data(), 0, side.blocks, 1}};
+  side.params.data = side.bytes.data(), side.params.line_stride = side.line;
+  side.params.scales.data = side.scales.data();
+  side.params.scales.row_stride = side.blocks, side.params.scales.depth_stride = 1;
   return side;
 }
 
@@ -337,7 +339,7 @@ void check_groups(std::int64_t rows, const std::vector<std::int64_t>& numbers) {
   memory.add(
       {.name = "out", .access = gpu::Access::write, .element_bytes = 4, .row = static_cast<std::int64_t>(out.size())},
       out.data());
-  const GroupsParams params{{numbers.data(), 1, groups, 8}, rows, kBlock, out.data(), blocks};
+  const GroupsParams params{{numbers.data(), 1, groups, 8, kType, 0}, rows, kBlock, out.data(), blocks};
   ASSERT_EQ(fault_of(host_kernel<GroupsKernel<Machine, kType>, Machine>(), Machine::kLanes, blocks + groups, 3, memory,
                      &params),
             "");

@@ -7,6 +7,7 @@
 #include "backends/emulation/hopper_row.hpp"
 #include "backends/emulation/kv_cache.hpp"
 #include "backends/emulation/row.hpp"
+#include "backends/portable/linear/lowering.hpp"
 #include "backends/portable/merge/lowering.hpp"
 #include "backends/portable/quantize/lowering.hpp"
 #include "backends/portable/route/lowering.hpp"
@@ -16,9 +17,9 @@ namespace tilewise::backends {
 namespace {
 
 /// Made of a gpu::Family.
-using FamilyRows =
-    RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedRow<operations::Merge>,
-           emulation::EmulatedRow<operations::Quantize>, emulation::EmulatedRow<operations::Route>>;
+using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache,
+                          emulation::EmulatedRow<operations::Linear>, emulation::EmulatedRow<operations::Merge>,
+                          emulation::EmulatedRow<operations::Quantize>, emulation::EmulatedRow<operations::Route>>;
 
 }  // namespace
 

@@ -113,11 +113,4 @@ class Groups {
   int32_t rows_, end_;
 };
 
-/// Tiles of block_m rows that there are at most, however rows belong to groups.
-constexpr int64_t most_group_tiles(int64_t rows, int64_t num_groups, int64_t block_m, bool grouped) {
-  if (!grouped) return (rows + block_m - 1) / block_m;
-  const int64_t tiles = rows / block_m + num_groups + 2;
-  return tiles < rows ? tiles : rows;
-}
-
 }  // namespace tilewise::device

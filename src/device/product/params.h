@@ -10,11 +10,15 @@ namespace tilewise::device {
 struct ProductScales {
   const void* data;
   int64_t expert_stride, row_stride, depth_stride;
+  int64_t rows, depths;  // blocks that there are, for the host's table
+  int32_t type;          // ScaleType, likewise
+  int32_t unused;        // keeps the block free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("data", p.data), visit("expert_stride", p.expert_stride), visit("row_stride", p.row_stride);
-    visit("depth_stride", p.depth_stride);
+    visit("depth_stride", p.depth_stride), visit("rows", p.rows), visit("depths", p.depths), visit("type", p.type);
+    visit("unused", p.unused);
   }
 };
 
@@ -23,11 +27,15 @@ struct ProductOperand {
   const void* data;
   int64_t expert_stride, line_stride;
   ProductScales scales;
+  int64_t experts, lines, length;  // lines of each expert, and elements of a line, for the host's table
+  int32_t type;                    // ProductType, likewise
+  int32_t role;                    // which tensor of the operation it is, likewise
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("data", p.data), visit("expert_stride", p.expert_stride), visit("line_stride", p.line_stride);
-    visit("scales", p.scales);
+    visit("scales", p.scales), visit("experts", p.experts), visit("lines", p.lines), visit("length", p.length);
+    visit("type", p.type), visit("role", p.role);
   }
 };
 
@@ -40,11 +48,21 @@ struct ProductGroups {
   int64_t stride;      // in numbers
   int32_t num_groups;  // of GroupsType none: 1
   int32_t bytes;       // of a number
+  int32_t type;        // GroupsType, for the host's table
+  int32_t unused;      // keeps the block free of holes
 
   template <class Params, class Visit>
   static constexpr void for_each_field(Params& p, const Visit& visit) {
     visit("data", p.data), visit("stride", p.stride), visit("num_groups", p.num_groups), visit("bytes", p.bytes);
+    visit("type", p.type), visit("unused", p.unused);
   }
 };
+
+/// Tiles of block_m rows that there are at most, however rows belong to groups.
+constexpr int64_t most_group_tiles(int64_t rows, int64_t num_groups, int64_t block_m, bool grouped) {
+  if (!grouped) return (rows + block_m - 1) / block_m;
+  const int64_t tiles = rows / block_m + num_groups + 2;
+  return tiles < rows ? tiles : rows;
+}
 
 }  // namespace tilewise::device

@@ -107,21 +107,12 @@ class FloatSums {
 
   template <class A, class B>
   TILEWISE_INLINE void multiply(const A& a, const B& b) {
-    TILEWISE_UNROLL
-    for (int k = 0; k < C.block_k; ++k) {
-      FloatRun<kSide> left[kRowSquares], right[kColSquares];
+    // Not all at once: what is asked for ahead takes registers.
+    constexpr int kAtOnce = 4;
+    TILEWISE_NO_UNROLL
+    for (int first = 0; first < C.block_k; first += kAtOnce) {
       TILEWISE_UNROLL
-      for (int r = 0; r < kRowSquares; ++r) left[r] = Machine::template load_shared<FloatRun<kSide>>(a.at(row(r), k));
-      TILEWISE_UNROLL
-      for (int c = 0; c < kColSquares; ++c) right[c] = Machine::template load_shared<FloatRun<kSide>>(b.at(col(c), k));
-      TILEWISE_UNROLL
-      for (int r = 0; r < kRowSquares * kSide; ++r) {
-        TILEWISE_UNROLL
-        for (int c = 0; c < kColSquares * kSide; ++c) {
-          sum_[r][c] =
-              fused_multiply_add(left[r / kSide].value[r % kSide], right[c / kSide].value[c % kSide], sum_[r][c]);
-        }
-      }
+      for (int i = 0; i < kAtOnce; ++i) multiply_step(a, b, first + i);
     }
   }
 
@@ -148,6 +139,23 @@ class FloatSums {
   }
 
  private:
+  template <class A, class B>
+  TILEWISE_INLINE void multiply_step(const A& a, const B& b, int k) {
+    FloatRun<kSide> left[kRowSquares], right[kColSquares];
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowSquares; ++r) left[r] = Machine::template load_shared<FloatRun<kSide>>(a.at(row(r), k));
+    TILEWISE_UNROLL
+    for (int c = 0; c < kColSquares; ++c) right[c] = Machine::template load_shared<FloatRun<kSide>>(b.at(col(c), k));
+    TILEWISE_UNROLL
+    for (int r = 0; r < kRowSquares * kSide; ++r) {
+      TILEWISE_UNROLL
+      for (int c = 0; c < kColSquares * kSide; ++c) {
+        sum_[r][c] =
+            fused_multiply_add(left[r / kSide].value[r % kSide], right[c / kSide].value[c % kSide], sum_[r][c]);
+      }
+    }
+  }
+
   TILEWISE_INLINE int row(int square) const {
     return first_row_ + (square * kLaneRows + Machine::lane() / kLaneCols) * kSide;
   }

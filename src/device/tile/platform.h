@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "device/common/error_function.h"
+
 #define TILEWISE_INLINE __attribute__((always_inline)) inline
 // Behind a lambda's parameters. One that is called once is not inlined for that, and products of a warpgroup are each
 // waited for where their registers cross a call.
@@ -192,6 +194,8 @@ TILEWISE_INLINE float square_root(float x) {
 TILEWISE_INLINE float complementary_error_function(float x) {
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
   return erfcf(x);
+#elif defined(__AMDGCN__)
+  return erfc_by_polynomial(x);
 #else
   return __builtin_erfcf(x);
 #endif

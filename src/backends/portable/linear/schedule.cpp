@@ -68,7 +68,8 @@ bool is_amd(const DeviceTraits& traits) { return traits.family != gpu::Family::s
 
 /// Tiles for so many rows. Waves share the columns where rows are few.
 void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) {
-  const bool cdna = traits.family == gpu::Family::cdna, scaled = c.scaled_depth() != 0;
+  const bool cdna = traits.family == gpu::Family::cdna, rdna = traits.family == gpu::Family::rdna;
+  const bool scaled = c.scaled_depth() != 0;
   c.waves = 4;
   c.stages = 2;
   if (c.in_f32()) {
@@ -83,12 +84,13 @@ void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) 
     c.block_m = rows <= least ? least : rows <= 32 ? 32 : 64;
     c.block_n = cdna ? 128 : 64;
     c.waves_n = 4;
-    c.block_k = is_amd(traits) ? 64 : 128;
+    c.block_k = rdna ? 32 : cdna ? 64 : 128;
   } else {
-    c.block_m = c.block_n = 128;
     // Sums that are scaled take registers twice.
-    c.waves = scaled || traits.family == gpu::Family::rdna ? 8 : 4;
-    c.waves_n = c.waves / 2;
+    c.block_m = 128;
+    c.block_n = rdna && scaled ? 64 : 128;
+    c.waves = rdna || scaled ? 8 : 4;
+    c.waves_n = rdna && scaled ? 2 : c.waves / 2;
     c.block_k = is_amd(traits) && traits.shared_bytes <= 64 << 10 ? 32 : 64;
   }
   if (scaled) c.block_k = std::min(c.block_k, c.scaled_depth());

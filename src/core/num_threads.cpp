@@ -1,8 +1,6 @@
 // The number of CPU threads; see num_threads.hpp.
 #include "core/num_threads.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -13,6 +11,7 @@
 #include <thread>
 
 #include "core/message.hpp"
+#include "core/processors.hpp"
 #include "tilewise/plan.hpp"
 
 namespace tilewise {
@@ -34,8 +33,8 @@ int environment_limit() {
 }
 
 int processors() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  const cpu_set_t set = process_processors();
+  if (const int count = CPU_COUNT(&set); count > 0) return count;
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

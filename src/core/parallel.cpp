@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "core/interrupt.hpp"
+#include "core/processors.hpp"
 
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -213,10 +214,17 @@ class Pool {
     return pool;
   }
 
+  /// Up to that many threads. They may run wherever the process may: one that started them is often bound to a single
+  /// processor, which they would share with it.
   void grow(int workers) {
+    if (size_ >= workers) return;
+    const cpu_set_t processors = process_processors();
     while (size_ < workers) {
       try {
-        std::thread([this] { serve(); }).detach();
+        std::thread([this, processors] {
+          pthread_setaffinity_np(pthread_self(), sizeof processors, &processors);  // refused: it keeps the starter's
+          serve();
+        }).detach();
       } catch (const std::system_error&) {
         return;  // the system gives no more threads: fewer workers do the same tasks
       }

@@ -159,3 +159,62 @@ def test_bad_numbers():
     for value in ("2", 2.0, [2]):
         with pytest.raises(TypeError, match="num_threads: must be an integer"):
             tilewise.set_num_threads(value)
+
+
+MASKS = """
+def masks():
+    # Where each thread of the pool may run: those that a call started beside the ones that were there.
+    import torch
+    count = len(os.sched_getaffinity(os.getppid()))
+    torch.set_num_threads(count)
+    torch.randn(512, 512) @ torch.randn(512, 512)  # OpenMP's own threads
+    before = set(os.listdir("/proc/self/task"))
+    q = torch.randn(1, 512, 4, 64)
+    tilewise.set_num_threads(count)
+    tilewise.attention(q, q, q)
+    started = set(os.listdir("/proc/self/task")) - before
+    print(len(os.sched_getaffinity(0)), tilewise.get_num_threads(), len(started))
+    print(*(len(os.sched_getaffinity(int(thread))) for thread in started))
+"""
+
+
+def several_processors():
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) < 2:
+        pytest.skip("one processor")
+    return processors
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [{"GOMP_CPU_AFFINITY": "{}"}, {"OMP_PROC_BIND": "true"}, {"OMP_PLACES": "threads"}],
+    ids=lambda b: next(iter(b)),
+)
+def test_the_pool_leaves_the_processor_that_openmp_binds_the_caller_to(binding):
+    """n threads have n processors, though the one that starts them may only run on one."""
+    processors = several_processors()
+    text = " ".join(str(processor) for processor in processors)
+    found = run(MASKS + "masks()", **{name: value.format(text) for name, value in binding.items()})
+    count = len(processors)
+    assert found == ["1", str(count), str(count - 1), *[str(count)] * (count - 1)]
+
+
+def test_a_bound_thread_starts_a_pool_for_the_process():
+    count = len(several_processors())
+    code = """
+import threading
+def bound():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    masks()
+thread = threading.Thread(target=bound)
+thread.start()
+thread.join()
+"""
+    assert run(MASKS + code) == ["1", str(count), str(count - 1), *[str(count)] * (count - 1)]
+
+
+def test_a_process_that_is_bound_stays_there():
+    several_processors()
+    found = run("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + MASKS + "masks()")
+    assert found[0] == "1"
+    assert set(found[3:]) == {"1"}

@@ -11,13 +11,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts  # noqa: E402
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS  # noqa: E402
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: E402
 from transformers_matrix.checks import compare, configuration_auto, inputs_of, model_class, outputs_of  # noqa: E402
 from transformers_matrix.tiny import tiny_config  # noqa: E402
 
 import tilewise.transformers as hook  # noqa: E402
-from tilewise.transformers import experts  # noqa: E402
+from tilewise.transformers import experts, fp8  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,7 +111,7 @@ def test_refused_by_name(model_type: str) -> None:
 def test_registered_in_both_registries() -> None:
     hook.register()
     assert ALL_EXPERTS_FUNCTIONS["tilewise"] is experts.experts_forward
-    assert ALL_FP8_EXPERTS_FUNCTIONS["tilewise"] is experts.fp8_experts_forward
+    assert ALL_FP8_EXPERTS_FUNCTIONS["tilewise"] is fp8.experts_forward
 
 
 def test_experts_of_other_ranks_add_nothing() -> None:
@@ -138,28 +138,3 @@ def test_an_activation_of_its_own_is_refused() -> None:
             model.set_experts_implementation("tilewise")
     finally:
         type(module)._apply_gate = before.__func__
-
-
-def test_fp8_blocks_as_they_are_stored() -> None:
-    config = transformers.MixtralConfig(
-        hidden_size=256, intermediate_size=128, num_local_experts=3, num_experts_per_tok=2, hidden_act="silu"
-    )
-    torch.manual_seed(0)
-    module = FP8Experts(config, block_size=(128, 128))
-    with torch.no_grad():
-        for name in ("gate_up_proj", "down_proj"):
-            weight = getattr(module, name)
-            weight.copy_((torch.randn(weight.shape) * 2).to(weight.dtype))
-            getattr(module, f"{name}_scale_inv").uniform_(0.01, 0.05)
-    wide = {}
-    for name in ("gate_up_proj", "down_proj"):
-        scale = getattr(module, f"{name}_scale_inv").repeat_interleave(128, 1).repeat_interleave(128, 2)
-        wide[name] = getattr(module, name).float() * scale
-    x, ids, weights = torch.randn(7, 256), torch.randint(0, 3, (7, 2)), torch.rand(7, 2)
-    out = experts.fp8_experts_forward(module, x, ids, weights)
-    gate, up = torch.einsum("tkrh,th->tkr", wide["gate_up_proj"][ids], x).chunk(2, -1)
-    y = torch.einsum("tkhi,tki->tkh", wide["down_proj"][ids], torch.nn.functional.silu(gate) * up)
-    compare(out, (weights.unsqueeze(-1) * y).sum(1), "fp8 blocks")
-    module.activation_scheme = "static"
-    with pytest.raises(NotImplementedError, match="static scales"):
-        experts.fp8_experts_forward(module, x, ids, weights)

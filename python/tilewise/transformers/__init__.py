@@ -18,7 +18,7 @@ from transformers import masking_utils
 from transformers.modeling_utils import AttentionInterface
 
 from tilewise._public import lists_public_names
-from tilewise.transformers import experts, packed, serving, support
+from tilewise.transformers import experts, packed, serving, stored, support
 from tilewise.transformers.forward import attention_forward
 from tilewise.transformers.masks import LazyMask, attention_mask
 from tilewise.transformers.support import NAME
@@ -42,6 +42,11 @@ def register() -> None:
     packed.install()
     serving.install()
     experts.install()
+    if stored.is_supported():
+        from tilewise.transformers import fp8, mxfp4
+
+        fp8.install()
+        mxfp4.install()
 
 
 register()

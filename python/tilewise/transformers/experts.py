@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import PreTrainedModel
 
 import tilewise
 
-__all__ = ["Form", "check_modules", "experts_forward", "fp8_experts_forward", "install", "recognise"]
+__all__ = ["NAME", "Form", "call", "check_modules", "experts_forward", "form_of", "install", "recognise", "refusal"]
 
 NAME = "tilewise"
 
@@ -101,22 +100,23 @@ def recognise(module: Any) -> Form:
         raise NotImplementedError("its _apply_gate is none of the activations that moe() has")
 
 
-def _refuse(cls: type, reason: str) -> NotImplementedError:
+def refusal(cls: type, reason: str) -> NotImplementedError:
+    """The error for a class, of a model or of experts, that NAME cannot serve."""
     return NotImplementedError(
         f'experts_implementation: {cls.__name__} cannot use {NAME!r}: {reason}; use "eager" or "grouped_mm"'
     )
 
 
-def _form_of(module: Any) -> Form:
+def form_of(module: Any) -> Form:
     """recognise(), remembered with the module."""
     form: Form | None = module.__dict__.get("_tilewise_form")
     if form is None:
         if getattr(module, "has_post_expert_norm", False):
-            raise _refuse(type(module), "it normalises experts' outputs, after a scale of its own")
+            raise refusal(type(module), "it normalises experts' outputs, after a scale of its own")
         try:
             form = recognise(module)
         except NotImplementedError as error:
-            raise _refuse(type(module), str(error)) from None
+            raise refusal(type(module), str(error)) from None
         module.__dict__["_tilewise_form"] = form
     return form
 
@@ -128,17 +128,18 @@ def experts_forward(
 
     An index of num_experts, transformers' for another rank's expert, adds nothing.
     """
-    first, down = _matrices(module)
+    first, down = matrices(module)
     if module.is_transposed:
         first, down = first.transpose(1, 2), down.transpose(1, 2)
-    return _call(module, hidden_states, top_k_index, top_k_weights, first, down, {})
+    return call(module, hidden_states, top_k_index, top_k_weights, first, down, {})
 
 
-def _matrices(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def matrices(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of a module's two products, as it has them."""
     return module.gate_up_proj if module.has_gate else module.up_proj, module.down_proj
 
 
-def _call(
+def call(
     module: Any,
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
@@ -147,7 +148,8 @@ def _call(
     down: torch.Tensor,
     quantised: dict[str, Any],
 ) -> torch.Tensor:
-    form = _form_of(module)
+    """moe() of a module's tokens with these weights; quantised: moe()'s arguments about their format."""
+    form = form_of(module)
     biased = module.has_bias
     if hidden_states.dtype == torch.float64:
         top_k_weights = top_k_weights.double()
@@ -169,27 +171,6 @@ def _call(
     return out.reshape(hidden_states.shape)
 
 
-def fp8_experts_forward(
-    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-) -> torch.Tensor:
-    """experts_forward() of transformers' FP8Experts, whose weights stay as they are stored; rows are not quantised."""
-    if not hasattr(module, "is_concatenated"):
-        module.is_concatenated = True
-    first, down = _matrices(module)
-    first_scale = module.gate_up_proj_scale_inv if module.has_gate else module.up_proj_scale_inv
-    formats = {torch.float32: "fp8_128x128", torch.float8_e8m0fnu: "fp8_128x128_e8m0"}
-    if module.activation_scheme == "static":
-        raise _refuse(type(module), "its rows have static scales")
-    if first.dtype != torch.float8_e4m3fn or tuple(module.block_size or ()) != (128, 128):
-        raise _refuse(type(module), "its weights are not fp8 with scales of 128 x 128 blocks")
-    quantised = {
-        "w_format": formats[first_scale.dtype],
-        "gate_up_scale": first_scale.detach(),
-        "down_scale": module.down_proj_scale_inv.detach(),
-    }
-    return _call(module, hidden_states, top_k_index, top_k_weights, first.detach(), down.detach(), quantised)
-
-
 # Of routed experts; those that every token has are a layer like any other.
 _EXPERTS = re.compile(r"(?<!Shared)(?:Experts|CDMoE)$")
 
@@ -209,9 +190,9 @@ def check_modules(model: PreTrainedModel) -> None:
     for name, module in _own_modules(model):
         cls = type(module)
         if hasattr(module, "_is_expert_parallel"):
-            _form_of(module)
+            form_of(module)
         elif name == "experts" or _EXPERTS.search(cls.__name__):
-            raise _refuse(type(model), f"{cls.__name__} never asks transformers which implementation to use")
+            raise refusal(type(model), f"{cls.__name__} never asks transformers which implementation to use")
 
 
 def _models(model: PreTrainedModel) -> list[PreTrainedModel]:
@@ -228,12 +209,11 @@ def _asked_for(model: PreTrainedModel, request: str | dict[str, str]) -> list[Pr
 
 
 def install() -> None:
-    """Makes NAME known to transformers, for plain and fp8 weights, and has it ask check_modules(). Again is harmless.
+    """Makes NAME known to transformers and has it ask check_modules(). Again is harmless.
 
     transformers lets no implementation look at the modules before they run, so two of its methods are wrapped.
     """
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
-    ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, fp8_experts_forward)
     finish, switch = PreTrainedModel.post_init, PreTrainedModel.set_experts_implementation
     if getattr(switch, "__wrapped__", None) is not None:
         return

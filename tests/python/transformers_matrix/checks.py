@@ -148,7 +148,7 @@ def outputs_of(model: Any, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]
     return found
 
 
-def compare(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+def compare(ours: torch.Tensor, expected: torch.Tensor, what: str, tolerance: float = TOLERANCE) -> None:
     if ours.shape != expected.shape:
         raise AssertionError(f"{what}: shape {list(ours.shape)}, eager {list(expected.shape)}")
     if not torch.equal(ours.isnan(), expected.isnan()):
@@ -156,7 +156,7 @@ def compare(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     ours, expected = ours.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0)
     scale = expected.abs().max().item() if expected.numel() else 0.0
     error = (ours - expected).abs().max().item() if expected.numel() else 0.0
-    if error > TOLERANCE * max(scale, 1e-3):
+    if error > tolerance * max(scale, 1e-3):
         raise AssertionError(f"{what}: off by {error:.2g} (largest value {scale:.2g})")
 
 

@@ -126,24 +126,28 @@ class WatchedStep(TorchDispatchMode):
 @contextmanager
 def watched_steps(monkeypatch: Any) -> Iterator[Counter[str]]:
     """What WatchedStep counts in all steps, and how often keys were gathered out of the cache."""
-    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+    from transformers.generation.continuous_batching.cache import ATTN_TYPE_TO_ALLOCATOR
     from transformers.generation.continuous_batching.model_runner import ModelRunner
 
     seen: Counter[str] = Counter()
-    compute, update = ModelRunner.compute_batch, PagedAttentionCache.update
+    compute = ModelRunner.compute_batch
 
     def compute_batch(self: Any, *args: Any) -> None:
         seen["steps"] += 1
         with WatchedStep(self.cache.cache_tensor, seen):
             compute(self, *args)
 
-    def counted_update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        seen["updates"] += 1
-        return update(self, *args, **kwargs)
+    def counted(update: Any) -> Any:
+        def counted_update(*args: Any, **kwargs: Any) -> Any:
+            seen["updates"] += 1
+            return update(*args, **kwargs)
+
+        return counted_update
 
     with monkeypatch.context() as patch:
         patch.setattr(ModelRunner, "compute_batch", compute_batch)
-        patch.setattr(PagedAttentionCache, "update", counted_update)
+        for allocator in set(ATTN_TYPE_TO_ALLOCATOR.values()):
+            patch.setattr(allocator, "update", counted(allocator.update))
         yield seen
 
 

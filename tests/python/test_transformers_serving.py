@@ -298,7 +298,8 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("llama", "tilewise")
     monkeypatch.setattr(importlib.import_module("transformers"), "__version__", "5.99.1")
     words = (
-        r"attn_implementation: continuous batching with 'tilewise' is known for transformers 5\.23\.x \(got 5\.99\.1\)"
+        r"attn_implementation: continuous batching with 'tilewise' is known for transformers 5\.23\.x, 5\.24\.x "
+        r"\(got 5\.99\.1\)"
     )
     with pytest.raises(NotImplementedError, match=words):
         serve(model, [[5, 6]])
@@ -319,12 +320,20 @@ def test_what_cannot_be_served_is_refused(keyword: str) -> None:
         call(cache, **{keyword: 0.5})
 
 
+@pytest.mark.parametrize("keyword", ["read_index", "write_index", "block_table", "k_cache"])
+def test_a_step_without_its_cache_is_refused(keyword: str) -> None:
+    """As one of an unknown version would come, whose keys may be gathered already, or not."""
+    lengths = torch.tensor([0, 5], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=f"{keyword}: tables of pages go with continuous batching's cache"):
+        call(None, **{keyword: [torch.zeros(5)]}, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths)
+
+
 def test_registering_twice_is_harmless() -> None:
     from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 
-    before = ContinuousBatchingIOs.get_model_kwargs
+    before = ContinuousBatchingIOs.get_model_kwargs, PagedAttentionCache.update
     hook.register()
-    assert ContinuousBatchingIOs.get_model_kwargs is before
+    assert (ContinuousBatchingIOs.get_model_kwargs, PagedAttentionCache.update) == before
 
 
 def test_the_command_takes_the_name() -> None:

@@ -15,10 +15,13 @@ from tilewise.transformers.support import NAME, SELECTIONS
 
 __all__ = ["attention_forward"]
 
+# What continuous batching gives beside its cache, which must then be there.
+_PAGES = ("block_table", "k_cache", "v_cache", "read_index", "write_index")
+
 # Keywords that change what attention computes and that the hook cannot honour, with the reason.
 _REFUSED_KEYWORDS = {
     **SELECTIONS,
-    "block_table": "tables of pages go with continuous batching's cache",
+    **dict.fromkeys(_PAGES, "tables of pages go with continuous batching's cache"),
     "cache": "this cache is not the one of continuous batching",
     "head_mask": "masking whole heads is not supported",
     "layer_head_mask": "masking whole heads is not supported",
@@ -30,7 +33,7 @@ _REFUSED_KEYWORDS = {
 
 # Likewise where continuous batching calls, whose cache and tables are served.
 _REFUSED_IN_SERVING = {
-    **{name: reason for name, reason in _REFUSED_KEYWORDS.items() if name not in ("block_table", "cache")},
+    **{name: reason for name, reason in _REFUSED_KEYWORDS.items() if name not in (*_PAGES, "cache")},
     "dropout": "dropping weights while serving is not supported",
     "position_bias": "a bias is not supported on the paged cache of continuous batching",
 }

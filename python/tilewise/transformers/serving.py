@@ -17,20 +17,26 @@ from tilewise.transformers.support import NAME
 
 __all__ = ["check_version", "install", "install_command_line", "is_paged_cache"]
 
-# The paged cache's layout and the manager's methods belong to nobody's interface: what was not read is not served.
-_KNOWN_VERSIONS = ("5.23",)
+# The paged cache's layout and the manager's methods belong to nobody's interface: what was not read is not served. Of
+# each version, who hands new keys and values to the cache: the attention function, or the model before it calls that.
+_KNOWN_VERSIONS = {"5.23": "attention", "5.24": "model"}
 _PACKAGE = "transformers.generation.continuous_batching"
 
 
-def check_version() -> None:
-    """Raises NotImplementedError for a transformers whose continuous batching is not known."""
+def check_version() -> str:
+    """Who updates the cache in this transformers, "attention" or "model".
+
+    Raises NotImplementedError for one whose continuous batching is not known.
+    """
     # Of the module of this name now: transformers puts another in its place while it is imported.
     version = importlib.import_module("transformers").__version__
-    if version.rpartition(".")[0] not in _KNOWN_VERSIONS:
+    updater = _KNOWN_VERSIONS.get(version.rpartition(".")[0])
+    if updater is None:
         raise NotImplementedError(
             f"attn_implementation: continuous batching with {NAME!r} is known for transformers "
             f'{", ".join(f"{known}.x" for known in _KNOWN_VERSIONS)} (got {version}); load the model with "sdpa"'
         )
+    return updater
 
 
 def is_paged_cache(cache: Any) -> bool:
@@ -61,11 +67,13 @@ def install() -> None:
 
     manager.switch_to_cb_friendly_attn = switch_to_cb_friendly_attn
     try:
-        check_version()
+        updater = check_version()
     except NotImplementedError:
         return
     _install_decisions()
     _install_inputs()
+    if updater == "model":
+        _install_update()
 
 
 def _install_decisions() -> None:
@@ -109,6 +117,24 @@ def _install_inputs() -> None:
 
     inputs.get_model_kwargs = get_model_kwargs
     _install_order(importlib.import_module(f"{_PACKAGE}.input_outputs").ContinuousBatchingAsyncIOs)
+
+
+def _install_update() -> None:
+    """Has a model that updates the cache leave its step to attention, which is handed the cache instead.
+
+    The cache's own update gathers all keys of a chunk's requests, and of sliding layers at every step.
+    """
+    cache: Any = importlib.import_module(f"{_PACKAGE}.cache").PagedAttentionCache
+    own = cache.update
+
+    @functools.wraps(own)
+    def update(self: Any, key_states: Any, value_states: Any, layer_idx: int, kwargs: dict[str, Any]) -> Any:
+        if "tilewise_step" not in kwargs or "cache" in kwargs:  # attention's own call has both
+            return own(self, key_states, value_states, layer_idx, kwargs)
+        kwargs["cache"] = self
+        return key_states, value_states
+
+    cache.update = update
 
 
 def _install_order(inputs: Any) -> None:

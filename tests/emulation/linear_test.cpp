@@ -1,72 +1,111 @@
-// Linear layers as Hopper takes them, under emulation against the reference: tiles, options, groups of any rows,
-// hostile offsets, scales, and what is refused.
+// Linear layers' portable kernels under emulation against the reference: tiles of every size, few rows in parts of the
+// depth, every format, groups by numbers that are wrong, rows that start anywhere, gradients, and special values.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "../support/expect_passed.hpp"
-#include "core/message.hpp"
 #include "tilewise/linear.hpp"
 
 namespace tilewise::test {
 namespace {
 
-using core::concat;
-
-constexpr std::string_view kName = "emulation.sm90";
-
-/// Checks two problems that differ in strides and groups, of which one has special values.
-void check(const std::string& text) {
-  const AnyProblem problem = parse_problem("linear " + text);
-  for (const bool special : {false, true}) expect_passed(problem, kName, aligned_seed(special));
-}
-
-TEST(EmulatedHopperLinear, EveryTile) {
-  check("dtype=bf16 tokens=40 n=72 k=136");
-  check("dtype=f16 tokens=140 n=136 k=72");
-  check("dtype=bf16 tokens=270 n=264 k=200 w_transposed=1");
-}
-
-TEST(EmulatedHopperLinear, EveryOption) {
-  check("dtype=bf16 tokens=20 n=72 k=40 bias=f32 activation=silu");
-  check("dtype=bf16 tokens=20 n=72 k=40 bias=bf16 activation=gelu out_dtype=f16");
-  check("dtype=f16 tokens=20 n=72 k=40 bias=f16 activation=relu_squared out_dtype=bf16 batch_invariant=1");
-}
-
-TEST(EmulatedHopperLinear, GroupsOfAnyRows) {
-  check("dtype=bf16 tokens=150 n=72 k=40 groups=offsets_i32 num_experts=5 bias=f32");
-  check("dtype=f16 tokens=33 n=136 k=72 groups=counts_i64 num_experts=40 activation=gelu_tanh");
-  check("dtype=bf16 tokens=300 n=264 k=40 groups=offsets_i64 num_experts=3 w_transposed=1");
-  check("dtype=bf16 tokens=9 n=8 k=8 groups=counts_i32 num_experts=70");
-}
-
-TEST(EmulatedHopperLinear, ScalesOfBlocks) {
-  const std::string fp8 = "dtype=fp8_e4m3 x_format=fp8_1x128 w_format=fp8_128x128 ";
-  check(fp8 + "tokens=60 n=136 k=272");
-  check(fp8 + "tokens=130 n=72 k=144 bias=bf16 activation=silu out_dtype=f16");
-  check(fp8 + "tokens=100 n=264 k=640 groups=offsets_i32 num_experts=4");
-  check("dtype=fp8_e4m3 x_format=fp8_1x128_e8m0 w_format=fp8_128x128_e8m0 tokens=30 n=72 k=400");
-}
-
-TEST(EmulatedHopperLinear, WithoutRows) { check("dtype=bf16 tokens=0 n=72 k=40"); }
-
-std::string reason_of(const std::string& text) {
-  for (const ExplainRow& row : explain(parse_problem("linear " + text)).rows) {
-    if (row.implementation == kName)
-      return row.accepted ? concat("accepted", row.chosen ? ", chosen" : "") : row.reason;
+class EmulatedLinear : public testing::TestWithParam<std::string> {
+ protected:
+  /// Seeds differ in strides and groups, and one in four in special values, one in five in large ones.
+  static void check(const std::string& problem, std::uint64_t seeds) {
+    for (std::uint64_t seed = 0; seed < seeds; ++seed) expect_passed(parse_problem(problem), GetParam(), seed);
   }
-  return "no such row";
+};
+
+TEST_P(EmulatedLinear, TilesOfRows) {
+  for (const char* tokens : {"1", "130"})
+    check("linear dtype=bf16 n=72 k=200 bias=f32 activation=silu tokens=" + std::string(tokens), 3);
+  check("linear out_dtype=bf16 n=130 k=40 tokens=70", 3);
 }
 
-TEST(EmulatedHopperLinear, RefusesWithAReasonAndIsNeverChosenUnasked) {
-  EXPECT_EQ(reason_of("dtype=bf16 tokens=20 n=64 k=64"), "accepted");
-  EXPECT_EQ(reason_of("dtype=f32 tokens=20 n=64 k=64"), "does not support f32");
-  EXPECT_EQ(reason_of("dtype=bf16 tokens=20 n=60 k=64"), "n must be a multiple of 8 (got 60)");
-  EXPECT_EQ(reason_of("dtype=bf16 tokens=20 n=64 k=64 out_dtype=f32"), "out must be bf16 or f16 (got f32)");
-  EXPECT_EQ(reason_of("dtype=bf16 tokens=20 n=64 k=64 w_format=fp8_128x128"),
-            "quantised rows and weights must be fp8_1x128 by fp8_128x128 (got none by fp8_128x128)");
+/// The emulated device has few multiprocessors, and yet more than these have tiles.
+TEST_P(EmulatedLinear, FewRowsInPartsOfTheDepth) {
+  check("linear dtype=f16 tokens=9 n=40 k=2048 groups=offsets_i32 num_experts=4 out_dtype=f32 bias=bf16", 4);
 }
+
+TEST_P(EmulatedLinear, Formats) {
+  for (const char* formats :
+       {"x_format=fp8_1x128 w_format=fp8_128x128 out_dtype=f32", "x_format=fp8_row w_format=fp8_row bias=f32",
+        "x_format=mxfp8 w_format=mxfp4", "dtype=f16 w_format=mxfp4"}) {
+    check("linear tokens=20 n=136 k=288 groups=counts_i64 num_experts=3 " + std::string(formats), 3);
+  }
+}
+
+TEST_P(EmulatedLinear, GroupsOfAnySize) {
+  check("linear dtype=bf16 tokens=100 n=24 k=48 groups=offsets_i64 num_experts=70", 12);
+  check("linear dtype=bf16 tokens=60 n=24 k=48 groups=counts_i32 num_experts=5 bias=bf16", 8);
+}
+
+TEST_P(EmulatedLinear, RowsThatStartAnywhere) {
+  check("linear dtype=bf16 tokens=19 n=35 k=45 w_transposed=1", 3);
+  check("linear dtype=bf16 w_format=nvfp4 tokens=7 n=9 k=75", 3);
+}
+
+TEST_P(EmulatedLinear, Gradients) {
+  check(
+      "linear_backward dtype=bf16 tokens=70 n=72 k=80 bias=f32 dbias=1 activation=gelu groups=offsets_i32 "
+      "num_experts=3",
+      4);
+  check("linear_backward dtype=f16 out_dtype=f32 tokens=40 n=35 k=45 bias=f16 dbias=1 dw_transposed=1", 3);
+  check("linear_backward tokens=70 n=40 k=50 activation=silu", 3);
+  check("linear_backward dtype=bf16 dw=0 tokens=20 n=160 k=64 w_format=mxfp4", 3);
+}
+
+TEST_P(EmulatedLinear, WithoutElements) {
+  for (const char* sizes : {"tokens=0 n=8 k=8", "tokens=5 n=0 k=8", "tokens=5 n=8 k=0 bias=bf16 activation=silu"})
+    check("linear dtype=bf16 " + std::string(sizes), 1);
+  check("linear_backward dtype=bf16 tokens=0 n=8 k=8 bias=bf16 dbias=1", 1);
+  check("linear_backward dtype=bf16 tokens=5 n=8 k=8 groups=offsets_i32 num_experts=0", 1);
+}
+
+/// A row's bits are the same alone, among many, and in a group.
+TEST_P(EmulatedLinear, IsInvariantWhereItIsAsked) {
+  constexpr std::int64_t kTokens = 70, kN = 40, kK = 1100;
+  std::vector<float> x(kTokens * kK), w(kN * kK), all(kTokens * kN), one(kN);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  for (std::size_t i = 0; i < w.size(); ++i) w[i] = std::cos(3.0f * static_cast<float>(i));
+  SelectOptions select;
+  select.implementation = GetParam();
+  const auto multiply = [&](std::int64_t first, std::int64_t tokens, std::vector<float>& out) {
+    LinearArguments call;
+    call.x = TensorView(x.data() + first * kK, DType::f32, {tokens, kK});
+    call.w = TensorView(w.data(), DType::f32, {kN, kK});
+    call.out = TensorView(out.data(), DType::f32, {tokens, kN});
+    call.batch_invariant = true;
+    linear(call, select);
+  };
+  multiply(0, kTokens, all);
+  for (const std::int64_t row : {0, 37, 69}) {
+    multiply(row, 1, one);
+    for (std::size_t n = 0; n < kN; ++n) ASSERT_EQ(one[n], all[static_cast<std::size_t>(row * kN) + n]) << row;
+  }
+}
+
+TEST_P(EmulatedLinear, IsNeverChosenUnaskedAndRefuses) {
+  const auto row_of = [](const std::string& problem) {
+    for (const ExplainRow& row : explain(parse_problem(problem)).rows)
+      if (row.implementation == GetParam()) return row;
+    return ExplainRow{};
+  };
+  const ExplainRow plain = row_of("linear dtype=bf16 tokens=1 n=8 k=8");
+  EXPECT_TRUE(plain.accepted && !plain.chosen) << plain.reason;
+  EXPECT_EQ(row_of("linear dtype=f64 tokens=1 n=8 k=8").reason, "does not support f64");
+  EXPECT_EQ(row_of("linear_backward dtype=bf16 dw=0 w_format=fp8_row w_transposed=1 tokens=1 n=16 k=16").reason,
+            "dx wants rows of w with scales of their own contiguous, n is (w_transposed, w_format=fp8_row)");
+}
+
+INSTANTIATE_TEST_SUITE_P(Machines, EmulatedLinear,
+                         testing::Values("emulation.sm80", "emulation.cdna", "emulation.rdna"),
+                         [](const auto& info) { return info.param.substr(info.param.find('.') + 1); });
 
 }  // namespace
 }  // namespace tilewise::test

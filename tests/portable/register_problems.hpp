@@ -91,6 +91,17 @@ inline constexpr std::string_view kQuantizeProblems[] = {
     "dequantize format=fp8_128x128_e8m0 rows=512 columns=4096",
     "dequantize format=nvfp4 dtype=bf16 rows=512 columns=4095"};
 
+/// Likewise: tiles of few rows and of many, every way that elements are widened and scaled, and gradients.
+inline constexpr std::string_view kLinearProblems[] = {
+    "linear dtype=bf16 tokens=4096 n=4096 k=4096 bias=bf16 activation=gelu",
+    "linear dtype=bf16 tokens=4 n=4096 k=4096",
+    "linear tokens=4096 n=4096 k=4096",
+    "linear x_format=fp8_1x128 w_format=fp8_128x128 tokens=4096 n=4096 k=4096",
+    "linear w_format=mxfp4 dtype=bf16 tokens=64 n=4096 k=4096 groups=offsets_i32 num_experts=8",
+    "linear w_format=mxfp4 dtype=f16 tokens=4096 n=4096 k=4095",
+    "linear_backward dtype=bf16 tokens=4096 n=4096 k=4096 bias=f32 dbias=1 activation=silu groups=counts_i64 "
+    "num_experts=8"};
+
 /// Likewise; the sweep alone has the wider ones.
 inline constexpr std::string_view kKvCacheProblems[] = {
     "kv_cache_attention dtype=bf16 batch_size=64 seqlen_q=1 num_heads_q=32 num_heads_k=8 head_dim=128 page_size=16 "
@@ -170,7 +181,9 @@ inline std::vector<std::string> sampled_attention(std::string_view architecture)
 
 inline std::vector<std::string> sampled_problems(std::string_view architecture) {
   std::vector<std::string> problems = sampled_attention(architecture);
+  problems.push_back(std::string(kLinearProblems[0]));
   if (std::ranges::find(kMachines, architecture) != std::end(kMachines)) {
+    problems.insert(problems.end(), std::begin(kLinearProblems) + 1, std::end(kLinearProblems));
     problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
     problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
     problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));
@@ -197,6 +210,7 @@ inline std::vector<std::string> swept_problems(std::string_view architecture) {
     }
   }
   for (std::string& problem : sampled_attention(architecture)) problems.push_back(std::move(problem));
+  problems.insert(problems.end(), std::begin(kLinearProblems), std::end(kLinearProblems));
   problems.insert(problems.end(), std::begin(kMergeProblems), std::end(kMergeProblems));
   problems.insert(problems.end(), std::begin(kRouteProblems), std::end(kRouteProblems));
   problems.insert(problems.end(), std::begin(kQuantizeProblems), std::end(kQuantizeProblems));

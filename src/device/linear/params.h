@@ -23,21 +23,6 @@ enum LinearRole : int32_t {
   kLinearDw = 8
 };
 
-/// Factors or a bias [expert, index], in elements. data null: not given.
-struct LinearVector {
-  const void* data;
-  int64_t expert_stride, stride;
-  int64_t experts, size;  // for the host's table, as are the next two
-  int32_t type;           // NumberType
-  int32_t given;
-
-  template <class Params, class Visit>
-  static constexpr void for_each_field(Params& p, const Visit& visit) {
-    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("stride", p.stride);
-    visit("experts", p.experts), visit("size", p.size), visit("type", p.type), visit("given", p.given);
-  }
-};
-
 /// [experts, rows, columns] with contiguous columns, by strides in elements.
 struct LinearMatrix {
   void* data;
@@ -69,8 +54,8 @@ struct LinearGrid {
 struct LinearEpilogueParams {
   int64_t rows, columns;
   ProductGroups groups;
-  LinearVector row_scale, column_scale, expert_scale;  // by row, column, and expert alone
-  LinearVector bias;
+  ProductVector row_scale, column_scale, expert_scale;  // by row, column, and expert alone
+  ProductVector bias;
   LinearMatrix dout, out;
   ActivationNumbers numbers;
   LinearGrid grid;

@@ -39,6 +39,21 @@ struct ProductOperand {
   }
 };
 
+/// Factors or a bias [expert, index] by strides in elements. data null: not given.
+struct ProductVector {
+  const void* data;
+  int64_t expert_stride, stride;
+  int64_t experts, size;  // for the host's table, as are the next two
+  int32_t type;           // NumberType
+  int32_t given;
+
+  template <class Params, class Visit>
+  static constexpr void for_each_field(Params& p, const Visit& visit) {
+    visit("data", p.data), visit("expert_stride", p.expert_stride), visit("stride", p.stride);
+    visit("experts", p.experts), visit("size", p.size), visit("type", p.type), visit("given", p.given);
+  }
+};
+
 /// How rows belong to groups.
 enum GroupsType : int32_t { kGroupsNone = 0, kGroupsOffsets = 1, kGroupsCounts = 2 };
 

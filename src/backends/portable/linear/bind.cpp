@@ -1,53 +1,25 @@
 // See bind.hpp.
 #include "backends/portable/linear/bind.hpp"
 
-#include <utility>
-
-#include "backends/portable/linear/schedule.hpp"
+#include "backends/portable/product/operand.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
 
-using operations::BlockScales, operations::ExpertMatrices, operations::ExpertVectors, operations::Matrix;
+using operations::BlockScales, operations::ExpertVectors, operations::Matrix;
 using operations::linear::LinearParams;
 
-std::int64_t bytes_of(DType dtype, std::int64_t elements) {
-  return elements * static_cast<std::int64_t>(bits_of(dtype)) / 8;
-}
-
-void bind_scales(const BlockScales& scales, bool back, device::ProductScales& to) {
-  to.data = scales.data;
-  to.expert_stride = scales.expert_stride;
-  to.row_stride = back ? scales.column_stride : scales.row_stride;
-  to.depth_stride = back ? scales.row_stride : scales.column_stride;
-}
-
-/// One whose scales are of sums gets no scales.
 void bind_operand(const LinearParams& call, device::ProductOperand& to) {
-  const bool scaled = to.scales.rows > 0;
-  const auto rows = [&](const Matrix& m) {
-    to.data = m.data;
-    to.line_stride = bytes_of(m.dtype, m.row_stride);
-  };
   switch (to.role) {
     case device::kLinearX:
-      rows(call.x);
-      if (scaled) bind_scales(call.x_scales, false, to.scales);
-      break;
+      return bind_rows(call.x, call.x_scales, to);
     case device::kLinearDout:
-      rows(call.dout);
-      break;
+      return bind_lines(call.dout, to);
     case device::kLinearW:
-    case device::kLinearWBack: {
-      const ExpertMatrices& w = call.w;
-      to.data = w.data;
-      to.expert_stride = bytes_of(w.dtype, w.expert_stride);
-      to.line_stride = bytes_of(w.dtype, w.column_stride == 1 ? w.row_stride : w.column_stride);
-      if (scaled) bind_scales(w.scales, to.role == device::kLinearWBack, to.scales);
-      break;
-    }
+    case device::kLinearWBack:
+      return bind_weights(call.w, to.role == device::kLinearWBack, to);
     default:  // in the workspace
-      break;
+      return;
   }
 }
 

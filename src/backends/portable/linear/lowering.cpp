@@ -7,6 +7,8 @@
 #include "backends/portable/linear/bind.hpp"
 #include "backends/portable/linear/kernels.hpp"
 #include "backends/portable/linear/schedule.hpp"
+#include "backends/portable/product/operand.hpp"
+#include "backends/portable/product/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "operations/linear/rules.hpp"
@@ -108,9 +110,9 @@ class Lowerer {
     return m;
   }
 
-  [[nodiscard]] static device::LinearVector vector(bool given, std::int64_t experts, std::int64_t size,
-                                                   std::int32_t type) {
-    device::LinearVector v{};
+  [[nodiscard]] static device::ProductVector vector(bool given, std::int64_t experts, std::int64_t size,
+                                                    std::int32_t type) {
+    device::ProductVector v{};
     v.given = given;
     v.experts = given ? experts : 0;
     v.size = given ? size : 0;
@@ -215,23 +217,6 @@ class Lowerer {
   std::int32_t dsum_role_ = device::kLinearDout;
   std::string refusal_;
 };
-
-/// Whether every line of a matrix starts on 16 bytes.
-bool starts_on_16_bytes(const void* data, DType dtype, std::int64_t lines, std::int64_t stride, std::int64_t experts,
-                        std::int64_t expert_stride) {
-  if (data == nullptr) return true;
-  const auto bits = static_cast<std::int64_t>(bits_of(dtype));
-  const auto fine = [bits](std::int64_t count, std::int64_t step) { return count <= 1 || step * bits % 128 == 0; };
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && fine(lines, stride) && fine(experts, expert_stride);
-}
-bool starts_on_16_bytes(const operations::Matrix& m) {
-  return starts_on_16_bytes(m.data, m.dtype, m.rows, m.row_stride, 1, 0);
-}
-bool starts_on_16_bytes(const operations::ExpertMatrices& m) {
-  const bool transposed = m.column_stride != 1;
-  return starts_on_16_bytes(m.data, m.dtype, transposed ? m.columns : m.rows,
-                            transposed ? m.column_stride : m.row_stride, m.num_experts, m.expert_stride);
-}
 
 }  // namespace
 

@@ -2,14 +2,13 @@
 #include <string_view>
 
 #include "backends/portable/linear/kernels.hpp"
+#include "backends/portable/product/operand.hpp"
 
 namespace tilewise::backends::portable {
 namespace {
 
-using device::LinearMatrix, device::LinearVector, device::ProductGroups, device::ProductOperand;
+using device::LinearMatrix, device::ProductGroups, device::ProductOperand, device::ProductVector;
 using gpu::Access, gpu::Region, gpu::RegionVisitor;
-
-std::size_t bytes_of(std::int32_t number_type) { return number_type == device::kNumberF32 ? 4 : 2; }
 
 std::string_view name_of(std::int32_t role) {
   switch (role) {
@@ -39,34 +38,10 @@ class Table {
 
   void operand(const ProductOperand& t) const {
     const bool is_x = t.role == device::kLinearX;
-    const int bits = device::bits_of_product_type(t.type);
-    const std::int64_t bytes = bits >= 8 ? bits / 8 : 1;
-    gpu::visit_pointer(p_, t.data,
-                       {.name = name_of(t.role),
-                        .workspace = t.role == device::kLinearDsum,
-                        .element_bytes = static_cast<std::size_t>(bytes),
-                        .outer = {{{t.experts, t.expert_stride / bytes}, {t.lines, t.line_stride / bytes}}},
-                        .rank = 2,
-                        .row = bits >= 8 ? t.length : (t.length + 1) / 2},
-                       visit_);
-    gpu::visit_pointer(p_, t.scales.data,
-                       {.name = is_x ? "x_scale" : "w_scale",
-                        .element_bytes = t.scales.type == device::kScaleF32 ? sizeof(float) : 1,
-                        .outer = {{{t.experts, t.scales.expert_stride},
-                                   {t.scales.rows, t.scales.row_stride},
-                                   {t.scales.depths, t.scales.depth_stride}}},
-                        .rank = 3},
-                       visit_);
+    visit_operand(p_, t, {name_of(t.role), t.role == device::kLinearDsum}, {is_x ? "x_scale" : "w_scale"}, visit_);
   }
 
-  void vector(const LinearVector& t, std::string_view name) const {
-    gpu::visit_pointer(p_, t.data,
-                       {.name = name,
-                        .element_bytes = bytes_of(t.type),
-                        .outer = {{{t.experts, t.expert_stride}, {t.size, t.stride}}},
-                        .rank = 2},
-                       visit_);
-  }
+  void vector(const ProductVector& t, std::string_view name) const { visit_vector(p_, t, name, visit_); }
 
   void matrix(const LinearMatrix& t, Access access, std::int64_t experts, std::int64_t rows,
               std::int64_t columns) const {
@@ -74,7 +49,7 @@ class Table {
                        {.name = name_of(t.role),
                         .workspace = t.role == device::kLinearDsum,
                         .access = access,
-                        .element_bytes = bytes_of(t.type),
+                        .element_bytes = bytes_of_number(t.type),
                         .outer = {{{experts, t.expert_stride}, {rows, t.row_stride}}},
                         .rank = 2,
                         .row = columns},
@@ -135,7 +110,7 @@ void for_each_pointer(const device::LinearDbiasParams& p, const RegionVisitor& v
   gpu::visit_pointer(p, p.out,
                      {.name = "dbias",
                       .access = Access::write,
-                      .element_bytes = bytes_of(p.out_type),
+                      .element_bytes = bytes_of_number(p.out_type),
                       .outer = {{{p.groups.num_groups, p.expert_stride}, {p.columns, p.stride}}},
                       .rank = 2},
                      visit);

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "backends/portable/product/schedule.hpp"
 #include "core/ceil_div.hpp"
 #include "core/message.hpp"
 #include "formats/field.hpp"
-#include "formats/scales.hpp"
 #include "operations/activation.hpp"
 #include "operations/linear/rules.hpp"
 
@@ -14,37 +14,7 @@ namespace tilewise::backends::portable {
 namespace {
 
 using core::ceil_div, core::concat;
-using device::LinearConfig, device::LinearDwConfig, device::OperandConfig, device::ProductConfig;
-
-/// Sizes of a scale's block as configs say them: 0 is all.
-std::int32_t block_size(std::int64_t size) { return size == BlockFormat::kAll ? 0 : static_cast<std::int32_t>(size); }
-
-/// Whether scales are powers of two, or of so few digits that elements hold them.
-bool widens_exactly(const BlockFormat& format, std::int32_t element) {
-  if (element == device::kProductF32 || format.scale == DType::fp8_e4m3) return true;
-  return format.scale == DType::fp8_e8m0 && element == device::kBf16;
-}
-
-/// Whether a scale is that of whole sums.
-bool is_end(const BlockFormat& format) { return format.block_columns == BlockFormat::kAll; }
-
-void set_scales(OperandConfig& o, const BlockFormat& format, std::int32_t element) {
-  if (!format.defined() || is_end(format)) return;
-  o.scale_use = widens_exactly(format, element) ? device::kScaleElements : device::kScaleSums;
-  o.scale_type = formats::scale_type_of(format.scale);
-  o.scale_rows = block_size(format.block_rows);
-  o.scale_depth = block_size(format.block_columns);
-}
-
-/// Whether lines start on 16 bytes and are whole runs.
-std::int32_t has_vectors(const OperandConfig& o, bool unaligned, std::int64_t length) {
-  return !unaligned && length % o.run() == 0;
-}
-
-/// Elements that are multiplied.
-std::int32_t element_of(DType dtype) {
-  return dtype == DType::f32 ? device::kProductF32 : dtype == DType::f16 ? device::kProductF16 : device::kProductBf16;
-}
+using device::LinearConfig, device::LinearDwConfig, device::OperandConfig;
 
 std::int32_t bias_type_of(LinearBias bias) {
   return bias == LinearBias::none   ? device::kBiasNone
@@ -64,67 +34,7 @@ std::int64_t rows_of_group(const LinearProblem& p) {
   return ceil_div(p.tokens, std::max<std::int64_t>(p.num_experts, 1));
 }
 
-bool is_amd(const DeviceTraits& traits) { return traits.family != gpu::Family::sm80; }
-
-/// Tiles for so many rows. Waves share the columns where rows are few.
-void set_tiles(ProductConfig& c, std::int64_t rows, const DeviceTraits& traits) {
-  const bool cdna = traits.family == gpu::Family::cdna, rdna = traits.family == gpu::Family::rdna;
-  const bool scaled = c.scaled_depth() != 0;
-  c.waves = 4;
-  c.stages = 2;
-  if (c.in_f32()) {
-    c.block_m = rows <= 32 ? 32 : 64;
-    c.block_n = rows <= 32 ? 128 : 64;
-    c.waves_n = rows <= 32 ? 4 : 2;
-    c.block_k = 32;
-    return;
-  }
-  const std::int32_t least = cdna ? 32 : 16;
-  if (rows <= 64) {
-    c.block_m = rows <= least ? least : rows <= 32 ? 32 : 64;
-    c.block_n = cdna ? 128 : 64;
-    c.waves_n = 4;
-    c.block_k = rdna ? 32 : cdna ? 64 : 128;
-  } else {
-    // Sums that are scaled take registers twice.
-    c.block_m = 128;
-    c.block_n = rdna && scaled ? 64 : 128;
-    c.waves = rdna || scaled ? 8 : 4;
-    c.waves_n = rdna && scaled ? 2 : c.waves / 2;
-    c.block_k = is_amd(traits) && traits.shared_bytes <= 64 << 10 ? 32 : 64;
-  }
-  if (scaled) c.block_k = std::min(c.block_k, c.scaled_depth());
-}
-
-/// More tiles on their way where rows are copied beside the lanes and there is room for two blocks.
-void set_stages(ProductConfig& c, const DeviceTraits& traits) {
-  constexpr std::int32_t kMost = 4;
-  if (is_amd(traits) || c.in_f32()) return;
-  const bool copies = c.a.type == c.element && c.b.type == c.element && !c.b.transposed && !c.a.transposed;
-  while (copies && c.stages < kMost) {
-    ++c.stages;
-    if (2 * std::size_t{c.shared_bytes()} <= traits.shared_bytes) continue;
-    --c.stages;
-    return;
-  }
-}
-
 }  // namespace
-
-std::int32_t product_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return device::kProductBf16;
-    case DType::f16:
-      return device::kProductF16;
-    case DType::fp8_e4m3:
-      return device::kProductE4m3;
-    case DType::fp4_e2m1:
-      return device::kProductE2m1;
-    default:
-      return device::kProductF32;
-  }
-}
 
 std::int32_t number_type_of_linear(DType dtype) {
   return dtype == DType::bf16 ? device::kNumberBf16 : dtype == DType::f16 ? device::kNumberF16 : device::kNumberF32;
@@ -146,7 +56,7 @@ LinearEnds ends_of(const LinearProblem& p) {
 
 LinearConfig forward_config(const LinearProblem& p, const DeviceTraits& traits) {
   LinearConfig c;
-  c.element = element_of(p.dtype);
+  c.element = product_element_of(p.dtype);
   c.a.type = product_type_of(p.dtype);
   c.b.type = product_type_of(operations::linear::w_dtype(p));
   c.b.transposed = p.w_transposed;
@@ -168,16 +78,11 @@ LinearConfig forward_config(const LinearProblem& p, const DeviceTraits& traits) 
 
 LinearConfig dx_config(const LinearProblem& p, DType dsum, const DeviceTraits& traits) {
   LinearConfig c;
-  c.element = element_of(p.dtype);
+  c.element = product_element_of(p.dtype);
   c.a.type = product_type_of(dsum);
   c.b.type = product_type_of(operations::linear::w_dtype(p));
   c.b.transposed = !p.w_transposed;
-  if (p.w_format.defined()) {
-    c.b.scale_use = device::kScaleElements;
-    c.b.scale_type = formats::scale_type_of(p.w_format.scale);
-    c.b.scale_rows = block_size(p.w_format.block_columns);
-    c.b.scale_depth = block_size(p.w_format.block_rows);
-  }
+  set_scales_back(c.b, p.w_format);
   c.a.vectors = has_vectors(c.a, p.unaligned, p.n);
   c.b.vectors = has_vectors(c.b, p.unaligned, p.w_transposed ? p.n : p.k);
   set_tiles(c, rows_of_group(p), traits);
@@ -191,7 +96,7 @@ LinearConfig dx_config(const LinearProblem& p, DType dsum, const DeviceTraits& t
 
 LinearDwConfig dw_config(const LinearProblem& p, DType dsum, const DeviceTraits& traits) {
   LinearDwConfig c;
-  c.element = element_of(p.dtype);
+  c.element = product_element_of(p.dtype);
   OperandConfig& x = p.dw_transposed ? c.a : c.b;
   OperandConfig& d = p.dw_transposed ? c.b : c.a;
   x.type = product_type_of(p.dtype);

@@ -11,7 +11,6 @@
 
 namespace tilewise::backends::portable {
 
-[[nodiscard]] std::int32_t product_type_of(DType dtype);
 [[nodiscard]] std::int32_t number_type_of_linear(DType dtype);
 
 /// Why there are no kernels for a problem; empty where there are.

@@ -1,0 +1,32 @@
+// Configs of products as every operation that multiplies makes them: what formats ask of operands, and shapes of tiles.
+// Pure functions of what they are told and the device.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/portable/traits.hpp"
+#include "device/product/config.h"
+#include "tilewise/block_format.hpp"
+
+namespace tilewise::backends::portable {
+
+/// ProductType of an element type.
+[[nodiscard]] std::int32_t product_type_of(DType dtype);
+/// Elements that are multiplied where rows are of that type.
+[[nodiscard]] std::int32_t product_element_of(DType dtype);
+
+/// Whether a scale is that of whole sums.
+[[nodiscard]] inline bool is_end(const BlockFormat& format) { return format.block_columns == BlockFormat::kAll; }
+/// How scales of blocks along the depth are applied; those of whole sums are not the product's.
+void set_scales(device::OperandConfig& operand, const BlockFormat& format, std::int32_t element);
+/// The same of weights whose columns are the operand's rows: all are applied as elements are widened.
+void set_scales_back(device::OperandConfig& operand, const BlockFormat& format);
+/// Whether lines start on 16 bytes and are whole runs.
+[[nodiscard]] std::int32_t has_vectors(const device::OperandConfig& operand, bool unaligned, std::int64_t length);
+
+/// Tiles for so many rows. Waves share the columns where rows are few.
+void set_tiles(device::ProductConfig& config, std::int64_t rows, const DeviceTraits& traits);
+/// More tiles on their way where rows are copied beside the lanes and there is room for two blocks.
+void set_stages(device::ProductConfig& config, const DeviceTraits& traits);
+
+}  // namespace tilewise::backends::portable

@@ -33,7 +33,8 @@ enum ScaleUse : int32_t {
 struct OperandConfig {
   int32_t type = kProductBf16;
   int32_t transposed = 0;  // rows are contiguous, else the depth is
-  int32_t gathered = 0;    // rows are found by an index
+  int32_t gathered = 0;    // lines are found by an index: rows or, transposed, steps of the depth
+  int32_t halves = 0;      // of b: so many columns of a wave are rows of two stretches, a half each
   int32_t vectors = 1;     // lines start on 16 bytes and have whole runs: see run()
   int32_t scale_use = kScaleNever, scale_type = kScaleF32;
   int32_t scale_rows = 1, scale_depth = 128;
@@ -72,9 +73,11 @@ struct ProductConfig {
   template <class Config, class Visit>
   static constexpr void for_each_product_field(Config& c, const Visit& visit) {
     visit("a.type", c.a.type), visit("a.transposed", c.a.transposed), visit("a.gathered", c.a.gathered);
+    visit("a.halves", c.a.halves);
     visit("a.vectors", c.a.vectors), visit("a.scale_use", c.a.scale_use), visit("a.scale_type", c.a.scale_type);
     visit("a.scale_rows", c.a.scale_rows), visit("a.scale_depth", c.a.scale_depth), visit("b.type", c.b.type);
-    visit("b.transposed", c.b.transposed), visit("b.gathered", c.b.gathered), visit("b.vectors", c.b.vectors);
+    visit("b.transposed", c.b.transposed), visit("b.gathered", c.b.gathered);
+    visit("b.halves", c.b.halves), visit("b.vectors", c.b.vectors);
     visit("b.scale_use", c.b.scale_use), visit("b.scale_type", c.b.scale_type), visit("b.scale_rows", c.b.scale_rows);
     visit("b.scale_depth", c.b.scale_depth), visit("element", c.element), visit("block_m", c.block_m);
     visit("block_n", c.block_n), visit("block_k", c.block_k), visit("waves", c.waves), visit("waves_n", c.waves_n);

@@ -15,9 +15,10 @@ struct OperandRows {
   int64_t line_stride;  // bytes
   const void* scales;
   int64_t scale_row_stride, scale_depth_stride;  // in scales
-  const int32_t* index;                          // where gathered: row r of the operand is row index[r] in memory
+  const int32_t* index;                          // where gathered: line i of the operand is line index[i] in memory
   int64_t first_row;
-  int32_t rows;
+  int32_t rows;             // of halves: of each of them
+  int64_t half_stride = 0;  // of halves: rows from the left one to the right one
 };
 
 template <OperandConfig O>
@@ -49,11 +50,30 @@ template <ProductConfig C, OperandConfig O, int kRows>
 struct OperandTile : Choose<C.in_f32(), FloatTile<kRows, C.block_k>,
                             SharedTile<C.in_f32() ? kBf16 : C.element, kRows, C.block_k, O.transposed != 0>> {};
 
-/// Which row of an operand, or line of a transposed one, a block's row is in memory.
+/// Where a block's row stands among the operand's rows, and how many there are from it on: none behind the last.
+struct RowPlace {
+  int64_t first;
+  int32_t left;
+};
+/// kRun: rows that are taken at once, of which the last ones are taken again rather than fewer. 0: fewer are.
+template <OperandConfig O, int kRun>
+TILEWISE_INLINE RowPlace row_place(const OperandRows& operand, int row) {
+  int64_t first = operand.first_row;
+  if constexpr (O.halves != 0) {
+    constexpr int kHalf = O.halves / 2;
+    const int within = row % O.halves;
+    if (within >= kHalf) first += operand.half_stride;
+    row = row / O.halves * kHalf + within % kHalf;
+  }
+  if constexpr (kRun != 0) row = minimum(row, operand.rows - kRun);
+  return {first + row, operand.rows - row};
+}
+
+/// Which row of an operand, or place in the lines of a transposed one, a block's row is in memory.
 template <class Machine, OperandConfig O>
 TILEWISE_INLINE int64_t memory_row(const OperandRows& operand, int row) {
-  const int64_t at = operand.first_row + minimum(row, operand.rows - 1);
-  if constexpr (O.gathered) return Machine::load_global(operand.index + at);
+  const int64_t at = row_place<O, 1>(operand, row).first;
+  if constexpr (O.gathered && !O.transposed) return Machine::load_global(operand.index + at);
   return at;
 }
 
@@ -216,11 +236,10 @@ class TransposingLoader {
 
  public:
   TILEWISE_INLINE explicit TransposingLoader(const OperandRows& operand) : operand_(operand) {
-    static_assert(!O.gathered, "rows that lie anywhere are no columns");
-    for_each([&](int step, int row, int deep) {
-      // Whole runs, the last of them more than once.
-      if (O.vectors) row = minimum(row, operand.rows - kRun);
-      from_[step] = operand.data + bytes_of_elements<O>(operand.first_row + row) + deep * operand.line_stride;
+    for_each([&](int step, int row, int) {
+      const RowPlace place = row_place<O, O.vectors ? kRun : 0>(operand, row);
+      from_[step] = operand.data + bytes_of_elements<O>(place.first);
+      left_[step] = place.left;
     });
   }
 
@@ -228,9 +247,12 @@ class TransposingLoader {
     for_each([&](int step, int row, int deep) {
       TILEWISE_UNROLL
       for (int i = 0; i < kDeep; ++i) {
-        const int64_t rows = O.vectors ? kRun : operand_.rows - row;
-        held_[step].line[i] = Run::template load_some<Machine, O.vectors != 0>(
-            from_[step] + (depth + i) * operand_.line_stride, depth + deep + i < end ? rows : 0);
+        const int64_t line = depth + deep + i;
+        held_[step].line[i] = Run{};
+        if (line >= end) continue;
+        const int64_t at = O.gathered ? Machine::load_global(operand_.index + line) : line;
+        held_[step].line[i] = Run::template load_some<Machine, O.vectors != 0>(from_[step] + at * operand_.line_stride,
+                                                                               O.vectors ? kRun : left_[step]);
       }
       if constexpr (kScaled) load_scales(scales_[step], row, depth + deep, end);
     });
@@ -270,7 +292,7 @@ class TransposingLoader {
   TILEWISE_INLINE void load_scales(Scales& to, int row, int64_t depth, int64_t end) const {
     TILEWISE_UNROLL
     for (int r = 0; r < kScaleRows; ++r) {
-      const int64_t line = operand_.first_row + minimum(row + r, operand_.rows - 1);
+      const int64_t line = row_place<O, 1>(operand_, row + r).first;
       TILEWISE_UNROLL
       for (int i = 0; i < kScaleDepths; ++i) {
         const int64_t at = scale_row<O>(operand_, line) + scale_depth<O>(operand_, minimum(depth + i, end - 1));
@@ -293,6 +315,7 @@ class TransposingLoader {
 
   const OperandRows& operand_;
   const uint8_t* from_[kSteps];
+  int32_t left_[kSteps];
   Scales scales_[kScaled ? kSteps : 1];
   Square held_[kSteps];
 };

@@ -17,6 +17,8 @@ class Product {
   using LoaderB = OperandLoader<Ops, C, C.b, C.block_n>;
   static constexpr int kScaledDepth = C.scaled_depth();
   static constexpr bool kCopies = kCopiesRows<Ops, C, C.a> || kCopiesRows<Ops, C, C.b>;
+  /// Whether b's rows of a block share their scale at each depth.
+  static constexpr bool kOneFactor = C.b.scale_use == kScaleSums && C.b.halves == 0 && C.b.scale_rows >= C.block_n;
   static_assert(kScaledDepth % C.block_k == 0, "a tile has one scale");
   static_assert(C.stages >= 2, "a tile is multiplied while the next one lands");
 
@@ -98,12 +100,12 @@ class Product {
       for (int slot = 0; slot < Sums::kSlots; ++slot)
         row_factor[slot] = scale_at<C.a>(a, sums.row_of_slot(slot), depth);
     }
-    if constexpr (C.b.scale_use == kScaleSums && C.b.scale_rows >= C.block_n) {
+    if constexpr (kOneFactor) {
       const float factor = scale_at<C.b>(b, 0, depth);
       TILEWISE_UNROLL
       for (int slot = 0; slot < Sums::kSlots; ++slot) row_factor[slot] *= factor;
     }
-    if constexpr (C.b.scale_use == kScaleSums && C.b.scale_rows < C.block_n) {
+    if constexpr (C.b.scale_use == kScaleSums && !kOneFactor) {
       sums.add_scaled(part, row_factor, [&](int col) { return scale_at<C.b>(b, col, depth); });
     } else {
       sums.add_scaled(part, row_factor, [](int) { return 1.0f; });

@@ -3,8 +3,8 @@
 
 #include "device/gemm/sm90/tiles.h"
 #include "device/sm90/epilogue.h"
-#include "device/sm90/number.h"
 #include "device/tile/activate.h"
+#include "device/tile/number.h"
 
 namespace tilewise::device {
 

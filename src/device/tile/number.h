@@ -12,7 +12,12 @@ template <class Machine>
 TILEWISE_INLINE float load_number(const void* data, int64_t index, int32_t type) {
   if (type == kBiasF32) return Machine::load_global(static_cast<const float*>(data) + index);
   const uint16_t bits = Machine::load_global(static_cast<const uint16_t*>(data) + index);
-  return type == kBiasBf16 ? bf16_to_float(bits) : Machine::widen_f16(bits);
+  if (type == kBiasBf16) return bf16_to_float(bits);
+  if constexpr (requires { Machine::widen_f16(bits); }) {
+    return Machine::widen_f16(bits);
+  } else {
+    return f16_to_float(bits);
+  }
 }
 
 }  // namespace tilewise::device

@@ -9,6 +9,7 @@
 #include "backends/emulation/row.hpp"
 #include "backends/portable/linear/lowering.hpp"
 #include "backends/portable/merge/lowering.hpp"
+#include "backends/portable/moe/lowering.hpp"
 #include "backends/portable/quantize/lowering.hpp"
 #include "backends/portable/route/lowering.hpp"
 #include "backends/rows_of.hpp"
@@ -17,9 +18,10 @@ namespace tilewise::backends {
 namespace {
 
 /// Made of a gpu::Family.
-using FamilyRows = RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache,
-                          emulation::EmulatedRow<operations::Linear>, emulation::EmulatedRow<operations::Merge>,
-                          emulation::EmulatedRow<operations::Quantize>, emulation::EmulatedRow<operations::Route>>;
+using FamilyRows =
+    RowsOf<emulation::EmulatedAttention, emulation::EmulatedKvCache, emulation::EmulatedRow<operations::Linear>,
+           emulation::EmulatedRow<operations::Merge>, emulation::EmulatedRow<operations::Moe>,
+           emulation::EmulatedRow<operations::Quantize>, emulation::EmulatedRow<operations::Route>>;
 
 }  // namespace
 

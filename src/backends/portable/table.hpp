@@ -5,6 +5,7 @@
 #include "backends/portable/kv_cache/implementation.hpp"
 #include "backends/portable/linear/lowering.hpp"
 #include "backends/portable/merge/lowering.hpp"
+#include "backends/portable/moe/lowering.hpp"
 #include "backends/portable/quantize/lowering.hpp"
 #include "backends/portable/route/lowering.hpp"
 #include "backends/rows_of.hpp"
@@ -12,8 +13,8 @@
 namespace tilewise::backends::portable {
 
 /// Made of a name, a gpu::Family and a gpu::FindRuntime.
-using FamilyRows =
-    RowsOf<AttentionImplementation, KvCacheImplementation, PortableRow<operations::Linear>,
-           PortableRow<operations::Merge>, PortableRow<operations::Quantize>, PortableRow<operations::Route>>;
+using FamilyRows = RowsOf<AttentionImplementation, KvCacheImplementation, PortableRow<operations::Linear>,
+                          PortableRow<operations::Merge>, PortableRow<operations::Moe>,
+                          PortableRow<operations::Quantize>, PortableRow<operations::Route>>;
 
 }  // namespace tilewise::backends::portable

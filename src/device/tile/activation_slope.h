@@ -73,4 +73,16 @@ TILEWISE_INLINE ActivationSlope clamped_slope(float x, const ActivationNumbers& 
   return slope;
 }
 
+/// Likewise of what a gate is multiplied by.
+template <ActivationKind kKind, ActivationClamp kClamp>
+TILEWISE_INLINE ActivationSlope up_slope(float up, const ActivationNumbers& numbers) {
+  ActivationSlope slope{up, 1.0f};
+  if constexpr (kClamp != ActivationClamp::none) {
+    slope.value = within(up, numbers.limit);
+    if (up > numbers.limit || up < -numbers.limit) slope.derivative = 0.0f;
+  }
+  if constexpr (kKind == ActivationKind::swiglu_oai) slope.value += 1.0f;
+  return slope;
+}
+
 }  // namespace tilewise::device
